@@ -1,0 +1,1 @@
+//! One client call crossing from one dialect to another.

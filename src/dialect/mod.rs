@@ -1,0 +1,159 @@
+//! Wire to neutral and back. The only folder that knows how an era spells things.
+//!
+//! A face turns what its client sent into one [`Call`] with a [`Caller`] beside it. Everything
+//! after that speaks of calls; only [`crate::bridge::plan`] still looks at the caller's era.
+
+pub mod modern;
+
+use crate::protocol::{Capabilities, Era, Id, Method};
+use bytes::Bytes;
+use http::HeaderMap;
+use std::{fmt, sync::Arc};
+
+/// What a client wants.
+#[derive(Clone, Debug)]
+pub struct Call {
+    /// The whole message as it was sent. `params` and the other raw parts are slices of it.
+    pub bytes: Bytes,
+    /// The client's id for it.
+    pub id: Id,
+    pub method: Method,
+    /// The object of parameters; absent where none was sent.
+    pub params: Option<Bytes>,
+    /// What the call is about: a tool's or prompt's name, a resource's URI, a task's id.
+    pub target: Option<String>,
+    /// The token under which the client wants to hear of progress, a raw JSON token.
+    pub progress_token: Option<Bytes>,
+    /// The least severe log message the client wants to see; none at all where absent.
+    pub log_level: Option<LogLevel>,
+    /// Headers that mirror parameters or that the server may be interested in (`Mcp-Param-*`,
+    /// `traceparent`, …).
+    pub headers: HeaderMap,
+}
+
+/// Who asks. Travels beside the call.
+#[derive(Clone, Debug)]
+pub struct Caller {
+    pub principal: Principal,
+    /// What is shown to the server on the caller's behalf, and never stored.
+    pub credentials: Credentials,
+    pub capabilities: Arc<Capabilities>,
+    pub era: Era,
+}
+
+/// What a caller is, as far as sharing goes: the hash of what the route was told to look at, or
+/// the whole world where there was nothing to look at.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
+pub struct Principal([u8; 16]);
+
+/// The headers by which a server knows the caller.
+#[derive(Clone, Default)]
+pub struct Credentials(Arc<HeaderMap>);
+
+/// The severities of RFC 5424, the least severe first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum LogLevel {
+    Debug,
+    Info,
+    Notice,
+    Warning,
+    Error,
+    Critical,
+    Alert,
+    Emergency,
+}
+
+// === impl Principal ===
+
+impl Principal {
+    /// Everybody who shows no credentials.
+    pub const ANONYMOUS: Self = Self([0; 16]);
+
+    /// Derived from what identifies the caller. Keyed by nothing: the digest is stored, so what
+    /// goes in must not be guessable where that matters (tokens are not).
+    pub fn of(parts: &[&[u8]]) -> Self {
+        let mut digest = ring::digest::Context::new(&ring::digest::SHA256);
+        for part in parts {
+            digest.update(&(part.len() as u64).to_be_bytes());
+            digest.update(part);
+        }
+        let mut short = [0; 16];
+        short.copy_from_slice(&digest.finish().as_ref()[..16]);
+        Self(short)
+    }
+
+    pub fn is_anonymous(&self) -> bool {
+        *self == Self::ANONYMOUS
+    }
+
+    pub fn as_bytes(&self) -> &[u8; 16] {
+        &self.0
+    }
+}
+
+impl fmt::Display for Principal {
+    /// The first half in hexadecimal: enough to tell callers apart in a log.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.is_anonymous() {
+            return f.write_str("anonymous");
+        }
+        self.0[..8].iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl fmt::Debug for Principal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Principal({self})")
+    }
+}
+
+// === impl Credentials ===
+
+impl Credentials {
+    pub fn new(headers: HeaderMap) -> Self {
+        Self(Arc::new(headers))
+    }
+
+    pub fn headers(&self) -> &HeaderMap {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Credentials {
+    /// Names only: values are secrets.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_set().entries(self.0.keys()).finish()
+    }
+}
+
+// === impl LogLevel ===
+
+impl LogLevel {
+    pub const ALL: [Self; 8] = [
+        Self::Debug,
+        Self::Info,
+        Self::Notice,
+        Self::Warning,
+        Self::Error,
+        Self::Critical,
+        Self::Alert,
+        Self::Emergency,
+    ];
+
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Debug => "debug",
+            Self::Info => "info",
+            Self::Notice => "notice",
+            Self::Warning => "warning",
+            Self::Error => "error",
+            Self::Critical => "critical",
+            Self::Alert => "alert",
+            Self::Emergency => "emergency",
+        }
+    }
+
+    pub fn parse(text: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|level| level.as_str() == text)
+    }
+}

@@ -1,0 +1,1 @@
+//! Why things are as they are.

@@ -1,0 +1,129 @@
+//! Which hosts and origins may come in.
+//!
+//! A web page can make a browser send requests to a server on the reader's own machine (DNS
+//! rebinding). Checking `Host` and `Origin` stops it (2026-07-28, *Streamable HTTP, Security*).
+
+use std::net::IpAddr;
+
+/// The hosts this proxy answers to, and the origins whose pages may call it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Access {
+    /// Host names beside `localhost` and IP addresses, which are always fine: a rebinding attack
+    /// needs a name. `*` turns the check off.
+    pub hosts: Vec<String>,
+    /// Origins (`https://app.example.com`) beside those of the hosts themselves. `*` turns the
+    /// check off.
+    pub origins: Vec<String>,
+}
+
+/// Proof that a request's `Host` and `Origin` were checked.
+#[derive(Clone, Copy, Debug)]
+pub struct Checked(());
+
+/// Why a request may not come in.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Denied {
+    #[error("host `{0}` is not served here; add it to access.hosts")]
+    Host(String),
+    #[error("origin `{0}` may not call this server; add it to access.origins")]
+    Origin(String),
+}
+
+// === impl Access ===
+
+impl Access {
+    /// Checks what a request says of where it was sent and which page sent it. `host` is the
+    /// authority (HTTP/2) or the `Host` header; a request without one is fine, no browser sends it.
+    ///
+    /// # Errors
+    /// [`Denied`] names what is not allowed and the setting that would allow it.
+    pub fn check(&self, host: Option<&str>, origin: Option<&str>) -> Result<Checked, Denied> {
+        if let Some(host) = host
+            && !self.serves(host_name(host))
+        {
+            return Err(Denied::Host(host.to_owned()));
+        }
+        match origin {
+            Some(origin) if !self.admits(origin) => Err(Denied::Origin(origin.to_owned())),
+            _ => Ok(Checked(())),
+        }
+    }
+
+    fn serves(&self, name: &str) -> bool {
+        let bare = name.trim_start_matches('[').trim_end_matches(']');
+        name.eq_ignore_ascii_case("localhost")
+            || bare.parse::<IpAddr>().is_ok()
+            || self.hosts.iter().any(|host| host == "*" || host.eq_ignore_ascii_case(name))
+    }
+
+    fn admits(&self, origin: &str) -> bool {
+        if self.origins.iter().any(|known| known == "*" || known.eq_ignore_ascii_case(origin)) {
+            return true;
+        }
+        // A page from ourselves, or from this machine. An address elsewhere is somebody's web site.
+        let Some((_, authority)) = origin.split_once("://") else { return false };
+        let name = host_name(authority);
+        let bare = name.trim_start_matches('[').trim_end_matches(']');
+        name.eq_ignore_ascii_case("localhost")
+            || bare.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback())
+            || self.hosts.iter().any(|host| host != "*" && host.eq_ignore_ascii_case(name))
+    }
+}
+
+/// An authority without its port.
+fn host_name(authority: &str) -> &str {
+    if authority.starts_with('[') {
+        return authority.find(']').map_or(authority, |end| &authority[..=end]);
+    }
+    authority.rsplit_once(':').map_or(authority, |(name, _)| name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn this_machine_and_addresses_are_served_by_default() {
+        let access = Access::default();
+        for host in ["localhost", "LOCALHOST:8808", "127.0.0.1:1", "[::1]:80", "[::1]", "10.0.0.7:8808"] {
+            assert!(access.check(Some(host), None).is_ok(), "{host}");
+        }
+        assert!(access.check(None, None).is_ok());
+        assert_eq!(
+            access.check(Some("evil.example.com"), None).unwrap_err(),
+            Denied::Host("evil.example.com".into())
+        );
+        assert!(access.check(Some("localhost.evil.example.com"), None).is_err());
+        assert!(access.check(Some("127.0.0.1.evil.example.com:80"), None).is_err());
+    }
+
+    #[test]
+    fn host_and_origin_are_each_checked_alone() {
+        let access = Access::default();
+        assert!(access.check(Some("localhost"), Some("http://localhost:3000")).is_ok());
+        assert!(access.check(Some("localhost"), Some("http://[::1]:3000")).is_ok());
+        for origin in
+            ["http://evil.example.com", "null", "http://203.0.113.9", "http://localhost.evil.example.com"]
+        {
+            assert!(
+                matches!(access.check(Some("localhost"), Some(origin)), Err(Denied::Origin(_))),
+                "{origin}"
+            );
+        }
+        assert!(matches!(
+            access.check(Some("evil.example.com"), Some("http://localhost")),
+            Err(Denied::Host(_))
+        ));
+    }
+
+    #[test]
+    fn named_hosts_and_origins_are_admitted() {
+        let access =
+            Access { hosts: vec!["mcp.example.com".into()], origins: vec!["https://app.example.com".into()] };
+        assert!(access.check(Some("MCP.example.com:443"), Some("https://mcp.example.com")).is_ok());
+        assert!(access.check(Some("mcp.example.com"), Some("https://app.example.com")).is_ok());
+        assert!(access.check(Some("mcp.example.com"), Some("http://app.example.com")).is_err());
+        let open = Access { hosts: vec!["*".into()], origins: vec!["*".into()] };
+        assert!(open.check(Some("a.example"), Some("http://b.example")).is_ok());
+    }
+}

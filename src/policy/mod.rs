@@ -1,0 +1,15 @@
+//! Decisions from given facts: which call may become a task and when, who may come in, how much of
+//! everything there may be.
+//!
+//! Each type here is a part of the configuration as it is meant, after the file was read; nothing
+//! here waits or looks anything up.
+
+pub mod access;
+pub mod limit;
+pub mod route;
+pub mod threshold;
+
+pub use access::{Access, Checked, Denied};
+pub use limit::Quotas;
+pub use route::{PrincipalSource, Route};
+pub use threshold::{Defer, Mode, Pattern, ToolRule, Treatment};

@@ -1,0 +1,196 @@
+//! How long to wait before a call becomes a task, per tool.
+
+use serde_json::Value;
+use std::{fmt, str::FromStr, time::Duration};
+
+/// Who becomes a task (`PRODUCT`, *Policies*).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Mode {
+    /// A task once the threshold has passed, for clients that declare the extension.
+    #[default]
+    Auto,
+    /// Held until the result.
+    Never,
+    /// A task at once, for clients that declare the extension.
+    Always,
+    /// As `Auto`; clients that do not declare the extension are refused.
+    Required,
+    /// Held, and recorded as what would have become a task.
+    Observe,
+}
+
+/// What holds for every tool of a route unless a rule says otherwise.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Defer {
+    pub mode: Mode,
+    /// The latency threshold. Default 5 s.
+    pub after: Duration,
+    /// How long a finished task's result stays. Default 1 h.
+    pub retention: Duration,
+}
+
+/// What is different for the tools that match.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ToolRule {
+    pub matches: Pattern,
+    pub mode: Option<Mode>,
+    pub after: Option<Duration>,
+    /// Names for the questions the tool asks, in order.
+    pub keys: Vec<String>,
+    /// What a client must declare to call it: an object of objects, in the shape of
+    /// `requiredCapabilities`.
+    pub requires: Option<Value>,
+}
+
+/// What holds for one tool, all rules considered.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Treatment {
+    pub mode: Mode,
+    pub after: Duration,
+    pub retention: Duration,
+    pub keys: Vec<String>,
+    pub requires: Option<Value>,
+}
+
+/// A name with `*` (any run of characters) and `?` (any one character), as in a shell.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Pattern(Box<str>);
+
+/// A word that names no mode.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("unknown mode `{0}`; use auto, never, always, required or observe")]
+pub struct UnknownMode(pub String);
+
+// === impl Mode ===
+
+impl Mode {
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Never => "never",
+            Self::Always => "always",
+            Self::Required => "required",
+            Self::Observe => "observe",
+        }
+    }
+}
+
+impl FromStr for Mode {
+    type Err = UnknownMode;
+
+    fn from_str(text: &str) -> Result<Self, UnknownMode> {
+        [Self::Auto, Self::Never, Self::Always, Self::Required, Self::Observe]
+            .into_iter()
+            .find(|mode| mode.as_str() == text)
+            .ok_or_else(|| UnknownMode(text.to_owned()))
+    }
+}
+
+impl fmt::Display for Mode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+// === impl Defer ===
+
+impl Default for Defer {
+    fn default() -> Self {
+        Self { mode: Mode::Auto, after: Duration::from_secs(5), retention: Duration::from_secs(60 * 60) }
+    }
+}
+
+impl Defer {
+    /// What holds for `tool`: the first rule that matches says what it says, the rest is the
+    /// route's own.
+    pub fn treatment(&self, rules: &[ToolRule], tool: &str) -> Treatment {
+        let rule = rules.iter().find(|rule| rule.matches.matches(tool));
+        Treatment {
+            mode: rule.and_then(|rule| rule.mode).unwrap_or(self.mode),
+            after: rule.and_then(|rule| rule.after).unwrap_or(self.after),
+            retention: self.retention,
+            keys: rule.map(|rule| rule.keys.clone()).unwrap_or_default(),
+            requires: rule.and_then(|rule| rule.requires.clone()),
+        }
+    }
+}
+
+// === impl Pattern ===
+
+impl Pattern {
+    pub fn new(text: impl Into<Box<str>>) -> Self {
+        Self(text.into())
+    }
+
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// Whether `name` as a whole has this shape. Linear in both, whatever the pattern.
+    pub fn matches(&self, name: &str) -> bool {
+        let (pattern, name): (Vec<char>, Vec<char>) = (self.0.chars().collect(), name.chars().collect());
+        let (mut p, mut n) = (0, 0);
+        // The last star seen, and how much of the name it has taken so far.
+        let mut star: Option<(usize, usize)> = None;
+        while n < name.len() {
+            match pattern.get(p) {
+                Some('*') => {
+                    star = Some((p, n));
+                    p += 1;
+                }
+                Some(&c) if c == '?' || c == name[n] => {
+                    p += 1;
+                    n += 1;
+                }
+                _ => {
+                    let Some((at, taken)) = star else { return false };
+                    star = Some((at, taken + 1));
+                    p = at + 1;
+                    n = taken + 1;
+                }
+            }
+        }
+        pattern[p..].iter().all(|&c| c == '*')
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn patterns_match_as_in_a_shell() {
+        for (pattern, name, matches) in [
+            ("greet", "greet", true),
+            ("greet", "greeting", false),
+            ("train_*", "train_", true),
+            ("train_*", "train_big", true),
+            ("train_*", "retrain_big", false),
+            ("*_report", "export_report", true),
+            ("a*b*c", "aXbYbZc", true),
+            ("a*b*c", "aXbYbZ", false),
+            ("?", "é", true),
+            ("?", "", false),
+            ("*", "", true),
+        ] {
+            assert_eq!(Pattern::new(pattern).matches(name), matches, "{pattern} {name}");
+        }
+    }
+
+    #[test]
+    fn the_first_rule_that_matches_wins() {
+        let rule = |pattern: &str, mode| ToolRule {
+            matches: Pattern::new(pattern),
+            mode: Some(mode),
+            after: None,
+            keys: vec![],
+            requires: None,
+        };
+        let rules = [rule("train_x", Mode::Never), rule("train_*", Mode::Required)];
+        let defer = Defer::default();
+        assert_eq!(defer.treatment(&rules, "train_x").mode, Mode::Never);
+        assert_eq!(defer.treatment(&rules, "train_y").mode, Mode::Required);
+        assert_eq!(defer.treatment(&rules, "other").mode, Mode::Auto);
+        assert_eq!(defer.treatment(&rules, "train_x").after, defer.after);
+    }
+}

@@ -1,0 +1,170 @@
+//! The methods of the protocol, and which of them a 2026-07-28 client may call.
+
+use std::{borrow::Cow, fmt};
+
+macro_rules! methods {
+    ($($(#[$doc:meta])* $name:ident = $text:literal,)*) => {
+        /// A method by name. What this proxy does not know is kept as it came.
+        #[derive(Clone, Debug, PartialEq, Eq, Hash)]
+        pub enum Method {
+            $($(#[$doc])* $name,)*
+            /// A method of an extension, or of a revision still to come.
+            Other(Box<str>),
+        }
+
+        impl Method {
+            /// The name as it stands on the wire.
+            pub fn as_str(&self) -> &str {
+                match self {
+                    $(Self::$name => $text,)*
+                    Self::Other(name) => name,
+                }
+            }
+        }
+
+        impl From<Cow<'_, str>> for Method {
+            fn from(name: Cow<'_, str>) -> Self {
+                match &*name {
+                    $($text => Self::$name,)*
+                    _ => Self::Other(name.into_owned().into()),
+                }
+            }
+        }
+    };
+}
+
+methods! {
+    Discover = "server/discover",
+    Initialize = "initialize",
+    Ping = "ping",
+    ToolsList = "tools/list",
+    ToolsCall = "tools/call",
+    PromptsList = "prompts/list",
+    PromptsGet = "prompts/get",
+    ResourcesList = "resources/list",
+    ResourceTemplatesList = "resources/templates/list",
+    ResourcesRead = "resources/read",
+    ResourcesSubscribe = "resources/subscribe",
+    ResourcesUnsubscribe = "resources/unsubscribe",
+    Complete = "completion/complete",
+    SetLevel = "logging/setLevel",
+    Listen = "subscriptions/listen",
+    TasksGet = "tasks/get",
+    TasksUpdate = "tasks/update",
+    TasksCancel = "tasks/cancel",
+    TasksResult = "tasks/result",
+    TasksList = "tasks/list",
+    Elicit = "elicitation/create",
+    CreateMessage = "sampling/createMessage",
+    RootsList = "roots/list",
+    Initialized = "notifications/initialized",
+    Cancelled = "notifications/cancelled",
+    Progress = "notifications/progress",
+    Message = "notifications/message",
+    ToolsListChanged = "notifications/tools/list_changed",
+    PromptsListChanged = "notifications/prompts/list_changed",
+    ResourcesListChanged = "notifications/resources/list_changed",
+    ResourceUpdated = "notifications/resources/updated",
+    RootsListChanged = "notifications/roots/list_changed",
+    SubscriptionsAcknowledged = "notifications/subscriptions/acknowledged",
+    TasksNotification = "notifications/tasks",
+    ElicitationComplete = "notifications/elicitation/complete",
+}
+
+/// What a server must have declared in its capabilities before a method is served.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Needs {
+    Nothing,
+    Tools,
+    Prompts,
+    Resources,
+    Completions,
+}
+
+// === impl Method ===
+
+impl Method {
+    /// What a 2026-07-28 client may ask for, and what the server must have declared for it;
+    /// `None` for everything that is not served to it. The list is closed: methods the revision
+    /// removed (`ping`, `logging/setLevel`, …) are unknown to it although the server has them.
+    pub fn modern(&self) -> Option<Needs> {
+        match self {
+            Self::Discover | Self::Listen | Self::TasksGet | Self::TasksUpdate | Self::TasksCancel => {
+                Some(Needs::Nothing)
+            }
+            Self::ToolsList | Self::ToolsCall => Some(Needs::Tools),
+            Self::PromptsList | Self::PromptsGet => Some(Needs::Prompts),
+            Self::ResourcesList | Self::ResourceTemplatesList | Self::ResourcesRead => Some(Needs::Resources),
+            Self::Complete => Some(Needs::Completions),
+            _ => None,
+        }
+    }
+
+    /// Whether a result of this method carries `ttlMs` and `cacheScope` (2026-07-28, *Caching*).
+    pub fn is_cacheable(&self) -> bool {
+        matches!(
+            self,
+            Self::Discover
+                | Self::ToolsList
+                | Self::PromptsList
+                | Self::ResourcesList
+                | Self::ResourceTemplatesList
+                | Self::ResourcesRead
+        )
+    }
+
+    /// Whether this is one of the list methods, which are always asked of the same session.
+    pub fn is_list(&self) -> bool {
+        matches!(
+            self,
+            Self::ToolsList | Self::PromptsList | Self::ResourcesList | Self::ResourceTemplatesList
+        )
+    }
+
+    /// Whether a server may ask the client something while it serves this (2026-07-28, *MRTR*).
+    pub fn may_ask(&self) -> bool {
+        matches!(self, Self::ToolsCall | Self::PromptsGet | Self::ResourcesRead)
+    }
+
+    /// The member of `params` that `Mcp-Name` mirrors.
+    pub fn name_member(&self) -> Option<&'static str> {
+        match self {
+            Self::ToolsCall | Self::PromptsGet => Some("name"),
+            Self::ResourcesRead => Some("uri"),
+            Self::TasksGet | Self::TasksUpdate | Self::TasksCancel => Some("taskId"),
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for Method {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_read_back_and_unknown_ones_are_kept() {
+        assert_eq!(Method::from(Cow::from("tools/call")), Method::ToolsCall);
+        assert_eq!(Method::from(Cow::from("vendor/x")).as_str(), "vendor/x");
+    }
+
+    #[test]
+    fn removed_methods_are_not_served_to_modern_clients() {
+        for removed in [
+            Method::Initialize,
+            Method::Ping,
+            Method::SetLevel,
+            Method::ResourcesSubscribe,
+            Method::ResourcesUnsubscribe,
+            Method::TasksResult,
+            Method::TasksList,
+        ] {
+            assert_eq!(removed.modern(), None, "{removed}");
+        }
+    }
+}

@@ -1,0 +1,26 @@
+//! What travels on the wire. Pure: bytes in, values out.
+//!
+//! A message is *indexed, not rebuilt*: a [`Frame`] keeps the bytes a peer sent and remembers
+//! where the parts we route by begin and end. Where a member must change, [`splice`] changes that
+//! member and leaves every other byte alone. Begin with [`frame`], then [`splice`].
+
+pub mod accept;
+pub mod capability;
+pub mod code;
+pub mod frame;
+pub mod headers;
+pub mod id;
+pub mod meta;
+pub mod method;
+pub mod revision;
+pub mod splice;
+pub mod sse;
+pub mod time;
+
+pub use capability::Capabilities;
+pub use code::{ErrorObject, Fault};
+pub use frame::{Frame, FrameError, Kind};
+pub use id::Id;
+pub use method::Method;
+pub use revision::{Era, Revision};
+pub use time::Timestamp;

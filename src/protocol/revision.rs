@@ -1,0 +1,91 @@
+//! Dated revisions of the protocol, and the era each belongs to.
+
+use std::fmt;
+
+/// A revision of the protocol this proxy knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Revision {
+    /// HTTP+SSE with two endpoints.
+    V2024_11_05,
+    /// Streamable HTTP, JSON-RPC batches.
+    V2025_03_26,
+    /// Elicitation, the `MCP-Protocol-Version` header.
+    V2025_06_18,
+    /// Experimental tasks, URL elicitation.
+    V2025_11_25,
+    /// Stateless: every request carries its version and capabilities.
+    V2026_07_28,
+}
+
+/// Which of the two ways of speaking a revision belongs to (2026-07-28, *Versioning*).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Era {
+    /// A session begun by an `initialize` handshake (2025-11-25 and earlier).
+    Legacy,
+    /// Version, identity and capabilities on each request (2026-07-28 and later).
+    Modern,
+}
+
+// === impl Revision ===
+
+impl Revision {
+    /// All known revisions, the oldest first.
+    pub const ALL: [Self; 5] =
+        [Self::V2024_11_05, Self::V2025_03_26, Self::V2025_06_18, Self::V2025_11_25, Self::V2026_07_28];
+
+    /// The newest revision a legacy `initialize` offers.
+    pub const NEWEST_LEGACY: Self = Self::V2025_11_25;
+
+    /// The date as it stands on the wire.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::V2024_11_05 => "2024-11-05",
+            Self::V2025_03_26 => "2025-03-26",
+            Self::V2025_06_18 => "2025-06-18",
+            Self::V2025_11_25 => "2025-11-25",
+            Self::V2026_07_28 => "2026-07-28",
+        }
+    }
+
+    /// Reads a date as it stands on the wire.
+    pub fn parse(text: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|revision| revision.as_str() == text)
+    }
+
+    pub const fn era(self) -> Era {
+        match self {
+            Self::V2024_11_05 | Self::V2025_03_26 | Self::V2025_06_18 | Self::V2025_11_25 => Era::Legacy,
+            Self::V2026_07_28 => Era::Modern,
+        }
+    }
+}
+
+impl fmt::Display for Revision {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+// === impl Era ===
+
+impl Era {
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Legacy => "legacy",
+            Self::Modern => "modern",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_revision_reads_back() {
+        for revision in Revision::ALL {
+            assert_eq!(Revision::parse(revision.as_str()), Some(revision));
+        }
+        assert_eq!(Revision::parse("v999.0.0"), None);
+    }
+}

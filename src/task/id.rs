@@ -1,0 +1,56 @@
+//! Task ids nobody can guess.
+
+use serde::{Deserialize, Serialize};
+use std::{fmt, sync::Arc};
+
+/// Names one task: 128 random bits in 32 hexadecimal digits.
+///
+/// An anonymous caller shows nothing but the id, so it must not be guessable
+/// (tasks extension, *Security Considerations*).
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct TaskId(Arc<str>);
+
+// === impl TaskId ===
+
+impl TaskId {
+    /// A new id from given entropy.
+    pub fn from_entropy(entropy: [u8; 16]) -> Self {
+        Self(format!("{:032x}", u128::from_be_bytes(entropy)).into())
+    }
+
+    /// What a client calls a task. Anything that could not be one of ours names nothing.
+    pub fn parse(text: &str) -> Option<Self> {
+        let ours = text.len() == 32 && text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
+        ours.then(|| Self(text.into()))
+    }
+
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for TaskId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl fmt::Debug for TaskId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "TaskId({})", self.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_id_reads_back_and_nothing_else_does() {
+        let id = TaskId::from_entropy([7; 16]);
+        assert_eq!(TaskId::parse(id.as_str()), Some(id));
+        for other in ["", "7", "0707070707070707070707070707070G", "0707070707070707070707070707070A"] {
+            assert_eq!(TaskId::parse(other), None, "{other}");
+        }
+    }
+}

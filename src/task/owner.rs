@@ -1,0 +1,40 @@
+//! Who may see or touch a task.
+
+use super::{Record, TaskId};
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+
+/// Whom a task belongs to: a principal, on a route. Anybody else gets exactly what they would get
+/// for a task that does not exist.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Owner {
+    /// The digest of what identifies the caller.
+    pub principal: [u8; 16],
+    /// The path of the route the call came in on.
+    pub route: Arc<str>,
+}
+
+/// A record that was asked for by its owner. Only [`Owner::claim`] makes one.
+#[derive(Clone, Debug)]
+pub struct Owned<'a>(&'a Record);
+
+// === impl Owner ===
+
+impl Owner {
+    /// Proof that `record` belongs to this owner, or `None`.
+    pub fn claim<'a>(&self, record: &'a Record) -> Option<Owned<'a>> {
+        (record.owner == *self).then_some(Owned(record))
+    }
+}
+
+// === impl Owned ===
+
+impl<'a> Owned<'a> {
+    pub fn record(&self) -> &'a Record {
+        self.0
+    }
+
+    pub fn id(&self) -> &'a TaskId {
+        &self.0.id
+    }
+}

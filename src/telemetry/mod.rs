@@ -1,0 +1,5 @@
+//! What is told of what happens: one struct a happening, emitted once.
+
+mod events;
+
+pub use events::{Access, Drained, LookupFailed, Outcome, QuestionRefused, TaskRead, TaskTransition};

@@ -1,0 +1,237 @@
+//! Speaking to servers.
+//!
+//! An [`Upstream`] is one server as the rest of the house sees it: calls go in, and for each a
+//! stream of [`Event`]s comes out. Sessions, handshakes, transports and resumption are hidden
+//! behind it.
+
+use crate::{
+    dialect::{Credentials, Principal},
+    protocol::{Capabilities, Frame, Method},
+};
+use bytes::Bytes;
+use futures_util::{future::BoxFuture, stream::BoxStream};
+use http::{HeaderMap, HeaderValue, StatusCode};
+use std::{sync::Arc, time::Duration};
+use tokio::sync::broadcast;
+
+/// A server that can be called.
+pub trait Upstream: Send + Sync + 'static {
+    /// Makes a call. Nothing happens until the stream is polled; it is polled to its end by
+    /// whoever holds it. Dropping it before [`Event::Final`] or [`Event::Lost`] cancels the call
+    /// at the server, once.
+    fn call(&self, request: Request) -> Replies;
+
+    /// What the server said of itself when a session was opened for this caller; opens one if
+    /// there is none.
+    fn describe(&self, caller: &Identity) -> BoxFuture<'_, Result<Arc<Description>, Lost>>;
+
+    /// What the server reports of its own accord in any session of this principal.
+    fn watch(&self, principal: Principal) -> broadcast::Receiver<Report>;
+
+    /// Asks the server to report changes of a resource to this caller, until the guard is dropped.
+    fn subscribe<'a>(
+        &'a self,
+        caller: &'a Identity,
+        uri: &'a str,
+    ) -> BoxFuture<'a, Result<Subscription, Lost>>;
+
+    /// Fetches a document beside the MCP endpoint (protected-resource metadata) as it is.
+    fn fetch<'a>(
+        &'a self,
+        path: &'a str,
+        credentials: &'a Credentials,
+    ) -> BoxFuture<'a, Result<Document, Lost>>;
+
+    /// Closes every session; resolves when the server has been told, or after a short while.
+    fn close(&self) -> BoxFuture<'_, ()>;
+}
+
+/// What becomes of one call, in order. [`Event::Final`] or [`Event::Lost`] is the last.
+pub type Replies = BoxStream<'static, Event>;
+
+/// On whose behalf a session is opened. Two callers that differ in any of it share none.
+#[derive(Clone, Debug)]
+pub struct Identity {
+    pub principal: Principal,
+    pub credentials: Credentials,
+    /// Declared to the server word for word.
+    pub capabilities: Arc<Capabilities>,
+}
+
+/// A request ready to be sent.
+#[derive(Clone, Debug)]
+pub struct Request {
+    pub caller: Identity,
+    /// The id that `body` carries: unique in this process, so also in any session.
+    pub id: u64,
+    pub method: Method,
+    /// The tool, prompt or resource it is about.
+    pub target: Option<String>,
+    /// The whole JSON-RPC message, translated for a legacy server. Its progress token, if it has
+    /// one, is `id` as a number.
+    pub body: Bytes,
+    /// Further headers of the client to pass on.
+    pub headers: HeaderMap,
+}
+
+/// Something that happened to a call.
+#[derive(Debug)]
+pub enum Event {
+    /// A notification that belongs to the call: progress, a log message, or one unknown to us.
+    Notice(Frame),
+    /// The server asks the client something and waits for the answer.
+    Question(Question),
+    /// The server withdrew a question it had asked.
+    Withdrawn { id: crate::protocol::Id },
+    /// The response: a [`crate::protocol::Kind::Success`] or `Failure` frame.
+    Final(Frame),
+    /// There will be no response.
+    Lost(Lost),
+}
+
+/// A request of the server, attributed to one call.
+pub struct Question {
+    /// The request as the server sent it; its id is the server's.
+    pub frame: Frame,
+    /// Takes the answer back to the session that asked. Dropped without one, the question is
+    /// refused with an error.
+    pub answer: Box<dyn Answer>,
+}
+
+/// Takes one answer back to the server.
+pub trait Answer: Send + Sync {
+    /// Sends the JSON-RPC response `{"jsonrpc":"2.0","id":…, <payload>}` where payload is a raw
+    /// `result` or `error` value.
+    fn send(self: Box<Self>, outcome: Result<Bytes, Bytes>);
+}
+
+/// Why there will be no response. Each knows what can be said about whether the call ran.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum Lost {
+    #[error("the server could not be reached: {0}")]
+    Unreachable(String),
+    #[error("no connection to the server within {0:?}")]
+    ConnectTimeout(Duration),
+    #[error("no answer from the server within {0:?}")]
+    CallTimeout(Duration),
+    #[error("the server began no answer within {0:?}")]
+    FirstByteTimeout(Duration),
+    #[error("the server fell silent for {0:?} in mid-answer")]
+    IdleTimeout(Duration),
+    #[error("the connection to the server was lost before it answered: {0}; whether the call ran is unknown")]
+    Broken(String),
+    #[error("the server's session ended before it answered; whether the call ran is unknown")]
+    SessionEnded,
+    #[error("the server refused the credentials (HTTP {status})")]
+    Unauthorized { status: StatusCode, challenge: Option<HeaderValue> },
+    #[error("the server answered HTTP {status}: {detail}")]
+    Status { status: StatusCode, detail: String },
+    #[error("the server's answer is not valid: {0}")]
+    Invalid(String),
+    #[error("the server's answer is larger than {limit} bytes (limits.result_bytes)")]
+    TooLarge { limit: usize },
+    #[error("all {limit} sessions with the server are busy (limits.sessions)")]
+    Busy { limit: usize },
+    #[error("the proxy is shutting down")]
+    Closing,
+}
+
+/// What a server said of itself in its answer to `initialize`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Description {
+    /// The revision it chose, as it spelled it.
+    pub version: String,
+    /// Raw JSON.
+    pub capabilities: Bytes,
+    /// Raw JSON.
+    pub server_info: Bytes,
+    /// Raw JSON, where given.
+    pub instructions: Option<Bytes>,
+}
+
+/// Something a server reports of its own accord.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Report {
+    ToolsChanged,
+    PromptsChanged,
+    ResourcesChanged,
+    /// A resource changed. `params` are the notification's own, raw.
+    ResourceUpdated {
+        uri: String,
+        params: Bytes,
+    },
+}
+
+/// Keeps a resource subscribed; dropping it lets go.
+pub type Subscription = Box<dyn std::any::Any + Send + Sync>;
+
+/// A document beside the MCP endpoint.
+#[derive(Clone, Debug)]
+pub struct Document {
+    pub status: StatusCode,
+    pub headers: HeaderMap,
+    pub body: Bytes,
+}
+
+/// How a server is spoken to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// The MCP endpoint.
+    pub url: http::Uri,
+    pub timeouts: Timeouts,
+    pub limits: Limits,
+}
+
+/// How long to wait for what. Each ends a call with an error of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Timeouts {
+    /// For a connection, TLS included. Default 10 s.
+    pub connect: Duration,
+    /// For the first byte of an answer to what is not a call (`initialize`, lists, …). Calls
+    /// (`tools/call`, `prompts/get`, `resources/read`) are exempt: a JSON-only server sends no
+    /// byte until it is done. Default 30 s.
+    pub first_byte: Duration,
+    /// For the next byte of an answer that has begun; calls are exempt likewise. Default 60 s.
+    pub idle: Duration,
+    /// For a call as a whole. Default 24 h.
+    pub call: Duration,
+}
+
+/// How much of what a server may take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Sessions for one principal and set of capabilities; calls that need one more wait.
+    /// Default 64.
+    pub sessions: usize,
+    /// One message of the server, in bytes. Default 64 MiB.
+    pub result_bytes: usize,
+}
+
+// === impl Question ===
+
+impl std::fmt::Debug for Question {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Question").field("frame", &self.frame).finish_non_exhaustive()
+    }
+}
+
+// === impl Timeouts ===
+
+impl Default for Timeouts {
+    fn default() -> Self {
+        Self {
+            connect: Duration::from_secs(10),
+            first_byte: Duration::from_secs(30),
+            idle: Duration::from_secs(60),
+            call: Duration::from_secs(24 * 60 * 60),
+        }
+    }
+}
+
+// === impl Limits ===
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { sessions: 64, result_bytes: 64 << 20 }
+    }
+}

@@ -1,0 +1,80 @@
+// Starting and stopping the two servers of a run: the legacy fixture and the proxy in front of it.
+
+import { spawn } from 'node:child_process';
+import { closeSync, existsSync, openSync, readFileSync, writeFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { setTimeout as sleep } from 'node:timers/promises';
+
+const here = import.meta.dirname;
+const bundled = join(here, 'node_modules/node/bin/node');
+/** The suite needs Node 22 or newer; the machine's own may be older. */
+export const NODE = existsSync(bundled) ? bundled : process.execPath;
+
+const children = new Set();
+process.on('exit', () => children.forEach(child => child.kill('SIGKILL')));
+for (const signal of ['SIGINT', 'SIGTERM', 'SIGHUP']) process.on(signal, () => process.exit(1));
+
+/** Starts a program whose output goes to a file. Resolves `exited` with its exit code (null if it was killed). */
+export function start(command, args, log, options = {}) {
+  const fd = openSync(log, 'a');
+  const child = spawn(command, args, { stdio: ['ignore', fd, fd], ...options });
+  closeSync(fd);
+  children.add(child);
+  child.log = log;
+  child.exited = new Promise(resolve => {
+    child.on('error', error => resolve(error));
+    child.on('exit', resolve);
+  });
+  child.exited.then(code => {
+    child.ended = true;
+    child.code = code;
+    children.delete(child);
+  });
+  return child;
+}
+
+/** Stops politely, then not. True if SIGTERM was enough. */
+export async function stop(child, patience = 5000) {
+  if (child.ended) return true;
+  child.kill('SIGTERM');
+  const polite = await Promise.race([child.exited.then(() => true), sleep(patience, false, { ref: false })]);
+  if (!polite) child.kill('SIGKILL');
+  await child.exited;
+  return polite;
+}
+
+async function listening(child, what) {
+  for (const deadline = Date.now() + 15_000; Date.now() < deadline && !child.ended; await sleep(20)) {
+    child.url = /^listening on (http:\S+)$/m.exec(readFileSync(child.log, 'utf8'))?.[1];
+    if (child.url) return child;
+  }
+  await stop(child);
+  throw new Error(`${what} did not start: ${readFileSync(child.log, 'utf8').trim().slice(-500) || child.code}`);
+}
+
+export function startFixture(dir, hard) {
+  const args = [join(here, 'legacy-server.mjs'), '--port', '0', ...(hard ? ['--hard'] : [])];
+  return listening(start(NODE, args, join(dir, 'fixture.log')), 'the fixture');
+}
+
+// Four facts that no synchronous server can express, and one to keep an instant tool out of the timing.
+const config = upstream => `\
+listen: 127.0.0.1:0
+admin: off
+routes:
+  - path: /mcp
+    upstream: { url: "${upstream}" }
+    defer: { mode: auto, after: 400ms }
+    tools:
+      - { match: failing_job, mode: required }
+      - { match: confirm_delete, mode: always }
+      - { match: multi_input, mode: always }
+      - { match: greet, mode: never }
+      - { match: test_input_required_result_elicitation, keys: [user_name] }
+`;
+
+export function startProxy(binary, upstream, dir) {
+  const file = join(dir, 'deferral.yaml');
+  writeFileSync(file, config(upstream));
+  return listening(start(binary, ['serve', '--config', file], join(dir, 'deferral.log'), { cwd: dir }), 'the proxy');
+}

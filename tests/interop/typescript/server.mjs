@@ -1,0 +1,218 @@
+// A synchronous tool server on the official TypeScript SDK 1.x: Streamable HTTP, stateful sessions.
+// Nothing in it knows about tasks or about the proxy in front of it. The tools are those of
+// python/server.py.
+//
+//     node server.mjs [--port PORT]        # 0, the default, takes a free port and prints it
+
+import { randomUUID } from 'node:crypto';
+import { createServer } from 'node:http';
+import { parseArgs } from 'node:util';
+import { Server } from '@modelcontextprotocol/sdk/server/index.js';
+import { StreamableHTTPServerTransport } from '@modelcontextprotocol/sdk/server/streamableHttp.js';
+import {
+  CallToolRequestSchema,
+  ElicitResultSchema,
+  GetPromptRequestSchema,
+  isInitializeRequest,
+  ListPromptsRequestSchema,
+  ListResourcesRequestSchema,
+  ListResourceTemplatesRequestSchema,
+  ListToolsRequestSchema,
+  McpError,
+  ReadResourceRequestSchema,
+} from '@modelcontextprotocol/sdk/types.js';
+
+const STEP = 0.2; // seconds between two progress reports
+
+const cancelledLabels = [];
+
+const sleep = (seconds, signal) =>
+  new Promise((resolve, reject) => {
+    const stop = () => {
+      clearTimeout(timer);
+      reject(new Error('cancelled'));
+    };
+    const timer = setTimeout(() => {
+      signal?.removeEventListener('abort', stop);
+      resolve();
+    }, seconds * 1000);
+    signal?.addEventListener('abort', stop, { once: true });
+  });
+
+/** Sleeps, reporting progress each STEP; remembers the label when the call is cancelled. */
+async function work({ seconds = 0, label = 'work' }, extra) {
+  const steps = Math.max(1, Math.round(seconds / STEP));
+  const progressToken = extra._meta?.progressToken;
+  try {
+    for (let step = 1; step <= steps; step++) {
+      await sleep(seconds / steps, extra.signal);
+      if (progressToken !== undefined) {
+        const params = { progressToken, progress: step, total: steps, message: `${label} ${step}/${steps}` };
+        await extra.sendNotification({ method: 'notifications/progress', params });
+      }
+    }
+  } catch (error) {
+    if (extra.signal.aborted) cancelledLabels.push(label);
+    throw error;
+  }
+}
+
+const text = (value) => ({ content: [{ type: 'text', text: value }] });
+const failure = (value) => ({ ...text(value), isError: true });
+const structured = (value) => ({ ...text(String(value)), structuredContent: { result: value } });
+
+const schema = (properties, required = []) => ({ type: 'object', properties, required });
+const string = { type: 'string' };
+const number = { type: 'number' };
+const integer = { type: 'integer' };
+
+const tools = {
+  add: {
+    description: 'Add two numbers.',
+    inputSchema: schema({ a: integer, b: integer }, ['a', 'b']),
+    outputSchema: schema({ result: integer }, ['result']),
+    call: async ({ a, b }) => structured(a + b),
+  },
+  slow: {
+    description: 'Work for some seconds, reporting progress.',
+    inputSchema: schema({ seconds: number, label: string, fail: { type: 'boolean' } }, ['seconds']),
+    outputSchema: schema({ result: string }, ['result']),
+    call: async (args, extra) => {
+      const label = args.label ?? 'work';
+      const params = { level: 'info', data: `slow ${label} started` };
+      await extra.sendNotification({ method: 'notifications/message', params });
+      await work(args, extra);
+      return args.fail ? failure(`slow ${label} failed`) : structured(`slow ${label} is done`);
+    },
+  },
+  broken: {
+    description: 'Work for some seconds, then fail as a tool fails: with isError.',
+    inputSchema: schema({ seconds: number, label: string }),
+    call: async (args, extra) => {
+      await work(args, extra);
+      return failure(`${args.label ?? 'work'} is broken`);
+    },
+  },
+  rpc_error: {
+    description: 'Work for some seconds, then fail as a request fails: with a JSON-RPC error.',
+    inputSchema: schema({ seconds: number }),
+    call: async ({ seconds = 0 }) => {
+      await sleep(seconds);
+      throw new McpError(-31001, 'the database is down', { retry: false });
+    },
+  },
+  ask: {
+    description: 'Ask the user a question after a delay.',
+    inputSchema: schema({ question: string, delay: number }, ['question']),
+    call: async ({ question, delay = 0 }, extra) => {
+      await sleep(delay, extra.signal);
+      const params = { message: question, requestedSchema: schema({ answer: string }, ['answer']) };
+      const reply = await extra.sendRequest({ method: 'elicitation/create', params }, ElicitResultSchema);
+      return text(`${question} ${reply.action === 'accept' ? reply.content.answer : reply.action}`);
+    },
+  },
+  big: {
+    description: 'Return a text of that many KiB, after some seconds.',
+    inputSchema: schema({ kib: integer, seconds: number }, ['kib']),
+    call: async ({ kib, seconds = 0 }, extra) => {
+      await sleep(seconds, extra.signal);
+      return text('0123456789abcdef'.repeat(64 * kib));
+    },
+  },
+  cancelled: {
+    description: 'The labels of the calls that were cancelled while they worked.',
+    inputSchema: schema({}),
+    call: async () => text(JSON.stringify(cancelledLabels)),
+  },
+  touch: {
+    description: 'Say that the list of tools has changed.',
+    inputSchema: schema({}),
+    call: async (_args, _extra, server) => {
+      await server.sendToolListChanged();
+      return text('touched');
+    },
+  },
+};
+
+function newServer() {
+  const server = new Server(
+    { name: 'interop-typescript', version: '1.0.0' },
+    {
+      capabilities: { tools: { listChanged: true }, resources: {}, prompts: {}, logging: {} },
+      instructions: 'Tools for the interop test.',
+    },
+  );
+  server.setRequestHandler(ListToolsRequestSchema, async () => ({
+    tools: Object.entries(tools).map(([name, { call, ...tool }]) => ({ name, ...tool })),
+  }));
+  server.setRequestHandler(CallToolRequestSchema, async ({ params }, extra) => {
+    const tool = Object.hasOwn(tools, params.name) ? tools[params.name] : undefined;
+    if (tool === undefined) throw new McpError(-32602, `Unknown tool: ${params.name}`);
+    return tool.call(params.arguments ?? {}, extra, server);
+  });
+  server.setRequestHandler(ListResourcesRequestSchema, async () => ({
+    resources: [{ uri: 'interop://greeting', name: 'greeting', mimeType: 'text/plain' }],
+  }));
+  server.setRequestHandler(ListResourceTemplatesRequestSchema, async () => ({
+    resourceTemplates: [{ uriTemplate: 'interop://note/{name}', name: 'note', mimeType: 'text/plain' }],
+  }));
+  server.setRequestHandler(ReadResourceRequestSchema, async ({ params: { uri } }) => {
+    const note = /^interop:\/\/note\/(.+)$/.exec(uri);
+    if (uri !== 'interop://greeting' && note === null) throw new McpError(-32002, 'Resource not found', { uri });
+    const content = note === null ? 'Hello from a resource.' : `The note ${note[1]}.`;
+    return { contents: [{ uri, mimeType: 'text/plain', text: content }] };
+  });
+  server.setRequestHandler(ListPromptsRequestSchema, async () => ({
+    prompts: [
+      { name: 'review', description: 'Ask for a review.', arguments: [{ name: 'subject', required: true }] },
+    ],
+  }));
+  server.setRequestHandler(GetPromptRequestSchema, async ({ params }) => ({
+    messages: [{ role: 'user', content: { type: 'text', text: `Please review ${params.arguments.subject}.` } }],
+  }));
+  return server;
+}
+
+const sessions = new Map();
+
+async function handle(request, response) {
+  if (new URL(request.url, 'http://localhost').pathname !== '/mcp') {
+    response.writeHead(404).end();
+    return;
+  }
+  let body;
+  if (request.method === 'POST') {
+    const chunks = [];
+    for await (const chunk of request) chunks.push(chunk);
+    body = JSON.parse(Buffer.concat(chunks).toString('utf8'));
+  }
+  const id = request.headers['mcp-session-id'];
+  let transport = id === undefined ? undefined : sessions.get(id);
+  if (transport === undefined) {
+    if (id !== undefined || !isInitializeRequest(body)) {
+      const [status, message] = id === undefined ? [400, 'No session'] : [404, 'Session not found'];
+      response.writeHead(status, { 'content-type': 'application/json' });
+      response.end(JSON.stringify({ jsonrpc: '2.0', id: null, error: { code: -32000, message } }));
+      return;
+    }
+    transport = new StreamableHTTPServerTransport({
+      sessionIdGenerator: randomUUID,
+      onsessioninitialized: (session) => sessions.set(session, transport),
+    });
+    transport.onclose = () => sessions.delete(transport.sessionId);
+    await newServer().connect(transport);
+  }
+  await transport.handleRequest(request, response, body);
+}
+
+const { values } = parseArgs({ options: { port: { type: 'string', default: '0' } } });
+const http = createServer((request, response) => {
+  handle(request, response).catch((error) => {
+    console.error(error);
+    if (!response.headersSent) response.writeHead(500);
+    response.end();
+  });
+});
+http.listen(Number(values.port), '127.0.0.1', () => {
+  console.log(`listening on http://127.0.0.1:${http.address().port}/mcp`);
+});
