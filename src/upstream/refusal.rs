@@ -1,10 +1,11 @@
 //! What an HTTP error says about a call.
 
-use hyper::body::Incoming;
 use std::sync::Arc;
 
 use super::{
-    Event, Lost, peer,
+    Event, Lost,
+    connection::Incoming,
+    peer,
     session::{Session, is_ours},
 };
 use crate::protocol::{ErrorObject, Frame, Kind};

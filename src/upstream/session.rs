@@ -5,7 +5,6 @@
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Method as HttpMethod, header};
-use hyper_util::client::legacy::ResponseFuture;
 use std::{
     collections::HashMap,
     sync::{
@@ -19,6 +18,7 @@ use tokio_util::sync::CancellationToken;
 use super::{
     Description, Event, Lost, Question, Report, Request,
     answer::Reply,
+    client::{self, Answering},
     group::Group,
     mailbox::Mailbox,
     message,
@@ -38,8 +38,7 @@ use crate::{
 pub(super) struct Session {
     pub(super) peer: Arc<Peer>,
     pub(super) description: Arc<Description>,
-    /// What every message of the session carries.
-    headers: HeaderMap,
+    headers: Headers,
     /// Whom to tell when it ends; gone when nobody is left who could use another.
     group: Weak<Group>,
     reports: broadcast::Sender<Report>,
@@ -50,6 +49,17 @@ pub(super) struct Session {
     deaf: AtomicBool,
     /// Used since [`Session::was_used`] was last asked.
     used: AtomicBool,
+}
+
+/// The header lines of the session's messages, made once.
+struct Headers {
+    /// Of every POST.
+    posting: Vec<u8>,
+    /// Of what has no body.
+    bodiless: Vec<u8>,
+    /// Which names are in `posting`.
+    names: HeaderMap,
+    has_id: bool,
 }
 
 /// The lock guards a few lines each time. It is never held while waiting; where both are needed,
@@ -92,25 +102,26 @@ enum Verdict {
 // === impl Session ===
 
 impl Session {
-    /// A session whose handshake is done; `headers` are those of [`Peer::headers`].
+    /// A session whose handshake is done; `posting` are the headers of [`Peer::posting`].
     pub(super) fn new(
         peer: Arc<Peer>,
         group: &Arc<Group>,
         description: Description,
-        mut headers: HeaderMap,
+        mut posting: HeaderMap,
         id: Option<HeaderValue>,
     ) -> Result<Self, Lost> {
         let version = HeaderValue::from_str(&description.version)
             .map_err(|_| Lost::Invalid("its protocol version is not a header value".to_owned()))?;
-        headers.insert(&headers::PROTOCOL_VERSION, version);
+        posting.insert(&headers::PROTOCOL_VERSION, version);
+        let has_id = id.is_some();
         if let Some(id) = id {
-            headers.insert(&headers::SESSION_ID, id);
+            posting.insert(&headers::SESSION_ID, id);
         }
         let over = peer.closing.child_token();
         Ok(Self {
             peer,
             description: Arc::new(description),
-            headers,
+            headers: Headers::new(posting, has_id),
             group: Arc::downgrade(group),
             reports: group.reports.clone(),
             inside: Mutex::default(),
@@ -151,19 +162,19 @@ impl Session {
     }
 
     /// Sends a call.
-    pub(super) fn post(&self, body: Bytes, further: &HeaderMap) -> ResponseFuture {
-        let mut headers = self.posting();
+    pub(super) fn post(&self, body: Bytes, further: &HeaderMap) -> Answering {
+        let mut lines = Vec::new();
         for (name, value) in further {
-            if is_passed_on(name) && !self.headers.contains_key(name) {
-                headers.append(name, value.clone());
+            if is_passed_on(name) && !self.headers.names.contains_key(name) {
+                client::line(&mut lines, name, value);
             }
         }
-        self.peer.send(HttpMethod::POST, headers, body)
+        self.peer.send(&HttpMethod::POST, &self.headers.posting, &lines, body)
     }
 
     /// Sends a notification or a response.
     pub(super) async fn tell(&self, body: Bytes) -> Result<(), Lost> {
-        let response = self.peer.tell(HttpMethod::POST, self.posting(), body).await?;
+        let response = self.peer.tell(&HttpMethod::POST, &self.headers.posting, body).await?;
         let (head, body) = response.into_parts();
         if head.status.is_success() {
             peer::drain(body).await;
@@ -183,27 +194,19 @@ impl Session {
         });
     }
 
-    fn posting(&self) -> HeaderMap {
-        let mut headers = self.headers.clone();
-        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
-        headers.insert(header::ACCEPT, HeaderValue::from_static("application/json, text/event-stream"));
-        headers
-    }
-
     /// Opens a stream of what the server says of its own accord, or takes up a broken one.
-    pub(super) fn get(&self, last_id: Option<&str>) -> ResponseFuture {
-        let mut headers = self.headers.clone();
-        headers.insert(header::ACCEPT, HeaderValue::from_static("text/event-stream"));
+    pub(super) fn get(&self, last_id: Option<&str>) -> Answering {
+        let mut lines = b"accept: text/event-stream\r\n".to_vec();
         // An id that is no header value cannot be named; the stream then begins anew.
         if let Some(id) = last_id.and_then(|id| HeaderValue::from_str(id).ok()) {
-            headers.insert(&headers::LAST_EVENT_ID, id);
+            client::line(&mut lines, &headers::LAST_EVENT_ID, &id);
         }
-        self.peer.send(HttpMethod::GET, headers, Bytes::new())
+        self.peer.send(&HttpMethod::GET, &self.headers.bodiless, &lines, Bytes::new())
     }
 
     /// Whether the server gave it an id, and so can lose it.
     pub(super) fn has_id(&self) -> bool {
-        self.headers.contains_key(&headers::SESSION_ID)
+        self.headers.has_id
     }
 
     pub(super) fn is_deaf(&self) -> bool {
@@ -281,7 +284,7 @@ impl Session {
         if !survives || !self.has_id() {
             return;
         }
-        match self.peer.tell(HttpMethod::DELETE, self.headers.clone(), Bytes::new()).await {
+        match self.peer.tell(&HttpMethod::DELETE, &self.headers.bodiless, Bytes::new()).await {
             Ok(response) => peer::drain(response.into_body()).await,
             Err(lost) => tracing::debug!(error = %lost, "the end of a session could not be told"),
         }
@@ -442,6 +445,17 @@ impl Session {
         }
         // Nobody may be listening.
         let _ = self.reports.send(report);
+    }
+}
+
+// === impl Headers ===
+
+impl Headers {
+    fn new(posting: HeaderMap, has_id: bool) -> Self {
+        let mut bodiless = posting.clone();
+        bodiless.remove(header::CONTENT_TYPE);
+        bodiless.remove(header::ACCEPT);
+        Self { posting: client::lines(&posting), bodiless: client::lines(&bodiless), names: posting, has_id }
     }
 }
 
