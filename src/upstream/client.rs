@@ -41,6 +41,7 @@ pub(super) struct HttpClient {
 }
 
 /// Connections that wait for their next request, the last used last.
+#[derive(Default)]
 pub(super) struct Pool {
     /// Guarded for a few lines each time.
     idle: Mutex<Vec<Idle>>,
@@ -94,13 +95,7 @@ impl HttpClient {
         tcp.enforce_http(false);
         tcp.set_nodelay(true);
         tcp.set_keepalive(Some(TCP_KEEP_ALIVE));
-        Ok(Self {
-            url,
-            tcp,
-            tls,
-            limit,
-            pool: Arc::new(Pool { idle: Mutex::default(), clock: SystemClock::new() }),
-        })
+        Ok(Self { url, tcp, tls, limit, pool: Arc::default() })
     }
 
     /// Sends a request. `lines` are header lines ([`lines`]), the same for many requests; `further`
@@ -218,8 +213,14 @@ impl Pool {
         }
     }
 
+    #[cfg(test)]
+    pub(super) fn holds_one(&self) -> bool {
+        self.idle().len() == 1
+    }
+
     fn sweep(&self) {
         let now = self.clock.now();
+        // Closed outside the lock.
         let old: Vec<_> = {
             let mut idle = self.idle();
             let young = idle.partition_point(|idle| now.saturating_duration_since(idle.since) >= IDLE);

@@ -30,6 +30,8 @@ use super::client::Pool;
 pub(super) enum Io {
     Plain(TcpStream),
     Tls(Box<TlsStream<TcpStream>>),
+    #[cfg(test)]
+    Scripted(tokio_test::io::Mock),
 }
 
 /// A connection that serves one exchange at a time.
@@ -410,6 +412,8 @@ impl AsyncRead for Io {
         match self.get_mut() {
             Self::Plain(io) => Pin::new(io).poll_read(cx, buf),
             Self::Tls(io) => Pin::new(io).poll_read(cx, buf),
+            #[cfg(test)]
+            Self::Scripted(io) => Pin::new(io).poll_read(cx, buf),
         }
     }
 }
@@ -419,6 +423,8 @@ impl AsyncWrite for Io {
         match self.get_mut() {
             Self::Plain(io) => Pin::new(io).poll_write(cx, buf),
             Self::Tls(io) => Pin::new(io).poll_write(cx, buf),
+            #[cfg(test)]
+            Self::Scripted(io) => Pin::new(io).poll_write(cx, buf),
         }
     }
 
@@ -430,6 +436,8 @@ impl AsyncWrite for Io {
         match self.get_mut() {
             Self::Plain(io) => Pin::new(io).poll_write_vectored(cx, bufs),
             Self::Tls(io) => Pin::new(io).poll_write_vectored(cx, bufs),
+            #[cfg(test)]
+            Self::Scripted(io) => Pin::new(io).poll_write_vectored(cx, bufs),
         }
     }
 
@@ -437,6 +445,8 @@ impl AsyncWrite for Io {
         match self.get_mut() {
             Self::Plain(io) => Pin::new(io).poll_flush(cx),
             Self::Tls(io) => Pin::new(io).poll_flush(cx),
+            #[cfg(test)]
+            Self::Scripted(io) => Pin::new(io).poll_flush(cx),
         }
     }
 
@@ -444,6 +454,154 @@ impl AsyncWrite for Io {
         match self.get_mut() {
             Self::Plain(io) => Pin::new(io).poll_shutdown(cx),
             Self::Tls(io) => Pin::new(io).poll_shutdown(cx),
+            #[cfg(test)]
+            Self::Scripted(io) => Pin::new(io).poll_shutdown(cx),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use http_body_util::BodyExt;
+    use tokio_test::io::{Builder, Mock};
+
+    const REQUEST: &str = "POST / HTTP/1.1\r\n\r\n{}";
+
+    /// Asks, over a connection that does what the script says; gives the answer, and the pool the
+    /// connection may have come back to.
+    async fn ask(script: Mock) -> (io::Result<http::Response<Incoming>>, Arc<Pool>) {
+        let pool = Arc::new(Pool::default());
+        let connection = Box::new(Connection::new(Io::Scripted(script)));
+        let (head, body) = (REQUEST[..19].as_bytes(), REQUEST[19..].as_bytes());
+        let sending =
+            Sending::new(connection, Bytes::from_static(head), Bytes::from_static(body), pool.clone());
+        (sending.await, pool)
+    }
+
+    /// A script that begins with the request.
+    fn asked() -> Builder {
+        let mut script = Builder::new();
+        script.write(REQUEST[..19].as_bytes()).write(&REQUEST.as_bytes()[19..]);
+        script
+    }
+
+    async fn whole(script: &mut Builder) -> (io::Result<Bytes>, bool) {
+        let (answer, pool) = ask(script.build()).await;
+        let body = match answer {
+            Ok(answer) => answer.into_body().collect().await.map(|body| body.to_bytes()),
+            Err(error) => Err(error),
+        };
+        (body, pool.holds_one())
+    }
+
+    #[tokio::test]
+    async fn an_answer_in_any_two_pieces_is_put_together_and_its_connection_kept() {
+        for answer in [
+            "HTTP/1.1 200 OK\r\ncontent-length: 11\r\n\r\nhello world",
+            "HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip , Chunked\r\n\r\n6;x=y\r\nhello \r\n5\r\nworld\r\n0\r\n\r\n",
+            "HTTP/1.1 200 \r\ntransfer-encoding: chunked\r\nempty:\r\n\r\nB\r\nhello world\r\n0\r\nx: y\r\nz: 0\r\n\r\n",
+            "HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\ncontent-length: 11\r\n\r\nhello world",
+            "HTTP/1.0 200 OK\r\nconnection: Keep-Alive\r\ncontent-length: 11\r\n\r\nhello world",
+        ] {
+            for at in 1..answer.len() {
+                let (a, b) = answer.as_bytes().split_at(at);
+                let (body, kept) = whole(asked().read(a).read(b)).await;
+                assert_eq!(body.expect(answer), "hello world", "{answer} at {at}");
+                assert!(kept, "{answer} at {at}");
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn what_the_server_ends_is_not_used_again() {
+        for answer in [
+            "HTTP/1.1 200 OK\r\n\r\nhello",
+            "HTTP/1.1 200 OK\r\ntransfer-encoding: gzip\r\n\r\nhello",
+            "HTTP/1.1 200 OK\r\nconnection: x, Close\r\ncontent-length: 5\r\n\r\nhello",
+            "HTTP/1.0 200 OK\r\ncontent-length: 5\r\n\r\nhello",
+        ] {
+            let (body, kept) = whole(asked().read(answer.as_bytes())).await;
+            assert_eq!(body.expect(answer), "hello");
+            assert!(!kept, "{answer}");
+        }
+    }
+
+    #[tokio::test]
+    async fn an_answer_without_a_body_is_over_at_once() {
+        for answer in [
+            "HTTP/1.1 204 No Content\r\ncontent-length: 5\r\n\r\n",
+            "HTTP/1.1 202 Accepted\r\ncontent-length: 0\r\n\r\n",
+        ] {
+            let (body, kept) = whole(asked().read(answer.as_bytes())).await;
+            assert_eq!((body.expect(answer).len(), kept), (0, true));
+        }
+    }
+
+    #[tokio::test]
+    async fn what_is_not_http_is_refused_and_what_is_cut_off_noticed() {
+        for (answer, kind) in [
+            ("SSH-2.0-x\r\n", io::ErrorKind::InvalidData),
+            ("HTTP/1.1 101 Switching\r\n\r\n", io::ErrorKind::InvalidData),
+            (
+                "HTTP/1.1 200 OK\r\ncontent-length: 5\r\ncontent-length: 6\r\n\r\nhello",
+                io::ErrorKind::InvalidData,
+            ),
+            ("HTTP/1.1 200 OK\r\ncontent-length: five\r\n\r\nhello", io::ErrorKind::InvalidData),
+            ("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nxyz\r\n", io::ErrorKind::InvalidData),
+            ("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nhello", io::ErrorKind::InvalidData),
+            ("HTTP/1.1 200 OK\r\ncontent-length: 6\r\n\r\nhello", io::ErrorKind::UnexpectedEof),
+            (
+                "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5\r\nhello\r\n",
+                io::ErrorKind::UnexpectedEof,
+            ),
+            ("HTTP/1.1 200 OK\r\ncontent-le", io::ErrorKind::UnexpectedEof),
+            ("", io::ErrorKind::UnexpectedEof),
+        ] {
+            let mut script = asked();
+            if !answer.is_empty() {
+                script.read(answer.as_bytes());
+            }
+            let (body, kept) = whole(&mut script).await;
+            assert_eq!(body.expect_err(answer).kind(), kind, "{answer}");
+            assert!(!kept);
+        }
+    }
+
+    #[tokio::test]
+    async fn a_head_without_end_is_refused() {
+        let mut script = asked();
+        script.read(b"HTTP/1.1 200 OK\r\n");
+        let line = format!("x: {}\r\n", "y".repeat(8000));
+        for _ in 0..9 {
+            script.read(line.as_bytes());
+        }
+        let (body, _) = whole(&mut script).await;
+        assert_eq!(body.expect_err("too long").kind(), io::ErrorKind::InvalidData);
+    }
+
+    #[tokio::test]
+    async fn a_server_that_answers_before_it_has_the_whole_request_is_heard() {
+        let answer = b"HTTP/1.1 413 Too Large\r\ncontent-length: 2\r\n\r\nno";
+        let broken = io::Error::from(io::ErrorKind::BrokenPipe);
+        // The mock wants its error for itself, so the builder has to be gone.
+        let script = Builder::new().write_error(broken).read(answer).build();
+        let (answer, pool) = ask(script).await;
+        let answer = answer.expect("an answer");
+        assert_eq!(answer.status(), 413);
+        assert_eq!(answer.into_body().collect().await.expect("a body").to_bytes(), "no");
+        assert!(!pool.holds_one());
+    }
+
+    #[tokio::test]
+    async fn a_connection_on_which_something_arrived_takes_no_request() {
+        let mut connection =
+            Connection::new(Io::Scripted(Builder::new().read(b"HTTP/1.1 408 x\r\n\r\n").build()));
+        assert!(!connection.is_idle());
+        let (_held, script) =
+            (0, Builder::new().wait(std::time::Duration::from_secs(3600)).read(b"x").build());
+        let mut connection = Connection::new(Io::Scripted(script));
+        assert!(connection.is_idle());
+        std::mem::forget(connection);
     }
 }
