@@ -6,7 +6,13 @@
 //! [`Attended`] is how a client's departure is heard: the upstream stream goes with it, which
 //! cancels the call at the server; after the move, the other side notices the closed channel.
 
-use super::{Item, Reply, deferred::Deferred, endpoint::Shared, reply, reply::Word};
+use super::{
+    Item, Reply,
+    deferred::Deferred,
+    endpoint::{Conversation, Shared},
+    reply,
+    reply::Word,
+};
 use crate::{
     bridge::{Action, Exchange, Plan, catalogue, plan, raise},
     dialect::{Call, Caller},
@@ -60,32 +66,6 @@ impl Attended {
         Self { shared, call, caller, stage: Stage::Fresh, waited: Duration::ZERO }
     }
 
-    /// The next message for the client. Dropping the future in between loses nothing but the wait.
-    pub(super) async fn next(&mut self) -> Option<Item> {
-        loop {
-            match &mut self.stage {
-                Stage::Fresh => {
-                    if let Err(reply) = self.start().await {
-                        return Some(self.last(*reply));
-                    }
-                }
-                Stage::Inline(_) => {
-                    if let Some(item) = self.step().await {
-                        return Some(item);
-                    }
-                }
-                Stage::Moved(items) => {
-                    let item = items.recv().await;
-                    if !matches!(item, Some(Item::Notice(_))) {
-                        self.stage = Stage::Ended;
-                    }
-                    return item;
-                }
-                Stage::Ended => return None,
-            }
-        }
-    }
-
     /// Everything up to the moment the call is sent.
     async fn start(&mut self) -> Result<(), Box<Reply>> {
         let identity = Identity::of(&self.caller);
@@ -106,7 +86,7 @@ impl Attended {
         }
         let treatment = self.shared.route.treatment(self.call.target.as_deref().unwrap_or_default());
         if self.call.method == Method::ToolsCall {
-            self.check_mirrored().await?;
+            check_mirrored(&self.shared, &self.call, &self.caller).await?;
         }
         let (defer_after, observed_after) = match plan(&self.call, &self.caller, &treatment) {
             Plan::Hold => (None, None),
@@ -137,22 +117,6 @@ impl Attended {
             refused: None,
         });
         Ok(())
-    }
-
-    /// Compares the `Mcp-Param-*` headers with the arguments (2026-07-28, *Server Behavior for
-    /// Custom Headers*). A server whose tools cannot be listed is called all the same.
-    async fn check_mirrored(&self) -> Result<(), Box<Reply>> {
-        let tool = self.call.target.as_deref().unwrap_or_default();
-        let Some(catalogue) = self.shared.catalogue(&self.caller).await else { return Ok(()) };
-        let wanted = catalogue.mirrored(tool);
-        if wanted.is_empty() {
-            return Ok(());
-        }
-        let arguments = catalogue::arguments(self.call.params.as_ref());
-        headers::check_params(wanted, arguments.as_ref(), &self.call.headers).map_err(|mismatch| {
-            let error = ErrorObject::new(code::HEADER_MISMATCH, mismatch.to_string());
-            Box::new(reply::refuse(&self.call, StatusCode::BAD_REQUEST, &error))
-        })
     }
 
     /// Waits for one thing to happen to the call. Gives what it means for the client, if anything.
@@ -237,6 +201,50 @@ impl Attended {
             WouldDefer { tool, route: &self.shared.route.path, after: *after, took: self.waited }.emit();
         }
     }
+}
+
+impl Conversation for Attended {
+    /// The next message for the client. Dropping the future in between loses nothing but the wait.
+    async fn next(&mut self) -> Option<Item> {
+        loop {
+            match &mut self.stage {
+                Stage::Fresh => {
+                    if let Err(reply) = self.start().await {
+                        return Some(self.last(*reply));
+                    }
+                }
+                Stage::Inline(_) => {
+                    if let Some(item) = self.step().await {
+                        return Some(item);
+                    }
+                }
+                Stage::Moved(items) => {
+                    let item = items.recv().await;
+                    if !matches!(item, Some(Item::Notice(_))) {
+                        self.stage = Stage::Ended;
+                    }
+                    return item;
+                }
+                Stage::Ended => return None,
+            }
+        }
+    }
+}
+
+/// Compares the `Mcp-Param-*` headers with the arguments (2026-07-28, *Server Behavior for
+/// Custom Headers*). A server whose tools cannot be listed is called all the same.
+async fn check_mirrored(shared: &Shared, call: &Call, caller: &Caller) -> Result<(), Box<Reply>> {
+    let tool = call.target.as_deref().unwrap_or_default();
+    let Some(catalogue) = shared.catalogue(&caller).await else { return Ok(()) };
+    let wanted = catalogue.mirrored(tool);
+    if wanted.is_empty() {
+        return Ok(());
+    }
+    let arguments = catalogue::arguments(call.params.as_ref());
+    headers::check_params(wanted, arguments.as_ref(), &call.headers).map_err(|mismatch| {
+        let error = ErrorObject::new(code::HEADER_MISMATCH, mismatch.to_string());
+        Box::new(reply::refuse(call, StatusCode::BAD_REQUEST, &error))
+    })
 }
 
 /// Answers a question of the server with an error. Where the client did not even declare that it

@@ -200,7 +200,7 @@ impl Deferred {
         }
     }
 
-    async fn write_progress(&self, waits: &mut Waits) {
+    async fn write_progress(&mut self, waits: &mut Waits) {
         let Some(message) = waits.progress.message.take() else { return };
         waits.progress.not_before = Some(self.shared.clock.now() + PROGRESS_PERIOD);
         self.shared.tasks.apply(&waits.id, task::Event::Progressed { message }).await;
@@ -230,7 +230,7 @@ impl Deferred {
     }
 
     /// Gives the client something. That it has left is noticed elsewhere.
-    async fn tell(&self, item: Item) {
+    async fn tell(&mut self, item: Item) {
         if let Some(items) = &self.items {
             let _ = items.send(item).await;
         }

@@ -16,11 +16,7 @@ use crate::{
     task::Owner,
     upstream::{Description, Document, Identity, Lost, Upstream},
 };
-use futures_util::{
-    FutureExt, StreamExt,
-    future::BoxFuture,
-    stream::{self},
-};
+use futures_util::{FutureExt, StreamExt, future::BoxFuture, stream};
 use std::{
     future::Future,
     sync::{
@@ -85,10 +81,8 @@ impl Service for Endpoint {
             Method::TasksCancel => {
                 once(async move { shared.tasks.cancel(&call, &shared.owner(&caller), &caller).await })
             }
-            Method::Listen => {
-                each(Listening::new(shared, call, caller), async |listening| listening.next().await)
-            }
-            _ => each(Attended::new(shared, call, caller), async |attended| attended.next().await),
+            Method::Listen => each(Listening::new(shared, call, caller)),
+            _ => each(Attended::new(shared, call, caller)),
         }
     }
 
@@ -105,16 +99,17 @@ fn once(reply: impl Future<Output = Reply> + Send + 'static) -> Items {
     stream::once(reply.map(Item::Reply)).boxed()
 }
 
-/// A stream of what `next` gives for `state` until it gives nothing; dropping it drops the state.
-fn each<S, F>(state: S, next: F) -> Items
-where
-    S: Send + 'static,
-    F: AsyncFn(&mut S) -> Option<Item> + Send + Sync + 'static,
-    for<'a> F::CallRefFuture<'a>: Send,
-{
-    stream::unfold((state, next), async |(mut state, next)| {
-        let item = next(&mut state).await?;
-        Some((item, (state, next)))
+/// What a client is told, one message after another.
+pub(super) trait Conversation: Send + 'static {
+    /// The next message. Dropping the future in between loses nothing but the wait.
+    fn next(&mut self) -> impl Future<Output = Option<Item>> + Send;
+}
+
+/// A conversation as a stream; dropping it drops the conversation.
+fn each(conversation: impl Conversation) -> Items {
+    stream::unfold(conversation, async |mut conversation| {
+        let item = conversation.next().await?;
+        Some((item, conversation))
     })
     .boxed()
 }

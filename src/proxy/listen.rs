@@ -4,7 +4,7 @@
 use super::{
     Item, Reply,
     attended::reached,
-    endpoint::Shared,
+    endpoint::{Conversation, Shared},
     hub::Listener,
     reply::{self, Word},
     tasks::wants_attention,
@@ -70,25 +70,6 @@ struct Changed {
 impl Listening {
     pub(super) fn new(shared: Arc<Shared>, call: Call, caller: Caller) -> Self {
         Self { shared, call, caller, state: State::Fresh, outgoing: VecDeque::new() }
-    }
-
-    /// The next message for the client.
-    pub(super) async fn next(&mut self) -> Option<Item> {
-        loop {
-            if let Some(item) = self.outgoing.pop_front() {
-                return Some(item);
-            }
-            match &mut self.state {
-                State::Ended => return None,
-                State::Fresh => {
-                    if let Err(reply) = self.open().await {
-                        self.state = State::Ended;
-                        return Some(Item::Reply(*reply));
-                    }
-                }
-                State::Open(_) => self.wait().await,
-            }
-        }
     }
 
     async fn open(&mut self) -> Result<(), Box<Reply>> {
@@ -226,6 +207,27 @@ impl Listening {
         self.outgoing.push_back(Item::Notice(cancelled));
         self.outgoing.push_back(Item::Reply(Reply::new(StatusCode::OK, result, Outcome::Result)));
         self.state = State::Ended;
+    }
+}
+
+impl Conversation for Listening {
+    /// The next message for the client.
+    async fn next(&mut self) -> Option<Item> {
+        loop {
+            if let Some(item) = self.outgoing.pop_front() {
+                return Some(item);
+            }
+            match &mut self.state {
+                State::Ended => return None,
+                State::Fresh => {
+                    if let Err(reply) = self.open().await {
+                        self.state = State::Ended;
+                        return Some(Item::Reply(*reply));
+                    }
+                }
+                State::Open(_) => self.wait().await,
+            }
+        }
     }
 }
 

@@ -90,7 +90,7 @@ impl Tasks {
             return false;
         }
         let (id, tool) = (record.id.clone(), record.tool.clone());
-        match self.store.insert(record).await {
+        match self.store.insert(Arc::new(record)).await {
             Ok(()) => {
                 TaskTransition {
                     task: &id,
@@ -131,7 +131,7 @@ impl Tasks {
     /// Something happened to a task that this process holds.
     pub(super) async fn apply(&self, id: &TaskId, event: Event) -> Vec<Effect> {
         match self.change(id, &event, self.clock.timestamp()).await {
-            Ok(Updated::Done(_, effects)) => effects,
+            Ok(Updated::Done { effects, .. }) => effects,
             Ok(Updated::Refused(_) | Updated::Unknown) => Vec::new(),
             Err(error) => {
                 self.failed("updating a task", &error);
@@ -142,16 +142,16 @@ impl Tasks {
 
     /// Applies `event`, says so in the log where the status changed, and tells the listeners.
     async fn change(&self, id: &TaskId, event: &Event, now: Timestamp) -> Result<Updated, StoreError> {
-        let before = self.store.load(id).await?.map(|(_, record)| record);
         let updated = store::update(&*self.store, id, event, now).await?;
-        if let Updated::Done(record, effects) = &updated {
-            if let Some(before) = before.filter(|before| before.state.status() != record.state.status()) {
+        if let Updated::Done { before, after, effects } = &updated {
+            let (from, to) = (before.state.status(), after.state.status());
+            if from != to {
                 TaskTransition {
                     task: id,
-                    tool: &record.tool,
-                    principal: &shown(&record.owner.principal),
-                    from: before.state.status(),
-                    to: record.state.status(),
+                    tool: &after.tool,
+                    principal: &shown(&after.owner.principal),
+                    from,
+                    to,
                 }
                 .emit();
             }
