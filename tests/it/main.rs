@@ -1,0 +1,4 @@
+//! Everything that is checked from the outside, in one binary.
+
+mod exchange;
+mod simulation;
