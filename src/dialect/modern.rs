@@ -7,7 +7,7 @@ use crate::protocol::{
     splice::Object,
 };
 use bytes::{BufMut, Bytes, BytesMut};
-use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
+use http::{HeaderMap, HeaderName, StatusCode};
 use serde_json::json;
 
 /// A request that is refused before anything is done about it.
@@ -51,7 +51,7 @@ pub fn read(body: Bytes, headers: &HeaderMap, max_depth: usize) -> Result<Read, 
     };
     let refuse = |error: ErrorObject| Refused::new(Some(id.clone()), error);
 
-    let named = header(headers, &headers::PROTOCOL_VERSION).map_err(refuse)?;
+    let named = plain(headers, &headers::PROTOCOL_VERSION).map_err(refuse)?;
     let named = named.ok_or_else(|| refuse(missing(&headers::PROTOCOL_VERSION)))?;
     let (params, about) = read_meta(params.as_ref()).map_err(refuse)?;
     if named != about.version {
@@ -60,7 +60,7 @@ pub fn read(body: Bytes, headers: &HeaderMap, max_depth: usize) -> Result<Read, 
     if !SUPPORTED.iter().any(|revision| revision.as_str() == about.version) {
         return Err(refuse(unsupported_version(&about.version)));
     }
-    let mirrored = header(headers, &headers::METHOD).map_err(refuse)?;
+    let mirrored = plain(headers, &headers::METHOD).map_err(refuse)?;
     let mirrored = mirrored.ok_or_else(|| refuse(missing(&headers::METHOD)))?;
     if mirrored != method.as_str() {
         return Err(refuse(differs(&headers::METHOD, &mirrored, method.as_str())));
@@ -208,9 +208,10 @@ fn read_meta(params: Option<&Bytes>) -> Result<(Object, About), ErrorObject> {
 fn read_target(method: &Method, params: &Object, headers: &HeaderMap) -> Result<Option<String>, ErrorObject> {
     let Some(member) = method.name_member() else { return Ok(None) };
     let target = params.string(member);
-    let named = header(headers, &headers::NAME)?;
+    let named = headers::read(headers, &headers::NAME)
+        .map_err(|error| ErrorObject::new(code::HEADER_MISMATCH, error.to_string()))?;
     match (&named, &target) {
-        (Some(named), Some(target)) if named != target => {
+        (Some(named), Some(target)) if *named != **target => {
             return Err(differs(&headers::NAME, named, target));
         }
         (None, Some(_)) if method.may_ask() => return Err(missing(&headers::NAME)),
@@ -222,21 +223,16 @@ fn read_target(method: &Method, params: &Object, headers: &HeaderMap) -> Result<
     Ok(target)
 }
 
-/// The decoded value of a header that may stand once.
-fn header(headers: &HeaderMap, name: &HeaderName) -> Result<Option<String>, ErrorObject> {
+/// The value of a header that may stand once, as it is spelled: the sentinel is for names and
+/// parameters only (2026-07-28, *Value Encoding*).
+fn plain(headers: &HeaderMap, name: &HeaderName) -> Result<Option<String>, ErrorObject> {
     let mut values = headers.get_all(name).iter();
     let Some(value) = values.next() else { return Ok(None) };
     if values.next().is_some() {
         return Err(mismatch(format!("{} occurs twice", shown(name))));
     }
-    decoded(name, value).map(Some)
-}
-
-fn decoded(name: &HeaderName, value: &HeaderValue) -> Result<String, ErrorObject> {
-    match headers::decode(value) {
-        Ok(text) => Ok(text.into_owned()),
-        Err(error) => Err(mismatch(format!("{}: {error}", shown(name)))),
-    }
+    // Bytes beyond ASCII agree with nothing, and the message says what came.
+    Ok(Some(String::from_utf8_lossy(value.as_bytes()).into_owned()))
 }
 
 fn passed_on(headers: &HeaderMap) -> HeaderMap {

@@ -96,11 +96,11 @@ mod tests {
     async fn a_listener_hears_of_its_tasks_once_for_many_changes() {
         let hub = Arc::new(Hub::default());
         let [a, b] = [1, 2].map(|n| TaskId::from_entropy([n; 16]));
-        let listener = hub.listen(vec![a.clone()]);
+        let listener = hub.listen(vec!std::slice::from_ref(&a));
         hub.announce(&a);
         hub.announce(&b);
         hub.announce(&a);
-        assert_eq!(listener.changed().await, [a.clone()]);
+        assert_eq!(listener.changed().await, std::slice::from_ref(&a));
         assert!(futures_util::FutureExt::now_or_never(listener.changed()).is_none());
         drop(listener);
         assert!(hub.listeners.is_empty(), "nothing is left of a listener that is gone");
