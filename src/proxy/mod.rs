@@ -51,7 +51,7 @@ pub struct Account {
 /// A task handle on its way to the client. The task lives from the moment this is confirmed;
 /// dropped without that, the client has left before it had the handle, and the call is cancelled.
 #[derive(Debug)]
-pub struct Commit(pub(crate) oneshot::Sender<()>);
+pub struct Commit(pub oneshot::Sender<()>);
 
 impl Commit {
     /// The handle has reached the client's socket.
