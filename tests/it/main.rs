@@ -1,0 +1,6 @@
+//! Everything that is checked from the outside, in one binary.
+
+mod exchange;
+mod passthrough;
+mod simulation;
+mod support;
