@@ -71,7 +71,7 @@ pub struct Account {
 /// A task handle on its way to the client. The task lives from the moment this is confirmed;
 /// dropped without that, the client has left before it had the handle, and the call is cancelled.
 #[derive(Debug)]
-pub struct Commit(pub(crate) oneshot::Sender<()>);
+pub struct Commit(pub oneshot::Sender<()>);
 
 /// One route at work: what the front hands its calls to.
 pub trait Service: Send + Sync + 'static {
