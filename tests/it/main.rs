@@ -1,0 +1,5 @@
+//! Everything that is tested from outside, one file a topic.
+
+mod cli;
+mod config;
+mod samples;
