@@ -353,6 +353,8 @@ impl<T> From<At<T>> for Set<T> {
 
 type Problems = Vec<Problem>;
 
+const TOP: &str = "the file";
+
 /// Reads the text of a configuration file. What is wrong is added to `problems`; the rest is
 /// there all the same, so that it can be judged too.
 pub(super) fn read(text: &str, problems: &mut Problems) -> File {
@@ -369,7 +371,7 @@ pub(super) fn read(text: &str, problems: &mut Problems) -> File {
 }
 
 fn file(node: &Node, problems: &mut Problems) -> Option<File> {
-    let Some(mut top) = Section::open(node, "the file", problems) else {
+    let Some(mut top) = Section::open(node, TOP, problems) else {
         return Some(File { routes: Set::Wrong, ..File::default() });
     };
     let file = File {
@@ -597,10 +599,22 @@ impl<'n, 'p> Section<'n, 'p> {
             self.problems.push(Problem::new(entry.key_place, message));
             return Set::Wrong;
         }
-        match read(&entry.node, self.problems) {
+        let before = self.problems.len();
+        let value = read(&entry.node, self.problems);
+        // The readers of single values do not know whose value they read.
+        for problem in &mut self.problems[before..] {
+            if problem.message.starts_with("must ") {
+                problem.message.insert_str(0, &format!("`{key}` "));
+            }
+        }
+        match value {
             Some(value) => Set::To(At::new(entry.node.place, value)),
             None => Set::Wrong,
         }
+    }
+
+    fn place(&self) -> String {
+        if self.name == TOP { "at the top level".to_owned() } else { format!("in {}", self.name) }
     }
 
     fn close(self) {
@@ -611,7 +625,7 @@ impl<'n, 'p> Section<'n, 'p> {
                 (None, Some(home)) => format!("it belongs under `{home}`"),
                 (None, None) => format!("there are {}", self.known.join(", ")),
             };
-            let message = format!("unknown key `{}` in {}; {remedy}", entry.key, self.name);
+            let message = format!("unknown key `{}` {}; {remedy}", entry.key, self.place());
             self.problems.push(Problem::new(entry.key_place, message));
         }
     }

@@ -131,23 +131,26 @@ fn routes(
         }
         Set::Wrong => return Vec::new(),
     };
-    let mut resolved: Vec<(Place, RouteConfig)> = Vec::with_capacity(routes.len());
+    distinct_paths(&routes, problems);
+    routes.into_iter().filter_map(|written| route(written, limits, timeouts, problems)).collect()
+}
+
+fn distinct_paths(routes: &[At<file::Route>], problems: &mut Vec<Problem>) {
+    let mut known: Vec<(Place, &str)> = Vec::with_capacity(routes.len());
     for At { place, value } in routes {
-        let place = value.path.place().unwrap_or(place);
-        let Some(route) = route(At::new(place, value), limits, timeouts, problems) else { continue };
-        if let Some((first, _)) = resolved.iter().find(|(_, known)| known.route.path == route.route.path) {
+        let (place, path) = match &value.path {
+            Set::To(path) => (path.place, &*path.value),
+            Set::Unset => (*place, DEFAULT_PATH),
+            Set::Wrong => continue,
+        };
+        if let Some((first, _)) = known.iter().find(|(_, other)| *other == path) {
             problems.push(Problem::new(
                 place,
-                format!(
-                    "the path `{}` is already a route{}; give this one another",
-                    route.route.path,
-                    line(*first)
-                ),
+                format!("the path `{path}` is already a route{}; give this one another", line(*first)),
             ));
         }
-        resolved.push((place, route));
+        known.push((place, path));
     }
-    resolved.into_iter().map(|(_, route)| route).collect()
 }
 
 fn route(
