@@ -5,13 +5,14 @@
 //! that one run reports everything.
 
 use super::{
-    LogFormat, Questions, front,
+    LogFormat, Questions,
     problem::{At, Place, Problem, nearest},
     schema::{self, OneOrMany, optional, required},
     values::{self, Invalid, show_duration, show_size},
     yaml::{self, Node, Scalar, Value},
 };
 use crate::{
+    front,
     policy::{Defer, Mode, Pattern, Quotas},
     upstream,
 };
@@ -221,6 +222,9 @@ pub struct Limits {
     /// Calls in flight at a time, tasks not counted. Beyond it: 503.
     #[schemars(with = "schema::Count", extend("default" = front::Limits::default().calls))]
     pub calls: Set<usize>,
+    /// Calls in flight on one HTTP/2 connection. The client queues further ones.
+    #[schemars(with = "schema::Count", extend("default" = front::Limits::default().streams))]
+    pub streams: Set<u32>,
     /// How deep the JSON of a message may be nested.
     #[schemars(with = "schema::Count", extend("default" = front::Limits::default().depth))]
     pub depth: Set<usize>,
@@ -281,6 +285,9 @@ pub struct Timeouts {
     /// For the body of a client's request.
     #[schemars(with = "schema::Duration", extend("default" = show_duration(front::Timeouts::default().read_body)))]
     pub read_body: Set<Duration>,
+    /// For the next request on a client's connection. Then it is closed.
+    #[schemars(with = "schema::Duration", extend("default" = show_duration(front::Timeouts::default().idle)))]
+    pub idle_connection: Set<Duration>,
     /// How long an answer may be silent before comments keep its connection open.
     #[schemars(with = "schema::Duration", extend("default" = show_duration(front::Config::default().keep_alive)))]
     pub keep_alive: Set<Duration>,
@@ -535,6 +542,7 @@ fn limits(node: &Node, problems: &mut Problems) -> Option<Limits> {
         headers: section.set("headers", count(32)),
         connections: section.set("connections", count(1)),
         calls: section.set("calls", count(1)),
+        streams: section.set("streams", count(1)),
         // The protocol's own members need about eight.
         depth: section.set("depth", count(16)),
         sessions: section.set("sessions", count(1)),
@@ -562,6 +570,7 @@ fn timeouts(node: &Node, problems: &mut Problems) -> Option<Timeouts> {
         call: section.set("call", some_duration),
         read_headers: section.set("read_headers", some_duration),
         read_body: section.set("read_body", some_duration),
+        idle_connection: section.set("idle_connection", some_duration),
         keep_alive: section.set("keep_alive", some_duration),
     };
     section.close();

@@ -4,10 +4,9 @@
 use super::{
     Config, LogFormat, Questions, RouteConfig, Store,
     file::{self, DEFAULT_ADMIN, DEFAULT_DRAIN, DEFAULT_LISTEN, DEFAULT_PATH, File, Set},
-    front,
     problem::{At, Place, Problem},
 };
-use crate::{policy, upstream};
+use crate::{front, policy, upstream};
 use std::{net::SocketAddr, path::Path, sync::Arc};
 
 /// Fills in and judges. `folder` is what relative paths are relative to. What could not be read
@@ -322,6 +321,7 @@ fn front_limits(written: &file::Limits) -> front::Limits {
         headers: written.headers.copied_or(defaults.headers),
         connections: written.connections.copied_or(defaults.connections),
         calls: written.calls.copied_or(defaults.calls),
+        streams: written.streams.copied_or(defaults.streams),
         depth: written.depth.copied_or(defaults.depth),
     }
 }
@@ -331,6 +331,7 @@ fn front_timeouts(written: &file::Timeouts) -> front::Timeouts {
     front::Timeouts {
         read_headers: written.read_headers.copied_or(defaults.read_headers),
         read_body: written.read_body.copied_or(defaults.read_body),
+        idle: written.idle_connection.copied_or(defaults.idle),
     }
 }
 

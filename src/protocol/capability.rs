@@ -1,8 +1,17 @@
-//! What a peer says it can do: raw, and as flags.
+//! What a client says it can do: raw, and as flags.
+//!
+//! A modern client declares its capabilities with every request; a legacy server wants to hear them
+//! once, when a session begins. So each request needs a session that was begun with the same
+//! capabilities, and [`Capabilities::legacy`] is what they are compared by. A server may ask all the
+//! same for what was not declared; [`Capabilities::missing_for`] tells before the client is bothered.
 
-use super::Method;
+use super::{
+    Method,
+    meta::TASKS_EXTENSION,
+    splice::{Edit, Object},
+};
 use bytes::Bytes;
-use serde_json::Value;
+use serde_json::{Map, Value, json};
 
 /// The capabilities a client declares.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,11 +35,17 @@ struct Flags {
 #[error("capabilities must be an object")]
 pub struct NotCapabilities;
 
+// === impl Capabilities ===
+
 impl Capabilities {
-    /// Reads a client's `capabilities` object.
+    /// Reads a client's `capabilities` object. A capability is declared by an object; any other
+    /// value, such as `null` or `false`, does not declare it.
+    ///
+    /// # Errors
+    /// [`NotCapabilities`] where the bytes are another JSON value, or none.
     pub fn read(raw: Bytes) -> Result<Self, NotCapabilities> {
-        let _ = raw;
-        todo!()
+        let object = Object::read(&raw).map_err(|_| NotCapabilities)?;
+        Ok(Self { legacy: legacy(&object), flags: Flags::of(&object), raw })
     }
 
     /// The object exactly as it was declared.
@@ -39,8 +54,11 @@ impl Capabilities {
     }
 
     /// What a legacy server is told on the client's behalf: the same object without what the proxy
-    /// takes care of itself (the tasks extension; `extensions` too where nothing else is in it).
+    /// takes care of itself (the tasks extension; `extensions` too where nothing else is in it; the
+    /// `tasks` of 2025-11-25, with which a server could turn its questions into tasks).
     /// Two clients with equal bytes here can share sessions.
+    ///
+    /// The bytes are their own allocation, so a session that keeps them does not keep a request.
     pub fn legacy(&self) -> &Bytes {
         &self.legacy
     }
@@ -52,7 +70,7 @@ impl Capabilities {
 
     /// Whether a server may ask this client anything.
     pub fn can_be_asked(&self) -> bool {
-        let Flags { elicitation_form, elicitation_url, sampling, roots, .. } = self.flags;
+        let Flags { elicitation_form, elicitation_url, sampling, roots, tasks: _ } = self.flags;
         elicitation_form || elicitation_url || sampling || roots
     }
 
@@ -62,14 +80,255 @@ impl Capabilities {
     /// form only; sampling with `tools` needs `sampling.tools`; with `includeContext` other than
     /// `none`, nothing more (it is a hint). A method that is no question needs nothing.
     pub fn missing_for(&self, method: &Method, params: Option<&Bytes>) -> Option<Value> {
-        let _ = (method, params);
-        todo!()
+        let params = params.and_then(|params| Object::read(params).ok());
+        let says =
+            |key| params.as_ref().and_then(|params| params.get(key)).is_some_and(|value| value != "null");
+        let required = match method {
+            Method::Elicit => {
+                let mode = params.as_ref().and_then(|params| params.string("mode"));
+                json!({ "elicitation": { mode.as_deref().unwrap_or("form"): {} } })
+            }
+            Method::CreateMessage if says("tools") || says("toolChoice") => {
+                json!({ "sampling": { "tools": {} } })
+            }
+            Method::CreateMessage => json!({ "sampling": {} }),
+            Method::RootsList => json!({ "roots": {} }),
+            _ => return None,
+        };
+        self.missing(&required)
     }
 
     /// The part of `required` (an object of objects, any depth) the client did not declare, or
     /// `None`. `{"elicitation":{"form":{}}}` is satisfied by `"elicitation":{}`.
+    ///
+    /// A requirement that is no object, such as `true`, is met by the same value.
     pub fn missing(&self, required: &Value) -> Option<Value> {
-        let _ = required;
-        todo!()
+        if !self.flags.elicitation_form {
+            return missing(&self.raw, required);
+        }
+        missing(&with_form_spelt_out(&self.raw), required)
+    }
+}
+
+// === impl Flags ===
+
+impl Flags {
+    fn of(capabilities: &Object) -> Self {
+        let elicitation = inner(capabilities, "elicitation");
+        let mode = |name| elicitation.as_ref().is_some_and(|modes| declares(modes, name));
+        // An elicitation that names no mode is from before there were two (2026-07-28, *Elicitation*).
+        let names_no_mode = |modes: &Object| ["form", "url"].into_iter().all(|name| !modes.contains(name));
+        Self {
+            elicitation_form: mode("form") || elicitation.as_ref().is_some_and(names_no_mode),
+            elicitation_url: mode("url"),
+            sampling: declares(capabilities, "sampling"),
+            roots: declares(capabilities, "roots"),
+            tasks: inner(capabilities, "extensions").is_some_and(|it| declares(&it, TASKS_EXTENSION)),
+        }
+    }
+}
+
+/// The capabilities without those that end at the proxy.
+fn legacy(capabilities: &Object) -> Bytes {
+    let mut edit = Edit::new(capabilities);
+    edit.remove("tasks");
+    if let Some(extensions) = inner(capabilities, "extensions") {
+        let mut others = Edit::new(&extensions);
+        others.remove(TASKS_EXTENSION);
+        if others.leaves_nothing() {
+            edit.remove("extensions");
+        } else if !others.is_empty() {
+            edit.set("extensions", others.apply());
+        }
+    }
+    Bytes::copy_from_slice(&edit.apply())
+}
+
+/// The capabilities of a client that declares elicitation by form, perhaps only by naming no mode.
+fn with_form_spelt_out(raw: &Bytes) -> Bytes {
+    let capabilities = Object::read(raw).expect("it was read as an object");
+    let elicitation = inner(&capabilities, "elicitation").expect("a form needs one");
+    let mut modes = Edit::new(&elicitation);
+    modes.set_if_absent("form", "{}");
+    let mut edit = Edit::new(&capabilities);
+    edit.set("elicitation", modes.apply());
+    edit.apply()
+}
+
+/// The part of `required` that `declared` lacks.
+fn missing(declared: &Bytes, required: &Value) -> Option<Value> {
+    let Value::Object(wanted) = required else {
+        let same = serde_json::from_slice::<Value>(declared).is_ok_and(|declared| declared == *required);
+        return if same { None } else { Some(required.clone()) };
+    };
+    let Ok(declared) = Object::read(declared) else { return Some(required.clone()) };
+    let lacking = wanted.iter().filter_map(|(key, required)| {
+        let part = match declared.get(key) {
+            Some(declared) => missing(&declared, required),
+            None => Some(required.clone()),
+        };
+        Some((key.clone(), part?))
+    });
+    Some(lacking.collect::<Map<_, _>>()).filter(|lacking| !lacking.is_empty()).map(Value::Object)
+}
+
+fn inner(object: &Object, key: &str) -> Option<Object> {
+    Object::read(&object.get(key)?).ok()
+}
+
+fn declares(object: &Object, key: &str) -> bool {
+    object.get(key).is_some_and(|value| value.starts_with(b"{"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::borrow::Cow;
+
+    fn client(text: &str) -> Capabilities {
+        Capabilities::read(Bytes::copy_from_slice(text.as_bytes())).expect("an object")
+    }
+
+    fn missing_for(capabilities: &str, method: &'static str, params: &'static str) -> Option<Value> {
+        let params = Bytes::from_static(params.as_bytes());
+        client(capabilities).missing_for(&Method::from(Cow::from(method)), Some(&params))
+    }
+
+    #[test]
+    fn only_an_object_is_read() {
+        for text in ["null", "[]", "true", "", "{"] {
+            assert_eq!(Capabilities::read(text.into()), Err(NotCapabilities), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_legacy_server_is_told_all_but_the_tasks() {
+        for (declared, told) in [
+            ("{}", "{}"),
+            (r#"{ "sampling" : {"tools":{}}, "x":1e400 }"#, r#"{ "sampling" : {"tools":{}}, "x":1e400 }"#),
+            (r#"{"roots":{},"extensions":{"io.modelcontextprotocol/tasks":{}}}"#, r#"{"roots":{}}"#),
+            (r#"{"extensions":{"io.modelcontextprotocol/tasks":null}, "roots":{}}"#, r#"{"roots":{}}"#),
+            (
+                r#"{"extensions":{"a/b": {"c":1.0},"io.modelcontextprotocol/tasks":{}},"roots":{}}"#,
+                r#"{"extensions":{"a/b": {"c":1.0}},"roots":{}}"#,
+            ),
+            (r#"{"extensions":{}}"#, "{}"),
+            (r#"{"extensions":7}"#, r#"{"extensions":7}"#),
+            (r#"{"tasks":{"list":{}},"roots":{}}"#, r#"{"roots":{}}"#),
+        ] {
+            let client = client(declared);
+            assert_eq!(client.legacy(), told, "{declared}");
+            assert_eq!(client.as_bytes(), declared);
+        }
+    }
+
+    #[test]
+    fn the_legacy_bytes_do_not_keep_the_request() {
+        let request = Bytes::from_static(b"{\"roots\":{}}");
+        let client = Capabilities::read(request.clone()).expect("an object");
+        assert!(!request.as_ptr_range().contains(&client.legacy().as_ptr()));
+    }
+
+    #[test]
+    fn tasks_are_declared_by_their_extension_alone() {
+        assert!(client(r#"{"extensions":{"io.modelcontextprotocol/tasks":{"x":1}}}"#).declares_tasks());
+        for other in [
+            r#"{"tasks":{}}"#,
+            r#"{"extensions":{"io.modelcontextprotocol/tasks":false}}"#,
+            r#"{"extensions":{"io.modelcontextprotocol/ui":{}}}"#,
+            r#"{"extensions":["io.modelcontextprotocol/tasks"]}"#,
+        ] {
+            assert!(!client(other).declares_tasks(), "{other}");
+        }
+    }
+
+    #[test]
+    fn a_client_with_any_of_the_three_can_be_asked() {
+        for some in [
+            r#"{"sampling":{}}"#,
+            r#"{"roots":{}}"#,
+            r#"{"elicitation":{}}"#,
+            r#"{"elicitation":{"url":{}}}"#,
+        ] {
+            assert!(client(some).can_be_asked(), "{some}");
+        }
+        for none in
+            ["{}", r#"{"sampling":null}"#, r#"{"elicitation":{"form":false}}"#, r#"{"experimental":{}}"#]
+        {
+            assert!(!client(none).can_be_asked(), "{none}");
+        }
+    }
+
+    #[test]
+    fn an_elicitation_needs_its_own_mode() {
+        let form = Some(json!({ "elicitation": { "form": {} } }));
+        let url = Some(json!({ "elicitation": { "url": {} } }));
+        for (declared, for_form, for_url) in [
+            ("{}", &form, &url),
+            (r#"{"elicitation":null}"#, &form, &url),
+            (r#"{"elicitation":{}}"#, &None, &url),
+            (r#"{"elicitation":{"form":{}}}"#, &None, &url),
+            (r#"{"elicitation":{"later":{}}}"#, &None, &url),
+            (r#"{"elicitation":{"url":{}}}"#, &form, &None),
+            (r#"{"elicitation":{"form":{},"url":{}}}"#, &None, &None),
+            (r#"{"elicitation":{"form":{"applyDefaults":true}}}"#, &None, &url),
+        ] {
+            let asked = |params| missing_for(declared, "elicitation/create", params);
+            assert_eq!(&asked(r#"{"message":"?"}"#), for_form, "{declared}");
+            assert_eq!(&asked(r#"{"mode":"form"}"#), for_form, "{declared}");
+            assert_eq!(&asked(r#"{"mode":"url"}"#), for_url, "{declared}");
+        }
+    }
+
+    #[test]
+    fn sampling_with_tools_needs_them_declared() {
+        let ask = "sampling/createMessage";
+        assert_eq!(missing_for("{}", ask, "{}"), Some(json!({ "sampling": {} })));
+        assert_eq!(
+            missing_for(r#"{"sampling":{}}"#, ask, r#"{"includeContext":"allServers","tools":null}"#),
+            None
+        );
+        for params in [r#"{"tools":[]}"#, r#"{"toolChoice":{"mode":"auto"}}"#] {
+            let tools = Some(json!({ "sampling": { "tools": {} } }));
+            assert_eq!(missing_for("{}", ask, params), tools);
+            assert_eq!(missing_for(r#"{"sampling":{}}"#, ask, params), tools);
+            assert_eq!(missing_for(r#"{"sampling":{"tools":{}}}"#, ask, params), None);
+        }
+    }
+
+    #[test]
+    fn roots_need_roots_and_what_is_no_question_needs_nothing() {
+        assert_eq!(missing_for("{}", "roots/list", "{}"), Some(json!({ "roots": {} })));
+        assert_eq!(missing_for(r#"{"roots":{"listChanged":true}}"#, "roots/list", "{}"), None);
+        assert_eq!(missing_for("{}", "ping", "{}"), None);
+        assert_eq!(client("{}").missing_for(&Method::RootsList, None), Some(json!({ "roots": {} })));
+    }
+
+    #[test]
+    fn only_the_part_that_is_missing_is_named() {
+        let declared = r#"{"elicitation":{},"sampling":{"tools":{}},"extensions":{"a/b":{}},"roots":{"listChanged":false}}"#;
+        for (required, missing) in [
+            (json!({}), None),
+            (json!({ "elicitation": {}, "sampling": { "tools": {} } }), None),
+            (json!({ "elicitation": { "form": {} } }), None),
+            (
+                json!({ "elicitation": { "form": { "x": {} } } }),
+                Some(json!({ "elicitation": { "form": { "x": {} } } })),
+            ),
+            (json!({ "elicitation": { "form": {} }, "x": {} }), Some(json!({ "x": {} }))),
+            (
+                json!({ "elicitation": { "form": {}, "url": {} } }),
+                Some(json!({ "elicitation": { "url": {} } })),
+            ),
+            (
+                json!({ "sampling": { "context": {}, "tools": {} } }),
+                Some(json!({ "sampling": { "context": {} } })),
+            ),
+            (json!({ "extensions": { "a/b": {}, "c/d": {} } }), Some(json!({ "extensions": { "c/d": {} } }))),
+            (json!({ "roots": { "listChanged": true } }), Some(json!({ "roots": { "listChanged": true } }))),
+            (json!({ "roots": { "listChanged": false } }), None),
+        ] {
+            assert_eq!(client(declared).missing(&required), missing, "{required}");
+        }
     }
 }

@@ -1,8 +1,16 @@
 //! The `Mcp-*` headers: read, write, compare with the body (2026-07-28, *Request Metadata*).
+//!
+//! A modern client repeats parts of the body in headers, so that whoever stands in between can
+//! route without reading the body. Whoever does read it must refuse a request whose headers say
+//! something else: otherwise two parts of a system act on two different requests. Text that is not
+//! safe in a header travels in a base64 *sentinel*, `=?base64?…?=`.
 
+use super::splice::Object;
+use base64::{Engine as _, engine::general_purpose::STANDARD};
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue};
-use std::borrow::Cow;
+use serde_json::value::RawValue;
+use std::{borrow::Cow, collections::HashMap};
 
 pub static PROTOCOL_VERSION: HeaderName = HeaderName::from_static("mcp-protocol-version");
 pub static METHOD: HeaderName = HeaderName::from_static("mcp-method");
@@ -11,6 +19,16 @@ pub static SESSION_ID: HeaderName = HeaderName::from_static("mcp-session-id");
 pub static LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
 /// What every header that mirrors a parameter begins with, in lower case.
 pub const PARAM_PREFIX: &str = "mcp-param-";
+
+/// The member of a property's schema that asks for the parameter to be mirrored.
+const ANNOTATION: &str = "x-mcp-header";
+/// How deep a mirrored parameter may be nested. Bounds the recursion into a schema; a parameter
+/// beneath is not mirrored.
+const MAX_NESTING: usize = 64;
+/// How many characters of a value are repeated in a [`Mismatch`].
+const SHOWN: usize = 64;
+const SENTINEL_START: &str = "=?base64?";
+const SENTINEL_END: &str = "?=";
 
 /// A header value that cannot be read: not visible ASCII, or a base64 sentinel with bad contents.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -22,11 +40,12 @@ pub struct Malformed(pub &'static str);
 pub struct ParamHeader {
     /// `mcp-param-<name>`.
     pub header: HeaderName,
-    /// The chain of property names from the root of the arguments.
+    /// The chain of property names from the root of the arguments. Never empty.
     pub path: Vec<String>,
     pub kind: ParamKind,
 }
 
+/// The type the tool declares for a mirrored parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ParamKind {
     String,
@@ -39,35 +58,517 @@ pub enum ParamKind {
 #[error("Header mismatch: {0}")]
 pub struct Mismatch(pub String);
 
+/// The text of the one header line of this name; `None` where there is none.
+///
+/// # Errors
+/// [`Mismatch`] where the line is repeated, as two readers may disagree on which counts, or where
+/// its value is [`Malformed`].
+pub fn read<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<Option<Cow<'a, str>>, Mismatch> {
+    let mut lines = headers.get_all(name).iter();
+    let Some(line) = lines.next() else { return Ok(None) };
+    if lines.next().is_some() {
+        return Err(Mismatch(format!("{name} header appears more than once")));
+    }
+    decode(line)
+        .map(Some)
+        .map_err(|Malformed(why)| Mismatch(format!("{name} header value is malformed: {why}")))
+}
+
 /// The text a header value stands for: itself, or what its base64 sentinel
 /// (`=?base64?…?=`, markers case-sensitive, strict padding and alphabet, UTF-8) encodes.
+///
+/// Blanks around the value are not part of it (RFC 9110, 5.5). A value with only one of the
+/// markers is taken literally.
+///
+/// # Errors
+/// [`Malformed`] says what is wrong.
 pub fn decode(value: &HeaderValue) -> Result<Cow<'_, str>, Malformed> {
-    let _ = value;
-    todo!()
+    // Visible ASCII, space and tab are what `to_str` lets through.
+    let text = value.to_str().map_err(|_| Malformed("only visible ASCII, space and tab are allowed"))?;
+    let text = text.trim_matches([' ', '\t']);
+    let Some(inner) = text.strip_prefix(SENTINEL_START).and_then(|rest| rest.strip_suffix(SENTINEL_END))
+    else {
+        return Ok(text.into());
+    };
+    let bytes =
+        STANDARD.decode(inner).map_err(|_| Malformed("the sentinel does not hold canonical base64"))?;
+    match String::from_utf8(bytes) {
+        Ok(text) => Ok(text.into()),
+        Err(_) => Err(Malformed("the sentinel does not hold UTF-8")),
+    }
 }
 
 /// A header value for `text`: itself where it is safe as one, else in the base64 sentinel.
 pub fn encode(text: &str) -> HeaderValue {
-    let _ = text;
-    todo!()
+    let allowed = |byte: u8| matches!(byte, b'\t' | b' '..=b'~');
+    let trimmed = text.trim_matches([' ', '\t']).len() == text.len();
+    // Looks, with its markers overlapping or not, as if it were encoded.
+    let ambiguous = text.starts_with(SENTINEL_START) && text.ends_with(SENTINEL_END);
+    let value = match text.bytes().all(allowed) && trimmed && !ambiguous {
+        true => HeaderValue::from_str(text),
+        false => HeaderValue::try_from(format!("{SENTINEL_START}{}{SENTINEL_END}", STANDARD.encode(text))),
+    };
+    value.expect("visible ASCII is a header value")
 }
 
 /// The parameters of a tool's `inputSchema` that are mirrored into headers. A definition that
 /// breaks a rule of *Schema Extension* yields nothing for that annotation: clients drop such tools
 /// themselves, and a call of one is the server's business.
+///
+/// Only chains of `properties` are followed, so an annotation in a place that is not statically
+/// reachable is not seen at all. A name that is used twice, in any case, counts for neither.
 pub fn param_headers(input_schema: &Bytes) -> Vec<ParamHeader> {
-    let _ = input_schema;
-    todo!()
+    let mut found = Vec::new();
+    collect(input_schema, &mut Vec::new(), &mut found);
+    let mut uses = HashMap::<_, usize>::new();
+    for Annotation { header, .. } in &found {
+        *uses.entry(header.clone()).or_default() += 1;
+    }
+    let valid = |Annotation { header, path, kind }| {
+        Some(ParamHeader { kind: kind.filter(|_| uses[&header] == 1)?, header, path })
+    };
+    found.into_iter().filter_map(valid).collect()
 }
 
 /// Compares the headers of a `tools/call` with its arguments: a value present and not null needs
 /// its header, equal after decoding (integers as numbers); an absent or null one needs none, and a
 /// header that is there all the same is a mismatch.
+///
+/// The last is our reading: the specification only says that no header may be expected, but also
+/// that a header must match what the body says, and someone in between would act on a value that
+/// the body never carried. An object or array where the tool declares a primitive cannot be
+/// written into a header, so it needs none either; the server will refuse it.
+///
+/// # Errors
+/// The first [`Mismatch`], in the order of `wanted`.
 pub fn check_params(
     wanted: &[ParamHeader],
     arguments: Option<&Bytes>,
     headers: &HeaderMap,
 ) -> Result<(), Mismatch> {
-    let _ = (wanted, arguments, headers);
-    todo!()
+    if wanted.is_empty() {
+        return Ok(());
+    }
+    let arguments = arguments.and_then(|arguments| Object::read(arguments).ok());
+    wanted.iter().try_for_each(|param| param.check(arguments.as_ref(), headers))
+}
+
+// === impl ParamHeader ===
+
+impl ParamHeader {
+    fn check(&self, arguments: Option<&Object>, headers: &HeaderMap) -> Result<(), Mismatch> {
+        let Self { header: name, path, kind } = self;
+        let value = match arguments {
+            Some(arguments) => value_at(arguments, path)?,
+            None => None,
+        };
+        let value = value.map(Argument::read).filter(|value| *value != Argument::Null);
+        match (value, read(headers, name)?) {
+            (None | Some(Argument::Null | Argument::Compound), None) => Ok(()),
+            (Some(Argument::Text(_) | Argument::Number(_)), None) => Err(Mismatch(format!(
+                "{name} header is missing, but argument '{}' has a value; tools/list says which headers \
+                 a call needs",
+                shown(&path.join("."))
+            ))),
+            (Some(value), Some(header)) if value.is_said_by(&header, *kind) => Ok(()),
+            (Some(Argument::Text(value) | Argument::Number(value)), Some(header)) => Err(Mismatch(format!(
+                "{name} header value '{}' does not match body value '{}'",
+                shown(&header),
+                shown(&value)
+            ))),
+            (None | Some(Argument::Null | Argument::Compound), Some(header)) => Err(Mismatch(format!(
+                "{name} header value '{}' has no counterpart: argument '{}' has no value that a header can say",
+                shown(&header),
+                shown(&path.join("."))
+            ))),
+        }
+    }
+}
+
+/// What an argument is to a header.
+#[derive(Debug, PartialEq, Eq)]
+enum Argument {
+    Null,
+    /// A string's contents, or `true` or `false`.
+    Text(String),
+    /// A number as it was written.
+    Number(String),
+    /// An object or an array.
+    Compound,
+}
+
+// === impl Argument ===
+
+impl Argument {
+    fn read(json: Bytes) -> Self {
+        let token = || String::from_utf8_lossy(&json).into_owned();
+        match json.first() {
+            Some(b'n') => Self::Null,
+            Some(b'{' | b'[') => Self::Compound,
+            Some(b't' | b'f') => Self::Text(token()),
+            // A lone surrogate is no text; such a string is compared as it is spelt.
+            Some(b'"') => Self::Text(serde_json::from_slice(&json).unwrap_or_else(|_| token())),
+            _ => Self::Number(token()),
+        }
+    }
+
+    /// Whether `header` says this. A value of another type than the declared one is compared by
+    /// how it is written.
+    fn is_said_by(&self, header: &str, kind: ParamKind) -> bool {
+        match (self, kind) {
+            (Self::Null | Self::Compound, _) => false,
+            (Self::Number(number), ParamKind::Integer) => {
+                number == header || Decimal::read(number).is_some_and(|it| Some(it) == Decimal::read(header))
+            }
+            (Self::Text(text) | Self::Number(text), _) => text == header,
+        }
+    }
+}
+
+/// A number in its one normal form, exact at any size: `42`, `42.0` and `4.2e1` are equal, while
+/// `9007199254740993` is not `9007199254740992`, as it would be in floating point.
+#[derive(Debug, PartialEq, Eq)]
+struct Decimal {
+    is_negative: bool,
+    /// Without zeros at either end; empty for zero.
+    digits: String,
+    exponent: i64,
+}
+
+// === impl Decimal ===
+
+impl Decimal {
+    /// Reads a number by the grammar of JSON. `None` for anything else, and for an exponent that
+    /// no one can mean.
+    fn read(text: &str) -> Option<Self> {
+        let number = serde_json::from_str::<&RawValue>(text).ok()?.get();
+        let (is_negative, rest) = match number.strip_prefix('-') {
+            Some(rest) => (true, rest),
+            None => (false, number),
+        };
+        if number.len() != text.len() || !rest.starts_with(|first: char| first.is_ascii_digit()) {
+            return None;
+        }
+        let (mantissa, exponent) = rest.split_once(['e', 'E']).unwrap_or((rest, "0"));
+        let (whole, fraction) = mantissa.split_once('.').unwrap_or((mantissa, ""));
+        let all = [whole, fraction].concat();
+        let significant = all.trim_end_matches('0');
+        let digits = significant.trim_start_matches('0').to_owned();
+        if digits.is_empty() {
+            return Some(Self { is_negative: false, digits, exponent: 0 });
+        }
+        let shift = (all.len() - significant.len()) as i64 - fraction.len() as i64;
+        let exponent = exponent.parse::<i64>().ok()?.checked_add(shift)?;
+        Some(Self { is_negative, digits, exponent })
+    }
+}
+
+/// An annotation with a well-formed name. Its type may still be one that cannot be mirrored.
+struct Annotation {
+    header: HeaderName,
+    path: Vec<String>,
+    kind: Option<ParamKind>,
+}
+
+/// Adds the annotations of the properties of `schema`, which stands at `path`.
+fn collect(schema: &Bytes, path: &mut Vec<String>, found: &mut Vec<Annotation>) {
+    let properties = Object::read(schema).ok().and_then(|schema| schema.get("properties"));
+    let Some(Ok(properties)) = properties.as_ref().map(Object::read) else { return };
+    for (key, property) in properties.members() {
+        path.push(key.to_owned());
+        if let Ok(schema) = Object::read(&property)
+            && let Some(header) = schema.string(ANNOTATION).as_deref().and_then(header_name)
+        {
+            found.push(Annotation { header, path: path.clone(), kind: kind(&schema) });
+        }
+        if path.len() < MAX_NESTING {
+            collect(&property, path, found);
+        }
+        path.pop();
+    }
+}
+
+/// The header for an annotated name, where that is a token (RFC 9110, 5.6.2).
+fn header_name(name: &str) -> Option<HeaderName> {
+    let whole = format!("{PARAM_PREFIX}{}", name.to_ascii_lowercase());
+    HeaderName::try_from(whole).ok().filter(|_| !name.is_empty())
+}
+
+fn kind(property: &Object) -> Option<ParamKind> {
+    match property.string("type")?.as_str() {
+        "string" => Some(ParamKind::String),
+        "integer" => Some(ParamKind::Integer),
+        "boolean" => Some(ParamKind::Boolean),
+        _ => None,
+    }
+}
+
+/// The raw value at a chain of keys, if every step is there.
+fn value_at(arguments: &Object, path: &[String]) -> Result<Option<Bytes>, Mismatch> {
+    let (first, rest) = path.split_first().expect("a path has at least one step");
+    let Some(mut value) = only_member(arguments, first)? else { return Ok(None) };
+    for key in rest {
+        let Ok(object) = Object::read(&value) else { return Ok(None) };
+        let Some(inner) = only_member(&object, key)? else { return Ok(None) };
+        value = inner;
+    }
+    Ok(Some(value))
+}
+
+/// A member that is not repeated. The server may take another one than we would.
+fn only_member(object: &Object, key: &str) -> Result<Option<Bytes>, Mismatch> {
+    let mut values = object.members().filter(|(name, _)| *name == key).map(|(_, value)| value);
+    match (values.next(), values.next()) {
+        (value, None) => Ok(value),
+        (_, Some(_)) => {
+            Err(Mismatch(format!("argument '{}' appears more than once in the body", shown(key))))
+        }
+    }
+}
+
+/// The beginning of a value, without control characters, for a message.
+fn shown(text: &str) -> String {
+    let mut short: String = text.chars().take(SHOWN).flat_map(char::escape_debug).collect();
+    if text.chars().nth(SHOWN).is_some() {
+        short.push('…');
+    }
+    short
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn decoded(value: &'static str) -> Result<String, Malformed> {
+        decode(&HeaderValue::from_static(value)).map(Cow::into_owned)
+    }
+
+    fn params(schema: &'static str) -> Vec<(String, String, ParamKind)> {
+        let plain = |it: ParamHeader| (it.header.to_string(), it.path.join("."), it.kind);
+        param_headers(&Bytes::from_static(schema.as_bytes())).into_iter().map(plain).collect()
+    }
+
+    /// Checks a call of a tool with a parameter of each kind, one of them nested.
+    fn check(arguments: &str, lines: &[(&'static str, &'static str)]) -> Result<(), String> {
+        let schema = r#"{"type":"object","properties":{
+            "s":{"type":"string","x-mcp-header":"S"},
+            "i":{"type":"integer","x-mcp-header":"I"},
+            "b":{"type":"boolean","x-mcp-header":"B"},
+            "deep":{"type":"object","properties":{"s":{"type":"string","x-mcp-header":"Deep"}}}}}"#;
+        let mut headers = HeaderMap::new();
+        for (name, value) in lines {
+            headers.append(*name, HeaderValue::from_bytes(value.as_bytes()).expect("a value"));
+        }
+        let arguments = Bytes::copy_from_slice(arguments.as_bytes());
+        let wanted = param_headers(&Bytes::from_static(schema.as_bytes()));
+        assert_eq!(wanted.len(), 4);
+        check_params(&wanted, Some(&arguments), &headers).map_err(|mismatch| mismatch.to_string())
+    }
+
+    #[test]
+    fn the_examples_of_the_specification_are_encoded_as_it_says() {
+        for (text, value) in [
+            ("us-west1", "us-west1"),
+            ("Hello, 世界", "=?base64?SGVsbG8sIOS4lueVjA==?="),
+            (" padded ", "=?base64?IHBhZGRlZCA=?="),
+            ("line1\nline2", "=?base64?bGluZTEKbGluZTI=?="),
+            ("=?base64?literal?=", "=?base64?PT9iYXNlNjQ/bGl0ZXJhbD89?="),
+        ] {
+            assert_eq!(encode(text), value);
+            assert_eq!(decoded(value).as_deref(), Ok(text));
+        }
+    }
+
+    #[test]
+    fn a_value_without_both_markers_is_literal() {
+        for value in ["SGVsbG8=", "=?base64?SGVsbG8=", "SGVsbG8=?=", "=?BASE64?SGVsbG8=?=", "=?base64?="] {
+            assert_eq!(decoded(value).as_deref(), Ok(value));
+        }
+    }
+
+    #[test]
+    fn base64_is_read_strictly() {
+        for value in [
+            "=?base64?SGVsbG8?=",     // no padding
+            "=?base64?SGVsbG8==?=",   // too much of it
+            "=?base64?SGVsbG9=?=",    // bits beyond the end
+            "=?base64?SGVs!!!bG8=?=", // not of the alphabet
+            "=?base64?SGVs bG8=?=",
+            "=?base64?__8=?=", // the alphabet for URLs
+            "=?base64?//8=?=", // not UTF-8
+        ] {
+            assert!(decoded(value).is_err(), "{value}");
+        }
+        assert_eq!(decoded("=?base64??=").as_deref(), Ok(""));
+    }
+
+    #[test]
+    fn blanks_around_a_value_are_not_part_of_it_and_other_characters_are_refused() {
+        assert_eq!(decoded(" \t a b\t ").as_deref(), Ok("a b"));
+        let value = HeaderValue::from_bytes("é".as_bytes()).expect("obsolete text");
+        assert!(decode(&value).is_err());
+    }
+
+    #[test]
+    fn annotations_are_found_along_properties_only() {
+        let schema = r#"{"x-mcp-header":"Root","properties":{
+            "region":{"type":"string","x-mcp-header":"Region"},
+            "a":{"type":"object","properties":{"b":{"properties":{"c":{"x-mcp-header":"X-c","type":"integer"}}}}},
+            "list":{"type":"array","items":{"type":"string","x-mcp-header":"Item"}},
+            "either":{"anyOf":[{"type":"string","x-mcp-header":"Either"}]},
+            "plain":{"type":"string"}, "any":true}}"#;
+        assert_eq!(
+            params(schema),
+            [
+                ("mcp-param-region".into(), "region".into(), ParamKind::String),
+                ("mcp-param-x-c".into(), "a.b.c".into(), ParamKind::Integer),
+            ]
+        );
+    }
+
+    #[test]
+    fn an_annotation_that_breaks_a_rule_yields_nothing() {
+        for annotated in [
+            r#"{"type":"string","x-mcp-header":""}"#,
+            r#"{"type":"string","x-mcp-header":"My Region"}"#,
+            r#"{"type":"string","x-mcp-header":"Region:Primary"}"#,
+            r#"{"type":"string","x-mcp-header":"Région"}"#,
+            r#"{"type":"string","x-mcp-header":"Region\n"}"#,
+            r#"{"type":"string","x-mcp-header":7}"#,
+            r#"{"type":"number","x-mcp-header":"N"}"#,
+            r#"{"type":"object","x-mcp-header":"N"}"#,
+            r#"{"type":["string","null"],"x-mcp-header":"N"}"#,
+            r#"{"x-mcp-header":"N"}"#,
+        ] {
+            let schema = format!(
+                r#"{{"properties":{{"a":{annotated},"b":{{"type":"boolean","x-mcp-header":"ok"}}}}}}"#
+            );
+            assert_eq!(param_headers(&schema.into()).len(), 1, "{annotated}");
+        }
+        assert_eq!(params("[]"), []);
+        assert_eq!(params("not json"), []);
+    }
+
+    #[test]
+    fn a_name_used_twice_counts_for_neither() {
+        let schema = r#"{"properties":{"a":{"type":"string","x-mcp-header":"Region"},
+            "b":{"type":"object","properties":{"c":{"type":"number","x-mcp-header":"REGION"}}},
+            "d":{"type":"string","x-mcp-header":"Other"}}}"#;
+        assert_eq!(params(schema), [("mcp-param-other".into(), "d".into(), ParamKind::String)]);
+    }
+
+    #[test]
+    fn a_schema_nested_without_end_is_survived() {
+        let levels = 2000;
+        let schema = r#"{"properties":{"a":"#.repeat(levels) + "{}" + &"}}".repeat(levels);
+        assert_eq!(param_headers(&schema.into()), []);
+    }
+
+    #[test]
+    fn values_that_agree_pass() {
+        let lines = [
+            ("Mcp-Param-S", "=?base64?SGVsbG8=?="),
+            ("mcp-param-i", "42"),
+            ("MCP-PARAM-B", "true"),
+            ("mcp-param-deep", " x "),
+            ("mcp-param-unknown", "whatever"),
+        ];
+        assert_eq!(check(r#"{"deep":{"s":"x"},"i":42.0,"s":"Hel\u006co","b":true}"#, &lines), Ok(()));
+    }
+
+    #[test]
+    fn integers_are_compared_as_numbers_and_exactly() {
+        for (body, header, agrees) in [
+            ("42", "42.0", true),
+            ("4.2e1", "42", true),
+            ("4200", "42E+2", true),
+            ("-7", "-7", true),
+            ("0", "-0.00", true),
+            ("9007199254740993", "9007199254740993", true),
+            ("9007199254740993", "9007199254740992", false),
+            ("42", "-42", false),
+            ("42", "420", false),
+            ("42", "042", false),
+            ("42", "+42", false),
+            ("42", "0x2a", false),
+            ("42", "", false),
+            ("42", "42,42", false),
+            ("1e99999999999999999999", "1e99999999999999999998", false),
+        ] {
+            let result = check(&format!(r#"{{"i":{body}}}"#), &[("mcp-param-i", header)]);
+            assert_eq!(result.is_ok(), agrees, "{body} {header}");
+        }
+    }
+
+    #[test]
+    fn a_value_of_another_type_is_compared_as_it_is_written() {
+        assert_eq!(check(r#"{"i":"seven"}"#, &[("mcp-param-i", "seven")]), Ok(()));
+        assert_eq!(
+            check(r#"{"s":42,"b":"true"}"#, &[("mcp-param-s", "42"), ("mcp-param-b", "true")]),
+            Ok(())
+        );
+        assert!(check(r#"{"b":true}"#, &[("mcp-param-b", "True")]).is_err());
+        assert_eq!(check(r#"{"s":{"x":1}}"#, &[]), Ok(()));
+        assert!(check(r#"{"s":{"x":1}}"#, &[("mcp-param-s", r#"{"x":1}"#)]).is_err());
+    }
+
+    #[test]
+    fn an_absent_or_null_value_needs_no_header_and_agrees_with_none() {
+        for arguments in ["{}", r#"{"s":null}"#, r#"{"deep":{}}"#, r#"{"deep":7}"#, "null", "[1]"] {
+            assert_eq!(check(arguments, &[]), Ok(()), "{arguments}");
+            assert!(check(arguments, &[("mcp-param-s", "x")]).is_err(), "{arguments}");
+            assert!(check(arguments, &[("mcp-param-deep", "")]).is_err(), "{arguments}");
+        }
+        let wanted = param_headers(&Bytes::from_static(
+            br#"{"properties":{"s":{"type":"string","x-mcp-header":"S"}}}"#,
+        ));
+        assert_eq!(check_params(&wanted, None, &HeaderMap::new()), Ok(()));
+    }
+
+    #[test]
+    fn an_empty_value_is_a_value() {
+        assert!(check(r#"{"s":""}"#, &[]).is_err());
+        assert_eq!(check(r#"{"s":""}"#, &[("mcp-param-s", "")]), Ok(()));
+        assert_eq!(check(r#"{"s":""}"#, &[("mcp-param-s", "=?base64??=")]), Ok(()));
+    }
+
+    #[test]
+    fn what_cannot_be_told_apart_is_a_mismatch() {
+        let twice = [("mcp-param-s", "x"), ("Mcp-Param-S", "x")];
+        assert_eq!(
+            check(r#"{"s":"x"}"#, &twice).as_ref().map_err(String::as_str),
+            Err("Header mismatch: mcp-param-s header appears more than once")
+        );
+        assert!(check(r#"{"s":"x","s":"x"}"#, &twice[..1]).is_err());
+        assert_eq!(
+            check(r#"{"s":"x","t":1,"t":2}"#, &twice[..1]),
+            Ok(()),
+            "not mirrored, so not ours to judge"
+        );
+    }
+
+    #[test]
+    fn a_mismatch_names_the_header_and_what_is_wrong_in_short() {
+        let message =
+            |arguments: &str, value| check(arguments, &[("mcp-param-s", value)]).expect_err("a mismatch");
+        assert_eq!(
+            message(r#"{"s":"bar\n"}"#, "foo"),
+            r"Header mismatch: mcp-param-s header value 'foo' does not match body value 'bar\n'"
+        );
+        assert!(
+            message(r#"{"s":"x"}"#, "=?base64?SGVsbG8?=").contains("mcp-param-s header value is malformed")
+        );
+        assert!(message(r#"{"s":"x"}"#, "é").contains("mcp-param-s header value is malformed"));
+        assert!(message(&format!(r#"{{"s":"{}"}}"#, "é".repeat(9999)), "x").len() < 300);
+        assert!(check(r#"{"deep":{"s":"x"}}"#, &[]).expect_err("missing").contains("'deep.s'"));
+    }
+
+    proptest! {
+        #[test]
+        fn every_text_survives_a_header(text in prop_oneof![any::<String>(), "[=?base64 \t]{0,20}"]) {
+            let value = encode(&text);
+            prop_assert_eq!(decode(&value), Ok(text.as_str().into()));
+        }
+    }
 }

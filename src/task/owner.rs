@@ -38,3 +38,24 @@ impl<'a> Owned<'a> {
         &self.0.id
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::protocol::Timestamp;
+    use std::time::Duration;
+
+    #[test]
+    fn only_the_same_principal_on_the_same_route_owns_a_task() {
+        let owner = Owner { principal: [1; 16], route: "/mcp".into() };
+        let id = TaskId::from_entropy([7; 16]);
+        let record =
+            Record::new(id.clone(), owner.clone(), "slow", Duration::ZERO, Timestamp::from_millis(0));
+        assert_eq!(owner.claim(&record).map(|owned| owned.id().clone()), Some(id));
+        for other in
+            [Owner { principal: [2; 16], ..owner.clone() }, Owner { route: "/other".into(), ..owner.clone() }]
+        {
+            assert!(other.claim(&record).is_none(), "{other:?}");
+        }
+    }
+}

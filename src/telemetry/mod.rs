@@ -2,4 +2,7 @@
 
 mod events;
 
-pub use events::{Access, Drained, LookupFailed, Outcome, QuestionRefused, TaskRead, TaskTransition};
+pub use events::{
+    Access, Drained, LookupFailed, Outcome, QuestionRefused, QuotaFull, StoreFailed, TaskRead,
+    TaskTransition, WouldDefer,
+};

@@ -4,6 +4,8 @@
 //! stream of [`Event`]s comes out. Sessions, handshakes, transports and resumption are hidden
 //! behind it.
 
+mod lost;
+
 use crate::{
     dialect::{Credentials, Principal},
     protocol::{Capabilities, Frame, Method},

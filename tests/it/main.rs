@@ -1,5 +1,9 @@
-//! Everything that is tested from outside, one file a topic.
+//! Everything that is checked from the outside, in one binary.
 
 mod cli;
 mod config;
+mod exchange;
+mod passthrough;
 mod samples;
+mod simulation;
+mod support;
