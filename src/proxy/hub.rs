@@ -96,7 +96,7 @@ mod tests {
     async fn a_listener_hears_of_its_tasks_once_for_many_changes() {
         let hub = Arc::new(Hub::default());
         let [a, b] = [1, 2].map(|n| TaskId::from_entropy([n; 16]));
-        let listener = hub.listen(vec!std::slice::from_ref(&a));
+        let listener = hub.listen(vec![a.clone()]);
         hub.announce(&a);
         hub.announce(&b);
         hub.announce(&a);

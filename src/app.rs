@@ -1,0 +1,129 @@
+//! Builds every part and joins them.
+
+use crate::{
+    admin, config,
+    config::Config,
+    front, policy,
+    proxy::{Endpoint, Service, Tasks},
+    runtime::{Clock, Drain, Stopping, SystemClock},
+    store::{Memory, Store},
+    telemetry::Drained,
+    upstream::{self, Streamable, Upstream},
+};
+use std::{net::SocketAddr, sync::Arc, time::Duration};
+
+/// A proxy at work.
+pub struct Running {
+    /// What clients can connect to, with the ports that were really got.
+    pub addresses: Vec<SocketAddr>,
+    /// The operator's address, where there is one.
+    pub admin: Option<SocketAddr>,
+    /// The paths that are served, in the order of the configuration.
+    pub paths: Vec<Arc<str>>,
+    /// Whether clients are met with TLS.
+    pub tls: bool,
+    stop: Drain,
+    overdue: Drain,
+    admin_stop: Drain,
+    upstreams: Vec<Arc<dyn Upstream>>,
+    tasks: Arc<Tasks>,
+    limit: Duration,
+}
+
+/// Why the proxy cannot start.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error(transparent)]
+    Front(#[from] front::Error),
+    #[error("the admin address: {0}")]
+    Admin(#[source] front::Error),
+    #[error("route {path}: {source}")]
+    Upstream { path: Arc<str>, source: upstream::Error },
+}
+
+/// After the time to end by itself is over, tasks are told and given this long to say so.
+const LAST_WORDS: Duration = Duration::from_secs(2);
+
+/// Starts a proxy. Once this returns, clients are served.
+///
+/// # Errors
+/// [`Error`] names the address, the file or the route that is at fault.
+pub fn start(config: Config) -> Result<Running, Error> {
+    let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
+    let (stop, stopping) = Drain::new();
+    let (overdue, too_late) = Drain::new();
+    let (admin_stop, admin_stopping) = Drain::new();
+
+    let tasks = Tasks::new(store(config.store), config.quotas, Arc::clone(&clock));
+    tokio::spawn(Arc::clone(&tasks).look_after(stopping.clone()));
+
+    let mut upstreams = Vec::new();
+    let mut services: Vec<Arc<dyn Service>> = Vec::new();
+    let mut paths = Vec::new();
+    for config::RouteConfig { route, upstream, .. } in config.routes {
+        let route: Arc<policy::Route> = Arc::new(route);
+        let path = Arc::clone(&route.path);
+        let upstream: Arc<dyn Upstream> = Arc::new(
+            Streamable::new(upstream).map_err(|source| Error::Upstream { path: Arc::clone(&path), source })?,
+        );
+        upstreams.push(Arc::clone(&upstream));
+        services.push(Arc::new(Endpoint::new(
+            route,
+            upstream,
+            Arc::clone(&tasks),
+            Arc::clone(&clock),
+            stopping.clone(),
+            too_late.clone(),
+        )));
+        paths.push(path);
+    }
+
+    let tls = config.front.tls.is_some();
+    let bound = front::serve(config.front, services, stopping.clone(), clock)?;
+    let admin = config.admin.map(|address| admin(address, &stopping, admin_stopping)).transpose()?;
+    Ok(Running {
+        addresses: bound.addresses,
+        admin,
+        paths,
+        tls,
+        stop,
+        overdue,
+        admin_stop,
+        upstreams,
+        tasks,
+        limit: config.drain,
+    })
+}
+
+fn store(store: config::Store) -> Arc<dyn Store> {
+    match store {
+        config::Store::Memory => Arc::new(Memory::default()),
+    }
+}
+
+/// The operator's listener goes on answering while the others stop, and says so.
+fn admin(address: SocketAddr, stopping: &Stopping, until: Stopping) -> Result<SocketAddr, Error> {
+    admin::serve(address, stopping.clone(), until).map_err(Error::Admin)
+}
+
+// === impl Running ===
+
+impl Running {
+    /// The first address and path as a URL.
+    pub fn url(&self) -> String {
+        let scheme = if self.tls { "https" } else { "http" };
+        let path = self.paths.first().map_or("/", |path| path);
+        format!("{scheme}://{}{path}", self.addresses[0])
+    }
+
+    /// Stops in order: no more clients, listen streams end, what ends within the drain time does,
+    /// the rest is ended with a clear error, and the servers are told.
+    pub async fn stop(self) {
+        let unfinished = self.stop.stop(self.limit).await;
+        let tasks_lost = self.tasks.parked();
+        self.overdue.stop(LAST_WORDS).await;
+        futures_util::future::join_all(self.upstreams.iter().map(|upstream| upstream.close())).await;
+        self.admin_stop.stop(Duration::ZERO).await;
+        Drained { calls_lost: unfinished.saturating_sub(tasks_lost), tasks_lost }.emit();
+    }
+}
