@@ -1,7 +1,7 @@
 //! `deferral check`: judges a configuration file without starting anything.
 
 use super::USAGE;
-use crate::config;
+use crate::{config, front::TlsPaths};
 use std::{
     io::{self, Write},
     path::PathBuf,
@@ -28,7 +28,12 @@ pub fn run(args: &Args, out: &mut impl Write, err: &mut impl Write) -> io::Resul
         writeln!(out, "{schema}")?;
         return Ok(0);
     };
-    match config::load(path) {
+    let config = config::load(path);
+    if let Ok(Err(error)) = config.as_ref().map(|config| config.front.tls.as_ref().map_or(Ok(()), TlsPaths::check)) {
+        writeln!(err, "{}: {error}", path.display())?;
+        return Ok(USAGE);
+    }
+    match config {
         Ok(config) => {
             let (count, noun) =
                 (config.routes.len(), if config.routes.len() == 1 { "route" } else { "routes" });

@@ -223,3 +223,135 @@ fn store(text: &str) -> Result<file::Store, Invalid> {
         _ => Err(Invalid(format!("unknown store `{text}`; use memory, disk:PATH or redis://HOST"))),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+    use std::path::Path;
+
+    #[derive(Parser)]
+    struct Words {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    fn args(words: &[&str]) -> Args {
+        Words::parse_from([&["serve"], words].concat()).args
+    }
+
+    /// The same flags beside a file of this text.
+    fn beside(text: &str, words: &[&str]) -> Result<Config, String> {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("deferral.yaml");
+        std::fs::write(&path, text).expect("it can be written");
+        let path = path.to_str().expect("a plain path");
+        args(&[words, &["--config", path]].concat())
+            .config()
+            .map_err(|error| error.to_string().replace(path, "deferral.yaml"))
+    }
+
+    const FILE: &str = "
+listen: 127.0.0.1:1
+admin: 127.0.0.1:2
+log: json
+routes:
+  - path: /tools
+    upstream: { url: 'http://a/mcp' }
+    defer: { mode: never, after: 9s, retention: 1m }
+    tools: [{ match: x, mode: always }]
+";
+
+    #[test]
+    fn flags_and_a_file_that_say_the_same_mean_the_same() {
+        let flags = args(&[
+            "--upstream",
+            "http://127.0.0.1:9000/mcp",
+            "--listen",
+            "127.0.0.1:1",
+            "--admin",
+            "off",
+            "--after",
+            "250ms",
+            "--mode",
+            "observe",
+            "--tool",
+            "train_*=always",
+            "--tool",
+            "x=auto:1s",
+            "--store",
+            "memory",
+            "--log",
+            "json",
+        ]);
+        let file = "
+listen: 127.0.0.1:1
+admin: off
+store: memory
+log: json
+routes:
+  - upstream: { url: 'http://127.0.0.1:9000/mcp' }
+    defer: { mode: observe, after: 250ms }
+    tools: [{ match: train_*, mode: always }, { match: x, mode: auto, after: 1s }]
+";
+        let file = config::parse(Path::new("deferral.yaml"), file).expect("it is right");
+        assert_eq!(format!("{:#?}", flags.config().expect("they are right")), format!("{file:#?}"));
+    }
+
+    #[test]
+    fn a_flag_that_is_given_overrides_the_file_and_one_that_is_not_does_not() {
+        let config =
+            beside(FILE, &["--listen", "127.0.0.1:7", "--after", "1s", "--tool", "x=never"]).expect_err("x");
+        assert_eq!(
+            config,
+            "deferral.yaml:9:22: `x` has a rule already (--tool); the first one holds, so this one never would"
+        );
+        let config =
+            beside(FILE, &["--listen", "127.0.0.1:7", "--after", "1s", "--tool", "y=never"]).expect("right");
+        assert_eq!(config.front.listen, ["127.0.0.1:7".parse().unwrap()]);
+        assert_eq!(config.admin, Some("127.0.0.1:2".parse().unwrap()));
+        assert_eq!(config.log, LogFormat::Json);
+        let route = &config.routes[0].route;
+        assert_eq!(
+            (&*route.path, route.defer.mode, route.defer.after),
+            ("/tools", Mode::Never, Duration::from_secs(1))
+        );
+        assert_eq!(route.defer.retention, Duration::from_secs(60));
+        assert_eq!(route.treatment("y").mode, Mode::Never);
+        assert_eq!(route.treatment("x").mode, Mode::Always);
+    }
+
+    #[test]
+    fn a_server_is_named_once() {
+        assert_eq!(
+            beside(FILE, &["--upstream", "http://b/"]).unwrap_err(),
+            "--upstream: names a server, and so do the `routes` of deferral.yaml (line 6); remove one of the two"
+        );
+        let config = beside("admin: off", &["--upstream", "http://b/"]).expect("the file has no routes");
+        assert_eq!(config.routes[0].upstream.url, "http://b/");
+        assert_eq!(config.admin, None);
+        assert!(matches!(args(&["--after", "1s"]).config(), Err(Error::NoServer)));
+    }
+
+    #[test]
+    fn a_flag_for_one_route_needs_one_route() {
+        let two = "routes:\n  - { path: /a, upstream: { url: 'http://a' } }\n  - { path: /b, upstream: { url: 'http://b' } }\n";
+        assert_eq!(
+            beside(two, &["--mode", "always"]).unwrap_err(),
+            "--mode: means one route, and the file has 2; write it under the route you mean"
+        );
+        assert!(beside("routes: []", &["--mode", "always"]).unwrap_err().contains("no route"));
+    }
+
+    #[test]
+    fn rules_for_tools_are_read_from_one_word() {
+        let rule = tool("a.b-*=required:1m30s").expect("it is right");
+        assert_eq!(
+            (rule.pattern.as_str(), rule.mode, rule.after),
+            ("a.b-*", Mode::Required, Some(Duration::from_secs(90)))
+        );
+        for wrong in ["x", "=always", "x=", "x=maybe", "x=auto:5", "x=auto:"] {
+            assert!(tool(wrong).is_err(), "{wrong}");
+        }
+    }
+}

@@ -5,13 +5,14 @@
 //! that one run reports everything.
 
 use super::{
-    LogFormat, Questions, front,
+    LogFormat, Questions,
     problem::{At, Place, Problem, nearest},
     schema::{self, OneOrMany, optional, required},
     values::{self, Invalid, show_duration, show_size},
     yaml::{self, Node, Scalar, Value},
 };
 use crate::{
+    front,
     policy::{Defer, Mode, Pattern, Quotas},
     upstream,
 };
@@ -221,6 +222,9 @@ pub struct Limits {
     /// Calls in flight at a time, tasks not counted. Beyond it: 503.
     #[schemars(with = "schema::Count", extend("default" = front::Limits::default().calls))]
     pub calls: Set<usize>,
+    /// Calls in flight on one HTTP/2 connection. The client queues further ones.
+    #[schemars(with = "schema::Count", extend("default" = front::Limits::default().streams))]
+    pub streams: Set<u32>,
     /// How deep the JSON of a message may be nested.
     #[schemars(with = "schema::Count", extend("default" = front::Limits::default().depth))]
     pub depth: Set<usize>,
@@ -281,6 +285,9 @@ pub struct Timeouts {
     /// For the body of a client's request.
     #[schemars(with = "schema::Duration", extend("default" = show_duration(front::Timeouts::default().read_body)))]
     pub read_body: Set<Duration>,
+    /// For the next request on a client's connection. Then it is closed.
+    #[schemars(with = "schema::Duration", extend("default" = show_duration(front::Timeouts::default().idle)))]
+    pub idle_connection: Set<Duration>,
     /// How long an answer may be silent before comments keep its connection open.
     #[schemars(with = "schema::Duration", extend("default" = show_duration(front::Config::default().keep_alive)))]
     pub keep_alive: Set<Duration>,
@@ -353,6 +360,8 @@ impl<T> From<At<T>> for Set<T> {
 
 type Problems = Vec<Problem>;
 
+const TOP: &str = "the file";
+
 /// Reads the text of a configuration file. What is wrong is added to `problems`; the rest is
 /// there all the same, so that it can be judged too.
 pub(super) fn read(text: &str, problems: &mut Problems) -> File {
@@ -369,7 +378,7 @@ pub(super) fn read(text: &str, problems: &mut Problems) -> File {
 }
 
 fn file(node: &Node, problems: &mut Problems) -> Option<File> {
-    let Some(mut top) = Section::open(node, "the file", problems) else {
+    let Some(mut top) = Section::open(node, TOP, problems) else {
         return Some(File { routes: Set::Wrong, ..File::default() });
     };
     let file = File {
@@ -533,6 +542,7 @@ fn limits(node: &Node, problems: &mut Problems) -> Option<Limits> {
         headers: section.set("headers", count(32)),
         connections: section.set("connections", count(1)),
         calls: section.set("calls", count(1)),
+        streams: section.set("streams", count(1)),
         // The protocol's own members need about eight.
         depth: section.set("depth", count(16)),
         sessions: section.set("sessions", count(1)),
@@ -560,6 +570,7 @@ fn timeouts(node: &Node, problems: &mut Problems) -> Option<Timeouts> {
         call: section.set("call", some_duration),
         read_headers: section.set("read_headers", some_duration),
         read_body: section.set("read_body", some_duration),
+        idle_connection: section.set("idle_connection", some_duration),
         keep_alive: section.set("keep_alive", some_duration),
     };
     section.close();
@@ -597,10 +608,22 @@ impl<'n, 'p> Section<'n, 'p> {
             self.problems.push(Problem::new(entry.key_place, message));
             return Set::Wrong;
         }
-        match read(&entry.node, self.problems) {
+        let before = self.problems.len();
+        let value = read(&entry.node, self.problems);
+        // The readers of single values do not know whose value they read.
+        for problem in &mut self.problems[before..] {
+            if problem.message.starts_with("must ") {
+                problem.message.insert_str(0, &format!("`{key}` "));
+            }
+        }
+        match value {
             Some(value) => Set::To(At::new(entry.node.place, value)),
             None => Set::Wrong,
         }
+    }
+
+    fn place(&self) -> String {
+        if self.name == TOP { "at the top level".to_owned() } else { format!("in {}", self.name) }
     }
 
     fn close(self) {
@@ -611,7 +634,7 @@ impl<'n, 'p> Section<'n, 'p> {
                 (None, Some(home)) => format!("it belongs under `{home}`"),
                 (None, None) => format!("there are {}", self.known.join(", ")),
             };
-            let message = format!("unknown key `{}` in {}; {remedy}", entry.key, self.name);
+            let message = format!("unknown key `{}` {}; {remedy}", entry.key, self.place());
             self.problems.push(Problem::new(entry.key_place, message));
         }
     }

@@ -9,7 +9,6 @@
 //! them, [`schema`] describes the file to editors.
 
 pub mod file;
-pub mod front;
 mod problem;
 mod resolve;
 mod schema;
@@ -19,7 +18,7 @@ mod yaml;
 pub use problem::{At, Place, Problem, Problems};
 pub use schema::schema;
 
-use crate::{policy, upstream};
+use crate::{front, policy, upstream};
 use std::{
     net::SocketAddr,
     path::{Path, PathBuf},

@@ -4,10 +4,9 @@
 use super::{
     Config, LogFormat, Questions, RouteConfig, Store,
     file::{self, DEFAULT_ADMIN, DEFAULT_DRAIN, DEFAULT_LISTEN, DEFAULT_PATH, File, Set},
-    front,
     problem::{At, Place, Problem},
 };
-use crate::{policy, upstream};
+use crate::{front, policy, upstream};
 use std::{net::SocketAddr, path::Path, sync::Arc};
 
 /// Fills in and judges. `folder` is what relative paths are relative to. What could not be read
@@ -131,23 +130,26 @@ fn routes(
         }
         Set::Wrong => return Vec::new(),
     };
-    let mut resolved: Vec<(Place, RouteConfig)> = Vec::with_capacity(routes.len());
+    distinct_paths(&routes, problems);
+    routes.into_iter().filter_map(|written| route(written, limits, timeouts, problems)).collect()
+}
+
+fn distinct_paths(routes: &[At<file::Route>], problems: &mut Vec<Problem>) {
+    let mut known: Vec<(Place, &str)> = Vec::with_capacity(routes.len());
     for At { place, value } in routes {
-        let place = value.path.place().unwrap_or(place);
-        let Some(route) = route(At::new(place, value), limits, timeouts, problems) else { continue };
-        if let Some((first, _)) = resolved.iter().find(|(_, known)| known.route.path == route.route.path) {
+        let (place, path) = match &value.path {
+            Set::To(path) => (path.place, &*path.value),
+            Set::Unset => (*place, DEFAULT_PATH),
+            Set::Wrong => continue,
+        };
+        if let Some((first, _)) = known.iter().find(|(_, other)| *other == path) {
             problems.push(Problem::new(
                 place,
-                format!(
-                    "the path `{}` is already a route{}; give this one another",
-                    route.route.path,
-                    line(*first)
-                ),
+                format!("the path `{path}` is already a route{}; give this one another", line(*first)),
             ));
         }
-        resolved.push((place, route));
+        known.push((place, path));
     }
-    resolved.into_iter().map(|(_, route)| route).collect()
 }
 
 fn route(
@@ -319,6 +321,7 @@ fn front_limits(written: &file::Limits) -> front::Limits {
         headers: written.headers.copied_or(defaults.headers),
         connections: written.connections.copied_or(defaults.connections),
         calls: written.calls.copied_or(defaults.calls),
+        streams: written.streams.copied_or(defaults.streams),
         depth: written.depth.copied_or(defaults.depth),
     }
 }
@@ -328,6 +331,7 @@ fn front_timeouts(written: &file::Timeouts) -> front::Timeouts {
     front::Timeouts {
         read_headers: written.read_headers.copied_or(defaults.read_headers),
         read_body: written.read_body.copied_or(defaults.read_body),
+        idle: written.idle_connection.copied_or(defaults.idle),
     }
 }
 

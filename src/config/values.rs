@@ -180,7 +180,10 @@ pub fn admin(text: &str) -> Result<Option<SocketAddr>> {
     if text == "off" {
         return Ok(None);
     }
-    address(text).map(Some).map_err(|Invalid(text)| Invalid(format!("{text}; or `off`")))
+    address(text).map(Some).map_err(|Invalid(text)| {
+        // A question with the likely address in it needs no other choice.
+        Invalid(if text.ends_with('?') { text } else { format!("{text}; or `off`") })
+    })
 }
 
 /// The URL of a server's MCP endpoint.
@@ -191,6 +194,9 @@ pub fn upstream_url(text: &str) -> Result<Uri> {
     let odd = format!("`{text}` is not a URL this proxy can call");
     if text.contains('#') {
         return invalid(format!("{odd}; remove the fragment (`#…`)"));
+    }
+    if !text.contains("://") && text.starts_with(|c: char| c.is_ascii_alphanumeric() || c == '[') {
+        return invalid(format!("{odd}; it has no scheme, did you mean `http://{text}`?"));
     }
     let Ok(uri) = text.parse::<Uri>() else {
         return invalid(format!("{odd}; write it as in `http://127.0.0.1:9000/mcp`"));
@@ -430,7 +436,8 @@ mod tests {
         assert!(upstream_url("http://127.0.0.1:9000/mcp").is_ok());
         assert!(upstream_url("https://[::1]/mcp?x=1").is_ok());
         for (text, part) in [
-            ("127.0.0.1:9000/mcp", "scheme"),
+            ("127.0.0.1:9000/mcp", "did you mean `http://127.0.0.1:9000/mcp`?"),
+            ("localhost", "no scheme"),
             ("/mcp", "with its scheme"),
             ("ftp://x/", "not ftp"),
             ("http://u:p@x/", "remove the user"),

@@ -61,7 +61,7 @@ fn without_a_server_the_three_ways_to_name_one_are_shown() {
 #[test]
 fn a_flag_that_cannot_be_used_says_why_and_exits_with_2() {
     for (words, part) in [
-        (&["--upstream", "127.0.0.1:9000/mcp"][..], "with its scheme"),
+        (&["--upstream", "127.0.0.1:9000/mcp"][..], "did you mean `http://127.0.0.1:9000/mcp`?"),
         (&["--upstream", "http://x/", "--listen", "localhost:1"], "did you mean `127.0.0.1:1`?"),
         (&["--upstream", "http://x/", "--after", "5"], "did you mean `5s` or `5ms`?"),
         (&["--upstream", "http://x/", "--mode", "maybe"], "use auto, never, always, required or observe"),

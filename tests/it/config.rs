@@ -51,6 +51,7 @@ limits:
   connections: 1
   calls: 2
   depth: 17
+  streams: 11
   sessions: 3
   result_bytes: 2KiB
   tasks: 4
@@ -62,7 +63,7 @@ limits:
   listens_per_principal: 10
   poll_interval_min: 1ms
   poll_interval_max: 2ms
-timeouts: { connect: 1s, first_byte: 2s, idle: 3s, call: 4s, read_headers: 5s, read_body: 6s, keep_alive: 7s }
+timeouts: { connect: 1s, first_byte: 2s, idle: 3s, call: 4s, read_headers: 5s, read_body: 6s, idle_connection: 8s, keep_alive: 7s }
 routes:
   - path: /a
     upstream: { url: "http://127.0.0.1:9000/mcp" }
@@ -123,20 +124,98 @@ routes:
     upstream: {}
     questions: 5s
 "#,
-        expect![[""]],
+        expect![[r#"
+            deferral.yaml:1:1: unknown key `lisen` at the top level; did you mean `listen`?
+            deferral.yaml:2:8: `localhost:8809` is not an address; did you mean `127.0.0.1:8809`?
+            deferral.yaml:3:8: the store `disk` is not built into this version; use `memory`, which forgets tasks at exit
+            deferral.yaml:4:8: `30` has no unit; did you mean `30s` or `30ms`?
+            deferral.yaml:5:6: unknown log format `xml`; use text or json
+            deferral.yaml:6:13: `https://mcp.example.com/base` has a path; write scheme and host only, as in `https://mcp.example.com`
+            deferral.yaml:7:19: `https://mcp.example.com` is not a host; write its name alone, as in `mcp.example.com`, or `*` for every host
+            deferral.yaml:7:47: unknown key `origin` in `access`; did you mean `origins`?
+            deferral.yaml:9:13: `sessions` must be at least 1
+            deferral.yaml:10:15: `4 megabytes` is not a size; write bytes, or a number and KiB, MiB or GiB, as in `4MiB`
+            deferral.yaml:11:3: unknown key `retention` in `limits`; it belongs under `routes[].defer`
+            deferral.yaml:12:10: `-1` is not a count; write a whole number
+            deferral.yaml:14:9: `call` must be more than 0; leave it out for the default
+            deferral.yaml:15:3: `connect` has no value; give it one or remove the line
+            deferral.yaml:17:11: a path begins with `/`; did you mean `/mcp`?
+            deferral.yaml:18:22: `127.0.0.1:9000/mcp` is not a URL this proxy can call; it has no scheme, did you mean `http://127.0.0.1:9000/mcp`?
+            deferral.yaml:20:60: `upstream` has both `url` and `command`; keep one of the two
+            deferral.yaml:21:5: unknown key `after` in a route; it belongs under `routes[].defer`
+            deferral.yaml:22:20: unknown mode `sometimes`; use auto, never, always, required or observe
+            deferral.yaml:22:38: `5` has no unit; did you mean `5s` or `5ms`?
+            deferral.yaml:22:52: `retention` must be a single value, not a list
+            deferral.yaml:23:11: the path `/a` is already a route (line 19); give this one another
+            deferral.yaml:24:26: servers over stdio are not served by this version; run the server over Streamable HTTP and give its `url`
+            deferral.yaml:25:5: the route has no `upstream`; add `upstream: { url: "http://…" }`
+            deferral.yaml:28:18: `train_*` has a rule already (line 27); the first one holds, so this one never would
+            deferral.yaml:29:18: this rule never holds: `train_*` (line 27) matches all of `train_big`; put this one first
+            deferral.yaml:29:39: the key `a` is listed twice; each question needs its own
+            deferral.yaml:30:9: the rule has no `match`; name the tool, or `*` for every one
+            deferral.yaml:31:31: `requires` must be a mapping of capabilities, as in `{ sampling: {} }`, not a list
+            deferral.yaml:32:43: a capability is a mapping; write `sampling: {}`
+            deferral.yaml:33:16: `principal` names no header, as in `{ header: X-User }`
+            deferral.yaml:33:18: unknown key `heder` in `principal`; did you mean `header`?
+            deferral.yaml:34:15: `Authorization` is always forwarded; leave it out
+            deferral.yaml:34:50: `Mcp-Name` belongs to the protocol, which the proxy speaks itself; leave it out
+            deferral.yaml:36:5: `path` is already set on line 35; remove one of the two
+            deferral.yaml:37:15: `upstream` names no server; give it a `url`
+            deferral.yaml:38:16: `questions` must be a mapping (`key: value`), not a text
+        "#]],
     );
 }
 
 #[test]
 fn what_is_not_yaml_or_holds_nothing_is_one_problem() {
-    refused("", expect![[""]]);
-    refused("# only a comment\n", expect![[""]]);
-    refused("routes: [", expect![[""]]);
-    refused("routes:\n\t- x", expect![[""]]);
-    refused("just text", expect![[""]]);
-    refused("listen: 127.0.0.1:1", expect![[""]]);
-    refused("routes: []", expect![[""]]);
-    refused("routes: { upstream: {} }", expect![[""]]);
+    refused(
+        "",
+        expect![[r#"
+        deferral.yaml:1:1: the file is empty; it needs at least one route
+    "#]],
+    );
+    refused(
+        "# only a comment\n",
+        expect![[r#"
+        deferral.yaml:1:1: the file is empty; it needs at least one route
+    "#]],
+    );
+    refused(
+        "routes: [",
+        expect![[r#"
+        deferral.yaml:2:1: not valid YAML: while parsing a node, did not find expected node content
+    "#]],
+    );
+    refused(
+        "routes:\n\t- x",
+        expect![[r#"
+        deferral.yaml:2:2: not valid YAML: tabs disallowed within this context (block indentation)
+    "#]],
+    );
+    refused(
+        "just text",
+        expect![[r#"
+        deferral.yaml:1:1: the file must be a mapping (`key: value`), not a text
+    "#]],
+    );
+    refused(
+        "listen: 127.0.0.1:1",
+        expect![[r#"
+        deferral.yaml: no route; add one, as in `routes: [{ upstream: { url: "http://…" } }]`
+    "#]],
+    );
+    refused(
+        "routes: []",
+        expect![[r#"
+        deferral.yaml:1:9: no route; add one, as in `routes: [{ upstream: { url: "http://…" } }]`
+    "#]],
+    );
+    refused(
+        "routes: { upstream: {} }",
+        expect![[r#"
+        deferral.yaml:1:9: `routes` must be a list (`- …` or `[…]`), not a mapping
+    "#]],
+    );
 }
 
 #[test]
@@ -150,7 +229,13 @@ routes:
   - upstream: { url: "http://127.0.0.1/" }
   - upstream: { url: "http://127.0.0.1/" }
 "#,
-        expect![[""]],
+        expect![[r#"
+            deferral.yaml:2:10: `admin` and `listen` are both 127.0.0.1:8809; choose another port for one of them, or set `admin: off`
+            deferral.yaml:2:26: `127.0.0.1:8809` is listed twice
+            deferral.yaml:3:6: `tls` has no `key`; name a PEM file
+            deferral.yaml:4:30: `poll_interval_min` (60s) is more than `poll_interval_max` (30s)
+            deferral.yaml:7:5: the path `/mcp` is already a route (line 6); give this one another
+        "#]],
     );
     // Port 0 is another port each time.
     parse(
