@@ -229,7 +229,7 @@ where
             };
             match read {
                 Ok(Ok(told)) => told,
-                Ok(Err(_gone)) | Err(_) => return,
+                Ok(Err(_)) | Err(_) => return,
             }
         }
     };
