@@ -4,6 +4,7 @@ mod architecture;
 mod cli;
 mod config;
 mod exchange;
+mod front;
 mod passthrough;
 mod samples;
 mod simulation;
