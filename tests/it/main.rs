@@ -5,6 +5,7 @@ mod cli;
 mod config;
 mod exchange;
 mod front;
+mod front;
 mod passthrough;
 mod samples;
 mod simulation;
