@@ -32,7 +32,7 @@ use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWrite},
     net::{TcpListener, TcpSocket, TcpStream},
     sync::Semaphore,
-    time::{sleep, timeout},
+    time::{Sleep, sleep, timeout},
 };
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
 
@@ -62,11 +62,27 @@ pub(super) struct Listeners {
 pub(super) struct Connection {
     /// Whether the client used TLS to reach us.
     pub(super) secure: bool,
+    version: Version,
     /// Handles whose bytes the socket has been given, but has not yet flushed. The lock guards
     /// this list alone and is held for a push or a take.
     commits: Mutex<Commits>,
     /// Whether there are any: spares each flush the lock.
     waiting: atomic::AtomicBool,
+    /// A [`Phase`], of HTTP/1 alone.
+    phase: atomic::AtomicU8,
+}
+
+/// Where an HTTP/1 connection stands between two requests. hyper has one timeout for the wait and
+/// for the head itself; we have two, for a client that polls its task every half minute is welcome
+/// to keep its connection, and one that sends a head byte by byte is not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// Waiting for a head to begin.
+    Idle,
+    /// Some of a head is here.
+    Head,
+    /// A request is being served.
+    Busy,
 }
 
 #[derive(Debug)]
@@ -83,6 +99,9 @@ struct Io<S> {
     stream: TokioIo<S>,
     /// What was read to tell the version of HTTP, until it is read again.
     head: Head,
+    /// When the rest of a head is overdue. Most heads arrive in one piece and need no timer.
+    overdue: Option<Pin<Box<Sleep>>>,
+    read_headers: Duration,
     connection: Arc<Connection>,
 }
 
@@ -106,7 +125,7 @@ struct Door<S> {
 #[derive(Clone)]
 struct Tracked(Stopping);
 
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Version {
     Http1,
     Http2,
@@ -190,12 +209,12 @@ async fn connection<S: Serves>(
     let _ = stream.set_nodelay(true);
     let limit = front.timeouts.read_headers;
     match tls {
-        None => http(stream, None, front, stack, stopping).await,
+        None => http(stream, None, false, front, stack, stopping).await,
         Some(tls) => match timeout(limit, tls.accept(stream)).await {
             Ok(Ok(stream)) => {
                 let agreed = agreed_version(&stream);
                 // Boxed: its state is large, and most fronts never see one.
-                Box::pin(http(stream, agreed, front, stack, stopping)).await;
+                Box::pin(http(stream, agreed, true, front, stack, stopping)).await;
             }
             Ok(Err(error)) => {
                 tracing::debug!(target: "deferral", event = "tls_handshake_failed", %error);
@@ -213,12 +232,18 @@ fn agreed_version(stream: &TlsStream<TcpStream>) -> Option<Version> {
     }
 }
 
-async fn http<T, S>(stream: T, agreed: Option<Version>, front: Arc<Front>, stack: S, stopping: Stopping)
-where
+/// Drives HTTP on a stream, of the version agreed on or the one its first bytes tell.
+async fn http<T, S>(
+    mut stream: T,
+    agreed: Option<Version>,
+    secure: bool,
+    front: Arc<Front>,
+    stack: S,
+    stopping: Stopping,
+) where
     T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     S: Serves,
 {
-    let mut stream = stream;
     let (version, head) = match agreed {
         Some(version) => (version, Head::default()),
         None => {
@@ -233,8 +258,14 @@ where
             }
         }
     };
-    let connection = Arc::new(Connection::new(agreed.is_some()));
-    let io = Io { stream: TokioIo::new(stream), head, connection: Arc::clone(&connection) };
+    let connection = Arc::new(Connection::new(secure, version));
+    let io = Io {
+        stream: TokioIo::new(stream),
+        head,
+        overdue: None,
+        read_headers: front.timeouts.read_headers,
+        connection: Arc::clone(&connection),
+    };
     let door = Door { stack, front: Arc::clone(&front), connection };
     // Errors of a connection are its client's affair: a departure, or bytes that are not HTTP,
     // which hyper has answered. What it held has been dropped, and that is how we notice.
@@ -283,7 +314,7 @@ fn http1(front: &Front) -> http1::Builder {
     let mut builder = http1::Builder::new();
     builder
         .timer(TokioTimer::new())
-        .header_read_timeout(front.timeouts.read_headers)
+        .header_read_timeout(front.timeouts.idle)
         .max_header_size(limits.header_bytes)
         // hyper accepts no less, and by default keeps up to 400 KiB.
         .max_buf_size(limits.header_bytes.max(8 << 10));
@@ -356,12 +387,46 @@ fn listen(address: SocketAddr) -> io::Result<(TcpListener, SocketAddr)> {
 // === impl Connection ===
 
 impl Connection {
-    fn new(secure: bool) -> Self {
+    fn new(secure: bool, version: Version) -> Self {
+        let phase = match version {
+            Version::Http1 => Phase::Idle,
+            // Has many requests at once, and keeps its own time.
+            Version::Http2 => Phase::Busy,
+        };
         Self {
             secure,
             commits: Mutex::new(Commits::Open(Vec::new())),
             waiting: atomic::AtomicBool::new(false),
+            version,
+            phase: atomic::AtomicU8::new(phase as u8),
         }
+    }
+
+    /// A request's head is complete.
+    fn begin(&self) {
+        self.enter(Phase::Busy);
+    }
+
+    /// A request's answer has been given.
+    pub(super) fn end(&self) {
+        if self.version == Version::Http1 {
+            self.enter(Phase::Idle);
+        }
+    }
+
+    /// Something was read.
+    fn heard(&self) {
+        if self.is(Phase::Idle) {
+            self.enter(Phase::Head);
+        }
+    }
+
+    fn is(&self, phase: Phase) -> bool {
+        self.phase.load(atomic::Ordering::Relaxed) == phase as u8
+    }
+
+    fn enter(&self, phase: Phase) {
+        self.phase.store(phase as u8, atomic::Ordering::Relaxed);
     }
 
     /// The last byte of a task handle has been consumed by HTTP and is on its way to the socket.
@@ -408,13 +473,24 @@ impl<S: AsyncRead> Read for Io<S> {
     ) -> Poll<io::Result<()>> {
         let this = self.project();
         let left = this.head.left();
-        if left.is_empty() {
-            return this.stream.poll_read(cx, buf);
+        if !left.is_empty() {
+            let count = left.len().min(buf.remaining());
+            buf.put_slice(&left[..count]);
+            this.head.taken += u8::try_from(count).expect("a preface is short");
+            this.connection.heard();
+            return Poll::Ready(Ok(()));
         }
-        let count = left.len().min(buf.remaining());
-        buf.put_slice(&left[..count]);
-        this.head.taken += u8::try_from(count).expect("a preface is short");
-        Poll::Ready(Ok(()))
+        if let Poll::Ready(read) = this.stream.poll_read(cx, buf) {
+            this.connection.heard();
+            return Poll::Ready(read);
+        }
+        if !this.connection.is(Phase::Head) {
+            *this.overdue = None;
+            return Poll::Pending;
+        }
+        let overdue = this.overdue.get_or_insert_with(|| Box::pin(sleep(*this.read_headers)));
+        ready!(overdue.as_mut().poll(cx));
+        Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
     }
 }
 
@@ -472,8 +548,10 @@ impl<S: Serves> hyper::service::Service<http::Request<Incoming>> for Door<S> {
     type Future = S::Future;
 
     fn call(&self, request: http::Request<Incoming>) -> S::Future {
-        let line = Line::begin(Arc::clone(&self.front.clock), request.method().clone());
-        let arrival = Arrival { request, line, connection: Arc::clone(&self.connection) };
+        self.connection.begin();
+        let clock = Arc::clone(&self.front.clock);
+        let line = Line::begin(clock, Arc::clone(&self.connection), request.method().clone());
+        let arrival = Arrival { request, line };
         // Each layer of the stack is always ready: what it has no room for it refuses.
         self.stack.clone().call(arrival)
     }

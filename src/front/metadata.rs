@@ -53,7 +53,7 @@ pub(super) fn is_asked(path: &str) -> bool {
 
 /// Answers with the metadata of the server behind the route that the path names.
 pub(super) async fn serve<B>(front: &Front, arrival: Arrival<B>) -> Response<Body> {
-    let Arrival { request, mut line, connection } = arrival;
+    let Arrival { request, mut line } = arrival;
     let (head, _body) = request.into_parts();
     let path = head.uri.path();
     let Some(service) = service(front, path) else {
@@ -65,14 +65,11 @@ pub(super) async fn serve<B>(front: &Front, arrival: Arrival<B>) -> Response<Bod
     line.on_route(&route.path);
     line.by(principal(route, &head.headers));
     let credentials = credentials(route, &head.headers);
+    let address = Address::of(front, &head, line.connection());
     match service.metadata(path, &credentials).await {
-        Ok(document) => {
-            let address = Address::of(front, &head, &connection);
-            pass_on(document, &address, route, line)
-        }
+        Ok(document) => pass_on(document, &address, route, line),
         Err(lost) => {
             let mut response = refuse(Refusal::Metadata(lost), line);
-            let address = Address::of(front, &head, &connection);
             address.put_in_challenge(&front.services, route, response.headers_mut());
             response
         }

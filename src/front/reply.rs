@@ -48,7 +48,6 @@ use tokio::time::{Sleep, sleep, timeout};
 pub(super) struct Answering {
     pub(super) id: Id,
     pub(super) line: Line,
-    pub(super) connection: Arc<Connection>,
     pub(super) keep_alive: Duration,
 }
 
@@ -79,7 +78,6 @@ struct Events {
     silence: Sleep,
     keep_alive: Duration,
     id: Id,
-    connection: Arc<Connection>,
 }
 
 /// One frame of a body.
@@ -93,11 +91,11 @@ pub(super) struct Chunk {
 
 /// Waits for the first item and answers as it asks for.
 pub(super) async fn respond(mut items: Items, answering: Answering) -> Response<Body> {
-    let Answering { id, mut line, connection, keep_alive } = answering;
+    let Answering { id, mut line, keep_alive } = answering;
     let first = match timeout(keep_alive, items.next()).await {
         Ok(Some(Item::Reply(Reply { status, headers, body, commit, account }))) => {
             line.status(status);
-            let commit = commit.map(|commit| (commit, connection));
+            let commit = commit.map(|commit| (commit, Arc::clone(line.connection())));
             let mut response = Response::new(Body::whole(body, commit, account, line));
             *response.status_mut() = status;
             *response.headers_mut() = headers;
@@ -109,14 +107,8 @@ pub(super) async fn respond(mut items: Items, answering: Answering) -> Response<
         Err(_silence) => Chunk::plain(sse::KEEP_ALIVE),
     };
     line.status(http::StatusCode::OK);
-    let events = Events {
-        items: Some(items),
-        first: Some(first),
-        silence: sleep(keep_alive),
-        keep_alive,
-        id,
-        connection,
-    };
+    let events =
+        Events { items: Some(items), first: Some(first), silence: sleep(keep_alive), keep_alive, id };
     let mut response = Response::new(Body { kind: Kind::Events(events), line });
     *response.headers_mut() = event_stream();
     response
@@ -207,7 +199,7 @@ impl Events {
             Poll::Ready(Some(Item::Reply(Reply { body, commit, account, .. }))) => {
                 *this.items = None;
                 line.answered(account);
-                Chunk::event(body, commit.map(|commit| (commit, Arc::clone(this.connection))))
+                Chunk::event(body, commit.map(|commit| (commit, Arc::clone(line.connection()))))
             }
             // A stream that ended without a response would leave some clients waiting for ever.
             Poll::Ready(None) => {

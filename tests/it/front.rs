@@ -557,6 +557,33 @@ async fn a_connection_that_does_not_get_to_a_request_is_closed() {
 }
 
 #[tokio::test]
+async fn a_connection_may_rest_between_requests_but_not_within_a_head() {
+    let world = World::new(&[&Desk::prompt()], |config| {
+        config.timeouts.read_headers = Duration::from_millis(50);
+        config.timeouts.idle = NEVER;
+    });
+    let mut resting = world.client(Version::Http1).await;
+    assert_eq!(resting.ask(call("greet")).await.status, StatusCode::OK);
+    let mut dawdling = world.socket().await;
+    dawdling.write_all(b"GET /mcp HTTP/1.1\r\nhost: localhost\r\n\r\n").await.unwrap();
+    assert!(dawdling.read(&mut [0; 4096]).await.unwrap() > 0, "a whole request is answered");
+    dawdling.write_all(b"GET /mcp HTTP/1.1\r\nhost: loc").await.unwrap();
+    let mut rest = Vec::new();
+    dawdling.read_to_end(&mut rest).await.expect("it is closed");
+    // This took longer than a head may.
+    assert_eq!(resting.ask(call("greet")).await.status, StatusCode::OK);
+}
+
+#[tokio::test]
+async fn a_connection_that_rests_too_long_is_closed() {
+    let world = World::new(&[&Desk::prompt()], |config| {
+        config.timeouts.idle = Duration::from_millis(50);
+    });
+    let answer = world.raw(b"GET /mcp HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
+    assert!(answer.starts_with("HTTP/1.1 405 "), "{answer}");
+}
+
+#[tokio::test]
 async fn more_calls_than_the_limit_are_shed_and_places_are_given_back() {
     for version in BOTH {
         let (sender, stream) = channel();
@@ -663,7 +690,7 @@ async fn a_route_may_know_callers_by_another_header() {
 
 // === metadata ===
 
-const SERVERS_OWN: &str = r#"{ "resource" : "https://inner:9000/v1/mcp","x":1e400 }"#;
+const SERVERS_OWN: &str = r#"{ "resource" : "https://inner:9000/v1/mcp","x":1.10e3 }"#;
 
 fn document(body: &'static str) -> Document {
     let headers = HeaderMap::from_iter([
@@ -687,7 +714,7 @@ async fn metadata_names_us_and_is_otherwise_the_servers() {
             assert_eq!(answer.header("content-type"), "application/json; charset=utf-8");
             assert_eq!(answer.header("set-cookie"), "");
             let host = if version == Version::Http1 { "localhost:8808" } else { "localhost" };
-            assert_eq!(answer.body, format!(r#"{{ "resource" : "http://{host}/mcp","x":1e400 }}"#));
+            assert_eq!(answer.body, format!(r#"{{ "resource" : "http://{host}/mcp","x":1.10e3 }}"#));
             assert_eq!(desk.fetched.lock().unwrap().last().map(String::as_str), Some(path));
         }
         let answer = client.ask(bare("POST", "/.well-known/oauth-protected-resource", &[])).await;
