@@ -8,8 +8,8 @@
 use super::{
     Front,
     answer::{self, Refusal, refuse},
+    connection::Connection,
     layers::principal::{credentials, principal},
-    listener::Connection,
     reply::Body,
     stack::Arrival,
 };

@@ -19,7 +19,7 @@
 //! HTTP/1, whether hyper copies or queues the chunk, and for HTTP/2, where flow control may keep
 //! it back for long after it was polled.
 
-use super::{answer, layers::trace::Line, listener::Connection};
+use super::{answer, connection::Connection, layers::trace::Line};
 use crate::{
     dialect::modern,
     protocol::{Id, sse},

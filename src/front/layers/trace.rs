@@ -6,7 +6,7 @@
 
 use crate::{
     dialect::Principal,
-    front::listener::Connection,
+    front::connection::Connection,
     protocol::Era,
     proxy::Account,
     runtime::Clock,
