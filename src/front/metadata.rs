@@ -223,3 +223,39 @@ fn value(challenge: &str, from: usize) -> Range<usize> {
         None => from..from + rest.find([',', ' ', '\t']).unwrap_or(rest.len()),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_parameter_is_found_as_a_name_of_its_own() {
+        for (challenge, found) in [
+            (r#"Bearer resource_metadata="https://a/b""#, Some("https://a/b")),
+            (r#"Bearer error="x",RESOURCE_METADATA=https://a/b, scope="y""#, Some("https://a/b")),
+            (r#"Bearer resource_metadata="""#, Some("")),
+            (r#"Bearer resource_metadata="cut"#, Some("cut")),
+            (r#"Bearer realm="say \", resource_metadata=no", resource_metadata="yes""#, Some("yes")),
+            (r#"Bearer x_resource_metadata="no""#, None),
+            (r#"Bearer resource_metadata"#, None),
+            (r#"Bearer realm="resource_metadata=no""#, None),
+            ("", None),
+        ] {
+            assert_eq!(parameter(challenge).map(|at| &challenge[at]), found, "{challenge}");
+        }
+    }
+
+    #[test]
+    fn only_metadata_is_asked_for_below_its_path() {
+        for path in [
+            WELL_KNOWN,
+            "/.well-known/oauth-protected-resource/",
+            "/.well-known/oauth-protected-resource/mcp",
+        ] {
+            assert!(is_asked(path), "{path}");
+        }
+        for path in ["/.well-known/oauth-protected-resources", "/.well-known", "/mcp"] {
+            assert!(!is_asked(path), "{path}");
+        }
+    }
+}

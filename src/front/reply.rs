@@ -266,3 +266,58 @@ impl Buf for Chunk {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn event(text: &'static str) -> Chunk {
+        Chunk::event(Bytes::from_static(text.as_bytes()), None)
+    }
+
+    #[test]
+    fn an_event_is_one_data_line() {
+        let mut chunk = event("{}");
+        assert_eq!(chunk.remaining(), 10);
+        assert_eq!(chunk.copy_to_bytes(10), "data: {}\n\n");
+    }
+
+    #[test]
+    fn an_event_is_what_the_protocol_calls_one() {
+        let mut chunk = event(r#"{"a":1}"#);
+        assert_eq!(chunk.copy_to_bytes(chunk.remaining()), sse::message(br#"{"a":1}"#));
+    }
+
+    #[test]
+    fn an_event_is_written_without_being_copied_together() {
+        let chunk = event("{}");
+        let mut slices = [IoSlice::new(b""); 4];
+        assert_eq!(chunk.chunks_vectored(&mut slices), 3);
+        assert_eq!(
+            slices[..3].iter().map(|slice| &**slice).collect::<Vec<_>>(),
+            [&b"data: "[..], b"{}", b"\n\n"]
+        );
+        assert_eq!(chunk.chunks_vectored(&mut slices[..1]), 1, "a short list is filled and no more");
+    }
+
+    proptest! {
+        #[test]
+        fn an_event_consumed_in_any_steps_is_the_same(steps in prop::collection::vec(0usize..7, 0..20)) {
+            let mut chunk = event("[1,2,3]");
+            let mut out = Vec::new();
+            for step in steps.into_iter().chain([usize::MAX]) {
+                let mut left = step.min(chunk.remaining());
+                while left > 0 {
+                    let piece = chunk.chunk();
+                    let count = left.min(piece.len());
+                    out.extend_from_slice(&piece[..count]);
+                    chunk.advance(count);
+                    left -= count;
+                }
+            }
+            prop_assert_eq!(out, b"data: [1,2,3]\n\n");
+            prop_assert!(chunk.chunk().is_empty());
+        }
+    }
+}
