@@ -3,7 +3,11 @@
 //! The words and flags here are scripted by people and do not change. A command that cannot be
 //! understood, and a configuration that cannot be used, exit with [`USAGE`].
 
+pub mod call;
 pub mod check;
+pub mod client;
+pub mod demo;
+pub mod demo_server;
 pub mod serve;
 
 use clap::{Parser, Subcommand};
@@ -25,6 +29,10 @@ pub struct Cli {
 pub enum Command {
     /// Stand in front of one server or of many (the default command).
     Serve(serve::Args),
+    /// Call a tool, follow its task, and print the result.
+    Call(call::Args),
+    /// Start a slow legacy server with the proxy in front of it, and show what happens.
+    Demo(demo::Args),
     /// Check a configuration file, and say everything that is wrong with it.
     Check(check::Args),
 }

@@ -1,0 +1,3 @@
+//! `deferral demo`.
+#[derive(Debug, clap::Args)]
+pub struct Args {}
