@@ -29,7 +29,7 @@ use std::{
     time::Duration,
 };
 use tokio::{
-    io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf},
+    io::{AsyncRead, AsyncReadExt, AsyncWrite},
     net::{TcpListener, TcpSocket, TcpStream},
     sync::Semaphore,
     time::{sleep, timeout},
@@ -229,7 +229,7 @@ where
             };
             match read {
                 Ok(Ok(told)) => told,
-                Ok(Err(_gone)) | Err(_) => return,
+                Ok(Err(_)) | Err(_) => return,
             }
         }
     };

@@ -44,7 +44,8 @@ pub(in crate::front) struct Access<S> {
 
 #[pin_project(project = ResponsePinned)]
 pub(in crate::front) enum ResponseFuture<F> {
-    Denied(Option<Response>),
+    /// Boxed: it is large, and should be rare.
+    Denied(Option<Box<Response>>),
     Admitted {
         #[pin]
         inner: F,
@@ -113,7 +114,9 @@ where
                 let inner = self.inner.call(Admitted { arrival, _proof: proof });
                 ResponseFuture::Admitted { inner, origin }
             }
-            Err(denied) => ResponseFuture::Denied(Some(refuse(Refusal::Access(denied), arrival.line))),
+            Err(denied) => {
+                ResponseFuture::Denied(Some(Box::new(refuse(Refusal::Access(denied), arrival.line))))
+            }
         }
     }
 }
@@ -126,7 +129,7 @@ impl<F: Future<Output = Result<Response, Infallible>>> Future for ResponseFuture
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
         match self.project() {
             ResponsePinned::Denied(response) => {
-                Poll::Ready(Ok(response.take().expect("a finished future is not polled again")))
+                Poll::Ready(Ok(*response.take().expect("a finished future is not polled again")))
             }
             ResponsePinned::Admitted { inner, origin } => {
                 let Ok(mut response) = ready!(inner.poll(cx));
