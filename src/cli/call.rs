@@ -4,7 +4,10 @@
 //! where that is a terminal, a line for each change where it is not. The exit code says how it
 //! ended, see [`Exit`].
 
-use super::client::{Asked, Client, Ending, Error, Progress, Step, Task, arguments, no_arguments};
+use super::{
+    client::{Asked, Client, Ending, Error, Progress, Step, Task, arguments, no_arguments},
+    interrupted,
+};
 use crate::config::values::{self, Invalid, show_duration};
 use http::{HeaderMap, HeaderName, HeaderValue, Uri};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -145,13 +148,6 @@ fn failed(error: &Error) -> Exit {
         eprintln!("the task may still be at work; its handle is {task}");
     }
     Exit::Failed
-}
-
-async fn interrupted() {
-    if tokio::signal::ctrl_c().await.is_err() {
-        // Without signals nobody can interrupt us.
-        std::future::pending().await
-    }
 }
 
 async fn passed(timeout: Option<Duration>) -> Duration {

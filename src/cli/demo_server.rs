@@ -107,8 +107,9 @@ pub async fn serve(listener: TcpListener, stopping: Stopping) {
                 let server = Arc::clone(&server);
                 async move { Ok::<_, Infallible>(server.serve(request).await) }
             });
-            let connection =
-                http1::Builder::new().timer(TokioTimer::new()).serve_connection(TokioIo::new(stream), service);
+            let connection = http1::Builder::new()
+                .timer(TokioTimer::new())
+                .serve_connection(TokioIo::new(stream), service);
             let mut connection = pin!(connection);
             tokio::select! {
                 _ = &mut connection => return,
@@ -233,7 +234,9 @@ impl Server {
             #[serde(rename = "requestId")]
             request: Box<RawValue>,
         }
-        let Some(params) = params.and_then(|params| serde_json::from_slice::<Params>(params).ok()) else { return };
+        let Some(params) = params.and_then(|params| serde_json::from_slice::<Params>(params).ok()) else {
+            return;
+        };
         let Some(id) = Id::from_token(Bytes::from(params.request.get().to_owned())) else { return };
         if let Some(call) = self.sessions().get(session).and_then(|session| session.calls.get(&id)) {
             call.cancel();
@@ -281,7 +284,15 @@ impl Report {
         if let Some(session) = server.sessions().get_mut(session) {
             session.calls.insert(id.clone(), cancelled.clone());
         }
-        Self { session: session.to_owned(), server, id: id.clone(), token, elapsed: Duration::ZERO, total, cancelled }
+        Self {
+            session: session.to_owned(),
+            server,
+            id: id.clone(),
+            token,
+            elapsed: Duration::ZERO,
+            total,
+            cancelled,
+        }
     }
 
     /// The next event: progress, or the response, after which there is none. A cancelled call has
@@ -300,12 +311,8 @@ impl Report {
         }
         let seconds = self.total.as_secs_f64();
         let words = format!("The report is done. It took {seconds} s.");
-        let response = json!({
-            "jsonrpc": "2.0",
-            "id": serde_json::from_slice::<Value>(self.id.as_bytes()).unwrap_or_default(),
-            "result": text(&words, false),
-        });
-        Some((sse::message(response.to_string().as_bytes()), None))
+        let response = format!(r#"{{"jsonrpc":"2.0","id":{},"result":{}}}"#, self.id, text(&words, false));
+        Some((sse::message(response.as_bytes()), None))
     }
 
     fn progress(&self, token: &RawValue) -> Bytes {
@@ -457,7 +464,9 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_cancelled_report_has_no_response_and_others_go_on() {
         let world = World::new().await;
-        let call = |id| format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"tools/call","params":{{"name":"report"}}}}"#);
+        let call = |id| {
+            format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"tools/call","params":{{"name":"report"}}}}"#)
+        };
         let (one, two) = (world.post(&call(1)).await, world.post(&call(2)).await);
         let cancel = r#"{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":1}}"#;
         assert_eq!(world.post(cancel).await.status(), StatusCode::ACCEPTED);
@@ -481,7 +490,8 @@ mod tests {
         assert_eq!(post(&world.server, None, list).await.status(), StatusCode::BAD_REQUEST);
         assert_eq!(post(&world.server, Some("x"), list).await.status(), StatusCode::NOT_FOUND);
         assert!(read(world.post(list).await).await.contains(r#""name":"report""#));
-        let delete = Request::delete(PATH).header("mcp-session-id", &world.session).body(Full::<Bytes>::default());
+        let delete =
+            Request::delete(PATH).header("mcp-session-id", &world.session).body(Full::<Bytes>::default());
         assert_eq!(world.server.serve(delete.unwrap()).await.status(), StatusCode::OK);
         assert_eq!(world.post(list).await.status(), StatusCode::NOT_FOUND);
     }
@@ -494,8 +504,14 @@ mod tests {
             (r#"{"id":1,"method":"tools/call"}"#, "-32602"),
             (r#"{"id":1,"method":"server/discover"}"#, "-32601"),
             (r#"{"id":1,"method":"tools/call","params":{"name":"greet"}}"#, r#""isError":true"#),
-            (r#"{"id":1,"method":"tools/call","params":{"name":"report","arguments":{"seconds":-1}}}"#, r#""isError":true"#),
-            (r#"{"id":1,"method":"tools/call","params":{"name":"greet","arguments":{"name":"Ada"}}}"#, "Hello, Ada!"),
+            (
+                r#"{"id":1,"method":"tools/call","params":{"name":"report","arguments":{"seconds":-1}}}"#,
+                r#""isError":true"#,
+            ),
+            (
+                r#"{"id":1,"method":"tools/call","params":{"name":"greet","arguments":{"name":"Ada"}}}"#,
+                "Hello, Ada!",
+            ),
             ("{", "-32600"),
         ] {
             let text = read(world.post(call).await).await;

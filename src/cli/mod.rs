@@ -11,6 +11,7 @@ pub mod demo_server;
 pub mod serve;
 
 use clap::{Parser, Subcommand};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
 /// The exit code for a command line or a configuration that cannot be used.
 pub const USAGE: u8 = 2;
@@ -43,6 +44,24 @@ impl Cli {
     /// The command that was typed; `serve` where none was named.
     pub fn command(self) -> Command {
         self.command.unwrap_or(Command::Serve(self.serve))
+    }
+}
+
+/// Resolves at the first Ctrl-C or SIGTERM.
+async fn interrupted() {
+    let mut interrupt = signal(SignalKind::interrupt()).ok();
+    let mut terminate = signal(SignalKind::terminate()).ok();
+    tokio::select! {
+        () = heard(&mut interrupt) => {}
+        () = heard(&mut terminate) => {}
+    }
+}
+
+/// A signal that cannot be listened to never comes.
+async fn heard(signal: &mut Option<Signal>) {
+    match signal {
+        Some(signal) => drop(signal.recv().await),
+        None => std::future::pending().await,
     }
 }
 
