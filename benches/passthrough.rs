@@ -1,0 +1,120 @@
+//! Frame in, frame out: what a call's bytes cost on their way through, for results of several
+//! sizes, beside what building a tree of them would cost.
+//!
+//! `cargo bench --bench passthrough`
+
+mod support;
+
+use bytes::Bytes;
+use deferral::{
+    bridge::raise,
+    dialect::{
+        Call,
+        modern::{self, Read},
+    },
+    protocol::{Frame, Kind, Method, meta},
+};
+use http::{HeaderMap, HeaderValue};
+use serde_json::Value;
+use std::hint::black_box;
+use support::Group;
+
+const SERVER_INFO: &[u8] = br#"{"name":"bench","version":"1.0.0"}"#;
+const MAX_DEPTH: usize = 128;
+
+fn main() {
+    for size in [200, 1 << 10, 16 << 10, 256 << 10] {
+        let (call, headers) = request(200);
+        let response = response(size);
+        result_out(size, &call_of(&call, &headers), &response);
+    }
+    for size in [200, 16 << 10] {
+        let (body, headers) = request(size);
+        request_in(size, &body, &headers);
+    }
+}
+
+/// The server's response, as it is indexed and raised.
+fn result_out(size: usize, call: &Call, whole: &Bytes) {
+    let frame = Frame::parse(whole.clone()).expect("a response");
+    let Kind::Success { result, .. } = frame.kind() else { panic!("a success") };
+    Group::new(format!("a response with a result of {size} bytes"))
+        .case("serde_json::Value, for comparison", whole.len(), || {
+            serde_json::from_slice::<Value>(whole).expect("JSON")
+        })
+        .case("Frame::parse", whole.len(), || Frame::parse(whole.clone()).expect("a response"))
+        .case("raise::response", whole.len(), || {
+            raise::response(call, whole, result, SERVER_INFO).expect("a result")
+        })
+        .case("raise::result, for a task to keep", whole.len(), || {
+            raise::result(&Method::ToolsCall, result, SERVER_INFO).expect("a result")
+        })
+        .case("parse and raise", whole.len(), || {
+            let frame = Frame::parse(whole.clone()).expect("a response");
+            let Kind::Success { result, .. } = frame.kind() else { panic!("a success") };
+            raise::response(call, frame.as_bytes(), result, SERVER_INFO).expect("a result")
+        })
+        .run();
+}
+
+/// The client's request, as it is read, checked and translated.
+fn request_in(size: usize, body: &Bytes, headers: &HeaderMap) {
+    let call = call_of(body, headers);
+    Group::new(format!("a request with arguments of {size} bytes"))
+        .case("serde_json::Value, for comparison", body.len(), || {
+            serde_json::from_slice::<Value>(body).expect("JSON")
+        })
+        .case("Frame::parse", body.len(), || Frame::parse(body.clone()).expect("a request"))
+        .case("modern::read", body.len(), || {
+            modern::read(body.clone(), headers, MAX_DEPTH).expect("a good request")
+        })
+        .case("raise::request", body.len(), || raise::request(black_box(&call), 7, false))
+        .case("raise::request with a progress token", body.len(), || {
+            raise::request(black_box(&call), 7, true)
+        })
+        .run();
+}
+
+fn call_of(body: &Bytes, headers: &HeaderMap) -> Call {
+    match modern::read(body.clone(), headers, MAX_DEPTH) {
+        Ok(Read::Request(call, _)) => *call,
+        Ok(Read::Notification) | Err(_) => panic!("a good request"),
+    }
+}
+
+fn request(size: usize) -> (Bytes, HeaderMap) {
+    let body = format!(
+        r#"{{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{{"name":"fast","arguments":{{"text":{}}},"_meta":{{"{}":"2026-07-28","{}":{{"name":"bench","version":"1.0.0"}},"{}":{{"elicitation":{{}},"sampling":{{}}}}}}}}}}"#,
+        text(size),
+        meta::PROTOCOL_VERSION,
+        meta::CLIENT_INFO,
+        meta::CLIENT_CAPABILITIES,
+    );
+    let mut headers = HeaderMap::new();
+    headers.insert("mcp-protocol-version", HeaderValue::from_static("2026-07-28"));
+    headers.insert("mcp-method", HeaderValue::from_static("tools/call"));
+    headers.insert("mcp-name", HeaderValue::from_static("fast"));
+    (body.into(), headers)
+}
+
+fn response(size: usize) -> Bytes {
+    let around = r#"{"content":[{"type":"text","text":}],"isError":false}"#.len();
+    format!(
+        r#"{{"jsonrpc":"2.0","id":7,"result":{{"content":[{{"type":"text","text":{}}}],"isError":false}}}}"#,
+        text(size - around),
+    )
+    .into()
+}
+
+/// A JSON string of `size` bytes that looks like what tools say: lines, and quotes now and then.
+fn text(size: usize) -> String {
+    const LINE: &str = r#"the quick brown fox jumps over \"the lazy dog\", again and again;\n"#;
+    let mut text = String::from("\"");
+    while text.len() + LINE.len() < size {
+        text.push_str(LINE);
+    }
+    while text.len() + 1 < size {
+        text.push('.');
+    }
+    text + "\""
+}
