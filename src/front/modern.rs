@@ -18,7 +18,6 @@ use crate::{
         Call, Caller,
         modern::{self, Read},
     },
-    policy::Route,
     protocol::{
         Capabilities, Era,
         accept::{EVENT_STREAM, JSON, accepts, is_media},
@@ -31,22 +30,25 @@ use http_body::Body as HttpBody;
 use std::sync::Arc;
 
 /// Answers one POST on a route.
-pub(super) async fn serve<B>(
-    front: &Front,
-    service: Arc<dyn Service>,
-    arrival: Arrival<B>,
-) -> Response<Body>
+pub(super) async fn serve<B>(front: &Front, service: Arc<dyn Service>, arrival: Arrival<B>) -> Response<Body>
 where
     B: HttpBody<Data = Bytes>,
 {
     let Arrival { request, mut line, connection } = arrival;
     let (head, body) = request.into_parts();
     let route = Arc::clone(service.route());
-    line.by(principal(&route, &head.headers));
-    let (call, caller, address) = match read(front, &route, &head, body, &mut line).await {
+    let principal = principal(&route, &head.headers);
+    line.by(principal);
+    let (call, caller, address) = match read(front, &head, body, &mut line).await {
         Ok(Reading::Request(call, capabilities)) => {
             let address = Address::of(front, &head, &connection);
-            (*call, caller(&route, &head.headers, capabilities), address)
+            let caller = Caller {
+                principal,
+                credentials: credentials(&route, &head.headers),
+                capabilities: Arc::new(capabilities),
+                era: Era::Modern,
+            };
+            (*call, caller, address)
         }
         Ok(Reading::Notification) => return answer::empty(StatusCode::ACCEPTED, HeaderMap::new(), line),
         Err(refusal) => return refuse(refusal, line),
@@ -68,13 +70,7 @@ enum Reading {
 }
 
 /// Reads the message of a POST.
-async fn read<B>(
-    front: &Front,
-    route: &Route,
-    head: &Parts,
-    body: B,
-    line: &mut Line,
-) -> Result<Reading, Refusal>
+async fn read<B>(front: &Front, head: &Parts, body: B, line: &mut Line) -> Result<Reading, Refusal>
 where
     B: HttpBody<Data = Bytes>,
 {
@@ -97,14 +93,5 @@ where
             Ok(Reading::Request(call, capabilities))
         }
         Read::Notification => Ok(Reading::Notification),
-    }
-}
-
-fn caller(route: &Route, headers: &HeaderMap, capabilities: Capabilities) -> Caller {
-    Caller {
-        principal: principal(route, headers),
-        credentials: credentials(route, headers),
-        capabilities: Arc::new(capabilities),
-        era: Era::Modern,
     }
 }

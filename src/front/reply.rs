@@ -27,7 +27,7 @@ use crate::{
     telemetry::Outcome,
 };
 use bytes::{Buf, Bytes};
-use futures_util::{Stream, StreamExt};
+use futures_util::StreamExt;
 use http::{
     HeaderMap, HeaderName, HeaderValue, Response,
     header::{CACHE_CONTROL, CONTENT_TYPE},
@@ -37,7 +37,6 @@ use pin_project::pin_project;
 use std::{
     convert::Infallible,
     io::IoSlice,
-    mem,
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, ready},

@@ -4,6 +4,8 @@ mod architecture;
 mod cli;
 mod config;
 mod exchange;
+mod front;
+mod front;
 mod passthrough;
 mod samples;
 mod simulation;

@@ -14,9 +14,7 @@ use crate::{
 };
 use http::{
     HeaderMap, HeaderValue,
-    header::{
-        ACCESS_CONTROL_ALLOW_ORIGIN, ACCESS_CONTROL_EXPOSE_HEADERS, HOST, ORIGIN, VARY,
-    },
+    header::{ACCESS_CONTROL_ALLOW_ORIGIN, ACCESS_CONTROL_EXPOSE_HEADERS, HOST, ORIGIN, VARY},
 };
 use pin_project::pin_project;
 use std::{
@@ -46,7 +44,8 @@ pub(in crate::front) struct Access<S> {
 
 #[pin_project(project = ResponsePinned)]
 pub(in crate::front) enum ResponseFuture<F> {
-    Denied(Option<Response>),
+    /// Boxed: it is large, and should be rare.
+    Denied(Option<Box<Response>>),
     Admitted {
         #[pin]
         inner: F,
@@ -116,7 +115,7 @@ where
                 ResponseFuture::Admitted { inner, origin }
             }
             Err(denied) => {
-                ResponseFuture::Denied(Some(refuse(Refusal::Access(denied), arrival.line)))
+                ResponseFuture::Denied(Some(Box::new(refuse(Refusal::Access(denied), arrival.line))))
             }
         }
     }
@@ -130,7 +129,7 @@ impl<F: Future<Output = Result<Response, Infallible>>> Future for ResponseFuture
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
         match self.project() {
             ResponsePinned::Denied(response) => {
-                Poll::Ready(Ok(response.take().expect("a finished future is not polled again")))
+                Poll::Ready(Ok(*response.take().expect("a finished future is not polled again")))
             }
             ResponsePinned::Admitted { inner, origin } => {
                 let Ok(mut response) = ready!(inner.poll(cx));
