@@ -38,7 +38,7 @@ fn main() {
 fn result_out(size: usize, call: &Call, whole: &Bytes) {
     let frame = Frame::parse(whole.clone()).expect("a response");
     let Kind::Success { result, .. } = frame.kind() else { panic!("a success") };
-    Group::new(format!("a response with a result of {size} bytes"))
+    Group::new(format!("a response with a result of about {size} bytes"))
         .case("serde_json::Value, for comparison", whole.len(), || {
             serde_json::from_slice::<Value>(whole).expect("JSON")
         })
@@ -60,7 +60,7 @@ fn result_out(size: usize, call: &Call, whole: &Bytes) {
 /// The client's request, as it is read, checked and translated.
 fn request_in(size: usize, body: &Bytes, headers: &HeaderMap) {
     let call = call_of(body, headers);
-    Group::new(format!("a request with arguments of {size} bytes"))
+    Group::new(format!("a request with arguments of about {size} bytes"))
         .case("serde_json::Value, for comparison", body.len(), || {
             serde_json::from_slice::<Value>(body).expect("JSON")
         })
@@ -84,8 +84,8 @@ fn call_of(body: &Bytes, headers: &HeaderMap) -> Call {
 
 fn request(size: usize) -> (Bytes, HeaderMap) {
     let body = format!(
-        r#"{{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{{"name":"fast","arguments":{{"text":{}}},"_meta":{{"{}":"2026-07-28","{}":{{"name":"bench","version":"1.0.0"}},"{}":{{"elicitation":{{}},"sampling":{{}}}}}}}}}}"#,
-        text(size),
+        r#"{{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{{"name":"fast","arguments":{{"rows":{}}},"_meta":{{"{}":"2026-07-28","{}":{{"name":"bench","version":"1.0.0"}},"{}":{{"elicitation":{{}},"sampling":{{}}}}}}}}}}"#,
+        rows(size),
         meta::PROTOCOL_VERSION,
         meta::CLIENT_INFO,
         meta::CLIENT_CAPABILITIES,
@@ -98,23 +98,16 @@ fn request(size: usize) -> (Bytes, HeaderMap) {
 }
 
 fn response(size: usize) -> Bytes {
-    let around = r#"{"content":[{"type":"text","text":}],"isError":false}"#.len();
-    format!(
-        r#"{{"jsonrpc":"2.0","id":7,"result":{{"content":[{{"type":"text","text":{}}}],"isError":false}}}}"#,
-        text(size - around),
-    )
-    .into()
+    let (before, after) = (r#"{"structuredContent":{"rows":"#, r#"},"content":[],"isError":false}"#);
+    let rows = rows(size - before.len() - after.len());
+    format!(r#"{{"jsonrpc":"2.0","id":7,"result":{before}{rows}{after}}}"#).into()
 }
 
-/// A JSON string of `size` bytes that looks like what tools say: lines, and quotes now and then.
-fn text(size: usize) -> String {
-    const LINE: &str = r#"the quick brown fox jumps over \"the lazy dog\", again and again;\n"#;
-    let mut text = String::from("\"");
-    while text.len() + LINE.len() < size {
-        text.push_str(LINE);
-    }
-    while text.len() + 1 < size {
-        text.push('.');
-    }
-    text + "\""
+/// A JSON array of about `size` bytes that looks like what tools deal in: rows of short values, and
+/// a text with an escape now and then.
+fn rows(size: usize) -> String {
+    const ROW: &str =
+        r#"{"id":48151,"name":"report \"q3\"","ratio":0.8125,"tags":["a","b"],"done":true,"by":null}"#;
+    let count = (size / (ROW.len() + 1)).max(1);
+    format!("[{}]", [ROW].repeat(count).join(","))
 }
