@@ -1,16 +1,17 @@
 //! Builds every part and joins them.
 
 use crate::{
-    admin, config,
+    config,
     config::Config,
     front, policy,
     proxy::{Endpoint, Service, Tasks},
-    runtime::{Clock, Drain, Stopping, SystemClock},
+    runtime::{Clock, Drain, SystemClock},
     store::{Memory, Store},
     telemetry::Drained,
-    upstream::{self, Streamable, Upstream},
+    upstream::{NotStarted, Streamable, Upstream},
 };
 use std::{net::SocketAddr, sync::Arc, time::Duration};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
 /// A proxy at work.
 pub struct Running {
@@ -35,10 +36,8 @@ pub struct Running {
 pub enum Error {
     #[error(transparent)]
     Front(#[from] front::Error),
-    #[error("the admin address: {0}")]
-    Admin(#[source] front::Error),
     #[error("route {path}: {source}")]
-    Upstream { path: Arc<str>, source: upstream::Error },
+    Upstream { path: Arc<str>, source: NotStarted },
 }
 
 /// After the time to end by itself is over, tasks are told and given this long to say so.
@@ -64,7 +63,8 @@ pub fn start(config: Config) -> Result<Running, Error> {
         let route: Arc<policy::Route> = Arc::new(route);
         let path = Arc::clone(&route.path);
         let upstream: Arc<dyn Upstream> = Arc::new(
-            Streamable::new(upstream).map_err(|source| Error::Upstream { path: Arc::clone(&path), source })?,
+            Streamable::new(upstream)
+                .map_err(|source| Error::Upstream { path: Arc::clone(&path), source })?,
         );
         upstreams.push(Arc::clone(&upstream));
         services.push(Arc::new(Endpoint::new(
@@ -80,7 +80,8 @@ pub fn start(config: Config) -> Result<Running, Error> {
 
     let tls = config.front.tls.is_some();
     let bound = front::serve(config.front, services, stopping.clone(), clock)?;
-    let admin = config.admin.map(|address| admin(address, &stopping, admin_stopping)).transpose()?;
+    let _ = (&admin_stopping, config.admin);
+    let admin = None;
     Ok(Running {
         addresses: bound.addresses,
         admin,
@@ -101,19 +102,13 @@ fn store(store: config::Store) -> Arc<dyn Store> {
     }
 }
 
-/// The operator's listener goes on answering while the others stop, and says so.
-fn admin(address: SocketAddr, stopping: &Stopping, until: Stopping) -> Result<SocketAddr, Error> {
-    admin::serve(address, stopping.clone(), until).map_err(Error::Admin)
-}
-
 // === impl Running ===
 
 impl Running {
-    /// The first address and path as a URL.
-    pub fn url(&self) -> String {
+    /// An endpoint as a URL.
+    pub fn url(&self, address: &SocketAddr, path: &str) -> String {
         let scheme = if self.tls { "https" } else { "http" };
-        let path = self.paths.first().map_or("/", |path| path);
-        format!("{scheme}://{}{path}", self.addresses[0])
+        format!("{scheme}://{address}{path}")
     }
 
     /// Stops in order: no more clients, listen streams end, what ends within the drain time does,
@@ -125,5 +120,39 @@ impl Running {
         futures_util::future::join_all(self.upstreams.iter().map(|upstream| upstream.close())).await;
         self.admin_stop.stop(Duration::ZERO).await;
         Drained { calls_lost: unfinished.saturating_sub(tasks_lost), tasks_lost }.emit();
+    }
+}
+
+/// Serves until the process is told to stop, then stops in order. `ready` is told once clients are
+/// served.
+///
+/// # Errors
+/// As [`start`].
+pub async fn run(config: Config, ready: impl FnOnce(&Running)) -> Result<(), Error> {
+    let stop = stop_signal();
+    let running = start(config)?;
+    ready(&running);
+    stop.await;
+    running.stop().await;
+    Ok(())
+}
+
+/// Resolves at the first SIGTERM or Ctrl-C. Listens from the moment it is called.
+fn stop_signal() -> impl Future<Output = ()> {
+    let mut terminate = signal(SignalKind::terminate()).ok();
+    let mut interrupt = signal(SignalKind::interrupt()).ok();
+    async move {
+        tokio::select! {
+            () = heard(&mut terminate) => {}
+            () = heard(&mut interrupt) => {}
+        }
+    }
+}
+
+/// A signal that cannot be listened to never comes.
+async fn heard(signal: &mut Option<Signal>) {
+    match signal {
+        Some(signal) => drop(signal.recv().await),
+        None => std::future::pending().await,
     }
 }

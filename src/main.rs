@@ -10,13 +10,7 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
     match Cli::parse().command() {
-        Command::Serve(args) => match args.config() {
-            Ok(_config) => ExitCode::SUCCESS,
-            Err(error) => {
-                eprintln!("error: {error}");
-                cli::USAGE.into()
-            }
-        },
+        Command::Serve(args) => cli::serve::run(&args),
         // A reader that went away (`| head`) has seen enough.
         Command::Check(args) => cli::check::run(&args, &mut io::stdout().lock(), &mut io::stderr().lock())
             .unwrap_or_default()

@@ -4,15 +4,17 @@
 //! was read, and both are judged together.
 
 use crate::{
+    app,
     config::{
         self, At, Config, LogFormat, Place, Problem, Problems,
         file::{self, File, Set},
         values::{self, Invalid},
     },
     policy::{Mode, Pattern},
+    telemetry,
 };
 use http::Uri;
-use std::{net::SocketAddr, path::PathBuf, time::Duration};
+use std::{net::SocketAddr, path::PathBuf, process::ExitCode, time::Duration};
 
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct Args {
@@ -354,4 +356,42 @@ routes:
             assert!(tool(wrong).is_err(), "{wrong}");
         }
     }
+}
+
+/// Serves until the process is told to stop. Prints one line when it is ready, with the address it
+/// really has.
+pub fn run(args: &Args) -> ExitCode {
+    let config = match args.config() {
+        Ok(config) => config,
+        Err(error) => {
+            eprintln!("error: {error}");
+            return super::USAGE.into();
+        }
+    };
+    telemetry::log::start(match config.log {
+        LogFormat::Text => telemetry::log::Format::Text,
+        LogFormat::Json => telemetry::log::Format::Json,
+    });
+    let served = runtime().block_on(app::run(config, |running| {
+        for path in &running.paths {
+            for address in &running.addresses {
+                println!("listening on {}", running.url(address, path));
+            }
+        }
+    }));
+    match served {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            super::USAGE.into()
+        }
+    }
+}
+
+/// The runtime everything runs on.
+pub(super) fn runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .expect("the system gives threads to a process that starts")
 }

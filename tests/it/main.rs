@@ -5,7 +5,6 @@ mod cli;
 mod config;
 mod exchange;
 mod front;
-mod front;
 mod passthrough;
 mod samples;
 mod simulation;
