@@ -1,1 +1,17 @@
-//! One client call crossing from one dialect to another.
+//! One client call crossing from one dialect to another. Pure: what is decided here is carried out
+//! by [`crate::proxy`].
+//!
+//! [`plan`](mod@plan) chooses once what is to become of a call; [`raise`] changes the bytes of a
+//! legacy server's world into those of a 2026-07-28 client's and back; [`Exchange`] follows one
+//! call from its start to its one outcome; [`listen`] says what a subscription is told.
+
+pub mod catalogue;
+pub mod describe;
+pub mod exchange;
+pub mod listen;
+pub mod plan;
+pub mod raise;
+
+pub use catalogue::Catalogue;
+pub use exchange::{Action, Exchange};
+pub use plan::{Plan, plan};

@@ -63,6 +63,25 @@ pub enum LogLevel {
     Emergency,
 }
 
+// === impl Call ===
+
+impl Call {
+    /// The call without its bytes: what is left to know of it once it has been sent.
+    pub fn without_bytes(&self) -> Self {
+        Self {
+            bytes: Bytes::new(),
+            id: Id::from_token(Bytes::copy_from_slice(self.id.as_bytes())).expect("it is an id"),
+            method: self.method.clone(),
+            params: None,
+            target: self.target.clone(),
+            // A slice of the bytes, which would keep all of them.
+            progress_token: self.progress_token.as_deref().map(Bytes::copy_from_slice),
+            log_level: self.log_level,
+            headers: HeaderMap::new(),
+        }
+    }
+}
+
 // === impl Principal ===
 
 impl Principal {
@@ -88,6 +107,11 @@ impl Principal {
 
     pub fn as_bytes(&self) -> &[u8; 16] {
         &self.0
+    }
+
+    /// As it was stored.
+    pub const fn from_bytes(bytes: [u8; 16]) -> Self {
+        Self(bytes)
     }
 }
 

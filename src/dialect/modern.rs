@@ -1,9 +1,14 @@
-//! Self-contained requests (2026-07-28 on).
+//! Self-contained requests (2026-07-28 on): every request says which version it speaks and what
+//! its client can do, in `_meta`, and mirrors what routers look at in headers.
 
-use super::Call;
-use crate::protocol::{Capabilities, ErrorObject, Id};
-use bytes::Bytes;
-use http::{HeaderMap, StatusCode};
+use super::{Call, LogLevel};
+use crate::protocol::{
+    Capabilities, ErrorObject, Frame, FrameError, Id, Kind, Method, Revision, code, frame, headers, meta,
+    splice::Object,
+};
+use bytes::{BufMut, Bytes, BytesMut};
+use http::{HeaderMap, HeaderName, StatusCode};
+use serde_json::json;
 
 /// A request that is refused before anything is done about it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,19 +27,384 @@ pub enum Read {
     Notification,
 }
 
-/// Reads one POST of a 2026-07-28 client, checking in the order that satisfies every probe
-/// (`WIRE`, section 4): JSON, shape, version header, `_meta`, agreement, version, `Mcp-Method`,
-/// method, `Mcp-Name`.
+/// The revisions a client of this face may speak.
+pub const SUPPORTED: [Revision; 1] = [Revision::V2026_07_28];
+
+/// What a client sends that a server may want to see beside the message.
+const PASSED_ON: [&str; 3] = ["traceparent", "tracestate", "baggage"];
+
+/// Reads one POST of a 2026-07-28 client, checking in the order that satisfies every probe:
+/// JSON, shape, version header, `_meta`, agreement of the two, version, `Mcp-Method`, method,
+/// `Mcp-Name` (2026-07-28, *Streamable HTTP, Server Validation*).
 ///
 /// # Errors
 /// [`Refused`] carries the status and error to answer with.
 pub fn read(body: Bytes, headers: &HeaderMap, max_depth: usize) -> Result<Read, Refused> {
-    let _ = (body, headers, max_depth);
-    todo!()
+    let frame = parse(body, max_depth)?;
+    let (id, method, params) = match frame.kind() {
+        Kind::Request { id, method, params } => (id.clone(), method.clone(), params.clone()),
+        Kind::Notification { .. } => return Ok(Read::Notification),
+        Kind::Success { .. } | Kind::Failure { .. } => {
+            let error = "a client of 2026-07-28 sends no responses; answer questions by retrying the request with inputResponses";
+            return Err(Refused::new(None, ErrorObject::new(code::INVALID_REQUEST, error)));
+        }
+    };
+    let refuse = |error: ErrorObject| Refused::new(Some(id.clone()), error);
+
+    let named = plain(headers, &headers::PROTOCOL_VERSION).map_err(refuse)?;
+    let named = named.ok_or_else(|| refuse(missing(&headers::PROTOCOL_VERSION)))?;
+    let (params, about) = read_meta(params.as_ref()).map_err(refuse)?;
+    if named != about.version {
+        return Err(refuse(differs(&headers::PROTOCOL_VERSION, &named, &about.version)));
+    }
+    if !SUPPORTED.iter().any(|revision| revision.as_str() == about.version) {
+        return Err(refuse(unsupported_version(&about.version)));
+    }
+    let mirrored = plain(headers, &headers::METHOD).map_err(refuse)?;
+    let mirrored = mirrored.ok_or_else(|| refuse(missing(&headers::METHOD)))?;
+    if mirrored != method.as_str() {
+        return Err(refuse(differs(&headers::METHOD, &mirrored, method.as_str())));
+    }
+    if method.modern().is_none() {
+        return Err(not_served(id, &method));
+    }
+    let target = read_target(&method, &params, headers).map_err(refuse)?;
+    let call = Call {
+        bytes: frame.as_bytes().clone(),
+        id,
+        method,
+        params: Some(params.as_bytes().clone()),
+        target,
+        progress_token: about.progress_token,
+        log_level: about.log_level,
+        headers: passed_on(headers),
+    };
+    Ok(Read::Request(Box::new(call), about.capabilities))
+}
+
+/// The refusal of a method that is not served: 404, so that nobody mistakes it for an endpoint
+/// that is not there (2026-07-28, *Protocol Version Header*).
+pub fn not_served(id: Id, method: &Method) -> Refused {
+    let error = ErrorObject::new(code::METHOD_NOT_FOUND, format!("Method not found: {method}"));
+    Refused { status: StatusCode::NOT_FOUND, id: Some(id), error }
+}
+
+/// `-32022` with what is served and what was asked for.
+pub fn unsupported_version(requested: &str) -> ErrorObject {
+    let supported: Vec<_> = SUPPORTED.iter().map(|revision| revision.as_str()).collect();
+    let message =
+        format!("Unsupported protocol version {requested}; this server speaks {}", supported.join(", "));
+    let data = json!({ "supported": supported, "requested": requested });
+    ErrorObject::with_data(code::UNSUPPORTED_VERSION, message, &data)
 }
 
 /// A whole JSON-RPC error response on one line; without `id` where it could not be read.
 pub fn error_response(id: Option<&Id>, error: &ErrorObject) -> Bytes {
-    let _ = (id, error);
-    todo!()
+    let error = frame::on_one_line(error.as_bytes().clone());
+    let mut out = BytesMut::with_capacity(48 + error.len() + id.map_or(0, |id| id.as_bytes().len()));
+    out.put_slice(br#"{"jsonrpc":"2.0","#);
+    if let Some(id) = id {
+        out.put_slice(br#""id":"#);
+        out.put_slice(id.as_bytes());
+        out.put_u8(b',');
+    }
+    out.put_slice(br#""error":"#);
+    out.put_slice(&error);
+    out.put_u8(b'}');
+    out.freeze()
+}
+
+/// A whole JSON-RPC response on one line around a result of ours.
+pub fn success_response(id: &Id, result: &[u8]) -> Bytes {
+    let mut out = BytesMut::with_capacity(40 + result.len() + id.as_bytes().len());
+    out.put_slice(br#"{"jsonrpc":"2.0","id":"#);
+    out.put_slice(id.as_bytes());
+    out.put_slice(br#","result":"#);
+    out.put_slice(result);
+    out.put_u8(b'}');
+    out.freeze()
+}
+
+/// A whole notification on one line around params of ours.
+pub fn notification(method: &Method, params: &[u8]) -> Bytes {
+    let mut out = BytesMut::with_capacity(48 + method.as_str().len() + params.len());
+    out.put_slice(br#"{"jsonrpc":"2.0","method":""#);
+    out.put_slice(method.as_str().as_bytes());
+    out.put_slice(br#"","params":"#);
+    out.put_slice(params);
+    out.put_u8(b'}');
+    out.freeze()
+}
+
+// === impl Refused ===
+
+impl Refused {
+    fn new(id: Option<Id>, error: ErrorObject) -> Self {
+        Self { status: StatusCode::BAD_REQUEST, id, error }
+    }
+
+    /// The JSON-RPC error response to answer with.
+    pub fn body(&self) -> Bytes {
+        error_response(self.id.as_ref(), &self.error)
+    }
+}
+
+/// What `_meta` says of a request.
+struct About {
+    version: String,
+    capabilities: Capabilities,
+    progress_token: Option<Bytes>,
+    log_level: Option<LogLevel>,
+}
+
+fn parse(body: Bytes, max_depth: usize) -> Result<Frame, Refused> {
+    frame::check_depth(&body, max_depth).and_then(|()| Frame::parse(body)).map_err(|error| {
+        let (id, code) = match &error {
+            FrameError::Syntax(_) => (None, code::PARSE_ERROR),
+            FrameError::Shape { id } => (id.clone(), code::INVALID_REQUEST),
+            FrameError::Id | FrameError::Depth { .. } => (None, code::INVALID_REQUEST),
+        };
+        Refused::new(id, ErrorObject::new(code, error.to_string()))
+    })
+}
+
+/// The params and what their `_meta` says (2026-07-28, *Per-request protocol fields*).
+fn read_meta(params: Option<&Bytes>) -> Result<(Object, About), ErrorObject> {
+    let wrong = |message: String| ErrorObject::new(code::INVALID_PARAMS, message);
+    let absent = |key: &str| wrong(format!("params._meta[\"{key}\"] is required"));
+    let params = params.ok_or_else(|| absent(meta::PROTOCOL_VERSION))?;
+    let params = Object::read(params).map_err(|_| wrong("params must be an object".into()))?;
+    let about = match params.get("_meta") {
+        Some(raw) => Object::read(&raw).map_err(|_| wrong("params._meta must be an object".into()))?,
+        None => return Err(absent(meta::PROTOCOL_VERSION)),
+    };
+    // Two readers of a repeated member may disagree, and what is checked here would not be what runs.
+    if let Some(key) = params.repeated().or_else(|| about.repeated()) {
+        return Err(wrong(format!("`{key}` occurs twice")));
+    }
+    let version = about.string(meta::PROTOCOL_VERSION).ok_or_else(|| absent(meta::PROTOCOL_VERSION))?;
+    let capabilities =
+        about.get(meta::CLIENT_CAPABILITIES).ok_or_else(|| absent(meta::CLIENT_CAPABILITIES))?;
+    let capabilities = Capabilities::read(capabilities)
+        .map_err(|error| wrong(format!("params._meta[\"{}\"]: {error}", meta::CLIENT_CAPABILITIES)))?;
+    let progress_token = about.get(meta::PROGRESS_TOKEN);
+    if progress_token.as_ref().is_some_and(|token| Id::from_token(token.clone()).is_none()) {
+        return Err(wrong("params._meta.progressToken must be a string or an integer".into()));
+    }
+    let log_level = match about.get(meta::LOG_LEVEL) {
+        None => None,
+        Some(_) => Some(
+            about
+                .string(meta::LOG_LEVEL)
+                .and_then(|level| LogLevel::parse(&level))
+                .ok_or_else(|| wrong(format!("params._meta[\"{}\"] is not a log level", meta::LOG_LEVEL)))?,
+        ),
+    };
+    Ok((params, About { version, capabilities, progress_token, log_level }))
+}
+
+/// What the call is about, once `Mcp-Name` agrees. For `tasks/*` the header may be absent: clients
+/// in the field leave it out, and nothing of ours is routed by it.
+fn read_target(method: &Method, params: &Object, headers: &HeaderMap) -> Result<Option<String>, ErrorObject> {
+    let Some(member) = method.name_member() else { return Ok(None) };
+    let target = params.string(member);
+    let named = headers::read(headers, &headers::NAME)
+        .map_err(|error| ErrorObject::new(code::HEADER_MISMATCH, error.to_string()))?;
+    match (&named, &target) {
+        (Some(named), Some(target)) if *named != **target => {
+            return Err(differs(&headers::NAME, named, target));
+        }
+        (None, Some(_)) if method.may_ask() => return Err(missing(&headers::NAME)),
+        (Some(_) | None, Some(_)) => {}
+        (_, None) => {
+            return Err(ErrorObject::new(code::INVALID_PARAMS, format!("params.{member} must be a string")));
+        }
+    }
+    Ok(target)
+}
+
+/// The value of a header that may stand once, as it is spelled: the sentinel is for names and
+/// parameters only (2026-07-28, *Value Encoding*).
+fn plain(headers: &HeaderMap, name: &HeaderName) -> Result<Option<String>, ErrorObject> {
+    let mut values = headers.get_all(name).iter();
+    let Some(value) = values.next() else { return Ok(None) };
+    if values.next().is_some() {
+        return Err(mismatch(format!("{} occurs twice", shown(name))));
+    }
+    // Bytes beyond ASCII agree with nothing, and the message says what came.
+    Ok(Some(String::from_utf8_lossy(value.as_bytes()).into_owned()))
+}
+
+fn passed_on(headers: &HeaderMap) -> HeaderMap {
+    let mut out = HeaderMap::new();
+    for (name, value) in headers {
+        if name.as_str().starts_with(headers::PARAM_PREFIX) || PASSED_ON.contains(&name.as_str()) {
+            out.append(name.clone(), value.clone());
+        }
+    }
+    out
+}
+
+fn missing(name: &HeaderName) -> ErrorObject {
+    mismatch(format!("the {} header is required", shown(name)))
+}
+
+fn differs(name: &HeaderName, header: &str, body: &str) -> ErrorObject {
+    mismatch(format!("{} header value '{header}' does not match body value '{body}'", shown(name)))
+}
+
+fn mismatch(message: String) -> ErrorObject {
+    ErrorObject::new(code::HEADER_MISMATCH, format!("Header mismatch: {message}"))
+}
+
+/// A header's name as the specification spells it.
+fn shown(name: &HeaderName) -> &str {
+    match name.as_str() {
+        "mcp-protocol-version" => "MCP-Protocol-Version",
+        "mcp-method" => "Mcp-Method",
+        "mcp-name" => "Mcp-Name",
+        other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use http::HeaderValue;
+
+    const META: &str = r#""_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientCapabilities":{}}"#;
+
+    fn headers(pairs: &[(&'static str, &str)]) -> HeaderMap {
+        let mut headers = HeaderMap::new();
+        for (name, value) in pairs {
+            headers.append(*name, HeaderValue::from_str(value).expect("a header value"));
+        }
+        headers
+    }
+
+    fn good() -> HeaderMap {
+        headers(&[("mcp-protocol-version", "2026-07-28"), ("mcp-method", "tools/call"), ("mcp-name", "add")])
+    }
+
+    fn without(name: &str) -> HeaderMap {
+        let mut headers = good();
+        headers.remove(name);
+        headers
+    }
+
+    fn with(name: &'static str, value: &str) -> HeaderMap {
+        let mut headers = without(name);
+        headers.append(name, HeaderValue::from_str(value).expect("a header value"));
+        headers
+    }
+
+    fn body(text: &str) -> Bytes {
+        Bytes::from(text.replace("META", META))
+    }
+
+    const CALL: &str = r#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"add",META}}"#;
+
+    fn refused(text: &str, headers: &HeaderMap) -> (u16, i64, bool) {
+        match read(body(text), headers, 16) {
+            Err(refused) => (refused.status.as_u16(), refused.error.code(), refused.id.is_some()),
+            Ok(read) => panic!("accepted as {read:?}"),
+        }
+    }
+
+    #[test]
+    fn a_good_request_is_read() {
+        let Ok(Read::Request(call, _)) = read(body(CALL), &good(), 16) else { panic!("refused") };
+        assert_eq!((call.method, call.target.as_deref()), (Method::ToolsCall, Some("add")));
+    }
+
+    #[test]
+    fn each_defect_has_its_status_and_code() {
+        let discover = |meta: &str| format!(r#"{{"id":1,"method":"server/discover","params":{{{meta}}}}}"#);
+        for (what, text, headers, want) in [
+            ("no JSON", "{", good(), (400, -32700, false)),
+            ("no shape, but an id", r#"{"id":1}"#, good(), (400, -32600, true)),
+            ("a null id", r#"{"id":null,"method":"ping"}"#, good(), (400, -32600, false)),
+            ("too deep", &"[".repeat(17), good(), (400, -32600, false)),
+            ("a response", r#"{"id":1,"result":{}}"#, good(), (400, -32600, false)),
+            ("no version header", CALL, without("mcp-protocol-version"), (400, -32020, true)),
+            ("no params", r#"{"id":1,"method":"server/discover"}"#, good(), (400, -32602, true)),
+            ("no _meta", &discover(""), good(), (400, -32602, true)),
+            ("an empty _meta", &discover(r#""_meta":{}"#), good(), (400, -32602, true)),
+            (
+                "no capabilities",
+                &discover(r#""_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28"}"#),
+                good(),
+                (400, -32602, true),
+            ),
+            (
+                "header and _meta differ",
+                CALL,
+                with("mcp-protocol-version", "2025-11-25"),
+                (400, -32020, true),
+            ),
+            (
+                "a version nobody speaks",
+                &CALL.replace("META", &META.replace("2026-07-28", "v999.0.0")),
+                with("mcp-protocol-version", "v999.0.0"),
+                (400, -32022, true),
+            ),
+            ("no method header", CALL, without("mcp-method"), (400, -32020, true)),
+            ("another method", CALL, with("mcp-method", "tools/list"), (400, -32020, true)),
+            ("another case", CALL, with("mcp-method", "Tools/Call"), (400, -32020, true)),
+            ("no name header", CALL, without("mcp-name"), (400, -32020, true)),
+            ("another name", CALL, with("mcp-name", "Add"), (400, -32020, true)),
+            ("a name that is bad base64", CALL, with("mcp-name", "=?base64?YWRk=?="), (400, -32020, true)),
+            (
+                "no name in the body",
+                r#"{"id":1,"method":"tools/call","params":{META}}"#,
+                good(),
+                (400, -32602, true),
+            ),
+            (
+                "a name that occurs twice",
+                r#"{"id":1,"method":"tools/call","params":{"name":"add","name":"rm",META}}"#,
+                good(),
+                (400, -32602, true),
+            ),
+            (
+                "a removed method",
+                r#"{"id":1,"method":"ping","params":{META}}"#,
+                with("mcp-method", "ping"),
+                (404, -32601, true),
+            ),
+        ] {
+            assert_eq!(refused(text, &headers), want, "{what}");
+        }
+    }
+
+    #[test]
+    fn a_repeated_header_is_refused() {
+        let mut headers = good();
+        headers.append("mcp-method", HeaderValue::from_static("tools/call"));
+        assert_eq!(refused(CALL, &headers), (400, -32020, true));
+    }
+
+    #[test]
+    fn a_name_may_be_encoded() {
+        assert!(read(body(CALL), &with("mcp-name", "=?base64?YWRk?="), 16).is_ok());
+    }
+
+    #[test]
+    fn a_task_needs_no_name_header_but_none_that_differs() {
+        let get = r#"{"id":"a","method":"tasks/get","params":{"taskId":"t",META}}"#;
+        let mut headers = with("mcp-method", "tasks/get");
+        headers.remove("mcp-name");
+        assert!(read(body(get), &headers, 16).is_ok());
+        headers.insert("mcp-name", HeaderValue::from_static("u"));
+        assert_eq!(refused(get, &headers), (400, -32020, true));
+    }
+
+    #[test]
+    fn an_error_response_without_an_id_has_none() {
+        let error = ErrorObject::new(code::PARSE_ERROR, "m");
+        assert_eq!(
+            error_response(None, &error),
+            r#"{"jsonrpc":"2.0","error":{"code":-32700,"message":"m"}}"#
+        );
+    }
 }

@@ -1,1 +1,227 @@
 //! Where clients come in.
+//!
+//! The front accepts connections, refuses what may not come in, reads one message from each POST
+//! and hands it to the route's [`proxy::Service`](Service). What comes back it writes as one JSON
+//! response or, where something must be said before the end, as an event stream. It promises that
+//!
+//! * nothing is read or held without a bound that has a name ([`Limits`], [`Timeouts`]);
+//! * a client that leaves is noticed: its call's stream of items is dropped;
+//! * a task handle counts as given when the client's socket has taken its last byte, not before
+//!   ([`reply`], [`connection`]);
+//! * each request leaves one access line, however it ends ([`layers::trace`]).
+//!
+//! Begin with [`stack`], which lists what a request passes through, then [`face`] and [`modern`].
+//!
+//! | file | |
+//! |---|---|
+//! | `listener.rs` | accepts connections and drives HTTP on them |
+//! | `connection.rs` | one socket as hyper sees it |
+//! | `tls.rs` | certificates |
+//! | `stack.rs` | the layers, the outermost first |
+//! | `layers/` | one file each |
+//! | `face.rs` | which face a request is for |
+//! | `modern.rs` | 2026-07-28 over POST |
+//! | `receive.rs` | a request's body, bounded in bytes and time |
+//! | `reply.rs` | a reply as JSON or as an event stream |
+//! | `metadata.rs` | protected-resource metadata, made to name us |
+//! | `answer.rs` | the front's own refusals, as status and body |
+
+mod answer;
+mod connection;
+mod face;
+mod layers;
+mod listener;
+mod metadata;
+mod modern;
+mod receive;
+mod reply;
+mod stack;
+mod tls;
+
+use crate::{
+    policy::Access,
+    proxy::Service,
+    runtime::{Clock, Stopping},
+};
+use http::Uri;
+use std::{
+    io,
+    net::{Ipv4Addr, SocketAddr},
+    sync::Arc,
+    time::Duration,
+};
+use tokio::task::JoinHandle;
+
+pub use tls::{TlsError, TlsPaths};
+
+/// How clients are met.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// Addresses to listen on, all for the same routes. Default `127.0.0.1:8808`.
+    pub listen: Vec<SocketAddr>,
+    /// Serve TLS, and nothing else, on all of them. Default off.
+    pub tls: Option<TlsPaths>,
+    /// Hosts and origins that may come in. Default: this machine and addresses, no names.
+    pub access: Access,
+    pub limits: Limits,
+    pub timeouts: Timeouts,
+    /// A waiting client hears something at least this often: after that much silence an answer
+    /// becomes an event stream, and the stream gets a comment. From then on an error cannot have
+    /// an HTTP status of its own, so a shorter time costs some clients a clear error; a longer one
+    /// risks an impatient proxy in between. Default 5 s.
+    pub keep_alive: Duration,
+    /// The address clients know us by, where it is not what their requests say (a proxy in front
+    /// rewrites `Host`). Used for protected-resource metadata only. Default: from each request.
+    pub public_url: Option<Uri>,
+}
+
+/// How much of what there may be at once. Worst-case memory for request bodies is `calls` times
+/// `body_bytes`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Bytes of one request's body; more is refused with 413. Default 4 MiB.
+    pub body_bytes: usize,
+    /// Bytes of one request's head; more is refused with 431. No less than 8 KiB counts for
+    /// HTTP/1. Default 16 KiB.
+    pub header_bytes: usize,
+    /// Headers of one request over HTTP/1; more are refused with 431. Another number than the
+    /// default costs an allocation a request. Default 100.
+    pub headers: usize,
+    /// Open connections; further ones wait in the system's queue until one closes. An idle one
+    /// takes about 10 KiB. Default 10 000.
+    pub connections: usize,
+    /// Calls in flight, from their head to the last byte of their answer; further ones are refused
+    /// with 503. Default 10 000.
+    pub calls: usize,
+    /// Calls in flight on one HTTP/2 connection; the client queues further ones. Default 256.
+    pub streams: u32,
+    /// Levels of nesting in a message's JSON; more is refused with 400. Default 128.
+    pub depth: usize,
+}
+
+/// How long to wait for a client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Timeouts {
+    /// For the TLS handshake, and for a whole head once its first byte is there. Default 10 s.
+    pub read_headers: Duration,
+    /// For a body once its head is there; then 408. Default 30 s.
+    pub read_body: Duration,
+    /// For the next request on a connection; then it is closed. Longer than the longest interval
+    /// at which tasks are polled, so that polling keeps its connection. Default 75 s.
+    pub idle: Duration,
+}
+
+/// A front at work.
+#[derive(Debug)]
+pub struct Bound {
+    /// What is really listened on, in the order of [`Config::listen`]: port 0 has become a number.
+    pub addresses: Vec<SocketAddr>,
+    /// Accepts connections until it is time to stop. Those it accepted are waited for by the drain.
+    pub task: JoinHandle<()>,
+}
+
+/// Why the front cannot begin.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("no address to listen on; give at least one in `listen`")]
+    NoAddress,
+    #[error("cannot listen on {address}: {source}")]
+    Bind { address: SocketAddr, source: io::Error },
+    #[error(transparent)]
+    Tls(#[from] TlsError),
+}
+
+/// What every connection shares.
+struct Front {
+    services: Vec<Arc<dyn Service>>,
+    limits: Limits,
+    timeouts: Timeouts,
+    keep_alive: Duration,
+    public_url: Option<Uri>,
+    clock: Arc<dyn Clock>,
+}
+
+/// Begins to listen, and serves `services` until `stopping` says so. Must be called within a
+/// runtime. Once it returns, connections are accepted.
+///
+/// # Errors
+/// [`Error`] names the address or the file that is at fault.
+pub fn serve(
+    config: Config,
+    services: Vec<Arc<dyn Service>>,
+    stopping: Stopping,
+    clock: Arc<dyn Clock>,
+) -> Result<Bound, Error> {
+    let tls = config.tls.as_ref().map(tls::acceptor).transpose()?;
+    let listeners = listener::Listeners::bind(&config.listen)?;
+    let addresses = listeners.addresses().to_vec();
+    let front = Arc::new(Front {
+        services,
+        limits: config.limits,
+        timeouts: config.timeouts,
+        keep_alive: config.keep_alive,
+        public_url: config.public_url,
+        clock,
+    });
+    let stack = stack::stack(Arc::clone(&front), config.access);
+    let task = tokio::spawn(listener::accept(listeners, tls, front, stack, stopping));
+    Ok(Bound { addresses, task })
+}
+
+// === impl Config ===
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            listen: vec![SocketAddr::from((Ipv4Addr::LOCALHOST, 8808))],
+            tls: None,
+            access: Access::default(),
+            limits: Limits::default(),
+            timeouts: Timeouts::default(),
+            keep_alive: Duration::from_secs(5),
+            public_url: None,
+        }
+    }
+}
+
+// === impl Limits ===
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            body_bytes: 4 << 20,
+            header_bytes: 16 << 10,
+            headers: 100,
+            connections: 10_000,
+            calls: 10_000,
+            streams: 256,
+            depth: 128,
+        }
+    }
+}
+
+// === impl Timeouts ===
+
+impl Default for Timeouts {
+    fn default() -> Self {
+        Self {
+            read_headers: Duration::from_secs(10),
+            read_body: Duration::from_secs(30),
+            idle: Duration::from_secs(75),
+        }
+    }
+}
+
+// === impl Front ===
+
+impl Front {
+    /// The route at a path, matched exactly.
+    fn service(&self, path: &str) -> Option<&Arc<dyn Service>> {
+        self.services.iter().find(|service| &*service.route().path == path)
+    }
+
+    /// The paths served, for people.
+    fn paths(&self) -> String {
+        self.services.iter().map(|service| &*service.route().path).collect::<Vec<_>>().join(", ")
+    }
+}

@@ -1,13 +1,33 @@
 //! Carries out what [`bridge`](crate::bridge) decides: joins calls to servers, stores and clocks.
+//!
+//! An [`Endpoint`] is one route at work. Its [`Service::call`] gives a stream of [`Item`]s that is
+//! polled in place by whoever writes them to the client, so that a fast call costs no spawn and no
+//! store access ([`attended`]). When a call becomes a task, the very same upstream stream moves to
+//! a runtime task of its own ([`deferred`]), and [`Tasks`] answers for it from the store.
+
+mod attended;
+mod catalogues;
+mod deferred;
+mod endpoint;
+mod hub;
+mod limits;
+mod listen;
+mod reply;
+mod sweep;
+mod tasks;
+
+pub use endpoint::Endpoint;
+pub use tasks::Tasks;
 
 use crate::{
-    dialect::{Call, Caller},
+    dialect::{Call, Caller, Credentials},
     policy::Route,
     task::TaskId,
     telemetry::Outcome,
+    upstream::{Document, Lost},
 };
 use bytes::Bytes;
-use futures_util::stream::BoxStream;
+use futures_util::{future::BoxFuture, stream::BoxStream};
 use http::{HeaderMap, StatusCode};
 use std::{sync::Arc, time::Duration};
 use tokio::sync::oneshot;
@@ -51,15 +71,7 @@ pub struct Account {
 /// A task handle on its way to the client. The task lives from the moment this is confirmed;
 /// dropped without that, the client has left before it had the handle, and the call is cancelled.
 #[derive(Debug)]
-pub struct Commit(pub(crate) oneshot::Sender<()>);
-
-impl Commit {
-    /// The handle has reached the client's socket.
-    pub fn confirm(self) {
-        // The other side is gone only where the task has ended already.
-        let _ = self.0.send(());
-    }
-}
+pub struct Commit(pub oneshot::Sender<()>);
 
 /// One route at work: what the front hands its calls to.
 pub trait Service: Send + Sync + 'static {
@@ -72,6 +84,16 @@ pub trait Service: Send + Sync + 'static {
     fn metadata<'a>(
         &'a self,
         path: &'a str,
-        credentials: &'a crate::dialect::Credentials,
-    ) -> futures_util::future::BoxFuture<'a, Result<crate::upstream::Document, crate::upstream::Lost>>;
+        credentials: &'a Credentials,
+    ) -> BoxFuture<'a, Result<Document, Lost>>;
+}
+
+// === impl Commit ===
+
+impl Commit {
+    /// The handle has reached the client's socket.
+    pub fn confirm(self) {
+        // The other side is gone only where the task has ended already.
+        let _ = self.0.send(());
+    }
 }

@@ -1,35 +1,166 @@
 //! Tasks kept in this process.
+//!
+//! Records lie in a sharded map, so that polls of different tasks do not wait for each other. What
+//! must be known across all of them, which are due and how much there is, stands in one small
+//! index behind one lock; a change that leaves it as it is does not take the lock.
 
-use super::{Store, StoreError, Version};
+use super::{Store, StoreError, Usage, Version};
 use crate::{
     protocol::Timestamp,
     task::{Record, TaskId},
 };
 use async_trait::async_trait;
+use dashmap::{DashMap, Entry};
+use std::{
+    collections::{BTreeSet, HashMap},
+    sync::{Arc, Mutex, MutexGuard},
+};
 
 /// Forgets everything at exit.
 #[derive(Debug, Default)]
-pub struct Memory {}
+pub struct Memory {
+    records: DashMap<TaskId, Kept>,
+    /// Taken only while the entry it is about is held in `records`, never the other way round.
+    index: Mutex<Index>,
+}
+
+#[derive(Debug)]
+struct Kept {
+    version: Version,
+    record: Arc<Record>,
+}
+
+/// What is known of all records together.
+#[derive(Debug, Default)]
+struct Index {
+    due: BTreeSet<(Timestamp, TaskId)>,
+    /// Tasks of each principal; one that has none is not in it.
+    principals: HashMap<[u8; 16], usize>,
+    stored_bytes: usize,
+}
+
+// === impl Memory ===
+
+impl Memory {
+    fn index(&self) -> MutexGuard<'_, Index> {
+        self.index.lock().expect("nothing panics while the index is held")
+    }
+}
 
 #[async_trait]
 impl Store for Memory {
-    async fn insert(&self, _record: Record) -> Result<(), StoreError> {
-        todo!()
+    async fn insert(&self, record: Arc<Record>) -> Result<(), StoreError> {
+        match self.records.entry(record.id.clone()) {
+            Entry::Occupied(_) => Err(StoreError::Exists),
+            Entry::Vacant(slot) => {
+                // Held until the index knows the record too: nobody may remove it in between.
+                let _kept = slot.insert(Kept { version: Version(0), record: Arc::clone(&record) });
+                self.index().add(&record);
+                Ok(())
+            }
+        }
     }
 
-    async fn load(&self, _id: &TaskId) -> Result<Option<(Version, Record)>, StoreError> {
-        todo!()
+    async fn load(&self, id: &TaskId) -> Result<Option<(Version, Arc<Record>)>, StoreError> {
+        Ok(self.records.get(id).map(|kept| (kept.version, Arc::clone(&kept.record))))
     }
 
-    async fn swap(&self, _version: Version, _record: Record) -> Result<bool, StoreError> {
-        todo!()
+    async fn swap(&self, version: Version, record: Arc<Record>) -> Result<bool, StoreError> {
+        let Some(mut kept) = self.records.get_mut(&record.id).filter(|kept| kept.version == version) else {
+            return Ok(false);
+        };
+        if Facts::of(&kept.record) != Facts::of(&record) {
+            let mut index = self.index();
+            index.subtract(&kept.record);
+            index.add(&record);
+        }
+        *kept = Kept { version: Version(version.0 + 1), record };
+        Ok(true)
     }
 
-    async fn remove(&self, _id: &TaskId) -> Result<(), StoreError> {
-        todo!()
+    async fn remove(&self, id: &TaskId) -> Result<(), StoreError> {
+        if let Entry::Occupied(slot) = self.records.entry(id.clone()) {
+            self.index().subtract(&slot.get().record);
+            slot.remove();
+        }
+        Ok(())
     }
 
-    async fn due(&self, _now: Timestamp, _limit: usize) -> Result<Vec<TaskId>, StoreError> {
-        todo!()
+    async fn due(&self, now: Timestamp, limit: usize) -> Result<Vec<TaskId>, StoreError> {
+        let index = self.index();
+        let due = index.due.iter().take_while(|(due, _)| *due <= now);
+        Ok(due.take(limit).map(|(_, id)| id.clone()).collect())
+    }
+
+    async fn usage(&self, principal: &[u8; 16]) -> Result<Usage, StoreError> {
+        let index = self.index();
+        Ok(Usage {
+            tasks_of_principal: index.principals.get(principal).copied().unwrap_or_default(),
+            // Every record is due some time, so this is all of them.
+            tasks: index.due.len(),
+            stored_bytes: index.stored_bytes,
+        })
+    }
+}
+
+// === impl Index ===
+
+impl Index {
+    fn add(&mut self, record: &Record) {
+        let facts = Facts::of(record);
+        self.due.insert((facts.due, record.id.clone()));
+        *self.principals.entry(facts.principal).or_default() += 1;
+        self.stored_bytes += facts.stored_bytes;
+    }
+
+    fn subtract(&mut self, record: &Record) {
+        let facts = Facts::of(record);
+        self.due.remove(&(facts.due, record.id.clone()));
+        self.stored_bytes -= facts.stored_bytes;
+        if let Some(tasks) = self.principals.get_mut(&facts.principal) {
+            *tasks -= 1;
+            if *tasks == 0 {
+                self.principals.remove(&facts.principal);
+            }
+        }
+    }
+}
+
+/// What the index knows of one record.
+#[derive(PartialEq, Eq)]
+struct Facts {
+    due: Timestamp,
+    principal: [u8; 16],
+    stored_bytes: usize,
+}
+
+// === impl Facts ===
+
+impl Facts {
+    fn of(record: &Record) -> Self {
+        Self { due: record.due(), principal: record.owner.principal, stored_bytes: record.stored_bytes() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::task::Owner;
+    use std::time::Duration;
+
+    #[tokio::test]
+    async fn nothing_stays_behind_of_what_is_forgotten() {
+        let store = Memory::default();
+        for number in 0..100 {
+            let owner = Owner { principal: [number; 16], route: "/mcp".into() };
+            let id = TaskId::from_entropy([number; 16]);
+            let start = Timestamp::from_millis(u64::from(number));
+            let record = Record::new(id.clone(), owner, "slow", Duration::ZERO, start);
+            store.insert(Arc::new(record)).await.expect("inserted");
+            store.remove(&id).await.expect("removed");
+        }
+        assert!(store.records.is_empty());
+        let Index { due, principals, stored_bytes } = &*store.index();
+        assert_eq!((due.len(), principals.len(), *stored_bytes), (0, 0, 0));
     }
 }

@@ -1,42 +1,63 @@
 //! Where tasks are kept.
 //!
 //! A store keeps [`Record`]s, one version at a time. It changes none by itself: who wants a change
-//! loads, applies an event, and swaps; a lost race means loading again ([`update`]).
+//! loads, applies an event, and swaps; a lost race means loading again ([`update`]). Records are
+//! shared, not copied: a result of megabytes is kept once however many ask for it.
+//!
+//! What every store promises is written as tests (`tests/it/stores.rs`), and each store is asked
+//! the same questions. [`Memory`] keeps tasks in this process.
 
 use crate::{
     protocol::Timestamp,
     task::{Effect, Event, Record, Refusal, TaskId, apply},
 };
 use async_trait::async_trait;
+use std::sync::Arc;
 
 mod memory;
 pub use memory::Memory;
 
 /// Keeps task records, one version at a time.
-///
-/// What every store promises is written as tests (`tests/it/stores.rs`), and each store is asked
-/// the same questions.
 #[async_trait]
 pub trait Store: Send + Sync + 'static {
     /// Keeps a new record. Once this returns, [`Store::load`] finds it, here and in every replica.
-    async fn insert(&self, record: Record) -> Result<(), StoreError>;
+    ///
+    /// # Errors
+    /// [`StoreError::Exists`] where the id is taken; the record there is left alone.
+    async fn insert(&self, record: Arc<Record>) -> Result<(), StoreError>;
 
     /// The record and its version, or `None` where there is none.
-    async fn load(&self, id: &TaskId) -> Result<Option<(Version, Record)>, StoreError>;
+    async fn load(&self, id: &TaskId) -> Result<Option<(Version, Arc<Record>)>, StoreError>;
 
-    /// Keeps `record` where the kept version is still `version`; says whether it was.
-    async fn swap(&self, version: Version, record: Record) -> Result<bool, StoreError>;
+    /// Keeps `record` where the kept version is still `version`; says whether it was. A record that
+    /// was removed meanwhile has no version, and stays removed.
+    async fn swap(&self, version: Version, record: Arc<Record>) -> Result<bool, StoreError>;
 
     /// Forgets a record; unknown ids are no error.
     async fn remove(&self, id: &TaskId) -> Result<(), StoreError>;
 
     /// At most `limit` ids of records whose [`Record::due`] is not after `now`, the longest due first.
     async fn due(&self, now: Timestamp, limit: usize) -> Result<Vec<TaskId>, StoreError>;
+
+    /// How much is kept, in all and for one principal ([`Owner::principal`](crate::task::Owner)), for
+    /// the quotas. Costs the same however much that is.
+    async fn usage(&self, principal: &[u8; 16]) -> Result<Usage, StoreError>;
 }
 
 /// Counts the changes of one record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Version(pub u64);
+
+/// How much a store keeps. Ended tasks count until they are forgotten.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Tasks of the principal that was asked about, on all routes.
+    pub tasks_of_principal: usize,
+    /// Tasks in all.
+    pub tasks: usize,
+    /// The sum of [`Record::stored_bytes`].
+    pub stored_bytes: usize,
+}
 
 /// Why a store could not do what it was asked.
 #[derive(Debug, thiserror::Error)]
@@ -50,8 +71,15 @@ pub enum StoreError {
 /// What became of an [`update`].
 #[derive(Debug)]
 pub enum Updated {
-    /// The record as it is kept now, and what is to be done about it.
-    Done(Record, Vec<Effect>),
+    /// The event is applied and stored.
+    Done {
+        /// The record as it was when the event met it.
+        before: Arc<Record>,
+        /// The record as it is kept now.
+        after: Arc<Record>,
+        /// What is to be done about it.
+        effects: Vec<Effect>,
+    },
     /// The event changes nothing.
     Refused(Refusal),
     /// There is no such record.
@@ -68,16 +96,18 @@ pub async fn update(
     event: &Event,
     now: Timestamp,
 ) -> Result<Updated, StoreError> {
+    // Ends: a race is only lost to a change that was kept.
     loop {
-        let Some((version, record)) = store.load(id).await? else {
+        let Some((version, before)) = store.load(id).await? else {
             return Ok(Updated::Unknown);
         };
-        let (next, effects) = match apply(&record, event.clone(), now) {
+        let (after, effects) = match apply(&before, event.clone(), now) {
             Ok(applied) => applied,
             Err(refusal) => return Ok(Updated::Refused(refusal)),
         };
-        if store.swap(version, next.clone()).await? {
-            return Ok(Updated::Done(next, effects));
+        let after = Arc::new(after);
+        if store.swap(version, Arc::clone(&after)).await? {
+            return Ok(Updated::Done { before, after, effects });
         }
     }
 }

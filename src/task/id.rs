@@ -8,7 +8,13 @@ use std::{fmt, sync::Arc};
 /// An anonymous caller shows nothing but the id, so it must not be guessable
 /// (tasks extension, *Security Considerations*).
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String")]
 pub struct TaskId(Arc<str>);
+
+/// The text could not be the id of one of our tasks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a task id is 32 lower-case hexadecimal digits")]
+pub struct NotATaskId;
 
 // === impl TaskId ===
 
@@ -26,6 +32,14 @@ impl TaskId {
 
     pub fn as_str(&self) -> &str {
         &self.0
+    }
+}
+
+impl TryFrom<String> for TaskId {
+    type Error = NotATaskId;
+
+    fn try_from(text: String) -> Result<Self, Self::Error> {
+        Self::parse(&text).ok_or(NotATaskId)
     }
 }
 
@@ -52,5 +66,14 @@ mod tests {
         for other in ["", "7", "0707070707070707070707070707070G", "0707070707070707070707070707070A"] {
             assert_eq!(TaskId::parse(other), None, "{other}");
         }
+    }
+
+    #[test]
+    fn an_id_is_checked_when_it_is_read_from_json() {
+        let id = TaskId::from_entropy([0xab; 16]);
+        let json = serde_json::to_string(&id).expect("written");
+        assert_eq!(json, r#""abababababababababababababababab""#);
+        assert_eq!(serde_json::from_str::<TaskId>(&json).expect("read"), id);
+        assert!(serde_json::from_str::<TaskId>(r#""../etc""#).is_err());
     }
 }

@@ -3,19 +3,20 @@
 //! [`apply`] reads no clock, draws no random numbers and touches no store. The same record, event
 //! and time give the same answer, so a store may call it again after losing a race.
 
-use super::Record;
+use super::{Record, State, retention};
 use crate::protocol::Timestamp;
 use bytes::Bytes;
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
 /// Something that happened to a task.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
     /// The server reported progress, in words.
     Progressed { message: String },
-    /// The server asks the client something. `request` is the raw `{method, params}` object.
+    /// The server asks the client something. `request` is the raw `{method, params}` object; `key` must
+    /// be new to the task.
     Asked { key: String, request: Bytes },
-    /// The server took a question back.
+    /// The server took a question back, or nobody waits for its answer any more.
     Withdrawn { key: String },
     /// The client answered some questions, raw. Keys that are not outstanding are ignored.
     Answered { answers: BTreeMap<String, Bytes> },
@@ -51,8 +52,128 @@ pub enum Refusal {
     Unchanged,
 }
 
-/// Applies `event` at `now`, giving the record to store and the effects to carry out after.
+/// Applies `event` at `now`, giving the record to store and the effects to carry out after: answers
+/// and cancellation for the server first, the announcement last.
+///
+/// # Errors
+/// [`Refusal`] where the event changes nothing; there is nothing to store then.
 pub fn apply(record: &Record, event: Event, now: Timestamp) -> Result<(Record, Vec<Effect>), Refusal> {
-    let _ = (record, event, now);
-    todo!()
+    if record.state.is_ended() {
+        return Err(Refusal::Ended);
+    }
+    // Another replica's clock may run behind: a task's time is never turned back.
+    let now = now.max(record.updated);
+    match event {
+        Event::Progressed { message } => progressed(record, message, now),
+        Event::Asked { key, request } => asked(record, key, request, now),
+        Event::Withdrawn { key } => withdrawn(record, &key, now),
+        Event::Answered { answers } => answered(record, answers, now),
+        Event::Returned { result } => {
+            // "Halfway there" beside a result would only confuse.
+            let next = Record { message: None, ..moved(record, State::Completed { result }, now) };
+            Ok((next, vec![Effect::Announce]))
+        }
+        Event::Failed { error, message } => {
+            let next = Record { message, ..moved(record, State::Failed { error }, now) };
+            Ok((next, vec![Effect::Announce]))
+        }
+        Event::Cancelled => {
+            let next = Record { message: Some(CANCELLED.to_owned()), ..moved(record, State::Cancelled, now) };
+            Ok((next, vec![Effect::CancelUpstream, Effect::Announce]))
+        }
+        Event::Renewed => renewed(record, now),
+    }
 }
+
+type Applied = Result<(Record, Vec<Effect>), Refusal>;
+
+fn progressed(record: &Record, message: String, now: Timestamp) -> Applied {
+    if record.message.as_ref() == Some(&message) {
+        return Err(Refusal::Unchanged);
+    }
+    let next = Record { message: Some(message), ..moved(record, record.state.clone(), now) };
+    Ok((next, vec![Effect::Announce]))
+}
+
+fn asked(record: &Record, key: String, request: Bytes, now: Timestamp) -> Applied {
+    // A client answers each key once and compares what comes under it: a key names one question for
+    // the task's whole life (tasks extension, *Task Update Requests*).
+    if record.keys_used.contains(&key) {
+        return Err(Refusal::Unchanged);
+    }
+    let mut keys_used = Arc::clone(&record.keys_used);
+    Arc::make_mut(&mut keys_used).insert(key.clone());
+    let mut outstanding = outstanding(record).cloned().unwrap_or_default();
+    outstanding.insert(key, request);
+    let next = Record { keys_used, ..moved(record, State::InputRequired { outstanding }, now) };
+    Ok((next, vec![Effect::Announce]))
+}
+
+fn withdrawn(record: &Record, key: &str, now: Timestamp) -> Applied {
+    let mut left = outstanding(record).cloned().unwrap_or_default();
+    if left.remove(key).is_none() {
+        return Err(Refusal::Unchanged);
+    }
+    Ok((moved(record, waiting_for(left), now), vec![Effect::Announce]))
+}
+
+fn answered(record: &Record, answers: BTreeMap<String, Bytes>, now: Timestamp) -> Applied {
+    let mut left = outstanding(record).cloned().unwrap_or_default();
+    let mut effects: Vec<_> = answers
+        .into_iter()
+        .filter(|(key, _)| left.remove(key).is_some())
+        .map(|(key, response)| Effect::AnswerUpstream { key, response })
+        .collect();
+    if effects.is_empty() {
+        return Err(Refusal::NotAsked);
+    }
+    effects.push(Effect::Announce);
+    Ok((moved(record, waiting_for(left), now), effects))
+}
+
+fn renewed(record: &Record, now: Timestamp) -> Applied {
+    let ttl = retention::while_live(record, now);
+    if ttl == record.ttl {
+        return Err(Refusal::Unchanged);
+    }
+    // Nothing a client would want to be woken for.
+    Ok((Record { ttl, ..record.clone() }, vec![]))
+}
+
+/// The questions that wait for the client, if any.
+fn outstanding(record: &Record) -> Option<&BTreeMap<String, Bytes>> {
+    match &record.state {
+        State::InputRequired { outstanding } => Some(outstanding),
+        State::Working | State::Completed { .. } | State::Failed { .. } | State::Cancelled => None,
+    }
+}
+
+/// The state of a live task with these questions left.
+fn waiting_for(left: BTreeMap<String, Bytes>) -> State {
+    if left.is_empty() { State::Working } else { State::InputRequired { outstanding: left } }
+}
+
+/// The record in another state, or changed within its state, with its times brought along.
+fn moved(record: &Record, state: State, now: Timestamp) -> Record {
+    let same_status = state.status() == record.state.status();
+    Record {
+        id: record.id.clone(),
+        owner: record.owner.clone(),
+        tool: record.tool.clone(),
+        created: record.created,
+        updated: now,
+        status_since: if same_status { record.status_since } else { now },
+        ttl: if state.is_ended() {
+            retention::at_end(record, now)
+        } else {
+            retention::while_live(record, now)
+        },
+        retention: record.retention,
+        message: record.message.clone(),
+        keys_used: Arc::clone(&record.keys_used),
+        state,
+    }
+}
+
+/// The status message of a cancelled task.
+const CANCELLED: &str = "the task was cancelled by its client";

@@ -1,7 +1,15 @@
 //! The life of one task, as a pure function of what has happened to it.
 //!
 //! One [`Record`] in the shape of the tasks extension (SEP-2663); [`apply`] moves it from one
-//! state to the next; [`view`] shows it. Begin with [`record`], then [`machine`].
+//! state to the next; [`view`] shows it. Nothing here waits, reads a clock or knows where records
+//! are kept: time comes in as an argument, and what is to be done comes out as [`Effect`]s.
+//!
+//! Begin with [`record`], then [`machine`]. The rest is one idea each:
+//!
+//! * [`id`]: names nobody can guess
+//! * [`owner`]: who may see or touch a task
+//! * [`retention`]: how long a task lives, how often to ask for it, when to forget it
+//! * [`view`]: a record as a client sees it
 
 pub mod id;
 pub mod machine;
@@ -12,5 +20,6 @@ pub mod view;
 
 pub use id::TaskId;
 pub use machine::{Effect, Event, Refusal, apply};
-pub use owner::Owner;
+pub use owner::{Owned, Owner};
 pub use record::{Record, State};
+pub use retention::PollBounds;

@@ -38,3 +38,22 @@ impl<'a> Owned<'a> {
         &self.0.id
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::protocol::Timestamp;
+    use std::time::Duration;
+
+    #[test]
+    fn only_the_same_principal_on_the_same_route_owns_a_task() {
+        let owner = |principal, route: &str| Owner { principal: [principal; 16], route: route.into() };
+        let id = TaskId::from_entropy([7; 16]);
+        let start = Timestamp::from_millis(0);
+        let record = Record::new(id.clone(), owner(1, "/mcp"), "slow", Duration::ZERO, start);
+        assert_eq!(owner(1, "/mcp").claim(&record).map(|owned| owned.id().clone()), Some(id));
+        for other in [owner(2, "/mcp"), owner(1, "/other")] {
+            assert!(other.claim(&record).is_none(), "{other:?}");
+        }
+    }
+}

@@ -1,9 +1,13 @@
 //! What a task is, at rest.
 
-use super::{Owner, TaskId};
+use super::{Owner, TaskId, retention};
 use crate::protocol::Timestamp;
 use bytes::Bytes;
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
 
 /// A task as a store keeps it. Holds no handles, channels or instants: it is compared, swapped,
 /// and outlives the process.
@@ -14,18 +18,19 @@ pub struct Record {
     /// The tool that was called.
     pub tool: String,
     pub created: Timestamp,
-    /// The last change a client can see.
+    /// The last change a client can see. A mere extension of `ttl` is none.
     pub updated: Timestamp,
     /// When the status last changed; the poll interval follows the time since.
     pub status_since: Timestamp,
-    /// Counts from `created`. Never shortened.
+    /// Counts from `created`, in whole milliseconds. Never shortened.
     pub ttl: Duration,
     /// How long a result stays once the task has ended.
     pub retention: Duration,
     /// What the server last said of its progress, or why the task ended.
     pub message: Option<String>,
-    /// Every key a question of this task has had, so that none is used twice.
-    pub keys_used: u32,
+    /// Every key a question of this task has had, so that none is used twice (tasks extension,
+    /// *Task Update Requests*). Shared, as it seldom changes.
+    pub keys_used: Arc<BTreeSet<String>>,
     pub state: State,
 }
 
@@ -46,4 +51,72 @@ pub enum State {
         error: Bytes,
     },
     Cancelled,
+}
+
+// === impl Record ===
+
+impl Record {
+    /// A task that begins to work at `now`. Its result, once there is one, stays for `retention`
+    /// (at most [`retention::LONGEST`]).
+    pub fn new(
+        id: TaskId,
+        owner: Owner,
+        tool: impl Into<String>,
+        retention: Duration,
+        now: Timestamp,
+    ) -> Self {
+        let retention = retention::kept(retention);
+        Self {
+            id,
+            owner,
+            tool: tool.into(),
+            created: now,
+            updated: now,
+            status_since: now,
+            ttl: retention::grant(retention),
+            retention,
+            message: None,
+            keys_used: Arc::default(),
+            state: State::Working,
+        }
+    }
+
+    /// The bytes this record holds beyond its fixed part: what grows with the server's results,
+    /// questions and messages. Counted against the quota of stored bytes.
+    pub fn stored_bytes(&self) -> usize {
+        let state = match &self.state {
+            State::Working | State::Cancelled => 0,
+            State::InputRequired { outstanding } => {
+                outstanding.iter().map(|(key, request)| key.len() + request.len()).sum()
+            }
+            State::Completed { result } => result.len(),
+            State::Failed { error } => error.len(),
+        };
+        let keys: usize = self.keys_used.iter().map(String::len).sum();
+        let message = self.message.as_ref().map_or(0, String::len);
+        state + keys + message + self.tool.len()
+    }
+}
+
+// === impl State ===
+
+impl State {
+    /// The status as every dialect spells it.
+    pub const fn status(&self) -> &'static str {
+        match self {
+            Self::Working => "working",
+            Self::InputRequired { .. } => "input_required",
+            Self::Completed { .. } => "completed",
+            Self::Failed { .. } => "failed",
+            Self::Cancelled => "cancelled",
+        }
+    }
+
+    /// Whether nothing can happen to the task any more.
+    pub const fn is_ended(&self) -> bool {
+        match self {
+            Self::Working | Self::InputRequired { .. } => false,
+            Self::Completed { .. } | Self::Failed { .. } | Self::Cancelled => true,
+        }
+    }
 }

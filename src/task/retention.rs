@@ -1,1 +1,185 @@
 //! How long a task lives, how often to ask for it, when to forget it.
+//!
+//! `ttlMs` counts from creation, and a client may give a task up once it has passed (tasks
+//! extension, *Task Polling*). So while a task works its end is always kept well ahead: a *grant*
+//! is what a task is given at a time, the larger of its retention and [`SHORTEST_GRANT`], and a new
+//! one is given whenever no more than half of the last is left. When the task ends its result stays
+//! for the whole retention. The ttl is never shortened, so no promise made to a client is broken.
+//!
+//! Only ended tasks are ever forgotten. A task that still works has somebody who renews it.
+
+use super::Record;
+use crate::protocol::Timestamp;
+use std::time::Duration;
+
+/// The bounds of `pollIntervalMs`: the least and the greatest.
+pub type PollBounds = (Duration, Duration);
+
+/// The least life that is granted at a time. Long enough that a client which is away for some
+/// minutes finds its task again, whatever the retention.
+pub const SHORTEST_GRANT: Duration = Duration::from_secs(10 * 60);
+
+/// The longest retention: a hundred years. Beyond it sums of times could leave what JavaScript
+/// and ISO 8601 can hold.
+pub const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
+
+// === impl Record ===
+
+impl Record {
+    /// When a sweeper must look at the record: a live one to renew it
+    /// ([`Event::Renewed`](super::Event::Renewed) changes something from then on), an ended one to
+    /// forget it.
+    pub fn due(&self) -> Timestamp {
+        if self.state.is_ended() {
+            return self.expires();
+        }
+        self.created + self.ttl.saturating_sub(grant(self.retention) / 2)
+    }
+
+    /// Whether the record may be forgotten. Never, as long as the task has not ended.
+    pub fn is_expired(&self, now: Timestamp) -> bool {
+        self.state.is_ended() && self.expires() <= now
+    }
+
+    /// How long a client should wait before it asks again, in whole milliseconds: about a tenth of
+    /// the time since the status changed, so that a result is seen within ten per cent of the time
+    /// it took and a long job is not asked for a thousand times. The least of `bounds` once the task
+    /// has ended, and never nothing, as clients refuse that.
+    pub fn poll_interval(&self, now: Timestamp, bounds: PollBounds) -> Duration {
+        let (least, greatest) = bounds;
+        let wished = match self.state.is_ended() {
+            true => Duration::ZERO,
+            false => now.since(self.status_since) / 10,
+        };
+        whole_millis(wished.min(greatest).max(least)).max(Duration::from_millis(1))
+    }
+
+    /// The end of the life that was granted.
+    fn expires(&self) -> Timestamp {
+        self.created + self.ttl
+    }
+}
+
+/// A retention as it is kept: whole milliseconds, within [`LONGEST`].
+pub(super) fn kept(retention: Duration) -> Duration {
+    whole_millis(retention.min(LONGEST))
+}
+
+/// What a live task with this retention is given at a time.
+pub(super) fn grant(retention: Duration) -> Duration {
+    retention.max(SHORTEST_GRANT)
+}
+
+/// The ttl of a task that is alive at `now`.
+pub(super) fn while_live(record: &Record, now: Timestamp) -> Duration {
+    let elapsed = now.since(record.created);
+    let grant = grant(record.retention);
+    if record.ttl.saturating_sub(elapsed) <= grant / 2 { record.ttl.max(elapsed + grant) } else { record.ttl }
+}
+
+/// The ttl of a task that ends at `now`.
+pub(super) fn at_end(record: &Record, now: Timestamp) -> Duration {
+    record.ttl.max(now.since(record.created) + record.retention)
+}
+
+fn whole_millis(duration: Duration) -> Duration {
+    Duration::from_millis(u64::try_from(duration.as_millis()).unwrap_or(u64::MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::task::{Event, Owner, State, TaskId, apply};
+
+    const START: Timestamp = Timestamp::from_millis(1_000_000);
+    const MINUTE: Duration = Duration::from_secs(60);
+    const BOUNDS: PollBounds = (Duration::from_millis(500), Duration::from_secs(30));
+
+    fn record(retention: Duration) -> Record {
+        let owner = Owner { principal: [1; 16], route: "/mcp".into() };
+        Record::new(TaskId::from_entropy([7; 16]), owner, "slow", retention, START)
+    }
+
+    fn ended(record: Record, at: Timestamp) -> Record {
+        apply(&record, Event::Cancelled, at).expect("alive").0
+    }
+
+    #[test]
+    fn a_new_task_is_given_its_retention_or_ten_minutes() {
+        assert_eq!(record(Duration::ZERO).ttl, 10 * MINUTE);
+        assert_eq!(record(60 * MINUTE).ttl, 60 * MINUTE);
+        assert_eq!(record(Duration::MAX).ttl, LONGEST);
+        assert_eq!(record(Duration::from_micros(600_000_000_999)).ttl.subsec_micros() % 1000, 0);
+    }
+
+    #[test]
+    fn a_live_task_is_renewed_at_half_its_grant_and_not_before() {
+        let task = record(60 * MINUTE);
+        assert_eq!(task.due(), START + 30 * MINUTE);
+        let early = START + (30 * MINUTE - Duration::from_millis(1));
+        assert!(apply(&task, Event::Renewed, early).is_err());
+        let (renewed, _) = apply(&task, Event::Renewed, task.due()).expect("due");
+        assert_eq!(renewed.ttl, 90 * MINUTE);
+        assert_eq!(renewed.due(), START + 60 * MINUTE);
+    }
+
+    #[test]
+    fn a_renewed_task_is_not_due_again_at_once_however_old_it_is() {
+        let mut task = record(Duration::ZERO);
+        for _ in 0..1000 {
+            let now = task.due();
+            task = apply(&task, Event::Renewed, now).expect("due").0;
+            assert_eq!(task.due(), now + 5 * MINUTE);
+        }
+    }
+
+    #[test]
+    fn a_result_stays_for_the_whole_retention() {
+        let at = START + 25 * MINUTE;
+        let task = ended(record(60 * MINUTE), at);
+        assert_eq!(task.due(), at + 60 * MINUTE);
+        assert!(!task.is_expired(START + (85 * MINUTE - Duration::from_millis(1))));
+        assert!(task.is_expired(START + 85 * MINUTE));
+    }
+
+    #[test]
+    fn an_end_never_shortens_what_was_promised() {
+        let task = ended(record(Duration::ZERO), START + MINUTE);
+        assert_eq!(task.ttl, 10 * MINUTE);
+    }
+
+    #[test]
+    fn a_live_task_never_expires() {
+        let task = record(Duration::ZERO);
+        assert!(!task.is_expired(START + 1_000_000 * MINUTE));
+    }
+
+    #[test]
+    fn the_poll_interval_is_a_tenth_of_the_time_in_this_status() {
+        let after = |seconds| record(MINUTE).poll_interval(START + Duration::from_secs(seconds), BOUNDS);
+        assert_eq!(after(0), Duration::from_millis(500));
+        assert_eq!(after(60), Duration::from_secs(6));
+        assert_eq!(after(3600), Duration::from_secs(30));
+
+        let asked = Event::Asked { key: "k".into(), request: "{}".into() };
+        let (task, _) = apply(&record(MINUTE), asked, START + 10 * MINUTE).expect("alive");
+        assert!(matches!(task.state, State::InputRequired { .. }));
+        assert_eq!(task.poll_interval(START + 10 * MINUTE, BOUNDS), Duration::from_millis(500));
+    }
+
+    #[test]
+    fn the_poll_interval_is_a_positive_whole_number_whatever_the_bounds() {
+        let at = START + Duration::from_millis(12_345);
+        let nothing = record(MINUTE).poll_interval(START, (Duration::ZERO, Duration::ZERO));
+        assert_eq!(nothing, Duration::from_millis(1));
+        assert_eq!(record(MINUTE).poll_interval(at, BOUNDS), Duration::from_millis(1_234));
+        let crossed = (Duration::from_secs(9), Duration::from_secs(3));
+        assert_eq!(record(MINUTE).poll_interval(at, crossed), Duration::from_secs(9));
+    }
+
+    #[test]
+    fn an_ended_task_asks_for_the_shortest_interval() {
+        let task = ended(record(MINUTE), START + MINUTE);
+        assert_eq!(task.poll_interval(START + 60 * MINUTE, BOUNDS), BOUNDS.0);
+    }
+}

@@ -67,6 +67,28 @@ pub struct LookupFailed<'a> {
     pub reason: &'a str,
 }
 
+/// In mode `observe`: a call that would have become a task.
+pub struct WouldDefer<'a> {
+    pub tool: &'a str,
+    pub route: &'a str,
+    /// The threshold.
+    pub after: Duration,
+    pub took: Duration,
+}
+
+/// A quota was full, so a call stayed synchronous.
+pub struct QuotaFull<'a> {
+    /// The name of the limit in the configuration.
+    pub limit: &'a str,
+    pub principal: &'a dyn fmt::Display,
+}
+
+/// The task store failed.
+pub struct StoreFailed<'a> {
+    pub doing: &'a str,
+    pub error: &'a dyn fmt::Display,
+}
+
 /// A question of a server was refused, because nobody could be asked.
 pub struct QuestionRefused<'a> {
     pub method: &'a str,
@@ -158,6 +180,37 @@ impl LookupFailed<'_> {
             principal = %self.principal,
             reason = self.reason,
         );
+    }
+}
+
+// === impl WouldDefer ===
+
+impl WouldDefer<'_> {
+    pub fn emit(&self) {
+        tracing::info!(
+            target: "deferral::task",
+            event = "would_defer",
+            tool = self.tool,
+            route = self.route,
+            after_ms = millis(self.after),
+            took_ms = millis(self.took),
+        );
+    }
+}
+
+// === impl QuotaFull ===
+
+impl QuotaFull<'_> {
+    pub fn emit(&self) {
+        tracing::warn!(target: "deferral::task", event = "quota_full", limit = self.limit, principal = %self.principal);
+    }
+}
+
+// === impl StoreFailed ===
+
+impl StoreFailed<'_> {
+    pub fn emit(&self) {
+        tracing::error!(target: "deferral::task", event = "store_failed", doing = self.doing, error = %self.error);
     }
 }
 

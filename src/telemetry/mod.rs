@@ -1,5 +1,9 @@
 //! What is told of what happens: one struct a happening, emitted once.
 
 mod events;
+pub mod log;
 
-pub use events::{Access, Drained, LookupFailed, Outcome, QuestionRefused, TaskRead, TaskTransition};
+pub use events::{
+    Access, Drained, LookupFailed, Outcome, QuestionRefused, QuotaFull, StoreFailed, TaskRead,
+    TaskTransition, WouldDefer,
+};

@@ -29,6 +29,8 @@ mod subscribe;
 
 pub use streamable::Streamable;
 
+mod lost;
+
 use crate::{
     dialect::{Credentials, Principal},
     protocol::{Capabilities, Frame, Method},

@@ -39,7 +39,8 @@ async function request(method, params = {}, capabilities = {}) {
       'Mcp-Method': method,
       ...(params.name && { 'Mcp-Name': params.name })
     },
-    body: JSON.stringify({ jsonrpc: '2.0', id, method, params: { ...params, _meta } })
+    body: JSON.stringify({ jsonrpc: '2.0', id, method, params: { ...params, _meta } }),
+    signal: AbortSignal.timeout(10_000)
   });
   const body = await response.text(); // an event stream ends with the response
   const lines = response.headers.get('content-type')?.startsWith('text/event-stream')

@@ -14,7 +14,6 @@
 import { mkdirSync, mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
 import { availableParallelism, tmpdir } from 'node:os';
 import { join, resolve } from 'node:path';
-import { setTimeout as sleep } from 'node:timers/promises';
 import { parseArgs } from 'node:util';
 import { parse as parseYaml } from 'yaml';
 import { NODE, start, startFixture, startProxy, stop } from './processes.mjs';
@@ -34,7 +33,6 @@ const { values: flags } = parseArgs({
 const binary = flags.deferral && resolve(flags.deferral);
 const runs = Number(flags.runs);
 const only = flags.only?.split(',');
-const scratch = mkdtempSync(join(tmpdir(), 'deferral-conformance-'));
 
 // ---- what there is to run -------------------------------------------------------------------------------------------
 
@@ -72,6 +70,8 @@ if (!jobs.length) {
   console.error(binary ? `no such group: ${flags.only}` : `${flags.only} needs --deferral BINARY`);
   process.exit(2);
 }
+
+const scratch = mkdtempSync(join(tmpdir(), 'deferral-conformance-'));
 
 /** The tasks-* scenarios come out of the same run as `modern`, but are counted apart. */
 function groupOf(job, scenario) {
@@ -126,11 +126,11 @@ function judge(dir, scenario, { client, group }) {
     const errorMessage = readFileSync(join(dir, path, 'stderr.txt'), 'utf8').trim();
     checks.push({ id: 'client-driver', status: 'FAILURE', errorMessage });
   }
-  const with_ = status => checks.filter(check => check.status === status);
-  const blame = [...with_('FAILURE'), ...with_('WARNING')];
+  const having = status => checks.filter(check => check.status === status);
+  const blame = [...having('FAILURE'), ...having('WARNING')];
   // Some scenarios downgrade everything to warnings or skips when nobody answers: no success, no pass.
-  const verdict = with_('FAILURE').length ? 'failed'
-    : !with_('SUCCESS').length ? (blame.length ? 'failed' : 'skipped')
+  const verdict = having('FAILURE').length ? 'failed'
+    : !having('SUCCESS').length ? (blame.length ? 'failed' : 'skipped')
     : blame.length ? 'warnings' : 'clean';
   return { verdict, blame };
 }
@@ -180,6 +180,7 @@ async function runClientJob(job, dir) {
 
 const LEVEL = { failed: 0, skipped: 0, warnings: 1, clean: 2 };
 const outcome = {}; // group -> scenario -> { verdict, blame }
+const unscored = new Set(); // groups whose server was not there
 const notes = [];
 const note = (group, message) => notes.push(`${group}: ${message}`);
 
@@ -201,6 +202,7 @@ async function runJob(job, run) {
     note(job.group, `not scored, ${error.message}`);
     for (const scenario of job.scenarios ?? job.set?.names ?? CLIENT) {
       record(job, scenario, { verdict: 'failed', blame: [] });
+      unscored.add(groupOf(job, scenario));
     }
   }
 }
@@ -245,7 +247,7 @@ for (const group of new Set(jobs.flatMap(job => [job.group, groupOf(job, 'tasks-
     const expected = score[group]?.[name];
     const regression = expected && LEVEL[verdict] < LEVEL[expected];
     if (regression) lost.push(`${group}: ${name} was ${expected}, is ${verdict}`);
-    if (verdict === 'clean' || (verdict === 'skipped' && !regression)) continue;
+    if (verdict === 'clean' || (verdict === 'skipped' && !regression) || unscored.has(group)) continue;
     console.log(`  ${verdict.padEnd(8)} ${name}`);
     for (const check of blame) {
       const message = (check.errorMessage ?? check.details?.message ?? check.description ?? '').replace(/\s+/g, ' ');
@@ -271,5 +273,4 @@ const spotless = Object.values(outcome).every(group => Object.values(group).ever
 if (spotless && !notes.length) rmSync(scratch, { recursive: true });
 else console.log(`details: ${scratch}`);
 console.log(`${passed} passed, ${lost.length} failed`);
-await sleep(0); // let the output drain
-process.exit(lost.length ? 1 : 0);
+process.exit(lost.length || unscored.size ? 1 : 0);

@@ -29,7 +29,7 @@ from pydantic import ConfigDict, Field
 
 MODERN = "2026-07-28"
 TASKS = "io.modelcontextprotocol/tasks"
-CHECK_SECONDS = 25.0
+CHECK_SECONDS = 15.0
 TERMINAL = ("completed", "failed", "cancelled")
 BLOCK = "0123456789abcdef" * 64  # the KiB of which `big` is made
 TOOLS = {"add", "slow", "broken", "rpc_error", "ask", "big", "cancelled", "touch"}
@@ -244,7 +244,7 @@ async def _(url: str) -> None:
         equal(text_of((await client.call_tool("add", {"a": 2, "b": 3})).content), "5", "the text")
 
 
-@check("core", "legacy-mode")
+@check("legacy", "legacy-mode")
 async def _(url: str) -> None:
     async with plain(url, mode="legacy") as client:
         equal(client.protocol_version, "2025-11-25", "the negotiated version")
@@ -453,7 +453,10 @@ async def _(url: str) -> None:
 @check("tasks", "fast-call-is-no-task")
 async def _(url: str) -> None:
     async with with_tasks(url) as client:
-        result = await client.session.call_tool("add", {"a": 2, "b": 3}, allow_claimed=True)
+        for _ in range(3):  # on a machine busy enough, even this may reach the threshold
+            result = await client.session.call_tool("add", {"a": 2, "b": 3}, allow_claimed=True)
+            if isinstance(result, types.CallToolResult):
+                break
         true(isinstance(result, types.CallToolResult), f"add was answered with {clip(result)}")
         equal(text_of(result.content), "5", "the text")
 
@@ -622,7 +625,7 @@ async def _(url: str) -> None:
     async with fastmcp.Client(url) as client:
         result = await client.call_tool("slow", {"seconds": 1.5, "label": name})
         equal(text_of(result.content), f"slow {name} is done", "the text")
-        equal(result.data, f"slow {name} is done", "the data")
+        equal(result.structured_content, {"result": f"slow {name} is done"}, "the structured content")
 
 
 @check("fastmcp", "handle")

@@ -15,7 +15,7 @@ import { createTaskSessionFromClient, resultFromTaskOutcome } from '@modelcontex
 
 const MODERN = '2026-07-28';
 const TASKS = 'io.modelcontextprotocol/tasks';
-const CHECK_SECONDS = 25;
+const CHECK_SECONDS = 15;
 const BLOCK = '0123456789abcdef'.repeat(64); // the KiB of which `big` is made
 const TOOLS = ['add', 'ask', 'big', 'broken', 'cancelled', 'rpc_error', 'slow', 'touch'];
 
@@ -104,7 +104,7 @@ check('modern', 'pinned-mode', () =>
   }),
 );
 
-check('core', 'legacy-mode', () =>
+check('legacy', 'legacy-mode', () =>
   withClient(
     async (client) => {
       assert.equal(client.getNegotiatedProtocolVersion(), '2025-11-25', 'the negotiated version');
@@ -288,16 +288,18 @@ function dispatcher(counts) {
   return async ({ method, params }, { signal, context } = {}) => {
     counts[method] = (counts[method] ?? 0) + 1;
     const id = `ext-${++nextId}`;
+    const headers = new Headers({
+      'content-type': 'application/json',
+      accept: 'application/json, text/event-stream',
+      'mcp-protocol-version': MODERN,
+      'mcp-method': method,
+      'mcp-name': params.taskId ?? params.name,
+    });
+    // Replacing, not adding: ext-tasks sends Mcp-Name itself on tasks/*.
+    for (const [name, value] of Object.entries(context?.headers ?? {})) headers.set(name, value);
     const response = await fetch(url, {
       method: 'POST',
-      headers: {
-        'content-type': 'application/json',
-        accept: 'application/json, text/event-stream',
-        'mcp-protocol-version': MODERN,
-        'mcp-method': method,
-        'mcp-name': params.taskId ?? params.name,
-        ...context?.headers,
-      },
+      headers,
       body: JSON.stringify({ jsonrpc: '2.0', id, method, params }),
       signal: signal ?? null,
     });
@@ -351,7 +353,11 @@ async function startTask(session, tool, args) {
 
 check('tasks', 'fast-call-is-no-task', () =>
   withSession(async (session) => {
-    const execution = await session.callTool('add', { a: 2, b: 3 });
+    let execution;
+    // On a machine busy enough, even this may reach the threshold.
+    for (let tries = 0; tries < 3 && execution?.kind !== 'immediate'; tries++) {
+      execution = await session.callTool('add', { a: 2, b: 3 });
+    }
     assert.equal(execution.kind, 'immediate', 'the kind');
     assert.equal(textOf(resultFromTaskOutcome((await execution.settle()).outcome)), '5', 'the text');
   }),
@@ -393,6 +399,8 @@ check('tasks', 'resume-from-another-connection', async () => {
     await execution.handoff((serialized) => {
       reference = JSON.parse(JSON.stringify(serialized));
     });
+    // A session closed in the same turn as the hand-over still cancels the task.
+    await sleep(10);
   });
   await withSession(async (session) => {
     const execution = await session.resumeTask(reference);
@@ -497,8 +505,10 @@ check('task-questions', 'question-in-a-task', () => {
 // --- running -------------------------------------------------------------------------------------
 
 function reason(error) {
-  const parts = [error instanceof assert.AssertionError ? error.message : `${error?.name}: ${error?.message}`];
-  if (error instanceof assert.AssertionError && !error.generatedMessage && error.operator) {
+  const failed = error instanceof assert.AssertionError;
+  const parts = [failed ? error.message : `${error?.name}: ${error?.message}`];
+  if (failed && /Equal$/.test(error.operator ?? '')) {
+    parts[0] = parts[0].split(/\n|\+ actual/)[0].trim();
     parts.push(`got ${JSON.stringify(error.actual)}, want ${JSON.stringify(error.expected)}`);
   }
   for (let cause = error?.cause; cause; cause = cause.cause) parts.push(`caused by ${cause.message ?? cause}`);

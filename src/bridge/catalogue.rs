@@ -1,0 +1,68 @@
+//! What a server's `tools/list` says of each tool, as far as a call needs to know it.
+
+use crate::protocol::{
+    headers::{ParamHeader, param_headers},
+    splice::Object,
+};
+use bytes::Bytes;
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use std::{borrow::Cow, collections::HashMap};
+
+/// The tools of a server, all pages read.
+#[derive(Clone, Debug, Default)]
+pub struct Catalogue {
+    /// Only tools that want parameters mirrored into headers: most servers have none.
+    mirrored: HashMap<Box<str>, Box<[ParamHeader]>>,
+}
+
+/// A page of `tools/list` is not what it should be.
+#[derive(Debug, thiserror::Error)]
+#[error("a page of tools/list could not be read: {0}")]
+pub struct NotAPage(#[source] serde_json::Error);
+
+// === impl Catalogue ===
+
+impl Catalogue {
+    /// Takes in one page, the raw result of `tools/list`; gives the raw cursor of the next.
+    ///
+    /// # Errors
+    /// [`NotAPage`].
+    pub fn add_page(&mut self, result: &Bytes) -> Result<Option<Bytes>, NotAPage> {
+        let page: Page<'_> = serde_json::from_slice(result).map_err(NotAPage)?;
+        for tool in page.tools {
+            let schema = result.slice_ref(tool.input_schema.get().as_bytes());
+            let mirrored = param_headers(&schema);
+            if !mirrored.is_empty() {
+                self.mirrored.insert(tool.name.into(), mirrored.into());
+            }
+        }
+        Ok(page.next_cursor.map(|raw| result.slice_ref(raw.get().as_bytes())))
+    }
+
+    /// The parameters of `tool` that must be mirrored into headers.
+    pub fn mirrored(&self, tool: &str) -> &[ParamHeader] {
+        self.mirrored.get(tool).map(|headers| &**headers).unwrap_or_default()
+    }
+}
+
+/// The raw `arguments` of a `tools/call`.
+pub fn arguments(params: Option<&Bytes>) -> Option<Bytes> {
+    Object::read(params?).ok()?.get("arguments")
+}
+
+#[derive(Deserialize)]
+struct Page<'a> {
+    #[serde(borrow, default)]
+    tools: Vec<Tool<'a>>,
+    #[serde(borrow, default, rename = "nextCursor")]
+    next_cursor: Option<&'a RawValue>,
+}
+
+#[derive(Deserialize)]
+struct Tool<'a> {
+    #[serde(borrow)]
+    name: Cow<'a, str>,
+    #[serde(borrow, rename = "inputSchema")]
+    input_schema: &'a RawValue,
+}

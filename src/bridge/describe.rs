@@ -1,0 +1,130 @@
+//! What a legacy server said in its handshake, as a 2026-07-28 client asks for it.
+
+use crate::{
+    dialect::modern,
+    protocol::{
+        meta,
+        method::Needs,
+        splice::{Edit, Object},
+    },
+};
+use bytes::Bytes;
+use serde_json::{Value, json};
+
+/// The parts of a server's `initialize` result that matter here, raw.
+#[derive(Clone, Copy, Debug)]
+pub struct Handshake<'a> {
+    pub capabilities: &'a Bytes,
+    pub server_info: &'a Bytes,
+    pub instructions: Option<&'a Bytes>,
+}
+
+/// The result of `server/discover` (2026-07-28, *Discovery*): the server's own capabilities, with
+/// the tasks extension in the place of the older `tasks`.
+pub fn discover(handshake: Handshake<'_>) -> Vec<u8> {
+    let versions: Vec<_> = modern::SUPPORTED.iter().map(|revision| revision.as_str()).collect();
+    let mut out = Vec::with_capacity(512);
+    out.extend_from_slice(br#"{"resultType":"complete","supportedVersions":"#);
+    serde_json::to_writer(&mut out, &versions).expect("strings are written to memory");
+    out.extend_from_slice(br#","capabilities":"#);
+    out.extend_from_slice(&capabilities(handshake.capabilities));
+    if let Some(instructions) = handshake.instructions {
+        out.extend_from_slice(br#","instructions":"#);
+        out.extend_from_slice(instructions);
+    }
+    out.extend_from_slice(br#","ttlMs":0,"cacheScope":"private","_meta":"#);
+    out.extend_from_slice(&server_info_meta(handshake.server_info));
+    out.push(b'}');
+    out
+}
+
+/// A `_meta` object that says who the server is, and nothing else.
+pub fn server_info_meta(server_info: &[u8]) -> Vec<u8> {
+    let mut out = Vec::with_capacity(48 + server_info.len());
+    out.extend_from_slice(br#"{"io.modelcontextprotocol/serverInfo":"#);
+    out.extend_from_slice(server_info);
+    out.push(b'}');
+    out
+}
+
+/// Whether the server declared what a method needs.
+pub fn declares(capabilities: &Bytes, needs: Needs) -> bool {
+    let member = match needs {
+        Needs::Nothing => return true,
+        Needs::Tools => "tools",
+        Needs::Prompts => "prompts",
+        Needs::Resources => "resources",
+        Needs::Completions => "completions",
+    };
+    Object::read(capabilities).is_ok_and(|object| object.contains(member))
+}
+
+/// Whether the server declared that it tells of changes: `listChanged` or `subscribe` of a member.
+pub fn declares_flag(capabilities: &Bytes, member: &str, flag: &str) -> bool {
+    Object::read(capabilities)
+        .ok()
+        .and_then(|object| Object::read(&object.get(member)?).ok()?.get(flag))
+        .is_some_and(|value| value == "true")
+}
+
+/// The value of the extension is exactly `{}`: with any member, clients in the field take the
+/// server for one without tasks.
+fn capabilities(raw: &Bytes) -> Bytes {
+    let Ok(object) = Object::read(raw) else {
+        return json!({ "extensions": { meta::TASKS_EXTENSION: {} } }).to_string().into();
+    };
+    let extensions = match object.get("extensions").map(|raw| Object::read(&raw)) {
+        Some(Ok(extensions)) => {
+            let mut edit = Edit::new(&extensions);
+            edit.set(meta::TASKS_EXTENSION, "{}");
+            edit.apply()
+        }
+        _ => Value::from_iter([(meta::TASKS_EXTENSION, json!({}))]).to_string().into(),
+    };
+    let mut edit = Edit::new(&object);
+    edit.remove("tasks").set("extensions", extensions);
+    edit.apply()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_extension_takes_the_place_of_the_older_tasks() {
+        let raw = Bytes::from_static(br#"{"tools":{"listChanged":true},"tasks":{"list":{}},"x":1e400}"#);
+        assert_eq!(
+            capabilities(&raw),
+            r#"{"tools":{"listChanged":true},"x":1e400,"extensions":{"io.modelcontextprotocol/tasks":{}}}"#
+        );
+        let raw = Bytes::from_static(br#"{"extensions":{"a/b":{"v":1}}}"#);
+        assert_eq!(
+            capabilities(&raw),
+            r#"{"extensions":{"a/b":{"v":1},"io.modelcontextprotocol/tasks":{}}}"#
+        );
+    }
+
+    #[test]
+    fn flags_are_read_from_their_member() {
+        let raw = Bytes::from_static(br#"{"tools":{"listChanged":true},"resources":{"subscribe":false}}"#);
+        assert!(declares(&raw, Needs::Tools));
+        assert!(!declares(&raw, Needs::Prompts));
+        assert!(declares_flag(&raw, "tools", "listChanged"));
+        assert!(!declares_flag(&raw, "resources", "subscribe"));
+        assert!(!declares_flag(&raw, "prompts", "listChanged"));
+    }
+
+    #[test]
+    fn a_discover_result_is_valid_json_with_all_it_needs() {
+        let text = discover(Handshake {
+            capabilities: &Bytes::from_static(b"{}"),
+            server_info: &Bytes::from_static(br#"{"name":"s","version":"1"}"#),
+            instructions: Some(&Bytes::from_static(br#""Use well.""#)),
+        });
+        let value: Value = serde_json::from_slice(&text).expect("valid");
+        assert_eq!(value["supportedVersions"], json!(["2026-07-28"]));
+        assert_eq!(value["instructions"], "Use well.");
+        assert_eq!(value["_meta"][meta::SERVER_INFO]["name"], "s");
+        assert_eq!((&value["ttlMs"], &value["cacheScope"]), (&json!(0), &json!("private")));
+    }
+}

@@ -1,0 +1,146 @@
+//! What a `subscriptions/listen` stream is told (2026-07-28, *Subscriptions*).
+
+use crate::protocol::{
+    Id, Method, meta,
+    splice::{Edit, Object},
+};
+use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+
+/// What a client wants to hear of. What it did not name it must not be told.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Filter {
+    #[serde(skip_serializing_if = "is_false")]
+    pub tools_list_changed: bool,
+    #[serde(skip_serializing_if = "is_false")]
+    pub prompts_list_changed: bool,
+    #[serde(skip_serializing_if = "is_false")]
+    pub resources_list_changed: bool,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub resource_subscriptions: Vec<String>,
+    /// Tasks extension, *Task Status Notifications*.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub task_ids: Vec<String>,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it with a reference")]
+fn is_false(value: &bool) -> bool {
+    !value
+}
+
+/// The filter could not be read.
+#[derive(Debug, thiserror::Error)]
+#[error("params.notifications is not a filter: {0}")]
+pub struct NotAFilter(String);
+
+// === impl Filter ===
+
+impl Filter {
+    /// Reads the filter of a listen request.
+    ///
+    /// # Errors
+    /// [`NotAFilter`] says what is wrong with it.
+    pub fn read(params: Option<&Bytes>) -> Result<Self, NotAFilter> {
+        let missing = || NotAFilter("it is required".into());
+        let params =
+            Object::read(params.ok_or_else(missing)?).map_err(|error| NotAFilter(error.to_string()))?;
+        let raw = params.get("notifications").ok_or_else(missing)?;
+        serde_json::from_slice(&raw).map_err(|error| NotAFilter(error.to_string()))
+    }
+}
+
+/// The `_meta` that ties a message to its subscription: the listen request's id, spelled as sent.
+pub fn subscription_meta(id: &Id) -> Vec<u8> {
+    let mut out = br#"{"io.modelcontextprotocol/subscriptionId":"#.to_vec();
+    out.extend_from_slice(id.as_bytes());
+    out.push(b'}');
+    out
+}
+
+/// The first message of a subscription: what of the filter is honoured.
+pub fn acknowledged(id: &Id, honoured: &Filter) -> Bytes {
+    let mut params = br#"{"_meta":"#.to_vec();
+    params.extend_from_slice(&subscription_meta(id));
+    params.extend_from_slice(br#","notifications":"#);
+    serde_json::to_writer(&mut params, honoured).expect("a filter is written to memory");
+    params.push(b'}');
+    crate::dialect::modern::notification(&Method::SubscriptionsAcknowledged, &params)
+}
+
+/// A notification of the server for this subscription: its own params, tagged.
+pub fn tagged(id: &Id, method: &Method, params: Option<&Bytes>) -> Bytes {
+    let object = params.and_then(|raw| Object::read(raw).ok());
+    let params = match &object {
+        None => [br#"{"_meta":"#, &*subscription_meta(id), b"}"].concat().into(),
+        Some(object) => {
+            let about = match object.get("_meta").map(|raw| Object::read(&raw)) {
+                Some(Ok(about)) => {
+                    let mut edit = Edit::new(&about);
+                    edit.set(meta::SUBSCRIPTION_ID, id.as_bytes().clone());
+                    edit.apply()
+                }
+                _ => subscription_meta(id).into(),
+            };
+            let mut edit = Edit::new(object);
+            edit.set("_meta", about);
+            crate::protocol::frame::on_one_line(edit.apply())
+        }
+    };
+    crate::dialect::modern::notification(method, &params)
+}
+
+/// The last messages of a subscription that the proxy ends: the cancellation page asks for
+/// `notifications/cancelled`, the subscriptions page for the result.
+pub fn ended(id: &Id) -> (Bytes, Bytes) {
+    let mut params = br#"{"requestId":"#.to_vec();
+    params.extend_from_slice(id.as_bytes());
+    params.extend_from_slice(br#","reason":"the server is shutting down","_meta":"#);
+    params.extend_from_slice(&subscription_meta(id));
+    params.push(b'}');
+    let mut result = br#"{"resultType":"complete","_meta":"#.to_vec();
+    result.extend_from_slice(&subscription_meta(id));
+    result.push(b'}');
+    (
+        crate::dialect::modern::notification(&Method::Cancelled, &params),
+        crate::dialect::modern::success_response(id, &result),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn id(token: &'static str) -> Id {
+        Id::from_token(Bytes::from_static(token.as_bytes())).expect("an id")
+    }
+
+    #[test]
+    fn the_subscription_id_keeps_its_json_type() {
+        for token in ["1", "\"1\"", "9007199254740993"] {
+            let text = acknowledged(&id(token), &Filter { tools_list_changed: true, ..Filter::default() });
+            let want = format!(
+                r#"{{"jsonrpc":"2.0","method":"notifications/subscriptions/acknowledged","params":{{"_meta":{{"io.modelcontextprotocol/subscriptionId":{token}}},"notifications":{{"toolsListChanged":true}}}}}}"#
+            );
+            assert_eq!(text, want);
+        }
+    }
+
+    #[test]
+    fn a_servers_params_are_tagged_and_otherwise_kept() {
+        let params = Bytes::from_static(br#"{ "uri":"file:///a", "x":1e400, "_meta":{"k":1} }"#);
+        assert_eq!(
+            tagged(&id("7"), &Method::ResourceUpdated, Some(&params)),
+            r#"{"jsonrpc":"2.0","method":"notifications/resources/updated","params":{ "uri":"file:///a", "x":1e400, "_meta":{"k":1,"io.modelcontextprotocol/subscriptionId":7} }}"#
+        );
+    }
+
+    #[test]
+    fn a_filter_of_the_wrong_shape_is_refused() {
+        for bad in [r#"{}"#, r#"{"notifications":1}"#, r#"{"notifications":{"toolsListChanged":"yes"}}"#] {
+            assert!(Filter::read(Some(&Bytes::from_static(bad.as_bytes()))).is_err(), "{bad}");
+        }
+        let good = Bytes::from_static(br#"{"notifications":{"toolsListChanged":true,"unknown":1}}"#);
+        assert!(Filter::read(Some(&good)).is_ok_and(|filter| filter.tools_list_changed));
+    }
+}

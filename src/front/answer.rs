@@ -1,0 +1,235 @@
+//! The front's own refusals, as status and body. The one place where they become either.
+//!
+//! A body is a JSON-RPC error response, with the request's id where it could be read. Each message
+//! names the thing that is wrong and the way out.
+
+use super::{layers::trace::Line, reply::Body};
+use crate::{
+    dialect::modern::{self, Refused},
+    policy::Denied,
+    protocol::{ErrorObject, Fault, Id, Revision, code},
+    proxy::Account,
+    telemetry::Outcome,
+    upstream::Lost,
+};
+use bytes::Bytes;
+use http::{
+    HeaderMap, HeaderValue, Method, Response, StatusCode,
+    header::{ALLOW, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE},
+};
+use serde_json::json;
+use std::time::Duration;
+
+/// Why the front answers a request itself.
+#[derive(Debug)]
+pub(super) enum Refusal {
+    /// `Host` or `Origin`.
+    Access(Denied),
+    /// Nothing is served at this path; `served` lists what is.
+    Path {
+        path: String,
+        served: String,
+    },
+    /// The path is served, but by `allow` only.
+    Method {
+        method: Method,
+        allow: &'static str,
+    },
+    ContentType,
+    Accept,
+    TooLarge {
+        limit: usize,
+    },
+    TooSlow {
+        limit: Duration,
+    },
+    /// The body broke off, or was not valid HTTP.
+    Broken,
+    /// The limit of calls in flight.
+    Busy {
+        limit: usize,
+    },
+    /// A client of an older revision; `requested` is what it speaks.
+    Legacy {
+        id: Option<Id>,
+        requested: String,
+    },
+    /// What the message says is wrong.
+    Message(Refused),
+    /// Metadata could not be had from the server.
+    Metadata(Lost),
+    /// A service ended its answer without a reply.
+    Unanswered {
+        id: Id,
+    },
+}
+
+/// The whole answer.
+struct Answer {
+    status: StatusCode,
+    id: Option<Id>,
+    error: ErrorObject,
+    fault: Fault,
+    header: Option<(http::HeaderName, HeaderValue)>,
+}
+
+/// Answers with a refusal.
+pub(super) fn refuse(refusal: Refusal, line: Line) -> Response<Body> {
+    let Answer { status, id, error, fault, header } = refusal.into_answer();
+    let body = modern::error_response(id.as_ref(), &error);
+    let account = Account { outcome: outcome(fault), ..Account::default() };
+    let mut response = json(status, body, account, line);
+    response.headers_mut().extend(header);
+    response
+}
+
+/// A JSON body with its status.
+pub(super) fn json(status: StatusCode, body: Bytes, account: Account, mut line: Line) -> Response<Body> {
+    line.status(status);
+    let mut response = Response::new(Body::whole(body, None, account, line));
+    *response.status_mut() = status;
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response
+}
+
+/// A status and headers without a body.
+pub(super) fn empty(status: StatusCode, headers: HeaderMap, mut line: Line) -> Response<Body> {
+    line.status(status);
+    line.answered(Account::default());
+    let mut response = Response::new(Body::empty(line));
+    *response.status_mut() = status;
+    *response.headers_mut() = headers;
+    response
+}
+
+fn outcome(fault: Fault) -> Outcome {
+    match fault {
+        Fault::Client => Outcome::Refused,
+        Fault::Server => Outcome::UpstreamFailed,
+        Fault::Proxy => Outcome::ProxyFailed,
+    }
+}
+
+// === impl Refusal ===
+
+impl Refusal {
+    fn into_answer(self) -> Answer {
+        let invalid = |status, message: String| {
+            Answer::of(status, ErrorObject::new(code::INVALID_REQUEST, message), Fault::Client)
+        };
+        match self {
+            Self::Access(denied) => invalid(StatusCode::FORBIDDEN, denied.to_string()),
+            Self::Path { path, served } => {
+                invalid(StatusCode::NOT_FOUND, format!("nothing is served at `{path}`; served here: {served}"))
+            }
+            Self::Method { method, allow } => invalid(
+                StatusCode::METHOD_NOT_ALLOWED,
+                format!(
+                    "{method} is not served here, only {allow}; this endpoint speaks {} over POST, without sessions",
+                    Revision::V2026_07_28
+                ),
+            )
+            .with(ALLOW, HeaderValue::from_static(allow)),
+            Self::ContentType => invalid(
+                StatusCode::UNSUPPORTED_MEDIA_TYPE,
+                "the body must be one JSON-RPC message; send `Content-Type: application/json`".into(),
+            ),
+            Self::Accept => invalid(
+                StatusCode::NOT_ACCEPTABLE,
+                "an answer may be either; send `Accept: application/json, text/event-stream`".into(),
+            ),
+            Self::TooLarge { limit } => invalid(
+                StatusCode::PAYLOAD_TOO_LARGE,
+                format!("the request is larger than {limit} bytes (limits.body_bytes)"),
+            ),
+            Self::TooSlow { limit } => invalid(
+                StatusCode::REQUEST_TIMEOUT,
+                format!("the request did not arrive within {limit:?} (timeouts.read_body)"),
+            ),
+            Self::Broken => {
+                invalid(StatusCode::BAD_REQUEST, "the request broke off before its end".into())
+            }
+            Self::Busy { limit } => Answer::of(
+                StatusCode::SERVICE_UNAVAILABLE,
+                ErrorObject::new(
+                    code::BUSY,
+                    format!("all {limit} calls that may be in flight are (limits.calls); try again"),
+                ),
+                Fault::Proxy,
+            )
+            .with(RETRY_AFTER, HeaderValue::from_static("1")),
+            Self::Legacy { id, requested } => legacy(id, &requested),
+            Self::Message(Refused { status, id, error }) => {
+                Answer { status, id, error, fault: Fault::Client, header: None }
+            }
+            Self::Metadata(lost) => metadata(lost),
+            Self::Unanswered { id } => Answer {
+                status: StatusCode::INTERNAL_SERVER_ERROR,
+                id: Some(id),
+                error: unanswered(),
+                fault: Fault::Proxy,
+                header: None,
+            },
+        }
+    }
+}
+
+/// What a client is told whose call ended without a reply. A fault of ours.
+pub(super) fn unanswered() -> ErrorObject {
+    ErrorObject::new(code::INTERNAL_ERROR, "the call ended without an answer; whether it ran is unknown")
+}
+
+/// 2026-07-28, *UnsupportedProtocolVersionError*: what is served, and what was asked for.
+fn legacy(id: Option<Id>, requested: &str) -> Answer {
+    let served = Revision::V2026_07_28.as_str();
+    let error = ErrorObject::with_data(
+        code::UNSUPPORTED_VERSION,
+        format!(
+            "only revision {served} is served here, and this client speaks {requested}; \
+             use a client that speaks {served}"
+        ),
+        &json!({ "supported": [served], "requested": requested }),
+    );
+    Answer { id, ..Answer::of(StatusCode::BAD_REQUEST, error, Fault::Client) }
+}
+
+/// Protected-resource metadata could not be fetched.
+fn metadata(lost: Lost) -> Answer {
+    let message = format!("protected-resource metadata: {lost}");
+    let server = |status, code| Answer::of(status, ErrorObject::new(code, message.as_str()), Fault::Server);
+    let proxy = |code| {
+        Answer::of(StatusCode::SERVICE_UNAVAILABLE, ErrorObject::new(code, message.as_str()), Fault::Proxy)
+    };
+    match lost {
+        Lost::Unreachable(_) => server(StatusCode::BAD_GATEWAY, code::UPSTREAM_UNAVAILABLE),
+        Lost::ConnectTimeout(_) => server(StatusCode::GATEWAY_TIMEOUT, code::UPSTREAM_UNAVAILABLE),
+        Lost::CallTimeout(_) | Lost::FirstByteTimeout(_) | Lost::IdleTimeout(_) => {
+            server(StatusCode::GATEWAY_TIMEOUT, code::UPSTREAM_TIMEOUT)
+        }
+        Lost::Broken(_) | Lost::SessionEnded => server(StatusCode::BAD_GATEWAY, code::UPSTREAM_UNAVAILABLE),
+        Lost::Unauthorized { status, challenge } => {
+            let answer = server(status, code::UNAUTHORIZED);
+            match challenge {
+                Some(challenge) => answer.with(WWW_AUTHENTICATE, challenge),
+                None => answer,
+            }
+        }
+        Lost::Status { .. } | Lost::Invalid(_) => server(StatusCode::BAD_GATEWAY, code::UPSTREAM_INVALID),
+        Lost::TooLarge { .. } => server(StatusCode::BAD_GATEWAY, code::RESULT_TOO_LARGE),
+        Lost::Busy { .. } => proxy(code::BUSY),
+        Lost::Closing => proxy(code::SHUTTING_DOWN),
+    }
+}
+
+// === impl Answer ===
+
+impl Answer {
+    fn of(status: StatusCode, error: ErrorObject, fault: Fault) -> Self {
+        Self { status, id: None, error, fault, header: None }
+    }
+
+    fn with(mut self, name: http::HeaderName, value: HeaderValue) -> Self {
+        self.header = Some((name, value));
+        self
+    }
+}

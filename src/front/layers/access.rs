@@ -1,0 +1,151 @@
+//! Turns away what may not come in: by `Host`, so that a name of somebody else's cannot be made to
+//! lead here, and by `Origin`, so that pages of other sites cannot make a reader's browser call.
+//! (2026-07-28, *Streamable HTTP, Security*.)
+//!
+//! Answers to pages that may call are marked so that their browser shows them the answer.
+
+use crate::{
+    front::{
+        answer::{Refusal, refuse},
+        reply::Body,
+        stack::{Admitted, Arrival},
+    },
+    policy::{self, Checked, Denied},
+};
+use http::{
+    HeaderMap, HeaderValue,
+    header::{ACCESS_CONTROL_ALLOW_ORIGIN, ACCESS_CONTROL_EXPOSE_HEADERS, HOST, ORIGIN, VARY},
+};
+use pin_project::pin_project;
+use std::{
+    convert::Infallible,
+    future::Future,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, ready},
+};
+use tower::{Layer, Service};
+
+/// What a page may read of an answer beside its body.
+const EXPOSED: HeaderValue = HeaderValue::from_static("www-authenticate, retry-after");
+
+/// Applies [`Access`].
+#[derive(Clone, Debug)]
+pub(in crate::front) struct AccessLayer {
+    access: Arc<policy::Access>,
+}
+
+/// Admits requests or answers them with 403.
+#[derive(Clone, Debug)]
+pub(in crate::front) struct Access<S> {
+    inner: S,
+    access: Arc<policy::Access>,
+}
+
+#[pin_project(project = ResponsePinned)]
+pub(in crate::front) enum ResponseFuture<F> {
+    /// Boxed: it is large, and should be rare.
+    Denied(Option<Box<Response>>),
+    Admitted {
+        #[pin]
+        inner: F,
+        /// The page's origin, where a page called.
+        origin: Option<HeaderValue>,
+    },
+}
+
+type Response = http::Response<Body>;
+
+// === impl AccessLayer ===
+
+impl AccessLayer {
+    pub(in crate::front) fn new(access: policy::Access) -> Self {
+        Self { access: Arc::new(access) }
+    }
+}
+
+impl<S> Layer<S> for AccessLayer {
+    type Service = Access<S>;
+
+    fn layer(&self, inner: S) -> Access<S> {
+        Access { inner, access: Arc::clone(&self.access) }
+    }
+}
+
+// === impl Access ===
+
+impl<S> Access<S> {
+    /// Checks each host and origin the request names, should it name several: an attacker gains
+    /// nothing by adding one that is fine.
+    fn check<B>(&self, request: &http::Request<B>) -> Result<Checked, Denied> {
+        let text = |value: &HeaderValue| String::from_utf8_lossy(value.as_bytes()).into_owned();
+        let headers = request.headers();
+        let authority = request.uri().authority().map(|authority| authority.as_str());
+        let mut checked = self.access.check(authority, None)?;
+        for host in headers.get_all(HOST) {
+            checked = match host.to_str() {
+                Ok(host) => self.access.check(Some(host), None)?,
+                Err(_) => self.access.check(Some(&text(host)), None)?,
+            };
+        }
+        for origin in headers.get_all(ORIGIN) {
+            checked = self.access.check(None, Some(&text(origin)))?;
+        }
+        Ok(checked)
+    }
+}
+
+impl<S, B> Service<Arrival<B>> for Access<S>
+where
+    S: Service<Admitted<B>, Response = Response, Error = Infallible>,
+{
+    type Response = Response;
+    type Error = Infallible;
+    type Future = ResponseFuture<S::Future>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        self.inner.poll_ready(cx)
+    }
+
+    fn call(&mut self, arrival: Arrival<B>) -> Self::Future {
+        match self.check(&arrival.request) {
+            Ok(proof) => {
+                let origin = arrival.request.headers().get(ORIGIN).map(super::principal::detached);
+                let inner = self.inner.call(Admitted { arrival, _proof: proof });
+                ResponseFuture::Admitted { inner, origin }
+            }
+            Err(denied) => {
+                ResponseFuture::Denied(Some(Box::new(refuse(Refusal::Access(denied), arrival.line))))
+            }
+        }
+    }
+}
+
+// === impl ResponseFuture ===
+
+impl<F: Future<Output = Result<Response, Infallible>>> Future for ResponseFuture<F> {
+    type Output = F::Output;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
+        match self.project() {
+            ResponsePinned::Denied(response) => {
+                Poll::Ready(Ok(*response.take().expect("a finished future is not polled again")))
+            }
+            ResponsePinned::Admitted { inner, origin } => {
+                let Ok(mut response) = ready!(inner.poll(cx));
+                if let Some(origin) = origin.take() {
+                    show_to(origin, response.headers_mut());
+                }
+                Poll::Ready(Ok(response))
+            }
+        }
+    }
+}
+
+/// Lets a page read the answer (Fetch standard, *HTTP extensions*). Cookies are not included: no
+/// `Access-Control-Allow-Credentials`. Pages show tokens in `Authorization`, which needs none.
+fn show_to(origin: HeaderValue, headers: &mut HeaderMap) {
+    headers.insert(ACCESS_CONTROL_ALLOW_ORIGIN, origin);
+    headers.insert(ACCESS_CONTROL_EXPOSE_HEADERS, EXPOSED);
+    headers.append(VARY, HeaderValue::from_static("origin"));
+}

@@ -1,0 +1,6 @@
+//! What a request passes through before it meets a face: one file each.
+
+pub(super) mod access;
+pub(super) mod principal;
+pub(super) mod shed;
+pub(super) mod trace;

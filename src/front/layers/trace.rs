@@ -1,0 +1,151 @@
+//! The access line: one for each request, however it ends.
+//!
+//! A [`Line`] begins when a request's head has been read and travels with the request, then with
+//! its response. It is written when it is dropped, so that no way out can forget it: a client that
+//! leaves makes hyper drop the request's future or the response's body, and the line with it.
+
+use crate::{
+    dialect::Principal,
+    front::connection::Connection,
+    protocol::Era,
+    proxy::Account,
+    runtime::Clock,
+    telemetry::{Access, Outcome},
+};
+use http::StatusCode;
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+use tokio::sync::OwnedSemaphorePermit;
+
+/// The access line of one request in the making.
+pub(in crate::front) struct Line {
+    clock: Arc<dyn Clock>,
+    connection: Arc<Connection>,
+    /// When the whole request was there; the head until then.
+    since: Instant,
+    /// The HTTP method until the message has been read.
+    method: Name,
+    target: Option<String>,
+    route: Option<Arc<str>>,
+    principal: Principal,
+    client: Option<Era>,
+    /// Whether a server was asked.
+    asked: bool,
+    status: Option<StatusCode>,
+    end: Option<End>,
+    /// The place among the calls in flight, held for as long as the line is open.
+    permit: Option<OwnedSemaphorePermit>,
+}
+
+enum Name {
+    Http(http::Method),
+    Rpc(crate::protocol::Method),
+}
+
+/// The answer was given.
+struct End {
+    account: Account,
+    own: Duration,
+}
+
+// === impl Line ===
+
+impl Line {
+    /// A request's head is here.
+    pub(in crate::front) fn begin(
+        clock: Arc<dyn Clock>,
+        connection: Arc<Connection>,
+        method: http::Method,
+    ) -> Self {
+        Self {
+            since: clock.now(),
+            clock,
+            connection,
+            method: Name::Http(method),
+            target: None,
+            route: None,
+            principal: Principal::ANONYMOUS,
+            client: None,
+            asked: false,
+            status: None,
+            end: None,
+            permit: None,
+        }
+    }
+
+    /// The connection the request came by.
+    pub(in crate::front) fn connection(&self) -> &Arc<Connection> {
+        &self.connection
+    }
+
+    /// The call takes its place among those in flight.
+    pub(in crate::front) fn hold(&mut self, permit: OwnedSemaphorePermit) {
+        self.permit = Some(permit);
+    }
+
+    pub(in crate::front) fn on_route(&mut self, route: &Arc<str>) {
+        self.route = Some(Arc::clone(route));
+    }
+
+    pub(in crate::front) fn by(&mut self, principal: Principal) {
+        self.principal = principal;
+    }
+
+    pub(in crate::front) fn client_is(&mut self, era: Era) {
+        self.client = Some(era);
+    }
+
+    /// The whole request is here and goes to a server.
+    pub(in crate::front) fn asks(&mut self, call: &crate::dialect::Call) {
+        self.since = self.clock.now();
+        self.method = Name::Rpc(call.method.clone());
+        self.target.clone_from(&call.target);
+        self.asked = true;
+    }
+
+    /// The status line is settled. Whether there will be an answer may not be.
+    pub(in crate::front) fn status(&mut self, status: StatusCode) {
+        self.status = Some(status);
+    }
+
+    /// The answer is given to the connection. Until then the client may leave without it.
+    pub(in crate::front) fn answered(&mut self, account: Account) {
+        let waited = self.clock.now().saturating_duration_since(self.since);
+        self.end = Some(End { own: waited.saturating_sub(account.upstream), account });
+    }
+}
+
+impl Drop for Line {
+    fn drop(&mut self) {
+        self.connection.end();
+        let end = self.end.take().unwrap_or_else(|| {
+            // Where the client leaves, nobody tells how long the server took; it was the server we
+            // were waiting for.
+            let waited = self.clock.now().saturating_duration_since(self.since);
+            let upstream = if self.asked { waited } else { Duration::ZERO };
+            let account = Account { outcome: Outcome::Departed, task: None, upstream };
+            End { own: waited.saturating_sub(upstream), account }
+        });
+        Access {
+            method: match &self.method {
+                Name::Http(method) => method.as_str(),
+                Name::Rpc(method) => method.as_str(),
+            },
+            target: self.target.as_deref().unwrap_or_default(),
+            route: self.route.as_deref().unwrap_or_default(),
+            principal: &self.principal,
+            client_era: self.client.map_or("", Era::as_str),
+            // The only era there is on that side yet.
+            server_era: if self.asked { Era::Legacy.as_str() } else { "" },
+            task: end.account.task.as_ref().map(|task| task as _),
+            // Nothing was sent to a client that left first; 499 is what proxies call that.
+            status: self.status.map_or(499, |status| status.as_u16()),
+            outcome: end.account.outcome,
+            upstream: end.account.upstream,
+            own: end.own,
+        }
+        .emit();
+    }
+}

@@ -1,0 +1,323 @@
+//! Accepts connections and drives HTTP on them.
+//!
+//! HTTP/1.1 and HTTP/2 are served on the same port: over TLS as ALPN says, else as the first bytes
+//! say (HTTP/2 with prior knowledge begins with a preface of its own). A connection is told when
+//! it is time to stop, finishes what it has begun and takes nothing new.
+//!
+//! An idle or held connection is meant to be cheap. hyper allocates two buffers of 8 KiB for an
+//! HTTP/1 connection and has no smaller ones; of these only the pages touched are real. The rest
+//! is up to us: nothing that is kept for the length of a call may be a slice of the read buffer
+//! ([`receive`](super::receive), [`detached`](super::layers::principal::detached)).
+
+use super::{
+    Error, Front,
+    connection::{Connection, Head, Io, Version, tell_version},
+    layers::trace::Line,
+    reply::Body,
+    stack::Arrival,
+};
+use crate::runtime::Stopping;
+use hyper::{
+    body::Incoming,
+    rt::Executor,
+    server::conn::{http1, http2},
+};
+use hyper_util::rt::TokioTimer;
+use std::{
+    convert::Infallible,
+    future::{Future, poll_fn},
+    io,
+    net::SocketAddr,
+    pin::pin,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::{TcpListener, TcpSocket, TcpStream},
+    sync::Semaphore,
+    time::{sleep, timeout},
+};
+use tokio_rustls::{TlsAcceptor, server::TlsStream};
+
+/// Connections the system keeps for us until we accept them.
+const BACKLOG: u32 = 1024;
+
+/// How long to let be after an accept that failed for want of descriptors or memory. Nothing else
+/// can be done about it, and trying again at once would only keep a core busy.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// How often an HTTP/2 connection is asked whether it is still there.
+const PING_INTERVAL: Duration = Duration::from_secs(30);
+
+/// Sockets that listen.
+pub(super) struct Listeners {
+    sockets: Vec<TcpListener>,
+    addresses: Vec<SocketAddr>,
+    /// The socket to ask first next time, so that a busy one does not keep others waiting.
+    next: usize,
+}
+
+/// One connection's way into the stack.
+#[derive(Clone)]
+struct Door<S> {
+    stack: S,
+    front: Arc<Front>,
+    connection: Arc<Connection>,
+}
+
+/// Runs the streams of HTTP/2 connections where the drain sees them.
+#[derive(Clone)]
+struct Tracked(Stopping);
+
+/// A stack that serves what arrives, as `stack.rs` builds it.
+pub(super) trait Serves:
+    tower::Service<
+        Arrival<Incoming>,
+        Response = http::Response<Body>,
+        Error = Infallible,
+        Future: Send + 'static,
+    > + Clone
+    + Send
+    + Sync
+    + 'static
+{
+}
+
+impl<S> Serves for S where
+    S: tower::Service<
+            Arrival<Incoming>,
+            Response = http::Response<Body>,
+            Error = Infallible,
+            Future: Send + 'static,
+        > + Clone
+        + Send
+        + Sync
+        + 'static
+{
+}
+
+/// Accepts connections until it is time to stop. Beyond the limit of connections it waits for one
+/// to close; new ones queue in the system meanwhile.
+pub(super) async fn accept<S: Serves>(
+    mut listeners: Listeners,
+    tls: Option<TlsAcceptor>,
+    front: Arc<Front>,
+    stack: S,
+    stopping: Stopping,
+) {
+    let places = Arc::new(Semaphore::new(front.limits.connections));
+    let mut stopped = pin!(stopping.stopped());
+    loop {
+        let accepted = async {
+            let place = Arc::clone(&places).acquire_owned().await.expect("the semaphore is never closed");
+            (place, listeners.accept().await)
+        };
+        let (place, accepted) = tokio::select! {
+            // Stopping wins: what is accepted now could only be turned away.
+            biased;
+            () = &mut stopped => return,
+            accepted = accepted => accepted,
+        };
+        match accepted {
+            Ok(stream) => {
+                let (tls, front, stack) = (tls.clone(), Arc::clone(&front), stack.clone());
+                let still = stopping.clone();
+                stopping.spawn(async move {
+                    let _place = place;
+                    connection(stream, tls, front, stack, still).await;
+                });
+            }
+            Err(error) => {
+                tracing::warn!(target: "deferral", event = "accept_failed", %error);
+                sleep(ACCEPT_PAUSE).await;
+            }
+        }
+    }
+}
+
+/// One connection, from handshake to end.
+async fn connection<S: Serves>(
+    stream: TcpStream,
+    tls: Option<TlsAcceptor>,
+    front: Arc<Front>,
+    stack: S,
+    stopping: Stopping,
+) {
+    // Answers are written whole; waiting for more to send only makes them late.
+    let _ = stream.set_nodelay(true);
+    let limit = front.timeouts.read_headers;
+    match tls {
+        None => http(stream, None, false, front, stack, stopping).await,
+        Some(tls) => match timeout(limit, tls.accept(stream)).await {
+            Ok(Ok(stream)) => {
+                let agreed = agreed_version(&stream);
+                // Boxed: its state is large, and most fronts never see one.
+                Box::pin(http(stream, agreed, true, front, stack, stopping)).await;
+            }
+            Ok(Err(error)) => {
+                tracing::debug!(target: "deferral", event = "tls_handshake_failed", %error);
+            }
+            Err(_elapsed) => tracing::debug!(target: "deferral", event = "tls_handshake_overdue"),
+        },
+    }
+}
+
+/// What ALPN agreed on, if the client took part.
+fn agreed_version(stream: &TlsStream<TcpStream>) -> Option<Version> {
+    match stream.get_ref().1.alpn_protocol()? {
+        b"h2" => Some(Version::Http2),
+        _ => Some(Version::Http1),
+    }
+}
+
+/// Drives HTTP on a stream, of the version agreed on or the one its first bytes tell.
+async fn http<T, S>(
+    mut stream: T,
+    agreed: Option<Version>,
+    secure: bool,
+    front: Arc<Front>,
+    stack: S,
+    stopping: Stopping,
+) where
+    T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    S: Serves,
+{
+    let (version, head) = match agreed {
+        Some(version) => (version, Head::default()),
+        None => {
+            let read = tokio::select! {
+                // A client that has said nothing yet has nothing to lose.
+                () = stopping.stopped() => return,
+                read = timeout(front.timeouts.read_headers, tell_version(&mut stream)) => read,
+            };
+            match read {
+                Ok(Ok(told)) => told,
+                Ok(Err(_)) | Err(_) => return,
+            }
+        }
+    };
+    let (io, connection) = Io::new(stream, version, head, secure, front.timeouts.read_headers);
+    let door = Door { stack, front: Arc::clone(&front), connection };
+    // Errors of a connection are its client's affair: a departure, or bytes that are not HTTP,
+    // which hyper has answered. What it held has been dropped, and that is how we notice.
+    match version {
+        Version::Http1 => {
+            let mut serving = pin!(http1(&front).serve_connection(io, door));
+            tokio::select! {
+                _ = serving.as_mut() => return,
+                () = stopping.stopped() => serving.as_mut().graceful_shutdown(),
+            }
+            let _ = serving.await;
+        }
+        Version::Http2 => {
+            let mut serving = Box::pin(http2(&front, stopping.clone()).serve_connection(io, door));
+            tokio::select! {
+                _ = serving.as_mut() => return,
+                () = stopping.stopped() => serving.as_mut().graceful_shutdown(),
+            }
+            let _ = serving.await;
+        }
+    }
+}
+
+fn http1(front: &Front) -> http1::Builder {
+    let limits = &front.limits;
+    let mut builder = http1::Builder::new();
+    builder
+        .timer(TokioTimer::new())
+        .header_read_timeout(front.timeouts.idle)
+        .max_header_size(limits.header_bytes)
+        // hyper accepts no less, and by default keeps up to 400 KiB.
+        .max_buf_size(limits.header_bytes.max(8 << 10));
+    if limits.headers != 100 {
+        builder.max_headers(limits.headers);
+    }
+    builder
+}
+
+fn http2(front: &Front, stopping: Stopping) -> http2::Builder<Tracked> {
+    let limits = &front.limits;
+    let mut builder = http2::Builder::new(Tracked(stopping));
+    builder
+        .timer(TokioTimer::new())
+        .max_header_list_size(u32::try_from(limits.header_bytes).unwrap_or(u32::MAX))
+        .max_concurrent_streams(limits.streams)
+        .keep_alive_interval(PING_INTERVAL);
+    builder
+}
+
+// === impl Listeners ===
+
+impl Listeners {
+    /// Listens on all of `addresses`.
+    pub(super) fn bind(addresses: &[SocketAddr]) -> Result<Self, Error> {
+        if addresses.is_empty() {
+            return Err(Error::NoAddress);
+        }
+        let mut bound = Self { sockets: Vec::new(), addresses: Vec::new(), next: 0 };
+        for &address in addresses {
+            let (socket, real) = listen(address).map_err(|source| Error::Bind { address, source })?;
+            bound.sockets.push(socket);
+            bound.addresses.push(real);
+        }
+        Ok(bound)
+    }
+
+    /// What is really listened on.
+    pub(super) fn addresses(&self) -> &[SocketAddr] {
+        &self.addresses
+    }
+
+    async fn accept(&mut self) -> io::Result<TcpStream> {
+        poll_fn(|cx| self.poll_accept(cx)).await
+    }
+
+    fn poll_accept(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<TcpStream>> {
+        for _ in 0..self.sockets.len() {
+            let socket = &self.sockets[self.next];
+            self.next = (self.next + 1) % self.sockets.len();
+            if let Poll::Ready(accepted) = socket.poll_accept(cx) {
+                return Poll::Ready(accepted.map(|(stream, _peer)| stream));
+            }
+        }
+        Poll::Pending
+    }
+}
+
+fn listen(address: SocketAddr) -> io::Result<(TcpListener, SocketAddr)> {
+    let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+    // A port whose last owner closed connections a moment ago is free all the same.
+    #[cfg(unix)]
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    let socket = socket.listen(BACKLOG)?;
+    let real = socket.local_addr()?;
+    Ok((socket, real))
+}
+
+// === impl Door ===
+
+impl<S: Serves> hyper::service::Service<http::Request<Incoming>> for Door<S> {
+    type Response = http::Response<Body>;
+    type Error = Infallible;
+    type Future = S::Future;
+
+    fn call(&self, request: http::Request<Incoming>) -> S::Future {
+        self.connection.begin();
+        let clock = Arc::clone(&self.front.clock);
+        let line = Line::begin(clock, Arc::clone(&self.connection), request.method().clone());
+        let arrival = Arrival { request, line };
+        // Each layer of the stack is always ready: what it has no room for it refuses.
+        self.stack.clone().call(arrival)
+    }
+}
+
+// === impl Tracked ===
+
+impl<F: Future<Output = ()> + Send + 'static> Executor<F> for Tracked {
+    fn execute(&self, stream: F) {
+        self.0.spawn(stream);
+    }
+}

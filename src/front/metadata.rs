@@ -1,0 +1,261 @@
+//! Protected-resource metadata (RFC 9728), made to name us.
+//!
+//! A client that is refused with 401 reads in `WWW-Authenticate` where to find the metadata, and
+//! in the metadata which resource to ask a token for; it gives up where that is not the address it
+//! called. So the two places that carry the server's own address get ours, and nothing else in
+//! header or document is changed.
+
+use super::{
+    Front,
+    answer::{self, Refusal, refuse},
+    connection::Connection,
+    layers::principal::{credentials, principal},
+    reply::Body,
+    stack::Arrival,
+};
+use crate::{
+    policy::Route,
+    protocol::splice::{Edit, Object},
+    proxy::{Account, Service},
+    upstream::Document,
+};
+use bytes::Bytes;
+use http::{
+    HeaderMap, HeaderValue, Response, Uri,
+    header::{CACHE_CONTROL, CONTENT_TYPE, HOST, WWW_AUTHENTICATE},
+    request::Parts,
+};
+use std::{ops::Range, sync::Arc};
+
+/// Where RFC 9728 puts metadata: before the path of the resource.
+const WELL_KNOWN: &str = "/.well-known/oauth-protected-resource";
+
+/// The challenge's parameter that says where the metadata is (RFC 9728, 5.1).
+const PARAMETER: &str = "resource_metadata";
+
+/// The address a client called us by, without a path.
+pub(super) struct Address {
+    scheme: Scheme,
+    /// Host and port; with `Scheme::Public`, all of the address.
+    authority: Box<str>,
+}
+
+enum Scheme {
+    Http,
+    Https,
+    Public,
+}
+
+/// Whether a path asks for metadata.
+pub(super) fn is_asked(path: &str) -> bool {
+    path.strip_prefix(WELL_KNOWN).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+}
+
+/// Answers with the metadata of the server behind the route that the path names.
+pub(super) async fn serve<B>(front: &Front, arrival: Arrival<B>) -> Response<Body> {
+    let Arrival { request, mut line } = arrival;
+    let (head, _body) = request.into_parts();
+    let path = head.uri.path();
+    let Some(service) = service(front, path) else {
+        let served = front.services.iter().map(|service| format!("{WELL_KNOWN}{}", service.route().path));
+        let served = served.collect::<Vec<_>>().join(", ");
+        return refuse(Refusal::Path { path: path.to_owned(), served }, line);
+    };
+    let route = service.route();
+    line.on_route(&route.path);
+    line.by(principal(route, &head.headers));
+    let credentials = credentials(route, &head.headers);
+    let address = Address::of(front, &head, line.connection());
+    match service.metadata(path, &credentials).await {
+        Ok(document) => pass_on(document, &address, route, line),
+        Err(lost) => {
+            let mut response = refuse(Refusal::Metadata(lost), line);
+            address.put_in_challenge(&front.services, route, response.headers_mut());
+            response
+        }
+    }
+}
+
+/// The route whose metadata a path asks for: the one named after the prefix; or the only one,
+/// whatever is named, for the path may be the server's own.
+fn service<'a>(front: &'a Front, path: &str) -> Option<&'a Arc<dyn Service>> {
+    let named = front.service(path.strip_prefix(WELL_KNOWN)?);
+    match (named, &*front.services) {
+        (Some(service), _) | (None, [service]) => Some(service),
+        (None, _) => None,
+    }
+}
+
+fn pass_on(
+    document: Document,
+    address: &Address,
+    route: &Route,
+    line: super::layers::trace::Line,
+) -> Response<Body> {
+    let Document { status, headers, body } = document;
+    let body = if status.is_success() { address.put_in_metadata(route, body) } else { body };
+    let mut response = answer::json(status, body, Account::default(), line);
+    for name in [CONTENT_TYPE, CACHE_CONTROL, WWW_AUTHENTICATE] {
+        if let Some(value) = headers.get(&name) {
+            response.headers_mut().insert(name, value.clone());
+        }
+    }
+    response
+}
+
+// === impl Address ===
+
+impl Address {
+    /// The configured address, or what the request says: its host, and the scheme it came by, or
+    /// came by to a proxy in front of us. A client that lies here misleads itself alone.
+    pub(super) fn of(front: &Front, head: &Parts, connection: &Connection) -> Self {
+        if let Some(public) = &front.public_url {
+            return Self { scheme: Scheme::Public, authority: base(public).into() };
+        }
+        let forwarded = head.headers.get("x-forwarded-proto").map(HeaderValue::as_bytes);
+        let scheme = match (forwarded, connection.secure) {
+            (Some(b"https"), _) | (None, true) => Scheme::Https,
+            (Some(b"http"), _) | (None, false) => Scheme::Http,
+            (Some(_), true) => Scheme::Https,
+            (Some(_), false) => Scheme::Http,
+        };
+        let host = || head.headers.get(HOST).and_then(|host| host.to_str().ok());
+        let authority = head.uri.authority().map(|authority| authority.as_str()).or_else(host);
+        Self { scheme, authority: authority.unwrap_or("localhost").into() }
+    }
+
+    /// Our address with a path after it.
+    fn with(&self, path: &str) -> String {
+        let scheme = match self.scheme {
+            Scheme::Http => "http://",
+            Scheme::Https => "https://",
+            Scheme::Public => "",
+        };
+        format!("{scheme}{}{path}", self.authority)
+    }
+
+    /// Gives metadata our address of the route as its `resource`.
+    fn put_in_metadata(&self, route: &Route, body: Bytes) -> Bytes {
+        let Ok(object) = Object::read(&body) else { return body };
+        if !object.contains("resource") {
+            return body;
+        }
+        let resource = serde_json::to_vec(&self.with(&route.path)).expect("a string is written to memory");
+        let mut edit = Edit::new(&object);
+        edit.set("resource", resource);
+        edit.apply()
+    }
+
+    /// Leads a client that is challenged to the metadata we serve. Where there is one route, the
+    /// path the server gave is kept if it is of the well-known kind, for that is what will be asked
+    /// of it; otherwise it becomes the route's.
+    pub(super) fn put_in_challenge(
+        &self,
+        services: &[Arc<dyn Service>],
+        route: &Route,
+        headers: &mut HeaderMap,
+    ) {
+        let keep = services.len() == 1;
+        if let http::header::Entry::Occupied(mut challenges) = headers.entry(WWW_AUTHENTICATE) {
+            for challenge in challenges.iter_mut() {
+                if let Some(ours) = self.challenge(challenge, route, keep) {
+                    *challenge = ours;
+                }
+            }
+        }
+    }
+
+    fn challenge(&self, challenge: &HeaderValue, route: &Route, keep: bool) -> Option<HeaderValue> {
+        let text = challenge.to_str().ok()?;
+        let at = parameter(text)?;
+        let path = text[at.clone()]
+            .parse::<Uri>()
+            .ok()
+            .map(|told| told.path().to_owned())
+            .filter(|path| keep && is_asked(path))
+            .unwrap_or_else(|| format!("{WELL_KNOWN}{}", route.path));
+        let url = self.with(&path);
+        HeaderValue::try_from(format!("{}{url}{}", &text[..at.start], &text[at.end..])).ok()
+    }
+}
+
+/// An address without the slash at its end.
+fn base(public: &Uri) -> String {
+    public.to_string().trim_end_matches('/').to_owned()
+}
+
+/// Where the value of `resource_metadata` stands in a challenge, without its quotes. Text inside
+/// other quoted values is not mistaken for it.
+fn parameter(challenge: &str) -> Option<Range<usize>> {
+    let bytes = challenge.as_bytes();
+    let mut at = 0;
+    let mut quoted = false;
+    while at < bytes.len() {
+        match bytes[at] {
+            b'\\' if quoted => at += 1,
+            b'"' => quoted = !quoted,
+            _ if !quoted && begins_name(bytes, at) => {
+                let from = at + PARAMETER.len() + 1;
+                return Some(value(challenge, from));
+            }
+            _ => {}
+        }
+        at += 1;
+    }
+    None
+}
+
+/// Whether `resource_metadata=` begins here, as a name of its own.
+fn begins_name(bytes: &[u8], at: usize) -> bool {
+    let alone = at == 0 || matches!(bytes[at - 1], b' ' | b'\t' | b',');
+    alone
+        && bytes
+            .get(at..at + PARAMETER.len())
+            .is_some_and(|name| name.eq_ignore_ascii_case(PARAMETER.as_bytes()))
+        && bytes.get(at + PARAMETER.len()) == Some(&b'=')
+}
+
+/// The value that begins at `from`: quoted, or up to the next separator.
+fn value(challenge: &str, from: usize) -> Range<usize> {
+    let rest = &challenge[from..];
+    match rest.strip_prefix('"') {
+        Some(inner) => from + 1..from + 1 + inner.find('"').unwrap_or(inner.len()),
+        None => from..from + rest.find([',', ' ', '\t']).unwrap_or(rest.len()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_parameter_is_found_as_a_name_of_its_own() {
+        for (challenge, found) in [
+            (r#"Bearer resource_metadata="https://a/b""#, Some("https://a/b")),
+            (r#"Bearer error="x",RESOURCE_METADATA=https://a/b, scope="y""#, Some("https://a/b")),
+            (r#"Bearer resource_metadata="""#, Some("")),
+            (r#"Bearer resource_metadata="cut"#, Some("cut")),
+            (r#"Bearer realm="say \", resource_metadata=no", resource_metadata="yes""#, Some("yes")),
+            (r#"Bearer x_resource_metadata="no""#, None),
+            (r#"Bearer resource_metadata"#, None),
+            (r#"Bearer realm="resource_metadata=no""#, None),
+            ("", None),
+        ] {
+            assert_eq!(parameter(challenge).map(|at| &challenge[at]), found, "{challenge}");
+        }
+    }
+
+    #[test]
+    fn only_metadata_is_asked_for_below_its_path() {
+        for path in [
+            WELL_KNOWN,
+            "/.well-known/oauth-protected-resource/",
+            "/.well-known/oauth-protected-resource/mcp",
+        ] {
+            assert!(is_asked(path), "{path}");
+        }
+        for path in ["/.well-known/oauth-protected-resources", "/.well-known", "/mcp"] {
+            assert!(!is_asked(path), "{path}");
+        }
+    }
+}

@@ -1,0 +1,323 @@
+//! A reply as JSON or as an event stream.
+//!
+//! Which of the two is decided by what comes first. A reply at once is one JSON response with its
+//! own status and headers. A notification first, or a while of silence, begins an event stream:
+//! status 200 for good, one `data:` line a message, a comment after each further silence, and the
+//! reply as the last event. (A reply over 1 MiB on a stream that has begun is still one event;
+//! some clients refuse those, but there is no other way left.)
+//!
+//! The body polls the call's items in place: no task, no channel, and a client that reads slowly
+//! slows the call down. A client that leaves makes hyper drop the future or the body, and the
+//! items with it.
+//!
+//! # When a task handle has been given
+//!
+//! A [`Commit`] is confirmed when the client's socket has taken the reply's last byte. A body
+//! frame is a [`Chunk`], which hyper consumes as it writes. Its end hands the commit to the
+//! [`Connection`]; the next completed flush of the socket confirms it. A chunk dropped before its
+//! end drops the commit, and so does a connection that ends before the flush. This holds for
+//! HTTP/1, whether hyper copies or queues the chunk, and for HTTP/2, where flow control may keep
+//! it back for long after it was polled.
+
+use super::{answer, connection::Connection, layers::trace::Line};
+use crate::{
+    dialect::modern,
+    protocol::{Id, sse},
+    proxy::{Account, Commit, Item, Items, Reply},
+    telemetry::Outcome,
+};
+use bytes::{Buf, Bytes};
+use futures_util::StreamExt;
+use http::{
+    HeaderMap, HeaderName, HeaderValue, Response,
+    header::{CACHE_CONTROL, CONTENT_TYPE},
+};
+use http_body::{Body as HttpBody, Frame, SizeHint};
+use pin_project::pin_project;
+use std::{
+    convert::Infallible,
+    io::IoSlice,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+use tokio::time::{Sleep, sleep, timeout};
+
+/// What one call is answered with needs.
+pub(super) struct Answering {
+    pub(super) id: Id,
+    pub(super) line: Line,
+    pub(super) keep_alive: Duration,
+}
+
+/// The body of every response of the front.
+#[pin_project]
+pub(super) struct Body {
+    #[pin]
+    kind: Kind,
+    line: Line,
+}
+
+#[pin_project(project = KindPinned)]
+enum Kind {
+    Empty,
+    /// `None` once it has been given to hyper.
+    Whole(Option<(Chunk, Account)>),
+    Events(#[pin] Events),
+}
+
+/// A stream of events in progress.
+#[pin_project]
+struct Events {
+    /// `None` once the last has been seen.
+    items: Option<Items>,
+    /// What begins the stream.
+    first: Option<Chunk>,
+    #[pin]
+    silence: Sleep,
+    keep_alive: Duration,
+    id: Id,
+}
+
+/// One frame of a body.
+pub(super) struct Chunk {
+    before: &'static [u8],
+    message: Bytes,
+    after: &'static [u8],
+    /// Given to the connection when the last byte is consumed.
+    commit: Option<(Commit, Arc<Connection>)>,
+}
+
+/// Waits for the first item and answers as it asks for.
+pub(super) async fn respond(mut items: Items, answering: Answering) -> Response<Body> {
+    let Answering { id, mut line, keep_alive } = answering;
+    let first = match timeout(keep_alive, items.next()).await {
+        Ok(Some(Item::Reply(Reply { status, headers, body, commit, account }))) => {
+            line.status(status);
+            let commit = commit.map(|commit| (commit, Arc::clone(line.connection())));
+            let mut response = Response::new(Body::whole(body, commit, account, line));
+            *response.status_mut() = status;
+            *response.headers_mut() = headers;
+            response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+            return response;
+        }
+        Ok(None) => return answer::refuse(answer::Refusal::Unanswered { id }, line),
+        Ok(Some(Item::Notice(message))) => Chunk::event(message, None),
+        Err(_silence) => Chunk::plain(sse::KEEP_ALIVE),
+    };
+    line.status(http::StatusCode::OK);
+    let events =
+        Events { items: Some(items), first: Some(first), silence: sleep(keep_alive), keep_alive, id };
+    let mut response = Response::new(Body { kind: Kind::Events(events), line });
+    *response.headers_mut() = event_stream();
+    response
+}
+
+/// What is said of an event stream. `X-Accel-Buffering` asks proxies in between to pass each
+/// event on at once (2026-07-28, *Streamable HTTP, Receiving Messages*).
+fn event_stream() -> HeaderMap {
+    HeaderMap::from_iter([
+        (CONTENT_TYPE, HeaderValue::from_static("text/event-stream")),
+        (CACHE_CONTROL, HeaderValue::from_static("no-cache")),
+        (HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no")),
+    ])
+}
+
+// === impl Body ===
+
+impl Body {
+    pub(super) fn empty(line: Line) -> Self {
+        Self { kind: Kind::Empty, line }
+    }
+
+    /// One message. `account` is told once the connection has taken it.
+    pub(super) fn whole(
+        message: Bytes,
+        commit: Option<(Commit, Arc<Connection>)>,
+        account: Account,
+        line: Line,
+    ) -> Self {
+        let chunk = Chunk { before: b"", message, after: b"", commit };
+        Self { kind: Kind::Whole(Some((chunk, account))), line }
+    }
+}
+
+impl HttpBody for Body {
+    type Data = Chunk;
+    type Error = Infallible;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Chunk>, Infallible>>> {
+        let this = self.project();
+        let chunk = match this.kind.project() {
+            KindPinned::Empty => None,
+            KindPinned::Whole(whole) => whole.take().map(|(chunk, account)| {
+                this.line.answered(account);
+                chunk
+            }),
+            KindPinned::Events(events) => ready!(events.poll_chunk(this.line, cx)),
+        };
+        Poll::Ready(chunk.map(|chunk| Ok(Frame::data(chunk))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match &self.kind {
+            Kind::Empty => true,
+            Kind::Whole(whole) => whole.is_none(),
+            Kind::Events(events) => events.items.is_none(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match &self.kind {
+            Kind::Empty => SizeHint::with_exact(0),
+            Kind::Whole(whole) => {
+                SizeHint::with_exact(whole.as_ref().map_or(0, |(chunk, _)| chunk.remaining() as u64))
+            }
+            Kind::Events(_) => SizeHint::default(),
+        }
+    }
+}
+
+// === impl Events ===
+
+impl Events {
+    fn poll_chunk(self: Pin<&mut Self>, line: &mut Line, cx: &mut Context<'_>) -> Poll<Option<Chunk>> {
+        let mut this = self.project();
+        if let Some(first) = this.first.take() {
+            return Poll::Ready(Some(first));
+        }
+        let Some(items) = this.items else { return Poll::Ready(None) };
+        let chunk = match items.poll_next_unpin(cx) {
+            Poll::Ready(Some(Item::Notice(message))) => {
+                this.silence.set(sleep(*this.keep_alive));
+                Chunk::event(message, None)
+            }
+            Poll::Ready(Some(Item::Reply(Reply { body, commit, account, .. }))) => {
+                *this.items = None;
+                line.answered(account);
+                Chunk::event(body, commit.map(|commit| (commit, Arc::clone(line.connection()))))
+            }
+            // A stream that ended without a response would leave some clients waiting for ever.
+            Poll::Ready(None) => {
+                *this.items = None;
+                line.answered(Account { outcome: Outcome::ProxyFailed, ..Account::default() });
+                Chunk::event(modern::error_response(Some(this.id), &answer::unanswered()), None)
+            }
+            Poll::Pending => {
+                ready!(this.silence.as_mut().poll(cx));
+                this.silence.set(sleep(*this.keep_alive));
+                Chunk::plain(sse::KEEP_ALIVE)
+            }
+        };
+        Poll::Ready(Some(chunk))
+    }
+}
+
+// === impl Chunk ===
+
+impl Chunk {
+    /// A message as an event: a single `data:` line. `message` holds no line break.
+    fn event(message: Bytes, commit: Option<(Commit, Arc<Connection>)>) -> Self {
+        Self { before: b"data: ", message, after: b"\n\n", commit }
+    }
+
+    fn plain(message: Bytes) -> Self {
+        Self { before: b"", message, after: b"", commit: None }
+    }
+
+    fn parts(&self) -> [&[u8]; 3] {
+        [self.before, &self.message, self.after]
+    }
+}
+
+impl Buf for Chunk {
+    fn remaining(&self) -> usize {
+        self.parts().iter().map(|part| part.len()).sum()
+    }
+
+    fn chunk(&self) -> &[u8] {
+        self.parts().into_iter().find(|part| !part.is_empty()).unwrap_or_default()
+    }
+
+    fn chunks_vectored<'a>(&'a self, slices: &mut [IoSlice<'a>]) -> usize {
+        let parts = self.parts().into_iter().filter(|part| !part.is_empty());
+        slices.iter_mut().zip(parts).map(|(slice, part)| *slice = IoSlice::new(part)).count()
+    }
+
+    fn advance(&mut self, count: usize) {
+        let mut left = count;
+        let mut step = |len: usize| {
+            let step = left.min(len);
+            left -= step;
+            step
+        };
+        self.before = &self.before[step(self.before.len())..];
+        self.message.advance(step(self.message.len()));
+        self.after = &self.after[step(self.after.len())..];
+        assert!(left == 0, "no more is consumed than remains");
+        if !self.has_remaining()
+            && let Some((commit, connection)) = self.commit.take()
+        {
+            connection.written(commit);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn event(text: &'static str) -> Chunk {
+        Chunk::event(Bytes::from_static(text.as_bytes()), None)
+    }
+
+    #[test]
+    fn an_event_is_one_data_line() {
+        let mut chunk = event("{}");
+        assert_eq!(chunk.remaining(), 10);
+        assert_eq!(chunk.copy_to_bytes(10), "data: {}\n\n");
+    }
+
+    #[test]
+    fn an_event_is_what_the_protocol_calls_one() {
+        let mut chunk = event(r#"{"a":1}"#);
+        assert_eq!(chunk.copy_to_bytes(chunk.remaining()), sse::message(br#"{"a":1}"#));
+    }
+
+    #[test]
+    fn an_event_is_written_without_being_copied_together() {
+        let chunk = event("{}");
+        let mut slices = [IoSlice::new(b""); 4];
+        assert_eq!(chunk.chunks_vectored(&mut slices), 3);
+        assert_eq!(
+            slices[..3].iter().map(|slice| &**slice).collect::<Vec<_>>(),
+            [&b"data: "[..], b"{}", b"\n\n"]
+        );
+        assert_eq!(chunk.chunks_vectored(&mut slices[..1]), 1, "a short list is filled and no more");
+    }
+
+    proptest! {
+        #[test]
+        fn an_event_consumed_in_any_steps_is_the_same(steps in prop::collection::vec(0usize..7, 0..20)) {
+            let mut chunk = event("[1,2,3]");
+            let mut out = Vec::new();
+            for step in steps.into_iter().chain([usize::MAX]) {
+                let mut left = step.min(chunk.remaining());
+                while left > 0 {
+                    let piece = chunk.chunk();
+                    let count = left.min(piece.len());
+                    out.extend_from_slice(&piece[..count]);
+                    chunk.advance(count);
+                    left -= count;
+                }
+            }
+            prop_assert_eq!(out, b"data: [1,2,3]\n\n");
+            prop_assert!(chunk.chunk().is_empty());
+        }
+    }
+}

@@ -1,0 +1,276 @@
+//! A call whose client waits: polled in place, by the connection it came in on.
+//!
+//! This is the loop that joins one [`Exchange`] to the world while its client is attached. When
+//! the exchange decides that the call becomes a task, the upstream stream and the exchange move on
+//! to [`super::deferred`], and what is left here only passes on what comes from there. Dropping an
+//! [`Attended`] is how a client's departure is heard: the upstream stream goes with it, which
+//! cancels the call at the server; after the move, the other side notices the closed channel.
+
+use super::{
+    Item, Reply,
+    deferred::Deferred,
+    endpoint::{Conversation, Shared},
+    reply,
+    reply::Word,
+};
+use crate::{
+    bridge::{Action, Exchange, Plan, catalogue, plan, raise},
+    dialect::{Call, Caller},
+    policy::Treatment,
+    protocol::{ErrorObject, Kind, Method, code, headers},
+    telemetry::{QuestionRefused, WouldDefer},
+    upstream::{Description, Event, Identity, Question, Replies, Request},
+};
+use futures_util::StreamExt;
+use http::StatusCode;
+use serde_json::Value;
+use std::{
+    future::pending,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+use tokio::{sync::mpsc, time::sleep_until};
+
+/// One call and its client.
+pub(super) struct Attended {
+    shared: Arc<Shared>,
+    call: Call,
+    caller: Caller,
+    stage: Stage,
+    /// Time spent waiting for the server.
+    waited: Duration,
+}
+
+#[expect(
+    clippy::large_enum_variant,
+    reason = "the large one is the one that is used, and a box would cost every call"
+)]
+enum Stage {
+    /// Nothing has been done yet.
+    Fresh,
+    Inline(Inline),
+    /// The call is on its way to become a task; what is still for the client comes from there.
+    Moved(mpsc::Receiver<Item>),
+    Ended,
+}
+
+struct Inline {
+    exchange: Exchange<Word>,
+    replies: Replies,
+    server: Arc<Description>,
+    treatment: Treatment,
+    observed_after: Option<Duration>,
+    refused: Option<Value>,
+}
+
+// === impl Attended ===
+
+impl Attended {
+    pub(super) fn new(shared: Arc<Shared>, call: Call, caller: Caller) -> Self {
+        Self { shared, call, caller, stage: Stage::Fresh, waited: Duration::ZERO }
+    }
+
+    /// Everything up to the moment the call is sent.
+    async fn start(&mut self) -> Result<(), Box<Reply>> {
+        let identity = Identity::of(&self.caller);
+        let began = self.shared.clock.now();
+        let server = self.shared.upstream.describe(&identity).await;
+        self.waited += self.shared.clock.now() - began;
+        let server = server.map_err(|lost| {
+            Box::new(reply::to_client(
+                &self.call,
+                &self.shared.route,
+                &Description::unknown(),
+                Word::Lost(lost),
+                None,
+            ))
+        })?;
+        if !self.shared.serves(&self.call.method, &server) {
+            return Err(Box::new(reply::not_served(&self.call)));
+        }
+        let treatment = self.shared.route.treatment(self.call.target.as_deref().unwrap_or_default());
+        if self.call.method == Method::ToolsCall {
+            check_mirrored(&self.shared, &self.call, &self.caller).await?;
+        }
+        let (defer_after, observed_after) = match plan(&self.call, &self.caller, &treatment) {
+            Plan::Hold => (None, None),
+            Plan::Observe { after } => (None, Some(after)),
+            Plan::Defer { after } => (Some(after), None),
+            Plan::Refuse(error) => {
+                return Err(Box::new(reply::refuse(&self.call, StatusCode::BAD_REQUEST, &error)));
+            }
+        };
+        // What may become a task is watched: its progress is shown in the task's status message.
+        let wants_progress = self.call.progress_token.is_some() || defer_after.is_some();
+        let id = self.shared.next_id();
+        let request = Request {
+            caller: identity,
+            id,
+            method: self.call.method.clone(),
+            target: self.call.target.clone(),
+            body: raise::request(&self.call, id, wants_progress),
+            headers: std::mem::take(&mut self.call.headers),
+        };
+        let now = self.shared.clock.now();
+        self.stage = Stage::Inline(Inline {
+            exchange: Exchange::new(defer_after.map(|after| now + after)),
+            replies: self.shared.upstream.call(request),
+            server,
+            treatment,
+            observed_after,
+            refused: None,
+        });
+        Ok(())
+    }
+
+    /// Waits for one thing to happen to the call. Gives what it means for the client, if anything.
+    async fn step(&mut self) -> Option<Item> {
+        let Stage::Inline(inline) = &mut self.stage else { return None };
+        let began = self.shared.clock.now();
+        tokio::select! {
+            // A result that is there at the deadline is a result: a handle would only cost a poll.
+            biased;
+            event = inline.replies.next() => {
+                self.waited += self.shared.clock.now() - began;
+                match event.unwrap_or(Event::Lost(crate::upstream::Lost::SessionEnded)) {
+                    Event::Notice(frame) => return raise::notice(&self.call, &frame).map(Item::Notice),
+                    Event::Question(question) => refuse_question(&self.caller, question, &mut inline.refused),
+                    Event::Withdrawn { .. } => {}
+                    Event::Final(frame) => inline.exchange.handle_final(Word::Said(frame)),
+                    Event::Lost(lost) => inline.exchange.handle_final(Word::Lost(lost)),
+                }
+            }
+            () = reached(inline.exchange.poll_timeout()) => {
+                let now = self.shared.clock.now();
+                self.waited += now - began;
+                inline.exchange.handle_timeout(now);
+            }
+        }
+        match inline.exchange.poll_action() {
+            None => None,
+            Some(Action::Reply(word)) => {
+                let reply = reply::to_client(
+                    &self.call,
+                    &self.shared.route,
+                    &inline.server,
+                    word,
+                    inline.refused.as_ref(),
+                );
+                self.observe();
+                Some(self.last(reply))
+            }
+            Some(Action::Store) => {
+                self.hand_over();
+                None
+            }
+            Some(Action::ReplyTask | Action::Settle(_) | Action::Forget | Action::CancelUpstream) => {
+                unreachable!("an attended exchange stores first, and its departure is a drop")
+            }
+        }
+    }
+
+    /// The exchange wants a task: from here on it is driven by a runtime task of its own, so that
+    /// no departure can cut the storing in half.
+    fn hand_over(&mut self) {
+        let Stage::Inline(inline) = std::mem::replace(&mut self.stage, Stage::Ended) else { return };
+        // A few: what the client does not take must wait at the server, not here.
+        let (items, received) = mpsc::channel(8);
+        Deferred {
+            shared: Arc::clone(&self.shared),
+            // What the task keeps of the call is little; its params would be most of it.
+            call: self.call.without_bytes(),
+            caller: self.caller.clone(),
+            exchange: inline.exchange,
+            replies: Some(inline.replies),
+            server: inline.server,
+            retention: inline.treatment.retention,
+            refused: inline.refused,
+            items: Some(items),
+        }
+        .spawn(Action::Store);
+        self.stage = Stage::Moved(received);
+    }
+
+    fn last(&mut self, mut reply: Reply) -> Item {
+        reply.account.upstream = self.waited;
+        self.stage = Stage::Ended;
+        Item::Reply(reply)
+    }
+
+    /// In mode `observe`: says which call would have become a task.
+    fn observe(&self) {
+        let Stage::Inline(Inline { observed_after: Some(after), .. }) = &self.stage else { return };
+        if self.waited >= *after {
+            let tool = self.call.target.as_deref().unwrap_or_default();
+            WouldDefer { tool, route: &self.shared.route.path, after: *after, took: self.waited }.emit();
+        }
+    }
+}
+
+impl Conversation for Attended {
+    /// The next message for the client. Dropping the future in between loses nothing but the wait.
+    async fn next(&mut self) -> Option<Item> {
+        loop {
+            match &mut self.stage {
+                Stage::Fresh => {
+                    if let Err(reply) = self.start().await {
+                        return Some(self.last(*reply));
+                    }
+                }
+                Stage::Inline(_) => {
+                    if let Some(item) = self.step().await {
+                        return Some(item);
+                    }
+                }
+                Stage::Moved(items) => {
+                    let item = items.recv().await;
+                    if !matches!(item, Some(Item::Notice(_))) {
+                        self.stage = Stage::Ended;
+                    }
+                    return item;
+                }
+                Stage::Ended => return None,
+            }
+        }
+    }
+}
+
+/// Compares the `Mcp-Param-*` headers with the arguments (2026-07-28, *Server Behavior for
+/// Custom Headers*). A server whose tools cannot be listed is called all the same.
+async fn check_mirrored(shared: &Shared, call: &Call, caller: &Caller) -> Result<(), Box<Reply>> {
+    let tool = call.target.as_deref().unwrap_or_default();
+    let Some(catalogue) = shared.catalogue(caller).await else { return Ok(()) };
+    let wanted = catalogue.mirrored(tool);
+    if wanted.is_empty() {
+        return Ok(());
+    }
+    let arguments = catalogue::arguments(call.params.as_ref());
+    headers::check_params(wanted, arguments.as_ref(), &call.headers).map_err(|mismatch| {
+        let error = ErrorObject::new(code::HEADER_MISMATCH, mismatch.to_string());
+        Box::new(reply::refuse(call, StatusCode::BAD_REQUEST, &error))
+    })
+}
+
+/// Answers a question of the server with an error. Where the client did not even declare that it
+/// could be asked, that is remembered: a call that fails after it failed for that.
+pub(super) fn refuse_question(caller: &Caller, question: Question, refused: &mut Option<Value>) {
+    let Kind::Request { method, params, .. } = question.frame.kind() else { return };
+    let missing = caller.capabilities.missing_for(method, params.as_ref());
+    let (code, reason) = match &missing {
+        Some(_) => (code::METHOD_NOT_FOUND, "the client did not declare that it can be asked this"),
+        None => (code::INTERNAL_ERROR, "questions are not carried to clients yet"),
+    };
+    QuestionRefused { method: method.as_str(), reason }.emit();
+    let error = ErrorObject::new(code, reason).as_bytes().clone();
+    question.answer.send(Err(error));
+    if missing.is_some() {
+        *refused = missing;
+    }
+}
+
+pub(super) async fn reached(due: Option<Instant>) {
+    match due {
+        Some(due) => sleep_until(due.into()).await,
+        None => pending().await,
+    }
+}

@@ -1,0 +1,132 @@
+//! The tools of a server as each principal sees them, read once and kept until they change.
+
+use crate::{
+    bridge::Catalogue,
+    dialect::{Caller, Principal},
+    protocol::{Frame, Kind, Method},
+    upstream::{Event, Identity, Report, Request, Upstream},
+};
+use bytes::Bytes;
+use dashmap::DashMap;
+use futures_util::StreamExt;
+use http::HeaderMap;
+use std::sync::Arc;
+use tokio::sync::{
+    Mutex,
+    broadcast::{Receiver, error::TryRecvError},
+};
+
+/// At most so many principals' catalogues are kept: a few hundred bytes each for most servers.
+/// Beyond it, those of others are forgotten and read again.
+const KEPT: usize = 4096;
+
+/// A server that pages for ever is not followed for ever.
+const MAX_PAGES: usize = 1000;
+
+/// The catalogues of one server.
+#[derive(Default)]
+pub(super) struct Catalogues {
+    of: DashMap<Principal, Arc<Mutex<Entry>>>,
+}
+
+/// Held while the catalogue is read, so that first calls at the same time read it once.
+#[derive(Default)]
+struct Entry {
+    catalogue: Option<Arc<Catalogue>>,
+    changes: Option<Receiver<Report>>,
+}
+
+// === impl Catalogues ===
+
+impl Catalogues {
+    /// The catalogue as `caller` sees it, or nothing where the server does not list its tools.
+    pub(super) async fn get(
+        &self,
+        upstream: &dyn Upstream,
+        caller: &Caller,
+        next_id: impl Fn() -> u64,
+    ) -> Option<Arc<Catalogue>> {
+        if self.of.len() > KEPT {
+            self.of.clear();
+        }
+        let entry = Arc::clone(&self.of.entry(caller.principal).or_default());
+        let mut entry = entry.lock().await;
+        if entry.is_fresh() {
+            return entry.catalogue.clone();
+        }
+        // Watched from before it is read: a change in between is then seen at the next call.
+        entry.changes = Some(upstream.watch(caller.principal));
+        entry.catalogue = read(upstream, caller, next_id).await.map(Arc::new);
+        entry.catalogue.clone()
+    }
+}
+
+// === impl Entry ===
+
+impl Entry {
+    fn is_fresh(&mut self) -> bool {
+        let Some(changes) = &mut self.changes else { return false };
+        loop {
+            match changes.try_recv() {
+                Ok(Report::ToolsChanged) | Err(TryRecvError::Lagged(_) | TryRecvError::Closed) => {
+                    return false;
+                }
+                Ok(Report::PromptsChanged | Report::ResourcesChanged | Report::ResourceUpdated { .. }) => {}
+                Err(TryRecvError::Empty) => return self.catalogue.is_some(),
+            }
+        }
+    }
+}
+
+async fn read(upstream: &dyn Upstream, caller: &Caller, next_id: impl Fn() -> u64) -> Option<Catalogue> {
+    let mut catalogue = Catalogue::default();
+    let mut cursor = None;
+    for _ in 0..MAX_PAGES {
+        let page = page(upstream, caller, next_id(), cursor.as_ref()).await?;
+        cursor = match catalogue.add_page(&page) {
+            Ok(next) => next,
+            Err(error) => {
+                tracing::warn!(%error, "the tools of the server are called without knowing them");
+                return None;
+            }
+        };
+        if cursor.is_none() {
+            return Some(catalogue);
+        }
+    }
+    tracing::warn!(pages = MAX_PAGES, "tools/list has no end; the tools on further pages are not known");
+    Some(catalogue)
+}
+
+async fn page(upstream: &dyn Upstream, caller: &Caller, id: u64, cursor: Option<&Bytes>) -> Option<Bytes> {
+    let params = match cursor {
+        Some(cursor) => format!(r#"{{"cursor":{}}}"#, String::from_utf8_lossy(cursor)),
+        None => "{}".to_owned(),
+    };
+    let body = format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"tools/list","params":{params}}}"#);
+    let mut replies = upstream.call(Request {
+        caller: Identity::of(caller),
+        id,
+        method: Method::ToolsList,
+        target: None,
+        body: body.into(),
+        headers: HeaderMap::new(),
+    });
+    loop {
+        match replies.next().await? {
+            Event::Final(frame) => return result(&frame),
+            Event::Lost(error) => {
+                tracing::warn!(%error, "the tools of the server could not be listed");
+                return None;
+            }
+            Event::Notice(_) | Event::Question(_) | Event::Withdrawn { .. } => {}
+        }
+    }
+}
+
+fn result(frame: &Frame) -> Option<Bytes> {
+    match frame.kind() {
+        Kind::Success { result, .. } => Some(result.clone()),
+        Kind::Failure { .. } | Kind::Request { .. } | Kind::Notification { .. } => None,
+    }
+}

@@ -1,0 +1,153 @@
+//! One route at work.
+
+use super::{
+    Item, Items, Reply, Service, Tasks,
+    attended::Attended,
+    catalogues::Catalogues,
+    listen::Listening,
+    reply::{self, Word},
+};
+use crate::{
+    bridge::{Catalogue, describe},
+    dialect::{Call, Caller, Credentials},
+    policy::Route,
+    protocol::{Method, method::Needs},
+    runtime::{Clock, Stopping},
+    task::Owner,
+    upstream::{Description, Document, Identity, Lost, Upstream},
+};
+use futures_util::{FutureExt, StreamExt, future::BoxFuture, stream};
+use std::{
+    future::Future,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+/// A route, the server behind it, and the tasks of all routes.
+#[derive(Clone)]
+pub struct Endpoint {
+    shared: Arc<Shared>,
+}
+
+/// What every call on a route needs.
+pub(super) struct Shared {
+    pub(super) route: Arc<Route>,
+    pub(super) upstream: Arc<dyn Upstream>,
+    pub(super) tasks: Arc<Tasks>,
+    pub(super) clock: Arc<dyn Clock>,
+    /// Begins when the proxy is told to stop: what can end by itself does.
+    pub(super) stopping: Stopping,
+    /// Begins when the time to end by itself is over.
+    pub(super) overdue: Stopping,
+    catalogues: Catalogues,
+}
+
+/// Ids of our own hop: unique in the process, so that a late message can be taken for no other's.
+static NEXT_ID: AtomicU64 = AtomicU64::new(1);
+
+// === impl Endpoint ===
+
+impl Endpoint {
+    pub fn new(
+        route: Arc<Route>,
+        upstream: Arc<dyn Upstream>,
+        tasks: Arc<Tasks>,
+        clock: Arc<dyn Clock>,
+        stopping: Stopping,
+        overdue: Stopping,
+    ) -> Self {
+        let catalogues = Catalogues::default();
+        Self { shared: Arc::new(Shared { route, upstream, tasks, clock, stopping, overdue, catalogues }) }
+    }
+}
+
+impl Service for Endpoint {
+    fn route(&self) -> &Arc<Route> {
+        &self.shared.route
+    }
+
+    fn call(&self, call: Call, caller: Caller) -> Items {
+        let shared = Arc::clone(&self.shared);
+        match call.method {
+            Method::Discover => once(async move { shared.discover(&call, &caller).await }),
+            Method::TasksGet => {
+                once(async move { shared.tasks.get(&call, &shared.owner(&caller), &caller).await })
+            }
+            Method::TasksUpdate => {
+                once(async move { shared.tasks.update(&call, &shared.owner(&caller), &caller).await })
+            }
+            Method::TasksCancel => {
+                once(async move { shared.tasks.cancel(&call, &shared.owner(&caller), &caller).await })
+            }
+            Method::Listen => each(Listening::new(shared, call, caller)),
+            _ => each(Attended::new(shared, call, caller)),
+        }
+    }
+
+    fn metadata<'a>(
+        &'a self,
+        path: &'a str,
+        credentials: &'a Credentials,
+    ) -> BoxFuture<'a, Result<Document, Lost>> {
+        self.shared.upstream.fetch(path, credentials)
+    }
+}
+
+fn once(reply: impl Future<Output = Reply> + Send + 'static) -> Items {
+    stream::once(reply.map(Item::Reply)).boxed()
+}
+
+/// What a client is told, one message after another.
+pub(super) trait Conversation: Send + 'static {
+    /// The next message. Dropping the future in between loses nothing but the wait.
+    fn next(&mut self) -> impl Future<Output = Option<Item>> + Send;
+}
+
+/// A conversation as a stream; dropping it drops the conversation.
+fn each(conversation: impl Conversation) -> Items {
+    stream::unfold(conversation, async |mut conversation| {
+        let item = conversation.next().await?;
+        Some((item, conversation))
+    })
+    .boxed()
+}
+
+// === impl Shared ===
+
+impl Shared {
+    pub(super) fn next_id(&self) -> u64 {
+        NEXT_ID.fetch_add(1, Ordering::Relaxed)
+    }
+
+    pub(super) fn owner(&self, caller: &Caller) -> Owner {
+        Owner { principal: *caller.principal.as_bytes(), route: Arc::clone(&self.route.path) }
+    }
+
+    /// Whether the server declared what a method needs. What it did not declare is not served
+    /// (2026-07-28, *Discovery*): its own error would have any code.
+    pub(super) fn serves(&self, method: &Method, server: &Description) -> bool {
+        let needs = method.modern().unwrap_or(Needs::Nothing);
+        describe::declares(&server.capabilities, needs)
+    }
+
+    /// The tools of the server as this caller sees them, or nothing where they cannot be listed.
+    pub(super) async fn catalogue(&self, caller: &Caller) -> Option<Arc<Catalogue>> {
+        self.catalogues.get(&*self.upstream, caller, || self.next_id()).await
+    }
+
+    async fn discover(&self, call: &Call, caller: &Caller) -> Reply {
+        match self.upstream.describe(&Identity::of(caller)).await {
+            Ok(server) => {
+                let result = describe::discover(describe::Handshake {
+                    capabilities: &server.capabilities,
+                    server_info: &server.server_info,
+                    instructions: server.instructions.as_ref(),
+                });
+                reply::success(call, &crate::protocol::frame::on_one_line(result.into()))
+            }
+            Err(lost) => reply::to_client(call, &self.route, &Description::unknown(), Word::Lost(lost), None),
+        }
+    }
+}

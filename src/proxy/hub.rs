@@ -1,0 +1,108 @@
+//! Who listens to which task.
+
+use crate::task::TaskId;
+use dashmap::DashMap;
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering},
+};
+use tokio::sync::Notify;
+
+/// Tells listeners which of their tasks have changed. A change is not queued but remembered, so a
+/// slow listener costs a bit for each task and never misses the latest state.
+#[derive(Debug, Default)]
+pub(super) struct Hub {
+    listeners: DashMap<TaskId, Vec<Arc<Ear>>>,
+    next: AtomicU64,
+}
+
+/// One listener's end.
+#[derive(Debug)]
+struct Ear {
+    number: u64,
+    changed: std::sync::Mutex<Vec<TaskId>>,
+    notify: Notify,
+}
+
+/// A subscription to some tasks; dropping it ends it.
+#[derive(Debug)]
+pub(super) struct Listener {
+    hub: Arc<Hub>,
+    ear: Arc<Ear>,
+    ids: Vec<TaskId>,
+}
+
+// === impl Hub ===
+
+impl Hub {
+    pub(super) fn listen(self: &Arc<Self>, ids: Vec<TaskId>) -> Listener {
+        let ear = Arc::new(Ear {
+            number: self.next.fetch_add(1, Ordering::Relaxed),
+            changed: std::sync::Mutex::default(),
+            notify: Notify::new(),
+        });
+        for id in &ids {
+            self.listeners.entry(id.clone()).or_default().push(Arc::clone(&ear));
+        }
+        Listener { hub: Arc::clone(self), ear, ids }
+    }
+
+    /// Something a client can see has changed.
+    pub(super) fn announce(&self, id: &TaskId) {
+        let Some(ears) = self.listeners.get(id) else { return };
+        for ear in ears.value() {
+            let mut changed = ear.changed.lock().expect("nothing panics while it is held");
+            if !changed.contains(id) {
+                changed.push(id.clone());
+            }
+            drop(changed);
+            ear.notify.notify_one();
+        }
+    }
+}
+
+// === impl Listener ===
+
+impl Listener {
+    /// The tasks that have changed since the last time, at least one.
+    pub(super) async fn changed(&self) -> Vec<TaskId> {
+        loop {
+            let changed =
+                std::mem::take(&mut *self.ear.changed.lock().expect("nothing panics while it is held"));
+            if !changed.is_empty() {
+                return changed;
+            }
+            self.ear.notify.notified().await;
+        }
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        for id in &self.ids {
+            self.hub.listeners.remove_if_mut(id, |_, ears| {
+                ears.retain(|ear| ear.number != self.ear.number);
+                ears.is_empty()
+            });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_listener_hears_of_its_tasks_once_for_many_changes() {
+        let hub = Arc::new(Hub::default());
+        let [a, b] = [1, 2].map(|n| TaskId::from_entropy([n; 16]));
+        let listener = hub.listen(vec![a.clone()]);
+        hub.announce(&a);
+        hub.announce(&b);
+        hub.announce(&a);
+        assert_eq!(listener.changed().await, std::slice::from_ref(&a));
+        assert!(futures_util::FutureExt::now_or_never(listener.changed()).is_none());
+        drop(listener);
+        assert!(hub.listeners.is_empty(), "nothing is left of a listener that is gone");
+    }
+}

@@ -1,0 +1,257 @@
+//! One `subscriptions/listen` stream: what its client asked to hear of, gathered from all of the
+//! principal's sessions with the server and from the tasks.
+
+use super::{
+    Item, Reply,
+    attended::reached,
+    endpoint::{Conversation, Shared},
+    hub::Listener,
+    reply::{self, Word},
+    tasks::wants_attention,
+};
+use crate::{
+    bridge::{
+        describe::declares_flag,
+        listen::{Filter, acknowledged, ended, subscription_meta, tagged},
+    },
+    dialect::{Call, Caller, modern},
+    protocol::{ErrorObject, Method, code},
+    task::{Record, TaskId, view},
+    telemetry::Outcome,
+    upstream::{Description, Identity, Report, Subscription},
+};
+use http::StatusCode;
+use std::{
+    collections::VecDeque,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+use tokio::sync::broadcast::{Receiver, error::RecvError};
+
+/// How long a change of a list is held back so that all sessions that report it are heard as one.
+/// Nothing is lost by it: what comes after the notice begins a new one.
+const MERGE: Duration = Duration::from_millis(50);
+
+/// One client's subscription.
+pub(super) struct Listening {
+    shared: Arc<Shared>,
+    call: Call,
+    caller: Caller,
+    state: State,
+    outgoing: VecDeque<Item>,
+}
+
+enum State {
+    Fresh,
+    Open(Box<Open>),
+    Ended,
+}
+
+struct Open {
+    filter: Filter,
+    reports: Receiver<Report>,
+    tasks: Listener,
+    /// Lists that have changed, and when that is told.
+    changed: Changed,
+    /// Keeps the resources subscribed at the server.
+    _subscriptions: Vec<Subscription>,
+}
+
+#[derive(Default)]
+struct Changed {
+    tools: bool,
+    prompts: bool,
+    resources: bool,
+    tell_at: Option<Instant>,
+}
+
+// === impl Listening ===
+
+impl Listening {
+    pub(super) fn new(shared: Arc<Shared>, call: Call, caller: Caller) -> Self {
+        Self { shared, call, caller, state: State::Fresh, outgoing: VecDeque::new() }
+    }
+
+    async fn open(&mut self) -> Result<(), Box<Reply>> {
+        let asked = Filter::read(self.call.params.as_ref()).map_err(|error| {
+            let error = ErrorObject::new(code::INVALID_PARAMS, error.to_string());
+            Box::new(reply::refuse(&self.call, StatusCode::OK, &error))
+        })?;
+        // Tasks extension, *Task Status Notifications*.
+        if !asked.task_ids.is_empty() && !self.caller.capabilities.declares_tasks() {
+            return Err(Box::new(reply::tasks_required(&self.call)));
+        }
+        let identity = Identity::of(&self.caller);
+        // Watched from before the server is asked anything: no change is missed.
+        let reports = self.shared.upstream.watch(self.caller.principal);
+        let server = self.shared.upstream.describe(&identity).await.map_err(|lost| {
+            let unknown = Description::unknown();
+            Box::new(reply::to_client(&self.call, &self.shared.route, &unknown, Word::Lost(lost), None))
+        })?;
+        let (filter, subscriptions, records) = self.honour(asked, &identity, &server).await;
+        self.outgoing.push_back(Item::Notice(acknowledged(&self.call.id, &filter)));
+        let tasks = self.shared.tasks.hub.listen(records.iter().map(|record| record.id.clone()).collect());
+        // What happened before the subscription is not told again, but a client that waits for a
+        // task's end would wait for ever if it has ended already.
+        let ids: Vec<_> = records.into_iter().map(|record| record.id.clone()).collect();
+        for record in self.current(&ids).await.iter().filter(|record| wants_attention(&record.state)) {
+            let notice = self.task_notice(record);
+            self.outgoing.push_back(notice);
+        }
+        let changed = Changed::default();
+        self.state =
+            State::Open(Box::new(Open { filter, reports, tasks, changed, _subscriptions: subscriptions }));
+        Ok(())
+    }
+
+    /// What of a filter can be kept, given what the server offers.
+    async fn honour(
+        &self,
+        asked: Filter,
+        identity: &Identity,
+        server: &Description,
+    ) -> (Filter, Vec<Subscription>, Vec<Arc<Record>>) {
+        let offers = |member, flag| declares_flag(&server.capabilities, member, flag);
+        let (mut uris, mut subscriptions) = (Vec::new(), Vec::new());
+        if offers("resources", "subscribe") {
+            for uri in asked.resource_subscriptions {
+                match self.shared.upstream.subscribe(identity, &uri).await {
+                    Ok(subscription) => {
+                        subscriptions.push(subscription);
+                        uris.push(uri);
+                    }
+                    Err(error) => tracing::warn!(%error, "a resource could not be subscribed"),
+                }
+            }
+        }
+        let records = self.shared.tasks.of(&self.shared.owner(&self.caller), &asked.task_ids).await;
+        let filter = Filter {
+            tools_list_changed: asked.tools_list_changed && offers("tools", "listChanged"),
+            prompts_list_changed: asked.prompts_list_changed && offers("prompts", "listChanged"),
+            resources_list_changed: asked.resources_list_changed && offers("resources", "listChanged"),
+            resource_subscriptions: uris,
+            task_ids: records.iter().map(|record| record.id.to_string()).collect(),
+        };
+        (filter, subscriptions, records)
+    }
+
+    async fn wait(&mut self) {
+        let State::Open(open) = &mut self.state else { return };
+        tokio::select! {
+            report = open.reports.recv() => match report {
+                Ok(report) => self.heard(report),
+                // Too many at once to keep: whatever they were, these lists may have changed.
+                Err(RecvError::Lagged(_)) => {
+                    open.changed.all(&open.filter);
+                    open.changed.tell_by(self.shared.clock.now() + MERGE);
+                }
+                Err(RecvError::Closed) => self.end(),
+            },
+            ids = open.tasks.changed() => {
+                for record in self.current(&ids).await {
+                    let notice = self.task_notice(&record);
+                    self.outgoing.push_back(notice);
+                }
+            }
+            () = reached(open.changed.tell_at) => {
+                let methods = std::mem::take(&mut open.changed).methods();
+                self.outgoing.extend(
+                    methods.into_iter().map(|method| Item::Notice(tagged(&self.call.id, &method, None))),
+                );
+            }
+            () = self.shared.stopping.stopped() => self.end(),
+        }
+    }
+
+    fn heard(&mut self, report: Report) {
+        let State::Open(open) = &mut self.state else { return };
+        let Open { filter, changed, .. } = &mut **open;
+        match report {
+            Report::ToolsChanged if filter.tools_list_changed => changed.tools = true,
+            Report::PromptsChanged if filter.prompts_list_changed => changed.prompts = true,
+            Report::ResourcesChanged if filter.resources_list_changed => changed.resources = true,
+            Report::ResourceUpdated { uri, params } if filter.resource_subscriptions.contains(&uri) => {
+                let notice = tagged(&self.call.id, &Method::ResourceUpdated, Some(&params));
+                self.outgoing.push_back(Item::Notice(notice));
+                return;
+            }
+            Report::ToolsChanged
+            | Report::PromptsChanged
+            | Report::ResourcesChanged
+            | Report::ResourceUpdated { .. } => return,
+        }
+        changed.tell_by(self.shared.clock.now() + MERGE);
+    }
+
+    async fn current(&self, ids: &[TaskId]) -> Vec<Arc<Record>> {
+        let mut records = Vec::with_capacity(ids.len());
+        for id in ids {
+            records.extend(self.shared.tasks.load(id).await);
+        }
+        records
+    }
+
+    fn task_notice(&self, record: &Record) -> Item {
+        let params = view::notified(
+            record,
+            self.shared.clock.timestamp(),
+            self.shared.tasks.poll_bounds(),
+            Some(&subscription_meta(&self.call.id)),
+        );
+        Item::Notice(modern::notification(&Method::TasksNotification, &params))
+    }
+
+    /// Ends the subscription of our own accord (2026-07-28, *Graceful Closure*).
+    fn end(&mut self) {
+        let (cancelled, result) = ended(&self.call.id);
+        self.outgoing.push_back(Item::Notice(cancelled));
+        self.outgoing.push_back(Item::Reply(Reply::new(StatusCode::OK, result, Outcome::Result)));
+        self.state = State::Ended;
+    }
+}
+
+impl Conversation for Listening {
+    /// The next message for the client.
+    async fn next(&mut self) -> Option<Item> {
+        loop {
+            if let Some(item) = self.outgoing.pop_front() {
+                return Some(item);
+            }
+            match &mut self.state {
+                State::Ended => return None,
+                State::Fresh => {
+                    if let Err(reply) = self.open().await {
+                        self.state = State::Ended;
+                        return Some(Item::Reply(*reply));
+                    }
+                }
+                State::Open(_) => self.wait().await,
+            }
+        }
+    }
+}
+
+// === impl Changed ===
+
+impl Changed {
+    fn tell_by(&mut self, at: Instant) {
+        self.tell_at.get_or_insert(at);
+    }
+
+    fn all(&mut self, filter: &Filter) {
+        self.tools |= filter.tools_list_changed;
+        self.prompts |= filter.prompts_list_changed;
+        self.resources |= filter.resources_list_changed;
+    }
+
+    fn methods(self) -> Vec<Method> {
+        [
+            (self.tools, Method::ToolsListChanged),
+            (self.prompts, Method::PromptsListChanged),
+            (self.resources, Method::ResourcesListChanged),
+        ]
+        .into_iter()
+        .filter_map(|(changed, method)| changed.then_some(method))
+        .collect()
+    }
+}

@@ -1,0 +1,223 @@
+//! The server's final word, or a refusal of ours, as the response to a call.
+
+use super::{Account, Commit, Item, Reply};
+use crate::{
+    bridge::{plan, raise},
+    dialect::{Call, modern},
+    policy::Route,
+    protocol::{ErrorObject, Fault, Frame, Kind, Method, code},
+    task::TaskId,
+    telemetry::Outcome,
+    upstream::{Description, Lost},
+};
+use bytes::Bytes;
+use http::{HeaderMap, StatusCode, header};
+use serde_json::Value;
+use std::time::Duration;
+
+/// How an upstream call ended.
+#[derive(Debug)]
+pub(super) enum Word {
+    /// The server's response.
+    Said(Frame),
+    /// There is none.
+    Lost(Lost),
+}
+
+/// What a call came to, in the client's era.
+#[derive(Clone, Debug)]
+pub(super) enum Verdict {
+    /// The raised result object.
+    Result(Bytes),
+    Error(ErrorObject, Outcome),
+}
+
+/// The response for a client that waited.
+///
+/// `refused` is what the server asked for and could not have, if anything: a call that fails after
+/// that failed for it.
+pub(super) fn to_client(
+    call: &Call,
+    route: &Route,
+    server: &Description,
+    word: Word,
+    refused: Option<&Value>,
+) -> Reply {
+    let lost = match &word {
+        Word::Lost(lost) => Some(lost.clone()),
+        Word::Said(_) => None,
+    };
+    if let (Word::Said(frame), None) = (&word, refused)
+        && let Kind::Success { result, .. } = frame.kind()
+        && !stands_for_an_error(call, route, result)
+    {
+        // The common case, in one pass over the server's bytes.
+        return match raise::response(call, frame.as_bytes(), result, &server.server_info) {
+            Ok(body) => Reply::new(StatusCode::OK, body, Outcome::Result),
+            Err(error) => invalid(call, &error.to_string()),
+        };
+    }
+    match verdict(call, route, server, word, refused) {
+        Verdict::Result(result) => {
+            Reply::new(StatusCode::OK, modern::success_response(&call.id, &result), Outcome::Result)
+        }
+        Verdict::Error(error, outcome) => {
+            let mut reply = Reply::new(status_of(call, &error, lost.as_ref()), body(call, &error), outcome);
+            if let Some(Lost::Unauthorized { challenge: Some(challenge), .. }) = lost {
+                reply.headers.insert(header::WWW_AUTHENTICATE, challenge);
+            }
+            reply
+        }
+    }
+}
+
+/// What a call came to, for a client that waits or for a task.
+pub(super) fn verdict(
+    call: &Call,
+    route: &Route,
+    server: &Description,
+    word: Word,
+    refused: Option<&Value>,
+) -> Verdict {
+    let frame = match word {
+        Word::Said(frame) => frame,
+        Word::Lost(lost) => return Verdict::Error(lost_error(&lost), outcome_of(&lost)),
+    };
+    match (frame.kind(), refused) {
+        (Kind::Success { result, .. }, refused) => {
+            if let Some(missing) = refused
+                && raise::is_tool_error(result)
+            {
+                return Verdict::Error(raise::question_refused(missing), Outcome::Refused);
+            }
+            if stands_for_an_error(call, route, result) {
+                let uri = call.target.as_deref().unwrap_or_default();
+                return Verdict::Error(raise::no_such_resource(uri), Outcome::ServerError);
+            }
+            match raise::result(&call.method, result, &server.server_info) {
+                Ok(result) => Verdict::Result(result),
+                Err(error) => Verdict::Error(invalid_error(&error.to_string()), Outcome::UpstreamFailed),
+            }
+        }
+        (Kind::Failure { .. }, Some(missing)) => {
+            Verdict::Error(raise::question_refused(missing), Outcome::Refused)
+        }
+        (Kind::Failure { error, .. }, None) => {
+            Verdict::Error(raise::error(call, error), Outcome::ServerError)
+        }
+        (Kind::Request { .. } | Kind::Notification { .. }, _) => {
+            Verdict::Error(invalid_error("it is not a response"), Outcome::UpstreamFailed)
+        }
+    }
+}
+
+/// The error object for an answer that will not come.
+pub(super) fn lost_error(lost: &Lost) -> ErrorObject {
+    let code = match lost {
+        Lost::Unreachable(_) | Lost::ConnectTimeout(_) => code::UPSTREAM_UNAVAILABLE,
+        Lost::CallTimeout(_) | Lost::FirstByteTimeout(_) | Lost::IdleTimeout(_) => code::UPSTREAM_TIMEOUT,
+        Lost::Broken(_) | Lost::SessionEnded => code::OUTCOME_UNKNOWN,
+        Lost::Unauthorized { .. } => code::UNAUTHORIZED,
+        Lost::Status { .. } | Lost::Invalid(_) => code::UPSTREAM_INVALID,
+        Lost::TooLarge { .. } => code::RESULT_TOO_LARGE,
+        Lost::Busy { .. } => code::BUSY,
+        Lost::Closing => code::SHUTTING_DOWN,
+    };
+    ErrorObject::new(code, lost.to_string())
+}
+
+fn outcome_of(lost: &Lost) -> Outcome {
+    match lost.fault() {
+        Fault::Client => Outcome::Refused,
+        Fault::Server => Outcome::UpstreamFailed,
+        Fault::Proxy => Outcome::ProxyFailed,
+    }
+}
+
+/// The status of an error for a client that has been sent nothing yet.
+///
+/// What the server made of a call is told in the body with 200: clients in the field show the
+/// JSON-RPC error of a 200, and an opaque transport error otherwise. `server/discover` is
+/// different: a client whose probe is answered 200 takes what it says for the server's own, so an
+/// outage must look like one.
+fn status_of(call: &Call, error: &ErrorObject, lost: Option<&Lost>) -> StatusCode {
+    match lost {
+        Some(Lost::Unauthorized { status, .. }) => *status,
+        Some(lost) if call.method == Method::Discover => match lost.fault() {
+            Fault::Client => StatusCode::BAD_REQUEST,
+            Fault::Server => StatusCode::BAD_GATEWAY,
+            Fault::Proxy => StatusCode::SERVICE_UNAVAILABLE,
+        },
+        // 2026-07-28, *MissingRequiredClientCapabilityError*: on HTTP the status is 400.
+        _ if error.code() == code::MISSING_CAPABILITY => StatusCode::BAD_REQUEST,
+        _ => StatusCode::OK,
+    }
+}
+
+/// A call refused by us.
+pub(super) fn refuse(call: &Call, status: StatusCode, error: &ErrorObject) -> Reply {
+    Reply::new(status, body(call, error), Outcome::Refused)
+}
+
+/// A method this server does not serve.
+pub(super) fn not_served(call: &Call) -> Reply {
+    let refused = modern::not_served(call.id.clone(), &call.method);
+    Reply::new(refused.status, refused.body(), Outcome::Refused)
+}
+
+/// A call that needs the tasks extension, by a client that did not declare it.
+pub(super) fn tasks_required(call: &Call) -> Reply {
+    refuse(call, StatusCode::BAD_REQUEST, &plan::tasks_required())
+}
+
+/// A result of ours.
+pub(super) fn success(call: &Call, result: &[u8]) -> Reply {
+    Reply::new(StatusCode::OK, modern::success_response(&call.id, result), Outcome::Result)
+}
+
+/// The handle of a task.
+pub(super) fn handle(call: &Call, created: &[u8], task: TaskId, commit: Commit) -> Reply {
+    let mut reply = success(call, created);
+    reply.commit = Some(commit);
+    reply.account = Account { outcome: Outcome::Task, task: Some(task), upstream: Duration::ZERO };
+    reply
+}
+
+/// A failure of ours.
+pub(super) fn internal(call: &Call, what: &str) -> Reply {
+    let error = ErrorObject::new(code::INTERNAL_ERROR, what);
+    Reply::new(StatusCode::OK, body(call, &error), Outcome::ProxyFailed)
+}
+
+fn invalid(call: &Call, why: &str) -> Reply {
+    Reply::new(StatusCode::OK, body(call, &invalid_error(why)), Outcome::UpstreamFailed)
+}
+
+fn invalid_error(why: &str) -> ErrorObject {
+    ErrorObject::new(code::UPSTREAM_INVALID, format!("the server's answer is not valid: {why}"))
+}
+
+fn stands_for_an_error(call: &Call, route: &Route, result: &Bytes) -> bool {
+    route.empty_contents_is_error && call.method == Method::ResourcesRead && raise::has_no_contents(result)
+}
+
+fn body(call: &Call, error: &ErrorObject) -> Bytes {
+    modern::error_response(Some(&call.id), error)
+}
+
+// === impl Reply ===
+
+impl Reply {
+    pub(super) fn new(status: StatusCode, body: Bytes, outcome: Outcome) -> Self {
+        let account = Account { outcome, ..Account::default() };
+        Self { status, headers: HeaderMap::new(), body, commit: None, account }
+    }
+}
+
+// === impl Item ===
+
+impl From<Reply> for Item {
+    fn from(reply: Reply) -> Self {
+        Self::Reply(reply)
+    }
+}

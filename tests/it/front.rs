@@ -1,0 +1,1002 @@
+//! The front on real sockets: what comes in, what is turned away, and how answers go out.
+
+mod world;
+
+use self::world::{
+    Client, Desk, Lines, Version, World, bare, call, channel, frame, handle, items, message, notice, once,
+    post, reply, tls_paths, whole,
+};
+use deferral::{
+    dialect::Principal,
+    front::{self, Config},
+    policy::PrincipalSource,
+    proxy::{Account, Item},
+    runtime::{Drain, SystemClock},
+    task::TaskId,
+    telemetry::Outcome,
+    upstream::{Document, Lost},
+};
+use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
+use http_body_util::BodyExt;
+use serde_json::json;
+use std::{
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+const BOTH: [Version; 2] = [Version::Http1, Version::Http2];
+
+/// Long enough never to pass in a test.
+const NEVER: Duration = Duration::from_secs(600);
+
+fn patient(config: &mut Config) {
+    config.keep_alive = NEVER;
+}
+
+// === answers ===
+
+#[tokio::test]
+async fn a_reply_at_once_is_one_json_response() {
+    for version in BOTH {
+        let desk = Desk::prompt();
+        let world = World::new(&[&desk], |_| {});
+        let answer = world.client(version).await.ask(call("greet")).await;
+        assert_eq!(answer.status, StatusCode::OK);
+        assert_eq!(answer.header("content-type"), "application/json");
+        assert_eq!(answer.body, r#"{"jsonrpc":"2.0","id":7,"result":"done"}"#);
+        assert_eq!(answer.header("content-length"), answer.body.len().to_string());
+        assert_eq!(desk.seen.lock().unwrap()[0].0.target.as_deref(), Some("greet"));
+    }
+}
+
+#[tokio::test]
+async fn a_reply_at_once_has_its_own_status_and_headers() {
+    let desk = Desk::new(|call| {
+        let mut reply = reply(&call.id, "{}");
+        reply.status = StatusCode::FORBIDDEN;
+        reply.headers.insert("x-seen", HeaderValue::from_static("yes"));
+        once(reply)
+    });
+    let answer = World::new(&[&desk], |_| {}).client(Version::Http1).await.ask(call("greet")).await;
+    assert_eq!((answer.status, answer.header("x-seen")), (StatusCode::FORBIDDEN, "yes"));
+}
+
+#[tokio::test]
+async fn a_notice_first_begins_an_event_stream_that_ends_with_the_reply() {
+    for version in BOTH {
+        let desk = Desk::new(|call| {
+            let mut reply = reply(&call.id, "{}");
+            reply.status = StatusCode::BAD_REQUEST;
+            items([notice("1"), notice("2"), Item::Reply(reply)])
+        });
+        let answer = World::new(&[&desk], patient).client(version).await.ask(call("work")).await;
+        assert_eq!(answer.status, StatusCode::OK, "a stream that has begun is 200 for good");
+        assert_eq!(answer.header("content-type"), "text/event-stream");
+        assert_eq!(answer.header("cache-control"), "no-cache");
+        assert_eq!(answer.header("x-accel-buffering"), "no");
+        let want = concat!(
+            "data: {\"jsonrpc\":\"2.0\",\"method\":\"notifications/x\",\"params\":\"1\"}\n\n",
+            "data: {\"jsonrpc\":\"2.0\",\"method\":\"notifications/x\",\"params\":\"2\"}\n\n",
+            "data: {\"jsonrpc\":\"2.0\",\"id\":7,\"result\":{}}\n\n",
+        );
+        assert_eq!(answer.body, want);
+    }
+}
+
+#[tokio::test]
+async fn silence_begins_an_event_stream_and_is_broken_by_comments() {
+    for version in BOTH {
+        let (sender, stream) = channel();
+        let stream = Mutex::new(Some(stream));
+        let desk = Desk::new(move |_| stream.lock().unwrap().take().expect("one call"));
+        let world = World::new(&[&desk], |config| config.keep_alive = Duration::from_millis(20));
+        let response = world.client(version).await.send(call("work")).await.expect("an answer");
+        let (head, mut body) = response.into_parts();
+        assert_eq!(head.headers["content-type"], "text/event-stream");
+        assert_eq!(frame(&mut body).await.as_deref(), Some(":\n\n"));
+        assert_eq!(frame(&mut body).await.as_deref(), Some(":\n\n"));
+        let id = deferral::protocol::Id::from_number(7);
+        sender.send(Item::Reply(reply(&id, "{}"))).expect("it is listened to");
+        let rest = String::from_utf8(body.collect().await.expect("an end").to_bytes().to_vec()).unwrap();
+        assert!(rest.ends_with("data: {\"jsonrpc\":\"2.0\",\"id\":7,\"result\":{}}\n\n"), "{rest}");
+    }
+}
+
+#[tokio::test]
+async fn each_message_goes_out_as_it_comes() {
+    for version in BOTH {
+        let (sender, stream) = channel();
+        let stream = Mutex::new(Some(stream));
+        let desk = Desk::new(move |_| stream.lock().unwrap().take().expect("one call"));
+        let world = World::new(&[&desk], patient);
+        let mut client = world.client(version).await;
+        let answer = client.send(call("work"));
+        sender.send(notice("1")).expect("it is listened to");
+        let mut body = answer.await.expect("an answer").into_body();
+        assert!(frame(&mut body).await.expect("an event").contains("\"1\""));
+        sender.send(notice("2")).expect("it is listened to");
+        assert!(frame(&mut body).await.expect("an event").contains("\"2\""));
+    }
+}
+
+#[tokio::test]
+async fn a_large_reply_is_one_event_and_one_json_body() {
+    let large = format!("\"{}\"", "x".repeat(3 << 20));
+    for version in BOTH {
+        for first in [None, Some("1")] {
+            let result = large.clone();
+            let desk = Desk::new(move |call| {
+                let reply = Item::Reply(reply(&call.id, &result));
+                items(first.map(notice).into_iter().chain([reply]).collect::<Vec<_>>())
+            });
+            let answer = World::new(&[&desk], patient).client(version).await.ask(call("work")).await;
+            let last = answer.body.trim_end().rsplit('\n').next().expect("a line");
+            let message: serde_json::Value =
+                serde_json::from_str(last.strip_prefix("data: ").unwrap_or(last)).expect("JSON");
+            assert_eq!(message["result"].as_str().map(str::len), Some(3 << 20));
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_call_that_ends_without_a_reply_is_answered_all_the_same() {
+    let desk = Desk::new(|_| items([]));
+    let answer = World::new(&[&desk], |_| {}).client(Version::Http1).await.ask(call("work")).await;
+    assert_eq!((answer.status.as_u16(), answer.code()), (500, -32603));
+    assert_eq!(answer.json()["id"], 7);
+
+    let desk = Desk::new(|_| items([notice("1")]));
+    let answer = World::new(&[&desk], |_| {}).client(Version::Http1).await.ask(call("work")).await;
+    assert!(answer.body.contains(r#""id":7,"error":{"code":-32603"#), "{}", answer.body);
+}
+
+#[tokio::test]
+async fn a_notification_is_accepted_without_a_body() {
+    let desk = Desk::prompt();
+    let world = World::new(&[&desk], |_| {});
+    let body = r#"{"jsonrpc":"2.0","method":"notifications/cancelled"}"#;
+    let answer = world.client(Version::Http1).await.ask(post(body, &[])).await;
+    assert_eq!((answer.status.as_u16(), answer.body.as_str()), (202, ""));
+    assert!(desk.seen.lock().unwrap().is_empty());
+}
+
+#[tokio::test]
+async fn one_connection_serves_many_requests() {
+    for version in BOTH {
+        let world = World::new(&[&Desk::prompt()], |_| {});
+        let mut client = world.client(version).await;
+        for _ in 0..5 {
+            assert_eq!(client.ask(call("greet")).await.status, StatusCode::OK);
+        }
+    }
+}
+
+// === departures ===
+
+#[tokio::test]
+async fn a_client_that_leaves_while_waiting_gives_up_its_call() {
+    for version in BOTH {
+        let (desk, mut given_up) = Desk::silent();
+        let world = World::new(&[&desk], patient);
+        let mut client = world.client(version).await;
+        let waiting = tokio::spawn(client.send(call("work")));
+        while desk.seen.lock().unwrap().is_empty() {
+            tokio::task::yield_now().await;
+        }
+        waiting.abort();
+        drop(client);
+        given_up.recv().await.expect("the call is dropped");
+    }
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_an_event_stream_gives_up_its_call() {
+    for version in BOTH {
+        let (desk, mut given_up) = Desk::silent();
+        let world = World::new(&[&desk], |config| config.keep_alive = Duration::from_millis(5));
+        let mut client = world.client(version).await;
+        let response = client.send(call("work")).await.expect("an event stream");
+        drop(response);
+        drop(client);
+        given_up.recv().await.expect("the call is dropped");
+    }
+}
+
+#[tokio::test]
+async fn giving_up_one_http_2_request_leaves_the_others_alone() {
+    let (sender, stream) = channel();
+    let stream = Mutex::new(Some(stream));
+    let desk = Desk::new(move |call| match call.target.as_deref() {
+        Some("slow") => stream.lock().unwrap().take().expect("one call"),
+        _ => once(reply(&call.id, "{}")),
+    });
+    let world = World::new(&[&desk], patient);
+    let mut client = world.client(Version::Http2).await;
+    let slow = tokio::spawn(client.send(call("slow")));
+    while desk.seen.lock().unwrap().is_empty() {
+        tokio::task::yield_now().await;
+    }
+    slow.abort();
+    sender.closed().await;
+    assert_eq!(client.ask(call("fast")).await.status, StatusCode::OK);
+}
+
+// === handles ===
+
+#[tokio::test]
+async fn a_handle_counts_as_given_once_the_socket_has_it() {
+    for version in BOTH {
+        for first in [None, Some("1")] {
+            let (fates, mut told) = tokio::sync::mpsc::unbounded_channel();
+            let desk = Desk::new(move |call| {
+                let (reply, fate) = handle(&call.id, "{}");
+                fates.send(fate).expect("somebody wants to know");
+                items(first.map(notice).into_iter().chain([Item::Reply(reply)]).collect::<Vec<_>>())
+            });
+            let world = World::new(&[&desk], patient);
+            let mut client = world.client(version).await;
+            // Twice: a connection gives more than one.
+            for _ in 0..2 {
+                client.ask(call("work")).await;
+                told.recv().await.expect("a handle").await.expect("it was given");
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_handle_counts_as_given_over_tls_too() {
+    for version in BOTH {
+        let (fates, mut told) = tokio::sync::mpsc::unbounded_channel();
+        let desk = Desk::new(move |call| {
+            let (reply, fate) = handle(&call.id, "{}");
+            fates.send(fate).expect("somebody wants to know");
+            once(reply)
+        });
+        let world = World::new(&[&desk], |config| config.tls = Some(tls_paths()));
+        world.secure_client(version).await.ask(call("work")).await;
+        told.recv().await.expect("a handle").await.expect("it was given");
+    }
+}
+
+#[tokio::test]
+async fn a_handle_is_not_given_to_a_client_that_does_not_take_it() {
+    // Far more than sockets and windows hold, so that its end cannot be on the way.
+    let large = format!("\"{}\"", "x".repeat(32 << 20));
+    for version in BOTH {
+        let (fates, mut told) = tokio::sync::mpsc::unbounded_channel();
+        let result = large.clone();
+        let desk = Desk::new(move |call| {
+            let (reply, fate) = handle(&call.id, &result);
+            fates.send(fate).expect("somebody wants to know");
+            once(reply)
+        });
+        let world = World::new(&[&desk], patient);
+        let mut client = world.client(version).await;
+        let response = client.send(call("work")).await.expect("a head");
+        let mut fate = told.recv().await.expect("a handle");
+        assert!(fate.try_recv() == Err(tokio::sync::oneshot::error::TryRecvError::Empty), "still on its way");
+        drop(response);
+        drop(client);
+        assert!(fate.await.is_err(), "{version:?}: it was never given");
+    }
+}
+
+#[tokio::test]
+async fn a_handle_held_back_by_flow_control_is_not_given_by_other_answers() {
+    // One stream's window is 64 KiB here; the handle's end waits behind it while others pass.
+    let (fates, mut told) = tokio::sync::mpsc::unbounded_channel();
+    let result = format!("\"{}\"", "x".repeat(100 << 10));
+    let desk = Desk::new(move |call| {
+        if call.target.as_deref() == Some("fast") {
+            return once(reply(&call.id, "{}"));
+        }
+        let (reply, fate) = handle(&call.id, &result);
+        fates.send(fate).expect("somebody wants to know");
+        once(reply)
+    });
+    let world = World::new(&[&desk], patient);
+    let io = hyper_util::rt::TokioIo::new(world.socket().await);
+    let (sender, connection) = hyper::client::conn::http2::Builder::new(hyper_util::rt::TokioExecutor::new())
+        .initial_stream_window_size(64 << 10)
+        .handshake(io)
+        .await
+        .expect("a handshake");
+    tokio::spawn(connection);
+    let mut client = Client::Http2(sender);
+    let held = client.send(call("work")).await.expect("a head");
+    let mut fate = told.recv().await.expect("a handle");
+    for _ in 0..3 {
+        client.ask(call("fast")).await;
+    }
+    assert!(fate.try_recv() == Err(tokio::sync::oneshot::error::TryRecvError::Empty), "still held back");
+    whole(held).await;
+    fate.await.expect("it was given");
+}
+
+// === who may come in ===
+
+#[tokio::test]
+async fn a_strange_host_is_turned_away() {
+    for version in BOTH {
+        let desk = Desk::prompt();
+        let world = World::new(&[&desk], |_| {});
+        let mut request = call("greet");
+        *request.uri_mut() = "http://evil.example.com/mcp".parse().unwrap();
+        request.headers_mut().insert("host", HeaderValue::from_static("evil.example.com"));
+        let answer = world.client(version).await.ask(request).await;
+        assert_eq!(answer.status, StatusCode::FORBIDDEN);
+        assert!(answer.message().contains("access.hosts"), "{}", answer.body);
+        assert!(answer.json().get("id").is_none(), "{}", answer.body);
+        assert!(desk.seen.lock().unwrap().is_empty());
+    }
+}
+
+#[tokio::test]
+async fn a_strange_origin_is_turned_away() {
+    let desk = Desk::prompt();
+    let world = World::new(&[&desk], |_| {});
+    let mut client = world.client(Version::Http1).await;
+    let body = message("tools/list", "");
+    let answer = client.ask(post(&body, &[("origin", "http://evil.example.com")])).await;
+    assert_eq!(answer.status, StatusCode::FORBIDDEN);
+    assert!(answer.message().contains("access.origins"), "{}", answer.body);
+    assert_eq!(answer.header("access-control-allow-origin"), "");
+    let preflight = bare("OPTIONS", "/mcp", &[("origin", "http://evil.example.com")]);
+    assert_eq!(client.ask(preflight).await.status, StatusCode::FORBIDDEN);
+    assert!(desk.seen.lock().unwrap().is_empty());
+}
+
+#[tokio::test]
+async fn a_page_that_may_call_can_ask_first_and_read_the_answer() {
+    let origin = "https://app.example.com";
+    let world = World::new(&[&Desk::prompt()], |config| config.access.origins = vec![origin.to_owned()]);
+    let mut client = world.client(Version::Http1).await;
+    let preflight = bare(
+        "OPTIONS",
+        "/mcp",
+        &[
+            ("origin", origin),
+            ("access-control-request-method", "POST"),
+            ("access-control-request-headers", "authorization,mcp-param-region"),
+        ],
+    );
+    let answer = client.ask(preflight).await;
+    assert_eq!(answer.status, StatusCode::NO_CONTENT);
+    assert_eq!(answer.header("access-control-allow-origin"), origin);
+    assert_eq!(answer.header("access-control-allow-methods"), "POST");
+    assert_eq!(answer.header("access-control-allow-headers"), "authorization,mcp-param-region");
+
+    let mut request = call("greet");
+    request.headers_mut().insert("origin", HeaderValue::from_static("https://app.example.com"));
+    let answer = client.ask(request).await;
+    assert_eq!(answer.status, StatusCode::OK);
+    assert_eq!(answer.header("access-control-allow-origin"), origin);
+    assert_eq!(answer.header("vary"), "origin");
+    // A page must be able to read why it was refused, too.
+    let refused = client.ask(post("{}", &[("origin", origin), ("content-type", "text/plain")])).await;
+    assert_eq!(refused.status, StatusCode::UNSUPPORTED_MEDIA_TYPE);
+    assert_eq!(refused.header("access-control-allow-origin"), origin);
+}
+
+// === paths, methods, media types ===
+
+#[tokio::test]
+async fn a_path_that_is_not_served_is_answered_with_those_that_are() {
+    let other = Desk::on("/other", |_| {}, |call| once(reply(&call.id, "{}")));
+    let world = World::new(&[&Desk::prompt(), &other], |_| {});
+    let mut request = call("greet");
+    *request.uri_mut() = "http://localhost/mpc".parse().unwrap();
+    let answer = world.client(Version::Http1).await.ask(request).await;
+    assert_eq!(answer.status, StatusCode::NOT_FOUND);
+    assert!(answer.message().contains("`/mpc`; served here: /mcp, /other"), "{}", answer.body);
+}
+
+#[tokio::test]
+async fn each_path_leads_to_its_own_route() {
+    let other = Desk::on("/other", |_| {}, |call| once(reply(&call.id, "\"other\"")));
+    let world = World::new(&[&Desk::prompt(), &other], |_| {});
+    let mut request = call("greet");
+    *request.uri_mut() = "http://localhost/other?x=1".parse().unwrap();
+    assert_eq!(world.client(Version::Http1).await.ask(request).await.json()["result"], "other");
+}
+
+#[tokio::test]
+async fn only_post_is_served() {
+    for version in BOTH {
+        let world = World::new(&[&Desk::prompt()], |_| {});
+        let mut client = world.client(version).await;
+        for method in ["GET", "DELETE", "PUT", "PATCH"] {
+            let answer = client.ask(bare(method, "/mcp", &[("mcp-session-id", "s")])).await;
+            assert_eq!(answer.status, StatusCode::METHOD_NOT_ALLOWED, "{method}");
+            assert_eq!(answer.header("allow"), "POST");
+            assert!(answer.message().contains("2026-07-28 over POST"), "{}", answer.body);
+            assert!(answer.json().get("id").is_none());
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_body_that_is_not_json_is_refused() {
+    let world = World::new(&[&Desk::prompt()], |_| {});
+    let mut client = world.client(Version::Http1).await;
+    for media in ["text/plain", "", "application/jsonx"] {
+        let mut request = call("greet");
+        match media {
+            "" => request.headers_mut().remove("content-type"),
+            media => request.headers_mut().insert("content-type", HeaderValue::try_from(media).unwrap()),
+        };
+        assert_eq!(client.ask(request).await.status, StatusCode::UNSUPPORTED_MEDIA_TYPE, "{media}");
+    }
+    let mut request = call("greet");
+    request.headers_mut().insert("content-type", HeaderValue::from_static("Application/JSON; charset=utf-8"));
+    assert_eq!(client.ask(request).await.status, StatusCode::OK);
+}
+
+#[tokio::test]
+async fn a_client_must_take_both_kinds_of_answer() {
+    let world = World::new(&[&Desk::prompt()], |_| {});
+    let mut client = world.client(Version::Http1).await;
+    for (accept, status) in [
+        ("application/json", 406),
+        ("text/event-stream", 406),
+        ("application/json, text/event-stream;q=0", 406),
+        ("text/event-stream, application/json", 200),
+        ("*/*", 200),
+    ] {
+        let mut request = call("greet");
+        request.headers_mut().insert("accept", HeaderValue::try_from(accept).unwrap());
+        assert_eq!(client.ask(request).await.status.as_u16(), status, "{accept}");
+    }
+    let mut request = call("greet");
+    request.headers_mut().remove("accept");
+    assert_eq!(client.ask(request).await.status, StatusCode::OK, "a missing header admits everything");
+}
+
+// === revisions ===
+
+#[tokio::test]
+async fn a_client_of_an_older_revision_is_told_what_is_served() {
+    let world = World::new(&[&Desk::prompt()], |_| {});
+    let mut client = world.client(Version::Http1).await;
+    let hello = r#"{"jsonrpc":"2.0","id":"a","method":"initialize","params":{"protocolVersion":"2025-06-18","capabilities":{}}}"#;
+    let answer = client.ask(post(hello, &[("mcp-protocol-version", "")])).await;
+    assert_eq!((answer.status.as_u16(), answer.code()), (400, -32022));
+    assert_eq!(answer.json()["id"], "a");
+    let data = json!({ "supported": ["2026-07-28"], "requested": "2025-06-18" });
+    assert_eq!(answer.json()["error"]["data"], data);
+    assert!(answer.message().contains("use a client that speaks 2026-07-28"), "{}", answer.body);
+}
+
+#[tokio::test]
+async fn a_modern_request_without_its_header_is_a_mismatch_and_not_an_older_client() {
+    let world = World::new(&[&Desk::prompt()], |_| {});
+    let mut request = call("greet");
+    request.headers_mut().remove("mcp-protocol-version");
+    let answer = world.client(Version::Http1).await.ask(request).await;
+    assert_eq!((answer.status.as_u16(), answer.code()), (400, -32020));
+    assert_eq!(answer.json()["id"], 7);
+}
+
+#[tokio::test]
+async fn a_removed_method_is_not_found_with_its_id() {
+    let world = World::new(&[&Desk::prompt()], |_| {});
+    let request = post(&message("initialize", ""), &[("mcp-method", "initialize")]);
+    let answer = world.client(Version::Http1).await.ask(request).await;
+    assert_eq!((answer.status.as_u16(), answer.code()), (404, -32601));
+    assert_eq!(answer.json()["id"], 7);
+}
+
+// === limits ===
+
+#[tokio::test]
+async fn a_body_over_the_limit_is_refused() {
+    for version in BOTH {
+        let desk = Desk::prompt();
+        let world = World::new(&[&desk], |config| config.limits.body_bytes = 1000);
+        let pad = " ".repeat(1000);
+        let answer = world.client(version).await.ask(post(&message("tools/list", &pad), &[])).await;
+        assert_eq!(answer.status, StatusCode::PAYLOAD_TOO_LARGE, "{version:?}");
+        assert!(answer.message().contains("1000 bytes (limits.body_bytes)"), "{}", answer.body);
+    }
+}
+
+#[tokio::test]
+async fn a_body_of_unknown_length_is_refused_once_it_is_over_the_limit() {
+    let world = World::new(&[&Desk::prompt()], |config| config.limits.body_bytes = 1000);
+    let head = "POST /mcp HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n";
+    let chunk = format!("320\r\n{}\r\n", " ".repeat(800));
+    let answer = world.raw(format!("{head}{chunk}{chunk}").as_bytes()).await;
+    assert!(answer.starts_with("HTTP/1.1 413 "), "{answer}");
+}
+
+#[tokio::test]
+async fn a_body_in_many_pieces_arrives_whole() {
+    let desk = Desk::prompt();
+    let world = World::new(&[&desk], |_| {});
+    let pad = " ".repeat(200 << 10);
+    let body = message("tools/list", &pad);
+    for version in BOTH {
+        let answer = world.client(version).await.ask(post(&body, &[("mcp-method", "tools/list")])).await;
+        assert_eq!(answer.status, StatusCode::OK, "{}", answer.body);
+    }
+    for (call, _) in &*desk.seen.lock().unwrap() {
+        assert!(call.bytes == body.as_bytes());
+    }
+}
+
+#[tokio::test]
+async fn a_body_that_does_not_arrive_is_given_up() {
+    let world = World::new(&[&Desk::prompt()], |config| {
+        config.timeouts.read_body = Duration::from_millis(50);
+    });
+    let head = "POST /mcp HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 9\r\n\r\n{";
+    let answer = world.raw(head.as_bytes()).await;
+    assert!(answer.starts_with("HTTP/1.1 408 "), "{answer}");
+    assert!(answer.contains("timeouts.read_body"), "{answer}");
+}
+
+#[tokio::test]
+async fn a_head_over_the_limit_is_refused() {
+    let world = World::new(&[&Desk::prompt()], |_| {});
+    let large = format!("POST /mcp HTTP/1.1\r\nhost: localhost\r\nx: {}\r\n\r\n", "x".repeat(17 << 10));
+    assert!(world.raw(large.as_bytes()).await.starts_with("HTTP/1.1 431 "));
+    let many = format!("POST /mcp HTTP/1.1\r\nhost: localhost\r\n{}\r\n", "x: y\r\n".repeat(101));
+    assert!(world.raw(many.as_bytes()).await.starts_with("HTTP/1.1 431 "));
+}
+
+#[tokio::test]
+async fn a_connection_that_does_not_get_to_a_request_is_closed() {
+    let world = World::new(&[&Desk::prompt()], |config| {
+        config.timeouts.read_headers = Duration::from_millis(50);
+        config.timeouts.idle = NEVER;
+    });
+    // Nothing, the beginning of HTTP/1, of HTTP/2, and of what may become either.
+    for start in ["", "POST /mcp HTTP/1.1\r\nhost: loc", "PRI * HTTP/2.0\r\n", "P"] {
+        world.raw(start.as_bytes()).await;
+    }
+}
+
+#[tokio::test]
+async fn a_connection_may_rest_between_requests_but_not_within_a_head() {
+    let world = World::new(&[&Desk::prompt()], |config| {
+        config.timeouts.read_headers = Duration::from_millis(50);
+        config.timeouts.idle = NEVER;
+    });
+    let mut resting = world.client(Version::Http1).await;
+    assert_eq!(resting.ask(call("greet")).await.status, StatusCode::OK);
+    let mut dawdling = world.socket().await;
+    dawdling.write_all(b"GET /mcp HTTP/1.1\r\nhost: localhost\r\n\r\n").await.unwrap();
+    assert!(dawdling.read(&mut [0; 4096]).await.unwrap() > 0, "a whole request is answered");
+    dawdling.write_all(b"GET /mcp HTTP/1.1\r\nhost: loc").await.unwrap();
+    let mut rest = Vec::new();
+    dawdling.read_to_end(&mut rest).await.expect("it is closed");
+    // This took longer than a head may.
+    assert_eq!(resting.ask(call("greet")).await.status, StatusCode::OK);
+}
+
+#[tokio::test]
+async fn a_connection_that_rests_too_long_is_closed() {
+    let world = World::new(&[&Desk::prompt()], |config| {
+        config.timeouts.idle = Duration::from_millis(50);
+    });
+    let answer = world.raw(b"GET /mcp HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
+    assert!(answer.starts_with("HTTP/1.1 405 "), "{answer}");
+}
+
+#[tokio::test]
+async fn more_calls_than_the_limit_are_shed_and_places_are_given_back() {
+    for version in BOTH {
+        let (sender, stream) = channel();
+        let stream = Mutex::new(Some(stream));
+        let desk = Desk::new(move |call| match call.target.as_deref() {
+            Some("slow") => stream.lock().unwrap().take().expect("one call"),
+            _ => once(reply(&call.id, "{}")),
+        });
+        let world = World::new(&[&desk], |config| {
+            config.limits.calls = 1;
+            config.keep_alive = NEVER;
+        });
+        let mut first = world.client(version).await;
+        let slow = tokio::spawn(first.send(call("slow")));
+        while desk.seen.lock().unwrap().is_empty() {
+            tokio::task::yield_now().await;
+        }
+        let mut second = world.client(version).await;
+        let answer = second.ask(call("fast")).await;
+        assert_eq!((answer.status.as_u16(), answer.code()), (503, -31006));
+        assert_eq!(answer.header("retry-after"), "1");
+        assert!(answer.message().contains("limits.calls"), "{}", answer.body);
+        // A stream holds its place until its last byte.
+        sender.send(notice("1")).expect("it is listened to");
+        let slow = slow.await.expect("no panic").expect("an answer");
+        assert_eq!(second.ask(call("fast")).await.status.as_u16(), 503);
+        let id = deferral::protocol::Id::from_number(7);
+        sender.send(Item::Reply(reply(&id, "{}"))).expect("it is listened to");
+        whole(slow).await;
+        assert_eq!(second.ask(call("fast")).await.status.as_u16(), 200);
+    }
+}
+
+#[tokio::test]
+async fn more_connections_than_the_limit_wait_for_one_to_close() {
+    let world = World::new(&[&Desk::prompt()], |config| config.limits.connections = 1);
+    let mut first = world.client(Version::Http1).await;
+    assert_eq!(first.ask(call("greet")).await.status, StatusCode::OK);
+    let mut second = world.client(Version::Http1).await;
+    let waiting = tokio::spawn(second.send(call("greet")));
+    assert_eq!(first.ask(call("greet")).await.status, StatusCode::OK);
+    assert!(!waiting.is_finished());
+    drop(first);
+    assert_eq!(waiting.await.expect("no panic").expect("an answer").status(), StatusCode::OK);
+}
+
+// === who asks ===
+
+#[tokio::test]
+async fn a_service_hears_who_asks_and_what_to_show_the_server() {
+    for version in BOTH {
+        let desk = Desk::on(
+            "/mcp",
+            |route| route.forward = vec![HeaderName::from_static("x-tenant")],
+            |call| once(reply(&call.id, "{}")),
+        );
+        let world = World::new(&[&desk], |_| {});
+        let mut client = world.client(version).await;
+        let mut request = call("greet");
+        for (name, value) in [
+            ("authorization", "Bearer a"),
+            ("cookie", "c=1"),
+            ("x-tenant", "t"),
+            ("proxy-authorization", "Basic x"),
+            ("mcp-param-region", "eu"),
+        ] {
+            request.headers_mut().insert(name, HeaderValue::from_static(value));
+        }
+        client.ask(request).await;
+        client.ask(call("greet")).await;
+        let seen = desk.seen.lock().unwrap();
+        let [(call, known), (_, anonymous)] = &seen[..] else { panic!("two calls") };
+        let mut shown: Vec<_> =
+            known.credentials.headers().iter().map(|(n, v)| (n.as_str(), v.to_str().unwrap())).collect();
+        shown.sort_unstable();
+        assert_eq!(shown, [("authorization", "Bearer a"), ("cookie", "c=1"), ("x-tenant", "t")]);
+        assert_eq!(call.headers["mcp-param-region"], "eu");
+        assert_ne!(known.principal, Principal::ANONYMOUS);
+        assert_eq!(anonymous.principal, Principal::ANONYMOUS);
+        assert!(anonymous.credentials.headers().is_empty());
+    }
+}
+
+#[tokio::test]
+async fn a_route_may_know_callers_by_another_header() {
+    let desk = Desk::on(
+        "/mcp",
+        |route| route.principal = PrincipalSource::Header(HeaderName::from_static("x-user")),
+        |call| once(reply(&call.id, "{}")),
+    );
+    let world = World::new(&[&desk], |_| {});
+    let mut client = world.client(Version::Http1).await;
+    for (user, token) in [("u", "Bearer a"), ("u", "Bearer b"), ("v", "Bearer b")] {
+        let mut request = call("greet");
+        request.headers_mut().insert("x-user", HeaderValue::from_static(user));
+        request.headers_mut().insert("authorization", HeaderValue::from_static(token));
+        client.ask(request).await;
+    }
+    let seen = desk.seen.lock().unwrap();
+    let principals: Vec<_> = seen.iter().map(|(_, caller)| caller.principal).collect();
+    assert_eq!(principals[0], principals[1]);
+    assert_ne!(principals[1], principals[2]);
+}
+
+// === metadata ===
+
+const SERVERS_OWN: &str = r#"{ "resource" : "https://inner:9000/v1/mcp","x":1.10e3 }"#;
+
+fn document(body: &'static str) -> Document {
+    let headers = HeaderMap::from_iter([
+        (http::header::CONTENT_TYPE, HeaderValue::from_static("application/json; charset=utf-8")),
+        (http::header::CONTENT_LENGTH, HeaderValue::from_static("1")),
+        (http::header::SET_COOKIE, HeaderValue::from_static("inner=1")),
+    ]);
+    Document { status: StatusCode::OK, headers, body: body.into() }
+}
+
+#[tokio::test]
+async fn metadata_names_us_and_is_otherwise_the_servers() {
+    for version in BOTH {
+        let desk = Desk::prompt();
+        *desk.document.lock().unwrap() = Some(Ok(document(SERVERS_OWN)));
+        let world = World::new(&[&desk], |_| {});
+        let mut client = world.client(version).await;
+        for path in ["/.well-known/oauth-protected-resource/mcp", "/.well-known/oauth-protected-resource"] {
+            let answer = client.ask(bare("GET", path, &[("host", "localhost:8808")])).await;
+            assert_eq!(answer.status, StatusCode::OK);
+            assert_eq!(answer.header("content-type"), "application/json; charset=utf-8");
+            assert_eq!(answer.header("set-cookie"), "");
+            let host = if version == Version::Http1 { "localhost:8808" } else { "localhost" };
+            assert_eq!(answer.body, format!(r#"{{ "resource" : "http://{host}/mcp","x":1.10e3 }}"#));
+            assert_eq!(desk.fetched.lock().unwrap().last().map(String::as_str), Some(path));
+        }
+        let answer = client.ask(bare("POST", "/.well-known/oauth-protected-resource", &[])).await;
+        assert_eq!((answer.status.as_u16(), answer.header("allow")), (405, "GET"));
+    }
+}
+
+#[tokio::test]
+async fn our_address_is_the_configured_one_or_what_the_client_used() {
+    let resource = async |headers: &[(&str, &str)], public: Option<&str>, tls: bool| {
+        let desk = Desk::prompt();
+        *desk.document.lock().unwrap() = Some(Ok(document(SERVERS_OWN)));
+        let world = World::new(&[&desk], |config| {
+            config.public_url = public.map(|url| url.parse().unwrap());
+            config.tls = tls.then(tls_paths);
+        });
+        let mut client = match tls {
+            true => world.secure_client(Version::Http1).await,
+            false => world.client(Version::Http1).await,
+        };
+        let answer = client.ask(bare("GET", "/.well-known/oauth-protected-resource/mcp", headers)).await;
+        answer.json()["resource"].as_str().unwrap_or_default().to_owned()
+    };
+    assert_eq!(resource(&[], None, false).await, "http://localhost/mcp");
+    assert_eq!(resource(&[], None, true).await, "https://localhost/mcp");
+    assert_eq!(resource(&[("x-forwarded-proto", "https")], None, false).await, "https://localhost/mcp");
+    assert_eq!(resource(&[], Some("https://mcp.example.com/"), false).await, "https://mcp.example.com/mcp");
+}
+
+#[tokio::test]
+async fn metadata_that_cannot_be_had_is_an_error_of_the_server() {
+    let desk = Desk::prompt();
+    *desk.document.lock().unwrap() = Some(Err(Lost::Unreachable("no route".into())));
+    let world = World::new(&[&desk], |_| {});
+    let path = "/.well-known/oauth-protected-resource/mcp";
+    let answer = world.client(Version::Http1).await.ask(bare("GET", path, &[])).await;
+    assert_eq!((answer.status.as_u16(), answer.code()), (502, -31001));
+}
+
+#[tokio::test]
+async fn with_several_routes_metadata_belongs_to_the_one_named() {
+    let desk = Desk::prompt();
+    let other = Desk::on("/other", |_| {}, |call| once(reply(&call.id, "{}")));
+    *other.document.lock().unwrap() = Some(Ok(document(SERVERS_OWN)));
+    let world = World::new(&[&desk, &other], |_| {});
+    let mut client = world.client(Version::Http1).await;
+    let answer = client.ask(bare("GET", "/.well-known/oauth-protected-resource/other", &[])).await;
+    assert_eq!(answer.json()["resource"], "http://localhost/other");
+    let answer = client.ask(bare("GET", "/.well-known/oauth-protected-resource", &[])).await;
+    assert_eq!(answer.status, StatusCode::NOT_FOUND);
+    assert!(answer.message().contains("/.well-known/oauth-protected-resource/other"), "{}", answer.body);
+}
+
+#[tokio::test]
+async fn a_challenge_leads_to_our_metadata() {
+    let challenge = r#"Bearer realm="resource_metadata=no", Resource_Metadata="https://inner:9000/.well-known/oauth-protected-resource/v1/mcp", scope="a""#;
+    let desk = |path: &str| {
+        Desk::on(
+            path,
+            |_| {},
+            move |call| {
+                let mut reply = reply(&call.id, "{}");
+                reply.status = StatusCode::UNAUTHORIZED;
+                reply.headers.insert("www-authenticate", HeaderValue::from_static(challenge));
+                once(reply)
+            },
+        )
+    };
+    let ask = async |desks: &[&Arc<Desk>]| {
+        let world = World::new(desks, |_| {});
+        let answer = world.client(Version::Http1).await.ask(call("greet")).await;
+        assert_eq!(answer.status, StatusCode::UNAUTHORIZED);
+        answer.header("www-authenticate").to_owned()
+    };
+    let one = ask(&[&desk("/mcp")]).await;
+    assert_eq!(one, challenge.replace("https://inner:9000", "http://localhost"));
+    let several = ask(&[&desk("/mcp"), &desk("/other")]).await;
+    assert_eq!(
+        several,
+        challenge.replace("https://inner:9000", "http://localhost").replace("/v1/mcp", "/mcp")
+    );
+}
+
+// === TLS ===
+
+#[tokio::test]
+async fn tls_serves_both_versions_as_agreed() {
+    for version in BOTH {
+        let world = World::new(&[&Desk::prompt()], |config| config.tls = Some(tls_paths()));
+        let answer = world.secure_client(version).await.ask(call("greet")).await;
+        assert_eq!(answer.status, StatusCode::OK);
+    }
+}
+
+#[tokio::test]
+async fn a_client_without_tls_is_not_served_where_tls_is() {
+    let world = World::new(&[&Desk::prompt()], |config| config.tls = Some(tls_paths()));
+    let answer = world.raw(b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
+    assert!(!answer.contains("HTTP/1.1"), "{answer}");
+}
+
+// === access lines ===
+
+#[tokio::test]
+async fn each_request_leaves_one_line() {
+    for version in BOTH {
+        let lines = Lines::record();
+        let desk = Desk::new(|call| {
+            let mut reply = reply(&call.id, "{}");
+            reply.account = Account {
+                outcome: Outcome::Task,
+                task: TaskId::parse(&"0a".repeat(16)),
+                upstream: Duration::from_millis(3),
+            };
+            match call.target.as_deref() {
+                Some("talk") => items([notice("1"), Item::Reply(reply)]),
+                _ => once(reply),
+            }
+        });
+        let world = World::new(&[&desk], |config| config.limits.body_bytes = 1000);
+        let mut client = world.client(version).await;
+        for tool in ["greet", "talk"] {
+            let mut request = call(tool);
+            request.headers_mut().insert("authorization", HeaderValue::from_static("Bearer a"));
+            client.ask(request).await;
+        }
+        for line in &lines.until(2).await {
+            assert_eq!(line["method"], "tools/call");
+            assert_eq!(line["route"], "/mcp");
+            assert_eq!(line["client"], "modern");
+            assert_eq!(line["server"], "legacy");
+            assert_eq!(line["status"], 200);
+            assert_eq!(line["outcome"], "task");
+            assert_eq!(line["task"], "0a".repeat(16));
+            assert_eq!(line["upstream_ms"], 3.0);
+            let known = line["principal"].as_str().expect("text");
+            assert!(known != "anonymous" && !known.contains("Bearer"), "{line}");
+        }
+        assert_eq!(lines.so_far()[0]["target"], "greet");
+
+        client.ask(bare("GET", "/nowhere", &[])).await;
+        client.ask(bare("DELETE", "/mcp", &[])).await;
+        client.ask(bare("OPTIONS", "/mcp", &[])).await;
+        client.ask(post(&message("tools/list", &" ".repeat(1000)), &[])).await;
+        let seen: Vec<_> = lines.until(6).await[2..]
+            .iter()
+            .map(|line| {
+                (
+                    line["method"].clone(),
+                    line["route"].clone(),
+                    line["status"].clone(),
+                    line["outcome"].clone(),
+                )
+            })
+            .collect();
+        assert_eq!(
+            seen,
+            [
+                (json!("GET"), json!(""), json!(404), json!("refused")),
+                (json!("DELETE"), json!("/mcp"), json!(405), json!("refused")),
+                (json!("OPTIONS"), json!("/mcp"), json!(204), json!("result")),
+                (json!("POST"), json!("/mcp"), json!(413), json!("refused")),
+            ]
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_leaves_a_line() {
+    for version in BOTH {
+        for keep_alive in [NEVER, Duration::from_millis(5)] {
+            let lines = Lines::record();
+            let (desk, mut given_up) = Desk::silent();
+            let world = World::new(&[&desk], |config| config.keep_alive = keep_alive);
+            let mut client = world.client(version).await;
+            let answer = client.send(call("work"));
+            let begun = if keep_alive == NEVER {
+                let waiting = tokio::spawn(answer);
+                while desk.seen.lock().unwrap().is_empty() {
+                    tokio::task::yield_now().await;
+                }
+                waiting.abort();
+                None
+            } else {
+                Some(answer.await.expect("an event stream"))
+            };
+            let status = if begun.is_some() { 200 } else { 499 };
+            drop(begun);
+            drop(client);
+            given_up.recv().await.expect("the call is dropped");
+            let line = &lines.until(1).await[0];
+            assert_eq!(line["outcome"], "departed");
+            assert_eq!(line["status"], status);
+            assert_eq!(line["target"], "work");
+            assert_eq!(line["own_ms"], 0.0);
+        }
+    }
+}
+
+// === beginning and end ===
+
+fn start(config: Config) -> Result<front::Bound, front::Error> {
+    let (_drain, stopping) = Drain::new();
+    front::serve(config, Vec::new(), stopping, Arc::new(SystemClock::new()))
+}
+
+#[tokio::test]
+async fn every_address_is_listened_on_and_told() {
+    let world = World::new(&[&Desk::prompt()], |config| {
+        config.listen = vec!["127.0.0.1:0".parse().unwrap(), "127.0.0.1:0".parse().unwrap()];
+    });
+    assert_eq!(world.addresses.len(), 2);
+    assert_ne!(world.addresses[0], world.addresses[1]);
+    for &address in &world.addresses {
+        let socket = tokio::net::TcpStream::connect(address).await.expect("it listens");
+        let answer = Client::over(socket, Version::Http1).await.ask(call("greet")).await;
+        assert_eq!(answer.status, StatusCode::OK);
+    }
+}
+
+#[tokio::test]
+async fn what_is_wrong_at_the_start_is_named() {
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap();
+    let error = start(Config { listen: vec![address], ..Config::default() }).unwrap_err();
+    assert!(error.to_string().starts_with(&format!("cannot listen on {address}: ")), "{error}");
+
+    let error = start(Config { listen: Vec::new(), ..Config::default() }).unwrap_err();
+    assert!(error.to_string().contains("`listen`"), "{error}");
+
+    let with_tls = |change: fn(&mut front::TlsPaths)| {
+        let mut paths = tls_paths();
+        change(&mut paths);
+        start(Config { tls: Some(paths), ..Config::default() }).unwrap_err().to_string()
+    };
+    assert!(with_tls(|paths| paths.cert = "none.pem".into()).contains("none.pem (tls.cert)"));
+    assert!(with_tls(|paths| paths.cert.clone_from(&paths.key)).contains("(tls.cert) holds no certificate"));
+    assert!(with_tls(|paths| paths.key.clone_from(&paths.cert)).contains("cert.pem (tls.key)"));
+}
+
+#[tokio::test]
+async fn at_the_end_calls_are_finished_and_nothing_new_is_begun() {
+    for version in BOTH {
+        let (sender, stream) = channel();
+        let stream = Mutex::new(Some(stream));
+        let desk = Desk::new(move |_| stream.lock().unwrap().take().expect("one call"));
+        let world = World::new(&[&desk], patient);
+        let address = world.addresses[0];
+        // One that has said nothing, one that is idle between two requests.
+        let mut fresh = world.socket().await;
+        let mut idle = world.client(Version::Http1).await;
+        idle.ask(bare("GET", "/mcp", &[])).await;
+        let mut client = world.client(version).await;
+        let answer = tokio::spawn(client.send(call("work")));
+        while desk.seen.lock().unwrap().is_empty() {
+            tokio::task::yield_now().await;
+        }
+        let stopped = tokio::spawn(world.drain.stop(NEVER));
+        world.task.await.expect("no panic");
+        assert!(tokio::net::TcpStream::connect(address).await.is_err(), "nobody listens any more");
+        assert_eq!(fresh.read(&mut [0]).await.unwrap_or(0), 0, "closed");
+        assert!(!stopped.is_finished());
+        let id = deferral::protocol::Id::from_number(7);
+        sender.send(Item::Reply(reply(&id, "{}"))).expect("it is listened to");
+        let answer = whole(answer.await.expect("no panic").expect("an answer")).await;
+        assert_eq!(answer.status, StatusCode::OK, "{version:?}");
+        assert_eq!(stopped.await.expect("no panic"), 0, "all work has ended");
+    }
+}
+
+#[tokio::test]
+async fn a_request_line_that_is_not_http_is_answered_by_the_connection() {
+    let world = World::new(&[&Desk::prompt()], |_| {});
+    assert!(world.raw(b"hello\r\n\r\n").await.starts_with("HTTP/1.1 400 "));
+    let mut socket = world.socket().await;
+    // What HTTP/2 begins with, in two pieces.
+    socket.write_all(b"PRI * HTTP/2.0\r\n\r\n").await.unwrap();
+    socket.flush().await.unwrap();
+    socket.write_all(b"SM\r\n\r\n\0\0\0\x04\0\0\0\0\0").await.unwrap();
+    let mut settings = [0; 9];
+    socket.read_exact(&mut settings).await.expect("HTTP/2 is spoken");
+    assert_eq!(settings[3], 4, "its first frame is SETTINGS");
+}

@@ -1,0 +1,239 @@
+//! Bytes in are bytes out, but for the edits that `src/manual/passthrough.md` lists. Each test
+//! applies the list to what was sent, by means of its own, and compares.
+
+use crate::support::json::{Member, member, members, mixed, object, unknown_members, value};
+use bytes::Bytes;
+use deferral::{
+    bridge::raise,
+    dialect::{
+        Call,
+        modern::{self, Read},
+    },
+    protocol::{Frame, Kind, frame},
+};
+use http::{HeaderMap, HeaderValue};
+use proptest::prelude::*;
+
+const HOP: u64 = 4_711;
+const SERVER_INFO: &str = r#"{"name":"s","version":"1"}"#;
+
+fn m(key: &str, value: impl Into<String>) -> Member {
+    (key.to_owned(), value.into())
+}
+
+/// `_meta` of a modern request, with or without a token, among members nobody knows.
+fn modern_meta() -> impl Strategy<Value = String> {
+    any::<bool>().prop_flat_map(|with_token| {
+        let mut known = vec![
+            m("io.modelcontextprotocol/protocolVersion", r#""2026-07-28""#),
+            m("io.modelcontextprotocol/clientCapabilities", r#"{ "elicitation" : {} }"#),
+            m("io.modelcontextprotocol/clientInfo", r#"{"name":"c","version":"1"}"#),
+            m("io.modelcontextprotocol/logLevel", r#""info""#),
+        ];
+        if with_token {
+            known.push(m("progressToken", "\"p\""));
+        }
+        mixed(known)
+    })
+}
+
+/// A whole modern `tools/call`, with what its era knows and what nobody knows on every level.
+fn modern_call() -> impl Strategy<Value = String> {
+    (modern_meta(), value(), any::<bool>())
+        .prop_flat_map(|(about, arguments, retried)| {
+            let mut known = vec![m("name", "\"tool\""), m("arguments", arguments), m("_meta", about)];
+            if retried {
+                known.extend([
+                    m("task", r#"{"ttl":1}"#),
+                    m("inputResponses", "{}"),
+                    m("requestState", "\"s\""),
+                ]);
+            }
+            mixed(known)
+        })
+        .prop_flat_map(|params| {
+            mixed(vec![
+                m("jsonrpc", "\"2.0\""),
+                m("id", "9007199254740993"),
+                m("method", "\"tools/call\""),
+                m("params", params),
+            ])
+        })
+}
+
+fn read(text: &str) -> Call {
+    let mut headers = HeaderMap::new();
+    headers.insert("mcp-protocol-version", HeaderValue::from_static("2026-07-28"));
+    headers.insert("mcp-method", HeaderValue::from_static("tools/call"));
+    headers.insert("mcp-name", HeaderValue::from_static("tool"));
+    match modern::read(Bytes::copy_from_slice(text.as_bytes()), &headers, 128) {
+        Ok(Read::Request(call, _)) => *call,
+        other => panic!("{other:?}: {text}"),
+    }
+}
+
+fn text(bytes: &Bytes) -> String {
+    String::from_utf8(bytes.to_vec()).expect("utf-8")
+}
+
+/// `members` with the values of some replaced in their place, and some taken away.
+fn with(members: Vec<Member>, change: &[(&str, Option<String>)]) -> Vec<Member> {
+    members
+        .into_iter()
+        .filter_map(|(key, value)| match change.iter().find(|(changed, _)| *changed == key) {
+            Some((_, Some(new))) => Some((key, new.clone())),
+            Some((_, None)) => None,
+            None => Some((key, value)),
+        })
+        .collect()
+}
+
+/// `members` with one set in its place, or added at the end.
+fn set(mut members: Vec<Member>, key: &str, value: &str) -> Vec<Member> {
+    match members.iter_mut().find(|(k, _)| k == key) {
+        Some((_, old)) => value.clone_into(old),
+        None => members.push(m(key, value)),
+    }
+    members
+}
+
+fn set_if_absent(members: Vec<Member>, key: &str, value: &str) -> Vec<Member> {
+    if members.iter().any(|(k, _)| k == key) { members } else { set(members, key, value) }
+}
+
+proptest! {
+    #[test]
+    fn a_request_reaches_the_server_with_the_listed_edits_only(sent in modern_call(), wants_progress: bool) {
+        let got = text(&raise::request(&read(&sent), HOP, wants_progress));
+
+        let outer = |text: &str| with(members(text), &[("params", None)]);
+        prop_assert_eq!(outer(&got), with(outer(&sent), &[("id", Some(HOP.to_string()))]));
+
+        let (sent, got) = (member(&sent, "params").expect("sent"), member(&got, "params").expect("kept"));
+        let beside = |text: &str| with(members(text), &[("_meta", None)]);
+        let gone = [("task", None), ("inputResponses", None), ("requestState", None)];
+        prop_assert_eq!(beside(&got), with(beside(&sent), &gone));
+
+        let mut want = with(members(&member(&sent, "_meta").expect("sent")), &[
+            ("io.modelcontextprotocol/protocolVersion", None),
+            ("io.modelcontextprotocol/clientCapabilities", None),
+            ("io.modelcontextprotocol/clientInfo", None),
+            ("io.modelcontextprotocol/logLevel", None),
+        ]);
+        want = if wants_progress { set(want, "progressToken", &HOP.to_string()) } else { with(want, &[("progressToken", None)]) };
+        let got = member(&got, "_meta").map(|about| members(&about));
+        prop_assert_eq!(got.unwrap_or_default(), want);
+    }
+
+    #[test]
+    fn a_result_reaches_the_client_with_the_listed_edits_only(
+        sent in modern_call(),
+        about in prop::option::of(unknown_members()),
+        known in prop::sample::select(vec![
+            vec![], vec![m("resultType", "\"other\"")], vec![m("content", "[ ]"), m("isError", "false")],
+        ]),
+        pad in "[ \t]{0,2}",
+        unknown in unknown_members(),
+        outer in unknown_members(),
+    ) {
+        let call = read(&sent);
+        let mut inner = known;
+        inner.extend(unknown);
+        if let Some(about) = &about {
+            inner.push(m("_meta", object(about, &pad)));
+        }
+        let mut whole = vec![m("jsonrpc", "\"2.0\""), m("id", HOP.to_string()), m("result", object(&inner, &pad))];
+        whole.extend(outer);
+        let said = object(&whole, &pad);
+        let frame = Frame::parse(Bytes::from(said.clone())).expect("valid");
+        let Kind::Success { result, .. } = frame.kind() else { panic!("a success") };
+        let got = text(&raise::response(&call, frame.as_bytes(), result, SERVER_INFO.as_bytes()).expect("an object"));
+
+        let beside = |text: &str| with(members(text), &[("result", None)]);
+        prop_assert_eq!(beside(&got), with(beside(&said), &[("id", Some("9007199254740993".into()))]));
+        let got = member(&got, "result").expect("kept");
+        let want = set(with(inner, &[("_meta", None)]), "resultType", "\"complete\"");
+        prop_assert_eq!(with(members(&got), &[("_meta", None)]), want);
+        let want = set_if_absent(about.unwrap_or_default(), "io.modelcontextprotocol/serverInfo", SERVER_INFO);
+        prop_assert_eq!(members(&member(&got, "_meta").expect("added")), want);
+        // A task keeps the same result.
+        let kept = text(&raise::result(&call.method, result, SERVER_INFO.as_bytes()).expect("an object"));
+        prop_assert_eq!(kept, got);
+    }
+
+    #[test]
+    fn progress_reaches_the_client_under_its_own_token(
+        sent in modern_call(),
+        params in mixed(vec![m("progressToken", HOP.to_string()), m("progress", "0.50"), m("message", "\"x\"")]),
+    ) {
+        let call = read(&sent);
+        let said = object(&[m("method", "\"notifications/progress\""), m("params", params.clone())], " ");
+        let frame = Frame::parse(Bytes::from(said)).expect("valid");
+        let got = raise::notice(&call, &frame).map(|got| text(&got));
+        prop_assert_eq!(got.is_some(), call.progress_token.is_some());
+        if let Some(got) = got {
+            let want = with(members(&params), &[("progressToken", Some("\"p\"".into()))]);
+            prop_assert_eq!(members(&member(&got, "params").expect("kept")), want);
+        }
+    }
+
+    #[test]
+    fn a_message_nobody_knows_is_passed_on_as_it_is(params in value()) {
+        let call = read(&object(&[
+            m("id", "1"), m("method", "\"tools/call\""),
+            m("params", object(&[m("name", "\"tool\""), m("_meta", object(&[
+                m("io.modelcontextprotocol/protocolVersion", "\"2026-07-28\""),
+                m("io.modelcontextprotocol/clientCapabilities", "{}"),
+            ], ""))], "")),
+        ], ""));
+        let said = Bytes::from(object(&[m("method", "\"notifications/vendor\""), m("params", params)], " "));
+        let frame = Frame::parse(said.clone()).expect("valid");
+        prop_assert_eq!(raise::notice(&call, &frame), Some(said));
+    }
+
+    #[test]
+    fn an_error_of_the_server_keeps_its_bytes_unless_its_code_is_not_of_this_era(
+        code in prop::sample::select(vec![-32050i64, -32042, -32021, -32002, -32603, -32602, -32601, -32000, -1, 7]),
+        data in prop::option::of(value()),
+        unknown in unknown_members(),
+    ) {
+        let call = read(&object(&[
+            m("id", "1"), m("method", "\"tools/call\""),
+            m("params", object(&[m("name", "\"tool\""), m("_meta", object(&[
+                m("io.modelcontextprotocol/protocolVersion", "\"2026-07-28\""),
+                m("io.modelcontextprotocol/clientCapabilities", "{}"),
+            ], ""))], "")),
+        ], ""));
+        let mut said = vec![m("code", code.to_string()), m("message", "\"m\"")];
+        said.extend(data.map(|data| m("data", data)));
+        said.extend(unknown);
+        let got = raise::error(&call, &Bytes::from(object(&said, " ")));
+        let want = match code {
+            -32099..=-32020 => "-32603".to_owned(),
+            -32002 => "-32602".to_owned(),
+            other => other.to_string(),
+        };
+        prop_assert_eq!(members(&text(got.as_bytes())), with(said, &[("code", Some(want))]));
+    }
+
+    #[test]
+    fn a_message_put_on_one_line_is_the_same_message(value in value()) {
+        let spread = value.replace(' ', "\n").replace('\t', "\r\n");
+        let spread_is_json = serde_json::from_str::<&serde_json::value::RawValue>(&spread).is_ok();
+        prop_assume!(spread_is_json);
+        let line = text(&frame::on_one_line(Bytes::from(spread.clone())));
+        prop_assert!(!line.contains(['\n', '\r']));
+        prop_assert_eq!(line, spread.replace(['\n', '\r'], " "));
+    }
+}
+
+#[test]
+fn a_tools_list_loses_task_support_and_nothing_else() {
+    let result = r#"{"tools":[{"name":"a","execution":{"taskSupport":"optional"},"inputSchema":{"x":1e400}}, {"name":"b","execution":{"x":1, "taskSupport":"required"}},{"name":"c","taskSupport":"mine"}],"nextCursor":"n"}"#;
+    let got = raise::result(&deferral::protocol::Method::ToolsList, &Bytes::from(result), b"{}")
+        .expect("an object");
+    assert_eq!(
+        text(&got),
+        r#"{"tools":[{"name":"a","inputSchema":{"x":1e400}}, {"name":"b","execution":{"x":1}},{"name":"c","taskSupport":"mine"}],"nextCursor":"n","resultType":"complete","ttlMs":0,"cacheScope":"private","_meta":{"io.modelcontextprotocol/serverInfo":{}}}"#
+    );
+}
