@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use std::{sync::Arc, time::Duration};
 use tokio::time::timeout;
 
-use crate::support::servers::{Canned, Get, LegacyServer, Options, PATIENCE, Seen};
+use crate::support::servers::{Canned, Get, LegacyServer, Options, PATIENCE, Seen, tls_before};
 
 const ASKABLE: &str = r#"{"elicitation":{}}"#;
 const MUTE: &str = "{}";
@@ -1126,4 +1126,37 @@ async fn nothing_is_sent_before_a_call_is_polled() {
     drop(replies);
     world.upstream.close().await;
     assert!(world.server.log().is_empty());
+}
+
+// === TLS ===
+
+/// Runs in a process of its own, because the system's trust is read from the environment.
+#[tokio::test]
+async fn tls_is_spoken_to_a_server_that_the_system_trusts() {
+    let authority = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/it/support/tls/authority.pem");
+    if std::env::var("SSL_CERT_FILE").as_deref() != Ok(authority) {
+        let status = tokio::process::Command::new(std::env::current_exe().expect("a test binary"))
+            .args(["--exact", "upstream::tls_is_spoken_to_a_server_that_the_system_trusts"])
+            .env("SSL_CERT_FILE", authority)
+            .env_remove("SSL_CERT_DIR")
+            .status();
+        assert!(status.await.expect("a process").success());
+        return;
+    }
+    let server = LegacyServer::start(Options::default()).await;
+    let port = tls_before(server.addr(), "127.0.0.1").await;
+    for host in ["localhost", "127.0.0.1"] {
+        let upstream = connect(&format!("https://{host}:{port}/mcp"), |_| {});
+        let world = World { server: LegacyServer::start(Options::default()).await, upstream };
+        for id in 0..3 {
+            let mut call = world.call(id);
+            server.call().await.result(json!({ "text": "x".repeat(100_000) }));
+            assert_eq!(call.result().await["text"].as_str().map(str::len), Some(100_000));
+        }
+    }
+    // The name is checked too: the certificate does not speak of this one.
+    let port = tls_before(server.addr(), "127.0.0.2").await;
+    let upstream = connect(&format!("https://127.0.0.2:{port}/mcp"), |_| {});
+    let mut replies = upstream.call(request(1, Method::ToolsCall, MUTE));
+    assert!(matches!(replies.next().await, Some(Event::Lost(Lost::Unreachable(_)))));
 }
