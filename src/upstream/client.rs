@@ -232,6 +232,16 @@ impl Pool {
 
 // === impl Answering ===
 
+impl Answering {
+    /// Whether there is no connection yet, so that nothing can have reached the server.
+    pub(super) fn is_connecting(&self) -> bool {
+        match &self.0 {
+            Stage::Connecting(_) => true,
+            Stage::Sending(_) => false,
+        }
+    }
+}
+
 impl Future for Answering {
     type Output = Result<http::Response<Incoming>, Lost>;
 

@@ -466,14 +466,14 @@ mod tests {
     use http_body_util::BodyExt;
     use tokio_test::io::{Builder, Mock};
 
-    const REQUEST: &str = "POST / HTTP/1.1\r\n\r\n{}";
+    const ASKED: (&[u8], &[u8]) = (b"POST / HTTP/1.1\r\n\r\n", b"{}");
 
     /// Asks, over a connection that does what the script says; gives the answer, and the pool the
     /// connection may have come back to.
     async fn ask(script: Mock) -> (io::Result<http::Response<Incoming>>, Arc<Pool>) {
         let pool = Arc::new(Pool::default());
         let connection = Box::new(Connection::new(Io::Scripted(script)));
-        let (head, body) = (REQUEST[..19].as_bytes(), REQUEST[19..].as_bytes());
+        let (head, body) = ASKED;
         let sending =
             Sending::new(connection, Bytes::from_static(head), Bytes::from_static(body), pool.clone());
         (sending.await, pool)
@@ -482,7 +482,7 @@ mod tests {
     /// A script that begins with the request.
     fn asked() -> Builder {
         let mut script = Builder::new();
-        script.write(REQUEST[..19].as_bytes()).write(&REQUEST.as_bytes()[19..]);
+        script.write(ASKED.0).write(ASKED.1);
         script
     }
 

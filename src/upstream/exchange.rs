@@ -321,7 +321,8 @@ impl Exchange {
 fn is_with_server(stage: &Stage) -> bool {
     match stage {
         Stage::New | Stage::Leasing(_) | Stage::Refused(_) | Stage::Over => false,
-        Stage::Sent(_) | Stage::Reading(_) | Stage::Elsewhere | Stage::Resuming(_) => true,
+        Stage::Sent(answer) => !answer.is_connecting(),
+        Stage::Reading(_) | Stage::Elsewhere | Stage::Resuming(_) => true,
     }
 }
 

@@ -4,6 +4,7 @@
 //! belong to, or to none ([`Session::hear`]).
 
 use bytes::Bytes;
+use futures_util::{StreamExt, stream};
 use http::{HeaderMap, HeaderName, HeaderValue, Method as HttpMethod, header};
 use std::{
     collections::HashMap,
@@ -98,6 +99,9 @@ enum Verdict {
     Reply(Id, Result<Bytes, Bytes>),
     Report(Report),
 }
+
+/// Calls of a session that are cancelled at the same time when it is closed.
+const AT_ONCE: usize = 32;
 
 // === impl Session ===
 
@@ -268,9 +272,11 @@ impl Session {
             call.mailbox.push(Event::Lost(Lost::Closing));
         }
         if known {
-            for id in calls.keys() {
+            let cancelled = stream::iter(calls.keys()).for_each_concurrent(AT_ONCE, async |id| {
+                // A server that does not take it sees the session end, or the connection.
                 let _ = self.tell(message::cancelled(*id, "the proxy is shutting down")).await;
-            }
+            });
+            cancelled.await;
             self.bid_farewell().await;
         }
     }

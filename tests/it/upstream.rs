@@ -1003,6 +1003,53 @@ async fn a_session_that_is_lost_makes_room_for_another() {
 }
 
 #[tokio::test]
+async fn more_callers_than_may_wait_are_told_that_the_server_is_busy() {
+    let world = World::with(Options::default(), |config| config.limits.sessions = 1).await;
+    let _first = world.ask(1);
+    let _held = world.server.call().await;
+    let mut queued = Vec::new();
+    let lost = loop {
+        let mut replies = world.upstream.call(request(2 + queued.len() as u64, Method::ToolsCall, ASKABLE));
+        match futures_util::poll!(replies.next()) {
+            std::task::Poll::Ready(event) => break event,
+            std::task::Poll::Pending => queued.push(replies),
+        }
+        assert!(queued.len() < 10_000, "the queue is bounded");
+    };
+    assert!(matches!(lost, Some(Event::Lost(Lost::Busy { limit: 1 }))));
+}
+
+#[tokio::test]
+async fn sessions_that_nobody_uses_are_closed_the_list_session_last() {
+    let world = World::new(Options::default()).await;
+    let (mut first, mut second) = (world.ask(1), world.ask(2));
+    let (a, b) = (world.server.call().await, world.server.call().await);
+    a.result(json!({}));
+    b.result(json!({}));
+    first.result().await;
+    second.result().await;
+    let minutes = async |minutes: u32| {
+        tokio::time::pause();
+        for _ in 0..minutes {
+            tokio::time::advance(Duration::from_secs(60)).await;
+            tokio::task::yield_now().await;
+        }
+        tokio::time::resume();
+    };
+    let closed = |session: &'static str| {
+        move |seen: &Seen| seen.http == http::Method::DELETE && seen.session() == session
+    };
+    minutes(7).await;
+    world.server.seen(closed("s2")).await;
+    assert_eq!(world.server.count(closed("s1")), 0);
+    minutes(31).await;
+    world.server.seen(closed("s1")).await;
+    let mut call = world.ask(3);
+    assert_eq!(world.answer().await, "s3");
+    call.result().await;
+}
+
+#[tokio::test]
 async fn connections_are_kept() {
     let world = World::new(Options { get: Get::Refused(405), ..Options::default() }).await;
     for id in 0..5 {
