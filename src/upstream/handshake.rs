@@ -6,12 +6,14 @@ use std::{future::poll_fn, sync::Arc};
 use tokio::time::timeout;
 
 use super::{
-    Description, Lost, client,
+    Description, Lost,
+    attribution::is_ours,
+    client,
     group::Group,
     listen, message,
     messages::{Messages, Opening},
     peer::{self, Peer},
-    session::{Session, is_ours},
+    session::Session,
 };
 use crate::protocol::{ErrorObject, Kind, headers, splice::Object};
 

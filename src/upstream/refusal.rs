@@ -2,12 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{
-    Event, Lost,
-    connection::Incoming,
-    peer,
-    session::{Session, is_ours},
-};
+use super::{Event, Lost, attribution::is_ours, connection::Incoming, peer, session::Session};
 use crate::protocol::{ErrorObject, Frame, Kind};
 use http::StatusCode;
 

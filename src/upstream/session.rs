@@ -1,7 +1,6 @@
 //! One session with a server, and the calls in flight on it.
 //!
-//! What arrives outside a call's own response names no call. It belongs to the only call it can
-//! belong to, or to none ([`Session::hear`]).
+//! Which call something belongs to that arrives in it is told in `attribution`.
 
 use bytes::Bytes;
 use futures_util::{StreamExt, stream};
@@ -17,23 +16,14 @@ use tokio::sync::broadcast;
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    Description, Event, Lost, Question, Report, Request,
-    answer::Reply,
+    Description, Event, Lost, Report, Request,
     client::{self, Answering},
     group::Group,
     mailbox::Mailbox,
     message,
     peer::{self, Peer},
 };
-use crate::{
-    protocol::{
-        Frame, Id, Kind, Method, Revision,
-        code::{INTERNAL_ERROR, METHOD_NOT_FOUND},
-        headers,
-        splice::Object,
-    },
-    telemetry::QuestionRefused,
-};
+use crate::protocol::{Id, Revision, headers};
 
 /// A session, or what stands for one with a server that has none.
 pub(super) struct Session {
@@ -41,8 +31,8 @@ pub(super) struct Session {
     pub(super) description: Arc<Description>,
     headers: Headers,
     /// Whom to tell when it ends; gone when nobody is left who could use another.
-    group: Weak<Group>,
-    reports: broadcast::Sender<Report>,
+    pub(super) group: Weak<Group>,
+    pub(super) reports: broadcast::Sender<Report>,
     inside: Mutex<Inside>,
     /// Stops the reader of the GET stream.
     pub(super) over: CancellationToken,
@@ -66,8 +56,8 @@ struct Headers {
 /// The lock guards a few lines each time. It is never held while waiting; where both are needed,
 /// the group's lock is taken first.
 #[derive(Default)]
-struct Inside {
-    calls: HashMap<u64, InFlight>,
+pub(super) struct Inside {
+    pub(super) calls: HashMap<u64, InFlight>,
     /// Everybody who still needs the session: calls, and farewells under way.
     stays: usize,
     /// No new calls; closed when the last stay ends.
@@ -77,27 +67,20 @@ struct Inside {
 }
 
 /// A call whose answer is awaited.
-struct InFlight {
-    mailbox: Arc<Mailbox>,
+pub(super) struct InFlight {
+    pub(super) mailbox: Arc<Mailbox>,
     /// The server may ask the client something while it serves this.
-    may_be_asked: bool,
+    pub(super) may_be_asked: bool,
     /// No other call that may be asked is on this session.
-    exclusive: bool,
+    pub(super) exclusive: bool,
     /// The server's questions that were put to this call.
-    questions: Vec<Id>,
+    pub(super) questions: Vec<Id>,
 }
 
 /// Keeps a session open. A call's stay also keeps it in the session's table.
 pub(super) struct Stay {
     session: Arc<Session>,
     call: Option<u64>,
-}
-
-/// What to do with a frame that names no call.
-enum Verdict {
-    Nothing,
-    Reply(Id, Result<Bytes, Bytes>),
-    Report(Report),
 }
 
 /// Calls of a session that are cancelled at the same time when it is closed.
@@ -135,7 +118,7 @@ impl Session {
         })
     }
 
-    fn inside(&self) -> MutexGuard<'_, Inside> {
+    pub(super) fn inside(&self) -> MutexGuard<'_, Inside> {
         self.inside.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -295,163 +278,6 @@ impl Session {
             Err(lost) => tracing::debug!(error = %lost, "the end of a session could not be told"),
         }
     }
-
-    /// Takes what arrived on the GET stream to where it belongs.
-    pub(super) fn hear(self: &Arc<Self>, frame: Frame) {
-        let verdict = match frame.kind() {
-            Kind::Request { id, method, .. } => match method {
-                Method::Ping => Verdict::Reply(id.clone(), Ok(Bytes::from_static(b"{}"))),
-                Method::Elicit | Method::CreateMessage | Method::RootsList => {
-                    let (id, method) = (id.clone(), method.clone());
-                    self.attribute(frame, id, &method)
-                }
-                _ => Verdict::Reply(id.clone(), unknown(method)),
-            },
-            Kind::Notification { method, params } => match report(method, params.as_ref()) {
-                Some(report) => Verdict::Report(report),
-                None => {
-                    self.notify(frame);
-                    Verdict::Nothing
-                }
-            },
-            Kind::Success { id, .. } | Kind::Failure { id: Some(id), .. } => {
-                let call = id.as_number().and_then(|id| Some(self.inside().calls.get(&id)?.mailbox.clone()));
-                match call {
-                    Some(mailbox) => mailbox.push(Event::Final(frame)),
-                    None => tracing::debug!(%id, "a response to nothing that was asked"),
-                }
-                Verdict::Nothing
-            }
-            Kind::Failure { id: None, .. } => Verdict::Nothing,
-        };
-        match verdict {
-            Verdict::Nothing => {}
-            Verdict::Reply(id, outcome) => self.tell_later(message::response(&id, &outcome)),
-            Verdict::Report(report) => self.report(report),
-        }
-    }
-
-    /// Gives a question to the one call it can belong to, or refuses it.
-    fn attribute(self: &Arc<Self>, frame: Frame, id: Id, method: &Method) -> Verdict {
-        // Seen to ask here, whether or not it can be told on whose behalf.
-        self.peer.asks.saw_off_stream();
-        let asked = {
-            let mut inside = self.inside();
-            let mut candidates: Vec<_> = inside.calls.values_mut().filter(|call| call.may_be_asked).collect();
-            match &mut candidates[..] {
-                [call] => {
-                    call.questions.push(id.clone());
-                    Ok(call.mailbox.clone())
-                }
-                several => Err(several.len()),
-            }
-        };
-        match asked {
-            Ok(mailbox) => {
-                mailbox.push(Event::Question(self.question(frame, id)));
-                Verdict::Nothing
-            }
-            Err(calls) => {
-                let reason = if calls == 0 { "no call is in flight" } else { "several calls are in flight" };
-                QuestionRefused { method: method.as_str(), reason }.emit();
-                Verdict::Reply(id, message::refusal(INTERNAL_ERROR, "cannot be attributed to one call"))
-            }
-        }
-    }
-
-    fn question(self: &Arc<Self>, frame: Frame, id: Id) -> Question {
-        Question { frame, answer: Box::new(Reply::new(self.clone(), id)) }
-    }
-
-    /// Gives a notification to the call it names, or to the only one there is; else drops it.
-    fn notify(&self, frame: Frame) {
-        let Kind::Notification { method, params } = frame.kind() else { return };
-        let inside = self.inside();
-        let (mailbox, event) = match method {
-            Method::Cancelled => {
-                let Some(id) = cancelled_id(params.as_ref()) else { return };
-                let Some(call) = inside.calls.values().find(|call| call.questions.contains(&id)) else {
-                    return;
-                };
-                (call.mailbox.clone(), Event::Withdrawn { id })
-            }
-            Method::Progress => {
-                let Some(call) = progress_token(params.as_ref()).and_then(|token| inside.calls.get(&token))
-                else {
-                    return;
-                };
-                (call.mailbox.clone(), Event::Notice(frame))
-            }
-            _ => {
-                let mut calls = inside.calls.values();
-                let only = match (calls.next(), inside.calls.len()) {
-                    (Some(call), 1) => call,
-                    _ => match inside.calls.values().find(|call| call.exclusive) {
-                        Some(call) => call,
-                        None => return,
-                    },
-                };
-                (only.mailbox.clone(), Event::Notice(frame))
-            }
-        };
-        drop(inside);
-        mailbox.push(event);
-    }
-
-    /// What a call's own stream says.
-    pub(super) fn hear_on_stream(self: &Arc<Self>, call: u64, frame: Frame) -> Option<Event> {
-        match frame.kind() {
-            Kind::Request { id, method, .. } => match method {
-                Method::Ping => {
-                    self.tell_later(message::response(id, &Ok(Bytes::from_static(b"{}"))));
-                    None
-                }
-                Method::Elicit | Method::CreateMessage | Method::RootsList => {
-                    self.peer.asks.saw_on_stream();
-                    let id = id.clone();
-                    if let Some(call) = self.inside().calls.get_mut(&call) {
-                        call.questions.push(id.clone());
-                    }
-                    Some(Event::Question(self.question(frame, id)))
-                }
-                _ => {
-                    self.tell_later(message::response(id, &unknown(method)));
-                    None
-                }
-            },
-            Kind::Notification { method: Method::Cancelled, params } => {
-                cancelled_id(params.as_ref()).map(|id| Event::Withdrawn { id })
-            }
-            Kind::Notification { method, params } => match report(method, params.as_ref()) {
-                Some(report) => {
-                    self.report(report);
-                    None
-                }
-                None => Some(Event::Notice(frame)),
-            },
-            Kind::Success { id, .. } if is_ours(id, call) => Some(Event::Final(frame)),
-            Kind::Failure { id: Some(id), .. } if is_ours(id, call) => Some(Event::Final(frame)),
-            // An error of the transport: it answers the exchange it came in (WIRE, B 4).
-            Kind::Failure { id: None, .. } => Some(Event::Final(frame)),
-            Kind::Failure { id: Some(id), .. } if id.as_bytes() == &br#""server-error""#[..] => {
-                Some(Event::Final(frame))
-            }
-            Kind::Success { id, .. } | Kind::Failure { id: Some(id), .. } => {
-                tracing::debug!(%id, "a response to another request");
-                None
-            }
-        }
-    }
-
-    fn report(self: &Arc<Self>, report: Report) {
-        if !matches!(report, Report::ResourceUpdated { .. })
-            && let Some(group) = self.group.upgrade()
-        {
-            group.lists_from(self);
-        }
-        // Nobody may be listening.
-        let _ = self.reports.send(report);
-    }
 }
 
 // === impl Headers ===
@@ -463,40 +289,6 @@ impl Headers {
         bodiless.remove(header::ACCEPT);
         Self { posting: client::lines(&posting), bodiless: client::lines(&bodiless), names: posting, has_id }
     }
-}
-
-/// Whether a response answers the call with this number. Some servers hand numbers back as strings.
-pub(super) fn is_ours(id: &Id, call: u64) -> bool {
-    let token = id.as_bytes();
-    let bare = token.strip_prefix(b"\"").and_then(|rest| rest.strip_suffix(b"\"")).unwrap_or(token);
-    std::str::from_utf8(bare).is_ok_and(|text| text.parse() == Ok(call))
-}
-
-fn unknown(method: &Method) -> Result<Bytes, Bytes> {
-    message::refusal(METHOD_NOT_FOUND, &format!("{method} is not served here"))
-}
-
-/// What a notification reports of the server as a whole.
-fn report(method: &Method, params: Option<&Bytes>) -> Option<Report> {
-    match method {
-        Method::ToolsListChanged => Some(Report::ToolsChanged),
-        Method::PromptsListChanged => Some(Report::PromptsChanged),
-        Method::ResourcesListChanged => Some(Report::ResourcesChanged),
-        Method::ResourceUpdated => {
-            let params = params?.clone();
-            let uri = Object::read(&params).ok()?.string("uri")?;
-            Some(Report::ResourceUpdated { uri, params })
-        }
-        _ => None,
-    }
-}
-
-fn cancelled_id(params: Option<&Bytes>) -> Option<Id> {
-    Id::from_token(Object::read(params?).ok()?.get("requestId")?)
-}
-
-fn progress_token(params: Option<&Bytes>) -> Option<u64> {
-    Id::from_token(Object::read(params?).ok()?.get("progressToken")?)?.as_number()
 }
 
 /// Whether a header of the client may go on to the server. What belongs to the hop, to the
