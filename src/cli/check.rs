@@ -29,7 +29,9 @@ pub fn run(args: &Args, out: &mut impl Write, err: &mut impl Write) -> io::Resul
         return Ok(0);
     };
     let config = config::load(path);
-    if let Ok(Err(error)) = config.as_ref().map(|config| config.front.tls.as_ref().map_or(Ok(()), TlsPaths::check)) {
+    if let Ok(Err(error)) =
+        config.as_ref().map(|config| config.front.tls.as_ref().map_or(Ok(()), TlsPaths::check))
+    {
         writeln!(err, "{}: {error}", path.display())?;
         return Ok(USAGE);
     }

@@ -336,7 +336,12 @@ mod tests {
                 good(),
                 (400, -32602, true),
             ),
-            ("header and _meta differ", CALL, with("mcp-protocol-version", "2025-11-25"), (400, -32020, true)),
+            (
+                "header and _meta differ",
+                CALL,
+                with("mcp-protocol-version", "2025-11-25"),
+                (400, -32020, true),
+            ),
             (
                 "a version nobody speaks",
                 &CALL.replace("META", &META.replace("2026-07-28", "v999.0.0")),
@@ -397,6 +402,9 @@ mod tests {
     #[test]
     fn an_error_response_without_an_id_has_none() {
         let error = ErrorObject::new(code::PARSE_ERROR, "m");
-        assert_eq!(error_response(None, &error), r#"{"jsonrpc":"2.0","error":{"code":-32700,"message":"m"}}"#);
+        assert_eq!(
+            error_response(None, &error),
+            r#"{"jsonrpc":"2.0","error":{"code":-32700,"message":"m"}}"#
+        );
     }
 }

@@ -26,25 +26,42 @@ pub(super) enum Refusal {
     /// `Host` or `Origin`.
     Access(Denied),
     /// Nothing is served at this path; `served` lists what is.
-    Path { path: String, served: String },
+    Path {
+        path: String,
+        served: String,
+    },
     /// The path is served, but by `allow` only.
-    Method { method: Method, allow: &'static str },
+    Method {
+        method: Method,
+        allow: &'static str,
+    },
     ContentType,
     Accept,
-    TooLarge { limit: usize },
-    TooSlow { limit: Duration },
+    TooLarge {
+        limit: usize,
+    },
+    TooSlow {
+        limit: Duration,
+    },
     /// The body broke off, or was not valid HTTP.
     Broken,
     /// The limit of calls in flight.
-    Busy { limit: usize },
+    Busy {
+        limit: usize,
+    },
     /// A client of an older revision; `requested` is what it speaks.
-    Legacy { id: Option<Id>, requested: String },
+    Legacy {
+        id: Option<Id>,
+        requested: String,
+    },
     /// What the message says is wrong.
     Message(Refused),
     /// Metadata could not be had from the server.
     Metadata(Lost),
     /// A service ended its answer without a reply.
-    Unanswered { id: Id },
+    Unanswered {
+        id: Id,
+    },
 }
 
 /// The whole answer.
@@ -179,8 +196,7 @@ fn legacy(id: Option<Id>, requested: &str) -> Answer {
 /// Protected-resource metadata could not be fetched.
 fn metadata(lost: Lost) -> Answer {
     let message = format!("protected-resource metadata: {lost}");
-    let server =
-        |status, code| Answer::of(status, ErrorObject::new(code, message.as_str()), Fault::Server);
+    let server = |status, code| Answer::of(status, ErrorObject::new(code, message.as_str()), Fault::Server);
     let proxy = |code| {
         Answer::of(StatusCode::SERVICE_UNAVAILABLE, ErrorObject::new(code, message.as_str()), Fault::Proxy)
     };

@@ -45,10 +45,7 @@ pub(super) struct Older {
 }
 
 /// Answers one request.
-pub(super) async fn serve<B>(
-    front: Arc<Front>,
-    admitted: Admitted<B>,
-) -> Result<Response<Body>, Infallible>
+pub(super) async fn serve<B>(front: Arc<Front>, admitted: Admitted<B>) -> Result<Response<Body>, Infallible>
 where
     B: HttpBody<Data = Bytes>,
 {
@@ -105,16 +102,12 @@ fn preflight<B>(request: &Request<B>, method: &'static str, line: Line) -> Respo
 pub(super) fn older(headers: &HeaderMap, body: &Bytes) -> Option<Older> {
     let named = headers.get(&PROTOCOL_VERSION).and_then(|value| headers::decode(value).ok());
     let session = headers.contains_key(&SESSION_ID);
-    let legacy = named
-        .as_deref()
-        .and_then(Revision::parse)
-        .filter(|revision| revision.era() == Era::Legacy);
+    let legacy = named.as_deref().and_then(Revision::parse).filter(|revision| revision.era() == Era::Legacy);
     if named.is_some() && legacy.is_none() && !session {
         return None;
     }
-    let speaks = |asked: Option<String>| {
-        asked.unwrap_or_else(|| legacy.unwrap_or(UNNAMED).as_str().to_owned())
-    };
+    let speaks =
+        |asked: Option<String>| asked.unwrap_or_else(|| legacy.unwrap_or(UNNAMED).as_str().to_owned());
     // What is no message of 2026-07-28 at all, a batch for one, cannot speak for itself.
     let Ok(frame) = Frame::parse(body.clone()) else {
         return (session || legacy.is_some()).then(|| Older { id: None, speaks: speaks(None) });
@@ -157,7 +150,8 @@ mod tests {
 
     #[test]
     fn a_handshake_is_a_client_of_an_older_revision() {
-        let body = r#"{"jsonrpc":"2.0","id":0,"method":"initialize","params":{"protocolVersion":"2025-06-18"}}"#;
+        let body =
+            r#"{"jsonrpc":"2.0","id":0,"method":"initialize","params":{"protocolVersion":"2025-06-18"}}"#;
         assert_eq!(speaks(&[], body).as_deref(), Some("2025-06-18"));
         let bare = r#"{"jsonrpc":"2.0","id":0,"method":"initialize"}"#;
         assert_eq!(speaks(&[], bare).as_deref(), Some("2025-03-26"));

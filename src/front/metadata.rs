@@ -212,7 +212,9 @@ fn parameter(challenge: &str) -> Option<Range<usize>> {
 fn begins_name(bytes: &[u8], at: usize) -> bool {
     let alone = at == 0 || matches!(bytes[at - 1], b' ' | b'\t' | b',');
     alone
-        && bytes.get(at..at + PARAMETER.len()).is_some_and(|name| name.eq_ignore_ascii_case(PARAMETER.as_bytes()))
+        && bytes
+            .get(at..at + PARAMETER.len())
+            .is_some_and(|name| name.eq_ignore_ascii_case(PARAMETER.as_bytes()))
         && bytes.get(at + PARAMETER.len()) == Some(&b'=')
 }
 

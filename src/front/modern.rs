@@ -31,11 +31,7 @@ use http_body::Body as HttpBody;
 use std::sync::Arc;
 
 /// Answers one POST on a route.
-pub(super) async fn serve<B>(
-    front: &Front,
-    service: Arc<dyn Service>,
-    arrival: Arrival<B>,
-) -> Response<Body>
+pub(super) async fn serve<B>(front: &Front, service: Arc<dyn Service>, arrival: Arrival<B>) -> Response<Body>
 where
     B: HttpBody<Data = Bytes>,
 {

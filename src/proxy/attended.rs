@@ -41,7 +41,10 @@ pub(super) struct Attended {
     waited: Duration,
 }
 
-#[expect(clippy::large_enum_variant, reason = "the large one is the one that is used, and a box would cost every call")]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "the large one is the one that is used, and a box would cost every call"
+)]
 enum Stage {
     /// Nothing has been done yet.
     Fresh,

@@ -14,9 +14,7 @@ use crate::{
 };
 use http::{
     HeaderMap, HeaderValue,
-    header::{
-        ACCESS_CONTROL_ALLOW_ORIGIN, ACCESS_CONTROL_EXPOSE_HEADERS, HOST, ORIGIN, VARY,
-    },
+    header::{ACCESS_CONTROL_ALLOW_ORIGIN, ACCESS_CONTROL_EXPOSE_HEADERS, HOST, ORIGIN, VARY},
 };
 use pin_project::pin_project;
 use std::{
@@ -115,9 +113,7 @@ where
                 let inner = self.inner.call(Admitted { arrival, _proof: proof });
                 ResponseFuture::Admitted { inner, origin }
             }
-            Err(denied) => {
-                ResponseFuture::Denied(Some(refuse(Refusal::Access(denied), arrival.line)))
-            }
+            Err(denied) => ResponseFuture::Denied(Some(refuse(Refusal::Access(denied), arrival.line))),
         }
     }
 }

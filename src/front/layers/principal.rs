@@ -107,8 +107,12 @@ mod tests {
                 ("user-agent", "u"),
             ]),
         );
-        let mut names: Vec<_> = shown.headers().iter().map(|(n, v)| (n.as_str(), v.to_str().unwrap())).collect();
+        let mut names: Vec<_> =
+            shown.headers().iter().map(|(n, v)| (n.as_str(), v.to_str().unwrap())).collect();
         names.sort_unstable();
-        assert_eq!(names, [("authorization", "Bearer a"), ("cookie", "a=1"), ("cookie", "b=2"), ("x-tenant", "t")]);
+        assert_eq!(
+            names,
+            [("authorization", "Bearer a"), ("cookie", "a=1"), ("cookie", "b=2"), ("x-tenant", "t")]
+        );
     }
 }
