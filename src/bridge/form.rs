@@ -13,10 +13,10 @@ use std::collections::BTreeMap;
 
 /// Which part of an answer is wrong, and what it must be. Never holds what the client answered.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{at}` {must}")]
+#[error("{} {must}", .at.as_ref().map_or_else(|| "the answer".into(), |at| format!("`{at}`")))]
 pub struct Invalid {
-    /// The member, as a path: `content.colors[2]`.
-    pub at: String,
+    /// The member, as a path: `content.colors[2]`. `None` is the answer as a whole.
+    pub at: Option<String>,
     /// What is asked of it: `must be at least 18`.
     pub must: String,
 }
@@ -284,8 +284,8 @@ fn member(key: &str) -> String {
     format!("content.{key}")
 }
 
-fn invalid(at: &str, must: impl Into<String>) -> Invalid {
-    Invalid { at: at.to_owned(), must: must.into() }
+pub(super) fn invalid(at: &str, must: impl Into<String>) -> Invalid {
+    Invalid { at: Some(at.to_owned()), must: must.into() }
 }
 
 #[cfg(test)]
