@@ -88,6 +88,8 @@ impl Deferred {
             committed: None,
             progress: Progress::default(),
         };
+        // The action that brought the call here was taken by who attended it.
+        self.carry_out(Action::Store, &mut waits).await;
         loop {
             while let Some(action) = self.exchange.poll_action() {
                 self.carry_out(action, &mut waits).await;
