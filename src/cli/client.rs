@@ -413,8 +413,14 @@ impl Client {
         }
         let bytes = bytes.freeze();
         match Frame::parse(bytes.clone()) {
-            Ok(frame) => answer(&frame, id)
-                .unwrap_or_else(|| Err(Error::Invalid("it is not the response to this request".to_owned()))),
+            Ok(frame) => match answer(&frame, id) {
+                // The status says more than the error can: that asking again may help.
+                Some(Ok(Answer::Error(error))) if is_passing(status) => {
+                    Err(Error::Status { status, detail: format!(": {}", super::call::error_text(&error)) })
+                }
+                Some(answer) => answer,
+                None => Err(Error::Invalid("it is not the response to this request".to_owned())),
+            },
             // An error of HTTP need not carry JSON-RPC.
             Err(_) if !status.is_success() => {
                 let text = String::from_utf8_lossy(&bytes);
@@ -879,7 +885,7 @@ mod tests {
         let client = Client::new(server.url.clone(), HeaderMap::new(), false);
         let mirrored = client.mirrored("tool").await.unwrap();
         assert_eq!(server.heard()[1].1["params"]["cursor"], "c2");
-        let arguments = super::arguments(r#"{"region":"Zürich","deep":{"n":42}}"#).unwrap();
+        let arguments = arguments(r#"{"region":"Zürich","deep":{"n":42}}"#).unwrap();
         let headers = param_headers(&mirrored, &arguments);
         assert_eq!(headers["mcp-param-n"], "42");
         assert_eq!(headers["mcp-param-region"], headers::encode("Zürich"));
