@@ -3,7 +3,7 @@
 //! It keeps what a server sends as it came: results are raw JSON, numbers included.
 
 use crate::protocol::{
-    Frame, FrameError, Kind, Method, Revision, accept,
+    Frame, FrameError, Kind, Method, Revision, accept, code,
     headers::{self, ParamHeader},
     meta,
     sse::Decoder,
@@ -132,6 +132,9 @@ pub enum Error {
     Invalid(String),
     #[error("the answer is larger than {MAX_MESSAGE} bytes")]
     TooLarge,
+    /// A limit was reached, and the request was not served.
+    #[error("busy: {0}")]
+    Busy(String),
     #[error("task {task}: {source}")]
     Task { task: String, source: Box<Self> },
 }
@@ -320,7 +323,10 @@ impl Client {
         let mut extra = HeaderMap::new();
         extra.insert(headers::NAME.clone(), headers::encode(task));
         let params = serde_json::json!({ "taskId": task, "_meta": self.meta() });
-        self.request(self.next_id(), method.as_str(), params, extra, &mut |_| {}).await
+        match self.request(self.next_id(), method.as_str(), params, extra, &mut |_| {}).await? {
+            Answer::Error(error) if is_busy(&error) => Err(Error::Busy(super::call::error_text(&error))),
+            answer => Ok(answer),
+        }
     }
 
     /// The parameters of a tool that are to be mirrored into headers; none for a tool that the
@@ -492,7 +498,7 @@ impl Error {
     /// Whether asking again could help, where asking again is harmless.
     fn is_passing(&self) -> bool {
         match self {
-            Self::Unreachable { .. } | Self::Broken { .. } => true,
+            Self::Unreachable { .. } | Self::Broken { .. } | Self::Busy(_) => true,
             Self::Status { status, .. } => is_passing(*status),
             Self::Invalid(_) | Self::TooLarge | Self::Task { .. } => false,
         }
@@ -501,6 +507,15 @@ impl Error {
 
 const fn is_passing(status: StatusCode) -> bool {
     matches!(status.as_u16(), 429 | 502 | 503 | 504)
+}
+
+/// Whether an error is this proxy's word for a limit that was reached.
+fn is_busy(error: &RawValue) -> bool {
+    #[derive(Deserialize)]
+    struct Code {
+        code: i64,
+    }
+    serde_json::from_str::<Code>(error.get()).is_ok_and(|Code { code }| code == code::BUSY)
 }
 
 /// The last cause says most: `connection refused`, not `client error (Connect)`.
@@ -796,13 +811,14 @@ mod tests {
             (200, JSON, &handle()),
             (200, JSON, &task("working", r#","statusMessage":"half way (2/4)""#)),
             (503, JSON, r#"{"jsonrpc":"2.0","id":$ID,"error":{"code":-31006,"message":"busy"}}"#),
+            (200, JSON, r#"{"jsonrpc":"2.0","id":$ID,"error":{"code":-31006,"message":"busy"}}"#),
             (200, JSON, &task("completed", r#","result":{"content":[]}"#)),
         ])
         .await;
         let (ending, steps) = server.call("{}").await;
         assert_eq!(result(ending), r#"{"content":[]}"#);
         let kinds: Vec<_> = steps.iter().map(|step| step.split('(').next().unwrap()).collect();
-        assert_eq!(kinds, ["Handle", "Polled", "Lost", "Polled"]);
+        assert_eq!(kinds, ["Handle", "Polled", "Lost", "Lost", "Polled"]);
         let heard = server.heard();
         assert_eq!(
             (&heard[1].0["mcp-method"], &heard[1].0["mcp-name"]),

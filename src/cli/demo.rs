@@ -81,6 +81,7 @@ fn config_text(listen: SocketAddr, server: SocketAddr) -> String {
     format!(
         "listen: \"{listen}\"
 admin: off
+drain: 1s
 routes:
   - path: {path}
     upstream: {{ url: \"http://{server}{endpoint}\" }}
