@@ -259,3 +259,36 @@ fn ctrl_c_cancels_the_task() {
     );
     assert_eq!(curl(&get)["result"]["status"], "cancelled");
 }
+
+#[test]
+fn check_looks_into_the_certificates_too() {
+    let sample = sample("tls.yaml");
+    let output = deferral(&["check", "--config", &sample]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(text(&output.stderr).contains("server.crt (tls.cert)"), "{}", text(&output.stderr));
+
+    let folder = tempfile::tempdir().unwrap();
+    let files = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/front");
+    std::fs::copy(files.join("cert.pem"), folder.path().join("server.crt")).unwrap();
+    std::fs::copy(files.join("key.pem"), folder.path().join("server.key")).unwrap();
+    let path = folder.path().join("tls.yaml");
+    std::fs::copy(&sample, &path).unwrap();
+    let output = deferral(&["check", "--config", path.to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+}
+
+#[test]
+fn serve_says_where_it_listens_and_ends_when_told() {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_deferral"))
+        .args(["--upstream", "http://127.0.0.1:1/mcp", "--listen", "127.0.0.1:0", "--admin", "off"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("the program starts");
+    let mut said = String::new();
+    BufReader::new(child.stdout.as_mut().expect("it is piped")).read_line(&mut said).expect("a line");
+    let url = said.trim().strip_prefix("listening on ").expect("where it listens").to_owned();
+    assert!(url.starts_with("http://127.0.0.1:") && url.ends_with("/mcp") && !url.contains(":0/"), "{url}");
+    interrupt(&child);
+    assert_eq!(child.wait().expect("it ends").code(), Some(0));
+}
