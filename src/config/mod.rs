@@ -1,12 +1,12 @@
 //! The configuration: as written, then as meant.
 //!
-//! [`file`] reads what somebody wrote and where; [`resolve`] turns it into what the parts need,
+//! [`mod@file`] reads what somebody wrote and where; `resolve` turns it into what the parts need,
 //! each of which owns the type of its own configuration. Everything that is wrong is reported at
 //! once, as `file:line:column: message` with the remedy ([`Problems`]). The command line goes the
 //! same way: its flags become a [`file::File`] that is laid over the one that was read.
 //!
 //! Begin with [`Config`] and [`load`]. [`values`] reads the single values, `yaml` the tree under
-//! them, [`schema`] describes the file to editors.
+//! them, [`schema()`] describes the file to editors.
 
 pub mod file;
 mod problem;
