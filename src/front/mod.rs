@@ -87,8 +87,8 @@ pub struct Limits {
     /// Headers of one request over HTTP/1; more are refused with 431. Another number than the
     /// default costs an allocation a request. Default 100.
     pub headers: usize,
-    /// Open connections; further ones wait in the system's queue until one closes. An idle one
-    /// takes about 10 KiB. Default 10 000.
+    /// Open connections, at least 1; further ones wait in the system's queue until one closes. One
+    /// takes about 14 KiB over HTTP/1, idle or with a call that is held. Default 10 000.
     pub connections: usize,
     /// Calls in flight, from their head to the last byte of their answer; further ones are refused
     /// with 503. Default 10 000.
