@@ -1,6 +1,7 @@
 //! A transparent reverse proxy for the Model Context Protocol that turns slow tool calls into tasks.
 
 pub mod admin;
+pub mod app;
 pub mod bridge;
 pub mod cli;
 pub mod config;

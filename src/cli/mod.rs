@@ -1,1 +1,88 @@
-//! What people type.
+//! What people type: one file for each command.
+//!
+//! The words and flags here are scripted by people and do not change. A command that cannot be
+//! understood, and a configuration that cannot be used, exit with [`USAGE`].
+
+pub mod call;
+pub mod check;
+pub mod client;
+pub mod demo;
+pub mod demo_server;
+pub mod serve;
+
+use clap::{Parser, Subcommand};
+use tokio::signal::unix::{Signal, SignalKind, signal};
+
+/// The exit code for a command line or a configuration that cannot be used.
+pub const USAGE: u8 = 2;
+
+/// Puts slow MCP tools behind tasks, without changing the server.
+#[derive(Debug, Parser)]
+#[command(name = "deferral", version, args_conflicts_with_subcommands = true, max_term_width = 100)]
+pub struct Cli {
+    #[command(subcommand)]
+    command: Option<Command>,
+    #[command(flatten)]
+    serve: serve::Args,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Stand in front of one server or of many (the default command).
+    Serve(serve::Args),
+    /// Call a tool, follow its task, and print the result.
+    Call(call::Args),
+    /// Start a slow legacy server with the proxy in front of it, and show what happens.
+    Demo(demo::Args),
+    /// Check a configuration file, and say everything that is wrong with it.
+    Check(check::Args),
+}
+
+// === impl Cli ===
+
+impl Cli {
+    /// The command that was typed; `serve` where none was named.
+    pub fn command(self) -> Command {
+        self.command.unwrap_or(Command::Serve(self.serve))
+    }
+}
+
+/// Resolves at the first Ctrl-C or SIGTERM.
+async fn interrupted() {
+    let mut interrupt = signal(SignalKind::interrupt()).ok();
+    let mut terminate = signal(SignalKind::terminate()).ok();
+    tokio::select! {
+        () = heard(&mut interrupt) => {}
+        () = heard(&mut terminate) => {}
+    }
+}
+
+/// A signal that cannot be listened to never comes.
+async fn heard(signal: &mut Option<Signal>) {
+    match signal {
+        Some(signal) => drop(signal.recv().await),
+        None => std::future::pending().await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_well_formed() {
+        <Cli as CommandFactory>::command().debug_assert();
+    }
+
+    #[test]
+    fn serve_may_be_left_out() {
+        for words in
+            [&["deferral", "--upstream", "http://x/"][..], &["deferral", "serve", "--upstream", "http://x/"]]
+        {
+            let Command::Serve(args) = Cli::parse_from(words).command() else { panic!("serve") };
+            assert!(args.config().is_ok());
+        }
+        assert!(Cli::try_parse_from(["deferral", "--listen", "127.0.0.1:1", "check", "--schema"]).is_err());
+    }
+}

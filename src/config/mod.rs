@@ -1,1 +1,145 @@
 //! The configuration: as written, then as meant.
+//!
+//! [`file`] reads what somebody wrote and where; [`resolve`] turns it into what the parts need,
+//! each of which owns the type of its own configuration. Everything that is wrong is reported at
+//! once, as `file:line:column: message` with the remedy ([`Problems`]). The command line goes the
+//! same way: its flags become a [`file::File`] that is laid over the one that was read.
+//!
+//! Begin with [`Config`] and [`load`]. [`values`] reads the single values, `yaml` the tree under
+//! them, [`schema`] describes the file to editors.
+
+pub mod file;
+mod problem;
+mod resolve;
+mod schema;
+pub mod values;
+mod yaml;
+
+pub use problem::{At, Place, Problem, Problems};
+pub use schema::schema;
+
+use crate::{front, policy, upstream};
+use std::{
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+/// A file larger than this is not a configuration.
+const MAX_FILE: u64 = 4 << 20;
+
+/// Everything the proxy is started with.
+#[derive(Clone, Debug)]
+pub struct Config {
+    pub front: front::Config,
+    /// The operator's listener; `None` for none.
+    pub admin: Option<SocketAddr>,
+    pub store: Store,
+    /// At least one; no two of one path.
+    pub routes: Vec<RouteConfig>,
+    pub quotas: policy::Quotas,
+    /// How long calls in flight may go on after the signal to stop. Default 30 s.
+    pub drain: Duration,
+    pub log: LogFormat,
+}
+
+/// One endpoint and the server behind it.
+#[derive(Clone, Debug)]
+pub struct RouteConfig {
+    pub route: policy::Route,
+    pub upstream: upstream::Config,
+    pub questions: Questions,
+}
+
+/// Where tasks are kept.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Store {
+    /// In this process; forgotten at its end.
+    #[default]
+    Memory,
+}
+
+/// How the log is written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LogFormat {
+    /// A line for people.
+    #[default]
+    Text,
+    /// A JSON object a line.
+    Json,
+}
+
+/// How questions are gathered that a server asks during a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Questions {
+    /// How long to wait for further ones after the first. Default 25 ms.
+    pub settle: Duration,
+    /// How long an unanswered one may wait before a task exists. Default 5 min.
+    pub park: Duration,
+}
+
+// === impl Questions ===
+
+impl Default for Questions {
+    fn default() -> Self {
+        Self { settle: Duration::from_millis(25), park: Duration::from_secs(5 * 60) }
+    }
+}
+
+/// Reads a configuration file.
+///
+/// # Errors
+/// Everything that is wrong with it.
+pub fn load(path: &Path) -> Result<Config, Problems> {
+    load_with(Some(path), |_, _| {})
+}
+
+/// Reads a configuration file, if there is one, lays something else over it (the flags of the
+/// command line), and says what it all means.
+///
+/// # Errors
+/// Everything that is wrong with both.
+pub fn load_with(
+    path: Option<&Path>,
+    overlay: impl FnOnce(&mut file::File, &mut Vec<Problem>),
+) -> Result<Config, Problems> {
+    let Some(path) = path else { return parse_with(None, None, overlay) };
+    let text = read(path)
+        .map_err(|message| Problems::one(Some(path.to_owned()), Problem::new(Place::Whole, message)))?;
+    parse_with(Some(path.to_owned()), Some(&text), overlay)
+}
+
+/// As [`load`], from a text; `path` is what its problems name, and where relative paths begin.
+///
+/// # Errors
+/// Everything that is wrong with it.
+pub fn parse(path: &Path, text: &str) -> Result<Config, Problems> {
+    parse_with(Some(path.to_owned()), Some(text), |_, _| {})
+}
+
+fn parse_with(
+    path: Option<PathBuf>,
+    text: Option<&str>,
+    overlay: impl FnOnce(&mut file::File, &mut Vec<Problem>),
+) -> Result<Config, Problems> {
+    let mut problems = Vec::new();
+    let mut file = text.map(|text| file::read(text, &mut problems)).unwrap_or_default();
+    overlay(&mut file, &mut problems);
+    let folder = path.as_deref().and_then(Path::parent).unwrap_or_else(|| Path::new("")).to_owned();
+    let config = resolve::resolve(file, &folder, &mut problems);
+    Problems::or_ok(path, problems, config)
+}
+
+/// The text of a file that may be a configuration; otherwise what to say of it.
+fn read(path: &Path) -> Result<String, String> {
+    let about = |error: std::io::Error| format!("cannot be read: {error}");
+    let size = std::fs::metadata(path).map_err(about)?.len();
+    if size > MAX_FILE {
+        return Err(format!("is {size} bytes long, which no configuration is"));
+    }
+    let bytes = std::fs::read(path).map_err(about)?;
+    String::from_utf8(bytes).map_err(|error| {
+        let line = error.as_bytes()[..error.utf8_error().valid_up_to()].split(|byte| *byte == b'\n').count();
+        format!("is not UTF-8 (line {line})")
+    })
+}

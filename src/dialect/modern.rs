@@ -7,7 +7,7 @@ use crate::protocol::{
     splice::Object,
 };
 use bytes::{BufMut, Bytes, BytesMut};
-use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
+use http::{HeaderMap, HeaderName, StatusCode};
 use serde_json::json;
 
 /// A request that is refused before anything is done about it.
@@ -51,7 +51,7 @@ pub fn read(body: Bytes, headers: &HeaderMap, max_depth: usize) -> Result<Read, 
     };
     let refuse = |error: ErrorObject| Refused::new(Some(id.clone()), error);
 
-    let named = header(headers, &headers::PROTOCOL_VERSION).map_err(refuse)?;
+    let named = plain(headers, &headers::PROTOCOL_VERSION).map_err(refuse)?;
     let named = named.ok_or_else(|| refuse(missing(&headers::PROTOCOL_VERSION)))?;
     let (params, about) = read_meta(params.as_ref()).map_err(refuse)?;
     if named != about.version {
@@ -60,7 +60,7 @@ pub fn read(body: Bytes, headers: &HeaderMap, max_depth: usize) -> Result<Read, 
     if !SUPPORTED.iter().any(|revision| revision.as_str() == about.version) {
         return Err(refuse(unsupported_version(&about.version)));
     }
-    let mirrored = header(headers, &headers::METHOD).map_err(refuse)?;
+    let mirrored = plain(headers, &headers::METHOD).map_err(refuse)?;
     let mirrored = mirrored.ok_or_else(|| refuse(missing(&headers::METHOD)))?;
     if mirrored != method.as_str() {
         return Err(refuse(differs(&headers::METHOD, &mirrored, method.as_str())));
@@ -208,9 +208,10 @@ fn read_meta(params: Option<&Bytes>) -> Result<(Object, About), ErrorObject> {
 fn read_target(method: &Method, params: &Object, headers: &HeaderMap) -> Result<Option<String>, ErrorObject> {
     let Some(member) = method.name_member() else { return Ok(None) };
     let target = params.string(member);
-    let named = header(headers, &headers::NAME)?;
+    let named = headers::read(headers, &headers::NAME)
+        .map_err(|error| ErrorObject::new(code::HEADER_MISMATCH, error.to_string()))?;
     match (&named, &target) {
-        (Some(named), Some(target)) if named != target => {
+        (Some(named), Some(target)) if *named != **target => {
             return Err(differs(&headers::NAME, named, target));
         }
         (None, Some(_)) if method.may_ask() => return Err(missing(&headers::NAME)),
@@ -222,21 +223,16 @@ fn read_target(method: &Method, params: &Object, headers: &HeaderMap) -> Result<
     Ok(target)
 }
 
-/// The decoded value of a header that may stand once.
-fn header(headers: &HeaderMap, name: &HeaderName) -> Result<Option<String>, ErrorObject> {
+/// The value of a header that may stand once, as it is spelled: the sentinel is for names and
+/// parameters only (2026-07-28, *Value Encoding*).
+fn plain(headers: &HeaderMap, name: &HeaderName) -> Result<Option<String>, ErrorObject> {
     let mut values = headers.get_all(name).iter();
     let Some(value) = values.next() else { return Ok(None) };
     if values.next().is_some() {
         return Err(mismatch(format!("{} occurs twice", shown(name))));
     }
-    decoded(name, value).map(Some)
-}
-
-fn decoded(name: &HeaderName, value: &HeaderValue) -> Result<String, ErrorObject> {
-    match headers::decode(value) {
-        Ok(text) => Ok(text.into_owned()),
-        Err(error) => Err(mismatch(format!("{}: {error}", shown(name)))),
-    }
+    // Bytes beyond ASCII agree with nothing, and the message says what came.
+    Ok(Some(String::from_utf8_lossy(value.as_bytes()).into_owned()))
 }
 
 fn passed_on(headers: &HeaderMap) -> HeaderMap {
@@ -268,5 +264,147 @@ fn shown(name: &HeaderName) -> &str {
         "mcp-method" => "Mcp-Method",
         "mcp-name" => "Mcp-Name",
         other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use http::HeaderValue;
+
+    const META: &str = r#""_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientCapabilities":{}}"#;
+
+    fn headers(pairs: &[(&'static str, &str)]) -> HeaderMap {
+        let mut headers = HeaderMap::new();
+        for (name, value) in pairs {
+            headers.append(*name, HeaderValue::from_str(value).expect("a header value"));
+        }
+        headers
+    }
+
+    fn good() -> HeaderMap {
+        headers(&[("mcp-protocol-version", "2026-07-28"), ("mcp-method", "tools/call"), ("mcp-name", "add")])
+    }
+
+    fn without(name: &str) -> HeaderMap {
+        let mut headers = good();
+        headers.remove(name);
+        headers
+    }
+
+    fn with(name: &'static str, value: &str) -> HeaderMap {
+        let mut headers = without(name);
+        headers.append(name, HeaderValue::from_str(value).expect("a header value"));
+        headers
+    }
+
+    fn body(text: &str) -> Bytes {
+        Bytes::from(text.replace("META", META))
+    }
+
+    const CALL: &str = r#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"add",META}}"#;
+
+    fn refused(text: &str, headers: &HeaderMap) -> (u16, i64, bool) {
+        match read(body(text), headers, 16) {
+            Err(refused) => (refused.status.as_u16(), refused.error.code(), refused.id.is_some()),
+            Ok(read) => panic!("accepted as {read:?}"),
+        }
+    }
+
+    #[test]
+    fn a_good_request_is_read() {
+        let Ok(Read::Request(call, _)) = read(body(CALL), &good(), 16) else { panic!("refused") };
+        assert_eq!((call.method, call.target.as_deref()), (Method::ToolsCall, Some("add")));
+    }
+
+    #[test]
+    fn each_defect_has_its_status_and_code() {
+        let discover = |meta: &str| format!(r#"{{"id":1,"method":"server/discover","params":{{{meta}}}}}"#);
+        for (what, text, headers, want) in [
+            ("no JSON", "{", good(), (400, -32700, false)),
+            ("no shape, but an id", r#"{"id":1}"#, good(), (400, -32600, true)),
+            ("a null id", r#"{"id":null,"method":"ping"}"#, good(), (400, -32600, false)),
+            ("too deep", &"[".repeat(17), good(), (400, -32600, false)),
+            ("a response", r#"{"id":1,"result":{}}"#, good(), (400, -32600, false)),
+            ("no version header", CALL, without("mcp-protocol-version"), (400, -32020, true)),
+            ("no params", r#"{"id":1,"method":"server/discover"}"#, good(), (400, -32602, true)),
+            ("no _meta", &discover(""), good(), (400, -32602, true)),
+            ("an empty _meta", &discover(r#""_meta":{}"#), good(), (400, -32602, true)),
+            (
+                "no capabilities",
+                &discover(r#""_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28"}"#),
+                good(),
+                (400, -32602, true),
+            ),
+            (
+                "header and _meta differ",
+                CALL,
+                with("mcp-protocol-version", "2025-11-25"),
+                (400, -32020, true),
+            ),
+            (
+                "a version nobody speaks",
+                &CALL.replace("META", &META.replace("2026-07-28", "v999.0.0")),
+                with("mcp-protocol-version", "v999.0.0"),
+                (400, -32022, true),
+            ),
+            ("no method header", CALL, without("mcp-method"), (400, -32020, true)),
+            ("another method", CALL, with("mcp-method", "tools/list"), (400, -32020, true)),
+            ("another case", CALL, with("mcp-method", "Tools/Call"), (400, -32020, true)),
+            ("no name header", CALL, without("mcp-name"), (400, -32020, true)),
+            ("another name", CALL, with("mcp-name", "Add"), (400, -32020, true)),
+            ("a name that is bad base64", CALL, with("mcp-name", "=?base64?YWRk=?="), (400, -32020, true)),
+            (
+                "no name in the body",
+                r#"{"id":1,"method":"tools/call","params":{META}}"#,
+                good(),
+                (400, -32602, true),
+            ),
+            (
+                "a name that occurs twice",
+                r#"{"id":1,"method":"tools/call","params":{"name":"add","name":"rm",META}}"#,
+                good(),
+                (400, -32602, true),
+            ),
+            (
+                "a removed method",
+                r#"{"id":1,"method":"ping","params":{META}}"#,
+                with("mcp-method", "ping"),
+                (404, -32601, true),
+            ),
+        ] {
+            assert_eq!(refused(text, &headers), want, "{what}");
+        }
+    }
+
+    #[test]
+    fn a_repeated_header_is_refused() {
+        let mut headers = good();
+        headers.append("mcp-method", HeaderValue::from_static("tools/call"));
+        assert_eq!(refused(CALL, &headers), (400, -32020, true));
+    }
+
+    #[test]
+    fn a_name_may_be_encoded() {
+        assert!(read(body(CALL), &with("mcp-name", "=?base64?YWRk?="), 16).is_ok());
+    }
+
+    #[test]
+    fn a_task_needs_no_name_header_but_none_that_differs() {
+        let get = r#"{"id":"a","method":"tasks/get","params":{"taskId":"t",META}}"#;
+        let mut headers = with("mcp-method", "tasks/get");
+        headers.remove("mcp-name");
+        assert!(read(body(get), &headers, 16).is_ok());
+        headers.insert("mcp-name", HeaderValue::from_static("u"));
+        assert_eq!(refused(get, &headers), (400, -32020, true));
+    }
+
+    #[test]
+    fn an_error_response_without_an_id_has_none() {
+        let error = ErrorObject::new(code::PARSE_ERROR, "m");
+        assert_eq!(
+            error_response(None, &error),
+            r#"{"jsonrpc":"2.0","error":{"code":-32700,"message":"m"}}"#
+        );
     }
 }

@@ -33,6 +33,18 @@ pub enum TlsError {
     Pair { cert: PathBuf, key: PathBuf, source: rustls::Error },
 }
 
+// === impl TlsPaths ===
+
+impl TlsPaths {
+    /// Whether the files could be served with, for those who only want to know.
+    ///
+    /// # Errors
+    /// [`TlsError`] names the file and what is wrong with it.
+    pub fn check(&self) -> Result<(), TlsError> {
+        acceptor(self).map(|_| ())
+    }
+}
+
 /// Reads the files.
 pub(super) fn acceptor(paths: &TlsPaths) -> Result<TlsAcceptor, TlsError> {
     let chain = certificates(&paths.cert)?;

@@ -1,1 +1,24 @@
-//! Why things are as they are.
+//! Why things are as they are. Each page is a chapter; the code's own pages say how.
+//!
+//! Begin with [`tenets`]; [`passthrough`] is the complete list of what the proxy changes.
+
+#[doc = include_str!("tenets.md")]
+pub mod tenets {}
+
+#[doc = include_str!("dialects.md")]
+pub mod dialects {}
+
+#[doc = include_str!("passthrough.md")]
+pub mod passthrough {}
+
+#[doc = include_str!("tasks.md")]
+pub mod tasks {}
+
+#[doc = include_str!("sessions.md")]
+pub mod sessions {}
+
+#[doc = include_str!("errors.md")]
+pub mod errors {}
+
+#[doc = include_str!("shutdown.md")]
+pub mod shutdown {}

@@ -301,28 +301,68 @@ mod tests {
 
     #[test]
     fn a_member_is_replaced_in_its_place() {
-        assert_eq!(edited(r#"{ "a" : 1 , "b":2 }"#, |e| drop(e.set("a", "9"))), r#"{ "a" : 9 , "b":2 }"#);
+        assert_eq!(
+            edited(r#"{ "a" : 1 , "b":2 }"#, |e| {
+                e.set("a", "9");
+            }),
+            r#"{ "a" : 9 , "b":2 }"#
+        );
     }
 
     #[test]
     fn a_member_is_added_at_the_end() {
-        assert_eq!(edited(r#"{"a":1 }"#, |e| drop(e.set("b", "2"))), r#"{"a":1,"b":2 }"#);
-        assert_eq!(edited("{ }", |e| drop(e.set("b", "2").set("c", "3"))), r#"{"b":2,"c":3 }"#);
+        assert_eq!(
+            edited(r#"{"a":1 }"#, |e| {
+                e.set("b", "2");
+            }),
+            r#"{"a":1,"b":2 }"#
+        );
+        assert_eq!(
+            edited("{ }", |e| {
+                e.set("b", "2").set("c", "3");
+            }),
+            r#"{"b":2,"c":3 }"#
+        );
     }
 
     #[test]
     fn a_member_is_removed_with_one_comma() {
-        assert_eq!(edited(r#"{"a":1, "b":2}"#, |e| drop(e.remove("a"))), r#"{"b":2}"#);
-        assert_eq!(edited(r#"{"a":1, "b":2}"#, |e| drop(e.remove("b"))), r#"{"a":1}"#);
-        assert_eq!(edited(r#"{"a":1, "b":2, "c":3}"#, |e| drop(e.remove("b"))), r#"{"a":1, "c":3}"#);
-        assert_eq!(edited(r#"{"a":1}"#, |e| drop(e.remove("a").set("b", "2"))), r#"{"b":2}"#);
+        assert_eq!(
+            edited(r#"{"a":1, "b":2}"#, |e| {
+                e.remove("a");
+            }),
+            r#"{"b":2}"#
+        );
+        assert_eq!(
+            edited(r#"{"a":1, "b":2}"#, |e| {
+                e.remove("b");
+            }),
+            r#"{"a":1}"#
+        );
+        assert_eq!(
+            edited(r#"{"a":1, "b":2, "c":3}"#, |e| {
+                e.remove("b");
+            }),
+            r#"{"a":1, "c":3}"#
+        );
+        assert_eq!(
+            edited(r#"{"a":1}"#, |e| {
+                e.remove("a").set("b", "2");
+            }),
+            r#"{"b":2}"#
+        );
     }
 
     #[test]
     fn a_repeated_member_is_named_and_removed_everywhere() {
         let text = r#"{"a":1,"b":2,"\u0061":3}"#;
         assert_eq!(object(text).repeated(), Some("a"));
-        assert_eq!(edited(text, |e| drop(e.remove("a"))), r#"{"b":2}"#);
+        assert_eq!(
+            edited(text, |e| {
+                e.remove("a");
+            }),
+            r#"{"b":2}"#
+        );
     }
 
     #[test]
@@ -331,7 +371,7 @@ mod tests {
         let outer = Object::read(&base).expect("an object");
         let params = Object::read(&outer.get("params").expect("params")).expect("an object");
         let meta = Object::read(&params.get("_meta").expect("meta")).expect("an object");
-        let mut patch = Patch::new(base.clone());
+        let mut patch = Patch::new(base);
         let mut edit = Edit::new(&meta);
         edit.remove("k").set("t", "7");
         edit.put(&mut patch);

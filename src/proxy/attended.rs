@@ -41,6 +41,10 @@ pub(super) struct Attended {
     waited: Duration,
 }
 
+#[expect(
+    clippy::large_enum_variant,
+    reason = "the large one is the one that is used, and a box would cost every call"
+)]
 enum Stage {
     /// Nothing has been done yet.
     Fresh,
@@ -183,7 +187,7 @@ impl Attended {
             refused: inline.refused,
             items: Some(items),
         }
-        .spawn();
+        .spawn(Action::Store);
         self.stage = Stage::Moved(received);
     }
 
@@ -235,7 +239,7 @@ impl Conversation for Attended {
 /// Custom Headers*). A server whose tools cannot be listed is called all the same.
 async fn check_mirrored(shared: &Shared, call: &Call, caller: &Caller) -> Result<(), Box<Reply>> {
     let tool = call.target.as_deref().unwrap_or_default();
-    let Some(catalogue) = shared.catalogue(&caller).await else { return Ok(()) };
+    let Some(catalogue) = shared.catalogue(caller).await else { return Ok(()) };
     let wanted = catalogue.mirrored(tool);
     if wanted.is_empty() {
         return Ok(());

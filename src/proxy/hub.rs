@@ -100,7 +100,7 @@ mod tests {
         hub.announce(&a);
         hub.announce(&b);
         hub.announce(&a);
-        assert_eq!(listener.changed().await, [a.clone()]);
+        assert_eq!(listener.changed().await, std::slice::from_ref(&a));
         assert!(futures_util::FutureExt::now_or_never(listener.changed()).is_none());
         drop(listener);
         assert!(hub.listeners.is_empty(), "nothing is left of a listener that is gone");

@@ -47,14 +47,12 @@ mod tests {
 
     #[test]
     fn only_the_same_principal_on_the_same_route_owns_a_task() {
-        let owner = Owner { principal: [1; 16], route: "/mcp".into() };
+        let owner = |principal, route: &str| Owner { principal: [principal; 16], route: route.into() };
         let id = TaskId::from_entropy([7; 16]);
-        let record =
-            Record::new(id.clone(), owner.clone(), "slow", Duration::ZERO, Timestamp::from_millis(0));
-        assert_eq!(owner.claim(&record).map(|owned| owned.id().clone()), Some(id));
-        for other in
-            [Owner { principal: [2; 16], ..owner.clone() }, Owner { route: "/other".into(), ..owner.clone() }]
-        {
+        let start = Timestamp::from_millis(0);
+        let record = Record::new(id.clone(), owner(1, "/mcp"), "slow", Duration::ZERO, start);
+        assert_eq!(owner(1, "/mcp").claim(&record).map(|owned| owned.id().clone()), Some(id));
+        for other in [owner(2, "/mcp"), owner(1, "/other")] {
             assert!(other.claim(&record).is_none(), "{other:?}");
         }
     }

@@ -1,6 +1,7 @@
 //! What is told of what happens: one struct a happening, emitted once.
 
 mod events;
+pub mod log;
 
 pub use events::{
     Access, Drained, LookupFailed, Outcome, QuestionRefused, QuotaFull, StoreFailed, TaskRead,

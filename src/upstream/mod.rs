@@ -3,6 +3,30 @@
 //! An [`Upstream`] is one server as the rest of the house sees it: calls go in, and for each a
 //! stream of [`Event`]s comes out. Sessions, handshakes, transports and resumption are hidden
 //! behind it.
+//!
+//! [`Streamable`] is a server of the older era over HTTP. Reading order: `exchange` is one call from
+//! its first poll to its last event; `group` says which session it goes to; `session` is one
+//! session and the calls in flight on it; `handshake` opens one and `listen` reads its GET stream;
+//! `messages`, `refusal` and `resume` are what an HTTP answer can turn out to be; `peer` and
+//! `client` are the server as a whole and the way there.
+
+mod answer;
+mod client;
+mod exchange;
+mod group;
+mod handshake;
+mod listen;
+mod mailbox;
+mod message;
+mod messages;
+mod peer;
+mod refusal;
+mod resume;
+mod session;
+mod streamable;
+mod subscribe;
+
+pub use streamable::Streamable;
 
 mod lost;
 
@@ -138,6 +162,23 @@ pub enum Lost {
     Closing,
 }
 
+/// Why a server cannot be spoken to at all.
+#[derive(Debug, thiserror::Error)]
+pub enum NotStarted {
+    #[error("the upstream URL {0} must begin with http:// or https://")]
+    Scheme(http::Uri),
+    #[error("the upstream URL {0} names no host")]
+    NoHost(http::Uri),
+    #[error(
+        "no usable certificate authority on this system; set SSL_CERT_FILE or install its certificates {0}"
+    )]
+    NoRoots(String),
+    #[error("TLS cannot be set up: {0}")]
+    Tls(#[source] rustls::Error),
+    #[error("a server is spoken to from within a tokio runtime")]
+    NoRuntime,
+}
+
 /// What a server said of itself in its answer to `initialize`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Description {
@@ -207,6 +248,15 @@ pub struct Limits {
     pub sessions: usize,
     /// One message of the server, in bytes. Default 64 MiB.
     pub result_bytes: usize,
+}
+
+/// The deepest reason of an error, which is where libraries put the telling one.
+fn root_cause(error: &dyn std::error::Error) -> String {
+    let mut cause = error;
+    while let Some(deeper) = cause.source() {
+        cause = deeper;
+    }
+    cause.to_string()
 }
 
 // === impl Question ===

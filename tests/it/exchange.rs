@@ -1,6 +1,7 @@
 //! One call in flight: its whole table.
 
 use deferral::bridge::{Action, Exchange, exchange::Phase};
+use deferral::runtime::{Clock, SystemClock};
 use expect_test::expect;
 use std::time::{Duration, Instant};
 
@@ -59,7 +60,7 @@ const EVENTS: [(&str, Step); 8] = [
 
 #[test]
 fn every_phase_meets_every_event() {
-    let start = Instant::now();
+    let start = SystemClock::new().now();
     let mut table = String::new();
     for phase in PHASES {
         for (name, event) in EVENTS {
@@ -153,7 +154,7 @@ fn every_phase_meets_every_event() {
 fn a_call_without_a_threshold_never_asks_for_the_time() {
     let mut exchange = Exchange::<()>::new(None);
     assert_eq!(exchange.poll_timeout(), None);
-    exchange.handle_timeout(Instant::now());
+    exchange.handle_timeout(SystemClock::new().now());
     assert_eq!(exchange.phase(), Phase::Inline);
     exchange.handle_final(());
     assert_eq!(exchange.poll_action(), Some(Action::Reply(())));

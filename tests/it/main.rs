@@ -1,7 +1,14 @@
-//! Everything that is checked from the outside, in one binary.
+//! Everything that is checked from the outside, in one binary, a file for each topic.
 
+mod architecture;
+mod cli;
+mod config;
 mod exchange;
 mod front;
 mod passthrough;
+mod samples;
 mod simulation;
+mod stores;
 mod support;
+mod tasks;
+mod upstream;

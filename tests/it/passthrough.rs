@@ -43,7 +43,11 @@ fn modern_call() -> impl Strategy<Value = String> {
         .prop_flat_map(|(about, arguments, retried)| {
             let mut known = vec![m("name", "\"tool\""), m("arguments", arguments), m("_meta", about)];
             if retried {
-                known.extend([m("task", r#"{"ttl":1}"#), m("inputResponses", "{}"), m("requestState", "\"s\"")]);
+                known.extend([
+                    m("task", r#"{"ttl":1}"#),
+                    m("inputResponses", "{}"),
+                    m("requestState", "\"s\""),
+                ]);
             }
             mixed(known)
         })
@@ -226,7 +230,8 @@ proptest! {
 #[test]
 fn a_tools_list_loses_task_support_and_nothing_else() {
     let result = r#"{"tools":[{"name":"a","execution":{"taskSupport":"optional"},"inputSchema":{"x":1e400}}, {"name":"b","execution":{"x":1, "taskSupport":"required"}},{"name":"c","taskSupport":"mine"}],"nextCursor":"n"}"#;
-    let got = raise::result(&deferral::protocol::Method::ToolsList, &Bytes::from(result), b"{}").expect("an object");
+    let got = raise::result(&deferral::protocol::Method::ToolsList, &Bytes::from(result), b"{}")
+        .expect("an object");
     assert_eq!(
         text(&got),
         r#"{"tools":[{"name":"a","inputSchema":{"x":1e400}}, {"name":"b","execution":{"x":1}},{"name":"c","taskSupport":"mine"}],"nextCursor":"n","resultType":"complete","ttlMs":0,"cacheScope":"private","_meta":{"io.modelcontextprotocol/serverInfo":{}}}"#

@@ -2,6 +2,7 @@
 //! order, and what must hold whatever the order was.
 
 use bytes::Bytes;
+use deferral::runtime::{Clock, SystemClock};
 use deferral::{
     bridge::{Action, Exchange},
     protocol::Timestamp,
@@ -65,7 +66,7 @@ struct Server {
 
 impl World {
     fn new(deferrable: bool) -> Self {
-        let now = Instant::now();
+        let now = SystemClock::new().now();
         Self {
             exchange: Exchange::new(deferrable.then_some(now + Duration::from_secs(5))),
             now,

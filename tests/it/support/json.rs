@@ -57,7 +57,14 @@ pub(crate) fn value() -> impl Strategy<Value = String> {
         Just("null".to_owned()),
         Just("true".to_owned()),
         prop::sample::select(vec![
-            "0", "-0.0", "1e400", "1E+2", "1.10", "12345678901234567890123", "9007199254740993", "-1e-7",
+            "0",
+            "-0.0",
+            "1e400",
+            "1E+2",
+            "1.10",
+            "12345678901234567890123",
+            "9007199254740993",
+            "-1e-7",
         ])
         .prop_map(str::to_owned),
         prop::sample::select(vec![
@@ -71,9 +78,8 @@ pub(crate) fn value() -> impl Strategy<Value = String> {
     ];
     scalar.prop_recursive(4, 24, 4, |inner| {
         prop_oneof![
-            (prop::collection::vec(inner.clone(), 0..4), spacing()).prop_map(|(items, pad)| {
-                format!("[{pad}{}{pad}]", items.join(&format!("{pad},{pad}")))
-            }),
+            (prop::collection::vec(inner.clone(), 0..4), spacing())
+                .prop_map(|(items, pad)| { format!("[{pad}{}{pad}]", items.join(&format!("{pad},{pad}"))) }),
             prop::collection::vec((unknown_key(), inner), 0..4)
                 .prop_flat_map(|members| spacing().prop_map(move |pad| object(&members, &pad))),
         ]

@@ -1,0 +1,115 @@
+//! CPU time of the proxy's process for each call.
+//!
+//! Everything is measured once in each round, in the same order, so that a disturbance meets all
+//! alike; a ratio is taken within a round, and the median of the rounds is reported.
+
+use super::{
+    Failure, Options,
+    load::Load,
+    peers,
+    process::{Cpu, Process},
+    proxies::{Proxy, Yard},
+    report::{Cost, Report, median},
+    scenario::{Client, Scenario},
+};
+
+/// One proxy under one kind of call.
+struct Series {
+    proxy: Proxy,
+    scenario: Scenario,
+    /// The series of the bare proxy that it is measured by.
+    base: usize,
+    /// Which process it is.
+    process: usize,
+    load: Load,
+    rounds: Vec<Cpu>,
+}
+
+pub(crate) async fn measure(yard: &Yard, options: &Options, report: &mut Report) -> Result<(), Failure> {
+    let mut processes: Vec<(Proxy, Process)> = Vec::new();
+    let mut all: Vec<Series> = Vec::new();
+    for (proxy, scenario) in plan(options) {
+        let process = match processes.iter().position(|(started, _)| *started == proxy) {
+            Some(at) => at,
+            None => {
+                processes.push((proxy, proxy.start(yard).await?));
+                processes.len() - 1
+            }
+        };
+        let address = processes[process].1.address;
+        let about = |error| Failure::from(format!("{}, {}: {error}", proxy.name(), scenario.name()));
+        let ask = scenario.prepare(address).await.map_err(about)?;
+        let load = Load::open(address, options.connections, ask).await.map_err(about)?;
+        let base = base(&all, scenario);
+        all.push(Series { proxy, scenario, base, process, load, rounds: Vec::new() });
+    }
+    for round in 1..=options.rounds() {
+        eprintln!("round {round} of {}", options.rounds());
+        for series in &mut all {
+            let process = &processes[series.process].1;
+            let before = process.cpu()?;
+            series
+                .load
+                .run(options.calls())
+                .await
+                .map_err(|error| format!("{}, {}: {error}", series.proxy.name(), series.scenario.name()))?;
+            series.rounds.push(process.cpu()?.since(before));
+        }
+    }
+    for series in &all {
+        report.costs.push(cost(series, &all[series.base], options.calls()));
+    }
+    Ok(())
+}
+
+/// What is measured, the bare proxy first.
+fn plan(options: &Options) -> Vec<(Proxy, Scenario)> {
+    let plain = [Scenario::Fast(Client::Plain), Scenario::Streamed(Client::Plain)];
+    let ours = [
+        plain[0],
+        Scenario::Fast(Client::Elicitation),
+        Scenario::Fast(Client::Tasks),
+        plain[1],
+        Scenario::Streamed(Client::Tasks),
+        Scenario::Completed,
+        Scenario::Working,
+    ];
+    let quiet = [plain[0], Scenario::Completed];
+    let peers = peers().flat_map(|peer| plain.map(|scenario| (peer, scenario)));
+    peers
+        .chain(ours.map(|scenario| (Proxy::Deferral, scenario)))
+        .chain(quiet.map(|scenario| (Proxy::Quiet, scenario)))
+        // Without the bare proxy there is nothing to compare with.
+        .filter(|(proxy, scenario)| {
+            *proxy == Proxy::Bare || options.wants(proxy.name()) || options.wants(scenario.name())
+        })
+        .collect()
+}
+
+/// The bare proxy under the like: events beside events, all else beside a JSON answer.
+fn base(all: &[Series], scenario: Scenario) -> usize {
+    let like = match scenario {
+        Scenario::Streamed(_) => Scenario::Streamed(Client::Plain),
+        Scenario::Fast(_) | Scenario::Completed | Scenario::Working => Scenario::Fast(Client::Plain),
+    };
+    let found = all.iter().position(|series| series.proxy == Proxy::Bare && series.scenario == like);
+    // Its own base.
+    found.unwrap_or(all.len())
+}
+
+fn cost(series: &Series, base: &Series, calls: usize) -> Cost {
+    let each = |cpu: &Cpu| cpu.ns as f64 / 1e3 / calls as f64;
+    let ratios: Vec<_> =
+        series.rounds.iter().zip(&base.rounds).map(|(one, bare)| one.ns as f64 / bare.ns as f64).collect();
+    let all = series.rounds.iter().fold(Cpu::default(), |sum, round| sum.and(*round));
+    Cost {
+        proxy: series.proxy.name(),
+        scenario: series.scenario.name(),
+        cpu_us: median(series.rounds.iter().map(each)),
+        user_share: all.user_share(),
+        ratio: median(ratios.iter().copied()),
+        ratio_least: ratios.iter().copied().fold(f64::INFINITY, f64::min),
+        ratio_most: ratios.iter().copied().fold(0.0, f64::max),
+        goal: matches!(series.proxy, Proxy::Deferral | Proxy::Quiet).then(|| series.scenario.goal()),
+    }
+}

@@ -1,0 +1,125 @@
+//! Resident memory of the proxy for each task it has parked and each call it holds.
+
+use super::{
+    Failure, Options,
+    load::{self, Ask, Connection, Load},
+    peers,
+    process::Process,
+    proxies::{Proxy, Yard},
+    report::{Memory, Report},
+    scenario::{Client, Scenario, deferred, slow},
+};
+use rustix::process::{Resource, getrlimit, setrlimit};
+use std::{net::SocketAddr, time::Duration};
+use tokio::time::{sleep, timeout};
+
+/// How long the upstream may take to have heard of all calls.
+const ARRIVAL: Duration = Duration::from_secs(60);
+
+/// Until what was needed on the way has been given back.
+const SETTLE: Duration = Duration::from_millis(500);
+
+/// Longer than anything here: nothing that is held ends by itself.
+const LONG: f64 = 3600.0;
+
+/// Descriptors for everything else.
+const SPARE: u64 = 256;
+
+pub(crate) async fn measure(yard: &Yard, options: &Options, report: &mut Report) -> Result<(), Failure> {
+    let count = affordable(options.held(), report)?;
+    let held = peers().chain([Proxy::Deferral]).map(|proxy| (proxy, "held call"));
+    for (proxy, what) in held.chain([(Proxy::Deferral, PARKED)]) {
+        if !options.wants(proxy.name()) && !options.wants(what) {
+            continue;
+        }
+        eprintln!("memory: {}, {what}", proxy.name());
+        let process = proxy.start(yard).await?;
+        warm(&process, options).await?;
+        let before = process.resident()?;
+        let connections = match what {
+            PARKED => park(&process, count).await?,
+            _ => hold(&process, count).await?,
+        };
+        arrived(yard.upstream, count).await?;
+        sleep(SETTLE).await;
+        let kib = (process.resident()? - before) / count as f64;
+        report.memory.push(Memory {
+            proxy: proxy.name(),
+            what,
+            count,
+            kib,
+            before_mib: before / 1024.0,
+            goal: (what == PARKED).then_some(24.0),
+        });
+        drop((connections, process));
+        arrived(yard.upstream, 0).await?;
+    }
+    Ok(())
+}
+
+const PARKED: &str = "parked task";
+
+/// How many can be held: each takes two descriptors of a proxy.
+fn affordable(wanted: usize, report: &mut Report) -> Result<usize, Failure> {
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    // Children begin with what we have.
+    setrlimit(Resource::Nofile, limit)?;
+    let Some(descriptors) = limit.current else { return Ok(wanted) };
+    let most = usize::try_from(descriptors.saturating_sub(SPARE) / 2)?;
+    if most < wanted {
+        report
+            .note(format!("{most} calls are held instead of {wanted}, for want of descriptors (ulimit -n)"));
+    }
+    match wanted.min(most) {
+        0 => Err(format!("{descriptors} descriptors are too few to hold a call (ulimit -n)").into()),
+        count => Ok(count),
+    }
+}
+
+/// Lets the process allocate what it needs once.
+async fn warm(process: &Process, options: &Options) -> Result<(), Failure> {
+    let ask = Scenario::Fast(Client::Plain).prepare(process.address).await?;
+    let mut load = Load::open(process.address, options.connections, ask).await?;
+    load.run(options.connections * 20).await?;
+    drop(load);
+    sleep(SETTLE).await;
+    Ok(())
+}
+
+/// Makes tasks; their clients have left when this returns.
+async fn park(process: &Process, count: usize) -> Result<Vec<Connection>, Failure> {
+    let mut connection = Connection::open(process.address).await?;
+    for _ in 0..count {
+        connection.ask(&deferred(LONG)).await?;
+    }
+    Ok(Vec::new())
+}
+
+/// Makes calls whose clients wait.
+async fn hold(process: &Process, count: usize) -> Result<Vec<Connection>, Failure> {
+    let ask = slow(LONG, Client::Plain);
+    let mut connections = Vec::with_capacity(count);
+    for _ in 0..count {
+        let mut connection = Connection::open(process.address).await?;
+        connection.send(&ask).await?;
+        connections.push(connection);
+    }
+    Ok(connections)
+}
+
+/// Waits until the upstream holds as many calls.
+async fn arrived(upstream: SocketAddr, count: usize) -> Result<(), Failure> {
+    let mut held = 0;
+    let all = timeout(ARRIVAL, async {
+        loop {
+            let answer = load::once(upstream, &Ask::get("/held")).await?;
+            held = std::str::from_utf8(&answer.body)?.parse::<usize>()?;
+            if held == count {
+                return Ok::<_, Failure>(());
+            }
+            sleep(Duration::from_millis(50)).await;
+        }
+    });
+    all.await.map_err(|_| format!("the server holds {held} calls instead of {count}"))?
+}

@@ -1,0 +1,118 @@
+//! Exchanges and task steps: what deciding costs, beside what it decides about.
+//!
+//! `cargo bench --bench machine`
+
+mod support;
+
+use bytes::Bytes;
+use deferral::{
+    bridge::{Action, Exchange},
+    protocol::Timestamp,
+    runtime::{Clock, SystemClock},
+    task::{Event, Owner, Record, TaskId, apply, view},
+};
+use std::{
+    hint::black_box,
+    time::{Duration, Instant},
+};
+use support::Group;
+
+const RETENTION: Duration = Duration::from_secs(3600);
+const BOUNDS: view::PollBounds = (Duration::from_millis(500), Duration::from_secs(30));
+
+fn main() {
+    let now = SystemClock::new().now();
+    exchanges(now);
+    steps();
+    for size in [200, 16 << 10, 256 << 10] {
+        views(size);
+    }
+}
+
+fn exchanges(now: Instant) {
+    Group::new("an exchange, from its start to its one outcome")
+        .case("answered inline", 0, || inline(black_box(now)))
+        .case("deferred, then answered", 0, || deferred(black_box(now)))
+        .case("deferred, then cancelled", 0, || cancelled(black_box(now)))
+        .run();
+}
+
+fn inline(now: Instant) -> Option<Action<u64>> {
+    let mut exchange = Exchange::new(Some(now));
+    exchange.handle_final(7);
+    exchange.poll_action()
+}
+
+fn deferred(now: Instant) -> Option<Action<u64>> {
+    let mut exchange = in_hand(now);
+    exchange.handle_final(7);
+    exchange.poll_action()
+}
+
+fn cancelled(now: Instant) -> Option<Action<u64>> {
+    let mut exchange = in_hand(now);
+    exchange.handle_cancelled();
+    exchange.poll_action()
+}
+
+/// An exchange whose client has the handle of its task.
+fn in_hand(now: Instant) -> Exchange<u64> {
+    let mut exchange = Exchange::new(Some(now));
+    exchange.handle_timeout(now);
+    exchange.poll_action();
+    exchange.handle_stored(true);
+    exchange.poll_action();
+    exchange.handle_committed();
+    exchange
+}
+
+fn steps() {
+    let record = working();
+    let asked = step(&record, question("a"));
+    let answer = [("a".to_owned(), Bytes::from_static(br#"{"action":"accept"}"#))];
+    let result = result(200);
+    Group::new("one step of a task")
+        .case("returned", 0, || step(&record, Event::Returned { result: result.clone() }))
+        .case("progressed", 0, || step(&record, Event::Progressed { message: "half (1/2)".into() }))
+        .case("asked", 0, || step(&record, question("a")))
+        .case("answered", 0, || step(&asked, Event::Answered { answers: answer.clone().into() }))
+        .case("cancelled", 0, || step(&record, Event::Cancelled))
+        .run();
+}
+
+/// What `tasks/get` shows. A copy of the result is what it is measured by: no view needs less.
+fn views(size: usize) {
+    let record = working();
+    let result = result(size);
+    let completed = step(&record, Event::Returned { result: result.clone() });
+    let now = Timestamp::from_millis(5_000);
+    Group::new(format!("a task with a result of {size} bytes, as it is shown"))
+        .case("a copy of the result, for comparison", size, || black_box(&result).to_vec())
+        .case("view::detailed, completed", size, || view::detailed(&completed, now, BOUNDS, None))
+        .case("view::detailed, working", 0, || view::detailed(&record, now, BOUNDS, None))
+        .case("view::created", 0, || view::created(&record, now, BOUNDS, None))
+        .run();
+}
+
+fn working() -> Record {
+    let owner = Owner { principal: [0; 16], route: "/mcp".into() };
+    Record::new(TaskId::from_entropy([7; 16]), owner, "slow", RETENTION, Timestamp::from_millis(1_000))
+}
+
+fn step(record: &Record, event: Event) -> Record {
+    let (next, _effects) = apply(record, event, Timestamp::from_millis(2_000)).expect("the event applies");
+    next
+}
+
+fn question(key: &str) -> Event {
+    let request = Bytes::from_static(
+        br#"{"method":"elicitation/create","params":{"message":"sure?","requestedSchema":{"type":"object","properties":{}}}}"#,
+    );
+    Event::Asked { key: key.to_owned(), request }
+}
+
+fn result(size: usize) -> Bytes {
+    let (before, after) =
+        (r#"{"resultType":"complete","content":[{"type":"text","text":""#, r#""}],"isError":false}"#);
+    [before, &".".repeat(size - before.len() - after.len()), after].concat().into()
+}

@@ -1,0 +1,50 @@
+//! `deferral check`: judges a configuration file without starting anything.
+
+use super::USAGE;
+use crate::{config, front::TlsPaths};
+use std::{
+    io::{self, Write},
+    path::PathBuf,
+};
+
+#[derive(Debug, clap::Args)]
+#[command(arg_required_else_help = true)]
+pub struct Args {
+    /// The configuration file to check.
+    #[arg(long, value_name = "FILE", required_unless_present = "schema")]
+    config: Option<PathBuf>,
+    /// Print the JSON Schema of configuration files, for editors.
+    #[arg(long, conflicts_with = "config")]
+    schema: bool,
+}
+
+/// Prints `FILE: ok (2 routes)` to `out`, or everything that is wrong to `err`. Gives the exit code.
+///
+/// # Errors
+/// Where nothing can be printed.
+pub fn run(args: &Args, out: &mut impl Write, err: &mut impl Write) -> io::Result<u8> {
+    let Some(path) = args.config.as_ref().filter(|_| !args.schema) else {
+        let schema = serde_json::to_string_pretty(&config::schema()).expect("a JSON value is JSON");
+        writeln!(out, "{schema}")?;
+        return Ok(0);
+    };
+    let config = config::load(path);
+    if let Ok(Err(error)) =
+        config.as_ref().map(|config| config.front.tls.as_ref().map_or(Ok(()), TlsPaths::check))
+    {
+        writeln!(err, "{}: {error}", path.display())?;
+        return Ok(USAGE);
+    }
+    match config {
+        Ok(config) => {
+            let (count, noun) =
+                (config.routes.len(), if config.routes.len() == 1 { "route" } else { "routes" });
+            writeln!(out, "{}: ok ({count} {noun})", path.display())?;
+            Ok(0)
+        }
+        Err(problems) => {
+            writeln!(err, "{problems}")?;
+            Ok(USAGE)
+        }
+    }
+}

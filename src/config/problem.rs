@@ -1,0 +1,129 @@
+//! What is wrong with a configuration: all of it at once, each thing with its place and its remedy.
+
+use std::{fmt, path::PathBuf};
+
+/// Where a setting was written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Place {
+    /// In the file. Both count from 1; columns count characters.
+    File { line: usize, column: usize },
+    /// On the command line, by the name of the flag (`--listen`).
+    Flag(&'static str),
+    /// Nowhere in particular: something is missing altogether.
+    Whole,
+}
+
+/// A value and where it was written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct At<T> {
+    pub place: Place,
+    pub value: T,
+}
+
+/// One thing that is wrong.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Problem {
+    pub place: Place,
+    /// Names the thing and says what would be right.
+    pub message: String,
+}
+
+/// Everything that is wrong with a configuration, in the order of the file. Never empty.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Problems {
+    file: Option<PathBuf>,
+    list: Vec<Problem>,
+}
+
+// === impl Place ===
+
+impl Place {
+    pub(super) const START: Self = Self::File { line: 1, column: 1 };
+}
+
+// === impl At ===
+
+impl<T> At<T> {
+    pub const fn new(place: Place, value: T) -> Self {
+        Self { place, value }
+    }
+}
+
+// === impl Problem ===
+
+impl Problem {
+    pub fn new(place: Place, message: impl Into<String>) -> Self {
+        Self { place, message: message.into() }
+    }
+}
+
+// === impl Problems ===
+
+impl Problems {
+    /// `Err` with the problems, unless there are none.
+    pub(super) fn or_ok<T>(file: Option<PathBuf>, mut list: Vec<Problem>, value: T) -> Result<T, Self> {
+        if list.is_empty() {
+            return Ok(value);
+        }
+        list.sort_by_key(|problem| problem.place);
+        Err(Self { file, list })
+    }
+
+    pub(super) fn one(file: Option<PathBuf>, problem: Problem) -> Self {
+        Self { file, list: vec![problem] }
+    }
+
+    pub fn as_slice(&self) -> &[Problem] {
+        &self.list
+    }
+}
+
+impl fmt::Display for Problems {
+    /// One line each: `file:line:column: message`, as editors and CI understand it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, Problem { place, message }) in self.list.iter().enumerate() {
+            if index > 0 {
+                writeln!(f)?;
+            }
+            match (place, &self.file) {
+                (Place::File { line, column }, Some(file)) => {
+                    write!(f, "{}:{line}:{column}: {message}", file.display())?;
+                }
+                (Place::File { line, column }, None) => write!(f, "{line}:{column}: {message}")?,
+                (Place::Flag(flag), _) => write!(f, "{flag}: {message}")?,
+                (Place::Whole, Some(file)) => write!(f, "{}: {message}", file.display())?,
+                (Place::Whole, None) => f.write_str(message)?,
+            }
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for Problems {}
+
+/// `; did you mean …` for the one of `known` that `word` was probably meant to be.
+pub(super) fn nearest<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    let word = word.to_lowercase().replace('-', "_");
+    known
+        .into_iter()
+        .map(|candidate| (strsim::damerau_levenshtein(&word, candidate), candidate))
+        .filter(|(distance, candidate)| *distance <= candidate.len().max(3) / 3)
+        .min_by_key(|(distance, _)| *distance)
+        .map(|(_, candidate)| candidate)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_slip_of_the_finger_is_understood_and_another_word_is_not() {
+        let known = ["listen", "admin", "routes", "public_url"];
+        assert_eq!(nearest("lisetn", known), Some("listen"));
+        assert_eq!(nearest("Listen", known), Some("listen"));
+        assert_eq!(nearest("public-url", known), Some("public_url"));
+        assert_eq!(nearest("route", known), Some("routes"));
+        assert_eq!(nearest("workers", known), None);
+        assert_eq!(nearest("x", known), None);
+    }
+}

@@ -1,0 +1,388 @@
+//! From the configuration as written to the one that is meant: defaults filled in, parts put where
+//! they belong, and what only shows when the parts are looked at together.
+
+use super::{
+    Config, LogFormat, Questions, RouteConfig, Store,
+    file::{self, DEFAULT_ADMIN, DEFAULT_DRAIN, DEFAULT_LISTEN, DEFAULT_PATH, File, Set},
+    problem::{At, Place, Problem},
+};
+use crate::{front, policy, upstream};
+use std::{net::SocketAddr, path::Path, sync::Arc};
+
+/// Fills in and judges. `folder` is what relative paths are relative to. What could not be read
+/// has been reported already and is not reported again; the result is only good without problems.
+pub(super) fn resolve(file: File, folder: &Path, problems: &mut Vec<Problem>) -> Config {
+    let limits = file.limits.or_default();
+    let timeouts = file.timeouts.or_default();
+    let listen = listen(file.listen, problems);
+    let admin = admin(file.admin, &listen, problems);
+    let defaults = front::Config::default();
+    let quotas = quotas(&limits, problems);
+    Config {
+        admin,
+        store: store(file.store, problems),
+        quotas,
+        drain: file.drain.or(DEFAULT_DRAIN),
+        log: file.log.or(LogFormat::Text),
+        routes: routes(file.routes, &limits, &timeouts, problems),
+        front: front::Config {
+            listen: listen.into_iter().map(|address| address.value).collect(),
+            tls: tls(file.tls, folder, problems),
+            access: access(file.access.or_default()),
+            limits: front_limits(&limits),
+            timeouts: front_timeouts(&timeouts),
+            keep_alive: timeouts.keep_alive.or(defaults.keep_alive),
+            public_url: file.public_url.given(),
+        },
+    }
+}
+
+fn listen(written: Set<Vec<At<SocketAddr>>>, problems: &mut Vec<Problem>) -> Vec<At<SocketAddr>> {
+    let addresses = match written {
+        Set::To(At { place, value }) if value.is_empty() => {
+            problems.push(Problem::new(place, "`listen` names no address; remove it for the default"));
+            return value;
+        }
+        Set::To(At { value, .. }) => value,
+        Set::Unset | Set::Wrong => {
+            vec![At::new(Place::Whole, DEFAULT_LISTEN.parse().expect("the default is an address"))]
+        }
+    };
+    for (index, address) in addresses.iter().enumerate() {
+        // Port 0 is another port each time.
+        let again = addresses[..index].iter().any(|other| other.value == address.value);
+        if again && address.value.port() != 0 {
+            problems.push(Problem::new(address.place, format!("`{}` is listed twice", address.value)));
+        }
+    }
+    addresses
+}
+
+fn admin(
+    written: Set<Option<SocketAddr>>,
+    listen: &[At<SocketAddr>],
+    problems: &mut Vec<Problem>,
+) -> Option<SocketAddr> {
+    let place = written.place();
+    let address = written.or_else(|| Some(DEFAULT_ADMIN.parse().expect("the default is an address")))?;
+    if address.port() != 0
+        && let Some(same) = listen.iter().find(|other| other.value == address)
+    {
+        problems.push(Problem::new(
+            place.unwrap_or(same.place),
+            format!("`admin` and `listen` are both {address}; choose another port for one of them, or set `admin: off`"),
+        ));
+    }
+    Some(address)
+}
+
+fn store(written: Set<file::Store>, problems: &mut Vec<Problem>) -> Store {
+    if let Set::To(At { place, value }) = written {
+        let name = match value {
+            file::Store::Memory => return Store::Memory,
+            file::Store::Disk(_) => "disk",
+            file::Store::Redis(_) => "redis",
+        };
+        problems.push(Problem::new(
+            place,
+            format!(
+                "the store `{name}` is not built into this version; use `memory`, which forgets tasks at exit"
+            ),
+        ));
+    }
+    Store::Memory
+}
+
+fn tls(written: Set<file::Tls>, folder: &Path, problems: &mut Vec<Problem>) -> Option<front::TlsPaths> {
+    let Set::To(At { place, value: tls }) = written else { return None };
+    for (key, unset) in [("cert", tls.cert.is_unset()), ("key", tls.key.is_unset())] {
+        if unset {
+            problems.push(Problem::new(place, format!("`tls` has no `{key}`; name a PEM file")));
+        }
+    }
+    Some(front::TlsPaths { cert: folder.join(tls.cert.given()?), key: folder.join(tls.key.given()?) })
+}
+
+fn access(written: file::Access) -> policy::Access {
+    let values = |list: Set<Vec<At<String>>>| list.or_default().into_iter().map(|at| at.value).collect();
+    policy::Access { hosts: values(written.hosts), origins: values(written.origins) }
+}
+
+fn routes(
+    written: Set<Vec<At<file::Route>>>,
+    limits: &file::Limits,
+    timeouts: &file::Timeouts,
+    problems: &mut Vec<Problem>,
+) -> Vec<RouteConfig> {
+    let none = |place| {
+        Problem::new(place, "no route; add one, as in `routes: [{ upstream: { url: \"http://…\" } }]`")
+    };
+    let routes = match written {
+        Set::To(At { place, value }) => {
+            if value.is_empty() {
+                problems.push(none(place));
+            }
+            value
+        }
+        Set::Unset => {
+            problems.push(none(Place::Whole));
+            return Vec::new();
+        }
+        Set::Wrong => return Vec::new(),
+    };
+    distinct_paths(&routes, problems);
+    routes.into_iter().filter_map(|written| route(written, limits, timeouts, problems)).collect()
+}
+
+fn distinct_paths(routes: &[At<file::Route>], problems: &mut Vec<Problem>) {
+    let mut known: Vec<(Place, &str)> = Vec::with_capacity(routes.len());
+    for At { place, value } in routes {
+        let (place, path) = match &value.path {
+            Set::To(path) => (path.place, &*path.value),
+            Set::Unset => (*place, DEFAULT_PATH),
+            Set::Wrong => continue,
+        };
+        if let Some((first, _)) = known.iter().find(|(_, other)| *other == path) {
+            problems.push(Problem::new(
+                place,
+                format!("the path `{path}` is already a route{}; give this one another", line(*first)),
+            ));
+        }
+        known.push((place, path));
+    }
+}
+
+fn route(
+    At { place, value: written }: At<file::Route>,
+    limits: &file::Limits,
+    timeouts: &file::Timeouts,
+    problems: &mut Vec<Problem>,
+) -> Option<RouteConfig> {
+    let url = upstream_url(place, written.upstream, problems);
+    let defer = written.defer.or_default();
+    let defaults = policy::Defer::default();
+    let questions = written.questions.or_default();
+    let path: Arc<str> = match written.path {
+        Set::To(path) => path.value.into(),
+        Set::Unset => DEFAULT_PATH.into(),
+        Set::Wrong => return None,
+    };
+    let route = policy::Route {
+        path,
+        defer: policy::Defer {
+            mode: defer.mode.or(defaults.mode),
+            after: defer.after.or(defaults.after),
+            retention: defer.retention.or(defaults.retention),
+        },
+        tools: tools(written.tools.or_default(), problems),
+        principal: match written.principal.or(file::Principal::Authorization) {
+            file::Principal::Authorization => policy::PrincipalSource::Authorization,
+            file::Principal::Header(name) => policy::PrincipalSource::Header(name),
+        },
+        forward: forward(written.forward.or_default(), problems),
+        empty_contents_is_error: written.empty_contents_is_error.or(false),
+    };
+    let defaults = Questions::default();
+    Some(RouteConfig {
+        route,
+        upstream: upstream::Config {
+            url: url?,
+            timeouts: upstream_timeouts(timeouts),
+            limits: upstream_limits(limits),
+        },
+        questions: Questions {
+            settle: questions.settle.or(defaults.settle),
+            park: questions.park.or(defaults.park),
+        },
+    })
+}
+
+fn upstream_url(
+    place: Place,
+    written: Set<file::Upstream>,
+    problems: &mut Vec<Problem>,
+) -> Option<http::Uri> {
+    let At { place, value: upstream } = match written {
+        Set::To(upstream) => upstream,
+        Set::Unset => {
+            problems.push(Problem::new(
+                place,
+                "the route has no `upstream`; add `upstream: { url: \"http://…\" }`",
+            ));
+            return None;
+        }
+        Set::Wrong => return None,
+    };
+    match (upstream.url, upstream.command) {
+        (Set::Unset, Set::Unset) => {
+            problems.push(Problem::new(place, "`upstream` names no server; give it a `url`"));
+            None
+        }
+        (Set::To(_), Set::To(command)) => {
+            problems.push(Problem::new(
+                command.place,
+                "`upstream` has both `url` and `command`; keep one of the two",
+            ));
+            None
+        }
+        (Set::Unset, Set::To(command)) => {
+            problems.push(Problem::new(command.place, NO_STDIO));
+            None
+        }
+        (url, Set::Unset | Set::Wrong) => url.given(),
+        (Set::Wrong, Set::To(_)) => None,
+    }
+}
+
+/// Said of `command:` and of `-- CMD` alike.
+const NO_STDIO: &str = "servers over stdio are not served by this version; run the server over Streamable HTTP and give its `url`";
+
+fn tools(written: Vec<At<file::Tool>>, problems: &mut Vec<Problem>) -> Vec<policy::ToolRule> {
+    let mut earlier: Vec<At<policy::Pattern>> = Vec::new();
+    let mut rules = Vec::with_capacity(written.len());
+    for At { place, value: tool } in written {
+        let matches = match tool.matches {
+            Set::To(matches) => matches,
+            Set::Unset => {
+                problems.push(Problem::new(
+                    place,
+                    "the rule has no `match`; name the tool, or `*` for every one",
+                ));
+                continue;
+            }
+            Set::Wrong => continue,
+        };
+        if let Some(first) = earlier.iter().find(|first| covers(&first.value, &matches.value)) {
+            let (this, that) = (matches.value.as_str(), first.value.as_str());
+            let message = if this == that {
+                format!(
+                    "`{this}` has a rule already{}; the first one holds, so this one never would",
+                    line(first.place)
+                )
+            } else {
+                format!(
+                    "this rule never holds: `{that}`{} matches all of `{this}`; put this one first",
+                    line(first.place)
+                )
+            };
+            problems.push(Problem::new(matches.place, message));
+        }
+        rules.push(policy::ToolRule {
+            matches: matches.value.clone(),
+            mode: tool.mode.given(),
+            after: tool.after.given(),
+            keys: keys(tool.keys.or_default(), problems),
+            requires: tool.requires.given(),
+        });
+        earlier.push(matches);
+    }
+    rules
+}
+
+/// Whether `first` surely matches every name that `second` does.
+///
+/// A pattern of plain characters and `*` that matches the other's own text matches whatever its
+/// wildcards stand for, as only a `*` can have taken them. A `?` could take a `*` for one character,
+/// so such patterns are only compared as they are.
+fn covers(first: &policy::Pattern, second: &policy::Pattern) -> bool {
+    first == second || (!first.as_str().contains('?') && first.matches(second.as_str()))
+}
+
+fn keys(written: Vec<At<String>>, problems: &mut Vec<Problem>) -> Vec<String> {
+    let mut keys: Vec<String> = Vec::with_capacity(written.len());
+    for key in written {
+        if keys.contains(&key.value) {
+            problems.push(Problem::new(
+                key.place,
+                format!("the key `{}` is listed twice; each question needs its own", key.value),
+            ));
+        }
+        keys.push(key.value);
+    }
+    keys
+}
+
+fn forward(written: Vec<At<http::HeaderName>>, problems: &mut Vec<Problem>) -> Vec<http::HeaderName> {
+    let mut headers = Vec::with_capacity(written.len());
+    for header in written {
+        if headers.contains(&header.value) {
+            problems.push(Problem::new(header.place, format!("`{}` is listed twice", header.value)));
+        }
+        headers.push(header.value);
+    }
+    headers
+}
+
+fn front_limits(written: &file::Limits) -> front::Limits {
+    let defaults = front::Limits::default();
+    front::Limits {
+        body_bytes: written.body_bytes.copied_or(defaults.body_bytes),
+        header_bytes: written.header_bytes.copied_or(defaults.header_bytes),
+        headers: written.headers.copied_or(defaults.headers),
+        connections: written.connections.copied_or(defaults.connections),
+        calls: written.calls.copied_or(defaults.calls),
+        streams: written.streams.copied_or(defaults.streams),
+        depth: written.depth.copied_or(defaults.depth),
+    }
+}
+
+fn front_timeouts(written: &file::Timeouts) -> front::Timeouts {
+    let defaults = front::Timeouts::default();
+    front::Timeouts {
+        read_headers: written.read_headers.copied_or(defaults.read_headers),
+        read_body: written.read_body.copied_or(defaults.read_body),
+        idle: written.idle_connection.copied_or(defaults.idle),
+    }
+}
+
+fn upstream_limits(written: &file::Limits) -> upstream::Limits {
+    let defaults = upstream::Limits::default();
+    upstream::Limits {
+        sessions: written.sessions.copied_or(defaults.sessions),
+        result_bytes: written.result_bytes.copied_or(defaults.result_bytes),
+    }
+}
+
+fn upstream_timeouts(written: &file::Timeouts) -> upstream::Timeouts {
+    let defaults = upstream::Timeouts::default();
+    upstream::Timeouts {
+        connect: written.connect.copied_or(defaults.connect),
+        first_byte: written.first_byte.copied_or(defaults.first_byte),
+        idle: written.idle.copied_or(defaults.idle),
+        call: written.call.copied_or(defaults.call),
+    }
+}
+
+fn quotas(written: &file::Limits, problems: &mut Vec<Problem>) -> policy::Quotas {
+    let defaults = policy::Quotas::default();
+    let least = written.poll_interval_min.copied_or(defaults.poll_interval.0);
+    let greatest = written.poll_interval_max.copied_or(defaults.poll_interval.1);
+    if least > greatest {
+        let place = written.poll_interval_min.place().or_else(|| written.poll_interval_max.place());
+        problems.push(Problem::new(
+            place.unwrap_or(Place::Whole),
+            format!("`poll_interval_min` ({least:?}) is more than `poll_interval_max` ({greatest:?})"),
+        ));
+    }
+    policy::Quotas {
+        tasks_per_principal: written.tasks_per_principal.copied_or(defaults.tasks_per_principal),
+        tasks: written.tasks.copied_or(defaults.tasks),
+        stored_bytes: written.stored_bytes.copied_or(defaults.stored_bytes),
+        stored_result_bytes: written.stored_result_bytes.copied_or(defaults.stored_result_bytes),
+        polls_per_second: written.polls_per_second.copied_or(defaults.polls_per_second),
+        misses_per_minute: written.misses_per_minute.copied_or(defaults.misses_per_minute),
+        listens_per_principal: written.listens_per_principal.copied_or(defaults.listens_per_principal),
+        // One name in the file for both: the front refuses at the door, the proxy counts.
+        calls: written.calls.copied_or(defaults.calls),
+        poll_interval: (least, greatest),
+    }
+}
+
+/// ` (line 7)`, where it was written in the file.
+fn line(place: Place) -> String {
+    match place {
+        Place::File { line, .. } => format!(" (line {line})"),
+        Place::Flag(flag) => format!(" ({flag})"),
+        Place::Whole => String::new(),
+    }
+}

@@ -1,0 +1,469 @@
+//! The small things settings are made of: durations, sizes, addresses, names. The same readers
+//! serve the file and the command line, so that the two cannot differ.
+
+use super::LogFormat;
+use crate::policy::Mode;
+use http::{HeaderName, Uri};
+use std::{net::SocketAddr, time::Duration};
+
+/// Why a value is not what its setting needs; the text says what would be.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct Invalid(pub String);
+
+type Result<T> = std::result::Result<T, Invalid>;
+
+/// Longer waits are slips of the keyboard, and could overflow a timestamp.
+const LONGEST: Duration = Duration::from_secs(366 * 24 * 60 * 60);
+
+const UNITS: [(&str, u64); 5] = [("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000), ("ms", 1)];
+
+const SIZES: [(&str, u64); 8] = [
+    ("GiB", 1 << 30),
+    ("MiB", 1 << 20),
+    ("KiB", 1 << 10),
+    ("GB", 1_000_000_000),
+    ("MB", 1_000_000),
+    ("kB", 1_000),
+    ("KB", 1_000),
+    ("B", 1),
+];
+
+fn invalid<T>(text: impl Into<String>) -> Result<T> {
+    Err(Invalid(text.into()))
+}
+
+/// `250ms`, `5s`, `1.5s`, `10m`, `1h30m`, `7d`, and `0`. At most a year, never finer than a
+/// millisecond.
+///
+/// # Errors
+/// Says how a duration is written.
+pub fn duration(text: &str) -> Result<Duration> {
+    let odd = || {
+        invalid(format!(
+            "`{text}` is not a duration; write a number and ms, s, m, h or d, as in `250ms` or `5s`"
+        ))
+    };
+    let mut rest = text.trim();
+    if rest == "0" {
+        return Ok(Duration::ZERO);
+    }
+    if rest.is_empty() {
+        return odd();
+    }
+    if rest.parse::<f64>().is_ok() {
+        return invalid(format!("`{text}` has no unit; did you mean `{text}s` or `{text}ms`?"));
+    }
+    let mut millis = 0f64;
+    while !rest.is_empty() {
+        let number_ends = rest.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(rest.len());
+        let (number, tail) = rest.split_at(number_ends);
+        let unit_ends = tail.find(|c: char| !c.is_ascii_alphabetic()).unwrap_or(tail.len());
+        let (unit, tail) = tail.split_at(unit_ends);
+        let (Ok(number), Some((_, factor))) =
+            (number.parse::<f64>(), UNITS.iter().find(|(name, _)| *name == unit))
+        else {
+            return odd();
+        };
+        #[expect(clippy::cast_precision_loss, reason = "the factors are small")]
+        {
+            millis += number * *factor as f64;
+        }
+        rest = tail;
+    }
+    if millis.fract() != 0.0 {
+        return invalid(format!("`{text}` is finer than a millisecond"));
+    }
+    if millis > LONGEST.as_millis() as f64 {
+        return invalid(format!("`{text}` is longer than a year"));
+    }
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "whole, not negative and below a year"
+    )]
+    Ok(Duration::from_millis(millis as u64))
+}
+
+/// A duration as [`duration`] reads it: `1h30m`, `5s`, `250ms`, `0`.
+pub fn show_duration(duration: Duration) -> String {
+    let mut millis = u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
+    if millis == 0 {
+        return "0".to_owned();
+    }
+    let mut text = String::new();
+    for (unit, factor) in UNITS {
+        if millis >= factor {
+            text += &format!("{}{unit}", millis / factor);
+            millis %= factor;
+        }
+    }
+    text
+}
+
+/// `4MiB`, `64KiB`, `1.5GiB`, `10MB`, or bytes without a unit.
+///
+/// # Errors
+/// Says how a size is written.
+pub fn size(text: &str) -> Result<usize> {
+    let trimmed = text.trim();
+    let unit_at = trimmed.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(trimmed.len());
+    let (number, unit) = trimmed.split_at(unit_at);
+    let unit = unit.trim();
+    let factor = if unit.is_empty() {
+        Some(1)
+    } else {
+        SIZES.iter().find(|(name, _)| *name == unit).map(|(_, factor)| *factor)
+    };
+    let (Ok(number), Some(factor)) = (number.parse::<f64>(), factor) else {
+        return invalid(format!(
+            "`{text}` is not a size; write bytes, or a number and KiB, MiB or GiB, as in `4MiB`"
+        ));
+    };
+    #[expect(clippy::cast_precision_loss, reason = "sizes are far below 2^53")]
+    let bytes = number * factor as f64;
+    if bytes.fract() != 0.0 || bytes >= 9e15 {
+        return invalid(format!("`{text}` is not a whole number of bytes this machine could hold"));
+    }
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "checked above")]
+    usize::try_from(bytes as u64)
+        .or_else(|_| invalid(format!("`{text}` is more than this machine can address")))
+}
+
+/// A size as [`size`] reads it, in the largest binary unit that divides it.
+pub fn show_size(bytes: usize) -> String {
+    for (unit, factor) in &SIZES[..3] {
+        let factor = usize::try_from(*factor).expect("a unit fits a word");
+        if bytes >= factor && bytes % factor == 0 {
+            return format!("{}{unit}", bytes / factor);
+        }
+    }
+    bytes.to_string()
+}
+
+/// An address to listen on. A name would have to be looked up, and could be several.
+///
+/// # Errors
+/// Says how an address is written, with the likely one.
+pub fn address(text: &str) -> Result<SocketAddr> {
+    if let Ok(address) = text.parse() {
+        return Ok(address);
+    }
+    let odd = format!("`{text}` is not an address");
+    if text.contains("://") {
+        return invalid(format!("{odd}; leave the scheme out, as in `127.0.0.1:8808`"));
+    }
+    if text.parse::<std::net::IpAddr>().is_ok() {
+        return invalid(format!("{odd}; the port is missing, as in `127.0.0.1:8808` or `[::1]:8808`"));
+    }
+    let port = text.rsplit(':').next().unwrap_or_default();
+    if port.is_empty() || !port.chars().all(|c| c.is_ascii_digit()) {
+        return invalid(format!("{odd}; write an IP address and a port, as in `127.0.0.1:8808`"));
+    }
+    if port.parse::<u16>().is_err() {
+        return invalid(format!("{odd}; ports end at 65535"));
+    }
+    match text.rsplit_once(':').map_or("", |(host, _)| host) {
+        "localhost" => invalid(format!("{odd}; did you mean `127.0.0.1:{port}`?")),
+        "" | "*" => invalid(format!(
+            "{odd}; did you mean `127.0.0.1:{port}` (this machine only) or `0.0.0.0:{port}` (every interface)?"
+        )),
+        _ => invalid(format!("{odd}; write an IP address and a port, as in `0.0.0.0:{port}`")),
+    }
+}
+
+/// The address of the admin listener; `None` for `off`.
+///
+/// # Errors
+/// As [`address`].
+pub fn admin(text: &str) -> Result<Option<SocketAddr>> {
+    if text == "off" {
+        return Ok(None);
+    }
+    address(text).map(Some).map_err(|Invalid(text)| {
+        // A question with the likely address in it needs no other choice.
+        Invalid(if text.ends_with('?') { text } else { format!("{text}; or `off`") })
+    })
+}
+
+/// The URL of a server's MCP endpoint.
+///
+/// # Errors
+/// Says what is missing or too much.
+pub fn upstream_url(text: &str) -> Result<Uri> {
+    let odd = format!("`{text}` is not a URL this proxy can call");
+    if text.contains('#') {
+        return invalid(format!("{odd}; remove the fragment (`#…`)"));
+    }
+    if !text.contains("://") && text.starts_with(|c: char| c.is_ascii_alphanumeric() || c == '[') {
+        return invalid(format!("{odd}; it has no scheme, did you mean `http://{text}`?"));
+    }
+    let Ok(uri) = text.parse::<Uri>() else {
+        return invalid(format!("{odd}; write it as in `http://127.0.0.1:9000/mcp`"));
+    };
+    match uri.scheme_str() {
+        Some("http" | "https") => {}
+        Some(scheme) => return invalid(format!("{odd}; the scheme must be http or https, not {scheme}")),
+        None => {
+            return invalid(format!("{odd}; write it with its scheme, as in `http://127.0.0.1:9000/mcp`"));
+        }
+    }
+    match uri.authority() {
+        Some(authority) if authority.as_str().contains('@') => invalid(format!(
+            "{odd}; remove the user and password: the server gets the credentials of each caller"
+        )),
+        Some(authority) if authority.host().is_empty() => invalid(format!("{odd}; it names no host")),
+        // `http` keeps a port it cannot read as part of the text.
+        Some(authority) if authority.port_u16().is_none() && has_port(authority.as_str()) => {
+            invalid(format!("{odd}; its port is not a number from 1 to 65535"))
+        }
+        Some(_) => Ok(uri),
+        None => invalid(format!("{odd}; it names no host")),
+    }
+}
+
+fn has_port(authority: &str) -> bool {
+    authority.rsplit(']').next().is_some_and(|rest| rest.contains(':'))
+}
+
+/// The URL under which clients know the proxy: scheme and host, with a port where it is not the
+/// scheme's own.
+///
+/// # Errors
+/// As [`upstream_url`]; a path or a query are too much.
+pub fn public_url(text: &str) -> Result<Uri> {
+    let uri = upstream_url(text)
+        .map_err(|Invalid(text)| Invalid(text.replace("a URL this proxy can call", "a public URL")))?;
+    match uri.path_and_query().map(http::uri::PathAndQuery::as_str) {
+        None | Some("/") => Ok(uri),
+        Some(_) => invalid(format!(
+            "`{text}` has a path; write scheme and host only, as in `https://mcp.example.com`"
+        )),
+    }
+}
+
+/// The path of a route.
+///
+/// # Errors
+/// Says what a path looks like.
+pub fn path(text: &str) -> Result<String> {
+    if !text.starts_with('/') {
+        return invalid(format!("a path begins with `/`; did you mean `/{text}`?"));
+    }
+    if text.contains(['?', '#']) || text.chars().any(|c| c.is_whitespace() || c.is_control()) {
+        return invalid(format!("`{text}` is not a path; leave out `?`, `#` and blanks"));
+    }
+    if text.starts_with("/.well-known/") {
+        return invalid(format!(
+            "`{text}` cannot be a route; `/.well-known/` is for the metadata of the routes"
+        ));
+    }
+    Ok(text.to_owned())
+}
+
+/// A header by name.
+///
+/// # Errors
+/// Says that it cannot be one.
+pub fn header(text: &str) -> Result<HeaderName> {
+    HeaderName::from_bytes(text.as_bytes())
+        .or_else(|_| invalid(format!("`{text}` cannot be the name of a header")))
+}
+
+/// A header that may be passed on to the server.
+///
+/// # Errors
+/// Says why it may not: it is passed on anyway, or it belongs to the connection or the protocol.
+pub fn forwarded_header(text: &str) -> Result<HeaderName> {
+    let name = header(text)?;
+    match name.as_str() {
+        "authorization" | "cookie" => invalid(format!("`{text}` is always forwarded; leave it out")),
+        "host" | "connection" | "content-length" | "content-type" | "accept" | "transfer-encoding" | "te"
+        | "trailer" | "upgrade" | "keep-alive" | "proxy-connection" | "origin" | "last-event-id" => {
+            invalid(format!("`{text}` belongs to the connection and cannot be forwarded"))
+        }
+        mcp if mcp.starts_with("mcp-") => {
+            invalid(format!("`{text}` belongs to the protocol, which the proxy speaks itself; leave it out"))
+        }
+        _ => Ok(name),
+    }
+}
+
+/// A host that clients may name, or `*`.
+///
+/// # Errors
+/// Says what is too much.
+pub fn host(text: &str) -> Result<String> {
+    let is_host =
+        !text.is_empty() && !text.contains(['/', ':', '@']) && !text.chars().any(char::is_whitespace);
+    if is_host && (text == "*" || !text.contains('*')) {
+        return Ok(text.to_owned());
+    }
+    invalid(format!(
+        "`{text}` is not a host; write its name alone, as in `mcp.example.com`, or `*` for every host"
+    ))
+}
+
+/// An origin whose pages may call, or `*`.
+///
+/// # Errors
+/// Says how an origin is written.
+pub fn origin(text: &str) -> Result<String> {
+    let is_origin = text.split_once("://").is_some_and(|(scheme, authority)| {
+        !scheme.is_empty()
+            && !authority.is_empty()
+            && !authority.contains(['/', '*', '?', '#', '@'])
+            && !authority.chars().any(char::is_whitespace)
+    });
+    if is_origin || text == "*" {
+        return Ok(text.to_owned());
+    }
+    invalid(format!(
+        "`{text}` is not an origin; write scheme and host, as in `https://app.example.com`, or `*` for every origin"
+    ))
+}
+
+/// A pattern for tool names.
+///
+/// # Errors
+/// An empty one matches nothing.
+pub fn pattern(text: &str) -> Result<crate::policy::Pattern> {
+    if text.is_empty() {
+        return invalid("an empty pattern matches no tool; `*` matches every one");
+    }
+    Ok(crate::policy::Pattern::new(text))
+}
+
+/// A mode by name.
+///
+/// # Errors
+/// Names the modes there are.
+pub fn mode(text: &str) -> Result<Mode> {
+    text.parse().map_err(|error: crate::policy::threshold::UnknownMode| Invalid(error.to_string()))
+}
+
+/// How the log is written.
+///
+/// # Errors
+/// Names the two ways there are.
+pub fn log(text: &str) -> Result<LogFormat> {
+    match text {
+        "text" => Ok(LogFormat::Text),
+        "json" => Ok(LogFormat::Json),
+        _ => invalid(format!("unknown log format `{text}`; use text or json")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn durations_are_read_and_shown() {
+        for (text, millis) in [
+            ("250ms", 250),
+            ("5s", 5_000),
+            ("1.5s", 1_500),
+            ("10m", 600_000),
+            ("1h", 3_600_000),
+            ("1h30m", 5_400_000),
+            ("2d", 172_800_000),
+            ("0", 0),
+            ("0s", 0),
+        ] {
+            assert_eq!(duration(text), Ok(Duration::from_millis(millis)), "{text}");
+        }
+        for text in
+            ["", "5", "5 s", "s", "5x", "-5s", "1.2.3s", "5sec", "ms5", "0.5ms", "367d", "1e3s", "5s,"]
+        {
+            assert!(duration(text).is_err(), "{text}");
+        }
+        assert_eq!(duration("5").unwrap_err().0, "`5` has no unit; did you mean `5s` or `5ms`?");
+    }
+
+    #[test]
+    fn sizes_are_read_and_shown() {
+        for (text, bytes) in [
+            ("0", 0),
+            ("1024", 1024),
+            ("4MiB", 4 << 20),
+            ("64 KiB", 64 << 10),
+            ("1.5GiB", 3 << 29),
+            ("10MB", 10_000_000),
+            ("7B", 7),
+        ] {
+            assert_eq!(size(text), Ok(bytes), "{text}");
+        }
+        for text in ["", "MiB", "4mib", "4 M", "-1", "1.5", "0.3KiB", "99999999GiB"] {
+            assert!(size(text).is_err(), "{text}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_shown_reads_back(millis in 0u64..=31_622_400_000, bytes in 0usize..1 << 40) {
+            let shown = Duration::from_millis(millis);
+            prop_assert_eq!(duration(&show_duration(shown)), Ok(shown));
+            prop_assert_eq!(size(&show_size(bytes)), Ok(bytes));
+        }
+    }
+
+    #[test]
+    fn an_address_that_is_none_is_answered_with_the_likely_one() {
+        assert!(address("127.0.0.1:0").is_ok());
+        assert!(address("[::]:8808").is_ok());
+        for (text, part) in [
+            ("localhost:8808", "did you mean `127.0.0.1:8808`?"),
+            (":8808", "`0.0.0.0:8808` (every interface)"),
+            ("8808", "did you mean `127.0.0.1:8808`"),
+            ("127.0.0.1", "the port is missing"),
+            ("::1", "the port is missing"),
+            ("127.0.0.1:99999", "ports end at 65535"),
+            ("http://127.0.0.1:1", "leave the scheme out"),
+            ("example.com:80", "write an IP address"),
+            ("", "write an IP address"),
+        ] {
+            let Invalid(message) = address(text).unwrap_err();
+            assert!(message.contains(part), "{text}: {message}");
+        }
+        assert_eq!(admin("off"), Ok(None));
+        assert!(admin("no").unwrap_err().0.ends_with("or `off`"));
+    }
+
+    #[test]
+    fn a_server_is_named_by_an_http_url_without_credentials() {
+        assert!(upstream_url("http://127.0.0.1:9000/mcp").is_ok());
+        assert!(upstream_url("https://[::1]/mcp?x=1").is_ok());
+        for (text, part) in [
+            ("127.0.0.1:9000/mcp", "did you mean `http://127.0.0.1:9000/mcp`?"),
+            ("localhost", "no scheme"),
+            ("/mcp", "with its scheme"),
+            ("ftp://x/", "not ftp"),
+            ("http://u:p@x/", "remove the user"),
+            ("http://x/#f", "fragment"),
+            ("http://x:99999/", "port"),
+            ("http://", "as in"),
+            ("http:///mcp", "as in"),
+        ] {
+            let Invalid(message) = upstream_url(text).unwrap_err();
+            assert!(message.contains(part), "{text}: {message}");
+        }
+        assert!(public_url("https://mcp.example.com").is_ok());
+        assert!(public_url("https://mcp.example.com/x").unwrap_err().0.contains("has a path"));
+    }
+
+    #[test]
+    fn names_are_checked_for_what_they_are() {
+        assert!(path("/mcp").is_ok());
+        assert_eq!(path("mcp").unwrap_err().0, "a path begins with `/`; did you mean `/mcp`?");
+        assert!(path("/a b").is_err() && path("/a?b").is_err() && path("/.well-known/x").is_err());
+        assert!(forwarded_header("X-Tenant").is_ok());
+        assert!(forwarded_header("Authorization").unwrap_err().0.contains("always forwarded"));
+        assert!(forwarded_header("Mcp-Name").is_err() && forwarded_header("a b").is_err());
+        assert!(host("mcp.example.com").is_ok() && host("*").is_ok());
+        assert!(host("https://x").is_err() && host("x:80").is_err() && host("*.x").is_err());
+        assert!(origin("https://app.example.com:8443").is_ok() && origin("*").is_ok());
+        assert!(origin("app.example.com").is_err() && origin("https://x/").is_err());
+    }
+}

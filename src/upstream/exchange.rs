@@ -1,0 +1,362 @@
+//! One call, from the search for a session to its last event.
+//!
+//! A stream written by hand, so that a call that waits for hours is one small allocation. What is
+//! rare (waiting for a session, reading an error, taking up a broken stream) is boxed when it
+//! happens.
+
+use futures_util::{FutureExt, Stream, future::BoxFuture};
+use hyper_util::client::legacy::ResponseFuture;
+use std::{
+    future::Future,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+};
+use tokio::time::{Sleep, sleep};
+
+use super::{
+    Event, Lost, Request, client,
+    group::{Group, Lease},
+    mailbox::Mailbox,
+    messages::{Messages, Opening, Stop},
+    peer,
+    refusal::{self, Verdict},
+    resume,
+    session::Stay,
+};
+use crate::protocol::Method;
+
+/// One call on its way.
+pub(super) struct Exchange {
+    group: Arc<Group>,
+    request: Request,
+    stage: Stage,
+    /// Once there is a session. Dropped in this order: the call leaves the session before another
+    /// may lease it.
+    stay: Option<Stay>,
+    lease: Option<Lease>,
+    mailbox: Arc<Mailbox>,
+    timers: Option<Timers>,
+    /// It has been refused once, and certainly not been served, and was sent again.
+    again: bool,
+}
+
+enum Stage {
+    New,
+    /// Waits for a session.
+    Leasing(BoxFuture<'static, Result<Lease, Lost>>),
+    /// Waits for the head of the answer.
+    Sent(ResponseFuture),
+    Reading(Messages),
+    /// The server took the call and will answer on the GET stream.
+    Elsewhere,
+    /// Takes up a stream that broke.
+    Resuming(BoxFuture<'static, Result<Messages, Lost>>),
+    /// Reads what an HTTP error says.
+    Refused(BoxFuture<'static, Verdict>),
+    Over,
+}
+
+/// What ends a call that takes too long.
+struct Timers {
+    call: Pin<Box<Sleep>>,
+    /// For the next byte; not for calls proper, where silence is work.
+    step: Option<(Pin<Box<Sleep>>, Step)>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Step {
+    FirstByte,
+    Idle,
+}
+
+// === impl Exchange ===
+
+impl Exchange {
+    pub(super) fn new(group: Arc<Group>, request: Request) -> Self {
+        Self {
+            group,
+            request,
+            stage: Stage::New,
+            stay: None,
+            lease: None,
+            mailbox: Arc::default(),
+            timers: None,
+            again: false,
+        }
+    }
+
+    /// Looks for a session, and sends the call where there is one.
+    fn begin(&mut self) {
+        if self.group.peer().closing.is_cancelled() {
+            self.stage = Stage::Leasing(std::future::ready(Err(Lost::Closing)).boxed());
+            return;
+        }
+        match self.group.take(&self.request.method) {
+            Some(lease) => self.send(lease),
+            None => {
+                self.stage = Stage::Leasing(self.group.clone().lease(self.request.method.clone()).boxed());
+            }
+        }
+    }
+
+    fn send(&mut self, lease: Lease) {
+        let session = lease.session.clone();
+        self.stay = Some(session.enter(&self.request, &self.mailbox, lease.is_exclusive()));
+        self.lease = Some(lease);
+        self.stage = Stage::Sent(session.post(self.request.body.clone(), &self.request.headers));
+    }
+
+    /// Gives back what the call held of its session.
+    fn leave(&mut self) {
+        if let Some(mut stay) = self.stay.take() {
+            stay.finish();
+        }
+        self.lease = None;
+    }
+
+    /// The call has ended by itself.
+    fn end(&mut self, event: Event) -> Poll<Option<Event>> {
+        if let Stage::Reading(messages) = std::mem::replace(&mut self.stage, Stage::Over) {
+            self.free(messages);
+        }
+        self.leave();
+        self.timers = None;
+        Poll::Ready(Some(event))
+    }
+
+    /// Reads the rest of an answer, so that its connection can be used again. Mostly it is there.
+    fn free(&self, messages: Messages) {
+        use http_body_util::BodyExt;
+        let Some(mut rest) = messages.into_rest() else { return };
+        match rest.frame().now_or_never() {
+            Some(None | Some(Err(_))) => {}
+            Some(Some(Ok(_))) | None => self.group.peer().spawn(peer::drain(rest)),
+        }
+    }
+
+    /// We end the call, and tell the server.
+    fn give_up(&mut self, lost: Lost) -> Poll<Option<Event>> {
+        let reason = match &lost {
+            Lost::TooLarge { .. } => "the answer is too large",
+            Lost::Closing => "the proxy is shutting down",
+            _ => "the call took too long",
+        };
+        self.cancel(reason);
+        self.end(Event::Lost(lost))
+    }
+
+    fn cancel(&mut self, reason: &'static str) {
+        let stage = std::mem::replace(&mut self.stage, Stage::Over);
+        if let Some(stay) = self.stay.take()
+            && is_with_server(&stage)
+        {
+            stay.cancel(reason);
+        }
+    }
+
+    fn lost(&mut self, lost: Lost) -> Poll<Option<Event>> {
+        if matches!(lost, Lost::TooLarge { .. }) {
+            return self.give_up(lost);
+        }
+        self.end(Event::Lost(lost))
+    }
+
+    /// Moves on as far as it goes without waiting; `None` means there is no event in it.
+    fn advance(&mut self, cx: &mut Context<'_>) -> Poll<Option<Event>> {
+        loop {
+            match &mut self.stage {
+                Stage::New => self.begin(),
+                Stage::Leasing(leasing) => match leasing.poll_unpin(cx) {
+                    Poll::Ready(Ok(lease)) => self.send(lease),
+                    Poll::Ready(Err(lost)) => return self.lost(lost),
+                    Poll::Pending => return Poll::Pending,
+                },
+                Stage::Sent(answer) => match answer.poll_unpin(cx) {
+                    Poll::Ready(Ok(response)) => {
+                        let limit = self.group.peer().config.limits.result_bytes;
+                        match Opening::of(response, limit) {
+                            Ok(opening) => self.opened(opening),
+                            Err(lost) => return self.lost(lost),
+                        }
+                    }
+                    Poll::Ready(Err(error)) => {
+                        let lost = client::lost(&error);
+                        if !self.may_repeat(&lost) {
+                            return self.lost(lost);
+                        }
+                        self.repeat();
+                    }
+                    Poll::Pending => return Poll::Pending,
+                },
+                Stage::Reading(messages) => match messages.poll_next(cx) {
+                    Poll::Ready(Ok(frame)) => {
+                        let session = self.stay.as_ref().expect("a call that reads has a session").session();
+                        if let Some(event) = session.hear_on_stream(self.request.id, frame) {
+                            return Poll::Ready(Some(event));
+                        }
+                    }
+                    Poll::Ready(Err(stop)) => match self.stopped(stop) {
+                        Ok(()) => {}
+                        Err(lost) => return self.lost(lost),
+                    },
+                    Poll::Pending => return Poll::Pending,
+                },
+                Stage::Elsewhere => {
+                    if self.mailbox.is_ended() {
+                        return self.lost(Lost::SessionEnded);
+                    }
+                    return Poll::Pending;
+                }
+                Stage::Resuming(resuming) => match resuming.poll_unpin(cx) {
+                    Poll::Ready(Ok(messages)) => self.stage = Stage::Reading(messages),
+                    Poll::Ready(Err(lost)) => return self.lost(lost),
+                    Poll::Pending => return Poll::Pending,
+                },
+                Stage::Refused(reading) => match reading.poll_unpin(cx) {
+                    Poll::Ready(verdict) => {
+                        if let Some(event) = self.refused(verdict) {
+                            return self.end(event);
+                        }
+                    }
+                    Poll::Pending => return Poll::Pending,
+                },
+                Stage::Over => return Poll::Ready(None),
+            }
+        }
+    }
+
+    fn opened(&mut self, opening: Opening) {
+        let stay = self.stay.as_ref().expect("an answered call has a session");
+        let session = stay.session();
+        self.stage = match opening {
+            Opening::Messages(messages) => Stage::Reading(messages),
+            Opening::Accepted if session.is_deaf() => {
+                let lost = Lost::Invalid("it took the request without a response".to_owned());
+                Stage::Refused(std::future::ready(Verdict::Lost(lost)).boxed())
+            }
+            Opening::Accepted => Stage::Elsewhere,
+            Opening::Refused(head, body) => {
+                Stage::Refused(refusal::read(session.clone(), self.request.id, head, body).boxed())
+            }
+        };
+    }
+
+    /// The stream ended before the response.
+    fn stopped(&mut self, stop: Stop) -> Result<(), Lost> {
+        let Stage::Reading(messages) = &self.stage else { return Err(stop.into()) };
+        let session = self.stay.as_ref().expect("a call that reads has a session").session();
+        match (stop, messages.resumption()) {
+            (Stop::Ended(_), Some(resumption)) if resumption.last_id.is_some() => {
+                self.stage = Stage::Resuming(resume::resume(session.clone(), resumption.clone()).boxed());
+                Ok(())
+            }
+            (stop, _) => Err(stop.into()),
+        }
+    }
+
+    fn refused(&mut self, verdict: Verdict) -> Option<Event> {
+        match verdict {
+            Verdict::Answer(frame) => Some(Event::Final(frame)),
+            Verdict::Lost(lost) => Some(Event::Lost(lost)),
+            Verdict::NoSession { not_served, event } => {
+                if let Some(stay) = &self.stay {
+                    stay.session().ended();
+                }
+                // Only what certainly was not served, or may be served twice, is sent again.
+                if self.again || !not_served && is_call(&self.request.method) {
+                    return Some(event);
+                }
+                self.repeat();
+                None
+            }
+        }
+    }
+
+    /// Whether a request whose connection broke may be sent again: only what asks for something,
+    /// and only once.
+    fn may_repeat(&self, lost: &Lost) -> bool {
+        matches!(lost, Lost::Broken(_)) && !self.again && !is_call(&self.request.method)
+    }
+
+    fn repeat(&mut self) {
+        self.again = true;
+        self.leave();
+        self.mailbox = Arc::default();
+        self.stage = Stage::New;
+    }
+
+    /// Whether time is up. Polled when nothing else happened.
+    fn overdue(&mut self, cx: &mut Context<'_>) -> Option<Lost> {
+        let limits = self.group.peer().config.timeouts;
+        let timers =
+            self.timers.get_or_insert_with(|| Timers { call: Box::pin(sleep(limits.call)), step: None });
+        if timers.call.as_mut().poll(cx).is_ready() {
+            return Some(Lost::CallTimeout(limits.call));
+        }
+        if is_call(&self.request.method) {
+            return None;
+        }
+        // What is to be waited for next: nothing in the queue, then the first byte, then any.
+        let (step, limit, moved) = match &mut self.stage {
+            Stage::Sent(_) => (Step::FirstByte, limits.first_byte, false),
+            Stage::Reading(messages) => (Step::Idle, limits.idle, messages.took_progress()),
+            Stage::Elsewhere | Stage::Resuming(_) => (Step::Idle, limits.idle, false),
+            Stage::New | Stage::Leasing(_) | Stage::Refused(_) | Stage::Over => {
+                timers.step = None;
+                return None;
+            }
+        };
+        let timer = match &mut timers.step {
+            Some((timer, armed)) if *armed == step && !moved => timer,
+            other => &mut other.insert((Box::pin(sleep(limit)), step)).0,
+        };
+        timer.as_mut().poll(cx).is_ready().then(|| match step {
+            Step::FirstByte => Lost::FirstByteTimeout(limit),
+            Step::Idle => Lost::IdleTimeout(limit),
+        })
+    }
+}
+
+/// Whether the server has the call, or may have it.
+fn is_with_server(stage: &Stage) -> bool {
+    match stage {
+        Stage::New | Stage::Leasing(_) | Stage::Refused(_) | Stage::Over => false,
+        Stage::Sent(_) | Stage::Reading(_) | Stage::Elsewhere | Stage::Resuming(_) => true,
+    }
+}
+
+/// Calls proper: they may take as long as they like, and must not be made twice.
+fn is_call(method: &Method) -> bool {
+    method.may_ask()
+}
+
+impl Stream for Exchange {
+    type Item = Event;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Event>> {
+        let this = &mut *self;
+        if matches!(this.stage, Stage::Over) {
+            return Poll::Ready(None);
+        }
+        // First what came outside the response: it came earlier than a response that is ready too.
+        let event = match this.mailbox.poll(cx) {
+            Poll::Ready(event) => Poll::Ready(Some(event)),
+            Poll::Pending => this.advance(cx),
+        };
+        match event {
+            Poll::Ready(Some(event @ (Event::Final(_) | Event::Lost(_)))) => this.end(event),
+            Poll::Ready(event) => Poll::Ready(event),
+            Poll::Pending => match this.overdue(cx) {
+                Some(lost) => this.give_up(lost),
+                None => Poll::Pending,
+            },
+        }
+    }
+}
+
+impl Drop for Exchange {
+    fn drop(&mut self) {
+        self.cancel("the client no longer waits");
+    }
+}

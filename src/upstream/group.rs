@@ -1,0 +1,396 @@
+//! The sessions of one identity: who may use which, who waits, which are let go.
+//!
+//! Where a server's questions name their call, or nobody can be asked, all calls share one
+//! session: the *list session*, the first that was opened. Else each call that may be asked leases
+//! a session for itself, so that a question on that session's GET stream can only be about it.
+//! Idle sessions are leased the last used first: one caller's sequential calls keep meeting the
+//! same session, the list session.
+
+use futures_util::{
+    FutureExt,
+    future::{BoxFuture, Shared},
+};
+use std::{
+    collections::VecDeque,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+use tokio::sync::{broadcast, oneshot};
+
+use super::{Identity, Lost, Report, handshake, peer::Peer, session::Session, subscribe::Subscribed};
+use crate::protocol::Method;
+
+/// The sessions opened on behalf of one identity.
+pub(super) struct Group {
+    pub(super) identity: Identity,
+    peer: Arc<Peer>,
+    /// Whether this client can be asked anything at all.
+    askable: bool,
+    /// What the sessions of this principal report.
+    pub(super) reports: broadcast::Sender<Report>,
+    pub(super) subscribed: Subscribed,
+    seats: Mutex<Seats>,
+}
+
+/// The lock guards a few lines each time and is never held while waiting.
+#[derive(Default)]
+struct Seats {
+    /// Every session that takes calls, the last used last.
+    all: Vec<Seat>,
+    /// Where lists, and all calls that need no session for themselves, go.
+    lists: Option<Arc<Session>>,
+    /// The list session on its way.
+    opening: Option<Opening>,
+    /// Sessions on their way for calls that lease one.
+    promised: usize,
+    /// Who waits for a session, the longest first.
+    queue: VecDeque<oneshot::Sender<Turn>>,
+}
+
+struct Seat {
+    session: Arc<Session>,
+    leased: bool,
+    /// Rounds of [`Group::sweep`] in which it was not used.
+    quiet: u32,
+}
+
+type Opening = Shared<BoxFuture<'static, Result<Arc<Session>, Lost>>>;
+
+/// The use of a session for one call.
+pub(super) struct Lease {
+    pub(super) session: Arc<Session>,
+    /// Where to give it back, if nobody else may use it meanwhile.
+    exclusive: Option<Arc<Group>>,
+}
+
+/// The right to open one more session.
+struct Promise(Option<Arc<Group>>);
+
+/// What somebody at the head of the queue gets.
+enum Turn {
+    Lease(Lease),
+    Open(Promise),
+}
+
+/// Callers that may wait for a session at the same time, for one identity. Each costs its request;
+/// further ones are told that the server is busy.
+const QUEUE: usize = 1024;
+/// Rounds (minutes) after which a session that is not used is closed.
+const QUIET: u32 = 5;
+/// The same for the list session: what it reports may be waited for.
+const QUIET_LISTS: u32 = 30;
+
+// === impl Group ===
+
+impl Group {
+    pub(super) fn new(peer: Arc<Peer>, identity: Identity, reports: broadcast::Sender<Report>) -> Self {
+        Self {
+            askable: identity.capabilities.can_be_asked(),
+            identity,
+            peer,
+            reports,
+            subscribed: Subscribed::default(),
+            seats: Mutex::default(),
+        }
+    }
+
+    pub(super) fn peer(&self) -> &Arc<Peer> {
+        &self.peer
+    }
+
+    fn seats(&self) -> MutexGuard<'_, Seats> {
+        self.seats.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A session for a call, where one can be had at once.
+    pub(super) fn take(self: &Arc<Self>, method: &Method) -> Option<Lease> {
+        let mut seats = self.seats();
+        let lists = seats.lists.as_ref()?;
+        if self.shares(method, lists) {
+            return Some(Lease { session: lists.clone(), exclusive: None });
+        }
+        // Nobody overtakes those who wait.
+        if seats.queue.is_empty() { self.take_idle(&mut seats) } else { None }
+    }
+
+    fn take_idle(self: &Arc<Self>, seats: &mut Seats) -> Option<Lease> {
+        let seat = seats.all.iter_mut().rfind(|seat| !seat.leased)?;
+        seat.leased = true;
+        seat.quiet = 0;
+        Some(Lease { session: seat.session.clone(), exclusive: Some(self.clone()) })
+    }
+
+    /// Whether a call can go to the list session beside others: it cannot be asked anything, or
+    /// its questions will come on its own stream.
+    fn shares(&self, method: &Method, lists: &Session) -> bool {
+        !self.askable || !method.may_ask() || self.peer.asks.tells_apart() || lists.is_deaf()
+    }
+
+    /// A session for a call: opens one, or waits for one.
+    ///
+    /// # Errors
+    /// What became of opening it; [`Lost::Busy`]; [`Lost::Closing`].
+    pub(super) async fn lease(self: Arc<Self>, method: Method) -> Result<Lease, Lost> {
+        // First, because it tells whether sessions must be leased at all.
+        self.lists().await?;
+        let turn = match self.take(&method) {
+            Some(lease) => return Ok(lease),
+            None => self.queue()?,
+        };
+        match turn.await {
+            Ok(Turn::Lease(lease)) => Ok(lease),
+            Ok(Turn::Open(promise)) => promise.keep().await,
+            Err(_) => Err(Lost::Closing),
+        }
+    }
+
+    fn queue(self: &Arc<Self>) -> Result<oneshot::Receiver<Turn>, Lost> {
+        let (sender, turn) = oneshot::channel();
+        {
+            let mut seats = self.seats();
+            if self.peer.closing.is_cancelled() {
+                return Err(Lost::Closing);
+            }
+            if seats.queue.len() >= QUEUE {
+                return Err(Lost::Busy { limit: self.peer.config.limits.sessions });
+            }
+            seats.queue.push_back(sender);
+        }
+        self.pass_on();
+        Ok(turn)
+    }
+
+    /// Gives whatever is free to those who wait.
+    fn pass_on(self: &Arc<Self>) {
+        let mut spare = None;
+        loop {
+            let (next, turn) = {
+                let mut seats = self.seats();
+                // Somebody who no longer waits leaves what was meant for them to the next.
+                let free = spare.take().or_else(|| self.turn(&mut seats));
+                match (seats.queue.pop_front(), free) {
+                    (Some(next), Some(turn)) => (next, turn),
+                    (Some(next), None) => return seats.queue.push_front(next),
+                    (None, Some(turn)) => return seats.take_back(turn),
+                    (None, None) => return,
+                }
+            };
+            spare = next.send(turn).err();
+        }
+    }
+
+    /// Something for the head of the queue: an idle session, or room for one more. A server that
+    /// has meanwhile been seen to ask on the calls' own streams has room for everybody.
+    fn turn(self: &Arc<Self>, seats: &mut Seats) -> Option<Turn> {
+        if let Some(lists) = seats.lists.as_ref().filter(|lists| self.shares(&Method::ToolsCall, lists)) {
+            return Some(Turn::Lease(Lease { session: lists.clone(), exclusive: None }));
+        }
+        if let Some(lease) = self.take_idle(seats) {
+            return Some(Turn::Lease(lease));
+        }
+        let opening = usize::from(seats.opening.is_some());
+        if seats.all.len() + seats.promised + opening < self.peer.config.limits.sessions.max(1) {
+            seats.promised += 1;
+            return Some(Turn::Open(Promise(Some(self.clone()))));
+        }
+        None
+    }
+
+    /// The list session; opens it, once for all who ask at the same time.
+    ///
+    /// # Errors
+    /// What became of opening it. It is tried again by whoever asks next.
+    pub(super) async fn lists(self: &Arc<Self>) -> Result<Arc<Session>, Lost> {
+        let opening = {
+            let mut seats = self.seats();
+            if self.peer.closing.is_cancelled() {
+                return Err(Lost::Closing);
+            }
+            if let Some(lists) = &seats.lists {
+                return Ok(lists.clone());
+            }
+            seats.opening.get_or_insert_with(|| self.clone().open_lists()).clone()
+        };
+        opening.await
+    }
+
+    /// Opens the list session in a task of its own: a handshake that its first caller abandons is
+    /// still wanted by the others, and would leave a session behind at the server.
+    fn open_lists(self: Arc<Self>) -> Opening {
+        let (sender, opened) = oneshot::channel();
+        let peer = self.peer.clone();
+        peer.spawn(async move {
+            let outcome = self.open().await;
+            {
+                let mut seats = self.seats();
+                seats.opening = None;
+                if let Ok(session) = &outcome {
+                    seats.lists = Some(session.clone());
+                    seats.seat(session, false);
+                }
+            }
+            if let Ok(session) = &outcome {
+                self.subscribed.renew(&self, session);
+            }
+            // Whoever queued behind this can go on now.
+            self.pass_on();
+            let _ = sender.send(outcome);
+        });
+        opened.map(|outcome| outcome.unwrap_or(Err(Lost::Closing))).boxed().shared()
+    }
+
+    async fn open(self: &Arc<Self>) -> Result<Arc<Session>, Lost> {
+        let session = handshake::open(&self.peer, self).await?;
+        if self.peer.closing.is_cancelled() {
+            // Too late for whoever closes the others.
+            session.close().await;
+            return Err(Lost::Closing);
+        }
+        Ok(session)
+    }
+
+    /// Lists come from the session that reported a change of them: others may not know of it.
+    pub(super) fn lists_from(&self, session: &Arc<Session>) {
+        let mut seats = self.seats();
+        if seats.all.iter().any(|seat| Arc::ptr_eq(&seat.session, session)) {
+            seats.lists = Some(session.clone());
+        }
+    }
+
+    /// Takes a session out: it has ended, or is to take no more calls.
+    pub(super) fn remove(self: &Arc<Self>, session: &Arc<Session>) {
+        {
+            let mut seats = self.seats();
+            seats.all.retain(|seat| !Arc::ptr_eq(&seat.session, session));
+            if seats.lists.as_ref().is_some_and(|lists| Arc::ptr_eq(lists, session)) {
+                // The oldest of the others; what is left of none opens one when it is needed.
+                seats.lists = seats.all.first().map(|seat| seat.session.clone());
+            }
+        }
+        self.subscribed.moved(self, session);
+        self.pass_on();
+    }
+
+    /// Closes what has not been used for long. Called once a minute. `watched` is whether
+    /// somebody waits for reports.
+    pub(super) fn sweep(&self, watched: bool) {
+        let mut quiet = Vec::new();
+        {
+            let mut seats = self.seats();
+            let Seats { all, lists, .. } = &mut *seats;
+            let needed = watched || !self.subscribed.is_empty();
+            all.retain_mut(|seat| {
+                seat.quiet = if seat.leased || seat.session.was_used() { 0 } else { seat.quiet + 1 };
+                let is_lists = lists.as_ref().is_some_and(|lists| Arc::ptr_eq(lists, &seat.session));
+                let stays = match is_lists {
+                    true => needed || seat.quiet < QUIET_LISTS,
+                    false => seat.quiet < QUIET,
+                };
+                if !stays {
+                    quiet.push(seat.session.clone());
+                }
+                stays
+            });
+            let gone = |session: &Arc<Session>| quiet.iter().any(|quiet| Arc::ptr_eq(quiet, session));
+            if lists.as_ref().is_some_and(gone) {
+                *lists = all.first().map(|seat| seat.session.clone());
+            }
+        }
+        for session in quiet {
+            session.retire();
+        }
+    }
+
+    /// Whether nothing is left that anybody could miss.
+    pub(super) fn is_empty(&self) -> bool {
+        let seats = self.seats();
+        seats.all.is_empty() && seats.opening.is_none() && seats.promised == 0 && seats.queue.is_empty()
+    }
+
+    /// Takes all sessions out, for good; who waits is told.
+    pub(super) fn close(&self) -> Vec<Arc<Session>> {
+        let mut seats = self.seats();
+        seats.lists = None;
+        let queue = std::mem::take(&mut seats.queue);
+        let all = std::mem::take(&mut seats.all);
+        drop(seats);
+        drop(queue);
+        all.into_iter().map(|seat| seat.session).collect()
+    }
+}
+
+// === impl Seats ===
+
+impl Seats {
+    fn seat(&mut self, session: &Arc<Session>, leased: bool) {
+        self.all.push(Seat { session: session.clone(), leased, quiet: 0 });
+    }
+
+    /// Makes a session idle again, and the first to be used next.
+    fn release(&mut self, session: &Arc<Session>) {
+        if let Some(at) = self.all.iter().position(|seat| Arc::ptr_eq(&seat.session, session)) {
+            let mut seat = self.all.remove(at);
+            seat.leased = false;
+            self.all.push(seat);
+        }
+    }
+
+    /// Undoes a turn that nobody is there to take. What would undo it by itself needs the lock.
+    fn take_back(&mut self, turn: Turn) {
+        match turn {
+            Turn::Lease(mut lease) => {
+                if lease.exclusive.take().is_some() {
+                    self.release(&lease.session);
+                }
+            }
+            Turn::Open(mut promise) => {
+                if promise.0.take().is_some() {
+                    self.promised -= 1;
+                }
+            }
+        }
+    }
+}
+
+// === impl Lease ===
+
+impl Lease {
+    pub(super) fn is_exclusive(&self) -> bool {
+        self.exclusive.is_some()
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        if let Some(group) = self.exclusive.take() {
+            group.seats().release(&self.session);
+            group.pass_on();
+        }
+    }
+}
+
+// === impl Promise ===
+
+impl Promise {
+    /// Opens the session, for the holder alone.
+    async fn keep(mut self) -> Result<Lease, Lost> {
+        let group = self.0.clone().expect("a promise is kept once");
+        let session = group.open().await?;
+        {
+            let mut seats = group.seats();
+            seats.promised -= 1;
+            seats.seat(&session, true);
+            seats.lists.get_or_insert_with(|| session.clone());
+        }
+        self.0 = None;
+        Ok(Lease { session, exclusive: Some(group) })
+    }
+}
+
+impl Drop for Promise {
+    fn drop(&mut self) {
+        if let Some(group) = self.0.take() {
+            group.seats().promised -= 1;
+            group.pass_on();
+        }
+    }
+}

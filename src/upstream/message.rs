@@ -1,0 +1,97 @@
+//! The few messages this side of the house writes itself.
+
+use bytes::Bytes;
+use serde::Serialize;
+
+use crate::protocol::{ErrorObject, Id, Revision};
+
+/// Who we say we are in `initialize`, and in `User-Agent`.
+pub(super) const NAME: &str = "deferral";
+pub(super) const USER_AGENT: &str = concat!("deferral/", env!("CARGO_PKG_VERSION"));
+
+/// Tells the server that the handshake is over.
+pub(super) const INITIALIZED: Bytes =
+    Bytes::from_static(br#"{"jsonrpc":"2.0","method":"notifications/initialized"}"#);
+
+/// Opens a session; `capabilities` is the client's own object (2025-11-25, *Lifecycle*).
+pub(super) fn initialize(id: u64, capabilities: &[u8]) -> Bytes {
+    let mut message = format!(
+        r#"{{"jsonrpc":"2.0","id":{id},"method":"initialize","params":{{"protocolVersion":"{}","clientInfo":{{"name":"{NAME}","version":"{}"}},"capabilities":"#,
+        Revision::NEWEST_LEGACY,
+        env!("CARGO_PKG_VERSION"),
+    )
+    .into_bytes();
+    message.extend_from_slice(capabilities);
+    message.extend_from_slice(b"}}");
+    message.into()
+}
+
+/// Cancels a request of ours (2025-11-25, *Cancellation*).
+pub(super) fn cancelled(id: u64, reason: &str) -> Bytes {
+    format!(
+        r#"{{"jsonrpc":"2.0","method":"notifications/cancelled","params":{{"requestId":{id},"reason":{}}}}}"#,
+        quoted(reason)
+    )
+    .into()
+}
+
+/// `resources/subscribe` or `resources/unsubscribe`.
+pub(super) fn about_resource(id: u64, method: &str, uri: &str) -> Bytes {
+    format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"{method}","params":{{"uri":{}}}}}"#, quoted(uri)).into()
+}
+
+/// A response to a request of the server, whose id goes back byte for byte.
+pub(super) fn response(id: &Id, outcome: &Result<Bytes, Bytes>) -> Bytes {
+    let (member, value) = match outcome {
+        Ok(result) => ("result", result),
+        Err(error) => ("error", error),
+    };
+    let mut message = Vec::with_capacity(value.len() + id.as_bytes().len() + 40);
+    message.extend_from_slice(br#"{"jsonrpc":"2.0","id":"#);
+    message.extend_from_slice(id.as_bytes());
+    message.extend_from_slice(b",\"");
+    message.extend_from_slice(member.as_bytes());
+    message.extend_from_slice(b"\":");
+    message.extend_from_slice(value);
+    message.push(b'}');
+    message.into()
+}
+
+/// An outcome that refuses.
+pub(super) fn refusal(code: i64, why: &str) -> Result<Bytes, Bytes> {
+    Err(ErrorObject::new(code, why).as_bytes().clone())
+}
+
+fn quoted(text: &(impl Serialize + ?Sized)) -> String {
+    serde_json::to_string(text).expect("a string is written to memory")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::protocol::{Frame, Kind};
+
+    #[test]
+    fn capabilities_are_declared_word_for_word() {
+        let capabilities = br#"{ "elicitation":{},"x-new":[1e400] }"#;
+        let message = initialize(7, capabilities);
+        let frame = Frame::parse(message.clone()).expect("a message");
+        assert!(matches!(frame.kind(), Kind::Request { id, .. } if id.as_number() == Some(7)));
+        assert!(message.windows(capabilities.len()).any(|part| part == capabilities));
+    }
+
+    #[test]
+    fn ids_of_the_server_go_back_byte_for_byte() {
+        for token in ["0", "1.0", r#""a\u0062""#] {
+            let id = Id::from_token(Bytes::copy_from_slice(token.as_bytes())).expect("an id");
+            let written = response(&id, &Ok(Bytes::from_static(b"{}")));
+            assert_eq!(written, format!(r#"{{"jsonrpc":"2.0","id":{token},"result":{{}}}}"#));
+        }
+    }
+
+    #[test]
+    fn a_uri_is_quoted() {
+        let message = about_resource(1, "resources/subscribe", "file:///a\"b");
+        assert!(Frame::parse(message).is_ok());
+    }
+}

@@ -1,0 +1,260 @@
+//! The messages in one HTTP answer, be it one JSON document or a stream of events.
+
+use bytes::{Bytes, BytesMut};
+use http::{HeaderMap, StatusCode, header};
+use http_body::Body;
+use hyper::body::Incoming;
+use std::{
+    pin::Pin,
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+
+use super::Lost;
+use crate::protocol::{
+    Frame,
+    accept::{self, is_media},
+    sse::Decoder,
+};
+use serde_json::value::RawValue;
+
+/// What an answer's head announces.
+pub(super) enum Opening {
+    /// Messages follow.
+    Messages(Messages),
+    /// Taken, and nothing follows: 202, or no body at all.
+    Accepted,
+    /// An HTTP error, whose body may still be a JSON-RPC message.
+    Refused(http::response::Parts, Incoming),
+}
+
+/// Reads messages from an answer's body.
+pub(super) struct Messages {
+    body: Incoming,
+    form: Form,
+    /// For one message, in bytes.
+    limit: usize,
+    /// Something has arrived since this was last asked.
+    progress: bool,
+    /// The rest of a batch, the next message last.
+    batch: Vec<Frame>,
+}
+
+enum Form {
+    /// One JSON document: what has come of it, where it took more than one chunk.
+    Document(BytesMut),
+    Events(Box<Events>),
+    /// The body has ended.
+    Ended,
+}
+
+struct Events {
+    decoder: Decoder,
+    resumption: Resumption,
+}
+
+/// What is needed to take up a broken stream again.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Resumption {
+    /// The id of the last event that had one.
+    pub(super) last_id: Option<String>,
+    /// How long the server wants to be left alone before.
+    pub(super) retry: Option<Duration>,
+    /// How often it was taken up since it last brought a message.
+    pub(super) fruitless: u32,
+}
+
+/// Why reading stopped.
+#[derive(Debug)]
+pub(super) enum Stop {
+    /// The body ended, or broke (then there is a reason).
+    Ended(Option<String>),
+    Lost(Lost),
+}
+
+/// An unread rest that is shorter than this is left to the connection.
+const NO_BODY: u64 = 0;
+
+// === impl Opening ===
+
+impl Opening {
+    pub(super) fn of(response: http::Response<Incoming>, limit: usize) -> Result<Self, Lost> {
+        let (head, body) = response.into_parts();
+        if !head.status.is_success() {
+            return Ok(Self::Refused(head, body));
+        }
+        let bare = head.status == StatusCode::ACCEPTED || head.status == StatusCode::NO_CONTENT;
+        if bare && !is_events(&head.headers) || body.size_hint().exact() == Some(NO_BODY) {
+            return Ok(Self::Accepted);
+        }
+        let form = match head.headers.get(header::CONTENT_TYPE) {
+            _ if is_events(&head.headers) => Form::Events(Box::new(Events::new(limit))),
+            None => Form::Document(BytesMut::new()),
+            kind if is_media(kind, accept::JSON) => Form::Document(BytesMut::new()),
+            Some(kind) => {
+                let kind = String::from_utf8_lossy(kind.as_bytes()).into_owned();
+                return Err(Lost::Invalid(format!(
+                    "its content type is {kind}, not JSON or an event stream"
+                )));
+            }
+        };
+        Ok(Self::Messages(Messages { body, form, limit, progress: true, batch: Vec::new() }))
+    }
+}
+
+pub(super) fn is_events(headers: &HeaderMap) -> bool {
+    is_media(headers.get(header::CONTENT_TYPE), accept::EVENT_STREAM)
+}
+
+// === impl Events ===
+
+impl Events {
+    fn new(limit: usize) -> Self {
+        Self { decoder: Decoder::new(limit), resumption: Resumption::default() }
+    }
+
+    /// The data of the next event that holds a message.
+    fn next(&mut self) -> Result<Option<Bytes>, Lost> {
+        loop {
+            let event = match self.decoder.next_event() {
+                Ok(Some(event)) => event,
+                Ok(None) => return Ok(None),
+                Err(error) => return Err(Lost::TooLarge { limit: error.limit }),
+            };
+            self.resumption.retry = event.retry.or(self.resumption.retry);
+            if let Some(id) = event.id {
+                self.resumption.last_id = Some(id).filter(|id| !id.is_empty());
+            }
+            let is_message = event.event.as_deref().is_none_or(|name| name.is_empty() || name == "message");
+            if is_message && !event.data.is_empty() {
+                self.resumption.fruitless = 0;
+                return Ok(Some(event.data));
+            }
+        }
+    }
+}
+
+// === impl Messages ===
+
+impl Messages {
+    /// The next message. Once this has given [`Stop`] there is no further one.
+    pub(super) fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Result<Frame, Stop>> {
+        loop {
+            if let Some(frame) = self.batch.pop() {
+                return Poll::Ready(Ok(frame));
+            }
+            match &mut self.form {
+                Form::Ended => return Poll::Ready(Err(Stop::Lost(no_response()))),
+                Form::Events(events) => match events.next() {
+                    Ok(Some(data)) => {
+                        return Poll::Ready(self.take(data).map_err(Stop::Lost));
+                    }
+                    Ok(None) => {}
+                    Err(lost) => return Poll::Ready(Err(Stop::Lost(lost))),
+                },
+                Form::Document(_) => {}
+            }
+            match ready!(Pin::new(&mut self.body).poll_frame(cx)) {
+                Some(Ok(frame)) => {
+                    self.progress = true;
+                    let Ok(chunk) = frame.into_data() else { continue };
+                    if let Some(document) = self.feed(chunk)? {
+                        return Poll::Ready(self.take(document).map_err(Stop::Lost));
+                    }
+                }
+                Some(Err(error)) => {
+                    return Poll::Ready(Err(Stop::Ended(Some(super::root_cause(&error)))));
+                }
+                None => match std::mem::replace(&mut self.form, Form::Ended) {
+                    Form::Document(document) if !document.is_empty() => {
+                        return Poll::Ready(self.take(document.freeze()).map_err(Stop::Lost));
+                    }
+                    events @ Form::Events(_) => {
+                        self.form = events;
+                        return Poll::Ready(Err(Stop::Ended(None)));
+                    }
+                    Form::Document(_) | Form::Ended => {}
+                },
+            }
+        }
+    }
+
+    /// Takes a chunk, and gives the whole document where this completed it.
+    fn feed(&mut self, chunk: Bytes) -> Result<Option<Bytes>, Stop> {
+        match &mut self.form {
+            Form::Events(events) => events.decoder.feed(chunk),
+            Form::Document(document) => {
+                if document.len() + chunk.len() > self.limit {
+                    return Err(Stop::Lost(Lost::TooLarge { limit: self.limit }));
+                }
+                // The usual case, a small answer of known length, is not copied.
+                if document.is_empty() && self.body.is_end_stream() {
+                    self.form = Form::Ended;
+                    return Ok(Some(chunk));
+                }
+                if document.is_empty() {
+                    // What a header claims is believed up to a bound only.
+                    let more = usize::try_from(self.body.size_hint().lower()).unwrap_or(0);
+                    document.reserve(chunk.len() + more.min(1 << 20));
+                }
+                document.extend_from_slice(&chunk);
+            }
+            Form::Ended => {}
+        }
+        Ok(None)
+    }
+
+    /// Indexes one message, or the first of a batch (2025-03-26 had batches).
+    fn take(&mut self, data: Bytes) -> Result<Frame, Lost> {
+        let invalid = |error: &dyn std::fmt::Display| Lost::Invalid(error.to_string());
+        if data.iter().find(|byte| !byte.is_ascii_whitespace()) != Some(&b'[') {
+            return Frame::parse(data).map_err(|error| invalid(&error));
+        }
+        let parts: Vec<&RawValue> = serde_json::from_slice(&data).map_err(|error| invalid(&error))?;
+        for part in parts.into_iter().rev() {
+            let part = data.slice_ref(part.get().as_bytes());
+            self.batch.push(Frame::parse(part).map_err(|error| invalid(&error))?);
+        }
+        self.batch.pop().ok_or_else(|| Lost::Invalid("an empty batch".to_owned()))
+    }
+
+    /// Whether anything has arrived since this was last asked.
+    pub(super) fn took_progress(&mut self) -> bool {
+        std::mem::take(&mut self.progress)
+    }
+
+    /// Where a broken stream can be taken up; `None` for what is no stream.
+    pub(super) fn resumption(&self) -> Option<&Resumption> {
+        match &self.form {
+            Form::Events(events) => Some(&events.resumption),
+            Form::Document(_) | Form::Ended => None,
+        }
+    }
+
+    /// Goes on from where an earlier stream broke.
+    pub(super) fn go_on_from(&mut self, earlier: Resumption) {
+        if let Form::Events(events) = &mut self.form {
+            events.resumption = earlier;
+        }
+    }
+
+    /// The body, where there may be more of it to read before the connection is free.
+    pub(super) fn into_rest(self) -> Option<Incoming> {
+        (!matches!(self.form, Form::Ended) && !self.body.is_end_stream()).then_some(self.body)
+    }
+}
+
+fn no_response() -> Lost {
+    Lost::Invalid("it holds no response to the request".to_owned())
+}
+
+impl From<Stop> for Lost {
+    fn from(stop: Stop) -> Self {
+        match stop {
+            Stop::Lost(lost) => lost,
+            Stop::Ended(why) => {
+                Self::Broken(why.unwrap_or_else(|| "the answer ended without a response".to_owned()))
+            }
+        }
+    }
+}

@@ -1,0 +1,205 @@
+//! One server: how it is reached, and what is known of its ways.
+
+use bytes::Bytes;
+use http::{HeaderMap, HeaderValue, Method as HttpMethod, StatusCode, Uri, header};
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::body::Incoming;
+use hyper_util::client::legacy::ResponseFuture;
+use std::{
+    future::Future,
+    sync::atomic::{AtomicBool, AtomicU64, Ordering},
+    time::Duration,
+};
+use tokio::{runtime::Handle, time::timeout};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use super::{
+    Config, Lost, NotStarted,
+    client::{self, HttpClient},
+    message,
+};
+use crate::dialect::Credentials;
+
+/// What all sessions with one server share.
+pub(super) struct Peer {
+    pub(super) config: Config,
+    client: HttpClient,
+    /// `Host`, as the URL has it.
+    host: HeaderValue,
+    pub(super) asks: Asks,
+    own_ids: AtomicU64,
+    /// Work that outlives a call: cancellations, answers, farewells.
+    work: TaskTracker,
+    runtime: Handle,
+    /// Set when the house closes.
+    pub(super) closing: CancellationToken,
+}
+
+/// Where a server has been seen to ask its questions. Learned for the server as a whole: it is a
+/// habit of its code.
+#[derive(Debug, Default)]
+pub(super) struct Asks {
+    on_stream: AtomicBool,
+    off_stream: AtomicBool,
+}
+
+/// Our own requests are numbered from here: far above any call's id, and still exact in a double.
+const OWN_IDS: u64 = 1 << 52;
+/// How much of an error's body is read.
+const ERROR_BODY: usize = 64 << 10;
+/// How long an error's body is waited for.
+const ERROR_BODY_TIME: Duration = Duration::from_secs(10);
+/// How much of a text is repeated in an error.
+const DETAIL_CHARS: usize = 200;
+
+// === impl Peer ===
+
+impl Peer {
+    /// # Errors
+    /// [`NotStarted`] where the URL cannot be spoken to.
+    pub(super) fn new(config: Config) -> Result<Self, NotStarted> {
+        let client = client::client(&config.url, config.timeouts.connect)?;
+        let host = config.url.authority().map(|authority| {
+            let whole = authority.as_str();
+            whole.rsplit_once('@').map_or(whole, |(_, host)| host)
+        });
+        let host = host
+            .and_then(|host| HeaderValue::from_str(host).ok())
+            .ok_or_else(|| NotStarted::NoHost(config.url.clone()))?;
+        let runtime = Handle::try_current().map_err(|_| NotStarted::NoRuntime)?;
+        Ok(Self {
+            config,
+            client,
+            host,
+            asks: Asks::default(),
+            own_ids: AtomicU64::new(OWN_IDS),
+            work: TaskTracker::new(),
+            runtime,
+            closing: CancellationToken::new(),
+        })
+    }
+
+    /// An id for a request of our own.
+    pub(super) fn next_id(&self) -> u64 {
+        self.own_ids.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// What every request of a caller carries.
+    pub(super) fn headers(&self, credentials: &Credentials) -> HeaderMap {
+        let mut headers = credentials.headers().clone();
+        headers.insert(header::HOST, self.host.clone());
+        headers.insert(header::USER_AGENT, HeaderValue::from_static(message::USER_AGENT));
+        headers
+    }
+
+    /// Sends one request to the MCP endpoint.
+    pub(super) fn send(&self, method: HttpMethod, headers: HeaderMap, body: Bytes) -> ResponseFuture {
+        self.send_to(self.config.url.clone(), method, headers, body)
+    }
+
+    pub(super) fn send_to(
+        &self,
+        url: Uri,
+        method: HttpMethod,
+        headers: HeaderMap,
+        body: Bytes,
+    ) -> ResponseFuture {
+        let mut request = http::Request::new(Full::new(body));
+        *request.method_mut() = method;
+        *request.uri_mut() = url;
+        *request.headers_mut() = headers;
+        self.client.request(request)
+    }
+
+    /// Sends what has no answer worth reading, and says with which status it was taken. Bounded by
+    /// the first-byte timeout.
+    pub(super) async fn tell(
+        &self,
+        method: HttpMethod,
+        headers: HeaderMap,
+        body: Bytes,
+    ) -> Result<http::Response<Incoming>, Lost> {
+        let limit = self.config.timeouts.first_byte;
+        match timeout(limit, self.send(method, headers, body)).await {
+            Ok(Ok(response)) => Ok(response),
+            Ok(Err(error)) => Err(client::lost(&error)),
+            Err(_) => Err(Lost::FirstByteTimeout(limit)),
+        }
+    }
+
+    /// Spawns work that [`Peer::settle`] waits for. May be called from a destructor on any thread.
+    pub(super) fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
+        drop(self.work.spawn_on(work, &self.runtime));
+    }
+
+    /// Waits until all spawned work has ended.
+    pub(super) async fn settle(&self) {
+        self.work.close();
+        self.work.wait().await;
+    }
+}
+
+// === impl Asks ===
+
+impl Asks {
+    /// A question came on the stream of the call it belongs to.
+    pub(super) fn saw_on_stream(&self) {
+        if !self.on_stream.load(Ordering::Relaxed) {
+            self.on_stream.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// A question came elsewhere. This outweighs all that came on a call's stream: once is enough
+    /// to need a session for each call.
+    pub(super) fn saw_off_stream(&self) {
+        self.off_stream.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether its questions name their call, so that calls can share a session.
+    pub(super) fn tells_apart(&self) -> bool {
+        self.on_stream.load(Ordering::Relaxed) && !self.off_stream.load(Ordering::Relaxed)
+    }
+}
+
+/// A whole body of at most `limit` bytes.
+///
+/// # Errors
+/// [`Lost::TooLarge`] and [`Lost::Broken`].
+pub(super) async fn whole(body: Incoming, limit: usize) -> Result<Bytes, Lost> {
+    match Limited::new(body, limit).collect().await {
+        Ok(body) => Ok(body.to_bytes()),
+        Err(error) if error.is::<http_body_util::LengthLimitError>() => Err(Lost::TooLarge { limit }),
+        Err(error) => Err(Lost::Broken(error.to_string())),
+    }
+}
+
+/// The body of an answer that reports an error; empty where it does not come in time.
+pub(super) async fn error_body(body: Incoming) -> Bytes {
+    match timeout(ERROR_BODY_TIME, whole(body, ERROR_BODY)).await {
+        Ok(Ok(body)) => body,
+        Ok(Err(_)) | Err(_) => Bytes::new(),
+    }
+}
+
+/// What an HTTP error that is no JSON-RPC message says. 401 and 403 keep their challenge; a
+/// redirect is not followed, and its target named.
+pub(super) fn refused(status: StatusCode, headers: &HeaderMap, body: &Bytes) -> Lost {
+    if status == StatusCode::UNAUTHORIZED || status == StatusCode::FORBIDDEN {
+        return Lost::Unauthorized { status, challenge: headers.get(header::WWW_AUTHENTICATE).cloned() };
+    }
+    let target = headers.get(header::LOCATION).and_then(|target| target.to_str().ok());
+    let detail = match (target, std::str::from_utf8(body).map(str::trim)) {
+        (Some(target), _) if status.is_redirection() => {
+            format!("redirected to {target}; name that as the upstream's URL")
+        }
+        (_, Ok(text)) if !text.is_empty() => text.chars().take(DETAIL_CHARS).collect(),
+        (_, Ok(_) | Err(_)) => status.canonical_reason().unwrap_or("no reason given").to_owned(),
+    };
+    Lost::Status { status, detail }
+}
+
+/// Reads an answer's rest in the background, so that its connection can serve the next request.
+/// Gives up soon: a server may leave a stream open for no reason.
+pub(super) async fn drain(mut body: Incoming) {
+    let _ = timeout(Duration::from_secs(1), async { while let Some(Ok(_)) = body.frame().await {} }).await;
+}

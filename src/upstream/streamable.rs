@@ -1,0 +1,207 @@
+//! A server of the older era, over Streamable HTTP (2025-03-26 to 2025-11-25).
+
+use bytes::Bytes;
+use dashmap::DashMap;
+use futures_util::{FutureExt, StreamExt, future::BoxFuture, stream};
+use http::{HeaderMap, Method as HttpMethod, Uri};
+use std::{
+    hash::{Hash, Hasher},
+    sync::{Arc, Once, Weak},
+    time::Duration,
+};
+use tokio::{
+    sync::broadcast,
+    time::{interval, timeout},
+};
+
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    Config, Description, Document, Identity, Lost, NotStarted, Replies, Report, Request, Subscription,
+    Upstream, client,
+    exchange::Exchange,
+    group::Group,
+    peer::{self, Peer},
+    subscribe,
+};
+use crate::dialect::{Credentials, Principal};
+
+/// One server of the older era. Cheap to clone; all clones are the same.
+#[derive(Clone)]
+pub struct Streamable(Arc<Inner>);
+
+struct Inner {
+    peer: Arc<Peer>,
+    groups: DashMap<Key, Arc<Group>>,
+    /// For each principal, what its sessions report.
+    reports: DashMap<Principal, broadcast::Sender<Report>>,
+    sweeping: Once,
+}
+
+/// An identity as a key. Credentials and capabilities are compared byte for byte; only what is
+/// quick to hash is hashed.
+struct Key(Identity);
+
+/// Reports kept for one who does not fetch them; the oldest are dropped first.
+const REPORTS: usize = 256;
+/// How often it is looked for sessions that nobody uses.
+const ROUND: Duration = Duration::from_secs(60);
+/// How long closing may take.
+const FAREWELL: Duration = Duration::from_secs(2);
+/// The largest document that [`Upstream::fetch`] takes, in bytes.
+const DOCUMENT: usize = 1 << 20;
+
+// === impl Streamable ===
+
+impl Streamable {
+    /// A server at `config.url`. Nothing is sent before it is called.
+    ///
+    /// # Errors
+    /// [`NotStarted`] where the URL is not one to speak HTTP to, the system's certificates cannot be
+    /// read, or there is no tokio runtime around.
+    pub fn new(config: Config) -> Result<Self, NotStarted> {
+        Ok(Self(Arc::new(Inner {
+            peer: Arc::new(Peer::new(config)?),
+            groups: DashMap::new(),
+            reports: DashMap::new(),
+            sweeping: Once::new(),
+        })))
+    }
+}
+
+impl Upstream for Streamable {
+    fn call(&self, request: Request) -> Replies {
+        Exchange::new(self.0.group(&request.caller), request).boxed()
+    }
+
+    fn describe(&self, caller: &Identity) -> BoxFuture<'_, Result<Arc<Description>, Lost>> {
+        let group = self.0.group(caller);
+        async move { Ok(group.lists().await?.description.clone()) }.boxed()
+    }
+
+    fn watch(&self, principal: Principal) -> broadcast::Receiver<Report> {
+        self.0.reports(principal).subscribe()
+    }
+
+    fn subscribe<'a>(
+        &'a self,
+        caller: &'a Identity,
+        uri: &'a str,
+    ) -> BoxFuture<'a, Result<Subscription, Lost>> {
+        let group = self.0.group(caller);
+        async move { Ok(Box::new(subscribe::subscribe(group, uri).await?) as Subscription) }.boxed()
+    }
+
+    fn fetch<'a>(
+        &'a self,
+        path: &'a str,
+        credentials: &'a Credentials,
+    ) -> BoxFuture<'a, Result<Document, Lost>> {
+        self.0.fetch(path, credentials).boxed()
+    }
+
+    fn close(&self) -> BoxFuture<'_, ()> {
+        self.0.close().boxed()
+    }
+}
+
+// === impl Inner ===
+
+impl Inner {
+    fn group(self: &Arc<Self>, caller: &Identity) -> Arc<Group> {
+        let key = Key(caller.clone());
+        if let Some(group) = self.groups.get(&key) {
+            return group.clone();
+        }
+        self.sweeping.call_once(|| self.peer.spawn(sweep(Arc::downgrade(self), self.peer.closing.clone())));
+        let reports = self.reports(caller.principal);
+        let fresh = || Arc::new(Group::new(self.peer.clone(), caller.clone(), reports));
+        self.groups.entry(key).or_insert_with(fresh).clone()
+    }
+
+    fn reports(&self, principal: Principal) -> broadcast::Sender<Report> {
+        self.reports.entry(principal).or_insert_with(|| broadcast::Sender::new(REPORTS)).clone()
+    }
+
+    /// Closes what nobody uses, and forgets identities that have nothing left.
+    fn sweep(&self) {
+        for group in &self.groups {
+            group.sweep(group.reports.receiver_count() > 0);
+        }
+        // A group is handed out under its shard's lock, so one that only the map holds is nobody's.
+        self.groups.retain(|_, group| Arc::strong_count(group) > 1 || !group.is_empty());
+        self.reports.retain(|_, reports| reports.receiver_count() > 0 || reports.strong_count() > 1);
+    }
+
+    async fn fetch(&self, path: &str, credentials: &Credentials) -> Result<Document, Lost> {
+        let url = beside(&self.peer.config.url, path)?;
+        let limits = self.peer.config.timeouts;
+        let headers: HeaderMap = self.peer.headers(credentials);
+        let asked = async {
+            let answer = self.peer.send_to(url, HttpMethod::GET, headers, Bytes::new());
+            let (head, body) = answer.await.map_err(|error| client::lost(&error))?.into_parts();
+            let body = peer::whole(body, DOCUMENT).await?;
+            Ok(Document { status: head.status, headers: head.headers, body })
+        };
+        timeout(limits.first_byte, asked).await.unwrap_or(Err(Lost::FirstByteTimeout(limits.first_byte)))
+    }
+
+    async fn close(&self) {
+        self.peer.closing.cancel();
+        let groups: Vec<_> = self.groups.iter().map(|entry| entry.value().clone()).collect();
+        self.groups.clear();
+        let sessions = groups.iter().flat_map(|group| group.close());
+        let farewells = stream::iter(sessions).for_each_concurrent(None, |session| session.close());
+        let all = async {
+            farewells.await;
+            self.peer.settle().await;
+        };
+        // A server that does not take its farewell will find out by itself.
+        let _ = timeout(FAREWELL, all).await;
+    }
+}
+
+/// The URL of `path` at the server of `url`.
+fn beside(url: &Uri, path: &str) -> Result<Uri, Lost> {
+    let mut parts = url.clone().into_parts();
+    let path = path.parse().map_err(|error| Lost::Invalid(format!("{path:?} is not a path: {error}")))?;
+    parts.path_and_query = Some(path);
+    Uri::from_parts(parts).map_err(|error| Lost::Invalid(error.to_string()))
+}
+
+async fn sweep(inner: Weak<Inner>, closing: CancellationToken) {
+    let mut rounds = interval(ROUND);
+    // The first tick is at once.
+    rounds.tick().await;
+    loop {
+        tokio::select! {
+            () = closing.cancelled() => return,
+            _ = rounds.tick() => {}
+        }
+        match inner.upgrade() {
+            Some(inner) => inner.sweep(),
+            None => return,
+        }
+    }
+}
+
+// === impl Key ===
+
+impl PartialEq for Key {
+    fn eq(&self, other: &Self) -> bool {
+        let (a, b) = (&self.0, &other.0);
+        a.principal == b.principal
+            && (Arc::ptr_eq(&a.capabilities, &b.capabilities)
+                || a.capabilities.legacy() == b.capabilities.legacy())
+            && a.credentials.headers() == b.credentials.headers()
+    }
+}
+
+impl Eq for Key {}
+
+impl Hash for Key {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.0.principal.hash(state);
+        self.0.capabilities.legacy().hash(state);
+    }
+}

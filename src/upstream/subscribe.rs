@@ -1,0 +1,162 @@
+//! Resource subscriptions: made once for all who want the same one, and made again in another
+//! session when theirs is gone.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+};
+
+use futures_util::StreamExt;
+use http::HeaderMap;
+
+use super::{Event, Lost, Request, exchange::Exchange, group::Group, message, session::Session};
+use crate::protocol::{ErrorObject, Kind, Method};
+
+/// The subscriptions of one identity.
+#[derive(Default)]
+pub(super) struct Subscribed(Mutex<HashMap<String, Held>>);
+
+struct Held {
+    /// Guards that keep it.
+    holders: usize,
+    /// Where it was made.
+    session: Weak<Session>,
+    /// The server has agreed to it.
+    agreed: bool,
+}
+
+/// Keeps a subscription; the last one to go lets go of it at the server.
+pub(super) struct Guard {
+    group: Arc<Group>,
+    uri: String,
+}
+
+// === impl Subscribed ===
+
+impl Subscribed {
+    fn held(&self) -> MutexGuard<'_, HashMap<String, Held>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.held().is_empty()
+    }
+
+    /// A list session has been opened: what lives in no session is subscribed in it.
+    pub(super) fn renew(&self, group: &Arc<Group>, session: &Arc<Session>) {
+        let orphans: Vec<_> = {
+            let mut held = self.held();
+            let orphans = held.iter_mut().filter(|(_, held)| held.session.strong_count() == 0);
+            orphans
+                .map(|(uri, held)| {
+                    held.session = Arc::downgrade(session);
+                    uri.clone()
+                })
+                .collect()
+        };
+        for uri in orphans {
+            let group = group.clone();
+            group.peer().clone().spawn(async move {
+                if let Err(lost) = ask(&group, Method::ResourcesSubscribe, &uri).await {
+                    tracing::warn!(error = %lost, "a resource could not be subscribed again");
+                }
+            });
+        }
+    }
+
+    /// A session takes no more calls: what was subscribed in it is subscribed in another.
+    pub(super) fn moved(&self, group: &Arc<Group>, session: &Arc<Session>) {
+        let gone = Arc::downgrade(session);
+        let mut any = false;
+        for held in self.held().values_mut().filter(|held| held.session.ptr_eq(&gone)) {
+            held.session = Weak::new();
+            any = true;
+        }
+        if any && !group.peer().closing.is_cancelled() {
+            let group = group.clone();
+            group.peer().clone().spawn(async move {
+                if let Ok(session) = group.lists().await {
+                    group.subscribed.renew(&group, &session);
+                }
+            });
+        }
+    }
+}
+
+/// Subscribes, unless somebody with the same identity has.
+///
+/// # Errors
+/// What became of `resources/subscribe`.
+pub(super) async fn subscribe(group: Arc<Group>, uri: &str) -> Result<Guard, Lost> {
+    let session = group.lists().await?;
+    let guard = Guard { group, uri: uri.to_owned() };
+    let agreed = {
+        let mut held = guard.group.subscribed.held();
+        let fresh = || Held { holders: 0, session: Arc::downgrade(&session), agreed: false };
+        let held = held.entry(guard.uri.clone()).or_insert_with(fresh);
+        held.holders += 1;
+        held.agreed
+    };
+    if !agreed {
+        // Others may be asking for the same just now; it does no harm to ask twice. The guard
+        // undoes the entry if this fails or is not waited for.
+        ask(&guard.group, Method::ResourcesSubscribe, uri).await?;
+        if let Some(held) = guard.group.subscribed.held().get_mut(uri) {
+            held.agreed = true;
+        }
+    }
+    Ok(guard)
+}
+
+/// Makes a call of our own to the list session.
+async fn ask(group: &Arc<Group>, method: Method, uri: &str) -> Result<(), Lost> {
+    let id = group.peer().next_id();
+    let request = Request {
+        caller: group.identity.clone(),
+        id,
+        target: Some(uri.to_owned()),
+        body: message::about_resource(id, method.as_str(), uri),
+        method,
+        headers: HeaderMap::new(),
+    };
+    let mut replies = Exchange::new(group.clone(), request);
+    while let Some(event) = replies.next().await {
+        match event {
+            Event::Final(frame) => {
+                return match frame.kind() {
+                    Kind::Failure { error, .. } => {
+                        Err(Lost::Invalid(ErrorObject::from_raw(error.clone()).message()))
+                    }
+                    Kind::Success { .. } | Kind::Request { .. } | Kind::Notification { .. } => Ok(()),
+                };
+            }
+            Event::Lost(lost) => return Err(lost),
+            Event::Notice(_) | Event::Question(_) | Event::Withdrawn { .. } => {}
+        }
+    }
+    Err(Lost::Closing)
+}
+
+// === impl Guard ===
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        let let_go = {
+            let mut held = self.group.subscribed.held();
+            let Some(entry) = held.get_mut(&self.uri) else { return };
+            entry.holders -= 1;
+            if entry.holders > 0 {
+                return;
+            }
+            held.remove(&self.uri).is_some_and(|held| held.agreed)
+        };
+        if let_go && !self.group.peer().closing.is_cancelled() {
+            let (group, uri) = (self.group.clone(), std::mem::take(&mut self.uri));
+            self.group.peer().clone().spawn(async move {
+                if let Err(lost) = ask(&group, Method::ResourcesUnsubscribe, &uri).await {
+                    tracing::debug!(error = %lost, "a resource could not be unsubscribed");
+                }
+            });
+        }
+    }
+}

@@ -1,0 +1,222 @@
+//! Keeps the folders pointing one way, and the pure ones pure.
+
+use std::{collections::BTreeMap, fs, path::Path};
+
+/// What each folder may name. Read it from the bottom up.
+const MAY_USE: &[(&str, &[&str])] = &[
+    ("cli", EVERYTHING),
+    // The `Config` types of the parts: each part says what it needs, and none knows of a file.
+    ("config", &["admin", "front", "policy", "protocol", "proxy", "store", "telemetry", "upstream"]),
+    ("admin", &["policy", "proxy", "runtime", "store", "task", "telemetry"]),
+    // `upstream` for the types that `proxy::Service` speaks of.
+    ("front", &["dialect", "policy", "protocol", "proxy", "runtime", "telemetry", "upstream"]),
+    (
+        "proxy",
+        &["bridge", "dialect", "policy", "protocol", "runtime", "store", "task", "telemetry", "upstream"],
+    ),
+    ("upstream", &["dialect", "protocol", "runtime", "telemetry"]),
+    ("store", &["protocol", "runtime", "task", "telemetry"]),
+    ("telemetry", &["protocol"]),
+    ("runtime", &["protocol"]),
+    ("bridge", &["dialect", "policy", "protocol", "task"]),
+    ("policy", &["protocol"]),
+    ("task", &["protocol"]),
+    ("dialect", &["protocol"]),
+    ("protocol", &[]),
+    ("manual", &[]),
+];
+const EVERYTHING: &[&str] = &["*"];
+
+/// Folders that know nothing of sockets, files, clocks, chance or tasks on a runtime.
+const PURE: &[&str] = &["bridge", "dialect", "policy", "protocol", "task"];
+const WORLDLY: &[&str] = &[
+    "dashmap",
+    "governor",
+    "hyper",
+    "hyper_rustls",
+    "hyper_util",
+    "rand",
+    "ring::rand",
+    "rustls",
+    "std::env",
+    "std::fs",
+    "std::net",
+    "std::process",
+    "std::sync::mpsc",
+    "std::thread",
+    "std::time::Instant::now",
+    "std::time::SystemTime",
+    "tokio",
+    "tokio_rustls",
+    "tokio_util",
+    "tower",
+    "tracing",
+];
+/// Values that happen to live beside worldly things.
+const VALUES: &[&str] = &["std::net::IpAddr"];
+
+#[test]
+fn folders_depend_downward() {
+    let allowed: BTreeMap<_, _> = MAY_USE.iter().copied().collect();
+    let mut stray = Vec::new();
+    for_each_source(|folder, file, text| {
+        let allowed = allowed.get(folder).unwrap_or_else(|| panic!("say in MAY_USE what {folder} may use"));
+        for path in paths(text) {
+            let Some(named) = path.strip_prefix("crate::").and_then(|rest| rest.split("::").next()) else {
+                continue;
+            };
+            if named != folder && !allowed.contains(&named) && *allowed != EVERYTHING {
+                stray.push(format!("{file} names crate::{named}"));
+            }
+        }
+    });
+    assert!(stray.is_empty(), "these point the wrong way:\n{}", stray.join("\n"));
+}
+
+#[test]
+fn the_core_is_pure() {
+    let mut stray = Vec::new();
+    for_each_source(|folder, file, text| {
+        if !PURE.contains(&folder) {
+            return;
+        }
+        let worldly = |path: &String| {
+            WORLDLY.iter().any(|name| is_below(path, name))
+                && !VALUES.iter().any(|value| is_below(path, value))
+        };
+        stray.extend(paths(text).into_iter().filter(worldly).map(|path| format!("{file} names {path}")));
+    });
+    assert!(stray.is_empty(), "the outside world comes in as arguments here:\n{}", stray.join("\n"));
+}
+
+#[test]
+fn the_table_has_no_circle() {
+    // A folder may only name those that stand below it.
+    let below = |at: usize| MAY_USE[at + 1..].iter().map(|(folder, _)| *folder).collect::<Vec<_>>();
+    for (at, (folder, named)) in MAY_USE.iter().enumerate() {
+        for name in named.iter().filter(|name| **name != "*") {
+            assert!(below(at).contains(name), "{folder} may use {name}, which stands above it");
+        }
+    }
+}
+
+#[test]
+fn the_reader_of_paths_sees_through_braces_and_past_comments() {
+    let text = "
+        use crate::{self, a::{B, c::*}, d, e as other};
+        // not crate::comment
+        /// nor [`crate::link`]
+        fn f() -> std::net::IpAddr { tokio :: select! {} ; x::y::<Z>() ; 'c' }
+        use super::{g}; // crate::comment
+        use crate::after;
+    ";
+    let named: Vec<_> = paths(text).into_iter().filter(|path| path.contains("::")).collect();
+    let wanted =
+        "crate::a::B crate::a::c crate::d crate::e std::net::IpAddr tokio::select x::y super::g crate::after";
+    assert_eq!(named.join(" "), wanted);
+}
+
+/// Whether `path` is `name` or something in it.
+fn is_below(path: &str, name: &str) -> bool {
+    path.strip_prefix(name).is_some_and(|rest| rest.is_empty() || rest.starts_with("::"))
+}
+
+/// Every path that is named in code: `a::{b, c::d}` is `a::b` and `a::c::d`. Comments may name what
+/// they like.
+fn paths(text: &str) -> Vec<String> {
+    let uncommented = |line: &'_ str| match line {
+        _ if line.trim_start().starts_with("//") => String::new(),
+        _ => line.split(" // ").take(1).collect(),
+    };
+    let code = text.lines().map(uncommented).collect::<Vec<_>>().join("\n");
+    let mut tokens = Tokens(&code);
+    let mut found = Vec::new();
+    while let Some(token) = tokens.next() {
+        if is_word(token) {
+            tokens.path(token.to_owned(), &mut found);
+        }
+    }
+    found
+}
+
+/// Just enough of Rust's tokens to tell paths: words, `::`, and anything else one character at a time.
+struct Tokens<'a>(&'a str);
+
+impl<'a> Tokens<'a> {
+    fn next(&mut self) -> Option<&'a str> {
+        self.0 = self.0.trim_start();
+        let first = self.0.chars().next()?;
+        let length = match first {
+            _ if self.0.starts_with("::") => 2,
+            _ if is_word(self.0) => {
+                self.0.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(self.0.len())
+            }
+            other => other.len_utf8(),
+        };
+        let (token, rest) = self.0.split_at(length);
+        self.0 = rest;
+        Some(token)
+    }
+
+    /// Whether `wanted` comes next; if so it is taken.
+    fn take(&mut self, wanted: &str) -> bool {
+        let rest = self.0.trim_start().strip_prefix(wanted);
+        if let Some(rest) = rest {
+            self.0 = rest;
+        }
+        rest.is_some()
+    }
+
+    /// What follows the beginning of a path, up to where it ends or branches.
+    fn path(&mut self, mut path: String, found: &mut Vec<String>) {
+        while self.take("::") {
+            if self.take("{") {
+                return self.branches(&path, found);
+            }
+            let rest = self.0.trim_start();
+            if !is_word(rest) {
+                break;
+            }
+            let word = self.next().expect("a word comes next");
+            path = format!("{path}::{word}");
+        }
+        found.push(path);
+    }
+
+    fn branches(&mut self, stem: &str, found: &mut Vec<String>) {
+        while let Some(token) = self.next() {
+            match token {
+                "}" => return,
+                "self" => found.push(stem.to_owned()),
+                "as" => drop(self.next()),
+                _ if is_word(token) => self.path(format!("{stem}::{token}"), found),
+                _ => {}
+            }
+        }
+    }
+}
+
+fn is_word(text: &str) -> bool {
+    text.starts_with(|c: char| c.is_alphabetic() || c == '_')
+}
+
+/// Visits every source file that lies in a folder: the folder, the file's path, its text.
+fn for_each_source(mut visit: impl FnMut(&str, &str, &str)) {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let mut folders = vec![root.clone()];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder).expect("readable") {
+            let path = entry.expect("readable").path();
+            if path.is_dir() {
+                folders.push(path);
+                continue;
+            }
+            let file = path.strip_prefix(&root).expect("below src").to_string_lossy().into_owned();
+            if let Some((top, name)) = file.split_once('/')
+                && name.ends_with(".rs")
+            {
+                visit(top, &file, &fs::read_to_string(&path).expect("utf-8"));
+            }
+        }
+    }
+}

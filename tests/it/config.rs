@@ -1,0 +1,351 @@
+//! The configuration file: what it means, and what is said of one that is wrong.
+
+use deferral::{
+    config::{self, Config, LogFormat},
+    policy::{Mode, PrincipalSource},
+};
+use expect_test::{Expect, expect};
+use std::{path::Path, time::Duration};
+
+fn parse(text: &str) -> Config {
+    config::parse(Path::new("deferral.yaml"), text).unwrap_or_else(|problems| panic!("{problems}"))
+}
+
+fn refused(text: &str, expected: Expect) {
+    let problems = config::parse(Path::new("deferral.yaml"), text).expect_err("there are problems");
+    expected.assert_eq(&format!("{problems}\n"));
+}
+
+#[test]
+fn what_is_left_out_has_the_documented_default() {
+    let config = parse("routes: [{ upstream: { url: 'http://127.0.0.1:9000/mcp' } }]");
+    assert_eq!(config.front.listen, ["127.0.0.1:8808".parse().unwrap()]);
+    assert_eq!(config.admin, Some("127.0.0.1:8809".parse().unwrap()));
+    assert_eq!(config.drain, Duration::from_secs(30));
+    assert_eq!(config.log, LogFormat::Text);
+    assert!(config.front.tls.is_none());
+    let [route] = &config.routes[..] else { panic!("one route") };
+    assert_eq!(&*route.route.path, "/mcp");
+    assert_eq!(route.route.defer.mode, Mode::Auto);
+    assert_eq!(route.route.defer.after, Duration::from_secs(5));
+    assert_eq!(route.route.principal, PrincipalSource::Authorization);
+    assert_eq!(route.upstream.limits.sessions, 64);
+}
+
+#[test]
+fn everything_that_can_be_said_arrives_where_it_belongs() {
+    let config = parse(
+        r#"
+listen: ["127.0.0.1:1", "[::1]:2"]
+tls: { cert: a.pem, key: /etc/b.pem }
+admin: off
+store: memory
+drain: 5s
+log: json
+public_url: https://mcp.example.com
+access: { hosts: [mcp.example.com], origins: ["https://app.example.com"] }
+limits:
+  body_bytes: 1MiB
+  header_bytes: 16384
+  headers: 64
+  connections: 1
+  calls: 2
+  depth: 17
+  streams: 11
+  sessions: 3
+  result_bytes: 2KiB
+  tasks: 4
+  tasks_per_principal: 5
+  stored_bytes: 6
+  stored_result_bytes: 7
+  polls_per_second: 8
+  misses_per_minute: 9
+  listens_per_principal: 10
+  poll_interval_min: 1ms
+  poll_interval_max: 2ms
+timeouts: { connect: 1s, first_byte: 2s, idle: 3s, call: 4s, read_headers: 5s, read_body: 6s, idle_connection: 8s, keep_alive: 7s }
+routes:
+  - path: /a
+    upstream: { url: "http://127.0.0.1:9000/mcp" }
+    defer: { mode: observe, after: 0, retention: 1m }
+    tools:
+      - { match: x, mode: always, after: 1s, keys: [a, b], requires: { sampling: {}, elicitation: { url: {} } } }
+      - { match: "*" }
+    principal: { header: X-User }
+    forward: [X-Tenant]
+    questions: { settle: 1ms, park: 2s }
+    empty_contents_is_error: true
+  - path: /b
+    upstream: { url: "https://example.com/mcp" }
+"#,
+    );
+    expect_test::expect_file!["golden/config-full.txt"].assert_eq(&format!("{config:#?}\n"));
+}
+
+#[test]
+fn one_run_reports_everything_that_is_wrong() {
+    refused(
+        r#"lisen: 127.0.0.1:8808
+admin: localhost:8809
+store: { disk: ./data }
+drain: 30
+log: xml
+public_url: https://mcp.example.com/base
+access: { hosts: ["https://mcp.example.com"], origin: [] }
+limits:
+  sessions: 0
+  body_bytes: 4 megabytes
+  retention: 1h
+  tasks: -1
+timeouts:
+  call: 0s
+  connect:
+routes:
+  - path: mcp
+    upstream: { url: "127.0.0.1:9000/mcp" }
+  - path: /a
+    upstream: { url: "http://127.0.0.1:9000/mcp", command: [python, server.py] }
+    after: 5s
+    defer: { mode: sometimes, after: 5, retention: [1h] }
+  - path: /a
+    upstream: { command: [python, server.py] }
+  - path: /b
+    tools:
+      - { match: "train_*", mode: always }
+      - { match: "train_*", mode: never }
+      - { match: train_big, keys: [a, a] }
+      - { mode: auto }
+      - { match: x, requires: [sampling] }
+      - { match: y, requires: { sampling: true } }
+    principal: { heder: X-User }
+    forward: [Authorization, X-Tenant, x-tenant, Mcp-Name]
+  - path: /c
+    path: /d
+    upstream: {}
+    questions: 5s
+"#,
+        expect![[r#"
+            deferral.yaml:1:1: unknown key `lisen` at the top level; did you mean `listen`?
+            deferral.yaml:2:8: `localhost:8809` is not an address; did you mean `127.0.0.1:8809`?
+            deferral.yaml:3:8: the store `disk` is not built into this version; use `memory`, which forgets tasks at exit
+            deferral.yaml:4:8: `30` has no unit; did you mean `30s` or `30ms`?
+            deferral.yaml:5:6: unknown log format `xml`; use text or json
+            deferral.yaml:6:13: `https://mcp.example.com/base` has a path; write scheme and host only, as in `https://mcp.example.com`
+            deferral.yaml:7:19: `https://mcp.example.com` is not a host; write its name alone, as in `mcp.example.com`, or `*` for every host
+            deferral.yaml:7:47: unknown key `origin` in `access`; did you mean `origins`?
+            deferral.yaml:9:13: `sessions` must be at least 1
+            deferral.yaml:10:15: `4 megabytes` is not a size; write bytes, or a number and KiB, MiB or GiB, as in `4MiB`
+            deferral.yaml:11:3: unknown key `retention` in `limits`; it belongs under `routes[].defer`
+            deferral.yaml:12:10: `-1` is not a count; write a whole number
+            deferral.yaml:14:9: `call` must be more than 0; leave it out for the default
+            deferral.yaml:15:3: `connect` has no value; give it one or remove the line
+            deferral.yaml:17:11: a path begins with `/`; did you mean `/mcp`?
+            deferral.yaml:18:22: `127.0.0.1:9000/mcp` is not a URL this proxy can call; it has no scheme, did you mean `http://127.0.0.1:9000/mcp`?
+            deferral.yaml:20:60: `upstream` has both `url` and `command`; keep one of the two
+            deferral.yaml:21:5: unknown key `after` in a route; it belongs under `routes[].defer`
+            deferral.yaml:22:20: unknown mode `sometimes`; use auto, never, always, required or observe
+            deferral.yaml:22:38: `5` has no unit; did you mean `5s` or `5ms`?
+            deferral.yaml:22:52: `retention` must be a single value, not a list
+            deferral.yaml:23:11: the path `/a` is already a route (line 19); give this one another
+            deferral.yaml:24:26: servers over stdio are not served by this version; run the server over Streamable HTTP and give its `url`
+            deferral.yaml:25:5: the route has no `upstream`; add `upstream: { url: "http://…" }`
+            deferral.yaml:28:18: `train_*` has a rule already (line 27); the first one holds, so this one never would
+            deferral.yaml:29:18: this rule never holds: `train_*` (line 27) matches all of `train_big`; put this one first
+            deferral.yaml:29:39: the key `a` is listed twice; each question needs its own
+            deferral.yaml:30:9: the rule has no `match`; name the tool, or `*` for every one
+            deferral.yaml:31:31: `requires` must be a mapping of capabilities, as in `{ sampling: {} }`, not a list
+            deferral.yaml:32:43: a capability is a mapping; write `sampling: {}`
+            deferral.yaml:33:16: `principal` names no header, as in `{ header: X-User }`
+            deferral.yaml:33:18: unknown key `heder` in `principal`; did you mean `header`?
+            deferral.yaml:34:15: `Authorization` is always forwarded; leave it out
+            deferral.yaml:34:50: `Mcp-Name` belongs to the protocol, which the proxy speaks itself; leave it out
+            deferral.yaml:36:5: `path` is already set on line 35; remove one of the two
+            deferral.yaml:37:15: `upstream` names no server; give it a `url`
+            deferral.yaml:38:16: `questions` must be a mapping (`key: value`), not a text
+        "#]],
+    );
+}
+
+#[test]
+fn what_is_not_yaml_or_holds_nothing_is_one_problem() {
+    refused(
+        "",
+        expect![[r#"
+        deferral.yaml:1:1: the file is empty; it needs at least one route
+    "#]],
+    );
+    refused(
+        "# only a comment\n",
+        expect![[r#"
+        deferral.yaml:1:1: the file is empty; it needs at least one route
+    "#]],
+    );
+    refused(
+        "routes: [",
+        expect![[r#"
+        deferral.yaml:2:1: not valid YAML: while parsing a node, did not find expected node content
+    "#]],
+    );
+    refused(
+        "routes:\n\t- x",
+        expect![[r#"
+        deferral.yaml:2:2: not valid YAML: tabs disallowed within this context (block indentation)
+    "#]],
+    );
+    refused(
+        "just text",
+        expect![[r#"
+        deferral.yaml:1:1: the file must be a mapping (`key: value`), not a text
+    "#]],
+    );
+    refused(
+        "listen: 127.0.0.1:1",
+        expect![[r#"
+        deferral.yaml: no route; add one, as in `routes: [{ upstream: { url: "http://…" } }]`
+    "#]],
+    );
+    refused(
+        "routes: []",
+        expect![[r#"
+        deferral.yaml:1:9: no route; add one, as in `routes: [{ upstream: { url: "http://…" } }]`
+    "#]],
+    );
+    refused(
+        "routes: { upstream: {} }",
+        expect![[r#"
+        deferral.yaml:1:9: `routes` must be a list (`- …` or `[…]`), not a mapping
+    "#]],
+    );
+}
+
+#[test]
+fn what_only_shows_when_parts_are_seen_together_is_seen() {
+    refused(
+        r#"
+listen: [127.0.0.1:8809, 127.0.0.1:8809]
+tls: { cert: a.pem }
+limits: { poll_interval_min: 1m }
+routes:
+  - upstream: { url: "http://127.0.0.1/" }
+  - upstream: { url: "http://127.0.0.1/" }
+"#,
+        expect![[r#"
+            deferral.yaml:2:10: `admin` and `listen` are both 127.0.0.1:8809; choose another port for one of them, or set `admin: off`
+            deferral.yaml:2:26: `127.0.0.1:8809` is listed twice
+            deferral.yaml:3:6: `tls` has no `key`; name a PEM file
+            deferral.yaml:4:30: `poll_interval_min` (60s) is more than `poll_interval_max` (30s)
+            deferral.yaml:7:5: the path `/mcp` is already a route (line 6); give this one another
+        "#]],
+    );
+    // Port 0 is another port each time.
+    parse(
+        "listen: ['127.0.0.1:0', '127.0.0.1:0']\nadmin: 127.0.0.1:0\nroutes: [{ upstream: { url: 'http://x' } }]",
+    );
+}
+
+#[test]
+fn aliases_may_repeat_what_was_written_once() {
+    let config = parse(
+        r#"
+routes:
+  - { path: /a, upstream: { url: "http://a/" }, defer: &slow { mode: always, after: 1s } }
+  - { path: /b, upstream: { url: "http://b/" }, defer: *slow }
+"#,
+    );
+    assert_eq!(config.routes[0].route.defer, config.routes[1].route.defer);
+}
+
+#[test]
+fn a_file_that_cannot_be_read_is_named() {
+    let problems = config::load(Path::new("no/such.yaml")).unwrap_err();
+    assert!(problems.to_string().starts_with("no/such.yaml: cannot be read: "), "{problems}");
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("latin.yaml");
+    std::fs::write(&path, b"routes: []\n# caf\xe9\n").unwrap();
+    let problems = config::load(&path).unwrap_err();
+    assert!(problems.to_string().ends_with("is not UTF-8 (line 2)"), "{problems}");
+}
+
+/// Every key of the schema, as `routes[].defer.after`.
+fn keys(schema: &serde_json::Value, path: &str, found: &mut Vec<String>) {
+    for (name, schema) in schema["properties"].as_object().into_iter().flatten() {
+        let path = if path.is_empty() { name.clone() } else { format!("{path}.{name}") };
+        keys(schema, &path, found);
+        found.push(path);
+    }
+    for choice in schema["anyOf"].as_array().into_iter().flatten() {
+        keys(choice, path, found);
+    }
+    if let Some(items) = schema.get("items") {
+        keys(items, &format!("{path}[]"), found);
+    }
+}
+
+#[test]
+fn the_schema_knows_exactly_the_keys_that_are_read() {
+    let mut found = Vec::new();
+    keys(&config::schema(), "", &mut found);
+    found.sort();
+    assert!(found.contains(&"routes[].tools[].match".to_owned()), "{found:?}");
+    for path in &found {
+        // Written somewhere, with a value no setting takes, a known key is never called unknown.
+        let mut text = String::from("[[]]");
+        for part in path.rsplit('.') {
+            let (key, list) = part.strip_suffix("[]").map_or((part, false), |key| (key, true));
+            text = if list { format!("{{ {key}: [{text}] }}") } else { format!("{{ {key}: {text} }}") };
+        }
+        let problems = config::parse(Path::new("x.yaml"), &text).expect_err("the value is wrong").to_string();
+        assert!(!problems.contains("unknown key"), "{path}: {problems}");
+        let last = path.rsplit(['.', ']']).next().unwrap();
+        let misspelt = text.replace(&format!(" {last}:"), &format!(" {last}_x_y_z_x_y_z:"));
+        let problems = config::parse(Path::new("x.yaml"), &misspelt).expect_err("misspelt").to_string();
+        assert!(problems.contains("unknown key"), "{path}: {problems}");
+    }
+    // And the other way: what the readers list when they meet an unknown key is in the schema.
+    for path in [
+        "",
+        "tls",
+        "access",
+        "limits",
+        "timeouts",
+        "routes[]",
+        "routes[].defer",
+        "routes[].tools[]",
+        "routes[].upstream",
+        "routes[].questions",
+    ] {
+        let mut text = String::from("{ qqqqqqqqqqqqqqqqqqqq: 1 }");
+        for part in path.rsplit('.').filter(|part| !part.is_empty()) {
+            let (key, list) = part.strip_suffix("[]").map_or((part, false), |key| (key, true));
+            text = if list { format!("{{ {key}: [{text}] }}") } else { format!("{{ {key}: {text} }}") };
+        }
+        let problems = config::parse(Path::new("x.yaml"), &text).expect_err("unknown").to_string();
+        let (_, list) = problems.split_once("there are ").unwrap_or_else(|| panic!("{path}: {problems}"));
+        for key in list.lines().next().unwrap().split(", ") {
+            let full = if path.is_empty() { key.to_owned() } else { format!("{path}.{key}") };
+            assert!(found.contains(&full), "{full} is read and not in the schema");
+        }
+    }
+}
+
+#[test]
+fn the_schema_describes_every_setting_and_shows_its_default() {
+    let schema = config::schema();
+    fn described(schema: &serde_json::Value, path: &str) {
+        for (name, schema) in schema["properties"].as_object().into_iter().flatten() {
+            if !["disk", "redis", "header"].contains(&&**name) {
+                assert!(schema["description"].is_string(), "{path}.{name} has no description");
+            }
+            described(schema, &format!("{path}.{name}"));
+        }
+        if let Some(items) = schema.get("items") {
+            described(items, &format!("{path}[]"));
+        }
+    }
+    described(&schema, "");
+    assert_eq!(schema["additionalProperties"], false);
+    assert_eq!(schema["required"], serde_json::json!(["routes"]));
+    assert_eq!(schema["properties"]["limits"]["properties"]["stored_result_bytes"]["default"], "16MiB");
+    assert_eq!(schema["properties"]["timeouts"]["properties"]["call"]["default"], "1d");
+    assert_eq!(schema["properties"]["routes"]["items"]["required"], serde_json::json!(["upstream"]));
+}
