@@ -56,6 +56,7 @@ pub(super) fn is_asked(path: &str) -> bool {
 }
 
 /// Answers with the metadata of the server behind the route that the path names.
+///
 /// Boxed: it is rare, and should not make the future of every call larger.
 pub(super) fn serve<B>(front: Arc<Front>, arrival: Arrival<B>) -> BoxFuture<'static, Answered> {
     let Arrival { request, line } = arrival;
@@ -116,12 +117,14 @@ impl Address {
         if let Some(public) = &front.public_url {
             return Self { scheme: Scheme::Public, authority: base(public).into() };
         }
+        // Where several proxies added theirs, the client's own is the first.
         let forwarded = head.headers.get("x-forwarded-proto").map(HeaderValue::as_bytes);
-        let scheme = match (forwarded, connection.secure) {
-            (Some(b"https"), _) | (None, true) => Scheme::Https,
-            (Some(b"http"), _) | (None, false) => Scheme::Http,
-            (Some(_), true) => Scheme::Https,
-            (Some(_), false) => Scheme::Http,
+        let forwarded = forwarded.and_then(|list| list.split(|&byte| byte == b',').next());
+        let scheme = match forwarded.map(<[u8]>::trim_ascii) {
+            Some(b"https") => Scheme::Https,
+            Some(b"http") => Scheme::Http,
+            Some(_) | None if connection.secure => Scheme::Https,
+            Some(_) | None => Scheme::Http,
         };
         let host = || head.headers.get(HOST).and_then(|host| host.to_str().ok());
         let authority = head.uri.authority().map(|authority| authority.as_str()).or_else(host);

@@ -7,10 +7,10 @@
 //! * nothing is read or held without a bound that has a name ([`Limits`], [`Timeouts`]);
 //! * a client that leaves is noticed: its call's stream of items is dropped;
 //! * a task handle counts as given when the client's socket has taken its last byte, not before
-//!   ([`reply`], [`connection`]);
-//! * each request leaves one access line, however it ends ([`layers::trace`]).
+//!   (`reply`, `connection`);
+//! * each request leaves one access line, however it ends (`layers::trace`).
 //!
-//! Begin with [`stack`], which lists what a request passes through, then [`face`] and [`modern`].
+//! Begin with `stack`, which lists what a request passes through, then `face` and `modern`.
 //!
 //! | file | |
 //! |---|---|

@@ -40,10 +40,18 @@ where
 {
     let Arrival { request, mut line } = arrival;
     let (head, body) = request.into_parts();
+    let principal = principal(service.route(), &head.headers);
+    line.by(principal);
     async move {
         let asked = match read(&front, &head, body, &mut line).await {
             Ok(Reading::Request(call, capabilities)) => {
-                ask(&front, &*service, &head, *call, capabilities, &mut line)
+                let caller = Caller {
+                    principal,
+                    credentials: credentials(service.route(), &head.headers),
+                    capabilities: Arc::new(capabilities),
+                    era: Era::Modern,
+                };
+                ask(&front, &*service, &head, *call, caller, &mut line)
             }
             Ok(Reading::Notification) => {
                 return Ok(answer::empty(StatusCode::ACCEPTED, HeaderMap::new(), line));
@@ -66,24 +74,16 @@ struct Asked {
     address: Address,
 }
 
-/// Hands a call to the service, with its caller.
+/// Hands a call to the service.
 fn ask(
     front: &Front,
     service: &dyn Service,
     head: &Parts,
     call: Call,
-    capabilities: Capabilities,
+    caller: Caller,
     line: &mut Line,
 ) -> Asked {
-    let principal = principal(service.route(), &head.headers);
-    line.by(principal);
     line.asks(&call);
-    let caller = Caller {
-        principal,
-        credentials: credentials(service.route(), &head.headers),
-        capabilities: Arc::new(capabilities),
-        era: Era::Modern,
-    };
     Asked {
         id: call.id.clone(),
         address: Address::of(front, head, line.connection()),

@@ -803,7 +803,8 @@ async fn our_address_is_the_configured_one_or_what_the_client_used() {
     };
     assert_eq!(resource(&[], None, false).await, "http://localhost/mcp");
     assert_eq!(resource(&[], None, true).await, "https://localhost/mcp");
-    assert_eq!(resource(&[("x-forwarded-proto", "https")], None, false).await, "https://localhost/mcp");
+    assert_eq!(resource(&[("x-forwarded-proto", "https, http")], None, false).await, "https://localhost/mcp");
+    assert_eq!(resource(&[("x-forwarded-proto", "gopher")], None, true).await, "https://localhost/mcp");
     assert_eq!(resource(&[], Some("https://mcp.example.com/"), false).await, "https://mcp.example.com/mcp");
 }
 
