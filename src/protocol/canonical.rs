@@ -484,7 +484,10 @@ mod tests {
 
         #[test]
         fn any_bytes_at_all_are_read(bytes in prop::collection::vec(prop::sample::select(&b"{}[]\":,\\u0d8-.e1 tn"[..]), 0..24)) {
-            prop_assert_eq!(value(&bytes), value(&bytes.clone()));
+            // Whatever a client sends gets a form, and a stable one.
+            let form = value(&bytes);
+            prop_assert!(same(&bytes, &bytes));
+            prop_assert!(form.len() <= bytes.len() * 8 + 64);
         }
     }
 }
