@@ -1,7 +1,7 @@
 //! Builds every part and joins them.
 
 use crate::{
-    config,
+    admin, config,
     config::Config,
     front, policy,
     proxy::{Endpoint, Service, Tasks},
@@ -18,14 +18,13 @@ pub struct Running {
     /// What clients can connect to, with the ports that were really got.
     pub addresses: Vec<SocketAddr>,
     /// The operator's address, where there is one.
-    pub admin: Option<SocketAddr>,
+    pub admin: Option<admin::Bound>,
     /// The paths that are served, in the order of the configuration.
     pub paths: Vec<Arc<str>>,
     /// Whether clients are met with TLS.
     pub tls: bool,
     stop: Drain,
     overdue: Drain,
-    admin_stop: Drain,
     upstreams: Vec<Arc<dyn Upstream>>,
     tasks: Arc<Tasks>,
     limit: Duration,
@@ -36,6 +35,8 @@ pub struct Running {
 pub enum Error {
     #[error(transparent)]
     Front(#[from] front::Error),
+    #[error(transparent)]
+    Admin(#[from] admin::Error),
     #[error("route {path}: {source}")]
     Upstream { path: Arc<str>, source: NotStarted },
 }
@@ -51,7 +52,6 @@ pub fn start(config: Config) -> Result<Running, Error> {
     let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
     let (stop, stopping) = Drain::new();
     let (overdue, too_late) = Drain::new();
-    let (admin_stop, admin_stopping) = Drain::new();
 
     let tasks = Tasks::new(store(config.store), config.quotas, Arc::clone(&clock));
     tokio::spawn(Arc::clone(&tasks).look_after(stopping.clone()));
@@ -79,9 +79,12 @@ pub fn start(config: Config) -> Result<Running, Error> {
     }
 
     let tls = config.front.tls.is_some();
+    let access = config.front.access.clone();
     let bound = front::serve(config.front, services, stopping.clone(), clock)?;
-    let _ = (&admin_stopping, config.admin);
-    let admin = None;
+    let admin = config
+        .admin
+        .map(|listen| admin::serve(admin::Config { listen, access: access.clone() }, stopping.clone()))
+        .transpose()?;
     Ok(Running {
         addresses: bound.addresses,
         admin,
@@ -89,7 +92,6 @@ pub fn start(config: Config) -> Result<Running, Error> {
         tls,
         stop,
         overdue,
-        admin_stop,
         upstreams,
         tasks,
         limit: config.drain,
@@ -118,7 +120,10 @@ impl Running {
         let tasks_lost = self.tasks.parked();
         self.overdue.stop(LAST_WORDS).await;
         futures_util::future::join_all(self.upstreams.iter().map(|upstream| upstream.close())).await;
-        self.admin_stop.stop(Duration::ZERO).await;
+        // It has answered to the last, so that operators saw us stopping.
+        if let Some(admin) = self.admin {
+            admin.task.abort();
+        }
         Drained { calls_lost: unfinished.saturating_sub(tasks_lost), tasks_lost }.emit();
     }
 }

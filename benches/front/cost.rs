@@ -48,9 +48,11 @@ pub(crate) async fn measure(yard: &Yard, options: &Options, report: &mut Report)
         for series in &mut all {
             let process = &processes[series.process].1;
             let before = process.cpu()?;
-            series.load.run(options.calls()).await.map_err(|error| {
-                format!("{}, {}: {error}", series.proxy.name(), series.scenario.name())
-            })?;
+            series
+                .load
+                .run(options.calls())
+                .await
+                .map_err(|error| format!("{}, {}: {error}", series.proxy.name(), series.scenario.name()))?;
             series.rounds.push(process.cpu()?.since(before));
         }
     }

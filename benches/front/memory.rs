@@ -68,7 +68,8 @@ fn affordable(wanted: usize, report: &mut Report) -> Result<usize, Failure> {
     let Some(descriptors) = limit.current else { return Ok(wanted) };
     let most = usize::try_from(descriptors.saturating_sub(SPARE) / 2)?;
     if most < wanted {
-        report.note(format!("{most} calls are held instead of {wanted}, for want of descriptors (ulimit -n)"));
+        report
+            .note(format!("{most} calls are held instead of {wanted}, for want of descriptors (ulimit -n)"));
     }
     match wanted.min(most) {
         0 => Err(format!("{descriptors} descriptors are too few to hold a call (ulimit -n)").into()),

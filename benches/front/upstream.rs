@@ -70,7 +70,10 @@ struct Arguments {
 // === impl Server ===
 
 impl Server {
-    async fn answer(self: Arc<Self>, request: Request<Incoming>) -> Result<Response<Full<Bytes>>, hyper::Error> {
+    async fn answer(
+        self: Arc<Self>,
+        request: Request<Incoming>,
+    ) -> Result<Response<Full<Bytes>>, hyper::Error> {
         if request.method() == http::Method::GET {
             return Ok(match request.uri().path() {
                 "/held" => json(self.held.load(Ordering::Relaxed).to_string()),

@@ -1,1 +1,14 @@
-//! For operators.
+//! For operators: a small HTTP server on an address of its own.
+//!
+//! It is not part of the drain. It goes on answering while the proxy stops, for that is when
+//! whoever watches needs to be told, and ends when its task is aborted.
+//!
+//! | file | |
+//! |---|---|
+//! | `server.rs` | accepts connections and finds what is asked for |
+//! | `health.rs` | `/live` and `/ready` |
+
+mod health;
+mod server;
+
+pub use server::{Bound, Config, Error, serve};

@@ -3,10 +3,15 @@
 //! The words and flags here are scripted by people and do not change. A command that cannot be
 //! understood, and a configuration that cannot be used, exit with [`USAGE`].
 
+pub mod call;
 pub mod check;
+pub mod client;
+pub mod demo;
+pub mod demo_server;
 pub mod serve;
 
 use clap::{Parser, Subcommand};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
 /// The exit code for a command line or a configuration that cannot be used.
 pub const USAGE: u8 = 2;
@@ -25,6 +30,10 @@ pub struct Cli {
 pub enum Command {
     /// Stand in front of one server or of many (the default command).
     Serve(serve::Args),
+    /// Call a tool, follow its task, and print the result.
+    Call(call::Args),
+    /// Start a slow legacy server with the proxy in front of it, and show what happens.
+    Demo(demo::Args),
     /// Check a configuration file, and say everything that is wrong with it.
     Check(check::Args),
 }
@@ -35,6 +44,24 @@ impl Cli {
     /// The command that was typed; `serve` where none was named.
     pub fn command(self) -> Command {
         self.command.unwrap_or(Command::Serve(self.serve))
+    }
+}
+
+/// Resolves at the first Ctrl-C or SIGTERM.
+async fn interrupted() {
+    let mut interrupt = signal(SignalKind::interrupt()).ok();
+    let mut terminate = signal(SignalKind::terminate()).ok();
+    tokio::select! {
+        () = heard(&mut interrupt) => {}
+        () = heard(&mut terminate) => {}
+    }
+}
+
+/// A signal that cannot be listened to never comes.
+async fn heard(signal: &mut Option<Signal>) {
+    match signal {
+        Some(signal) => drop(signal.recv().await),
+        None => std::future::pending().await,
     }
 }
 

@@ -9,27 +9,32 @@
 //! is up to us: nothing that is kept for the length of a call may be a slice of the read buffer
 //! ([`receive`](super::receive), [`detached`](super::layers::principal::detached)).
 
-use super::{Error, Front, layers::trace::Line, reply::Body, stack::Arrival};
-use crate::{proxy::Commit, runtime::Stopping};
+use super::{
+    Error, Front,
+    connection::{Connection, Head, Io, Version, tell_version},
+    layers::trace::Line,
+    reply::Body,
+    stack::Arrival,
+};
+use crate::runtime::Stopping;
 use hyper::{
     body::Incoming,
-    rt::{Executor, Read, ReadBufCursor, Write},
+    rt::Executor,
     server::conn::{http1, http2},
 };
-use hyper_util::rt::{TokioIo, TokioTimer};
-use pin_project::pin_project;
+use hyper_util::rt::TokioTimer;
 use std::{
     convert::Infallible,
     future::{Future, poll_fn},
-    io::{self, IoSlice},
+    io,
     net::SocketAddr,
-    pin::{Pin, pin},
-    sync::{Arc, Mutex, PoisonError, atomic},
-    task::{Context, Poll, ready},
+    pin::pin,
+    sync::Arc,
+    task::{Context, Poll},
     time::Duration,
 };
 use tokio::{
-    io::{AsyncRead, AsyncReadExt, AsyncWrite},
+    io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpSocket, TcpStream},
     sync::Semaphore,
     time::{sleep, timeout},
@@ -43,9 +48,6 @@ const BACKLOG: u32 = 1024;
 /// can be done about it, and trying again at once would only keep a core busy.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// What HTTP/2 begins with.
-const PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
-
 /// How often an HTTP/2 connection is asked whether it is still there.
 const PING_INTERVAL: Duration = Duration::from_secs(30);
 
@@ -55,43 +57,6 @@ pub(super) struct Listeners {
     addresses: Vec<SocketAddr>,
     /// The socket to ask first next time, so that a busy one does not keep others waiting.
     next: usize,
-}
-
-/// What is known of one connection and shared by its requests.
-#[derive(Debug)]
-pub(super) struct Connection {
-    /// Whether the client used TLS to reach us.
-    pub(super) secure: bool,
-    /// Handles whose bytes the socket has been given, but has not yet flushed. The lock guards
-    /// this list alone and is held for a push or a take.
-    commits: Mutex<Commits>,
-    /// Whether there are any: spares each flush the lock.
-    waiting: atomic::AtomicBool,
-}
-
-#[derive(Debug)]
-enum Commits {
-    Open(Vec<Commit>),
-    /// The connection has ended: what was not flushed will not be.
-    Closed,
-}
-
-/// A socket as hyper sees it: completed flushes are reported to its [`Connection`].
-#[pin_project(PinnedDrop)]
-struct Io<S> {
-    #[pin]
-    stream: TokioIo<S>,
-    /// What was read to tell the version of HTTP, until it is read again.
-    head: Head,
-    connection: Arc<Connection>,
-}
-
-/// The first bytes of a connection.
-#[derive(Default)]
-struct Head {
-    bytes: [u8; PREFACE.len()],
-    filled: u8,
-    taken: u8,
 }
 
 /// One connection's way into the stack.
@@ -105,12 +70,6 @@ struct Door<S> {
 /// Runs the streams of HTTP/2 connections where the drain sees them.
 #[derive(Clone)]
 struct Tracked(Stopping);
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Version {
-    Http1,
-    Http2,
-}
 
 /// A stack that serves what arrives, as `stack.rs` builds it.
 pub(super) trait Serves:
@@ -190,12 +149,12 @@ async fn connection<S: Serves>(
     let _ = stream.set_nodelay(true);
     let limit = front.timeouts.read_headers;
     match tls {
-        None => http(stream, None, front, stack, stopping).await,
+        None => http(stream, None, false, front, stack, stopping).await,
         Some(tls) => match timeout(limit, tls.accept(stream)).await {
             Ok(Ok(stream)) => {
                 let agreed = agreed_version(&stream);
                 // Boxed: its state is large, and most fronts never see one.
-                Box::pin(http(stream, agreed, front, stack, stopping)).await;
+                Box::pin(http(stream, agreed, true, front, stack, stopping)).await;
             }
             Ok(Err(error)) => {
                 tracing::debug!(target: "deferral", event = "tls_handshake_failed", %error);
@@ -213,12 +172,18 @@ fn agreed_version(stream: &TlsStream<TcpStream>) -> Option<Version> {
     }
 }
 
-async fn http<T, S>(stream: T, agreed: Option<Version>, front: Arc<Front>, stack: S, stopping: Stopping)
-where
+/// Drives HTTP on a stream, of the version agreed on or the one its first bytes tell.
+async fn http<T, S>(
+    mut stream: T,
+    agreed: Option<Version>,
+    secure: bool,
+    front: Arc<Front>,
+    stack: S,
+    stopping: Stopping,
+) where
     T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     S: Serves,
 {
-    let mut stream = stream;
     let (version, head) = match agreed {
         Some(version) => (version, Head::default()),
         None => {
@@ -233,8 +198,7 @@ where
             }
         }
     };
-    let connection = Arc::new(Connection::new(agreed.is_some()));
-    let io = Io { stream: TokioIo::new(stream), head, connection: Arc::clone(&connection) };
+    let (io, connection) = Io::new(stream, version, head, secure, front.timeouts.read_headers);
     let door = Door { stack, front: Arc::clone(&front), connection };
     // Errors of a connection are its client's affair: a departure, or bytes that are not HTTP,
     // which hyper has answered. What it held has been dropped, and that is how we notice.
@@ -258,32 +222,12 @@ where
     }
 }
 
-/// Reads just enough to know: what begins like HTTP/2 is, up to the end of its preface.
-async fn tell_version(stream: &mut (impl AsyncRead + Unpin)) -> io::Result<(Version, Head)> {
-    let mut head = Head::default();
-    loop {
-        let filled = usize::from(head.filled);
-        let count = stream.read(&mut head.bytes[filled..]).await?;
-        if count == 0 {
-            return Err(io::ErrorKind::UnexpectedEof.into());
-        }
-        let filled = filled + count;
-        head.filled = u8::try_from(filled).expect("a preface is short");
-        if head.bytes[..filled] != PREFACE[..filled] {
-            return Ok((Version::Http1, head));
-        }
-        if filled == PREFACE.len() {
-            return Ok((Version::Http2, head));
-        }
-    }
-}
-
 fn http1(front: &Front) -> http1::Builder {
     let limits = &front.limits;
     let mut builder = http1::Builder::new();
     builder
         .timer(TokioTimer::new())
-        .header_read_timeout(front.timeouts.read_headers)
+        .header_read_timeout(front.timeouts.idle)
         .max_header_size(limits.header_bytes)
         // hyper accepts no less, and by default keeps up to 400 KiB.
         .max_buf_size(limits.header_bytes.max(8 << 10));
@@ -353,117 +297,6 @@ fn listen(address: SocketAddr) -> io::Result<(TcpListener, SocketAddr)> {
     Ok((socket, real))
 }
 
-// === impl Connection ===
-
-impl Connection {
-    fn new(secure: bool) -> Self {
-        Self {
-            secure,
-            commits: Mutex::new(Commits::Open(Vec::new())),
-            waiting: atomic::AtomicBool::new(false),
-        }
-    }
-
-    /// The last byte of a task handle has been consumed by HTTP and is on its way to the socket.
-    pub(super) fn written(&self, commit: Commit) {
-        match &mut *self.commits() {
-            Commits::Open(commits) => {
-                commits.push(commit);
-                self.waiting.store(true, atomic::Ordering::Release);
-            }
-            Commits::Closed => drop(commit),
-        }
-    }
-
-    /// Everything consumed so far has been taken by the socket.
-    fn flushed(&self) {
-        if !self.waiting.swap(false, atomic::Ordering::AcqRel) {
-            return;
-        }
-        let commits = match &mut *self.commits() {
-            Commits::Open(commits) => std::mem::take(commits),
-            Commits::Closed => return,
-        };
-        commits.into_iter().for_each(Commit::confirm);
-    }
-
-    /// The socket is gone.
-    fn close(&self) {
-        let lost = std::mem::replace(&mut *self.commits(), Commits::Closed);
-        drop(lost);
-    }
-
-    fn commits(&self) -> std::sync::MutexGuard<'_, Commits> {
-        self.commits.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-// === impl Io ===
-
-impl<S: AsyncRead> Read for Io<S> {
-    fn poll_read(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        mut buf: ReadBufCursor<'_>,
-    ) -> Poll<io::Result<()>> {
-        let this = self.project();
-        let left = this.head.left();
-        if left.is_empty() {
-            return this.stream.poll_read(cx, buf);
-        }
-        let count = left.len().min(buf.remaining());
-        buf.put_slice(&left[..count]);
-        this.head.taken += u8::try_from(count).expect("a preface is short");
-        Poll::Ready(Ok(()))
-    }
-}
-
-impl<S: AsyncWrite> Write for Io<S> {
-    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        self.project().stream.poll_write(cx, buf)
-    }
-
-    fn poll_write_vectored(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bufs: &[IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        self.project().stream.poll_write_vectored(cx, bufs)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.stream.is_write_vectored()
-    }
-
-    /// HTTP flushes only when it has nothing left to write, so what was consumed before a
-    /// completed flush is with the socket; under TLS, its encrypted bytes are.
-    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let this = self.project();
-        ready!(this.stream.poll_flush(cx))?;
-        this.connection.flushed();
-        Poll::Ready(Ok(()))
-    }
-
-    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.project().stream.poll_shutdown(cx)
-    }
-}
-
-#[pin_project::pinned_drop]
-impl<S> PinnedDrop for Io<S> {
-    fn drop(self: Pin<&mut Self>) {
-        self.connection.close();
-    }
-}
-
-// === impl Head ===
-
-impl Head {
-    fn left(&self) -> &[u8] {
-        &self.bytes[usize::from(self.taken)..usize::from(self.filled)]
-    }
-}
-
 // === impl Door ===
 
 impl<S: Serves> hyper::service::Service<http::Request<Incoming>> for Door<S> {
@@ -472,8 +305,10 @@ impl<S: Serves> hyper::service::Service<http::Request<Incoming>> for Door<S> {
     type Future = S::Future;
 
     fn call(&self, request: http::Request<Incoming>) -> S::Future {
-        let line = Line::begin(Arc::clone(&self.front.clock), request.method().clone());
-        let arrival = Arrival { request, line, connection: Arc::clone(&self.connection) };
+        self.connection.begin();
+        let clock = Arc::clone(&self.front.clock);
+        let line = Line::begin(clock, Arc::clone(&self.connection), request.method().clone());
+        let arrival = Arrival { request, line };
         // Each layer of the stack is always ready: what it has no room for it refuses.
         self.stack.clone().call(arrival)
     }

@@ -8,8 +8,8 @@
 use super::{
     Front,
     answer::{self, Refusal, refuse},
+    connection::Connection,
     layers::principal::{credentials, principal},
-    listener::Connection,
     reply::Body,
     stack::Arrival,
 };
@@ -53,7 +53,7 @@ pub(super) fn is_asked(path: &str) -> bool {
 
 /// Answers with the metadata of the server behind the route that the path names.
 pub(super) async fn serve<B>(front: &Front, arrival: Arrival<B>) -> Response<Body> {
-    let Arrival { request, mut line, connection } = arrival;
+    let Arrival { request, mut line } = arrival;
     let (head, _body) = request.into_parts();
     let path = head.uri.path();
     let Some(service) = service(front, path) else {
@@ -65,14 +65,11 @@ pub(super) async fn serve<B>(front: &Front, arrival: Arrival<B>) -> Response<Bod
     line.on_route(&route.path);
     line.by(principal(route, &head.headers));
     let credentials = credentials(route, &head.headers);
+    let address = Address::of(front, &head, line.connection());
     match service.metadata(path, &credentials).await {
-        Ok(document) => {
-            let address = Address::of(front, &head, &connection);
-            pass_on(document, &address, route, line)
-        }
+        Ok(document) => pass_on(document, &address, route, line),
         Err(lost) => {
             let mut response = refuse(Refusal::Metadata(lost), line);
-            let address = Address::of(front, &head, &connection);
             address.put_in_challenge(&front.services, route, response.headers_mut());
             response
         }
@@ -224,5 +221,41 @@ fn value(challenge: &str, from: usize) -> Range<usize> {
     match rest.strip_prefix('"') {
         Some(inner) => from + 1..from + 1 + inner.find('"').unwrap_or(inner.len()),
         None => from..from + rest.find([',', ' ', '\t']).unwrap_or(rest.len()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_parameter_is_found_as_a_name_of_its_own() {
+        for (challenge, found) in [
+            (r#"Bearer resource_metadata="https://a/b""#, Some("https://a/b")),
+            (r#"Bearer error="x",RESOURCE_METADATA=https://a/b, scope="y""#, Some("https://a/b")),
+            (r#"Bearer resource_metadata="""#, Some("")),
+            (r#"Bearer resource_metadata="cut"#, Some("cut")),
+            (r#"Bearer realm="say \", resource_metadata=no", resource_metadata="yes""#, Some("yes")),
+            (r#"Bearer x_resource_metadata="no""#, None),
+            (r#"Bearer resource_metadata"#, None),
+            (r#"Bearer realm="resource_metadata=no""#, None),
+            ("", None),
+        ] {
+            assert_eq!(parameter(challenge).map(|at| &challenge[at]), found, "{challenge}");
+        }
+    }
+
+    #[test]
+    fn only_metadata_is_asked_for_below_its_path() {
+        for path in [
+            WELL_KNOWN,
+            "/.well-known/oauth-protected-resource/",
+            "/.well-known/oauth-protected-resource/mcp",
+        ] {
+            assert!(is_asked(path), "{path}");
+        }
+        for path in ["/.well-known/oauth-protected-resources", "/.well-known", "/mcp"] {
+            assert!(!is_asked(path), "{path}");
+        }
     }
 }

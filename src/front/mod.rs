@@ -7,7 +7,7 @@
 //! * nothing is read or held without a bound that has a name ([`Limits`], [`Timeouts`]);
 //! * a client that leaves is noticed: its call's stream of items is dropped;
 //! * a task handle counts as given when the client's socket has taken its last byte, not before
-//!   ([`reply`], [`listener`]);
+//!   ([`reply`], [`connection`]);
 //! * each request leaves one access line, however it ends ([`layers::trace`]).
 //!
 //! Begin with [`stack`], which lists what a request passes through, then [`face`] and [`modern`].
@@ -15,6 +15,7 @@
 //! | file | |
 //! |---|---|
 //! | `listener.rs` | accepts connections and drives HTTP on them |
+//! | `connection.rs` | one socket as hyper sees it |
 //! | `tls.rs` | certificates |
 //! | `stack.rs` | the layers, the outermost first |
 //! | `layers/` | one file each |
@@ -26,6 +27,7 @@
 //! | `answer.rs` | the front's own refusals, as status and body |
 
 mod answer;
+mod connection;
 mod face;
 mod layers;
 mod listener;

@@ -34,14 +34,14 @@ pub(super) async fn serve<B>(front: &Front, service: Arc<dyn Service>, arrival: 
 where
     B: HttpBody<Data = Bytes>,
 {
-    let Arrival { request, mut line, connection } = arrival;
+    let Arrival { request, mut line } = arrival;
     let (head, body) = request.into_parts();
     let route = Arc::clone(service.route());
     let principal = principal(&route, &head.headers);
     line.by(principal);
     let (call, caller, address) = match read(front, &head, body, &mut line).await {
         Ok(Reading::Request(call, capabilities)) => {
-            let address = Address::of(front, &head, &connection);
+            let address = Address::of(front, &head, line.connection());
             let caller = Caller {
                 principal,
                 credentials: credentials(&route, &head.headers),
@@ -56,7 +56,7 @@ where
     // The head is a part of the connection's read buffer; the call may take hours.
     drop(head);
     line.asks(&call);
-    let answering = Answering { id: call.id.clone(), line, connection, keep_alive: front.keep_alive };
+    let answering = Answering { id: call.id.clone(), line, keep_alive: front.keep_alive };
     let items = service.call(call, caller);
     let mut response = reply::respond(items, answering).await;
     address.put_in_challenge(&front.services, &route, response.headers_mut());

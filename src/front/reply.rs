@@ -19,7 +19,7 @@
 //! HTTP/1, whether hyper copies or queues the chunk, and for HTTP/2, where flow control may keep
 //! it back for long after it was polled.
 
-use super::{answer, layers::trace::Line, listener::Connection};
+use super::{answer, connection::Connection, layers::trace::Line};
 use crate::{
     dialect::modern,
     protocol::{Id, sse},
@@ -48,7 +48,6 @@ use tokio::time::{Sleep, sleep, timeout};
 pub(super) struct Answering {
     pub(super) id: Id,
     pub(super) line: Line,
-    pub(super) connection: Arc<Connection>,
     pub(super) keep_alive: Duration,
 }
 
@@ -79,7 +78,6 @@ struct Events {
     silence: Sleep,
     keep_alive: Duration,
     id: Id,
-    connection: Arc<Connection>,
 }
 
 /// One frame of a body.
@@ -93,11 +91,11 @@ pub(super) struct Chunk {
 
 /// Waits for the first item and answers as it asks for.
 pub(super) async fn respond(mut items: Items, answering: Answering) -> Response<Body> {
-    let Answering { id, mut line, connection, keep_alive } = answering;
+    let Answering { id, mut line, keep_alive } = answering;
     let first = match timeout(keep_alive, items.next()).await {
         Ok(Some(Item::Reply(Reply { status, headers, body, commit, account }))) => {
             line.status(status);
-            let commit = commit.map(|commit| (commit, connection));
+            let commit = commit.map(|commit| (commit, Arc::clone(line.connection())));
             let mut response = Response::new(Body::whole(body, commit, account, line));
             *response.status_mut() = status;
             *response.headers_mut() = headers;
@@ -109,14 +107,8 @@ pub(super) async fn respond(mut items: Items, answering: Answering) -> Response<
         Err(_silence) => Chunk::plain(sse::KEEP_ALIVE),
     };
     line.status(http::StatusCode::OK);
-    let events = Events {
-        items: Some(items),
-        first: Some(first),
-        silence: sleep(keep_alive),
-        keep_alive,
-        id,
-        connection,
-    };
+    let events =
+        Events { items: Some(items), first: Some(first), silence: sleep(keep_alive), keep_alive, id };
     let mut response = Response::new(Body { kind: Kind::Events(events), line });
     *response.headers_mut() = event_stream();
     response
@@ -207,7 +199,7 @@ impl Events {
             Poll::Ready(Some(Item::Reply(Reply { body, commit, account, .. }))) => {
                 *this.items = None;
                 line.answered(account);
-                Chunk::event(body, commit.map(|commit| (commit, Arc::clone(this.connection))))
+                Chunk::event(body, commit.map(|commit| (commit, Arc::clone(line.connection()))))
             }
             // A stream that ended without a response would leave some clients waiting for ever.
             Poll::Ready(None) => {
@@ -271,6 +263,61 @@ impl Buf for Chunk {
             && let Some((commit, connection)) = self.commit.take()
         {
             connection.written(commit);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn event(text: &'static str) -> Chunk {
+        Chunk::event(Bytes::from_static(text.as_bytes()), None)
+    }
+
+    #[test]
+    fn an_event_is_one_data_line() {
+        let mut chunk = event("{}");
+        assert_eq!(chunk.remaining(), 10);
+        assert_eq!(chunk.copy_to_bytes(10), "data: {}\n\n");
+    }
+
+    #[test]
+    fn an_event_is_what_the_protocol_calls_one() {
+        let mut chunk = event(r#"{"a":1}"#);
+        assert_eq!(chunk.copy_to_bytes(chunk.remaining()), sse::message(br#"{"a":1}"#));
+    }
+
+    #[test]
+    fn an_event_is_written_without_being_copied_together() {
+        let chunk = event("{}");
+        let mut slices = [IoSlice::new(b""); 4];
+        assert_eq!(chunk.chunks_vectored(&mut slices), 3);
+        assert_eq!(
+            slices[..3].iter().map(|slice| &**slice).collect::<Vec<_>>(),
+            [&b"data: "[..], b"{}", b"\n\n"]
+        );
+        assert_eq!(chunk.chunks_vectored(&mut slices[..1]), 1, "a short list is filled and no more");
+    }
+
+    proptest! {
+        #[test]
+        fn an_event_consumed_in_any_steps_is_the_same(steps in prop::collection::vec(0usize..7, 0..20)) {
+            let mut chunk = event("[1,2,3]");
+            let mut out = Vec::new();
+            for step in steps.into_iter().chain([usize::MAX]) {
+                let mut left = step.min(chunk.remaining());
+                while left > 0 {
+                    let piece = chunk.chunk();
+                    let count = left.min(piece.len());
+                    out.extend_from_slice(&piece[..count]);
+                    chunk.advance(count);
+                    left -= count;
+                }
+            }
+            prop_assert_eq!(out, b"data: [1,2,3]\n\n");
+            prop_assert!(chunk.chunk().is_empty());
         }
     }
 }

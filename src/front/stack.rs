@@ -3,7 +3,7 @@
 use super::{
     Front, face,
     layers::{access::AccessLayer, shed::ShedLayer, trace::Line},
-    listener::{Connection, Serves},
+    listener::Serves,
 };
 use crate::policy::{self, Checked};
 use std::sync::Arc;
@@ -14,7 +14,6 @@ use tower::{ServiceBuilder, service_fn};
 pub(super) struct Arrival<B> {
     pub(super) request: http::Request<B>,
     pub(super) line: Line,
-    pub(super) connection: Arc<Connection>,
 }
 
 /// A request that may come in.

@@ -187,7 +187,7 @@ impl Attended {
             refused: inline.refused,
             items: Some(items),
         }
-        .spawn();
+        .spawn(Action::Store);
         self.stage = Stage::Moved(received);
     }
 

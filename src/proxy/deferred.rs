@@ -74,12 +74,13 @@ enum Happening {
 // === impl Deferred ===
 
 impl Deferred {
-    pub(super) fn spawn(self) {
+    /// Begins with `first`, which the exchange had asked for when it was handed over.
+    pub(super) fn spawn(self, first: Action<Word>) {
         let stopping = self.shared.stopping.clone();
-        stopping.spawn(self.run());
+        stopping.spawn(self.run(first));
     }
 
-    async fn run(mut self) {
+    async fn run(mut self, first: Action<Word>) {
         let id = self.shared.tasks.new_id();
         let mut waits = Waits {
             cancelled: self.shared.tasks.park(&id),
@@ -88,6 +89,7 @@ impl Deferred {
             committed: None,
             progress: Progress::default(),
         };
+        self.carry_out(first, &mut waits).await;
         loop {
             while let Some(action) = self.exchange.poll_action() {
                 self.carry_out(action, &mut waits).await;

@@ -141,3 +141,26 @@ impl Facts {
         Self { due: record.due(), principal: record.owner.principal, stored_bytes: record.stored_bytes() }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::task::Owner;
+    use std::time::Duration;
+
+    #[tokio::test]
+    async fn nothing_stays_behind_of_what_is_forgotten() {
+        let store = Memory::default();
+        for number in 0..100 {
+            let owner = Owner { principal: [number; 16], route: "/mcp".into() };
+            let id = TaskId::from_entropy([number; 16]);
+            let start = Timestamp::from_millis(u64::from(number));
+            let record = Record::new(id.clone(), owner, "slow", Duration::ZERO, start);
+            store.insert(Arc::new(record)).await.expect("inserted");
+            store.remove(&id).await.expect("removed");
+        }
+        assert!(store.records.is_empty());
+        let Index { due, principals, stored_bytes } = &*store.index();
+        assert_eq!((due.len(), principals.len(), *stored_bytes), (0, 0, 0));
+    }
+}

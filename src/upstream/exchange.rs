@@ -263,8 +263,8 @@ impl Exchange {
                 if let Some(stay) = &self.stay {
                     stay.session().ended();
                 }
-                // What is certain not to have been served, or harmless to be served twice.
-                if self.again || !(not_served || !is_call(&self.request.method)) {
+                // Only what certainly was not served, or may be served twice, is sent again.
+                if self.again || !not_served && is_call(&self.request.method) {
                     return Some(event);
                 }
                 self.repeat();

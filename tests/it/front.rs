@@ -3,15 +3,17 @@
 mod world;
 
 use self::world::{
-    Client, Desk, Version, World, bare, call, channel, frame, handle, items, message, notice, once, post,
-    reply, tls_paths, whole,
+    Client, Desk, Lines, Version, World, bare, call, channel, frame, handle, items, message, notice, once,
+    post, reply, tls_paths, whole,
 };
 use deferral::{
     dialect::Principal,
     front::{self, Config},
     policy::PrincipalSource,
-    proxy::Item,
+    proxy::{Account, Item},
     runtime::{Drain, SystemClock},
+    task::TaskId,
+    telemetry::Outcome,
     upstream::{Document, Lost},
 };
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
@@ -557,6 +559,33 @@ async fn a_connection_that_does_not_get_to_a_request_is_closed() {
 }
 
 #[tokio::test]
+async fn a_connection_may_rest_between_requests_but_not_within_a_head() {
+    let world = World::new(&[&Desk::prompt()], |config| {
+        config.timeouts.read_headers = Duration::from_millis(50);
+        config.timeouts.idle = NEVER;
+    });
+    let mut resting = world.client(Version::Http1).await;
+    assert_eq!(resting.ask(call("greet")).await.status, StatusCode::OK);
+    let mut dawdling = world.socket().await;
+    dawdling.write_all(b"GET /mcp HTTP/1.1\r\nhost: localhost\r\n\r\n").await.unwrap();
+    assert!(dawdling.read(&mut [0; 4096]).await.unwrap() > 0, "a whole request is answered");
+    dawdling.write_all(b"GET /mcp HTTP/1.1\r\nhost: loc").await.unwrap();
+    let mut rest = Vec::new();
+    dawdling.read_to_end(&mut rest).await.expect("it is closed");
+    // This took longer than a head may.
+    assert_eq!(resting.ask(call("greet")).await.status, StatusCode::OK);
+}
+
+#[tokio::test]
+async fn a_connection_that_rests_too_long_is_closed() {
+    let world = World::new(&[&Desk::prompt()], |config| {
+        config.timeouts.idle = Duration::from_millis(50);
+    });
+    let answer = world.raw(b"GET /mcp HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
+    assert!(answer.starts_with("HTTP/1.1 405 "), "{answer}");
+}
+
+#[tokio::test]
 async fn more_calls_than_the_limit_are_shed_and_places_are_given_back() {
     for version in BOTH {
         let (sender, stream) = channel();
@@ -663,7 +692,7 @@ async fn a_route_may_know_callers_by_another_header() {
 
 // === metadata ===
 
-const SERVERS_OWN: &str = r#"{ "resource" : "https://inner:9000/v1/mcp","x":1e400 }"#;
+const SERVERS_OWN: &str = r#"{ "resource" : "https://inner:9000/v1/mcp","x":1.10e3 }"#;
 
 fn document(body: &'static str) -> Document {
     let headers = HeaderMap::from_iter([
@@ -687,7 +716,7 @@ async fn metadata_names_us_and_is_otherwise_the_servers() {
             assert_eq!(answer.header("content-type"), "application/json; charset=utf-8");
             assert_eq!(answer.header("set-cookie"), "");
             let host = if version == Version::Http1 { "localhost:8808" } else { "localhost" };
-            assert_eq!(answer.body, format!(r#"{{ "resource" : "http://{host}/mcp","x":1e400 }}"#));
+            assert_eq!(answer.body, format!(r#"{{ "resource" : "http://{host}/mcp","x":1.10e3 }}"#));
             assert_eq!(desk.fetched.lock().unwrap().last().map(String::as_str), Some(path));
         }
         let answer = client.ask(bare("POST", "/.well-known/oauth-protected-resource", &[])).await;
@@ -787,6 +816,104 @@ async fn a_client_without_tls_is_not_served_where_tls_is() {
     let world = World::new(&[&Desk::prompt()], |config| config.tls = Some(tls_paths()));
     let answer = world.raw(b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
     assert!(!answer.contains("HTTP/1.1"), "{answer}");
+}
+
+// === access lines ===
+
+#[tokio::test]
+async fn each_request_leaves_one_line() {
+    for version in BOTH {
+        let lines = Lines::record();
+        let desk = Desk::new(|call| {
+            let mut reply = reply(&call.id, "{}");
+            reply.account = Account {
+                outcome: Outcome::Task,
+                task: TaskId::parse(&"0a".repeat(16)),
+                upstream: Duration::from_millis(3),
+            };
+            match call.target.as_deref() {
+                Some("talk") => items([notice("1"), Item::Reply(reply)]),
+                _ => once(reply),
+            }
+        });
+        let world = World::new(&[&desk], |config| config.limits.body_bytes = 1000);
+        let mut client = world.client(version).await;
+        for tool in ["greet", "talk"] {
+            let mut request = call(tool);
+            request.headers_mut().insert("authorization", HeaderValue::from_static("Bearer a"));
+            client.ask(request).await;
+        }
+        for line in &lines.until(2).await {
+            assert_eq!(line["method"], "tools/call");
+            assert_eq!(line["route"], "/mcp");
+            assert_eq!(line["client"], "modern");
+            assert_eq!(line["server"], "legacy");
+            assert_eq!(line["status"], 200);
+            assert_eq!(line["outcome"], "task");
+            assert_eq!(line["task"], "0a".repeat(16));
+            assert_eq!(line["upstream_ms"], 3.0);
+            let known = line["principal"].as_str().expect("text");
+            assert!(known != "anonymous" && !known.contains("Bearer"), "{line}");
+        }
+        assert_eq!(lines.so_far()[0]["target"], "greet");
+
+        client.ask(bare("GET", "/nowhere", &[])).await;
+        client.ask(bare("DELETE", "/mcp", &[])).await;
+        client.ask(bare("OPTIONS", "/mcp", &[])).await;
+        client.ask(post(&message("tools/list", &" ".repeat(1000)), &[])).await;
+        let seen: Vec<_> = lines.until(6).await[2..]
+            .iter()
+            .map(|line| {
+                (
+                    line["method"].clone(),
+                    line["route"].clone(),
+                    line["status"].clone(),
+                    line["outcome"].clone(),
+                )
+            })
+            .collect();
+        assert_eq!(
+            seen,
+            [
+                (json!("GET"), json!(""), json!(404), json!("refused")),
+                (json!("DELETE"), json!("/mcp"), json!(405), json!("refused")),
+                (json!("OPTIONS"), json!("/mcp"), json!(204), json!("result")),
+                (json!("POST"), json!("/mcp"), json!(413), json!("refused")),
+            ]
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_leaves_a_line() {
+    for version in BOTH {
+        for keep_alive in [NEVER, Duration::from_millis(5)] {
+            let lines = Lines::record();
+            let (desk, mut given_up) = Desk::silent();
+            let world = World::new(&[&desk], |config| config.keep_alive = keep_alive);
+            let mut client = world.client(version).await;
+            let answer = client.send(call("work"));
+            let begun = if keep_alive == NEVER {
+                let waiting = tokio::spawn(answer);
+                while desk.seen.lock().unwrap().is_empty() {
+                    tokio::task::yield_now().await;
+                }
+                waiting.abort();
+                None
+            } else {
+                Some(answer.await.expect("an event stream"))
+            };
+            let status = if begun.is_some() { 200 } else { 499 };
+            drop(begun);
+            drop(client);
+            given_up.recv().await.expect("the call is dropped");
+            let line = &lines.until(1).await[0];
+            assert_eq!(line["outcome"], "departed");
+            assert_eq!(line["status"], status);
+            assert_eq!(line["target"], "work");
+            assert_eq!(line["own_ms"], 0.0);
+        }
+    }
 }
 
 // === beginning and end ===

@@ -11,3 +11,4 @@ mod simulation;
 mod stores;
 mod support;
 mod tasks;
+mod upstream;

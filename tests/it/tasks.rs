@@ -387,6 +387,7 @@ fn live(
             Ok(ahead) => now + Duration::from_secs(ahead),
             Err(_) => Timestamp::from_millis(now.as_millis() - seconds.unsigned_abs() * 1000),
         };
+        let before = (task.state.is_ended(), task.due());
         let mut meet = |event: Event, at| {
             let outcome = apply(&task, event.clone(), at);
             watch(&task, &event, at, &outcome);
@@ -395,9 +396,11 @@ fn live(
             }
             (task.state.is_ended(), task.due())
         };
-        let (mut ended, mut due) = (false, START);
+        let (mut ended, mut due) = before;
         while !ended && due <= then {
-            (ended, due) = meet(Event::Renewed, due);
+            let renewed = meet(Event::Renewed, due);
+            assert!(due < renewed.1, "a renewed task is due again at once");
+            (ended, due) = renewed;
         }
         meet(event, then);
         now = now.max(then);

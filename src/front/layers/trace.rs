@@ -6,6 +6,7 @@
 
 use crate::{
     dialect::Principal,
+    front::connection::Connection,
     protocol::Era,
     proxy::Account,
     runtime::Clock,
@@ -21,6 +22,7 @@ use tokio::sync::OwnedSemaphorePermit;
 /// The access line of one request in the making.
 pub(in crate::front) struct Line {
     clock: Arc<dyn Clock>,
+    connection: Arc<Connection>,
     /// When the whole request was there; the head until then.
     since: Instant,
     /// The HTTP method until the message has been read.
@@ -52,10 +54,15 @@ struct End {
 
 impl Line {
     /// A request's head is here.
-    pub(in crate::front) fn begin(clock: Arc<dyn Clock>, method: http::Method) -> Self {
+    pub(in crate::front) fn begin(
+        clock: Arc<dyn Clock>,
+        connection: Arc<Connection>,
+        method: http::Method,
+    ) -> Self {
         Self {
             since: clock.now(),
             clock,
+            connection,
             method: Name::Http(method),
             target: None,
             route: None,
@@ -66,6 +73,11 @@ impl Line {
             end: None,
             permit: None,
         }
+    }
+
+    /// The connection the request came by.
+    pub(in crate::front) fn connection(&self) -> &Arc<Connection> {
+        &self.connection
     }
 
     /// The call takes its place among those in flight.
@@ -107,6 +119,7 @@ impl Line {
 
 impl Drop for Line {
     fn drop(&mut self) {
+        self.connection.end();
         let end = self.end.take().unwrap_or_else(|| {
             // Where the client leaves, nobody tells how long the server took; it was the server we
             // were waiting for.

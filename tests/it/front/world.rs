@@ -70,6 +70,15 @@ pub(crate) struct Answer {
     pub(crate) body: String,
 }
 
+/// The access lines written on this thread, for as long as it lives.
+pub(crate) struct Lines {
+    written: Written,
+    _default: tracing::subscriber::DefaultGuard,
+}
+
+#[derive(Clone, Default)]
+struct Written(Arc<Mutex<Vec<u8>>>);
+
 /// Says when it is dropped.
 pub(crate) struct Watch(Option<oneshot::Sender<()>>);
 
@@ -322,6 +331,48 @@ impl Answer {
 
     pub(crate) fn header(&self, name: &str) -> &str {
         self.headers.get(name).map_or("", |value| value.to_str().expect("ascii"))
+    }
+}
+
+// === impl Lines ===
+
+impl Lines {
+    pub(crate) fn record() -> Self {
+        let written = Written::default();
+        let make = written.clone();
+        let subscriber = tracing_subscriber::fmt().json().with_writer(move || make.clone()).finish();
+        Self { written, _default: tracing::subscriber::set_default(subscriber) }
+    }
+
+    /// Waits until there are this many, and gives their fields.
+    pub(crate) async fn until(&self, count: usize) -> Vec<serde_json::Value> {
+        loop {
+            let lines = self.so_far();
+            if lines.len() >= count {
+                return lines;
+            }
+            tokio::task::yield_now().await;
+        }
+    }
+
+    pub(crate) fn so_far(&self) -> Vec<serde_json::Value> {
+        let written = String::from_utf8(self.written.0.lock().unwrap().clone()).expect("utf-8");
+        let lines = written.lines().map(|line| serde_json::from_str(line).expect("JSON"));
+        lines
+            .filter(|line: &serde_json::Value| line["target"] == "deferral::access")
+            .map(|line| line["fields"].clone())
+            .collect()
+    }
+}
+
+impl std::io::Write for Written {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
     }
 }
 

@@ -1,3 +1,4 @@
 //! What several topics need.
 
 pub(crate) mod json;
+pub(crate) mod servers;

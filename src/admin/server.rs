@@ -1,0 +1,235 @@
+//! Accepts connections and finds what is asked for.
+
+use super::health;
+use crate::{policy::Access, runtime::Stopping};
+use bytes::Bytes;
+use http::{
+    HeaderValue, Method, Request, Response, StatusCode,
+    header::{ALLOW, CACHE_CONTROL, CONTENT_TYPE, HOST, ORIGIN},
+};
+use http_body_util::Full;
+use hyper::{server::conn::http1, service::service_fn};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use serde_json::json;
+use std::{
+    convert::Infallible,
+    io,
+    net::{Ipv4Addr, SocketAddr},
+    sync::Arc,
+    time::Duration,
+};
+use tokio::{
+    net::{TcpListener, TcpSocket, TcpStream},
+    task::{JoinHandle, JoinSet},
+    time::sleep,
+};
+
+/// Open connections; further ones wait in the system's queue. Operators are few.
+const CONNECTIONS: usize = 64;
+
+/// For a head, and for the next request on a connection.
+const READ_HEADERS: Duration = Duration::from_secs(10);
+
+/// How long to let be after an accept that failed.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// What is served, for people.
+const PATHS: &str = "/live, /ready";
+
+/// How operators are met.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// Default `127.0.0.1:8809`. There is no authentication: whoever reaches it is an operator.
+    pub listen: SocketAddr,
+    /// Hosts and origins that may come in. Default: this machine and addresses, no names.
+    pub access: Access,
+}
+
+/// A server at work.
+#[derive(Debug)]
+pub struct Bound {
+    /// What is really listened on: port 0 has become a number.
+    pub address: SocketAddr,
+    /// Serves until it is aborted, and takes its connections with it.
+    pub task: JoinHandle<()>,
+}
+
+/// Why the server cannot begin.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("cannot listen on {address} (admin): {source}")]
+    Bind { address: SocketAddr, source: io::Error },
+}
+
+/// Begins to serve operators. Must be called within a runtime, once clients are served: from here
+/// on `/ready` says so.
+///
+/// # Errors
+/// [`Error`] names the address.
+pub fn serve(config: Config, stopping: Stopping) -> Result<Bound, Error> {
+    let address = config.listen;
+    let (listener, address) = listen(address).map_err(|source| Error::Bind { address, source })?;
+    let task = tokio::spawn(accept(listener, Arc::new(config.access), stopping));
+    Ok(Bound { address, task })
+}
+
+fn listen(address: SocketAddr) -> io::Result<(TcpListener, SocketAddr)> {
+    let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+    // A port whose last owner closed connections a moment ago is free all the same.
+    #[cfg(unix)]
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    let listener = socket.listen(128)?;
+    let real = listener.local_addr()?;
+    Ok((listener, real))
+}
+
+async fn accept(listener: TcpListener, access: Arc<Access>, stopping: Stopping) {
+    // Dropped with this task, and every connection with it.
+    let mut connections = JoinSet::new();
+    loop {
+        while connections.len() >= CONNECTIONS {
+            connections.join_next().await;
+        }
+        tokio::select! {
+            Some(_ended) = connections.join_next() => {}
+            accepted = listener.accept() => match accepted {
+                Ok((stream, _peer)) => {
+                    connections.spawn(connection(stream, Arc::clone(&access), stopping.clone()));
+                }
+                Err(error) => {
+                    tracing::warn!(target: "deferral", event = "admin_accept_failed", %error);
+                    sleep(ACCEPT_PAUSE).await;
+                }
+            },
+        }
+    }
+}
+
+async fn connection(stream: TcpStream, access: Arc<Access>, stopping: Stopping) {
+    let answer = service_fn(|request| {
+        let response = answer(&request, &access, &stopping);
+        async { Ok::<_, Infallible>(response) }
+    });
+    // What goes wrong here is its client's affair.
+    let _ = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(READ_HEADERS)
+        .max_buf_size(16 << 10)
+        .serve_connection(TokioIo::new(stream), answer)
+        .await;
+}
+
+fn answer<B>(request: &Request<B>, access: &Access, stopping: &Stopping) -> Response<Full<Bytes>> {
+    if let Err(error) = check(request, access) {
+        return problem(StatusCode::FORBIDDEN, &error);
+    }
+    let (status, body) = match request.uri().path() {
+        "/live" => health::live(),
+        "/ready" => health::ready(stopping),
+        other => {
+            let error = format!("nothing is served at `{other}`; served here: {PATHS}");
+            return problem(StatusCode::NOT_FOUND, &error);
+        }
+    };
+    if !matches!(*request.method(), Method::GET | Method::HEAD) {
+        let mut response = problem(StatusCode::METHOD_NOT_ALLOWED, "only GET is served here");
+        response.headers_mut().insert(ALLOW, HeaderValue::from_static("GET, HEAD"));
+        return response;
+    }
+    json(status, body.into())
+}
+
+/// A web page must not reach an operator's tools through a reader's browser.
+fn check<B>(request: &Request<B>, access: &Access) -> Result<(), String> {
+    let text = |value: &HeaderValue| String::from_utf8_lossy(value.as_bytes()).into_owned();
+    let headers = request.headers();
+    let authority = request.uri().authority().map(ToString::to_string);
+    for host in authority.into_iter().chain(headers.get_all(HOST).iter().map(text)) {
+        access.check(Some(&host), None).map_err(|denied| denied.to_string())?;
+    }
+    for origin in headers.get_all(ORIGIN).iter().map(text) {
+        access.check(None, Some(&origin)).map_err(|denied| denied.to_string())?;
+    }
+    Ok(())
+}
+
+fn problem(status: StatusCode, error: &str) -> Response<Full<Bytes>> {
+    json(status, json!({ "error": error }).to_string().into())
+}
+
+fn json(status: StatusCode, body: Bytes) -> Response<Full<Bytes>> {
+    let mut response = Response::new(Full::new(body));
+    *response.status_mut() = status;
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    // What was true a moment ago is of no use.
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    response
+}
+
+// === impl Config ===
+
+impl Default for Config {
+    fn default() -> Self {
+        Self { listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 8809)), access: Access::default() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::runtime::Drain;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    async fn ask(address: SocketAddr, request: &str) -> String {
+        let mut socket = TcpStream::connect(address).await.expect("it listens");
+        let request = format!("{request} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n");
+        socket.write_all(request.as_bytes()).await.expect("it reads");
+        let mut answer = String::new();
+        socket.read_to_string(&mut answer).await.expect("it answers");
+        answer
+    }
+
+    fn start(stopping: Stopping) -> Bound {
+        let listen = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+        serve(Config { listen, ..Config::default() }, stopping).expect("a free port")
+    }
+
+    #[tokio::test]
+    async fn a_stopping_proxy_lives_but_is_not_ready() {
+        let (drain, stopping) = Drain::new();
+        let admin = start(stopping);
+        assert!(ask(admin.address, "GET /live").await.starts_with("HTTP/1.1 200 "));
+        let ready = ask(admin.address, "GET /ready").await;
+        assert!(ready.starts_with("HTTP/1.1 200 ") && ready.ends_with(r#"{"status":"ready"}"#), "{ready}");
+        assert_eq!(drain.stop(Duration::from_secs(600)).await, 0, "it is not waited for");
+        let ready = ask(admin.address, "GET /ready").await;
+        assert!(ready.starts_with("HTTP/1.1 503 ") && ready.ends_with(r#"{"status":"stopping"}"#), "{ready}");
+        assert!(ask(admin.address, "GET /live").await.starts_with("HTTP/1.1 200 "));
+    }
+
+    #[tokio::test]
+    async fn anything_else_is_refused_with_what_is_served() {
+        let (_drain, stopping) = Drain::new();
+        let admin = start(stopping);
+        let answer = ask(admin.address, "GET /health").await;
+        assert!(answer.starts_with("HTTP/1.1 404 ") && answer.contains("/live, /ready"), "{answer}");
+        let answer = ask(admin.address, "POST /ready").await;
+        assert!(answer.starts_with("HTTP/1.1 405 ") && answer.contains("allow: GET, HEAD"), "{answer}");
+        let answer = ask(admin.address, "GET http://evil.example.com/live").await;
+        assert!(answer.starts_with("HTTP/1.1 403 ") && answer.contains("access.hosts"), "{answer}");
+    }
+
+    #[tokio::test]
+    async fn ending_the_task_ends_its_connections() {
+        let (_drain, stopping) = Drain::new();
+        let admin = start(stopping);
+        let mut open = TcpStream::connect(admin.address).await.expect("it listens");
+        open.write_all(b"GET /live HTTP/1.1\r\nhost: localhost\r\n\r\n").await.expect("it reads");
+        assert!(open.read(&mut [0; 1024]).await.expect("an answer") > 0);
+        admin.task.abort();
+        let mut rest = Vec::new();
+        open.read_to_end(&mut rest).await.expect("it is closed");
+    }
+}

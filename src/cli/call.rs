@@ -1,0 +1,442 @@
+//! `deferral call`: calls a tool, follows its task, prints the result.
+//!
+//! The result goes to the standard output, everything else to the standard error: a progress bar
+//! where that is a terminal, a line for each change where it is not. The exit code says how it
+//! ended, see [`Exit`].
+
+use super::{
+    client::{Asked, Client, Ending, Error, Progress, Step, Task, arguments, no_arguments},
+    interrupted,
+};
+use crate::config::values::{self, Invalid, show_duration};
+use http::{HeaderMap, HeaderName, HeaderValue, Uri};
+use indicatif::{ProgressBar, ProgressStyle};
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use std::{
+    fmt::Write as _,
+    io::{self, IsTerminal, Write},
+    process::ExitCode,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+/// How long to wait for the answer to a cancellation before leaving anyhow.
+const CANCEL_PATIENCE: Duration = Duration::from_secs(2);
+
+#[derive(Clone, Debug, clap::Args)]
+pub struct Args {
+    /// The MCP endpoint: a proxy, or any server of revision 2026-07-28.
+    #[arg(value_parser = values::upstream_url)]
+    url: Uri,
+    /// The tool to call.
+    tool: String,
+    /// Its arguments, a JSON object [default: {}].
+    #[arg(value_name = "JSON", value_parser = arguments)]
+    arguments: Option<Box<RawValue>>,
+    /// A header to send with each request, as in 'Authorization: Bearer …'; may be repeated.
+    #[arg(long = "header", value_name = "NAME: VALUE", value_parser = header)]
+    headers: Vec<(HeaderName, HeaderValue)>,
+    /// Do not declare the tasks extension: wait for the result on the call itself.
+    #[arg(long)]
+    no_tasks: bool,
+    /// Print the result as the JSON it came as.
+    #[arg(long)]
+    json: bool,
+    /// Give up, and cancel the call, after this time.
+    #[arg(long, value_name = "DURATION", value_parser = values::duration)]
+    timeout: Option<Duration>,
+}
+
+/// How it ended, as an exit code.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Exit {
+    /// The tool's result was printed.
+    Done = 0,
+    /// So was the tool's own error (`isError`).
+    ToolError = 1,
+    /// There is no result: a JSON-RPC error, no connection, a question nobody answers.
+    Failed = 2,
+    /// Cancelled, by Ctrl-C or by somebody else.
+    Cancelled = 130,
+}
+
+/// What ended the waiting.
+enum End {
+    Ended(Result<Ending, Error>),
+    Interrupted,
+    Overdue(Duration),
+}
+
+/// What the user sees while the call runs.
+struct Screen {
+    /// Drawn on the standard error where that is a terminal.
+    bar: Option<ProgressBar>,
+    /// The last line said, so that only changes are.
+    last: String,
+    /// The task, once there is one, for whoever must cancel it.
+    task: Arc<Mutex<Option<String>>>,
+}
+
+/// Runs the command to its end.
+pub async fn run(args: Args) -> Exit {
+    let headers: HeaderMap = args.headers.iter().cloned().collect();
+    let client = Client::new(args.url.clone(), headers, !args.no_tasks);
+    let mut screen = Screen::new(io::stderr().is_terminal(), &args.tool);
+    let task = Arc::clone(&screen.task);
+    let end = {
+        let call = async {
+            let mirrored = client.mirrored(&args.tool).await?;
+            let arguments = args.arguments.clone().unwrap_or_else(no_arguments);
+            client.call(&args.tool, &arguments, &mirrored, &mut |step| screen.show(&step)).await
+        };
+        // Dropping the call closes its connection, which cancels it where it is no task yet
+        // (2026-07-28, *Streamable HTTP, Cancellation*).
+        tokio::select! {
+            ending = call => End::Ended(ending),
+            () = interrupted() => End::Interrupted,
+            limit = passed(args.timeout) => End::Overdue(limit),
+        }
+    };
+    screen.clear();
+    let ending = match end {
+        End::Ended(ending) => ending,
+        End::Interrupted => {
+            cancel(&client, &task).await;
+            eprintln!("cancelled");
+            return Exit::Cancelled;
+        }
+        End::Overdue(limit) => {
+            cancel(&client, &task).await;
+            eprintln!("error: no result within {}; the call was cancelled", show_duration(limit));
+            return Exit::Failed;
+        }
+    };
+    match ending {
+        Err(error) => failed(&error),
+        Ok(Ending::Result(result)) => print(&result, args.json),
+        Ok(Ending::Error(error)) => {
+            eprintln!("error: {}", error_text(&error));
+            Exit::Failed
+        }
+        Ok(Ending::Cancelled(task)) => {
+            eprintln!(
+                "the task was cancelled{}",
+                task.message.map(|why| format!(": {why}")).unwrap_or_default()
+            );
+            Exit::Cancelled
+        }
+        Ok(Ending::Asked { questions, task: asking }) => {
+            let how = if asking.is_some() { "its task was cancelled" } else { "it was given up" };
+            cancel(&client, &task).await;
+            eprintln!("error: the server asks something, and this client cannot answer; {how}");
+            eprint!("{}", questions_text(&questions));
+            Exit::Failed
+        }
+    }
+}
+
+impl From<Exit> for ExitCode {
+    fn from(exit: Exit) -> Self {
+        Self::from(exit as u8)
+    }
+}
+
+fn failed(error: &Error) -> Exit {
+    eprintln!("error: {error}");
+    if let Error::Task { task, .. } = error {
+        eprintln!("the task may still be at work; its handle is {task}");
+    }
+    Exit::Failed
+}
+
+async fn passed(timeout: Option<Duration>) -> Duration {
+    match timeout {
+        Some(timeout) => tokio::time::sleep(timeout).await,
+        None => std::future::pending().await,
+    }
+    timeout.unwrap_or_default()
+}
+
+async fn cancel(client: &Client, task: &Mutex<Option<String>>) {
+    let Some(task) = task.lock().unwrap_or_else(PoisonError::into_inner).take() else { return };
+    match tokio::time::timeout(CANCEL_PATIENCE, client.cancel(&task)).await {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => eprintln!("task {task} could not be cancelled: {error}"),
+        Err(_) => eprintln!("task {task} could not be cancelled: no answer within {CANCEL_PATIENCE:?}"),
+    }
+}
+
+// === impl Screen ===
+
+impl Screen {
+    fn new(terminal: bool, tool: &str) -> Self {
+        let bar = terminal.then(|| {
+            let bar =
+                ProgressBar::new_spinner().with_style(spinner()).with_message(format!("calling {tool}"));
+            bar.enable_steady_tick(Duration::from_millis(100));
+            bar
+        });
+        Self { bar, last: String::new(), task: Arc::default() }
+    }
+
+    fn show(&mut self, step: &Step<'_>) {
+        match step {
+            Step::Progress(progress) => {
+                self.draw(progress);
+                self.say_unless_drawn(&progress.to_string());
+            }
+            Step::Handle(task) => {
+                *self.task.lock().unwrap_or_else(PoisonError::into_inner) = Some(task.id.clone());
+                self.say(&handle_text(task));
+                self.status(task);
+            }
+            Step::Polled(task) => self.status(task),
+            Step::Lost(error) => self.say(&format!("{error}; asking again")),
+        }
+    }
+
+    fn status(&mut self, task: &Task) {
+        let mut text = task.status.as_str().to_owned();
+        if let Some(message) = &task.message {
+            let _ = write!(text, ": {message}");
+        }
+        if let Some(progress) = task.message.as_deref().and_then(Progress::from_status) {
+            self.draw(&progress);
+        } else if let Some(bar) = &self.bar {
+            bar.set_message(text.clone());
+        }
+        self.say_unless_drawn(&text);
+    }
+
+    fn draw(&self, progress: &Progress) {
+        let Some(bar) = &self.bar else { return };
+        if let Some(total) = progress.total.filter(|total| *total > 0.0) {
+            // In thousandths, as the counts of a bar are whole.
+            let share = (progress.done / total).clamp(0.0, 1.0) * 1000.0;
+            bar.set_style(measured());
+            bar.set_length(1000);
+            #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "from 0 to 1000")]
+            bar.set_position(share as u64);
+        }
+        bar.set_message(progress.to_string());
+    }
+
+    fn say(&mut self, line: &str) {
+        match &self.bar {
+            Some(bar) => bar.println(line),
+            None => eprintln!("{line}"),
+        }
+    }
+
+    fn say_unless_drawn(&mut self, line: &str) {
+        if self.bar.is_none() && self.last != line {
+            eprintln!("{line}");
+            line.clone_into(&mut self.last);
+        }
+    }
+
+    fn clear(&self) {
+        if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
+        }
+    }
+}
+
+fn spinner() -> ProgressStyle {
+    ProgressStyle::with_template("{spinner} {elapsed:>4} {wide_msg}").expect("the template is right")
+}
+
+fn measured() -> ProgressStyle {
+    ProgressStyle::with_template("{spinner} {elapsed:>4} {bar:30} {percent:>3}% {wide_msg}")
+        .expect("the template is right")
+}
+
+impl std::fmt::Display for Progress {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match (&self.message, self.total) {
+            (Some(message), Some(total)) => write!(f, "{message} ({}/{total})", self.done),
+            (Some(message), None) => f.write_str(message),
+            (None, Some(total)) => write!(f, "{}/{total}", self.done),
+            (None, None) => write!(f, "{}", self.done),
+        }
+    }
+}
+
+pub(super) fn handle_text(task: &Task) -> String {
+    let kept = task.ttl.map_or_else(|| "for ever".to_owned(), |ttl| format!("for {}", show_duration(ttl)));
+    format!("task {} (kept {kept}, polled every {})", task.id, show_duration(task.poll_interval))
+}
+
+/// `code: message`, and the data where there are any.
+pub(super) fn error_text(error: &RawValue) -> String {
+    #[derive(Deserialize)]
+    struct Outline<'a> {
+        code: i64,
+        message: String,
+        #[serde(borrow)]
+        data: Option<&'a RawValue>,
+    }
+    match serde_json::from_str::<Outline<'_>>(error.get()) {
+        Ok(Outline { code, message, data: None }) => format!("{message} ({code})"),
+        Ok(Outline { code, message, data: Some(data) }) => format!("{message} ({code})\n{data}"),
+        Err(_) => error.get().to_owned(),
+    }
+}
+
+fn questions_text(questions: &[Asked]) -> String {
+    questions.iter().fold(String::new(), |mut text, Asked { key, method, message }| {
+        let message = message.as_deref().map(|message| format!(": {message}")).unwrap_or_default();
+        let _ = writeln!(text, "  {key} ({method}){message}");
+        text
+    })
+}
+
+fn print(result: &RawValue, json: bool) -> Exit {
+    #[derive(Deserialize)]
+    struct Outline {
+        #[serde(default, rename = "isError")]
+        is_error: bool,
+    }
+    let is_error = serde_json::from_str::<Outline>(result.get()).is_ok_and(|outline| outline.is_error);
+    let text = if json { result.get().to_owned() } else { result_text(result) };
+    let mut out = io::stdout().lock();
+    // A reader that went away (`| head`) has seen enough.
+    let _ = writeln!(out, "{text}").and_then(|()| out.flush());
+    if is_error { Exit::ToolError } else { Exit::Done }
+}
+
+/// The contents of a tool's result for people: texts as they are, the rest named. A result without
+/// contents is shown as it is.
+pub(super) fn result_text(result: &RawValue) -> String {
+    #[derive(Deserialize)]
+    #[serde(rename_all = "camelCase")]
+    struct Outline<'a> {
+        #[serde(default)]
+        content: Vec<Content>,
+        #[serde(borrow)]
+        structured_content: Option<&'a RawValue>,
+    }
+    #[derive(Deserialize)]
+    #[serde(rename_all = "camelCase")]
+    struct Content {
+        r#type: String,
+        text: Option<String>,
+        mime_type: Option<String>,
+        data: Option<String>,
+        uri: Option<String>,
+        resource: Option<Resource>,
+    }
+    #[derive(Deserialize)]
+    struct Resource {
+        uri: Option<String>,
+        text: Option<String>,
+    }
+    let Ok(outline) = serde_json::from_str::<Outline<'_>>(result.get()) else {
+        return result.get().to_owned();
+    };
+    if outline.content.is_empty() {
+        return outline.structured_content.unwrap_or(result).get().to_owned();
+    }
+    let shown = |content: Content| match content {
+        Content { text: Some(text), .. } => text,
+        Content { resource: Some(Resource { text: Some(text), .. }), .. } => text,
+        Content { r#type, mime_type, data, uri, resource, .. } => {
+            let mut text = format!("[{type}");
+            for part in
+                [mime_type, uri.or_else(|| resource.and_then(|resource| resource.uri))].into_iter().flatten()
+            {
+                let _ = write!(text, " {part}");
+            }
+            if let Some(data) = data {
+                let _ = write!(text, ", {} bytes", data.trim_end_matches('=').len() * 3 / 4);
+            }
+            text + "]"
+        }
+    };
+    outline.content.into_iter().map(shown).collect::<Vec<_>>().join("\n")
+}
+
+/// `Name: value`.
+fn header(text: &str) -> Result<(HeaderName, HeaderValue), Invalid> {
+    let Some((name, value)) = text.split_once(':') else {
+        return Err(Invalid(format!("`{text}` has no `:`; write it as in 'Authorization: Bearer …'")));
+    };
+    let value = HeaderValue::from_str(value.trim())
+        .map_err(|_| Invalid(format!("the value of `{name}` cannot be sent in a header")))?;
+    Ok((values::header(name.trim())?, value))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::client::Status, *};
+
+    fn raw(text: &str) -> Box<RawValue> {
+        serde_json::from_str(text).expect("JSON")
+    }
+
+    #[test]
+    fn texts_are_shown_as_they_are_and_the_rest_is_named() {
+        let text = result_text(&raw(
+            r#"{"content":[{"type":"text","text":"one\ntwo"},{"type":"image","mimeType":"image/png","data":"AAAA"},
+               {"type":"resource_link","uri":"file:///x"},{"type":"resource","resource":{"uri":"a:b","text":"inside"}},
+               {"type":"resource","resource":{"uri":"a:b","blob":"AA=="}}]}"#,
+        ));
+        assert_eq!(
+            text,
+            "one\ntwo\n[image image/png, 3 bytes]\n[resource_link file:///x]\ninside\n[resource a:b]"
+        );
+        assert_eq!(
+            result_text(&raw(r#"{"structuredContent":{"n":9007199254740993},"content":[]}"#)),
+            r#"{"n":9007199254740993}"#
+        );
+        assert_eq!(result_text(&raw(r#"{"x":1}"#)), r#"{"x":1}"#);
+    }
+
+    #[test]
+    fn errors_are_shown_with_their_code_and_data() {
+        assert_eq!(error_text(&raw(r#"{"code":-32602,"message":"no"}"#)), "no (-32602)");
+        assert_eq!(error_text(&raw(r#"{"code":1,"message":"no","data":{"a":1}}"#)), "no (1)\n{\"a\":1}");
+        assert_eq!(error_text(&raw("[]")), "[]");
+    }
+
+    #[test]
+    fn a_status_message_may_tell_how_far_a_task_is() {
+        let read = |text: &str| Progress::from_status(text).map(|progress| (progress.done, progress.total));
+        assert_eq!(read("half way (2.5/4)"), Some((2.5, Some(4.0))));
+        assert_eq!(read("2/4"), Some((2.0, Some(4.0))));
+        for other in ["working", "see a/b", "(x/y)", "", "3"] {
+            assert_eq!(read(other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn headers_and_arguments_are_checked_when_typed() {
+        assert!(header("X-A: b").is_ok());
+        assert!(header("X-A").is_err() && header("X A: b").is_err() && header("X-A: b\nc").is_err());
+        assert_eq!(
+            arguments(r#"{"n": 9007199254740993}"#).expect("an object").get(),
+            r#"{"n": 9007199254740993}"#
+        );
+        assert!(arguments("[1]").is_err() && arguments("{").is_err());
+    }
+
+    #[test]
+    fn a_plain_screen_says_each_change_once() {
+        let mut screen = Screen::new(false, "x");
+        let mut task = Task {
+            id: "t".into(),
+            status: Status::Working,
+            message: None,
+            poll_interval: Duration::from_millis(500),
+            ttl: None,
+        };
+        screen.show(&Step::Handle(&task));
+        assert_eq!(screen.task.lock().unwrap().as_deref(), Some("t"));
+        assert_eq!(screen.last, "working");
+        task.message = Some("half".into());
+        screen.show(&Step::Polled(&task));
+        assert_eq!(screen.last, "working: half");
+        assert_eq!(handle_text(&task), "task t (kept for ever, polled every 500ms)");
+    }
+}

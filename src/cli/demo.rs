@@ -1,0 +1,253 @@
+//! `deferral demo`: a slow legacy server, the proxy in front of it, and what a client sees.
+//!
+//! Nothing but this program is needed. It shows one quick and one slow call, prints what to try
+//! from another terminal, and serves on until it is told to stop.
+
+use super::{
+    call::{error_text, handle_text, result_text},
+    client::{self, Client, Ending, Status, Step, Task, arguments},
+    demo_server, interrupted,
+};
+use crate::{
+    app, config,
+    protocol::{Method, Revision, meta},
+    runtime::{Clock, Drain, SystemClock},
+};
+use http::{HeaderMap, Uri};
+use serde_json::{Value, json};
+use std::{
+    io::{self, Write},
+    net::{Ipv4Addr, SocketAddr},
+    path::Path,
+    time::{Duration, Instant},
+};
+use tokio::net::TcpListener;
+
+/// What the demo's slow call takes; the threshold is a quarter of it.
+const SECONDS: u32 = 4;
+const AFTER: &str = "1s";
+
+#[derive(Clone, Debug, clap::Args)]
+pub struct Args {
+    /// Where the proxy listens.
+    #[arg(long, value_name = "ADDR:PORT", default_value = config::file::DEFAULT_LISTEN, value_parser = config::values::address)]
+    listen: SocketAddr,
+}
+
+/// Why there is nothing to see.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("the demo's server cannot start: {0}")]
+    Server(#[source] io::Error),
+    #[error("{0}; `deferral demo --listen 127.0.0.1:0` takes a free port")]
+    Proxy(#[from] app::Error),
+    #[error(transparent)]
+    Client(#[from] client::Error),
+    #[error("the call of {tool} ended unexpectedly: {ending}")]
+    Unexpected { tool: &'static str, ending: String },
+}
+
+/// Runs until it is told to stop.
+///
+/// # Errors
+/// [`Error`] says what could not be started or shown.
+pub async fn run(args: Args, out: &mut (impl Write + Send)) -> Result<(), Error> {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.map_err(Error::Server)?;
+    let server = listener.local_addr().map_err(Error::Server)?;
+    let (drain, stopping) = Drain::new();
+    let serving = tokio::spawn(demo_server::serve(listener, stopping));
+
+    let written = config_text(args.listen, server);
+    let config =
+        config::parse(Path::new("demo.yaml"), &written).expect("the demo's own configuration is right");
+    let proxy = app::start(config)?;
+    let url = proxy.url(&proxy.addresses[0], config::file::DEFAULT_PATH);
+
+    let shown = tokio::select! {
+        shown = show(&url, server, &written, out) => shown.map(|()| false),
+        () = interrupted() => Ok(true),
+    };
+    if matches!(shown, Ok(false)) {
+        interrupted().await;
+    }
+    proxy.stop().await;
+    drain.stop(Duration::from_secs(1)).await;
+    let _ = serving.await;
+    shown.map(|_| ())
+}
+
+/// The configuration of the proxy, as it could stand in a file.
+fn config_text(listen: SocketAddr, server: SocketAddr) -> String {
+    format!(
+        "listen: \"{listen}\"
+admin: off
+routes:
+  - path: {path}
+    upstream: {{ url: \"http://{server}{endpoint}\" }}
+    defer: {{ mode: auto, after: {AFTER} }}
+",
+        path = config::file::DEFAULT_PATH,
+        endpoint = demo_server::PATH,
+    )
+}
+
+/// Tells what happens on a stream that may have gone away, which ends nothing.
+struct Teller<'a, W> {
+    out: &'a mut W,
+    clock: SystemClock,
+    begun: Instant,
+}
+
+async fn show(
+    url: &str,
+    server: SocketAddr,
+    config: &str,
+    out: &mut (impl Write + Send),
+) -> Result<(), Error> {
+    let clock = SystemClock::new();
+    let mut teller = Teller { begun: clock.now(), clock, out };
+    teller.say(&format!(
+        "A legacy server ({legacy}, synchronous, knows nothing of tasks):  http://{server}{endpoint}
+The proxy in front of it:  {url}
+
+With this configuration:
+
+{config}",
+        legacy = Revision::NEWEST_LEGACY,
+        endpoint = demo_server::PATH,
+        config = indented(config),
+    ));
+    let parsed: Uri = url.parse().expect("an address and a path make a URL");
+    let client = Client::new(parsed, HeaderMap::new(), true);
+
+    teller.say("A quick call passes through:  greet {\"name\":\"Ada\"}\n");
+    teller.call(&client, "greet", r#"{"name":"Ada"}"#).await?;
+
+    let slow = format!("{{\"seconds\":{SECONDS}}}");
+    teller.say(&format!("\nA call that runs longer than {AFTER} becomes a task:  report {slow}\n"));
+    let task = teller.call(&client, "report", &slow).await?.unwrap_or_else(|| "TASK_ID".to_owned());
+
+    teller.say(&format!(
+        "
+Try it from another terminal. What can be called:
+
+{list}
+
+A slow call, which answers with a handle after {AFTER}:
+
+{call}
+
+A look at the task above; put a handle of yours in both places:
+
+{get}
+
+And all of that by one command, with a progress bar:
+
+  deferral call {url} report '{{\"seconds\":10}}'
+
+Serving until Ctrl-C.",
+        list = curl(url, &Method::ToolsList, None, json!({})),
+        call = curl(
+            url,
+            &Method::ToolsCall,
+            Some("report"),
+            json!({ "name": "report", "arguments": { "seconds": 20 } })
+        ),
+        get = curl(url, &Method::TasksGet, Some(&task), json!({ "taskId": task })),
+    ));
+    Ok(())
+}
+
+// === impl Teller ===
+
+impl<W: Write> Teller<'_, W> {
+    fn say(&mut self, text: &str) {
+        // Whoever closed the stream does not want to know.
+        let _ = writeln!(self.out, "{text}").and_then(|()| self.out.flush());
+    }
+
+    fn event(&mut self, text: &str) {
+        let elapsed = self.clock.now() - self.begun;
+        self.say(&format!("  {:>5.2} s  {text}", elapsed.as_secs_f64()));
+    }
+
+    /// Makes a call and tells what is heard of it. Gives its task, if it became one.
+    async fn call(&mut self, client: &Client, tool: &'static str, text: &str) -> Result<Option<String>, Error>
+    where
+        W: Send,
+    {
+        self.begun = self.clock.now();
+        let arguments = arguments(text).expect("the demo's own arguments are right");
+        let mut handle = None;
+        let mut tell = |step: Step<'_>| match step {
+            Step::Progress(progress) => self.event(&format!("progress: {progress}")),
+            Step::Handle(task) => {
+                self.event(&format!("the handle of a {}", handle_text(task)));
+                handle = Some(task.id.clone());
+            }
+            Step::Polled(task) => self.event(&format!("tasks/get: {}", state(task))),
+            Step::Lost(error) => self.event(&format!("{error}; asking again")),
+        };
+        match client.call(tool, &arguments, &[], &mut tell).await? {
+            Ending::Result(result) => {
+                self.event(&format!("the result: {}", result_text(&result)));
+                Ok(handle)
+            }
+            Ending::Error(error) => Err(Error::Unexpected { tool, ending: error_text(&error) }),
+            Ending::Cancelled(_) => Err(Error::Unexpected { tool, ending: "cancelled".to_owned() }),
+            Ending::Asked { .. } => Err(Error::Unexpected { tool, ending: "a question".to_owned() }),
+        }
+    }
+}
+
+fn state(task: &Task) -> String {
+    match (&task.message, task.status) {
+        (Some(message), Status::Working) => format!("working: {message}"),
+        (_, status) => status.as_str().to_owned(),
+    }
+}
+
+fn indented(text: &str) -> String {
+    text.lines().map(|line| format!("  {line}\n")).collect()
+}
+
+/// A request as a command for a shell.
+fn curl(url: &str, method: &Method, name: Option<&str>, mut params: Value) -> String {
+    let version = Revision::V2026_07_28.as_str();
+    params["_meta"] = json!({
+        meta::PROTOCOL_VERSION: version,
+        meta::CLIENT_CAPABILITIES: { "extensions": { meta::TASKS_EXTENSION: {} } },
+    });
+    let body = json!({ "jsonrpc": "2.0", "id": 1, "method": method.as_str(), "params": params });
+    let name = name.map(|name| format!(" -H 'Mcp-Name: {name}'")).unwrap_or_default();
+    format!(
+        "  curl -s {url} \\
+    -H 'Content-Type: application/json' -H 'Accept: application/json, text/event-stream' \\
+    -H 'MCP-Protocol-Version: {version}' -H 'Mcp-Method: {method}'{name} \\
+    -d '{body}'"
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_demos_configuration_could_stand_in_a_file() {
+        let any = "127.0.0.1:0".parse().unwrap();
+        for listen in ["127.0.0.1:8808", "[::1]:0"] {
+            let text = config_text(listen.parse().unwrap(), any);
+            let config =
+                config::parse(Path::new("demo.yaml"), &text).unwrap_or_else(|problems| panic!("{problems}"));
+            assert_eq!(config.routes[0].route.defer.after, Duration::from_secs(1));
+        }
+    }
+
+    #[test]
+    fn commands_survive_a_shell() {
+        let command = curl("http://x/mcp", &Method::TasksGet, Some("t-1"), json!({ "taskId": "t-1" }));
+        assert_eq!(command.matches('\'').count() % 2, 0, "{command}");
+        assert!(command.contains("-H 'Mcp-Method: tasks/get' -H 'Mcp-Name: t-1'"), "{command}");
+        assert!(!command.trim_end().ends_with('\\'), "{command}");
+    }
+}

@@ -1,0 +1,354 @@
+//! One connection's socket, as hyper sees it: which version of HTTP begins on it, how long it may
+//! rest, and when a task handle has left through it.
+
+use crate::proxy::Commit;
+use hyper::rt::{Read, ReadBufCursor, Write};
+use hyper_util::rt::TokioIo;
+use pin_project::pin_project;
+use std::{
+    future::Future,
+    io::{self, IoSlice},
+    pin::Pin,
+    sync::{Arc, Mutex, PoisonError, atomic},
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+use tokio::{
+    io::{AsyncRead, AsyncReadExt, AsyncWrite},
+    time::{Sleep, sleep},
+};
+
+/// What HTTP/2 begins with.
+const PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+
+/// What is known of one connection and shared by its requests.
+#[derive(Debug)]
+pub(super) struct Connection {
+    /// Whether the client used TLS to reach us.
+    pub(super) secure: bool,
+    version: Version,
+    /// Handles whose bytes the socket has been given, but has not yet flushed. The lock guards
+    /// this list alone and is held for a push or a take.
+    commits: Mutex<Commits>,
+    /// Whether there are any: spares each flush the lock.
+    waiting: atomic::AtomicBool,
+    /// A [`Phase`], of HTTP/1 alone.
+    phase: atomic::AtomicU8,
+}
+
+/// Where an HTTP/1 connection stands between two requests. hyper has one timeout for the wait and
+/// for the head itself; we have two, for a client that polls its task every half minute is welcome
+/// to keep its connection, and one that sends a head byte by byte is not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// Waiting for a head to begin.
+    Idle,
+    /// Some of a head is here.
+    Head,
+    /// A request is being served.
+    Busy,
+}
+
+#[derive(Debug)]
+enum Commits {
+    Open(Vec<Commit>),
+    /// The connection has ended: what was not flushed will not be.
+    Closed,
+}
+
+/// A socket as hyper sees it: completed flushes are reported to its [`Connection`].
+#[pin_project(PinnedDrop)]
+pub(super) struct Io<S> {
+    #[pin]
+    stream: TokioIo<S>,
+    /// What was read to tell the version of HTTP, until it is read again.
+    head: Head,
+    /// When the rest of a head is overdue. Most heads arrive in one piece and need no timer.
+    overdue: Option<Pin<Box<Sleep>>>,
+    read_headers: Duration,
+    connection: Arc<Connection>,
+}
+
+/// The first bytes of a connection.
+#[derive(Default)]
+pub(super) struct Head {
+    bytes: [u8; PREFACE.len()],
+    filled: u8,
+    taken: u8,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Version {
+    Http1,
+    Http2,
+}
+
+// === impl Connection ===
+
+impl Connection {
+    fn new(secure: bool, version: Version) -> Self {
+        let phase = match version {
+            Version::Http1 => Phase::Idle,
+            // Has many requests at once, and keeps its own time.
+            Version::Http2 => Phase::Busy,
+        };
+        Self {
+            secure,
+            commits: Mutex::new(Commits::Open(Vec::new())),
+            waiting: atomic::AtomicBool::new(false),
+            version,
+            phase: atomic::AtomicU8::new(phase as u8),
+        }
+    }
+
+    /// A request's head is complete.
+    pub(super) fn begin(&self) {
+        self.enter(Phase::Busy);
+    }
+
+    /// A request's answer has been given.
+    pub(super) fn end(&self) {
+        if self.version == Version::Http1 {
+            self.enter(Phase::Idle);
+        }
+    }
+
+    /// Something was read.
+    fn heard(&self) {
+        if self.is(Phase::Idle) {
+            self.enter(Phase::Head);
+        }
+    }
+
+    fn is(&self, phase: Phase) -> bool {
+        self.phase.load(atomic::Ordering::Relaxed) == phase as u8
+    }
+
+    fn enter(&self, phase: Phase) {
+        self.phase.store(phase as u8, atomic::Ordering::Relaxed);
+    }
+
+    /// The last byte of a task handle has been consumed by HTTP and is on its way to the socket.
+    pub(super) fn written(&self, commit: Commit) {
+        match &mut *self.commits() {
+            Commits::Open(commits) => {
+                commits.push(commit);
+                self.waiting.store(true, atomic::Ordering::Release);
+            }
+            Commits::Closed => drop(commit),
+        }
+    }
+
+    /// Everything consumed so far has been taken by the socket.
+    fn flushed(&self) {
+        if !self.waiting.swap(false, atomic::Ordering::AcqRel) {
+            return;
+        }
+        let commits = match &mut *self.commits() {
+            Commits::Open(commits) => std::mem::take(commits),
+            Commits::Closed => return,
+        };
+        commits.into_iter().for_each(Commit::confirm);
+    }
+
+    /// The socket is gone.
+    fn close(&self) {
+        let lost = std::mem::replace(&mut *self.commits(), Commits::Closed);
+        drop(lost);
+    }
+
+    fn commits(&self) -> std::sync::MutexGuard<'_, Commits> {
+        self.commits.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+// === impl Io ===
+
+impl<S> Io<S> {
+    /// A stream that begins with `head`, and what its requests share.
+    pub(super) fn new(
+        stream: S,
+        version: Version,
+        head: Head,
+        secure: bool,
+        read_headers: Duration,
+    ) -> (Self, Arc<Connection>) {
+        let connection = Arc::new(Connection::new(secure, version));
+        let io = Self {
+            stream: TokioIo::new(stream),
+            head,
+            overdue: None,
+            read_headers,
+            connection: Arc::clone(&connection),
+        };
+        (io, connection)
+    }
+}
+
+impl<S: AsyncRead> Read for Io<S> {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        mut buf: ReadBufCursor<'_>,
+    ) -> Poll<io::Result<()>> {
+        let this = self.project();
+        let left = this.head.left();
+        if !left.is_empty() {
+            let count = left.len().min(buf.remaining());
+            buf.put_slice(&left[..count]);
+            this.head.taken += u8::try_from(count).expect("a preface is short");
+            this.connection.heard();
+            return Poll::Ready(Ok(()));
+        }
+        if let Poll::Ready(read) = this.stream.poll_read(cx, buf) {
+            this.connection.heard();
+            return Poll::Ready(read);
+        }
+        if !this.connection.is(Phase::Head) {
+            *this.overdue = None;
+            return Poll::Pending;
+        }
+        let overdue = this.overdue.get_or_insert_with(|| Box::pin(sleep(*this.read_headers)));
+        ready!(overdue.as_mut().poll(cx));
+        Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
+    }
+}
+
+impl<S: AsyncWrite> Write for Io<S> {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        self.project().stream.poll_write(cx, buf)
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        self.project().stream.poll_write_vectored(cx, bufs)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    /// HTTP flushes only when it has nothing left to write, so what was consumed before a
+    /// completed flush is with the socket; under TLS, its encrypted bytes are.
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let this = self.project();
+        ready!(this.stream.poll_flush(cx))?;
+        this.connection.flushed();
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.project().stream.poll_shutdown(cx)
+    }
+}
+
+#[pin_project::pinned_drop]
+impl<S> PinnedDrop for Io<S> {
+    fn drop(self: Pin<&mut Self>) {
+        self.connection.close();
+    }
+}
+
+// === impl Head ===
+
+impl Head {
+    fn left(&self) -> &[u8] {
+        &self.bytes[usize::from(self.taken)..usize::from(self.filled)]
+    }
+}
+
+/// Reads just enough to know: what begins like HTTP/2 is, up to the end of its preface.
+pub(super) async fn tell_version(stream: &mut (impl AsyncRead + Unpin)) -> io::Result<(Version, Head)> {
+    let mut head = Head::default();
+    loop {
+        let filled = usize::from(head.filled);
+        let count = stream.read(&mut head.bytes[filled..]).await?;
+        if count == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        let filled = filled + count;
+        head.filled = u8::try_from(filled).expect("a preface is short");
+        if head.bytes[..filled] != PREFACE[..filled] {
+            return Ok((Version::Http1, head));
+        }
+        if filled == PREFACE.len() {
+            return Ok((Version::Http2, head));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::{future::poll_fn, task::Waker};
+    use tokio::sync::oneshot::{self, Receiver, error::TryRecvError};
+
+    /// A handle whose last byte HTTP has consumed.
+    fn written(connection: &Connection) -> Receiver<()> {
+        let (commit, fate) = oneshot::channel();
+        connection.written(Commit(commit));
+        fate
+    }
+
+    fn io<S>(stream: S) -> (Io<S>, Arc<Connection>) {
+        Io::new(stream, Version::Http1, Head::default(), false, Duration::from_secs(10))
+    }
+
+    #[test]
+    fn a_handle_is_given_by_the_next_completed_flush() {
+        let (mut io, connection) = io(tokio::io::sink());
+        let mut fates = [written(&connection), written(&connection)];
+        assert!(fates.iter_mut().all(|fate| fate.try_recv() == Err(TryRecvError::Empty)));
+        let flushed = Pin::new(&mut io).poll_flush(&mut Context::from_waker(Waker::noop()));
+        assert!(matches!(flushed, Poll::Ready(Ok(()))));
+        assert!(fates.iter_mut().all(|fate| fate.try_recv() == Ok(())));
+    }
+
+    #[test]
+    fn a_handle_is_not_given_by_a_flush_that_fails() {
+        let (ours, theirs) = tokio::io::duplex(1);
+        drop(theirs);
+        let (mut io, connection) = io(tokio::io::BufWriter::new(ours));
+        let context = &mut Context::from_waker(Waker::noop());
+        assert!(matches!(Pin::new(&mut io).poll_write(context, b"handle"), Poll::Ready(Ok(6))));
+        let mut fate = written(&connection);
+        assert!(matches!(Pin::new(&mut io).poll_flush(context), Poll::Ready(Err(_))));
+        assert_eq!(fate.try_recv(), Err(TryRecvError::Empty));
+        drop(io);
+        assert_eq!(fate.try_recv(), Err(TryRecvError::Closed));
+    }
+
+    #[test]
+    fn a_handle_written_after_the_end_is_not_given() {
+        let (io, connection) = io(tokio::io::sink());
+        drop(io);
+        assert_eq!(written(&connection).try_recv(), Err(TryRecvError::Closed));
+    }
+
+    #[tokio::test]
+    async fn the_version_is_told_by_as_few_bytes_as_it_takes() {
+        for (bytes, version, read) in [
+            (&b"GET / HTTP/1.1\r\n"[..], Version::Http1, 16),
+            (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n...", Version::Http2, 24),
+            (b"POST /mcp HTTP/1.1\r\nhost: localhost\r\n", Version::Http1, 24),
+        ] {
+            let mut rest = bytes;
+            let (told, head) = tell_version(&mut rest).await.expect("enough");
+            assert_eq!((told, bytes.len() - rest.len()), (version, read));
+            assert_eq!(head.left(), &bytes[..read]);
+            let (mut io, _connection) = Io::new(rest, told, head, false, Duration::from_secs(10));
+            let mut again = Vec::new();
+            while again.len() < bytes.len() {
+                let mut piece = [0; 10];
+                let mut buf = hyper::rt::ReadBuf::new(&mut piece);
+                poll_fn(|cx| Pin::new(&mut io).poll_read(cx, buf.unfilled())).await.expect("it is all there");
+                again.extend_from_slice(buf.filled());
+            }
+            assert_eq!(again, bytes);
+        }
+        assert!(tell_version(&mut &b"PRI"[..]).await.is_err(), "it may become either");
+    }
+}

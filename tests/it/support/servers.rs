@@ -1,0 +1,498 @@
+//! A server of the older era that does what a test tells it, on a real socket.
+//!
+//! It keeps house by itself: it answers `initialize`, hands out sessions, keeps GET streams open,
+//! takes notifications and responses. Every other request is handed to the test as a [`Call`].
+//! Everything that arrives is remembered, and can be waited for ([`LegacyServer::seen`]).
+
+use bytes::Bytes;
+use futures_util::{StreamExt, future::BoxFuture, stream::BoxStream};
+use http::{HeaderMap, Method, Request, Response, StatusCode};
+use http_body_util::{BodyExt, StreamBody};
+use hyper::body::{Frame, Incoming};
+use hyper_util::rt::TokioIo;
+use serde_json::{Value, json};
+use std::{
+    collections::HashMap,
+    convert::Infallible,
+    io,
+    net::SocketAddr,
+    sync::{Arc, Mutex, MutexGuard},
+    time::Duration,
+};
+use tokio::{
+    net::TcpListener,
+    sync::{mpsc, oneshot, watch},
+    task::JoinHandle,
+    time::timeout,
+};
+
+/// A scripted server. Dropping it closes its sockets.
+pub(crate) struct LegacyServer {
+    addr: SocketAddr,
+    state: Arc<State>,
+    calls: tokio::sync::Mutex<mpsc::UnboundedReceiver<Call>>,
+    accepting: JoinHandle<()>,
+}
+
+/// How a server keeps house.
+pub(crate) struct Options {
+    /// What `initialize` is answered with.
+    pub(crate) version: &'static str,
+    /// Whether it hands out session ids.
+    pub(crate) sessions: bool,
+    pub(crate) get: Get,
+    /// Whether `initialize` is answered by an event stream.
+    pub(crate) sse: bool,
+    /// Asked first about everything that arrives; what it returns is the answer.
+    #[expect(clippy::type_complexity, reason = "it is written once")]
+    pub(crate) hook: Option<Box<dyn Fn(&Seen) -> Option<Canned> + Send + Sync>>,
+}
+
+/// What becomes of a GET.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Get {
+    Stream,
+    Refused(u16),
+    /// The head never comes.
+    Silent,
+}
+
+/// One request as it arrived.
+#[derive(Clone, Debug)]
+pub(crate) struct Seen {
+    pub(crate) http: Method,
+    pub(crate) path: String,
+    pub(crate) headers: HeaderMap,
+    pub(crate) body: Bytes,
+    /// The body as JSON, or null.
+    pub(crate) json: Value,
+    /// Of which connection it came, counted from 1.
+    pub(crate) connection: usize,
+}
+
+/// A fixed answer.
+pub(crate) struct Canned {
+    pub(crate) status: u16,
+    pub(crate) headers: Vec<(&'static str, String)>,
+    pub(crate) body: String,
+}
+
+/// A request that waits for its answer.
+pub(crate) struct Call {
+    pub(crate) seen: Seen,
+    answer: oneshot::Sender<Response<Body>>,
+}
+
+/// The sending half of an event stream. Dropping all clones ends the stream.
+#[derive(Clone)]
+pub(crate) struct Events {
+    chunks: mpsc::UnboundedSender<io::Result<Bytes>>,
+}
+
+struct State {
+    options: Options,
+    log: Mutex<Vec<Seen>>,
+    /// How much there is in the log.
+    logged: watch::Sender<usize>,
+    calls: mpsc::UnboundedSender<Call>,
+    listeners: Mutex<HashMap<String, Events>>,
+    sessions: Mutex<usize>,
+    /// Held until the server goes: heads that never come.
+    silent: Mutex<Vec<oneshot::Sender<Response<Body>>>>,
+}
+
+type Body = StreamBody<BoxStream<'static, io::Result<Frame<Bytes>>>>;
+
+/// Nothing in a test takes longer.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
+
+// === impl LegacyServer ===
+
+impl LegacyServer {
+    pub(crate) async fn start(options: Options) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        Self::on(listener, options)
+    }
+
+    /// A server on a socket that is there already.
+    pub(crate) fn on(listener: TcpListener, options: Options) -> Self {
+        let addr = listener.local_addr().expect("a bound socket");
+        let (calls, received) = mpsc::unbounded_channel();
+        let state = Arc::new(State {
+            options,
+            log: Mutex::default(),
+            logged: watch::Sender::new(0),
+            calls,
+            listeners: Mutex::default(),
+            sessions: Mutex::default(),
+            silent: Mutex::default(),
+        });
+        let accepting = tokio::spawn(accept(listener, state.clone()));
+        Self { addr, state, calls: received.into(), accepting }
+    }
+
+    pub(crate) fn addr(&self) -> SocketAddr {
+        self.addr
+    }
+
+    /// Its MCP endpoint.
+    pub(crate) fn url(&self) -> String {
+        format!("http://{}/mcp", self.addr)
+    }
+
+    /// The next request that is the test's to answer.
+    pub(crate) async fn call(&self) -> Call {
+        let mut calls = self.calls.lock().await;
+        timeout(PATIENCE, calls.recv()).await.expect("a call arrives").expect("the server runs")
+    }
+
+    /// Whether a request is waiting to be answered right now.
+    pub(crate) fn has_call(&self) -> bool {
+        !self.calls.try_lock().expect("one reader").is_empty()
+    }
+
+    /// The first request that fits, once it has arrived.
+    pub(crate) async fn seen(&self, fits: impl Fn(&Seen) -> bool) -> Seen {
+        let mut logged = self.state.logged.subscribe();
+        let found = async {
+            loop {
+                if let Some(seen) = locked(&self.state.log).iter().find(|seen| fits(seen)) {
+                    return seen.clone();
+                }
+                logged.changed().await.expect("the server runs");
+            }
+        };
+        match timeout(PATIENCE, found).await {
+            Ok(seen) => seen,
+            Err(_) => panic!("what was waited for did not arrive; what did: {:#?}", self.log()),
+        }
+    }
+
+    /// The first message of this method, once it has arrived.
+    pub(crate) async fn message(&self, method: &str) -> Seen {
+        self.seen(|seen| seen.method() == method).await
+    }
+
+    /// All that has arrived so far.
+    pub(crate) fn log(&self) -> Vec<Seen> {
+        locked(&self.state.log).clone()
+    }
+
+    /// How many of what has arrived so far fit.
+    pub(crate) fn count(&self, fits: impl Fn(&Seen) -> bool) -> usize {
+        locked(&self.state.log).iter().filter(|seen| fits(seen)).count()
+    }
+
+    /// How many messages of this method have arrived so far.
+    pub(crate) fn messages(&self, method: &str) -> usize {
+        self.count(|seen| seen.method() == method)
+    }
+
+    /// The GET stream of a session (`""` where there are none), once it is open.
+    pub(crate) async fn listener(&self, session: &str) -> Events {
+        self.seen(|seen| seen.http == Method::GET && seen.session() == session).await;
+        locked(&self.state.listeners).get(session).expect("GET is answered by a stream").clone()
+    }
+
+    /// Ends the GET stream of a session.
+    pub(crate) fn hang_up(&self, session: &str) {
+        locked(&self.state.listeners).remove(session);
+    }
+}
+
+impl Drop for LegacyServer {
+    fn drop(&mut self) {
+        self.accepting.abort();
+    }
+}
+
+// === impl Options ===
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { version: "2025-11-25", sessions: true, get: Get::Stream, sse: false, hook: None }
+    }
+}
+
+impl Options {
+    /// Asks `hook` first about everything that arrives.
+    pub(crate) fn hook(mut self, hook: impl Fn(&Seen) -> Option<Canned> + Send + Sync + 'static) -> Self {
+        self.hook = Some(Box::new(hook));
+        self
+    }
+}
+
+// === impl Seen ===
+
+impl Seen {
+    /// The JSON-RPC method; empty for what has none.
+    pub(crate) fn method(&self) -> &str {
+        self.json["method"].as_str().unwrap_or_default()
+    }
+
+    pub(crate) fn header(&self, name: &str) -> Option<&str> {
+        self.headers.get(name).map(|value| value.to_str().expect("a text"))
+    }
+
+    /// The session it names, or nothing.
+    pub(crate) fn session(&self) -> &str {
+        self.header("mcp-session-id").unwrap_or_default()
+    }
+
+    /// Whether it is the response to the request whose id is this JSON token, letter for letter.
+    pub(crate) fn answers_raw(&self, token: &str) -> bool {
+        let opening = format!(r#"{{"jsonrpc":"2.0","id":{token},"#);
+        self.method().is_empty() && self.body.starts_with(opening.as_bytes())
+    }
+
+    /// Whether it is the response to a request of the server.
+    pub(crate) fn answers(&self, id: &Value) -> bool {
+        self.method().is_empty() && self.json.get("id") == Some(id)
+    }
+}
+
+// === impl Canned ===
+
+impl Canned {
+    pub(crate) fn status(status: u16) -> Self {
+        Self { status, headers: Vec::new(), body: String::new() }
+    }
+
+    pub(crate) fn json(status: u16, body: &Value) -> Self {
+        Self::status(status).body(body.to_string()).header("content-type", "application/json")
+    }
+
+    pub(crate) fn body(mut self, body: impl Into<String>) -> Self {
+        self.body = body.into();
+        self
+    }
+
+    pub(crate) fn header(mut self, name: &'static str, value: impl Into<String>) -> Self {
+        self.headers.push((name, value.into()));
+        self
+    }
+
+    fn into_response(self) -> Response<Body> {
+        let mut response = respond(self.status, self.body);
+        for (name, value) in self.headers {
+            response.headers_mut().append(name, value.parse().expect("a header value"));
+        }
+        response
+    }
+}
+
+// === impl Call ===
+
+impl Call {
+    pub(crate) fn id(&self) -> Value {
+        self.seen.json["id"].clone()
+    }
+
+    pub(crate) fn session(&self) -> &str {
+        self.seen.session()
+    }
+
+    /// Answers with a result, as one JSON document.
+    pub(crate) fn result(self, result: Value) {
+        let body = json!({ "jsonrpc": "2.0", "id": self.id(), "result": result });
+        self.canned(Canned::json(200, &body));
+    }
+
+    pub(crate) fn canned(self, canned: Canned) {
+        // The client may have left.
+        let _ = self.answer.send(canned.into_response());
+    }
+
+    /// Answers with an event stream.
+    pub(crate) fn stream(self) -> Events {
+        let (events, body) = events();
+        let _ = self.answer.send(event_stream(body));
+        events
+    }
+
+    /// Answers with the head of a JSON document whose body is still to come.
+    pub(crate) fn document(self) -> Events {
+        let (events, body) = events();
+        let mut response = event_stream(body);
+        response.headers_mut().insert("content-type", "application/json".parse().expect("a header value"));
+        let _ = self.answer.send(response);
+        events
+    }
+
+    /// Resolves when the client has given up waiting for the head of the answer.
+    pub(crate) async fn left(mut self) {
+        timeout(PATIENCE, self.answer.closed()).await.expect("the client leaves");
+    }
+}
+
+// === impl Events ===
+
+impl Events {
+    /// Sends one message as an event.
+    pub(crate) fn send(&self, message: &Value) {
+        self.raw(format!("event: message\ndata: {message}\n\n"));
+    }
+
+    /// Sends a response with a result.
+    pub(crate) fn result(&self, id: &Value, result: Value) {
+        self.send(&json!({ "jsonrpc": "2.0", "id": id, "result": result }));
+    }
+
+    pub(crate) fn raw(&self, bytes: impl Into<Bytes>) {
+        let _ = self.chunks.send(Ok(bytes.into()));
+    }
+
+    /// Breaks the connection in the middle of the answer.
+    pub(crate) fn break_off(self) {
+        let _ = self.chunks.send(Err(io::ErrorKind::ConnectionReset.into()));
+    }
+
+    /// Resolves when the client has stopped reading.
+    pub(crate) async fn left(&self) {
+        timeout(PATIENCE, self.chunks.closed()).await.expect("the client stops reading");
+    }
+}
+
+// === the server's own loop ===
+
+async fn accept(listener: TcpListener, state: Arc<State>) {
+    let mut connections = tokio::task::JoinSet::new();
+    for connection in 1.. {
+        let Ok((socket, _)) = listener.accept().await else { return };
+        // As servers of the field do; else each small event waits for an acknowledgement.
+        socket.set_nodelay(true).expect("a socket");
+        let state = state.clone();
+        let service = hyper::service::service_fn(move |request| serve(request, connection, state.clone()));
+        connections.spawn(async move {
+            // A connection that a test breaks ends with an error.
+            let _ = hyper::server::conn::http1::Builder::new()
+                .half_close(false)
+                .serve_connection(TokioIo::new(socket), service)
+                .await;
+        });
+    }
+}
+
+fn serve(
+    request: Request<Incoming>,
+    connection: usize,
+    state: Arc<State>,
+) -> BoxFuture<'static, Result<Response<Body>, Infallible>> {
+    Box::pin(async move {
+        let (head, body) = request.into_parts();
+        let Ok(body) = body.collect().await else { return Ok(respond(400, String::new())) };
+        let body = body.to_bytes();
+        let seen = Seen {
+            http: head.method,
+            path: head.uri.path().to_owned(),
+            headers: head.headers,
+            json: serde_json::from_slice(&body).unwrap_or_default(),
+            body,
+            connection,
+        };
+        let answer = keep_house(&seen, &state);
+        let (sender, receiver) = oneshot::channel();
+        match answer {
+            House::Done(response) => {
+                log(&state, seen);
+                Ok(response)
+            }
+            House::Never => {
+                locked(&state.silent).push(sender);
+                log(&state, seen);
+                Ok(receiver.await.unwrap_or_else(|_| respond(500, String::new())))
+            }
+            House::Ask => {
+                log(&state, seen.clone());
+                let _ = state.calls.send(Call { seen, answer: sender });
+                // A test that drops a call leaves it without an answer.
+                Ok(receiver.await.unwrap_or_else(|_| respond(500, "the test gave no answer".to_owned())))
+            }
+        }
+    })
+}
+
+enum House {
+    Done(Response<Body>),
+    Never,
+    /// The test decides.
+    Ask,
+}
+
+fn keep_house(seen: &Seen, state: &State) -> House {
+    if let Some(canned) = state.options.hook.as_ref().and_then(|hook| hook(seen)) {
+        return House::Done(canned.into_response());
+    }
+    match (&seen.http, seen.method()) {
+        (&Method::POST, "initialize") => House::Done(initialize(seen, state)),
+        (&Method::POST, _) if seen.json["id"].is_null() || seen.json["method"].is_null() => {
+            House::Done(respond(202, String::new()))
+        }
+        (&Method::POST, _) => House::Ask,
+        (&Method::GET, _) => match state.options.get {
+            Get::Stream => {
+                let (events, body) = events();
+                locked(&state.listeners).insert(seen.session().to_owned(), events);
+                House::Done(event_stream(body))
+            }
+            Get::Refused(status) => House::Done(respond(status, String::new())),
+            Get::Silent => House::Never,
+        },
+        _ => House::Done(respond(200, String::new())),
+    }
+}
+
+fn initialize(seen: &Seen, state: &State) -> Response<Body> {
+    let result = json!({ "jsonrpc": "2.0", "id": seen.json["id"], "result": {
+        "protocolVersion": state.options.version,
+        "capabilities": { "tools": { "listChanged": true } },
+        "serverInfo": { "name": "scripted", "version": "1" },
+        "instructions": "be kind",
+    }});
+    let mut response = match state.options.sse {
+        false => Canned::json(200, &result).into_response(),
+        true => Canned::status(200)
+            .body(format!("id: 1\ndata:\n\ndata: {result}\n\n"))
+            .header("content-type", "text/event-stream")
+            .into_response(),
+    };
+    if state.options.sessions {
+        let mut sessions = locked(&state.sessions);
+        *sessions += 1;
+        let id = format!("s{sessions}").parse().expect("a header value");
+        response.headers_mut().insert("mcp-session-id", id);
+    }
+    response
+}
+
+fn log(state: &State, seen: Seen) {
+    let mut log = locked(&state.log);
+    log.push(seen);
+    state.logged.send_replace(log.len());
+}
+
+fn respond(status: u16, body: String) -> Response<Body> {
+    let body = match body.is_empty() {
+        true => futures_util::stream::empty().boxed(),
+        false => futures_util::stream::iter([Ok(Frame::data(Bytes::from(body)))]).boxed(),
+    };
+    let mut response = Response::new(StreamBody::new(body));
+    *response.status_mut() = StatusCode::from_u16(status).expect("a status");
+    response
+}
+
+fn events() -> (Events, BoxStream<'static, io::Result<Frame<Bytes>>>) {
+    let (chunks, mut received) = mpsc::unbounded_channel();
+    let body = futures_util::stream::poll_fn(move |cx| received.poll_recv(cx));
+    (Events { chunks }, body.map(|chunk| chunk.map(Frame::data)).boxed())
+}
+
+fn event_stream(body: BoxStream<'static, io::Result<Frame<Bytes>>>) -> Response<Body> {
+    let mut response = Response::new(StreamBody::new(body));
+    response.headers_mut().insert("content-type", "text/event-stream".parse().expect("a header value"));
+    response
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().expect("nothing panics with a lock")
+}
