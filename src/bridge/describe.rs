@@ -122,7 +122,10 @@ mod tests {
             instructions: Some(&Bytes::from_static(br#""Use well.""#)),
         });
         let value: Value = serde_json::from_slice(&text).expect("valid");
-        assert_eq!(value["supportedVersions"], json!(["2026-07-28", "2025-11-25", "2025-06-18", "2025-03-26"]));
+        assert_eq!(
+            value["supportedVersions"],
+            json!(["2026-07-28", "2025-11-25", "2025-06-18", "2025-03-26"])
+        );
         assert_eq!(value["instructions"], "Use well.");
         assert_eq!(value["_meta"][meta::SERVER_INFO]["name"], "s");
         assert_eq!((&value["ttlMs"], &value["cacheScope"]), (&json!(0), &json!("private")));

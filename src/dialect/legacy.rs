@@ -87,6 +87,18 @@ impl Post {
         Ok(Self { messages: messages.collect::<Result<_, FrameError>>()? })
     }
 
+    /// Whether it says that the handshake is over.
+    pub fn begins(&self) -> bool {
+        self.messages.contains(&Message::Notification(Method::Initialized))
+    }
+
+    /// Whether the server may ask the client something while it serves this.
+    pub fn may_ask(&self) -> bool {
+        self.messages
+            .iter()
+            .any(|message| matches!(message, Message::Request { method, .. } if method.may_ask()))
+    }
+
     /// The ids of what waits for an answer. An id that occurs twice is there once.
     pub fn waiting(&self) -> SmallVec<[Id; 1]> {
         let mut ids = SmallVec::<[Id; 1]>::new();
@@ -270,7 +282,10 @@ mod tests {
     }
 
     fn ids(tokens: &[&'static str]) -> SmallVec<[Id; 1]> {
-        tokens.iter().map(|token| Id::from_token(Bytes::from_static(token.as_bytes())).expect("an id")).collect()
+        tokens
+            .iter()
+            .map(|token| Id::from_token(Bytes::from_static(token.as_bytes())).expect("an id"))
+            .collect()
     }
 
     fn seen(waiting: &[&'static str], stream: &'static str) -> Answers {

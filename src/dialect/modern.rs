@@ -3,8 +3,8 @@
 
 use super::{Call, LogLevel};
 use crate::protocol::{
-    Capabilities, Era, ErrorObject, Frame, FrameError, Id, Kind, Method, Revision, code, frame, headers, meta,
-    splice::Object,
+    Capabilities, Era, ErrorObject, Frame, FrameError, Id, Kind, Method, Revision, code, frame, headers,
+    meta, splice::Object,
 };
 use bytes::{BufMut, Bytes, BytesMut};
 use http::{HeaderMap, HeaderName, StatusCode};

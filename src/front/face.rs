@@ -119,8 +119,7 @@ fn preflight<B>(request: &Request<B>, method: &'static str, line: Line) -> Respo
 /// Whether a request without a body comes from a client of 2026-07-28: it says so, and has no
 /// session.
 fn is_modern(headers: &HeaderMap) -> bool {
-    !headers.contains_key(&SESSION_ID)
-        && matches!(named(headers), Named::Known(Era::Modern))
+    !headers.contains_key(&SESSION_ID) && matches!(named(headers), Named::Known(Era::Modern))
 }
 
 /// What the version header says.

@@ -7,10 +7,7 @@
 
 use super::{
     Front,
-    layers::{
-        principal::principal,
-        trace::Line,
-    },
+    layers::{principal::principal, trace::Line},
     metadata::Address,
     reply::Body,
     stack::{Answered, Arrival},

@@ -43,7 +43,9 @@ enum Place {
     BeforeKey,
     Key,
     /// In a string that is no key of the message. The flag: after a backslash.
-    String { escaped: bool },
+    String {
+        escaped: bool,
+    },
 }
 
 /// An event stream as it goes by.
@@ -350,7 +352,8 @@ mod tests {
 
     #[test]
     fn an_event_that_was_cut_off_is_voided() {
-        for cut in ["data: {\"id\":1,\"res", "data: {}\n", "dat", "event: message\ndata: {}", "id: 3", ": c"] {
+        for cut in ["data: {\"id\":1,\"res", "data: {}\n", "dat", "event: message\ndata: {}", "id: 3", ": c"]
+        {
             let mut decoder = Decoder::new(1024);
             decoder.feed(Bytes::from([cut.as_bytes(), VOID, b"data: y\n\n"].concat()));
             let mut events = Vec::new();

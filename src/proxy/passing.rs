@@ -21,7 +21,7 @@ use crate::{
     },
     runtime::Stopping,
     telemetry::Outcome,
-    upstream::{self, Forward, Forwarded, Lost},
+    upstream::{self, Forward, Forwarded, Lost, Purpose},
 };
 use bytes::Bytes;
 use futures_util::{FutureExt, Stream, StreamExt, future::BoxFuture};
@@ -80,7 +80,14 @@ pub(super) async fn pass(shared: Arc<Shared>, passage: Passage) -> Passed {
         Method::GET => shared.stopping.clone(),
         _ => shared.overdue.clone(),
     };
-    let request = Forward { method, query, headers, body, waits: !waiting.is_empty() };
+    let purpose = match method {
+        Method::GET => Purpose::Listen,
+        _ if post.may_ask() => Purpose::Call,
+        _ if !waiting.is_empty() => Purpose::Ask,
+        _ if post.begins() => Purpose::Begin,
+        _ => Purpose::Tell,
+    };
+    let request = Forward { method, query, headers, body, purpose };
     let timing = Timing { began: shared.clock.now(), shared };
     let forwarded = tokio::select! {
         forwarded = timing.shared.upstream.forward(request) => forwarded,
@@ -193,7 +200,8 @@ impl Going {
             }
         }
         // Who writes a body of known length does not ask for more once it is there.
-        match self.body.is_over() && self.answers.as_ref().is_none_or(|answers| answers.waiting().is_empty()) {
+        match self.body.is_over() && self.answers.as_ref().is_none_or(|answers| answers.waiting().is_empty())
+        {
             true => Piece { bytes, ..self.end() },
             false => Piece { bytes, account, then: Then::More },
         }

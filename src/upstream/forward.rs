@@ -31,7 +31,7 @@ use super::{
     peer::{self, Peer},
     root_cause,
 };
-use crate::protocol::{ErrorObject, Frame, Kind};
+use crate::protocol::{ErrorObject, Frame, Kind, headers::SESSION_ID};
 
 /// A request as the client sent it.
 #[derive(Debug)]
@@ -41,8 +41,22 @@ pub struct Forward {
     pub query: Option<String>,
     pub headers: HeaderMap,
     pub body: Bytes,
-    /// Whether the client waits for an answer to something in the body.
-    pub waits: bool,
+    pub purpose: Purpose,
+}
+
+/// What a request is for, as far as passing it on goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// To hear what the server says: GET.
+    Listen,
+    /// To say that the handshake is over: the client will listen now, if it does at all.
+    Begin,
+    /// To have something done during which the server may ask.
+    Call,
+    /// To be answered otherwise.
+    Ask,
+    /// To tell something, or to end the session.
+    Tell,
 }
 
 /// The answer as the server gives it.
@@ -96,28 +110,43 @@ pub(super) async fn forward(peer: Arc<Peer>, request: Forward) -> Result<Forward
     if peer.closing.is_cancelled() {
         return Err(Lost::Closing);
     }
-    let Forward { method, query, headers, body, waits } = request;
+    let Forward { method, query, headers, body, purpose } = request;
     let limits = peer.config.timeouts;
-    let due = match (&method, waits) {
-        // Listens for as long as the client likes.
-        (&Method::GET, _) => None,
-        (_, true) => Some((limits.call, Lost::CallTimeout(limits.call))),
-        (_, false) => Some((limits.first_byte, Lost::FirstByteTimeout(limits.first_byte))),
+    let due = match purpose {
+        // For as long as the client likes.
+        Purpose::Listen => None,
+        Purpose::Call | Purpose::Ask => Some((limits.call, Lost::CallTimeout(limits.call))),
+        Purpose::Begin | Purpose::Tell => {
+            Some((limits.first_byte, Lost::FirstByteTimeout(limits.first_byte)))
+        }
+    };
+    let session = headers.get(&SESSION_ID).cloned();
+    let opening = match (purpose, &session) {
+        (Purpose::Listen, Some(session)) => Some(peer.order.opens(session)),
+        (Purpose::Call, Some(session)) => {
+            peer.order.wait(session).await;
+            None
+        }
+        (Purpose::Listen | Purpose::Begin | Purpose::Call | Purpose::Ask | Purpose::Tell, _) => None,
     };
     let path = with_query(&peer.path, query.as_deref());
     let answering = peer.client.send(&method, &path, &lines(&peer, &headers), &[], body);
     drop(headers);
     let due = due.map(|(limit, lost)| (Box::pin(sleep(limit)), lost));
-    let wanted = match method {
-        Method::GET => Wanted::No,
+    let wanted = match purpose {
+        Purpose::Listen => Wanted::No,
         // Also what is only told must reach the server.
-        _ => Wanted::AtAnyPrice,
+        Purpose::Begin | Purpose::Call | Purpose::Ask | Purpose::Tell => Wanted::AtAnyPrice,
     };
-    let rest = Rest { peer, wanted, due };
+    let rest = Rest { peer: peer.clone(), wanted, due };
     let (response, mut rest) = Asking { asked: Some(answering), rest: Some(rest) }.await?;
-    if !waits {
+    drop(opening);
+    if !matches!(purpose, Purpose::Call | Purpose::Ask) {
         rest.due = None;
         rest.soften();
+    }
+    if let (Purpose::Begin, Some(session)) = (purpose, session) {
+        peer.order.begins(&session, |expiry| peer.spawn(expiry));
     }
     let (head, body) = response.into_parts();
     let limit = rest.peer.config.limits.result_bytes;

@@ -23,6 +23,7 @@ mod listen;
 mod mailbox;
 mod message;
 mod messages;
+mod order;
 mod peer;
 mod refusal;
 mod resume;
@@ -30,7 +31,7 @@ mod session;
 mod streamable;
 mod subscribe;
 
-pub use forward::{Forward, Forwarded, Passing};
+pub use forward::{Forward, Forwarded, Passing, Purpose};
 pub use streamable::Streamable;
 
 mod lost;

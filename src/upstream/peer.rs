@@ -19,6 +19,7 @@ use super::{
     client::{Answering, HttpClient},
     connection::Incoming,
     message,
+    order::InOrder,
 };
 use crate::dialect::Credentials;
 
@@ -32,6 +33,8 @@ pub(super) struct Peer {
     pub(super) host: HeaderValue,
     /// Places for answers that are read on after their client left.
     pub(super) departed: Arc<Semaphore>,
+    /// GET streams of legacy clients that are about to be opened.
+    pub(super) order: InOrder,
     pub(super) asks: Asks,
     own_ids: AtomicU64,
     /// Work that outlives a call: cancellations, answers, farewells.
@@ -77,6 +80,7 @@ impl Peer {
         let departed = Arc::new(Semaphore::new(config.limits.departed.min(Semaphore::MAX_PERMITS)));
         Ok(Self {
             departed,
+            order: InOrder::default(),
             config,
             client,
             path,

@@ -17,8 +17,8 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    Config, Description, Document, Forward, Forwarded, Identity, Lost, NotStarted, Replies, Report, Request, Subscription,
-    Upstream, client,
+    Config, Description, Document, Forward, Forwarded, Identity, Lost, NotStarted, Replies, Report, Request,
+    Subscription, Upstream, client,
     exchange::Exchange,
     forward,
     group::Group,
