@@ -21,7 +21,7 @@ pub struct Tasks {
     store: Arc<dyn Store>,
     quotas: Quotas,
     clock: Arc<dyn Clock>,
-    limits: Limits,
+    pub(super) limits: Limits,
     pub(super) hub: Arc<Hub>,
     /// The calls that are tasks now, by whom to tell of a cancel. Sharded.
     parked: DashMap<TaskId, oneshot::Sender<()>>,
@@ -288,7 +288,8 @@ fn acknowledged(call: &Call) -> Reply {
     reply::success(call, br#"{"resultType":"complete"}"#)
 }
 
-fn too_many(call: &Call, limit: &str) -> Reply {
+/// A caller has met one of its limits, which is named.
+pub(super) fn too_many(call: &Call, limit: &str) -> Reply {
     let error = ErrorObject::new(code::BUSY, format!("too many requests; the limit is {limit}"));
     reply::refuse(call, StatusCode::TOO_MANY_REQUESTS, &error)
 }

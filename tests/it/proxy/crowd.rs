@@ -19,7 +19,8 @@ async fn calls(client: Client, caller: usize) {
     let mut kept = client.kept().await;
     for round in 0..ROUNDS {
         let wanted = format!("{caller}/{round}");
-        let params = json!({ "name": "echo", "arguments": { "say": wanted, "caller": caller, "round": round } });
+        let params =
+            json!({ "name": "echo", "arguments": { "say": wanted, "caller": caller, "round": round } });
         // Every id is used by everybody.
         let answer = kept.ask_as(&json!(round), "tools/call", params).await;
         assert_eq!(answer.json()["id"], json!(round));
@@ -77,8 +78,11 @@ async fn two_hundred_callers_each_get_their_own_answers() {
     assert_eq!(server.messages("notifications/cancelled"), 0);
     let sessions = server.log();
     for token in ["alice", "bob"] {
-        let theirs = |seen: &&crate::support::servers::Seen| seen.header("authorization") == Some(&*format!("Bearer {token}"));
-        let mut ids: Vec<_> = sessions.iter().filter(theirs).map(|seen| seen.session()).filter(|id| !id.is_empty()).collect();
+        let theirs = |seen: &&crate::support::servers::Seen| {
+            seen.header("authorization") == Some(&*format!("Bearer {token}"))
+        };
+        let mut ids: Vec<_> =
+            sessions.iter().filter(theirs).map(|seen| seen.session()).filter(|id| !id.is_empty()).collect();
         ids.sort_unstable();
         ids.dedup();
         assert_eq!(ids.len(), 1, "nobody here can be asked, so one session serves all of {token}'s");

@@ -1,8 +1,12 @@
 //! Slow calls become tasks.
 
 use super::world::{ALWAYS, SLOW, Setup, World};
-use crate::support::clients::Version;
+use crate::support::{
+    clients::{Event, Version, indistinguishable},
+    servers::Canned,
+};
 use serde_json::{Value, json};
+use std::time::Duration;
 
 #[tokio::test]
 async fn a_slow_call_becomes_a_task_with_a_flat_handle() {
@@ -20,7 +24,16 @@ async fn a_slow_call_becomes_a_task_with_a_flat_handle() {
         members.sort_unstable();
         assert_eq!(
             members,
-            ["_meta", "createdAt", "lastUpdatedAt", "pollIntervalMs", "resultType", "status", "taskId", "ttlMs"]
+            [
+                "_meta",
+                "createdAt",
+                "lastUpdatedAt",
+                "pollIntervalMs",
+                "resultType",
+                "status",
+                "taskId",
+                "ttlMs"
+            ]
         );
         assert_eq!((&handle["resultType"], &handle["status"]), (&json!("task"), &json!("working")));
         assert!(handle["ttlMs"].as_u64().is_some_and(|ttl| ttl >= 600_000), "{handle}");
@@ -42,14 +55,14 @@ async fn a_task_is_found_at_once_and_in_the_end_holds_the_result_as_it_came() {
     assert_eq!((&working["status"], &working["resultType"]), (&json!("working"), &json!("complete")));
     assert!(working.get("result").is_none());
 
-    call.spelled(r#"{"content":[], "big":12345678901234567890123,"e":1e400}"#);
+    call.spelled(r#"{"content":[], "big":12345678901234567890123,"e":1E+2}"#);
     let ended = client.ended(&task).await;
     assert_eq!(ended["status"], "completed");
     assert_eq!((&ended["taskId"], &ended["createdAt"]), (&working["taskId"], &working["createdAt"]));
     assert!(ended["ttlMs"].as_u64() >= working["ttlMs"].as_u64(), "never shortened");
     assert_eq!(ended["result"]["resultType"], "complete");
     let body = client.of_task("tasks/get", &task).await.body;
-    assert!(body.contains(r#""result":{"content":[], "big":12345678901234567890123,"e":1e400"#), "{body}");
+    assert!(body.contains(r#""result":{"content":[], "big":12345678901234567890123,"e":1E+2"#), "{body}");
     assert!(!body.contains("related-task"));
     assert_eq!(world.calls(), 1, "nothing is called twice");
 }
@@ -90,7 +103,10 @@ async fn progress_is_told_in_the_status_message() {
     let task = waiting.answer().await.task();
     let (id, token) = (call.id(), call.seen.json["params"]["_meta"]["progressToken"].clone());
     let events = call.stream();
-    events.notify("notifications/progress", json!({ "progressToken": token, "progress": 1, "total": 2, "message": "half" }));
+    events.notify(
+        "notifications/progress",
+        json!({ "progressToken": token, "progress": 1, "total": 2, "message": "half" }),
+    );
     let halfway = client.until(&task, |task| task["statusMessage"] == "half (1/2)").await;
     assert_eq!(halfway["status"], "working");
     events.result(&id, json!({ "content": [] }));
@@ -114,7 +130,10 @@ async fn progress_before_the_handle_goes_to_the_client_that_asked_for_it() {
         std::mem::forget(events);
         stream
     };
-    assert_eq!(stream.notice("notifications/progress").await, json!({ "progressToken": "mine", "progress": 1 }));
+    assert_eq!(
+        stream.notice("notifications/progress").await,
+        json!({ "progressToken": "mine", "progress": 1 })
+    );
     let handle = stream.next().await;
     assert_eq!((stream.status.as_u16(), &handle["result"]["resultType"]), (200, &json!("task")));
     assert_eq!(stream.event().await, None, "the connection is given back");
@@ -220,7 +239,7 @@ async fn only_calls_of_tools_become_tasks() {
     {
         let mut stream = client.send(method, params).await.stream().await;
         let call = world.server.call().await;
-        assert_eq!(stream.event().await, Some(crate::support::clients::Event::Comment), "it is held");
+        assert_eq!(stream.event().await, Some(Event::Comment), "it is held");
         call.result(json!({ "x": 1 }));
         assert_eq!(stream.next().await["result"]["x"], json!(1));
     }
@@ -234,4 +253,92 @@ async fn a_wish_for_the_older_tasks_is_not_passed_on() {
     assert_eq!(call.seen.json["params"].get("task"), None::<&Value>);
     call.says("plain");
     assert_eq!(waiting.answer().await.text(), "plain");
+}
+
+#[tokio::test]
+async fn of_much_progress_the_last_word_is_told() {
+    let world = World::with(ALWAYS).await;
+    let client = world.tasker();
+    let waiting = client.call("slow").await;
+    let call = world.server.call().await;
+    let task = waiting.answer().await.task();
+    let mut stream = client.listen(json!({ "taskIds": [task] })).await;
+    stream.notice("notifications/subscriptions/acknowledged").await;
+    let id = call.id();
+    let events = call.stream();
+    for progress in 1..=50 {
+        events.notify(
+            "notifications/progress",
+            json!({ "progressToken": id, "progress": progress, "total": 50 }),
+        );
+    }
+    let mut told = 0;
+    loop {
+        told += 1;
+        if stream.notice("notifications/tasks").await["statusMessage"] == "50/50" {
+            break;
+        }
+    }
+    assert!(told < 10, "each is a write to the store: {told}");
+    events.result(&id, json!({ "content": [] }));
+}
+
+#[tokio::test]
+async fn a_result_that_comes_on_the_sessions_own_stream_ends_the_task() {
+    let world = World::with(ALWAYS).await;
+    let client = world.tasker();
+    let waiting = client.call("slow").await;
+    let call = world.server.call().await;
+    let task = waiting.answer().await.task();
+    let (id, session) = (call.id(), call.session().to_owned());
+    call.canned(Canned::status(202));
+    world.server.listener(&session).await.result(&id, json!({ "content": [], "x": 1 }));
+    assert_eq!(client.ended(&task).await["result"]["x"], 1);
+}
+
+// === time ===
+
+/// Moves the time of the proxy, and of everything else, on.
+async fn pass(seconds: u64) {
+    tokio::time::pause();
+    tokio::time::advance(Duration::from_secs(seconds)).await;
+    tokio::time::resume();
+}
+
+#[tokio::test]
+async fn a_result_is_found_until_its_time_is_over_and_not_after() {
+    let world = World::with("defer: { mode: always, retention: 1s }").await;
+    let client = world.tasker();
+    let waiting = client.call("slow").await;
+    world.server.call().await.says("done");
+    let task = waiting.answer().await.task();
+    let ended = client.ended(&task).await;
+    assert_eq!(ended["ttlMs"], 600_000, "at least ten minutes, whatever the retention");
+    pass(590).await;
+    let late = client.task(&task).await;
+    assert_eq!((&late["status"], &late["ttlMs"]), (&json!("completed"), &json!(600_000)));
+    pass(10).await;
+    let gone = client.of_task("tasks/get", &task).await;
+    let unknown = client.of_task("tasks/get", "unknown").await;
+    assert!(indistinguishable(&gone, &unknown), "{gone:?} {unknown:?}");
+}
+
+#[tokio::test]
+async fn a_task_that_works_outlives_every_ttl_and_then_keeps_its_result() {
+    let world = World::with("defer: { mode: always, retention: 20m }").await;
+    let client = world.tasker();
+    let waiting = client.call("slow").await;
+    let call = world.server.call().await;
+    let task = waiting.answer().await.task();
+    for minutes in [15, 30, 45, 60] {
+        pass(15 * 60).await;
+        let working = client.until(&task, |task| task["ttlMs"].as_u64() > Some(minutes * 60_000)).await;
+        assert_eq!(working["status"], "working");
+    }
+    assert_eq!(client.task(&task).await["pollIntervalMs"], 30_000, "an old task is asked for now and then");
+    call.says("done");
+    let ended = client.ended(&task).await;
+    assert!(ended["ttlMs"].as_u64() >= Some(80 * 60_000), "{ended}");
+    pass(19 * 60).await;
+    assert_eq!(client.task(&task).await["result"]["content"][0]["text"], "done");
 }

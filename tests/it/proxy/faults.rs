@@ -196,7 +196,8 @@ async fn a_stream_that_can_be_taken_up_is_although_its_call_is_a_task() {
             options.hook = Some(Box::new(|seen| {
                 let id = seen.header("last-event-id")?;
                 let call: Value = id.parse::<u64>().ok()?.into();
-                let result = json!({ "jsonrpc": "2.0", "id": call, "result": { "content": [], "x": "resumed" } });
+                let result =
+                    json!({ "jsonrpc": "2.0", "id": call, "result": { "content": [], "x": "resumed" } });
                 let stream = Canned::status(200).header("content-type", "text/event-stream");
                 Some(stream.body(format!("data: {result}\n\n")))
             }));
@@ -236,4 +237,49 @@ async fn servers_without_sessions_streams_or_answers_in_events_have_tasks_too() 
         call.says("done");
         assert_eq!(client.ended(&task).await["status"], "completed", "{version}");
     }
+}
+
+#[tokio::test]
+async fn a_server_that_never_answers_the_handshake_is_given_up() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let url = format!("http://{}/mcp", listener.local_addr().expect("bound"));
+    let proxy = start(&url, &[], &["timeouts: { first_byte: 20ms }"]);
+    let client = Client::new(proxy.addresses[0]);
+    let discover = client.ask("server/discover", json!({})).await;
+    assert_eq!(discover.refusal(), (502, -31003), "{discover:?}");
+    let call = client.ask("tools/call", json!({ "name": "t" })).await;
+    assert_eq!(call.refusal(), (200, -31003), "{call:?}");
+}
+
+#[tokio::test]
+async fn a_broken_stream_is_taken_up_for_a_client_that_waits() {
+    let world = World::new().await;
+    let waiting = world.client().call("t").await;
+    let call = world.server.call().await;
+    let (id, session) = (call.id(), call.session().to_owned());
+    let own = world.server.listener(&session).await;
+    drop(own);
+    let events = call.stream();
+    events.raw("id: e1\nretry: 1\ndata:\n\n");
+    drop(events);
+    world.server.seen(|seen| seen.header("last-event-id") == Some("e1")).await;
+    world.server.listener(&session).await.result(&id, json!({ "content": [], "x": "resumed" }));
+    assert_eq!(waiting.answer().await.result()["x"], "resumed");
+    assert_eq!(world.calls(), 1);
+}
+
+#[tokio::test]
+async fn a_loss_of_the_session_during_a_call_leaves_the_outcome_unknown_only_where_it_is() {
+    // The call's own answer may still come: the session's end is no end of the call.
+    let world = World::with(ALWAYS).await;
+    let client = world.tasker();
+    let waiting = client.call("t").await;
+    let call = world.server.call().await;
+    let task = waiting.answer().await.task();
+    let other = world.client().call("other").await;
+    world.server.call().await.canned(Canned::status(404));
+    world.server.call().await.says("in another session");
+    assert_eq!(other.answer().await.text(), "in another session");
+    call.says("in the old one");
+    assert_eq!(client.ended(&task).await["result"]["content"][0]["text"], "in the old one");
 }

@@ -6,11 +6,8 @@ use serde_json::{Value, json};
 
 #[tokio::test]
 async fn a_long_silence_is_broken_by_comments_until_the_result() {
-    let world = Setup::new()
-        .route("defer: { after: 0s }")
-        .top("timeouts: { keep_alive: 20ms }")
-        .start()
-        .await;
+    let world =
+        Setup::new().route("defer: { after: 0s }").top("timeouts: { keep_alive: 20ms }").start().await;
     let waiting = world.client().call("slow").await;
     let call = world.server.call().await;
     let mut stream = waiting.stream().await;
@@ -51,7 +48,10 @@ async fn progress_comes_with_the_clients_own_token_before_the_result() {
         let id = call.id();
         let events = call.stream();
         for progress in 1..=3 {
-            events.notify("notifications/progress", json!({ "progressToken": ours, "progress": progress, "x": [] }));
+            events.notify(
+                "notifications/progress",
+                json!({ "progressToken": ours, "progress": progress, "x": [] }),
+            );
         }
         events.result(&id, json!({ "content": [] }));
         let messages = waiting.answer().await.messages();

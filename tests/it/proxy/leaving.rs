@@ -136,7 +136,10 @@ async fn a_client_that_leaves_before_it_has_its_handle_leaves_no_task_behind() {
 /// Bytes of a response that may be under way: enough for the id, too few for a handle.
 const WINDOW: u32 = 150;
 
-async fn withholding(client: &Client, world: &World) -> (h2::client::ResponseFuture, tokio::task::JoinHandle<()>) {
+async fn withholding(
+    client: &Client,
+    world: &World,
+) -> (h2::client::ResponseFuture, tokio::task::JoinHandle<()>) {
     let socket = tokio::net::TcpStream::connect(world.addr()).await.expect("the proxy listens");
     let (mut sender, connection) = h2::client::Builder::new()
         .initial_window_size(WINDOW)

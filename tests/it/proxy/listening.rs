@@ -35,9 +35,15 @@ async fn the_acknowledgement_comes_first_and_every_notice_bears_the_id_as_it_was
         let client = world.client();
         let (_, own) = own_stream(&world, &client).await;
         let mut stream = client.listen_as(&id, json!({ "toolsListChanged": true })).await;
-        assert_eq!((stream.status.as_u16(), &stream.headers["content-type"]), (200, &"text/event-stream".parse().unwrap()));
+        assert_eq!(
+            (stream.status.as_u16(), &stream.headers["content-type"]),
+            (200, &"text/event-stream".parse().unwrap())
+        );
         let ack = stream.notice(ACK).await;
-        assert_eq!(ack, json!({ "notifications": { "toolsListChanged": true }, "_meta": { SUBSCRIPTION: id } }));
+        assert_eq!(
+            ack,
+            json!({ "notifications": { "toolsListChanged": true }, "_meta": { SUBSCRIPTION: id } })
+        );
         own.notify("notifications/tools/list_changed", json!({}));
         let told = stream.notice("notifications/tools/list_changed").await;
         assert_eq!(told["_meta"][SUBSCRIPTION], id);
@@ -152,7 +158,9 @@ fn subscribable() -> Setup {
             Some(Canned::json(
                 200,
                 &match secret {
-                    true => json!({ "jsonrpc": "2.0", "id": id, "error": { "code": -32602, "message": "no" } }),
+                    true => {
+                        json!({ "jsonrpc": "2.0", "id": id, "error": { "code": -32602, "message": "no" } })
+                    }
                     false => json!({ "jsonrpc": "2.0", "id": id, "result": {} }),
                 },
             ))
@@ -170,11 +178,14 @@ async fn resources_are_subscribed_at_the_server_for_as_long_as_somebody_listens(
     let subscribed = world.server.seen(|seen| seen.json["params"]["uri"] == "file:///a").await;
     assert_eq!(subscribed.method(), "resources/subscribe");
     let own = world.server.listener(subscribed.session()).await;
-    own.notify("notifications/resources/updated", json!({ "uri": "file:///other" }));
+    own.notify("notifications/resources/updated", json!({ "uri": "file:///ab" }));
     own.notify("notifications/resources/updated", json!({ "uri": "file:///a", "x": 1.10 }));
     let told = stream.notice("notifications/resources/updated").await;
     assert_eq!((&told["uri"], &told["x"]), (&json!("file:///a"), &json!(1.10)));
     assert_eq!(told["_meta"][SUBSCRIPTION], 1);
+    own.notify("notifications/resources/updated", json!({ "uri": "file:///a/part" }));
+    let told = stream.notice("notifications/resources/updated").await;
+    assert_eq!(told["uri"], "file:///a/part", "what is inside a resource is a part of it");
 
     let (second, _) = acknowledged(&client, json!({ "resourceSubscriptions": ["file:///a"] })).await;
     second.leave();
@@ -211,7 +222,10 @@ async fn what_happens_to_a_task_is_told_as_tasks_get_would_say_it() {
     let (id, token) = (call.id(), call.seen.json["params"]["_meta"]["progressToken"].clone());
     let events = call.stream();
 
-    events.notify("notifications/progress", json!({ "progressToken": token, "progress": 1, "message": "begun" }));
+    events.notify(
+        "notifications/progress",
+        json!({ "progressToken": token, "progress": 1, "message": "begun" }),
+    );
     let begun = told(&mut stream).await;
     assert_eq!(begun, as_notified(client.task(&task).await));
     assert_eq!((&begun["status"], &begun["statusMessage"]), (&json!("working"), &json!("begun")));
@@ -219,7 +233,10 @@ async fn what_happens_to_a_task_is_told_as_tasks_get_would_say_it() {
     events.result(&id, json!({ "content": [{ "type": "text", "text": "done" }] }));
     let done = told(&mut stream).await;
     assert_eq!(done, as_notified(client.task(&task).await));
-    assert_eq!((&done["status"], &done["result"]["content"][0]["text"]), (&json!("completed"), &json!("done")));
+    assert_eq!(
+        (&done["status"], &done["result"]["content"][0]["text"]),
+        (&json!("completed"), &json!("done"))
+    );
 }
 
 #[tokio::test]
@@ -270,7 +287,9 @@ async fn tasks_are_told_of_only_to_clients_that_declare_the_extension() {
 #[tokio::test]
 async fn a_filter_that_is_none_is_refused() {
     let world = World::new().await;
-    for params in [json!({}), json!({ "notifications": [] }), json!({ "notifications": { "toolsListChanged": "yes" } })] {
+    for params in
+        [json!({}), json!({ "notifications": [] }), json!({ "notifications": { "toolsListChanged": "yes" } })]
+    {
         let answer = world.client().ask("subscriptions/listen", params.clone()).await;
         assert_eq!(answer.error()["code"], -32602, "{params}");
     }

@@ -125,3 +125,40 @@ async fn a_server_whose_tools_cannot_be_listed_is_called_all_the_same() {
     world.server.call().await.says("passed");
     assert_eq!(waiting.answer().await.text(), "passed");
 }
+
+#[tokio::test]
+async fn a_server_that_fails_or_hangs_at_listing_holds_up_no_further_call() {
+    let world = Setup::new()
+        .server(|options| options.tools = None)
+        .top("timeouts: { first_byte: 20ms }")
+        .start()
+        .await;
+    let waiting = world.client().send("tools/call", params("eu")).await;
+    let hanging = page(&world, None).await;
+    let call = world.server.call().await;
+    assert_eq!(call.method(), "tools/call", "the list was not waited for for ever");
+    call.says("passed");
+    assert_eq!(waiting.answer().await.text(), "passed");
+    for _ in 0..3 {
+        passes(&world, &world.client(), params("eu")).await;
+    }
+    assert_eq!(world.server.messages("tools/list"), 1, "nor is it waited for by each call");
+    hanging.left().await;
+}
+
+#[tokio::test]
+async fn parameters_deep_inside_are_mirrored_and_null_is_not() {
+    let world = world().await;
+    let schema = json!({ "type": "object", "properties": {
+        "where": { "type": "object", "properties": { "zone": { "type": "integer", "x-mcp-header": "Zone" } } },
+    }});
+    let arguments = |zone: Value| json!({ "name": "deep", "arguments": { "where": { "zone": zone } } });
+    let client = world.client().with("mcp-param-zone", "7");
+    let waiting = client.send("tools/call", arguments(json!(7))).await;
+    page(&world, None).await.result(json!({ "tools": [{ "name": "deep", "inputSchema": schema }] }));
+    world.server.call().await.says("passed");
+    assert_eq!(waiting.answer().await.text(), "passed");
+    assert_eq!(client.ask("tools/call", arguments(json!(8))).await.refusal(), (400, -32020));
+    assert_eq!(world.client().ask("tools/call", arguments(json!(7))).await.refusal(), (400, -32020));
+    passes(&world, &world.client(), arguments(Value::Null)).await;
+}

@@ -9,7 +9,8 @@ const SERVER_INFO: &str = r#"{"io.modelcontextprotocol/serverInfo":{"name":"scri
 async fn a_fast_call_is_answered_plainly_with_the_servers_own_bytes() {
     let world = World::new().await;
     let client = world.tasker();
-    let waiting = client.send_request(client.request_as(&json!("a"), "tools/call", json!({ "name": "add" }))).await;
+    let waiting =
+        client.send_request(client.request_as(&json!("a"), "tools/call", json!({ "name": "add" }))).await;
     let odd = r#""content":[{"text":"\u00e9 é","type":"text"}],  "big" : 12345678901234567890123,"e":1e400,"structuredContent":{"z":1.10,"a":-0.0},"later":[null]"#;
     world.server.call().await.spelled(&format!("{{{odd}}}"));
 
@@ -19,7 +20,9 @@ async fn a_fast_call_is_answered_plainly_with_the_servers_own_bytes() {
     assert!(answer.is_json());
     assert_eq!(
         answer.body,
-        format!(r#"{{"jsonrpc":"2.0","id":"a","result":{{{odd},"resultType":"complete","_meta":{SERVER_INFO}}}}}"#)
+        format!(
+            r#"{{"jsonrpc":"2.0","id":"a","result":{{{odd},"resultType":"complete","_meta":{SERVER_INFO}}}}}"#
+        )
     );
     assert_eq!(answer.header("mcp-session-id"), "", "a session is our own affair");
 }

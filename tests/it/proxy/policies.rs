@@ -12,7 +12,7 @@ const RULES: &str = "tools: [
       { match: observe, mode: observe, after: 0s },
       { match: \"au?o\", mode: auto, after: 20ms },
       { match: \"wild_*\", mode: always },
-      { match: wild_late, mode: never },
+      { match: \"*_late\", mode: never },
       { match: needy, requires: { sampling: { tools: {} } } },
     ]";
 
@@ -82,6 +82,7 @@ async fn a_tool_that_must_be_a_task_is_refused_before_anything_is_sent() {
 async fn the_first_rule_that_matches_holds() {
     let world = world().await;
     is_a_task(&world, &world.tasker(), "wild_late").await;
+    is_held(&world, &world.tasker(), "too_late").await;
     // No rule: the route's own, five seconds.
     is_held(&world, &world.tasker(), "auxxo").await;
 }

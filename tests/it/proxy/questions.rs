@@ -30,7 +30,9 @@ async fn a_call_that_fails_for_a_question_its_client_cannot_be_asked_names_the_c
             assert_eq!(refused.session(), session);
             assert_eq!(refused.json["error"]["code"], -32601, "{refused:?}");
             if off_stream {
-                events.send(&json!({ "jsonrpc": "2.0", "id": id, "error": { "code": -32603, "message": "no" } }));
+                events.send(
+                    &json!({ "jsonrpc": "2.0", "id": id, "error": { "code": -32603, "message": "no" } }),
+                );
             } else {
                 events.result(&id, json!({ "content": [], "isError": true }));
             }

@@ -19,7 +19,11 @@ struct Program {
 }
 
 impl Program {
-    async fn start(server: &LegacyServer, route: &'static [&'static str], top: &'static [&'static str]) -> Self {
+    async fn start(
+        server: &LegacyServer,
+        route: &'static [&'static str],
+        top: &'static [&'static str],
+    ) -> Self {
         let url = server.url();
         let (stop, stopping) = oneshot::channel();
         let (tell, told) = oneshot::channel();

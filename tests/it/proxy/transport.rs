@@ -41,7 +41,8 @@ async fn a_client_of_an_older_revision_is_told_what_is_served() {
     let body = json!({ "jsonrpc": "2.0", "id": 0, "method": "initialize", "params": {
         "protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": { "name": "c", "version": "1" },
     }});
-    let answer = client.send_request(client.spelled("initialize", None, body.to_string())).await.answer().await;
+    let answer =
+        client.send_request(client.spelled("initialize", None, body.to_string())).await.answer().await;
     assert_eq!(answer.refusal(), (400, -32022));
     assert_eq!(answer.error()["data"], json!({ "supported": ["2026-07-28"], "requested": "2025-11-25" }));
     assert_eq!(answer.json()["id"], 0);
@@ -54,8 +55,7 @@ async fn http_2_serves_calls_tasks_and_listeners_on_one_connection() {
     let mut kept = client.kept().await;
     let task = kept.ask("tools/call", json!({ "name": "slow" })).await.task();
     let asked = json!({ "notifications": { "taskIds": [task] } });
-    let mut stream =
-        kept.begin(client.request("subscriptions/listen", asked)).await.stream().await;
+    let mut stream = kept.begin(client.request("subscriptions/listen", asked)).await.stream().await;
     stream.notice("notifications/subscriptions/acknowledged").await;
     world.server.call().await.says("done");
     assert_eq!(stream.notice("notifications/tasks").await["status"], "completed");
@@ -106,7 +106,10 @@ async fn a_task_must_be_named_alike_in_header_and_message() {
     let call = world.server.call().await;
     let task = waiting.answer().await.task();
     let asked = json!({ "taskId": task });
-    assert_eq!(client.with("mcp-name", "other").ask("tasks/get", asked.clone()).await.refusal(), (400, -32020));
+    assert_eq!(
+        client.with("mcp-name", "other").ask("tasks/get", asked.clone()).await.refusal(),
+        (400, -32020)
+    );
     let bare = client.with("mcp-name", "").ask("tasks/get", asked).await;
     assert_eq!(bare.result()["status"], "working", "some released clients leave it out");
     call.says("done");

@@ -114,6 +114,7 @@ pub(crate) fn start(url: &str, route: &[&str], top: &[&str]) -> app::Running {
     for member in route {
         yaml.push_str(&format!("    {member}\n"));
     }
-    let config = config::parse(Path::new("test.yaml"), &yaml).unwrap_or_else(|error| panic!("{error}\n{yaml}"));
+    let config =
+        config::parse(Path::new("test.yaml"), &yaml).unwrap_or_else(|error| panic!("{error}\n{yaml}"));
     app::start(config).expect("the proxy starts")
 }

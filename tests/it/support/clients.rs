@@ -355,9 +355,7 @@ impl Answer {
 
     /// All messages of the answer in their order; the response is the last.
     pub(crate) fn messages(&self) -> Vec<Value> {
-        let one = |text: &str| {
-            serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}: {self:?}"))
-        };
+        let one = |text: &str| serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}: {self:?}"));
         match self.is_json() {
             true => vec![one(&self.body)],
             false => self.body.lines().filter_map(|line| line.strip_prefix("data: ")).map(one).collect(),
