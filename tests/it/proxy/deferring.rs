@@ -310,8 +310,9 @@ async fn a_result_is_found_until_its_time_is_over_and_not_after() {
     let world = World::with("defer: { mode: always, retention: 1s }").await;
     let client = world.tasker();
     let waiting = client.call("slow").await;
-    world.server.call().await.says("done");
+    let call = world.server.call().await;
     let task = waiting.answer().await.task();
+    call.says("done");
     let ended = client.ended(&task).await;
     assert_eq!(ended["ttlMs"], 600_000, "at least ten minutes, whatever the retention");
     pass(590).await;

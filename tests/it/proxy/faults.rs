@@ -92,7 +92,7 @@ async fn a_server_error_without_a_message_is_no_answer() {
 
 #[tokio::test]
 async fn a_call_that_takes_too_long_is_given_up_and_the_server_told() {
-    let world = Setup::new().top("timeouts: { call: 30ms }").start().await;
+    let world = Setup::new().top("timeouts: { call: 300ms }").start().await;
     let waiting = world.client().call("t").await;
     let call = world.server.call().await;
     let answer = waiting.answer().await;
@@ -100,7 +100,7 @@ async fn a_call_that_takes_too_long_is_given_up_and_the_server_told() {
     let told = world.server.message("notifications/cancelled").await;
     assert_eq!(told.json["params"]["requestId"], call.id());
 
-    let world = Setup::new().route(ALWAYS).top("timeouts: { call: 30ms }").start().await;
+    let world = Setup::new().route(ALWAYS).top("timeouts: { call: 300ms }").start().await;
     let client = world.tasker();
     let waiting = client.call("t").await;
     let call = world.server.call().await;

@@ -13,7 +13,7 @@ fn cancels(call: &str, session: &str) -> impl Fn(&Seen) -> bool {
     move |seen| {
         seen.method() == "notifications/cancelled"
             && seen.session() == session
-            && seen.json["params"]["requestId"].to_string() == call
+            && seen.json["params"]["requestId"].to_string().as_str() == call
     }
 }
 

@@ -130,7 +130,7 @@ async fn a_server_whose_tools_cannot_be_listed_is_called_all_the_same() {
 async fn a_server_that_fails_or_hangs_at_listing_holds_up_no_further_call() {
     let world = Setup::new()
         .server(|options| options.tools = None)
-        .top("timeouts: { first_byte: 20ms }")
+        .top("timeouts: { first_byte: 300ms }")
         .start()
         .await;
     let waiting = world.client().send("tools/call", params("eu")).await;
