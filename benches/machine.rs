@@ -6,7 +6,7 @@ mod support;
 
 use bytes::Bytes;
 use deferral::{
-    bridge::{Action, Exchange},
+    bridge::{Action, Exchange, exchange::Patience},
     protocol::Timestamp,
     runtime::{Clock, SystemClock},
     task::{Event, Owner, Record, TaskId, apply, view},
@@ -29,6 +29,13 @@ fn main() {
     }
 }
 
+/// A task at once, so that the deadline is there when it is looked for.
+const PATIENCE: Patience = Patience {
+    defer_after: Some(Duration::ZERO),
+    settle: Duration::from_millis(25),
+    park: Duration::from_secs(300),
+};
+
 fn exchanges(now: Instant) {
     Group::new("an exchange, from its start to its one outcome")
         .case("answered inline", 0, || inline(black_box(now)))
@@ -38,7 +45,7 @@ fn exchanges(now: Instant) {
 }
 
 fn inline(now: Instant) -> Option<Action<u64>> {
-    let mut exchange = Exchange::new(Some(now));
+    let mut exchange = Exchange::new(PATIENCE, now);
     exchange.handle_final(7);
     exchange.poll_action()
 }
@@ -57,10 +64,10 @@ fn cancelled(now: Instant) -> Option<Action<u64>> {
 
 /// An exchange whose client has the handle of its task.
 fn in_hand(now: Instant) -> Exchange<u64> {
-    let mut exchange = Exchange::new(Some(now));
+    let mut exchange = Exchange::new(PATIENCE, now);
     exchange.handle_timeout(now);
     exchange.poll_action();
-    exchange.handle_stored(true);
+    exchange.handle_stored(true, now);
     exchange.poll_action();
     exchange.handle_committed();
     exchange

@@ -1,11 +1,13 @@
 //! Builds every part and joins them.
 
 use crate::{
-    admin, config,
+    admin,
+    bridge::resume::Keyring,
+    config,
     config::Config,
     front, policy,
     proxy::{Endpoint, Service, Tasks},
-    runtime::{Clock, Drain, SystemClock},
+    runtime::{Clock, Drain, SystemClock, random},
     store::{Memory, Store},
     telemetry::Drained,
     upstream::{NotStarted, Streamable, Upstream},
@@ -56,6 +58,7 @@ pub fn start(config: Config) -> Result<Running, Error> {
     let tasks = Tasks::new(store(config.store), config.quotas, Arc::clone(&clock));
     tokio::spawn(Arc::clone(&tasks).look_after(stopping.clone()));
 
+    let keyring = Arc::new(Keyring::new(random(), &[]));
     let mut upstreams = Vec::new();
     let mut services: Vec<Arc<dyn Service>> = Vec::new();
     let mut paths = Vec::new();
@@ -72,8 +75,8 @@ pub fn start(config: Config) -> Result<Running, Error> {
             upstream,
             Arc::clone(&tasks),
             Arc::clone(&clock),
-            stopping.clone(),
-            too_late.clone(),
+            Arc::clone(&keyring),
+            [stopping.clone(), too_late.clone()],
         )));
         paths.push(path);
     }
@@ -117,7 +120,7 @@ impl Running {
     /// the rest is ended with a clear error, and the servers are told.
     pub async fn stop(self) {
         let unfinished = self.stop.stop(self.limit).await;
-        let tasks_lost = self.tasks.parked();
+        let tasks_lost = self.tasks.held();
         self.overdue.stop(LAST_WORDS).await;
         futures_util::future::join_all(self.upstreams.iter().map(|upstream| upstream.close())).await;
         // It has answered to the last, so that operators saw us stopping.

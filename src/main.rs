@@ -15,8 +15,8 @@ fn main() -> ExitCode {
         Command::Check(args) => cli::check::run(&args, &mut io::stdout().lock(), &mut io::stderr().lock())
             .unwrap_or_default()
             .into(),
-        Command::Call(args) => runtime().block_on(cli::call::run(args)).into(),
-        Command::Demo(args) => match runtime().block_on(cli::demo::run(args, &mut io::stdout())) {
+        Command::Call(args) => cli::runtime().block_on(cli::call::run(args)).into(),
+        Command::Demo(args) => match cli::runtime().block_on(cli::demo::run(args, &mut io::stdout())) {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => {
                 eprintln!("error: {error}");
@@ -24,12 +24,4 @@ fn main() -> ExitCode {
             }
         },
     }
-}
-
-/// The runtime everything runs on.
-fn runtime() -> tokio::runtime::Runtime {
-    tokio::runtime::Builder::new_multi_thread()
-        .enable_all()
-        .build()
-        .expect("the system gives threads to a process that starts")
 }

@@ -46,8 +46,7 @@ impl Process {
         });
         let address = address
             .await
-            .map_err(|_| Failure::from("it did not say where it listens"))
-            .flatten()
+            .unwrap_or_else(|_| Err(Failure::from("it did not say where it listens")))
             .map_err(|error| format!("{command:?}: {error}"))?;
         // Whatever else it says must not fill the pipe and stop it.
         tokio::spawn(async move { copy(&mut lines.into_inner(), &mut sink()).await });

@@ -12,7 +12,7 @@ const TURN: u64 = 4_000_000;
 const TURNS: usize = 15;
 
 /// Pieces of work that are compared with each other; the first is what the others are measured by.
-pub struct Group<'a> {
+pub(crate) struct Group<'a> {
     name: String,
     cases: Vec<Case<'a>>,
 }
@@ -27,19 +27,19 @@ struct Case<'a> {
 // === impl Group ===
 
 impl<'a> Group<'a> {
-    pub fn new(name: impl Into<String>) -> Self {
+    pub(crate) fn new(name: impl Into<String>) -> Self {
         Self { name: name.into(), cases: Vec::new() }
     }
 
     /// Adds a case; what `work` returns is kept from being optimised away.
-    pub fn case<T>(mut self, name: &str, bytes: usize, mut work: impl FnMut() -> T + 'a) -> Self {
+    pub(crate) fn case<T>(mut self, name: &str, bytes: usize, mut work: impl FnMut() -> T + 'a) -> Self {
         let work = Box::new(move || drop(black_box(work())));
         self.cases.push(Case { name: name.to_owned(), bytes, work });
         self
     }
 
     /// Runs all cases in turns and prints a line for each. Under `cargo test` each runs once.
-    pub fn run(mut self) {
+    pub(crate) fn run(mut self) {
         if !measures() {
             self.cases.iter_mut().for_each(|case| (case.work)());
             return;

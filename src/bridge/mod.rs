@@ -3,14 +3,19 @@
 //!
 //! [`plan`](mod@plan) chooses once what is to become of a call; [`raise`] changes the bytes of a
 //! legacy server's world into those of a 2026-07-28 client's and back; [`Exchange`] follows one
-//! call from its start to its one outcome; [`listen`] says what a subscription is told.
+//! call from its start to its one outcome; [`listen`] says what a subscription is told. A question of
+//! the server's on the way is carried by [`elicit`], and [`resume`] finds its call again when the
+//! client comes back with the answer.
 
 pub mod catalogue;
 pub mod describe;
+pub mod elicit;
 pub mod exchange;
+pub mod form;
 pub mod listen;
 pub mod plan;
 pub mod raise;
+pub mod resume;
 
 pub use catalogue::Catalogue;
 pub use exchange::{Action, Exchange};

@@ -3,7 +3,7 @@
 //! It keeps what a server sends as it came: results are raw JSON, numbers included.
 
 use crate::protocol::{
-    Frame, FrameError, Kind, Method, Revision, accept,
+    Frame, FrameError, Kind, Method, Revision, accept, code,
     headers::{self, ParamHeader},
     meta,
     sse::Decoder,
@@ -132,6 +132,9 @@ pub enum Error {
     Invalid(String),
     #[error("the answer is larger than {MAX_MESSAGE} bytes")]
     TooLarge,
+    /// A limit was reached, and the request was not served.
+    #[error("busy: {0}")]
+    Busy(String),
     #[error("task {task}: {source}")]
     Task { task: String, source: Box<Self> },
 }
@@ -143,7 +146,7 @@ enum Answer {
 }
 
 #[derive(Serialize)]
-struct Message<'a, P> {
+pub(super) struct Message<'a, P> {
     jsonrpc: &'static str,
     id: u64,
     method: &'a str,
@@ -320,7 +323,10 @@ impl Client {
         let mut extra = HeaderMap::new();
         extra.insert(headers::NAME.clone(), headers::encode(task));
         let params = serde_json::json!({ "taskId": task, "_meta": self.meta() });
-        self.request(self.next_id(), method.as_str(), params, extra, &mut |_| {}).await
+        match self.request(self.next_id(), method.as_str(), params, extra, &mut |_| {}).await? {
+            Answer::Error(error) if is_busy(&error) => Err(Error::Busy(super::call::error_text(&error))),
+            answer => Ok(answer),
+        }
     }
 
     /// The parameters of a tool that are to be mirrored into headers; none for a tool that the
@@ -379,8 +385,7 @@ impl Client {
         extra: HeaderMap,
         watch: &mut (dyn FnMut(Step<'_>) + Send),
     ) -> Result<Answer, Error> {
-        let body = serde_json::to_vec(&Message { jsonrpc: "2.0", id, method, params })
-            .expect("texts, numbers and raw JSON are JSON");
+        let body = Message::new(id, method, params).to_json();
         let mut request = Request::post(self.url.clone()).body(Full::from(body)).expect("the URL was parsed");
         let map = request.headers_mut();
         map.extend(self.headers.clone());
@@ -414,8 +419,14 @@ impl Client {
         }
         let bytes = bytes.freeze();
         match Frame::parse(bytes.clone()) {
-            Ok(frame) => answer(&frame, id)
-                .unwrap_or_else(|| Err(Error::Invalid("it is not the response to this request".to_owned()))),
+            Ok(frame) => match answer(&frame, id) {
+                // The status says more than the error can: that asking again may help.
+                Some(Ok(Answer::Error(error))) if is_passing(status) => {
+                    Err(Error::Status { status, detail: format!(": {}", super::call::error_text(&error)) })
+                }
+                Some(answer) => answer,
+                None => Err(Error::Invalid("it is not the response to this request".to_owned())),
+            },
             // An error of HTTP need not carry JSON-RPC.
             Err(_) if !status.is_success() => {
                 let text = String::from_utf8_lossy(&bytes);
@@ -469,13 +480,25 @@ impl Client {
     }
 }
 
+// === impl Message ===
+
+impl<'a, P: Serialize> Message<'a, P> {
+    pub(super) const fn new(id: u64, method: &'a str, params: P) -> Self {
+        Self { jsonrpc: "2.0", id, method, params }
+    }
+
+    pub(super) fn to_json(&self) -> String {
+        serde_json::to_string(self).expect("texts, numbers and raw JSON are JSON")
+    }
+}
+
 // === impl Error ===
 
 impl Error {
     /// Whether asking again could help, where asking again is harmless.
     fn is_passing(&self) -> bool {
         match self {
-            Self::Unreachable { .. } | Self::Broken { .. } => true,
+            Self::Unreachable { .. } | Self::Broken { .. } | Self::Busy(_) => true,
             Self::Status { status, .. } => is_passing(*status),
             Self::Invalid(_) | Self::TooLarge | Self::Task { .. } => false,
         }
@@ -484,6 +507,15 @@ impl Error {
 
 const fn is_passing(status: StatusCode) -> bool {
     matches!(status.as_u16(), 429 | 502 | 503 | 504)
+}
+
+/// Whether an error is this proxy's word for a limit that was reached.
+fn is_busy(error: &RawValue) -> bool {
+    #[derive(Deserialize)]
+    struct Code {
+        code: i64,
+    }
+    serde_json::from_str::<Code>(error.get()).is_ok_and(|Code { code }| code == code::BUSY)
 }
 
 /// The last cause says most: `connection refused`, not `client error (Connect)`.
@@ -642,4 +674,247 @@ pub fn arguments(text: &str) -> Result<Box<RawValue>, String> {
 /// No arguments at all.
 pub fn no_arguments() -> Box<RawValue> {
     to_raw_value(&serde_json::json!({})).expect("an object is JSON")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hyper::{server::conn::http1, service::service_fn};
+    use hyper_util::rt::TokioIo;
+    use std::{collections::VecDeque, convert::Infallible, sync::Mutex};
+    use tokio::net::TcpListener;
+
+    /// A server that says what it was told to say, one answer a request.
+    struct Script {
+        url: Uri,
+        heard: Arc<Mutex<Vec<(HeaderMap, Value)>>>,
+    }
+
+    const JSON: &str = accept::JSON;
+    const SSE: &str = accept::EVENT_STREAM;
+
+    impl Script {
+        async fn new(answers: &[(u16, &'static str, &str)]) -> Self {
+            let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let url = format!("http://{}/mcp", listener.local_addr().unwrap()).parse().unwrap();
+            let answers: VecDeque<_> =
+                answers.iter().map(|(status, media, body)| (*status, *media, (*body).to_owned())).collect();
+            let answers = Arc::new(Mutex::new(answers));
+            let heard = Arc::new(Mutex::new(Vec::new()));
+            let log = Arc::clone(&heard);
+            tokio::spawn(async move {
+                while let Ok((stream, _)) = listener.accept().await {
+                    let (answers, log) = (Arc::clone(&answers), Arc::clone(&log));
+                    let service = service_fn(move |request: Request<Incoming>| {
+                        let (answers, log) = (Arc::clone(&answers), Arc::clone(&log));
+                        async move {
+                            let (parts, body) = request.into_parts();
+                            let body = body.collect().await.unwrap().to_bytes();
+                            let body: Value = serde_json::from_slice(&body).unwrap();
+                            let (status, media, text) =
+                                answers.lock().unwrap().pop_front().expect("an answer is left");
+                            let text = text.replace("$ID", &body["id"].to_string());
+                            log.lock().unwrap().push((parts.headers, body));
+                            Ok::<_, Infallible>(
+                                Response::builder()
+                                    .status(status)
+                                    .header("content-type", media)
+                                    .body(Full::new(Bytes::from(text)))
+                                    .unwrap(),
+                            )
+                        }
+                    });
+                    tokio::spawn(async move {
+                        let _ = http1::Builder::new().serve_connection(TokioIo::new(stream), service).await;
+                    });
+                }
+            });
+            Self { url, heard }
+        }
+
+        async fn call(&self, arguments: &str) -> (Result<Ending, Error>, Vec<String>) {
+            let client = Client::new(self.url.clone(), HeaderMap::new(), true);
+            let mut steps = Vec::new();
+            let arguments = super::arguments(arguments).unwrap();
+            let ending =
+                client.call("tool", &arguments, &[], &mut |step| steps.push(format!("{step:?}"))).await;
+            (ending, steps)
+        }
+
+        fn heard(&self) -> Vec<(HeaderMap, Value)> {
+            self.heard.lock().unwrap().clone()
+        }
+    }
+
+    fn result(ending: Result<Ending, Error>) -> String {
+        match ending {
+            Ok(Ending::Result(result)) => result.get().to_owned(),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn task(status: &str, more: &str) -> String {
+        format!(
+            r#"{{"jsonrpc":"2.0","id":$ID,"result":{{"resultType":"complete","taskId":"t1","status":"{status}","createdAt":"","lastUpdatedAt":"","ttlMs":null,"pollIntervalMs":300{more}}}}}"#
+        )
+    }
+
+    fn handle() -> String {
+        task("working", "").replace(r#""complete""#, r#""task""#)
+    }
+
+    #[tokio::test]
+    async fn a_result_comes_back_as_it_was_sent_and_the_request_says_what_it_must() {
+        let server =
+            Script::new(&[(200, JSON, r#"{"jsonrpc":"2.0","id":$ID,"result":{"n": 9007199254740993}}"#)])
+                .await;
+        let (ending, steps) = server.call(r#"{"x": 1.50}"#).await;
+        assert_eq!(result(ending), r#"{"n": 9007199254740993}"#);
+        assert!(steps.is_empty());
+        let (headers, body) = server.heard().remove(0);
+        assert_eq!(headers["mcp-method"], "tools/call");
+        assert_eq!(headers["mcp-name"], "tool");
+        assert_eq!(headers["mcp-protocol-version"], "2026-07-28");
+        assert_eq!(headers["accept"], "application/json, text/event-stream");
+        let meta = &body["params"]["_meta"];
+        assert_eq!(meta["io.modelcontextprotocol/protocolVersion"], "2026-07-28");
+        assert!(
+            meta["io.modelcontextprotocol/clientCapabilities"]["extensions"][meta::TASKS_EXTENSION]
+                .is_object()
+        );
+        assert_eq!(meta["progressToken"], body["id"]);
+    }
+
+    #[tokio::test]
+    async fn an_event_stream_tells_progress_and_then_the_result() {
+        let server = Script::new(&[(
+            200,
+            SSE,
+            ": hello\n\ndata: {\"jsonrpc\":\"2.0\",\"method\":\"notifications/progress\",\"params\":{\"progressToken\":$ID,\"progress\":1,\"total\":4,\"message\":\"m\"}}\n\ndata: {\"jsonrpc\":\"2.0\",\"method\":\"notifications/other\"}\n\ndata: {\"jsonrpc\":\"2.0\",\"id\":$ID,\"result\":{}}\n\n",
+        )])
+        .await;
+        let (ending, steps) = server.call("{}").await;
+        assert_eq!(result(ending), "{}");
+        assert_eq!(steps, [r#"Progress(Progress { done: 1.0, total: Some(4.0), message: Some("m") })"#]);
+    }
+
+    #[tokio::test]
+    async fn a_stream_that_ends_early_is_a_lost_connection() {
+        let server = Script::new(&[(200, SSE, ":\n\n")]).await;
+        let (ending, _) = server.call("{}").await;
+        assert!(matches!(ending, Err(Error::Broken { .. })), "{ending:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_task_is_polled_to_its_end_even_if_a_poll_is_lost() {
+        let server = Script::new(&[
+            (200, JSON, &handle()),
+            (200, JSON, &task("working", r#","statusMessage":"half way (2/4)""#)),
+            (503, JSON, r#"{"jsonrpc":"2.0","id":$ID,"error":{"code":-31006,"message":"busy"}}"#),
+            (200, JSON, r#"{"jsonrpc":"2.0","id":$ID,"error":{"code":-31006,"message":"busy"}}"#),
+            (200, JSON, &task("completed", r#","result":{"content":[]}"#)),
+        ])
+        .await;
+        let (ending, steps) = server.call("{}").await;
+        assert_eq!(result(ending), r#"{"content":[]}"#);
+        let kinds: Vec<_> = steps.iter().map(|step| step.split('(').next().unwrap()).collect();
+        assert_eq!(kinds, ["Handle", "Polled", "Lost", "Lost", "Polled"]);
+        let heard = server.heard();
+        assert_eq!(
+            (&heard[1].0["mcp-method"], &heard[1].0["mcp-name"]),
+            (&"tasks/get".parse().unwrap(), &"t1".parse().unwrap())
+        );
+        assert_eq!(heard[1].1["params"]["taskId"], "t1");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn every_end_of_a_task_is_told_apart() {
+        let failed = task("failed", r#","error":{"code":-32603,"message":"no"}"#);
+        let asked = task(
+            "input_required",
+            r#","inputRequests":{"who":{"method":"elicitation/create","params":{"message":"Who?"}}}"#,
+        );
+        for (last, expected) in [
+            (failed, r#"Error(RawValue({"code":-32603,"message":"no"}))"#),
+            (task("cancelled", ""), "Cancelled(Task { id: \"t1\", status: Cancelled"),
+            (
+                asked,
+                r#"Asked { questions: [Asked { key: "who", method: "elicitation/create", message: Some("Who?") }], task: Some("#,
+            ),
+            (
+                r#"{"jsonrpc":"2.0","id":$ID,"error":{"code":-32602,"message":"Task not found"}}"#.to_owned(),
+                r#"Error(RawValue({"code":-32602,"message":"Task not found"}))"#,
+            ),
+        ] {
+            let server = Script::new(&[(200, JSON, &handle()), (200, JSON, &last)]).await;
+            let (ending, _) = server.call("{}").await;
+            let ending = format!("{:?}", ending.expect("it ended"));
+            assert!(ending.starts_with(expected), "{ending}");
+        }
+        let server = Script::new(&[(200, JSON, &handle()), (200, JSON, &task("completed", ""))]).await;
+        let error = server.call("{}").await.0.unwrap_err().to_string();
+        assert_eq!(error, "task t1: the answer is not valid: a completed task without its result");
+    }
+
+    #[tokio::test]
+    async fn a_call_that_is_asked_something_or_refused_says_so() {
+        let server = Script::new(&[
+            (200, JSON, r#"{"jsonrpc":"2.0","id":$ID,"result":{"resultType":"input_required","inputRequests":{"a":{"method":"roots/list"}}}}"#),
+            (400, JSON, r#"{"jsonrpc":"2.0","id":$ID,"error":{"code":-32021,"message":"no"}}"#),
+            (502, "text/html", "<h1>Bad gateway</h1>"),
+            (200, JSON, r#"{"jsonrpc":"2.0","id":99,"result":{}}"#),
+            (200, JSON, "not JSON"),
+        ])
+        .await;
+        let ending = server.call("{}").await.0.unwrap();
+        assert!(
+            matches!(ending, Ending::Asked { ref questions, task: None } if questions[0].method == "roots/list"),
+            "{ending:?}"
+        );
+        assert!(
+            matches!(server.call("{}").await.0.unwrap(), Ending::Error(error) if error.get().contains("-32021"))
+        );
+        assert_eq!(
+            server.call("{}").await.0.unwrap_err().to_string(),
+            "HTTP 502 Bad Gateway: <h1>Bad gateway</h1>"
+        );
+        for _ in 0..2 {
+            assert!(matches!(server.call("{}").await.0, Err(Error::Invalid(_))));
+        }
+    }
+
+    #[tokio::test]
+    async fn arguments_are_mirrored_where_the_tool_asks_for_it_on_whatever_page_it_is() {
+        let schema = r#"{"type":"object","properties":{"region":{"type":"string","x-mcp-header":"Region"},"deep":{"type":"object","properties":{"n":{"type":"integer","x-mcp-header":"N"}}},"on":{"type":"boolean","x-mcp-header":"On"}}}"#;
+        let second = format!(
+            r#"{{"jsonrpc":"2.0","id":$ID,"result":{{"tools":[{{"name":"tool","inputSchema":{schema}}}]}}}}"#
+        );
+        let server = Script::new(&[
+            (
+                200,
+                JSON,
+                r#"{"jsonrpc":"2.0","id":$ID,"result":{"tools":[{"name":"other"}],"nextCursor":"c2"}}"#,
+            ),
+            (200, JSON, &second),
+        ])
+        .await;
+        let client = Client::new(server.url.clone(), HeaderMap::new(), false);
+        let mirrored = client.mirrored("tool").await.unwrap();
+        assert_eq!(server.heard()[1].1["params"]["cursor"], "c2");
+        let arguments = arguments(r#"{"region":"Zürich","deep":{"n":42}}"#).unwrap();
+        let headers = param_headers(&mirrored, &arguments);
+        assert_eq!(headers["mcp-param-n"], "42");
+        assert_eq!(headers["mcp-param-region"], headers::encode("Zürich"));
+        assert!(!headers.contains_key("mcp-param-on"));
+    }
+
+    #[tokio::test]
+    async fn a_server_that_is_not_there_is_named() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url: Uri = format!("http://{}/", listener.local_addr().unwrap()).parse().unwrap();
+        drop(listener);
+        let client = Client::new(url.clone(), HeaderMap::new(), true);
+        let error = client.mirrored("x").await.unwrap_err().to_string();
+        assert!(error.starts_with(&format!("{url} cannot be reached: ")), "{error}");
+    }
 }

@@ -5,7 +5,7 @@
 
 use super::{
     call::{error_text, handle_text, result_text},
-    client::{self, Client, Ending, Status, Step, Task, arguments},
+    client::{self, Client, Ending, Message, Status, Step, Task, arguments},
     demo_server, interrupted,
 };
 use crate::{
@@ -81,6 +81,7 @@ fn config_text(listen: SocketAddr, server: SocketAddr) -> String {
     format!(
         "listen: \"{listen}\"
 admin: off
+drain: 1s
 routes:
   - path: {path}
     upstream: {{ url: \"http://{server}{endpoint}\" }}
@@ -218,7 +219,7 @@ fn curl(url: &str, method: &Method, name: Option<&str>, mut params: Value) -> St
         meta::PROTOCOL_VERSION: version,
         meta::CLIENT_CAPABILITIES: { "extensions": { meta::TASKS_EXTENSION: {} } },
     });
-    let body = json!({ "jsonrpc": "2.0", "id": 1, "method": method.as_str(), "params": params });
+    let body = Message::new(1, method.as_str(), params).to_json();
     let name = name.map(|name| format!(" -H 'Mcp-Name: {name}'")).unwrap_or_default();
     format!(
         "  curl -s {url} \\

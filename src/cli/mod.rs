@@ -11,7 +11,10 @@ pub mod demo_server;
 pub mod serve;
 
 use clap::{Parser, Subcommand};
-use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::{
+    runtime::{self, Runtime},
+    signal::unix::{Signal, SignalKind, signal},
+};
 
 /// The exit code for a command line or a configuration that cannot be used.
 pub const USAGE: u8 = 2;
@@ -45,6 +48,14 @@ impl Cli {
     pub fn command(self) -> Command {
         self.command.unwrap_or(Command::Serve(self.serve))
     }
+}
+
+/// The runtime everything runs on.
+pub fn runtime() -> Runtime {
+    runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .expect("the system gives threads to a process that starts")
 }
 
 /// Resolves at the first Ctrl-C or SIGTERM.

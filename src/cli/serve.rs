@@ -3,6 +3,7 @@
 //! Flags and file mean the same: a flag becomes the setting of a [`File`] laid over the one that
 //! was read, and both are judged together.
 
+use super::USAGE;
 use crate::{
     app,
     config::{
@@ -67,7 +68,7 @@ struct Tool {
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error(
-        "no server to stand in front of; name one in one of these ways:\n
+        "error: no server to stand in front of; name one in one of these ways:\n
     deferral --upstream http://127.0.0.1:9000/mcp    a server over Streamable HTTP
     deferral -- python server.py                     a server over stdio (not served by this version)
     deferral --config deferral.yaml                  a configuration file, for everything else\n
@@ -76,6 +77,36 @@ pub enum Error {
     NoServer,
     #[error(transparent)]
     Config(#[from] Problems),
+}
+
+/// Serves until the process is told to stop. Prints one line when it is ready, with the address it
+/// really has.
+pub fn run(args: &Args) -> ExitCode {
+    let config = match args.config() {
+        Ok(config) => config,
+        Err(error) => {
+            eprintln!("{error}");
+            return USAGE.into();
+        }
+    };
+    telemetry::log::start(match config.log {
+        LogFormat::Text => telemetry::log::Format::Text,
+        LogFormat::Json => telemetry::log::Format::Json,
+    });
+    let served = super::runtime().block_on(app::run(config, |running| {
+        for path in &running.paths {
+            for address in &running.addresses {
+                println!("listening on {}", running.url(address, path));
+            }
+        }
+    }));
+    match served {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            USAGE.into()
+        }
+    }
 }
 
 // === impl Args ===
@@ -356,42 +387,4 @@ routes:
             assert!(tool(wrong).is_err(), "{wrong}");
         }
     }
-}
-
-/// Serves until the process is told to stop. Prints one line when it is ready, with the address it
-/// really has.
-pub fn run(args: &Args) -> ExitCode {
-    let config = match args.config() {
-        Ok(config) => config,
-        Err(error) => {
-            eprintln!("error: {error}");
-            return super::USAGE.into();
-        }
-    };
-    telemetry::log::start(match config.log {
-        LogFormat::Text => telemetry::log::Format::Text,
-        LogFormat::Json => telemetry::log::Format::Json,
-    });
-    let served = runtime().block_on(app::run(config, |running| {
-        for path in &running.paths {
-            for address in &running.addresses {
-                println!("listening on {}", running.url(address, path));
-            }
-        }
-    }));
-    match served {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {error}");
-            super::USAGE.into()
-        }
-    }
-}
-
-/// The runtime everything runs on.
-pub(super) fn runtime() -> tokio::runtime::Runtime {
-    tokio::runtime::Builder::new_multi_thread()
-        .enable_all()
-        .build()
-        .expect("the system gives threads to a process that starts")
 }

@@ -5,7 +5,7 @@
 //! that one run reports everything.
 
 use super::{
-    LogFormat, Questions,
+    LogFormat,
     problem::{At, Place, Problem, nearest},
     schema::{self, OneOrMany, optional, required},
     values::{self, Invalid, show_duration, show_size},
@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     front,
-    policy::{Defer, Mode, Pattern, Quotas},
+    policy::{self, Defer, Mode, Pattern, Quotas},
     upstream,
 };
 use http::{HeaderName, Uri};
@@ -184,10 +184,10 @@ pub enum Principal {
 #[schemars(deny_unknown_fields, transform = optional)]
 pub struct QuestionsSection {
     /// How long to wait for further questions after the first, so that they are put together.
-    #[schemars(with = "schema::Duration", extend("default" = show_duration(Questions::default().settle)))]
+    #[schemars(with = "schema::Duration", extend("default" = show_duration(policy::Questions::default().settle)))]
     pub settle: Set<Duration>,
     /// How long an unanswered question may wait before its call is given up.
-    #[schemars(with = "schema::Duration", extend("default" = show_duration(Questions::default().park)))]
+    #[schemars(with = "schema::Duration", extend("default" = show_duration(policy::Questions::default().park)))]
     pub park: Set<Duration>,
 }
 

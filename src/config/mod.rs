@@ -1,12 +1,12 @@
 //! The configuration: as written, then as meant.
 //!
-//! [`file`] reads what somebody wrote and where; [`resolve`] turns it into what the parts need,
+//! [`mod@file`] reads what somebody wrote and where; `resolve` turns it into what the parts need,
 //! each of which owns the type of its own configuration. Everything that is wrong is reported at
 //! once, as `file:line:column: message` with the remedy ([`Problems`]). The command line goes the
 //! same way: its flags become a [`file::File`] that is laid over the one that was read.
 //!
 //! Begin with [`Config`] and [`load`]. [`values`] reads the single values, `yaml` the tree under
-//! them, [`schema`] describes the file to editors.
+//! them, [`schema()`] describes the file to editors.
 
 pub mod file;
 mod problem;
@@ -48,7 +48,6 @@ pub struct Config {
 pub struct RouteConfig {
     pub route: policy::Route,
     pub upstream: upstream::Config,
-    pub questions: Questions,
 }
 
 /// Where tasks are kept.
@@ -67,23 +66,6 @@ pub enum LogFormat {
     Text,
     /// A JSON object a line.
     Json,
-}
-
-/// How questions are gathered that a server asks during a call.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Questions {
-    /// How long to wait for further ones after the first. Default 25 ms.
-    pub settle: Duration,
-    /// How long an unanswered one may wait before a task exists. Default 5 min.
-    pub park: Duration,
-}
-
-// === impl Questions ===
-
-impl Default for Questions {
-    fn default() -> Self {
-        Self { settle: Duration::from_millis(25), park: Duration::from_secs(5 * 60) }
-    }
 }
 
 /// Reads a configuration file.

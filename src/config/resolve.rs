@@ -2,7 +2,7 @@
 //! they belong, and what only shows when the parts are looked at together.
 
 use super::{
-    Config, LogFormat, Questions, RouteConfig, Store,
+    Config, LogFormat, RouteConfig, Store,
     file::{self, DEFAULT_ADMIN, DEFAULT_DRAIN, DEFAULT_LISTEN, DEFAULT_PATH, File, Set},
     problem::{At, Place, Problem},
 };
@@ -179,20 +179,19 @@ fn route(
             file::Principal::Authorization => policy::PrincipalSource::Authorization,
             file::Principal::Header(name) => policy::PrincipalSource::Header(name),
         },
+        questions: policy::Questions {
+            settle: questions.settle.or(policy::Questions::default().settle),
+            park: questions.park.or(policy::Questions::default().park),
+        },
         forward: forward(written.forward.or_default(), problems),
         empty_contents_is_error: written.empty_contents_is_error.or(false),
     };
-    let defaults = Questions::default();
     Some(RouteConfig {
         route,
         upstream: upstream::Config {
             url: url?,
             timeouts: upstream_timeouts(timeouts),
             limits: upstream_limits(limits),
-        },
-        questions: Questions {
-            settle: questions.settle.or(defaults.settle),
-            park: questions.park.or(defaults.park),
         },
     })
 }

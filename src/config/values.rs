@@ -134,7 +134,7 @@ pub fn size(text: &str) -> Result<usize> {
 pub fn show_size(bytes: usize) -> String {
     for (unit, factor) in &SIZES[..3] {
         let factor = usize::try_from(*factor).expect("a unit fits a word");
-        if bytes >= factor && bytes % factor == 0 {
+        if bytes >= factor && bytes.is_multiple_of(factor) {
             return format!("{}{unit}", bytes / factor);
         }
     }

@@ -1,7 +1,7 @@
 //! Wire to neutral and back. The only folder that knows how an era spells things.
 //!
 //! A face turns what its client sent into one [`Call`] with a [`Caller`] beside it. Everything
-//! after that speaks of calls; only [`crate::bridge::plan`] still looks at the caller's era.
+//! after that speaks of calls; only [`plan`](crate::bridge::plan()) still looks at the caller's era.
 
 pub mod modern;
 

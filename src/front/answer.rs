@@ -181,15 +181,14 @@ pub(super) fn unanswered() -> ErrorObject {
 
 /// 2026-07-28, *UnsupportedProtocolVersionError*: what is served, and what was asked for.
 fn legacy(id: Option<Id>, requested: &str) -> Answer {
-    let served = Revision::V2026_07_28.as_str();
-    let error = ErrorObject::with_data(
-        code::UNSUPPORTED_VERSION,
-        format!(
-            "only revision {served} is served here, and this client speaks {requested}; \
-             use a client that speaks {served}"
-        ),
-        &json!({ "supported": [served], "requested": requested }),
+    let served = modern::SUPPORTED.map(Revision::as_str);
+    let names = served.join(", ");
+    let message = format!(
+        "only revision {names} is served here, and this client speaks {requested}; \
+         use a client that speaks {names}"
     );
+    let data = json!({ "supported": served, "requested": requested });
+    let error = ErrorObject::with_data(code::UNSUPPORTED_VERSION, message, &data);
     Answer { id, ..Answer::of(StatusCode::BAD_REQUEST, error, Fault::Client) }
 }
 

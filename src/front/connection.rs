@@ -2,7 +2,7 @@
 //! rest, and when a task handle has left through it.
 
 use crate::proxy::Commit;
-use hyper::rt::{Read, ReadBufCursor, Write};
+use hyper::rt::{Read, ReadBuf, ReadBufCursor, Write};
 use hyper_util::rt::TokioIo;
 use pin_project::pin_project;
 use std::{
@@ -20,6 +20,9 @@ use tokio::{
 
 /// What HTTP/2 begins with.
 const PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+
+/// How long a client that is sending may go on after its connection was ended.
+const LINGER: Duration = Duration::from_secs(2);
 
 /// What is known of one connection and shared by its requests.
 #[derive(Debug)]
@@ -66,6 +69,8 @@ pub(super) struct Io<S> {
     /// When the rest of a head is overdue. Most heads arrive in one piece and need no timer.
     overdue: Option<Pin<Box<Sleep>>>,
     read_headers: Duration,
+    /// How long the client may still go on sending once we have ended our side.
+    lingering: Option<Pin<Box<Sleep>>>,
     connection: Arc<Connection>,
 }
 
@@ -179,6 +184,7 @@ impl<S> Io<S> {
             head,
             overdue: None,
             read_headers,
+            lingering: None,
             connection: Arc::clone(&connection),
         };
         (io, connection)
@@ -198,6 +204,9 @@ impl<S: AsyncRead> Read for Io<S> {
             buf.put_slice(&left[..count]);
             this.head.taken += u8::try_from(count).expect("a preface is short");
             this.connection.heard();
+            // Together with what follows, if it is there: two short reads make hyper take a buffer
+            // of twice the size. An error will come again.
+            let _ = this.stream.poll_read(cx, buf);
             return Poll::Ready(Ok(()));
         }
         if let Poll::Ready(read) = this.stream.poll_read(cx, buf) {
@@ -214,7 +223,7 @@ impl<S: AsyncRead> Read for Io<S> {
     }
 }
 
-impl<S: AsyncWrite> Write for Io<S> {
+impl<S: AsyncRead + AsyncWrite> Write for Io<S> {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         self.project().stream.poll_write(cx, buf)
     }
@@ -240,8 +249,26 @@ impl<S: AsyncWrite> Write for Io<S> {
         Poll::Ready(Ok(()))
     }
 
+    /// Ends our side, then reads for a while what the client is still sending. Closed at once, the
+    /// system would answer those bytes with a reset, and the client might never see why it was
+    /// refused (RFC 9112, 9.6).
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.project().stream.poll_shutdown(cx)
+        let mut this = self.project();
+        if this.lingering.is_none() {
+            ready!(this.stream.as_mut().poll_shutdown(cx))?;
+        }
+        let lingering = this.lingering.get_or_insert_with(|| Box::pin(sleep(LINGER)));
+        let mut scratch = [0; 4096];
+        loop {
+            if lingering.as_mut().poll(cx).is_ready() {
+                return Poll::Ready(Ok(()));
+            }
+            let mut buf = ReadBuf::new(&mut scratch);
+            match ready!(this.stream.as_mut().poll_read(cx, buf.unfilled())) {
+                Ok(()) if !buf.filled().is_empty() => {}
+                Ok(()) | Err(_) => return Poll::Ready(Ok(())),
+            }
+        }
     }
 }
 
@@ -299,7 +326,8 @@ mod tests {
 
     #[test]
     fn a_handle_is_given_by_the_next_completed_flush() {
-        let (mut io, connection) = io(tokio::io::sink());
+        let (ours, _theirs) = tokio::io::duplex(64);
+        let (mut io, connection) = io(ours);
         let mut fates = [written(&connection), written(&connection)];
         assert!(fates.iter_mut().all(|fate| fate.try_recv() == Err(TryRecvError::Empty)));
         let flushed = Pin::new(&mut io).poll_flush(&mut Context::from_waker(Waker::noop()));
@@ -323,7 +351,7 @@ mod tests {
 
     #[test]
     fn a_handle_written_after_the_end_is_not_given() {
-        let (io, connection) = io(tokio::io::sink());
+        let (io, connection) = io(tokio::io::empty());
         drop(io);
         assert_eq!(written(&connection).try_recv(), Err(TryRecvError::Closed));
     }
@@ -343,7 +371,7 @@ mod tests {
             let mut again = Vec::new();
             while again.len() < bytes.len() {
                 let mut piece = [0; 10];
-                let mut buf = hyper::rt::ReadBuf::new(&mut piece);
+                let mut buf = ReadBuf::new(&mut piece);
                 poll_fn(|cx| Pin::new(&mut io).poll_read(cx, buf.unfilled())).await.expect("it is all there");
                 again.extend_from_slice(buf.filled());
             }

@@ -10,7 +10,7 @@ use super::{
     layers::{principal::detached, trace::Line},
     metadata, modern,
     reply::Body,
-    stack::Admitted,
+    stack::{Admitted, Answered, Arrival},
 };
 use crate::protocol::{
     Era, Frame, Id, Kind, Method as Rpc, Revision,
@@ -19,6 +19,7 @@ use crate::protocol::{
     splice::Object,
 };
 use bytes::Bytes;
+use futures_util::future::{Either, Ready, ready};
 use http::{
     HeaderMap, HeaderValue, Method, Request, Response, StatusCode,
     header::{
@@ -27,7 +28,7 @@ use http::{
     },
 };
 use http_body::Body as HttpBody;
-use std::{convert::Infallible, sync::Arc};
+use std::{future::Future, sync::Arc};
 
 /// How long a browser may remember what a preflight said: two hours, the most any honours.
 const PREFLIGHT_AGE: HeaderValue = HeaderValue::from_static("7200");
@@ -44,33 +45,45 @@ pub(super) struct Older {
     pub(super) speaks: String,
 }
 
-/// Answers one request.
-pub(super) async fn serve<B>(front: Arc<Front>, admitted: Admitted<B>) -> Result<Response<Body>, Infallible>
+/// Answers one request. Not itself asynchronous: what an `async fn` takes it keeps twice, and the
+/// future made here waits as long as its call does.
+pub(super) fn serve<B>(
+    front: Arc<Front>,
+    admitted: Admitted<B>,
+) -> Either<impl Future<Output = Answered> + use<B>, Ready<Answered>>
 where
-    B: HttpBody<Data = Bytes>,
+    B: HttpBody<Data = Bytes> + Send + 'static,
 {
     let Admitted { mut arrival, _proof } = admitted;
     let request = &arrival.request;
     let path = request.uri().path();
-    let Some(service) = front.service(path) else {
-        if metadata::is_asked(path) {
-            return Ok(match *request.method() {
-                Method::GET => metadata::serve(&front, arrival).await,
-                Method::OPTIONS => preflight(request, "GET", arrival.line),
-                _ => not_served(request, "GET", arrival.line),
-            });
+    let Some(service) = front.service(path).cloned() else {
+        if metadata::is_asked(path) && request.method() == Method::GET {
+            return Either::Left(Either::Right(metadata::serve(front, arrival)));
         }
-        let refusal = Refusal::Path { path: path.to_owned(), served: front.paths() };
-        return Ok(refuse(refusal, arrival.line));
+        return Either::Right(ready(Ok(elsewhere(&front, arrival))));
     };
     arrival.line.on_route(&service.route().path);
-    Ok(match *request.method() {
-        Method::POST => modern::serve(&front, Arc::clone(service), arrival).await,
-        Method::OPTIONS => preflight(request, "POST", arrival.line),
-        // GET and DELETE among them: 2026-07-28 knows neither streams to listen on nor sessions
-        // to end.
-        _ => not_served(request, "POST", arrival.line),
-    })
+    // GET and DELETE are not served: 2026-07-28 knows neither streams to listen on nor sessions
+    // to end.
+    match *request.method() {
+        Method::POST => Either::Left(Either::Left(modern::serve(front, service, arrival))),
+        Method::OPTIONS => Either::Right(ready(Ok(preflight(&arrival.request, "POST", arrival.line)))),
+        _ => Either::Right(ready(Ok(not_served(&arrival.request, "POST", arrival.line)))),
+    }
+}
+
+/// Answers what is not on a route, and does not ask a server either.
+fn elsewhere<B>(front: &Front, arrival: Arrival<B>) -> Response<Body> {
+    let Arrival { request, line } = arrival;
+    let path = request.uri().path();
+    match *request.method() {
+        _ if !metadata::is_asked(path) => {
+            refuse(Refusal::Path { path: path.to_owned(), served: front.paths() }, line)
+        }
+        Method::OPTIONS => preflight(&request, "GET", line),
+        _ => not_served(&request, "GET", line),
+    }
 }
 
 fn not_served<B>(request: &Request<B>, allow: &'static str, line: Line) -> Response<Body> {

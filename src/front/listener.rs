@@ -5,9 +5,10 @@
 //! it is time to stop, finishes what it has begun and takes nothing new.
 //!
 //! An idle or held connection is meant to be cheap. hyper allocates two buffers of 8 KiB for an
-//! HTTP/1 connection and has no smaller ones; of these only the pages touched are real. The rest
-//! is up to us: nothing that is kept for the length of a call may be a slice of the read buffer
-//! ([`receive`](super::receive), [`detached`](super::layers::principal::detached)).
+//! HTTP/1 connection and has no smaller ones; of these only the pages touched are real. The rest,
+//! some 3 KiB, is up to us: nothing that is kept for the length of a call may be a slice of the
+//! read buffer ([`receive`](super::receive), [`detached`](super::layers::principal::detached)), and
+//! what is rare and large is boxed.
 
 use super::{
     Error, Front,
@@ -50,6 +51,10 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// How often an HTTP/2 connection is asked whether it is still there.
 const PING_INTERVAL: Duration = Duration::from_secs(30);
+
+/// Bytes a client may send on one HTTP/2 stream, and on all of a connection, ahead of us.
+const STREAM_WINDOW: u32 = 64 << 10;
+const CONNECTION_WINDOW: u32 = 256 << 10;
 
 /// Sockets that listen.
 pub(super) struct Listeners {
@@ -107,7 +112,7 @@ pub(super) async fn accept<S: Serves>(
     stack: S,
     stopping: Stopping,
 ) {
-    let places = Arc::new(Semaphore::new(front.limits.connections));
+    let places = Arc::new(Semaphore::new(front.limits.connections.min(Semaphore::MAX_PERMITS)));
     let mut stopped = pin!(stopping.stopped());
     loop {
         let accepted = async {
@@ -147,20 +152,33 @@ async fn connection<S: Serves>(
 ) {
     // Answers are written whole; waiting for more to send only makes them late.
     let _ = stream.set_nodelay(true);
-    let limit = front.timeouts.read_headers;
     match tls {
         None => http(stream, None, false, front, stack, stopping).await,
-        Some(tls) => match timeout(limit, tls.accept(stream)).await {
-            Ok(Ok(stream)) => {
-                let agreed = agreed_version(&stream);
-                // Boxed: its state is large, and most fronts never see one.
-                Box::pin(http(stream, agreed, true, front, stack, stopping)).await;
-            }
-            Ok(Err(error)) => {
-                tracing::debug!(target: "deferral", event = "tls_handshake_failed", %error);
-            }
-            Err(_elapsed) => tracing::debug!(target: "deferral", event = "tls_handshake_overdue"),
-        },
+        // Boxed: its state is large, and connections without TLS need not pay for it.
+        Some(tls) => Box::pin(https(stream, tls, front, stack, stopping)).await,
+    }
+}
+
+/// One connection that begins with a TLS handshake.
+async fn https<S: Serves>(
+    stream: TcpStream,
+    tls: TlsAcceptor,
+    front: Arc<Front>,
+    stack: S,
+    stopping: Stopping,
+) {
+    let handshake = Box::pin(timeout(front.timeouts.read_headers, tls.accept(stream)));
+    let shaken = tokio::select! {
+        () = stopping.stopped() => return,
+        shaken = handshake => shaken,
+    };
+    match shaken {
+        Ok(Ok(stream)) => {
+            let agreed = agreed_version(&stream);
+            http(stream, agreed, true, front, stack, stopping).await;
+        }
+        Ok(Err(error)) => tracing::debug!(target: "deferral", event = "tls_handshake_failed", %error),
+        Err(_elapsed) => tracing::debug!(target: "deferral", event = "tls_handshake_overdue"),
     }
 }
 
@@ -244,6 +262,10 @@ fn http2(front: &Front, stopping: Stopping) -> http2::Builder<Tracked> {
         .timer(TokioTimer::new())
         .max_header_list_size(u32::try_from(limits.header_bytes).unwrap_or(u32::MAX))
         .max_concurrent_streams(limits.streams)
+        // What a client may send before anybody reads it, so what a connection may cost unasked.
+        // Calls are short; hyper's windows of 1 MiB are meant for uploads.
+        .initial_stream_window_size(STREAM_WINDOW)
+        .initial_connection_window_size(CONNECTION_WINDOW)
         .keep_alive_interval(PING_INTERVAL);
     builder
 }

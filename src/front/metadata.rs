@@ -9,9 +9,12 @@ use super::{
     Front,
     answer::{self, Refusal, refuse},
     connection::Connection,
-    layers::principal::{credentials, principal},
+    layers::{
+        principal::{credentials, principal},
+        trace::Line,
+    },
     reply::Body,
-    stack::Arrival,
+    stack::{Answered, Arrival},
 };
 use crate::{
     policy::Route,
@@ -20,6 +23,7 @@ use crate::{
     upstream::Document,
 };
 use bytes::Bytes;
+use futures_util::{FutureExt, future::BoxFuture};
 use http::{
     HeaderMap, HeaderValue, Response, Uri,
     header::{CACHE_CONTROL, CONTENT_TYPE, HOST, WWW_AUTHENTICATE},
@@ -52,9 +56,15 @@ pub(super) fn is_asked(path: &str) -> bool {
 }
 
 /// Answers with the metadata of the server behind the route that the path names.
-pub(super) async fn serve<B>(front: &Front, arrival: Arrival<B>) -> Response<Body> {
-    let Arrival { request, mut line } = arrival;
+///
+/// Boxed: it is rare, and should not make the future of every call larger.
+pub(super) fn serve<B>(front: Arc<Front>, arrival: Arrival<B>) -> BoxFuture<'static, Answered> {
+    let Arrival { request, line } = arrival;
     let (head, _body) = request.into_parts();
+    async move { Ok(fetch(&front, &head, line).await) }.boxed()
+}
+
+async fn fetch(front: &Front, head: &Parts, mut line: Line) -> Response<Body> {
     let path = head.uri.path();
     let Some(service) = service(front, path) else {
         let served = front.services.iter().map(|service| format!("{WELL_KNOWN}{}", service.route().path));
@@ -65,7 +75,7 @@ pub(super) async fn serve<B>(front: &Front, arrival: Arrival<B>) -> Response<Bod
     line.on_route(&route.path);
     line.by(principal(route, &head.headers));
     let credentials = credentials(route, &head.headers);
-    let address = Address::of(front, &head, line.connection());
+    let address = Address::of(front, head, line.connection());
     match service.metadata(path, &credentials).await {
         Ok(document) => pass_on(document, &address, route, line),
         Err(lost) => {
@@ -86,12 +96,7 @@ fn service<'a>(front: &'a Front, path: &str) -> Option<&'a Arc<dyn Service>> {
     }
 }
 
-fn pass_on(
-    document: Document,
-    address: &Address,
-    route: &Route,
-    line: super::layers::trace::Line,
-) -> Response<Body> {
+fn pass_on(document: Document, address: &Address, route: &Route, line: Line) -> Response<Body> {
     let Document { status, headers, body } = document;
     let body = if status.is_success() { address.put_in_metadata(route, body) } else { body };
     let mut response = answer::json(status, body, Account::default(), line);
@@ -112,12 +117,14 @@ impl Address {
         if let Some(public) = &front.public_url {
             return Self { scheme: Scheme::Public, authority: base(public).into() };
         }
+        // Where several proxies added theirs, the client's own is the first.
         let forwarded = head.headers.get("x-forwarded-proto").map(HeaderValue::as_bytes);
-        let scheme = match (forwarded, connection.secure) {
-            (Some(b"https"), _) | (None, true) => Scheme::Https,
-            (Some(b"http"), _) | (None, false) => Scheme::Http,
-            (Some(_), true) => Scheme::Https,
-            (Some(_), false) => Scheme::Http,
+        let forwarded = forwarded.and_then(|list| list.split(|&byte| byte == b',').next());
+        let scheme = match forwarded.map(<[u8]>::trim_ascii) {
+            Some(b"https") => Scheme::Https,
+            Some(b"http") => Scheme::Http,
+            Some(_) | None if connection.secure => Scheme::Https,
+            Some(_) | None => Scheme::Http,
         };
         let host = || head.headers.get(HOST).and_then(|host| host.to_str().ok());
         let authority = head.uri.authority().map(|authority| authority.as_str()).or_else(host);

@@ -7,10 +7,10 @@
 //! * nothing is read or held without a bound that has a name ([`Limits`], [`Timeouts`]);
 //! * a client that leaves is noticed: its call's stream of items is dropped;
 //! * a task handle counts as given when the client's socket has taken its last byte, not before
-//!   ([`reply`], [`connection`]);
-//! * each request leaves one access line, however it ends ([`layers::trace`]).
+//!   (`reply`, `connection`);
+//! * each request leaves one access line, however it ends (`layers::trace`).
 //!
-//! Begin with [`stack`], which lists what a request passes through, then [`face`] and [`modern`].
+//! Begin with `stack`, which lists what a request passes through, then `face` and `modern`.
 //!
 //! | file | |
 //! |---|---|
@@ -87,8 +87,8 @@ pub struct Limits {
     /// Headers of one request over HTTP/1; more are refused with 431. Another number than the
     /// default costs an allocation a request. Default 100.
     pub headers: usize,
-    /// Open connections; further ones wait in the system's queue until one closes. An idle one
-    /// takes about 10 KiB. Default 10 000.
+    /// Open connections, at least 1; further ones wait in the system's queue until one closes. One
+    /// takes about 14 KiB over HTTP/1, idle or with a call that is held. Default 10 000.
     pub connections: usize,
     /// Calls in flight, from their head to the last byte of their answer; further ones are refused
     /// with 503. Default 10 000.

@@ -10,8 +10,8 @@ use super::{
     },
     metadata::Address,
     receive::receive,
-    reply::{self, Answering, Body},
-    stack::Arrival,
+    reply::{self, Answering},
+    stack::{Answered, Arrival},
 };
 use crate::{
     dialect::{
@@ -19,48 +19,76 @@ use crate::{
         modern::{self, Read},
     },
     protocol::{
-        Capabilities, Era,
+        Capabilities, Era, Id,
         accept::{EVENT_STREAM, JSON, accepts, is_media},
     },
-    proxy::Service,
+    proxy::{Items, Service},
 };
 use bytes::Bytes;
-use http::{HeaderMap, Response, StatusCode, header::CONTENT_TYPE, request::Parts};
+use http::{HeaderMap, StatusCode, header::CONTENT_TYPE, request::Parts};
 use http_body::Body as HttpBody;
-use std::sync::Arc;
+use std::{future::Future, sync::Arc};
 
 /// Answers one POST on a route.
-pub(super) async fn serve<B>(front: &Front, service: Arc<dyn Service>, arrival: Arrival<B>) -> Response<Body>
+pub(super) fn serve<B>(
+    front: Arc<Front>,
+    service: Arc<dyn Service>,
+    arrival: Arrival<B>,
+) -> impl Future<Output = Answered> + use<B>
 where
-    B: HttpBody<Data = Bytes>,
+    B: HttpBody<Data = Bytes> + Send + 'static,
 {
     let Arrival { request, mut line } = arrival;
     let (head, body) = request.into_parts();
-    let route = Arc::clone(service.route());
-    let principal = principal(&route, &head.headers);
+    let principal = principal(service.route(), &head.headers);
     line.by(principal);
-    let (call, caller, address) = match read(front, &head, body, &mut line).await {
-        Ok(Reading::Request(call, capabilities)) => {
-            let address = Address::of(front, &head, line.connection());
-            let caller = Caller {
-                principal,
-                credentials: credentials(&route, &head.headers),
-                capabilities: Arc::new(capabilities),
-                era: Era::Modern,
-            };
-            (*call, caller, address)
-        }
-        Ok(Reading::Notification) => return answer::empty(StatusCode::ACCEPTED, HeaderMap::new(), line),
-        Err(refusal) => return refuse(refusal, line),
-    };
-    // The head is a part of the connection's read buffer; the call may take hours.
-    drop(head);
+    async move {
+        let asked = match read(&front, &head, body, &mut line).await {
+            Ok(Reading::Request(call, capabilities)) => {
+                let caller = Caller {
+                    principal,
+                    credentials: credentials(service.route(), &head.headers),
+                    capabilities: Arc::new(capabilities),
+                    era: Era::Modern,
+                };
+                ask(&front, &*service, &head, *call, caller, &mut line)
+            }
+            Ok(Reading::Notification) => {
+                return Ok(answer::empty(StatusCode::ACCEPTED, HeaderMap::new(), line));
+            }
+            Err(refusal) => return Ok(refuse(refusal, line)),
+        };
+        // The head is a part of the connection's read buffer; the call may take hours.
+        drop(head);
+        let Asked { id, items, address } = asked;
+        let mut response = reply::respond(items, Answering { id, line, keep_alive: front.keep_alive }).await;
+        address.put_in_challenge(&front.services, service.route(), response.headers_mut());
+        Ok(response)
+    }
+}
+
+/// A call on its way.
+struct Asked {
+    id: Id,
+    items: Items,
+    address: Address,
+}
+
+/// Hands a call to the service.
+fn ask(
+    front: &Front,
+    service: &dyn Service,
+    head: &Parts,
+    call: Call,
+    caller: Caller,
+    line: &mut Line,
+) -> Asked {
     line.asks(&call);
-    let answering = Answering { id: call.id.clone(), line, keep_alive: front.keep_alive };
-    let items = service.call(call, caller);
-    let mut response = reply::respond(items, answering).await;
-    address.put_in_challenge(&front.services, &route, response.headers_mut());
-    response
+    Asked {
+        id: call.id.clone(),
+        address: Address::of(front, head, line.connection()),
+        items: service.call(call, caller),
+    }
 }
 
 /// What a POST turned out to be.

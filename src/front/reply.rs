@@ -8,7 +8,8 @@
 //!
 //! The body polls the call's items in place: no task, no channel, and a client that reads slowly
 //! slows the call down. A client that leaves makes hyper drop the future or the body, and the
-//! items with it.
+//! items with it. (Behind the beginning of another request on the same HTTP/1 connection hyper does
+//! not see a departure; then the first comment that cannot be written tells.)
 //!
 //! # When a task handle has been given
 //!

@@ -4,9 +4,10 @@ use super::{
     Front, face,
     layers::{access::AccessLayer, shed::ShedLayer, trace::Line},
     listener::Serves,
+    reply::Body,
 };
 use crate::policy::{self, Checked};
-use std::sync::Arc;
+use std::{convert::Infallible, sync::Arc};
 use tower::{ServiceBuilder, service_fn};
 
 /// A request whose head has been read. Its access line goes with it, so that whoever answers has
@@ -15,6 +16,9 @@ pub(super) struct Arrival<B> {
     pub(super) request: http::Request<B>,
     pub(super) line: Line,
 }
+
+/// Everything is answered, one way or the other.
+pub(super) type Answered = Result<http::Response<Body>, Infallible>;
 
 /// A request that may come in.
 pub(super) struct Admitted<B> {
@@ -25,7 +29,8 @@ pub(super) struct Admitted<B> {
 
 /// Builds the stack. Every layer is always ready and refuses in `call` what it has no room for:
 /// a request's head is in memory by then, so there is nothing to gain by letting it wait, and its
-/// client is owed an answer. No layer boxes anything.
+/// client is owed an answer. No layer boxes anything; what is boxed
+/// for a request is its line and its items.
 pub(super) fn stack(front: Arc<Front>, access: policy::Access) -> impl Serves {
     let calls = front.limits.calls;
     ServiceBuilder::new()

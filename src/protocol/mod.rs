@@ -5,11 +5,13 @@
 //! member and leaves every other byte alone. Begin with [`frame`], then [`splice`].
 
 pub mod accept;
+pub mod canonical;
 pub mod capability;
 pub mod code;
 pub mod frame;
 pub mod headers;
 pub mod id;
+pub mod input;
 pub mod meta;
 pub mod method;
 pub mod revision;
@@ -21,6 +23,7 @@ pub use capability::Capabilities;
 pub use code::{ErrorObject, Fault};
 pub use frame::{Frame, FrameError, Kind};
 pub use id::Id;
+pub use input::{InputKind, InputRequest, InputResponses};
 pub use method::Method;
 pub use revision::{Era, Revision};
 pub use time::Timestamp;

@@ -12,7 +12,7 @@ use serde::{
 };
 use serde_json::value::RawValue;
 use smallvec::SmallVec;
-use std::{borrow::Cow, fmt, ops::Range};
+use std::{borrow::Cow, collections::HashSet, fmt, ops::Range};
 
 /// A JSON object whose members have been located, one level deep.
 #[derive(Clone, Debug)]
@@ -99,8 +99,15 @@ impl Object {
     /// A key that occurs twice. Two readers may disagree on which counts, so what decides on such
     /// an object refuses it.
     pub fn repeated(&self) -> Option<&str> {
-        let seen = |at: usize| self.members[..at].iter().any(|other| other.key == self.members[at].key);
-        (1..self.members.len()).find(|&at| seen(at)).map(|at| &*self.members[at].key)
+        let keys = self.members.iter().map(|member| &*member.key);
+        // A client chooses how many there are: comparing each with each would let it hold a core.
+        if self.members.len() > 16 {
+            let mut seen = HashSet::with_capacity(self.members.len());
+            return keys.into_iter().find(|key| !seen.insert(*key));
+        }
+        keys.enumerate()
+            .find(|(at, key)| self.members[..*at].iter().any(|other| *other.key == **key))
+            .map(|(_, key)| key)
     }
 
     /// The object's own bytes.
@@ -363,6 +370,16 @@ mod tests {
             }),
             r#"{"b":2}"#
         );
+    }
+
+    #[test]
+    fn a_repeated_member_is_found_among_many() {
+        let many = |last: &str| {
+            let members: Vec<_> = (0..60_000).map(|n| format!("\"k{n}\":0")).collect();
+            object(&format!("{{{},\"{last}\":1}}", members.join(",")))
+        };
+        assert_eq!(many("k59999").repeated(), Some("k59999"));
+        assert_eq!(many("other").repeated(), None);
     }
 
     #[test]

@@ -2,24 +2,27 @@
 //!
 //! This is the loop that joins one [`Exchange`] to the world while its client is attached. When
 //! the exchange decides that the call becomes a task, the upstream stream and the exchange move on
-//! to [`super::deferred`], and what is left here only passes on what comes from there. Dropping an
+//! to [`super::held`], and what is left here only passes on what comes from there. So it is when the
+//! server asks something that can be put to the client, and a client that comes back to a parked call
+//! goes there at once. Dropping an
 //! [`Attended`] is how a client's departure is heard: the upstream stream goes with it, which
 //! cancels the call at the server; after the move, the other side notices the closed channel.
 
 use super::{
     Item, Reply,
-    deferred::Deferred,
+    asking::{self, Came},
     endpoint::{Conversation, Shared},
+    held::{First, HandedOver, Held},
     reply,
     reply::Word,
 };
 use crate::{
-    bridge::{Action, Exchange, Plan, catalogue, plan, raise},
+    bridge::{Action, Exchange, Plan, catalogue, exchange::Patience, plan, raise},
     dialect::{Call, Caller},
     policy::Treatment,
-    protocol::{ErrorObject, Kind, Method, code, headers},
-    telemetry::{QuestionRefused, WouldDefer},
-    upstream::{Description, Event, Identity, Question, Replies, Request},
+    protocol::{ErrorObject, InputResponses, Method, code, headers},
+    telemetry::WouldDefer,
+    upstream::{Description, Event, Identity, Replies, Request},
 };
 use futures_util::StreamExt;
 use http::StatusCode;
@@ -50,7 +53,10 @@ enum Stage {
     Fresh,
     Inline(Inline),
     /// The call is on its way to become a task; what is still for the client comes from there.
-    Moved(mpsc::Receiver<Item>),
+    Moved {
+        items: mpsc::Receiver<Item>,
+        since: Instant,
+    },
     Ended,
 }
 
@@ -61,6 +67,7 @@ struct Inline {
     treatment: Treatment,
     observed_after: Option<Duration>,
     refused: Option<Value>,
+    supplied: InputResponses,
 }
 
 // === impl Attended ===
@@ -88,6 +95,10 @@ impl Attended {
         if !self.shared.serves(&self.call.method, &server) {
             return Err(Box::new(reply::not_served(&self.call)));
         }
+        let came = match self.call.method.may_ask() {
+            true => asking::came_with(&self.shared, &self.caller, &self.call)?,
+            false => Came::Fresh(InputResponses::default()),
+        };
         let treatment = self.shared.route.treatment(self.call.target.as_deref().unwrap_or_default());
         if self.call.method == Method::ToolsCall {
             check_mirrored(&self.shared, &self.call, &self.caller).await?;
@@ -98,6 +109,16 @@ impl Attended {
             Plan::Defer { after } => (Some(after), None),
             Plan::Refuse(error) => {
                 return Err(Box::new(reply::refuse(&self.call, StatusCode::BAD_REQUEST, &error)));
+            }
+        };
+        let supplied = match came {
+            Came::Fresh(answers) => answers,
+            Came::Again => InputResponses::default(),
+            Came::Back(id, answers) => {
+                let items =
+                    asking::rejoin(&self.shared, &self.caller, &self.call, &id, answers, defer_after).await?;
+                self.stage = Stage::Moved { items, since: self.shared.clock.now() };
+                return Ok(());
             }
         };
         // What may become a task is watched: its progress is shown in the task's status message.
@@ -113,12 +134,20 @@ impl Attended {
         };
         let now = self.shared.clock.now();
         self.stage = Stage::Inline(Inline {
-            exchange: Exchange::new(defer_after.map(|after| now + after)),
+            exchange: Exchange::new(
+                Patience {
+                    defer_after,
+                    settle: self.shared.route.questions.settle,
+                    park: self.shared.route.questions.park,
+                },
+                now,
+            ),
             replies: self.shared.upstream.call(request),
             server,
             treatment,
             observed_after,
             refused: None,
+            supplied,
         });
         Ok(())
     }
@@ -134,7 +163,14 @@ impl Attended {
                 self.waited += self.shared.clock.now() - began;
                 match event.unwrap_or(Event::Lost(crate::upstream::Lost::SessionEnded)) {
                     Event::Notice(frame) => return raise::notice(&self.call, &frame).map(Item::Notice),
-                    Event::Question(question) => refuse_question(&self.caller, question, &mut inline.refused),
+                    Event::Question(question) => {
+                        if self.caller.capabilities.can_be_asked() {
+                            self.hand_over(First::Question(question));
+                        } else {
+                            asking::may_be_put(&self.caller, question, &mut inline.refused);
+                        }
+                        return None;
+                    }
                     Event::Withdrawn { .. } => {}
                     Event::Final(frame) => inline.exchange.handle_final(Word::Said(frame)),
                     Event::Lost(lost) => inline.exchange.handle_final(Word::Lost(lost)),
@@ -149,46 +185,61 @@ impl Attended {
         match inline.exchange.poll_action() {
             None => None,
             Some(Action::Reply(word)) => {
-                let reply = reply::to_client(
-                    &self.call,
-                    &self.shared.route,
-                    &inline.server,
-                    word,
-                    inline.refused.as_ref(),
-                );
+                let binding = asking::binding(&self.shared, &self.caller, &self.call);
+                let reply =
+                    asking::again(&self.shared, &self.caller, &self.call, &inline.server, binding, &word);
+                let reply = reply.unwrap_or_else(|| {
+                    reply::to_client(
+                        &self.call,
+                        &self.shared.route,
+                        &inline.server,
+                        word,
+                        inline.refused.as_ref(),
+                    )
+                });
                 self.observe();
                 Some(self.last(reply))
             }
             Some(Action::Store) => {
-                self.hand_over();
+                self.hand_over(First::Store);
                 None
             }
-            Some(Action::ReplyTask | Action::Settle(_) | Action::Forget | Action::CancelUpstream) => {
-                unreachable!("an attended exchange stores first, and its departure is a drop")
-            }
+            Some(
+                Action::Ask(_)
+                | Action::ReplyTask
+                | Action::AskInTask(_)
+                | Action::WithdrawInTask(_)
+                | Action::Decline(_)
+                | Action::Settle(_)
+                | Action::Forget
+                | Action::CancelUpstream,
+            ) => unreachable!("an attended exchange is handed over first, and its departure is a drop"),
         }
     }
 
-    /// The exchange wants a task: from here on it is driven by a runtime task of its own, so that
-    /// no departure can cut the storing in half.
-    fn hand_over(&mut self) {
+    /// From here on the call is held by a runtime task of its own.
+    fn hand_over(&mut self, first: First) {
         let Stage::Inline(inline) = std::mem::replace(&mut self.stage, Stage::Ended) else { return };
         // A few: what the client does not take must wait at the server, not here.
         let (items, received) = mpsc::channel(8);
-        Deferred {
-            shared: Arc::clone(&self.shared),
-            // What the task keeps of the call is little; its params would be most of it.
-            call: self.call.without_bytes(),
-            caller: self.caller.clone(),
-            exchange: inline.exchange,
-            replies: Some(inline.replies),
-            server: inline.server,
-            retention: inline.treatment.retention,
-            refused: inline.refused,
-            items: Some(items),
-        }
-        .spawn(Action::Store);
-        self.stage = Stage::Moved(received);
+        Held::take_over(
+            &self.shared,
+            HandedOver {
+                call: self.call.clone(),
+                caller: self.caller.clone(),
+                server: inline.server,
+                treatment: inline.treatment,
+                exchange: inline.exchange,
+                replies: inline.replies,
+                refused: inline.refused,
+                supplied: inline.supplied,
+                items,
+                first,
+            },
+        );
+        // Nothing of it is needed here any more, and it may be megabytes.
+        self.call = self.call.without_bytes();
+        self.stage = Stage::Moved { items: received, since: self.shared.clock.now() };
     }
 
     fn last(&mut self, mut reply: Reply) -> Item {
@@ -222,13 +273,13 @@ impl Conversation for Attended {
                         return Some(item);
                     }
                 }
-                Stage::Moved(items) => {
-                    let item = items.recv().await;
-                    if !matches!(item, Some(Item::Notice(_))) {
-                        self.stage = Stage::Ended;
+                Stage::Moved { items, since } => match items.recv().await {
+                    Some(Item::Reply(reply)) => {
+                        self.waited += self.shared.clock.now() - *since;
+                        return Some(self.last(reply));
                     }
-                    return item;
-                }
+                    other => return other,
+                },
                 Stage::Ended => return None,
             }
         }
@@ -249,23 +300,6 @@ async fn check_mirrored(shared: &Shared, call: &Call, caller: &Caller) -> Result
         let error = ErrorObject::new(code::HEADER_MISMATCH, mismatch.to_string());
         Box::new(reply::refuse(call, StatusCode::BAD_REQUEST, &error))
     })
-}
-
-/// Answers a question of the server with an error. Where the client did not even declare that it
-/// could be asked, that is remembered: a call that fails after it failed for that.
-pub(super) fn refuse_question(caller: &Caller, question: Question, refused: &mut Option<Value>) {
-    let Kind::Request { method, params, .. } = question.frame.kind() else { return };
-    let missing = caller.capabilities.missing_for(method, params.as_ref());
-    let (code, reason) = match &missing {
-        Some(_) => (code::METHOD_NOT_FOUND, "the client did not declare that it can be asked this"),
-        None => (code::INTERNAL_ERROR, "questions are not carried to clients yet"),
-    };
-    QuestionRefused { method: method.as_str(), reason }.emit();
-    let error = ErrorObject::new(code, reason).as_bytes().clone();
-    question.answer.send(Err(error));
-    if missing.is_some() {
-        *refused = missing;
-    }
 }
 
 pub(super) async fn reached(due: Option<Instant>) {

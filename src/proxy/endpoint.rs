@@ -8,7 +8,7 @@ use super::{
     reply::{self, Word},
 };
 use crate::{
-    bridge::{Catalogue, describe},
+    bridge::{Catalogue, describe, resume::Keyring},
     dialect::{Call, Caller, Credentials},
     policy::Route,
     protocol::{Method, method::Needs},
@@ -41,6 +41,8 @@ pub(super) struct Shared {
     pub(super) stopping: Stopping,
     /// Begins when the time to end by itself is over.
     pub(super) overdue: Stopping,
+    /// Seals and opens `requestState`.
+    pub(super) keyring: Arc<Keyring>,
     catalogues: Catalogues,
 }
 
@@ -50,16 +52,28 @@ static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 // === impl Endpoint ===
 
 impl Endpoint {
+    /// `stopping` tells what can end by itself to do so, `overdue` that the time for it is over.
     pub fn new(
         route: Arc<Route>,
         upstream: Arc<dyn Upstream>,
         tasks: Arc<Tasks>,
         clock: Arc<dyn Clock>,
-        stopping: Stopping,
-        overdue: Stopping,
+        keyring: Arc<Keyring>,
+        [stopping, overdue]: [Stopping; 2],
     ) -> Self {
         let catalogues = Catalogues::default();
-        Self { shared: Arc::new(Shared { route, upstream, tasks, clock, stopping, overdue, catalogues }) }
+        Self {
+            shared: Arc::new(Shared {
+                route,
+                upstream,
+                tasks,
+                clock,
+                stopping,
+                overdue,
+                keyring,
+                catalogues,
+            }),
+        }
     }
 }
 

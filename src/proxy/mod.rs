@@ -2,13 +2,15 @@
 //!
 //! An [`Endpoint`] is one route at work. Its [`Service::call`] gives a stream of [`Item`]s that is
 //! polled in place by whoever writes them to the client, so that a fast call costs no spawn and no
-//! store access ([`attended`]). When a call becomes a task, the very same upstream stream moves to
-//! a runtime task of its own ([`deferred`]), and [`Tasks`] answers for it from the store.
+//! store access (`attended`). When a call becomes a task, or its server asks something, the very
+//! same upstream stream moves to a runtime task of its own (`held`), and [`Tasks`] answers for it
+//! from the store.
 
+mod asking;
 mod attended;
 mod catalogues;
-mod deferred;
 mod endpoint;
+mod held;
 mod hub;
 mod limits;
 mod listen;

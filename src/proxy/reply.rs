@@ -16,7 +16,7 @@ use serde_json::Value;
 use std::time::Duration;
 
 /// How an upstream call ended.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) enum Word {
     /// The server's response.
     Said(Frame),
@@ -176,10 +176,17 @@ pub(super) fn success(call: &Call, result: &[u8]) -> Reply {
 }
 
 /// The handle of a task.
-pub(super) fn handle(call: &Call, created: &[u8], task: TaskId, commit: Commit) -> Reply {
+pub(super) fn handle(call: &Call, created: &[u8], task: TaskId, commit: Option<Commit>) -> Reply {
     let mut reply = success(call, created);
-    reply.commit = Some(commit);
+    reply.commit = commit;
     reply.account = Account { outcome: Outcome::Task, task: Some(task), upstream: Duration::ZERO };
+    reply
+}
+
+/// A result that asks the client for more.
+pub(super) fn input_required(call: &Call, result: &[u8]) -> Reply {
+    let mut reply = success(call, result);
+    reply.account.outcome = Outcome::InputRequired;
     reply
 }
 

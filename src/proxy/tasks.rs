@@ -1,10 +1,14 @@
 //! The tasks of all routes: answered from the store, wherever their calls are held.
 
-use super::{Reply, hub::Hub, limits::Limits, reply};
+use super::{Reply, held::Retry, hub::Hub, limits::Limits, reply};
 use crate::{
+    bridge::elicit,
     dialect::{Call, Caller, Principal},
     policy::Quotas,
-    protocol::{ErrorObject, Timestamp, code, splice::Object},
+    protocol::{
+        ErrorObject, Timestamp, code,
+        input::{InputRequest, InputResponses},
+    },
     runtime::{Clock, random},
     store::{self, Store, StoreError, Updated},
     task::{Effect, Event, Owner, Record, State, TaskId, view},
@@ -13,8 +17,14 @@ use crate::{
 use bytes::Bytes;
 use dashmap::DashMap;
 use http::StatusCode;
-use std::{collections::BTreeMap, sync::Arc};
-use tokio::sync::oneshot;
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
+use tokio::sync::mpsc;
 
 /// The tasks, and the calls this process holds for them.
 pub struct Tasks {
@@ -23,8 +33,34 @@ pub struct Tasks {
     clock: Arc<dyn Clock>,
     pub(super) limits: Limits,
     pub(super) hub: Arc<Hub>,
-    /// The calls that are tasks now, by whom to tell of a cancel. Sharded.
-    parked: DashMap<TaskId, oneshot::Sender<()>>,
+    /// The calls held here, and how to tell them something. Sharded.
+    held: DashMap<TaskId, mpsc::Sender<Control>>,
+    /// How many calls of each principal have asked a question and are no task yet.
+    parked: DashMap<Principal, usize>,
+    parked_in_all: AtomicUsize,
+}
+
+/// A call that has asked a question and is no task yet; counts against the quotas until dropped.
+pub(super) struct Parked {
+    tasks: Arc<Tasks>,
+    principal: Principal,
+}
+
+/// What a held call can be told.
+pub(super) enum Control {
+    /// Its client came back.
+    Retry(Box<Retry>),
+    /// The task's client answered these questions, by key.
+    Answered(Vec<(String, Bytes)>),
+    /// The task was cancelled, and its record says so.
+    Cancelled,
+}
+
+/// A place among the held calls, given back when dropped.
+pub(super) struct Hold {
+    tasks: Arc<Tasks>,
+    id: TaskId,
+    control: mpsc::Receiver<Control>,
 }
 
 /// What everybody hears of a task that is not there, or not theirs.
@@ -40,17 +76,30 @@ impl Tasks {
             quotas,
             clock,
             hub: Arc::new(Hub::default()),
+            held: DashMap::new(),
             parked: DashMap::new(),
+            parked_in_all: AtomicUsize::new(0),
         })
     }
 
-    /// The calls held by this process that are tasks now.
-    pub fn parked(&self) -> usize {
-        self.parked.len()
+    /// The calls held by this process: those that are tasks now, and those that wait for answers.
+    pub fn held(&self) -> usize {
+        self.held.len()
     }
 
-    pub(super) fn new_id(&self) -> TaskId {
-        TaskId::from_entropy(random())
+    /// A place for a call that is to be held, under an id that nobody can guess.
+    pub(super) fn hold(self: &Arc<Self>) -> Hold {
+        let id = TaskId::from_entropy(random());
+        // A few: whoever tells more waits until the call has listened.
+        let (tell, control) = mpsc::channel(8);
+        self.held.insert(id.clone(), tell);
+        Hold { tasks: Arc::clone(self), id, control }
+    }
+
+    /// Tells a held call something; says whether there was one.
+    pub(super) async fn tell(&self, id: &TaskId, control: Control) -> bool {
+        let Some(tell) = self.held.get(id).map(|tell| tell.clone()) else { return false };
+        tell.send(control).await.is_ok()
     }
 
     pub(super) fn poll_bounds(&self) -> view::PollBounds {
@@ -61,49 +110,56 @@ impl Tasks {
         self.quotas.stored_result_bytes
     }
 
-    /// Holds a call that becomes the task `id`; resolves when the task is cancelled.
-    pub(super) fn park(&self, id: &TaskId) -> oneshot::Receiver<()> {
-        let (cancel, cancelled) = oneshot::channel();
-        self.parked.insert(id.clone(), cancel);
-        cancelled
-    }
-
-    pub(super) fn unpark(&self, id: &TaskId) {
-        self.parked.remove(id);
-    }
-
     /// Stores a new task; says whether it did. Where a quota is full, or the store fails, the call
     /// stays synchronous: nothing that runs is evicted.
     pub(super) async fn admit(&self, record: Record) -> bool {
-        let principal = record.owner.principal;
-        let usage = match self.store.usage(&principal).await {
-            Ok(usage) => usage,
-            Err(error) => return self.failed("counting tasks", &error),
-        };
-        let full = [
-            ("limits.tasks_per_principal", usage.tasks_of_principal, self.quotas.tasks_per_principal),
-            ("limits.tasks", usage.tasks, self.quotas.tasks),
-            ("limits.stored_bytes", usage.stored_bytes, self.quotas.stored_bytes),
-        ];
-        if let Some((limit, ..)) = full.into_iter().find(|(_, used, limit)| used >= limit) {
-            QuotaFull { limit, principal: &shown(&principal) }.emit();
+        let principal = shown(&record.owner.principal);
+        if !self.has_room(principal).await {
             return false;
         }
         let (id, tool) = (record.id.clone(), record.tool.clone());
         match self.store.insert(Arc::new(record)).await {
             Ok(()) => {
-                TaskTransition {
-                    task: &id,
-                    tool: &tool,
-                    principal: &shown(&principal),
-                    from: "call",
-                    to: "working",
-                }
-                .emit();
+                TaskTransition { task: &id, tool: &tool, principal: &principal, from: "call", to: "working" }
+                    .emit();
                 true
             }
             Err(error) => self.failed("storing a task", &error),
         }
+    }
+
+    /// Counts one more call that waits for its client's answers, unless a quota is full.
+    pub(super) async fn park(self: &Arc<Self>, principal: Principal) -> Option<Parked> {
+        if !self.has_room(principal).await {
+            return None;
+        }
+        *self.parked.entry(principal).or_default() += 1;
+        self.parked_in_all.fetch_add(1, Ordering::Relaxed);
+        Some(Parked { tasks: Arc::clone(self), principal })
+    }
+
+    /// Whether a principal may have one more task, or one more call that waits for answers: both
+    /// hold a call at the server for as long as the client likes.
+    async fn has_room(&self, principal: Principal) -> bool {
+        let usage = match self.store.usage(principal.as_bytes()).await {
+            Ok(usage) => usage,
+            Err(error) => return self.failed("counting tasks", &error),
+        };
+        let parked = self.parked.get(&principal).map_or(0, |count| *count);
+        let full = [
+            (
+                "limits.tasks_per_principal",
+                usage.tasks_of_principal + parked,
+                self.quotas.tasks_per_principal,
+            ),
+            ("limits.tasks", usage.tasks + self.parked_in_all.load(Ordering::Relaxed), self.quotas.tasks),
+            ("limits.stored_bytes", usage.stored_bytes, self.quotas.stored_bytes),
+        ];
+        let full = full.into_iter().find(|(_, used, limit)| used >= limit);
+        if let Some((limit, ..)) = full {
+            QuotaFull { limit, principal: &principal }.emit();
+        }
+        full.is_none()
     }
 
     fn failed(&self, doing: &str, error: &StoreError) -> bool {
@@ -183,11 +239,22 @@ impl Tasks {
             Ok(record) => record,
             Err(reply) => return *reply,
         };
-        let answers = match input_responses(call) {
+        let answers = match checked_answers(call, &record) {
             Ok(answers) => answers,
             Err(error) => return reply::refuse(call, StatusCode::OK, &error),
         };
-        self.apply(&record.id, Event::Answered { answers }).await;
+        let effects = self.apply(&record.id, Event::Answered { answers }).await;
+        let answered: Vec<_> = effects
+            .into_iter()
+            .filter_map(|effect| match effect {
+                Effect::AnswerUpstream { key, response } => Some((key, response)),
+                Effect::CancelUpstream | Effect::Announce => None,
+            })
+            .collect();
+        if !answered.is_empty() {
+            // Gone only where the call ended in this moment.
+            self.tell(&record.id, Control::Answered(answered)).await;
+        }
         acknowledged(call)
     }
 
@@ -199,11 +266,9 @@ impl Tasks {
             Err(reply) => return *reply,
         };
         let effects = self.apply(&record.id, Event::Cancelled).await;
-        if effects.contains(&Effect::CancelUpstream)
-            && let Some((_, cancel)) = self.parked.remove(&record.id)
-        {
+        if effects.contains(&Effect::CancelUpstream) {
             // Gone only where the call ended in this moment.
-            let _ = cancel.send(());
+            self.tell(&record.id, Control::Cancelled).await;
         }
         acknowledged(call)
     }
@@ -275,13 +340,57 @@ impl Tasks {
     }
 }
 
-/// `inputResponses` of a `tasks/update`: an object; its values are raw.
-fn input_responses(call: &Call) -> Result<BTreeMap<String, Bytes>, ErrorObject> {
-    let wrong = || ErrorObject::new(code::INVALID_PARAMS, "params.inputResponses must be an object");
-    let params = call.params.as_ref().and_then(|raw| Object::read(raw).ok()).ok_or_else(wrong)?;
-    let responses = params.get("inputResponses").ok_or_else(wrong)?;
-    let responses = Object::read(&responses).map_err(|_| wrong())?;
-    Ok(responses.members().map(|(key, value)| (key.to_owned(), Bytes::copy_from_slice(&value))).collect())
+/// The answers of a `tasks/update`, as the server may have them. Those to what is not asked are left
+/// out; one that is no answer to its question refuses the whole update, and nothing is answered.
+fn checked_answers(call: &Call, record: &Record) -> Result<BTreeMap<String, Bytes>, ErrorObject> {
+    let wrong = |message: String| ErrorObject::new(code::INVALID_PARAMS, message);
+    let answers = InputResponses::read(call.params.as_ref())
+        .map_err(|error| wrong(error.to_string()))?
+        .ok_or_else(|| wrong("params.inputResponses is required".into()))?;
+    let State::InputRequired { outstanding } = &record.state else { return Ok(BTreeMap::new()) };
+    let mut checked = BTreeMap::new();
+    for (key, answer) in answers.iter() {
+        let Some(question) = outstanding.get(key).and_then(|raw| InputRequest::from_raw(raw.clone())) else {
+            continue;
+        };
+        let answer = elicit::check_answer(&question, answer)
+            .map_err(|error| wrong(format!("the answer under `{key}` does not fit: {error}")))?;
+        // A slice of the request, which would keep all of it.
+        checked.insert(key.to_owned(), Bytes::copy_from_slice(&answer));
+    }
+    Ok(checked)
+}
+
+// === impl Parked ===
+
+impl Drop for Parked {
+    fn drop(&mut self) {
+        self.tasks.parked_in_all.fetch_sub(1, Ordering::Relaxed);
+        self.tasks.parked.remove_if_mut(&self.principal, |_, count| {
+            *count -= 1;
+            *count == 0
+        });
+    }
+}
+
+// === impl Hold ===
+
+impl Hold {
+    /// Names the call, and the task it may become.
+    pub(super) fn id(&self) -> &TaskId {
+        &self.id
+    }
+
+    /// The next thing the call is told.
+    pub(super) async fn told(&mut self) -> Option<Control> {
+        self.control.recv().await
+    }
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        self.tasks.held.remove(&self.id);
+    }
 }
 
 fn acknowledged(call: &Call) -> Reply {

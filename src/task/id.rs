@@ -33,6 +33,11 @@ impl TaskId {
     pub fn as_str(&self) -> &str {
         &self.0
     }
+
+    /// The entropy it was made of.
+    pub fn entropy(&self) -> [u8; 16] {
+        u128::from_str_radix(&self.0, 16).expect("an id is 32 hexadecimal digits").to_be_bytes()
+    }
 }
 
 impl TryFrom<String> for TaskId {

@@ -1,8 +1,12 @@
 //! What people type, and what they read: the program itself.
 
+use bytes::Bytes;
+use http_body_util::{BodyExt, Full};
+use hyper_util::{client::legacy::Client, rt::TokioExecutor};
 use std::{
+    io::{BufRead, BufReader},
     path::Path,
-    process::{Command, Output},
+    process::{Child, ChildStdout, Command, Output, Stdio},
 };
 
 fn deferral(words: &[&str]) -> Output {
@@ -81,4 +85,210 @@ fn a_flag_that_cannot_be_used_says_why_and_exits_with_2() {
         let said = text(&output.stderr);
         assert!(said.contains(part), "{words:?}: {said}");
     }
+}
+
+/// `deferral demo` at work, with everything it has said.
+struct Demo {
+    child: Child,
+    said: BufReader<ChildStdout>,
+    /// Of the proxy.
+    url: String,
+}
+
+impl Demo {
+    fn start() -> Self {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_deferral"))
+            .args(["demo", "--listen", "127.0.0.1:0"])
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("the program starts");
+        let said = BufReader::new(child.stdout.take().expect("it is piped"));
+        let mut demo = Self { child, said, url: String::new() };
+        let line = demo.until("The proxy in front of it:").pop().expect("a line");
+        demo.url = line.split_whitespace().last().expect("a URL").to_owned();
+        demo
+    }
+
+    /// The lines up to one that has this in it.
+    fn until(&mut self, part: &str) -> Vec<String> {
+        let mut lines = Vec::new();
+        loop {
+            let mut line = String::new();
+            let read = self.said.read_line(&mut line).expect("it can be read");
+            assert!(read > 0, "it ended before it said {part:?}: {lines:#?}");
+            let found = line.contains(part);
+            lines.push(line);
+            if found {
+                return lines;
+            }
+        }
+    }
+
+    fn call(&self, words: &[&str]) -> Output {
+        deferral(&[&["call", &self.url], words].concat())
+    }
+}
+
+impl Drop for Demo {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn interrupt(child: &Child) {
+    let sent = Command::new("kill").args(["-INT", &child.id().to_string()]).status().expect("kill is there");
+    assert!(sent.success());
+}
+
+/// Does what `curl` would do with the words of a command, taken apart by a real shell.
+fn curl(command: &str) -> serde_json::Value {
+    let script = format!("curl() {{ printf '%s\\0' \"$@\"; }}\n{command}");
+    let words = Command::new("sh").args(["-c", &script]).output().expect("a shell is there").stdout;
+    let words: Vec<_> = text(&words).split_terminator('\0').collect();
+    let mut request = http::Request::post(words[1]);
+    let mut body = String::new();
+    for pair in words[2..].chunks(2) {
+        match pair {
+            ["-H", header] => {
+                let (name, value) = header.split_once(": ").expect("a header");
+                request = request.header(name, value);
+            }
+            ["-d", data] => body = (*data).to_owned(),
+            other => panic!("{other:?}"),
+        }
+    }
+    let request = request.body(Full::new(Bytes::from(body))).expect("a request");
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    runtime.block_on(async {
+        let client: Client<_, Full<Bytes>> = Client::builder(TokioExecutor::new()).build_http();
+        let response = client.request(request).await.expect("an answer");
+        assert_eq!(response.headers()["content-type"], "application/json");
+        let body = response.into_body().collect().await.expect("a body").to_bytes();
+        serde_json::from_slice(&body).expect("JSON")
+    })
+}
+
+#[test]
+fn the_demo_shows_a_task_and_prints_commands_that_work() {
+    let mut demo = Demo::start();
+    let story = demo.until("Try it from another terminal").concat();
+    for part in
+        ["the result: Hello, Ada!", "the handle of a task ", "tasks/get: working", "tasks/get: completed"]
+    {
+        assert!(story.contains(part), "{part}: {story}");
+    }
+    let hints = demo.until("Serving until Ctrl-C.").concat();
+    let commands: Vec<_> = hints.split("\n\n").filter(|part| part.trim_start().starts_with("curl")).collect();
+    let [list, call, get] = commands[..] else { panic!("three commands: {hints}") };
+    assert_eq!(curl(list)["result"]["tools"][1]["name"], "report");
+    let handle = curl(call);
+    assert_eq!(handle["result"]["resultType"], "task");
+    let shown = handle["result"]["taskId"].as_str().expect("an id");
+    let theirs = story.split("a task ").nth(1).and_then(|rest| rest.split(' ').next()).expect("an id");
+    assert_eq!(curl(get)["result"]["status"], "completed");
+    assert_eq!(curl(&get.replace(theirs, shown))["result"]["status"], "working");
+    interrupt(&demo.child);
+    assert_eq!(demo.child.wait().expect("it ends").code(), Some(0));
+}
+
+#[test]
+fn call_prints_results_on_stdout_and_the_way_there_on_stderr() {
+    let demo = Demo::start();
+    let output = demo.call(&["greet", r#"{"name":"Ada"}"#]);
+    assert_eq!(
+        (output.status.code(), text(&output.stdout), text(&output.stderr)),
+        (Some(0), "Hello, Ada!\n", "")
+    );
+
+    let output = demo.call(&["report", r#"{"seconds":1.6}"#]);
+    assert_eq!(
+        (output.status.code(), text(&output.stdout)),
+        (Some(0), "The report is done. It took 1.6 s.\n")
+    );
+    let said = text(&output.stderr);
+    for part in ["writing the report (0.5/1.6)\n", "task ", "working\n", "completed\n"] {
+        assert!(said.contains(part), "{part}: {said}");
+    }
+
+    let output = demo.call(&["report", r#"{"seconds":1.6}"#, "--no-tasks", "--json"]);
+    let result: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    assert_eq!(result["content"][0]["text"], "The report is done. It took 1.6 s.");
+    assert!(!text(&output.stderr).contains("task "), "{}", text(&output.stderr));
+}
+
+#[test]
+fn call_tells_by_its_exit_code_how_it_ended() {
+    let demo = Demo::start();
+    let output = demo.call(&["greet"]);
+    assert_eq!((output.status.code(), text(&output.stdout)), (Some(1), "name must be a text\n"));
+    let output = demo.call(&["nobody"]);
+    assert_eq!(
+        (output.status.code(), text(&output.stderr)),
+        (Some(2), "error: unknown tool nobody (-32602)\n")
+    );
+    let output = demo.call(&["report", "--timeout", "100ms"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(text(&output.stderr).contains("no result within 100ms; the call was cancelled"));
+    let output = demo.call(&["greet", "[]"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(text(&output.stderr).contains("not an object"));
+    let url = demo.url.clone();
+    drop(demo);
+    let output = deferral(&["call", &url, "greet"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(text(&output.stderr).contains("cannot be reached"), "{}", text(&output.stderr));
+}
+
+#[test]
+fn ctrl_c_cancels_the_task() {
+    let demo = Demo::start();
+    let mut call = Command::new(env!("CARGO_BIN_EXE_deferral"))
+        .args(["call", &demo.url, "report", r#"{"seconds":600}"#])
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the program starts");
+    let mut lines = BufReader::new(call.stderr.take().expect("it is piped")).lines();
+    let handle = lines.by_ref().map(|line| line.expect("a line")).find(|line| line.starts_with("task "));
+    let handle = handle.expect("a handle").split(' ').nth(1).expect("an id").to_owned();
+    interrupt(&call);
+    assert_eq!(call.wait().expect("it ends").code(), Some(130));
+    let get = format!(
+        r#"curl -s {} -H 'Content-Type: application/json' -H 'Accept: application/json, text/event-stream' -H 'MCP-Protocol-Version: 2026-07-28' -H 'Mcp-Method: tasks/get' -H 'Mcp-Name: {handle}' -d '{{"jsonrpc":"2.0","id":1,"method":"tasks/get","params":{{"taskId":"{handle}","_meta":{{"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientCapabilities":{{"extensions":{{"io.modelcontextprotocol/tasks":{{}}}}}}}}}}}}'"#,
+        demo.url
+    );
+    assert_eq!(curl(&get)["result"]["status"], "cancelled");
+}
+
+#[test]
+fn check_looks_into_the_certificates_too() {
+    let sample = sample("tls.yaml");
+    let output = deferral(&["check", "--config", &sample]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(text(&output.stderr).contains("server.crt (tls.cert)"), "{}", text(&output.stderr));
+
+    let folder = tempfile::tempdir().unwrap();
+    let files = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/front");
+    std::fs::copy(files.join("cert.pem"), folder.path().join("server.crt")).unwrap();
+    std::fs::copy(files.join("key.pem"), folder.path().join("server.key")).unwrap();
+    let path = folder.path().join("tls.yaml");
+    std::fs::copy(&sample, &path).unwrap();
+    let output = deferral(&["check", "--config", path.to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+}
+
+#[test]
+fn serve_says_where_it_listens_and_ends_when_told() {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_deferral"))
+        .args(["--upstream", "http://127.0.0.1:1/mcp", "--listen", "127.0.0.1:0", "--admin", "off"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("the program starts");
+    let mut said = String::new();
+    BufReader::new(child.stdout.as_mut().expect("it is piped")).read_line(&mut said).expect("a line");
+    let url = said.trim().strip_prefix("listening on ").expect("where it listens").to_owned();
+    assert!(url.starts_with("http://127.0.0.1:") && url.ends_with("/mcp") && !url.contains(":0/"), "{url}");
+    interrupt(&child);
+    assert_eq!(child.wait().expect("it ends").code(), Some(0));
 }

@@ -245,6 +245,45 @@ async fn a_handle_counts_as_given_once_the_socket_has_it() {
     }
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn many_handles_at_once_are_all_given() {
+    for version in BOTH {
+        let (fates, mut told) = tokio::sync::mpsc::unbounded_channel();
+        let desk = Desk::new(move |call| {
+            let (reply, fate) = handle(&call.id, &format!("\"{}\"", "x".repeat(3000)));
+            fates.send(fate).expect("somebody wants to know");
+            once(reply)
+        });
+        let world = World::new(&[&desk], patient);
+        let mut asking = tokio::task::JoinSet::new();
+        for _ in 0..8 {
+            let mut client = world.client(version).await;
+            asking.spawn(async move {
+                for _ in 0..10 {
+                    let answers: Vec<_> = match version {
+                        Version::Http1 => vec![client.ask(call("work")).await],
+                        Version::Http2 => {
+                            let answers = [(); 5].map(|()| client.send(call("work")));
+                            let answers = futures_util::future::join_all(answers).await;
+                            futures_util::future::join_all(answers.into_iter().map(|a| whole(a.unwrap())))
+                                .await
+                        }
+                    };
+                    assert!(answers.iter().all(|answer| answer.status == StatusCode::OK));
+                }
+            });
+        }
+        asking.join_all().await;
+        drop(world);
+        let mut given = 0;
+        while let Ok(fate) = told.try_recv() {
+            fate.await.expect("it was given");
+            given += 1;
+        }
+        assert_eq!(given, if version == Version::Http1 { 80 } else { 400 });
+    }
+}
+
 #[tokio::test]
 async fn a_handle_counts_as_given_over_tls_too() {
     for version in BOTH {
@@ -512,6 +551,28 @@ async fn a_body_of_unknown_length_is_refused_once_it_is_over_the_limit() {
 }
 
 #[tokio::test]
+async fn a_client_that_is_refused_while_it_sends_can_read_why() {
+    for secure in [false, true] {
+        let world = World::new(&[&Desk::prompt()], |config| config.tls = secure.then(tls_paths));
+        let body = message("tools/list", &" ".repeat(16 << 20));
+        let mut client = match secure {
+            false => world.client(Version::Http1).await,
+            true => world.secure_client(Version::Http1).await,
+        };
+        let answer = client.ask(post(&body, &[("mcp-method", "tools/list")])).await;
+        assert_eq!(answer.status, StatusCode::PAYLOAD_TOO_LARGE);
+    }
+    // A client that reads nothing before it has sent everything.
+    let world = World::new(&[&Desk::prompt()], |_| {});
+    let length = 16 << 20;
+    let head = format!(
+        "POST /mcp HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\r\n"
+    );
+    let answer = world.raw(&[head.as_bytes(), &vec![b' '; length]].concat()).await;
+    assert!(answer.starts_with("HTTP/1.1 413 "), "{answer}");
+}
+
+#[tokio::test]
 async fn a_body_in_many_pieces_arrives_whole() {
     let desk = Desk::prompt();
     let world = World::new(&[&desk], |_| {});
@@ -742,7 +803,8 @@ async fn our_address_is_the_configured_one_or_what_the_client_used() {
     };
     assert_eq!(resource(&[], None, false).await, "http://localhost/mcp");
     assert_eq!(resource(&[], None, true).await, "https://localhost/mcp");
-    assert_eq!(resource(&[("x-forwarded-proto", "https")], None, false).await, "https://localhost/mcp");
+    assert_eq!(resource(&[("x-forwarded-proto", "https, http")], None, false).await, "https://localhost/mcp");
+    assert_eq!(resource(&[("x-forwarded-proto", "gopher")], None, true).await, "https://localhost/mcp");
     assert_eq!(resource(&[], Some("https://mcp.example.com/"), false).await, "https://mcp.example.com/mcp");
 }
 

@@ -1,7 +1,10 @@
 //! Each file in `config/` is a configuration that works.
 
-use deferral::config;
-use std::{fs, path::PathBuf};
+use deferral::{app, config};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
 
 fn samples() -> Vec<PathBuf> {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/config");
@@ -19,6 +22,23 @@ fn every_sample_is_accepted() {
         if let Err(problems) = config::load(&path) {
             panic!("{problems}");
         }
+    }
+}
+
+#[tokio::test]
+async fn every_sample_starts() {
+    for path in samples() {
+        let mut config = config::load(&path).unwrap_or_else(|problems| panic!("{problems}"));
+        // On free ports of this machine, and with a certificate that is there.
+        config.front.listen = vec!["127.0.0.1:0".parse().unwrap(); config.front.listen.len()];
+        config.admin = config.admin.map(|_| "127.0.0.1:0".parse().unwrap());
+        if let Some(tls) = &mut config.front.tls {
+            let files = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/front");
+            (tls.cert, tls.key) = (files.join("cert.pem"), files.join("key.pem"));
+        }
+        let running = app::start(config).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        assert!(!running.addresses.is_empty());
+        running.stop().await;
     }
 }
 

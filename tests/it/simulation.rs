@@ -2,30 +2,49 @@
 //! order, and what must hold whatever the order was.
 
 use bytes::Bytes;
-use deferral::runtime::{Clock, SystemClock};
 use deferral::{
-    bridge::{Action, Exchange},
+    bridge::{
+        Action, Exchange,
+        exchange::{Ask, Patience, Phase},
+    },
     protocol::Timestamp,
+    runtime::{Clock, SystemClock},
     task::{Effect, Event, Owner, Record, State, TaskId, apply},
 };
 use proptest::prelude::*;
-use std::time::{Duration, Instant};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::{Duration, Instant},
+};
 
 /// The server's word, so that one can tell whose result a task carries.
 const WORD: &str = r#"{"resultType":"complete","content":[]}"#;
+
+const AFTER: Duration = Duration::from_secs(5);
 
 /// What can happen next, where it can.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Happening {
     ServerAnswers,
     ServerIsLost,
-    DeadlinePasses,
+    ServerAsks,
+    ServerWithdraws,
+    /// Whatever the exchange waits for: the threshold, the settling, the end of parking.
+    TimeComes,
+    /// Enough of it for a sweeper to have work.
     TimePasses,
     StoreAnswers,
     StoreFails,
     SocketTakesHandle,
     ClientLeaves,
+    ClientComesBackWithAll,
+    ClientComesBackWithSome,
+    ClientComesBackWithNothing,
+    /// The same retry once more, while the first still waits.
+    ClientRepeatsItself,
+    ClientAnswersInTask,
     ClientCancels,
+    ProxyStops,
 }
 
 /// The server's final word.
@@ -33,6 +52,15 @@ enum Happening {
 enum Word {
     Result,
     Lost,
+}
+
+/// What became of a question.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fate {
+    Open,
+    Answered,
+    Withdrawn,
+    Declined,
 }
 
 /// The whole world of one call.
@@ -53,6 +81,11 @@ struct World {
 #[derive(Default)]
 struct Client {
     gone: bool,
+    /// Requests that wait for their answer.
+    waiting: usize,
+    /// What it has been asked, and will come back for.
+    asked: Option<BTreeSet<Ask>>,
+    rounds: usize,
     plain_answers: Vec<Word>,
     has_handle: bool,
     cancelled: bool,
@@ -62,19 +95,22 @@ struct Client {
 struct Server {
     spoke: Option<Word>,
     cancels: usize,
+    questions: BTreeMap<Ask, Fate>,
 }
 
 impl World {
-    fn new(deferrable: bool) -> Self {
+    fn new(defer_after: Option<Duration>) -> Self {
         let now = SystemClock::new().now();
+        let patience =
+            Patience { defer_after, settle: Duration::from_millis(25), park: Duration::from_secs(300) };
         Self {
-            exchange: Exchange::new(deferrable.then_some(now + Duration::from_secs(5))),
+            exchange: Exchange::new(patience, now),
             now,
             clock: Timestamp::from_millis(1_000_000),
             record: None,
             storing: false,
             handle_on_its_way: false,
-            client: Client::default(),
+            client: Client { waiting: 1, ..Client::default() },
             server: Server::default(),
             log: Vec::new(),
         }
@@ -83,17 +119,33 @@ impl World {
     fn possible(&self) -> Vec<Happening> {
         use Happening::*;
         let speaks = self.server.spoke.is_none() && self.server.cancels == 0;
-        let waits = !self.client.gone && !self.client.has_handle && self.client.plain_answers.is_empty();
+        let open = self.server.questions.values().any(|fate| *fate == Fate::Open);
+        let back = !self.client.gone && self.client.asked.is_some();
+        let in_task = match &self.record {
+            Some(Record { state: State::InputRequired { .. }, .. }) => self.client.has_handle,
+            _ => false,
+        };
         [
             (ServerAnswers, speaks),
             (ServerIsLost, speaks),
-            (DeadlinePasses, self.exchange.poll_timeout().is_some()),
+            (ServerAsks, speaks && self.server.questions.len() < 4),
+            (ServerWithdraws, speaks && open),
+            (TimeComes, self.exchange.poll_timeout().is_some()),
             (TimePasses, speaks),
             (StoreAnswers, self.storing),
             (StoreFails, self.storing),
             (SocketTakesHandle, self.handle_on_its_way && !self.client.gone),
-            (ClientLeaves, waits || (!self.client.gone && self.handle_on_its_way)),
+            (
+                ClientLeaves,
+                !self.client.gone && !self.client.has_handle && self.client.plain_answers.is_empty(),
+            ),
+            (ClientComesBackWithAll, back),
+            (ClientComesBackWithSome, back),
+            (ClientComesBackWithNothing, back && self.client.rounds < 6),
+            (ClientRepeatsItself, self.client.waiting == 1 && self.client.rounds > 0 && !self.client.gone),
+            (ClientAnswersInTask, in_task),
             (ClientCancels, self.client.has_handle && !self.client.cancelled),
+            (ProxyStops, self.exchange.phase() == Phase::Parked),
         ]
         .into_iter()
         .filter_map(|(happening, possible)| possible.then_some(happening))
@@ -106,13 +158,23 @@ impl World {
         match happening {
             Happening::ServerAnswers => self.speak(Word::Result),
             Happening::ServerIsLost => self.speak(Word::Lost),
-            Happening::DeadlinePasses => {
-                self.now = self.exchange.poll_timeout().expect("armed");
+            Happening::ServerAsks => {
+                let ask = Ask::try_from(self.server.questions.len()).expect("few");
+                self.server.questions.insert(ask, Fate::Open);
+                self.exchange.handle_question(ask, self.now);
+            }
+            Happening::ServerWithdraws => {
+                let open = self.server.questions.iter_mut().find(|(_, fate)| **fate == Fate::Open);
+                let (ask, fate) = open.expect("one is open");
+                *fate = Fate::Withdrawn;
+                self.exchange.handle_withdrawn(*ask);
+            }
+            Happening::TimeComes => {
+                self.now = self.exchange.poll_timeout().expect("armed").max(self.now);
                 self.exchange.handle_timeout(self.now);
             }
             Happening::TimePasses => {
                 self.clock = self.clock + Duration::from_secs(400);
-                self.exchange.handle_timeout(self.now);
                 self.sweep();
             }
             Happening::StoreAnswers => {
@@ -121,11 +183,11 @@ impl World {
                 let retention = Duration::from_secs(60);
                 let id = TaskId::from_entropy([7; 16]);
                 self.record = Some(Record::new(id, owner, "tool", retention, self.clock));
-                self.exchange.handle_stored(true);
+                self.exchange.handle_stored(true, self.now);
             }
             Happening::StoreFails => {
                 self.storing = false;
-                self.exchange.handle_stored(false);
+                self.exchange.handle_stored(false, self.now);
             }
             Happening::SocketTakesHandle => {
                 self.handle_on_its_way = false;
@@ -135,7 +197,30 @@ impl World {
             Happening::ClientLeaves => {
                 self.client.gone = true;
                 self.handle_on_its_way = false;
-                self.exchange.handle_departed();
+                if self.client.waiting > 0 || self.exchange.phase() == Phase::Handing {
+                    self.exchange.handle_departed();
+                }
+                self.client.waiting = 0;
+            }
+            Happening::ClientComesBackWithAll => self.come_back(usize::MAX),
+            Happening::ClientComesBackWithSome => self.come_back(1),
+            Happening::ClientComesBackWithNothing => self.come_back(0),
+            Happening::ClientRepeatsItself => {
+                // Its answers were taken the first time: none of their questions is open.
+                self.client.waiting += 1;
+                self.exchange.handle_retry(&BTreeSet::new(), Some(AFTER), self.now);
+            }
+            Happening::ClientAnswersInTask => {
+                let Some(Record { state: State::InputRequired { outstanding }, .. }) = &self.record else {
+                    unreachable!("it is possible only then")
+                };
+                let key = outstanding.keys().next().expect("never empty").clone();
+                let answers = BTreeMap::from([(key, Bytes::from_static(b"{}"))]);
+                for effect in self.apply(Event::Answered { answers }) {
+                    if let Effect::AnswerUpstream { key, .. } = effect {
+                        self.answer(key.parse().expect("a number"));
+                    }
+                }
             }
             Happening::ClientCancels => {
                 self.client.cancelled = true;
@@ -143,6 +228,7 @@ impl World {
                     self.exchange.handle_cancelled();
                 }
             }
+            Happening::ProxyStops => self.exchange.handle_stopping(self.now),
         }
         self.carry_out();
     }
@@ -152,13 +238,45 @@ impl World {
         self.exchange.handle_final(word);
     }
 
+    /// The client makes its request again, with answers to so many of the questions.
+    fn come_back(&mut self, answers: usize) {
+        let asked = self.client.asked.take().expect("it was asked");
+        self.client.rounds += 1;
+        if self.exchange.is_done() {
+            // Told that the call is gone: an answer too, but none of the exchange's.
+            self.client.gone = true;
+            return;
+        }
+        self.client.waiting += 1;
+        let open = |ask: &Ask| self.server.questions[ask] == Fate::Open;
+        let answered: BTreeSet<_> = asked.into_iter().filter(open).take(answers).collect();
+        answered.iter().for_each(|ask| self.answer(*ask));
+        self.exchange.handle_retry(&answered, Some(AFTER), self.now);
+    }
+
+    fn answer(&mut self, ask: Ask) {
+        let fate = self.server.questions.get_mut(&ask).expect("an answer to what was asked");
+        assert_eq!(*fate, Fate::Open, "question {ask} is answered twice, or after its end");
+        *fate = Fate::Answered;
+    }
+
     fn carry_out(&mut self) {
         while let Some(action) = self.exchange.poll_action() {
             self.log.push(format!("  -> {action:?}"));
             match action {
                 Action::Reply(word) => {
-                    assert!(!self.client.gone, "an answer for a client that has left");
+                    assert!(self.client.waiting > 0, "an answer for nobody");
+                    self.client.waiting = 0;
                     self.client.plain_answers.push(word);
+                }
+                Action::Ask(asks) => {
+                    assert!(self.client.waiting > 0, "a question for nobody");
+                    assert!(self.client.asked.is_none());
+                    for ask in &asks {
+                        assert_eq!(self.server.questions[ask], Fate::Open, "asked what is not open");
+                    }
+                    self.client.waiting = 0;
+                    self.client.asked = Some(asks);
                 }
                 Action::Store => {
                     assert!(!self.storing && self.record.is_none(), "a task is stored once");
@@ -166,8 +284,22 @@ impl World {
                 }
                 Action::ReplyTask => {
                     assert!(self.record.is_some(), "a handle of a task that is not stored");
-                    assert!(!self.client.gone);
+                    assert!(self.client.waiting > 0);
+                    self.client.waiting = 0;
                     self.handle_on_its_way = true;
+                }
+                Action::AskInTask(ask) => {
+                    assert_eq!(self.server.questions[&ask], Fate::Open);
+                    let request = Bytes::from_static(b"{}");
+                    let effects = self.apply(Event::Asked { key: ask.to_string(), request });
+                    if effects.is_empty() {
+                        self.server.questions.insert(ask, Fate::Declined);
+                    }
+                }
+                Action::WithdrawInTask(ask) => drop(self.apply(Event::Withdrawn { key: ask.to_string() })),
+                Action::Decline(ask) => {
+                    let fate = self.server.questions.insert(ask, Fate::Declined);
+                    assert_eq!(fate, Some(Fate::Open), "declined what is not open");
                 }
                 Action::Settle(word) => {
                     let event = match word {
@@ -223,7 +355,8 @@ impl World {
         assert!(self.server.cancels <= 1, "cancelled {} times", self.server.cancels);
         assert!(!self.exchange.awaits_server(), "somebody still waits for the server");
         if !self.client.gone {
-            assert_eq!(answers, 1, "a client that stayed has no answer");
+            assert_eq!(self.client.waiting, 0, "a client that stayed has no answer");
+            assert_eq!(answers, 1, "a client that stayed has no outcome");
         }
         if let Some(word) = self.client.plain_answers.first() {
             assert_eq!(Some(word), self.server.spoke.as_ref(), "an invented answer");
@@ -251,8 +384,8 @@ impl World {
 }
 
 /// Chooses what happens, by a seed.
-fn run(seed: u64, deferrable: bool) -> World {
-    let mut world = World::new(deferrable);
+fn run(seed: u64, defer_after: Option<Duration>) -> World {
+    let mut world = World::new(defer_after);
     let mut state = seed | 1;
     let mut time_left = 6;
     loop {
@@ -263,7 +396,7 @@ fn run(seed: u64, deferrable: bool) -> World {
         if possible.is_empty() {
             return world;
         }
-        // xorshift: a step is enough to choose among nine.
+        // xorshift: a step is enough to choose among a few.
         state ^= state << 13;
         state ^= state >> 7;
         state ^= state << 17;
@@ -273,12 +406,16 @@ fn run(seed: u64, deferrable: bool) -> World {
     }
 }
 
+fn thresholds() -> impl Strategy<Value = Option<Duration>> {
+    prop_oneof![Just(None), Just(Some(AFTER)), Just(Some(Duration::ZERO))]
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(4096))]
+    #![proptest_config(ProptestConfig::with_cases(8192))]
 
     #[test]
-    fn whatever_the_order_there_is_one_outcome_and_nobody_is_forgotten(seed: u64, deferrable: bool) {
-        let world = run(seed, deferrable);
+    fn whatever_the_order_there_is_one_outcome_and_nobody_is_forgotten(seed: u64, after in thresholds()) {
+        let world = run(seed, after);
         let checked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| world.check()));
         prop_assert!(checked.is_ok(), "seed {}:\n{}", seed, world.log.join("\n"));
     }
@@ -286,18 +423,25 @@ proptest! {
 
 #[test]
 fn the_simulation_meets_every_kind_of_ending() {
-    let mut endings = std::collections::BTreeSet::new();
-    for seed in 0..2000 {
-        let world = run(u64::wrapping_mul(seed, 0x9E37_79B9_7F4A_7C15), true);
+    let mut endings = BTreeSet::new();
+    let mut fates = BTreeSet::new();
+    for seed in 0..5000 {
+        let world = run(u64::wrapping_mul(seed, 0x9E37_79B9_7F4A_7C15), Some(AFTER));
+        fates.extend(world.server.questions.values().map(|fate| format!("{fate:?}")));
         endings.insert((
             world.client.gone,
             world.client.plain_answers.first().map(|word| format!("{word:?}")),
             world.record.as_ref().map(|record| record.state.status()),
+            world.client.rounds > 1,
         ));
     }
     for state in ["completed", "failed", "cancelled"] {
-        assert!(endings.iter().any(|(_, _, status)| *status == Some(state)), "no task ended {state}");
+        assert!(endings.iter().any(|(_, _, status, _)| *status == Some(state)), "no task ended {state}");
     }
-    assert!(endings.contains(&(true, None, None)), "no client left early");
-    assert!(endings.iter().any(|(_, answer, _)| answer.as_deref() == Some("Result")), "no plain answer");
+    assert!(endings.contains(&(true, None, None, false)), "no client left early");
+    assert!(endings.iter().any(|(_, answer, ..)| answer.as_deref() == Some("Result")), "no plain answer");
+    assert!(endings.iter().any(|(.., rounds)| *rounds), "no call with several rounds");
+    for fate in ["Answered", "Withdrawn", "Declined"] {
+        assert!(fates.contains(fate), "no question was {fate}");
+    }
 }

@@ -63,6 +63,7 @@ mod tests {
             defer: Defer { mode: Mode::Auto, after: Duration::from_secs(5), retention: Duration::ZERO },
             tools: Vec::new(),
             principal,
+            questions: crate::policy::Questions::default(),
             forward: forward.iter().map(|name| HeaderName::from_static(name)).collect(),
             empty_contents_is_error: false,
         }

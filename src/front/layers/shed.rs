@@ -39,7 +39,7 @@ type Response = http::Response<Body>;
 
 impl ShedLayer {
     pub(in crate::front) fn new(limit: usize) -> Self {
-        Self { places: Arc::new(Semaphore::new(limit)), limit }
+        Self { places: Arc::new(Semaphore::new(limit.min(Semaphore::MAX_PERMITS))), limit }
     }
 }
 

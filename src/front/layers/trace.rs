@@ -19,8 +19,11 @@ use std::{
 };
 use tokio::sync::OwnedSemaphorePermit;
 
-/// The access line of one request in the making.
-pub(in crate::front) struct Line {
+/// The access line of one request in the making. Boxed, as it is handed on many times, and waits
+/// in places that are paid for by every call that waits.
+pub(in crate::front) struct Line(Box<Fields>);
+
+struct Fields {
     clock: Arc<dyn Clock>,
     connection: Arc<Connection>,
     /// When the whole request was there; the head until then.
@@ -59,7 +62,7 @@ impl Line {
         connection: Arc<Connection>,
         method: http::Method,
     ) -> Self {
-        Self {
+        Self(Box::new(Fields {
             since: clock.now(),
             clock,
             connection,
@@ -72,52 +75,54 @@ impl Line {
             status: None,
             end: None,
             permit: None,
-        }
+        }))
     }
 
     /// The connection the request came by.
     pub(in crate::front) fn connection(&self) -> &Arc<Connection> {
-        &self.connection
+        &self.0.connection
     }
 
     /// The call takes its place among those in flight.
     pub(in crate::front) fn hold(&mut self, permit: OwnedSemaphorePermit) {
-        self.permit = Some(permit);
+        self.0.permit = Some(permit);
     }
 
     pub(in crate::front) fn on_route(&mut self, route: &Arc<str>) {
-        self.route = Some(Arc::clone(route));
+        self.0.route = Some(Arc::clone(route));
     }
 
     pub(in crate::front) fn by(&mut self, principal: Principal) {
-        self.principal = principal;
+        self.0.principal = principal;
     }
 
     pub(in crate::front) fn client_is(&mut self, era: Era) {
-        self.client = Some(era);
+        self.0.client = Some(era);
     }
 
     /// The whole request is here and goes to a server.
     pub(in crate::front) fn asks(&mut self, call: &crate::dialect::Call) {
-        self.since = self.clock.now();
-        self.method = Name::Rpc(call.method.clone());
-        self.target.clone_from(&call.target);
-        self.asked = true;
+        self.0.since = self.0.clock.now();
+        self.0.method = Name::Rpc(call.method.clone());
+        self.0.target.clone_from(&call.target);
+        self.0.asked = true;
     }
 
     /// The status line is settled. Whether there will be an answer may not be.
     pub(in crate::front) fn status(&mut self, status: StatusCode) {
-        self.status = Some(status);
+        self.0.status = Some(status);
     }
 
     /// The answer is given to the connection. Until then the client may leave without it.
     pub(in crate::front) fn answered(&mut self, account: Account) {
-        let waited = self.clock.now().saturating_duration_since(self.since);
-        self.end = Some(End { own: waited.saturating_sub(account.upstream), account });
+        let waited = self.0.clock.now().saturating_duration_since(self.0.since);
+        self.0.end = Some(End { own: waited.saturating_sub(account.upstream), account });
     }
 }
 
-impl Drop for Line {
+// === impl Fields ===
+
+impl Drop for Fields {
     fn drop(&mut self) {
         self.connection.end();
         let end = self.end.take().unwrap_or_else(|| {

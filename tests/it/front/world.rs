@@ -99,6 +99,7 @@ impl Desk {
             defer: Defer { mode: Mode::Auto, after: Duration::from_secs(5), retention: Duration::ZERO },
             tools: Vec::new(),
             principal: PrincipalSource::Authorization,
+            questions: deferral::policy::Questions::default(),
             forward: Vec::new(),
             empty_contents_is_error: false,
         };

@@ -1,0 +1,496 @@
+//! The questions of one call, as its client meets them: under which keys, in which result, and
+//! which answers are good enough to be given to the server.
+//!
+//! Beside the server's own requests there is the older way to ask: a call that ends in `-32042`,
+//! to be made again once the user has been to some address. [`url_required`] makes questions of it.
+
+use super::{
+    describe::server_info_meta,
+    form::{self, invalid},
+};
+use crate::protocol::{
+    ErrorObject, InputKind, InputRequest, code,
+    splice::{Edit, Object},
+};
+use bytes::Bytes;
+use serde_json::value::RawValue;
+use std::collections::{BTreeSet, VecDeque};
+
+pub use form::Invalid;
+
+/// Gives each question of one call a key of its own, the same ones in the same order whenever the
+/// call is made: answers may come along with the first request, before anything was asked.
+///
+/// The names an operator chose come first, in their order, whatever is asked; then follow
+/// `elicitation-1`, `sampling-1`, `roots-1`, `elicitation-2`, counted by kind. No key is given
+/// twice, so it outlives the answer: a task's keys must be unique for its whole life (tasks
+/// extension, *Task Update Requests*).
+#[derive(Clone, Debug, Default)]
+pub struct Keys {
+    /// Chosen names that no question has yet.
+    unused: VecDeque<String>,
+    /// All chosen names, which are not made up again.
+    chosen: BTreeSet<String>,
+    /// How many keys of a kind were looked at: elicitation, sampling, roots, addresses.
+    counts: [u32; 4],
+}
+
+// === impl Keys ===
+
+impl Keys {
+    /// The keys of a call whose questions have been given these names. A name that is repeated
+    /// counts once.
+    pub fn new<N: Into<String>>(names: impl IntoIterator<Item = N>) -> Self {
+        let mut keys = Self::default();
+        for name in names.into_iter().map(Into::into) {
+            if keys.chosen.insert(name.clone()) {
+                keys.unused.push_back(name);
+            }
+        }
+        keys
+    }
+
+    /// The key of the next question.
+    pub fn give(&mut self, kind: InputKind) -> String {
+        let slot = match kind {
+            InputKind::Elicitation => 0,
+            InputKind::Sampling => 1,
+            InputKind::Roots => 2,
+        };
+        self.unused.pop_front().unwrap_or_else(|| self.count(slot, kind.as_str()))
+    }
+
+    /// The key of the next address to go to before the call is made again: `url-1` and so on. Never
+    /// a chosen name and never one [`Keys::give`] gives, because the answer comes along when the
+    /// call is made anew, and must not be taken for an answer to that call's own first question.
+    fn give_url(&mut self) -> String {
+        self.count(3, "url")
+    }
+
+    fn count(&mut self, slot: usize, word: &str) -> String {
+        loop {
+            self.counts[slot] += 1;
+            let key = format!("{word}-{}", self.counts[slot]);
+            if !self.chosen.contains(&key) {
+                return key;
+            }
+        }
+    }
+}
+
+/// The answer for the server if it is one to this question: the client's bytes without
+/// `resultType`, which only its own era knows.
+///
+/// # Errors
+/// [`Invalid`] says which member is wrong. The question is then still to be answered.
+pub fn check_answer(question: &InputRequest, answer: &Bytes) -> Result<Bytes, Invalid> {
+    let object = Object::read(answer).map_err(|_| Invalid { at: None, must: "must be an object".into() })?;
+    match question.kind() {
+        InputKind::Elicitation => check_elicitation(question, &object)?,
+        InputKind::Sampling => check_sampling(&object)?,
+        InputKind::Roots => check_roots(&object)?,
+    }
+    let mut edit = Edit::new(&object);
+    edit.remove("resultType");
+    Ok(edit.apply())
+}
+
+/// 2026-07-28, *Elicitation, Response Actions*.
+fn check_elicitation(question: &InputRequest, answer: &Object) -> Result<(), Invalid> {
+    match text(answer, "action")?.as_str() {
+        "accept" => {}
+        "decline" | "cancel" => return Ok(()),
+        _ => return Err(invalid("action", "must be \"accept\", \"decline\" or \"cancel\"")),
+    }
+    let params = question.params().and_then(|params| Object::read(&params).ok());
+    let asks_by_form = params.as_ref().is_none_or(|params| match params.get("mode") {
+        // An elicitation that names no mode is from before there were two.
+        None => true,
+        Some(_) => params.string("mode").as_deref() == Some("form"),
+    });
+    if !asks_by_form {
+        return Ok(());
+    }
+    let schema = params.and_then(|params| params.get("requestedSchema"));
+    form::check(schema.as_ref(), once(answer, "content")?.as_ref())
+}
+
+/// 2026-07-28, *Sampling, Result Fields*.
+fn check_sampling(answer: &Object) -> Result<(), Invalid> {
+    if !matches!(text(answer, "role")?.as_str(), "user" | "assistant") {
+        return Err(invalid("role", "must be \"user\" or \"assistant\""));
+    }
+    text(answer, "model")?;
+    let content = once(answer, "content")?.ok_or_else(|| invalid("content", "is required"))?;
+    let blocks = match content.first() {
+        Some(b'{') => vec![content],
+        Some(b'[') => list(&content).unwrap_or_default(),
+        _ => return Err(invalid("content", "must be a content block or a list of them")),
+    };
+    let is_block = |block: &Bytes| Object::read(block).is_ok_and(|block| block.string("type").is_some());
+    if blocks.iter().all(is_block) {
+        return Ok(());
+    }
+    Err(invalid("content", "must be content blocks, each with its `type`"))
+}
+
+/// 2026-07-28, *Roots, Data Types*.
+fn check_roots(answer: &Object) -> Result<(), Invalid> {
+    let roots = once(answer, "roots")?.ok_or_else(|| invalid("roots", "is required"))?;
+    let roots = list(&roots).ok_or_else(|| invalid("roots", "must be a list"))?;
+    let is_root = |root: &Bytes| Object::read(root).is_ok_and(|root| root.string("uri").is_some());
+    match roots.iter().position(|root| !is_root(root)) {
+        Some(at) => Err(invalid(&format!("roots[{at}]"), "must be an object with a `uri`")),
+        None => Ok(()),
+    }
+}
+
+/// What the server gets for a question that nobody answers any more: a result where there is one
+/// that says so, else an error.
+///
+/// # Errors
+/// The error to answer with: `-32603`. The `-1` of *Sampling, Error Handling* (2025-11-25) would say
+/// that somebody had decided.
+pub fn cancelled_answer(kind: InputKind) -> Result<Bytes, ErrorObject> {
+    match kind {
+        InputKind::Elicitation => Ok(Bytes::from_static(br#"{"action":"cancel"}"#)),
+        InputKind::Sampling | InputKind::Roots => {
+            Err(ErrorObject::new(code::INTERNAL_ERROR, "the client did not answer"))
+        }
+    }
+}
+
+/// The result that asks a client for what its call still needs (2026-07-28, *InputRequiredResult*).
+/// Without questions it asks for nothing but to come back.
+pub fn input_required<'a>(
+    questions: impl IntoIterator<Item = (&'a str, &'a InputRequest)>,
+    request_state: &str,
+    server_info: &[u8],
+) -> Vec<u8> {
+    let mut out = br#"{"resultType":"input_required""#.to_vec();
+    let mut before: &[u8] = br#","inputRequests":{"#;
+    let mut asks = false;
+    for (key, question) in questions {
+        out.extend_from_slice(before);
+        write_string(key, &mut out);
+        out.push(b':');
+        out.extend_from_slice(question.as_bytes());
+        before = b",";
+        asks = true;
+    }
+    if asks {
+        out.push(b'}');
+    }
+    out.extend_from_slice(br#","requestState":"#);
+    write_string(request_state, &mut out);
+    out.extend_from_slice(br#","_meta":"#);
+    out.extend_from_slice(&server_info_meta(server_info));
+    out.push(b'}');
+    out
+}
+
+/// The addresses a server wants visited before the call is made again: the `data.elicitations` of
+/// its `-32042` (2025-11-25, *URL Elicitation Required Error*) as questions with their keys. `None`
+/// for any other error, and where the list is empty or holds what could not be put to a client.
+pub fn url_required(error: &Bytes, keys: &mut Keys) -> Option<Vec<(String, InputRequest)>> {
+    if ErrorObject::from_raw(error.clone()).code() != code::URL_ELICITATION_REQUIRED {
+        return None;
+    }
+    let data = Object::read(&Object::read(error).ok()?.get("data")?).ok()?;
+    let elicitations = list(&data.get("elicitations")?)?;
+    let questions: Vec<_> = elicitations.iter().map(to_visit).collect::<Option<_>>()?;
+    let questions = questions.into_iter().map(|question| (keys.give_url(), question)).collect::<Vec<_>>();
+    (!questions.is_empty()).then_some(questions)
+}
+
+/// An elicitation at an address, complete; `None` for anything else.
+fn to_visit(elicitation: &Bytes) -> Option<InputRequest> {
+    let params = Object::read(elicitation).ok()?;
+    let complete = params.string("mode").as_deref() == Some("url")
+        && params.string("url").is_some()
+        && params.string("message").is_some();
+    complete.then(|| InputRequest::new(InputKind::Elicitation, Some(elicitation)))
+}
+
+/// A member that must be a string.
+fn text(answer: &Object, key: &str) -> Result<String, Invalid> {
+    let raw = once(answer, key)?.ok_or_else(|| invalid(key, "is required"))?;
+    serde_json::from_slice(&raw).map_err(|_| invalid(key, "must be a string"))
+}
+
+/// A member we look at. Two readers may disagree on which counts where it is repeated, and what is
+/// checked here would not be what the server takes.
+fn once(answer: &Object, key: &str) -> Result<Option<Bytes>, Invalid> {
+    match answer.members().filter(|(name, _)| *name == key).count() {
+        0 => Ok(None),
+        1 => Ok(answer.get(key)),
+        _ => Err(invalid(key, "must be given once")),
+    }
+}
+
+fn list(raw: &Bytes) -> Option<Vec<Bytes>> {
+    let items: Vec<&RawValue> = serde_json::from_slice(raw).ok()?;
+    Some(items.into_iter().map(|item| raw.slice_ref(item.get().as_bytes())).collect())
+}
+
+fn write_string(text: &str, out: &mut Vec<u8>) {
+    serde_json::to_writer(out, text).expect("a string is written to memory");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::protocol::meta;
+    use proptest::prelude::*;
+    use serde_json::{Value, json};
+
+    const KINDS: [InputKind; 3] = InputKind::ALL;
+
+    fn question(kind: InputKind, params: &'static str) -> InputRequest {
+        InputRequest::new(kind, Some(&Bytes::from_static(params.as_bytes())))
+    }
+
+    /// What is wrong with an answer, or the bytes the server gets.
+    fn checked(question: &InputRequest, answer: &str) -> Result<String, String> {
+        check_answer(question, &Bytes::copy_from_slice(answer.as_bytes()))
+            .map(|bytes| String::from_utf8(bytes.to_vec()).expect("utf-8"))
+            .map_err(|invalid| invalid.to_string())
+    }
+
+    #[test]
+    fn chosen_names_come_first_and_then_each_kind_is_counted() {
+        let [ask, sample, roots] = KINDS;
+        let mut keys = Keys::new(["user_name", "elicitation-1", "user_name"]);
+        let given: Vec<_> =
+            [sample, ask, ask, sample, roots, ask, sample].into_iter().map(|kind| keys.give(kind)).collect();
+        assert_eq!(
+            given,
+            [
+                "user_name",
+                "elicitation-1",
+                "elicitation-2",
+                "sampling-1",
+                "roots-1",
+                "elicitation-3",
+                "sampling-2"
+            ]
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn no_key_is_given_twice_and_the_same_call_gets_the_same(
+            names in prop::collection::vec("(elicitation|sampling|roots|url)-[1-4]|[a-c]", 0..6),
+            // The last stands for an address.
+            asked in prop::collection::vec(0usize..4, 0..16),
+        ) {
+            let run = || {
+                let mut keys = Keys::new(names.clone());
+                asked.iter().map(|&at| match KINDS.get(at) {
+                    Some(kind) => keys.give(*kind),
+                    None => keys.give_url(),
+                }).collect::<Vec<_>>()
+            };
+            let given = run();
+            prop_assert_eq!(given.iter().collect::<BTreeSet<_>>().len(), given.len(), "{:?}", given);
+            prop_assert_eq!(run(), given);
+        }
+    }
+
+    #[test]
+    fn an_answer_reaches_the_server_as_it_was_given() {
+        let form = question(
+            InputKind::Elicitation,
+            r#"{"message":"?","requestedSchema":{"type":"object","properties":{"n":{"type":"integer"}},"required":["n"]}}"#,
+        );
+        let answer = r#"{ "content" : {"n":5.0, "more":1e400}, "action":"accept","x":null }"#;
+        assert_eq!(checked(&form, answer).as_deref(), Ok(answer));
+        assert_eq!(
+            checked(
+                &form,
+                r#"{"resultType":"complete","action":"accept","content":{"n":1},"_meta":{"a/b":1}}"#
+            )
+            .as_deref(),
+            Ok(r#"{"action":"accept","content":{"n":1},"_meta":{"a/b":1}}"#)
+        );
+    }
+
+    #[test]
+    fn an_elicitation_is_answered_by_one_of_three_actions() {
+        let form = question(
+            InputKind::Elicitation,
+            r#"{"requestedSchema":{"type":"object","properties":{"n":{"type":"string"}},"required":["n"]}}"#,
+        );
+        for fine in [
+            r#"{"action":"decline"}"#,
+            r#"{"action":"cancel","content":null}"#,
+            r#"{"action":"accept","content":{"n":""}}"#,
+        ] {
+            assert_eq!(checked(&form, fine).as_deref(), Ok(fine));
+        }
+        for (answer, wrong) in [
+            ("12345", "the answer must be an object"),
+            ("null", "the answer must be an object"),
+            ("{}", "`action` is required"),
+            (r#"{"action":1}"#, "`action` must be a string"),
+            (r#"{"action":"ok"}"#, r#"`action` must be "accept", "decline" or "cancel""#),
+            (r#"{"action":"cancel","\u0061ction":"accept"}"#, "`action` must be given once"),
+            (r#"{"action":"accept"}"#, "`content.n` is required"),
+            (r#"{"action":"accept","content":[]}"#, "`content` must be an object"),
+            (r#"{"action":"accept","content":null}"#, "`content` must be an object"),
+            (r#"{"action":"accept","content":{"n":7}}"#, "`content.n` must be a string"),
+            (r#"{"action":"accept","content":{"n":""},"content":{}}"#, "`content` must be given once"),
+        ] {
+            assert_eq!(checked(&form, answer), Err(wrong.to_owned()), "{answer}");
+        }
+    }
+
+    #[test]
+    fn only_a_form_needs_content() {
+        let schema = r#""requestedSchema":{"type":"object","required":["n"]}"#;
+        for (mode, needs) in [
+            ("", true),
+            (r#""mode":"form","#, true),
+            (r#""mode":"url","#, false),
+            (r#""mode":"voice","#, false),
+        ] {
+            let params = Bytes::from(format!("{{{mode}{schema}}}"));
+            let question = InputRequest::new(InputKind::Elicitation, Some(&params));
+            assert_eq!(checked(&question, r#"{"action":"accept"}"#).is_err(), needs, "{mode}");
+        }
+    }
+
+    #[test]
+    fn a_sampled_message_has_a_role_a_model_and_content() {
+        let question = question(InputKind::Sampling, r#"{"messages":[],"maxTokens":1}"#);
+        for fine in [
+            r#"{"role":"assistant","content":{"type":"text","text":"x"},"model":"m","stopReason":"endTurn"}"#,
+            r#"{"role":"user","content":[{"type":"tool_use"},{"type":"vendor"}],"model":""}"#,
+            r#"{"role":"assistant","content":[],"model":"m"}"#,
+        ] {
+            assert_eq!(checked(&question, fine).as_deref(), Ok(fine));
+        }
+        for (answer, wrong) in [
+            (r#"{"action":"decline"}"#, "`role` is required"),
+            (r#"{"role":"system","model":"m","content":[]}"#, r#"`role` must be "user" or "assistant""#),
+            (r#"{"role":"user","content":[]}"#, "`model` is required"),
+            (r#"{"role":"user","model":null,"content":[]}"#, "`model` must be a string"),
+            (r#"{"role":"user","model":"m"}"#, "`content` is required"),
+            (
+                r#"{"role":"user","model":"m","content":"x"}"#,
+                "`content` must be a content block or a list of them",
+            ),
+            (
+                r#"{"role":"user","model":"m","content":{}}"#,
+                "`content` must be content blocks, each with its `type`",
+            ),
+            (
+                r#"{"role":"user","model":"m","content":["x"]}"#,
+                "`content` must be content blocks, each with its `type`",
+            ),
+        ] {
+            assert_eq!(checked(&question, answer), Err(wrong.to_owned()), "{answer}");
+        }
+    }
+
+    #[test]
+    fn roots_are_a_list_of_addresses() {
+        let question = InputRequest::new(InputKind::Roots, None);
+        for fine in [r#"{"roots":[]}"#, r#"{"roots":[{"uri":"file:///a","name":"A"}]}"#] {
+            assert_eq!(checked(&question, fine).as_deref(), Ok(fine));
+        }
+        for (answer, wrong) in [
+            ("{}", "`roots` is required"),
+            (r#"{"roots":null}"#, "`roots` must be a list"),
+            (r#"{"roots":[{"uri":"file:///a"},{"name":"b"}]}"#, "`roots[1]` must be an object with a `uri`"),
+        ] {
+            assert_eq!(checked(&question, answer), Err(wrong.to_owned()), "{answer}");
+        }
+    }
+
+    #[test]
+    fn what_stands_for_no_answer_is_an_answer() {
+        for kind in KINDS {
+            match cancelled_answer(kind) {
+                Ok(answer) => {
+                    assert_eq!(check_answer(&InputRequest::new(kind, None), &answer), Ok(answer.clone()));
+                }
+                Err(error) => {
+                    assert_eq!((error.code(), &*error.message()), (-32603, "the client did not answer"))
+                }
+            }
+        }
+        assert!(cancelled_answer(InputKind::Elicitation).is_ok());
+    }
+
+    #[test]
+    fn an_input_required_result_has_the_questions_the_state_and_the_server() {
+        let ask = question(InputKind::Elicitation, r#"{"message":"?"}"#);
+        let roots = InputRequest::new(InputKind::Roots, None);
+        let result = input_required([("b\"", &ask), ("a", &roots)], "state\n", br#"{"name":"s"}"#);
+        assert_eq!(
+            String::from_utf8(result).expect("utf-8"),
+            concat!(
+                r#"{"resultType":"input_required","inputRequests":{"#,
+                r#""b\"":{"method":"elicitation/create","params":{"message":"?"}},"a":{"method":"roots/list"}},"#,
+                r#""requestState":"state\n","_meta":{"io.modelcontextprotocol/serverInfo":{"name":"s"}}}"#
+            )
+        );
+    }
+
+    #[test]
+    fn a_result_without_questions_asks_only_to_come_back() {
+        let result: Value = serde_json::from_slice(&input_required([], "s", b"{}")).expect("valid");
+        assert_eq!(
+            result,
+            json!({ "resultType": "input_required", "requestState": "s", "_meta": { meta::SERVER_INFO: {} } })
+        );
+    }
+
+    #[test]
+    fn addresses_to_visit_become_questions() {
+        let error = Bytes::from_static(
+            br#"{"code":-32042,"message":"m","data":{"elicitations":[{"mode":"url","elicitationId":"e","url":"https://a","message":"A","x":1.0},{"message":"B","url":"https://b","mode":"url"}]}}"#,
+        );
+        let questions = url_required(&error, &mut Keys::new(["user_name", "url-1"])).expect("questions");
+        let written: Vec<_> =
+            questions.iter().map(|(key, question)| (key.as_str(), question.as_bytes().clone())).collect();
+        assert_eq!(
+            written,
+            [
+                (
+                    "url-2",
+                    Bytes::from(
+                        r#"{"method":"elicitation/create","params":{"mode":"url","url":"https://a","message":"A","x":1.0}}"#
+                    )
+                ),
+                (
+                    "url-3",
+                    Bytes::from(
+                        r#"{"method":"elicitation/create","params":{"message":"B","url":"https://b","mode":"url"}}"#
+                    )
+                ),
+            ]
+        );
+        assert!(questions.iter().all(|(_, question)| checked(question, r#"{"action":"accept"}"#).is_ok()));
+    }
+
+    #[test]
+    fn an_error_that_names_no_whole_address_stays_an_error() {
+        for error in [
+            r#"{"code":-32603,"message":"m","data":{"elicitations":[{"mode":"url","url":"u","message":"A"}]}}"#,
+            r#"{"code":-32042,"message":"m"}"#,
+            r#"{"code":-32042,"message":"m","data":null}"#,
+            r#"{"code":-32042,"message":"m","data":{"elicitations":[]}}"#,
+            r#"{"code":-32042,"message":"m","data":{"elicitations":[{"mode":"form","url":"u","message":"A"}]}}"#,
+            r#"{"code":-32042,"message":"m","data":{"elicitations":[{"mode":"url","url":"u","message":"A"},{"mode":"url"}]}}"#,
+            r#"{"code":-32042,"message":"m","data":{"elicitations":[7]}}"#,
+        ] {
+            assert_eq!(
+                url_required(&Bytes::from_static(error.as_bytes()), &mut Keys::default()),
+                None,
+                "{error}"
+            );
+        }
+    }
+}

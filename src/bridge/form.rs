@@ -1,0 +1,512 @@
+//! Whether a form was filled in as its schema asks.
+//!
+//! A server that elicits by form sends a flat object schema of strings, numbers, booleans and
+//! choices (2026-07-28, *Elicitation, Requested Schema*). A client that answers with something else
+//! is asked again, so a wrong refusal would ask it for ever: whatever is not understood here
+//! accepts, and the server judges for itself. What is understood is exact: lengths count
+//! characters, numbers are compared by value, and `5.0` is an integer.
+
+use crate::protocol::{canonical, splice::Object};
+use bytes::Bytes;
+use serde_json::value::RawValue;
+use std::collections::BTreeMap;
+
+/// Which part of an answer is wrong, and what it must be. Never holds what the client answered.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{} {must}", .at.as_ref().map_or_else(|| "the answer".into(), |at| format!("`{at}`")))]
+pub struct Invalid {
+    /// The member, as a path: `content.colors[2]`. `None` is the answer as a whole.
+    pub at: Option<String>,
+    /// What is asked of it: `must be at least 18`.
+    pub must: String,
+}
+
+/// The filled-in form: members by key.
+type Content = BTreeMap<String, Bytes>;
+
+/// The types a schema can name.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Type {
+    String,
+    Number,
+    Integer,
+    Boolean,
+    Array,
+    Object,
+    Null,
+}
+
+/// How deep a schema is followed into `items`, `anyOf` and `oneOf`. The specification knows two
+/// levels; what lies deeper accepts.
+const DEPTH: usize = 8;
+
+/// Checks the content of an accepted form against its `requestedSchema`. Content that was left out
+/// counts as a form without answers, and so does `null` for what is not required: both are what
+/// clients in the field send for a form where nothing had to be filled in.
+///
+/// # Errors
+/// [`Invalid`] names the first member that is wrong.
+pub(super) fn check(schema: Option<&Bytes>, content: Option<&Bytes>) -> Result<(), Invalid> {
+    let content = match content {
+        Some(raw) => read(raw)?,
+        None => Content::new(),
+    };
+    let Some(Ok(schema)) = schema.map(Object::read) else { return Ok(()) };
+    if schema.get("type").is_some_and(|types| !matches!(types_of(&types).as_deref(), Some([Type::Object]))) {
+        return Ok(());
+    }
+    let required = schema.get("required").and_then(|raw| list::<String>(&raw)).unwrap_or_default();
+    if let Some(key) = required.iter().find(|key| !content.contains_key(*key)) {
+        return Err(invalid(&member(key), "is required"));
+    }
+    let Some(Ok(properties)) = schema.get("properties").map(|raw| Object::read(&raw)) else { return Ok(()) };
+    for (key, property) in properties.members() {
+        let Some(answer) = content.get(key) else { continue };
+        if answer == "null" && !required.iter().any(|name| name == key) {
+            continue;
+        }
+        value(&property, answer, &member(key), DEPTH)?;
+    }
+    Ok(())
+}
+
+fn read(raw: &Bytes) -> Result<Content, Invalid> {
+    let object = Object::read(raw).map_err(|_| invalid("content", "must be an object"))?;
+    let mut content = Content::new();
+    for (key, answer) in object.members() {
+        // Two readers may disagree on which one counts.
+        if content.insert(key.to_owned(), answer).is_some() {
+            return Err(invalid(&member(key), "must be given once"));
+        }
+    }
+    Ok(content)
+}
+
+/// Checks one value against one schema with `levels` left to go down.
+fn value(schema: &Bytes, answer: &Bytes, at: &str, levels: usize) -> Result<(), Invalid> {
+    let (Ok(schema), Some(levels)) = (Object::read(schema), levels.checked_sub(1)) else { return Ok(()) };
+    let wanted = schema.get("type").and_then(|raw| types_of(&raw));
+    if let Some(wanted) = wanted
+        && !wanted.iter().any(|wanted| wanted.fits(answer))
+    {
+        let names: Vec<_> = wanted.iter().map(|wanted| wanted.described()).collect();
+        return Err(invalid(at, format!("must be {}", names.join(" or "))));
+    }
+    let offered = schema.get("enum").and_then(|raw| items(&raw));
+    if offered.is_some_and(|offered| !offered.iter().any(|choice| canonical::same(choice, answer)))
+        || schema.get("const").is_some_and(|only| !canonical::same(&only, answer))
+    {
+        return Err(invalid(at, CHOICE));
+    }
+    for branches in ["anyOf", "oneOf"] {
+        // One at least, also of `oneOf`: a branch that is not understood accepts, so that two may.
+        let branches = schema.get(branches).and_then(|raw| items(&raw)).unwrap_or_default();
+        if !branches.is_empty() && branches.iter().all(|branch| value(branch, answer, at, levels).is_err()) {
+            return Err(invalid(at, CHOICE));
+        }
+    }
+    match answer.first() {
+        Some(b'"') => string(&schema, answer, at),
+        Some(b'[') => array(&schema, answer, at, levels),
+        Some(b'-' | b'0'..=b'9') => number(&schema, answer, at),
+        _ => Ok(()),
+    }
+}
+
+fn string(schema: &Object, answer: &Bytes, at: &str) -> Result<(), Invalid> {
+    // Half a surrogate pair is no text to measure.
+    let Ok(text) = serde_json::from_slice::<String>(answer) else { return Ok(()) };
+    bounded(schema, ["minLength", "maxLength"], count(text.chars().count()), " characters", at)?;
+    match schema.string("format").as_deref() {
+        Some("email") if !is_email(&text) => Err(invalid(at, "must be an email address")),
+        Some("uri") if !is_uri(&text) => Err(invalid(at, "must be an absolute URI")),
+        Some("date") if !is_date(&text) => Err(invalid(at, "must be a date, as in 2026-07-28")),
+        Some("date-time") if !is_date_time(&text) => {
+            Err(invalid(at, "must be a date with a time, as in 2026-07-28T10:30:00Z"))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn number(schema: &Object, answer: &Bytes, at: &str) -> Result<(), Invalid> {
+    let Some(number) = float(answer) else { return Ok(()) };
+    bounded(schema, ["minimum", "maximum"], number, "", at)?;
+    // Rounding keeps order but may make two numbers one, so equality is looked at exactly.
+    let excluded = |key| schema.get(key).filter(|bound| canonical::same(bound, answer));
+    if let Some(bound) = bound(schema, "exclusiveMinimum")
+        && (number < bound || excluded("exclusiveMinimum").is_some())
+    {
+        return Err(invalid(at, format!("must be more than {bound}")));
+    }
+    if let Some(bound) = bound(schema, "exclusiveMaximum")
+        && (number > bound || excluded("exclusiveMaximum").is_some())
+    {
+        return Err(invalid(at, format!("must be less than {bound}")));
+    }
+    Ok(())
+}
+
+fn array(schema: &Object, answer: &Bytes, at: &str, levels: usize) -> Result<(), Invalid> {
+    let Some(answers) = items(answer) else { return Ok(()) };
+    bounded(schema, ["minItems", "maxItems"], count(answers.len()), " items", at)?;
+    let Some(schema) = schema.get("items") else { return Ok(()) };
+    let mut answers = answers.iter().enumerate();
+    answers.try_for_each(|(index, answer)| value(&schema, answer, &format!("{at}[{index}]"), levels))
+}
+
+/// Checks that a measure lies between the bounds a schema gives, both included.
+fn bounded(
+    schema: &Object,
+    [least, most]: [&str; 2],
+    measure: f64,
+    unit: &str,
+    at: &str,
+) -> Result<(), Invalid> {
+    if let Some(least) = bound(schema, least)
+        && measure < least
+    {
+        return Err(invalid(at, format!("must be at least {least}{unit}")));
+    }
+    if let Some(most) = bound(schema, most)
+        && measure > most
+    {
+        return Err(invalid(at, format!("must be at most {most}{unit}")));
+    }
+    Ok(())
+}
+
+/// A keyword whose value is a number; anything else is no bound.
+fn bound(schema: &Object, key: &str) -> Option<f64> {
+    float(&schema.get(key)?)
+}
+
+/// A JSON number, rounded. `1e400` is infinite.
+fn float(raw: &Bytes) -> Option<f64> {
+    let text = std::str::from_utf8(raw).ok()?;
+    text.starts_with(|first: char| first == '-' || first.is_ascii_digit()).then(|| text.parse().ok())?
+}
+
+#[expect(clippy::cast_precision_loss, reason = "no message has 2^53 characters")]
+fn count(count: usize) -> f64 {
+    count as f64
+}
+
+/// The types a `type` names, one or several; `None` where one is unknown.
+fn types_of(raw: &Bytes) -> Option<Vec<Type>> {
+    let names = serde_json::from_slice::<String>(raw).map(|name| vec![name]).ok();
+    names.or_else(|| list(raw))?.iter().map(|name| Type::named(name)).collect()
+}
+
+/// The raw items of an array, or `None` where it is something else.
+fn items(raw: &Bytes) -> Option<Vec<Bytes>> {
+    let items: Vec<&RawValue> = serde_json::from_slice(raw).ok()?;
+    Some(items.into_iter().map(|item| raw.slice_ref(item.get().as_bytes())).collect())
+}
+
+fn list<T: serde::de::DeserializeOwned>(raw: &Bytes) -> Option<Vec<T>> {
+    serde_json::from_slice(raw).ok()
+}
+
+// === impl Type ===
+
+impl Type {
+    fn named(name: &str) -> Option<Self> {
+        Some(match name {
+            "string" => Self::String,
+            "number" => Self::Number,
+            "integer" => Self::Integer,
+            "boolean" => Self::Boolean,
+            "array" => Self::Array,
+            "object" => Self::Object,
+            "null" => Self::Null,
+            _ => return None,
+        })
+    }
+
+    /// Whether a raw JSON value is of this type.
+    fn fits(self, raw: &Bytes) -> bool {
+        let first = raw.first().copied().unwrap_or_default();
+        let is_number = first == b'-' || first.is_ascii_digit();
+        match self {
+            Self::String => first == b'"',
+            Self::Number => is_number,
+            Self::Integer => is_number && canonical::is_integer(raw),
+            Self::Boolean => matches!(first, b't' | b'f'),
+            Self::Array => first == b'[',
+            Self::Object => first == b'{',
+            Self::Null => first == b'n',
+        }
+    }
+
+    const fn described(self) -> &'static str {
+        match self {
+            Self::String => "a string",
+            Self::Number => "a number",
+            Self::Integer => "an integer",
+            Self::Boolean => "true or false",
+            Self::Array => "a list",
+            Self::Object => "an object",
+            Self::Null => "null",
+        }
+    }
+}
+
+// The formats are those the specification names, held loosely: each refuses what nobody could mean
+// by it. Any other format accepts.
+
+fn is_email(text: &str) -> bool {
+    let printable = !text.chars().any(|char| char.is_whitespace() || char.is_control());
+    printable && text.rsplit_once('@').is_some_and(|(name, host)| !name.is_empty() && !host.is_empty())
+}
+
+fn is_uri(text: &str) -> bool {
+    let Some((scheme, rest)) = text.split_once(':') else { return false };
+    scheme.starts_with(|first: char| first.is_ascii_alphabetic())
+        && scheme.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'+' | b'-' | b'.'))
+        && !rest.is_empty()
+        && !rest.chars().any(|char| char.is_whitespace() || char.is_control())
+}
+
+fn is_date(text: &str) -> bool {
+    // Ten characters: a date with a time behind it would be read as well.
+    text.len() == 10 && text.parse::<jiff::civil::Date>().is_ok()
+}
+
+/// With an offset as RFC 3339 wants it, or without one as a browser's form gives it.
+fn is_date_time(text: &str) -> bool {
+    text.len() > 10
+        && (text.parse::<jiff::Timestamp>().is_ok() || text.parse::<jiff::civil::DateTime>().is_ok())
+}
+
+const CHOICE: &str = "must be one of the values that were offered";
+
+fn member(key: &str) -> String {
+    format!("content.{key}")
+}
+
+pub(super) fn invalid(at: &str, must: impl Into<String>) -> Invalid {
+    Invalid { at: Some(at.to_owned()), must: must.into() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use serde_json::{Value, json};
+
+    fn raw(text: impl Into<String>) -> Bytes {
+        Bytes::from(text.into())
+    }
+
+    /// What is wrong with `content` as an answer to a form with these properties.
+    fn wrong(properties: &Value, required: &[&str], content: &str) -> Option<String> {
+        let schema = json!({ "type": "object", "properties": properties, "required": required });
+        check(Some(&raw(schema.to_string())), Some(&raw(content))).err().map(|invalid| invalid.to_string())
+    }
+
+    /// What is wrong with one value under the key `x`.
+    fn wrong_value(property: &Value, answer: &str) -> Option<String> {
+        wrong(&json!({ "x": property }), &["x"], &format!("{{\"x\":{answer}}}"))
+    }
+
+    fn accepts(property: &Value, answers: &[&str]) {
+        for answer in answers {
+            assert_eq!(wrong_value(property, answer), None, "{answer} for {property}");
+        }
+    }
+
+    fn refuses(property: &Value, answers: &[&str], must: &str) {
+        for answer in answers {
+            let wrong = wrong_value(property, answer);
+            assert_eq!(wrong.as_deref(), Some(&*format!("`content.x` {must}")), "{answer} for {property}");
+        }
+    }
+
+    #[test]
+    fn what_is_required_must_be_there() {
+        let form = json!({ "name": { "type": "string" }, "age": { "type": "integer" } });
+        assert_eq!(wrong(&form, &["name"], r#"{"name":"x"}"#), None);
+        assert_eq!(wrong(&form, &["name"], r#"{"age":1}"#).as_deref(), Some("`content.name` is required"));
+        assert_eq!(wrong(&form, &["other"], "{}").as_deref(), Some("`content.other` is required"));
+        assert_eq!(wrong(&form, &[], "{}"), None);
+    }
+
+    #[test]
+    fn content_left_out_is_a_form_without_answers() {
+        let schema =
+            |required: &str| raw(format!(r#"{{"type":"object","properties":{{}},"required":[{required}]}}"#));
+        assert_eq!(check(Some(&schema("")), None), Ok(()));
+        assert_eq!(check(Some(&schema("\"a\"")), None), Err(invalid("content.a", "is required")));
+    }
+
+    #[test]
+    fn null_is_no_answer() {
+        let form = json!({ "x": { "type": "string" } });
+        assert_eq!(wrong(&form, &[], r#"{"x":null}"#), None);
+        assert_eq!(wrong(&form, &["x"], r#"{"x":null}"#).as_deref(), Some("`content.x` must be a string"));
+    }
+
+    #[test]
+    fn members_the_form_does_not_have_are_let_through() {
+        assert_eq!(wrong(&json!({}), &[], r#"{"x":{"deep":[1e400]},"y":null}"#), None);
+    }
+
+    #[test]
+    fn content_is_an_object_with_each_member_once() {
+        for content in ["null", "[]", "7", "\"x\""] {
+            assert_eq!(wrong(&json!({}), &[], content).as_deref(), Some("`content` must be an object"));
+        }
+        assert_eq!(
+            wrong(&json!({}), &[], r#"{"x":1,"\u0078":2}"#).as_deref(),
+            Some("`content.x` must be given once")
+        );
+    }
+
+    #[test]
+    fn each_type_takes_its_own() {
+        let all = [r#""5""#, "5", "5.5", "true", "[]", "{}", "null"];
+        for (name, fit, must) in [
+            ("string", &all[..1], "must be a string"),
+            ("number", &all[1..3], "must be a number"),
+            ("integer", &all[1..2], "must be an integer"),
+            ("boolean", &all[3..4], "must be true or false"),
+            ("array", &all[4..5], "must be a list"),
+        ] {
+            let property = json!({ "type": name });
+            accepts(&property, fit);
+            let others: Vec<_> = all.into_iter().filter(|answer| !fit.contains(answer)).collect();
+            refuses(&property, &others, must);
+        }
+        refuses(&json!({ "type": ["string", "null"] }), &["1"], "must be a string or null");
+        accepts(&json!({ "type": ["string", "null"] }), &["null", "\"\""]);
+    }
+
+    #[test]
+    fn a_whole_number_is_an_integer_however_it_is_written() {
+        accepts(&json!({ "type": "integer" }), &["5.0", "-5e3", "5.5e1", "12345678901234567890123"]);
+        refuses(&json!({ "type": "integer" }), &["0.1", "55e-1"], "must be an integer");
+    }
+
+    #[test]
+    fn lengths_count_characters() {
+        let property = json!({ "type": "string", "minLength": 2, "maxLength": 3.0 });
+        accepts(&property, &["\"ab\"", "\"\u{1f600}\u{1f600}\u{1f600}\"", r#""\ud83d\ude00\n""#]);
+        refuses(&property, &["\"\"", "\"\u{1f600}\""], "must be at least 2 characters");
+        refuses(&property, &["\"abcd\""], "must be at most 3 characters");
+    }
+
+    #[test]
+    fn numbers_lie_between_their_bounds() {
+        let property = json!({ "type": "number", "minimum": 18, "maximum": 120.5 });
+        accepts(&property, &["18", "18.0", "120.5", "1e2"]);
+        refuses(&property, &["17.999", "-18", "-1e400"], "must be at least 18");
+        refuses(&property, &["120.51", "1e400"], "must be at most 120.5");
+        let open = json!({ "type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1 });
+        accepts(&open, &["0.5", "1e-400"]);
+        refuses(&open, &["0", "-0.0", "-1"], "must be more than 0");
+        refuses(&open, &["1", "1.0", "2"], "must be less than 1");
+    }
+
+    #[test]
+    fn a_choice_is_one_of_those_offered() {
+        for property in [
+            json!({ "type": "string", "enum": ["red", "green"], "enumNames": ["Red", "Green"] }),
+            json!({ "type": "string", "oneOf": [{ "const": "red", "title": "Red" }, { "const": "green", "title": "G" }] }),
+        ] {
+            accepts(&property, &["\"red\"", r#""gr\u0065en""#]);
+            refuses(&property, &["\"Red\"", "\"\""], CHOICE);
+            refuses(&property, &["1"], "must be a string");
+        }
+        accepts(&json!({ "enum": [1, null] }), &["1.0", "null"]);
+    }
+
+    #[test]
+    fn several_choices_are_each_one_of_those_offered() {
+        for items in [
+            json!({ "type": "string", "enum": ["a", "b", "c"] }),
+            json!({ "anyOf": [{ "const": "a", "title": "A" }, { "const": "b" }, { "const": "c" }] }),
+        ] {
+            let property = json!({ "type": "array", "items": items, "minItems": 1, "maxItems": 2 });
+            accepts(&property, &[r#"["a"]"#, r#"["c", "a"]"#]);
+            refuses(&property, &["[]"], "must be at least 1 items");
+            refuses(&property, &[r#"["a","b","c"]"#], "must be at most 2 items");
+            let wrong = wrong_value(&property, r#"["a","d"]"#);
+            assert_eq!(wrong, Some(format!("`content.x[1]` {CHOICE}")));
+        }
+    }
+
+    #[test]
+    fn formats_refuse_what_nobody_could_mean() {
+        for (format, good, bad) in [
+            ("email", &["a@b", "a.b+c@d.example", "ä@ö.example"][..], &["", "a", "@b", "a@", "a b@c"][..]),
+            (
+                "uri",
+                &["https://a.example/?q=1", "mailto:a@b", "urn:x:y"],
+                &["", "a.example", "//a", "1a:b", "a:", "a: b"],
+            ),
+            (
+                "date",
+                &["2026-07-28", "2024-02-29"],
+                &["", "2026-7-28", "2026-02-29", "28.07.2026", "2026-07-28T10:30:00Z"],
+            ),
+            (
+                "date-time",
+                &["2026-07-28T10:30:00Z", "2026-07-28T10:30:00.123+02:00", "2026-07-28T10:30"],
+                &["", "2026-07-28", "10:30", "2026-07-28T25:00:00Z"],
+            ),
+            ("phone", &["anything"], &[]),
+        ] {
+            let property = json!({ "type": "string", "format": format });
+            for text in good {
+                assert_eq!(wrong_value(&property, &json!(text).to_string()), None, "{text} as {format}");
+            }
+            for text in bad {
+                assert_ne!(wrong_value(&property, &json!(text).to_string()), None, "{text} as {format}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_schema_that_is_not_understood_accepts() {
+        for schema in [
+            "null",
+            "true",
+            "[]",
+            r#"{"type":"array"}"#,
+            r#"{"type":"object","properties":[]}"#,
+            r#"{"type":"object","required":"x"}"#,
+            r#"{"properties":{"x":false}}"#,
+            r#"{"properties":{"x":{"type":"widget"}}}"#,
+            r#"{"properties":{"x":{"type":7,"minLength":"many","enum":{},"anyOf":3,"format":[]}}}"#,
+            r##"{"properties":{"x":{"$ref":"#/$defs/x","not":{},"pattern":"^$"}}}"##,
+        ] {
+            assert_eq!(check(Some(&raw(schema)), Some(&raw(r#"{"x":"y"}"#))), Ok(()), "{schema}");
+        }
+        assert_eq!(check(None, Some(&raw("{}"))), Ok(()));
+    }
+
+    #[test]
+    fn a_schema_is_not_followed_for_ever() {
+        let mut property = json!({ "type": "integer" });
+        for _ in 0..100 {
+            property = json!({ "anyOf": [property] });
+        }
+        accepts(&property, &["\"x\""]);
+    }
+
+    proptest! {
+        #[test]
+        fn a_length_within_its_bounds_is_accepted_and_no_other(text in ".{0,8}", least in 0usize..8, more in 0usize..4) {
+            let property = json!({ "type": "string", "minLength": least, "maxLength": least + more });
+            let fits = (least..=least + more).contains(&text.chars().count());
+            prop_assert_eq!(wrong_value(&property, &json!(text).to_string()).is_none(), fits);
+        }
+
+        #[test]
+        fn no_answer_and_no_schema_is_too_odd_to_look_at(
+            schema in "[{}\\[\\]\":,a-c0-9]{0,24}", content in "[{}\\[\\]\":,a-c0-9]{0,24}",
+        ) {
+            let _ = check(Some(&raw(schema)), Some(&raw(content)));
+        }
+    }
+}

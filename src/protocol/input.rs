@@ -1,0 +1,358 @@
+//! What a server asks its client in the middle of a call, and what the client answers
+//! (2026-07-28, *Multi Round-Trip Requests*).
+//!
+//! A legacy server sends a request of its own; a 2026-07-28 client finds the same method and
+//! parameters under a key of `inputRequests`, and puts its answer under that key of
+//! `inputResponses`. An [`InputRequest`] is the former in the shape of the latter.
+
+use super::{
+    Frame, Kind, Method, frame, meta,
+    splice::{Edit, Object, Patch},
+};
+use bytes::Bytes;
+use std::collections::BTreeMap;
+
+/// What a server may ask for. There is nothing else (2026-07-28, *InputRequest*).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum InputKind {
+    /// Something of the user, by a form or at an address.
+    Elicitation,
+    /// A message of the client's model.
+    Sampling,
+    /// The directories the client works in.
+    Roots,
+}
+
+/// One question in the shape of a 2026-07-28 client: a raw object of `method` and `params`, on one
+/// line and in an allocation of its own.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InputRequest {
+    kind: InputKind,
+    raw: Bytes,
+}
+
+/// The answers a client sent along, raw, by the key of their question. Slices of its message, and
+/// not yet looked at: see [`crate::bridge::elicit::check_answer`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct InputResponses(BTreeMap<String, Bytes>);
+
+/// Why what a client sent with its retry cannot be read: `-32602`.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Malformed {
+    #[error("`params` must be an object")]
+    Params,
+    #[error("`inputResponses` must be an object of answers by the keys of `inputRequests`")]
+    Responses,
+    /// Two readers could disagree on which answer counts.
+    #[error("`inputResponses` has the key `{key}` twice")]
+    Repeated { key: String },
+    #[error("`requestState` must be the string that came with the `inputRequests`")]
+    State,
+}
+
+/// The `requestState` of `params`, where one was sent.
+///
+/// # Errors
+/// [`Malformed::Params`] and [`Malformed::State`].
+pub fn request_state(params: Option<&Bytes>) -> Result<Option<String>, Malformed> {
+    let Some(raw) = member(params, "requestState")? else { return Ok(None) };
+    serde_json::from_slice(&raw).map(Some).map_err(|_| Malformed::State)
+}
+
+// === impl InputKind ===
+
+impl InputKind {
+    pub const ALL: [Self; 3] = [Self::Elicitation, Self::Sampling, Self::Roots];
+
+    /// What a method asks for, if it is a question.
+    pub fn of(method: &Method) -> Option<Self> {
+        Self::ALL.into_iter().find(|kind| kind.method() == *method)
+    }
+
+    pub const fn method(self) -> Method {
+        match self {
+            Self::Elicitation => Method::Elicit,
+            Self::Sampling => Method::CreateMessage,
+            Self::Roots => Method::RootsList,
+        }
+    }
+
+    /// A word for it: the capability it needs, and what its keys begin with.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Elicitation => "elicitation",
+            Self::Sampling => "sampling",
+            Self::Roots => "roots",
+        }
+    }
+}
+
+// === impl InputRequest ===
+
+impl InputRequest {
+    /// A legacy server's request as a question, or `None` where the message is anything else.
+    pub fn of(frame: &Frame) -> Option<Self> {
+        let Kind::Request { id: _, method, params } = frame.kind() else { return None };
+        Some(Self::new(InputKind::of(method)?, params.as_ref()))
+    }
+
+    /// A question with a legacy server's parameters: its bytes without what only the older eras
+    /// know. These are `task`, the `elicitationId` of an elicitation at an address, and in `_meta`
+    /// the progress token (nobody reports the progress of an answer) and the related task.
+    pub fn new(kind: InputKind, params: Option<&Bytes>) -> Self {
+        let params = params.map(|params| raised(kind, params));
+        let method = kind.method();
+        let mut raw = Vec::with_capacity(48 + params.as_ref().map_or(0, Bytes::len));
+        raw.extend_from_slice(br#"{"method":""#);
+        raw.extend_from_slice(method.as_str().as_bytes());
+        raw.push(b'"');
+        if let Some(params) = params {
+            raw.extend_from_slice(br#","params":"#);
+            raw.extend_from_slice(&params);
+        }
+        raw.push(b'}');
+        Self { kind, raw: frame::on_one_line(raw.into()) }
+    }
+
+    /// A question as it was kept or sent: an object with the `method` of one, or `None`.
+    pub fn from_raw(raw: Bytes) -> Option<Self> {
+        let method = Object::read(&raw).ok()?.string("method")?;
+        let kind = InputKind::ALL.into_iter().find(|kind| kind.method().as_str() == method)?;
+        Some(Self { kind, raw })
+    }
+
+    pub fn kind(&self) -> InputKind {
+        self.kind
+    }
+
+    /// The object with `method` and `params`.
+    pub fn as_bytes(&self) -> &Bytes {
+        &self.raw
+    }
+
+    pub fn params(&self) -> Option<Bytes> {
+        Object::read(&self.raw).ok()?.get("params")
+    }
+}
+
+fn raised(kind: InputKind, params: &Bytes) -> Bytes {
+    let Ok(object) = Object::read(params) else { return params.clone() };
+    let mut patch = Patch::new(params.clone());
+    let mut edit = Edit::new(&object);
+    edit.remove("task");
+    if kind == InputKind::Elicitation && object.string("mode").as_deref() == Some("url") {
+        edit.remove("elicitationId");
+    }
+    if let Some(Ok(about)) = object.get("_meta").map(|raw| Object::read(&raw)) {
+        let mut inner = Edit::new(&about);
+        inner.remove(meta::RELATED_TASK).remove(meta::PROGRESS_TOKEN);
+        if !inner.is_empty() && inner.leaves_nothing() {
+            edit.remove("_meta");
+        } else {
+            inner.put(&mut patch);
+        }
+    }
+    edit.put(&mut patch);
+    patch.apply()
+}
+
+// === impl InputResponses ===
+
+impl InputResponses {
+    /// The `inputResponses` of `params`, or `None` where there are none. `{}` are some.
+    ///
+    /// # Errors
+    /// [`Malformed`], except [`Malformed::State`]. `null` is no object.
+    pub fn read(params: Option<&Bytes>) -> Result<Option<Self>, Malformed> {
+        let Some(raw) = member(params, "inputResponses")? else { return Ok(None) };
+        let object = Object::read(&raw).map_err(|_| Malformed::Responses)?;
+        let mut answers = BTreeMap::new();
+        for (key, answer) in object.members() {
+            if answers.insert(key.to_owned(), answer).is_some() {
+                return Err(Malformed::Repeated { key: key.to_owned() });
+            }
+        }
+        Ok(Some(Self(answers)))
+    }
+
+    pub fn get(&self, key: &str) -> Option<&Bytes> {
+        self.0.get(key)
+    }
+
+    /// Takes the answer under `key`, so that it is given once.
+    pub fn take(&mut self, key: &str) -> Option<Bytes> {
+        self.0.remove(key)
+    }
+
+    /// The same answers in allocations of their own, for those who keep them for long.
+    pub fn detached(self) -> Self {
+        Self(self.0.into_iter().map(|(key, answer)| (key, Bytes::copy_from_slice(&answer))).collect())
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Keys and raw answers, by key.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &Bytes)> {
+        self.0.iter().map(|(key, answer)| (key.as_str(), answer))
+    }
+
+    pub fn into_map(self) -> BTreeMap<String, Bytes> {
+        self.0
+    }
+}
+
+fn member(params: Option<&Bytes>, key: &str) -> Result<Option<Bytes>, Malformed> {
+    let Some(params) = params else { return Ok(None) };
+    Ok(Object::read(params).map_err(|_| Malformed::Params)?.get(key))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn params(text: &'static str) -> Option<Bytes> {
+        Some(Bytes::from_static(text.as_bytes()))
+    }
+
+    fn question(text: &'static str) -> String {
+        let frame = Frame::parse(Bytes::from_static(text.as_bytes())).expect("a message");
+        let raw = InputRequest::of(&frame).expect("a question").as_bytes().to_vec();
+        String::from_utf8(raw).expect("utf-8")
+    }
+
+    #[test]
+    fn a_question_is_its_method_and_its_parameters_as_they_were_sent() {
+        assert_eq!(
+            question(
+                r#"{"jsonrpc":"2.0","id":0,"method":"elicitation/create","params":{ "message" : "?","x":1e400,"requestedSchema":{"type":"object"}}}"#
+            ),
+            r#"{"method":"elicitation/create","params":{ "message" : "?","x":1e400,"requestedSchema":{"type":"object"}}}"#
+        );
+        assert_eq!(
+            question(
+                r#"{"id":"a","method":"sampling\/createMessage","params":{"messages":[]},"jsonrpc":"2.0"}"#
+            ),
+            r#"{"method":"sampling/createMessage","params":{"messages":[]}}"#
+        );
+        for without in
+            [r#"{"id":1,"method":"roots/list"}"#, r#"{"id":1,"method":"roots/list","params":null}"#]
+        {
+            assert_eq!(question(without), r#"{"method":"roots/list"}"#);
+        }
+    }
+
+    #[test]
+    fn what_only_the_older_eras_know_is_taken_out() {
+        for (sent, shown) in [
+            (
+                r#"{"id":1,"method":"roots/list","params":{"_meta":{"progressToken":1}}}"#,
+                r#"{"method":"roots/list","params":{}}"#,
+            ),
+            (
+                r#"{"id":1,"method":"roots/list","params":{"_meta":{"io.modelcontextprotocol/related-task":{"taskId":"t"},"a/b": 1.0,"progressToken":"x"}}}"#,
+                r#"{"method":"roots/list","params":{"_meta":{"a/b": 1.0}}}"#,
+            ),
+            (
+                r#"{"id":1,"method":"roots/list","params":{"_meta":{}}}"#,
+                r#"{"method":"roots/list","params":{"_meta":{}}}"#,
+            ),
+            (
+                r#"{"id":1,"method":"sampling/createMessage","params":{"task":{"ttl":1},"maxTokens":7,"elicitationId":"e"}}"#,
+                r#"{"method":"sampling/createMessage","params":{"maxTokens":7,"elicitationId":"e"}}"#,
+            ),
+            (
+                r#"{"id":1,"method":"elicitation/create","params":{"mode":"url","elicitationId":"e","url":"https://a/?elicitationId=e","message":"m"}}"#,
+                r#"{"method":"elicitation/create","params":{"mode":"url","url":"https://a/?elicitationId=e","message":"m"}}"#,
+            ),
+            (
+                r#"{"id":1,"method":"elicitation/create","params":{"elicitationId":"e","message":"m"}}"#,
+                r#"{"method":"elicitation/create","params":{"elicitationId":"e","message":"m"}}"#,
+            ),
+        ] {
+            assert_eq!(question(sent), shown);
+        }
+    }
+
+    #[test]
+    fn a_question_is_on_one_line() {
+        assert_eq!(
+            question("{\"id\":1,\"method\":\"roots/list\",\"params\":{\n\"a\":\r\n\"\\n\"}}"),
+            r#"{"method":"roots/list","params":{ "a":  "\n"}}"#
+        );
+    }
+
+    #[test]
+    fn what_is_no_question_is_none() {
+        for other in [
+            r#"{"id":1,"method":"ping"}"#,
+            r#"{"method":"elicitation/create","params":{}}"#,
+            r#"{"id":1,"result":{}}"#,
+            r#"{"id":1,"method":"vendor/ask"}"#,
+        ] {
+            let frame = Frame::parse(Bytes::from_static(other.as_bytes())).expect("a message");
+            assert_eq!(InputRequest::of(&frame), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn a_question_that_was_kept_reads_back() {
+        for kind in InputKind::ALL {
+            let question = InputRequest::new(kind, params(r#"{"a":1}"#).as_ref());
+            assert_eq!(InputRequest::from_raw(question.as_bytes().clone()), Some(question.clone()));
+            assert_eq!(question.kind(), kind);
+            assert_eq!(question.params(), params(r#"{"a":1}"#));
+        }
+        for other in [r#"{"method":"tools/call"}"#, "{}", "[]", ""] {
+            assert_eq!(InputRequest::from_raw(Bytes::from_static(other.as_bytes())), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn answers_are_read_by_their_keys_and_left_as_they_are() {
+        let params = params(r#"{"inputResponses":{"b": {"x" : 1.0},"a":12345,"\u0063":null}}"#);
+        let mut answers = InputResponses::read(params.as_ref()).expect("well formed").expect("some");
+        let read: Vec<_> = answers.iter().map(|(key, answer)| (key.to_owned(), answer.clone())).collect();
+        assert_eq!(
+            read,
+            [
+                ("a".into(), Bytes::from("12345")),
+                ("b".into(), r#"{"x" : 1.0}"#.into()),
+                ("c".into(), "null".into())
+            ]
+        );
+        assert_eq!(answers.take("a").as_deref(), Some(&b"12345"[..]));
+        assert_eq!(answers.take("a"), None, "it is given once");
+    }
+
+    #[test]
+    fn no_answers_are_not_the_same_as_empty_answers() {
+        assert_eq!(InputResponses::read(None), Ok(None));
+        assert_eq!(InputResponses::read(params("{}").as_ref()), Ok(None));
+        let empty = InputResponses::read(params(r#"{"inputResponses":{}}"#).as_ref());
+        assert!(empty.is_ok_and(|answers| answers.is_some_and(|answers| answers.is_empty())));
+    }
+
+    #[test]
+    fn answers_that_are_no_object_are_refused() {
+        for text in [r#"{"inputResponses":null}"#, r#"{"inputResponses":[]}"#, r#"{"inputResponses":"x"}"#] {
+            assert_eq!(InputResponses::read(params(text).as_ref()), Err(Malformed::Responses), "{text}");
+        }
+        assert_eq!(
+            InputResponses::read(params(r#"{"inputResponses":{"a":1,"\u0061":2}}"#).as_ref()),
+            Err(Malformed::Repeated { key: "a".into() })
+        );
+        assert_eq!(InputResponses::read(params("[]").as_ref()), Err(Malformed::Params));
+    }
+
+    #[test]
+    fn the_state_is_a_string_or_absent() {
+        assert_eq!(request_state(params(r#"{"requestState":"a\n"}"#).as_ref()), Ok(Some("a\n".into())));
+        assert_eq!(request_state(params("{}").as_ref()), Ok(None));
+        assert_eq!(request_state(None), Ok(None));
+        for text in [r#"{"requestState":null}"#, r#"{"requestState":1}"#, r#"{"requestState":{}}"#] {
+            assert_eq!(request_state(params(text).as_ref()), Err(Malformed::State), "{text}");
+        }
+    }
+}
