@@ -7,7 +7,7 @@ use crate::{
     config::Config,
     front, policy,
     proxy::{Endpoint, Service, Tasks},
-    runtime::{Clock, Drain, SystemClock, random},
+    runtime::{Clock, Drain, Stopping, SystemClock, random},
     store::{Memory, Store},
     telemetry::Drained,
     upstream::{NotStarted, Streamable, Upstream},
@@ -26,6 +26,7 @@ pub struct Running {
     /// Whether clients are met with TLS.
     pub tls: bool,
     stop: Drain,
+    work: Stopping,
     overdue: Drain,
     upstreams: Vec<Arc<dyn Upstream>>,
     tasks: Arc<Tasks>,
@@ -94,6 +95,7 @@ pub fn start(config: Config) -> Result<Running, Error> {
         paths,
         tls,
         stop,
+        work: stopping,
         overdue,
         upstreams,
         tasks,
@@ -123,6 +125,8 @@ impl Running {
         let tasks_lost = self.tasks.held();
         self.overdue.stop(LAST_WORDS).await;
         futures_util::future::join_all(self.upstreams.iter().map(|upstream| upstream.close())).await;
+        // What is told of that must still be written.
+        let _ = tokio::time::timeout(LAST_WORDS, self.work.is_over()).await;
         // It has answered to the last, so that operators saw us stopping.
         if let Some(admin) = self.admin {
             admin.task.abort();

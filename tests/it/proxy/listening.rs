@@ -3,7 +3,7 @@
 use super::world::{ALWAYS, Setup, World};
 use crate::support::{
     clients::{Client, Event, Stream, TASKS},
-    servers::{Canned, Events},
+    servers::{Canned, Events, Seen},
 };
 use http::Method;
 use serde_json::{Value, json};
@@ -311,6 +311,7 @@ async fn listening_goes_on_over_a_lost_session() {
     let (mut stream, _) = acknowledged(&client, json!({ "toolsListChanged": true })).await;
     let first = world.server.seen(|seen| seen.http == Method::GET).await.session().to_owned();
     // The call is refused for its session, made in a new one, and that is listened to as well.
+    // What the server forgot to report with the session, nobody knows.
     let waiting = client.call("t").await;
     world.server.call().await.canned(Canned::status(404));
     let again = world.server.call().await;
@@ -318,6 +319,25 @@ async fn listening_goes_on_over_a_lost_session() {
     let session = again.session().to_owned();
     again.says("hi");
     waiting.answer().await;
+    stream.notice("notifications/tools/list_changed").await;
     world.server.listener(&session).await.notify("notifications/tools/list_changed", json!({}));
+    stream.notice("notifications/tools/list_changed").await;
+}
+
+#[tokio::test]
+async fn listening_goes_on_over_a_session_that_was_retired_for_a_cancel() {
+    let world = World::new().await;
+    let client = world.client();
+    let (mut stream, _) = acknowledged(&client, json!({ "toolsListChanged": true })).await;
+    let waiting = client.call("slow").await;
+    let session = world.server.call().await.session().to_owned();
+    waiting.leave();
+    world.server.seen(|seen| seen.http == Method::DELETE && seen.session() == session).await;
+    // Nobody calls, and yet somebody listens: there is another already, so that nothing is missed.
+    let others = |seen: &Seen| seen.http == Method::GET && seen.session() != session;
+    assert_eq!(world.server.count(others), 1);
+    let again = world.server.seen(others).await;
+    let own = world.server.listener(again.session()).await;
+    own.notify("notifications/tools/list_changed", json!({}));
     stream.notice("notifications/tools/list_changed").await;
 }

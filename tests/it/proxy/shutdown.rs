@@ -2,7 +2,7 @@
 
 use super::world::{ALWAYS, Setup, World, start};
 use crate::support::{
-    clients::{Client, soon},
+    clients::{Client, Version, soon},
     servers::{LegacyServer, Options},
 };
 use deferral::app::Running;
@@ -97,6 +97,48 @@ async fn calls_that_do_not_end_in_time_are_told_so_and_cancelled() {
     let told = server.message("notifications/cancelled").await;
     assert_eq!(told.json["params"]["requestId"], call.id());
     assert_eq!(server.messages("notifications/cancelled"), 1);
+}
+
+#[tokio::test]
+async fn many_calls_that_do_not_end_in_time_are_all_told_so() {
+    // The server has no sessions to say goodbye to, so that the end is near.
+    let options = Options { sessions: false, ..server() };
+    let server = LegacyServer::start(options).await;
+    let mut proxy = Program::start(&server, &[], &["drain: 20ms"]).await;
+    let mut waiting = Vec::new();
+    let mut calls = Vec::new();
+    for _ in 0..50 {
+        waiting.push(proxy.client().call("slow").await);
+        calls.push(server.call().await);
+    }
+    proxy.stop();
+    proxy.gone().await;
+    for waiting in waiting {
+        assert_eq!(waiting.answer().await.refusal(), (200, -31007));
+    }
+}
+
+#[tokio::test]
+async fn calls_that_wait_for_a_session_are_told_so_too() {
+    let server = LegacyServer::start(server()).await;
+    let mut proxy = Program::start(&server, &[], &["drain: 20ms", "limits: { sessions: 1 }"]).await;
+    let client = proxy.client().over(Version::Http2).declaring(json!({ "elicitation": {} }));
+    let mut kept = client.kept().await;
+    let request = |tool| client.request("tools/call", json!({ "name": tool }));
+    let mut waiting = vec![kept.begin(request("slow")).await];
+    let call = server.call().await;
+    for _ in 0..20 {
+        waiting.push(kept.begin(request("queued")).await);
+    }
+    // What came before this has arrived.
+    kept.ask("server/discover", json!({})).await.result();
+    proxy.stop();
+    proxy.gone().await;
+    for waiting in waiting {
+        assert_eq!(waiting.answer().await.refusal(), (200, -31007));
+    }
+    assert_eq!(server.messages("tools/call"), 1, "what waited was never sent");
+    drop(call);
 }
 
 #[tokio::test]
