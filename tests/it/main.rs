@@ -6,6 +6,7 @@ mod config;
 mod exchange;
 mod front;
 mod passthrough;
+mod proxy;
 mod samples;
 mod simulation;
 mod stores;

@@ -1,0 +1,154 @@
+//! The end of the proxy.
+
+use super::world::{ALWAYS, Setup, World, start};
+use crate::support::{
+    clients::{Client, soon},
+    servers::{LegacyServer, Options},
+};
+use deferral::app::Running;
+use serde_json::json;
+use std::net::SocketAddr;
+use tokio::{net::TcpStream, runtime::Runtime, sync::oneshot};
+
+/// A proxy with a runtime of its own that ends when it has stopped, as the program does: what it
+/// still had to say is then not said.
+struct Program {
+    addr: SocketAddr,
+    stop: Option<oneshot::Sender<()>>,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+impl Program {
+    async fn start(server: &LegacyServer, route: &'static [&'static str], top: &'static [&'static str]) -> Self {
+        let url = server.url();
+        let (stop, stopping) = oneshot::channel();
+        let (tell, told) = oneshot::channel();
+        let thread = std::thread::spawn(move || {
+            let runtime = Runtime::new().expect("a runtime");
+            runtime.block_on(async {
+                let running: Running = start(&url, route, top);
+                tell.send(running.addresses[0]).expect("the test waits");
+                let _ = stopping.await;
+                running.stop().await;
+            });
+            runtime.shutdown_background();
+        });
+        Self { addr: told.await.expect("it starts"), stop: Some(stop), thread: Some(thread) }
+    }
+
+    fn client(&self) -> Client {
+        Client::new(self.addr)
+    }
+
+    /// Tells it to stop, as SIGTERM does.
+    fn stop(&mut self) {
+        self.stop.take().expect("it is stopped once").send(()).expect("it runs");
+    }
+
+    /// Waits until it is gone.
+    async fn gone(mut self) {
+        let thread = self.thread.take().expect("it is waited for once");
+        soon("its end is waited for", tokio::task::spawn_blocking(|| thread.join()))
+            .await
+            .expect("it is waited for")
+            .expect("it does not panic");
+    }
+}
+
+fn server() -> Options {
+    let options = Setup::new().options;
+    Options { ..options }
+}
+
+/// Once this returns, nobody new is let in.
+async fn closed(addr: SocketAddr) {
+    let refused = async { while TcpStream::connect(addr).await.is_ok() {} };
+    soon("the door is watched", refused).await;
+}
+
+#[tokio::test]
+async fn calls_in_flight_are_finished_while_nobody_new_is_let_in() {
+    let server = LegacyServer::start(server()).await;
+    let mut proxy = Program::start(&server, &[], &[]).await;
+    let waiting = proxy.client().call("slow").await;
+    let call = server.call().await;
+    proxy.stop();
+    closed(proxy.addr).await;
+    call.says("finished");
+    assert_eq!(waiting.answer().await.text(), "finished");
+    proxy.gone().await;
+    assert_eq!(server.messages("notifications/cancelled"), 0);
+}
+
+#[tokio::test]
+async fn calls_that_do_not_end_in_time_are_told_so_and_cancelled() {
+    let server = LegacyServer::start(server()).await;
+    let mut proxy = Program::start(&server, &[], &["drain: 20ms"]).await;
+    let waiting = proxy.client().call("slow").await;
+    let call = server.call().await;
+    proxy.stop();
+    let answer = waiting.answer().await;
+    assert_eq!(answer.refusal(), (200, -31007), "{answer:?}");
+    proxy.gone().await;
+    let told = server.message("notifications/cancelled").await;
+    assert_eq!(told.json["params"]["requestId"], call.id());
+    assert_eq!(server.messages("notifications/cancelled"), 1);
+}
+
+#[tokio::test]
+async fn tasks_that_do_not_end_in_time_are_cancelled_at_the_server() {
+    let server = LegacyServer::start(server()).await;
+    let mut proxy = Program::start(&server, &[ALWAYS], &["drain: 20ms"]).await;
+    let waiting = proxy.client().with_tasks().call("slow").await;
+    let call = server.call().await;
+    waiting.answer().await.task();
+    proxy.stop();
+    proxy.gone().await;
+    let told = server.message("notifications/cancelled").await;
+    assert_eq!(told.json["params"]["requestId"], call.id());
+    assert_eq!(server.messages("notifications/cancelled"), 1);
+}
+
+#[tokio::test]
+async fn a_task_that_ends_within_the_time_is_not_cancelled() {
+    let server = LegacyServer::start(server()).await;
+    let mut proxy = Program::start(&server, &[ALWAYS], &[]).await;
+    let waiting = proxy.client().with_tasks().call("slow").await;
+    let call = server.call().await;
+    waiting.answer().await.task();
+    proxy.stop();
+    closed(proxy.addr).await;
+    call.says("finished");
+    proxy.gone().await;
+    assert_eq!(server.messages("notifications/cancelled"), 0);
+}
+
+#[tokio::test]
+async fn listeners_are_told_that_it_is_over() {
+    let server = LegacyServer::start(server()).await;
+    let mut proxy = Program::start(&server, &[], &[]).await;
+    for id in [json!(5), json!("five")] {
+        let client = proxy.client();
+        let mut stream = client.listen_as(&id, json!({ "toolsListChanged": true })).await;
+        stream.notice("notifications/subscriptions/acknowledged").await;
+        if id == json!("five") {
+            proxy.stop();
+            let cancelled = stream.notice("notifications/cancelled").await;
+            assert_eq!(cancelled["requestId"], id);
+            let result = stream.next().await;
+            assert_eq!((&result["id"], &result["result"]["resultType"]), (&id, &json!("complete")));
+            assert_eq!(stream.event().await, None);
+        }
+    }
+    proxy.gone().await;
+}
+
+#[tokio::test]
+async fn the_servers_sessions_are_ended() {
+    let world = World::new().await;
+    let waiting = world.client().call("t").await;
+    world.server.call().await.says("hi");
+    waiting.answer().await;
+    world.proxy.stop().await;
+    assert_eq!(world.server.count(|seen| seen.http == http::Method::DELETE), 1);
+}
