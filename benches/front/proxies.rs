@@ -72,9 +72,9 @@ impl Proxy {
                 let config = yard.folder.join("deferral.yaml");
                 fs::write(&config, deferral_config(yard.upstream))?;
                 let mut command = command(&yard.deferral);
-                command.arg("serve").arg("--config").arg(config).env_remove("RUST_LOG");
+                command.arg("serve").arg("--config").arg(config).env_remove("DEFERRAL_LOG");
                 if self == Self::Quiet {
-                    command.env("RUST_LOG", "warn");
+                    command.env("DEFERRAL_LOG", "warn");
                 }
                 Process::start(&mut command).await
             }

@@ -13,7 +13,7 @@ use super::{
     attended::reached,
     endpoint::Shared,
     reply::{self, Verdict, Word},
-    tasks::{Control, Hold},
+    tasks::{Control, Hold, Parked},
 };
 use crate::{
     bridge::{
@@ -73,6 +73,8 @@ pub(super) struct Held {
     attached: Vec<Attached>,
     questions: Questions,
     hold: Hold,
+    /// From its first question until it is a task.
+    parked: Option<Parked>,
     storing: Option<BoxFuture<'static, bool>>,
     committed: Option<oneshot::Receiver<()>>,
     progress: Progress,
@@ -197,6 +199,7 @@ impl Held {
             replies: Some(replies),
             refused,
             attached: vec![attached],
+            parked: None,
             storing: None,
             committed: None,
             progress: Progress::default(),
@@ -207,7 +210,7 @@ impl Held {
     async fn run(mut self, first: First) {
         match first {
             First::Store => self.storing = Some(self.store()),
-            First::Question(question) => self.asked(question),
+            First::Question(question) => self.asked(question).await,
         }
         loop {
             while let Some(action) = self.exchange.poll_action() {
@@ -279,7 +282,11 @@ impl Held {
             Action::Reply(word) => self.reply(&word).await,
             Action::Ask(asks) => self.ask(&asks).await,
             Action::Store => self.storing = Some(self.store()),
-            Action::ReplyTask => self.give_handle().await,
+            Action::ReplyTask => {
+                // It counts as a task from here on.
+                self.parked = None;
+                self.give_handle().await;
+            }
             Action::AskInTask(ask) => self.ask_in_task(ask).await,
             Action::WithdrawInTask(ask) => {
                 if let Some(open) = self.questions.open.remove(&ask) {
@@ -310,7 +317,7 @@ impl Held {
                     }
                 }
             }
-            Event::Question(question) => self.asked(question),
+            Event::Question(question) => self.asked(question).await,
             Event::Withdrawn { id } => {
                 if let Some(ask) = self.questions.find(&id) {
                     self.exchange.handle_withdrawn(ask);
@@ -325,17 +332,20 @@ impl Held {
     }
 
     /// The server asks something: it is refused, answered from what came along, or put to the client.
-    fn asked(&mut self, question: Question) {
-        match asking::may_be_put(&self.caller, question, &mut self.refused) {
-            None => {}
-            Some(asked) if self.questions.open.len() >= MAX_OPEN => {
-                asked.refuse("too many questions are open in one call");
+    async fn asked(&mut self, question: Question) {
+        let Some(asked) = asking::may_be_put(&self.caller, question, &mut self.refused) else { return };
+        if self.questions.open.len() >= MAX_OPEN {
+            return asked.refuse("too many questions are open in one call");
+        }
+        let is_task = matches!(self.exchange.phase(), Phase::Handing | Phase::Deferred);
+        if self.parked.is_none() && !is_task {
+            self.parked = self.shared.tasks.park(self.caller.principal).await;
+            if self.parked.is_none() {
+                return asked.refuse("a quota for calls that wait for answers is full");
             }
-            Some(asked) => {
-                if let Some(ask) = self.questions.take_in(asked) {
-                    self.exchange.handle_question(ask, self.shared.clock.now());
-                }
-            }
+        }
+        if let Some(ask) = self.questions.take_in(asked) {
+            self.exchange.handle_question(ask, self.shared.clock.now());
         }
     }
 

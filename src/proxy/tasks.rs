@@ -17,7 +17,13 @@ use crate::{
 use bytes::Bytes;
 use dashmap::DashMap;
 use http::StatusCode;
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
 use tokio::sync::mpsc;
 
 /// The tasks, and the calls this process holds for them.
@@ -29,6 +35,15 @@ pub struct Tasks {
     pub(super) hub: Arc<Hub>,
     /// The calls held here, and how to tell them something. Sharded.
     held: DashMap<TaskId, mpsc::Sender<Control>>,
+    /// How many calls of each principal have asked a question and are no task yet.
+    parked: DashMap<Principal, usize>,
+    parked_in_all: AtomicUsize,
+}
+
+/// A call that has asked a question and is no task yet; counts against the quotas until dropped.
+pub(super) struct Parked {
+    tasks: Arc<Tasks>,
+    principal: Principal,
 }
 
 /// What a held call can be told.
@@ -62,6 +77,8 @@ impl Tasks {
             clock,
             hub: Arc::new(Hub::default()),
             held: DashMap::new(),
+            parked: DashMap::new(),
+            parked_in_all: AtomicUsize::new(0),
         })
     }
 
@@ -96,35 +113,53 @@ impl Tasks {
     /// Stores a new task; says whether it did. Where a quota is full, or the store fails, the call
     /// stays synchronous: nothing that runs is evicted.
     pub(super) async fn admit(&self, record: Record) -> bool {
-        let principal = record.owner.principal;
-        let usage = match self.store.usage(&principal).await {
-            Ok(usage) => usage,
-            Err(error) => return self.failed("counting tasks", &error),
-        };
-        let full = [
-            ("limits.tasks_per_principal", usage.tasks_of_principal, self.quotas.tasks_per_principal),
-            ("limits.tasks", usage.tasks, self.quotas.tasks),
-            ("limits.stored_bytes", usage.stored_bytes, self.quotas.stored_bytes),
-        ];
-        if let Some((limit, ..)) = full.into_iter().find(|(_, used, limit)| used >= limit) {
-            QuotaFull { limit, principal: &shown(&principal) }.emit();
+        let principal = shown(&record.owner.principal);
+        if !self.has_room(principal).await {
             return false;
         }
         let (id, tool) = (record.id.clone(), record.tool.clone());
         match self.store.insert(Arc::new(record)).await {
             Ok(()) => {
-                TaskTransition {
-                    task: &id,
-                    tool: &tool,
-                    principal: &shown(&principal),
-                    from: "call",
-                    to: "working",
-                }
-                .emit();
+                TaskTransition { task: &id, tool: &tool, principal: &principal, from: "call", to: "working" }
+                    .emit();
                 true
             }
             Err(error) => self.failed("storing a task", &error),
         }
+    }
+
+    /// Counts one more call that waits for its client's answers, unless a quota is full.
+    pub(super) async fn park(self: &Arc<Self>, principal: Principal) -> Option<Parked> {
+        if !self.has_room(principal).await {
+            return None;
+        }
+        *self.parked.entry(principal).or_default() += 1;
+        self.parked_in_all.fetch_add(1, Ordering::Relaxed);
+        Some(Parked { tasks: Arc::clone(self), principal })
+    }
+
+    /// Whether a principal may have one more task, or one more call that waits for answers: both
+    /// hold a call at the server for as long as the client likes.
+    async fn has_room(&self, principal: Principal) -> bool {
+        let usage = match self.store.usage(principal.as_bytes()).await {
+            Ok(usage) => usage,
+            Err(error) => return self.failed("counting tasks", &error),
+        };
+        let parked = self.parked.get(&principal).map_or(0, |count| *count);
+        let full = [
+            (
+                "limits.tasks_per_principal",
+                usage.tasks_of_principal + parked,
+                self.quotas.tasks_per_principal,
+            ),
+            ("limits.tasks", usage.tasks + self.parked_in_all.load(Ordering::Relaxed), self.quotas.tasks),
+            ("limits.stored_bytes", usage.stored_bytes, self.quotas.stored_bytes),
+        ];
+        let full = full.into_iter().find(|(_, used, limit)| used >= limit);
+        if let Some((limit, ..)) = full {
+            QuotaFull { limit, principal: &principal }.emit();
+        }
+        full.is_none()
     }
 
     fn failed(&self, doing: &str, error: &StoreError) -> bool {
@@ -324,6 +359,18 @@ fn checked_answers(call: &Call, record: &Record) -> Result<BTreeMap<String, Byte
         checked.insert(key.to_owned(), Bytes::copy_from_slice(&answer));
     }
     Ok(checked)
+}
+
+// === impl Parked ===
+
+impl Drop for Parked {
+    fn drop(&mut self) {
+        self.tasks.parked_in_all.fetch_sub(1, Ordering::Relaxed);
+        self.tasks.parked.remove_if_mut(&self.principal, |_, count| {
+            *count -= 1;
+            *count == 0
+        });
+    }
 }
 
 // === impl Hold ===

@@ -1,4 +1,5 @@
-//! The HTTP client: pooled connections, TLS, and a limit on how long connecting may take.
+//! The way to the server: connections made, kept and reused; TLS; a limit on how long connecting
+//! may take.
 //!
 //! HTTP/1.1 only, on purpose. Calls are parked for hours on their own responses; on HTTP/2 they
 //! would share one connection's streams, and a server that allows a hundred of them would leave
@@ -6,108 +7,166 @@
 
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
-use http::Uri;
-use http_body_util::Full;
-use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
-use hyper_util::{
-    client::legacy::{Client, Error, connect::HttpConnector},
-    rt::TokioExecutor,
-};
+use http::{HeaderMap, Method, Uri, header};
+use hyper_util::client::legacy::connect::HttpConnector;
 use rustls::ClientConfig;
-use std::{io, sync::Arc, time::Duration};
+use rustls_pki_types::ServerName;
+use std::{
+    future::Future,
+    io,
+    pin::Pin,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    task::{Context, Poll, ready},
+    time::{Duration, Instant},
+};
+use tokio::time::timeout;
+use tokio_rustls::TlsConnector;
 use tower_service::Service;
 
-use super::{Lost, NotStarted};
+use super::{
+    Lost, NotStarted,
+    connection::{Connection, Incoming, Io, Sending},
+    root_cause,
+};
+use crate::runtime::{Clock, SystemClock};
 
-/// Sends requests with whole bodies.
-pub(super) type HttpClient = Client<Connector, Full<Bytes>>;
-
-/// Connects, TLS included, within a limit.
-#[derive(Clone)]
-pub(super) struct Connector {
-    inner: HttpsConnector<HttpConnector>,
+/// Sends requests with whole bodies to one server.
+pub(super) struct HttpClient {
+    url: Uri,
+    tcp: HttpConnector,
+    tls: Option<(TlsConnector, ServerName<'static>)>,
+    /// For a connection, TLS included.
     limit: Duration,
+    pool: Arc<Pool>,
 }
 
-/// No connection within the limit.
-#[derive(Debug, thiserror::Error)]
-#[error("no connection within {0:?}")]
-struct TooSlow(Duration);
+/// Connections that wait for their next request, the last used last.
+#[derive(Default)]
+pub(super) struct Pool {
+    /// Guarded for a few lines each time.
+    idle: Mutex<Vec<Idle>>,
+    clock: SystemClock,
+}
 
-type BoxError = Box<dyn std::error::Error + Send + Sync>;
-type Connection = <HttpsConnector<HttpConnector> as Service<Uri>>::Response;
+struct Idle {
+    connection: Box<Connection>,
+    since: Instant,
+}
+
+/// An answer on its way: its head, then.
+pub(super) struct Answering(Stage);
+
+enum Stage {
+    Connecting(BoxFuture<'static, Result<Sending, Lost>>),
+    Sending(Sending),
+}
 
 /// How long an idle connection is kept. Shorter than the five seconds after which Node and uvicorn
 /// close one themselves: a request written at that moment would be lost without being served.
-const IDLE_CONNECTION: Duration = Duration::from_secs(4);
-/// Idle connections kept at most.
+const IDLE: Duration = Duration::from_secs(4);
+/// Idle connections kept at most. Each is a socket and a few hundred bytes.
 const IDLE_CONNECTIONS: usize = 1024;
-/// The largest read buffer of a connection. It begins with 8 KiB and grows only while large
-/// answers arrive; costs this much for each connection in the middle of one.
-const READ_BUFFER: usize = 64 << 10;
 /// A peer that vanished is noticed by TCP probes after this long: calls may be silent for hours.
 const TCP_KEEP_ALIVE: Duration = Duration::from_secs(60);
 
-/// A client for `url`.
-///
-/// # Errors
-/// [`NotStarted`] where the URL is not one to speak HTTP to, or the system's certificates cannot
-/// be read.
-pub(super) fn client(url: &Uri, connect: Duration) -> Result<HttpClient, NotStarted> {
-    if url.host().is_none_or(str::is_empty) {
-        return Err(NotStarted::NoHost(url.clone()));
+// === impl HttpClient ===
+
+impl HttpClient {
+    /// A client for the server of `url`.
+    ///
+    /// # Errors
+    /// [`NotStarted`] where the URL is not one to speak HTTP to, or the system's certificates
+    /// cannot be read.
+    pub(super) fn new(url: Uri, limit: Duration) -> Result<Self, NotStarted> {
+        let Some(host) = url.host().filter(|host| !host.is_empty()) else {
+            return Err(NotStarted::NoHost(url));
+        };
+        let tls = match url.scheme_str() {
+            // The system's certificates are not even read.
+            Some("http") => None,
+            Some("https") => {
+                let name = host.trim_start_matches('[').trim_end_matches(']').to_owned();
+                let name = ServerName::try_from(name).map_err(|_| NotStarted::NoHost(url.clone()))?;
+                Some((TlsConnector::from(Arc::new(system_trust()?)), name))
+            }
+            _ => return Err(NotStarted::Scheme(url)),
+        };
+        let mut tcp = HttpConnector::new();
+        tcp.enforce_http(false);
+        tcp.set_nodelay(true);
+        tcp.set_keepalive(Some(TCP_KEEP_ALIVE));
+        Ok(Self { url, tcp, tls, limit, pool: Arc::default() })
     }
-    let tls = match url.scheme_str() {
-        Some("http") => without_roots()?,
-        Some("https") => with_system_roots()?,
-        _ => return Err(NotStarted::Scheme(url.clone())),
-    };
-    let mut tcp = HttpConnector::new();
-    tcp.enforce_http(false);
-    tcp.set_nodelay(true);
-    tcp.set_keepalive(Some(TCP_KEEP_ALIVE));
-    let inner =
-        HttpsConnectorBuilder::new().with_tls_config(tls).https_or_http().enable_http1().wrap_connector(tcp);
-    Ok(Client::builder(TokioExecutor::new())
-        .pool_idle_timeout(IDLE_CONNECTION)
-        .pool_max_idle_per_host(IDLE_CONNECTIONS)
-        .http1_max_buf_size(READ_BUFFER)
-        .build(Connector { inner, limit: connect }))
-}
 
-/// What a failed request means. A connection that was never made has carried nothing; of any other
-/// failure it is not known how far the request got.
-pub(super) fn lost(error: &Error) -> Lost {
-    let mut cause: &dyn std::error::Error = error;
-    loop {
-        // A custom `io::Error` hides its payload from `source`.
-        let payload = cause.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
-        if let Some(TooSlow(limit)) =
-            cause.downcast_ref().or_else(|| payload.and_then(|payload| payload.downcast_ref()))
-        {
-            return Lost::ConnectTimeout(*limit);
+    /// Sends a request. `lines` are header lines ([`lines`]), the same for many requests; `further`
+    /// are those of this one.
+    pub(super) fn send(
+        &self,
+        method: &Method,
+        path: &str,
+        lines: &[u8],
+        further: &[u8],
+        body: Bytes,
+    ) -> Answering {
+        let mut head = Vec::with_capacity(64 + path.len() + lines.len() + further.len());
+        for part in [method.as_str().as_bytes(), b" ", path.as_bytes(), b" HTTP/1.1\r\n", lines, further] {
+            head.extend_from_slice(part);
         }
-        match cause.source() {
-            Some(deeper) => cause = deeper,
-            None => break,
+        if !body.is_empty() {
+            head.extend_from_slice(b"content-length: ");
+            head.extend_from_slice(itoa::Buffer::new().format(body.len()).as_bytes());
+            head.extend_from_slice(b"\r\n");
+        }
+        head.extend_from_slice(b"\r\n");
+        let head = Bytes::from(head);
+        Answering(match self.pool.take() {
+            Some(connection) => Stage::Sending(Sending::new(connection, head, body, self.pool.clone())),
+            None => Stage::Connecting(Box::pin(self.connect(head, body))),
+        })
+    }
+
+    fn connect(&self, head: Bytes, body: Bytes) -> impl Future<Output = Result<Sending, Lost>> + 'static {
+        let (mut tcp, tls, limit, pool) = (self.tcp.clone(), self.tls.clone(), self.limit, self.pool.clone());
+        let tcp = tcp.call(self.url.clone());
+        let connecting = async move {
+            let tcp = tcp.await.map_err(|error| Lost::Unreachable(root_cause(&error)))?.into_inner();
+            Ok(match tls {
+                None => Io::Plain(tcp),
+                Some((tls, name)) => {
+                    let stream = tls.connect(name, tcp).await;
+                    Io::Tls(Box::new(stream.map_err(|error| Lost::Unreachable(error.to_string()))?))
+                }
+            })
+        };
+        async move {
+            let io = timeout(limit, connecting).await.unwrap_or(Err(Lost::ConnectTimeout(limit)))?;
+            Ok(Sending::new(Box::new(Connection::new(io)), head, body, pool))
         }
     }
-    if error.is_connect() { Lost::Unreachable(cause.to_string()) } else { Lost::Broken(cause.to_string()) }
+
+    /// Closes idle connections that are too old to be used.
+    pub(super) fn sweep(&self) {
+        self.pool.sweep();
+    }
 }
 
-fn builder() -> Result<rustls::ConfigBuilder<ClientConfig, rustls::WantsVerifier>, NotStarted> {
-    ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
-        .with_safe_default_protocol_versions()
-        .map_err(NotStarted::Tls)
+/// Headers as they go over the wire.
+pub(super) fn lines(headers: &HeaderMap) -> Vec<u8> {
+    let mut lines = Vec::with_capacity(headers.len() * 40);
+    for (name, value) in headers {
+        line(&mut lines, name, value);
+    }
+    lines
 }
 
-/// For a plain `http` server: the system's certificates are not even read.
-fn without_roots() -> Result<ClientConfig, NotStarted> {
-    Ok(builder()?.with_root_certificates(rustls::RootCertStore::empty()).with_no_client_auth())
+pub(super) fn line(lines: &mut Vec<u8>, name: &header::HeaderName, value: &header::HeaderValue) {
+    for part in [name.as_str().as_bytes(), b": ", value.as_bytes(), b"\r\n"] {
+        lines.extend_from_slice(part);
+    }
 }
 
 /// Trusts what the system trusts, or what `SSL_CERT_FILE` and `SSL_CERT_DIR` name.
-fn with_system_roots() -> Result<ClientConfig, NotStarted> {
+fn system_trust() -> Result<ClientConfig, NotStarted> {
     let found = rustls_native_certs::load_native_certs();
     let mut roots = rustls::RootCertStore::empty();
     let (usable, _) = roots.add_parsable_certificates(found.certs);
@@ -115,27 +174,97 @@ fn with_system_roots() -> Result<ClientConfig, NotStarted> {
         let problems: Vec<_> = found.errors.iter().map(ToString::to_string).collect();
         return Err(NotStarted::NoRoots(problems.join("; ")));
     }
-    Ok(builder()?.with_root_certificates(roots).with_no_client_auth())
+    Ok(ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .map_err(NotStarted::Tls)?
+        .with_root_certificates(roots)
+        .with_no_client_auth())
 }
 
-// === impl Connector ===
+// === impl Pool ===
 
-impl Service<Uri> for Connector {
-    type Response = Connection;
-    type Error = BoxError;
-    type Future = BoxFuture<'static, Result<Connection, BoxError>>;
-
-    fn poll_ready(&mut self, cx: &mut std::task::Context<'_>) -> std::task::Poll<Result<(), BoxError>> {
-        self.inner.poll_ready(cx)
+impl Pool {
+    fn idle(&self) -> MutexGuard<'_, Vec<Idle>> {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn call(&mut self, url: Uri) -> Self::Future {
-        let (connecting, limit) = (self.inner.call(url), self.limit);
-        Box::pin(async move {
-            match tokio::time::timeout(limit, connecting).await {
-                Ok(connected) => connected,
-                Err(_) => Err(Box::new(TooSlow(limit)) as BoxError),
+    /// The connection that was used last, if the server has kept it.
+    fn take(&self) -> Option<Box<Connection>> {
+        loop {
+            let Idle { mut connection, since } = self.idle().pop()?;
+            if self.clock.now().saturating_duration_since(since) >= IDLE {
+                // So are all before it.
+                let old = std::mem::take(&mut *self.idle());
+                drop(old);
+                return None;
             }
-        })
+            if connection.is_idle() {
+                return Some(connection);
+            }
+        }
+    }
+
+    /// Keeps a connection for the next request.
+    pub(super) fn put_back(&self, connection: Box<Connection>) {
+        let since = self.clock.now();
+        let mut idle = self.idle();
+        if idle.len() < IDLE_CONNECTIONS {
+            idle.push(Idle { connection, since });
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn holds_one(&self) -> bool {
+        self.idle().len() == 1
+    }
+
+    fn sweep(&self) {
+        let now = self.clock.now();
+        // Closed outside the lock.
+        let old: Vec<_> = {
+            let mut idle = self.idle();
+            let young = idle.partition_point(|idle| now.saturating_duration_since(idle.since) >= IDLE);
+            idle.drain(..young).collect()
+        };
+        drop(old);
+    }
+}
+
+// === impl Answering ===
+
+impl Answering {
+    /// Whether there is no connection yet, so that nothing can have reached the server.
+    pub(super) fn is_connecting(&self) -> bool {
+        match &self.0 {
+            Stage::Connecting(_) => true,
+            Stage::Sending(_) => false,
+        }
+    }
+}
+
+impl Future for Answering {
+    type Output = Result<http::Response<Incoming>, Lost>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        loop {
+            match &mut self.0 {
+                Stage::Connecting(connecting) => {
+                    let sending = ready!(connecting.as_mut().poll(cx))?;
+                    self.0 = Stage::Sending(sending);
+                }
+                Stage::Sending(sending) => {
+                    let answer = ready!(Pin::new(sending).poll(cx));
+                    return Poll::Ready(answer.map_err(|error| lost(&error)));
+                }
+            }
+        }
+    }
+}
+
+/// What a connection that failed after it was made means: how far the request got is not known.
+fn lost(error: &io::Error) -> Lost {
+    match error.kind() {
+        io::ErrorKind::InvalidData => Lost::Invalid(error.to_string()),
+        _ => Lost::Broken(root_cause(error)),
     }
 }

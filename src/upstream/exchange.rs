@@ -5,7 +5,6 @@
 //! happens.
 
 use futures_util::{FutureExt, Stream, future::BoxFuture};
-use hyper_util::client::legacy::ResponseFuture;
 use std::{
     future::Future,
     pin::Pin,
@@ -15,7 +14,8 @@ use std::{
 use tokio::time::{Sleep, sleep};
 
 use super::{
-    Event, Lost, Request, client,
+    Event, Lost, Request,
+    client::Answering,
     group::{Group, Lease},
     mailbox::Mailbox,
     messages::{Messages, Opening, Stop},
@@ -46,7 +46,7 @@ enum Stage {
     /// Waits for a session.
     Leasing(BoxFuture<'static, Result<Lease, Lost>>),
     /// Waits for the head of the answer.
-    Sent(ResponseFuture),
+    Sent(Answering),
     Reading(Messages),
     /// The server took the call and will answer on the GET stream.
     Elsewhere,
@@ -180,8 +180,7 @@ impl Exchange {
                             Err(lost) => return self.lost(lost),
                         }
                     }
-                    Poll::Ready(Err(error)) => {
-                        let lost = client::lost(&error);
+                    Poll::Ready(Err(lost)) => {
                         if !self.may_repeat(&lost) {
                             return self.lost(lost);
                         }
@@ -322,7 +321,8 @@ impl Exchange {
 fn is_with_server(stage: &Stage) -> bool {
     match stage {
         Stage::New | Stage::Leasing(_) | Stage::Refused(_) | Stage::Over => false,
-        Stage::Sent(_) | Stage::Reading(_) | Stage::Elsewhere | Stage::Resuming(_) => true,
+        Stage::Sent(answer) => !answer.is_connecting(),
+        Stage::Reading(_) | Stage::Elsewhere | Stage::Resuming(_) => true,
     }
 }
 

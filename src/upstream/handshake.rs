@@ -1,17 +1,19 @@
 //! Opening a session (2025-11-25, *Lifecycle*).
 
 use bytes::Bytes;
-use http::{HeaderValue, Method as HttpMethod, StatusCode, header};
+use http::{HeaderValue, Method as HttpMethod, StatusCode};
 use std::{future::poll_fn, sync::Arc};
 use tokio::time::timeout;
 
 use super::{
     Description, Lost,
+    attribution::is_ours,
+    client,
     group::Group,
     listen, message,
     messages::{Messages, Opening},
     peer::{self, Peer},
-    session::{Session, is_ours},
+    session::Session,
 };
 use crate::protocol::{ErrorObject, Kind, headers, splice::Object};
 
@@ -24,8 +26,8 @@ pub(super) async fn open(peer: &Arc<Peer>, group: &Arc<Group>) -> Result<Arc<Ses
     let limit = peer.config.timeouts.first_byte;
     let (description, id) =
         timeout(limit, initialize(peer, group)).await.unwrap_or(Err(Lost::FirstByteTimeout(limit)))?;
-    let base = peer.headers(&group.identity.credentials);
-    let session = Arc::new(Session::new(peer.clone(), group, description, base, id)?);
+    let posting = peer.posting(&group.identity.credentials);
+    let session = Arc::new(Session::new(peer.clone(), group, description, posting, id)?);
     if let Err(lost) = session.tell(message::INITIALIZED).await {
         session.retire();
         return Err(lost);
@@ -40,10 +42,8 @@ async fn initialize(
 ) -> Result<(Description, Option<HeaderValue>), Lost> {
     let number = peer.next_id();
     let body = message::initialize(number, group.identity.capabilities.legacy());
-    let mut head = peer.headers(&group.identity.credentials);
-    head.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
-    head.insert(header::ACCEPT, HeaderValue::from_static("application/json, text/event-stream"));
-    let response = peer.tell(HttpMethod::POST, head, body).await?;
+    let lines = client::lines(&peer.posting(&group.identity.credentials));
+    let response = peer.tell(&HttpMethod::POST, &lines, body).await?;
     let id = response.headers().get(&headers::SESSION_ID).cloned();
     let status = response.status();
     match Opening::of(response, peer.config.limits.result_bytes)? {

@@ -5,7 +5,6 @@
 //! have ids.
 
 use http::StatusCode;
-use hyper::body::Incoming;
 use std::{future::poll_fn, sync::Arc, time::Duration};
 use tokio::{
     sync::oneshot,
@@ -13,6 +12,7 @@ use tokio::{
 };
 
 use super::{
+    connection::Incoming,
     messages::{Messages, Opening, Resumption, Stop},
     session::Session,
 };

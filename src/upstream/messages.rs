@@ -3,14 +3,13 @@
 use bytes::{Bytes, BytesMut};
 use http::{HeaderMap, StatusCode, header};
 use http_body::Body;
-use hyper::body::Incoming;
 use std::{
     pin::Pin,
     task::{Context, Poll, ready},
     time::Duration,
 };
 
-use super::Lost;
+use super::{Lost, connection::Incoming};
 use crate::protocol::{
     Frame,
     accept::{self, is_media},

@@ -6,12 +6,15 @@
 //!
 //! [`Streamable`] is a server of the older era over HTTP. Reading order: `exchange` is one call from
 //! its first poll to its last event; `group` says which session it goes to; `session` is one
-//! session and the calls in flight on it; `handshake` opens one and `listen` reads its GET stream;
-//! `messages`, `refusal` and `resume` are what an HTTP answer can turn out to be; `peer` and
-//! `client` are the server as a whole and the way there.
+//! session and the calls in flight on it, `attribution` whose is what arrives there; `handshake`
+//! opens one and `listen` reads its GET stream; `messages`, `refusal` and `resume` are what an HTTP
+//! answer can turn out to be; `peer` is the server as a whole, `client` and `connection` are the
+//! way there.
 
 mod answer;
+mod attribution;
 mod client;
+mod connection;
 mod exchange;
 mod group;
 mod handshake;

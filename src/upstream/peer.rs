@@ -1,10 +1,8 @@
 //! One server: how it is reached, and what is known of its ways.
 
 use bytes::Bytes;
-use http::{HeaderMap, HeaderValue, Method as HttpMethod, StatusCode, Uri, header};
-use http_body_util::{BodyExt, Full, Limited};
-use hyper::body::Incoming;
-use hyper_util::client::legacy::ResponseFuture;
+use http::{HeaderMap, HeaderValue, Method as HttpMethod, StatusCode, header};
+use http_body_util::{BodyExt, Limited};
 use std::{
     future::Future,
     sync::atomic::{AtomicBool, AtomicU64, Ordering},
@@ -15,7 +13,8 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
     Config, Lost, NotStarted,
-    client::{self, HttpClient},
+    client::{Answering, HttpClient},
+    connection::Incoming,
     message,
 };
 use crate::dialect::Credentials;
@@ -23,7 +22,9 @@ use crate::dialect::Credentials;
 /// What all sessions with one server share.
 pub(super) struct Peer {
     pub(super) config: Config,
-    client: HttpClient,
+    pub(super) client: HttpClient,
+    /// The path of the MCP endpoint.
+    path: String,
     /// `Host`, as the URL has it.
     host: HeaderValue,
     pub(super) asks: Asks,
@@ -58,7 +59,8 @@ impl Peer {
     /// # Errors
     /// [`NotStarted`] where the URL cannot be spoken to.
     pub(super) fn new(config: Config) -> Result<Self, NotStarted> {
-        let client = client::client(&config.url, config.timeouts.connect)?;
+        let client = HttpClient::new(config.url.clone(), config.timeouts.connect)?;
+        let path = config.url.path_and_query().map_or("/", |path| path.as_str()).to_owned();
         let host = config.url.authority().map(|authority| {
             let whole = authority.as_str();
             whole.rsplit_once('@').map_or(whole, |(_, host)| host)
@@ -70,6 +72,7 @@ impl Peer {
         Ok(Self {
             config,
             client,
+            path,
             host,
             asks: Asks::default(),
             own_ids: AtomicU64::new(OWN_IDS),
@@ -92,39 +95,31 @@ impl Peer {
         headers
     }
 
-    /// Sends one request to the MCP endpoint.
-    pub(super) fn send(&self, method: HttpMethod, headers: HeaderMap, body: Bytes) -> ResponseFuture {
-        self.send_to(self.config.url.clone(), method, headers, body)
+    /// What every message of a caller carries.
+    pub(super) fn posting(&self, credentials: &Credentials) -> HeaderMap {
+        let mut headers = self.headers(credentials);
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        headers.insert(header::ACCEPT, HeaderValue::from_static("application/json, text/event-stream"));
+        headers
     }
 
-    pub(super) fn send_to(
-        &self,
-        url: Uri,
-        method: HttpMethod,
-        headers: HeaderMap,
-        body: Bytes,
-    ) -> ResponseFuture {
-        let mut request = http::Request::new(Full::new(body));
-        *request.method_mut() = method;
-        *request.uri_mut() = url;
-        *request.headers_mut() = headers;
-        self.client.request(request)
+    /// Sends one request to the MCP endpoint, with header lines made before.
+    pub(super) fn send(&self, method: &HttpMethod, lines: &[u8], further: &[u8], body: Bytes) -> Answering {
+        self.client.send(method, &self.path, lines, further, body)
     }
 
     /// Sends what has no answer worth reading, and says with which status it was taken. Bounded by
     /// the first-byte timeout.
     pub(super) async fn tell(
         &self,
-        method: HttpMethod,
-        headers: HeaderMap,
+        method: &HttpMethod,
+        lines: &[u8],
         body: Bytes,
     ) -> Result<http::Response<Incoming>, Lost> {
         let limit = self.config.timeouts.first_byte;
-        match timeout(limit, self.send(method, headers, body)).await {
-            Ok(Ok(response)) => Ok(response),
-            Ok(Err(error)) => Err(client::lost(&error)),
-            Err(_) => Err(Lost::FirstByteTimeout(limit)),
-        }
+        timeout(limit, self.send(method, lines, &[], body))
+            .await
+            .unwrap_or(Err(Lost::FirstByteTimeout(limit)))
     }
 
     /// Spawns work that [`Peer::settle`] waits for. May be called from a destructor on any thread.

@@ -1,12 +1,8 @@
 //! What an HTTP error says about a call.
 
-use hyper::body::Incoming;
 use std::sync::Arc;
 
-use super::{
-    Event, Lost, peer,
-    session::{Session, is_ours},
-};
+use super::{Event, Lost, attribution::is_ours, connection::Incoming, peer, session::Session};
 use crate::protocol::{ErrorObject, Frame, Kind};
 use http::StatusCode;
 

@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use tokio::time::sleep;
 
 use super::{
-    Lost, client,
+    Lost,
     messages::{Messages, Opening, Resumption},
     peer,
     session::Session,
@@ -48,7 +48,7 @@ pub(super) async fn resume(session: Arc<Session>, mut from: Resumption) -> Resul
 async fn attempt(session: &Session, from: &Resumption) -> Result<Result<Messages, String>, Lost> {
     let response = match session.get(from.last_id.as_deref()).await {
         Ok(response) => response,
-        Err(error) => return Ok(Err(client::lost(&error).to_string())),
+        Err(lost) => return Ok(Err(lost.to_string())),
     };
     let (head, body) = match Opening::of(response, session.peer.config.limits.result_bytes)? {
         Opening::Messages(mut messages) => {

@@ -1,11 +1,10 @@
 //! One session with a server, and the calls in flight on it.
 //!
-//! What arrives outside a call's own response names no call. It belongs to the only call it can
-//! belong to, or to none ([`Session::hear`]).
+//! Which call something belongs to that arrives in it is told in `attribution`.
 
 use bytes::Bytes;
+use futures_util::{StreamExt, stream};
 use http::{HeaderMap, HeaderName, HeaderValue, Method as HttpMethod, header};
-use hyper_util::client::legacy::ResponseFuture;
 use std::{
     collections::HashMap,
     sync::{
@@ -17,32 +16,23 @@ use tokio::sync::broadcast;
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    Description, Event, Lost, Question, Report, Request,
-    answer::Reply,
+    Description, Event, Lost, Report, Request,
+    client::{self, Answering},
     group::Group,
     mailbox::Mailbox,
     message,
     peer::{self, Peer},
 };
-use crate::{
-    protocol::{
-        Frame, Id, Kind, Method, Revision,
-        code::{INTERNAL_ERROR, METHOD_NOT_FOUND},
-        headers,
-        splice::Object,
-    },
-    telemetry::QuestionRefused,
-};
+use crate::protocol::{Id, Revision, headers};
 
 /// A session, or what stands for one with a server that has none.
 pub(super) struct Session {
     pub(super) peer: Arc<Peer>,
     pub(super) description: Arc<Description>,
-    /// What every message of the session carries.
-    headers: HeaderMap,
+    headers: Headers,
     /// Whom to tell when it ends; gone when nobody is left who could use another.
-    group: Weak<Group>,
-    reports: broadcast::Sender<Report>,
+    pub(super) group: Weak<Group>,
+    pub(super) reports: broadcast::Sender<Report>,
     inside: Mutex<Inside>,
     /// Stops the reader of the GET stream.
     pub(super) over: CancellationToken,
@@ -52,11 +42,22 @@ pub(super) struct Session {
     used: AtomicBool,
 }
 
+/// The header lines of the session's messages, made once.
+struct Headers {
+    /// Of every POST.
+    posting: Vec<u8>,
+    /// Of what has no body.
+    bodiless: Vec<u8>,
+    /// Which names are in `posting`.
+    names: HeaderMap,
+    has_id: bool,
+}
+
 /// The lock guards a few lines each time. It is never held while waiting; where both are needed,
 /// the group's lock is taken first.
 #[derive(Default)]
-struct Inside {
-    calls: HashMap<u64, InFlight>,
+pub(super) struct Inside {
+    pub(super) calls: HashMap<u64, InFlight>,
     /// Everybody who still needs the session: calls, and farewells under way.
     stays: usize,
     /// No new calls; closed when the last stay ends.
@@ -66,14 +67,14 @@ struct Inside {
 }
 
 /// A call whose answer is awaited.
-struct InFlight {
-    mailbox: Arc<Mailbox>,
+pub(super) struct InFlight {
+    pub(super) mailbox: Arc<Mailbox>,
     /// The server may ask the client something while it serves this.
-    may_be_asked: bool,
+    pub(super) may_be_asked: bool,
     /// No other call that may be asked is on this session.
-    exclusive: bool,
+    pub(super) exclusive: bool,
     /// The server's questions that were put to this call.
-    questions: Vec<Id>,
+    pub(super) questions: Vec<Id>,
 }
 
 /// Keeps a session open. A call's stay also keeps it in the session's table.
@@ -82,35 +83,32 @@ pub(super) struct Stay {
     call: Option<u64>,
 }
 
-/// What to do with a frame that names no call.
-enum Verdict {
-    Nothing,
-    Reply(Id, Result<Bytes, Bytes>),
-    Report(Report),
-}
+/// Calls of a session that are cancelled at the same time when it is closed.
+const AT_ONCE: usize = 32;
 
 // === impl Session ===
 
 impl Session {
-    /// A session whose handshake is done; `headers` are those of [`Peer::headers`].
+    /// A session whose handshake is done; `posting` are the headers of [`Peer::posting`].
     pub(super) fn new(
         peer: Arc<Peer>,
         group: &Arc<Group>,
         description: Description,
-        mut headers: HeaderMap,
+        mut posting: HeaderMap,
         id: Option<HeaderValue>,
     ) -> Result<Self, Lost> {
         let version = HeaderValue::from_str(&description.version)
             .map_err(|_| Lost::Invalid("its protocol version is not a header value".to_owned()))?;
-        headers.insert(&headers::PROTOCOL_VERSION, version);
+        posting.insert(&headers::PROTOCOL_VERSION, version);
+        let has_id = id.is_some();
         if let Some(id) = id {
-            headers.insert(&headers::SESSION_ID, id);
+            posting.insert(&headers::SESSION_ID, id);
         }
         let over = peer.closing.child_token();
         Ok(Self {
             peer,
             description: Arc::new(description),
-            headers,
+            headers: Headers::new(posting, has_id),
             group: Arc::downgrade(group),
             reports: group.reports.clone(),
             inside: Mutex::default(),
@@ -120,7 +118,7 @@ impl Session {
         })
     }
 
-    fn inside(&self) -> MutexGuard<'_, Inside> {
+    pub(super) fn inside(&self) -> MutexGuard<'_, Inside> {
         self.inside.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -151,19 +149,19 @@ impl Session {
     }
 
     /// Sends a call.
-    pub(super) fn post(&self, body: Bytes, further: &HeaderMap) -> ResponseFuture {
-        let mut headers = self.posting();
+    pub(super) fn post(&self, body: Bytes, further: &HeaderMap) -> Answering {
+        let mut lines = Vec::new();
         for (name, value) in further {
-            if is_passed_on(name) && !self.headers.contains_key(name) {
-                headers.append(name, value.clone());
+            if is_passed_on(name) && !self.headers.names.contains_key(name) {
+                client::line(&mut lines, name, value);
             }
         }
-        self.peer.send(HttpMethod::POST, headers, body)
+        self.peer.send(&HttpMethod::POST, &self.headers.posting, &lines, body)
     }
 
     /// Sends a notification or a response.
     pub(super) async fn tell(&self, body: Bytes) -> Result<(), Lost> {
-        let response = self.peer.tell(HttpMethod::POST, self.posting(), body).await?;
+        let response = self.peer.tell(&HttpMethod::POST, &self.headers.posting, body).await?;
         let (head, body) = response.into_parts();
         if head.status.is_success() {
             peer::drain(body).await;
@@ -183,27 +181,19 @@ impl Session {
         });
     }
 
-    fn posting(&self) -> HeaderMap {
-        let mut headers = self.headers.clone();
-        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
-        headers.insert(header::ACCEPT, HeaderValue::from_static("application/json, text/event-stream"));
-        headers
-    }
-
     /// Opens a stream of what the server says of its own accord, or takes up a broken one.
-    pub(super) fn get(&self, last_id: Option<&str>) -> ResponseFuture {
-        let mut headers = self.headers.clone();
-        headers.insert(header::ACCEPT, HeaderValue::from_static("text/event-stream"));
+    pub(super) fn get(&self, last_id: Option<&str>) -> Answering {
+        let mut lines = b"accept: text/event-stream\r\n".to_vec();
         // An id that is no header value cannot be named; the stream then begins anew.
         if let Some(id) = last_id.and_then(|id| HeaderValue::from_str(id).ok()) {
-            headers.insert(&headers::LAST_EVENT_ID, id);
+            client::line(&mut lines, &headers::LAST_EVENT_ID, &id);
         }
-        self.peer.send(HttpMethod::GET, headers, Bytes::new())
+        self.peer.send(&HttpMethod::GET, &self.headers.bodiless, &lines, Bytes::new())
     }
 
     /// Whether the server gave it an id, and so can lose it.
     pub(super) fn has_id(&self) -> bool {
-        self.headers.contains_key(&headers::SESSION_ID)
+        self.headers.has_id
     }
 
     pub(super) fn is_deaf(&self) -> bool {
@@ -265,9 +255,11 @@ impl Session {
             call.mailbox.push(Event::Lost(Lost::Closing));
         }
         if known {
-            for id in calls.keys() {
+            let cancelled = stream::iter(calls.keys()).for_each_concurrent(AT_ONCE, async |id| {
+                // A server that does not take it sees the session end, or the connection.
                 let _ = self.tell(message::cancelled(*id, "the proxy is shutting down")).await;
-            }
+            });
+            cancelled.await;
             self.bid_farewell().await;
         }
     }
@@ -281,202 +273,22 @@ impl Session {
         if !survives || !self.has_id() {
             return;
         }
-        match self.peer.tell(HttpMethod::DELETE, self.headers.clone(), Bytes::new()).await {
+        match self.peer.tell(&HttpMethod::DELETE, &self.headers.bodiless, Bytes::new()).await {
             Ok(response) => peer::drain(response.into_body()).await,
             Err(lost) => tracing::debug!(error = %lost, "the end of a session could not be told"),
         }
     }
-
-    /// Takes what arrived on the GET stream to where it belongs.
-    pub(super) fn hear(self: &Arc<Self>, frame: Frame) {
-        let verdict = match frame.kind() {
-            Kind::Request { id, method, .. } => match method {
-                Method::Ping => Verdict::Reply(id.clone(), Ok(Bytes::from_static(b"{}"))),
-                Method::Elicit | Method::CreateMessage | Method::RootsList => {
-                    let (id, method) = (id.clone(), method.clone());
-                    self.attribute(frame, id, &method)
-                }
-                _ => Verdict::Reply(id.clone(), unknown(method)),
-            },
-            Kind::Notification { method, params } => match report(method, params.as_ref()) {
-                Some(report) => Verdict::Report(report),
-                None => {
-                    self.notify(frame);
-                    Verdict::Nothing
-                }
-            },
-            Kind::Success { id, .. } | Kind::Failure { id: Some(id), .. } => {
-                let call = id.as_number().and_then(|id| Some(self.inside().calls.get(&id)?.mailbox.clone()));
-                match call {
-                    Some(mailbox) => mailbox.push(Event::Final(frame)),
-                    None => tracing::debug!(%id, "a response to nothing that was asked"),
-                }
-                Verdict::Nothing
-            }
-            Kind::Failure { id: None, .. } => Verdict::Nothing,
-        };
-        match verdict {
-            Verdict::Nothing => {}
-            Verdict::Reply(id, outcome) => self.tell_later(message::response(&id, &outcome)),
-            Verdict::Report(report) => self.report(report),
-        }
-    }
-
-    /// Gives a question to the one call it can belong to, or refuses it.
-    fn attribute(self: &Arc<Self>, frame: Frame, id: Id, method: &Method) -> Verdict {
-        // Seen to ask here, whether or not it can be told on whose behalf.
-        self.peer.asks.saw_off_stream();
-        let asked = {
-            let mut inside = self.inside();
-            let mut candidates: Vec<_> = inside.calls.values_mut().filter(|call| call.may_be_asked).collect();
-            match &mut candidates[..] {
-                [call] => {
-                    call.questions.push(id.clone());
-                    Ok(call.mailbox.clone())
-                }
-                several => Err(several.len()),
-            }
-        };
-        match asked {
-            Ok(mailbox) => {
-                mailbox.push(Event::Question(self.question(frame, id)));
-                Verdict::Nothing
-            }
-            Err(calls) => {
-                let reason = if calls == 0 { "no call is in flight" } else { "several calls are in flight" };
-                QuestionRefused { method: method.as_str(), reason }.emit();
-                Verdict::Reply(id, message::refusal(INTERNAL_ERROR, "cannot be attributed to one call"))
-            }
-        }
-    }
-
-    fn question(self: &Arc<Self>, frame: Frame, id: Id) -> Question {
-        Question { frame, answer: Box::new(Reply::new(self.clone(), id)) }
-    }
-
-    /// Gives a notification to the call it names, or to the only one there is; else drops it.
-    fn notify(&self, frame: Frame) {
-        let Kind::Notification { method, params } = frame.kind() else { return };
-        let inside = self.inside();
-        let (mailbox, event) = match method {
-            Method::Cancelled => {
-                let Some(id) = cancelled_id(params.as_ref()) else { return };
-                let Some(call) = inside.calls.values().find(|call| call.questions.contains(&id)) else {
-                    return;
-                };
-                (call.mailbox.clone(), Event::Withdrawn { id })
-            }
-            Method::Progress => {
-                let Some(call) = progress_token(params.as_ref()).and_then(|token| inside.calls.get(&token))
-                else {
-                    return;
-                };
-                (call.mailbox.clone(), Event::Notice(frame))
-            }
-            _ => {
-                let mut calls = inside.calls.values();
-                let only = match (calls.next(), inside.calls.len()) {
-                    (Some(call), 1) => call,
-                    _ => match inside.calls.values().find(|call| call.exclusive) {
-                        Some(call) => call,
-                        None => return,
-                    },
-                };
-                (only.mailbox.clone(), Event::Notice(frame))
-            }
-        };
-        drop(inside);
-        mailbox.push(event);
-    }
-
-    /// What a call's own stream says.
-    pub(super) fn hear_on_stream(self: &Arc<Self>, call: u64, frame: Frame) -> Option<Event> {
-        match frame.kind() {
-            Kind::Request { id, method, .. } => match method {
-                Method::Ping => {
-                    self.tell_later(message::response(id, &Ok(Bytes::from_static(b"{}"))));
-                    None
-                }
-                Method::Elicit | Method::CreateMessage | Method::RootsList => {
-                    self.peer.asks.saw_on_stream();
-                    let id = id.clone();
-                    if let Some(call) = self.inside().calls.get_mut(&call) {
-                        call.questions.push(id.clone());
-                    }
-                    Some(Event::Question(self.question(frame, id)))
-                }
-                _ => {
-                    self.tell_later(message::response(id, &unknown(method)));
-                    None
-                }
-            },
-            Kind::Notification { method: Method::Cancelled, params } => {
-                cancelled_id(params.as_ref()).map(|id| Event::Withdrawn { id })
-            }
-            Kind::Notification { method, params } => match report(method, params.as_ref()) {
-                Some(report) => {
-                    self.report(report);
-                    None
-                }
-                None => Some(Event::Notice(frame)),
-            },
-            Kind::Success { id, .. } if is_ours(id, call) => Some(Event::Final(frame)),
-            Kind::Failure { id: Some(id), .. } if is_ours(id, call) => Some(Event::Final(frame)),
-            // An error of the transport: it answers the exchange it came in (WIRE, B 4).
-            Kind::Failure { id: None, .. } => Some(Event::Final(frame)),
-            Kind::Failure { id: Some(id), .. } if id.as_bytes() == &br#""server-error""#[..] => {
-                Some(Event::Final(frame))
-            }
-            Kind::Success { id, .. } | Kind::Failure { id: Some(id), .. } => {
-                tracing::debug!(%id, "a response to another request");
-                None
-            }
-        }
-    }
-
-    fn report(self: &Arc<Self>, report: Report) {
-        if !matches!(report, Report::ResourceUpdated { .. })
-            && let Some(group) = self.group.upgrade()
-        {
-            group.lists_from(self);
-        }
-        // Nobody may be listening.
-        let _ = self.reports.send(report);
-    }
 }
 
-/// Whether a response answers the call with this number. Some servers hand numbers back as strings.
-pub(super) fn is_ours(id: &Id, call: u64) -> bool {
-    let token = id.as_bytes();
-    let bare = token.strip_prefix(b"\"").and_then(|rest| rest.strip_suffix(b"\"")).unwrap_or(token);
-    std::str::from_utf8(bare).is_ok_and(|text| text.parse() == Ok(call))
-}
+// === impl Headers ===
 
-fn unknown(method: &Method) -> Result<Bytes, Bytes> {
-    message::refusal(METHOD_NOT_FOUND, &format!("{method} is not served here"))
-}
-
-/// What a notification reports of the server as a whole.
-fn report(method: &Method, params: Option<&Bytes>) -> Option<Report> {
-    match method {
-        Method::ToolsListChanged => Some(Report::ToolsChanged),
-        Method::PromptsListChanged => Some(Report::PromptsChanged),
-        Method::ResourcesListChanged => Some(Report::ResourcesChanged),
-        Method::ResourceUpdated => {
-            let params = params?.clone();
-            let uri = Object::read(&params).ok()?.string("uri")?;
-            Some(Report::ResourceUpdated { uri, params })
-        }
-        _ => None,
+impl Headers {
+    fn new(posting: HeaderMap, has_id: bool) -> Self {
+        let mut bodiless = posting.clone();
+        bodiless.remove(header::CONTENT_TYPE);
+        bodiless.remove(header::ACCEPT);
+        Self { posting: client::lines(&posting), bodiless: client::lines(&bodiless), names: posting, has_id }
     }
-}
-
-fn cancelled_id(params: Option<&Bytes>) -> Option<Id> {
-    Id::from_token(Object::read(params?).ok()?.get("requestId")?)
-}
-
-fn progress_token(params: Option<&Bytes>) -> Option<u64> {
-    Id::from_token(Object::read(params?).ok()?.get("progressToken")?)?.as_number()
 }
 
 /// Whether a header of the client may go on to the server. What belongs to the hop, to the

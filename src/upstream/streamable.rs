@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use dashmap::DashMap;
 use futures_util::{FutureExt, StreamExt, future::BoxFuture, stream};
-use http::{HeaderMap, Method as HttpMethod, Uri};
+use http::{Method as HttpMethod, uri::PathAndQuery};
 use std::{
     hash::{Hash, Hasher},
     sync::{Arc, Once, Weak},
@@ -125,6 +125,7 @@ impl Inner {
 
     /// Closes what nobody uses, and forgets identities that have nothing left.
     fn sweep(&self) {
+        self.peer.client.sweep();
         for group in &self.groups {
             group.sweep(group.reports.receiver_count() > 0);
         }
@@ -134,12 +135,15 @@ impl Inner {
     }
 
     async fn fetch(&self, path: &str, credentials: &Credentials) -> Result<Document, Lost> {
-        let url = beside(&self.peer.config.url, path)?;
+        // Only a path goes out, whatever is asked for.
+        let path: PathAndQuery =
+            path.parse().map_err(|error| Lost::Invalid(format!("{path:?} is not a path: {error}")))?;
         let limits = self.peer.config.timeouts;
-        let headers: HeaderMap = self.peer.headers(credentials);
+        let lines = client::lines(&self.peer.headers(credentials));
         let asked = async {
-            let answer = self.peer.send_to(url, HttpMethod::GET, headers, Bytes::new());
-            let (head, body) = answer.await.map_err(|error| client::lost(&error))?.into_parts();
+            let client = &self.peer.client;
+            let answer = client.send(&HttpMethod::GET, path.as_str(), &lines, &[], Bytes::new());
+            let (head, body) = answer.await?.into_parts();
             let body = peer::whole(body, DOCUMENT).await?;
             Ok(Document { status: head.status, headers: head.headers, body })
         };
@@ -159,14 +163,6 @@ impl Inner {
         // A server that does not take its farewell will find out by itself.
         let _ = timeout(FAREWELL, all).await;
     }
-}
-
-/// The URL of `path` at the server of `url`.
-fn beside(url: &Uri, path: &str) -> Result<Uri, Lost> {
-    let mut parts = url.clone().into_parts();
-    let path = path.parse().map_err(|error| Lost::Invalid(format!("{path:?} is not a path: {error}")))?;
-    parts.path_and_query = Some(path);
-    Uri::from_parts(parts).map_err(|error| Lost::Invalid(error.to_string()))
 }
 
 async fn sweep(inner: Weak<Inner>, closing: CancellationToken) {

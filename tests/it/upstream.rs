@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use std::{sync::Arc, time::Duration};
 use tokio::time::timeout;
 
-use crate::support::servers::{Canned, Get, LegacyServer, Options, PATIENCE, Seen};
+use crate::support::servers::{Canned, Get, LegacyServer, Options, PATIENCE, Seen, tls_before};
 
 const ASKABLE: &str = r#"{"elicitation":{}}"#;
 const MUTE: &str = "{}";
@@ -1003,6 +1003,53 @@ async fn a_session_that_is_lost_makes_room_for_another() {
 }
 
 #[tokio::test]
+async fn more_callers_than_may_wait_are_told_that_the_server_is_busy() {
+    let world = World::with(Options::default(), |config| config.limits.sessions = 1).await;
+    let _first = world.ask(1);
+    let _held = world.server.call().await;
+    let mut queued = Vec::new();
+    let lost = loop {
+        let mut replies = world.upstream.call(request(2 + queued.len() as u64, Method::ToolsCall, ASKABLE));
+        match futures_util::poll!(replies.next()) {
+            std::task::Poll::Ready(event) => break event,
+            std::task::Poll::Pending => queued.push(replies),
+        }
+        assert!(queued.len() < 10_000, "the queue is bounded");
+    };
+    assert!(matches!(lost, Some(Event::Lost(Lost::Busy { limit: 1 }))));
+}
+
+#[tokio::test]
+async fn sessions_that_nobody_uses_are_closed_the_list_session_last() {
+    let world = World::new(Options::default()).await;
+    let (mut first, mut second) = (world.ask(1), world.ask(2));
+    let (a, b) = (world.server.call().await, world.server.call().await);
+    a.result(json!({}));
+    b.result(json!({}));
+    first.result().await;
+    second.result().await;
+    let minutes = async |minutes: u32| {
+        tokio::time::pause();
+        for _ in 0..minutes {
+            tokio::time::advance(Duration::from_secs(60)).await;
+            tokio::task::yield_now().await;
+        }
+        tokio::time::resume();
+    };
+    let closed = |session: &'static str| {
+        move |seen: &Seen| seen.http == http::Method::DELETE && seen.session() == session
+    };
+    minutes(7).await;
+    world.server.seen(closed("s2")).await;
+    assert_eq!(world.server.count(closed("s1")), 0);
+    minutes(31).await;
+    world.server.seen(closed("s1")).await;
+    let mut call = world.ask(3);
+    assert_eq!(world.answer().await, "s3");
+    call.result().await;
+}
+
+#[tokio::test]
 async fn connections_are_kept() {
     let world = World::new(Options { get: Get::Refused(405), ..Options::default() }).await;
     for id in 0..5 {
@@ -1126,4 +1173,37 @@ async fn nothing_is_sent_before_a_call_is_polled() {
     drop(replies);
     world.upstream.close().await;
     assert!(world.server.log().is_empty());
+}
+
+// === TLS ===
+
+/// Runs in a process of its own, because the system's trust is read from the environment.
+#[tokio::test]
+async fn tls_is_spoken_to_a_server_that_the_system_trusts() {
+    let authority = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/it/support/tls/authority.pem");
+    if std::env::var("SSL_CERT_FILE").as_deref() != Ok(authority) {
+        let status = tokio::process::Command::new(std::env::current_exe().expect("a test binary"))
+            .args(["--exact", "upstream::tls_is_spoken_to_a_server_that_the_system_trusts"])
+            .env("SSL_CERT_FILE", authority)
+            .env_remove("SSL_CERT_DIR")
+            .status();
+        assert!(status.await.expect("a process").success());
+        return;
+    }
+    let server = LegacyServer::start(Options::default()).await;
+    let port = tls_before(server.addr(), "127.0.0.1").await;
+    for host in ["localhost", "127.0.0.1"] {
+        let upstream = connect(&format!("https://{host}:{port}/mcp"), |_| {});
+        let world = World { server: LegacyServer::start(Options::default()).await, upstream };
+        for id in 0..3 {
+            let mut call = world.call(id);
+            server.call().await.result(json!({ "text": "x".repeat(100_000) }));
+            assert_eq!(call.result().await["text"].as_str().map(str::len), Some(100_000));
+        }
+    }
+    // The name is checked too: the certificate does not speak of this one.
+    let port = tls_before(server.addr(), "127.0.0.2").await;
+    let upstream = connect(&format!("https://127.0.0.2:{port}/mcp"), |_| {});
+    let mut replies = upstream.call(request(1, Method::ToolsCall, MUTE));
+    assert!(matches!(replies.next().await, Some(Event::Lost(Lost::Unreachable(_)))));
 }

@@ -545,3 +545,34 @@ fn event_stream(body: BoxStream<'static, io::Result<Frame<Bytes>>>) -> Response<
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().expect("nothing panics with a lock")
 }
+
+/// Speaks TLS in front of a server, at an address of this machine, and says at which port. The
+/// certificate is for `localhost` and `127.0.0.1`, and signed by `tls/authority.pem`.
+pub(crate) async fn tls_before(server: SocketAddr, address: &str) -> u16 {
+    use rustls::pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject};
+    let certificate =
+        CertificateDer::from_pem_slice(include_bytes!("tls/certificate.pem")).expect("a certificate");
+    let key = PrivateKeyDer::from_pem_slice(include_bytes!("tls/key.pem")).expect("a key");
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = rustls::ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .expect("versions")
+        .with_no_client_auth()
+        .with_single_cert(vec![certificate], key)
+        .expect("they fit");
+    let acceptor = tokio_rustls::TlsAcceptor::from(Arc::new(config));
+    let listener = TcpListener::bind((address, 0)).await.expect("a free port");
+    let port = listener.local_addr().expect("a bound socket").port();
+    tokio::spawn(async move {
+        while let Ok((socket, _)) = listener.accept().await {
+            let acceptor = acceptor.clone();
+            tokio::spawn(async move {
+                // A client that trusts nobody here leaves in the middle.
+                let Ok(mut client) = acceptor.accept(socket).await else { return };
+                let mut server = tokio::net::TcpStream::connect(server).await.expect("the server runs");
+                let _ = tokio::io::copy_bidirectional(&mut client, &mut server).await;
+            });
+        }
+    });
+    port
+}

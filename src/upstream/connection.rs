@@ -1,0 +1,607 @@
+//! One HTTP/1.1 connection: a request goes out, a head and a body come back (RFC 9112).
+//!
+//! Written by hand, on `httparse`, for the calls that wait: a parked call is a socket and little
+//! else. No buffer is held while nothing arrives, no task stands between the call and its socket,
+//! and what did arrive is kept in an allocation of its own size. hyper's client needs 20 KiB and a
+//! task for the same.
+
+use bytes::{Buf, BufMut, Bytes, BytesMut};
+use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, Version, header};
+use http_body::{Body, Frame, SizeHint};
+use smallvec::SmallVec;
+use std::{
+    future::Future,
+    io::{self, IoSlice},
+    mem::MaybeUninit,
+    ops::Range,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, ready},
+};
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    net::TcpStream,
+};
+use tokio_rustls::client::TlsStream;
+
+use super::client::Pool;
+
+/// A connection, plain or encrypted.
+pub(super) enum Io {
+    Plain(TcpStream),
+    Tls(Box<TlsStream<TcpStream>>),
+    #[cfg(test)]
+    Scripted(tokio_test::io::Mock),
+}
+
+/// A connection that serves one exchange at a time.
+pub(super) struct Connection {
+    io: Io,
+    /// What has arrived and was not yet understood. Mostly empty, and then not allocated.
+    read: BytesMut,
+}
+
+/// A request on its way out, until the head of its answer is there.
+pub(super) struct Sending {
+    connection: Option<Box<Connection>>,
+    head: Bytes,
+    body: Bytes,
+    /// How the sending ended, if it failed: there may be an answer all the same.
+    unsent: Option<io::Error>,
+    pool: Arc<Pool>,
+}
+
+/// The body of an answer. Gives its connection back when it has been read to the end; dropped
+/// before, it closes it.
+pub(super) struct Incoming {
+    connection: Option<Box<Connection>>,
+    framing: Framing,
+    reusable: bool,
+    pool: Arc<Pool>,
+}
+
+/// Where a body ends (RFC 9112, 6.3).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Framing {
+    Over,
+    /// This many bytes are still to come.
+    Length(u64),
+    UntilClose,
+    ChunkSize,
+    /// This many bytes of the chunk are still to come.
+    Chunk(u64),
+    ChunkEnd,
+    Trailers,
+}
+
+/// The longest head of an answer, and the longest line between two chunks.
+const HEAD: usize = 64 << 10;
+/// The most headers in an answer.
+const HEADERS: usize = 128;
+/// Read at a time, on the stack.
+const READ: usize = 8 << 10;
+/// Of a body whose length is known, read at a time into place.
+const READ_IN_PLACE: usize = 64 << 10;
+
+// === impl Connection ===
+
+impl Connection {
+    pub(super) fn new(io: Io) -> Self {
+        Self { io, read: BytesMut::new() }
+    }
+
+    /// Whether it can take another request: the server has neither closed it nor said anything.
+    pub(super) fn is_idle(&mut self) -> bool {
+        let mut context = Context::from_waker(std::task::Waker::noop());
+        self.read.is_empty() && self.poll_fill(&mut context).is_pending()
+    }
+
+    /// Reads what there is; 0 is the end. Nothing is allocated while nothing comes.
+    fn poll_fill(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
+        let mut space = [const { MaybeUninit::uninit() }; READ];
+        let mut space = ReadBuf::uninit(&mut space);
+        ready!(Pin::new(&mut self.io).poll_read(cx, &mut space))?;
+        let filled = space.filled();
+        self.read.extend_from_slice(filled);
+        Poll::Ready(Ok(filled.len()))
+    }
+
+    /// Reads at most `wanted` bytes into place.
+    fn poll_fill_in_place(&mut self, wanted: usize, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
+        self.read.reserve(wanted);
+        let mut limited = (&mut self.read).limit(wanted);
+        tokio_util::io::poll_read_buf(Pin::new(&mut self.io), cx, &mut limited)
+    }
+
+    /// Sends what is left of a request.
+    fn poll_send(
+        &mut self,
+        head: &mut Bytes,
+        body: &mut Bytes,
+        cx: &mut Context<'_>,
+    ) -> Poll<io::Result<()>> {
+        while !head.is_empty() || !body.is_empty() {
+            let parts = [IoSlice::new(head), IoSlice::new(body)];
+            // The second alone where the first is out: an empty part may count as the end.
+            let parts = if head.is_empty() { &parts[1..] } else { &parts[..] };
+            let sent = ready!(Pin::new(&mut self.io).poll_write_vectored(cx, parts))?;
+            if sent == 0 {
+                return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
+            }
+            let of_head = sent.min(head.len());
+            head.advance(of_head);
+            body.advance(sent - of_head);
+        }
+        Pin::new(&mut self.io).poll_flush(cx)
+    }
+
+    /// The head of the answer; interim ones (1xx) are skipped.
+    fn poll_head(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<http::Response<()>>> {
+        loop {
+            match parse_head(&mut self.read)? {
+                Some(head) if head.status() == StatusCode::SWITCHING_PROTOCOLS => {
+                    return Poll::Ready(Err(invalid("it wants to switch protocols")));
+                }
+                Some(head) if head.status().is_informational() => {}
+                Some(head) => return Poll::Ready(Ok(head)),
+                None if self.read.len() > HEAD => return Poll::Ready(Err(invalid("its head is too long"))),
+                None => {
+                    if ready!(self.poll_fill(cx))? == 0 {
+                        return Poll::Ready(Err(closed()));
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn invalid(what: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, what.to_owned())
+}
+
+fn closed() -> io::Error {
+    io::Error::new(io::ErrorKind::UnexpectedEof, "the server closed the connection")
+}
+
+/// Takes a whole head off the buffer; its values share the buffer's allocation.
+fn parse_head(read: &mut BytesMut) -> io::Result<Option<http::Response<()>>> {
+    let mut space = [const { MaybeUninit::uninit() }; HEADERS];
+    let mut found: SmallVec<[(HeaderName, Range<usize>); 16]> = SmallVec::new();
+    let mut response = httparse::Response::new(&mut []);
+    let parsed = httparse::ParserConfig::default()
+        .parse_response_with_uninit_headers(&mut response, read, &mut space)
+        .map_err(|error| invalid(&format!("its head is not HTTP: {error}")))?;
+    let httparse::Status::Complete(length) = parsed else { return Ok(None) };
+    let start = read.as_ptr() as usize;
+    for header in response.headers.iter() {
+        let name =
+            HeaderName::from_bytes(header.name.as_bytes()).map_err(|_| invalid("a header has no name"))?;
+        // Only a value that has bytes is certain to stand in the buffer.
+        let from = if header.value.is_empty() { 0 } else { header.value.as_ptr() as usize - start };
+        found.push((name, from..from + header.value.len()));
+    }
+    let status = response.code.and_then(|code| StatusCode::from_u16(code).ok());
+    let status = status.ok_or_else(|| invalid("its status is none"))?;
+    let version = if response.version == Some(0) { Version::HTTP_10 } else { Version::HTTP_11 };
+    let bytes = read.split_to(length).freeze();
+    let mut headers = HeaderMap::with_capacity(found.len());
+    for (name, range) in found {
+        let value = HeaderValue::from_maybe_shared(bytes.slice(range));
+        headers.append(name, value.map_err(|_| invalid("a header's value has control characters"))?);
+    }
+    let mut head = http::Response::new(());
+    *head.status_mut() = status;
+    *head.version_mut() = version;
+    *head.headers_mut() = headers;
+    Ok(Some(head))
+}
+
+// === impl Framing ===
+
+impl Framing {
+    /// How the body behind this head is delimited.
+    fn of(head: &http::Response<()>) -> io::Result<Self> {
+        if matches!(head.status(), StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED) {
+            return Ok(Self::Over);
+        }
+        let headers = head.headers();
+        if let Some(coding) = headers.get_all(header::TRANSFER_ENCODING).iter().next_back() {
+            let last = coding.as_bytes().rsplit(|&byte| byte == b',').next().unwrap_or_default();
+            // Also where there is a length: the coding counts.
+            return Ok(match last.trim_ascii().eq_ignore_ascii_case(b"chunked") {
+                true => Self::ChunkSize,
+                false => Self::UntilClose,
+            });
+        }
+        let mut lengths = headers.get_all(header::CONTENT_LENGTH).iter();
+        let Some(length) = lengths.next() else { return Ok(Self::UntilClose) };
+        if lengths.any(|other| other != length) {
+            return Err(invalid("it has two lengths"));
+        }
+        match length.to_str().ok().and_then(|text| text.parse().ok()) {
+            Some(0) => Ok(Self::Over),
+            Some(length) => Ok(Self::Length(length)),
+            None => Err(invalid("its length is no number")),
+        }
+    }
+}
+
+/// Whether the server keeps the connection for another request.
+fn is_kept(head: &http::Response<()>) -> bool {
+    let said = |token: &str| {
+        let values = head.headers().get_all(header::CONNECTION).iter();
+        let mut tokens = values.filter_map(|value| value.to_str().ok()).flat_map(|value| value.split(','));
+        tokens.any(|part| part.trim().eq_ignore_ascii_case(token))
+    };
+    if head.version() == Version::HTTP_10 { said("keep-alive") } else { !said("close") }
+}
+
+// === impl Sending ===
+
+impl Sending {
+    pub(super) fn new(connection: Box<Connection>, head: Bytes, body: Bytes, pool: Arc<Pool>) -> Self {
+        Self { connection: Some(connection), head, body, unsent: None, pool }
+    }
+}
+
+impl Future for Sending {
+    type Output = io::Result<http::Response<Incoming>>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = &mut *self;
+        let connection = this.connection.as_mut().expect("an exchange is not polled after its end");
+        if this.unsent.is_none() && !(this.head.is_empty() && this.body.is_empty()) {
+            match connection.poll_send(&mut this.head, &mut this.body, cx) {
+                // The request itself is not needed while its answer is waited for.
+                Poll::Ready(Ok(())) => (this.head, this.body) = (Bytes::new(), Bytes::new()),
+                // A server that refuses a request may answer and close before it has all of it.
+                Poll::Ready(Err(error)) => this.unsent = Some(error),
+                Poll::Pending => return Poll::Pending,
+            }
+        }
+        let head = match ready!(connection.poll_head(cx)) {
+            Ok(head) => head,
+            Err(error) => return Poll::Ready(Err(this.unsent.take().unwrap_or(error))),
+        };
+        let framing = Framing::of(&head)?;
+        let mut body = Incoming {
+            connection: this.connection.take(),
+            framing,
+            reusable: is_kept(&head) && this.unsent.is_none() && framing != Framing::UntilClose,
+            pool: this.pool.clone(),
+        };
+        if framing == Framing::Over {
+            body.finish();
+        }
+        Poll::Ready(Ok(head.map(|()| body)))
+    }
+}
+
+// === impl Incoming ===
+
+impl Incoming {
+    /// The body is over: its connection can serve the next request.
+    fn finish(&mut self) {
+        self.framing = Framing::Over;
+        if let Some(connection) = self.connection.take().filter(|_| self.reusable) {
+            self.pool.put_back(connection);
+        }
+    }
+
+    /// Goes on past what was taken of a chunk, if the rest is there already.
+    fn past_last_chunk(&mut self) {
+        const END: &[u8] = b"\r\n0\r\n\r\n";
+        if let Some(connection) =
+            self.connection.as_mut().filter(|connection| connection.read.starts_with(END))
+        {
+            connection.read.advance(END.len());
+            self.finish();
+        }
+    }
+
+    fn poll_chunk(&mut self, cx: &mut Context<'_>) -> Poll<Option<io::Result<Bytes>>> {
+        loop {
+            let Some(connection) = &mut self.connection else { return Poll::Ready(None) };
+            let read = &mut connection.read;
+            let needs = match self.framing {
+                Framing::Over => return Poll::Ready(None),
+                Framing::UntilClose if !read.is_empty() => {
+                    return Poll::Ready(Some(Ok(read.split().freeze())));
+                }
+                Framing::UntilClose => READ,
+                Framing::Length(left) | Framing::Chunk(left) if !read.is_empty() => {
+                    let here = read.len().min(usize::try_from(left).unwrap_or(usize::MAX));
+                    let data = read.split_to(here).freeze();
+                    let left = left - here as u64;
+                    match self.framing {
+                        Framing::Length(_) if left == 0 => self.finish(),
+                        Framing::Length(_) => self.framing = Framing::Length(left),
+                        _ if left == 0 => {
+                            self.framing = Framing::ChunkEnd;
+                            self.past_last_chunk();
+                        }
+                        _ => self.framing = Framing::Chunk(left),
+                    }
+                    return Poll::Ready(Some(Ok(data)));
+                }
+                Framing::Length(left) | Framing::Chunk(left) => usize::try_from(left).unwrap_or(usize::MAX),
+                Framing::ChunkSize => match httparse::parse_chunk_size(read) {
+                    Ok(httparse::Status::Complete((line, size))) => {
+                        read.advance(line);
+                        self.framing = if size == 0 { Framing::Trailers } else { Framing::Chunk(size) };
+                        continue;
+                    }
+                    Ok(httparse::Status::Partial) if read.len() < HEAD => 0,
+                    Ok(httparse::Status::Partial) | Err(_) => {
+                        return Poll::Ready(Some(Err(invalid("a chunk has no size"))));
+                    }
+                },
+                Framing::ChunkEnd => match &read[..] {
+                    [b'\r', b'\n', ..] => {
+                        read.advance(2);
+                        self.framing = Framing::ChunkSize;
+                        continue;
+                    }
+                    [] | [b'\r'] => 0,
+                    _ => return Poll::Ready(Some(Err(invalid("a chunk is longer than its size")))),
+                },
+                Framing::Trailers => match memchr::memchr(b'\n', read) {
+                    Some(end) => {
+                        let line = read.split_to(end + 1);
+                        if matches!(&line[..], b"\r\n" | b"\n") {
+                            self.finish();
+                        }
+                        continue;
+                    }
+                    None if read.len() < HEAD => 0,
+                    None => return Poll::Ready(Some(Err(invalid("its trailers are too long")))),
+                },
+            };
+            let filled = match needs {
+                0..=READ => ready!(connection.poll_fill(cx)),
+                _ => ready!(connection.poll_fill_in_place(needs.min(READ_IN_PLACE), cx)),
+            };
+            match filled {
+                Ok(0) if self.framing == Framing::UntilClose => {
+                    self.finish();
+                    return Poll::Ready(None);
+                }
+                Ok(0) => {
+                    self.connection = None;
+                    return Poll::Ready(Some(Err(closed())));
+                }
+                Ok(_) => {}
+                Err(error) => {
+                    self.connection = None;
+                    return Poll::Ready(Some(Err(error)));
+                }
+            }
+        }
+    }
+}
+
+impl Body for Incoming {
+    type Data = Bytes;
+    type Error = io::Error;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
+        self.poll_chunk(cx).map(|chunk| chunk.map(|chunk| chunk.map(Frame::data)))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.framing == Framing::Over
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match self.framing {
+            Framing::Over => SizeHint::with_exact(0),
+            Framing::Length(left) => SizeHint::with_exact(left),
+            Framing::UntilClose
+            | Framing::ChunkSize
+            | Framing::Chunk(_)
+            | Framing::ChunkEnd
+            | Framing::Trailers => SizeHint::default(),
+        }
+    }
+}
+
+// === impl Io ===
+
+impl AsyncRead for Io {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Plain(io) => Pin::new(io).poll_read(cx, buf),
+            Self::Tls(io) => Pin::new(io).poll_read(cx, buf),
+            #[cfg(test)]
+            Self::Scripted(io) => Pin::new(io).poll_read(cx, buf),
+        }
+    }
+}
+
+impl AsyncWrite for Io {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        match self.get_mut() {
+            Self::Plain(io) => Pin::new(io).poll_write(cx, buf),
+            Self::Tls(io) => Pin::new(io).poll_write(cx, buf),
+            #[cfg(test)]
+            Self::Scripted(io) => Pin::new(io).poll_write(cx, buf),
+        }
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        match self.get_mut() {
+            Self::Plain(io) => Pin::new(io).poll_write_vectored(cx, bufs),
+            Self::Tls(io) => Pin::new(io).poll_write_vectored(cx, bufs),
+            #[cfg(test)]
+            Self::Scripted(io) => Pin::new(io).poll_write_vectored(cx, bufs),
+        }
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Plain(io) => Pin::new(io).poll_flush(cx),
+            Self::Tls(io) => Pin::new(io).poll_flush(cx),
+            #[cfg(test)]
+            Self::Scripted(io) => Pin::new(io).poll_flush(cx),
+        }
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Plain(io) => Pin::new(io).poll_shutdown(cx),
+            Self::Tls(io) => Pin::new(io).poll_shutdown(cx),
+            #[cfg(test)]
+            Self::Scripted(io) => Pin::new(io).poll_shutdown(cx),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use http_body_util::BodyExt;
+    use tokio_test::io::{Builder, Mock};
+
+    const ASKED: (&[u8], &[u8]) = (b"POST / HTTP/1.1\r\n\r\n", b"{}");
+
+    /// Asks, over a connection that does what the script says; gives the answer, and the pool the
+    /// connection may have come back to.
+    async fn ask(script: Mock) -> (io::Result<http::Response<Incoming>>, Arc<Pool>) {
+        let pool = Arc::new(Pool::default());
+        let connection = Box::new(Connection::new(Io::Scripted(script)));
+        let (head, body) = ASKED;
+        let sending =
+            Sending::new(connection, Bytes::from_static(head), Bytes::from_static(body), pool.clone());
+        (sending.await, pool)
+    }
+
+    /// A script that begins with the request.
+    fn asked() -> Builder {
+        let mut script = Builder::new();
+        script.write(ASKED.0).write(ASKED.1);
+        script
+    }
+
+    async fn whole(script: &mut Builder) -> (io::Result<Bytes>, bool) {
+        let (answer, pool) = ask(script.build()).await;
+        let body = match answer {
+            Ok(answer) => answer.into_body().collect().await.map(|body| body.to_bytes()),
+            Err(error) => Err(error),
+        };
+        (body, pool.holds_one())
+    }
+
+    #[tokio::test]
+    async fn an_answer_in_any_two_pieces_is_put_together_and_its_connection_kept() {
+        for answer in [
+            "HTTP/1.1 200 OK\r\ncontent-length: 11\r\n\r\nhello world",
+            "HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip , Chunked\r\n\r\n6;x=y\r\nhello \r\n5\r\nworld\r\n0\r\n\r\n",
+            "HTTP/1.1 200 \r\ntransfer-encoding: chunked\r\nempty:\r\n\r\nB\r\nhello world\r\n0\r\nx: y\r\nz: 0\r\n\r\n",
+            "HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\ncontent-length: 11\r\n\r\nhello world",
+            "HTTP/1.0 200 OK\r\nconnection: Keep-Alive\r\ncontent-length: 11\r\n\r\nhello world",
+        ] {
+            for at in 1..answer.len() {
+                let (a, b) = answer.as_bytes().split_at(at);
+                let (body, kept) = whole(asked().read(a).read(b)).await;
+                assert_eq!(body.expect(answer), "hello world", "{answer} at {at}");
+                assert!(kept, "{answer} at {at}");
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn what_the_server_ends_is_not_used_again() {
+        for answer in [
+            "HTTP/1.1 200 OK\r\n\r\nhello",
+            "HTTP/1.1 200 OK\r\ntransfer-encoding: gzip\r\n\r\nhello",
+            "HTTP/1.1 200 OK\r\nconnection: x, Close\r\ncontent-length: 5\r\n\r\nhello",
+            "HTTP/1.0 200 OK\r\ncontent-length: 5\r\n\r\nhello",
+        ] {
+            let (body, kept) = whole(asked().read(answer.as_bytes())).await;
+            assert_eq!(body.expect(answer), "hello");
+            assert!(!kept, "{answer}");
+        }
+    }
+
+    #[tokio::test]
+    async fn an_answer_without_a_body_is_over_at_once() {
+        for answer in [
+            "HTTP/1.1 204 No Content\r\ncontent-length: 5\r\n\r\n",
+            "HTTP/1.1 202 Accepted\r\ncontent-length: 0\r\n\r\n",
+        ] {
+            let (body, kept) = whole(asked().read(answer.as_bytes())).await;
+            assert_eq!((body.expect(answer).len(), kept), (0, true));
+        }
+    }
+
+    #[tokio::test]
+    async fn what_is_not_http_is_refused_and_what_is_cut_off_noticed() {
+        for (answer, kind) in [
+            ("SSH-2.0-x\r\n", io::ErrorKind::InvalidData),
+            ("HTTP/1.1 101 Switching\r\n\r\n", io::ErrorKind::InvalidData),
+            (
+                "HTTP/1.1 200 OK\r\ncontent-length: 5\r\ncontent-length: 6\r\n\r\nhello",
+                io::ErrorKind::InvalidData,
+            ),
+            ("HTTP/1.1 200 OK\r\ncontent-length: five\r\n\r\nhello", io::ErrorKind::InvalidData),
+            ("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nxyz\r\n", io::ErrorKind::InvalidData),
+            ("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nhello", io::ErrorKind::InvalidData),
+            ("HTTP/1.1 200 OK\r\ncontent-length: 6\r\n\r\nhello", io::ErrorKind::UnexpectedEof),
+            (
+                "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5\r\nhello\r\n",
+                io::ErrorKind::UnexpectedEof,
+            ),
+            ("HTTP/1.1 200 OK\r\ncontent-le", io::ErrorKind::UnexpectedEof),
+            ("", io::ErrorKind::UnexpectedEof),
+        ] {
+            let mut script = asked();
+            if !answer.is_empty() {
+                script.read(answer.as_bytes());
+            }
+            let (body, kept) = whole(&mut script).await;
+            assert_eq!(body.expect_err(answer).kind(), kind, "{answer}");
+            assert!(!kept);
+        }
+    }
+
+    #[tokio::test]
+    async fn a_head_without_end_is_refused() {
+        let mut script = asked();
+        script.read(b"HTTP/1.1 200 OK\r\n");
+        let line = format!("x: {}\r\n", "y".repeat(8000));
+        for _ in 0..9 {
+            script.read(line.as_bytes());
+        }
+        let (body, _) = whole(&mut script).await;
+        assert_eq!(body.expect_err("too long").kind(), io::ErrorKind::InvalidData);
+    }
+
+    #[tokio::test]
+    async fn a_server_that_answers_before_it_has_the_whole_request_is_heard() {
+        let answer = b"HTTP/1.1 413 Too Large\r\ncontent-length: 2\r\n\r\nno";
+        let broken = io::Error::from(io::ErrorKind::BrokenPipe);
+        // The mock wants its error for itself, so the builder has to be gone.
+        let script = Builder::new().write_error(broken).read(answer).build();
+        let (answer, pool) = ask(script).await;
+        let answer = answer.expect("an answer");
+        assert_eq!(answer.status(), 413);
+        assert_eq!(answer.into_body().collect().await.expect("a body").to_bytes(), "no");
+        assert!(!pool.holds_one());
+    }
+
+    #[tokio::test]
+    async fn a_connection_on_which_something_arrived_takes_no_request() {
+        let mut connection =
+            Connection::new(Io::Scripted(Builder::new().read(b"HTTP/1.1 408 x\r\n\r\n").build()));
+        assert!(!connection.is_idle());
+        let (_held, script) =
+            (0, Builder::new().wait(std::time::Duration::from_secs(3600)).read(b"x").build());
+        let mut connection = Connection::new(Io::Scripted(script));
+        assert!(connection.is_idle());
+        std::mem::forget(connection);
+    }
+}
