@@ -89,6 +89,7 @@ async fn what_the_server_asks_meanwhile_is_asked_together_with_the_rest() {
         let (server, first) = three_questions(&world, way, &talk).await;
         // Asked while nobody waits.
         server.ask(3, &form("And where?"));
+        server.heard(&world).await;
         let waiting = talk.retry(&first, json!({ "roots-1": fitting(&roots()) })).await;
         server.answered(&world, 2).await;
         let rest = Questions::of(&waiting.answer().await);
@@ -298,6 +299,7 @@ async fn a_question_withdrawn_while_its_client_thinks_takes_no_answer_any_more()
         let (server, questions) = talk.is_asked(&world, way, &form("Who?")).await;
         server.withdraw(0);
         server.ask(1, &form("Where?"));
+        server.heard(&world).await;
         let waiting = talk.retry(&questions, json!({ "elicitation-1": accept("Ada") })).await;
         let questions = Questions::of(&waiting.answer().await);
         assert_eq!(questions.key(), "elicitation-2");

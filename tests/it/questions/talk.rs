@@ -24,7 +24,6 @@ pub(super) const WAYS: [Way; 2] = [Way::OnTheCall, Way::OnTheSession];
 pub(super) struct Asking {
     pub(super) id: Value,
     pub(super) session: String,
-    pub(super) name: String,
     /// Its arguments, as they arrived.
     pub(super) arguments: Value,
     speaks: Speaks,
@@ -48,7 +47,7 @@ impl Asking {
     }
 
     pub(super) async fn of(world: &World, call: Call, way: Way) -> Self {
-        let (id, session, name) = (call.id(), call.session().to_owned(), call.name().to_owned());
+        let (id, session) = (call.id(), call.session().to_owned());
         let arguments = call.seen.json["params"]["arguments"].clone();
         let speaks = match way {
             Way::OnTheCall => Speaks::Stream(call.stream()),
@@ -57,7 +56,7 @@ impl Asking {
                 Speaks::Session { call, own }
             }
         };
-        Self { id, session, name, arguments, speaks }
+        Self { id, session, arguments, speaks }
     }
 
     fn events(&self) -> &Events {
@@ -81,6 +80,12 @@ impl Asking {
 
     pub(super) fn notify(&self, method: &str, params: Value) {
         self.events().notify(method, params);
+    }
+
+    /// Resolves when the proxy has heard all that was said before.
+    pub(super) async fn heard(&self, world: &World) {
+        self.ask(9_999, &json!({ "method": "ping" }));
+        assert_eq!(self.answered(world, 9_999).await, json!({}));
     }
 
     /// What the server was answered: the `result` or the `error`.

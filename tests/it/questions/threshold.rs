@@ -1,8 +1,8 @@
 //! Questions on the call first, and a task afterwards.
 
 use super::talk::{
-    ALWAYS, Asking, Questions, Setup, Talk, WAYS, Way, World, accept, asked_with_tasks, form, sampled, sampling,
-    update,
+    Asking, Questions, Setup, TASKS, Talk, WAYS, Way, World, accept, asked, asked_with_tasks, form,
+    sampled, sampling, update,
 };
 use serde_json::{Value, json};
 
@@ -117,6 +117,14 @@ async fn the_state_of_a_call_that_has_become_a_task_finds_the_task() {
     assert_eq!((world.calls(), world.server.count(|seen| seen.answers(&json!(0)))), (1, 1));
     server.says("done");
     assert_eq!(client.ended(&task).await["status"], "completed");
+    // Also when it has ended: a call made anew would be made twice.
+    let late = talk.retry(&questions, json!({ "elicitation-1": accept("Ada") })).await.answer().await;
+    assert_eq!((late.task(), &late.result()["status"]), (task.clone(), &json!("completed")));
+    let plain = talk.by(&asked(&world)).retry(&questions, json!({})).await.answer().await;
+    assert_eq!(plain.refusal(), (400, -32021), "{plain:?}");
+    let needs = &plain.error()["data"]["requiredCapabilities"]["extensions"];
+    assert_eq!(*needs, json!({ TASKS: {} }));
+    assert_eq!(world.calls(), 1);
 }
 
 #[tokio::test]
@@ -131,21 +139,33 @@ async fn a_client_that_leaves_before_it_has_the_handle_cancels_the_call_it_answe
 }
 
 #[tokio::test]
-async fn where_no_task_can_be_made_questions_stay_on_the_call() {
+async fn a_call_that_waits_for_answers_counts_as_the_task_it_may_become() {
     for way in WAYS {
-        let world = Setup::new().route(ALWAYS).top("limits: { tasks_per_principal: 1 }").start().await;
-        let client = asked_with_tasks(&world);
-        let first = Talk::tool(&client).begin().await;
-        let in_hand = Asking::next(&world, way).await;
-        first.answer().await.task();
-
+        let setup = Setup::new().route("defer: { after: 50ms }");
+        let world = setup.top("limits: { tasks_per_principal: 1 }").start().await;
+        let client = asked_with_tasks(&world).bearing("alice");
         let talk = Talk::tool(&client);
         let (server, questions) = talk.is_asked(&world, way, &form("Who?")).await;
+
+        // It waits, and has taken the only place: the next is no task, and cannot ask.
+        let other = Talk::tool(&client).begin().await;
+        let second = Asking::next(&world, way).await;
+        second.ask(7, &form("Who?"));
+        let refused = second.answered(&world, 7).await;
+        assert!(refused["message"].as_str().expect("words").contains("quota"), "{refused}");
+        second.says("done without");
+        assert_eq!(other.answer().await.text(), "done without");
+        // Others are not concerned.
+        let bob = asked_with_tasks(&world).bearing("bob");
+        let (third, _) = Talk::tool(&bob).is_asked(&world, way, &form("Who?")).await;
+
+        // The place is its own: it may become a task in it.
         let waiting = talk.retry(&questions, json!({ "elicitation-1": accept("Ada") })).await;
         server.answered(&world, 0).await;
+        let task = waiting.answer().await.task();
         server.says("Hello");
-        assert_eq!(waiting.answer().await.text(), "Hello");
-        drop(in_hand);
+        assert_eq!(client.ended(&task).await["status"], "completed");
+        drop(third);
     }
 }
 
