@@ -116,7 +116,8 @@ impl Attended {
             Came::Again => InputResponses::default(),
             Came::Back(id, answers) => {
                 let items =
-                    asking::rejoin(&self.shared, &self.caller, &self.call, &id, answers, defer_after).await?;
+                    asking::rejoin(&self.shared, &self.caller, &self.call, &server, &id, answers, defer_after)
+                        .await?;
                 self.stage = Stage::Moved { items, since: self.shared.clock.now() };
                 return Ok(());
             }
