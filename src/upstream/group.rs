@@ -245,7 +245,11 @@ impl Group {
     }
 
     async fn open(self: &Arc<Self>) -> Result<Arc<Session>, Lost> {
-        let session = handshake::open(&self.peer, self).await?;
+        let session = tokio::select! {
+            opened = handshake::open(&self.peer, self) => opened?,
+            // Whoever waits for it is told at once, not when the server answers.
+            () = self.peer.closing.cancelled() => return Err(Lost::Closing),
+        };
         if self.peer.closing.is_cancelled() {
             // Too late for whoever closes the others.
             session.close().await;

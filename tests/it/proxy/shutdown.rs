@@ -8,7 +8,14 @@ use crate::support::{
 use deferral::app::Running;
 use serde_json::json;
 use std::net::SocketAddr;
-use tokio::{net::TcpStream, runtime::Runtime, sync::oneshot};
+use tokio::{
+    net::{TcpListener, TcpStream},
+    runtime::Runtime,
+    sync::oneshot,
+};
+
+/// Members of the configuration.
+type Members = &'static [&'static str];
 
 /// A proxy with a runtime of its own that ends when it has stopped, as the program does: what it
 /// still had to say is then not said.
@@ -19,12 +26,11 @@ struct Program {
 }
 
 impl Program {
-    async fn start(
-        server: &LegacyServer,
-        route: &'static [&'static str],
-        top: &'static [&'static str],
-    ) -> Self {
-        let url = server.url();
+    async fn start(server: &LegacyServer, route: Members, top: Members) -> Self {
+        Self::before(server.url(), route, top).await
+    }
+
+    async fn before(url: String, route: Members, top: Members) -> Self {
         let (stop, stopping) = oneshot::channel();
         let (tell, told) = oneshot::channel();
         let thread = std::thread::spawn(move || {
@@ -139,6 +145,24 @@ async fn calls_that_wait_for_a_session_are_told_so_too() {
     }
     assert_eq!(server.messages("tools/call"), 1, "what waited was never sent");
     drop(call);
+}
+
+#[tokio::test]
+async fn calls_that_wait_for_a_handshake_are_told_so_too() {
+    let mute = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let url = format!("http://{}/mcp", mute.local_addr().expect("bound"));
+    let mut proxy = Program::before(url, &[], &["drain: 20ms"]).await;
+    let mut waiting = Vec::new();
+    let mut taken = Vec::new();
+    for token in 0..20 {
+        waiting.push(proxy.client().bearing(&token.to_string()).call("t").await);
+        taken.push(soon("the handshake is waited for", mute.accept()).await.expect("a connection"));
+    }
+    proxy.stop();
+    proxy.gone().await;
+    for waiting in waiting {
+        assert_eq!(waiting.answer().await.refusal(), (200, -31007));
+    }
 }
 
 #[tokio::test]
