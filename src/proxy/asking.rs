@@ -201,13 +201,14 @@ fn gone(call: &Call) -> Reply {
 }
 
 /// What a call that ended in `-32042` is answered with: the addresses to visit, and a state with
-/// which the call is made again. `None` for any other end.
+/// which the call is made again. `None` for any other end. `binding` is asked for only then: it costs
+/// a digest.
 pub(super) fn again(
     shared: &Shared,
     caller: &Caller,
     call: &Call,
     server: &Description,
-    binding: Binding,
+    binding: impl FnOnce() -> Binding,
     word: &Word,
 ) -> Option<Reply> {
     let Word::Said(frame) = word else { return None };
@@ -223,7 +224,7 @@ pub(super) fn again(
         resumes: Resumes::Again,
         round: 1,
         expires: shared.clock.timestamp() + shared.route.questions.park,
-        binding,
+        binding: binding(),
     };
     let sealed = shared.keyring.seal(&state, random());
     let questions = questions.iter().map(|(key, question)| (key.as_str(), question));

@@ -382,8 +382,7 @@ impl Held {
     /// Answers a client that came back too late to wait for the call itself.
     async fn turn_away(&mut self, attached: Attached) {
         let Attached { call, declares_tasks, .. } = &attached;
-        let reply =
-            asking::too_late(&self.shared, call, &self.server, self.hold.id(), *declares_tasks).await;
+        let reply = asking::too_late(&self.shared, call, &self.server, self.hold.id(), *declares_tasks).await;
         attached.tell(reply.into()).await;
     }
 
@@ -421,17 +420,23 @@ impl Held {
         // The upstream stream has ended: let its connection go before anything else.
         self.replies = None;
         for attached in std::mem::take(&mut self.attached) {
-            let reply =
-                asking::again(&self.shared, &self.caller, &attached.call, &self.server, self.binding, word)
-                    .unwrap_or_else(|| {
-                        reply::to_client(
-                            &attached.call,
-                            &self.shared.route,
-                            &self.server,
-                            word.clone(),
-                            self.refused.as_ref(),
-                        )
-                    });
+            let reply = asking::again(
+                &self.shared,
+                &self.caller,
+                &attached.call,
+                &self.server,
+                || self.binding,
+                word,
+            )
+            .unwrap_or_else(|| {
+                reply::to_client(
+                    &attached.call,
+                    &self.shared.route,
+                    &self.server,
+                    word.clone(),
+                    self.refused.as_ref(),
+                )
+            });
             attached.tell(reply.into()).await;
         }
     }

@@ -12,7 +12,7 @@ use crate::{
     runtime::{Clock, random},
     store::{self, Store, StoreError, Updated},
     task::{Effect, Event, Owner, Record, State, TaskId, view},
-    telemetry::{LookupFailed, QuotaFull, StoreFailed, TaskRead, TaskTransition},
+    telemetry::{LookupFailed, QuotaFull, StoreFailed, TaskTransition},
 };
 use bytes::Bytes;
 use dashmap::DashMap;
@@ -226,12 +226,11 @@ impl Tasks {
             Ok(record) => record,
             Err(reply) => return *reply,
         };
-        let status = record.state.status();
-        TaskRead { task: &record.id, principal: &caller.principal, status }.emit();
-        reply::success(
-            call,
-            &view::detailed(&record, self.clock.timestamp(), self.quotas.poll_interval, None),
-        )
+        let view = view::detailed(&record, self.clock.timestamp(), self.quotas.poll_interval, None);
+        let mut reply = reply::success(call, &view);
+        // The audit trail of retrievals is in the access line.
+        reply.account.shown = Some(record.state.status());
+        reply
     }
 
     /// `tasks/update` (tasks extension, *Task Update Requests*): acknowledged; answers to what is
