@@ -115,9 +115,16 @@ impl Attended {
             Came::Fresh(answers) => answers,
             Came::Again => InputResponses::default(),
             Came::Back(id, answers) => {
-                let items =
-                    asking::rejoin(&self.shared, &self.caller, &self.call, &server, &id, answers, defer_after)
-                        .await?;
+                let items = asking::rejoin(
+                    &self.shared,
+                    &self.caller,
+                    &self.call,
+                    &server,
+                    &id,
+                    answers,
+                    defer_after,
+                )
+                .await?;
                 self.stage = Stage::Moved { items, since: self.shared.clock.now() };
                 return Ok(());
             }

@@ -1,8 +1,8 @@
 //! A question on the call itself: the client is answered with it, and comes back.
 
 use super::talk::{
-    Asking, Questions, Setup, Talk, WAYS, Way, World, accept, asked, asked_with_tasks, fitting, form, refusal,
-    roots, sampling,
+    Asking, Questions, Setup, Talk, WAYS, Way, World, accept, asked, asked_with_tasks, fitting, form,
+    refusal, roots, sampling,
 };
 use crate::support::clients::Event;
 use serde_json::{Value, json};
@@ -10,7 +10,8 @@ use serde_json::{Value, json};
 /// Every question as a legacy server may put it, and as a client of 2026-07-28 is to see it.
 fn kinds() -> Vec<(&'static str, Value, Value)> {
     let mut odd = form("Who?");
-    odd["params"]["_meta"] = json!({ "progressToken": 3, "io.modelcontextprotocol/related-task": { "taskId": "t" } });
+    odd["params"]["_meta"] =
+        json!({ "progressToken": 3, "io.modelcontextprotocol/related-task": { "taskId": "t" } });
     odd["params"]["task"] = json!({ "ttl": 1 });
     odd["params"]["x-unknown"] = json!([1.50, null]);
     let mut plain = form("Who?");

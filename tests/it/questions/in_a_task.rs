@@ -1,8 +1,8 @@
 //! Questions inside a task.
 
 use super::talk::{
-    ALWAYS, Answer, Asking, Client, Setup, Talk, WAYS, Way, World, accept, asked_with_tasks, fitting, form, refusal,
-    roots, sampled, sampling, update,
+    ALWAYS, Answer, Asking, Client, Setup, Talk, WAYS, Way, World, accept, asked_with_tasks, fitting, form,
+    refusal, roots, sampled, sampling, update,
 };
 use crate::support::clients::{Stream, indistinguishable};
 use serde_json::{Value, json};
@@ -48,7 +48,10 @@ async fn every_question_of_a_call_that_is_a_task_at_once_is_asked_inside_it() {
         }
         server.says("Hello");
         let ended = client.ended(&task).await;
-        assert_eq!((&ended["status"], &ended["result"]["content"][0]["text"]), (&json!("completed"), &json!("Hello")));
+        assert_eq!(
+            (&ended["status"], &ended["result"]["content"][0]["text"]),
+            (&json!("completed"), &json!("Hello"))
+        );
         assert_eq!(ended.get("inputRequests"), None);
         assert_eq!(world.calls(), 1);
     }
@@ -84,7 +87,10 @@ async fn answers_may_come_one_by_one_and_each_is_gone_from_the_very_next_look() 
         acknowledged(&update(&client, &task, json!({ "elicitation-2": accept("Turin") })).await);
         let found = client.task(&task).await;
         assert_eq!(found["status"], "input_required");
-        assert_eq!(found["inputRequests"], json!({ "elicitation-1": form("Who?"), "sampling-1": sampling() }));
+        assert_eq!(
+            found["inputRequests"],
+            json!({ "elicitation-1": form("Who?"), "sampling-1": sampling() })
+        );
         assert_eq!(server.answered(&world, 2).await, accept("Turin"));
         assert!(!server.is_answered(&world, 0) && !server.is_answered(&world, 1));
 
@@ -206,13 +212,16 @@ async fn answers_reach_the_server_as_they_were_spelled() {
     let (server, task) = begun(&world, &client, Way::OnTheCall).await;
     server.ask(0, &json!({ "method": "elicitation/create", "params": { "message": "?", "requestedSchema": { "type": "object", "properties": {} } } }));
     asks(&client, &task, &["elicitation-1"]).await;
-    let spelled = r#"{ "action":"accept", "content":{"n":12345678901234567890123,"e":1e400,"\u0061":"\ud83d\ude00"} }"#;
+    let spelled =
+        r#"{ "action":"accept", "content":{"n":12345678901234567890123,"e":1e400,"\u0061":"\ud83d\ude00"} }"#;
     let request = format!(
         r#"{{"jsonrpc":"2.0","id":1,"method":"tasks/update","params":{{"taskId":"{task}","inputResponses":{{"elicitation-1":{spelled}}},
         "_meta":{{"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientCapabilities":{}}}}}}}"#,
         super::talk::with_tasks(json!({ "elicitation": {} })),
     );
-    acknowledged(&client.send_request(client.spelled("tasks/update", Some(&*task), request)).await.answer().await);
+    acknowledged(
+        &client.send_request(client.spelled("tasks/update", Some(&*task), request)).await.answer().await,
+    );
     let seen = world.server.seen(|seen| seen.answers_raw("0")).await;
     let body = String::from_utf8(seen.body.to_vec()).expect("utf-8");
     assert!(body.contains(spelled), "{body}");
@@ -266,7 +275,10 @@ async fn listeners_hear_of_each_question_and_of_each_answer() {
     assert_eq!((&said["status"], said.get("inputRequests")), (&json!("working"), None));
     server.says("Hello");
     let said = next_status(&mut stream).await;
-    assert_eq!((&said["status"], &said["result"]["content"][0]["text"]), (&json!("completed"), &json!("Hello")));
+    assert_eq!(
+        (&said["status"], &said["result"]["content"][0]["text"]),
+        (&json!("completed"), &json!("Hello"))
+    );
 }
 
 #[tokio::test]

@@ -1,7 +1,8 @@
 //! Several rounds, and answers that are missing, wrong, early or for nothing.
 
 use super::talk::{
-    Asking, Questions, Talk, WAYS, Way, World, accept, asked, fitting, form, refusal, roots, sampled, sampling,
+    Asking, Questions, Talk, WAYS, Way, World, accept, asked, fitting, form, refusal, roots, sampled,
+    sampling,
 };
 use serde_json::{Value, json};
 
@@ -160,7 +161,10 @@ async fn declining_and_cancelling_are_answers_the_server_gets_as_they_are() {
         assert_eq!(server.answered(&world, 0).await, answer);
         server.result(json!({ "content": [{ "type": "text", "text": "As you like" }], "isError": true }));
         let result = waiting.answer().await.result();
-        assert_eq!((&result["isError"], &result["content"][0]["text"]), (&json!(true), &json!("As you like")));
+        assert_eq!(
+            (&result["isError"], &result["content"][0]["text"]),
+            (&json!(true), &json!("As you like"))
+        );
     }
 }
 

@@ -62,7 +62,14 @@ async fn a_state_is_of_no_use_to_anybody_else_or_for_anything_else() {
         ("other arguments", talk.with("arguments", json!({ "loud": true, "times": 3 }))),
         ("fewer arguments", talk.with("arguments", json!({ "loud": true }))),
         ("no arguments", other_params(json!({ "name": "greet" }))),
-        ("a prompt of that name", Talk::new(&alice, "prompts/get", json!({ "name": "greet", "arguments": { "loud": true, "times": 2 } }))),
+        (
+            "a prompt of that name",
+            Talk::new(
+                &alice,
+                "prompts/get",
+                json!({ "name": "greet", "arguments": { "loud": true, "times": 2 } }),
+            ),
+        ),
         ("a resource", Talk::new(&alice, "resources/read", json!({ "uri": "greet" }))),
         ("one more parameter", talk.with("x", json!(1))),
     ] {

@@ -1,10 +1,10 @@
 //! Both ends of a conversation: a server that asks, and a client that is asked.
 
+use crate::support::servers::{Call, Events};
 pub(super) use crate::{
     proxy::world::{ALWAYS, Setup, World},
     support::clients::{Answer, Client, TASKS, Waiting},
 };
-use crate::support::servers::{Call, Events};
 use serde_json::{Map, Value, json};
 
 // === the server ===
@@ -33,7 +33,7 @@ enum Speaks {
     Stream(Events),
     /// The answer will be one document.
     Session {
-        call: Call,
+        call: Box<Call>,
         own: Events,
     },
 }
@@ -53,7 +53,7 @@ impl Asking {
             Way::OnTheCall => Speaks::Stream(call.stream()),
             Way::OnTheSession => {
                 let own = world.server.listener(&session).await;
-                Speaks::Session { call, own }
+                Speaks::Session { call: Box::new(call), own }
             }
         };
         Self { id, session, arguments, speaks }
@@ -236,12 +236,7 @@ impl Talk {
     }
 
     /// Calls, and is asked something on the call itself.
-    pub(super) async fn is_asked(
-        &self,
-        world: &World,
-        way: Way,
-        question: &Value,
-    ) -> (Asking, Questions) {
+    pub(super) async fn is_asked(&self, world: &World, way: Way, question: &Value) -> (Asking, Questions) {
         let waiting = self.begin().await;
         let server = Asking::next(world, way).await;
         server.ask(0, question);

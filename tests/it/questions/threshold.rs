@@ -1,8 +1,8 @@
 //! Questions on the call first, and a task afterwards.
 
 use super::talk::{
-    Asking, Questions, Setup, TASKS, Talk, WAYS, Way, World, accept, asked, asked_with_tasks, form,
-    sampled, sampling, update,
+    Asking, Questions, Setup, TASKS, Talk, WAYS, Way, World, accept, asked, asked_with_tasks, form, sampled,
+    sampling, update,
 };
 use serde_json::{Value, json};
 
