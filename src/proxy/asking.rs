@@ -28,7 +28,7 @@ use crate::{
 use bytes::Bytes;
 use http::StatusCode;
 use serde_json::Value;
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 use tokio::sync::mpsc;
 
 /// A question that can be put to the client.
@@ -148,7 +148,8 @@ pub(super) async fn rejoin(
 ) -> Result<mpsc::Receiver<Item>, Box<Reply>> {
     let (items, received) = mpsc::channel(8);
     let declares_tasks = caller.capabilities.declares_tasks();
-    let attached = Attached { call: call.without_bytes(), declares_tasks, items };
+    let capabilities = Arc::clone(&caller.capabilities);
+    let attached = Attached { call: call.without_bytes(), capabilities, items };
     let retry = Retry { attached, answers: answers.detached(), defer_after };
     if shared.tasks.tell(id, Control::Retry(Box::new(retry))).await {
         Ok(received)

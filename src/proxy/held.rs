@@ -26,7 +26,7 @@ use crate::{
     dialect::{Call, Caller},
     policy::Treatment,
     protocol::{
-        ErrorObject, Id, code,
+        Capabilities, ErrorObject, Id, code,
         input::{InputRequest, InputResponses},
     },
     runtime::random,
@@ -39,6 +39,7 @@ use futures_util::{
     StreamExt,
     future::{BoxFuture, select_all},
 };
+use http::StatusCode;
 use serde_json::Value;
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -107,8 +108,9 @@ pub(super) enum First {
 /// A client that waits on its own request.
 pub(super) struct Attached {
     pub(super) call: Call,
-    /// Whether this request may be answered with a task's handle.
-    pub(super) declares_tasks: bool,
+    /// What was declared with this very request: whether it may be answered with a task's handle, and
+    /// what it may be asked.
+    pub(super) capabilities: Arc<Capabilities>,
     pub(super) items: mpsc::Sender<Item>,
 }
 
@@ -177,8 +179,7 @@ impl Held {
         let binding = asking::binding(shared, &caller, &call);
         // Its bytes may be megabytes, and have been sent.
         let call = call.without_bytes();
-        let attached =
-            Attached { call: call.clone(), declares_tasks: caller.capabilities.declares_tasks(), items };
+        let attached = Attached { call: call.clone(), capabilities: Arc::clone(&caller.capabilities), items };
         let held = Self {
             hold: shared.tasks.hold(),
             questions: Questions {
@@ -381,8 +382,9 @@ impl Held {
 
     /// Answers a client that came back too late to wait for the call itself.
     async fn turn_away(&mut self, attached: Attached) {
-        let Attached { call, declares_tasks, .. } = &attached;
-        let reply = asking::too_late(&self.shared, call, &self.server, self.hold.id(), *declares_tasks).await;
+        let declares_tasks = attached.capabilities.declares_tasks();
+        let id = self.hold.id();
+        let reply = asking::too_late(&self.shared, &attached.call, &self.server, id, declares_tasks).await;
         attached.tell(reply.into()).await;
     }
 
@@ -402,7 +404,14 @@ impl Held {
         let questions: Vec<_> = open.map(|open| (open.key.as_str(), &open.request)).collect();
         let result = elicit::input_required(questions, &sealed, &self.server.server_info);
         for attached in std::mem::take(&mut self.attached) {
-            attached.tell(reply::input_required(&attached.call, &result).into()).await;
+            let reply = match attached.lacks(asks.iter().filter_map(|ask| self.questions.open.get(ask))) {
+                None => reply::input_required(&attached.call, &result),
+                // 2026-07-28, *MRTR, Server Requirements*: nothing that was not declared.
+                Some(missing) => {
+                    reply::refuse(&attached.call, StatusCode::BAD_REQUEST, &raise::question_refused(&missing))
+                }
+            };
+            attached.tell(reply.into()).await;
         }
     }
 
@@ -463,7 +472,7 @@ impl Held {
         let mut commit = Some(Commit(confirm));
         self.committed = Some(committed);
         for attached in std::mem::take(&mut self.attached) {
-            let reply = if attached.declares_tasks {
+            let reply = if attached.capabilities.declares_tasks() {
                 reply::handle(&attached.call, &created, self.hold.id().clone(), commit.take())
             } else {
                 asking::became_a_task(&attached.call)
@@ -509,6 +518,14 @@ impl Attached {
     /// Gives the client something. That it has left is noticed elsewhere.
     async fn tell(&self, item: Item) {
         let _ = self.items.send(item).await;
+    }
+
+    /// What a client would have had to declare with this request to be asked all of these.
+    fn lacks<'a>(&self, mut questions: impl Iterator<Item = &'a Open>) -> Option<Value> {
+        questions.find_map(|open| {
+            let request = &open.request;
+            self.capabilities.missing_for(&request.kind().method(), request.params().as_ref())
+        })
     }
 }
 

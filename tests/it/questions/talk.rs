@@ -33,7 +33,7 @@ enum Speaks {
     Stream(Events),
     /// The answer will be one document.
     Session {
-        call: Call,
+        call: Box<Call>,
         own: Events,
     },
 }
@@ -53,7 +53,7 @@ impl Asking {
             Way::OnTheCall => Speaks::Stream(call.stream()),
             Way::OnTheSession => {
                 let own = world.server.listener(&session).await;
-                Speaks::Session { call, own }
+                Speaks::Session { call: Box::new(call), own }
             }
         };
         Self { id, session, arguments, speaks }
