@@ -59,7 +59,7 @@ pub fn start(config: Config) -> Result<Running, Error> {
     let tasks = Tasks::new(store(config.store), config.quotas, Arc::clone(&clock));
     tokio::spawn(Arc::clone(&tasks).look_after(stopping.clone()));
 
-    let keyring = Arc::new(Keyring::new(random(), &[]));
+    let keyring = Arc::new(keyring(&config.state_keys));
     let mut upstreams = Vec::new();
     let mut services: Vec<Arc<dyn Service>> = Vec::new();
     let mut paths = Vec::new();
@@ -101,6 +101,13 @@ pub fn start(config: Config) -> Result<Running, Error> {
         tasks,
         limit: config.drain,
     })
+}
+
+/// A key of its own where none is given: what was sealed with it ends with the process.
+fn keyring(keys: &[config::secret::Key]) -> Keyring {
+    let mut keys = keys.iter().map(|key| *key.expose());
+    let sealing = keys.next().unwrap_or_else(random);
+    Keyring::new(sealing, &keys.collect::<Vec<_>>())
 }
 
 fn store(store: config::Store) -> Arc<dyn Store> {

@@ -18,7 +18,6 @@ use super::{
 use crate::{
     bridge::{
         Action, Exchange,
-        describe::server_info_meta,
         elicit::{self, Keys},
         exchange::{Ask, Phase},
         raise,
@@ -31,7 +30,7 @@ use crate::{
         input::{InputRequest, InputResponses},
     },
     runtime::random,
-    task::{self, Effect, Record, view},
+    task::{self, Effect, Record},
     telemetry::QuestionRefused,
     upstream::{Answer, Description, Event, Lost, Question, Replies},
 };
@@ -217,10 +216,20 @@ impl Held {
                 self.carry_out(action).await;
             }
             if self.exchange.is_done() {
-                return;
+                return self.close().await;
             }
             let happening = self.wait().await;
             self.handle(happening).await;
+        }
+    }
+
+    /// Whoever came back in this very moment is answered, too.
+    async fn close(mut self) {
+        for told in self.hold.close().await {
+            match told {
+                Control::Retry(retry) => self.turn_away(retry.attached).await,
+                Control::Answered(_) | Control::Cancelled => {}
+            }
         }
     }
 
@@ -289,8 +298,8 @@ impl Held {
             }
             Action::AskInTask(ask) => self.ask_in_task(ask).await,
             Action::WithdrawInTask(ask) => {
-                if let Some(open) = self.questions.open.remove(&ask) {
-                    let event = task::Event::Withdrawn { key: open.key };
+                if let Some(key) = self.questions.withdraw(ask) {
+                    let event = task::Event::Withdrawn { key };
                     self.shared.tasks.apply(self.hold.id(), event).await;
                 }
             }
@@ -322,7 +331,7 @@ impl Held {
                 if let Some(ask) = self.questions.find(&id) {
                     self.exchange.handle_withdrawn(ask);
                     if matches!(self.exchange.phase(), Phase::Inline | Phase::Parked | Phase::Deferring) {
-                        self.questions.open.remove(&ask);
+                        self.questions.withdraw(ask);
                     }
                 }
             }
@@ -353,14 +362,7 @@ impl Held {
     async fn came_back(&mut self, retry: Retry) {
         let Retry { attached, mut answers, defer_after } = retry;
         if matches!(self.exchange.phase(), Phase::Handing | Phase::Deferred) {
-            // It became a task since: the same handle again, for whoever may have one.
-            let reply = match self.shared.tasks.load(self.hold.id()).await {
-                Some(record) if attached.declares_tasks => {
-                    reply::success(&attached.call, &self.created(&record))
-                }
-                _ => asking::gone(&attached.call),
-            };
-            return attached.tell(reply.into()).await;
+            return self.turn_away(attached).await;
         }
         let mut answered = BTreeSet::new();
         let asks: Vec<_> = self.questions.open.keys().copied().collect();
@@ -375,6 +377,13 @@ impl Held {
         }
         self.attached.push(attached);
         self.exchange.handle_retry(&answered, defer_after, self.shared.clock.now());
+    }
+
+    /// Answers a client that came back too late to wait for the call itself.
+    async fn turn_away(&mut self, attached: Attached) {
+        let Attached { call, declares_tasks, .. } = &attached;
+        let reply = asking::too_late(&self.shared, call, &self.server, self.hold.id(), *declares_tasks).await;
+        attached.tell(reply.into()).await;
     }
 
     /// Answers everybody who waits with the questions that are open, and lets them go: the call is
@@ -411,17 +420,23 @@ impl Held {
         // The upstream stream has ended: let its connection go before anything else.
         self.replies = None;
         for attached in std::mem::take(&mut self.attached) {
-            let reply =
-                asking::again(&self.shared, &self.caller, &attached.call, &self.server, self.binding, word)
-                    .unwrap_or_else(|| {
-                        reply::to_client(
-                            &attached.call,
-                            &self.shared.route,
-                            &self.server,
-                            word.clone(),
-                            self.refused.as_ref(),
-                        )
-                    });
+            let reply = asking::again(
+                &self.shared,
+                &self.caller,
+                &attached.call,
+                &self.server,
+                || self.binding,
+                word,
+            )
+            .unwrap_or_else(|| {
+                reply::to_client(
+                    &attached.call,
+                    &self.shared.route,
+                    &self.server,
+                    word.clone(),
+                    self.refused.as_ref(),
+                )
+            });
             attached.tell(reply.into()).await;
         }
     }
@@ -433,7 +448,8 @@ impl Held {
         let owner = self.shared.owner(&self.caller);
         let record = Record::new(self.hold.id().clone(), owner, tool, self.treatment.retention, now);
         let tasks = Arc::clone(&self.shared.tasks);
-        Box::pin(async move { tasks.admit(record).await })
+        let parked = self.parked.is_some();
+        Box::pin(async move { tasks.admit(record, parked).await })
     }
 
     async fn give_handle(&mut self) {
@@ -442,7 +458,7 @@ impl Held {
             self.exchange.handle_departed();
             return;
         };
-        let created = self.created(&record);
+        let created = asking::created(&self.shared, &record, &self.server);
         let (confirm, committed) = oneshot::channel();
         let mut commit = Some(Commit(confirm));
         self.committed = Some(committed);
@@ -450,19 +466,10 @@ impl Held {
             let reply = if attached.declares_tasks {
                 reply::handle(&attached.call, &created, self.hold.id().clone(), commit.take())
             } else {
-                asking::gone(&attached.call)
+                asking::became_a_task(&attached.call)
             };
             attached.tell(reply.into()).await;
         }
-    }
-
-    fn created(&self, record: &Record) -> Vec<u8> {
-        view::created(
-            record,
-            self.shared.clock.timestamp(),
-            self.shared.tasks.poll_bounds(),
-            Some(&server_info_meta(&self.server.server_info)),
-        )
     }
 
     async fn write_progress(&mut self) {
@@ -540,6 +547,13 @@ impl Questions {
         if let Some(open) = self.open.remove(&ask) {
             open.answer.send(Ok(response));
         }
+    }
+
+    /// The server took a question back; gives the key it had.
+    fn withdraw(&mut self, ask: Ask) -> Option<String> {
+        let open = self.open.remove(&ask)?;
+        open.answer.withdrawn();
+        Some(open.key)
     }
 
     /// Nobody answers any more: the server is told so in the way of the question.

@@ -138,6 +138,9 @@ pub trait Answer: Send + Sync {
     /// Sends the JSON-RPC response `{"jsonrpc":"2.0","id":…, <payload>}` where payload is a raw
     /// `result` or `error` value.
     fn send(self: Box<Self>, outcome: Result<Bytes, Bytes>);
+
+    /// The server took the question back, and wants to hear nothing (2025-11-25, *Cancellation*).
+    fn withdrawn(self: Box<Self>);
 }
 
 /// Why there will be no response. Each knows what can be said about whether the call ran.
