@@ -279,7 +279,7 @@ async fn of_much_progress_the_last_word_is_told() {
             break;
         }
     }
-    assert!(told < 10, "each is a write to the store: {told}");
+    assert!(told < 10, "many words at a time are one: {told}");
     events.result(&id, json!({ "content": [] }));
 }
 

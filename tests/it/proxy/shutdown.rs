@@ -10,7 +10,7 @@ use serde_json::json;
 use std::net::SocketAddr;
 use tokio::{
     net::{TcpListener, TcpStream},
-    runtime::Runtime,
+    runtime::Builder,
     sync::oneshot,
 };
 
@@ -34,7 +34,8 @@ impl Program {
         let (stop, stopping) = oneshot::channel();
         let (tell, told) = oneshot::channel();
         let thread = std::thread::spawn(move || {
-            let runtime = Runtime::new().expect("a runtime");
+            // On one thread: at the end nothing goes on by chance.
+            let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
             runtime.block_on(async {
                 let running: Running = start(&url, route, top);
                 tell.send(running.addresses[0]).expect("the test waits");
