@@ -46,7 +46,20 @@ impl Filter {
         let params =
             Object::read(params.ok_or_else(missing)?).map_err(|error| NotAFilter(error.to_string()))?;
         let raw = params.get("notifications").ok_or_else(missing)?;
+        // An array would be read as the members in their order.
+        Object::read(&raw).map_err(|error| NotAFilter(error.to_string()))?;
         serde_json::from_slice(&raw).map_err(|error| NotAFilter(error.to_string()))
+    }
+
+    /// Whether an update of this resource is to be told: of a resource that is subscribed, or of
+    /// something inside one (2026-07-28, `notifications/resources/updated`: the URI may be that of a
+    /// sub-resource).
+    pub fn wants_resource(&self, uri: &str) -> bool {
+        self.resource_subscriptions.iter().any(|subscribed| {
+            uri.strip_prefix(&**subscribed).is_some_and(|rest| {
+                rest.is_empty() || subscribed.ends_with('/') || rest.starts_with(['/', '?', '#'])
+            })
+        })
     }
 }
 
@@ -110,6 +123,37 @@ pub fn ended(id: &Id) -> (Bytes, Bytes) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_inside_a_subscribed_resource_is_wanted_too() {
+        let filter = Filter {
+            resource_subscriptions: vec!["file:///a".into(), "db://x/".into()],
+            ..Filter::default()
+        };
+        for (uri, wanted) in [
+            ("file:///a", true),
+            ("file:///a/b", true),
+            ("file:///a#1", true),
+            ("file:///a?q", true),
+            ("db://x/row", true),
+            ("file:///ab", false),
+            ("file:///", false),
+            ("db://x", false),
+        ] {
+            assert_eq!(filter.wants_resource(uri), wanted, "{uri}");
+        }
+    }
+
+    #[test]
+    fn a_filter_is_an_object() {
+        let read = |text: &'static str| Filter::read(Some(&Bytes::from_static(text.as_bytes())));
+        assert!(read(r#"{"notifications":{"x":1}}"#).is_ok());
+        for text in
+            [r#"{"notifications":[]}"#, r#"{"notifications":[true]}"#, r#"{"notifications":null}"#, "{}"]
+        {
+            assert!(read(text).is_err(), "{text}");
+        }
+    }
 
     fn id(token: &'static str) -> Id {
         Id::from_token(Bytes::from_static(token.as_bytes())).expect("an id")

@@ -14,6 +14,9 @@ pub mod passthrough {}
 #[doc = include_str!("tasks.md")]
 pub mod tasks {}
 
+#[doc = include_str!("questions.md")]
+pub mod questions {}
+
 #[doc = include_str!("sessions.md")]
 pub mod sessions {}
 

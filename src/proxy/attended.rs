@@ -115,8 +115,16 @@ impl Attended {
             Came::Fresh(answers) => answers,
             Came::Again => InputResponses::default(),
             Came::Back(id, answers) => {
-                let items =
-                    asking::rejoin(&self.shared, &self.caller, &self.call, &id, answers, defer_after).await?;
+                let items = asking::rejoin(
+                    &self.shared,
+                    &self.caller,
+                    &self.call,
+                    &server,
+                    &id,
+                    answers,
+                    defer_after,
+                )
+                .await?;
                 self.stage = Stage::Moved { items, since: self.shared.clock.now() };
                 return Ok(());
             }
@@ -185,7 +193,7 @@ impl Attended {
         match inline.exchange.poll_action() {
             None => None,
             Some(Action::Reply(word)) => {
-                let binding = asking::binding(&self.shared, &self.caller, &self.call);
+                let binding = || asking::binding(&self.shared, &self.caller, &self.call);
                 let reply =
                     asking::again(&self.shared, &self.caller, &self.call, &inline.server, binding, &word);
                 let reply = reply.unwrap_or_else(|| {

@@ -4,13 +4,17 @@ use crate::{
     bridge::Catalogue,
     dialect::{Caller, Principal},
     protocol::{Frame, Kind, Method},
+    runtime::Clock,
     upstream::{Event, Identity, Report, Request, Upstream},
 };
 use bytes::Bytes;
 use dashmap::DashMap;
 use futures_util::StreamExt;
 use http::HeaderMap;
-use std::sync::Arc;
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 use tokio::sync::{
     Mutex,
     broadcast::{Receiver, error::TryRecvError},
@@ -23,6 +27,10 @@ const KEPT: usize = 4096;
 /// A server that pages for ever is not followed for ever.
 const MAX_PAGES: usize = 1000;
 
+/// A list that could not be read is not asked for again for so long: a server that hangs on it would
+/// else hold up every call.
+const RETRY: Duration = Duration::from_secs(30);
+
 /// The catalogues of one server.
 #[derive(Default)]
 pub(super) struct Catalogues {
@@ -32,8 +40,14 @@ pub(super) struct Catalogues {
 /// Held while the catalogue is read, so that first calls at the same time read it once.
 #[derive(Default)]
 struct Entry {
-    catalogue: Option<Arc<Catalogue>>,
+    reading: Option<Reading>,
     changes: Option<Receiver<Report>>,
+}
+
+/// What came of reading a catalogue.
+enum Reading {
+    Known(Arc<Catalogue>),
+    Failed { until: Instant },
 }
 
 // === impl Catalogues ===
@@ -44,6 +58,7 @@ impl Catalogues {
         &self,
         upstream: &dyn Upstream,
         caller: &Caller,
+        clock: &dyn Clock,
         next_id: impl Fn() -> u64,
     ) -> Option<Arc<Catalogue>> {
         if self.of.len() > KEPT {
@@ -51,20 +66,30 @@ impl Catalogues {
         }
         let entry = Arc::clone(&self.of.entry(caller.principal).or_default());
         let mut entry = entry.lock().await;
-        if entry.is_fresh() {
-            return entry.catalogue.clone();
+        if !entry.is_fresh(clock.now()) {
+            // Watched from before it is read: a change in between is then seen at the next call.
+            entry.changes = Some(upstream.changes(caller.principal));
+            entry.reading = None;
+            entry.reading = Some(match read(upstream, caller, next_id).await {
+                Some(catalogue) => Reading::Known(Arc::new(catalogue)),
+                None => {
+                    // What came of the failure itself, a session given up, is no change.
+                    entry.changes = Some(upstream.changes(caller.principal));
+                    Reading::Failed { until: clock.now() + RETRY }
+                }
+            });
         }
-        // Watched from before it is read: a change in between is then seen at the next call.
-        entry.changes = Some(upstream.watch(caller.principal));
-        entry.catalogue = read(upstream, caller, next_id).await.map(Arc::new);
-        entry.catalogue.clone()
+        match entry.reading.as_ref()? {
+            Reading::Known(catalogue) => Some(Arc::clone(catalogue)),
+            Reading::Failed { .. } => None,
+        }
     }
 }
 
 // === impl Entry ===
 
 impl Entry {
-    fn is_fresh(&mut self) -> bool {
+    fn is_fresh(&mut self, now: Instant) -> bool {
         let Some(changes) = &mut self.changes else { return false };
         loop {
             match changes.try_recv() {
@@ -72,7 +97,13 @@ impl Entry {
                     return false;
                 }
                 Ok(Report::PromptsChanged | Report::ResourcesChanged | Report::ResourceUpdated { .. }) => {}
-                Err(TryRecvError::Empty) => return self.catalogue.is_some(),
+                Err(TryRecvError::Empty) => {
+                    return match &self.reading {
+                        Some(Reading::Known(_)) => true,
+                        Some(Reading::Failed { until }) => now < *until,
+                        None => false,
+                    };
+                }
             }
         }
     }

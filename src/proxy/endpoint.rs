@@ -153,7 +153,7 @@ impl Shared {
 
     /// The tools of the server as this caller sees them, or nothing where they cannot be listed.
     pub(super) async fn catalogue(&self, caller: &Caller) -> Option<Arc<Catalogue>> {
-        self.catalogues.get(&*self.upstream, caller, || self.next_id()).await
+        self.catalogues.get(&*self.upstream, caller, &*self.clock, || self.next_id()).await
     }
 
     async fn discover(&self, call: &Call, caller: &Caller) -> Reply {

@@ -1,13 +1,23 @@
-//! How often a principal may ask.
+//! How often a principal may ask, and how much of it at a time.
 
 use crate::{dialect::Principal, policy::Quotas};
+use dashmap::DashMap;
 use governor::{DefaultKeyedRateLimiter, Quota, RateLimiter};
-use std::num::NonZeroU32;
+use std::{num::NonZeroU32, sync::Arc};
 
 /// Limits on what one principal may ask of the tasks.
 pub(super) struct Limits {
     polls: DefaultKeyedRateLimiter<Principal>,
     misses: DefaultKeyedRateLimiter<Principal>,
+    /// How many streams each principal listens on; those that listen on none are not in it.
+    listeners: Arc<DashMap<Principal, usize>>,
+    listens_per_principal: usize,
+}
+
+/// One of the streams a principal listens on; dropping it gives the place back.
+pub(super) struct Place {
+    listeners: Arc<DashMap<Principal, usize>>,
+    principal: Principal,
 }
 
 // === impl Limits ===
@@ -18,6 +28,8 @@ impl Limits {
         Self {
             polls: RateLimiter::keyed(Quota::per_second(at_least_one(quotas.polls_per_second))),
             misses: RateLimiter::keyed(Quota::per_minute(at_least_one(quotas.misses_per_minute))),
+            listeners: Arc::default(),
+            listens_per_principal: quotas.listens_per_principal,
         }
     }
 
@@ -31,9 +43,54 @@ impl Limits {
         self.misses.check_key(&principal).is_ok()
     }
 
+    /// A place for one more stream to listen on, if the principal may have one.
+    pub(super) fn admits_listener(&self, principal: Principal) -> Option<Place> {
+        let mut open = self.listeners.entry(principal).or_default();
+        if *open >= self.listens_per_principal {
+            drop(open);
+            self.listeners.remove_if(&principal, |_, open| *open == 0);
+            return None;
+        }
+        *open += 1;
+        Some(Place { listeners: Arc::clone(&self.listeners), principal })
+    }
+
     /// Forgets those who have been silent.
     pub(super) fn forget_silent(&self) {
         self.polls.retain_recent();
         self.misses.retain_recent();
+    }
+}
+
+// === impl Place ===
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.listeners.remove_if_mut(&self.principal, |_, open| {
+            *open -= 1;
+            *open == 0
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_is_left_of_a_principal_that_no_longer_listens() {
+        let [alice, bob] = [1, 2].map(|n| Principal::from_bytes([n; 16]));
+        let limits = Limits::new(&Quotas { listens_per_principal: 2, ..Quotas::default() });
+        let places = [limits.admits_listener(alice), limits.admits_listener(alice)];
+        assert!(places.iter().all(Option::is_some));
+        assert!(limits.admits_listener(alice).is_none());
+        assert!(limits.admits_listener(bob).is_some(), "others are not concerned");
+        drop(places);
+        assert!(limits.listeners.is_empty());
+        assert!(
+            Limits::new(&Quotas { listens_per_principal: 0, ..Quotas::default() })
+                .admits_listener(bob)
+                .is_none()
+        );
     }
 }

@@ -6,8 +6,9 @@ use super::{
     attended::reached,
     endpoint::{Conversation, Shared},
     hub::Listener,
+    limits::Place,
     reply::{self, Word},
-    tasks::wants_attention,
+    tasks::{too_many, wants_attention},
 };
 use crate::{
     bridge::{
@@ -55,6 +56,8 @@ struct Open {
     changed: Changed,
     /// Keeps the resources subscribed at the server.
     _subscriptions: Vec<Subscription>,
+    /// One of the streams that its principal may have.
+    _place: Place,
 }
 
 #[derive(Default)]
@@ -81,6 +84,8 @@ impl Listening {
         if !asked.task_ids.is_empty() && !self.caller.capabilities.declares_tasks() {
             return Err(Box::new(reply::tasks_required(&self.call)));
         }
+        let place = self.shared.tasks.limits.admits_listener(self.caller.principal);
+        let place = place.ok_or_else(|| Box::new(too_many(&self.call, "limits.listens_per_principal")))?;
         let identity = Identity::of(&self.caller);
         // Watched from before the server is asked anything: no change is missed.
         let reports = self.shared.upstream.watch(self.caller.principal);
@@ -99,8 +104,14 @@ impl Listening {
             self.outgoing.push_back(notice);
         }
         let changed = Changed::default();
-        self.state =
-            State::Open(Box::new(Open { filter, reports, tasks, changed, _subscriptions: subscriptions }));
+        self.state = State::Open(Box::new(Open {
+            filter,
+            reports,
+            tasks,
+            changed,
+            _subscriptions: subscriptions,
+            _place: place,
+        }));
         Ok(())
     }
 
@@ -170,7 +181,7 @@ impl Listening {
             Report::ToolsChanged if filter.tools_list_changed => changed.tools = true,
             Report::PromptsChanged if filter.prompts_list_changed => changed.prompts = true,
             Report::ResourcesChanged if filter.resources_list_changed => changed.resources = true,
-            Report::ResourceUpdated { uri, params } if filter.resource_subscriptions.contains(&uri) => {
+            Report::ResourceUpdated { uri, params } if filter.wants_resource(&uri) => {
                 let notice = tagged(&self.call.id, &Method::ResourceUpdated, Some(&params));
                 self.outgoing.push_back(Item::Notice(notice));
                 return;

@@ -283,7 +283,7 @@ impl Stream for Going {
 impl Timing {
     fn account(&self, outcome: Outcome) -> Account {
         let upstream = self.shared.clock.now().saturating_duration_since(self.began);
-        Account { outcome, task: None, upstream }
+        Account { outcome, upstream, ..Account::default() }
     }
 }
 

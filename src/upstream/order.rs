@@ -100,7 +100,7 @@ mod tests {
     use super::*;
     use futures_util::FutureExt;
 
-    const SESSION: HeaderValue = HeaderValue::from_static("s");
+    static SESSION: HeaderValue = HeaderValue::from_static("s");
 
     fn begun() -> InOrder {
         let order = InOrder::default();

@@ -12,16 +12,16 @@ use std::{
         atomic::{AtomicBool, Ordering},
     },
 };
-use tokio::sync::broadcast;
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    Description, Event, Lost, Report, Request,
+    Description, Event, Lost, Request,
     client::{self, Answering},
     group::Group,
     mailbox::Mailbox,
     message,
     peer::{self, Peer},
+    reports::Reports,
 };
 use crate::protocol::{Id, Revision, headers};
 
@@ -32,7 +32,7 @@ pub(super) struct Session {
     headers: Headers,
     /// Whom to tell when it ends; gone when nobody is left who could use another.
     pub(super) group: Weak<Group>,
-    pub(super) reports: broadcast::Sender<Report>,
+    pub(super) reports: Reports,
     inside: Mutex<Inside>,
     /// Stops the reader of the GET stream.
     pub(super) over: CancellationToken,
@@ -221,7 +221,7 @@ impl Session {
         }
         if close {
             let session = self.clone();
-            self.peer.spawn(async move { session.bid_farewell().await });
+            self.peer.spawn(async move { session.depart().await });
         }
     }
 
@@ -235,6 +235,7 @@ impl Session {
             inside.calls.values().map(|call| call.mailbox.clone()).collect()
         };
         self.over.cancel();
+        self.reports.is_lost();
         if let Some(group) = self.group.upgrade() {
             group.remove(self);
         }
@@ -262,6 +263,14 @@ impl Session {
             cancelled.await;
             self.bid_farewell().await;
         }
+    }
+
+    /// Says goodbye, but not before another session hears what somebody listens for.
+    async fn depart(&self) {
+        if let Some(group) = self.group.upgrade() {
+            group.has_successor().await;
+        }
+        self.bid_farewell().await;
     }
 
     /// Says DELETE. Servers on the Python SDK before 2025-06-18 fail all their sessions for ever
@@ -366,7 +375,7 @@ impl Drop for Stay {
         };
         if close {
             let session = self.session.clone();
-            self.session.peer.spawn(async move { session.bid_farewell().await });
+            self.session.peer.spawn(async move { session.depart().await });
         }
     }
 }

@@ -6,6 +6,8 @@ mod config;
 mod exchange;
 mod front;
 mod passthrough;
+mod proxy;
+mod questions;
 mod samples;
 mod simulation;
 mod stores;

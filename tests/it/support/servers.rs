@@ -43,6 +43,10 @@ pub(crate) struct Options {
     pub(crate) get: Get,
     /// Whether `initialize` is answered by an event stream.
     pub(crate) sse: bool,
+    /// What it declares in the handshake.
+    pub(crate) capabilities: Value,
+    /// The tools it lists by itself; else `tools/list` is the test's to answer.
+    pub(crate) tools: Option<Value>,
     /// Asked first about everything that arrives; what it returns is the answer.
     #[expect(clippy::type_complexity, reason = "it is written once")]
     pub(crate) hook: Option<Box<dyn Fn(&Seen) -> Option<Canned> + Send + Sync>>,
@@ -210,7 +214,15 @@ impl Drop for LegacyServer {
 
 impl Default for Options {
     fn default() -> Self {
-        Self { version: "2025-11-25", sessions: true, get: Get::Stream, sse: false, hook: None }
+        Self {
+            version: "2025-11-25",
+            sessions: true,
+            get: Get::Stream,
+            sse: false,
+            capabilities: json!({ "tools": { "listChanged": true } }),
+            tools: None,
+            hook: None,
+        }
     }
 }
 
@@ -292,9 +304,36 @@ impl Call {
         self.seen.session()
     }
 
+    pub(crate) fn method(&self) -> &str {
+        self.seen.method()
+    }
+
+    /// The tool, prompt or resource it is about.
+    pub(crate) fn name(&self) -> &str {
+        let params = &self.seen.json["params"];
+        params["name"].as_str().or_else(|| params["uri"].as_str()).unwrap_or_default()
+    }
+
     /// Answers with a result, as one JSON document.
     pub(crate) fn result(self, result: Value) {
         let body = json!({ "jsonrpc": "2.0", "id": self.id(), "result": result });
+        self.canned(Canned::json(200, &body));
+    }
+
+    /// Answers with a result that says this text.
+    pub(crate) fn says(self, text: &str) {
+        self.result(json!({ "content": [{ "type": "text", "text": text }] }));
+    }
+
+    /// Answers with a JSON document whose result is spelled like this.
+    pub(crate) fn spelled(self, result: &str) {
+        let body = format!(r#"{{"jsonrpc":"2.0","id":{},"result":{result}}}"#, self.id());
+        self.canned(Canned::status(200).body(body).header("content-type", "application/json"));
+    }
+
+    /// Answers with a JSON-RPC error.
+    pub(crate) fn error(self, error: Value) {
+        let body = json!({ "jsonrpc": "2.0", "id": self.id(), "error": error });
         self.canned(Canned::json(200, &body));
     }
 
@@ -336,6 +375,11 @@ impl Events {
     /// Sends a response with a result.
     pub(crate) fn result(&self, id: &Value, result: Value) {
         self.send(&json!({ "jsonrpc": "2.0", "id": id, "result": result }));
+    }
+
+    /// Sends a notification.
+    pub(crate) fn notify(&self, method: &str, params: Value) {
+        self.send(&json!({ "jsonrpc": "2.0", "method": method, "params": params }));
     }
 
     pub(crate) fn raw(&self, bytes: impl Into<Bytes>) {
@@ -428,6 +472,11 @@ fn keep_house(seen: &Seen, state: &State) -> House {
         (&Method::POST, _) if seen.json["id"].is_null() || seen.json["method"].is_null() => {
             House::Done(respond(202, String::new()))
         }
+        (&Method::POST, "tools/list") if state.options.tools.is_some() => {
+            let result = json!({ "tools": state.options.tools });
+            let body = json!({ "jsonrpc": "2.0", "id": seen.json["id"], "result": result });
+            House::Done(Canned::json(200, &body).into_response())
+        }
         (&Method::POST, _) => House::Ask,
         (&Method::GET, _) => match state.options.get {
             Get::Stream => {
@@ -445,7 +494,7 @@ fn keep_house(seen: &Seen, state: &State) -> House {
 fn initialize(seen: &Seen, state: &State) -> Response<Body> {
     let result = json!({ "jsonrpc": "2.0", "id": seen.json["id"], "result": {
         "protocolVersion": state.options.version,
-        "capabilities": { "tools": { "listChanged": true } },
+        "capabilities": state.options.capabilities,
         "serverInfo": { "name": "scripted", "version": "1" },
         "instructions": "be kind",
     }});

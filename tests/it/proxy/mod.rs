@@ -1,0 +1,22 @@
+//! The whole proxy between a modern client and a scripted legacy server, over real sockets.
+//!
+//! Nothing sleeps: the server answers when a test says so, and what a test waits for is an event.
+//! Where a test says that something does *not* happen, it waits for something that comes after it.
+
+mod cancelling;
+mod crowd;
+mod deferring;
+mod faults;
+mod gates;
+mod held;
+mod leaving;
+mod listening;
+mod mirrored;
+mod passing;
+mod policies;
+mod principals;
+mod questions;
+mod quotas;
+mod shutdown;
+mod transport;
+pub(crate) mod world;

@@ -1,0 +1,141 @@
+//! At a limit a call stays synchronous, or is refused with the limit's name.
+
+use super::world::{ALWAYS, Setup, World};
+use crate::support::clients::Client;
+use serde_json::{Value, json};
+
+async fn limited(limits: &'static str) -> World {
+    Setup::new().route(ALWAYS).top(limits).start().await
+}
+
+/// The client's next call becomes a task, which ends with this text.
+async fn becomes_a_task(world: &World, client: &Client, text: &str) -> String {
+    let waiting = client.call("slow").await;
+    let call = world.server.call().await;
+    let task = waiting.answer().await.task();
+    call.says(text);
+    client.ended(&task).await;
+    task
+}
+
+/// The client's next call is answered plainly.
+async fn stays_synchronous(world: &World, client: &Client) {
+    let waiting = client.call("slow").await;
+    world.server.call().await.says("waited for");
+    assert_eq!(waiting.answer().await.text(), "waited for");
+}
+
+#[tokio::test]
+async fn at_the_callers_quota_calls_stay_synchronous_and_nothing_is_evicted() {
+    let world = limited("limits: { tasks_per_principal: 1 }").await;
+    let (alice, bob) = (world.tasker().bearing("alice"), world.tasker().bearing("bob"));
+    let waiting = alice.call("slow").await;
+    let call = world.server.call().await;
+    let task = waiting.answer().await.task();
+    stays_synchronous(&world, &alice).await;
+    assert_eq!(alice.task(&task).await["status"], "working");
+    becomes_a_task(&world, &bob, "others are not concerned").await;
+    call.says("done");
+    assert_eq!(alice.ended(&task).await["status"], "completed");
+    // A result that is kept counts.
+    stays_synchronous(&world, &alice).await;
+    assert_eq!(alice.task(&task).await["status"], "completed");
+}
+
+#[tokio::test]
+async fn at_the_quota_of_all_tasks_calls_stay_synchronous() {
+    let world = limited("limits: { tasks: 1 }").await;
+    becomes_a_task(&world, &world.tasker().bearing("alice"), "done").await;
+    stays_synchronous(&world, &world.tasker().bearing("bob")).await;
+}
+
+#[tokio::test]
+async fn at_the_quota_of_stored_bytes_calls_stay_synchronous() {
+    let world = limited("limits: { stored_bytes: 1000 }").await;
+    let client = world.tasker();
+    becomes_a_task(&world, &client, "small").await;
+    becomes_a_task(&world, &client, &"x".repeat(1000)).await;
+    stays_synchronous(&world, &client).await;
+}
+
+#[tokio::test]
+async fn a_held_call_at_a_quota_still_hears_its_progress_and_is_cancelled_by_leaving() {
+    let world = limited("limits: { tasks: 1 }").await;
+    let client = world.tasker();
+    becomes_a_task(&world, &client, "done").await;
+    let params = json!({ "name": "slow", "_meta": { "progressToken": "p" } });
+    let waiting = client.send("tools/call", params).await;
+    let call = world.server.call().await;
+    let id = call.id();
+    let events = call.stream();
+    events.notify("notifications/progress", json!({ "progressToken": id, "progress": 1 }));
+    let mut stream = waiting.stream().await;
+    assert_eq!(stream.notice("notifications/progress").await["progressToken"], "p");
+    stream.leave();
+    let told = world.server.message("notifications/cancelled").await;
+    assert_eq!(told.json["params"]["requestId"], id);
+}
+
+/// Asks until it is refused for asking too often.
+async fn refused_in_the_end(client: &Client, method: &str, params: Value) -> String {
+    let mut kept = client.kept().await;
+    for _ in 0..200 {
+        let answer = kept.ask(method, params.clone()).await;
+        if answer.status == 429 {
+            assert_eq!(answer.refusal(), (429, -31006));
+            return answer.error()["message"].as_str().expect("words").to_owned();
+        }
+    }
+    panic!("never refused")
+}
+
+#[tokio::test]
+async fn a_caller_that_polls_too_often_is_told_which_limit_it_met() {
+    let world = limited("limits: { polls_per_second: 2 }").await;
+    let (alice, bob) = (world.tasker().bearing("alice"), world.tasker().bearing("bob"));
+    let waiting = alice.call("slow").await;
+    let call = world.server.call().await;
+    let task = waiting.answer().await.task();
+    let message = refused_in_the_end(&alice, "tasks/get", json!({ "taskId": task })).await;
+    assert!(message.contains("limits.polls_per_second"), "{message}");
+    assert_eq!(bob.of_task("tasks/get", &task).await.refusal(), (200, -32602), "others are not concerned");
+    call.says("done");
+}
+
+#[tokio::test]
+async fn a_caller_that_guesses_ids_is_told_which_limit_it_met() {
+    let world = limited("limits: { misses_per_minute: 2 }").await;
+    let client = world.tasker();
+    let message = refused_in_the_end(&client, "tasks/get", json!({ "taskId": "guess" })).await;
+    assert!(message.contains("limits.misses_per_minute"), "{message}");
+    // What it knows it may still ask for.
+    let waiting = client.call("slow").await;
+    let call = world.server.call().await;
+    let task = waiting.answer().await.task();
+    assert_eq!(client.task(&task).await["status"], "working");
+    call.says("done");
+}
+
+#[tokio::test]
+async fn a_caller_may_have_so_many_streams_to_listen_on() {
+    let world = limited("limits: { listens_per_principal: 1 }").await;
+    let (alice, bob) = (world.client().bearing("alice"), world.client().bearing("bob"));
+    let asked = json!({ "toolsListChanged": true });
+    let mut open = alice.listen(asked.clone()).await;
+    open.notice("notifications/subscriptions/acknowledged").await;
+    let params = json!({ "notifications": asked });
+    let refused = alice.ask("subscriptions/listen", params.clone()).await;
+    assert_eq!(refused.refusal(), (429, -31006));
+    let message = refused.error()["message"].as_str().expect("words").to_owned();
+    assert!(message.contains("limits.listens_per_principal"), "{message}");
+    bob.listen(asked.clone()).await.notice("notifications/subscriptions/acknowledged").await;
+    open.leave();
+    // Its place is free as soon as its end has been noticed.
+    loop {
+        let mut again = alice.send("subscriptions/listen", params.clone()).await.stream().await;
+        if again.status == 200 {
+            again.notice("notifications/subscriptions/acknowledged").await;
+            return;
+        }
+    }
+}

@@ -1,0 +1,120 @@
+//! A proxy started as its program starts it, a scripted legacy server behind it.
+
+use crate::support::{
+    clients::Client,
+    servers::{LegacyServer, Options},
+};
+use deferral::{app, config};
+use serde_json::json;
+use std::{net::SocketAddr, path::Path};
+
+/// The proxy and what is behind it.
+pub(crate) struct World {
+    pub(crate) server: LegacyServer,
+    pub(crate) proxy: app::Running,
+}
+
+/// What a world is to be like.
+pub(crate) struct Setup {
+    pub(crate) options: Options,
+    route: Vec<&'static str>,
+    top: Vec<&'static str>,
+}
+
+/// Everything is a task once it has run this long.
+pub(crate) const SLOW: &str = "defer: { after: 20ms }";
+/// Every call is a task at once.
+pub(crate) const ALWAYS: &str = "defer: { mode: always }";
+
+// === impl World ===
+
+impl World {
+    /// With the defaults: calls are fast for five seconds.
+    pub(crate) async fn new() -> Self {
+        Setup::new().start().await
+    }
+
+    /// With this setting of the route.
+    pub(crate) async fn with(route: &'static str) -> Self {
+        Setup::new().route(route).start().await
+    }
+
+    pub(crate) fn addr(&self) -> SocketAddr {
+        self.proxy.addresses[0]
+    }
+
+    /// A client without credentials that declares nothing.
+    pub(crate) fn client(&self) -> Client {
+        Client::new(self.addr())
+    }
+
+    /// A client that declares the tasks extension.
+    pub(crate) fn tasker(&self) -> Client {
+        self.client().with_tasks()
+    }
+
+    /// How many `tools/call` the server has seen.
+    pub(crate) fn calls(&self) -> usize {
+        self.server.messages("tools/call")
+    }
+}
+
+// === impl Setup ===
+
+impl Setup {
+    /// The server declares everything there is, and has no tools that want anything special.
+    pub(crate) fn new() -> Self {
+        let options = Options {
+            capabilities: json!({
+                "tools": { "listChanged": true },
+                "prompts": { "listChanged": true },
+                "resources": { "listChanged": true, "subscribe": true },
+                "completions": {},
+                "logging": {},
+            }),
+            tools: Some(json!([])),
+            ..Options::default()
+        };
+        Self { options, route: Vec::new(), top: Vec::new() }
+    }
+
+    /// One more member of the route.
+    pub(crate) fn route(mut self, member: &'static str) -> Self {
+        self.route.push(member);
+        self
+    }
+
+    /// One more member beside the routes.
+    pub(crate) fn top(mut self, member: &'static str) -> Self {
+        self.top.push(member);
+        self
+    }
+
+    /// The server is to be like this.
+    pub(crate) fn server(mut self, change: impl FnOnce(&mut Options)) -> Self {
+        change(&mut self.options);
+        self
+    }
+
+    pub(crate) async fn start(self) -> World {
+        let proxy_settings = (self.route, self.top);
+        let server = LegacyServer::start(self.options).await;
+        let proxy = start(&server.url(), &proxy_settings.0, &proxy_settings.1);
+        World { server, proxy }
+    }
+}
+
+/// A proxy in front of a URL.
+pub(crate) fn start(url: &str, route: &[&str], top: &[&str]) -> app::Running {
+    let mut yaml = String::from("listen: 127.0.0.1:0\nadmin: \"off\"\n");
+    for member in top {
+        yaml.push_str(&format!("{member}\n"));
+    }
+    yaml.push_str(&format!("routes:\n  - upstream: {{ url: \"{url}\" }}\n"));
+    for member in route {
+        yaml.push_str(&format!("    {member}\n"));
+    }
+    let config =
+        config::parse(Path::new("test.yaml"), &yaml).unwrap_or_else(|error| panic!("{error}\n{yaml}"));
+    app::start(config).expect("the proxy starts")
+}
