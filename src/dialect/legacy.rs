@@ -9,7 +9,7 @@ use super::modern::error_response;
 use crate::protocol::{
     ErrorObject, Frame, FrameError, Id, Kind, Method,
     sse::Decoder,
-    watch::{Gist, VOID, Watch},
+    watch::{Gist, Watch},
 };
 use bytes::Bytes;
 use serde::Deserialize;
@@ -211,10 +211,7 @@ impl Answers {
     /// What ends a stream that broke off: an error for each request that was not answered. A
     /// client that is left without waits for ever (`WIRE`, B 1, rule 20).
     pub fn last_words(&self, error: &ErrorObject) -> Bytes {
-        let mut words = Vec::new();
-        if !self.is_between_events() {
-            words.extend_from_slice(VOID);
-        }
+        let mut words = self.watch.void().to_vec();
         for id in &self.waiting {
             words.extend_from_slice(b"event: message\ndata: ");
             words.extend_from_slice(&error_response(Some(id), error));
@@ -344,7 +341,10 @@ mod tests {
         let cut = seen(&["1", "2"], "data: {\"id\":2,\"result\":{}}\n\ndata: {").last_words(&error);
         assert_eq!(cut, format!("\nevent: incomplete\n\nevent: message\ndata: {one}\n\n"));
         assert_eq!(refusal(&ids(&["1"]), &error), one);
-        assert_eq!(refusal(&ids(&["1", "2"]), &error), format!("[{one},{}]", one.replace("\"id\":1", "\"id\":2")));
+        assert_eq!(
+            refusal(&ids(&["1", "2"]), &error),
+            format!("[{one},{}]", one.replace("\"id\":1", "\"id\":2"))
+        );
         assert_eq!(refusal(&[], &error), r#"{"jsonrpc":"2.0","error":{"code":-1,"message":"gone"}}"#);
     }
 

@@ -95,6 +95,11 @@ fn elsewhere<B>(front: &Front, arrival: Arrival<B>) -> Response<Body> {
 }
 
 fn not_served<B>(request: &Request<B>, allow: &'static str, line: Line) -> Response<Body> {
+    if request.method() == Method::HEAD {
+        // Its answer has no body (RFC 9110, 9.3.2).
+        let headers = HeaderMap::from_iter([(ALLOW, HeaderValue::from_static(allow))]);
+        return answer::empty(StatusCode::METHOD_NOT_ALLOWED, headers, line);
+    }
     refuse(Refusal::Method { method: request.method().clone(), allow }, line)
 }
 

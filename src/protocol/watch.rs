@@ -86,10 +86,6 @@ struct Text {
 
 const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 
-/// Ends an event that was cut off in a way that makes readers drop it: an event of a kind that
-/// nobody listens for.
-pub const VOID: &[u8] = b"\nevent: incomplete\n\n";
-
 // === impl Glance ===
 
 impl Glance {
@@ -216,6 +212,16 @@ impl Watch {
     /// Whether an event would begin here, so that one of our own can be put in.
     pub fn is_between_events(&self) -> bool {
         !self.in_event
+    }
+
+    /// What has to come before an event of our own: the end of one that was cut off, in a way that
+    /// makes readers drop it, for it becomes one of a kind that nobody listens for.
+    pub fn void(&self) -> &'static [u8] {
+        match self.line {
+            _ if self.is_between_events() => b"",
+            Line::Name(name) if name.is_empty() => b"event: incomplete\n\n",
+            Line::Name(_) | Line::Data | Line::Id(_) | Line::Other => b"\nevent: incomplete\n\n",
+        }
     }
 
     fn end_line(&mut self, end: u8) {
@@ -355,7 +361,7 @@ mod tests {
         for cut in ["data: {\"id\":1,\"res", "data: {}\n", "dat", "event: message\ndata: {}", "id: 3", ": c"]
         {
             let mut decoder = Decoder::new(1024);
-            decoder.feed(Bytes::from([cut.as_bytes(), VOID, b"data: y\n\n"].concat()));
+            decoder.feed(Bytes::from([cut.as_bytes(), watched(cut).void(), b"data: y\n\n"].concat()));
             let mut events = Vec::new();
             while let Some(event) = decoder.next_event().expect("small") {
                 events.push(event);
