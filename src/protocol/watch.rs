@@ -96,6 +96,11 @@ impl Glance {
         glance.gist
     }
 
+    /// What the message is, as far as it has been seen.
+    pub fn gist(&self) -> Option<Gist> {
+        self.gist
+    }
+
     /// Takes the next piece of the message.
     pub fn see(&mut self, piece: &[u8]) {
         let mut at = 0;

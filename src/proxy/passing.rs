@@ -48,6 +48,8 @@ struct Going {
     body: upstream::Passing,
     /// What is watched of an event stream.
     answers: Option<Answers>,
+    /// What a document is.
+    document: Glance,
     outcome: Outcome,
     timing: Timing,
     silence: Silence,
@@ -130,6 +132,7 @@ async fn answer(
     let going = Going {
         body,
         answers: is_events.then(|| Answers::to(waiting, limit)),
+        document: Glance::default(),
         outcome: outcome(status),
         timing,
         silence: Silence { limit: keep_alive, timer: None, broken: false },
@@ -197,6 +200,11 @@ impl Going {
                     self.outcome = Outcome::ServerError;
                 }
                 account = Some(self.timing.account(self.outcome));
+            }
+        } else if self.outcome == Outcome::Result {
+            self.document.see(&bytes);
+            if self.document.gist() == Some(Gist::Error) {
+                self.outcome = Outcome::ServerError;
             }
         }
         // Who writes a body of known length does not ask for more once it is there.
