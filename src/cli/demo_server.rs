@@ -3,7 +3,7 @@
 //! It stands for the servers people have. It knows nothing of tasks: a slow tool keeps its caller
 //! waiting on an event stream until it is done. Three tools: `greet` answers at once, `report` takes
 //! its time, tells its progress to those who gave a token, and stops when it is cancelled, and
-//! `book_table` asks its client something before it goes on (see [`super::demo_booking`]).
+//! `book_table` asks its client something before it goes on (see `demo_booking`).
 
 use super::demo_booking::{self, Booking};
 use crate::{
