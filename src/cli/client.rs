@@ -708,9 +708,9 @@ impl Outline<'_> {
         let odd = || Error::Invalid("`inputRequests` is not an object of questions".to_owned());
         let Some(raw) = &self.input_requests else { return Ok(Vec::new()) };
         let requests = Object::read(&Bytes::from(raw.get().to_owned())).map_err(|_| odd())?;
-        let asked = |(key, raw): (&str, Bytes)| {
+        let asked = |(key, raw): (Cow<'_, str>, Bytes)| {
             let method = Object::read(&raw).ok()?.string("method")?;
-            Some(Asked { key: key.to_owned(), method, request: InputRequest::from_raw(raw) })
+            Some(Asked { key: key.into_owned(), method, request: InputRequest::from_raw(raw) })
         };
         requests.members().map(|member| asked(member).ok_or_else(odd)).collect()
     }

@@ -54,7 +54,7 @@ pub(super) fn fields(schema: Option<&Bytes>) -> Vec<Field> {
     let members: Vec<_> = properties
         .iter()
         .flat_map(Object::members)
-        .map(|(key, property)| (key.to_owned(), property))
+        .map(|(key, property)| (key.into_owned(), property))
         .collect();
     // What is required must be answered, described or not.
     let undescribed = required.iter().filter(|key| members.iter().all(|(known, _)| known != *key));

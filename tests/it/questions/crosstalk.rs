@@ -75,7 +75,8 @@ impl Server {
         let mut question = 0;
         while question < QUESTIONS {
             sleep(Duration::from_millis(random(self.seed, caller, question) % 100)).await;
-            let pair = random(self.seed, caller, 100 + question).is_multiple_of(3) && question + 1 < QUESTIONS;
+            let pair =
+                random(self.seed, caller, 100 + question).is_multiple_of(3) && question + 1 < QUESTIONS;
             let asked = question..question + 1 + u64::from(pair);
             question = asked.end;
             for number in asked.clone() {
