@@ -50,9 +50,23 @@ enum Scheme {
     Public,
 }
 
-/// Whether a path asks for metadata.
+/// Whether a path asks for metadata. One that could lead somewhere else, for whoever resolves dots
+/// behind us, does not: it would reach whatever the server's host has, with the caller's credentials.
 pub(super) fn is_asked(path: &str) -> bool {
-    path.strip_prefix(WELL_KNOWN).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+    path.strip_prefix(WELL_KNOWN)
+        .is_some_and(|rest| rest.is_empty() || rest.starts_with('/') && !leads_elsewhere(rest))
+}
+
+/// Whether a path has segments of dots, however they and the slashes around them are spelt.
+fn leads_elsewhere(path: &str) -> bool {
+    let mut path = path.to_ascii_lowercase();
+    // Again and again: it may be decoded more than once on its way.
+    while let Some(at) = path.find("%25") {
+        path.replace_range(at..at + 3, "%");
+    }
+    let path = path.replace("%2e", ".").replace("%2f", "/").replace("%5c", "/").replace('\\', "/");
+    // What follows a semicolon is a parameter of the segment to some (RFC 3986, 3.3).
+    path.split('/').any(|segment| matches!(segment.split(';').next(), Some("." | "..")))
 }
 
 /// Answers with the metadata of the server behind the route that the path names.
@@ -258,10 +272,22 @@ mod tests {
             WELL_KNOWN,
             "/.well-known/oauth-protected-resource/",
             "/.well-known/oauth-protected-resource/mcp",
+            "/.well-known/oauth-protected-resource/v1.0/..mcp/a%20b",
         ] {
             assert!(is_asked(path), "{path}");
         }
-        for path in ["/.well-known/oauth-protected-resources", "/.well-known", "/mcp"] {
+        for path in [
+            "/.well-known/oauth-protected-resources",
+            "/.well-known",
+            "/mcp",
+            "/.well-known/oauth-protected-resource/..",
+            "/.well-known/oauth-protected-resource/../../admin",
+            "/.well-known/oauth-protected-resource/a/%2E%2e/b",
+            "/.well-known/oauth-protected-resource/a/.%2e%2F../b",
+            "/.well-known/oauth-protected-resource/%252e%252e/b",
+            "/.well-known/oauth-protected-resource/..;x/b",
+            "/.well-known/oauth-protected-resource/..\\b",
+        ] {
             assert!(!is_asked(path), "{path}");
         }
     }

@@ -52,6 +52,11 @@ impl Frame {
     /// [`FrameError`] says what is wrong with the bytes. Nesting is not bounded here; see
     /// [`check_depth`].
     pub fn parse(bytes: Bytes) -> Result<Self, FrameError> {
+        // An array would be read as the members in their order, and nobody after us reads it so.
+        if bytes.trim_ascii_start().starts_with(b"[") {
+            let syntax: Result<&RawValue, _> = serde_json::from_slice(&bytes);
+            return Err(syntax.map_or_else(FrameError::Syntax, |_| FrameError::Shape { id: None }));
+        }
         let outline: Outline<'_> = serde_json::from_slice(&bytes).map_err(FrameError::Syntax)?;
         let span = |raw: &RawValue| bytes.slice_ref(raw.get().as_bytes());
         let id = |raw: &RawValue| Id::from_token(span(raw)).ok_or(FrameError::Id);
@@ -206,6 +211,14 @@ mod tests {
     fn null_result_is_a_success() {
         let frame = parse(r#"{"id":1,"result":null}"#).expect("valid");
         assert!(matches!(frame.kind(), Kind::Success { .. }));
+    }
+
+    #[test]
+    fn an_array_is_no_message() {
+        for text in [r#"[1,"tools/call",{}]"#, r#" [1,"m"]"#, "[]"] {
+            assert!(matches!(parse(text), Err(FrameError::Shape { id: None })), "{text}");
+        }
+        assert!(matches!(parse("[1,"), Err(FrameError::Syntax(_))));
     }
 
     #[test]

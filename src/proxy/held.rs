@@ -10,7 +10,7 @@
 use super::{
     Commit, Item,
     asking::{self, Asked},
-    attended::reached,
+    attended::{Server, reached},
     endpoint::Shared,
     reply::{self, Verdict, Word},
     tasks::{Control, Hold, Parked},
@@ -32,7 +32,7 @@ use crate::{
     runtime::random,
     task::{self, Effect, Record},
     telemetry::QuestionRefused,
-    upstream::{Answer, Description, Event, Lost, Question, Replies},
+    upstream::{Answer, Event, Lost, Question, Replies},
 };
 use bytes::Bytes;
 use futures_util::{
@@ -61,7 +61,7 @@ pub(super) struct Held {
     /// Without its bytes: what is left to know of it once it has been sent.
     call: Call,
     caller: Caller,
-    server: Arc<Description>,
+    server: Server,
     treatment: Treatment,
     /// Ties a retry to this very request of this caller.
     binding: Binding,
@@ -84,7 +84,7 @@ pub(super) struct Held {
 pub(super) struct HandedOver {
     pub(super) call: Call,
     pub(super) caller: Caller,
-    pub(super) server: Arc<Description>,
+    pub(super) server: Server,
     pub(super) treatment: Treatment,
     pub(super) exchange: Exchange<Word>,
     pub(super) replies: Replies,
@@ -384,7 +384,8 @@ impl Held {
     async fn turn_away(&mut self, attached: Attached) {
         let declares_tasks = attached.capabilities.declares_tasks();
         let id = self.hold.id();
-        let reply = asking::too_late(&self.shared, &attached.call, &self.server, id, declares_tasks).await;
+        let reply =
+            asking::too_late(&self.shared, &attached.call, &self.server.known(), id, declares_tasks).await;
         attached.tell(reply.into()).await;
     }
 
@@ -402,7 +403,7 @@ impl Held {
         let sealed = self.shared.keyring.seal(&state, random());
         let open = asks.iter().filter_map(|ask| self.questions.open.get(ask));
         let questions: Vec<_> = open.map(|open| (open.key.as_str(), &open.request)).collect();
-        let result = elicit::input_required(questions, &sealed, &self.server.server_info);
+        let result = elicit::input_required(questions, &sealed, &self.server.known().server_info);
         for attached in std::mem::take(&mut self.attached) {
             let reply = match attached.lacks(asks.iter().filter_map(|ask| self.questions.open.get(ask))) {
                 None => reply::input_required(&attached.call, &result),
@@ -433,7 +434,7 @@ impl Held {
                 &self.shared,
                 &self.caller,
                 &attached.call,
-                &self.server,
+                &self.server.known(),
                 || self.binding,
                 word,
             )
@@ -441,7 +442,7 @@ impl Held {
                 reply::to_client(
                     &attached.call,
                     &self.shared.route,
-                    &self.server,
+                    &self.server.known(),
                     word.clone(),
                     self.refused.as_ref(),
                 )
@@ -467,7 +468,7 @@ impl Held {
             self.exchange.handle_departed();
             return;
         };
-        let created = asking::created(&self.shared, &record, &self.server);
+        let created = asking::created(&self.shared, &record, &self.server.known());
         let (confirm, committed) = oneshot::channel();
         let mut commit = Some(Commit(confirm));
         self.committed = Some(committed);
@@ -491,7 +492,7 @@ impl Held {
         // The upstream stream has ended: let its connection go before anything else.
         self.replies = None;
         let verdict =
-            reply::verdict(&self.call, &self.shared.route, &self.server, word, self.refused.as_ref());
+            reply::verdict(&self.call, &self.shared.route, &self.server.known(), word, self.refused.as_ref());
         let limit = self.shared.tasks.result_limit();
         let event = match verdict {
             Verdict::Result(result) if result.len() > limit => failed(&ErrorObject::new(

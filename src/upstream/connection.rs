@@ -6,11 +6,12 @@
 //! task for the same.
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
+use futures_util::FutureExt;
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, Version, header};
 use http_body::{Body, Frame, SizeHint};
 use smallvec::SmallVec;
 use std::{
-    future::Future,
+    future::{Future, poll_fn},
     io::{self, IoSlice},
     mem::MaybeUninit,
     ops::Range,
@@ -21,6 +22,7 @@ use std::{
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::TcpStream,
+    task::unconstrained,
 };
 use tokio_rustls::client::TlsStream;
 
@@ -32,6 +34,9 @@ pub(super) enum Io {
     Tls(Box<TlsStream<TcpStream>>),
     #[cfg(test)]
     Scripted(tokio_test::io::Mock),
+    /// Like TLS, takes what the socket does not, and must be flushed.
+    #[cfg(test)]
+    Buffered(tokio::io::BufWriter<tokio::io::DuplexStream>),
 }
 
 /// A connection that serves one exchange at a time.
@@ -46,8 +51,12 @@ pub(super) struct Sending {
     connection: Option<Box<Connection>>,
     head: Bytes,
     body: Bytes,
+    /// It is all out, flushed too, or cannot be.
+    sent: bool,
     /// How the sending ended, if it failed: there may be an answer all the same.
     unsent: Option<io::Error>,
+    /// The head of an answer that began before it had all of the request.
+    early: Option<Box<http::Response<()>>>,
     pool: Arc<Pool>,
 }
 
@@ -92,8 +101,10 @@ impl Connection {
 
     /// Whether it can take another request: the server has neither closed it nor said anything.
     pub(super) fn is_idle(&mut self) -> bool {
-        let mut context = Context::from_waker(std::task::Waker::noop());
-        self.read.is_empty() && self.poll_fill(&mut context).is_pending()
+        // Unconstrained: a task that has done much is told `Pending` without a look at the socket.
+        // An answer nobody asked for would then be taken for the next caller's.
+        let looked = unconstrained(poll_fn(|cx| self.poll_fill(cx))).now_or_never();
+        looked.is_none() && self.read.is_empty()
     }
 
     /// Reads what there is; 0 is the end. Nothing is allocated while nothing comes.
@@ -218,7 +229,9 @@ impl Framing {
         if lengths.any(|other| other != length) {
             return Err(invalid("it has two lengths"));
         }
-        match length.to_str().ok().and_then(|text| text.parse().ok()) {
+        // Digits alone: a number could have a sign as well.
+        let digits = length.to_str().ok().filter(|text| text.bytes().all(|byte| byte.is_ascii_digit()));
+        match digits.and_then(|text| text.parse().ok()) {
             Some(0) => Ok(Self::Over),
             Some(length) => Ok(Self::Length(length)),
             None => Err(invalid("its length is no number")),
@@ -233,14 +246,19 @@ fn is_kept(head: &http::Response<()>) -> bool {
         let mut tokens = values.filter_map(|value| value.to_str().ok()).flat_map(|value| value.split(','));
         tokens.any(|part| part.trim().eq_ignore_ascii_case(token))
     };
-    if head.version() == Version::HTTP_10 { said("keep-alive") } else { !said("close") }
+    let coded = head.headers().contains_key(header::TRANSFER_ENCODING);
+    // Where a coding stands beside a length, or before HTTP/1.1, another reader would see the end
+    // elsewhere: nothing behind it is believed (RFC 9112, 6.1 and 6.3).
+    let doubtful =
+        coded && (head.version() == Version::HTTP_10 || head.headers().contains_key(header::CONTENT_LENGTH));
+    !doubtful && if head.version() == Version::HTTP_10 { said("keep-alive") } else { !said("close") }
 }
 
 // === impl Sending ===
 
 impl Sending {
     pub(super) fn new(connection: Box<Connection>, head: Bytes, body: Bytes, pool: Arc<Pool>) -> Self {
-        Self { connection: Some(connection), head, body, unsent: None, pool }
+        Self { connection: Some(connection), head, body, sent: false, unsent: None, early: None, pool }
     }
 }
 
@@ -250,24 +268,35 @@ impl Future for Sending {
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = &mut *self;
         let connection = this.connection.as_mut().expect("an exchange is not polled after its end");
-        if this.unsent.is_none() && !(this.head.is_empty() && this.body.is_empty()) {
+        if !this.sent {
             match connection.poll_send(&mut this.head, &mut this.body, cx) {
-                // The request itself is not needed while its answer is waited for.
-                Poll::Ready(Ok(())) => (this.head, this.body) = (Bytes::new(), Bytes::new()),
-                // A server that refuses a request may answer and close before it has all of it.
-                Poll::Ready(Err(error)) => this.unsent = Some(error),
-                Poll::Pending => return Poll::Pending,
+                Poll::Ready(outcome) => {
+                    // The request itself is not needed while its answer is waited for.
+                    (this.sent, this.head, this.body) = (true, Bytes::new(), Bytes::new());
+                    // A server that refuses a request may answer and close before it has all of it.
+                    this.unsent = outcome.err();
+                }
+                Poll::Pending => {}
             }
         }
-        let head = match ready!(connection.poll_head(cx)) {
-            Ok(head) => head,
-            Err(error) => return Poll::Ready(Err(this.unsent.take().unwrap_or(error))),
+        let head = match this.early.take() {
+            Some(head) => *head,
+            None => match ready!(connection.poll_head(cx)) {
+                Ok(head) => head,
+                Err(error) => return Poll::Ready(Err(this.unsent.take().unwrap_or(error))),
+            },
         };
+        // Or it answers and reads no further: what refuses counts at once, what does not when the
+        // request is out (RFC 9112, 9.5).
+        if !this.sent && !(head.status().is_client_error() || head.status().is_server_error()) {
+            this.early = Some(Box::new(head));
+            return Poll::Pending;
+        }
         let framing = Framing::of(&head)?;
         let mut body = Incoming {
             connection: this.connection.take(),
             framing,
-            reusable: is_kept(&head) && this.unsent.is_none() && framing != Framing::UntilClose,
+            reusable: is_kept(&head) && this.sent && this.unsent.is_none() && framing != Framing::UntilClose,
             pool: this.pool.clone(),
         };
         if framing == Framing::Over {
@@ -414,6 +443,8 @@ impl AsyncRead for Io {
             Self::Tls(io) => Pin::new(io).poll_read(cx, buf),
             #[cfg(test)]
             Self::Scripted(io) => Pin::new(io).poll_read(cx, buf),
+            #[cfg(test)]
+            Self::Buffered(io) => Pin::new(io).poll_read(cx, buf),
         }
     }
 }
@@ -425,6 +456,8 @@ impl AsyncWrite for Io {
             Self::Tls(io) => Pin::new(io).poll_write(cx, buf),
             #[cfg(test)]
             Self::Scripted(io) => Pin::new(io).poll_write(cx, buf),
+            #[cfg(test)]
+            Self::Buffered(io) => Pin::new(io).poll_write(cx, buf),
         }
     }
 
@@ -438,6 +471,8 @@ impl AsyncWrite for Io {
             Self::Tls(io) => Pin::new(io).poll_write_vectored(cx, bufs),
             #[cfg(test)]
             Self::Scripted(io) => Pin::new(io).poll_write_vectored(cx, bufs),
+            #[cfg(test)]
+            Self::Buffered(io) => Pin::new(io).poll_write_vectored(cx, bufs),
         }
     }
 
@@ -447,6 +482,8 @@ impl AsyncWrite for Io {
             Self::Tls(io) => Pin::new(io).poll_flush(cx),
             #[cfg(test)]
             Self::Scripted(io) => Pin::new(io).poll_flush(cx),
+            #[cfg(test)]
+            Self::Buffered(io) => Pin::new(io).poll_flush(cx),
         }
     }
 
@@ -456,6 +493,8 @@ impl AsyncWrite for Io {
             Self::Tls(io) => Pin::new(io).poll_shutdown(cx),
             #[cfg(test)]
             Self::Scripted(io) => Pin::new(io).poll_shutdown(cx),
+            #[cfg(test)]
+            Self::Buffered(io) => Pin::new(io).poll_shutdown(cx),
         }
     }
 }
@@ -520,6 +559,8 @@ mod tests {
             "HTTP/1.1 200 OK\r\ntransfer-encoding: gzip\r\n\r\nhello",
             "HTTP/1.1 200 OK\r\nconnection: x, Close\r\ncontent-length: 5\r\n\r\nhello",
             "HTTP/1.0 200 OK\r\ncontent-length: 5\r\n\r\nhello",
+            "HTTP/1.1 200 OK\r\ncontent-length: 9\r\ntransfer-encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n",
+            "HTTP/1.0 200 OK\r\nconnection: keep-alive\r\ntransfer-encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n",
         ] {
             let (body, kept) = whole(asked().read(answer.as_bytes())).await;
             assert_eq!(body.expect(answer), "hello");
@@ -548,6 +589,7 @@ mod tests {
                 io::ErrorKind::InvalidData,
             ),
             ("HTTP/1.1 200 OK\r\ncontent-length: five\r\n\r\nhello", io::ErrorKind::InvalidData),
+            ("HTTP/1.1 200 OK\r\ncontent-length: +5\r\n\r\nhello", io::ErrorKind::InvalidData),
             ("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nxyz\r\n", io::ErrorKind::InvalidData),
             ("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nhello", io::ErrorKind::InvalidData),
             ("HTTP/1.1 200 OK\r\ncontent-length: 6\r\n\r\nhello", io::ErrorKind::UnexpectedEof),
@@ -591,6 +633,62 @@ mod tests {
         assert_eq!(answer.status(), 413);
         assert_eq!(answer.into_body().collect().await.expect("a body").to_bytes(), "no");
         assert!(!pool.holds_one());
+    }
+
+    #[tokio::test]
+    async fn a_server_that_refuses_and_reads_no_further_is_heard() {
+        use tokio::io::{AsyncWriteExt, BufWriter, duplex};
+        let (ours, mut theirs) = duplex(64);
+        theirs.write_all(b"HTTP/1.1 413 x\r\ncontent-length: 2\r\n\r\nno").await.expect("taken");
+        let connection = Box::new(Connection::new(Io::Buffered(BufWriter::with_capacity(1, ours))));
+        let (head, body) = (Bytes::from_static(ASKED.0), Bytes::from(vec![b'x'; 1000]));
+        let pool = Arc::new(Pool::default());
+        let sending = Sending::new(connection, head, body, pool.clone());
+        let answer = sending.now_or_never().expect("the refusal was heard").expect("an answer");
+        assert_eq!(answer.status(), 413);
+        assert_eq!(answer.into_body().collect().await.expect("a body").to_bytes(), "no");
+        assert!(!pool.holds_one(), "the rest of the request was never sent");
+    }
+
+    #[tokio::test]
+    async fn an_answer_that_begins_early_does_not_cut_the_request_short() {
+        let answer = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok";
+        let mut script = Builder::new();
+        script.write(ASKED.0).read(answer).write(ASKED.1);
+        let (body, kept) = whole(&mut script).await;
+        assert_eq!((body.expect("a body"), kept), (Bytes::from_static(b"ok"), true));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_the_socket_does_not_take_at_once_is_sent_all_the_same() {
+        use tokio::io::{AsyncReadExt, AsyncWriteExt, BufWriter, duplex};
+        let (ours, mut theirs) = duplex(8);
+        let io = Io::Buffered(BufWriter::new(ours));
+        let (head, body) = (Bytes::from_static(ASKED.0), Bytes::from_static(ASKED.1));
+        let sending = Sending::new(Box::new(Connection::new(io)), head, body, Arc::default());
+        let server = async {
+            let mut request = [0; ASKED.0.len() + ASKED.1.len()];
+            theirs.read_exact(&mut request).await.expect("the whole request");
+            theirs.write_all(b"HTTP/1.1 204 x\r\n\r\n").await.expect("taken");
+        };
+        let both = futures_util::future::join(sending, server);
+        let (answer, ()) = tokio::time::timeout(std::time::Duration::from_secs(1), both)
+            .await
+            .expect("nobody waits for ever");
+        assert_eq!(answer.expect("an answer").status(), 204);
+    }
+
+    #[tokio::test]
+    async fn a_connection_is_looked_at_also_by_a_task_that_has_done_much() {
+        use tokio::io::AsyncWriteExt;
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let ours = TcpStream::connect(listener.local_addr().expect("bound")).await.expect("connected");
+        let (mut theirs, _) = listener.accept().await.expect("accepted");
+        theirs.write_all(b"HTTP/1.1 200 OK\r\n").await.expect("written");
+        ours.readable().await.expect("it has arrived");
+        let mut connection = Connection::new(Io::Plain(ours));
+        while tokio::task::coop::consume_budget().now_or_never().is_some() {}
+        assert!(!connection.is_idle());
     }
 
     #[tokio::test]
