@@ -53,6 +53,8 @@ struct Going {
     outcome: Outcome,
     timing: Timing,
     silence: Silence,
+    /// The stream broke off, its client could resume it, and this tells whether the server is there.
+    broke: Option<(Lost, BoxFuture<'static, bool>)>,
     /// Our own end of it. Made when it is first waited for: most answers are there.
     stop: Option<BoxFuture<'static, ()>>,
     stopping: Stopping,
@@ -136,6 +138,7 @@ async fn answer(
         outcome: outcome(status),
         timing,
         silence: Silence { limit: keep_alive, timer: None, broken: false },
+        broke: None,
         stop: None,
         stopping,
         over: false,
@@ -222,6 +225,23 @@ impl Going {
         Piece { bytes: Bytes::new(), account, then: Then::End }
     }
 
+    /// Whether a client that is left here could go on where it was.
+    fn could_resume(&self) -> bool {
+        self.answers.as_ref().is_some_and(|answers| !answers.waiting().is_empty() && answers.is_resumable())
+    }
+
+    /// Waits until it is known what a stream that broke off means: one whose server has died will
+    /// not be resumed, and some clients would wait for ever.
+    fn poll_broke(&mut self, cx: &mut Context<'_>) -> Poll<Piece> {
+        let Some((_, is_there)) = &mut self.broke else { return Poll::Pending };
+        let is_there = ready!(is_there.poll_unpin(cx));
+        let (lost, _) = self.broke.take().expect("it is waited for");
+        Poll::Ready(match is_there {
+            true => self.ended(Some(lost)),
+            false => self.unsaid(&lost),
+        })
+    }
+
     /// The end of it, be it the server's or another, that may leave something unsaid.
     fn ended(&mut self, lost: Option<Lost>) -> Piece {
         self.over = true;
@@ -246,10 +266,19 @@ impl Going {
                 then: Then::End,
             };
         }
-        let lost = lost.unwrap_or_else(|| Lost::Broken("the answer ended without a response".to_owned()));
-        let bytes = answers.last_words(&lost_error(&lost));
+        self.unsaid(&lost.unwrap_or_else(|| Lost::Broken("the answer ended without a response".to_owned())))
+    }
+
+    /// The end of an event stream that is not resumed: an error for what was left unsaid.
+    fn unsaid(&mut self, lost: &Lost) -> Piece {
+        self.over = true;
         self.body.answered();
-        Piece { bytes, account: Some(self.timing.account(outcome_of(&lost))), then: Then::End }
+        let bytes = self.answers.as_ref().map(|answers| answers.last_words(&lost_error(lost)));
+        Piece {
+            bytes: bytes.unwrap_or_default(),
+            account: Some(self.timing.account(outcome_of(lost))),
+            then: Then::End,
+        }
     }
 
     /// Whether it is time to end it ourselves.
@@ -270,8 +299,15 @@ impl Stream for Going {
         if this.over {
             return Poll::Ready(None);
         }
+        if this.broke.is_some() {
+            return this.poll_broke(cx).map(Some);
+        }
         Poll::Ready(Some(match this.body.poll_chunk(cx) {
             Poll::Ready(Some(Ok(bytes))) => this.piece(bytes),
+            Poll::Ready(Some(Err(lost @ Lost::Broken(_)))) if this.could_resume() => {
+                this.broke = Some((lost, this.body.is_server_there()));
+                ready!(this.poll_broke(cx))
+            }
             Poll::Ready(Some(Err(lost))) => this.ended(Some(lost)),
             Poll::Ready(None) => this.ended(None),
             Poll::Pending if this.poll_stop(cx).is_ready() => this.ended(Some(Lost::Closing)),

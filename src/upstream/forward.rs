@@ -10,6 +10,7 @@
 //! for a client that resumes with `Last-Event-ID`.
 
 use bytes::{Bytes, BytesMut};
+use futures_util::{FutureExt, future::BoxFuture};
 use http::{HeaderMap, HeaderName, Method, StatusCode, header};
 use http_body::Body;
 use std::{
@@ -302,6 +303,11 @@ impl Passing {
     /// How many bytes are still to come, where that is known.
     pub fn length(&self) -> Option<u64> {
         self.body.as_ref().map_or(Some(0), |body| body.size_hint().exact())
+    }
+
+    /// Whether the server can still be reached, after the answer broke off.
+    pub fn is_server_there(&self) -> BoxFuture<'static, bool> {
+        self.rest.peer.client.is_there().boxed()
     }
 
     /// Everything that was asked has been answered: the rest need not be read at any price.

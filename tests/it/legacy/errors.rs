@@ -126,6 +126,25 @@ async fn a_stream_that_breaks_within_an_event_gets_a_response_that_can_be_read()
 }
 
 #[tokio::test]
+async fn a_stream_that_could_be_resumed_gets_the_error_where_the_server_has_died() {
+    for dies in [true, false] {
+        let World { server, proxy } = World::new().await;
+        let waiting = Older::new(proxy.addresses[0]).within("s1").call(7).await;
+        let events = server.call().await.stream();
+        let mut stream = waiting.stream().await;
+        events.raw("id: 1\ndata:\n\n");
+        stream.piece().await.expect("it goes on").expect("it does not break off");
+        let server = (!dies).then_some(server);
+        events.break_off();
+        let rest = stream.rest().await;
+        match server {
+            None => assert_eq!(messages(&rest).0[0]["error"]["code"], -31002, "{rest}"),
+            Some(_alive) => assert_eq!(rest, "", "its client asks the server itself"),
+        }
+    }
+}
+
+#[tokio::test]
 async fn of_a_batch_those_get_an_error_that_were_not_answered() {
     let world = Setup::new()
         .server(|options| {
