@@ -361,7 +361,7 @@ impl Held {
     /// The client came back with some answers, or with none.
     async fn came_back(&mut self, retry: Retry) {
         let Retry { attached, mut answers, defer_after } = retry;
-        if matches!(self.exchange.phase(), Phase::Handing | Phase::Deferred) {
+        if matches!(self.exchange.phase(), Phase::Handing | Phase::Deferred | Phase::Abandoned) {
             return self.turn_away(attached).await;
         }
         let mut answered = BTreeSet::new();
