@@ -8,18 +8,22 @@ use crate::{
 use http::{HeaderMap, Method, StatusCode};
 use std::net::SocketAddr;
 
-/// What one side has seen.
+type Headers = Vec<(String, String)>;
+
+/// What both sides have seen.
 #[derive(Debug, PartialEq)]
 struct Record {
-    client: Vec<(StatusCode, Vec<(String, String)>, String)>,
-    server: Vec<(String, Vec<(String, String)>, String)>,
+    /// Answers: status, headers, body.
+    client: Vec<(StatusCode, Headers, String)>,
+    /// Requests: what for, headers, body.
+    server: Vec<(String, Headers, String)>,
 }
 
 /// Of the hop: what each connection says for itself.
 const HOP: [&str; 7] =
     ["host", "date", "connection", "transfer-encoding", "content-length", "accept-encoding", "origin"];
 
-fn headers(headers: &HeaderMap) -> Vec<(String, String)> {
+fn headers(headers: &HeaderMap) -> Headers {
     let mut list: Vec<_> = headers
         .iter()
         .filter(|(name, _)| !HOP.contains(&name.as_str()))
@@ -56,7 +60,7 @@ fn answer(seen: &Seen) -> Option<Canned> {
 }
 
 /// One client's whole session.
-async fn session(addr: SocketAddr) -> Vec<(StatusCode, Vec<(String, String)>, String)> {
+async fn session(addr: SocketAddr) -> Vec<(StatusCode, Headers, String)> {
     let first = Older::new(addr).with("user-agent", "recorder/1").with("authorization", "Bearer t");
     let client = first.within("s1");
     let batch = format!(" [ {} ,{READY}]", call(6));
@@ -84,7 +88,7 @@ async fn session(addr: SocketAddr) -> Vec<(StatusCode, Vec<(String, String)>, St
 async fn record(through_proxy: bool) -> Record {
     let server = LegacyServer::start(Options::default().hook(answer)).await;
     let proxy = through_proxy.then(|| start(&server.url(), &[], &[]));
-    let client = session(proxy.as_ref().map_or(server.addr(), |proxy| proxy.addresses[0])).await;
+    let client = session(proxy.as_ref().map_or_else(|| server.addr(), |proxy| proxy.addresses[0])).await;
     let said = |seen: &Seen| {
         let body = String::from_utf8(seen.body.to_vec()).expect("utf-8");
         (format!("{} {}", seen.http, seen.path), headers(&seen.headers), body)
