@@ -5,6 +5,9 @@
 //! store access (`attended`). When a call becomes a task, or its server asks something, the very
 //! same upstream stream moves to a runtime task of its own (`held`), and [`Tasks`] answers for it
 //! from the store.
+//!
+//! A legacy client in front of a legacy server needs none of this: its requests are passed on
+//! ([`Service::pass`], `passing`).
 
 mod asking;
 mod attended;

@@ -85,16 +85,3 @@ async fn an_answer_is_read_on_only_for_as_long_as_a_call_may_take() {
     waiting.stream().await.leave();
     events.left().await;
 }
-
-#[tokio::test]
-async fn what_was_said_last_reaches_the_server() {
-    let lines = Lines::record();
-    let world = World::new().await;
-    let client = Older::new(world.addr()).within("s1");
-    let cancel = r#"{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":1}}"#;
-    let waiting = client.post(cancel).await;
-    // Once it is there whole, its client may go.
-    world.server.seen(|seen| seen.body == cancel).await;
-    waiting.leave();
-    drop(lines);
-}
