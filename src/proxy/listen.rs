@@ -23,7 +23,7 @@ use crate::{
 };
 use http::StatusCode;
 use std::{
-    collections::VecDeque,
+    collections::{HashSet, VecDeque},
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -32,6 +32,10 @@ use tokio::sync::broadcast::{Receiver, error::RecvError};
 /// How long a change of a list is held back so that all sessions that report it are heard as one.
 /// Nothing is lost by it: what comes after the notice begins a new one.
 const MERGE: Duration = Duration::from_millis(50);
+
+/// Resources that one stream may subscribe to; further ones are not honoured, as the acknowledgement
+/// says. Each is a request to the server, one after the other, and is kept for as long as the stream.
+const MAX_RESOURCES: usize = 1000;
 
 /// One client's subscription.
 pub(super) struct Listening {
@@ -52,6 +56,9 @@ struct Open {
     filter: Filter,
     reports: Receiver<Report>,
     tasks: Listener,
+    /// Tasks that are to be told of. Written one at a time, when the client has room: each may hold
+    /// a result of megabytes.
+    due: VecDeque<TaskId>,
     /// Lists that have changed, and when that is told.
     changed: Changed,
     /// Keeps the resources subscribed at the server.
@@ -98,16 +105,17 @@ impl Listening {
         let tasks = self.shared.tasks.hub.listen(records.iter().map(|record| record.id.clone()).collect());
         // What happened before the subscription is not told again, but a client that waits for a
         // task's end would wait for ever if it has ended already.
-        let ids: Vec<_> = records.into_iter().map(|record| record.id.clone()).collect();
-        for record in self.current(&ids).await.iter().filter(|record| wants_attention(&record.state)) {
-            let notice = self.task_notice(record);
-            self.outgoing.push_back(notice);
+        let mut due = VecDeque::new();
+        for record in &records {
+            let now = self.shared.tasks.load(&record.id).await;
+            due.extend(now.filter(|now| wants_attention(&now.state)).map(|now| now.id.clone()));
         }
         let changed = Changed::default();
         self.state = State::Open(Box::new(Open {
             filter,
             reports,
             tasks,
+            due,
             changed,
             _subscriptions: subscriptions,
             _place: place,
@@ -125,7 +133,9 @@ impl Listening {
         let offers = |member, flag| declares_flag(&server.capabilities, member, flag);
         let (mut uris, mut subscriptions) = (Vec::new(), Vec::new());
         if offers("resources", "subscribe") {
-            for uri in asked.resource_subscriptions {
+            let mut named = HashSet::new();
+            let wanted = asked.resource_subscriptions.into_iter().filter(|uri| named.insert(uri.clone()));
+            for uri in wanted.take(MAX_RESOURCES) {
                 match self.shared.upstream.subscribe(identity, &uri).await {
                     Ok(subscription) => {
                         subscriptions.push(subscription);
@@ -158,12 +168,7 @@ impl Listening {
                 }
                 Err(RecvError::Closed) => self.end(),
             },
-            ids = open.tasks.changed() => {
-                for record in self.current(&ids).await {
-                    let notice = self.task_notice(&record);
-                    self.outgoing.push_back(notice);
-                }
-            }
+            ids = open.tasks.changed() => open.due.extend(ids),
             () = reached(open.changed.tell_at) => {
                 let methods = std::mem::take(&mut open.changed).methods();
                 self.outgoing.extend(
@@ -194,12 +199,14 @@ impl Listening {
         changed.tell_by(self.shared.clock.now() + MERGE);
     }
 
-    async fn current(&self, ids: &[TaskId]) -> Vec<Arc<Record>> {
-        let mut records = Vec::with_capacity(ids.len());
-        for id in ids {
-            records.extend(self.shared.tasks.load(id).await);
-        }
-        records
+    /// Prepares the notice of the task that has been due the longest; says whether there was one.
+    async fn tell_due(&mut self) -> bool {
+        let State::Open(open) = &mut self.state else { return false };
+        let Some(id) = open.due.front() else { return false };
+        let record = self.shared.tasks.load(id).await;
+        open.due.pop_front();
+        self.outgoing.extend(record.map(|record| self.task_notice(&record)));
+        true
     }
 
     fn task_notice(&self, record: &Record) -> Item {
@@ -236,7 +243,11 @@ impl Conversation for Listening {
                         return Some(Item::Reply(*reply));
                     }
                 }
-                State::Open(_) => self.wait().await,
+                State::Open(_) => {
+                    if !self.tell_due().await {
+                        self.wait().await;
+                    }
+                }
             }
         }
     }

@@ -18,7 +18,7 @@ use bytes::Bytes;
 use dashmap::DashMap;
 use http::StatusCode;
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, HashSet},
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
@@ -308,10 +308,12 @@ impl Tasks {
         Err(Box::new(reply::refuse(call, StatusCode::OK, &error)))
     }
 
-    /// The owner's tasks among `ids`, as they are now.
+    /// The owner's tasks among `ids`, as they are now; each once, however often it is named.
     pub(super) async fn of(&self, owner: &Owner, ids: &[String]) -> Vec<Arc<Record>> {
         let mut found = Vec::new();
-        for id in ids.iter().filter_map(|id| TaskId::parse(id)) {
+        let mut named = HashSet::new();
+        let ids = ids.iter().filter_map(|id| TaskId::parse(id));
+        for id in ids.filter(|id| named.insert(id.clone())) {
             if let Some(record) = self.load(&id).await
                 && owner.claim(&record).is_some()
                 && !record.is_expired(self.clock.timestamp())

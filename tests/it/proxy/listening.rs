@@ -172,7 +172,7 @@ fn subscribable() -> Setup {
 async fn resources_are_subscribed_at_the_server_for_as_long_as_somebody_listens() {
     let world = subscribable().start().await;
     let client = world.client();
-    let asked = json!({ "resourceSubscriptions": ["file:///a", "file:///secret"] });
+    let asked = json!({ "resourceSubscriptions": ["file:///a", "file:///a", "file:///secret"] });
     let (mut stream, honoured) = acknowledged(&client, asked).await;
     assert_eq!(honoured, json!({ "resourceSubscriptions": ["file:///a"] }), "what was refused is left out");
     let subscribed = world.server.seen(|seen| seen.json["params"]["uri"] == "file:///a").await;
@@ -258,6 +258,27 @@ async fn a_task_that_has_ended_already_is_told_at_once() {
     let (mut stream, _) = acknowledged(&client, json!({ "taskIds": tasks })).await;
     for task in &tasks {
         assert_eq!(told(&mut stream).await, as_notified(client.task(task).await));
+    }
+}
+
+#[tokio::test]
+async fn a_task_that_is_named_many_times_is_told_of_once() {
+    let world = World::with(ALWAYS).await;
+    let client = world.tasker();
+    let mut tasks = Vec::new();
+    for _ in 0..2 {
+        let waiting = client.call("slow").await;
+        let call = world.server.call().await;
+        let task = waiting.answer().await.task();
+        call.says("done");
+        client.ended(&task).await;
+        tasks.push(task);
+    }
+    let named: Vec<_> = [vec![&tasks[0]; 1000], vec![&tasks[1]]].concat();
+    let (mut stream, honoured) = acknowledged(&client, json!({ "taskIds": named })).await;
+    assert_eq!(honoured, json!({ "taskIds": tasks }));
+    for task in &tasks {
+        assert_eq!(told(&mut stream).await["taskId"], **task);
     }
 }
 
