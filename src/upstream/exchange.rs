@@ -159,6 +159,14 @@ impl Exchange {
         if matches!(lost, Lost::TooLarge { .. }) {
             return self.give_up(lost);
         }
+        // The server may still be at it, and what it asks of this call on the session's own stream
+        // would be put to whoever leased the session next.
+        if let (Some(stay), Some(lease)) = (&self.stay, &self.lease)
+            && lease.is_exclusive()
+            && is_with_server(&self.stage)
+        {
+            stay.session().retire();
+        }
         self.end(Event::Lost(lost))
     }
 

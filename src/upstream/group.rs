@@ -371,8 +371,19 @@ impl Drop for Lease {
 // === impl Promise ===
 
 impl Promise {
-    /// Opens the session, for the holder alone.
-    async fn keep(mut self) -> Result<Lease, Lost> {
+    /// Opens the session, for the holder alone. In a task of its own: of a handshake that its caller
+    /// abandons, a session would be left behind at the server, and its reader here. It then serves
+    /// somebody else.
+    async fn keep(self) -> Result<Lease, Lost> {
+        let peer = self.0.as_ref().expect("a promise is kept once").peer.clone();
+        let (sender, opened) = oneshot::channel();
+        peer.spawn(async move {
+            let _ = sender.send(self.open().await);
+        });
+        opened.await.unwrap_or(Err(Lost::Closing))
+    }
+
+    async fn open(mut self) -> Result<Lease, Lost> {
         let group = self.0.clone().expect("a promise is kept once");
         let session = group.open().await?;
         {

@@ -24,6 +24,10 @@ const OPENING: Duration = Duration::from_millis(100);
 /// every attempt that brings nothing.
 const PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+/// The pause never is shorter, whatever the server names: it may close what it has just opened.
+const SHORTEST_PAUSE: Duration = Duration::from_millis(10);
+/// Attempts in a row that bring nothing, before it is [`PAUSE`] at least.
+const FRUITLESS: u32 = 5;
 
 /// What came of asking for the stream.
 enum Attempt {
@@ -55,7 +59,7 @@ pub(super) async fn start(session: &Arc<Session>) {
 async fn listen(session: &Arc<Session>, opened: oneshot::Sender<()>) {
     let mut opened = Some(opened);
     let mut resumption = Resumption::default();
-    let mut pause = PAUSE;
+    let mut fruitless = 0;
     let mut had_one = false;
     loop {
         let attempt = ask(session, resumption.last_id.as_deref(), had_one).await;
@@ -70,7 +74,7 @@ async fn listen(session: &Arc<Session>, opened: oneshot::Sender<()>) {
                 had_one = true;
                 messages.go_on_from(resumption.clone());
                 if read(session, &mut messages).await {
-                    pause = PAUSE;
+                    fruitless = 0;
                 }
                 resumption = messages.resumption().cloned().unwrap_or_default();
             }
@@ -78,8 +82,18 @@ async fn listen(session: &Arc<Session>, opened: oneshot::Sender<()>) {
             Attempt::Ended => return session.ended(),
             Attempt::Failed => {}
         }
-        sleep(resumption.retry.unwrap_or(pause).min(LONGEST_PAUSE)).await;
-        pause = (pause * 2).min(LONGEST_PAUSE);
+        sleep(pause(resumption.retry, fruitless)).await;
+        fruitless = fruitless.saturating_add(1);
+    }
+}
+
+/// How long to wait before the stream is asked for again, after so many attempts that brought
+/// nothing.
+fn pause(named: Option<Duration>, fruitless: u32) -> Duration {
+    match named {
+        Some(named) if fruitless < FRUITLESS => named.clamp(SHORTEST_PAUSE, LONGEST_PAUSE),
+        Some(named) => named.clamp(PAUSE, LONGEST_PAUSE),
+        None => PAUSE.saturating_mul(1 << fruitless.min(8)).min(LONGEST_PAUSE),
     }
 }
 
@@ -123,5 +137,23 @@ async fn read(session: &Arc<Session>, messages: &mut Messages) -> bool {
                 return worth;
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_is_not_besieged_whatever_pause_it_names() {
+        let after = |named: u64, fruitless| pause(Some(Duration::from_millis(named)), fruitless);
+        assert_eq!(after(0, 0), SHORTEST_PAUSE);
+        assert_eq!(after(500, 4), Duration::from_millis(500));
+        assert_eq!(after(0, 5), PAUSE);
+        assert_eq!(after(2000, 5), Duration::from_secs(2));
+        assert_eq!(after(3_600_000, 0), LONGEST_PAUSE);
+        let own: Vec<_> = (0..7).map(|fruitless| pause(None, fruitless).as_secs()).collect();
+        assert_eq!(own, [1, 2, 4, 8, 16, 30, 30]);
+        assert_eq!(pause(None, u32::MAX), LONGEST_PAUSE);
     }
 }

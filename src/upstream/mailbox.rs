@@ -16,7 +16,7 @@ pub(super) struct Mailbox(Mutex<Contents>);
 struct Contents {
     events: VecDeque<Event>,
     reader: Option<Waker>,
-    /// The session has ended: nothing more will come.
+    /// The session has ended, or has no stream of its own: nothing more will come.
     ended: bool,
 }
 
@@ -36,7 +36,7 @@ impl Mailbox {
         });
     }
 
-    /// The session has ended, so nothing more will come. A call that reads its own response may
+    /// The session has ended, or has no stream of its own, so nothing more will come. A call that reads its own response may
     /// still hear from that.
     pub(super) fn session_ended(&self) {
         self.change(|contents| contents.ended = true);

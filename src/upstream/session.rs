@@ -200,8 +200,14 @@ impl Session {
         self.deaf.load(Ordering::Relaxed)
     }
 
+    /// There is no GET stream, or none any more: calls that wait for an answer outside their own
+    /// response wait in vain.
     pub(super) fn set_deaf(&self) {
         self.deaf.store(true, Ordering::Relaxed);
+        let calls: Vec<_> = self.inside().calls.values().map(|call| call.mailbox.clone()).collect();
+        for mailbox in calls {
+            mailbox.session_ended();
+        }
     }
 
     /// Whether it has been in use since this was last asked.

@@ -324,6 +324,17 @@ async fn a_call_that_was_only_taken_is_invalid_where_there_is_no_get_stream() {
     assert!(matches!(call.lost().await, Lost::Invalid(_)));
 }
 
+#[tokio::test]
+async fn a_call_that_was_only_taken_is_lost_where_the_get_stream_is_refused_afterwards() {
+    let hook = |seen: &Seen| seen.header("last-event-id").map(|_| Canned::status(405));
+    let world = World::new(Options::default().hook(hook)).await;
+    let mut call = world.call(1);
+    world.server.call().await.canned(Canned::status(202));
+    world.server.listener("s1").await.raw("id: g1\nretry: 1\ndata:\n\n");
+    world.server.hang_up("s1");
+    assert!(matches!(call.lost().await, Lost::SessionEnded));
+}
+
 // === the handshake ===
 
 #[tokio::test]
@@ -1000,6 +1011,34 @@ async fn a_session_that_is_lost_makes_room_for_another() {
     held.left().await;
     assert_eq!(world.answer().await, "s2");
     second.result().await;
+}
+
+#[tokio::test]
+async fn a_session_whose_caller_leaves_while_it_is_opened_serves_the_next() {
+    let options = Options { get: Get::Silent, ..Options::default() };
+    let world = World::with(options, |config| config.limits.sessions = 2).await;
+    let _first = world.ask(1);
+    let _held = world.server.call().await;
+    let mut abandoned = world.upstream.call(request(2, Method::ToolsCall, ASKABLE));
+    tokio::select! {
+        _ = abandoned.next() => panic!("nobody answers it"),
+        _ = world.server.seen(|seen| seen.http == http::Method::GET && seen.session() == "s2") => {}
+    }
+    drop(abandoned);
+    let mut next = world.ask(3);
+    assert_eq!(world.answer().await, "s2");
+    next.result().await;
+}
+
+#[tokio::test]
+async fn a_session_in_which_a_lost_call_may_go_on_is_leased_to_nobody_else() {
+    let world = World::new(Options::default()).await;
+    let mut call = world.ask(1);
+    drop(world.server.call().await.stream());
+    assert!(matches!(call.lost().await, Lost::Broken(_)));
+    let mut next = world.ask(2);
+    assert_eq!(world.answer().await, "s2");
+    next.result().await;
 }
 
 #[tokio::test]
