@@ -68,7 +68,7 @@ impl Catalogues {
         let mut entry = entry.lock().await;
         if !entry.is_fresh(clock.now()) {
             // Watched from before it is read: a change in between is then seen at the next call.
-            entry.changes = Some(upstream.watch(caller.principal));
+            entry.changes = Some(upstream.overhear(caller.principal));
             entry.reading = None;
             entry.reading = Some(match read(upstream, caller, next_id).await {
                 Some(catalogue) => Reading::Known(Arc::new(catalogue)),

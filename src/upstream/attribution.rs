@@ -181,8 +181,7 @@ impl Session {
         {
             group.lists_from(self);
         }
-        // Nobody may be listening.
-        let _ = self.reports.send(report);
+        self.reports.tell(report);
     }
 }
 

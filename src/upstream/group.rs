@@ -26,7 +26,7 @@ pub(super) struct Group {
     /// Whether this client can be asked anything at all.
     askable: bool,
     /// What the sessions of this principal report.
-    pub(super) reports: broadcast::Sender<Report>,
+    pub(super) reports: Reports,
     pub(super) subscribed: Subscribed,
     seats: Mutex<Seats>,
 }
@@ -44,6 +44,15 @@ struct Seats {
     promised: usize,
     /// Who waits for a session, the longest first.
     queue: VecDeque<oneshot::Sender<Turn>>,
+}
+
+/// Where what the sessions of one principal report is told.
+#[derive(Clone, Debug)]
+pub(super) struct Reports {
+    /// To those for whom a session is kept.
+    pub(super) watching: broadcast::Sender<Report>,
+    /// To those who hear what there happens to be.
+    pub(super) overhearing: broadcast::Sender<Report>,
 }
 
 struct Seat {
@@ -74,6 +83,8 @@ enum Turn {
 /// Callers that may wait for a session at the same time, for one identity. Each costs its request;
 /// further ones are told that the server is busy.
 const QUEUE: usize = 1024;
+/// Reports kept for one who does not fetch them; the oldest are dropped first.
+const REPORTS: usize = 256;
 /// Rounds (minutes) after which a session that is not used is closed.
 const QUIET: u32 = 5;
 /// The same for the list session: what it reports may be waited for.
@@ -82,7 +93,7 @@ const QUIET_LISTS: u32 = 30;
 // === impl Group ===
 
 impl Group {
-    pub(super) fn new(peer: Arc<Peer>, identity: Identity, reports: broadcast::Sender<Report>) -> Self {
+    pub(super) fn new(peer: Arc<Peer>, identity: Identity, reports: Reports) -> Self {
         Self {
             askable: identity.capabilities.can_be_asked(),
             identity,
@@ -348,6 +359,25 @@ impl Seats {
                 }
             }
         }
+    }
+}
+
+// === impl Reports ===
+
+impl Reports {
+    pub(super) fn new() -> Self {
+        Self { watching: broadcast::Sender::new(REPORTS), overhearing: broadcast::Sender::new(REPORTS) }
+    }
+
+    pub(super) fn tell(&self, report: Report) {
+        // Nobody may be there.
+        let _ = self.overhearing.send(report.clone());
+        let _ = self.watching.send(report);
+    }
+
+    /// Whether somebody wants a session kept.
+    pub(super) fn are_watched(&self) -> bool {
+        self.watching.receiver_count() > 0
     }
 }
 

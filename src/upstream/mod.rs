@@ -54,8 +54,13 @@ pub trait Upstream: Send + Sync + 'static {
     /// there is none.
     fn describe(&self, caller: &Identity) -> BoxFuture<'_, Result<Arc<Description>, Lost>>;
 
-    /// What the server reports of its own accord in any session of this principal.
+    /// What the server reports of its own accord in any session of this principal. While somebody
+    /// watches, there stays a session in which it can.
     fn watch(&self, principal: Principal) -> broadcast::Receiver<Report>;
+
+    /// The same for somebody who only wants to know whether what they know still holds: no session
+    /// is kept for their sake, and with the last one the channel closes.
+    fn overhear(&self, principal: Principal) -> broadcast::Receiver<Report>;
 
     /// Asks the server to report changes of a resource to this caller, until the guard is dropped.
     fn subscribe<'a>(

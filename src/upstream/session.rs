@@ -12,13 +12,12 @@ use std::{
         atomic::{AtomicBool, Ordering},
     },
 };
-use tokio::sync::broadcast;
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    Description, Event, Lost, Report, Request,
+    Description, Event, Lost, Request,
     client::{self, Answering},
-    group::Group,
+    group::{Group, Reports},
     mailbox::Mailbox,
     message,
     peer::{self, Peer},
@@ -32,7 +31,7 @@ pub(super) struct Session {
     headers: Headers,
     /// Whom to tell when it ends; gone when nobody is left who could use another.
     pub(super) group: Weak<Group>,
-    pub(super) reports: broadcast::Sender<Report>,
+    pub(super) reports: Reports,
     inside: Mutex<Inside>,
     /// Stops the reader of the GET stream.
     pub(super) over: CancellationToken,

@@ -20,7 +20,7 @@ use super::{
     Config, Description, Document, Identity, Lost, NotStarted, Replies, Report, Request, Subscription,
     Upstream, client,
     exchange::Exchange,
-    group::Group,
+    group::{Group, Reports},
     peer::{self, Peer},
     subscribe,
 };
@@ -34,7 +34,7 @@ struct Inner {
     peer: Arc<Peer>,
     groups: DashMap<Key, Arc<Group>>,
     /// For each principal, what its sessions report.
-    reports: DashMap<Principal, broadcast::Sender<Report>>,
+    reports: DashMap<Principal, Reports>,
     sweeping: Once,
 }
 
@@ -42,8 +42,6 @@ struct Inner {
 /// quick to hash is hashed.
 struct Key(Identity);
 
-/// Reports kept for one who does not fetch them; the oldest are dropped first.
-const REPORTS: usize = 256;
 /// How often it is looked for sessions that nobody uses.
 const ROUND: Duration = Duration::from_secs(60);
 /// How long closing may take.
@@ -80,7 +78,11 @@ impl Upstream for Streamable {
     }
 
     fn watch(&self, principal: Principal) -> broadcast::Receiver<Report> {
-        self.0.reports(principal).subscribe()
+        self.0.reports(principal).watching.subscribe()
+    }
+
+    fn overhear(&self, principal: Principal) -> broadcast::Receiver<Report> {
+        self.0.reports(principal).overhearing.subscribe()
     }
 
     fn subscribe<'a>(
@@ -119,19 +121,19 @@ impl Inner {
         self.groups.entry(key).or_insert_with(fresh).clone()
     }
 
-    fn reports(&self, principal: Principal) -> broadcast::Sender<Report> {
-        self.reports.entry(principal).or_insert_with(|| broadcast::Sender::new(REPORTS)).clone()
+    fn reports(&self, principal: Principal) -> Reports {
+        self.reports.entry(principal).or_insert_with(Reports::new).clone()
     }
 
     /// Closes what nobody uses, and forgets identities that have nothing left.
     fn sweep(&self) {
         self.peer.client.sweep();
         for group in &self.groups {
-            group.sweep(group.reports.receiver_count() > 0);
+            group.sweep(group.reports.are_watched());
         }
         // A group is handed out under its shard's lock, so one that only the map holds is nobody's.
         self.groups.retain(|_, group| Arc::strong_count(group) > 1 || !group.is_empty());
-        self.reports.retain(|_, reports| reports.receiver_count() > 0 || reports.strong_count() > 1);
+        self.reports.retain(|_, reports| reports.are_watched() || reports.watching.strong_count() > 1);
     }
 
     async fn fetch(&self, path: &str, credentials: &Credentials) -> Result<Document, Lost> {
