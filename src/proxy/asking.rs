@@ -171,7 +171,7 @@ pub(super) fn again(
     caller: &Caller,
     call: &Call,
     server: &Description,
-    binding: Binding,
+    binding: impl FnOnce() -> Binding,
     word: &Word,
 ) -> Option<Reply> {
     let Word::Said(frame) = word else { return None };
@@ -187,7 +187,8 @@ pub(super) fn again(
         resumes: Resumes::Again,
         round: 1,
         expires: shared.clock.timestamp() + shared.route.questions.park,
-        binding,
+        // It reads and sorts all of the parameters, which few calls need.
+        binding: binding(),
     };
     let sealed = shared.keyring.seal(&state, random());
     let questions = questions.iter().map(|(key, question)| (key.as_str(), question));

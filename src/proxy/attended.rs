@@ -185,7 +185,7 @@ impl Attended {
         match inline.exchange.poll_action() {
             None => None,
             Some(Action::Reply(word)) => {
-                let binding = asking::binding(&self.shared, &self.caller, &self.call);
+                let binding = || asking::binding(&self.shared, &self.caller, &self.call);
                 let reply =
                     asking::again(&self.shared, &self.caller, &self.call, &inline.server, binding, &word);
                 let reply = reply.unwrap_or_else(|| {

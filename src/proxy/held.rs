@@ -217,10 +217,24 @@ impl Held {
                 self.carry_out(action).await;
             }
             if self.exchange.is_done() {
-                return;
+                return self.turn_away().await;
             }
             let happening = self.wait().await;
             self.handle(happening).await;
+        }
+    }
+
+    /// Answers those who came back while the last word was given to others.
+    async fn turn_away(mut self) {
+        self.hold.close();
+        while let Some(control) = self.hold.told().await {
+            match control {
+                Control::Retry(retry) => {
+                    let gone = asking::gone(&retry.attached.call);
+                    retry.attached.tell(gone.into()).await;
+                }
+                Control::Answered(_) | Control::Cancelled => {}
+            }
         }
     }
 
@@ -362,6 +376,9 @@ impl Held {
             };
             return attached.tell(reply.into()).await;
         }
+        if self.exchange.phase() == Phase::Abandoned {
+            return attached.tell(asking::gone(&attached.call).into()).await;
+        }
         let mut answered = BTreeSet::new();
         let asks: Vec<_> = self.questions.open.keys().copied().collect();
         for ask in asks {
@@ -411,17 +428,23 @@ impl Held {
         // The upstream stream has ended: let its connection go before anything else.
         self.replies = None;
         for attached in std::mem::take(&mut self.attached) {
-            let reply =
-                asking::again(&self.shared, &self.caller, &attached.call, &self.server, self.binding, word)
-                    .unwrap_or_else(|| {
-                        reply::to_client(
-                            &attached.call,
-                            &self.shared.route,
-                            &self.server,
-                            word.clone(),
-                            self.refused.as_ref(),
-                        )
-                    });
+            let reply = asking::again(
+                &self.shared,
+                &self.caller,
+                &attached.call,
+                &self.server,
+                || self.binding,
+                word,
+            )
+            .unwrap_or_else(|| {
+                reply::to_client(
+                    &attached.call,
+                    &self.shared.route,
+                    &self.server,
+                    word.clone(),
+                    self.refused.as_ref(),
+                )
+            });
             attached.tell(reply.into()).await;
         }
     }

@@ -383,6 +383,11 @@ impl Hold {
         &self.id
     }
 
+    /// Nothing more can be told to the call; what it was told already it still hears.
+    pub(super) fn close(&mut self) {
+        self.control.close();
+    }
+
     /// The next thing the call is told.
     pub(super) async fn told(&mut self) -> Option<Control> {
         self.control.recv().await

@@ -42,6 +42,9 @@ struct Fields {
     permit: Option<OwnedSemaphorePermit>,
 }
 
+/// Characters of a target that are written.
+const TARGET: usize = 200;
+
 enum Name {
     Http(http::Method),
     Rpc(crate::protocol::Method),
@@ -104,7 +107,7 @@ impl Line {
     pub(in crate::front) fn asks(&mut self, call: &crate::dialect::Call) {
         self.0.since = self.0.clock.now();
         self.0.method = Name::Rpc(call.method.clone());
-        self.0.target.clone_from(&call.target);
+        self.0.target = call.target.as_deref().map(shown);
         self.0.asked = true;
     }
 
@@ -118,6 +121,11 @@ impl Line {
         let waited = self.0.clock.now().saturating_duration_since(self.0.since);
         self.0.end = Some(End { own: waited.saturating_sub(account.upstream), account });
     }
+}
+
+/// The beginning of a name: how long it is, is the client's choice.
+fn shown(target: &str) -> String {
+    target.chars().take(TARGET).collect()
 }
 
 // === impl Fields ===
