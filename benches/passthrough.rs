@@ -44,15 +44,14 @@ fn result_out(size: usize, call: &Call, whole: &Bytes) {
         })
         .case("Frame::parse", whole.len(), || Frame::parse(whole.clone()).expect("a response"))
         .case("raise::response", whole.len(), || {
-            raise::response(call, whole, result, SERVER_INFO).expect("a result")
+            raise::response(call, &frame, SERVER_INFO).expect("a result")
         })
         .case("raise::result, for a task to keep", whole.len(), || {
             raise::result(&Method::ToolsCall, result, SERVER_INFO).expect("a result")
         })
         .case("parse and raise", whole.len(), || {
             let frame = Frame::parse(whole.clone()).expect("a response");
-            let Kind::Success { result, .. } = frame.kind() else { panic!("a success") };
-            raise::response(call, frame.as_bytes(), result, SERVER_INFO).expect("a result")
+            raise::response(call, &frame, SERVER_INFO).expect("a result")
         })
         .run();
 }

@@ -7,7 +7,7 @@ use crate::{
     config::Config,
     front, policy,
     proxy::{Endpoint, Service, Tasks},
-    runtime::{Clock, Drain, SystemClock, random},
+    runtime::{Clock, Drain, Stopping, SystemClock, random},
     store::{Memory, Store},
     telemetry::Drained,
     upstream::{NotStarted, Streamable, Upstream},
@@ -26,6 +26,7 @@ pub struct Running {
     /// Whether clients are met with TLS.
     pub tls: bool,
     stop: Drain,
+    work: Stopping,
     overdue: Drain,
     upstreams: Vec<Arc<dyn Upstream>>,
     tasks: Arc<Tasks>,
@@ -58,7 +59,7 @@ pub fn start(config: Config) -> Result<Running, Error> {
     let tasks = Tasks::new(store(config.store), config.quotas, Arc::clone(&clock));
     tokio::spawn(Arc::clone(&tasks).look_after(stopping.clone()));
 
-    let keyring = Arc::new(Keyring::new(random(), &[]));
+    let keyring = Arc::new(keyring(&config.state_keys));
     let mut upstreams = Vec::new();
     let mut services: Vec<Arc<dyn Service>> = Vec::new();
     let mut paths = Vec::new();
@@ -94,11 +95,19 @@ pub fn start(config: Config) -> Result<Running, Error> {
         paths,
         tls,
         stop,
+        work: stopping,
         overdue,
         upstreams,
         tasks,
         limit: config.drain,
     })
+}
+
+/// A key of its own where none is given: what was sealed with it ends with the process.
+fn keyring(keys: &[config::secret::Key]) -> Keyring {
+    let mut keys = keys.iter().map(|key| *key.expose());
+    let sealing = keys.next().unwrap_or_else(random);
+    Keyring::new(sealing, &keys.collect::<Vec<_>>())
 }
 
 fn store(store: config::Store) -> Arc<dyn Store> {
@@ -123,6 +132,8 @@ impl Running {
         let tasks_lost = self.tasks.held();
         self.overdue.stop(LAST_WORDS).await;
         futures_util::future::join_all(self.upstreams.iter().map(|upstream| upstream.close())).await;
+        // What is told of that must still be written.
+        let _ = tokio::time::timeout(LAST_WORDS, self.work.is_over()).await;
         // It has answered to the last, so that operators saw us stopping.
         if let Some(admin) = self.admin {
             admin.task.abort();

@@ -221,7 +221,7 @@ fn text(answer: &Object, key: &str) -> Result<String, Invalid> {
 /// A member we look at. Two readers may disagree on which counts where it is repeated, and what is
 /// checked here would not be what the server takes.
 fn once(answer: &Object, key: &str) -> Result<Option<Bytes>, Invalid> {
-    match answer.members().filter(|(name, _)| *name == key).count() {
+    match answer.members().filter(|(name, _)| name == key).count() {
         0 => Ok(None),
         1 => Ok(answer.get(key)),
         _ => Err(invalid(key, "must be given once")),

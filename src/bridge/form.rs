@@ -61,11 +61,11 @@ pub(super) fn check(schema: Option<&Bytes>, content: Option<&Bytes>) -> Result<(
     }
     let Some(Ok(properties)) = schema.get("properties").map(|raw| Object::read(&raw)) else { return Ok(()) };
     for (key, property) in properties.members() {
-        let Some(answer) = content.get(key) else { continue };
-        if answer == "null" && !required.iter().any(|name| name == key) {
+        let Some(answer) = content.get(&*key) else { continue };
+        if answer == "null" && !required.iter().any(|name| **name == key) {
             continue;
         }
-        value(&property, answer, &member(key), DEPTH)?;
+        value(&property, answer, &member(&key), DEPTH)?;
     }
     Ok(())
 }
@@ -75,9 +75,10 @@ fn read(raw: &Bytes) -> Result<Content, Invalid> {
     let mut content = Content::new();
     for (key, answer) in object.members() {
         // Two readers may disagree on which one counts.
-        if content.insert(key.to_owned(), answer).is_some() {
-            return Err(invalid(&member(key), "must be given once"));
+        if content.contains_key(&*key) {
+            return Err(invalid(&member(&key), "must be given once"));
         }
+        content.insert(key.into_owned(), answer);
     }
     Ok(content)
 }

@@ -55,6 +55,7 @@ pub fn tasks_required() -> ErrorObject {
     )
 }
 
-fn tasks() -> Value {
+/// The capability a client needs to be given a task.
+pub fn tasks() -> Value {
     json!({ "extensions": { meta::TASKS_EXTENSION: {} } })
 }

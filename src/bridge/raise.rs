@@ -6,7 +6,7 @@ use super::describe::server_info_meta;
 use crate::{
     dialect::Call,
     protocol::{
-        ErrorObject, Id, Method, code, frame, meta,
+        ErrorObject, Frame, Id, Kind, Method, code, frame, meta,
         splice::{Edit, Object, Patch},
     },
 };
@@ -20,13 +20,11 @@ use serde_json::{Value, json, value::RawValue};
 pub struct NotAResult;
 
 /// The message for the server: the client's own with the id of our hop, our progress token or
-/// none, and without what only the client's era knows.
+/// none, and without what only the client's era knows. The call's id and params are slices of its
+/// bytes, as they are when it has been read.
 pub fn request(call: &Call, hop: u64, wants_progress: bool) -> Bytes {
-    let outer = Object::read(&call.bytes).expect("a call was read from an object");
     let mut patch = Patch::new(call.bytes.clone());
-    let mut edit = Edit::new(&outer);
-    edit.set("id", Id::from_number(hop).as_bytes().clone());
-    edit.put(&mut patch);
+    patch.replace(call.id.as_bytes(), Id::from_number(hop).as_bytes().clone());
 
     let params = call.params.as_ref().and_then(|raw| Object::read(raw).ok());
     let Some(params) = params else { return patch.apply() };
@@ -63,8 +61,8 @@ pub fn request(call: &Call, hop: u64, wants_progress: bool) -> Bytes {
 
 /// A notification of the server on a call's way, for the client; `None` where the client is not to
 /// see it: it did not ask for it, or its revision does not know it.
-pub fn notice(call: &Call, frame: &frame::Frame) -> Option<Bytes> {
-    let frame::Kind::Notification { method, params } = frame.kind() else { return None };
+pub fn notice(call: &Call, frame: &Frame) -> Option<Bytes> {
+    let Kind::Notification { method, params } = frame.kind() else { return None };
     match method {
         Method::Progress => {
             let token = call.progress_token.clone()?;
@@ -94,8 +92,8 @@ pub fn notice(call: &Call, frame: &frame::Frame) -> Option<Bytes> {
 }
 
 /// What the server said of its progress, in words for a task's `statusMessage`.
-pub fn progress_message(frame: &frame::Frame) -> Option<String> {
-    let frame::Kind::Notification { method: Method::Progress, params: Some(params) } = frame.kind() else {
+pub fn progress_message(frame: &Frame) -> Option<String> {
+    let Kind::Notification { method: Method::Progress, params: Some(params) } = frame.kind() else {
         return None;
     };
     let params: Progress<'_> = serde_json::from_slice(params).ok()?;
@@ -119,16 +117,14 @@ struct Progress<'a> {
 }
 
 /// The server's successful response as a response to the client: its bytes, with the client's id
-/// and a result of the client's era. `whole` is the server's message, `result` a slice of it.
+/// and a result of the client's era.
 ///
 /// # Errors
 /// [`NotAResult`].
-pub fn response(call: &Call, whole: &Bytes, result: &Bytes, server_info: &[u8]) -> Result<Bytes, NotAResult> {
-    let outer = Object::read(whole).map_err(|_| NotAResult)?;
-    let mut patch = Patch::new(whole.clone());
-    let mut edit = Edit::new(&outer);
-    edit.set("id", call.id.as_bytes().clone());
-    edit.put(&mut patch);
+pub fn response(call: &Call, said: &Frame, server_info: &[u8]) -> Result<Bytes, NotAResult> {
+    let Kind::Success { id, result } = said.kind() else { return Err(NotAResult) };
+    let mut patch = Patch::new(said.as_bytes().clone());
+    patch.replace(id.as_bytes(), call.id.as_bytes().clone());
     raise_result(&call.method, result, server_info, &mut patch)?;
     Ok(frame::on_one_line(patch.apply()))
 }

@@ -1,11 +1,12 @@
-//! `deferral call`: calls a tool, follows its task, prints the result.
+//! `deferral call`: calls a tool, answers what its server asks, follows its task, prints the result.
 //!
 //! The result goes to the standard output, everything else to the standard error: a progress bar
-//! where that is a terminal, a line for each change where it is not. The exit code says how it
-//! ended, see [`Exit`].
+//! where that is a terminal, a line for each change where it is not. Questions are answered by
+//! [`ask`]. The exit code says how it ended, see [`Exit`].
 
 use super::{
-    client::{Asked, Client, Ending, Error, Progress, Step, Task, arguments, no_arguments},
+    ask::{self, Asker, Unanswered},
+    client::{self, Client, Ending, Error, Progress, Step, Task, Turn, arguments, no_arguments},
     interrupted,
 };
 use crate::config::values::{self, Invalid, show_duration};
@@ -43,9 +44,11 @@ pub struct Args {
     /// Print the result as the JSON it came as.
     #[arg(long)]
     json: bool,
-    /// Give up, and cancel the call, after this time.
+    /// Give up, and cancel the call, after this time; that of answering questions counts.
     #[arg(long, value_name = "DURATION", value_parser = values::duration)]
     timeout: Option<Duration>,
+    #[command(flatten)]
+    ask: ask::Options,
 }
 
 /// How it ended, as an exit code.
@@ -57,21 +60,32 @@ pub enum Exit {
     ToolError = 1,
     /// There is no result: a JSON-RPC error, no connection, a question nobody answers.
     Failed = 2,
-    /// Cancelled, by Ctrl-C or by somebody else.
+    /// Cancelled, by Ctrl-C, by declining to answer, or by somebody else.
     Cancelled = 130,
 }
 
 /// What ended the waiting.
 enum End {
-    Ended(Result<Ending, Error>),
+    Ended(Result<Ending, Stopped>),
     Interrupted,
     Overdue(Duration),
+}
+
+/// Why there is no ending.
+#[derive(Debug, thiserror::Error)]
+enum Stopped {
+    #[error(transparent)]
+    Lost(#[from] Error),
+    #[error(transparent)]
+    Unanswered(#[from] Unanswered),
 }
 
 /// What the user sees while the call runs.
 struct Screen {
     /// Drawn on the standard error where that is a terminal.
     bar: Option<ProgressBar>,
+    /// What the bar says until there is something to say.
+    title: String,
     /// The last line said, so that only changes are.
     last: String,
     /// The task, once there is one, for whoever must cancel it.
@@ -81,14 +95,26 @@ struct Screen {
 /// Runs the command to its end.
 pub async fn run(args: Args) -> Exit {
     let headers: HeaderMap = args.headers.iter().cloned().collect();
-    let client = Client::new(args.url.clone(), headers, !args.no_tasks);
+    let mut asker = Asker::new(args.ask.clone(), format!("{} at {}", args.tool, args.url));
+    let client = Client::new(args.url.clone(), headers, asker.declared(!args.no_tasks));
     let mut screen = Screen::new(io::stderr().is_terminal(), &args.tool);
     let task = Arc::clone(&screen.task);
     let end = {
         let call = async {
             let mirrored = client.mirrored(&args.tool).await?;
             let arguments = args.arguments.clone().unwrap_or_else(no_arguments);
-            client.call(&args.tool, &arguments, &mirrored, &mut |step| screen.show(&step)).await
+            let call = client::Call { tool: &args.tool, arguments: &arguments, mirrored: &mirrored };
+            let mut turn = client.call(&call, &mut |step| screen.show(&step)).await?;
+            loop {
+                let pause = match turn {
+                    Turn::Ended(ending) => return Ok(ending),
+                    Turn::Asked(pause) => pause,
+                };
+                screen.make_room();
+                let answers = asker.answer(&pause.questions).await?;
+                screen.begin();
+                turn = client.answer(&call, pause, &answers, &mut |step| screen.show(&step)).await?;
+            }
         };
         // Dropping the call closes its connection, which cancels it where it is no task yet
         // (2026-07-28, *Streamable HTTP, Cancellation*).
@@ -98,7 +124,10 @@ pub async fn run(args: Args) -> Exit {
             limit = passed(args.timeout) => End::Overdue(limit),
         }
     };
-    screen.clear();
+    screen.make_room();
+    for key in asker.unused() {
+        eprintln!("note: nothing was asked under the key `{key}`");
+    }
     let ending = match end {
         End::Ended(ending) => ending,
         End::Interrupted => {
@@ -113,7 +142,16 @@ pub async fn run(args: Args) -> Exit {
         }
     };
     match ending {
-        Err(error) => failed(&error),
+        Err(Stopped::Lost(error)) => failed(&error),
+        Err(Stopped::Unanswered(why)) => {
+            cancel(&client, &task).await;
+            if matches!(why, Unanswered::Declined) {
+                eprintln!("{why}");
+                return Exit::Cancelled;
+            }
+            eprintln!("error: {why}");
+            Exit::Failed
+        }
         Ok(Ending::Result(result)) => print(&result, args.json),
         Ok(Ending::Error(error)) => {
             eprintln!("error: {}", error_text(&error));
@@ -125,13 +163,6 @@ pub async fn run(args: Args) -> Exit {
                 task.message.map(|why| format!(": {why}")).unwrap_or_default()
             );
             Exit::Cancelled
-        }
-        Ok(Ending::Asked { questions, task: asking }) => {
-            let how = if asking.is_some() { "its task was cancelled" } else { "it was given up" };
-            cancel(&client, &task).await;
-            eprintln!("error: the server asks something, and this client cannot answer; {how}");
-            eprint!("{}", questions_text(&questions));
-            Exit::Failed
         }
     }
 }
@@ -171,13 +202,29 @@ async fn cancel(client: &Client, task: &Mutex<Option<String>>) {
 
 impl Screen {
     fn new(terminal: bool, tool: &str) -> Self {
-        let bar = terminal.then(|| {
-            let bar =
-                ProgressBar::new_spinner().with_style(spinner()).with_message(format!("calling {tool}"));
+        let mut screen = Self {
+            bar: terminal.then(ProgressBar::hidden),
+            title: format!("calling {tool}"),
+            last: String::new(),
+            task: Arc::default(),
+        };
+        screen.begin();
+        screen
+    }
+
+    /// Begins to draw, for the first time or after there was room for something else.
+    fn begin(&mut self) {
+        if let Some(bar) = &mut self.bar {
+            *bar = ProgressBar::new_spinner().with_style(spinner()).with_message(self.title.clone());
             bar.enable_steady_tick(Duration::from_millis(100));
-            bar
-        });
-        Self { bar, last: String::new(), task: Arc::default() }
+        }
+    }
+
+    /// Takes away what is drawn, until [`Screen::begin`].
+    fn make_room(&self) {
+        if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
+        }
     }
 
     fn show(&mut self, step: &Step<'_>) {
@@ -235,12 +282,6 @@ impl Screen {
             line.clone_into(&mut self.last);
         }
     }
-
-    fn clear(&self) {
-        if let Some(bar) = &self.bar {
-            bar.finish_and_clear();
-        }
-    }
 }
 
 fn spinner() -> ProgressStyle {
@@ -282,14 +323,6 @@ pub(super) fn error_text(error: &RawValue) -> String {
         Ok(Outline { code, message, data: Some(data) }) => format!("{message} ({code})\n{data}"),
         Err(_) => error.get().to_owned(),
     }
-}
-
-fn questions_text(questions: &[Asked]) -> String {
-    questions.iter().fold(String::new(), |mut text, Asked { key, method, message }| {
-        let message = message.as_deref().map(|message| format!(": {message}")).unwrap_or_default();
-        let _ = writeln!(text, "  {key} ({method}){message}");
-        text
-    })
 }
 
 fn print(result: &RawValue, json: bool) -> Exit {

@@ -1,11 +1,14 @@
 //! A small client of revision 2026-07-28: one request at a time, tasks followed to their end.
 //!
-//! It keeps what a server sends as it came: results are raw JSON, numbers included.
+//! It keeps what a server sends as it came: results are raw JSON, numbers included. A call that
+//! waits for answers is a [`Turn`] of its own, with everything that is needed to [`Client::answer`]
+//! it; whoever calls knows whom to ask.
 
 use crate::protocol::{
-    Frame, FrameError, Kind, Method, Revision, accept, code,
+    Frame, FrameError, InputRequest, Kind, Method, Revision, accept, code,
     headers::{self, ParamHeader},
     meta,
+    splice::Object,
     sse::Decoder,
 };
 use bytes::{Bytes, BytesMut};
@@ -24,7 +27,7 @@ use serde_json::{
 };
 use std::{
     borrow::Cow,
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -42,6 +45,8 @@ const POLL_INTERVAL: Duration = Duration::from_secs(1);
 const LEAST_POLL_INTERVAL: Duration = Duration::from_millis(10);
 /// Polls in a row that may fail to reach the server before the task is given up.
 const LOST_POLLS: u32 = 5;
+/// How long to wait where a server only asks to come back.
+const COME_BACK_AFTER: Duration = Duration::from_millis(500);
 
 /// A client of one server.
 #[derive(Clone, Debug)]
@@ -50,10 +55,36 @@ pub struct Client {
     url: Uri,
     /// Sent with each request, beside those of the protocol.
     headers: HeaderMap,
-    /// Whether the tasks extension is declared.
-    tasks: bool,
+    declared: Declared,
     next_id: Arc<AtomicU64>,
 }
+
+/// What a client says it can do, with each request.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Declared {
+    /// The tasks extension.
+    pub tasks: bool,
+    /// Elicitation, by form and at an address.
+    pub elicitation: bool,
+    pub sampling: bool,
+    pub roots: bool,
+}
+
+/// One call of a tool.
+#[derive(Clone, Copy, Debug)]
+pub struct Call<'a> {
+    pub tool: &'a str,
+    /// A JSON object.
+    pub arguments: &'a RawValue,
+    /// What of it goes into headers too, see [`Client::mirrored`].
+    pub mirrored: &'a [ParamHeader],
+}
+
+/// Answers, raw, by the keys of their questions.
+pub type Answers = BTreeMap<String, Box<RawValue>>;
+
+/// Told what happens on the way.
+type Watch<'a> = &'a mut (dyn FnMut(Step<'_>) + Send);
 
 /// Something heard of a call before its end.
 #[derive(Debug)]
@@ -68,6 +99,14 @@ pub enum Step<'a> {
     Lost(&'a Error),
 }
 
+/// What a request came to.
+#[derive(Debug)]
+pub enum Turn {
+    Ended(Ending),
+    /// The server waits for answers.
+    Asked(Pause),
+}
+
 /// How a call ended.
 #[derive(Debug)]
 pub enum Ending {
@@ -77,17 +116,33 @@ pub enum Ending {
     Error(Box<RawValue>),
     /// Its task was cancelled.
     Cancelled(Task),
-    /// The server waits for answers; these are its questions. The task still exists, if it is one.
-    Asked { questions: Vec<Asked>, task: Option<Task> },
+}
+
+/// A call that waits for its client's answers.
+#[derive(Debug)]
+pub struct Pause {
+    /// In the order of the server; never empty.
+    pub questions: Vec<Asked>,
+    whence: Whence,
+}
+
+/// Who waits for the answers.
+#[derive(Debug)]
+enum Whence {
+    /// The call itself, to be made again with this, if the server gave it.
+    Call { state: Option<Box<RawValue>> },
+    /// Its task. What was answered before may be shown a moment longer, and is not asked again
+    /// (tasks extension, *Task Update Requests*).
+    Task { task: Task, answered: BTreeSet<String> },
 }
 
 /// A question of the server.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Asked {
     pub key: String,
     pub method: String,
-    /// What it says to a person, where it says something.
-    pub message: Option<String>,
+    /// The question, if it is one that the protocol knows.
+    pub request: Option<InputRequest>,
 }
 
 /// How far a call is.
@@ -135,6 +190,8 @@ pub enum Error {
     /// A limit was reached, and the request was not served.
     #[error("busy: {0}")]
     Busy(String),
+    #[error("the answers were refused: {0}")]
+    Refused(String),
     #[error("task {task}: {source}")]
     Task { task: String, source: Box<Self> },
 }
@@ -154,10 +211,16 @@ pub(super) struct Message<'a, P> {
 }
 
 #[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
 struct CallParams<'a> {
     name: &'a str,
     arguments: &'a RawValue,
-    _meta: Value,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    input_responses: Option<&'a Answers>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    request_state: Option<&'a RawValue>,
+    #[serde(rename = "_meta")]
+    meta: Value,
 }
 
 /// The members of a result that say what it is.
@@ -173,18 +236,8 @@ struct Outline<'a> {
     ttl_ms: Option<u64>,
     result: Option<Box<RawValue>>,
     error: Option<Box<RawValue>>,
-    input_requests: Option<BTreeMap<String, InputRequest>>,
-}
-
-#[derive(Deserialize)]
-struct InputRequest {
-    method: String,
-    params: Option<InputParams>,
-}
-
-#[derive(Deserialize)]
-struct InputParams {
-    message: Option<String>,
+    input_requests: Option<Box<RawValue>>,
+    request_state: Option<Box<RawValue>>,
 }
 
 #[derive(Deserialize)]
@@ -204,8 +257,8 @@ struct ToolOutline {
 // === impl Client ===
 
 impl Client {
-    /// `tasks` declares the tasks extension with each request.
-    pub fn new(url: Uri, headers: HeaderMap, tasks: bool) -> Self {
+    /// `declared` goes with each request.
+    pub fn new(url: Uri, headers: HeaderMap, declared: Declared) -> Self {
         // Certificates that cannot be read make each HTTPS server unknown, which the connection's
         // error says; HTTP needs none.
         let mut roots = rustls::RootCertStore::empty();
@@ -224,7 +277,7 @@ impl Client {
             .enable_all_versions()
             .build();
         let http = legacy::Client::builder(TokioExecutor::new()).build(connector);
-        Self { http, url, headers, tasks, next_id: Arc::new(AtomicU64::new(1)) }
+        Self { http, url, headers, declared, next_id: Arc::new(AtomicU64::new(1)) }
     }
 
     /// Calls a tool, and follows its task if it becomes one. What happens on the way is told to
@@ -232,56 +285,112 @@ impl Client {
     ///
     /// # Errors
     /// [`Error`]; a JSON-RPC error is an [`Ending`].
-    pub async fn call(
+    pub async fn call(&self, call: &Call<'_>, watch: Watch<'_>) -> Result<Turn, Error> {
+        self.make(call, None, None, watch).await
+    }
+
+    /// Gives a call the answers it waits for, and goes on with it. Questions without an answer here
+    /// are asked again.
+    ///
+    /// # Errors
+    /// As [`Client::call`].
+    pub async fn answer(
         &self,
-        tool: &str,
-        arguments: &RawValue,
-        mirrored: &[ParamHeader],
-        watch: &mut (dyn FnMut(Step<'_>) + Send),
-    ) -> Result<Ending, Error> {
-        let id = self.next_id();
-        let mut meta = self.meta();
-        meta[meta::PROGRESS_TOKEN] = id.into();
-        let params = CallParams { name: tool, arguments, _meta: meta };
-        let mut extra = param_headers(mirrored, arguments);
-        extra.insert(headers::NAME.clone(), headers::encode(tool));
-        let result = match self.request(id, Method::ToolsCall.as_str(), params, extra, watch).await? {
-            Answer::Result(result) => result,
-            Answer::Error(error) => return Ok(Ending::Error(error)),
-        };
-        let outline = outline(&result)?;
-        match outline.result_type.as_deref() {
-            Some("task") => {
-                let task = outline.task()?;
-                watch(Step::Handle(&task));
+        call: &Call<'_>,
+        pause: Pause,
+        answers: &Answers,
+        watch: Watch<'_>,
+    ) -> Result<Turn, Error> {
+        match pause.whence {
+            Whence::Call { state } => self.make(call, Some(answers), state, watch).await,
+            Whence::Task { task, mut answered } => {
                 let id = task.id.clone();
-                self.follow(task, watch)
-                    .await
-                    .map_err(|source| Error::Task { task: id, source: Box::new(source) })
+                answered.extend(answers.keys().cloned());
+                let ending = async {
+                    self.update(&task, answers, watch).await?;
+                    self.follow(task, answered, watch).await
+                };
+                ending.await.map_err(|source| Error::Task { task: id, source: Box::new(source) })
             }
-            Some("input_required") => Ok(Ending::Asked { questions: outline.questions(), task: None }),
-            // Older servers name no type; others may come, and are shown as they are.
-            Some(_) | None => Ok(Ending::Result(result)),
+        }
+    }
+
+    /// Makes the call, for the first time or again with what it waits for: as a request of its own,
+    /// with an id of its own (2026-07-28, *Multi Round-Trip Requests, Client Requirements*).
+    async fn make(
+        &self,
+        call: &Call<'_>,
+        mut answers: Option<&Answers>,
+        mut state: Option<Box<RawValue>>,
+        watch: Watch<'_>,
+    ) -> Result<Turn, Error> {
+        loop {
+            let id = self.next_id();
+            let mut meta = self.meta();
+            meta[meta::PROGRESS_TOKEN] = id.into();
+            let params = CallParams {
+                name: call.tool,
+                arguments: call.arguments,
+                input_responses: answers,
+                request_state: state.as_deref(),
+                meta,
+            };
+            let mut extra = param_headers(call.mirrored, call.arguments);
+            extra.insert(headers::NAME.clone(), headers::encode(call.tool));
+            let result = match self.request(id, Method::ToolsCall.as_str(), params, extra, watch).await? {
+                Answer::Result(result) => result,
+                Answer::Error(error) => return Ok(Ending::Error(error).into()),
+            };
+            let mut outline = outline(&result)?;
+            match outline.result_type.as_deref() {
+                Some("task") => {
+                    let task = outline.task()?;
+                    watch(Step::Handle(&task));
+                    let id = task.id.clone();
+                    return self
+                        .follow(task, BTreeSet::new(), watch)
+                        .await
+                        .map_err(|source| Error::Task { task: id, source: Box::new(source) });
+                }
+                Some("input_required") => {
+                    let questions = outline.questions()?;
+                    let next = outline.request_state.take();
+                    if !questions.is_empty() {
+                        return Ok(Turn::Asked(Pause { questions, whence: Whence::Call { state: next } }));
+                    }
+                    if next.is_none() {
+                        return Err(Error::Invalid(
+                            "it asks for nothing, and gives nothing to come back with".to_owned(),
+                        ));
+                    }
+                    (answers, state) = (None, next);
+                    tokio::time::sleep(COME_BACK_AFTER).await;
+                }
+                // Older servers name no type; others may come, and are shown as they are.
+                Some(_) | None => return Ok(Ending::Result(result).into()),
+            }
         }
     }
 
     async fn follow(
         &self,
         mut task: Task,
-        watch: &mut (dyn FnMut(Step<'_>) + Send),
-    ) -> Result<Ending, Error> {
+        answered: BTreeSet<String>,
+        watch: Watch<'_>,
+    ) -> Result<Turn, Error> {
         let mut lost = 0;
+        let mut wait = task.status == Status::Working;
         loop {
-            if task.status == Status::Working {
+            if wait {
                 tokio::time::sleep(task.poll_interval.max(LEAST_POLL_INTERVAL)).await;
             }
-            let result = match self.about_task(Method::TasksGet, &task.id).await {
+            wait = true;
+            let result = match self.about_task(Method::TasksGet, &task.id, None).await {
                 Ok(Answer::Result(result)) => result,
-                Ok(Answer::Error(error)) => return Ok(Ending::Error(error)),
+                Ok(Answer::Error(error)) => return Ok(Ending::Error(error).into()),
                 Err(error) if error.is_passing() && lost < LOST_POLLS => {
                     lost += 1;
                     watch(Step::Lost(&error));
-                    tokio::time::sleep(task.poll_interval.max(LEAST_POLL_INTERVAL)).await;
                     continue;
                 }
                 Err(error) => return Err(error),
@@ -293,17 +402,43 @@ impl Client {
             match task.status {
                 Status::Working => {}
                 Status::InputRequired => {
-                    return Ok(Ending::Asked { questions: outline.questions(), task: Some(task) });
+                    let mut questions = outline.questions()?;
+                    questions.retain(|question| !answered.contains(&question.key));
+                    if !questions.is_empty() {
+                        return Ok(Turn::Asked(Pause { questions, whence: Whence::Task { task, answered } }));
+                    }
                 }
                 Status::Completed => {
                     let missing = || Error::Invalid("a completed task without its result".to_owned());
-                    return outline.result.take().map(Ending::Result).ok_or_else(missing);
+                    return outline
+                        .result
+                        .take()
+                        .map(|result| Ending::Result(result).into())
+                        .ok_or_else(missing);
                 }
                 Status::Failed => {
                     let missing = || Error::Invalid("a failed task without its error".to_owned());
-                    return outline.error.take().map(Ending::Error).ok_or_else(missing);
+                    return outline.error.take().map(|error| Ending::Error(error).into()).ok_or_else(missing);
                 }
-                Status::Cancelled => return Ok(Ending::Cancelled(task)),
+                Status::Cancelled => return Ok(Ending::Cancelled(task).into()),
+            }
+        }
+    }
+
+    /// Gives a task its answers. Sent again where they may not have arrived: what has been answered
+    /// already is ignored (tasks extension, *Task Update Requests*).
+    async fn update(&self, task: &Task, answers: &Answers, watch: Watch<'_>) -> Result<(), Error> {
+        let mut lost = 0;
+        loop {
+            match self.about_task(Method::TasksUpdate, &task.id, Some(answers)).await {
+                Ok(Answer::Result(_)) => return Ok(()),
+                Ok(Answer::Error(error)) => return Err(Error::Refused(super::call::error_text(&error))),
+                Err(error) if error.is_passing() && lost < LOST_POLLS => {
+                    lost += 1;
+                    watch(Step::Lost(&error));
+                    tokio::time::sleep(task.poll_interval.max(LEAST_POLL_INTERVAL)).await;
+                }
+                Err(error) => return Err(error),
             }
         }
     }
@@ -313,16 +448,30 @@ impl Client {
     /// # Errors
     /// Where the server cannot be reached or refuses to listen.
     pub async fn cancel(&self, task: &str) -> Result<(), Error> {
-        match self.about_task(Method::TasksCancel, task).await? {
+        match self.about_task(Method::TasksCancel, task, None).await? {
             Answer::Result(_) => Ok(()),
             Answer::Error(error) => Err(Error::Invalid(error.get().to_owned())),
         }
     }
 
-    async fn about_task(&self, method: Method, task: &str) -> Result<Answer, Error> {
+    async fn about_task(
+        &self,
+        method: Method,
+        task: &str,
+        answers: Option<&Answers>,
+    ) -> Result<Answer, Error> {
+        #[derive(Serialize)]
+        #[serde(rename_all = "camelCase")]
+        struct Params<'a> {
+            task_id: &'a str,
+            #[serde(skip_serializing_if = "Option::is_none")]
+            input_responses: Option<&'a Answers>,
+            #[serde(rename = "_meta")]
+            meta: Value,
+        }
         let mut extra = HeaderMap::new();
         extra.insert(headers::NAME.clone(), headers::encode(task));
-        let params = serde_json::json!({ "taskId": task, "_meta": self.meta() });
+        let params = Params { task_id: task, input_responses: answers, meta: self.meta() };
         match self.request(self.next_id(), method.as_str(), params, extra, &mut |_| {}).await? {
             Answer::Error(error) if is_busy(&error) => Err(Error::Busy(super::call::error_text(&error))),
             answer => Ok(answer),
@@ -365,11 +514,21 @@ impl Client {
 
     /// What each request says of its client (2026-07-28, *Per-request metadata*).
     fn meta(&self) -> Value {
-        let capabilities = if self.tasks {
-            serde_json::json!({ "extensions": { meta::TASKS_EXTENSION: {} } })
-        } else {
-            serde_json::json!({})
-        };
+        let Declared { tasks, elicitation, sampling, roots } = self.declared;
+        let empty = || serde_json::json!({});
+        let mut capabilities = empty();
+        if tasks {
+            capabilities["extensions"] = serde_json::json!({ meta::TASKS_EXTENSION: {} });
+        }
+        if elicitation {
+            capabilities["elicitation"] = serde_json::json!({ "form": {}, "url": {} });
+        }
+        if sampling {
+            capabilities["sampling"] = empty();
+        }
+        if roots {
+            capabilities["roots"] = empty();
+        }
         serde_json::json!({
             meta::PROTOCOL_VERSION: Revision::V2026_07_28.as_str(),
             meta::CLIENT_INFO: { "name": "deferral-call", "version": env!("CARGO_PKG_VERSION") },
@@ -500,7 +659,7 @@ impl Error {
         match self {
             Self::Unreachable { .. } | Self::Broken { .. } | Self::Busy(_) => true,
             Self::Status { status, .. } => is_passing(*status),
-            Self::Invalid(_) | Self::TooLarge | Self::Task { .. } => false,
+            Self::Invalid(_) | Self::TooLarge | Self::Refused(_) | Self::Task { .. } => false,
         }
     }
 }
@@ -545,13 +704,44 @@ impl Outline<'_> {
         })
     }
 
-    fn questions(&self) -> Vec<Asked> {
-        let asked = |(key, request): (&String, &InputRequest)| Asked {
-            key: key.clone(),
-            method: request.method.clone(),
-            message: request.params.as_ref().and_then(|params| params.message.clone()),
+    fn questions(&self) -> Result<Vec<Asked>, Error> {
+        let odd = || Error::Invalid("`inputRequests` is not an object of questions".to_owned());
+        let Some(raw) = &self.input_requests else { return Ok(Vec::new()) };
+        let requests = Object::read(&Bytes::from(raw.get().to_owned())).map_err(|_| odd())?;
+        let asked = |(key, raw): (Cow<'_, str>, Bytes)| {
+            let method = Object::read(&raw).ok()?.string("method")?;
+            Some(Asked { key: key.into_owned(), method, request: InputRequest::from_raw(raw) })
         };
-        self.input_requests.iter().flatten().map(asked).collect()
+        requests.members().map(|member| asked(member).ok_or_else(odd)).collect()
+    }
+}
+
+// === impl Turn ===
+
+impl From<Ending> for Turn {
+    fn from(ending: Ending) -> Self {
+        Self::Ended(ending)
+    }
+}
+
+// === impl Asked ===
+
+impl Asked {
+    /// What it says to a person, where it says something.
+    pub fn message(&self) -> Option<String> {
+        Object::read(&self.request.as_ref()?.params()?).ok()?.string("message")
+    }
+}
+
+// === impl Pause ===
+
+impl Pause {
+    /// The task that waits, where the call has become one.
+    pub const fn task(&self) -> Option<&Task> {
+        match &self.whence {
+            Whence::Call { .. } => None,
+            Whence::Task { task, .. } => Some(task),
+        }
     }
 }
 
@@ -690,6 +880,7 @@ mod tests {
         heard: Arc<Mutex<Vec<(HeaderMap, Value)>>>,
     }
 
+    const ALL: Declared = Declared { tasks: true, elicitation: true, sampling: true, roots: true };
     const JSON: &str = accept::JSON;
     const SSE: &str = accept::EVENT_STREAM;
 
@@ -733,11 +924,34 @@ mod tests {
         }
 
         async fn call(&self, arguments: &str) -> (Result<Ending, Error>, Vec<String>) {
-            let client = Client::new(self.url.clone(), HeaderMap::new(), true);
+            self.call_and_answer(arguments, &[]).await
+        }
+
+        /// A call whose questions are answered with these, a round each.
+        async fn call_and_answer(
+            &self,
+            arguments: &str,
+            answers: &[&str],
+        ) -> (Result<Ending, Error>, Vec<String>) {
+            let client = Client::new(self.url.clone(), HeaderMap::new(), ALL);
             let mut steps = Vec::new();
             let arguments = super::arguments(arguments).unwrap();
-            let ending =
-                client.call("tool", &arguments, &[], &mut |step| steps.push(format!("{step:?}"))).await;
+            let call = Call { tool: "tool", arguments: &arguments, mirrored: &[] };
+            let mut turn = client.call(&call, &mut |step| steps.push(format!("{step:?}"))).await;
+            let mut answers = answers.iter();
+            while let Ok(Turn::Asked(pause)) = turn {
+                let keys: Vec<_> = pause.questions.iter().map(|question| &*question.key).collect();
+                let whence = if pause.task().is_some() { "in a task: " } else { "" };
+                steps.push(format!("Asked({whence}{})", keys.join(" ")));
+                let answers = answers.next().expect("an answer is left");
+                let answers: Answers = serde_json::from_str(answers).unwrap();
+                turn =
+                    client.answer(&call, pause, &answers, &mut |step| steps.push(format!("{step:?}"))).await;
+            }
+            let ending = turn.map(|turn| match turn {
+                Turn::Ended(ending) => ending,
+                Turn::Asked(pause) => unreachable!("{pause:?}"),
+            });
             (ending, steps)
         }
 
@@ -830,17 +1044,9 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn every_end_of_a_task_is_told_apart() {
         let failed = task("failed", r#","error":{"code":-32603,"message":"no"}"#);
-        let asked = task(
-            "input_required",
-            r#","inputRequests":{"who":{"method":"elicitation/create","params":{"message":"Who?"}}}"#,
-        );
         for (last, expected) in [
             (failed, r#"Error(RawValue({"code":-32603,"message":"no"}))"#),
             (task("cancelled", ""), "Cancelled(Task { id: \"t1\", status: Cancelled"),
-            (
-                asked,
-                r#"Asked { questions: [Asked { key: "who", method: "elicitation/create", message: Some("Who?") }], task: Some("#,
-            ),
             (
                 r#"{"jsonrpc":"2.0","id":$ID,"error":{"code":-32602,"message":"Task not found"}}"#.to_owned(),
                 r#"Error(RawValue({"code":-32602,"message":"Task not found"}))"#,
@@ -856,21 +1062,126 @@ mod tests {
         assert_eq!(error, "task t1: the answer is not valid: a completed task without its result");
     }
 
+    fn asks(questions: &str, state: &str) -> String {
+        format!(
+            r#"{{"jsonrpc":"2.0","id":$ID,"result":{{"resultType":"input_required","inputRequests":{{{questions}}}{state}}}}}"#
+        )
+    }
+
+    const DONE: &str = r#"{"jsonrpc":"2.0","id":$ID,"result":{}}"#;
+
     #[tokio::test]
-    async fn a_call_that_is_asked_something_or_refused_says_so() {
+    async fn a_call_is_made_again_with_answers_and_the_state_that_came_with_the_question() {
         let server = Script::new(&[
-            (200, JSON, r#"{"jsonrpc":"2.0","id":$ID,"result":{"resultType":"input_required","inputRequests":{"a":{"method":"roots/list"}}}}"#),
+            (
+                200,
+                JSON,
+                &asks(
+                    r#""z":{"method":"roots/list"},"a":{"method":"vendor/ask"}"#,
+                    r#","requestState":"s\u0041/1""#,
+                ),
+            ),
+            (200, JSON, &asks(r#""b":{"method":"roots/list"}"#, "")),
+            (200, JSON, DONE),
+        ])
+        .await;
+        let answers = [r#"{"z":{"roots": [1.0]},"a":{}}"#, r#"{"b":{"roots":[]}}"#];
+        let (ending, steps) = server.call_and_answer(r#"{"x": 1.50}"#, &answers).await;
+        assert_eq!(result(ending), "{}");
+        assert_eq!(steps, ["Asked(z a)", "Asked(b)"], "in the order of the server");
+        let heard: Vec<_> = server.heard().into_iter().map(|(_, body)| body).collect();
+        assert_eq!(heard[0]["params"].get("requestState"), None);
+        assert_eq!(heard[0]["params"].get("inputResponses"), None);
+        assert_eq!(heard[1]["params"]["requestState"], "sA/1");
+        assert_eq!(heard[1]["params"]["inputResponses"]["z"]["roots"][0], 1.0);
+        assert_eq!(heard[2]["params"].get("requestState"), None, "none came with the second question");
+        assert_eq!(heard[2]["params"]["inputResponses"]["b"], serde_json::json!({ "roots": [] }));
+        let empty = serde_json::json!({});
+        for body in &heard {
+            assert_eq!(body["params"]["name"], "tool");
+            assert_eq!(body["params"]["arguments"]["x"], 1.5);
+            assert_eq!(body["params"]["_meta"]["progressToken"], body["id"]);
+            let declared = &body["params"]["_meta"]["io.modelcontextprotocol/clientCapabilities"];
+            assert_eq!(declared["elicitation"], serde_json::json!({ "form": {}, "url": {} }));
+            assert_eq!((&declared["sampling"], &declared["roots"]), (&empty, &empty));
+        }
+        assert!(heard[0]["id"] != heard[1]["id"] && heard[1]["id"] != heard[2]["id"]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_server_that_only_asks_to_come_back_is_come_back_to() {
+        let server = Script::new(&[
+            (200, JSON, &asks("", r#","requestState":"s1""#)),
+            (200, JSON, &asks("", r#","requestState":"s2""#)),
+            (200, JSON, DONE),
+            (200, JSON, &asks("", "")),
+        ])
+        .await;
+        let (ending, steps) = server.call("{}").await;
+        assert_eq!((result(ending), steps.len()), ("{}".to_owned(), 0));
+        let states: Vec<_> =
+            server.heard().iter().map(|(_, body)| body["params"]["requestState"].clone()).collect();
+        assert_eq!(states, [Value::Null, "s1".into(), "s2".into()]);
+        let error = server.call("{}").await.0.unwrap_err().to_string();
+        assert!(error.contains("gives nothing to come back with"), "{error}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_task_is_given_its_answers_and_followed_and_nothing_is_asked_twice() {
+        let question = |keys: &str| {
+            let questions: Vec<_> =
+                keys.split(' ').map(|key| format!(r#""{key}":{{"method":"roots/list"}}"#)).collect();
+            task("input_required", &format!(r#","inputRequests":{{{}}}"#, questions.join(",")))
+        };
+        let server = Script::new(&[
+            (200, JSON, &handle()),
+            (200, JSON, &question("a b")),
+            (503, JSON, r#"{"jsonrpc":"2.0","id":$ID,"error":{"code":-31006,"message":"busy"}}"#),
+            (200, JSON, DONE),
+            // The answer to `a` has not arrived everywhere yet.
+            (200, JSON, &question("a b")),
+            (200, JSON, DONE),
+            (200, JSON, &question("a b")),
+            (200, JSON, &task("completed", r#","result":{}"#)),
+        ])
+        .await;
+        let answers = [r#"{"a":{"n": 1.0}}"#, r#"{"b":{}}"#];
+        let (ending, steps) = server.call_and_answer("{}", &answers).await;
+        assert_eq!(result(ending), "{}");
+        let kinds: Vec<_> =
+            steps.iter().filter(|step| !step.starts_with("Polled")).map(|step| &step[..5]).collect();
+        assert_eq!(kinds, ["Handl", "Asked", "Lost(", "Asked"]);
+        let asked: Vec<_> = steps.iter().filter(|step| step.starts_with("Asked")).collect();
+        assert_eq!(asked, ["Asked(in a task: a b)", "Asked(in a task: b)"]);
+        let heard = server.heard();
+        let updates: Vec<_> = heard.iter().filter(|(_, body)| body["method"] == "tasks/update").collect();
+        assert_eq!(updates.len(), 3);
+        assert_eq!(updates[0].0["mcp-name"], "t1");
+        assert_eq!(updates[0].1["params"]["taskId"], "t1");
+        assert_eq!(updates[1].1["params"]["inputResponses"], serde_json::json!({ "a": { "n": 1.0 } }));
+        assert_eq!(updates[2].1["params"]["inputResponses"], serde_json::json!({ "b": {} }));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn answers_that_are_refused_say_why() {
+        let asked = task("input_required", r#","inputRequests":{"a":{"method":"roots/list"}}"#);
+        let refused = r#"{"jsonrpc":"2.0","id":$ID,"error":{"code":-32602,"message":"no"}}"#;
+        let server = Script::new(&[(200, JSON, &handle()), (200, JSON, &asked), (200, JSON, refused)]).await;
+        let error = server.call_and_answer("{}", &["{}"]).await.0.unwrap_err().to_string();
+        assert_eq!(error, "task t1: the answers were refused: no (-32602)");
+        let server = Script::new(&[(200, JSON, &asks(r#""a":1"#, ""))]).await;
+        assert!(matches!(server.call("{}").await.0, Err(Error::Invalid(_))));
+    }
+
+    #[tokio::test]
+    async fn a_call_that_is_refused_says_so() {
+        let server = Script::new(&[
             (400, JSON, r#"{"jsonrpc":"2.0","id":$ID,"error":{"code":-32021,"message":"no"}}"#),
             (502, "text/html", "<h1>Bad gateway</h1>"),
             (200, JSON, r#"{"jsonrpc":"2.0","id":99,"result":{}}"#),
             (200, JSON, "not JSON"),
         ])
         .await;
-        let ending = server.call("{}").await.0.unwrap();
-        assert!(
-            matches!(ending, Ending::Asked { ref questions, task: None } if questions[0].method == "roots/list"),
-            "{ending:?}"
-        );
         assert!(
             matches!(server.call("{}").await.0.unwrap(), Ending::Error(error) if error.get().contains("-32021"))
         );
@@ -898,7 +1209,7 @@ mod tests {
             (200, JSON, &second),
         ])
         .await;
-        let client = Client::new(server.url.clone(), HeaderMap::new(), false);
+        let client = Client::new(server.url.clone(), HeaderMap::new(), Declared::default());
         let mirrored = client.mirrored("tool").await.unwrap();
         assert_eq!(server.heard()[1].1["params"]["cursor"], "c2");
         let arguments = arguments(r#"{"region":"Zürich","deep":{"n":42}}"#).unwrap();
@@ -913,7 +1224,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url: Uri = format!("http://{}/", listener.local_addr().unwrap()).parse().unwrap();
         drop(listener);
-        let client = Client::new(url.clone(), HeaderMap::new(), true);
+        let client = Client::new(url.clone(), HeaderMap::new(), ALL);
         let error = client.mirrored("x").await.unwrap_err().to_string();
         assert!(error.starts_with(&format!("{url} cannot be reached: ")), "{error}");
     }

@@ -5,8 +5,8 @@
 
 use super::{
     call::{error_text, handle_text, result_text},
-    client::{self, Client, Ending, Message, Status, Step, Task, arguments},
-    demo_server, interrupted,
+    client::{self, Answers, Client, Declared, Ending, Message, Pause, Status, Step, Task, Turn, arguments},
+    demo_booking, demo_server, interrupted,
 };
 use crate::{
     app, config,
@@ -26,6 +26,9 @@ use tokio::net::TcpListener;
 /// What the demo's slow call takes; the threshold is a quarter of it.
 const SECONDS: u32 = 4;
 const AFTER: &str = "1s";
+/// What the demo answers when it is asked.
+const ANSWER: &str = r#"{"action":"accept","content":{"date":"2026-08-01","party":4,"seat":"outside"}}"#;
+const DECLARED: Declared = Declared { tasks: true, elicitation: true, sampling: false, roots: false };
 
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
@@ -119,7 +122,7 @@ With this configuration:
         config = indented(config),
     ));
     let parsed: Uri = url.parse().expect("an address and a path make a URL");
-    let client = Client::new(parsed, HeaderMap::new(), true);
+    let client = Client::new(parsed, HeaderMap::new(), DECLARED);
 
     teller.say("A quick call passes through:  greet {\"name\":\"Ada\"}\n");
     teller.call(&client, "greet", r#"{"name":"Ada"}"#).await?;
@@ -127,6 +130,9 @@ With this configuration:
     let slow = format!("{{\"seconds\":{SECONDS}}}");
     teller.say(&format!("\nA call that runs longer than {AFTER} becomes a task:  report {slow}\n"));
     let task = teller.call(&client, "report", &slow).await?.unwrap_or_else(|| "TASK_ID".to_owned());
+
+    teller.say(&format!("\nA tool that asks in the middle of its call:  {} {{}}\n", demo_booking::NAME));
+    teller.call(&client, demo_booking::NAME, "{}").await?;
 
     teller.say(&format!(
         "
@@ -146,7 +152,13 @@ And all of that by one command, with a progress bar:
 
   deferral call {url} report '{{\"seconds\":10}}'
 
+Be asked yourself, on the call or, after two seconds, in its task:
+
+  deferral call {url} {book}
+  deferral call {url} {book} '{{\"seconds\":2}}'
+
 Serving until Ctrl-C.",
+        book = demo_booking::NAME,
         list = curl(url, &Method::ToolsList, None, json!({})),
         call = curl(
             url,
@@ -179,25 +191,54 @@ impl<W: Write> Teller<'_, W> {
     {
         self.begun = self.clock.now();
         let arguments = arguments(text).expect("the demo's own arguments are right");
+        let call = client::Call { tool, arguments: &arguments, mirrored: &[] };
         let mut handle = None;
-        let mut tell = |step: Step<'_>| match step {
+        let mut turn = client.call(&call, &mut |step| self.step(&step, &mut handle)).await?;
+        loop {
+            match turn {
+                Turn::Asked(pause) => {
+                    let answers = self.answers(&pause);
+                    turn = client
+                        .answer(&call, pause, &answers, &mut |step| self.step(&step, &mut handle))
+                        .await?;
+                }
+                Turn::Ended(Ending::Result(result)) => {
+                    self.event(&format!("the result: {}", result_text(&result)));
+                    return Ok(handle);
+                }
+                Turn::Ended(Ending::Error(error)) => {
+                    return Err(Error::Unexpected { tool, ending: error_text(&error) });
+                }
+                Turn::Ended(Ending::Cancelled(_)) => {
+                    return Err(Error::Unexpected { tool, ending: "cancelled".to_owned() });
+                }
+            }
+        }
+    }
+
+    fn step(&mut self, step: &Step<'_>, handle: &mut Option<String>) {
+        match step {
             Step::Progress(progress) => self.event(&format!("progress: {progress}")),
             Step::Handle(task) => {
                 self.event(&format!("the handle of a {}", handle_text(task)));
-                handle = Some(task.id.clone());
+                *handle = Some(task.id.clone());
             }
             Step::Polled(task) => self.event(&format!("tasks/get: {}", state(task))),
             Step::Lost(error) => self.event(&format!("{error}; asking again")),
-        };
-        match client.call(tool, &arguments, &[], &mut tell).await? {
-            Ending::Result(result) => {
-                self.event(&format!("the result: {}", result_text(&result)));
-                Ok(handle)
-            }
-            Ending::Error(error) => Err(Error::Unexpected { tool, ending: error_text(&error) }),
-            Ending::Cancelled(_) => Err(Error::Unexpected { tool, ending: "cancelled".to_owned() }),
-            Ending::Asked { .. } => Err(Error::Unexpected { tool, ending: "a question".to_owned() }),
         }
+    }
+
+    /// Tells what is asked, and answers it.
+    fn answers(&mut self, pause: &Pause) -> Answers {
+        let mut answers = Answers::new();
+        for question in &pause.questions {
+            let message = question.message().unwrap_or_default();
+            self.event(&format!("input_required: {} asks: {message}", question.key));
+            self.event(&format!("the same call again, with the answer {ANSWER}"));
+            let answer = serde_json::from_str(ANSWER).expect("the demo's own answer is right");
+            answers.insert(question.key.clone(), answer);
+        }
+        answers
     }
 }
 

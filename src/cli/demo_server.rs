@@ -1,15 +1,17 @@
 //! The server of `deferral demo`: legacy (2025-11-25), synchronous, with sessions.
 //!
 //! It stands for the servers people have. It knows nothing of tasks: a slow tool keeps its caller
-//! waiting on an event stream until it is done. Two tools: `greet` answers at once, `report` takes
-//! its time, tells its progress to those who gave a token, and stops when it is cancelled.
+//! waiting on an event stream until it is done. Three tools: `greet` answers at once, `report` takes
+//! its time, tells its progress to those who gave a token, and stops when it is cancelled, and
+//! `book_table` asks its client something before it goes on (see `demo_booking`).
 
+use super::demo_booking::{self, Booking};
 use crate::{
     protocol::{Era, Frame, Id, Kind, Method, Revision, accept, code, headers, sse},
     runtime::{Stopping, random},
 };
 use bytes::Bytes;
-use futures_util::stream;
+use futures_util::{Stream, StreamExt, stream};
 use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, header};
 use http_body_util::{BodyExt, Full, Limited, StreamBody, combinators::BoxBody};
 use hyper::{
@@ -27,7 +29,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
-use tokio::net::TcpListener;
+use tokio::{net::TcpListener, sync::oneshot};
 use tokio_util::sync::CancellationToken;
 
 /// Where its MCP endpoint is.
@@ -46,28 +48,42 @@ type Body = BoxBody<Bytes, Infallible>;
 
 /// The sessions there are.
 #[derive(Debug)]
-struct Server {
+pub(super) struct Server {
     /// Guards the map and the calls in it; held for a look-up or a change.
     sessions: Mutex<HashMap<String, Session>>,
     stopping: Stopping,
 }
 
-/// The calls that run in one session, by the raw token of their ids.
+/// The calls that run in one session, by the raw token of their ids, and what they ask.
 #[derive(Debug, Default)]
 struct Session {
     calls: HashMap<Id, CancellationToken>,
+    /// Whether its client can be asked by a form.
+    asks: bool,
+    questions: HashMap<Id, oneshot::Sender<Answer>>,
+    asked: u64,
+}
+
+/// What a client answered: a result, or the words of an error.
+pub(super) type Answer = Result<Value, String>;
+
+/// A call at work, known to its session until it is dropped.
+pub(super) struct Running {
+    server: Arc<Server>,
+    session: String,
+    id: Id,
+    cancelled: CancellationToken,
+    /// What it has asked and not heard.
+    question: Option<Id>,
 }
 
 /// One call of `report`.
 struct Report {
-    server: Arc<Server>,
-    session: String,
-    id: Id,
+    running: Running,
     /// The raw progress token, if the client wants to hear.
     token: Option<Box<RawValue>>,
     elapsed: Duration,
     total: Duration,
-    cancelled: CancellationToken,
 }
 
 #[derive(Deserialize)]
@@ -182,7 +198,16 @@ impl Server {
                 }
                 empty(StatusCode::ACCEPTED)
             }
-            Kind::Success { .. } | Kind::Failure { .. } => empty(StatusCode::ACCEPTED),
+            Kind::Success { id, result } => {
+                self.answered(session, id, serde_json::from_slice(result).map_err(|wrong| wrong.to_string()));
+                empty(StatusCode::ACCEPTED)
+            }
+            Kind::Failure { id, error } => {
+                if let Some(id) = id {
+                    self.answered(session, id, Err(String::from_utf8_lossy(error).into_owned()));
+                }
+                empty(StatusCode::ACCEPTED)
+            }
         }
     }
 
@@ -191,8 +216,14 @@ impl Server {
         struct Params {
             #[serde(rename = "protocolVersion")]
             version: String,
+            #[serde(default)]
+            capabilities: Value,
         }
         let wanted = params.and_then(|params| serde_json::from_slice::<Params>(params).ok());
+        let asks = wanted.as_ref().is_some_and(|params| {
+            let modes = params.capabilities["elicitation"].as_object();
+            modes.is_some_and(|modes| modes.is_empty() || modes.contains_key("form"))
+        });
         let version = wanted
             .and_then(|params| Revision::parse(&params.version))
             .filter(|version| version.era() == Era::Legacy && *version >= Revision::V2025_03_26)
@@ -202,14 +233,14 @@ impl Server {
         if sessions.len() >= MAX_SESSIONS {
             return refuse(StatusCode::SERVICE_UNAVAILABLE, "too many sessions");
         }
-        sessions.insert(session.clone(), Session::default());
+        sessions.insert(session.clone(), Session { asks, ..Session::default() });
         let mut response = result(
             id,
             &json!({
                 "protocolVersion": version.as_str(),
                 "capabilities": { "tools": {} },
                 "serverInfo": { "name": "deferral-demo", "version": env!("CARGO_PKG_VERSION") },
-                "instructions": "greet answers at once, report takes its time.",
+                "instructions": "greet answers at once, report takes its time, book_table asks when and for how many.",
             }),
         );
         let session = HeaderValue::from_str(&session).expect("hexadecimal digits are fine");
@@ -220,7 +251,7 @@ impl Server {
     fn end_session(&self, headers: &HeaderMap) -> Response<Body> {
         let session = headers.get(&headers::SESSION_ID).and_then(|value| value.to_str().ok());
         match session.and_then(|session| self.sessions().remove(session)) {
-            Some(Session { calls }) => {
+            Some(Session { calls, .. }) => {
                 calls.values().for_each(CancellationToken::cancel);
                 empty(StatusCode::OK)
             }
@@ -243,6 +274,12 @@ impl Server {
         }
     }
 
+    fn answered(&self, session: &str, id: &Id, answer: Answer) {
+        let question = self.sessions().get_mut(session).and_then(|session| session.questions.remove(id));
+        // Whoever asked may have gone.
+        question.map(|question| question.send(answer));
+    }
+
     fn call(self: &Arc<Self>, session: &str, id: &Id, params: Option<&Bytes>) -> Response<Body> {
         let params = match params.map(|params| serde_json::from_slice::<CallParams>(params)) {
             Some(Ok(params)) => params,
@@ -263,9 +300,81 @@ impl Server {
                     return result(id, &text("seconds must be a number from 0 to 3600", true));
                 };
                 let token = params.meta.and_then(|meta| meta.progress_token);
-                events(Report::begin(Arc::clone(self), session, id, token, Duration::from_secs_f64(seconds)))
+                events(
+                    Report::begin(self.begin(session, id), token, Duration::from_secs_f64(seconds)).events(),
+                )
+            }
+            demo_booking::NAME => {
+                let seconds = params.arguments["seconds"].as_f64().unwrap_or_default();
+                if !(0.0..=MAX_SECONDS).contains(&seconds) {
+                    return result(id, &text("seconds must be a number from 0 to 3600", true));
+                }
+                events(Booking::begin(self.begin(session, id), Duration::from_secs_f64(seconds)).events())
             }
             other => error(id, code::INVALID_PARAMS, &format!("unknown tool {other}")),
+        }
+    }
+
+    fn begin(self: &Arc<Self>, session: &str, id: &Id) -> Running {
+        let cancelled = CancellationToken::new();
+        if let Some(session) = self.sessions().get_mut(session) {
+            session.calls.insert(id.clone(), cancelled.clone());
+        }
+        Running {
+            server: Arc::clone(self),
+            session: session.to_owned(),
+            id: id.clone(),
+            cancelled,
+            question: None,
+        }
+    }
+}
+
+// === impl Running ===
+
+impl Running {
+    /// Resolves once nobody wants the result any more.
+    pub(super) async fn given_up(&self) {
+        tokio::select! {
+            () = self.cancelled.cancelled() => {}
+            () = self.server.stopping.stopped() => {}
+        }
+    }
+
+    /// Asks the client something. Gives the event that does, and where the answer will come; `None`
+    /// for a client that cannot be asked.
+    pub(super) fn ask(&mut self, params: &Value) -> Option<(Bytes, oneshot::Receiver<Answer>)> {
+        let (sender, answer) = oneshot::channel();
+        let id = {
+            let mut sessions = self.server.sessions();
+            let session = sessions.get_mut(&self.session).filter(|session| session.asks)?;
+            session.asked += 1;
+            let token = format!("\"question-{}\"", session.asked);
+            let id = Id::from_token(token.into()).expect("a text is an id");
+            session.questions.insert(id.clone(), sender);
+            id
+        };
+        let question = format!(
+            r#"{{"jsonrpc":"2.0","id":{id},"method":"{}","params":{params}}}"#,
+            Method::Elicit.as_str()
+        );
+        self.question = Some(id);
+        Some((sse::message(question.as_bytes()), answer))
+    }
+
+    /// The event that ends the call.
+    pub(super) fn response(&self, words: &str, is_error: bool) -> Bytes {
+        let result = text(words, is_error);
+        let response = format!(r#"{{"jsonrpc":"2.0","id":{},"result":{result}}}"#, self.id);
+        sse::message(response.as_bytes())
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if let Some(session) = self.server.sessions().get_mut(&self.session) {
+            session.calls.remove(&self.id);
+            self.question.as_ref().and_then(|question| session.questions.remove(question));
         }
     }
 }
@@ -273,26 +382,12 @@ impl Server {
 // === impl Report ===
 
 impl Report {
-    fn begin(
-        server: Arc<Server>,
-        session: &str,
-        id: &Id,
-        token: Option<Box<RawValue>>,
-        total: Duration,
-    ) -> Self {
-        let cancelled = CancellationToken::new();
-        if let Some(session) = server.sessions().get_mut(session) {
-            session.calls.insert(id.clone(), cancelled.clone());
-        }
-        Self {
-            session: session.to_owned(),
-            server,
-            id: id.clone(),
-            token,
-            elapsed: Duration::ZERO,
-            total,
-            cancelled,
-        }
+    const fn begin(running: Running, token: Option<Box<RawValue>>, total: Duration) -> Self {
+        Self { running, token, elapsed: Duration::ZERO, total }
+    }
+
+    fn events(self) -> impl Stream<Item = Bytes> + Send + Sync {
+        stream::unfold(Some(self), |report| async move { report?.next().await })
     }
 
     /// The next event: progress, or the response, after which there is none. A cancelled call has
@@ -301,8 +396,7 @@ impl Report {
         while self.elapsed < self.total {
             let step = TICK.min(self.total - self.elapsed);
             tokio::select! {
-                () = self.cancelled.cancelled() => return None,
-                () = self.server.stopping.stopped() => return None,
+                () = self.running.given_up() => return None,
                 () = tokio::time::sleep(step) => self.elapsed += step,
             }
             if let Some(token) = self.token.as_ref().filter(|_| self.elapsed < self.total) {
@@ -311,8 +405,7 @@ impl Report {
         }
         let seconds = self.total.as_secs_f64();
         let words = format!("The report is done. It took {seconds} s.");
-        let response = format!(r#"{{"jsonrpc":"2.0","id":{},"result":{}}}"#, self.id, text(&words, false));
-        Some((sse::message(response.as_bytes()), None))
+        Some((self.running.response(&words, false), None))
     }
 
     fn progress(&self, token: &RawValue) -> Bytes {
@@ -321,14 +414,6 @@ impl Report {
             r#"{{"jsonrpc":"2.0","method":"notifications/progress","params":{{"progressToken":{token},"progress":{done},"total":{total},"message":"writing the report"}}}}"#
         );
         sse::message(message.as_bytes())
-    }
-}
-
-impl Drop for Report {
-    fn drop(&mut self) {
-        if let Some(session) = self.server.sessions().get_mut(&self.session) {
-            session.calls.remove(&self.id);
-        }
     }
 }
 
@@ -354,6 +439,19 @@ fn tools() -> Value {
                 },
             },
             "annotations": { "readOnlyHint": true },
+        },
+        {
+            "name": demo_booking::NAME,
+            "description": "Books a table; asks when, and for how many.",
+            "inputSchema": {
+                "type": "object",
+                "properties": {
+                    "seconds": {
+                        "description": "How long to look for free tables before asking.",
+                        "type": "number", "minimum": 0, "maximum": MAX_SECONDS, "default": 0,
+                    },
+                },
+            },
         },
     ] })
 }
@@ -394,9 +492,8 @@ fn empty(status: StatusCode) -> Response<Body> {
     response
 }
 
-fn events(report: Report) -> Response<Body> {
-    let events = stream::unfold(Some(report), |report| async move { report?.next().await });
-    let frames = futures_util::StreamExt::map(events, |event| Ok(BodyFrame::data(event)));
+fn events(events: impl Stream<Item = Bytes> + Send + Sync + 'static) -> Response<Body> {
+    let frames = events.map(|event| Ok(BodyFrame::data(event)));
     let mut response = Response::new(BodyExt::boxed(StreamBody::new(frames)));
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(accept::EVENT_STREAM));
@@ -459,6 +556,70 @@ mod tests {
         assert!(world.server.sessions()[&world.session].calls.is_empty());
         let quiet = r#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"report"}}"#;
         assert_eq!(read(world.post(quiet).await).await.matches("data:").count(), 1);
+    }
+
+    /// A session whose client can be asked.
+    async fn asked_world() -> World {
+        let world = World::new().await;
+        let initialize = r#"{"jsonrpc":"2.0","id":0,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{"elicitation":{}}}}"#;
+        let response = post(&world.server, None, initialize).await;
+        let session = response.headers()["mcp-session-id"].to_str().unwrap().to_owned();
+        World { session, ..world }
+    }
+
+    const BOOK: &str = r#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"book_table","arguments":{"seconds":2}}}"#;
+
+    /// The next message on an event stream.
+    async fn next(body: &mut Body) -> Option<Value> {
+        let event = body.frame().await?.unwrap().into_data().unwrap();
+        let text = String::from_utf8(event.to_vec()).unwrap();
+        Some(serde_json::from_str(text.trim().strip_prefix("data: ").unwrap()).unwrap())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_table_is_booked_once_the_client_has_been_asked() {
+        let world = asked_world().await;
+        let mut stream = world.post(BOOK).await.into_body();
+        let question = next(&mut stream).await.unwrap();
+        assert_eq!(question["method"], "elicitation/create");
+        let answer = json!({
+            "jsonrpc": "2.0", "id": question["id"],
+            "result": { "action": "accept", "content": { "date": "2026-08-01", "party": 4 } },
+        });
+        assert_eq!(world.post(&answer.to_string()).await.status(), StatusCode::ACCEPTED);
+        let result = next(&mut stream).await.unwrap();
+        assert_eq!(result["result"]["content"][0]["text"], "A table for 4 on 2026-08-01 is yours.");
+        assert!(next(&mut stream).await.is_none());
+        drop(stream);
+        let sessions = world.server.sessions();
+        let session = &sessions[&world.session];
+        assert!(session.calls.is_empty() && session.questions.is_empty());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_client_that_refuses_or_cannot_be_asked_gets_a_result_that_says_so() {
+        let world = asked_world().await;
+        let mut stream = world.post(BOOK).await.into_body();
+        let question = next(&mut stream).await.unwrap();
+        let error =
+            json!({ "jsonrpc": "2.0", "id": question["id"], "error": { "code": -32601, "message": "no" } });
+        world.post(&error.to_string()).await;
+        assert_eq!(next(&mut stream).await.unwrap()["result"]["isError"], true);
+        let other = World::new().await;
+        assert!(read(other.post(BOOK).await).await.contains("cannot be asked"));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_cancelled_booking_forgets_its_question() {
+        let world = asked_world().await;
+        let mut stream = world.post(BOOK).await.into_body();
+        let question = next(&mut stream).await.unwrap();
+        world.post(r#"{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":1}}"#).await;
+        assert!(next(&mut stream).await.is_none());
+        drop(stream);
+        assert!(world.server.sessions()[&world.session].questions.is_empty());
+        let late = json!({ "jsonrpc": "2.0", "id": question["id"], "result": { "action": "cancel" } });
+        assert_eq!(world.post(&late.to_string()).await.status(), StatusCode::ACCEPTED);
     }
 
     #[tokio::test(start_paused = true)]

@@ -3,10 +3,12 @@
 //! The words and flags here are scripted by people and do not change. A command that cannot be
 //! understood, and a configuration that cannot be used, exit with [`USAGE`].
 
+pub mod ask;
 pub mod call;
 pub mod check;
 pub mod client;
 pub mod demo;
+mod demo_booking;
 pub mod demo_server;
 pub mod serve;
 

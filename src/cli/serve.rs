@@ -89,7 +89,7 @@ pub fn run(args: &Args) -> ExitCode {
             return USAGE.into();
         }
     };
-    telemetry::log::start(match config.log {
+    let _log = telemetry::log::start(match config.log {
         LogFormat::Text => telemetry::log::Format::Text,
         LogFormat::Json => telemetry::log::Format::Json,
     });

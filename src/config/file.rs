@@ -8,6 +8,7 @@ use super::{
     LogFormat,
     problem::{At, Place, Problem, nearest},
     schema::{self, OneOrMany, optional, required},
+    secret::{self, KeySource},
     values::{self, Invalid, show_duration, show_size},
     yaml::{self, Node, Scalar, Value},
 };
@@ -53,6 +54,10 @@ pub struct File {
     /// The endpoints of the proxy and the servers behind them.
     #[schemars(with = "Vec<Route>", length(min = 1))]
     pub routes: Set<Vec<At<Route>>>,
+    /// What the `requestState`s of questions are sealed with. Left out, a key is made at start: the
+    /// states end with the process, and no other process understands them.
+    #[schemars(with = "RequestStateSection")]
+    pub request_state: Set<RequestStateSection>,
     /// Which hosts and origins may come in.
     #[schemars(with = "Access")]
     pub access: Set<Access>,
@@ -189,6 +194,17 @@ pub struct QuestionsSection {
     /// How long an unanswered question may wait before its call is given up.
     #[schemars(with = "schema::Duration", extend("default" = show_duration(policy::Questions::default().park)))]
     pub park: Set<Duration>,
+}
+
+/// What the `requestState`s of questions are sealed with.
+#[derive(Clone, Debug, Default, JsonSchema)]
+#[schemars(deny_unknown_fields, transform = required(&["keys"]))]
+pub struct RequestStateSection {
+    /// Where the keys are, each 32 bytes as 64 hex digits or base64. The first seals, each opens: to
+    /// change keys, put the new one first, and take the old one out later than `park`. Replicas share
+    /// theirs.
+    #[schemars(with = "Vec<schema::KeySource>", length(min = 1))]
+    pub keys: Set<Vec<At<KeySource>>>,
 }
 
 /// Which hosts and origins may come in; `localhost` and IP addresses may always be named as host.
@@ -394,6 +410,7 @@ fn file(node: &Node, problems: &mut Problems) -> Option<File> {
         }),
         store: top.set("store", store),
         routes: top.set("routes", |node, problems| list(node, problems, route)),
+        request_state: top.set("request_state", request_state),
         access: top.set("access", access),
         limits: top.set("limits", limits),
         timeouts: top.set("timeouts", timeouts),
@@ -516,6 +533,60 @@ fn questions(node: &Node, problems: &mut Problems) -> Option<QuestionsSection> {
         QuestionsSection { settle: section.set("settle", duration), park: section.set("park", duration) };
     section.close();
     Some(questions)
+}
+
+fn request_state(node: &Node, problems: &mut Problems) -> Option<RequestStateSection> {
+    let mut section = Section::open(node, "`request_state`", problems)?;
+    let keys = section.set("keys", |node, problems| list(node, problems, key_source));
+    section.close();
+    Some(RequestStateSection { keys })
+}
+
+fn key_source(node: &Node, problems: &mut Problems) -> Option<KeySource> {
+    if !matches!(node.value, Value::Map(_)) {
+        // Not shown: it may be a key.
+        problems.push(Problem::new(
+            node.place,
+            "a key is not written here; say where it is: `{ file: PATH }` or `{ env: NAME }`",
+        ));
+        return None;
+    }
+    let mut section = Section::open(node, "a key", problems)?;
+    let file = section.set("file", |node, problems| {
+        leaf(node, problems, |text| match text {
+            "" => Err(Invalid("must not be empty".to_owned())),
+            text if secret::is_key(text) => {
+                Err(Invalid("must name a file that holds the key, not be the key".to_owned()))
+            }
+            text => Ok(PathBuf::from(text)),
+        })
+    });
+    let env = section.set("env", |node, problems| {
+        leaf(node, problems, |text| match text {
+            "" => Err(Invalid("must not be empty".to_owned())),
+            text if secret::is_key(text) => {
+                Err(Invalid("must name a variable that holds the key, not be the key".to_owned()))
+            }
+            text if text.contains(['=', '\0']) => {
+                Err(Invalid("must be the name of an environment variable, which has no `=`".to_owned()))
+            }
+            text => Ok(text.to_owned()),
+        })
+    });
+    section.close();
+    match (file, env) {
+        (Set::To(file), Set::Unset) => Some(KeySource::File(file.value)),
+        (Set::Unset, Set::To(env)) => Some(KeySource::Env(env.value)),
+        (Set::Wrong, _) | (_, Set::Wrong) => None,
+        (Set::Unset, Set::Unset) => {
+            problems.push(Problem::new(node.place, "the key has neither `file` nor `env`; give it one"));
+            None
+        }
+        (Set::To(_), Set::To(_)) => {
+            problems.push(Problem::new(node.place, "the key has both `file` and `env`; keep one of the two"));
+            None
+        }
+    }
 }
 
 fn access(node: &Node, problems: &mut Problems) -> Option<Access> {

@@ -6,12 +6,13 @@
 //! same way: its flags become a [`file::File`] that is laid over the one that was read.
 //!
 //! Begin with [`Config`] and [`load`]. [`values`] reads the single values, `yaml` the tree under
-//! them, [`schema()`] describes the file to editors.
+//! them, [`schema()`] describes the file to editors, [`secret`] keeps what must not be shown.
 
 pub mod file;
 mod problem;
 mod resolve;
 mod schema;
+pub mod secret;
 pub mod values;
 mod yaml;
 
@@ -38,6 +39,9 @@ pub struct Config {
     /// At least one; no two of one path.
     pub routes: Vec<RouteConfig>,
     pub quotas: policy::Quotas,
+    /// What `requestState`s are sealed with: the first seals, each opens. None: one is made at start,
+    /// and states end with the process.
+    pub state_keys: Vec<secret::Key>,
     /// How long calls in flight may go on after the signal to stop. Default 30 s.
     pub drain: Duration,
     pub log: LogFormat,

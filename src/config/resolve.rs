@@ -5,6 +5,8 @@ use super::{
     Config, LogFormat, RouteConfig, Store,
     file::{self, DEFAULT_ADMIN, DEFAULT_DRAIN, DEFAULT_LISTEN, DEFAULT_PATH, File, Set},
     problem::{At, Place, Problem},
+    secret::{self, KeySource},
+    values,
 };
 use crate::{front, policy, upstream};
 use std::{net::SocketAddr, path::Path, sync::Arc};
@@ -22,6 +24,7 @@ pub(super) fn resolve(file: File, folder: &Path, problems: &mut Vec<Problem>) ->
         admin,
         store: store(file.store, problems),
         quotas,
+        state_keys: state_keys(file.request_state, folder, problems),
         drain: file.drain.or(DEFAULT_DRAIN),
         log: file.log.or(LogFormat::Text),
         routes: routes(file.routes, &limits, &timeouts, problems),
@@ -101,6 +104,52 @@ fn tls(written: Set<file::Tls>, folder: &Path, problems: &mut Vec<Problem>) -> O
         }
     }
     Some(front::TlsPaths { cert: folder.join(tls.cert.given()?), key: folder.join(tls.key.given()?) })
+}
+
+/// Reads the keys. Each that is wrong is a problem of its own.
+fn state_keys(
+    written: Set<file::RequestStateSection>,
+    folder: &Path,
+    problems: &mut Vec<Problem>,
+) -> Vec<secret::Key> {
+    let Set::To(At { place, value: section }) = written else { return Vec::new() };
+    let sources = match section.keys {
+        Set::To(keys) if keys.value.is_empty() => {
+            problems.push(Problem::new(
+                keys.place,
+                "`keys` names no key; without `request_state` one is made at start",
+            ));
+            return Vec::new();
+        }
+        Set::To(keys) => keys.value,
+        Set::Unset => {
+            problems.push(Problem::new(
+                place,
+                "`request_state` has no `keys`; add some, as in `keys: [{ env: STATE_KEY }]`",
+            ));
+            return Vec::new();
+        }
+        Set::Wrong => return Vec::new(),
+    };
+    let mut keys: Vec<At<secret::Key>> = Vec::with_capacity(sources.len());
+    for At { place, value: source } in sources {
+        let source = match source {
+            KeySource::File(path) => KeySource::File(folder.join(path)),
+            KeySource::Env(name) => KeySource::Env(name),
+        };
+        match source.read() {
+            Err(values::Invalid(message)) => problems.push(Problem::new(place, message)),
+            Ok(key) => {
+                if let Some(first) = keys.iter().find(|first| first.value == key) {
+                    let message =
+                        format!("this key is listed already{}; remove one of the two", line(first.place));
+                    problems.push(Problem::new(place, message));
+                }
+                keys.push(At::new(place, key));
+            }
+        }
+    }
+    keys.into_iter().map(|key| key.value).collect()
 }
 
 fn access(written: file::Access) -> policy::Access {

@@ -114,6 +114,22 @@ shapes! {
             },
         ],
     },
+    KeySource = {
+        "anyOf": [
+            {
+                "type": "object",
+                "properties": { "file": { "type": "string" } },
+                "required": ["file"],
+                "additionalProperties": false,
+            },
+            {
+                "type": "object",
+                "properties": { "env": { "type": "string" } },
+                "required": ["env"],
+                "additionalProperties": false,
+            },
+        ],
+    },
     Principal = {
         "anyOf": [
             { "const": "authorization" },

@@ -275,7 +275,7 @@ fn collect(schema: &Bytes, path: &mut Vec<String>, found: &mut Vec<Annotation>) 
     let properties = Object::read(schema).ok().and_then(|schema| schema.get("properties"));
     let Some(Ok(properties)) = properties.as_ref().map(Object::read) else { return };
     for (key, property) in properties.members() {
-        path.push(key.to_owned());
+        path.push(key.into_owned());
         if let Ok(schema) = Object::read(&property)
             && let Some(header) = schema.string(ANNOTATION).as_deref().and_then(header_name)
         {
@@ -317,7 +317,7 @@ fn value_at(arguments: &Object, path: &[String]) -> Result<Option<Bytes>, Mismat
 
 /// A member that is not repeated. The server may take another one than we would.
 fn only_member(object: &Object, key: &str) -> Result<Option<Bytes>, Mismatch> {
-    let mut values = object.members().filter(|(name, _)| *name == key).map(|(_, value)| value);
+    let mut values = object.members().filter(|(name, _)| name == key).map(|(_, value)| value);
     match (values.next(), values.next()) {
         (value, None) => Ok(value),
         (_, Some(_)) => {

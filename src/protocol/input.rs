@@ -168,9 +168,10 @@ impl InputResponses {
         let object = Object::read(&raw).map_err(|_| Malformed::Responses)?;
         let mut answers = BTreeMap::new();
         for (key, answer) in object.members() {
-            if answers.insert(key.to_owned(), answer).is_some() {
-                return Err(Malformed::Repeated { key: key.to_owned() });
+            if answers.contains_key(&*key) {
+                return Err(Malformed::Repeated { key: key.into_owned() });
             }
+            answers.insert(key.into_owned(), answer);
         }
         Ok(Some(Self(answers)))
     }

@@ -6,13 +6,8 @@
 //! is not named by an edit are kept.
 
 use bytes::Bytes;
-use serde::{
-    Deserialize, Deserializer,
-    de::{MapAccess, Visitor},
-};
-use serde_json::value::RawValue;
 use smallvec::SmallVec;
-use std::{borrow::Cow, collections::HashSet, fmt, ops::Range};
+use std::{borrow::Cow, collections::HashSet, ops::Range};
 
 /// A JSON object whose members have been located, one level deep.
 #[derive(Clone, Debug)]
@@ -21,11 +16,13 @@ pub struct Object {
     members: SmallVec<[Member; 8]>,
 }
 
-#[derive(Clone, Debug)]
+/// Where a member stands in the object's bytes. Half the size of two `Range<usize>`: no message is
+/// larger than 4 GiB.
+#[derive(Clone, Copy, Debug)]
 struct Member {
-    key: Box<str>,
-    /// Where the value stands in the object's bytes.
-    value: Range<usize>,
+    /// The key between its quotes, as it is spelled.
+    key: (u32, u32),
+    value: (u32, u32),
 }
 
 /// The bytes are not a JSON object.
@@ -59,27 +56,22 @@ pub struct Patch {
 // === impl Object ===
 
 impl Object {
-    /// Locates the members of the object that `bytes` holds.
+    /// Locates the members of the object that `bytes` holds: one pass, no allocation for up to
+    /// eight members, and no validation. The bytes are a part of a message that was parsed
+    /// ([`super::Frame::parse`] validates all of it); of anything else some members may be found in
+    /// what is no JSON, and nothing worse happens.
     ///
     /// # Errors
     /// [`NotAnObject`] where the bytes are another JSON value, or none.
     pub fn read(bytes: &Bytes) -> Result<Self, NotAnObject> {
-        let Members(found) = serde_json::from_slice(bytes).map_err(|_| NotAnObject)?;
-        let start = bytes.as_ptr() as usize;
-        let members = found
-            .into_iter()
-            .map(|(key, raw)| {
-                let from = raw.get().as_ptr() as usize - start;
-                Member { key: key.into(), value: from..from + raw.get().len() }
-            })
-            .collect();
+        let members = locate(bytes).ok_or(NotAnObject)?;
         Ok(Self { bytes: bytes.clone(), members })
     }
 
     /// The raw value of a member, sharing the object's allocation. The last one, if it is repeated.
     pub fn get(&self, key: &str) -> Option<Bytes> {
-        let member = self.members.iter().rev().find(|member| &*member.key == key)?;
-        Some(self.bytes.slice(member.value.clone()))
+        let member = self.members.iter().rev().find(|member| self.is(member, key))?;
+        Some(self.bytes.slice(member.value()))
     }
 
     /// The value of a member that is a string.
@@ -88,26 +80,28 @@ impl Object {
     }
 
     pub fn contains(&self, key: &str) -> bool {
-        self.members.iter().any(|member| &*member.key == key)
+        self.members.iter().any(|member| self.is(member, key))
     }
 
     /// Keys and raw values in the order they were written.
-    pub fn members(&self) -> impl Iterator<Item = (&str, Bytes)> {
-        self.members.iter().map(|member| (&*member.key, self.bytes.slice(member.value.clone())))
+    pub fn members(&self) -> impl Iterator<Item = (Cow<'_, str>, Bytes)> {
+        self.members.iter().map(|member| (self.key(member), self.bytes.slice(member.value())))
     }
 
     /// A key that occurs twice. Two readers may disagree on which counts, so what decides on such
     /// an object refuses it.
-    pub fn repeated(&self) -> Option<&str> {
-        let keys = self.members.iter().map(|member| &*member.key);
+    pub fn repeated(&self) -> Option<Cow<'_, str>> {
         // A client chooses how many there are: comparing each with each would let it hold a core.
         if self.members.len() > 16 {
             let mut seen = HashSet::with_capacity(self.members.len());
-            return keys.into_iter().find(|key| !seen.insert(*key));
+            let repeated = self.members.iter().find(|member| !seen.insert(self.key(member)));
+            return repeated.map(|member| self.key(member));
         }
-        keys.enumerate()
-            .find(|(at, key)| self.members[..*at].iter().any(|other| *other.key == **key))
-            .map(|(_, key)| key)
+        let seen = |at: usize| {
+            let key = self.key(&self.members[at]);
+            self.members[..at].iter().any(|other| self.is(other, &key))
+        };
+        (1..self.members.len()).find(|&at| seen(at)).map(|at| self.key(&self.members[at]))
     }
 
     /// The object's own bytes.
@@ -115,13 +109,122 @@ impl Object {
         &self.bytes
     }
 
-    /// Where the key of a member begins.
+    /// A key as it is meant, its escapes resolved.
+    fn key(&self, member: &Member) -> Cow<'_, str> {
+        let spelled = &self.bytes[member.key()];
+        if memchr::memchr(b'\\', spelled).is_none() {
+            return String::from_utf8_lossy(spelled);
+        }
+        let quoted = &self.bytes[member.key.0 as usize - 1..=member.key.1 as usize];
+        let meant: Option<String> = serde_json::from_slice(quoted).ok();
+        meant.map_or_else(|| String::from_utf8_lossy(spelled), Cow::Owned)
+    }
+
+    fn is(&self, member: &Member, key: &str) -> bool {
+        let spelled = &self.bytes[member.key()];
+        // Hardly any key is spelled with escapes, and those that are take the longer way.
+        spelled == key.as_bytes() || (memchr::memchr(b'\\', spelled).is_some() && self.key(member) == key)
+    }
+
+    /// Where the bracket is that opens it.
+    fn opening(&self) -> usize {
+        skip_space(&self.bytes, 0)
+    }
+
+    /// Where the key of a member begins, with its quote.
     fn key_start(&self, at: usize) -> usize {
-        let after = match at {
-            0 => 0,
-            _ => self.members[at - 1].value.end,
-        };
-        after + memchr::memchr(b'"', &self.bytes[after..]).expect("a key is quoted")
+        self.members[at].key.0 as usize - 1
+    }
+}
+
+// === impl Member ===
+
+impl Member {
+    fn key(self) -> Range<usize> {
+        self.key.0 as usize..self.key.1 as usize
+    }
+
+    fn value(self) -> Range<usize> {
+        self.value.0 as usize..self.value.1 as usize
+    }
+}
+
+/// The members of the object that `json` is, or nothing where it is none.
+fn locate(json: &[u8]) -> Option<SmallVec<[Member; 8]>> {
+    let place = |at: usize| u32::try_from(at).ok();
+    let mut members = SmallVec::new();
+    let mut at = skip_space(json, 0);
+    if *json.get(at)? != b'{' {
+        return None;
+    }
+    at = skip_space(json, at + 1);
+    while *json.get(at)? != b'}' {
+        if *json.get(at)? != b'"' {
+            return None;
+        }
+        let key_end = end_of_string(json, at)?;
+        let key = (place(at + 1)?, place(key_end)?);
+        at = skip_space(json, key_end + 1);
+        if *json.get(at)? != b':' {
+            return None;
+        }
+        at = skip_space(json, at + 1);
+        let value_end = end_of_value(json, at)?;
+        members.push(Member { key, value: (place(at)?, place(value_end)?) });
+        at = skip_space(json, value_end);
+        match json.get(at)? {
+            b',' => at = skip_space(json, at + 1),
+            b'}' => {}
+            _ => return None,
+        }
+    }
+    (skip_space(json, at + 1) == json.len()).then_some(members)
+}
+
+fn skip_space(json: &[u8], mut at: usize) -> usize {
+    while matches!(json.get(at), Some(b' ' | b'\n' | b'\r' | b'\t')) {
+        at += 1;
+    }
+    at
+}
+
+/// The index of the quote that ends the string opened at `open`.
+fn end_of_string(json: &[u8], open: usize) -> Option<usize> {
+    let mut at = open + 1;
+    loop {
+        at += memchr::memchr2(b'"', b'\\', json.get(at..)?)?;
+        if json[at] == b'"' {
+            return Some(at);
+        }
+        at += 2;
+    }
+}
+
+/// The index after the value that begins at `start`.
+fn end_of_value(json: &[u8], start: usize) -> Option<usize> {
+    match json.get(start)? {
+        b'"' => end_of_string(json, start).map(|end| end + 1),
+        b'{' | b'[' => {
+            let (mut depth, mut at) = (0usize, start);
+            loop {
+                match json.get(at)? {
+                    b'{' | b'[' => depth += 1,
+                    b'}' | b']' => depth -= 1,
+                    b'"' => at = end_of_string(json, at)?,
+                    _ => {}
+                }
+                at += 1;
+                if depth == 0 {
+                    return Some(at);
+                }
+            }
+        }
+        _ => {
+            let scalar =
+                |byte: &u8| !matches!(byte, b',' | b'}' | b']' | b' ' | b'\n' | b'\r' | b'\t' | b'"' | b':');
+            let length = json[start..].iter().take_while(|byte| scalar(byte)).count();
+            (length > 0).then_some(start + length)
+        }
     }
 }
 
@@ -159,7 +262,7 @@ impl<'a> Edit<'a> {
 
     fn decide(&mut self, key: &str, fate: &Fate) -> &mut Self {
         for (member, slot) in self.object.members.iter().zip(&mut self.fates) {
-            if &*member.key == key {
+            if self.object.is(member, key) {
                 slot.clone_from(fate);
             }
         }
@@ -182,7 +285,7 @@ impl<'a> Edit<'a> {
         let members = &self.object.members;
         let mut kept = false;
         for (at, fate) in self.fates.into_iter().enumerate() {
-            let value = members[at].value.clone();
+            let value = members[at].value();
             match fate {
                 Fate::Kept => kept = true,
                 Fate::Replaced(with) => {
@@ -191,7 +294,7 @@ impl<'a> Edit<'a> {
                 }
                 // With a member before it, its comma goes too; else the comma after it.
                 Fate::Removed if kept => {
-                    patch.push(shift, members[at - 1].value.end..value.end, Bytes::new())
+                    patch.push(shift, members[at - 1].value().end..value.end, Bytes::new())
                 }
                 Fate::Removed => {
                     let next = if at + 1 < members.len() { self.object.key_start(at + 1) } else { value.end };
@@ -202,7 +305,7 @@ impl<'a> Edit<'a> {
         if self.added.is_empty() {
             return;
         }
-        let at = members.last().map_or(1, |last| last.value.end);
+        let at = members.last().map_or_else(|| self.object.opening() + 1, |last| last.value().end);
         let mut added = self.added;
         if kept {
             added.insert(0, b',');
@@ -260,35 +363,6 @@ impl Patch {
         offset
     }
 }
-
-/// The members of an object, borrowed, in order.
-struct Members<'a>(SmallVec<[(Cow<'a, str>, &'a RawValue); 8]>);
-
-impl<'de> Deserialize<'de> for Members<'de> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Collect;
-        impl<'de> Visitor<'de> for Collect {
-            type Value = Members<'de>;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("an object")
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
-                let mut members = SmallVec::new();
-                while let Some(Key(key)) = map.next_key()? {
-                    members.push((key, map.next_value()?));
-                }
-                Ok(Members(members))
-            }
-        }
-        deserializer.deserialize_map(Collect)
-    }
-}
-
-/// A borrowed string: plain `Cow<str>` as a map key would always copy.
-#[derive(Deserialize)]
-struct Key<'a>(#[serde(borrow)] Cow<'a, str>);
 
 #[cfg(test)]
 mod tests {
@@ -363,7 +437,7 @@ mod tests {
     #[test]
     fn a_repeated_member_is_named_and_removed_everywhere() {
         let text = r#"{"a":1,"b":2,"\u0061":3}"#;
-        assert_eq!(object(text).repeated(), Some("a"));
+        assert_eq!(object(text).repeated().as_deref(), Some("a"));
         assert_eq!(
             edited(text, |e| {
                 e.remove("a");
@@ -378,7 +452,7 @@ mod tests {
             let members: Vec<_> = (0..60_000).map(|n| format!("\"k{n}\":0")).collect();
             object(&format!("{{{},\"{last}\":1}}", members.join(",")))
         };
-        assert_eq!(many("k59999").repeated(), Some("k59999"));
+        assert_eq!(many("k59999").repeated().as_deref(), Some("k59999"));
         assert_eq!(many("other").repeated(), None);
     }
 
@@ -398,7 +472,49 @@ mod tests {
         assert_eq!(patch.apply(), &br#"{"id":42,"params":{"x":1e400,"_meta":{"z":2,"t":7}}}"#[..]);
     }
 
+    #[test]
+    fn an_escaped_key_is_the_key_it_means() {
+        let object = object(r#"{"\u0061\"b":1}"#);
+        assert_eq!(object.get("a\"b").as_deref(), Some(&b"1"[..]));
+        assert_eq!(
+            edited(r#"{"\u0061":1,"b":2}"#, |e| {
+                e.set("a", "9");
+            }),
+            r#"{"\u0061":9,"b":2}"#
+        );
+    }
+
+    #[test]
+    fn what_is_no_object_is_none() {
+        for text in [
+            "",
+            " ",
+            "[]",
+            "1",
+            "\"{}\"",
+            "{",
+            "{\"a\"",
+            "{\"a\":",
+            "{\"a\":1",
+            "{\"a\":}",
+            "{}x",
+            "{a:1}",
+            "{\"a\":\"",
+            "{\"a\":[}",
+        ] {
+            assert_eq!(Object::read(&Bytes::from(text)).err(), Some(NotAnObject), "{text}");
+        }
+    }
+
     proptest! {
+        #[test]
+        fn any_bytes_at_all_are_read_without_harm(bytes in prop::collection::vec(prop::sample::select(&b"{}[]\":,\\u01 \n-.eat"[..]), 0..32)) {
+            if let Ok(object) = Object::read(&Bytes::from(bytes)) {
+                drop(object.repeated());
+                prop_assert!(object.members().count() < 32);
+            }
+        }
+
         #[test]
         fn removing_any_members_leaves_the_others(
             keys in prop::collection::vec("[a-e]{1,2}", 0..6),
@@ -409,7 +525,7 @@ mod tests {
                 .map(|(n, key)| format!("{pad}\"{key}\"{pad}:{pad}{n}{pad}")).collect();
             let text = format!("{{{pad}{}}}", body.join(","));
             let out = edited(&text, |e| for key in &gone { e.remove(key); });
-            let left: Vec<_> = object(&out).members().map(|(k, v)| (k.to_owned(), v)).collect();
+            let left: Vec<_> = object(&out).members().map(|(k, v)| (k.into_owned(), v)).collect();
             let want: Vec<_> = keys.iter().enumerate().filter(|(_, key)| !gone.contains(key))
                 .map(|(n, key)| (key.clone(), Bytes::from(n.to_string()))).collect();
             prop_assert_eq!(left, want, "{} -> {}", text, out);

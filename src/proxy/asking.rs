@@ -9,8 +9,9 @@ use super::{
 };
 use crate::{
     bridge::{
+        describe::server_info_meta,
         elicit::{self, Keys},
-        raise,
+        plan, raise,
         resume::{Binding, Resumes, State},
     },
     dialect::{Call, Caller},
@@ -20,14 +21,14 @@ use crate::{
         splice::Object,
     },
     runtime::random,
-    task::TaskId,
+    task::{Record, TaskId, view},
     telemetry::QuestionRefused,
     upstream::{Answer, Description, Question},
 };
 use bytes::Bytes;
 use http::StatusCode;
 use serde_json::Value;
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 use tokio::sync::mpsc;
 
 /// A question that can be put to the client.
@@ -135,24 +136,60 @@ fn declines(answer: &Bytes) -> bool {
 /// Brings a client back to its parked call; what comes of it arrives on the returned channel.
 ///
 /// # Errors
-/// The refusal where the call has ended, or is held by nobody here.
+/// What there is to say where the call waits for nobody any more.
 pub(super) async fn rejoin(
     shared: &Shared,
     caller: &Caller,
     call: &Call,
+    server: &Description,
     id: &TaskId,
     answers: InputResponses,
     defer_after: Option<Duration>,
 ) -> Result<mpsc::Receiver<Item>, Box<Reply>> {
     let (items, received) = mpsc::channel(8);
-    let attached =
-        Attached { call: call.without_bytes(), declares_tasks: caller.capabilities.declares_tasks(), items };
+    let declares_tasks = caller.capabilities.declares_tasks();
+    let capabilities = Arc::clone(&caller.capabilities);
+    let attached = Attached { call: call.without_bytes(), capabilities, items };
     let retry = Retry { attached, answers: answers.detached(), defer_after };
     if shared.tasks.tell(id, Control::Retry(Box::new(retry))).await {
         Ok(received)
     } else {
-        Err(Box::new(gone(call)))
+        Err(Box::new(too_late(shared, call, server, id, declares_tasks).await))
     }
+}
+
+/// The answer to a retry whose call waits for nobody any more. If it has become a task since, that
+/// is what the client is given: a client that were told to make its call anew would have it twice.
+pub(super) async fn too_late(
+    shared: &Shared,
+    call: &Call,
+    server: &Description,
+    id: &TaskId,
+    declares_tasks: bool,
+) -> Reply {
+    let now = shared.clock.timestamp();
+    match shared.tasks.load(id).await.filter(|record| !record.is_expired(now)) {
+        Some(record) if declares_tasks => {
+            reply::handle(call, &created(shared, &record, server), id.clone(), None)
+        }
+        Some(_) => became_a_task(call),
+        None => gone(call),
+    }
+}
+
+/// A task as its client first hears of it.
+pub(super) fn created(shared: &Shared, record: &Record, server: &Description) -> Vec<u8> {
+    let about = server_info_meta(&server.server_info);
+    view::created(record, shared.clock.timestamp(), shared.tasks.poll_bounds(), Some(&about))
+}
+
+/// The refusal of a retry that cannot be given the task its call has become.
+pub(super) fn became_a_task(call: &Call) -> Reply {
+    let error = ErrorObject::missing_capability(
+        "the call that `requestState` belongs to has become a task; send the same again, declaring the tasks extension, to be given it",
+        &plan::tasks(),
+    );
+    reply::refuse(call, StatusCode::BAD_REQUEST, &error)
 }
 
 /// The refusal of a retry whose call is no more.
@@ -165,7 +202,8 @@ pub(super) fn gone(call: &Call) -> Reply {
 }
 
 /// What a call that ended in `-32042` is answered with: the addresses to visit, and a state with
-/// which the call is made again. `None` for any other end.
+/// which the call is made again. `None` for any other end. `binding` is asked for only then: it costs
+/// a digest.
 pub(super) fn again(
     shared: &Shared,
     caller: &Caller,
@@ -187,7 +225,6 @@ pub(super) fn again(
         resumes: Resumes::Again,
         round: 1,
         expires: shared.clock.timestamp() + shared.route.questions.park,
-        // It reads and sorts all of the parameters, which few calls need.
         binding: binding(),
     };
     let sealed = shared.keyring.seal(&state, random());

@@ -20,16 +20,16 @@ use crate::{
     bridge::{Action, Exchange, Plan, catalogue, exchange::Patience, plan, raise},
     dialect::{Call, Caller},
     policy::Treatment,
-    protocol::{ErrorObject, InputResponses, Method, code, headers},
+    protocol::{ErrorObject, Frame, InputResponses, Method, code, headers},
     telemetry::WouldDefer,
-    upstream::{Description, Event, Identity, Replies, Request},
+    upstream::{Description, Event, Identity, Lost, Replies, Request},
 };
-use futures_util::StreamExt;
+use futures_util::{StreamExt, future::ready, stream};
 use http::StatusCode;
 use serde_json::Value;
 use std::{
     future::pending,
-    sync::Arc,
+    sync::{Arc, OnceLock},
     time::{Duration, Instant},
 };
 use tokio::{sync::mpsc, time::sleep_until};
@@ -37,8 +37,8 @@ use tokio::{sync::mpsc, time::sleep_until};
 /// One call and its client.
 pub(super) struct Attended {
     shared: Arc<Shared>,
-    call: Call,
-    caller: Caller,
+    call: Arc<Call>,
+    caller: Arc<Caller>,
     stage: Stage,
     /// Time spent waiting for the server.
     waited: Duration,
@@ -60,10 +60,17 @@ enum Stage {
     Ended,
 }
 
+/// Who the server is, or the refusal of a call that it does not serve.
+type Prepared = Result<Arc<Description>, Box<Reply>>;
+
+/// The server of a call, once it has spoken.
+#[derive(Clone, Default)]
+pub(super) struct Server(Arc<OnceLock<Arc<Description>>>);
+
 struct Inline {
     exchange: Exchange<Word>,
     replies: Replies,
-    server: Arc<Description>,
+    server: Server,
     treatment: Treatment,
     observed_after: Option<Duration>,
     refused: Option<Value>,
@@ -74,36 +81,43 @@ struct Inline {
 
 impl Attended {
     pub(super) fn new(shared: Arc<Shared>, call: Call, caller: Caller) -> Self {
-        Self { shared, call, caller, stage: Stage::Fresh, waited: Duration::ZERO }
+        Self {
+            shared,
+            call: Arc::new(call),
+            caller: Arc::new(caller),
+            stage: Stage::Fresh,
+            waited: Duration::ZERO,
+        }
     }
 
-    /// Everything up to the moment the call is sent.
+    /// Everything up to the moment the call is sent. A handshake or a list that takes longer than
+    /// the threshold does not hold up the handle: the call is then a task before it is sent.
     async fn start(&mut self) -> Result<(), Box<Reply>> {
-        let identity = Identity::of(&self.caller);
-        let began = self.shared.clock.now();
-        let server = self.shared.upstream.describe(&identity).await;
-        self.waited += self.shared.clock.now() - began;
-        let server = server.map_err(|lost| {
-            Box::new(reply::to_client(
-                &self.call,
-                &self.shared.route,
-                &Description::unknown(),
-                Word::Lost(lost),
-                None,
-            ))
-        })?;
-        if !self.shared.serves(&self.call.method, &server) {
-            return Err(Box::new(reply::not_served(&self.call)));
-        }
-        let came = match self.call.method.may_ask() {
-            true => asking::came_with(&self.shared, &self.caller, &self.call)?,
-            false => Came::Fresh(InputResponses::default()),
-        };
         let treatment = self.shared.route.treatment(self.call.target.as_deref().unwrap_or_default());
-        if self.call.method == Method::ToolsCall {
-            check_mirrored(&self.shared, &self.call, &self.caller).await?;
+        let planned = plan(&self.call, &self.caller, &treatment);
+        let came = match self.call.method.may_ask() {
+            true => asking::came_with(&self.shared, &self.caller, &self.call),
+            false => Ok(Came::Fresh(InputResponses::default())),
+        };
+        let began = self.shared.clock.now();
+        // A client that comes back waits for its call, wherever that is.
+        let due = match (&planned, &came) {
+            (Plan::Defer { after }, Ok(Came::Fresh(_) | Came::Again)) => Some(began + *after),
+            _ => None,
+        };
+        let mut preparing =
+            Box::pin(prepare(Arc::clone(&self.shared), Arc::clone(&self.call), Arc::clone(&self.caller)));
+        let prepared = tokio::select! {
+            biased;
+            prepared = &mut preparing => Some(prepared),
+            () = reached(due) => None,
+        };
+        self.waited += self.shared.clock.now() - began;
+        let server = Server::default();
+        if let Some(prepared) = prepared {
+            server.learn(prepared?);
         }
-        let (defer_after, observed_after) = match plan(&self.call, &self.caller, &treatment) {
+        let (defer_after, observed_after) = match planned {
             Plan::Hold => (None, None),
             Plan::Observe { after } => (None, Some(after)),
             Plan::Defer { after } => (Some(after), None),
@@ -111,38 +125,33 @@ impl Attended {
                 return Err(Box::new(reply::refuse(&self.call, StatusCode::BAD_REQUEST, &error)));
             }
         };
-        let supplied = match came {
+        let supplied = match came? {
             Came::Fresh(answers) => answers,
             Came::Again => InputResponses::default(),
             Came::Back(id, answers) => {
-                let items =
-                    asking::rejoin(&self.shared, &self.caller, &self.call, &id, answers, defer_after).await?;
+                let server = server.known();
+                let (shared, caller, call) = (&self.shared, &self.caller, &self.call);
+                let items = asking::rejoin(shared, caller, call, &server, &id, answers, defer_after).await?;
                 self.stage = Stage::Moved { items, since: self.shared.clock.now() };
                 return Ok(());
             }
         };
-        // What may become a task is watched: its progress is shown in the task's status message.
-        let wants_progress = self.call.progress_token.is_some() || defer_after.is_some();
-        let id = self.shared.next_id();
-        let request = Request {
-            caller: identity,
-            id,
-            method: self.call.method.clone(),
-            target: self.call.target.clone(),
-            body: raise::request(&self.call, id, wants_progress),
-            headers: std::mem::take(&mut self.call.headers),
+        let is_late = !server.is_known();
+        let (shared, call, caller) = (&self.shared, &self.call, &self.caller);
+        let replies = match is_late {
+            false => shared.upstream.call(request(shared, call, caller, defer_after)),
+            true => prepared_later(preparing, shared, call, caller, &server, defer_after),
         };
-        let now = self.shared.clock.now();
+        let patience = Patience {
+            defer_after,
+            settle: self.shared.route.questions.settle,
+            park: self.shared.route.questions.park,
+        };
+        let sent = if is_late { began } else { self.shared.clock.now() };
+        let exchange = Exchange::new(patience, sent);
         self.stage = Stage::Inline(Inline {
-            exchange: Exchange::new(
-                Patience {
-                    defer_after,
-                    settle: self.shared.route.questions.settle,
-                    park: self.shared.route.questions.park,
-                },
-                now,
-            ),
-            replies: self.shared.upstream.call(request),
+            exchange,
+            replies,
             server,
             treatment,
             observed_after,
@@ -161,7 +170,7 @@ impl Attended {
             biased;
             event = inline.replies.next() => {
                 self.waited += self.shared.clock.now() - began;
-                match event.unwrap_or(Event::Lost(crate::upstream::Lost::SessionEnded)) {
+                match event.unwrap_or(Event::Lost(Lost::SessionEnded)) {
                     Event::Notice(frame) => return raise::notice(&self.call, &frame).map(Item::Notice),
                     Event::Question(question) => {
                         if self.caller.capabilities.can_be_asked() {
@@ -186,13 +195,19 @@ impl Attended {
             None => None,
             Some(Action::Reply(word)) => {
                 let binding = || asking::binding(&self.shared, &self.caller, &self.call);
-                let reply =
-                    asking::again(&self.shared, &self.caller, &self.call, &inline.server, binding, &word);
+                let reply = asking::again(
+                    &self.shared,
+                    &self.caller,
+                    &self.call,
+                    &inline.server.known(),
+                    binding,
+                    &word,
+                );
                 let reply = reply.unwrap_or_else(|| {
                     reply::to_client(
                         &self.call,
                         &self.shared.route,
-                        &inline.server,
+                        &inline.server.known(),
                         word,
                         inline.refused.as_ref(),
                     )
@@ -225,8 +240,8 @@ impl Attended {
         Held::take_over(
             &self.shared,
             HandedOver {
-                call: self.call.clone(),
-                caller: self.caller.clone(),
+                call: Call::clone(&self.call),
+                caller: Caller::clone(&self.caller),
                 server: inline.server,
                 treatment: inline.treatment,
                 exchange: inline.exchange,
@@ -238,7 +253,7 @@ impl Attended {
             },
         );
         // Nothing of it is needed here any more, and it may be megabytes.
-        self.call = self.call.without_bytes();
+        self.call = Arc::new(self.call.without_bytes());
         self.stage = Stage::Moved { items: received, since: self.shared.clock.now() };
     }
 
@@ -283,6 +298,82 @@ impl Conversation for Attended {
                 Stage::Ended => return None,
             }
         }
+    }
+}
+
+/// Learns who the server is, and judges the call by that.
+async fn prepare(shared: Arc<Shared>, call: Arc<Call>, caller: Arc<Caller>) -> Prepared {
+    let server = shared.upstream.describe(&Identity::of(&caller)).await.map_err(|lost| {
+        let unknown = Description::unknown();
+        Box::new(reply::to_client(&call, &shared.route, &unknown, Word::Lost(lost), None))
+    })?;
+    if !shared.serves(&call.method, &server) {
+        return Err(Box::new(reply::not_served(&call)));
+    }
+    if call.method == Method::ToolsCall {
+        check_mirrored(&shared, &call, &caller).await?;
+    }
+    Ok(server)
+}
+
+/// The call as it is sent.
+fn request(shared: &Shared, call: &Call, caller: &Caller, defer_after: Option<Duration>) -> Request {
+    let id = shared.next_id();
+    // What may become a task is watched: its progress is shown in the task's status message.
+    let wants_progress = call.progress_token.is_some() || defer_after.is_some();
+    Request {
+        caller: Identity::of(caller),
+        id,
+        method: call.method.clone(),
+        target: call.target.clone(),
+        body: raise::request(call, id, wants_progress),
+        headers: call.headers.clone(),
+    }
+}
+
+/// A call whose client waits no longer while its server is still being made ready. What judges it
+/// then, ends it.
+fn prepared_later(
+    preparing: impl Future<Output = Prepared> + Send + 'static,
+    shared: &Arc<Shared>,
+    call: &Arc<Call>,
+    caller: &Arc<Caller>,
+    server: &Server,
+    defer_after: Option<Duration>,
+) -> Replies {
+    let (shared, call, caller) = (Arc::clone(shared), Arc::clone(call), Arc::clone(caller));
+    let server = server.clone();
+    let replies = async move {
+        match preparing.await {
+            Ok(known) => {
+                server.learn(known);
+                shared.upstream.call(request(&shared, &call, &caller, defer_after))
+            }
+            Err(refusal) => {
+                let refused = Frame::parse(refusal.body)
+                    .map_or_else(|error| Event::Lost(Lost::Invalid(error.to_string())), Event::Final);
+                stream::once(ready(refused)).boxed()
+            }
+        }
+    };
+    stream::once(replies).flatten().boxed()
+}
+
+// === impl Server ===
+
+impl Server {
+    /// What the server said of itself; a stand-in until it has.
+    pub(super) fn known(&self) -> Arc<Description> {
+        self.0.get().map_or_else(|| Arc::new(Description::unknown()), Arc::clone)
+    }
+
+    fn is_known(&self) -> bool {
+        self.0.get().is_some()
+    }
+
+    fn learn(&self, description: Arc<Description>) {
+        // Once: a call has one server.
+        let _ = self.0.set(description);
     }
 }
 

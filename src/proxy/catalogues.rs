@@ -68,11 +68,15 @@ impl Catalogues {
         let mut entry = entry.lock().await;
         if !entry.is_fresh(clock.now()) {
             // Watched from before it is read: a change in between is then seen at the next call.
-            entry.changes = Some(upstream.overhear(caller.principal));
+            entry.changes = Some(upstream.changes(caller.principal));
             entry.reading = None;
             entry.reading = Some(match read(upstream, caller, next_id).await {
                 Some(catalogue) => Reading::Known(Arc::new(catalogue)),
-                None => Reading::Failed { until: clock.now() + RETRY },
+                None => {
+                    // What came of the failure itself, a session given up, is no change.
+                    entry.changes = Some(upstream.changes(caller.principal));
+                    Reading::Failed { until: clock.now() + RETRY }
+                }
             });
         }
         match entry.reading.as_ref()? {

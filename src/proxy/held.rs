@@ -10,7 +10,7 @@
 use super::{
     Commit, Item,
     asking::{self, Asked},
-    attended::reached,
+    attended::{Server, reached},
     endpoint::Shared,
     reply::{self, Verdict, Word},
     tasks::{Control, Hold, Parked},
@@ -18,7 +18,6 @@ use super::{
 use crate::{
     bridge::{
         Action, Exchange,
-        describe::server_info_meta,
         elicit::{self, Keys},
         exchange::{Ask, Phase},
         raise,
@@ -27,19 +26,20 @@ use crate::{
     dialect::{Call, Caller},
     policy::Treatment,
     protocol::{
-        ErrorObject, Id, code,
+        Capabilities, ErrorObject, Id, code,
         input::{InputRequest, InputResponses},
     },
     runtime::random,
-    task::{self, Effect, Record, view},
+    task::{self, Effect, Record},
     telemetry::QuestionRefused,
-    upstream::{Answer, Description, Event, Lost, Question, Replies},
+    upstream::{Answer, Event, Lost, Question, Replies},
 };
 use bytes::Bytes;
 use futures_util::{
     StreamExt,
     future::{BoxFuture, select_all},
 };
+use http::StatusCode;
 use serde_json::Value;
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -61,7 +61,7 @@ pub(super) struct Held {
     /// Without its bytes: what is left to know of it once it has been sent.
     call: Call,
     caller: Caller,
-    server: Arc<Description>,
+    server: Server,
     treatment: Treatment,
     /// Ties a retry to this very request of this caller.
     binding: Binding,
@@ -84,7 +84,7 @@ pub(super) struct Held {
 pub(super) struct HandedOver {
     pub(super) call: Call,
     pub(super) caller: Caller,
-    pub(super) server: Arc<Description>,
+    pub(super) server: Server,
     pub(super) treatment: Treatment,
     pub(super) exchange: Exchange<Word>,
     pub(super) replies: Replies,
@@ -108,8 +108,9 @@ pub(super) enum First {
 /// A client that waits on its own request.
 pub(super) struct Attached {
     pub(super) call: Call,
-    /// Whether this request may be answered with a task's handle.
-    pub(super) declares_tasks: bool,
+    /// What was declared with this very request: whether it may be answered with a task's handle, and
+    /// what it may be asked.
+    pub(super) capabilities: Arc<Capabilities>,
     pub(super) items: mpsc::Sender<Item>,
 }
 
@@ -178,8 +179,7 @@ impl Held {
         let binding = asking::binding(shared, &caller, &call);
         // Its bytes may be megabytes, and have been sent.
         let call = call.without_bytes();
-        let attached =
-            Attached { call: call.clone(), declares_tasks: caller.capabilities.declares_tasks(), items };
+        let attached = Attached { call: call.clone(), capabilities: Arc::clone(&caller.capabilities), items };
         let held = Self {
             hold: shared.tasks.hold(),
             questions: Questions {
@@ -217,22 +217,18 @@ impl Held {
                 self.carry_out(action).await;
             }
             if self.exchange.is_done() {
-                return self.turn_away().await;
+                return self.close().await;
             }
             let happening = self.wait().await;
             self.handle(happening).await;
         }
     }
 
-    /// Answers those who came back while the last word was given to others.
-    async fn turn_away(mut self) {
-        self.hold.close();
-        while let Some(control) = self.hold.told().await {
-            match control {
-                Control::Retry(retry) => {
-                    let gone = asking::gone(&retry.attached.call);
-                    retry.attached.tell(gone.into()).await;
-                }
+    /// Whoever came back in this very moment is answered, too.
+    async fn close(mut self) {
+        for told in self.hold.close().await {
+            match told {
+                Control::Retry(retry) => self.turn_away(retry.attached).await,
                 Control::Answered(_) | Control::Cancelled => {}
             }
         }
@@ -303,8 +299,8 @@ impl Held {
             }
             Action::AskInTask(ask) => self.ask_in_task(ask).await,
             Action::WithdrawInTask(ask) => {
-                if let Some(open) = self.questions.open.remove(&ask) {
-                    let event = task::Event::Withdrawn { key: open.key };
+                if let Some(key) = self.questions.withdraw(ask) {
+                    let event = task::Event::Withdrawn { key };
                     self.shared.tasks.apply(self.hold.id(), event).await;
                 }
             }
@@ -336,7 +332,7 @@ impl Held {
                 if let Some(ask) = self.questions.find(&id) {
                     self.exchange.handle_withdrawn(ask);
                     if matches!(self.exchange.phase(), Phase::Inline | Phase::Parked | Phase::Deferring) {
-                        self.questions.open.remove(&ask);
+                        self.questions.withdraw(ask);
                     }
                 }
             }
@@ -367,14 +363,7 @@ impl Held {
     async fn came_back(&mut self, retry: Retry) {
         let Retry { attached, mut answers, defer_after } = retry;
         if matches!(self.exchange.phase(), Phase::Handing | Phase::Deferred) {
-            // It became a task since: the same handle again, for whoever may have one.
-            let reply = match self.shared.tasks.load(self.hold.id()).await {
-                Some(record) if attached.declares_tasks => {
-                    reply::success(&attached.call, &self.created(&record))
-                }
-                _ => asking::gone(&attached.call),
-            };
-            return attached.tell(reply.into()).await;
+            return self.turn_away(attached).await;
         }
         if self.exchange.phase() == Phase::Abandoned {
             return attached.tell(asking::gone(&attached.call).into()).await;
@@ -394,6 +383,15 @@ impl Held {
         self.exchange.handle_retry(&answered, defer_after, self.shared.clock.now());
     }
 
+    /// Answers a client that came back too late to wait for the call itself.
+    async fn turn_away(&mut self, attached: Attached) {
+        let declares_tasks = attached.capabilities.declares_tasks();
+        let id = self.hold.id();
+        let reply =
+            asking::too_late(&self.shared, &attached.call, &self.server.known(), id, declares_tasks).await;
+        attached.tell(reply.into()).await;
+    }
+
     /// Answers everybody who waits with the questions that are open, and lets them go: the call is
     /// parked already, so that their leaving is no departure.
     async fn ask(&mut self, asks: &BTreeSet<Ask>) {
@@ -408,9 +406,16 @@ impl Held {
         let sealed = self.shared.keyring.seal(&state, random());
         let open = asks.iter().filter_map(|ask| self.questions.open.get(ask));
         let questions: Vec<_> = open.map(|open| (open.key.as_str(), &open.request)).collect();
-        let result = elicit::input_required(questions, &sealed, &self.server.server_info);
+        let result = elicit::input_required(questions, &sealed, &self.server.known().server_info);
         for attached in std::mem::take(&mut self.attached) {
-            attached.tell(reply::input_required(&attached.call, &result).into()).await;
+            let reply = match attached.lacks(asks.iter().filter_map(|ask| self.questions.open.get(ask))) {
+                None => reply::input_required(&attached.call, &result),
+                // 2026-07-28, *MRTR, Server Requirements*: nothing that was not declared.
+                Some(missing) => {
+                    reply::refuse(&attached.call, StatusCode::BAD_REQUEST, &raise::question_refused(&missing))
+                }
+            };
+            attached.tell(reply.into()).await;
         }
     }
 
@@ -432,7 +437,7 @@ impl Held {
                 &self.shared,
                 &self.caller,
                 &attached.call,
-                &self.server,
+                &self.server.known(),
                 || self.binding,
                 word,
             )
@@ -440,7 +445,7 @@ impl Held {
                 reply::to_client(
                     &attached.call,
                     &self.shared.route,
-                    &self.server,
+                    &self.server.known(),
                     word.clone(),
                     self.refused.as_ref(),
                 )
@@ -456,7 +461,8 @@ impl Held {
         let owner = self.shared.owner(&self.caller);
         let record = Record::new(self.hold.id().clone(), owner, tool, self.treatment.retention, now);
         let tasks = Arc::clone(&self.shared.tasks);
-        Box::pin(async move { tasks.admit(record).await })
+        let parked = self.parked.is_some();
+        Box::pin(async move { tasks.admit(record, parked).await })
     }
 
     async fn give_handle(&mut self) {
@@ -465,27 +471,18 @@ impl Held {
             self.exchange.handle_departed();
             return;
         };
-        let created = self.created(&record);
+        let created = asking::created(&self.shared, &record, &self.server.known());
         let (confirm, committed) = oneshot::channel();
         let mut commit = Some(Commit(confirm));
         self.committed = Some(committed);
         for attached in std::mem::take(&mut self.attached) {
-            let reply = if attached.declares_tasks {
+            let reply = if attached.capabilities.declares_tasks() {
                 reply::handle(&attached.call, &created, self.hold.id().clone(), commit.take())
             } else {
-                asking::gone(&attached.call)
+                asking::became_a_task(&attached.call)
             };
             attached.tell(reply.into()).await;
         }
-    }
-
-    fn created(&self, record: &Record) -> Vec<u8> {
-        view::created(
-            record,
-            self.shared.clock.timestamp(),
-            self.shared.tasks.poll_bounds(),
-            Some(&server_info_meta(&self.server.server_info)),
-        )
     }
 
     async fn write_progress(&mut self) {
@@ -498,7 +495,7 @@ impl Held {
         // The upstream stream has ended: let its connection go before anything else.
         self.replies = None;
         let verdict =
-            reply::verdict(&self.call, &self.shared.route, &self.server, word, self.refused.as_ref());
+            reply::verdict(&self.call, &self.shared.route, &self.server.known(), word, self.refused.as_ref());
         let limit = self.shared.tasks.result_limit();
         let event = match verdict {
             Verdict::Result(result) if result.len() > limit => failed(&ErrorObject::new(
@@ -525,6 +522,14 @@ impl Attached {
     /// Gives the client something. That it has left is noticed elsewhere.
     async fn tell(&self, item: Item) {
         let _ = self.items.send(item).await;
+    }
+
+    /// What a client would have had to declare with this request to be asked all of these.
+    fn lacks<'a>(&self, mut questions: impl Iterator<Item = &'a Open>) -> Option<Value> {
+        questions.find_map(|open| {
+            let request = &open.request;
+            self.capabilities.missing_for(&request.kind().method(), request.params().as_ref())
+        })
     }
 }
 
@@ -563,6 +568,13 @@ impl Questions {
         if let Some(open) = self.open.remove(&ask) {
             open.answer.send(Ok(response));
         }
+    }
+
+    /// The server took a question back; gives the key it had.
+    fn withdraw(&mut self, ask: Ask) -> Option<String> {
+        let open = self.open.remove(&ask)?;
+        open.answer.withdrawn();
+        Some(open.key)
     }
 
     /// Nobody answers any more: the server is told so in the way of the question.

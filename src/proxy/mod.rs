@@ -66,6 +66,8 @@ pub struct Reply {
 pub struct Account {
     pub outcome: Outcome,
     pub task: Option<TaskId>,
+    /// The status of the task that was shown.
+    pub shown: Option<&'static str>,
     /// Time spent waiting for the server.
     pub upstream: Duration,
 }

@@ -13,7 +13,6 @@ use crate::{
 use bytes::Bytes;
 use http::{HeaderMap, StatusCode, header};
 use serde_json::Value;
-use std::time::Duration;
 
 /// How an upstream call ended.
 #[derive(Clone, Debug)]
@@ -52,7 +51,7 @@ pub(super) fn to_client(
         && !stands_for_an_error(call, route, result)
     {
         // The common case, in one pass over the server's bytes.
-        return match raise::response(call, frame.as_bytes(), result, &server.server_info) {
+        return match raise::response(call, frame, &server.server_info) {
             Ok(body) => Reply::new(StatusCode::OK, body, Outcome::Result),
             Err(error) => invalid(call, &error.to_string()),
         };
@@ -179,7 +178,7 @@ pub(super) fn success(call: &Call, result: &[u8]) -> Reply {
 pub(super) fn handle(call: &Call, created: &[u8], task: TaskId, commit: Option<Commit>) -> Reply {
     let mut reply = success(call, created);
     reply.commit = commit;
-    reply.account = Account { outcome: Outcome::Task, task: Some(task), upstream: Duration::ZERO };
+    reply.account = Account { outcome: Outcome::Task, task: Some(task), ..Account::default() };
     reply
 }
 

@@ -12,7 +12,7 @@ use crate::{
     runtime::{Clock, random},
     store::{self, Store, StoreError, Updated},
     task::{Effect, Event, Owner, Record, State, TaskId, view},
-    telemetry::{LookupFailed, QuotaFull, StoreFailed, TaskRead, TaskTransition},
+    telemetry::{LookupFailed, QuotaFull, StoreFailed, TaskTransition},
 };
 use bytes::Bytes;
 use dashmap::DashMap;
@@ -111,10 +111,10 @@ impl Tasks {
     }
 
     /// Stores a new task; says whether it did. Where a quota is full, or the store fails, the call
-    /// stays synchronous: nothing that runs is evicted.
-    pub(super) async fn admit(&self, record: Record) -> bool {
+    /// stays synchronous: nothing that runs is evicted. A call that is `parked` takes the place it has.
+    pub(super) async fn admit(&self, record: Record, parked: bool) -> bool {
         let principal = shown(&record.owner.principal);
-        if !self.has_room(principal).await {
+        if !self.has_room(principal, usize::from(parked)).await {
             return false;
         }
         let (id, tool) = (record.id.clone(), record.tool.clone());
@@ -130,7 +130,7 @@ impl Tasks {
 
     /// Counts one more call that waits for its client's answers, unless a quota is full.
     pub(super) async fn park(self: &Arc<Self>, principal: Principal) -> Option<Parked> {
-        if !self.has_room(principal).await {
+        if !self.has_room(principal, 0).await {
             return None;
         }
         *self.parked.entry(principal).or_default() += 1;
@@ -139,20 +139,22 @@ impl Tasks {
     }
 
     /// Whether a principal may have one more task, or one more call that waits for answers: both
-    /// hold a call at the server for as long as the client likes.
-    async fn has_room(&self, principal: Principal) -> bool {
+    /// hold a call at the server for as long as the client likes. `places` of those that wait are
+    /// those of the asker.
+    async fn has_room(&self, principal: Principal, places: usize) -> bool {
         let usage = match self.store.usage(principal.as_bytes()).await {
             Ok(usage) => usage,
             Err(error) => return self.failed("counting tasks", &error),
         };
-        let parked = self.parked.get(&principal).map_or(0, |count| *count);
+        let parked = self.parked.get(&principal).map_or(0, |count| *count).saturating_sub(places);
+        let parked_in_all = self.parked_in_all.load(Ordering::Relaxed).saturating_sub(places);
         let full = [
             (
                 "limits.tasks_per_principal",
                 usage.tasks_of_principal + parked,
                 self.quotas.tasks_per_principal,
             ),
-            ("limits.tasks", usage.tasks + self.parked_in_all.load(Ordering::Relaxed), self.quotas.tasks),
+            ("limits.tasks", usage.tasks + parked_in_all, self.quotas.tasks),
             ("limits.stored_bytes", usage.stored_bytes, self.quotas.stored_bytes),
         ];
         let full = full.into_iter().find(|(_, used, limit)| used >= limit);
@@ -224,12 +226,11 @@ impl Tasks {
             Ok(record) => record,
             Err(reply) => return *reply,
         };
-        let status = record.state.status();
-        TaskRead { task: &record.id, principal: &caller.principal, status }.emit();
-        reply::success(
-            call,
-            &view::detailed(&record, self.clock.timestamp(), self.quotas.poll_interval, None),
-        )
+        let view = view::detailed(&record, self.clock.timestamp(), self.quotas.poll_interval, None);
+        let mut reply = reply::success(call, &view);
+        // The audit trail of retrievals is in the access line.
+        reply.account.shown = Some(record.state.status());
+        reply
     }
 
     /// `tasks/update` (tasks extension, *Task Update Requests*): acknowledged; answers to what is
@@ -383,14 +384,19 @@ impl Hold {
         &self.id
     }
 
-    /// Nothing more can be told to the call; what it was told already it still hears.
-    pub(super) fn close(&mut self) {
-        self.control.close();
-    }
-
     /// The next thing the call is told.
     pub(super) async fn told(&mut self) -> Option<Control> {
         self.control.recv().await
+    }
+
+    /// Nothing more is told to the call. Gives what it was told and has not heard.
+    pub(super) async fn close(&mut self) -> Vec<Control> {
+        self.control.close();
+        let mut rest = Vec::new();
+        while let Some(told) = self.control.recv().await {
+            rest.push(told);
+        }
+        rest
     }
 }
 

@@ -50,6 +50,11 @@ impl Stopping {
         *self.stop.borrow()
     }
 
+    /// Resolves when it was time to stop and all work has ended since.
+    pub async fn is_over(&self) {
+        self.tracker.wait().await;
+    }
+
     /// Work that the drain waits for, for as long as the token lives.
     pub fn work(&self) -> TaskTrackerToken {
         self.tracker.token()
@@ -77,5 +82,17 @@ mod tests {
         assert!(!stopping.is_stopped());
         assert_eq!(drain.stop(Duration::from_secs(30)).await, 1);
         assert!(stopping.is_stopped());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn work_that_was_given_up_on_may_still_be_waited_for() {
+        let (drain, stopping) = Drain::new();
+        let work = stopping.work();
+        assert_eq!(drain.stop(Duration::from_secs(30)).await, 1);
+        let over = stopping.is_over();
+        tokio::pin!(over);
+        assert!(futures_util::poll!(&mut over).is_pending());
+        drop(work);
+        over.await;
     }
 }

@@ -36,6 +36,8 @@ pub struct Access<'a> {
     pub server_era: &'a str,
     /// The task the call became.
     pub task: Option<&'a dyn fmt::Display>,
+    /// The status of the task that was shown: with the target, the trail of retrievals.
+    pub shown: Option<&'a str>,
     pub status: u16,
     pub outcome: Outcome,
     /// Time spent waiting for the server.
@@ -51,13 +53,6 @@ pub struct TaskTransition<'a> {
     pub principal: &'a dyn fmt::Display,
     pub from: &'a str,
     pub to: &'a str,
-}
-
-/// A task was shown to its owner.
-pub struct TaskRead<'a> {
-    pub task: &'a dyn fmt::Display,
-    pub principal: &'a dyn fmt::Display,
-    pub status: &'a str,
 }
 
 /// Somebody asked for a task that is not there, or not theirs.
@@ -131,10 +126,11 @@ impl Access<'_> {
             client = self.client_era,
             server = self.server_era,
             task = self.task.map(tracing::field::display),
+            shown = self.shown,
             status = self.status,
             outcome = self.outcome.as_str(),
-            upstream_ms = millis(self.upstream),
-            own_ms = millis(self.own),
+            upstream_us = micros(self.upstream),
+            own_us = micros(self.own),
         );
     }
 }
@@ -151,20 +147,6 @@ impl TaskTransition<'_> {
             principal = %self.principal,
             from = self.from,
             to = self.to,
-        );
-    }
-}
-
-// === impl TaskRead ===
-
-impl TaskRead<'_> {
-    pub fn emit(&self) {
-        tracing::info!(
-            target: "deferral::task",
-            event = "read",
-            task = %self.task,
-            principal = %self.principal,
-            status = self.status,
         );
     }
 }
@@ -233,4 +215,9 @@ impl Drained {
 /// Milliseconds with three decimals.
 fn millis(duration: Duration) -> f64 {
     (duration.as_secs_f64() * 1e6).round() / 1e3
+}
+
+/// Whole microseconds.
+fn micros(duration: Duration) -> u64 {
+    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
 }

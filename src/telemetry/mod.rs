@@ -4,6 +4,6 @@ mod events;
 pub mod log;
 
 pub use events::{
-    Access, Drained, LookupFailed, Outcome, QuestionRefused, QuotaFull, StoreFailed, TaskRead,
-    TaskTransition, WouldDefer,
+    Access, Drained, LookupFailed, Outcome, QuestionRefused, QuotaFull, StoreFailed, TaskTransition,
+    WouldDefer,
 };

@@ -31,6 +31,10 @@ impl Answer for Reply {
     fn send(mut self: Box<Self>, outcome: Result<Bytes, Bytes>) {
         self.give(&outcome);
     }
+
+    fn withdrawn(mut self: Box<Self>) {
+        self.id = None;
+    }
 }
 
 impl Drop for Reply {

@@ -181,7 +181,7 @@ impl Session {
         {
             group.lists_from(self);
         }
-        self.reports.tell(report);
+        self.reports.send(report);
     }
 }
 

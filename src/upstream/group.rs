@@ -13,10 +13,13 @@ use futures_util::{
 use std::{
     collections::VecDeque,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
 };
-use tokio::sync::{broadcast, oneshot};
+use tokio::{sync::oneshot, time::sleep};
 
-use super::{Identity, Lost, Report, handshake, peer::Peer, session::Session, subscribe::Subscribed};
+use super::{
+    Identity, Lost, handshake, peer::Peer, reports::Reports, session::Session, subscribe::Subscribed,
+};
 use crate::protocol::Method;
 
 /// The sessions opened on behalf of one identity.
@@ -44,15 +47,6 @@ struct Seats {
     promised: usize,
     /// Who waits for a session, the longest first.
     queue: VecDeque<oneshot::Sender<Turn>>,
-}
-
-/// Where what the sessions of one principal report is told.
-#[derive(Clone, Debug)]
-pub(super) struct Reports {
-    /// To those for whom a session is kept.
-    pub(super) watching: broadcast::Sender<Report>,
-    /// To those who hear what there happens to be.
-    pub(super) overhearing: broadcast::Sender<Report>,
 }
 
 struct Seat {
@@ -83,8 +77,9 @@ enum Turn {
 /// Callers that may wait for a session at the same time, for one identity. Each costs its request;
 /// further ones are told that the server is busy.
 const QUEUE: usize = 1024;
-/// Reports kept for one who does not fetch them; the oldest are dropped first.
-const REPORTS: usize = 256;
+/// The pause before a session for those who listen is tried again. Doubles each time.
+const PAUSE: Duration = Duration::from_secs(1);
+const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 /// Rounds (minutes) after which a session that is not used is closed.
 const QUIET: u32 = 5;
 /// The same for the list session: what it reports may be waited for.
@@ -250,7 +245,11 @@ impl Group {
     }
 
     async fn open(self: &Arc<Self>) -> Result<Arc<Session>, Lost> {
-        let session = handshake::open(&self.peer, self).await?;
+        let session = tokio::select! {
+            opened = handshake::open(&self.peer, self) => opened?,
+            // Whoever waits for it is told at once, not when the server answers.
+            () = self.peer.closing.cancelled() => return Err(Lost::Closing),
+        };
         if self.peer.closing.is_cancelled() {
             // Too late for whoever closes the others.
             session.close().await;
@@ -269,16 +268,47 @@ impl Group {
 
     /// Takes a session out: it has ended, or is to take no more calls.
     pub(super) fn remove(self: &Arc<Self>, session: &Arc<Session>) {
-        {
+        let nobody_hears = {
             let mut seats = self.seats();
             seats.all.retain(|seat| !Arc::ptr_eq(&seat.session, session));
             if seats.lists.as_ref().is_some_and(|lists| Arc::ptr_eq(lists, session)) {
                 // The oldest of the others; what is left of none opens one when it is needed.
                 seats.lists = seats.all.first().map(|seat| seat.session.clone());
             }
+            seats.lists.is_none()
+        };
+        if nobody_hears {
+            self.listen_on();
         }
         self.subscribed.moved(self, session);
         self.pass_on();
+    }
+
+    /// No session is left: where somebody listens, another is opened for that.
+    fn listen_on(self: &Arc<Self>) {
+        self.reports.is_unheard();
+        if !self.reports.is_listened_to() || self.peer.closing.is_cancelled() {
+            return;
+        }
+        let group = self.clone();
+        self.peer.spawn(async move {
+            let closing = group.peer.closing.clone();
+            let mut pause = PAUSE;
+            while group.reports.is_listened_to() && group.lists().await.is_err() {
+                tokio::select! {
+                    () = closing.cancelled() => return,
+                    () = sleep(pause) => pause = (pause * 2).min(LONGEST_PAUSE),
+                }
+            }
+        });
+    }
+
+    /// Waits until there is a session for those who listen, or it is clear that there is none yet.
+    pub(super) async fn has_successor(self: &Arc<Self>) {
+        if self.reports.is_listened_to() {
+            // Whether it works is seen to by `listen_on`.
+            let _ = self.lists().await;
+        }
     }
 
     /// Closes what has not been used for long. Called once a minute. `watched` is whether
@@ -359,25 +389,6 @@ impl Seats {
                 }
             }
         }
-    }
-}
-
-// === impl Reports ===
-
-impl Reports {
-    pub(super) fn new() -> Self {
-        Self { watching: broadcast::Sender::new(REPORTS), overhearing: broadcast::Sender::new(REPORTS) }
-    }
-
-    pub(super) fn tell(&self, report: Report) {
-        // Nobody may be there.
-        let _ = self.overhearing.send(report.clone());
-        let _ = self.watching.send(report);
-    }
-
-    /// Whether somebody wants a session kept.
-    pub(super) fn are_watched(&self) -> bool {
-        self.watching.receiver_count() > 0
     }
 }
 

@@ -8,8 +8,8 @@
 //! its first poll to its last event; `group` says which session it goes to; `session` is one
 //! session and the calls in flight on it, `attribution` whose is what arrives there; `handshake`
 //! opens one and `listen` reads its GET stream; `messages`, `refusal` and `resume` are what an HTTP
-//! answer can turn out to be; `peer` is the server as a whole, `client` and `connection` are the
-//! way there.
+//! answer can turn out to be; `peer` is the server as a whole, `reports` what it says of its own accord, `client`
+//! and `connection` are the way there.
 
 mod answer;
 mod attribution;
@@ -24,6 +24,7 @@ mod message;
 mod messages;
 mod peer;
 mod refusal;
+mod reports;
 mod resume;
 mod session;
 mod streamable;
@@ -54,13 +55,13 @@ pub trait Upstream: Send + Sync + 'static {
     /// there is none.
     fn describe(&self, caller: &Identity) -> BoxFuture<'_, Result<Arc<Description>, Lost>>;
 
-    /// What the server reports of its own accord in any session of this principal. While somebody
-    /// watches, there stays a session in which it can.
+    /// What the server reports of its own accord in any session of this principal. A session is
+    /// kept open for that until the receiver is dropped.
     fn watch(&self, principal: Principal) -> broadcast::Receiver<Report>;
 
-    /// The same for somebody who only wants to know whether what they know still holds: no session
-    /// is kept for their sake, and with the last one the channel closes.
-    fn overhear(&self, principal: Principal) -> broadcast::Receiver<Report>;
+    /// As [`Upstream::watch`], for what was read earlier and may have changed since: nothing is kept
+    /// open for it. Where a change could have gone unheard it reports one, or is closed.
+    fn changes(&self, principal: Principal) -> broadcast::Receiver<Report>;
 
     /// Asks the server to report changes of a resource to this caller, until the guard is dropped.
     fn subscribe<'a>(
@@ -137,6 +138,9 @@ pub trait Answer: Send + Sync {
     /// Sends the JSON-RPC response `{"jsonrpc":"2.0","id":…, <payload>}` where payload is a raw
     /// `result` or `error` value.
     fn send(self: Box<Self>, outcome: Result<Bytes, Bytes>);
+
+    /// The server took the question back, and wants to hear nothing (2025-11-25, *Cancellation*).
+    fn withdrawn(self: Box<Self>);
 }
 
 /// Why there will be no response. Each knows what can be said about whether the call ran.

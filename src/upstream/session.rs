@@ -17,10 +17,11 @@ use tokio_util::sync::CancellationToken;
 use super::{
     Description, Event, Lost, Request,
     client::{self, Answering},
-    group::{Group, Reports},
+    group::Group,
     mailbox::Mailbox,
     message,
     peer::{self, Peer},
+    reports::Reports,
 };
 use crate::protocol::{Id, Revision, headers};
 
@@ -226,7 +227,7 @@ impl Session {
         }
         if close {
             let session = self.clone();
-            self.peer.spawn(async move { session.bid_farewell().await });
+            self.peer.spawn(async move { session.depart().await });
         }
     }
 
@@ -240,6 +241,7 @@ impl Session {
             inside.calls.values().map(|call| call.mailbox.clone()).collect()
         };
         self.over.cancel();
+        self.reports.is_lost();
         if let Some(group) = self.group.upgrade() {
             group.remove(self);
         }
@@ -267,6 +269,14 @@ impl Session {
             cancelled.await;
             self.bid_farewell().await;
         }
+    }
+
+    /// Says goodbye, but not before another session hears what somebody listens for.
+    async fn depart(&self) {
+        if let Some(group) = self.group.upgrade() {
+            group.has_successor().await;
+        }
+        self.bid_farewell().await;
     }
 
     /// Says DELETE. Servers on the Python SDK before 2025-06-18 fail all their sessions for ever
@@ -371,7 +381,7 @@ impl Drop for Stay {
         };
         if close {
             let session = self.session.clone();
-            self.session.peer.spawn(async move { session.bid_farewell().await });
+            self.session.peer.spawn(async move { session.depart().await });
         }
     }
 }

@@ -20,8 +20,9 @@ use super::{
     Config, Description, Document, Identity, Lost, NotStarted, Replies, Report, Request, Subscription,
     Upstream, client,
     exchange::Exchange,
-    group::{Group, Reports},
+    group::Group,
     peer::{self, Peer},
+    reports::Reports,
     subscribe,
 };
 use crate::dialect::{Credentials, Principal};
@@ -78,11 +79,11 @@ impl Upstream for Streamable {
     }
 
     fn watch(&self, principal: Principal) -> broadcast::Receiver<Report> {
-        self.0.reports(principal).watching.subscribe()
+        self.0.reports(principal).listen()
     }
 
-    fn overhear(&self, principal: Principal) -> broadcast::Receiver<Report> {
-        self.0.reports(principal).overhearing.subscribe()
+    fn changes(&self, principal: Principal) -> broadcast::Receiver<Report> {
+        self.0.reports(principal).changes()
     }
 
     fn subscribe<'a>(
@@ -129,11 +130,11 @@ impl Inner {
     fn sweep(&self) {
         self.peer.client.sweep();
         for group in &self.groups {
-            group.sweep(group.reports.are_watched());
+            group.sweep(group.reports.is_listened_to());
         }
         // A group is handed out under its shard's lock, so one that only the map holds is nobody's.
         self.groups.retain(|_, group| Arc::strong_count(group) > 1 || !group.is_empty());
-        self.reports.retain(|_, reports| reports.are_watched() || reports.watching.strong_count() > 1);
+        self.reports.retain(|_, reports| reports.is_needed());
     }
 
     async fn fetch(&self, path: &str, credentials: &Credentials) -> Result<Document, Lost> {

@@ -42,7 +42,7 @@ PAIRS = [
     ("python-typescript", "python", "typescript"),
     ("typescript-typescript", "typescript", "typescript"),
 ]
-GROUPS = "modern,core,tasks,fastmcp"
+GROUPS = "modern,core,tasks,fastmcp,questions,task-questions"
 DIRECT_GROUPS = "legacy,core,questions"
 VENVS = {"server": "requirements-server.txt", "client": "requirements-client.txt"}
 
@@ -292,7 +292,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--node", default="node", help="Node >= 20")
     parser.add_argument(
         "--groups",
-        help=f"which checks (default: {GROUPS}; with --direct {DIRECT_GROUPS}); also legacy, questions, task-questions, extra",
+        help=f"which checks (default: {GROUPS}; with --direct {DIRECT_GROUPS}); also legacy, extra",
     )
     parser.add_argument("--pair", action="append", choices=[name for name, _, _ in PAIRS], help="only this pair")
     parser.add_argument("--only", help="only the checks whose name contains this")

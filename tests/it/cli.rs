@@ -4,7 +4,7 @@ use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
 use hyper_util::{client::legacy::Client, rt::TokioExecutor};
 use std::{
-    io::{BufRead, BufReader},
+    io::{BufRead, BufReader, Write},
     path::Path,
     process::{Child, ChildStdout, Command, Output, Stdio},
 };
@@ -93,6 +93,8 @@ struct Demo {
     said: BufReader<ChildStdout>,
     /// Of the proxy.
     url: String,
+    /// Of the server behind it.
+    server: String,
 }
 
 impl Demo {
@@ -103,9 +105,10 @@ impl Demo {
             .spawn()
             .expect("the program starts");
         let said = BufReader::new(child.stdout.take().expect("it is piped"));
-        let mut demo = Self { child, said, url: String::new() };
-        let line = demo.until("The proxy in front of it:").pop().expect("a line");
-        demo.url = line.split_whitespace().last().expect("a URL").to_owned();
+        let mut demo = Self { child, said, url: String::new(), server: String::new() };
+        let last = |line: String| line.split_whitespace().last().expect("a URL").to_owned();
+        demo.server = last(demo.until("A legacy server").pop().expect("a line"));
+        demo.url = last(demo.until("The proxy in front of it:").pop().expect("a line"));
         demo
     }
 
@@ -173,9 +176,14 @@ fn curl(command: &str) -> serde_json::Value {
 fn the_demo_shows_a_task_and_prints_commands_that_work() {
     let mut demo = Demo::start();
     let story = demo.until("Try it from another terminal").concat();
-    for part in
-        ["the result: Hello, Ada!", "the handle of a task ", "tasks/get: working", "tasks/get: completed"]
-    {
+    for part in [
+        "the result: Hello, Ada!",
+        "the handle of a task ",
+        "tasks/get: working",
+        "tasks/get: completed",
+        "elicitation-1 asks: When shall we expect you",
+        "the result: A table for 4 on 2026-08-01, on the terrace is yours.",
+    ] {
         assert!(story.contains(part), "{part}: {story}");
     }
     let hints = demo.until("Serving until Ctrl-C.").concat();
@@ -253,11 +261,7 @@ fn ctrl_c_cancels_the_task() {
     let handle = handle.expect("a handle").split(' ').nth(1).expect("an id").to_owned();
     interrupt(&call);
     assert_eq!(call.wait().expect("it ends").code(), Some(130));
-    let get = format!(
-        r#"curl -s {} -H 'Content-Type: application/json' -H 'Accept: application/json, text/event-stream' -H 'MCP-Protocol-Version: 2026-07-28' -H 'Mcp-Method: tasks/get' -H 'Mcp-Name: {handle}' -d '{{"jsonrpc":"2.0","id":1,"method":"tasks/get","params":{{"taskId":"{handle}","_meta":{{"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientCapabilities":{{"extensions":{{"io.modelcontextprotocol/tasks":{{}}}}}}}}}}}}'"#,
-        demo.url
-    );
-    assert_eq!(curl(&get)["result"]["status"], "cancelled");
+    assert_eq!(demo.status(&handle), "cancelled");
 }
 
 #[test]
@@ -291,4 +295,221 @@ fn serve_says_where_it_listens_and_ends_when_told() {
     assert!(url.starts_with("http://127.0.0.1:") && url.ends_with("/mcp") && !url.contains(":0/"), "{url}");
     interrupt(&child);
     assert_eq!(child.wait().expect("it ends").code(), Some(0));
+}
+
+impl Demo {
+    /// A call whose standard input is this text.
+    fn call_typing(&self, words: &[&str], typed: &str) -> Output {
+        let mut call = self.begin(words);
+        // It may end before it has read everything.
+        let _ = call.stdin.take().expect("it is piped").write_all(typed.as_bytes());
+        call.wait_with_output().expect("it ends")
+    }
+
+    fn begin(&self, words: &[&str]) -> Child {
+        Command::new(env!("CARGO_BIN_EXE_deferral"))
+            .args([&["call", &self.url], words].concat())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("the program starts")
+    }
+}
+
+const BOOKED: &str = "A table for 4 on 2026-08-01, on the terrace is yours.\n";
+
+#[test]
+fn a_person_is_asked_on_the_call_and_in_its_task() {
+    let demo = Demo::start();
+    let typed = "tomorrow\n2026-08-01\n4\n2\n\n";
+    for (arguments, in_task) in [("{}", false), (r#"{"seconds":1.3}"#, true)] {
+        let output = demo.call_typing(&["book_table", arguments, "--ask"], typed);
+        let said = text(&output.stderr);
+        assert_eq!((output.status.code(), text(&output.stdout)), (Some(0), BOOKED), "{said}");
+        for part in [
+            &format!("book_table at {} (elicitation-1) asks:", demo.url),
+            "When shall we expect you, and how many will you be?",
+            "Date must be a date, as in 2026-07-28.",
+            "[2] >",
+            "2  On the terrace",
+            "Where to sit: On the terrace",
+        ] {
+            assert!(said.contains(part), "{part}: {said}");
+        }
+        assert_eq!(said.contains("input_required\n"), in_task, "{said}");
+    }
+    let output = demo.call_typing(&["book_table", "--ask"], "/decline\n");
+    assert_eq!(
+        (output.status.code(), text(&output.stdout)),
+        (Some(0), "Nothing was booked, as you wished.\n")
+    );
+}
+
+#[test]
+fn answers_can_be_given_by_option() {
+    let demo = Demo::start();
+    let answer = r#"elicitation-1={"date":"2026-08-01","party":4,"seat":"outside"}"#;
+    for arguments in ["{}", r#"{"seconds":1.3}"#] {
+        let output = demo.call(&["book_table", arguments, "--answer", answer]);
+        assert_eq!((output.status.code(), text(&output.stdout)), (Some(0), BOOKED));
+    }
+    let output = demo.call(&["book_table", "--answer", "elicitation-1=cancel", "--answer", "other=accept"]);
+    assert_eq!((output.status.code(), text(&output.stdout)), (Some(0), "Nothing was booked.\n"));
+    assert_eq!(text(&output.stderr), "note: nothing was asked under the key `other`\n");
+    let output = demo.call(&["book_table", "--answer", "elicitation-1={}"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(text(&output.stderr).contains("`content.date` is required"), "{}", text(&output.stderr));
+    let output = demo.call(&["book_table", r#"{"seconds":1.3}"#, "--answer", "other={}"]);
+    assert_eq!(output.status.code(), Some(2));
+    let said = text(&output.stderr);
+    assert!(said.contains("nobody is there to answer\n  elicitation-1 (elicitation/create): When"), "{said}");
+    let task = said.split("task ").nth(1).and_then(|rest| rest.split(' ').next()).expect("a handle");
+    assert_eq!(demo.status(task), "cancelled");
+}
+
+#[test]
+fn where_nobody_can_be_asked_nobody_is() {
+    let demo = Demo::start();
+    for words in [&["book_table"][..], &["book_table", "--no-ask"], &["book_table", "--root", "file:///a"]] {
+        let output = demo.call(words);
+        assert_eq!(output.status.code(), Some(1), "{words:?}");
+        assert!(text(&output.stdout).contains("your client cannot be asked"), "{}", text(&output.stdout));
+    }
+}
+
+#[test]
+fn a_question_without_an_answer_ends_the_call_and_its_task() {
+    let demo = Demo::start();
+    let output = demo.call_typing(&["book_table", r#"{"seconds":1.3}"#, "--ask"], "2026-08-01\n");
+    assert_eq!(output.status.code(), Some(2));
+    let said = text(&output.stderr);
+    assert!(said.contains("error: the standard input ended before every question was answered"), "{said}");
+    let task = said.split("task ").nth(1).and_then(|rest| rest.split(' ').next()).expect("a handle");
+    assert_eq!(demo.status(task), "cancelled");
+}
+
+#[test]
+fn ctrl_c_while_a_question_is_open_cancels() {
+    let demo = Demo::start();
+    for (arguments, in_task) in [("{}", false), (r#"{"seconds":1.3}"#, true)] {
+        let mut call = demo.begin(&["book_table", arguments, "--ask"]);
+        let mut said = String::new();
+        let mut stderr = BufReader::new(call.stderr.take().expect("it is piped"));
+        while !said.contains("Date (") {
+            assert!(stderr.read_line(&mut said).expect("it can be read") > 0, "{said}");
+        }
+        // The standard input stays open: the read that waits for a line must not keep it.
+        let _typing = call.stdin.take();
+        interrupt(&call);
+        assert_eq!(call.wait().expect("it ends").code(), Some(130), "{said}");
+        if in_task {
+            let task = said.split("task ").nth(1).and_then(|rest| rest.split(' ').next()).expect("a handle");
+            assert_eq!(demo.status(task), "cancelled");
+        }
+    }
+}
+
+impl Demo {
+    /// What `tasks/get` says of a task.
+    fn status(&self, task: &str) -> String {
+        let get = format!(
+            r#"curl -s {} -H 'Content-Type: application/json' -H 'Accept: application/json, text/event-stream' -H 'MCP-Protocol-Version: 2026-07-28' -H 'Mcp-Method: tasks/get' -H 'Mcp-Name: {task}' -d '{{"jsonrpc":"2.0","id":1,"method":"tasks/get","params":{{"taskId":"{task}","_meta":{{"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientCapabilities":{{"extensions":{{"io.modelcontextprotocol/tasks":{{}}}}}}}}}}}}'"#,
+            self.url
+        );
+        curl(&get)["result"]["status"].as_str().expect("a status").to_owned()
+    }
+}
+
+/// A proxy with a configuration of its own in front of some server.
+struct Serving {
+    child: Child,
+    url: String,
+}
+
+impl Serving {
+    fn start(config: &Path, key: &str) -> Self {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_deferral"))
+            .args(["--config", config.to_str().expect("a plain path")])
+            .env("STATE_KEY", key)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("the program starts");
+        let mut said = String::new();
+        BufReader::new(child.stdout.as_mut().expect("it is piped")).read_line(&mut said).expect("a line");
+        let url = said.trim().strip_prefix("listening on ").expect("where it listens").to_owned();
+        Self { child, url }
+    }
+
+    /// `tools/call` of `book_table` with a state, or without one.
+    fn book(&self, state: Option<&str>) -> serde_json::Value {
+        let state = state.map(|state| format!(r#","requestState":"{state}""#)).unwrap_or_default();
+        curl(&format!(
+            r#"curl -s {} -H 'Content-Type: application/json' -H 'Accept: application/json, text/event-stream' -H 'MCP-Protocol-Version: 2026-07-28' -H 'Mcp-Method: tools/call' -H 'Mcp-Name: book_table' -d '{{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{{"name":"book_table"{state},"_meta":{{"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientCapabilities":{{"elicitation":{{}}}}}}}}}}'"#,
+            self.url
+        ))
+    }
+}
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn replicas_that_share_a_key_understand_each_others_states() {
+    let demo = Demo::start();
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("old.key"), "11".repeat(32)).unwrap();
+    let config = |keys: &str| {
+        let path = folder.path().join(format!("{}.yaml", keys.len()));
+        let text = format!(
+            "listen: 127.0.0.1:0\nadmin: off\nrequest_state: {{ keys: [{keys}] }}\nroutes: [{{ upstream: {{ url: '{}' }} }}]\n",
+            demo.server
+        );
+        std::fs::write(&path, text).unwrap();
+        path
+    };
+    let (old, rotated) = (config("{ file: old.key }"), config("{ env: STATE_KEY }, { file: old.key }"));
+    let one = Serving::start(&old, "");
+    let two = Serving::start(&rotated, &"22".repeat(32));
+    let three = Serving::start(&config("{ env: STATE_KEY }"), &"33".repeat(32));
+    let asked = one.book(None);
+    let state = asked["result"]["requestState"].as_str().expect("a state");
+    let message =
+        |answer: &serde_json::Value| answer["error"]["message"].as_str().expect("an error").to_owned();
+    // The call itself is held by one process.
+    assert!(message(&two.book(Some(state))).starts_with("the call that `requestState` belongs to has ended"));
+    assert_eq!(message(&three.book(Some(state))), "`requestState` is not one of this server's");
+    // The first key seals.
+    let asked = two.book(None);
+    let state = asked["result"]["requestState"].as_str().expect("a state");
+    assert_eq!(message(&one.book(Some(state))), "`requestState` is not one of this server's");
+    assert_eq!(two.book(Some(state))["result"]["resultType"], "input_required");
+}
+
+#[test]
+fn a_key_that_cannot_be_used_keeps_the_proxy_from_starting() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("deferral.yaml");
+    std::fs::write(
+        &path,
+        "routes: [{ upstream: { url: 'http://x' } }]\nrequest_state: { keys: [{ env: STATE_KEY }] }\n",
+    )
+    .unwrap();
+    let path = path.to_str().unwrap();
+    for words in [&["check", "--config", path][..], &["--config", path]] {
+        let output = Command::new(env!("CARGO_BIN_EXE_deferral"))
+            .args(words)
+            .env("STATE_KEY", "c2VjcmV0IHNlY3JldA==")
+            .output()
+            .expect("the program starts");
+        assert_eq!(output.status.code(), Some(2));
+        let said = text(&output.stderr);
+        assert!(said.contains(":2:25: the environment variable `STATE_KEY` has 13 bytes;"), "{said}");
+        assert!(!said.contains("c2VjcmV0"), "{said}");
+    }
 }

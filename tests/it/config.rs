@@ -42,6 +42,7 @@ admin: off
 store: memory
 drain: 5s
 log: json
+request_state: { keys: [{ file: tests/it/config.key }] }
 public_url: https://mcp.example.com
 access: { hosts: [mcp.example.com], origins: ["https://app.example.com"] }
 limits:
@@ -313,6 +314,8 @@ fn the_schema_knows_exactly_the_keys_that_are_read() {
         "routes[].tools[]",
         "routes[].upstream",
         "routes[].questions",
+        "request_state",
+        "request_state.keys[]",
     ] {
         let mut text = String::from("{ qqqqqqqqqqqqqqqqqqqq: 1 }");
         for part in path.rsplit('.').filter(|part| !part.is_empty()) {
@@ -333,7 +336,7 @@ fn the_schema_describes_every_setting_and_shows_its_default() {
     let schema = config::schema();
     fn described(schema: &serde_json::Value, path: &str) {
         for (name, schema) in schema["properties"].as_object().into_iter().flatten() {
-            if !["disk", "redis", "header"].contains(&&**name) {
+            if !["disk", "redis", "header", "file", "env"].contains(&&**name) {
                 assert!(schema["description"].is_string(), "{path}.{name} has no description");
             }
             described(schema, &format!("{path}.{name}"));
@@ -348,4 +351,71 @@ fn the_schema_describes_every_setting_and_shows_its_default() {
     assert_eq!(schema["properties"]["limits"]["properties"]["stored_result_bytes"]["default"], "16MiB");
     assert_eq!(schema["properties"]["timeouts"]["properties"]["call"]["default"], "1d");
     assert_eq!(schema["properties"]["routes"]["items"]["required"], serde_json::json!(["upstream"]));
+}
+
+const KEY: &str = "000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f";
+
+#[test]
+fn keys_are_read_from_where_they_are_in_their_order() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("new.key"), format!("{KEY}\n")).unwrap();
+    std::fs::write(folder.path().join("old.key"), "QUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUE=").unwrap();
+    let text = "
+request_state: { keys: [{ file: new.key }, { file: ./old.key }] }
+routes: [{ upstream: { url: 'http://x' } }]
+";
+    let path = folder.path().join("deferral.yaml");
+    let config = config::parse(&path, text).unwrap_or_else(|problems| panic!("{problems}"));
+    let keys: Vec<_> = config.state_keys.iter().map(|key| *key.expose()).collect();
+    assert_eq!(keys[1], [b'A'; 32]);
+    assert_eq!((keys[0][1], keys[0][31], keys.len()), (1, 31, 2));
+    assert!(format!("{config:?}").contains("state_keys: [Secret(..), Secret(..)]"));
+    assert!(parse("routes: [{ upstream: { url: 'http://x' } }]").state_keys.is_empty());
+}
+
+#[test]
+fn a_key_that_cannot_be_used_is_named_by_its_place_and_never_shown() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("short.key"), &KEY[..60]).unwrap();
+    std::fs::write(folder.path().join("good.key"), KEY).unwrap();
+    let said = |keys: &str| {
+        let text = format!("routes: [{{ upstream: {{ url: 'http://x' }} }}]\nrequest_state: {keys}\n");
+        let path = folder.path().join("deferral.yaml");
+        let problems = config::parse(&path, &text).expect_err(keys).to_string();
+        problems.replace(&*folder.path().to_string_lossy(), "~")
+    };
+    expect![[r#"
+        ~/deferral.yaml:2:25: the key file `~/no.key` cannot be read: No such file or directory (os error 2)
+        ~/deferral.yaml:2:43: the environment variable `DEFERRAL_TEST_UNSET` is not set
+        ~/deferral.yaml:2:73: the key file `~/short.key` has 60 hex digits; a key is 32 bytes as 64 hex digits or base64, as `openssl rand -hex 32` makes one
+        ~/deferral.yaml:2:94: the environment variable `PATH` is neither hex digits nor base64; a key is 32 bytes as 64 hex digits or base64, as `openssl rand -hex 32` makes one
+    "#]]
+    .assert_eq(&format!(
+        "{}\n",
+        said("{ keys: [{ file: no.key }, { env: DEFERRAL_TEST_UNSET }, { file: short.key }, { env: PATH }] }")
+    ));
+    for (keys, part) in [
+        ("{ keys: [{ file: good.key }, { file: ./good.key }] }", "2:45: this key is listed already (line 2)"),
+        ("{ keys: [] }", "2:24: `keys` names no key"),
+        ("{}", "2:16: `request_state` has no `keys`"),
+        ("{ keys: [{}] }", "2:25: the key has neither `file` nor `env`"),
+        ("{ keys: [{ file: good.key, env: X }] }", "2:25: the key has both `file` and `env`"),
+        ("{ keys: [{ env: 'A=B' }] }", "2:32: `env` must be the name of an environment variable"),
+        (&format!("{{ keys: [{KEY}] }}"), "2:25: a key is not written here; say where it is"),
+        (
+            &format!("{{ keys: [{{ env: {KEY} }}] }}"),
+            "2:32: `env` must name a variable that holds the key, not",
+        ),
+        (
+            &format!("{{ keys: [{{ file: {KEY} }}] }}"),
+            "2:33: `file` must name a file that holds the key, not",
+        ),
+    ] {
+        let said = said(keys);
+        assert!(said.contains(part), "{keys}: {said}");
+    }
+    for keys in [format!("[{KEY}]"), format!("[{{ env: {KEY} }}]"), format!("[{{ file: {KEY} }}]")] {
+        assert!(!said(&format!("{{ keys: {keys} }}")).contains(KEY), "{keys}");
+    }
+    assert!(!said("{ keys: [{ env: PATH }] }").contains(&std::env::var("PATH").unwrap()));
 }

@@ -892,6 +892,7 @@ async fn each_request_leaves_one_line() {
                 outcome: Outcome::Task,
                 task: TaskId::parse(&"0a".repeat(16)),
                 upstream: Duration::from_millis(3),
+                ..Account::default()
             };
             match call.target.as_deref() {
                 Some("talk") => items([notice("1"), Item::Reply(reply)]),
@@ -913,7 +914,7 @@ async fn each_request_leaves_one_line() {
             assert_eq!(line["status"], 200);
             assert_eq!(line["outcome"], "task");
             assert_eq!(line["task"], "0a".repeat(16));
-            assert_eq!(line["upstream_ms"], 3.0);
+            assert_eq!(line["upstream_us"], 3000);
             let known = line["principal"].as_str().expect("text");
             assert!(known != "anonymous" && !known.contains("Bearer"), "{line}");
         }
@@ -973,7 +974,7 @@ async fn a_client_that_leaves_leaves_a_line() {
             assert_eq!(line["outcome"], "departed");
             assert_eq!(line["status"], status);
             assert_eq!(line["target"], "work");
-            assert_eq!(line["own_ms"], 0.0);
+            assert_eq!(line["own_us"], 0);
         }
     }
 }

@@ -7,6 +7,7 @@ mod exchange;
 mod front;
 mod passthrough;
 mod proxy;
+mod questions;
 mod samples;
 mod simulation;
 mod stores;

@@ -147,7 +147,7 @@ proptest! {
         let said = object(&whole, &pad);
         let frame = Frame::parse(Bytes::from(said.clone())).expect("valid");
         let Kind::Success { result, .. } = frame.kind() else { panic!("a success") };
-        let got = text(&raise::response(&call, frame.as_bytes(), result, SERVER_INFO.as_bytes()).expect("an object"));
+        let got = text(&raise::response(&call, &frame, SERVER_INFO.as_bytes()).expect("an object"));
 
         let beside = |text: &str| with(members(text), &[("result", None)]);
         prop_assert_eq!(beside(&got), with(beside(&said), &[("id", Some("9007199254740993".into()))]));

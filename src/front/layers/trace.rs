@@ -138,7 +138,7 @@ impl Drop for Fields {
             // were waiting for.
             let waited = self.clock.now().saturating_duration_since(self.since);
             let upstream = if self.asked { waited } else { Duration::ZERO };
-            let account = Account { outcome: Outcome::Departed, task: None, upstream };
+            let account = Account { outcome: Outcome::Departed, upstream, ..Account::default() };
             End { own: waited.saturating_sub(upstream), account }
         });
         Access {
@@ -153,6 +153,7 @@ impl Drop for Fields {
             // The only era there is on that side yet.
             server_era: if self.asked { Era::Legacy.as_str() } else { "" },
             task: end.account.task.as_ref().map(|task| task as _),
+            shown: end.account.shown,
             // Nothing was sent to a client that left first; 499 is what proxies call that.
             status: self.status.map_or(499, |status| status.as_u16()),
             outcome: end.account.outcome,

@@ -1,6 +1,6 @@
 """The checks made with Python clients: the official SDK 2.x, and fastmcp with fastmcp-tasks.
 
-    client.py URL [--groups core,tasks,fastmcp,questions,extra] [--only PATTERN]
+    client.py URL [--groups core,tasks,fastmcp,questions,task-questions,extra] [--only PATTERN]
 
 URL is an MCP endpoint that speaks 2026-07-28 in front of python/server.py or typescript/server.mjs.
 `core` without `modern` also holds against such a server itself, over the 2025-11-25 fall-back.
@@ -32,7 +32,8 @@ TASKS = "io.modelcontextprotocol/tasks"
 CHECK_SECONDS = 15.0
 TERMINAL = ("completed", "failed", "cancelled")
 BLOCK = "0123456789abcdef" * 64  # the KiB of which `big` is made
-TOOLS = {"add", "slow", "broken", "rpc_error", "ask", "big", "cancelled", "touch"}
+ASKING = {"ask", "dialogue", "survey", "aside"}
+TOOLS = {"add", "slow", "broken", "rpc_error", "big", "cancelled", "touch"} | ASKING
 
 Check = Callable[[str], Awaitable[None]]
 CHECKS: list[tuple[str, str, Check]] = []
@@ -714,6 +715,161 @@ async def _(url: str) -> None:
             *(client.call_tool("ask", {"question": question, "delay": 0.2}) for question in questions)
         )
         texts = [text_of(result.content) for result in results]
+        equal(texts, [f"{question} <{question}>" for question in questions], "the texts")
+
+
+async def echo(context: Any, params: Any) -> types.ElicitResult:
+    return types.ElicitResult(action="accept", content={"answer": f"<{params.message}>"})
+
+
+async def model(context: Any, params: types.CreateMessageRequestParams) -> types.CreateMessageResult:
+    said = params.messages[0].content
+    blocks = said if isinstance(said, list) else [said]
+    content = types.TextContent(type="text", text=f"<{text_of(blocks)}>")
+    return types.CreateMessageResult(role="assistant", content=content, model="parrot")
+
+
+async def roots(context: Any) -> types.ListRootsResult:
+    return types.ListRootsResult(roots=[types.Root(uri="file:///home/ada")])
+
+
+# What a client that can be asked everything is made with, and what `survey` makes of its answers.
+EVERYTHING = {"elicitation_callback": echo, "sampling_callback": model, "list_roots_callback": roots}
+
+
+def surveyed(topic: str) -> str:
+    return f"{topic} <{topic}, user?> <{topic}, model?> file:///home/ada"
+
+
+@check("questions", "questions-of-every-kind-at-once")
+async def _(url: str) -> None:
+    async with plain(url, **EVERYTHING) as client:
+        for delay in (0, 0.8):
+            topic = label()
+            result = await client.call_tool("survey", {"topic": topic, "delay": delay})
+            equal(text_of(result.content), surveyed(topic), "the text")
+
+
+@check("questions", "one-question-after-another")
+async def _(url: str) -> None:
+    async with plain(url, elicitation_callback=echo) as client:
+        questions = [f"Which, {label()}?" for _ in range(5)]
+        result = await client.call_tool("dialogue", {"questions": questions, "delay": 0.1})
+        equal(text_of(result.content), " ".join(f"{each} <{each}>" for each in questions), "the text")
+
+
+@check("questions", "questions-on-the-stream-of-the-session")
+async def _(url: str) -> None:
+    async with plain(url, elicitation_callback=echo) as client:
+        questions = [f"Which, {label()}?" for _ in range(6)]
+        # The first tells a proxy, which takes the server for one that asks on its calls' own streams,
+        # that such questions need a session for each call.
+        first = await client.call_tool("aside", {"question": "First?"})
+        equal(text_of(first.content), "First? <First?>", "the text")
+        results = await asyncio.gather(
+            *(
+                client.call_tool("aside", {"question": question, "delay": 0.2 * (place % 3)})
+                for place, question in enumerate(questions)
+            )
+        )
+        texts = [text_of(result.content) for result in results]
+        equal(texts, [f"{question} <{question}>" for question in questions], "the texts")
+
+
+@check("task-questions", "a-call-that-asked-becomes-a-task")
+async def _(url: str) -> None:
+    for reply, want in [(ACCEPT, "forty-two"), (DECLINE, "decline")]:
+        question = f"Which, {label()}?"
+        asked: list[str] = []
+        extension = Tasks()
+        async with Client(url, extensions=[extension], elicitation_callback=answering(reply, asked)) as client:
+            result = await client.call_tool("ask", {"question": question, "rest": 1.5})
+            equal(text_of(result.content), f"{question} {want}", "the text")
+        equal(asked, [question], "the questions seen")
+        equal(extension.handles, 1, "handles")
+
+
+@check("task-questions", "questions-before-and-in-a-task-do-not-mix")
+async def _(url: str) -> None:
+    async def one(place: int) -> None:
+        """A question quick enough to be put on the call; those that follow are asked in its task."""
+        questions = [f"Which, {label()}?" for _ in range(3)]
+        delay = (0.1, 0.6)[place % 2]
+        async with with_tasks(url, elicitation_callback=echo) as client:
+            result = await client.session.call_tool(
+                "dialogue", {"questions": questions, "delay": delay}, allow_claimed=True, allow_input_required=True
+            )
+            while isinstance(result, types.InputRequiredResult):
+                responses = {key: answer_to(request.params) for key, request in result.input_requests.items()}
+                result = await client.session.call_tool(
+                    "dialogue",
+                    {"questions": questions, "delay": delay},
+                    input_responses=responses,
+                    request_state=result.request_state,
+                    allow_claimed=True,
+                    allow_input_required=True,
+                )
+            if isinstance(result, TaskHandle):
+                result = types.CallToolResult.model_validate((await answer_in(client, result)).result)
+            equal(text_of(result.content), " ".join(f"{each} <{each}>" for each in questions), "the text")
+
+    await asyncio.gather(*(one(place) for place in range(8)))
+
+
+def answer_to(params: Any) -> types.ElicitResult:
+    return types.ElicitResult(action="accept", content={"answer": f"<{params.message}>"})
+
+
+async def answer_in(client: Client, handle: TaskHandle) -> DetailedTask:
+    """Follow a task to its end, answering each of its questions once."""
+    answered: set[str] = set()
+    deadline = time.monotonic() + 10
+    while True:
+        true(time.monotonic() < deadline, "the task never ended")
+        task = await get_task(client.session, handle.task_id)
+        if task.status in TERMINAL:
+            return task
+        for key, request in (task.input_requests or {}).items():
+            true(key not in answered, f"{key} was asked again")
+            answered.add(key)
+            responses = {key: fitting(request)}
+            params = UpdateParams(task_id=handle.task_id, input_responses=responses)
+            await client.session.send_request(UpdateTask(params=params), Acknowledged)
+        await asyncio.sleep(0.05)
+
+
+def fitting(request: dict[str, Any]) -> dict[str, Any]:
+    match request["method"]:
+        case "elicitation/create":
+            return {"action": "accept", "content": {"answer": f"<{request['params']['message']}>"}}
+        case "sampling/createMessage":
+            said = request["params"]["messages"][0]["content"]["text"]
+            return {"role": "assistant", "model": "parrot", "content": {"type": "text", "text": f"<{said}>"}}
+        case "roots/list":
+            return {"roots": [{"uri": "file:///home/ada"}]}
+        case method:
+            raise AssertionError(f"{method} is no question")
+
+
+@check("task-questions", "questions-of-every-kind-in-a-task")
+async def _(url: str) -> None:
+    topic = label()
+    async with with_tasks(url, **EVERYTHING) as client:
+        handle = await start(client, "survey", {"topic": topic, "delay": 1.0})
+        task = await answer_in(client, handle)
+        equal(task.status, "completed", "the status")
+        equal(task.result["content"][0]["text"], surveyed(topic), "the text")
+
+
+@check("task-questions", "questions-on-the-stream-of-the-session-in-tasks")
+async def _(url: str) -> None:
+    async with with_tasks(url, elicitation_callback=echo) as client:
+        questions = [f"Which, {label()}?" for _ in range(6)]
+        handles = await asyncio.gather(
+            *(start(client, "aside", {"question": question, "delay": 1.0}) for question in questions)
+        )
+        tasks = await asyncio.gather(*(answer_in(client, handle) for handle in handles))
+        texts = [task.result["content"][0]["text"] for task in tasks]
         equal(texts, [f"{question} <{question}>" for question in questions], "the texts")
 
 

@@ -77,13 +77,59 @@ class Answer(BaseModel):
 
 
 @app.tool()
-async def ask(ctx: Context, question: str, delay: float = 0) -> str:
-    """Ask the user a question after a delay."""
+async def ask(ctx: Context, question: str, delay: float = 0, rest: float = 0) -> str:
+    """Ask the user a question after a delay, and work for some seconds with the answer."""
     await anyio.sleep(delay)
     reply = await ctx.elicit(question, Answer)
+    await anyio.sleep(rest)
     if reply.action != "accept":
         return f"{question} {reply.action}"
     return f"{question} {reply.data.answer}"
+
+
+@app.tool()
+async def dialogue(ctx: Context, questions: list[str], delay: float = 0) -> str:
+    """Ask the user one question after the other, with a delay before each."""
+    said = []
+    for question in questions:
+        await anyio.sleep(delay)
+        reply = await ctx.elicit(question, Answer)
+        said.append(f"{question} {reply.data.answer}")
+    return " ".join(said)
+
+
+@app.tool()
+async def survey(ctx: Context, topic: str, delay: float = 0) -> str:
+    """Ask the user, the model and the client's roots after a delay, all at once."""
+    await anyio.sleep(delay)
+    found: dict[str, str] = {}
+
+    async def user() -> None:
+        found["user"] = (await ctx.elicit(f"{topic}, user?", Answer)).data.answer
+
+    async def model() -> None:
+        said = types.TextContent(type="text", text=f"{topic}, model?")
+        reply = await ctx.session.create_message(
+            [types.SamplingMessage(role="user", content=said)], max_tokens=10, related_request_id=ctx.request_id
+        )
+        found["model"] = reply.content.text
+
+    async def roots() -> None:
+        # The SDK has no way to name the call: this goes to the session's own stream.
+        found["roots"] = str((await ctx.session.list_roots()).roots[0].uri)
+
+    async with anyio.create_task_group() as group:
+        for one in (user, model, roots):
+            group.start_soon(one)
+    return f"{topic} {found['user']} {found['model']} {found['roots']}"
+
+
+@app.tool()
+async def aside(ctx: Context, question: str, delay: float = 0) -> str:
+    """Ask the user a question after a delay, on the session's own stream."""
+    await anyio.sleep(delay)
+    reply = await ctx.session.elicit_form(question, Answer.model_json_schema())
+    return f"{question} {reply.content['answer']}"
 
 
 @app.tool(structured_output=False)

@@ -17,7 +17,8 @@ const MODERN = '2026-07-28';
 const TASKS = 'io.modelcontextprotocol/tasks';
 const CHECK_SECONDS = 15;
 const BLOCK = '0123456789abcdef'.repeat(64); // the KiB of which `big` is made
-const TOOLS = ['add', 'ask', 'big', 'broken', 'cancelled', 'rpc_error', 'slow', 'touch'];
+const ASKING = ['aside', 'ask', 'dialogue', 'survey'];
+const TOOLS = ['add', 'big', 'broken', 'cancelled', 'rpc_error', 'slow', 'touch', ...ASKING].sort();
 
 const { values: options, positionals } = parseArgs({
   allowPositionals: true,
@@ -481,6 +482,112 @@ check('questions', 'question-of-a-held-call', () =>
     },
     { capabilities: { elicitation: {} } },
   ),
+);
+
+/** An answer in which its question can be found again. */
+const answers = {
+  elicitation: ({ message }) => ({ action: 'accept', content: { answer: `<${message}>` } }),
+  sampling: ({ messages }) => {
+    const { content } = messages[0];
+    const { text } = Array.isArray(content) ? content[0] : content;
+    return { role: 'assistant', model: 'parrot', content: { type: 'text', text: `<${text}>` } };
+  },
+  roots: () => ({ roots: [{ uri: 'file:///home/ada' }] }),
+};
+const everything = { elicitation: {}, sampling: {}, roots: {} };
+const surveyed = (topic) => `${topic} <${topic}, user?> <${topic}, model?> file:///home/ada`;
+
+function answerEverything(client) {
+  client.setRequestHandler('elicitation/create', async ({ params }) => answers.elicitation(params));
+  client.setRequestHandler('sampling/createMessage', async ({ params }) => answers.sampling(params));
+  client.setRequestHandler('roots/list', async () => answers.roots());
+}
+
+const withAsked = (use) =>
+  withClient(
+    (client) => {
+      answerEverything(client);
+      return use(client);
+    },
+    { capabilities: everything },
+  );
+
+const questionsOf = (count) => Array.from({ length: count }, () => `Which, ${label()}?`);
+const answered = (questions) => questions.map((question) => `${question} <${question}>`);
+
+check('questions', 'questions-of-every-kind-at-once', () =>
+  withAsked(async (client) => {
+    for (const delay of [0, 0.8]) {
+      const topic = label();
+      assert.equal(textOf(await callTool(client, 'survey', { topic, delay })), surveyed(topic), 'the text');
+    }
+  }),
+);
+
+check('questions', 'one-question-after-another', () =>
+  withAsked(async (client) => {
+    const questions = questionsOf(5);
+    const result = await callTool(client, 'dialogue', { questions, delay: 0.1 });
+    assert.equal(textOf(result), answered(questions).join(' '), 'the text');
+  }),
+);
+
+check('questions', 'questions-on-the-stream-of-the-session', () =>
+  withAsked(async (client) => {
+    const questions = questionsOf(6);
+    // The first tells a proxy, which takes the server for one that asks on its calls' own streams,
+    // that such questions need a session for each call.
+    assert.equal(textOf(await callTool(client, 'aside', { question: 'First?' })), 'First? <First?>', 'the text');
+    const results = await Promise.all(
+      questions.map((question, place) => callTool(client, 'aside', { question, delay: 0.2 * (place % 3) })),
+    );
+    assert.deepEqual(results.map(textOf), answered(questions), 'the texts');
+  }),
+);
+
+const withAskedSession = (use) =>
+  withSession(use, {
+    onInputRequest: async (request) => answers[request.kind](request.params),
+    capabilities: everything,
+  });
+
+check('task-questions', 'questions-of-every-kind-in-a-task', () =>
+  withAskedSession(async (session) => {
+    const topic = label();
+    const execution = await startTask(session, 'survey', { topic, delay: 1 });
+    const { outcome } = await execution.settle();
+    assert.equal(textOf(resultFromTaskOutcome(outcome)), surveyed(topic), 'the text');
+  }),
+);
+
+check('task-questions', 'one-question-after-another-in-a-task', () =>
+  withAskedSession(async (session) => {
+    const questions = questionsOf(4);
+    const execution = await startTask(session, 'dialogue', { questions, delay: 0.5 });
+    const { outcome } = await execution.settle();
+    assert.equal(textOf(resultFromTaskOutcome(outcome)), answered(questions).join(' '), 'the text');
+  }),
+);
+
+check('task-questions', 'a-call-that-asked-becomes-a-task', () =>
+  withAskedSession(async (session) => {
+    const question = `Which, ${label()}?`;
+    const execution = await startTask(session, 'ask', { question, rest: 1.5 });
+    const { outcome } = await execution.settle();
+    assert.equal(textOf(resultFromTaskOutcome(outcome)), answered([question])[0], 'the text');
+  }),
+);
+
+check('task-questions', 'questions-on-the-stream-of-the-session-in-tasks', () =>
+  withAskedSession(async (session) => {
+    const questions = questionsOf(6);
+    const executions = await Promise.all(
+      questions.map((question) => startTask(session, 'aside', { question, delay: 1 })),
+    );
+    const settled = await Promise.all(executions.map((execution) => execution.settle()));
+    const texts = settled.map(({ outcome }) => textOf(resultFromTaskOutcome(outcome)));
+    assert.deepEqual(texts, answered(questions), 'the texts');
+  }),
 );
 
 check('task-questions', 'question-in-a-task', () => {

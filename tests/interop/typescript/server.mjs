@@ -11,12 +11,14 @@ import { Server } from '@modelcontextprotocol/sdk/server/index.js';
 import { StreamableHTTPServerTransport } from '@modelcontextprotocol/sdk/server/streamableHttp.js';
 import {
   CallToolRequestSchema,
+  CreateMessageResultSchema,
   ElicitResultSchema,
   GetPromptRequestSchema,
   isInitializeRequest,
   ListPromptsRequestSchema,
   ListResourcesRequestSchema,
   ListResourceTemplatesRequestSchema,
+  ListRootsResultSchema,
   ListToolsRequestSchema,
   McpError,
   ReadResourceRequestSchema,
@@ -66,6 +68,11 @@ const string = { type: 'string' };
 const number = { type: 'number' };
 const integer = { type: 'integer' };
 
+const form = (message) => ({
+  method: 'elicitation/create',
+  params: { message, requestedSchema: schema({ answer: string }, ['answer']) },
+});
+
 const tools = {
   add: {
     description: 'Add two numbers.',
@@ -102,13 +109,50 @@ const tools = {
     },
   },
   ask: {
-    description: 'Ask the user a question after a delay.',
-    inputSchema: schema({ question: string, delay: number }, ['question']),
-    call: async ({ question, delay = 0 }, extra) => {
+    description: 'Ask the user a question after a delay, and work for some seconds with the answer.',
+    inputSchema: schema({ question: string, delay: number, rest: number }, ['question']),
+    call: async ({ question, delay = 0, rest = 0 }, extra) => {
       await sleep(delay, extra.signal);
-      const params = { message: question, requestedSchema: schema({ answer: string }, ['answer']) };
-      const reply = await extra.sendRequest({ method: 'elicitation/create', params }, ElicitResultSchema);
+      const reply = await extra.sendRequest(form(question), ElicitResultSchema);
+      await sleep(rest, extra.signal);
       return text(`${question} ${reply.action === 'accept' ? reply.content.answer : reply.action}`);
+    },
+  },
+  dialogue: {
+    description: 'Ask the user one question after the other, with a delay before each.',
+    inputSchema: schema({ questions: { type: 'array', items: string }, delay: number }, ['questions']),
+    call: async ({ questions, delay = 0 }, extra) => {
+      const said = [];
+      for (const question of questions) {
+        await sleep(delay, extra.signal);
+        const reply = await extra.sendRequest(form(question), ElicitResultSchema);
+        said.push(`${question} ${reply.content.answer}`);
+      }
+      return text(said.join(' '));
+    },
+  },
+  survey: {
+    description: "Ask the user, the model and the client's roots after a delay, all at once.",
+    inputSchema: schema({ topic: string, delay: number }, ['topic']),
+    call: async ({ topic, delay = 0 }, extra) => {
+      await sleep(delay, extra.signal);
+      const said = { type: 'text', text: `${topic}, model?` };
+      const params = { messages: [{ role: 'user', content: said }], maxTokens: 10 };
+      const [user, model, { roots }] = await Promise.all([
+        extra.sendRequest(form(`${topic}, user?`), ElicitResultSchema),
+        extra.sendRequest({ method: 'sampling/createMessage', params }, CreateMessageResultSchema),
+        extra.sendRequest({ method: 'roots/list' }, ListRootsResultSchema),
+      ]);
+      return text(`${topic} ${user.content.answer} ${model.content.text} ${roots[0].uri}`);
+    },
+  },
+  aside: {
+    description: "Ask the user a question after a delay, on the session's own stream.",
+    inputSchema: schema({ question: string, delay: number }, ['question']),
+    call: async ({ question, delay = 0 }, extra, server) => {
+      await sleep(delay, extra.signal);
+      const reply = await server.elicitInput(form(question).params);
+      return text(`${question} ${reply.content.answer}`);
     },
   },
   big: {

@@ -279,7 +279,7 @@ async fn of_much_progress_the_last_word_is_told() {
             break;
         }
     }
-    assert!(told < 10, "each is a write to the store: {told}");
+    assert!(told < 10, "many words at a time are one: {told}");
     events.result(&id, json!({ "content": [] }));
 }
 
@@ -342,4 +342,15 @@ async fn a_task_that_works_outlives_every_ttl_and_then_keeps_its_result() {
     assert!(ended["ttlMs"].as_u64() >= Some(80 * 60_000), "{ended}");
     pass(19 * 60).await;
     assert_eq!(client.task(&task).await["result"]["content"][0]["text"], "done");
+}
+#[tokio::test]
+async fn a_call_before_which_the_tools_must_be_listed_becomes_a_task_in_time() {
+    let world = Setup::new().route(SLOW).server(|options| options.tools = None).start().await;
+    let waiting = world.tasker().call("slow").await;
+    let list = world.server.call().await;
+    assert_eq!(list.method(), "tools/list");
+    let task = waiting.answer().await.task();
+    list.result(json!({ "tools": [] }));
+    world.server.call().await.says("done");
+    assert_eq!(world.tasker().ended(&task).await["status"], "completed");
 }

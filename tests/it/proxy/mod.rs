@@ -19,4 +19,4 @@ mod questions;
 mod quotas;
 mod shutdown;
 mod transport;
-mod world;
+pub(crate) mod world;

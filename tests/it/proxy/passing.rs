@@ -40,7 +40,7 @@ async fn the_server_gets_the_clients_bytes_but_for_the_listed_edits() {
         .with("traceparent", "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01");
     let about = r#""io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientCapabilities":{},"io.modelcontextprotocol/clientInfo":{"name":"c","version":"1"}"#;
     let body = format!(
-        r#"{{"odd":null, "jsonrpc":"2.0","id":9007199254740993,"method":"tools/call","params":{{"name":"add","arguments":{{"n":9007199254740993, "x" : 1.10}},"task":{{"ttl":1}},"inputResponses":{{}},"requestState":"s","later":[ ],"_meta":{{{about},"com.example/k":1E+2}}}}}}"#
+        r#"{{"odd":null, "jsonrpc":"2.0","id":9007199254740993,"method":"tools/call","params":{{"name":"add","arguments":{{"n":9007199254740993, "x" : 1.10}},"task":{{"ttl":1}},"inputResponses":{{}},"later":[ ],"_meta":{{{about},"com.example/k":1E+2}}}}}}"#
     );
     let waiting = client.send_request(client.spelled("tools/call", Some("add"), body)).await;
 
@@ -219,4 +219,21 @@ async fn a_document_over_many_lines_becomes_one() {
     let answer = waiting.answer().await;
     assert!(!answer.body.contains(['\n', '\r']), "{:?}", answer.body);
     assert_eq!(answer.result()["content"], json!([]));
+}
+
+#[tokio::test]
+async fn a_session_nobody_uses_is_closed_in_the_end() {
+    let world = World::new().await;
+    let waiting = world.client().call("t").await;
+    let call = world.server.call().await;
+    let session = call.session().to_owned();
+    call.says("hi");
+    waiting.answer().await;
+    for _ in 0..40 {
+        tokio::time::pause();
+        tokio::time::advance(std::time::Duration::from_secs(60)).await;
+        tokio::time::resume();
+        tokio::task::yield_now().await;
+    }
+    world.server.seen(|seen| seen.http == http::Method::DELETE && seen.session() == session).await;
 }

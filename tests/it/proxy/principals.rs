@@ -99,6 +99,9 @@ async fn a_caller_may_be_known_by_a_header_that_outlives_its_token() {
     let (_, other) = makes_a_task(&world, &alice.bearing("tuesday")).await;
     assert_eq!(other.seen.header("authorization"), Some("Bearer tuesday"));
     assert_ne!(other.session(), call.session());
+    // Nor do two callers share a session because they have the same token.
+    let (_, his) = makes_a_task(&world, &bob).await;
+    assert_ne!(his.session(), call.session());
     call.says("done");
 }
 

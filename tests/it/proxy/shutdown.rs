@@ -2,13 +2,20 @@
 
 use super::world::{ALWAYS, Setup, World, start};
 use crate::support::{
-    clients::{Client, soon},
+    clients::{Client, Version, soon},
     servers::{LegacyServer, Options},
 };
 use deferral::app::Running;
 use serde_json::json;
 use std::net::SocketAddr;
-use tokio::{net::TcpStream, runtime::Runtime, sync::oneshot};
+use tokio::{
+    net::{TcpListener, TcpStream},
+    runtime::Builder,
+    sync::oneshot,
+};
+
+/// Members of the configuration.
+type Members = &'static [&'static str];
 
 /// A proxy with a runtime of its own that ends when it has stopped, as the program does: what it
 /// still had to say is then not said.
@@ -19,16 +26,16 @@ struct Program {
 }
 
 impl Program {
-    async fn start(
-        server: &LegacyServer,
-        route: &'static [&'static str],
-        top: &'static [&'static str],
-    ) -> Self {
-        let url = server.url();
+    async fn start(server: &LegacyServer, route: Members, top: Members) -> Self {
+        Self::before(server.url(), route, top).await
+    }
+
+    async fn before(url: String, route: Members, top: Members) -> Self {
         let (stop, stopping) = oneshot::channel();
         let (tell, told) = oneshot::channel();
         let thread = std::thread::spawn(move || {
-            let runtime = Runtime::new().expect("a runtime");
+            // On one thread: at the end nothing goes on by chance.
+            let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
             runtime.block_on(async {
                 let running: Running = start(&url, route, top);
                 tell.send(running.addresses[0]).expect("the test waits");
@@ -97,6 +104,66 @@ async fn calls_that_do_not_end_in_time_are_told_so_and_cancelled() {
     let told = server.message("notifications/cancelled").await;
     assert_eq!(told.json["params"]["requestId"], call.id());
     assert_eq!(server.messages("notifications/cancelled"), 1);
+}
+
+#[tokio::test]
+async fn many_calls_that_do_not_end_in_time_are_all_told_so() {
+    // The server has no sessions to say goodbye to, so that the end is near.
+    let options = Options { sessions: false, ..server() };
+    let server = LegacyServer::start(options).await;
+    let mut proxy = Program::start(&server, &[], &["drain: 20ms"]).await;
+    let mut waiting = Vec::new();
+    let mut calls = Vec::new();
+    for _ in 0..50 {
+        waiting.push(proxy.client().call("slow").await);
+        calls.push(server.call().await);
+    }
+    proxy.stop();
+    proxy.gone().await;
+    for waiting in waiting {
+        assert_eq!(waiting.answer().await.refusal(), (200, -31007));
+    }
+}
+
+#[tokio::test]
+async fn calls_that_wait_for_a_session_are_told_so_too() {
+    let server = LegacyServer::start(server()).await;
+    let mut proxy = Program::start(&server, &[], &["drain: 20ms", "limits: { sessions: 1 }"]).await;
+    let client = proxy.client().over(Version::Http2).declaring(json!({ "elicitation": {} }));
+    let mut kept = client.kept().await;
+    let request = |tool| client.request("tools/call", json!({ "name": tool }));
+    let mut waiting = vec![kept.begin(request("slow")).await];
+    let call = server.call().await;
+    for _ in 0..20 {
+        waiting.push(kept.begin(request("queued")).await);
+    }
+    // What came before this has arrived.
+    kept.ask("server/discover", json!({})).await.result();
+    proxy.stop();
+    proxy.gone().await;
+    for waiting in waiting {
+        assert_eq!(waiting.answer().await.refusal(), (200, -31007));
+    }
+    assert_eq!(server.messages("tools/call"), 1, "what waited was never sent");
+    drop(call);
+}
+
+#[tokio::test]
+async fn calls_that_wait_for_a_handshake_are_told_so_too() {
+    let mute = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let url = format!("http://{}/mcp", mute.local_addr().expect("bound"));
+    let mut proxy = Program::before(url, &[], &["drain: 20ms"]).await;
+    let mut waiting = Vec::new();
+    let mut taken = Vec::new();
+    for token in 0..20 {
+        waiting.push(proxy.client().bearing(&token.to_string()).call("t").await);
+        taken.push(soon("the handshake is waited for", mute.accept()).await.expect("a connection"));
+    }
+    proxy.stop();
+    proxy.gone().await;
+    for waiting in waiting {
+        assert_eq!(waiting.answer().await.refusal(), (200, -31007));
+    }
 }
 
 #[tokio::test]

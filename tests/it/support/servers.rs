@@ -311,7 +311,7 @@ impl Call {
     /// The tool, prompt or resource it is about.
     pub(crate) fn name(&self) -> &str {
         let params = &self.seen.json["params"];
-        params["name"].as_str().or(params["uri"].as_str()).unwrap_or_default()
+        params["name"].as_str().or_else(|| params["uri"].as_str()).unwrap_or_default()
     }
 
     /// Answers with a result, as one JSON document.

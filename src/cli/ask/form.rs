@@ -1,0 +1,422 @@
+//! The fields of a form, and what somebody typed as their values.
+//!
+//! A server that elicits by form sends a flat object schema (2026-07-28, *Elicitation, Requested
+//! Schema*). Each of its properties is a [`Field`], which knows how to read what is typed. Whether a
+//! value fits is judged by [`elicit::check_answer`], the same that judges clients of the proxy.
+
+use crate::{
+    bridge::elicit,
+    protocol::{InputKind, InputRequest, splice::Object},
+};
+use bytes::Bytes;
+use serde_json::value::RawValue;
+
+/// One question of a form.
+#[derive(Clone, Debug)]
+pub(super) struct Field {
+    pub(super) key: String,
+    title: Option<String>,
+    pub(super) description: Option<String>,
+    /// Left out of the answer where it is not.
+    pub(super) required: bool,
+    /// Raw JSON that fits the schema.
+    pub(super) default: Option<Bytes>,
+    kind: Kind,
+    schema: Bytes,
+}
+
+/// How a value is typed.
+#[derive(Clone, Debug)]
+enum Kind {
+    Text,
+    Number,
+    Truth,
+    One(Vec<Choice>),
+    Many(Vec<Choice>),
+    /// Something the specification does not know.
+    Json,
+}
+
+/// One of the values there are to choose from.
+#[derive(Clone, Debug)]
+struct Choice {
+    /// Raw JSON.
+    value: Bytes,
+    /// What people see.
+    label: String,
+}
+
+/// The fields of an elicitation's `requestedSchema`, in its order.
+pub(super) fn fields(schema: Option<&Bytes>) -> Vec<Field> {
+    let Some(Ok(schema)) = schema.map(Object::read) else { return Vec::new() };
+    let required: Vec<String> = member(&schema, "required").unwrap_or_default();
+    let properties = schema.get("properties").and_then(|raw| Object::read(&raw).ok());
+    let members: Vec<_> = properties
+        .iter()
+        .flat_map(Object::members)
+        .map(|(key, property)| (key.into_owned(), property))
+        .collect();
+    // What is required must be answered, described or not.
+    let undescribed = required.iter().filter(|key| members.iter().all(|(known, _)| known != *key));
+    let undescribed: Vec<_> = undescribed.map(|key| (key.clone(), Bytes::from_static(b"{}"))).collect();
+    let field = |(key, property): (String, Bytes)| {
+        let required = required.contains(&key);
+        Field::new(key, property, required)
+    };
+    members.into_iter().chain(undescribed).map(field).collect()
+}
+
+/// Answers as the raw object a form is filled in with.
+pub(super) fn content<'a>(answers: impl IntoIterator<Item = (&'a str, &'a Bytes)>) -> String {
+    let members: Vec<_> =
+        answers.into_iter().map(|(key, answer)| format!("{}:{}", quoted(key), text(answer))).collect();
+    format!("{{{}}}", members.join(","))
+}
+
+// === impl Field ===
+
+impl Field {
+    fn new(key: String, schema: Bytes, required: bool) -> Self {
+        let object = Object::read(&schema).ok();
+        let string = |name| object.as_ref().and_then(|object| object.string(name));
+        let kind = object.as_ref().map_or(Kind::Json, Kind::of);
+        let mut field = Self {
+            title: string("title"),
+            description: string("description"),
+            required,
+            default: None,
+            kind,
+            key,
+            schema,
+        };
+        // One that does not fit would be refused.
+        let default = object.as_ref().and_then(|object| object.get("default"));
+        field.default = default.filter(|default| field.check(default).is_ok());
+        field
+    }
+
+    pub(super) fn name(&self) -> &str {
+        self.title.as_deref().unwrap_or(&self.key)
+    }
+
+    /// What may be typed, in a few words.
+    pub(super) fn hint(&self) -> String {
+        let schema = Object::read(&self.schema).ok();
+        let mut parts = Vec::new();
+        match &self.kind {
+            Kind::Text => {
+                let format = schema.as_ref().and_then(|schema| schema.string("format"));
+                parts.extend(match format.as_deref() {
+                    Some("email") => Some("an email address".to_owned()),
+                    Some("uri") => Some("a URI".to_owned()),
+                    Some("date") => Some("a date, as in 2026-07-28".to_owned()),
+                    Some("date-time") => Some("a date with a time, as in 2026-07-28T10:30:00Z".to_owned()),
+                    Some(_) | None => None,
+                });
+                parts.extend(self.bounds("minLength", "maxLength", " characters"));
+            }
+            Kind::Number => {
+                let is_integer =
+                    schema.as_ref().and_then(|schema| schema.string("type")).as_deref() == Some("integer");
+                parts.push(if is_integer { "a whole number" } else { "a number" }.to_owned());
+                parts.extend(self.bounds("minimum", "maximum", ""));
+            }
+            Kind::Truth => parts.push("yes or no".to_owned()),
+            Kind::One(choices) => parts.push(format!("a number from 1 to {}", choices.len())),
+            Kind::Many(_) => {
+                parts.push("numbers with commas between them, or none".to_owned());
+                parts.extend(self.bounds("minItems", "maxItems", " of them"));
+            }
+            Kind::Json => parts.push("as JSON".to_owned()),
+        }
+        if !self.required {
+            parts.push("optional".to_owned());
+        }
+        parts.join("; ")
+    }
+
+    fn bounds(&self, least: &str, most: &str, unit: &str) -> Option<String> {
+        let schema = Object::read(&self.schema).ok()?;
+        let bound = |key| schema.get(key).map(|raw| text(&raw).to_owned());
+        match (bound(least), bound(most)) {
+            (Some(least), Some(most)) => Some(format!("{least} to {most}{unit}")),
+            (Some(least), None) => Some(format!("at least {least}{unit}")),
+            (None, Some(most)) => Some(format!("at most {most}{unit}")),
+            (None, None) => None,
+        }
+    }
+
+    /// What there is to choose from, in lines with numbers.
+    pub(super) fn menu(&self) -> Vec<String> {
+        match &self.kind {
+            Kind::One(choices) | Kind::Many(choices) => {
+                (1..).zip(choices).map(|(number, choice)| format!("{number}  {}", choice.label)).collect()
+            }
+            Kind::Text | Kind::Number | Kind::Truth | Kind::Json => Vec::new(),
+        }
+    }
+
+    /// A value as a person would write it.
+    pub(super) fn shown(&self, value: &Bytes) -> String {
+        let label = |value: &Bytes, choices: &[Choice]| {
+            choices
+                .iter()
+                .find(|choice| choice.value == value)
+                .map_or_else(|| label(value), |choice| choice.label.clone())
+        };
+        match &self.kind {
+            Kind::Truth if value == "true" => "yes".to_owned(),
+            Kind::Truth if value == "false" => "no".to_owned(),
+            Kind::One(choices) => label(value, choices),
+            Kind::Many(choices) => match items(value) {
+                Some(values) if values.is_empty() => "none".to_owned(),
+                Some(values) => {
+                    values.iter().map(|value| label(value, choices)).collect::<Vec<_>>().join(", ")
+                }
+                None => text(value).to_owned(),
+            },
+            Kind::Text | Kind::Number | Kind::Truth => self::label(value),
+            Kind::Json => text(value).to_owned(),
+        }
+    }
+
+    /// The value somebody typed, as raw JSON.
+    ///
+    /// # Errors
+    /// Says what it must be.
+    pub(super) fn read(&self, typed: &str) -> Result<Bytes, String> {
+        let value = match &self.kind {
+            // What stands for an empty text, as an empty line stands for no answer.
+            Kind::Text if typed == "\"\"" => Bytes::from_static(b"\"\""),
+            Kind::Text => quoted(typed).into(),
+            Kind::Number => json(typed.trim()).ok_or("must be a number")?,
+            Kind::Truth => match typed.trim().to_lowercase().as_str() {
+                "y" | "yes" | "true" => Bytes::from_static(b"true"),
+                "n" | "no" | "false" => Bytes::from_static(b"false"),
+                _ => return Err("must be yes or no".to_owned()),
+            },
+            Kind::One(choices) => choose(choices, typed)?,
+            Kind::Many(choices) => several(choices, typed)?,
+            Kind::Json => json(typed.trim()).ok_or("must be JSON; a text is in double quotes")?,
+        };
+        self.check(&value)?;
+        Ok(value)
+    }
+
+    /// Whether a value fits, by a form of this field alone.
+    fn check(&self, value: &Bytes) -> Result<(), String> {
+        let (key, schema) = (quoted(&self.key), text(&self.schema));
+        let params = format!(
+            r#"{{"requestedSchema":{{"type":"object","properties":{{{key}:{schema}}},"required":[{key}]}}}}"#
+        );
+        let question = InputRequest::new(InputKind::Elicitation, Some(&params.into()));
+        let answer = format!(r#"{{"action":"accept","content":{}}}"#, content([(&*self.key, value)]));
+        elicit::check_answer(&question, &answer.into()).map(drop).map_err(|wrong| wrong.must)
+    }
+}
+
+// === impl Kind ===
+
+impl Kind {
+    fn of(schema: &Object) -> Self {
+        if let Some(choices) = Choice::of(schema) {
+            return Self::One(choices);
+        }
+        match schema.string("type").as_deref() {
+            Some("string") => Self::Text,
+            Some("number" | "integer") => Self::Number,
+            Some("boolean") => Self::Truth,
+            Some("array") => {
+                let items = schema.get("items").and_then(|raw| Object::read(&raw).ok());
+                items.as_ref().and_then(Choice::of).map_or(Self::Json, Self::Many)
+            }
+            _ => Self::Json,
+        }
+    }
+}
+
+// === impl Choice ===
+
+impl Choice {
+    /// What a schema offers: `enum`, with the `enumNames` of older servers, or constants with titles.
+    fn of(schema: &Object) -> Option<Vec<Self>> {
+        if let Some(values) = schema.get("enum").and_then(|raw| items(&raw)) {
+            let names: Vec<String> = member(schema, "enumNames").unwrap_or_default();
+            let mut names = names.into_iter();
+            let choice = |value: Bytes| Self { label: names.next().unwrap_or_else(|| label(&value)), value };
+            return Some(values.into_iter().map(choice).collect()).filter(|all: &Vec<_>| !all.is_empty());
+        }
+        let branches = ["oneOf", "anyOf"].iter().find_map(|key| items(&schema.get(key)?))?;
+        let choice = |branch: &Bytes| {
+            let branch = Object::read(branch).ok()?;
+            let value = branch.get("const")?;
+            Some(Self { label: branch.string("title").unwrap_or_else(|| label(&value)), value })
+        };
+        branches.iter().map(choice).collect::<Option<Vec<_>>>().filter(|all| !all.is_empty())
+    }
+}
+
+/// The choice somebody means by its number, its value or its label.
+fn choose(choices: &[Choice], typed: &str) -> Result<Bytes, String> {
+    let typed = typed.trim();
+    if let Some(choice) = typed.parse::<usize>().ok().and_then(|number| choices.get(number.checked_sub(1)?)) {
+        return Ok(choice.value.clone());
+    }
+    let same = |choice: &&Choice| {
+        label(&choice.value) == typed || choice.label.to_lowercase() == typed.to_lowercase()
+    };
+    match choices.iter().find(same) {
+        Some(choice) => Ok(choice.value.clone()),
+        None => Err(format!("must be a number from 1 to {}, or one of the values", choices.len())),
+    }
+}
+
+fn several(choices: &[Choice], typed: &str) -> Result<Bytes, String> {
+    let typed = typed.trim();
+    if typed == "none" && choose(choices, typed).is_err() {
+        return Ok(Bytes::from_static(b"[]"));
+    }
+    // As a whole first: a value may have a comma in it.
+    let mut chosen = match choose(choices, typed) {
+        Ok(one) => vec![one],
+        Err(_) => typed.split(',').map(|one| choose(choices, one)).collect::<Result<Vec<_>, _>>()?,
+    };
+    let mut seen = Vec::new();
+    chosen.retain(|value| {
+        let is_new = !seen.contains(value);
+        seen.push(value.clone());
+        is_new
+    });
+    let chosen: Vec<_> = chosen.iter().map(text).collect();
+    Ok(format!("[{}]", chosen.join(",")).into())
+}
+
+/// A text without its quotes, anything else as it is written.
+fn label(raw: &Bytes) -> String {
+    serde_json::from_slice(raw).unwrap_or_else(|_| text(raw).to_owned())
+}
+
+fn text(raw: &Bytes) -> &str {
+    std::str::from_utf8(raw).expect("JSON that was read is UTF-8")
+}
+
+fn quoted(text: &str) -> String {
+    serde_json::to_string(text).expect("a text is JSON")
+}
+
+/// What was typed if it is JSON, digit by digit.
+fn json(typed: &str) -> Option<Bytes> {
+    let raw: Box<RawValue> = serde_json::from_str(typed).ok()?;
+    Some(raw.get().to_owned().into())
+}
+
+fn items(raw: &Bytes) -> Option<Vec<Bytes>> {
+    let items: Vec<&RawValue> = serde_json::from_slice(raw).ok()?;
+    Some(items.into_iter().map(|item| raw.slice_ref(item.get().as_bytes())).collect())
+}
+
+fn member<T: serde::de::DeserializeOwned>(schema: &Object, key: &str) -> Option<T> {
+    serde_json::from_slice(&schema.get(key)?).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    fn field(schema: Value) -> Field {
+        Field::new("x".into(), schema.to_string().into(), true)
+    }
+
+    fn read(schema: &Value, typed: &str) -> Result<String, String> {
+        field(schema.clone()).read(typed).map(|raw| text(&raw).to_owned())
+    }
+
+    #[test]
+    fn what_is_typed_becomes_the_value_the_schema_asks_for() {
+        let colors = json!({ "type": "string", "enum": ["Red", "Green", "a,b"] });
+        let titled = json!({ "oneOf": [{ "const": "#f00", "title": "Red" }, { "const": 7 }] });
+        let older = json!({ "type": "string", "enum": ["r", "g"], "enumNames": ["Red", "Green"] });
+        let many = json!({ "type": "array", "minItems": 1, "maxItems": 2, "items": colors });
+        let bounded = json!({ "type": "string", "minLength": 2, "maxLength": 3 });
+        let integer = json!({ "type": "integer", "minimum": 1, "maximum": 12 });
+        for (schema, typed, value) in [
+            (json!({ "type": "string" }), " a \"b\" ", r#"" a \"b\" ""#),
+            (json!({ "type": "string" }), "\"\"", r#""""#),
+            (json!({ "type": "string", "format": "date" }), "2026-08-01", r#""2026-08-01""#),
+            (json!({ "type": "number" }), "9007199254740993.10", "9007199254740993.10"),
+            (integer.clone(), " 12 ", "12"),
+            (json!({ "type": "boolean" }), "Y", "true"),
+            (json!({ "type": "boolean" }), "false", "false"),
+            (colors.clone(), "2", r#""Green""#),
+            (colors.clone(), "green", r#""Green""#),
+            (titled.clone(), "red", r##""#f00""##),
+            (titled.clone(), "#f00", r##""#f00""##),
+            (titled, "2", "7"),
+            (older, "Green", r#""g""#),
+            (many.clone(), "1, green,1", r#"["Red","Green"]"#),
+            (many.clone(), "a,b", r#"["a,b"]"#),
+            (json!({ "type": "array", "items": colors }), "none", "[]"),
+            (json!({ "type": "object" }), r#" {"a":1.0} "#, r#"{"a":1.0}"#),
+            (json!({}), "true", "true"),
+        ] {
+            assert_eq!(read(&schema, typed).as_deref(), Ok(value), "{typed} for {schema}");
+        }
+        for (schema, typed, must) in [
+            (bounded.clone(), "a", "must be at least 2 characters"),
+            (bounded, "abcd", "must be at most 3 characters"),
+            (json!({ "type": "string", "format": "date" }), "tomorrow", "must be a date, as in 2026-07-28"),
+            (integer.clone(), "13", "must be at most 12"),
+            (integer.clone(), "1.5", "must be an integer"),
+            (integer, "many", "must be a number"),
+            (json!({ "type": "boolean" }), "perhaps", "must be yes or no"),
+            (colors.clone(), "4", "must be a number from 1 to 3, or one of the values"),
+            (colors, "0", "must be a number from 1 to 3, or one of the values"),
+            (many.clone(), "1,2,3", "must be at most 2 items"),
+            (many, "none", "must be at least 1 items"),
+            (json!({}), "hello", "must be JSON; a text is in double quotes"),
+        ] {
+            assert_eq!(read(&schema, typed).unwrap_err(), must, "{typed} for {schema}");
+        }
+    }
+
+    #[test]
+    fn a_field_says_what_it_wants() {
+        for (schema, hint) in [
+            (
+                json!({ "type": "string", "format": "email", "maxLength": 50 }),
+                "an email address; at most 50 characters",
+            ),
+            (json!({ "type": "integer", "minimum": 1, "maximum": 12 }), "a whole number; 1 to 12"),
+            (json!({ "type": "number", "minimum": 0.5 }), "a number; at least 0.5"),
+            (json!({ "type": "boolean" }), "yes or no"),
+            (json!({ "enum": ["a", "b"] }), "a number from 1 to 2"),
+        ] {
+            assert_eq!(field(schema).hint(), hint);
+        }
+        let optional = Field::new("x".into(), r#"{"type":"string"}"#.into(), false);
+        assert_eq!((optional.name(), &*optional.hint()), ("x", "optional"));
+        let titled = field(json!({ "title": "Color", "enum": ["r", "g"], "enumNames": ["Red"] }));
+        assert_eq!((titled.name(), titled.menu()), ("Color", vec!["1  Red".to_owned(), "2  g".to_owned()]));
+        assert_eq!(titled.shown(&Bytes::from_static(b"\"r\"")), "Red");
+    }
+
+    #[test]
+    fn a_default_that_does_not_fit_is_not_offered() {
+        assert_eq!(field(json!({ "type": "integer", "default": 2 })).default.as_deref(), Some(&b"2"[..]));
+        assert_eq!(field(json!({ "type": "integer", "default": "2" })).default, None);
+        assert_eq!(field(json!({ "enum": ["a"], "default": "b" })).default, None);
+    }
+
+    #[test]
+    fn the_fields_come_in_the_order_of_the_schema_and_what_is_required_is_among_them() {
+        let schema = Bytes::from_static(
+            br#"{"type":"object","properties":{"z":{"type":"string"},"a":{"type":"boolean"}},"required":["a","q"]}"#,
+        );
+        let fields: Vec<_> =
+            fields(Some(&schema)).into_iter().map(|field| (field.key, field.required)).collect();
+        assert_eq!(fields, [("z".into(), false), ("a".into(), true), ("q".into(), true)]);
+        assert!(super::fields(None).is_empty());
+        assert!(super::fields(Some(&Bytes::from_static(b"[]"))).is_empty());
+    }
+}

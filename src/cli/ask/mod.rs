@@ -1,0 +1,376 @@
+//! Answers to what a server asks in the middle of a call: from the command line, or of a person.
+//!
+//! Answers by option come first. For the rest a person is asked on the standard error and answers
+//! on the standard input, where both are terminals or `--ask` says so. The client declares what can
+//! be answered and nothing more, so that nothing waits for an answer that cannot come.
+//!
+//! [`Asker`] goes through the questions, `person` puts one to a person, `form` knows the fields of a
+//! form, `terminal` reads lines.
+
+mod form;
+mod person;
+mod terminal;
+
+pub use terminal::Closed;
+
+use super::client::{Answers, Asked, Declared};
+use crate::{
+    bridge::elicit,
+    config::values::Invalid,
+    protocol::{InputKind, InputRequest, splice::Object},
+};
+use bytes::Bytes;
+use serde_json::value::RawValue;
+use std::{
+    collections::{BTreeMap, VecDeque},
+    fs,
+    io::{self, BufReader, IsTerminal},
+};
+use terminal::Terminal;
+
+#[derive(Clone, Debug, Default, clap::Args)]
+#[command(next_help_heading = "Questions of the server")]
+pub struct Options {
+    /// The answer to the question with this key: a form's content, a whole answer, or one of accept,
+    /// decline and cancel; may be repeated.
+    #[arg(long = "answer", value_name = "KEY=JSON", value_parser = given)]
+    answers: Vec<(String, Given)>,
+    /// What a model would answer, for each sampling question.
+    #[arg(long, value_name = "TEXT|@FILE", value_parser = text_or_file)]
+    sampling: Option<String>,
+    /// A directory to tell of when the server asks for roots, as in file:///home/ada; may be
+    /// repeated.
+    #[arg(long = "root", value_name = "URI", value_parser = root)]
+    roots: Vec<String>,
+    /// Ask on the standard error and read answers from the standard input, although they are no
+    /// terminals.
+    #[arg(long)]
+    ask: bool,
+    /// Never ask, although there is a terminal.
+    #[arg(long, conflicts_with = "ask")]
+    no_ask: bool,
+}
+
+/// An answer that was given on the command line.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Given {
+    /// To an elicitation, without content.
+    Action(String),
+    /// A raw object: an answer, or the content of a form.
+    Object(Bytes),
+}
+
+/// Whoever answers the questions of one call.
+pub struct Asker {
+    /// Each is given once; one key may have several, for a question that is asked again.
+    given: BTreeMap<String, VecDeque<Given>>,
+    sampling: Option<String>,
+    roots: Vec<String>,
+    person: Option<Terminal>,
+    /// Who asks, for a person to see.
+    who: String,
+}
+
+/// Why a call cannot go on.
+#[derive(Debug, thiserror::Error)]
+pub enum Unanswered {
+    #[error("the server asks something, and nobody is there to answer{}", list(.0))]
+    Nobody(Vec<Asked>),
+    #[error("the answer to `{key}` does not fit: {source}")]
+    Wrong { key: String, source: elicit::Invalid },
+    #[error("this client does not know what `{method}` asks (`{key}`)")]
+    Unknown { key: String, method: String },
+    #[error("this client cannot be asked by `{0}`")]
+    Mode(String),
+    #[error("declined; the call was given up")]
+    Declined,
+    #[error(transparent)]
+    Closed(#[from] Closed),
+}
+
+// === impl Asker ===
+
+impl Asker {
+    /// `who` says which tool of which server asks.
+    pub fn new(args: Options, who: String) -> Self {
+        let at_terminal = || io::stdin().is_terminal() && io::stderr().is_terminal();
+        let asks = args.ask || (!args.no_ask && at_terminal());
+        let person = asks.then(|| Terminal::new(BufReader::new(io::stdin()), io::stderr()));
+        Self::with(args, who, person)
+    }
+
+    fn with(args: Options, who: String, person: Option<Terminal>) -> Self {
+        let mut given: BTreeMap<_, VecDeque<_>> = BTreeMap::new();
+        for (key, answer) in args.answers {
+            given.entry(key).or_default().push_back(answer);
+        }
+        Self { given, sampling: args.sampling, roots: args.roots, person, who }
+    }
+
+    /// What the client can say that it may be asked. An answer by key could be one to anything.
+    pub fn declared(&self, tasks: bool) -> Declared {
+        let anything = self.person.is_some() || !self.given.is_empty();
+        Declared {
+            tasks,
+            elicitation: anything,
+            sampling: anything || self.sampling.is_some(),
+            roots: anything || !self.roots.is_empty(),
+        }
+    }
+
+    /// Answers all of these questions.
+    ///
+    /// # Errors
+    /// [`Unanswered`] where one of them cannot be; nobody is asked where that is clear before.
+    pub async fn answer(&mut self, questions: &[Asked]) -> Result<Answers, Unanswered> {
+        let mut known = Vec::with_capacity(questions.len());
+        for Asked { key, method, request } in questions {
+            let unknown = || Unanswered::Unknown { key: key.clone(), method: method.clone() };
+            known.push((key, request.as_ref().ok_or_else(unknown)?));
+        }
+        if self.person.is_none() {
+            let open =
+                questions.iter().zip(&known).filter(|(_, (key, question))| !self.has_answer(key, question));
+            let open: Vec<_> = open.map(|(asked, _)| asked.clone()).collect();
+            if !open.is_empty() {
+                return Err(Unanswered::Nobody(open));
+            }
+        }
+        let mut answers = Answers::new();
+        for (key, question) in known {
+            let answer = match (self.by_option(key, question), &mut self.person) {
+                (Some(answer), _) => answer,
+                (None, Some(person)) => {
+                    person::ask(person, &format!("{} ({key})", self.who), question).await?
+                }
+                (None, None) => unreachable!("it has been looked at above"),
+            };
+            elicit::check_answer(question, &Bytes::copy_from_slice(answer.as_bytes()))
+                .map_err(|source| Unanswered::Wrong { key: key.clone(), source })?;
+            let answer = RawValue::from_string(answer).expect("what fits a question is JSON");
+            answers.insert(key.clone(), answer);
+        }
+        Ok(answers)
+    }
+
+    /// The keys of answers that nothing was asked for.
+    pub fn unused(&self) -> impl Iterator<Item = &str> {
+        self.given.iter().filter(|(_, answers)| !answers.is_empty()).map(|(key, _)| key.as_str())
+    }
+
+    fn has_answer(&self, key: &str, question: &InputRequest) -> bool {
+        self.given.get(key).is_some_and(|answers| !answers.is_empty())
+            || match question.kind() {
+                InputKind::Elicitation => false,
+                InputKind::Sampling => self.sampling.is_some(),
+                InputKind::Roots => !self.roots.is_empty(),
+            }
+    }
+
+    fn by_option(&mut self, key: &str, question: &InputRequest) -> Option<String> {
+        if let Some(given) = self.given.get_mut(key).and_then(VecDeque::pop_front) {
+            return Some(given.answer_to(question));
+        }
+        match question.kind() {
+            InputKind::Elicitation => None,
+            InputKind::Sampling => self.sampling.as_deref().map(person::message),
+            InputKind::Roots => {
+                Some(&self.roots).filter(|roots| !roots.is_empty()).map(|roots| person::roots(roots))
+            }
+        }
+    }
+}
+
+// === impl Given ===
+
+impl Given {
+    fn answer_to(self, question: &InputRequest) -> String {
+        let object = match self {
+            Self::Action(action) => return format!(r#"{{"action":"{action}"}}"#),
+            Self::Object(object) => object,
+        };
+        let raw = String::from_utf8_lossy(&object).into_owned();
+        // A form could have a field of that name, but hardly with one of these words in it.
+        let action = Object::read(&object).ok().and_then(|object| object.string("action"));
+        let is_answer = matches!(action.as_deref(), Some("accept" | "decline" | "cancel"));
+        if question.kind() == InputKind::Elicitation && !is_answer {
+            return format!(r#"{{"action":"accept","content":{raw}}}"#);
+        }
+        raw
+    }
+}
+
+fn list(questions: &[Asked]) -> String {
+    let line = |asked: &Asked| {
+        let message = asked.message().map(|message| format!(": {message}")).unwrap_or_default();
+        format!("\n  {} ({}){message}", asked.key, asked.method)
+    };
+    questions.iter().map(line).collect::<String>()
+        + "\nanswer by `--answer KEY=JSON`, `--sampling` or `--root`, or at a terminal (`--ask`)"
+}
+
+/// `KEY=JSON`.
+fn given(text: &str) -> Result<(String, Given), Invalid> {
+    let hint = "write KEY=JSON, as in 'elicitation-1={\"name\":\"Ada\"}' or elicitation-1=decline";
+    let Some((key, answer)) = text.split_once('=').filter(|(key, _)| !key.is_empty()) else {
+        return Err(Invalid(format!("`{text}` names no key; {hint}")));
+    };
+    if matches!(answer, "accept" | "decline" | "cancel") {
+        return Ok((key.to_owned(), Given::Action(answer.to_owned())));
+    }
+    let raw = Bytes::copy_from_slice(answer.trim().as_bytes());
+    match Object::read(&raw) {
+        Ok(_) => Ok((key.to_owned(), Given::Object(raw))),
+        Err(_) => Err(Invalid(format!("`{answer}` is not a JSON object; {hint}"))),
+    }
+}
+
+/// A text, or the text of a file.
+fn text_or_file(text: &str) -> Result<String, Invalid> {
+    let Some(path) = text.strip_prefix('@') else { return Ok(text.to_owned()) };
+    fs::read_to_string(path)
+        .map(|text| text.trim_end_matches(['\r', '\n']).to_owned())
+        .map_err(|error| Invalid(format!("`{path}` cannot be read: {error}")))
+}
+
+/// A root is named by a file URI (2026-07-28, *Roots, Data Types*).
+fn root(text: &str) -> Result<String, Invalid> {
+    let odd = |hint: String| Err(Invalid(format!("`{text}` is not a file URI; {hint}")));
+    match text.strip_prefix("file://") {
+        Some(path) if path.starts_with('/') && !path.contains(char::is_whitespace) => Ok(text.to_owned()),
+        None if text.starts_with('/') => odd(format!("did you mean `file://{}`?", text.replace(' ', "%20"))),
+        Some(_) | None => odd("write it as in `file:///home/ada/project`".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn asked(key: &str, request: &str) -> Asked {
+        let raw = Bytes::copy_from_slice(request.as_bytes());
+        let method = Object::read(&raw).unwrap().string("method").unwrap();
+        Asked { key: key.into(), method, request: InputRequest::from_raw(raw) }
+    }
+
+    fn form() -> Asked {
+        asked(
+            "who",
+            r#"{"method":"elicitation/create","params":{"message":"Who?","requestedSchema":{"type":"object","properties":{"name":{"type":"string"}},"required":["name"]}}}"#,
+        )
+    }
+
+    fn asker(words: &[&str], typed: Option<&'static str>) -> Asker {
+        #[derive(clap::Parser)]
+        struct Words {
+            #[command(flatten)]
+            args: Options,
+        }
+        let args = <Words as clap::Parser>::parse_from([&["call"], words].concat()).args;
+        let person = typed.map(|typed| Terminal::new(typed.as_bytes(), io::sink()));
+        Asker::with(args, "tool".into(), person)
+    }
+
+    async fn answer(asker: &mut Asker, questions: &[Asked]) -> Result<Vec<String>, String> {
+        let answers = asker.answer(questions).await.map_err(|error| error.to_string())?;
+        Ok(answers.iter().map(|(key, answer)| format!("{key}={answer}")).collect())
+    }
+
+    #[tokio::test]
+    async fn options_answer_without_asking_anybody() {
+        let questions = [
+            form(),
+            asked(
+                "url",
+                r#"{"method":"elicitation/create","params":{"mode":"url","url":"https://x","message":"m"}}"#,
+            ),
+            asked("s", r#"{"method":"sampling/createMessage","params":{"messages":[],"maxTokens":1}}"#),
+            asked("r", r#"{"method":"roots/list"}"#),
+        ];
+        let words = [
+            "--answer",
+            r#"who={"name": "Ada"}"#,
+            "--answer",
+            "url=accept",
+            "--sampling",
+            "hi",
+            "--root",
+            "file:///a",
+        ];
+        let mut asker = asker(&words, None);
+        assert_eq!(
+            answer(&mut asker, &questions).await.unwrap(),
+            [
+                r#"r={"roots":[{"uri":"file:///a"}]}"#.to_owned(),
+                format!("s={}", person::message("hi")),
+                r#"url={"action":"accept"}"#.to_owned(),
+                r#"who={"action":"accept","content":{"name": "Ada"}}"#.to_owned(),
+            ]
+        );
+        assert_eq!(asker.unused().count(), 0);
+    }
+
+    #[tokio::test]
+    async fn each_answer_is_given_once_and_the_rest_is_asked() {
+        let twice = ["--answer", r#"who={"name":"A"}"#, "--answer", r#"who={"action":"decline"}"#];
+        let mut asker = asker(&twice, Some("Eve\n\n"));
+        for expected in [
+            r#"who={"action":"accept","content":{"name":"A"}}"#,
+            r#"who={"action":"decline"}"#,
+            r#"who={"action":"accept","content":{"name":"Eve"}}"#,
+        ] {
+            assert_eq!(answer(&mut asker, &[form()]).await.unwrap(), [expected]);
+        }
+    }
+
+    #[tokio::test]
+    async fn what_cannot_be_answered_says_which_and_how_it_could_be() {
+        let roots = asked("r", r#"{"method":"roots/list"}"#);
+        let error = answer(&mut asker(&["--root", "file:///a"], None), &[roots, form()]).await.unwrap_err();
+        assert_eq!(
+            error,
+            "the server asks something, and nobody is there to answer\n  who (elicitation/create): Who?\nanswer by `--answer KEY=JSON`, `--sampling` or `--root`, or at a terminal (`--ask`)"
+        );
+        let mut wrong = asker(&["--answer", r#"who={"name":7}"#, "--answer", "other={}"], None);
+        assert_eq!(
+            answer(&mut wrong, &[form()]).await.unwrap_err(),
+            "the answer to `who` does not fit: `content.name` must be a string"
+        );
+        assert_eq!(wrong.unused().collect::<Vec<_>>(), ["other"]);
+        let vendor = asked("v", r#"{"method":"vendor/ask"}"#);
+        assert_eq!(
+            answer(&mut asker(&[], Some("\n")), &[vendor]).await.unwrap_err(),
+            "this client does not know what `vendor/ask` asks (`v`)"
+        );
+    }
+
+    #[test]
+    fn only_what_can_be_answered_is_declared() {
+        let declared = |words: &[&str], typed| {
+            let Declared { tasks, elicitation, sampling, roots } = asker(words, typed).declared(true);
+            assert!(tasks);
+            [elicitation, sampling, roots]
+        };
+        assert_eq!(declared(&[], None), [false; 3]);
+        assert_eq!(declared(&[], Some("")), [true; 3]);
+        assert_eq!(declared(&["--answer", "k={}"], None), [true; 3]);
+        assert_eq!(declared(&["--sampling", "x"], None), [false, true, false]);
+        assert_eq!(declared(&["--root", "file:///"], None), [false, false, true]);
+    }
+
+    #[test]
+    fn options_are_checked_when_typed() {
+        assert_eq!(given("k=decline"), Ok(("k".into(), Given::Action("decline".into()))));
+        assert_eq!(given(r#"k={"a":"="}"#), Ok(("k".into(), Given::Object(r#"{"a":"="}"#.into()))));
+        for wrong in ["k", "={}", "k=", "k=[1]", "k=yes", "k={"] {
+            assert!(given(wrong).is_err(), "{wrong}");
+        }
+        assert_eq!(
+            root("/home/a b").unwrap_err().0,
+            "`/home/a b` is not a file URI; did you mean `file:///home/a%20b`?"
+        );
+        assert!(root("file:///a").is_ok() && root("https://a/").is_err() && root("file://a").is_err());
+        assert_eq!(text_or_file("a@b").as_deref(), Ok("a@b"));
+        assert!(text_or_file("@no/such").unwrap_err().0.contains("`no/such` cannot be read"));
+    }
+}

@@ -1,0 +1,509 @@
+//! Putting a question to a person, and making their answer one the server understands.
+//!
+//! Each of them can be declined. An elicitation has words for that; the other two have not, and
+//! their call is given up (2026-07-28, *Sampling, Error Handling*).
+
+use super::{
+    Unanswered,
+    form::{self, Field},
+    root,
+    terminal::{Closed, Terminal},
+};
+use crate::{
+    cli::call::result_text,
+    protocol::{InputKind, InputRequest, splice::Object},
+};
+use bytes::Bytes;
+use http::Uri;
+use serde_json::{json, value::RawValue};
+use std::collections::BTreeMap;
+
+const SKIP: &str = "/skip";
+const DECLINE: &str = "/decline";
+const CANCEL: &str = "/cancel";
+
+/// What somebody chose to do with an elicitation before or after it was filled in.
+#[derive(Clone, Copy)]
+enum Choice {
+    Accept,
+    Change,
+    Decline,
+    Cancel,
+}
+
+/// How one field was dealt with.
+enum Filled {
+    With(Bytes),
+    LeftOut,
+    Instead(Choice),
+}
+
+/// Asks one question. `who` says which tool of which server wants to know.
+///
+/// # Errors
+/// [`Unanswered`] where there is no answer, and so no way on.
+pub(super) async fn ask(
+    terminal: &mut Terminal,
+    who: &str,
+    question: &InputRequest,
+) -> Result<String, Unanswered> {
+    let params = question.params().and_then(|params| Object::read(&params).ok());
+    let say = |name| params.as_ref().and_then(|params: &Object| params.string(name));
+    match question.kind() {
+        InputKind::Elicitation => {
+            let message = say("message").unwrap_or_default();
+            match say("mode").as_deref() {
+                None | Some("form") => {
+                    terminal.say(&format!("\n{who} asks:\n{message}"));
+                    let schema = params.and_then(|params| params.get("requestedSchema"));
+                    Ok(fill_in(terminal, form::fields(schema.as_ref())).await?)
+                }
+                Some("url") => {
+                    terminal.say(&format!("\n{who} wants you to visit an address:\n{message}"));
+                    Ok(visit(terminal, &say("url").unwrap_or_default()).await?)
+                }
+                Some(mode) => Err(Unanswered::Mode(mode.to_owned())),
+            }
+        }
+        InputKind::Sampling => {
+            terminal.say(&format!("\n{who} asks for a message, as a model would write it:"));
+            write(terminal, params.as_ref()).await
+        }
+        InputKind::Roots => {
+            terminal.say(&format!("\n{who} asks which directories you work in."));
+            list(terminal).await
+        }
+    }
+}
+
+/// A form, field by field. Everything can be seen again and changed before it is sent (2026-07-28,
+/// *Elicitation, User Interaction Model*).
+async fn fill_in(terminal: &mut Terminal, fields: Vec<Field>) -> Result<String, Closed> {
+    if !fields.is_empty() {
+        terminal.say(&format!(
+            "Enter takes what is in brackets; {SKIP} leaves out what is optional; {DECLINE} and {CANCEL} end the form.\n"
+        ));
+    }
+    let mut filled: BTreeMap<&str, Bytes> = BTreeMap::new();
+    loop {
+        for field in &fields {
+            let before = filled.remove(&*field.key);
+            match fill(terminal, field, before.or_else(|| field.default.clone())).await? {
+                Filled::With(value) => drop(filled.insert(&field.key, value)),
+                Filled::LeftOut => {}
+                Filled::Instead(choice) => return Ok(declined(choice)),
+            }
+        }
+        let given = || fields.iter().filter_map(|field| Some((field, filled.get(&*field.key)?)));
+        if !fields.is_empty() {
+            terminal.say("");
+        }
+        for (field, value) in given() {
+            terminal.say(&format!("  {}: {}", field.name(), field.shown(value)));
+        }
+        match choose(terminal, !fields.is_empty()).await? {
+            Choice::Accept => {
+                let content = form::content(given().map(|(field, value)| (&*field.key, value)));
+                return Ok(format!(r#"{{"action":"accept","content":{content}}}"#));
+            }
+            Choice::Change => {}
+            choice @ (Choice::Decline | Choice::Cancel) => return Ok(declined(choice)),
+        }
+    }
+}
+
+async fn fill(terminal: &mut Terminal, field: &Field, default: Option<Bytes>) -> Result<Filled, Closed> {
+    let hint = field.hint();
+    let hint = if hint.is_empty() { hint } else { format!(" ({hint})") };
+    terminal.say(&format!("  {}{hint}", field.name()));
+    if let Some(description) = &field.description {
+        terminal.say(&format!("  {description}"));
+    }
+    for line in field.menu() {
+        terminal.say(&format!("    {line}"));
+    }
+    let prompt = match &default {
+        Some(default) => format!("  [{}] >", field.shown(default)),
+        None => "  >".to_owned(),
+    };
+    loop {
+        let typed = terminal.read(&prompt).await?;
+        let wrong = match (typed.trim(), &default) {
+            (DECLINE, _) => return Ok(Filled::Instead(Choice::Decline)),
+            (CANCEL, _) => return Ok(Filled::Instead(Choice::Cancel)),
+            ("", Some(default)) => return Ok(Filled::With(default.clone())),
+            ("", None) | (SKIP, _) if !field.required => return Ok(Filled::LeftOut),
+            ("", None) | (SKIP, _) => "is required".to_owned(),
+            (_, _) => match field.read(&typed) {
+                Ok(value) => return Ok(Filled::With(value)),
+                Err(wrong) => wrong,
+            },
+        };
+        terminal.say(&format!("  {} {wrong}.", field.name()));
+    }
+}
+
+/// What becomes of a form that is filled in, or has nothing to fill in.
+async fn choose(terminal: &mut Terminal, can_change: bool) -> Result<Choice, Closed> {
+    let change = if can_change { "e changes it, " } else { "" };
+    let prompt = format!("Send it? Enter sends it, {change}d declines, c cancels >");
+    loop {
+        match terminal.read(&prompt).await?.trim().to_lowercase().as_str() {
+            "" | "a" | "accept" | "y" | "yes" => return Ok(Choice::Accept),
+            "e" | "edit" if can_change => return Ok(Choice::Change),
+            "d" | "decline" | "n" | "no" | DECLINE => return Ok(Choice::Decline),
+            "c" | "cancel" | CANCEL => return Ok(Choice::Cancel),
+            _ => {}
+        }
+    }
+}
+
+fn declined(choice: Choice) -> String {
+    let action = match choice {
+        Choice::Accept | Choice::Change => "accept",
+        Choice::Decline => "decline",
+        Choice::Cancel => "cancel",
+    };
+    json!({ "action": action }).to_string()
+}
+
+/// An address is shown as it is, its host apart from it, and never opened by us (2026-07-28,
+/// *Elicitation, Safe URL Handling*).
+async fn visit(terminal: &mut Terminal, url: &str) -> Result<String, Closed> {
+    terminal.say(&format!("\n  {url}\n"));
+    for line in about(url) {
+        terminal.say(&format!("  {line}"));
+    }
+    loop {
+        let typed = terminal.read("Enter when you have been there, d declines, c cancels >").await?;
+        let choice = match typed.trim().to_lowercase().as_str() {
+            "" | "a" | "accept" | "y" | "yes" => Choice::Accept,
+            "d" | "decline" | "n" | "no" | DECLINE => Choice::Decline,
+            "c" | "cancel" | CANCEL => Choice::Cancel,
+            _ => continue,
+        };
+        return Ok(declined(choice));
+    }
+}
+
+/// Where an address leads, and what should make one hesitate.
+fn about(url: &str) -> Vec<String> {
+    let Ok(uri) = url.parse::<Uri>() else {
+        return vec!["Careful: this is not a URL that could be read.".to_owned()];
+    };
+    let (Some(scheme), Some(authority)) = (uri.scheme_str(), uri.authority()) else {
+        return vec!["Careful: this URL names no host.".to_owned()];
+    };
+    let host = authority.host();
+    let mut lines = vec![format!("Its host: {host}")];
+    if !matches!(scheme, "http" | "https") {
+        lines.push(format!("Careful: its scheme is {scheme}, which is no web page."));
+    }
+    if authority.as_str().contains('@') {
+        lines.push("Careful: what stands before the @ is not its host.".to_owned());
+    }
+    if host.split('.').any(|label| label.to_lowercase().starts_with("xn--")) {
+        lines.push("Careful: its host is written in Punycode, and may look like another.".to_owned());
+    }
+    let is_local = matches!(host, "localhost" | "127.0.0.1" | "[::1]");
+    if scheme == "http" && !is_local {
+        lines.push("Careful: it is not encrypted.".to_owned());
+    }
+    lines
+}
+
+async fn write(terminal: &mut Terminal, params: Option<&Object>) -> Result<String, Unanswered> {
+    for line in params.iter().flat_map(|params| asked_for(params)) {
+        terminal.say(&format!("  {}", line.replace('\n', "\n  ")));
+    }
+    terminal.say(&format!("Type it; a line with a single . ends it, {DECLINE} gives the call up."));
+    let mut lines: Vec<String> = Vec::new();
+    loop {
+        let line = match terminal.read(">").await {
+            Err(Closed::Ended) if !lines.is_empty() => break,
+            line => line?,
+        };
+        match line.as_str() {
+            "." => break,
+            DECLINE | CANCEL => return Err(Unanswered::Declined),
+            _ => lines.push(line),
+        }
+    }
+    Ok(message(&lines.join("\n")))
+}
+
+/// A text as the message of a model.
+pub(super) fn message(text: &str) -> String {
+    json!({
+        "role": "assistant",
+        "content": { "type": "text", "text": text },
+        // There is none.
+        "model": "human",
+        "stopReason": "endTurn",
+    })
+    .to_string()
+}
+
+/// A conversation to go on with, a line each.
+fn asked_for(params: &Object) -> Vec<String> {
+    let mut lines = Vec::new();
+    lines.extend(params.string("systemPrompt").map(|prompt| format!("system: {prompt}")));
+    let messages = params.get("messages");
+    let messages: Vec<&RawValue> =
+        messages.as_ref().and_then(|raw| serde_json::from_slice(raw).ok()).unwrap_or_default();
+    for raw in messages {
+        let Ok(message) = Object::read(&Bytes::copy_from_slice(raw.get().as_bytes())) else { continue };
+        let role = message.string("role").unwrap_or_default();
+        let content = message.get("content").unwrap_or_default();
+        let blocks = String::from_utf8_lossy(&content);
+        let blocks = if blocks.starts_with('[') { blocks.into_owned() } else { format!("[{blocks}]") };
+        let shown = RawValue::from_string(format!(r#"{{"content":{blocks}}}"#));
+        let shown = shown.map_or_else(|_| blocks, |raw| result_text(&raw));
+        lines.push(format!("{role}: {shown}"));
+    }
+    if let Some(most) = params.get("maxTokens") {
+        lines.push(format!("(at most {} tokens)", String::from_utf8_lossy(&most)));
+    }
+    lines
+}
+
+async fn list(terminal: &mut Terminal) -> Result<String, Unanswered> {
+    terminal.say(&format!(
+        "Type one in a line, as in file:///home/ada/project; an empty line ends the list, {DECLINE} gives the call up."
+    ));
+    let mut roots = Vec::new();
+    loop {
+        let typed = match terminal.read(">").await {
+            Err(Closed::Ended) if !roots.is_empty() => break,
+            typed => typed?,
+        };
+        match typed.trim() {
+            "" => break,
+            DECLINE | CANCEL => return Err(Unanswered::Declined),
+            typed => match root(typed) {
+                Ok(uri) => roots.push(uri),
+                Err(wrong) => terminal.say(&format!("  {wrong}")),
+            },
+        }
+    }
+    Ok(self::roots(&roots))
+}
+
+pub(super) fn roots(uris: &[String]) -> String {
+    let roots: Vec<_> = uris.iter().map(|uri| json!({ "uri": uri })).collect();
+    json!({ "roots": roots }).to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bridge::elicit::check_answer;
+    use expect_test::{Expect, expect};
+    use std::{
+        io::{self, Write},
+        sync::{Arc, Mutex},
+    };
+
+    #[derive(Clone, Default)]
+    struct Screen(Arc<Mutex<Vec<u8>>>);
+
+    impl Write for Screen {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().unwrap().write(bytes)
+        }
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    fn question(kind: InputKind, params: &str) -> InputRequest {
+        InputRequest::new(kind, Some(&Bytes::copy_from_slice(params.as_bytes())))
+    }
+
+    /// What comes of a question when these lines are typed, and what was on the screen.
+    async fn talk(question: &InputRequest, typed: &'static str) -> (Result<String, String>, String) {
+        let screen = Screen::default();
+        let mut terminal = Terminal::new(typed.as_bytes(), screen.clone());
+        let answer = ask(&mut terminal, "book at http://x/mcp", question).await;
+        if let Ok(answer) = &answer {
+            assert!(check_answer(question, &answer.clone().into()).is_ok(), "{answer}");
+        }
+        let said = String::from_utf8(screen.0.lock().unwrap().clone()).unwrap();
+        (answer.map_err(|error| error.to_string()), said)
+    }
+
+    async fn answered(question: &InputRequest, typed: &'static str, expected: &str) {
+        let (answer, said) = talk(question, typed).await;
+        assert_eq!(answer.as_deref(), Ok(expected), "{said}");
+    }
+
+    fn booking() -> InputRequest {
+        question(
+            InputKind::Elicitation,
+            r#"{"message":"When?","requestedSchema":{"type":"object","properties":{
+                "date":{"type":"string","format":"date","title":"Date"},
+                "party":{"type":"integer","minimum":1,"maximum":12,"default":2,"title":"Party","description":"How many come."},
+                "seat":{"type":"string","enum":["Inside","Terrace"]},
+                "note":{"type":"string","maxLength":5,"default":"-"}
+            },"required":["date","party"]}}"#,
+        )
+    }
+
+    fn shows(said: &str, expected: Expect) {
+        // Prompts stand before what is typed, which a pipe does not show.
+        let said: Vec<_> = said.lines().map(str::trim_end).collect();
+        expected.assert_eq(&format!("{}\n", said.join("\n")));
+    }
+
+    #[tokio::test]
+    async fn a_form_is_filled_in_field_by_field_and_sent_when_it_has_been_seen() {
+        let (answer, said) = talk(&booking(), "soon\n\n2026-08-01\n13\n4\n2\n\n\n").await;
+        assert_eq!(
+            answer.as_deref(),
+            Ok(
+                r#"{"action":"accept","content":{"date":"2026-08-01","party":4,"seat":"Terrace","note":"-"}}"#
+            )
+        );
+        shows(
+            &said,
+            expect![[r#"
+
+            book at http://x/mcp asks:
+            When?
+            Enter takes what is in brackets; /skip leaves out what is optional; /decline and /cancel end the form.
+
+              Date (a date, as in 2026-07-28)
+              >   Date must be a date, as in 2026-07-28.
+              >   Date is required.
+              >   Party (a whole number; 1 to 12)
+              How many come.
+              [2] >   Party must be at most 12.
+              [2] >   seat (a number from 1 to 2; optional)
+                1  Inside
+                2  Terrace
+              >   note (at most 5 characters; optional)
+              [-] >
+              Date: 2026-08-01
+              Party: 4
+              seat: Terrace
+              note: -
+            Send it? Enter sends it, e changes it, d declines, c cancels >
+        "#]],
+        );
+    }
+
+    #[tokio::test]
+    async fn what_is_optional_can_be_left_out_and_defaults_are_taken() {
+        answered(
+            &booking(),
+            "2026-08-01\n\n\n/skip\n\n",
+            r#"{"action":"accept","content":{"date":"2026-08-01","party":2}}"#,
+        )
+        .await;
+        // What is required cannot.
+        let (_, said) = talk(&booking(), "/skip\n/cancel\n").await;
+        assert!(said.contains("Date is required."), "{said}");
+    }
+
+    #[tokio::test]
+    async fn a_form_can_be_changed_before_it_is_sent() {
+        answered(
+            &booking(),
+            "2026-08-01\n3\n1\n\ne\n\n5\n\nx\naccept\n",
+            r#"{"action":"accept","content":{"date":"2026-08-01","party":5,"seat":"Inside","note":"x"}}"#,
+        )
+        .await;
+    }
+
+    #[tokio::test]
+    async fn a_form_can_be_declined_and_cancelled_at_any_point() {
+        for (typed, action) in [
+            ("/decline\n", "decline"),
+            ("2026-08-01\n/cancel\n", "cancel"),
+            ("2026-08-01\n\n\n\nwhat\nd\n", "decline"),
+            ("2026-08-01\n\n\n\nc\n", "cancel"),
+        ] {
+            answered(&booking(), typed, &format!(r#"{{"action":"{action}"}}"#)).await;
+        }
+        let confirm = question(InputKind::Elicitation, r#"{"message":"Really?","mode":"form"}"#);
+        answered(&confirm, "\n", r#"{"action":"accept","content":{}}"#).await;
+        answered(&confirm, "n\n", r#"{"action":"decline"}"#).await;
+    }
+
+    #[tokio::test]
+    async fn an_input_that_ends_is_no_answer() {
+        let (answer, _) = talk(&booking(), "2026-08-01\n").await;
+        assert_eq!(answer.unwrap_err(), "the standard input ended before every question was answered");
+    }
+
+    #[tokio::test]
+    async fn an_address_is_shown_with_its_host_and_visited_or_declined() {
+        let visit = question(
+            InputKind::Elicitation,
+            r#"{"mode":"url","message":"Sign in.","url":"https://login.example.com@xn--exmple-cua.com/a?b"}"#,
+        );
+        let (answer, said) = talk(&visit, "?\n\n").await;
+        assert_eq!(answer.as_deref(), Ok(r#"{"action":"accept"}"#));
+        shows(
+            &said,
+            expect![[r#"
+
+            book at http://x/mcp wants you to visit an address:
+            Sign in.
+
+              https://login.example.com@xn--exmple-cua.com/a?b
+
+              Its host: xn--exmple-cua.com
+              Careful: what stands before the @ is not its host.
+              Careful: its host is written in Punycode, and may look like another.
+            Enter when you have been there, d declines, c cancels > Enter when you have been there, d declines, c cancels >
+        "#]],
+        );
+        answered(&visit, "d\n", r#"{"action":"decline"}"#).await;
+        answered(&visit, "c\n", r#"{"action":"cancel"}"#).await;
+        assert_eq!(about("https://example.com/"), ["Its host: example.com"]);
+        assert!(about("http://example.com/")[1].contains("not encrypted"));
+        assert!(about("javascript:alert(1)")[0].starts_with("Careful"));
+        let other = question(InputKind::Elicitation, r#"{"mode":"voice","message":"?"}"#);
+        assert_eq!(talk(&other, "\n").await.0.unwrap_err(), "this client cannot be asked by `voice`");
+    }
+
+    #[tokio::test]
+    async fn a_message_is_typed_in_the_place_of_a_model() {
+        let sampling = question(
+            InputKind::Sampling,
+            r#"{"systemPrompt":"Be brief.","messages":[{"role":"user","content":{"type":"text","text":"Hi\nthere"}},
+               {"role":"assistant","content":[{"type":"image","mimeType":"image/png","data":"AAAA"}]}],"maxTokens":100}"#,
+        );
+        let (answer, said) = talk(&sampling, "one\n\ntwo\n.\n").await;
+        assert_eq!(answer, Ok(message("one\n\ntwo")));
+        shows(
+            &said,
+            expect![[r#"
+
+            book at http://x/mcp asks for a message, as a model would write it:
+              system: Be brief.
+              user: Hi
+              there
+              assistant: [image image/png, 3 bytes]
+              (at most 100 tokens)
+            Type it; a line with a single . ends it, /decline gives the call up.
+            > > > >
+        "#]],
+        );
+        answered(&sampling, "one", &message("one")).await;
+        assert_eq!(talk(&sampling, "one\n/decline\n").await.0.unwrap_err(), Unanswered::Declined.to_string());
+    }
+
+    #[tokio::test]
+    async fn directories_are_listed_line_by_line() {
+        let question = InputRequest::new(InputKind::Roots, None);
+        answered(
+            &question,
+            "file:///a\n/b\nfile:///c\n\n",
+            r#"{"roots":[{"uri":"file:///a"},{"uri":"file:///c"}]}"#,
+        )
+        .await;
+        answered(&question, "\n", r#"{"roots":[]}"#).await;
+    }
+}

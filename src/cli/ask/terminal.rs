@@ -1,0 +1,124 @@
+//! Lines to a person, and lines back.
+
+use std::{
+    io::{self, BufRead, Write},
+    sync::mpsc,
+    thread,
+};
+use tokio::sync::oneshot;
+
+/// Bytes of one line; a longer one is no answer somebody typed.
+const MAX_LINE: u64 = 1 << 20;
+
+/// Somebody who reads what is said and types lines.
+///
+/// Lines are read by a thread of their own, one when one is wanted: a read that is given up, by
+/// Ctrl-C, would keep the runtime from ending.
+pub(super) struct Terminal {
+    wanted: mpsc::Sender<oneshot::Sender<io::Result<Option<String>>>>,
+    out: Box<dyn Write + Send>,
+}
+
+/// Why there is no next line.
+#[derive(Debug, thiserror::Error)]
+pub enum Closed {
+    #[error("the standard input ended before every question was answered")]
+    Ended,
+    #[error("the standard input cannot be read: {0}")]
+    Unreadable(#[from] io::Error),
+}
+
+// === impl Terminal ===
+
+impl Terminal {
+    pub(super) fn new(mut input: impl BufRead + Send + 'static, out: impl Write + Send + 'static) -> Self {
+        let (wanted, requests) = mpsc::channel::<oneshot::Sender<_>>();
+        // Ends with the process at the latest; nobody waits for it.
+        thread::spawn(move || {
+            for request in requests {
+                let _ = request.send(line(&mut input));
+            }
+        });
+        Self { wanted, out: Box::new(out) }
+    }
+
+    /// Says a line, or several. What a server wrote may be in it: nothing in it moves the cursor or
+    /// turns the writing around.
+    pub(super) fn say(&mut self, text: &str) {
+        // Whoever closed the stream does not want to know.
+        let _ = writeln!(self.out, "{}", plain(text)).and_then(|()| self.out.flush());
+    }
+
+    /// The next line, without its end. `prompt` stands before it.
+    pub(super) async fn read(&mut self, prompt: &str) -> Result<String, Closed> {
+        let _ = write!(self.out, "{} ", plain(prompt)).and_then(|()| self.out.flush());
+        let (request, answer) = oneshot::channel();
+        self.wanted.send(request).map_err(|_| Closed::Ended)?;
+        answer.await.map_err(|_| Closed::Ended)??.ok_or(Closed::Ended)
+    }
+}
+
+fn line(input: &mut impl BufRead) -> io::Result<Option<String>> {
+    let mut bytes = Vec::new();
+    let mut limited = io::Read::take(input, MAX_LINE);
+    limited.read_until(b'\n', &mut bytes)?;
+    if bytes.is_empty() {
+        return Ok(None);
+    }
+    let whole = bytes.ends_with(b"\n");
+    if !whole && limited.limit() == 0 {
+        return Err(io::Error::other(format!("a line is longer than {MAX_LINE} bytes")));
+    }
+    let text = String::from_utf8(bytes).map_err(|_| io::Error::other("a line is not UTF-8"))?;
+    Ok(Some(text.trim_end_matches(['\r', '\n']).to_owned()))
+}
+
+/// The text with what could deceive its reader written out: control characters, which terminals
+/// obey, and those that change the direction of what follows.
+fn plain(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for char in text.chars() {
+        let turns =
+            matches!(char, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+        match char {
+            '\n' => out.push('\n'),
+            '\t' => out.push_str("    "),
+            '\r' => {}
+            _ if turns || char.is_control() => out.extend(char.escape_unicode()),
+            _ => out.push(char),
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn lines_are_read_one_by_one_until_the_input_ends() {
+        let mut terminal = Terminal::new(&b"one\r\n\nlast"[..], io::sink());
+        for expected in ["one", "", "last"] {
+            assert_eq!(terminal.read(">").await.unwrap(), expected);
+        }
+        assert!(matches!(terminal.read(">").await, Err(Closed::Ended)));
+        assert!(matches!(terminal.read(">").await, Err(Closed::Ended)), "and stays so");
+    }
+
+    #[tokio::test]
+    async fn a_line_that_is_no_text_or_too_long_is_an_error() {
+        let mut terminal = Terminal::new(&b"caf\xe9\n"[..], io::sink());
+        let error = terminal.read(">").await.unwrap_err().to_string();
+        assert_eq!(error, "the standard input cannot be read: a line is not UTF-8");
+        let long = vec![b'x'; 1 + usize::try_from(MAX_LINE).unwrap()];
+        let mut terminal = Terminal::new(io::Cursor::new(long), io::sink());
+        assert!(matches!(terminal.read(">").await, Err(Closed::Unreadable(_))));
+    }
+
+    #[test]
+    fn what_a_server_wrote_cannot_move_the_cursor() {
+        assert_eq!(plain("a\u{1b}[2Jb\r\n\tc\u{7}"), "a\\u{1b}[2Jb\n    c\\u{7}");
+        assert_eq!(plain("evil\u{202e}moc.elpmaxe"), "evil\\u{202e}moc.elpmaxe");
+        assert_eq!(plain("Zürich 世 😀"), "Zürich 世 😀");
+    }
+}

@@ -1,0 +1,185 @@
+//! Values nobody should read by accident, and the keys that are such.
+//!
+//! A key is never written in the configuration itself, which is printed, copied and put under
+//! version control: it is in a file or in the environment, and the configuration says where. No
+//! message about a key holds any of it.
+
+use super::values::Invalid;
+use base64::{
+    Engine as _, alphabet,
+    engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig},
+};
+use std::{env, fmt, fs::File, io::Read, path::PathBuf};
+
+/// A value that is not shown: `Debug` hides it, and there is no `Display`.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Secret<T>(T);
+
+/// 32 secret bytes.
+pub type Key = Secret<[u8; 32]>;
+
+/// Where a key is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum KeySource {
+    File(PathBuf),
+    /// The name of an environment variable.
+    Env(String),
+}
+
+/// Bytes of a file with a key. A longer one holds something else.
+const MAX_FILE: u64 = 4 << 10;
+
+const LENGTH: usize = 32;
+
+// === impl Secret ===
+
+impl<T> Secret<T> {
+    pub const fn new(value: T) -> Self {
+        Self(value)
+    }
+
+    /// The value, for the one place that needs it.
+    pub const fn expose(&self) -> &T {
+        &self.0
+    }
+}
+
+impl<T> fmt::Debug for Secret<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Secret(..)")
+    }
+}
+
+// === impl KeySource ===
+
+impl KeySource {
+    /// Reads the key.
+    ///
+    /// # Errors
+    /// Says what is missing, or in which way it is no key.
+    pub(super) fn read(&self) -> Result<Key, Invalid> {
+        let text = match self {
+            Self::File(path) => read(path).map_err(|why| Invalid(format!("{self} {why}")))?,
+            Self::Env(name) => env::var(name).map_err(|error| {
+                Invalid(match error {
+                    env::VarError::NotPresent => format!("{self} is not set"),
+                    env::VarError::NotUnicode(_) => format!("{self} is not text"),
+                })
+            })?,
+        };
+        decode(&text).map_err(|why| {
+            Invalid(format!(
+                "{self} {why}; a key is 32 bytes as 64 hex digits or base64, as `openssl rand -hex 32` makes one"
+            ))
+        })
+    }
+}
+
+impl fmt::Display for KeySource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::File(path) => write!(f, "the key file `{}`", path.display()),
+            Self::Env(name) => write!(f, "the environment variable `{name}`"),
+        }
+    }
+}
+
+fn read(path: &PathBuf) -> Result<String, String> {
+    let about = |error: std::io::Error| format!("cannot be read: {error}");
+    let mut text = String::new();
+    let file = File::open(path).map_err(about)?;
+    let read = file.take(MAX_FILE + 1).read_to_string(&mut text).map_err(about)?;
+    if read as u64 > MAX_FILE {
+        return Err(format!("is longer than {MAX_FILE} bytes"));
+    }
+    Ok(text)
+}
+
+/// A key as text, with blanks around it: files end in a line break. What is wrong with it is told
+/// by counts alone.
+fn decode(text: &str) -> Result<Key, String> {
+    let text = text.trim();
+    if text.is_empty() {
+        return Err("is empty".to_owned());
+    }
+    let is_hex = text.bytes().all(|byte| byte.is_ascii_hexdigit());
+    // Before base64: 64 hex digits are that too, of 48 bytes.
+    let bytes = if is_hex && text.len() == 2 * LENGTH { Some(hex(text)) } else { base64(text) };
+    let length = bytes.as_ref().map(Vec::len);
+    match (bytes.and_then(|bytes| bytes.try_into().ok()), length) {
+        (Some(key), _) => Ok(Secret(key)),
+        (None, _) if is_hex => Err(format!("has {} hex digits", text.len())),
+        (None, Some(length)) => Err(format!("has {length} bytes")),
+        (None, None) => Err("is neither hex digits nor base64".to_owned()),
+    }
+}
+
+/// Whether a text is a key. Where the name of one is wanted, it must not be shown as a wrong name.
+pub(super) fn is_key(text: &str) -> bool {
+    decode(text).is_ok()
+}
+
+fn hex(digits: &str) -> Vec<u8> {
+    let value = |digit: &u8| match digit {
+        b'0'..=b'9' => digit - b'0',
+        b'a'..=b'f' => digit - b'a' + 10,
+        b'A'..=b'F' => digit - b'A' + 10,
+        _ => unreachable!("only hex digits come here"),
+    };
+    digits.as_bytes().chunks(2).map(|pair| value(&pair[0]) << 4 | value(&pair[1])).collect()
+}
+
+/// In either alphabet, padded or not.
+fn base64(text: &str) -> Option<Vec<u8>> {
+    let config = GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent);
+    [alphabet::STANDARD, alphabet::URL_SAFE]
+        .iter()
+        .find_map(|alphabet| GeneralPurpose::new(alphabet, config).decode(text).ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HEX: &str = "000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1dfeff";
+
+    fn bytes() -> [u8; 32] {
+        let mut bytes = std::array::from_fn(|at| u8::try_from(at).unwrap());
+        (bytes[30], bytes[31]) = (0xfe, 0xff);
+        bytes
+    }
+
+    #[test]
+    fn a_key_reads_the_same_in_every_spelling() {
+        for text in [
+            HEX,
+            &HEX.to_uppercase(),
+            &format!("  {HEX}\r\n"),
+            "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwd/v8=",
+            "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwd/v8",
+            "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwd_v8=\n",
+        ] {
+            assert_eq!(decode(text).as_ref().map(Secret::expose), Ok(&bytes()), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_key_is_told_without_showing_it() {
+        for (text, wrong) in [
+            (String::new(), "is empty"),
+            (" \n".to_owned(), "is empty"),
+            (HEX[..62].to_owned(), "has 62 hex digits"),
+            (format!("{HEX}00"), "has 66 hex digits"),
+            ("c2VjcmV0IHNlY3JldA==".to_owned(), "has 13 bytes"),
+            ("correct horse battery staple".to_owned(), "is neither hex digits nor base64"),
+        ] {
+            assert_eq!(decode(&text), Err(wrong.to_owned()), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_secret_does_not_show_itself() {
+        assert_eq!(format!("{:?}", [Secret::new(HEX)]), "[Secret(..)]");
+        assert_eq!(format!("{:#?}", decode(HEX).unwrap()), "Secret(..)");
+    }
+}

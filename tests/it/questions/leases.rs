@@ -1,0 +1,185 @@
+//! Which calls have a session to themselves, and what happens when there are no more.
+
+use super::talk::{
+    Asking, Questions, Setup, Talk, Way, World, accept, asked, asked_with_tasks, form, update,
+};
+use crate::support::servers::Get;
+use serde_json::json;
+
+#[tokio::test]
+async fn calls_of_clients_that_can_be_asked_have_sessions_of_their_own() {
+    let world = World::new().await;
+    let talk = Talk::tool(&asked(&world));
+    let (one, other) = (talk.begin().await, talk.begin().await);
+    let a = Asking::next(&world, Way::OnTheSession).await;
+    let b = Asking::next(&world, Way::OnTheSession).await;
+    assert_ne!(a.session, b.session);
+    // Both ask under the same id, and each client gets its own.
+    a.ask(0, &form("A?"));
+    b.ask(0, &form("B?"));
+    for waiting in [one, other] {
+        let questions = Questions::of(&waiting.answer().await);
+        let asks = questions.requests["elicitation-1"]["params"]["message"].clone();
+        let (server, other) = if asks == "A?" { (&a, &b) } else { (&b, &a) };
+        let before = other.is_answered(&world, 0);
+        let _waiting = talk.retry(&questions, json!({ "elicitation-1": accept("Ada") })).await;
+        server.answered(&world, 0).await;
+        assert_eq!(other.is_answered(&world, 0), before);
+    }
+}
+
+#[tokio::test]
+async fn calls_of_clients_that_cannot_be_asked_share_one() {
+    let world = World::new().await;
+    let talk = Talk::tool(&world.client());
+    let mut busy = Vec::new();
+    for _ in 0..5 {
+        let waiting = talk.begin().await;
+        busy.push((waiting, Asking::next(&world, Way::OnTheCall).await));
+    }
+    assert!(busy.iter().all(|(_, server)| server.session == busy[0].1.session));
+    assert_eq!(world.server.messages("initialize"), 1);
+}
+
+#[tokio::test]
+async fn calls_to_a_server_without_a_get_stream_share_one() {
+    let world = Setup::new().server(|options| options.get = Get::Refused(405)).start().await;
+    let talk = Talk::tool(&asked(&world));
+    let waiting = [talk.begin().await, talk.begin().await, talk.begin().await];
+    let mut sessions = Vec::new();
+    for _ in &waiting {
+        let server = Asking::next(&world, Way::OnTheCall).await;
+        sessions.push(server.session.clone());
+        server.says("done");
+    }
+    sessions.dedup();
+    assert_eq!(sessions.len(), 1, "nothing can come on it that could not be told apart");
+    for waiting in waiting {
+        waiting.answer().await.result();
+    }
+}
+
+#[tokio::test]
+async fn one_callers_sequential_calls_meet_the_same_session() {
+    let world = World::new().await;
+    let talk = Talk::tool(&asked(&world));
+    // Three sessions are opened, and given back in another order.
+    let mut busy = Vec::new();
+    for _ in 0..3 {
+        let waiting = talk.begin().await;
+        busy.push((waiting, Asking::next(&world, Way::OnTheSession).await));
+    }
+    busy.swap(0, 1);
+    let mut last = String::new();
+    for (waiting, server) in busy {
+        last = server.session.clone();
+        server.says("done");
+        waiting.answer().await;
+    }
+    for _ in 0..5 {
+        let waiting = talk.begin().await;
+        let server = Asking::next(&world, Way::OnTheSession).await;
+        assert_eq!(server.session, last, "the last used comes first");
+        server.says("done");
+        waiting.answer().await;
+    }
+    assert_eq!(world.server.messages("initialize"), 3);
+}
+
+#[tokio::test]
+async fn at_the_limit_of_sessions_calls_wait_for_one() {
+    let world = Setup::new().top("limits: { sessions: 2 }").start().await;
+    let talk = Talk::tool(&asked(&world));
+    let waiting = [talk.begin().await, talk.begin().await, talk.begin().await];
+    let a = Asking::next(&world, Way::OnTheSession).await;
+    let b = Asking::next(&world, Way::OnTheSession).await;
+    // Somebody who needs no session for itself does not wait.
+    asked(&world).ask("tools/list", json!({})).await.result();
+    assert!(!world.server.has_call(), "the third waits");
+    let session = a.session.clone();
+    a.says("one");
+    let c = Asking::next(&world, Way::OnTheSession).await;
+    assert_eq!(c.session, session);
+    b.says("two");
+    c.says("three");
+    for waiting in waiting {
+        waiting.answer().await.result();
+    }
+    assert_eq!(world.server.messages("initialize"), 2);
+}
+
+#[tokio::test]
+async fn a_call_that_waits_for_a_session_becomes_a_task_in_the_queue() {
+    let world = Setup::new().route("defer: { after: 100ms }").top("limits: { sessions: 1 }").start().await;
+    let client = asked_with_tasks(&world);
+    let talk = Talk::tool(&client);
+    let first = talk.begin().await;
+    let a = Asking::next(&world, Way::OnTheSession).await;
+    let first = first.answer().await.task();
+    let second = talk.begin().await.answer().await.task();
+    assert_eq!(client.task(&second).await["status"], "working");
+    assert_eq!(world.calls(), 1, "it has not been sent");
+    a.says("one");
+    client.ended(&first).await;
+    let b = Asking::next(&world, Way::OnTheSession).await;
+    // It asks inside the task, as it is one by now.
+    b.ask(0, &form("Who?"));
+    client.until(&second, |task| task["status"] == "input_required").await;
+    update(&client, &second, json!({ "elicitation-1": accept("Ada") })).await;
+    assert_eq!(b.answered(&world, 0).await, accept("Ada"));
+    b.says("two");
+    assert_eq!(client.ended(&second).await["result"]["content"][0]["text"], "two");
+}
+
+#[tokio::test]
+async fn a_call_that_is_cancelled_in_the_queue_never_reaches_the_server() {
+    let world = Setup::new().route("defer: { mode: always }").top("limits: { sessions: 1 }").start().await;
+    let client = asked_with_tasks(&world);
+    let talk = Talk::tool(&client);
+    let first = talk.begin().await.answer().await.task();
+    let a = Asking::next(&world, Way::OnTheSession).await;
+    let [second, third] =
+        [talk.begin().await.answer().await.task(), talk.begin().await.answer().await.task()];
+    client.of_task("tasks/cancel", &second).await;
+    assert_eq!(client.task(&second).await["status"], "cancelled");
+    a.says("one");
+    client.ended(&first).await;
+    Asking::next(&world, Way::OnTheSession).await.says("three");
+    assert_eq!(client.ended(&third).await["result"]["content"][0]["text"], "three");
+    assert_eq!((world.calls(), world.server.messages("notifications/cancelled")), (2, 0));
+}
+
+#[tokio::test]
+async fn a_parked_call_keeps_its_session_to_itself() {
+    let world = Setup::new().top("limits: { sessions: 1 }").start().await;
+    let talk = Talk::tool(&asked(&world));
+    let (server, questions) = talk.is_asked(&world, Way::OnTheSession, &form("Who?")).await;
+    let second = talk.begin().await;
+    // What comes after the second call has come: its answer has no session to wait for.
+    world.client().ask("server/discover", json!({})).await.result();
+    assert!(!world.server.has_call(), "the second waits for the session of the first");
+    let first = talk.retry(&questions, json!({ "elicitation-1": accept("Ada") })).await;
+    server.answered(&world, 0).await;
+    let session = server.session.clone();
+    server.says("one");
+    assert_eq!(first.answer().await.text(), "one");
+    let server = Asking::next(&world, Way::OnTheSession).await;
+    assert_eq!(server.session, session);
+    server.says("two");
+    assert_eq!(second.answer().await.text(), "two");
+}
+
+#[tokio::test]
+async fn a_session_on_which_a_call_was_cancelled_is_not_used_again() {
+    let world = Setup::new().top("limits: { sessions: 1 }").start().await;
+    let talk = Talk::tool(&asked(&world));
+    let waiting = talk.begin().await;
+    let server = Asking::next(&world, Way::OnTheSession).await;
+    waiting.leave();
+    server.cancelled(&world).await;
+    let waiting = talk.begin().await;
+    let next = Asking::next(&world, Way::OnTheSession).await;
+    assert_ne!(next.session, server.session);
+    next.says("done");
+    waiting.answer().await.result();
+}
