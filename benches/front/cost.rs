@@ -71,6 +71,8 @@ fn plan(options: &Options) -> Vec<(Proxy, Scenario)> {
         Scenario::Fast(Client::Tasks),
         plain[1],
         Scenario::Streamed(Client::Tasks),
+        Scenario::Fast(Client::Legacy),
+        Scenario::Streamed(Client::Legacy),
         Scenario::Completed,
         Scenario::Working,
     ];

@@ -28,6 +28,7 @@ pub(crate) async fn measure(yard: &Yard, options: &Options, report: &mut Report)
         Scenario::Fast(Client::Plain),
         Scenario::Fast(Client::Elicitation),
         Scenario::Fast(Client::Tasks),
+        Scenario::Fast(Client::Legacy),
         Scenario::Completed,
         Scenario::Working,
     ];

@@ -67,6 +67,18 @@ impl Ask {
         Self { request: request.into(), wants }
     }
 
+    /// A POST to `/mcp` as a client of 2025-11-25 sends it, once it has a session.
+    pub(crate) fn in_session(body: &str, wants: &'static str) -> Self {
+        let length = body.len();
+        let request = format!(
+            "POST /mcp HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n\
+             Accept: application/json, text/event-stream\r\nMCP-Protocol-Version: 2025-11-25\r\n\
+             Mcp-Session-Id: session-{:032x}\r\nContent-Length: {length}\r\n\r\n{body}",
+            0
+        );
+        Self { request: request.into(), wants }
+    }
+
     pub(crate) fn get(path: &str) -> Self {
         Self { request: format!("GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n").into(), wants: "" }
     }

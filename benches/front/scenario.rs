@@ -28,6 +28,8 @@ pub(crate) enum Client {
     Plain,
     Elicitation,
     Tasks,
+    /// Speaks 2025-11-25 in a session, and is passed on.
+    Legacy,
 }
 
 /// In every result of the upstream's tools, whoever passes it on.
@@ -47,6 +49,8 @@ impl Scenario {
             Self::Fast(Client::Plain) => "tools/call, nothing declared",
             Self::Fast(Client::Elicitation) => "tools/call, elicitation declared",
             Self::Fast(Client::Tasks) => "tools/call, tasks declared",
+            Self::Fast(Client::Legacy) => "tools/call, legacy client",
+            Self::Streamed(Client::Legacy) => "tools/call, events, legacy client",
             Self::Streamed(Client::Plain) => "tools/call, answered with events",
             Self::Streamed(Client::Elicitation) => "tools/call, events, elicitation declared",
             Self::Streamed(Client::Tasks) => "tools/call, events, tasks declared",
@@ -58,6 +62,7 @@ impl Scenario {
     /// The most it may cost, as a multiple of the bare proxy.
     pub(crate) const fn goal(self) -> f64 {
         match self {
+            Self::Fast(Client::Legacy) | Self::Streamed(Client::Legacy) => 1.5,
             Self::Fast(_) | Self::Streamed(_) => 2.0,
             Self::Completed | Self::Working => 1.0,
         }
@@ -103,6 +108,12 @@ async fn task(proxy: SocketAddr, seconds: f64) -> Result<String, Failure> {
 }
 
 fn call(tool: &str, arguments: &str, client: Client) -> Ask {
+    if client == Client::Legacy {
+        let body = format!(
+            r#"{{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{{"name":"{tool}","arguments":{arguments}}}}}"#
+        );
+        return Ask::in_session(&body, RESULT);
+    }
     let meta = meta(client);
     let body = format!(
         r#"{{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{{"name":"{tool}","arguments":{arguments},"_meta":{meta}}}}}"#
@@ -121,7 +132,7 @@ fn get(id: &str, wants: &'static str) -> Ask {
 /// What a request of 2026-07-28 says of its client.
 fn meta(client: Client) -> String {
     let capabilities = match client {
-        Client::Plain => "{}".to_owned(),
+        Client::Plain | Client::Legacy => "{}".to_owned(),
         Client::Elicitation => r#"{"elicitation":{}}"#.to_owned(),
         Client::Tasks => format!(r#"{{"extensions":{{"{}":{{}}}}}}"#, meta::TASKS_EXTENSION),
     };

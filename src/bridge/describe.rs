@@ -22,7 +22,7 @@ pub struct Handshake<'a> {
 /// The result of `server/discover` (2026-07-28, *Discovery*): the server's own capabilities, with
 /// the tasks extension in the place of the older `tasks`.
 pub fn discover(handshake: Handshake<'_>) -> Vec<u8> {
-    let versions: Vec<_> = modern::SUPPORTED.iter().map(|revision| revision.as_str()).collect();
+    let versions: Vec<_> = modern::SERVED.iter().map(|revision| revision.as_str()).collect();
     let mut out = Vec::with_capacity(512);
     out.extend_from_slice(br#"{"resultType":"complete","supportedVersions":"#);
     serde_json::to_writer(&mut out, &versions).expect("strings are written to memory");
@@ -122,7 +122,10 @@ mod tests {
             instructions: Some(&Bytes::from_static(br#""Use well.""#)),
         });
         let value: Value = serde_json::from_slice(&text).expect("valid");
-        assert_eq!(value["supportedVersions"], json!(["2026-07-28"]));
+        assert_eq!(
+            value["supportedVersions"],
+            json!(["2026-07-28", "2025-11-25", "2025-06-18", "2025-03-26"])
+        );
         assert_eq!(value["instructions"], "Use well.");
         assert_eq!(value["_meta"][meta::SERVER_INFO]["name"], "s");
         assert_eq!((&value["ttlMs"], &value["cacheScope"]), (&json!(0), &json!("private")));

@@ -250,6 +250,10 @@ pub struct Limits {
     /// Bytes of one message of a server. A larger one fails its call.
     #[schemars(with = "schema::Size", extend("default" = show_size(upstream::Limits::default().result_bytes)))]
     pub result_bytes: Set<usize>,
+    /// Calls of legacy clients that left, whose answers are read on so that the server does not take
+    /// the departure for a cancel. Further ones are closed.
+    #[schemars(with = "schema::Count", extend("default" = upstream::Limits::default().departed))]
+    pub departed: Set<usize>,
     /// Tasks in all. Beyond it calls stay synchronous.
     #[schemars(with = "schema::Count", extend("default" = Quotas::default().tasks))]
     pub tasks: Set<usize>,
@@ -618,6 +622,7 @@ fn limits(node: &Node, problems: &mut Problems) -> Option<Limits> {
         depth: section.set("depth", count(16)),
         sessions: section.set("sessions", count(1)),
         result_bytes: section.set("result_bytes", size(1)),
+        departed: section.set("departed", count(0)),
         tasks: section.set("tasks", count(0)),
         tasks_per_principal: section.set("tasks_per_principal", count(0)),
         stored_bytes: section.set("stored_bytes", size(0)),

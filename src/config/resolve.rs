@@ -388,6 +388,7 @@ fn upstream_limits(written: &file::Limits) -> upstream::Limits {
     upstream::Limits {
         sessions: written.sessions.copied_or(defaults.sessions),
         result_bytes: written.result_bytes.copied_or(defaults.result_bytes),
+        departed: written.departed.copied_or(defaults.departed),
     }
 }
 

@@ -3,6 +3,7 @@
 //! A face turns what its client sent into one [`Call`] with a [`Caller`] beside it. Everything
 //! after that speaks of calls; only [`plan`](crate::bridge::plan()) still looks at the caller's era.
 
+pub mod legacy;
 pub mod modern;
 
 use crate::protocol::{Capabilities, Era, Id, Method};

@@ -3,8 +3,8 @@
 
 use super::{Call, LogLevel};
 use crate::protocol::{
-    Capabilities, ErrorObject, Frame, FrameError, Id, Kind, Method, Revision, code, frame, headers, meta,
-    splice::Object,
+    Capabilities, Era, ErrorObject, Frame, FrameError, Id, Kind, Method, Revision, code, frame, headers,
+    meta, splice::Object,
 };
 use bytes::{BufMut, Bytes, BytesMut};
 use http::{HeaderMap, HeaderName, StatusCode};
@@ -27,8 +27,14 @@ pub enum Read {
     Notification,
 }
 
-/// The revisions a client of this face may speak.
+/// The revisions a request may name that says for itself what it speaks.
 pub const SUPPORTED: [Revision; 1] = [Revision::V2026_07_28];
+
+/// What is served at one address in front of a legacy server, the newest first: clients of the
+/// older revisions open a session with `initialize` (2026-07-28, *Versioning*: what an error names
+/// as supported is what `server/discover` names).
+pub const SERVED: [Revision; 4] =
+    [Revision::V2026_07_28, Revision::V2025_11_25, Revision::V2025_06_18, Revision::V2025_03_26];
 
 /// What a client sends that a server may want to see beside the message.
 const PASSED_ON: [&str; 3] = ["traceparent", "tracestate", "baggage"];
@@ -91,9 +97,16 @@ pub fn not_served(id: Id, method: &Method) -> Refused {
 
 /// `-32022` with what is served and what was asked for.
 pub fn unsupported_version(requested: &str) -> ErrorObject {
-    let supported: Vec<_> = SUPPORTED.iter().map(|revision| revision.as_str()).collect();
-    let message =
-        format!("Unsupported protocol version {requested}; this server speaks {}", supported.join(", "));
+    let supported: Vec<_> = SERVED.iter().map(|revision| revision.as_str()).collect();
+    let message = match Revision::parse(requested).map(Revision::era) {
+        Some(Era::Legacy) => format!(
+            "Unsupported protocol version {requested} on a request of its own; begin a session with `initialize`, or speak {}",
+            supported[0]
+        ),
+        Some(Era::Modern) | None => {
+            format!("Unsupported protocol version {requested}; this server speaks {}", supported.join(", "))
+        }
+    };
     let data = json!({ "supported": supported, "requested": requested });
     ErrorObject::with_data(code::UNSUPPORTED_VERSION, message, &data)
 }

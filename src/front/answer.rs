@@ -17,7 +17,6 @@ use http::{
     HeaderMap, HeaderValue, Method, Response, StatusCode,
     header::{ALLOW, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE},
 };
-use serde_json::json;
 use std::time::Duration;
 
 /// Why the front answers a request itself.
@@ -48,11 +47,6 @@ pub(super) enum Refusal {
     /// The limit of calls in flight.
     Busy {
         limit: usize,
-    },
-    /// A client of an older revision; `requested` is what it speaks.
-    Legacy {
-        id: Option<Id>,
-        requested: String,
     },
     /// What the message says is wrong.
     Message(Refused),
@@ -125,7 +119,7 @@ impl Refusal {
             Self::Method { method, allow } => invalid(
                 StatusCode::METHOD_NOT_ALLOWED,
                 format!(
-                    "{method} is not served here, only {allow}; this endpoint speaks {} over POST, without sessions",
+                    "{method} is not served here, only {allow}; {} is spoken over POST alone, and GET and DELETE belong to sessions of older revisions",
                     Revision::V2026_07_28
                 ),
             )
@@ -158,7 +152,6 @@ impl Refusal {
                 Fault::Proxy,
             )
             .with(RETRY_AFTER, HeaderValue::from_static("1")),
-            Self::Legacy { id, requested } => legacy(id, &requested),
             Self::Message(Refused { status, id, error }) => {
                 Answer { status, id, error, fault: Fault::Client, header: None }
             }
@@ -177,19 +170,6 @@ impl Refusal {
 /// What a client is told whose call ended without a reply. A fault of ours.
 pub(super) fn unanswered() -> ErrorObject {
     ErrorObject::new(code::INTERNAL_ERROR, "the call ended without an answer; whether it ran is unknown")
-}
-
-/// 2026-07-28, *UnsupportedProtocolVersionError*: what is served, and what was asked for.
-fn legacy(id: Option<Id>, requested: &str) -> Answer {
-    let served = modern::SUPPORTED.map(Revision::as_str);
-    let names = served.join(", ");
-    let message = format!(
-        "only revision {names} is served here, and this client speaks {requested}; \
-         use a client that speaks {names}"
-    );
-    let data = json!({ "supported": served, "requested": requested });
-    let error = ErrorObject::with_data(code::UNSUPPORTED_VERSION, message, &data);
-    Answer { id, ..Answer::of(StatusCode::BAD_REQUEST, error, Fault::Client) }
 }
 
 /// Protected-resource metadata could not be fetched.

@@ -1,22 +1,26 @@
 //! Which face a request is for: by path, then by method, then by who is speaking.
 //!
-//! There is one face yet, 2026-07-28 over POST. A client of an older revision is recognised where
-//! that is beyond doubt, so that it is told what is served here; everything doubtful goes to the
-//! modern face, whose checks say exactly what is missing.
+//! A request that says in `_meta` what it speaks is served as 2026-07-28 serves it; what belongs to
+//! a session, begins one, or says nothing at all of a version, comes from a legacy client
+//! (2026-07-28, *Versioning, Compatibility*; *Streamable HTTP, Earlier Revisions*). What is in doubt
+//! goes to the modern face, whose checks say exactly what is missing.
 
 use super::{
     Front,
     answer::{self, Refusal, refuse},
     layers::{principal::detached, trace::Line},
-    metadata, modern,
+    legacy, metadata, modern,
     reply::Body,
     stack::{Admitted, Answered, Arrival},
 };
-use crate::protocol::{
-    Era, Frame, Id, Kind, Method as Rpc, Revision,
-    headers::{self, PROTOCOL_VERSION, SESSION_ID},
-    meta,
-    splice::Object,
+use crate::{
+    dialect::legacy::Post,
+    protocol::{
+        Era, Frame, Kind, Revision,
+        headers::{self, PROTOCOL_VERSION, SESSION_ID},
+        meta,
+        splice::Object,
+    },
 };
 use bytes::Bytes;
 use futures_util::future::{Either, Ready, ready};
@@ -33,16 +37,15 @@ use std::{future::Future, sync::Arc};
 /// How long a browser may remember what a preflight said: two hours, the most any honours.
 const PREFLIGHT_AGE: HeaderValue = HeaderValue::from_static("7200");
 
-/// What a client of a revision without the version header speaks (2025-06-18, *Protocol Version
-/// Header*).
-const UNNAMED: Revision = Revision::V2025_03_26;
+/// The methods of a route.
+const SERVED: &str = "POST, GET, DELETE";
 
-/// A client of an older revision, beyond doubt.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) struct Older {
-    pub(super) id: Option<Id>,
-    /// The revision it speaks, as it spelled it.
-    pub(super) speaks: String,
+/// Who sent a POST.
+#[derive(Debug)]
+pub(super) enum Spoken {
+    Modern,
+    /// A client of an older revision, and what it said, as far as that can be read.
+    Legacy(Post),
 }
 
 /// Answers one request. Not itself asynchronous: what an `async fn` takes it keeps twice, and the
@@ -64,12 +67,17 @@ where
         return Either::Right(ready(Ok(elsewhere(&front, arrival))));
     };
     arrival.line.on_route(&service.route().path);
-    // GET and DELETE are not served: 2026-07-28 knows neither streams to listen on nor sessions
-    // to end.
     match *request.method() {
         Method::POST => Either::Left(Either::Left(modern::serve(front, service, arrival))),
-        Method::OPTIONS => Either::Right(ready(Ok(preflight(&arrival.request, "POST", arrival.line)))),
-        _ => Either::Right(ready(Ok(not_served(&arrival.request, "POST", arrival.line)))),
+        Method::OPTIONS => Either::Right(ready(Ok(preflight(&arrival.request, SERVED, arrival.line)))),
+        // 2026-07-28 knows neither streams to listen on nor sessions to end.
+        Method::GET | Method::DELETE if !is_modern(request.headers()) => {
+            Either::Left(Either::Right(legacy::serve(front, service, arrival)))
+        }
+        Method::GET | Method::DELETE => {
+            Either::Right(ready(Ok(not_served(&arrival.request, "POST", arrival.line))))
+        }
+        _ => Either::Right(ready(Ok(not_served(&arrival.request, SERVED, arrival.line)))),
     }
 }
 
@@ -87,6 +95,11 @@ fn elsewhere<B>(front: &Front, arrival: Arrival<B>) -> Response<Body> {
 }
 
 fn not_served<B>(request: &Request<B>, allow: &'static str, line: Line) -> Response<Body> {
+    if request.method() == Method::HEAD {
+        // Its answer has no body (RFC 9110, 9.3.2).
+        let headers = HeaderMap::from_iter([(ALLOW, HeaderValue::from_static(allow))]);
+        return answer::empty(StatusCode::METHOD_NOT_ALLOWED, headers, line);
+    }
     refuse(Refusal::Method { method: request.method().clone(), allow }, line)
 }
 
@@ -108,43 +121,60 @@ fn preflight<B>(request: &Request<B>, method: &'static str, line: Line) -> Respo
     answer::empty(StatusCode::NO_CONTENT, headers, line)
 }
 
-/// Whether a message comes from a client of an older revision, beyond doubt: it has a session, or
-/// names an older version, or begins a handshake, and says nothing in `_meta` of a version.
-///
-/// A request whose header names 2026-07-28 and that has no session is not looked into.
-pub(super) fn older(headers: &HeaderMap, body: &Bytes) -> Option<Older> {
-    let named = headers.get(&PROTOCOL_VERSION).and_then(|value| headers::decode(value).ok());
-    let session = headers.contains_key(&SESSION_ID);
-    let legacy = named.as_deref().and_then(Revision::parse).filter(|revision| revision.era() == Era::Legacy);
-    if named.is_some() && legacy.is_none() && !session {
-        return None;
-    }
-    let speaks =
-        |asked: Option<String>| asked.unwrap_or_else(|| legacy.unwrap_or(UNNAMED).as_str().to_owned());
-    // What is no message of 2026-07-28 at all, a batch for one, cannot speak for itself.
-    let Ok(frame) = Frame::parse(body.clone()) else {
-        return (session || legacy.is_some()).then(|| Older { id: None, speaks: speaks(None) });
-    };
-    let (id, method, params) = match frame.kind() {
-        Kind::Request { id, method, params } => (Some(id.clone()), Some(method), params.as_ref()),
-        Kind::Notification { method, params } => (None, Some(method), params.as_ref()),
-        Kind::Success { .. } | Kind::Failure { .. } => (None, None, None),
-    };
-    let params = params.and_then(|params| Object::read(params).ok());
-    if params.as_ref().is_some_and(names_its_version) {
-        return None;
-    }
-    let handshake = method == Some(&Rpc::Initialize);
-    let asked = params.filter(|_| handshake).and_then(|params| params.string("protocolVersion"));
-    (session || legacy.is_some() || handshake).then(|| Older { id, speaks: speaks(asked) })
+/// Whether a request without a body comes from a client of 2026-07-28: it says so, and has no
+/// session.
+fn is_modern(headers: &HeaderMap) -> bool {
+    !headers.contains_key(&SESSION_ID) && matches!(named(headers), Named::Known(Era::Modern))
 }
 
-/// Whether `_meta` of these parameters speaks of a version, whatever it says.
-fn names_its_version(params: &Object) -> bool {
-    params
-        .get("_meta")
-        .and_then(|meta| Object::read(&meta).ok())
-        .is_some_and(|meta| meta.contains(meta::PROTOCOL_VERSION))
+/// What the version header says.
+enum Named {
+    Nothing,
+    Known(Era),
+    Unknown,
+}
+
+fn named(headers: &HeaderMap) -> Named {
+    let Some(value) = headers.get(&PROTOCOL_VERSION) else { return Named::Nothing };
+    let revision = headers::decode(value).ok().and_then(|text| Revision::parse(&text));
+    revision.map_or(Named::Unknown, |revision| Named::Known(revision.era()))
+}
+
+/// Who sent a message.
+///
+/// Most messages are told by their headers: one that names 2026-07-28 and has no session, and one
+/// that names an older revision and has a session. Of the others it counts whether they say in
+/// `_meta` what they speak.
+pub(super) fn spoken(headers: &HeaderMap, body: &Bytes) -> Spoken {
+    let session = headers.contains_key(&SESSION_ID);
+    let named = named(headers);
+    // A session may say what it likes: its server judges it.
+    let settled = match (&named, session) {
+        (Named::Known(Era::Modern) | Named::Unknown, false) => return Spoken::Modern,
+        (Named::Known(Era::Legacy), true) => true,
+        (Named::Nothing | Named::Known(_) | Named::Unknown, _) => false,
+    };
+    if !settled && names_its_version(body) {
+        return Spoken::Modern;
+    }
+    match Post::read(body) {
+        Ok(post) => Spoken::Legacy(post),
+        // Nothing says who sent this. The modern face's answer is as good as a server's.
+        Err(_) if !session && matches!(named, Named::Nothing) => Spoken::Modern,
+        Err(_) => Spoken::Legacy(Post::default()),
+    }
+}
+
+/// Whether a message's `_meta` speaks of a version, whatever it says.
+fn names_its_version(body: &Bytes) -> bool {
+    let Ok(frame) = Frame::parse(body.clone()) else { return false };
+    let (Kind::Request { params: Some(params), .. } | Kind::Notification { params: Some(params), .. }) =
+        frame.kind()
+    else {
+        return false;
+    };
+    let meta = Object::read(params).ok().and_then(|params| params.get("_meta"));
+    meta.and_then(|meta| Object::read(&meta).ok()).is_some_and(|meta| meta.contains(meta::PROTOCOL_VERSION))
 }
 
 #[cfg(test)]
@@ -152,50 +182,73 @@ mod tests {
     use super::*;
 
     const MODERN: &str = r#""_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28"}"#;
+    const LIST: &str = r#"{"jsonrpc":"2.0","id":0,"method":"tools/list"}"#;
+    const HELLO: &str =
+        r#"{"jsonrpc":"2.0","id":0,"method":"initialize","params":{"protocolVersion":"2025-06-18"}}"#;
 
-    fn speaks(headers: &[(&'static str, &'static str)], body: &str) -> Option<String> {
+    /// What a legacy client asks for, or nothing of a modern one.
+    fn legacy(headers: &[(&'static str, &'static str)], body: &str) -> Option<String> {
         let headers = headers
             .iter()
             .map(|(name, value)| (http::HeaderName::from_static(name), HeaderValue::from_static(value)))
             .collect();
-        older(&headers, &Bytes::copy_from_slice(body.as_bytes())).map(|older| older.speaks)
+        match spoken(&headers, &Bytes::copy_from_slice(body.as_bytes())) {
+            Spoken::Modern => None,
+            Spoken::Legacy(post) => {
+                Some(post.messages.iter().map(|message| message.name()).collect::<Vec<_>>().join(","))
+            }
+        }
     }
 
     #[test]
-    fn a_handshake_is_a_client_of_an_older_revision() {
-        let body =
-            r#"{"jsonrpc":"2.0","id":0,"method":"initialize","params":{"protocolVersion":"2025-06-18"}}"#;
-        assert_eq!(speaks(&[], body).as_deref(), Some("2025-06-18"));
-        let bare = r#"{"jsonrpc":"2.0","id":0,"method":"initialize"}"#;
-        assert_eq!(speaks(&[], bare).as_deref(), Some("2025-03-26"));
-        assert_eq!(speaks(&[("mcp-protocol-version", "2025-11-25")], bare).as_deref(), Some("2025-11-25"));
+    fn a_handshake_begins_a_session() {
+        for headers in [&[][..], &[("mcp-protocol-version", "2025-11-25")], &[("mcp-method", "initialize")]] {
+            assert_eq!(legacy(headers, HELLO).as_deref(), Some("initialize"), "{headers:?}");
+        }
+        let rmcp = HELLO.replace("2025-06-18", "2026-07-28");
+        assert_eq!(legacy(&[], &rmcp).as_deref(), Some("initialize"));
     }
 
     #[test]
-    fn a_session_or_an_older_version_is_a_client_of_an_older_revision() {
-        let body = r#"{"jsonrpc":"2.0","id":0,"method":"tools/list"}"#;
-        assert_eq!(speaks(&[("mcp-session-id", "s")], body).as_deref(), Some("2025-03-26"));
-        assert_eq!(speaks(&[("mcp-protocol-version", "2025-06-18")], body).as_deref(), Some("2025-06-18"));
-        let batch = r#"[{"jsonrpc":"2.0","id":0,"method":"tools/list"}]"#;
-        assert_eq!(speaks(&[("mcp-protocol-version", "2025-03-26")], batch).as_deref(), Some("2025-03-26"));
+    fn what_belongs_to_a_session_or_names_an_older_revision_is_of_a_legacy_client() {
+        assert_eq!(legacy(&[("mcp-session-id", "s")], LIST).as_deref(), Some("tools/list"));
+        assert_eq!(legacy(&[("mcp-protocol-version", "2025-06-18")], LIST).as_deref(), Some("tools/list"));
+        let both = [("mcp-session-id", "s"), ("mcp-protocol-version", "2025-11-25")];
+        assert_eq!(legacy(&both, LIST).as_deref(), Some("tools/list"));
         let response = r#"{"jsonrpc":"2.0","id":0,"result":{}}"#;
-        assert_eq!(speaks(&[("mcp-session-id", "s")], response).as_deref(), Some("2025-03-26"));
+        assert_eq!(legacy(&both, response).as_deref(), Some("response"));
+        // Its server says what is wrong with these.
+        let odd = [("mcp-session-id", "s"), ("mcp-protocol-version", "v999.0.0")];
+        assert_eq!(legacy(&odd, LIST).as_deref(), Some("tools/list"));
+        assert_eq!(legacy(&both, "not json").as_deref(), Some(""));
     }
 
     #[test]
-    fn a_message_that_names_its_version_is_not_of_an_older_revision() {
+    fn a_client_that_says_nothing_of_a_version_is_a_legacy_one() {
+        assert_eq!(legacy(&[], LIST).as_deref(), Some("tools/list"));
+        assert_eq!(legacy(&[], &format!("[{LIST},{LIST}]")).as_deref(), Some("tools/list,tools/list"));
+        assert_eq!(legacy(&[], "not json"), None, "it may be anybody");
+    }
+
+    #[test]
+    fn a_message_that_names_its_version_is_a_modern_one() {
         let call = format!(r#"{{"jsonrpc":"2.0","id":0,"method":"initialize","params":{{{MODERN}}}}}"#);
-        assert_eq!(speaks(&[], &call), None);
-        assert_eq!(speaks(&[("mcp-session-id", "s")], &call), None);
-        assert_eq!(speaks(&[("mcp-protocol-version", "2025-11-25")], &call), None);
+        let session = ("mcp-session-id", "s");
+        for headers in [
+            &[][..],
+            &[session],
+            &[("mcp-protocol-version", "2025-11-25")],
+            &[("mcp-protocol-version", "2026-07-28")],
+            &[("mcp-protocol-version", "2026-07-28"), session],
+        ] {
+            assert_eq!(legacy(headers, &call), None, "{headers:?}");
+        }
     }
 
     #[test]
-    fn what_is_in_doubt_is_not_of_an_older_revision() {
-        let call = r#"{"jsonrpc":"2.0","id":0,"method":"tools/list","params":{}}"#;
-        assert_eq!(speaks(&[], call), None, "no header and no version: the modern face says so");
-        assert_eq!(speaks(&[("mcp-protocol-version", "v999.0.0")], call), None);
-        assert_eq!(speaks(&[("mcp-protocol-version", "2026-07-28")], call), None);
-        assert_eq!(speaks(&[], "not json"), None);
+    fn what_is_in_doubt_goes_to_the_modern_face() {
+        assert_eq!(legacy(&[("mcp-protocol-version", "v999.0.0")], LIST), None);
+        assert_eq!(legacy(&[("mcp-protocol-version", "2026-07-28")], LIST), None);
+        assert_eq!(legacy(&[("mcp-protocol-version", "2026-07-28")], HELLO), None);
     }
 }

@@ -10,7 +10,7 @@
 //!   (`reply`, `connection`);
 //! * each request leaves one access line, however it ends (`layers::trace`).
 //!
-//! Begin with `stack`, which lists what a request passes through, then `face` and `modern`.
+//! Begin with `stack`, which lists what a request passes through, then `face`, `modern` and `legacy`.
 //!
 //! | file | |
 //! |---|---|
@@ -21,6 +21,7 @@
 //! | `layers/` | one file each |
 //! | `face.rs` | which face a request is for |
 //! | `modern.rs` | 2026-07-28 over POST |
+//! | `legacy.rs` | older revisions, passed on to their server |
 //! | `receive.rs` | a request's body, bounded in bytes and time |
 //! | `reply.rs` | a reply as JSON or as an event stream |
 //! | `metadata.rs` | protected-resource metadata, made to name us |
@@ -30,6 +31,7 @@ mod answer;
 mod connection;
 mod face;
 mod layers;
+mod legacy;
 mod listener;
 mod metadata;
 mod modern;

@@ -1,13 +1,16 @@
 //! The face of 2026-07-28: every request is a POST of its own.
+//!
+//! What a POST's message turns out to be from a legacy client goes on to [`legacy`].
 
 use super::{
     Front,
     answer::{self, Refusal, refuse},
-    face::{self, Older},
+    face::{self, Spoken},
     layers::{
         principal::{credentials, detached, principal},
         trace::Line,
     },
+    legacy,
     metadata::Address,
     receive::receive,
     reply::{self, Answering},
@@ -16,6 +19,7 @@ use super::{
 use crate::{
     dialect::{
         Call, Caller,
+        legacy::Post,
         modern::{self, Read},
     },
     protocol::{
@@ -52,6 +56,10 @@ where
                     era: Era::Modern,
                 };
                 ask(&front, &*service, &head, *call, caller, &mut line)
+            }
+            Ok(Reading::Legacy(post, body)) => {
+                let sent = legacy::Sent { post, body };
+                return Ok(legacy::pass(front, service, head, sent, line).await);
             }
             Ok(Reading::Notification) => {
                 return Ok(answer::empty(StatusCode::ACCEPTED, HeaderMap::new(), line));
@@ -95,6 +103,8 @@ fn ask(
 enum Reading {
     Request(Box<Call>, Capabilities),
     Notification,
+    /// The messages of a legacy client, and the body they were read from.
+    Legacy(Post, Bytes),
 }
 
 /// Reads the message of a POST.
@@ -103,18 +113,18 @@ where
     B: HttpBody<Data = Bytes>,
 {
     let headers = &head.headers;
+    let body = receive(front, body).await?;
+    // First of all: what a legacy client must send is for its server to say.
+    if let Spoken::Legacy(post) = face::spoken(headers, &body) {
+        return Ok(Reading::Legacy(post, body));
+    }
+    line.client_is(Era::Modern);
     if !is_media(headers.get(CONTENT_TYPE), JSON) {
         return Err(Refusal::ContentType);
     }
     if !(accepts(headers, JSON) && accepts(headers, EVENT_STREAM)) {
         return Err(Refusal::Accept);
     }
-    let body = receive(front, body).await?;
-    if let Some(Older { id, speaks }) = face::older(headers, &body) {
-        line.client_is(Era::Legacy);
-        return Err(Refusal::Legacy { id, requested: speaks });
-    }
-    line.client_is(Era::Modern);
     match modern::read(body, headers, front.limits.depth).map_err(Refusal::Message)? {
         Read::Request(mut call, capabilities) => {
             call.headers.values_mut().for_each(|value| *value = detached(value));

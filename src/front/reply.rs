@@ -24,7 +24,7 @@ use super::{answer, connection::Connection, layers::trace::Line};
 use crate::{
     dialect::modern,
     protocol::{Id, sse},
-    proxy::{Account, Commit, Item, Items, Reply},
+    proxy::{Account, Commit, Item, Items, Piece, Pieces, Reply, Then},
     telemetry::Outcome,
 };
 use bytes::{Buf, Bytes};
@@ -36,7 +36,6 @@ use http::{
 use http_body::{Body as HttpBody, Frame, SizeHint};
 use pin_project::pin_project;
 use std::{
-    convert::Infallible,
     io::IoSlice,
     pin::Pin,
     sync::Arc,
@@ -66,7 +65,14 @@ enum Kind {
     /// `None` once it has been given to hyper.
     Whole(Option<(Chunk, Account)>),
     Events(#[pin] Events),
+    /// What a server says to a legacy client; `None` once the last has been seen.
+    Passed(Option<Pieces>),
 }
+
+/// The server's answer broke off, and so does ours.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the server's answer broke off")]
+pub(super) struct BrokenOff;
 
 /// A stream of events in progress.
 #[pin_project]
@@ -142,16 +148,21 @@ impl Body {
         let chunk = Chunk { before: b"", message, after: b"", commit };
         Self { kind: Kind::Whole(Some((chunk, account))), line }
     }
+
+    /// What a server says, as it comes.
+    pub(super) fn passed(pieces: Pieces, line: Line) -> Self {
+        Self { kind: Kind::Passed(Some(pieces)), line }
+    }
 }
 
 impl HttpBody for Body {
     type Data = Chunk;
-    type Error = Infallible;
+    type Error = BrokenOff;
 
     fn poll_frame(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Chunk>, Infallible>>> {
+    ) -> Poll<Option<Result<Frame<Chunk>, BrokenOff>>> {
         let this = self.project();
         let chunk = match this.kind.project() {
             KindPinned::Empty => None,
@@ -160,6 +171,7 @@ impl HttpBody for Body {
                 chunk
             }),
             KindPinned::Events(events) => ready!(events.poll_chunk(this.line, cx)),
+            KindPinned::Passed(pieces) => ready!(poll_piece(pieces, this.line, cx))?,
         };
         Poll::Ready(chunk.map(|chunk| Ok(Frame::data(chunk))))
     }
@@ -169,6 +181,7 @@ impl HttpBody for Body {
             Kind::Empty => true,
             Kind::Whole(whole) => whole.is_none(),
             Kind::Events(events) => events.items.is_none(),
+            Kind::Passed(pieces) => pieces.is_none(),
         }
     }
 
@@ -178,9 +191,35 @@ impl HttpBody for Body {
             Kind::Whole(whole) => {
                 SizeHint::with_exact(whole.as_ref().map_or(0, |(chunk, _)| chunk.remaining() as u64))
             }
-            Kind::Events(_) => SizeHint::default(),
+            // A length is in the headers, where the server gave one.
+            Kind::Events(_) | Kind::Passed(_) => SizeHint::default(),
         }
     }
+}
+
+/// The next piece of what a server says.
+fn poll_piece(
+    pieces: &mut Option<Pieces>,
+    line: &mut Line,
+    cx: &mut Context<'_>,
+) -> Poll<Result<Option<Chunk>, BrokenOff>> {
+    let Some(stream) = pieces else { return Poll::Ready(Ok(None)) };
+    let Some(Piece { bytes, account, then }) = ready!(stream.poll_next_unpin(cx)) else {
+        *pieces = None;
+        return Poll::Ready(Ok(None));
+    };
+    if let Some(account) = account {
+        line.answered(account);
+    }
+    match then {
+        Then::More => {}
+        Then::End => *pieces = None,
+        Then::Break => {
+            *pieces = None;
+            return Poll::Ready(Err(BrokenOff));
+        }
+    }
+    Poll::Ready(Ok((!bytes.is_empty()).then(|| Chunk::plain(bytes))))
 }
 
 // === impl Events ===

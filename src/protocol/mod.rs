@@ -18,6 +18,7 @@ pub mod revision;
 pub mod splice;
 pub mod sse;
 pub mod time;
+pub mod watch;
 
 pub use capability::Capabilities;
 pub use code::{ErrorObject, Fault};

@@ -1,10 +1,11 @@
 //! One route at work.
 
 use super::{
-    Item, Items, Reply, Service, Tasks,
+    Item, Items, Passage, Passed, Reply, Service, Tasks,
     attended::Attended,
     catalogues::Catalogues,
     listen::Listening,
+    passing,
     reply::{self, Word},
 };
 use crate::{
@@ -98,6 +99,10 @@ impl Service for Endpoint {
             Method::Listen => each(Listening::new(shared, call, caller)),
             _ => each(Attended::new(shared, call, caller)),
         }
+    }
+
+    fn pass(&self, passage: Passage) -> BoxFuture<'static, Passed> {
+        passing::pass(Arc::clone(&self.shared), passage).boxed()
     }
 
     fn metadata<'a>(

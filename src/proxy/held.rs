@@ -347,22 +347,21 @@ impl Held {
         if self.questions.open.len() >= MAX_OPEN {
             return asked.refuse("too many questions are open in one call");
         }
+        let Some(ask) = self.questions.take_in(asked) else { return };
         let is_task = matches!(self.exchange.phase(), Phase::Handing | Phase::Deferred);
         if self.parked.is_none() && !is_task {
             self.parked = self.shared.tasks.park(self.caller.principal).await;
             if self.parked.is_none() {
-                return asked.refuse("a quota for calls that wait for answers is full");
+                return self.questions.refuse(ask, "a quota for calls that wait for answers is full");
             }
         }
-        if let Some(ask) = self.questions.take_in(asked) {
-            self.exchange.handle_question(ask, self.shared.clock.now());
-        }
+        self.exchange.handle_question(ask, self.shared.clock.now());
     }
 
     /// The client came back with some answers, or with none.
     async fn came_back(&mut self, retry: Retry) {
         let Retry { attached, mut answers, defer_after } = retry;
-        if matches!(self.exchange.phase(), Phase::Handing | Phase::Deferred) {
+        if matches!(self.exchange.phase(), Phase::Handing | Phase::Deferred | Phase::Abandoned) {
             return self.turn_away(attached).await;
         }
         if self.exchange.phase() == Phase::Abandoned {
@@ -567,6 +566,13 @@ impl Questions {
     fn answer_ask(&mut self, ask: Ask, response: Bytes) {
         if let Some(open) = self.open.remove(&ask) {
             open.answer.send(Ok(response));
+        }
+    }
+
+    /// A question that cannot be put to the client after all.
+    fn refuse(&mut self, ask: Ask, reason: &'static str) {
+        if let Some(Open { request, id, answer, .. }) = self.open.remove(&ask) {
+            Asked { request, id, answer }.refuse(reason);
         }
     }
 

@@ -14,6 +14,7 @@ mod held;
 mod hub;
 mod limits;
 mod listen;
+mod passing;
 mod reply;
 mod sweep;
 mod tasks;
@@ -22,7 +23,7 @@ pub use endpoint::Endpoint;
 pub use tasks::Tasks;
 
 use crate::{
-    dialect::{Call, Caller, Credentials},
+    dialect::{Call, Caller, Credentials, legacy::Post},
     policy::Route,
     task::TaskId,
     telemetry::Outcome,
@@ -77,12 +78,67 @@ pub struct Account {
 #[derive(Debug)]
 pub struct Commit(pub oneshot::Sender<()>);
 
+/// One HTTP request of a legacy client.
+#[derive(Debug)]
+pub struct Passage {
+    pub method: http::Method,
+    /// The query of the URL that was called.
+    pub query: Option<String>,
+    pub headers: HeaderMap,
+    pub body: Bytes,
+    /// What the body holds, as far as it could be read.
+    pub post: Post,
+    /// After this much silence an event stream that the server has begun gets a comment.
+    pub keep_alive: Duration,
+}
+
+/// What a legacy client is answered with.
+pub struct Passed {
+    pub status: StatusCode,
+    pub headers: HeaderMap,
+    pub body: Passing,
+}
+
+/// The body of a legacy client's answer.
+pub enum Passing {
+    /// It is there, or there is none.
+    Whole(Bytes, Account),
+    /// It is still coming.
+    Pieces(Pieces),
+}
+
+/// A body as it comes. Dropping the stream before its end means the client has left, which
+/// cancels nothing.
+pub type Pieces = BoxStream<'static, Piece>;
+
+/// The next of a body.
+#[derive(Debug)]
+pub struct Piece {
+    pub bytes: Bytes,
+    /// Once all that was asked has been answered, with this piece or before.
+    pub account: Option<Account>,
+    pub then: Then,
+}
+
+/// What follows a piece.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Then {
+    More,
+    /// The body ends.
+    End,
+    /// The body breaks off: the client must not take it for whole.
+    Break,
+}
+
 /// One route at work: what the front hands its calls to.
 pub trait Service: Send + Sync + 'static {
     fn route(&self) -> &Arc<Route>;
 
     /// Serves one call. Everything happens as the stream is polled.
     fn call(&self, call: Call, caller: Caller) -> Items;
+
+    /// Passes one request of a legacy client on to its session at the server.
+    fn pass(&self, passage: Passage) -> BoxFuture<'static, Passed>;
 
     /// Fetches protected-resource metadata of the server behind this route, as it is.
     fn metadata<'a>(

@@ -125,7 +125,7 @@ pub(super) fn lost_error(lost: &Lost) -> ErrorObject {
     ErrorObject::new(code, lost.to_string())
 }
 
-fn outcome_of(lost: &Lost) -> Outcome {
+pub(super) fn outcome_of(lost: &Lost) -> Outcome {
     match lost.fault() {
         Fault::Client => Outcome::Refused,
         Fault::Server => Outcome::UpstreamFailed,

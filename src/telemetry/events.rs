@@ -36,6 +36,8 @@ pub struct Access<'a> {
     pub server_era: &'a str,
     /// The task the call became.
     pub task: Option<&'a dyn fmt::Display>,
+    /// The session of a legacy client, not to be recognised.
+    pub session: Option<&'a dyn fmt::Display>,
     /// The status of the task that was shown: with the target, the trail of retrievals.
     pub shown: Option<&'a str>,
     pub status: u16,
@@ -126,6 +128,7 @@ impl Access<'_> {
             client = self.client_era,
             server = self.server_era,
             task = self.task.map(tracing::field::display),
+            session = self.session.map(tracing::field::display),
             shown = self.shown,
             status = self.status,
             outcome = self.outcome.as_str(),

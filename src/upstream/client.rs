@@ -144,6 +144,13 @@ impl HttpClient {
         }
     }
 
+    /// Whether anybody takes connections there.
+    pub(super) fn is_there(&self) -> impl Future<Output = bool> + Send + 'static {
+        let mut tcp = self.tcp.clone();
+        let connecting = timeout(self.limit, tcp.call(self.url.clone()));
+        async move { connecting.await.is_ok_and(|connected| connected.is_ok()) }
+    }
+
     /// Closes idle connections that are too old to be used.
     pub(super) fn sweep(&self) {
         self.pool.sweep();

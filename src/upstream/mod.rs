@@ -16,12 +16,14 @@ mod attribution;
 mod client;
 mod connection;
 mod exchange;
+mod forward;
 mod group;
 mod handshake;
 mod listen;
 mod mailbox;
 mod message;
 mod messages;
+mod order;
 mod peer;
 mod refusal;
 mod reports;
@@ -30,6 +32,7 @@ mod session;
 mod streamable;
 mod subscribe;
 
+pub use forward::{Forward, Forwarded, Passing, Purpose};
 pub use streamable::Streamable;
 
 mod lost;
@@ -76,6 +79,17 @@ pub trait Upstream: Send + Sync + 'static {
         path: &'a str,
         credentials: &'a Credentials,
     ) -> BoxFuture<'a, Result<Document, Lost>>;
+
+    /// Passes one HTTP request of a legacy client on as it is. Dropping the future or the body
+    /// before a POST has been answered is the client's departure, which is no cancel: the answer
+    /// is read to its end, within [`Timeouts::call`] and [`Limits::departed`].
+    ///
+    /// A server that is not spoken to over Streamable HTTP has no such requests.
+    fn forward(&self, request: Forward) -> BoxFuture<'static, Result<Forwarded, Lost>> {
+        drop(request);
+        let lost = Lost::Invalid("it is not spoken to over Streamable HTTP".to_owned());
+        Box::pin(std::future::ready(Err(lost)))
+    }
 
     /// Closes every session; resolves when the server has been told, or after a short while.
     fn close(&self) -> BoxFuture<'_, ()>;
@@ -260,6 +274,10 @@ pub struct Limits {
     pub sessions: usize,
     /// One message of the server, in bytes. Default 64 MiB.
     pub result_bytes: usize,
+    /// Calls of legacy clients that left, whose answers are read on so that the server does not
+    /// take the departure for a cancel; a further one is closed. Each costs a connection and its
+    /// buffer. Default 1000.
+    pub departed: usize,
 }
 
 /// The deepest reason of an error, which is where libraries put the telling one.
@@ -296,6 +314,6 @@ impl Default for Timeouts {
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { sessions: 64, result_bytes: 64 << 20 }
+        Self { sessions: 64, result_bytes: 64 << 20, departed: 1000 }
     }
 }

@@ -5,10 +5,13 @@ use http::{HeaderMap, HeaderValue, Method as HttpMethod, StatusCode, header};
 use http_body_util::{BodyExt, Limited};
 use std::{
     future::Future,
-    sync::atomic::{AtomicBool, AtomicU64, Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
     time::Duration,
 };
-use tokio::{runtime::Handle, time::timeout};
+use tokio::{runtime::Handle, sync::Semaphore, time::timeout};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
@@ -16,6 +19,7 @@ use super::{
     client::{Answering, HttpClient},
     connection::Incoming,
     message,
+    order::InOrder,
 };
 use crate::dialect::Credentials;
 
@@ -23,10 +27,14 @@ use crate::dialect::Credentials;
 pub(super) struct Peer {
     pub(super) config: Config,
     pub(super) client: HttpClient,
-    /// The path of the MCP endpoint.
-    path: String,
+    /// The path of the MCP endpoint, its query included.
+    pub(super) path: String,
     /// `Host`, as the URL has it.
-    host: HeaderValue,
+    pub(super) host: HeaderValue,
+    /// Places for answers that are read on after their client left.
+    pub(super) departed: Arc<Semaphore>,
+    /// GET streams of legacy clients that are about to be opened.
+    pub(super) order: InOrder,
     pub(super) asks: Asks,
     own_ids: AtomicU64,
     /// Work that outlives a call: cancellations, answers, farewells.
@@ -47,9 +55,9 @@ pub(super) struct Asks {
 /// Our own requests are numbered from here: far above any call's id, and still exact in a double.
 const OWN_IDS: u64 = 1 << 52;
 /// How much of an error's body is read.
-const ERROR_BODY: usize = 64 << 10;
+pub(super) const ERROR_BODY: usize = 64 << 10;
 /// How long an error's body is waited for.
-const ERROR_BODY_TIME: Duration = Duration::from_secs(10);
+pub(super) const ERROR_BODY_TIME: Duration = Duration::from_secs(10);
 /// How much of a text is repeated in an error.
 const DETAIL_CHARS: usize = 200;
 
@@ -69,7 +77,10 @@ impl Peer {
             .and_then(|host| HeaderValue::from_str(host).ok())
             .ok_or_else(|| NotStarted::NoHost(config.url.clone()))?;
         let runtime = Handle::try_current().map_err(|_| NotStarted::NoRuntime)?;
+        let departed = Arc::new(Semaphore::new(config.limits.departed.min(Semaphore::MAX_PERMITS)));
         Ok(Self {
+            departed,
+            order: InOrder::default(),
             config,
             client,
             path,

@@ -17,9 +17,10 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    Config, Description, Document, Identity, Lost, NotStarted, Replies, Report, Request, Subscription,
-    Upstream, client,
+    Config, Description, Document, Forward, Forwarded, Identity, Lost, NotStarted, Replies, Report, Request,
+    Subscription, Upstream, client,
     exchange::Exchange,
+    forward,
     group::Group,
     peer::{self, Peer},
     reports::Reports,
@@ -101,6 +102,10 @@ impl Upstream for Streamable {
         credentials: &'a Credentials,
     ) -> BoxFuture<'a, Result<Document, Lost>> {
         self.0.fetch(path, credentials).boxed()
+    }
+
+    fn forward(&self, request: Forward) -> BoxFuture<'static, Result<Forwarded, Lost>> {
+        forward::forward(self.0.peer.clone(), request).boxed()
     }
 
     fn close(&self) -> BoxFuture<'_, ()> {

@@ -1,6 +1,6 @@
 //! The front on real sockets: what comes in, what is turned away, and how answers go out.
 
-mod world;
+pub(crate) mod world;
 
 use self::world::{
     Client, Desk, Lines, Version, World, bare, call, channel, frame, handle, items, message, notice, once,
@@ -404,7 +404,7 @@ async fn a_page_that_may_call_can_ask_first_and_read_the_answer() {
     let answer = client.ask(preflight).await;
     assert_eq!(answer.status, StatusCode::NO_CONTENT);
     assert_eq!(answer.header("access-control-allow-origin"), origin);
-    assert_eq!(answer.header("access-control-allow-methods"), "POST");
+    assert_eq!(answer.header("access-control-allow-methods"), "POST, GET, DELETE");
     assert_eq!(answer.header("access-control-allow-headers"), "authorization,mcp-param-region");
 
     let mut request = call("greet");
@@ -442,15 +442,22 @@ async fn each_path_leads_to_its_own_route() {
 }
 
 #[tokio::test]
-async fn only_post_is_served() {
+async fn other_methods_are_not_served() {
     for version in BOTH {
         let world = World::new(&[&Desk::prompt()], |_| {});
         let mut client = world.client(version).await;
-        for method in ["GET", "DELETE", "PUT", "PATCH"] {
+        for method in ["PUT", "PATCH", "HEAD"] {
             let answer = client.ask(bare(method, "/mcp", &[("mcp-session-id", "s")])).await;
             assert_eq!(answer.status, StatusCode::METHOD_NOT_ALLOWED, "{method}");
+            assert_eq!(answer.header("allow"), "POST, GET, DELETE");
+        }
+        // 2026-07-28 has neither streams to listen on nor sessions to end.
+        for method in ["GET", "DELETE"] {
+            let modern = bare(method, "/mcp", &[("mcp-protocol-version", "2026-07-28")]);
+            let answer = client.ask(modern).await;
+            assert_eq!(answer.status, StatusCode::METHOD_NOT_ALLOWED, "{method}");
             assert_eq!(answer.header("allow"), "POST");
-            assert!(answer.message().contains("2026-07-28 over POST"), "{}", answer.body);
+            assert!(answer.message().contains("2026-07-28 is spoken over POST alone"), "{}", answer.body);
             assert!(answer.json().get("id").is_none());
         }
     }
@@ -496,16 +503,42 @@ async fn a_client_must_take_both_kinds_of_answer() {
 // === revisions ===
 
 #[tokio::test]
-async fn a_client_of_an_older_revision_is_told_what_is_served() {
+async fn a_client_of_an_older_revision_is_passed_on() {
+    for version in BOTH {
+        let desk = Desk::prompt();
+        let world = World::new(&[&desk], |_| {});
+        let mut client = world.client(version).await;
+        let hello = r#"{"jsonrpc":"2.0","id":"a","method":"initialize","params":{"protocolVersion":"2025-06-18","capabilities":{}}}"#;
+        // What it must send beside its message is for its server to say.
+        let bare_hello = post(hello, &[("mcp-protocol-version", ""), ("accept", ""), ("content-type", "")]);
+        assert_eq!(client.ask(bare_hello).await.body, "POST ");
+        for method in ["GET", "DELETE"] {
+            let answer = client.ask(bare(method, "/mcp?k=v", &[("mcp-session-id", "s")])).await;
+            assert_eq!(answer.body, format!("{method} k=v"));
+        }
+        let passed = desk.passed.lock().unwrap();
+        assert_eq!(passed[0].body, hello);
+        assert_eq!(passed[0].post.messages[0].name(), "initialize");
+        assert_eq!(passed[1].headers["mcp-session-id"], "s");
+        assert!(desk.seen.lock().unwrap().is_empty());
+    }
+}
+
+#[tokio::test]
+async fn a_version_that_is_not_spoken_is_answered_with_those_that_are() {
     let world = World::new(&[&Desk::prompt()], |_| {});
     let mut client = world.client(Version::Http1).await;
-    let hello = r#"{"jsonrpc":"2.0","id":"a","method":"initialize","params":{"protocolVersion":"2025-06-18","capabilities":{}}}"#;
-    let answer = client.ask(post(hello, &[("mcp-protocol-version", "")])).await;
-    assert_eq!((answer.status.as_u16(), answer.code()), (400, -32022));
-    assert_eq!(answer.json()["id"], "a");
-    let data = json!({ "supported": ["2026-07-28"], "requested": "2025-06-18" });
-    assert_eq!(answer.json()["error"]["data"], data);
-    assert!(answer.message().contains("use a client that speaks 2026-07-28"), "{}", answer.body);
+    for (version, way_out) in
+        [("2027-01-01", "this server speaks 2026-07-28"), ("2025-11-25", "begin a session with `initialize`")]
+    {
+        let body = message("tools/list", "").replace("2026-07-28", version);
+        let answer = client.ask(post(&body, &[("mcp-protocol-version", version)])).await;
+        assert_eq!((answer.status.as_u16(), answer.code()), (400, -32022));
+        let served = ["2026-07-28", "2025-11-25", "2025-06-18", "2025-03-26"];
+        let data = json!({ "supported": served, "requested": version });
+        assert_eq!(answer.json()["error"]["data"], data);
+        assert!(answer.message().contains(way_out), "{}", answer.body);
+    }
 }
 
 #[tokio::test]
@@ -643,7 +676,7 @@ async fn a_connection_that_rests_too_long_is_closed() {
         config.timeouts.idle = Duration::from_millis(50);
     });
     let answer = world.raw(b"GET /mcp HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
-    assert!(answer.starts_with("HTTP/1.1 405 "), "{answer}");
+    assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
 }
 
 #[tokio::test]
@@ -939,7 +972,7 @@ async fn each_request_leaves_one_line() {
             seen,
             [
                 (json!("GET"), json!(""), json!(404), json!("refused")),
-                (json!("DELETE"), json!("/mcp"), json!(405), json!("refused")),
+                (json!("DELETE"), json!("/mcp"), json!(200), json!("result")),
                 (json!("OPTIONS"), json!("/mcp"), json!(204), json!("result")),
                 (json!("POST"), json!("/mcp"), json!(413), json!("refused")),
             ]

@@ -5,6 +5,7 @@ mod cli;
 mod config;
 mod exchange;
 mod front;
+mod legacy;
 mod passthrough;
 mod proxy;
 mod questions;

@@ -27,7 +27,7 @@ use std::{
 use tower::{Layer, Service};
 
 /// What a page may read of an answer beside its body.
-const EXPOSED: HeaderValue = HeaderValue::from_static("www-authenticate, retry-after");
+const EXPOSED: HeaderValue = HeaderValue::from_static("www-authenticate, retry-after, mcp-session-id");
 
 /// Applies [`Access`].
 #[derive(Clone, Debug)]

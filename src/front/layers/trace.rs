@@ -5,7 +5,10 @@
 //! leaves makes hyper drop the request's future or the response's body, and the line with it.
 
 use crate::{
-    dialect::Principal,
+    dialect::{
+        Principal,
+        legacy::{Message, Post, SessionTag},
+    },
     front::connection::Connection,
     protocol::Era,
     proxy::Account,
@@ -34,6 +37,7 @@ struct Fields {
     route: Option<Arc<str>>,
     principal: Principal,
     client: Option<Era>,
+    session: Option<SessionTag>,
     /// Whether a server was asked.
     asked: bool,
     status: Option<StatusCode>,
@@ -48,6 +52,8 @@ const TARGET: usize = 200;
 enum Name {
     Http(http::Method),
     Rpc(crate::protocol::Method),
+    /// What one POST of a legacy client holds.
+    Post(Box<str>),
 }
 
 /// The answer was given.
@@ -55,6 +61,9 @@ struct End {
     account: Account,
     own: Duration,
 }
+
+/// How many messages of a batch are named.
+const SHOWN: usize = 8;
 
 // === impl Line ===
 
@@ -74,6 +83,7 @@ impl Line {
             route: None,
             principal: Principal::ANONYMOUS,
             client: None,
+            session: None,
             asked: false,
             status: None,
             end: None,
@@ -111,6 +121,30 @@ impl Line {
         self.0.asked = true;
     }
 
+    /// The whole request is here and is passed on to a server.
+    pub(in crate::front) fn passes(&mut self, post: &Post) {
+        self.0.since = self.0.clock.now();
+        self.0.client = Some(Era::Legacy);
+        self.0.asked = true;
+        match &*post.messages {
+            [] => {}
+            [Message::Request { method, target, .. }] => {
+                self.0.method = Name::Rpc(method.clone());
+                self.0.target.clone_from(target);
+            }
+            [Message::Notification(method)] => self.0.method = Name::Rpc(method.clone()),
+            several => {
+                let names: Vec<_> = several.iter().take(SHOWN).map(Message::name).collect();
+                self.0.method = Name::Post(names.join(",").into());
+            }
+        }
+    }
+
+    /// The session that a legacy client has, or gets.
+    pub(in crate::front) fn in_session(&mut self, session: SessionTag) {
+        self.0.session = Some(session);
+    }
+
     /// The status line is settled. Whether there will be an answer may not be.
     pub(in crate::front) fn status(&mut self, status: StatusCode) {
         self.0.status = Some(status);
@@ -145,6 +179,7 @@ impl Drop for Fields {
             method: match &self.method {
                 Name::Http(method) => method.as_str(),
                 Name::Rpc(method) => method.as_str(),
+                Name::Post(names) => names,
             },
             target: self.target.as_deref().unwrap_or_default(),
             route: self.route.as_deref().unwrap_or_default(),
@@ -153,6 +188,7 @@ impl Drop for Fields {
             // The only era there is on that side yet.
             server_era: if self.asked { Era::Legacy.as_str() } else { "" },
             task: end.account.task.as_ref().map(|task| task as _),
+            session: self.session.as_ref().map(|session| session as _),
             shown: end.account.shown,
             // Nothing was sent to a client that left first; 499 is what proxies call that.
             status: self.status.map_or(499, |status| status.as_u16()),

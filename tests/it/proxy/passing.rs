@@ -92,7 +92,7 @@ async fn a_description_is_made_from_the_servers_handshake() {
         described.result(),
         json!({
             "resultType": "complete",
-            "supportedVersions": ["2026-07-28"],
+            "supportedVersions": ["2026-07-28", "2025-11-25", "2025-06-18", "2025-03-26"],
             "capabilities": {
                 "tools": {},
                 "experimental": { "x": 1 },

@@ -49,9 +49,7 @@ async fn each_retry_gives_the_next_question_its_whole_time() {
         server.answered(&world, round - 1).await;
         server.ask(round, &form(&format!("Round {round}?")));
         questions = Questions::of(&waiting.answer().await);
-        let other = World::with("questions: { park: 200ms }").await;
-        let (abandoned, _) = Talk::tool(&asked(&other)).is_asked(&other, Way::OnTheCall, &form("Who?")).await;
-        abandoned.cancelled(&other).await;
+        server_of_another_is_given_up().await;
         assert_eq!(world.server.messages("notifications/cancelled"), 0, "{round}");
     }
 }
@@ -79,6 +77,14 @@ async fn a_server_that_gives_up_first_leaves_its_result_for_the_retry() {
     }
 }
 
+/// Waits until the time of all that was parked before is over: as long as a call waits that is parked
+/// only now.
+async fn server_of_another_is_given_up() {
+    let other = World::with(BRIEFLY).await;
+    let (abandoned, _) = Talk::tool(&asked(&other)).is_asked(&other, Way::OnTheCall, &form("?")).await;
+    abandoned.cancelled(&other).await;
+}
+
 #[tokio::test]
 async fn a_result_that_nobody_fetches_is_let_go_without_a_word_to_the_server() {
     for way in WAYS {
@@ -87,17 +93,8 @@ async fn a_result_that_nobody_fetches_is_let_go_without_a_word_to_the_server() {
         let (server, questions) = talk.is_asked(&world, way, &form("Who?")).await;
         server.withdraw(0);
         server.says("done without");
-        let mut last = String::new();
-        // A retry would fetch it; the state of the call tells when it is gone.
-        let forged = talk.with("arguments", json!({ "other": 1 }));
-        while !last.contains("expired") {
-            assert_eq!(refusal(&forged.retry(&questions, json!({})).await.answer().await).0, -32602);
-            let other = World::with(BRIEFLY).await;
-            let (abandoned, _) =
-                Talk::tool(&asked(&other)).is_asked(&other, Way::OnTheCall, &form("?")).await;
-            abandoned.cancelled(&other).await;
-            last = refusal(&talk.retry(&questions, json!({})).await.answer().await).1;
-        }
+        server_of_another_is_given_up().await;
+        assert_eq!(refusal(&talk.retry(&questions, json!({})).await.answer().await).0, -32602);
         assert_eq!(world.server.messages("notifications/cancelled"), 0);
     }
 }

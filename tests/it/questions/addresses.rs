@@ -4,6 +4,7 @@ use super::talk::{
     ALWAYS, Asking, Questions, Setup, Talk, Way, World, accept, asked, asked_with_tasks, form, refusal,
     with_tasks,
 };
+use crate::support::clients::soon;
 use serde_json::{Value, json};
 
 fn elsewhere() -> Value {
@@ -187,13 +188,16 @@ async fn a_state_to_call_again_is_bound_and_expires_as_any_other() {
     }
     // Declining calls nothing, so it can be asked until the time is over.
     let decline = json!({ "url-1": { "action": "decline" } });
-    loop {
-        let (code, message) = refusal(&talk.retry(&questions, decline.clone()).await.answer().await);
-        assert_eq!(code, -32602);
-        if message.contains("expired") {
-            break;
+    soon("expiring", async {
+        loop {
+            let (code, message) = refusal(&talk.retry(&questions, decline.clone()).await.answer().await);
+            assert_eq!(code, -32602);
+            if message.contains("expired") {
+                return;
+            }
         }
-    }
+    })
+    .await;
     let (code, _) = refusal(&talk.retry(&questions, been_there()).await.answer().await);
     assert_eq!((code, world.calls()), (-32602, 1));
 }

@@ -108,7 +108,7 @@ async fn what_belongs_to_the_retry_never_reaches_the_server() {
 #[tokio::test]
 async fn parallel_questions_are_gathered_in_one_result() {
     for way in WAYS {
-        let world = World::with("questions: { settle: 500ms }").await;
+        let world = World::with("questions: { settle: 1s }").await;
         let talk = Talk::tool(&asked(&world)).with("_meta", json!({ "progressToken": "p" }));
         let waiting = talk.begin().await;
         let server = Asking::next(&world, way).await;
@@ -117,6 +117,10 @@ async fn parallel_questions_are_gathered_in_one_result() {
         server.notify("notifications/progress", json!({ "progressToken": server.id, "progress": 1 }));
         let mut stream = waiting.stream().await;
         stream.notice("notifications/progress").await;
+        // The others take their time.
+        for _ in 0..30 {
+            world.client().ask("server/discover", json!({})).await;
+        }
         server.ask(1, &sampling());
         server.ask(2, &roots());
         server.ask(3, &form("And where?"));

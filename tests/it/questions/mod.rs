@@ -16,3 +16,4 @@ mod rounds;
 mod states;
 mod talk;
 mod threshold;
+mod wires;

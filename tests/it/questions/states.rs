@@ -3,6 +3,7 @@
 use super::talk::{
     Asking, Questions, Talk, WAYS, Way, World, accept, asked, asked_with_tasks, form, refusal,
 };
+use crate::support::clients::soon;
 use futures_util::future::join_all;
 use serde_json::{Value, json};
 
@@ -127,17 +128,20 @@ async fn an_expired_state_is_told_from_one_whose_call_has_ended() {
     let (server, questions) = talk.is_asked(&world, Way::OnTheCall, &form("Who?")).await;
     server.cancelled(&world).await;
     let mut said = Vec::new();
-    loop {
-        let answer = talk.retry(&questions, json!({})).await.answer().await;
-        let (code, message) = refusal(&answer);
-        assert_eq!(code, -32602);
-        if said.last() != Some(&message) {
-            said.push(message.clone());
+    soon("expiring", async {
+        loop {
+            let answer = talk.retry(&questions, json!({})).await.answer().await;
+            let (code, message) = refusal(&answer);
+            assert_eq!(code, -32602);
+            if said.last() != Some(&message) {
+                said.push(message.clone());
+            }
+            if message.contains("expired") {
+                return;
+            }
         }
-        if message.contains("expired") {
-            break;
-        }
-    }
+    })
+    .await;
     let [ended, _expired] = &said[..] else { panic!("{said:?}") };
     assert!(ended.contains("has ended"), "{said:?}");
 }

@@ -67,10 +67,16 @@ impl Asking {
 
     /// Sends a request of its own under this id. Servers count from 0.
     pub(super) fn ask(&self, id: u32, question: &Value) {
-        let mut message = question.clone();
-        message["jsonrpc"] = json!("2.0");
-        message["id"] = json!(id);
-        self.events().send(&message);
+        self.ask_as(&id.to_string(), question);
+    }
+
+    /// Sends a request of its own under an id that is spelled like this.
+    pub(super) fn ask_as(&self, id: &str, question: &Value) {
+        let method = &question["method"];
+        let params =
+            question.get("params").map(|params| format!(r#","params":{params}"#)).unwrap_or_default();
+        let message = format!(r#"{{"jsonrpc":"2.0","id":{id},"method":{method}{params}}}"#);
+        self.events().raw(format!("event: message\ndata: {message}\n\n"));
     }
 
     /// Takes a question back.

@@ -155,6 +155,14 @@ async fn a_call_that_waits_for_answers_counts_as_the_task_it_may_become() {
         assert!(refused["message"].as_str().expect("words").contains("quota"), "{refused}");
         second.says("done without");
         assert_eq!(other.answer().await.text(), "done without");
+        // What needs not wait needs no place.
+        let along = json!({ "elicitation-1": accept("Bob") });
+        let other = Talk::tool(&client).with("inputResponses", along).begin().await;
+        let second = Asking::next(&world, way).await;
+        second.ask(8, &form("Who?"));
+        assert_eq!(second.answered(&world, 8).await, accept("Bob"));
+        second.says("Hello Bob");
+        assert_eq!(other.answer().await.text(), "Hello Bob");
         // Others are not concerned.
         let bob = asked_with_tasks(&world).bearing("bob");
         let (third, _) = Talk::tool(&bob).is_asked(&world, way, &form("Who?")).await;

@@ -440,6 +440,21 @@ impl Stream {
         }
     }
 
+    /// The next piece as it comes; `None` at the end, an error where it breaks off.
+    pub(crate) async fn piece(&mut self) -> Option<hyper::Result<String>> {
+        let frame = timeout(PATIENCE, self.body.frame()).await.expect("the proxy says something")?;
+        Some(frame.map(|frame| String::from_utf8(frame.into_data().expect("data").to_vec()).expect("utf-8")))
+    }
+
+    /// All that is still to come, as it comes.
+    pub(crate) async fn rest(&mut self) -> String {
+        let mut rest = String::new();
+        while let Some(piece) = self.piece().await {
+            rest.push_str(&piece.expect("it does not break off"));
+        }
+        rest
+    }
+
     /// Closes the connection.
     pub(crate) fn leave(self) {
         drop(self);

@@ -66,6 +66,7 @@ pub(crate) enum Get {
 pub(crate) struct Seen {
     pub(crate) http: Method,
     pub(crate) path: String,
+    pub(crate) query: Option<String>,
     pub(crate) headers: HeaderMap,
     pub(crate) body: Bytes,
     /// The body as JSON, or null.
@@ -429,6 +430,7 @@ fn serve(
         let seen = Seen {
             http: head.method,
             path: head.uri.path().to_owned(),
+            query: head.uri.query().map(str::to_owned),
             headers: head.headers,
             json: serde_json::from_slice(&body).unwrap_or_default(),
             body,

@@ -1,0 +1,358 @@
+//! Handshake and sessions (2025-03-26 to 2025-11-25): what has to be read of a legacy client's
+//! messages to pass them on.
+//!
+//! In front of a legacy server a legacy client's session is the server's own, so almost nothing
+//! has to be read: which methods a POST asks for, under which ids, and, as the answer goes by,
+//! whether each of them has been answered.
+
+use super::modern::error_response;
+use crate::protocol::{
+    ErrorObject, Frame, FrameError, Id, Kind, Method,
+    sse::Decoder,
+    watch::{Gist, Watch},
+};
+use bytes::Bytes;
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use smallvec::SmallVec;
+use std::{borrow::Cow, fmt};
+
+/// The messages of one POST.
+#[derive(Clone, Debug, Default)]
+pub struct Post {
+    /// One, or those of a batch (2025-03-26), in order.
+    pub messages: SmallVec<[Message; 1]>,
+}
+
+/// One message of a client.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Message {
+    Request {
+        id: Id,
+        method: Method,
+        /// The tool, prompt, resource or task it is about.
+        target: Option<String>,
+    },
+    Notification(Method),
+    /// The client's answer to a question of the server.
+    Response,
+}
+
+/// Which requests of a POST its answer has answered so far.
+#[derive(Debug)]
+pub struct Answers {
+    waiting: SmallVec<[Id; 1]>,
+    watch: Watch,
+    /// Of several requests it must be known which. Of one there is nothing to tell apart, and
+    /// nothing to decode.
+    batch: Option<Box<Decoder>>,
+    said: Option<Gist>,
+}
+
+/// A session id as it may stand in a log: the beginning of its hash.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct SessionTag([u8; 8]);
+
+/// The members of `params` that say what a request is about.
+#[derive(Default, Deserialize)]
+struct About<'a> {
+    #[serde(borrow, default)]
+    name: Option<Text<'a>>,
+    #[serde(borrow, default)]
+    uri: Option<Text<'a>>,
+    #[serde(borrow, default, rename = "taskId")]
+    task_id: Option<Text<'a>>,
+}
+
+#[derive(Deserialize)]
+struct Text<'a>(#[serde(borrow)] Cow<'a, str>);
+
+// === impl Post ===
+
+impl Post {
+    /// Reads the messages of a body. Nothing is judged that the server judges itself.
+    ///
+    /// # Errors
+    /// [`FrameError`] where something in it is no message.
+    pub fn read(body: &Bytes) -> Result<Self, FrameError> {
+        if body.iter().find(|byte| !byte.is_ascii_whitespace()) != Some(&b'[') {
+            let message = Message::of(&Frame::parse(body.clone())?);
+            return Ok(Self { messages: SmallVec::from_iter([message]) });
+        }
+        let parts: Vec<&RawValue> = serde_json::from_slice(body).map_err(FrameError::Syntax)?;
+        let messages = parts.into_iter().map(|part| {
+            let frame = Frame::parse(body.slice_ref(part.get().as_bytes()))?;
+            Ok(Message::of(&frame))
+        });
+        Ok(Self { messages: messages.collect::<Result<_, FrameError>>()? })
+    }
+
+    /// Whether it says that the handshake is over.
+    pub fn begins(&self) -> bool {
+        self.messages.contains(&Message::Notification(Method::Initialized))
+    }
+
+    /// Whether the server may ask the client something while it serves this.
+    pub fn may_ask(&self) -> bool {
+        self.messages
+            .iter()
+            .any(|message| matches!(message, Message::Request { method, .. } if method.may_ask()))
+    }
+
+    /// The ids of what waits for an answer. An id that occurs twice is there once.
+    pub fn waiting(&self) -> SmallVec<[Id; 1]> {
+        let mut ids = SmallVec::<[Id; 1]>::new();
+        for message in &self.messages {
+            if let Message::Request { id, .. } = message
+                && !ids.contains(id)
+            {
+                ids.push(id.clone());
+            }
+        }
+        ids
+    }
+}
+
+// === impl Message ===
+
+impl Message {
+    /// In memory of its own: what is kept of a message must not keep all of it.
+    fn of(frame: &Frame) -> Self {
+        match frame.kind() {
+            Kind::Request { id, method, params } => Self::Request {
+                id: Id::from_token(Bytes::copy_from_slice(id.as_bytes())).expect("it is an id"),
+                method: method.clone(),
+                target: target(method, params.as_ref()),
+            },
+            Kind::Notification { method, .. } => Self::Notification(method.clone()),
+            Kind::Success { .. } | Kind::Failure { .. } => Self::Response,
+        }
+    }
+
+    /// Its method; `response` for what has none.
+    pub fn name(&self) -> &str {
+        match self {
+            Self::Request { method, .. } | Self::Notification(method) => method.as_str(),
+            Self::Response => "response",
+        }
+    }
+}
+
+fn target(method: &Method, params: Option<&Bytes>) -> Option<String> {
+    let about = || serde_json::from_slice::<About<'_>>(params?).ok();
+    let text = match method {
+        Method::ToolsCall | Method::PromptsGet => about()?.name,
+        Method::ResourcesRead | Method::ResourcesSubscribe | Method::ResourcesUnsubscribe => about()?.uri,
+        Method::TasksGet | Method::TasksResult | Method::TasksCancel => about()?.task_id,
+        _ => None,
+    };
+    text.map(|Text(text)| text.into_owned())
+}
+
+// === impl Answers ===
+
+impl Answers {
+    /// Nothing has been answered yet. `limit` is for one message of a batch's answer, in bytes;
+    /// beyond it, it is no longer told which of several requests are answered.
+    pub fn to(waiting: SmallVec<[Id; 1]>, limit: usize) -> Self {
+        let batch = (waiting.len() > 1).then(|| Box::new(Decoder::new(limit)));
+        Self { waiting, watch: Watch::default(), batch, said: None }
+    }
+
+    /// Takes the next chunk of the event stream that answers.
+    pub fn see(&mut self, chunk: &Bytes) {
+        self.watch.see(chunk);
+        let Some(decoder) = &mut self.batch else {
+            if let Some(gist) = self.watch.response() {
+                self.said = Some(gist);
+                self.waiting.clear();
+            }
+            return;
+        };
+        decoder.feed(chunk.clone());
+        loop {
+            match decoder.next_event() {
+                Ok(Some(event)) => {
+                    for (id, gist) in responses(&event.data) {
+                        self.waiting.retain(|waiting| *waiting != id);
+                        self.said = Some(gist);
+                    }
+                }
+                Ok(None) => return,
+                Err(_too_large) => {
+                    self.waiting.clear();
+                    self.batch = None;
+                    return;
+                }
+            }
+        }
+    }
+
+    /// The requests that are still to be answered.
+    pub fn waiting(&self) -> &[Id] {
+        &self.waiting
+    }
+
+    /// What the last response that was seen is.
+    pub fn said(&self) -> Option<Gist> {
+        self.said
+    }
+
+    /// Whether the client can take the stream up again from here.
+    pub fn is_resumable(&self) -> bool {
+        self.watch.is_resumable()
+    }
+
+    /// Whether an event of our own can be put in here.
+    pub fn is_between_events(&self) -> bool {
+        self.watch.is_between_events()
+    }
+
+    /// What ends a stream that broke off: an error for each request that was not answered. A
+    /// client that is left without waits for ever (`WIRE`, B 1, rule 20).
+    pub fn last_words(&self, error: &ErrorObject) -> Bytes {
+        let mut words = self.watch.void().to_vec();
+        for id in &self.waiting {
+            words.extend_from_slice(b"event: message\ndata: ");
+            words.extend_from_slice(&error_response(Some(id), error));
+            words.extend_from_slice(b"\n\n");
+        }
+        words.into()
+    }
+}
+
+/// The ids that an event's data answers, a batch included.
+fn responses(data: &Bytes) -> Vec<(Id, Gist)> {
+    let one = |data: Bytes| match Frame::parse(data).ok()?.kind() {
+        Kind::Success { id, .. } => Some((id.clone(), Gist::Result)),
+        Kind::Failure { id: Some(id), .. } => Some((id.clone(), Gist::Error)),
+        Kind::Failure { id: None, .. } | Kind::Request { .. } | Kind::Notification { .. } => None,
+    };
+    if data.iter().find(|byte| !byte.is_ascii_whitespace()) != Some(&b'[') {
+        return one(data.clone()).into_iter().collect();
+    }
+    let parts: Vec<&RawValue> = serde_json::from_slice(data).unwrap_or_default();
+    parts.into_iter().filter_map(|part| one(data.slice_ref(part.get().as_bytes()))).collect()
+}
+
+/// The JSON document that refuses all of a POST's requests: one error response, or a batch of them.
+pub fn refusal(waiting: &[Id], error: &ErrorObject) -> Bytes {
+    match waiting {
+        [] => error_response(None, error),
+        [id] => error_response(Some(id), error),
+        several => {
+            let responses: Vec<_> = several.iter().map(|id| error_response(Some(id), error)).collect();
+            [b"[", &responses.join(&b","[..])[..], b"]"].concat().into()
+        }
+    }
+}
+
+// === impl SessionTag ===
+
+impl SessionTag {
+    pub fn of(session: &[u8]) -> Self {
+        let digest = ring::digest::digest(&ring::digest::SHA256, session);
+        let mut tag = [0; 8];
+        tag.copy_from_slice(&digest.as_ref()[..8]);
+        Self(tag)
+    }
+}
+
+impl fmt::Display for SessionTag {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl fmt::Debug for SessionTag {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "SessionTag({self})")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(text: &'static str) -> Post {
+        Post::read(&Bytes::from_static(text.as_bytes())).expect("messages")
+    }
+
+    fn ids(tokens: &[&'static str]) -> SmallVec<[Id; 1]> {
+        tokens
+            .iter()
+            .map(|token| Id::from_token(Bytes::from_static(token.as_bytes())).expect("an id"))
+            .collect()
+    }
+
+    fn seen(waiting: &[&'static str], stream: &'static str) -> Answers {
+        let mut answers = Answers::to(ids(waiting), 1000);
+        // As unkind as a network can be.
+        for byte in stream.as_bytes().chunks(1) {
+            answers.see(&Bytes::from_static(byte));
+        }
+        answers
+    }
+
+    #[test]
+    fn each_kind_of_message_is_told() {
+        let post = read(
+            r#" [{"id":1,"method":"tools/call","params":{"arguments":{"name":"no"},"name":"t"}},
+                {"method":"notifications/cancelled"},{"id":"q","result":{}},{"id":2,"method":"ping"},
+                {"id":"u","method":"resources/read","params":{"uri":"file:///a"}},{"id":2,"method":"x"}]"#,
+        );
+        let names: Vec<_> = post.messages.iter().map(Message::name).collect();
+        assert_eq!(
+            names,
+            ["tools/call", "notifications/cancelled", "response", "ping", "resources/read", "x"]
+        );
+        assert_eq!(post.waiting(), ids(&["1", "2", r#""u""#]));
+        let target = |at: usize| match &post.messages[at] {
+            Message::Request { target, .. } => target.as_deref(),
+            other => panic!("{other:?}"),
+        };
+        assert_eq!((target(0), target(3), target(4)), (Some("t"), None, Some("file:///a")));
+        assert!(read("[]").messages.is_empty());
+        assert!(Post::read(&Bytes::from_static(b"[{\"id\":{}}]")).is_err());
+    }
+
+    #[test]
+    fn the_response_on_a_stream_answers_the_one_request() {
+        let stream = "data: {\"method\":\"n\"}\n\ndata: {\"result\":{},\"id\":\"1\"}\n\n";
+        let answers = seen(&["1"], stream);
+        assert!(answers.waiting().is_empty(), "whatever id it carries");
+        assert_eq!(answers.said(), Some(Gist::Result));
+        assert_eq!(seen(&["1"], "data: {\"method\":\"n\"}\n\n").waiting(), &ids(&["1"])[..]);
+    }
+
+    #[test]
+    fn of_several_requests_it_is_known_which_are_answered() {
+        let stream = "data: {\"id\":2,\"result\":{}}\n\ndata: {\"id\":9,\"result\":{}}\n\n";
+        assert_eq!(seen(&["1", "2", "3"], stream).waiting(), &ids(&["1", "3"])[..]);
+        let batch = "data: [{\"id\":3,\"error\":{}},{\"id\":1,\"result\":{}}]\n\n";
+        assert_eq!(seen(&["1", "2", "3"], batch).waiting(), &ids(&["2"])[..]);
+    }
+
+    #[test]
+    fn what_is_not_answered_is_answered_with_an_error_each() {
+        let error = ErrorObject::new(-1, "gone");
+        let one = r#"{"jsonrpc":"2.0","id":1,"error":{"code":-1,"message":"gone"}}"#;
+        assert_eq!(seen(&["1"], "").last_words(&error), format!("event: message\ndata: {one}\n\n"));
+        let cut = seen(&["1", "2"], "data: {\"id\":2,\"result\":{}}\n\ndata: {").last_words(&error);
+        assert_eq!(cut, format!("\nevent: incomplete\n\nevent: message\ndata: {one}\n\n"));
+        assert_eq!(refusal(&ids(&["1"]), &error), one);
+        assert_eq!(
+            refusal(&ids(&["1", "2"]), &error),
+            format!("[{one},{}]", one.replace("\"id\":1", "\"id\":2"))
+        );
+        assert_eq!(refusal(&[], &error), r#"{"jsonrpc":"2.0","error":{"code":-1,"message":"gone"}}"#);
+    }
+
+    #[test]
+    fn a_session_is_told_apart_in_a_log_without_being_told() {
+        let tag = SessionTag::of(b"secret").to_string();
+        assert_eq!(tag.len(), 16);
+        assert_eq!(tag, SessionTag::of(b"secret").to_string());
+        assert_ne!(tag, SessionTag::of(b"other").to_string());
+    }
+}

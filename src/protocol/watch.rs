@@ -1,0 +1,420 @@
+//! Watches an event stream go by without keeping any of it.
+//!
+//! Whoever passes a server's bytes on still has to know three things about them: whether the
+//! response has gone by, whether the client can take the stream up again where it breaks, and
+//! whether a comment could be put in here. A [`Watch`] knows them from a few bytes of state,
+//! however the stream is cut into chunks and however large its messages are. It looks into a
+//! message only until a top-level member tells what it is, which servers write first.
+
+use std::mem;
+
+/// What a JSON-RPC message is, as far as its sender is concerned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Gist {
+    /// A response with a `result`.
+    Result,
+    /// A response with an `error`.
+    Error,
+    /// A request or a notification.
+    Method,
+}
+
+/// Reads one message in pieces, until it is clear what it is.
+///
+/// Of a batch it tells what the first message is. It does not judge whether the JSON is valid:
+/// what it cannot make sense of is nothing.
+#[derive(Clone, Debug, Default)]
+pub struct Glance {
+    gist: Option<Gist>,
+    depth: u32,
+    /// The message is an element of an array.
+    in_batch: bool,
+    place: Place,
+    /// The beginning of a key of the message itself; longer ones are none we look for.
+    key: Text,
+}
+
+/// Where in the JSON the next byte stands.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Place {
+    #[default]
+    Between,
+    /// Between members of the message itself, before a key.
+    BeforeKey,
+    Key,
+    /// In a string that is no key of the message. The flag: after a backslash.
+    String {
+        escaped: bool,
+    },
+}
+
+/// An event stream as it goes by.
+#[derive(Clone, Debug, Default)]
+pub struct Watch {
+    line: Line,
+    /// The line break that ends a line may go on with an LF.
+    after_cr: bool,
+    past_first_line: bool,
+    /// Something of an event has gone by, and its end has not.
+    in_event: bool,
+    /// What the event's data is.
+    glance: Glance,
+    /// Whether the event has an id, and whether the id is empty.
+    id: Option<bool>,
+    /// Whether the last id that was given is one to resume from.
+    resumable: bool,
+    response: Option<Gist>,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Line {
+    /// In the field's name, which is this so far.
+    Name(Text),
+    Data,
+    /// Whether something of the id has been seen.
+    Id(bool),
+    /// A comment, or a field that does not matter.
+    Other,
+}
+
+/// The beginning of a text, and whether there was more of it than fits.
+#[derive(Clone, Copy, Debug, Default)]
+struct Text {
+    bytes: [u8; 8],
+    len: usize,
+}
+
+const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
+
+// === impl Glance ===
+
+impl Glance {
+    /// What a whole message is.
+    pub fn of(message: &[u8]) -> Option<Gist> {
+        let mut glance = Self::default();
+        glance.see(message);
+        glance.gist
+    }
+
+    /// What the message is, as far as it has been seen.
+    pub fn gist(&self) -> Option<Gist> {
+        self.gist
+    }
+
+    /// Takes the next piece of the message.
+    pub fn see(&mut self, piece: &[u8]) {
+        let mut at = 0;
+        while at < piece.len() && self.gist.is_none() {
+            if let Place::String { escaped: false } = self.place {
+                match memchr::memchr2(b'"', b'\\', &piece[at..]) {
+                    Some(step) => at += step,
+                    None => return,
+                }
+            }
+            self.step(piece[at]);
+            at += 1;
+        }
+    }
+
+    fn step(&mut self, byte: u8) {
+        self.place = match (self.place, byte) {
+            (Place::String { escaped: true }, _) => Place::String { escaped: false },
+            (Place::String { escaped: false }, b'\\') => Place::String { escaped: true },
+            (Place::String { escaped: false }, b'"') => Place::Between,
+            (Place::String { escaped: false }, _) => self.place,
+            (Place::Key, b'"') => {
+                self.gist = match self.key.get() {
+                    Some(b"method") => Some(Gist::Method),
+                    Some(b"result") => Some(Gist::Result),
+                    Some(b"error") => Some(Gist::Error),
+                    _ => None,
+                };
+                Place::Between
+            }
+            // No key we look for is written with escapes.
+            (Place::Key, b'\\') => Place::String { escaped: true },
+            (Place::Key, _) => {
+                self.key.push(byte);
+                Place::Key
+            }
+            (Place::BeforeKey, b'"') => {
+                self.key = Text::default();
+                Place::Key
+            }
+            (Place::Between, b'"') => Place::String { escaped: false },
+            (Place::Between | Place::BeforeKey, b'{' | b'[') => {
+                self.in_batch |= self.depth == 0 && byte == b'[';
+                self.depth = self.depth.saturating_add(1);
+                if byte == b'{' && self.is_top() { Place::BeforeKey } else { Place::Between }
+            }
+            (Place::Between | Place::BeforeKey, b'}' | b']') => {
+                self.depth = self.depth.saturating_sub(1);
+                Place::Between
+            }
+            (Place::Between, b',') if self.is_top() => Place::BeforeKey,
+            (place @ (Place::Between | Place::BeforeKey), _) => place,
+        };
+    }
+
+    /// Whether the members here are the message's own.
+    fn is_top(&self) -> bool {
+        self.depth == if self.in_batch { 2 } else { 1 }
+    }
+}
+
+// === impl Watch ===
+
+impl Watch {
+    /// Takes the next chunk of the stream.
+    pub fn see(&mut self, chunk: &[u8]) {
+        let mut rest = chunk;
+        while let Some(&byte) = rest.first() {
+            if mem::take(&mut self.after_cr) && byte == b'\n' {
+                rest = &rest[1..];
+                continue;
+            }
+            if let Line::Name(mut name) = self.line {
+                rest = &rest[1..];
+                match byte {
+                    b'\n' | b'\r' => self.end_line(byte),
+                    b':' => self.line = Line::of(name),
+                    _ => {
+                        name.push(byte);
+                        if !self.past_first_line && name.get() == Some(BYTE_ORDER_MARK) {
+                            name = Text::default();
+                        }
+                        self.line = Line::Name(name);
+                    }
+                }
+                self.in_event |= !matches!(byte, b'\n' | b'\r');
+                continue;
+            }
+            let end = memchr::memchr2(b'\n', b'\r', rest);
+            let (piece, after) = rest.split_at(end.unwrap_or(rest.len()));
+            match &mut self.line {
+                Line::Data => self.glance.see(piece),
+                Line::Id(seen) => *seen |= piece.iter().any(|&byte| byte != b' '),
+                Line::Name(_) | Line::Other => {}
+            }
+            rest = after;
+            if let Some((&byte, after)) = rest.split_first() {
+                rest = after;
+                self.end_line(byte);
+            }
+        }
+    }
+
+    /// The first response that has gone by, its event's end included.
+    pub fn response(&self) -> Option<Gist> {
+        self.response
+    }
+
+    /// Whether the stream can be taken up again after what has gone by: an event had an id.
+    pub fn is_resumable(&self) -> bool {
+        self.resumable
+    }
+
+    /// Whether an event would begin here, so that one of our own can be put in.
+    pub fn is_between_events(&self) -> bool {
+        !self.in_event
+    }
+
+    /// What has to come before an event of our own: the end of one that was cut off, in a way that
+    /// makes readers drop it, for it becomes one of a kind that nobody listens for.
+    pub fn void(&self) -> &'static [u8] {
+        match self.line {
+            _ if self.is_between_events() => b"",
+            Line::Name(name) if name.is_empty() => b"event: incomplete\n\n",
+            Line::Name(_) | Line::Data | Line::Id(_) | Line::Other => b"\nevent: incomplete\n\n",
+        }
+    }
+
+    fn end_line(&mut self, end: u8) {
+        self.after_cr = end == b'\r';
+        self.past_first_line = true;
+        match mem::take(&mut self.line) {
+            Line::Name(name) if name.is_empty() => self.dispatch(),
+            // A line without a colon is a field without a value.
+            Line::Name(name) if name.get() == Some(b"id") => self.id = Some(false),
+            Line::Id(seen) => self.id = Some(seen),
+            Line::Data => self.glance.see(b"\n"),
+            Line::Name(_) | Line::Other => {}
+        }
+    }
+
+    /// A blank line.
+    fn dispatch(&mut self) {
+        self.in_event = false;
+        if let Some(gist @ (Gist::Result | Gist::Error)) = mem::take(&mut self.glance).gist {
+            self.response.get_or_insert(gist);
+        }
+        if let Some(is_one) = self.id.take() {
+            self.resumable = is_one;
+        }
+    }
+}
+
+// === impl Line ===
+
+impl Line {
+    fn of(name: Text) -> Self {
+        match name.get() {
+            Some(b"data") => Self::Data,
+            Some(b"id") => Self::Id(false),
+            _ => Self::Other,
+        }
+    }
+}
+
+impl Default for Line {
+    fn default() -> Self {
+        Self::Name(Text::default())
+    }
+}
+
+// === impl Text ===
+
+impl Text {
+    fn push(&mut self, byte: u8) {
+        if let Some(place) = self.bytes.get_mut(self.len) {
+            *place = byte;
+        }
+        self.len = (self.len + 1).min(self.bytes.len() + 1);
+    }
+
+    /// The text, unless it was longer than fits.
+    fn get(&self) -> Option<&[u8]> {
+        self.bytes.get(..self.len)
+    }
+
+    fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::protocol::{Frame, Kind, sse::Decoder};
+    use bytes::Bytes;
+    use proptest::prelude::*;
+
+    fn watched(stream: &str) -> Watch {
+        let mut watch = Watch::default();
+        watch.see(stream.as_bytes());
+        watch
+    }
+
+    #[test]
+    fn a_message_is_told_by_its_own_members_in_any_order() {
+        for (message, gist) in [
+            (r#"{"jsonrpc":"2.0","id":1,"result":{}}"#, Some(Gist::Result)),
+            (r#"{"result":{"method":1},"jsonrpc":"2.0","id":1}"#, Some(Gist::Result)),
+            (r#"{ "id" : "result" , "error" : {} }"#, Some(Gist::Error)),
+            (r#"{"jsonrpc":"2.0","method":"a","params":{"result":1}}"#, Some(Gist::Method)),
+            (r#"{"params":{"result":[{"error":1}],"x":"\"}{"},"method":"a"}"#, Some(Gist::Method)),
+            (r#"{"x":"result","method":"a"}"#, Some(Gist::Method)),
+            (r#"{"a\\":1,"\"error":2,"results":3,"id":4,"result":5}"#, Some(Gist::Result)),
+            (r#"[{"jsonrpc":"2.0","id":1,"error":{}}]"#, Some(Gist::Error)),
+            (r#"[[{"result":1}]]"#, None),
+            (r#"{"id":1}"#, None),
+            ("", None),
+            ("result", None),
+        ] {
+            assert_eq!(Glance::of(message.as_bytes()), gist, "{message}");
+        }
+    }
+
+    #[test]
+    fn a_response_counts_once_its_event_has_ended() {
+        assert_eq!(watched("data: {\"id\":1,\"result\":{}}\n").response(), None);
+        assert_eq!(watched("data: {\"id\":1,\"result\":{}}\n\n").response(), Some(Gist::Result));
+        assert_eq!(watched("data:{\"id\":1,\ndata:\"error\":{}}\r\n\r\n").response(), Some(Gist::Error));
+        assert_eq!(watched("data: {\"method\":\"a\"}\n\n: result\n\nx: {\"result\":1}\n\n").response(), None);
+        assert_eq!(watched("\u{feff}data: {\"result\":1}\n\n").response(), Some(Gist::Result));
+        assert_eq!(watched("\n\u{feff}data: {\"result\":1}\n\n").response(), None);
+    }
+
+    #[test]
+    fn a_stream_with_an_id_can_be_taken_up_again() {
+        assert!(!watched("data: x\n\n").is_resumable());
+        assert!(!watched("id: 7\n").is_resumable(), "the event has not ended");
+        assert!(watched("id: 7\ndata:\n\n").is_resumable());
+        assert!(watched("id: 7\n\ndata: x\n\n").is_resumable(), "it stays the last id");
+        assert!(!watched("id: 7\n\nid\n\n").is_resumable(), "an empty id takes it back");
+        assert!(!watched("id: 7\n\nid: \n\n").is_resumable());
+    }
+
+    #[test]
+    fn something_can_be_put_in_between_events_only() {
+        for (stream, between) in [
+            ("", true),
+            ("data: x\n\n", true),
+            ("data: x\r\n\r", true),
+            (": comment\n\n", true),
+            ("data: x\n", false),
+            ("d", false),
+            (": comment\n", false),
+            ("data: x\n\nid: 1", false),
+        ] {
+            assert_eq!(watched(stream).is_between_events(), between, "{stream:?}");
+        }
+    }
+
+    #[test]
+    fn an_event_that_was_cut_off_is_voided() {
+        for cut in ["data: {\"id\":1,\"res", "data: {}\n", "dat", "event: message\ndata: {}", "id: 3", ": c"]
+        {
+            let mut decoder = Decoder::new(1024);
+            decoder.feed(Bytes::from([cut.as_bytes(), watched(cut).void(), b"data: y\n\n"].concat()));
+            let mut events = Vec::new();
+            while let Some(event) = decoder.next_event().expect("small") {
+                events.push(event);
+            }
+            let heard: Vec<_> = events.iter().filter(|event| event.event.is_none()).collect();
+            assert_eq!(heard.len(), 1, "{cut:?}: {events:?}");
+            assert_eq!(heard[0].data, "y");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_stream_is_seen_as_the_decoder_reads_it(
+            pieces in prop::collection::vec(
+                prop::sample::select(vec![
+                    "data:", "data: ", "data", "id:", "id: 1", "id", "event:e", ":", "\n", "\n", "\r\n", "\r", "\n\n",
+                    r#"{"jsonrpc":"2.0","id":1,"result":{"a":"]}"}}"#, r#"{"error":{"code":1,"message":"\\\""},"id":1}"#,
+                    r#"{"method":"m","params":{"result":1}}"#,
+                ]),
+                0..24,
+            ),
+            cuts in prop::collection::vec(0usize..40, 0..12),
+        ) {
+            let stream = pieces.concat();
+            let mut watch = Watch::default();
+            let mut decoder = Decoder::new(1 << 20);
+            let (mut rest, mut response, mut resumable) = (stream.as_bytes(), None, false);
+            for cut in cuts.into_iter().chain([usize::MAX]) {
+                let (chunk, after) = rest.split_at(cut.min(rest.len()));
+                rest = after;
+                watch.see(chunk);
+                decoder.feed(Bytes::copy_from_slice(chunk));
+                while let Some(event) = decoder.next_event().expect("small") {
+                    if let Some(id) = event.id {
+                        resumable = !id.is_empty();
+                    }
+                    match Frame::parse(event.data).map(|frame| frame.kind().clone()) {
+                        Ok(Kind::Success { .. }) => { response.get_or_insert(Gist::Result); }
+                        Ok(Kind::Failure { .. }) => { response.get_or_insert(Gist::Error); }
+                        Ok(Kind::Request { .. } | Kind::Notification { .. }) | Err(_) => {}
+                    }
+                }
+            }
+            // What is no JSON the decoder's reader refuses, and a glance may still find something in.
+            if response.is_some() {
+                prop_assert!(watch.response().is_some(), "{}", stream);
+            }
+            prop_assert_eq!(watch.is_resumable(), resumable, "{}", stream);
+        }
+    }
+}

@@ -1,0 +1,414 @@
+//! One HTTP request of a legacy client, passed on as it is.
+//!
+//! The client's session is the server's own, so the request goes on with its own headers but those
+//! of the hop, and the answer comes back as it comes, a chunk at a time.
+//!
+//! A departure is no cancel (2025-11-25, *Sending Messages to the Server*). A server sees its
+//! connection with us, not the client's: closed in the middle of a call, many take it for one. So
+//! what a client has sent is sent to the end, and what it waits for is read to its end, by work of
+//! our own if the client has left. Nobody hears what is read then; it is the server that keeps it
+//! for a client that resumes with `Last-Event-ID`.
+
+use bytes::{Bytes, BytesMut};
+use futures_util::{FutureExt, future::BoxFuture};
+use http::{HeaderMap, HeaderName, Method, StatusCode, header};
+use http_body::Body;
+use std::{
+    borrow::Cow,
+    fmt,
+    future::{Future, poll_fn},
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+use tokio::time::{Sleep, sleep, timeout};
+
+use super::{
+    Lost,
+    client::{self, Answering},
+    connection::Incoming,
+    messages,
+    peer::{self, Peer},
+    root_cause,
+};
+use crate::protocol::{ErrorObject, Frame, Kind, headers::SESSION_ID};
+
+/// A request as the client sent it.
+#[derive(Debug)]
+pub struct Forward {
+    pub method: Method,
+    /// The query of the URL that the client called.
+    pub query: Option<String>,
+    pub headers: HeaderMap,
+    pub body: Bytes,
+    pub purpose: Purpose,
+}
+
+/// What a request is for, as far as passing it on goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// To hear what the server says: GET.
+    Listen,
+    /// To say that the handshake is over: the client will listen now, if it does at all.
+    Begin,
+    /// To have something done during which the server may ask.
+    Call,
+    /// To be answered otherwise.
+    Ask,
+    /// To tell something, or to end the session.
+    Tell,
+}
+
+/// The answer as the server gives it.
+#[derive(Debug)]
+pub struct Forwarded {
+    pub status: StatusCode,
+    /// Without those of the hop.
+    pub headers: HeaderMap,
+    pub body: Passing,
+    /// For one message of it, in bytes, where it has to be held ([`super::Limits::result_bytes`]).
+    pub limit: usize,
+}
+
+/// The body of an answer, as it comes.
+pub struct Passing {
+    /// `None` once it has been given away.
+    body: Option<Incoming>,
+    rest: Rest,
+}
+
+/// What becomes of an answer whose client leaves.
+struct Rest {
+    peer: Arc<Peer>,
+    wanted: Wanted,
+    /// When time is up, and what is to be said of it then; `None` for what has no time.
+    due: Option<(Pin<Box<Sleep>>, Lost)>,
+}
+
+/// How much the rest of an answer is wanted when nobody listens any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Wanted {
+    /// It is read to its end, so that the server is not disturbed at what the client asked.
+    AtAnyPrice,
+    /// It is read if that is quick, so that its connection can serve the next request.
+    IfQuick,
+    No,
+}
+
+/// Waits for the head of an answer.
+struct Asking {
+    /// `None` once the head is here.
+    asked: Option<Answering>,
+    rest: Option<Rest>,
+}
+
+/// What is quick.
+const QUICK: Duration = Duration::from_secs(1);
+
+/// Sends a request on, and waits for the head of its answer.
+pub(super) async fn forward(peer: Arc<Peer>, request: Forward) -> Result<Forwarded, Lost> {
+    if peer.closing.is_cancelled() {
+        return Err(Lost::Closing);
+    }
+    let Forward { method, query, headers, body, purpose } = request;
+    let limits = peer.config.timeouts;
+    let due = match purpose {
+        // For as long as the client likes.
+        Purpose::Listen => None,
+        Purpose::Call | Purpose::Ask => Some((limits.call, Lost::CallTimeout(limits.call))),
+        Purpose::Begin | Purpose::Tell => {
+            Some((limits.first_byte, Lost::FirstByteTimeout(limits.first_byte)))
+        }
+    };
+    let session = headers.get(&SESSION_ID).cloned();
+    let opening = match (purpose, &session) {
+        (Purpose::Listen, Some(session)) => Some(peer.order.opens(session)),
+        (Purpose::Call, Some(session)) => {
+            peer.order.wait(session).await;
+            None
+        }
+        (Purpose::Listen | Purpose::Begin | Purpose::Call | Purpose::Ask | Purpose::Tell, _) => None,
+    };
+    let path = with_query(&peer.path, query.as_deref());
+    let answering = peer.client.send(&method, &path, &lines(&peer, &headers), &[], body);
+    drop(headers);
+    let due = due.map(|(limit, lost)| (Box::pin(sleep(limit)), lost));
+    let wanted = match purpose {
+        Purpose::Listen => Wanted::No,
+        // Also what is only told must reach the server.
+        Purpose::Begin | Purpose::Call | Purpose::Ask | Purpose::Tell => Wanted::AtAnyPrice,
+    };
+    let rest = Rest { peer: peer.clone(), wanted, due };
+    let (response, mut rest) = Asking { asked: Some(answering), rest: Some(rest) }.await?;
+    drop(opening);
+    if !matches!(purpose, Purpose::Call | Purpose::Ask) {
+        rest.due = None;
+        rest.soften();
+    }
+    if let (Purpose::Begin, Some(session)) = (purpose, session) {
+        peer.order.begins(&session, |expiry| peer.spawn(expiry));
+    }
+    let (head, body) = response.into_parts();
+    let limit = rest.peer.config.limits.result_bytes;
+    let body = Passing { body: Some(body), rest };
+    Ok(Forwarded { status: head.status, headers: without_hop(head.headers), body, limit })
+}
+
+/// The path of the server with the client's query behind its own.
+fn with_query<'a>(path: &'a str, query: Option<&str>) -> Cow<'a, str> {
+    match query {
+        None | Some("") => path.into(),
+        Some(query) => format!("{path}{}{query}", if path.contains('?') { '&' } else { '?' }).into(),
+    }
+}
+
+/// The header lines of a request: the client's own but those of its hop, with the server's name.
+fn lines(peer: &Peer, headers: &HeaderMap) -> Vec<u8> {
+    let mut lines = Vec::with_capacity(64 + headers.len() * 48);
+    client::line(&mut lines, &header::HOST, &peer.host);
+    let named = named_by_connection(headers);
+    for (name, value) in headers {
+        if !is_of_hop(name) && !is_of_front(name) && !named.contains(name) {
+            client::line(&mut lines, name, value);
+        }
+    }
+    lines
+}
+
+/// The headers of an answer but those of its hop.
+fn without_hop(mut headers: HeaderMap) -> HeaderMap {
+    // A length beside a coding does not count (RFC 9112, 6.3).
+    if headers.contains_key(header::TRANSFER_ENCODING) {
+        headers.remove(header::CONTENT_LENGTH);
+    }
+    for name in named_by_connection(&headers).iter().chain(&OF_HOP) {
+        headers.remove(name);
+    }
+    headers
+}
+
+/// Headers that speak of one connection (RFC 9110, 7.6.1), and those a proxy answers for itself.
+const OF_HOP: [HeaderName; 9] = [
+    header::CONNECTION,
+    header::TE,
+    header::TRAILER,
+    header::TRANSFER_ENCODING,
+    header::UPGRADE,
+    header::PROXY_AUTHENTICATE,
+    header::PROXY_AUTHORIZATION,
+    HeaderName::from_static("keep-alive"),
+    HeaderName::from_static("proxy-connection"),
+];
+
+fn is_of_hop(name: &HeaderName) -> bool {
+    OF_HOP.contains(name)
+}
+
+/// What our own front has dealt with. An encoded answer could not be watched as it goes by.
+fn is_of_front(name: &HeaderName) -> bool {
+    [header::HOST, header::ORIGIN, header::CONTENT_LENGTH, header::EXPECT, header::ACCEPT_ENCODING]
+        .contains(name)
+}
+
+/// The headers that `Connection` declares to be of this hop. A session is not among them whatever
+/// it says: without its id a request means another thing.
+fn named_by_connection(headers: &HeaderMap) -> Vec<HeaderName> {
+    let values = headers.get_all(header::CONNECTION).iter().filter_map(|value| value.to_str().ok());
+    let names = values.flat_map(|value| value.split(','));
+    names
+        .filter_map(|name| HeaderName::from_bytes(name.trim().as_bytes()).ok())
+        .filter(|name| !name.as_str().starts_with("mcp-") && *name != header::AUTHORIZATION)
+        .collect()
+}
+
+// === impl Forwarded ===
+
+impl Forwarded {
+    /// Whether the answer is an event stream that can be read as it goes by.
+    pub fn is_events(&self) -> bool {
+        messages::is_events(&self.headers) && !self.headers.contains_key(header::CONTENT_ENCODING)
+    }
+
+    /// The whole body, of at most `limit` bytes.
+    ///
+    /// # Errors
+    /// [`Lost::TooLarge`] and [`Lost::Broken`]; [`Lost::CallTimeout`] where it is due.
+    pub async fn whole(self, limit: usize) -> Result<Bytes, Lost> {
+        let mut body = self.body;
+        let mut whole = BytesMut::new();
+        while let Some(chunk) = poll_fn(|cx| body.poll_chunk(cx)).await {
+            let chunk = chunk?;
+            if whole.len() + chunk.len() > limit {
+                return Err(Lost::TooLarge { limit });
+            }
+            // The usual case, one chunk, is not copied.
+            if whole.is_empty() && body.is_over() {
+                return Ok(chunk);
+            }
+            whole.extend_from_slice(&chunk);
+        }
+        Ok(whole.freeze())
+    }
+
+    /// What an HTTP error says: a JSON-RPC error, or what else it means.
+    pub async fn error(mut self) -> Result<ErrorObject, Lost> {
+        self.body.rest.soften();
+        let (status, headers) = (self.status, std::mem::take(&mut self.headers));
+        // Where it does not come, the status says enough.
+        let body = timeout(peer::ERROR_BODY_TIME, self.whole(peer::ERROR_BODY)).await;
+        let body = body.unwrap_or(Ok(Bytes::new())).unwrap_or_default();
+        if !status.is_redirection()
+            && let Ok(frame) = Frame::parse(body.clone())
+            && let Kind::Failure { error, .. } = frame.kind()
+        {
+            return Ok(ErrorObject::from_raw(error.clone()));
+        }
+        Err(peer::refused(status, &headers, &body))
+    }
+}
+
+// === impl Passing ===
+
+impl Passing {
+    /// The next chunk.
+    pub fn poll_chunk(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, Lost>>> {
+        loop {
+            let Some(body) = &mut self.body else { return Poll::Ready(None) };
+            let Poll::Ready(frame) = Pin::new(body).poll_frame(cx) else {
+                return self.rest.poll_due(cx).map(|lost| Some(Err(lost)));
+            };
+            return Poll::Ready(match frame {
+                Some(Ok(frame)) => match frame.into_data() {
+                    Ok(chunk) => Some(Ok(chunk)),
+                    Err(_trailers) => continue,
+                },
+                Some(Err(error)) => {
+                    self.body = None;
+                    Some(Err(Lost::Broken(root_cause(&error))))
+                }
+                None => {
+                    self.body = None;
+                    None
+                }
+            });
+        }
+    }
+
+    /// Whether there is nothing more to come.
+    pub fn is_over(&self) -> bool {
+        self.body.as_ref().is_none_or(Body::is_end_stream)
+    }
+
+    /// How many bytes are still to come, where that is known.
+    pub fn length(&self) -> Option<u64> {
+        self.body.as_ref().map_or(Some(0), |body| body.size_hint().exact())
+    }
+
+    /// Whether the server can still be reached, after the answer broke off.
+    pub fn is_server_there(&self) -> BoxFuture<'static, bool> {
+        self.rest.peer.client.is_there().boxed()
+    }
+
+    /// Everything that was asked has been answered: the rest need not be read at any price.
+    pub fn answered(&mut self) {
+        self.rest.soften();
+    }
+}
+
+impl fmt::Debug for Passing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Passing").field("wanted", &self.rest.wanted).finish_non_exhaustive()
+    }
+}
+
+impl Drop for Passing {
+    fn drop(&mut self) {
+        if let Some(body) = self.body.take().filter(|body| !body.is_end_stream()) {
+            self.rest.read_on(drain(body));
+        }
+    }
+}
+
+// === impl Rest ===
+
+impl Rest {
+    fn soften(&mut self) {
+        if self.wanted == Wanted::AtAnyPrice {
+            self.wanted = Wanted::IfQuick;
+        }
+    }
+
+    fn poll_due(&mut self, cx: &mut Context<'_>) -> Poll<Lost> {
+        let Some((due, lost)) = &mut self.due else { return Poll::Pending };
+        ready!(due.as_mut().poll(cx));
+        Poll::Ready(lost.clone())
+    }
+
+    /// The client has left.
+    fn read_on(&mut self, reading: impl Future<Output = ()> + Send + 'static) {
+        let peer = &self.peer;
+        let (place, due) = match self.wanted {
+            Wanted::No => return,
+            Wanted::IfQuick => (None, None),
+            Wanted::AtAnyPrice => {
+                let Ok(place) = peer.departed.clone().try_acquire_owned() else {
+                    let limit = peer.config.limits.departed;
+                    tracing::warn!(target: "deferral::upstream", event = "departed_full", limit);
+                    return;
+                };
+                (Some(place), self.due.take())
+            }
+        };
+        let closing = peer.closing.clone();
+        peer.spawn(async move {
+            let _place = place;
+            // Made here: a destructor may run where there is no timer.
+            let due = async {
+                match due {
+                    Some((due, _)) => due.await,
+                    None => sleep(QUICK).await,
+                }
+            };
+            tokio::select! {
+                () = reading => {}
+                () = due => {}
+                () = closing.cancelled() => {}
+            }
+        });
+    }
+}
+
+// === impl Asking ===
+
+impl Future for Asking {
+    type Output = Result<(http::Response<Incoming>, Rest), Lost>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let Self { asked: Some(answering), rest: Some(rest) } = &mut *self else {
+            unreachable!("a head is asked for once")
+        };
+        let answer = match Pin::new(answering).poll(cx) {
+            Poll::Ready(answer) => answer,
+            Poll::Pending => Err(ready!(rest.poll_due(cx))),
+        };
+        self.asked = None;
+        let rest = self.rest.take().expect("it was there a moment ago");
+        Poll::Ready(answer.map(|response| (response, rest)))
+    }
+}
+
+impl Drop for Asking {
+    fn drop(&mut self) {
+        let (Some(answering), Some(mut rest)) = (self.asked.take(), self.rest.take()) else { return };
+        rest.read_on(async move {
+            if let Ok(response) = answering.await {
+                drain(response.into_body()).await;
+            }
+        });
+    }
+}
+
+async fn drain(mut body: Incoming) {
+    while let Some(Ok(_)) = poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)).await {}
+}

@@ -1,0 +1,9 @@
+//! The whole proxy between a legacy client and a scripted legacy server, over real sockets: the
+//! client meets its own protocol, and the server's bytes.
+
+mod departed;
+mod errors;
+mod passing;
+mod recorded;
+mod streams;
+mod world;
