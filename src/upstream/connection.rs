@@ -288,7 +288,8 @@ impl Future for Sending {
         };
         // Or it answers and reads no further: what refuses counts at once, what does not when the
         // request is out (RFC 9112, 9.5).
-        if !this.sent && !(head.status().is_client_error() || head.status().is_server_error()) {
+        let refuses = head.status().is_client_error() || head.status().is_server_error();
+        if !(this.sent || refuses) {
             this.early = Some(Box::new(head));
             return Poll::Pending;
         }

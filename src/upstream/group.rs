@@ -12,7 +12,7 @@ use futures_util::{
 };
 use std::{
     collections::VecDeque,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::AtomicU64},
     time::Duration,
 };
 use tokio::{sync::oneshot, time::sleep};
@@ -31,6 +31,8 @@ pub(super) struct Group {
     /// What the sessions of this principal report.
     pub(super) reports: Reports,
     pub(super) subscribed: Subscribed,
+    /// When it was last asked for, counted in such askings.
+    pub(super) used: AtomicU64,
     seats: Mutex<Seats>,
 }
 
@@ -95,6 +97,7 @@ impl Group {
             peer,
             reports,
             subscribed: Subscribed::default(),
+            used: AtomicU64::new(0),
             seats: Mutex::default(),
         }
     }
@@ -345,6 +348,14 @@ impl Group {
     pub(super) fn is_empty(&self) -> bool {
         let seats = self.seats();
         seats.all.is_empty() && seats.opening.is_none() && seats.promised == 0 && seats.queue.is_empty()
+    }
+
+    /// Whether its sessions can be closed without anybody's call or subscription being lost. Only
+    /// where nobody else holds the group, so that nothing can begin meanwhile.
+    pub(super) fn is_idle(&self) -> bool {
+        let seats = self.seats();
+        let at_rest = seats.opening.is_none() && seats.promised == 0 && seats.queue.is_empty();
+        at_rest && self.subscribed.is_empty() && seats.all.iter().all(|seat| !seat.leased)
     }
 
     /// Takes all sessions out, for good; who waits is told.

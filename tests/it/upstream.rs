@@ -967,6 +967,33 @@ async fn callers_that_differ_in_credentials_or_capabilities_share_no_session() {
 }
 
 #[tokio::test]
+async fn of_too_many_callers_those_that_called_least_lately_are_let_go() {
+    let world = World::with(Options::default(), |config| config.limits.identities = 4).await;
+    let callers = ["Bearer a", "Bearer b", "Bearer c", "Bearer d", "Bearer e", "Bearer f"].map(token);
+    let from = |caller: usize, id| {
+        world.send(Request { caller: callers[caller].clone(), ..request(id, Method::ToolsCall, MUTE) })
+    };
+    // The first never ends, the second calls once more.
+    let mut waiting = from(0, 1);
+    let held = world.server.call().await;
+    for (id, caller) in [1, 2, 3, 1].into_iter().enumerate() {
+        let mut call = from(caller, 2 + id as u64);
+        world.answer().await;
+        call.result().await;
+    }
+    for (caller, session) in [(4, "s3"), (5, "s4")] {
+        let mut call = from(caller, 10 + caller as u64);
+        world.answer().await;
+        call.result().await;
+        let told = move |seen: &Seen| seen.http == http::Method::DELETE && seen.session() == session;
+        world.server.seen(told).await;
+    }
+    held.result(json!({ "still": "there" }));
+    assert_eq!(waiting.result().await, json!({ "still": "there" }));
+    assert_eq!(world.server.count(|seen| seen.http == http::Method::DELETE), 2);
+}
+
+#[tokio::test]
 async fn calls_one_after_the_other_meet_the_same_session() {
     let world = World::new(Options::default()).await;
     for id in 0..5 {
