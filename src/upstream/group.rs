@@ -122,7 +122,9 @@ impl Group {
     }
 
     fn take_idle(self: &Arc<Self>, seats: &mut Seats) -> Option<Lease> {
-        let seat = seats.all.iter_mut().rfind(|seat| !seat.leased)?;
+        // Calls that came while sessions were shared may still be asked something in theirs.
+        let is_idle = |seat: &&mut Seat| !seat.leased && !seat.session.may_be_asked();
+        let seat = seats.all.iter_mut().rfind(is_idle)?;
         seat.leased = true;
         seat.quiet = 0;
         Some(Lease { session: seat.session.clone(), exclusive: Some(self.clone()) })
@@ -166,6 +168,14 @@ impl Group {
         }
         self.pass_on();
         Ok(turn)
+    }
+
+    /// A call that shared its session has ended: it may have been the last that kept the session
+    /// from being leased.
+    pub(super) fn unshared(self: &Arc<Self>) {
+        if self.askable && !self.peer.asks.tells_apart() {
+            self.pass_on();
+        }
     }
 
     /// Gives whatever is free to those who wait.
