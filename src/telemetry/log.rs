@@ -1,7 +1,7 @@
 //! Where what is told goes: standard error, a line each.
 //!
 //! Lines are gathered and written together, because a system call for each would cost a quick call
-//! a sixth of its time. What is told waits at most [`PATIENCE`]; a warning or an error is
+//! a sixth of its time. What is told waits at most 200 ms; a warning or an error is
 //! written at once, and so is everything when [`Log`] is dropped.
 
 use std::{

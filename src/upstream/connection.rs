@@ -288,8 +288,7 @@ impl Future for Sending {
         };
         // Or it answers and reads no further: what refuses counts at once, what does not when the
         // request is out (RFC 9112, 9.5).
-        let refuses = head.status().is_client_error() || head.status().is_server_error();
-        if !(this.sent || refuses) {
+        if !(this.sent || head.status().is_client_error() || head.status().is_server_error()) {
             this.early = Some(Box::new(head));
             return Poll::Pending;
         }

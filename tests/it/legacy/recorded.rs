@@ -8,11 +8,14 @@ use crate::{
 use http::{HeaderMap, Method, StatusCode};
 use std::net::SocketAddr;
 
+/// Names and values, in order.
+type Headers = Vec<(String, String)>;
+
 /// What one side has seen.
 #[derive(Debug, PartialEq)]
 struct Record {
-    client: Vec<(StatusCode, Vec<(String, String)>, String)>,
-    server: Vec<(String, Vec<(String, String)>, String)>,
+    client: Vec<(StatusCode, Headers, String)>,
+    server: Vec<(String, Headers, String)>,
 }
 
 /// Of the hop: what each connection says for itself.
@@ -84,7 +87,7 @@ async fn session(addr: SocketAddr) -> Vec<(StatusCode, Vec<(String, String)>, St
 async fn record(through_proxy: bool) -> Record {
     let server = LegacyServer::start(Options::default().hook(answer)).await;
     let proxy = through_proxy.then(|| start(&server.url(), &[], &[]));
-    let client = session(proxy.as_ref().map_or(server.addr(), |proxy| proxy.addresses[0])).await;
+    let client = session(proxy.as_ref().map_or_else(|| server.addr(), |proxy| proxy.addresses[0])).await;
     let said = |seen: &Seen| {
         let body = String::from_utf8(seen.body.to_vec()).expect("utf-8");
         (format!("{} {}", seen.http, seen.path), headers(&seen.headers), body)

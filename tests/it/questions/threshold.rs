@@ -141,7 +141,7 @@ async fn a_client_that_leaves_before_it_has_the_handle_cancels_the_call_it_answe
 #[tokio::test]
 async fn a_call_that_waits_for_answers_counts_as_the_task_it_may_become() {
     for way in WAYS {
-        let setup = Setup::new().route("defer: { after: 50ms }");
+        let setup = Setup::new().route("defer: { after: 300ms }");
         let world = setup.top("limits: { tasks_per_principal: 1 }").start().await;
         let client = asked_with_tasks(&world).bearing("alice");
         let talk = Talk::tool(&client);
@@ -167,9 +167,13 @@ async fn a_call_that_waits_for_answers_counts_as_the_task_it_may_become() {
         let bob = asked_with_tasks(&world).bearing("bob");
         let (third, _) = Talk::tool(&bob).is_asked(&world, way, &form("Who?")).await;
 
-        // The place is its own: it may become a task in it.
+        // The place is its own: it may ask again in it, and become a task.
         let waiting = talk.retry(&questions, json!({ "elicitation-1": accept("Ada") })).await;
         server.answered(&world, 0).await;
+        server.ask(1, &form("Sure?"));
+        let questions = Questions::of(&waiting.answer().await);
+        let waiting = talk.retry(&questions, json!({ "elicitation-2": accept("sure") })).await;
+        server.answered(&world, 1).await;
         let task = waiting.answer().await.task();
         server.says("Hello");
         assert_eq!(client.ended(&task).await["status"], "completed");
