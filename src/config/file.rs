@@ -247,6 +247,10 @@ pub struct Limits {
     /// Sessions with one server for one caller and what it declares. Calls that need one more wait.
     #[schemars(with = "schema::Count", extend("default" = upstream::Limits::default().sessions))]
     pub sessions: Set<usize>,
+    /// Callers, each with what it declares, whose sessions with one server are kept. For a further one
+    /// those of the caller that has called least lately are closed.
+    #[schemars(with = "schema::Count", extend("default" = upstream::Limits::default().identities))]
+    pub identities: Set<usize>,
     /// Bytes of one message of a server. A larger one fails its call.
     #[schemars(with = "schema::Size", extend("default" = show_size(upstream::Limits::default().result_bytes)))]
     pub result_bytes: Set<usize>,
@@ -621,6 +625,7 @@ fn limits(node: &Node, problems: &mut Problems) -> Option<Limits> {
         // The protocol's own members need about eight.
         depth: section.set("depth", count(16)),
         sessions: section.set("sessions", count(1)),
+        identities: section.set("identities", count(1)),
         result_bytes: section.set("result_bytes", size(1)),
         departed: section.set("departed", count(0)),
         tasks: section.set("tasks", count(0)),

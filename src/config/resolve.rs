@@ -387,6 +387,7 @@ fn upstream_limits(written: &file::Limits) -> upstream::Limits {
     let defaults = upstream::Limits::default();
     upstream::Limits {
         sessions: written.sessions.copied_or(defaults.sessions),
+        identities: written.identities.copied_or(defaults.identities),
         result_bytes: written.result_bytes.copied_or(defaults.result_bytes),
         departed: written.departed.copied_or(defaults.departed),
     }

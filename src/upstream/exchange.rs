@@ -112,7 +112,10 @@ impl Exchange {
         if let Some(mut stay) = self.stay.take() {
             stay.finish();
         }
-        self.lease = None;
+        let lease = self.lease.take();
+        if lease.is_some_and(|lease| !lease.is_exclusive()) && is_call(&self.request.method) {
+            self.group.unshared();
+        }
     }
 
     /// The call has ended by itself.

@@ -12,7 +12,7 @@ use futures_util::{
 };
 use std::{
     collections::VecDeque,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::AtomicU64},
     time::Duration,
 };
 use tokio::{sync::oneshot, time::sleep};
@@ -31,6 +31,8 @@ pub(super) struct Group {
     /// What the sessions of this principal report.
     pub(super) reports: Reports,
     pub(super) subscribed: Subscribed,
+    /// When it was last asked for, counted in such askings.
+    pub(super) used: AtomicU64,
     seats: Mutex<Seats>,
 }
 
@@ -95,6 +97,7 @@ impl Group {
             peer,
             reports,
             subscribed: Subscribed::default(),
+            used: AtomicU64::new(0),
             seats: Mutex::default(),
         }
     }
@@ -119,7 +122,9 @@ impl Group {
     }
 
     fn take_idle(self: &Arc<Self>, seats: &mut Seats) -> Option<Lease> {
-        let seat = seats.all.iter_mut().rfind(|seat| !seat.leased)?;
+        // Calls that came while sessions were shared may still be asked something in theirs.
+        let is_idle = |seat: &&mut Seat| !seat.leased && !seat.session.may_be_asked();
+        let seat = seats.all.iter_mut().rfind(is_idle)?;
         seat.leased = true;
         seat.quiet = 0;
         Some(Lease { session: seat.session.clone(), exclusive: Some(self.clone()) })
@@ -163,6 +168,14 @@ impl Group {
         }
         self.pass_on();
         Ok(turn)
+    }
+
+    /// A call that shared its session has ended: it may have been the last that kept the session
+    /// from being leased.
+    pub(super) fn unshared(self: &Arc<Self>) {
+        if self.askable && !self.peer.asks.tells_apart() {
+            self.pass_on();
+        }
     }
 
     /// Gives whatever is free to those who wait.
@@ -345,6 +358,14 @@ impl Group {
     pub(super) fn is_empty(&self) -> bool {
         let seats = self.seats();
         seats.all.is_empty() && seats.opening.is_none() && seats.promised == 0 && seats.queue.is_empty()
+    }
+
+    /// Whether its sessions can be closed without anybody's call or subscription being lost. Only
+    /// where nobody else holds the group, so that nothing can begin meanwhile.
+    pub(super) fn is_idle(&self) -> bool {
+        let seats = self.seats();
+        let at_rest = seats.opening.is_none() && seats.promised == 0 && seats.queue.is_empty();
+        at_rest && self.subscribed.is_empty() && seats.all.iter().all(|seat| !seat.leased)
     }
 
     /// Takes all sessions out, for good; who waits is told.

@@ -272,6 +272,11 @@ pub struct Limits {
     /// Sessions for one principal and set of capabilities; calls that need one more wait.
     /// Default 64.
     pub sessions: usize,
+    /// Callers whose sessions are kept, each with what it declares, as a client may declare
+    /// something else every time. For a further one those of the caller that has called least
+    /// lately, and has nothing in flight, are closed. Each costs a session and its stream.
+    /// Default 4096.
+    pub identities: usize,
     /// One message of the server, in bytes. Default 64 MiB.
     pub result_bytes: usize,
     /// Calls of legacy clients that left, whose answers are read on so that the server does not
@@ -314,6 +319,6 @@ impl Default for Timeouts {
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { sessions: 64, result_bytes: 64 << 20, departed: 1000 }
+        Self { sessions: 64, identities: 4096, result_bytes: 64 << 20, departed: 1000 }
     }
 }

@@ -210,6 +210,11 @@ impl Session {
         }
     }
 
+    /// Whether a call is in flight on it that the server may ask something.
+    pub(super) fn may_be_asked(&self) -> bool {
+        self.inside().calls.values().any(|call| call.may_be_asked)
+    }
+
     /// Whether it has been in use since this was last asked.
     pub(super) fn was_used(&self) -> bool {
         self.used.swap(false, Ordering::Relaxed) | (self.inside().stays > 0)

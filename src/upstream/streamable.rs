@@ -6,7 +6,10 @@ use futures_util::{FutureExt, StreamExt, future::BoxFuture, stream};
 use http::{Method as HttpMethod, uri::PathAndQuery};
 use std::{
     hash::{Hash, Hasher},
-    sync::{Arc, Once, Weak},
+    sync::{
+        Arc, Once, Weak,
+        atomic::{AtomicU64, Ordering},
+    },
     time::Duration,
 };
 use tokio::{
@@ -38,6 +41,8 @@ struct Inner {
     /// For each principal, what its sessions report.
     reports: DashMap<Principal, Reports>,
     sweeping: Once,
+    /// How often a group was asked for.
+    asked: AtomicU64,
 }
 
 /// An identity as a key. Credentials and capabilities are compared byte for byte; only what is
@@ -65,6 +70,7 @@ impl Streamable {
             groups: DashMap::new(),
             reports: DashMap::new(),
             sweeping: Once::new(),
+            asked: AtomicU64::new(0),
         })))
     }
 }
@@ -117,14 +123,48 @@ impl Upstream for Streamable {
 
 impl Inner {
     fn group(self: &Arc<Self>, caller: &Identity) -> Arc<Group> {
+        let now = self.asked.fetch_add(1, Ordering::Relaxed);
         let key = Key(caller.clone());
         if let Some(group) = self.groups.get(&key) {
+            group.used.store(now, Ordering::Relaxed);
             return group.clone();
+        }
+        if self.groups.len() >= self.peer.config.limits.identities.max(1) {
+            self.make_room();
         }
         self.sweeping.call_once(|| self.peer.spawn(sweep(Arc::downgrade(self), self.peer.closing.clone())));
         let reports = self.reports(caller.principal);
         let fresh = || Arc::new(Group::new(self.peer.clone(), caller.clone(), reports));
-        self.groups.entry(key).or_insert_with(fresh).clone()
+        let group = self.groups.entry(key).or_insert_with(fresh).clone();
+        group.used.store(now, Ordering::Relaxed);
+        group
+    }
+
+    /// Lets go of identities that have not called for the longest: an eighth of them, so that it is
+    /// seldom looked for. First those for whose principal nobody listens to reports.
+    fn make_room(&self) {
+        let mut idle: Vec<_> = self
+            .groups
+            .iter()
+            .filter(|group| Arc::strong_count(group) == 1 && group.is_idle())
+            .map(|group| {
+                let used = group.used.load(Ordering::Relaxed);
+                (group.reports.is_listened_to(), used, Key(group.identity.clone()))
+            })
+            .collect();
+        idle.sort_unstable_by_key(|(listened, used, _)| (*listened, *used));
+        idle.truncate(self.groups.len().div_ceil(8));
+        for (.., key) in idle {
+            // Looked at again under the lock of its shard, where nobody can be handed it meanwhile.
+            let gone = self
+                .groups
+                .remove_if(&key, |_, group| Arc::strong_count(group) == 1 && group.is_idle())
+                .map(|(_, group)| group.close());
+            // The group is no more by now, so that it opens no other session in their place.
+            for session in gone.into_iter().flatten() {
+                session.retire();
+            }
+        }
     }
 
     fn reports(&self, principal: Principal) -> Reports {

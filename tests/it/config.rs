@@ -55,6 +55,7 @@ limits:
   streams: 11
   sessions: 3
   result_bytes: 2KiB
+  identities: 7
   departed: 12
   tasks: 4
   tasks_per_principal: 5

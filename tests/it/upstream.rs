@@ -841,6 +841,9 @@ async fn a_server_that_asks_on_the_calls_stream_shares_a_session_until_it_asks_e
         refusal.json["error"],
         json!({ "code": -32603, "message": "cannot be attributed to one call" })
     );
+    let mut third = world.ask(6);
+    assert_eq!(world.answer().await, "s2", "in the first session two others may be asked");
+    third.result().await;
     a.result(json!({}));
     b.result(json!({}));
     first.result().await;
@@ -849,6 +852,30 @@ async fn a_server_that_asks_on_the_calls_stream_shares_a_session_until_it_asks_e
     let (_first, _second) = (world.ask(4), world.ask(5));
     let (a, b) = (world.server.call().await, world.server.call().await);
     assert_ne!(a.session(), b.session());
+}
+
+#[tokio::test]
+async fn a_session_is_leased_when_the_last_call_that_shared_it_has_ended() {
+    let world = World::with(Options::default(), |config| config.limits.sessions = 1).await;
+    let mut call = world.ask(1);
+    let events = world.server.call().await.stream();
+    events.send(&elicitation(json!(0)));
+    drop(call.question().await);
+    events.result(&json!(1), json!({}));
+    call.result().await;
+    let mut shared = world.ask(2);
+    let held = world.server.call().await;
+    world.server.listener("s1").await.send(&elicitation(json!("off its stream")));
+    drop(shared.question().await);
+
+    let mut next = world.upstream.call(request(3, Method::ToolsCall, ASKABLE));
+    assert!(futures_util::poll!(next.next()).is_pending());
+    assert!(!world.server.has_call(), "it waits in line");
+    held.result(json!({}));
+    shared.result().await;
+    let (event, session) = tokio::join!(next.next(), world.answer());
+    assert!(matches!(event, Some(Event::Final(_))));
+    assert_eq!(session, "s1");
 }
 
 #[tokio::test]
@@ -964,6 +991,33 @@ async fn callers_that_differ_in_credentials_or_capabilities_share_no_session() {
     let hellos = world.server.log().into_iter().filter(|seen| seen.method() == "initialize");
     let shown: Vec<_> = hellos.map(|seen| seen.header("authorization").map(str::to_owned)).collect();
     assert_eq!(shown, [None, None, Some("Bearer a".to_owned()), Some("Bearer b".to_owned())]);
+}
+
+#[tokio::test]
+async fn of_too_many_callers_those_that_called_least_lately_are_let_go() {
+    let world = World::with(Options::default(), |config| config.limits.identities = 4).await;
+    let callers = ["Bearer a", "Bearer b", "Bearer c", "Bearer d", "Bearer e", "Bearer f"].map(token);
+    let from = |caller: usize, id| {
+        world.send(Request { caller: callers[caller].clone(), ..request(id, Method::ToolsCall, MUTE) })
+    };
+    // The first never ends, the second calls once more.
+    let mut waiting = from(0, 1);
+    let held = world.server.call().await;
+    for (id, caller) in [1, 2, 3, 1].into_iter().enumerate() {
+        let mut call = from(caller, 2 + id as u64);
+        world.answer().await;
+        call.result().await;
+    }
+    for (caller, session) in [(4, "s3"), (5, "s4")] {
+        let mut call = from(caller, 10 + caller as u64);
+        world.answer().await;
+        call.result().await;
+        let told = move |seen: &Seen| seen.http == http::Method::DELETE && seen.session() == session;
+        world.server.seen(told).await;
+    }
+    held.result(json!({ "still": "there" }));
+    assert_eq!(waiting.result().await, json!({ "still": "there" }));
+    assert_eq!(world.server.count(|seen| seen.http == http::Method::DELETE), 2);
 }
 
 #[tokio::test]
