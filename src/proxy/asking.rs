@@ -193,7 +193,7 @@ pub(super) fn became_a_task(call: &Call) -> Reply {
 }
 
 /// The refusal of a retry whose call is no more.
-pub(super) fn gone(call: &Call) -> Reply {
+fn gone(call: &Call) -> Reply {
     let error = ErrorObject::new(
         code::INVALID_PARAMS,
         "the call that `requestState` belongs to has ended; make it anew, without `requestState`",

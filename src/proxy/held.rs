@@ -364,9 +364,6 @@ impl Held {
         if matches!(self.exchange.phase(), Phase::Handing | Phase::Deferred | Phase::Abandoned) {
             return self.turn_away(attached).await;
         }
-        if self.exchange.phase() == Phase::Abandoned {
-            return attached.tell(asking::gone(&attached.call).into()).await;
-        }
         let mut answered = BTreeSet::new();
         let asks: Vec<_> = self.questions.open.keys().copied().collect();
         for ask in asks {
