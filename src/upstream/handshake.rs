@@ -23,6 +23,15 @@ use crate::protocol::{ErrorObject, Kind, headers, splice::Object};
 /// # Errors
 /// What became of `initialize`; a server's own error keeps its words.
 pub(super) async fn open(peer: &Arc<Peer>, group: &Arc<Group>) -> Result<Arc<Session>, Lost> {
+    match attempt(peer, group).await {
+        // A kept connection that the server closed in this very moment. A handshake runs nothing of a
+        // caller's, so it is begun anew, once.
+        Err(Lost::Broken(_)) => attempt(peer, group).await,
+        other => other,
+    }
+}
+
+async fn attempt(peer: &Arc<Peer>, group: &Arc<Group>) -> Result<Arc<Session>, Lost> {
     let limit = peer.config.timeouts.first_byte;
     let (description, id) =
         timeout(limit, initialize(peer, group)).await.unwrap_or(Err(Lost::FirstByteTimeout(limit)))?;

@@ -1268,6 +1268,45 @@ async fn nothing_is_sent_before_a_call_is_polled() {
     assert!(world.server.log().is_empty());
 }
 
+/// As where a kept connection is closed by the server while the handshake is on its way.
+#[tokio::test]
+async fn a_handshake_whose_connection_breaks_is_begun_anew_once() {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let url = format!("http://{}/mcp", listener.local_addr().expect("an address"));
+    let server = tokio::spawn(async move {
+        for round in 0.. {
+            let (mut stream, _) = listener.accept().await.expect("a connection");
+            let mut head = vec![0; 4096];
+            let read = stream.read(&mut head).await.expect("a request");
+            let said = String::from_utf8_lossy(&head[..read]).into_owned();
+            if round == 0 {
+                continue; // Dropped: closed without an answer.
+            }
+            let id = said.split("\"id\":").nth(1).and_then(|rest| rest.split([',', '}']).next());
+            let answer = match id {
+                Some(id) => {
+                    let body = format!(
+                        r#"{{"jsonrpc":"2.0","id":{id},"result":{{"protocolVersion":"2025-11-25","capabilities":{{}},"serverInfo":{{"name":"s","version":"1"}}}}}}"#
+                    );
+                    format!(
+                        "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {}\r\nconnection: close\r\n\r\n{body}",
+                        body.len()
+                    )
+                }
+                None => "HTTP/1.1 405 No\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+                    .to_owned()
+                    .replace("405 No", if said.starts_with("GET") { "405 No" } else { "202 Accepted" }),
+            };
+            stream.write_all(answer.as_bytes()).await.expect("it is read");
+        }
+    });
+    let upstream = connect(&url, |_| {});
+    let described = timeout(PATIENCE, upstream.describe(&identity(MUTE))).await.expect("in time");
+    assert_eq!(described.expect("the second time").version, "2025-11-25");
+    server.abort();
+}
+
 // === TLS ===
 
 /// Runs in a process of its own, because the system's trust is read from the environment.
