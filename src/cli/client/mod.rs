@@ -144,6 +144,8 @@ pub enum Ending {
     Error(Box<RawValue>),
     /// Its task was cancelled.
     Cancelled(Task),
+    /// Its task failed, and there is neither a result nor an error.
+    Failed(Task),
 }
 
 /// A question of the server.
