@@ -543,6 +543,23 @@ async fn a_plain_call_that_asks_what_nobody_answers_is_given_up() {
     assert_eq!(hello.json["params"]["capabilities"]["elicitation"], json!({}), "there were no modes yet");
 }
 
+#[test]
+fn a_legacy_server_is_called_in_its_own_way_directly_and_through_the_proxy() {
+    let demo = super::Demo::start();
+    let answer = r#"elicitation-1={"date":"2026-08-01","party":4,"seat":"outside"}"#;
+    for url in [&demo.server, &demo.url] {
+        for revision in ["2025-11-25", "2025-06-18"] {
+            let words = ["call", url, "book_table", "--protocol", revision, "--answer", answer];
+            let output = super::deferral(&words);
+            assert_eq!((output.status.code(), super::text(&output.stdout)), (Some(0), super::BOOKED));
+        }
+        let words = ["call", url, "report", r#"{"seconds":0.7}"#, "--protocol", "2025-03-26"];
+        let output = super::deferral(&words);
+        assert_eq!(super::text(&output.stdout), "The report is done. It took 0.7 s.\n");
+        assert_eq!(super::text(&output.stderr), "writing the report (0.5/0.7)\n");
+    }
+}
+
 #[tokio::test]
 async fn the_oldest_revision_has_batches_and_neither_its_header_nor_a_leave() {
     let server = LegacyServer::start(Options { version: "2025-03-26", ..Options::default() }).await;

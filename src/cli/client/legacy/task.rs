@@ -137,6 +137,10 @@ impl Followed {
         Self { task, result: None, is_news: true, poll: None, pause, lost: 0, outcome: None }
     }
 
+    pub(super) fn id(&self) -> &str {
+        &self.task.id
+    }
+
     fn wants_result(&self) -> bool {
         let wants = match self.task.status {
             Status::Working | Status::Cancelled => false,
