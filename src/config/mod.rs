@@ -8,6 +8,7 @@
 //! Begin with [`Config`] and [`load`]. [`values`] reads the single values, `yaml` the tree under
 //! them, [`schema()`] describes the file to editors, [`secret`] keeps what must not be shown.
 
+mod doubts;
 pub mod file;
 mod problem;
 mod resolve;
@@ -78,6 +79,16 @@ pub enum LogFormat {
 /// Everything that is wrong with it.
 pub fn load(path: &Path) -> Result<Config, Problems> {
     load_with(Some(path), |_, _| {})
+}
+
+/// As [`load`], and says beside it what is allowed and yet probably not meant, if there is anything.
+///
+/// # Errors
+/// Everything that is wrong with it.
+pub fn check(path: &Path) -> Result<(Config, Option<Problems>), Problems> {
+    let mut doubts = Vec::new();
+    let config = load_with(Some(path), |file, _| doubts = doubts::about(file))?;
+    Ok((config, Problems::or_ok(Some(path.to_owned()), doubts, ()).err()))
 }
 
 /// Reads a configuration file, if there is one, lays something else over it (the flags of the
