@@ -457,7 +457,14 @@ fn store(node: &Node, problems: &mut Problems) -> Option<Store> {
     match (disk, redis) {
         (Set::To(disk), Set::Unset) => Some(Store::Disk(disk.value)),
         (Set::Unset, Set::To(redis)) => Some(Store::Redis(redis.value)),
-        (Set::Unset, Set::Unset) | (Set::Wrong, _) | (_, Set::Wrong) => None,
+        (Set::Wrong, _) | (_, Set::Wrong) => None,
+        (Set::Unset, Set::Unset) => {
+            problems.push(Problem::new(
+                node.place,
+                "`store` names none; use memory, { disk: PATH } or { redis: URL }",
+            ));
+            None
+        }
         (Set::To(_), Set::To(_)) => {
             problems
                 .push(Problem::new(node.place, "`store` has both `disk` and `redis`; keep one of the two"));
