@@ -258,8 +258,7 @@ fn is_kept(head: &http::Response<()>) -> bool {
     // Where a coding stands beside a length, or before HTTP/1.1, or twice, or where there is more than
     // the status allows, another reader would see the end elsewhere: nothing behind it is believed
     // (RFC 9112, 6.1 and 6.3).
-    let doubtful = coded && (is_old || length.is_some())
-        || coded && said(header::TRANSFER_ENCODING, "chunked") > 1
+    let doubtful = coded && (is_old || length.is_some() || said(header::TRANSFER_ENCODING, "chunked") > 1)
         || is_bodiless(head.status()) && (coded || length.is_some_and(|length| length != "0"));
     let kept = if is_old {
         said(header::CONNECTION, "keep-alive") > 0
