@@ -68,7 +68,7 @@ fn check_warns_where_callers_from_elsewhere_are_all_one() {
         assert!(said.starts_with(&begin) && said.contains("principal: { header: X-Api-Key }"), "{said}");
         assert_eq!(said.lines().count(), 1, "{said}");
     }
-    for private in ["", "listen: 127.0.0.1:80\n", "listen: '[::1]:80'\n"] {
+    for private in ["", "listen: 127.0.0.1:80\n", "listen: '[::1]:80'\n", "listen: '[::ffff:127.0.0.1]:80'\n"] {
         assert_eq!(check(&format!("{private}routes: [{{ {SERVER} }}]\n")), "");
     }
 }
