@@ -17,7 +17,9 @@ pub(super) fn about(file: &File) -> Vec<Problem> {
 /// Whether clients come from elsewhere: what listens to this machine alone is one person's.
 fn is_exposed(file: &File) -> bool {
     let listens = match &file.listen {
-        Set::To(addresses) => addresses.value.iter().any(|address| !address.value.ip().to_canonical().is_loopback()),
+        Set::To(addresses) => {
+            addresses.value.iter().any(|address| !address.value.ip().to_canonical().is_loopback())
+        }
         Set::Unset | Set::Wrong => false,
     };
     // Behind a proxy on the same machine.

@@ -1,5 +1,7 @@
 //! What people type, and what they read: the program itself.
 
+mod older;
+
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
 use hyper_util::{client::legacy::Client, rt::TokioExecutor};
@@ -68,7 +70,8 @@ fn check_warns_where_callers_from_elsewhere_are_all_one() {
         assert!(said.starts_with(&begin) && said.contains("principal: { header: X-Api-Key }"), "{said}");
         assert_eq!(said.lines().count(), 1, "{said}");
     }
-    for private in ["", "listen: 127.0.0.1:80\n", "listen: '[::1]:80'\n", "listen: '[::ffff:127.0.0.1]:80'\n"] {
+    for private in ["", "listen: 127.0.0.1:80\n", "listen: '[::1]:80'\n", "listen: '[::ffff:127.0.0.1]:80'\n"]
+    {
         assert_eq!(check(&format!("{private}routes: [{{ {SERVER} }}]\n")), "");
     }
 }
