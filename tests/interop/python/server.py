@@ -245,7 +245,7 @@ async def run_task(request: types.CallToolRequest) -> types.ServerResult:
                 reply = await task.elicit(given["question"], Answer.model_json_schema())
                 await anyio.sleep(given.get("rest", 0))
                 said = reply.content["answer"] if reply.action == "accept" else reply.action
-                return said_by_tool(f"{given['question']} {said}")
+                return said_by_tool(text := f"{given['question']} {said}", structuredContent={"result": text})
             case "big":
                 await anyio.sleep(given.get("seconds", 0))
                 return said_by_tool("0123456789abcdef" * 64 * given["kib"])
