@@ -442,6 +442,14 @@ async def _(url: str) -> None:
         equal(said, ["before the parting", "after the parting"], "the messages, each once")
 
 
+@check("task-resuming", "a-task-whose-call-loses-its-stream")
+async def _(url: str) -> None:
+    async with client(url) as session:
+        task = await start(session, "parting", {"seconds": 0.8})
+        await finish(session, task)
+        equal(text_of(await result_of(session, task)), "together again", "the text")
+
+
 # --- tasks of 2025-11-25 -------------------------------------------------------------------------
 
 

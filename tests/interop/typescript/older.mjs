@@ -320,6 +320,14 @@ check('resuming', 'comes-back-for-the-rest', () => {
   );
 });
 
+check('task-resuming', 'a-task-whose-call-loses-its-stream', () =>
+  withClient(async (client) => {
+    const task = await start(client, 'parting', { seconds: 0.8 });
+    await finish(client, task);
+    assert.equal(textOf(await resultOf(client, task)), 'together again', 'the text');
+  }),
+);
+
 // --- tasks of 2025-11-25 -------------------------------------------------------------------------
 
 function isTask(task) {
@@ -481,11 +489,13 @@ check('tasks', 'cancel-reaches-the-server', () =>
     await client.listTools();
     const { tasks } = client.experimental;
     const one = follow(client, 'slow', { seconds: 20, label: gone });
+    const listed = () => tasks.listTasks().then((page) => page.tasks);
+    const [first] = await until('the first task is listed', async () => {
+      const found = await listed();
+      return found.length > 0 && found;
+    });
     const other = follow(client, 'slow', { seconds: 2.5, label: kept });
-    await sleep(700);
-    const listed = (await tasks.listTasks()).tasks;
-    assert.equal(listed.length, 2, 'the tasks listed');
-    const [first] = listed.slice().sort((a, b) => Date.parse(a.createdAt) - Date.parse(b.createdAt));
+    await until('both are listed', async () => (await listed()).length === 2);
     const answer = await tasks.cancelTask(first.taskId);
     assert.equal(answer.status, 'cancelled', 'the answer');
     isTask(answer);
