@@ -9,7 +9,7 @@ use deferral::{
     bridge::{Action, Exchange, exchange::Patience},
     protocol::Timestamp,
     runtime::{Clock, SystemClock},
-    task::{Event, Owner, Record, TaskId, apply, view},
+    task::{Event, Owner, PollBounds, Record, Scope, TaskId, apply, view},
 };
 use std::{
     hint::black_box,
@@ -18,7 +18,7 @@ use std::{
 use support::Group;
 
 const RETENTION: Duration = Duration::from_secs(3600);
-const BOUNDS: view::PollBounds = (Duration::from_millis(500), Duration::from_secs(30));
+const BOUNDS: PollBounds = (Duration::from_millis(500), Duration::from_secs(30));
 
 fn main() {
     let now = SystemClock::new().now();
@@ -95,14 +95,18 @@ fn views(size: usize) {
     let now = Timestamp::from_millis(5_000);
     Group::new(format!("a task with a result of {size} bytes, as it is shown"))
         .case("a copy of the result, for comparison", size, || black_box(&result).to_vec())
-        .case("view::detailed, completed", size, || view::detailed(&completed, now, BOUNDS, None))
-        .case("view::detailed, working", 0, || view::detailed(&record, now, BOUNDS, None))
-        .case("view::created", 0, || view::created(&record, now, BOUNDS, None))
+        .case("view::extension::detailed, completed", size, || {
+            view::extension::detailed(&completed, now, BOUNDS, None)
+        })
+        .case("view::extension::detailed, working", 0, || {
+            view::extension::detailed(&record, now, BOUNDS, None)
+        })
+        .case("view::extension::created", 0, || view::extension::created(&record, now, BOUNDS, None))
         .run();
 }
 
 fn working() -> Record {
-    let owner = Owner { principal: [0; 16], route: "/mcp".into() };
+    let owner = Owner { principal: [0; 16], route: "/mcp".into(), scope: Scope::Principal };
     Record::new(TaskId::from_entropy([7; 16]), owner, "slow", RETENTION, Timestamp::from_millis(1_000))
 }
 

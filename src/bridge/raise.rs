@@ -8,6 +8,7 @@ use crate::{
     protocol::{
         ErrorObject, Frame, Id, Kind, Method, code, frame, meta,
         splice::{Edit, Object, Patch},
+        words::shorten,
     },
 };
 use bytes::Bytes;
@@ -91,9 +92,6 @@ pub fn notice(call: &Call, frame: &Frame) -> Option<Bytes> {
     }
 }
 
-/// The longest `statusMessage` made of a server's progress, in bytes.
-const LONGEST_MESSAGE: usize = 4096;
-
 /// What the server said of its progress, in words for a task's `statusMessage`.
 pub fn progress_message(frame: &Frame) -> Option<String> {
     let Kind::Notification { method: Method::Progress, params: Some(params) } = frame.kind() else {
@@ -101,18 +99,13 @@ pub fn progress_message(frame: &Frame) -> Option<String> {
     };
     let params: Progress<'_> = serde_json::from_slice(params).ok()?;
     let (progress, total) = (params.progress?.get(), params.total.map(RawValue::get));
-    let mut words = match (params.message, total) {
+    let words = match (params.message, total) {
         (Some(message), Some(total)) => format!("{message} ({progress}/{total})"),
         (Some(message), None) => message,
         (None, Some(total)) => format!("{progress}/{total}"),
         (None, None) => progress.to_owned(),
     };
-    // It is kept, and shown with every poll.
-    if words.len() > LONGEST_MESSAGE {
-        let cut = (0..=LONGEST_MESSAGE).rev().find(|&at| words.is_char_boundary(at)).unwrap_or(0);
-        words.truncate(cut);
-    }
-    Some(words)
+    Some(shorten(words))
 }
 
 #[derive(Deserialize)]
@@ -205,11 +198,6 @@ fn drop_task_support(tools: &Bytes, patch: &mut Patch) {
     }
 }
 
-/// Whether the result of a `tools/call` says that the tool failed.
-pub fn is_tool_error(result: &Bytes) -> bool {
-    Object::read(result).ok().and_then(|object| object.get("isError")).is_some_and(|value| value == "true")
-}
-
 /// Whether the result of a `resources/read` is an empty list, by which some servers say that there
 /// is no such resource.
 pub fn has_no_contents(result: &Bytes) -> bool {
@@ -255,21 +243,4 @@ fn recoded(error: &ErrorObject, code: i64, uri: Option<&str>) -> ErrorObject {
 /// `-32021` for a call that failed after its server had asked what this client cannot be asked.
 pub fn question_refused(missing: &Value) -> ErrorObject {
     ErrorObject::missing_capability("The server asked for something this client did not declare", missing)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_long_word_on_progress_is_cut_between_characters() {
-        let said = format!(
-            r#"{{"method":"notifications/progress","params":{{"progress":1,"message":"x{}"}}}}"#,
-            "é".repeat(4000)
-        );
-        let frame = Frame::parse(Bytes::from(said)).expect("valid");
-        let words = progress_message(&frame).expect("progress");
-        assert_eq!(words.len(), LONGEST_MESSAGE - 1);
-        assert!(words.ends_with('é'));
-    }
 }

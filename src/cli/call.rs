@@ -6,10 +6,15 @@
 
 use super::{
     ask::{self, Asker, Unanswered},
-    client::{self, Client, Ending, Error, Progress, Step, Task, Turn, arguments, no_arguments},
+    client::{
+        self, Ending, Error, Progress, Session, Step, Task, Turn, arguments, legacy, modern, no_arguments,
+    },
     interrupted,
 };
-use crate::config::values::{self, Invalid, show_duration};
+use crate::{
+    config::values::{self, Invalid, show_duration},
+    protocol::{Era, Revision},
+};
 use http::{HeaderMap, HeaderName, HeaderValue, Uri};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Deserialize;
@@ -18,16 +23,18 @@ use std::{
     fmt::Write as _,
     io::{self, IsTerminal, Write},
     process::ExitCode,
-    sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
 /// How long to wait for the answer to a cancellation before leaving anyhow.
 const CANCEL_PATIENCE: Duration = Duration::from_secs(2);
+/// The revisions there are to speak, the first of them unless another is asked for.
+const REVISIONS: [Revision; 4] =
+    [Revision::V2026_07_28, Revision::V2025_11_25, Revision::V2025_06_18, Revision::V2025_03_26];
 
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
-    /// The MCP endpoint: a proxy, or any server of revision 2026-07-28.
+    /// The MCP endpoint: a proxy, or any server over Streamable HTTP.
     #[arg(value_parser = values::upstream_url)]
     url: Uri,
     /// The tool to call.
@@ -38,7 +45,11 @@ pub struct Args {
     /// A header to send with each request, as in 'Authorization: Bearer …'; may be repeated.
     #[arg(long = "header", value_name = "NAME: VALUE", value_parser = header)]
     headers: Vec<(HeaderName, HeaderValue)>,
-    /// Do not declare the tasks extension: wait for the result on the call itself.
+    /// The revision to speak: 2026-07-28, 2025-11-25 with its experimental tasks, 2025-06-18 or
+    /// 2025-03-26.
+    #[arg(long, value_name = "REVISION", value_parser = revision, default_value_t = REVISIONS[0])]
+    protocol: Revision,
+    /// Want no task: wait for the result on the call itself.
     #[arg(long)]
     no_tasks: bool,
     /// Print the result as the JSON it came as.
@@ -88,55 +99,72 @@ struct Screen {
     title: String,
     /// The last line said, so that only changes are.
     last: String,
-    /// The task, once there is one, for whoever must cancel it.
-    task: Arc<Mutex<Option<String>>>,
 }
 
 /// Runs the command to its end.
 pub async fn run(args: Args) -> Exit {
     let headers: HeaderMap = args.headers.iter().cloned().collect();
-    let mut asker = Asker::new(args.ask.clone(), format!("{} at {}", args.tool, args.url));
-    let client = Client::new(args.url.clone(), headers, asker.declared(!args.no_tasks));
-    let mut screen = Screen::new(io::stderr().is_terminal(), &args.tool);
-    let task = Arc::clone(&screen.task);
-    let end = {
-        let call = async {
-            let mirrored = client.mirrored(&args.tool).await?;
-            let arguments = args.arguments.clone().unwrap_or_else(no_arguments);
-            let call = client::Call { tool: &args.tool, arguments: &arguments, mirrored: &mirrored };
-            let mut turn = client.call(&call, &mut |step| screen.show(&step)).await?;
-            loop {
-                let pause = match turn {
-                    Turn::Ended(ending) => return Ok(ending),
-                    Turn::Asked(pause) => pause,
-                };
-                screen.make_room();
-                let answers = asker.answer(&pause.questions).await?;
-                screen.begin();
-                turn = client.answer(&call, pause, &answers, &mut |step| screen.show(&step)).await?;
-            }
-        };
-        // Dropping the call closes its connection, which cancels it where it is no task yet
-        // (2026-07-28, *Streamable HTTP, Cancellation*).
-        tokio::select! {
-            ending = call => End::Ended(ending),
-            () = interrupted() => End::Interrupted,
-            limit = passed(args.timeout) => End::Overdue(limit),
+    let asker = Asker::new(args.ask.clone(), format!("{} at {}", args.tool, args.url));
+    let (url, declared) = (args.url.clone(), asker.declared(!args.no_tasks));
+    match args.protocol.era() {
+        Era::Modern => within(modern::Session::new(url, headers, declared), asker, &args).await,
+        Era::Legacy => {
+            within(legacy::Session::new(url, headers, declared, args.protocol), asker, &args).await
         }
+    }
+}
+
+/// Runs it in a session that is still to be opened, whatever it speaks.
+async fn within<S: Session>(mut session: S, mut asker: Asker, args: &Args) -> Exit {
+    let mut screen = Screen::new(io::stderr().is_terminal(), &args.tool);
+    let end = tokio::select! {
+        ending = talk(&mut session, &mut asker, &mut screen, args) => End::Ended(ending),
+        () = interrupted() => End::Interrupted,
+        limit = passed(args.timeout) => End::Overdue(limit),
     };
     screen.make_room();
     for key in asker.unused() {
         eprintln!("note: nothing was asked under the key `{key}`");
     }
+    let exit = conclude(end, &mut session, args.json).await;
+    session.close().await;
+    exit
+}
+
+/// The call from its beginning to its end, with everything that is asked in between.
+async fn talk<S: Session>(
+    session: &mut S,
+    asker: &mut Asker,
+    screen: &mut Screen,
+    args: &Args,
+) -> Result<Ending, Stopped> {
+    session.open(&args.tool, &mut |step| screen.show(&step)).await?;
+    let arguments = args.arguments.clone().unwrap_or_else(no_arguments);
+    let call = client::Call { tool: &args.tool, arguments: &arguments };
+    let mut turn = session.call(&call, &mut |step| screen.show(&step)).await?;
+    loop {
+        let (questions, pause) = match turn {
+            Turn::Ended(ending) => return Ok(ending),
+            Turn::Asked { questions, pause } => (questions, pause),
+        };
+        screen.make_room();
+        let answers = asker.answer(&questions).await?;
+        screen.begin();
+        turn = session.answer(&call, pause, &answers, &mut |step| screen.show(&step)).await?;
+    }
+}
+
+/// Shows how it ended, and takes the call back where nobody waits for it any more.
+async fn conclude(end: End, session: &mut impl Session, json: bool) -> Exit {
     let ending = match end {
         End::Ended(ending) => ending,
         End::Interrupted => {
-            cancel(&client, &task).await;
+            cancel(session).await;
             eprintln!("cancelled");
             return Exit::Cancelled;
         }
         End::Overdue(limit) => {
-            cancel(&client, &task).await;
+            cancel(session).await;
             eprintln!("error: no result within {}; the call was cancelled", show_duration(limit));
             return Exit::Failed;
         }
@@ -144,7 +172,7 @@ pub async fn run(args: Args) -> Exit {
     match ending {
         Err(Stopped::Lost(error)) => failed(&error),
         Err(Stopped::Unanswered(why)) => {
-            cancel(&client, &task).await;
+            cancel(session).await;
             if matches!(why, Unanswered::Declined) {
                 eprintln!("{why}");
                 return Exit::Cancelled;
@@ -152,7 +180,7 @@ pub async fn run(args: Args) -> Exit {
             eprintln!("error: {why}");
             Exit::Failed
         }
-        Ok(Ending::Result(result)) => print(&result, args.json),
+        Ok(Ending::Result(result)) => print(&result, json),
         Ok(Ending::Error(error)) => {
             eprintln!("error: {}", error_text(&error));
             Exit::Failed
@@ -189,12 +217,11 @@ async fn passed(timeout: Option<Duration>) -> Duration {
     timeout.unwrap_or_default()
 }
 
-async fn cancel(client: &Client, task: &Mutex<Option<String>>) {
-    let Some(task) = task.lock().unwrap_or_else(PoisonError::into_inner).take() else { return };
-    match tokio::time::timeout(CANCEL_PATIENCE, client.cancel(&task)).await {
+async fn cancel(session: &mut impl Session) {
+    match tokio::time::timeout(CANCEL_PATIENCE, session.cancel()).await {
         Ok(Ok(())) => {}
-        Ok(Err(error)) => eprintln!("task {task} could not be cancelled: {error}"),
-        Err(_) => eprintln!("task {task} could not be cancelled: no answer within {CANCEL_PATIENCE:?}"),
+        Ok(Err(error)) => eprintln!("the call could not be cancelled: {error}"),
+        Err(_) => eprintln!("the call could not be cancelled: no answer within {CANCEL_PATIENCE:?}"),
     }
 }
 
@@ -206,7 +233,6 @@ impl Screen {
             bar: terminal.then(ProgressBar::hidden),
             title: format!("calling {tool}"),
             last: String::new(),
-            task: Arc::default(),
         };
         screen.begin();
         screen
@@ -234,12 +260,15 @@ impl Screen {
                 self.say_unless_drawn(&progress.to_string());
             }
             Step::Handle(task) => {
-                *self.task.lock().unwrap_or_else(PoisonError::into_inner) = Some(task.id.clone());
                 self.say(&handle_text(task));
                 self.status(task);
             }
             Step::Polled(task) => self.status(task),
             Step::Lost(error) => self.say(&format!("{error}; asking again")),
+            Step::Refused { method } => {
+                self.say(&format!("the server asks something ({method}), and was told that nobody answers"));
+            }
+            Step::Revision(spoken) => self.say(&format!("the server speaks revision {spoken}")),
         }
     }
 
@@ -291,17 +320,6 @@ fn spinner() -> ProgressStyle {
 fn measured() -> ProgressStyle {
     ProgressStyle::with_template("{spinner} {elapsed:>4} {bar:30} {percent:>3}% {wide_msg}")
         .expect("the template is right")
-}
-
-impl std::fmt::Display for Progress {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match (&self.message, self.total) {
-            (Some(message), Some(total)) => write!(f, "{message} ({}/{total})", self.done),
-            (Some(message), None) => f.write_str(message),
-            (None, Some(total)) => write!(f, "{}/{total}", self.done),
-            (None, None) => write!(f, "{}", self.done),
-        }
-    }
 }
 
 pub(super) fn handle_text(task: &Task) -> String {
@@ -390,6 +408,19 @@ pub(super) fn result_text(result: &RawValue) -> String {
     outline.content.into_iter().map(shown).collect::<Vec<_>>().join("\n")
 }
 
+/// The date of a revision that this client speaks.
+fn revision(text: &str) -> Result<Revision, Invalid> {
+    Revision::parse(text).filter(|revision| REVISIONS.contains(revision)).ok_or_else(|| {
+        Invalid(format!("`{text}` is no revision that this client speaks; use {}", revisions()))
+    })
+}
+
+/// Those that it speaks, in words.
+pub(super) fn revisions() -> String {
+    let [newest @ .., oldest] = REVISIONS.map(Revision::as_str);
+    format!("{} or {oldest}", newest.join(", "))
+}
+
 /// `Name: value`.
 fn header(text: &str) -> Result<(HeaderName, HeaderValue), Invalid> {
     let Some((name, value)) = text.split_once(':') else {
@@ -434,16 +465,6 @@ mod tests {
     }
 
     #[test]
-    fn a_status_message_may_tell_how_far_a_task_is() {
-        let read = |text: &str| Progress::from_status(text).map(|progress| (progress.done, progress.total));
-        assert_eq!(read("half way (2.5/4)"), Some((2.5, Some(4.0))));
-        assert_eq!(read("2/4"), Some((2.0, Some(4.0))));
-        for other in ["working", "see a/b", "(x/y)", "", "3"] {
-            assert_eq!(read(other), None, "{other}");
-        }
-    }
-
-    #[test]
     fn headers_and_arguments_are_checked_when_typed() {
         assert!(header("X-A: b").is_ok());
         assert!(header("X-A").is_err() && header("X A: b").is_err() && header("X-A: b\nc").is_err());
@@ -465,7 +486,6 @@ mod tests {
             ttl: None,
         };
         screen.show(&Step::Handle(&task));
-        assert_eq!(screen.task.lock().unwrap().as_deref(), Some("t"));
         assert_eq!(screen.last, "working");
         task.message = Some("half".into());
         screen.show(&Step::Polled(&task));

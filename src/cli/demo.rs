@@ -5,7 +5,10 @@
 
 use super::{
     call::{error_text, handle_text, result_text},
-    client::{self, Answers, Client, Declared, Ending, Message, Pause, Status, Step, Task, Turn, arguments},
+    client::{
+        self, Answers, Asked, Declared, Ending, Message, Session as _, Status, Step, Task, Turn, arguments,
+        modern::Session,
+    },
     demo_booking, demo_server, interrupted,
 };
 use crate::{
@@ -122,17 +125,17 @@ With this configuration:
         config = indented(config),
     ));
     let parsed: Uri = url.parse().expect("an address and a path make a URL");
-    let client = Client::new(parsed, HeaderMap::new(), DECLARED);
+    let mut client = Session::new(parsed, HeaderMap::new(), DECLARED);
 
     teller.say("A quick call passes through:  greet {\"name\":\"Ada\"}\n");
-    teller.call(&client, "greet", r#"{"name":"Ada"}"#).await?;
+    teller.call(&mut client, "greet", r#"{"name":"Ada"}"#).await?;
 
     let slow = format!("{{\"seconds\":{SECONDS}}}");
     teller.say(&format!("\nA call that runs longer than {AFTER} becomes a task:  report {slow}\n"));
-    let task = teller.call(&client, "report", &slow).await?.unwrap_or_else(|| "TASK_ID".to_owned());
+    let task = teller.call(&mut client, "report", &slow).await?.unwrap_or_else(|| "TASK_ID".to_owned());
 
     teller.say(&format!("\nA tool that asks in the middle of its call:  {} {{}}\n", demo_booking::NAME));
-    teller.call(&client, demo_booking::NAME, "{}").await?;
+    teller.call(&mut client, demo_booking::NAME, "{}").await?;
 
     teller.say(&format!(
         "
@@ -185,19 +188,24 @@ impl<W: Write> Teller<'_, W> {
     }
 
     /// Makes a call and tells what is heard of it. Gives its task, if it became one.
-    async fn call(&mut self, client: &Client, tool: &'static str, text: &str) -> Result<Option<String>, Error>
+    async fn call(
+        &mut self,
+        client: &mut Session,
+        tool: &'static str,
+        text: &str,
+    ) -> Result<Option<String>, Error>
     where
         W: Send,
     {
         self.begun = self.clock.now();
         let arguments = arguments(text).expect("the demo's own arguments are right");
-        let call = client::Call { tool, arguments: &arguments, mirrored: &[] };
+        let call = client::Call { tool, arguments: &arguments };
         let mut handle = None;
         let mut turn = client.call(&call, &mut |step| self.step(&step, &mut handle)).await?;
         loop {
             match turn {
-                Turn::Asked(pause) => {
-                    let answers = self.answers(&pause);
+                Turn::Asked { questions, pause } => {
+                    let answers = self.answers(&questions);
                     turn = client
                         .answer(&call, pause, &answers, &mut |step| self.step(&step, &mut handle))
                         .await?;
@@ -225,13 +233,15 @@ impl<W: Write> Teller<'_, W> {
             }
             Step::Polled(task) => self.event(&format!("tasks/get: {}", state(task))),
             Step::Lost(error) => self.event(&format!("{error}; asking again")),
+            // Heard from legacy servers only.
+            Step::Refused { .. } | Step::Revision(_) => {}
         }
     }
 
     /// Tells what is asked, and answers it.
-    fn answers(&mut self, pause: &Pause) -> Answers {
+    fn answers(&mut self, questions: &[Asked]) -> Answers {
         let mut answers = Answers::new();
-        for question in &pause.questions {
+        for question in questions {
             let message = question.message().unwrap_or_default();
             self.event(&format!("input_required: {} asks: {message}", question.key));
             self.event(&format!("the same call again, with the answer {ANSWER}"));

@@ -12,6 +12,7 @@ use crate::{
         values::{self, Invalid},
     },
     policy::{Mode, Pattern},
+    runtime::wall_clock,
     telemetry,
 };
 use http::Uri;
@@ -89,10 +90,11 @@ pub fn run(args: &Args) -> ExitCode {
             return USAGE.into();
         }
     };
-    let _log = telemetry::log::start(match config.log {
-        LogFormat::Text => telemetry::log::Format::Text,
-        LogFormat::Json => telemetry::log::Format::Json,
-    });
+    let format = match config.log {
+        LogFormat::Text => telemetry::Format::Text,
+        LogFormat::Json => telemetry::Format::Json,
+    };
+    let _log = telemetry::log::start(format, wall_clock);
     let served = super::runtime().block_on(app::run(config, |running| {
         for path in &running.paths {
             for address in &running.addresses {

@@ -312,6 +312,10 @@ pub struct Timeouts {
     /// For the next request on a client's connection. Then it is closed.
     #[schemars(with = "schema::Duration", extend("default" = show_duration(front::Timeouts::default().idle)))]
     pub idle_connection: Set<Duration>,
+    /// For a client to take any of the bytes that wait for it. Then its connection is closed. A
+    /// client that reads slowly, or to whom there is nothing to say, is let be.
+    #[schemars(with = "schema::Duration", extend("default" = show_duration(front::Timeouts::default().write)))]
+    pub write: Set<Duration>,
     /// How long an answer may be silent before comments keep its connection open.
     #[schemars(with = "schema::Duration", extend("default" = show_duration(front::Config::default().keep_alive)))]
     pub keep_alive: Set<Duration>,
@@ -652,6 +656,7 @@ fn timeouts(node: &Node, problems: &mut Problems) -> Option<Timeouts> {
         read_headers: section.set("read_headers", some_duration),
         read_body: section.set("read_body", some_duration),
         idle_connection: section.set("idle_connection", some_duration),
+        write: section.set("write", some_duration),
         keep_alive: section.set("keep_alive", some_duration),
     };
     section.close();

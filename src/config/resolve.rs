@@ -380,6 +380,7 @@ fn front_timeouts(written: &file::Timeouts) -> front::Timeouts {
         read_headers: written.read_headers.copied_or(defaults.read_headers),
         read_body: written.read_body.copied_or(defaults.read_body),
         idle: written.idle_connection.copied_or(defaults.idle),
+        write: written.write.copied_or(defaults.write),
     }
 }
 

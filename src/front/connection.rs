@@ -91,7 +91,7 @@ pub(super) enum Version {
 // === impl Connection ===
 
 impl Connection {
-    fn new(secure: bool, version: Version) -> Self {
+    pub(super) fn new(secure: bool, version: Version) -> Self {
         let phase = match version {
             Version::Http1 => Phase::Idle,
             // Has many requests at once, and keeps its own time.
@@ -145,7 +145,7 @@ impl Connection {
     }
 
     /// Everything consumed so far has been taken by the socket.
-    fn flushed(&self) {
+    pub(super) fn flushed(&self) {
         if !self.waiting.swap(false, atomic::Ordering::AcqRel) {
             return;
         }

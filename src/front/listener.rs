@@ -14,10 +14,12 @@ use super::{
     Error, Front,
     connection::{Connection, Head, Io, Version, tell_version},
     layers::trace::Line,
+    pace::{Paced, Paces, Portions},
     reply::Body,
     stack::Arrival,
 };
 use crate::runtime::Stopping;
+use futures_util::{FutureExt, future::Map};
 use hyper::{
     body::Incoming,
     rt::Executor,
@@ -74,7 +76,17 @@ struct Door<S> {
 
 /// Runs the streams of HTTP/2 connections where the drain sees them.
 #[derive(Clone)]
-struct Tracked(Stopping);
+struct Tracked {
+    stopping: Stopping,
+    /// For one of them to be rid of some of what it has to send.
+    write: Duration,
+}
+
+/// The same way for HTTP/2, where answers go out in portions.
+struct Streams<S>(Door<S>);
+
+/// What a stack answers with.
+type Served = Result<http::Response<Body>, Infallible>;
 
 /// A stack that serves what arrives, as `stack.rs` builds it.
 pub(super) trait Serves:
@@ -152,6 +164,7 @@ async fn connection<S: Serves>(
 ) {
     // Answers are written whole; waiting for more to send only makes them late.
     let _ = stream.set_nodelay(true);
+    let stream = Paced::new(stream, front.timeouts.write);
     match tls {
         None => http(stream, None, false, front, stack, stopping).await,
         // Boxed: its state is large, and connections without TLS need not pay for it.
@@ -161,7 +174,7 @@ async fn connection<S: Serves>(
 
 /// One connection that begins with a TLS handshake.
 async fn https<S: Serves>(
-    stream: TcpStream,
+    stream: Paced<TcpStream>,
     tls: TlsAcceptor,
     front: Arc<Front>,
     stack: S,
@@ -183,7 +196,7 @@ async fn https<S: Serves>(
 }
 
 /// What ALPN agreed on, if the client took part.
-fn agreed_version(stream: &TlsStream<TcpStream>) -> Option<Version> {
+fn agreed_version(stream: &TlsStream<Paced<TcpStream>>) -> Option<Version> {
     match stream.get_ref().1.alpn_protocol()? {
         b"h2" => Some(Version::Http2),
         _ => Some(Version::Http1),
@@ -230,7 +243,7 @@ async fn http<T, S>(
             let _ = serving.await;
         }
         Version::Http2 => {
-            let mut serving = Box::pin(http2(&front, stopping.clone()).serve_connection(io, door));
+            let mut serving = Box::pin(http2(&front, stopping.clone()).serve_connection(io, Streams(door)));
             tokio::select! {
                 _ = serving.as_mut() => return,
                 () = stopping.stopped() => serving.as_mut().graceful_shutdown(),
@@ -257,7 +270,7 @@ fn http1(front: &Front) -> http1::Builder {
 
 fn http2(front: &Front, stopping: Stopping) -> http2::Builder<Tracked> {
     let limits = &front.limits;
-    let mut builder = http2::Builder::new(Tracked(stopping));
+    let mut builder = http2::Builder::new(Tracked { stopping, write: front.timeouts.write });
     builder
         .timer(TokioTimer::new())
         .max_header_list_size(u32::try_from(limits.header_bytes).unwrap_or(u32::MAX))
@@ -336,10 +349,22 @@ impl<S: Serves> hyper::service::Service<http::Request<Incoming>> for Door<S> {
     }
 }
 
+// === impl Streams ===
+
+impl<S: Serves> hyper::service::Service<http::Request<Incoming>> for Streams<S> {
+    type Response = http::Response<Portions>;
+    type Error = Infallible;
+    type Future = Map<S::Future, fn(Served) -> Result<Self::Response, Infallible>>;
+
+    fn call(&self, request: http::Request<Incoming>) -> Self::Future {
+        self.0.call(request).map(|served| served.map(|response| response.map(Portions::of)))
+    }
+}
+
 // === impl Tracked ===
 
 impl<F: Future<Output = ()> + Send + 'static> Executor<F> for Tracked {
     fn execute(&self, stream: F) {
-        self.0.spawn(stream);
+        self.stopping.spawn(Paces::new(stream, self.write));
     }
 }

@@ -16,6 +16,7 @@
 //! |---|---|
 //! | `listener.rs` | accepts connections and drives HTTP on them |
 //! | `connection.rs` | one socket as hyper sees it |
+//! | `pace.rs` | clients that take nothing of what is written to them |
 //! | `tls.rs` | certificates |
 //! | `stack.rs` | the layers, the outermost first |
 //! | `layers/` | one file each |
@@ -35,6 +36,7 @@ mod legacy;
 mod listener;
 mod metadata;
 mod modern;
+mod pace;
 mod receive;
 mod reply;
 mod stack;
@@ -111,6 +113,9 @@ pub struct Timeouts {
     /// For the next request on a connection; then it is closed. Longer than the longest interval
     /// at which tasks are polled, so that polling keeps its connection. Default 75 s.
     pub idle: Duration,
+    /// For the client to take any of the bytes that wait for it; then its connection is closed. A
+    /// client that reads slowly, or to whom there is nothing to say, is let be. Default 60 s.
+    pub write: Duration,
 }
 
 /// A front at work.
@@ -210,6 +215,7 @@ impl Default for Timeouts {
             read_headers: Duration::from_secs(10),
             read_body: Duration::from_secs(30),
             idle: Duration::from_secs(75),
+            write: Duration::from_secs(60),
         }
     }
 }

@@ -269,6 +269,25 @@ impl Chunk {
         Self { before: b"", message, after: b"", commit: None }
     }
 
+    /// Takes this many bytes off the front, or all there are. The handle stays with the last.
+    pub(super) fn split_to(&mut self, count: usize) -> Self {
+        if self.remaining() <= count {
+            return std::mem::replace(self, Self::plain(Bytes::new()));
+        }
+        let before = self.before.len().min(count);
+        let message = self.message.len().min(count - before);
+        let after = count - before - message;
+        let front = Self {
+            before: &self.before[..before],
+            message: self.message.split_to(message),
+            after: &self.after[..after],
+            commit: None,
+        };
+        self.before = &self.before[before..];
+        self.after = &self.after[after..];
+        front
+    }
+
     fn parts(&self) -> [&[u8]; 3] {
         [self.before, &self.message, self.after]
     }
@@ -309,8 +328,9 @@ impl Buf for Chunk {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::connection::Version, *};
     use proptest::prelude::*;
+    use tokio::sync::oneshot::error::TryRecvError;
 
     fn event(text: &'static str) -> Chunk {
         Chunk::event(Bytes::from_static(text.as_bytes()), None)
@@ -327,6 +347,26 @@ mod tests {
     fn an_event_is_what_the_protocol_calls_one() {
         let mut chunk = event(r#"{"a":1}"#);
         assert_eq!(chunk.copy_to_bytes(chunk.remaining()), sse::message(br#"{"a":1}"#));
+    }
+
+    #[test]
+    fn a_chunk_split_anywhere_is_the_same_and_its_handle_goes_with_the_end() {
+        let connection = Arc::new(Connection::new(false, Version::Http2));
+        for at in 0..=12 {
+            let (commit, mut fate) = tokio::sync::oneshot::channel();
+            let mut rest = event("{}");
+            rest.commit = Some((Commit(commit), Arc::clone(&connection)));
+            let mut front = rest.split_to(at);
+            assert_eq!(front.remaining(), at.min(10));
+            let mut whole = front.copy_to_bytes(front.remaining()).to_vec();
+            drop(front);
+            assert_eq!(fate.try_recv(), Err(TryRecvError::Empty), "{at}");
+            assert_eq!(rest.has_remaining(), at < 10);
+            whole.extend_from_slice(&rest.copy_to_bytes(rest.remaining()));
+            assert_eq!(whole, b"data: {}\n\n");
+            connection.flushed();
+            assert_eq!(fate.try_recv(), Ok(()), "{at}");
+        }
     }
 
     #[test]

@@ -14,6 +14,8 @@ pub const SERVER_INFO: &str = "io.modelcontextprotocol/serverInfo";
 pub const SUBSCRIPTION_ID: &str = "io.modelcontextprotocol/subscriptionId";
 /// Which task a message belongs to (2025-11-25).
 pub const RELATED_TASK: &str = "io.modelcontextprotocol/related-task";
+/// What a model may go on with while a task works (2025-11-25, *Tasks, Creating Tasks*).
+pub const IMMEDIATE_RESPONSE: &str = "io.modelcontextprotocol/model-immediate-response";
 /// Opts a request into progress notifications (all revisions).
 pub const PROGRESS_TOKEN: &str = "progressToken";
 /// The tasks extension (SEP-2663), as it stands in `capabilities.extensions`.

@@ -18,7 +18,9 @@ pub mod revision;
 pub mod splice;
 pub mod sse;
 pub mod time;
+pub mod tool_result;
 pub mod watch;
+pub mod words;
 
 pub use capability::Capabilities;
 pub use code::{ErrorObject, Fault};

@@ -14,7 +14,7 @@ use crate::{
     policy::Route,
     protocol::{Method, method::Needs},
     runtime::{Clock, Stopping},
-    task::Owner,
+    task::{Owner, Scope},
     upstream::{Description, Document, Identity, Lost, Upstream},
 };
 use futures_util::{FutureExt, StreamExt, future::BoxFuture, stream};
@@ -141,7 +141,11 @@ impl Shared {
     }
 
     pub(super) fn owner(&self, caller: &Caller) -> Owner {
-        Owner { principal: *caller.principal.as_bytes(), route: Arc::clone(&self.route.path) }
+        Owner {
+            principal: *caller.principal.as_bytes(),
+            route: Arc::clone(&self.route.path),
+            scope: Scope::Principal,
+        }
     }
 
     /// Whether the server declared what a method needs. What it did not declare is not served

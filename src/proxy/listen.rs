@@ -210,7 +210,7 @@ impl Listening {
     }
 
     fn task_notice(&self, record: &Record) -> Item {
-        let params = view::notified(
+        let params = view::extension::notified(
             record,
             self.shared.clock.timestamp(),
             self.shared.tasks.poll_bounds(),

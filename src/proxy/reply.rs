@@ -5,7 +5,7 @@ use crate::{
     bridge::{plan, raise},
     dialect::{Call, modern},
     policy::Route,
-    protocol::{ErrorObject, Fault, Frame, Kind, Method, code},
+    protocol::{ErrorObject, Fault, Frame, Kind, Method, code, tool_result},
     task::TaskId,
     telemetry::Outcome,
     upstream::{Description, Lost},
@@ -85,7 +85,7 @@ pub(super) fn verdict(
     match (frame.kind(), refused) {
         (Kind::Success { result, .. }, refused) => {
             if let Some(missing) = refused
-                && raise::is_tool_error(result)
+                && tool_result::is_error(result)
             {
                 return Verdict::Error(raise::question_refused(missing), Outcome::Refused);
             }

@@ -11,7 +11,7 @@ use crate::{
     },
     runtime::{Clock, random},
     store::{self, Store, StoreError, Updated},
-    task::{Effect, Event, Owner, Record, State, TaskId, view},
+    task::{Effect, Event, Owner, PollBounds, Record, State, TaskId, view},
     telemetry::{LookupFailed, QuotaFull, StoreFailed, TaskTransition},
 };
 use bytes::Bytes;
@@ -102,7 +102,7 @@ impl Tasks {
         tell.send(control).await.is_ok()
     }
 
-    pub(super) fn poll_bounds(&self) -> view::PollBounds {
+    pub(super) fn poll_bounds(&self) -> PollBounds {
         self.quotas.poll_interval
     }
 
@@ -226,7 +226,8 @@ impl Tasks {
             Ok(record) => record,
             Err(reply) => return *reply,
         };
-        let view = view::detailed(&record, self.clock.timestamp(), self.quotas.poll_interval, None);
+        let view =
+            view::extension::detailed(&record, self.clock.timestamp(), self.quotas.poll_interval, None);
         let mut reply = reply::success(call, &view);
         // The audit trail of retrievals is in the access line.
         reply.account.shown = Some(record.state.status());

@@ -4,6 +4,6 @@ mod clock;
 mod drain;
 mod entropy;
 
-pub use clock::{Clock, SystemClock, Timestamp};
+pub use clock::{Clock, SystemClock, Timestamp, wall_clock};
 pub use drain::{Drain, Stopping};
 pub use entropy::random;

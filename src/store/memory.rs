@@ -4,15 +4,16 @@
 //! must be known across all of them, which are due and how much there is, stands in one small
 //! index behind one lock; a change that leaves it as it is does not take the lock.
 
-use super::{Store, StoreError, Usage, Version};
+use super::{Place, Store, StoreError, Usage, Version};
 use crate::{
     protocol::Timestamp,
-    task::{Record, TaskId},
+    task::{Owner, Record, TaskId},
 };
 use async_trait::async_trait;
 use dashmap::{DashMap, Entry};
 use std::{
     collections::{BTreeSet, HashMap},
+    ops::Bound,
     sync::{Arc, Mutex, MutexGuard},
 };
 
@@ -36,6 +37,8 @@ struct Index {
     due: BTreeSet<(Timestamp, TaskId)>,
     /// Tasks of each principal; one that has none is not in it.
     principals: HashMap<[u8; 16], usize>,
+    /// The tasks of each owner in their order; one that has none is not in it.
+    owners: HashMap<Owner, BTreeSet<Place>>,
     stored_bytes: usize,
 }
 
@@ -92,6 +95,32 @@ impl Store for Memory {
         Ok(due.take(limit).map(|(_, id)| id.clone()).collect())
     }
 
+    async fn list(
+        &self,
+        owner: &Owner,
+        after: Option<&Place>,
+        limit: usize,
+    ) -> Result<Vec<Arc<Record>>, StoreError> {
+        let mut found = Vec::new();
+        let mut from = after.map_or(Bound::Unbounded, |place| Bound::Excluded(place.clone()));
+        loop {
+            let page: Vec<_> = {
+                let index = self.index();
+                let places = index.owners.get(owner).into_iter();
+                let places = places.flat_map(|places| places.range((from.clone(), Bound::Unbounded)));
+                places.take(limit - found.len()).cloned().collect()
+            };
+            // What has been forgotten in this moment is made up for by what comes behind it.
+            found.extend(
+                page.iter().filter_map(|place| Some(Arc::clone(&self.records.get(&place.id)?.record))),
+            );
+            match page.last() {
+                Some(last) if found.len() < limit => from = Bound::Excluded(last.clone()),
+                _ => return Ok(found),
+            }
+        }
+    }
+
     async fn usage(&self, principal: &[u8; 16]) -> Result<Usage, StoreError> {
         let index = self.index();
         Ok(Usage {
@@ -111,6 +140,7 @@ impl Index {
         self.due.insert((facts.due, record.id.clone()));
         *self.principals.entry(facts.principal).or_default() += 1;
         self.stored_bytes += facts.stored_bytes;
+        self.owners.entry(record.owner.clone()).or_default().insert(Place::of(record));
     }
 
     fn subtract(&mut self, record: &Record) {
@@ -121,6 +151,12 @@ impl Index {
             *tasks -= 1;
             if *tasks == 0 {
                 self.principals.remove(&facts.principal);
+            }
+        }
+        if let Some(places) = self.owners.get_mut(&record.owner) {
+            places.remove(&Place::of(record));
+            if places.is_empty() {
+                self.owners.remove(&record.owner);
             }
         }
     }
@@ -145,14 +181,14 @@ impl Facts {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::task::Owner;
+    use crate::task::Scope;
     use std::time::Duration;
 
     #[tokio::test]
     async fn nothing_stays_behind_of_what_is_forgotten() {
         let store = Memory::default();
         for number in 0..100 {
-            let owner = Owner { principal: [number; 16], route: "/mcp".into() };
+            let owner = Owner { principal: [number; 16], route: "/mcp".into(), scope: Scope::Principal };
             let id = TaskId::from_entropy([number; 16]);
             let start = Timestamp::from_millis(u64::from(number));
             let record = Record::new(id.clone(), owner, "slow", Duration::ZERO, start);
@@ -160,7 +196,7 @@ mod tests {
             store.remove(&id).await.expect("removed");
         }
         assert!(store.records.is_empty());
-        let Index { due, principals, stored_bytes } = &*store.index();
-        assert_eq!((due.len(), principals.len(), *stored_bytes), (0, 0, 0));
+        let Index { due, principals, owners, stored_bytes } = &*store.index();
+        assert_eq!((due.len(), principals.len(), owners.len(), *stored_bytes), (0, 0, 0, 0));
     }
 }

@@ -9,7 +9,7 @@
 
 use crate::{
     protocol::Timestamp,
-    task::{Effect, Event, Record, Refusal, TaskId, apply},
+    task::{Effect, Event, Owner, Record, Refusal, TaskId, apply},
 };
 use async_trait::async_trait;
 use std::sync::Arc;
@@ -39,6 +39,14 @@ pub trait Store: Send + Sync + 'static {
     /// At most `limit` ids of records whose [`Record::due`] is not after `now`, the longest due first.
     async fn due(&self, now: Timestamp, limit: usize) -> Result<Vec<TaskId>, StoreError>;
 
+    /// At most `limit` records of one owner, the oldest first, from behind `after` on.
+    async fn list(
+        &self,
+        owner: &Owner,
+        after: Option<&Place>,
+        limit: usize,
+    ) -> Result<Vec<Arc<Record>>, StoreError>;
+
     /// How much is kept, in all and for one principal ([`Owner::principal`](crate::task::Owner)), for
     /// the quotas. Costs the same however much that is.
     async fn usage(&self, principal: &[u8; 16]) -> Result<Usage, StoreError>;
@@ -47,6 +55,14 @@ pub trait Store: Send + Sync + 'static {
 /// Counts the changes of one record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Version(pub u64);
+
+/// Where a record stands among those of its owner: by age, then by id. There may be no record there
+/// any more.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Place {
+    pub created: Timestamp,
+    pub id: TaskId,
+}
 
 /// How much a store keeps. Ended tasks count until they are forgotten.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -109,5 +125,13 @@ pub async fn update(
         if store.swap(version, Arc::clone(&after)).await? {
             return Ok(Updated::Done { before, after, effects });
         }
+    }
+}
+
+// === impl Place ===
+
+impl Place {
+    pub fn of(record: &Record) -> Self {
+        Self { created: record.created, id: record.id.clone() }
     }
 }

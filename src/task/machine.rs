@@ -4,7 +4,7 @@
 //! and time give the same answer, so a store may call it again after losing a race.
 
 use super::{Record, State, retention};
-use crate::protocol::Timestamp;
+use crate::protocol::{Timestamp, tool_result};
 use bytes::Bytes;
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -69,8 +69,10 @@ pub fn apply(record: &Record, event: Event, now: Timestamp) -> Result<(Record, V
         Event::Withdrawn { key } => withdrawn(record, &key, now),
         Event::Answered { answers } => answered(record, answers, now),
         Event::Returned { result } => {
-            // "Halfway there" beside a result would only confuse.
-            let next = Record { message: None, ..moved(record, State::Completed { result }, now) };
+            // "Halfway there" beside a result would only confuse. Why a tool failed would not.
+            let is_error = tool_result::is_error(&result);
+            let message = if is_error { tool_result::words(&result) } else { None };
+            let next = Record { message, ..moved(record, State::Completed { result, is_error }, now) };
             Ok((next, vec![Effect::Announce]))
         }
         Event::Failed { error, message } => {
@@ -169,6 +171,7 @@ fn moved(record: &Record, state: State, now: Timestamp) -> Record {
             retention::while_live(record, now)
         },
         retention: record.retention,
+        raised: record.raised,
         message: record.message.clone(),
         keys_used: Arc::clone(&record.keys_used),
         state,

@@ -12,6 +12,20 @@ pub struct Owner {
     pub principal: [u8; 16],
     /// The path of the route the call came in on.
     pub route: Arc<str>,
+    /// Which of the principal's calls share their tasks.
+    pub scope: Scope,
+}
+
+/// Which of a principal's calls share their tasks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Scope {
+    /// Those of 2026-07-28; also those of older revisions, where the operator lets the eras meet.
+    #[default]
+    Principal,
+    /// Those of older revisions.
+    Legacy,
+    /// Those of one session, named by its digest: where nothing else tells callers apart.
+    Session([u8; 16]),
 }
 
 /// A record that was asked for by its owner. Only [`Owner::claim`] makes one.
@@ -47,12 +61,19 @@ mod tests {
 
     #[test]
     fn only_the_same_principal_on_the_same_route_owns_a_task() {
-        let owner = |principal, route: &str| Owner { principal: [principal; 16], route: route.into() };
+        let owner = |principal, route: &str| Owner {
+            principal: [principal; 16],
+            route: route.into(),
+            scope: Scope::Principal,
+        };
         let id = TaskId::from_entropy([7; 16]);
         let start = Timestamp::from_millis(0);
         let record = Record::new(id.clone(), owner(1, "/mcp"), "slow", Duration::ZERO, start);
         assert_eq!(owner(1, "/mcp").claim(&record).map(|owned| owned.id().clone()), Some(id));
-        for other in [owner(2, "/mcp"), owner(1, "/other")] {
+        let scoped = |scope| Owner { scope, ..owner(1, "/mcp") };
+        for other in
+            [owner(2, "/mcp"), owner(1, "/other"), scoped(Scope::Legacy), scoped(Scope::Session([1; 16]))]
+        {
             assert!(other.claim(&record).is_none(), "{other:?}");
         }
     }

@@ -26,6 +26,8 @@ pub struct Record {
     pub ttl: Duration,
     /// How long a result stays once the task has ended.
     pub retention: Duration,
+    /// Whether the result is one of 2026-07-28, made so by us.
+    pub raised: bool,
     /// What the server last said of its progress, or why the task ended.
     pub message: Option<String>,
     /// Every key a question of this task has had, so that none is used twice (tasks extension,
@@ -42,9 +44,11 @@ pub enum State {
     InputRequired {
         outstanding: BTreeMap<String, Bytes>,
     },
-    /// `result` is the raw result object of the call.
+    /// `result` is the raw result object of the call; `is_error` whether it says that the tool
+    /// failed.
     Completed {
         result: Bytes,
+        is_error: bool,
     },
     /// `error` is the raw JSON-RPC error object.
     Failed {
@@ -75,6 +79,7 @@ impl Record {
             status_since: now,
             ttl: retention::grant(retention),
             retention,
+            raised: true,
             message: None,
             keys_used: Arc::default(),
             state: State::Working,
@@ -89,7 +94,7 @@ impl Record {
             State::InputRequired { outstanding } => {
                 outstanding.iter().map(|(key, request)| key.len() + request.len()).sum()
             }
-            State::Completed { result } => result.len(),
+            State::Completed { result, .. } => result.len(),
             State::Failed { error } => error.len(),
         };
         let keys: usize = self.keys_used.iter().map(String::len).sum();

@@ -89,14 +89,14 @@ fn whole_millis(duration: Duration) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::task::{Event, Owner, State, TaskId, apply};
+    use crate::task::{Event, Owner, Scope, State, TaskId, apply};
 
     const START: Timestamp = Timestamp::from_millis(1_000_000);
     const MINUTE: Duration = Duration::from_secs(60);
     const BOUNDS: PollBounds = (Duration::from_millis(500), Duration::from_secs(30));
 
     fn record(retention: Duration) -> Record {
-        let owner = Owner { principal: [1; 16], route: "/mcp".into() };
+        let owner = Owner { principal: [1; 16], route: "/mcp".into(), scope: Scope::Principal };
         Record::new(TaskId::from_entropy([7; 16]), owner, "slow", retention, START)
     }
 

@@ -4,26 +4,16 @@
 //! a sixth of its time. What is told waits at most 200 ms; a warning or an error is
 //! written at once, and so is everything when [`Log`] is dropped.
 
+use super::line::{Format, Lines};
 use std::{
+    env,
     io::{self, IsTerminal, Write},
     sync::{Arc, Condvar, Mutex, PoisonError},
     thread,
-    time::Duration,
+    time::{Duration, SystemTime},
 };
-use tracing::{Level, Metadata};
-use tracing_subscriber::{
-    EnvFilter,
-    fmt::{self, MakeWriter},
-};
-
-/// How a line is written.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Format {
-    /// For people.
-    Text,
-    /// A JSON object.
-    Json,
-}
+use tracing::Level;
+use tracing_subscriber::{EnvFilter, filter::ParseError, layer::SubscriberExt, registry};
 
 /// Keeps the log going; dropping it writes what is left.
 #[must_use = "what is gathered is written when this is dropped"]
@@ -40,50 +30,56 @@ const PATIENCE: Duration = Duration::from_millis(200);
 #[derive(Debug, Default)]
 struct Gathered {
     /// Held while lines are added and while they are written, never longer.
-    lines: Mutex<Lines>,
+    lines: Mutex<Waiting>,
     /// Told when there is something to write, and when it is over.
     told: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct Lines {
+struct Waiting {
     bytes: Vec<u8>,
     over: bool,
 }
 
-/// Adds one line.
-#[derive(Debug)]
-struct Writer {
-    gathered: Arc<Gathered>,
-    at_once: bool,
-}
+/// Chooses what is told.
+const CHOICE: &str = "DEFERRAL_LOG";
+
+/// What is told where nothing was chosen.
+const USUAL: &str = "info";
 
 /// Begins to write the log, for the whole process. `DEFERRAL_LOG` chooses what (`info` by default), in
-/// the syntax of `tracing`'s filters: `warn,deferral::task=info`.
+/// the syntax of `tracing`'s filters: `warn,deferral::task=info`. `now` is the wall clock.
 ///
 /// Once only: a second call changes nothing.
-pub fn start(format: Format) -> Log {
-    let filter = EnvFilter::try_from_env("DEFERRAL_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
+pub fn start(format: Format, now: fn() -> SystemTime) -> Log {
+    let (filter, wrong) = filter(env::var(CHOICE).ok().as_deref());
     let gathered = Arc::new(Gathered::default());
     let writer = Arc::clone(&gathered);
     thread::Builder::new()
         .name("log".into())
         .spawn(move || writer.write_now_and_then())
         .expect("the system gives threads to a process that starts");
-    let lines = fmt::fmt()
-        .with_env_filter(filter)
-        .with_ansi(io::stderr().is_terminal())
-        .with_writer(Gatherer(Arc::clone(&gathered)));
-    let _ = match format {
-        Format::Text => lines.try_init(),
-        Format::Json => lines.json().flatten_event(true).with_current_span(false).try_init(),
-    };
+    let taken = Arc::clone(&gathered);
+    let take = move |level: &Level, line: &str| taken.add(line.as_bytes(), *level <= Level::WARN);
+    // `NO_COLOR` that is set and not empty means what it says (no-color.org).
+    let colour = io::stderr().is_terminal() && env::var_os("NO_COLOR").is_none_or(|set| set.is_empty());
+    let lines = Lines::new(format, now, take).coloured(colour);
+    let _ = tracing::subscriber::set_global_default(registry().with(filter).with(lines));
+    if let Some(error) = wrong {
+        tracing::warn!(target: "deferral", event = "log_filter_invalid", variable = CHOICE, used = USUAL, %error);
+    }
     Log(gathered)
 }
 
-/// Makes a writer for each line.
-#[derive(Debug)]
-struct Gatherer(Arc<Gathered>);
+/// What was chosen, or the usual and what is wrong with the choice.
+fn filter(chosen: Option<&str>) -> (EnvFilter, Option<ParseError>) {
+    let usual = || EnvFilter::new(USUAL);
+    match chosen.filter(|chosen| !chosen.trim().is_empty()).map(EnvFilter::try_new) {
+        None => (usual(), None),
+        Some(Ok(filter)) => (filter, None),
+        Some(Err(error)) => (usual(), Some(error)),
+    }
+}
 
 // === impl Log ===
 
@@ -96,37 +92,10 @@ impl Drop for Log {
     }
 }
 
-// === impl Gatherer ===
-
-impl<'a> MakeWriter<'a> for Gatherer {
-    type Writer = Writer;
-
-    fn make_writer(&'a self) -> Writer {
-        Writer { gathered: Arc::clone(&self.0), at_once: false }
-    }
-
-    fn make_writer_for(&'a self, about: &Metadata<'_>) -> Writer {
-        Writer { gathered: Arc::clone(&self.0), at_once: *about.level() <= Level::WARN }
-    }
-}
-
-// === impl Writer ===
-
-impl Write for Writer {
-    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
-        self.gathered.add(line, self.at_once);
-        Ok(line.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
 // === impl Gathered ===
 
 impl Gathered {
-    fn lock(&self) -> std::sync::MutexGuard<'_, Lines> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, Waiting> {
         self.lines.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -157,12 +126,31 @@ impl Gathered {
     }
 }
 
-// === impl Lines ===
+// === impl Waiting ===
 
-impl Lines {
+impl Waiting {
     fn write(&mut self) {
         // A log that cannot be written has nowhere to say so.
         let _ = io::stderr().write_all(&self.bytes);
         self.bytes.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_choice_that_is_none_is_told_of_and_the_usual_is_told() {
+        for (chosen, told, wrong) in [
+            (None, "info", false),
+            (Some(""), "info", false),
+            (Some("warn,deferral::task=info"), "deferral::task=info,warn", false),
+            (Some("[{task=1}]=debug"), "[{task=1}]=debug", false),
+            (Some("deferral=loud"), "info", true),
+        ] {
+            let (filter, error) = filter(chosen);
+            assert_eq!((filter.to_string().as_str(), error.is_some()), (told, wrong), "{chosen:?}");
+        }
     }
 }

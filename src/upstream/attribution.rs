@@ -47,7 +47,7 @@ impl Session {
                 }
             },
             Kind::Success { id, .. } | Kind::Failure { id: Some(id), .. } => {
-                let call = id.as_number().and_then(|id| Some(self.inside().calls.get(&id)?.mailbox.clone()));
+                let call = number(id).and_then(|id| Some(self.inside().calls.get(&id)?.mailbox.clone()));
                 match call {
                     Some(mailbox) => mailbox.push(Event::Final(frame)),
                     None => tracing::debug!(%id, "a response to nothing that was asked"),
@@ -185,11 +185,17 @@ impl Session {
     }
 }
 
-/// Whether a response answers the call with this number. Some servers hand numbers back as strings.
+/// Whether a response answers the call with this number.
 pub(super) fn is_ours(id: &Id, call: u64) -> bool {
+    number(id) == Some(call)
+}
+
+/// The number that an id or a token of ours came back as. We send numbers alone, but some servers
+/// hand them back as strings.
+fn number(id: &Id) -> Option<u64> {
     let token = id.as_bytes();
     let bare = token.strip_prefix(b"\"").and_then(|rest| rest.strip_suffix(b"\"")).unwrap_or(token);
-    std::str::from_utf8(bare).is_ok_and(|text| text.parse() == Ok(call))
+    std::str::from_utf8(bare).ok()?.parse().ok()
 }
 
 fn unknown(method: &Method) -> Result<Bytes, Bytes> {
@@ -216,5 +222,5 @@ fn cancelled_id(params: Option<&Bytes>) -> Option<Id> {
 }
 
 fn progress_token(params: Option<&Bytes>) -> Option<u64> {
-    Id::from_token(Object::read(params?).ok()?.get("progressToken")?)?.as_number()
+    number(&Id::from_token(Object::read(params?).ok()?.get("progressToken")?)?)
 }

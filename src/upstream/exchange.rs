@@ -19,7 +19,6 @@ use super::{
     group::{Group, Lease},
     mailbox::Mailbox,
     messages::{Messages, Opening, Stop},
-    peer,
     refusal::{self, Verdict},
     resume,
     session::Stay,
@@ -130,11 +129,8 @@ impl Exchange {
 
     /// Reads the rest of an answer, so that its connection can be used again. Mostly it is there.
     fn free(&self, messages: Messages) {
-        use http_body_util::BodyExt;
-        let Some(mut rest) = messages.into_rest() else { return };
-        match rest.frame().now_or_never() {
-            Some(None | Some(Err(_))) => {}
-            Some(Some(Ok(_))) | None => self.group.peer().spawn(peer::drain(rest)),
+        if let Some(rest) = messages.into_rest() {
+            self.group.peer().drain_later(rest);
         }
     }
 

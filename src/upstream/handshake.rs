@@ -85,7 +85,7 @@ async fn answer(
             Kind::Success { .. } | Kind::Request { .. } | Kind::Notification { .. } => continue,
         };
         if let Some(rest) = messages.into_rest() {
-            peer.spawn(peer::drain(rest));
+            peer.drain_later(rest);
         }
         return Ok(description);
     }

@@ -109,7 +109,7 @@ async fn ask(session: &Arc<Session>, last_id: Option<&str>, had_one: bool) -> At
 }
 
 fn refused(session: &Arc<Session>, status: StatusCode, body: Incoming, had_one: bool) -> Attempt {
-    session.peer.spawn(super::peer::drain(body));
+    session.peer.drain_later(body);
     match status {
         // Where there has been a stream, this is about the session.
         StatusCode::NOT_FOUND if had_one && session.has_id() => Attempt::Ended,

@@ -1,7 +1,9 @@
 //! One server: how it is reached, and what is known of its ways.
 
 use bytes::Bytes;
+use futures_util::FutureExt;
 use http::{HeaderMap, HeaderValue, Method as HttpMethod, StatusCode, header};
+use http_body::Body;
 use http_body_util::{BodyExt, Limited};
 use std::{
     future::Future,
@@ -138,6 +140,18 @@ impl Peer {
         drop(self.work.spawn_on(work, &self.runtime));
     }
 
+    /// Reads an answer's rest, so that its connection can serve the next request; in the background
+    /// where it is not there yet. Mostly it is.
+    pub(super) fn drain_later(&self, mut rest: Incoming) {
+        if rest.is_end_stream() {
+            return;
+        }
+        match rest.frame().now_or_never() {
+            Some(None | Some(Err(_))) => {}
+            Some(Some(Ok(_))) | None => self.spawn(drain(rest)),
+        }
+    }
+
     /// Waits until all spawned work has ended.
     pub(super) async fn settle(&self) {
         self.work.close();
@@ -206,6 +220,6 @@ pub(super) fn refused(status: StatusCode, headers: &HeaderMap, body: &Bytes) -> 
 
 /// Reads an answer's rest in the background, so that its connection can serve the next request.
 /// Gives up soon: a server may leave a stream open for no reason.
-pub(super) async fn drain(mut body: Incoming) {
+async fn drain(mut body: Incoming) {
     let _ = timeout(Duration::from_secs(1), async { while let Some(Ok(_)) = body.frame().await {} }).await;
 }

@@ -164,7 +164,9 @@ impl Session {
         let response = self.peer.tell(&HttpMethod::POST, &self.headers.posting, body).await?;
         let (head, body) = response.into_parts();
         if head.status.is_success() {
-            peer::drain(body).await;
+            // The status is the whole answer. What a server leaves open behind it (a 202 whose body
+            // has neither length nor end) keeps nobody waiting.
+            self.peer.drain_later(body);
             return Ok(());
         }
         Err(peer::refused(head.status, &head.headers, &peer::error_body(body).await))
@@ -294,7 +296,7 @@ impl Session {
             return;
         }
         match self.peer.tell(&HttpMethod::DELETE, &self.headers.bodiless, Bytes::new()).await {
-            Ok(response) => peer::drain(response.into_body()).await,
+            Ok(response) => self.peer.drain_later(response.into_body()),
             Err(lost) => tracing::debug!(error = %lost, "the end of a session could not be told"),
         }
     }

@@ -66,7 +66,7 @@ limits:
   listens_per_principal: 10
   poll_interval_min: 1ms
   poll_interval_max: 2ms
-timeouts: { connect: 1s, first_byte: 2s, idle: 3s, call: 4s, read_headers: 5s, read_body: 6s, idle_connection: 8s, keep_alive: 7s }
+timeouts: { connect: 1s, first_byte: 2s, idle: 3s, call: 4s, read_headers: 5s, read_body: 6s, idle_connection: 8s, write: 9s, keep_alive: 7s }
 routes:
   - path: /a
     upstream: { url: "http://127.0.0.1:9000/mcp" }

@@ -3,19 +3,21 @@
 pub(crate) mod world;
 
 use self::world::{
-    Client, Desk, Lines, Version, World, bare, call, channel, frame, handle, items, message, notice, once,
-    post, reply, tls_paths, whole,
+    Client, Desk, Lines, Version, Watch, World, bare, call, channel, frame, handle, items, message, notice,
+    once, post, reply, tls_paths, whole,
 };
 use deferral::{
     dialect::Principal,
     front::{self, Config},
     policy::PrincipalSource,
+    protocol::Id,
     proxy::{Account, Item},
     runtime::{Drain, SystemClock},
     task::TaskId,
     telemetry::Outcome,
     upstream::{Document, Lost},
 };
+use futures_util::{StreamExt, stream};
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use http_body_util::BodyExt;
 use serde_json::json;
@@ -23,7 +25,10 @@ use std::{
     sync::{Arc, Mutex},
     time::Duration,
 };
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    sync::mpsc,
+};
 
 const BOTH: [Version; 2] = [Version::Http1, Version::Http2];
 
@@ -96,7 +101,7 @@ async fn silence_begins_an_event_stream_and_is_broken_by_comments() {
         assert_eq!(head.headers["content-type"], "text/event-stream");
         assert_eq!(frame(&mut body).await.as_deref(), Some(":\n\n"));
         assert_eq!(frame(&mut body).await.as_deref(), Some(":\n\n"));
-        let id = deferral::protocol::Id::from_number(7);
+        let id = Id::from_number(7);
         sender.send(Item::Reply(reply(&id, "{}"))).expect("it is listened to");
         let rest = String::from_utf8(body.collect().await.expect("an end").to_bytes().to_vec()).unwrap();
         assert!(rest.ends_with("data: {\"jsonrpc\":\"2.0\",\"id\":7,\"result\":{}}\n\n"), "{rest}");
@@ -228,7 +233,7 @@ async fn giving_up_one_http_2_request_leaves_the_others_alone() {
 async fn a_handle_counts_as_given_once_the_socket_has_it() {
     for version in BOTH {
         for first in [None, Some("1")] {
-            let (fates, mut told) = tokio::sync::mpsc::unbounded_channel();
+            let (fates, mut told) = mpsc::unbounded_channel();
             let desk = Desk::new(move |call| {
                 let (reply, fate) = handle(&call.id, "{}");
                 fates.send(fate).expect("somebody wants to know");
@@ -248,7 +253,7 @@ async fn a_handle_counts_as_given_once_the_socket_has_it() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn many_handles_at_once_are_all_given() {
     for version in BOTH {
-        let (fates, mut told) = tokio::sync::mpsc::unbounded_channel();
+        let (fates, mut told) = mpsc::unbounded_channel();
         let desk = Desk::new(move |call| {
             let (reply, fate) = handle(&call.id, &format!("\"{}\"", "x".repeat(3000)));
             fates.send(fate).expect("somebody wants to know");
@@ -287,7 +292,7 @@ async fn many_handles_at_once_are_all_given() {
 #[tokio::test]
 async fn a_handle_counts_as_given_over_tls_too() {
     for version in BOTH {
-        let (fates, mut told) = tokio::sync::mpsc::unbounded_channel();
+        let (fates, mut told) = mpsc::unbounded_channel();
         let desk = Desk::new(move |call| {
             let (reply, fate) = handle(&call.id, "{}");
             fates.send(fate).expect("somebody wants to know");
@@ -304,7 +309,7 @@ async fn a_handle_is_not_given_to_a_client_that_does_not_take_it() {
     // Far more than sockets and windows hold, so that its end cannot be on the way.
     let large = format!("\"{}\"", "x".repeat(32 << 20));
     for version in BOTH {
-        let (fates, mut told) = tokio::sync::mpsc::unbounded_channel();
+        let (fates, mut told) = mpsc::unbounded_channel();
         let result = large.clone();
         let desk = Desk::new(move |call| {
             let (reply, fate) = handle(&call.id, &result);
@@ -325,7 +330,7 @@ async fn a_handle_is_not_given_to_a_client_that_does_not_take_it() {
 #[tokio::test]
 async fn a_handle_held_back_by_flow_control_is_not_given_by_other_answers() {
     // One stream's window is 64 KiB here; the handle's end waits behind it while others pass.
-    let (fates, mut told) = tokio::sync::mpsc::unbounded_channel();
+    let (fates, mut told) = mpsc::unbounded_channel();
     let result = format!("\"{}\"", "x".repeat(100 << 10));
     let desk = Desk::new(move |call| {
         if call.target.as_deref() == Some("fast") {
@@ -671,6 +676,51 @@ async fn a_connection_may_rest_between_requests_but_not_within_a_head() {
 }
 
 #[tokio::test]
+async fn a_client_that_takes_nothing_is_let_go_and_one_that_has_nothing_to_take_is_not() {
+    for (version, secure) in BOTH.into_iter().flat_map(|version| [(version, false), (version, true)]) {
+        let (said, quiet) = channel();
+        let quiet = Mutex::new(Some(quiet));
+        let (told, mut given_up) = mpsc::unbounded_channel();
+        let desk = Desk::new(move |call| match call.target.as_deref() {
+            Some("talk") => {
+                let (told, watch) = (told.clone(), Watch::new());
+                tokio::spawn(async move {
+                    let _ = watch.1.await;
+                    let _ = told.send(());
+                });
+                let watch = watch.0;
+                let line = "x".repeat(10_000);
+                stream::repeat_with(move || (notice(&line), &watch).0).boxed()
+            }
+            _ => quiet.lock().unwrap().take().expect("it is called once"),
+        });
+        let world = World::new(&[&desk], |config| {
+            config.timeouts.write = Duration::from_millis(100);
+            config.keep_alive = NEVER;
+            config.tls = secure.then(tls_paths);
+        });
+        let client = async || match secure {
+            true => world.secure_client(version).await,
+            false => world.client(version).await,
+        };
+        let mut patient = client().await;
+        let mut waits = Box::pin(patient.send(call("wait")));
+        said.send(notice("first")).unwrap();
+        let mut waits = waits.as_mut().await.expect("a stream").into_body();
+        assert!(frame(&mut waits).await.is_some());
+
+        let mut deaf = client().await;
+        let answer = deaf.send(call("talk")).await.expect("it begins");
+        given_up.recv().await.expect("the call is given up");
+        drop(answer);
+
+        said.send(Item::Reply(reply(&Id::from_number(1), "\"done\""))).unwrap();
+        let rest = waits.collect().await.expect("the stream goes on").to_bytes();
+        assert!(String::from_utf8_lossy(&rest).contains("done"), "{version:?}");
+    }
+}
+
+#[tokio::test]
 async fn a_connection_that_rests_too_long_is_closed() {
     let world = World::new(&[&Desk::prompt()], |config| {
         config.timeouts.idle = Duration::from_millis(50);
@@ -706,7 +756,7 @@ async fn more_calls_than_the_limit_are_shed_and_places_are_given_back() {
         sender.send(notice("1")).expect("it is listened to");
         let slow = slow.await.expect("no panic").expect("an answer");
         assert_eq!(second.ask(call("fast")).await.status.as_u16(), 503);
-        let id = deferral::protocol::Id::from_number(7);
+        let id = Id::from_number(7);
         sender.send(Item::Reply(reply(&id, "{}"))).expect("it is listened to");
         whole(slow).await;
         assert_eq!(second.ask(call("fast")).await.status.as_u16(), 200);
@@ -1075,7 +1125,7 @@ async fn at_the_end_calls_are_finished_and_nothing_new_is_begun() {
         assert!(tokio::net::TcpStream::connect(address).await.is_err(), "nobody listens any more");
         assert_eq!(fresh.read(&mut [0]).await.unwrap_or(0), 0, "closed");
         assert!(!stopped.is_finished());
-        let id = deferral::protocol::Id::from_number(7);
+        let id = Id::from_number(7);
         sender.send(Item::Reply(reply(&id, "{}"))).expect("it is listened to");
         let answer = whole(answer.await.expect("no panic").expect("an answer")).await;
         assert_eq!(answer.status, StatusCode::OK, "{version:?}");

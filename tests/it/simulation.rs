@@ -9,7 +9,7 @@ use deferral::{
     },
     protocol::Timestamp,
     runtime::{Clock, SystemClock},
-    task::{Effect, Event, Owner, Record, State, TaskId, apply},
+    task::{Effect, Event, Owner, Record, Scope, State, TaskId, apply},
 };
 use proptest::prelude::*;
 use std::{
@@ -179,7 +179,7 @@ impl World {
             }
             Happening::StoreAnswers => {
                 self.storing = false;
-                let owner = Owner { principal: [1; 16], route: "/mcp".into() };
+                let owner = Owner { principal: [1; 16], route: "/mcp".into(), scope: Scope::Principal };
                 let retention = Duration::from_secs(60);
                 let id = TaskId::from_entropy([7; 16]);
                 self.record = Some(Record::new(id, owner, "tool", retention, self.clock));
@@ -366,7 +366,7 @@ impl World {
             let record = self.record.as_ref().expect("a task whose handle was given is kept");
             assert!(record.state.is_ended(), "a task without an end: {:?}", record.state);
             match (&record.state, &self.server.spoke) {
-                (State::Completed { result }, Some(Word::Result)) => assert_eq!(result, WORD),
+                (State::Completed { result, .. }, Some(Word::Result)) => assert_eq!(result, WORD),
                 (State::Failed { .. }, Some(Word::Lost)) => {}
                 (State::Cancelled, _) => assert!(self.client.cancelled),
                 (state, spoke) => panic!("the server said {spoke:?} and the task is {state:?}"),

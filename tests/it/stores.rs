@@ -4,8 +4,8 @@
 use async_trait::async_trait;
 use deferral::{
     protocol::Timestamp,
-    store::{Memory, Store, StoreError, Updated, Usage, Version, update},
-    task::{Event, Owner, Record, Refusal, State, TaskId},
+    store::{Memory, Place, Store, StoreError, Updated, Usage, Version, update},
+    task::{Event, Owner, Record, Refusal, Scope, State, TaskId},
 };
 use proptest::{prelude::*, strategy::ValueTree as _, test_runner::TestRunner};
 use std::{
@@ -72,7 +72,7 @@ fn record(number: u8) -> Arc<Record> {
 }
 
 fn record_of(number: u8, principal: u8, created: Timestamp) -> Arc<Record> {
-    let owner = Owner { principal: [principal; 16], route: "/mcp".into() };
+    let owner = Owner { principal: [principal; 16], route: "/mcp".into(), scope: Scope::Principal };
     Arc::new(Record::new(id(number), owner, "slow", Duration::ZERO, created))
 }
 
@@ -301,7 +301,7 @@ async fn a_large_result_comes_back_whole(store: Arc<dyn Store>) {
     inserted(&*store, record(1)).await;
     let result = bytes::Bytes::from(vec![b'x'; 8 << 20]);
     update(&*store, &id(1), &Event::Returned { result: result.clone() }, START).await.expect("answers");
-    let State::Completed { result: back } = &kept(&*store, 1).await.expect("found").state else {
+    let State::Completed { result: back, .. } = &kept(&*store, 1).await.expect("found").state else {
         panic!("completed")
     };
     assert!(*back == result);
@@ -452,6 +452,15 @@ impl Store for Contended {
 
     async fn due(&self, now: Timestamp, limit: usize) -> Result<Vec<TaskId>, StoreError> {
         self.inner.due(now, limit).await
+    }
+
+    async fn list(
+        &self,
+        owner: &Owner,
+        after: Option<&Place>,
+        limit: usize,
+    ) -> Result<Vec<Arc<Record>>, StoreError> {
+        self.inner.list(owner, after, limit).await
     }
 
     async fn usage(&self, principal: &[u8; 16]) -> Result<Usage, StoreError> {

@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use deferral::{
     protocol::Timestamp,
-    task::{Effect, Event, Owner, PollBounds, Record, Refusal, State, TaskId, apply, view},
+    task::{Effect, Event, Owner, PollBounds, Record, Refusal, Scope, State, TaskId, apply, view},
 };
 use expect_test::expect;
 use proptest::prelude::*;
@@ -20,7 +20,7 @@ const RETENTION: Duration = Duration::from_secs(3600);
 const BOUNDS: PollBounds = (Duration::from_millis(500), Duration::from_secs(30));
 
 fn task() -> Record {
-    let owner = Owner { principal: [1; 16], route: "/mcp".into() };
+    let owner = Owner { principal: [1; 16], route: "/mcp".into(), scope: Scope::Principal };
     Record::new(TaskId::from_entropy([0xab; 16]), owner, "train", RETENTION, START)
 }
 
@@ -235,9 +235,9 @@ fn each_state_is_shown_in_three_views() {
         let text = |view: Vec<u8>| String::from_utf8(view).expect("utf-8");
         writeln!(shown, "{state}").expect("written to memory");
         for (name, view) in [
-            ("created", text(view::created(&record, now, BOUNDS, None))),
-            ("detailed", text(view::detailed(&record, now, BOUNDS, None))),
-            ("notified", text(view::notified(&record, now, BOUNDS, None))),
+            ("created", text(view::extension::created(&record, now, BOUNDS, None))),
+            ("detailed", text(view::extension::detailed(&record, now, BOUNDS, None))),
+            ("notified", text(view::extension::notified(&record, now, BOUNDS, None))),
         ] {
             writeln!(shown, "  {name:8} {view}").expect("written to memory");
         }
@@ -273,7 +273,7 @@ fn each_state_is_shown_in_three_views() {
 #[test]
 fn a_view_carries_the_meta_it_is_given() {
     let meta = br#"{"io.modelcontextprotocol/serverInfo":{"name":"x","version":"1"}}"#;
-    for view in [view::created, view::detailed, view::notified] {
+    for view in [view::extension::created, view::extension::detailed, view::extension::notified] {
         for (state, record) in states() {
             let plain = json(&view(&record, START, BOUNDS, None));
             let mut with = json(&view(&record, START, BOUNDS, Some(meta)));
@@ -299,7 +299,7 @@ fn an_inlined_result_keeps_its_bytes_and_gets_a_result_type_once() {
         (" { } ", r#"{"resultType":"complete" } "#),
     ] {
         let record = after([Event::Returned { result: result.into() }]);
-        let view = view::detailed(&record, START, BOUNDS, None);
+        let view = view::extension::detailed(&record, START, BOUNDS, None);
         let view = String::from_utf8(view).expect("utf-8");
         assert!(view.ends_with(&format!(r#","result":{shown}}}"#)), "{result}: {view}");
     }
@@ -309,7 +309,7 @@ fn an_inlined_result_keeps_its_bytes_and_gets_a_result_type_once() {
 fn what_clients_are_told_is_escaped() {
     let odd = "line\n\"quoted\" \u{1} \u{2028}";
     let record = after([progressed(odd), Event::Asked { key: odd.into(), request: "{}".into() }]);
-    let view = json(&view::detailed(&record, START, BOUNDS, None));
+    let view = json(&view::extension::detailed(&record, START, BOUNDS, None));
     assert_eq!(view["statusMessage"], odd);
     assert_eq!(view["inputRequests"][odd], json(b"{}"));
 }
@@ -318,7 +318,7 @@ fn what_clients_are_told_is_escaped() {
 fn a_large_result_is_copied_once_into_a_buffer_of_its_size() {
     let result = format!(r#"{{"content":"{}"}}"#, "x".repeat(1 << 20));
     let record = after([Event::Returned { result: result.clone().into() }]);
-    let view = view::detailed(&record, START, BOUNDS, None);
+    let view = view::extension::detailed(&record, START, BOUNDS, None);
     assert!(view.capacity() < result.len() + 1024, "{} for {}", view.capacity(), result.len());
 }
 
@@ -379,7 +379,7 @@ fn live(
     steps: Vec<Step>,
     mut watch: impl FnMut(&Record, &Event, Timestamp, &Result<(Record, Vec<Effect>), Refusal>),
 ) -> Record {
-    let owner = Owner { principal: [1; 16], route: "/mcp".into() };
+    let owner = Owner { principal: [1; 16], route: "/mcp".into(), scope: Scope::Principal };
     let mut task = Record::new(TaskId::from_entropy([7; 16]), owner, "train", retention, START);
     let mut now = START;
     for Step { event, seconds } in steps {
@@ -499,7 +499,7 @@ proptest! {
     ) {
         // The ttl aside, which moves on by itself.
         let seen = |record: &Record| {
-            let mut shown = json(&view::notified(record, START, BOUNDS, None));
+            let mut shown = json(&view::extension::notified(record, START, BOUNDS, None));
             for by_itself in ["ttlMs", "lastUpdatedAt"] {
                 shown.as_object_mut().expect("an object").remove(by_itself);
             }
@@ -523,9 +523,9 @@ proptest! {
             view
         };
         let all = ["result", "error", "inputRequests"];
-        let created = take(view::created(&record, now, BOUNDS, None), Some("task"), &[]);
-        let detailed = || view::detailed(&record, now, BOUNDS, None);
-        let notified = take(view::notified(&record, now, BOUNDS, None), None, &[]);
+        let created = take(view::extension::created(&record, now, BOUNDS, None), Some("task"), &[]);
+        let detailed = || view::extension::detailed(&record, now, BOUNDS, None);
+        let notified = take(view::extension::notified(&record, now, BOUNDS, None), None, &[]);
         prop_assert_eq!(&take(detailed(), Some("complete"), &[]), &notified);
         prop_assert_eq!(take(detailed(), Some("complete"), &all), created);
         for number in ["ttlMs", "pollIntervalMs"] {

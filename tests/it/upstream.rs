@@ -316,6 +316,25 @@ async fn a_call_that_was_only_taken_is_answered_on_the_get_stream() {
     assert_eq!(call.result().await, json!({ "late": true }));
 }
 
+/// We send numbers; a server may keep ids as text and hand them back as that.
+#[tokio::test]
+async fn what_arrives_on_the_get_stream_finds_its_call_also_where_the_number_came_back_as_text() {
+    let world = World::new(Options::default()).await;
+    let (mut first, mut second) = (world.call(1), world.call(2));
+    world.server.call().await.canned(Canned::status(202));
+    world.server.call().await.canned(Canned::status(202));
+    let listener = world.server.listener("s1").await;
+    listener.send(&notification("notifications/progress", json!({ "progressToken": "2", "progress": 22 })));
+    assert_eq!(second.notice().await["params"]["progress"], 22);
+    for nobody in ["3", "x", "", "-1", "1.0"] {
+        listener.result(&json!(nobody), json!({ "for": nobody }));
+    }
+    listener.result(&json!("2"), json!({ "for": 2 }));
+    listener.result(&json!("1"), json!({ "for": 1 }));
+    assert_eq!(second.result().await, json!({ "for": 2 }));
+    assert_eq!(first.result().await, json!({ "for": 1 }));
+}
+
 #[tokio::test]
 async fn a_call_that_was_only_taken_is_invalid_where_there_is_no_get_stream() {
     let world = World::new(Options { get: Get::Refused(405), ..Options::default() }).await;
@@ -1304,6 +1323,52 @@ async fn a_handshake_whose_connection_breaks_is_begun_anew_once() {
     let upstream = connect(&url, |_| {});
     let described = timeout(PATIENCE, upstream.describe(&identity(MUTE))).await.expect("in time");
     assert_eq!(described.expect("the second time").version, "2025-11-25");
+    server.abort();
+}
+
+/// A 202 says all there is to say, even where its body has no end that could be waited for.
+#[tokio::test]
+async fn a_202_that_is_left_open_does_not_hold_up_the_first_call() {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let url = format!("http://{}/mcp", listener.local_addr().expect("an address"));
+    let (left_open, open) = tokio::sync::oneshot::channel();
+    let server = tokio::spawn(async move {
+        let mut left_open = Some(left_open);
+        loop {
+            let (mut stream, _) = listener.accept().await.expect("a connection");
+            let mut head = vec![0; 4096];
+            let read = stream.read(&mut head).await.expect("a request");
+            let said = String::from_utf8_lossy(&head[..read]).into_owned();
+            let id = said.split("\"id\":").nth(1).and_then(|rest| rest.split([',', '}']).next());
+            let answer = match id {
+                Some(id) => {
+                    let body = format!(
+                        r#"{{"jsonrpc":"2.0","id":{id},"result":{{"protocolVersion":"2025-11-25","capabilities":{{}},"serverInfo":{{"name":"s","version":"1"}}}}}}"#
+                    );
+                    let length = body.len();
+                    format!(
+                        "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {length}\r\nconnection: close\r\n\r\n{body}"
+                    )
+                }
+                None if said.starts_with("GET") => {
+                    "HTTP/1.1 405 No\r\ncontent-length: 0\r\nconnection: close\r\n\r\n".to_owned()
+                }
+                None => "HTTP/1.1 202 Accepted\r\n\r\n".to_owned(),
+            };
+            stream.write_all(answer.as_bytes()).await.expect("it is read");
+            if answer.contains(" 202 ")
+                && let Some(left_open) = left_open.take()
+            {
+                let _ = left_open.send(stream);
+            }
+        }
+    });
+    let upstream = connect(&url, |_| {});
+    // Well below the second for which the rest of an answer is read.
+    let described = timeout(Duration::from_millis(500), upstream.describe(&identity(MUTE))).await;
+    assert_eq!(described.expect("at once").expect("a session").version, "2025-11-25");
+    drop(open.await.expect("a connection that was left open"));
     server.abort();
 }
 

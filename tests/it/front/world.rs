@@ -8,6 +8,7 @@ use deferral::{
     protocol::Id,
     proxy::{Account, Commit, Item, Items, Passage, Passed, Passing, Reply, Service},
     runtime::{Drain, Stopping, SystemClock},
+    telemetry,
     upstream::{Document, Lost},
 };
 use futures_util::{FutureExt, StreamExt, future::BoxFuture, stream};
@@ -24,13 +25,14 @@ use std::{
     net::SocketAddr,
     path::Path,
     sync::{Arc, Mutex},
-    time::Duration,
+    time::{Duration, UNIX_EPOCH},
 };
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
     net::TcpStream,
     sync::{mpsc, oneshot},
 };
+use tracing_subscriber::layer::SubscriberExt;
 
 type Script = dyn Fn(Call) -> Items + Send + Sync;
 
@@ -73,12 +75,9 @@ pub(crate) struct Answer {
 
 /// The access lines written on this thread, for as long as it lives.
 pub(crate) struct Lines {
-    written: Written,
+    written: Arc<Mutex<String>>,
     _default: tracing::subscriber::DefaultGuard,
 }
-
-#[derive(Clone, Default)]
-struct Written(Arc<Mutex<Vec<u8>>>);
 
 /// Says when it is dropped.
 pub(crate) struct Watch(Option<oneshot::Sender<()>>);
@@ -348,9 +347,11 @@ impl Answer {
 
 impl Lines {
     pub(crate) fn record() -> Self {
-        let written = Written::default();
-        let make = written.clone();
-        let subscriber = tracing_subscriber::fmt().json().with_writer(move || make.clone()).finish();
+        let written = Arc::default();
+        let taken: Arc<Mutex<String>> = Arc::clone(&written);
+        let take = move |_: &tracing::Level, line: &str| taken.lock().unwrap().push_str(line);
+        let lines = telemetry::Lines::new(telemetry::Format::Json, || UNIX_EPOCH, take);
+        let subscriber = tracing_subscriber::registry().with(lines);
         Self { written, _default: tracing::subscriber::set_default(subscriber) }
     }
 
@@ -366,23 +367,9 @@ impl Lines {
     }
 
     pub(crate) fn so_far(&self) -> Vec<serde_json::Value> {
-        let written = String::from_utf8(self.written.0.lock().unwrap().clone()).expect("utf-8");
+        let written = self.written.lock().unwrap().clone();
         let lines = written.lines().map(|line| serde_json::from_str(line).expect("JSON"));
-        lines
-            .filter(|line: &serde_json::Value| line["target"] == "deferral::access")
-            .map(|line| line["fields"].clone())
-            .collect()
-    }
-}
-
-impl std::io::Write for Written {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.0.lock().unwrap().extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
+        lines.filter(|line: &serde_json::Value| line["logger"] == "deferral::access").collect()
     }
 }
 

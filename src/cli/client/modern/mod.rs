@@ -1,0 +1,266 @@
+//! Revision 2026-07-28: each request says everything, and a slow call becomes a task of the
+//! extension.
+//!
+//! Where the server wants answers it ends the request, and the call is made again with them
+//! ([`Pause`]). `task` follows a call that became a task, `outline` reads what a result is, and
+//! `params` mirrors arguments into headers.
+
+mod outline;
+mod params;
+mod task;
+
+#[cfg(test)]
+mod script;
+#[cfg(test)]
+mod tests;
+
+use super::{
+    Answers, Call, Declared, Ending, Error, NAME, Step, Task, Turn, Watch,
+    message::{Answer, Message, read},
+    progress::Progress,
+    tools,
+    wire::{Wire, is_stream},
+};
+use crate::protocol::{
+    Frame, Method, Revision,
+    headers::{self, ParamHeader},
+    meta,
+};
+use bytes::Bytes;
+use http::{HeaderMap, HeaderValue, Response, Uri};
+use hyper::body::Incoming;
+use outline::Outline;
+use serde::Serialize;
+use serde_json::{Value, json, value::RawValue};
+use std::{collections::BTreeSet, time::Duration};
+
+/// How long to wait where a server only asks to come back.
+const COME_BACK_AFTER: Duration = Duration::from_millis(500);
+
+/// A client of one server. There is no session on the wire: this is what it knows of one call.
+#[derive(Debug)]
+pub struct Session {
+    wire: Wire,
+    /// Goes with each request.
+    declared: Declared,
+    next_id: u64,
+    /// What of the tool's arguments goes into headers too.
+    mirrored: Vec<ParamHeader>,
+    /// The handle of the task at work.
+    task: Option<String>,
+}
+
+/// Who waits for the answers.
+#[derive(Debug)]
+pub enum Pause {
+    /// The call itself, to be made again with this, if the server gave it.
+    Call { state: Option<Box<RawValue>> },
+    /// Its task. What was answered before may be shown a moment longer, and is not asked again
+    /// (tasks extension, *Task Update Requests*).
+    Task { task: Task, answered: BTreeSet<String> },
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct CallParams<'a> {
+    name: &'a str,
+    arguments: &'a RawValue,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    input_responses: Option<&'a Answers>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    request_state: Option<&'a RawValue>,
+    #[serde(rename = "_meta")]
+    meta: Value,
+}
+
+// === impl Session ===
+
+impl Session {
+    pub fn new(url: Uri, headers: HeaderMap, declared: Declared) -> Self {
+        let wire = Wire::new(url, headers);
+        Self { wire, declared, next_id: 1, mirrored: Vec::new(), task: None }
+    }
+
+    /// Makes the call, for the first time or again with what it waits for: as a request of its own,
+    /// with an id of its own (2026-07-28, *Multi Round-Trip Requests, Client Requirements*).
+    async fn make(
+        &mut self,
+        call: &Call<'_>,
+        mut answers: Option<&Answers>,
+        mut state: Option<Box<RawValue>>,
+        watch: Watch<'_>,
+    ) -> Result<Turn<Pause>, Error> {
+        loop {
+            let id = self.next_id();
+            let mut meta = self.meta();
+            meta[meta::PROGRESS_TOKEN] = id.into();
+            let params = CallParams {
+                name: call.tool,
+                arguments: call.arguments,
+                input_responses: answers,
+                request_state: state.as_deref(),
+                meta,
+            };
+            let mut extra = params::mirror(&self.mirrored, call.arguments);
+            extra.insert(headers::NAME.clone(), headers::encode(call.tool));
+            let result = match self.request(id, Method::ToolsCall.as_str(), params, extra, watch).await? {
+                Answer::Result(result) => result,
+                Answer::Error(error) => return Ok(Ending::Error(error).into()),
+            };
+            let mut outline: Outline<'_> = read(&result)?;
+            match outline.result_type.as_deref() {
+                Some("task") => {
+                    let task = outline.task()?;
+                    watch(Step::Handle(&task));
+                    self.task = Some(task.id.clone());
+                    let id = task.id.clone();
+                    let turn = self.follow(task, BTreeSet::new(), watch).await;
+                    return turn.map_err(|error| error.of_task(&id));
+                }
+                Some("input_required") => {
+                    let questions = outline.questions()?;
+                    let next = outline.request_state.take();
+                    if !questions.is_empty() {
+                        return Ok(Turn::Asked { questions, pause: Pause::Call { state: next } });
+                    }
+                    if next.is_none() {
+                        return Err(Error::Invalid(
+                            "it asks for nothing, and gives nothing to come back with".to_owned(),
+                        ));
+                    }
+                    (answers, state) = (None, next);
+                    tokio::time::sleep(COME_BACK_AFTER).await;
+                }
+                // Older servers name no type; others may come, and are shown as they are.
+                Some(_) | None => return Ok(Ending::Result(result).into()),
+            }
+        }
+    }
+
+    /// The parameters of a tool that are to be mirrored into headers; none for a tool that the
+    /// server does not list, or where it lists nothing.
+    async fn mirrored(&mut self, tool: &str) -> Result<Vec<ParamHeader>, Error> {
+        let found = tools::find(tool, async |cursor| {
+            let mut params = json!({ "_meta": self.meta() });
+            if let Some(cursor) = cursor {
+                params["cursor"] = cursor.into();
+            }
+            let id = self.next_id();
+            self.request(id, Method::ToolsList.as_str(), params, HeaderMap::new(), &mut |_| {}).await
+        });
+        let schema = found.await?.and_then(|tool| tool.input_schema);
+        let schema = schema.map_or_else(Bytes::new, |raw| Bytes::from(raw.get().to_owned()));
+        Ok(headers::param_headers(&schema))
+    }
+
+    fn next_id(&mut self) -> u64 {
+        let id = self.next_id;
+        self.next_id += 1;
+        id
+    }
+
+    /// What each request says of its client (2026-07-28, *Per-request metadata*).
+    fn meta(&self) -> Value {
+        let Declared { tasks, elicitation, sampling, roots } = self.declared;
+        let mut capabilities = json!({});
+        if tasks {
+            capabilities["extensions"] = json!({ meta::TASKS_EXTENSION: {} });
+        }
+        if elicitation {
+            capabilities["elicitation"] = json!({ "form": {}, "url": {} });
+        }
+        if sampling {
+            capabilities["sampling"] = json!({});
+        }
+        if roots {
+            capabilities["roots"] = json!({});
+        }
+        json!({
+            meta::PROTOCOL_VERSION: Revision::V2026_07_28.as_str(),
+            meta::CLIENT_INFO: { "name": NAME, "version": env!("CARGO_PKG_VERSION") },
+            meta::CLIENT_CAPABILITIES: capabilities,
+        })
+    }
+
+    async fn request(
+        &self,
+        id: u64,
+        method: &str,
+        params: impl Serialize,
+        mut extra: HeaderMap,
+        watch: Watch<'_>,
+    ) -> Result<Answer, Error> {
+        extra.insert(
+            headers::PROTOCOL_VERSION.clone(),
+            HeaderValue::from_static(Revision::V2026_07_28.as_str()),
+        );
+        extra.insert(headers::METHOD.clone(), headers::encode(method));
+        let response = self.wire.post(Message::new(id, method, params).to_json(), extra).await?;
+        if is_stream(&response) {
+            return self.events(id, response, watch).await;
+        }
+        let status = response.status();
+        Answer::of_document(status, self.wire.whole(response.into_body()).await?, id)
+    }
+
+    async fn events(&self, id: u64, response: Response<Incoming>, watch: Watch<'_>) -> Result<Answer, Error> {
+        let mut events = self.wire.events(response.into_body());
+        while let Some(event) = events.next().await? {
+            if event.data.is_empty() {
+                continue;
+            }
+            let frame = Frame::parse(event.data)?;
+            if let Some(answer) = Answer::of(&frame, id) {
+                return answer;
+            }
+            if let Some(progress) = Progress::from_frame(&frame, id) {
+                watch(Step::Progress(progress));
+            }
+        }
+        Err(self.wire.cut_short())
+    }
+}
+
+impl super::Session for Session {
+    type Pause = Pause;
+
+    async fn open(&mut self, tool: &str, _: Watch<'_>) -> Result<(), Error> {
+        self.mirrored = self.mirrored(tool).await?;
+        Ok(())
+    }
+
+    async fn call(&mut self, call: &Call<'_>, watch: Watch<'_>) -> Result<Turn<Pause>, Error> {
+        self.task = None;
+        self.make(call, None, None, watch).await
+    }
+
+    async fn answer(
+        &mut self,
+        call: &Call<'_>,
+        pause: Pause,
+        answers: &Answers,
+        watch: Watch<'_>,
+    ) -> Result<Turn<Pause>, Error> {
+        match pause {
+            Pause::Call { state } => self.make(call, Some(answers), state, watch).await,
+            Pause::Task { task, mut answered } => {
+                let id = task.id.clone();
+                answered.extend(answers.keys().cloned());
+                let turn = async {
+                    self.update(&task, answers, watch).await?;
+                    self.follow(task, answered, watch).await
+                };
+                turn.await.map_err(|error| error.of_task(&id))
+            }
+        }
+    }
+
+    /// A call that is no task is cancelled by closing its connection, which dropping it has done
+    /// (2026-07-28, *Streamable HTTP, Cancellation*).
+    async fn cancel(&mut self) -> Result<(), Error> {
+        let Some(task) = self.task.take() else { return Ok(()) };
+        self.cancel_task(&task).await.map_err(|error| error.of_task(&task))
+    }
+
+    async fn close(&mut self) {}
+}

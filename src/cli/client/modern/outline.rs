@@ -1,0 +1,50 @@
+//! The members of a result that say what it is.
+
+use super::super::{Asked, Error, POLL_INTERVAL, Status, Task};
+use crate::protocol::{InputRequest, splice::Object};
+use bytes::Bytes;
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use std::{borrow::Cow, time::Duration};
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Outline<'a> {
+    #[serde(default, borrow)]
+    pub(super) result_type: Option<Cow<'a, str>>,
+    task_id: Option<String>,
+    status: Option<Status>,
+    status_message: Option<String>,
+    poll_interval_ms: Option<u64>,
+    ttl_ms: Option<u64>,
+    pub(super) result: Option<Box<RawValue>>,
+    pub(super) error: Option<Box<RawValue>>,
+    input_requests: Option<Box<RawValue>>,
+    pub(super) request_state: Option<Box<RawValue>>,
+}
+
+// === impl Outline ===
+
+impl Outline<'_> {
+    pub(super) fn task(&self) -> Result<Task, Error> {
+        let missing = |what: &str| Error::Invalid(format!("a task without `{what}`"));
+        Ok(Task {
+            id: self.task_id.clone().ok_or_else(|| missing("taskId"))?,
+            status: self.status.ok_or_else(|| missing("status"))?,
+            message: self.status_message.clone(),
+            poll_interval: self.poll_interval_ms.map_or(POLL_INTERVAL, Duration::from_millis),
+            ttl: self.ttl_ms.map(Duration::from_millis),
+        })
+    }
+
+    pub(super) fn questions(&self) -> Result<Vec<Asked>, Error> {
+        let odd = || Error::Invalid("`inputRequests` is not an object of questions".to_owned());
+        let Some(raw) = &self.input_requests else { return Ok(Vec::new()) };
+        let requests = Object::read(&Bytes::from(raw.get().to_owned())).map_err(|_| odd())?;
+        let asked = |(key, raw): (Cow<'_, str>, Bytes)| {
+            let method = Object::read(&raw).ok()?.string("method")?;
+            Some(Asked { key: key.into_owned(), method, request: InputRequest::from_raw(raw) })
+        };
+        requests.members().map(|member| asked(member).ok_or_else(odd)).collect()
+    }
+}

@@ -1,0 +1,78 @@
+//! How far a call is, from a notification or from what a task says.
+
+use crate::protocol::{Frame, Kind, Method};
+use serde::Deserialize;
+use std::fmt;
+
+/// How far a call is.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Progress {
+    pub done: f64,
+    pub total: Option<f64>,
+    pub message: Option<String>,
+}
+
+// === impl Progress ===
+
+impl Progress {
+    /// What a proxy or server wrote into a task's status message: `half way (2.5/4)`, `2.5/4`.
+    pub fn from_status(message: &str) -> Option<Self> {
+        let (words, counts) = match message.strip_suffix(')').and_then(|rest| rest.rsplit_once('(')) {
+            Some((words, counts)) => (words.trim_end(), counts),
+            None => ("", message),
+        };
+        let (done, total) = counts.split_once('/')?;
+        Some(Self {
+            done: done.trim().parse().ok()?,
+            total: Some(total.trim().parse().ok()?),
+            message: (!words.is_empty()).then(|| words.to_owned()),
+        })
+    }
+
+    /// What a notification tells, if it is of this token.
+    pub(super) fn from_frame(frame: &Frame, token: u64) -> Option<Self> {
+        #[derive(Deserialize)]
+        #[serde(rename_all = "camelCase")]
+        struct Params {
+            progress_token: u64,
+            progress: f64,
+            total: Option<f64>,
+            message: Option<String>,
+        }
+        let Kind::Notification { method: Method::Progress, params: Some(params) } = frame.kind() else {
+            return None;
+        };
+        let params: Params = serde_json::from_slice(params).ok()?;
+        (params.progress_token == token).then_some(Self {
+            done: params.progress,
+            total: params.total,
+            message: params.message,
+        })
+    }
+}
+
+impl fmt::Display for Progress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (&self.message, self.total) {
+            (Some(message), Some(total)) => write!(f, "{message} ({}/{total})", self.done),
+            (Some(message), None) => f.write_str(message),
+            (None, Some(total)) => write!(f, "{}/{total}", self.done),
+            (None, None) => write!(f, "{}", self.done),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_status_message_may_tell_how_far_a_task_is() {
+        let read = |text: &str| Progress::from_status(text).map(|progress| (progress.done, progress.total));
+        assert_eq!(read("half way (2.5/4)"), Some((2.5, Some(4.0))));
+        assert_eq!(read("2/4"), Some((2.0, Some(4.0))));
+        for other in ["working", "see a/b", "(x/y)", "", "3"] {
+            assert_eq!(read(other), None, "{other}");
+        }
+    }
+}

@@ -1,0 +1,142 @@
+//! HTTP requests to one server, and the bodies of its answers.
+
+use super::{Error, error::causes};
+use crate::protocol::{
+    accept,
+    sse::{Decoder, SseEvent},
+};
+use bytes::{Bytes, BytesMut};
+use http::{HeaderMap, HeaderValue, Method, Request, Response, Uri, header};
+use http_body_util::{BodyExt, Full};
+use hyper::body::Incoming;
+use hyper_rustls::HttpsConnector;
+use hyper_util::{
+    client::legacy::{self, connect::HttpConnector},
+    rt::TokioExecutor,
+};
+use std::sync::Arc;
+
+/// Bytes of one message of a server; a larger one is an error.
+pub(super) const MAX_MESSAGE: usize = 256 << 20;
+
+/// The way to one server.
+#[derive(Clone, Debug)]
+pub(super) struct Wire {
+    http: legacy::Client<HttpsConnector<HttpConnector>, Full<Bytes>>,
+    url: Uri,
+    /// Sent with each request, beside those of the protocol.
+    headers: HeaderMap,
+}
+
+/// An event stream being read.
+pub(super) struct Events {
+    url: Uri,
+    body: Incoming,
+    decoder: Decoder,
+}
+
+// === impl Wire ===
+
+impl Wire {
+    pub(super) fn new(url: Uri, headers: HeaderMap) -> Self {
+        // Certificates that cannot be read make each HTTPS server unknown, which the connection's
+        // error says; HTTP needs none.
+        let mut roots = rustls::RootCertStore::empty();
+        if url.scheme_str() == Some("https") {
+            roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+        }
+        let tls =
+            rustls::ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+                .with_safe_default_protocol_versions()
+                .expect("ring has the default versions")
+                .with_root_certificates(roots)
+                .with_no_client_auth();
+        let connector = hyper_rustls::HttpsConnectorBuilder::new()
+            .with_tls_config(tls)
+            .https_or_http()
+            .enable_all_versions()
+            .build();
+        let http = legacy::Client::builder(TokioExecutor::new()).build(connector);
+        Self { http, url, headers }
+    }
+
+    /// Posts one message, and gives the head of its answer.
+    pub(super) async fn post(&self, message: String, extra: HeaderMap) -> Result<Response<Incoming>, Error> {
+        let mut headers = HeaderMap::with_capacity(extra.len() + 2);
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(accept::JSON));
+        headers.insert(header::ACCEPT, HeaderValue::from_static("application/json, text/event-stream"));
+        headers.extend(extra);
+        self.send(Method::POST, message, headers).await
+    }
+
+    /// Makes one request; `extra` beside what each carries.
+    pub(super) async fn send(
+        &self,
+        method: Method,
+        body: String,
+        extra: HeaderMap,
+    ) -> Result<Response<Incoming>, Error> {
+        let mut request = Request::new(Full::from(body));
+        *request.method_mut() = method;
+        *request.uri_mut() = self.url.clone();
+        *request.headers_mut() = self.headers.clone();
+        request.headers_mut().extend(extra);
+        self.http.request(request).await.map_err(|error| {
+            let (url, detail) = (self.url.clone(), causes(&error));
+            if error.is_connect() {
+                Error::Unreachable { url, detail }
+            } else {
+                Error::Broken { url, detail }
+            }
+        })
+    }
+
+    /// A body to its end.
+    pub(super) async fn whole(&self, mut body: Incoming) -> Result<Bytes, Error> {
+        let mut bytes = BytesMut::new();
+        while let Some(frame) = body.frame().await {
+            let frame = frame.map_err(|error| broken(&self.url, &error))?;
+            let Ok(data) = frame.into_data() else { continue };
+            if bytes.len() + data.len() > MAX_MESSAGE {
+                return Err(Error::TooLarge);
+            }
+            bytes.extend_from_slice(&data);
+        }
+        Ok(bytes.freeze())
+    }
+
+    pub(super) fn events(&self, body: Incoming) -> Events {
+        Events { url: self.url.clone(), body, decoder: Decoder::new(MAX_MESSAGE) }
+    }
+
+    /// A stream that ended although its response is still to come.
+    pub(super) fn cut_short(&self) -> Error {
+        Error::Broken { url: self.url.clone(), detail: "the stream ended without the response".to_owned() }
+    }
+}
+
+pub(super) fn is_stream(response: &Response<Incoming>) -> bool {
+    accept::is_media(response.headers().get(header::CONTENT_TYPE), accept::EVENT_STREAM)
+}
+
+fn broken(url: &Uri, error: &hyper::Error) -> Error {
+    Error::Broken { url: url.clone(), detail: causes(error) }
+}
+
+// === impl Events ===
+
+impl Events {
+    /// The next event, or `None` at the end of the stream.
+    pub(super) async fn next(&mut self) -> Result<Option<SseEvent>, Error> {
+        loop {
+            if let Some(event) = self.decoder.next_event().map_err(|_| Error::TooLarge)? {
+                return Ok(Some(event));
+            }
+            let Some(frame) = self.body.frame().await else { return Ok(None) };
+            let frame = frame.map_err(|error| broken(&self.url, &error))?;
+            if let Ok(data) = frame.into_data() {
+                self.decoder.feed(data);
+            }
+        }
+    }
+}

@@ -1,0 +1,275 @@
+//! Clients that take nothing of what they asked for.
+//!
+//! What is written waits for a client to read it, and while it waits it holds a connection, a place
+//! among the calls in flight and its own bytes. So a socket that has bytes to send must be rid of
+//! some of them within `timeouts.write`, or it is closed. Only standing still counts: a client that
+//! reads slowly but reads is served to the end, and a stream on which there is nothing to say waits
+//! for as long as it likes.
+//!
+//! On HTTP/2 a client can refuse what one stream has for it while its socket goes on (RFC 9113,
+//! 5.2), and on a connection that serves many people that is the business of one of them. So an
+//! answer is handed to hyper in portions, and a stream that cannot be rid of one in time is reset.
+
+use super::reply::{Body, BrokenOff, Chunk};
+use bytes::Buf;
+use http_body::{Body as HttpBody, Frame, SizeHint};
+use pin_project::pin_project;
+use std::{
+    cell::Cell,
+    future::Future,
+    io::{self, IoSlice},
+    pin::Pin,
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    time::{Sleep, sleep},
+};
+
+/// A socket whose peer must take something in time once there is something to take.
+///
+/// It belongs right on the socket, beneath TLS, which takes bytes itself before it sends them.
+#[pin_project]
+pub(super) struct Paced<S> {
+    #[pin]
+    stream: S,
+    patience: Duration,
+    /// When it has stood still for too long. There is none while it moves or has nothing to send,
+    /// so that it costs a connection no more than a pointer.
+    overdue: Option<Pin<Box<Sleep>>>,
+}
+
+/// The body of an answer on HTTP/2, in portions.
+#[pin_project]
+pub(super) struct Portions {
+    #[pin]
+    body: Body,
+    /// What is left of the body's last frame; never empty.
+    rest: Option<Chunk>,
+}
+
+/// hyper's work on one HTTP/2 stream, which ends it when it stands still for too long.
+#[pin_project]
+pub(super) struct Paces<F> {
+    #[pin]
+    stream: F,
+    patience: Duration,
+    overdue: Option<Pin<Box<Sleep>>>,
+}
+
+/// What hyper last got when it asked a stream's body for more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Got {
+    /// It did not ask: it waits for room, or for the answer to begin.
+    NotAsked,
+    /// There is nothing to say.
+    Nothing,
+    /// A portion, for which it has to find room before it asks again.
+    Portion,
+}
+
+/// The most a stream is given at a time, in bytes: one frame of HTTP/2. A client that takes less than
+/// this in `timeouts.write` counts as one that takes nothing.
+const PORTION: usize = 16 << 10;
+
+thread_local! {
+    /// Told by a body to the [`Paces`] within whose `poll` it is polled.
+    static GOT: Cell<Got> = const { Cell::new(Got::NotAsked) };
+}
+
+// === impl Paced ===
+
+impl<S> Paced<S> {
+    pub(super) const fn new(stream: S, patience: Duration) -> Self {
+        Self { stream, patience, overdue: None }
+    }
+}
+
+/// What became of an attempt to write, where the socket may have stood still for too long.
+fn in_time<T>(
+    written: Poll<io::Result<T>>,
+    patience: Duration,
+    overdue: &mut Option<Pin<Box<Sleep>>>,
+    cx: &mut Context<'_>,
+) -> Poll<io::Result<T>> {
+    if written.is_ready() {
+        *overdue = None;
+        return written;
+    }
+    ready!(overdue.get_or_insert_with(|| Box::pin(sleep(patience))).as_mut().poll(cx));
+    Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
+}
+
+impl<S: AsyncRead> AsyncRead for Paced<S> {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        self.project().stream.poll_read(cx, buf)
+    }
+}
+
+impl<S: AsyncWrite> AsyncWrite for Paced<S> {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        let this = self.project();
+        in_time(this.stream.poll_write(cx, buf), *this.patience, this.overdue, cx)
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let this = self.project();
+        in_time(this.stream.poll_write_vectored(cx, bufs), *this.patience, this.overdue, cx)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let this = self.project();
+        in_time(this.stream.poll_flush(cx), *this.patience, this.overdue, cx)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.project().stream.poll_shutdown(cx)
+    }
+}
+
+// === impl Portions ===
+
+impl Portions {
+    pub(super) const fn of(body: Body) -> Self {
+        Self { body, rest: None }
+    }
+}
+
+impl HttpBody for Portions {
+    type Data = Chunk;
+    type Error = BrokenOff;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Chunk>, BrokenOff>>> {
+        let this = self.project();
+        if this.rest.is_none() {
+            GOT.set(Got::Nothing);
+            let frame = ready!(this.body.poll_frame(cx));
+            GOT.set(Got::Portion);
+            match frame.map(|frame| frame.map(Frame::into_data)) {
+                Some(Ok(Ok(chunk))) => *this.rest = Some(chunk),
+                Some(Ok(Err(trailers))) => return Poll::Ready(Some(Ok(trailers))),
+                Some(Err(error)) => return Poll::Ready(Some(Err(error))),
+                None => return Poll::Ready(None),
+            }
+        }
+        GOT.set(Got::Portion);
+        let portion = this.rest.as_mut().map(|rest| rest.split_to(PORTION));
+        *this.rest = this.rest.take().filter(Buf::has_remaining);
+        Poll::Ready(portion.map(|portion| Ok(Frame::data(portion))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.rest.is_none() && self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        let rest = self.rest.as_ref().map_or(0, |rest| rest.remaining() as u64);
+        let body = self.body.size_hint();
+        let mut hint = SizeHint::new();
+        hint.set_lower(body.lower() + rest);
+        if let Some(upper) = body.upper() {
+            hint.set_upper(upper + rest);
+        }
+        hint
+    }
+}
+
+// === impl Paces ===
+
+impl<F> Paces<F> {
+    pub(super) const fn new(stream: F, patience: Duration) -> Self {
+        Self { stream, patience, overdue: None }
+    }
+}
+
+impl<F: Future<Output = ()>> Future for Paces<F> {
+    type Output = ();
+
+    /// Ready also when the stream is overdue. It is dropped then, and hyper resets it.
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        let this = self.project();
+        GOT.set(Got::NotAsked);
+        if this.stream.poll(cx).is_ready() {
+            return Poll::Ready(());
+        }
+        match GOT.get() {
+            Got::NotAsked => {}
+            Got::Nothing => *this.overdue = None,
+            Got::Portion => *this.overdue = Some(Box::pin(sleep(*this.patience))),
+        }
+        match this.overdue {
+            Some(overdue) => overdue.as_mut().poll(cx),
+            None => Poll::Pending,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::{
+        io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex},
+        time::{Instant, advance, timeout},
+    };
+
+    const PATIENCE: Duration = Duration::from_secs(60);
+
+    /// A socket that takes eight bytes, and its other end.
+    fn socket() -> (Paced<DuplexStream>, DuplexStream) {
+        let (ours, theirs) = duplex(8);
+        (Paced::new(ours, PATIENCE), theirs)
+    }
+
+    #[expect(clippy::disallowed_methods, reason = "the time is paused")]
+    fn now() -> Instant {
+        Instant::now()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_peer_that_takes_nothing_is_given_up() {
+        let (mut ours, _theirs) = socket();
+        let began = now();
+        let error = ours.write_all(&[0; 9]).await.expect_err("nobody reads");
+        assert_eq!((error.kind(), began.elapsed()), (io::ErrorKind::TimedOut, PATIENCE));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_peer_that_takes_a_little_now_and_then_gets_everything() {
+        let (mut ours, mut theirs) = socket();
+        let began = now();
+        let reader = async {
+            let mut taken = 0;
+            while taken < 100 {
+                advance(PATIENCE - Duration::from_secs(1)).await;
+                taken += theirs.read(&mut [0; 1]).await.expect("it is still there");
+            }
+        };
+        let (written, ()) = tokio::join!(ours.write_all(&[0; 100]), reader);
+        written.expect("it was all taken");
+        assert!(began.elapsed() > PATIENCE * 90);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_has_nothing_to_take_may_wait() {
+        let (mut ours, mut theirs) = socket();
+        for _ in 0..3 {
+            ours.write_all(&[0; 8]).await.expect("there is room");
+            // Full, but there is nothing more to send.
+            let read = timeout(PATIENCE * 100, ours.read(&mut [0; 1])).await;
+            assert!(read.is_err(), "it says nothing");
+            theirs.read_exact(&mut [0; 8]).await.expect("it is there");
+        }
+    }
+}

@@ -1,0 +1,154 @@
+//! A record as 2025-11-25 shows it (*Tasks*).
+//!
+//! The task is flat in every answer but the first, where it is nested; its result is never in it.
+//! Every member of the revision is in every view: clients of that time refuse a task without `ttl`
+//! or `lastUpdatedAt` (`WIRE`, B 1, rule 11).
+
+use super::Writer;
+use crate::{
+    protocol::{
+        Timestamp, meta,
+        splice::{Edit, Object},
+    },
+    task::{PollBounds, Record, State},
+};
+use bytes::Bytes;
+use serde_json::json;
+
+/// How tasks are shown on a route.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Terms {
+    /// The least and the greatest `pollInterval`.
+    pub poll: PollBounds,
+    pub tool_errors: ToolErrors,
+}
+
+/// What a task is whose tool returned `isError: true`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ToolErrors {
+    /// `failed`, as the revision has it (2025-11-25, *Tasks, Task Execution Errors*).
+    #[default]
+    Failed,
+    /// `completed`: clients in the field drop the result of a failed task (`WIRE`, B 1, rule 4).
+    Completed,
+}
+
+/// What a call that is a task has come to, as the call itself would have been answered.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// The raw result object, with the task it belongs to in `_meta`.
+    Result(Bytes),
+    /// The raw error object.
+    Error(Bytes),
+    /// It was cancelled, so that there is none.
+    Cancelled,
+}
+
+/// The `CreateTaskResult`. `immediate` is for the model to go on with
+/// (`io.modelcontextprotocol/model-immediate-response`).
+pub fn created(record: &Record, now: Timestamp, terms: Terms, immediate: Option<&str>) -> Vec<u8> {
+    let mut out = Writer::sized(512 + immediate.map_or(0, str::len));
+    out.key("task");
+    out.raw(b"{");
+    task(&mut out, record, now, terms);
+    out.raw(b"}");
+    out.key("_meta");
+    out.raw(b"{");
+    out.key(meta::RELATED_TASK);
+    out.raw(&related(record));
+    if let Some(immediate) = immediate {
+        out.string(meta::IMMEDIATE_RESPONSE, immediate);
+    }
+    out.raw(b"}");
+    out.finish()
+}
+
+/// The task itself: the result of `tasks/get` and `tasks/cancel`, the params of
+/// `notifications/tasks/status`.
+pub fn shown(record: &Record, now: Timestamp, terms: Terms) -> Vec<u8> {
+    let mut out = Writer::sized(384 + record.message.as_ref().map_or(0, String::len));
+    task(&mut out, record, now, terms);
+    out.finish()
+}
+
+/// The result of `tasks/list`: one page, and the cursor of the next if there is one.
+pub fn listed<'a>(
+    records: impl IntoIterator<Item = &'a Record>,
+    next: Option<&str>,
+    now: Timestamp,
+    terms: Terms,
+) -> Vec<u8> {
+    let mut out = Writer::sized(1024);
+    out.key("tasks");
+    out.raw(b"[");
+    for (at, record) in records.into_iter().enumerate() {
+        out.raw(if at == 0 { b"{" } else { b",{" });
+        task(&mut out, record, now, terms);
+        out.raw(b"}");
+    }
+    out.raw(b"]");
+    if let Some(next) = next {
+        out.string("nextCursor", next);
+    }
+    out.finish()
+}
+
+/// The status, as this revision counts a tool that failed.
+pub fn status(record: &Record, tool_errors: ToolErrors) -> &'static str {
+    match (&record.state, tool_errors) {
+        (State::Completed { is_error: true, .. }, ToolErrors::Failed) => "failed",
+        (state, ToolErrors::Failed | ToolErrors::Completed) => state.status(),
+    }
+}
+
+/// What `tasks/result` gives; nothing as long as the task has not ended.
+///
+/// What a 2026-07-28 client's call left behind is a result of that revision: `resultType` and the
+/// server's name are taken off again.
+pub fn outcome(record: &Record) -> Option<Outcome> {
+    match &record.state {
+        State::Working | State::InputRequired { .. } => None,
+        State::Completed { result, .. } => Some(Outcome::Result(related_result(record, result))),
+        State::Failed { error } => Some(Outcome::Error(error.clone())),
+        State::Cancelled => Some(Outcome::Cancelled),
+    }
+}
+
+/// The value of `io.modelcontextprotocol/related-task`.
+pub fn related(record: &Record) -> Vec<u8> {
+    json!({ "taskId": record.id.as_str() }).to_string().into()
+}
+
+fn related_result(record: &Record, result: &Bytes) -> Bytes {
+    let Ok(object) = Object::read(result) else { return result.clone() };
+    let mut edit = Edit::new(&object);
+    if record.raised {
+        edit.remove("resultType");
+    }
+    let about = match object.get("_meta").map(|raw| Object::read(&raw)) {
+        Some(Ok(about)) => {
+            let mut inner = Edit::new(&about);
+            if record.raised {
+                inner.remove(meta::SERVER_INFO);
+            }
+            inner.set(meta::RELATED_TASK, related(record));
+            inner.apply()
+        }
+        _ => [b"{\"", meta::RELATED_TASK.as_bytes(), b"\":", &related(record), b"}"].concat().into(),
+    };
+    edit.set("_meta", about);
+    edit.apply()
+}
+
+/// The members of a task.
+fn task(out: &mut Writer, record: &Record, now: Timestamp, terms: Terms) {
+    out.string("taskId", record.id.as_str());
+    out.string("status", status(record, terms.tool_errors));
+    if let Some(message) = &record.message {
+        out.string("statusMessage", message);
+    }
+    out.string("createdAt", &record.created.to_string());
+    out.string("lastUpdatedAt", &record.updated.to_string());
+    out.number("ttl", record.ttl.as_millis());
+    out.number("pollInterval", record.poll_interval(now, terms.poll).as_millis());
+}

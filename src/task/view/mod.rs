@@ -1,0 +1,55 @@
+//! A record as a client sees it.
+//!
+//! One record, two views: that of the tasks extension ([`extension`], for 2026-07-28) and that of
+//! the experimental tasks of 2025-11-25 ([`experimental`]). They differ in more than names. In the
+//! first the result is in the task; in the second it is fetched by a request of its own, and a tool
+//! that failed makes the task a failed one.
+
+pub mod experimental;
+pub mod extension;
+
+/// A JSON object that is being written, straight into one buffer.
+struct Writer(Vec<u8>);
+
+// === impl Writer ===
+
+impl Writer {
+    fn sized(bytes: usize) -> Self {
+        let mut out = Vec::with_capacity(bytes);
+        out.push(b'{');
+        Self(out)
+    }
+
+    fn string(&mut self, key: &str, value: &str) {
+        self.key(key);
+        self.quoted(value);
+    }
+
+    fn number(&mut self, key: &str, value: u128) {
+        self.key(key);
+        self.raw(itoa::Buffer::new().format(value).as_bytes());
+    }
+
+    /// The key of the next member. All our keys are plain.
+    fn key(&mut self, key: &str) {
+        if self.0.last() != Some(&b'{') {
+            self.0.push(b',');
+        }
+        self.0.push(b'"');
+        self.0.extend_from_slice(key.as_bytes());
+        self.0.extend_from_slice(b"\":");
+    }
+
+    fn quoted(&mut self, text: &str) {
+        serde_json::to_writer(&mut self.0, text).expect("a string is written to memory");
+    }
+
+    fn raw(&mut self, json: &[u8]) {
+        self.0.extend_from_slice(json);
+    }
+
+    fn finish(mut self) -> Vec<u8> {
+        self.0.push(b'}');
+        self.0
+    }
+}
