@@ -78,7 +78,7 @@ class Exchange:
         """What is asked, in one word: the same in both runs. The id is the client's own."""
         method = self.request[0].split()[0]
         if method != "POST":
-            return f"{method} resumed" if "last-event-id" in self.request[1] else method
+            return " after ".join([method, *self.request[1].get("last-event-id", [])])
         try:
             message = json.loads(self.request[2])
         except ValueError:

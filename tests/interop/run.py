@@ -117,6 +117,7 @@ PLANS = [
         for client in ("python1.30", "typescript1.32")
         for server in SERVERS
     ),
+    Plan("python1.30-python-stateless", "python1.30", "python", ("--stateless",), "stateless", ""),
     *(
         recorded(client, server, *flags)
         for client in ("python1.30", "typescript1.32", "python1.12", "python1.9")

@@ -105,8 +105,8 @@ class Heard:
 
 
 @asynccontextmanager
-async def client(url: str, **callbacks: Any) -> AsyncIterator[ClientSession]:
-    """A session after its handshake; `heard`, `hello` and `get_session_id` are ours."""
+async def client(url: str, headers: dict[str, str] | None = None, **callbacks: Any) -> AsyncIterator[ClientSession]:
+    """A session after its handshake; `heard`, `hello` and `get_session_id` are ours. Headers need 1.30."""
     heard = Heard()
 
     async def handle(message: Any) -> None:
@@ -114,7 +114,11 @@ async def client(url: str, **callbacks: Any) -> AsyncIterator[ClientSession]:
             heard.put(message.root)
 
     async with (
-        connect(url) as (read, write, get_session_id),
+        connect(url, **({"http_client": httpx.AsyncClient(headers=headers)} if headers else {})) as (
+            read,
+            write,
+            get_session_id,
+        ),
         ClientSession(read, write, message_handler=handle, **callbacks) as it,
     ):
         it.heard, it.get_session_id = heard, get_session_id
@@ -777,6 +781,42 @@ async def _(url: str) -> None:
         await finish(session, created.task, "failed")
         with suppress(McpError):
             equal((await result_of(session, created.task)).isError, True, "isError")
+
+
+# --- servers without sessions ---------------------------------------------------------------------
+
+
+@check("stateless", "tasks-of-nobody-in-particular")
+async def _(url: str) -> None:
+    # Who asks cannot be told apart from anybody else, so there is no list; the id is the key.
+    name = label()
+    async with client(url) as session:
+        offered = session.hello.capabilities.tasks
+        true(offered is not None, "no tasks capability")
+        equal(
+            offered.model_dump(exclude_none=True),
+            {"cancel": {}, "requests": {"tools": {"call": {}}}},
+            "the tasks capability",
+        )
+        task = await start(session, "slow", {"seconds": 1.2, "label": name})
+        await finish(session, task)
+        equal(text_of(await result_of(session, task)), f"slow {name} is done", "the text")
+        gone = await start(session, "slow", {"seconds": 20})
+        equal((await session.experimental.cancel_task(gone.taskId)).status, "cancelled", "the status")
+        equal((await failure(session.experimental.list_tasks())).code, -32601, "the code of tasks/list")
+
+
+@check("stateless", "tasks-of-somebody")
+async def _(url: str) -> None:
+    one, other = ({"authorization": f"Bearer {label()}"} for _ in range(2))
+    async with client(url, one) as session, client(url, one) as again, client(url, other) as stranger:
+        equal(session.hello.capabilities.tasks.model_dump(exclude_none=True).get("list"), {}, "tasks.list")
+        task = await start(session, "slow", {"seconds": 0.5})
+        equal([each.taskId for each in await listed(again)], [task.taskId], "the list of the same caller")
+        equal((await failure(stranger.experimental.get_task(task.taskId))).code, -32602, "a stranger's tasks/get")
+        equal(await listed(stranger), [], "what a stranger is shown")
+        await finish(again, task)
+        equal((await result_of(again, task)).isError, False, "isError")
 
 
 # --- questions in tasks --------------------------------------------------------------------------

@@ -5,6 +5,7 @@ Nothing in it knows about the proxy in front of it, and nothing about tasks unle
     server.py [--port PORT]        # 0, the default, takes a free port and prints it
               [--resumable]        # with an event store: priming events, `retry`, Last-Event-ID
               [--tasks]            # with the SDK's own tasks of 2025-11-25
+              [--stateless]        # no sessions: each request stands alone
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--port", type=int, default=0)
 parser.add_argument("--resumable", action="store_true")
 parser.add_argument("--tasks", action="store_true")
+parser.add_argument("--stateless", action="store_true")
 options = parser.parse_args()
 
 app = FastMCP(
@@ -59,6 +61,7 @@ app = FastMCP(
     log_level="WARNING",
     event_store=Events() if options.resumable else None,
     retry_interval=RETRY_MS if options.resumable else None,
+    stateless_http=options.stateless,
 )
 
 cancelled_labels: list[str] = []

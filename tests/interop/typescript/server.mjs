@@ -3,7 +3,8 @@
 // The tools are those of python/server.py.
 //
 //     node server.mjs [--port PORT]        # 0, the default, takes a free port and prints it
-//                     [--resumable]        # with an event store: priming events, `retry`, Last-Event-ID
+//                     [--resumable]        # with an event store: priming events, `retry`, Last-Event-ID; and with a
+//                                          # comment at the head of each event stream
 //                     [--tasks]            # with the SDK's own tasks of 2025-11-25
 
 import { randomUUID } from 'node:crypto';
@@ -282,6 +283,18 @@ function newServer() {
   return server;
 }
 
+/** Writes a comment at the head of an event stream, as servers do that want their headers sent at once. */
+function withComment(response) {
+  const { writeHead } = response;
+  response.writeHead = (...args) => {
+    writeHead.apply(response, args);
+    const type = args.flatMap((arg) => (arg instanceof Object ? Object.entries(arg) : [])).flat(2).join(' ');
+    if (type.includes('text/event-stream')) response.write(': the stream is open\n\n');
+    return response;
+  };
+  return response;
+}
+
 const sessions = new Map();
 
 async function handle(request, response) {
@@ -312,7 +325,7 @@ async function handle(request, response) {
     transport.onclose = () => sessions.delete(transport.sessionId);
     await newServer().connect(transport);
   }
-  await transport.handleRequest(request, response, body);
+  await transport.handleRequest(request, options.resumable ? withComment(response) : response, body);
 }
 
 const http = createServer((request, response) => {
