@@ -93,12 +93,15 @@ class Plan:
     groups: str | None = None
     direct: str | None = None
     edits: str | None = None  # a recorded session, in which recorded.py takes these edits for meant
+    mode: str = "auto"  # the proxy's
 
 
-def recorded(client: str, server: str, *flags: str) -> Plan:
-    edits = "tasks" if client in ("python1.30", "typescript1.32") else "none"
+def recorded(client: str, server: str, *flags: str, mode: str = "auto") -> Plan:
+    edits = "tasks" if mode == "auto" and client in ("python1.30", "typescript1.32") else "none"
     name = "-".join(["recorded", client, server, *(flag.strip("-") for flag in flags)])
-    return Plan(name, client, server, flags, groups="session", direct="", edits=edits)
+    if mode != "auto":
+        name += f"-{mode}"
+    return Plan(name, client, server, flags, groups="session", direct="", edits=edits, mode=mode)
 
 
 # The longest first.
@@ -117,6 +120,7 @@ PLANS = [
         for client in ("python1.30", "typescript1.32")
         for server in SERVERS
     ),
+    Plan("python1.30-typescript-required", "python1.30", "typescript", groups="required", direct="", mode="required"),
     Plan("python1.30-python-stateless", "python1.30", "python", ("--stateless",), "stateless", ""),
     *(
         recorded(client, server, *flags)
@@ -124,6 +128,8 @@ PLANS = [
         for server, *flags in (("python", "--resumable"), ("typescript",))
     ),
     *(recorded(client, "typescript", "--resumable") for client in ("python1.30", "typescript1.32")),
+    recorded("python1.30", "python", mode="never"),
+    recorded("typescript1.32", "typescript", mode="observe"),
 ]
 
 # --- installing ----------------------------------------------------------------------------------
@@ -278,7 +284,8 @@ class Pair:
     def start(self, options: argparse.Namespace, logs: Path) -> None:
         client = located(CLIENTS[self.plan.client].command, options)
         server = located(SERVERS[self.plan.server], options) + list(self.plan.flags)
-        proxy = [options.deferral, "serve", "--listen", "127.0.0.1:0", "--admin", "off", "--after", AFTER, "--upstream"]
+        proxy = [options.deferral, "serve", "--listen", "127.0.0.1:0", "--admin", "off"]
+        proxy += ["--after", AFTER, "--mode", self.plan.mode, "--upstream"]
         command: list[str | Path]
         if self.plan.edits is None:
             url = self.spawn("server", server, logs).endpoint()

@@ -783,6 +783,21 @@ async def _(url: str) -> None:
             equal((await result_of(session, created.task)).isError, True, "isError")
 
 
+# --- tools that must be called as tasks ----------------------------------------------------------
+
+
+@check("required", "only-as-tasks")
+async def _(url: str) -> None:
+    name = label()
+    async with client(url) as session:
+        for tool in (await session.list_tools()).tools:
+            equal(tool.execution and tool.execution.taskSupport, "required", f"taskSupport of {tool.name}")
+        equal((await failure(session.call_tool("slow", {"seconds": 0.2}))).code, -32601, "the code of a plain call")
+        task = await start(session, "slow", {"seconds": 0.6, "label": name})
+        await finish(session, task)
+        equal(text_of(await result_of(session, task)), f"slow {name} is done", "the text")
+
+
 # --- servers without sessions ---------------------------------------------------------------------
 
 
