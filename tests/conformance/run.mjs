@@ -6,6 +6,9 @@
 //         legacy          the proxy in front of it, at 2025-11-25
 //         modern          the proxy in front of it, at 2026-07-28 (includes the tasks-* scenarios)
 //         tasks           only the tasks-* scenarios of `modern`
+//         together        `legacy` and `modern` at the same time, against one proxy in front of one fixture; counted as
+//                         together-legacy, together-modern and together-tasks. The set that is done first starts again
+//                         until the other is done, so that neither ever has the proxy to itself
 //         NAME-hard       the same against the fixture's --hard variant
 //         client          the proxy's upstream side: the suite plays the server
 // Without --deferral only the legacy-alone groups run. A scenario passes when all of N runs did.
@@ -58,6 +61,8 @@ const jobs = [
   { group: 'legacy', set: legacy },
   { group: 'legacy-hard', set: legacy, hard: true },
   { group: 'legacy-alone-hard', set: legacy, hard: true, alone: true },
+  { group: 'together', sets: [legacy, modern] },
+  { group: 'together-hard', sets: [legacy, modern], hard: true },
   { group: 'client', client: true }
 ].flatMap(job => {
   if (!binary && !job.alone) return [];
@@ -135,21 +140,46 @@ function judge(dir, scenario, { client, group }) {
   return { verdict, blame };
 }
 
-async function runServerJob(job, dir) {
+/** A job of several sets, as a job for each. */
+function partsOf(job) {
+  if (!job.sets) return [job];
+  const name = set => (set === modern ? 'modern' : 'legacy');
+  return job.sets.map(set => ({ ...job, set, group: job.group.replace('together', `together-${name(set)}`) }));
+}
+
+/** Runs one set once. */
+async function runSet(job, url, dir) {
   const names = job.scenarios ?? job.set.names;
+  if (job.scenarios) {
+    for (const name of names) {
+      await runSuite(['server', '--url', url, '--scenario', name, '--spec-version', job.set.revision, '--force'], dir);
+    }
+  } else {
+    await runSuite(['server', '--url', url, '--requirements', job.set.revision], dir);
+  }
+  names.forEach(name => record(job, name, judge(dir, name, job)));
+}
+
+async function runServerJob(job, dir) {
   const processes = [];
+  const parts = partsOf(job);
   try {
     processes.push(await startFixture(dir, job.hard));
     if (!job.alone) processes.push(await startProxy(binary, processes[0].url, dir));
     const { url } = processes.at(-1);
-    await probe(url, job.set);
-    if (job.scenarios) {
-      for (const name of names) {
-        await runSuite(['server', '--url', url, '--scenario', name, '--spec-version', job.set.revision, '--force'], dir);
-      }
-    } else {
-      await runSuite(['server', '--url', url, '--requirements', job.set.revision], dir);
-    }
+    for (const part of parts) await probe(url, part.set);
+    const unfinished = new Set(parts);
+    await Promise.all(
+      parts.map(async part => {
+        for (let round = 1; round === 1 || unfinished.size; round++) {
+          const own = join(dir, `${part.group}-${round}`);
+          mkdirSync(own);
+          await runSet(part, url, own);
+          rounds[part.group] = (rounds[part.group] ?? 0) + 1;
+          unfinished.delete(part);
+        }
+      })
+    );
     const dead = processes.find(child => child.ended);
     if (dead) throw new Error(`${dead.spawnfile} ended during the run`);
   } finally {
@@ -157,11 +187,9 @@ async function runServerJob(job, dir) {
       if (!(await stop(child))) note(job.group, `${child.spawnfile} ignored SIGTERM`);
     }
   }
-  return new Map(names.map(name => [name, judge(dir, name, job)]));
 }
 
 async function runClientJob(job, dir) {
-  const results = new Map();
   for (const name of CLIENT) {
     const own = join(dir, name);
     mkdirSync(own);
@@ -171,15 +199,15 @@ async function runClientJob(job, dir) {
       ['client', '--command', command, '--scenario', name, '--spec-version', legacy.revision, '--force'], own,
       { DEFERRAL: binary, DRIVER_DIR: own }
     );
-    results.set(name, judge(own, name, job));
+    record(job, name, judge(own, name, job));
   }
-  return results;
 }
 
 // ---- collecting -----------------------------------------------------------------------------------------------------
 
 const LEVEL = { failed: 0, skipped: 0, warnings: 1, clean: 2 };
 const outcome = {}; // group -> scenario -> { verdict, blame }
+const rounds = {}; // group -> how often its set ran
 const unscored = new Set(); // groups whose server was not there
 const notes = [];
 const note = (group, message) => notes.push(`${group}: ${message}`);
@@ -195,14 +223,15 @@ async function runJob(job, run) {
   const dir = join(scratch, `${job.group}-${run}`);
   mkdirSync(dir);
   try {
-    const results = await (job.client ? runClientJob : runServerJob)(job, dir);
-    results.forEach((result, scenario) => record(job, scenario, result));
+    await (job.client ? runClientJob : runServerJob)(job, dir);
   } catch (error) {
     // Not scored at all: whatever score.json expects here counts as lost.
     note(job.group, `not scored, ${error.message}`);
-    for (const scenario of job.scenarios ?? job.set?.names ?? CLIENT) {
-      record(job, scenario, { verdict: 'failed', blame: [] });
-      unscored.add(groupOf(job, scenario));
+    for (const part of partsOf(job)) {
+      for (const scenario of part.scenarios ?? part.set?.names ?? CLIENT) {
+        record(part, scenario, { verdict: 'failed', blame: [] });
+        unscored.add(groupOf(part, scenario));
+      }
     }
   }
 }
@@ -228,11 +257,11 @@ try {
 
 let passed = 0;
 const lost = [];
-for (const group of new Set(jobs.flatMap(job => [job.group, groupOf(job, 'tasks-')]))) {
+for (const group of new Set(jobs.flatMap(partsOf).flatMap(job => [job.group, groupOf(job, 'tasks-')]))) {
   const scenarios = outcome[group] ?? {}; // `--only tasks` leaves nothing for `modern`
   const all = Object.entries(scenarios);
   if (!all.length) continue;
-  const scored = group.startsWith('legacy') ? legacy.scored : group.startsWith('modern') ? modern.scored : Object.keys(scenarios);
+  const scored = group.includes('legacy') ? legacy.scored : group.includes('modern') ? modern.scored : Object.keys(scenarios);
   const pass = entries => entries.filter(([, { verdict }]) => LEVEL[verdict]).length;
   const share = (entries, label) => {
     const skipped = entries.filter(([, { verdict }]) => verdict === 'skipped').length;
@@ -240,8 +269,9 @@ for (const group of new Set(jobs.flatMap(job => [job.group, groupOf(job, 'tasks-
   };
   passed += pass(all);
   console.log(
-    `${group.padEnd(18)}${share(all.filter(([name]) => scored.includes(name)), 'scored')}` +
-    `${share(all.filter(([name]) => !scored.includes(name)), 'others')}`
+    `${group.padEnd(21)}${share(all.filter(([name]) => scored.includes(name)), 'scored')}` +
+    `${share(all.filter(([name]) => !scored.includes(name)), 'others')}` +
+    `${rounds[group] > runs ? `  (ran ${rounds[group]} times)` : ''}`
   );
   for (const [name, { verdict, blame }] of all) {
     const expected = score[group]?.[name];

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """Real SDK clients through the proxy, against real and unmodified SDK servers.
 
-    run.py --setup                          # install the SDKs: two venvs and node_modules
+    run.py --setup                          # install the SDKs: four venvs and node_modules
     run.py --deferral target/debug/deferral # run the checks
     run.py --direct                         # the checks that hold without a proxy, without one
 
-Each pair of a client and a server gets a server and a proxy of its own. Prints one line for each
-check, `ok PAIR/NAME` or `FAIL PAIR/NAME: why`, and at the end `N passed, M failed`; exits with 1
+Each pair of a client and a server gets a server and a proxy of its own; each `recorded` one runs a
+session twice and compares the bytes (recorded.py). Prints one line for each check, `ok PAIR/NAME` or `FAIL PAIR/NAME: why`, and at the end `N passed, M failed`; exits with 1
 when one failed. Needs nothing but the standard library, Node >= 20 and npm.
 """
 
@@ -14,9 +14,11 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import fnmatch
 import hashlib
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -36,16 +38,99 @@ INSTALL_SECONDS = 600
 STOP_SECONDS = 5
 AFTER = "300ms"
 
-PAIRS = [
-    ("python-python", "python", "python"),
-    ("typescript-python", "typescript", "python"),
-    ("python-typescript", "python", "typescript"),
-    ("typescript-typescript", "typescript", "typescript"),
-]
-GROUPS = "modern,core,tasks,fastmcp,questions,task-questions"
-DIRECT_GROUPS = "legacy,core,questions"
-VENVS = {"server": "requirements-server.txt", "client": "requirements-client.txt"}
+VENVS = {
+    "server": "requirements-server.txt",  # SDK 1.30, whose client is used too
+    "client": "requirements-client.txt",  # SDK 2.x
+    "client-1.12": "requirements-client-1.12.txt",
+    "client-1.9": "requirements-client-1.9.txt",
+}
 
+
+@dataclass(frozen=True)
+class Client:
+    """A program with checks, and the groups of them that run through a proxy and straight to a server."""
+
+    command: list[str]  # the first word is one of VENVS, or node
+    groups: str
+    direct: str
+    extra: tuple[str, ...] = ()  # groups that run only when named
+
+
+OLDER_PYTHON = ["python/older.py", "--revision"]
+CLIENTS = {
+    "python": Client(
+        ["client", "python/client.py"],
+        "modern,core,tasks,fastmcp,legacy,questions,task-questions",
+        "legacy,core,questions",
+        ("extra",),
+    ),
+    "typescript": Client(
+        ["node", "typescript/client.mjs"],
+        "modern,core,tasks,legacy,legacy-tasks,questions,task-questions",
+        "legacy,core,questions",
+        ("extra",),
+    ),
+    "python1.30": Client(
+        ["server", *OLDER_PYTHON, "2025-11-25"], "plain,asking,tasks,task-questions", "plain,asking"
+    ),
+    "python1.12": Client(["client-1.12", *OLDER_PYTHON, "2025-06-18"], "plain,asking,older", "plain,asking,older"),
+    "python1.9": Client(["client-1.9", *OLDER_PYTHON, "2025-03-26"], "plain,older", "plain,older"),
+    "typescript1.32": Client(
+        ["node", "typescript/older.mjs"], "plain,asking,tasks,task-questions", "plain,asking"
+    ),
+}
+SERVERS = {"python": ["server", "python/server.py"], "typescript": ["node", "typescript/server.mjs"]}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A pair to run. The groups are the client's own but where they are named."""
+
+    name: str
+    client: str
+    server: str
+    flags: tuple[str, ...] = ()
+    groups: str | None = None
+    direct: str | None = None
+    edits: str | None = None  # a recorded session, in which recorded.py takes these edits for meant
+    mode: str = "auto"  # the proxy's
+
+
+def recorded(client: str, server: str, *flags: str, mode: str = "auto") -> Plan:
+    edits = "tasks" if mode == "auto" and client in ("python1.30", "typescript1.32") else "none"
+    name = "-".join(["recorded", client, server, *(flag.strip("-") for flag in flags)])
+    if mode != "auto":
+        name += f"-{mode}"
+    return Plan(name, client, server, flags, groups="session", direct="", edits=edits, mode=mode)
+
+
+# The longest first.
+PLANS = [
+    *(
+        Plan(f"{client}-{server}", client, server)
+        for client in ("python1.30", "typescript1.32", "python", "typescript", "python1.12", "python1.9")
+        for server in SERVERS
+    ),
+    *(
+        Plan(f"{client}-{server}-resumable", client, server, ("--resumable",), "resuming,task-resuming", "resuming")
+        for client, server in (("python1.30", "typescript"), ("typescript1.32", "python"))
+    ),
+    *(
+        Plan(f"{client}-{server}-tasks", client, server, ("--tasks",), "own-tasks", "own-tasks")
+        for client in ("python1.30", "typescript1.32")
+        for server in SERVERS
+    ),
+    Plan("python1.30-typescript-required", "python1.30", "typescript", groups="required", direct="", mode="required"),
+    Plan("python1.30-python-stateless", "python1.30", "python", ("--stateless",), "stateless", ""),
+    *(
+        recorded(client, server, *flags)
+        for client in ("python1.30", "typescript1.32", "python1.12", "python1.9")
+        for server, *flags in (("python", "--resumable"), ("typescript",))
+    ),
+    *(recorded(client, "typescript", "--resumable") for client in ("python1.30", "typescript1.32")),
+    recorded("python1.30", "python", mode="never"),
+    recorded("typescript1.32", "typescript", mode="observe"),
+]
 
 # --- installing ----------------------------------------------------------------------------------
 
@@ -178,14 +263,18 @@ def stop(processes: list[Process]) -> None:
 
 @dataclass
 class Pair:
-    name: str
-    client: str
-    server: str
+    plan: Plan
+    groups: str
     processes: list[Process] = field(default_factory=list)
     checks: Process | None = None
+    began: float = 0
     deadline: float = 0
     reported: int = 0
     counts: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def name(self) -> str:
+        return self.plan.name
 
     def spawn(self, role: str, command: list[str | Path], logs: Path) -> Process:
         process = Process(f"{self.name}.{role}", command, logs)
@@ -193,22 +282,22 @@ class Pair:
         return process
 
     def start(self, options: argparse.Namespace, logs: Path) -> None:
-        servers = {
-            "python": [options.python_server, HERE / "python" / "server.py"],
-            "typescript": [options.node, HERE / "typescript" / "server.mjs"],
-        }
-        clients = {
-            "python": [options.python_client, HERE / "python" / "client.py"],
-            "typescript": [options.node, HERE / "typescript" / "client.mjs"],
-        }
-        url = self.spawn("server", servers[self.server], logs).endpoint()
-        if not options.direct:
-            proxy = [options.deferral, "serve", "--listen", "127.0.0.1:0", "--admin", "off"]
-            proxy += ["--upstream", url, "--after", AFTER]
-            url = self.spawn("proxy", proxy, logs).endpoint()
-        command = [*clients[self.client], url, "--groups", options.groups]
-        if options.only:
-            command += ["--only", f"*{options.only}*" if self.client == "python" else options.only]
+        client = located(CLIENTS[self.plan.client].command, options)
+        server = located(SERVERS[self.plan.server], options) + list(self.plan.flags)
+        proxy = [options.deferral, "serve", "--listen", "127.0.0.1:0", "--admin", "off"]
+        proxy += ["--after", AFTER, "--mode", self.plan.mode, "--upstream"]
+        command: list[str | Path]
+        if self.plan.edits is None:
+            url = self.spawn("server", server, logs).endpoint()
+            if not options.direct:
+                url = self.spawn("proxy", [*proxy, url], logs).endpoint()
+            command = [*client, url, "--groups", self.groups]
+            if options.only:
+                command += ["--only", f"*{options.only}*" if "python" in self.plan.client else options.only]
+        else:
+            command = [sys.executable, HERE / "recorded.py", "--edits", self.plan.edits]
+            command += ["--server", words(server), "--proxy", words([*proxy, "{url}"])]
+            command += ["--client", words([*client, "{url}", "--groups", self.groups])]
         self.checks = self.spawn("client", command, logs)
         self.deadline = time.monotonic() + PAIR_SECONDS
 
@@ -261,8 +350,37 @@ class Pair:
         stop(self.processes)
 
 
+def located(command: list[str], options: argparse.Namespace) -> list[str | Path]:
+    """With the interpreter and the script where they are."""
+    interpreter = options.interpreters[command[0]]
+    return [interpreter, HERE / command[1], *command[2:]]
+
+
+def words(command: list[str | Path]) -> str:
+    return shlex.join(map(str, command))
+
+
+def pairs(options: argparse.Namespace) -> list[Pair]:
+    """What there is to run: a pair needs checks of the groups that were asked for."""
+    chosen = []
+    for plan in PLANS:
+        if options.pair and not any(fnmatch.fnmatchcase(plan.name, pattern) for pattern in options.pair):
+            continue
+        client = CLIENTS[plan.client]
+        own = plan.groups if plan.groups is not None else client.groups
+        if options.direct:
+            own = plan.direct if plan.direct is not None else client.direct
+        if options.groups and plan.edits is None:
+            wanted = options.groups.split(",")
+            offered = [*own.split(","), *client.extra]
+            own = ",".join(group for group in wanted if group in offered)
+        if own and not (plan.edits and options.groups and "session" not in options.groups.split(",")):
+            chosen.append(Pair(plan, own))
+    return chosen
+
+
 def run(options: argparse.Namespace, logs: Path) -> Counter[str]:
-    waiting = [Pair(*pair) for pair in PAIRS if not options.pair or pair[0] in options.pair]
+    waiting = pairs(options)
     running: list[Pair] = []
     total: Counter[str] = Counter()
     while waiting or running:
@@ -270,6 +388,7 @@ def run(options: argparse.Namespace, logs: Path) -> Counter[str]:
             pair = waiting.pop(0)
             running.append(pair)
             try:
+                pair.began = time.monotonic()
                 pair.start(options, logs)
             except (OSError, RuntimeError) as error:
                 pair.fail("starts", str(error))
@@ -277,6 +396,7 @@ def run(options: argparse.Namespace, logs: Path) -> Counter[str]:
             running.remove(pair)
             pair.close()
             total += pair.counts
+            print(f"# {pair.name}: {pair.counts.total()} checks, {time.monotonic() - pair.began:.0f} s", flush=True)
         time.sleep(0.05)
     return total
 
@@ -290,33 +410,37 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--python-server", type=Path, help="a Python with requirements-server.txt")
     parser.add_argument("--python-client", type=Path, help="a Python with requirements-client.txt")
     parser.add_argument("--node", default="node", help="Node >= 20")
-    parser.add_argument(
-        "--groups",
-        help=f"which checks (default: {GROUPS}; with --direct {DIRECT_GROUPS}); also legacy, extra",
-    )
-    parser.add_argument("--pair", action="append", choices=[name for name, _, _ in PAIRS], help="only this pair")
+    parser.add_argument("--groups", help="only these groups of checks (README.md has the list)")
+    parser.add_argument("--pair", action="append", metavar="PATTERN", help="only pairs of such a name; * is any part")
     parser.add_argument("--only", help="only the checks whose name contains this")
-    parser.add_argument("--jobs", type=int, default=4, help="pairs at once (default: 4)")
+    parser.add_argument("--jobs", type=int, default=6, help="pairs at once (default: 6)")
+    parser.add_argument("--list", action="store_true", help="say which pairs and groups there are to run")
     options = parser.parse_args()
 
     options.cache = options.cache.resolve()
-    options.python_server = options.python_server or options.cache / ".venv-server" / "bin" / "python"
-    options.python_client = options.python_client or options.cache / ".venv-client" / "bin" / "python"
-    options.groups = options.groups or (DIRECT_GROUPS if options.direct else GROUPS)
+    options.interpreters = {name: options.cache / f".venv-{name}" / "bin" / "python" for name in VENVS}
+    options.interpreters["node"] = options.node
+    for name in ("server", "client"):
+        options.interpreters[name] = getattr(options, f"python_{name}") or options.interpreters[name]
     if options.deferral:
         options.deferral = options.deferral.resolve()
-    if not (options.deferral or options.direct or options.setup):
+    if not (options.deferral or options.direct or options.setup or options.list):
         parser.error("one of --setup, --deferral and --direct is needed")
     return options
 
 
 def main() -> int:
     options = parse()
+    if options.list:
+        for pair in pairs(options):
+            print(pair.name, pair.groups)
+        return 0
     if options.setup:
         setup(options.cache)
     if not (options.deferral or options.direct):
         return 0
-    for needed in (options.python_server, options.python_client, HERE / "typescript" / "node_modules"):
+    interpreters = [path for name, path in options.interpreters.items() if name != "node"]
+    for needed in (*interpreters, HERE / "typescript" / "node_modules"):
         if not needed.exists():
             sys.exit(f"{needed} is missing: run {Path(__file__).name} --setup")
 

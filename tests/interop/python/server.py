@@ -1,8 +1,11 @@
 """A synchronous tool server on the official Python SDK 1.x: Streamable HTTP, stateful sessions.
 
-Nothing in it knows about tasks or about the proxy in front of it.
+Nothing in it knows about the proxy in front of it, and nothing about tasks unless it is told to.
 
     server.py [--port PORT]        # 0, the default, takes a free port and prints it
+              [--resumable]        # with an event store: priming events, `retry`, Last-Event-ID
+              [--tasks]            # with the SDK's own tasks of 2025-11-25
+              [--stateless]        # no sessions: each request stands alone
 """
 
 from __future__ import annotations
@@ -11,21 +14,54 @@ import argparse
 import asyncio
 import json
 import socket
+import warnings
 
 import anyio
 import uvicorn
 from mcp import types
 from mcp.server.fastmcp import Context, FastMCP
 from mcp.server.fastmcp.exceptions import ToolError
+from mcp.server.streamable_http import EventCallback, EventMessage, EventStore
 from mcp.shared.exceptions import McpError
 from pydantic import BaseModel
 
 STEP = 0.2  # seconds between two progress reports
+RETRY_MS = 100  # how soon a client may come back for the rest of a stream
+
+
+class Events(EventStore):
+    """Every event of this process, numbered. Sessions share it: the SDK's streams are named by request id alone."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[str, types.JSONRPCMessage | None]] = []
+
+    async def store_event(self, stream_id: str, message: types.JSONRPCMessage | None) -> str:
+        self.events.append((stream_id, message))
+        return f"event-{len(self.events)}"
+
+    async def replay_events_after(self, last_event_id: str, send_callback: EventCallback) -> str | None:
+        last = int(last_event_id.removeprefix("event-"))
+        stream = self.events[last - 1][0]
+        for number, (name, message) in enumerate(self.events[last:], last + 1):
+            if name == stream and message is not None:
+                await send_callback(EventMessage(message, f"event-{number}"))
+        return stream
+
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--port", type=int, default=0)
+parser.add_argument("--resumable", action="store_true")
+parser.add_argument("--tasks", action="store_true")
+parser.add_argument("--stateless", action="store_true")
+options = parser.parse_args()
 
 app = FastMCP(
     "interop-python",
     instructions="Tools for the interop test.",
     log_level="WARNING",
+    event_store=Events() if options.resumable else None,
+    retry_interval=RETRY_MS if options.resumable else None,
+    stateless_http=options.stateless,
 )
 
 cancelled_labels: list[str] = []
@@ -99,10 +135,10 @@ async def dialogue(ctx: Context, questions: list[str], delay: float = 0) -> str:
 
 
 @app.tool()
-async def survey(ctx: Context, topic: str, delay: float = 0) -> str:
-    """Ask the user, the model and the client's roots after a delay, all at once."""
+async def survey(ctx: Context, topic: str, delay: float = 0, nobody: bool = False) -> str:
+    """Ask the user, the model and the client's roots after a delay, all at once; or not the user, for there is nobody."""
     await anyio.sleep(delay)
-    found: dict[str, str] = {}
+    found: dict[str, str] = {"user": "nobody"}
 
     async def user() -> None:
         found["user"] = (await ctx.elicit(f"{topic}, user?", Answer)).data.answer
@@ -119,7 +155,7 @@ async def survey(ctx: Context, topic: str, delay: float = 0) -> str:
         found["roots"] = str((await ctx.session.list_roots()).roots[0].uri)
 
     async with anyio.create_task_group() as group:
-        for one in (user, model, roots):
+        for one in (model, roots) if nobody else (user, model, roots):
             group.start_soon(one)
     return f"{topic} {found['user']} {found['model']} {found['roots']}"
 
@@ -143,6 +179,18 @@ async def big(kib: int, seconds: float = 0) -> str:
 def cancelled() -> str:
     """The labels of the calls that were cancelled while they worked."""
     return json.dumps(cancelled_labels)
+
+
+if options.resumable:
+
+    @app.tool(structured_output=False)
+    async def parting(ctx: Context, seconds: float = 0.5) -> str:
+        """Close the stream of the call, and answer to whoever comes back for the rest."""
+        await ctx.info("before the parting")
+        await ctx.close_sse_stream()
+        await anyio.sleep(seconds)
+        await ctx.info("after the parting")
+        return "together again"
 
 
 @app.tool(structured_output=False)
@@ -174,6 +222,8 @@ tools_call = app._mcp_server.request_handlers[types.CallToolRequest]
 
 
 async def call_tool(request: types.CallToolRequest) -> types.ServerResult:
+    if options.tasks and request.params.task is not None:
+        return await run_task(request)
     if request.params.name == "rpc_error":
         await anyio.sleep((request.params.arguments or {}).get("seconds", 0))
         raise McpError(types.ErrorData(code=-31001, message="the database is down", data={"retry": False}))
@@ -183,12 +233,56 @@ async def call_tool(request: types.CallToolRequest) -> types.ServerResult:
 app._mcp_server.request_handlers[types.CallToolRequest] = call_tool
 
 
-async def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--port", type=int, default=0)
-    port = parser.parse_args().port
+# --- tasks of its own ----------------------------------------------------------------------------
 
-    listener = socket.create_server(("127.0.0.1", port))
+
+async def run_task(request: types.CallToolRequest) -> types.ServerResult:
+    """As a server that knows tasks does it: questions through the task, no progress after the handle."""
+    context = app._mcp_server.request_context
+    given = request.params.arguments or {}
+
+    async def run(task: object) -> types.CallToolResult:
+        match request.params.name:
+            case "ask":
+                await anyio.sleep(given.get("delay", 0))
+                reply = await task.elicit(given["question"], Answer.model_json_schema())
+                await anyio.sleep(given.get("rest", 0))
+                said = reply.content["answer"] if reply.action == "accept" else reply.action
+                return said_by_tool(text := f"{given['question']} {said}", structuredContent={"result": text})
+            case "big":
+                await anyio.sleep(given.get("seconds", 0))
+                return said_by_tool("0123456789abcdef" * 64 * given["kib"])
+            case "slow":
+                await anyio.sleep(given.get("seconds", 0))
+                text = f"slow {given.get('label', 'work')} is done"
+                return said_by_tool(text, structuredContent={"result": text})
+            case name:
+                raise McpError(types.ErrorData(code=types.METHOD_NOT_FOUND, message=f"{name} is no task here"))
+
+    return types.ServerResult(await context.experimental.run_task(run))
+
+
+def said_by_tool(text: str, **members: object) -> types.CallToolResult:
+    return types.CallToolResult(content=[types.TextContent(type="text", text=text)], **members)
+
+
+if options.tasks:
+    warnings.simplefilter("ignore", DeprecationWarning)
+    app._mcp_server.experimental.enable_tasks()
+    tools_list = app._mcp_server.request_handlers[types.ListToolsRequest]
+
+    async def list_tools(request: types.ListToolsRequest) -> types.ServerResult:
+        result = await tools_list(request)
+        for tool in result.root.tools:
+            if tool.name in ("ask", "big", "slow"):
+                tool.execution = types.ToolExecution(taskSupport="optional")
+        return result
+
+    app._mcp_server.request_handlers[types.ListToolsRequest] = list_tools
+
+
+async def main() -> None:
+    listener = socket.create_server(("127.0.0.1", options.port))
     print(f"listening on http://127.0.0.1:{listener.getsockname()[1]}/mcp", flush=True)
     config = uvicorn.Config(app.streamable_http_app(), log_level="warning", timeout_graceful_shutdown=1)
     await uvicorn.Server(config).serve(sockets=[listener])

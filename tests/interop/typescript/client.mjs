@@ -11,7 +11,11 @@ import { randomUUID } from 'node:crypto';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { parseArgs } from 'node:util';
 import { Client, StreamableHTTPClientTransport } from '@modelcontextprotocol/client';
-import { createTaskSessionFromClient, resultFromTaskOutcome } from '@modelcontextprotocol/ext-tasks/client';
+import {
+  createTaskSessionFromClient,
+  resultFromTaskOutcome,
+  toolDeclarationFromMcpTool,
+} from '@modelcontextprotocol/ext-tasks/client';
 
 const MODERN = '2026-07-28';
 const TASKS = 'io.modelcontextprotocol/tasks';
@@ -608,6 +612,73 @@ check('task-questions', 'question-in-a-task', () => {
     { onInputRequest, capabilities: { elicitation: {} } },
   );
 });
+
+// --- tasks of 2025-11-25, with ext-tasks over the older handshake -----------------------------------
+
+/** ext-tasks polls with tasks/get alone, and asks for the result when there is one. */
+function withOlderTasks(use, asked = []) {
+  return withClient(
+    async (client) => {
+      client.setRequestHandler('elicitation/create', async ({ params }) => {
+        asked.push(params.message);
+        return { action: 'accept', content: { answer: 'seven' } };
+      });
+      const declared = new Map((await client.listTools()).tools.map((tool) => [tool.name, tool]));
+      const session = createTaskSessionFromClient(client, { endpointId: 'interop' });
+      const call = (name, args) =>
+        session.callTool(name, args, {
+          declaration: toolDeclarationFromMcpTool(declared.get(name)),
+          task: { preference: 'prefer', retentionMs: 60_000 },
+        });
+      try {
+        return await use(call, session);
+      } finally {
+        await session.close();
+      }
+    },
+    { mode: 'legacy', capabilities: { elicitation: {} } },
+  );
+}
+
+check('legacy-tasks', 'ext-tasks-follows-a-call', () =>
+  withOlderTasks(async (call) => {
+    const name = label();
+    const execution = await call('slow', { seconds: 1.5, label: name });
+    assert.equal(execution.kind, 'task', 'the kind');
+    const { outcome } = await execution.settle();
+    assert.equal(textOf(resultFromTaskOutcome(outcome)), `slow ${name} is done`, 'the text');
+  }),
+);
+
+check('legacy-tasks', 'ext-tasks-answers-a-question', () => {
+  const asked = [];
+  return withOlderTasks(async (call) => {
+    await sleep(300); // for the GET stream to be open
+    const question = `Which, ${label()}?`;
+    const { outcome } = await (await call('ask', { question, delay: 0.6 })).settle();
+    assert.equal(textOf(resultFromTaskOutcome(outcome)), `${question} seven`, 'the text');
+    assert.deepEqual(asked, [question], 'the questions seen');
+  }, asked);
+});
+
+check('legacy-tasks', 'ext-tasks-sees-why-a-task-failed', () =>
+  withOlderTasks(async (call) => {
+    const name = label();
+    const { outcome } = await (await call('broken', { seconds: 0.8, label: name })).settle();
+    assert.equal(outcome.status, 'failed', 'the outcome');
+    assert.ok(outcome.error.message.includes(`${name} is broken`), `the error is ${outcome.error.message}`);
+  }),
+);
+
+check('legacy-tasks', 'ext-tasks-cancels', () =>
+  withOlderTasks(async (call) => {
+    const name = label();
+    const execution = await call('slow', { seconds: 20, label: name });
+    await execution.cancel();
+    assert.equal((await execution.result()).status, 'cancelled', 'the outcome');
+    await withClient((client) => waitCancelled(client, name), { mode: 'legacy' });
+  }),
+);
 
 // --- running -------------------------------------------------------------------------------------
 

@@ -1,12 +1,16 @@
 // A synchronous tool server on the official TypeScript SDK 1.x: Streamable HTTP, stateful sessions.
-// Nothing in it knows about tasks or about the proxy in front of it. The tools are those of
-// python/server.py.
+// Nothing in it knows about the proxy in front of it, and nothing about tasks unless it is told to.
+// The tools are those of python/server.py.
 //
 //     node server.mjs [--port PORT]        # 0, the default, takes a free port and prints it
+//                     [--resumable]        # with an event store: priming events, `retry`, Last-Event-ID; and with a
+//                                          # comment at the head of each event stream
+//                     [--tasks]            # with the SDK's own tasks of 2025-11-25
 
 import { randomUUID } from 'node:crypto';
 import { createServer } from 'node:http';
 import { parseArgs } from 'node:util';
+import { InMemoryTaskMessageQueue, InMemoryTaskStore } from '@modelcontextprotocol/sdk/experimental/tasks/stores/in-memory.js';
 import { Server } from '@modelcontextprotocol/sdk/server/index.js';
 import { StreamableHTTPServerTransport } from '@modelcontextprotocol/sdk/server/streamableHttp.js';
 import {
@@ -25,6 +29,15 @@ import {
 } from '@modelcontextprotocol/sdk/types.js';
 
 const STEP = 0.2; // seconds between two progress reports
+const RETRY_MS = 100; // how soon a client may come back for the rest of a stream
+
+const { values: options } = parseArgs({
+  options: {
+    port: { type: 'string', default: '0' },
+    resumable: { type: 'boolean', default: false },
+    tasks: { type: 'boolean', default: false },
+  },
+});
 
 const cancelledLabels = [];
 
@@ -132,14 +145,15 @@ const tools = {
     },
   },
   survey: {
-    description: "Ask the user, the model and the client's roots after a delay, all at once.",
-    inputSchema: schema({ topic: string, delay: number }, ['topic']),
-    call: async ({ topic, delay = 0 }, extra) => {
+    description:
+      "Ask the user, the model and the client's roots after a delay, all at once; or not the user, for there is nobody.",
+    inputSchema: schema({ topic: string, delay: number, nobody: { type: 'boolean' } }, ['topic']),
+    call: async ({ topic, delay = 0, nobody = false }, extra) => {
       await sleep(delay, extra.signal);
       const said = { type: 'text', text: `${topic}, model?` };
       const params = { messages: [{ role: 'user', content: said }], maxTokens: 10 };
       const [user, model, { roots }] = await Promise.all([
-        extra.sendRequest(form(`${topic}, user?`), ElicitResultSchema),
+        nobody ? { content: { answer: 'nobody' } } : extra.sendRequest(form(`${topic}, user?`), ElicitResultSchema),
         extra.sendRequest({ method: 'sampling/createMessage', params }, CreateMessageResultSchema),
         extra.sendRequest({ method: 'roots/list' }, ListRootsResultSchema),
       ]);
@@ -178,20 +192,72 @@ const tools = {
   },
 };
 
+if (options.resumable) {
+  tools.parting = {
+    description: 'Close the stream of the call, and answer to whoever comes back for the rest.',
+    inputSchema: schema({ seconds: number }),
+    call: async ({ seconds = 0.5 }, extra) => {
+      const say = (data) => extra.sendNotification({ method: 'notifications/message', params: { level: 'info', data } });
+      await say('before the parting');
+      extra.closeSSEStream();
+      await sleep(seconds, extra.signal);
+      await say('after the parting');
+      return text('together again');
+    },
+  };
+}
+
+/** Every event of one session, numbered. */
+function eventStore() {
+  const events = []; // [stream, message]
+  return {
+    storeEvent: async (stream, message) => `event-${events.push([stream, message])}`,
+    getStreamIdForEventId: async (id) => events[Number(id.slice(6)) - 1]?.[0],
+    replayEventsAfter: async (id, { send }) => {
+      const last = Number(id.slice(6));
+      const [stream] = events[last - 1];
+      for (const [place, [name, message]] of [...events.entries()].slice(last)) {
+        if (name === stream && message.jsonrpc !== undefined) await send(`event-${place + 1}`, message);
+      }
+      return stream;
+    },
+  };
+}
+
+// --- tasks of its own ----------------------------------------------------------------------------
+
+const TASK_TOOLS = ['ask', 'big', 'slow'];
+
+/** As a server that knows tasks does it: a handle at once, questions through the task. */
+async function runTask({ name, arguments: args, task: { ttl } }, extra, server) {
+  const task = await extra.taskStore.createTask({ ttl: ttl ?? 60_000, pollInterval: 200 });
+  const { taskId } = task;
+  const inTask = { ...extra, sendRequest: (request, result) => extra.sendRequest(request, result, { relatedTask: { taskId } }) };
+  tools[name]
+    .call(args, { ...inTask, _meta: undefined, sendNotification: async () => {} }, server)
+    .then((result) => extra.taskStore.storeTaskResult(taskId, result.isError ? 'failed' : 'completed', result))
+    .catch(() => {}); // cancelled
+  return { task };
+}
+
 function newServer() {
+  const own = options.tasks ? { tasks: { list: {}, cancel: {}, requests: { tools: { call: {} } } } } : {};
   const server = new Server(
     { name: 'interop-typescript', version: '1.0.0' },
     {
-      capabilities: { tools: { listChanged: true }, resources: {}, prompts: {}, logging: {} },
+      capabilities: { tools: { listChanged: true }, resources: {}, prompts: {}, logging: {}, ...own },
       instructions: 'Tools for the interop test.',
+      ...(options.tasks && { taskStore: new InMemoryTaskStore(), taskMessageQueue: new InMemoryTaskMessageQueue() }),
     },
   );
+  const execution = (name) => options.tasks && TASK_TOOLS.includes(name) && { execution: { taskSupport: 'optional' } };
   server.setRequestHandler(ListToolsRequestSchema, async () => ({
-    tools: Object.entries(tools).map(([name, { call, ...tool }]) => ({ name, ...tool })),
+    tools: Object.entries(tools).map(([name, { call, ...tool }]) => ({ name, ...tool, ...execution(name) })),
   }));
   server.setRequestHandler(CallToolRequestSchema, async ({ params }, extra) => {
     const tool = Object.hasOwn(tools, params.name) ? tools[params.name] : undefined;
     if (tool === undefined) throw new McpError(-32602, `Unknown tool: ${params.name}`);
+    if (options.tasks && params.task && TASK_TOOLS.includes(params.name)) return runTask(params, extra, server);
     return tool.call(params.arguments ?? {}, extra, server);
   });
   server.setRequestHandler(ListResourcesRequestSchema, async () => ({
@@ -215,6 +281,18 @@ function newServer() {
     messages: [{ role: 'user', content: { type: 'text', text: `Please review ${params.arguments.subject}.` } }],
   }));
   return server;
+}
+
+/** Writes a comment at the head of an event stream, as servers do that want their headers sent at once. */
+function withComment(response) {
+  const { writeHead } = response;
+  response.writeHead = (...args) => {
+    writeHead.apply(response, args);
+    const type = args.flatMap((arg) => (arg instanceof Object ? Object.entries(arg) : [])).flat(2).join(' ');
+    if (type.includes('text/event-stream')) response.write(': the stream is open\n\n');
+    return response;
+  };
+  return response;
 }
 
 const sessions = new Map();
@@ -241,15 +319,15 @@ async function handle(request, response) {
     }
     transport = new StreamableHTTPServerTransport({
       sessionIdGenerator: randomUUID,
+      ...(options.resumable && { eventStore: eventStore(), retryInterval: RETRY_MS }),
       onsessioninitialized: (session) => sessions.set(session, transport),
     });
     transport.onclose = () => sessions.delete(transport.sessionId);
     await newServer().connect(transport);
   }
-  await transport.handleRequest(request, response, body);
+  await transport.handleRequest(request, options.resumable ? withComment(response) : response, body);
 }
 
-const { values } = parseArgs({ options: { port: { type: 'string', default: '0' } } });
 const http = createServer((request, response) => {
   handle(request, response).catch((error) => {
     console.error(error);
@@ -257,6 +335,6 @@ const http = createServer((request, response) => {
     response.end();
   });
 });
-http.listen(Number(values.port), '127.0.0.1', () => {
+http.listen(Number(options.port), '127.0.0.1', () => {
   console.log(`listening on http://127.0.0.1:${http.address().port}/mcp`);
 });
