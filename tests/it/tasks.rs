@@ -402,7 +402,7 @@ fn a_model_gets_words_to_go_on_with_where_there_are_some() {
     let words = "Started.\nAsk for \"it\" later. \u{2028}";
     let made = json(&view::experimental::created(&task(), START, TERMS, Some(words)));
     assert_eq!(made["_meta"][meta::IMMEDIATE_RESPONSE], words);
-    let mut without = made.clone();
+    let mut without = made;
     without["_meta"].as_object_mut().expect("an object").remove(meta::IMMEDIATE_RESPONSE);
     assert_eq!(json(&view::experimental::created(&task(), START, TERMS, None)), without);
 }
