@@ -545,7 +545,7 @@ fn run(seed: u64, defer_after: Option<Duration>) -> World {
     let mut world = World::new(defer_after);
     let mut state = seed | 1;
     let mut time_left = 6;
-    let patience = if seed.count_ones() % 2 == 0 { 1 } else { 8 };
+    let patience = if seed.count_ones() % 2 == 0 { 1 } else { 16 };
     loop {
         let mut possible = world.possible();
         if time_left == 0 {
@@ -631,7 +631,7 @@ fn the_simulation_shows_the_older_view_every_step_and_releases_waiters_early_and
         let other = if from == "working" { "input_required" } else { "working" };
         ends.into_iter().chain([other]).map(move |to| (from, to))
     });
-    assert!(tasks > 1000, "few calls became tasks: {tasks}");
+    assert!(tasks > 500, "few calls became tasks: {tasks}");
     assert_eq!(steps, wanted.collect());
     // A tool that failed is the one thing of which the two choices make two.
     let ended = [["failed", "completed"], ["completed"; 2], ["failed"; 2], ["cancelled"; 2]];
