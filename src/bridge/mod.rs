@@ -6,6 +6,9 @@
 //! call from its start to its one outcome; [`listen`] says what a subscription is told. A question of
 //! the server's on the way is carried by [`elicit`], and [`resume`] finds its call again when the
 //! client comes back with the answer.
+//!
+//! For clients of 2025-11-25, [`offer`] adds the tasks of that revision to what a server without any
+//! says, and [`outbox`] knows where such a task can speak to its client.
 
 pub mod catalogue;
 pub mod describe;
@@ -13,10 +16,13 @@ pub mod elicit;
 pub mod exchange;
 pub mod form;
 pub mod listen;
+pub mod offer;
+pub mod outbox;
 pub mod plan;
 pub mod raise;
 pub mod resume;
 
 pub use catalogue::Catalogue;
 pub use exchange::{Action, Exchange};
+pub use outbox::Outbox;
 pub use plan::{Plan, plan};

@@ -186,13 +186,19 @@ async fn conclude(end: End, session: &mut impl Session, json: bool) -> Exit {
             Exit::Failed
         }
         Ok(Ending::Cancelled(task)) => {
-            eprintln!(
-                "the task was cancelled{}",
-                task.message.map(|why| format!(": {why}")).unwrap_or_default()
-            );
+            eprintln!("the task was cancelled{}", why(task));
             Exit::Cancelled
         }
+        Ok(Ending::Failed(task)) => {
+            eprintln!("error: the task failed{}", why(task));
+            Exit::Failed
+        }
     }
+}
+
+/// What its server says of the state of a task.
+fn why(task: Task) -> String {
+    task.message.map(|why| format!(": {why}")).unwrap_or_default()
 }
 
 impl From<Exit> for ExitCode {

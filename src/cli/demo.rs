@@ -220,6 +220,9 @@ impl<W: Write> Teller<'_, W> {
                 Turn::Ended(Ending::Cancelled(_)) => {
                     return Err(Error::Unexpected { tool, ending: "cancelled".to_owned() });
                 }
+                Turn::Ended(Ending::Failed(_)) => {
+                    return Err(Error::Unexpected { tool, ending: "failed".to_owned() });
+                }
             }
         }
     }

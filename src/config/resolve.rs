@@ -228,6 +228,7 @@ fn route(
             file::Principal::Authorization => policy::PrincipalSource::Authorization,
             file::Principal::Header(name) => policy::PrincipalSource::Header(name),
         },
+        legacy_tasks: policy::LegacyTasks::default(),
         questions: policy::Questions {
             settle: questions.settle.or(policy::Questions::default().settle),
             park: questions.park.or(policy::Questions::default().park),

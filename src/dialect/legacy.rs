@@ -34,8 +34,8 @@ pub enum Message {
         target: Option<String>,
     },
     Notification(Method),
-    /// The client's answer to a question of the server.
-    Response,
+    /// The client's answer to the question of this id; none where the error names none.
+    Response(Option<Id>),
 }
 
 /// Which requests of a POST its answer has answered so far.
@@ -120,12 +120,13 @@ impl Message {
     fn of(frame: &Frame) -> Self {
         match frame.kind() {
             Kind::Request { id, method, params } => Self::Request {
-                id: Id::from_token(Bytes::copy_from_slice(id.as_bytes())).expect("it is an id"),
+                id: id.detached(),
                 method: method.clone(),
                 target: target(method, params.as_ref()),
             },
             Kind::Notification { method, .. } => Self::Notification(method.clone()),
-            Kind::Success { .. } | Kind::Failure { .. } => Self::Response,
+            Kind::Success { id, .. } => Self::Response(Some(id.detached())),
+            Kind::Failure { id, .. } => Self::Response(id.as_ref().map(Id::detached)),
         }
     }
 
@@ -133,7 +134,7 @@ impl Message {
     pub fn name(&self) -> &str {
         match self {
             Self::Request { method, .. } | Self::Notification(method) => method.as_str(),
-            Self::Response => "response",
+            Self::Response(_) => "response",
         }
     }
 }
@@ -233,6 +234,24 @@ fn responses(data: &Bytes) -> Vec<(Id, Gist)> {
     }
     let parts: Vec<&RawValue> = serde_json::from_slice(data).unwrap_or_default();
     parts.into_iter().filter_map(|part| one(data.slice_ref(part.get().as_bytes()))).collect()
+}
+
+/// A response with this result, which stands on one line.
+pub fn success(id: &Id, result: &[u8]) -> Bytes {
+    super::modern::success_response(id, result)
+}
+
+/// A notification with these params.
+pub fn notification(method: &str, params: &[u8]) -> Bytes {
+    [br#"{"jsonrpc":"2.0","method":""#, method.as_bytes(), br#"","params":"#, params, b"}"].concat().into()
+}
+
+/// Takes a request back (2025-11-25, *Cancellation*).
+pub fn cancelled(request: &Id, reason: &str) -> Bytes {
+    let reason = serde_json::to_string(reason).expect("a string is written to memory");
+    let params =
+        [br#"{"requestId":"#, &**request.as_bytes(), br#","reason":"#, reason.as_bytes(), b"}"].concat();
+    notification("notifications/cancelled", &params)
 }
 
 /// The JSON document that refuses all of a POST's requests: one error response, or a batch of them.

@@ -8,7 +8,10 @@ pub mod modern;
 
 use crate::protocol::{Capabilities, Era, Id, Method};
 use bytes::Bytes;
-use http::HeaderMap;
+use http::{
+    HeaderMap, HeaderName, HeaderValue,
+    header::{AUTHORIZATION, COOKIE},
+};
 use std::{fmt, sync::Arc};
 
 /// What a client wants.
@@ -71,7 +74,7 @@ impl Call {
     pub fn without_bytes(&self) -> Self {
         Self {
             bytes: Bytes::new(),
-            id: Id::from_token(Bytes::copy_from_slice(self.id.as_bytes())).expect("it is an id"),
+            id: self.id.detached(),
             method: self.method.clone(),
             params: None,
             target: self.target.clone(),
@@ -145,9 +148,32 @@ impl Credentials {
         Self(Arc::new(headers))
     }
 
+    /// Those among a request's headers: `Authorization`, cookies, and what is named `further`. What is
+    /// meant for proxies (`Proxy-Authorization`) ends here, even where it is named.
+    pub fn of(headers: &HeaderMap, further: &[HeaderName]) -> Self {
+        let mut shown = HeaderMap::new();
+        for name in [&AUTHORIZATION, &COOKIE].into_iter().chain(further) {
+            if shown.contains_key(name) || name.as_str().starts_with("proxy-") {
+                continue;
+            }
+            for value in headers.get_all(name) {
+                shown.append(name, detached(value));
+            }
+        }
+        Self::new(shown)
+    }
+
     pub fn headers(&self) -> &HeaderMap {
         &self.0
     }
+}
+
+/// The same value in memory of its own. A value that hyper read is a slice of the connection's
+/// read buffer; kept for the length of a call, it would keep 8 KiB or more alive.
+pub fn detached(value: &HeaderValue) -> HeaderValue {
+    let mut own = HeaderValue::from_bytes(value.as_bytes()).expect("a header value is one");
+    own.set_sensitive(value.is_sensitive());
+    own
 }
 
 impl fmt::Debug for Credentials {

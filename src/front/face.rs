@@ -8,13 +8,13 @@
 use super::{
     Front,
     answer::{self, Refusal, refuse},
-    layers::{principal::detached, trace::Line},
+    layers::trace::Line,
     legacy, metadata, modern,
     reply::Body,
     stack::{Admitted, Answered, Arrival},
 };
 use crate::{
-    dialect::legacy::Post,
+    dialect::{detached, legacy::Post},
     protocol::{
         Era, Frame, Kind, Revision,
         headers::{self, PROTOCOL_VERSION, SESSION_ID},

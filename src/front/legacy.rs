@@ -58,6 +58,7 @@ pub(super) fn pass(
     tag(&mut line, &head.headers);
     let address = Address::of(&front, &head, line.connection());
     let passage = Passage {
+        principal: line.principal(),
         method: head.method,
         query: head.uri.query().map(str::to_owned),
         headers: head.headers,

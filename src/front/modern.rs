@@ -7,7 +7,7 @@ use super::{
     answer::{self, Refusal, refuse},
     face::{self, Spoken},
     layers::{
-        principal::{credentials, detached, principal},
+        principal::{credentials, principal},
         trace::Line,
     },
     legacy,
@@ -18,7 +18,7 @@ use super::{
 };
 use crate::{
     dialect::{
-        Call, Caller,
+        Call, Caller, detached,
         legacy::Post,
         modern::{self, Read},
     },

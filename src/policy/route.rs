@@ -1,7 +1,7 @@
 //! Where calls come in and which server they go to.
 
-use super::{Defer, ToolRule, Treatment};
-use http::HeaderName;
+use super::{Defer, Mode, ToolRule, Treatment};
+use http::{HeaderMap, HeaderName};
 use std::{sync::Arc, time::Duration};
 
 /// One MCP endpoint of the proxy.
@@ -14,6 +14,7 @@ pub struct Route {
     pub tools: Vec<ToolRule>,
     pub principal: PrincipalSource,
     pub questions: Questions,
+    pub legacy_tasks: LegacyTasks,
     /// Headers beside `Authorization` and cookies by which the server knows the caller. They are
     /// forwarded, and callers that differ in them share no session.
     pub forward: Vec<HeaderName>,
@@ -42,6 +43,73 @@ pub struct Questions {
     pub park: Duration,
 }
 
+/// How tasks are made for clients of 2025-11-25.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LegacyTasks {
+    /// The longest life that a client can wish for its task's result. Default 24 h.
+    pub max_ttl: Duration,
+    /// Whether a task whose tool returned an error is `completed`, and not `failed` as the revision
+    /// has it: some clients drop the result of a failed task. Off by default.
+    pub errors_complete: bool,
+    /// What a model may go on with while the task works.
+    pub immediate_response: Option<String>,
+    /// Whether a caller finds in one era the tasks it made in the other. Off by default, and never for
+    /// those who show nothing to be told apart by.
+    pub across_eras: bool,
+    pub unsolicited: Unsolicited,
+}
+
+/// Who may be given a task without having asked for one (SEP-2229, draft): clients that would not
+/// understand it break, and only their operator knows them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Unsolicited {
+    #[default]
+    Nobody,
+    Everybody,
+    /// Whoever one of these is true of.
+    Some(Vec<Sign>),
+}
+
+/// What a client is told by. Never by what it calls itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Sign {
+    /// A header it sends, with this value.
+    Header(HeaderName, String),
+    /// Its principal, as the log shows it: the first 16 hexadecimal digits of its hash.
+    Principal(String),
+}
+
+// === impl LegacyTasks ===
+
+impl Default for LegacyTasks {
+    fn default() -> Self {
+        Self {
+            max_ttl: Duration::from_secs(24 * 60 * 60),
+            errors_complete: false,
+            immediate_response: None,
+            across_eras: false,
+            unsolicited: Unsolicited::Nobody,
+        }
+    }
+}
+
+// === impl Unsolicited ===
+
+impl Unsolicited {
+    /// Whether it holds for a client that sends these headers and is known as `principal` in the log.
+    pub fn holds_for(&self, headers: &HeaderMap, principal: &str) -> bool {
+        let signs = match self {
+            Self::Nobody => return false,
+            Self::Everybody => return true,
+            Self::Some(signs) => signs,
+        };
+        signs.iter().any(|sign| match sign {
+            Sign::Header(name, value) => headers.get_all(name).iter().any(|sent| sent == value.as_str()),
+            Sign::Principal(known) => known == principal,
+        })
+    }
+}
+
 // === impl Questions ===
 
 impl Default for Questions {
@@ -56,5 +124,11 @@ impl Route {
     /// What holds for a tool on this route.
     pub fn treatment(&self, tool: &str) -> Treatment {
         self.defer.treatment(&self.tools, tool)
+    }
+
+    /// Whether any tool may be run as a task of 2025-11-25.
+    pub fn has_tasks(&self) -> bool {
+        let modes = self.tools.iter().filter_map(|rule| rule.mode);
+        modes.chain([self.defer.mode]).any(Mode::makes_tasks)
     }
 }

@@ -73,6 +73,14 @@ impl Mode {
             Self::Observe => "observe",
         }
     }
+
+    /// Whether a client that wants a task gets one.
+    pub const fn makes_tasks(self) -> bool {
+        match self {
+            Self::Auto | Self::Always | Self::Required => true,
+            Self::Never | Self::Observe => false,
+        }
+    }
 }
 
 impl FromStr for Mode {

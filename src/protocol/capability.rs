@@ -48,6 +48,11 @@ impl Capabilities {
         Ok(Self { legacy: legacy(&object), flags: Flags::of(&object), raw })
     }
 
+    /// Nothing is declared.
+    pub fn none() -> Self {
+        Self::read(Bytes::from_static(b"{}")).expect("it is an object")
+    }
+
     /// The object exactly as it was declared.
     pub fn as_bytes(&self) -> &Bytes {
         &self.raw

@@ -26,6 +26,12 @@ impl Id {
         &self.0
     }
 
+    /// The same id in memory of its own, where it was a slice of a message.
+    #[must_use]
+    pub fn detached(&self) -> Self {
+        Self(Bytes::copy_from_slice(&self.0))
+    }
+
     /// The number, where it is one we could have minted with [`Id::from_number`].
     pub fn as_number(&self) -> Option<u64> {
         std::str::from_utf8(&self.0).ok()?.parse().ok()

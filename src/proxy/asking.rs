@@ -52,13 +52,13 @@ pub(super) enum Came {
 // === impl Asked ===
 
 impl Asked {
-    pub(super) fn refuse(self, reason: &'static str) {
+    pub(super) fn refuse(self, reason: &str) {
         let method = self.request.kind().method();
         refuse(&method, reason, code::INTERNAL_ERROR, self.answer);
     }
 }
 
-fn refuse(method: &Method, reason: &'static str, code: i64, answer: Box<dyn Answer>) {
+fn refuse(method: &Method, reason: &str, code: i64, answer: Box<dyn Answer>) {
     QuestionRefused { method: method.as_str(), reason }.emit();
     answer.send(Err(ErrorObject::new(code, reason).as_bytes().clone()));
 }
@@ -83,7 +83,7 @@ pub(super) fn may_be_put(caller: &Caller, question: Question, refused: &mut Opti
         *refused = Some(missing);
         return None;
     }
-    let id = Id::from_token(Bytes::copy_from_slice(id.as_bytes())).expect("it is an id");
+    let id = id.detached();
     Some(Asked { request: InputRequest::new(kind, params.as_ref()), id, answer })
 }
 

@@ -4,8 +4,8 @@ use super::{
     Item, Items, Passage, Passed, Reply, Service, Tasks,
     attended::Attended,
     catalogues::Catalogues,
+    legacy::{self, Offering, Streams},
     listen::Listening,
-    passing,
     reply::{self, Word},
 };
 use crate::{
@@ -45,6 +45,10 @@ pub(super) struct Shared {
     /// Seals and opens `requestState`.
     pub(super) keyring: Arc<Keyring>,
     catalogues: Catalogues,
+    /// What is known of the tasks of the server's own.
+    pub(super) offering: Offering,
+    /// The streams on which legacy sessions listen.
+    pub(super) streams: Arc<Streams>,
 }
 
 /// Ids of our own hop: unique in the process, so that a late message can be taken for no other's.
@@ -73,6 +77,8 @@ impl Endpoint {
                 overdue,
                 keyring,
                 catalogues,
+                offering: Offering::default(),
+                streams: Arc::default(),
             }),
         }
     }
@@ -102,7 +108,7 @@ impl Service for Endpoint {
     }
 
     fn pass(&self, passage: Passage) -> BoxFuture<'static, Passed> {
-        passing::pass(Arc::clone(&self.shared), passage).boxed()
+        legacy::pass(Arc::clone(&self.shared), passage).boxed()
     }
 
     fn metadata<'a>(

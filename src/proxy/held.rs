@@ -229,7 +229,7 @@ impl Held {
         for told in self.hold.close().await {
             match told {
                 Control::Retry(retry) => self.turn_away(retry.attached).await,
-                Control::Answered(_) | Control::Cancelled => {}
+                Control::Answered(_) | Control::Replied(..) | Control::Waiting(_) | Control::Cancelled => {}
             }
         }
     }
@@ -277,6 +277,8 @@ impl Held {
                     self.questions.answer(&key, response);
                 }
             }
+            // Of a task that clients of an older revision see across the eras.
+            Happening::Told(Some(Control::Replied(..) | Control::Waiting(_))) => {}
             // Nobody can tell us anything any more: only where the map of held calls is gone.
             Happening::Told(Some(Control::Cancelled) | None) => self.exchange.handle_cancelled(),
             Happening::Due => self.exchange.handle_timeout(now),
@@ -350,9 +352,9 @@ impl Held {
         let Some(ask) = self.questions.take_in(asked) else { return };
         let is_task = matches!(self.exchange.phase(), Phase::Handing | Phase::Deferred);
         if self.parked.is_none() && !is_task {
-            self.parked = self.shared.tasks.park(self.caller.principal).await;
-            if self.parked.is_none() {
-                return self.questions.refuse(ask, "a quota for calls that wait for answers is full");
+            match self.shared.tasks.park(self.caller.principal).await {
+                Ok(parked) => self.parked = Some(parked),
+                Err(no_room) => return self.questions.refuse(ask, &no_room.to_string()),
             }
         }
         self.exchange.handle_question(ask, self.shared.clock.now());
@@ -458,7 +460,7 @@ impl Held {
         let record = Record::new(self.hold.id().clone(), owner, tool, self.treatment.retention, now);
         let tasks = Arc::clone(&self.shared.tasks);
         let parked = self.parked.is_some();
-        Box::pin(async move { tasks.admit(record, parked).await })
+        Box::pin(async move { tasks.admit(record, parked).await.is_ok() })
     }
 
     async fn give_handle(&mut self) {
@@ -567,7 +569,7 @@ impl Questions {
     }
 
     /// A question that cannot be put to the client after all.
-    fn refuse(&mut self, ask: Ask, reason: &'static str) {
+    fn refuse(&mut self, ask: Ask, reason: &str) {
         if let Some(Open { request, id, answer, .. }) = self.open.remove(&ask) {
             Asked { request, id, answer }.refuse(reason);
         }

@@ -7,7 +7,7 @@
 //! from the store.
 //!
 //! A legacy client in front of a legacy server needs none of this: its requests are passed on
-//! ([`Service::pass`], `passing`).
+//! ([`Service::pass`], `legacy`), but for what concerns the tasks of 2025-11-25.
 
 mod asking;
 mod attended;
@@ -15,9 +15,9 @@ mod catalogues;
 mod endpoint;
 mod held;
 mod hub;
+mod legacy;
 mod limits;
 mod listen;
-mod passing;
 mod reply;
 mod sweep;
 mod tasks;
@@ -26,7 +26,7 @@ pub use endpoint::Endpoint;
 pub use tasks::Tasks;
 
 use crate::{
-    dialect::{Call, Caller, Credentials, legacy::Post},
+    dialect::{Call, Caller, Credentials, Principal, legacy::Post},
     policy::Route,
     task::TaskId,
     telemetry::Outcome,
@@ -84,6 +84,7 @@ pub struct Commit(pub oneshot::Sender<()>);
 /// One HTTP request of a legacy client.
 #[derive(Debug)]
 pub struct Passage {
+    pub principal: Principal,
     pub method: http::Method,
     /// The query of the URL that was called.
     pub query: Option<String>,

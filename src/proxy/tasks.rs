@@ -6,11 +6,11 @@ use crate::{
     dialect::{Call, Caller, Principal},
     policy::Quotas,
     protocol::{
-        ErrorObject, Timestamp, code,
+        ErrorObject, Method, code,
         input::{InputRequest, InputResponses},
     },
     runtime::{Clock, random},
-    store::{self, Store, StoreError, Updated},
+    store::{self, Place, Store, StoreError, Updated},
     task::{Effect, Event, Owner, PollBounds, Record, State, TaskId, view},
     telemetry::{LookupFailed, QuotaFull, StoreFailed, TaskTransition},
 };
@@ -46,12 +46,36 @@ pub(super) struct Parked {
     principal: Principal,
 }
 
+/// Why a call cannot be held for a client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum NoRoom {
+    /// The name of the limit in the configuration.
+    #[error("no room for one more task; the limit is {0}")]
+    Full(&'static str),
+    #[error("the task store does not answer; try again")]
+    StoreFailed,
+}
+
+/// Why there is no task to speak of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum NotFound {
+    /// The caller has met this limit.
+    TooMany(&'static str),
+    /// It is not there, or not the caller's.
+    Unknown,
+    StoreFailed,
+}
+
 /// What a held call can be told.
 pub(super) enum Control {
     /// Its client came back.
     Retry(Box<Retry>),
     /// The task's client answered these questions, by key.
     Answered(Vec<(String, Bytes)>),
+    /// The client answered this question, as JSON-RPC has it: a result or an error.
+    Replied(String, Result<Bytes, Bytes>),
+    /// A request waits for the result, and can be told things meanwhile.
+    Waiting(mpsc::Sender<Bytes>),
     /// The task was cancelled, and its record says so.
     Cancelled,
 }
@@ -110,41 +134,43 @@ impl Tasks {
         self.quotas.stored_result_bytes
     }
 
-    /// Stores a new task; says whether it did. Where a quota is full, or the store fails, the call
-    /// stays synchronous: nothing that runs is evicted. A call that is `parked` takes the place it has.
-    pub(super) async fn admit(&self, record: Record, parked: bool) -> bool {
+    /// Stores a new task. Nothing that runs is evicted for it. A call that is `parked` takes the place
+    /// it has.
+    ///
+    /// # Errors
+    /// [`NoRoom`].
+    pub(super) async fn admit(&self, record: Record, parked: bool) -> Result<(), NoRoom> {
         let principal = shown(&record.owner.principal);
-        if !self.has_room(principal, usize::from(parked)).await {
-            return false;
-        }
+        self.has_room(principal, usize::from(parked)).await?;
         let (id, tool) = (record.id.clone(), record.tool.clone());
         match self.store.insert(Arc::new(record)).await {
             Ok(()) => {
                 TaskTransition { task: &id, tool: &tool, principal: &principal, from: "call", to: "working" }
                     .emit();
-                true
+                Ok(())
             }
-            Err(error) => self.failed("storing a task", &error),
+            Err(error) => Err(self.no_room("storing a task", &error)),
         }
     }
 
-    /// Counts one more call that waits for its client's answers, unless a quota is full.
-    pub(super) async fn park(self: &Arc<Self>, principal: Principal) -> Option<Parked> {
-        if !self.has_room(principal, 0).await {
-            return None;
-        }
+    /// Counts one more call that waits for its client's answers.
+    ///
+    /// # Errors
+    /// [`NoRoom`].
+    pub(super) async fn park(self: &Arc<Self>, principal: Principal) -> Result<Parked, NoRoom> {
+        self.has_room(principal, 0).await?;
         *self.parked.entry(principal).or_default() += 1;
         self.parked_in_all.fetch_add(1, Ordering::Relaxed);
-        Some(Parked { tasks: Arc::clone(self), principal })
+        Ok(Parked { tasks: Arc::clone(self), principal })
     }
 
     /// Whether a principal may have one more task, or one more call that waits for answers: both
     /// hold a call at the server for as long as the client likes. `places` of those that wait are
     /// those of the asker.
-    async fn has_room(&self, principal: Principal, places: usize) -> bool {
+    async fn has_room(&self, principal: Principal, places: usize) -> Result<(), NoRoom> {
         let usage = match self.store.usage(principal.as_bytes()).await {
             Ok(usage) => usage,
-            Err(error) => return self.failed("counting tasks", &error),
+            Err(error) => return Err(self.no_room("counting tasks", &error)),
         };
         let parked = self.parked.get(&principal).map_or(0, |count| *count).saturating_sub(places);
         let parked_in_all = self.parked_in_all.load(Ordering::Relaxed).saturating_sub(places);
@@ -157,16 +183,22 @@ impl Tasks {
             ("limits.tasks", usage.tasks + parked_in_all, self.quotas.tasks),
             ("limits.stored_bytes", usage.stored_bytes, self.quotas.stored_bytes),
         ];
-        let full = full.into_iter().find(|(_, used, limit)| used >= limit);
-        if let Some((limit, ..)) = full {
-            QuotaFull { limit, principal: &principal }.emit();
+        match full.into_iter().find(|(_, used, limit)| used >= limit) {
+            None => Ok(()),
+            Some((limit, ..)) => {
+                QuotaFull { limit, principal: &principal }.emit();
+                Err(NoRoom::Full(limit))
+            }
         }
-        full.is_none()
     }
 
-    fn failed(&self, doing: &str, error: &StoreError) -> bool {
+    fn no_room(&self, doing: &str, error: &StoreError) -> NoRoom {
+        self.failed(doing, error);
+        NoRoom::StoreFailed
+    }
+
+    fn failed(&self, doing: &str, error: &StoreError) {
         StoreFailed { doing, error }.emit();
-        false
     }
 
     pub(super) async fn load(&self, id: &TaskId) -> Option<Arc<Record>> {
@@ -188,7 +220,7 @@ impl Tasks {
 
     /// Something happened to a task that this process holds.
     pub(super) async fn apply(&self, id: &TaskId, event: Event) -> Vec<Effect> {
-        match self.change(id, &event, self.clock.timestamp()).await {
+        match self.change(id, &event).await {
             Ok(Updated::Done { effects, .. }) => effects,
             Ok(Updated::Refused(_) | Updated::Unknown) => Vec::new(),
             Err(error) => {
@@ -199,8 +231,11 @@ impl Tasks {
     }
 
     /// Applies `event`, says so in the log where the status changed, and tells the listeners.
-    async fn change(&self, id: &TaskId, event: &Event, now: Timestamp) -> Result<Updated, StoreError> {
-        let updated = store::update(&*self.store, id, event, now).await?;
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub(super) async fn change(&self, id: &TaskId, event: &Event) -> Result<Updated, StoreError> {
+        let updated = store::update(&*self.store, id, event, self.clock.timestamp()).await?;
         if let Updated::Done { before, after, effects } = &updated {
             let (from, to) = (before.state.status(), after.state.status());
             if from != to {
@@ -281,17 +316,40 @@ impl Tasks {
         if !caller.capabilities.declares_tasks() {
             return Err(Box::new(reply::tasks_required(call)));
         }
-        if !self.limits.admits_poll(caller.principal) {
-            return Err(Box::new(too_many(call, "limits.polls_per_second")));
+        let id = call.target.as_deref();
+        self.look_up(&call.method, id, owner, caller.principal).await.map_err(|missing| {
+            Box::new(match missing {
+                NotFound::TooMany(limit) => too_many(call, limit),
+                NotFound::StoreFailed => reply::internal(call, &NoRoom::StoreFailed.to_string()),
+                NotFound::Unknown => {
+                    let error = ErrorObject::new(code::INVALID_PARAMS, NOT_FOUND);
+                    reply::refuse(call, StatusCode::OK, &error)
+                }
+            })
+        })
+    }
+
+    /// The task of this name, if it is there and its owner asks.
+    ///
+    /// # Errors
+    /// [`NotFound`]: the same for what is not there and for what is not the owner's.
+    pub(super) async fn look_up(
+        &self,
+        method: &Method,
+        id: Option<&str>,
+        owner: &Owner,
+        principal: Principal,
+    ) -> Result<Arc<Record>, NotFound> {
+        if !self.limits.admits_poll(principal) {
+            return Err(NotFound::TooMany("limits.polls_per_second"));
         }
-        let id = call.target.as_deref().and_then(TaskId::parse);
-        let found = match &id {
+        let found = match id.and_then(TaskId::parse) {
             None => None,
-            Some(id) => match self.store.load(id).await {
+            Some(id) => match self.store.load(&id).await {
                 Ok(found) => found.map(|(_, record)| record),
                 Err(error) => {
                     self.failed("loading a task", &error);
-                    return Err(Box::new(reply::internal(call, "the task store does not answer; try again")));
+                    return Err(NotFound::StoreFailed);
                 }
             },
         };
@@ -302,12 +360,34 @@ impl Tasks {
             Some(record) => return Ok(record),
             None => "unknown",
         };
-        LookupFailed { method: call.method.as_str(), principal: &caller.principal, reason }.emit();
-        if !self.limits.admits_miss(caller.principal) {
-            return Err(Box::new(too_many(call, "limits.misses_per_minute")));
+        LookupFailed { method: method.as_str(), principal: &principal, reason }.emit();
+        if !self.limits.admits_miss(principal) {
+            return Err(NotFound::TooMany("limits.misses_per_minute"));
         }
-        let error = ErrorObject::new(code::INVALID_PARAMS, NOT_FOUND);
-        Err(Box::new(reply::refuse(call, StatusCode::OK, &error)))
+        Err(NotFound::Unknown)
+    }
+
+    /// One page of an owner's tasks, the oldest first, and whether there are more.
+    ///
+    /// # Errors
+    /// [`NotFound`].
+    pub(super) async fn page(
+        &self,
+        owner: &Owner,
+        after: Option<&Place>,
+        size: usize,
+        principal: Principal,
+    ) -> Result<(Vec<Arc<Record>>, bool), NotFound> {
+        if !self.limits.admits_poll(principal) {
+            return Err(NotFound::TooMany("limits.polls_per_second"));
+        }
+        let mut found = self.store.list(owner, after, size + 1).await.map_err(|error| {
+            self.failed("listing tasks", &error);
+            NotFound::StoreFailed
+        })?;
+        let more = found.len() > size;
+        found.truncate(size);
+        Ok((found, more))
     }
 
     /// The owner's tasks among `ids`, as they are now; each once, however often it is named.

@@ -91,6 +91,14 @@ impl Session {
         }
     }
 
+    /// A request of the server that came on a call's own stream.
+    fn put(self: &Arc<Self>, call: u64, id: Id, frame: Frame) -> Event {
+        if let Some(call) = self.inside().calls.get_mut(&call) {
+            call.questions.push(id.clone());
+        }
+        Event::Question(self.question(frame, id))
+    }
+
     fn question(self: &Arc<Self>, frame: Frame, id: Id) -> Question {
         Question { frame, answer: Box::new(Reply::new(self.clone(), id)) }
     }
@@ -130,7 +138,8 @@ impl Session {
         mailbox.push(event);
     }
 
-    /// What a call's own stream says.
+    /// What a call's own stream says. In a client's own session all of it is the client's, but for
+    /// the server's asking whether anybody is there.
     pub(super) fn hear_on_stream(self: &Arc<Self>, call: u64, frame: Frame) -> Option<Event> {
         match frame.kind() {
             Kind::Request { id, method, .. } => match method {
@@ -140,12 +149,9 @@ impl Session {
                 }
                 Method::Elicit | Method::CreateMessage | Method::RootsList => {
                     self.peer.asks.saw_on_stream();
-                    let id = id.clone();
-                    if let Some(call) = self.inside().calls.get_mut(&call) {
-                        call.questions.push(id.clone());
-                    }
-                    Some(Event::Question(self.question(frame, id)))
+                    Some(self.put(call, id.clone(), frame))
                 }
+                _ if self.is_clients() => Some(self.put(call, id.clone(), frame)),
                 _ => {
                     self.tell_later(message::response(id, &unknown(method)));
                     None
@@ -154,6 +160,7 @@ impl Session {
             Kind::Notification { method: Method::Cancelled, params } => {
                 cancelled_id(params.as_ref()).map(|id| Event::Withdrawn { id })
             }
+            Kind::Notification { .. } if self.is_clients() => Some(Event::Notice(frame)),
             Kind::Notification { method, params } => match report(method, params.as_ref()) {
                 Some(report) => {
                     self.report(report);

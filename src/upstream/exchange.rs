@@ -19,15 +19,16 @@ use super::{
     group::{Group, Lease},
     mailbox::Mailbox,
     messages::{Messages, Opening, Stop},
+    peer::Peer,
     refusal::{self, Verdict},
     resume,
-    session::Stay,
+    session::{Session, Stay},
 };
 use crate::protocol::Method;
 
 /// One call on its way.
 pub(super) struct Exchange {
-    group: Arc<Group>,
+    home: Home,
     request: Request,
     stage: Stage,
     /// Once there is a session. Dropped in this order: the call leaves the session before another
@@ -38,6 +39,13 @@ pub(super) struct Exchange {
     timers: Option<Timers>,
     /// It has been refused once, and certainly not been served, and was sent again.
     again: bool,
+}
+
+/// Where a call finds its session.
+enum Home {
+    Group(Arc<Group>),
+    /// The session that its client has opened itself.
+    Own(Arc<Session>),
 }
 
 enum Stage {
@@ -73,8 +81,17 @@ enum Step {
 
 impl Exchange {
     pub(super) fn new(group: Arc<Group>, request: Request) -> Self {
+        Self::at(Home::Group(group), request)
+    }
+
+    /// A call in the session of its client.
+    pub(super) fn within(session: Arc<Session>, request: Request) -> Self {
+        Self::at(Home::Own(session), request)
+    }
+
+    fn at(home: Home, request: Request) -> Self {
         Self {
-            group,
+            home,
             request,
             stage: Stage::New,
             stay: None,
@@ -87,16 +104,25 @@ impl Exchange {
 
     /// Looks for a session, and sends the call where there is one.
     fn begin(&mut self) {
-        if self.group.peer().closing.is_cancelled() {
+        if self.home.peer().closing.is_cancelled() {
             self.stage = Stage::Leasing(std::future::ready(Err(Lost::Closing)).boxed());
             return;
         }
-        match self.group.take(&self.request.method) {
-            Some(lease) => self.send(lease),
-            None => {
-                self.stage = Stage::Leasing(self.group.clone().lease(self.request.method.clone()).boxed());
+        let method = &self.request.method;
+        self.stage = match &self.home {
+            Home::Group(group) => match group.take(method) {
+                Some(lease) => return self.send(lease),
+                None => Stage::Leasing(group.clone().lease(method.clone()).boxed()),
+            },
+            Home::Own(session) => {
+                let session = session.clone();
+                let lease = async move {
+                    session.wait_for_stream().await;
+                    Ok(Lease::shared(session))
+                };
+                Stage::Leasing(lease.boxed())
             }
-        }
+        };
     }
 
     fn send(&mut self, lease: Lease) {
@@ -112,8 +138,11 @@ impl Exchange {
             stay.finish();
         }
         let lease = self.lease.take();
-        if lease.is_some_and(|lease| !lease.is_exclusive()) && is_call(&self.request.method) {
-            self.group.unshared();
+        if let Home::Group(group) = &self.home
+            && lease.is_some_and(|lease| !lease.is_exclusive())
+            && is_call(&self.request.method)
+        {
+            group.unshared();
         }
     }
 
@@ -130,7 +159,7 @@ impl Exchange {
     /// Reads the rest of an answer, so that its connection can be used again. Mostly it is there.
     fn free(&self, messages: Messages) {
         if let Some(rest) = messages.into_rest() {
-            self.group.peer().drain_later(rest);
+            self.home.peer().drain_later(rest);
         }
     }
 
@@ -181,7 +210,7 @@ impl Exchange {
                 },
                 Stage::Sent(answer) => match answer.poll_unpin(cx) {
                     Poll::Ready(Ok(response)) => {
-                        let limit = self.group.peer().config.limits.result_bytes;
+                        let limit = self.home.peer().config.limits.result_bytes;
                         match Opening::of(response, limit) {
                             Ok(opening) => self.opened(opening),
                             Err(lost) => return self.lost(lost),
@@ -270,7 +299,8 @@ impl Exchange {
                     stay.session().ended();
                 }
                 // Only what certainly was not served, or may be served twice, is sent again.
-                if self.again || !not_served && is_call(&self.request.method) {
+                let is_own = matches!(self.home, Home::Own(_));
+                if self.again || is_own || !not_served && is_call(&self.request.method) {
                     return Some(event);
                 }
                 self.repeat();
@@ -294,7 +324,7 @@ impl Exchange {
 
     /// Whether time is up. Polled when nothing else happened.
     fn overdue(&mut self, cx: &mut Context<'_>) -> Option<Lost> {
-        let limits = self.group.peer().config.timeouts;
+        let limits = self.home.peer().config.timeouts;
         let timers =
             self.timers.get_or_insert_with(|| Timers { call: Box::pin(sleep(limits.call)), step: None });
         if timers.call.as_mut().poll(cx).is_ready() {
@@ -321,6 +351,17 @@ impl Exchange {
             Step::FirstByte => Lost::FirstByteTimeout(limit),
             Step::Idle => Lost::IdleTimeout(limit),
         })
+    }
+}
+
+// === impl Home ===
+
+impl Home {
+    fn peer(&self) -> &Arc<Peer> {
+        match self {
+            Self::Group(group) => group.peer(),
+            Self::Own(session) => &session.peer,
+        }
     }
 }
 

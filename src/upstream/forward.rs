@@ -156,7 +156,7 @@ pub(super) async fn forward(peer: Arc<Peer>, request: Forward) -> Result<Forward
 }
 
 /// The path of the server with the client's query behind its own.
-fn with_query<'a>(path: &'a str, query: Option<&str>) -> Cow<'a, str> {
+pub(super) fn with_query<'a>(path: &'a str, query: Option<&str>) -> Cow<'a, str> {
     match query {
         None | Some("") => path.into(),
         Some(query) => format!("{path}{}{query}", if path.contains('?') { '&' } else { '?' }).into(),
@@ -164,7 +164,7 @@ fn with_query<'a>(path: &'a str, query: Option<&str>) -> Cow<'a, str> {
 }
 
 /// The header lines of a request: the client's own but those of its hop, with the server's name.
-fn lines(peer: &Peer, headers: &HeaderMap) -> Vec<u8> {
+pub(super) fn lines(peer: &Peer, headers: &HeaderMap) -> Vec<u8> {
     let mut lines = Vec::with_capacity(64 + headers.len() * 48);
     client::line(&mut lines, &header::HOST, &peer.host);
     let named = named_by_connection(headers);

@@ -115,7 +115,7 @@ impl Group {
         let mut seats = self.seats();
         let lists = seats.lists.as_ref()?;
         if self.shares(method, lists) {
-            return Some(Lease { session: lists.clone(), exclusive: None });
+            return Some(Lease::shared(lists.clone()));
         }
         // Nobody overtakes those who wait.
         if seats.queue.is_empty() { self.take_idle(&mut seats) } else { None }
@@ -201,7 +201,7 @@ impl Group {
     /// has meanwhile been seen to ask on the calls' own streams has room for everybody.
     fn turn(self: &Arc<Self>, seats: &mut Seats) -> Option<Turn> {
         if let Some(lists) = seats.lists.as_ref().filter(|lists| self.shares(&Method::ToolsCall, lists)) {
-            return Some(Turn::Lease(Lease { session: lists.clone(), exclusive: None }));
+            return Some(Turn::Lease(Lease::shared(lists.clone())));
         }
         if let Some(lease) = self.take_idle(seats) {
             return Some(Turn::Lease(lease));
@@ -416,6 +416,11 @@ impl Seats {
 // === impl Lease ===
 
 impl Lease {
+    /// The use of a session beside others.
+    pub(super) fn shared(session: Arc<Session>) -> Self {
+        Self { session, exclusive: None }
+    }
+
     pub(super) fn is_exclusive(&self) -> bool {
         self.exclusive.is_some()
     }

@@ -52,7 +52,7 @@ async fn initialize(
     let number = peer.next_id();
     let body = message::initialize(number, group.identity.capabilities.legacy());
     let lines = client::lines(&peer.posting(&group.identity.credentials));
-    let response = peer.tell(&HttpMethod::POST, &lines, body).await?;
+    let response = peer.taken(peer.send(&HttpMethod::POST, &lines, &[], body)).await?;
     let id = response.headers().get(&headers::SESSION_ID).cloned();
     let status = response.status();
     match Opening::of(response, peer.config.limits.result_bytes)? {

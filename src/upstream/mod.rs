@@ -54,6 +54,16 @@ pub trait Upstream: Send + Sync + 'static {
     /// at the server, once.
     fn call(&self, request: Request) -> Replies;
 
+    /// As [`Upstream::call`], in the session that a legacy client has opened itself. Its events are
+    /// all that arrives on the call's own stream, whatever the server asks or tells there; the
+    /// session's GET stream is the client's. A server that has lost the session is not sent the call
+    /// again.
+    fn call_in(&self, session: ClientSession, request: Request) -> Replies {
+        drop((session, request));
+        let lost = Lost::Invalid("it is not spoken to over Streamable HTTP".to_owned());
+        Box::pin(futures_util::stream::once(std::future::ready(Event::Lost(lost))))
+    }
+
     /// What the server said of itself when a session was opened for this caller; opens one if
     /// there is none.
     fn describe(&self, caller: &Identity) -> BoxFuture<'_, Result<Arc<Description>, Lost>>;
@@ -107,6 +117,15 @@ pub struct Identity {
     pub capabilities: Arc<Capabilities>,
 }
 
+/// A session that a legacy client has opened through us: the server's own, so it is what the
+/// client's requests carry beside their bodies.
+#[derive(Clone, Debug)]
+pub struct ClientSession {
+    /// The query of the URL that the client calls.
+    pub query: Option<String>,
+    pub headers: HeaderMap,
+}
+
 /// A request ready to be sent.
 #[derive(Clone, Debug)]
 pub struct Request {
@@ -117,7 +136,7 @@ pub struct Request {
     /// The tool, prompt or resource it is about.
     pub target: Option<String>,
     /// The whole JSON-RPC message, translated for a legacy server. Its progress token, if it has
-    /// one, is `id` as a number.
+    /// one, is `id` as a number; in a legacy client's session it may be the client's own.
     pub body: Bytes,
     /// Further headers of the client to pass on.
     pub headers: HeaderMap,

@@ -121,18 +121,10 @@ impl Peer {
         self.client.send(method, &self.path, lines, further, body)
     }
 
-    /// Sends what has no answer worth reading, and says with which status it was taken. Bounded by
-    /// the first-byte timeout.
-    pub(super) async fn tell(
-        &self,
-        method: &HttpMethod,
-        lines: &[u8],
-        body: Bytes,
-    ) -> Result<http::Response<Incoming>, Lost> {
+    /// Waits for an answer that is not worth more than its status. Bounded by the first-byte timeout.
+    pub(super) async fn taken(&self, answering: Answering) -> Result<http::Response<Incoming>, Lost> {
         let limit = self.config.timeouts.first_byte;
-        timeout(limit, self.send(method, lines, &[], body))
-            .await
-            .unwrap_or(Err(Lost::FirstByteTimeout(limit)))
+        timeout(limit, answering).await.unwrap_or(Err(Lost::FirstByteTimeout(limit)))
     }
 
     /// Spawns work that [`Peer::settle`] waits for. May be called from a destructor on any thread.

@@ -15,8 +15,9 @@ use std::{
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    Description, Event, Lost, Request,
+    ClientSession, Description, Event, Lost, Request,
     client::{self, Answering},
+    forward,
     group::Group,
     mailbox::Mailbox,
     message,
@@ -40,10 +41,15 @@ pub(super) struct Session {
     deaf: AtomicBool,
     /// Used since [`Session::was_used`] was last asked.
     used: AtomicBool,
+    /// A client of the older era has opened it, and goes on using it: it is not ours to end, and
+    /// what is said in it is for the client to hear.
+    is_clients: bool,
 }
 
-/// The header lines of the session's messages, made once.
+/// How the session's messages are sent: their header lines, made once.
 struct Headers {
+    /// Where they go: the server's own path, or that with what the client has added.
+    path: String,
     /// Of every POST.
     posting: Vec<u8>,
     /// Of what has no body.
@@ -104,18 +110,62 @@ impl Session {
         if let Some(id) = id {
             posting.insert(&headers::SESSION_ID, id);
         }
+        let headers = Headers::new(posting, has_id, &peer.path);
+        let (group, reports) = (Arc::downgrade(group), group.reports.clone());
+        Ok(Self::at(peer, headers, description, group, reports))
+    }
+
+    /// The session of a client of the older era, by what its requests carry.
+    pub(super) fn of_client(peer: Arc<Peer>, session: &ClientSession) -> Self {
+        let ClientSession { query, headers } = session;
+        let mut bodiless = headers.clone();
+        bodiless.remove(header::CONTENT_TYPE);
+        bodiless.remove(header::ACCEPT);
+        let headers = Headers {
+            path: forward::with_query(&peer.path, query.as_deref()).into_owned(),
+            posting: forward::lines(&peer, headers),
+            bodiless: forward::lines(&peer, &bodiless),
+            names: headers.clone(),
+            has_id: headers.contains_key(&headers::SESSION_ID),
+        };
+        let session = Self::at(peer, headers, Description::unknown(), Weak::new(), Reports::new());
+        // Its GET stream is read by the client.
+        session.deaf.store(true, Ordering::Relaxed);
+        Self { is_clients: true, ..session }
+    }
+
+    fn at(
+        peer: Arc<Peer>,
+        headers: Headers,
+        description: Description,
+        group: Weak<Group>,
+        reports: Reports,
+    ) -> Self {
         let over = peer.closing.child_token();
-        Ok(Self {
+        Self {
             peer,
             description: Arc::new(description),
-            headers: Headers::new(posting, has_id),
-            group: Arc::downgrade(group),
-            reports: group.reports.clone(),
+            headers,
+            group,
+            reports,
             inside: Mutex::default(),
             over,
             deaf: AtomicBool::new(false),
             used: AtomicBool::new(true),
-        })
+            is_clients: false,
+        }
+    }
+
+    /// Whether what is said in it is for a client of the older era to hear.
+    pub(super) fn is_clients(&self) -> bool {
+        self.is_clients
+    }
+
+    /// Waits for the GET stream that the client has asked for before it called.
+    pub(super) async fn wait_for_stream(&self) {
+        if let Some(id) = self.headers.names.get(&headers::SESSION_ID) {
+            self.peer.order.wait(id).await;
+        }
     }
 
     pub(super) fn inside(&self) -> MutexGuard<'_, Inside> {
@@ -148,6 +198,10 @@ impl Session {
         Stay { session: self.clone(), call: None }
     }
 
+    fn send(&self, method: &HttpMethod, lines: &[u8], further: &[u8], body: Bytes) -> Answering {
+        self.peer.client.send(method, &self.headers.path, lines, further, body)
+    }
+
     /// Sends a call.
     pub(super) fn post(&self, body: Bytes, further: &HeaderMap) -> Answering {
         let mut lines = Vec::new();
@@ -156,12 +210,13 @@ impl Session {
                 client::line(&mut lines, name, value);
             }
         }
-        self.peer.send(&HttpMethod::POST, &self.headers.posting, &lines, body)
+        self.send(&HttpMethod::POST, &self.headers.posting, &lines, body)
     }
 
     /// Sends a notification or a response.
     pub(super) async fn tell(&self, body: Bytes) -> Result<(), Lost> {
-        let response = self.peer.tell(&HttpMethod::POST, &self.headers.posting, body).await?;
+        let posted = self.send(&HttpMethod::POST, &self.headers.posting, &[], body);
+        let response = self.peer.taken(posted).await?;
         let (head, body) = response.into_parts();
         if head.status.is_success() {
             // The status is the whole answer. What a server leaves open behind it (a 202 whose body
@@ -190,7 +245,7 @@ impl Session {
         if let Some(id) = last_id.and_then(|id| HeaderValue::from_str(id).ok()) {
             client::line(&mut lines, &headers::LAST_EVENT_ID, &id);
         }
-        self.peer.send(&HttpMethod::GET, &self.headers.bodiless, &lines, Bytes::new())
+        self.send(&HttpMethod::GET, &self.headers.bodiless, &lines, Bytes::new())
     }
 
     /// Whether the server gave it an id, and so can lose it.
@@ -224,6 +279,9 @@ impl Session {
 
     /// No new calls from here on. Those in flight go on.
     pub(super) fn retire(self: &Arc<Self>) {
+        if self.is_clients {
+            return;
+        }
         let close = {
             let mut inside = self.inside();
             inside.retired = true;
@@ -295,7 +353,8 @@ impl Session {
         if !survives || !self.has_id() {
             return;
         }
-        match self.peer.tell(&HttpMethod::DELETE, &self.headers.bodiless, Bytes::new()).await {
+        let told = self.send(&HttpMethod::DELETE, &self.headers.bodiless, &[], Bytes::new());
+        match self.peer.taken(told).await {
             Ok(response) => self.peer.drain_later(response.into_body()),
             Err(lost) => tracing::debug!(error = %lost, "the end of a session could not be told"),
         }
@@ -305,11 +364,17 @@ impl Session {
 // === impl Headers ===
 
 impl Headers {
-    fn new(posting: HeaderMap, has_id: bool) -> Self {
+    fn new(posting: HeaderMap, has_id: bool, path: &str) -> Self {
         let mut bodiless = posting.clone();
         bodiless.remove(header::CONTENT_TYPE);
         bodiless.remove(header::ACCEPT);
-        Self { posting: client::lines(&posting), bodiless: client::lines(&bodiless), names: posting, has_id }
+        Self {
+            path: path.to_owned(),
+            posting: client::lines(&posting),
+            bodiless: client::lines(&bodiless),
+            names: posting,
+            has_id,
+        }
     }
 }
 

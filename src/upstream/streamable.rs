@@ -20,13 +20,14 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    Config, Description, Document, Forward, Forwarded, Identity, Lost, NotStarted, Replies, Report, Request,
-    Subscription, Upstream, client,
+    ClientSession, Config, Description, Document, Forward, Forwarded, Identity, Lost, NotStarted, Replies,
+    Report, Request, Subscription, Upstream, client,
     exchange::Exchange,
     forward,
     group::Group,
     peer::{self, Peer},
     reports::Reports,
+    session::Session,
     subscribe,
 };
 use crate::dialect::{Credentials, Principal};
@@ -78,6 +79,11 @@ impl Streamable {
 impl Upstream for Streamable {
     fn call(&self, request: Request) -> Replies {
         Exchange::new(self.0.group(&request.caller), request).boxed()
+    }
+
+    fn call_in(&self, session: ClientSession, request: Request) -> Replies {
+        let session = Arc::new(Session::of_client(self.0.peer.clone(), &session));
+        Exchange::within(session, request).boxed()
     }
 
     fn describe(&self, caller: &Identity) -> BoxFuture<'_, Result<Arc<Description>, Lost>> {

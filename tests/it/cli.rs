@@ -1,5 +1,7 @@
 //! What people type, and what they read: the program itself.
 
+mod older;
+
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
 use hyper_util::{client::legacy::Client, rt::TokioExecutor};

@@ -75,6 +75,7 @@ impl Answer {
                     Err(Error::Status { status, detail: format!(": {}", error_text(&error)) })
                 }
                 Some(answer) => answer,
+                None if !status.is_success() => Err(refused(status, &bytes)),
                 None => Err(Error::Invalid("it is not the response to this request".to_owned())),
             },
             // An error of HTTP need not carry JSON-RPC.

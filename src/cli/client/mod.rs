@@ -1,7 +1,7 @@
 //! A small client: it calls one tool at a time, follows its task to the end, and hands on what the
 //! server asks in between.
 //!
-//! It speaks two dialects, and each is a [`Session`]: in [`modern`] every request stands alone
+//! It speaks two dialects, and each is a `Session`: in [`modern`] every request stands alone
 //! (2026-07-28), in [`legacy`] a handshake comes first and a server may speak on any of several
 //! streams (2025-03-26 to 2025-11-25). Whoever calls sees no difference: a call ends, or waits for
 //! answers and goes on with them ([`Turn`]), and what happens on the way is told as [`Step`]s.
@@ -124,7 +124,7 @@ pub enum Step<'a> {
     Revision(&'a str),
 }
 
-/// What a request came to. `P` is the session's [`Session::Pause`].
+/// What a request came to. `P` is what the session needs to go on with the answers.
 #[derive(Debug)]
 pub enum Turn<P> {
     Ended(Ending),
@@ -144,6 +144,8 @@ pub enum Ending {
     Error(Box<RawValue>),
     /// Its task was cancelled.
     Cancelled(Task),
+    /// Its task failed, and there is neither a result nor an error.
+    Failed(Task),
 }
 
 /// A question of the server.

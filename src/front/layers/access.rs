@@ -110,7 +110,7 @@ where
     fn call(&mut self, arrival: Arrival<B>) -> Self::Future {
         match self.check(&arrival.request) {
             Ok(proof) => {
-                let origin = arrival.request.headers().get(ORIGIN).map(super::principal::detached);
+                let origin = arrival.request.headers().get(ORIGIN).map(crate::dialect::detached);
                 let inner = self.inner.call(Admitted { arrival, _proof: proof });
                 ResponseFuture::Admitted { inner, origin }
             }

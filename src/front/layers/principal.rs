@@ -4,10 +4,7 @@ use crate::{
     dialect::{Credentials, Principal},
     policy::{PrincipalSource, Route},
 };
-use http::{
-    HeaderMap, HeaderName, HeaderValue,
-    header::{AUTHORIZATION, COOKIE},
-};
+use http::{HeaderMap, HeaderValue, header::AUTHORIZATION};
 
 /// What the caller is, on this route. [`Principal::ANONYMOUS`] where it shows nothing of the kind
 /// the route looks at.
@@ -24,37 +21,16 @@ pub(in crate::front) fn principal(route: &Route, headers: &HeaderMap) -> Princip
     }
 }
 
-/// What the server is shown on the caller's behalf: `Authorization`, cookies, and what the route
-/// names. What is meant for proxies (`Proxy-Authorization`) ends here, even where it is named.
+/// What the server is shown on the caller's behalf, on this route.
 pub(in crate::front) fn credentials(route: &Route, headers: &HeaderMap) -> Credentials {
-    let mut shown = HeaderMap::new();
-    for name in [&AUTHORIZATION, &COOKIE].into_iter().chain(&route.forward) {
-        if shown.contains_key(name) || is_for_proxies(name) {
-            continue;
-        }
-        for value in headers.get_all(name) {
-            shown.append(name, detached(value));
-        }
-    }
-    Credentials::new(shown)
-}
-
-fn is_for_proxies(name: &HeaderName) -> bool {
-    name.as_str().starts_with("proxy-")
-}
-
-/// The same value in memory of its own. A value that hyper read is a slice of the connection's
-/// read buffer; kept for the length of a call, it would keep 8 KiB or more alive.
-pub(in crate::front) fn detached(value: &HeaderValue) -> HeaderValue {
-    let mut own = HeaderValue::from_bytes(value.as_bytes()).expect("a header value is one");
-    own.set_sensitive(value.is_sensitive());
-    own
+    Credentials::of(headers, &route.forward)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::policy::{Defer, Mode};
+    use crate::policy::{Defer, LegacyTasks, Mode};
+    use http::HeaderName;
     use std::time::Duration;
 
     fn route(principal: PrincipalSource, forward: &[&'static str]) -> Route {
@@ -65,6 +41,7 @@ mod tests {
             principal,
             questions: crate::policy::Questions::default(),
             forward: forward.iter().map(|name| HeaderName::from_static(name)).collect(),
+            legacy_tasks: LegacyTasks::default(),
             empty_contents_is_error: false,
         }
     }

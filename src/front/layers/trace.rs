@@ -105,6 +105,11 @@ impl Line {
         self.0.route = Some(Arc::clone(route));
     }
 
+    /// On whose behalf.
+    pub(in crate::front) fn principal(&self) -> Principal {
+        self.0.principal
+    }
+
     pub(in crate::front) fn by(&mut self, principal: Principal) {
         self.0.principal = principal;
     }

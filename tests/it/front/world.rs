@@ -101,6 +101,7 @@ impl Desk {
             principal: PrincipalSource::Authorization,
             questions: deferral::policy::Questions::default(),
             forward: Vec::new(),
+            legacy_tasks: LegacyTasks::default(),
             empty_contents_is_error: false,
         };
         change(&mut route);

@@ -104,14 +104,14 @@ impl Session {
         Ok(matches!(support.as_deref(), Some("optional" | "required")))
     }
 
-    /// Ends the session. Servers before 2025-06-18 are spared: some of those in the field go down
-    /// with it.
+    /// Ends the session, its streams first: servers complain of a session that ends with readers.
+    /// Those before 2025-06-18 are spared, as some of them in the field go down with it.
     pub(super) async fn end(&mut self) {
+        self.streams.close().await;
         if self.revision >= Revision::V2025_06_18 {
             // A server need not allow it (405), and whoever leaves does not mind.
             let _ = timeout(CLOSE_PATIENCE, self.streams.line().leave()).await;
         }
-        self.streams.close();
     }
 }
 

@@ -2,12 +2,13 @@
 //! streams on any of which the server may speak.
 //!
 //! A [`Session`] makes one call at a time. What comes on its streams, whichever it is, ends up in one
-//! place ([`streams`]): the answers to its requests, what the server asks ([`questions`]), and what it
-//! tells of progress and of tasks. A question does not end the request it belongs to: while it waits
-//! for its answer the streams are read on.
+//! place: the answers to its requests, what the server asks, and what it tells of progress and of
+//! tasks. A question does not end the request it belongs to: while it waits for its answer the streams
+//! are read on.
 //!
-//! `handshake` begins and ends the session, `line` is its requests, `task` follows a call that became
-//! a task (2025-11-25, *Tasks*), `resume` takes up a stream that broke.
+//! `handshake` begins and ends the session, `line` is its requests and `streams` what comes back on
+//! them, `resume` takes up a stream that broke, `questions` are the server's, `task` follows a call
+//! that became a task (2025-11-25, *Tasks*).
 
 mod handshake;
 mod line;
@@ -21,11 +22,7 @@ use super::{
     message::{Answer, Message},
     wire::Wire,
 };
-use crate::protocol::{
-    Frame, Id, InputKind, Kind, Method, Revision, code, meta,
-    splice::{Edit, Object},
-};
-use bytes::Bytes;
+use crate::protocol::{Frame, Id, InputKind, Kind, Method, Revision, code, meta, splice::Object};
 use http::{HeaderMap, Uri};
 use line::Line;
 use questions::Questions;
@@ -169,6 +166,16 @@ impl Session {
         }
     }
 
+    /// Answers what the server has asked and not withdrawn.
+    async fn tell(&mut self, answers: &Answers) -> Result<(), Error> {
+        for (key, answer) in answers {
+            if let Some((id, answer)) = self.questions.answer(key, answer) {
+                self.streams.line().tell(response(&id, "result", &answer)).await?;
+            }
+        }
+        Ok(())
+    }
+
     /// Takes a message that is no answer to a request of ours. Gives what it tells of a task.
     fn take(&mut self, frame: &Frame, watch: Watch<'_>) -> Option<Shown> {
         match frame.kind() {
@@ -191,8 +198,9 @@ impl Session {
                 None
             }
             Kind::Notification { method: Method::Cancelled, params: Some(params) } => {
-                if let Some(id) = Object::read(params).ok().and_then(|params| params.get("requestId")) {
-                    Id::from_token(id).map(|id| self.questions.withdraw(&id));
+                let id = Object::read(params).ok().and_then(|params| params.get("requestId"));
+                if let Some(id) = id.and_then(Id::from_token) {
+                    self.questions.withdraw(&id);
                 }
                 None
             }
@@ -244,14 +252,16 @@ impl super::Session for Session {
         answers: &Answers,
         watch: Watch<'_>,
     ) -> Result<Turn<Pause>, Error> {
-        for (key, answer) in answers {
-            if let Some((id, answer)) = self.questions.answer(key, answer) {
-                self.streams.line().tell(response(&id, "result", &answer)).await?;
-            }
-        }
+        let told = self.tell(answers).await;
         match pause {
-            Pause::Call(id) => self.finish(id, watch).await,
-            Pause::Task(followed) => self.follow(*followed, watch).await,
+            Pause::Call(id) => {
+                told?;
+                self.finish(id, watch).await
+            }
+            Pause::Task(followed) => {
+                told.map_err(|error| error.of_task(followed.id()))?;
+                self.follow(*followed, watch).await
+            }
         }
     }
 
@@ -283,17 +293,4 @@ impl super::Session for Session {
 /// A response of ours; `value` is its result or error, raw.
 fn response(id: &Id, member: &str, value: &[u8]) -> String {
     format!(r#"{{"jsonrpc":"2.0","id":{id},"{member}":{}}}"#, String::from_utf8_lossy(value))
-}
-
-/// An answer that says which task it belongs to (2025-11-25, *Related Task Metadata*); `related` is
-/// what stood in the question.
-fn about(answer: &Bytes, related: &Bytes) -> Bytes {
-    let Ok(object) = Object::read(answer) else { return answer.clone() };
-    let inside = object.get("_meta").unwrap_or_else(|| Bytes::from_static(b"{}"));
-    let Ok(inside) = Object::read(&inside) else { return answer.clone() };
-    let mut member = Edit::new(&inside);
-    member.set(meta::RELATED_TASK, related.clone());
-    let mut edit = Edit::new(&object);
-    edit.set("_meta", member.apply());
-    edit.apply()
 }

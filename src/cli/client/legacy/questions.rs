@@ -1,9 +1,12 @@
 //! What the server asks: requests of its own, on whatever stream they come.
 
-use super::{super::Asked, about};
+use super::super::Asked;
 use crate::{
     bridge::elicit::Keys,
-    protocol::{Frame, Id, InputRequest, Kind, meta, splice::Object},
+    protocol::{
+        Frame, Id, InputRequest, Kind, meta,
+        splice::{Edit, Object},
+    },
 };
 use bytes::Bytes;
 use serde_json::value::RawValue;
@@ -70,6 +73,19 @@ impl Questions {
         };
         Some((question.id, answer))
     }
+}
+
+/// An answer that says which task it belongs to (2025-11-25, *Related Task Metadata*); `related` is
+/// what stood in the question.
+fn about(answer: &Bytes, related: &Bytes) -> Bytes {
+    let Ok(object) = Object::read(answer) else { return answer.clone() };
+    let inside = object.get("_meta").unwrap_or_else(|| Bytes::from_static(b"{}"));
+    let Ok(inside) = Object::read(&inside) else { return answer.clone() };
+    let mut member = Edit::new(&inside);
+    member.set(meta::RELATED_TASK, related.clone());
+    let mut edit = Edit::new(&object);
+    edit.set("_meta", member.apply());
+    edit.apply()
 }
 
 #[cfg(test)]

@@ -111,8 +111,8 @@ impl Streams {
     }
 
     /// Lets go of every stream.
-    pub(super) fn close(&mut self) {
-        self.readers.abort_all();
+    pub(super) async fn close(&mut self) {
+        self.readers.shutdown().await;
     }
 
     fn spawn(&mut self, reader: impl Future<Output = ()> + Send + 'static) {

@@ -13,7 +13,11 @@ use super::{
     AtWork, Pause, Session,
     streams::Heard,
 };
-use crate::{cli::call::error_text, protocol::Method};
+use crate::{
+    cli::call::error_text,
+    protocol::{Method, splice::Object},
+};
+use bytes::Bytes;
 use serde::Deserialize;
 use serde_json::{json, value::RawValue};
 use std::{pin::Pin, time::Duration};
@@ -43,8 +47,9 @@ pub struct Followed {
     pause: Pin<Box<Sleep>>,
     /// Requests in a row that did not reach the server.
     lost: u32,
-    /// An error that came before it was clear how the task had ended.
-    error: Option<Box<RawValue>>,
+    /// An answer to `tasks/result` that means one thing or another, before it is clear how the task
+    /// has ended.
+    outcome: Option<Answer>,
 }
 
 // === impl Session ===
@@ -70,13 +75,8 @@ impl Session {
             if !questions.is_empty() {
                 return Ok(Turn::Asked { questions, pause: Pause::Task(Box::new(at)) });
             }
-            if at.task.status == Status::Cancelled {
-                return Ok(Ending::Cancelled(at.task).into());
-            }
-            if at.task.status.is_ended()
-                && let Some(error) = at.error
-            {
-                return Ok(Ending::Error(error).into());
+            if let Some(ending) = at.ending() {
+                return Ok(ending.into());
             }
             if at.wants_result() {
                 at.is_news = false;
@@ -87,9 +87,7 @@ impl Session {
                 heard = self.streams.next() => match heard {
                     Heard::Answer { id, answer } if at.result == Some(id) => {
                         at.result = None;
-                        if let Some(ending) = at.take_result(answer, watch)? {
-                            return Ok(ending.into());
-                        }
+                        at.outcome = at.reached(answer, watch)?;
                     }
                     Heard::Answer { id, answer } if at.poll == Some(id) => {
                         at.poll = None;
@@ -136,7 +134,11 @@ impl Session {
 impl Followed {
     pub(super) fn new(task: Task) -> Self {
         let pause = Box::pin(sleep(task.pause()));
-        Self { task, result: None, is_news: true, poll: None, pause, lost: 0, error: None }
+        Self { task, result: None, is_news: true, poll: None, pause, lost: 0, outcome: None }
+    }
+
+    pub(super) fn id(&self) -> &str {
+        &self.task.id
     }
 
     fn wants_result(&self) -> bool {
@@ -144,7 +146,7 @@ impl Followed {
             Status::Working | Status::Cancelled => false,
             Status::InputRequired | Status::Completed | Status::Failed => true,
         };
-        wants && self.is_news && self.result.is_none() && self.error.is_none()
+        wants && self.is_news && self.result.is_none() && self.outcome.is_none()
     }
 
     /// Looks at the task as the server shows it. Nothing follows an end: what says otherwise was
@@ -171,25 +173,32 @@ impl Followed {
                 self.is_news |= ended;
                 Ok(None)
             }
-            Some(Answer::Error(error)) => Ok(Some(Ending::Error(self.error.take().unwrap_or(error)))),
+            // It is not known any more. What it came to may be.
+            Some(Answer::Error(error)) => Ok(Some(match self.outcome.take() {
+                Some(Answer::Result(result)) => Ending::Result(result),
+                Some(Answer::Error(error)) => Ending::Error(error),
+                None => Ending::Error(error),
+            })),
             None => Ok(None),
         }
     }
 
-    fn take_result(
-        &mut self,
-        answer: Result<Answer, Error>,
-        watch: Watch<'_>,
-    ) -> Result<Option<Ending>, Error> {
-        match self.reached(answer, watch)? {
-            Some(Answer::Result(result)) => Ok(Some(Ending::Result(result))),
-            Some(Answer::Error(error)) if self.task.status.is_ended() => Ok(Some(Ending::Error(error))),
-            // It may have been cancelled, which the next poll tells.
-            Some(Answer::Error(error)) => {
-                self.error = Some(error);
-                Ok(None)
+    /// How the call ended, once that is known; a result says it all, but an error may be that of a
+    /// task that was cancelled, and so may a result that holds nothing, or of one that failed without
+    /// more words than those of its status.
+    fn ending(&mut self) -> Option<Ending> {
+        let task = || self.task.clone();
+        match (self.task.status, self.outcome.take()) {
+            (_, Some(Answer::Result(result))) if !is_hollow(&result) => Some(Ending::Result(result)),
+            (Status::Cancelled, _) => Some(Ending::Cancelled(task())),
+            (Status::Completed | Status::Failed, Some(Answer::Error(error))) => Some(Ending::Error(error)),
+            (Status::Completed, Some(Answer::Result(result))) => Some(Ending::Result(result)),
+            (Status::Failed, Some(Answer::Result(_))) => Some(Ending::Failed(task())),
+            (Status::Completed | Status::Failed, None) => None,
+            (Status::Working | Status::InputRequired, outcome) => {
+                self.outcome = outcome;
+                None
             }
-            None => Ok(None),
         }
     }
 
@@ -250,4 +259,10 @@ impl Shown {
             ttl: self.ttl.map(Duration::from_millis),
         }
     }
+}
+
+/// Whether a result holds nothing but what is said about it.
+fn is_hollow(result: &RawValue) -> bool {
+    let object = Object::read(&Bytes::copy_from_slice(result.get().as_bytes()));
+    object.is_ok_and(|object| object.members().all(|(name, _)| name == "_meta"))
 }

@@ -27,7 +27,7 @@ use crate::protocol::{
     meta,
 };
 use bytes::Bytes;
-use http::{HeaderMap, HeaderValue, Response, Uri};
+use http::{HeaderMap, HeaderValue, Response, StatusCode, Uri};
 use hyper::body::Incoming;
 use outline::Outline;
 use serde::Serialize;
@@ -225,7 +225,7 @@ impl super::Session for Session {
     type Pause = Pause;
 
     async fn open(&mut self, tool: &str, _: Watch<'_>) -> Result<(), Error> {
-        self.mirrored = self.mirrored(tool).await?;
+        self.mirrored = self.mirrored(tool).await.map_err(hinted)?;
         Ok(())
     }
 
@@ -263,4 +263,20 @@ impl super::Session for Session {
     }
 
     async fn close(&mut self) {}
+}
+
+/// What a server of older revisions says to a request without a handshake.
+fn hinted(error: Error) -> Error {
+    match error {
+        Error::Status { status, detail }
+            if matches!(
+                status,
+                StatusCode::BAD_REQUEST | StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED
+            ) =>
+        {
+            let hint = "perhaps the server speaks older revisions only: try `--protocol 2025-11-25`";
+            Error::Status { status, detail: format!("{detail}\n{hint}") }
+        }
+        other => other,
+    }
 }

@@ -9,15 +9,22 @@
 //! the two it gives.
 
 use super::{
-    Account, Passage, Passed, Passing, Piece, Then,
-    endpoint::Shared,
-    reply::{lost_error, outcome_of},
+    edited::{self, Edit, Edited},
+    knows_tasks,
+    streams::{Key, Stream as Listening},
 };
 use crate::{
     dialect::legacy::{self, Answers},
     protocol::{
-        ErrorObject, Fault, Id, sse,
+        ErrorObject, Fault, Id,
+        headers::{LAST_EVENT_ID, SESSION_ID},
+        sse,
         watch::{Gist, Glance},
+    },
+    proxy::{
+        Account, Passage, Passed, Passing, Piece, Then,
+        endpoint::Shared,
+        reply::{lost_error, outcome_of},
     },
     runtime::Stopping,
     telemetry::Outcome,
@@ -27,7 +34,7 @@ use bytes::Bytes;
 use futures_util::{FutureExt, Stream, StreamExt, future::BoxFuture};
 use http::{
     HeaderMap, HeaderValue, Method, StatusCode,
-    header::{CONTENT_LENGTH, CONTENT_TYPE},
+    header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE},
 };
 use smallvec::SmallVec;
 use std::{
@@ -53,6 +60,10 @@ struct Going {
     outcome: Outcome,
     timing: Timing,
     silence: Silence,
+    /// What is changed of the answer.
+    edited: Option<Box<Edited>>,
+    /// The session listens on it, and we may have something to say.
+    listening: Option<Box<Listening>>,
     /// The stream broke off, its client could resume it, and this tells whether the server is there.
     broke: Option<(Lost, BoxFuture<'static, bool>)>,
     /// Our own end of it. Made when it is first waited for: most answers are there.
@@ -76,8 +87,8 @@ struct Silence {
 }
 
 /// Passes one request on, and gives what the client is answered with.
-pub(super) async fn pass(shared: Arc<Shared>, passage: Passage) -> Passed {
-    let Passage { method, query, headers, body, post, keep_alive } = passage;
+pub(super) async fn pass(shared: Arc<Shared>, passage: Passage, edit: Option<Edit>) -> Passed {
+    let Passage { principal, method, query, headers, body, post, keep_alive } = passage;
     let waiting = post.waiting();
     // A client that only listens can listen elsewhere; one that waits for an answer is waited for.
     let stopping = match method {
@@ -91,6 +102,10 @@ pub(super) async fn pass(shared: Arc<Shared>, passage: Passage) -> Passed {
         _ if post.begins() => Purpose::Begin,
         _ => Purpose::Tell,
     };
+    // Where tasks are made for the session they may have something to say on it.
+    let listens = purpose == Purpose::Listen && knows_tasks(&headers) && shared.route.has_tasks();
+    let listens = Key::of(principal, &headers).filter(|_| listens);
+    let listens = listens.map(|key| (key, headers.contains_key(&LAST_EVENT_ID)));
     let request = Forward { method, query, headers, body, purpose };
     let timing = Timing { began: shared.clock.now(), shared };
     let forwarded = tokio::select! {
@@ -98,18 +113,27 @@ pub(super) async fn pass(shared: Arc<Shared>, passage: Passage) -> Passed {
         () = stopping.stopped() => Err(Lost::Closing),
     };
     match forwarded {
-        Ok(forwarded) => answer(forwarded, waiting, timing, keep_alive, stopping).await,
+        Ok(forwarded) => {
+            let terms = Terms { waiting, edit, listens, keep_alive, stopping };
+            answer(forwarded, terms, timing).await
+        }
         Err(lost) => refused(&waiting, &lost, &timing),
     }
 }
 
-async fn answer(
-    forwarded: Forwarded,
+/// How an answer is passed on.
+struct Terms {
+    /// The requests that it answers.
     waiting: SmallVec<[Id; 1]>,
-    timing: Timing,
+    edit: Option<Edit>,
+    /// The session that listens on it, and whether it goes on where another stream broke.
+    listens: Option<(Key, bool)>,
     keep_alive: Duration,
     stopping: Stopping,
-) -> Passed {
+}
+
+async fn answer(forwarded: Forwarded, terms: Terms, timing: Timing) -> Passed {
+    let Terms { waiting, mut edit, listens, keep_alive, stopping } = terms;
     let status = forwarded.status;
     if status.is_redirection() && status != StatusCode::NOT_MODIFIED
         || status.is_server_error() && !waiting.is_empty()
@@ -120,6 +144,22 @@ async fn answer(
         };
     }
     let is_events = forwarded.is_events();
+    let in_session = forwarded.headers.contains_key(&SESSION_ID);
+    if forwarded.headers.contains_key(CONTENT_ENCODING) {
+        // What cannot be read is left alone.
+        edit = None;
+    }
+    if let Some(edit) = edit.as_mut().filter(|_| !is_events && status.is_success()) {
+        let (mut headers, limit) = (forwarded.headers.clone(), forwarded.limit);
+        return match forwarded.whole(limit).await {
+            Ok(body) => {
+                let body = edited::document(body, edit, in_session);
+                headers.insert(CONTENT_LENGTH, body.len().into());
+                whole(status, headers, body, &timing)
+            }
+            Err(lost) => refused(&waiting, &lost, &timing),
+        };
+    }
     if !is_events && !waiting.is_empty() && forwarded.body.length().is_some_and(|length| length <= WHOLE) {
         let headers = forwarded.headers.clone();
         return match forwarded.whole(WHOLE as usize).await {
@@ -127,17 +167,24 @@ async fn answer(
             Err(lost) => refused(&waiting, &lost, &timing),
         };
     }
-    let Forwarded { headers, body, limit, .. } = forwarded;
+    let Forwarded { mut headers, body, limit, .. } = forwarded;
     if body.is_over() {
         return whole(status, headers, Bytes::new(), &timing);
     }
+    let edited = edit.filter(|_| is_events && status.is_success());
+    if edited.is_some() {
+        headers.remove(CONTENT_LENGTH);
+    }
+    let listens = listens.filter(|_| is_events && status.is_success());
     let going = Going {
         body,
         answers: is_events.then(|| Answers::to(waiting, limit)),
         document: Glance::default(),
         outcome: outcome(status),
-        timing,
         silence: Silence { limit: keep_alive, timer: None, broken: false },
+        edited: edited.map(|edit| Box::new(Edited::new(edit, in_session, limit))),
+        listening: listens.map(|(key, resumed)| Box::new(timing.shared.streams.open(key, resumed))),
+        timing,
         broke: None,
         stop: None,
         stopping,
@@ -190,6 +237,24 @@ fn failed(waiting: &[Id], error: &ErrorObject, outcome: Outcome, timing: &Timing
 // === impl Going ===
 
 impl Going {
+    /// What goes on of the server's next bytes.
+    fn edit(&mut self, bytes: Bytes) -> Bytes {
+        let Some(edited) = &mut self.edited else { return bytes };
+        let bytes = edited.feed(bytes);
+        if !self.body.is_over() {
+            return bytes;
+        }
+        let rest = edited.rest();
+        if rest.is_empty() { bytes } else { [bytes, rest].concat().into() }
+    }
+
+    /// What we have to say to a session that listens.
+    fn poll_told(&mut self, cx: &mut Context<'_>) -> Poll<Bytes> {
+        let Some(listening) = &mut self.listening else { return Poll::Pending };
+        // It lives as long as the stream itself.
+        listening.told().poll_recv(cx).map(|told| told.expect("its sender is kept where it was opened"))
+    }
+
     /// A piece of the server's.
     fn piece(&mut self, bytes: Bytes) -> Piece {
         let mut account = None;
@@ -302,23 +367,37 @@ impl Stream for Going {
         if this.broke.is_some() {
             return this.poll_broke(cx).map(Some);
         }
-        Poll::Ready(Some(match this.body.poll_chunk(cx) {
-            Poll::Ready(Some(Ok(bytes))) => this.piece(bytes),
-            Poll::Ready(Some(Err(lost @ Lost::Broken(_)))) if this.could_resume() => {
-                this.broke = Some((lost, this.body.is_server_there()));
-                ready!(this.poll_broke(cx))
-            }
-            Poll::Ready(Some(Err(lost))) => this.ended(Some(lost)),
-            Poll::Ready(None) => this.ended(None),
-            Poll::Pending if this.poll_stop(cx).is_ready() => this.ended(Some(Lost::Closing)),
-            Poll::Pending => {
-                if !this.answers.as_ref().is_some_and(Answers::is_between_events) {
-                    return Poll::Pending;
+        loop {
+            return Poll::Ready(Some(match this.body.poll_chunk(cx) {
+                Poll::Ready(Some(Ok(bytes))) => match this.edit(bytes) {
+                    // More of the event is to come.
+                    bytes if bytes.is_empty() && !this.body.is_over() => continue,
+                    bytes => this.piece(bytes),
+                },
+                Poll::Ready(Some(Err(lost @ Lost::Broken(_)))) if this.could_resume() => {
+                    this.broke = Some((lost, this.body.is_server_there()));
+                    ready!(this.poll_broke(cx))
                 }
-                ready!(this.silence.poll_overdue(cx));
-                Piece { bytes: sse::KEEP_ALIVE, account: None, then: Then::More }
-            }
-        }))
+                Poll::Ready(Some(Err(lost))) => this.ended(Some(lost)),
+                Poll::Ready(None) => this.ended(None),
+                Poll::Pending if this.poll_stop(cx).is_ready() => this.ended(Some(Lost::Closing)),
+                Poll::Pending => {
+                    if !this.answers.as_ref().is_some_and(Answers::is_between_events) {
+                        return Poll::Pending;
+                    }
+                    match this.poll_told(cx) {
+                        Poll::Ready(bytes) => {
+                            this.silence.broken = true;
+                            Piece { bytes, account: None, then: Then::More }
+                        }
+                        Poll::Pending => {
+                            ready!(this.silence.poll_overdue(cx));
+                            Piece { bytes: sse::KEEP_ALIVE, account: None, then: Then::More }
+                        }
+                    }
+                }
+            }));
+        }
     }
 }
 

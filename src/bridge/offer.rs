@@ -1,0 +1,345 @@
+//! Offers the tasks of 2025-11-25 on behalf of a server that has none: what is added to its answers,
+//! and what is taken off a call that becomes a task.
+//!
+//! Nothing else in these messages changes, not by a byte ([`crate::manual::passthrough`]).
+
+use crate::{
+    policy::Mode,
+    protocol::{
+        Frame, Id, Kind, meta,
+        splice::{Edit, Object, Patch},
+    },
+};
+use bytes::Bytes;
+use serde_json::{json, value::RawValue};
+use std::time::Duration;
+
+/// What a server's answer to `initialize` means for tasks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Handshake {
+    /// The server has tasks of its own: nothing is added.
+    Theirs,
+    /// The server has none. `offer` is its answer with ours, where the revision it chose knows tasks
+    /// and it has tools.
+    None { offer: Option<Bytes> },
+}
+
+/// The parameters of a call that wants to be a task.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Wish {
+    /// How long the client wants the task to be kept, from its creation on.
+    pub ttl: Option<Duration>,
+}
+
+/// `params.task` is not what it should be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NotAWish {
+    #[error("params.task must be an object")]
+    NotAnObject,
+    #[error("params.task.ttl must be a number of milliseconds, not negative")]
+    Ttl,
+}
+
+/// Reads a server's answer to `initialize`. `lists` is whether a client's tasks can be told from
+/// others', so that they can be listed (2025-11-25, *Tasks, Task Isolation and Access Control*).
+///
+/// `None` for what is no such answer.
+pub fn handshake(answer: &Frame, lists: bool) -> Option<Handshake> {
+    let Kind::Success { result, .. } = answer.kind() else { return None };
+    let result = Object::read(result).ok()?;
+    let capabilities = Object::read(&result.get("capabilities")?).ok()?;
+    if capabilities.contains("tasks") {
+        return Some(Handshake::Theirs);
+    }
+    let knows_tasks = result.string("protocolVersion").as_deref() == Some("2025-11-25");
+    if !knows_tasks || !capabilities.contains("tools") {
+        return Some(Handshake::None { offer: None });
+    }
+    let mut tasks = json!({ "cancel": {}, "requests": { "tools": { "call": {} } } });
+    if lists {
+        tasks["list"] = json!({});
+    }
+    let mut edit = Edit::new(&capabilities);
+    edit.set("tasks", tasks.to_string());
+    let mut patch = Patch::new(answer.as_bytes().clone());
+    edit.put(&mut patch);
+    Some(Handshake::None { offer: Some(patch.apply()) })
+}
+
+/// A server's answer to `tools/list` with `execution.taskSupport` on each tool as `mode` has it for
+/// that tool. `None` where nothing changes.
+///
+/// A tool that cannot be a task says `forbidden` or nothing, whatever the server said of tasks that
+/// it does not have.
+pub fn tools(answer: &Frame, mut mode: impl FnMut(&str) -> Mode) -> Option<Bytes> {
+    let Kind::Success { result, .. } = answer.kind() else { return None };
+    let list = Object::read(result).ok()?.get("tools")?;
+    let tools: Vec<&RawValue> = serde_json::from_slice(&list).ok()?;
+    let mut patch = Patch::new(answer.as_bytes().clone());
+    let mut changes = false;
+    for raw in tools {
+        let Ok(tool) = Object::read(&list.slice_ref(raw.get().as_bytes())) else { continue };
+        let Some(name) = tool.string("name") else { continue };
+        let support = match mode(&name) {
+            Mode::Auto | Mode::Always => Some("\"optional\""),
+            Mode::Required => Some("\"required\""),
+            Mode::Never | Mode::Observe => None,
+        };
+        changes |= set_support(&tool, support, &mut patch);
+    }
+    changes.then(|| patch.apply())
+}
+
+fn set_support(tool: &Object, support: Option<&'static str>, patch: &mut Patch) -> bool {
+    let execution = tool.get("execution").map(|raw| Object::read(&raw));
+    match (execution, support) {
+        (Some(Ok(execution)), support) => {
+            let said = execution.get("taskSupport");
+            let mut inner = Edit::new(&execution);
+            match (support, said.as_deref()) {
+                (Some(support), said) if said != Some(support.as_bytes()) => {
+                    inner.set("taskSupport", support)
+                }
+                (None, Some(said)) if said != b"\"forbidden\"" => inner.set("taskSupport", "\"forbidden\""),
+                _ => return false,
+            };
+            inner.put(patch);
+        }
+        (_, Some(support)) => {
+            let mut edit = Edit::new(tool);
+            edit.set("execution", format!(r#"{{"taskSupport":{support}}}"#));
+            edit.put(patch);
+        }
+        (_, None) => return false,
+    }
+    true
+}
+
+/// Whether a `tools/call` wants to be a task, and how. `params` are its own.
+///
+/// # Errors
+/// [`NotAWish`].
+pub fn wish(params: &Bytes) -> Result<Option<Wish>, NotAWish> {
+    let Some(task) = Object::read(params).ok().and_then(|params| params.get("task")) else { return Ok(None) };
+    let task = Object::read(&task).map_err(|_| NotAWish::NotAnObject)?;
+    let ttl = match task.get("ttl") {
+        None => None,
+        // Without end: as long as is granted.
+        Some(raw) if raw == "null" => Some(Duration::MAX),
+        Some(raw) => {
+            let millis: f64 = serde_json::from_slice(&raw).map_err(|_| NotAWish::Ttl)?;
+            if millis < 0.0 {
+                return Err(NotAWish::Ttl);
+            }
+            // Saturates.
+            Some(Duration::from_millis(millis as u64))
+        }
+    };
+    Ok(Some(Wish { ttl }))
+}
+
+/// The progress token of a call, as it stands in its `_meta`.
+pub fn progress_token(params: &Bytes) -> Option<Bytes> {
+    Object::read(&Object::read(params).ok()?.get("_meta")?).ok()?.get(meta::PROGRESS_TOKEN)
+}
+
+/// The call as it is sent in the client's session: with an id of ours, without `params.task`, and
+/// with a progress token, which is ours where the client gave none.
+pub fn call(message: &Frame, hop: u64) -> Bytes {
+    let mut patch = Patch::new(message.as_bytes().clone());
+    let Kind::Request { id, params, .. } = message.kind() else { return message.as_bytes().clone() };
+    let number = Id::from_number(hop);
+    patch.replace(id.as_bytes(), number.as_bytes().clone());
+    let Some(params) = params.as_ref().and_then(|raw| Object::read(raw).ok()) else { return patch.apply() };
+    let mut edit = Edit::new(&params);
+    edit.remove("task");
+    match params.get("_meta").map(|raw| Object::read(&raw)) {
+        Some(Ok(about)) => {
+            let mut inner = Edit::new(&about);
+            inner.set_if_absent(meta::PROGRESS_TOKEN, number.as_bytes().clone());
+            inner.put(&mut patch);
+        }
+        Some(Err(_)) => {}
+        None => {
+            edit.set("_meta", Bytes::from([br#"{"progressToken":"#, &**number.as_bytes(), b"}"].concat()));
+        }
+    }
+    edit.put(&mut patch);
+    patch.apply()
+}
+
+/// A message of the server that belongs to a task, saying so in its `_meta`. `id` is put in the place
+/// of a request's own.
+pub fn related(message: &Frame, task: &str, id: Option<&Id>) -> Bytes {
+    let (own, params) = match message.kind() {
+        Kind::Request { id, params, .. } => (Some(id), params),
+        Kind::Notification { params, .. } => (None, params),
+        Kind::Success { .. } | Kind::Failure { .. } => return message.as_bytes().clone(),
+    };
+    let mut patch = Patch::new(message.as_bytes().clone());
+    if let (Some(own), Some(id)) = (own, id) {
+        patch.replace(own.as_bytes(), id.as_bytes().clone());
+    }
+    let related = json!({ "taskId": task }).to_string();
+    let about = format!(r#"{{"{}":{related}}}"#, meta::RELATED_TASK);
+    match params.as_ref().map(Object::read) {
+        Some(Ok(params)) => {
+            let mut edit = Edit::new(&params);
+            match params.get("_meta").map(|raw| Object::read(&raw)) {
+                Some(Ok(inner)) => {
+                    let mut inner = Edit::new(&inner);
+                    inner.set(meta::RELATED_TASK, related);
+                    inner.put(&mut patch);
+                }
+                _ => drop(edit.set("_meta", about)),
+            }
+            edit.put(&mut patch);
+            patch.apply()
+        }
+        // A request without params gets some.
+        Some(Err(_)) | None => {
+            let Ok(whole) = Object::read(message.as_bytes()) else { return patch.apply() };
+            let mut edit = Edit::new(&whole);
+            edit.set("params", format!(r#"{{"_meta":{about}}}"#));
+            edit.put(&mut patch);
+            patch.apply()
+        }
+    }
+}
+
+/// A client's answer without the task it belongs to: the server knows of none.
+pub fn unrelated(result: &Bytes) -> Bytes {
+    let Ok(object) = Object::read(result) else { return result.clone() };
+    let Some(Ok(about)) = object.get("_meta").map(|raw| Object::read(&raw)) else { return result.clone() };
+    if !about.contains(meta::RELATED_TASK) {
+        return result.clone();
+    }
+    let mut patch = Patch::new(result.clone());
+    let mut inner = Edit::new(&about);
+    inner.remove(meta::RELATED_TASK);
+    if inner.leaves_nothing() {
+        let mut edit = Edit::new(&object);
+        edit.remove("_meta");
+        edit.put(&mut patch);
+    } else {
+        inner.put(&mut patch);
+    }
+    patch.apply()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use expect_test::expect;
+
+    fn frame(text: &str) -> Frame {
+        Frame::parse(Bytes::copy_from_slice(text.as_bytes())).expect("a message")
+    }
+
+    fn text(bytes: &Bytes) -> String {
+        String::from_utf8(bytes.to_vec()).expect("utf-8")
+    }
+
+    #[test]
+    fn tasks_are_offered_without_touching_another_byte() {
+        let answer = frame(
+            r#"{ "id":0,"jsonrpc":"2.0", "result":{"capabilities":{"tools":{ "listChanged" :true}},"protocolVersion":"2025-11-25","x":1e400} }"#,
+        );
+        let Some(Handshake::None { offer: Some(offer) }) = handshake(&answer, true) else {
+            panic!("offered")
+        };
+        expect![[r#"{ "id":0,"jsonrpc":"2.0", "result":{"capabilities":{"tools":{ "listChanged" :true},"tasks":{"cancel":{},"list":{},"requests":{"tools":{"call":{}}}}},"protocolVersion":"2025-11-25","x":1e400} }"#]].assert_eq(&text(&offer));
+        let Some(Handshake::None { offer: Some(offer) }) = handshake(&answer, false) else {
+            panic!("offered")
+        };
+        assert!(!text(&offer).contains("list\":{}"), "nobody's list");
+    }
+
+    #[test]
+    fn nothing_is_offered_where_it_would_not_be_understood_or_is_there_already() {
+        let answer = |version: &str, capabilities: &str| {
+            frame(&format!(
+                r#"{{"jsonrpc":"2.0","id":0,"result":{{"protocolVersion":"{version}","capabilities":{capabilities}}}}}"#
+            ))
+        };
+        let of = |version, capabilities| handshake(&answer(version, capabilities), true);
+        assert_eq!(of("2025-06-18", r#"{"tools":{}}"#), Some(Handshake::None { offer: None }));
+        assert_eq!(of("2025-11-25", r#"{"prompts":{}}"#), Some(Handshake::None { offer: None }));
+        assert_eq!(of("2025-11-25", r#"{"tools":{},"tasks":{}}"#), Some(Handshake::Theirs));
+        assert_eq!(
+            handshake(&frame(r#"{"jsonrpc":"2.0","id":0,"error":{"code":1,"message":""}}"#), true),
+            None
+        );
+    }
+
+    #[test]
+    fn tools_say_what_the_policy_says() {
+        let answer = frame(
+            r#"{"jsonrpc":"2.0","id":1,"result":{"tools":[{"name":"auto","n":1.0},{"name":"required","execution":{"x":1}},{"name":"never"},{"name":"never","execution":{"taskSupport":"optional"}},{"name":"auto","execution":{"taskSupport":"forbidden"}},{"name":"never","execution":{"taskSupport":"forbidden"}}],"nextCursor":"c"}}"#,
+        );
+        let mode = |name: &str| name.parse::<Mode>().expect("a mode");
+        let edited = tools(&answer, mode).expect("changes");
+        expect![[r#"{"jsonrpc":"2.0","id":1,"result":{"tools":[{"name":"auto","n":1.0,"execution":{"taskSupport":"optional"}},{"name":"required","execution":{"x":1,"taskSupport":"required"}},{"name":"never"},{"name":"never","execution":{"taskSupport":"forbidden"}},{"name":"auto","execution":{"taskSupport":"optional"}},{"name":"never","execution":{"taskSupport":"forbidden"}}],"nextCursor":"c"}}"#]].assert_eq(&text(&edited));
+        assert_eq!(
+            tools(&answer, |_| Mode::Never).map(|edited| text(&edited).contains("optional")),
+            Some(false)
+        );
+        assert_eq!(
+            tools(&frame(r#"{"jsonrpc":"2.0","id":1,"result":{"tools":[{"name":"a"}]}}"#), |_| Mode::Never),
+            None
+        );
+    }
+
+    #[test]
+    fn a_wish_is_read_strictly() {
+        let of = |task: &str| wish(&Bytes::from(format!(r#"{{"name":"a","task":{task}}}"#)));
+        let ttl = |millis| Ok(Some(Wish { ttl: Some(Duration::from_millis(millis)) }));
+        assert_eq!(of("{}"), Ok(Some(Wish { ttl: None })));
+        assert_eq!(of(r#"{"ttl":60000}"#), ttl(60_000));
+        assert_eq!(of(r#"{"ttl":1.5e3,"x":1}"#), ttl(1500));
+        assert_eq!(of(r#"{"ttl":null}"#), Ok(Some(Wish { ttl: Some(Duration::MAX) })));
+        for wrong in ["7", "null", "[]"] {
+            assert_eq!(of(wrong), Err(NotAWish::NotAnObject), "{wrong}");
+        }
+        for wrong in [r#"{"ttl":"1"}"#, r#"{"ttl":-1}"#, r#"{"ttl":{}}"#] {
+            assert_eq!(of(wrong), Err(NotAWish::Ttl), "{wrong}");
+        }
+        assert_eq!(wish(&Bytes::from_static(br#"{"name":"task"}"#)), Ok(None));
+    }
+
+    #[test]
+    fn a_call_loses_its_task_and_is_watched() {
+        let sent = |message: &str| text(&call(&frame(message), 9));
+        expect![[r#"{"jsonrpc":"2.0","id":9,"method":"tools/call","params":{"name":"a", "arguments":{ },"_meta":{"progressToken":9}}}"#]].assert_eq(&sent(
+            r#"{"jsonrpc":"2.0","id":"x","method":"tools/call","params":{"name":"a","task":{"ttl":1}, "arguments":{ }}}"#,
+        ));
+        expect![[r#"{"jsonrpc":"2.0","id":9,"method":"tools/call","params":{"_meta":{"progressToken":"t","k":1},"name":"a"}}"#]].assert_eq(&sent(
+            r#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"_meta":{"progressToken":"t","k":1},"name":"a","task":{}}}"#,
+        ));
+    }
+
+    #[test]
+    fn what_belongs_to_a_task_says_so() {
+        let id = Id::from_token(Bytes::from_static(b"\"ours\"")).expect("an id");
+        let put = |message: &str| text(&related(&frame(message), "t", Some(&id)));
+        expect![[r#"{"jsonrpc":"2.0","id":"ours","method":"elicitation/create","params":{"message":"?","_meta":{"io.modelcontextprotocol/related-task":{"taskId":"t"}}}}"#]].assert_eq(&put(
+            r#"{"jsonrpc":"2.0","id":0,"method":"elicitation/create","params":{"message":"?"}}"#,
+        ));
+        expect![[r#"{"jsonrpc":"2.0","id":"ours","method":"roots/list","params":{"_meta":{"io.modelcontextprotocol/related-task":{"taskId":"t"}}}}"#]].assert_eq(&put(
+            r#"{"jsonrpc":"2.0","id":0,"method":"roots/list"}"#,
+        ));
+        expect![[r#"{"jsonrpc":"2.0","method":"notifications/progress","params":{"progress":1.0,"_meta":{"a":1,"io.modelcontextprotocol/related-task":{"taskId":"t"}}}}"#]].assert_eq(&put(
+            r#"{"jsonrpc":"2.0","method":"notifications/progress","params":{"progress":1.0,"_meta":{"a":1}}}"#,
+        ));
+        let bare = |result: &str| text(&unrelated(&Bytes::copy_from_slice(result.as_bytes())));
+        assert_eq!(
+            bare(r#"{"action":"accept","_meta":{"io.modelcontextprotocol/related-task":{"taskId":"t"}}}"#),
+            r#"{"action":"accept"}"#
+        );
+        assert_eq!(
+            bare(r#"{"_meta":{"io.modelcontextprotocol/related-task":{"taskId":"t"},"k":1},"a":1}"#),
+            r#"{"_meta":{"k":1},"a":1}"#
+        );
+        assert_eq!(bare(r#"{"_meta":{"k":1}}"#), r#"{"_meta":{"k":1}}"#);
+    }
+}

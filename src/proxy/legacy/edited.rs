@@ -1,0 +1,191 @@
+//! One answer on its way, of which one message is changed.
+//!
+//! All other bytes are those of the server: its comments, ids, event names and line ends. An event is
+//! held until its end, for it cannot be known before what it says; most come in one chunk.
+
+use crate::protocol::{Frame, Kind};
+use bytes::{Bytes, BytesMut};
+
+/// What a response becomes, or nothing where it stays as it is. The flag is whether the answer names
+/// a session.
+pub(super) type Edit = Box<dyn FnMut(&Frame, bool) -> Option<Bytes> + Send>;
+
+/// Changes the response in an event stream as it goes by.
+pub(super) struct Edited {
+    edit: Edit,
+    in_session: bool,
+    /// What has come of the event that has not ended.
+    held: BytesMut,
+    /// For one event, in bytes. A larger one goes by unread, and what follows too.
+    limit: usize,
+    over: bool,
+}
+
+/// The response as it goes to the client, where it is one document.
+pub(super) fn document(body: Bytes, edit: &mut Edit, in_session: bool) -> Bytes {
+    match Frame::parse(body.clone()) {
+        Ok(frame) => edit(&frame, in_session).unwrap_or(body),
+        Err(_) => body,
+    }
+}
+
+// === impl Edited ===
+
+impl Edited {
+    pub(super) fn new(edit: Edit, in_session: bool, limit: usize) -> Self {
+        Self { edit, in_session, held: BytesMut::new(), limit, over: false }
+    }
+
+    /// Takes the next chunk; gives what can go on. Nothing is not the end of it.
+    pub(super) fn feed(&mut self, chunk: Bytes) -> Bytes {
+        if self.over {
+            return chunk;
+        }
+        self.held.extend_from_slice(&chunk);
+        let mut out = BytesMut::new();
+        while let Some(end) = end_of_event(&self.held) {
+            let event = self.held.split_to(end).freeze();
+            match self.event(&event) {
+                Some(edited) => {
+                    self.over = true;
+                    out.extend_from_slice(&edited);
+                    out.extend_from_slice(&self.held.split());
+                    break;
+                }
+                None => out.extend_from_slice(&event),
+            }
+        }
+        if self.held.len() > self.limit {
+            self.over = true;
+            out.extend_from_slice(&self.held.split());
+        }
+        out.freeze()
+    }
+
+    /// The stream has ended: what was held of it.
+    pub(super) fn rest(&mut self) -> Bytes {
+        self.held.split().freeze()
+    }
+
+    /// The event with its response changed, or nothing.
+    fn event(&mut self, event: &Bytes) -> Option<Vec<u8>> {
+        let said: Vec<&[u8]> = lines(event).filter_map(|(line, _)| data(line)).collect();
+        let frame = Frame::parse(Bytes::from(said.join(&b'\n'))).ok()?;
+        if !matches!(frame.kind(), Kind::Success { .. }) {
+            return None;
+        }
+        let Some(edited) = (self.edit)(&frame, self.in_session) else {
+            // The response has gone by.
+            self.over = true;
+            return None;
+        };
+        let mut out =
+            Vec::with_capacity(event.len() + edited.len() - frame.as_bytes().len().min(edited.len()));
+        let mut edited = Some(edited);
+        for (line, end) in lines(event) {
+            if data(line).is_none() {
+                out.extend_from_slice(line);
+                out.extend_from_slice(end);
+            } else if let Some(edited) = edited.take() {
+                // A line break in it was one between its data lines.
+                for part in edited.split(|&byte| byte == b'\n') {
+                    out.extend_from_slice(b"data: ");
+                    out.extend_from_slice(part);
+                    out.extend_from_slice(end);
+                }
+            }
+        }
+        Some(out)
+    }
+}
+
+/// Where the first event in `bytes` ends: behind a blank line. A CR that ends the bytes may go on with
+/// an LF.
+fn end_of_event(bytes: &[u8]) -> Option<usize> {
+    let mut at = 0;
+    for (line, end) in lines(bytes) {
+        at += line.len() + end.len();
+        if line.is_empty() && !end.is_empty() && (end != b"\r" || at < bytes.len()) {
+            return Some(at);
+        }
+    }
+    None
+}
+
+/// The lines in `bytes`, each with its end. The last may have none.
+fn lines(mut bytes: &[u8]) -> impl Iterator<Item = (&[u8], &[u8])> {
+    std::iter::from_fn(move || {
+        if bytes.is_empty() {
+            return None;
+        }
+        let at = memchr::memchr2(b'\n', b'\r', bytes).unwrap_or(bytes.len());
+        let (line, rest) = bytes.split_at(at);
+        let end = match rest {
+            [b'\r', b'\n', ..] => 2,
+            [] => 0,
+            _ => 1,
+        };
+        let (end, rest) = rest.split_at(end);
+        bytes = rest;
+        Some((line, end))
+    })
+}
+
+/// What a `data:` line says.
+fn data(line: &[u8]) -> Option<&[u8]> {
+    match line.strip_prefix(b"data")? {
+        [] => Some(&[]),
+        [b':', b' ', rest @ ..] | [b':', rest @ ..] => Some(rest),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const STREAM: &str = ": hi\r\nid: 0\r\nretry: 5\r\ndata:\r\n\r\nevent: message\nid: 1\ndata: {\"jsonrpc\":\"2.0\",\"method\":\"notifications/message\",\"params\":{}}\n\nid: 2\revent: message\rdata: {\"jsonrpc\":\"2.0\",\"id\":1,\rdata:\"result\":{\"a\" : 1}}\r\rdata: {\"jsonrpc\":\"2.0\",\"id\":9,\"result\":{}}\n\n: end";
+
+    fn edit() -> Edit {
+        Box::new(|frame, in_session| {
+            assert!(in_session);
+            let text = String::from_utf8(frame.as_bytes().to_vec()).expect("utf-8");
+            Some(text.replace("1}", "1,\"b\":2}").into())
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn only_the_response_is_changed_however_the_stream_is_cut(cuts in proptest::collection::vec(0..STREAM.len(), 0..20)) {
+            let mut cuts = cuts;
+            cuts.sort_unstable();
+            cuts.push(STREAM.len());
+            let mut edited = Edited::new(edit(), true, 1 << 20);
+            let (mut out, mut from) = (Vec::new(), 0);
+            for cut in cuts {
+                out.extend_from_slice(&edited.feed(Bytes::copy_from_slice(&STREAM.as_bytes()[from..cut])));
+                from = cut;
+            }
+            out.extend_from_slice(&edited.rest());
+            let wanted = STREAM
+                .replace("\rdata:\"result\":{\"a\" : 1}}", "\rdata: \"result\":{\"a\" : 1,\"b\":2}}");
+            prop_assert_eq!(String::from_utf8(out).expect("utf-8"), wanted);
+        }
+    }
+
+    #[test]
+    fn what_is_not_changed_goes_by_as_it_is() {
+        let mut edited = Edited::new(Box::new(|_, _| None), false, 1 << 20);
+        let out = edited.feed(Bytes::from_static(STREAM.as_bytes()));
+        assert_eq!([&out[..], &edited.rest()[..]].concat(), STREAM.as_bytes());
+    }
+
+    #[test]
+    fn an_event_that_is_too_large_is_not_held() {
+        let mut edited = Edited::new(edit(), true, 16);
+        let out = edited.feed(Bytes::from_static(b"data: {\"jsonrpc\":\"2.0\""));
+        assert_eq!(out, "data: {\"jsonrpc\":\"2.0\"");
+        assert_eq!(edited.feed(Bytes::from_static(b"}")), "}");
+    }
+}

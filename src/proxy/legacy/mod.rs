@@ -1,0 +1,198 @@
+//! Legacy clients in front of a legacy server.
+//!
+//! What they send is passed on, and what the server says comes back as it is (`passing`). Where the
+//! server has no tasks of its own, some messages leave that road, because tasks of 2025-11-25 are made
+//! here: `offering` adds them to what the server says of itself, `augmented` runs a call as a task, in
+//! the client's own session, and `requests` answers for it. What a task has to say reaches its client
+//! on the stream that the session listens on (`streams`), or while it waits for the result.
+//!
+//! A client of another revision, or one whose server has tasks, notices nothing of all this.
+
+mod augmented;
+mod edited;
+mod offering;
+mod passing;
+mod requests;
+mod streams;
+
+pub(super) use offering::Offering;
+pub(super) use streams::Streams;
+
+use super::{Account, Passage, Passed, Passing, endpoint::Shared};
+use crate::{
+    bridge::offer,
+    dialect::{
+        Principal,
+        legacy::{self, Message},
+    },
+    policy::Mode,
+    protocol::{ErrorObject, Frame, Id, Kind, Method, Revision, code, headers},
+    task::{Owner, Scope},
+    telemetry::Outcome,
+    upstream::ClientSession,
+};
+use bytes::Bytes;
+use edited::Edit;
+use http::{
+    HeaderMap, HeaderValue, StatusCode,
+    header::{CONTENT_LENGTH, CONTENT_TYPE},
+};
+use std::sync::Arc;
+
+/// What a request means to us.
+enum Road {
+    /// It goes to the server; of its answer this is changed.
+    Passes(Option<Edit>),
+    /// It is answered here.
+    Ends(Passed),
+}
+
+/// Serves one request of a legacy client.
+pub(super) async fn pass(shared: Arc<Shared>, passage: Passage) -> Passed {
+    // Apart, so that its future is not a part of every call's.
+    let road = match may_leave(&shared, &passage) {
+        true => Box::pin(road(&shared, &passage)).await,
+        false => Road::Passes(None),
+    };
+    match road {
+        Road::Passes(edit) => passing::pass(shared, passage, edit).await,
+        Road::Ends(passed) => passed,
+    }
+}
+
+/// Whether a request could be one of those that do not simply pass. Cheap: most do.
+fn may_leave(shared: &Shared, passage: &Passage) -> bool {
+    if !shared.route.has_tasks() {
+        return false;
+    }
+    match &passage.post.messages[..] {
+        [Message::Request { method: Method::Initialize | Method::ToolsList, .. }] => true,
+        [
+            Message::Request {
+                method: Method::TasksGet | Method::TasksResult | Method::TasksCancel | Method::TasksList,
+                ..
+            },
+        ] => true,
+        [Message::Request { method: Method::ToolsCall, target, .. }] => {
+            let mode = shared.route.treatment(target.as_deref().unwrap_or_default()).mode;
+            mode == Mode::Required || memchr::memmem::find(&passage.body, b"\"task\"").is_some()
+        }
+        [Message::Response(Some(id))] => augmented::is_ours(id),
+        _ => false,
+    }
+}
+
+async fn road(shared: &Arc<Shared>, passage: &Passage) -> Road {
+    let client = Client::of(shared, passage);
+    match &passage.post.messages[..] {
+        [Message::Request { method: Method::Initialize, .. }] => {
+            let told_apart = !client.principal.is_anonymous();
+            Road::Passes(Some(offering::handshake(Arc::clone(shared), told_apart)))
+        }
+        [Message::Request { method: Method::ToolsList, .. }] if shared.offers_tasks(passage).await => {
+            Road::Passes(Some(offering::tools(Arc::clone(shared))))
+        }
+        [Message::Request { method: Method::ToolsCall, id, target }] => {
+            call(shared, passage, &client, id, target.as_deref().unwrap_or_default()).await
+        }
+        [Message::Request { method, id, target }]
+            if matches!(
+                method,
+                Method::TasksGet | Method::TasksResult | Method::TasksCancel | Method::TasksList
+            ) && shared.offers_tasks(passage).await =>
+        {
+            Road::Ends(requests::serve(shared, passage, &client, method, id, target.as_deref()).await)
+        }
+        [Message::Response(Some(id))] => match augmented::asked(id) {
+            Some((task, key)) => Road::Ends(requests::answered(shared, passage, &client, &task, key).await),
+            None => Road::Passes(None),
+        },
+        _ => Road::Passes(None),
+    }
+}
+
+/// A `tools/call`: plain, or one that wants to be a task.
+async fn call(shared: &Arc<Shared>, passage: &Passage, client: &Client, id: &Id, tool: &str) -> Road {
+    let Ok(frame) = Frame::parse(passage.body.clone()) else { return Road::Passes(None) };
+    let Kind::Request { params: Some(params), .. } = frame.kind() else { return Road::Passes(None) };
+    let wish = match knows_tasks(&passage.headers) {
+        true => offer::wish(params),
+        // A receiver that knows no tasks ignores what it is asked of them.
+        false => Ok(None),
+    };
+    let mode = shared.route.treatment(tool).mode;
+    if matches!(wish, Ok(None)) && mode != Mode::Required || shared.server_has_tasks(passage).await {
+        return Road::Passes(None);
+    }
+    let refuse = |code, message: String| Road::Ends(refusal(id, &ErrorObject::new(code, message)));
+    match wish {
+        Err(wrong) => refuse(code::INVALID_PARAMS, wrong.to_string()),
+        // 2025-11-25, *Tasks, Tool-Level Negotiation*.
+        Ok(None) => refuse(
+            code::METHOD_NOT_FOUND,
+            format!("the tool {tool} runs as a task only: call it with params.task (2025-11-25)"),
+        ),
+        Ok(Some(_)) if !mode.makes_tasks() => refuse(
+            code::METHOD_NOT_FOUND,
+            format!("the tool {tool} does not run as a task: call it without params.task"),
+        ),
+        Ok(Some(wish)) => Road::Ends(augmented::begin(shared, passage, client, &frame, tool, wish).await),
+    }
+}
+
+/// Whether the session's revision knows tasks, by what the client says of it.
+fn knows_tasks(headers: &HeaderMap) -> bool {
+    headers.get(&headers::PROTOCOL_VERSION).is_some_and(|version| version == Revision::V2025_11_25.as_str())
+}
+
+/// Who speaks, and in which session.
+struct Client {
+    principal: Principal,
+    owner: Owner,
+    /// The session's name among those that listen; none where it has no id.
+    session: Option<streams::Key>,
+}
+
+impl Client {
+    fn of(shared: &Shared, passage: &Passage) -> Self {
+        let principal = passage.principal;
+        let session = streams::Key::of(principal, &passage.headers);
+        let scope = match &session {
+            // Nothing tells them apart but the session.
+            Some(session) if principal.is_anonymous() => Scope::Session(session.digest()),
+            _ if shared.route.legacy_tasks.across_eras && !principal.is_anonymous() => Scope::Principal,
+            _ => Scope::Legacy,
+        };
+        let owner = Owner { principal: *principal.as_bytes(), route: Arc::clone(&shared.route.path), scope };
+        Self { principal, owner, session }
+    }
+
+    /// Whether this client's tasks can be told from others', so that they can be listed.
+    fn is_told_apart(&self) -> bool {
+        self.session.is_some() || !self.principal.is_anonymous()
+    }
+}
+
+/// The client's session, as calls in it are made.
+fn session(passage: &Passage) -> ClientSession {
+    ClientSession { query: passage.query.clone(), headers: passage.headers.clone() }
+}
+
+/// A result of ours.
+fn success(id: &Id, result: &[u8], account: Account) -> Passed {
+    document(legacy::success(id, result), account)
+}
+
+/// A refusal of ours.
+fn refusal(id: &Id, error: &ErrorObject) -> Passed {
+    let body = legacy::refusal(std::slice::from_ref(id), error);
+    document(body, Account { outcome: Outcome::Refused, ..Account::default() })
+}
+
+fn document(body: Bytes, account: Account) -> Passed {
+    let headers = HeaderMap::from_iter([
+        (CONTENT_TYPE, HeaderValue::from_static("application/json")),
+        (CONTENT_LENGTH, body.len().into()),
+    ]);
+    Passed { status: StatusCode::OK, headers, body: Passing::Whole(body, account) }
+}

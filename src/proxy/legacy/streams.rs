@@ -1,0 +1,233 @@
+//! The streams on which legacy sessions listen, and a way to say something on them.
+//!
+//! A stream is the server's, passed on as it comes; what is put on it is put between two events of
+//! the server's.
+
+use crate::{bridge::outbox::Line, dialect::Principal, protocol::headers::SESSION_ID};
+use bytes::Bytes;
+use dashmap::DashMap;
+use http::HeaderMap;
+use std::sync::{
+    Arc, Mutex, MutexGuard, PoisonError,
+    atomic::{AtomicU64, Ordering},
+};
+use tokio::sync::{mpsc, watch};
+
+/// Who listens, by session.
+#[derive(Debug, Default)]
+pub(in crate::proxy) struct Streams {
+    /// Only sessions that listen, or whose streams somebody follows.
+    sessions: DashMap<Key, Arc<Session>>,
+}
+
+/// A session of a principal: a digest of both.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Key(Principal);
+
+#[derive(Debug)]
+struct Session {
+    /// The streams that are open: the one to use last.
+    open: Mutex<Vec<Open>>,
+    changed: watch::Sender<()>,
+}
+
+#[derive(Debug)]
+struct Open {
+    line: Line,
+    tell: mpsc::Sender<Bytes>,
+    /// It goes on where another broke, perhaps only to the end of one answer.
+    resumed: bool,
+}
+
+/// One open stream; closed when dropped.
+pub(super) struct Stream {
+    streams: Arc<Streams>,
+    key: Key,
+    line: Line,
+    told: mpsc::Receiver<Bytes>,
+}
+
+/// Follows the streams of a session.
+pub(super) struct Follower {
+    streams: Arc<Streams>,
+    key: Key,
+    session: Arc<Session>,
+    changed: watch::Receiver<()>,
+}
+
+/// Messages that wait for a client that reads slowly; beyond that it is taken for one that does not
+/// listen.
+const WAITING: usize = 64;
+
+/// Lines are unique in the process.
+static NEXT: AtomicU64 = AtomicU64::new(1);
+
+pub(super) fn next_line() -> Line {
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}
+
+// === impl Key ===
+
+impl Key {
+    /// The session a request belongs to; none where it names none.
+    pub(super) fn of(principal: Principal, headers: &HeaderMap) -> Option<Self> {
+        let id = headers.get(&SESSION_ID)?;
+        Some(Self(Principal::of(&[principal.as_bytes(), id.as_bytes()])))
+    }
+
+    pub(super) fn digest(self) -> [u8; 16] {
+        *self.0.as_bytes()
+    }
+}
+
+// === impl Streams ===
+
+impl Streams {
+    /// A session listens on one more stream.
+    pub(super) fn open(self: &Arc<Self>, key: Key, resumed: bool) -> Stream {
+        let (tell, told) = mpsc::channel(WAITING);
+        let line = next_line();
+        let session = self.session(key);
+        {
+            let mut open = session.open();
+            // A fresh stream before one that goes on where another broke.
+            let at =
+                if resumed { open.iter().take_while(|stream| stream.resumed).count() } else { open.len() };
+            open.insert(at, Open { line, tell, resumed });
+        }
+        session.changed.send_replace(());
+        Stream { streams: Arc::clone(self), key, line, told }
+    }
+
+    pub(super) fn follow(self: &Arc<Self>, key: Key) -> Follower {
+        let session = self.session(key);
+        let mut changed = session.changed.subscribe();
+        changed.mark_changed();
+        Follower { streams: Arc::clone(self), key, session, changed }
+    }
+
+    fn session(&self, key: Key) -> Arc<Session> {
+        let fresh = || Arc::new(Session { open: Mutex::default(), changed: watch::Sender::new(()) });
+        Arc::clone(&self.sessions.entry(key).or_insert_with(fresh))
+    }
+
+    fn close(&self, key: Key, line: Line) {
+        let Some(session) = self.sessions.get(&key).map(|session| Arc::clone(&session)) else { return };
+        session.open().retain(|stream| stream.line != line);
+        session.changed.send_replace(());
+        drop(session);
+        self.tidy(key);
+    }
+
+    fn tidy(&self, key: Key) {
+        // Only the map has it, under the lock of its shard: nobody can get at it meanwhile.
+        self.sessions
+            .remove_if(&key, |_, session| Arc::strong_count(session) == 1 && session.open().is_empty());
+    }
+}
+
+// === impl Session ===
+
+impl Session {
+    fn open(&self) -> MutexGuard<'_, Vec<Open>> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+// === impl Stream ===
+
+impl Stream {
+    /// What is to be said on it.
+    pub(super) fn told(&mut self) -> &mut mpsc::Receiver<Bytes> {
+        &mut self.told
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        self.streams.close(self.key, self.line);
+    }
+}
+
+// === impl Follower ===
+
+impl Follower {
+    /// Resolves when another stream may be the one to use; the first time at once.
+    pub(super) async fn changed(&mut self) {
+        // The sender lives in the session that is held here.
+        let _ = self.changed.changed().await;
+    }
+
+    /// The stream to use.
+    pub(super) fn line(&self) -> Option<Line> {
+        self.session.open().last().map(|stream| stream.line)
+    }
+
+    /// Says something on a stream. Whether it could: the stream may be gone, or nobody reads it.
+    pub(super) fn tell(&self, line: Line, event: Bytes) -> bool {
+        let open = self.session.open();
+        let stream = open.iter().find(|stream| stream.line == line);
+        stream.is_some_and(|stream| stream.tell.try_send(event).is_ok())
+    }
+}
+
+impl Drop for Follower {
+    fn drop(&mut self) {
+        // A session of its own stands in for the one that is given back.
+        let session = Arc::new(Session { open: Mutex::default(), changed: watch::Sender::new(()) });
+        drop(std::mem::replace(&mut self.session, session));
+        self.streams.tidy(self.key);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key() -> Key {
+        Key(Principal::from_bytes([1; 16]))
+    }
+
+    #[tokio::test]
+    async fn what_is_said_goes_to_the_stream_that_was_opened_last() {
+        let streams = Arc::new(Streams::default());
+        let mut follower = streams.follow(key());
+        follower.changed().await;
+        assert_eq!(follower.line(), None);
+        let first = streams.open(key(), false);
+        follower.changed().await;
+        let mut second = streams.open(key(), false);
+        let resumed = streams.open(key(), true);
+        assert_eq!(
+            follower.line(),
+            Some(second.line),
+            "one that goes on where another broke is the last choice"
+        );
+        assert!(follower.tell(second.line, Bytes::from_static(b"x")));
+        assert_eq!(second.told().recv().await.as_deref(), Some(&b"x"[..]));
+        drop((first, second));
+        assert_eq!(follower.line(), Some(resumed.line));
+    }
+
+    #[tokio::test]
+    async fn nothing_stays_behind_of_a_session_that_neither_listens_nor_is_followed() {
+        let streams = Arc::new(Streams::default());
+        let (stream, follower) = (streams.open(key(), false), streams.follow(key()));
+        let line = stream.line;
+        drop(stream);
+        assert_eq!(streams.sessions.len(), 1);
+        assert!(!follower.tell(line, Bytes::new()));
+        drop(follower);
+        assert!(streams.sessions.is_empty());
+    }
+
+    #[tokio::test]
+    async fn a_client_that_does_not_read_is_one_that_does_not_listen() {
+        let streams = Arc::new(Streams::default());
+        let (stream, follower) = (streams.open(key(), false), streams.follow(key()));
+        for _ in 0..WAITING {
+            assert!(follower.tell(stream.line, Bytes::new()));
+        }
+        assert!(!follower.tell(stream.line, Bytes::new()));
+    }
+}
