@@ -141,11 +141,8 @@ pub(super) async fn begin(call: InSession, id: &Id) -> Passed {
     // Stored before the call is made: the stream of replies does nothing until it is polled.
     match call.into_task().await {
         Ok((run, created)) => {
-            let account = Account {
-                outcome: Outcome::Task,
-                task: Some(run.hold.id().clone()),
-                ..Account::default()
-            };
+            let account =
+                Account { outcome: Outcome::Task, task: Some(run.hold.id().clone()), ..Account::default() };
             let stopping = run.shared.stopping.clone();
             stopping.spawn(run.run());
             super::success(id, &created, account)

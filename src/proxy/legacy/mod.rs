@@ -77,7 +77,9 @@ fn may_leave(shared: &Shared, passage: &Passage) -> bool {
         ] => true,
         [Message::Request { method: Method::ToolsCall, target, .. }] => {
             let mode = shared.route.treatment(target.as_deref().unwrap_or_default()).mode;
-            mode == Mode::Required || unsolicited::may_be(shared, passage, mode) || memchr::memmem::find(&passage.body, b"\"task\"").is_some()
+            mode == Mode::Required
+                || unsolicited::may_be(shared, passage, mode)
+                || memchr::memmem::find(&passage.body, b"\"task\"").is_some()
         }
         [Message::Response(Some(id))] => augmented::is_ours(id),
         _ => false,

@@ -54,11 +54,7 @@ const WAITING: usize = 16;
 pub(super) fn may_be(shared: &Shared, passage: &Passage, mode: Mode) -> bool {
     mode.makes_tasks()
         && knows_tasks(&passage.headers)
-        && shared
-            .route
-            .legacy_tasks
-            .unsolicited
-            .holds_for(&passage.headers, || passage.principal.to_string())
+        && shared.route.legacy_tasks.unsolicited.holds_for(&passage.headers, || passage.principal.to_string())
 }
 
 /// Makes the call, and waits with its client.
@@ -80,20 +76,24 @@ pub(super) async fn begin(call: InSession, id: Id, keep_alive: Duration) -> Pass
         }
         Err(_silence) => piece(sse::KEEP_ALIVE),
     };
-    let rest = stream::unfold(Some(said), async move |said| {
-        let mut said = said?;
-        Some(match timeout(keep_alive, said.recv()).await {
-            Ok(Some(Said::Word(message))) => (piece(sse::message(&message)), Some(said)),
-            Ok(Some(Said::Last(body, account))) => {
-                let last = Piece { bytes: sse::message(&body), account: Some(account), then: Then::End };
-                (last, None)
-            }
-            Ok(None) => (Piece { bytes: Bytes::new(), account: None, then: Then::Break }, None),
-            Err(_silence) => (piece(sse::KEEP_ALIVE), Some(said)),
-        })
-    });
+    let rest = stream::unfold(Some((said, keep_alive)), next);
     let pieces = stream::once(std::future::ready(first)).chain(rest).boxed();
     Passed { status: StatusCode::OK, headers: super::event_stream(), body: Passing::Pieces(pieces) }
+}
+
+/// What is still to come, and the next of it.
+type Rest = Option<(mpsc::Receiver<Said>, Duration)>;
+
+async fn next(rest: Rest) -> Option<(Piece, Rest)> {
+    let (mut said, keep_alive) = rest?;
+    Some(match timeout(keep_alive, said.recv()).await {
+        Ok(Some(Said::Word(message))) => (piece(sse::message(&message)), Some((said, keep_alive))),
+        Ok(Some(Said::Last(body, account))) => {
+            (Piece { bytes: sse::message(&body), account: Some(account), then: Then::End }, None)
+        }
+        Ok(None) => (Piece { bytes: Bytes::new(), account: None, then: Then::Break }, None),
+        Err(_silence) => (piece(sse::KEEP_ALIVE), Some((said, keep_alive))),
+    })
 }
 
 fn piece(bytes: Bytes) -> Piece {
@@ -151,8 +151,7 @@ impl Attended {
     async fn heard(&mut self, event: Event) -> bool {
         let message = match event {
             Event::Notice(frame) => {
-                let is_progress =
-                    matches!(frame.kind(), Kind::Notification { method: Method::Progress, .. });
+                let is_progress = matches!(frame.kind(), Kind::Notification { method: Method::Progress, .. });
                 if is_progress && !self.call.wants_progress {
                     return false;
                 }
