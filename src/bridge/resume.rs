@@ -123,10 +123,17 @@ impl Keyring {
     /// request of this caller, and in time.
     ///
     /// # Errors
-    /// [`Unusable`]. Of a state that is both foreign and expired the former is said.
-    pub fn open(&self, text: &str, binding: &Binding, now: Timestamp) -> Result<State, Unusable> {
+    /// [`Unusable`]. Of a state that is both foreign and expired the former is said. `binding` is asked
+    /// for only of a state of ours, because it is a digest of all that was sent: anybody can make up a
+    /// state and put it before megabytes of arguments.
+    pub fn open(
+        &self,
+        text: &str,
+        binding: impl FnOnce() -> Binding,
+        now: Timestamp,
+    ) -> Result<State, Unusable> {
         let state = self.unseal(text).ok_or(Unusable::Malformed)?;
-        if state.binding != *binding {
+        if state.binding != binding() {
             return Err(Unusable::Foreign);
         }
         if state.expires <= now {
@@ -317,25 +324,33 @@ mod tests {
                     text.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_')),
                     "{text}"
                 );
-                assert_eq!(ring().open(&text, &state.binding, NOW), Ok(state));
+                assert_eq!(ring().open(&text, || state.binding, NOW), Ok(state));
             }
         }
+    }
+
+    #[test]
+    fn the_request_is_not_looked_at_for_a_state_that_is_not_ours() {
+        let altered = ring().seal(&state(), NONCE).replace(|c: char| c.is_ascii_digit(), "_");
+        let unasked = || unreachable!("the digest is not needed");
+        assert_eq!(ring().open(&altered, unasked, NOW), Err(Unusable::Malformed));
+        assert_eq!(ring().open("", unasked, NOW), Err(Unusable::Malformed));
     }
 
     #[test]
     fn another_request_or_caller_is_told_so_even_when_it_is_late() {
         let text = ring().seal(&state(), NONCE);
         let other = binding(r#"{"arguments":{}}"#);
-        assert_eq!(ring().open(&text, &other, NOW), Err(Unusable::Foreign));
-        assert_eq!(ring().open(&text, &other, LATER), Err(Unusable::Foreign));
+        assert_eq!(ring().open(&text, || other, NOW), Err(Unusable::Foreign));
+        assert_eq!(ring().open(&text, || other, LATER), Err(Unusable::Foreign));
     }
 
     #[test]
     fn a_state_is_of_no_use_from_its_expiry_on() {
         let text = ring().seal(&state(), NONCE);
         let just_before = Timestamp::from_millis(LATER.as_millis() - 1);
-        assert_eq!(ring().open(&text, &state().binding, just_before), Ok(state()));
-        assert_eq!(ring().open(&text, &state().binding, LATER), Err(Unusable::Expired));
+        assert_eq!(ring().open(&text, || state().binding, just_before), Ok(state()));
+        assert_eq!(ring().open(&text, || state().binding, LATER), Err(Unusable::Expired));
     }
 
     #[test]
@@ -344,10 +359,10 @@ mod tests {
         let rotated = Keyring::new([2; 32], &[[3; 32], [1; 32]]);
         let new = rotated.seal(&state(), NONCE);
         for text in [&old, &new] {
-            assert_eq!(rotated.open(text, &state().binding, NOW), Ok(state()));
+            assert_eq!(rotated.open(text, || state().binding, NOW), Ok(state()));
         }
-        assert_eq!(ring().open(&new, &state().binding, NOW), Err(Unusable::Malformed));
-        assert_eq!(Keyring::new([2; 32], &[]).open(&old, &state().binding, NOW), Err(Unusable::Malformed));
+        assert_eq!(ring().open(&new, || state().binding, NOW), Err(Unusable::Malformed));
+        assert_eq!(Keyring::new([2; 32], &[]).open(&old, || state().binding, NOW), Err(Unusable::Malformed));
     }
 
     #[test]
@@ -376,7 +391,7 @@ mod tests {
             "=".repeat(126),
             "\u{e9}".repeat(63),
         ] {
-            assert_eq!(ring().open(&other, &state().binding, NOW), Err(Unusable::Malformed), "{other}");
+            assert_eq!(ring().open(&other, || state().binding, NOW), Err(Unusable::Malformed), "{other}");
         }
     }
 
@@ -390,7 +405,7 @@ mod tests {
                 altered[at] = with;
                 let altered = String::from_utf8(altered).expect("ascii");
                 assert_eq!(
-                    ring().open(&altered, &state().binding, NOW),
+                    ring().open(&altered, || state().binding, NOW),
                     Err(Unusable::Malformed),
                     "{altered}"
                 );
@@ -461,13 +476,13 @@ mod tests {
             let state = State { resumes, round, expires: Timestamp::from_millis(expires), ..state() };
             let ring = Keyring::new(key, &[]);
             let text = ring.seal(&state, nonce);
-            prop_assert_eq!(ring.open(&text, &state.binding, Timestamp::from_millis(expires - 1)), Ok(state));
+            prop_assert_eq!(ring.open(&text, || state.binding, Timestamp::from_millis(expires - 1)), Ok(state));
         }
 
         #[test]
         fn text_that_was_not_sealed_here_is_refused(text in "[A-Za-z0-9_-]{126}", any in ".{0,200}") {
             for text in [text, any] {
-                prop_assert_eq!(ring().open(&text, &state().binding, NOW), Err(Unusable::Malformed));
+                prop_assert_eq!(ring().open(&text, || state().binding, NOW), Err(Unusable::Malformed));
             }
         }
     }

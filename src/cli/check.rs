@@ -18,7 +18,8 @@ pub struct Args {
     schema: bool,
 }
 
-/// Prints `FILE: ok (2 routes)` to `out`, or everything that is wrong to `err`. Gives the exit code.
+/// Prints `FILE: ok (2 routes)` to `out`, and to `err` what is probably not meant; or everything that is
+/// wrong to `err`. Gives the exit code, which doubts do not change.
 ///
 /// # Errors
 /// Where nothing can be printed.
@@ -28,23 +29,21 @@ pub fn run(args: &Args, out: &mut impl Write, err: &mut impl Write) -> io::Resul
         writeln!(out, "{schema}")?;
         return Ok(0);
     };
-    let config = config::load(path);
-    if let Ok(Err(error)) =
-        config.as_ref().map(|config| config.front.tls.as_ref().map_or(Ok(()), TlsPaths::check))
-    {
+    let (config, doubts) = match config::check(path) {
+        Ok(checked) => checked,
+        Err(problems) => {
+            writeln!(err, "{problems}")?;
+            return Ok(USAGE);
+        }
+    };
+    if let Err(error) = config.front.tls.as_ref().map_or(Ok(()), TlsPaths::check) {
         writeln!(err, "{}: {error}", path.display())?;
         return Ok(USAGE);
     }
-    match config {
-        Ok(config) => {
-            let (count, noun) =
-                (config.routes.len(), if config.routes.len() == 1 { "route" } else { "routes" });
-            writeln!(out, "{}: ok ({count} {noun})", path.display())?;
-            Ok(0)
-        }
-        Err(problems) => {
-            writeln!(err, "{problems}")?;
-            Ok(USAGE)
-        }
+    if let Some(doubts) = doubts {
+        writeln!(err, "{doubts}")?;
     }
+    let (count, noun) = (config.routes.len(), if config.routes.len() == 1 { "route" } else { "routes" });
+    writeln!(out, "{}: ok ({count} {noun})", path.display())?;
+    Ok(0)
 }

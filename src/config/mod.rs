@@ -1,18 +1,23 @@
 //! The configuration: as written, then as meant.
 //!
-//! [`mod@file`] reads what somebody wrote and where; `resolve` turns it into what the parts need,
-//! each of which owns the type of its own configuration. Everything that is wrong is reported at
-//! once, as `file:line:column: message` with the remedy ([`Problems`]). The command line goes the
-//! same way: its flags become a [`file::File`] that is laid over the one that was read.
+//! [`mod@file`] is what somebody wrote and where, as `read` finds it; `resolve` turns it into what the
+//! parts need, each of which owns the type of its own configuration. Everything that is wrong is
+//! reported at once, as `file:line:column: message` with the remedy ([`Problems`]); `doubts` are for
+//! what may be right. The command line goes the same way: its flags become a [`file::File`] that is
+//! laid over the one that was read.
 //!
-//! Begin with [`Config`] and [`load`]. [`values`] reads the single values, `yaml` the tree under
-//! them, [`schema()`] describes the file to editors, [`secret`] keeps what must not be shown.
+//! Begin with [`Config`] and [`load`]. [`values`] reads the single values, `section` what holds them,
+//! `yaml` the tree under that, [`schema()`] describes the file to editors, [`secret`] keeps what must
+//! not be shown.
 
+mod doubts;
 pub mod file;
 mod problem;
+mod read;
 mod resolve;
 mod schema;
 pub mod secret;
+mod section;
 pub mod values;
 mod yaml;
 
@@ -80,6 +85,16 @@ pub fn load(path: &Path) -> Result<Config, Problems> {
     load_with(Some(path), |_, _| {})
 }
 
+/// As [`load`], and says beside it what is allowed and yet probably not meant, if there is anything.
+///
+/// # Errors
+/// Everything that is wrong with it.
+pub fn check(path: &Path) -> Result<(Config, Option<Problems>), Problems> {
+    let mut doubts = Vec::new();
+    let config = load_with(Some(path), |file, _| doubts = doubts::about(file))?;
+    Ok((config, Problems::or_ok(Some(path.to_owned()), doubts, ()).err()))
+}
+
 /// Reads a configuration file, if there is one, lays something else over it (the flags of the
 /// command line), and says what it all means.
 ///
@@ -109,7 +124,7 @@ fn parse_with(
     overlay: impl FnOnce(&mut file::File, &mut Vec<Problem>),
 ) -> Result<Config, Problems> {
     let mut problems = Vec::new();
-    let mut file = text.map(|text| file::read(text, &mut problems)).unwrap_or_default();
+    let mut file = text.map(|text| read::read(text, &mut problems)).unwrap_or_default();
     overlay(&mut file, &mut problems);
     let folder = path.as_deref().and_then(Path::parent).unwrap_or_else(|| Path::new("")).to_owned();
     let config = resolve::resolve(file, &folder, &mut problems);

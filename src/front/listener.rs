@@ -7,7 +7,7 @@
 //! An idle or held connection is meant to be cheap. hyper allocates two buffers of 8 KiB for an
 //! HTTP/1 connection and has no smaller ones; of these only the pages touched are real. The rest,
 //! some 3 KiB, is up to us: nothing that is kept for the length of a call may be a slice of the
-//! read buffer ([`receive`](super::receive), [`detached`](super::layers::principal::detached)), and
+//! read buffer ([`receive`](super::receive), [`detached`](crate::dialect::detached)), and
 //! what is rare and large is boxed.
 
 use super::{

@@ -2,28 +2,22 @@
 
 use super::{splice::Object, words::shorten};
 use bytes::Bytes;
-use serde::Deserialize;
+use serde_json::value::RawValue;
 
 /// Whether the result says that the tool failed: `isError: true`.
 pub fn is_error(result: &Bytes) -> bool {
     Object::read(result).ok().and_then(|object| object.get("isError")).is_some_and(|value| value == "true")
 }
 
-/// The first text of the result's content, shortened.
+/// The first text of the result's content that is not blank, shortened. Content that is not what
+/// it should be is passed over.
 pub fn words(result: &Bytes) -> Option<String> {
-    let Content { content } = serde_json::from_slice(result).ok()?;
-    content.into_iter().find_map(|block| block.text.filter(|text| !text.is_empty())).map(shorten)
-}
-
-#[derive(Deserialize)]
-struct Content {
-    content: Vec<Block>,
-}
-
-#[derive(Deserialize)]
-struct Block {
-    #[serde(default)]
-    text: Option<String>,
+    let content = Object::read(result).ok()?.get("content")?;
+    let blocks: Vec<&RawValue> = serde_json::from_slice(&content).ok()?;
+    blocks.into_iter().find_map(|block| {
+        let text = Object::read(&content.slice_ref(block.get().as_bytes())).ok()?.string("text")?;
+        (!text.trim().is_empty()).then(|| shorten(text))
+    })
 }
 
 #[cfg(test)]
@@ -41,6 +35,8 @@ mod tests {
         for good in [r#"{"content":[]}"#, r#"{"content":[],"isError":false}"#, r#"{"x":{"isError":true}}"#] {
             assert!(!is_error(&result(good)), "{good}");
         }
+        let odd = result(r#"{"content":[5,{"text":5},{"text":" "},{"text":"no disk"}]}"#);
+        assert_eq!(words(&odd).as_deref(), Some("no disk"));
         assert_eq!(words(&result(r#"{"content":[]}"#)), None);
         assert_eq!(words(&result(r#"{"isError":true}"#)), None);
     }

@@ -110,9 +110,9 @@ pub(super) fn came_with(shared: &Shared, caller: &Caller, call: &Call) -> Result
     let Some(state) = request_state(call.params.as_ref()).map_err(|error| wrong(&error))? else {
         return Ok(Came::Fresh(answers));
     };
-    let binding = binding(shared, caller, call);
+    let binding = || binding(shared, caller, call);
     let State { resumes, .. } =
-        shared.keyring.open(&state, &binding, shared.clock.timestamp()).map_err(|error| wrong(&error))?;
+        shared.keyring.open(&state, binding, shared.clock.timestamp()).map_err(|error| wrong(&error))?;
     match resumes {
         Resumes::Parked(id) => Ok(Came::Back(TaskId::from_entropy(id.entropy()), answers)),
         Resumes::Again if answers.iter().any(|(_, answer)| declines(answer)) => {
@@ -122,6 +122,9 @@ pub(super) fn came_with(shared: &Shared, caller: &Caller, call: &Call) -> Result
             );
             Err(Box::new(reply::refuse(call, StatusCode::OK, &error)))
         }
+        // Also where answers are missing. They would tell us nothing: whether the user has been there
+        // only the server knows, and one that is not satisfied asks again, with addresses that are
+        // still good (2026-07-28, *Elicitation, URL Mode*; *Multi Round-Trip Requests, Error Handling*).
         Resumes::Again => Ok(Came::Again),
     }
 }

@@ -309,7 +309,11 @@ impl Held {
             Action::Decline(ask) => self.questions.decline(ask),
             Action::Settle(word) => self.settle(word).await,
             Action::Forget => self.shared.tasks.forget(self.hold.id()).await,
-            Action::CancelUpstream => self.replies = None,
+            Action::CancelUpstream => {
+                // Refused first, or the server would hear an answer to what it no longer serves.
+                self.questions.open.clear();
+                self.replies = None;
+            }
         }
     }
 

@@ -110,10 +110,13 @@ impl Store for Memory {
                 let places = places.flat_map(|places| places.range((from.clone(), Bound::Unbounded)));
                 places.take(limit - found.len()).cloned().collect()
             };
-            // What has been forgotten in this moment is made up for by what comes behind it.
-            found.extend(
-                page.iter().filter_map(|place| Some(Arc::clone(&self.records.get(&place.id)?.record))),
-            );
+            // What has been forgotten in this moment is made up for by what comes behind it. An id may
+            // even be somebody else's by now.
+            let there = |place: &Place| {
+                let record = Arc::clone(&self.records.get(&place.id)?.record);
+                (record.owner == *owner && Place::of(&record) == *place).then_some(record)
+            };
+            found.extend(page.iter().filter_map(there));
             match page.last() {
                 Some(last) if found.len() < limit => from = Bound::Excluded(last.clone()),
                 _ => return Ok(found),
@@ -138,43 +141,49 @@ impl Index {
     fn add(&mut self, record: &Record) {
         let facts = Facts::of(record);
         self.due.insert((facts.due, record.id.clone()));
-        *self.principals.entry(facts.principal).or_default() += 1;
+        *self.principals.entry(facts.owner.principal).or_default() += 1;
         self.stored_bytes += facts.stored_bytes;
-        self.owners.entry(record.owner.clone()).or_default().insert(Place::of(record));
+        self.owners.entry(facts.owner.clone()).or_default().insert(Place::of(record));
     }
 
     fn subtract(&mut self, record: &Record) {
         let facts = Facts::of(record);
         self.due.remove(&(facts.due, record.id.clone()));
         self.stored_bytes -= facts.stored_bytes;
-        if let Some(tasks) = self.principals.get_mut(&facts.principal) {
+        if let Some(tasks) = self.principals.get_mut(&facts.owner.principal) {
             *tasks -= 1;
             if *tasks == 0 {
-                self.principals.remove(&facts.principal);
+                self.principals.remove(&facts.owner.principal);
             }
         }
-        if let Some(places) = self.owners.get_mut(&record.owner) {
+        if let Some(places) = self.owners.get_mut(facts.owner) {
             places.remove(&Place::of(record));
             if places.is_empty() {
-                self.owners.remove(&record.owner);
+                self.owners.remove(facts.owner);
             }
         }
     }
 }
 
-/// What the index knows of one record.
+/// What the index knows of one record, besides its id.
 #[derive(PartialEq, Eq)]
-struct Facts {
+struct Facts<'a> {
     due: Timestamp,
-    principal: [u8; 16],
+    owner: &'a Owner,
+    created: Timestamp,
     stored_bytes: usize,
 }
 
 // === impl Facts ===
 
-impl Facts {
-    fn of(record: &Record) -> Self {
-        Self { due: record.due(), principal: record.owner.principal, stored_bytes: record.stored_bytes() }
+impl<'a> Facts<'a> {
+    fn of(record: &'a Record) -> Self {
+        Self {
+            due: record.due(),
+            owner: &record.owner,
+            created: record.created,
+            stored_bytes: record.stored_bytes(),
+        }
     }
 }
 

@@ -39,7 +39,9 @@ pub trait Store: Send + Sync + 'static {
     /// At most `limit` ids of records whose [`Record::due`] is not after `now`, the longest due first.
     async fn due(&self, now: Timestamp, limit: usize) -> Result<Vec<TaskId>, StoreError>;
 
-    /// At most `limit` records of one owner, the oldest first, from behind `after` on.
+    /// At most `limit` records of one owner in the order of their [`Place`], from behind `after` on;
+    /// fewer only where there are no more. Going on behind the last of one page, page by page, meets
+    /// every record once that is there all the while, whatever comes and goes meanwhile.
     async fn list(
         &self,
         owner: &Owner,

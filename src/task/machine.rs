@@ -4,14 +4,15 @@
 //! and time give the same answer, so a store may call it again after losing a race.
 
 use super::{Record, State, retention};
-use crate::protocol::{Timestamp, tool_result};
+use crate::protocol::{Timestamp, tool_result, words::shorten};
 use bytes::Bytes;
 use std::{collections::BTreeMap, sync::Arc};
 
 /// Something that happened to a task.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// The server reported progress, in words.
+    /// The server reported progress, in words. Long ones are shortened, here and below: they are
+    /// shown with every poll.
     Progressed { message: String },
     /// The server asks the client something. `request` is the raw `{method, params}` object; `key` must
     /// be new to the task.
@@ -71,11 +72,12 @@ pub fn apply(record: &Record, event: Event, now: Timestamp) -> Result<(Record, V
         Event::Returned { result } => {
             // "Halfway there" beside a result would only confuse. Why a tool failed would not.
             let is_error = tool_result::is_error(&result);
-            let message = if is_error { tool_result::words(&result) } else { None };
+            let message = is_error.then(|| why(tool_result::words(&result), TOOL_FAILED));
             let next = Record { message, ..moved(record, State::Completed { result, is_error }, now) };
             Ok((next, vec![Effect::Announce]))
         }
         Event::Failed { error, message } => {
+            let message = Some(why(message, FAILED));
             let next = Record { message, ..moved(record, State::Failed { error }, now) };
             Ok((next, vec![Effect::Announce]))
         }
@@ -90,6 +92,7 @@ pub fn apply(record: &Record, event: Event, now: Timestamp) -> Result<(Record, V
 type Applied = Result<(Record, Vec<Effect>), Refusal>;
 
 fn progressed(record: &Record, message: String, now: Timestamp) -> Applied {
+    let message = shorten(message);
     if record.message.as_ref() == Some(&message) {
         return Err(Refusal::Unchanged);
     }
@@ -178,5 +181,16 @@ fn moved(record: &Record, state: State, now: Timestamp) -> Record {
     }
 }
 
+/// The status message of a task that failed: something is said even where nobody gave a reason
+/// (2025-11-25, *Tasks, Task Execution Errors*).
+fn why(words: Option<String>, otherwise: &str) -> String {
+    let words = words.filter(|words| !words.trim().is_empty());
+    words.map_or_else(|| otherwise.to_owned(), shorten)
+}
+
 /// The status message of a cancelled task.
 const CANCELLED: &str = "the task was cancelled by its client";
+/// That of a task whose tool failed and left no words.
+const TOOL_FAILED: &str = "the tool failed without saying why";
+/// That of a task whose call ended in an error without a message.
+const FAILED: &str = "the call failed without saying why";

@@ -80,10 +80,11 @@ enum Framing {
     /// This many bytes of the chunk are still to come.
     Chunk(u64),
     ChunkEnd,
-    Trailers,
+    /// So many bytes of trailers have gone by.
+    Trailers(usize),
 }
 
-/// The longest head of an answer, and the longest line between two chunks.
+/// The longest head of an answer, the longest line between two chunks, and the longest trailers.
 const HEAD: usize = 64 << 10;
 /// The most headers in an answer.
 const HEADERS: usize = 128;
@@ -212,7 +213,7 @@ fn parse_head(read: &mut BytesMut) -> io::Result<Option<http::Response<()>>> {
 impl Framing {
     /// How the body behind this head is delimited.
     fn of(head: &http::Response<()>) -> io::Result<Self> {
-        if matches!(head.status(), StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED) {
+        if is_bodiless(head.status()) {
             return Ok(Self::Over);
         }
         let headers = head.headers();
@@ -239,19 +240,32 @@ impl Framing {
     }
 }
 
+/// Whether answers of this status have no body, whatever they announce.
+fn is_bodiless(status: StatusCode) -> bool {
+    matches!(status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED)
+}
+
 /// Whether the server keeps the connection for another request.
 fn is_kept(head: &http::Response<()>) -> bool {
-    let said = |token: &str| {
-        let values = head.headers().get_all(header::CONNECTION).iter();
-        let mut tokens = values.filter_map(|value| value.to_str().ok()).flat_map(|value| value.split(','));
-        tokens.any(|part| part.trim().eq_ignore_ascii_case(token))
+    let said = |name, token: &str| {
+        let values = head.headers().get_all(name).iter();
+        let tokens = values.filter_map(|value| value.to_str().ok()).flat_map(|value| value.split(','));
+        tokens.filter(|part| part.trim().eq_ignore_ascii_case(token)).count()
     };
+    let is_old = head.version() == Version::HTTP_10;
     let coded = head.headers().contains_key(header::TRANSFER_ENCODING);
-    // Where a coding stands beside a length, or before HTTP/1.1, another reader would see the end
-    // elsewhere: nothing behind it is believed (RFC 9112, 6.1 and 6.3).
-    let doubtful =
-        coded && (head.version() == Version::HTTP_10 || head.headers().contains_key(header::CONTENT_LENGTH));
-    !doubtful && if head.version() == Version::HTTP_10 { said("keep-alive") } else { !said("close") }
+    let length = head.headers().get(header::CONTENT_LENGTH);
+    // Where a coding stands beside a length, or before HTTP/1.1, or twice, or where there is more than
+    // the status allows, another reader would see the end elsewhere: nothing behind it is believed
+    // (RFC 9112, 6.1 and 6.3).
+    let doubtful = coded && (is_old || length.is_some() || said(header::TRANSFER_ENCODING, "chunked") > 1)
+        || is_bodiless(head.status()) && (coded || length.is_some_and(|length| length != "0"));
+    let kept = if is_old {
+        said(header::CONNECTION, "keep-alive") > 0
+    } else {
+        said(header::CONNECTION, "close") == 0
+    };
+    kept && !doubtful
 }
 
 // === impl Sending ===
@@ -357,7 +371,7 @@ impl Incoming {
                 Framing::ChunkSize => match httparse::parse_chunk_size(read) {
                     Ok(httparse::Status::Complete((line, size))) => {
                         read.advance(line);
-                        self.framing = if size == 0 { Framing::Trailers } else { Framing::Chunk(size) };
+                        self.framing = if size == 0 { Framing::Trailers(0) } else { Framing::Chunk(size) };
                         continue;
                     }
                     Ok(httparse::Status::Partial) if read.len() < HEAD => 0,
@@ -374,16 +388,19 @@ impl Incoming {
                     [] | [b'\r'] => 0,
                     _ => return Poll::Ready(Some(Err(invalid("a chunk is longer than its size")))),
                 },
-                Framing::Trailers => match memchr::memchr(b'\n', read) {
-                    Some(end) => {
+                Framing::Trailers(before) => match memchr::memchr(b'\n', read) {
+                    Some(end) if before + end < HEAD => {
                         let line = read.split_to(end + 1);
-                        if matches!(&line[..], b"\r\n" | b"\n") {
-                            self.finish();
+                        match &line[..] {
+                            b"\r\n" | b"\n" => self.finish(),
+                            _ => self.framing = Framing::Trailers(before + line.len()),
                         }
                         continue;
                     }
-                    None if read.len() < HEAD => 0,
-                    None => return Poll::Ready(Some(Err(invalid("its trailers are too long")))),
+                    None if before + read.len() < HEAD => 0,
+                    Some(_) | None => {
+                        return Poll::Ready(Some(Err(invalid("its trailers are too long"))));
+                    }
                 },
             };
             let filled = match needs {
@@ -429,7 +446,7 @@ impl Body for Incoming {
             | Framing::ChunkSize
             | Framing::Chunk(_)
             | Framing::ChunkEnd
-            | Framing::Trailers => SizeHint::default(),
+            | Framing::Trailers(_) => SizeHint::default(),
         }
     }
 }
@@ -561,6 +578,9 @@ mod tests {
             "HTTP/1.0 200 OK\r\ncontent-length: 5\r\n\r\nhello",
             "HTTP/1.1 200 OK\r\ncontent-length: 9\r\ntransfer-encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n",
             "HTTP/1.0 200 OK\r\nconnection: keep-alive\r\ntransfer-encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n",
+            // Another reader would look for chunks within the chunks.
+            "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked, chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n",
+            "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\ntransfer-encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n",
         ] {
             let (body, kept) = whole(asked().read(answer.as_bytes())).await;
             assert_eq!(body.expect(answer), "hello");
@@ -570,12 +590,17 @@ mod tests {
 
     #[tokio::test]
     async fn an_answer_without_a_body_is_over_at_once() {
-        for answer in [
-            "HTTP/1.1 204 No Content\r\ncontent-length: 5\r\n\r\n",
-            "HTTP/1.1 202 Accepted\r\ncontent-length: 0\r\n\r\n",
+        for (answer, is_kept) in [
+            ("HTTP/1.1 204 No Content\r\n\r\n", true),
+            ("HTTP/1.1 204 No Content\r\ncontent-length: 0\r\n\r\n", true),
+            ("HTTP/1.1 202 Accepted\r\ncontent-length: 0\r\n\r\n", true),
+            // What it announces may follow, and must not be taken for the next answer.
+            ("HTTP/1.1 204 No Content\r\ncontent-length: 5\r\n\r\n", false),
+            ("HTTP/1.1 204 No Content\r\ntransfer-encoding: chunked\r\n\r\n", false),
+            ("HTTP/1.1 304 Not Modified\r\ncontent-length: 5\r\n\r\n", false),
         ] {
             let (body, kept) = whole(asked().read(answer.as_bytes())).await;
-            assert_eq!((body.expect(answer).len(), kept), (0, true));
+            assert_eq!((body.expect(answer).len(), kept), (0, is_kept), "{answer}");
         }
     }
 
@@ -620,6 +645,18 @@ mod tests {
         }
         let (body, _) = whole(&mut script).await;
         assert_eq!(body.expect_err("too long").kind(), io::ErrorKind::InvalidData);
+    }
+
+    #[tokio::test]
+    async fn trailers_without_end_are_refused() {
+        let mut script = asked();
+        script.read(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n");
+        let line = format!("x: {}\r\n", "y".repeat(8000));
+        for _ in 0..9 {
+            script.read(line.as_bytes());
+        }
+        let (body, kept) = whole(&mut script).await;
+        assert_eq!((body.expect_err("too long").kind(), kept), (io::ErrorKind::InvalidData, false));
     }
 
     #[tokio::test]

@@ -11,7 +11,9 @@ use std::{
         Arc, Mutex, MutexGuard, PoisonError, Weak,
         atomic::{AtomicBool, Ordering},
     },
+    time::Duration,
 };
+use tokio::{sync::oneshot, time::timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::{
@@ -70,6 +72,8 @@ pub(super) struct Inside {
     retired: bool,
     /// The server has ended it, or it has been closed: nothing more to say to it.
     ended: bool,
+    /// Resolves when what was last to be told in the background has been told.
+    told: Option<oneshot::Receiver<()>>,
 }
 
 /// A call whose answer is awaited.
@@ -88,6 +92,9 @@ pub(super) struct Stay {
     session: Arc<Session>,
     call: Option<u64>,
 }
+
+/// How long a message waits for those before it: a server that takes none holds up none.
+const TURN: Duration = Duration::from_secs(1);
 
 /// Calls of a session that are cancelled at the same time when it is closed.
 const AT_ONCE: usize = 32;
@@ -230,12 +237,7 @@ impl Session {
     /// Sends a notification or a response in the background. A server that does not take it has
     /// nothing to be told about that.
     pub(super) fn tell_later(self: &Arc<Self>, body: Bytes) {
-        let stay = self.stay();
-        self.peer.spawn(async move {
-            if let Err(lost) = stay.session.tell(body).await {
-                tracing::debug!(error = %lost, "a message to the server was not taken");
-            }
-        });
+        self.stay().tell_in_turn(body);
     }
 
     /// Opens a stream of what the server says of its own accord, or takes up a broken one.
@@ -434,11 +436,24 @@ impl Stay {
             return;
         }
         self.session.retire();
+        self.tell_in_turn(message::cancelled(call, reason));
+    }
+
+    /// Sends a message in the background, after those that were to be sent before it: an answer that
+    /// overtook the cancellation of the call it belongs to ends the whole session at servers on the
+    /// Python SDK, whose call is not there to take it any more.
+    fn tell_in_turn(self, body: Bytes) {
+        let (done, told) = oneshot::channel::<()>();
+        let before = self.session.inside().told.replace(told);
         let peer = self.session.peer.clone();
         peer.spawn(async move {
-            if let Err(lost) = self.session.tell(message::cancelled(call, reason)).await {
-                tracing::debug!(error = %lost, "a cancellation was not taken");
+            if let Some(before) = before {
+                let _ = timeout(TURN, before).await;
             }
+            if let Err(lost) = self.session.tell(body).await {
+                tracing::debug!(error = %lost, "a message to the server was not taken");
+            }
+            drop(done);
         });
     }
 }

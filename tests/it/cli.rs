@@ -47,6 +47,36 @@ fn check_reports_every_problem_on_stderr_and_exits_with_2() {
 }
 
 #[test]
+fn check_warns_where_callers_from_elsewhere_are_all_one() {
+    const SERVER: &str = "upstream: { url: 'http://127.0.0.1:9000/mcp' }";
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("deferral.yaml");
+    let check = |text: &str| {
+        std::fs::write(&path, text).unwrap();
+        let output = deferral(&["check", "--config", path.to_str().unwrap()]);
+        assert_eq!(output.status.code(), Some(0), "{text}");
+        assert!(!output.stdout.is_empty());
+        String::from_utf8(output.stderr).unwrap()
+    };
+    for exposed in
+        ["listen: 0.0.0.0:80", "listen: ['127.0.0.1:1', '[::]:80']", "public_url: https://example.com"]
+    {
+        let text = format!(
+            "{exposed}\nroutes:\n  - {{ {SERVER} }}\n  - {{ path: /b, principal: authorization, {SERVER} }}\n  \
+             - {{ path: /c, principal: {{ header: X-Api-Key }}, {SERVER} }}\n"
+        );
+        let said = check(&text);
+        let begin = format!("{}:3:5: warning: on `/mcp` all callers without `Authorization`", path.display());
+        assert!(said.starts_with(&begin) && said.contains("principal: { header: X-Api-Key }"), "{said}");
+        assert_eq!(said.lines().count(), 1, "{said}");
+    }
+    for private in ["", "listen: 127.0.0.1:80\n", "listen: '[::1]:80'\n", "listen: '[::ffff:127.0.0.1]:80'\n"]
+    {
+        assert_eq!(check(&format!("{private}routes: [{{ {SERVER} }}]\n")), "");
+    }
+}
+
+#[test]
 fn check_prints_the_schema() {
     let output = deferral(&["check", "--schema"]);
     assert_eq!(output.status.code(), Some(0));

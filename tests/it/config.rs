@@ -221,6 +221,28 @@ fn what_is_not_yaml_or_holds_nothing_is_one_problem() {
     );
 }
 
+/// Each of these would otherwise mean a default that nobody asked for.
+#[test]
+fn a_choice_that_chooses_nothing_is_a_problem() {
+    refused(
+        r#"
+store: {}
+tls: {}
+request_state: { keys: [{}] }
+routes: [{ upstream: {}, principal: {}, tools: [{}] }]
+"#,
+        expect![[r#"
+            deferral.yaml:2:8: `store` names none; use memory, { disk: PATH } or { redis: URL }
+            deferral.yaml:3:6: `tls` has no `cert`; name a PEM file
+            deferral.yaml:3:6: `tls` has no `key`; name a PEM file
+            deferral.yaml:4:25: the key has neither `file` nor `env`; give it one
+            deferral.yaml:5:22: `upstream` names no server; give it a `url`
+            deferral.yaml:5:37: `principal` names no header, as in `{ header: X-User }`
+            deferral.yaml:5:49: the rule has no `match`; name the tool, or `*` for every one
+        "#]],
+    );
+}
+
 #[test]
 fn what_only_shows_when_parts_are_seen_together_is_seen() {
     refused(

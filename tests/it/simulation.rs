@@ -9,9 +9,13 @@ use deferral::{
     },
     protocol::Timestamp,
     runtime::{Clock, SystemClock},
-    task::{Effect, Event, Owner, Record, Scope, State, TaskId, apply},
+    task::{
+        Effect, Event, Owner, Record, Scope, State, TaskId, apply,
+        view::experimental::{self, Outcome, ToolErrors},
+    },
 };
 use proptest::prelude::*;
+use serde_json::{Value, json};
 use std::{
     collections::{BTreeMap, BTreeSet},
     time::{Duration, Instant},
@@ -19,6 +23,10 @@ use std::{
 
 /// The server's word, so that one can tell whose result a task carries.
 const WORD: &str = r#"{"resultType":"complete","content":[]}"#;
+/// What it says where its tool failed.
+const TOOL_ERROR: &str = r#"{"resultType":"complete","content":[],"isError":true}"#;
+/// And where the call failed.
+const ERROR: &str = r#"{"code":-32603,"message":"lost"}"#;
 
 const AFTER: Duration = Duration::from_secs(5);
 
@@ -26,6 +34,7 @@ const AFTER: Duration = Duration::from_secs(5);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Happening {
     ServerAnswers,
+    ServerSaysItsToolFailed,
     ServerIsLost,
     ServerAsks,
     ServerWithdraws,
@@ -44,6 +53,8 @@ enum Happening {
     ClientRepeatsItself,
     ClientAnswersInTask,
     ClientCancels,
+    /// A `tasks/result` of 2025-11-25, at any time once there is somebody who knows of the task.
+    WaiterComes,
     ProxyStops,
 }
 
@@ -51,6 +62,7 @@ enum Happening {
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Word {
     Result,
+    ToolError,
     Lost,
 }
 
@@ -74,6 +86,7 @@ struct World {
     /// A handle between the proxy and the client's socket.
     handle_on_its_way: bool,
     client: Client,
+    older: Older,
     server: Server,
     log: Vec<String>,
 }
@@ -90,6 +103,30 @@ struct Client {
     has_handle: bool,
     cancelled: bool,
 }
+
+/// The task as 2025-11-25 sees it.
+#[derive(Default)]
+struct Older {
+    /// Whether the call itself was one of an older revision.
+    calls: bool,
+    /// The status it had last, for each [`TOOL_ERRORS`].
+    status: Option<[&'static str; 2]>,
+    /// Every step from one status to another, in either.
+    steps: BTreeSet<(&'static str, &'static str)>,
+    /// What `tasks/result` gives now.
+    outcome: Option<Outcome>,
+    waiters: Vec<Waiter>,
+}
+
+/// One `tasks/result`. It looks when it comes, and again whenever the task is announced.
+struct Waiter {
+    came_late: bool,
+    /// What it was told. It goes on listening, so that it would hear if it were told twice.
+    told: Vec<Outcome>,
+}
+
+const TOOL_ERRORS: [ToolErrors; 2] = [ToolErrors::Failed, ToolErrors::Completed];
+const WAITERS: usize = 4;
 
 #[derive(Default)]
 struct Server {
@@ -111,6 +148,8 @@ impl World {
             storing: false,
             handle_on_its_way: false,
             client: Client { waiting: 1, ..Client::default() },
+            // Such a call is a task at once where its client asks for one.
+            older: Older { calls: defer_after == Some(Duration::ZERO), ..Older::default() },
             server: Server::default(),
             log: Vec::new(),
         }
@@ -127,6 +166,7 @@ impl World {
         };
         [
             (ServerAnswers, speaks),
+            (ServerSaysItsToolFailed, speaks),
             (ServerIsLost, speaks),
             (ServerAsks, speaks && self.server.questions.len() < 4),
             (ServerWithdraws, speaks && open),
@@ -145,6 +185,7 @@ impl World {
             (ClientRepeatsItself, self.client.waiting == 1 && self.client.rounds > 0 && !self.client.gone),
             (ClientAnswersInTask, in_task),
             (ClientCancels, self.client.has_handle && !self.client.cancelled),
+            (WaiterComes, self.client.has_handle && self.older.waiters.len() < WAITERS),
             (ProxyStops, self.exchange.phase() == Phase::Parked),
         ]
         .into_iter()
@@ -157,6 +198,7 @@ impl World {
         self.clock = self.clock + Duration::from_millis(100);
         match happening {
             Happening::ServerAnswers => self.speak(Word::Result),
+            Happening::ServerSaysItsToolFailed => self.speak(Word::ToolError),
             Happening::ServerIsLost => self.speak(Word::Lost),
             Happening::ServerAsks => {
                 let ask = Ask::try_from(self.server.questions.len()).expect("few");
@@ -182,7 +224,9 @@ impl World {
                 let owner = Owner { principal: [1; 16], route: "/mcp".into(), scope: Scope::Principal };
                 let retention = Duration::from_secs(60);
                 let id = TaskId::from_entropy([7; 16]);
-                self.record = Some(Record::new(id, owner, "tool", retention, self.clock));
+                let record = Record::new(id, owner, "tool", retention, self.clock);
+                self.record = Some(Record { raised: !self.older.calls, ..record });
+                self.older.watch(self.record.as_ref());
                 self.exchange.handle_stored(true, self.now);
             }
             Happening::StoreFails => {
@@ -227,6 +271,10 @@ impl World {
                 if self.apply(Event::Cancelled).contains(&Effect::CancelUpstream) {
                     self.exchange.handle_cancelled();
                 }
+            }
+            Happening::WaiterComes => {
+                let told: Vec<_> = self.record.iter().filter_map(experimental::outcome).collect();
+                self.older.waiters.push(Waiter { came_late: !told.is_empty(), told });
             }
             Happening::ProxyStops => self.exchange.handle_stopping(self.now),
         }
@@ -304,12 +352,18 @@ impl World {
                 Action::Settle(word) => {
                     let event = match word {
                         Word::Result => Event::Returned { result: Bytes::from_static(WORD.as_bytes()) },
-                        Word::Lost => Event::Failed { error: Bytes::from_static(b"{}"), message: None },
+                        Word::ToolError => {
+                            Event::Returned { result: Bytes::from_static(TOOL_ERROR.as_bytes()) }
+                        }
+                        Word::Lost => {
+                            Event::Failed { error: Bytes::from_static(ERROR.as_bytes()), message: None }
+                        }
                     };
                     self.apply(event);
                 }
                 Action::Forget => {
                     assert!(self.record.take().is_some(), "only what is stored is forgotten");
+                    self.older.watch(None);
                 }
                 Action::CancelUpstream => {
                     assert_eq!(self.server.spoke, None, "a cancel after the server's final word");
@@ -328,6 +382,10 @@ impl World {
                 assert!(!ended, "an ended task moved");
                 assert!(next.ttl >= record.ttl, "a ttl was shortened");
                 self.record = Some(next);
+                self.older.watch(self.record.as_ref());
+                if effects.contains(&Effect::Announce) {
+                    self.older.hear();
+                }
                 effects
             }
             Err(_) => Vec::new(),
@@ -343,6 +401,7 @@ impl World {
         if record.is_expired(self.clock) {
             assert!(record.state.is_ended(), "a working task was evicted");
             self.record = None;
+            self.older.watch(None);
         } else {
             self.apply(Event::Renewed);
         }
@@ -366,11 +425,17 @@ impl World {
             let record = self.record.as_ref().expect("a task whose handle was given is kept");
             assert!(record.state.is_ended(), "a task without an end: {:?}", record.state);
             match (&record.state, &self.server.spoke) {
-                (State::Completed { result, .. }, Some(Word::Result)) => assert_eq!(result, WORD),
+                (State::Completed { result, is_error: false }, Some(Word::Result)) => {
+                    assert_eq!(result, WORD);
+                }
+                (State::Completed { result, is_error: true }, Some(Word::ToolError)) => {
+                    assert_eq!(result, TOOL_ERROR);
+                }
                 (State::Failed { .. }, Some(Word::Lost)) => {}
                 (State::Cancelled, _) => assert!(self.client.cancelled),
                 (state, spoke) => panic!("the server said {spoke:?} and the task is {state:?}"),
             }
+            self.older.check(record);
         }
         if self.client.gone && !self.client.has_handle {
             assert!(self.record.is_none(), "a task whose handle nobody has is kept");
@@ -383,11 +448,104 @@ impl World {
     }
 }
 
-/// Chooses what happens, by a seed.
+// === impl Older ===
+
+impl Older {
+    /// Sees the task as it is now: it went where it may, and its outcome is there at its end, once
+    /// and for all.
+    fn watch(&mut self, record: Option<&Record>) {
+        let Some(record) = record else {
+            assert!(self.waiters.is_empty(), "a task somebody waits for is forgotten");
+            (self.status, self.outcome) = (None, None);
+            return;
+        };
+        let now = TOOL_ERRORS.map(|tool_errors| experimental::status(record, tool_errors));
+        match self.status {
+            None => assert_eq!(now, ["working"; 2], "a task begins to work"),
+            Some(before) => self.steps.extend(before.into_iter().zip(now).filter(|(was, is)| was != is)),
+        }
+        for (was, is) in &self.steps {
+            assert!(matches!(*was, "working" | "input_required"), "a task went from {was} to {is}");
+        }
+        self.status = Some(now);
+
+        let outcome = experimental::outcome(record);
+        assert_eq!(outcome.is_some(), record.state.is_ended(), "an outcome before the end, or none at it");
+        if self.outcome.is_some() {
+            assert_eq!(outcome, self.outcome, "an outcome changed");
+        }
+        self.outcome = outcome;
+    }
+
+    /// The task was announced: whoever waits looks again.
+    fn hear(&mut self) {
+        for waiter in &mut self.waiters {
+            waiter.told.extend(self.outcome.clone());
+        }
+    }
+
+    /// What must hold once nothing more can happen.
+    fn check(&self, record: &Record) {
+        let own = |word: &str| {
+            let mut own: Value = serde_json::from_str(word).expect("JSON");
+            if record.raised {
+                own.as_object_mut().expect("an object").remove("resultType");
+            }
+            own["_meta"] =
+                json!({ "io.modelcontextprotocol/related-task": { "taskId": record.id.as_str() } });
+            own
+        };
+        match (self.outcome.as_ref().expect("the task has ended"), &record.state) {
+            (Outcome::Result(given), State::Completed { is_error, .. }) => {
+                let given: Value = serde_json::from_slice(given).expect("JSON");
+                assert_eq!(given, own(if *is_error { TOOL_ERROR } else { WORD }));
+            }
+            (Outcome::Error(given), State::Failed { .. }) => assert_eq!(given, ERROR),
+            (Outcome::Cancelled, State::Cancelled) => {}
+            (outcome, state) => panic!("a task that is {state:?} came to {outcome:?}"),
+        }
+        assert_eq!(self.waiters.len(), WAITERS);
+        for Waiter { came_late, told } in &self.waiters {
+            let times = told.len();
+            assert_eq!(times, 1, "a waiter is released {times} times (it came after the end: {came_late})");
+            assert_eq!(told.first(), self.outcome.as_ref(), "two waiters were told two things");
+        }
+    }
+}
+
+/// Whether this ends a call or a task, or takes away what could come of it.
+fn is_an_end(happening: Happening) -> bool {
+    use Happening::*;
+    match happening {
+        ServerAnswers
+        | ServerSaysItsToolFailed
+        | ServerIsLost
+        | StoreFails
+        | ClientLeaves
+        | ClientCancels
+        | ProxyStops => true,
+        ServerAsks
+        | ServerWithdraws
+        | TimeComes
+        | TimePasses
+        | StoreAnswers
+        | SocketTakesHandle
+        | ClientComesBackWithAll
+        | ClientComesBackWithSome
+        | ClientComesBackWithNothing
+        | ClientRepeatsItself
+        | ClientAnswersInTask
+        | WaiterComes => false,
+    }
+}
+
+/// Chooses what happens, by a seed. In every other run what ends something is seldom chosen: where
+/// all is equally likely few calls live long enough to become a task.
 fn run(seed: u64, defer_after: Option<Duration>) -> World {
     let mut world = World::new(defer_after);
     let mut state = seed | 1;
     let mut time_left = 6;
+    let patience = if seed.count_ones() % 2 == 0 { 1 } else { 16 };
     loop {
         let mut possible = world.possible();
         if time_left == 0 {
@@ -396,11 +554,20 @@ fn run(seed: u64, defer_after: Option<Duration>) -> World {
         if possible.is_empty() {
             return world;
         }
-        // xorshift: a step is enough to choose among a few.
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        let happening = possible[usize::try_from(state % possible.len() as u64).expect("small")];
+        let weight = |happening: Happening| if is_an_end(happening) { 1 } else { patience };
+        let total: u64 = possible.iter().map(|happening| weight(*happening)).sum();
+        // xorshift*: a step is enough to choose among a few, by its upper half.
+        state ^= state >> 12;
+        state ^= state << 25;
+        state ^= state >> 27;
+        let mut chosen = (state.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 32) % total;
+        let mut weighed = possible.into_iter().skip_while(|happening| {
+            let weight = weight(*happening);
+            let is_behind = chosen >= weight;
+            chosen -= if is_behind { weight } else { 0 };
+            is_behind
+        });
+        let happening = weighed.next().expect("less than the total was chosen");
         time_left -= usize::from(happening == Happening::TimePasses);
         world.happen(happening);
     }
@@ -444,4 +611,30 @@ fn the_simulation_meets_every_kind_of_ending() {
     for fate in ["Answered", "Withdrawn", "Declined"] {
         assert!(fates.contains(fate), "no question was {fate}");
     }
+}
+
+#[test]
+fn the_simulation_shows_the_older_view_every_step_and_releases_waiters_early_and_late() {
+    let mut steps = BTreeSet::new();
+    let mut releases = BTreeSet::new();
+    let mut tasks = 0;
+    for seed in 0..5000 {
+        let world = run(u64::wrapping_mul(seed, 0x9E37_79B9_7F4A_7C15), Some(Duration::ZERO));
+        tasks += usize::from(world.client.has_handle);
+        steps.extend(world.older.steps);
+        for Waiter { came_late, .. } in &world.older.waiters {
+            releases.insert((world.older.status.expect("it was stored"), *came_late));
+        }
+    }
+    let ends = ["cancelled", "completed", "failed"];
+    let wanted = ["input_required", "working"].into_iter().flat_map(|from| {
+        let other = if from == "working" { "input_required" } else { "working" };
+        ends.into_iter().chain([other]).map(move |to| (from, to))
+    });
+    assert!(tasks > 500, "few calls became tasks: {tasks}");
+    assert_eq!(steps, wanted.collect());
+    // A tool that failed is the one thing of which the two choices make two.
+    let ended = [["failed", "completed"], ["completed"; 2], ["failed"; 2], ["cancelled"; 2]];
+    let wanted = ended.into_iter().flat_map(|statuses| [(statuses, false), (statuses, true)]);
+    assert_eq!(releases, wanted.collect());
 }

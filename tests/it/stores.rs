@@ -33,6 +33,14 @@ macro_rules! each_store {
         concurrent_inserts_of_one_id_succeed_once
         the_longest_due_come_first_and_no_more_than_asked_for
         a_record_that_changed_is_due_anew
+        an_owner_lists_what_is_its_own_and_nothing_else
+        a_list_is_in_order_of_age_and_then_of_id
+        a_list_goes_on_behind_a_place_that_no_longer_exists
+        a_list_has_no_more_than_was_asked_for
+        a_list_shows_records_as_they_are_now
+        a_record_that_changes_hands_is_listed_by_its_new_owner_alone
+        an_id_that_is_used_again_is_not_listed_by_its_former_owner
+        pages_lose_nothing_and_repeat_nothing_while_others_come_and_go
         usage_follows_what_is_kept
         usage_adds_up_after_a_crowd
         a_large_result_comes_back_whole
@@ -240,6 +248,206 @@ async fn a_record_that_changed_is_due_anew(store: Arc<dyn Store>) {
     assert!(kept(&*store, 1).await.expect("found").is_expired(START + MINUTE * 15));
 }
 
+/// Owner 0 and those that differ from it in one thing.
+fn owners() -> Vec<Owner> {
+    let owner = Owner { principal: [1; 16], route: "/mcp".into(), scope: Scope::Principal };
+    vec![
+        owner.clone(),
+        Owner { principal: [2; 16], ..owner.clone() },
+        Owner { route: "/other".into(), ..owner.clone() },
+        Owner { scope: Scope::Legacy, ..owner.clone() },
+        Owner { scope: Scope::Session([1; 16]), ..owner.clone() },
+        Owner { scope: Scope::Session([2; 16]), ..owner },
+    ]
+}
+
+/// Task `number` of `owner`, created so many seconds after the start.
+fn owned(number: u128, owner: &Owner, seconds: u64) -> Arc<Record> {
+    let id = TaskId::from_entropy(number.to_be_bytes());
+    let created = START + Duration::from_secs(seconds);
+    Arc::new(Record::new(id, owner.clone(), "slow", Duration::ZERO, created))
+}
+
+async fn listed(store: &dyn Store, owner: &Owner, after: Option<&Place>, limit: usize) -> Vec<Arc<Record>> {
+    store.list(owner, after, limit).await.expect("answers")
+}
+
+async fn an_owner_lists_what_is_its_own_and_nothing_else(store: Arc<dyn Store>) {
+    let mut all = Vec::new();
+    // Each has three, and theirs lie between each other's.
+    for number in 0..18 {
+        let owner = &owners()[usize::try_from(number % 6).expect("small")];
+        all.push(owned(number, owner, 1));
+        inserted(&*store, Arc::clone(&all[all.len() - 1])).await;
+    }
+    for owner in owners() {
+        let own: Vec<_> = all.iter().filter(|record| record.owner == owner).cloned().collect();
+        assert_eq!(own.len(), 3);
+        assert_eq!(listed(&*store, &owner, None, 99).await, own);
+        // Nor does another's place open a way to the other's tasks.
+        for record in &all {
+            for found in listed(&*store, &owner, Some(&Place::of(record)), 99).await {
+                assert_eq!(found.owner, owner);
+            }
+        }
+    }
+    let nobody = Owner { principal: [9; 16], ..owners().remove(0) };
+    assert_eq!(listed(&*store, &nobody, None, 99).await, []);
+}
+
+async fn a_list_is_in_order_of_age_and_then_of_id(store: Arc<dyn Store>) {
+    let owner = &owners()[0];
+    // In another order than they are listed in, and than their ids are.
+    for (number, seconds) in [(4, 2), (1, 3), (9, 1), (2, 2), (3, 2)] {
+        inserted(&*store, owned(number, owner, seconds)).await;
+    }
+    let wanted = [(9, 1), (2, 2), (3, 2), (4, 2), (1, 3)].map(|(number, at)| owned(number, owner, at));
+    assert_eq!(listed(&*store, owner, None, 99).await, wanted);
+    // From behind each of them on, the same.
+    for (at, record) in wanted.iter().enumerate() {
+        assert_eq!(listed(&*store, owner, Some(&Place::of(record)), 99).await, wanted[at + 1..]);
+    }
+}
+
+async fn a_list_goes_on_behind_a_place_that_no_longer_exists(store: Arc<dyn Store>) {
+    let owner = &owners()[0];
+    let records: Vec<_> = (0..6).map(|number| owned(number, owner, number as u64 / 2)).collect();
+    for record in &records {
+        inserted(&*store, Arc::clone(record)).await;
+    }
+    store.remove(&records[2].id).await.expect("removed");
+    let behind = listed(&*store, owner, Some(&Place::of(&records[2])), 2).await;
+    assert_eq!(behind, records[3..5]);
+    // Places nobody ever had: before everything, between, behind everything.
+    for (seconds, number, wanted) in
+        [(0, 0, vec![1, 3, 4, 5]), (1, 9, vec![4, 5]), (2, 9, vec![]), (9, 0, vec![])]
+    {
+        let place = Place::of(&owned(number, owner, seconds));
+        let wanted: Vec<_> = wanted.into_iter().map(|at: usize| Arc::clone(&records[at])).collect();
+        assert_eq!(listed(&*store, owner, Some(&place), 99).await, wanted, "{place:?}");
+    }
+    // Nothing at all is left.
+    for record in &records {
+        store.remove(&record.id).await.expect("removed");
+    }
+    assert_eq!(listed(&*store, owner, Some(&Place::of(&records[2])), 99).await, []);
+}
+
+async fn a_list_has_no_more_than_was_asked_for(store: Arc<dyn Store>) {
+    let owner = &owners()[0];
+    assert_eq!(listed(&*store, owner, None, 0).await, []);
+    let records: Vec<_> = (0..5).map(|number| owned(number, owner, 1)).collect();
+    for record in &records {
+        inserted(&*store, Arc::clone(record)).await;
+    }
+    for limit in [0, 1, 4, 5, 6, usize::MAX] {
+        assert_eq!(listed(&*store, owner, None, limit).await, records[..limit.min(5)]);
+        let behind = listed(&*store, owner, Some(&Place::of(&records[1])), limit).await;
+        assert_eq!(behind, records[2..2 + limit.min(3)]);
+    }
+}
+
+async fn a_list_shows_records_as_they_are_now(store: Arc<dyn Store>) {
+    let owner = &owners()[0];
+    for number in 1..=3 {
+        inserted(&*store, owned(number, owner, 0)).await;
+    }
+    let id = owned(2, owner, 0).id.clone();
+    // A change moves nothing: its place follows from when it was created.
+    for event in [progressed("half"), asked("a"), Event::Cancelled] {
+        let told = update(&*store, &id, &event, START + MINUTE).await.expect("answers");
+        let Updated::Done { after, .. } = told else { panic!("applied: {told:?}") };
+        let wanted = [owned(1, owner, 0), after, owned(3, owner, 0)];
+        assert_eq!(listed(&*store, owner, None, 99).await, wanted);
+    }
+}
+
+async fn a_record_that_changes_hands_is_listed_by_its_new_owner_alone(store: Arc<dyn Store>) {
+    let owners = owners();
+    let mut version = inserted(&*store, owned(1, &owners[0], 0)).await;
+    for to in owners.iter().skip(1).chain([&owners[0]]) {
+        let given = owned(1, to, 0);
+        assert!(swapped(&*store, version, Arc::clone(&given)).await);
+        version = store.load(&given.id).await.expect("answers").expect("found").0;
+        for owner in &owners {
+            let wanted: &[_] = if owner == to { std::slice::from_ref(&given) } else { &[] };
+            assert_eq!(listed(&*store, owner, None, 9).await, wanted, "{owner:?} of {to:?}");
+        }
+    }
+    store.remove(&owned(1, &owners[0], 0).id).await.expect("removed");
+    assert_eq!(listed(&*store, &owners[0], None, 9).await, []);
+}
+
+async fn an_id_that_is_used_again_is_not_listed_by_its_former_owner(store: Arc<dyn Store>) {
+    let [mine, theirs] = [&owners()[0], &owners()[1]].map(Clone::clone);
+    let others = {
+        let (store, mine, theirs) = (Arc::clone(&store), mine.clone(), theirs.clone());
+        tokio::spawn(async move {
+            for round in 0..5000 {
+                let record = owned(1, if round % 2 == 0 { &mine } else { &theirs }, 0);
+                store.insert(Arc::clone(&record)).await.expect("free");
+                tokio::task::yield_now().await;
+                store.remove(&record.id).await.expect("removed");
+            }
+        })
+    };
+    while !others.is_finished() {
+        for record in listed(&*store, &mine, None, 9).await {
+            assert_eq!(record.owner, mine, "a task of somebody else");
+        }
+        tokio::task::yield_now().await;
+    }
+    others.await.expect("ends");
+}
+
+async fn pages_lose_nothing_and_repeat_nothing_while_others_come_and_go(store: Arc<dyn Store>) {
+    let owner = owners().remove(0);
+    // Every third stays; around them others are inserted, changed and removed all the time.
+    let stay: Vec<_> = (0..90).step_by(3).map(|number| owned(number, &owner, number as u64 / 7)).collect();
+    for record in &stay {
+        inserted(&*store, Arc::clone(record)).await;
+    }
+    let crowd: Vec<_> = [1, 2]
+        .map(|beside| {
+            let (store, owner) = (Arc::clone(&store), owner.clone());
+            tokio::spawn(async move {
+                for number in (0..90).step_by(3).cycle().take(3000) {
+                    let passing = owned(number + beside, &owner, number as u64 / 7);
+                    store.insert(Arc::clone(&passing)).await.expect("free");
+                    update(&*store, &passing.id, &progressed("half"), START).await.expect("answers");
+                    tokio::task::yield_now().await;
+                    store.remove(&passing.id).await.expect("removed");
+                }
+            })
+        })
+        .into();
+    let mut walks = 0;
+    while walks < 10 || !crowd.iter().all(tokio::task::JoinHandle::is_finished) {
+        walks += 1;
+        let (mut seen, mut place) = (Vec::<Place>::new(), None);
+        loop {
+            let page = listed(&*store, &owner, place.as_ref(), 7).await;
+            let Some(last) = page.last() else { break };
+            place = Some(Place::of(last));
+            // Only the last page is short: what went is made up for.
+            let is_short = page.len() < 7;
+            seen.extend(page.iter().map(|record| Place::of(record)));
+            if is_short {
+                break;
+            }
+        }
+        assert!(seen.is_sorted_by(|one, next| one < next), "out of order, or twice: {seen:?}");
+        for record in &stay {
+            assert!(seen.binary_search(&Place::of(record)).is_ok(), "{} was left out", record.id);
+        }
+        tokio::task::yield_now().await;
+    }
+    for one in crowd {
+        one.await.expect("ends");
+    }
+    assert_eq!(listed(&*store, &owner, None, 999).await, stay);
+}
+
 async fn usage_follows_what_is_kept(store: Arc<dyn Store>) {
     let usage = async |principal: u8| {
         let Usage { tasks_of_principal, tasks, stored_bytes } =
@@ -312,12 +520,21 @@ async fn every_member_of_a_record_is_kept(store: Arc<dyn Store>) {
     let asks = with(&with(&record(1), progressed(odd)), asked(odd));
     let answer = Event::Answered { answers: BTreeMap::from([(odd.to_owned(), "{}".into())]) };
     let error = Event::Failed { error: vec![0, 255, b'\n'].into(), message: Some(odd.into()) };
+    let tool_failed = Event::Returned { result: r#"{"isError":true}"#.into() };
+    let in_scope = |scope| {
+        let owner = Owner { scope, ..asks.owner.clone() };
+        Arc::new(Record { owner, ..Record::clone(&asks) })
+    };
     for next in [
         Arc::clone(&asks),
         with(&asks, answer),
         with(&asks, error),
         with(&asks, Event::Returned { result: "".into() }),
+        with(&asks, tool_failed),
         with(&asks, Event::Cancelled),
+        Arc::new(Record { raised: false, ..Record::clone(&asks) }),
+        in_scope(Scope::Legacy),
+        in_scope(Scope::Session([0xff; 16])),
     ] {
         store.remove(&id(1)).await.expect("removed");
         let version = inserted(&*store, record(1)).await;
@@ -329,10 +546,29 @@ async fn every_member_of_a_record_is_kept(store: Arc<dyn Store>) {
 /// One thing that is done to a store at random.
 #[derive(Clone, Debug)]
 enum Operation {
-    Insert { number: u8, principal: u8, minute: u32 },
-    Update { number: u8, event: Event, minute: u32 },
-    Remove { number: u8 },
-    Sweep { minute: u32, limit: usize },
+    Insert {
+        number: u8,
+        owner: usize,
+        minute: u32,
+    },
+    Update {
+        number: u8,
+        event: Event,
+        minute: u32,
+    },
+    Remove {
+        number: u8,
+    },
+    Sweep {
+        minute: u32,
+        limit: usize,
+    },
+    /// From behind where task `number` is, or would be had it been created in that minute.
+    List {
+        owner: usize,
+        after: Option<(u8, u32)>,
+        limit: usize,
+    },
 }
 
 fn operations() -> impl Strategy<Value = Vec<Operation>> {
@@ -347,15 +583,17 @@ fn operations() -> impl Strategy<Value = Vec<Operation>> {
     let (number, minute) = (0..8u8, 0..60u32);
     let operation =
         prop_oneof![
-            (number.clone(), 0..3u8, minute.clone())
-                .prop_map(|(number, principal, minute)| Operation::Insert { number, principal, minute }),
+            (number.clone(), 0..6usize, minute.clone())
+                .prop_map(|(number, owner, minute)| Operation::Insert { number, owner, minute }),
             (number.clone(), event, minute.clone()).prop_map(|(number, event, minute)| Operation::Update {
                 number,
                 event,
                 minute
             }),
-            number.prop_map(|number| Operation::Remove { number }),
-            (minute, 0..9usize).prop_map(|(minute, limit)| Operation::Sweep { minute, limit }),
+            number.clone().prop_map(|number| Operation::Remove { number }),
+            (minute.clone(), 0..9usize).prop_map(|(minute, limit)| Operation::Sweep { minute, limit }),
+            (0..6usize, prop::option::of((number, minute)), 0..9usize)
+                .prop_map(|(owner, after, limit)| Operation::List { owner, after, limit }),
         ];
     prop::collection::vec(operation, 2000)
 }
@@ -363,11 +601,14 @@ fn operations() -> impl Strategy<Value = Vec<Operation>> {
 async fn random_changes_agree_with_a_plain_map(store: Arc<dyn Store>) {
     let mut runner = TestRunner::deterministic();
     let operations = operations().new_tree(&mut runner).expect("generated").current();
+    let owners = owners();
     let mut model = BTreeMap::<u8, Arc<Record>>::new();
     for operation in operations {
         match operation.clone() {
-            Operation::Insert { number, principal, minute } => {
-                let new = record_of(number, principal, START + MINUTE * minute);
+            Operation::Insert { number, owner, minute } => {
+                let owner = owners[owner].clone();
+                let new =
+                    Arc::new(Record::new(id(number), owner, "slow", Duration::ZERO, START + MINUTE * minute));
                 let taken = model.contains_key(&number);
                 assert_eq!(store.insert(Arc::clone(&new)).await.is_err(), taken, "{operation:?}");
                 model.entry(number).or_insert(new);
@@ -400,6 +641,19 @@ async fn random_changes_agree_with_a_plain_map(store: Arc<dyn Store>) {
                 wanted.sort_unstable();
                 wanted.truncate(limit);
                 assert_eq!(times, wanted, "{operation:?}");
+            }
+            Operation::List { owner, after, limit } => {
+                let after = after.map(|(number, minute)| match model.get(&number) {
+                    Some(record) => Place::of(record),
+                    None => Place { created: START + MINUTE * minute, id: id(number) },
+                });
+                let found = listed(&*store, &owners[owner], after.as_ref(), limit).await;
+                let mut wanted: Vec<_> = model.values().cloned().collect();
+                wanted.retain(|record| record.owner == owners[owner]);
+                wanted.retain(|record| after.as_ref().is_none_or(|after| Place::of(record) > *after));
+                wanted.sort_by_key(|record| Place::of(record));
+                wanted.truncate(limit);
+                assert_eq!(found, wanted, "{operation:?}");
             }
         }
         for number in 0..8 {

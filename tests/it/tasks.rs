@@ -1,9 +1,17 @@
 //! The task machine: its whole table, what clients are shown, and what holds whatever happens.
 
+use crate::support::json::{Member, member, members, mixed, object, unknown_members, value};
 use bytes::Bytes;
 use deferral::{
-    protocol::Timestamp,
-    task::{Effect, Event, Owner, PollBounds, Record, Refusal, Scope, State, TaskId, apply, view},
+    bridge::raise,
+    protocol::{Method, Timestamp, meta, words},
+    task::{
+        Effect, Event, Owner, PollBounds, Record, Refusal, Scope, State, TaskId, apply,
+        view::{
+            self,
+            experimental::{Outcome, Terms, ToolErrors},
+        },
+    },
 };
 use expect_test::expect;
 use proptest::prelude::*;
@@ -18,6 +26,9 @@ use std::{
 const START: Timestamp = Timestamp::from_millis(1_785_234_600_000);
 const RETENTION: Duration = Duration::from_secs(3600);
 const BOUNDS: PollBounds = (Duration::from_millis(500), Duration::from_secs(30));
+const TERMS: Terms = Terms { poll: BOUNDS, tool_errors: ToolErrors::Failed };
+/// For clients that drop the result of a failed task.
+const LENIENT: Terms = Terms { poll: BOUNDS, tool_errors: ToolErrors::Completed };
 
 fn task() -> Record {
     let owner = Owner { principal: [1; 16], route: "/mcp".into(), scope: Scope::Principal };
@@ -53,6 +64,11 @@ fn returned() -> Event {
     Event::Returned { result: r#"{"content":[],"resultType":"complete"}"#.into() }
 }
 
+fn tool_failed() -> Event {
+    let result = r#"{"content":[{"type":"text","text":"no disk"}],"isError":true,"resultType":"complete"}"#;
+    Event::Returned { result: result.into() }
+}
+
 fn failed() -> Event {
     Event::Failed { error: r#"{"code":-32603,"message":"boom"}"#.into(), message: Some("boom".into()) }
 }
@@ -66,6 +82,7 @@ fn states() -> Vec<(&'static str, Record)> {
         ("asks a", then(&[asked("a")])),
         ("asks a, b", then(&[asked("a"), asked("b")])),
         ("completed", then(&[asked("a"), returned()])),
+        ("tool error", then(&[asked("a"), tool_failed()])),
         ("failed", then(&[asked("a"), failed()])),
         ("cancelled", then(&[asked("a"), Event::Cancelled])),
     ]
@@ -86,6 +103,7 @@ fn events() -> Vec<(&'static str, Event)> {
         ("answers old", answered(&["old"])),
         ("answers nothing", answered(&[])),
         ("returns", returned()),
+        ("its tool fails", tool_failed()),
         ("fails", failed()),
         ("is cancelled", Event::Cancelled),
         ("is renewed early", Event::Renewed),
@@ -99,7 +117,15 @@ fn told(record: &Record) -> String {
         State::Working | State::Completed { .. } | State::Failed { .. } | State::Cancelled => String::new(),
     };
     let message = record.message.as_deref().unwrap_or("-");
-    format!("{} [{asks}] {message:?}", record.state.status())
+    let but = match record.state {
+        State::Completed { is_error: true, .. } => " with an error",
+        State::Completed { is_error: false, .. }
+        | State::Working
+        | State::InputRequired { .. }
+        | State::Failed { .. }
+        | State::Cancelled => "",
+    };
+    format!("{}{but} [{asks}] {message:?}", record.state.status())
 }
 
 fn done(effects: &[Effect]) -> String {
@@ -140,6 +166,7 @@ fn every_state_meets_every_event() {
         working    answers old      - the answer matches no outstanding request
         working    answers nothing  - the answer matches no outstanding request
         working    returns          completed [] "-"                     announce
+        working    its tool fails   completed with an error [] "no disk" announce
         working    fails            failed [] "boom"                     announce
         working    is cancelled     cancelled [] "the task was cancelled by its client" cancel + announce
         working    is renewed early - nothing would change
@@ -156,6 +183,7 @@ fn every_state_meets_every_event() {
         asks a     answers old      - the answer matches no outstanding request
         asks a     answers nothing  - the answer matches no outstanding request
         asks a     returns          completed [] "-"                     announce
+        asks a     its tool fails   completed with an error [] "no disk" announce
         asks a     fails            failed [] "boom"                     announce
         asks a     is cancelled     cancelled [] "the task was cancelled by its client" cancel + announce
         asks a     is renewed early - nothing would change
@@ -172,6 +200,7 @@ fn every_state_meets_every_event() {
         asks a, b  answers old      - the answer matches no outstanding request
         asks a, b  answers nothing  - the answer matches no outstanding request
         asks a, b  returns          completed [] "-"                     announce
+        asks a, b  its tool fails   completed with an error [] "no disk" announce
         asks a, b  fails            failed [] "boom"                     announce
         asks a, b  is cancelled     cancelled [] "the task was cancelled by its client" cancel + announce
         asks a, b  is renewed early - nothing would change
@@ -188,10 +217,28 @@ fn every_state_meets_every_event() {
         completed  answers old      - the task has already ended
         completed  answers nothing  - the task has already ended
         completed  returns          - the task has already ended
+        completed  its tool fails   - the task has already ended
         completed  fails            - the task has already ended
         completed  is cancelled     - the task has already ended
         completed  is renewed early - the task has already ended
         completed  is renewed late  - the task has already ended
+        tool error says more        - the task has already ended
+        tool error says half again  - the task has already ended
+        tool error asks c           - the task has already ended
+        tool error asks a           - the task has already ended
+        tool error asks old again   - the task has already ended
+        tool error withdraws a      - the task has already ended
+        tool error withdraws old    - the task has already ended
+        tool error answers a        - the task has already ended
+        tool error answers b, a, c  - the task has already ended
+        tool error answers old      - the task has already ended
+        tool error answers nothing  - the task has already ended
+        tool error returns          - the task has already ended
+        tool error its tool fails   - the task has already ended
+        tool error fails            - the task has already ended
+        tool error is cancelled     - the task has already ended
+        tool error is renewed early - the task has already ended
+        tool error is renewed late  - the task has already ended
         failed     says more        - the task has already ended
         failed     says half again  - the task has already ended
         failed     asks c           - the task has already ended
@@ -204,6 +251,7 @@ fn every_state_meets_every_event() {
         failed     answers old      - the task has already ended
         failed     answers nothing  - the task has already ended
         failed     returns          - the task has already ended
+        failed     its tool fails   - the task has already ended
         failed     fails            - the task has already ended
         failed     is cancelled     - the task has already ended
         failed     is renewed early - the task has already ended
@@ -220,6 +268,7 @@ fn every_state_meets_every_event() {
         cancelled  answers old      - the task has already ended
         cancelled  answers nothing  - the task has already ended
         cancelled  returns          - the task has already ended
+        cancelled  its tool fails   - the task has already ended
         cancelled  fails            - the task has already ended
         cancelled  is cancelled     - the task has already ended
         cancelled  is renewed early - the task has already ended
@@ -232,7 +281,6 @@ fn each_state_is_shown_in_three_views() {
     let mut shown = String::new();
     let now = START + Duration::from_secs(65);
     for (state, record) in states() {
-        let text = |view: Vec<u8>| String::from_utf8(view).expect("utf-8");
         writeln!(shown, "{state}").expect("written to memory");
         for (name, view) in [
             ("created", text(view::extension::created(&record, now, BOUNDS, None))),
@@ -259,6 +307,10 @@ fn each_state_is_shown_in_three_views() {
           created  {"resultType":"task","taskId":"abababababababababababababababab","status":"completed","createdAt":"2026-07-28T10:30:00.000Z","lastUpdatedAt":"2026-07-28T10:30:05.000Z","ttlMs":3605000,"pollIntervalMs":500}
           detailed {"resultType":"complete","taskId":"abababababababababababababababab","status":"completed","createdAt":"2026-07-28T10:30:00.000Z","lastUpdatedAt":"2026-07-28T10:30:05.000Z","ttlMs":3605000,"pollIntervalMs":500,"result":{"content":[],"resultType":"complete"}}
           notified {"taskId":"abababababababababababababababab","status":"completed","createdAt":"2026-07-28T10:30:00.000Z","lastUpdatedAt":"2026-07-28T10:30:05.000Z","ttlMs":3605000,"pollIntervalMs":500,"result":{"content":[],"resultType":"complete"}}
+        tool error
+          created  {"resultType":"task","taskId":"abababababababababababababababab","status":"completed","statusMessage":"no disk","createdAt":"2026-07-28T10:30:00.000Z","lastUpdatedAt":"2026-07-28T10:30:05.000Z","ttlMs":3605000,"pollIntervalMs":500}
+          detailed {"resultType":"complete","taskId":"abababababababababababababababab","status":"completed","statusMessage":"no disk","createdAt":"2026-07-28T10:30:00.000Z","lastUpdatedAt":"2026-07-28T10:30:05.000Z","ttlMs":3605000,"pollIntervalMs":500,"result":{"content":[{"type":"text","text":"no disk"}],"isError":true,"resultType":"complete"}}
+          notified {"taskId":"abababababababababababababababab","status":"completed","statusMessage":"no disk","createdAt":"2026-07-28T10:30:00.000Z","lastUpdatedAt":"2026-07-28T10:30:05.000Z","ttlMs":3605000,"pollIntervalMs":500,"result":{"content":[{"type":"text","text":"no disk"}],"isError":true,"resultType":"complete"}}
         failed
           created  {"resultType":"task","taskId":"abababababababababababababababab","status":"failed","statusMessage":"boom","createdAt":"2026-07-28T10:30:00.000Z","lastUpdatedAt":"2026-07-28T10:30:05.000Z","ttlMs":3605000,"pollIntervalMs":500}
           detailed {"resultType":"complete","taskId":"abababababababababababababababab","status":"failed","statusMessage":"boom","createdAt":"2026-07-28T10:30:00.000Z","lastUpdatedAt":"2026-07-28T10:30:05.000Z","ttlMs":3605000,"pollIntervalMs":500,"error":{"code":-32603,"message":"boom"}}
@@ -268,6 +320,243 @@ fn each_state_is_shown_in_three_views() {
           detailed {"resultType":"complete","taskId":"abababababababababababababababab","status":"cancelled","statusMessage":"the task was cancelled by its client","createdAt":"2026-07-28T10:30:00.000Z","lastUpdatedAt":"2026-07-28T10:30:05.000Z","ttlMs":3605000,"pollIntervalMs":500}
           notified {"taskId":"abababababababababababababababab","status":"cancelled","statusMessage":"the task was cancelled by its client","createdAt":"2026-07-28T10:30:00.000Z","lastUpdatedAt":"2026-07-28T10:30:05.000Z","ttlMs":3605000,"pollIntervalMs":500}
     "#]].assert_eq(&shown);
+}
+
+#[test]
+fn each_state_is_shown_in_the_older_views() {
+    let mut shown = String::new();
+    let now = START + Duration::from_secs(65);
+    for (state, record) in states() {
+        let came_to = match view::experimental::outcome(&record) {
+            None => "-".to_owned(),
+            Some(Outcome::Result(result)) => format!("result {}", text(result)),
+            Some(Outcome::Error(error)) => format!("error {}", text(error)),
+            Some(Outcome::Cancelled) => "cancelled".to_owned(),
+        };
+        writeln!(shown, "{state}").expect("written to memory");
+        for (name, view) in [
+            ("created", text(view::experimental::created(&record, now, TERMS, None))),
+            ("shown", text(view::experimental::shown(&record, now, TERMS))),
+            ("outcome", came_to),
+        ] {
+            writeln!(shown, "  {name:8} {view}").expect("written to memory");
+        }
+        // What else the operator may choose makes a difference to a tool that failed, and to nothing
+        // else.
+        let lenient = text(view::experimental::shown(&record, now, LENIENT));
+        if lenient != text(view::experimental::shown(&record, now, TERMS)) {
+            writeln!(shown, "  or       {lenient}").expect("written to memory");
+        }
+    }
+    expect![[r#"
+        working
+          created  {"task":{"taskId":"abababababababababababababababab","status":"working","statusMessage":"half","createdAt":"2026-07-28T10:30:00.000Z","lastUpdatedAt":"2026-07-28T10:30:03.000Z","ttl":3600000,"pollInterval":6200},"_meta":{"io.modelcontextprotocol/related-task":{"taskId":"abababababababababababababababab"}}}
+          shown    {"taskId":"abababababababababababababababab","status":"working","statusMessage":"half","createdAt":"2026-07-28T10:30:00.000Z","lastUpdatedAt":"2026-07-28T10:30:03.000Z","ttl":3600000,"pollInterval":6200}
+          outcome  -
+        asks a
+          created  {"task":{"taskId":"abababababababababababababababab","status":"input_required","statusMessage":"half","createdAt":"2026-07-28T10:30:00.000Z","lastUpdatedAt":"2026-07-28T10:30:04.000Z","ttl":3600000,"pollInterval":6100},"_meta":{"io.modelcontextprotocol/related-task":{"taskId":"abababababababababababababababab"}}}
+          shown    {"taskId":"abababababababababababababababab","status":"input_required","statusMessage":"half","createdAt":"2026-07-28T10:30:00.000Z","lastUpdatedAt":"2026-07-28T10:30:04.000Z","ttl":3600000,"pollInterval":6100}
+          outcome  -
+        asks a, b
+          created  {"task":{"taskId":"abababababababababababababababab","status":"input_required","statusMessage":"half","createdAt":"2026-07-28T10:30:00.000Z","lastUpdatedAt":"2026-07-28T10:30:05.000Z","ttl":3600000,"pollInterval":6100},"_meta":{"io.modelcontextprotocol/related-task":{"taskId":"abababababababababababababababab"}}}
+          shown    {"taskId":"abababababababababababababababab","status":"input_required","statusMessage":"half","createdAt":"2026-07-28T10:30:00.000Z","lastUpdatedAt":"2026-07-28T10:30:05.000Z","ttl":3600000,"pollInterval":6100}
+          outcome  -
+        completed
+          created  {"task":{"taskId":"abababababababababababababababab","status":"completed","createdAt":"2026-07-28T10:30:00.000Z","lastUpdatedAt":"2026-07-28T10:30:05.000Z","ttl":3605000,"pollInterval":500},"_meta":{"io.modelcontextprotocol/related-task":{"taskId":"abababababababababababababababab"}}}
+          shown    {"taskId":"abababababababababababababababab","status":"completed","createdAt":"2026-07-28T10:30:00.000Z","lastUpdatedAt":"2026-07-28T10:30:05.000Z","ttl":3605000,"pollInterval":500}
+          outcome  result {"content":[],"_meta":{"io.modelcontextprotocol/related-task":{"taskId":"abababababababababababababababab"}}}
+        tool error
+          created  {"task":{"taskId":"abababababababababababababababab","status":"failed","statusMessage":"no disk","createdAt":"2026-07-28T10:30:00.000Z","lastUpdatedAt":"2026-07-28T10:30:05.000Z","ttl":3605000,"pollInterval":500},"_meta":{"io.modelcontextprotocol/related-task":{"taskId":"abababababababababababababababab"}}}
+          shown    {"taskId":"abababababababababababababababab","status":"failed","statusMessage":"no disk","createdAt":"2026-07-28T10:30:00.000Z","lastUpdatedAt":"2026-07-28T10:30:05.000Z","ttl":3605000,"pollInterval":500}
+          outcome  result {"content":[{"type":"text","text":"no disk"}],"isError":true,"_meta":{"io.modelcontextprotocol/related-task":{"taskId":"abababababababababababababababab"}}}
+          or       {"taskId":"abababababababababababababababab","status":"completed","statusMessage":"no disk","createdAt":"2026-07-28T10:30:00.000Z","lastUpdatedAt":"2026-07-28T10:30:05.000Z","ttl":3605000,"pollInterval":500}
+        failed
+          created  {"task":{"taskId":"abababababababababababababababab","status":"failed","statusMessage":"boom","createdAt":"2026-07-28T10:30:00.000Z","lastUpdatedAt":"2026-07-28T10:30:05.000Z","ttl":3605000,"pollInterval":500},"_meta":{"io.modelcontextprotocol/related-task":{"taskId":"abababababababababababababababab"}}}
+          shown    {"taskId":"abababababababababababababababab","status":"failed","statusMessage":"boom","createdAt":"2026-07-28T10:30:00.000Z","lastUpdatedAt":"2026-07-28T10:30:05.000Z","ttl":3605000,"pollInterval":500}
+          outcome  error {"code":-32603,"message":"boom"}
+        cancelled
+          created  {"task":{"taskId":"abababababababababababababababab","status":"cancelled","statusMessage":"the task was cancelled by its client","createdAt":"2026-07-28T10:30:00.000Z","lastUpdatedAt":"2026-07-28T10:30:05.000Z","ttl":3605000,"pollInterval":500},"_meta":{"io.modelcontextprotocol/related-task":{"taskId":"abababababababababababababababab"}}}
+          shown    {"taskId":"abababababababababababababababab","status":"cancelled","statusMessage":"the task was cancelled by its client","createdAt":"2026-07-28T10:30:00.000Z","lastUpdatedAt":"2026-07-28T10:30:05.000Z","ttl":3605000,"pollInterval":500}
+          outcome  cancelled
+    "#]].assert_eq(&shown);
+}
+
+#[test]
+fn a_page_of_tasks_shows_each_as_it_is_and_where_the_next_begins() {
+    let now = START + Duration::from_secs(65);
+    for terms in [TERMS, LENIENT] {
+        let records: Vec<_> = states().into_iter().map(|(_, record)| record).collect();
+        let each: Vec<_> =
+            records.iter().map(|record| text(view::experimental::shown(record, now, terms))).collect();
+        for many in [0, 1, records.len()] {
+            let page = |next| text(view::experimental::listed(&records[..many], next, now, terms));
+            let tasks = each[..many].join(",");
+            assert_eq!(page(None), format!(r#"{{"tasks":[{tasks}]}}"#));
+            assert_eq!(page(Some("a\"b")), format!(r#"{{"tasks":[{tasks}],"nextCursor":"a\"b"}}"#));
+        }
+    }
+}
+
+#[test]
+fn a_model_gets_words_to_go_on_with_where_there_are_some() {
+    let words = "Started.\nAsk for \"it\" later. \u{2028}";
+    let made = json(&view::experimental::created(&task(), START, TERMS, Some(words)));
+    assert_eq!(made["_meta"][meta::IMMEDIATE_RESPONSE], words);
+    let mut without = made;
+    without["_meta"].as_object_mut().expect("an object").remove(meta::IMMEDIATE_RESPONSE);
+    assert_eq!(json(&view::experimental::created(&task(), START, TERMS, None)), without);
+}
+
+#[test]
+fn the_older_view_escapes_what_clients_are_told() {
+    let odd = "line\n\"quoted\" \u{1} \u{2028}";
+    let record = after([progressed(odd)]);
+    assert_eq!(json(&view::experimental::shown(&record, START, TERMS))["statusMessage"], odd);
+    let listed = json(&view::experimental::listed([&record], Some(odd), START, TERMS));
+    assert_eq!((&listed["tasks"][0]["statusMessage"], &listed["nextCursor"]), (&odd.into(), &odd.into()));
+}
+
+/// The older views have the members the schema of 2025-11-25 has for them, of its types, all those
+/// it requires, and none that it does not know.
+#[test]
+fn every_older_view_is_what_the_schema_of_its_revision_describes() {
+    for (state, record) in states() {
+        for terms in [TERMS, LENIENT] {
+            for now in [START, START + Duration::from_secs(65)] {
+                let shown = json(&view::experimental::shown(&record, now, terms));
+                is_a_task(&shown, state);
+
+                let made = json(&view::experimental::created(&record, now, terms, Some("wait")));
+                let about = has_members(&made, &["task", "_meta"], &[], state)["_meta"].clone();
+                is_a_task(&made["task"], state);
+                let about = has_members(&about, &[meta::RELATED_TASK, meta::IMMEDIATE_RESPONSE], &[], state);
+                let related = has_members(&about[meta::RELATED_TASK], &["taskId"], &[], state);
+                assert_eq!(related["taskId"], made["task"]["taskId"], "{state}");
+                assert!(about[meta::IMMEDIATE_RESPONSE].is_string(), "{state}");
+
+                for next in [None, Some("cursor")] {
+                    let page = json(&view::experimental::listed([&record, &record], next, now, terms));
+                    has_members(&page, &["tasks"], &["nextCursor"], state);
+                    assert_eq!(page.get("nextCursor").and_then(Value::as_str), next, "{state}");
+                    let tasks = page["tasks"].as_array().expect("a list");
+                    assert_eq!(tasks.len(), 2, "{state}");
+                    tasks.iter().for_each(|task| is_a_task(task, state));
+                }
+            }
+        }
+    }
+}
+
+/// `Task` of the 2025-11-25 schema. `pollInterval` may be absent there, but never is with us.
+fn is_a_task(value: &Value, state: &str) {
+    let required = ["taskId", "status", "createdAt", "lastUpdatedAt", "ttl", "pollInterval"];
+    let task = has_members(value, &required, &["statusMessage"], state);
+    let statuses = ["working", "input_required", "completed", "failed", "cancelled"];
+    assert!(statuses.iter().any(|status| task["status"] == *status), "{state}: {value}");
+    for moment in ["createdAt", "lastUpdatedAt"] {
+        let moment = task[moment].as_str().expect("a string");
+        moment.parse::<jiff::Timestamp>().unwrap_or_else(|error| panic!("{state}: {moment}: {error}"));
+    }
+    for whole in ["ttl", "pollInterval"] {
+        assert!(task[whole].as_u64().is_some_and(|number| number > 0), "{state}: {value}");
+    }
+    assert!(task["taskId"].is_string(), "{state}: {value}");
+    assert!(task.get("statusMessage").is_none_or(Value::is_string), "{state}: {value}");
+}
+
+/// The members of an object that has all of `required`, perhaps some of `optional`, and no others.
+fn has_members<'a>(
+    value: &'a Value,
+    required: &[&str],
+    optional: &[&str],
+    state: &str,
+) -> &'a serde_json::Map<String, Value> {
+    let object = value.as_object().unwrap_or_else(|| panic!("{state}: an object, not {value}"));
+    for key in required {
+        assert!(object.contains_key(*key), "{state}: no {key} in {value}");
+    }
+    for key in object.keys() {
+        assert!(required.contains(&&**key) || optional.contains(&&**key), "{state}: {key} in {value}");
+    }
+    object
+}
+
+#[test]
+fn what_a_task_came_to_is_what_its_call_was_answered() {
+    let related = r#""io.modelcontextprotocol/related-task":{"taskId":"abababababababababababababababab"}"#;
+    for (raised, kept, given) in [
+        // As the server said it, and whose it is.
+        (false, r#"{ "content" : [ ] }"#, r#"{ "content" : [ ],"_meta":{RELATED} }"#),
+        (false, "{}", r#"{"_meta":{RELATED}}"#),
+        (false, r#"{"n":1e400,"_meta":{ "x" : 1.10 }}"#, r#"{"n":1e400,"_meta":{ "x" : 1.10,RELATED }}"#),
+        (false, r#"{"_meta":{}}"#, r#"{"_meta":{RELATED}}"#),
+        // A server with tasks of its own knows it by another name.
+        (
+            false,
+            r#"{"_meta":{"io.modelcontextprotocol/related-task":{"taskId":"theirs"},"x":1}}"#,
+            r#"{"_meta":{RELATED,"x":1}}"#,
+        ),
+        // No object can be kept where there is none.
+        (false, r#"{"_meta":null}"#, r#"{"_meta":{RELATED}}"#),
+        // These are the server's own where nobody else put them in, and ours where we did.
+        (
+            false,
+            r#"{"resultType":"complete","_meta":{"io.modelcontextprotocol/serverInfo":{}}}"#,
+            r#"{"resultType":"complete","_meta":{"io.modelcontextprotocol/serverInfo":{},RELATED}}"#,
+        ),
+        (
+            true,
+            r#"{"resultType":"complete","_meta":{"io.modelcontextprotocol/serverInfo":{}}}"#,
+            r#"{"_meta":{RELATED}}"#,
+        ),
+        (true, r#"{"resultType":"complete"}"#, r#"{"_meta":{RELATED}}"#),
+        (
+            true,
+            r#"{"a":{"resultType":"x"},"resultType":"complete"}"#,
+            r#"{"a":{"resultType":"x"},"_meta":{RELATED}}"#,
+        ),
+    ] {
+        let record = Record { raised, ..after([Event::Returned { result: kept.into() }]) };
+        let Some(Outcome::Result(result)) = view::experimental::outcome(&record) else {
+            panic!("{kept}: a result")
+        };
+        assert_eq!(text(result), given.replace("RELATED", related), "{kept}");
+    }
+}
+
+#[test]
+fn why_a_task_failed_is_told_in_words_but_not_in_too_many() {
+    let status = |event| json(&view::experimental::shown(&after([event]), START, TERMS));
+    let tool = |content: &str| Event::Returned {
+        result: format!(r#"{{"content":{content},"isError":true}}"#).into(),
+    };
+    let call = |message: Option<String>| Event::Failed { error: "{}".into(), message };
+    let long = "é".repeat(5000);
+    for (event, words) in [
+        (tool(r#"[{"type":"text","text":"no disk"}]"#), Some("no disk")),
+        // What is no text does not hide what is.
+        (tool(r#"[5,null,{"type":"x","text":5},{"type":"text","text":"no disk"}]"#), Some("no disk")),
+        (tool(r#"[{"type":"text","text":" \n"},{"type":"text","text":"no disk"}]"#), Some("no disk")),
+        (tool("[]"), None),
+        (tool("null"), None),
+        (tool(&format!(r#"[{{"type":"text","text":"{long}"}}]"#)), Some(&long[..words::LONGEST])),
+        (call(Some("boom".into())), Some("boom")),
+        (call(Some(long.clone())), Some(&long[..words::LONGEST])),
+        (call(Some(String::new())), None),
+        (call(None), None),
+    ] {
+        let shown = status(event);
+        assert_eq!(shown["status"], "failed");
+        let told = shown["statusMessage"].as_str().expect("a failed task says why");
+        match words {
+            Some(words) => assert_eq!(told, words),
+            // 2025-11-25, *Task Execution Errors*: something is said even where nothing is known.
+            None => assert!(!told.trim().is_empty()),
+        }
+    }
+    // Nor are there too many of them while it works: every poll and every list repeats them.
+    let works = status(progressed(&long));
+    assert_eq!(works["statusMessage"].as_str(), Some(&long[..words::LONGEST]));
 }
 
 #[test]
@@ -302,6 +591,23 @@ fn an_inlined_result_keeps_its_bytes_and_gets_a_result_type_once() {
         let view = view::extension::detailed(&record, START, BOUNDS, None);
         let view = String::from_utf8(view).expect("utf-8");
         assert!(view.ends_with(&format!(r#","result":{shown}}}"#)), "{result}: {view}");
+    }
+}
+
+#[test]
+fn what_a_legacy_call_left_behind_is_inlined_as_a_result_of_the_newer_era() {
+    for (kept, shown) in [
+        (r#"{"content":[]}"#, r#"{"resultType":"complete","content":[]}"#),
+        // There it says nothing; here a client would take it for another kind of result.
+        (r#"{"resultType":"input_required","n":1.10}"#, r#"{"resultType":"complete","n":1.10}"#),
+        (
+            r#"{"_meta":{"io.modelcontextprotocol/related-task":{"taskId":"theirs"},"x":1}}"#,
+            r#"{"resultType":"complete","_meta":{"x":1}}"#,
+        ),
+    ] {
+        let record = Record { raised: false, ..after([Event::Returned { result: kept.into() }]) };
+        let view = text(view::extension::detailed(&record, START, BOUNDS, None));
+        assert!(view.ends_with(&format!(r#","result":{shown}}}"#)), "{kept}: {view}");
     }
 }
 
@@ -364,6 +670,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         4 => prop::collection::vec(key, 0..3).prop_map(|keys| answered(&keys)),
         4 => Just(Event::Renewed),
         1 => Just(returned()),
+        1 => Just(tool_failed()),
         1 => Just(failed()),
         1 => Just(Event::Cancelled),
     ];
@@ -532,8 +839,200 @@ proptest! {
             prop_assert!(notified[number].as_u64().is_some_and(|number| number > 0));
         }
     }
+
+    #[test]
+    fn the_older_view_goes_only_where_its_revision_allows(retention in retentions(), steps in steps()) {
+        for terms in [TERMS, LENIENT] {
+            let mut seen = None;
+            live(retention, steps.clone(), |before, _, now, outcome| {
+                let after = outcome.as_ref().map_or(before, |(next, _)| next);
+                let status = |record| view::experimental::status(record, terms.tool_errors);
+                let shown = json(&view::experimental::shown(after, now, terms));
+                assert_eq!(shown["status"], status(after));
+                assert!(may_follow(seen, status(before)));
+                assert!(may_follow(Some(status(before)), status(after)));
+                seen = Some(status(after));
+            });
+        }
+    }
+
+    #[test]
+    fn two_views_of_a_task_agree(retention in retentions(), steps in steps(), seconds in 0..9999u64) {
+        let record = live(retention, steps, |_, _, _, _| {});
+        let now = START + Duration::from_secs(seconds);
+        let newer = json(&view::extension::detailed(&record, now, BOUNDS, None));
+        let is_tool_error = newer["result"]["isError"] == true;
+        for terms in [TERMS, LENIENT] {
+            let older = json(&view::experimental::shown(&record, now, terms));
+            for same in ["taskId", "statusMessage", "createdAt", "lastUpdatedAt"] {
+                prop_assert_eq!(older.get(same), newer.get(same));
+            }
+            prop_assert_eq!(&older["ttl"], &newer["ttlMs"]);
+            prop_assert_eq!(&older["pollInterval"], &newer["pollIntervalMs"]);
+            match terms.tool_errors {
+                ToolErrors::Failed if is_tool_error => prop_assert_eq!(&older["status"], "failed"),
+                ToolErrors::Failed | ToolErrors::Completed => prop_assert_eq!(&older["status"], &newer["status"]),
+            }
+            let made = json(&view::experimental::created(&record, now, terms, None));
+            prop_assert_eq!(&made["task"], &older);
+            let listed = json(&view::experimental::listed([&record], None, now, terms));
+            prop_assert_eq!(&listed["tasks"][0], &older);
+        }
+        match view::experimental::outcome(&record) {
+            None => prop_assert!(["working", "input_required"].iter().any(|live| newer["status"] == *live)),
+            Some(Outcome::Cancelled) => prop_assert_eq!(&newer["status"], "cancelled"),
+            Some(Outcome::Error(error)) => prop_assert_eq!(json(&error), newer["error"].clone()),
+            Some(Outcome::Result(result)) => {
+                let bare = |mut result: Value| {
+                    let members = result.as_object_mut().expect("an object");
+                    members.remove("resultType");
+                    members.remove("_meta");
+                    result
+                };
+                prop_assert_eq!(bare(json(&result)), bare(newer["result"].clone()));
+            }
+        }
+    }
+
+    #[test]
+    fn what_a_task_came_to_is_said_once_and_for_all_and_not_before(
+        retention in retentions(), steps in steps(), raised: bool,
+    ) {
+        let outcome = |record: &Record| view::experimental::outcome(&Record { raised, ..record.clone() });
+        let mut said = None;
+        live(retention, steps, |before, _, _, applied| {
+            let after = applied.as_ref().map_or(before, |(next, _)| next);
+            assert_eq!(outcome(after).is_some(), after.state.is_ended());
+            if said.is_some() {
+                assert_eq!((outcome(before), outcome(after)), (said.clone(), said.clone()));
+            }
+            said = outcome(after);
+        });
+    }
+
+    #[test]
+    fn an_outcome_is_the_result_and_whose_it_is_and_nothing_else(kept in results(), raised: bool) {
+        let record = Record { raised, ..after([Event::Returned { result: kept.clone().into() }]) };
+        let Some(Outcome::Result(given)) = view::experimental::outcome(&record) else {
+            panic!("a result")
+        };
+        let ours = (meta::RELATED_TASK.to_owned(), r#"{"taskId":"abababababababababababababababab"}"#.to_owned());
+        let about = member(&kept, "_meta").filter(|about| about.starts_with('{'));
+        let mut about = about.map_or_else(Vec::new, |about| members(&about));
+        about.retain(|(key, _)| !raised || key != meta::SERVER_INFO);
+        put(&mut about, ours);
+
+        let mut given = members(&text(given));
+        for (key, value) in &mut given {
+            if key == "_meta" {
+                prop_assert_eq!(members(value), about.clone());
+                *value = "ours".to_owned();
+            }
+        }
+        let mut wanted = members(&kept);
+        wanted.retain(|(key, _)| !raised || key != "resultType");
+        put(&mut wanted, ("_meta".to_owned(), "ours".to_owned()));
+        prop_assert_eq!(given, wanted);
+    }
+
+    #[test]
+    fn what_was_raised_for_one_era_is_what_the_server_said_in_the_other(said in plain_results()) {
+        let said = Bytes::from(said);
+        let raised = raise::result(&Method::ToolsCall, &said, br#"{"name":"x","version":"1"}"#).expect("an object");
+        let outcome = |raised, result| {
+            view::experimental::outcome(&Record { raised, ..after([Event::Returned { result }]) })
+        };
+        let (Some(Outcome::Result(lowered)), Some(Outcome::Result(never_raised))) =
+            (outcome(true, raised), outcome(false, said))
+        else {
+            panic!("two results")
+        };
+        // The keys we put in or took out may leave others in another order: objects have none.
+        let sorted = |result: Bytes| {
+            let mut all = members(&text(result));
+            for (key, value) in &mut all {
+                if key == "_meta" {
+                    let mut about = members(value);
+                    about.sort();
+                    *value = object(&about, "");
+                }
+            }
+            all.sort();
+            all
+        };
+        prop_assert_eq!(sorted(lowered), sorted(never_raised));
+    }
+}
+
+/// Whether 2025-11-25 lets a task go from one status to another (*Task Status Lifecycle*); it
+/// begins from nowhere. That nothing changes is no step.
+fn may_follow(from: Option<&str>, to: &str) -> bool {
+    match from {
+        None => to == "working",
+        Some("working" | "input_required") => true,
+        Some(ended) => ended == to,
+    }
+}
+
+/// Gives a list of members one more, in the place of the one that has its key.
+fn put(members: &mut Vec<Member>, (key, value): Member) {
+    match members.iter_mut().find(|(known, _)| *known == key) {
+        Some((_, known)) => *known = value,
+        None => members.push((key, value)),
+    }
+}
+
+/// Results of a call, with everything a server may put in.
+fn results() -> impl Strategy<Value = String> {
+    let server_info = (meta::SERVER_INFO.to_owned(), r#"{"name":"x","version":"1"}"#.to_owned());
+    let about = prop_oneof![
+        1 => Just(None),
+        1 => Just(Some("null".to_owned())),
+        4 => (plain_meta(), prop::option::of(Just(server_info))).prop_map(|(mut about, server_info)| {
+            about.extend(server_info);
+            Some(object(&about, " "))
+        }),
+    ];
+    let result_type = prop::option::of(Just(("resultType".to_owned(), r#""complete""#.to_owned())));
+    (known_members(), about, result_type).prop_flat_map(|(mut known, about, result_type)| {
+        known.extend(about.map(|about| ("_meta".to_owned(), about)));
+        known.extend(result_type);
+        mixed(known)
+    })
+}
+
+/// Results of a call to a legacy server, which knows nothing of 2026-07-28.
+fn plain_results() -> impl Strategy<Value = String> {
+    (known_members(), prop::option::of(plain_meta())).prop_flat_map(|(mut known, about)| {
+        known.extend(about.map(|about| ("_meta".to_owned(), object(&about, ""))));
+        mixed(known)
+    })
+}
+
+fn known_members() -> impl Strategy<Value = Vec<Member>> {
+    let is_error = prop::option::of(prop::sample::select(vec!["true", "false"]));
+    (prop::option::of(value()), is_error).prop_map(|(structured, is_error)| {
+        let content = r#"[{"type":"text","text":"caf\u00e9"}]"#;
+        let mut members = vec![("content".to_owned(), content.to_owned())];
+        members.extend(structured.map(|value| ("structuredContent".to_owned(), value)));
+        members.extend(is_error.map(|value| ("isError".to_owned(), value.to_owned())));
+        members
+    })
+}
+
+/// A `_meta`, perhaps of a server that has tasks of its own.
+fn plain_meta() -> impl Strategy<Value = Vec<Member>> {
+    let theirs = (meta::RELATED_TASK.to_owned(), r#"{"taskId":"theirs"}"#.to_owned());
+    (unknown_members(), prop::option::of(Just(theirs))).prop_flat_map(|(mut about, theirs)| {
+        about.extend(theirs);
+        Just(about).prop_shuffle()
+    })
 }
 
 fn json(bytes: &[u8]) -> Value {
     serde_json::from_slice(bytes).expect("JSON")
+}
+
+fn text(bytes: impl Into<Vec<u8>>) -> String {
+    String::from_utf8(bytes.into()).expect("utf-8")
 }

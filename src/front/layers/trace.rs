@@ -135,7 +135,7 @@ impl Line {
             [] => {}
             [Message::Request { method, target, .. }] => {
                 self.0.method = Name::Rpc(method.clone());
-                self.0.target.clone_from(target);
+                self.0.target = target.as_deref().map(shown);
             }
             [Message::Notification(method)] => self.0.method = Name::Rpc(method.clone()),
             several => {

@@ -119,9 +119,8 @@ async fn list(shared: &Shared, passage: &Passage, client: &Client, id: &Id) -> P
             "tasks/list is not served: nothing tells callers apart here, neither credentials nor a session",
         );
     }
-    let after = match cursor(&passage.body) {
-        Ok(after) => after,
-        Err(()) => return refuse(code::INVALID_PARAMS, "the cursor is not one of ours"),
+    let Ok(after) = cursor(&passage.body) else {
+        return refuse(code::INVALID_PARAMS, "the cursor is not one of ours");
     };
     let page = shared.tasks.page(&client.owner, after.as_ref(), PAGE, client.principal).await;
     let (records, more) = match page {

@@ -10,7 +10,10 @@
 
 use super::Writer;
 use crate::{
-    protocol::{Timestamp, splice::Object},
+    protocol::{
+        Timestamp, meta,
+        splice::{Edit, Object},
+    },
     task::{PollBounds, Record, State},
 };
 use bytes::Bytes;
@@ -31,7 +34,7 @@ pub fn detailed(record: &Record, now: Timestamp, bounds: PollBounds, meta: Optio
     let mut view = View::sized(record, meta, record.stored_bytes());
     view.0.string("resultType", "complete");
     view.task(record, now, bounds);
-    view.details(&record.state);
+    view.details(record);
     view.finish(meta)
 }
 
@@ -40,7 +43,7 @@ pub fn detailed(record: &Record, now: Timestamp, bounds: PollBounds, meta: Optio
 pub fn notified(record: &Record, now: Timestamp, bounds: PollBounds, meta: Option<&[u8]>) -> Vec<u8> {
     let mut view = View::sized(record, meta, record.stored_bytes());
     view.task(record, now, bounds);
-    view.details(&record.state);
+    view.details(record);
     view.finish(meta)
 }
 
@@ -71,11 +74,12 @@ impl View {
     }
 
     /// The members that belong to one status.
-    fn details(&mut self, state: &State) {
-        match state {
+    fn details(&mut self, record: &Record) {
+        match &record.state {
             State::Working | State::Cancelled => {}
             State::InputRequired { outstanding } => self.input_requests(outstanding),
-            State::Completed { result, .. } => self.result(result),
+            State::Completed { result, .. } if record.raised => self.result(result),
+            State::Completed { result, .. } => self.result(&of_this_era(result)),
             State::Failed { error } => {
                 self.0.key("error");
                 self.0.raw(error);
@@ -124,4 +128,20 @@ impl View {
         }
         self.0.finish()
     }
+}
+
+/// What a call of an older revision left behind, without what means something else here: there a
+/// server's own `resultType` is one more unknown member, and it may have tasks of its own.
+fn of_this_era(result: &Bytes) -> Bytes {
+    let Ok(object) = Object::read(result) else { return result.clone() };
+    let mut edit = Edit::new(&object);
+    edit.remove("resultType");
+    if let Some(Ok(about)) = object.get("_meta").map(|raw| Object::read(&raw))
+        && about.contains(meta::RELATED_TASK)
+    {
+        let mut inner = Edit::new(&about);
+        inner.remove(meta::RELATED_TASK);
+        edit.set("_meta", inner.apply());
+    }
+    edit.apply()
 }

@@ -4,7 +4,7 @@ use bytes::Bytes;
 use deferral::{
     dialect::{Call, Caller, Credentials},
     front::{self, Config, TlsPaths},
-    policy::{Defer, Mode, PrincipalSource, Route},
+    policy::{Defer, LegacyTasks, Mode, PrincipalSource, Route},
     protocol::Id,
     proxy::{Account, Commit, Item, Items, Passage, Passed, Passing, Reply, Service},
     runtime::{Drain, Stopping, SystemClock},

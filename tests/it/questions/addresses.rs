@@ -75,6 +75,33 @@ async fn a_user_who_declines_gets_an_error_and_nothing_is_called() {
     }
 }
 
+/// What has been answered says only that the user was willing to go; whether they have been there the
+/// server knows. So a client that lacks answers is not refused, and what it lacks is asked for again.
+#[tokio::test]
+async fn a_client_that_comes_back_without_all_answers_is_asked_again_by_the_server_alone() {
+    for answers in
+        [None, Some(json!({})), Some(json!({ "url-1": { "action": "accept" } })), Some(json!({ "url-2": 5 }))]
+    {
+        let world = World::new().await;
+        let talk = Talk::tool(&asked(&world));
+        let first = sent_elsewhere(&world, &talk).await;
+        let back = async |questions: &Questions| match &answers {
+            Some(answers) => talk.retry(questions, answers.clone()).await,
+            None => talk.with("requestState", json!(questions.state)).begin().await,
+        };
+        let waiting = back(&first).await;
+        Asking::next(&world, Way::OnTheCall).await.fails(elsewhere());
+        let second = Questions::of(&waiting.answer().await);
+        assert_eq!(Value::Object(second.requests.clone()), shown(), "{answers:?}");
+        assert_ne!(second.state, first.state);
+        // The user has been there in the meantime.
+        let waiting = back(&second).await;
+        Asking::next(&world, Way::OnTheCall).await.says("Hello");
+        assert_eq!(waiting.answer().await.text(), "Hello", "{answers:?}");
+        assert_eq!(world.calls(), 3);
+    }
+}
+
 #[tokio::test]
 async fn a_server_that_is_not_satisfied_sends_the_user_again() {
     let world = World::new().await;
