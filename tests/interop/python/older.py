@@ -1086,6 +1086,66 @@ async def _(url: str) -> None:
                 equal(message["result"]["content"][0]["text"], f"{question} at last", "the text")
 
 
+@check("bare", "a-question-lost-with-the-get-stream-comes-with-the-result")
+async def _(url: str) -> None:
+    question = f"Which, {label()}?"
+    async with httpx.AsyncClient(timeout=10) as http:
+        bare = Bare(http, url)
+        await bare.open()
+        async with http.stream("GET", url, headers=bare.headers | {"accept": "text/event-stream"}) as stream:
+            equal(stream.status_code, 200, "the status of GET")
+            task_id = await bare.start("ask", {"question": question, "delay": 0.3})
+            async for line in stream.aiter_lines():
+                if line.startswith("data:") and "elicitation/create" in line:
+                    first = json.loads(line[5:])
+                    break
+        equal(first["params"]["_meta"][RELATED], {"taskId": task_id}, f"{RELATED} of the question")
+        await asyncio.sleep(0.2)  # the proxy is to see that the stream is gone
+        async for message in bare.messages("tasks/result", {"taskId": task_id}):
+            if message.get("method") == "elicitation/create":
+                equal(message["id"], first["id"], "the id of the same question")
+                await bare.answer(message, "at last", task_id)
+            elif "method" not in message:
+                equal(message["result"]["content"][0]["text"], f"{question} at last", "the text")
+                return
+        raise AssertionError("no result")
+
+
+@check("bare", "a-question-answered-twice-counts-once")
+async def _(url: str) -> None:
+    questions = [f"Which, {label()}?" for _ in range(2)]
+    async with httpx.AsyncClient(timeout=10) as http:
+        bare = Bare(http, url)
+        await bare.open()
+        task_id = await bare.start("dialogue", {"questions": questions, "delay": 0.3})
+        async for message in bare.messages("tasks/result", {"taskId": task_id}):
+            if message.get("method") == "elicitation/create":
+                said = f"<{message['params']['message']}>"
+                await bare.answer(message, said, task_id)
+                result = {"action": "accept", "content": {"answer": "again"}}
+                again = await bare.send({"jsonrpc": "2.0", "id": message["id"], "result": result})
+                true(again.status_code in (202, 400), f"a second answer was given {again.status_code}")
+            elif "method" not in message:
+                text = message["result"]["content"][0]["text"]
+                equal(text, " ".join(f"{each} <{each}>" for each in questions), "the text")
+
+
+@check("bare", "an-ended-session-takes-its-tasks-along")
+async def _(url: str) -> None:
+    name = label()
+    async with httpx.AsyncClient(timeout=10) as http:
+        bare, other = Bare(http, url), Bare(http, url)
+        await bare.open()
+        await other.open()
+        task_id = await bare.start("slow", {"seconds": 20, "label": name})
+        await asyncio.sleep(0.4)
+        ended = await http.request("DELETE", url, headers=bare.headers)
+        true(ended.status_code in (200, 204), f"DELETE was answered {ended.status_code}")
+        answer = await bare.send(bare.request("tasks/get", {"taskId": task_id}))
+        equal(answer.status_code, 404, "the status of tasks/get in the ended session")
+        equal((await other.call("tasks/get", {"taskId": task_id}))["error"]["code"], -32602, "another session's look")
+
+
 @check("bare", "one-question-on-one-of-two-streams")
 async def _(url: str) -> None:
     question = f"Which, {label()}?"
