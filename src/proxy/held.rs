@@ -310,9 +310,10 @@ impl Held {
             Action::Settle(word) => self.settle(word).await,
             Action::Forget => self.shared.tasks.forget(self.hold.id()).await,
             Action::CancelUpstream => {
-                // Refused first, or the server would hear an answer to what it no longer serves.
-                self.questions.open.clear();
                 self.replies = None;
+                // Refused only then: a server may be killed by an answer to what it is about to hear
+                // is cancelled.
+                self.questions.open.clear();
             }
         }
     }

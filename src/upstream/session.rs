@@ -439,9 +439,9 @@ impl Stay {
         self.tell_in_turn(message::cancelled(call, reason));
     }
 
-    /// Sends a message in the background, after those that were to be sent before it: an answer that
-    /// overtook the cancellation of the call it belongs to ends the whole session at servers on the
-    /// Python SDK, whose call is not there to take it any more.
+    /// Sends a message in the background, after those that were to be sent before it. Servers on the
+    /// Python SDK lose the whole session if the answer to a question comes while they cancel the call
+    /// that asked; behind the cancellation it does no harm.
     fn tell_in_turn(self, body: Bytes) {
         let (done, told) = oneshot::channel::<()>();
         let before = self.session.inside().told.replace(told);

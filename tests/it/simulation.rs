@@ -545,7 +545,7 @@ fn run(seed: u64, defer_after: Option<Duration>) -> World {
     let mut world = World::new(defer_after);
     let mut state = seed | 1;
     let mut time_left = 6;
-    let patience = if seed.count_ones() % 2 == 0 { 1 } else { 16 };
+    let patience = if seed.count_ones().is_multiple_of(2) { 1 } else { 16 };
     loop {
         let mut possible = world.possible();
         if time_left == 0 {

@@ -230,10 +230,13 @@ impl Run {
 
     /// Cancels the call where it still runs, and takes back what was asked.
     async fn close(mut self) {
-        for ask in self.open.keys().copied().collect::<Vec<_>>() {
-            self.take_back(ask, "the task has ended");
-        }
+        let asks: Vec<_> = self.open.keys().copied().collect();
+        let open: Vec<_> =
+            asks.into_iter().filter_map(|ask| self.take_back(ask, "the task has ended")).collect();
         drop(self.replies);
+        // Refused only then: a server may be killed by an answer to what it is about to hear is
+        // cancelled.
+        drop(open);
         // Whoever answers or waits in this very moment finds the record as it is.
         drop(self.hold.close().await);
     }

@@ -152,7 +152,10 @@ async fn a_call_that_waits_for_answers_counts_as_the_task_it_may_become() {
         let second = Asking::next(&world, way).await;
         second.ask(7, &form("Who?"));
         let refused = second.answered(&world, 7).await;
-        assert!(refused["message"].as_str().expect("words").contains("quota"), "{refused}");
+        assert!(
+            refused["message"].as_str().expect("words").contains("limits.tasks_per_principal"),
+            "{refused}"
+        );
         second.says("done without");
         assert_eq!(other.answer().await.text(), "done without");
         // What needs not wait needs no place.
