@@ -41,6 +41,7 @@ CHUNK = 65536
 NORMALISED = """
 session ids     the value of `Mcp-Session-Id`, wherever it stands: a server draws it at random
 times           the value of `Date`, and a server's `: ping - TIME` comments, which come by the clock
+ends            whether the end of a stream was seen: clients leave as soon as they have their answer
 boundaries      how a body is cut into chunks and packets, and with it Content-Length or chunked
 connections     which of them a request takes, their order, and what they say of themselves: HOP
 ports           that of `Host`, which is where somebody connects to
@@ -72,7 +73,6 @@ class Exchange:
     began: float
     request: tuple[str, dict[str, list[str]], bytes]  # request line, headers, body
     answer: tuple[str, dict[str, list[str]], bytes] | None = None  # status line, headers, body
-    whole: bool = False  # the answer came to its end
 
     def key(self) -> str:
         """What is asked, in one word: the same in both runs. The id is the client's own."""
@@ -94,7 +94,7 @@ def drop(headers: dict[str, list[str]], *names: str) -> int:
 
 
 def take_bytes(pattern: bytes, method: str) -> Callable[[Exchange], int]:
-    """Take these bytes out of the answers to that method."""
+    """Take these bytes out of the answers to that method, or to any if it is empty."""
 
     def take(exchange: Exchange) -> int:
         if exchange.answer is None or not exchange.key().startswith(method):
@@ -116,10 +116,18 @@ TO_THE_SERVER = [
         lambda exchange: drop(exchange.request[1], "accept-encoding"),
     ),
 ]
-TASKS_CAPABILITY = rb',"tasks":\{"list":\{\},"cancel":\{\},"requests":\{"tools":\{"call":\{\}\}\}\}'
+TASKS_CAPABILITY = rb',"tasks":\{"cancel":\{\},"list":\{\},"requests":\{"tools":\{"call":\{\}\}\}\}(?=\})'
+COMMENTS = Edit(
+    "comments on a silent stream",
+    "what is on the way cuts connections that say nothing for long",
+    True,
+    take_bytes(rb"(?m)^:\n\n", ""),
+    0,  # a session is seldom long enough
+)
 TO_THE_CLIENT = {
-    "none": [],
+    "none": [COMMENTS],
     "tasks": [
+        COMMENTS,
         Edit(
             "tasks capability",
             "a client of 2025-11-25 may run the tools of a server without tasks as tasks",
@@ -130,7 +138,7 @@ TO_THE_CLIENT = {
             "taskSupport",
             "each tool says that it may be called as a task",
             True,
-            take_bytes(rb',"execution":\{"taskSupport":"optional"\}', "tools/list"),
+            take_bytes(rb',"execution":\{"taskSupport":"optional"\}(?=\})', "tools/list"),
         ),
     ],
 }
@@ -197,13 +205,13 @@ class Connection:
         requests, answers = Reader(self.up), Reader(self.down)
         found = []
         while (request := requests.message(True)) is not None:
-            began, line, headers, body, _ = request
+            began, line, headers, body = request
             exchange = Exchange(began, (line, headers, body))
             found.append(exchange)
             # Nobody here pipelines, so the next answer is to this request.
             if (answer := answers.message(False)) is None:
                 break
-            exchange.answer, exchange.whole = answer[1:4], answer[4]
+            exchange.answer = answer[1:]
         return found
 
 
@@ -223,8 +231,8 @@ class Reader:
                 return moment
         return 0.0
 
-    def message(self, request: bool) -> tuple[float, str, dict[str, list[str]], bytes, bool] | None:
-        """When it began, first line, headers, body without its framing, and whether it came to its end."""
+    def message(self, request: bool) -> tuple[float, str, dict[str, list[str]], bytes] | None:
+        """When it began, first line, headers, and the body without its framing, as far as it came."""
         began = self.when()
         end = self.data.find(b"\r\n\r\n", self.place)
         if end < 0:
@@ -236,31 +244,30 @@ class Reader:
             headers.setdefault(name.lower(), []).append(value.strip())
         self.place = end + 4
         if headers.get("transfer-encoding", [""])[-1].lower() == "chunked":
-            body, whole = self.chunks()
+            body = self.chunks()
         elif "content-length" in headers:
             length = int(headers["content-length"][0])
             body = self.data[self.place : self.place + length]
-            whole = len(body) == length
             self.place += length
         elif request or first.split()[1] in ("204", "304"):
-            body, whole = b"", True
+            body = b""
         else:  # until the connection ends
-            body, whole = self.data[self.place :], True
+            body = self.data[self.place :]
             self.place = len(self.data)
-        return began, first, headers, body, whole
+        return began, first, headers, body
 
-    def chunks(self) -> tuple[bytes, bool]:
+    def chunks(self) -> bytes:
         body = b""
         while True:
             end = self.data.find(b"\r\n", self.place)
             if end < 0:
                 self.place = len(self.data)
-                return body, False
+                return body
             size = int(self.data[self.place : end].split(b";")[0], 16)
             body += self.data[end + 2 : end + 2 + size]
             self.place = end + 2 + size + 2
             if size == 0:
-                return body, True
+                return body
 
 
 # --- comparing -----------------------------------------------------------------------------------

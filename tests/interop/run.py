@@ -71,7 +71,7 @@ CLIENTS = {
         ("extra",),
     ),
     "python1.30": Client(
-        ["server", *OLDER_PYTHON, "2025-11-25"], "plain,asking,tasks,task-questions", "plain,asking"
+        ["server", *OLDER_PYTHON, "2025-11-25"], "plain,asking,tasks,task-questions,bare", "plain,asking"
     ),
     "python1.12": Client(["client-1.12", *OLDER_PYTHON, "2025-06-18"], "plain,asking,older", "plain,asking,older"),
     "python1.9": Client(["client-1.9", *OLDER_PYTHON, "2025-03-26"], "plain,older", "plain,older"),

@@ -674,6 +674,7 @@ check('legacy-tasks', 'ext-tasks-cancels', () =>
   withOlderTasks(async (call) => {
     const name = label();
     const execution = await call('slow', { seconds: 20, label: name });
+    await sleep(400); // for the work to begin, which then says that it was cancelled
     await execution.cancel();
     assert.equal((await execution.result()).status, 'cancelled', 'the outcome');
     await withClient((client) => waitCancelled(client, name), { mode: 'legacy' });
