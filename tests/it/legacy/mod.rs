@@ -6,4 +6,5 @@ mod errors;
 mod passing;
 mod recorded;
 mod streams;
+mod unsolicited;
 mod world;
