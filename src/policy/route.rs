@@ -96,8 +96,8 @@ impl Default for LegacyTasks {
 // === impl Unsolicited ===
 
 impl Unsolicited {
-    /// Whether it holds for a client that sends these headers and is known as `principal` in the log.
-    pub fn holds_for(&self, headers: &HeaderMap, principal: &str) -> bool {
+    /// Whether it holds for a client that sends these headers and whom the log knows as `principal`.
+    pub fn holds_for(&self, headers: &HeaderMap, principal: impl Fn() -> String) -> bool {
         let signs = match self {
             Self::Nobody => return false,
             Self::Everybody => return true,
@@ -105,7 +105,7 @@ impl Unsolicited {
         };
         signs.iter().any(|sign| match sign {
             Sign::Header(name, value) => headers.get_all(name).iter().any(|sent| sent == value.as_str()),
-            Sign::Principal(known) => known == principal,
+            Sign::Principal(known) => *known == principal(),
         })
     }
 }

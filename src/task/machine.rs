@@ -4,7 +4,7 @@
 //! and time give the same answer, so a store may call it again after losing a race.
 
 use super::{Record, State, retention};
-use crate::protocol::{Timestamp, tool_result, words::shorten};
+use crate::protocol::{Timestamp, frame::on_one_line, tool_result, words::shorten};
 use bytes::Bytes;
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -66,18 +66,20 @@ pub fn apply(record: &Record, event: Event, now: Timestamp) -> Result<(Record, V
     let now = now.max(record.updated);
     match event {
         Event::Progressed { message } => progressed(record, message, now),
-        Event::Asked { key, request } => asked(record, key, request, now),
+        Event::Asked { key, request } => asked(record, key, on_one_line(request), now),
         Event::Withdrawn { key } => withdrawn(record, &key, now),
         Event::Answered { answers } => answered(record, answers, now),
         Event::Returned { result } => {
             // "Halfway there" beside a result would only confuse. Why a tool failed would not.
             let is_error = tool_result::is_error(&result);
             let message = is_error.then(|| why(tool_result::words(&result), TOOL_FAILED));
+            let result = on_one_line(result);
             let next = Record { message, ..moved(record, State::Completed { result, is_error }, now) };
             Ok((next, vec![Effect::Announce]))
         }
         Event::Failed { error, message } => {
             let message = Some(why(message, FAILED));
+            let error = on_one_line(error);
             let next = Record { message, ..moved(record, State::Failed { error }, now) };
             Ok((next, vec![Effect::Announce]))
         }

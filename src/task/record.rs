@@ -36,7 +36,8 @@ pub struct Record {
     pub state: State,
 }
 
-/// Where a task stands. Each state holds exactly what is true in it.
+/// Where a task stands. Each state holds exactly what is true in it. What is raw is on one line, as
+/// views of it are sent in events, which end with theirs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum State {
     Working,

@@ -519,7 +519,7 @@ async fn every_member_of_a_record_is_kept(store: Arc<dyn Store>) {
     let odd = "ü\0\n\"";
     let asks = with(&with(&record(1), progressed(odd)), asked(odd));
     let answer = Event::Answered { answers: BTreeMap::from([(odd.to_owned(), "{}".into())]) };
-    let error = Event::Failed { error: vec![0, 255, b'\n'].into(), message: Some(odd.into()) };
+    let error = State::Failed { error: vec![0, 255, b'\n'].into() };
     let tool_failed = Event::Returned { result: r#"{"isError":true}"#.into() };
     let in_scope = |scope| {
         let owner = Owner { scope, ..asks.owner.clone() };
@@ -528,7 +528,7 @@ async fn every_member_of_a_record_is_kept(store: Arc<dyn Store>) {
     for next in [
         Arc::clone(&asks),
         with(&asks, answer),
-        with(&asks, error),
+        Arc::new(Record { state: error, ..Record::clone(&asks) }),
         with(&asks, Event::Returned { result: "".into() }),
         with(&asks, tool_failed),
         with(&asks, Event::Cancelled),

@@ -612,6 +612,29 @@ fn what_a_legacy_call_left_behind_is_inlined_as_a_result_of_the_newer_era() {
 }
 
 #[test]
+fn what_a_server_spread_over_lines_is_kept_on_one() {
+    let spread = "{\n  \"code\": 1,\r\n  \"message\": \"a\\nb\"\n}";
+    let line = r#"{   "code": 1,    "message": "a\nb" }"#;
+    // An event of a stream ends with its line: views of the task are sent in such.
+    let one_line = |record: &Record| {
+        let views = [
+            view::extension::detailed(record, START, BOUNDS, None),
+            view::extension::notified(record, START, BOUNDS, None),
+            view::experimental::shown(record, START, TERMS),
+        ];
+        views.iter().all(|view| !text(&view[..]).contains(['\n', '\r']))
+    };
+    let failed = after([Event::Failed { error: spread.into(), message: None }]);
+    assert_eq!(failed.state, State::Failed { error: line.into() });
+    assert!(one_line(&failed));
+    let returned = after([Event::Returned { result: spread.into() }]);
+    assert_eq!(returned.state, State::Completed { result: line.into(), is_error: false });
+    assert!(one_line(&returned));
+    let asks = after([Event::Asked { key: "a".into(), request: spread.into() }]);
+    assert!(one_line(&asks));
+}
+
+#[test]
 fn what_clients_are_told_is_escaped() {
     let odd = "line\n\"quoted\" \u{1} \u{2028}";
     let record = after([progressed(odd), Event::Asked { key: odd.into(), request: "{}".into() }]);

@@ -11,7 +11,7 @@
 
 use super::{
     Client, refusal, session,
-    streams::{self, Follower},
+    streams::{self, Follower, Key},
 };
 use crate::{
     bridge::{
@@ -30,9 +30,9 @@ use crate::{
         attended::reached,
         endpoint::Shared,
         reply::lost_error,
-        tasks::{Control, Hold},
+        tasks::{Control, Hold, NoRoom},
     },
-    task::{self, Effect, Record, TaskId, view::experimental},
+    task::{self, Effect, Owner, Record, TaskId, view::experimental},
     telemetry::{Outcome, QuestionRefused},
     upstream::{Answer, Event, Identity, Lost, Question, Replies, Request},
 };
@@ -61,7 +61,7 @@ const MAX_OPEN: usize = 64;
 const PREFIX: &str = "deferral:";
 
 /// A call that is held, and everything that is known of it.
-struct Run {
+pub(super) struct Run {
     shared: Arc<Shared>,
     hold: Hold,
     /// Dropping it cancels the call at the server.
@@ -122,59 +122,112 @@ fn question_id(task: &TaskId, key: &str) -> Id {
     Id::from_token(text.expect("a string is written to memory").into()).expect("a string is an id")
 }
 
+/// A call as it is made in its client's session, whether it is a task by now or may become one.
+pub(super) struct InSession {
+    pub(super) shared: Arc<Shared>,
+    pub(super) owner: Owner,
+    pub(super) session: Option<Key>,
+    pub(super) tool: String,
+    /// How long the client wants the task to be kept.
+    pub(super) ttl: Option<Duration>,
+    /// Whether the client wants to hear of progress; else the token is ours.
+    pub(super) wants_progress: bool,
+    /// Dropping it cancels the call at the server.
+    pub(super) replies: Replies,
+}
+
 /// Makes the task, and begins the call.
-pub(super) async fn begin(
-    shared: &Arc<Shared>,
-    passage: &Passage,
-    client: &Client,
-    message: &Frame,
-    tool: &str,
-    wish: Wish,
-) -> Passed {
-    let Kind::Request { id, params, .. } = message.kind() else { unreachable!("a call is a request") };
-    let treatment = shared.route.treatment(tool);
-    let hold = shared.tasks.hold();
-    let retention = wish.ttl.map_or(treatment.retention, |ttl| ttl.min(shared.route.legacy_tasks.max_ttl));
-    let now = shared.clock.timestamp();
-    let mut record = Record::new(hold.id().clone(), client.owner.clone(), tool, retention, now);
-    record.raised = false;
-    let immediate = shared.route.legacy_tasks.immediate_response.as_deref();
-    let created = experimental::created(&record, now, shared.legacy_terms(), immediate);
-    // Never a plain result instead, which the client could not tell from the task's.
-    if let Err(no_room) = shared.tasks.admit(record, false).await {
-        return refusal(id, &ErrorObject::new(code::BUSY, no_room.to_string()));
+pub(super) async fn begin(call: InSession, id: &Id) -> Passed {
+    // Stored before the call is made: the stream of replies does nothing until it is polled.
+    match call.into_task().await {
+        Ok((run, created)) => {
+            let account =
+                Account { outcome: Outcome::Task, task: Some(run.hold.id().clone()), ..Account::default() };
+            let stopping = run.shared.stopping.clone();
+            stopping.spawn(run.run());
+            super::success(id, &created, account)
+        }
+        // Never a plain result instead, which the client could not tell from the task's.
+        Err((_, no_room)) => refusal(id, &ErrorObject::new(code::BUSY, no_room.to_string())),
     }
-    let number = IDS + shared.next_id();
-    let request = Request {
-        caller: Identity {
-            principal: passage.principal,
-            credentials: Credentials::default(),
-            capabilities: Arc::new(Capabilities::none()),
-        },
-        id: number,
-        method: Method::ToolsCall,
-        target: Some(tool.to_owned()),
-        body: offer::call(message, number),
-        headers: HeaderMap::new(),
-    };
-    let account = Account { outcome: Outcome::Task, task: Some(hold.id().clone()), ..Account::default() };
-    let run = Run {
-        replies: shared.upstream.call_in(session(passage), request),
-        wants_progress: params.as_ref().and_then(offer::progress_token).is_some(),
-        keys: Keys::new(treatment.keys),
-        next: 0,
-        open: BTreeMap::new(),
-        outbox: Outbox::default(),
-        streams: client.session.map(|session| shared.streams.follow(session)),
-        waiting: Vec::new(),
-        told: "working",
-        progress: None,
-        not_before: None,
-        hold,
-        shared: Arc::clone(shared),
-    };
-    shared.stopping.spawn(run.run());
-    super::success(id, &created, account)
+}
+
+// === impl InSession ===
+
+impl InSession {
+    /// The call that `message` asks for. Nothing is sent before its replies are polled.
+    pub(super) fn new(
+        shared: &Arc<Shared>,
+        passage: &Passage,
+        client: &Client,
+        message: &Frame,
+        tool: &str,
+        wish: Wish,
+    ) -> Self {
+        let number = IDS + shared.next_id();
+        let request = Request {
+            caller: Identity {
+                principal: passage.principal,
+                // They are among the session's headers.
+                credentials: Credentials::default(),
+                capabilities: Arc::new(Capabilities::none()),
+            },
+            id: number,
+            method: Method::ToolsCall,
+            target: Some(tool.to_owned()),
+            body: offer::call(message, number),
+            headers: HeaderMap::new(),
+        };
+        let token = match message.kind() {
+            Kind::Request { params: Some(params), .. } => offer::progress_token(params),
+            _ => None,
+        };
+        Self {
+            shared: Arc::clone(shared),
+            owner: client.owner.clone(),
+            session: client.session,
+            tool: tool.to_owned(),
+            ttl: wish.ttl,
+            wants_progress: token.is_some(),
+            replies: shared.upstream.call_in(session(passage), request),
+        }
+    }
+
+    /// Stores the task. Gives what holds it from now on, and the `CreateTaskResult`.
+    ///
+    /// # Errors
+    /// [`NoRoom`], and the call as it was.
+    pub(super) async fn into_task(self) -> Result<(Run, Vec<u8>), (Self, NoRoom)> {
+        let shared = Arc::clone(&self.shared);
+        let treatment = shared.route.treatment(&self.tool);
+        let terms = &shared.route.legacy_tasks;
+        let retention = self.ttl.map_or(treatment.retention, |ttl| ttl.min(terms.max_ttl));
+        let (hold, now) = (shared.tasks.hold(), shared.clock.timestamp());
+        let mut record =
+            Record::new(hold.id().clone(), self.owner.clone(), self.tool.clone(), retention, now);
+        record.raised = false;
+        let immediate = terms.immediate_response.as_deref();
+        let created = experimental::created(&record, now, shared.legacy_terms(), immediate);
+        if let Err(no_room) = shared.tasks.admit(record, false).await {
+            return Err((self, no_room));
+        }
+        let run = Run {
+            hold,
+            replies: self.replies,
+            wants_progress: self.wants_progress,
+            keys: Keys::new(treatment.keys),
+            next: 0,
+            open: BTreeMap::new(),
+            outbox: Outbox::default(),
+            streams: self.session.map(|session| shared.streams.follow(session)),
+            waiting: Vec::new(),
+            told: "working",
+            progress: None,
+            not_before: None,
+            shared,
+        };
+        Ok((run, created))
+    }
 }
 
 // === impl Shared ===
@@ -195,7 +248,12 @@ impl Shared {
 // === impl Run ===
 
 impl Run {
-    async fn run(mut self) {
+    /// The task it is.
+    pub(super) fn id(&self) -> &TaskId {
+        self.hold.id()
+    }
+
+    pub(super) async fn run(mut self) {
         let changes = self.shared.tasks.hub.listen(vec![self.hold.id().clone()]);
         let settled = loop {
             self.put();

@@ -14,13 +14,14 @@ mod offering;
 mod passing;
 mod requests;
 mod streams;
+mod unsolicited;
 
 pub(super) use offering::Offering;
 pub(super) use streams::Streams;
 
 use super::{Account, Passage, Passed, Passing, endpoint::Shared};
 use crate::{
-    bridge::offer,
+    bridge::offer::{self, Wish},
     dialect::{
         Principal,
         legacy::{self, Message},
@@ -31,11 +32,12 @@ use crate::{
     telemetry::Outcome,
     upstream::ClientSession,
 };
+use augmented::InSession;
 use bytes::Bytes;
 use edited::Edit;
 use http::{
-    HeaderMap, HeaderValue, StatusCode,
-    header::{CONTENT_LENGTH, CONTENT_TYPE},
+    HeaderMap, HeaderName, HeaderValue, StatusCode,
+    header::{CACHE_CONTROL, CONTENT_LENGTH, CONTENT_TYPE},
 };
 use std::sync::Arc;
 
@@ -75,7 +77,9 @@ fn may_leave(shared: &Shared, passage: &Passage) -> bool {
         ] => true,
         [Message::Request { method: Method::ToolsCall, target, .. }] => {
             let mode = shared.route.treatment(target.as_deref().unwrap_or_default()).mode;
-            mode == Mode::Required || memchr::memmem::find(&passage.body, b"\"task\"").is_some()
+            mode == Mode::Required
+                || unsolicited::may_be(shared, passage, mode)
+                || memchr::memmem::find(&passage.body, b"\"task\"").is_some()
         }
         [Message::Response(Some(id))] => augmented::is_ours(id),
         _ => false,
@@ -121,23 +125,35 @@ async fn call(shared: &Arc<Shared>, passage: &Passage, client: &Client, id: &Id,
         false => Ok(None),
     };
     let mode = shared.route.treatment(tool).mode;
-    if matches!(wish, Ok(None)) && mode != Mode::Required || shared.server_has_tasks(passage).await {
+    let unsolicited = unsolicited::may_be(shared, passage, mode);
+    let passes = matches!(wish, Ok(None)) && mode != Mode::Required && !unsolicited;
+    if passes || shared.server_has_tasks(passage).await {
         return Road::Passes(None);
     }
     let refuse = |code, message: String| Road::Ends(refusal(id, &ErrorObject::new(code, message)));
-    match wish {
-        Err(wrong) => refuse(code::INVALID_PARAMS, wrong.to_string()),
+    let wish = match wish {
+        Err(wrong) => return refuse(code::INVALID_PARAMS, wrong.to_string()),
+        Ok(None) if unsolicited => Wish { ttl: None },
         // 2025-11-25, *Tasks, Tool-Level Negotiation*.
-        Ok(None) => refuse(
-            code::METHOD_NOT_FOUND,
-            format!("the tool {tool} runs as a task only: call it with params.task (2025-11-25)"),
-        ),
-        Ok(Some(_)) if !mode.makes_tasks() => refuse(
-            code::METHOD_NOT_FOUND,
-            format!("the tool {tool} does not run as a task: call it without params.task"),
-        ),
-        Ok(Some(wish)) => Road::Ends(augmented::begin(shared, passage, client, &frame, tool, wish).await),
-    }
+        Ok(None) => {
+            return refuse(
+                code::METHOD_NOT_FOUND,
+                format!("the tool {tool} runs as a task only: call it with params.task (2025-11-25)"),
+            );
+        }
+        Ok(Some(_)) if !mode.makes_tasks() => {
+            return refuse(
+                code::METHOD_NOT_FOUND,
+                format!("the tool {tool} does not run as a task: call it without params.task"),
+            );
+        }
+        Ok(Some(wish)) => wish,
+    };
+    let call = InSession::new(shared, passage, client, &frame, tool, wish);
+    Road::Ends(match unsolicited {
+        true => unsolicited::begin(call, id.clone(), passage.keep_alive).await,
+        false => augmented::begin(call, id).await,
+    })
 }
 
 /// Whether the session's revision knows tasks, by what the client says of it.
@@ -195,4 +211,13 @@ fn document(body: Bytes, account: Account) -> Passed {
         (CONTENT_LENGTH, body.len().into()),
     ]);
     Passed { status: StatusCode::OK, headers, body: Passing::Whole(body, account) }
+}
+
+/// The head of an event stream of ours.
+fn event_stream() -> HeaderMap {
+    HeaderMap::from_iter([
+        (CONTENT_TYPE, HeaderValue::from_static("text/event-stream")),
+        (CACHE_CONTROL, HeaderValue::from_static("no-cache")),
+        (HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no")),
+    ])
 }

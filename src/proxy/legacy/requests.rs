@@ -1,7 +1,7 @@
 //! Answers for the tasks of 2025-11-25 (*Tasks*): `tasks/get`, `tasks/result`, `tasks/cancel`,
 //! `tasks/list`, and the client's answers to what a task has asked.
 
-use super::{Client, document, refusal, success};
+use super::{Client, document, event_stream, refusal, success};
 use crate::{
     dialect::legacy,
     protocol::{ErrorObject, Frame, Id, Kind, Method, Timestamp, code, splice::Object, sse},
@@ -20,10 +20,7 @@ use crate::{
 use base64::{Engine, prelude::BASE64_URL_SAFE_NO_PAD};
 use bytes::Bytes;
 use futures_util::{StreamExt, stream};
-use http::{
-    HeaderMap, HeaderName, HeaderValue, StatusCode,
-    header::{CACHE_CONTROL, CONTENT_TYPE},
-};
+use http::{HeaderMap, StatusCode};
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use tokio::{sync::mpsc, time::sleep};
 
@@ -179,12 +176,7 @@ async fn result(shared: &Arc<Shared>, passage: &Passage, id: &Id, record: Arc<Re
         let piece = waiting.next().await?;
         Some((piece, waiting))
     });
-    let headers = HeaderMap::from_iter([
-        (CONTENT_TYPE, HeaderValue::from_static("text/event-stream")),
-        (CACHE_CONTROL, HeaderValue::from_static("no-cache")),
-        (HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no")),
-    ]);
-    Passed { status: StatusCode::OK, headers, body: Passing::Pieces(pieces.boxed()) }
+    Passed { status: StatusCode::OK, headers: event_stream(), body: Passing::Pieces(pieces.boxed()) }
 }
 
 /// The response to `tasks/result`, if the task has ended.
