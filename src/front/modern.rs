@@ -69,7 +69,8 @@ where
         // The head is a part of the connection's read buffer; the call may take hours.
         drop(head);
         let Asked { id, items, address } = asked;
-        let mut response = reply::respond(items, Answering { id, line, keep_alive: front.keep_alive }).await;
+        let mut response =
+            reply::respond(items, Answering { id, line, keep_alive: service.route().held.comments }).await;
         address.put_in_challenge(&front.services, service.route(), response.headers_mut());
         Ok(response)
     }
