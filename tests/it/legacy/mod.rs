@@ -5,6 +5,7 @@ mod departed;
 mod errors;
 mod passing;
 mod recorded;
+mod repeats;
 mod sessions;
 mod streams;
 mod unsolicited;
