@@ -122,6 +122,12 @@ pub struct Route {
     /// Questions that the server asks during a call.
     #[schemars(with = "QuestionsSection")]
     pub questions: Set<QuestionsSection>,
+    /// Tasks of 2025-11-25, for clients of that revision in front of a server that has none.
+    #[schemars(with = "TasksSection")]
+    pub tasks: Set<TasksSection>,
+    /// What a client gets that waits for a slow call without a task.
+    #[schemars(with = "HeldSection")]
+    pub held: Set<HeldSection>,
     /// Answer a `resources/read` that found nothing with an error instead of an empty list.
     #[schemars(with = "bool", extend("default" = false))]
     pub empty_contents_is_error: Set<bool>,
@@ -192,6 +198,62 @@ pub struct QuestionsSection {
     /// How long an unanswered question may wait before its call is given up.
     #[schemars(with = "schema::Duration", extend("default" = show_duration(policy::Questions::default().park)))]
     pub park: Set<Duration>,
+}
+
+/// Tasks of 2025-11-25, for clients of that revision in front of a server that has none.
+#[derive(Clone, Debug, Default, JsonSchema)]
+#[schemars(deny_unknown_fields, transform = optional)]
+pub struct TasksSection {
+    /// The longest `ttl` that a client is granted.
+    #[schemars(with = "schema::Duration", extend("default" = show_duration(policy::LegacyTasks::default().max_ttl)))]
+    pub max_ttl: Set<Duration>,
+    /// What a task becomes whose tool returned an error: `failed`, as the revision has it, or
+    /// `completed`, for clients that drop the result of a failed task.
+    #[schemars(with = "schema::ToolErrors", extend("default" = "failed"))]
+    pub tool_errors: Set<ToolErrors>,
+    /// What a model may go on with while a task works.
+    #[schemars(with = "String", length(min = 1))]
+    pub immediate_response: Set<String>,
+    /// Let a caller find in one era the tasks that it made in the other. Never holds for callers
+    /// without credentials.
+    #[schemars(with = "bool", extend("default" = policy::LegacyTasks::default().across_eras))]
+    pub across_eras: Set<bool>,
+    /// Who may be given a task without having asked for one (SEP-2229, draft): `never`, `always`, or
+    /// a list of what such clients are known by. Clients that do not understand it break.
+    #[schemars(with = "schema::Unsolicited", extend("default" = "never"))]
+    pub unsolicited: Set<Unsolicited>,
+}
+
+/// What a task becomes whose tool returned an error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ToolErrors {
+    Failed,
+    Completed,
+}
+
+/// Who may be given a task without having asked for one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Unsolicited {
+    Never,
+    Always,
+    To(Vec<At<policy::Sign>>),
+}
+
+/// What a client gets that waits for a slow call without a task.
+#[derive(Clone, Debug, Default, JsonSchema)]
+#[schemars(deny_unknown_fields, transform = optional)]
+pub struct HeldSection {
+    /// After how much silence a client that gave a progress token is told that the call still runs,
+    /// or `off`.
+    #[schemars(with = "schema::DurationOrOff", extend("default" = policy::Held::default().progress.map(show_duration)))]
+    pub progress: Set<Option<Duration>>,
+    /// After how much silence a comment keeps the connection open; `timeouts.keep_alive`, where it is
+    /// left out.
+    #[schemars(with = "schema::Duration")]
+    pub comments: Set<Duration>,
+    /// How long a client waits at most, or `off`. Then it gets an error, and the call is cancelled.
+    #[schemars(with = "schema::DurationOrOff", extend("default" = "off"))]
+    pub deadline: Set<Option<Duration>>,
 }
 
 /// What the `requestState`s of questions are sealed with.
@@ -315,7 +377,7 @@ pub struct Timeouts {
     #[schemars(with = "schema::Duration", extend("default" = show_duration(front::Timeouts::default().write)))]
     pub write: Set<Duration>,
     /// How long an answer may be silent before comments keep its connection open.
-    #[schemars(with = "schema::Duration", extend("default" = show_duration(front::Config::default().keep_alive)))]
+    #[schemars(with = "schema::Duration", extend("default" = show_duration(policy::Held::default().comments)))]
     pub keep_alive: Set<Duration>,
 }
 

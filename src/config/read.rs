@@ -6,17 +6,19 @@
 
 use super::{
     file::{
-        Access, DeferSection, File, Limits, Principal, QuestionsSection, RequestStateSection, Route, Set,
-        Store, Timeouts, Tls, Tool, Upstream,
+        Access, DeferSection, File, HeldSection, Limits, Principal, QuestionsSection, RequestStateSection,
+        Route, Set, Store, TasksSection, Timeouts, Tls, Tool, ToolErrors, Unsolicited, Upstream,
     },
     problem::{At, Place, Problem},
     secret::{self, KeySource},
     section::{
-        Problems, Section, TOP, count, duration, file_path, leaf, list, size, some_duration, text, truth,
+        Problems, Section, TOP, count, duration, duration_or_off, file_path, leaf, list, size, some_duration,
+        text, truth,
     },
     values::{self, Invalid},
     yaml::{self, Node, Scalar, Value},
 };
+use crate::policy::Sign;
 use std::path::PathBuf;
 
 /// Reads the text of a configuration file. What is wrong is added to `problems`; the rest is
@@ -114,6 +116,8 @@ fn route(node: &Node, problems: &mut Problems) -> Option<Route> {
             list(node, problems, |node, problems| leaf(node, problems, values::forwarded_header))
         }),
         questions: section.set("questions", questions),
+        tasks: section.set("tasks", tasks),
+        held: section.set("held", held),
         empty_contents_is_error: section.set("empty_contents_is_error", truth),
     };
     section.close();
@@ -181,6 +185,83 @@ fn questions(node: &Node, problems: &mut Problems) -> Option<QuestionsSection> {
         QuestionsSection { settle: section.set("settle", duration), park: section.set("park", duration) };
     section.close();
     Some(questions)
+}
+
+fn tasks(node: &Node, problems: &mut Problems) -> Option<TasksSection> {
+    let mut section = Section::open(node, "`tasks`", problems)?;
+    let tasks = TasksSection {
+        max_ttl: section.set("max_ttl", some_duration),
+        tool_errors: section.set("tool_errors", |node, problems| {
+            leaf(node, problems, |text| match text {
+                "failed" => Ok(ToolErrors::Failed),
+                "completed" => Ok(ToolErrors::Completed),
+                _ => Err(Invalid(format!(
+                    "unknown outcome `{text}` of a tool's error; use failed or completed"
+                ))),
+            })
+        }),
+        immediate_response: section.set("immediate_response", text),
+        across_eras: section.set("across_eras", truth),
+        unsolicited: section.set("unsolicited", unsolicited),
+    };
+    section.close();
+    Some(tasks)
+}
+
+fn unsolicited(node: &Node, problems: &mut Problems) -> Option<Unsolicited> {
+    match node.value {
+        Value::List(_) => list(node, problems, sign).map(Unsolicited::To),
+        Value::Map(_) => {
+            problems.push(Problem::new(
+                node.place,
+                "must be never, always or a list, as in `[{ header: X-Takes-Tasks, value: \"1\" }]`",
+            ));
+            None
+        }
+        Value::Scalar { .. } => leaf(node, problems, |text| match text {
+            "never" => Ok(Unsolicited::Never),
+            "always" => Ok(Unsolicited::Always),
+            _ => Err(Invalid(format!(
+                "`{text}` does not say who; use never, always or a list, as in `[{{ principal: 0f3c… }}]`"
+            ))),
+        }),
+    }
+}
+
+fn sign(node: &Node, problems: &mut Problems) -> Option<Sign> {
+    let mut section = Section::open(node, "a client's sign", problems)?;
+    let header = section.set("header", |node, problems| leaf(node, problems, values::sign_header));
+    let value = section.set("value", |node, problems| leaf(node, problems, values::header_value));
+    let principal = section.set("principal", |node, problems| leaf(node, problems, values::principal));
+    section.close();
+    let mut wrong = |message: &str| {
+        problems.push(Problem::new(node.place, message));
+        None
+    };
+    match (header, value, principal) {
+        (Set::Wrong, ..) | (_, Set::Wrong, _) | (.., Set::Wrong) => None,
+        (Set::To(header), Set::To(value), Set::Unset) => Some(Sign::Header(header.value, value.value)),
+        (Set::Unset, Set::Unset, Set::To(principal)) => Some(Sign::Principal(principal.value)),
+        (Set::To(_), Set::Unset, Set::Unset) => wrong("the sign has no `value` for its `header`; add one"),
+        (Set::Unset, Set::To(_), Set::Unset) => wrong("the sign has no `header` for its `value`; add one"),
+        (Set::Unset, Set::Unset, Set::Unset) => {
+            wrong("the sign has neither `header` with `value` nor `principal`; give it one")
+        }
+        (Set::To(_), _, Set::To(_)) | (_, Set::To(_), Set::To(_)) => {
+            wrong("the sign has both a header and `principal`; make two of it, either is enough")
+        }
+    }
+}
+
+fn held(node: &Node, problems: &mut Problems) -> Option<HeldSection> {
+    let mut section = Section::open(node, "`held`", problems)?;
+    let held = HeldSection {
+        progress: section.set("progress", duration_or_off),
+        comments: section.set("comments", some_duration),
+        deadline: section.set("deadline", duration_or_off),
+    };
+    section.close();
+    Some(held)
 }
 
 fn request_state(node: &Node, problems: &mut Problems) -> Option<RequestStateSection> {

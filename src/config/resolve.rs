@@ -18,7 +18,6 @@ pub(super) fn resolve(file: File, folder: &Path, problems: &mut Vec<Problem>) ->
     let timeouts = file.timeouts.or_default();
     let listen = listen(file.listen, problems);
     let admin = admin(file.admin, &listen, problems);
-    let defaults = front::Config::default();
     let quotas = quotas(&limits, problems);
     Config {
         admin,
@@ -34,7 +33,6 @@ pub(super) fn resolve(file: File, folder: &Path, problems: &mut Vec<Problem>) ->
             access: access(file.access.or_default()),
             limits: front_limits(&limits),
             timeouts: front_timeouts(&timeouts),
-            keep_alive: timeouts.keep_alive.or(defaults.keep_alive),
             public_url: file.public_url.given(),
         },
     }
@@ -228,7 +226,8 @@ fn route(
             file::Principal::Authorization => policy::PrincipalSource::Authorization,
             file::Principal::Header(name) => policy::PrincipalSource::Header(name),
         },
-        legacy_tasks: policy::LegacyTasks::default(),
+        legacy_tasks: legacy_tasks(written.tasks.or_default(), problems),
+        held: held(&written.held.or_default(), timeouts, problems),
         questions: policy::Questions {
             settle: questions.settle.or(policy::Questions::default().settle),
             park: questions.park.or(policy::Questions::default().park),
@@ -244,6 +243,66 @@ fn route(
             limits: upstream_limits(limits),
         },
     })
+}
+
+fn legacy_tasks(written: file::TasksSection, problems: &mut Vec<Problem>) -> policy::LegacyTasks {
+    let defaults = policy::LegacyTasks::default();
+    policy::LegacyTasks {
+        max_ttl: written.max_ttl.or(defaults.max_ttl),
+        errors_complete: match written.tool_errors.given() {
+            Some(file::ToolErrors::Completed) => true,
+            Some(file::ToolErrors::Failed) => false,
+            None => defaults.errors_complete,
+        },
+        immediate_response: written.immediate_response.given().or(defaults.immediate_response),
+        across_eras: written.across_eras.or(defaults.across_eras),
+        unsolicited: unsolicited(written.unsolicited, problems),
+    }
+}
+
+fn unsolicited(written: Set<file::Unsolicited>, problems: &mut Vec<Problem>) -> policy::Unsolicited {
+    let Set::To(At { place, value }) = written else { return policy::Unsolicited::default() };
+    let signs = match value {
+        file::Unsolicited::Never => return policy::Unsolicited::Nobody,
+        file::Unsolicited::Always => return policy::Unsolicited::Everybody,
+        file::Unsolicited::To(signs) => signs,
+    };
+    if signs.is_empty() {
+        problems.push(Problem::new(place, "`unsolicited` names nobody; write `never` if that is meant"));
+    }
+    let mut known: Vec<At<policy::Sign>> = Vec::with_capacity(signs.len());
+    for sign in signs {
+        if let Some(first) = known.iter().find(|first| first.value == sign.value) {
+            let message = format!("this sign is listed already{}; remove one of the two", line(first.place));
+            problems.push(Problem::new(sign.place, message));
+        }
+        known.push(sign);
+    }
+    policy::Unsolicited::Some(known.into_iter().map(|sign| sign.value).collect())
+}
+
+fn held(written: &file::HeldSection, timeouts: &file::Timeouts, problems: &mut Vec<Problem>) -> policy::Held {
+    let defaults = policy::Held::default();
+    let held = policy::Held {
+        progress: written.progress.copied_or(defaults.progress),
+        comments: written.comments.copied_or(timeouts.keep_alive.copied_or(defaults.comments)),
+        deadline: written.deadline.copied_or(defaults.deadline),
+    };
+    let call = timeouts.call.copied_or(upstream::Timeouts::default().call);
+    if let (Set::To(written), Some(deadline)) = (&written.deadline, held.deadline)
+        && deadline >= call
+    {
+        problems.push(Problem::new(
+            written.place,
+            format!(
+                "`deadline` ({}) would never be reached: `timeouts.call` ({}) ends every call before; raise that or \
+                 lower this",
+                values::show_duration(deadline),
+                values::show_duration(call)
+            ),
+        ));
+    }
+    held
 }
 
 fn upstream_url(

@@ -83,6 +83,12 @@ shapes! {
             { "const": 0 },
         ],
     },
+    DurationOrOff = {
+        "anyOf": [
+            { "type": "string", "pattern": r"^(off|([0-9]+(\.[0-9]+)?(ms|s|m|h|d))+)$" },
+            { "const": false },
+        ],
+    },
     Size = {
         "anyOf": [
             { "type": "integer", "minimum": 0 },
@@ -97,6 +103,35 @@ shapes! {
     Url = { "type": "string", "pattern": "^https?://" },
     Path = { "type": "string", "pattern": "^/" },
     ModeName = { "enum": MODES },
+    ToolErrors = { "enum": ["failed", "completed"] },
+    Unsolicited = {
+        "anyOf": [
+            { "enum": ["never", "always"] },
+            {
+                "type": "array",
+                "minItems": 1,
+                "items": {
+                    "anyOf": [
+                        {
+                            "type": "object",
+                            "properties": {
+                                "header": { "type": "string" },
+                                "value": { "type": "string", "minLength": 1 },
+                            },
+                            "required": ["header", "value"],
+                            "additionalProperties": false,
+                        },
+                        {
+                            "type": "object",
+                            "properties": { "principal": { "type": "string", "pattern": "^[0-9a-f]{16}$" } },
+                            "required": ["principal"],
+                            "additionalProperties": false,
+                        },
+                    ],
+                },
+            },
+        ],
+    },
     Store = {
         "anyOf": [
             { "const": "memory" },

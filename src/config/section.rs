@@ -142,6 +142,21 @@ pub(super) fn some_duration(node: &Node, problems: &mut Problems) -> Option<Dura
     })
 }
 
+/// A duration that is more than nothing, or `off`.
+pub(super) fn duration_or_off(node: &Node, problems: &mut Problems) -> Option<Option<Duration>> {
+    // YAML 1.1 takes a bare `off` for false; whoever wrote `false` meant the same.
+    if node.scalar() == Some(Scalar::Bool(false)) {
+        return Some(None);
+    }
+    leaf(node, problems, |text| match text {
+        "off" => Ok(None),
+        text => match values::duration(text)? {
+            Duration::ZERO => Err(Invalid("must be more than 0; `off` is for never".to_owned())),
+            duration => Ok(Some(duration)),
+        },
+    })
+}
+
 pub(super) fn size(least: usize) -> impl FnOnce(&Node, &mut Problems) -> Option<usize> {
     move |node, problems| {
         leaf(node, problems, |text| match values::size(text)? {

@@ -3,7 +3,7 @@
 
 use super::LogFormat;
 use crate::policy::Mode;
-use http::{HeaderName, Uri};
+use http::{HeaderName, HeaderValue, Uri};
 use std::{net::SocketAddr, time::Duration};
 
 /// Why a value is not what its setting needs; the text says what would be.
@@ -289,6 +289,49 @@ pub fn forwarded_header(text: &str) -> Result<HeaderName> {
     }
 }
 
+/// A header that a client may be known by.
+///
+/// # Errors
+/// Says why it may not: its value would be a secret in the file.
+pub fn sign_header(text: &str) -> Result<HeaderName> {
+    let name = header(text)?;
+    match name.as_str() {
+        "authorization" | "cookie" | "proxy-authorization" => invalid(format!(
+            "`{text}` is a secret, which does not belong here; name its `principal`, as the access log shows it"
+        )),
+        _ => Ok(name),
+    }
+}
+
+/// What a header says.
+///
+/// # Errors
+/// Says that no header could say it.
+pub fn header_value(text: &str) -> Result<String> {
+    let is_value = !text.is_empty() && text.trim() == text && HeaderValue::from_str(text).is_ok();
+    match is_value && text.is_ascii() {
+        true => Ok(text.to_owned()),
+        false => invalid("must be what a header can say: visible ASCII, no blanks around it"),
+    }
+}
+
+/// A principal as the access log shows it.
+///
+/// # Errors
+/// Says what that looks like.
+pub fn principal(text: &str) -> Result<String> {
+    let is_one = text.len() == 16 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+    match (is_one, text) {
+        (true, _) => Ok(text.to_ascii_lowercase()),
+        (false, "anonymous") => invalid(
+            "`anonymous` is everybody who shows no credentials; use `unsolicited: always` if you mean them",
+        ),
+        (false, _) => invalid(format!(
+            "`{text}` is not a principal; write the 16 hex digits that the access log shows, in quotes"
+        )),
+    }
+}
+
 /// A host that clients may name, or `*`.
 ///
 /// # Errors
@@ -461,6 +504,12 @@ mod tests {
         assert!(forwarded_header("X-Tenant").is_ok());
         assert!(forwarded_header("Authorization").unwrap_err().0.contains("always forwarded"));
         assert!(forwarded_header("Mcp-Name").is_err() && forwarded_header("a b").is_err());
+        assert!(sign_header("X-Takes-Tasks").is_ok() && sign_header("Cookie").is_err());
+        assert!(header_value("1").is_ok() && header_value("a b").is_ok());
+        assert!(header_value("").is_err() && header_value(" 1").is_err() && header_value("é").is_err());
+        assert_eq!(principal("0F3c000000000000").as_deref(), Ok("0f3c000000000000"));
+        assert!(principal("0f3c").is_err() && principal("0g3c000000000000").is_err());
+        assert!(principal("anonymous").unwrap_err().0.contains("unsolicited: always"));
         assert!(host("mcp.example.com").is_ok() && host("*").is_ok());
         assert!(host("https://x").is_err() && host("x:80").is_err() && host("*.x").is_err());
         assert!(origin("https://app.example.com:8443").is_ok() && origin("*").is_ok());

@@ -107,6 +107,11 @@ fn outcome(fault: Fault) -> Outcome {
 // === impl Refusal ===
 
 impl Refusal {
+    /// What it says.
+    pub(super) fn error(self) -> ErrorObject {
+        self.into_answer().error
+    }
+
     fn into_answer(self) -> Answer {
         let invalid = |status, message: String| {
             Answer::of(status, ErrorObject::new(code::INVALID_REQUEST, message), Fault::Client)

@@ -57,7 +57,7 @@ pub(super) fn serve<B>(
 where
     B: HttpBody<Data = Bytes> + Send + 'static,
 {
-    let Admitted { mut arrival, _proof } = admitted;
+    let Admitted { mut arrival, turned_away, _proof } = admitted;
     let request = &arrival.request;
     let path = request.uri().path();
     let Some(service) = front.service(path).cloned() else {
@@ -68,7 +68,7 @@ where
     };
     arrival.line.on_route(&service.route().path);
     match *request.method() {
-        Method::POST => Either::Left(Either::Left(modern::serve(front, service, arrival))),
+        Method::POST => Either::Left(Either::Left(modern::serve(front, service, arrival, turned_away))),
         Method::OPTIONS => Either::Right(ready(Ok(preflight(&arrival.request, SERVED, arrival.line)))),
         // 2026-07-28 knows neither streams to listen on nor sessions to end.
         Method::GET | Method::DELETE if !is_modern(request.headers()) => {
@@ -125,6 +125,11 @@ fn preflight<B>(request: &Request<B>, method: &'static str, line: Line) -> Respo
 /// session.
 fn is_modern(headers: &HeaderMap) -> bool {
     !headers.contains_key(&SESSION_ID) && matches!(named(headers), Named::Known(Era::Modern))
+}
+
+/// Whether a request's head leaves it open that a legacy client sent it, who waits for an answer.
+pub(super) fn may_be_legacy<B>(request: &Request<B>) -> bool {
+    *request.method() == Method::POST && !is_modern(request.headers())
 }
 
 /// What the version header says.

@@ -64,7 +64,7 @@ pub(super) fn pass(
         headers: head.headers,
         body,
         post,
-        keep_alive: front.keep_alive,
+        keep_alive: service.route().held.comments,
     };
     let passing = service.pass(passage);
     async move {

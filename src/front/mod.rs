@@ -69,11 +69,6 @@ pub struct Config {
     pub access: Access,
     pub limits: Limits,
     pub timeouts: Timeouts,
-    /// A waiting client hears something at least this often: after that much silence an answer
-    /// becomes an event stream, and the stream gets a comment. From then on an error cannot have
-    /// an HTTP status of its own, so a shorter time costs some clients a clear error; a longer one
-    /// risks an impatient proxy in between. Default 5 s.
-    pub keep_alive: Duration,
     /// The address clients know us by, where it is not what their requests say (a proxy in front
     /// rewrites `Host`). Used for protected-resource metadata only. Default: from each request.
     pub public_url: Option<Uri>,
@@ -143,7 +138,6 @@ struct Front {
     services: Vec<Arc<dyn Service>>,
     limits: Limits,
     timeouts: Timeouts,
-    keep_alive: Duration,
     public_url: Option<Uri>,
     clock: Arc<dyn Clock>,
 }
@@ -166,7 +160,6 @@ pub fn serve(
         services,
         limits: config.limits,
         timeouts: config.timeouts,
-        keep_alive: config.keep_alive,
         public_url: config.public_url,
         clock,
     });
@@ -185,7 +178,6 @@ impl Default for Config {
             access: Access::default(),
             limits: Limits::default(),
             timeouts: Timeouts::default(),
-            keep_alive: Duration::from_secs(5),
             public_url: None,
         }
     }

@@ -13,12 +13,12 @@ use super::{
     legacy,
     metadata::Address,
     receive::receive,
-    reply::{self, Answering},
+    reply::{self, Answering, Body},
     stack::{Answered, Arrival},
 };
 use crate::{
     dialect::{
-        Call, Caller, detached,
+        self, Call, Caller, detached,
         legacy::Post,
         modern::{self, Read},
     },
@@ -26,10 +26,11 @@ use crate::{
         Capabilities, Era, Id,
         accept::{EVENT_STREAM, JSON, accepts, is_media},
     },
-    proxy::{Items, Service},
+    proxy::{Account, Items, Service},
+    telemetry::Outcome,
 };
 use bytes::Bytes;
-use http::{HeaderMap, StatusCode, header::CONTENT_TYPE, request::Parts};
+use http::{HeaderMap, Response, StatusCode, header::CONTENT_TYPE, request::Parts};
 use http_body::Body as HttpBody;
 use std::{future::Future, sync::Arc};
 
@@ -38,6 +39,7 @@ pub(super) fn serve<B>(
     front: Arc<Front>,
     service: Arc<dyn Service>,
     arrival: Arrival<B>,
+    turned_away: Option<usize>,
 ) -> impl Future<Output = Answered> + use<B>
 where
     B: HttpBody<Data = Bytes> + Send + 'static,
@@ -47,6 +49,9 @@ where
     let principal = principal(service.route(), &head.headers);
     line.by(principal);
     async move {
+        if let Some(limit) = turned_away {
+            return Ok(turn_away(&front, &head, body, line, limit).await);
+        }
         let asked = match read(&front, &head, body, &mut line).await {
             Ok(Reading::Request(call, capabilities)) => {
                 let caller = Caller {
@@ -69,9 +74,31 @@ where
         // The head is a part of the connection's read buffer; the call may take hours.
         drop(head);
         let Asked { id, items, address } = asked;
-        let mut response = reply::respond(items, Answering { id, line, keep_alive: front.keep_alive }).await;
+        let mut response =
+            reply::respond(items, Answering { id, line, keep_alive: service.route().held.comments }).await;
         address.put_in_challenge(&front.services, service.route(), response.headers_mut());
         Ok(response)
+    }
+}
+
+/// The most that is read of a request that there is no place for, in bytes.
+const TURNED_AWAY: usize = 64 << 10;
+
+/// Answers a request that there is no place for: a legacy client by the ids of what it waits for.
+async fn turn_away<B>(front: &Front, head: &Parts, body: B, mut line: Line, limit: usize) -> Response<Body>
+where
+    B: HttpBody<Data = Bytes>,
+{
+    let busy = Refusal::Busy { limit };
+    let Ok(body) = receive(front, body, TURNED_AWAY).await else { return refuse(busy, line) };
+    match face::spoken(&head.headers, &body) {
+        Spoken::Legacy(post) if !post.waiting().is_empty() => {
+            line.passes(&post);
+            let body = dialect::legacy::refusal(&post.waiting(), &Refusal::Busy { limit }.error());
+            let account = Account { outcome: Outcome::ProxyFailed, ..Account::default() };
+            answer::json(StatusCode::OK, body, account, line)
+        }
+        Spoken::Legacy(_) | Spoken::Modern => refuse(busy, line),
     }
 }
 
@@ -113,7 +140,7 @@ where
     B: HttpBody<Data = Bytes>,
 {
     let headers = &head.headers;
-    let body = receive(front, body).await?;
+    let body = receive(front, body, front.limits.body_bytes).await?;
     // First of all: what a legacy client must send is for its server to say.
     if let Spoken::Legacy(post) = face::spoken(headers, &body) {
         return Ok(Reading::Legacy(post, body));

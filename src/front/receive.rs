@@ -10,7 +10,7 @@ use tokio::time::timeout;
 /// How much is set aside on a client's word alone.
 const TRUSTED: u64 = 64 << 10;
 
-/// Takes the whole body, into memory of its own.
+/// Takes the whole body, of at most `limit` bytes, into memory of its own.
 ///
 /// The copy is deliberate. What hyper hands out is a slice of the connection's read buffer, and a
 /// call is held for as long as its server takes: without the copy each waiting call would keep a
@@ -18,8 +18,11 @@ const TRUSTED: u64 = 64 << 10;
 ///
 /// # Errors
 /// [`Refusal::TooLarge`], as soon as that is known; [`Refusal::TooSlow`]; [`Refusal::Broken`].
-pub(super) async fn receive<B: Body<Data = Bytes>>(front: &Front, body: B) -> Result<Bytes, Refusal> {
-    let limit = front.limits.body_bytes;
+pub(super) async fn receive<B: Body<Data = Bytes>>(
+    front: &Front,
+    body: B,
+    limit: usize,
+) -> Result<Bytes, Refusal> {
     if body.size_hint().lower() > limit as u64 {
         return Err(Refusal::TooLarge { limit });
     }

@@ -23,6 +23,9 @@ pub(super) type Answered = Result<http::Response<Body>, Infallible>;
 /// A request that may come in.
 pub(super) struct Admitted<B> {
     pub(super) arrival: Arrival<B>,
+    /// It is one more than the limit of calls in flight, which is this: it is only read to be answered
+    /// in its own way.
+    pub(super) turned_away: Option<usize>,
     /// Only the check can make one.
     pub(super) _proof: Checked,
 }

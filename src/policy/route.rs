@@ -15,6 +15,7 @@ pub struct Route {
     pub principal: PrincipalSource,
     pub questions: Questions,
     pub legacy_tasks: LegacyTasks,
+    pub held: Held,
     /// Headers beside `Authorization` and cookies by which the server knows the caller. They are
     /// forwarded, and callers that differ in them share no session.
     pub forward: Vec<HeaderName>,
@@ -41,6 +42,24 @@ pub struct Questions {
     /// How long an unanswered one may wait before a task exists; the server's call, its session and
     /// a few KiB wait with it. Default 5 min.
     pub park: Duration,
+}
+
+/// What a client gets that waits for a slow `tools/call`, `prompts/get` or `resources/read` without a
+/// task, so that neither it nor what stands in between takes the call for dead.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Held {
+    /// After how much silence a client that gave a progress token is told that the call still runs;
+    /// `None` for never. Each costs a line of about 150 bytes. Default 10 s.
+    pub progress: Option<Duration>,
+    /// After how much silence an answer becomes an event stream and the stream gets a comment, which
+    /// keeps the connection open. From then on an error cannot have an HTTP status of its own, so a
+    /// shorter time costs some clients a clear error; a longer one risks an impatient proxy in
+    /// between. It holds for whatever a client waits for. Default 5 s.
+    pub comments: Duration,
+    /// How long a client waits at most, from its request on: then it gets an error, and the server is
+    /// told that the call is cancelled. Default none; the server's own time is
+    /// `upstream::Timeouts::call`.
+    pub deadline: Option<Duration>,
 }
 
 /// How tasks are made for clients of 2025-11-25.
@@ -77,6 +96,14 @@ pub enum Sign {
     Header(HeaderName, String),
     /// Its principal, as the log shows it: the first 16 hexadecimal digits of its hash.
     Principal(String),
+}
+
+// === impl Held ===
+
+impl Default for Held {
+    fn default() -> Self {
+        Self { progress: Some(Duration::from_secs(10)), comments: Duration::from_secs(5), deadline: None }
+    }
 }
 
 // === impl LegacyTasks ===

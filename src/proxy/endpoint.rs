@@ -4,7 +4,7 @@ use super::{
     Item, Items, Passage, Passed, Reply, Service, Tasks,
     attended::Attended,
     catalogues::Catalogues,
-    legacy::{self, Offering, Streams},
+    legacy::{self, Offering, Sessions, Streams},
     listen::Listening,
     reply::{self, Word},
 };
@@ -47,6 +47,8 @@ pub(super) struct Shared {
     catalogues: Catalogues,
     /// What is known of the tasks of the server's own.
     pub(super) offering: Offering,
+    /// The sessions of legacy clients that are there.
+    pub(super) sessions: Arc<Sessions>,
     /// The streams on which legacy sessions listen.
     pub(super) streams: Arc<Streams>,
 }
@@ -78,6 +80,7 @@ impl Endpoint {
                 keyring,
                 catalogues,
                 offering: Offering::default(),
+                sessions: Arc::default(),
                 streams: Arc::default(),
             }),
         }

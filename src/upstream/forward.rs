@@ -131,7 +131,11 @@ pub(super) async fn forward(peer: Arc<Peer>, request: Forward) -> Result<Forward
         (Purpose::Listen | Purpose::Begin | Purpose::Call | Purpose::Ask | Purpose::Tell, _) => None,
     };
     let path = with_query(&peer.path, query.as_deref());
-    let answering = peer.client.send(&method, &path, &lines(&peer, &headers), &[], body);
+    let lines = lines(&peer, &headers);
+    let answering = peer.client.send(&method, &path, &lines, &[], body.clone());
+    // What is only asked for is asked for once more where its connection breaks: a server closes
+    // idle ones, and the request may be on its way just then.
+    let again = may_repeat(purpose).then(|| Box::new((method, path.into_owned(), lines, body)));
     drop(headers);
     let due = due.map(|(limit, lost)| (Box::pin(sleep(limit)), lost));
     let wanted = match purpose {
@@ -140,7 +144,15 @@ pub(super) async fn forward(peer: Arc<Peer>, request: Forward) -> Result<Forward
         Purpose::Begin | Purpose::Call | Purpose::Ask | Purpose::Tell => Wanted::AtAnyPrice,
     };
     let rest = Rest { peer: peer.clone(), wanted, due };
-    let (response, mut rest) = Asking { asked: Some(answering), rest: Some(rest) }.await?;
+    let (response, mut rest) = match (Asking { asked: Some(answering), rest: Some(rest) }.await, again) {
+        (Err((Lost::Broken(_), rest)), Some(again)) => {
+            let (method, path, lines, body) = *again;
+            let answering = rest.peer.client.send(&method, &path, &lines, &[], body);
+            let answer = Asking { asked: Some(answering), rest: Some(rest) }.await;
+            answer.map_err(|(lost, _)| lost)?
+        }
+        (answer, _) => answer.map_err(|(lost, _)| lost)?,
+    };
     drop(opening);
     if !matches!(purpose, Purpose::Call | Purpose::Ask) {
         rest.due = None;
@@ -153,6 +165,14 @@ pub(super) async fn forward(peer: Arc<Peer>, request: Forward) -> Result<Forward
     let limit = rest.peer.config.limits.result_bytes;
     let body = Passing { body: Some(body), rest };
     Ok(Forwarded { status: head.status, headers: without_hop(head.headers), body, limit })
+}
+
+/// Whether a request may be sent twice.
+fn may_repeat(purpose: Purpose) -> bool {
+    match purpose {
+        Purpose::Listen | Purpose::Begin | Purpose::Ask => true,
+        Purpose::Call | Purpose::Tell => false,
+    }
 }
 
 /// The path of the server with the client's query behind its own.
@@ -382,7 +402,7 @@ impl Rest {
 // === impl Asking ===
 
 impl Future for Asking {
-    type Output = Result<(http::Response<Incoming>, Rest), Lost>;
+    type Output = Result<(http::Response<Incoming>, Rest), (Lost, Rest)>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let Self { asked: Some(answering), rest: Some(rest) } = &mut *self else {
@@ -394,7 +414,10 @@ impl Future for Asking {
         };
         self.asked = None;
         let rest = self.rest.take().expect("it was there a moment ago");
-        Poll::Ready(answer.map(|response| (response, rest)))
+        Poll::Ready(match answer {
+            Ok(response) => Ok((response, rest)),
+            Err(lost) => Err((lost, rest)),
+        })
     }
 }
 

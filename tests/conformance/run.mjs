@@ -261,7 +261,8 @@ for (const group of new Set(jobs.flatMap(partsOf).flatMap(job => [job.group, gro
   const scenarios = outcome[group] ?? {}; // `--only tasks` leaves nothing for `modern`
   const all = Object.entries(scenarios);
   if (!all.length) continue;
-  const scored = group.includes('legacy') ? legacy.scored : group.includes('modern') ? modern.scored : Object.keys(scenarios);
+  const set = group.includes('legacy') ? legacy : group.includes('modern') ? modern : undefined;
+  const scored = set?.scored ?? Object.keys(scenarios);
   const pass = entries => entries.filter(([, { verdict }]) => LEVEL[verdict]).length;
   const share = (entries, label) => {
     const skipped = entries.filter(([, { verdict }]) => verdict === 'skipped').length;

@@ -6,8 +6,9 @@
     run.py --direct                         # the checks that hold without a proxy, without one
 
 Each pair of a client and a server gets a server and a proxy of its own; each `recorded` one runs a
-session twice and compares the bytes (recorded.py). Prints one line for each check, `ok PAIR/NAME` or `FAIL PAIR/NAME: why`, and at the end `N passed, M failed`; exits with 1
-when one failed. Needs nothing but the standard library, Node >= 20 and npm.
+session twice and compares the bytes (recorded.py). Prints one line for each check, `ok PAIR/NAME` or
+`FAIL PAIR/NAME: why`, and at the end `N passed, M failed`; exits with 1 when one failed. Needs nothing
+but the standard library, Node >= 20 and npm.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class Client:
     extra: tuple[str, ...] = ()  # groups that run only when named
 
 
-OLDER_PYTHON = ["python/older.py", "--revision"]
+OLDER_PYTHON = ["python/older", "--revision"]
 CLIENTS = {
     "python": Client(
         ["client", "python/client.py"],
@@ -75,9 +76,7 @@ CLIENTS = {
     ),
     "python1.12": Client(["client-1.12", *OLDER_PYTHON, "2025-06-18"], "plain,asking,older", "plain,asking,older"),
     "python1.9": Client(["client-1.9", *OLDER_PYTHON, "2025-03-26"], "plain,older", "plain,older"),
-    "typescript1.32": Client(
-        ["node", "typescript/older.mjs"], "plain,asking,tasks,task-questions", "plain,asking"
-    ),
+    "typescript1.32": Client(["node", "typescript/older.mjs"], "plain,asking,tasks,task-questions", "plain,asking"),
 }
 SERVERS = {"python": ["server", "python/server.py"], "typescript": ["node", "typescript/server.mjs"]}
 

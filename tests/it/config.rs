@@ -78,7 +78,15 @@ routes:
     forward: [X-Tenant]
     questions: { settle: 1ms, park: 2s }
     empty_contents_is_error: true
+    tasks:
+      max_ttl: 90m
+      tool_errors: completed
+      immediate_response: "started: go on"
+      across_eras: true
+      unsolicited: [{ header: X-Takes-Tasks, value: 1 }, { principal: 0F3C000000000016 }]
+    held: { progress: 3s, comments: 4s, deadline: 3600ms }
   - path: /b
+    held: { progress: off, deadline: off }
     upstream: { url: "https://example.com/mcp" }
 "#,
     );
@@ -126,6 +134,34 @@ routes:
     path: /d
     upstream: {}
     questions: 5s
+  - path: /e
+    upstream: { url: "http://127.0.0.1:9000/mcp" }
+    tasks:
+      max_ttl: 0
+      tool_errors: passed
+      immediate_response: ""
+      across_eras: maybe
+      unsolicitd: never
+    held: { progress: 0s, comments: off, deadline: soon, keep_alive: 5s }
+  - path: /f
+    upstream: { url: "http://127.0.0.1:9000/mcp" }
+    tasks:
+      unsolicited:
+        - { header: Authorization, value: Bearer x }
+        - { header: X-A, value: " " }
+        - { header: X-A }
+        - { value: a }
+        - { principal: 0f3c }
+        - { principal: anonymous }
+        - { header: X-A, value: a, principal: 0f3c000000000016 }
+        - {}
+        - 0f3c000000000016
+  - path: /g
+    upstream: { url: "http://127.0.0.1:9000/mcp" }
+    tasks: { unsolicited: sometimes }
+  - path: /h
+    upstream: { url: "http://127.0.0.1:9000/mcp" }
+    tasks: { unsolicited: { header: X-A, value: a } }
 "#,
         expect![[r#"
             deferral.yaml:1:1: unknown key `lisen` at the top level; did you mean `listen`?
@@ -165,6 +201,26 @@ routes:
             deferral.yaml:36:5: `path` is already set on line 35; remove one of the two
             deferral.yaml:37:15: `upstream` names no server; give it a `url`
             deferral.yaml:38:16: `questions` must be a mapping (`key: value`), not a text
+            deferral.yaml:42:16: `max_ttl` must be more than 0; leave it out for the default
+            deferral.yaml:43:20: unknown outcome `passed` of a tool's error; use failed or completed
+            deferral.yaml:44:27: `immediate_response` must not be empty
+            deferral.yaml:45:20: `across_eras` must be true or false, not `maybe`
+            deferral.yaml:46:7: unknown key `unsolicitd` in `tasks`; did you mean `unsolicited`?
+            deferral.yaml:47:23: `progress` must be more than 0; `off` is for never
+            deferral.yaml:47:37: `off` is not a duration; write a number and ms, s, m, h or d, as in `250ms` or `5s`
+            deferral.yaml:47:52: `soon` is not a duration; write a number and ms, s, m, h or d, as in `250ms` or `5s`
+            deferral.yaml:47:58: unknown key `keep_alive` in `held`; it belongs under `timeouts`
+            deferral.yaml:52:21: `Authorization` is a secret, which does not belong here; name its `principal`, as the access log shows it
+            deferral.yaml:53:33: `value` must be what a header can say: visible ASCII, no blanks around it
+            deferral.yaml:54:11: the sign has no `value` for its `header`; add one
+            deferral.yaml:55:11: the sign has no `header` for its `value`; add one
+            deferral.yaml:56:24: `0f3c` is not a principal; write the 16 hex digits that the access log shows, in quotes
+            deferral.yaml:57:24: `anonymous` is everybody who shows no credentials; use `unsolicited: always` if you mean them
+            deferral.yaml:58:11: the sign has both a header and `principal`; make two of it, either is enough
+            deferral.yaml:59:11: the sign has neither `header` with `value` nor `principal`; give it one
+            deferral.yaml:60:11: a client's sign must be a mapping (`key: value`), not a text
+            deferral.yaml:63:27: `sometimes` does not say who; use never, always or a list, as in `[{ principal: 0f3c… }]`
+            deferral.yaml:66:27: `unsolicited` must be never, always or a list, as in `[{ header: X-Takes-Tasks, value: "1" }]`
         "#]],
     );
 }
@@ -253,6 +309,16 @@ limits: { poll_interval_min: 1m }
 routes:
   - upstream: { url: "http://127.0.0.1/" }
   - upstream: { url: "http://127.0.0.1/" }
+  - path: /a
+    upstream: { url: "http://127.0.0.1/" }
+    held: { deadline: 24h }
+    tasks:
+      unsolicited:
+        - { header: X-A, value: a }
+        - { header: x-a, value: a }
+  - path: /b
+    upstream: { url: "http://127.0.0.1/" }
+    tasks: { unsolicited: [] }
 "#,
         expect![[r#"
             deferral.yaml:2:10: `admin` and `listen` are both 127.0.0.1:8809; choose another port for one of them, or set `admin: off`
@@ -260,6 +326,9 @@ routes:
             deferral.yaml:3:6: `tls` has no `key`; name a PEM file
             deferral.yaml:4:30: `poll_interval_min` (60s) is more than `poll_interval_max` (30s)
             deferral.yaml:7:5: the path `/mcp` is already a route (line 6); give this one another
+            deferral.yaml:10:23: `deadline` (1d) would never be reached: `timeouts.call` (1d) ends every call before; raise that or lower this
+            deferral.yaml:14:11: this sign is listed already (line 13); remove one of the two
+            deferral.yaml:17:27: `unsolicited` names nobody; write `never` if that is meant
         "#]],
     );
     // Port 0 is another port each time.
@@ -338,6 +407,9 @@ fn the_schema_knows_exactly_the_keys_that_are_read() {
         "routes[].tools[]",
         "routes[].upstream",
         "routes[].questions",
+        "routes[].tasks",
+        "routes[].tasks.unsolicited[]",
+        "routes[].held",
         "request_state",
         "request_state.keys[]",
     ] {

@@ -35,10 +35,6 @@ const BOTH: [Version; 2] = [Version::Http1, Version::Http2];
 /// Long enough never to pass in a test.
 const NEVER: Duration = Duration::from_secs(600);
 
-fn patient(config: &mut Config) {
-    config.keep_alive = NEVER;
-}
-
 // === answers ===
 
 #[tokio::test]
@@ -75,7 +71,7 @@ async fn a_notice_first_begins_an_event_stream_that_ends_with_the_reply() {
             reply.status = StatusCode::BAD_REQUEST;
             items([notice("1"), notice("2"), Item::Reply(reply)])
         });
-        let answer = World::new(&[&desk], patient).client(version).await.ask(call("work")).await;
+        let answer = World::new(&[&desk], |_| {}).client(version).await.ask(call("work")).await;
         assert_eq!(answer.status, StatusCode::OK, "a stream that has begun is 200 for good");
         assert_eq!(answer.header("content-type"), "text/event-stream");
         assert_eq!(answer.header("cache-control"), "no-cache");
@@ -94,8 +90,8 @@ async fn silence_begins_an_event_stream_and_is_broken_by_comments() {
     for version in BOTH {
         let (sender, stream) = channel();
         let stream = Mutex::new(Some(stream));
-        let desk = Desk::new(move |_| stream.lock().unwrap().take().expect("one call"));
-        let world = World::new(&[&desk], |config| config.keep_alive = Duration::from_millis(20));
+        let desk = Desk::paced(20, move |_| stream.lock().unwrap().take().expect("one call"));
+        let world = World::new(&[&desk], |_| {});
         let response = world.client(version).await.send(call("work")).await.expect("an answer");
         let (head, mut body) = response.into_parts();
         assert_eq!(head.headers["content-type"], "text/event-stream");
@@ -114,7 +110,7 @@ async fn each_message_goes_out_as_it_comes() {
         let (sender, stream) = channel();
         let stream = Mutex::new(Some(stream));
         let desk = Desk::new(move |_| stream.lock().unwrap().take().expect("one call"));
-        let world = World::new(&[&desk], patient);
+        let world = World::new(&[&desk], |_| {});
         let mut client = world.client(version).await;
         let answer = client.send(call("work"));
         sender.send(notice("1")).expect("it is listened to");
@@ -135,7 +131,7 @@ async fn a_large_reply_is_one_event_and_one_json_body() {
                 let reply = Item::Reply(reply(&call.id, &result));
                 items(first.map(notice).into_iter().chain([reply]).collect::<Vec<_>>())
             });
-            let answer = World::new(&[&desk], patient).client(version).await.ask(call("work")).await;
+            let answer = World::new(&[&desk], |_| {}).client(version).await.ask(call("work")).await;
             let last = answer.body.trim_end().rsplit('\n').next().expect("a line");
             let message: serde_json::Value =
                 serde_json::from_str(last.strip_prefix("data: ").unwrap_or(last)).expect("JSON");
@@ -182,8 +178,8 @@ async fn one_connection_serves_many_requests() {
 #[tokio::test]
 async fn a_client_that_leaves_while_waiting_gives_up_its_call() {
     for version in BOTH {
-        let (desk, mut given_up) = Desk::silent();
-        let world = World::new(&[&desk], patient);
+        let (desk, mut given_up) = Desk::silent(NEVER);
+        let world = World::new(&[&desk], |_| {});
         let mut client = world.client(version).await;
         let waiting = tokio::spawn(client.send(call("work")));
         while desk.seen.lock().unwrap().is_empty() {
@@ -198,8 +194,8 @@ async fn a_client_that_leaves_while_waiting_gives_up_its_call() {
 #[tokio::test]
 async fn a_client_that_leaves_an_event_stream_gives_up_its_call() {
     for version in BOTH {
-        let (desk, mut given_up) = Desk::silent();
-        let world = World::new(&[&desk], |config| config.keep_alive = Duration::from_millis(5));
+        let (desk, mut given_up) = Desk::silent(Duration::from_millis(5));
+        let world = World::new(&[&desk], |_| {});
         let mut client = world.client(version).await;
         let response = client.send(call("work")).await.expect("an event stream");
         drop(response);
@@ -216,7 +212,7 @@ async fn giving_up_one_http_2_request_leaves_the_others_alone() {
         Some("slow") => stream.lock().unwrap().take().expect("one call"),
         _ => once(reply(&call.id, "{}")),
     });
-    let world = World::new(&[&desk], patient);
+    let world = World::new(&[&desk], |_| {});
     let mut client = world.client(Version::Http2).await;
     let slow = tokio::spawn(client.send(call("slow")));
     while desk.seen.lock().unwrap().is_empty() {
@@ -239,7 +235,7 @@ async fn a_handle_counts_as_given_once_the_socket_has_it() {
                 fates.send(fate).expect("somebody wants to know");
                 items(first.map(notice).into_iter().chain([Item::Reply(reply)]).collect::<Vec<_>>())
             });
-            let world = World::new(&[&desk], patient);
+            let world = World::new(&[&desk], |_| {});
             let mut client = world.client(version).await;
             // Twice: a connection gives more than one.
             for _ in 0..2 {
@@ -259,7 +255,7 @@ async fn many_handles_at_once_are_all_given() {
             fates.send(fate).expect("somebody wants to know");
             once(reply)
         });
-        let world = World::new(&[&desk], patient);
+        let world = World::new(&[&desk], |_| {});
         let mut asking = tokio::task::JoinSet::new();
         for _ in 0..8 {
             let mut client = world.client(version).await;
@@ -316,7 +312,7 @@ async fn a_handle_is_not_given_to_a_client_that_does_not_take_it() {
             fates.send(fate).expect("somebody wants to know");
             once(reply)
         });
-        let world = World::new(&[&desk], patient);
+        let world = World::new(&[&desk], |_| {});
         let mut client = world.client(version).await;
         let response = client.send(call("work")).await.expect("a head");
         let mut fate = told.recv().await.expect("a handle");
@@ -340,7 +336,7 @@ async fn a_handle_held_back_by_flow_control_is_not_given_by_other_answers() {
         fates.send(fate).expect("somebody wants to know");
         once(reply)
     });
-    let world = World::new(&[&desk], patient);
+    let world = World::new(&[&desk], |_| {});
     let io = hyper_util::rt::TokioIo::new(world.socket().await);
     let (sender, connection) = hyper::client::conn::http2::Builder::new(hyper_util::rt::TokioExecutor::new())
         .initial_stream_window_size(64 << 10)
@@ -696,7 +692,6 @@ async fn a_client_that_takes_nothing_is_let_go_and_one_that_has_nothing_to_take_
         });
         let world = World::new(&[&desk], |config| {
             config.timeouts.write = Duration::from_millis(100);
-            config.keep_alive = NEVER;
             config.tls = secure.then(tls_paths);
         });
         let client = async || match secure {
@@ -740,7 +735,6 @@ async fn more_calls_than_the_limit_are_shed_and_places_are_given_back() {
         });
         let world = World::new(&[&desk], |config| {
             config.limits.calls = 1;
-            config.keep_alive = NEVER;
         });
         let mut first = world.client(version).await;
         let slow = tokio::spawn(first.send(call("slow")));
@@ -1035,8 +1029,8 @@ async fn a_client_that_leaves_leaves_a_line() {
     for version in BOTH {
         for keep_alive in [NEVER, Duration::from_millis(5)] {
             let lines = Lines::record();
-            let (desk, mut given_up) = Desk::silent();
-            let world = World::new(&[&desk], |config| config.keep_alive = keep_alive);
+            let (desk, mut given_up) = Desk::silent(keep_alive);
+            let world = World::new(&[&desk], |_| {});
             let mut client = world.client(version).await;
             let answer = client.send(call("work"));
             let begun = if keep_alive == NEVER {
@@ -1109,7 +1103,7 @@ async fn at_the_end_calls_are_finished_and_nothing_new_is_begun() {
         let (sender, stream) = channel();
         let stream = Mutex::new(Some(stream));
         let desk = Desk::new(move |_| stream.lock().unwrap().take().expect("one call"));
-        let world = World::new(&[&desk], patient);
+        let world = World::new(&[&desk], |_| {});
         let address = world.addresses[0];
         // One that has said nothing, one that is idle between two requests.
         let mut fresh = world.socket().await;

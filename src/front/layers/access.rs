@@ -111,7 +111,7 @@ where
         match self.check(&arrival.request) {
             Ok(proof) => {
                 let origin = arrival.request.headers().get(ORIGIN).map(crate::dialect::detached);
-                let inner = self.inner.call(Admitted { arrival, _proof: proof });
+                let inner = self.inner.call(Admitted { arrival, turned_away: None, _proof: proof });
                 ResponseFuture::Admitted { inner, origin }
             }
             Err(denied) => {

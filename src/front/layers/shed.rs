@@ -2,9 +2,13 @@
 //!
 //! A call counts from its head to the last byte of its answer. A call that has become a task
 //! counts no longer: its answer has been given.
+//!
+//! A legacy client is not told by a status: some wait for ever behind a bare 503 (`WIRE`, B 1,
+//! rule 19). So what may come from one is read, a few at a time, to be answered by its id.
 
 use crate::front::{
     answer::{Refusal, refuse},
+    face,
     reply::Body,
     stack::Admitted,
 };
@@ -22,6 +26,8 @@ use tower::{Layer, Service};
 #[derive(Clone, Debug)]
 pub(in crate::front) struct ShedLayer {
     places: Arc<Semaphore>,
+    /// For those that are read although there is no place for them.
+    waiting_room: Arc<Semaphore>,
     limit: usize,
 }
 
@@ -30,16 +36,25 @@ pub(in crate::front) struct ShedLayer {
 pub(in crate::front) struct Shed<S> {
     inner: S,
     places: Arc<Semaphore>,
+    /// For those that are read although there is no place for them.
+    waiting_room: Arc<Semaphore>,
     limit: usize,
 }
 
 type Response = http::Response<Body>;
 
+/// Requests that are read at a time although there is no place for them.
+const WAITING_ROOM: usize = 64;
+
 // === impl ShedLayer ===
 
 impl ShedLayer {
     pub(in crate::front) fn new(limit: usize) -> Self {
-        Self { places: Arc::new(Semaphore::new(limit.min(Semaphore::MAX_PERMITS))), limit }
+        Self {
+            places: Arc::new(Semaphore::new(limit.min(Semaphore::MAX_PERMITS))),
+            waiting_room: Arc::new(Semaphore::new(WAITING_ROOM)),
+            limit,
+        }
     }
 }
 
@@ -47,7 +62,12 @@ impl<S> Layer<S> for ShedLayer {
     type Service = Shed<S>;
 
     fn layer(&self, inner: S) -> Shed<S> {
-        Shed { inner, places: Arc::clone(&self.places), limit: self.limit }
+        Shed {
+            inner,
+            places: Arc::clone(&self.places),
+            waiting_room: Arc::clone(&self.waiting_room),
+            limit: self.limit,
+        }
     }
 }
 
@@ -67,15 +87,18 @@ where
     }
 
     fn call(&mut self, mut admitted: Admitted<B>) -> Self::Future {
-        match Arc::clone(&self.places).try_acquire_owned() {
-            Ok(place) => {
-                admitted.arrival.line.hold(place);
-                Either::Left(self.inner.call(admitted))
-            }
-            Err(_full) => {
-                let busy = Refusal::Busy { limit: self.limit };
-                Either::Right(ready(Ok(refuse(busy, admitted.arrival.line))))
-            }
+        if let Ok(place) = Arc::clone(&self.places).try_acquire_owned() {
+            admitted.arrival.line.hold(place);
+            return Either::Left(self.inner.call(admitted));
         }
+        if face::may_be_legacy(&admitted.arrival.request)
+            && let Ok(place) = Arc::clone(&self.waiting_room).try_acquire_owned()
+        {
+            admitted.arrival.line.hold(place);
+            admitted.turned_away = Some(self.limit);
+            return Either::Left(self.inner.call(admitted));
+        }
+        let busy = Refusal::Busy { limit: self.limit };
+        Either::Right(ready(Ok(refuse(busy, admitted.arrival.line))))
     }
 }

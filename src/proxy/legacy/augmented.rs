@@ -47,9 +47,9 @@ use std::{
 };
 use tokio::sync::mpsc;
 
-/// The ids of calls that are made in sessions of clients: far above what a client counts to, and still
+/// The ids of our requests in sessions of clients: far above what a client counts to, and still
 /// exact in a double.
-const IDS: u64 = 1 << 51;
+pub(super) const IDS: u64 = 1 << 51;
 
 /// Progress is written to the task at most this often: a store write each.
 const PROGRESS_PERIOD: Duration = Duration::from_millis(500);

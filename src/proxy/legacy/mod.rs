@@ -13,10 +13,12 @@ mod edited;
 mod offering;
 mod passing;
 mod requests;
+mod sessions;
 mod streams;
 mod unsolicited;
 
 pub(super) use offering::Offering;
+pub(super) use sessions::Sessions;
 pub(super) use streams::Streams;
 
 use super::{Account, Passage, Passed, Passing, endpoint::Shared};
@@ -39,6 +41,7 @@ use http::{
     HeaderMap, HeaderName, HeaderValue, StatusCode,
     header::{CACHE_CONTROL, CONTENT_LENGTH, CONTENT_TYPE},
 };
+use sessions::Watched;
 use std::sync::Arc;
 
 /// What a request means to us.
@@ -57,7 +60,12 @@ pub(super) async fn pass(shared: Arc<Shared>, passage: Passage) -> Passed {
         false => Road::Passes(None),
     };
     match road {
-        Road::Passes(edit) => passing::pass(shared, passage, edit).await,
+        Road::Passes(edit) => {
+            let (watched, sessions) = (Watched::of(&passage), Arc::clone(&shared.sessions));
+            let passed = passing::pass(shared, passage, edit).await;
+            sessions.saw(&watched, &passed);
+            passed
+        }
         Road::Ends(passed) => passed,
     }
 }
@@ -105,7 +113,10 @@ async fn road(shared: &Arc<Shared>, passage: &Passage) -> Road {
                 Method::TasksGet | Method::TasksResult | Method::TasksCancel | Method::TasksList
             ) && shared.offers_tasks(passage).await =>
         {
-            Road::Ends(requests::serve(shared, passage, &client, method, id, target.as_deref()).await)
+            Road::Ends(match shared.refuses(passage, client.session).await {
+                Some(refusal) => refusal,
+                None => requests::serve(shared, passage, &client, method, id, target.as_deref()).await,
+            })
         }
         [Message::Response(Some(id))] => match augmented::asked(id) {
             Some((task, key)) => Road::Ends(requests::answered(shared, passage, &client, &task, key).await),
@@ -149,6 +160,9 @@ async fn call(shared: &Arc<Shared>, passage: &Passage, client: &Client, id: &Id,
         }
         Ok(Some(wish)) => wish,
     };
+    if let Some(refusal) = shared.refuses(passage, client.session).await {
+        return Road::Ends(refusal);
+    }
     let call = InSession::new(shared, passage, client, &frame, tool, wish);
     Road::Ends(match unsolicited {
         true => unsolicited::begin(call, id.clone(), passage.keep_alive).await,

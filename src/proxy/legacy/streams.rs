@@ -6,7 +6,7 @@
 use crate::{bridge::outbox::Line, dialect::Principal, protocol::headers::SESSION_ID};
 use bytes::Bytes;
 use dashmap::DashMap;
-use http::HeaderMap;
+use http::{HeaderMap, HeaderValue};
 use std::sync::{
     Arc, Mutex, MutexGuard, PoisonError,
     atomic::{AtomicU64, Ordering},
@@ -71,8 +71,12 @@ pub(super) fn next_line() -> Line {
 impl Key {
     /// The session a request belongs to; none where it names none.
     pub(super) fn of(principal: Principal, headers: &HeaderMap) -> Option<Self> {
-        let id = headers.get(&SESSION_ID)?;
-        Some(Self(Principal::of(&[principal.as_bytes(), id.as_bytes()])))
+        Some(Self::named(principal, headers.get(&SESSION_ID)?))
+    }
+
+    /// The session of this name.
+    pub(super) fn named(principal: Principal, id: &HeaderValue) -> Self {
+        Self(Principal::of(&[principal.as_bytes(), id.as_bytes()]))
     }
 
     pub(super) fn digest(self) -> [u8; 16] {

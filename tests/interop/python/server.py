@@ -136,7 +136,7 @@ async def dialogue(ctx: Context, questions: list[str], delay: float = 0) -> str:
 
 @app.tool()
 async def survey(ctx: Context, topic: str, delay: float = 0, nobody: bool = False) -> str:
-    """Ask the user, the model and the client's roots after a delay, all at once; or not the user, for there is nobody."""
+    """Ask the user, unless there is nobody, the model and the client's roots after a delay, all at once."""
     await anyio.sleep(delay)
     found: dict[str, str] = {"user": "nobody"}
 

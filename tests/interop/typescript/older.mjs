@@ -3,7 +3,7 @@
 //     node older.mjs URL [--groups plain,asking,resuming,tasks,task-questions] [--only SUBSTRING]
 //
 // URL is python/server.py or typescript/server.mjs, or a proxy in front of it. The groups are those of
-// python/older.py. Prints `ok NAME` or `FAIL NAME: why` for each check, and `done N` at the end.
+// python/older/. Prints `ok NAME` or `FAIL NAME: why` for each check, and `done N` at the end.
 
 import assert from 'node:assert/strict';
 import { randomUUID } from 'node:crypto';
@@ -78,9 +78,9 @@ async function withClient(use, { elicit = echo, onnotification = () => {} } = {}
   client.setRequestHandler(ElicitRequestSchema, async (request) => elicit(request));
   client.setRequestHandler(CreateMessageRequestSchema, async (request) => model(request));
   client.setRequestHandler(ListRootsRequestSchema, async () => roots());
-  for (const each of [LoggingMessageNotificationSchema, TaskStatusNotificationSchema, ToolListChangedNotificationSchema]) {
-    client.setNotificationHandler(each, onnotification);
-  }
+  client.setNotificationHandler(LoggingMessageNotificationSchema, onnotification);
+  client.setNotificationHandler(TaskStatusNotificationSchema, onnotification);
+  client.setNotificationHandler(ToolListChangedNotificationSchema, onnotification);
   const transport = new StreamableHTTPClientTransport(new URL(url));
   await client.connect(transport);
   try {
@@ -160,9 +160,11 @@ check('plain', 'calls', () =>
     assert.deepEqual(sum.structuredContent, { result: 9007199254740991 }, 'the structured content');
     const name = label();
     const began = performance.now();
-    assert.equal(textOf(await callTool(client, 'slow', { seconds: 1, label: name })), `slow ${name} is done`, 'the text');
+    const slow = await callTool(client, 'slow', { seconds: 1, label: name });
+    assert.equal(textOf(slow), `slow ${name} is done`, 'the text');
     assert.ok(performance.now() - began >= 900, 'answered before the work of 1 s was done');
-    assert.ok(textOf(await callTool(client, 'big', { kib: 2048, seconds: 0.4 })) === BLOCK.repeat(2048), 'a large text');
+    const big = await callTool(client, 'big', { kib: 2048, seconds: 0.4 });
+    assert.ok(textOf(big) === BLOCK.repeat(2048), 'a large text');
   }),
 );
 
@@ -259,17 +261,16 @@ check('plain', 'an-ended-session-is-gone', () =>
 // --- questions -----------------------------------------------------------------------------------
 
 check('asking', 'a-question-in-a-call', async () => {
-  for (const [answer, want] of [[{ action: 'accept', content: { answer: 'seven' } }, 'seven'], [{ action: 'decline' }, 'decline']]) {
+  const accepted = { action: 'accept', content: { answer: 'seven' } };
+  for (const [answer, want] of [[accepted, 'seven'], [{ action: 'decline' }, 'decline']]) {
     const asked = [];
     const elicit = ({ params }) => {
       asked.push(params.message);
       return answer;
     };
     const question = `Which, ${label()}?`;
-    const args = { question, delay: 0.6 };
-    await withClient(async (client) => assert.equal(textOf(await callTool(client, 'ask', args)), `${question} ${want}`), {
-      elicit,
-    });
+    const result = await withClient((client) => callTool(client, 'ask', { question, delay: 0.6 }), { elicit });
+    assert.equal(textOf(result), `${question} ${want}`, 'the text');
     assert.deepEqual(asked, [question], 'the questions seen');
   }
 });
@@ -366,7 +367,8 @@ const resultOf = (client, { taskId }) => client.experimental.tasks.getTaskResult
 /** The SDK's own way to run a task to its end: what its stream says, by kind. */
 async function follow(client, name, args, requestOptions) {
   const said = { taskStatus: [] };
-  const stream = client.experimental.tasks.callToolStream({ name, arguments: args }, CallToolResultSchema, requestOptions);
+  const { tasks } = client.experimental;
+  const stream = tasks.callToolStream({ name, arguments: args }, CallToolResultSchema, requestOptions);
   for await (const message of stream) {
     assert.ok(said.result === undefined && said.error === undefined, 'a message after the last');
     if (message.type === 'taskStatus') said.taskStatus.push(message.task.status);
@@ -711,7 +713,7 @@ check('own-tasks', 'stream-list-cancel', () =>
 
 // --- one session, word for word ------------------------------------------------------------------
 
-/** A request that fails. The SDK comes back for the rest of a stream whose last word was an error: that has its time. */
+/** A request that fails. The SDK then comes back for more of a stream whose last word was an error: give it time. */
 async function refused(promise) {
   await failure(promise);
   await sleep(400);

@@ -10,7 +10,10 @@
 import { randomUUID } from 'node:crypto';
 import { createServer } from 'node:http';
 import { parseArgs } from 'node:util';
-import { InMemoryTaskMessageQueue, InMemoryTaskStore } from '@modelcontextprotocol/sdk/experimental/tasks/stores/in-memory.js';
+import {
+  InMemoryTaskMessageQueue,
+  InMemoryTaskStore,
+} from '@modelcontextprotocol/sdk/experimental/tasks/stores/in-memory.js';
 import { Server } from '@modelcontextprotocol/sdk/server/index.js';
 import { StreamableHTTPServerTransport } from '@modelcontextprotocol/sdk/server/streamableHttp.js';
 import {
@@ -145,8 +148,7 @@ const tools = {
     },
   },
   survey: {
-    description:
-      "Ask the user, the model and the client's roots after a delay, all at once; or not the user, for there is nobody.",
+    description: "Ask the user, unless there is nobody, the model and the client's roots after a delay, all at once.",
     inputSchema: schema({ topic: string, delay: number, nobody: { type: 'boolean' } }, ['topic']),
     call: async ({ topic, delay = 0, nobody = false }, extra) => {
       await sleep(delay, extra.signal);
@@ -197,7 +199,8 @@ if (options.resumable) {
     description: 'Close the stream of the call, and answer to whoever comes back for the rest.',
     inputSchema: schema({ seconds: number }),
     call: async ({ seconds = 0.5 }, extra) => {
-      const say = (data) => extra.sendNotification({ method: 'notifications/message', params: { level: 'info', data } });
+      const method = 'notifications/message';
+      const say = (data) => extra.sendNotification({ method, params: { level: 'info', data } });
       await say('before the parting');
       extra.closeSSEStream();
       await sleep(seconds, extra.signal);
@@ -232,9 +235,14 @@ const TASK_TOOLS = ['ask', 'big', 'slow'];
 async function runTask({ name, arguments: args, task: { ttl } }, extra, server) {
   const task = await extra.taskStore.createTask({ ttl: ttl ?? 60_000, pollInterval: 200 });
   const { taskId } = task;
-  const inTask = { ...extra, sendRequest: (request, result) => extra.sendRequest(request, result, { relatedTask: { taskId } }) };
+  const inTask = {
+    ...extra,
+    _meta: undefined,
+    sendNotification: async () => {},
+    sendRequest: (request, result) => extra.sendRequest(request, result, { relatedTask: { taskId } }),
+  };
   tools[name]
-    .call(args, { ...inTask, _meta: undefined, sendNotification: async () => {} }, server)
+    .call(args, inTask, server)
     .then((result) => extra.taskStore.storeTaskResult(taskId, result.isError ? 'failed' : 'completed', result))
     .catch(() => {}); // cancelled
   return { task };

@@ -4,7 +4,7 @@ use bytes::Bytes;
 use deferral::{
     dialect::{Call, Caller, Credentials},
     front::{self, Config, TlsPaths},
-    policy::{Defer, LegacyTasks, Mode, PrincipalSource, Route},
+    policy::{Defer, Held, LegacyTasks, Mode, PrincipalSource, Route},
     protocol::Id,
     proxy::{Account, Commit, Item, Items, Passage, Passed, Passing, Reply, Service},
     runtime::{Drain, Stopping, SystemClock},
@@ -102,6 +102,8 @@ impl Desk {
             questions: deferral::policy::Questions::default(),
             forward: Vec::new(),
             legacy_tasks: LegacyTasks::default(),
+            // A test that waits says so.
+            held: Held { progress: None, comments: Duration::from_secs(600), deadline: None },
             empty_contents_is_error: false,
         };
         change(&mut route);
@@ -115,15 +117,21 @@ impl Desk {
         })
     }
 
+    /// As [`Desk::new`], with a comment after so many milliseconds of silence.
+    pub(crate) fn paced(millis: u64, script: impl Fn(Call) -> Items + Send + Sync + 'static) -> Arc<Self> {
+        Self::on("/mcp", |route| route.held.comments = Duration::from_millis(millis), script)
+    }
+
     /// Answers everything at once.
     pub(crate) fn prompt() -> Arc<Self> {
         Self::new(|call| once(reply(&call.id, "\"done\"")))
     }
 
     /// Leaves everything unanswered, and says when a call is given up.
-    pub(crate) fn silent() -> (Arc<Self>, mpsc::UnboundedReceiver<()>) {
+    pub(crate) fn silent(comments: Duration) -> (Arc<Self>, mpsc::UnboundedReceiver<()>) {
         let (told, given_up) = mpsc::unbounded_channel();
-        let desk = Self::new(move |_| {
+        let pace = |route: &mut Route| route.held.comments = comments;
+        let desk = Self::on("/mcp", pace, move |_| {
             let (watch, dropped) = Watch::new();
             let told = told.clone();
             tokio::spawn(async move {

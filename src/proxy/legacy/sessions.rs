@@ -1,0 +1,107 @@
+//! Which sessions of clients are there.
+//!
+//! A session is the server's own, so only the server knows. What is answered here in its place must
+//! not be answered in a session that has ended, or never was: a client hears of that by a 404 alone
+//! (2025-11-25, *Session Management*). So a session that has not been seen to be there is asked for, by
+//! a `ping` in it.
+
+use super::{session, streams::Key};
+use crate::{
+    protocol::headers::SESSION_ID,
+    proxy::{Account, Passage, Passed, Passing, endpoint::Shared},
+    telemetry::Outcome,
+    upstream::{Forward, Purpose},
+};
+use bytes::Bytes;
+use dashmap::DashSet;
+use http::{HeaderValue, Method, StatusCode};
+use std::time::Duration;
+use tokio::time::timeout;
+
+/// The sessions that were there when they were last heard of.
+#[derive(Debug, Default)]
+pub(in crate::proxy) struct Sessions {
+    there: DashSet<Key>,
+}
+
+/// What is to be noticed of a request that passes.
+pub(super) struct Watched {
+    principal: crate::dialect::Principal,
+    session: Option<HeaderValue>,
+    ends: bool,
+}
+
+/// Sessions that are remembered. For one that is forgotten its server is asked again.
+const REMEMBERED: usize = 100_000;
+
+/// How long a server may take to say whether a session is there.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// The most that is passed on of a server's refusal, in bytes.
+const REFUSAL: usize = 64 << 10;
+
+// === impl Sessions ===
+
+impl Sessions {
+    fn is_there(&self, key: Key) {
+        if self.there.len() >= REMEMBERED {
+            self.there.clear();
+        }
+        self.there.insert(key);
+    }
+
+    /// What has become of a session, by what its server answered.
+    pub(super) fn saw(&self, watched: &Watched, passed: &Passed) {
+        if let Some(session) = passed.headers.get(&SESSION_ID).filter(|_| watched.session.is_none()) {
+            // A handshake that opened it.
+            self.is_there(Key::named(watched.principal, session));
+        }
+        if let Some(session) = &watched.session
+            && (watched.ends || passed.status == StatusCode::NOT_FOUND)
+        {
+            self.there.remove(&Key::named(watched.principal, session));
+        }
+    }
+}
+
+// === impl Watched ===
+
+impl Watched {
+    pub(super) fn of(passage: &Passage) -> Self {
+        Self {
+            principal: passage.principal,
+            session: passage.headers.get(&SESSION_ID).cloned(),
+            ends: passage.method == Method::DELETE,
+        }
+    }
+}
+
+// === impl Shared ===
+
+impl Shared {
+    /// What the server says of the session of this request, where that is a refusal. A server that
+    /// cannot be reached says nothing: what is kept here can still be asked for.
+    pub(super) async fn refuses(&self, passage: &Passage, key: Option<Key>) -> Option<Passed> {
+        let key = key.filter(|key| !self.sessions.there.contains(key))?;
+        let session = session(passage);
+        let ping = Forward {
+            method: Method::POST,
+            query: session.query,
+            headers: session.headers,
+            body: Bytes::from(format!(
+                r#"{{"jsonrpc":"2.0","id":{},"method":"ping"}}"#,
+                super::augmented::IDS + self.next_id()
+            )),
+            purpose: Purpose::Ask,
+        };
+        let answer = timeout(PATIENCE, self.upstream.forward(ping)).await.ok()?.ok()?;
+        if !answer.status.is_client_error() {
+            self.sessions.is_there(key);
+            return None;
+        }
+        let (status, headers) = (answer.status, answer.headers.clone());
+        let body = answer.whole(REFUSAL).await.unwrap_or_default();
+        let account = Account { outcome: Outcome::ServerError, ..Account::default() };
+        Some(Passed { status, headers, body: Passing::Whole(body, account) })
+    }
+}
