@@ -1,6 +1,6 @@
 //! Whose task is whose.
 
-use super::talk::{Older, Setup, Tasker, UNKNOWN, World, json, on_terms, question};
+use super::talk::{Older, Tasker, UNKNOWN, beyond_status, heard, json, on_terms, question, setup, world};
 use crate::{proxy::world::ALWAYS, support::clients::indistinguishable};
 use deferral::policy::LegacyTasks;
 
@@ -26,7 +26,7 @@ async fn sees(client: &Tasker, task: &str) {
 
 #[tokio::test]
 async fn sessions_without_credentials_see_only_their_own() {
-    let world = World::with(ALWAYS).await;
+    let world = world(ALWAYS).await;
     let (one, other) = (Tasker::hello(&world).await, Tasker::hello(&world).await);
     let (task, call) = one.makes(&world).await;
     let (others, others_call) = other.makes(&world).await;
@@ -44,19 +44,19 @@ async fn sessions_without_credentials_see_only_their_own() {
 
 #[tokio::test]
 async fn the_same_credentials_share_their_tasks_between_sessions() {
-    let world = World::with(ALWAYS).await;
+    let world = world(ALWAYS).await;
     let (one, other) = (Tasker::bearing(&world, "a").await, Tasker::bearing(&world, "a").await);
     let (task, call) = one.makes(&world).await;
     sees(&other, &task).await;
     let mut waiting = other.waits(&task).await;
     call.says("done");
-    assert_eq!(waiting.next().await["result"]["content"][0]["text"], "done");
+    assert_eq!(beyond_status(&mut waiting).await["result"]["content"][0]["text"], "done");
     assert_eq!(one.result(&task).await.text(), "done");
 }
 
 #[tokio::test]
 async fn other_credentials_see_nothing() {
-    let world = World::with(ALWAYS).await;
+    let world = world(ALWAYS).await;
     let (alice, bob) = (Tasker::bearing(&world, "alice").await, Tasker::bearing(&world, "bob").await);
     let nobody = Tasker::hello(&world).await;
     let (task, call) = alice.makes(&world).await;
@@ -71,12 +71,12 @@ async fn other_credentials_see_nothing() {
 
 #[tokio::test]
 async fn a_question_is_answered_by_those_who_see_its_task_alone() {
-    let world = World::with(ALWAYS).await;
+    let world = world(ALWAYS).await;
     let (one, other) = (Tasker::hello(&world).await, Tasker::hello(&world).await);
     let mut listening = one.listens().await;
     let (task, _, events) = one.makes_stream(&world).await;
     events.send(&question(3, "who?"));
-    let put = listening.next().await;
+    let put = heard(&mut listening).await;
     // It is taken like any answer, and reaches nobody.
     other.answers(&put["id"], json!({ "action": "cancel" })).await;
     let stranger = Tasker(Older::new(world.addr()).with("mcp-protocol-version", "2025-11-25"));
@@ -91,7 +91,7 @@ async fn a_question_is_answered_by_those_who_see_its_task_alone() {
 
 #[tokio::test]
 async fn the_eras_do_not_see_each_others_tasks() {
-    let world = World::with(ALWAYS).await;
+    let world = world(ALWAYS).await;
     let (older, newer) = (Tasker::bearing(&world, "a").await, world.tasker().bearing("a"));
     let (task, call) = older.makes(&world).await;
     let waiting = newer.call("slow").await;
@@ -146,19 +146,19 @@ async fn a_question_that_the_other_era_answered_is_taken_back() {
     let mut listening = older.listens().await;
     let (task, _, events) = older.makes_stream(&world).await;
     events.send(&question(3, "who?"));
-    let put = listening.next().await;
+    let put = heard(&mut listening).await;
     let key = newer.task(&task).await["inputRequests"].as_object().expect("questions").keys().next().cloned();
     let answers = json!({ key.expect("a question"): { "action": "accept", "content": {} } });
     newer.ask("tasks/update", json!({ "taskId": task, "inputResponses": answers })).await.result();
     world.server.seen(|seen| seen.answers(&json!(3))).await;
-    let back = super::talk::beyond_status(&mut listening).await;
+    let back = beyond_status(&mut listening).await;
     assert_eq!(back["method"], "notifications/cancelled");
     assert_eq!(back["params"]["requestId"], put["id"]);
 }
 
 #[tokio::test]
 async fn where_nothing_tells_callers_apart_a_task_is_found_by_its_id_and_not_listed() {
-    let world = Setup::new().route(ALWAYS).server(|options| options.sessions = false).start().await;
+    let world = setup().route(ALWAYS).server(|options| options.sessions = false).start().await;
     let client = Tasker(Older::new(world.addr()).with("mcp-protocol-version", "2025-11-25"));
     let (task, call) = client.makes(&world).await;
     assert_eq!(client.get(&task).await["status"], "working");
@@ -169,7 +169,7 @@ async fn where_nothing_tells_callers_apart_a_task_is_found_by_its_id_and_not_lis
     let events = call.stream();
     // Nobody's own stream could be told from another's.
     events.send(&question("q", "who?"));
-    let put = super::talk::beyond_status(&mut waiting).await;
+    let put = beyond_status(&mut waiting).await;
     assert_eq!(put["method"], "elicitation/create");
     client.answers(&put["id"], json!({ "action": "decline" })).await;
     world.server.seen(|seen| seen.answers(&json!("q"))).await;

@@ -1,6 +1,6 @@
 //! Where tasks are offered, and where nothing is changed.
 
-use super::talk::{Older, Setup, Tasker, Value, World, id, json};
+use super::talk::{Older, Tasker, Value, World, id, json, setup, world};
 use crate::{
     legacy::world::{HELLO, READY},
     proxy::world::ALWAYS,
@@ -20,7 +20,7 @@ async fn of_all_modes() -> World {
         .iter()
         .map(|name| json!({ "name": name, "inputSchema": { "type": "object" } }))
         .collect();
-    Setup::new().route(MODES).server(|options| options.tools = Some(json!(tools))).start().await
+    setup().route(MODES).server(|options| options.tools = Some(json!(tools))).start().await
 }
 
 fn call(tool: &str, task: Option<Value>) -> String {
@@ -80,7 +80,7 @@ async fn tools_say_what_the_policy_says() {
 #[tokio::test]
 async fn what_a_server_says_of_tasks_it_does_not_have_is_put_right() {
     let tools = r#"[{"name":"never","execution":{"taskSupport":"forbidden"}, "x":1.0},{"name":"never","execution":{"taskSupport":"optional","y":2}},{"name":"auto","execution":{"taskSupport":"forbidden"}}]"#;
-    let world = Setup::new()
+    let world = setup()
         .route(MODES)
         .server(|options| {
             *options = std::mem::take(options).hook(move |seen| {
@@ -146,7 +146,7 @@ async fn a_task_is_made_of_what_may_and_of_what_must_be_one() {
 #[tokio::test]
 async fn nothing_is_offered_on_a_route_where_no_tool_makes_tasks() {
     for mode in ["defer: { mode: never }", "defer: { mode: observe }"] {
-        let world = World::with(mode).await;
+        let world = world(mode).await;
         let client = Older::new(world.addr());
         says_what_the_server_says(&world, &client, HELLO).await;
         let client = client.hello().await;
@@ -162,7 +162,7 @@ async fn nothing_is_offered_on_a_route_where_no_tool_makes_tasks() {
 #[tokio::test]
 async fn nothing_is_offered_to_clients_of_older_revisions() {
     for version in ["2025-06-18", "2025-03-26"] {
-        let setup = Setup::new().route(ALWAYS).server(|options| {
+        let setup = setup().route(ALWAYS).server(|options| {
             options.version = version;
             options.tools = Some(json!([{ "name": "t" }]));
         });
@@ -183,14 +183,15 @@ async fn nothing_is_offered_to_clients_of_older_revisions() {
 
 /// A server that has tasks of its own.
 fn with_tasks(options: &mut Options) {
-    options.capabilities["tasks"] = json!({ "list": {}, "cancel": {}, "requests": { "tools": { "call": {} } } });
+    options.capabilities["tasks"] =
+        json!({ "list": {}, "cancel": {}, "requests": { "tools": { "call": {} } } });
     options.tools = Some(json!([{ "name": "t", "execution": { "taskSupport": "required" } }]));
 }
 
 #[tokio::test]
 async fn a_server_that_has_tasks_of_its_own_is_left_alone() {
     for mode in [ALWAYS, "defer: { mode: required }", "tools: [{ match: t, mode: never }]"] {
-        let world = Setup::new().route(mode).server(with_tasks).start().await;
+        let world = setup().route(mode).server(with_tasks).start().await;
         let client = Older::new(world.addr());
         says_what_the_server_says(&world, &client, HELLO).await;
         let client = client.hello().await;
@@ -201,13 +202,16 @@ async fn a_server_that_has_tasks_of_its_own_is_left_alone() {
         for method in ["tasks/get", "tasks/result", "tasks/cancel", "tasks/list"] {
             passes(&world, &client, &ping("\"i\"", method)).await;
         }
-        assert!(world.server.log().iter().all(|seen| seen.header("user-agent").is_none()), "it was not asked");
+        assert!(
+            world.server.log().iter().all(|seen| seen.header("user-agent").is_none()),
+            "it was not asked"
+        );
     }
 }
 
 #[tokio::test]
 async fn in_a_session_that_is_older_than_the_proxy_tasks_are_made_all_the_same() {
-    let world = World::with(ALWAYS).await;
+    let world = world(ALWAYS).await;
     let client = Tasker::within(&world, "old");
     let (task, call) = client.makes(&world).await;
     assert_eq!(call.session(), "old", "the call is made in the client's session");
@@ -221,7 +225,7 @@ async fn in_a_session_that_is_older_than_the_proxy_tasks_are_made_all_the_same()
 
 #[tokio::test]
 async fn in_a_session_that_is_older_than_the_proxy_a_server_with_tasks_is_left_alone() {
-    let world = Setup::new().route(ALWAYS).server(with_tasks).start().await;
+    let world = setup().route(ALWAYS).server(with_tasks).start().await;
     let client = Tasker::within(&world, "old");
     passes(&world, &client.0, &call("t", Some(json!({})))).await;
     passes(&world, &client.0, &ping("1", "tasks/get")).await;
@@ -230,7 +234,7 @@ async fn in_a_session_that_is_older_than_the_proxy_a_server_with_tasks_is_left_a
 #[tokio::test]
 async fn a_handshake_of_an_older_revision_says_nothing_of_tasks() {
     // Such a server does not speak of tasks where they would not be understood.
-    let world = Setup::new()
+    let world = setup()
         .route(ALWAYS)
         .server(|options| {
             with_tasks(options);
@@ -255,7 +259,7 @@ async fn a_handshake_of_an_older_revision_says_nothing_of_tasks() {
 
 #[tokio::test]
 async fn a_plain_call_that_speaks_of_a_task_passes() {
-    let world = World::new().await;
+    let world = setup().start().await;
     let client = Tasker::hello(&world).await;
     let body = r#"{"id":"c","jsonrpc":"2.0","method":"tools/call","params":{"arguments":{"task":{ "ttl":-1}},"name":"t"}}"#;
     passes(&world, &client.0, body).await;
@@ -263,7 +267,7 @@ async fn a_plain_call_that_speaks_of_a_task_passes() {
 
 #[tokio::test]
 async fn a_wish_that_is_none_is_refused_and_not_sent() {
-    let world = World::new().await;
+    let world = setup().start().await;
     let client = Tasker::hello(&world).await;
     for wrong in [
         json!(7),
@@ -285,7 +289,7 @@ async fn a_wish_that_is_none_is_refused_and_not_sent() {
 /// What the server's capabilities become, as they stand in the answer.
 async fn capabilities(sessions: bool, credentials: bool, expected: Expect) {
     for sse in [false, true] {
-        let setup = Setup::new().server(|options| {
+        let setup = setup().server(|options| {
             (options.sessions, options.sse) = (sessions, sse);
             options.capabilities = json!({ "tools": { "listChanged": true }, "logging": {} });
         });
@@ -293,7 +297,7 @@ async fn capabilities(sessions: bool, credentials: bool, expected: Expect) {
         let client = Older::new(world.addr());
         let client = if credentials { client.with("authorization", "Bearer a") } else { client };
         let answer = client.post(HELLO).await.answer().await;
-        let message = answer.body.lines().last().expect("a message");
+        let message = answer.body.trim_end().lines().last().expect("a message");
         let message = message.strip_prefix("data: ").unwrap_or(message);
         let result = member(message, "result").expect("a result");
         expected.assert_eq(&member(&result, "capabilities").expect("capabilities"));
@@ -338,13 +342,13 @@ async fn where_nothing_tells_callers_apart_their_tasks_are_not_listed() {
 
 #[tokio::test]
 async fn a_server_without_tools_gets_no_tasks() {
-    let world = Setup::new().server(|options| options.capabilities = json!({ "prompts": {} })).start().await;
+    let world = setup().server(|options| options.capabilities = json!({ "prompts": {} })).start().await;
     says_what_the_server_says(&world, &Older::new(world.addr()), HELLO).await;
 }
 
 #[tokio::test]
 async fn the_end_of_a_session_passes() {
-    let world = World::new().await;
+    let world = setup().start().await;
     let client = Tasker::hello(&world).await;
     assert_eq!(client.0.send(Method::DELETE, "/mcp", "").await.answer().await.status, 200);
     assert_eq!(world.server.count(|seen| seen.http == Method::DELETE && seen.session() == "s1"), 1);

@@ -1,7 +1,8 @@
 //! What a server asks in a task, and where its client hears it.
 
 use super::talk::{
-    RELATED, Setup, Stream, Tasker, Value, World, beyond_status, json, question, related, soon, up_to_mark,
+    RELATED, Stream, Tasker, Value, World, beyond_status, heard, json, question, related, setup, soon,
+    up_to_mark, world,
 };
 use crate::proxy::world::ALWAYS;
 
@@ -22,13 +23,13 @@ async fn status(stream: &mut Stream) -> Value {
 
 #[tokio::test]
 async fn a_question_is_put_at_once_where_the_session_listens_and_nowhere_else() {
-    let world = World::with(ALWAYS).await;
+    let world = world(ALWAYS).await;
     let client = Tasker::hello(&world).await;
     let mut listening = client.listens().await;
     let (task, id, events) = client.makes_stream(&world).await;
     let mut waiting = client.waits(&task).await;
     events.send(&question(0, "who?"));
-    let put = listening.next().await;
+    let put = heard(&mut listening).await;
     // As the server asked it, but for the id and the task.
     let mut expected = question(put["id"].clone(), "who?");
     expected["params"]["_meta"] = json!({ RELATED: { "taskId": task } });
@@ -42,18 +43,18 @@ async fn a_question_is_put_at_once_where_the_session_listens_and_nowhere_else() 
     assert_eq!(status(&mut listening).await, "working");
     events.result(&id, json!({ "content": [] }));
     assert_eq!(status(&mut listening).await, "completed");
-    assert_eq!(waiting.next().await["id"], 7, "the result is all that was said there");
+    assert_eq!(heard(&mut waiting).await["id"], 7, "the result is all that was said there");
 }
 
 #[tokio::test]
 async fn where_no_session_listens_it_is_put_on_the_request_that_waits() {
-    let world = World::with(ALWAYS).await;
+    let world = world(ALWAYS).await;
     let client = Tasker::hello(&world).await;
     let (task, id, events) = client.makes_stream(&world).await;
     events.send(&question("q", "who?"));
     client.becomes(&task, "input_required").await;
     let mut waiting = client.waits(&task).await;
-    let put = waiting.next().await;
+    let put = heard(&mut waiting).await;
     assert_eq!(put["method"], "elicitation/create");
     assert_eq!(related(&put), &task);
     client.answers(&put["id"], accept()).await;
@@ -61,18 +62,18 @@ async fn where_no_session_listens_it_is_put_on_the_request_that_waits() {
     assert_eq!(status(&mut waiting).await, "working");
     events.result(&id, json!({ "content": [], "n": 1 }));
     assert_eq!(status(&mut waiting).await, "completed");
-    assert_eq!(waiting.next().await["result"]["n"], 1);
+    assert_eq!(heard(&mut waiting).await["result"]["n"], 1);
     assert!(waiting.event().await.is_none(), "that is the end of it");
 }
 
 #[tokio::test]
 async fn a_question_whose_stream_breaks_is_put_again_under_its_id() {
-    let world = World::with(ALWAYS).await;
+    let world = world(ALWAYS).await;
     let client = Tasker::hello(&world).await;
     let mut listening = client.listens().await;
     let (task, _, events) = client.makes_stream(&world).await;
     events.send(&question(0, "who?"));
-    let put = listening.next().await;
+    let put = heard(&mut listening).await;
     listening.leave();
     world.server.hang_up("s1");
     // On the request that waits, where nobody listens.
@@ -89,7 +90,7 @@ async fn a_question_whose_stream_breaks_is_put_again_under_its_id() {
 
 #[tokio::test]
 async fn a_stream_that_the_server_closes_is_no_place_for_questions() {
-    let world = World::with(ALWAYS).await;
+    let world = world(ALWAYS).await;
     let client = Tasker::hello(&world).await;
     let mut listening = client.listens().await;
     world.server.hang_up("s1");
@@ -102,12 +103,12 @@ async fn a_stream_that_the_server_closes_is_no_place_for_questions() {
 
 #[tokio::test]
 async fn a_question_that_the_server_takes_back_is_taken_back() {
-    let world = World::with(ALWAYS).await;
+    let world = world(ALWAYS).await;
     let client = Tasker::hello(&world).await;
     let mut listening = client.listens().await;
     let (task, id, events) = client.makes_stream(&world).await;
     events.send(&question(0, "who?"));
-    let put = listening.next().await;
+    let put = heard(&mut listening).await;
     assert_eq!(status(&mut listening).await, "input_required");
     events.notify("notifications/cancelled", json!({ "requestId": 0, "reason": "never mind" }));
     let back = listening.notice("notifications/cancelled").await;
@@ -122,7 +123,7 @@ async fn a_question_that_the_server_takes_back_is_taken_back() {
 
 #[tokio::test]
 async fn a_question_that_was_not_put_yet_and_is_taken_back_is_never_put() {
-    let world = World::with(ALWAYS).await;
+    let world = world(ALWAYS).await;
     let client = Tasker::hello(&world).await;
     let (task, _, events) = client.makes_stream(&world).await;
     events.send(&question(0, "gone"));
@@ -136,7 +137,7 @@ async fn a_question_that_was_not_put_yet_and_is_taken_back_is_never_put() {
 
 #[tokio::test]
 async fn answers_reach_the_server_as_they_are_without_the_task() {
-    let world = World::with(ALWAYS).await;
+    let world = world(ALWAYS).await;
     let client = Tasker::hello(&world).await;
     let mut listening = client.listens().await;
     let (task, _, events) = client.makes_stream(&world).await;
@@ -146,7 +147,7 @@ async fn answers_reach_the_server_as_they_are_without_the_task() {
         (
             "17",
             format!(r#""result": {{ "action":"accept","content":{{"n":1e400}} ,"_meta":{{{about}}}}}"#),
-            r#"{"jsonrpc":"2.0","id":17,"result":{ "action":"accept","content":{"n":1e400} }}"#,
+            r#"{"jsonrpc":"2.0","id":17,"result":{ "action":"accept","content":{"n":1e400}}}"#,
         ),
         (
             r#""s""#,
@@ -174,12 +175,12 @@ async fn answers_reach_the_server_as_they_are_without_the_task() {
 
 #[tokio::test]
 async fn what_is_answered_twice_is_answered_once() {
-    let world = World::with(ALWAYS).await;
+    let world = world(ALWAYS).await;
     let client = Tasker::hello(&world).await;
     let mut listening = client.listens().await;
     let (task, id, events) = client.makes_stream(&world).await;
     events.send(&question(0, "who?"));
-    let put = listening.next().await;
+    let put = heard(&mut listening).await;
     for action in ["accept", "decline", "cancel"] {
         client.answers(&put["id"], json!({ "action": action })).await;
     }
@@ -193,7 +194,7 @@ async fn what_is_answered_twice_is_answered_once() {
 
 #[tokio::test]
 async fn several_questions_are_open_at_once_and_answered_in_any_order() {
-    let world = World::with(ALWAYS).await;
+    let world = world(ALWAYS).await;
     let client = Tasker::hello(&world).await;
     let mut listening = client.listens().await;
     let (task, id, events) = client.makes_stream(&world).await;
@@ -218,7 +219,7 @@ async fn several_questions_are_open_at_once_and_answered_in_any_order() {
 
 #[tokio::test]
 async fn every_kind_of_question_is_put_as_it_is() {
-    let world = World::with(ALWAYS).await;
+    let world = world(ALWAYS).await;
     let client = Tasker::hello(&world).await;
     let mut listening = client.listens().await;
     let (task, id, events) = client.makes_stream(&world).await;
@@ -227,7 +228,11 @@ async fn every_kind_of_question_is_put_as_it_is() {
         (10, "sampling/createMessage", Some(json!({ "messages": [], "maxTokens": 1, "_meta": { "k": 1 } }))),
         (11, "roots/list", None),
         (12, "vendor/unknown", Some(json!({ "a": [1, 2] }))),
-        (13, "elicitation/create", Some(json!({ "mode": "url", "url": "https://x/", "elicitationId": "e", "message": "go" }))),
+        (
+            13,
+            "elicitation/create",
+            Some(json!({ "mode": "url", "url": "https://x/", "elicitationId": "e", "message": "go" })),
+        ),
     ] {
         let mut asks = json!({ "jsonrpc": "2.0", "id": number, "method": method });
         if let Some(params) = &params {
@@ -254,7 +259,7 @@ async fn every_kind_of_question_is_put_as_it_is() {
 
 #[tokio::test]
 async fn a_question_that_is_spelled_on_many_lines_is_put_on_one() {
-    let world = World::with(ALWAYS).await;
+    let world = world(ALWAYS).await;
     let client = Tasker::hello(&world).await;
     let mut listening = client.listens().await;
     let (task, _, events) = client.makes_stream(&world).await;
@@ -272,11 +277,14 @@ async fn a_question_that_is_spelled_on_many_lines_is_put_on_one() {
 
 #[tokio::test]
 async fn a_question_comes_through_however_much_was_said_before_it() {
-    let world = World::with(ALWAYS).await;
+    let world = world(ALWAYS).await;
     let client = Tasker::hello(&world).await;
     let log = |number: usize| {
         let params = json!({ "level": "info", "data": number });
-        format!("data: {}\n\n", json!({ "jsonrpc": "2.0", "method": "notifications/message", "params": params }))
+        format!(
+            "data: {}\n\n",
+            json!({ "jsonrpc": "2.0", "method": "notifications/message", "params": params })
+        )
     };
     let flood: String = (0..500).map(log).collect();
 
@@ -306,12 +314,12 @@ async fn a_question_comes_through_however_much_was_said_before_it() {
 
 #[tokio::test]
 async fn an_answer_is_not_lost_to_a_limit_on_polls() {
-    let world = Setup::new().route(ALWAYS).top("limits: { polls_per_second: 1 }").start().await;
+    let world = setup().route(ALWAYS).top("limits: { polls_per_second: 1 }").start().await;
     let client = Tasker::hello(&world).await;
     let mut listening = client.listens().await;
     let (task, _, events) = client.makes_stream(&world).await;
     events.send(&question(0, "who?"));
-    let put = listening.next().await;
+    let put = heard(&mut listening).await;
     while client.of("tasks/get", &task).await.json().get("error").is_none() {}
     client.answers(&put["id"], accept()).await;
     soon("the answer arrives", world.server.seen(|seen| seen.answers(&json!(0)))).await;
@@ -319,7 +327,7 @@ async fn an_answer_is_not_lost_to_a_limit_on_polls() {
 
 #[tokio::test]
 async fn a_task_that_asks_too_much_at_once_is_refused_the_rest() {
-    let world = World::with(ALWAYS).await;
+    let world = world(ALWAYS).await;
     let client = Tasker::hello(&world).await;
     let (task, _, events) = client.makes_stream(&world).await;
     for number in 0..65 {
@@ -333,10 +341,12 @@ async fn a_task_that_asks_too_much_at_once_is_refused_the_rest() {
 
 #[tokio::test]
 async fn an_answer_to_a_question_nobody_asked_is_taken_and_told_to_nobody() {
-    let world = World::with(ALWAYS).await;
+    let world = world(ALWAYS).await;
     let client = Tasker::hello(&world).await;
     let (task, _call) = client.makes(&world).await;
-    for id in [format!("deferral:{task}:elicitation-1"), "deferral:0123456789abcdef0123456789abcdef:x".to_owned()] {
+    for id in
+        [format!("deferral:{task}:elicitation-1"), "deferral:0123456789abcdef0123456789abcdef:x".to_owned()]
+    {
         client.answers(&json!(id), accept()).await;
     }
     // One that is not ours is the server's.
@@ -349,16 +359,16 @@ async fn an_answer_to_a_question_nobody_asked_is_taken_and_told_to_nobody() {
 
 #[tokio::test]
 async fn the_end_of_a_task_takes_its_questions_back() {
-    let world = World::with(ALWAYS).await;
+    let world = world(ALWAYS).await;
     let client = Tasker::hello(&world).await;
     let mut listening = client.listens().await;
     let (task, id, events) = client.makes_stream(&world).await;
     events.send(&question(0, "who?"));
-    let put = listening.next().await;
+    let put = heard(&mut listening).await;
     assert_eq!(status(&mut listening).await, "input_required");
     events.result(&id, json!({ "content": [] }));
     client.becomes(&task, "completed").await;
-    let mut back = [listening.next().await, listening.next().await];
+    let mut back = [heard(&mut listening).await, heard(&mut listening).await];
     back.sort_by_key(|message| message["method"].as_str().map(str::to_owned));
     assert_eq!(back[0]["params"]["requestId"], put["id"]);
     assert_eq!(back[1]["params"]["status"], "completed");

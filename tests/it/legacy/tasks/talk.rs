@@ -1,14 +1,14 @@
 //! A client of 2025-11-25 that runs calls as tasks, and what its server does with them.
 
+use crate::support::servers::{LegacyServer, Options, PATIENCE, Seen};
 pub(super) use crate::{
     legacy::world::Older,
     proxy::world::{Setup, World},
     support::{
         clients::{Answer, Stream, Waiting, soon},
-        servers::{Call, Canned, Events, Get},
+        servers::{Call, Canned, Events},
     },
 };
-use crate::support::servers::{LegacyServer, Options, PATIENCE};
 use deferral::{app, config, policy::LegacyTasks};
 pub(super) use serde_json::{Value, json};
 use std::path::Path;
@@ -25,7 +25,8 @@ pub(super) const UNKNOWN: &str = "0123456789abcdef0123456789abcdef";
 /// A world whose route makes tasks on these terms.
 pub(super) async fn on_terms(legacy: LegacyTasks) -> World {
     let options =
-        Options { capabilities: json!({ "tools": {} }), tools: Some(json!([])), ..Options::default() };
+        Options { capabilities: json!({ "tools": {} }), tools: Some(json!([])), ..Options::default() }
+            .hook(pong);
     let server = LegacyServer::start(options).await;
     let yaml = format!(
         "listen: 127.0.0.1:0\nadmin: \"off\"\nroutes:\n  - upstream: {{ url: \"{}\" }}\n    defer: {{ mode: always }}\n",
@@ -35,6 +36,31 @@ pub(super) async fn on_terms(legacy: LegacyTasks) -> World {
     config.routes[0].route.legacy_tasks = legacy;
     let proxy = app::start(config).expect("the proxy starts");
     World { server, proxy }
+}
+
+/// What a world is made of here: a server that has no tasks, and says that each session is there.
+pub(super) fn setup() -> Setup {
+    Setup::new().server(|options| {
+        *options = std::mem::take(options).hook(pong);
+        options.capabilities = json!({ "tools": { "listChanged": true }, "logging": {} });
+        options.tools = Some(json!([]));
+    })
+}
+
+/// Answers a ping.
+fn pong(seen: &Seen) -> Option<Canned> {
+    let answer = || Canned::json(200, &json!({ "jsonrpc": "2.0", "id": seen.json["id"], "result": {} }));
+    (seen.method() == "ping").then(answer)
+}
+
+/// A world with this setting of the route.
+pub(super) async fn world(route: &'static str) -> World {
+    setup().route(route).start().await
+}
+
+/// The next message, which comes soon.
+pub(super) async fn heard(stream: &mut Stream) -> Value {
+    soon("a message is waited for", stream.next()).await
 }
 
 /// A question of the server.
@@ -63,7 +89,7 @@ pub(super) async fn up_to_mark(world: &World, session: &str, stream: &mut Stream
     world.server.listener(session).await.raw(format!("data: {mark}\n\n"));
     let mut before = Vec::new();
     loop {
-        let message = stream.next().await;
+        let message = heard(stream).await;
         if message == mark {
             return before;
         }
@@ -74,7 +100,7 @@ pub(super) async fn up_to_mark(world: &World, session: &str, stream: &mut Stream
 /// The next message that is no notification of a status.
 pub(super) async fn beyond_status(stream: &mut Stream) -> Value {
     loop {
-        let message = stream.next().await;
+        let message = heard(stream).await;
         if message["method"] != "notifications/tasks/status" {
             return message;
         }
