@@ -296,6 +296,10 @@ impl Run {
             }
         };
         if let Some(event) = settled {
+            if let (task::Event::Failed { .. }, Some(streams)) = (&event, &self.streams) {
+                // Else a client that only makes tasks would never hear that it is gone.
+                self.shared.sessions.doubt(streams.key());
+            }
             self.shared.tasks.apply(self.hold.id(), event).await;
         }
         self.tell_status().await;

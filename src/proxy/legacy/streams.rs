@@ -155,6 +155,11 @@ impl Drop for Stream {
 // === impl Follower ===
 
 impl Follower {
+    /// The session whose streams they are.
+    pub(super) fn key(&self) -> Key {
+        self.key
+    }
+
     /// Resolves when another stream may be the one to use; the first time at once.
     pub(super) async fn changed(&mut self) {
         // The sender lives in the session that is held here.

@@ -53,7 +53,7 @@ async fn sent(world: &World, client: &Tasker, params: Value) -> (String, super::
 async fn a_call_is_sent_without_its_task_and_otherwise_as_it_is() {
     let world = world(ALWAYS).await;
     let client = Tasker::hello(&world).await;
-    let body = r#"{ "id":"c" ,"jsonrpc":"2.0","method":"tools/call","params":{"name":"slow","task":{"ttl":60000},"arguments":{"n":1e400,"task":1},"_meta":{"progressToken":"p","k":1.0},"x":null}}"#;
+    let body = r#"{ "id":"c" ,"jsonrpc":"2.0","method":"tools/call","params":{"name":"slow","task":{"ttl":60000},"arguments":{"n":1.10 ,"task":1},"_meta":{"progressToken":"p","k":1.0},"x":null}}"#;
     let client = Tasker(client.0.with("x-tenant", "t").with("authorization", "Bearer a"));
     let answer = client.0.post(body).await.answer().await;
     id(&answer);

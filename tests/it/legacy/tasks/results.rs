@@ -1,18 +1,28 @@
 //! `tasks/result`: what the call came to, once it has.
 
 use super::talk::{
-    Answer, Call, Canned, RELATED, Stream, Tasker, Value, World, beyond_status, heard, id, json, on_terms,
-    question, setup, world,
+    Answer, Call, Canned, RELATED, Stream, Tasker, Value, World, heard, id, json, on_terms, question, setup,
+    world,
 };
 use crate::{
     proxy::world::ALWAYS,
     support::{clients::Event, json::member},
 };
 use deferral::policy::LegacyTasks;
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering::Relaxed},
+};
+use std::time::Duration;
 
 /// The response in what a waiting request hears, once it comes.
 async fn response(stream: &mut Stream) -> Value {
-    beyond_status(stream).await
+    loop {
+        let message = heard(stream).await;
+        if message.get("method").is_none() {
+            return message;
+        }
+    }
 }
 
 /// The very bytes of the last message of an answer.
@@ -70,26 +80,33 @@ async fn several_wait_at_once_and_one_that_leaves_cancels_nothing() {
 
 #[tokio::test]
 async fn what_waits_is_kept_alive_by_comments_also_while_the_task_reports_progress() {
-    let world = setup().route(ALWAYS).top("timeouts: { keep_alive: 300ms }").start().await;
+    let world = setup().route(ALWAYS).top("timeouts: { keep_alive: 700ms }").start().await;
     let client = Tasker::hello(&world).await;
     let (task, call) = client.makes(&world).await;
     let token = call.seen.json["params"]["_meta"]["progressToken"].clone();
     let events = call.stream();
     let mut waiting = client.waits(&task).await;
     assert_eq!(waiting.event().await, Some(Event::Comment));
-    // Its progress changes the task more often than that, and nothing is said of it.
-    let reports = tokio::spawn(async move {
-        for progress in 0.. {
-            events.notify("notifications/progress", json!({ "progressToken": token, "progress": progress }));
-            tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+    // Its progress changes the task more often than that (each half second), and nothing is said of it.
+    let mut pace = tokio::time::interval(Duration::from_millis(50));
+    let mut silent_since = tokio::time::Instant::now();
+    let (mut progress, mut comments) = (0, 0);
+    while comments < 3 {
+        tokio::select! {
+            event = waiting.event() => {
+                assert_eq!(event, Some(Event::Comment));
+                comments += 1;
+                silent_since = tokio::time::Instant::now();
+            }
+            _ = pace.tick() => {
+                progress += 1;
+                let params = json!({ "progressToken": token, "progress": progress });
+                events.notify("notifications/progress", params);
+                assert!(silent_since.elapsed() < Duration::from_secs(3), "no comment came");
+            }
         }
-    });
-    client.until(&task, |shown| shown["statusMessage"] == "8").await;
-    for _ in 0..3 {
-        let kept = tokio::time::timeout(std::time::Duration::from_millis(450), waiting.event()).await;
-        assert_eq!(kept.expect("a comment in time"), Some(Event::Comment));
     }
-    reports.abort();
+    assert_ne!(client.get(&task).await.get("statusMessage"), None);
 }
 
 #[tokio::test]
@@ -231,11 +248,37 @@ async fn credentials_that_are_refused_in_a_task_fail_it() {
 #[tokio::test]
 async fn a_session_that_is_lost_in_a_task_fails_it() {
     let (_, words) = fails(&world(ALWAYS).await, async |call| call.canned(Canned::status(404))).await;
-    assert!(words.contains("session"), "{words}");
+    assert!(words.contains("404"), "{words}");
     let named = json!({ "jsonrpc": "2.0", "id": "server-error", "error": { "code": -32600, "message": "Session not found" } });
     let lost = || Canned::json(404, &named);
     let (code, words) = fails(&world(ALWAYS).await, async |call| call.canned(lost())).await;
     assert_eq!((code, &*words), (-32600, "Session not found"));
+}
+
+#[tokio::test]
+async fn a_client_whose_session_was_lost_in_a_task_hears_of_it_and_finds_the_task_in_its_next() {
+    let is_lost = Arc::new(AtomicBool::new(false));
+    let lost = Arc::clone(&is_lost);
+    let setup = setup().route(ALWAYS).server(|options| {
+        let before = options.hook.take().expect("there is one");
+        options.hook = Some(Box::new(move |seen| match lost.load(Relaxed) && seen.session() == "s1" {
+            true => Some(Canned::status(404)),
+            false => before(seen),
+        }));
+    });
+    let world = setup.start().await;
+    let client = Tasker::bearing(&world, "a").await;
+    let (task, call) = client.makes(&world).await;
+    let waiting = client.send("tasks/result", json!({ "taskId": task })).await;
+    is_lost.store(true, Relaxed);
+    call.canned(Canned::status(404));
+    waiting.answer().await.error();
+    // All that it sends would be answered here: nothing else could tell it.
+    assert_eq!(client.begins(json!({})).await.status, 404);
+    assert_eq!(client.of("tasks/get", &task).await.status, 404);
+    let client = Tasker::bearing(&world, "a").await;
+    assert_eq!(client.get(&task).await["status"], "failed");
+    client.makes(&world).await.1.says("done");
 }
 
 #[tokio::test]
@@ -274,5 +317,5 @@ async fn what_is_said_before_the_end_is_heard_before_it() {
     let result = json!({ "jsonrpc": "2.0", "id": id, "result": { "content": [] } });
     events.raw(format!("data: {log}\n\ndata: {}\n\ndata: {result}\n\n", question(0, "?")));
     assert_eq!(heard(&mut waiting).await["params"]["data"], 1);
-    while response(&mut waiting).await.get("result").is_none() {}
+    assert_eq!(response(&mut waiting).await["result"]["content"], json!([]));
 }
