@@ -8,6 +8,7 @@
 //!
 //! A client of another revision, or one whose server has tasks, notices nothing of all this.
 
+mod across;
 mod augmented;
 mod edited;
 mod offering;
@@ -17,6 +18,7 @@ mod sessions;
 mod streams;
 mod unsolicited;
 
+pub(super) use across::Across;
 pub(super) use offering::Offering;
 pub(super) use sessions::Sessions;
 pub(super) use streams::Streams;

@@ -2,6 +2,7 @@
 //! client meets its own protocol, and the server's bytes.
 
 mod departed;
+mod eras;
 mod errors;
 mod passing;
 mod recorded;
