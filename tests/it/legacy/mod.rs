@@ -4,6 +4,7 @@
 mod departed;
 mod eras;
 mod errors;
+mod minted;
 mod passing;
 mod recorded;
 mod repeats;
