@@ -6,7 +6,7 @@
 use crate::{
     policy::Mode,
     protocol::{
-        Frame, Id, Kind,
+        Frame, Id, InputRequest, Kind,
         frame::on_one_line,
         meta,
         splice::{Edit, Object, Patch},
@@ -210,6 +210,22 @@ pub fn related(message: &Frame, task: &str, id: Option<&Id>) -> Bytes {
             on_one_line(patch.apply())
         }
     }
+}
+
+/// A question that is kept as `{method, params}`, as the request of this id that belongs to a task.
+pub fn asked(question: &InputRequest, id: &Id, task: &str) -> Bytes {
+    let about = format!(r#"{{"{}":{}}}"#, meta::RELATED_TASK, json!({ "taskId": task }));
+    let params = match question.params().as_ref().map(Object::read) {
+        Some(Ok(params)) => {
+            let mut edit = Edit::new(&params);
+            edit.set("_meta", about);
+            edit.apply()
+        }
+        Some(Err(_)) | None => format!(r#"{{"_meta":{about}}}"#).into(),
+    };
+    let method = question.kind().method();
+    let head = format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"{method}","params":"#);
+    [head.as_bytes(), &params, b"}"].concat().into()
 }
 
 /// A client's answer without the task it belongs to: the server knows of none.

@@ -128,6 +128,10 @@ pub struct Route {
     /// What a client gets that waits for a slow call without a task.
     #[schemars(with = "HeldSection")]
     pub held: Set<HeldSection>,
+    /// Whether a client of an older revision can take up an answer where it broke, although the server
+    /// gives its events no ids.
+    #[schemars(with = "ResumeSection")]
+    pub resume: Set<ResumeSection>,
     /// Answer a `resources/read` that found nothing with an error instead of an empty list.
     #[schemars(with = "bool", extend("default" = false))]
     pub empty_contents_is_error: Set<bool>,
@@ -254,6 +258,26 @@ pub struct HeldSection {
     /// How long a client waits at most, or `off`. Then it gets an error, and the call is cancelled.
     #[schemars(with = "schema::DurationOrOff", extend("default" = "off"))]
     pub deadline: Set<Option<Duration>>,
+}
+
+/// Whether a client of an older revision can take up an answer where it broke, although the server gives
+/// its events no ids.
+#[derive(Clone, Debug, Default, JsonSchema)]
+#[schemars(deny_unknown_fields, transform = optional)]
+pub struct ResumeSection {
+    /// Give the events of answers ids, and keep them. Answers whose server gives ids are left as they
+    /// are.
+    #[schemars(with = "bool", extend("default" = false))]
+    pub mint: Set<bool>,
+    /// How long an answer is kept after its end.
+    #[schemars(with = "schema::Duration", extend("default" = show_duration(policy::Resume::default().keep)))]
+    pub keep: Set<Duration>,
+    /// Bytes of one answer that are kept: the latest.
+    #[schemars(with = "schema::Size", extend("default" = show_size(policy::Resume::default().bytes)))]
+    pub bytes: Set<usize>,
+    /// Answers that are kept at a time. Further ones go without ids.
+    #[schemars(with = "usize", range(min = 1), extend("default" = policy::Resume::default().streams))]
+    pub streams: Set<usize>,
 }
 
 /// What the `requestState`s of questions are sealed with.

@@ -7,7 +7,8 @@
 use super::{
     file::{
         Access, DeferSection, File, HeldSection, Limits, Principal, QuestionsSection, RequestStateSection,
-        Route, Set, Store, TasksSection, Timeouts, Tls, Tool, ToolErrors, Unsolicited, Upstream,
+        ResumeSection, Route, Set, Store, TasksSection, Timeouts, Tls, Tool, ToolErrors, Unsolicited,
+        Upstream,
     },
     problem::{At, Place, Problem},
     secret::{self, KeySource},
@@ -118,6 +119,7 @@ fn route(node: &Node, problems: &mut Problems) -> Option<Route> {
         questions: section.set("questions", questions),
         tasks: section.set("tasks", tasks),
         held: section.set("held", held),
+        resume: section.set("resume", resume),
         empty_contents_is_error: section.set("empty_contents_is_error", truth),
     };
     section.close();
@@ -262,6 +264,18 @@ fn held(node: &Node, problems: &mut Problems) -> Option<HeldSection> {
     };
     section.close();
     Some(held)
+}
+
+fn resume(node: &Node, problems: &mut Problems) -> Option<ResumeSection> {
+    let mut section = Section::open(node, "`resume`", problems)?;
+    let resume = ResumeSection {
+        mint: section.set("mint", truth),
+        keep: section.set("keep", some_duration),
+        bytes: section.set("bytes", size(1)),
+        streams: section.set("streams", count(1)),
+    };
+    section.close();
+    Some(resume)
 }
 
 fn request_state(node: &Node, problems: &mut Problems) -> Option<RequestStateSection> {

@@ -226,6 +226,7 @@ fn route(
             file::Principal::Authorization => policy::PrincipalSource::Authorization,
             file::Principal::Header(name) => policy::PrincipalSource::Header(name),
         },
+        resume: resume(written.resume.or_default()),
         legacy_tasks: legacy_tasks(written.tasks.or_default(), problems),
         held: held(&written.held.or_default(), timeouts, problems),
         questions: policy::Questions {
@@ -279,6 +280,16 @@ fn unsolicited(written: Set<file::Unsolicited>, problems: &mut Vec<Problem>) -> 
         known.push(sign);
     }
     policy::Unsolicited::Some(known.into_iter().map(|sign| sign.value).collect())
+}
+
+fn resume(written: file::ResumeSection) -> policy::Resume {
+    let defaults = policy::Resume::default();
+    policy::Resume {
+        mint: written.mint.or(defaults.mint),
+        keep: written.keep.or(defaults.keep),
+        bytes: written.bytes.or(defaults.bytes),
+        streams: written.streams.or(defaults.streams),
+    }
 }
 
 fn held(written: &file::HeldSection, timeouts: &file::Timeouts, problems: &mut Vec<Problem>) -> policy::Held {

@@ -11,5 +11,5 @@ pub mod threshold;
 
 pub use access::{Access, Checked, Denied};
 pub use limit::Quotas;
-pub use route::{Held, LegacyTasks, PrincipalSource, Questions, Route, Sign, Unsolicited};
+pub use route::{Held, LegacyTasks, PrincipalSource, Questions, Resume, Route, Sign, Unsolicited};
 pub use threshold::{Defer, Mode, Pattern, ToolRule, Treatment};

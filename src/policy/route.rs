@@ -15,6 +15,7 @@ pub struct Route {
     pub principal: PrincipalSource,
     pub questions: Questions,
     pub legacy_tasks: LegacyTasks,
+    pub resume: Resume,
     pub held: Held,
     /// Headers beside `Authorization` and cookies by which the server knows the caller. They are
     /// forwarded, and callers that differ in them share no session.
@@ -78,6 +79,21 @@ pub struct LegacyTasks {
     pub unsolicited: Unsolicited,
 }
 
+/// Whether the answers of a server without event ids can be taken up by legacy clients where they
+/// broke.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Resume {
+    /// Whether events are given ids and kept. Off by default: it costs memory, and work of its own for
+    /// each such answer.
+    pub mint: bool,
+    /// How long after its end an answer is kept. Default 5 min.
+    pub keep: Duration,
+    /// How much of one answer is kept, in bytes: the latest. Default 1 MiB.
+    pub bytes: usize,
+    /// Answers that are kept at a time; further ones go without ids. Default 1000.
+    pub streams: usize,
+}
+
 /// Who may be given a task without having asked for one (SEP-2229, draft): clients that would not
 /// understand it break, and only their operator knows them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -103,6 +119,14 @@ pub enum Sign {
 impl Default for Held {
     fn default() -> Self {
         Self { progress: Some(Duration::from_secs(10)), comments: Duration::from_secs(5), deadline: None }
+    }
+}
+
+// === impl Resume ===
+
+impl Default for Resume {
+    fn default() -> Self {
+        Self { mint: false, keep: Duration::from_secs(5 * 60), bytes: 1 << 20, streams: 1000 }
     }
 }
 

@@ -4,7 +4,7 @@ use super::{
     Item, Items, Passage, Passed, Reply, Service, Tasks,
     attended::Attended,
     catalogues::Catalogues,
-    legacy::{self, Offering, Sessions, Streams},
+    legacy::{self, Minted, Offering, Sessions, Streams},
     listen::Listening,
     reply::{self, Word},
 };
@@ -47,6 +47,8 @@ pub(super) struct Shared {
     catalogues: Catalogues,
     /// What is known of the tasks of the server's own.
     pub(super) offering: Offering,
+    /// Answers whose events got their ids here.
+    pub(super) minted: Arc<Minted>,
     /// The sessions of legacy clients that are there.
     pub(super) sessions: Arc<Sessions>,
     /// The streams on which legacy sessions listen.
@@ -80,6 +82,7 @@ impl Endpoint {
                 keyring,
                 catalogues,
                 offering: Offering::default(),
+                minted: Arc::default(),
                 sessions: Arc::default(),
                 streams: Arc::default(),
             }),

@@ -12,6 +12,7 @@ use super::{
     asking::{self, Asked},
     attended::{Server, reached},
     endpoint::Shared,
+    legacy::Across,
     reply::{self, Verdict, Word},
     tasks::{Control, Hold, Parked},
 };
@@ -20,7 +21,7 @@ use crate::{
         Action, Exchange,
         elicit::{self, Keys},
         exchange::{Ask, Phase},
-        raise,
+        offer, raise,
         resume::{Binding, CallId, Resumes, State},
     },
     dialect::{Call, Caller},
@@ -78,6 +79,8 @@ pub(super) struct Held {
     storing: Option<BoxFuture<'static, bool>>,
     committed: Option<oneshot::Receiver<()>>,
     progress: Progress,
+    /// Legacy clients that wait for the result, where eras meet.
+    across: Option<Box<Across>>,
 }
 
 /// What a call brings along when it is handed over.
@@ -203,6 +206,7 @@ impl Held {
             storing: None,
             committed: None,
             progress: Progress::default(),
+            across: None,
         };
         shared.stopping.spawn(held.run(first));
     }
@@ -219,6 +223,7 @@ impl Held {
             if self.exchange.is_done() {
                 return self.close().await;
             }
+            self.put_across();
             let happening = self.wait().await;
             self.handle(happening).await;
         }
@@ -277,8 +282,15 @@ impl Held {
                     self.questions.answer(&key, response);
                 }
             }
-            // Of a task that clients of an older revision see across the eras.
-            Happening::Told(Some(Control::Replied(..) | Control::Waiting(_))) => {}
+            Happening::Told(Some(Control::Replied(key, outcome))) => {
+                if let Some(across) = &mut self.across {
+                    across.answered(&key);
+                }
+                self.questions.reply(&key, outcome);
+            }
+            Happening::Told(Some(Control::Waiting(tell))) => {
+                self.across.get_or_insert_default().waits(tell);
+            }
             // Nobody can tell us anything any more: only where the map of held calls is gone.
             Happening::Told(Some(Control::Cancelled) | None) => self.exchange.handle_cancelled(),
             Happening::Due => self.exchange.handle_timeout(now),
@@ -422,6 +434,13 @@ impl Held {
         }
     }
 
+    /// Puts the task's questions to legacy clients that wait for its result.
+    fn put_across(&mut self) {
+        let Some(across) = &mut self.across else { return };
+        let open = self.questions.open.iter();
+        across.put(self.hold.id(), open.map(|(ask, open)| (*ask, &*open.key, &open.request)));
+    }
+
     async fn ask_in_task(&mut self, ask: Ask) {
         let Some(open) = self.questions.open.get(&ask) else { return };
         let event = task::Event::Asked { key: open.key.clone(), request: open.request.as_bytes().clone() };
@@ -561,9 +580,14 @@ impl Questions {
     }
 
     fn answer(&mut self, key: &str, response: Bytes) {
+        self.reply(key, Ok(response));
+    }
+
+    /// The client answered as JSON-RPC has it: with a result or an error.
+    fn reply(&mut self, key: &str, outcome: Result<Bytes, Bytes>) {
         let ask = self.open.iter().find(|(_, open)| open.key == key).map(|(ask, _)| *ask);
-        if let Some(ask) = ask {
-            self.answer_ask(ask, response);
+        if let Some(open) = ask.and_then(|ask| self.open.remove(&ask)) {
+            open.answer.send(outcome.map(|result| offer::unrelated(&result)));
         }
     }
 

@@ -85,6 +85,7 @@ routes:
       across_eras: true
       unsolicited: [{ header: X-Takes-Tasks, value: 1 }, { principal: 0F3C000000000016 }]
     held: { progress: 3s, comments: 4s, deadline: 3600ms }
+    resume: { mint: true, keep: 1m, bytes: 2KiB, streams: 7 }
   - path: /b
     held: { progress: off, deadline: off }
     upstream: { url: "https://example.com/mcp" }

@@ -29,7 +29,7 @@ pub(in crate::front) fn credentials(route: &Route, headers: &HeaderMap) -> Crede
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::policy::{Defer, Held, LegacyTasks, Mode};
+    use crate::policy::{Defer, Held, LegacyTasks, Mode, Resume};
     use http::HeaderName;
     use std::time::Duration;
 
@@ -42,6 +42,7 @@ mod tests {
             questions: crate::policy::Questions::default(),
             forward: forward.iter().map(|name| HeaderName::from_static(name)).collect(),
             legacy_tasks: LegacyTasks::default(),
+            resume: Resume::default(),
             held: Held::default(),
             empty_contents_is_error: false,
         }

@@ -128,7 +128,8 @@ pub(super) fn asked(id: &Id) -> Option<(TaskId, String)> {
     Some((TaskId::parse(task)?, key.to_owned()))
 }
 
-fn question_id(task: &TaskId, key: &str) -> Id {
+/// The id under which a question is put.
+pub(super) fn question_id(task: &TaskId, key: &str) -> Id {
     let text = serde_json::to_string(&format!("{PREFIX}{}:{key}", task.as_str()));
     Id::from_token(text.expect("a string is written to memory").into()).expect("a string is an id")
 }

@@ -101,7 +101,7 @@ impl Edited {
 
 /// Where the first event in `bytes` ends: behind a blank line. A CR that ends the bytes may go on with
 /// an LF.
-fn end_of_event(bytes: &[u8]) -> Option<usize> {
+pub(super) fn end_of_event(bytes: &[u8]) -> Option<usize> {
     let mut at = 0;
     for (line, end) in lines(bytes) {
         at += line.len() + end.len();
@@ -113,7 +113,7 @@ fn end_of_event(bytes: &[u8]) -> Option<usize> {
 }
 
 /// The lines in `bytes`, each with its end. The last may have none.
-fn lines(mut bytes: &[u8]) -> impl Iterator<Item = (&[u8], &[u8])> {
+pub(super) fn lines(mut bytes: &[u8]) -> impl Iterator<Item = (&[u8], &[u8])> {
     std::iter::from_fn(move || {
         if bytes.is_empty() {
             return None;

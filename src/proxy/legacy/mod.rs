@@ -8,8 +8,10 @@
 //!
 //! A client of another revision, or one whose server has tasks, notices nothing of all this.
 
+mod across;
 mod augmented;
 mod edited;
+mod minted;
 mod offering;
 mod passing;
 mod requests;
@@ -17,6 +19,8 @@ mod sessions;
 mod streams;
 mod unsolicited;
 
+pub(super) use across::Across;
+pub(super) use minted::Minted;
 pub(super) use offering::Offering;
 pub(super) use sessions::Sessions;
 pub(super) use streams::Streams;
@@ -61,10 +65,17 @@ pub(super) async fn pass(shared: Arc<Shared>, passage: Passage) -> Passed {
     };
     match road {
         Road::Passes(edit) => {
-            let (watched, sessions) = (Watched::of(&passage), Arc::clone(&shared.sessions));
-            let passed = passing::pass(shared, passage, edit).await;
-            sessions.saw(&watched, &passed);
-            passed
+            if let Some(resumed) = minted::resume(&shared, &passage) {
+                return resumed;
+            }
+            let watched = Watched::of(&passage);
+            let kept = minted::terms(&shared, &passage);
+            let passed = passing::pass(Arc::clone(&shared), passage, edit).await;
+            shared.sessions.saw(&watched, &passed);
+            match kept {
+                Some(terms) => minted::keep(&shared, terms, passed),
+                None => passed,
+            }
         }
         Road::Ends(passed) => passed,
     }
@@ -217,6 +228,12 @@ fn success(id: &Id, result: &[u8], account: Account) -> Passed {
 fn refusal(id: &Id, error: &ErrorObject) -> Passed {
     let body = legacy::refusal(std::slice::from_ref(id), error);
     document(body, Account { outcome: Outcome::Refused, ..Account::default() })
+}
+
+/// A refusal that answers no request.
+fn refusal_for_none(status: StatusCode, error: &ErrorObject) -> Passed {
+    let account = Account { outcome: Outcome::Refused, ..Account::default() };
+    Passed { status, ..document(legacy::refusal(&[], error), account) }
 }
 
 fn document(body: Bytes, account: Account) -> Passed {

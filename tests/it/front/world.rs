@@ -4,7 +4,7 @@ use bytes::Bytes;
 use deferral::{
     dialect::{Call, Caller, Credentials},
     front::{self, Config, TlsPaths},
-    policy::{Defer, Held, LegacyTasks, Mode, PrincipalSource, Route},
+    policy::{Defer, Held, LegacyTasks, Mode, PrincipalSource, Resume, Route},
     protocol::Id,
     proxy::{Account, Commit, Item, Items, Passage, Passed, Passing, Reply, Service},
     runtime::{Drain, Stopping, SystemClock},
@@ -102,6 +102,7 @@ impl Desk {
             questions: deferral::policy::Questions::default(),
             forward: Vec::new(),
             legacy_tasks: LegacyTasks::default(),
+            resume: Resume::default(),
             // A test that waits says so.
             held: Held { progress: None, comments: Duration::from_secs(600), deadline: None },
             empty_contents_is_error: false,

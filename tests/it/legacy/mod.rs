@@ -2,7 +2,9 @@
 //! client meets its own protocol, and the server's bytes.
 
 mod departed;
+mod eras;
 mod errors;
+mod minted;
 mod passing;
 mod recorded;
 mod repeats;

@@ -25,7 +25,7 @@ async fn server() -> (String, Arc<AtomicUsize>) {
             let (mut stream, _) = listener.accept().await.expect("a connection");
             let mut head = vec![0; 4096];
             let _ = stream.read(&mut head).await.expect("a request");
-            if count.fetch_add(1, Relaxed) % 2 == 0 {
+            if count.fetch_add(1, Relaxed).is_multiple_of(2) {
                 continue;
             }
             let body = r#"{"jsonrpc":"2.0","id":1,"result":{}}"#;
