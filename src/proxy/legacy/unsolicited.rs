@@ -179,6 +179,11 @@ impl Attended {
 
     /// The response, as the server gave it but for its id, or an error of ours.
     async fn last(&mut self, word: &Result<Frame, ErrorObject>, outcome: Outcome) {
+        let is_result = word.as_ref().is_ok_and(|frame| matches!(frame.kind(), Kind::Success { .. }));
+        if let Some(session) = self.call.session.filter(|_| !is_result) {
+            // Else a client whose calls are all answered here would never hear that it is gone.
+            self.call.shared.sessions.doubt(session);
+        }
         let (body, outcome) = match word {
             Ok(frame) => match frame.kind() {
                 Kind::Success { id, .. } => (self.answer(frame, id), outcome),
