@@ -313,6 +313,37 @@ async fn a_question_comes_through_however_much_was_said_before_it() {
 }
 
 #[tokio::test]
+async fn a_client_that_listens_and_does_not_read_holds_up_its_task_for_a_moment_only() {
+    let world = world(ALWAYS).await;
+    let client = Tasker::hello(&world).await;
+    let listening = client.listens().await;
+    let (task, id, events) = client.makes_stream(&world).await;
+    // More than its socket and ours take.
+    let words = "x".repeat(100_000);
+    for _ in 0..300 {
+        events.notify("notifications/message", json!({ "data": words }));
+    }
+    events.send(&question(0, "who?"));
+    let mut waiting = client.waits(&task).await;
+    let put = soon("it is put where somebody reads", beyond_logs(&mut waiting)).await;
+    client.answers(&put["id"], accept()).await;
+    world.server.seen(|seen| seen.answers(&json!(0))).await;
+    events.result(&id, json!({ "content": [] }));
+    client.becomes(&task, "completed").await;
+    listening.leave();
+}
+
+/// The next message that is no word on the way.
+async fn beyond_logs(stream: &mut Stream) -> Value {
+    loop {
+        let message = stream.next().await;
+        if message["method"] == "elicitation/create" {
+            return message;
+        }
+    }
+}
+
+#[tokio::test]
 async fn an_answer_is_not_lost_to_a_limit_on_polls() {
     let world = setup().route(ALWAYS).top("limits: { polls_per_second: 1 }").start().await;
     let client = Tasker::hello(&world).await;

@@ -79,8 +79,7 @@ pub(super) fn request(id: &Value, method: &str, params: &Value) -> String {
 
 /// What the message says of the task it belongs to.
 pub(super) fn related(message: &Value) -> &Value {
-    let holder = message.get("params").or(message.get("result")).unwrap_or(message);
-    &holder["_meta"][RELATED]["taskId"]
+    &message["params"]["_meta"][RELATED]["taskId"]
 }
 
 /// All that is put in the session's own stream has come to the client once this mark has.
