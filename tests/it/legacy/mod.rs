@@ -4,11 +4,13 @@
 mod departed;
 mod eras;
 mod errors;
+mod held;
 mod minted;
 mod passing;
 mod recorded;
 mod repeats;
 mod sessions;
 mod streams;
+mod taken_back;
 mod unsolicited;
 mod world;
