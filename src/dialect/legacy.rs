@@ -7,7 +7,9 @@
 
 use super::modern::error_response;
 use crate::protocol::{
-    ErrorObject, Frame, FrameError, Id, Kind, Method,
+    ErrorObject, Frame, FrameError, Id, Kind, Method, Revision,
+    headers::PROTOCOL_VERSION,
+    splice::Object,
     sse::Decoder,
     watch::{Gist, Watch},
 };
@@ -160,6 +162,22 @@ impl Answers {
         Self { waiting, watch: Watch::default(), batch, said: None }
     }
 
+    /// As [`Answers::to`], and what the server says meanwhile is kept until it is taken.
+    pub fn listening(mut self) -> Self {
+        self.watch = Watch::listening();
+        self
+    }
+
+    /// The notifications and requests of the server since this was last asked ([`Watch::take_heard`]).
+    pub fn take_heard(&mut self) -> Vec<Vec<u8>> {
+        self.watch.take_heard()
+    }
+
+    /// Only these are still waited for.
+    pub fn retain(&mut self, fits: impl Fn(&Id) -> bool) {
+        self.waiting.retain(|id| fits(id));
+    }
+
     /// Takes the next chunk of the event stream that answers.
     pub fn see(&mut self, chunk: &Bytes) {
         self.watch.see(chunk);
@@ -214,9 +232,7 @@ impl Answers {
     pub fn last_words(&self, error: &ErrorObject) -> Bytes {
         let mut words = self.watch.void().to_vec();
         for id in &self.waiting {
-            words.extend_from_slice(b"event: message\ndata: ");
-            words.extend_from_slice(&error_response(Some(id), error));
-            words.extend_from_slice(b"\n\n");
+            words.extend_from_slice(&event(&error_response(Some(id), error)));
         }
         words.into()
     }
@@ -234,6 +250,34 @@ fn responses(data: &Bytes) -> Vec<(Id, Gist)> {
     }
     let parts: Vec<&RawValue> = serde_json::from_slice(data).unwrap_or_default();
     parts.into_iter().filter_map(|part| one(data.slice_ref(part.get().as_bytes()))).collect()
+}
+
+/// One message as an event, as servers of this era write it: a named one. `json` holds no line break.
+pub fn event(json: &[u8]) -> Bytes {
+    [b"event: message\ndata: ", json, b"\n\n"].concat().into()
+}
+
+/// The requests that a POST's notifications take back (2025-11-25, *Cancellation*).
+pub fn cancels(body: &Bytes) -> Vec<Id> {
+    let parts: Vec<&RawValue> = match body.iter().find(|byte| !byte.is_ascii_whitespace()) {
+        Some(b'[') => serde_json::from_slice(body).unwrap_or_default(),
+        _ => serde_json::from_slice(body).map(|one| vec![one]).unwrap_or_default(),
+    };
+    let cancelled = |part: &RawValue| match Frame::parse(body.slice_ref(part.get().as_bytes())).ok()?.kind() {
+        Kind::Notification { method: Method::Cancelled, params: Some(params) } => {
+            let id = Object::read(params).ok()?.get("requestId")?;
+            Some(Id::from_token(id)?.detached())
+        }
+        Kind::Notification { .. } | Kind::Request { .. } | Kind::Success { .. } | Kind::Failure { .. } => {
+            None
+        }
+    };
+    parts.into_iter().filter_map(cancelled).collect()
+}
+
+/// The revision that a session's requests name, where they name one that is known.
+pub fn revision(headers: &http::HeaderMap) -> Option<Revision> {
+    Revision::parse(headers.get(&PROTOCOL_VERSION)?.to_str().ok()?)
 }
 
 /// A response with this result, which stands on one line.
@@ -365,6 +409,20 @@ mod tests {
             format!("[{one},{}]", one.replace("\"id\":1", "\"id\":2"))
         );
         assert_eq!(refusal(&[], &error), r#"{"jsonrpc":"2.0","error":{"code":-1,"message":"gone"}}"#);
+    }
+
+    #[test]
+    fn what_is_taken_back_is_told_alone_and_in_a_batch() {
+        let cancel = |id: &str| {
+            format!(r#"{{"method":"notifications/cancelled","params":{{"requestId":{id},"reason":"x"}}}}"#)
+        };
+        let told = |body: String| cancels(&body.into());
+        assert_eq!(told(cancel("23")), ids(&["23"])[..]);
+        let batch = format!(r#"[{},{{"id":9,"method":"ping"}},{}]"#, cancel("1"), cancel("\"a\""));
+        assert_eq!(told(batch), ids(&["1", "\"a\""])[..]);
+        assert!(told(cancel("{}")).is_empty());
+        assert!(told(r#"{"method":"notifications/cancelled"}"#.to_owned()).is_empty());
+        assert!(told("nothing".to_owned()).is_empty());
     }
 
     #[test]

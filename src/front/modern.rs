@@ -22,11 +22,12 @@ use crate::{
         legacy::Post,
         modern::{self, Read},
     },
+    policy::Route,
     protocol::{
-        Capabilities, Era, Id,
+        Capabilities, Era, Heartbeat, Id,
         accept::{EVENT_STREAM, JSON, accepts, is_media},
     },
-    proxy::{Account, Items, Service},
+    proxy::{Account, Items, Ladder, Service},
     telemetry::Outcome,
 };
 use bytes::Bytes;
@@ -73,9 +74,9 @@ where
         };
         // The head is a part of the connection's read buffer; the call may take hours.
         drop(head);
-        let Asked { id, items, address } = asked;
-        let mut response =
-            reply::respond(items, Answering { id, line, keep_alive: service.route().held.comments }).await;
+        let Asked { id, items, ladder, address } = asked;
+        let clock = Arc::clone(&front.clock);
+        let mut response = reply::respond(items, Answering { id, line, ladder, clock }).await;
         address.put_in_challenge(&front.services, service.route(), response.headers_mut());
         Ok(response)
     }
@@ -106,6 +107,7 @@ where
 struct Asked {
     id: Id,
     items: Items,
+    ladder: Ladder,
     address: Address,
 }
 
@@ -121,9 +123,21 @@ fn ask(
     line.asks(&call);
     Asked {
         id: call.id.clone(),
+        ladder: ladder(front, service.route(), &call, &caller),
         address: Address::of(front, head, line.connection()),
         items: service.call(call, caller),
     }
+}
+
+/// What the client is told while it waits. One that can be given a task is told of progress there.
+fn ladder(front: &Front, route: &Route, call: &Call, caller: &Caller) -> Ladder {
+    let began = front.clock.now();
+    if !call.method.may_ask() {
+        return Ladder::of_comments(route.held.comments, began);
+    }
+    let token = call.progress_token.as_deref().filter(|_| !caller.capabilities.declares_tasks());
+    let heartbeat = token.map(|token| Heartbeat::new(Bytes::copy_from_slice(token), true));
+    Ladder::new(route.held, heartbeat, began)
 }
 
 /// What a POST turned out to be.

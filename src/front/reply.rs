@@ -2,8 +2,9 @@
 //!
 //! Which of the two is decided by what comes first. A reply at once is one JSON response with its
 //! own status and headers. A notification first, or a while of silence, begins an event stream:
-//! status 200 for good, one `data:` line a message, a comment after each further silence, and the
-//! reply as the last event. (A reply over 1 MiB on a stream that has begun is still one event;
+//! status 200 for good, one `data:` line a message, a comment or a word of progress after each further
+//! silence ([`Ladder`]), and the reply as the last event. A client that has waited long enough gets an
+//! error, and its call is dropped, as if it had left. (A reply over 1 MiB on a stream that has begun is still one event;
 //! some clients refuse those, but there is no other way left.)
 //!
 //! The body polls the call's items in place: no task, no channel, and a client that reads slowly
@@ -24,31 +25,32 @@ use super::{answer, connection::Connection, layers::trace::Line};
 use crate::{
     dialect::modern,
     protocol::{Id, sse},
-    proxy::{Account, Commit, Item, Items, Piece, Pieces, Reply, Then},
+    proxy::{Account, Commit, Item, Items, Ladder, Piece, Pieces, Reply, Rung, Then},
+    runtime::Clock,
     telemetry::Outcome,
 };
 use bytes::{Buf, Bytes};
 use futures_util::StreamExt;
 use http::{
-    HeaderMap, HeaderName, HeaderValue, Response,
+    HeaderMap, HeaderName, HeaderValue, Response, StatusCode,
     header::{CACHE_CONTROL, CONTENT_TYPE},
 };
 use http_body::{Body as HttpBody, Frame, SizeHint};
 use pin_project::pin_project;
 use std::{
+    future::poll_fn,
     io::IoSlice,
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, ready},
-    time::Duration,
 };
-use tokio::time::{Sleep, sleep, timeout};
 
 /// What one call is answered with needs.
 pub(super) struct Answering {
     pub(super) id: Id,
     pub(super) line: Line,
-    pub(super) keep_alive: Duration,
+    pub(super) ladder: Ladder,
+    pub(super) clock: Arc<dyn Clock>,
 }
 
 /// The body of every response of the front.
@@ -64,7 +66,7 @@ enum Kind {
     Empty,
     /// `None` once it has been given to hyper.
     Whole(Option<(Chunk, Account)>),
-    Events(#[pin] Events),
+    Events(Events),
     /// What a server says to a legacy client; `None` once the last has been seen.
     Passed(Option<Pieces>),
 }
@@ -75,15 +77,13 @@ enum Kind {
 pub(super) struct BrokenOff;
 
 /// A stream of events in progress.
-#[pin_project]
 struct Events {
     /// `None` once the last has been seen.
     items: Option<Items>,
     /// What begins the stream.
     first: Option<Chunk>,
-    #[pin]
-    silence: Sleep,
-    keep_alive: Duration,
+    ladder: Ladder,
+    clock: Arc<dyn Clock>,
     id: Id,
 }
 
@@ -98,9 +98,9 @@ pub(super) struct Chunk {
 
 /// Waits for the first item and answers as it asks for.
 pub(super) async fn respond(mut items: Items, answering: Answering) -> Response<Body> {
-    let Answering { id, mut line, keep_alive } = answering;
-    let first = match timeout(keep_alive, items.next()).await {
-        Ok(Some(Item::Reply(Reply { status, headers, body, commit, account }))) => {
+    let Answering { id, mut line, mut ladder, clock } = answering;
+    let first = match poll_fn(|cx| poll_next(&mut items, &mut ladder, &*clock, cx)).await {
+        Next::Item(Item::Reply(Reply { status, headers, body, commit, account })) => {
             line.status(status);
             let commit = commit.map(|commit| (commit, Arc::clone(line.connection())));
             let mut response = Response::new(Body::whole(body, commit, account, line));
@@ -109,16 +109,50 @@ pub(super) async fn respond(mut items: Items, answering: Answering) -> Response<
             response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
             return response;
         }
-        Ok(None) => return answer::refuse(answer::Refusal::Unanswered { id }, line),
-        Ok(Some(Item::Notice(message))) => Chunk::event(message, None),
-        Err(_silence) => Chunk::plain(sse::KEEP_ALIVE),
+        Next::Nothing => return answer::refuse(answer::Refusal::Unanswered { id }, line),
+        Next::Item(Item::Notice(message)) => Chunk::event(message, None),
+        Next::Rung(Rung::Progress(message)) => Chunk::event(message, None),
+        Next::Rung(Rung::Comment) => Chunk::plain(sse::KEEP_ALIVE),
+        Next::Rung(Rung::Deadline) => {
+            drop(items);
+            line.status(StatusCode::OK);
+            let body = modern::error_response(Some(&id), &ladder.overdue());
+            let mut response = Response::new(Body::whole(body, None, overdue(), line));
+            response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+            return response;
+        }
     };
-    line.status(http::StatusCode::OK);
-    let events =
-        Events { items: Some(items), first: Some(first), silence: sleep(keep_alive), keep_alive, id };
+    line.status(StatusCode::OK);
+    let events = Events { items: Some(items), first: Some(first), ladder, clock, id };
     let mut response = Response::new(Body { kind: Kind::Events(events), line });
     *response.headers_mut() = event_stream();
     response
+}
+
+/// What the client is told next.
+enum Next {
+    Item(Item),
+    /// The call has ended without a reply.
+    Nothing,
+    Rung(Rung),
+}
+
+fn poll_next(items: &mut Items, ladder: &mut Ladder, clock: &dyn Clock, cx: &mut Context<'_>) -> Poll<Next> {
+    Poll::Ready(match items.poll_next_unpin(cx) {
+        Poll::Ready(Some(item)) => {
+            if let Item::Notice(message) = &item {
+                ladder.message(message);
+            }
+            Next::Item(item)
+        }
+        Poll::Ready(None) => Next::Nothing,
+        Poll::Pending => Next::Rung(ready!(ladder.poll(cx, clock, true))),
+    })
+}
+
+/// A call that took longer than its client is made to wait.
+fn overdue() -> Account {
+    Account { outcome: Outcome::UpstreamFailed, ..Account::default() }
 }
 
 /// What is said of an event stream. `X-Accel-Buffering` asks proxies in between to pass each
@@ -225,32 +259,31 @@ fn poll_piece(
 // === impl Events ===
 
 impl Events {
-    fn poll_chunk(self: Pin<&mut Self>, line: &mut Line, cx: &mut Context<'_>) -> Poll<Option<Chunk>> {
-        let mut this = self.project();
-        if let Some(first) = this.first.take() {
+    fn poll_chunk(&mut self, line: &mut Line, cx: &mut Context<'_>) -> Poll<Option<Chunk>> {
+        if let Some(first) = self.first.take() {
             return Poll::Ready(Some(first));
         }
-        let Some(items) = this.items else { return Poll::Ready(None) };
-        let chunk = match items.poll_next_unpin(cx) {
-            Poll::Ready(Some(Item::Notice(message))) => {
-                this.silence.set(sleep(*this.keep_alive));
+        let Some(items) = &mut self.items else { return Poll::Ready(None) };
+        let chunk = match ready!(poll_next(items, &mut self.ladder, &*self.clock, cx)) {
+            Next::Item(Item::Notice(message)) | Next::Rung(Rung::Progress(message)) => {
                 Chunk::event(message, None)
             }
-            Poll::Ready(Some(Item::Reply(Reply { body, commit, account, .. }))) => {
-                *this.items = None;
+            Next::Item(Item::Reply(Reply { body, commit, account, .. })) => {
+                self.items = None;
                 line.answered(account);
                 Chunk::event(body, commit.map(|commit| (commit, Arc::clone(line.connection()))))
             }
             // A stream that ended without a response would leave some clients waiting for ever.
-            Poll::Ready(None) => {
-                *this.items = None;
+            Next::Nothing => {
+                self.items = None;
                 line.answered(Account { outcome: Outcome::ProxyFailed, ..Account::default() });
-                Chunk::event(modern::error_response(Some(this.id), &answer::unanswered()), None)
+                Chunk::event(modern::error_response(Some(&self.id), &answer::unanswered()), None)
             }
-            Poll::Pending => {
-                ready!(this.silence.as_mut().poll(cx));
-                this.silence.set(sleep(*this.keep_alive));
-                Chunk::plain(sse::KEEP_ALIVE)
+            Next::Rung(Rung::Comment) => Chunk::plain(sse::KEEP_ALIVE),
+            Next::Rung(Rung::Deadline) => {
+                self.items = None;
+                line.answered(overdue());
+                Chunk::event(modern::error_response(Some(&self.id), &self.ladder.overdue()), None)
             }
         };
         Poll::Ready(Some(chunk))

@@ -64,7 +64,20 @@ pub struct Watch {
     /// Whether the last id that was given is one to resume from.
     resumable: bool,
     response: Option<Gist>,
+    /// What the server notifies and asks, where somebody wants to know.
+    notes: Option<Box<Notes>>,
 }
+
+/// The messages of a stream that are no responses.
+#[derive(Clone, Debug, Default)]
+struct Notes {
+    /// The data so far of the event that is going by.
+    data: Vec<u8>,
+    heard: Vec<Vec<u8>>,
+}
+
+/// Longer messages are heard without their bytes.
+const NOTE: usize = 16 << 10;
 
 #[derive(Clone, Copy, Debug)]
 enum Line {
@@ -165,6 +178,17 @@ impl Glance {
 // === impl Watch ===
 
 impl Watch {
+    /// Keeps what the server notifies and asks until it is taken ([`Watch::take_heard`]).
+    pub fn listening() -> Self {
+        Self { notes: Some(Box::default()), ..Self::default() }
+    }
+
+    /// The notifications and requests that have gone by since this was last asked, their events' ends
+    /// included. One of more than 16 KiB is empty here.
+    pub fn take_heard(&mut self) -> Vec<Vec<u8>> {
+        self.notes.as_mut().map(|notes| mem::take(&mut notes.heard)).unwrap_or_default()
+    }
+
     /// Takes the next chunk of the stream.
     pub fn see(&mut self, chunk: &[u8]) {
         let mut rest = chunk;
@@ -192,7 +216,12 @@ impl Watch {
             let end = memchr::memchr2(b'\n', b'\r', rest);
             let (piece, after) = rest.split_at(end.unwrap_or(rest.len()));
             match &mut self.line {
-                Line::Data => self.glance.see(piece),
+                Line::Data => {
+                    self.glance.see(piece);
+                    if let Some(notes) = &mut self.notes {
+                        notes.see(piece, self.glance.gist);
+                    }
+                }
                 Line::Id(seen) => *seen |= piece.iter().any(|&byte| byte != b' '),
                 Line::Name(_) | Line::Other => {}
             }
@@ -237,7 +266,12 @@ impl Watch {
             // A line without a colon is a field without a value.
             Line::Name(name) if name.get() == Some(b"id") => self.id = Some(false),
             Line::Id(seen) => self.id = Some(seen),
-            Line::Data => self.glance.see(b"\n"),
+            Line::Data => {
+                self.glance.see(b"\n");
+                if let Some(notes) = &mut self.notes {
+                    notes.see(b"\n", self.glance.gist);
+                }
+            }
             Line::Name(_) | Line::Other => {}
         }
     }
@@ -245,11 +279,36 @@ impl Watch {
     /// A blank line.
     fn dispatch(&mut self) {
         self.in_event = false;
-        if let Some(gist @ (Gist::Result | Gist::Error)) = mem::take(&mut self.glance).gist {
+        let gist = mem::take(&mut self.glance).gist;
+        if let Some(gist @ (Gist::Result | Gist::Error)) = gist {
             self.response.get_or_insert(gist);
+        }
+        if let Some(notes) = &mut self.notes {
+            notes.dispatch(gist);
         }
         if let Some(is_one) = self.id.take() {
             self.resumable = is_one;
+        }
+    }
+}
+
+// === impl Notes ===
+
+impl Notes {
+    /// `gist` is what the message is, as far as is known.
+    fn see(&mut self, piece: &[u8], gist: Option<Gist>) {
+        if matches!(gist, None | Some(Gist::Method)) && self.data.len() <= NOTE {
+            self.data.extend_from_slice(&piece[..piece.len().min(NOTE + 1 - self.data.len())]);
+        }
+    }
+
+    fn dispatch(&mut self, gist: Option<Gist>) {
+        let mut data = mem::take(&mut self.data);
+        if gist == Some(Gist::Method) {
+            if data.len() > NOTE {
+                data.clear();
+            }
+            self.heard.push(data);
         }
     }
 }
@@ -343,6 +402,25 @@ mod tests {
         assert!(watched("id: 7\n\ndata: x\n\n").is_resumable(), "it stays the last id");
         assert!(!watched("id: 7\n\nid\n\n").is_resumable(), "an empty id takes it back");
         assert!(!watched("id: 7\n\nid: \n\n").is_resumable());
+    }
+
+    #[test]
+    fn who_listens_hears_what_the_server_notifies_and_asks() {
+        let long = format!("data: {{\"method\":\"l\",\"params\":\"{}\"}}\n\n", "x".repeat(NOTE));
+        let stream = format!(
+            "id: 1\ndata:\n\ndata: {{\"method\":\ndata: \"n\"}}\n\n{long}: c\n\ndata: {{\"id\":1,\"result\":{{}}}}\n\ndata: {{\"method\":\"cut\"}}\n"
+        );
+        let mut watch = Watch::listening();
+        let mut heard = Vec::new();
+        for byte in stream.as_bytes().chunks(1) {
+            watch.see(byte);
+            heard.extend(watch.take_heard());
+        }
+        let heard: Vec<_> =
+            heard.iter().map(|note| String::from_utf8_lossy(note).trim().to_owned()).collect();
+        assert_eq!(heard, ["{\"method\":\n \"n\"}", ""]);
+        let mut quiet = watched(&stream);
+        assert!(quiet.take_heard().is_empty());
     }
 
     #[test]

@@ -4,7 +4,7 @@ use super::{
     Item, Items, Passage, Passed, Reply, Service, Tasks,
     attended::Attended,
     catalogues::Catalogues,
-    legacy::{self, Minted, Offering, Sessions, Streams},
+    legacy::{self, Ended, Minted, Offering, Sessions, Streams},
     listen::Listening,
     reply::{self, Word},
 };
@@ -53,6 +53,8 @@ pub(super) struct Shared {
     pub(super) sessions: Arc<Sessions>,
     /// The streams on which legacy sessions listen.
     pub(super) streams: Arc<Streams>,
+    /// What legacy clients have taken back.
+    pub(super) ended: Arc<Ended>,
 }
 
 /// Ids of our own hop: unique in the process, so that a late message can be taken for no other's.
@@ -85,6 +87,7 @@ impl Endpoint {
                 minted: Arc::default(),
                 sessions: Arc::default(),
                 streams: Arc::default(),
+                ended: Arc::default(),
             }),
         }
     }

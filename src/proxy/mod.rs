@@ -15,6 +15,7 @@ mod catalogues;
 mod endpoint;
 mod held;
 mod hub;
+mod ladder;
 mod legacy;
 mod limits;
 mod listen;
@@ -23,6 +24,7 @@ mod sweep;
 mod tasks;
 
 pub use endpoint::Endpoint;
+pub use ladder::{Ladder, Rung};
 pub use tasks::Tasks;
 
 use crate::{

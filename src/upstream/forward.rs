@@ -18,7 +18,10 @@ use std::{
     fmt,
     future::{Future, poll_fn},
     pin::Pin,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     task::{Context, Poll, ready},
     time::Duration,
 };
@@ -43,7 +46,15 @@ pub struct Forward {
     pub headers: HeaderMap,
     pub body: Bytes,
     pub purpose: Purpose,
+    /// Says later that the answer is not wanted after all; none where that cannot happen.
+    pub interest: Option<Interest>,
 }
+
+/// Whether an answer is still wanted. A departure says nothing of that; a cancelled call's answer is
+/// not worth a connection that may stay busy for as long as a call may take. Clones speak of the same
+/// answer.
+#[derive(Clone, Debug, Default)]
+pub struct Interest(Arc<AtomicBool>);
 
 /// What a request is for, as far as passing it on goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,6 +93,7 @@ pub struct Passing {
 struct Rest {
     peer: Arc<Peer>,
     wanted: Wanted,
+    interest: Option<Interest>,
     /// When time is up, and what is to be said of it then; `None` for what has no time.
     due: Option<(Pin<Box<Sleep>>, Lost)>,
 }
@@ -111,7 +123,7 @@ pub(super) async fn forward(peer: Arc<Peer>, request: Forward) -> Result<Forward
     if peer.closing.is_cancelled() {
         return Err(Lost::Closing);
     }
-    let Forward { method, query, headers, body, purpose } = request;
+    let Forward { method, query, headers, body, purpose, interest } = request;
     let limits = peer.config.timeouts;
     let due = match purpose {
         // For as long as the client likes.
@@ -143,7 +155,7 @@ pub(super) async fn forward(peer: Arc<Peer>, request: Forward) -> Result<Forward
         // Also what is only told must reach the server.
         Purpose::Begin | Purpose::Call | Purpose::Ask | Purpose::Tell => Wanted::AtAnyPrice,
     };
-    let rest = Rest { peer: peer.clone(), wanted, due };
+    let rest = Rest { peer: peer.clone(), wanted, interest, due };
     let (response, mut rest) = match (Asking { asked: Some(answering), rest: Some(rest) }.await, again) {
         (Err((Lost::Broken(_), rest)), Some(again)) => {
             let (method, path, lines, body) = *again;
@@ -240,6 +252,19 @@ fn named_by_connection(headers: &HeaderMap) -> Vec<HeaderName> {
         .filter_map(|name| HeaderName::from_bytes(name.trim().as_bytes()).ok())
         .filter(|name| !name.as_str().starts_with("mcp-") && *name != header::AUTHORIZATION)
         .collect()
+}
+
+// === impl Interest ===
+
+impl Interest {
+    /// The answer is read to its end only if that is quick, once it is dropped.
+    pub fn lose(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+
+    fn is_lost(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
 }
 
 // === impl Forwarded ===
@@ -367,6 +392,9 @@ impl Rest {
 
     /// The client has left.
     fn read_on(&mut self, reading: impl Future<Output = ()> + Send + 'static) {
+        if self.interest.as_ref().is_some_and(Interest::is_lost) {
+            self.soften();
+        }
         let peer = &self.peer;
         let (place, due) = match self.wanted {
             Wanted::No => return,

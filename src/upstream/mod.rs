@@ -32,7 +32,7 @@ mod session;
 mod streamable;
 mod subscribe;
 
-pub use forward::{Forward, Forwarded, Passing, Purpose};
+pub use forward::{Forward, Forwarded, Interest, Passing, Purpose};
 pub use streamable::Streamable;
 
 mod lost;

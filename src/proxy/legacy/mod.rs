@@ -11,6 +11,9 @@
 mod across;
 mod augmented;
 mod edited;
+mod ended;
+mod going;
+mod late;
 mod minted;
 mod offering;
 mod passing;
@@ -20,6 +23,7 @@ mod streams;
 mod unsolicited;
 
 pub(super) use across::Across;
+pub(super) use ended::Ended;
 pub(super) use minted::Minted;
 pub(super) use offering::Offering;
 pub(super) use sessions::Sessions;

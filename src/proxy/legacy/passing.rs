@@ -1,125 +1,55 @@
-//! A legacy client's request on its way to a legacy server, and the answer on its way back.
+//! A legacy client's request on its way to a legacy server, and the beginning of the answer.
 //!
 //! Bytes go by as they come; what is added is what keeps a client from waiting for ever. A server
 //! that fails a request with an HTTP error, or that cannot be reached, would leave released
 //! clients waiting (`WIRE`, B 1, rule 19): they get the JSON-RPC error in a 200. So would an event
-//! stream that ends without the response, unless it can be resumed: it gets the error as its last
-//! event (rule 20). A stream that the server has begun and then is silent on gets a comment now
-//! and then; a JSON answer that has not begun gets nothing, for it is the server's choice which of
-//! the two it gives.
+//! stream that ends without the response (`going`).
+//!
+//! A server may say nothing at all until it is done, and then answer with JSON. It is waited for as
+//! long as a client can be expected to wait in silence; then, if the client takes event streams, one
+//! is begun for it, and what the server says comes on that (`late`). Nobody else's answer is begun
+//! before its server's: what a handshake, a list or a notification is answered with may be a status.
 
 use super::{
     edited::{self, Edit, Edited},
+    event_stream,
+    going::{GivingUp, Going, Owing, Timing},
     knows_tasks,
-    streams::{Key, Stream as Listening},
+    late::Body,
+    streams::Key,
 };
 use crate::{
-    dialect::legacy::{self, Answers},
+    bridge::offer,
+    dialect::legacy::{self, Answers, Message, Post},
     protocol::{
-        ErrorObject, Fault, Id,
+        ErrorObject, Fault, Frame, Heartbeat, Id, Kind, Method as Asked, Revision,
+        accept::{EVENT_STREAM, accepts},
         headers::{LAST_EVENT_ID, SESSION_ID},
-        sse,
+        meta,
         watch::{Gist, Glance},
     },
     proxy::{
-        Account, Passage, Passed, Passing, Piece, Then,
+        Ladder, Passage, Passed, Passing,
         endpoint::Shared,
+        ladder::Beginning,
         reply::{lost_error, outcome_of},
     },
     runtime::Stopping,
     telemetry::Outcome,
-    upstream::{self, Forward, Forwarded, Lost, Purpose},
+    upstream::{Forward, Forwarded, Lost, Purpose},
 };
 use bytes::Bytes;
-use futures_util::{FutureExt, Stream, StreamExt, future::BoxFuture};
+use futures_util::{StreamExt, future::BoxFuture};
 use http::{
     HeaderMap, HeaderValue, Method, StatusCode,
     header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE},
 };
 use smallvec::SmallVec;
-use std::{
-    future::Future,
-    pin::Pin,
-    sync::Arc,
-    task::{Context, Poll, ready},
-    time::{Duration, Instant},
-};
-use tokio::time::{Sleep, sleep};
+use std::sync::Arc;
 
 /// A JSON answer of at most this length is passed on whole, so that one that breaks off is still
 /// a clear error. A longer one, or one of unknown length, is passed as it comes.
 const WHOLE: u64 = 64 << 10;
-
-/// One answer as it goes by.
-struct Going {
-    body: upstream::Passing,
-    /// What is watched of an event stream.
-    answers: Option<Answers>,
-    /// What a document is.
-    document: Glance,
-    outcome: Outcome,
-    timing: Timing,
-    silence: Silence,
-    /// What is changed of the answer.
-    edited: Option<Box<Edited>>,
-    /// The session listens on it, and we may have something to say.
-    listening: Option<Box<Listening>>,
-    /// The stream broke off, its client could resume it, and this tells whether the server is there.
-    broke: Option<(Lost, BoxFuture<'static, bool>)>,
-    /// Our own end of it. Made when it is first waited for: most answers are there.
-    stop: Option<BoxFuture<'static, ()>>,
-    stopping: Stopping,
-    over: bool,
-}
-
-/// How long the server has been waited for.
-struct Timing {
-    shared: Arc<Shared>,
-    began: Instant,
-}
-
-/// When an event stream has been silent for too long.
-struct Silence {
-    limit: Duration,
-    /// Made when it is first waited for, too.
-    timer: Option<Pin<Box<Sleep>>>,
-    broken: bool,
-}
-
-/// Passes one request on, and gives what the client is answered with.
-pub(super) async fn pass(shared: Arc<Shared>, passage: Passage, edit: Option<Edit>) -> Passed {
-    let Passage { principal, method, query, headers, body, post, keep_alive } = passage;
-    let waiting = post.waiting();
-    // A client that only listens can listen elsewhere; one that waits for an answer is waited for.
-    let stopping = match method {
-        Method::GET => shared.stopping.clone(),
-        _ => shared.overdue.clone(),
-    };
-    let purpose = match method {
-        Method::GET => Purpose::Listen,
-        _ if post.may_ask() => Purpose::Call,
-        _ if !waiting.is_empty() => Purpose::Ask,
-        _ if post.begins() => Purpose::Begin,
-        _ => Purpose::Tell,
-    };
-    // Where tasks are made for the session they may have something to say on it.
-    let listens = purpose == Purpose::Listen && knows_tasks(&headers) && shared.route.has_tasks();
-    let listens = Key::of(principal, &headers).filter(|_| listens);
-    let listens = listens.map(|key| (key, headers.contains_key(&LAST_EVENT_ID)));
-    let request = Forward { method, query, headers, body, purpose };
-    let timing = Timing { began: shared.clock.now(), shared };
-    let forwarded = tokio::select! {
-        forwarded = timing.shared.upstream.forward(request) => forwarded,
-        () = stopping.stopped() => Err(Lost::Closing),
-    };
-    match forwarded {
-        Ok(forwarded) => {
-            let terms = Terms { waiting, edit, listens, keep_alive, stopping };
-            answer(forwarded, terms, timing).await
-        }
-        Err(lost) => refused(&waiting, &lost, &timing),
-    }
-}
 
 /// How an answer is passed on.
 struct Terms {
@@ -128,20 +58,143 @@ struct Terms {
     edit: Option<Edit>,
     /// The session that listens on it, and whether it goes on where another stream broke.
     listens: Option<(Key, bool)>,
-    keep_alive: Duration,
+    ladder: Ladder,
+    owing: Owing,
+    giving_up: Option<Box<GivingUp>>,
     stopping: Stopping,
 }
 
+/// Passes one request on, and gives what the client is answered with.
+pub(super) async fn pass(shared: Arc<Shared>, passage: Passage, edit: Option<Edit>) -> Passed {
+    if passage.method == Method::DELETE {
+        // Apart, so that its future is not a part of every call's.
+        return Box::pin(leave(shared, passage)).await;
+    }
+    if passage.post.messages.contains(&Message::Notification(Asked::Cancelled))
+        && let Some(key) = Key::of(passage.principal, &passage.headers)
+    {
+        legacy::cancels(&passage.body).iter().for_each(|id| shared.ended.cancel(key, id));
+    }
+    exchange(shared, passage, edit).await
+}
+
+/// The client ends its session.
+async fn leave(shared: Arc<Shared>, passage: Passage) -> Passed {
+    let leaving = Key::of(passage.principal, &passage.headers).map(|key| shared.ended.leave(key));
+    let passed = exchange(shared, passage, None).await;
+    if let Some(leaving) = leaving.filter(|_| passed.status.is_success()) {
+        leaving.is_over();
+    }
+    passed
+}
+
+async fn exchange(shared: Arc<Shared>, passage: Passage, edit: Option<Edit>) -> Passed {
+    let began = shared.clock.now();
+    let is_call = passage.post.may_ask();
+    let ladder = match is_call {
+        true => Ladder::new(shared.route.held, heartbeat(&shared, &passage), began),
+        false => Ladder::of_comments(passage.keep_alive, began),
+    };
+    let may_begin = is_call && edit.is_none() && may_begin(&passage);
+    let owing = Owing::of(&shared, &passage);
+    let giving_up = if is_call { GivingUp::of(&shared, &passage) } else { None };
+    let Passage { principal, method, query, headers, body, post, keep_alive: _ } = passage;
+    let waiting = post.waiting();
+    // A client that only listens can listen elsewhere; one that waits for an answer is waited for.
+    let stopping = match method {
+        Method::GET => shared.stopping.clone(),
+        _ => shared.overdue.clone(),
+    };
+    let purpose = purpose(&method, &post, &waiting);
+    // Where tasks are made for the session they may have something to say on it.
+    let listens = purpose == Purpose::Listen && knows_tasks(&headers) && shared.route.has_tasks();
+    let listens = listens.then(|| Key::of(principal, &headers)).flatten();
+    let listens = listens.map(|key| (key, headers.contains_key(&LAST_EVENT_ID)));
+    let interest = giving_up.as_ref().map(|giving_up| giving_up.interest());
+    let mut forwarding = shared.upstream.forward(Forward { method, query, headers, body, purpose, interest });
+    let timing = Timing { began, shared };
+    let mut terms = Terms { waiting, edit, listens, ladder, owing, giving_up, stopping };
+    let forwarded = tokio::select! {
+        // An answer that is there is passed on, whatever else is due.
+        biased;
+        forwarded = &mut forwarding => forwarded,
+        () = terms.stopping.stopped() => Err(Lost::Closing),
+        beginning = terms.ladder.beginning(may_begin), if is_call => return match beginning {
+            Beginning::Due => begin(forwarding, terms, timing),
+            Beginning::Deadline => give_up(terms, &timing),
+        },
+    };
+    match forwarded {
+        Ok(forwarded) => answer(forwarded, terms, timing).await,
+        Err(lost) => Box::pin(refused(&terms.waiting, &lost, &terms.owing, &timing)).await,
+    }
+}
+
+fn purpose(method: &Method, post: &Post, waiting: &[Id]) -> Purpose {
+    match *method {
+        Method::GET => Purpose::Listen,
+        _ if post.may_ask() => Purpose::Call,
+        _ if !waiting.is_empty() => Purpose::Ask,
+        _ if post.begins() => Purpose::Begin,
+        _ => Purpose::Tell,
+    }
+}
+
+/// Whether an event stream can be begun for the client before its server begins: it waits for one
+/// response, and takes event streams.
+fn may_begin(passage: &Passage) -> bool {
+    passage.post.messages.len() == 1 && accepts(&passage.headers, EVENT_STREAM)
+}
+
+/// For a client that gave its one call a progress token.
+fn heartbeat(shared: &Shared, passage: &Passage) -> Option<Heartbeat> {
+    shared.route.held.progress?;
+    memchr::memmem::find(&passage.body, meta::PROGRESS_TOKEN.as_bytes())?;
+    let frame = Frame::parse(passage.body.clone()).ok()?;
+    let Kind::Request { params, .. } = frame.kind() else { return None };
+    let token = Id::from_token(offer::progress_token(params.as_ref()?)?)?;
+    // Only from 2025-06-18 on do clients name their revision, and only the oldest of all knows no
+    // message.
+    let speaks = legacy::revision(&passage.headers) != Some(Revision::V2024_11_05);
+    Some(Heartbeat::new(token.detached().as_bytes().clone(), speaks))
+}
+
+/// Begins an answer whose server has not.
+fn begin(forwarding: BoxFuture<'static, Result<Forwarded, Lost>>, terms: Terms, timing: Timing) -> Passed {
+    let Terms { waiting, edit: _, listens: _, ladder, owing, giving_up, stopping } = terms;
+    let id = waiting.first().expect("a call has an id").clone();
+    let going = Going {
+        body: Body::late(forwarding, id, owing.clone()),
+        answers: Some(answers(waiting, &ladder, 0)),
+        document: Glance::default(),
+        outcome: Outcome::Result,
+        ladder,
+        giving_up,
+        edited: None,
+        listening: None,
+        timing,
+        owing,
+        fate: None,
+        stop: None,
+        stopping,
+        over: false,
+    };
+    Passed { status: StatusCode::OK, headers: event_stream(), body: Passing::Pieces(going.boxed()) }
+}
+
+/// `limit` is for one message of a batch's answer, in bytes.
+fn answers(waiting: SmallVec<[Id; 1]>, ladder: &Ladder, limit: usize) -> Answers {
+    let answers = Answers::to(waiting, limit);
+    if ladder.wants_messages() { answers.listening() } else { answers }
+}
+
 async fn answer(forwarded: Forwarded, terms: Terms, timing: Timing) -> Passed {
-    let Terms { waiting, mut edit, listens, keep_alive, stopping } = terms;
+    let Terms { waiting, mut edit, listens, ladder, owing, giving_up, stopping } = terms;
     let status = forwarded.status;
     if status.is_redirection() && status != StatusCode::NOT_MODIFIED
         || status.is_server_error() && !waiting.is_empty()
     {
-        return match forwarded.error().await {
-            Ok(error) => failed(&waiting, &error, Outcome::UpstreamFailed, &timing),
-            Err(lost) => refused(&waiting, &lost, &timing),
-        };
+        return Box::pin(refused_by(forwarded, &waiting, &owing, &timing)).await;
     }
     let is_events = forwarded.is_events();
     let in_session = forwarded.headers.contains_key(&SESSION_ID);
@@ -157,14 +210,14 @@ async fn answer(forwarded: Forwarded, terms: Terms, timing: Timing) -> Passed {
                 headers.insert(CONTENT_LENGTH, body.len().into());
                 whole(status, headers, body, &timing)
             }
-            Err(lost) => refused(&waiting, &lost, &timing),
+            Err(lost) => Box::pin(refused(&waiting, &lost, &owing, &timing)).await,
         };
     }
     if !is_events && !waiting.is_empty() && forwarded.body.length().is_some_and(|length| length <= WHOLE) {
         let headers = forwarded.headers.clone();
         return match forwarded.whole(WHOLE as usize).await {
             Ok(body) => whole(status, headers, body, &timing),
-            Err(lost) => refused(&waiting, &lost, &timing),
+            Err(lost) => Box::pin(refused(&waiting, &lost, &owing, &timing)).await,
         };
     }
     let Forwarded { mut headers, body, limit, .. } = forwarded;
@@ -177,15 +230,17 @@ async fn answer(forwarded: Forwarded, terms: Terms, timing: Timing) -> Passed {
     }
     let listens = listens.filter(|_| is_events && status.is_success());
     let going = Going {
-        body,
-        answers: is_events.then(|| Answers::to(waiting, limit)),
+        body: Body::Here(body),
+        answers: is_events.then(|| answers(waiting, &ladder, limit)),
         document: Glance::default(),
         outcome: outcome(status),
-        silence: Silence { limit: keep_alive, timer: None, broken: false },
+        ladder,
+        giving_up,
         edited: edited.map(|edit| Box::new(Edited::new(edit, in_session, limit))),
         listening: listens.map(|(key, resumed)| Box::new(timing.shared.streams.open(key, resumed))),
         timing,
-        broke: None,
+        owing,
+        fate: None,
         stop: None,
         stopping,
         over: false,
@@ -210,9 +265,25 @@ fn whole(status: StatusCode, headers: HeaderMap, body: Bytes, timing: &Timing) -
     Passed { status, headers, body: Passing::Whole(body, timing.account(outcome)) }
 }
 
+/// The server has refused, by an HTTP error.
+async fn refused_by(forwarded: Forwarded, waiting: &[Id], owing: &Owing, timing: &Timing) -> Passed {
+    let error = match forwarded.error().await {
+        Ok(error) => error,
+        Err(lost) => return refused(waiting, &lost, owing, timing).await,
+    };
+    match &owing.owed(waiting.into()).await[..] {
+        [] if !waiting.is_empty() => unanswered(timing),
+        owed => failed(owed, &error, Outcome::UpstreamFailed, timing),
+    }
+}
+
 /// There will be no answer, and this is why.
-fn refused(waiting: &[Id], lost: &Lost, timing: &Timing) -> Passed {
-    let mut passed = failed(waiting, &lost_error(lost), outcome_of(lost), timing);
+async fn refused(waiting: &[Id], lost: &Lost, owing: &Owing, timing: &Timing) -> Passed {
+    let owed = owing.owed(waiting.into()).await;
+    if owed.is_empty() && !waiting.is_empty() {
+        return unanswered(timing);
+    }
+    let mut passed = failed(&owed, &lost_error(lost), outcome_of(lost), timing);
     // Nothing waits for a response: it is the transport's to tell.
     if waiting.is_empty() {
         passed.status = match lost.fault() {
@@ -222,6 +293,14 @@ fn refused(waiting: &[Id], lost: &Lost, timing: &Timing) -> Passed {
         };
     }
     passed
+}
+
+/// The client has waited long enough, and nothing has begun.
+fn give_up(terms: Terms, timing: &Timing) -> Passed {
+    if let Some(giving_up) = terms.giving_up {
+        giving_up.tell(&timing.shared);
+    }
+    failed(&terms.waiting, &terms.ladder.overdue(), Outcome::UpstreamFailed, timing)
 }
 
 /// The error for each request that waits.
@@ -234,193 +313,8 @@ fn failed(waiting: &[Id], error: &ErrorObject, outcome: Outcome, timing: &Timing
     Passed { status: StatusCode::OK, headers, body: Passing::Whole(body, timing.account(outcome)) }
 }
 
-// === impl Going ===
-
-impl Going {
-    /// What goes on of the server's next bytes.
-    fn edit(&mut self, bytes: Bytes) -> Bytes {
-        let Some(edited) = &mut self.edited else { return bytes };
-        let bytes = edited.feed(bytes);
-        if !self.body.is_over() {
-            return bytes;
-        }
-        let rest = edited.rest();
-        if rest.is_empty() { bytes } else { [bytes, rest].concat().into() }
-    }
-
-    /// What we have to say to a session that listens.
-    fn poll_told(&mut self, cx: &mut Context<'_>) -> Poll<Bytes> {
-        let Some(listening) = &mut self.listening else { return Poll::Pending };
-        // It lives as long as the stream itself.
-        listening.told().poll_recv(cx).map(|told| told.expect("its sender is kept where it was opened"))
-    }
-
-    /// A piece of the server's.
-    fn piece(&mut self, bytes: Bytes) -> Piece {
-        let mut account = None;
-        if let Some(answers) = &mut self.answers {
-            let waited = !answers.waiting().is_empty();
-            answers.see(&bytes);
-            self.silence.broken = true;
-            if waited && answers.waiting().is_empty() {
-                self.body.answered();
-                if answers.said() == Some(Gist::Error) {
-                    self.outcome = Outcome::ServerError;
-                }
-                account = Some(self.timing.account(self.outcome));
-            }
-        } else if self.outcome == Outcome::Result {
-            self.document.see(&bytes);
-            if self.document.gist() == Some(Gist::Error) {
-                self.outcome = Outcome::ServerError;
-            }
-        }
-        // Who writes a body of known length does not ask for more once it is there.
-        match self.body.is_over() && self.answers.as_ref().is_none_or(|answers| answers.waiting().is_empty())
-        {
-            true => Piece { bytes, ..self.end() },
-            false => Piece { bytes, account, then: Then::More },
-        }
-    }
-
-    /// The server's end of it, and all is said.
-    fn end(&mut self) -> Piece {
-        self.over = true;
-        let account = Some(self.timing.account(self.outcome));
-        Piece { bytes: Bytes::new(), account, then: Then::End }
-    }
-
-    /// Whether a client that is left here could go on where it was.
-    fn could_resume(&self) -> bool {
-        self.answers.as_ref().is_some_and(|answers| !answers.waiting().is_empty() && answers.is_resumable())
-    }
-
-    /// Waits until it is known what a stream that broke off means: one whose server has died will
-    /// not be resumed, and some clients would wait for ever.
-    fn poll_broke(&mut self, cx: &mut Context<'_>) -> Poll<Piece> {
-        let Some((_, is_there)) = &mut self.broke else { return Poll::Pending };
-        let is_there = ready!(is_there.poll_unpin(cx));
-        let (lost, _) = self.broke.take().expect("it is waited for");
-        Poll::Ready(match is_there {
-            true => self.ended(Some(lost)),
-            false => self.unsaid(&lost),
-        })
-    }
-
-    /// The end of it, be it the server's or another, that may leave something unsaid.
-    fn ended(&mut self, lost: Option<Lost>) -> Piece {
-        self.over = true;
-        let Some(answers) = self.answers.as_ref().filter(|answers| !answers.waiting().is_empty()) else {
-            // Nobody waits on a stream of events; a document that is cut off must not look whole.
-            let then = match (&lost, &self.answers) {
-                (None, _) | (Some(_), Some(_)) => Then::End,
-                (Some(_), None) => Then::Break,
-            };
-            let outcome = lost.as_ref().map_or(self.outcome, outcome_of);
-            return Piece { bytes: Bytes::new(), account: Some(self.timing.account(outcome)), then };
-        };
-        // The client goes on where it was, and finds the rest with the server.
-        let resumes = match &lost {
-            None | Some(Lost::Broken(_) | Lost::Closing) => answers.is_resumable(),
-            Some(_) => false,
-        };
-        if resumes {
-            return Piece {
-                bytes: Bytes::new(),
-                account: Some(self.timing.account(self.outcome)),
-                then: Then::End,
-            };
-        }
-        self.unsaid(&lost.unwrap_or_else(|| Lost::Broken("the answer ended without a response".to_owned())))
-    }
-
-    /// The end of an event stream that is not resumed: an error for what was left unsaid.
-    fn unsaid(&mut self, lost: &Lost) -> Piece {
-        self.over = true;
-        self.body.answered();
-        let bytes = self.answers.as_ref().map(|answers| answers.last_words(&lost_error(lost)));
-        Piece {
-            bytes: bytes.unwrap_or_default(),
-            account: Some(self.timing.account(outcome_of(lost))),
-            then: Then::End,
-        }
-    }
-
-    /// Whether it is time to end it ourselves.
-    fn poll_stop(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        let stop = self.stop.get_or_insert_with(|| {
-            let stopping = self.stopping.clone();
-            async move { stopping.stopped().await }.boxed()
-        });
-        stop.poll_unpin(cx)
-    }
-}
-
-impl Stream for Going {
-    type Item = Piece;
-
-    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Piece>> {
-        let this = &mut *self;
-        if this.over {
-            return Poll::Ready(None);
-        }
-        if this.broke.is_some() {
-            return this.poll_broke(cx).map(Some);
-        }
-        loop {
-            return Poll::Ready(Some(match this.body.poll_chunk(cx) {
-                Poll::Ready(Some(Ok(bytes))) => match this.edit(bytes) {
-                    // More of the event is to come.
-                    bytes if bytes.is_empty() && !this.body.is_over() => continue,
-                    bytes => this.piece(bytes),
-                },
-                Poll::Ready(Some(Err(lost @ Lost::Broken(_)))) if this.could_resume() => {
-                    this.broke = Some((lost, this.body.is_server_there()));
-                    ready!(this.poll_broke(cx))
-                }
-                Poll::Ready(Some(Err(lost))) => this.ended(Some(lost)),
-                Poll::Ready(None) => this.ended(None),
-                Poll::Pending if this.poll_stop(cx).is_ready() => this.ended(Some(Lost::Closing)),
-                Poll::Pending => {
-                    if !this.answers.as_ref().is_some_and(Answers::is_between_events) {
-                        return Poll::Pending;
-                    }
-                    match this.poll_told(cx) {
-                        Poll::Ready(bytes) => {
-                            this.silence.broken = true;
-                            Piece { bytes, account: None, then: Then::More }
-                        }
-                        Poll::Pending => {
-                            ready!(this.silence.poll_overdue(cx));
-                            Piece { bytes: sse::KEEP_ALIVE, account: None, then: Then::More }
-                        }
-                    }
-                }
-            }));
-        }
-    }
-}
-
-// === impl Timing ===
-
-impl Timing {
-    fn account(&self, outcome: Outcome) -> Account {
-        let upstream = self.shared.clock.now().saturating_duration_since(self.began);
-        Account { outcome, upstream, ..Account::default() }
-    }
-}
-
-// === impl Silence ===
-
-impl Silence {
-    /// Resolves each time it has lasted too long.
-    fn poll_overdue(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        if std::mem::take(&mut self.broken) {
-            self.timer = None;
-        }
-        let timer = self.timer.get_or_insert_with(|| Box::pin(sleep(self.limit)));
-        ready!(timer.as_mut().poll(cx));
-        self.timer = None;
-        Poll::Ready(())
-    }
+/// The client has taken back what it asked: its stream just ends.
+fn unanswered(timing: &Timing) -> Passed {
+    let body = Passing::Whole(Bytes::new(), timing.account(Outcome::Departed));
+    Passed { status: StatusCode::OK, headers: event_stream(), body }
 }

@@ -98,6 +98,7 @@ impl Shared {
                 super::augmented::IDS + self.next_id()
             )),
             purpose: Purpose::Ask,
+            interest: None,
         };
         let answer = timeout(PATIENCE, self.upstream.forward(ping)).await.ok()?.ok()?;
         if !answer.status.is_client_error() {

@@ -4,12 +4,14 @@
 mod departed;
 mod eras;
 mod errors;
+mod held;
 mod minted;
 mod passing;
 mod recorded;
 mod repeats;
 mod sessions;
 mod streams;
+mod taken_back;
 mod tasks;
 mod unsolicited;
 mod world;

@@ -1,0 +1,203 @@
+//! Progress of our own, put between a server's, so that a client does not take a slow call for dead.
+//!
+//! The specification asks that `progress` grows with each notification (2025-11-25, *Progress*), and
+//! does not say what of: most servers count steps, some give a share of one or the bytes so far. So a
+//! value of ours is a hair above the greatest that has gone by, [`STEP`] each time: after a day of
+//! one every ten seconds it is still below one hundredth, and what the server says next is greater,
+//! unless it begins at zero or says the same again. We never go back ourselves. There is no `total`:
+//! we do not know it. The `message` says what is really known, how long it has been.
+
+use super::meta;
+use bytes::Bytes;
+use serde::Deserialize;
+use serde_json::{Value, value::RawValue};
+use std::{borrow::Cow, time::Duration};
+
+/// What has been said of the progress of one call.
+#[derive(Clone, Debug)]
+pub struct Heartbeat {
+    /// The client's token, raw JSON.
+    token: Bytes,
+    /// The greatest value so far.
+    highest: f64,
+    /// Whether the client's revision knows `message` (2025-03-26 on).
+    speaks: bool,
+}
+
+/// How much further each of ours is, unless a double at this height has no such step.
+pub const STEP: f64 = 1e-6;
+
+/// The members of a notification that count.
+#[derive(Deserialize)]
+struct Notification<'a> {
+    #[serde(borrow)]
+    method: Cow<'a, str>,
+    #[serde(borrow)]
+    params: Params<'a>,
+}
+
+#[derive(Deserialize)]
+struct Params<'a> {
+    #[serde(borrow, rename = "progressToken")]
+    token: &'a RawValue,
+    #[serde(borrow)]
+    progress: &'a RawValue,
+}
+
+// === impl Heartbeat ===
+
+impl Heartbeat {
+    /// `token` is the client's, as it stands in the request. `speaks` is whether the client's revision
+    /// knows `message`.
+    pub fn new(token: Bytes, speaks: bool) -> Self {
+        Self { token, highest: 0.0, speaks }
+    }
+
+    /// Takes note of a message that the server sends to the client.
+    pub fn see(&mut self, message: &[u8]) {
+        // Most of what goes by is this or the response, which may be large and is not looked into.
+        let Ok(Notification { method, params }) = serde_json::from_slice(message) else { return };
+        if method != "notifications/progress" || !is_same(params.token.get(), &self.token) {
+            return;
+        }
+        // What is no double is beyond them all: then nothing of ours could be greater.
+        let value = params.progress.get().parse().unwrap_or(f64::INFINITY);
+        self.highest = self.highest.max(value);
+    }
+
+    /// The next of ours, a whole message on one line, after the call has run for `elapsed`. `None`
+    /// where no number is greater than what the server has said.
+    pub fn beat(&mut self, elapsed: Duration) -> Option<Bytes> {
+        let next = (self.highest + STEP).max(self.highest.next_up());
+        if !next.is_finite() {
+            return None;
+        }
+        self.highest = next;
+        let mut message = br#"{"jsonrpc":"2.0","method":"notifications/progress","params":{""#.to_vec();
+        message.extend_from_slice(meta::PROGRESS_TOKEN.as_bytes());
+        message.extend_from_slice(b"\":");
+        message.extend_from_slice(&self.token);
+        let number = serde_json::to_string(&next).expect("it is finite");
+        message.extend_from_slice(br#","progress":"#);
+        message.extend_from_slice(number.as_bytes());
+        if self.speaks {
+            message.extend_from_slice(br#","message":"still running, "#);
+            message.extend_from_slice(spoken(elapsed).as_bytes());
+            message.push(b'"');
+        }
+        message.extend_from_slice(b"}}");
+        Some(message.into())
+    }
+}
+
+/// Whether two tokens are one, however they are spelled.
+fn is_same(one: &str, other: &[u8]) -> bool {
+    let read = |token: &[u8]| serde_json::from_slice::<Value>(token).ok();
+    one.as_bytes() == other || read(one.as_bytes()).is_some_and(|one| Some(one) == read(other))
+}
+
+/// `40 s`, `5 min`, `2 h 5 min`.
+fn spoken(elapsed: Duration) -> String {
+    let seconds = elapsed.as_secs();
+    match (seconds / 3600, seconds / 60 % 60) {
+        (0, 0 | 1) => format!("{seconds} s"),
+        (0, minutes) => format!("{minutes} min"),
+        (hours, minutes) => format!("{hours} h {minutes} min"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use serde_json::json;
+
+    fn progress(token: &str, value: &str) -> String {
+        format!(
+            r#"{{"jsonrpc":"2.0","method":"notifications/progress","params":{{"progress":{value},"progressToken":{token}}}}}"#
+        )
+    }
+
+    /// As precisely as it is written, which serde_json is not.
+    fn value(beat: &Bytes) -> f64 {
+        let beat: Notification<'_> = serde_json::from_slice(beat).expect("JSON");
+        beat.params.progress.get().parse().expect("a number")
+    }
+
+    #[test]
+    fn a_beat_says_that_the_call_still_runs_and_for_how_long() {
+        let mut heart = Heartbeat::new(Bytes::from_static(br#""a\u0062""#), true);
+        let beat = heart.beat(Duration::from_secs(40)).expect("there is a next number");
+        let beat: Value = serde_json::from_slice(&beat).expect("JSON");
+        assert_eq!(
+            beat["params"],
+            json!({ "progressToken": "ab", "progress": 1e-6, "message": "still running, 40 s" })
+        );
+        let mut quiet = Heartbeat::new(Bytes::from_static(b"7"), false);
+        let beat = quiet.beat(Duration::from_secs(40)).expect("there is a next number");
+        assert_eq!(
+            beat,
+            r#"{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":7,"progress":1e-6}}"#
+        );
+    }
+
+    #[test]
+    fn a_while_is_told_the_longer_the_coarser() {
+        for (seconds, told) in [
+            (0, "0 s"),
+            (119, "119 s"),
+            (120, "2 min"),
+            (3599, "59 min"),
+            (7500, "2 h 5 min"),
+            (90_000, "25 h 0 min"),
+        ] {
+            assert_eq!(spoken(Duration::from_secs(seconds)), told);
+        }
+    }
+
+    #[test]
+    fn a_beat_stays_a_hair_above_what_the_server_has_said() {
+        let mut heart = Heartbeat::new(Bytes::from_static(b"1"), false);
+        let mut next = |seen: &str| {
+            heart.see(seen.as_bytes());
+            heart.beat(Duration::ZERO).as_ref().map(value)
+        };
+        let mut millionths = |seen: &str| next(seen).map(|value| (value * 1e6).round());
+        assert_eq!(millionths(""), Some(1.0));
+        assert_eq!(millionths(&progress("1", "0")), Some(2.0), "we do not go back, though the server does");
+        assert_eq!(millionths(&progress("1", "0.5")), Some(500_001.0));
+        assert_eq!(millionths(&progress("2", "70")), Some(500_002.0), "that is another call's");
+        assert_eq!(millionths(&progress("\"1\"", "70")), Some(500_003.0), "so is that");
+        assert_eq!(millionths(r#"{"jsonrpc":"2.0","id":1,"result":{"progress":9}}"#), Some(500_004.0));
+        assert_eq!(next(&progress("1", "1e15")), Some(1e15_f64.next_up()));
+        assert_eq!(next(&progress("1", "1e400")), None, "nothing is greater");
+    }
+
+    #[test]
+    fn a_token_is_known_however_it_is_spelled() {
+        let mut heart = Heartbeat::new(Bytes::from_static(br#""a""#), false);
+        heart.see(progress(r#""\u0061""#, "3").as_bytes());
+        assert_eq!(heart.beat(Duration::ZERO).as_ref().map(value), Some(3.000001));
+    }
+
+    proptest! {
+        #[test]
+        fn each_is_greater_than_all_before(said in prop::collection::vec(prop::option::of(-1e18f64..1e18), 1..40)) {
+            let mut heart = Heartbeat::new(Bytes::from_static(b"1"), true);
+            let mut highest = f64::MIN;
+            for said in said {
+                match said {
+                    Some(said) => {
+                        heart.see(progress("1", &serde_json::to_string(&said).expect("finite")).as_bytes());
+                        highest = highest.max(said);
+                    }
+                    None => {
+                        let beat = value(&heart.beat(Duration::ZERO).expect("there is a next number"));
+                        prop_assert!(beat > highest, "{beat} after {highest}");
+                        highest = beat;
+                    }
+                }
+            }
+        }
+    }
+}

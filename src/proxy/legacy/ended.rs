@@ -1,0 +1,184 @@
+//! Requests that no answer is owed to: the client has taken them back, or ended their session.
+//!
+//! A server sends no response to a cancelled request (2025-11-25, *Cancellation*), and what was
+//! still open when a session ended simply closes. On the direct way the stream just ends, and so it
+//! does here: an error of ours would reach a client that has forgotten the request, and some close
+//! their transport over it. So what clients have taken back is remembered for a while, and asked for
+//! only where a stream ends without its response, which is rare.
+
+use super::streams::Key;
+use crate::{dialect::Principal, protocol::Id};
+use smallvec::SmallVec;
+use std::{
+    collections::{HashMap, HashSet, VecDeque},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+use tokio_util::sync::CancellationToken;
+
+/// What the clients of a route have taken back, the last [`REMEMBERED`] of it.
+#[derive(Debug, Default)]
+pub(in crate::proxy) struct Ended {
+    /// Never held while waiting.
+    known: Mutex<Known>,
+}
+
+#[derive(Debug, Default)]
+struct Known {
+    marks: HashSet<Mark>,
+    /// The oldest first.
+    order: VecDeque<Mark>,
+    /// Sessions that are just being ended. The server may close their streams before it says that
+    /// it has.
+    leaving: HashMap<Key, Farewells>,
+}
+
+/// What is under way to end one session.
+#[derive(Debug, Default)]
+struct Farewells {
+    /// Never 0.
+    count: usize,
+    all_over: CancellationToken,
+}
+
+/// A request of a session, or the session itself: a digest.
+type Mark = [u8; 16];
+
+/// A session that is just being ended. Dropped without [`Leaving::is_over`], it has not been.
+pub(super) struct Leaving {
+    ended: Arc<Ended>,
+    key: Key,
+}
+
+/// How much is remembered. Each costs about 50 bytes; one that is forgotten too early costs its client
+/// an error that it did not ask for.
+const REMEMBERED: usize = 16 << 10;
+
+// === impl Ended ===
+
+impl Ended {
+    /// The client has taken a request back.
+    pub(super) fn cancel(&self, key: Key, request: &Id) {
+        self.known().remember(of_request(key, request));
+    }
+
+    /// The client ends its session; whether it is over, the server has yet to say.
+    pub(super) fn leave(self: &Arc<Self>, key: Key) -> Leaving {
+        self.known().leaving.entry(key).or_default().count += 1;
+        Leaving { ended: Arc::clone(self), key }
+    }
+
+    /// Those of `waiting` that are owed an answer.
+    pub(super) async fn owed(&self, key: Key, waiting: SmallVec<[Id; 1]>) -> SmallVec<[Id; 1]> {
+        let leaving = self.known().leaving.get(&key).map(|farewells| farewells.all_over.clone());
+        if let Some(leaving) = leaving {
+            leaving.cancelled().await;
+        }
+        let known = self.known();
+        if known.marks.contains(&key.digest()) {
+            return SmallVec::new();
+        }
+        waiting.into_iter().filter(|id| !known.marks.contains(&of_request(key, id))).collect()
+    }
+
+    fn known(&self) -> MutexGuard<'_, Known> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn of_request(key: Key, id: &Id) -> Mark {
+    *Principal::of(&[&key.digest(), id.as_bytes()]).as_bytes()
+}
+
+// === impl Known ===
+
+impl Known {
+    fn remember(&mut self, mark: Mark) {
+        if !self.marks.insert(mark) {
+            return;
+        }
+        self.order.push_back(mark);
+        if self.order.len() > REMEMBERED
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.marks.remove(&oldest);
+        }
+    }
+}
+
+// === impl Leaving ===
+
+impl Leaving {
+    /// The server has said that the session is over.
+    pub(super) fn is_over(&self) {
+        self.ended.known().remember(self.key.digest());
+    }
+}
+
+impl Drop for Leaving {
+    fn drop(&mut self) {
+        let mut known = self.ended.known();
+        let Some(farewells) = known.leaving.get_mut(&self.key) else { return };
+        farewells.count -= 1;
+        if farewells.count == 0
+            && let Some(farewells) = known.leaving.remove(&self.key)
+        {
+            farewells.all_over.cancel();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::protocol::headers::SESSION_ID;
+    use bytes::Bytes;
+    use http::{HeaderMap, HeaderValue};
+
+    fn key(session: &'static str) -> Key {
+        let headers = HeaderMap::from_iter([(SESSION_ID.clone(), HeaderValue::from_static(session))]);
+        Key::of(Principal::from_bytes([1; 16]), &headers).expect("it names one")
+    }
+
+    fn ids(numbers: &[u64]) -> SmallVec<[Id; 1]> {
+        numbers.iter().map(|&number| Id::from_number(number)).collect()
+    }
+
+    #[tokio::test]
+    async fn a_request_that_was_taken_back_is_owed_nothing_in_its_session_alone() {
+        let ended = Ended::default();
+        ended.cancel(key("a"), &Id::from_number(2));
+        ended.cancel(key("a"), &Id::from_token(Bytes::from_static(b"\"3\"")).expect("an id"));
+        assert_eq!(ended.owed(key("a"), ids(&[1, 2, 3])).await, ids(&[1, 3]));
+        assert_eq!(ended.owed(key("b"), ids(&[2])).await, ids(&[2]));
+    }
+
+    #[tokio::test]
+    async fn a_session_that_is_just_being_ended_is_waited_for() {
+        let ended = Arc::new(Ended::default());
+        for (over, owed) in [(false, ids(&[1])), (true, ids(&[]))] {
+            let leaving = ended.leave(key("a"));
+            let mut asking = Box::pin(ended.owed(key("a"), ids(&[1])));
+            assert!(futures_util::poll!(&mut asking).is_pending());
+            if over {
+                leaving.is_over();
+            }
+            drop(leaving);
+            assert_eq!(asking.await, owed);
+        }
+        assert_eq!(ended.owed(key("a"), ids(&[7])).await, ids(&[]));
+        assert_eq!(ended.owed(key("b"), ids(&[7])).await, ids(&[7]));
+        assert!(ended.known().leaving.is_empty());
+    }
+
+    #[tokio::test]
+    async fn only_so_much_is_remembered() {
+        let ended = Ended::default();
+        for number in 0..=REMEMBERED as u64 {
+            ended.cancel(key("a"), &Id::from_number(number));
+            ended.cancel(key("a"), &Id::from_number(number));
+        }
+        assert_eq!(ended.owed(key("a"), ids(&[0, 1])).await, ids(&[0]));
+        let known = ended.known();
+        assert_eq!((known.marks.len(), known.order.len()), (REMEMBERED, REMEMBERED));
+    }
+}

@@ -1,0 +1,130 @@
+//! The body of an answer, also of one that was begun here because its server had said nothing for too
+//! long.
+//!
+//! What the server says then comes as the rest of an event stream. An event stream of its own goes on
+//! as it is; a document becomes the last event, and so does what an HTTP error means. The status and
+//! the headers come too late and are dropped: for a call they say nothing that the body does not.
+
+use super::going::Owing;
+use crate::{
+    dialect::{legacy, modern},
+    protocol::{Frame, Id, frame},
+    upstream::{self, Forwarded, Lost},
+};
+use bytes::Bytes;
+use futures_util::{FutureExt, future::BoxFuture};
+use smallvec::smallvec;
+use std::{
+    future::ready,
+    task::{Context, Poll, ready},
+};
+
+/// The body of an answer.
+pub(super) enum Body {
+    /// The server's.
+    Here(upstream::Passing),
+    /// The server has not begun.
+    Coming(BoxFuture<'static, Arrived>),
+    /// The server has said everything, and it has been passed on.
+    Over,
+}
+
+/// What the server began with after all.
+pub(super) enum Arrived {
+    Events(upstream::Passing),
+    /// The response, on one line.
+    Said(Bytes),
+    Lost(Lost),
+}
+
+/// Waits for what the server begins with, and for all of it where it is one document. `id` is the one
+/// request that it answers.
+async fn arrive(
+    forwarding: BoxFuture<'static, Result<Forwarded, Lost>>,
+    id: Id,
+    owing: Owing,
+) -> Result<Arrived, Lost> {
+    let forwarded = forwarding.await?;
+    if !forwarded.status.is_success() {
+        let error = forwarded.error().await?;
+        return Ok(match owing.owed(smallvec![id.clone()]).await.is_empty() {
+            true => Arrived::Said(Bytes::new()),
+            false => Arrived::Said(modern::error_response(Some(&id), &error)),
+        });
+    }
+    if forwarded.is_events() {
+        return Ok(Arrived::Events(forwarded.body));
+    }
+    let limit = forwarded.limit;
+    let document = forwarded.whole(limit).await?;
+    if document.is_empty() {
+        return Err(Lost::Broken("the answer was empty".to_owned()));
+    }
+    // A client would choke on anything else, and some would then wait for ever.
+    match Frame::parse(document) {
+        Ok(frame) => Ok(Arrived::Said(frame::on_one_line(frame.as_bytes().clone()))),
+        Err(error) => Err(Lost::Invalid(error.to_string())),
+    }
+}
+
+// === impl Body ===
+
+impl Body {
+    /// Of an answer that was begun here; `forwarding` is still waited for.
+    pub(super) fn late(
+        forwarding: BoxFuture<'static, Result<Forwarded, Lost>>,
+        id: Id,
+        owing: Owing,
+    ) -> Self {
+        Self::Coming(
+            arrive(forwarding, id, owing).map(|arrived| arrived.unwrap_or_else(Arrived::Lost)).boxed(),
+        )
+    }
+
+    /// The next chunk.
+    pub(super) fn poll_chunk(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, Lost>>> {
+        loop {
+            let chunk = match self {
+                Self::Here(body) => return body.poll_chunk(cx),
+                Self::Coming(coming) => match ready!(coming.poll_unpin(cx)) {
+                    Arrived::Events(body) => {
+                        *self = Self::Here(body);
+                        continue;
+                    }
+                    Arrived::Said(nothing) if nothing.is_empty() => None,
+                    Arrived::Said(message) => Some(Ok(legacy::event(&message))),
+                    Arrived::Lost(lost) => Some(Err(lost)),
+                },
+                Self::Over => None,
+            };
+            *self = Self::Over;
+            return Poll::Ready(chunk);
+        }
+    }
+
+    /// Whether there is nothing more to come.
+    pub(super) fn is_over(&self) -> bool {
+        match self {
+            Self::Here(body) => body.is_over(),
+            Self::Coming(_) => false,
+            Self::Over => true,
+        }
+    }
+
+    /// Whether the server can still be reached, after the answer broke off.
+    pub(super) fn is_server_there(&self) -> BoxFuture<'static, bool> {
+        match self {
+            Self::Here(body) => body.is_server_there(),
+            // Nothing of it was the server's: there is nothing to go on from.
+            Self::Coming(_) | Self::Over => ready(false).boxed(),
+        }
+    }
+
+    /// Everything that was asked has been answered: the rest need not be read at any price.
+    pub(super) fn answered(&mut self) {
+        match self {
+            Self::Here(body) => body.answered(),
+            Self::Coming(_) | Self::Over => {}
+        }
+    }
+}
