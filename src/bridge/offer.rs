@@ -6,7 +6,9 @@
 use crate::{
     policy::Mode,
     protocol::{
-        Frame, Id, InputRequest, Kind, meta,
+        Frame, Id, InputRequest, Kind,
+        frame::on_one_line,
+        meta,
         splice::{Edit, Object, Patch},
     },
 };
@@ -19,8 +21,7 @@ use std::time::Duration;
 pub enum Handshake {
     /// The server has tasks of its own: nothing is added.
     Theirs,
-    /// The server has none. `offer` is its answer with ours, where the revision it chose knows tasks
-    /// and it has tools.
+    /// The server has none. `offer` is its answer with ours, where it has tools.
     None { offer: Option<Bytes> },
 }
 
@@ -43,7 +44,8 @@ pub enum NotAWish {
 /// Reads a server's answer to `initialize`. `lists` is whether a client's tasks can be told from
 /// others', so that they can be listed (2025-11-25, *Tasks, Task Isolation and Access Control*).
 ///
-/// `None` for what is no such answer.
+/// `None` for what is no such answer, and where nothing follows from it: a server that has tasks need
+/// not speak of them in a revision that knows none.
 pub fn handshake(answer: &Frame, lists: bool) -> Option<Handshake> {
     let Kind::Success { result, .. } = answer.kind() else { return None };
     let result = Object::read(result).ok()?;
@@ -52,7 +54,10 @@ pub fn handshake(answer: &Frame, lists: bool) -> Option<Handshake> {
         return Some(Handshake::Theirs);
     }
     let knows_tasks = result.string("protocolVersion").as_deref() == Some("2025-11-25");
-    if !knows_tasks || !capabilities.contains("tools") {
+    if !knows_tasks {
+        return None;
+    }
+    if !capabilities.contains("tools") {
         return Some(Handshake::None { offer: None });
     }
     let mut tasks = json!({ "cancel": {}, "requests": { "tools": { "call": {} } } });
@@ -168,13 +173,13 @@ pub fn call(message: &Frame, hop: u64) -> Bytes {
     patch.apply()
 }
 
-/// A message of the server that belongs to a task, saying so in its `_meta`. `id` is put in the place
-/// of a request's own.
+/// A message of the server that belongs to a task, saying so in its `_meta`, on one line. `id` is put
+/// in the place of a request's own.
 pub fn related(message: &Frame, task: &str, id: Option<&Id>) -> Bytes {
     let (own, params) = match message.kind() {
         Kind::Request { id, params, .. } => (Some(id), params),
         Kind::Notification { params, .. } => (None, params),
-        Kind::Success { .. } | Kind::Failure { .. } => return message.as_bytes().clone(),
+        Kind::Success { .. } | Kind::Failure { .. } => return on_one_line(message.as_bytes().clone()),
     };
     let mut patch = Patch::new(message.as_bytes().clone());
     if let (Some(own), Some(id)) = (own, id) {
@@ -194,15 +199,15 @@ pub fn related(message: &Frame, task: &str, id: Option<&Id>) -> Bytes {
                 _ => drop(edit.set("_meta", about)),
             }
             edit.put(&mut patch);
-            patch.apply()
+            on_one_line(patch.apply())
         }
         // A request without params gets some.
         Some(Err(_)) | None => {
-            let Ok(whole) = Object::read(message.as_bytes()) else { return patch.apply() };
+            let Ok(whole) = Object::read(message.as_bytes()) else { return on_one_line(patch.apply()) };
             let mut edit = Edit::new(&whole);
             edit.set("params", format!(r#"{{"_meta":{about}}}"#));
             edit.put(&mut patch);
-            patch.apply()
+            on_one_line(patch.apply())
         }
     }
 }
@@ -279,7 +284,8 @@ mod tests {
             ))
         };
         let of = |version, capabilities| handshake(&answer(version, capabilities), true);
-        assert_eq!(of("2025-06-18", r#"{"tools":{}}"#), Some(Handshake::None { offer: None }));
+        assert_eq!(of("2025-06-18", r#"{"tools":{}}"#), None, "it may have tasks in a newer one");
+        assert_eq!(of("2025-06-18", r#"{"tools":{},"tasks":{}}"#), Some(Handshake::Theirs));
         assert_eq!(of("2025-11-25", r#"{"prompts":{}}"#), Some(Handshake::None { offer: None }));
         assert_eq!(of("2025-11-25", r#"{"tools":{},"tasks":{}}"#), Some(Handshake::Theirs));
         assert_eq!(

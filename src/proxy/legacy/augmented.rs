@@ -40,12 +40,12 @@ use bytes::Bytes;
 use futures_util::{StreamExt, future::select_all};
 use http::HeaderMap;
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, VecDeque},
     future::pending,
     sync::Arc,
     time::{Duration, Instant},
 };
-use tokio::sync::mpsc;
+use tokio::sync::mpsc::{self, OwnedPermit, error::TrySendError};
 
 /// The ids of our requests in sessions of clients: far above what a client counts to, and still
 /// exact in a double.
@@ -53,6 +53,10 @@ pub(super) const IDS: u64 = 1 << 51;
 
 /// Progress is written to the task at most this often: a store write each.
 const PROGRESS_PERIOD: Duration = Duration::from_millis(500);
+
+/// How long a client may take none of what its task has to say before it is taken for one that does
+/// not listen there: so long may it hold up its own call.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Questions one call may have open at a time; a server that asks more is answered with an error.
 const MAX_OPEN: usize = 64;
@@ -75,6 +79,11 @@ pub(super) struct Run {
     /// The streams of the session, where it has an id.
     streams: Option<Follower>,
     waiting: Vec<(Line, mpsc::Sender<Bytes>)>,
+    /// What is to be said on lines that are full, in its order. The server is not read meanwhile, as on
+    /// the direct way: a client that reads more slowly than its server speaks loses nothing.
+    unsaid: VecDeque<(Line, Bytes)>,
+    /// When the first of it is given up, and its line with it.
+    give_up: Option<Instant>,
     /// What the client has been told of the status.
     told: &'static str,
     progress: Option<String>,
@@ -100,6 +109,8 @@ enum Happening {
     Told(Option<Control>),
     Streams,
     Left(usize),
+    /// A line that was full takes one more message, or nothing any more.
+    Room(Option<OwnedPermit<Bytes>>),
     Changed,
     ProgressDue,
     TooLate,
@@ -222,6 +233,8 @@ impl InSession {
             outbox: Outbox::default(),
             streams: self.session.map(|session| shared.streams.follow(session)),
             waiting: Vec::new(),
+            unsaid: VecDeque::new(),
+            give_up: None,
             told: "working",
             progress: None,
             not_before: None,
@@ -259,14 +272,17 @@ impl Run {
         let settled = loop {
             self.put();
             let progress_due = self.progress_due();
+            let full = self.full();
+            let is_read = full.is_none();
             let happening = tokio::select! {
                 // What the client did comes first: what is said to somebody who has left is for nobody.
                 biased;
                 told = self.hold.told() => Happening::Told(told),
                 () = streams_changed(&mut self.streams) => Happening::Streams,
                 who = any_left(&self.waiting) => Happening::Left(who),
+                permit = room(full, self.give_up) => Happening::Room(permit),
                 _ = changes.changed() => Happening::Changed,
-                event = self.replies.next() => {
+                event = self.replies.next(), if is_read => {
                     Happening::Server(event.unwrap_or(Event::Lost(Lost::SessionEnded)))
                 }
                 () = reached(progress_due) => Happening::ProgressDue,
@@ -281,6 +297,10 @@ impl Run {
             }
         };
         if let Some(event) = settled {
+            if let (task::Event::Failed { .. }, Some(streams)) = (&event, &self.streams) {
+                // Else a client that only makes tasks would never hear that it is gone.
+                self.shared.sessions.doubt(streams.key());
+            }
             self.shared.tasks.apply(self.hold.id(), event).await;
         }
         self.tell_status().await;
@@ -303,10 +323,15 @@ impl Run {
     async fn handle(&mut self, happening: Happening) {
         match happening {
             Happening::Server(event) => self.heard(event).await,
-            Happening::Told(Some(Control::Replied(key, outcome))) => self.answered(&key, outcome),
+            Happening::Told(Some(Control::Replied(key, outcome))) => {
+                self.answered(&key, outcome);
+            }
             Happening::Told(Some(Control::Answered(answers))) => {
                 for (key, result) in answers {
-                    self.answered(&key, Ok(result));
+                    // In the other era; here nobody need answer it any more.
+                    if let Some(line) = self.answered(&key, Ok(result)) {
+                        self.tell_cancelled(line, &key, "it has been answered");
+                    }
                 }
             }
             Happening::Told(Some(Control::Waiting(tell))) => {
@@ -321,6 +346,14 @@ impl Run {
             Happening::Left(who) => {
                 let (line, _) = self.waiting.swap_remove(who);
                 self.outbox.handle_left(line);
+            }
+            Happening::Room(permit) => {
+                self.give_up = None;
+                let Some((line, event)) = self.unsaid.pop_front() else { return };
+                match permit {
+                    Some(permit) => drop(permit.send(event)),
+                    None => self.gone(line),
+                }
             }
             Happening::Changed => self.tell_status().await,
             Happening::ProgressDue => {
@@ -368,7 +401,7 @@ impl Run {
             Method::ToolsListChanged
             | Method::PromptsListChanged
             | Method::ResourcesListChanged
-            | Method::ResourceUpdated => frame.as_bytes().clone(),
+            | Method::ResourceUpdated => frame::on_one_line(frame.as_bytes().clone()),
             _ => offer::related(frame, self.hold.id().as_str(), None),
         };
         self.say(&message);
@@ -402,16 +435,13 @@ impl Run {
         self.outbox.handle_question(ask);
     }
 
-    /// The client answered, and the record knows.
-    fn answered(&mut self, key: &str, outcome: Result<Bytes, Bytes>) {
-        let ask = self.open.iter().find(|(_, open)| open.key == key).map(|(ask, _)| *ask);
-        let Some(open) = ask.and_then(|ask| {
-            self.outbox.handle_closed(ask);
-            self.open.remove(&ask)
-        }) else {
-            return;
-        };
+    /// The client answered, and the record knows. Gives where the question had been put.
+    fn answered(&mut self, key: &str, outcome: Result<Bytes, Bytes>) -> Option<Line> {
+        let ask = self.open.iter().find(|(_, open)| open.key == key).map(|(ask, _)| *ask)?;
+        let place = self.outbox.handle_closed(ask);
+        let open = self.open.remove(&ask)?;
         open.answer.send(outcome.map(|result| offer::unrelated(&result)));
+        place
     }
 
     /// Puts what has not been put yet.
@@ -430,10 +460,14 @@ impl Run {
         let place = self.outbox.handle_closed(ask);
         let open = self.open.remove(&ask)?;
         if let Some(line) = place {
-            let id = question_id(self.hold.id(), &open.key);
-            self.tell(line, sse::message(&legacy::cancelled(&id, reason)));
+            self.tell_cancelled(line, &open.key, reason);
         }
         Some(open)
+    }
+
+    fn tell_cancelled(&mut self, line: Line, key: &str, reason: &str) {
+        let id = question_id(self.hold.id(), key);
+        self.tell(line, sse::message(&legacy::cancelled(&id, reason)));
     }
 
     /// Tells the client, if it can hear, that the status has changed
@@ -459,15 +493,45 @@ impl Run {
         }
     }
 
-    fn tell(&self, line: Line, event: Bytes) -> bool {
+    /// Whether it is, or will be, said.
+    fn tell(&mut self, line: Line, event: Bytes) -> bool {
+        let Some(sender) = self.sender(line) else { return false };
+        let event = match self.unsaid.iter().any(|(full, _)| *full == line) {
+            true => event,
+            false => match sender.try_send(event) {
+                Ok(()) => return true,
+                Err(TrySendError::Full(event)) => event,
+                Err(TrySendError::Closed(_)) => return false,
+            },
+        };
+        self.unsaid.push_back((line, event));
+        true
+    }
+
+    fn sender(&self, line: Line) -> Option<mpsc::Sender<Bytes>> {
         match self.waiting.iter().find(|(waiting, _)| *waiting == line) {
-            Some((_, tell)) => tell.try_send(event).is_ok(),
-            None => self.streams.as_ref().is_some_and(|streams| streams.tell(line, event)),
+            Some((_, tell)) => Some(tell.clone()),
+            None => self.streams.as_ref()?.sender(line),
+        }
+    }
+
+    /// The line that the first of what is unsaid waits for.
+    fn full(&mut self) -> Option<mpsc::Sender<Bytes>> {
+        loop {
+            let (line, _) = self.unsaid.front()?;
+            if let Some(sender) = self.sender(*line) {
+                self.give_up.get_or_insert_with(|| self.shared.clock.now() + PATIENCE);
+                return Some(sender);
+            }
+            // What was on it is put again where it matters.
+            self.unsaid.pop_front();
+            self.give_up = None;
         }
     }
 
     /// A line that takes nothing any more.
     fn gone(&mut self, line: Line) {
+        self.unsaid.retain(|(full, _)| *full != line);
         match self.waiting.iter().position(|(waiting, _)| *waiting == line) {
             Some(at) => {
                 self.waiting.swap_remove(at);
@@ -518,6 +582,15 @@ async fn streams_changed(streams: &mut Option<Follower>) {
     match streams {
         Some(streams) => streams.changed().await,
         None => pending().await,
+    }
+}
+
+/// Room for one more message on a line that is full; nothing where it takes none in time.
+async fn room(full: Option<mpsc::Sender<Bytes>>, give_up: Option<Instant>) -> Option<OwnedPermit<Bytes>> {
+    let Some(full) = full else { return pending().await };
+    tokio::select! {
+        permit = full.reserve_owned() => permit.ok(),
+        () = reached(give_up) => None,
     }
 }
 

@@ -14,7 +14,7 @@ use crate::{
     },
     store::{Place, Updated},
     task::{self, Effect, Record, TaskId, view::experimental},
-    telemetry::Outcome,
+    telemetry::{LookupFailed, Outcome},
     upstream::Lost,
 };
 use base64::{Engine, prelude::BASE64_URL_SAFE_NO_PAD};
@@ -22,7 +22,7 @@ use bytes::Bytes;
 use futures_util::{StreamExt, stream};
 use http::{HeaderMap, StatusCode};
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
-use tokio::{sync::mpsc, time::sleep};
+use tokio::{sync::mpsc, time::sleep_until};
 
 /// Tasks on one page of `tasks/list`.
 const PAGE: usize = 50;
@@ -216,6 +216,8 @@ impl Waiting {
         if self.over {
             return None;
         }
+        // Not begun anew with every change: a task may change often and say nothing.
+        let silent = self.shared.clock.now() + self.keep_alive;
         loop {
             tokio::select! {
                 // What was said before the end is heard before it.
@@ -235,7 +237,7 @@ impl Waiting {
                     let account = Account { outcome: Outcome::ProxyFailed, ..Account::default() };
                     return Some(self.last(&body, account));
                 }
-                () = sleep(self.keep_alive) => {
+                () = sleep_until(silent.into()) => {
                     return Some(Piece { bytes: sse::KEEP_ALIVE, account: None, then: Then::More });
                 }
             }
@@ -296,9 +298,11 @@ pub(super) async fn answered(
         Kind::Failure { error, .. } => Err(Bytes::copy_from_slice(error)),
         Kind::Request { .. } | Kind::Notification { .. } => return taken,
     };
-    let method = Method::Other("response".into());
-    let name = Some(task.as_str());
-    if shared.tasks.look_up(&method, name, &client.owner, client.principal).await.is_err() {
+    // No poll, whose limit would lose what the client says once.
+    let record = shared.tasks.load(task).await;
+    if record.as_ref().is_none_or(|record| client.owner.claim(record).is_none()) {
+        let reason = if record.is_some() { "foreign" } else { "unknown" };
+        LookupFailed { method: "response", principal: &client.principal, reason }.emit();
         return taken;
     }
     let answers = BTreeMap::from([(key.clone(), Bytes::from_static(b"null"))]);

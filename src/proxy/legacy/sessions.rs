@@ -50,6 +50,11 @@ impl Sessions {
         self.there.insert(key);
     }
 
+    /// Something failed in a session, perhaps because it is there no more.
+    pub(super) fn doubt(&self, key: Key) {
+        self.there.remove(&key);
+    }
+
     /// What has become of a session, by what its server answered.
     pub(super) fn saw(&self, watched: &Watched, passed: &Passed) {
         if let Some(session) = passed.headers.get(&SESSION_ID).filter(|_| watched.session.is_none()) {

@@ -12,5 +12,6 @@ mod repeats;
 mod sessions;
 mod streams;
 mod taken_back;
+mod tasks;
 mod unsolicited;
 mod world;
