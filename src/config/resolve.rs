@@ -9,7 +9,7 @@ use super::{
     values,
 };
 use crate::{front, policy, upstream};
-use std::{net::SocketAddr, path::Path, sync::Arc};
+use std::{net::SocketAddr, path::Path, sync::Arc, time::Duration};
 
 /// Fills in and judges. `folder` is what relative paths are relative to. What could not be read
 /// has been reported already and is not reported again; the result is only good without problems.
@@ -209,6 +209,7 @@ fn route(
     let defer = written.defer.or_default();
     let defaults = policy::Defer::default();
     let questions = written.questions.or_default();
+    let after = longest_threshold(&defer, &written.tools);
     let path: Arc<str> = match written.path {
         Set::To(path) => path.value.into(),
         Set::Unset => DEFAULT_PATH.into(),
@@ -228,7 +229,7 @@ fn route(
         },
         resume: resume(written.resume.or_default()),
         legacy_tasks: legacy_tasks(written.tasks.or_default(), problems),
-        held: held(&written.held.or_default(), timeouts, problems),
+        held: held(&written.held.or_default(), after, timeouts, problems),
         questions: policy::Questions {
             settle: questions.settle.or(policy::Questions::default().settle),
             park: questions.park.or(policy::Questions::default().park),
@@ -292,7 +293,29 @@ fn resume(written: file::ResumeSection) -> policy::Resume {
     }
 }
 
-fn held(written: &file::HeldSection, timeouts: &file::Timeouts, problems: &mut Vec<Problem>) -> policy::Held {
+/// The longest that a call of the route may run before it becomes a task; nothing where none does.
+fn longest_threshold(defer: &file::DeferSection, tools: &Set<Vec<At<file::Tool>>>) -> Duration {
+    let tools = match tools {
+        Set::To(tools) => &tools.value[..],
+        Set::Unset | Set::Wrong => &[],
+    };
+    let defaults = policy::Defer::default();
+    let route = (defer.mode.copied_or(defaults.mode), defer.after.copied_or(defaults.after));
+    let tools =
+        tools.iter().map(|tool| (tool.value.mode.copied_or(route.0), tool.value.after.copied_or(route.1)));
+    let waits = tools.chain([route]).filter(|(mode, _)| match mode {
+        policy::Mode::Auto | policy::Mode::Required => true,
+        policy::Mode::Always | policy::Mode::Never | policy::Mode::Observe => false,
+    });
+    waits.map(|(_, after)| after).max().unwrap_or_default()
+}
+
+fn held(
+    written: &file::HeldSection,
+    after: Duration,
+    timeouts: &file::Timeouts,
+    problems: &mut Vec<Problem>,
+) -> policy::Held {
     let defaults = policy::Held::default();
     let held = policy::Held {
         progress: written.progress.copied_or(defaults.progress),
@@ -300,18 +323,21 @@ fn held(written: &file::HeldSection, timeouts: &file::Timeouts, problems: &mut V
         deadline: written.deadline.copied_or(defaults.deadline),
     };
     let call = timeouts.call.copied_or(upstream::Timeouts::default().call);
-    if let (Set::To(written), Some(deadline)) = (&written.deadline, held.deadline)
-        && deadline >= call
-    {
-        problems.push(Problem::new(
-            written.place,
-            format!(
-                "`deadline` ({}) would never be reached: `timeouts.call` ({}) ends every call before; raise that or \
-                 lower this",
-                values::show_duration(deadline),
+    if let (Set::To(written), Some(deadline)) = (&written.deadline, held.deadline) {
+        let shown = values::show_duration(deadline);
+        let message = match () {
+            () if deadline >= call => format!(
+                "`deadline` ({shown}) would never be reached: `timeouts.call` ({}) ends every call before; raise that \
+                 or lower this",
                 values::show_duration(call)
             ),
-        ));
+            () if deadline <= after => format!(
+                "`deadline` ({shown}) would end calls before they become tasks (`after` is {}); raise this or lower that",
+                values::show_duration(after)
+            ),
+            () => return held,
+        };
+        problems.push(Problem::new(written.place, message));
     }
     held
 }

@@ -313,6 +313,7 @@ routes:
   - path: /a
     upstream: { url: "http://127.0.0.1/" }
     held: { deadline: 24h }
+    defer: { mode: observe, after: 2d }
     tasks:
       unsolicited:
         - { header: X-A, value: a }
@@ -320,6 +321,12 @@ routes:
   - path: /b
     upstream: { url: "http://127.0.0.1/" }
     tasks: { unsolicited: [] }
+    held: { deadline: 5s }
+  - path: /c
+    upstream: { url: "http://127.0.0.1/" }
+    held: { deadline: 5s }
+    defer: { mode: never }
+    tools: [{ match: x, mode: required, after: 1m }, { match: y, mode: always, after: 2m }]
 "#,
         expect![[r#"
             deferral.yaml:2:10: `admin` and `listen` are both 127.0.0.1:8809; choose another port for one of them, or set `admin: off`
@@ -328,8 +335,10 @@ routes:
             deferral.yaml:4:30: `poll_interval_min` (60s) is more than `poll_interval_max` (30s)
             deferral.yaml:7:5: the path `/mcp` is already a route (line 6); give this one another
             deferral.yaml:10:23: `deadline` (1d) would never be reached: `timeouts.call` (1d) ends every call before; raise that or lower this
-            deferral.yaml:14:11: this sign is listed already (line 13); remove one of the two
-            deferral.yaml:17:27: `unsolicited` names nobody; write `never` if that is meant
+            deferral.yaml:15:11: this sign is listed already (line 14); remove one of the two
+            deferral.yaml:18:27: `unsolicited` names nobody; write `never` if that is meant
+            deferral.yaml:19:23: `deadline` (5s) would end calls before they become tasks (`after` is 5s); raise this or lower that
+            deferral.yaml:22:23: `deadline` (5s) would end calls before they become tasks (`after` is 1m); raise this or lower that
         "#]],
     );
     // Port 0 is another port each time.

@@ -229,7 +229,7 @@ async fn nobody_elses_answer_is_begun_before_its_servers() {
 
 #[tokio::test]
 async fn a_call_that_has_waited_long_enough_gets_an_error_and_is_cancelled() {
-    let world = World::with("held: { deadline: 50ms }").await;
+    let world = World::with("defer: { mode: never }\n    held: { deadline: 50ms }").await;
     // Before the server has begun.
     let waiting = session(&world).call(1).await;
     let called = world.server.call().await;
@@ -242,7 +242,7 @@ async fn a_call_that_has_waited_long_enough_gets_an_error_and_is_cancelled() {
 #[tokio::test]
 async fn a_stream_that_has_begun_ends_at_the_deadline_even_within_an_event() {
     for begun in ["", ": ping\n\n", "data: {\"jsonrpc\":\"2.0\",\"id\":2,"] {
-        let world = World::with("held: { deadline: 50ms }").await;
+        let world = World::with("defer: { mode: never }\n    held: { deadline: 50ms }").await;
         let waiting = session(&world).call(2).await;
         let events = world.server.call().await.stream();
         events.raw(begun);
@@ -260,7 +260,9 @@ async fn a_stream_that_has_begun_ends_at_the_deadline_even_within_an_event() {
 
 #[tokio::test]
 async fn an_answer_that_was_begun_for_a_server_ends_at_the_deadline() {
-    let world = World::with("held: { progress: off, comments: 20ms, deadline: 50ms }").await;
+    let world =
+        World::with("defer: { mode: never }\n    held: { progress: off, comments: 20ms, deadline: 50ms }")
+            .await;
     let waiting = session(&world).call(3).await;
     let called = world.server.call().await;
     let rest = waiting.stream().await.rest().await;
@@ -270,7 +272,7 @@ async fn an_answer_that_was_begun_for_a_server_ends_at_the_deadline() {
 
 #[tokio::test]
 async fn a_document_that_has_begun_breaks_off_at_the_deadline() {
-    let world = World::with("held: { deadline: 50ms }").await;
+    let world = World::with("defer: { mode: never }\n    held: { deadline: 50ms }").await;
     let waiting = session(&world).call(4).await;
     let document = world.server.call().await.document();
     document.raw("{\"jsonrpc\":\"2.0\",");
@@ -282,7 +284,7 @@ async fn a_document_that_has_begun_breaks_off_at_the_deadline() {
 
 #[tokio::test]
 async fn what_is_no_call_has_no_deadline() {
-    let world = World::with("held: { deadline: 30ms }").await;
+    let world = World::with("defer: { mode: never }\n    held: { deadline: 30ms }").await;
     let client = session(&world);
     let waiting = client.post("{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"ping\"}").await;
     let called = world.server.call().await;
@@ -315,7 +317,11 @@ async fn each_call_of_a_batch_is_cancelled_at_the_deadline() {
             open.push(socket);
         }
     });
-    let proxy = start(&url, &["held: { deadline: 50ms }"], &["timeouts: { first_byte: 50ms }"]);
+    let proxy = start(
+        &url,
+        &["defer: { mode: never }", "held: { deadline: 50ms }"],
+        &["timeouts: { first_byte: 50ms }"],
+    );
     let client = Older::new(proxy.addresses[0]).within("s1");
     let answer = client.post(&format!("[{},{READY},{}]", call(1), call(2))).await.answer().await;
     let errors = answer.json();
