@@ -208,29 +208,31 @@ impl Held {
             progress: Progress::default(),
             across: None,
         };
-        shared.stopping.spawn(held.run(first));
+        shared.stopping.spawn(Box::new(held).run(first));
     }
 
-    async fn run(mut self, first: First) {
+    /// Takes itself in a box: what an `async fn` takes by value it keeps twice.
+    async fn run(mut self: Box<Self>, first: First) {
+        // Boxed, all but the wait: that is what a task is in for hours, and its size is what a task costs.
         match first {
             First::Store => self.storing = Some(self.store()),
-            First::Question(question) => self.asked(question).await,
+            First::Question(question) => Box::pin(self.asked(question)).await,
         }
         loop {
             while let Some(action) = self.exchange.poll_action() {
-                self.carry_out(action).await;
+                Box::pin(self.carry_out(action)).await;
             }
             if self.exchange.is_done() {
-                return self.close().await;
+                return Box::pin(self.close()).await;
             }
             self.put_across();
             let happening = self.wait().await;
-            self.handle(happening).await;
+            Box::pin(self.handle(happening)).await;
         }
     }
 
     /// Whoever came back in this very moment is answered, too.
-    async fn close(mut self) {
+    async fn close(mut self: Box<Self>) {
         for told in self.hold.close().await {
             match told {
                 Control::Retry(retry) => self.turn_away(retry.attached).await,

@@ -209,7 +209,7 @@ impl InSession {
     ///
     /// # Errors
     /// [`NoRoom`], and the call as it was.
-    pub(super) async fn into_task(self) -> Result<(Run, Vec<u8>), (Self, NoRoom)> {
+    pub(super) async fn into_task(self) -> Result<(Box<Run>, Vec<u8>), (Self, NoRoom)> {
         let shared = Arc::clone(&self.shared);
         let treatment = shared.route.treatment(&self.tool);
         let terms = &shared.route.legacy_tasks;
@@ -223,7 +223,7 @@ impl InSession {
         if let Err(no_room) = shared.tasks.admit(record, false).await {
             return Err((self, no_room));
         }
-        let run = Run {
+        let run = Box::new(Run {
             hold,
             replies: self.replies,
             wants_progress: self.wants_progress,
@@ -239,7 +239,7 @@ impl InSession {
             progress: None,
             not_before: None,
             shared,
-        };
+        });
         Ok((run, created))
     }
 }
@@ -267,7 +267,9 @@ impl Run {
         self.hold.id()
     }
 
-    pub(super) async fn run(mut self) {
+    /// Holds it to its end. In a box, and all but the wait in others: what a task is in for hours is
+    /// what it costs.
+    pub(super) async fn run(mut self: Box<Self>) {
         let changes = self.shared.tasks.hub.listen(vec![self.hold.id().clone()]);
         let settled = loop {
             self.put();
@@ -293,7 +295,7 @@ impl Run {
                 Happening::Server(Event::Final(frame)) => break Some(self.returned(&frame)),
                 Happening::Server(Event::Lost(lost)) => break Some(failed(&lost_error(&lost))),
                 Happening::TooLate => break Some(failed(&lost_error(&Lost::Closing))),
-                other => self.handle(other).await,
+                other => Box::pin(self.handle(other)).await,
             }
         };
         if let Some(event) = settled {
@@ -303,12 +305,12 @@ impl Run {
             }
             self.shared.tasks.apply(self.hold.id(), event).await;
         }
-        self.tell_status().await;
-        self.close().await;
+        Box::pin(self.tell_status()).await;
+        Box::pin(self.close()).await;
     }
 
     /// Cancels the call where it still runs, and takes back what was asked.
-    async fn close(mut self) {
+    async fn close(mut self: Box<Self>) {
         let asks: Vec<_> = self.open.keys().copied().collect();
         let open: Vec<_> =
             asks.into_iter().filter_map(|ask| self.take_back(ask, "the task has ended")).collect();
