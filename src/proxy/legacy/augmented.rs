@@ -45,7 +45,10 @@ use std::{
     sync::Arc,
     time::{Duration, Instant},
 };
-use tokio::sync::mpsc::{self, OwnedPermit, error::TrySendError};
+use tokio::sync::{
+    mpsc::{self, OwnedPermit, error::TrySendError},
+    oneshot,
+};
 
 /// The ids of our requests in sessions of clients: far above what a client counts to, and still
 /// exact in a double.
@@ -150,17 +153,29 @@ pub(super) struct InSession {
 
 /// Makes the task, and begins the call.
 pub(super) async fn begin(call: InSession, id: &Id) -> Passed {
-    // Stored before the call is made: the stream of replies does nothing until it is polled.
-    match call.into_task().await {
-        Ok((run, created)) => {
-            let account =
-                Account { outcome: Outcome::Task, task: Some(run.hold.id().clone()), ..Account::default() };
-            let stopping = run.shared.stopping.clone();
-            stopping.spawn(run.run());
+    let (made, asked) = oneshot::channel();
+    let stopping = call.shared.stopping.clone();
+    // On its own from the start: a client that leaves while the task is stored must not leave a task
+    // behind that nobody holds.
+    stopping.spawn(async move {
+        // Stored before the call is made: the stream of replies does nothing until it is polled.
+        match call.into_task().await {
+            Ok((run, created)) => {
+                // Whoever has left finds it in `tasks/list`.
+                let _ = made.send(Ok((run.id().clone(), created)));
+                run.run().await;
+            }
+            Err((_, no_room)) => drop(made.send(Err(no_room))),
+        }
+    });
+    match asked.await {
+        Ok(Ok((task, created))) => {
+            let account = Account { outcome: Outcome::Task, task: Some(task), ..Account::default() };
             super::success(id, &created, account)
         }
         // Never a plain result instead, which the client could not tell from the task's.
-        Err((_, no_room)) => refusal(id, &ErrorObject::new(code::BUSY, no_room.to_string())),
+        Ok(Err(no_room)) => refusal(id, &ErrorObject::new(code::BUSY, no_room.to_string())),
+        Err(_) => refusal(id, &lost_error(&Lost::Closing)),
     }
 }
 

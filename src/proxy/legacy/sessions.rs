@@ -100,11 +100,16 @@ impl Shared {
             purpose: Purpose::Ask,
             interest: None,
         };
-        let answer = timeout(PATIENCE, self.upstream.forward(ping)).await.ok()?.ok()?;
-        if !answer.status.is_client_error() {
-            self.sessions.is_there(key);
-            return None;
-        }
+        let answer = match timeout(PATIENCE, self.upstream.forward(ping)).await {
+            Ok(Ok(answer)) if answer.status.is_client_error() => answer,
+            // A server that is too busy to answer has the session for all we know: waiting for it once
+            // is enough.
+            Ok(Ok(_)) | Err(_) => {
+                self.sessions.is_there(key);
+                return None;
+            }
+            Ok(Err(_)) => return None,
+        };
         let (status, headers) = (answer.status, answer.headers.clone());
         let body = answer.whole(REFUSAL).await.unwrap_or_default();
         let account = Account { outcome: Outcome::ServerError, ..Account::default() };
