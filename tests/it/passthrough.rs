@@ -4,15 +4,20 @@
 use crate::support::json::{Member, member, members, mixed, object, unknown_members, value};
 use bytes::Bytes;
 use deferral::{
-    bridge::raise,
+    bridge::{
+        offer::{self, Handshake},
+        raise,
+    },
     dialect::{
         Call,
         modern::{self, Read},
     },
+    policy::Mode,
     protocol::{Frame, Kind, frame},
 };
 use http::{HeaderMap, HeaderValue};
 use proptest::prelude::*;
+use serde_json::value::RawValue;
 
 const HOP: u64 = 4_711;
 const SERVER_INFO: &str = r#"{"name":"s","version":"1"}"#;
@@ -178,6 +183,97 @@ proptest! {
     }
 
     #[test]
+    fn a_handshake_is_offered_tasks_and_nothing_else(
+        capabilities in mixed(vec![m("tools", "{ }")]),
+        result in unknown_members(),
+        outer in unknown_members(),
+        pad in "[ \t]{0,2}",
+        lists: bool,
+    ) {
+        let mut result = result;
+        result.extend([m("protocolVersion", "\"2025-11-25\""), m("capabilities", capabilities.clone())]);
+        let mut whole = vec![m("jsonrpc", "\"2.0\""), m("id", "0"), m("result", object(&result, &pad))];
+        whole.extend(outer);
+        let said = object(&whole, &pad);
+        let frame = Frame::parse(Bytes::from(said.clone())).expect("valid");
+        let Some(Handshake::None { offer: Some(got) }) = offer::handshake(&frame, lists) else {
+            panic!("no offer: {said}")
+        };
+        let list = if lists { r#""list":{},"# } else { "" };
+        let tasks = format!(r#"{{"cancel":{{}},{list}"requests":{{"tools":{{"call":{{}}}}}}}}"#);
+        // Taken out again, it is what the server said, byte for byte.
+        prop_assert_eq!(text(&got).replacen(&format!(r#","tasks":{tasks}"#), "", 1), said);
+        let got = member(&member(&text(&got), "result").expect("kept"), "capabilities").expect("kept");
+        prop_assert_eq!(members(&got), set(members(&capabilities), "tasks", &tasks));
+    }
+
+    #[test]
+    fn a_tool_is_said_to_support_tasks_and_nothing_else(
+        tools in prop::collection::vec(
+            (any::<bool>(), any::<bool>()).prop_flat_map(|(is_task, knows)| {
+                let name = if is_task { "\"task\"" } else { "\"plain\"" };
+                let mut known = vec![m("name", name)];
+                if knows {
+                    known.push(m("execution", r#"{ "x":1.0,"taskSupport":"forbidden" }"#));
+                }
+                (Just(is_task), mixed(known))
+            }),
+            0..4,
+        ),
+        pad in "[ \t]{0,2}",
+    ) {
+        let list = tools.iter().map(|(_, tool)| format!("{pad}{tool}")).collect::<Vec<_>>().join(",");
+        let result = object(&[m("tools", format!("[{list}]")), m("nextCursor", "\"c\"")], &pad);
+        let said = object(&[m("jsonrpc", "\"2.0\""), m("id", "0"), m("result", result)], &pad);
+        let frame = Frame::parse(Bytes::from(said.clone())).expect("valid");
+        let mode = |name: &str| if name == "task" { Mode::Auto } else { Mode::Never };
+        let got = offer::tools(&frame, mode).map_or_else(|| said.clone(), |got| text(&got));
+        let parse = |text: &str| {
+            let list = member(&member(text, "result").expect("kept"), "tools").expect("kept");
+            let tools: Vec<Box<RawValue>> = serde_json::from_str(&list).expect("tools");
+            tools.iter().map(|tool| members(tool.get())).collect::<Vec<_>>()
+        };
+        let want = tools.iter().map(|(is_task, tool)| {
+            let execution = member(tool, "execution").map_or_else(
+                || r#"{"taskSupport":"optional"}"#.to_owned(),
+                |known| known.replace("forbidden", "optional"),
+            );
+            if *is_task { set(members(tool), "execution", &execution) } else { members(tool) }
+        });
+        prop_assert_eq!(parse(&got), want.collect::<Vec<_>>());
+        let beside = |text: &str| with(members(&member(text, "result").expect("kept")), &[("tools", None)]);
+        prop_assert_eq!(beside(&got), beside(&said));
+    }
+
+    #[test]
+    fn a_call_becomes_a_task_with_the_listed_edits_only(
+        params in (value(), prop::option::of(unknown_members()), any::<bool>()).prop_flat_map(|(arguments, about, token)| {
+            let mut known = vec![m("name", "\"t\""), m("arguments", arguments), m("task", r#"{"ttl":1}"#)];
+            if let Some(mut about) = about {
+                if token {
+                    about.push(m("progressToken", "\"p\""));
+                }
+                known.push(m("_meta", object(&about, " ")));
+            }
+            mixed(known)
+        }),
+        outer in unknown_members(),
+    ) {
+        let mut whole = vec![m("method", "\"tools/call\""), m("id", "\"c\""), m("params", params.clone())];
+        whole.extend(outer);
+        let said = object(&whole, " ");
+        let got = text(&offer::call(&Frame::parse(Bytes::from(said.clone())).expect("valid"), HOP));
+        let outer = |text: &str| with(members(text), &[("params", None)]);
+        prop_assert_eq!(outer(&got), with(outer(&said), &[("id", Some(HOP.to_string()))]));
+        let sent = member(&got, "params").expect("kept");
+        let beside = |text: &str| with(members(text), &[("_meta", None), ("task", None)]);
+        prop_assert_eq!(with(members(&sent), &[("_meta", None)]), beside(&params));
+        let about = member(&params, "_meta").map(|about| members(&about)).unwrap_or_default();
+        let want = set_if_absent(about, "progressToken", &HOP.to_string());
+        prop_assert_eq!(members(&member(&sent, "_meta").expect("there")), want);
+    }
+
+    #[test]
     fn a_message_nobody_knows_is_passed_on_as_it_is(params in value()) {
         let call = read(&object(&[
             m("id", "1"), m("method", "\"tools/call\""),
@@ -219,7 +315,7 @@ proptest! {
     #[test]
     fn a_message_put_on_one_line_is_the_same_message(value in value()) {
         let spread = value.replace(' ', "\n").replace('\t', "\r\n");
-        let spread_is_json = serde_json::from_str::<&serde_json::value::RawValue>(&spread).is_ok();
+        let spread_is_json = serde_json::from_str::<&RawValue>(&spread).is_ok();
         prop_assume!(spread_is_json);
         let line = text(&frame::on_one_line(Bytes::from(spread.clone())));
         prop_assert!(!line.contains(['\n', '\r']));
