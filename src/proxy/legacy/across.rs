@@ -3,7 +3,7 @@
 //! Such a task belongs to no session, so what it asks is put to legacy clients that wait for its
 //! result. Whoever answers first, in whichever era, has answered.
 
-use super::{augmented::question_id, streams::next_line};
+use super::{run::question_id, streams::next_line};
 use crate::{
     bridge::{
         Outbox, offer,

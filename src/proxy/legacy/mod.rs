@@ -18,6 +18,7 @@ mod minted;
 mod offering;
 mod passing;
 mod requests;
+mod run;
 mod sessions;
 mod streams;
 mod unsolicited;
@@ -104,7 +105,7 @@ fn may_leave(shared: &Shared, passage: &Passage) -> bool {
                 || unsolicited::may_be(shared, passage, mode)
                 || memchr::memmem::find(&passage.body, b"\"task\"").is_some()
         }
-        [Message::Response(Some(id))] => augmented::is_ours(id),
+        [Message::Response(Some(id))] => run::is_ours(id),
         _ => false,
     }
 }
@@ -133,7 +134,7 @@ async fn road(shared: &Arc<Shared>, passage: &Passage) -> Road {
                 None => requests::serve(shared, passage, &client, method, id, target.as_deref()).await,
             })
         }
-        [Message::Response(Some(id))] => match augmented::asked(id) {
+        [Message::Response(Some(id))] => match run::asked(id) {
             Some((task, key)) => Road::Ends(requests::answered(shared, passage, &client, &task, key).await),
             None => Road::Passes(None),
         },
