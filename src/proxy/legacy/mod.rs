@@ -1,10 +1,14 @@
 //! Legacy clients in front of a legacy server.
 //!
-//! What they send is passed on, and what the server says comes back as it is (`passing`). Where the
-//! server has no tasks of its own, some messages leave that road, because tasks of 2025-11-25 are made
-//! here: `offering` adds them to what the server says of itself, `augmented` runs a call as a task, in
-//! the client's own session, and `requests` answers for it. What a task has to say reaches its client
-//! on the stream that the session listens on (`streams`), or while it waits for the result.
+//! What they send is passed on, and what the server says comes back as it is (`passing`; `going` is one
+//! answer on its way, `late` one that had to be begun without the server, `ended` knows to whom none is
+//! owed any more, and `minted` gives events ids where the server gives none). Where the server has no
+//! tasks of its own, some messages leave that road, because tasks of 2025-11-25 are made here:
+//! `offering` adds them to what the server says of itself, which `edited` puts into its answers;
+//! `augmented` makes a call a task, in the client's own session (`unsolicited` only once it turns out to
+//! be slow), `run` holds it, and `requests` answers for it, in sessions that are there (`sessions`). What
+//! a task has to say reaches its client on the stream that the session listens on (`streams`), or while
+//! it waits for the result; `across` says it where the eras meet.
 //!
 //! A client of another revision, or one whose server has tasks, notices nothing of all this.
 
