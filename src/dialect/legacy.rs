@@ -286,8 +286,10 @@ pub fn success(id: &Id, result: &[u8]) -> Bytes {
 }
 
 /// A notification with these params.
-pub fn notification(method: &str, params: &[u8]) -> Bytes {
-    [br#"{"jsonrpc":"2.0","method":""#, method.as_bytes(), br#"","params":"#, params, b"}"].concat().into()
+pub fn notification(method: &Method, params: &[u8]) -> Bytes {
+    [br#"{"jsonrpc":"2.0","method":""#, method.as_str().as_bytes(), br#"","params":"#, params, b"}"]
+        .concat()
+        .into()
 }
 
 /// Takes a request back (2025-11-25, *Cancellation*).
@@ -295,7 +297,7 @@ pub fn cancelled(request: &Id, reason: &str) -> Bytes {
     let reason = serde_json::to_string(reason).expect("a string is written to memory");
     let params =
         [br#"{"requestId":"#, &**request.as_bytes(), br#","reason":"#, reason.as_bytes(), b"}"].concat();
-    notification("notifications/cancelled", &params)
+    notification(&Method::Cancelled, &params)
 }
 
 /// The JSON document that refuses all of a POST's requests: one error response, or a batch of them.

@@ -68,6 +68,7 @@ methods! {
     RootsListChanged = "notifications/roots/list_changed",
     SubscriptionsAcknowledged = "notifications/subscriptions/acknowledged",
     TasksNotification = "notifications/tasks",
+    TaskStatus = "notifications/tasks/status",
     ElicitationComplete = "notifications/elicitation/complete",
 }
 

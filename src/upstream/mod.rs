@@ -9,7 +9,8 @@
 //! session and the calls in flight on it, `attribution` whose is what arrives there; `handshake`
 //! opens one and `listen` reads its GET stream; `messages`, `refusal` and `resume` are what an HTTP
 //! answer can turn out to be; `peer` is the server as a whole, `reports` what it says of its own accord, `client`
-//! and `connection` are the way there. `forward` passes on what a legacy client sends, in `order`.
+//! and `connection` are the way there. `forward` passes on what a legacy client sends, in `order`; a
+//! call that is made for it in its own session ([`Upstream::call_in`]) is an `exchange` like any other.
 
 mod answer;
 mod attribution;

@@ -367,7 +367,7 @@ impl Run {
         }
         self.told = status;
         let shown = experimental::shown(&record, self.shared.clock.timestamp(), terms);
-        self.say(&legacy::notification("notifications/tasks/status", &shown));
+        self.say(&legacy::notification(&Method::TaskStatus, &shown));
     }
 
     /// Says something where it can be heard now, if it can.

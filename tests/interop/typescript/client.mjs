@@ -16,6 +16,7 @@ import {
   resultFromTaskOutcome,
   toolDeclarationFromMcpTool,
 } from '@modelcontextprotocol/ext-tasks/client';
+import { check, failure, isDatabaseError, label, runChecks, textOf } from './checks.mjs';
 
 const MODERN = '2026-07-28';
 const TASKS = 'io.modelcontextprotocol/tasks';
@@ -34,17 +35,6 @@ if (url === undefined) {
   process.exit(2);
 }
 
-const checks = [];
-const check = (group, name, run) => checks.push({ group, name: `${group}/${name}`, run });
-
-/** A name no other call of this run has. */
-const label = () => `ts-${randomUUID().slice(0, 13)}`;
-
-function textOf(result) {
-  assert.deepEqual(result.content.map((block) => block.type), ['text'], 'the types of the content blocks');
-  return result.content[0].text;
-}
-
 const callTool = (client, name, args = {}, requestOptions) =>
   client.callTool({ name, arguments: args }, requestOptions);
 
@@ -59,22 +49,6 @@ async function withClient(use, { mode = 'auto', capabilities = {} } = {}) {
   } finally {
     await client.close();
   }
-}
-
-async function failure(promise) {
-  let result;
-  try {
-    result = await promise;
-  } catch (error) {
-    return error;
-  }
-  throw new assert.AssertionError({ message: `a result instead of an error: ${JSON.stringify(result).slice(0, 300)}` });
-}
-
-function isDatabaseError({ code, message, data }) {
-  assert.equal(code, -31001, 'the code');
-  assert.match(message, /the database is down$/, 'the message');
-  assert.deepEqual(data, { retry: false }, 'the data');
 }
 
 const cancelledLabels = async (client) => JSON.parse(textOf(await callTool(client, 'cancelled')));
@@ -683,35 +657,4 @@ check('legacy-tasks', 'ext-tasks-cancels', () =>
 
 // --- running -------------------------------------------------------------------------------------
 
-function reason(error) {
-  const failed = error instanceof assert.AssertionError;
-  const parts = [failed ? error.message : `${error?.name}: ${error?.message}`];
-  if (failed && /Equal$/.test(error.operator ?? '')) {
-    parts[0] = parts[0].split(/\n|\+ actual/)[0].trim();
-    parts.push(`got ${JSON.stringify(error.actual)}, want ${JSON.stringify(error.expected)}`);
-  }
-  for (let cause = error?.cause; cause; cause = cause.cause) parts.push(`caused by ${cause.message ?? cause}`);
-  return parts.join(': ').replace(/\s+/g, ' ').slice(0, 600);
-}
-
-const groups = options.groups.split(',');
-const chosen = checks.filter(({ group, name }) => groups.includes(group) && name.includes(options.only));
-let failed = 0;
-for (const { name, run } of chosen) {
-  let timer;
-  const limit = new Promise((_resolve, reject) => {
-    const late = new assert.AssertionError({ message: `took longer than ${CHECK_SECONDS} s` });
-    timer = setTimeout(reject, CHECK_SECONDS * 1000, late);
-  });
-  try {
-    await Promise.race([run(), limit]);
-    console.log(`ok ${name}`);
-  } catch (error) {
-    failed += 1;
-    console.log(`FAIL ${name}: ${reason(error)}`);
-  } finally {
-    clearTimeout(timer);
-  }
-}
-console.log(`done ${chosen.length}`);
-process.exit(failed > 0 ? 1 : 0);
+await runChecks(options, CHECK_SECONDS);

@@ -35,8 +35,6 @@ use task::{Followed, Shown};
 /// How long a task is to be kept, counted from its creation: long enough for a slow tool, and for
 /// somebody who has to be asked.
 const TASK_TTL: Duration = Duration::from_secs(60 * 60);
-/// `notifications/tasks/status` (2025-11-25).
-const TASK_STATUS: &str = "notifications/tasks/status";
 
 /// A session with one server, opened or about to be.
 pub struct Session {
@@ -204,7 +202,7 @@ impl Session {
                 }
                 None
             }
-            Kind::Notification { method, params: Some(params) } if method.as_str() == TASK_STATUS => {
+            Kind::Notification { method: Method::TaskStatus, params: Some(params) } => {
                 serde_json::from_slice(params).ok()
             }
             Kind::Notification { .. } => {
