@@ -7,7 +7,7 @@ use crate::{
     config::Config,
     front, policy,
     proxy::{Endpoint, Service, Tasks},
-    runtime::{Clock, Drain, Stopping, SystemClock, random},
+    runtime::{Clock, Drain, Net, Stopping, SystemClock, random},
     store::{Memory, Store},
     telemetry::Drained,
     upstream::{NotStarted, Streamable, Upstream},
@@ -52,6 +52,14 @@ const LAST_WORDS: Duration = Duration::from_secs(2);
 /// # Errors
 /// [`Error`] names the address, the file or the route that is at fault.
 pub fn start(config: Config) -> Result<Running, Error> {
+    start_on(config, &Net::System)
+}
+
+/// The same, on a network of the caller's choice; the operator's address is the system's all the same.
+///
+/// # Errors
+/// As [`start`].
+pub fn start_on(config: Config, net: &Net) -> Result<Running, Error> {
     let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
     let (stop, stopping) = Drain::new();
     let (overdue, too_late) = Drain::new();
@@ -67,7 +75,7 @@ pub fn start(config: Config) -> Result<Running, Error> {
         let route: Arc<policy::Route> = Arc::new(route);
         let path = Arc::clone(&route.path);
         let upstream: Arc<dyn Upstream> = Arc::new(
-            Streamable::new(upstream)
+            Streamable::on(upstream, net)
                 .map_err(|source| Error::Upstream { path: Arc::clone(&path), source })?,
         );
         upstreams.push(Arc::clone(&upstream));
@@ -84,7 +92,7 @@ pub fn start(config: Config) -> Result<Running, Error> {
 
     let tls = config.front.tls.is_some();
     let access = config.front.access.clone();
-    let bound = front::serve(config.front, services, stopping.clone(), clock)?;
+    let bound = front::serve(config.front, services, stopping.clone(), clock, net)?;
     let admin = config
         .admin
         .map(|listen| admin::serve(admin::Config { listen, access: access.clone() }, stopping.clone()))

@@ -18,7 +18,7 @@ use super::{
     reply::Body,
     stack::Arrival,
 };
-use crate::runtime::Stopping;
+use crate::runtime::{Listener, Net, Stopping, Stream};
 use futures_util::{FutureExt, future::Map};
 use hyper::{
     body::Incoming,
@@ -38,14 +38,10 @@ use std::{
 };
 use tokio::{
     io::{AsyncRead, AsyncWrite},
-    net::{TcpListener, TcpSocket, TcpStream},
     sync::Semaphore,
     time::{sleep, timeout},
 };
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
-
-/// Connections the system keeps for us until we accept them.
-const BACKLOG: u32 = 1024;
 
 /// How long to let be after an accept that failed for want of descriptors or memory. Nothing else
 /// can be done about it, and trying again at once would only keep a core busy.
@@ -60,7 +56,7 @@ const CONNECTION_WINDOW: u32 = 256 << 10;
 
 /// Sockets that listen.
 pub(super) struct Listeners {
-    sockets: Vec<TcpListener>,
+    sockets: Vec<Listener>,
     addresses: Vec<SocketAddr>,
     /// The socket to ask first next time, so that a busy one does not keep others waiting.
     next: usize,
@@ -156,14 +152,14 @@ pub(super) async fn accept<S: Serves>(
 
 /// One connection, from handshake to end.
 async fn connection<S: Serves>(
-    stream: TcpStream,
+    stream: Stream,
     tls: Option<TlsAcceptor>,
     front: Arc<Front>,
     stack: S,
     stopping: Stopping,
 ) {
     // Answers are written whole; waiting for more to send only makes them late.
-    let _ = stream.set_nodelay(true);
+    stream.set_nodelay();
     let stream = Paced::new(stream, front.timeouts.write);
     match tls {
         None => http(stream, None, false, front, stack, stopping).await,
@@ -174,7 +170,7 @@ async fn connection<S: Serves>(
 
 /// One connection that begins with a TLS handshake.
 async fn https<S: Serves>(
-    stream: Paced<TcpStream>,
+    stream: Paced<Stream>,
     tls: TlsAcceptor,
     front: Arc<Front>,
     stack: S,
@@ -196,7 +192,7 @@ async fn https<S: Serves>(
 }
 
 /// What ALPN agreed on, if the client took part.
-fn agreed_version(stream: &TlsStream<Paced<TcpStream>>) -> Option<Version> {
+fn agreed_version(stream: &TlsStream<Paced<Stream>>) -> Option<Version> {
     match stream.get_ref().1.alpn_protocol()? {
         b"h2" => Some(Version::Http2),
         _ => Some(Version::Http1),
@@ -287,15 +283,15 @@ fn http2(front: &Front, stopping: Stopping) -> http2::Builder<Tracked> {
 
 impl Listeners {
     /// Listens on all of `addresses`.
-    pub(super) fn bind(addresses: &[SocketAddr]) -> Result<Self, Error> {
+    pub(super) fn bind(addresses: &[SocketAddr], net: &Net) -> Result<Self, Error> {
         if addresses.is_empty() {
             return Err(Error::NoAddress);
         }
         let mut bound = Self { sockets: Vec::new(), addresses: Vec::new(), next: 0 };
         for &address in addresses {
-            let (socket, real) = listen(address).map_err(|source| Error::Bind { address, source })?;
+            let socket = net.listen(address).map_err(|source| Error::Bind { address, source })?;
+            bound.addresses.push(socket.address().unwrap_or(address));
             bound.sockets.push(socket);
-            bound.addresses.push(real);
         }
         Ok(bound)
     }
@@ -305,31 +301,21 @@ impl Listeners {
         &self.addresses
     }
 
-    async fn accept(&mut self) -> io::Result<TcpStream> {
+    async fn accept(&mut self) -> io::Result<Stream> {
         poll_fn(|cx| self.poll_accept(cx)).await
     }
 
-    fn poll_accept(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<TcpStream>> {
+    fn poll_accept(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Stream>> {
         for _ in 0..self.sockets.len() {
-            let socket = &self.sockets[self.next];
+            let socket = &mut self.sockets[self.next];
+            let accepted = socket.poll_accept(cx);
             self.next = (self.next + 1) % self.sockets.len();
-            if let Poll::Ready(accepted) = socket.poll_accept(cx) {
-                return Poll::Ready(accepted.map(|(stream, _peer)| stream));
+            if accepted.is_ready() {
+                return accepted;
             }
         }
         Poll::Pending
     }
-}
-
-fn listen(address: SocketAddr) -> io::Result<(TcpListener, SocketAddr)> {
-    let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
-    // A port whose last owner closed connections a moment ago is free all the same.
-    #[cfg(unix)]
-    socket.set_reuseaddr(true)?;
-    socket.bind(address)?;
-    let socket = socket.listen(BACKLOG)?;
-    let real = socket.local_addr()?;
-    Ok((socket, real))
 }
 
 // === impl Door ===

@@ -45,7 +45,7 @@ mod tls;
 use crate::{
     policy::Access,
     proxy::Service,
-    runtime::{Clock, Stopping},
+    runtime::{Clock, Net, Stopping},
 };
 use http::Uri;
 use std::{
@@ -142,7 +142,7 @@ struct Front {
     clock: Arc<dyn Clock>,
 }
 
-/// Begins to listen, and serves `services` until `stopping` says so. Must be called within a
+/// Begins to listen on `net`, and serves `services` until `stopping` says so. Must be called within a
 /// runtime. Once it returns, connections are accepted.
 ///
 /// # Errors
@@ -152,9 +152,10 @@ pub fn serve(
     services: Vec<Arc<dyn Service>>,
     stopping: Stopping,
     clock: Arc<dyn Clock>,
+    net: &Net,
 ) -> Result<Bound, Error> {
     let tls = config.tls.as_ref().map(tls::acceptor).transpose()?;
-    let listeners = listener::Listeners::bind(&config.listen)?;
+    let listeners = listener::Listeners::bind(&config.listen, net)?;
     let addresses = listeners.addresses().to_vec();
     let front = Arc::new(Front {
         services,

@@ -1,9 +1,11 @@
-//! The few places where the outside world is read: the clock, entropy, the signal to stop.
+//! The few places where the outside world is met: the clock, entropy, the network, the signal to stop.
 
 mod clock;
 mod drain;
 mod entropy;
+mod net;
 
 pub use clock::{Clock, SystemClock, Timestamp, wall_clock};
 pub use drain::{Drain, Stopping};
 pub use entropy::random;
+pub use net::{Connector, Listener, Net, Pipes, Stream};

@@ -8,7 +8,6 @@
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use http::{HeaderMap, Method, Uri, header};
-use hyper_util::client::legacy::connect::HttpConnector;
 use rustls::ClientConfig;
 use rustls_pki_types::ServerName;
 use std::{
@@ -21,19 +20,18 @@ use std::{
 };
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
-use tower_service::Service;
 
 use super::{
     Lost, NotStarted,
     connection::{Connection, Incoming, Io, Sending},
     root_cause,
 };
-use crate::runtime::{Clock, SystemClock};
+use crate::runtime::{Clock, Connector, Net, SystemClock};
 
 /// Sends requests with whole bodies to one server.
 pub(super) struct HttpClient {
     url: Uri,
-    tcp: HttpConnector,
+    tcp: Connector,
     tls: Option<(TlsConnector, ServerName<'static>)>,
     /// For a connection, TLS included.
     limit: Duration,
@@ -77,7 +75,7 @@ impl HttpClient {
     /// # Errors
     /// [`NotStarted`] where the URL is not one to speak HTTP to, or the system's certificates
     /// cannot be read.
-    pub(super) fn new(url: Uri, limit: Duration) -> Result<Self, NotStarted> {
+    pub(super) fn new(url: Uri, limit: Duration, net: &Net) -> Result<Self, NotStarted> {
         let Some(host) = url.host().filter(|host| !host.is_empty()) else {
             return Err(NotStarted::NoHost(url));
         };
@@ -91,10 +89,7 @@ impl HttpClient {
             }
             _ => return Err(NotStarted::Scheme(url)),
         };
-        let mut tcp = HttpConnector::new();
-        tcp.enforce_http(false);
-        tcp.set_nodelay(true);
-        tcp.set_keepalive(Some(TCP_KEEP_ALIVE));
+        let tcp = net.connector(TCP_KEEP_ALIVE);
         Ok(Self { url, tcp, tls, limit, pool: Arc::default() })
     }
 
@@ -127,9 +122,9 @@ impl HttpClient {
 
     fn connect(&self, head: Bytes, body: Bytes) -> impl Future<Output = Result<Sending, Lost>> + 'static {
         let (mut tcp, tls, limit, pool) = (self.tcp.clone(), self.tls.clone(), self.limit, self.pool.clone());
-        let tcp = tcp.call(self.url.clone());
+        let tcp = tcp.connect(self.url.clone());
         let connecting = async move {
-            let tcp = tcp.await.map_err(|error| Lost::Unreachable(root_cause(&error)))?.into_inner();
+            let tcp = tcp.await.map_err(|error| Lost::Unreachable(root_cause(&*error)))?;
             Ok(match tls {
                 None => Io::Plain(tcp),
                 Some((tls, name)) => {
@@ -147,7 +142,7 @@ impl HttpClient {
     /// Whether anybody takes connections there.
     pub(super) fn is_there(&self) -> impl Future<Output = bool> + Send + 'static {
         let mut tcp = self.tcp.clone();
-        let connecting = timeout(self.limit, tcp.call(self.url.clone()));
+        let connecting = timeout(self.limit, tcp.connect(self.url.clone()));
         async move { connecting.await.is_ok_and(|connected| connected.is_ok()) }
     }
 

@@ -21,17 +21,17 @@ use std::{
 };
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
-    net::TcpStream,
     task::unconstrained,
 };
 use tokio_rustls::client::TlsStream;
 
 use super::client::Pool;
+use crate::runtime::Stream;
 
 /// A connection, plain or encrypted.
 pub(super) enum Io {
-    Plain(TcpStream),
-    Tls(Box<TlsStream<TcpStream>>),
+    Plain(Stream),
+    Tls(Box<TlsStream<Stream>>),
     #[cfg(test)]
     Scripted(tokio_test::io::Mock),
     /// Like TLS, takes what the socket does not, and must be flushed.
@@ -719,11 +719,12 @@ mod tests {
     async fn a_connection_is_looked_at_also_by_a_task_that_has_done_much() {
         use tokio::io::AsyncWriteExt;
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
-        let ours = TcpStream::connect(listener.local_addr().expect("bound")).await.expect("connected");
+        let ours =
+            tokio::net::TcpStream::connect(listener.local_addr().expect("bound")).await.expect("connected");
         let (mut theirs, _) = listener.accept().await.expect("accepted");
         theirs.write_all(b"HTTP/1.1 200 OK\r\n").await.expect("written");
         ours.readable().await.expect("it has arrived");
-        let mut connection = Connection::new(Io::Plain(ours));
+        let mut connection = Connection::new(Io::Plain(Stream::Tcp(ours)));
         while tokio::task::coop::consume_budget().now_or_never().is_some() {}
         assert!(!connection.is_idle());
     }

@@ -23,7 +23,7 @@ use super::{
     message,
     order::InOrder,
 };
-use crate::dialect::Credentials;
+use crate::{dialect::Credentials, runtime::Net};
 
 /// What all sessions with one server share.
 pub(super) struct Peer {
@@ -68,8 +68,8 @@ const DETAIL_CHARS: usize = 200;
 impl Peer {
     /// # Errors
     /// [`NotStarted`] where the URL cannot be spoken to.
-    pub(super) fn new(config: Config) -> Result<Self, NotStarted> {
-        let client = HttpClient::new(config.url.clone(), config.timeouts.connect)?;
+    pub(super) fn new(config: Config, net: &Net) -> Result<Self, NotStarted> {
+        let client = HttpClient::new(config.url.clone(), config.timeouts.connect, net)?;
         let path = config.url.path_and_query().map_or("/", |path| path.as_str()).to_owned();
         let host = config.url.authority().map(|authority| {
             let whole = authority.as_str();

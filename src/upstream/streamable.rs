@@ -30,7 +30,10 @@ use super::{
     session::Session,
     subscribe,
 };
-use crate::dialect::{Credentials, Principal};
+use crate::{
+    dialect::{Credentials, Principal},
+    runtime::Net,
+};
 
 /// One server of the older era. Cheap to clone; all clones are the same.
 #[derive(Clone)]
@@ -66,8 +69,16 @@ impl Streamable {
     /// [`NotStarted`] where the URL is not one to speak HTTP to, the system's certificates cannot be
     /// read, or there is no tokio runtime around.
     pub fn new(config: Config) -> Result<Self, NotStarted> {
+        Self::on(config, &Net::System)
+    }
+
+    /// The same, on a network of the caller's choice.
+    ///
+    /// # Errors
+    /// As [`Streamable::new`].
+    pub fn on(config: Config, net: &Net) -> Result<Self, NotStarted> {
         Ok(Self(Arc::new(Inner {
-            peer: Arc::new(Peer::new(config)?),
+            peer: Arc::new(Peer::new(config, net)?),
             groups: DashMap::new(),
             reports: DashMap::new(),
             sweeping: Once::new(),

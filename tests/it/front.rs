@@ -12,7 +12,7 @@ use deferral::{
     policy::{self, PrincipalSource},
     protocol::Id,
     proxy::{Account, Item},
-    runtime::{Drain, SystemClock},
+    runtime::{Drain, Net, SystemClock},
     task::TaskId,
     telemetry::Outcome,
     upstream::{Document, Lost},
@@ -1168,7 +1168,7 @@ async fn a_client_that_leaves_leaves_a_line() {
 
 fn start(config: Config) -> Result<front::Bound, front::Error> {
     let (_drain, stopping) = Drain::new();
-    front::serve(config, Vec::new(), stopping, Arc::new(SystemClock::new()))
+    front::serve(config, Vec::new(), stopping, Arc::new(SystemClock::new()), &Net::System)
 }
 
 #[tokio::test]

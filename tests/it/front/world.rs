@@ -7,7 +7,7 @@ use deferral::{
     policy::{Defer, Held, LegacyTasks, Mode, PrincipalSource, Resume, Route},
     protocol::Id,
     proxy::{Account, Commit, Item, Items, Passage, Passed, Passing, Reply, Service},
-    runtime::{Drain, Stopping, SystemClock},
+    runtime::{Drain, Net, Stopping, SystemClock},
     telemetry,
     upstream::{Document, Lost},
 };
@@ -234,8 +234,8 @@ impl World {
 
     fn start(desks: &[&Arc<Desk>], config: Config, drain: Drain, stopping: Stopping) -> Self {
         let services = desks.iter().map(|&desk| Arc::clone(desk) as Arc<dyn Service>).collect();
-        let bound =
-            front::serve(config, services, stopping, Arc::new(SystemClock::new())).expect("it starts");
+        let bound = front::serve(config, services, stopping, Arc::new(SystemClock::new()), &Net::System)
+            .expect("it starts");
         Self { addresses: bound.addresses, drain, task: bound.task }
     }
 

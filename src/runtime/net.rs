@@ -1,0 +1,257 @@
+//! Where connections come from and go to: the system's network, or pipes within this process.
+//!
+//! The pipes are for simulations. A whole proxy, its clients and its servers then run on one paused
+//! clock, and nothing that happens depends on the machine's own time.
+
+use futures_util::future::BoxFuture;
+use http::Uri;
+use hyper_util::client::legacy::connect::HttpConnector;
+use std::{
+    collections::HashMap,
+    io::{self, IoSlice},
+    net::SocketAddr,
+    pin::Pin,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+use tokio::{
+    io::{AsyncRead, AsyncWrite, DuplexStream, ReadBuf, duplex},
+    net::{TcpListener, TcpSocket, TcpStream},
+    sync::mpsc,
+};
+use tower_service::Service;
+
+/// A network.
+#[derive(Clone, Debug, Default)]
+pub enum Net {
+    /// The system's.
+    #[default]
+    System,
+    Pipes(Pipes),
+}
+
+/// A network within this process: addresses at which somebody listens. Cheap to clone; all clones
+/// are the same.
+#[derive(Clone, Debug, Default)]
+pub struct Pipes {
+    /// Guarded for a few lines each time.
+    listeners: Arc<Mutex<HashMap<SocketAddr, mpsc::UnboundedSender<DuplexStream>>>>,
+}
+
+/// A connection.
+#[derive(Debug)]
+pub enum Stream {
+    Tcp(TcpStream),
+    Pipe(DuplexStream),
+}
+
+/// Takes connections at one address.
+#[derive(Debug)]
+pub struct Listener(Listening);
+
+#[derive(Debug)]
+enum Listening {
+    Tcp(TcpListener),
+    Pipes(mpsc::UnboundedReceiver<DuplexStream>),
+}
+
+/// Makes connections.
+#[derive(Clone, Debug)]
+pub struct Connector(Connecting);
+
+#[derive(Clone, Debug)]
+enum Connecting {
+    // Its resolver, and the order in which addresses are tried, are a library's.
+    Tcp(HttpConnector),
+    Pipes(Pipes),
+}
+
+/// Connections the system keeps for us until we accept them.
+const BACKLOG: u32 = 1024;
+/// Bytes on their way in each direction of a pipe.
+const PIPE: usize = 64 << 10;
+
+// === impl Net ===
+
+impl Net {
+    /// Listens at an address. Port 0 is any that is free; [`Listener::address`] tells which.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn listen(&self, address: SocketAddr) -> io::Result<Listener> {
+        match self {
+            Self::System => tcp(address).map(|listener| Listener(Listening::Tcp(listener))),
+            Self::Pipes(pipes) => Ok(pipes.listen(address)),
+        }
+    }
+
+    /// What makes connections, which a peer that vanished is noticed on by probes this far apart.
+    pub fn connector(&self, keep_alive: Duration) -> Connector {
+        Connector(match self {
+            Self::System => {
+                let mut tcp = HttpConnector::new();
+                tcp.enforce_http(false);
+                tcp.set_nodelay(true);
+                tcp.set_keepalive(Some(keep_alive));
+                Connecting::Tcp(tcp)
+            }
+            Self::Pipes(pipes) => Connecting::Pipes(pipes.clone()),
+        })
+    }
+}
+
+fn tcp(address: SocketAddr) -> io::Result<TcpListener> {
+    let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+    // A port whose last owner closed connections a moment ago is free all the same.
+    #[cfg(unix)]
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    socket.listen(BACKLOG)
+}
+
+// === impl Pipes ===
+
+impl Pipes {
+    /// Listens at an address, in the place of whoever did before.
+    pub fn listen(&self, address: SocketAddr) -> Listener {
+        let (connect, connections) = mpsc::unbounded_channel();
+        self.listeners().insert(address, connect);
+        Listener(Listening::Pipes(connections))
+    }
+
+    /// Connects to whoever listens at an address.
+    ///
+    /// # Errors
+    /// Refused, where nobody does.
+    pub fn connect(&self, address: SocketAddr) -> io::Result<DuplexStream> {
+        let (ours, theirs) = duplex(PIPE);
+        let refused = || io::Error::from(io::ErrorKind::ConnectionRefused);
+        let listeners = self.listeners();
+        listeners.get(&address).ok_or_else(refused)?.send(theirs).map_err(|_| refused())?;
+        Ok(ours)
+    }
+
+    fn listeners(&self) -> MutexGuard<'_, HashMap<SocketAddr, mpsc::UnboundedSender<DuplexStream>>> {
+        self.listeners.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+// === impl Listener ===
+
+impl Listener {
+    /// Where it listens; `None` of pipes, which have what they were given.
+    pub fn address(&self) -> Option<SocketAddr> {
+        match &self.0 {
+            Listening::Tcp(listener) => listener.local_addr().ok(),
+            Listening::Pipes(_) => None,
+        }
+    }
+
+    /// The next connection.
+    ///
+    /// # Errors
+    /// The system's, which may be over soon.
+    pub fn poll_accept(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Stream>> {
+        match &mut self.0 {
+            Listening::Tcp(listener) => {
+                let (stream, _peer) = ready!(listener.poll_accept(cx))?;
+                Poll::Ready(Ok(Stream::Tcp(stream)))
+            }
+            Listening::Pipes(connections) => match ready!(connections.poll_recv(cx)) {
+                Some(pipe) => Poll::Ready(Ok(Stream::Pipe(pipe))),
+                // Somebody else listens here now.
+                None => Poll::Pending,
+            },
+        }
+    }
+}
+
+// === impl Connector ===
+
+impl Connector {
+    /// Connects to the host and port of a URL.
+    ///
+    /// # Errors
+    /// Why it could not, the deepest reason last among its sources.
+    pub fn connect(
+        &mut self,
+        url: Uri,
+    ) -> BoxFuture<'static, Result<Stream, Box<dyn std::error::Error + Send + Sync>>> {
+        match &mut self.0 {
+            Connecting::Tcp(tcp) => {
+                let connecting = tcp.call(url);
+                Box::pin(async move { Ok(Stream::Tcp(connecting.await?.into_inner())) })
+            }
+            Connecting::Pipes(pipes) => {
+                let pipes = pipes.clone();
+                Box::pin(async move {
+                    let address = url.authority().ok_or("no host")?.as_str().parse()?;
+                    Ok(Stream::Pipe(pipes.connect(address)?))
+                })
+            }
+        }
+    }
+}
+
+// === impl Stream ===
+
+impl Stream {
+    /// Sends what is written at once, instead of waiting for more.
+    pub fn set_nodelay(&self) {
+        if let Self::Tcp(tcp) = self {
+            // Without it answers are late, and nothing else.
+            let _ = tcp.set_nodelay(true);
+        }
+    }
+}
+
+impl AsyncRead for Stream {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Tcp(tcp) => Pin::new(tcp).poll_read(cx, buf),
+            Self::Pipe(pipe) => Pin::new(pipe).poll_read(cx, buf),
+        }
+    }
+}
+
+impl AsyncWrite for Stream {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        match self.get_mut() {
+            Self::Tcp(tcp) => Pin::new(tcp).poll_write(cx, buf),
+            Self::Pipe(pipe) => Pin::new(pipe).poll_write(cx, buf),
+        }
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        match self.get_mut() {
+            Self::Tcp(tcp) => Pin::new(tcp).poll_write_vectored(cx, bufs),
+            Self::Pipe(pipe) => Pin::new(pipe).poll_write_vectored(cx, bufs),
+        }
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        match self {
+            Self::Tcp(tcp) => tcp.is_write_vectored(),
+            Self::Pipe(pipe) => pipe.is_write_vectored(),
+        }
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Tcp(tcp) => Pin::new(tcp).poll_flush(cx),
+            Self::Pipe(pipe) => Pin::new(pipe).poll_flush(cx),
+        }
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Tcp(tcp) => Pin::new(tcp).poll_shutdown(cx),
+            Self::Pipe(pipe) => Pin::new(pipe).poll_shutdown(cx),
+        }
+    }
+}
