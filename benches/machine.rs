@@ -5,7 +5,7 @@
 mod support;
 
 use bytes::Bytes;
-use deferral::{
+use deferral::internals::{
     bridge::{Action, Exchange, exchange::Patience},
     protocol::Timestamp,
     runtime::{Clock, SystemClock},

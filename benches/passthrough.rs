@@ -6,7 +6,7 @@
 mod support;
 
 use bytes::Bytes;
-use deferral::{
+use deferral::internals::{
     bridge::raise,
     dialect::{
         Call,

@@ -4,7 +4,7 @@ use super::{
     Failure,
     load::{self, Answer, Ask},
 };
-use deferral::protocol::meta;
+use deferral::internals::protocol::meta;
 use serde_json::Value;
 use std::{net::SocketAddr, time::Duration};
 use tokio::time::{sleep, timeout};

@@ -6,7 +6,7 @@
 
 use super::Failure;
 use bytes::Bytes;
-use deferral::protocol::{Frame, Id, Kind, Method};
+use deferral::internals::protocol::{Frame, Id, Kind, Method};
 use http::{HeaderValue, Request, Response, StatusCode, header::CONTENT_TYPE};
 use http_body_util::{BodyExt, Full};
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};

@@ -1,4 +1,6 @@
-//! Chooses once what is to become of a call: the only place that looks at who can do what.
+//! Chooses, before anything is sent, what is to become of the call of a 2026-07-28 client: by what
+//! the operator wants of the tool and what the client declared. (Calls of older clients pass as
+//! bytes, and become tasks in `proxy::legacy`.)
 
 use crate::{
     dialect::{Call, Caller},
@@ -21,7 +23,7 @@ pub enum Plan {
     Refuse(ErrorObject),
 }
 
-/// The plan for `call`, by the table in `PRODUCT`, *Policies*.
+/// The plan for `call`. What each mode means is said at [`Mode`].
 ///
 /// Only `tools/call` ever becomes a task (tasks extension, *Supported Methods*), and only for a
 /// client that declares the extension on this very request (*Capability Negotiation*).

@@ -3,28 +3,29 @@
 //! The words and flags here are scripted by people and do not change. A command that cannot be
 //! understood, and a configuration that cannot be used, exit with [`USAGE`].
 
-pub mod ask;
-pub mod call;
-pub mod check;
-pub mod client;
-pub mod demo;
+mod ask;
+mod call;
+mod check;
+mod client;
+mod demo;
 mod demo_booking;
-pub mod demo_server;
-pub mod serve;
+mod demo_server;
+mod serve;
 
 use clap::{Parser, Subcommand};
+use std::{io, process::ExitCode};
 use tokio::{
     runtime::{self, Runtime},
     signal::unix::{Signal, SignalKind, signal},
 };
 
 /// The exit code for a command line or a configuration that cannot be used.
-pub const USAGE: u8 = 2;
+const USAGE: u8 = 2;
 
 /// Puts slow MCP tools behind tasks, without changing the server.
 #[derive(Debug, Parser)]
 #[command(name = "deferral", version, args_conflicts_with_subcommands = true, max_term_width = 100)]
-pub struct Cli {
+struct Cli {
     #[command(subcommand)]
     command: Option<Command>,
     #[command(flatten)]
@@ -32,7 +33,7 @@ pub struct Cli {
 }
 
 #[derive(Debug, Subcommand)]
-pub enum Command {
+enum Command {
     /// Stand in front of one server or of many (the default command).
     Serve(serve::Args),
     /// Call a tool, follow its task, and print the result.
@@ -47,13 +48,32 @@ pub enum Command {
 
 impl Cli {
     /// The command that was typed; `serve` where none was named.
-    pub fn command(self) -> Command {
+    fn command(self) -> Command {
         self.command.unwrap_or(Command::Serve(self.serve))
     }
 }
 
+/// Does what the command line of this process says.
+pub fn run() -> ExitCode {
+    match Cli::parse().command() {
+        Command::Serve(args) => serve::run(&args),
+        // A reader that went away (`| head`) has seen enough.
+        Command::Check(args) => {
+            check::run(&args, &mut io::stdout().lock(), &mut io::stderr().lock()).unwrap_or_default().into()
+        }
+        Command::Call(args) => runtime().block_on(call::run(args)).into(),
+        Command::Demo(args) => match runtime().block_on(demo::run(args, &mut io::stdout())) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => {
+                eprintln!("error: {error}");
+                USAGE.into()
+            }
+        },
+    }
+}
+
 /// The runtime everything runs on.
-pub fn runtime() -> Runtime {
+fn runtime() -> Runtime {
     runtime::Builder::new_multi_thread()
         .enable_all()
         .build()

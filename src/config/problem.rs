@@ -72,10 +72,6 @@ impl Problems {
     pub(super) fn one(file: Option<PathBuf>, problem: Problem) -> Self {
         Self { file, list: vec![problem] }
     }
-
-    pub fn as_slice(&self) -> &[Problem] {
-        &self.list
-    }
 }
 
 impl fmt::Display for Problems {

@@ -520,8 +520,6 @@ fn quotas(written: &file::Limits, problems: &mut Vec<Problem>) -> policy::Quotas
         polls_per_second: written.polls_per_second.copied_or(defaults.polls_per_second),
         misses_per_minute: written.misses_per_minute.copied_or(defaults.misses_per_minute),
         listens_per_principal: written.listens_per_principal.copied_or(defaults.listens_per_principal),
-        // One name in the file for both: the front refuses at the door, the proxy counts.
-        calls: written.calls.copied_or(defaults.calls),
         poll_interval: (least, greatest),
     }
 }

@@ -1,12 +1,13 @@
-//! Wire to neutral and back. The only folder that knows how an era spells things.
+//! What clients send, read: how a request of either era spells what it wants, and of whom it comes.
 //!
-//! A face turns what its client sent into one [`Call`] with a [`Caller`] beside it. Everything
-//! after that speaks of calls; only [`plan`](crate::bridge::plan()) still looks at the caller's era.
+//! [`modern`] turns a message of 2026-07-28 into one [`Call`] with a [`Caller`] beside it; calls are
+//! what the rest of that road speaks of. [`legacy`] reads only as much of an older message as it
+//! takes to judge it, for its bytes go on as they are.
 
 pub mod legacy;
 pub mod modern;
 
-use crate::protocol::{Capabilities, Era, Id, Method};
+use crate::protocol::{Capabilities, Id, Method};
 use bytes::Bytes;
 use http::{
     HeaderMap, HeaderName, HeaderValue,
@@ -42,7 +43,6 @@ pub struct Caller {
     /// What is shown to the server on the caller's behalf, and never stored.
     pub credentials: Credentials,
     pub capabilities: Arc<Capabilities>,
-    pub era: Era,
 }
 
 /// What a caller is, as far as sharing goes: the hash of what the route was told to look at, or

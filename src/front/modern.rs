@@ -59,7 +59,6 @@ where
                     principal,
                     credentials: credentials(service.route(), &head.headers),
                     capabilities: Arc::new(capabilities),
-                    era: Era::Modern,
                 };
                 ask(&front, &*service, &head, *call, caller, &mut line)
             }

@@ -20,8 +20,6 @@ pub struct Quotas {
     pub misses_per_minute: u32,
     /// Open `subscriptions/listen` streams of one principal. Default 100.
     pub listens_per_principal: usize,
-    /// Calls in flight in all, tasks not counted. Default 10 000.
-    pub calls: usize,
     /// The least and greatest `pollIntervalMs`. Default 500 ms to 30 s.
     pub poll_interval: (Duration, Duration),
 }
@@ -36,7 +34,6 @@ impl Default for Quotas {
             polls_per_second: 1_000,
             misses_per_minute: 600,
             listens_per_principal: 100,
-            calls: 10_000,
             poll_interval: (Duration::from_millis(500), Duration::from_secs(30)),
         }
     }

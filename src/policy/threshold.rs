@@ -3,7 +3,7 @@
 use serde_json::Value;
 use std::{fmt, str::FromStr, time::Duration};
 
-/// Who becomes a task (`PRODUCT`, *Policies*).
+/// Which calls become tasks, and when.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Mode {
     /// A task once the threshold has passed, for clients that declare the extension.

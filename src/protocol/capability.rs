@@ -53,11 +53,6 @@ impl Capabilities {
         Self::read(Bytes::from_static(b"{}")).expect("it is an object")
     }
 
-    /// The object exactly as it was declared.
-    pub fn as_bytes(&self) -> &Bytes {
-        &self.raw
-    }
-
     /// What a legacy server is told on the client's behalf: the same object without what the proxy
     /// takes care of itself (the tasks extension; `extensions` too where nothing else is in it; the
     /// `tasks` of 2025-11-25, with which a server could turn its questions into tasks).
@@ -223,7 +218,7 @@ mod tests {
         ] {
             let client = client(declared);
             assert_eq!(client.legacy(), told, "{declared}");
-            assert_eq!(client.as_bytes(), declared);
+            assert_eq!(client.raw, declared);
         }
     }
 

@@ -176,10 +176,6 @@ impl InputResponses {
         Ok(Some(Self(answers)))
     }
 
-    pub fn get(&self, key: &str) -> Option<&Bytes> {
-        self.0.get(key)
-    }
-
     /// Takes the answer under `key`, so that it is given once.
     pub fn take(&mut self, key: &str) -> Option<Bytes> {
         self.0.remove(key)
@@ -190,17 +186,9 @@ impl InputResponses {
         Self(self.0.into_iter().map(|(key, answer)| (key, Bytes::copy_from_slice(&answer))).collect())
     }
 
-    pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
     /// Keys and raw answers, by key.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &Bytes)> {
         self.0.iter().map(|(key, answer)| (key.as_str(), answer))
-    }
-
-    pub fn into_map(self) -> BTreeMap<String, Bytes> {
-        self.0
     }
 }
 
@@ -332,7 +320,7 @@ mod tests {
         assert_eq!(InputResponses::read(None), Ok(None));
         assert_eq!(InputResponses::read(params("{}").as_ref()), Ok(None));
         let empty = InputResponses::read(params(r#"{"inputResponses":{}}"#).as_ref());
-        assert!(empty.is_ok_and(|answers| answers.is_some_and(|answers| answers.is_empty())));
+        assert!(empty.is_ok_and(|answers| answers.is_some_and(|answers| answers.iter().next().is_none())));
     }
 
     #[test]

@@ -114,14 +114,6 @@ impl Method {
         )
     }
 
-    /// Whether this is one of the list methods, which are always asked of the same session.
-    pub fn is_list(&self) -> bool {
-        matches!(
-            self,
-            Self::ToolsList | Self::PromptsList | Self::ResourcesList | Self::ResourceTemplatesList
-        )
-    }
-
     /// Whether a server may ask the client something while it serves this (2026-07-28, *MRTR*).
     pub fn may_ask(&self) -> bool {
         matches!(self, Self::ToolsCall | Self::PromptsGet | Self::ResourcesRead)

@@ -325,7 +325,6 @@ fn request(shared: &Shared, call: &Call, caller: &Caller, defer_after: Option<Du
         caller: Identity::of(caller),
         id,
         method: call.method.clone(),
-        target: call.target.clone(),
         body: raise::request(call, id, wants_progress),
         headers: call.headers.clone(),
     }

@@ -139,7 +139,6 @@ async fn page(upstream: &dyn Upstream, caller: &Caller, id: u64, cursor: Option<
         caller: Identity::of(caller),
         id,
         method: Method::ToolsList,
-        target: None,
         body: body.into(),
         headers: HeaderMap::new(),
     });

@@ -355,7 +355,7 @@ impl Tasks {
         };
         let now = self.clock.timestamp();
         let reason = match found {
-            Some(record) if owner.claim(&record).is_none() => "foreign",
+            Some(record) if !owner.owns(&record) => "foreign",
             Some(record) if record.is_expired(now) => "expired",
             Some(record) => return Ok(record),
             None => "unknown",
@@ -397,7 +397,7 @@ impl Tasks {
         let ids = ids.iter().filter_map(|id| TaskId::parse(id));
         for id in ids.filter(|id| named.insert(id.clone())) {
             if let Some(record) = self.load(&id).await
-                && owner.claim(&record).is_some()
+                && owner.owns(&record)
                 && !record.is_expired(self.clock.timestamp())
             {
                 found.push(record);

@@ -5,7 +5,7 @@ mod drain;
 mod entropy;
 mod net;
 
-pub use clock::{Clock, SystemClock, Timestamp, wall_clock};
+pub use clock::{Clock, SystemClock, wall_clock};
 pub use drain::{Drain, Stopping};
 pub use entropy::random;
 pub use net::{Connector, Listener, Net, Pipes, Stream};

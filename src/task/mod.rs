@@ -20,6 +20,6 @@ pub mod view;
 
 pub use id::TaskId;
 pub use machine::{Effect, Event, Refusal, apply};
-pub use owner::{Owned, Owner, Scope};
+pub use owner::{Owner, Scope};
 pub use record::{Record, State};
 pub use retention::PollBounds;

@@ -1,6 +1,6 @@
 //! Who may see or touch a task.
 
-use super::{Record, TaskId};
+use super::Record;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
@@ -28,35 +28,19 @@ pub enum Scope {
     Session([u8; 16]),
 }
 
-/// A record that was asked for by its owner. Only [`Owner::claim`] makes one.
-#[derive(Clone, Debug)]
-pub struct Owned<'a>(&'a Record);
-
 // === impl Owner ===
 
 impl Owner {
-    /// Proof that `record` belongs to this owner, or `None`.
-    pub fn claim<'a>(&self, record: &'a Record) -> Option<Owned<'a>> {
-        (record.owner == *self).then_some(Owned(record))
-    }
-}
-
-// === impl Owned ===
-
-impl<'a> Owned<'a> {
-    pub fn record(&self) -> &'a Record {
-        self.0
-    }
-
-    pub fn id(&self) -> &'a TaskId {
-        &self.0.id
+    /// Whether `record` belongs to this owner.
+    pub fn owns(&self, record: &Record) -> bool {
+        record.owner == *self
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::protocol::Timestamp;
+    use crate::{protocol::Timestamp, task::TaskId};
     use std::time::Duration;
 
     #[test]
@@ -68,13 +52,13 @@ mod tests {
         };
         let id = TaskId::from_entropy([7; 16]);
         let start = Timestamp::from_millis(0);
-        let record = Record::new(id.clone(), owner(1, "/mcp"), "slow", Duration::ZERO, start);
-        assert_eq!(owner(1, "/mcp").claim(&record).map(|owned| owned.id().clone()), Some(id));
+        let record = Record::new(id, owner(1, "/mcp"), "slow", Duration::ZERO, start);
+        assert!(owner(1, "/mcp").owns(&record));
         let scoped = |scope| Owner { scope, ..owner(1, "/mcp") };
         for other in
             [owner(2, "/mcp"), owner(1, "/other"), scoped(Scope::Legacy), scoped(Scope::Session([1; 16]))]
         {
-            assert!(other.claim(&record).is_none(), "{other:?}");
+            assert!(!other.owns(&record), "{other:?}");
         }
     }
 }

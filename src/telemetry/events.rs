@@ -33,7 +33,6 @@ pub struct Access<'a> {
     pub route: &'a str,
     pub principal: &'a dyn fmt::Display,
     pub client_era: &'a str,
-    pub server_era: &'a str,
     /// The task the call became.
     pub task: Option<&'a dyn fmt::Display>,
     /// The session of a legacy client, not to be recognised.
@@ -126,7 +125,6 @@ impl Access<'_> {
             route = self.route,
             principal = %self.principal,
             client = self.client_era,
-            server = self.server_era,
             task = self.task.map(tracing::field::display),
             session = self.session.map(tracing::field::display),
             shown = self.shown,

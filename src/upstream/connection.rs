@@ -1,9 +1,9 @@
 //! One HTTP/1.1 connection: a request goes out, a head and a body come back (RFC 9112).
 //!
 //! Written by hand, on `httparse`, for the calls that wait: a parked call is a socket and little
-//! else. No buffer is held while nothing arrives, no task stands between the call and its socket,
-//! and what did arrive is kept in an allocation of its own size. hyper's client needs 20 KiB and a
-//! task for the same.
+//! else. No buffer is held while an answer has not begun, and no task stands between the call and
+//! its socket; hyper's client has both for every connection. Only the rest of a long body whose
+//! length is known gets its space before it comes.
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use futures_util::FutureExt;
@@ -42,7 +42,7 @@ pub(super) enum Io {
 /// A connection that serves one exchange at a time.
 pub(super) struct Connection {
     io: Io,
-    /// What has arrived and was not yet understood. Mostly empty, and then not allocated.
+    /// What has arrived and was not yet understood. Empty while a call waits for its answer.
     read: BytesMut,
 }
 

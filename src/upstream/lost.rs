@@ -25,18 +25,6 @@ impl Lost {
             Self::TooLarge { .. } | Self::Busy { .. } | Self::Closing => Fault::Proxy,
         }
     }
-
-    /// Whether it is certain that the call did not run, so that making it again is safe.
-    pub fn is_unsent(&self) -> bool {
-        matches!(
-            self,
-            Self::Unreachable(_)
-                | Self::ConnectTimeout(_)
-                | Self::Unauthorized { .. }
-                | Self::Busy { .. }
-                | Self::Closing
-        )
-    }
 }
 
 // === impl Description ===

@@ -71,9 +71,6 @@ pub(super) enum Stop {
     Lost(Lost),
 }
 
-/// An unread rest that is shorter than this is left to the connection.
-const NO_BODY: u64 = 0;
-
 // === impl Opening ===
 
 impl Opening {
@@ -83,7 +80,7 @@ impl Opening {
             return Ok(Self::Refused(head, body));
         }
         let bare = head.status == StatusCode::ACCEPTED || head.status == StatusCode::NO_CONTENT;
-        if bare && !is_events(&head.headers) || body.size_hint().exact() == Some(NO_BODY) {
+        if bare && !is_events(&head.headers) || body.size_hint().exact() == Some(0) {
             return Ok(Self::Accepted);
         }
         let form = match head.headers.get(header::CONTENT_TYPE) {

@@ -134,8 +134,6 @@ pub struct Request {
     /// The id that `body` carries: unique in this process, so also in any session.
     pub id: u64,
     pub method: Method,
-    /// The tool, prompt or resource it is about.
-    pub target: Option<String>,
     /// The whole JSON-RPC message, translated for a legacy server. Its progress token, if it has
     /// one, is `id` as a number; in a legacy client's session it may be the client's own.
     pub body: Bytes,

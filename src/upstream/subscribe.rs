@@ -114,7 +114,6 @@ async fn ask(group: &Arc<Group>, method: Method, uri: &str) -> Result<(), Lost> 
     let request = Request {
         caller: group.identity.clone(),
         id,
-        target: Some(uri.to_owned()),
         body: message::about_resource(id, method.as_str(), uri),
         method,
         headers: HeaderMap::new(),

@@ -1,6 +1,6 @@
 //! The configuration file: what it means, and what is said of one that is wrong.
 
-use deferral::{
+use deferral::internals::{
     config::{self, Config, LogFormat},
     policy::{Mode, PrincipalSource},
 };

@@ -1,10 +1,10 @@
 //! One call in flight: its whole table.
 
-use deferral::bridge::{
+use deferral::internals::bridge::{
     Action, Exchange,
     exchange::{Patience, Phase},
 };
-use deferral::runtime::{Clock, SystemClock};
+use deferral::internals::runtime::{Clock, SystemClock};
 use expect_test::expect;
 use std::{
     collections::BTreeSet,

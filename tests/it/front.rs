@@ -6,7 +6,7 @@ use self::world::{
     Client, Desk, Lines, Version, Watch, World, bare, call, channel, frame, handle, items, message, notice,
     once, post, reply, tls_paths, whole,
 };
-use deferral::{
+use deferral::internals::{
     dialect::Principal,
     front::{self, Config},
     policy::{self, PrincipalSource},
@@ -1095,7 +1095,6 @@ async fn each_request_leaves_one_line() {
             assert_eq!(line["method"], "tools/call");
             assert_eq!(line["route"], "/mcp");
             assert_eq!(line["client"], "modern");
-            assert_eq!(line["server"], "legacy");
             assert_eq!(line["status"], 200);
             assert_eq!(line["outcome"], "task");
             assert_eq!(line["task"], "0a".repeat(16));

@@ -3,7 +3,7 @@
 
 use crate::support::json::{Member, member, members, mixed, object, unknown_members, value};
 use bytes::Bytes;
-use deferral::{
+use deferral::internals::{
     bridge::{
         offer::{self, Handshake},
         raise,
@@ -326,7 +326,7 @@ proptest! {
 #[test]
 fn a_tools_list_loses_task_support_and_nothing_else() {
     let result = r#"{"tools":[{"name":"a","execution":{"taskSupport":"optional"},"inputSchema":{"x":1e400}}, {"name":"b","execution":{"x":1, "taskSupport":"required"}},{"name":"c","taskSupport":"mine"}],"nextCursor":"n"}"#;
-    let got = raise::result(&deferral::protocol::Method::ToolsList, &Bytes::from(result), b"{}")
+    let got = raise::result(&deferral::internals::protocol::Method::ToolsList, &Bytes::from(result), b"{}")
         .expect("an object");
     assert_eq!(
         text(&got),

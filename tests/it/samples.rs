@@ -1,6 +1,6 @@
 //! Each file in `config/` is a configuration that works.
 
-use deferral::{app, config};
+use deferral::internals::{app, config};
 use std::{
     fs,
     path::{Path, PathBuf},

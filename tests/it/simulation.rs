@@ -2,7 +2,7 @@
 //! order, and what must hold whatever the order was.
 
 use bytes::Bytes;
-use deferral::{
+use deferral::internals::{
     bridge::{
         Action, Exchange,
         exchange::{Ask, Patience, Phase},

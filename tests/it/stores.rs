@@ -2,7 +2,7 @@
 //! `each_store!`.
 
 use async_trait::async_trait;
-use deferral::{
+use deferral::internals::{
     protocol::Timestamp,
     store::{Memory, Place, Store, StoreError, Updated, Usage, Version, update},
     task::{Event, Owner, Record, Refusal, Scope, State, TaskId},
@@ -94,7 +94,7 @@ fn progressed(message: &str) -> Event {
 
 /// The record as it would be after `event`.
 fn with(record: &Record, event: Event) -> Arc<Record> {
-    Arc::new(deferral::task::apply(record, event, START + MINUTE).expect("applies").0)
+    Arc::new(deferral::internals::task::apply(record, event, START + MINUTE).expect("applies").0)
 }
 
 async fn inserted(store: &dyn Store, record: Arc<Record>) -> Version {
@@ -616,7 +616,8 @@ async fn random_changes_agree_with_a_plain_map(store: Arc<dyn Store>) {
             Operation::Update { number, event, minute } => {
                 let now = START + MINUTE * minute;
                 let told = update(&*store, &id(number), &event, now).await.expect("answers");
-                let known = model.get(&number).map(|record| deferral::task::apply(record, event, now));
+                let known =
+                    model.get(&number).map(|record| deferral::internals::task::apply(record, event, now));
                 match (told, known) {
                     (Updated::Done { before, after, effects }, Some(Ok((next, wanted)))) => {
                         assert_eq!((&*after, &effects), (&next, &wanted), "{operation:?}");

@@ -2,7 +2,7 @@
 
 use crate::support::json::{Member, member, members, mixed, object, unknown_members, value};
 use bytes::Bytes;
-use deferral::{
+use deferral::internals::{
     bridge::raise,
     protocol::{Method, Timestamp, meta, words},
     task::{

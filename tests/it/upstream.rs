@@ -1,7 +1,7 @@
 //! A legacy server as the rest of the house meets it, over real sockets.
 
 use bytes::Bytes;
-use deferral::{
+use deferral::internals::{
     dialect::{Credentials, Principal},
     protocol::{Capabilities, Frame, Kind, Method},
     upstream::{
@@ -109,7 +109,7 @@ impl Running {
         }
     }
 
-    async fn question(&mut self) -> deferral::upstream::Question {
+    async fn question(&mut self) -> deferral::internals::upstream::Question {
         match self.next().await {
             Some(Event::Question(question)) => question,
             other => panic!("a question, not {other:?}"),
@@ -156,7 +156,6 @@ fn request(id: u64, method: Method, capabilities: &'static str) -> Request {
         caller: identity(capabilities),
         id,
         method,
-        target: Some("t".to_owned()),
         body: body.to_string().into(),
         headers: HeaderMap::new(),
     }
@@ -553,7 +552,7 @@ async fn a_400_about_the_session_renews_it_but_does_not_repeat_a_call() {
 
 #[tokio::test]
 async fn a_broken_stream_is_taken_up_after_the_last_event_when_the_server_wants_it() {
-    use deferral::runtime::{Clock, SystemClock};
+    use deferral::internals::runtime::{Clock, SystemClock};
     let world = World::new(Options { get: Get::Refused(405), ..Options::default() }).await;
     let mut warm = world.list(1);
     world.answer().await;

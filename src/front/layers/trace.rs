@@ -190,8 +190,6 @@ impl Drop for Fields {
             route: self.route.as_deref().unwrap_or_default(),
             principal: &self.principal,
             client_era: self.client.map_or("", Era::as_str),
-            // The only era there is on that side yet.
-            server_era: if self.asked { Era::Legacy.as_str() } else { "" },
             task: end.account.task.as_ref().map(|task| task as _),
             session: self.session.as_ref().map(|session| session as _),
             shown: end.account.shown,

@@ -87,7 +87,6 @@ impl InSession {
             },
             id: number,
             method: Method::ToolsCall,
-            target: Some(tool.to_owned()),
             body: offer::call(message, number),
             headers: HeaderMap::new(),
         };

@@ -300,7 +300,7 @@ pub(super) async fn answered(
     };
     // No poll, whose limit would lose what the client says once.
     let record = shared.tasks.load(task).await;
-    if record.as_ref().is_none_or(|record| client.owner.claim(record).is_none()) {
+    if record.as_ref().is_none_or(|record| !client.owner.owns(record)) {
         let reason = if record.is_some() { "foreign" } else { "unknown" };
         LookupFailed { method: "response", principal: &client.principal, reason }.emit();
         return taken;

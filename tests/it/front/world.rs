@@ -1,7 +1,7 @@
 //! A front on real sockets, with a mock behind it and small clients before it.
 
 use bytes::Bytes;
-use deferral::{
+use deferral::internals::{
     dialect::{Call, Caller, Credentials},
     front::{self, Config, TlsPaths},
     policy::{Defer, Held, LegacyTasks, Mode, PrincipalSource, Resume, Route},
@@ -99,7 +99,7 @@ impl Desk {
             defer: Defer { mode: Mode::Auto, after: Duration::from_secs(5), retention: Duration::ZERO },
             tools: Vec::new(),
             principal: PrincipalSource::Authorization,
-            questions: deferral::policy::Questions::default(),
+            questions: deferral::internals::policy::Questions::default(),
             forward: Vec::new(),
             legacy_tasks: LegacyTasks::default(),
             resume: Resume::default(),

@@ -114,8 +114,9 @@ async fn a_task_belongs_to_the_route_it_was_made_on() {
          \x20 - {{ path: /a, upstream: {{ url: \"{url}\" }}, defer: {{ mode: always }} }}\n\
          \x20 - {{ path: /b, upstream: {{ url: \"{url}\" }}, defer: {{ mode: always }} }}\n"
     );
-    let config = deferral::config::parse(std::path::Path::new("two.yaml"), &yaml).expect("it is valid");
-    let proxy = deferral::app::start(config).expect("it starts");
+    let config =
+        deferral::internals::config::parse(std::path::Path::new("two.yaml"), &yaml).expect("it is valid");
+    let proxy = deferral::internals::app::start(config).expect("it starts");
     let client = Client::new(proxy.addresses[0]).with_tasks();
     let (task, call) = makes_a_task(&world, &client.at("/a")).await;
     assert_eq!(client.at("/a").task(&task).await["status"], "working");

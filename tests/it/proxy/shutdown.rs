@@ -5,7 +5,7 @@ use crate::support::{
     clients::{Client, Version, soon},
     servers::{LegacyServer, Options},
 };
-use deferral::app::Running;
+use deferral::internals::app::Running;
 use serde_json::json;
 use std::net::SocketAddr;
 use tokio::{

@@ -4,7 +4,7 @@ use crate::support::{
     clients::Client,
     servers::{LegacyServer, Options},
 };
-use deferral::{app, config};
+use deferral::internals::{app, config};
 use serde_json::json;
 use std::{net::SocketAddr, path::Path};
 

@@ -2,7 +2,7 @@
 
 use super::talk::{Older, Tasker, UNKNOWN, beyond_status, heard, json, on_terms, question, setup, world};
 use crate::{proxy::world::ALWAYS, support::clients::indistinguishable};
-use deferral::policy::LegacyTasks;
+use deferral::internals::policy::LegacyTasks;
 
 const METHODS: [&str; 3] = ["tasks/get", "tasks/result", "tasks/cancel"];
 

@@ -2,7 +2,7 @@
 
 use super::talk::{RELATED, Tasker, Value, World, heard, id, json, on_terms, question, setup, world};
 use crate::{front::world::Lines, proxy::world::ALWAYS};
-use deferral::policy::LegacyTasks;
+use deferral::internals::policy::LegacyTasks;
 use std::{collections::BTreeSet, time::Duration};
 
 /// Every member of a task of the revision, and nothing else.

@@ -8,7 +8,7 @@ use crate::{
     proxy::world::ALWAYS,
     support::{clients::Event, json::member, servers::Options},
 };
-use deferral::policy::LegacyTasks;
+use deferral::internals::policy::LegacyTasks;
 use std::sync::{
     Arc,
     atomic::{AtomicBool, Ordering::Relaxed},

@@ -9,7 +9,7 @@ pub(super) use crate::{
         servers::{Call, Canned, Events},
     },
 };
-use deferral::{app, config, policy::LegacyTasks};
+use deferral::internals::{app, config, policy::LegacyTasks};
 pub(super) use serde_json::{Value, json};
 use std::path::Path;
 use tokio::time::timeout;

@@ -1,0 +1,97 @@
+//! The one door for tests and benches. No part of what this crate promises: it is opened for them,
+//! item by item, so that the compiler sees whatever else nobody uses.
+//!
+//! A test that needs more adds its line to the folder it needs it from.
+
+pub mod app {
+    pub use crate::app::{Running, start};
+}
+
+pub mod bridge {
+    pub use crate::bridge::{Action, Exchange};
+
+    pub mod exchange {
+        pub use crate::bridge::exchange::{Ask, Patience, Phase};
+    }
+
+    pub mod offer {
+        pub use crate::bridge::offer::{Handshake, call, handshake, tools};
+    }
+
+    pub mod raise {
+        pub use crate::bridge::raise::{error, notice, request, response, result};
+    }
+}
+
+pub mod config {
+    pub use crate::config::{Config, LogFormat, check, load, load_with, parse, schema};
+}
+
+pub mod dialect {
+    pub use crate::dialect::{Call, Caller, Credentials, Principal};
+
+    pub mod modern {
+        pub use crate::dialect::modern::{Read, read};
+    }
+}
+
+pub mod front {
+    pub use crate::front::{Bound, Config, Error, Limits, Timeouts, TlsPaths, serve};
+}
+
+pub mod policy {
+    pub use crate::policy::{
+        Access, Defer, Held, LegacyTasks, Mode, PrincipalSource, Questions, Resume, Route,
+    };
+}
+
+pub mod protocol {
+    pub use crate::protocol::{Capabilities, Frame, Id, Kind, Method, Timestamp, meta};
+
+    pub mod frame {
+        pub use crate::protocol::frame::on_one_line;
+    }
+
+    pub mod words {
+        pub use crate::protocol::words::LONGEST;
+    }
+}
+
+pub mod proxy {
+    pub use crate::proxy::{Account, Commit, Item, Items, Passage, Passed, Passing, Reply, Service};
+}
+
+pub mod runtime {
+    pub use crate::runtime::{Clock, Drain, Net, Pipes, Stopping, SystemClock};
+}
+
+pub mod store {
+    pub use crate::store::{Memory, Place, Store, StoreError, Updated, Usage, Version, update};
+}
+
+pub mod task {
+    pub use crate::task::{Effect, Event, Owner, PollBounds, Record, Refusal, Scope, State, TaskId, apply};
+
+    pub mod view {
+        pub mod experimental {
+            pub use crate::task::view::experimental::{
+                Outcome, Terms, ToolErrors, created, listed, outcome, shown, status,
+            };
+        }
+
+        pub mod extension {
+            pub use crate::task::view::extension::{created, detailed, notified};
+        }
+    }
+}
+
+pub mod telemetry {
+    pub use crate::telemetry::{Format, Lines, Outcome};
+}
+
+pub mod upstream {
+    pub use crate::upstream::{
+        Config, Document, Event, Identity, Limits, Lost, Question, Replies, Report, Request, Streamable,
+        Timeouts, Upstream,
+    };
+}
