@@ -280,6 +280,19 @@ pub fn revision(headers: &http::HeaderMap) -> Option<Revision> {
     Revision::parse(headers.get(&PROTOCOL_VERSION)?.to_str().ok()?)
 }
 
+/// The revision that an `initialize` asks for, where it is one we know. One that we do not know is newer.
+pub fn asked_revision(body: &Bytes) -> Option<Revision> {
+    let params = Object::read(body).ok()?.get("params")?;
+    let version = Object::read(&params).ok()?.string("protocolVersion")?;
+    Some(Revision::parse(&version).unwrap_or(Revision::NEWEST_LEGACY))
+}
+
+/// The revision that the answer to an `initialize` names, as the server spells it.
+pub fn answered_revision(answer: &Frame) -> Option<String> {
+    let Kind::Success { result, .. } = answer.kind() else { return None };
+    Object::read(result).ok()?.string("protocolVersion")
+}
+
 /// A response with this result, which stands on one line.
 pub fn success(id: &Id, result: &[u8]) -> Bytes {
     super::modern::success_response(id, result)

@@ -5,14 +5,22 @@
 //! does here: an error of ours would reach a client that has forgotten the request, and some close
 //! their transport over it. So what clients have taken back is remembered for a while, and asked for
 //! only where a stream ends without its response, which is rare.
+//!
+//! Here is also known which sessions are over for their clients although their servers have not been
+//! told (`farewell`).
 
 use super::streams::Key;
 use crate::{dialect::Principal, protocol::Id};
 use smallvec::SmallVec;
 use std::{
     collections::{HashMap, HashSet, VecDeque},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
 };
+use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 /// What the clients of a route have taken back, the last [`REMEMBERED`] of it.
@@ -20,16 +28,27 @@ use tokio_util::sync::CancellationToken;
 pub(in crate::proxy) struct Ended {
     /// Never held while waiting.
     known: Mutex<Known>,
+    /// Whether any session has been closed here.
+    has_closed: AtomicBool,
 }
 
 #[derive(Debug, Default)]
 struct Known {
-    marks: HashSet<Mark>,
-    /// The oldest first.
-    order: VecDeque<Mark>,
+    /// Requests and sessions that nothing is owed to.
+    taken_back: Marks,
+    /// Sessions that are over here and not at their servers.
+    closed: Marks,
     /// Sessions that are just being ended. The server may close their streams before it says that
     /// it has.
     leaving: HashMap<Key, Farewells>,
+}
+
+/// What is remembered, the last [`REMEMBERED`].
+#[derive(Debug, Default)]
+struct Marks {
+    all: HashSet<Mark>,
+    /// The oldest first.
+    order: VecDeque<Mark>,
 }
 
 /// What is under way to end one session.
@@ -49,16 +68,36 @@ pub(super) struct Leaving {
     key: Key,
 }
 
-/// How much is remembered. Each costs about 50 bytes; one that is forgotten too early costs its client
-/// an error that it did not ask for.
+/// How much is remembered of each kind. Each costs about 50 bytes; one that is forgotten too early costs
+/// its client an error that it did not ask for, or lets it go on in a session that it has ended.
 const REMEMBERED: usize = 16 << 10;
+
+/// How long it is waited for whether a session is over, while it is being ended: its server may never
+/// say.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 // === impl Ended ===
 
 impl Ended {
     /// The client has taken a request back.
     pub(super) fn cancel(&self, key: Key, request: &Id) {
-        self.known().remember(of_request(key, request));
+        self.known().taken_back.remember(of_request(key, request));
+    }
+
+    /// The session is over for its client, which hears so in it from now on. What it still waits for goes
+    /// on.
+    pub(super) fn close(&self, key: Key) {
+        self.known().closed.remember(key.digest());
+        self.has_closed.store(true, Ordering::Release);
+    }
+
+    /// Whether there is any session to be found by [`Ended::is_closed`]. Cheap.
+    pub(super) fn has_closed(&self) -> bool {
+        self.has_closed.load(Ordering::Acquire)
+    }
+
+    pub(super) fn is_closed(&self, key: Key) -> bool {
+        self.known().closed.all.contains(&key.digest())
     }
 
     /// The client ends its session; whether it is over, the server has yet to say.
@@ -67,17 +106,24 @@ impl Ended {
         Leaving { ended: Arc::clone(self), key }
     }
 
-    /// Those of `waiting` that are owed an answer.
+    /// Those of `waiting` that are owed an answer. Where the session is just being ended it is waited for
+    /// what becomes of that, though not for ever.
     pub(super) async fn owed(&self, key: Key, waiting: SmallVec<[Id; 1]>) -> SmallVec<[Id; 1]> {
+        // The request that ends the session waits for no answer itself: it would wait for its own end.
+        if waiting.is_empty() {
+            return waiting;
+        }
         let leaving = self.known().leaving.get(&key).map(|farewells| farewells.all_over.clone());
         if let Some(leaving) = leaving {
-            leaving.cancelled().await;
+            // Where it is not said the session is still there.
+            let _ = timeout(PATIENCE, leaving.cancelled()).await;
         }
         let known = self.known();
-        if known.marks.contains(&key.digest()) {
+        let taken_back = &known.taken_back.all;
+        if taken_back.contains(&key.digest()) {
             return SmallVec::new();
         }
-        waiting.into_iter().filter(|id| !known.marks.contains(&of_request(key, id))).collect()
+        waiting.into_iter().filter(|id| !taken_back.contains(&of_request(key, id))).collect()
     }
 
     fn known(&self) -> MutexGuard<'_, Known> {
@@ -89,18 +135,18 @@ fn of_request(key: Key, id: &Id) -> Mark {
     *Principal::of(&[&key.digest(), id.as_bytes()]).as_bytes()
 }
 
-// === impl Known ===
+// === impl Marks ===
 
-impl Known {
+impl Marks {
     fn remember(&mut self, mark: Mark) {
-        if !self.marks.insert(mark) {
+        if !self.all.insert(mark) {
             return;
         }
         self.order.push_back(mark);
         if self.order.len() > REMEMBERED
             && let Some(oldest) = self.order.pop_front()
         {
-            self.marks.remove(&oldest);
+            self.all.remove(&oldest);
         }
     }
 }
@@ -110,7 +156,7 @@ impl Known {
 impl Leaving {
     /// The server has said that the session is over.
     pub(super) fn is_over(&self) {
-        self.ended.known().remember(self.key.digest());
+        self.ended.known().taken_back.remember(self.key.digest());
     }
 }
 
@@ -179,6 +225,23 @@ mod tests {
         }
         assert_eq!(ended.owed(key("a"), ids(&[0, 1])).await, ids(&[0]));
         let known = ended.known();
-        assert_eq!((known.marks.len(), known.order.len()), (REMEMBERED, REMEMBERED));
+        let taken_back = &known.taken_back;
+        assert_eq!((taken_back.all.len(), taken_back.order.len()), (REMEMBERED, REMEMBERED));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_session_whose_end_is_never_answered_holds_up_nobody_for_ever() {
+        let ended = Arc::new(Ended::default());
+        let _leaving = ended.leave(key("a"));
+        assert_eq!(ended.owed(key("a"), ids(&[1])).await, ids(&[1]));
+    }
+
+    #[tokio::test]
+    async fn a_session_that_was_closed_here_is_over_and_what_it_still_waits_for_is_owed() {
+        let ended = Ended::default();
+        assert!(!ended.has_closed());
+        ended.close(key("a"));
+        assert!(ended.has_closed() && ended.is_closed(key("a")) && !ended.is_closed(key("b")));
+        assert_eq!(ended.owed(key("a"), ids(&[1])).await, ids(&[1]));
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! What they send is passed on, and what the server says comes back as it is (`passing`; `going` is one
 //! answer on its way, `late` one that had to be begun without the server, `ended` knows to whom none is
-//! owed any more, and `minted` gives events ids where the server gives none). Where the server has no
+//! owed any more, `farewell` ends sessions, and `minted` gives events ids where the server gives none). Where the server has no
 //! tasks of its own, some messages leave that road, because tasks of 2025-11-25 are made here:
 //! `offering` adds them to what the server says of itself, which `edited` puts into its answers;
 //! `augmented` makes a call a task, in the client's own session (`unsolicited` only once it turns out to
@@ -16,6 +16,7 @@ mod across;
 mod augmented;
 mod edited;
 mod ended;
+mod farewell;
 mod going;
 mod late;
 mod minted;
@@ -67,7 +68,13 @@ enum Road {
 
 /// Serves one request of a legacy client.
 pub(super) async fn pass(shared: Arc<Shared>, passage: Passage) -> Passed {
-    // Apart, so that its future is not a part of every call's.
+    if let Some(gone) = farewell::refusal(&shared, &passage) {
+        return gone;
+    }
+    // Apart, so that their futures are not a part of every call's.
+    if passage.method == http::Method::DELETE {
+        return Box::pin(farewell::leave(shared, passage)).await;
+    }
     let road = match may_leave(&shared, &passage) {
         true => Box::pin(road(&shared, &passage)).await,
         false => Road::Passes(None),
@@ -92,11 +99,15 @@ pub(super) async fn pass(shared: Arc<Shared>, passage: Passage) -> Passed {
 
 /// Whether a request could be one of those that do not simply pass. Cheap: most do.
 fn may_leave(shared: &Shared, passage: &Passage) -> bool {
+    // What the server says of itself is learned from on any route.
+    if let [Message::Request { method: Method::Initialize, .. }] = &passage.post.messages[..] {
+        return true;
+    }
     if !shared.route.has_tasks() {
         return false;
     }
     match &passage.post.messages[..] {
-        [Message::Request { method: Method::Initialize | Method::ToolsList, .. }] => true,
+        [Message::Request { method: Method::ToolsList, .. }] => true,
         [
             Message::Request {
                 method: Method::TasksGet | Method::TasksResult | Method::TasksCancel | Method::TasksList,
@@ -119,7 +130,7 @@ async fn road(shared: &Arc<Shared>, passage: &Passage) -> Road {
     match &passage.post.messages[..] {
         [Message::Request { method: Method::Initialize, .. }] => {
             let told_apart = !client.principal.is_anonymous();
-            Road::Passes(Some(offering::handshake(Arc::clone(shared), told_apart)))
+            Road::Passes(Some(offering::handshake(Arc::clone(shared), &passage.body, told_apart)))
         }
         [Message::Request { method: Method::ToolsList, .. }] if shared.offers_tasks(passage).await => {
             Road::Passes(Some(offering::tools(Arc::clone(shared))))

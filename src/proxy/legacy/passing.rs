@@ -66,10 +66,6 @@ struct Terms {
 
 /// Passes one request on, and gives what the client is answered with.
 pub(super) async fn pass(shared: Arc<Shared>, passage: Passage, edit: Option<Edit>) -> Passed {
-    if passage.method == Method::DELETE {
-        // Apart, so that its future is not a part of every call's.
-        return Box::pin(leave(shared, passage)).await;
-    }
     if passage.post.messages.contains(&Message::Notification(Asked::Cancelled))
         && let Some(key) = Key::of(passage.principal, &passage.headers)
     {
@@ -78,17 +74,8 @@ pub(super) async fn pass(shared: Arc<Shared>, passage: Passage, edit: Option<Edi
     exchange(shared, passage, edit).await
 }
 
-/// The client ends its session.
-async fn leave(shared: Arc<Shared>, passage: Passage) -> Passed {
-    let leaving = Key::of(passage.principal, &passage.headers).map(|key| shared.ended.leave(key));
-    let passed = exchange(shared, passage, None).await;
-    if let Some(leaving) = leaving.filter(|_| passed.status.is_success()) {
-        leaving.is_over();
-    }
-    passed
-}
-
-async fn exchange(shared: Arc<Shared>, passage: Passage, edit: Option<Edit>) -> Passed {
+/// Sends one request on, and gives what comes back.
+pub(super) async fn exchange(shared: Arc<Shared>, passage: Passage, edit: Option<Edit>) -> Passed {
     let began = shared.clock.now();
     let is_call = passage.post.may_ask();
     let ladder = match is_call {
@@ -279,20 +266,30 @@ async fn refused_by(forwarded: Forwarded, waiting: &[Id], owing: &Owing, timing:
 
 /// There will be no answer, and this is why.
 async fn refused(waiting: &[Id], lost: &Lost, owing: &Owing, timing: &Timing) -> Passed {
+    if waiting.is_empty() {
+        return untold(lost, timing);
+    }
     let owed = owing.owed(waiting.into()).await;
-    if owed.is_empty() && !waiting.is_empty() {
+    if owed.is_empty() {
         return unanswered(timing);
     }
-    let mut passed = failed(&owed, &lost_error(lost), outcome_of(lost), timing);
-    // Nothing waits for a response: it is the transport's to tell.
-    if waiting.is_empty() {
-        passed.status = match lost.fault() {
-            Fault::Client => StatusCode::BAD_REQUEST,
-            Fault::Server => StatusCode::BAD_GATEWAY,
-            Fault::Proxy => StatusCode::SERVICE_UNAVAILABLE,
-        };
-    }
-    passed
+    failed(&owed, &lost_error(lost), outcome_of(lost), timing)
+}
+
+/// The server cannot be reached to be told what nobody waits for an answer to.
+pub(super) fn unreachable(shared: &Arc<Shared>, lost: &Lost) -> Passed {
+    let timing = Timing { began: shared.clock.now(), shared: Arc::clone(shared) };
+    untold(lost, &timing)
+}
+
+/// Nothing waits for a response: it is the transport's to tell.
+fn untold(lost: &Lost, timing: &Timing) -> Passed {
+    let status = match lost.fault() {
+        Fault::Client => StatusCode::BAD_REQUEST,
+        Fault::Server => StatusCode::BAD_GATEWAY,
+        Fault::Proxy => StatusCode::SERVICE_UNAVAILABLE,
+    };
+    Passed { status, ..failed(&[], &lost_error(lost), outcome_of(lost), timing) }
 }
 
 /// The client has waited long enough, and nothing has begun.

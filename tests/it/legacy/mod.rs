@@ -4,6 +4,7 @@
 mod departed;
 mod eras;
 mod errors;
+mod farewells;
 mod held;
 mod minted;
 mod passing;

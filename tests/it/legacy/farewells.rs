@@ -1,0 +1,140 @@
+//! A client ends its session, and its server may not survive that, or not be there.
+
+use super::world::{HELLO, Older, READY};
+use crate::{
+    proxy::world::{Setup, World, start},
+    support::servers::{Canned, Seen},
+};
+use http::Method;
+use serde_json::json;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+
+/// A world whose server offers no newer revision than this. One from before 2025-06-18 fails for ever
+/// once a session is ended.
+async fn offering(newest: &'static str, setup: Setup) -> World {
+    let setup = setup.server(|options| {
+        let dead = AtomicBool::new(false);
+        let before = std::mem::take(options);
+        *options = before.hook(move |seen: &Seen| {
+            if seen.http == Method::DELETE {
+                dead.store(newest < "2025-06-18", SeqCst);
+                return Some(Canned::status(204));
+            }
+            if dead.load(SeqCst) {
+                return Some(Canned::status(500).body("Task group is not initialized"));
+            }
+            if seen.method() != "initialize" {
+                return None;
+            }
+            let asked = seen.json["params"]["protocolVersion"].as_str().expect("it names one");
+            let result = json!({
+                "protocolVersion": asked.min(newest),
+                "capabilities": { "tools": {} },
+                "serverInfo": { "name": "s", "version": "1" },
+            });
+            let body = json!({ "jsonrpc": "2.0", "id": seen.json["id"], "result": result });
+            let session = format!("of-{}", seen.header("user-agent").unwrap_or("client"));
+            Some(Canned::json(200, &body).header("mcp-session-id", session))
+        });
+    });
+    setup.start().await
+}
+
+/// A session begun by a client that knows nothing newer than this.
+async fn begun(world: &World, newest: &str) -> Older {
+    let client = Older::new(world.addr()).with("user-agent", "client");
+    let hello = HELLO.replace("2025-11-25", newest);
+    let answer = client.post(&hello).await.answer().await;
+    let client = client.within("of-client").with("mcp-protocol-version", newest);
+    assert_eq!(answer.header("mcp-session-id"), "of-client");
+    assert_eq!(client.post(READY).await.answer().await.status, 202);
+    client
+}
+
+async fn end(client: &Older) -> u16 {
+    client.send(Method::DELETE, "/mcp", "").await.answer().await.status.as_u16()
+}
+
+fn ends(world: &World) -> usize {
+    world.server.count(|seen| seen.http == Method::DELETE && seen.session() == "of-client")
+}
+
+#[tokio::test]
+async fn a_server_that_would_not_survive_the_end_of_a_session_does_not_hear_of_it() {
+    for (client, route) in
+        [("2025-11-25", ""), ("2025-06-18", ""), ("2025-03-26", ""), ("2025-03-26", "defer: { mode: never }")]
+    {
+        let setup = if route.is_empty() { Setup::new() } else { Setup::new().route(route) };
+        let world = offering("2025-03-26", setup).await;
+        let older = begun(&world, client).await;
+        assert_eq!(end(&older).await, 200);
+        assert_eq!(ends(&world), 0, "{client}");
+        // For the client it is over.
+        let called = older.call(7).await.answer().await;
+        assert_eq!((called.status.as_u16(), &called.json()["id"]), (404, &json!(7)));
+        assert_eq!(older.listen().await.answer().await.status, 404);
+        assert_eq!(older.post(READY).await.answer().await.status, 404);
+        assert_eq!(end(&older).await, 404);
+        // And nobody else notices.
+        let other = Older::new(world.addr());
+        assert_eq!(other.post(HELLO).await.answer().await.status, 200);
+        let other = other.with("authorization", "Bearer other").within("of-client");
+        let waiting = other.call(8).await;
+        world.server.call().await.says("hello");
+        assert_eq!(waiting.answer().await.text(), "hello");
+    }
+}
+
+#[tokio::test]
+async fn a_server_is_judged_by_the_newest_revision_it_offers_itself() {
+    for client in ["2025-11-25", "2025-06-18", "2025-03-26"] {
+        let world = offering("2025-11-25", Setup::new()).await;
+        let older = begun(&world, client).await;
+        assert_eq!(end(&older).await, 204, "{client}");
+        assert_eq!(ends(&world), 1, "{client}");
+    }
+}
+
+#[tokio::test]
+async fn a_server_whose_handshake_was_not_heard_is_asked_before_a_session_is_ended() {
+    for (newest, status) in [("2025-03-26", 200), ("2025-06-18", 204)] {
+        let world = offering(newest, Setup::new()).await;
+        let older = Older::new(world.addr()).within("of-client");
+        assert_eq!(end(&older).await, status);
+        assert_eq!(ends(&world), usize::from(status == 204));
+    }
+}
+
+#[tokio::test]
+async fn the_end_of_a_session_is_answered_where_its_server_is_gone() {
+    let World { server, proxy } = World::new().await;
+    let client = Older::new(proxy.addresses[0]).hello().await;
+    drop(server);
+    let answer = client.send(Method::DELETE, "/mcp", "").await.answer().await;
+    assert_eq!(answer.refusal(), (502, -31001));
+    assert_eq!(client.call(7).await.answer().await.refusal(), (200, -31001));
+}
+
+#[tokio::test]
+async fn the_end_of_a_session_is_answered_where_its_server_was_never_there() {
+    let nobody = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let url = format!("http://{}/mcp", nobody.local_addr().expect("bound"));
+    drop(nobody);
+    let proxy = start(&url, &[], &[]);
+    let client = Older::new(proxy.addresses[0]).within("s1");
+    let answer = client.send(Method::DELETE, "/mcp", "").await.answer().await;
+    assert_eq!(answer.refusal(), (502, -31001));
+}
+
+#[tokio::test]
+async fn the_end_of_a_session_is_answered_where_its_server_redirects() {
+    let setup = Setup::new().server(|options| {
+        options.hook = Some(Box::new(|seen| {
+            (seen.http == Method::DELETE).then(|| Canned::status(307).header("location", "http://else/mcp"))
+        }));
+    });
+    let world = setup.start().await;
+    let client = Older::new(world.addr()).hello().await;
+    let answer = client.send(Method::DELETE, "/mcp", "").await.answer().await;
+    assert_eq!(answer.refusal(), (502, -31004));
+}
