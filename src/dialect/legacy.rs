@@ -5,7 +5,7 @@
 //! has to be read: which methods a POST asks for, under which ids, and, as the answer goes by,
 //! whether each of them has been answered.
 
-use super::modern::error_response;
+use super::{ambiguous, modern::error_response};
 use crate::protocol::{
     ErrorObject, Frame, FrameError, Id, Kind, Method, Revision,
     headers::PROTOCOL_VERSION,
@@ -24,6 +24,8 @@ use std::{borrow::Cow, fmt};
 pub struct Post {
     /// One, or those of a batch (2025-03-26), in order.
     pub messages: SmallVec<[Message; 1]>,
+    /// The methods that a body names which holds no messages; for people.
+    pub unread: Option<Box<str>>,
 }
 
 /// One message of a client.
@@ -79,14 +81,20 @@ impl Post {
     pub fn read(body: &Bytes) -> Result<Self, FrameError> {
         if body.iter().find(|byte| !byte.is_ascii_whitespace()) != Some(&b'[') {
             let message = Message::of(&Frame::parse(body.clone())?);
-            return Ok(Self { messages: SmallVec::from_iter([message]) });
+            return Ok(Self { messages: SmallVec::from_iter([message]), unread: None });
         }
         let parts: Vec<&RawValue> = serde_json::from_slice(body).map_err(FrameError::Syntax)?;
         let messages = parts.into_iter().map(|part| {
             let frame = Frame::parse(body.slice_ref(part.get().as_bytes()))?;
             Ok(Message::of(&frame))
         });
-        Ok(Self { messages: messages.collect::<Result<_, FrameError>>()? })
+        Ok(Self { messages: messages.collect::<Result<_, FrameError>>()?, unread: None })
+    }
+
+    /// A body that could not be read.
+    pub fn unreadable(body: &Bytes) -> Self {
+        let methods = ambiguous::methods(body);
+        Self { messages: SmallVec::new(), unread: (!methods.is_empty()).then(|| methods.into()) }
     }
 
     /// Whether it says that the handshake is over.

@@ -4,6 +4,7 @@
 //! what the rest of that road speaks of. [`legacy`] reads only as much of an older message as it
 //! takes to judge it, for its bytes go on as they are.
 
+pub mod ambiguous;
 pub mod legacy;
 pub mod modern;
 

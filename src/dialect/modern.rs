@@ -171,14 +171,25 @@ struct About {
 }
 
 fn parse(body: Bytes, max_depth: usize) -> Result<Frame, Refused> {
-    frame::check_depth(&body, max_depth).and_then(|()| Frame::parse(body)).map_err(|error| {
-        let (id, code) = match &error {
-            FrameError::Syntax(_) => (None, code::PARSE_ERROR),
-            FrameError::Shape { id } => (id.clone(), code::INVALID_REQUEST),
-            FrameError::Id | FrameError::Depth { .. } => (None, code::INVALID_REQUEST),
-        };
-        Refused::new(id, ErrorObject::new(code, error.to_string()))
-    })
+    check_depth(&body, max_depth)?;
+    Frame::parse(body).map_err(|error| unreadable(&error))
+}
+
+/// Refuses a body that is nested deeper than `limit` levels.
+///
+/// # Errors
+/// [`Refused`], without an id.
+pub fn check_depth(body: &Bytes, limit: usize) -> Result<(), Refused> {
+    frame::check_depth(body, limit).map_err(|error| unreadable(&error))
+}
+
+fn unreadable(error: &FrameError) -> Refused {
+    let (id, code) = match error {
+        FrameError::Syntax(_) => (None, code::PARSE_ERROR),
+        FrameError::Shape { id } => (id.clone(), code::INVALID_REQUEST),
+        FrameError::Id | FrameError::Depth { .. } => (None, code::INVALID_REQUEST),
+    };
+    Refused::new(id, ErrorObject::new(code, error.to_string()))
 }
 
 /// The params and what their `_meta` says (2026-07-28, *Per-request protocol fields*).

@@ -44,6 +44,10 @@ pub(super) enum Refusal {
     },
     /// The body broke off, or was not valid HTTP.
     Broken,
+    /// More headers than the limit.
+    Headers {
+        limit: usize,
+    },
     /// The limit of calls in flight.
     Busy {
         limit: usize,
@@ -107,9 +111,10 @@ fn outcome(fault: Fault) -> Outcome {
 // === impl Refusal ===
 
 impl Refusal {
-    /// What it says.
-    pub(super) fn error(self) -> ErrorObject {
-        self.into_answer().error
+    /// What it says, and how it is counted.
+    pub(super) fn told(self) -> (ErrorObject, Outcome) {
+        let Answer { error, fault, .. } = self.into_answer();
+        (error, outcome(fault))
     }
 
     fn into_answer(self) -> Answer {
@@ -144,6 +149,10 @@ impl Refusal {
             Self::TooSlow { limit } => invalid(
                 StatusCode::REQUEST_TIMEOUT,
                 format!("the request did not arrive within {limit:?} (timeouts.read_body)"),
+            ),
+            Self::Headers { limit } => invalid(
+                StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
+                format!("the request has more than {limit} headers (limits.headers)"),
             ),
             Self::Broken => {
                 invalid(StatusCode::BAD_REQUEST, "the request broke off before its end".into())

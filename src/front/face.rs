@@ -59,6 +59,11 @@ where
 {
     let Admitted { mut arrival, turned_away, _proof } = admitted;
     let request = &arrival.request;
+    let limit = front.limits.headers;
+    // hyper counts those of HTTP/1 alone.
+    if request.headers().len() > limit {
+        return Either::Right(ready(Ok(refuse(Refusal::Headers { limit }, arrival.line))));
+    }
     let path = request.uri().path();
     let Some(service) = front.service(path).cloned() else {
         if metadata::is_asked(path) && request.method() == Method::GET {
@@ -166,7 +171,7 @@ pub(super) fn spoken(headers: &HeaderMap, body: &Bytes) -> Spoken {
         Ok(post) => Spoken::Legacy(post),
         // Nothing says who sent this. The modern face's answer is as good as a server's.
         Err(_) if !session && matches!(named, Named::Nothing) => Spoken::Modern,
-        Err(_) => Spoken::Legacy(Post::default()),
+        Err(_) => Spoken::Legacy(Post::unreadable(body)),
     }
 }
 

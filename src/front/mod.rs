@@ -83,8 +83,8 @@ pub struct Limits {
     /// Bytes of one request's head; more is refused with 431. No less than 8 KiB counts for
     /// HTTP/1. Default 16 KiB.
     pub header_bytes: usize,
-    /// Headers of one request over HTTP/1; more are refused with 431. Another number than the
-    /// default costs an allocation a request. Default 100.
+    /// Headers of one request; more are refused with 431. Another number than the default costs an
+    /// allocation a request over HTTP/1. Default 100.
     pub headers: usize,
     /// Open connections, at least 1; further ones wait in the system's queue until one closes. One
     /// takes about 14 KiB over HTTP/1, idle or with a call that is held. Default 10 000.
@@ -94,7 +94,8 @@ pub struct Limits {
     pub calls: usize,
     /// Calls in flight on one HTTP/2 connection; the client queues further ones. Default 256.
     pub streams: u32,
-    /// Levels of nesting in a message's JSON; more is refused with 400. Default 128.
+    /// Levels of nesting in a message's JSON; more is refused with 400, or for a legacy client that waits
+    /// with an error for each of its requests. Default 128.
     pub depth: usize,
 }
 

@@ -20,7 +20,7 @@ use crate::{
     dialect::{
         self, Call, Caller, detached,
         legacy::Post,
-        modern::{self, Read},
+        modern::{self, Read, Refused},
     },
     policy::Route,
     protocol::{
@@ -28,7 +28,6 @@ use crate::{
         accept::{EVENT_STREAM, JSON, accepts, is_media},
     },
     proxy::{Account, Items, Ladder, Service},
-    telemetry::Outcome,
 };
 use bytes::Bytes;
 use http::{HeaderMap, Response, StatusCode, header::CONTENT_TYPE, request::Parts};
@@ -66,6 +65,9 @@ where
                 let sent = legacy::Sent { post, body };
                 return Ok(legacy::pass(front, service, head, sent, line).await);
             }
+            Ok(Reading::TooDeep(post, error)) => {
+                return Ok(refuse_legacy(&post, Refusal::Message(error), line));
+            }
             Ok(Reading::Notification) => {
                 return Ok(answer::empty(StatusCode::ACCEPTED, HeaderMap::new(), line));
             }
@@ -85,20 +87,30 @@ where
 const TURNED_AWAY: usize = 64 << 10;
 
 /// Answers a request that there is no place for: a legacy client by the ids of what it waits for.
-async fn turn_away<B>(front: &Front, head: &Parts, body: B, mut line: Line, limit: usize) -> Response<Body>
+async fn turn_away<B>(front: &Front, head: &Parts, body: B, line: Line, limit: usize) -> Response<Body>
 where
     B: HttpBody<Data = Bytes>,
 {
     let busy = Refusal::Busy { limit };
     let Ok(body) = receive(front, body, TURNED_AWAY).await else { return refuse(busy, line) };
     match face::spoken(&head.headers, &body) {
-        Spoken::Legacy(post) if !post.waiting().is_empty() => {
-            line.passes(&post);
-            let body = dialect::legacy::refusal(&post.waiting(), &Refusal::Busy { limit }.error());
-            let account = Account { outcome: Outcome::ProxyFailed, ..Account::default() };
+        Spoken::Legacy(post) => refuse_legacy(&post, busy, line),
+        Spoken::Modern => refuse(busy, line),
+    }
+}
+
+/// Refuses what a legacy client sent: by the ids of what it waits for, where it waits. Some clients
+/// show their callers no HTTP error.
+fn refuse_legacy(post: &Post, refusal: Refusal, mut line: Line) -> Response<Body> {
+    line.passes(post);
+    match &post.waiting()[..] {
+        [] => refuse(refusal, line),
+        waiting => {
+            let (error, outcome) = refusal.told();
+            let body = dialect::legacy::refusal(waiting, &error);
+            let account = Account { outcome, ..Account::default() };
             answer::json(StatusCode::OK, body, account, line)
         }
-        Spoken::Legacy(_) | Spoken::Modern => refuse(busy, line),
     }
 }
 
@@ -145,6 +157,8 @@ enum Reading {
     Notification,
     /// The messages of a legacy client, and the body they were read from.
     Legacy(Post, Bytes),
+    /// The same, nested deeper than the limit.
+    TooDeep(Post, Refused),
 }
 
 /// Reads the message of a POST.
@@ -156,7 +170,10 @@ where
     let body = receive(front, body, front.limits.body_bytes).await?;
     // First of all: what a legacy client must send is for its server to say.
     if let Spoken::Legacy(post) = face::spoken(headers, &body) {
-        return Ok(Reading::Legacy(post, body));
+        return Ok(match modern::check_depth(&body, front.limits.depth) {
+            Ok(()) => Reading::Legacy(post, body),
+            Err(refused) => Reading::TooDeep(post, refused),
+        });
     }
     line.client_is(Era::Modern);
     if !is_media(headers.get(CONTENT_TYPE), JSON) {

@@ -179,7 +179,15 @@ impl Route {
 
     /// Whether any tool may be run as a task of 2025-11-25.
     pub fn has_tasks(&self) -> bool {
-        let modes = self.tools.iter().filter_map(|rule| rule.mode);
-        modes.chain([self.defer.mode]).any(Mode::makes_tasks)
+        self.modes().any(Mode::makes_tasks)
+    }
+
+    /// Whether any tool must be run as a task.
+    pub fn requires_tasks(&self) -> bool {
+        self.modes().any(|mode| mode == Mode::Required)
+    }
+
+    fn modes(&self) -> impl Iterator<Item = Mode> {
+        self.tools.iter().filter_map(|rule| rule.mode).chain([self.defer.mode])
     }
 }

@@ -132,7 +132,11 @@ impl Line {
         self.0.client = Some(Era::Legacy);
         self.0.asked = true;
         match &*post.messages {
-            [] => {}
+            [] => {
+                if let Some(methods) = &post.unread {
+                    self.0.method = Name::Post(methods.clone());
+                }
+            }
             [Message::Request { method, target, .. }] => {
                 self.0.method = Name::Rpc(method.clone());
                 self.0.target = target.as_deref().map(shown);

@@ -5,6 +5,7 @@
 //! owed any more, `farewell` ends sessions, and `minted` gives events ids where the server gives none). Where the server has no
 //! tasks of its own, some messages leave that road, because tasks of 2025-11-25 are made here:
 //! `offering` adds them to what the server says of itself, which `edited` puts into its answers;
+//! `judged` refuses what must not reach the server in any shape,
 //! `augmented` makes a call a task, in the client's own session (`unsolicited` only once it turns out to
 //! be slow), `run` holds it, and `requests` answers for it, in sessions that are there (`sessions`). What
 //! a task has to say reaches its client on the stream that the session listens on (`streams`), or while
@@ -18,6 +19,7 @@ mod edited;
 mod ended;
 mod farewell;
 mod going;
+mod judged;
 mod late;
 mod minted;
 mod offering;
@@ -106,6 +108,9 @@ fn may_leave(shared: &Shared, passage: &Passage) -> bool {
     if !shared.route.has_tasks() {
         return false;
     }
+    if judged::may_refuse(shared, passage) {
+        return true;
+    }
     match &passage.post.messages[..] {
         [Message::Request { method: Method::ToolsList, .. }] => true,
         [
@@ -126,6 +131,9 @@ fn may_leave(shared: &Shared, passage: &Passage) -> bool {
 }
 
 async fn road(shared: &Arc<Shared>, passage: &Passage) -> Road {
+    if let Some(refusal) = judged::refuse(shared, passage).await {
+        return Road::Ends(refusal);
+    }
     let client = Client::of(shared, passage);
     match &passage.post.messages[..] {
         [Message::Request { method: Method::Initialize, .. }] => {

@@ -11,6 +11,7 @@ mod passing;
 mod recorded;
 mod repeats;
 mod sessions;
+mod shapes;
 mod streams;
 mod taken_back;
 mod tasks;

@@ -1,0 +1,65 @@
+//! Messages that are refused whole, because a policy forbids one of them or cannot be applied.
+//!
+//! A `tools/call` of its own is judged where it becomes a task. Here it is looked at all other shapes
+//! in which a server would still run one: a batch, and whatever a server may read otherwise than we do
+//! ([`ambiguous`](crate::dialect::ambiguous)). Only routes on which a tool must be a task have
+//! something to evade.
+
+use super::{document, refusal_for_none};
+use crate::{
+    dialect::{
+        ambiguous::{ambiguity, is_batch},
+        legacy::{self, Message},
+    },
+    policy::Mode,
+    protocol::{ErrorObject, Method, code},
+    proxy::{Account, Passage, Passed, endpoint::Shared},
+    telemetry::Outcome,
+};
+use http::StatusCode;
+
+/// What is said to a client whose message could be read in two ways.
+const WHY: &str =
+    "tools here run as tasks only (mode: required), so a message must be one that can be read in one way";
+
+/// Whether messages have to be looked at.
+pub(super) fn may_refuse(shared: &Shared, passage: &Passage) -> bool {
+    shared.route.requires_tasks() && passage.method == http::Method::POST
+}
+
+/// The refusal of everything that a POST holds, where something in it must not reach the server.
+pub(super) async fn refuse(shared: &Shared, passage: &Passage) -> Option<Passed> {
+    if !may_refuse(shared, passage) {
+        return None;
+    }
+    let error = wrong(shared, passage)?;
+    if shared.server_has_tasks(passage).await {
+        return None;
+    }
+    Some(match &passage.post.waiting()[..] {
+        [] => refusal_for_none(StatusCode::BAD_REQUEST, &error),
+        waiting => {
+            let account = Account { outcome: Outcome::Refused, ..Account::default() };
+            document(legacy::refusal(waiting, &error), account)
+        }
+    })
+}
+
+fn wrong(shared: &Shared, passage: &Passage) -> Option<ErrorObject> {
+    if let Some(ambiguity) = ambiguity(&passage.body) {
+        return Some(ambiguity.error(WHY));
+    }
+    if !is_batch(&passage.body) {
+        return None;
+    }
+    let required = |message: &Message| match message {
+        Message::Request { method: Method::ToolsCall, target: Some(tool), .. } => {
+            (shared.route.treatment(tool).mode == Mode::Required).then(|| tool.clone())
+        }
+        Message::Request { .. } | Message::Notification(_) | Message::Response(_) => None,
+    };
+    let tool = passage.post.messages.iter().find_map(required)?;
+    let words =
+        format!("the tool {tool} runs as a task only, which no call in a batch does; nothing was sent");
+    Some(ErrorObject::new(code::METHOD_NOT_FOUND, words))
+}
