@@ -94,4 +94,8 @@ pub mod upstream {
         Config, Document, Event, Identity, Limits, Lost, Question, Replies, Report, Request, Streamable,
         Timeouts, Upstream,
     };
+
+    pub mod http1 {
+        pub use crate::upstream::http1::{Framing, Next, head, is_kept};
+    }
 }

@@ -3,18 +3,15 @@
 //! Written by hand, on `httparse`, for the calls that wait: a parked call is a socket and little
 //! else. No buffer is held while an answer has not begun, and no task stands between the call and
 //! its socket; hyper's client has both for every connection. Only the rest of a long body whose
-//! length is known gets its space before it comes.
+//! length is known gets its space before it comes. What the bytes are is read in `http1`.
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use futures_util::FutureExt;
-use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, Version, header};
 use http_body::{Body, Frame, SizeHint};
-use smallvec::SmallVec;
 use std::{
     future::{Future, poll_fn},
     io::{self, IoSlice},
     mem::MaybeUninit,
-    ops::Range,
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, ready},
@@ -25,7 +22,10 @@ use tokio::{
 };
 use tokio_rustls::client::TlsStream;
 
-use super::client::Pool;
+use super::{
+    client::Pool,
+    http1::{self, Framing, Next, is_kept},
+};
 use crate::runtime::Stream;
 
 /// A connection, plain or encrypted.
@@ -69,25 +69,6 @@ pub(super) struct Incoming {
     pool: Arc<Pool>,
 }
 
-/// Where a body ends (RFC 9112, 6.3).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Framing {
-    Over,
-    /// This many bytes are still to come.
-    Length(u64),
-    UntilClose,
-    ChunkSize,
-    /// This many bytes of the chunk are still to come.
-    Chunk(u64),
-    ChunkEnd,
-    /// So many bytes of trailers have gone by.
-    Trailers(usize),
-}
-
-/// The longest head of an answer, the longest line between two chunks, and the longest trailers.
-const HEAD: usize = 64 << 10;
-/// The most headers in an answer.
-const HEADERS: usize = 128;
 /// Read at a time, on the stack.
 const READ: usize = 8 << 10;
 /// Of a body whose length is known, read at a time into place.
@@ -147,125 +128,21 @@ impl Connection {
         Pin::new(&mut self.io).poll_flush(cx)
     }
 
-    /// The head of the answer; interim ones (1xx) are skipped.
+    /// The head of the answer.
     fn poll_head(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<http::Response<()>>> {
         loop {
-            match parse_head(&mut self.read)? {
-                Some(head) if head.status() == StatusCode::SWITCHING_PROTOCOLS => {
-                    return Poll::Ready(Err(invalid("it wants to switch protocols")));
-                }
-                Some(head) if head.status().is_informational() => {}
-                Some(head) => return Poll::Ready(Ok(head)),
-                None if self.read.len() > HEAD => return Poll::Ready(Err(invalid("its head is too long"))),
-                None => {
-                    if ready!(self.poll_fill(cx))? == 0 {
-                        return Poll::Ready(Err(closed()));
-                    }
-                }
+            if let Some(head) = http1::head(&mut self.read)? {
+                return Poll::Ready(Ok(head));
+            }
+            if ready!(self.poll_fill(cx))? == 0 {
+                return Poll::Ready(Err(closed()));
             }
         }
     }
 }
 
-fn invalid(what: &str) -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, what.to_owned())
-}
-
 fn closed() -> io::Error {
     io::Error::new(io::ErrorKind::UnexpectedEof, "the server closed the connection")
-}
-
-/// Takes a whole head off the buffer; its values share the buffer's allocation.
-fn parse_head(read: &mut BytesMut) -> io::Result<Option<http::Response<()>>> {
-    let mut space = [const { MaybeUninit::uninit() }; HEADERS];
-    let mut found: SmallVec<[(HeaderName, Range<usize>); 16]> = SmallVec::new();
-    let mut response = httparse::Response::new(&mut []);
-    let parsed = httparse::ParserConfig::default()
-        .parse_response_with_uninit_headers(&mut response, read, &mut space)
-        .map_err(|error| invalid(&format!("its head is not HTTP: {error}")))?;
-    let httparse::Status::Complete(length) = parsed else { return Ok(None) };
-    let start = read.as_ptr() as usize;
-    for header in response.headers.iter() {
-        let name =
-            HeaderName::from_bytes(header.name.as_bytes()).map_err(|_| invalid("a header has no name"))?;
-        // Only a value that has bytes is certain to stand in the buffer.
-        let from = if header.value.is_empty() { 0 } else { header.value.as_ptr() as usize - start };
-        found.push((name, from..from + header.value.len()));
-    }
-    let status = response.code.and_then(|code| StatusCode::from_u16(code).ok());
-    let status = status.ok_or_else(|| invalid("its status is none"))?;
-    let version = if response.version == Some(0) { Version::HTTP_10 } else { Version::HTTP_11 };
-    let bytes = read.split_to(length).freeze();
-    let mut headers = HeaderMap::with_capacity(found.len());
-    for (name, range) in found {
-        let value = HeaderValue::from_maybe_shared(bytes.slice(range));
-        headers.append(name, value.map_err(|_| invalid("a header's value has control characters"))?);
-    }
-    let mut head = http::Response::new(());
-    *head.status_mut() = status;
-    *head.version_mut() = version;
-    *head.headers_mut() = headers;
-    Ok(Some(head))
-}
-
-// === impl Framing ===
-
-impl Framing {
-    /// How the body behind this head is delimited.
-    fn of(head: &http::Response<()>) -> io::Result<Self> {
-        if is_bodiless(head.status()) {
-            return Ok(Self::Over);
-        }
-        let headers = head.headers();
-        if let Some(coding) = headers.get_all(header::TRANSFER_ENCODING).iter().next_back() {
-            let last = coding.as_bytes().rsplit(|&byte| byte == b',').next().unwrap_or_default();
-            // Also where there is a length: the coding counts.
-            return Ok(match last.trim_ascii().eq_ignore_ascii_case(b"chunked") {
-                true => Self::ChunkSize,
-                false => Self::UntilClose,
-            });
-        }
-        let mut lengths = headers.get_all(header::CONTENT_LENGTH).iter();
-        let Some(length) = lengths.next() else { return Ok(Self::UntilClose) };
-        if lengths.any(|other| other != length) {
-            return Err(invalid("it has two lengths"));
-        }
-        // Digits alone: a number could have a sign as well.
-        let digits = length.to_str().ok().filter(|text| text.bytes().all(|byte| byte.is_ascii_digit()));
-        match digits.and_then(|text| text.parse().ok()) {
-            Some(0) => Ok(Self::Over),
-            Some(length) => Ok(Self::Length(length)),
-            None => Err(invalid("its length is no number")),
-        }
-    }
-}
-
-/// Whether answers of this status have no body, whatever they announce.
-fn is_bodiless(status: StatusCode) -> bool {
-    matches!(status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED)
-}
-
-/// Whether the server keeps the connection for another request.
-fn is_kept(head: &http::Response<()>) -> bool {
-    let said = |name, token: &str| {
-        let values = head.headers().get_all(name).iter();
-        let tokens = values.filter_map(|value| value.to_str().ok()).flat_map(|value| value.split(','));
-        tokens.filter(|part| part.trim().eq_ignore_ascii_case(token)).count()
-    };
-    let is_old = head.version() == Version::HTTP_10;
-    let coded = head.headers().contains_key(header::TRANSFER_ENCODING);
-    let length = head.headers().get(header::CONTENT_LENGTH);
-    // Where a coding stands beside a length, or before HTTP/1.1, or twice, or where there is more than
-    // the status allows, another reader would see the end elsewhere: nothing behind it is believed
-    // (RFC 9112, 6.1 and 6.3).
-    let doubtful = coded && (is_old || length.is_some() || said(header::TRANSFER_ENCODING, "chunked") > 1)
-        || is_bodiless(head.status()) && (coded || length.is_some_and(|length| length != "0"));
-    let kept = if is_old {
-        said(header::CONNECTION, "keep-alive") > 0
-    } else {
-        said(header::CONNECTION, "close") == 0
-    };
-    kept && !doubtful
 }
 
 // === impl Sending ===
@@ -331,81 +208,26 @@ impl Incoming {
         }
     }
 
-    /// Goes on past what was taken of a chunk, if the rest is there already.
-    fn past_last_chunk(&mut self) {
-        const END: &[u8] = b"\r\n0\r\n\r\n";
-        if let Some(connection) =
-            self.connection.as_mut().filter(|connection| connection.read.starts_with(END))
-        {
-            connection.read.advance(END.len());
-            self.finish();
-        }
-    }
-
     fn poll_chunk(&mut self, cx: &mut Context<'_>) -> Poll<Option<io::Result<Bytes>>> {
         loop {
             let Some(connection) = &mut self.connection else { return Poll::Ready(None) };
-            let read = &mut connection.read;
-            let needs = match self.framing {
-                Framing::Over => return Poll::Ready(None),
-                Framing::UntilClose if !read.is_empty() => {
-                    return Poll::Ready(Some(Ok(read.split().freeze())));
-                }
-                Framing::UntilClose => READ,
-                Framing::Length(left) | Framing::Chunk(left) if !read.is_empty() => {
-                    let here = read.len().min(usize::try_from(left).unwrap_or(usize::MAX));
-                    let data = read.split_to(here).freeze();
-                    let left = left - here as u64;
-                    match self.framing {
-                        Framing::Length(_) if left == 0 => self.finish(),
-                        Framing::Length(_) => self.framing = Framing::Length(left),
-                        _ if left == 0 => {
-                            self.framing = Framing::ChunkEnd;
-                            self.past_last_chunk();
-                        }
-                        _ => self.framing = Framing::Chunk(left),
+            let wants = match self.framing.next(&mut connection.read) {
+                Ok(Next::Data(data)) => {
+                    if self.framing == Framing::Over {
+                        self.finish();
                     }
                     return Poll::Ready(Some(Ok(data)));
                 }
-                Framing::Length(left) | Framing::Chunk(left) => usize::try_from(left).unwrap_or(usize::MAX),
-                Framing::ChunkSize => match httparse::parse_chunk_size(read) {
-                    Ok(httparse::Status::Complete((line, size))) => {
-                        read.advance(line);
-                        self.framing = if size == 0 { Framing::Trailers(0) } else { Framing::Chunk(size) };
-                        continue;
-                    }
-                    Ok(httparse::Status::Partial) if read.len() < HEAD => 0,
-                    Ok(httparse::Status::Partial) | Err(_) => {
-                        return Poll::Ready(Some(Err(invalid("a chunk has no size"))));
-                    }
-                },
-                Framing::ChunkEnd => match &read[..] {
-                    [b'\r', b'\n', ..] => {
-                        read.advance(2);
-                        self.framing = Framing::ChunkSize;
-                        continue;
-                    }
-                    [] | [b'\r'] => 0,
-                    _ => return Poll::Ready(Some(Err(invalid("a chunk is longer than its size")))),
-                },
-                Framing::Trailers(before) => match memchr::memchr(b'\n', read) {
-                    Some(end) if before + end < HEAD => {
-                        let line = read.split_to(end + 1);
-                        match &line[..] {
-                            b"\r\n" | b"\n" => self.finish(),
-                            _ => self.framing = Framing::Trailers(before + line.len()),
-                        }
-                        continue;
-                    }
-                    None if before + read.len() < HEAD => 0,
-                    Some(_) | None => {
-                        return Poll::Ready(Some(Err(invalid("its trailers are too long"))));
-                    }
-                },
+                Ok(Next::Over) => {
+                    self.finish();
+                    return Poll::Ready(None);
+                }
+                Ok(Next::Wants(more)) => more,
+                Err(error) => return Poll::Ready(Some(Err(error))),
             };
-            let filled = match needs {
+            let filled = match wants {
                 0..=READ => ready!(connection.poll_fill(cx)),
-                _ => ready!(connection.poll_fill_in_place(needs.min(READ_IN_PLACE), cx)),
+                _ => ready!(connection.poll_fill_in_place(wants.min(READ_IN_PLACE), cx)),
             };
             match filled {
                 Ok(0) if self.framing == Framing::UntilClose => {

@@ -8,9 +8,10 @@
 //! its first poll to its last event; `group` says which session it goes to; `session` is one
 //! session and the calls in flight on it, `attribution` whose is what arrives there; `handshake`
 //! opens one and `listen` reads its GET stream; `messages`, `refusal` and `resume` are what an HTTP
-//! answer can turn out to be; `peer` is the server as a whole, `reports` what it says of its own accord, `client`
-//! and `connection` are the way there. `forward` passes on what a legacy client sends, in `order`; a
-//! call that is made for it in its own session ([`Upstream::call_in`]) is an `exchange` like any other.
+//! answer can turn out to be; `peer` is the server as a whole, `reports` what it says of its own accord,
+//! `client` and `connection` are the way there, `http1` what arrives on it. `forward` passes on what a
+//! legacy client sends, in `order`; a call that is made for it in its own session
+//! ([`Upstream::call_in`]) is an `exchange` like any other.
 
 mod answer;
 mod attribution;
@@ -20,6 +21,7 @@ mod exchange;
 mod forward;
 mod group;
 mod handshake;
+pub mod http1;
 mod listen;
 mod mailbox;
 mod message;
