@@ -105,15 +105,20 @@ pub fn tagged(id: &Id, method: &Method, params: Option<&Bytes>) -> Bytes {
 
 /// The last messages of a subscription that the proxy ends: the cancellation page asks for
 /// `notifications/cancelled`, the subscriptions page for the result.
-pub fn ended(id: &Id) -> (Bytes, Bytes) {
+///
+/// The result says who the server is, as every result does (2026-07-28, *Base Protocol, `_meta`*).
+pub fn ended(id: &Id, server_info: &[u8]) -> (Bytes, Bytes) {
     let mut params = br#"{"requestId":"#.to_vec();
     params.extend_from_slice(id.as_bytes());
     params.extend_from_slice(br#","reason":"the server is shutting down","_meta":"#);
     params.extend_from_slice(&subscription_meta(id));
     params.push(b'}');
-    let mut result = br#"{"resultType":"complete","_meta":"#.to_vec();
-    result.extend_from_slice(&subscription_meta(id));
-    result.push(b'}');
+    let mut result =
+        br#"{"resultType":"complete","_meta":{"io.modelcontextprotocol/subscriptionId":"#.to_vec();
+    result.extend_from_slice(id.as_bytes());
+    result.extend_from_slice(br#","io.modelcontextprotocol/serverInfo":"#);
+    result.extend_from_slice(server_info);
+    result.extend_from_slice(b"}}");
     (
         crate::dialect::modern::notification(&Method::Cancelled, &params),
         crate::dialect::modern::success_response(id, &result),

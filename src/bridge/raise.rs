@@ -216,28 +216,23 @@ pub fn no_such_resource(uri: &str) -> ErrorObject {
 }
 
 /// The server's error for the client. Codes that mean something else in the client's era, or
-/// nothing, are changed; the words and the data stay.
+/// nothing, are changed ([`ErrorObject::of_this_era`]); the words stay, and nothing is lost.
 pub fn error(call: &Call, error: &Bytes) -> ErrorObject {
-    let error = ErrorObject::from_raw(error.clone());
-    let uri = (call.method == Method::ResourcesRead).then_some(call.target.as_deref()).flatten();
-    match (error.code(), uri) {
-        (code::RESOURCE_NOT_FOUND, uri) => recoded(&error, code::INVALID_PARAMS, uri),
-        (code::INVALID_PARAMS, Some(uri)) => recoded(&error, code::INVALID_PARAMS, Some(uri)),
-        // Never relayed: the range is the specification's own (2026-07-28, *Error Codes*).
-        (-32099..=-32020, _) => recoded(&error, code::INTERNAL_ERROR, None),
+    let error = ErrorObject::from_raw(error.clone()).of_this_era();
+    match call.target.as_deref() {
+        // 2026-07-28, *Resources, Error Handling*: it names the resource.
+        Some(uri) if call.method == Method::ResourcesRead && error.code() == code::INVALID_PARAMS => {
+            naming(&error, uri)
+        }
         _ => error,
     }
 }
 
-fn recoded(error: &ErrorObject, code: i64, uri: Option<&str>) -> ErrorObject {
-    let Ok(object) = Object::read(error.as_bytes()) else {
-        return ErrorObject::new(code, "the server answered with an error that is not an object");
-    };
+/// The same error, naming a resource in its `data` unless the server has put something there.
+fn naming(error: &ErrorObject, uri: &str) -> ErrorObject {
+    let Ok(object) = Object::read(error.as_bytes()) else { return error.clone() };
     let mut edit = Edit::new(&object);
-    edit.set("code", code.to_string());
-    if let Some(uri) = uri {
-        edit.set_if_absent("data", json!({ "uri": uri }).to_string());
-    }
+    edit.set_if_absent("data", json!({ "uri": uri }).to_string());
     ErrorObject::from_raw(edit.apply())
 }
 

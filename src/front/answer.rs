@@ -207,6 +207,7 @@ fn metadata(lost: Lost) -> Answer {
                 None => answer,
             }
         }
+        Lost::Forbidden { .. } => server(StatusCode::FORBIDDEN, code::UNAUTHORIZED),
         Lost::Status { .. } | Lost::Invalid(_) => server(StatusCode::BAD_GATEWAY, code::UPSTREAM_INVALID),
         Lost::TooLarge { .. } => server(StatusCode::BAD_GATEWAY, code::RESULT_TOO_LARGE),
         Lost::Busy { .. } => proxy(code::BUSY),

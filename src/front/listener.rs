@@ -20,6 +20,7 @@ use super::{
 };
 use crate::runtime::{Listener, Net, Stopping, Stream};
 use futures_util::{FutureExt, future::Map};
+use http::{HeaderMap, HeaderValue, header::COOKIE};
 use hyper::{
     body::Incoming,
     rt::Executor,
@@ -342,9 +343,24 @@ impl<S: Serves> hyper::service::Service<http::Request<Incoming>> for Streams<S> 
     type Error = Infallible;
     type Future = Map<S::Future, fn(Served) -> Result<Self::Response, Infallible>>;
 
-    fn call(&self, request: http::Request<Incoming>) -> Self::Future {
+    fn call(&self, mut request: http::Request<Incoming>) -> Self::Future {
+        join_cookies(request.headers_mut());
         self.0.call(request).map(|served| served.map(|response| response.map(Portions::of)))
     }
+}
+
+/// Puts cookies together that HTTP/2 allows a client to send apart; elsewhere there is one header of
+/// them (RFC 9113, 8.2.3).
+fn join_cookies(headers: &mut HeaderMap) {
+    let mut cookies = headers.get_all(COOKIE).iter();
+    let (Some(first), Some(_)) = (cookies.next(), cookies.next()) else { return };
+    let mut joined = first.as_bytes().to_vec();
+    for cookie in headers.get_all(COOKIE).iter().skip(1) {
+        joined.extend_from_slice(b"; ");
+        joined.extend_from_slice(cookie.as_bytes());
+    }
+    let joined = HeaderValue::from_bytes(&joined).expect("header values and a separator make one");
+    headers.insert(COOKIE, joined);
 }
 
 // === impl Tracked ===

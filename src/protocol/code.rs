@@ -1,6 +1,6 @@
 //! Error codes and error objects, by revision; whose fault an error is.
 
-use super::splice::Object;
+use super::splice::{Edit, Object};
 use bytes::Bytes;
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -83,13 +83,70 @@ impl ErrorObject {
         Self::written(code, message.as_ref(), Some(data))
     }
 
-    /// An error as a peer sent it. Something without an integer `code` counts as internal.
+    /// An error as a peer sent it, byte for byte where it is an error object at all: clients refuse
+    /// one without an integer `code` or without words. What is none is made one (JSON-RPC 2.0, 5.1):
+    /// a mere string is its words, a member that cannot be is kept inside `data`, with `data`.
     pub fn from_raw(raw: Bytes) -> Self {
-        let code = Object::read(&raw)
-            .ok()
-            .and_then(|object| serde_json::from_slice(&object.get("code")?).ok())
-            .unwrap_or(INTERNAL_ERROR);
-        Self { code, raw }
+        let Ok(object) = Object::read(&raw) else { return Self::of_no_object(&raw) };
+        let (code, message) = (object.get("code"), object.get("message"));
+        let number = code.as_ref().and_then(|code| serde_json::from_slice(code).ok());
+        let has_code = number.is_some() || code.as_ref().is_some_and(is_whole);
+        let has_message = object.string("message").is_some();
+        if has_code && has_message {
+            return Self { code: number.unwrap_or(INTERNAL_ERROR), raw };
+        }
+        let mut edit = Edit::new(&object);
+        let kept = [(has_code, "code", code), (has_message, "message", message)];
+        let kept = kept.into_iter().filter_map(|(fits, name, value)| Some((name, value.filter(|_| !fits)?)));
+        let kept: Vec<_> = kept.collect();
+        if !kept.is_empty() {
+            edit.set("data", gathered(kept.into_iter().chain(object.get("data").map(|data| ("data", data)))));
+        }
+        if !has_code {
+            edit.set("code", INTERNAL_ERROR.to_string());
+        }
+        if !has_message {
+            edit.set("message", &br#""the server gave no message""#[..]);
+        }
+        Self { code: number.unwrap_or(INTERNAL_ERROR), raw: edit.apply() }
+    }
+
+    fn of_no_object(raw: &Bytes) -> Self {
+        match serde_json::from_slice::<String>(raw) {
+            Ok(words) => Self::new(INTERNAL_ERROR, words),
+            Err(_) => {
+                let head =
+                    br#"{"code":-32603,"message":"the server gave an error that is no object","data":"#;
+                Self { code: INTERNAL_ERROR, raw: [&head[..], raw, b"}"].concat().into() }
+            }
+        }
+    }
+
+    /// The same error with another code.
+    #[must_use]
+    pub fn recoded(self, code: i64) -> Self {
+        let Ok(object) = Object::read(&self.raw) else { return self };
+        let mut edit = Edit::new(&object);
+        edit.set("code", code.to_string());
+        Self { code, raw: edit.apply() }
+    }
+
+    /// An error of an older revision for a client of 2026-07-28. There `-32002` is `-32602`, and the
+    /// specification keeps -32020 to -32099 to itself (*Error Codes*): what a server meant by one of
+    /// those is kept inside `data`, the server's own `data` beside it.
+    #[must_use]
+    pub fn of_this_era(self) -> Self {
+        match self.code {
+            RESOURCE_NOT_FOUND => self.recoded(INVALID_PARAMS),
+            -32099..=-32020 => {
+                let Ok(object) = Object::read(&self.raw) else { return self };
+                let kept = ["code", "data"].into_iter().filter_map(|name| Some((name, object.get(name)?)));
+                let mut edit = Edit::new(&object);
+                edit.set("code", INTERNAL_ERROR.to_string()).set("data", gathered(kept));
+                Self { code: INTERNAL_ERROR, raw: edit.apply() }
+            }
+            _ => self,
+        }
     }
 
     /// `-32021` with the capabilities the client would have to declare, an object of objects
@@ -118,6 +175,24 @@ impl ErrorObject {
     }
 }
 
+/// Raw members as an object.
+fn gathered<'a>(members: impl Iterator<Item = (&'a str, Bytes)>) -> Bytes {
+    let mut out = Vec::new();
+    for (name, value) in members {
+        out.extend_from_slice(if out.is_empty() { b"{\"" } else { b",\"" });
+        out.extend_from_slice(name.as_bytes());
+        out.extend_from_slice(b"\":");
+        out.extend_from_slice(&value);
+    }
+    out.push(b'}');
+    out.into()
+}
+
+/// Whether a JSON token is a whole number, however it is spelled.
+fn is_whole(token: &Bytes) -> bool {
+    serde_json::from_slice::<f64>(token).is_ok_and(|number| number.fract() == 0.0)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -127,6 +202,32 @@ mod tests {
         let error = ErrorObject::new(METHOD_NOT_FOUND, "no \"x\"");
         assert_eq!(error.as_bytes(), r#"{"code":-32601,"message":"no \"x\""}"#);
         assert_eq!(error.message(), "no \"x\"");
+    }
+
+    #[test]
+    fn an_error_is_valid_whatever_the_peer_sent() {
+        for raw in [
+            "null",
+            "1",
+            "[]",
+            "\"\"",
+            "{}",
+            r#"{"code":null}"#,
+            r#"{"code":1e400,"message":null}"#,
+            r#"{"message":7,"data":{"a":1e400}}"#,
+            r#"{"code":9223372036854775808,"message":"m"}"#,
+            r#"{"code":-32050,"message":"m","data":[1e400]}"#,
+            r#"{"code":-32002,"message":"m"}"#,
+        ] {
+            for error in [ErrorObject::from_raw(raw.into()), ErrorObject::from_raw(raw.into()).of_this_era()]
+            {
+                let object = Object::read(error.as_bytes()).expect("an object");
+                assert!(object.get("code").is_some_and(|code| is_whole(&code)), "{raw}: {error:?}");
+                assert!(object.string("message").is_some(), "{raw}: {error:?}");
+            }
+            let error = ErrorObject::from_raw(raw.into()).of_this_era();
+            assert!(!(-32099..=-32020).contains(&error.code()), "{error:?}");
+        }
     }
 
     #[test]

@@ -366,7 +366,7 @@ impl Server {
         self.0.get().map_or_else(|| Arc::new(Description::unknown()), Arc::clone)
     }
 
-    fn is_known(&self) -> bool {
+    pub(super) fn is_known(&self) -> bool {
         self.0.get().is_some()
     }
 

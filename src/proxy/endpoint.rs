@@ -102,15 +102,18 @@ impl Service for Endpoint {
         let shared = Arc::clone(&self.shared);
         match call.method {
             Method::Discover => once(async move { shared.discover(&call, &caller).await }),
-            Method::TasksGet => {
-                once(async move { shared.tasks.get(&call, &shared.owner(&caller), &caller).await })
-            }
-            Method::TasksUpdate => {
-                once(async move { shared.tasks.update(&call, &shared.owner(&caller), &caller).await })
-            }
-            Method::TasksCancel => {
-                once(async move { shared.tasks.cancel(&call, &shared.owner(&caller), &caller).await })
-            }
+            Method::TasksGet => once(async move {
+                let (owner, server) = (shared.owner(&caller), shared.server());
+                shared.tasks.get(&call, &owner, &caller, &server).await
+            }),
+            Method::TasksUpdate => once(async move {
+                let (owner, server) = (shared.owner(&caller), shared.server());
+                shared.tasks.update(&call, &owner, &caller, &server).await
+            }),
+            Method::TasksCancel => once(async move {
+                let (owner, server) = (shared.owner(&caller), shared.server());
+                shared.tasks.cancel(&call, &owner, &caller, &server).await
+            }),
             Method::Listen => each(Listening::new(shared, call, caller)),
             _ => each(Attended::new(shared, call, caller)),
         }
@@ -161,6 +164,12 @@ impl Shared {
             route: Arc::clone(&self.route.path),
             scope: Scope::Principal,
         }
+    }
+
+    /// The server as it described itself last. It is not asked: what is said of a task must not wait
+    /// for it.
+    pub(super) fn server(&self) -> Arc<Description> {
+        self.upstream.described().unwrap_or_else(|| Arc::new(Description::unknown()))
     }
 
     /// Whether the server declared what a method needs. What it did not declare is not served

@@ -495,7 +495,9 @@ impl Held {
             self.exchange.handle_departed();
             return;
         };
-        let created = asking::created(&self.shared, &record, &self.server.known());
+        // A task that was made before its session was open: another may have been.
+        let server = if self.server.is_known() { self.server.known() } else { self.shared.server() };
+        let created = asking::created(&self.shared, &record, &server);
         let (confirm, committed) = oneshot::channel();
         let mut commit = Some(Commit(confirm));
         self.committed = Some(committed);

@@ -16,7 +16,7 @@ use crate::{
         listen::{Filter, acknowledged, ended, subscription_meta, tagged},
     },
     dialect::{Call, Caller, modern},
-    protocol::{ErrorObject, Method, code},
+    protocol::{ErrorObject, Method, code, frame::on_one_line},
     task::{Record, TaskId, view},
     telemetry::Outcome,
     upstream::{Description, Identity, Report, Subscription},
@@ -53,6 +53,7 @@ enum State {
 }
 
 struct Open {
+    server: Arc<Description>,
     filter: Filter,
     reports: Receiver<Report>,
     tasks: Listener,
@@ -112,6 +113,7 @@ impl Listening {
         }
         let changed = Changed::default();
         self.state = State::Open(Box::new(Open {
+            server,
             filter,
             reports,
             tasks,
@@ -221,7 +223,9 @@ impl Listening {
 
     /// Ends the subscription of our own accord (2026-07-28, *Graceful Closure*).
     fn end(&mut self) {
-        let (cancelled, result) = ended(&self.call.id);
+        let State::Open(open) = &self.state else { return };
+        let (cancelled, result) = ended(&self.call.id, &open.server.server_info);
+        let result = on_one_line(result);
         self.outgoing.push_back(Item::Notice(cancelled));
         self.outgoing.push_back(Item::Reply(Reply::new(StatusCode::OK, result, Outcome::Result)));
         self.state = State::Ended;

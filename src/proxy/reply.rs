@@ -113,10 +113,11 @@ pub(super) fn verdict(
 /// The error object for an answer that will not come.
 pub(super) fn lost_error(lost: &Lost) -> ErrorObject {
     let code = match lost {
+        Lost::Forbidden { error: Some(error), .. } => return error.clone().of_this_era(),
         Lost::Unreachable(_) | Lost::ConnectTimeout(_) => code::UPSTREAM_UNAVAILABLE,
         Lost::CallTimeout(_) | Lost::FirstByteTimeout(_) | Lost::IdleTimeout(_) => code::UPSTREAM_TIMEOUT,
         Lost::Broken(_) | Lost::SessionEnded => code::OUTCOME_UNKNOWN,
-        Lost::Unauthorized { .. } => code::UNAUTHORIZED,
+        Lost::Unauthorized { .. } | Lost::Forbidden { .. } => code::UNAUTHORIZED,
         Lost::Status { .. } | Lost::Invalid(_) => code::UPSTREAM_INVALID,
         Lost::TooLarge { .. } => code::RESULT_TOO_LARGE,
         Lost::Busy { .. } => code::BUSY,
@@ -142,6 +143,7 @@ pub(super) fn outcome_of(lost: &Lost) -> Outcome {
 fn status_of(call: &Call, error: &ErrorObject, lost: Option<&Lost>) -> StatusCode {
     match lost {
         Some(Lost::Unauthorized { status, .. }) => *status,
+        Some(Lost::Forbidden { .. }) => StatusCode::FORBIDDEN,
         Some(lost) if call.method == Method::Discover => match lost.fault() {
             Fault::Client => StatusCode::BAD_REQUEST,
             Fault::Server => StatusCode::BAD_GATEWAY,

@@ -2,17 +2,19 @@
 
 use super::{Reply, held::Retry, hub::Hub, limits::Limits, reply};
 use crate::{
-    bridge::elicit,
+    bridge::{describe::server_info_meta, elicit},
     dialect::{Call, Caller, Principal},
     policy::Quotas,
     protocol::{
         ErrorObject, Method, code,
+        frame::on_one_line,
         input::{InputRequest, InputResponses},
     },
     runtime::{Clock, random},
     store::{self, Place, Store, StoreError, Updated},
     task::{Effect, Event, Owner, PollBounds, Record, State, TaskId, view},
     telemetry::{LookupFailed, QuotaFull, StoreFailed, TaskTransition},
+    upstream::Description,
 };
 use bytes::Bytes;
 use dashmap::DashMap;
@@ -255,29 +257,44 @@ impl Tasks {
         Ok(updated)
     }
 
-    /// `tasks/get` (tasks extension, *Task Polling*).
-    pub(super) async fn get(&self, call: &Call, owner: &Owner, caller: &Caller) -> Reply {
+    /// `tasks/get` (tasks extension, *Task Polling*). Every result says who the server is (2026-07-28,
+    /// *Base Protocol, `_meta`*).
+    pub(super) async fn get(
+        &self,
+        call: &Call,
+        owner: &Owner,
+        caller: &Caller,
+        server: &Description,
+    ) -> Reply {
         let record = match self.find(call, owner, caller).await {
             Ok(record) => record,
             Err(reply) => return *reply,
         };
-        let view =
-            view::extension::detailed(&record, self.clock.timestamp(), self.quotas.poll_interval, None);
-        let mut reply = reply::success(call, &view);
+        let about = server_info_meta(&server.server_info);
+        let (now, bounds) = (self.clock.timestamp(), self.quotas.poll_interval);
+        let view = view::extension::detailed(&record, now, bounds, Some(&about));
+        let mut reply = reply::success(call, &on_one_line(view.into()));
         // The audit trail of retrievals is in the access line.
         reply.account.shown = Some(record.state.status());
         reply
     }
 
     /// `tasks/update` (tasks extension, *Task Update Requests*): acknowledged; answers to what is
-    /// not asked, or no longer, are ignored.
-    pub(super) async fn update(&self, call: &Call, owner: &Owner, caller: &Caller) -> Reply {
+    /// not asked, or no longer, are ignored. One that is no answer to its question leaves it open, and
+    /// is refused by its key; those beside it are given to the server all the same.
+    pub(super) async fn update(
+        &self,
+        call: &Call,
+        owner: &Owner,
+        caller: &Caller,
+        server: &Description,
+    ) -> Reply {
         let record = match self.find(call, owner, caller).await {
             Ok(record) => record,
             Err(reply) => return *reply,
         };
-        let answers = match checked_answers(call, &record) {
-            Ok(answers) => answers,
+        let Checked { answers, unfit } = match checked_answers(call, &record) {
+            Ok(checked) => checked,
             Err(error) => return reply::refuse(call, StatusCode::OK, &error),
         };
         let effects = self.apply(&record.id, Event::Answered { answers }).await;
@@ -292,12 +309,21 @@ impl Tasks {
             // Gone only where the call ended in this moment.
             self.tell(&record.id, Control::Answered(answered)).await;
         }
-        acknowledged(call)
+        match unfit {
+            None => acknowledged(call, server),
+            Some(error) => reply::refuse(call, StatusCode::OK, &error),
+        }
     }
 
     /// `tasks/cancel` (tasks extension, *Task Cancellation*): acknowledged also where the task has
     /// ended; the server is told where it has not.
-    pub(super) async fn cancel(&self, call: &Call, owner: &Owner, caller: &Caller) -> Reply {
+    pub(super) async fn cancel(
+        &self,
+        call: &Call,
+        owner: &Owner,
+        caller: &Caller,
+        server: &Description,
+    ) -> Reply {
         let record = match self.find(call, owner, caller).await {
             Ok(record) => record,
             Err(reply) => return *reply,
@@ -307,7 +333,7 @@ impl Tasks {
             // Gone only where the call ended in this moment.
             self.tell(&record.id, Control::Cancelled).await;
         }
-        acknowledged(call)
+        acknowledged(call, server)
     }
 
     /// The task a call names, if it is there and its caller's.
@@ -424,23 +450,42 @@ impl Tasks {
     }
 }
 
-/// The answers of a `tasks/update`, as the server may have them. Those to what is not asked are left
-/// out; one that is no answer to its question refuses the whole update, and nothing is answered.
-fn checked_answers(call: &Call, record: &Record) -> Result<BTreeMap<String, Bytes>, ErrorObject> {
+/// What came with a `tasks/update`.
+#[derive(Default)]
+struct Checked {
+    /// The answers as the server may have them, without those to what is not asked.
+    answers: BTreeMap<String, Bytes>,
+    /// What is to be said of those that are no answers to their questions.
+    unfit: Option<ErrorObject>,
+}
+
+/// The answers of a `tasks/update`.
+///
+/// # Errors
+/// `-32602` where they cannot be read: then nothing is answered.
+fn checked_answers(call: &Call, record: &Record) -> Result<Checked, ErrorObject> {
     let wrong = |message: String| ErrorObject::new(code::INVALID_PARAMS, message);
     let answers = InputResponses::read(call.params.as_ref())
         .map_err(|error| wrong(error.to_string()))?
         .ok_or_else(|| wrong("params.inputResponses is required".into()))?;
-    let State::InputRequired { outstanding } = &record.state else { return Ok(BTreeMap::new()) };
-    let mut checked = BTreeMap::new();
+    let State::InputRequired { outstanding } = &record.state else { return Ok(Checked::default()) };
+    let mut checked = Checked::default();
+    let mut unfit = Vec::new();
     for (key, answer) in answers.iter() {
         let Some(question) = outstanding.get(key).and_then(|raw| InputRequest::from_raw(raw.clone())) else {
             continue;
         };
-        let answer = elicit::check_answer(&question, answer)
-            .map_err(|error| wrong(format!("the answer under `{key}` does not fit: {error}")))?;
-        // A slice of the request, which would keep all of it.
-        checked.insert(key.to_owned(), Bytes::copy_from_slice(&answer));
+        match elicit::check_answer(&question, answer) {
+            // A slice of the request, which would keep all of it.
+            Ok(answer) => {
+                checked.answers.insert(key.to_owned(), Bytes::copy_from_slice(&answer));
+            }
+            Err(error) => unfit.push(format!("the answer under `{key}` does not fit: {error}")),
+        }
+    }
+    if !unfit.is_empty() {
+        let rest = if checked.answers.is_empty() { "" } else { "; the other answers were taken" };
+        checked.unfit = Some(wrong(format!("{}{rest}", unfit.join("; "))));
     }
     Ok(checked)
 }
@@ -487,8 +532,10 @@ impl Drop for Hold {
     }
 }
 
-fn acknowledged(call: &Call) -> Reply {
-    reply::success(call, br#"{"resultType":"complete"}"#)
+fn acknowledged(call: &Call, server: &Description) -> Reply {
+    let about = server_info_meta(&server.server_info);
+    let result = [br#"{"resultType":"complete","_meta":"#, &*about, b"}"].concat();
+    reply::success(call, &on_one_line(result.into()))
 }
 
 /// A caller has met one of its limits, which is named.

@@ -187,12 +187,40 @@ fn may_repeat(purpose: Purpose) -> bool {
     }
 }
 
-/// The path of the server with the client's query behind its own.
+/// The path of the server with the client's query behind its own. What the operator has written into
+/// the URL is not the client's to say again: of two values of a name some servers take the last.
 pub(super) fn with_query<'a>(path: &'a str, query: Option<&str>) -> Cow<'a, str> {
-    match query {
-        None | Some("") => path.into(),
-        Some(query) => format!("{path}{}{query}", if path.contains('?') { '&' } else { '?' }).into(),
+    let Some(query) = query.filter(|query| !query.is_empty()) else { return path.into() };
+    let Some((_, own)) = path.split_once('?') else { return format!("{path}?{query}").into() };
+    let own: Vec<_> = names(own).collect();
+    let mut whole = path.to_owned();
+    for pair in query.split('&').filter(|pair| !names(pair).any(|name| own.contains(&name))) {
+        whole.push('&');
+        whole.push_str(pair);
     }
+    whole.into()
+}
+
+/// The names in a query as the most generous reader takes them: with `;` between pairs too, escapes
+/// decoded, and in small letters.
+fn names(query: &str) -> impl Iterator<Item = Vec<u8>> {
+    query.split(['&', ';']).filter(|pair| !pair.is_empty()).map(|pair| {
+        let name = pair.split_once('=').map_or(pair, |(name, _)| name).as_bytes();
+        let digit = |at: usize| name.get(at).and_then(|&byte| char::from(byte).to_digit(16));
+        let mut decoded = Vec::with_capacity(name.len());
+        let mut at = 0;
+        while let Some(&byte) = name.get(at) {
+            let escaped = (byte == b'%').then(|| Some(digit(at + 1)? * 16 + digit(at + 2)?)).flatten();
+            let byte = match escaped {
+                Some(byte) => u8::try_from(byte).expect("two hexadecimal digits make a byte"),
+                None if byte == b'+' => b' ',
+                None => byte,
+            };
+            decoded.push(byte.to_ascii_lowercase());
+            at += if escaped.is_some() { 3 } else { 1 };
+        }
+        decoded
+    })
 }
 
 /// The header lines of a request: the client's own but those of its hop, with the server's name.

@@ -11,7 +11,7 @@ impl Lost {
     /// Whose fault it is.
     pub fn fault(&self) -> Fault {
         match self {
-            Self::Unauthorized { .. } => Fault::Client,
+            Self::Unauthorized { .. } | Self::Forbidden { .. } => Fault::Client,
             Self::Status { status, .. } if *status == StatusCode::TOO_MANY_REQUESTS => Fault::Client,
             Self::Unreachable(_)
             | Self::ConnectTimeout(_)

@@ -42,7 +42,7 @@ mod lost;
 
 use crate::{
     dialect::{Credentials, Principal},
-    protocol::{Capabilities, Frame, Method},
+    protocol::{Capabilities, ErrorObject, Frame, Method},
 };
 use bytes::Bytes;
 use futures_util::{future::BoxFuture, stream::BoxStream};
@@ -70,6 +70,12 @@ pub trait Upstream: Send + Sync + 'static {
     /// What the server said of itself when a session was opened for this caller; opens one if
     /// there is none.
     fn describe(&self, caller: &Identity) -> BoxFuture<'_, Result<Arc<Description>, Lost>>;
+
+    /// What the server said of itself last, to whomever; `None` where it has not been spoken to. Nothing
+    /// is sent for it.
+    fn described(&self) -> Option<Arc<Description>> {
+        None
+    }
 
     /// What the server reports of its own accord in any session of this principal. A session is
     /// kept open for that until the receiver is dropped.
@@ -196,6 +202,13 @@ pub enum Lost {
     SessionEnded,
     #[error("the server refused the credentials (HTTP {status})")]
     Unauthorized { status: StatusCode, challenge: Option<HeaderValue> },
+    /// HTTP 403 without a challenge: no other credentials would help.
+    #[error("the server refused the request (HTTP 403): {detail}")]
+    Forbidden {
+        detail: String,
+        /// The server's JSON-RPC error, where it gave one.
+        error: Option<ErrorObject>,
+    },
     #[error("the server answered HTTP {status}: {detail}")]
     Status { status: StatusCode, detail: String },
     #[error("the server's answer is not valid: {0}")]

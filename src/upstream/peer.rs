@@ -8,7 +8,7 @@ use http_body_util::{BodyExt, Limited};
 use std::{
     future::Future,
     sync::{
-        Arc,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Duration,
@@ -17,13 +17,17 @@ use tokio::{runtime::Handle, sync::Semaphore, time::timeout};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
-    Config, Lost, NotStarted,
+    Config, Description, Lost, NotStarted,
     client::{Answering, HttpClient},
     connection::Incoming,
     message,
     order::InOrder,
 };
-use crate::{dialect::Credentials, runtime::Net};
+use crate::{
+    dialect::Credentials,
+    protocol::{ErrorObject, Frame, Kind},
+    runtime::Net,
+};
 
 /// What all sessions with one server share.
 pub(super) struct Peer {
@@ -38,6 +42,8 @@ pub(super) struct Peer {
     /// GET streams of legacy clients that are about to be opened.
     pub(super) order: InOrder,
     pub(super) asks: Asks,
+    /// What the server said of itself last. Locked to put it in or to look at it.
+    described: Mutex<Option<Arc<Description>>>,
     own_ids: AtomicU64,
     /// Work that outlives a call: cancellations, answers, farewells.
     work: TaskTracker,
@@ -88,6 +94,7 @@ impl Peer {
             path,
             host,
             asks: Asks::default(),
+            described: Mutex::default(),
             own_ids: AtomicU64::new(OWN_IDS),
             work: TaskTracker::new(),
             runtime,
@@ -98,6 +105,16 @@ impl Peer {
     /// An id for a request of our own.
     pub(super) fn next_id(&self) -> u64 {
         self.own_ids.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// The server has said something of itself.
+    pub(super) fn describes_itself(&self, description: &Arc<Description>) {
+        *self.described.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(description));
+    }
+
+    /// What the server said of itself last.
+    pub(super) fn described(&self) -> Option<Arc<Description>> {
+        self.described.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// What every request of a caller carries.
@@ -193,21 +210,49 @@ pub(super) async fn error_body(body: Incoming) -> Bytes {
     }
 }
 
-/// What an HTTP error that is no JSON-RPC message says. 401 and 403 keep their challenge; a
-/// redirect is not followed, and its target named.
+/// What an HTTP error that is no JSON-RPC message says. 401, and 403 with a challenge, are about
+/// credentials (RFC 9110, 11.6.1; RFC 6750, 3.1); without one a 403 is not, and its words are all there
+/// is: a server that does not know the name it is called by says so like that. A redirect is not
+/// followed, and its target named.
 pub(super) fn refused(status: StatusCode, headers: &HeaderMap, body: &Bytes) -> Lost {
-    if status == StatusCode::UNAUTHORIZED || status == StatusCode::FORBIDDEN {
-        return Lost::Unauthorized { status, challenge: headers.get(header::WWW_AUTHENTICATE).cloned() };
+    let challenge = headers.get(header::WWW_AUTHENTICATE);
+    match (status, challenge) {
+        (StatusCode::UNAUTHORIZED, challenge) => {
+            return Lost::Unauthorized { status, challenge: challenge.cloned() };
+        }
+        (StatusCode::FORBIDDEN, Some(challenge)) => {
+            return Lost::Unauthorized { status, challenge: Some(challenge.clone()) };
+        }
+        (StatusCode::FORBIDDEN, None) => {
+            let error = Frame::parse(body.clone()).ok().and_then(|frame| match frame.kind() {
+                Kind::Failure { error, .. } => Some(ErrorObject::from_raw(Bytes::copy_from_slice(error))),
+                Kind::Request { .. } | Kind::Notification { .. } | Kind::Success { .. } => None,
+            });
+            let words = error.as_ref().map(|error| shown(&error.message()));
+            return Lost::Forbidden { detail: words.unwrap_or_else(|| in_words(status, body)), error };
+        }
+        _ => {}
     }
     let target = headers.get(header::LOCATION).and_then(|target| target.to_str().ok());
-    let detail = match (target, std::str::from_utf8(body).map(str::trim)) {
-        (Some(target), _) if status.is_redirection() => {
+    let detail = match target {
+        Some(target) if status.is_redirection() => {
             format!("redirected to {target}; name that as the upstream's URL")
         }
-        (_, Ok(text)) if !text.is_empty() => text.chars().take(DETAIL_CHARS).collect(),
-        (_, Ok(_) | Err(_)) => status.canonical_reason().unwrap_or("no reason given").to_owned(),
+        Some(_) | None => in_words(status, body),
     };
     Lost::Status { status, detail }
+}
+
+/// What an error's body says, or else its status.
+fn in_words(status: StatusCode, body: &Bytes) -> String {
+    match std::str::from_utf8(body).map(str::trim) {
+        Ok(text) if !text.is_empty() => shown(text),
+        Ok(_) | Err(_) => status.canonical_reason().unwrap_or("no reason given").to_owned(),
+    }
+}
+
+fn shown(text: &str) -> String {
+    text.chars().take(DETAIL_CHARS).collect()
 }
 
 /// Reads an answer's rest in the background, so that its connection can serve the next request.

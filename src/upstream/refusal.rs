@@ -33,7 +33,7 @@ pub(super) async fn read(
 ) -> Verdict {
     let body = peer::error_body(body).await;
     let lost = peer::refused(head.status, &head.headers, &body);
-    if matches!(lost, Lost::Unauthorized { .. }) {
+    if matches!(lost, Lost::Unauthorized { .. } | Lost::Forbidden { .. }) {
         return Verdict::Lost(lost);
     }
     let answer = Frame::parse(body).ok().filter(|frame| matches!(frame.kind(), Kind::Failure { .. }));

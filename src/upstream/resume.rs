@@ -68,7 +68,7 @@ async fn attempt(session: &Session, from: &Resumption) -> Result<Result<Messages
         return Ok(Err(lost.to_string()));
     }
     Err(match lost {
-        Lost::Unauthorized { .. } => lost,
+        Lost::Unauthorized { .. } | Lost::Forbidden { .. } => lost,
         other => Lost::Broken(format!("its stream could not be taken up again: {other}")),
     })
 }

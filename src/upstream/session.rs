@@ -119,7 +119,9 @@ impl Session {
         }
         let headers = Headers::new(posting, has_id, &peer.path);
         let (group, reports) = (Arc::downgrade(group), group.reports.clone());
-        Ok(Self::at(peer, headers, description, group, reports))
+        let session = Self::at(peer, headers, description, group, reports);
+        session.peer.describes_itself(&session.description);
+        Ok(session)
     }
 
     /// The session of a client of the older era, by what its requests carry.

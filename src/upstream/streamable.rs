@@ -102,6 +102,10 @@ impl Upstream for Streamable {
         async move { Ok(group.lists().await?.description.clone()) }.boxed()
     }
 
+    fn described(&self) -> Option<Arc<Description>> {
+        self.0.peer.described()
+    }
+
     fn watch(&self, principal: Principal) -> broadcast::Receiver<Report> {
         self.0.reports(principal).listen()
     }

@@ -916,6 +916,27 @@ async fn a_service_hears_who_asks_and_what_to_show_the_server() {
 }
 
 #[tokio::test]
+async fn cookies_that_http_2_has_split_are_one_header_again() {
+    let desk = Desk::prompt();
+    let world = World::new(&[&desk], |_| {});
+    let mut client = world.client(Version::Http2).await;
+    let cookies = |mut request: http::Request<_>| {
+        for cookie in ["a=1", "b=2", "c=3"] {
+            request.headers_mut().append("cookie", HeaderValue::from_static(cookie));
+        }
+        request
+    };
+    client.ask(cookies(call("greet"))).await;
+    client.ask(cookies(bare("GET", "/mcp", &[]))).await;
+    let seen = desk.seen.lock().unwrap();
+    let passed = desk.passed.lock().unwrap();
+    for headers in [seen[0].1.credentials.headers(), &passed[0].headers] {
+        let cookies: Vec<_> = headers.get_all("cookie").iter().collect();
+        assert_eq!(cookies, ["a=1; b=2; c=3"]);
+    }
+}
+
+#[tokio::test]
 async fn a_route_may_know_callers_by_another_header() {
     let desk = Desk::on(
         "/mcp",

@@ -11,7 +11,7 @@
 use super::Writer;
 use crate::{
     protocol::{
-        Timestamp, meta,
+        ErrorObject, Timestamp, meta,
         splice::{Edit, Object},
     },
     task::{PollBounds, Record, State},
@@ -80,9 +80,9 @@ impl View {
             State::InputRequired { outstanding } => self.input_requests(outstanding),
             State::Completed { result, .. } if record.raised => self.result(result),
             State::Completed { result, .. } => self.result(&of_this_era(result)),
+            State::Failed { error } if record.raised => self.error(error),
             State::Failed { error } => {
-                self.0.key("error");
-                self.0.raw(error);
+                self.error(ErrorObject::from_raw(error.clone()).of_this_era().as_bytes());
             }
         }
     }
@@ -119,6 +119,11 @@ impl View {
             Ok(_) | Err(_) => result,
         };
         self.0.raw(rest);
+    }
+
+    fn error(&mut self, error: &[u8]) {
+        self.0.key("error");
+        self.0.raw(error);
     }
 
     fn finish(mut self, meta: Option<&[u8]>) -> Vec<u8> {

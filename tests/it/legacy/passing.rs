@@ -3,10 +3,10 @@
 use super::world::{HELLO, Older, READY, call};
 use crate::{
     front::world::Lines,
-    proxy::world::{Setup, World},
+    proxy::world::{Setup, World, start},
     support::{
         clients::Version,
-        servers::{Canned, Get},
+        servers::{Canned, Get, LegacyServer, Options},
     },
 };
 use http::Method;
@@ -90,6 +90,34 @@ async fn headers_pass_but_those_of_the_hop() {
     // A page may read its session.
     assert_eq!(answer.header("access-control-allow-origin"), "https://a.example");
     assert!(answer.header("access-control-expose-headers").contains("mcp-session-id"));
+}
+
+#[tokio::test]
+async fn what_the_operator_wrote_into_the_url_is_not_the_clients_to_change() {
+    let server = LegacyServer::start(Options::default()).await;
+    let proxy = start(&format!("{}?tenant=ours&plan=a%20b", server.url()), &[], &[]);
+    let client = Older::new(proxy.addresses[0]).within("s1");
+    let mut sent = 0;
+    for (asked, got) in [
+        ("", "tenant=ours&plan=a%20b"),
+        ("?", "tenant=ours&plan=a%20b"),
+        ("?x=%31&y", "tenant=ours&plan=a%20b&x=%31&y"),
+        ("?tenant=theirs", "tenant=ours&plan=a%20b"),
+        ("?x=1&tenant=theirs&y=2&tenant", "tenant=ours&plan=a%20b&x=1&y=2"),
+        // However it is spelled, a server may read it as the same name.
+        ("?%74enant=theirs&TENANT=x&x=1;plan=b&p%6Can=c", "tenant=ours&plan=a%20b"),
+        ("?tenants=1&mytenant=2", "tenant=ours&plan=a%20b&tenants=1&mytenant=2"),
+    ] {
+        for method in [Method::POST, Method::GET] {
+            let body = if method == Method::POST { READY } else { "" };
+            let waiting = client.send(method.clone(), &format!("/mcp{asked}"), body).await;
+            let _answer = waiting.stream().await;
+            let seen = server.log()[sent].clone();
+            sent += 1;
+            assert_eq!((seen.http, seen.query.as_deref()), (method, Some(got)), "{asked}");
+        }
+    }
+    proxy.stop().await;
 }
 
 #[tokio::test]

@@ -176,6 +176,57 @@ async fn refused_credentials_are_relayed_with_a_challenge_that_leads_to_us() {
 }
 
 #[tokio::test]
+async fn what_the_server_forbids_is_relayed_in_its_words_and_not_as_credentials() {
+    let refused = |body: &'static str| {
+        move |options: &mut Options| {
+            options.hook = Some(Box::new(move |seen| {
+                (seen.method() == "tools/call").then(|| Canned::status(403).body(body))
+            }));
+        }
+    };
+    // Its JSON-RPC error as it is; any other words as a part of ours.
+    for (body, code, message) in [
+        (
+            r#"{"jsonrpc":"2.0","id":"server-error","error":{"code":-32000,"message":"Invalid Host: x"}}"#,
+            -32000,
+            "Invalid Host: x",
+        ),
+        ("Invalid Host header", -31008, "the server refused the request (HTTP 403): Invalid Host header"),
+        ("", -31008, "the server refused the request (HTTP 403): Forbidden"),
+    ] {
+        let world = Setup::new().server(refused(body)).start().await;
+        let answer = world.client().call("t").await.answer().await;
+        assert_eq!(answer.refusal(), (403, code));
+        assert_eq!(answer.error()["message"], message);
+
+        let world = Setup::new().server(refused(body)).route(ALWAYS).start().await;
+        let client = world.tasker();
+        let task = client.call("t").await.answer().await.task();
+        let ended = client.ended(&task).await;
+        assert_eq!((self::code(&ended["error"]), &ended["statusMessage"]), (code, &json!(message)));
+    }
+}
+
+#[tokio::test]
+async fn a_handshake_that_the_server_forbids_says_why() {
+    for body in [
+        "Invalid Host header",
+        r#"{"jsonrpc":"2.0","id":null,"error":{"code":-32000,"message":"Invalid Host header"}}"#,
+    ] {
+        let world = Setup::new()
+            .server(|options| options.hook = Some(Box::new(move |_| Some(Canned::status(403).body(body)))))
+            .start()
+            .await;
+        for method in ["server/discover", "tools/list"] {
+            let answer = world.client().ask(method, json!({})).await;
+            assert_eq!(answer.status, 403, "{method}");
+            let message = answer.error()["message"].as_str().expect("words").to_owned();
+            assert!(message.contains("Invalid Host header") && !message.contains("credentials"), "{message}");
+        }
+    }
+}
+
+#[tokio::test]
 async fn credentials_that_end_during_a_task_fail_it() {
     let world = World::with(ALWAYS).await;
     let client = world.tasker().bearing("short");

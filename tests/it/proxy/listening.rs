@@ -211,9 +211,11 @@ async fn resources_are_subscribed_at_the_server_for_as_long_as_somebody_listens(
 
 // === tasks ===
 
-/// A `tasks/get` result as its notification would be.
+/// A `tasks/get` result as its notification would be: only results have a type and say who serves.
 fn as_notified(mut task: Value) -> Value {
-    task.as_object_mut().expect("an object").remove("resultType");
+    let members = task.as_object_mut().expect("an object");
+    members.remove("resultType");
+    members.remove("_meta");
     task
 }
 

@@ -9,6 +9,7 @@ mod deferring;
 mod faults;
 mod gates;
 mod held;
+mod identified;
 mod leaving;
 mod listening;
 mod mirrored;

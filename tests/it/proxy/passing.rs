@@ -1,6 +1,6 @@
 //! What passes, and what of it is changed.
 
-use super::world::{SLOW, Setup, World};
+use super::world::{ALWAYS, SLOW, Setup, World};
 use serde_json::{Value, json};
 
 const SERVER_INFO: &str = r#"{"io.modelcontextprotocol/serverInfo":{"name":"scripted","version":"1"}}"#;
@@ -172,7 +172,7 @@ async fn errors_of_the_older_era_are_said_in_the_newer() {
             "tools/call",
             json!({ "name": "t" }),
             json!({ "code": -32042, "message": "elicit", "data": [1] }),
-            json!({ "code": -32603, "message": "elicit", "data": [1] }),
+            json!({ "code": -32603, "message": "elicit", "data": { "code": -32042, "data": [1] } }),
         ),
         (
             "tools/call",
@@ -186,6 +186,63 @@ async fn errors_of_the_older_era_are_said_in_the_newer() {
         let answer = waiting.answer().await;
         assert_eq!((answer.status.as_u16(), answer.error()), (200, heard));
     }
+}
+
+#[tokio::test]
+async fn a_code_that_means_something_else_now_is_kept_inside_the_data() {
+    let world = World::new().await;
+    for (said, data) in [
+        (
+            json!({ "code": -32050, "message": "quota", "data": { "left": 0 } }),
+            json!({ "code": -32050, "data": { "left": 0 } }),
+        ),
+        (json!({ "code": -32021, "message": "mine", "data": null }), json!({ "code": -32021, "data": null })),
+        (json!({ "code": -32099, "message": "mine" }), json!({ "code": -32099 })),
+    ] {
+        let waiting = world.client().call("t").await;
+        world.server.call().await.error(said.clone());
+        let heard = json!({ "code": -32603, "message": said["message"], "data": data });
+        assert_eq!(waiting.answer().await.error(), heard);
+    }
+}
+
+#[tokio::test]
+async fn an_error_that_is_no_error_object_is_made_one() {
+    let world = World::new().await;
+    let client = world.tasker();
+    for (said, heard) in [
+        (json!("boom"), json!({ "code": -32603, "message": "boom" })),
+        (
+            json!([1]),
+            json!({ "code": -32603, "message": "the server gave an error that is no object", "data": [1] }),
+        ),
+        (json!({ "code": 7 }), json!({ "code": 7, "message": "the server gave no message" })),
+        (json!({ "message": "m", "x": 1 }), json!({ "code": -32603, "message": "m", "x": 1 })),
+        (
+            json!({ "code": "E_BUSY", "message": "m" }),
+            json!({ "code": -32603, "message": "m", "data": { "code": "E_BUSY" } }),
+        ),
+        (
+            json!({ "code": 7.5, "message": ["m"], "data": 1 }),
+            json!({ "code": -32603, "message": "the server gave no message", "data": { "code": 7.5, "message": ["m"], "data": 1 } }),
+        ),
+    ] {
+        let waiting = client.call("t").await;
+        world.server.call().await.error(said);
+        assert_eq!(waiting.answer().await.error(), heard);
+    }
+    // So it is of a task.
+    let world = World::with(ALWAYS).await;
+    let client = world.tasker();
+    let waiting = client.call("t").await;
+    let call = world.server.call().await;
+    let task = waiting.answer().await.task();
+    call.error(json!("boom"));
+    let ended = client.ended(&task).await;
+    assert_eq!(
+        (&ended["error"], &ended["statusMessage"]),
+        (&json!({ "code": -32603, "message": "boom" }), &json!("boom"))
+    );
 }
 
 #[tokio::test]
