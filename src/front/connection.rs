@@ -1,6 +1,7 @@
 //! One connection's socket, as hyper sees it: which version of HTTP begins on it, how long it may
 //! rest, and when a task handle has left through it.
 
+use super::rest::Rest;
 use crate::proxy::Commit;
 use hyper::rt::{Read, ReadBuf, ReadBufCursor, Write};
 use hyper_util::rt::TokioIo;
@@ -11,7 +12,7 @@ use std::{
     pin::Pin,
     sync::{Arc, Mutex, PoisonError, atomic},
     task::{Context, Poll, ready},
-    time::Duration,
+    time::{Duration, Instant},
 };
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWrite},
@@ -30,6 +31,7 @@ pub(super) struct Connection {
     /// Whether the client used TLS to reach us.
     pub(super) secure: bool,
     version: Version,
+    rest: Arc<Rest>,
     /// Handles whose bytes the socket has been given, but has not yet flushed. The lock guards
     /// this list alone and is held for a push or a take.
     commits: Mutex<Commits>,
@@ -91,7 +93,7 @@ pub(super) enum Version {
 // === impl Connection ===
 
 impl Connection {
-    pub(super) fn new(secure: bool, version: Version) -> Self {
+    pub(super) fn new(secure: bool, version: Version, rest: Arc<Rest>) -> Self {
         let phase = match version {
             Version::Http1 => Phase::Idle,
             // Has many requests at once, and keeps its own time.
@@ -102,17 +104,20 @@ impl Connection {
             commits: Mutex::new(Commits::Open(Vec::new())),
             waiting: atomic::AtomicBool::new(false),
             version,
+            rest,
             phase: atomic::AtomicU8::new(phase as u8),
         }
     }
 
     /// A request's head is complete.
     pub(super) fn begin(&self) {
+        self.rest.begin();
         self.enter(Phase::Busy);
     }
 
     /// A request's answer has been given.
-    pub(super) fn end(&self) {
+    pub(super) fn end(&self, now: Instant) {
+        self.rest.end(now);
         if self.version == Version::Http1 {
             self.enter(Phase::Idle);
         }
@@ -177,8 +182,9 @@ impl<S> Io<S> {
         head: Head,
         secure: bool,
         read_headers: Duration,
+        rest: Arc<Rest>,
     ) -> (Self, Arc<Connection>) {
-        let connection = Arc::new(Connection::new(secure, version));
+        let connection = Arc::new(Connection::new(secure, version, rest));
         let io = Self {
             stream: TokioIo::new(stream),
             head,
@@ -310,6 +316,7 @@ pub(super) async fn tell_version(stream: &mut (impl AsyncRead + Unpin)) -> io::R
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::runtime::{Clock, SystemClock};
     use std::{future::poll_fn, task::Waker};
     use tokio::sync::oneshot::{self, Receiver, error::TryRecvError};
 
@@ -321,7 +328,11 @@ mod tests {
     }
 
     fn io<S>(stream: S) -> (Io<S>, Arc<Connection>) {
-        Io::new(stream, Version::Http1, Head::default(), false, Duration::from_secs(10))
+        Io::new(stream, Version::Http1, Head::default(), false, Duration::from_secs(10), rest())
+    }
+
+    fn rest() -> Arc<Rest> {
+        Arc::new(Rest::new(SystemClock::new().now()))
     }
 
     #[test]
@@ -367,7 +378,8 @@ mod tests {
             let (told, head) = tell_version(&mut rest).await.expect("enough");
             assert_eq!((told, bytes.len() - rest.len()), (version, read));
             assert_eq!(head.left(), &bytes[..read]);
-            let (mut io, _connection) = Io::new(rest, told, head, false, Duration::from_secs(10));
+            let (mut io, _connection) =
+                Io::new(rest, told, head, false, Duration::from_secs(10), self::rest());
             let mut again = Vec::new();
             while again.len() < bytes.len() {
                 let mut piece = [0; 10];

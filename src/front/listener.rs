@@ -16,6 +16,7 @@ use super::{
     layers::trace::Line,
     pace::{Paced, Paces, Portions},
     reply::Body,
+    rest::{self, Guest},
     stack::Arrival,
 };
 use crate::runtime::{Listener, Net, Stopping, Stream};
@@ -39,7 +40,7 @@ use std::{
 };
 use tokio::{
     io::{AsyncRead, AsyncWrite},
-    sync::Semaphore,
+    sync::{OwnedSemaphorePermit, Semaphore},
     time::{sleep, timeout},
 };
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
@@ -47,6 +48,9 @@ use tokio_rustls::{TlsAcceptor, server::TlsStream};
 /// How long to let be after an accept that failed for want of descriptors or memory. Nothing else
 /// can be done about it, and trying again at once would only keep a core busy.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// How long a client of HTTP/2 may take to acknowledge that its connection ends.
+const FAREWELL: Duration = Duration::from_secs(2);
 
 /// How often an HTTP/2 connection is asked whether it is still there.
 const PING_INTERVAL: Duration = Duration::from_secs(30);
@@ -61,6 +65,12 @@ pub(super) struct Listeners {
     addresses: Vec<SocketAddr>,
     /// The socket to ask first next time, so that a busy one does not keep others waiting.
     next: usize,
+}
+
+/// What ends a connection.
+struct Leaving {
+    stopping: Stopping,
+    guest: Guest,
 }
 
 /// One connection's way into the stack.
@@ -113,7 +123,7 @@ impl<S> Serves for S where
 }
 
 /// Accepts connections until it is time to stop. Beyond the limit of connections it waits for one
-/// to close; new ones queue in the system meanwhile.
+/// to close, and asks one that rests to; new ones queue in the system meanwhile.
 pub(super) async fn accept<S: Serves>(
     mut listeners: Listeners,
     tls: Option<TlsAcceptor>,
@@ -125,28 +135,54 @@ pub(super) async fn accept<S: Serves>(
     let mut stopped = pin!(stopping.stopped());
     loop {
         let accepted = async {
-            let place = Arc::clone(&places).acquire_owned().await.expect("the semaphore is never closed");
-            (place, listeners.accept().await)
+            let stream = listeners.accept().await?;
+            Ok::<_, io::Error>((stream, place(&places, &front).await))
         };
-        let (place, accepted) = tokio::select! {
+        let accepted = tokio::select! {
             // Stopping wins: what is accepted now could only be turned away.
             biased;
             () = &mut stopped => return,
             accepted = accepted => accepted,
         };
         match accepted {
-            Ok(stream) => {
+            Ok((stream, place)) => {
                 let (tls, front, stack) = (tls.clone(), Arc::clone(&front), stack.clone());
                 let still = stopping.clone();
+                let guest = front.guests.admit(front.clock.now());
                 stopping.spawn(async move {
                     let _place = place;
-                    connection(stream, tls, front, stack, still).await;
+                    let leaving = Leaving { stopping: still, guest };
+                    connection(stream, tls, front, stack, leaving).await;
                 });
             }
             Err(error) => {
                 tracing::warn!(target: "deferral", event = "accept_failed", %error);
+                // Mostly there are no descriptors left, and one that rests has one.
+                front.guests.make_room(front.clock.now());
                 sleep(ACCEPT_PAUSE).await;
             }
+        }
+    }
+}
+
+/// A place for one more connection.
+async fn place(places: &Arc<Semaphore>, front: &Front) -> OwnedSemaphorePermit {
+    if let Ok(place) = Arc::clone(places).try_acquire_owned() {
+        return place;
+    }
+    tracing::warn!(
+        target: "deferral",
+        event = "connections_full",
+        limit = "limits.connections",
+        connections = front.limits.connections,
+    );
+    let mut waiting = pin!(Arc::clone(places).acquire_owned());
+    loop {
+        front.guests.make_room(front.clock.now());
+        tokio::select! {
+            biased;
+            place = &mut waiting => return place.expect("the semaphore is never closed"),
+            () = rest::look_again() => {}
         }
     }
 }
@@ -157,15 +193,15 @@ async fn connection<S: Serves>(
     tls: Option<TlsAcceptor>,
     front: Arc<Front>,
     stack: S,
-    stopping: Stopping,
+    leaving: Leaving,
 ) {
     // Answers are written whole; waiting for more to send only makes them late.
     stream.set_nodelay();
     let stream = Paced::new(stream, front.timeouts.write);
     match tls {
-        None => http(stream, None, false, front, stack, stopping).await,
+        None => http(stream, None, false, front, stack, leaving).await,
         // Boxed: its state is large, and connections without TLS need not pay for it.
-        Some(tls) => Box::pin(https(stream, tls, front, stack, stopping)).await,
+        Some(tls) => Box::pin(https(stream, tls, front, stack, leaving)).await,
     }
 }
 
@@ -175,17 +211,17 @@ async fn https<S: Serves>(
     tls: TlsAcceptor,
     front: Arc<Front>,
     stack: S,
-    stopping: Stopping,
+    leaving: Leaving,
 ) {
     let handshake = Box::pin(timeout(front.timeouts.read_headers, tls.accept(stream)));
     let shaken = tokio::select! {
-        () = stopping.stopped() => return,
+        () = leaving.is_due() => return,
         shaken = handshake => shaken,
     };
     match shaken {
         Ok(Ok(stream)) => {
             let agreed = agreed_version(&stream);
-            http(stream, agreed, true, front, stack, stopping).await;
+            http(stream, agreed, true, front, stack, leaving).await;
         }
         Ok(Err(error)) => tracing::debug!(target: "deferral", event = "tls_handshake_failed", %error),
         Err(_elapsed) => tracing::debug!(target: "deferral", event = "tls_handshake_overdue"),
@@ -207,7 +243,7 @@ async fn http<T, S>(
     secure: bool,
     front: Arc<Front>,
     stack: S,
-    stopping: Stopping,
+    leaving: Leaving,
 ) where
     T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     S: Serves,
@@ -217,7 +253,7 @@ async fn http<T, S>(
         None => {
             let read = tokio::select! {
                 // A client that has said nothing yet has nothing to lose.
-                () = stopping.stopped() => return,
+                () = leaving.is_due() => return,
                 read = timeout(front.timeouts.read_headers, tell_version(&mut stream)) => read,
             };
             match read {
@@ -226,7 +262,8 @@ async fn http<T, S>(
             }
         }
     };
-    let (io, connection) = Io::new(stream, version, head, secure, front.timeouts.read_headers);
+    let rest = Arc::clone(leaving.guest.rest());
+    let (io, connection) = Io::new(stream, version, head, secure, front.timeouts.read_headers, rest);
     let door = Door { stack, front: Arc::clone(&front), connection };
     // Errors of a connection are its client's affair: a departure, or bytes that are not HTTP,
     // which hyper has answered. What it held has been dropped, and that is how we notice.
@@ -235,17 +272,22 @@ async fn http<T, S>(
             let mut serving = pin!(http1(&front).serve_connection(io, door));
             tokio::select! {
                 _ = serving.as_mut() => return,
-                () = stopping.stopped() => serving.as_mut().graceful_shutdown(),
+                () = leaving.is_due() => serving.as_mut().graceful_shutdown(),
             }
             let _ = serving.await;
         }
         Version::Http2 => {
-            let mut serving = Box::pin(http2(&front, stopping.clone()).serve_connection(io, Streams(door)));
+            let builder = http2(&front, leaving.stopping.clone());
+            let mut serving = Box::pin(builder.serve_connection(io, Streams(door)));
+            let rest = leaving.guest.rest();
             tokio::select! {
                 _ = serving.as_mut() => return,
-                () = stopping.stopped() => serving.as_mut().graceful_shutdown(),
+                () = leaving.is_due() => serving.as_mut().graceful_shutdown(),
+                // hyper has a time for this over HTTP/1 alone, and over HTTP/2 any frame is a sign of life.
+                () = rest.over(front.timeouts.idle, &*front.clock) => serving.as_mut().graceful_shutdown(),
             }
-            let _ = serving.await;
+            // A client that does not take its leave is not waited for; its requests are.
+            while timeout(FAREWELL, serving.as_mut()).await.is_err() && rest.since().is_none() {}
         }
     }
 }
@@ -278,6 +320,18 @@ fn http2(front: &Front, stopping: Stopping) -> http2::Builder<Tracked> {
         .initial_connection_window_size(CONNECTION_WINDOW)
         .keep_alive_interval(PING_INTERVAL);
     builder
+}
+
+// === impl Leaving ===
+
+impl Leaving {
+    /// Resolves when the connection is to end as soon as it can: the proxy stops, or its place is wanted.
+    async fn is_due(&self) {
+        tokio::select! {
+            () = self.stopping.stopped() => {}
+            () = self.guest.rest().asked_to_leave() => {}
+        }
+    }
 }
 
 // === impl Listeners ===

@@ -16,6 +16,7 @@
 //! |---|---|
 //! | `listener.rs` | accepts connections and drives HTTP on them |
 //! | `connection.rs` | one socket as hyper sees it |
+//! | `rest.rs` | connections that rest, and which goes first when there is no room |
 //! | `pace.rs` | clients that take nothing of what is written to them |
 //! | `tls.rs` | certificates |
 //! | `stack.rs` | the layers, the outermost first |
@@ -39,6 +40,7 @@ mod modern;
 mod pace;
 mod receive;
 mod reply;
+mod rest;
 mod stack;
 mod tls;
 
@@ -56,6 +58,7 @@ use std::{
 };
 use tokio::task::JoinHandle;
 
+use self::rest::Guests;
 pub use tls::{TlsError, TlsPaths};
 
 /// How clients are met.
@@ -86,8 +89,10 @@ pub struct Limits {
     /// Headers of one request; more are refused with 431. Another number than the default costs an
     /// allocation a request over HTTP/1. Default 100.
     pub headers: usize,
-    /// Open connections, at least 1; further ones wait in the system's queue until one closes. One
-    /// takes about 14 KiB over HTTP/1, idle or with a call that is held. Default 10 000.
+    /// Open connections, at least 1; further ones wait in the system's queue until one closes. For the
+    /// one that waits the longest the connection that has rested the longest is closed, if any has for
+    /// a second. One takes about 14 KiB over HTTP/1, idle or with a call that is held. Default 10 000,
+    /// or less where the system allows the process fewer descriptors.
     pub connections: usize,
     /// Calls in flight, from their head to the last byte of their answer; further ones are refused
     /// with 503. Default 10 000.
@@ -106,8 +111,9 @@ pub struct Timeouts {
     pub read_headers: Duration,
     /// For a body once its head is there; then 408. Default 30 s.
     pub read_body: Duration,
-    /// For the next request on a connection; then it is closed. Longer than the longest interval
-    /// at which tasks are polled, so that polling keeps its connection. Default 75 s.
+    /// For the next request on a connection; then it is closed, over HTTP/2 also where its client goes
+    /// on sending PINGs. Longer than the longest interval at which tasks are polled, so that polling
+    /// keeps its connection. Default 75 s.
     pub idle: Duration,
     /// For the client to take any of the bytes that wait for it; then its connection is closed. A
     /// client that reads slowly, or to whom there is nothing to say, is let be. Default 60 s.
@@ -141,6 +147,7 @@ struct Front {
     timeouts: Timeouts,
     public_url: Option<Uri>,
     clock: Arc<dyn Clock>,
+    guests: Arc<Guests>,
 }
 
 /// Begins to listen on `net`, and serves `services` until `stopping` says so. Must be called within a
@@ -164,6 +171,7 @@ pub fn serve(
         timeouts: config.timeouts,
         public_url: config.public_url,
         clock,
+        guests: Arc::default(),
     });
     let stack = stack::stack(Arc::clone(&front), config.access);
     let task = tokio::spawn(listener::accept(listeners, tls, front, stack, stopping));

@@ -361,7 +361,11 @@ impl Buf for Chunk {
 
 #[cfg(test)]
 mod tests {
-    use super::{super::connection::Version, *};
+    use super::{
+        super::{connection::Version, rest::Rest},
+        *,
+    };
+    use crate::runtime::SystemClock;
     use proptest::prelude::*;
     use tokio::sync::oneshot::error::TryRecvError;
 
@@ -384,7 +388,8 @@ mod tests {
 
     #[test]
     fn a_chunk_split_anywhere_is_the_same_and_its_handle_goes_with_the_end() {
-        let connection = Arc::new(Connection::new(false, Version::Http2));
+        let rest = Arc::new(Rest::new(SystemClock::new().now()));
+        let connection = Arc::new(Connection::new(false, Version::Http2, rest));
         for at in 0..=12 {
             let (commit, mut fate) = tokio::sync::oneshot::channel();
             let mut rest = event("{}");

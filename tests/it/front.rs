@@ -832,6 +832,86 @@ async fn a_connection_that_rests_too_long_is_closed() {
     assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
 }
 
+/// An HTTP/2 client that asks nothing and sends PINGs, until its connection ends. Time is paused.
+async fn pings(pipe: tokio::io::DuplexStream) {
+    let (_sender, mut connection) = h2::client::handshake(pipe).await.expect("a handshake");
+    let mut pings = connection.ping_pong().expect("they are asked for once");
+    let open = tokio::spawn(connection);
+    for _ in 0..100 {
+        if pings.ping(h2::Ping::opaque()).await.is_err() {
+            let _ended = open.await.expect("it does not panic");
+            return;
+        }
+        tokio::time::sleep(Duration::from_secs(10)).await;
+    }
+    panic!("its connection is still open");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_silent_http_2_connection_is_closed_however_often_it_pings() {
+    let (world, pipes) = World::on_pipes(&[&Desk::prompt()], |_| {});
+    let pipe = || pipes.connect(world.addresses[0]).expect("the front listens");
+    pings(pipe()).await;
+    // Nor does one keep its place that does not even take its leave.
+    let mut silent = pipe();
+    let settings = [0, 0, 0, 4, 0, 0, 0, 0, 0];
+    silent.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await.expect("it is taken");
+    silent.write_all(&settings).await.expect("it is taken");
+    silent.read_to_end(&mut Vec::new()).await.expect("it is closed");
+    // Between two requests a connection may rest for that long, and no longer.
+    let mut client = Client::over(pipe(), Version::Http2).await;
+    for _ in 0..3 {
+        assert_eq!(client.ask(call("greet")).await.status, StatusCode::OK);
+        tokio::time::sleep(Duration::from_secs(70)).await;
+    }
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    assert!(client.send(call("greet")).await.is_err());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_that_is_held_keeps_its_connection_however_long_it_is_silent() {
+    for version in BOTH {
+        let (sender, stream) = channel();
+        let stream = Mutex::new(Some(stream));
+        let desk = Desk::new(move |_| stream.lock().unwrap().take().expect("one call"));
+        let (world, pipes) = World::on_pipes(&[&desk], |_| {});
+        let pipe = pipes.connect(world.addresses[0]).expect("the front listens");
+        let mut client = Client::over(pipe, version).await;
+        let waiting = tokio::spawn(client.send(call("slow")));
+        tokio::time::sleep(Duration::from_secs(500)).await;
+        sender.send(Item::Reply(reply(&Id::from_number(7), "\"late\""))).expect("it is listened to");
+        let answer = whole(waiting.await.expect("no panic").expect("an answer")).await;
+        assert!(answer.body.contains("late"), "{answer:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn where_there_is_no_room_a_connection_that_rests_goes_and_one_at_work_stays() {
+    for version in BOTH {
+        let (sender, stream) = channel();
+        let stream = Mutex::new(Some(stream));
+        let desk = Desk::new(move |call| match call.target.as_deref() {
+            Some("slow") => stream.lock().unwrap().take().expect("one call"),
+            _ => once(reply(&call.id, "\"done\"")),
+        });
+        let (world, pipes) = World::on_pipes(&[&desk], |config| {
+            config.limits.connections = 2;
+            config.timeouts.idle = NEVER;
+        });
+        let pipe = || pipes.connect(world.addresses[0]).expect("the front listens");
+        let mut busy = Client::over(pipe(), version).await;
+        let slow = tokio::spawn(busy.send(call("slow")));
+        let mut resting = Client::over(pipe(), version).await;
+        assert_eq!(resting.ask(call("greet")).await.status, StatusCode::OK);
+        let mut third = Client::over(pipe(), version).await;
+        assert_eq!(third.ask(call("greet")).await.status, StatusCode::OK);
+        assert!(resting.send(call("greet")).await.is_err(), "its place was given away");
+        sender.send(Item::Reply(reply(&Id::from_number(7), "\"late\""))).expect("it is listened to");
+        let slow = whole(slow.await.expect("no panic").expect("an answer")).await;
+        assert!(slow.body.contains("late"), "{slow:?}");
+    }
+}
+
 #[tokio::test]
 async fn more_calls_than_the_limit_are_shed_and_places_are_given_back() {
     for version in BOTH {

@@ -175,7 +175,7 @@ fn shown(target: &str) -> String {
 
 impl Drop for Fields {
     fn drop(&mut self) {
-        self.connection.end();
+        self.connection.end(self.clock.now());
         let end = self.end.take().unwrap_or_else(|| {
             // Where the client leaves, nobody tells how long the server took; it was the server we
             // were waiting for.

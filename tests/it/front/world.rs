@@ -7,7 +7,7 @@ use deferral::internals::{
     policy::{Defer, Held, LegacyTasks, Mode, PrincipalSource, Resume, Route},
     protocol::Id,
     proxy::{Account, Commit, Item, Items, Passage, Passed, Passing, Reply, Service},
-    runtime::{Drain, Net, Stopping, SystemClock},
+    runtime::{Drain, Net, Pipes, Stopping, SystemClock},
     telemetry,
     upstream::{Document, Lost},
 };
@@ -232,10 +232,23 @@ impl World {
         Self::start(desks, config, drain, stopping)
     }
 
+    /// On pipes instead of sockets, for tests in which time is paused.
+    pub(crate) fn on_pipes(desks: &[&Arc<Desk>], change: impl FnOnce(&mut Config)) -> (Self, Pipes) {
+        let mut config = Config::default();
+        change(&mut config);
+        let pipes = Pipes::default();
+        let (drain, stopping) = Drain::new();
+        (Self::start_on(desks, config, drain, stopping, &Net::Pipes(pipes.clone())), pipes)
+    }
+
     fn start(desks: &[&Arc<Desk>], config: Config, drain: Drain, stopping: Stopping) -> Self {
+        Self::start_on(desks, config, drain, stopping, &Net::System)
+    }
+
+    fn start_on(desks: &[&Arc<Desk>], config: Config, drain: Drain, stopping: Stopping, net: &Net) -> Self {
         let services = desks.iter().map(|&desk| Arc::clone(desk) as Arc<dyn Service>).collect();
-        let bound = front::serve(config, services, stopping, Arc::new(SystemClock::new()), &Net::System)
-            .expect("it starts");
+        let bound =
+            front::serve(config, services, stopping, Arc::new(SystemClock::new()), net).expect("it starts");
         Self { addresses: bound.addresses, drain, task: bound.task }
     }
 

@@ -16,12 +16,12 @@ async fn a_cancel_reaches_the_server_once_and_ends_the_task_at_once() {
 
     let acknowledged = client.of_task("tasks/cancel", &task).await;
 
-    assert_eq!(acknowledged.result(), json!({ "resultType": "complete" }));
+    assert_eq!(acknowledged.apart_from_meta(), json!({ "resultType": "complete" }));
     let ended = client.task(&task).await;
     assert_eq!(ended["status"], "cancelled", "the very next look shows it");
     assert!(ended.get("result").is_none() && ended.get("error").is_none());
     let again = client.of_task("tasks/cancel", &task).await;
-    assert_eq!(again.result(), json!({ "resultType": "complete" }));
+    assert_eq!(again.apart_from_meta(), json!({ "resultType": "complete" }));
     let told = world.server.message("notifications/cancelled").await;
     assert_eq!((told.session(), &told.json["params"]["requestId"]), (&*session, &id));
     call.left().await;
@@ -57,7 +57,7 @@ async fn a_cancel_of_an_ended_task_is_acknowledged_and_changes_nothing() {
     client.ended(&task).await;
     let before = client.of_task("tasks/get", &task).await;
     let acknowledged = client.of_task("tasks/cancel", &task).await;
-    assert_eq!(acknowledged.result(), json!({ "resultType": "complete" }));
+    assert_eq!(acknowledged.apart_from_meta(), json!({ "resultType": "complete" }));
     let after = client.of_task("tasks/get", &task).await;
     assert!(indistinguishable(&before, &after), "{before:?} {after:?}");
     assert_eq!(world.server.messages("notifications/cancelled"), 0);

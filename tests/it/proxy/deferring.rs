@@ -188,7 +188,10 @@ async fn updates_are_acknowledged_and_answers_to_nothing_are_ignored() {
     let task = waiting.answer().await.task();
     let before = client.task(&task).await;
     let params = json!({ "taskId": task, "inputResponses": { "nobody": { "action": "accept" } } });
-    assert_eq!(client.ask("tasks/update", params).await.result(), json!({ "resultType": "complete" }));
+    assert_eq!(
+        client.ask("tasks/update", params).await.apart_from_meta(),
+        json!({ "resultType": "complete" })
+    );
     assert_eq!(client.task(&task).await["lastUpdatedAt"], before["lastUpdatedAt"]);
     let params = json!({ "taskId": task, "inputResponses": [] });
     assert_eq!(client.ask("tasks/update", params).await.refusal(), (200, -32602));

@@ -373,6 +373,13 @@ impl Answer {
         result
     }
 
+    /// The result without what is said with every one: who the server is.
+    pub(crate) fn apart_from_meta(&self) -> Value {
+        let mut result = self.result();
+        result.as_object_mut().expect("an object").remove("_meta");
+        result
+    }
+
     pub(crate) fn error(&self) -> Value {
         let error = self.json()["error"].take();
         assert!(error.is_object(), "no error: {self:?}");
