@@ -7,7 +7,7 @@ use super::USAGE;
 use crate::{
     app,
     config::{
-        self, At, Config, LogFormat, Place, Problem, Problems,
+        self, At, Config, LogFormat, Place, Problem, Problems, Store,
         file::{self, File, Set},
         values::{self, Invalid},
     },
@@ -23,7 +23,7 @@ pub struct Args {
     /// The MCP endpoint of the server to stand in front of.
     #[arg(long, value_name = "URL", value_parser = values::upstream_url)]
     upstream: Option<Uri>,
-    /// The configuration file; flags beside it override it.
+    /// The configuration file, or `-` for the standard input; flags beside it override it.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
     /// Where clients come in [default: 127.0.0.1:8808].
@@ -32,6 +32,10 @@ pub struct Args {
     /// Where the operator's listener is, or `off` [default: 127.0.0.1:8809].
     #[arg(long, value_name = "ADDR:PORT|off", value_parser = admin)]
     admin: Option<Admin>,
+    /// A name by which clients reach the proxy, such as that of a container or of a service in a cluster; `*`
+    /// for every one. May be repeated. `localhost` and IP addresses need none.
+    #[arg(long = "host", value_name = "NAME", value_parser = values::host)]
+    hosts: Vec<String>,
     /// How long a call may run before it becomes a task [default: 5s].
     #[arg(long, value_name = "DURATION", value_parser = values::duration)]
     after: Option<Duration>,
@@ -43,13 +47,13 @@ pub struct Args {
     #[arg(long = "tool", value_name = "PATTERN=MODE[:AFTER]", value_parser = tool)]
     tools: Vec<Tool>,
     /// Where tasks are kept: memory [default: memory].
-    #[arg(long, value_name = "STORE", value_parser = store)]
-    store: Option<file::Store>,
+    #[arg(long, value_name = "STORE", value_parser = values::store)]
+    store: Option<Store>,
     /// How the log is written: text or json [default: text].
     #[arg(long, value_name = "FORMAT", value_parser = values::log)]
     log: Option<LogFormat>,
-    /// The command that starts a server over stdio (not served by this version).
-    #[arg(last = true, value_name = "CMD")]
+    /// The command that starts a server over stdio: understood, so that it can be said that none is served.
+    #[arg(last = true, value_name = "CMD", hide = true)]
     command: Vec<String>,
 }
 
@@ -71,7 +75,6 @@ pub enum Error {
     #[error(
         "error: no server to stand in front of; name one in one of these ways:\n
     deferral --upstream http://127.0.0.1:9000/mcp    a server over Streamable HTTP
-    deferral -- python server.py                     a server over stdio (not served by this version)
     deferral --config deferral.yaml                  a configuration file, for everything else\n
 `deferral --help` lists every flag, `deferral demo` shows how it works"
     )]
@@ -129,13 +132,25 @@ impl Args {
     fn overlay(&self, file: &mut File, problems: &mut Vec<Problem>) {
         file.listen.overlay(set("--listen", self.listen.map(|address| vec![flag("--listen", address)])));
         file.admin.overlay(set("--admin", self.admin.map(|Admin(address)| address)));
-        file.store.overlay(set("--store", self.store.clone()));
+        file.store.overlay(set("--store", self.store));
         file.log.overlay(set("--log", self.log));
+        self.add_hosts(file);
         if self.upstream.is_some() || !self.command.is_empty() {
             self.define_route(file, problems);
         } else {
             self.change_route(file, problems);
         }
+    }
+
+    /// `--host`: beside those of the file.
+    fn add_hosts(&self, file: &mut File) {
+        if self.hosts.is_empty() {
+            return;
+        }
+        let ours = self.hosts.iter().map(|host| flag("--host", host.clone()));
+        let mut access = std::mem::take(&mut file.access).or_default();
+        access.hosts = set("--host", Some(access.hosts.or_default().into_iter().chain(ours).collect()));
+        file.access = set("--host", Some(access));
     }
 
     /// `--upstream`: the one route there is.
@@ -250,15 +265,6 @@ fn tool(text: &str) -> Result<Tool, Invalid> {
     Ok(Tool { pattern: values::pattern(pattern)?, mode: values::mode(mode)?, after })
 }
 
-fn store(text: &str) -> Result<file::Store, Invalid> {
-    match text.split_once(':') {
-        None if text == "memory" => Ok(file::Store::Memory),
-        Some(("disk", path)) if !path.is_empty() => Ok(file::Store::Disk(path.into())),
-        Some(("redis" | "rediss", _)) => Ok(file::Store::Redis(text.to_owned())),
-        _ => Err(Invalid(format!("unknown store `{text}`; use memory, disk:PATH or redis://HOST"))),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -318,12 +324,17 @@ routes:
             "memory",
             "--log",
             "json",
+            "--host",
+            "proxy",
+            "--host",
+            "mcp.example.com",
         ]);
         let file = "
 listen: 127.0.0.1:1
 admin: off
 store: memory
 log: json
+access: { hosts: [proxy, mcp.example.com] }
 routes:
   - upstream: { url: 'http://127.0.0.1:9000/mcp' }
     defer: { mode: observe, after: 250ms }

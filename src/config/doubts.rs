@@ -4,14 +4,33 @@ use super::{
     file::{DEFAULT_PATH, File, Route, Set},
     problem::{At, Problem},
 };
+use crate::protocol::capability;
+use serde_json::Value;
 
 /// Doubts about a configuration that may well be free of problems.
 pub(super) fn about(file: &File) -> Vec<Problem> {
     let Set::To(routes) = &file.routes else { return Vec::new() };
-    if !is_exposed(file) {
-        return Vec::new();
+    let mut doubts: Vec<_> = routes.value.iter().flat_map(unknown_capabilities).collect();
+    if is_exposed(file) {
+        doubts.extend(routes.value.iter().filter_map(one_caller));
     }
-    routes.value.iter().filter_map(one_caller).collect()
+    doubts
+}
+
+/// Rules that require what the specification does not know: a client may have such a capability, but
+/// most have not.
+fn unknown_capabilities(route: &At<Route>) -> Vec<Problem> {
+    let Set::To(tools) = &route.value.tools else { return Vec::new() };
+    let doubts = tools.value.iter().filter_map(|tool| {
+        let Set::To(At { place, value: Value::Object(required) }) = &tool.value.requires else { return None };
+        let is_known = |name: &String| capability::OF_CLIENTS.iter().any(|(known, _)| known == name);
+        let unknown = required.keys().find(|name| !is_known(name))?;
+        let message = format!(
+            "warning: `{unknown}` is no capability of the specification; clients that do not declare it are refused"
+        );
+        Some(Problem::new(*place, message))
+    });
+    doubts.collect()
 }
 
 /// Whether clients come from elsewhere: what listens to this machine alone is one person's.

@@ -4,7 +4,7 @@
 //! `default`s come from the parts themselves. `read` fills them.
 
 use super::{
-    LogFormat,
+    LogFormat, Store,
     problem::{At, Place},
     schema::{self, OneOrMany, optional, required},
     secret::KeySource,
@@ -88,14 +88,6 @@ pub struct Tls {
     pub key: Set<PathBuf>,
 }
 
-/// Where tasks are kept.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Store {
-    Memory,
-    Disk(PathBuf),
-    Redis(String),
-}
-
 /// One endpoint of the proxy and the server behind it.
 #[derive(Clone, Debug, Default, JsonSchema)]
 #[schemars(deny_unknown_fields, transform = required(&["upstream"]))]
@@ -137,15 +129,16 @@ pub struct Route {
     pub empty_contents_is_error: Set<bool>,
 }
 
-/// The server behind a route; one of the two.
+/// The server behind a route.
 #[derive(Clone, Debug, Default, JsonSchema)]
 #[schemars(deny_unknown_fields, transform = optional, extend("minProperties" = 1, "maxProperties" = 1))]
 pub struct Upstream {
     /// Its MCP endpoint, over Streamable HTTP.
     #[schemars(with = "schema::Url")]
     pub url: Set<Uri>,
-    /// The command that starts it, for a server that speaks over stdio. Not served yet.
-    #[schemars(with = "Vec<String>", length(min = 1))]
+    /// The command that starts it, for a server that speaks over stdio. Understood so that it can be
+    /// said that none is served; not offered.
+    #[schemars(skip)]
     pub command: Set<Vec<String>>,
 }
 

@@ -26,6 +26,7 @@ pub use schema::schema;
 
 use crate::{front, policy, upstream};
 use std::{
+    io::Read,
     net::SocketAddr,
     path::{Path, PathBuf},
     time::Duration,
@@ -33,6 +34,8 @@ use std::{
 
 /// A file larger than this is not a configuration.
 const MAX_FILE: u64 = 4 << 20;
+/// The standard input in the place of a file.
+const STDIN: &str = "-";
 
 /// Everything the proxy is started with.
 #[derive(Clone, Debug)]
@@ -77,26 +80,27 @@ pub enum LogFormat {
     Json,
 }
 
-/// Reads a configuration file.
+/// Reads a configuration file. What it names is not looked at, except for keys.
 ///
 /// # Errors
 /// Everything that is wrong with it.
 pub fn load(path: &Path) -> Result<Config, Problems> {
-    load_with(Some(path), |_, _| {})
+    load_and(Some(path), |_, _, _| {})
 }
 
-/// As [`load`], and says beside it what is allowed and yet probably not meant, if there is anything.
+/// As [`load_with`], and says beside it what is allowed and yet probably not meant, if there is anything.
 ///
 /// # Errors
 /// Everything that is wrong with it.
 pub fn check(path: &Path) -> Result<(Config, Option<Problems>), Problems> {
     let mut doubts = Vec::new();
     let config = load_with(Some(path), |file, _| doubts = doubts::about(file))?;
-    Ok((config, Problems::or_ok(Some(path.to_owned()), doubts, ()).err()))
+    Ok((config, Problems::or_ok(Some(shown(path).to_owned()), doubts, ()).err()))
 }
 
-/// Reads a configuration file, if there is one, lays something else over it (the flags of the
-/// command line), and says what it all means.
+/// Reads a configuration file, if there is one (`-` is the standard input), lays something else over it
+/// (the flags of the command line), looks whether the certificates it names can be served with, and says
+/// what it all means.
 ///
 /// # Errors
 /// Everything that is wrong with both.
@@ -104,10 +108,29 @@ pub fn load_with(
     path: Option<&Path>,
     overlay: impl FnOnce(&mut file::File, &mut Vec<Problem>),
 ) -> Result<Config, Problems> {
-    let Some(path) = path else { return parse_with(None, None, overlay) };
-    let text = read(path)
-        .map_err(|message| Problems::one(Some(path.to_owned()), Problem::new(Place::Whole, message)))?;
-    parse_with(Some(path.to_owned()), Some(&text), overlay)
+    load_and(path, |file, folder, problems| {
+        overlay(file, problems);
+        resolve::certificates(file, folder, problems);
+    })
+}
+
+fn load_and(
+    path: Option<&Path>,
+    and: impl FnOnce(&mut file::File, &Path, &mut Vec<Problem>),
+) -> Result<Config, Problems> {
+    let Some(path) = path else { return parse_and(None, None, and) };
+    let name = shown(path).to_owned();
+    let read = if path == Path::new(STDIN) { read_all(std::io::stdin()) } else { read_file(path) };
+    let text = match read {
+        Ok(text) => text,
+        Err(message) => return Err(Problems::one(Some(name), Problem::new(Place::Whole, message))),
+    };
+    parse_and(Some(name), Some(&text), and)
+}
+
+/// What a file is called where something is wrong with it.
+pub fn shown(path: &Path) -> &Path {
+    if path == Path::new(STDIN) { Path::new("<stdin>") } else { path }
 }
 
 /// As [`load`], from a text; `path` is what its problems name, and where relative paths begin.
@@ -115,32 +138,40 @@ pub fn load_with(
 /// # Errors
 /// Everything that is wrong with it.
 pub fn parse(path: &Path, text: &str) -> Result<Config, Problems> {
-    parse_with(Some(path.to_owned()), Some(text), |_, _| {})
+    parse_and(Some(path.to_owned()), Some(text), |_, _, _| {})
 }
 
-fn parse_with(
+/// `and` is what else is done with what was read, knowing the folder that relative paths are relative to.
+fn parse_and(
     path: Option<PathBuf>,
     text: Option<&str>,
-    overlay: impl FnOnce(&mut file::File, &mut Vec<Problem>),
+    and: impl FnOnce(&mut file::File, &Path, &mut Vec<Problem>),
 ) -> Result<Config, Problems> {
     let mut problems = Vec::new();
     let mut file = text.map(|text| read::read(text, &mut problems)).unwrap_or_default();
-    overlay(&mut file, &mut problems);
     let folder = path.as_deref().and_then(Path::parent).unwrap_or_else(|| Path::new("")).to_owned();
+    and(&mut file, &folder, &mut problems);
     let config = resolve::resolve(file, &folder, &mut problems);
     Problems::or_ok(path, problems, config)
 }
 
 /// The text of a file that may be a configuration; otherwise what to say of it.
-fn read(path: &Path) -> Result<String, String> {
-    let about = |error: std::io::Error| format!("cannot be read: {error}");
-    let size = std::fs::metadata(path).map_err(about)?.len();
-    if size > MAX_FILE {
-        return Err(format!("is {size} bytes long, which no configuration is"));
+fn read_file(path: &Path) -> Result<String, String> {
+    read_all(std::fs::File::open(path).map_err(unread)?)
+}
+
+fn read_all(source: impl Read) -> Result<String, String> {
+    let mut bytes = Vec::new();
+    source.take(MAX_FILE + 1).read_to_end(&mut bytes).map_err(unread)?;
+    if bytes.len() as u64 > MAX_FILE {
+        return Err(format!("is longer than {MAX_FILE} bytes, which no configuration is"));
     }
-    let bytes = std::fs::read(path).map_err(about)?;
     String::from_utf8(bytes).map_err(|error| {
         let line = error.as_bytes()[..error.utf8_error().valid_up_to()].split(|byte| *byte == b'\n').count();
         format!("is not UTF-8 (line {line})")
     })
+}
+
+fn unread(error: std::io::Error) -> String {
+    format!("cannot be read: {error}")
 }

@@ -5,12 +5,12 @@
 //! single values are in `section`.
 
 use super::{
+    Store,
     file::{
         Access, DeferSection, File, HeldSection, Limits, Principal, QuestionsSection, RequestStateSection,
-        ResumeSection, Route, Set, Store, TasksSection, Timeouts, Tls, Tool, ToolErrors, Unsolicited,
-        Upstream,
+        ResumeSection, Route, Set, TasksSection, Timeouts, Tls, Tool, ToolErrors, Unsolicited, Upstream,
     },
-    problem::{At, Place, Problem},
+    problem::{At, Place, Problem, nearest},
     secret::{self, KeySource},
     section::{
         Problems, Section, TOP, count, duration, duration_or_off, file_path, leaf, list, size, some_duration,
@@ -19,7 +19,7 @@ use super::{
     values::{self, Invalid},
     yaml::{self, Node, Scalar, Value},
 };
-use crate::policy::Sign;
+use crate::{policy::Sign, protocol::capability};
 use std::path::PathBuf;
 
 /// Reads the text of a configuration file. What is wrong is added to `problems`; the rest is
@@ -74,35 +74,12 @@ fn tls(node: &Node, problems: &mut Problems) -> Option<Tls> {
 }
 
 fn store(node: &Node, problems: &mut Problems) -> Option<Store> {
-    if !matches!(node.value, Value::Map(_)) {
-        return leaf(node, problems, |text| match text {
-            "memory" => Ok(Store::Memory),
-            _ => Err(Invalid(format!(
-                "unknown store `{text}`; use memory, {{ disk: PATH }} or {{ redis: URL }}"
-            ))),
-        });
+    if let Value::Scalar { .. } = node.value {
+        return leaf(node, problems, values::store);
     }
-    let mut section = Section::open(node, "`store`", problems)?;
-    let disk = section.set("disk", file_path);
-    let redis = section.set("redis", text);
-    section.close();
-    match (disk, redis) {
-        (Set::To(disk), Set::Unset) => Some(Store::Disk(disk.value)),
-        (Set::Unset, Set::To(redis)) => Some(Store::Redis(redis.value)),
-        (Set::Wrong, _) | (_, Set::Wrong) => None,
-        (Set::Unset, Set::Unset) => {
-            problems.push(Problem::new(
-                node.place,
-                "`store` names none; use memory, { disk: PATH } or { redis: URL }",
-            ));
-            None
-        }
-        (Set::To(_), Set::To(_)) => {
-            problems
-                .push(Problem::new(node.place, "`store` has both `disk` and `redis`; keep one of the two"));
-            None
-        }
-    }
+    let only = "must be `memory`, which forgets tasks at exit: this version has no other";
+    problems.push(Problem::new(node.place, format!("{only}, not {}", node.what())));
+    None
 }
 
 fn route(node: &Node, problems: &mut Problems) -> Option<Route> {
@@ -130,7 +107,7 @@ fn upstream_section(node: &Node, problems: &mut Problems) -> Option<Upstream> {
     let mut section = Section::open(node, "`upstream`", problems)?;
     let upstream = Upstream {
         url: section.set("url", |node, problems| leaf(node, problems, values::upstream_url)),
-        command: section.set("command", |node, problems| {
+        command: section.set_unlisted("command", |node, problems| {
             let words = list(node, problems, text)?;
             Some(words.into_iter().map(|word| word.value).collect())
         }),
@@ -403,15 +380,34 @@ fn requires(node: &Node, problems: &mut Problems) -> Option<serde_json::Value> {
         ));
         return None;
     };
-    let mut sound = true;
-    for entry in entries.iter().filter(|entry| !matches!(entry.node.value, Value::Map(_))) {
-        sound = false;
-        problems.push(Problem::new(
-            entry.node.place,
-            format!("a capability is a mapping; write `{}: {{}}`", entry.key),
-        ));
+    let before = problems.len();
+    for entry in entries {
+        let Value::Map(inner) = &entry.node.value else {
+            problems.push(Problem::new(
+                entry.node.place,
+                format!("a capability is a mapping; write `{}: {{}}`", entry.key),
+            ));
+            continue;
+        };
+        let known = capability::OF_CLIENTS.iter().find(|(name, _)| *name == entry.key);
+        match known {
+            // What is in these is anybody's.
+            Some((_, [])) => {}
+            Some((_, parts)) => inner.iter().for_each(|part| slip(part, parts.iter().copied(), problems)),
+            None => slip(entry, capability::OF_CLIENTS.map(|(name, _)| name), problems),
+        }
     }
-    sound.then(|| json(node))
+    (problems.len() == before).then(|| json(node))
+}
+
+/// A capability that is a slip of the finger, for then no client would declare it. Others may be somebody's
+/// own: clients can have capabilities that the specification does not know (2026-07-28, *Capabilities*).
+fn slip<'a>(entry: &yaml::Entry, known: impl IntoIterator<Item = &'a str> + Clone, problems: &mut Problems) {
+    let is_known = known.clone().into_iter().any(|name| name == entry.key);
+    if let Some(near) = nearest(&entry.key, known).filter(|_| !is_known) {
+        let message = format!("no client declares `{}`; did you mean `{near}`?", entry.key);
+        problems.push(Problem::new(entry.key_place, message));
+    }
 }
 
 fn json(node: &Node) -> serde_json::Value {

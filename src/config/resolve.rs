@@ -21,7 +21,7 @@ pub(super) fn resolve(file: File, folder: &Path, problems: &mut Vec<Problem>) ->
     let quotas = quotas(&limits, problems);
     Config {
         admin,
-        store: store(file.store, problems),
+        store: file.store.or(Store::Memory),
         quotas,
         state_keys: state_keys(file.request_state, folder, problems),
         drain: file.drain.or(DEFAULT_DRAIN),
@@ -75,23 +75,6 @@ fn admin(
         ));
     }
     Some(address)
-}
-
-fn store(written: Set<file::Store>, problems: &mut Vec<Problem>) -> Store {
-    if let Set::To(At { place, value }) = written {
-        let name = match value {
-            file::Store::Memory => return Store::Memory,
-            file::Store::Disk(_) => "disk",
-            file::Store::Redis(_) => "redis",
-        };
-        problems.push(Problem::new(
-            place,
-            format!(
-                "the store `{name}` is not built into this version; use `memory`, which forgets tasks at exit"
-            ),
-        ));
-    }
-    Store::Memory
 }
 
 fn tls(written: Set<file::Tls>, folder: &Path, problems: &mut Vec<Problem>) -> Option<front::TlsPaths> {
@@ -148,6 +131,21 @@ fn state_keys(
         }
     }
     keys.into_iter().map(|key| key.value).collect()
+}
+
+/// Whether TLS can be served with the files that are named: a problem where each was written.
+pub(super) fn certificates(file: &File, folder: &Path, problems: &mut Vec<Problem>) {
+    let Set::To(At { place, value: tls }) = &file.tls else { return };
+    let (Set::To(cert), Set::To(key)) = (&tls.cert, &tls.key) else { return };
+    let paths = front::TlsPaths { cert: folder.join(&cert.value), key: folder.join(&key.value) };
+    if let Err(error) = paths.check() {
+        let place = match &error {
+            front::TlsError::Cert { .. } | front::TlsError::NoCert { .. } => cert.place,
+            front::TlsError::Key { .. } => key.place,
+            front::TlsError::Pair { .. } => *place,
+        };
+        problems.push(Problem::new(place, error.to_string()));
+    }
 }
 
 fn access(written: file::Access) -> policy::Access {

@@ -132,23 +132,7 @@ shapes! {
             },
         ],
     },
-    Store = {
-        "anyOf": [
-            { "const": "memory" },
-            {
-                "type": "object",
-                "properties": { "disk": { "type": "string" } },
-                "required": ["disk"],
-                "additionalProperties": false,
-            },
-            {
-                "type": "object",
-                "properties": { "redis": { "type": "string" } },
-                "required": ["redis"],
-                "additionalProperties": false,
-            },
-        ],
-    },
+    Store = { "enum": ["memory"] },
     KeySource = {
         "anyOf": [
             {

@@ -21,6 +21,8 @@ pub(super) struct Section<'n, 'p> {
     name: &'static str,
     entries: &'n [yaml::Entry],
     known: Vec<&'static str>,
+    /// Keys that are understood and not offered to anybody.
+    unlisted: Vec<&'static str>,
     problems: &'p mut Problems,
 }
 
@@ -35,7 +37,7 @@ impl<'n, 'p> Section<'n, 'p> {
             ));
             return None;
         };
-        Some(Self { name, entries, known: Vec::new(), problems })
+        Some(Self { name, entries, known: Vec::new(), unlisted: Vec::new(), problems })
     }
 
     pub(super) fn set<T>(
@@ -44,6 +46,20 @@ impl<'n, 'p> Section<'n, 'p> {
         read: impl FnOnce(&Node, &mut Problems) -> Option<T>,
     ) -> Set<T> {
         self.known.push(key);
+        self.take(key, read)
+    }
+
+    /// As [`Section::set`], for a key that is refused in the end: nobody is told that it exists.
+    pub(super) fn set_unlisted<T>(
+        &mut self,
+        key: &'static str,
+        read: impl FnOnce(&Node, &mut Problems) -> Option<T>,
+    ) -> Set<T> {
+        self.unlisted.push(key);
+        self.take(key, read)
+    }
+
+    fn take<T>(&mut self, key: &'static str, read: impl FnOnce(&Node, &mut Problems) -> Option<T>) -> Set<T> {
         let Some(entry) = self.entries.iter().find(|entry| entry.key == key) else { return Set::Unset };
         if entry.node.scalar() == Some(Scalar::Null) {
             let message = format!("`{key}` has no value; give it one or remove the line");
@@ -69,7 +85,8 @@ impl<'n, 'p> Section<'n, 'p> {
     }
 
     pub(super) fn close(self) {
-        for entry in self.entries.iter().filter(|entry| !self.known.contains(&&*entry.key)) {
+        let is_understood = |key: &str| self.known.contains(&key) || self.unlisted.contains(&key);
+        for entry in self.entries.iter().filter(|entry| !is_understood(&entry.key)) {
             let remedy = match (nearest(&entry.key, self.known.iter().copied()), schema::home(&entry.key)) {
                 (Some(near), _) => format!("did you mean `{near}`?"),
                 (None, Some(home)) if home.is_empty() => "it belongs to the top level".to_owned(),

@@ -1,7 +1,7 @@
 //! The small things settings are made of: durations, sizes, addresses, names. The same readers
 //! serve the file and the command line, so that the two cannot differ.
 
-use super::LogFormat;
+use super::{LogFormat, Store};
 use crate::policy::Mode;
 use http::{HeaderName, HeaderValue, Uri};
 use std::{net::SocketAddr, time::Duration};
@@ -383,6 +383,19 @@ pub fn pattern(text: &str) -> Result<crate::policy::Pattern> {
 /// Names the modes there are.
 pub fn mode(text: &str) -> Result<Mode> {
     text.parse().map_err(|error: crate::policy::threshold::UnknownMode| Invalid(error.to_string()))
+}
+
+/// Where tasks are kept.
+///
+/// # Errors
+/// Names the stores there are.
+pub fn store(text: &str) -> Result<Store> {
+    match text {
+        "memory" => Ok(Store::Memory),
+        _ => invalid(format!(
+            "there is no store `{text}` in this version; use memory, which forgets tasks at exit"
+        )),
+    }
 }
 
 /// How the log is written.

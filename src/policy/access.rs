@@ -23,9 +23,14 @@ pub struct Checked(());
 /// Why a request may not come in.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Denied {
-    #[error("host `{0}` is not served here; add it to access.hosts")]
+    #[error(
+        "host `{0}` is not served here; to serve it, start with `--host {name}` or add `{name}` to access.hosts of the configuration",
+        name = host_name(.0)
+    )]
     Host(String),
-    #[error("origin `{0}` may not call this server; add it to access.origins")]
+    #[error(
+        "origin `{0}` may not call this server; to let it, add `{0}` to access.origins of the configuration"
+    )]
     Origin(String),
 }
 

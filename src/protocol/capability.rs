@@ -35,6 +35,17 @@ struct Flags {
 #[error("capabilities must be an object")]
 pub struct NotCapabilities;
 
+/// The capabilities that the specification knows of clients, 2025-03-26 to 2026-07-28, each with what can
+/// stand in it; nothing where that is anybody's.
+pub const OF_CLIENTS: [(&str, &[&str]); 6] = [
+    ("elicitation", &["form", "url"]),
+    ("experimental", &[]),
+    ("extensions", &[]),
+    ("roots", &["listChanged"]),
+    ("sampling", &["context", "tools"]),
+    ("tasks", &["cancel", "list", "requests"]),
+];
+
 // === impl Capabilities ===
 
 impl Capabilities {

@@ -85,13 +85,68 @@ fn check_prints_the_schema() {
 }
 
 #[test]
-fn without_a_server_the_three_ways_to_name_one_are_shown() {
+fn without_a_server_the_ways_to_name_one_are_shown() {
     let output = deferral(&[]);
     assert_eq!(output.status.code(), Some(2));
     let said = text(&output.stderr);
-    for way in ["deferral --upstream ", "deferral -- ", "deferral --config "] {
+    for way in ["deferral --upstream ", "deferral --config "] {
         assert!(said.contains(way), "{said}");
     }
+}
+
+#[test]
+fn what_is_not_there_is_not_offered() {
+    let schema = deferral(&["check", "--schema"]);
+    let nothing = deferral(&[]);
+    let help = deferral(&["serve", "--help"]);
+    let store = deferral(&["--upstream", "http://x/", "--store", "tape"]);
+    let said = [&schema.stdout, &nothing.stderr, &help.stdout, &store.stderr].map(|bytes| text(bytes));
+    for word in ["stdio", "CMD", "redis", "disk", "\"command\""] {
+        assert!(!said.iter().any(|said| said.contains(word)), "{word}: {said:#?}");
+    }
+    assert!(said[3].contains("use memory"), "{}", said[3]);
+}
+
+#[test]
+fn check_takes_a_file_by_name_alone_and_from_the_standard_input() {
+    let path = sample("minimal.yaml");
+    let output = deferral(&["check", &path]);
+    assert_eq!(text(&output.stdout), format!("{path}: ok (1 route)\n"), "{}", text(&output.stderr));
+
+    let piped = |words: &[&str], typed: &str| {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_deferral"))
+            .args(words)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("the program starts");
+        child.stdin.take().expect("it is piped").write_all(typed.as_bytes()).expect("it is read");
+        child.wait_with_output().expect("it ends")
+    };
+    let good = std::fs::read_to_string(path).unwrap();
+    for words in [&["check", "-"][..], &["check", "--config", "-"]] {
+        let output = piped(words, &good);
+        assert_eq!(text(&output.stdout), "<stdin>: ok (1 route)\n", "{}", text(&output.stderr));
+        let output = piped(words, "lisen: x\nroutes: []\n");
+        assert_eq!(output.status.code(), Some(2));
+        assert!(text(&output.stderr).starts_with("<stdin>:1:1: unknown key `lisen`"), "{output:?}");
+    }
+    let output = piped(&["--config", "-"], "lisen: x\nroutes: []\n");
+    assert!(text(&output.stderr).starts_with("<stdin>:1:1: unknown key `lisen`"), "{output:?}");
+}
+
+#[test]
+fn check_doubts_a_capability_that_no_specification_knows() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("deferral.yaml");
+    let text = "routes:\n  - upstream: { url: 'http://x' }\n    tools: [{ match: x, requires: { acme/vault: {} } }]\n";
+    std::fs::write(&path, text).unwrap();
+    let output = deferral(&["check", path.to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(0));
+    let said = String::from_utf8(output.stderr).unwrap();
+    let begin = format!("{}:3:35: warning: `acme/vault` is no capability", path.display());
+    assert!(said.starts_with(&begin) && said.lines().count() == 1, "{said}");
 }
 
 #[test]
@@ -104,11 +159,12 @@ fn a_flag_that_cannot_be_used_says_why_and_exits_with_2() {
         (&["--upstream", "http://x/", "--tool", "x"], "write PATTERN=MODE"),
         (
             &["--upstream", "http://x/", "--store", "disk:./x"],
-            "--store: the store `disk` is not built into this version",
+            "'--store <STORE>': there is no store `disk:./x` in this version; use memory",
         ),
         (&["--", "python", "server.py"], "servers over stdio are not served by this version"),
         (&["--upstream", "http://x/", "--", "python"], "has both"),
         (&["--config", "no/such.yaml"], "no/such.yaml: cannot be read"),
+        (&["--upstream", "http://x/", "--host", "http://mcp"], "write its name alone"),
         (&["--nonsense"], "unexpected argument"),
         (&["check"], "Usage"),
     ] {
@@ -297,11 +353,49 @@ fn ctrl_c_cancels_the_task() {
 }
 
 #[test]
+fn a_name_that_is_given_by_host_is_served_and_another_is_told_how() {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_deferral"))
+        .args(["--upstream", "http://127.0.0.1:1/mcp", "--listen", "127.0.0.1:0", "--admin", "off"])
+        .args(["--host", "proxy", "--host", "mcp.example.com"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("the program starts");
+    let mut said = String::new();
+    BufReader::new(child.stdout.as_mut().expect("it is piped")).read_line(&mut said).expect("a line");
+    let address = said.trim().strip_prefix("listening on http://").and_then(|url| url.split('/').next());
+    let address = address.expect("where it listens").to_owned();
+    let ask = |host: &str| {
+        let mut socket = std::net::TcpStream::connect(&address).expect("it listens");
+        write!(socket, "DELETE /nowhere HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n")
+            .expect("it reads");
+        let mut answer = String::new();
+        std::io::Read::read_to_string(&mut socket, &mut answer).expect("it answers");
+        answer
+    };
+    for host in ["proxy", "proxy:8808", "MCP.example.com", "localhost"] {
+        let answer = ask(host);
+        assert!(answer.starts_with("HTTP/1.1 404 "), "{host}: {answer}");
+    }
+    let answer = ask("other:8808");
+    assert!(answer.starts_with("HTTP/1.1 403 ") && answer.contains("start with `--host other`"), "{answer}");
+    interrupt(&child);
+    assert_eq!(child.wait().expect("it ends").code(), Some(0));
+}
+
+#[test]
 fn check_looks_into_the_certificates_too() {
     let sample = sample("tls.yaml");
     let output = deferral(&["check", "--config", &sample]);
     assert_eq!(output.status.code(), Some(2));
     assert!(text(&output.stderr).contains("server.crt (tls.cert)"), "{}", text(&output.stderr));
+    // Where it was written, also where the proxy is to start.
+    for words in [&["check", &sample][..], &["--config", &sample]] {
+        let output = deferral(words);
+        assert_eq!(output.status.code(), Some(2));
+        let begin = format!("{sample}:4:14: cannot read certificates from ");
+        assert!(text(&output.stderr).starts_with(&begin), "{}", text(&output.stderr));
+    }
 
     let folder = tempfile::tempdir().unwrap();
     let files = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/front");

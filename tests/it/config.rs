@@ -167,7 +167,7 @@ routes:
         expect![[r#"
             deferral.yaml:1:1: unknown key `lisen` at the top level; did you mean `listen`?
             deferral.yaml:2:8: `localhost:8809` is not an address; did you mean `127.0.0.1:8809`?
-            deferral.yaml:3:8: the store `disk` is not built into this version; use `memory`, which forgets tasks at exit
+            deferral.yaml:3:8: `store` must be `memory`, which forgets tasks at exit: this version has no other, not a mapping
             deferral.yaml:4:8: `30` has no unit; did you mean `30s` or `30ms`?
             deferral.yaml:5:6: unknown log format `xml`; use text or json
             deferral.yaml:6:13: `https://mcp.example.com/base` has a path; write scheme and host only, as in `https://mcp.example.com`
@@ -278,6 +278,29 @@ fn what_is_not_yaml_or_holds_nothing_is_one_problem() {
     );
 }
 
+#[test]
+fn a_capability_that_is_a_slip_of_the_finger_is_a_problem() {
+    refused(
+        r#"
+routes:
+  - upstream: { url: "http://x" }
+    tools:
+      - { match: a, requires: { samplin: {}, roots: {} } }
+      - { match: b, requires: { elicitation: { from: {} }, Sampling: {} } }
+"#,
+        expect![[r#"
+            deferral.yaml:5:33: no client declares `samplin`; did you mean `sampling`?
+            deferral.yaml:6:48: no client declares `from`; did you mean `form`?
+            deferral.yaml:6:60: no client declares `Sampling`; did you mean `sampling`?
+        "#]],
+    );
+    // What the specification leaves open stays open.
+    let open = "{ elicitation: { url: {} }, sampling: { tools: {} }, extensions: { io.acme/rots: {} }, acme/vault: {} }";
+    let route = format!("{{ upstream: {{ url: 'http://x' }}, tools: [{{ match: a, requires: {open} }}] }}");
+    let config = parse(&format!("routes: [{route}]"));
+    assert!(config.routes[0].route.treatment("a").requires.is_some_and(|all| all["acme/vault"].is_object()));
+}
+
 /// Each of these would otherwise mean a default that nobody asked for.
 #[test]
 fn a_choice_that_chooses_nothing_is_a_problem() {
@@ -289,7 +312,7 @@ request_state: { keys: [{}] }
 routes: [{ upstream: {}, principal: {}, tools: [{}] }]
 "#,
         expect![[r#"
-            deferral.yaml:2:8: `store` names none; use memory, { disk: PATH } or { redis: URL }
+            deferral.yaml:2:8: `store` must be `memory`, which forgets tasks at exit: this version has no other, not a mapping
             deferral.yaml:3:6: `tls` has no `cert`; name a PEM file
             deferral.yaml:3:6: `tls` has no `key`; name a PEM file
             deferral.yaml:4:25: the key has neither `file` nor `env`; give it one

@@ -476,6 +476,7 @@ async fn a_strange_host_is_turned_away() {
         let answer = world.client(version).await.ask(request).await;
         assert_eq!(answer.status, StatusCode::FORBIDDEN);
         assert!(answer.message().contains("access.hosts"), "{}", answer.body);
+        assert!(answer.message().contains("`--host evil.example.com`"), "{}", answer.body);
         assert!(answer.json().get("id").is_none(), "{}", answer.body);
         assert!(desk.seen.lock().unwrap().is_empty());
     }
