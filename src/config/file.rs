@@ -324,6 +324,18 @@ pub struct Limits {
     /// Sessions with one server for one caller and what it declares. Calls that need one more wait.
     #[schemars(with = "schema::Count", extend("default" = upstream::Limits::default().sessions))]
     pub sessions: Set<usize>,
+    /// Sessions that tasks hold beside `sessions`, so that they keep no calls waiting. A task beyond
+    /// them counts as a call.
+    #[schemars(with = "schema::Count", extend("default" = upstream::Limits::default().task_sessions))]
+    pub task_sessions: Set<usize>,
+    /// Calls of one caller, with what it declares, that wait for a session with one server. A further
+    /// one is refused.
+    #[schemars(with = "schema::Count", extend("default" = upstream::Limits::default().queue))]
+    pub queue: Set<usize>,
+    /// Messages on their way to one server at a time that are no calls: answers to what it asks, its
+    /// pings among it, and cancellations. Further ones wait.
+    #[schemars(with = "schema::Count", extend("default" = upstream::Limits::default().messages))]
+    pub messages: Set<usize>,
     /// Callers, each with what it declares, whose sessions with one server are kept. For a further one
     /// those of the caller that has called least lately are closed.
     #[schemars(with = "schema::Count", extend("default" = upstream::Limits::default().identities))]
@@ -380,6 +392,10 @@ pub struct Timeouts {
     /// For a call as a whole.
     #[schemars(with = "schema::Duration", extend("default" = show_duration(upstream::Timeouts::default().call)))]
     pub call: Set<Duration>,
+    /// For a session with a server, where `limits.sessions` are busy. A call that has become a task
+    /// meanwhile waits on.
+    #[schemars(with = "schema::Duration", extend("default" = show_duration(upstream::Timeouts::default().queue)))]
+    pub queue: Set<Duration>,
     /// For the head of a client's request.
     #[schemars(with = "schema::Duration", extend("default" = show_duration(front::Timeouts::default().read_headers)))]
     pub read_headers: Set<Duration>,

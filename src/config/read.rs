@@ -337,6 +337,9 @@ fn limits(node: &Node, problems: &mut Problems) -> Option<Limits> {
         // The protocol's own members need about eight.
         depth: section.set("depth", count(16)),
         sessions: section.set("sessions", count(1)),
+        task_sessions: section.set("task_sessions", count(0)),
+        queue: section.set("queue", count(0)),
+        messages: section.set("messages", count(1)),
         identities: section.set("identities", count(1)),
         result_bytes: section.set("result_bytes", size(1)),
         departed: section.set("departed", count(0)),
@@ -361,6 +364,7 @@ fn timeouts(node: &Node, problems: &mut Problems) -> Option<Timeouts> {
         first_byte: section.set("first_byte", some_duration),
         idle: section.set("idle", some_duration),
         call: section.set("call", some_duration),
+        queue: section.set("queue", some_duration),
         read_headers: section.set("read_headers", some_duration),
         read_body: section.set("read_body", some_duration),
         idle_connection: section.set("idle_connection", some_duration),

@@ -483,6 +483,9 @@ fn upstream_limits(written: &file::Limits) -> upstream::Limits {
     let defaults = upstream::Limits::default();
     upstream::Limits {
         sessions: written.sessions.copied_or(defaults.sessions),
+        task_sessions: written.task_sessions.copied_or(defaults.task_sessions),
+        queue: written.queue.copied_or(defaults.queue),
+        messages: written.messages.copied_or(defaults.messages),
         identities: written.identities.copied_or(defaults.identities),
         result_bytes: written.result_bytes.copied_or(defaults.result_bytes),
         departed: written.departed.copied_or(defaults.departed),
@@ -496,6 +499,7 @@ fn upstream_timeouts(written: &file::Timeouts) -> upstream::Timeouts {
         first_byte: written.first_byte.copied_or(defaults.first_byte),
         idle: written.idle.copied_or(defaults.idle),
         call: written.call.copied_or(defaults.call),
+        queue: written.queue.copied_or(defaults.queue),
     }
 }
 

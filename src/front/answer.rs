@@ -199,7 +199,9 @@ fn metadata(lost: Lost) -> Answer {
         Lost::CallTimeout(_) | Lost::FirstByteTimeout(_) | Lost::IdleTimeout(_) => {
             server(StatusCode::GATEWAY_TIMEOUT, code::UPSTREAM_TIMEOUT)
         }
-        Lost::Broken(_) | Lost::SessionEnded => server(StatusCode::BAD_GATEWAY, code::UPSTREAM_UNAVAILABLE),
+        Lost::Broken(_) | Lost::SessionEnded | Lost::Untold(_) => {
+            server(StatusCode::BAD_GATEWAY, code::UPSTREAM_UNAVAILABLE)
+        }
         Lost::Unauthorized { status, challenge } => {
             let answer = server(status, code::UNAUTHORIZED);
             match challenge {
@@ -210,7 +212,7 @@ fn metadata(lost: Lost) -> Answer {
         Lost::Forbidden { .. } => server(StatusCode::FORBIDDEN, code::UNAUTHORIZED),
         Lost::Status { .. } | Lost::Invalid(_) => server(StatusCode::BAD_GATEWAY, code::UPSTREAM_INVALID),
         Lost::TooLarge { .. } => server(StatusCode::BAD_GATEWAY, code::RESULT_TOO_LARGE),
-        Lost::Busy { .. } => proxy(code::BUSY),
+        Lost::Busy { .. } | Lost::Waited { .. } => proxy(code::BUSY),
         Lost::Closing => proxy(code::SHUTTING_DOWN),
     }
 }

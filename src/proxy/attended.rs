@@ -22,7 +22,7 @@ use crate::{
     policy::Treatment,
     protocol::{ErrorObject, Frame, InputResponses, Method, code, headers},
     telemetry::WouldDefer,
-    upstream::{Description, Event, Identity, Lost, Replies, Request},
+    upstream::{Deferral, Description, Event, Identity, Lost, Replies, Request},
 };
 use futures_util::{StreamExt, future::ready, stream};
 use http::StatusCode;
@@ -75,6 +75,8 @@ struct Inline {
     observed_after: Option<Duration>,
     refused: Option<Value>,
     supplied: InputResponses,
+    /// Tells the upstream when the call has become a task, where it may.
+    deferral: Option<Deferral>,
 }
 
 // === impl Attended ===
@@ -138,9 +140,10 @@ impl Attended {
         };
         let is_late = !server.is_known();
         let (shared, call, caller) = (&self.shared, &self.call, &self.caller);
+        let deferral = defer_after.map(|_| Deferral::default());
         let replies = match is_late {
-            false => shared.upstream.call(request(shared, call, caller, defer_after)),
-            true => prepared_later(preparing, shared, call, caller, &server, defer_after),
+            false => shared.upstream.call(request(shared, call, caller, deferral.clone())),
+            true => prepared_later(preparing, shared, call, caller, &server, deferral.clone()),
         };
         let patience = Patience {
             defer_after,
@@ -157,6 +160,7 @@ impl Attended {
             observed_after,
             refused: None,
             supplied,
+            deferral,
         });
         Ok(())
     }
@@ -248,6 +252,7 @@ impl Attended {
                 replies: inline.replies,
                 refused: inline.refused,
                 supplied: inline.supplied,
+                deferral: inline.deferral,
                 items,
                 first,
             },
@@ -317,16 +322,17 @@ async fn prepare(shared: Arc<Shared>, call: Arc<Call>, caller: Arc<Caller>) -> P
 }
 
 /// The call as it is sent.
-fn request(shared: &Shared, call: &Call, caller: &Caller, defer_after: Option<Duration>) -> Request {
+fn request(shared: &Shared, call: &Call, caller: &Caller, deferral: Option<Deferral>) -> Request {
     let id = shared.next_id();
     // What may become a task is watched: its progress is shown in the task's status message.
-    let wants_progress = call.progress_token.is_some() || defer_after.is_some();
+    let wants_progress = call.progress_token.is_some() || deferral.is_some();
     Request {
         caller: Identity::of(caller),
         id,
         method: call.method.clone(),
         body: raise::request(call, id, wants_progress),
         headers: call.headers.clone(),
+        deferral,
     }
 }
 
@@ -338,7 +344,7 @@ fn prepared_later(
     call: &Arc<Call>,
     caller: &Arc<Caller>,
     server: &Server,
-    defer_after: Option<Duration>,
+    deferral: Option<Deferral>,
 ) -> Replies {
     let (shared, call, caller) = (Arc::clone(shared), Arc::clone(call), Arc::clone(caller));
     let server = server.clone();
@@ -346,7 +352,7 @@ fn prepared_later(
         match preparing.await {
             Ok(known) => {
                 server.learn(known);
-                shared.upstream.call(request(&shared, &call, &caller, defer_after))
+                shared.upstream.call(request(&shared, &call, &caller, deferral))
             }
             Err(refusal) => {
                 let refused = Frame::parse(refusal.body)

@@ -141,6 +141,7 @@ async fn page(upstream: &dyn Upstream, caller: &Caller, id: u64, cursor: Option<
         method: Method::ToolsList,
         body: body.into(),
         headers: HeaderMap::new(),
+        deferral: None,
     });
     loop {
         match replies.next().await? {

@@ -33,7 +33,7 @@ use crate::{
     runtime::random,
     task::{self, Effect, Record},
     telemetry::QuestionRefused,
-    upstream::{Answer, Event, Lost, Question, Replies},
+    upstream::{Answer, Deferral, Event, Identity, Lost, Question, Replies},
 };
 use bytes::Bytes;
 use futures_util::{
@@ -69,6 +69,8 @@ pub(super) struct Held {
     exchange: Exchange<Word>,
     /// Dropping it cancels the call at the server.
     replies: Option<Replies>,
+    /// Tells the upstream when the call has become a task.
+    deferral: Option<Deferral>,
     /// What the server asked and could not have, if anything.
     refused: Option<Value>,
     attached: Vec<Attached>,
@@ -94,6 +96,7 @@ pub(super) struct HandedOver {
     pub(super) refused: Option<Value>,
     /// Answers that came with the call itself, before anything was asked.
     pub(super) supplied: InputResponses,
+    pub(super) deferral: Option<Deferral>,
     /// Where the client hears from us.
     pub(super) items: mpsc::Sender<Item>,
     /// What made the call one to be held.
@@ -176,6 +179,7 @@ impl Held {
             replies,
             refused,
             supplied,
+            deferral,
             items,
             first,
         } = handed;
@@ -200,6 +204,7 @@ impl Held {
             binding,
             exchange,
             replies: Some(replies),
+            deferral,
             refused,
             attached: vec![attached],
             parked: None,
@@ -311,6 +316,9 @@ impl Held {
             Action::ReplyTask => {
                 // It counts as a task from here on.
                 self.parked = None;
+                if let Some(deferral) = self.deferral.take() {
+                    self.shared.upstream.deferred(&Identity::of(&self.caller), &deferral);
+                }
                 self.give_handle().await;
             }
             Action::AskInTask(ask) => self.ask_in_task(ask).await,

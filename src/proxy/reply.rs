@@ -116,11 +116,11 @@ pub(super) fn lost_error(lost: &Lost) -> ErrorObject {
         Lost::Forbidden { error: Some(error), .. } => return error.clone().of_this_era(),
         Lost::Unreachable(_) | Lost::ConnectTimeout(_) => code::UPSTREAM_UNAVAILABLE,
         Lost::CallTimeout(_) | Lost::FirstByteTimeout(_) | Lost::IdleTimeout(_) => code::UPSTREAM_TIMEOUT,
-        Lost::Broken(_) | Lost::SessionEnded => code::OUTCOME_UNKNOWN,
+        Lost::Broken(_) | Lost::SessionEnded | Lost::Untold(_) => code::OUTCOME_UNKNOWN,
         Lost::Unauthorized { .. } | Lost::Forbidden { .. } => code::UNAUTHORIZED,
         Lost::Status { .. } | Lost::Invalid(_) => code::UPSTREAM_INVALID,
         Lost::TooLarge { .. } => code::RESULT_TOO_LARGE,
-        Lost::Busy { .. } => code::BUSY,
+        Lost::Busy { .. } | Lost::Waited { .. } => code::BUSY,
         Lost::Closing => code::SHUTTING_DOWN,
     };
     ErrorObject::new(code, lost.to_string())

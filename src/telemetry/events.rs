@@ -91,6 +91,19 @@ pub struct QuestionRefused<'a> {
     pub reason: &'a str,
 }
 
+/// A server asks things that nobody need be asked (pings, above all) faster than it takes the answers:
+/// some are not answered. Said once until it has caught up.
+pub struct AnswersDropped {
+    /// Answers that wait already.
+    pub waiting: usize,
+}
+
+/// A server could not be told something, however often it was tried.
+pub struct Untold<'a> {
+    pub what: &'a str,
+    pub error: &'a dyn fmt::Display,
+}
+
 /// The proxy has stopped; what was lost.
 pub struct Drained {
     pub calls_lost: usize,
@@ -202,6 +215,27 @@ impl StoreFailed<'_> {
 impl QuestionRefused<'_> {
     pub fn emit(&self) {
         tracing::warn!(target: "deferral::question", event = "refused", method = self.method, reason = self.reason);
+    }
+}
+
+// === impl AnswersDropped ===
+
+impl AnswersDropped {
+    pub fn emit(&self) {
+        tracing::warn!(
+            target: "deferral::upstream",
+            event = "answers_dropped",
+            limit = "limits.messages",
+            waiting = self.waiting,
+        );
+    }
+}
+
+// === impl Untold ===
+
+impl Untold<'_> {
+    pub fn emit(&self) {
+        tracing::warn!(target: "deferral::upstream", event = "untold", what = self.what, error = %self.error);
     }
 }
 

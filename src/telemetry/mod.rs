@@ -5,7 +5,7 @@ mod line;
 pub mod log;
 
 pub use events::{
-    Access, Drained, LookupFailed, Outcome, QuestionRefused, QuotaFull, StoreFailed, TaskTransition,
-    WouldDefer,
+    Access, AnswersDropped, Drained, LookupFailed, Outcome, QuestionRefused, QuotaFull, StoreFailed,
+    TaskTransition, Untold, WouldDefer,
 };
 pub use line::{Format, Lines};

@@ -9,6 +9,8 @@ use crate::protocol::{Id, code::INTERNAL_ERROR};
 /// Answers one question of a server, in the session that asked, once.
 pub(super) struct Reply {
     session: Arc<Session>,
+    /// In the course of which it was asked.
+    call: u64,
     /// Taken when the question has been answered.
     id: Option<Id>,
 }
@@ -16,13 +18,13 @@ pub(super) struct Reply {
 // === impl Reply ===
 
 impl Reply {
-    pub(super) fn new(session: Arc<Session>, id: Id) -> Self {
-        Self { session, id: Some(id) }
+    pub(super) fn new(session: Arc<Session>, call: u64, id: Id) -> Self {
+        Self { session, call, id: Some(id) }
     }
 
     fn give(&mut self, outcome: &Result<Bytes, Bytes>) {
         if let Some(id) = self.id.take() {
-            self.session.tell_later(message::response(&id, outcome));
+            self.session.answer_later(self.call, id, outcome);
         }
     }
 }
@@ -33,7 +35,9 @@ impl Answer for Reply {
     }
 
     fn withdrawn(mut self: Box<Self>) {
-        self.id = None;
+        if let Some(id) = self.id.take() {
+            self.session.was_answered(self.call, &id);
+        }
     }
 }
 

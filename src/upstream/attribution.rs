@@ -2,13 +2,19 @@
 //!
 //! On a call's own stream everything is that call's. On the GET stream progress names its call, a
 //! response its request; a question, a log message and what is unknown name nothing, and belong to
-//! the only call they can belong to, or to none. A question is never put to somebody it may not
+//! the only call they can belong to, or to none: where a call has left without its end, the only one
+//! that is left may still not be the one that is meant. A question is never put to somebody it may not
 //! be meant for: it is refused. What concerns the server as a whole is a [`Report`].
 
 use bytes::Bytes;
 use std::sync::Arc;
 
-use super::{Event, Question, Report, answer::Reply, message, session::Session};
+use super::{
+    Event, Lost, Question, Report,
+    answer::Reply,
+    message,
+    session::{InFlight, Session},
+};
 use crate::{
     protocol::{
         Frame, Id, Kind, Method,
@@ -17,6 +23,10 @@ use crate::{
     },
     telemetry::QuestionRefused,
 };
+
+/// Questions that one call may have at a time, those whose answers are on their way to the server
+/// included. A server that asks more fails its call: each costs its message.
+const QUESTIONS: usize = 256;
 
 /// What to do with a frame that names no call.
 enum Verdict {
@@ -58,7 +68,7 @@ impl Session {
         };
         match verdict {
             Verdict::Nothing => {}
-            Verdict::Reply(id, outcome) => self.tell_later(message::response(&id, &outcome)),
+            Verdict::Reply(id, outcome) => self.respond_later(&id, &outcome),
             Verdict::Report(report) => self.report(report),
         }
     }
@@ -69,22 +79,26 @@ impl Session {
         self.peer.asks.saw_off_stream();
         let asked = {
             let mut inside = self.inside();
-            let mut candidates: Vec<_> = inside.calls.values_mut().filter(|call| call.may_be_asked).collect();
-            match &mut candidates[..] {
-                [call] => {
-                    call.questions.push(id.clone());
-                    Ok(call.mailbox.clone())
-                }
-                several => Err(several.len()),
+            // Being the only one in flight proves nothing where another has left without its end.
+            let abandoned = inside.abandoned;
+            let mut candidates = inside.calls.iter_mut().filter(|(_, call)| call.may_be_asked);
+            match (candidates.next(), candidates.next()) {
+                (Some(_), None) if abandoned => Err("a call has left the session without its end"),
+                (Some((number, call)), None) => Ok((*number, call.mailbox.clone(), call.note(&id))),
+                (None, _) => Err("no call is in flight"),
+                (Some(_), Some(_)) => Err("several calls are in flight"),
             }
         };
         match asked {
-            Ok(mailbox) => {
-                mailbox.push(Event::Question(self.question(frame, id)));
+            Ok((_, mailbox, Err(lost))) => {
+                mailbox.push(Event::Lost(lost));
                 Verdict::Nothing
             }
-            Err(calls) => {
-                let reason = if calls == 0 { "no call is in flight" } else { "several calls are in flight" };
+            Ok((call, mailbox, Ok(()))) => {
+                mailbox.push(Event::Question(self.question(call, frame, id)));
+                Verdict::Nothing
+            }
+            Err(reason) => {
                 QuestionRefused { method: method.as_str(), reason }.emit();
                 Verdict::Reply(id, message::refusal(INTERNAL_ERROR, "cannot be attributed to one call"))
             }
@@ -93,14 +107,15 @@ impl Session {
 
     /// A request of the server that came on a call's own stream.
     fn put(self: &Arc<Self>, call: u64, id: Id, frame: Frame) -> Event {
-        if let Some(call) = self.inside().calls.get_mut(&call) {
-            call.questions.push(id.clone());
+        let noted = self.inside().calls.get_mut(&call).map_or(Ok(()), |call| call.note(&id));
+        match noted {
+            Ok(()) => Event::Question(self.question(call, frame, id)),
+            Err(lost) => Event::Lost(lost),
         }
-        Event::Question(self.question(frame, id))
     }
 
-    fn question(self: &Arc<Self>, frame: Frame, id: Id) -> Question {
-        Question { frame, answer: Box::new(Reply::new(self.clone(), id)) }
+    fn question(self: &Arc<Self>, call: u64, frame: Frame, id: Id) -> Question {
+        Question { frame, answer: Box::new(Reply::new(self.clone(), call, id.detached())) }
     }
 
     /// Gives a notification to the call it names, or to the only one there is; else drops it.
@@ -122,6 +137,7 @@ impl Session {
                 };
                 (call.mailbox.clone(), Event::Notice(frame))
             }
+            _ if inside.abandoned => return,
             _ => {
                 let mut calls = inside.calls.values();
                 let only = match (calls.next(), inside.calls.len()) {
@@ -144,7 +160,7 @@ impl Session {
         match frame.kind() {
             Kind::Request { id, method, .. } => match method {
                 Method::Ping => {
-                    self.tell_later(message::response(id, &Ok(Bytes::from_static(b"{}"))));
+                    self.respond_later(id, &Ok(Bytes::from_static(b"{}")));
                     None
                 }
                 Method::Elicit | Method::CreateMessage | Method::RootsList => {
@@ -153,7 +169,7 @@ impl Session {
                 }
                 _ if self.is_clients() => Some(self.put(call, id.clone(), frame)),
                 _ => {
-                    self.tell_later(message::response(id, &unknown(method)));
+                    self.respond_later(id, &unknown(method));
                     None
                 }
             },
@@ -189,6 +205,23 @@ impl Session {
             group.lists_from(self);
         }
         self.reports.send(report);
+    }
+}
+
+// === impl InFlight ===
+
+impl InFlight {
+    /// Remembers a question that is put to the call.
+    ///
+    /// # Errors
+    /// [`Lost::Invalid`] where there are too many.
+    fn note(&mut self, id: &Id) -> Result<(), Lost> {
+        if self.questions.len() >= QUESTIONS {
+            let why = format!("it asked more than {QUESTIONS} questions at a time in one call");
+            return Err(Lost::Invalid(why));
+        }
+        self.questions.push(id.detached());
+        Ok(())
     }
 }
 

@@ -16,7 +16,7 @@ use tokio::time::{Sleep, sleep};
 use super::{
     Event, Lost, Request,
     client::Answering,
-    group::{Group, Lease},
+    group::{Group, Holder, Lease},
     mailbox::Mailbox,
     messages::{Messages, Opening, Stop},
     peer::Peer,
@@ -108,11 +108,13 @@ impl Exchange {
             self.stage = Stage::Leasing(std::future::ready(Err(Lost::Closing)).boxed());
             return;
         }
-        let method = &self.request.method;
         self.stage = match &self.home {
-            Home::Group(group) => match group.take(method) {
+            Home::Group(group) => match group.take(&self.request) {
                 Some(lease) => return self.send(lease),
-                None => Stage::Leasing(group.clone().lease(method.clone()).boxed()),
+                None => {
+                    let who = Holder::of(&self.request);
+                    Stage::Leasing(group.clone().lease(self.request.method.clone(), who).boxed())
+                }
             },
             Home::Own(session) => {
                 let session = session.clone();
@@ -168,6 +170,8 @@ impl Exchange {
         let reason = match &lost {
             Lost::TooLarge { .. } => "the answer is too large",
             Lost::Closing => "the proxy is shutting down",
+            Lost::Untold(_) => "an answer could not be delivered",
+            Lost::Invalid(_) => "what was said is not valid",
             _ => "the call took too long",
         };
         self.cancel(reason);
@@ -176,10 +180,12 @@ impl Exchange {
 
     fn cancel(&mut self, reason: &'static str) {
         let stage = std::mem::replace(&mut self.stage, Stage::Over);
-        if let Some(stay) = self.stay.take()
-            && is_with_server(&stage)
-        {
+        let Some(mut stay) = self.stay.take() else { return };
+        if is_with_server(&stage) {
             stay.cancel(reason);
+        } else if matches!(stage, Stage::Refused(_)) {
+            // What the refusal says is not known.
+            stay.abandon();
         }
     }
 
@@ -187,15 +193,20 @@ impl Exchange {
         if matches!(lost, Lost::TooLarge { .. }) {
             return self.give_up(lost);
         }
-        // The server may still be at it, and what it asks of this call on the session's own stream
-        // would be put to whoever leased the session next.
-        if let (Some(stay), Some(lease)) = (&self.stay, &self.lease)
-            && lease.is_exclusive()
-            && is_with_server(&self.stage)
-        {
-            stay.session().retire();
+        if is_with_server(&self.stage) {
+            self.abandon();
         }
         self.end(Event::Lost(lost))
+    }
+
+    /// The server may still be at it, and what it asks of this call on the session's own stream would be
+    /// put to somebody else in the session. What only asks for something asks nobody back.
+    fn abandon(&mut self) {
+        if let Some(stay) = &mut self.stay
+            && is_call(&self.request.method)
+        {
+            stay.abandon();
+        }
     }
 
     /// Moves on as far as it goes without waiting; `None` means there is no event in it.
@@ -293,7 +304,13 @@ impl Exchange {
     fn refused(&mut self, verdict: Verdict) -> Option<Event> {
         match verdict {
             Verdict::Answer(frame) => Some(Event::Final(frame)),
-            Verdict::Lost(lost) => Some(Event::Lost(lost)),
+            Verdict::Lost(lost) => {
+                // A gateway in front of the server may have given up what the server goes on with.
+                if matches!(&lost, Lost::Status { status, .. } if status.is_server_error()) {
+                    self.abandon();
+                }
+                Some(Event::Lost(lost))
+            }
             Verdict::NoSession { not_served, event } => {
                 if let Some(stay) = &self.stay {
                     stay.session().ended();
@@ -393,7 +410,9 @@ impl Stream for Exchange {
             Poll::Pending => this.advance(cx),
         };
         match event {
-            Poll::Ready(Some(event @ (Event::Final(_) | Event::Lost(_)))) => this.end(event),
+            Poll::Ready(Some(event @ (Event::Final(_) | Event::Lost(Lost::Closing)))) => this.end(event),
+            // Where it has ended by itself already, there is nothing left to give up.
+            Poll::Ready(Some(Event::Lost(lost))) => this.give_up(lost),
             Poll::Ready(event) => Poll::Ready(event),
             Poll::Pending => match this.overdue(cx) {
                 Some(lost) => this.give_up(lost),

@@ -5,6 +5,10 @@
 //! a session for itself, so that a question on that session's GET stream can only be about it.
 //! Idle sessions are leased the last used first: one caller's sequential calls keep meeting the
 //! same session, the list session.
+//!
+//! Two budgets: calls that somebody waits for have `limits.sessions`, calls that have become tasks
+//! `limits.task_sessions` beside them, for a task may run for hours and must keep no call from its
+//! turn. Who finds all in use waits in a queue, whose length and patience are bounded.
 
 use futures_util::{
     FutureExt,
@@ -12,13 +16,15 @@ use futures_util::{
 };
 use std::{
     collections::VecDeque,
+    pin::pin,
     sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::AtomicU64},
     time::Duration,
 };
 use tokio::{sync::oneshot, time::sleep};
 
 use super::{
-    Identity, Lost, handshake, peer::Peer, reports::Reports, session::Session, subscribe::Subscribed,
+    Deferral, Identity, Limits, Lost, Request, handshake, peer::Peer, reports::Reports, session::Session,
+    subscribe::Subscribed,
 };
 use crate::protocol::Method;
 
@@ -46,16 +52,29 @@ struct Seats {
     /// The list session on its way.
     opening: Option<Opening>,
     /// Sessions on their way for calls that lease one.
-    promised: usize,
+    promised: Vec<Holder>,
     /// Who waits for a session, the longest first.
-    queue: VecDeque<oneshot::Sender<Turn>>,
+    queue: VecDeque<Waiting>,
 }
 
 struct Seat {
     session: Arc<Session>,
-    leased: bool,
+    /// Whom it is leased to.
+    holder: Option<Holder>,
     /// Rounds of [`Group::sweep`] in which it was not used.
     quiet: u32,
+}
+
+/// A call that has a session to itself, or will have.
+#[derive(Clone, Debug)]
+pub(super) struct Holder {
+    call: u64,
+    deferral: Option<Deferral>,
+}
+
+struct Waiting {
+    who: Holder,
+    turn: oneshot::Sender<Turn>,
 }
 
 type Opening = Shared<BoxFuture<'static, Result<Arc<Session>, Lost>>>;
@@ -67,8 +86,12 @@ pub(super) struct Lease {
     exclusive: Option<Arc<Group>>,
 }
 
-/// The right to open one more session.
-struct Promise(Option<Arc<Group>>);
+/// The right of one call to open one more session.
+struct Promise {
+    /// Taken when it is kept.
+    group: Option<Arc<Group>>,
+    call: u64,
+}
 
 /// What somebody at the head of the queue gets.
 enum Turn {
@@ -76,9 +99,6 @@ enum Turn {
     Open(Promise),
 }
 
-/// Callers that may wait for a session at the same time, for one identity. Each costs its request;
-/// further ones are told that the server is busy.
-const QUEUE: usize = 1024;
 /// The pause before a session for those who listen is tried again. Doubles each time.
 const PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
@@ -111,21 +131,23 @@ impl Group {
     }
 
     /// A session for a call, where one can be had at once.
-    pub(super) fn take(self: &Arc<Self>, method: &Method) -> Option<Lease> {
+    pub(super) fn take(self: &Arc<Self>, request: &Request) -> Option<Lease> {
+        self.take_for(&request.method, || Holder::of(request))
+    }
+
+    fn take_for(self: &Arc<Self>, method: &Method, who: impl FnOnce() -> Holder) -> Option<Lease> {
         let mut seats = self.seats();
         let lists = seats.lists.as_ref()?;
         if self.shares(method, lists) {
             return Some(Lease::shared(lists.clone()));
         }
         // Nobody overtakes those who wait.
-        if seats.queue.is_empty() { self.take_idle(&mut seats) } else { None }
+        if seats.queue.is_empty() { self.take_idle(&mut seats, who) } else { None }
     }
 
-    fn take_idle(self: &Arc<Self>, seats: &mut Seats) -> Option<Lease> {
-        // Calls that came while sessions were shared may still be asked something in theirs.
-        let is_idle = |seat: &&mut Seat| !seat.leased && !seat.session.may_be_asked();
-        let seat = seats.all.iter_mut().rfind(is_idle)?;
-        seat.leased = true;
+    fn take_idle(self: &Arc<Self>, seats: &mut Seats, who: impl FnOnce() -> Holder) -> Option<Lease> {
+        let seat = seats.all.iter_mut().rfind(|seat| seat.is_idle())?;
+        seat.holder = Some(who());
         seat.quiet = 0;
         Some(Lease { session: seat.session.clone(), exclusive: Some(self.clone()) })
     }
@@ -139,35 +161,62 @@ impl Group {
     /// A session for a call: opens one, or waits for one.
     ///
     /// # Errors
-    /// What became of opening it; [`Lost::Busy`]; [`Lost::Closing`].
-    pub(super) async fn lease(self: Arc<Self>, method: Method) -> Result<Lease, Lost> {
+    /// What became of opening it; [`Lost::Busy`], [`Lost::Waited`]; [`Lost::Closing`].
+    pub(super) async fn lease(self: Arc<Self>, method: Method, who: Holder) -> Result<Lease, Lost> {
         // First, because it tells whether sessions must be leased at all.
         self.lists().await?;
-        let turn = match self.take(&method) {
+        let turn = match self.take_for(&method, || who.clone()) {
             Some(lease) => return Ok(lease),
-            None => self.queue()?,
+            None => self.queue(who.clone())?,
         };
-        match turn.await {
-            Ok(Turn::Lease(lease)) => Ok(lease),
-            Ok(Turn::Open(promise)) => promise.keep().await,
-            Err(_) => Err(Lost::Closing),
+        match self.await_turn(turn, &who).await? {
+            Turn::Lease(lease) => Ok(lease),
+            Turn::Open(promise) => promise.keep().await,
         }
     }
 
-    fn queue(self: &Arc<Self>) -> Result<oneshot::Receiver<Turn>, Lost> {
+    fn queue(self: &Arc<Self>, who: Holder) -> Result<oneshot::Receiver<Turn>, Lost> {
         let (sender, turn) = oneshot::channel();
         {
+            let limits = &self.peer.config.limits;
             let mut seats = self.seats();
             if self.peer.closing.is_cancelled() {
                 return Err(Lost::Closing);
             }
-            if seats.queue.len() >= QUEUE {
-                return Err(Lost::Busy { limit: self.peer.config.limits.sessions });
+            seats.queue.push_back(Waiting { who, turn: sender });
+            if seats.queue.len() > limits.queue && !seats.can_serve(limits) {
+                // Those who left while they waited take nobody's place.
+                seats.queue.retain(|waiting| !waiting.turn.is_closed());
+                if seats.queue.len() > limits.queue {
+                    seats.queue.pop_back();
+                    return Err(Lost::Busy { limit: limits.sessions, queue: limits.queue });
+                }
             }
-            seats.queue.push_back(sender);
         }
         self.pass_on();
         Ok(turn)
+    }
+
+    /// Waits in the queue. What is learned of the server's ways meanwhile may end the wait for
+    /// everybody; a call waits no longer than it may, a task for as long as it takes.
+    async fn await_turn(self: &Arc<Self>, turn: oneshot::Receiver<Turn>, who: &Holder) -> Result<Turn, Lost> {
+        let limit = self.peer.config.timeouts.queue;
+        let (mut turn, mut patience) = (turn, pin!(sleep(limit).fuse()));
+        let mut shown = pin!(self.peer.asks.shown().fuse());
+        loop {
+            tokio::select! {
+                // A turn that is there at the last moment is taken.
+                biased;
+                turn = &mut turn => return turn.map_err(|_| Lost::Closing),
+                () = &mut shown => self.pass_on(),
+                () = &mut patience => {
+                    if !who.is_task() {
+                        let limits = &self.peer.config.limits;
+                        return Err(Lost::Waited { limit: limits.sessions, after: limit });
+                    }
+                }
+            }
+        }
     }
 
     /// A call that shared its session has ended: it may have been the last that kept the session
@@ -179,39 +228,50 @@ impl Group {
     }
 
     /// Gives whatever is free to those who wait.
-    fn pass_on(self: &Arc<Self>) {
+    pub(super) fn pass_on(self: &Arc<Self>) {
         let mut spare = None;
         loop {
             let (next, turn) = {
                 let mut seats = self.seats();
                 // Somebody who no longer waits leaves what was meant for them to the next.
-                let free = spare.take().or_else(|| self.turn(&mut seats));
-                match (seats.queue.pop_front(), free) {
-                    (Some(next), Some(turn)) => (next, turn),
-                    (Some(next), None) => return seats.queue.push_front(next),
-                    (None, Some(turn)) => return seats.take_back(turn),
-                    (None, None) => return,
+                if let Some(turn) = spare.take() {
+                    seats.take_back(turn);
+                }
+                match self.next_turn(&mut seats) {
+                    Some(found) => found,
+                    None => return,
                 }
             };
             spare = next.send(turn).err();
         }
     }
 
-    /// Something for the head of the queue: an idle session, or room for one more. A server that
-    /// has meanwhile been seen to ask on the calls' own streams has room for everybody.
-    fn turn(self: &Arc<Self>, seats: &mut Seats) -> Option<Turn> {
+    /// Who can go on, and with what: the head of the queue, with an idle session or room for one more.
+    /// A server that has meanwhile been seen to ask on the calls' own streams has room for everybody.
+    /// Where only tasks have room, the first of them.
+    fn next_turn(self: &Arc<Self>, seats: &mut Seats) -> Option<(oneshot::Sender<Turn>, Turn)> {
+        let limits = &self.peer.config.limits;
+        let head = seats.queue.front()?.who.clone();
         if let Some(lists) = seats.lists.as_ref().filter(|lists| self.shares(&Method::ToolsCall, lists)) {
-            return Some(Turn::Lease(Lease::shared(lists.clone())));
+            let lease = Turn::Lease(Lease::shared(lists.clone()));
+            return Some((seats.queue.pop_front()?.turn, lease));
         }
-        if let Some(lease) = self.take_idle(seats) {
-            return Some(Turn::Lease(lease));
+        let for_task = head.is_task();
+        if let Some(lease) = self.take_idle(seats, || head) {
+            return Some((seats.queue.pop_front()?.turn, Turn::Lease(lease)));
         }
-        let opening = usize::from(seats.opening.is_some());
-        if seats.all.len() + seats.promised + opening < self.peer.config.limits.sessions.max(1) {
-            seats.promised += 1;
-            return Some(Turn::Open(Promise(Some(self.clone()))));
-        }
-        None
+        let next = if seats.has_room(limits, for_task) {
+            seats.queue.pop_front()?
+        } else {
+            let at = seats.queue.iter().position(|waiting| waiting.who.is_task())?;
+            if !seats.has_room(limits, true) {
+                return None;
+            }
+            seats.queue.remove(at)?
+        };
+        let promise = Promise { group: Some(self.clone()), call: next.who.call };
+        seats.promised.push(next.who);
+        Some((next.turn, Turn::Open(promise)))
     }
 
     /// The list session; opens it, once for all who ask at the same time.
@@ -244,7 +304,7 @@ impl Group {
                 seats.opening = None;
                 if let Ok(session) = &outcome {
                     seats.lists = Some(session.clone());
-                    seats.seat(session, false);
+                    seats.seat(session, None);
                 }
             }
             if let Ok(session) = &outcome {
@@ -333,7 +393,8 @@ impl Group {
             let Seats { all, lists, .. } = &mut *seats;
             let needed = watched || !self.subscribed.is_empty();
             all.retain_mut(|seat| {
-                seat.quiet = if seat.leased || seat.session.was_used() { 0 } else { seat.quiet + 1 };
+                let in_use = seat.holder.is_some() || seat.session.was_used();
+                seat.quiet = if in_use { 0 } else { seat.quiet + 1 };
                 let is_lists = lists.as_ref().is_some_and(|lists| Arc::ptr_eq(lists, &seat.session));
                 let stays = match is_lists {
                     true => needed || seat.quiet < QUIET_LISTS,
@@ -357,15 +418,15 @@ impl Group {
     /// Whether nothing is left that anybody could miss.
     pub(super) fn is_empty(&self) -> bool {
         let seats = self.seats();
-        seats.all.is_empty() && seats.opening.is_none() && seats.promised == 0 && seats.queue.is_empty()
+        seats.all.is_empty() && seats.opening.is_none() && seats.promised.is_empty() && seats.queue.is_empty()
     }
 
     /// Whether its sessions can be closed without anybody's call or subscription being lost. Only
     /// where nobody else holds the group, so that nothing can begin meanwhile.
     pub(super) fn is_idle(&self) -> bool {
         let seats = self.seats();
-        let at_rest = seats.opening.is_none() && seats.promised == 0 && seats.queue.is_empty();
-        at_rest && self.subscribed.is_empty() && seats.all.iter().all(|seat| !seat.leased)
+        let at_rest = seats.opening.is_none() && seats.promised.is_empty() && seats.queue.is_empty();
+        at_rest && self.subscribed.is_empty() && seats.all.iter().all(|seat| seat.holder.is_none())
     }
 
     /// Takes all sessions out, for good; who waits is told.
@@ -383,17 +444,53 @@ impl Group {
 // === impl Seats ===
 
 impl Seats {
-    fn seat(&mut self, session: &Arc<Session>, leased: bool) {
-        self.all.push(Seat { session: session.clone(), leased, quiet: 0 });
+    fn seat(&mut self, session: &Arc<Session>, holder: Option<Holder>) {
+        self.all.push(Seat { session: session.clone(), holder, quiet: 0 });
     }
 
     /// Makes a session idle again, and the first to be used next.
     fn release(&mut self, session: &Arc<Session>) {
         if let Some(at) = self.all.iter().position(|seat| Arc::ptr_eq(&seat.session, session)) {
             let mut seat = self.all.remove(at);
-            seat.leased = false;
+            seat.holder = None;
             self.all.push(seat);
         }
+    }
+
+    fn holders(&self) -> impl Iterator<Item = &Holder> {
+        self.all.iter().filter_map(|seat| seat.holder.as_ref()).chain(&self.promised)
+    }
+
+    /// Whether one more session may be opened, for a task or for a call.
+    fn has_room(&self, limits: &Limits, for_task: bool) -> bool {
+        self.counted(limits) < limits.sessions.max(1) || for_task && self.tasks() < limits.task_sessions
+    }
+
+    fn tasks(&self) -> usize {
+        self.holders().filter(|holder| holder.is_task()).count()
+    }
+
+    /// How many sessions count as the calls' own: all but those of tasks, as far as tasks have theirs.
+    fn counted(&self, limits: &Limits) -> usize {
+        let all = self.all.len() + self.promised.len() + usize::from(self.opening.is_some());
+        all - self.tasks().min(limits.task_sessions)
+    }
+
+    /// Whether somebody who waits could go on right now.
+    fn can_serve(&self, limits: &Limits) -> bool {
+        self.has_room(limits, false) || self.all.iter().any(Seat::is_idle)
+    }
+
+    /// Whether there are more sessions than calls may have, now that a task has given back its own.
+    fn is_surplus(&self, session: &Arc<Session>, limits: &Limits) -> bool {
+        let is_lists = self.lists.as_ref().is_some_and(|lists| Arc::ptr_eq(lists, session));
+        !is_lists && self.queue.is_empty() && self.counted(limits) > limits.sessions.max(1)
+    }
+
+    /// A promise that will not be kept, or has been. Gives whom it was made to.
+    fn unpromise(&mut self, call: u64) -> Option<Holder> {
+        let at = self.promised.iter().position(|holder| holder.call == call)?;
+        Some(self.promised.swap_remove(at))
     }
 
     /// Undoes a turn that nobody is there to take. What would undo it by itself needs the lock.
@@ -405,11 +502,32 @@ impl Seats {
                 }
             }
             Turn::Open(mut promise) => {
-                if promise.0.take().is_some() {
-                    self.promised -= 1;
+                if promise.group.take().is_some() {
+                    self.unpromise(promise.call);
                 }
             }
         }
+    }
+}
+
+// === impl Seat ===
+
+impl Seat {
+    /// Calls that came while sessions were shared may still be asked something in theirs.
+    fn is_idle(&self) -> bool {
+        self.holder.is_none() && !self.session.may_be_asked()
+    }
+}
+
+// === impl Holder ===
+
+impl Holder {
+    pub(super) fn of(request: &Request) -> Self {
+        Self { call: request.id, deferral: request.deferral.clone() }
+    }
+
+    fn is_task(&self) -> bool {
+        self.deferral.as_ref().is_some_and(Deferral::has_come)
     }
 }
 
@@ -429,8 +547,15 @@ impl Lease {
 impl Drop for Lease {
     fn drop(&mut self) {
         if let Some(group) = self.exclusive.take() {
-            group.seats().release(&self.session);
-            group.pass_on();
+            let is_surplus = {
+                let mut seats = group.seats();
+                seats.release(&self.session);
+                seats.is_surplus(&self.session, &group.peer.config.limits)
+            };
+            match is_surplus {
+                true => self.session.retire(),
+                false => group.pass_on(),
+            }
         }
     }
 }
@@ -442,7 +567,7 @@ impl Promise {
     /// abandons, a session would be left behind at the server, and its reader here. It then serves
     /// somebody else.
     async fn keep(self) -> Result<Lease, Lost> {
-        let peer = self.0.as_ref().expect("a promise is kept once").peer.clone();
+        let peer = self.group.as_ref().expect("a promise is kept once").peer.clone();
         let (sender, opened) = oneshot::channel();
         peer.spawn(async move {
             let _ = sender.send(self.open().await);
@@ -451,23 +576,23 @@ impl Promise {
     }
 
     async fn open(mut self) -> Result<Lease, Lost> {
-        let group = self.0.clone().expect("a promise is kept once");
+        let group = self.group.clone().expect("a promise is kept once");
         let session = group.open().await?;
         {
             let mut seats = group.seats();
-            seats.promised -= 1;
-            seats.seat(&session, true);
+            let holder = seats.unpromise(self.call);
+            seats.seat(&session, holder);
             seats.lists.get_or_insert_with(|| session.clone());
         }
-        self.0 = None;
+        self.group = None;
         Ok(Lease { session, exclusive: Some(group) })
     }
 }
 
 impl Drop for Promise {
     fn drop(&mut self) {
-        if let Some(group) = self.0.take() {
-            group.seats().promised -= 1;
+        if let Some(group) = self.group.take() {
+            group.seats().unpromise(self.call);
             group.pass_on();
         }
     }

@@ -20,9 +20,10 @@ impl Lost {
             | Self::IdleTimeout(_)
             | Self::Broken(_)
             | Self::SessionEnded
+            | Self::Untold(_)
             | Self::Status { .. }
             | Self::Invalid(_) => Fault::Server,
-            Self::TooLarge { .. } | Self::Busy { .. } | Self::Closing => Fault::Proxy,
+            Self::TooLarge { .. } | Self::Busy { .. } | Self::Waited { .. } | Self::Closing => Fault::Proxy,
         }
     }
 }

@@ -7,11 +7,11 @@
 //! [`Streamable`] is a server of the older era over HTTP. Reading order: `exchange` is one call from
 //! its first poll to its last event; `group` says which session it goes to; `session` is one
 //! session and the calls in flight on it, `attribution` whose is what arrives there; `handshake`
-//! opens one and `listen` reads its GET stream; `messages`, `refusal` and `resume` are what an HTTP
-//! answer can turn out to be; `peer` is the server as a whole, `reports` what it says of its own accord,
-//! `client` and `connection` are the way there, `http1` what arrives on it. `forward` passes on what a
-//! legacy client sends, in `order`; a call that is made for it in its own session
-//! ([`Upstream::call_in`]) is an `exchange` like any other.
+//! opens one and `listen` reads its GET stream; `telling` is what a server is told beside calls;
+//! `messages`, `refusal` and `resume` are what an HTTP answer can turn out to be; `peer` is the server as
+//! a whole, `reports` what it says of its own accord, `client` and `connection` are the way there, `http1`
+//! what arrives on it. `forward` passes on what a legacy client sends, in `order`; a call that is made for
+//! it in its own session ([`Upstream::call_in`]) is an `exchange` like any other.
 
 mod answer;
 mod attribution;
@@ -34,6 +34,7 @@ mod resume;
 mod session;
 mod streamable;
 mod subscribe;
+mod telling;
 
 pub use forward::{Forward, Forwarded, Interest, Passing, Purpose};
 pub use streamable::Streamable;
@@ -47,7 +48,13 @@ use crate::{
 use bytes::Bytes;
 use futures_util::{future::BoxFuture, stream::BoxStream};
 use http::{HeaderMap, HeaderValue, StatusCode};
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 use tokio::sync::broadcast;
 
 /// A server that can be called.
@@ -65,6 +72,14 @@ pub trait Upstream: Send + Sync + 'static {
         drop((session, request));
         let lost = Lost::Invalid("it is not spoken to over Streamable HTTP".to_owned());
         Box::pin(futures_util::stream::once(std::future::ready(Event::Lost(lost))))
+    }
+
+    /// A call of this caller has become a task: nobody waits for it any more, and it may take as long
+    /// as it likes. From now on what it holds is counted by [`Limits::task_sessions`], so that it keeps
+    /// no other call from its turn.
+    fn deferred(&self, caller: &Identity, deferral: &Deferral) {
+        let _ = caller;
+        deferral.comes();
     }
 
     /// What the server said of itself when a session was opened for this caller; opens one if
@@ -147,7 +162,13 @@ pub struct Request {
     pub body: Bytes,
     /// Further headers of the client to pass on.
     pub headers: HeaderMap,
+    /// For a call that may become a task: whether it has.
+    pub deferral: Option<Deferral>,
 }
+
+/// Whether a call has become a task ([`Upstream::deferred`]). Clones speak of the same call.
+#[derive(Clone, Debug, Default)]
+pub struct Deferral(Arc<AtomicBool>);
 
 /// Something that happened to a call.
 #[derive(Debug)]
@@ -200,6 +221,10 @@ pub enum Lost {
     Broken(String),
     #[error("the server's session ended before it answered; whether the call ran is unknown")]
     SessionEnded,
+    #[error(
+        "an answer to what the server asked could not be delivered: {0}; whether the call ran is unknown"
+    )]
+    Untold(String),
     #[error("the server refused the credentials (HTTP {status})")]
     Unauthorized { status: StatusCode, challenge: Option<HeaderValue> },
     /// HTTP 403 without a challenge: no other credentials would help.
@@ -215,9 +240,15 @@ pub enum Lost {
     Invalid(String),
     #[error("the server's answer is larger than {limit} bytes (limits.result_bytes)")]
     TooLarge { limit: usize },
-    #[error("all {limit} sessions with the server are busy (limits.sessions)")]
-    Busy { limit: usize },
-    #[error("the proxy is shutting down")]
+    #[error(
+        "all {limit} sessions with the server are busy (limits.sessions), and {queue} calls wait for one, as many as may (limits.queue)"
+    )]
+    Busy { limit: usize, queue: usize },
+    #[error(
+        "no session with the server came free within {after:?} (timeouts.queue): all {limit} are busy (limits.sessions)"
+    )]
+    Waited { limit: usize, after: Duration },
+    #[error("the proxy is shutting down; if the call had been sent, whether it ran is unknown")]
     Closing,
 }
 
@@ -297,14 +328,28 @@ pub struct Timeouts {
     pub idle: Duration,
     /// For a call as a whole. Default 24 h.
     pub call: Duration,
+    /// For a session, where all that there may be are busy. A call that has become a task meanwhile
+    /// waits on. Default 30 s.
+    pub queue: Duration,
 }
 
 /// How much of what a server may take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Sessions for one principal and set of capabilities; calls that need one more wait.
-    /// Default 64.
+    /// Sessions for one principal and set of capabilities; calls that need one more wait. Each costs
+    /// two connections. Default 64.
     pub sessions: usize,
+    /// Sessions that tasks hold beside [`Limits::sessions`], for one principal and set of capabilities,
+    /// so that tasks keep no calls waiting. A task beyond them counts as a call. Each costs two
+    /// connections for as long as the task runs. Default 256.
+    pub task_sessions: usize,
+    /// Calls that wait for a session, for one principal and set of capabilities; a further one is
+    /// refused. Each costs its request. Default 1024.
+    pub queue: usize,
+    /// Messages on their way to the server at the same time that are no calls: answers to what it
+    /// asks, its pings among it, and cancellations. Further ones wait. Each costs a connection.
+    /// Default 64.
+    pub messages: usize,
     /// Callers whose sessions are kept, each with what it declares, as a client may declare
     /// something else every time. For a further one those of the caller that has called least
     /// lately, and has nothing in flight, are closed. Each costs a session and its stream.
@@ -327,6 +372,18 @@ fn root_cause(error: &dyn std::error::Error) -> String {
     cause.to_string()
 }
 
+// === impl Deferral ===
+
+impl Deferral {
+    fn comes(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+
+    fn has_come(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
 // === impl Question ===
 
 impl std::fmt::Debug for Question {
@@ -344,6 +401,7 @@ impl Default for Timeouts {
             first_byte: Duration::from_secs(30),
             idle: Duration::from_secs(60),
             call: Duration::from_secs(24 * 60 * 60),
+            queue: Duration::from_secs(30),
         }
     }
 }
@@ -352,6 +410,14 @@ impl Default for Timeouts {
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { sessions: 64, identities: 4096, result_bytes: 64 << 20, departed: 1000 }
+        Self {
+            sessions: 64,
+            task_sessions: 256,
+            queue: 1024,
+            messages: 64,
+            identities: 4096,
+            result_bytes: 64 << 20,
+            departed: 1000,
+        }
     }
 }

@@ -22,6 +22,7 @@ use super::{
     connection::Incoming,
     message,
     order::InOrder,
+    telling::Errands,
 };
 use crate::{
     dialect::Credentials,
@@ -44,6 +45,8 @@ pub(super) struct Peer {
     pub(super) asks: Asks,
     /// What the server said of itself last. Locked to put it in or to look at it.
     described: Mutex<Option<Arc<Description>>>,
+    /// What is told the server beside calls.
+    pub(super) errands: Errands,
     own_ids: AtomicU64,
     /// Work that outlives a call: cancellations, answers, farewells.
     work: TaskTracker,
@@ -58,6 +61,8 @@ pub(super) struct Peer {
 pub(super) struct Asks {
     on_stream: AtomicBool,
     off_stream: AtomicBool,
+    /// Cancelled with the first question on a call's own stream.
+    shown: CancellationToken,
 }
 
 /// Our own requests are numbered from here: far above any call's id, and still exact in a double.
@@ -86,8 +91,10 @@ impl Peer {
             .ok_or_else(|| NotStarted::NoHost(config.url.clone()))?;
         let runtime = Handle::try_current().map_err(|_| NotStarted::NoRuntime)?;
         let departed = Arc::new(Semaphore::new(config.limits.departed.min(Semaphore::MAX_PERMITS)));
+        let errands = Errands::new(config.limits.messages);
         Ok(Self {
             departed,
+            errands,
             order: InOrder::default(),
             config,
             client,
@@ -175,7 +182,13 @@ impl Asks {
     pub(super) fn saw_on_stream(&self) {
         if !self.on_stream.load(Ordering::Relaxed) {
             self.on_stream.store(true, Ordering::Relaxed);
+            self.shown.cancel();
         }
+    }
+
+    /// Resolves when it has been seen to ask on the stream of the call it belongs to.
+    pub(super) async fn shown(&self) {
+        self.shown.cancelled().await;
     }
 
     /// A question came elsewhere. This outweighs all that came on a call's stream: once is enough

@@ -25,6 +25,7 @@ use super::{
     message,
     peer::{self, Peer},
     reports::Reports,
+    telling::Errand,
 };
 use crate::protocol::{Id, Revision, headers};
 
@@ -66,6 +67,9 @@ struct Headers {
 #[derive(Default)]
 pub(super) struct Inside {
     pub(super) calls: HashMap<u64, InFlight>,
+    /// A call that may be asked has left without its end. The server may still be at it, so what it
+    /// asks or says without naming a call may be meant for that one, whoever else is in flight.
+    pub(super) abandoned: bool,
     /// Everybody who still needs the session: calls, and farewells under way.
     stays: usize,
     /// No new calls; closed when the last stay ends.
@@ -83,7 +87,7 @@ pub(super) struct InFlight {
     pub(super) may_be_asked: bool,
     /// No other call that may be asked is on this session.
     pub(super) exclusive: bool,
-    /// The server's questions that were put to this call.
+    /// The server's questions that were put to this call, until the server has their answers.
     pub(super) questions: Vec<Id>,
 }
 
@@ -236,10 +240,29 @@ impl Session {
         Err(peer::refused(head.status, &head.headers, &peer::error_body(body).await))
     }
 
-    /// Sends a notification or a response in the background. A server that does not take it has
-    /// nothing to be told about that.
-    pub(super) fn tell_later(self: &Arc<Self>, body: Bytes) {
-        self.stay().tell_in_turn(body);
+    /// Answers, in the background, a question that the server asked in the course of this call.
+    pub(super) fn answer_later(self: &Arc<Self>, call: u64, id: Id, outcome: &Result<Bytes, Bytes>) {
+        let body = message::response(&id, outcome);
+        self.stay().tell_in_turn(Errand::Answer { call, id }, body);
+    }
+
+    /// Answers, in the background, a request of the server that concerns no call. One that asks faster
+    /// than it takes the answers does not get them all.
+    pub(super) fn respond_later(self: &Arc<Self>, id: &Id, outcome: &Result<Bytes, Bytes>) {
+        if let Some(courtesy) = self.peer.errands.courtesy() {
+            self.stay().tell_in_turn(courtesy, message::response(id, outcome));
+        }
+    }
+
+    /// A question is over, be it answered or taken back. Gives the call that it was put to, if that is
+    /// still in flight.
+    pub(super) fn was_answered(&self, call: u64, id: &Id) -> Option<Arc<Mailbox>> {
+        let mut inside = self.inside();
+        let call = inside.calls.get_mut(&call)?;
+        if let Some(at) = call.questions.iter().position(|question| question == id) {
+            call.questions.swap_remove(at);
+        }
+        Some(call.mailbox.clone())
     }
 
     /// Opens a stream of what the server says of its own accord, or takes up a broken one.
@@ -268,6 +291,10 @@ impl Session {
         let calls: Vec<_> = self.inside().calls.values().map(|call| call.mailbox.clone()).collect();
         for mailbox in calls {
             mailbox.session_ended();
+        }
+        // Nothing can be asked where it could not be told apart: who waits for a session can share it.
+        if let Some(group) = self.group.upgrade() {
+            group.pass_on();
         }
     }
 
@@ -332,6 +359,7 @@ impl Session {
         }
         if known {
             let cancelled = stream::iter(calls.keys()).for_each_concurrent(AT_ONCE, async |id| {
+                let _place = self.peer.errands.place().await;
                 // A server that does not take it sees the session end, or the connection.
                 let _ = self.tell(message::cancelled(*id, "the proxy is shutting down")).await;
             });
@@ -357,6 +385,7 @@ impl Session {
         if !survives || !self.has_id() {
             return;
         }
+        let _place = self.peer.errands.place().await;
         let told = self.send(&HttpMethod::DELETE, &self.headers.bodiless, &[], Bytes::new());
         match self.peer.taken(told).await {
             Ok(response) => self.peer.drain_later(response.into_body()),
@@ -429,22 +458,37 @@ impl Stay {
         self.session.inside().calls.remove(&call).is_some()
     }
 
+    /// The call leaves without its end: the server may still be at it. Nothing that names no call is
+    /// given to anybody in this session from now on, and no further call is sent in it. Whether the
+    /// call had still been in flight, as in [`Stay::finish`].
+    pub(super) fn abandon(&mut self) -> bool {
+        let Some(call) = self.call.take() else { return false };
+        let was_in_flight = {
+            let mut inside = self.session.inside();
+            let left = inside.calls.remove(&call);
+            inside.abandoned |= left.as_ref().is_some_and(|call| call.may_be_asked);
+            left.is_some()
+        };
+        if was_in_flight {
+            self.session.retire();
+        }
+        was_in_flight
+    }
+
     /// Tells the server that nobody waits for this call any more, and keeps the session from
     /// further ones: what is left of the call may go on in it (WIRE, B 4: with some servers a
     /// cancelled request ends the session).
     pub(super) fn cancel(mut self, reason: &'static str) {
         let Some(call) = self.call else { return };
-        if !self.finish() {
-            return;
+        if self.abandon() {
+            self.tell_in_turn(Errand::Cancel, message::cancelled(call, reason));
         }
-        self.session.retire();
-        self.tell_in_turn(message::cancelled(call, reason));
     }
 
     /// Sends a message in the background, after those that were to be sent before it. Servers on the
     /// Python SDK lose the whole session if the answer to a question comes while they cancel the call
     /// that asked; behind the cancellation it does no harm.
-    fn tell_in_turn(self, body: Bytes) {
+    fn tell_in_turn(self, errand: Errand, body: Bytes) {
         let (done, told) = oneshot::channel::<()>();
         let before = self.session.inside().told.replace(told);
         let peer = self.session.peer.clone();
@@ -452,9 +496,7 @@ impl Stay {
             if let Some(before) = before {
                 let _ = timeout(TURN, before).await;
             }
-            if let Err(lost) = self.session.tell(body).await {
-                tracing::debug!(error = %lost, "a message to the server was not taken");
-            }
+            self.session.run_errand(errand, body).await;
             drop(done);
         });
     }

@@ -20,7 +20,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    ClientSession, Config, Description, Document, Forward, Forwarded, Identity, Lost, NotStarted, Replies,
+    ClientSession, Config, Deferral, Description, Document, Forward, Forwarded, Identity, Lost, NotStarted, Replies,
     Report, Request, Subscription, Upstream, client,
     exchange::Exchange,
     forward,
@@ -95,6 +95,15 @@ impl Upstream for Streamable {
     fn call_in(&self, session: ClientSession, request: Request) -> Replies {
         let session = Arc::new(Session::of_client(self.0.peer.clone(), &session));
         Exchange::within(session, request).boxed()
+    }
+
+    fn deferred(&self, caller: &Identity, deferral: &Deferral) {
+        deferral.comes();
+        let group = self.0.groups.get(&Key(caller.clone())).map(|group| group.clone());
+        if let Some(group) = group {
+            // Somebody may have room now.
+            group.pass_on();
+        }
     }
 
     fn describe(&self, caller: &Identity) -> BoxFuture<'_, Result<Arc<Description>, Lost>> {

@@ -117,6 +117,7 @@ async fn ask(group: &Arc<Group>, method: Method, uri: &str) -> Result<(), Lost> 
         body: message::about_resource(id, method.as_str(), uri),
         method,
         headers: HeaderMap::new(),
+        deferral: None,
     };
     let mut replies = Exchange::new(group.clone(), request);
     while let Some(event) = replies.next().await {

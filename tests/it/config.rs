@@ -56,6 +56,9 @@ limits:
   sessions: 3
   result_bytes: 2KiB
   identities: 7
+  task_sessions: 13
+  queue: 14
+  messages: 15
   departed: 12
   tasks: 4
   tasks_per_principal: 5
@@ -66,7 +69,7 @@ limits:
   listens_per_principal: 10
   poll_interval_min: 1ms
   poll_interval_max: 2ms
-timeouts: { connect: 1s, first_byte: 2s, idle: 3s, call: 4s, read_headers: 5s, read_body: 6s, idle_connection: 8s, write: 9s, keep_alive: 7s }
+timeouts: { connect: 1s, first_byte: 2s, idle: 3s, call: 4s, queue: 10s, read_headers: 5s, read_body: 6s, idle_connection: 8s, write: 9s, keep_alive: 7s }
 routes:
   - path: /a
     upstream: { url: "http://127.0.0.1:9000/mcp" }

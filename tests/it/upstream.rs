@@ -16,6 +16,10 @@ use tokio::time::timeout;
 
 use crate::support::servers::{Canned, Get, LegacyServer, Options, PATIENCE, Seen, tls_before};
 
+mod left;
+mod told;
+mod waiting;
+
 const ASKABLE: &str = r#"{"elicitation":{}}"#;
 const MUTE: &str = "{}";
 
@@ -158,6 +162,7 @@ fn request(id: u64, method: Method, capabilities: &'static str) -> Request {
         method,
         body: body.to_string().into(),
         headers: HeaderMap::new(),
+        deferral: None,
     }
 }
 
@@ -1127,7 +1132,7 @@ async fn more_callers_than_may_wait_are_told_that_the_server_is_busy() {
         }
         assert!(queued.len() < 10_000, "the queue is bounded");
     };
-    assert!(matches!(lost, Some(Event::Lost(Lost::Busy { limit: 1 }))));
+    assert!(matches!(lost, Some(Event::Lost(Lost::Busy { limit: 1, queue: 1024 }))));
 }
 
 #[tokio::test]

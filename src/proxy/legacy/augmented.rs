@@ -89,6 +89,7 @@ impl InSession {
             method: Method::ToolsCall,
             body: offer::call(message, number),
             headers: HeaderMap::new(),
+            deferral: None,
         };
         let token = match message.kind() {
             Kind::Request { params: Some(params), .. } => offer::progress_token(params),

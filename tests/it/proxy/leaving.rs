@@ -181,7 +181,7 @@ async fn a_client_that_leaves_while_its_call_waits_for_a_session_leaves_nothing_
 
 #[tokio::test]
 async fn a_call_that_waits_for_a_session_becomes_a_task_all_the_same() {
-    let world = Setup::new().route(SLOW).top("limits: { sessions: 1 }").start().await;
+    let world = Setup::new().route(SLOW).top("limits: { sessions: 1, task_sessions: 0 }").start().await;
     let client = world.client().declaring(json!({ "elicitation": {}, "extensions": { TASKS: {} } }));
     let first = client.call("first").await;
     let call = world.server.call().await;

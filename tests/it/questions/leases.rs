@@ -1,9 +1,12 @@
 //! Which calls have a session to themselves, and what happens when there are no more.
 
 use super::talk::{
-    Asking, Questions, Setup, Talk, Way, World, accept, asked, asked_with_tasks, form, update,
+    Asking, Client, Questions, Setup, Talk, Way, World, accept, asked, asked_with_tasks, form, update,
 };
-use crate::support::servers::Get;
+use crate::support::{
+    clients::soon,
+    servers::{Get, Seen},
+};
 use serde_json::json;
 
 #[tokio::test]
@@ -110,7 +113,13 @@ async fn at_the_limit_of_sessions_calls_wait_for_one() {
 
 #[tokio::test]
 async fn a_call_that_waits_for_a_session_becomes_a_task_in_the_queue() {
-    let world = Setup::new().route("defer: { after: 100ms }").top("limits: { sessions: 1 }").start().await;
+    let world = Setup::new()
+        .route("defer: { after: 100ms }")
+        .top("limits: { sessions: 1, task_sessions: 0 }")
+        // A task waits for as long as it takes.
+        .top("timeouts: { queue: 150ms }")
+        .start()
+        .await;
     let client = asked_with_tasks(&world);
     let talk = Talk::tool(&client);
     let first = talk.begin().await;
@@ -133,7 +142,11 @@ async fn a_call_that_waits_for_a_session_becomes_a_task_in_the_queue() {
 
 #[tokio::test]
 async fn a_call_that_is_cancelled_in_the_queue_never_reaches_the_server() {
-    let world = Setup::new().route("defer: { mode: always }").top("limits: { sessions: 1 }").start().await;
+    let world = Setup::new()
+        .route("defer: { mode: always }")
+        .top("limits: { sessions: 1, task_sessions: 0 }")
+        .start()
+        .await;
     let client = asked_with_tasks(&world);
     let talk = Talk::tool(&client);
     let first = talk.begin().await.answer().await.task();
@@ -182,4 +195,102 @@ async fn a_session_on_which_a_call_was_cancelled_is_not_used_again() {
     assert_ne!(next.session, server.session);
     next.says("done");
     waiting.answer().await.result();
+}
+
+/// A server on which the tool `job` is a task at once, and everything else waits.
+fn with_jobs() -> Setup {
+    Setup::new().route("defer: { after: 10m }").route("tools: [{ match: job, mode: always }]")
+}
+
+/// Begins a task, and gives it with its server's end.
+async fn job(world: &World, client: &Client) -> (String, Asking) {
+    let talk = Talk::new(client, "tools/call", json!({ "name": "job", "arguments": {} }));
+    let task = talk.begin().await.answer().await.task();
+    (task, Asking::next(world, Way::OnTheSession).await)
+}
+
+#[tokio::test]
+async fn tasks_in_hand_keep_no_call_from_its_turn() {
+    let world = with_jobs().start().await;
+    let client = asked_with_tasks(&world);
+    let mut jobs = Vec::new();
+    // More than there may be sessions for calls.
+    for _ in 0..70 {
+        jobs.push(job(&world, &client).await);
+    }
+    let talk = Talk::tool(&client);
+    let waiting = talk.begin().await;
+    let server = Asking::next(&world, Way::OnTheSession).await;
+    server.ask(0, &form("Who?"));
+    let questions = Questions::of(&waiting.answer().await);
+    let waiting = talk.retry(&questions, json!({ "elicitation-1": accept("Ada") })).await;
+    server.answered(&world, 0).await;
+    server.says("fast");
+    assert_eq!(waiting.answer().await.text(), "fast");
+    // Each task goes on, in a session of its own.
+    let mut sessions: Vec<_> = jobs.iter().map(|(_, server)| server.session.clone()).collect();
+    sessions.sort_unstable();
+    sessions.dedup();
+    assert_eq!(sessions.len(), 70);
+    let (task, server) = jobs.swap_remove(33);
+    server.says("done");
+    assert_eq!(client.ended(&task).await["status"], "completed");
+    assert_eq!(world.server.messages("notifications/cancelled"), 0);
+}
+
+#[tokio::test]
+async fn the_sessions_of_tasks_are_bounded_and_beyond_them_a_task_counts_as_a_call() {
+    let world = with_jobs()
+        .top("limits: { sessions: 1, task_sessions: 2 }")
+        .top("timeouts: { queue: 30ms }")
+        .start()
+        .await;
+    let client = asked_with_tasks(&world);
+    let mut jobs = Vec::new();
+    for _ in 0..3 {
+        jobs.push(job(&world, &client).await);
+    }
+    let refused = Talk::tool(&client).begin().await.answer().await;
+    assert_eq!(refused.refusal(), (200, -31006));
+    let words = refused.error()["message"].to_string();
+    assert!(words.contains("limits.sessions") && words.contains("timeouts.queue"), "{words}");
+    assert_eq!(world.server.messages("initialize"), 3, "no more than both");
+    // Others are not concerned.
+    let waiting = Talk::tool(&client.bearing("bob")).begin().await;
+    Asking::next(&world, Way::OnTheSession).await.says("fast");
+    waiting.answer().await.result();
+    // One of its own tasks ends, and there is room.
+    let (task, server) = jobs.remove(0);
+    server.says("done");
+    client.ended(&task).await;
+    let waiting = Talk::tool(&client).begin().await;
+    Asking::next(&world, Way::OnTheSession).await.says("fast");
+    waiting.answer().await.result();
+}
+
+#[tokio::test]
+async fn the_sessions_that_tasks_leave_behind_are_closed_beyond_those_that_calls_may_have() {
+    let world = with_jobs().top("limits: { sessions: 2 }").start().await;
+    let client = asked_with_tasks(&world);
+    let mut jobs = Vec::new();
+    for _ in 0..6 {
+        jobs.push(job(&world, &client).await);
+    }
+    for (task, server) in jobs {
+        server.says("done");
+        client.ended(&task).await;
+    }
+    let farewell = |seen: &Seen| seen.http == http::Method::DELETE;
+    let closed = async {
+        while world.server.count(farewell) < 4 {
+            tokio::task::yield_now().await;
+        }
+    };
+    soon("four are closed", closed).await;
+    assert_eq!(world.server.count(farewell), 4);
+    // Those that are left serve the next calls.
+    let waiting = Talk::tool(&client).begin().await;
+    Asking::next(&world, Way::OnTheSession).await.says("fast");
+    waiting.answer().await.result();
+    assert_eq!(world.server.messages("initialize"), 6);
 }

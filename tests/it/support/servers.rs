@@ -13,7 +13,6 @@ use hyper_util::rt::TokioIo;
 use serde_json::{Value, json};
 use std::{
     collections::HashMap,
-    convert::Infallible,
     io,
     net::SocketAddr,
     sync::{Arc, Mutex, MutexGuard},
@@ -47,10 +46,17 @@ pub(crate) struct Options {
     pub(crate) capabilities: Value,
     /// The tools it lists by itself; else `tools/list` is the test's to answer.
     pub(crate) tools: Option<Value>,
+    /// Whether the connection breaks on what arrives, without an answer.
+    pub(crate) breaks: Fits,
+    /// Whether what arrives is never answered.
+    pub(crate) ignores: Fits,
     /// Asked first about everything that arrives; what it returns is the answer.
     #[expect(clippy::type_complexity, reason = "it is written once")]
     pub(crate) hook: Option<Box<dyn Fn(&Seen) -> Option<Canned> + Send + Sync>>,
 }
+
+/// Says whether something that arrived is meant.
+pub(crate) type Fits = Box<dyn Fn(&Seen) -> bool + Send + Sync>;
 
 /// What becomes of a GET.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -222,6 +228,8 @@ impl Default for Options {
             sse: false,
             capabilities: json!({ "tools": { "listChanged": true } }),
             tools: None,
+            breaks: Box::new(|_| false),
+            ignores: Box::new(|_| false),
             hook: None,
         }
     }
@@ -422,7 +430,7 @@ fn serve(
     request: Request<Incoming>,
     connection: usize,
     state: Arc<State>,
-) -> BoxFuture<'static, Result<Response<Body>, Infallible>> {
+) -> BoxFuture<'static, io::Result<Response<Body>>> {
     Box::pin(async move {
         let (head, body) = request.into_parts();
         let Ok(body) = body.collect().await else { return Ok(respond(400, String::new())) };
@@ -443,6 +451,10 @@ fn serve(
                 log(&state, seen);
                 Ok(response)
             }
+            House::Break => {
+                log(&state, seen);
+                Err(io::ErrorKind::ConnectionReset.into())
+            }
             House::Never => {
                 locked(&state.silent).push(sender);
                 log(&state, seen);
@@ -460,12 +472,19 @@ fn serve(
 
 enum House {
     Done(Response<Body>),
+    Break,
     Never,
     /// The test decides.
     Ask,
 }
 
 fn keep_house(seen: &Seen, state: &State) -> House {
+    if (state.options.breaks)(seen) {
+        return House::Break;
+    }
+    if (state.options.ignores)(seen) {
+        return House::Never;
+    }
     if let Some(canned) = state.options.hook.as_ref().and_then(|hook| hook(seen)) {
         return House::Done(canned.into_response());
     }

@@ -1,0 +1,198 @@
+//! What a server is told beside calls: answers to its requests, and that a call is cancelled.
+//!
+//! All of it is idempotent by the id it names, so what a broken connection may have swallowed is told
+//! again, a few times. What cannot be told in the end has consequences: the server waits for an answer
+//! that will not come, so the call it asked for ends with an error that says so.
+//!
+//! A server that asks without end must not take the proxy's connections: what is on its way to one server
+//! at the same time is bounded ([`Limits::messages`](super::Limits::messages)), and so is what waits.
+
+use bytes::Bytes;
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+use tokio::{
+    sync::{Semaphore, SemaphorePermit},
+    time::sleep,
+};
+
+use super::{Event, Lost, session::Session};
+use crate::{
+    protocol::Id,
+    telemetry::{AnswersDropped, Untold},
+};
+
+/// What a message to the server is for.
+pub(super) enum Errand {
+    /// It answers a question that the server asked in the course of this call.
+    Answer { call: u64, id: Id },
+    /// It answers a request of the server that concerns no call of ours: a ping, or what is refused
+    /// without asking anybody.
+    Courtesy { _counted: Counted },
+    /// It says that nobody waits for a call any more.
+    Cancel,
+}
+
+/// What is on its way to one server, and what waits for that.
+pub(super) struct Errands {
+    places: Semaphore,
+    /// Half of the places: cancellations and the answers of people wait behind no flood of pings.
+    courtesies: Semaphore,
+    /// Courtesies that wait or are on their way.
+    counted: Arc<AtomicUsize>,
+    /// Some have been dropped since half of them had been taken: said once in the log.
+    overfull: AtomicBool,
+}
+
+/// One courtesy among those that are counted.
+pub(super) struct Counted(Arc<AtomicUsize>);
+
+/// The places that one message holds while it is on its way.
+type Places<'a> = (Option<SemaphorePermit<'a>>, Option<SemaphorePermit<'a>>);
+
+/// Courtesies that wait for one server at most. Each costs its message and a small task, less than a
+/// KiB. What the server asks beyond them is not answered.
+const COURTESIES: usize = 1024;
+/// The pauses before a message that was not taken is told again. After the last it is given up.
+const PAUSES: [Duration; 4] =
+    [Duration::ZERO, Duration::from_millis(100), Duration::from_secs(1), Duration::from_secs(5)];
+
+// === impl Errands ===
+
+impl Errands {
+    /// `messages` may be on their way at the same time.
+    pub(super) fn new(messages: usize) -> Self {
+        let places = messages.clamp(1, Semaphore::MAX_PERMITS);
+        Self {
+            places: Semaphore::new(places),
+            courtesies: Semaphore::new((places / 2).max(1)),
+            counted: Arc::default(),
+            overfull: AtomicBool::new(false),
+        }
+    }
+
+    /// A courtesy, unless too many wait already.
+    pub(super) fn courtesy(&self) -> Option<Errand> {
+        let counted = Counted::one_of(&self.counted);
+        let waiting = counted.0.load(Ordering::Relaxed);
+        if waiting <= COURTESIES / 2 {
+            self.overfull.store(false, Ordering::Relaxed);
+        }
+        if waiting <= COURTESIES {
+            return Some(Errand::Courtesy { _counted: counted });
+        }
+        if !self.overfull.swap(true, Ordering::Relaxed) {
+            AnswersDropped { waiting: COURTESIES }.emit();
+        }
+        None
+    }
+
+    /// Waits until one more message may be on its way.
+    async fn places(&self, errand: &Errand) -> Places<'_> {
+        // Neither is ever closed.
+        let courtesy = match errand {
+            Errand::Courtesy { .. } => self.courtesies.acquire().await.ok(),
+            Errand::Answer { .. } | Errand::Cancel => None,
+        };
+        (courtesy, self.places.acquire().await.ok())
+    }
+
+    /// Waits until one more farewell may be on its way.
+    pub(super) async fn place(&self) -> Option<SemaphorePermit<'_>> {
+        self.places.acquire().await.ok()
+    }
+}
+
+// === impl Counted ===
+
+impl Counted {
+    fn one_of(all: &Arc<AtomicUsize>) -> Self {
+        all.fetch_add(1, Ordering::Relaxed);
+        Self(all.clone())
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+// === impl Errand ===
+
+impl Errand {
+    fn what(&self) -> &'static str {
+        match self {
+            Self::Answer { .. } => "the answer to a question",
+            Self::Courtesy { .. } => "the answer to a request",
+            Self::Cancel => "a cancellation",
+        }
+    }
+}
+
+// === impl Session ===
+
+impl Session {
+    /// Tells the server something, again where it was not taken. If it cannot be told, whom it
+    /// concerns hears of it.
+    pub(super) async fn run_errand(&self, errand: Errand, body: Bytes) {
+        let outcome = self.tell_again(&errand, body).await;
+        if let Err(lost) = &outcome {
+            Untold { what: errand.what(), error: lost }.emit();
+        }
+        let Errand::Answer { call, id } = errand else { return };
+        let asked = self.was_answered(call, &id);
+        if let (Some(mailbox), Err(lost)) = (asked, outcome) {
+            mailbox.push(Event::Lost(Lost::Untold(lost.to_string())));
+        }
+    }
+
+    async fn tell_again(&self, errand: &Errand, body: Bytes) -> Result<(), Lost> {
+        for pause in PAUSES {
+            match self.tell_once(errand, body.clone()).await {
+                Err(lost) if may_be_taken_later(&lost) => {}
+                other => return other,
+            }
+            if !pause.is_zero() {
+                tokio::select! {
+                    () = sleep(pause) => {}
+                    // There is no time left to wait.
+                    () = self.peer.closing.cancelled() => {}
+                }
+            }
+        }
+        self.tell_once(errand, body).await
+    }
+
+    async fn tell_once(&self, errand: &Errand, body: Bytes) -> Result<(), Lost> {
+        let _places = self.peer.errands.places(errand).await;
+        self.tell(body).await
+    }
+}
+
+/// Whether a message that was not taken may be taken if it is told again. One that the server left
+/// without an answer has been waited for long enough.
+fn may_be_taken_later(lost: &Lost) -> bool {
+    match lost {
+        Lost::Broken(_) | Lost::Unreachable(_) | Lost::ConnectTimeout(_) => true,
+        Lost::Status { status, .. } => {
+            status.is_server_error() || *status == http::StatusCode::TOO_MANY_REQUESTS
+        }
+        Lost::CallTimeout(_)
+        | Lost::FirstByteTimeout(_)
+        | Lost::IdleTimeout(_)
+        | Lost::SessionEnded
+        | Lost::Untold(_)
+        | Lost::Unauthorized { .. }
+        | Lost::Forbidden { .. }
+        | Lost::Invalid(_)
+        | Lost::TooLarge { .. }
+        | Lost::Busy { .. }
+        | Lost::Waited { .. }
+        | Lost::Closing => false,
+    }
+}
