@@ -23,7 +23,7 @@ use crate::{
     runtime::random,
     task::{Record, TaskId, view},
     telemetry::QuestionRefused,
-    upstream::{Answer, Description, Question},
+    upstream::{Answer, Description, Identity, Question},
 };
 use bytes::Bytes;
 use http::StatusCode;
@@ -144,7 +144,6 @@ pub(super) async fn rejoin(
     shared: &Shared,
     caller: &Caller,
     call: &Call,
-    server: &Description,
     id: &TaskId,
     answers: InputResponses,
     defer_after: Option<Duration>,
@@ -155,10 +154,12 @@ pub(super) async fn rejoin(
     let attached = Attached { call: call.without_bytes(), capabilities, items };
     let retry = Retry { attached, answers: answers.detached(), defer_after };
     if shared.tasks.tell(id, Control::Retry(Box::new(retry))).await {
-        Ok(received)
-    } else {
-        Err(Box::new(too_late(shared, call, server, id, declares_tasks).await))
+        return Ok(received);
     }
+    // Only what a task's handle says of its server depends on it.
+    let server = shared.upstream.describe(&Identity::of(caller)).await;
+    let server = server.unwrap_or_else(|_| Arc::new(Description::unknown()));
+    Err(Box::new(too_late(shared, call, &server, id, declares_tasks).await))
 }
 
 /// The answer to a retry whose call waits for nobody any more. If it has become a task since, that
@@ -195,11 +196,12 @@ pub(super) fn became_a_task(call: &Call) -> Reply {
     reply::refuse(call, StatusCode::BAD_REQUEST, &error)
 }
 
-/// The refusal of a retry whose call is no more.
+/// The refusal of a retry whose call is no more. It was sent, and is known no longer: after a restart, or
+/// a while after it ended. It may well have run, so nobody is told simply to make it again.
 fn gone(call: &Call) -> Reply {
     let error = ErrorObject::new(
         code::INVALID_PARAMS,
-        "the call that `requestState` belongs to has ended; make it anew, without `requestState`",
+        "the call that `requestState` belongs to has ended, or is not held by this process; it may have run, so make it anew, without `requestState`, only if it may run twice",
     );
     reply::refuse(call, StatusCode::OK, &error)
 }

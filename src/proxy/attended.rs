@@ -103,17 +103,26 @@ impl Attended {
         };
         let began = self.shared.clock.now();
         // A client that comes back waits for its call, wherever that is.
+        let is_back = matches!(came, Ok(Came::Back(..)));
         let due = match (&planned, &came) {
             (Plan::Defer { after }, Ok(Came::Fresh(_) | Came::Again)) => Some(began + *after),
             _ => None,
         };
         let mut preparing =
             Box::pin(prepare(Arc::clone(&self.shared), Arc::clone(&self.call), Arc::clone(&self.caller)));
-        let prepared = tokio::select! {
-            biased;
-            prepared = &mut preparing => Some(prepared),
-            () = reached(due) => None,
+        let prepared = match is_back {
+            // Its server was asked when the call was made, and may be gone: what has become of the call is
+            // known to whoever holds it.
+            true => None,
+            false => tokio::select! {
+                biased;
+                prepared = &mut preparing => Some(prepared),
+                () = reached(due) => None,
+            },
         };
+        if is_back && self.call.method == Method::ToolsCall {
+            check_mirrored(&self.shared, &self.call, &self.caller).await?;
+        }
         self.waited += self.shared.clock.now() - began;
         let server = Server::default();
         if let Some(prepared) = prepared {
@@ -131,9 +140,8 @@ impl Attended {
             Came::Fresh(answers) => answers,
             Came::Again => InputResponses::default(),
             Came::Back(id, answers) => {
-                let server = server.known();
                 let (shared, caller, call) = (&self.shared, &self.caller, &self.call);
-                let items = asking::rejoin(shared, caller, call, &server, &id, answers, defer_after).await?;
+                let items = asking::rejoin(shared, caller, call, &id, answers, defer_after).await?;
                 self.stage = Stage::Moved { items, since: self.shared.clock.now() };
                 return Ok(());
             }

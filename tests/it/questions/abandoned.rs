@@ -85,6 +85,24 @@ async fn server_of_another_is_given_up() {
     abandoned.cancelled(&other).await;
 }
 
+/// It was sent, and asked something: nobody may be told that nothing has been done.
+#[tokio::test]
+async fn a_retry_of_a_call_whose_server_is_down_says_that_the_outcome_is_unknown() {
+    for way in WAYS {
+        let world = World::new().await;
+        let talk = Talk::tool(&asked(&world));
+        let (_server, questions) = talk.is_asked(&world, way, &form("Who?")).await;
+        let World { server, proxy: _proxy } = world;
+        drop(server);
+        let answer = talk.retry(&questions, json!({ "elicitation-1": accept("Ada") })).await.answer().await;
+        assert_eq!(refusal(&answer).0, -31002, "{answer:?}");
+        // Later it is no longer known at all. Nobody is invited to have it run twice.
+        let (code, message) = refusal(&talk.retry(&questions, json!({})).await.answer().await);
+        assert_eq!(code, -32602);
+        assert!(message.contains("it may have run"), "{message}");
+    }
+}
+
 #[tokio::test]
 async fn a_result_that_nobody_fetches_is_let_go_without_a_word_to_the_server() {
     for way in WAYS {
