@@ -1,5 +1,6 @@
 //! The tools of a server as each principal sees them, read once and kept until they change.
 
+use super::recent::Recent;
 use crate::{
     bridge::Catalogue,
     dialect::{Caller, Principal},
@@ -8,7 +9,6 @@ use crate::{
     upstream::{Event, Identity, Report, Request, Upstream},
 };
 use bytes::Bytes;
-use dashmap::DashMap;
 use futures_util::StreamExt;
 use http::HeaderMap;
 use std::{
@@ -21,7 +21,7 @@ use tokio::sync::{
 };
 
 /// At most so many principals' catalogues are kept: a few hundred bytes each for most servers.
-/// Beyond it, those of others are forgotten and read again.
+/// Beyond it, those that were used least lately are forgotten, and read again.
 const KEPT: usize = 4096;
 
 /// A server that pages for ever is not followed for ever.
@@ -32,9 +32,8 @@ const MAX_PAGES: usize = 1000;
 const RETRY: Duration = Duration::from_secs(30);
 
 /// The catalogues of one server.
-#[derive(Default)]
 pub(super) struct Catalogues {
-    of: DashMap<Principal, Arc<Mutex<Entry>>>,
+    of: Recent<Principal, Arc<Mutex<Entry>>>,
 }
 
 /// Held while the catalogue is read, so that first calls at the same time read it once.
@@ -52,6 +51,12 @@ enum Reading {
 
 // === impl Catalogues ===
 
+impl Default for Catalogues {
+    fn default() -> Self {
+        Self { of: Recent::new(KEPT) }
+    }
+}
+
 impl Catalogues {
     /// The catalogue as `caller` sees it, or nothing where the server does not list its tools.
     pub(super) async fn get(
@@ -61,10 +66,7 @@ impl Catalogues {
         clock: &dyn Clock,
         next_id: impl Fn() -> u64,
     ) -> Option<Arc<Catalogue>> {
-        if self.of.len() > KEPT {
-            self.of.clear();
-        }
-        let entry = Arc::clone(&self.of.entry(caller.principal).or_default());
+        let entry = self.of.get_or_insert_with(caller.principal, Arc::default);
         let mut entry = entry.lock().await;
         if !entry.is_fresh(clock.now()) {
             // Watched from before it is read: a change in between is then seen at the next call.
@@ -159,5 +161,24 @@ fn result(frame: &Frame) -> Option<Bytes> {
     match frame.kind() {
         Kind::Success { result, .. } => Some(result.clone()),
         Kind::Failure { .. } | Kind::Request { .. } | Kind::Notification { .. } => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_storm_of_principals_costs_nobody_else_the_catalogue_that_is_in_use() {
+        let principal = |n: usize| Principal::of(&[&n.to_be_bytes()]);
+        let catalogues = Catalogues::default();
+        let of = |n| catalogues.of.get_or_insert_with(principal(n), Arc::default);
+        let (busy, last) = (of(0), KEPT + 10);
+        for n in 1..=last {
+            of(n);
+            assert!(Arc::ptr_eq(&of(0), &busy), "{n}");
+        }
+        assert!(catalogues.of.get(&principal(1)).is_none(), "the oldest makes room");
+        assert!(catalogues.of.get(&principal(last / 2)).is_some());
     }
 }

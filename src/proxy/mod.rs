@@ -19,6 +19,7 @@ mod ladder;
 mod legacy;
 mod limits;
 mod listen;
+mod recent;
 mod reply;
 mod sweep;
 mod tasks;

@@ -8,7 +8,7 @@ use std::{
     hash::{Hash, Hasher},
     sync::{
         Arc, Once, Weak,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicU64, AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -20,8 +20,8 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    ClientSession, Config, Deferral, Description, Document, Forward, Forwarded, Identity, Lost, NotStarted, Replies,
-    Report, Request, Subscription, Upstream, client,
+    ClientSession, Config, Deferral, Description, Document, Forward, Forwarded, Identity, Lost, NotStarted,
+    Replies, Report, Request, Subscription, Upstream, client,
     exchange::Exchange,
     forward,
     group::Group,
@@ -47,6 +47,12 @@ struct Inner {
     sweeping: Once,
     /// How often a group was asked for.
     asked: AtomicU64,
+    /// How many groups there must be before it is looked for room again: where all of them are in use,
+    /// each further one would look through all of them in vain.
+    crowd: AtomicUsize,
+    /// How often all groups were looked through.
+    #[cfg(test)]
+    searches: AtomicUsize,
 }
 
 /// An identity as a key. Credentials and capabilities are compared byte for byte; only what is
@@ -83,6 +89,9 @@ impl Streamable {
             reports: DashMap::new(),
             sweeping: Once::new(),
             asked: AtomicU64::new(0),
+            crowd: AtomicUsize::new(0),
+            #[cfg(test)]
+            searches: AtomicUsize::new(0),
         })))
     }
 }
@@ -159,8 +168,12 @@ impl Inner {
             group.used.store(now, Ordering::Relaxed);
             return group.clone();
         }
-        if self.groups.len() >= self.peer.config.limits.identities.max(1) {
+        let limit = self.peer.config.limits.identities.max(1);
+        if self.groups.len() >= limit.max(self.crowd.load(Ordering::Relaxed)) {
             self.make_room();
+            let left = self.groups.len();
+            let next = if left < limit { limit } else { left + left.div_ceil(8) };
+            self.crowd.store(next, Ordering::Relaxed);
         }
         self.sweeping.call_once(|| self.peer.spawn(sweep(Arc::downgrade(self), self.peer.closing.clone())));
         let reports = self.reports(caller.principal);
@@ -170,9 +183,11 @@ impl Inner {
         group
     }
 
-    /// Lets go of identities that have not called for the longest: an eighth of them, so that it is
-    /// seldom looked for. First those for whose principal nobody listens to reports.
+    /// Lets go of identities that have not called for the longest: what is too many, and an eighth of what
+    /// may be, so that it is seldom looked for. First those for whose principal nobody listens to reports.
     fn make_room(&self) {
+        #[cfg(test)]
+        self.searches.fetch_add(1, Ordering::Relaxed);
         let mut idle: Vec<_> = self
             .groups
             .iter()
@@ -183,7 +198,8 @@ impl Inner {
             })
             .collect();
         idle.sort_unstable_by_key(|(listened, used, _)| (*listened, *used));
-        idle.truncate(self.groups.len().div_ceil(8));
+        let limit = self.peer.config.limits.identities.max(1);
+        idle.truncate(self.groups.len().saturating_sub(limit) + limit.div_ceil(8));
         for (.., key) in idle {
             // Looked at again under the lock of its shard, where nobody can be handed it meanwhile.
             let gone = self
@@ -277,5 +293,43 @@ impl Hash for Key {
     fn hash<H: Hasher>(&self, state: &mut H) {
         self.0.principal.hash(state);
         self.0.capabilities.legacy().hash(state);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        protocol::Capabilities,
+        upstream::{Limits, Timeouts},
+    };
+
+    #[tokio::test]
+    async fn identities_that_are_all_in_use_are_not_looked_through_for_each_further_one() {
+        let limits = Limits { identities: 64, ..Limits::default() };
+        let url = "http://127.0.0.1:9/mcp".parse().expect("a URL");
+        let upstream = Streamable::new(Config { url, timeouts: Timeouts::default(), limits })
+            .expect("it can be spoken to");
+        let inner = &upstream.0;
+        let caller = |n: usize| Identity {
+            principal: Principal::of(&[&n.to_be_bytes()]),
+            credentials: Credentials::default(),
+            capabilities: Arc::new(Capabilities::read(Bytes::from_static(b"{}")).expect("an object")),
+        };
+        let searches = || inner.searches.load(Ordering::Relaxed);
+        let busy: Vec<_> = (0..1024).map(|n| inner.group(&caller(n))).collect();
+        assert!(searches() < 32, "{} for {} identities", searches(), busy.len());
+        // Once they are at rest, there is room again.
+        drop(busy);
+        for n in 1024..1280 {
+            inner.group(&caller(n));
+        }
+        assert!(inner.groups.len() <= 64, "{}", inner.groups.len());
+        let before = searches();
+        for n in 2000..2800 {
+            inner.group(&caller(n));
+        }
+        assert!(inner.groups.len() <= 64, "{}", inner.groups.len());
+        assert!(searches() - before <= 800 / 8, "{}", searches() - before);
     }
 }

@@ -8,20 +8,18 @@
 use super::{session, streams::Key};
 use crate::{
     protocol::headers::SESSION_ID,
-    proxy::{Account, Passage, Passed, Passing, endpoint::Shared},
+    proxy::{Account, Passage, Passed, Passing, endpoint::Shared, recent::Recent},
     telemetry::Outcome,
     upstream::{Forward, Purpose},
 };
 use bytes::Bytes;
-use dashmap::DashSet;
 use http::{HeaderValue, Method, StatusCode};
 use std::time::Duration;
 use tokio::time::timeout;
 
 /// The sessions that were there when they were last heard of.
-#[derive(Debug, Default)]
 pub(in crate::proxy) struct Sessions {
-    there: DashSet<Key>,
+    there: Recent<Key, ()>,
 }
 
 /// What is to be noticed of a request that passes.
@@ -31,7 +29,8 @@ pub(super) struct Watched {
     ends: bool,
 }
 
-/// Sessions that are remembered. For one that is forgotten its server is asked again.
+/// Sessions that are remembered. Beyond it, those used least lately are forgotten, and their servers
+/// asked again.
 const REMEMBERED: usize = 100_000;
 
 /// How long a server may take to say whether a session is there.
@@ -42,12 +41,15 @@ const REFUSAL: usize = 64 << 10;
 
 // === impl Sessions ===
 
+impl Default for Sessions {
+    fn default() -> Self {
+        Self { there: Recent::new(REMEMBERED) }
+    }
+}
+
 impl Sessions {
     fn is_there(&self, key: Key) {
-        if self.there.len() >= REMEMBERED {
-            self.there.clear();
-        }
-        self.there.insert(key);
+        self.there.get_or_insert_with(key, || ());
     }
 
     /// Something failed in a session, perhaps because it is there no more.
@@ -87,7 +89,7 @@ impl Shared {
     /// What the server says of the session of this request, where that is a refusal. A server that
     /// cannot be reached says nothing: what is kept here can still be asked for.
     pub(super) async fn refuses(&self, passage: &Passage, key: Option<Key>) -> Option<Passed> {
-        let key = key.filter(|key| !self.sessions.there.contains(key))?;
+        let key = key.filter(|key| self.sessions.there.get(key).is_none())?;
         let session = session(passage);
         let ping = Forward {
             method: Method::POST,
@@ -114,5 +116,25 @@ impl Shared {
         let body = answer.whole(REFUSAL).await.unwrap_or_default();
         let account = Account { outcome: Outcome::ServerError, ..Account::default() };
         Some(Passed { status, headers, body: Passing::Whole(body, account) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dialect::Principal;
+
+    #[test]
+    fn a_storm_of_sessions_makes_others_forgotten_by_eighths_the_oldest_first() {
+        let key = |n: usize| Key::named(Principal::ANONYMOUS, &HeaderValue::from(n));
+        let sessions = Sessions::default();
+        for n in 0..=REMEMBERED {
+            sessions.is_there(key(n));
+            // This one goes on working all the time.
+            sessions.is_there(key(0));
+        }
+        let is_there = |n: usize| sessions.there.get(&key(n)).is_some();
+        assert!(is_there(0) && is_there(REMEMBERED) && is_there(REMEMBERED / 2));
+        assert!(!is_there(1), "the oldest makes room");
     }
 }

@@ -1,0 +1,117 @@
+//! What was used lately, up to a bound.
+//!
+//! A map that is full forgets the eighth of it that was used least lately, not all: a storm of strangers
+//! costs the others nothing. An eighth, so that it is seldom looked for.
+
+use dashmap::DashMap;
+use std::{
+    hash::Hash,
+    sync::{
+        Mutex, TryLockError,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+/// A sharded map of at most so many entries.
+pub(super) struct Recent<K, V> {
+    kept: DashMap<K, Kept<V>>,
+    most: usize,
+    /// How often something was used, in all.
+    uses: AtomicU64,
+    /// Held by whoever makes room, so that it is done once.
+    making_room: Mutex<()>,
+}
+
+struct Kept<V> {
+    value: V,
+    used: AtomicU64,
+}
+
+// === impl Recent ===
+
+impl<K: Eq + Hash + Clone, V: Clone> Recent<K, V> {
+    pub(super) fn new(most: usize) -> Self {
+        Self {
+            kept: DashMap::new(),
+            most: most.max(1),
+            uses: AtomicU64::new(0),
+            making_room: Mutex::default(),
+        }
+    }
+
+    /// What is kept under this key; now it is what was used last.
+    pub(super) fn get(&self, key: &K) -> Option<V> {
+        let kept = self.kept.get(key)?;
+        kept.used.store(self.now(), Ordering::Relaxed);
+        Some(kept.value.clone())
+    }
+
+    /// What is kept under this key, or from now on.
+    pub(super) fn get_or_insert_with(&self, key: K, fresh: impl FnOnce() -> V) -> V {
+        if let Some(value) = self.get(&key) {
+            return value;
+        }
+        if self.kept.len() >= self.most {
+            self.make_room();
+        }
+        let used = AtomicU64::new(self.now());
+        self.kept.entry(key).or_insert_with(|| Kept { value: fresh(), used }).value.clone()
+    }
+
+    pub(super) fn remove(&self, key: &K) {
+        self.kept.remove(key);
+    }
+
+    fn now(&self) -> u64 {
+        self.uses.fetch_add(1, Ordering::Relaxed)
+    }
+
+    fn make_room(&self) {
+        let _making = match self.making_room.try_lock() {
+            Ok(making) => making,
+            Err(TryLockError::Poisoned(making)) => making.into_inner(),
+            // Somebody does it right now.
+            Err(TryLockError::WouldBlock) => return,
+        };
+        let mut all: Vec<_> =
+            self.kept.iter().map(|kept| (kept.used.load(Ordering::Relaxed), kept.key().clone())).collect();
+        let eighth = all.len().div_ceil(8);
+        if eighth < all.len() {
+            all.select_nth_unstable_by_key(eighth, |(used, _)| *used);
+            all.truncate(eighth);
+        }
+        for (used, key) in all {
+            // Unless somebody has used it meanwhile.
+            self.kept.remove_if(&key, |_, kept| kept.used.load(Ordering::Relaxed) == used);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_map_forgets_the_eighth_that_was_used_least_lately() {
+        let map = Recent::new(16);
+        for n in 0..16 {
+            map.get_or_insert_with(n, || n);
+        }
+        // The oldest is used again.
+        assert_eq!(map.get(&0), Some(0));
+        map.get_or_insert_with(16, || 16);
+        let there: Vec<_> = (0..=16).filter(|n| map.kept.contains_key(n)).collect();
+        assert_eq!(there, (0..=16).filter(|n| ![1, 2].contains(n)).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn a_map_for_one_holds_the_last() {
+        let map = Recent::new(0);
+        for n in 0..5 {
+            assert_eq!(map.get_or_insert_with(n, || n), n);
+            assert_eq!(map.kept.len(), 1);
+        }
+        map.remove(&4);
+        assert_eq!(map.get(&4), None);
+    }
+}
