@@ -5,6 +5,7 @@
 //! happens.
 
 use futures_util::{FutureExt, Stream, future::BoxFuture};
+use http::StatusCode;
 use std::{
     future::Future,
     pin::Pin,
@@ -305,8 +306,7 @@ impl Exchange {
         match verdict {
             Verdict::Answer(frame) => Some(Event::Final(frame)),
             Verdict::Lost(lost) => {
-                // A gateway in front of the server may have given up what the server goes on with.
-                if matches!(&lost, Lost::Status { status, .. } if status.is_server_error()) {
+                if matches!(&lost, Lost::Status { status, .. } if is_of_gateway(*status)) {
                     self.abandon();
                 }
                 Some(Event::Lost(lost))
@@ -389,6 +389,13 @@ fn is_with_server(stage: &Stage) -> bool {
         Stage::Sent(answer) => !answer.is_connecting(),
         Stage::Reading(_) | Stage::Elsewhere | Stage::Resuming(_) => true,
     }
+}
+
+/// Whether a status is that of a gateway which has given up what the server behind it may go on with.
+/// 524 is what a large one in the field says instead of 504. With any other the server itself has ended
+/// the call.
+fn is_of_gateway(status: StatusCode) -> bool {
+    matches!(status.as_u16(), 502 | 504 | 524)
 }
 
 /// Calls proper: they may take as long as they like, and must not be made twice.
