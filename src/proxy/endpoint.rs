@@ -4,7 +4,7 @@ use super::{
     Item, Items, Passage, Passed, Reply, Service, Tasks,
     attended::Attended,
     catalogues::Catalogues,
-    legacy::{self, Ended, Minted, Offering, Sessions, Streams},
+    legacy::{self, Ended, Minted, Offering, Plain, Residents, Revisions, Sessions, Streams},
     listen::Listening,
     reply::{self, Word},
 };
@@ -51,6 +51,12 @@ pub(super) struct Shared {
     pub(super) minted: Arc<Minted>,
     /// The sessions of legacy clients that are there.
     pub(super) sessions: Arc<Sessions>,
+    /// Those of them that are of 2025-11-25.
+    pub(super) revisions: Revisions,
+    /// Those of them in which calls of ours are in flight.
+    pub(super) residents: Residents,
+    /// What legacy clients are asked in calls that are no tasks yet.
+    pub(super) plain: Plain,
     /// The streams on which legacy sessions listen.
     pub(super) streams: Arc<Streams>,
     /// What legacy clients have taken back.
@@ -86,6 +92,9 @@ impl Endpoint {
                 offering: Offering::default(),
                 minted: Arc::default(),
                 sessions: Arc::default(),
+                revisions: Revisions::default(),
+                residents: Residents::default(),
+                plain: Plain::default(),
                 streams: Arc::default(),
                 ended: Arc::default(),
             }),

@@ -24,16 +24,31 @@ pub enum Scope {
     Principal,
     /// Those of older revisions.
     Legacy,
-    /// Those of one session, named by its digest: where nothing else tells callers apart.
+    /// Those of one session of an older revision, named by its digest: where nothing else tells callers
+    /// apart. It is what a list is of; by its id a task is found from other sessions too.
     Session([u8; 16]),
+}
+
+// === impl Scope ===
+
+impl Scope {
+    /// Whether what it covers was made by clients of older revisions alone.
+    fn is_legacy(self) -> bool {
+        match self {
+            Self::Principal => false,
+            Self::Legacy | Self::Session(_) => true,
+        }
+    }
 }
 
 // === impl Owner ===
 
 impl Owner {
-    /// Whether `record` belongs to this owner.
+    /// Whether `record` belongs to this owner, who knows its id: the session it was made in does not
+    /// matter then. Where nothing but the session tells callers apart, the id alone must be known.
     pub fn owns(&self, record: &Record) -> bool {
-        record.owner == *self
+        let Self { principal, route, scope } = &record.owner;
+        *principal == self.principal && *route == self.route && scope.is_legacy() == self.scope.is_legacy()
     }
 }
 
@@ -59,6 +74,18 @@ mod tests {
             [owner(2, "/mcp"), owner(1, "/other"), scoped(Scope::Legacy), scoped(Scope::Session([1; 16]))]
         {
             assert!(!other.owns(&record), "{other:?}");
+        }
+    }
+
+    #[test]
+    fn among_older_revisions_a_task_is_found_by_its_id_from_any_session() {
+        let owner = |principal, scope| Owner { principal: [principal; 16], route: "/mcp".into(), scope };
+        let scopes = [Scope::Legacy, Scope::Session([1; 16]), Scope::Session([2; 16])];
+        for made_in in scopes {
+            let (id, start) = (TaskId::from_entropy([7; 16]), Timestamp::from_millis(0));
+            let record = Record::new(id, owner(1, made_in), "slow", Duration::ZERO, start);
+            assert!(scopes.into_iter().all(|scope| owner(1, scope).owns(&record)), "{made_in:?}");
+            assert!(!owner(2, made_in).owns(&record) && !owner(1, Scope::Principal).owns(&record));
         }
     }
 }

@@ -5,7 +5,7 @@
 //! connection of the client's matters to it, and no departure cancels anything (2025-11-25, *Sending
 //! Messages to the Server*).
 
-use super::{Client, refusal, run::Run, session, streams::Key};
+use super::{Client, refusal, residents::Resident, run::Run, session, streams::Key};
 use crate::{
     bridge::offer::{self, Wish},
     dialect::Credentials,
@@ -35,6 +35,8 @@ pub(super) struct InSession {
     pub(super) wants_progress: bool,
     /// Dropping it cancels the call at the server.
     pub(super) replies: Replies,
+    /// Given back after the replies.
+    pub(super) resident: Option<Resident>,
 }
 
 /// Makes the task, and begins the call.
@@ -103,6 +105,7 @@ impl InSession {
             ttl: wish.ttl,
             wants_progress: token.is_some(),
             replies: shared.upstream.call_in(session(passage), request),
+            resident: client.session.map(|key| Resident::new(shared, key)),
         }
     }
 

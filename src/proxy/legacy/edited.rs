@@ -5,15 +5,16 @@
 
 use crate::protocol::{Frame, Kind};
 use bytes::{Bytes, BytesMut};
+use http::HeaderValue;
 
-/// What a response becomes, or nothing where it stays as it is. The flag is whether the answer names
-/// a session.
-pub(super) type Edit = Box<dyn FnMut(&Frame, bool) -> Option<Bytes> + Send>;
+/// What a response becomes, or nothing where it stays as it is. The second is the session that the
+/// answer names.
+pub(super) type Edit = Box<dyn FnMut(&Frame, Option<&HeaderValue>) -> Option<Bytes> + Send>;
 
 /// Changes the response in an event stream as it goes by.
 pub(super) struct Edited {
     edit: Edit,
-    in_session: bool,
+    in_session: Option<HeaderValue>,
     /// What has come of the event that has not ended.
     held: BytesMut,
     /// For one event, in bytes. A larger one goes by unread, and what follows too.
@@ -22,7 +23,7 @@ pub(super) struct Edited {
 }
 
 /// The response as it goes to the client, where it is one document.
-pub(super) fn document(body: Bytes, edit: &mut Edit, in_session: bool) -> Bytes {
+pub(super) fn document(body: Bytes, edit: &mut Edit, in_session: Option<&HeaderValue>) -> Bytes {
     match Frame::parse(body.clone()) {
         Ok(frame) => edit(&frame, in_session).unwrap_or(body),
         Err(_) => body,
@@ -32,7 +33,7 @@ pub(super) fn document(body: Bytes, edit: &mut Edit, in_session: bool) -> Bytes 
 // === impl Edited ===
 
 impl Edited {
-    pub(super) fn new(edit: Edit, in_session: bool, limit: usize) -> Self {
+    pub(super) fn new(edit: Edit, in_session: Option<HeaderValue>, limit: usize) -> Self {
         Self { edit, in_session, held: BytesMut::new(), limit, over: false }
     }
 
@@ -74,7 +75,7 @@ impl Edited {
         if !matches!(frame.kind(), Kind::Success { .. }) {
             return None;
         }
-        let Some(edited) = (self.edit)(&frame, self.in_session) else {
+        let Some(edited) = (self.edit)(&frame, self.in_session.as_ref()) else {
             // The response has gone by.
             self.over = true;
             return None;
@@ -147,9 +148,11 @@ mod tests {
 
     const STREAM: &str = ": hi\r\nid: 0\r\nretry: 5\r\ndata:\r\n\r\nevent: message\nid: 1\ndata: {\"jsonrpc\":\"2.0\",\"method\":\"notifications/message\",\"params\":{}}\n\nid: 2\revent: message\rdata: {\"jsonrpc\":\"2.0\",\"id\":1,\rdata:\"result\":{\"a\" : 1}}\r\rdata: {\"jsonrpc\":\"2.0\",\"id\":9,\"result\":{}}\n\n: end";
 
+    const SESSION: HeaderValue = HeaderValue::from_static("s");
+
     fn edit() -> Edit {
         Box::new(|frame, in_session| {
-            assert!(in_session);
+            assert!(in_session.is_some());
             let text = String::from_utf8(frame.as_bytes().to_vec()).expect("utf-8");
             Some(text.replace("1}", "1,\"b\":2}").into())
         })
@@ -161,7 +164,7 @@ mod tests {
             let mut cuts = cuts;
             cuts.sort_unstable();
             cuts.push(STREAM.len());
-            let mut edited = Edited::new(edit(), true, 1 << 20);
+            let mut edited = Edited::new(edit(), Some(SESSION), 1 << 20);
             let (mut out, mut from) = (Vec::new(), 0);
             for cut in cuts {
                 out.extend_from_slice(&edited.feed(Bytes::copy_from_slice(&STREAM.as_bytes()[from..cut])));
@@ -176,14 +179,14 @@ mod tests {
 
     #[test]
     fn what_is_not_changed_goes_by_as_it_is() {
-        let mut edited = Edited::new(Box::new(|_, _| None), false, 1 << 20);
+        let mut edited = Edited::new(Box::new(|_, _| None), None, 1 << 20);
         let out = edited.feed(Bytes::from_static(STREAM.as_bytes()));
         assert_eq!([&out[..], &edited.rest()[..]].concat(), STREAM.as_bytes());
     }
 
     #[test]
     fn an_event_that_is_too_large_is_not_held() {
-        let mut edited = Edited::new(edit(), true, 16);
+        let mut edited = Edited::new(edit(), Some(SESSION), 16);
         let out = edited.feed(Bytes::from_static(b"data: {\"jsonrpc\":\"2.0\""));
         assert_eq!(out, "data: {\"jsonrpc\":\"2.0\"");
         assert_eq!(edited.feed(Bytes::from_static(b"}")), "}");

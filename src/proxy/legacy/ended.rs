@@ -45,7 +45,7 @@ struct Known {
 
 /// What is remembered, the last [`REMEMBERED`].
 #[derive(Debug, Default)]
-struct Marks {
+pub(super) struct Marks {
     all: HashSet<Mark>,
     /// The oldest first.
     order: VecDeque<Mark>,
@@ -60,7 +60,7 @@ struct Farewells {
 }
 
 /// A request of a session, or the session itself: a digest.
-type Mark = [u8; 16];
+pub(super) type Mark = [u8; 16];
 
 /// A session that is just being ended. Dropped without [`Leaving::is_over`], it has not been.
 pub(super) struct Leaving {
@@ -97,7 +97,7 @@ impl Ended {
     }
 
     pub(super) fn is_closed(&self, key: Key) -> bool {
-        self.known().closed.all.contains(&key.digest())
+        self.known().closed.contains(&key.digest())
     }
 
     /// The client ends its session; whether it is over, the server has yet to say.
@@ -138,7 +138,11 @@ fn of_request(key: Key, id: &Id) -> Mark {
 // === impl Marks ===
 
 impl Marks {
-    fn remember(&mut self, mark: Mark) {
+    pub(super) fn contains(&self, mark: &Mark) -> bool {
+        self.all.contains(mark)
+    }
+
+    pub(super) fn remember(&mut self, mark: Mark) {
         if !self.all.insert(mark) {
             return;
         }

@@ -29,6 +29,10 @@ pub(super) async fn leave(shared: Arc<Shared>, passage: Passage) -> Passed {
     let Some(key) = Key::of(passage.principal, &passage.headers) else {
         return passing::exchange(shared, passage, None).await;
     };
+    // The tasks in it go on: its server hears of the end after the last of them.
+    if shared.residents.leave(key, passage.principal, || super::session(&passage)) {
+        return answer_here(&shared, key);
+    }
     match shared.survives_farewells(passage.principal, &passage.headers).await {
         Ok(true) => {}
         Ok(false) => return answer_here(&shared, key),
@@ -55,7 +59,6 @@ pub(super) fn answer_here(shared: &Shared, key: Key) -> Passed {
 
 /// Ends a session at its server, whose client has been told so before. A server that does not survive
 /// that, or cannot be reached, is left to forget the session by itself.
-#[expect(dead_code, reason = "for tasks that outlive the session of their client")]
 pub(super) async fn end_at_server(shared: &Shared, principal: Principal, session: ClientSession) {
     if !matches!(shared.survives_farewells(principal, &session.headers).await, Ok(true)) {
         return;

@@ -11,7 +11,7 @@
 
 use super::{
     edited::{end_of_event, lines},
-    event_stream, knows_tasks, refusal_for_none,
+    event_stream, refusal_for_none,
     streams::Key,
 };
 use crate::{
@@ -112,7 +112,7 @@ pub(super) fn terms(shared: &Shared, passage: &Passage) -> Option<Terms> {
     let waits = shared.route.resume.mint && passage.method == Method::POST && passage.post.may_ask();
     waits.then(|| Terms {
         session: Key::of(passage.principal, &passage.headers),
-        primes: knows_tasks(&passage.headers),
+        primes: shared.knows_tasks(passage.principal, &passage.headers),
     })
 }
 

@@ -2,14 +2,15 @@
 //!
 //! What they send is passed on, and what the server says comes back as it is (`passing`; `going` is one
 //! answer on its way, `late` one that had to be begun without the server, `ended` knows to whom none is
-//! owed any more, `farewell` ends sessions, and `minted` gives events ids where the server gives none). Where the server has no
-//! tasks of its own, some messages leave that road, because tasks of 2025-11-25 are made here:
-//! `offering` adds them to what the server says of itself, which `edited` puts into its answers;
-//! `judged` refuses what must not reach the server in any shape,
-//! `augmented` makes a call a task, in the client's own session (`unsolicited` only once it turns out to
-//! be slow), `run` holds it, and `requests` answers for it, in sessions that are there (`sessions`). What
-//! a task has to say reaches its client on the stream that the session listens on (`streams`), or while
-//! it waits for the result; `across` says it where the eras meet.
+//! owed any more, `farewell` ends sessions, and `minted` gives events ids where the server gives none).
+//! Where the server has no tasks of its own, some messages leave that road, because tasks of 2025-11-25
+//! are made here: `offering` adds them to what the server says of itself, which `edited` puts into its
+//! answers; `judged` refuses what must not reach the server in any shape; `augmented` makes a call a
+//! task, in the client's own session (`unsolicited` only once it turns out to be slow, and `plain` knows
+//! what was asked before), `run` holds it, and `requests` answers for it, in sessions that are there
+//! (`sessions`) and of that revision (`revisions`); `residents` knows which sessions tasks still need.
+//! What a task has to say reaches its client on the stream that the session listens on (`streams`), or
+//! while it waits for the result; `across` says it where the eras meet.
 //!
 //! A client of another revision, or one whose server has tasks, notices nothing of all this.
 
@@ -24,7 +25,10 @@ mod late;
 mod minted;
 mod offering;
 mod passing;
+mod plain;
 mod requests;
+mod residents;
+mod revisions;
 mod run;
 mod sessions;
 mod streams;
@@ -34,6 +38,9 @@ pub(super) use across::Across;
 pub(super) use ended::Ended;
 pub(super) use minted::Minted;
 pub(super) use offering::Offering;
+pub(super) use plain::Plain;
+pub(super) use residents::Residents;
+pub(super) use revisions::Revisions;
 pub(super) use sessions::Sessions;
 pub(super) use streams::Streams;
 
@@ -45,7 +52,7 @@ use crate::{
         legacy::{self, Message},
     },
     policy::Mode,
-    protocol::{ErrorObject, Frame, Id, Kind, Method, Revision, code, headers},
+    protocol::{ErrorObject, Frame, Id, Kind, Method, code},
     task::{Owner, Scope},
     telemetry::Outcome,
     upstream::ClientSession,
@@ -57,6 +64,7 @@ use http::{
     HeaderMap, HeaderName, HeaderValue, StatusCode,
     header::{CACHE_CONTROL, CONTENT_LENGTH, CONTENT_TYPE},
 };
+use plain::Whose;
 use sessions::Watched;
 use std::sync::Arc;
 
@@ -106,7 +114,11 @@ fn may_leave(shared: &Shared, passage: &Passage) -> bool {
         return true;
     }
     if !shared.route.has_tasks() {
-        return false;
+        // Nothing is offered, so nothing is understood; but a client that the operator named as one
+        // that knows tasks is told that there are none.
+        return matches!(&passage.post.messages[..], [Message::Request { method: Method::ToolsCall, .. }])
+            && unsolicited::is_named(shared, passage)
+            && may_wish(passage);
     }
     if judged::may_refuse(shared, passage) {
         return true;
@@ -121,13 +133,16 @@ fn may_leave(shared: &Shared, passage: &Passage) -> bool {
         ] => true,
         [Message::Request { method: Method::ToolsCall, target, .. }] => {
             let mode = shared.route.treatment(target.as_deref().unwrap_or_default()).mode;
-            mode == Mode::Required
-                || unsolicited::may_be(shared, passage, mode)
-                || memchr::memmem::find(&passage.body, b"\"task\"").is_some()
+            mode == Mode::Required || unsolicited::may_be(shared, passage, mode) || may_wish(passage)
         }
-        [Message::Response(Some(id))] => run::is_ours(id),
+        [Message::Response(Some(id))] => run::is_ours(id) || !shared.plain.is_empty(),
         _ => false,
     }
+}
+
+/// Whether a call could have `params.task`.
+fn may_wish(passage: &Passage) -> bool {
+    memchr::memmem::find(&passage.body, b"\"task\"").is_some()
 }
 
 async fn road(shared: &Arc<Shared>, passage: &Passage) -> Road {
@@ -137,8 +152,7 @@ async fn road(shared: &Arc<Shared>, passage: &Passage) -> Road {
     let client = Client::of(shared, passage);
     match &passage.post.messages[..] {
         [Message::Request { method: Method::Initialize, .. }] => {
-            let told_apart = !client.principal.is_anonymous();
-            Road::Passes(Some(offering::handshake(Arc::clone(shared), &passage.body, told_apart)))
+            Road::Passes(Some(offering::handshake(Arc::clone(shared), &passage.body, client.principal)))
         }
         [Message::Request { method: Method::ToolsList, .. }] if shared.offers_tasks(passage).await => {
             Road::Passes(Some(offering::tools(Arc::clone(shared))))
@@ -159,7 +173,12 @@ async fn road(shared: &Arc<Shared>, passage: &Passage) -> Road {
         }
         [Message::Response(Some(id))] => match run::asked(id) {
             Some((task, key)) => Road::Ends(requests::answered(shared, passage, &client, &task, key).await),
-            None => Road::Passes(None),
+            None => match client.session.and_then(|session| shared.plain.answered(session, id)) {
+                Some(Whose::Task(task, key)) => {
+                    Road::Ends(requests::answered(shared, passage, &client, &task, key).await)
+                }
+                Some(Whose::Call) | None => Road::Passes(None),
+            },
         },
         _ => Road::Passes(None),
     }
@@ -169,7 +188,7 @@ async fn road(shared: &Arc<Shared>, passage: &Passage) -> Road {
 async fn call(shared: &Arc<Shared>, passage: &Passage, client: &Client, id: &Id, tool: &str) -> Road {
     let Ok(frame) = Frame::parse(passage.body.clone()) else { return Road::Passes(None) };
     let Kind::Request { params: Some(params), .. } = frame.kind() else { return Road::Passes(None) };
-    let wish = match knows_tasks(&passage.headers) {
+    let wish = match shared.knows_tasks(passage.principal, &passage.headers) {
         true => offer::wish(params),
         // A receiver that knows no tasks ignores what it is asked of them.
         false => Ok(None),
@@ -207,11 +226,6 @@ async fn call(shared: &Arc<Shared>, passage: &Passage, client: &Client, id: &Id,
         true => unsolicited::begin(call, id.clone(), passage.keep_alive).await,
         false => augmented::begin(call, id).await,
     })
-}
-
-/// Whether the session's revision knows tasks, by what the client says of it.
-fn knows_tasks(headers: &HeaderMap) -> bool {
-    headers.get(&headers::PROTOCOL_VERSION).is_some_and(|version| version == Revision::V2025_11_25.as_str())
 }
 
 /// Who speaks, and in which session.

@@ -1,7 +1,7 @@
 //! What servers say of themselves in a handshake: which have tasks of their own, and which revisions they
 //! know; and what is added to the words of those that have no tasks.
 
-use super::{edited::Edit, knows_tasks};
+use super::{edited::Edit, streams::Key};
 use crate::{
     bridge::offer::{self, Handshake},
     dialect::{Credentials, Principal, legacy},
@@ -82,7 +82,7 @@ impl Known {
 impl Shared {
     /// Whether tasks of 2025-11-25 are made here for the client of this request.
     pub(super) async fn offers_tasks(&self, passage: &Passage) -> bool {
-        knows_tasks(&passage.headers) && !self.server_has_tasks(passage).await
+        self.knows_tasks(passage.principal, &passage.headers) && !self.server_has_tasks(passage).await
     }
 
     /// Whether the server has tasks of its own. One that has not been heard since we started (its
@@ -117,17 +117,22 @@ impl Shared {
 }
 
 /// What the answer to this `initialize` becomes: on a route without tasks what it is, and only learned
-/// from. `told_apart` is whether the caller is known by more than its session.
-pub(super) fn handshake(shared: Arc<Shared>, body: &Bytes, told_apart: bool) -> Edit {
+/// from.
+pub(super) fn handshake(shared: Arc<Shared>, body: &Bytes, principal: Principal) -> Edit {
     let asked = legacy::asked_revision(body);
     Box::new(move |answer, in_session| {
         if let Some(answered) = legacy::answered_revision(answer) {
             shared.offering.learn_revision(asked, &answered);
+            if let Some(session) = in_session
+                && answered == Revision::V2025_11_25.as_str()
+            {
+                shared.revisions.learn(Key::named(principal, session));
+            }
         }
         if !shared.route.has_tasks() {
             return None;
         }
-        match offer::handshake(answer, told_apart || in_session)? {
+        match offer::handshake(answer, !principal.is_anonymous() || in_session.is_some())? {
             Handshake::Theirs => {
                 shared.offering.learn_tasks(true);
                 None

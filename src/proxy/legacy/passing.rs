@@ -14,7 +14,6 @@ use super::{
     edited::{self, Edit, Edited},
     event_stream,
     going::{GivingUp, Going, Owing, Timing},
-    knows_tasks,
     late::Body,
     streams::Key,
 };
@@ -94,7 +93,8 @@ pub(super) async fn exchange(shared: Arc<Shared>, passage: Passage, edit: Option
     };
     let purpose = purpose(&method, &post, &waiting);
     // Where tasks are made for the session they may have something to say on it.
-    let listens = purpose == Purpose::Listen && knows_tasks(&headers) && shared.route.has_tasks();
+    let listens =
+        purpose == Purpose::Listen && shared.route.has_tasks() && shared.knows_tasks(principal, &headers);
     let listens = listens.then(|| Key::of(principal, &headers)).flatten();
     let listens = listens.map(|key| (key, headers.contains_key(&LAST_EVENT_ID)));
     let interest = giving_up.as_ref().map(|giving_up| giving_up.interest());
@@ -184,7 +184,7 @@ async fn answer(forwarded: Forwarded, terms: Terms, timing: Timing) -> Passed {
         return Box::pin(refused_by(forwarded, &waiting, &owing, &timing)).await;
     }
     let is_events = forwarded.is_events();
-    let in_session = forwarded.headers.contains_key(&SESSION_ID);
+    let in_session = forwarded.headers.get(&SESSION_ID).cloned();
     if forwarded.headers.contains_key(CONTENT_ENCODING) {
         // What cannot be read is left alone.
         edit = None;
@@ -193,7 +193,7 @@ async fn answer(forwarded: Forwarded, terms: Terms, timing: Timing) -> Passed {
         let (mut headers, limit) = (forwarded.headers.clone(), forwarded.limit);
         return match forwarded.whole(limit).await {
             Ok(body) => {
-                let body = edited::document(body, edit, in_session);
+                let body = edited::document(body, edit, in_session.as_ref());
                 headers.insert(CONTENT_LENGTH, body.len().into());
                 whole(status, headers, body, &timing)
             }

@@ -6,6 +6,8 @@
 
 use super::{
     augmented::InSession,
+    plain::Asked,
+    residents::Resident,
     streams::{self, Follower},
 };
 use crate::{
@@ -46,7 +48,7 @@ const PROGRESS_PERIOD: Duration = Duration::from_millis(500);
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Questions one call may have open at a time; a server that asks more is answered with an error.
-const MAX_OPEN: usize = 64;
+pub(super) const MAX_OPEN: usize = 64;
 
 /// The ids of questions that are put to clients begin with this; servers count.
 const PREFIX: &str = "deferral:";
@@ -75,6 +77,21 @@ pub(super) struct Run {
     told: &'static str,
     progress: Option<String>,
     not_before: Option<Instant>,
+    /// What was asked before there was a task.
+    earlier: Vec<Earlier>,
+    /// Of that, what the client still has.
+    unput: Vec<Ask>,
+    /// Given back after the replies.
+    _resident: Option<Resident>,
+}
+
+/// A question that was put to the client as it is, before there was a task.
+pub(super) struct Earlier {
+    /// None where the session has no id, so that its answer cannot be told.
+    pub(super) asked: Option<Asked>,
+    pub(super) question: Question,
+    /// The client has left since, and cannot answer it any more where it was put.
+    pub(super) is_lost: bool,
 }
 
 /// A question that has not been answered.
@@ -88,6 +105,8 @@ struct Open {
     /// The request as it is put to the client.
     message: Bytes,
     answer: Box<dyn Answer>,
+    /// It was put to the client before there was a task, and may be answered there.
+    plain: Option<Asked>,
 }
 
 /// What happened next.
@@ -126,7 +145,7 @@ pub(super) fn question_id(task: &TaskId, key: &str) -> Id {
 impl Run {
     /// The call, which is stored as a task and has this hold; `keys` are names for what it asks.
     pub(super) fn new(hold: Hold, call: InSession, keys: Vec<String>) -> Box<Self> {
-        let InSession { shared, session, wants_progress, replies, .. } = call;
+        let InSession { shared, session, wants_progress, replies, resident, .. } = call;
         Box::new(Self {
             hold,
             replies,
@@ -142,8 +161,17 @@ impl Run {
             told: "working",
             progress: None,
             not_before: None,
+            earlier: Vec::new(),
+            unput: Vec::new(),
+            _resident: resident,
             shared,
         })
+    }
+
+    /// The same, which has asked this before it was a task.
+    pub(super) fn having_asked(mut self: Box<Self>, earlier: Vec<Earlier>) -> Box<Self> {
+        self.earlier = earlier;
+        self
     }
 
     /// The task it is.
@@ -155,6 +183,9 @@ impl Run {
     /// what it costs.
     pub(super) async fn run(mut self: Box<Self>) {
         let changes = self.shared.tasks.hub.listen(vec![self.hold.id().clone()]);
+        if !self.earlier.is_empty() {
+            Box::pin(self.take_over()).await;
+        }
         let settled = loop {
             self.put();
             let progress_due = self.progress_due();
@@ -210,7 +241,13 @@ impl Run {
         match happening {
             Happening::Server(event) => self.heard(event).await,
             Happening::Told(Some(Control::Replied(key, outcome))) => {
-                self.answered(&key, outcome);
+                let is_elsewhere = self.was_answered_elsewhere(&key);
+                if let Some(line) = self.answered(&key, outcome)
+                    && is_elsewhere
+                {
+                    // It stands in two places, and has been answered in one.
+                    self.tell_cancelled(line, &key, "it has been answered");
+                }
             }
             Happening::Told(Some(Control::Answered(answers))) => {
                 for (key, result) in answers {
@@ -224,6 +261,12 @@ impl Run {
                 let line = streams::next_line();
                 self.waiting.push((line, tell));
                 self.outbox.handle_waiting(line);
+                // Whoever asks for them does not have them any more, or will not mind.
+                for ask in std::mem::take(&mut self.unput) {
+                    if self.open.contains_key(&ask) {
+                        self.outbox.handle_question(ask);
+                    }
+                }
             }
             Happening::Streams => {
                 let line = self.streams.as_ref().and_then(Follower::line);
@@ -252,11 +295,21 @@ impl Run {
         }
     }
 
+    /// Whether the client has answered this question where it was put before there was a task.
+    fn was_answered_elsewhere(&self, key: &str) -> bool {
+        let plain = self.open.values().find(|open| open.key == key).and_then(|open| open.plain.as_ref());
+        plain.is_some_and(|plain| !plain.is_open())
+    }
+
     /// What the server said.
     async fn heard(&mut self, event: Event) {
         match event {
             Event::Notice(frame) => self.notice(&frame),
-            Event::Question(question) => self.asked(question).await,
+            Event::Question(question) => {
+                if let Some(ask) = self.asked(question, None).await {
+                    self.outbox.handle_question(ask);
+                }
+            }
             Event::Withdrawn { id } => {
                 let ask = self.open.iter().find(|(_, open)| open.id == id).map(|(ask, _)| *ask);
                 let Some(ask) = ask else { return };
@@ -293,15 +346,34 @@ impl Run {
         self.say(&message);
     }
 
+    /// What was asked before there was a task is the task's now. It is put again where the client cannot
+    /// answer it any more, or asks for it.
+    async fn take_over(&mut self) {
+        for Earlier { asked, question, is_lost } in std::mem::take(&mut self.earlier) {
+            if asked.as_ref().is_some_and(|asked| !asked.is_open()) {
+                question.answer.withdrawn();
+                continue;
+            }
+            let is_lost = is_lost || asked.is_none();
+            let Some(ask) = self.asked(question, asked).await else { continue };
+            match is_lost {
+                true => self.outbox.handle_question(ask),
+                false => self.unput.push(ask),
+            }
+        }
+    }
+
     /// The server asks something. It is put to the client as it is, but for its id and the task it
-    /// belongs to; what the client can be asked, the server knows from their handshake.
-    async fn asked(&mut self, question: Question) {
+    /// belongs to; what the client can be asked, the server knows from their handshake. Gives the
+    /// question, where it is open now and to be put.
+    async fn asked(&mut self, question: Question, plain: Option<Asked>) -> Option<Ask> {
         let Question { frame, answer } = question;
-        let Kind::Request { id, method, params } = frame.kind() else { return };
+        let Kind::Request { id, method, params } = frame.kind() else { return None };
         if self.open.len() >= MAX_OPEN {
             let reason = "too many questions are open in one call";
             QuestionRefused { method: method.as_str(), reason }.emit();
-            return answer.send(Err(ErrorObject::new(code::INTERNAL_ERROR, reason).as_bytes().clone()));
+            answer.send(Err(ErrorObject::new(code::INTERNAL_ERROR, reason).as_bytes().clone()));
+            return None;
         }
         let ask = self.next;
         self.next += 1;
@@ -312,13 +384,22 @@ impl Run {
             let event = task::Event::Asked { key: key.clone(), request };
             if !self.shared.tasks.apply(self.hold.id(), event).await.contains(&Effect::Announce) {
                 // The task has ended, or the store fails: nobody will see the question.
-                return drop(answer);
+                drop(answer);
+                return None;
             }
         }
+        if plain.as_ref().is_some_and(|plain| !plain.hand_over(self.hold.id(), &key)) {
+            // Its answer has passed in this moment.
+            answer.withdrawn();
+            if kind.is_some() {
+                self.shared.tasks.apply(self.hold.id(), task::Event::Withdrawn { key }).await;
+            }
+            return None;
+        }
         let put = offer::related(&frame, self.hold.id().as_str(), Some(&question_id(self.hold.id(), &key)));
-        let open = Open { key, is_recorded: kind.is_some(), id: id.detached(), message: put, answer };
+        let open = Open { key, is_recorded: kind.is_some(), id: id.detached(), message: put, answer, plain };
         self.open.insert(ask, open);
-        self.outbox.handle_question(ask);
+        Some(ask)
     }
 
     /// The client answered, and the record knows. Gives where the question had been put.

@@ -9,7 +9,12 @@
 //!
 //! The answer's events are ours: they have no ids, and cannot be resumed.
 
-use super::{augmented::InSession, document, knows_tasks};
+use super::{
+    augmented::InSession,
+    document,
+    plain::Asked,
+    run::{Earlier, MAX_OPEN},
+};
 use crate::{
     dialect::legacy,
     policy::Mode,
@@ -45,6 +50,8 @@ struct Attended {
     /// When it becomes a task; `None` where there is no room for one.
     due: Option<Instant>,
     began: Instant,
+    /// What the server has asked, and the client may still have to answer.
+    asked: Vec<(Option<Asked>, Question)>,
 }
 
 /// Messages that wait for a client that reads slowly, before the server is kept waiting.
@@ -52,9 +59,12 @@ const WAITING: usize = 16;
 
 /// Whether a call may become a task unasked.
 pub(super) fn may_be(shared: &Shared, passage: &Passage, mode: Mode) -> bool {
-    mode.makes_tasks()
-        && knows_tasks(&passage.headers)
-        && shared.route.legacy_tasks.unsolicited.holds_for(&passage.headers, || passage.principal.to_string())
+    mode.makes_tasks() && is_named(shared, passage) && shared.knows_tasks(passage.principal, &passage.headers)
+}
+
+/// Whether the operator has named the client as one that understands an unasked task.
+pub(super) fn is_named(shared: &Shared, passage: &Passage) -> bool {
+    shared.route.legacy_tasks.unsolicited.holds_for(&passage.headers, || passage.principal.to_string())
 }
 
 /// Makes the call, and waits with its client.
@@ -64,7 +74,8 @@ pub(super) async fn begin(call: InSession, id: Id, keep_alive: Duration) -> Pass
     let after = if treatment.mode == Mode::Always { Duration::ZERO } else { treatment.after };
     let began = shared.clock.now();
     let (client, mut said) = mpsc::channel(WAITING);
-    let attended = Attended { call, id: id.clone(), client, due: Some(began + after), began };
+    let attended =
+        Attended { call, id: id.clone(), client, due: Some(began + after), began, asked: Vec::new() };
     // On its own from the start: whether its client stays must not matter to it.
     shared.stopping.spawn(attended.run());
     let first = match timeout(keep_alive, said.recv()).await {
@@ -132,7 +143,8 @@ impl Attended {
 
     /// Makes it a task and holds it to its end; gives it back where there is no room for one.
     async fn defer(self) -> Option<Self> {
-        let Self { call, id, client, began, .. } = self;
+        let Self { call, id, client, began, asked, .. } = self;
+        let is_lost = client.is_closed();
         match call.into_task().await {
             Ok((run, created)) => {
                 let account =
@@ -140,10 +152,11 @@ impl Attended {
                 // A client that has left finds it by itself.
                 let _ = client.send(Said::Last(legacy::success(&id, &created), account)).await;
                 drop(client);
-                run.run().await;
+                let earlier = asked.into_iter().map(|(asked, question)| Earlier { asked, question, is_lost });
+                run.having_asked(earlier.collect()).run().await;
                 None
             }
-            Err((call, _)) => Some(Self { call, id, client, due: None, began }),
+            Err((call, _)) => Some(Self { call, id, client, due: None, began, asked }),
         }
     }
 
@@ -158,11 +171,15 @@ impl Attended {
                 frame.as_bytes().clone()
             }
             // Put as it is: the client's answer finds the server by itself.
-            Event::Question(Question { frame, answer }) => {
-                answer.withdrawn();
-                frame.as_bytes().clone()
+            Event::Question(question) => {
+                let message = question.frame.as_bytes().clone();
+                self.asked(question);
+                message
             }
-            Event::Withdrawn { id } => legacy::cancelled(&id, "the server took it back"),
+            Event::Withdrawn { id } => {
+                self.forget(|question| *question == id);
+                legacy::cancelled(&id, "the server took it back")
+            }
             Event::Final(frame) => {
                 self.last(&Ok(frame), Outcome::Result).await;
                 return true;
@@ -177,8 +194,37 @@ impl Attended {
         false
     }
 
+    /// Remembers what the server asks: the call may become a task before it is answered.
+    fn asked(&mut self, question: Question) {
+        let Kind::Request { id, .. } = question.frame.kind() else { return };
+        let shared = &self.call.shared;
+        let asked = self.call.session.map(|session| Asked::new(shared, session, id));
+        if self.asked.len() >= MAX_OPEN {
+            let (open, answered) = std::mem::take(&mut self.asked)
+                .into_iter()
+                .partition(|(asked, _)| asked.as_ref().is_some_and(Asked::is_open));
+            self.asked = open;
+            drop_answered(answered);
+        }
+        match self.asked.len() < MAX_OPEN {
+            true => self.asked.push((asked, question)),
+            // It is the client's to answer, whatever becomes of the call.
+            false => question.answer.withdrawn(),
+        }
+    }
+
+    /// Nothing more is to be done here about these questions.
+    fn forget(&mut self, fits: impl Fn(&Id) -> bool) {
+        let (over, open) = std::mem::take(&mut self.asked)
+            .into_iter()
+            .partition(|(_, question)| matches!(question.frame.kind(), Kind::Request { id, .. } if fits(id)));
+        self.asked = open;
+        drop_answered(over);
+    }
+
     /// The response, as the server gave it but for its id, or an error of ours.
     async fn last(&mut self, word: &Result<Frame, ErrorObject>, outcome: Outcome) {
+        self.forget(|_| true);
         let is_result = word.as_ref().is_ok_and(|frame| matches!(frame.kind(), Kind::Success { .. }));
         if let Some(session) = self.call.session.filter(|_| !is_result) {
             // Else a client whose calls are all answered here would never hear that it is gone.
@@ -206,4 +252,9 @@ impl Attended {
         patch.replace(id.as_bytes(), self.id.as_bytes().clone());
         patch.apply()
     }
+}
+
+/// Whoever answers these does so elsewhere.
+fn drop_answered(asked: Vec<(Option<Asked>, Question)>) {
+    asked.into_iter().for_each(|(_, question)| question.answer.withdrawn());
 }

@@ -2,6 +2,7 @@
 
 use super::world::Older;
 use crate::proxy::world::{Setup, World};
+use crate::support::clients::{Stream, soon};
 use serde_json::{Value, json};
 
 const NOW: &str = "defer: { after: 0s }";
@@ -22,6 +23,32 @@ async fn taker(world: &World) -> Older {
 async fn of_task(client: &Older, method: &str, task: &str) -> Value {
     let ask = json!({ "jsonrpc": "2.0", "id": 90, "method": method, "params": { "taskId": task } });
     client.post(&ask.to_string()).await.answer().await.json()
+}
+
+const RELATED: &str = "io.modelcontextprotocol/related-task";
+
+/// A question of the server.
+fn asks(id: u64) -> Value {
+    json!({ "jsonrpc": "2.0", "id": id, "method": "elicitation/create", "params": { "message": "?" } })
+}
+
+async fn becomes(client: &Older, task: &str, status: &str) {
+    let wished = async {
+        while of_task(client, "tasks/get", task).await["result"]["status"] != status {
+            tokio::task::yield_now().await;
+        }
+    };
+    soon("the task becomes what is wished for", wished).await;
+}
+
+/// The next message that is no notification of a status.
+async fn beyond_status(stream: &mut Stream) -> Value {
+    loop {
+        let message = stream.next().await;
+        if message["method"] != "notifications/tasks/status" {
+            return message;
+        }
+    }
 }
 
 #[tokio::test]
@@ -179,4 +206,96 @@ async fn a_tool_that_must_be_a_task_is_one_unasked() {
     assert!(answer.result()["task"]["taskId"].is_string());
     let plain = Older::new(world.addr()).hello().await.call(1).await.answer().await;
     assert_eq!(plain.error()["code"], -32601);
+}
+
+#[tokio::test]
+async fn what_was_asked_before_there_was_a_task_is_asked_by_the_task() {
+    for answers_where_it_was_put in [true, false] {
+        let world = world(SOON, MARKED).await;
+        let client = taker(&world).await;
+        let waiting = client.call(1).await;
+        let call = world.server.call().await;
+        let id = call.id();
+        let events = call.stream();
+        events.send(&asks(77));
+        let mut stream = waiting.stream().await;
+        assert_eq!(stream.next().await, asks(77), "as it is");
+        let task = stream.next().await["result"]["task"]["taskId"].as_str().expect("a task").to_owned();
+        becomes(&client, &task, "input_required").await;
+        // Whoever waits for the result is asked.
+        let fetch =
+            json!({ "jsonrpc": "2.0", "id": 9, "method": "tasks/result", "params": { "taskId": task } });
+        let mut fetching = client.post(&fetch.to_string()).await.stream().await;
+        let put = beyond_status(&mut fetching).await;
+        assert_eq!(put["params"]["_meta"][RELATED]["taskId"], task);
+        assert_eq!(put["params"]["message"], "?");
+        let to = if answers_where_it_was_put { json!(77) } else { put["id"].clone() };
+        let answer = json!({ "jsonrpc": "2.0", "id": to, "result": { "action": "decline" } });
+        assert_eq!(client.post(&answer.to_string()).await.answer().await.status, 202);
+        let heard = world.server.seen(|seen| seen.answers(&json!(77))).await;
+        assert_eq!((heard.session(), &heard.json["result"]["action"]), ("s1", &json!("decline")));
+        if answers_where_it_was_put {
+            let back = beyond_status(&mut fetching).await;
+            assert_eq!(
+                (&back["method"], &back["params"]["requestId"]),
+                (&json!("notifications/cancelled"), &put["id"])
+            );
+        }
+        becomes(&client, &task, "working").await;
+        events.result(&id, json!({ "content": [] }));
+        assert_eq!(beyond_status(&mut fetching).await["result"]["content"], json!([]));
+        assert_eq!(world.server.count(|seen| seen.answers(&json!(77))), 1, "answered once");
+    }
+}
+
+#[tokio::test]
+async fn what_was_asked_of_a_client_that_left_is_asked_by_the_task() {
+    let world = world(LATE, MARKED).await;
+    let client = taker(&world).await;
+    let waiting = client.call(1).await;
+    let events = world.server.call().await.stream();
+    for id in [77, 78] {
+        events.send(&asks(id));
+    }
+    let mut stream = waiting.stream().await;
+    assert_eq!((stream.next().await, stream.next().await), (asks(77), asks(78)));
+    // One is answered in time, by itself.
+    let answer = json!({ "jsonrpc": "2.0", "id": 77, "result": { "action": "decline" } });
+    client.post(&answer.to_string()).await.answer().await;
+    let mut listening = client.listen().await.stream().await;
+    stream.leave();
+    let put = beyond_status(&mut listening).await;
+    let task = put["params"]["_meta"][RELATED]["taskId"].as_str().expect("a task").to_owned();
+    assert_eq!(of_task(&client, "tasks/get", &task).await["result"]["status"], "input_required");
+    let answer =
+        json!({ "jsonrpc": "2.0", "id": put["id"], "result": { "action": "accept", "content": {} } });
+    client.post(&answer.to_string()).await.answer().await;
+    let heard = world.server.seen(|seen| seen.answers(&json!(78))).await;
+    assert_eq!(heard.json["result"]["action"], "accept");
+    becomes(&client, &task, "working").await;
+    assert_eq!(world.server.count(|seen| seen.answers(&json!(77))), 1);
+}
+
+#[tokio::test]
+async fn a_tool_that_is_never_a_task_refuses_to_be_one_to_clients_that_take_tasks() {
+    let wished = r#"{"jsonrpc":"2.0","id":"a","method":"tools/call","params":{"name":"t","task":{"ttl":1}}}"#;
+    for never in ["defer: { mode: never }", "tools: [{ match: t, mode: never }]", "defer: { mode: observe }"]
+    {
+        let world = world(never, MARKED).await;
+        let client = taker(&world).await;
+        let answer = client.post(wished).await.answer().await;
+        assert_eq!(answer.refusal(), (200, -32601), "{never}");
+        assert_eq!(world.calls(), 0);
+        // A plain call is one, and so is one that speaks of a task elsewhere.
+        for plain in [
+            wished.replace("\"task\"", "\"x\""),
+            wished.replace("\"task\":{", "\"arguments\":{\"task\":{}, "),
+        ] {
+            let waiting = client.post(&plain).await;
+            let call = world.server.call().await;
+            assert_eq!(call.seen.body, plain);
+            call.says("plain");
+            assert_eq!(waiting.answer().await.text(), "plain");
+        }
+    }
 }

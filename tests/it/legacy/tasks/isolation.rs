@@ -25,20 +25,21 @@ async fn sees(client: &Tasker, task: &str) {
 }
 
 #[tokio::test]
-async fn sessions_without_credentials_see_only_their_own() {
+async fn sessions_without_credentials_list_only_their_own_and_find_others_by_their_ids() {
     let world = world(ALWAYS).await;
     let (one, other) = (Tasker::hello(&world).await, Tasker::hello(&world).await);
     let (task, call) = one.makes(&world).await;
     let (others, others_call) = other.makes(&world).await;
-    sees_nothing(&other, &task).await;
-    sees_nothing(&one, &others).await;
     sees(&one, &task).await;
     sees(&other, &others).await;
+    assert_eq!((one.list().await, other.list().await), (vec![task.clone()], vec![others.clone()]));
+    assert_eq!(other.get(&task).await["status"], "working");
     call.says("one");
     others_call.says("other");
-    assert_eq!(one.result(&task).await.text(), "one");
-    assert_eq!(other.result(&others).await.text(), "other");
-    sees_nothing(&other, &task).await;
+    assert_eq!(other.result(&task).await.text(), "one");
+    assert_eq!(one.result(&others).await.text(), "other");
+    let sessionless = Tasker(Older::new(world.addr()).with("mcp-protocol-version", "2025-11-25"));
+    assert_eq!(sessionless.result(&task).await.text(), "one");
     assert_eq!(world.server.messages("notifications/cancelled"), 0);
 }
 
@@ -72,7 +73,7 @@ async fn other_credentials_see_nothing() {
 #[tokio::test]
 async fn a_question_is_answered_by_those_who_see_its_task_alone() {
     let world = world(ALWAYS).await;
-    let (one, other) = (Tasker::hello(&world).await, Tasker::hello(&world).await);
+    let (one, other) = (Tasker::bearing(&world, "one").await, Tasker::bearing(&world, "other").await);
     let mut listening = one.listens().await;
     let (task, _, events) = one.makes_stream(&world).await;
     events.send(&question(3, "who?"));

@@ -31,7 +31,7 @@
 //! | N 3 | SHOULD NOT name it in `notifications/tasks/status` | `a_task_is_whole_in_every_answer_and_moves_only_as_it_may` |
 //! | P | the token holds for the task's whole life | `progress_under_the_clients_own_token_is_relayed_for_the_whole_life_of_the_task` |
 //! | G 1, G 2 | SHOULD page, MUST give `nextCursor` | `a_list_has_pages_and_every_task_once` |
-//! | G 4 | what can be fetched MUST be listed | the same, and [`isolation`]: `sees` |
+//! | G 4 | what can be fetched MUST be listed | the same, and [`isolation`]: `sees`; without credentials in its own session alone, for nothing else tells whose it is |
 //! | X 1 | MUST refuse ended ones with `-32602` | `a_task_that_has_ended_cannot_be_cancelled` |
 //! | X 2 | SHOULD stop the work, MUST be `cancelled` before the answer | `a_cancelled_task_is_cancelled_at_the_server_once_and_its_session_lives` |
 //! | X 3 | MUST stay `cancelled` | `a_cancelled_task_stays_cancelled_whatever_its_server_says` |
@@ -52,6 +52,7 @@
 mod cancelling;
 mod ids;
 mod isolation;
+mod leaving;
 mod life;
 mod policies;
 mod questions;
