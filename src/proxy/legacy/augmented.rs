@@ -15,6 +15,7 @@ use crate::{
     telemetry::Outcome,
     upstream::{Identity, Lost, Replies, Request},
 };
+use bytes::Bytes;
 use http::HeaderMap;
 use std::{sync::Arc, time::Duration};
 use tokio::sync::oneshot;
@@ -97,15 +98,24 @@ impl InSession {
             Kind::Request { params: Some(params), .. } => offer::progress_token(params),
             _ => None,
         };
+        let wants_progress = token.is_some();
+        // A slice of the message would keep all of it.
+        let token = token.map(|token| Bytes::copy_from_slice(&token));
+        let resident = client.session.map(|key| Resident::new(shared, key, number, token));
+        let replies = shared.upstream.call_in(session(passage), request);
+        let replies = match &resident {
+            Some(resident) => resident.replies(replies),
+            None => replies,
+        };
         Self {
             shared: Arc::clone(shared),
             owner: client.owner.clone(),
             session: client.session,
             tool: tool.to_owned(),
             ttl: wish.ttl,
-            wants_progress: token.is_some(),
-            replies: shared.upstream.call_in(session(passage), request),
-            resident: client.session.map(|key| Resident::new(shared, key)),
+            wants_progress,
+            replies,
+            resident,
         }
     }
 

@@ -133,7 +133,7 @@ pub(super) fn lines(mut bytes: &[u8]) -> impl Iterator<Item = (&[u8], &[u8])> {
 }
 
 /// What a `data:` line says.
-fn data(line: &[u8]) -> Option<&[u8]> {
+pub(super) fn data(line: &[u8]) -> Option<&[u8]> {
     match line.strip_prefix(b"data")? {
         [] => Some(&[]),
         [b':', b' ', rest @ ..] | [b':', rest @ ..] => Some(rest),

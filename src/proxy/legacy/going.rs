@@ -8,7 +8,9 @@
 use super::{
     edited::Edited,
     ended::Ended,
+    heard::Heard,
     late::Body,
+    residents::Theirs,
     streams::{Key, Stream as Listening},
 };
 use crate::{
@@ -56,6 +58,10 @@ pub(super) struct Going {
     pub(super) giving_up: Option<Box<GivingUp>>,
     /// What is changed of the answer.
     pub(super) edited: Option<Box<Edited>>,
+    /// What is taken out of a session's own stream.
+    pub(super) heard: Option<Box<Heard>>,
+    /// The client's own call that it answers.
+    pub(super) call: Option<Theirs>,
     /// The session listens on it, and we may have something to say.
     pub(super) listening: Option<Box<Listening>>,
     pub(super) owing: Owing,
@@ -109,12 +115,12 @@ pub(super) struct GivingUp {
 impl Going {
     /// What goes on of the server's next bytes.
     fn edit(&mut self, bytes: Bytes) -> Bytes {
-        let Some(edited) = &mut self.edited else { return bytes };
-        let bytes = edited.feed(bytes);
-        if !self.body.is_over() {
-            return bytes;
-        }
-        let rest = edited.rest();
+        let is_over = self.body.is_over();
+        let (bytes, rest) = match (&mut self.edited, &mut self.heard) {
+            (None, None) => return bytes,
+            (Some(edited), _) => (edited.feed(bytes), if is_over { edited.rest() } else { Bytes::new() }),
+            (None, Some(heard)) => (heard.feed(bytes), if is_over { heard.rest() } else { Bytes::new() }),
+        };
         if rest.is_empty() { bytes } else { [bytes, rest].concat().into() }
     }
 
@@ -154,9 +160,11 @@ impl Going {
                 self.ladder.message(&message);
             }
             if waited && answers.waiting().is_empty() {
+                let said = answers.said();
                 self.body.answered();
                 self.ladder.answered();
-                if answers.said() == Some(Gist::Error) {
+                self.call_ended();
+                if said == Some(Gist::Error) {
                     self.outcome = Outcome::ServerError;
                 }
                 account = Some(self.timing.account(self.outcome));
@@ -170,8 +178,18 @@ impl Going {
         // Who writes a body of known length does not ask for more once it is there.
         match self.body.is_over() && self.answers.as_ref().is_none_or(|answers| answers.waiting().is_empty())
         {
-            true => Piece { bytes, ..self.end(self.outcome) },
+            true => {
+                self.call_ended();
+                Piece { bytes, ..self.end(self.outcome) }
+            }
             false => Piece { bytes, account, then: Then::More },
+        }
+    }
+
+    /// The server has answered.
+    fn call_ended(&mut self) {
+        if let Some(call) = &mut self.call {
+            call.answered();
         }
     }
 
@@ -187,6 +205,9 @@ impl Going {
         let outcome = lost.as_ref().map_or(self.outcome, outcome_of);
         let Some(answers) = self.answers.as_ref().filter(|answers| !answers.waiting().is_empty()) else {
             // Nobody waits on a stream of events; a document that is cut off must not look whole.
+            if lost.is_none() {
+                self.call_ended();
+            }
             let then = match (&lost, &self.answers) {
                 (None, _) | (Some(_), Some(_)) => Then::End,
                 (Some(_), None) => Then::Break,

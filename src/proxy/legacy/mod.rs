@@ -8,7 +8,8 @@
 //! answers; `judged` refuses what must not reach the server in any shape; `augmented` makes a call a
 //! task, in the client's own session (`unsolicited` only once it turns out to be slow, and `plain` knows
 //! what was asked before), `run` holds it, and `requests` answers for it, in sessions that are there
-//! (`sessions`) and of that revision (`revisions`); `residents` knows which sessions tasks still need.
+//! (`sessions`) and of that revision (`revisions`). `residents` knows the calls of a session, and so what
+//! tasks still need it and whose a question is that came on the session's own stream (`heard`).
 //! What a task has to say reaches its client on the stream that the session listens on (`streams`), or
 //! while it waits for the result; `across` says it where the eras meet.
 //!
@@ -20,6 +21,7 @@ mod edited;
 mod ended;
 mod farewell;
 mod going;
+mod heard;
 mod judged;
 mod late;
 mod minted;

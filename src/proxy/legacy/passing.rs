@@ -14,7 +14,9 @@ use super::{
     edited::{self, Edit, Edited},
     event_stream,
     going::{GivingUp, Going, Owing, Timing},
+    heard::Heard,
     late::Body,
+    residents::Theirs,
     streams::Key,
 };
 use crate::{
@@ -35,7 +37,7 @@ use crate::{
     },
     runtime::Stopping,
     telemetry::Outcome,
-    upstream::{Forward, Forwarded, Lost, Purpose},
+    upstream::{ClientSession, Forward, Forwarded, Lost, Purpose},
 };
 use bytes::Bytes;
 use futures_util::{StreamExt, future::BoxFuture};
@@ -56,11 +58,21 @@ struct Terms {
     waiting: SmallVec<[Id; 1]>,
     edit: Option<Edit>,
     /// The session that listens on it, and whether it goes on where another stream broke.
-    listens: Option<(Key, bool)>,
+    listens: Option<Listens>,
+    /// The client's own call that it answers.
+    call: Option<Theirs>,
     ladder: Ladder,
     owing: Owing,
     giving_up: Option<Box<GivingUp>>,
     stopping: Stopping,
+}
+
+/// A session that listens.
+struct Listens {
+    key: Key,
+    /// It goes on where another stream broke.
+    resumed: bool,
+    session: ClientSession,
 }
 
 /// Passes one request on, and gives what the client is answered with.
@@ -93,14 +105,22 @@ pub(super) async fn exchange(shared: Arc<Shared>, passage: Passage, edit: Option
     };
     let purpose = purpose(&method, &post, &waiting);
     // Where tasks are made for the session they may have something to say on it.
-    let listens =
-        purpose == Purpose::Listen && shared.route.has_tasks() && shared.knows_tasks(principal, &headers);
-    let listens = listens.then(|| Key::of(principal, &headers)).flatten();
-    let listens = listens.map(|key| (key, headers.contains_key(&LAST_EVENT_ID)));
+    let is_known = matches!(purpose, Purpose::Listen | Purpose::Call)
+        && shared.route.has_tasks()
+        && shared.knows_tasks(principal, &headers);
+    let key = is_known.then(|| Key::of(principal, &headers)).flatten();
+    let (listens, call) = match (key, purpose) {
+        (Some(key), Purpose::Listen) => {
+            let session = ClientSession { query: query.clone(), headers: headers.clone() };
+            (Some(Listens { key, resumed: headers.contains_key(&LAST_EVENT_ID), session }), None)
+        }
+        (Some(key), _) => (None, Some(Theirs::new(&shared, key))),
+        (None, _) => (None, None),
+    };
     let interest = giving_up.as_ref().map(|giving_up| giving_up.interest());
     let mut forwarding = shared.upstream.forward(Forward { method, query, headers, body, purpose, interest });
     let timing = Timing { began, shared };
-    let mut terms = Terms { waiting, edit, listens, ladder, owing, giving_up, stopping };
+    let mut terms = Terms { waiting, edit, listens, call, ladder, owing, giving_up, stopping };
     let forwarded = tokio::select! {
         // An answer that is there is passed on, whatever else is due.
         biased;
@@ -113,7 +133,13 @@ pub(super) async fn exchange(shared: Arc<Shared>, passage: Passage, edit: Option
     };
     match forwarded {
         Ok(forwarded) => answer(forwarded, terms, timing).await,
-        Err(lost) => Box::pin(refused(&terms.waiting, &lost, &terms.owing, &timing)).await,
+        Err(lost) => {
+            if matches!(lost, Lost::Unreachable(_) | Lost::ConnectTimeout(_)) {
+                // The server never had it.
+                terms.call.iter_mut().for_each(Theirs::answered);
+            }
+            Box::pin(refused(&terms.waiting, &lost, &terms.owing, &timing)).await
+        }
     }
 }
 
@@ -148,7 +174,7 @@ fn heartbeat(shared: &Shared, passage: &Passage) -> Option<Heartbeat> {
 
 /// Begins an answer whose server has not.
 fn begin(forwarding: BoxFuture<'static, Result<Forwarded, Lost>>, terms: Terms, timing: Timing) -> Passed {
-    let Terms { waiting, edit: _, listens: _, ladder, owing, giving_up, stopping } = terms;
+    let Terms { waiting, edit: _, listens: _, call, ladder, owing, giving_up, stopping } = terms;
     let id = waiting.first().expect("a call has an id").clone();
     let going = Going {
         body: Body::late(forwarding, id, owing.clone()),
@@ -158,6 +184,8 @@ fn begin(forwarding: BoxFuture<'static, Result<Forwarded, Lost>>, terms: Terms, 
         ladder,
         giving_up,
         edited: None,
+        heard: None,
+        call,
         listening: None,
         timing,
         owing,
@@ -176,7 +204,7 @@ fn answers(waiting: SmallVec<[Id; 1]>, ladder: &Ladder, limit: usize) -> Answers
 }
 
 async fn answer(forwarded: Forwarded, terms: Terms, timing: Timing) -> Passed {
-    let Terms { waiting, mut edit, listens, ladder, owing, giving_up, stopping } = terms;
+    let Terms { waiting, mut edit, listens, mut call, ladder, owing, giving_up, stopping } = terms;
     let status = forwarded.status;
     if status.is_redirection() && status != StatusCode::NOT_MODIFIED
         || status.is_server_error() && !waiting.is_empty()
@@ -193,6 +221,7 @@ async fn answer(forwarded: Forwarded, terms: Terms, timing: Timing) -> Passed {
         let (mut headers, limit) = (forwarded.headers.clone(), forwarded.limit);
         return match forwarded.whole(limit).await {
             Ok(body) => {
+                call.iter_mut().for_each(Theirs::answered);
                 let body = edited::document(body, edit, in_session.as_ref());
                 headers.insert(CONTENT_LENGTH, body.len().into());
                 whole(status, headers, body, &timing)
@@ -203,12 +232,16 @@ async fn answer(forwarded: Forwarded, terms: Terms, timing: Timing) -> Passed {
     if !is_events && !waiting.is_empty() && forwarded.body.length().is_some_and(|length| length <= WHOLE) {
         let headers = forwarded.headers.clone();
         return match forwarded.whole(WHOLE as usize).await {
-            Ok(body) => whole(status, headers, body, &timing),
+            Ok(body) => {
+                call.iter_mut().for_each(Theirs::answered);
+                whole(status, headers, body, &timing)
+            }
             Err(lost) => Box::pin(refused(&waiting, &lost, &owing, &timing)).await,
         };
     }
     let Forwarded { mut headers, body, limit, .. } = forwarded;
     if body.is_over() {
+        call.iter_mut().for_each(Theirs::answered);
         return whole(status, headers, Bytes::new(), &timing);
     }
     let edited = edit.filter(|_| is_events && status.is_success());
@@ -216,6 +249,14 @@ async fn answer(forwarded: Forwarded, terms: Terms, timing: Timing) -> Passed {
         headers.remove(CONTENT_LENGTH);
     }
     let listens = listens.filter(|_| is_events && status.is_success());
+    let (listening, heard) = match listens {
+        Some(Listens { key, resumed, session }) => {
+            let shared = &timing.shared;
+            let heard = Heard::new(shared, key, session, limit);
+            (Some(Box::new(shared.streams.open(key, resumed))), Some(Box::new(heard)))
+        }
+        None => (None, None),
+    };
     let going = Going {
         body: Body::Here(body),
         answers: is_events.then(|| answers(waiting, &ladder, limit)),
@@ -224,7 +265,9 @@ async fn answer(forwarded: Forwarded, terms: Terms, timing: Timing) -> Passed {
         ladder,
         giving_up,
         edited: edited.map(|edit| Box::new(Edited::new(edit, in_session, limit))),
-        listening: listens.map(|(key, resumed)| Box::new(timing.shared.streams.open(key, resumed))),
+        heard,
+        call,
+        listening,
         timing,
         owing,
         fate: None,

@@ -50,6 +50,7 @@
 //! | Z 8 | SHOULD document limits | not by a test: the manual's chapter on tasks, and the configuration's |
 
 mod cancelling;
+mod elsewhere;
 mod ids;
 mod isolation;
 mod leaving;
