@@ -7,9 +7,11 @@
 use super::{
     ask::{self, Asker, Unanswered},
     client::{
-        self, Ending, Error, Progress, Session, Step, Task, Turn, arguments, legacy, modern, no_arguments,
+        self, Ending, Error, Progress, Session, Step, Task, Turn, arguments, auto, legacy, modern,
+        no_arguments,
     },
     interrupted,
+    plain::plain,
 };
 use crate::{
     config::values::{self, Invalid, show_duration},
@@ -28,7 +30,7 @@ use std::{
 
 /// How long to wait for the answer to a cancellation before leaving anyhow.
 const CANCEL_PATIENCE: Duration = Duration::from_secs(2);
-/// The revisions there are to speak, the first of them unless another is asked for.
+/// The revisions there are to speak.
 const REVISIONS: [Revision; 4] =
     [Revision::V2026_07_28, Revision::V2025_11_25, Revision::V2025_06_18, Revision::V2025_03_26];
 
@@ -38,17 +40,21 @@ pub struct Args {
     #[arg(value_parser = values::upstream_url)]
     url: Uri,
     /// The tool to call.
-    tool: String,
+    #[arg(required_unless_present = "task")]
+    tool: Option<String>,
     /// Its arguments, a JSON object [default: {}].
     #[arg(value_name = "JSON", value_parser = arguments)]
     arguments: Option<Box<RawValue>>,
     /// A header to send with each request, as in 'Authorization: Bearer …'; may be repeated.
     #[arg(long = "header", value_name = "NAME: VALUE", value_parser = header)]
     headers: Vec<(HeaderName, HeaderValue)>,
+    /// Follow the task of this handle, which an earlier call became, instead of calling a tool.
+    #[arg(long, value_name = "HANDLE", conflicts_with_all = ["tool", "arguments", "no_tasks"])]
+    task: Option<String>,
     /// The revision to speak: 2026-07-28, 2025-11-25 with its experimental tasks, 2025-06-18 or
-    /// 2025-03-26.
-    #[arg(long, value_name = "REVISION", value_parser = revision, default_value_t = REVISIONS[0])]
-    protocol: Revision,
+    /// 2025-03-26 [default: the newest that the server speaks].
+    #[arg(long, value_name = "REVISION", value_parser = revision)]
+    protocol: Option<Revision>,
     /// Want no task: wait for the result on the call itself.
     #[arg(long)]
     no_tasks: bool,
@@ -104,19 +110,20 @@ struct Screen {
 /// Runs the command to its end.
 pub async fn run(args: Args) -> Exit {
     let headers: HeaderMap = args.headers.iter().cloned().collect();
-    let asker = Asker::new(args.ask.clone(), format!("{} at {}", args.tool, args.url));
+    let asker = Asker::new(args.ask.clone(), format!("{} at {}", args.what(), args.url));
     let (url, declared) = (args.url.clone(), asker.declared(!args.no_tasks));
-    match args.protocol.era() {
-        Era::Modern => within(modern::Session::new(url, headers, declared), asker, &args).await,
-        Era::Legacy => {
-            within(legacy::Session::new(url, headers, declared, args.protocol), asker, &args).await
+    match args.protocol.map(|revision| (revision, revision.era())) {
+        None => within(auto::Session::new(url, headers, declared), asker, &args).await,
+        Some((_, Era::Modern)) => within(modern::Session::new(url, headers, declared), asker, &args).await,
+        Some((revision, Era::Legacy)) => {
+            within(legacy::Session::new(url, headers, declared, revision), asker, &args).await
         }
     }
 }
 
 /// Runs it in a session that is still to be opened, whatever it speaks.
 async fn within<S: Session>(mut session: S, mut asker: Asker, args: &Args) -> Exit {
-    let mut screen = Screen::new(io::stderr().is_terminal(), &args.tool);
+    let mut screen = Screen::new(io::stderr().is_terminal(), args.what());
     let end = tokio::select! {
         ending = talk(&mut session, &mut asker, &mut screen, args) => End::Ended(ending),
         () = interrupted() => End::Interrupted,
@@ -124,7 +131,7 @@ async fn within<S: Session>(mut session: S, mut asker: Asker, args: &Args) -> Ex
     };
     screen.make_room();
     for key in asker.unused() {
-        eprintln!("note: nothing was asked under the key `{key}`");
+        tell(&format!("note: nothing was asked under the key `{key}`"));
     }
     let exit = conclude(end, &mut session, args.json).await;
     session.close().await;
@@ -138,10 +145,15 @@ async fn talk<S: Session>(
     screen: &mut Screen,
     args: &Args,
 ) -> Result<Ending, Stopped> {
-    session.open(&args.tool, &mut |step| screen.show(&step)).await?;
     let arguments = args.arguments.clone().unwrap_or_else(no_arguments);
-    let call = client::Call { tool: &args.tool, arguments: &arguments };
-    let mut turn = session.call(&call, &mut |step| screen.show(&step)).await?;
+    let call = client::Call { tool: args.tool.as_deref().unwrap_or_default(), arguments: &arguments };
+    let mut turn = match &args.task {
+        Some(handle) => session.resume(handle, &mut |step| screen.show(&step)).await?,
+        None => {
+            session.open(call.tool, &mut |step| screen.show(&step)).await?;
+            session.call(&call, &mut |step| screen.show(&step)).await?
+        }
+    };
     loop {
         let (questions, pause) = match turn {
             Turn::Ended(ending) => return Ok(ending),
@@ -160,12 +172,12 @@ async fn conclude(end: End, session: &mut impl Session, json: bool) -> Exit {
         End::Ended(ending) => ending,
         End::Interrupted => {
             cancel(session).await;
-            eprintln!("cancelled");
+            tell("cancelled");
             return Exit::Cancelled;
         }
         End::Overdue(limit) => {
             cancel(session).await;
-            eprintln!("error: no result within {}; the call was cancelled", show_duration(limit));
+            tell(&format!("error: no result within {}; the call was cancelled", show_duration(limit)));
             return Exit::Failed;
         }
     };
@@ -174,23 +186,23 @@ async fn conclude(end: End, session: &mut impl Session, json: bool) -> Exit {
         Err(Stopped::Unanswered(why)) => {
             cancel(session).await;
             if matches!(why, Unanswered::Declined) {
-                eprintln!("{why}");
+                tell(&why.to_string());
                 return Exit::Cancelled;
             }
-            eprintln!("error: {why}");
+            tell(&format!("error: {why}"));
             Exit::Failed
         }
         Ok(Ending::Result(result)) => print(&result, json),
         Ok(Ending::Error(error)) => {
-            eprintln!("error: {}", error_text(&error));
+            tell(&format!("error: {}", error_text(&error)));
             Exit::Failed
         }
         Ok(Ending::Cancelled(task)) => {
-            eprintln!("the task was cancelled{}", why(task));
+            tell(&format!("the task was cancelled{}", why(task)));
             Exit::Cancelled
         }
         Ok(Ending::Failed(task)) => {
-            eprintln!("error: the task failed{}", why(task));
+            tell(&format!("error: the task failed{}", why(task)));
             Exit::Failed
         }
     }
@@ -208,11 +220,18 @@ impl From<Exit> for ExitCode {
 }
 
 fn failed(error: &Error) -> Exit {
-    eprintln!("error: {error}");
+    tell(&format!("error: {error}"));
     if let Error::Task { task, .. } = error {
-        eprintln!("the task may still be at work; its handle is {task}");
+        tell(&format!(
+            "the task may still be at work; its handle is {task}: `--task {task}` in the place of the tool follows it"
+        ));
     }
     Exit::Failed
+}
+
+/// Says something on the standard error. What a server wrote may be in it.
+fn tell(text: &str) {
+    eprintln!("{}", plain(text));
 }
 
 async fn passed(timeout: Option<Duration>) -> Duration {
@@ -226,8 +245,17 @@ async fn passed(timeout: Option<Duration>) -> Duration {
 async fn cancel(session: &mut impl Session) {
     match tokio::time::timeout(CANCEL_PATIENCE, session.cancel()).await {
         Ok(Ok(())) => {}
-        Ok(Err(error)) => eprintln!("the call could not be cancelled: {error}"),
-        Err(_) => eprintln!("the call could not be cancelled: no answer within {CANCEL_PATIENCE:?}"),
+        Ok(Err(error)) => tell(&format!("the call could not be cancelled: {error}")),
+        Err(_) => tell(&format!("the call could not be cancelled: no answer within {CANCEL_PATIENCE:?}")),
+    }
+}
+
+// === impl Args ===
+
+impl Args {
+    /// What is called or followed.
+    fn what(&self) -> &str {
+        self.tool.as_deref().or(self.task.as_deref()).unwrap_or_default()
     }
 }
 
@@ -286,7 +314,7 @@ impl Screen {
         if let Some(progress) = task.message.as_deref().and_then(Progress::from_status) {
             self.draw(&progress);
         } else if let Some(bar) = &self.bar {
-            bar.set_message(text.clone());
+            bar.set_message(plain(&text));
         }
         self.say_unless_drawn(&text);
     }
@@ -301,19 +329,19 @@ impl Screen {
             #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "from 0 to 1000")]
             bar.set_position(share as u64);
         }
-        bar.set_message(progress.to_string());
+        bar.set_message(plain(&progress.to_string()));
     }
 
     fn say(&mut self, line: &str) {
         match &self.bar {
-            Some(bar) => bar.println(line),
-            None => eprintln!("{line}"),
+            Some(bar) => bar.println(plain(line)),
+            None => tell(line),
         }
     }
 
     fn say_unless_drawn(&mut self, line: &str) {
         if self.bar.is_none() && self.last != line {
-            eprintln!("{line}");
+            tell(line);
             line.clone_into(&mut self.last);
         }
     }
@@ -357,6 +385,8 @@ fn print(result: &RawValue, json: bool) -> Exit {
     }
     let is_error = serde_json::from_str::<Outline>(result.get()).is_ok_and(|outline| outline.is_error);
     let text = if json { result.get().to_owned() } else { result_text(result) };
+    // As it came for programs; a terminal would obey what is in it.
+    let text = if io::stdout().is_terminal() { plain(&text) } else { text };
     let mut out = io::stdout().lock();
     // A reader that went away (`| head`) has seen enough.
     let _ = writeln!(out, "{text}").and_then(|()| out.flush());

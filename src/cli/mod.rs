@@ -10,6 +10,7 @@ mod client;
 mod demo;
 mod demo_booking;
 mod demo_server;
+mod plain;
 mod serve;
 
 use clap::{Parser, Subcommand};

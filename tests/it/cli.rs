@@ -384,6 +384,35 @@ fn a_name_that_is_given_by_host_is_served_and_another_is_told_how() {
 }
 
 #[test]
+fn the_handle_that_is_printed_goes_on_with_its_task() {
+    let demo = Demo::start();
+    let mut call = Command::new(env!("CARGO_BIN_EXE_deferral"))
+        .args(["call", &demo.url, "report", r#"{"seconds":2}"#])
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the program starts");
+    let mut lines = BufReader::new(call.stderr.take().expect("it is piped")).lines();
+    let handle = lines.by_ref().map(|line| line.expect("a line")).find(|line| line.starts_with("task "));
+    let handle = handle.expect("a handle").split(' ').nth(1).expect("an id").to_owned();
+    // Its terminal was closed: nobody cancels.
+    call.kill().expect("it runs");
+    call.wait().expect("it ends");
+    let output = demo.call(&["--task", &handle]);
+    assert_eq!(
+        (output.status.code(), text(&output.stdout)),
+        (Some(0), "The report is done. It took 2 s.\n"),
+        "{}",
+        text(&output.stderr)
+    );
+    let output = demo.call(&["--task", "nobody"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(text(&output.stderr).starts_with("error: "), "{}", text(&output.stderr));
+    for words in [&["report", "--task", "x"][..], &["--task", "x", "--no-tasks"], &[]] {
+        assert!(text(&demo.call(words).stderr).contains("Usage: "), "{words:?}");
+    }
+}
+
+#[test]
 fn check_looks_into_the_certificates_too() {
     let sample = sample("tls.yaml");
     let output = deferral(&["check", "--config", &sample]);

@@ -23,8 +23,9 @@ use bytes::Bytes;
 use serde_json::value::RawValue;
 use std::{
     collections::{BTreeMap, VecDeque},
-    fs,
+    env, fs,
     io::{self, BufReader, IsTerminal},
+    path::Path,
 };
 use terminal::Terminal;
 
@@ -67,6 +68,8 @@ pub struct Asker {
     sampling: Option<String>,
     roots: Vec<String>,
     person: Option<Terminal>,
+    /// The current directory as a root, where the person is at a terminal and so works in it.
+    here: Option<String>,
     /// Who asks, for a person to see.
     who: String,
 }
@@ -96,7 +99,9 @@ impl Asker {
         let at_terminal = || io::stdin().is_terminal() && io::stderr().is_terminal();
         let asks = args.ask || (!args.no_ask && at_terminal());
         let person = asks.then(|| Terminal::new(BufReader::new(io::stdin()), io::stderr()));
-        Self::with(args, who, person)
+        let here = asks && at_terminal();
+        let here = here.then(env::current_dir).and_then(Result::ok).and_then(|here| file_uri(&here));
+        Self { here, ..Self::with(args, who, person) }
     }
 
     fn with(args: Options, who: String, person: Option<Terminal>) -> Self {
@@ -104,7 +109,7 @@ impl Asker {
         for (key, answer) in args.answers {
             given.entry(key).or_default().push_back(answer);
         }
-        Self { given, sampling: args.sampling, roots: args.roots, person, who }
+        Self { given, sampling: args.sampling, roots: args.roots, person, here: None, who }
     }
 
     /// What the client can say that it may be asked. An answer by key could be one to anything.
@@ -141,7 +146,8 @@ impl Asker {
             let answer = match (self.by_option(key, question), &mut self.person) {
                 (Some(answer), _) => answer,
                 (None, Some(person)) => {
-                    person::ask(person, &format!("{} ({key})", self.who), question).await?
+                    let who = format!("{} ({key})", self.who);
+                    person::ask(person, &who, question, self.here.as_deref()).await?
                 }
                 (None, None) => unreachable!("it has been looked at above"),
             };
@@ -241,6 +247,22 @@ fn root(text: &str) -> Result<String, Invalid> {
         None if text.starts_with('/') => odd(format!("did you mean `file://{}`?", text.replace(' ', "%20"))),
         Some(_) | None => odd("write it as in `file:///home/ada/project`".to_owned()),
     }
+}
+
+/// A directory as a root; `None` for a path that is not absolute.
+fn file_uri(path: &Path) -> Option<String> {
+    if !path.is_absolute() {
+        return None;
+    }
+    let mut uri = String::from("file://");
+    for byte in path.as_os_str().as_encoded_bytes() {
+        match byte {
+            b'/' | b'-' | b'.' | b'_' | b'~' => uri.push(char::from(*byte)),
+            byte if byte.is_ascii_alphanumeric() => uri.push(char::from(*byte)),
+            byte => uri.push_str(&format!("%{byte:02X}")),
+        }
+    }
+    Some(uri)
 }
 
 #[cfg(test)]
@@ -370,6 +392,8 @@ mod tests {
             "`/home/a b` is not a file URI; did you mean `file:///home/a%20b`?"
         );
         assert!(root("file:///a").is_ok() && root("https://a/").is_err() && root("file://a").is_err());
+        assert_eq!(file_uri(Path::new("/home/a b/ü")).as_deref(), Some("file:///home/a%20b/%C3%BC"));
+        assert_eq!(file_uri(Path::new("a")), None);
         assert_eq!(text_or_file("a@b").as_deref(), Ok("a@b"));
         assert!(text_or_file("@no/such").unwrap_err().0.contains("`no/such` cannot be read"));
     }

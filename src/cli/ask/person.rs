@@ -38,7 +38,8 @@ enum Filled {
     Instead(Choice),
 }
 
-/// Asks one question. `who` says which tool of which server wants to know.
+/// Asks one question. `who` says which tool of which server wants to know; `here` is the directory that a
+/// person works in, where that can be told.
 ///
 /// # Errors
 /// [`Unanswered`] where there is no answer, and so no way on.
@@ -46,6 +47,7 @@ pub(super) async fn ask(
     terminal: &mut Terminal,
     who: &str,
     question: &InputRequest,
+    here: Option<&str>,
 ) -> Result<String, Unanswered> {
     let params = question.params().and_then(|params| Object::read(&params).ok());
     let say = |name| params.as_ref().and_then(|params: &Object| params.string(name));
@@ -71,7 +73,7 @@ pub(super) async fn ask(
         }
         InputKind::Roots => {
             terminal.say(&format!("\n{who} asks which directories you work in."));
-            list(terminal).await
+            list(terminal, here).await
         }
     }
 }
@@ -267,18 +269,26 @@ fn asked_for(params: &Object) -> Vec<String> {
     lines
 }
 
-async fn list(terminal: &mut Terminal) -> Result<String, Unanswered> {
+async fn list(terminal: &mut Terminal, here: Option<&str>) -> Result<String, Unanswered> {
+    let skip = if here.is_some() { format!("{SKIP} names none, ") } else { String::new() };
     terminal.say(&format!(
-        "Type one in a line, as in file:///home/ada/project; an empty line ends the list, {DECLINE} gives the call up."
+        "Type one in a line, as in file:///home/ada/project; an empty line ends the list, {skip}{DECLINE} gives the call up."
     ));
+    let first = here.map(|here| format!("[{here}] >"));
     let mut roots = Vec::new();
     loop {
-        let typed = match terminal.read(">").await {
+        let default = here.filter(|_| roots.is_empty());
+        let prompt = first.as_deref().filter(|_| default.is_some()).unwrap_or(">");
+        let typed = match terminal.read(prompt).await {
             Err(Closed::Ended) if !roots.is_empty() => break,
             typed => typed?,
         };
         match typed.trim() {
-            "" => break,
+            "" => {
+                roots.extend(default.map(str::to_owned));
+                break;
+            }
+            SKIP if default.is_some() => break,
             DECLINE | CANCEL => return Err(Unanswered::Declined),
             typed => match root(typed) {
                 Ok(uri) => roots.push(uri),
@@ -324,7 +334,7 @@ mod tests {
     async fn talk(question: &InputRequest, typed: &'static str) -> (Result<String, String>, String) {
         let screen = Screen::default();
         let mut terminal = Terminal::new(typed.as_bytes(), screen.clone());
-        let answer = ask(&mut terminal, "book at http://x/mcp", question).await;
+        let answer = ask(&mut terminal, "book at http://x/mcp", question, None).await;
         if let Ok(answer) = &answer {
             assert!(check_answer(question, &answer.clone().into()).is_ok(), "{answer}");
         }
@@ -505,5 +515,22 @@ mod tests {
         )
         .await;
         answered(&question, "\n", r#"{"roots":[]}"#).await;
+    }
+
+    #[tokio::test]
+    async fn where_a_person_works_is_the_first_answer_offered() {
+        let question = InputRequest::new(InputKind::Roots, None);
+        for (typed, expected) in [
+            ("\n", r#"{"roots":[{"uri":"file:///home/ada"}]}"#),
+            ("/skip\n", r#"{"roots":[]}"#),
+            ("file:///b\n\n", r#"{"roots":[{"uri":"file:///b"}]}"#),
+        ] {
+            let screen = Screen::default();
+            let mut terminal = Terminal::new(typed.as_bytes(), screen.clone());
+            let answer = ask(&mut terminal, "x", &question, Some("file:///home/ada")).await;
+            assert_eq!(answer.ok().as_deref(), Some(expected));
+            let said = String::from_utf8(screen.0.lock().unwrap().clone()).unwrap();
+            assert_eq!(said.matches("[file:///home/ada] >").count(), 1, "{said}");
+        }
     }
 }

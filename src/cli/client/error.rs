@@ -39,6 +39,13 @@ pub enum Error {
          call again for a new session"
     )]
     SessionLost,
+    #[error("the server speaks no revision that this client does\n2026-07-28: {newest}\nbefore it: {older}")]
+    NoRevision { newest: Box<Self>, older: String },
+    #[error(
+        "the server made a task of the call, which this client did not declare; `--task {task}` in the place of the \
+         tool follows it"
+    )]
+    Unasked { task: String },
     #[error("task {task}: {source}")]
     Task { task: String, source: Box<Self> },
 }
@@ -58,7 +65,23 @@ impl Error {
             | Self::Handshake(_)
             | Self::Revision { .. }
             | Self::SessionLost
+            | Self::NoRevision { .. }
+            | Self::Unasked { .. }
             | Self::Task { .. } => false,
+        }
+    }
+
+    /// Whether a server of older revisions may have meant that it misses its handshake. One that wants
+    /// credentials, or is busy, says so in every revision.
+    pub(super) fn may_be_of_older(&self) -> bool {
+        match self {
+            Self::Status { status, .. } => match status.as_u16() {
+                401 | 403 | 407 | 408 | 429 => false,
+                // Some crash over it (500), or say that they cannot do it (501).
+                400..=501 => true,
+                _ => false,
+            },
+            _ => false,
         }
     }
 

@@ -4,13 +4,15 @@
 //! It speaks two dialects, and each is a `Session`: in [`modern`] every request stands alone
 //! (2026-07-28), in [`legacy`] a handshake comes first and a server may speak on any of several
 //! streams (2025-03-26 to 2025-11-25). Whoever calls sees no difference: a call ends, or waits for
-//! answers and goes on with them ([`Turn`]), and what happens on the way is told as [`Step`]s.
+//! answers and goes on with them ([`Turn`]), and what happens on the way is told as [`Step`]s. [`auto`]
+//! finds out which of the two the server speaks.
 //!
 //! What a server sends is kept as it came: results are raw JSON, numbers included.
 //!
 //! `wire` makes requests and reads bodies, `message` is JSON-RPC, `tools` looks a tool up, `task` and
 //! `progress` are what a server shows of a call at work, `error` is why there is no answer.
 
+pub mod auto;
 mod error;
 pub mod legacy;
 mod message;
@@ -58,6 +60,12 @@ pub(super) trait Session {
     /// # Errors
     /// [`Error`]; a JSON-RPC error is an [`Ending`].
     async fn call(&mut self, call: &Call<'_>, watch: Watch<'_>) -> Result<Turn<Self::Pause>, Error>;
+
+    /// Follows a task that an earlier call became, by its handle, instead of opening and calling.
+    ///
+    /// # Errors
+    /// As [`Session::open`] and [`Session::call`].
+    async fn resume(&mut self, task: &str, watch: Watch<'_>) -> Result<Turn<Self::Pause>, Error>;
 
     /// Gives a call the answers it waits for, and goes on with it. Questions without an answer here
     /// are asked again.
@@ -158,6 +166,15 @@ pub struct Asked {
 }
 
 // === impl Turn ===
+
+impl<P> Turn<P> {
+    fn map<Q>(self, pause: impl FnOnce(P) -> Q) -> Turn<Q> {
+        match self {
+            Self::Ended(ending) => Turn::Ended(ending),
+            Self::Asked { questions, pause: before } => Turn::Asked { questions, pause: pause(before) },
+        }
+    }
+}
 
 impl<P> From<Ending> for Turn<P> {
     fn from(ending: Ending) -> Self {

@@ -22,9 +22,14 @@ struct Running(Child);
 
 impl Running {
     fn start(server: &LegacyServer, tool: &str, words: &[&str]) -> Self {
+        Self::begin(server, &[&[tool, "--protocol"], words].concat())
+    }
+
+    /// Without a word of which revision to speak, unless it is among these.
+    fn begin(server: &LegacyServer, words: &[&str]) -> Self {
         let url = server.url();
         let child = Command::new(env!("CARGO_BIN_EXE_deferral"))
-            .args([&["call", &url, tool, "--protocol"], words].concat())
+            .args([&["call", &url], words].concat())
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
@@ -643,4 +648,127 @@ async fn a_revision_that_is_not_spoken_is_answered_with_those_that_are() {
         )]);
     }
     assert!(server.log().is_empty());
+}
+
+/// What servers of older revisions say to a request before any handshake.
+fn refusals() -> Vec<(&'static str, Canned)> {
+    let error = |code: i64, message: &str, id: Value| json!({ "jsonrpc": "2.0", "id": id, "error": { "code": code, "message": message } });
+    vec![
+        ("typescript", Canned::json(400, &error(-32000, "Bad Request: Server not initialized", Value::Null))),
+        (
+            "python",
+            Canned::json(400, &error(-32600, "Bad Request: Missing session ID", "server-error".into())),
+        ),
+        (
+            "python, without sessions",
+            Canned::json(200, &error(-32602, "Invalid request parameters", 1.into())),
+        ),
+        ("a page", Canned::status(400).body("Invalid or missing session ID")),
+        ("nothing", Canned::status(404)),
+        ("accept", Canned::status(406).body("Not Acceptable")),
+        ("crash", Canned::status(500)),
+        (
+            "a newer one",
+            Canned::json(
+                400,
+                &json!({ "jsonrpc": "2.0", "id": 1, "error": { "code": -32022, "message": "not spoken",
+                    "data": { "supported": ["2025-11-25", "2025-06-18"], "requested": "2026-07-28" } } }),
+            ),
+        ),
+    ]
+}
+
+/// Refuses like this what has neither a session nor begins one.
+fn refuses_strangers(canned: Canned, options: Options) -> Options {
+    options.hook(move |seen| {
+        (seen.http == Method::POST && seen.session().is_empty() && seen.method() != "initialize")
+            .then(|| canned.clone())
+    })
+}
+
+#[tokio::test]
+async fn an_older_server_is_spoken_to_in_its_own_revision_without_being_asked_to() {
+    for (who, canned) in refusals() {
+        let options = Options { version: "2025-06-18", ..Options::default() };
+        let server = LegacyServer::start(refuses_strangers(canned, options)).await;
+        let call = Running::begin(&server, &["tool"]);
+        let plain = server.call().await;
+        assert_eq!((plain.method(), plain.session()), ("tools/call", SESSION), "{who}");
+        plain.says("done");
+        let ended = call.end().await;
+        assert_eq!((ended.code, &*ended.out), (Some(0), "done\n"), "{who}: {ended:?}");
+        assert_eq!(ended.err, "the server speaks revision 2025-06-18\n", "{who}");
+    }
+}
+
+#[tokio::test]
+async fn a_server_that_wants_credentials_or_is_busy_is_not_tried_in_older_ways() {
+    for status in [401, 403, 429, 503] {
+        let server =
+            LegacyServer::start(Options::default().hook(move |_| Some(Canned::status(status)))).await;
+        let ended = Running::begin(&server, &["tool"]).end().await;
+        assert_eq!(ended.code, Some(2));
+        ended.says(&[&format!("error: HTTP {status} ")]);
+        assert_eq!(server.messages("initialize"), 0, "{status}");
+    }
+}
+
+#[tokio::test]
+async fn where_no_revision_helps_each_refusal_is_told() {
+    let server = LegacyServer::start(Options::default().hook(|_| Some(Canned::status(404)))).await;
+    let ended = Running::begin(&server, &["tool"]).end().await;
+    assert_eq!(ended.code, Some(2));
+    ended.says(&["speaks no revision that this client does", "2026-07-28: HTTP 404", "before it: HTTP 404"]);
+}
+
+#[tokio::test]
+async fn a_task_that_nobody_declared_is_not_followed() {
+    let server = LegacyServer::start(with_tasks()).await;
+    let call = Running::start(&server, "tool", &[TASKS, "--no-tasks"]);
+    let seen = makes_a_task(&server, 10).await;
+    assert_eq!(seen.json["params"].get("task"), None);
+    let ended = call.end().await;
+    assert_eq!(ended.code, Some(2), "{ended:?}");
+    ended.says(&["which this client did not declare", "`--task t1`"]);
+    assert_eq!(server.messages("tasks/get") + server.messages("tasks/result"), 0);
+}
+
+#[tokio::test]
+async fn a_task_of_2025_11_25_is_followed_by_its_handle() {
+    for words in [&["--task", "t1", "--protocol", TASKS][..], &["--task", "t1"]] {
+        let refusal = Canned::status(400).body("Missing session ID");
+        let server = LegacyServer::start(refuses_strangers(refusal, with_tasks())).await;
+        let call = Running::begin(&server, words);
+        let result = polled(&server, "completed").await;
+        assert_eq!((result.method(), &result.seen.json["params"]["taskId"]), ("tasks/result", &json!("t1")));
+        result.result(said("done"));
+        let ended = call.end().await;
+        assert_eq!((ended.code, &*ended.out), (Some(0), "done\n"), "{ended:?}");
+        assert_eq!(server.messages("tools/call") + server.messages("tools/list"), 0);
+    }
+}
+
+#[tokio::test]
+async fn what_a_server_says_does_not_command_the_terminal() {
+    const COMMAND: &str = "\u{1b}]0;owned\u{7}\u{9b}2J";
+    let server = LegacyServer::start(with_tasks()).await;
+    let call = Running::start(&server, "tool", &[TASKS]);
+    let mut working = task("working", 10);
+    working["statusMessage"] = COMMAND.into();
+    let made = server.call().await;
+    made.result(json!({ "task": working.clone() }));
+    let poll = server.call().await;
+    assert_eq!(poll.method(), "tasks/get");
+    poll.error(json!({ "code": -32603, "message": COMMAND, "data": COMMAND }));
+    let ended = call.end().await;
+    assert_eq!(ended.code, Some(2), "{ended:?}");
+    let commands = |text: &str| text.chars().any(|char| char.is_control() && char != '\n');
+    assert!(!commands(&ended.err), "{:?}", ended.err);
+    ended.says(&["working: \\u{1b}]0;owned\\u{7}\\u{9b}2J\n", "error: \\u{1b}]0;owned"]);
+
+    // What goes to a program is left as it came.
+    let server = LegacyServer::start(Options::default()).await;
+    let call = Running::start(&server, "tool", &["2025-06-18"]);
+    server.call().await.says(COMMAND);
+    assert_eq!(call.end().await.out, format!("{COMMAND}\n"));
 }

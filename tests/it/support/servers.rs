@@ -82,6 +82,7 @@ pub(crate) struct Seen {
 }
 
 /// A fixed answer.
+#[derive(Clone)]
 pub(crate) struct Canned {
     pub(crate) status: u16,
     pub(crate) headers: Vec<(&'static str, String)>,

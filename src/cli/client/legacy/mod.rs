@@ -116,6 +116,18 @@ impl Session {
         }
     }
 
+    /// What is spoken, once the session has begun.
+    pub(super) const fn revision(&self) -> Revision {
+        self.revision
+    }
+
+    /// Begins the session where no tool is to be called.
+    pub(super) async fn begin(&mut self, watch: Watch<'_>) -> Result<(), Error> {
+        self.shake_hands(watch).await?;
+        self.streams.listen().opened().await;
+        Ok(())
+    }
+
     /// Sends a request, whose response will be heard. Gives its id.
     fn request(&mut self, method: &Method, params: impl Serialize) -> u64 {
         let id = self.next_id;
@@ -158,6 +170,9 @@ impl Session {
             };
             // A server may answer at once what it was asked to make a task, and the reverse.
             let Some(task) = Shown::created(&result)? else { return Ok(Ending::Result(result).into()) };
+            if !self.declared.tasks {
+                return Err(Error::Unasked { task: task.id });
+            }
             self.at_work = AtWork::Task(task.id.clone());
             watch(Step::Handle(&task));
             return self.follow(Followed::new(task), watch).await;
@@ -241,6 +256,11 @@ impl super::Session for Session {
         let id = self.request(&Method::ToolsCall, params);
         self.at_work = if self.as_task { AtWork::Creating(id) } else { AtWork::Call(id) };
         self.finish(id, watch).await
+    }
+
+    async fn resume(&mut self, task: &str, watch: Watch<'_>) -> Result<Turn<Pause>, Error> {
+        self.begin(watch).await?;
+        self.go_on(task, watch).await
     }
 
     async fn answer(

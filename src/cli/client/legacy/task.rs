@@ -55,6 +55,23 @@ pub struct Followed {
 // === impl Session ===
 
 impl Session {
+    /// Follows a task of which nothing but its handle is known.
+    pub(in crate::cli::client) async fn go_on(
+        &mut self,
+        handle: &str,
+        watch: Watch<'_>,
+    ) -> Result<Turn<Pause>, Error> {
+        let id = self.about_task(&Method::TasksGet, handle);
+        let shown: Shown = match self.response(id, watch).await.map_err(|error| error.of_task(handle))? {
+            Answer::Result(result) => read(&result)?,
+            Answer::Error(error) => return Ok(Ending::Error(error).into()),
+        };
+        self.at_work = AtWork::Task(handle.to_owned());
+        let task = shown.first();
+        watch(Step::Polled(&task));
+        self.follow(Followed::new(task), watch).await
+    }
+
     /// Follows a task to its end, or until the server asks something.
     pub(super) async fn follow(
         &mut self,

@@ -22,7 +22,7 @@ use super::{
     wire::{Wire, is_stream},
 };
 use crate::protocol::{
-    Frame, Method, Revision,
+    Era, Frame, Method, Revision, code,
     headers::{self, ParamHeader},
     meta,
 };
@@ -30,7 +30,7 @@ use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Response, StatusCode, Uri};
 use hyper::body::Incoming;
 use outline::Outline;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json, value::RawValue};
 use std::{collections::BTreeSet, time::Duration};
 
@@ -48,6 +48,15 @@ pub struct Session {
     mirrored: Vec<ParamHeader>,
     /// The handle of the task at work.
     task: Option<String>,
+}
+
+/// What the first request showed of the server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Opened {
+    /// It knows this revision, or is past helping.
+    Known,
+    /// It refused, as servers of older revisions do that miss their handshake; newer ones may too.
+    Doubtful,
 }
 
 /// Who waits for the answers.
@@ -111,6 +120,9 @@ impl Session {
             match outline.result_type.as_deref() {
                 Some("task") => {
                     let task = outline.task()?;
+                    if !self.declared.tasks {
+                        return Err(Error::Unasked { task: task.id });
+                    }
                     watch(Step::Handle(&task));
                     self.task = Some(task.id.clone());
                     let id = task.id.clone();
@@ -137,20 +149,41 @@ impl Session {
         }
     }
 
+    /// Finds out what must be known before this tool is called, if one is, and whether the server knows
+    /// the revision.
+    ///
+    /// # Errors
+    /// [`Error`]; where it is [`Error::may_be_of_older`], an older revision may help.
+    pub(super) async fn begin(&mut self, tool: Option<&str>) -> Result<Opened, Error> {
+        if let Some(tool) = tool {
+            let opened;
+            (self.mirrored, opened) = self.mirrored(tool).await?;
+            return Ok(opened);
+        }
+        let params = json!({ "_meta": self.meta() });
+        let id = self.next_id();
+        let method = Method::Discover.as_str();
+        Ok(Opened::of(&self.request(id, method, params, HeaderMap::new(), &mut |_| {}).await?))
+    }
+
     /// The parameters of a tool that are to be mirrored into headers; none for a tool that the
-    /// server does not list, or where it lists nothing.
-    async fn mirrored(&mut self, tool: &str) -> Result<Vec<ParamHeader>, Error> {
+    /// server does not list, or where it lists nothing. With it what the last answer showed.
+    async fn mirrored(&mut self, tool: &str) -> Result<(Vec<ParamHeader>, Opened), Error> {
+        let mut opened = Opened::Known;
         let found = tools::find(tool, async |cursor| {
             let mut params = json!({ "_meta": self.meta() });
             if let Some(cursor) = cursor {
                 params["cursor"] = cursor.into();
             }
             let id = self.next_id();
-            self.request(id, Method::ToolsList.as_str(), params, HeaderMap::new(), &mut |_| {}).await
+            let method = Method::ToolsList.as_str();
+            let answer = self.request(id, method, params, HeaderMap::new(), &mut |_| {}).await?;
+            opened = Opened::of(&answer);
+            Ok(answer)
         });
         let schema = found.await?.and_then(|tool| tool.input_schema);
         let schema = schema.map_or_else(Bytes::new, |raw| Bytes::from(raw.get().to_owned()));
-        Ok(headers::param_headers(&schema))
+        Ok((headers::param_headers(&schema), opened))
     }
 
     fn next_id(&mut self) -> u64 {
@@ -221,12 +254,44 @@ impl Session {
     }
 }
 
+// === impl Opened ===
+
+impl Opened {
+    fn of(answer: &Answer) -> Self {
+        #[derive(Deserialize)]
+        struct Refusal {
+            code: i64,
+            #[serde(default)]
+            data: Value,
+        }
+        let Answer::Error(error) = answer else { return Self::Known };
+        match serde_json::from_str(error.get()) {
+            // It says itself what it speaks.
+            Ok(Refusal { code: code::UNSUPPORTED_VERSION, data }) => {
+                let listed = data["supported"].as_array().into_iter().flatten().filter_map(Value::as_str);
+                let is_legacy = |revision: Revision| revision.era() == Era::Legacy;
+                match listed.filter_map(Revision::parse).any(is_legacy) {
+                    true => Self::Doubtful,
+                    false => Self::Known,
+                }
+            }
+            // Codes of this revision (2026-07-28, *Error Codes*), and those of the proxy.
+            Ok(Refusal { code: -32099..=-32020 | -31999..=-31000, .. }) => Self::Known,
+            Ok(Refusal { .. }) | Err(_) => Self::Doubtful,
+        }
+    }
+}
+
 impl super::Session for Session {
     type Pause = Pause;
 
     async fn open(&mut self, tool: &str, _: Watch<'_>) -> Result<(), Error> {
-        self.mirrored = self.mirrored(tool).await.map_err(hinted)?;
+        self.begin(Some(tool)).await.map_err(hinted)?;
         Ok(())
+    }
+
+    async fn resume(&mut self, task: &str, watch: Watch<'_>) -> Result<Turn<Pause>, Error> {
+        self.go_on(task, watch).await
     }
 
     async fn call(&mut self, call: &Call<'_>, watch: Watch<'_>) -> Result<Turn<Pause>, Error> {

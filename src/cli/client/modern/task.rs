@@ -3,7 +3,7 @@
 
 use super::{
     super::{
-        Answers, Ending, Error, LOST_POLLS, Status, Step, Task, Turn, Watch,
+        Answers, Ending, Error, LOST_POLLS, POLL_INTERVAL, Status, Step, Task, Turn, Watch,
         error::is_busy,
         message::{Answer, read},
     },
@@ -22,6 +22,25 @@ use std::collections::BTreeSet;
 // === impl Session ===
 
 impl Session {
+    /// Follows a task of which nothing but its handle is known.
+    pub(in crate::cli::client) async fn go_on(
+        &mut self,
+        handle: &str,
+        watch: Watch<'_>,
+    ) -> Result<Turn<Pause>, Error> {
+        self.task = Some(handle.to_owned());
+        // A state that is not waited on: it is asked about at once.
+        let task = Task {
+            id: handle.to_owned(),
+            status: Status::InputRequired,
+            message: None,
+            poll_interval: POLL_INTERVAL,
+            ttl: None,
+        };
+        let turn = self.follow(task, BTreeSet::new(), watch).await;
+        turn.map_err(|error| error.of_task(handle))
+    }
+
     /// Polls a task to its end, or until it waits for what is not among `answered`.
     pub(super) async fn follow(
         &mut self,

@@ -287,7 +287,7 @@ async fn arguments_are_mirrored_where_the_tool_asks_for_it_on_whatever_page_it_i
     ])
     .await;
     let mut client = Session::new(server.url.clone(), HeaderMap::new(), Declared::default());
-    let mirrored = client.mirrored("tool").await.unwrap();
+    let (mirrored, _) = client.mirrored("tool").await.unwrap();
     assert_eq!(server.heard()[1].1["params"]["cursor"], "c2");
     let arguments = super::super::arguments(r#"{"region":"Zürich","deep":{"n":42}}"#).unwrap();
     let headers = params::mirror(&mirrored, &arguments);
@@ -304,4 +304,15 @@ async fn a_server_that_is_not_there_is_named() {
     let mut client = Session::new(url.clone(), HeaderMap::new(), ALL);
     let error = client.mirrored("x").await.unwrap_err().to_string();
     assert!(error.starts_with(&format!("{url} cannot be reached: ")), "{error}");
+}
+
+#[tokio::test]
+async fn a_task_that_nobody_declared_is_not_followed() {
+    let server = Script::new(&[(200, JSON, &handle())]).await;
+    let mut client = Session::new(server.url.clone(), HeaderMap::new(), Declared::default());
+    let arguments = super::super::no_arguments();
+    let call = Call { tool: "tool", arguments: &arguments };
+    let turn = client.call(&call, &mut |step| panic!("{step:?}")).await;
+    assert!(matches!(turn, Err(Error::Unasked { task }) if task == "t1"));
+    assert_eq!(server.heard().len(), 1);
 }
