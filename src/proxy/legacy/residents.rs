@@ -136,7 +136,7 @@ impl Residents {
     pub(super) fn by_token(&self, key: Key, token: &Bytes) -> Option<Arc<InFlight>> {
         let number = number(token);
         let about = |call: &&Arc<InFlight>| {
-            call.token.as_ref().map_or(number == Some(call.number), |own| own == token)
+            call.token.as_ref().map_or_else(|| number == Some(call.number), |own| own == token)
         };
         self.sessions.get(&key)?.ours.iter().find(about).map(Arc::clone)
     }
