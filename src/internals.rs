@@ -4,7 +4,7 @@
 //! A test that needs more adds its line to the folder it needs it from.
 
 pub mod app {
-    pub use crate::app::{Running, start};
+    pub use crate::app::{Running, start, start_on};
 }
 
 pub mod bridge {
@@ -21,6 +21,10 @@ pub mod bridge {
     pub mod raise {
         pub use crate::bridge::raise::{error, notice, request, response, result};
     }
+
+    pub mod resume {
+        pub use crate::bridge::resume::{Binding, CallId, Keyring, Resumes, State, Unusable};
+    }
 }
 
 pub mod config {
@@ -29,6 +33,10 @@ pub mod config {
 
 pub mod dialect {
     pub use crate::dialect::{Call, Caller, Credentials, Principal};
+
+    pub mod legacy {
+        pub use crate::dialect::legacy::{Message, Post, cancels};
+    }
 
     pub mod modern {
         pub use crate::dialect::modern::{Read, read};
@@ -46,10 +54,28 @@ pub mod policy {
 }
 
 pub mod protocol {
-    pub use crate::protocol::{Capabilities, Frame, Id, Kind, Method, Timestamp, meta};
+    pub use crate::protocol::{Capabilities, Frame, FrameError, Id, Kind, Method, Timestamp, meta};
 
     pub mod frame {
-        pub use crate::protocol::frame::on_one_line;
+        pub use crate::protocol::frame::{check_depth, on_one_line};
+    }
+
+    pub mod headers {
+        pub use crate::protocol::headers::{
+            Malformed, Mismatch, ParamHeader, check_params, decode, encode, param_headers, read,
+        };
+    }
+
+    pub mod splice {
+        pub use crate::protocol::splice::{Edit, Object, Patch};
+    }
+
+    pub mod sse {
+        pub use crate::protocol::sse::{Decoder, EventTooLarge, SseEvent};
+    }
+
+    pub mod watch {
+        pub use crate::protocol::watch::{Gist, Glance, Watch};
     }
 
     pub mod words {
@@ -59,6 +85,10 @@ pub mod protocol {
 
 pub mod proxy {
     pub use crate::proxy::{Account, Commit, Item, Items, Passage, Passed, Passing, Reply, Service};
+
+    pub mod legacy {
+        pub use crate::proxy::legacy::{Edited, Entry, Minter};
+    }
 }
 
 pub mod runtime {

@@ -75,7 +75,8 @@ enum Data {
     Joined(Vec<u8>),
 }
 
-const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
+/// May stand before the first line of a stream.
+pub const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 
 /// A comment, which keeps a silent stream alive.
 pub const KEEP_ALIVE: Bytes = Bytes::from_static(b":\n\n");

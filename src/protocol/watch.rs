@@ -6,6 +6,7 @@
 //! however the stream is cut into chunks and however large its messages are. It looks into a
 //! message only until a top-level member tells what it is, which servers write first.
 
+use super::sse::BYTE_ORDER_MARK;
 use std::mem;
 
 /// What a JSON-RPC message is, as far as its sender is concerned.
@@ -42,6 +43,14 @@ enum Place {
     /// Between members of the message itself, before a key.
     BeforeKey,
     Key,
+    /// Behind the key of a member that tells, if it is not null.
+    BeforeValue(Gist),
+    /// In such a key, after a backslash; then in the digits of `\u`, of which so many are still to come.
+    KeyEscape,
+    KeyCode {
+        left: u8,
+        code: u16,
+    },
     /// In a string that is no key of the message. The flag: after a backslash.
     String {
         escaped: bool,
@@ -97,8 +106,6 @@ struct Text {
     len: usize,
 }
 
-const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
-
 // === impl Glance ===
 
 impl Glance {
@@ -135,17 +142,37 @@ impl Glance {
             (Place::String { escaped: false }, b'\\') => Place::String { escaped: true },
             (Place::String { escaped: false }, b'"') => Place::Between,
             (Place::String { escaped: false }, _) => self.place,
-            (Place::Key, b'"') => {
-                self.gist = match self.key.get() {
-                    Some(b"method") => Some(Gist::Method),
-                    Some(b"result") => Some(Gist::Result),
-                    Some(b"error") => Some(Gist::Error),
-                    _ => None,
-                };
+            (Place::Key, b'"') => match self.key.get() {
+                Some(b"method") => Place::BeforeValue(Gist::Method),
+                Some(b"result") => Place::BeforeValue(Gist::Result),
+                Some(b"error") => Place::BeforeValue(Gist::Error),
+                _ => Place::Between,
+            },
+            (Place::BeforeValue(_), b':' | b' ' | b'\t' | b'\n' | b'\r') => self.place,
+            // Some servers write all members there are, and null where one is not meant.
+            (Place::BeforeValue(Gist::Method | Gist::Error), b'n') => Place::Between,
+            (Place::BeforeValue(gist), _) => {
+                self.gist = Some(gist);
                 Place::Between
             }
-            // No key we look for is written with escapes.
-            (Place::Key, b'\\') => Place::String { escaped: true },
+            (Place::Key, b'\\') => Place::KeyEscape,
+            (Place::KeyEscape, b'u') => Place::KeyCode { left: 4, code: 0 },
+            // No key we look for has in it what else is written so.
+            (Place::KeyEscape, _) => {
+                self.key.push(0);
+                Place::Key
+            }
+            (Place::KeyCode { left, code }, _) => {
+                let digit = (byte as char).to_digit(16).unwrap_or(0);
+                let code = code << 4 | digit as u16;
+                match left {
+                    1 => {
+                        self.key.push(u8::try_from(code).unwrap_or(0));
+                        Place::Key
+                    }
+                    _ => Place::KeyCode { left: left - 1, code },
+                }
+            }
             (Place::Key, _) => {
                 self.key.push(byte);
                 Place::Key
@@ -357,6 +384,13 @@ mod tests {
     use crate::protocol::{Frame, Kind, sse::Decoder};
     use bytes::Bytes;
     use proptest::prelude::*;
+
+    #[test]
+    fn a_member_counts_however_it_is_spelled_and_not_if_it_is_null() {
+        assert_eq!(Glance::of(br#"{"\u0069d":1,"r\u0065sul\u0074":{}}"#), Some(Gist::Result));
+        assert_eq!(Glance::of(br#"{"method":null,"error" : null,"result":{}}"#), Some(Gist::Result));
+        assert_eq!(Glance::of(br#"{"\nmethod":1,"\u0101error":0,"x\"error":0}"#), None);
+    }
 
     fn watched(stream: &str) -> Watch {
         let mut watch = Watch::default();

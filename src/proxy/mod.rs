@@ -16,7 +16,7 @@ mod endpoint;
 mod held;
 mod hub;
 mod ladder;
-mod legacy;
+pub mod legacy;
 mod limits;
 mod listen;
 mod recent;

@@ -437,6 +437,11 @@ mod tests {
             ),
             ("HTTP/1.1 200 OK\r\ncontent-length: five\r\n\r\nhello", io::ErrorKind::InvalidData),
             ("HTTP/1.1 200 OK\r\ncontent-length: +5\r\n\r\nhello", io::ErrorKind::InvalidData),
+            ("HTTP/1.1 200 OK\r\ntransfer-encoding: é, chunked\r\n\r\n0\r\n\r\n", io::ErrorKind::InvalidData),
+            (
+                "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5\r\nhello\r\n\r\n\r\n",
+                io::ErrorKind::InvalidData,
+            ),
             ("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nxyz\r\n", io::ErrorKind::InvalidData),
             ("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nhello", io::ErrorKind::InvalidData),
             ("HTTP/1.1 200 OK\r\ncontent-length: 6\r\n\r\nhello", io::ErrorKind::UnexpectedEof),

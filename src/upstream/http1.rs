@@ -107,6 +107,10 @@ impl Framing {
             return Ok(Self::Over);
         }
         let headers = head.headers();
+        // Other readers take what is no text for no coding.
+        if headers.get_all(header::TRANSFER_ENCODING).iter().any(|coding| coding.to_str().is_err()) {
+            return Err(invalid("its transfer coding is no text"));
+        }
         if let Some(coding) = headers.get_all(header::TRANSFER_ENCODING).iter().next_back() {
             let last = coding.as_bytes().rsplit(|&byte| byte == b',').next().unwrap_or_default();
             // Also where there is a length: the coding counts.
@@ -142,6 +146,10 @@ impl Framing {
                 Self::UntilClose => return Ok(Next::Wants(0)),
                 Self::Length(left) | Self::Chunk(left) => {
                     return Ok(Next::Wants(usize::try_from(left).unwrap_or(usize::MAX)));
+                }
+                // The parser would read a line without digits as the last chunk's.
+                Self::ChunkSize if read.first().is_some_and(|byte| !byte.is_ascii_hexdigit()) => {
+                    return Err(invalid("a chunk has no size"));
                 }
                 Self::ChunkSize => match httparse::parse_chunk_size(read) {
                     Ok(httparse::Status::Complete((line, size))) => {

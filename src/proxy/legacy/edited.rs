@@ -3,20 +3,22 @@
 //! All other bytes are those of the server: its comments, ids, event names and line ends. An event is
 //! held until its end, for it cannot be known before what it says; most come in one chunk.
 
-use crate::protocol::{Frame, Kind};
+use crate::protocol::{Frame, Kind, sse::BYTE_ORDER_MARK};
 use bytes::{Bytes, BytesMut};
 use http::HeaderValue;
 
 /// What a response becomes, or nothing where it stays as it is. The second is the session that the
 /// answer names.
-pub(super) type Edit = Box<dyn FnMut(&Frame, Option<&HeaderValue>) -> Option<Bytes> + Send>;
+pub type Edit = Box<dyn FnMut(&Frame, Option<&HeaderValue>) -> Option<Bytes> + Send>;
 
 /// Changes the response in an event stream as it goes by.
-pub(super) struct Edited {
+pub struct Edited {
     edit: Edit,
     in_session: Option<HeaderValue>,
     /// What has come of the event that has not ended.
     held: BytesMut,
+    /// The first event is over, before which a byte order mark may stand.
+    begun: bool,
     /// For one event, in bytes. A larger one goes by unread, and what follows too.
     limit: usize,
     over: bool,
@@ -33,30 +35,32 @@ pub(super) fn document(body: Bytes, edit: &mut Edit, in_session: Option<&HeaderV
 // === impl Edited ===
 
 impl Edited {
-    pub(super) fn new(edit: Edit, in_session: Option<HeaderValue>, limit: usize) -> Self {
-        Self { edit, in_session, held: BytesMut::new(), limit, over: false }
+    pub fn new(edit: Edit, in_session: Option<HeaderValue>, limit: usize) -> Self {
+        Self { edit, in_session, held: BytesMut::new(), begun: false, limit, over: false }
     }
 
     /// Takes the next chunk; gives what can go on. Nothing is not the end of it.
-    pub(super) fn feed(&mut self, chunk: Bytes) -> Bytes {
+    pub fn feed(&mut self, chunk: Bytes) -> Bytes {
         if self.over {
             return chunk;
         }
         self.held.extend_from_slice(&chunk);
         let mut out = BytesMut::new();
-        while let Some(end) = end_of_event(&self.held) {
-            let event = self.held.split_to(end).freeze();
+        while !self.over
+            && let Some(end) = end_of_event(&self.held)
+        {
+            let mut event = self.held.split_to(end).freeze();
+            out.extend_from_slice(&take_mark(&mut event, &mut self.begun));
             match self.event(&event) {
                 Some(edited) => {
                     self.over = true;
                     out.extend_from_slice(&edited);
-                    out.extend_from_slice(&self.held.split());
-                    break;
                 }
                 None => out.extend_from_slice(&event),
             }
         }
-        if self.held.len() > self.limit {
+        // What follows does not wait for its end.
+        if self.over || self.held.len() > self.limit {
             self.over = true;
             out.extend_from_slice(&self.held.split());
         }
@@ -64,7 +68,7 @@ impl Edited {
     }
 
     /// The stream has ended: what was held of it.
-    pub(super) fn rest(&mut self) -> Bytes {
+    pub fn rest(&mut self) -> Bytes {
         self.held.split().freeze()
     }
 
@@ -98,6 +102,12 @@ impl Edited {
         }
         Some(out)
     }
+}
+
+/// Takes the byte order mark off the first event of a stream; `begun` is whether there was one before.
+pub(super) fn take_mark(event: &mut Bytes, begun: &mut bool) -> Bytes {
+    let is_there = !std::mem::replace(begun, true) && event.starts_with(BYTE_ORDER_MARK);
+    event.split_to(if is_there { BYTE_ORDER_MARK.len() } else { 0 })
 }
 
 /// Where the first event in `bytes` ends: behind a blank line. A CR that ends the bytes may go on with
@@ -175,6 +185,23 @@ mod tests {
                 .replace("\rdata:\"result\":{\"a\" : 1}}", "\rdata: \"result\":{\"a\" : 1,\"b\":2}}");
             prop_assert_eq!(String::from_utf8(out).expect("utf-8"), wanted);
         }
+    }
+
+    #[test]
+    fn what_follows_a_response_that_stays_as_it_is_keeps_its_place() {
+        let mut edited = Edited::new(Box::new(|_, _| None), None, 1 << 20);
+        let mut out = edited.feed(Bytes::from_static(b"data: {\"id\":1,\"result\":{}}\n\nda")).to_vec();
+        out.extend_from_slice(&edited.feed(Bytes::from_static(b"ta: x\n\n")));
+        out.extend_from_slice(&edited.rest());
+        assert_eq!(out, b"data: {\"id\":1,\"result\":{}}\n\ndata: x\n\n");
+    }
+
+    #[test]
+    fn a_response_behind_a_byte_order_mark_is_changed_too() {
+        let mut edited = Edited::new(edit(), Some(SESSION), 1 << 20);
+        let stream = "\u{feff}data: {\"id\":1,\"result\":{\"a\":1}}\n\n".as_bytes();
+        let out = edited.feed(Bytes::from_static(stream));
+        assert_eq!(out, "\u{feff}data: {\"id\":1,\"result\":{\"a\":1,\"b\":2}}\n\n".as_bytes());
     }
 
     #[test]

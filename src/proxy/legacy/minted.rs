@@ -10,7 +10,7 @@
 //! answers at a time, beyond which answers go without ids.
 
 use super::{
-    edited::{end_of_event, lines},
+    edited::{end_of_event, lines, take_mark},
     event_stream, refusal_for_none,
     streams::Key,
 };
@@ -68,11 +68,11 @@ struct Log {
 
 /// A whole event, or bytes that are none.
 #[derive(Clone, Debug)]
-struct Entry {
-    bytes: Bytes,
+pub struct Entry {
+    pub bytes: Bytes,
     account: Option<Account>,
     /// The id that we gave it, so that it can be delivered again.
-    id: Option<u64>,
+    pub id: Option<u64>,
 }
 
 /// Somebody who reads an answer. Dropped, it has left.
@@ -88,11 +88,13 @@ struct Reader {
 }
 
 /// Gives each event its id.
-struct Minter {
+pub struct Minter {
     name: [u8; 16],
     next: u64,
     /// What has come of the event that has not ended.
     held: BytesMut,
+    /// The first event is over, before which a byte order mark may stand.
+    begun: bool,
     /// The client knows events without data.
     primes: bool,
     /// The server gives ids, or an event was too large: all goes by as it is.
@@ -139,7 +141,7 @@ pub(super) fn keep(shared: &Arc<Shared>, terms: Terms, passed: Passed) -> Passed
     });
     shared.minted.kept.insert(name, Arc::clone(&kept));
     let reader = kept.read();
-    let minter = Minter { name, next: 0, held: BytesMut::new(), primes: terms.primes, stands_aside: false };
+    let minter = Minter::new(name, terms.primes);
     let pump = pump(Arc::clone(shared), kept, pieces, minter);
     shared.stopping.spawn(pump);
     Passed { status, headers, body: Passing::Pieces(reader.into_pieces()) }
@@ -353,8 +355,13 @@ impl Drop for Reader {
 // === impl Minter ===
 
 impl Minter {
+    /// For the stream of this name. `primes` is whether the client knows events without data.
+    pub fn new(name: [u8; 16], primes: bool) -> Self {
+        Self { name, next: 0, held: BytesMut::new(), begun: false, primes, stands_aside: false }
+    }
+
     /// Takes the next bytes; gives what can be told of them.
-    fn feed(&mut self, bytes: &Bytes, resume: &Resume) -> Vec<Entry> {
+    pub fn feed(&mut self, bytes: &Bytes, resume: &Resume) -> Vec<Entry> {
         let mut entries = Vec::new();
         if self.stands_aside {
             self.plain(bytes.clone(), &mut entries);
@@ -362,7 +369,9 @@ impl Minter {
         }
         self.held.extend_from_slice(bytes);
         while let Some(end) = end_of_event(&self.held) {
-            let event = self.held.split_to(end).freeze();
+            let mut event = self.held.split_to(end).freeze();
+            let mark = take_mark(&mut event, &mut self.begun);
+            self.plain(mark, &mut entries);
             self.event(event, &mut entries);
         }
         if self.stands_aside || self.held.len() > resume.bytes {
@@ -374,7 +383,7 @@ impl Minter {
     }
 
     /// What is left when the answer has ended.
-    fn rest(&mut self) -> Vec<Entry> {
+    pub fn rest(&mut self) -> Vec<Entry> {
         let mut entries = Vec::new();
         let rest = self.held.split().freeze();
         self.plain(rest, &mut entries);
@@ -412,5 +421,20 @@ impl Minter {
         if !bytes.is_empty() {
             entries.push(Entry { bytes, account: None, id: None });
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_id_stands_behind_a_byte_order_mark() {
+        let mut minter = Minter::new([7; 16], false);
+        let resume = Resume { mint: true, ..Resume::default() };
+        let stream = Bytes::from_static("\u{feff}data: x\n\n".as_bytes());
+        let told: Vec<_> = minter.feed(&stream, &resume).into_iter().map(|entry| entry.bytes).collect();
+        let id = "id: deferral-07070707070707070707070707070707-0\n";
+        assert_eq!(told, ["\u{feff}".to_owned(), format!("{id}data: x\n\n")]);
     }
 }

@@ -36,6 +36,9 @@ mod sessions;
 mod streams;
 mod unsolicited;
 
+pub use edited::Edited;
+pub use minted::{Entry, Minter};
+
 pub(super) use across::Across;
 pub(super) use ended::Ended;
 pub(super) use minted::Minted;
