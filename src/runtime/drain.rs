@@ -1,8 +1,10 @@
 //! Stopping in order: everybody is told once, and who still works is waited for.
 
 use std::{future::Future, time::Duration};
-use tokio::sync::watch;
+use tokio::{runtime::Handle, sync::watch};
 use tokio_util::task::{TaskTracker, task_tracker::TaskTrackerToken};
+
+use super::spawn_on;
 
 /// Owns the signal to stop and knows who is still at work.
 #[derive(Debug)]
@@ -62,13 +64,45 @@ impl Stopping {
 
     /// Spawns work that the drain waits for.
     pub fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
-        self.tracker.spawn(work);
+        spawn_on(self.tracker.track_future(work), &Handle::current());
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::runtime::try_orders;
+    use shuttle::future::yield_now;
+    use std::sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    };
+
+    #[test]
+    fn work_is_waited_for_in_whatever_order_it_begins_and_ends() {
+        try_orders(100, || async {
+            let (drain, stopping) = Drain::new();
+            let ended = Arc::new(AtomicUsize::new(0));
+            for _ in 0..3 {
+                let (heard, ended) = (stopping.clone(), ended.clone());
+                stopping.spawn(async move {
+                    heard.stopped().await;
+                    // Some of it begins when it is late.
+                    let further = ended.clone();
+                    heard.spawn(async move {
+                        yield_now().await;
+                        further.fetch_add(1, Ordering::Relaxed);
+                    });
+                    yield_now().await;
+                    ended.fetch_add(1, Ordering::Relaxed);
+                });
+            }
+            let over = shuttle::future::spawn(async move { stopping.is_over().await });
+            assert_eq!(drain.stop(Duration::from_secs(30)).await, 0);
+            assert_eq!(ended.load(Ordering::Relaxed), 6);
+            over.await.expect("it is not aborted");
+        });
+    }
 
     #[tokio::test(start_paused = true)]
     async fn a_drain_waits_for_work_and_counts_what_it_gave_up_on() {

@@ -17,7 +17,7 @@ use futures_util::{
 use std::{
     collections::VecDeque,
     pin::pin,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::AtomicU64},
+    sync::{Arc, PoisonError, atomic::AtomicU64},
     time::Duration,
 };
 use tokio::{sync::oneshot, time::sleep};
@@ -26,7 +26,10 @@ use super::{
     Deferral, Identity, Limits, Lost, Request, handshake, peer::Peer, reports::Reports, session::Session,
     subscribe::Subscribed,
 };
-use crate::protocol::Method;
+use crate::{
+    protocol::Method,
+    runtime::{Mutex, MutexGuard},
+};
 
 /// The sessions opened on behalf of one identity.
 pub(super) struct Group {
@@ -298,17 +301,15 @@ impl Group {
         let (sender, opened) = oneshot::channel();
         let peer = self.peer.clone();
         peer.spawn(async move {
-            let outcome = self.open().await;
-            {
-                let mut seats = self.seats();
+            let seat = |seats: &mut Seats, session: &Arc<Session>| {
                 seats.opening = None;
-                if let Ok(session) = &outcome {
-                    seats.lists = Some(session.clone());
-                    seats.seat(session, None);
-                }
-            }
-            if let Ok(session) = &outcome {
-                self.subscribed.renew(&self, session);
+                seats.lists = Some(session.clone());
+                seats.seat(session, None);
+            };
+            let outcome = self.open(seat).await;
+            match &outcome {
+                Ok(session) => self.subscribed.renew(&self, session),
+                Err(_) => self.seats().opening = None,
             }
             // Whoever queued behind this can go on now.
             self.pass_on();
@@ -317,14 +318,26 @@ impl Group {
         opened.map(|outcome| outcome.unwrap_or(Err(Lost::Closing))).boxed().shared()
     }
 
-    async fn open(self: &Arc<Self>) -> Result<Arc<Session>, Lost> {
+    /// Opens a session, which `seat` takes in.
+    async fn open(
+        self: &Arc<Self>,
+        seat: impl FnOnce(&mut Seats, &Arc<Session>),
+    ) -> Result<Arc<Session>, Lost> {
         let session = tokio::select! {
             opened = handshake::open(&self.peer, self) => opened?,
             // Whoever waits for it is told at once, not when the server answers.
             () = self.peer.closing.cancelled() => return Err(Lost::Closing),
         };
-        if self.peer.closing.is_cancelled() {
-            // Too late for whoever closes the others.
+        let is_late = {
+            let mut seats = self.seats();
+            // Under the lock: whoever closes the others says so first, and looks for them here then.
+            let is_late = self.peer.closing.is_cancelled();
+            if !is_late {
+                seat(&mut seats, &session);
+            }
+            is_late
+        };
+        if is_late {
             session.close().await;
             return Err(Lost::Closing);
         }
@@ -577,13 +590,13 @@ impl Promise {
 
     async fn open(mut self) -> Result<Lease, Lost> {
         let group = self.group.clone().expect("a promise is kept once");
-        let session = group.open().await?;
-        {
-            let mut seats = group.seats();
-            let holder = seats.unpromise(self.call);
-            seats.seat(&session, holder);
+        let call = self.call;
+        let seat = |seats: &mut Seats, session: &Arc<Session>| {
+            let holder = seats.unpromise(call);
+            seats.seat(session, holder);
             seats.lists.get_or_insert_with(|| session.clone());
-        }
+        };
+        let session = group.open(seat).await?;
         self.group = None;
         Ok(Lease { session, exclusive: Some(group) })
     }

@@ -31,6 +31,8 @@ mod peer;
 mod refusal;
 mod reports;
 mod resume;
+#[cfg(test)]
+mod schedules;
 mod session;
 mod streamable;
 mod subscribe;

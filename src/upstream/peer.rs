@@ -27,7 +27,7 @@ use super::{
 use crate::{
     dialect::Credentials,
     protocol::{ErrorObject, Frame, Kind},
-    runtime::Net,
+    runtime::{Net, spawn_on},
 };
 
 /// What all sessions with one server share.
@@ -153,7 +153,7 @@ impl Peer {
 
     /// Spawns work that [`Peer::settle`] waits for. May be called from a destructor on any thread.
     pub(super) fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
-        drop(self.work.spawn_on(work, &self.runtime));
+        spawn_on(self.work.track_future(work), &self.runtime);
     }
 
     /// Reads an answer's rest, so that its connection can serve the next request; in the background

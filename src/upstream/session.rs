@@ -8,7 +8,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method as HttpMethod, header};
 use std::{
     collections::HashMap,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        Arc, PoisonError, Weak,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
@@ -27,7 +27,10 @@ use super::{
     reports::Reports,
     telling::Errand,
 };
-use crate::protocol::{Id, Revision, headers};
+use crate::{
+    protocol::{Id, Revision, headers},
+    runtime::{Mutex, MutexGuard},
+};
 
 /// A session, or what stands for one with a server that has none.
 pub(super) struct Session {

@@ -1,0 +1,107 @@
+//! Locks and tasks, for what is also run in every order that chance finds.
+//!
+//! They are the standard library's and tokio's. In this crate's own tests a lock is also a place where
+//! another task may go on first, and a task one of the checker's, for as long as [`try_orders`] runs: what is
+//! checked is then the very code that is shipped.
+
+use std::future::Future;
+use tokio::runtime::Handle;
+
+#[cfg(not(test))]
+pub use std::sync::{Mutex, MutexGuard};
+#[cfg(test)]
+pub use tried::{Mutex, MutexGuard, try_orders};
+
+/// Spawns work on a runtime. May be called from a destructor on any thread.
+pub fn spawn_on(work: impl Future<Output = ()> + Send + 'static, runtime: &Handle) {
+    #[cfg(test)]
+    if tried::is_on() {
+        // Dropping the handle does not end it.
+        return drop(shuttle::future::spawn(work));
+    }
+    drop(runtime.spawn(work));
+}
+
+#[cfg(test)]
+mod tried {
+    use shuttle::{Config, MaxSteps, Runner, future::block_on, scheduler::RandomScheduler};
+    use std::{
+        cell::Cell,
+        future::Future,
+        sync::{LockResult, TryLockError},
+        thread,
+    };
+
+    thread_local! {
+        static IS_ON: Cell<bool> = const { Cell::new(false) };
+    }
+
+    pub use std::sync::MutexGuard;
+
+    /// The standard library's, which lets others go first while orders are tried.
+    #[derive(Debug, Default)]
+    pub struct Mutex<T>(std::sync::Mutex<T>);
+
+    /// Orders are tried, until this is dropped.
+    struct On;
+
+    /// Steps of all tasks together, after which somebody is taken to wait for ever.
+    const STEPS: usize = 1_000_000;
+    /// What runs on each task's own stack includes a whole client.
+    const STACK: usize = 1 << 20;
+
+    // === impl Mutex ===
+
+    impl<T> Mutex<T> {
+        pub fn lock(&self) -> LockResult<MutexGuard<'_, T>> {
+            if !is_on() {
+                return self.0.lock();
+            }
+            loop {
+                shuttle::thread::yield_now();
+                match self.0.try_lock() {
+                    Ok(guard) => return Ok(guard),
+                    Err(TryLockError::Poisoned(poisoned)) => return Err(poisoned),
+                    // All tasks are on one thread: who holds it must go on first.
+                    Err(TryLockError::WouldBlock) => {}
+                }
+            }
+        }
+    }
+
+    // === impl On ===
+
+    impl Drop for On {
+        fn drop(&mut self) {
+            IS_ON.set(false);
+        }
+    }
+
+    pub(super) fn is_on() -> bool {
+        IS_ON.get() && !thread::panicking()
+    }
+
+    /// Runs `world` in as many orders of its steps as `SCHEDULES` says, or `default`. Panics where one of
+    /// them panics, or leaves somebody waiting for ever; timers never end. Says which seed it was.
+    pub fn try_orders<F: Future<Output = ()> + Send>(
+        default: usize,
+        world: impl Fn() -> F + Send + Sync + 'static,
+    ) {
+        let wanted = std::env::var("SCHEDULES").ok().map(|text| text.parse().expect("SCHEDULES is a number"));
+        let mut config = Config::new();
+        config.stack_size = STACK;
+        config.max_steps = MaxSteps::FailAfter(STEPS);
+        // Timers are there, and no time passes: nobody drives this runtime.
+        let clock = tokio::runtime::Builder::new_current_thread()
+            .enable_time()
+            .start_paused(true)
+            .build()
+            .expect("a runtime without sockets");
+        let _clock = clock.enter();
+        Runner::new(RandomScheduler::new(wanted.unwrap_or(default)), config).run(move || {
+            IS_ON.set(true);
+            let _on = On;
+            block_on(world());
+        });
+    }
+}

@@ -1,0 +1,264 @@
+//! Sessions, their leases and their ends, in whatever order threads may come to their locks.
+//!
+//! All of it is the real thing, up to the bytes that a server reads from a pipe; only time stands still. Each
+//! test tries some orders that chance finds; `SCHEDULES=10000 cargo nextest run schedules` tries more.
+
+use bytes::Bytes;
+use futures_util::{StreamExt, future::join_all};
+use http::HeaderMap;
+use shuttle::{
+    future::{spawn, yield_now},
+    rand::{Rng, thread_rng},
+};
+use std::{
+    collections::BTreeMap,
+    future::{Future, poll_fn},
+    net::SocketAddr,
+    pin::pin,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+use super::{Config, Event, Identity, Limits, Lost, Request, Streamable, Timeouts, Upstream};
+use crate::{
+    dialect::{Credentials, Principal},
+    protocol::{Capabilities, Method},
+    runtime::{Listener, Net, Pipes, Stream, try_orders},
+};
+
+const ADDRESS: &str = "127.0.0.1:1";
+/// Sessions that the callers share.
+const SESSIONS: usize = 2;
+
+/// A server that asks on its sessions' GET streams, or would: its calls must not share one.
+#[derive(Debug, Default)]
+struct Server {
+    /// The system's own lock: what the server does is one step.
+    seen: Mutex<BTreeMap<usize, Seen>>,
+}
+
+/// What happened in one session.
+#[derive(Debug, Default)]
+struct Seen {
+    running: Vec<u64>,
+    calls: Vec<u64>,
+    cancelled: Vec<u64>,
+    deleted: usize,
+}
+
+/// What became of a call.
+#[derive(Debug, PartialEq, Eq)]
+enum End {
+    Answered,
+    Closing,
+    /// By its caller.
+    Left,
+}
+
+// === impl Server ===
+
+impl Server {
+    fn seen(&self) -> MutexGuard<'_, BTreeMap<usize, Seen>> {
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    async fn listen(self: Arc<Self>, mut listener: Listener) {
+        while let Ok(connection) = poll_fn(|cx| listener.poll_accept(cx)).await {
+            drop(spawn(self.clone().serve(connection)));
+        }
+    }
+
+    async fn serve(self: Arc<Self>, mut connection: Stream) {
+        let mut read = Vec::new();
+        while let Some((head, body)) = request(&mut connection, &mut read).await {
+            let session = head.split("mcp-session-id: ").nth(1).and_then(|rest| number(rest));
+            let id = body.split(r#""id":"#).nth(1).and_then(number).unwrap_or_default();
+            let answer = match (&head[..4], session) {
+                ("GET ", Some(_)) => "content-type: text/event-stream\r\n\r\n".to_owned(),
+                ("DELE", Some(session)) => {
+                    self.session(session, |seen| seen.deleted += 1);
+                    json("{}")
+                }
+                ("POST", None) => {
+                    let session = self.seen().len();
+                    self.seen().insert(session, Seen::default());
+                    let result = r#"{"protocolVersion":"2025-11-25","capabilities":{"tools":{}},"serverInfo":{"name":"s","version":"1"}}"#;
+                    format!("mcp-session-id: {session}\r\n{}", response(id as u64, result))
+                }
+                ("POST", Some(session)) if body.contains("tools/call") => {
+                    match self.call(session, id as u64).await {
+                        true => response(id as u64, r#"{"content":[]}"#),
+                        false => String::new(),
+                    }
+                }
+                ("POST", Some(session)) => {
+                    if let Some(call) = body.split(r#""requestId":"#).nth(1).and_then(number) {
+                        self.session(session, |seen| seen.cancelled.push(call as u64));
+                    }
+                    "content-length: 0\r\n\r\n".to_owned()
+                }
+                _ => panic!("{head}"),
+            };
+            let status =
+                if answer.is_empty() { "404 Not Found\r\ncontent-length: 0\r\n\r\n" } else { "200 OK\r\n" };
+            let answer = format!("HTTP/1.1 {status}{answer}");
+            if connection.write_all(answer.as_bytes()).await.is_err() {
+                return;
+            }
+        }
+    }
+
+    /// A call that takes a while. Nothing, where its session has ended.
+    async fn call(&self, session: usize, id: u64) -> bool {
+        let is_over = self.seen()[&session].deleted > 0;
+        if is_over {
+            return false;
+        }
+        self.session(session, |seen| {
+            // Also not beside one that was cancelled: a server may ask for it all the same.
+            assert!(seen.running.is_empty(), "{id} shares session {session}: {seen:?}");
+            seen.running.push(id);
+            seen.calls.push(id);
+        });
+        for _ in 0..thread_rng().gen_range(0..3) {
+            yield_now().await;
+        }
+        self.session(session, |seen| seen.running.retain(|call| *call != id));
+        true
+    }
+
+    fn session(&self, session: usize, change: impl FnOnce(&mut Seen)) {
+        change(self.seen().get_mut(&session).expect("a session of this server"));
+    }
+}
+
+/// The next request on a connection: its head and its body.
+async fn request(connection: &mut Stream, read: &mut Vec<u8>) -> Option<(String, String)> {
+    loop {
+        let text = String::from_utf8(read.clone()).expect("UTF-8");
+        if let Some((head, rest)) = text.split_once("\r\n\r\n") {
+            let length = head.split("content-length: ").nth(1).and_then(number).unwrap_or(0);
+            if rest.len() >= length {
+                read.drain(..head.len() + 4 + length);
+                return Some((head.to_owned(), rest[..length].to_owned()));
+            }
+        }
+        if connection.read_buf(read).await.ok()? == 0 {
+            return None;
+        }
+    }
+}
+
+fn number(text: &str) -> Option<usize> {
+    let end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    text[..end].parse().ok()
+}
+
+fn json(body: &str) -> String {
+    format!("content-type: application/json\r\ncontent-length: {}\r\n\r\n{body}", body.len())
+}
+
+fn response(id: u64, result: &str) -> String {
+    json(&format!(r#"{{"jsonrpc":"2.0","id":{id},"result":{result}}}"#))
+}
+
+fn world() -> (Arc<Server>, Arc<Streamable>) {
+    let (server, pipes) = (Arc::new(Server::default()), Pipes::default());
+    let address: SocketAddr = ADDRESS.parse().expect("an address");
+    drop(spawn(server.clone().listen(pipes.listen(address))));
+    let url = format!("http://{ADDRESS}/mcp").parse().expect("a URL");
+    let limits = Limits { sessions: SESSIONS, ..Limits::default() };
+    let config = Config { url, timeouts: Timeouts::default(), limits };
+    let upstream = Streamable::on(config, &Net::Pipes(pipes)).expect("a runtime is entered");
+    // What is begun once for all is begun before anybody could meet it half done.
+    drop(upstream.call(call(0, "{}")));
+    (server, Arc::new(upstream))
+}
+
+fn call(id: u64, capabilities: &'static str) -> Request {
+    let capabilities = Capabilities::read(Bytes::from_static(capabilities.as_bytes())).expect("an object");
+    let caller = Identity {
+        principal: Principal::ANONYMOUS,
+        credentials: Credentials::default(),
+        capabilities: Arc::new(capabilities),
+    };
+    let body = format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"tools/call","params":{{"name":"t"}}}}"#);
+    Request {
+        caller,
+        id,
+        method: Method::ToolsCall,
+        body: body.into(),
+        headers: HeaderMap::new(),
+        deferral: None,
+    }
+}
+
+/// Makes a call whose client can be asked, and leaves after some steps, if it has not ended.
+async fn make(upstream: Arc<Streamable>, id: u64, steps: Option<usize>) -> End {
+    let mut replies = upstream.call(call(id, r#"{"elicitation":{}}"#));
+    let ended = pin!(async move {
+        match replies.next().await {
+            Some(Event::Final(_)) => End::Answered,
+            Some(Event::Lost(Lost::Closing | Lost::SessionEnded)) => End::Closing,
+            other => panic!("{other:?}"),
+        }
+    });
+    let left = pin!(async move {
+        let Some(steps) = steps else { return std::future::pending().await };
+        for _ in 0..steps {
+            yield_now().await;
+        }
+        End::Left
+    });
+    futures_util::future::select(ended, left).await.factor_first().0
+}
+
+fn all<F: Future<Output = End> + Send + 'static>(calls: Vec<F>) -> impl Future<Output = Vec<End>> {
+    let calls: Vec<_> = calls.into_iter().map(spawn).collect();
+    async { join_all(calls).await.into_iter().map(|end| end.expect("it is not aborted")).collect() }
+}
+
+#[test]
+fn each_call_has_a_session_to_itself_and_each_session_is_ended_once() {
+    try_orders(60, || async {
+        let (server, upstream) = world();
+        let leaves = |id| (id % 2 == 0).then(|| thread_rng().gen_range(0..40));
+        let calls = (1..=5).map(|id| make(upstream.clone(), id, leaves(id))).collect();
+        let ends = all(calls).await;
+        for (id, end) in (1..).zip(&ends) {
+            assert!(*end == End::Answered || id % 2 == 0, "{id}: {end:?}");
+        }
+        upstream.close().await;
+        for (session, seen) in &*server.seen() {
+            // A handshake that is under way is given up.
+            assert!(seen.deleted == 1 || seen.calls.is_empty(), "session {session}: {seen:?}");
+            assert!(seen.deleted <= 1, "session {session}: {seen:?}");
+            for (id, end) in (1..).zip(&ends) {
+                let cancels = seen.cancelled.iter().filter(|call| **call == id).count();
+                assert!(cancels <= usize::from(*end == End::Left), "{id} {end:?}: {seen:?}");
+            }
+        }
+        let made = server.seen().values().flat_map(|seen| seen.calls.clone()).collect::<Vec<_>>();
+        for id in [1, 3, 5] {
+            assert_eq!(made.iter().filter(|call| **call == id).count(), 1, "{made:?}");
+        }
+    });
+}
+
+#[test]
+fn who_closes_beside_calls_leaves_nobody_waiting_and_no_session_behind() {
+    try_orders(60, || async {
+        let (server, upstream) = world();
+        let calls = (1..=4).map(|id| make(upstream.clone(), id, None)).collect();
+        let ends = all(calls);
+        for _ in 0..thread_rng().gen_range(0..60) {
+            yield_now().await;
+        }
+        upstream.close().await;
+        assert!(!ends.await.contains(&End::Left));
+        for (session, seen) in &*server.seen() {
+            assert!(seen.deleted <= 1, "session {session}: {seen:?}");
+            assert!(seen.deleted == 1 || seen.calls.is_empty(), "session {session}: {seen:?}");
+        }
+    });
+}
