@@ -7,10 +7,10 @@ use crate::{
     config::Config,
     front, policy,
     proxy::{Endpoint, Service, Tasks},
-    runtime::{Clock, Drain, Net, Stopping, SystemClock, random},
+    runtime::{Clock, Descriptors, Drain, Net, Room, Shares, Stopping, SystemClock, random},
     store::{Memory, Store},
-    telemetry::Drained,
-    upstream::{NotStarted, Streamable, Upstream},
+    telemetry::{Drained, Started},
+    upstream::{self, NotStarted, Streamable, Upstream},
 };
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -59,7 +59,22 @@ pub fn start(config: Config) -> Result<Running, Error> {
 ///
 /// # Errors
 /// As [`start`].
-pub fn start_on(config: Config, net: &Net) -> Result<Running, Error> {
+pub fn start_on(mut config: Config, net: &Net) -> Result<Running, Error> {
+    let allowed = match net {
+        Net::System => Some(Descriptors::raise()),
+        Net::Within(_) | Net::Pipes(_) => None,
+    };
+    let written = (config.connections.clients, config.connections.servers);
+    let most = (config.front.limits.connections, upstream::CONNECTIONS);
+    let shares = allowed.map(|allowed| allowed.share(written, most));
+    let net = match shares {
+        Some(Shares { clients, servers, .. }) => {
+            config.front.limits.connections = clients;
+            &Net::Within(Room::of(servers))
+        }
+        None => net,
+    };
+    let summary = Summary::of(&config);
     let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
     let (stop, stopping) = Drain::new();
     let (overdue, too_late) = Drain::new();
@@ -97,6 +112,9 @@ pub fn start_on(config: Config, net: &Net) -> Result<Running, Error> {
         .admin
         .map(|listen| admin::serve(admin::Config { listen, access: access.clone() }, stopping.clone()))
         .transpose()?;
+    if let (Some(allowed), Some(shares)) = (allowed, shares) {
+        summary.tell(&bound.addresses, admin.as_ref().map(|admin| admin.address), allowed, shares);
+    }
     Ok(Running {
         addresses: bound.addresses,
         admin,
@@ -109,6 +127,64 @@ pub fn start_on(config: Config, net: &Net) -> Result<Running, Error> {
         tasks,
         limit: config.drain,
     })
+}
+
+/// What is said of the configuration once the proxy has started.
+struct Summary {
+    routes: String,
+    store: &'static str,
+    state_keys: &'static str,
+    tls: bool,
+    drain: Duration,
+    calls: usize,
+}
+
+impl Summary {
+    fn of(config: &Config) -> Self {
+        let routes = config.routes.iter().map(|config::RouteConfig { route, upstream, .. }| {
+            let policy::Defer { mode, after, .. } = route.defer;
+            let mode = match mode {
+                policy::Mode::Never | policy::Mode::Always => mode.as_str().to_owned(),
+                policy::Mode::Auto | policy::Mode::Required | policy::Mode::Observe => {
+                    format!("{} after {}", mode.as_str(), config::values::show_duration(after))
+                }
+            };
+            let url = &upstream.url;
+            // Without its query, which may hold a key.
+            let scheme = url.scheme_str().unwrap_or_default();
+            let authority = url.authority().map(|authority| authority.as_str()).unwrap_or_default();
+            format!("{} -> {scheme}://{authority}{} ({mode})", route.path, url.path())
+        });
+        Self {
+            routes: routes.collect::<Vec<_>>().join("; "),
+            store: match config.store {
+                config::Store::Memory => "memory",
+            },
+            state_keys: if config.state_keys.is_empty() { "made at start" } else { "configured" },
+            tls: config.front.tls.is_some(),
+            drain: config.drain,
+            calls: config.front.limits.calls,
+        }
+    }
+
+    fn tell(&self, listen: &[SocketAddr], admin: Option<SocketAddr>, allowed: Descriptors, shares: Shares) {
+        Started {
+            listen: &listen.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "),
+            admin: &admin.map_or_else(|| "off".to_owned(), |address| address.to_string()),
+            tls: self.tls,
+            routes: &self.routes,
+            store: self.store,
+            state_keys: self.state_keys,
+            drain: self.drain,
+            descriptors: allowed.limit,
+            descriptors_before: allowed.before,
+            connections: shares.clients,
+            upstream_connections: shares.servers,
+            calls: self.calls,
+            overcommitted: shares.overcommitted,
+        }
+        .emit();
+    }
 }
 
 /// A key of its own where none is given: what was sealed with it ends with the process.

@@ -24,8 +24,9 @@ use tokio::{
     time::sleep,
 };
 
-/// Open connections; further ones wait in the system's queue. Operators are few.
-const CONNECTIONS: usize = 64;
+/// Open connections; further ones wait in the system's queue. Operators are few, and the descriptors
+/// that are kept for them are not many.
+const CONNECTIONS: usize = 24;
 
 /// For a head, and for the next request on a connection.
 const READ_HEADERS: Duration = Duration::from_secs(10);

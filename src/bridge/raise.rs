@@ -125,11 +125,19 @@ struct Progress<'a> {
 /// # Errors
 /// [`NotAResult`].
 pub fn response(call: &Call, said: &Frame, server_info: &[u8]) -> Result<Bytes, NotAResult> {
+    judged(call, said, server_info).map(|(response, _)| response)
+}
+
+/// As [`response`], and says beside it whether the result is that of a tool that failed: `isError`.
+///
+/// # Errors
+/// [`NotAResult`].
+pub fn judged(call: &Call, said: &Frame, server_info: &[u8]) -> Result<(Bytes, bool), NotAResult> {
     let Kind::Success { id, result } = said.kind() else { return Err(NotAResult) };
     let mut patch = Patch::new(said.as_bytes().clone());
     patch.replace(id.as_bytes(), call.id.as_bytes().clone());
-    raise_result(&call.method, result, server_info, &mut patch)?;
-    Ok(frame::on_one_line(patch.apply()))
+    let is_error = raise_result(&call.method, result, server_info, &mut patch)?;
+    Ok((frame::on_one_line(patch.apply()), is_error))
 }
 
 /// The server's result as the client would get it, without the response around it: what a task
@@ -145,12 +153,13 @@ pub fn result(method: &Method, result: &Bytes, server_info: &[u8]) -> Result<Byt
     Ok(frame::on_one_line(patch.apply()))
 }
 
+/// Says whether it is the result of a tool that failed.
 fn raise_result(
     method: &Method,
     result: &Bytes,
     server_info: &[u8],
     patch: &mut Patch,
-) -> Result<(), NotAResult> {
+) -> Result<bool, NotAResult> {
     let object = Object::read(result).map_err(|_| NotAResult)?;
     let mut edit = Edit::new(&object);
     edit.set("resultType", &b"\"complete\""[..]);
@@ -174,7 +183,7 @@ fn raise_result(
     {
         drop_task_support(&tools, patch);
     }
-    Ok(())
+    Ok(*method == Method::ToolsCall && object.get("isError").is_some_and(|value| value == "true"))
 }
 
 /// Takes `execution.taskSupport` off every tool: it speaks of the older tasks, which a 2026-07-28

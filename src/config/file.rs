@@ -309,9 +309,15 @@ pub struct Limits {
     /// Headers of one request. Beyond it: 431.
     #[schemars(with = "schema::Count", extend("default" = front::Limits::default().headers))]
     pub headers: Set<usize>,
-    /// Connections of clients at a time. Further ones wait to be accepted.
+    /// Connections of clients at a time. Further ones wait to be accepted. Where nothing is written and the
+    /// system allows the process too few descriptors, it is a third of those.
     #[schemars(with = "schema::Count", extend("default" = front::Limits::default().connections))]
     pub connections: Set<usize>,
+    /// Connections to servers at a time, of all routes. Calls that need one more wait, at most
+    /// `timeouts.connect`; then `-31006`. Where nothing is written and the system allows the process too
+    /// few descriptors, it is two thirds of those.
+    #[schemars(with = "schema::Count", extend("default" = upstream::CONNECTIONS))]
+    pub upstream_connections: Set<usize>,
     /// Calls in flight at a time, tasks not counted. Beyond it: 503.
     #[schemars(with = "schema::Count", extend("default" = front::Limits::default().calls))]
     pub calls: Set<usize>,

@@ -50,6 +50,7 @@ pub struct Config {
     /// What `requestState`s are sealed with: the first seals, each opens. None: one is made at start,
     /// and states end with the process.
     pub state_keys: Vec<secret::Key>,
+    pub connections: Connections,
     /// How long calls in flight may go on after the signal to stop. Default 30 s.
     pub drain: Duration,
     pub log: LogFormat,
@@ -60,6 +61,16 @@ pub struct Config {
 pub struct RouteConfig {
     pub route: policy::Route,
     pub upstream: upstream::Config,
+}
+
+/// How many connections there may be, where that was written; else it follows from what the system
+/// allows ([`crate::runtime::Descriptors`]).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Connections {
+    /// `limits.connections`
+    pub clients: Option<usize>,
+    /// `limits.upstream_connections`
+    pub servers: Option<usize>,
 }
 
 /// Where tasks are kept.

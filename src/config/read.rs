@@ -332,6 +332,7 @@ fn limits(node: &Node, problems: &mut Problems) -> Option<Limits> {
         // What a browser sends of its own accord must fit.
         headers: section.set("headers", count(32)),
         connections: section.set("connections", count(1)),
+        upstream_connections: section.set("upstream_connections", count(1)),
         calls: section.set("calls", count(1)),
         streams: section.set("streams", count(1)),
         // The protocol's own members need about eight.

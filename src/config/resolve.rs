@@ -2,7 +2,7 @@
 //! they belong, and what only shows when the parts are looked at together.
 
 use super::{
-    Config, LogFormat, RouteConfig, Store,
+    Config, Connections, LogFormat, RouteConfig, Store,
     file::{self, DEFAULT_ADMIN, DEFAULT_DRAIN, DEFAULT_LISTEN, DEFAULT_PATH, File, Set},
     problem::{At, Place, Problem},
     secret::{self, KeySource},
@@ -24,6 +24,10 @@ pub(super) fn resolve(file: File, folder: &Path, problems: &mut Vec<Problem>) ->
         store: file.store.or(Store::Memory),
         quotas,
         state_keys: state_keys(file.request_state, folder, problems),
+        connections: Connections {
+            clients: written(&limits.connections),
+            servers: written(&limits.upstream_connections),
+        },
         drain: file.drain.or(DEFAULT_DRAIN),
         log: file.log.or(LogFormat::Text),
         routes: routes(file.routes, &limits, &timeouts, problems),
@@ -454,6 +458,14 @@ fn forward(written: Vec<At<http::HeaderName>>, problems: &mut Vec<Problem>) -> V
         headers.push(header.value);
     }
     headers
+}
+
+/// What was written, where anything was.
+fn written(count: &Set<usize>) -> Option<usize> {
+    match count {
+        Set::To(At { value, .. }) => Some(*value),
+        Set::Unset | Set::Wrong => None,
+    }
 }
 
 fn front_limits(written: &file::Limits) -> front::Limits {

@@ -75,7 +75,7 @@ struct Answer {
 pub(super) fn refuse(refusal: Refusal, line: Line) -> Response<Body> {
     let Answer { status, id, error, fault, header } = refusal.into_answer();
     let body = modern::error_response(id.as_ref(), &error);
-    let account = Account { outcome: outcome(fault), ..Account::default() };
+    let account = Account::failed(outcome(fault), &error);
     let mut response = json(status, body, account, line);
     response.headers_mut().extend(header);
     response
@@ -212,7 +212,7 @@ fn metadata(lost: Lost) -> Answer {
         Lost::Forbidden { .. } => server(StatusCode::FORBIDDEN, code::UNAUTHORIZED),
         Lost::Status { .. } | Lost::Invalid(_) => server(StatusCode::BAD_GATEWAY, code::UPSTREAM_INVALID),
         Lost::TooLarge { .. } => server(StatusCode::BAD_GATEWAY, code::RESULT_TOO_LARGE),
-        Lost::Busy { .. } | Lost::Waited { .. } => proxy(code::BUSY),
+        Lost::Busy { .. } | Lost::Waited { .. } | Lost::NoRoom { .. } => proxy(code::BUSY),
         Lost::Closing => proxy(code::SHUTTING_DOWN),
     }
 }

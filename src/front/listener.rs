@@ -19,7 +19,7 @@ use super::{
     rest::{self, Guest},
     stack::Arrival,
 };
-use crate::runtime::{Listener, Net, Stopping, Stream};
+use crate::runtime::{Listener, Net, Stopping, Stream, is_out_of_descriptors};
 use futures_util::{FutureExt, future::Map};
 use http::{HeaderMap, HeaderValue, header::COOKIE};
 use hyper::{
@@ -157,8 +157,10 @@ pub(super) async fn accept<S: Serves>(
             }
             Err(error) => {
                 tracing::warn!(target: "deferral", event = "accept_failed", %error);
-                // Mostly there are no descriptors left, and one that rests has one.
+                // Mostly there are no descriptors left, and what rests has one.
                 front.guests.make_room(front.clock.now());
+                let room = front.room.as_ref().filter(|_| is_out_of_descriptors(&error));
+                let _asked = room.and_then(|room| room.relieve());
                 sleep(ACCEPT_PAUSE).await;
             }
         }

@@ -47,7 +47,7 @@ mod tls;
 use crate::{
     policy::Access,
     proxy::Service,
-    runtime::{Clock, Net, Stopping},
+    runtime::{Clock, Net, Room, Stopping},
 };
 use http::Uri;
 use std::{
@@ -148,6 +148,8 @@ struct Front {
     public_url: Option<Uri>,
     clock: Arc<dyn Clock>,
     guests: Arc<Guests>,
+    /// Where connections to servers are bounded.
+    room: Option<Room>,
 }
 
 /// Begins to listen on `net`, and serves `services` until `stopping` says so. Must be called within a
@@ -172,6 +174,7 @@ pub fn serve(
         public_url: config.public_url,
         clock,
         guests: Arc::default(),
+        room: net.room().cloned(),
     });
     let stack = stack::stack(Arc::clone(&front), config.access);
     let task = tokio::spawn(listener::accept(listeners, tls, front, stack, stopping));

@@ -108,7 +108,7 @@ fn refuse_legacy(post: &Post, refusal: Refusal, mut line: Line) -> Response<Body
         waiting => {
             let (error, outcome) = refusal.told();
             let body = dialect::legacy::refusal(waiting, &error);
-            let account = Account { outcome, ..Account::default() };
+            let account = Account::failed(outcome, &error);
             answer::json(StatusCode::OK, body, account, line)
         }
     }

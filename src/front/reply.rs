@@ -116,8 +116,10 @@ pub(super) async fn respond(mut items: Items, answering: Answering) -> Response<
         Next::Rung(Rung::Deadline) => {
             drop(items);
             line.status(StatusCode::OK);
-            let body = modern::error_response(Some(&id), &ladder.overdue());
-            let mut response = Response::new(Body::whole(body, None, overdue(), line));
+            let error = ladder.overdue();
+            let body = modern::error_response(Some(&id), &error);
+            let account = Account::failed(Outcome::UpstreamFailed, &error);
+            let mut response = Response::new(Body::whole(body, None, account, line));
             response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
             return response;
         }
@@ -148,11 +150,6 @@ fn poll_next(items: &mut Items, ladder: &mut Ladder, clock: &dyn Clock, cx: &mut
         Poll::Ready(None) => Next::Nothing,
         Poll::Pending => Next::Rung(ready!(ladder.poll(cx, clock, true))),
     })
-}
-
-/// A call that took longer than its client is made to wait.
-fn overdue() -> Account {
-    Account { outcome: Outcome::UpstreamFailed, ..Account::default() }
 }
 
 /// What is said of an event stream. `X-Accel-Buffering` asks proxies in between to pass each
@@ -276,14 +273,16 @@ impl Events {
             // A stream that ended without a response would leave some clients waiting for ever.
             Next::Nothing => {
                 self.items = None;
-                line.answered(Account { outcome: Outcome::ProxyFailed, ..Account::default() });
-                Chunk::event(modern::error_response(Some(&self.id), &answer::unanswered()), None)
+                let error = answer::unanswered();
+                line.answered(Account::failed(Outcome::ProxyFailed, &error));
+                Chunk::event(modern::error_response(Some(&self.id), &error), None)
             }
             Next::Rung(Rung::Comment) => Chunk::plain(sse::KEEP_ALIVE),
             Next::Rung(Rung::Deadline) => {
                 self.items = None;
-                line.answered(overdue());
-                Chunk::event(modern::error_response(Some(&self.id), &self.ladder.overdue()), None)
+                let error = self.ladder.overdue();
+                line.answered(Account::failed(Outcome::UpstreamFailed, &error));
+                Chunk::event(modern::error_response(Some(&self.id), &error), None)
             }
         };
         Poll::Ready(Some(chunk))

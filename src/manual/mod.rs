@@ -20,8 +20,14 @@ pub mod questions {}
 #[doc = include_str!("sessions.md")]
 pub mod sessions {}
 
+#[doc = include_str!("connections.md")]
+pub mod connections {}
+
 #[doc = include_str!("errors.md")]
 pub mod errors {}
+
+#[doc = include_str!("log.md")]
+pub mod log {}
 
 #[doc = include_str!("shutdown.md")]
 pub mod shutdown {}

@@ -9,6 +9,17 @@ pub fn is_error(result: &Bytes) -> bool {
     Object::read(result).ok().and_then(|object| object.get("isError")).is_some_and(|value| value == "true")
 }
 
+/// Whether a message, or a piece of one, has a member `isError` that is true. Told by its letters, not
+/// by reading it (within a string its quotes are escaped): for the log, which must cost nothing where
+/// bytes only go by.
+pub fn shows_error(message: &[u8]) -> bool {
+    const KEY: &[u8] = br#""isError""#;
+    memchr::memmem::find_iter(message, KEY).any(|at| {
+        let value = message[at + KEY.len()..].trim_ascii_start().strip_prefix(b":");
+        value.is_some_and(|value| value.trim_ascii_start().starts_with(b"true"))
+    })
+}
+
 /// The first text of the result's content that is not blank, shortened. Content that is not what
 /// it should be is passed over.
 pub fn words(result: &Bytes) -> Option<String> {
@@ -32,6 +43,10 @@ mod tests {
         );
         assert!(is_error(&failed));
         assert_eq!(words(&failed).as_deref(), Some("no disk"));
+        assert!(shows_error(&failed) && shows_error(b"{\"isError\" :\n true}"));
+        for good in [r#"{"text":"{\"isError\":true}"}"#, r#"{"isError":false}"#, r#""isError""#, "true"] {
+            assert!(!shows_error(good.as_bytes()), "{good}");
+        }
         for good in [r#"{"content":[]}"#, r#"{"content":[],"isError":false}"#, r#"{"x":{"isError":true}}"#] {
             assert!(!is_error(&result(good)), "{good}");
         }

@@ -31,6 +31,7 @@ pub use tasks::Tasks;
 use crate::{
     dialect::{Call, Caller, Credentials, Principal, legacy::Post},
     policy::Route,
+    protocol::ErrorObject,
     task::TaskId,
     telemetry::Outcome,
     upstream::{Document, Lost},
@@ -72,6 +73,8 @@ pub struct Reply {
 #[derive(Clone, Debug, Default)]
 pub struct Account {
     pub outcome: Outcome,
+    /// Why, where it is no result.
+    pub reason: Option<Box<str>>,
     pub task: Option<TaskId>,
     /// The status of the task that was shown.
     pub shown: Option<&'static str>,
@@ -153,6 +156,27 @@ pub trait Service: Send + Sync + 'static {
         path: &'a str,
         credentials: &'a Credentials,
     ) -> BoxFuture<'a, Result<Document, Lost>>;
+}
+
+// === impl Account ===
+
+impl Account {
+    /// A call that came to nothing, and why. Of a server's error its code is said and not its words,
+    /// which may hold what it was asked about.
+    pub fn failed(outcome: Outcome, error: &ErrorObject) -> Self {
+        let reason = match outcome {
+            Outcome::ServerError => format!("error {}", error.code()),
+            Outcome::Result
+            | Outcome::ToolError
+            | Outcome::Task
+            | Outcome::InputRequired
+            | Outcome::Refused
+            | Outcome::UpstreamFailed
+            | Outcome::ProxyFailed
+            | Outcome::Departed => error.message(),
+        };
+        Self { outcome, reason: Some(reason.into()), ..Self::default() }
+    }
 }
 
 // === impl Commit ===

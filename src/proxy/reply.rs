@@ -51,17 +51,23 @@ pub(super) fn to_client(
         && !stands_for_an_error(call, route, result)
     {
         // The common case, in one pass over the server's bytes.
-        return match raise::response(call, frame, &server.server_info) {
-            Ok(body) => Reply::new(StatusCode::OK, body, Outcome::Result),
+        return match raise::judged(call, frame, &server.server_info) {
+            Ok((body, false)) => Reply::new(StatusCode::OK, body, Outcome::Result),
+            Ok((body, true)) => Reply::new(StatusCode::OK, body, Outcome::ToolError),
             Err(error) => invalid(call, &error.to_string()),
         };
     }
     match verdict(call, route, server, word, refused) {
         Verdict::Result(result) => {
-            Reply::new(StatusCode::OK, modern::success_response(&call.id, &result), Outcome::Result)
+            let outcome = if tool_result::is_error(&result) { Outcome::ToolError } else { Outcome::Result };
+            Reply::new(StatusCode::OK, modern::success_response(&call.id, &result), outcome)
         }
         Verdict::Error(error, outcome) => {
-            let mut reply = Reply::new(status_of(call, &error, lost.as_ref()), body(call, &error), outcome);
+            let mut reply = failed(call, status_of(call, &error, lost.as_ref()), &error, outcome);
+            if let Some(lost) = &lost {
+                // In our words, also where the client is told in the server's.
+                reply.account.reason = Some(lost.to_string().into());
+            }
             if let Some(Lost::Unauthorized { challenge: Some(challenge), .. }) = lost {
                 reply.headers.insert(header::WWW_AUTHENTICATE, challenge);
             }
@@ -120,7 +126,7 @@ pub(super) fn lost_error(lost: &Lost) -> ErrorObject {
         Lost::Unauthorized { .. } | Lost::Forbidden { .. } => code::UNAUTHORIZED,
         Lost::Status { .. } | Lost::Invalid(_) => code::UPSTREAM_INVALID,
         Lost::TooLarge { .. } => code::RESULT_TOO_LARGE,
-        Lost::Busy { .. } | Lost::Waited { .. } => code::BUSY,
+        Lost::Busy { .. } | Lost::Waited { .. } | Lost::NoRoom { .. } => code::BUSY,
         Lost::Closing => code::SHUTTING_DOWN,
     };
     ErrorObject::new(code, lost.to_string())
@@ -157,13 +163,13 @@ fn status_of(call: &Call, error: &ErrorObject, lost: Option<&Lost>) -> StatusCod
 
 /// A call refused by us.
 pub(super) fn refuse(call: &Call, status: StatusCode, error: &ErrorObject) -> Reply {
-    Reply::new(status, body(call, error), Outcome::Refused)
+    failed(call, status, error, Outcome::Refused)
 }
 
 /// A method this server does not serve.
 pub(super) fn not_served(call: &Call) -> Reply {
     let refused = modern::not_served(call.id.clone(), &call.method);
-    Reply::new(refused.status, refused.body(), Outcome::Refused)
+    failed(call, refused.status, &refused.error, Outcome::Refused)
 }
 
 /// A call that needs the tasks extension, by a client that did not declare it.
@@ -194,11 +200,16 @@ pub(super) fn input_required(call: &Call, result: &[u8]) -> Reply {
 /// A failure of ours.
 pub(super) fn internal(call: &Call, what: &str) -> Reply {
     let error = ErrorObject::new(code::INTERNAL_ERROR, what);
-    Reply::new(StatusCode::OK, body(call, &error), Outcome::ProxyFailed)
+    failed(call, StatusCode::OK, &error, Outcome::ProxyFailed)
 }
 
 fn invalid(call: &Call, why: &str) -> Reply {
-    Reply::new(StatusCode::OK, body(call, &invalid_error(why)), Outcome::UpstreamFailed)
+    failed(call, StatusCode::OK, &invalid_error(why), Outcome::UpstreamFailed)
+}
+
+fn failed(call: &Call, status: StatusCode, error: &ErrorObject, outcome: Outcome) -> Reply {
+    let account = Account::failed(outcome, error);
+    Reply { account, ..Reply::new(status, body(call, error), outcome) }
 }
 
 fn invalid_error(why: &str) -> ErrorObject {

@@ -1,15 +1,20 @@
-//! The few places where the outside world is met: the clock, entropy, the network, the signal to stop.
+//! The few places where the outside world is met: the clock, entropy, the network and
+//! how many connections the system allows, the signal to stop.
 
 mod clock;
+mod descriptors;
 mod drain;
 mod entropy;
 mod net;
+mod room;
 mod turns;
 
 pub use clock::{Clock, SystemClock, wall_clock};
+pub use descriptors::{Descriptors, Shares};
 pub use drain::{Drain, Stopping};
 pub use entropy::random;
-pub use net::{Connector, Listener, Net, Pipes, Stream};
+pub use net::{Connector, Listener, Net, Pipes, Stream, is_out_of_descriptors};
+pub use room::{Place, Relieve, Room};
 #[cfg(test)]
 pub use turns::try_orders;
 pub use turns::{Mutex, MutexGuard, spawn_on};

@@ -6,6 +6,7 @@
 use futures_util::future::BoxFuture;
 use http::Uri;
 use hyper_util::client::legacy::connect::HttpConnector;
+use rustix::io::Errno;
 use std::{
     collections::HashMap,
     io::{self, IoSlice},
@@ -19,8 +20,11 @@ use tokio::{
     io::{AsyncRead, AsyncWrite, DuplexStream, ReadBuf, duplex},
     net::{TcpListener, TcpSocket, TcpStream},
     sync::mpsc,
+    time::sleep,
 };
 use tower_service::Service;
+
+use super::{Place, Room};
 
 /// A network.
 #[derive(Clone, Debug, Default)]
@@ -28,6 +32,8 @@ pub enum Net {
     /// The system's.
     #[default]
     System,
+    /// The system's, with room for so many connections to servers.
+    Within(Room),
     Pipes(Pipes),
 }
 
@@ -58,7 +64,10 @@ enum Listening {
 
 /// Makes connections.
 #[derive(Clone, Debug)]
-pub struct Connector(Connecting);
+pub struct Connector {
+    connecting: Connecting,
+    room: Option<Room>,
+}
 
 #[derive(Clone, Debug)]
 enum Connecting {
@@ -69,6 +78,8 @@ enum Connecting {
 
 /// Connections the system keeps for us until we accept them.
 const BACKLOG: u32 = 1024;
+/// How long it may take until what was asked to close has.
+const LET_GO: Duration = Duration::from_millis(100);
 /// Bytes on their way in each direction of a pipe.
 const PIPE: usize = 64 << 10;
 
@@ -81,15 +92,15 @@ impl Net {
     /// The system's.
     pub fn listen(&self, address: SocketAddr) -> io::Result<Listener> {
         match self {
-            Self::System => tcp(address).map(|listener| Listener(Listening::Tcp(listener))),
+            Self::System | Self::Within(_) => tcp(address).map(|listener| Listener(Listening::Tcp(listener))),
             Self::Pipes(pipes) => Ok(pipes.listen(address)),
         }
     }
 
     /// What makes connections, which a peer that vanished is noticed on by probes this far apart.
     pub fn connector(&self, keep_alive: Duration) -> Connector {
-        Connector(match self {
-            Self::System => {
+        let connecting = match self {
+            Self::System | Self::Within(_) => {
                 let mut tcp = HttpConnector::new();
                 tcp.enforce_http(false);
                 tcp.set_nodelay(true);
@@ -97,8 +108,32 @@ impl Net {
                 Connecting::Tcp(tcp)
             }
             Self::Pipes(pipes) => Connecting::Pipes(pipes.clone()),
-        })
+        };
+        Connector { connecting, room: self.room().cloned() }
     }
+
+    /// Where connections to servers are bounded: by what.
+    pub fn room(&self) -> Option<&Room> {
+        match self {
+            Self::Within(room) => Some(room),
+            Self::System | Self::Pipes(_) => None,
+        }
+    }
+}
+
+/// Whether the system had no descriptor left.
+pub fn is_out_of_descriptors(error: &(dyn std::error::Error + 'static)) -> bool {
+    let mut cause = Some(error);
+    while let Some(error) = cause {
+        let number = error.downcast_ref::<io::Error>().and_then(io::Error::raw_os_error);
+        if number
+            .is_some_and(|number| [Errno::MFILE, Errno::NFILE].map(Errno::raw_os_error).contains(&number))
+        {
+            return true;
+        }
+        cause = error.source();
+    }
+    false
 }
 
 fn tcp(address: SocketAddr) -> io::Result<TcpListener> {
@@ -170,6 +205,23 @@ impl Listener {
 // === impl Connector ===
 
 impl Connector {
+    /// A place for one connection, which it must keep for as long as it is open. Waits until there is
+    /// one; what is said `in_passing` has places of its own.
+    pub fn place(&self, in_passing: bool) -> impl Future<Output = Place> + Send + use<> {
+        let room = self.room.clone();
+        async move {
+            match room {
+                Some(room) => room.place(in_passing).await,
+                None => Place::default(),
+            }
+        }
+    }
+
+    /// How many connections there may be, where they are bounded.
+    pub fn places(&self) -> usize {
+        self.room.as_ref().map_or(usize::MAX, Room::limit)
+    }
+
     /// Connects to the host and port of a URL.
     ///
     /// # Errors
@@ -178,10 +230,21 @@ impl Connector {
         &mut self,
         url: Uri,
     ) -> BoxFuture<'static, Result<Stream, Box<dyn std::error::Error + Send + Sync>>> {
-        match &mut self.0 {
+        match &mut self.connecting {
             Connecting::Tcp(tcp) => {
-                let connecting = tcp.call(url);
-                Box::pin(async move { Ok(Stream::Tcp(connecting.await?.into_inner())) })
+                let (mut tcp, room) = (tcp.clone(), self.room.clone());
+                Box::pin(async move {
+                    let connected = match (tcp.call(url.clone()).await, room) {
+                        // Something else in this process has more than the reserve.
+                        (Err(error), Some(room)) if is_out_of_descriptors(&error) => {
+                            let _asked = room.relieve();
+                            sleep(LET_GO).await;
+                            tcp.call(url).await
+                        }
+                        (connected, _) => connected,
+                    };
+                    Ok(Stream::Tcp(connected?.into_inner()))
+                })
             }
             Connecting::Pipes(pipes) => {
                 let pipes = pipes.clone();

@@ -9,6 +9,8 @@ pub enum Outcome {
     /// A result was passed on.
     #[default]
     Result,
+    /// A result was passed on that says that its tool failed (`isError`).
+    ToolError,
     /// A JSON-RPC error of the server was passed on.
     ServerError,
     /// The call became a task.
@@ -41,10 +43,37 @@ pub struct Access<'a> {
     pub shown: Option<&'a str>,
     pub status: u16,
     pub outcome: Outcome,
+    /// Why, where it is no result: in our own words, or the code of the server's error. Never what was
+    /// sent or what came back.
+    pub reason: Option<&'a str>,
     /// Time spent waiting for the server.
     pub upstream: Duration,
     /// From the request's last byte to the answer's first, without `upstream`.
     pub own: Duration,
+}
+
+/// The proxy serves: what it is in front of, and which limits it works with.
+pub struct Started<'a> {
+    /// What is really listened on.
+    pub listen: &'a str,
+    pub admin: &'a str,
+    pub tls: bool,
+    /// Each route: its path, its server, its mode.
+    pub routes: &'a str,
+    pub store: &'a str,
+    /// Whether `requestState`s outlive this process: `configured`, or `made at start`.
+    pub state_keys: &'a str,
+    pub drain: Duration,
+    /// How many descriptors the system allows this process.
+    pub descriptors: usize,
+    /// How many it allowed before that was raised, where it was.
+    pub descriptors_before: Option<usize>,
+    /// Limits, derived from the former where they were not written.
+    pub connections: usize,
+    pub upstream_connections: usize,
+    pub calls: usize,
+    /// What was written is more than the system allows.
+    pub overcommitted: bool,
 }
 
 /// A task moved from one state to another.
@@ -116,6 +145,7 @@ impl Outcome {
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Result => "result",
+            Self::ToolError => "tool_error",
             Self::ServerError => "server_error",
             Self::Task => "task",
             Self::InputRequired => "input_required",
@@ -129,23 +159,76 @@ impl Outcome {
 
 // === impl Access ===
 
+/// The access line at one level, which must be known where it is written.
+macro_rules! access {
+    ($level:ident, $line:expr) => {
+        tracing::$level!(
+            target: "deferral::access",
+            method = $line.method,
+            target = $line.target,
+            route = $line.route,
+            principal = %$line.principal,
+            client = $line.client_era,
+            task = $line.task.map(tracing::field::display),
+            session = $line.session.map(tracing::field::display),
+            shown = $line.shown,
+            status = $line.status,
+            outcome = $line.outcome.as_str(),
+            reason = $line.reason,
+            upstream_us = micros($line.upstream),
+            own_us = micros($line.own),
+        )
+    };
+}
+
 impl Access<'_> {
+    /// A warning where the server is at fault: the operator can do something about that.
+    pub fn emit(&self) {
+        match self.outcome {
+            Outcome::UpstreamFailed => access!(warn, self),
+            Outcome::Result
+            | Outcome::ToolError
+            | Outcome::ServerError
+            | Outcome::Task
+            | Outcome::InputRequired
+            | Outcome::Refused
+            | Outcome::ProxyFailed
+            | Outcome::Departed => access!(info, self),
+        }
+    }
+}
+
+// === impl Started ===
+
+impl Started<'_> {
     pub fn emit(&self) {
         tracing::info!(
-            target: "deferral::access",
-            method = self.method,
-            target = self.target,
-            route = self.route,
-            principal = %self.principal,
-            client = self.client_era,
-            task = self.task.map(tracing::field::display),
-            session = self.session.map(tracing::field::display),
-            shown = self.shown,
-            status = self.status,
-            outcome = self.outcome.as_str(),
-            upstream_us = micros(self.upstream),
-            own_us = micros(self.own),
+            target: "deferral",
+            event = "started",
+            version = env!("CARGO_PKG_VERSION"),
+            listen = self.listen,
+            admin = self.admin,
+            tls = self.tls,
+            routes = self.routes,
+            store = self.store,
+            state_keys = self.state_keys,
+            drain_ms = millis(self.drain),
+            descriptors = self.descriptors,
+            descriptors_before = self.descriptors_before,
+            connections = self.connections,
+            upstream_connections = self.upstream_connections,
+            calls = self.calls,
         );
+        if self.overcommitted {
+            tracing::warn!(
+                target: "deferral",
+                event = "descriptors_overcommitted",
+                descriptors = self.descriptors,
+                connections = self.connections,
+                upstream_connections = self.upstream_connections,
+                remedy = "raise the limit of open files (`ulimit -n`, `LimitNOFILE`), or lower `limits.connections` and `limits.upstream_connections`",
+            );
+        }
     }
 }
 

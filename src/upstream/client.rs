@@ -103,6 +103,31 @@ impl HttpClient {
         further: &[u8],
         body: Bytes,
     ) -> Answering {
+        self.begin(method, path, lines, further, body, false)
+    }
+
+    /// As [`HttpClient::send`], for what is over soon and must not wait for calls: an answer to a question
+    /// of theirs, a cancel, a farewell.
+    pub(super) fn send_in_passing(
+        &self,
+        method: &Method,
+        path: &str,
+        lines: &[u8],
+        further: &[u8],
+        body: Bytes,
+    ) -> Answering {
+        self.begin(method, path, lines, further, body, true)
+    }
+
+    fn begin(
+        &self,
+        method: &Method,
+        path: &str,
+        lines: &[u8],
+        further: &[u8],
+        body: Bytes,
+        in_passing: bool,
+    ) -> Answering {
         let mut head = Vec::with_capacity(64 + path.len() + lines.len() + further.len());
         for part in [method.as_str().as_bytes(), b" ", path.as_bytes(), b" HTTP/1.1\r\n", lines, further] {
             head.extend_from_slice(part);
@@ -116,12 +141,18 @@ impl HttpClient {
         let head = Bytes::from(head);
         Answering(match self.pool.take() {
             Some(connection) => Stage::Sending(Sending::new(connection, head, body, self.pool.clone())),
-            None => Stage::Connecting(Box::pin(self.connect(head, body))),
+            None => Stage::Connecting(Box::pin(self.connect(head, body, in_passing))),
         })
     }
 
-    fn connect(&self, head: Bytes, body: Bytes) -> impl Future<Output = Result<Sending, Lost>> + 'static {
+    fn connect(
+        &self,
+        head: Bytes,
+        body: Bytes,
+        in_passing: bool,
+    ) -> impl Future<Output = Result<Sending, Lost>> + 'static {
         let (mut tcp, tls, limit, pool) = (self.tcp.clone(), self.tls.clone(), self.limit, self.pool.clone());
+        let (place, places) = (tcp.place(in_passing), tcp.places());
         let tcp = tcp.connect(self.url.clone());
         let connecting = async move {
             let tcp = tcp.await.map_err(|error| Lost::Unreachable(root_cause(&*error)))?;
@@ -134,8 +165,9 @@ impl HttpClient {
             })
         };
         async move {
+            let place = timeout(limit, place).await.map_err(|_| Lost::NoRoom { limit: places })?;
             let io = timeout(limit, connecting).await.unwrap_or(Err(Lost::ConnectTimeout(limit)))?;
-            Ok(Sending::new(Box::new(Connection::new(io)), head, body, pool))
+            Ok(Sending::new(Box::new(Connection::new(io, place)), head, body, pool))
         }
     }
 
@@ -144,6 +176,12 @@ impl HttpClient {
         let mut tcp = self.tcp.clone();
         let connecting = timeout(self.limit, tcp.connect(self.url.clone()));
         async move { connecting.await.is_ok_and(|connected| connected.is_ok()) }
+    }
+
+    /// Closes all idle connections; says whether there were any.
+    pub(super) fn close_idle(&self) -> bool {
+        let idle = std::mem::take(&mut *self.pool.idle());
+        !idle.is_empty()
     }
 
     /// Closes idle connections that are too old to be used.
@@ -210,7 +248,7 @@ impl Pool {
     pub(super) fn put_back(&self, connection: Box<Connection>) {
         let since = self.clock.now();
         let mut idle = self.idle();
-        if idle.len() < IDLE_CONNECTIONS {
+        if idle.len() < IDLE_CONNECTIONS && connection.may_be_kept() {
             idle.push(Idle { connection, since });
         }
     }

@@ -26,7 +26,7 @@ use super::{
     client::Pool,
     http1::{self, Framing, Next, is_kept},
 };
-use crate::runtime::Stream;
+use crate::runtime::{Place, Stream};
 
 /// A connection, plain or encrypted.
 pub(super) enum Io {
@@ -44,6 +44,7 @@ pub(super) struct Connection {
     io: Io,
     /// What has arrived and was not yet understood. Empty while a call waits for its answer.
     read: BytesMut,
+    place: Place,
 }
 
 /// A request on its way out, until the head of its answer is there.
@@ -77,8 +78,13 @@ const READ_IN_PLACE: usize = 64 << 10;
 // === impl Connection ===
 
 impl Connection {
-    pub(super) fn new(io: Io) -> Self {
-        Self { io, read: BytesMut::new() }
+    pub(super) fn new(io: Io, place: Place) -> Self {
+        Self { io, read: BytesMut::new(), place }
+    }
+
+    /// Whether it may be kept for another request.
+    pub(super) fn may_be_kept(&self) -> bool {
+        !self.place.is_spare()
     }
 
     /// Whether it can take another request: the server has neither closed it nor said anything.
@@ -350,7 +356,7 @@ mod tests {
     /// connection may have come back to.
     async fn ask(script: Mock) -> (io::Result<http::Response<Incoming>>, Arc<Pool>) {
         let pool = Arc::new(Pool::default());
-        let connection = Box::new(Connection::new(Io::Scripted(script)));
+        let connection = Box::new(Connection::new(Io::Scripted(script), Place::default()));
         let (head, body) = ASKED;
         let sending =
             Sending::new(connection, Bytes::from_static(head), Bytes::from_static(body), pool.clone());
@@ -504,7 +510,8 @@ mod tests {
         use tokio::io::{AsyncWriteExt, BufWriter, duplex};
         let (ours, mut theirs) = duplex(64);
         theirs.write_all(b"HTTP/1.1 413 x\r\ncontent-length: 2\r\n\r\nno").await.expect("taken");
-        let connection = Box::new(Connection::new(Io::Buffered(BufWriter::with_capacity(1, ours))));
+        let connection =
+            Box::new(Connection::new(Io::Buffered(BufWriter::with_capacity(1, ours)), Place::default()));
         let (head, body) = (Bytes::from_static(ASKED.0), Bytes::from(vec![b'x'; 1000]));
         let pool = Arc::new(Pool::default());
         let sending = Sending::new(connection, head, body, pool.clone());
@@ -529,7 +536,8 @@ mod tests {
         let (ours, mut theirs) = duplex(8);
         let io = Io::Buffered(BufWriter::new(ours));
         let (head, body) = (Bytes::from_static(ASKED.0), Bytes::from_static(ASKED.1));
-        let sending = Sending::new(Box::new(Connection::new(io)), head, body, Arc::default());
+        let sending =
+            Sending::new(Box::new(Connection::new(io, Place::default())), head, body, Arc::default());
         let server = async {
             let mut request = [0; ASKED.0.len() + ASKED.1.len()];
             theirs.read_exact(&mut request).await.expect("the whole request");
@@ -551,19 +559,21 @@ mod tests {
         let (mut theirs, _) = listener.accept().await.expect("accepted");
         theirs.write_all(b"HTTP/1.1 200 OK\r\n").await.expect("written");
         ours.readable().await.expect("it has arrived");
-        let mut connection = Connection::new(Io::Plain(Stream::Tcp(ours)));
+        let mut connection = Connection::new(Io::Plain(Stream::Tcp(ours)), Place::default());
         while tokio::task::coop::consume_budget().now_or_never().is_some() {}
         assert!(!connection.is_idle());
     }
 
     #[tokio::test]
     async fn a_connection_on_which_something_arrived_takes_no_request() {
-        let mut connection =
-            Connection::new(Io::Scripted(Builder::new().read(b"HTTP/1.1 408 x\r\n\r\n").build()));
+        let mut connection = Connection::new(
+            Io::Scripted(Builder::new().read(b"HTTP/1.1 408 x\r\n\r\n").build()),
+            Place::default(),
+        );
         assert!(!connection.is_idle());
         let (_held, script) =
             (0, Builder::new().wait(std::time::Duration::from_secs(3600)).read(b"x").build());
-        let mut connection = Connection::new(Io::Scripted(script));
+        let mut connection = Connection::new(Io::Scripted(script), Place::default());
         assert!(connection.is_idle());
         std::mem::forget(connection);
     }

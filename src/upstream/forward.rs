@@ -144,7 +144,12 @@ pub(super) async fn forward(peer: Arc<Peer>, request: Forward) -> Result<Forward
     };
     let path = with_query(&peer.path, query.as_deref());
     let lines = lines(&peer, &headers);
-    let answering = peer.client.send(&method, &path, &lines, &[], body.clone());
+    let answering = match purpose {
+        Purpose::Tell => peer.client.send_in_passing(&method, &path, &lines, &[], body.clone()),
+        Purpose::Listen | Purpose::Begin | Purpose::Call | Purpose::Ask => {
+            peer.client.send(&method, &path, &lines, &[], body.clone())
+        }
+    };
     // What is only asked for is asked for once more where its connection breaks: a server closes
     // idle ones, and the request may be on its way just then.
     let again = may_repeat(purpose).then(|| Box::new((method, path.into_owned(), lines, body)));

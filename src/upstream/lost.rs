@@ -23,7 +23,11 @@ impl Lost {
             | Self::Untold(_)
             | Self::Status { .. }
             | Self::Invalid(_) => Fault::Server,
-            Self::TooLarge { .. } | Self::Busy { .. } | Self::Waited { .. } | Self::Closing => Fault::Proxy,
+            Self::TooLarge { .. }
+            | Self::Busy { .. }
+            | Self::Waited { .. }
+            | Self::NoRoom { .. }
+            | Self::Closing => Fault::Proxy,
         }
     }
 }

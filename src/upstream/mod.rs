@@ -250,9 +250,15 @@ pub enum Lost {
         "no session with the server came free within {after:?} (timeouts.queue): all {limit} are busy (limits.sessions)"
     )]
     Waited { limit: usize, after: Duration },
+    #[error("all {limit} connections to servers are in use (limits.upstream_connections)")]
+    NoRoom { limit: usize },
     #[error("the proxy is shutting down; if the call had been sent, whether it ran is unknown")]
     Closing,
 }
+
+/// Connections to servers at a time, of all of them, where the system allows the process as many: a call
+/// and its session's stream for each client of the front's own default. Each is a descriptor.
+pub const CONNECTIONS: usize = 20_000;
 
 /// Why a server cannot be spoken to at all.
 #[derive(Debug, thiserror::Error)]

@@ -218,6 +218,10 @@ impl Session {
         self.peer.client.send(method, &self.headers.path, lines, further, body)
     }
 
+    fn send_in_passing(&self, method: &HttpMethod, lines: &[u8], body: Bytes) -> Answering {
+        self.peer.client.send_in_passing(method, &self.headers.path, lines, &[], body)
+    }
+
     /// Sends a call.
     pub(super) fn post(&self, body: Bytes, further: &HeaderMap) -> Answering {
         let mut lines = Vec::new();
@@ -231,7 +235,7 @@ impl Session {
 
     /// Sends a notification or a response.
     pub(super) async fn tell(&self, body: Bytes) -> Result<(), Lost> {
-        let posted = self.send(&HttpMethod::POST, &self.headers.posting, &[], body);
+        let posted = self.send_in_passing(&HttpMethod::POST, &self.headers.posting, body);
         let response = self.peer.taken(posted).await?;
         let (head, body) = response.into_parts();
         if head.status.is_success() {
@@ -389,7 +393,7 @@ impl Session {
             return;
         }
         let _place = self.peer.errands.place().await;
-        let told = self.send(&HttpMethod::DELETE, &self.headers.bodiless, &[], Bytes::new());
+        let told = self.send_in_passing(&HttpMethod::DELETE, &self.headers.bodiless, Bytes::new());
         match self.peer.taken(told).await {
             Ok(response) => self.peer.drain_later(response.into_body()),
             Err(lost) => tracing::debug!(error = %lost, "the end of a session could not be told"),

@@ -32,7 +32,7 @@ use super::{
 };
 use crate::{
     dialect::{Credentials, Principal},
-    runtime::Net,
+    runtime::{Net, Relieve},
 };
 
 /// One server of the older era. Cheap to clone; all clones are the same.
@@ -83,7 +83,7 @@ impl Streamable {
     /// # Errors
     /// As [`Streamable::new`].
     pub fn on(config: Config, net: &Net) -> Result<Self, NotStarted> {
-        Ok(Self(Arc::new(Inner {
+        let inner = Arc::new(Inner {
             peer: Arc::new(Peer::new(config, net)?),
             groups: DashMap::new(),
             reports: DashMap::new(),
@@ -92,7 +92,12 @@ impl Streamable {
             crowd: AtomicUsize::new(0),
             #[cfg(test)]
             searches: AtomicUsize::new(0),
-        })))
+        });
+        if let Some(room) = net.room() {
+            let keeper: Weak<Inner> = Arc::downgrade(&inner);
+            room.ask(keeper);
+        }
+        Ok(Self(inner))
     }
 }
 
@@ -184,22 +189,29 @@ impl Inner {
     }
 
     /// Lets go of identities that have not called for the longest: what is too many, and an eighth of what
-    /// may be, so that it is seldom looked for. First those for whose principal nobody listens to reports.
+    /// may be, so that it is seldom looked for.
     fn make_room(&self) {
+        let limit = self.peer.config.limits.identities.max(1);
+        self.let_go(self.groups.len().saturating_sub(limit) + limit.div_ceil(8), true);
+    }
+
+    /// Lets go of so many identities, those that have not called for the longest. First those for whose
+    /// principal nobody listens to reports; others only where they are meant too.
+    fn let_go(&self, count: usize, listened: bool) {
         #[cfg(test)]
         self.searches.fetch_add(1, Ordering::Relaxed);
         let mut idle: Vec<_> = self
             .groups
             .iter()
             .filter(|group| Arc::strong_count(group) == 1 && group.is_idle())
+            .filter(|group| listened || !group.reports.is_listened_to())
             .map(|group| {
                 let used = group.used.load(Ordering::Relaxed);
                 (group.reports.is_listened_to(), used, Key(group.identity.clone()))
             })
             .collect();
         idle.sort_unstable_by_key(|(listened, used, _)| (*listened, *used));
-        let limit = self.peer.config.limits.identities.max(1);
-        idle.truncate(self.groups.len().saturating_sub(limit) + limit.div_ceil(8));
+        idle.truncate(count);
         for (.., key) in idle {
             // Looked at again under the lock of its shard, where nobody can be handed it meanwhile.
             let gone = self
@@ -256,6 +268,19 @@ impl Inner {
         };
         // A server that does not take its farewell will find out by itself.
         let _ = timeout(FAREWELL, all).await;
+    }
+}
+
+// === impl Relieve ===
+
+impl Relieve for Inner {
+    fn close_idle(&self) -> bool {
+        self.peer.client.close_idle()
+    }
+
+    /// With their sessions go the streams on which they would be heard of: each is a connection.
+    fn close_sessions(&self) {
+        self.let_go(self.groups.len().div_ceil(8), false);
     }
 }
 

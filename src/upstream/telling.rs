@@ -178,7 +178,7 @@ impl Session {
 /// without an answer has been waited for long enough.
 fn may_be_taken_later(lost: &Lost) -> bool {
     match lost {
-        Lost::Broken(_) | Lost::Unreachable(_) | Lost::ConnectTimeout(_) => true,
+        Lost::Broken(_) | Lost::Unreachable(_) | Lost::ConnectTimeout(_) | Lost::NoRoom { .. } => true,
         Lost::Status { status, .. } => {
             status.is_server_error() || *status == http::StatusCode::TOO_MANY_REQUESTS
         }

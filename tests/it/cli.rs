@@ -1,5 +1,6 @@
 //! What people type, and what they read: the program itself.
 
+mod descriptors;
 mod older;
 
 use bytes::Bytes;

@@ -50,6 +50,7 @@ limits:
   header_bytes: 16384
   headers: 64
   connections: 1
+  upstream_connections: 13
   calls: 2
   depth: 17
   streams: 11

@@ -905,7 +905,8 @@ async fn where_there_is_no_room_a_connection_that_rests_goes_and_one_at_work_sta
         let mut resting = Client::over(pipe(), version).await;
         assert_eq!(resting.ask(call("greet")).await.status, StatusCode::OK);
         let mut third = Client::over(pipe(), version).await;
-        assert_eq!(third.ask(call("greet")).await.status, StatusCode::OK);
+        let answer = tokio::time::timeout(Duration::from_secs(60), third.ask(call("greet"))).await;
+        assert_eq!(answer.expect("room is made for it").status, StatusCode::OK);
         assert!(resting.send(call("greet")).await.is_err(), "its place was given away");
         sender.send(Item::Reply(reply(&Id::from_number(7), "\"late\""))).expect("it is listened to");
         let slow = whole(slow.await.expect("no panic").expect("an answer")).await;

@@ -200,6 +200,7 @@ impl Drop for Fields {
             // Nothing was sent to a client that left first; 499 is what proxies call that.
             status: self.status.map_or(499, |status| status.as_u16()),
             outcome: end.account.outcome,
+            reason: end.account.reason.as_deref(),
             upstream: end.account.upstream,
             own: end.own,
         }

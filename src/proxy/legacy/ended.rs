@@ -106,6 +106,16 @@ impl Ended {
         Leaving { ended: Arc::clone(self), key }
     }
 
+    /// Whether the client has ended the session, or taken back all of these requests.
+    pub(super) fn is_over(&self, key: Key, requests: &[Id]) -> bool {
+        let known = self.known();
+        let session = key.digest();
+        let taken_back = |id| known.taken_back.all.contains(&of_request(key, id));
+        known.taken_back.all.contains(&session)
+            || known.closed.all.contains(&session)
+            || !requests.is_empty() && requests.iter().all(taken_back)
+    }
+
     /// Those of `waiting` that are owed an answer. Where the session is just being ended it is waited for
     /// what becomes of that, though not for ever.
     pub(super) async fn owed(&self, key: Key, waiting: SmallVec<[Id; 1]>) -> SmallVec<[Id; 1]> {

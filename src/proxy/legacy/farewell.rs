@@ -92,7 +92,7 @@ pub(super) fn refusal(shared: &Shared, passage: &Passage) -> Option<Passed> {
             code::INVALID_REQUEST,
             "the session was ended by its client: begin another with initialize",
         );
-        let account = Account { outcome: Outcome::Refused, ..Account::default() };
+        let account = Account::failed(Outcome::Departed, &error);
         let body = crate::dialect::legacy::refusal(&passage.post.waiting(), &error);
         Passed { status: StatusCode::NOT_FOUND, ..super::document(body, account) }
     })

@@ -19,9 +19,9 @@ use crate::{
         legacy::{self, Answers},
     },
     protocol::{
-        Id,
+        ErrorObject, Id,
         headers::SESSION_ID,
-        sse,
+        sse, tool_result,
         watch::{Gist, Glance},
     },
     proxy::{
@@ -99,6 +99,8 @@ pub(super) struct Owing {
     ended: Arc<Ended>,
     principal: Principal,
     session: Option<HeaderValue>,
+    /// What was asked.
+    asked: SmallVec<[Id; 1]>,
 }
 
 /// What it takes to give up a call that takes too long.
@@ -164,15 +166,20 @@ impl Going {
                 self.body.answered();
                 self.ladder.answered();
                 self.call_ended();
-                if said == Some(Gist::Error) {
-                    self.outcome = Outcome::ServerError;
-                }
+                self.outcome = match said {
+                    Some(Gist::Error) => self.owing.of_error(),
+                    // Most write it last, so that this piece has it.
+                    Some(_) | None if tool_result::shows_error(&bytes) => Outcome::ToolError,
+                    Some(_) | None => self.outcome,
+                };
                 account = Some(self.timing.account(self.outcome));
             }
         } else if self.outcome == Outcome::Result {
             self.document.see(&bytes);
             if self.document.gist() == Some(Gist::Error) {
-                self.outcome = Outcome::ServerError;
+                self.outcome = self.owing.of_error();
+            } else if tool_result::shows_error(&bytes) {
+                self.outcome = Outcome::ToolError;
             }
         }
         // Who writes a body of known length does not ask for more once it is there.
@@ -191,6 +198,13 @@ impl Going {
         if let Some(call) = &mut self.call {
             call.answered();
         }
+    }
+
+    /// The end of it, because of this.
+    fn end_for(&mut self, outcome: Outcome, error: &ErrorObject) -> Piece {
+        let piece = self.end(outcome);
+        let reason = Account::failed(outcome, error).reason;
+        Piece { account: piece.account.map(|account| Account { reason, ..account }), ..piece }
     }
 
     /// The end of it, and all is said.
@@ -212,7 +226,11 @@ impl Going {
                 (None, _) | (Some(_), Some(_)) => Then::End,
                 (Some(_), None) => Then::Break,
             };
-            return Some(Piece { then, ..self.end(outcome) });
+            let end = match &lost {
+                Some(lost) => self.end_for(outcome, &lost_error(lost)),
+                None => self.end(outcome),
+            };
+            return Some(Piece { then, ..end });
         };
         // The client goes on where it was, and finds the rest with the server. One whose server has
         // died will not, and some clients would wait for ever.
@@ -248,8 +266,9 @@ impl Going {
             (Settled::Owed(owed), Some(answers)) => {
                 answers.retain(|id| owed.contains(id));
                 self.body.answered();
-                let bytes = answers.last_words(&lost_error(&fate.lost));
-                Piece { bytes, ..self.end(outcome_of(&fate.lost)) }
+                let error = lost_error(&fate.lost);
+                let bytes = answers.last_words(&error);
+                Piece { bytes, ..self.end_for(outcome_of(&fate.lost), &error) }
             }
         })
     }
@@ -264,7 +283,7 @@ impl Going {
         let bytes = self.answers.as_ref().map(|answers| answers.last_words(&error));
         // There is no place for an error in a document that has begun.
         let then = if bytes.is_some() { Then::End } else { Then::Break };
-        Piece { bytes: bytes.unwrap_or_default(), then, ..self.end(Outcome::UpstreamFailed) }
+        Piece { bytes: bytes.unwrap_or_default(), then, ..self.end_for(Outcome::UpstreamFailed, &error) }
     }
 
     /// Whether it is time to end it ourselves.
@@ -324,13 +343,29 @@ impl Owing {
             ended: Arc::clone(&shared.ended),
             principal: passage.principal,
             session: passage.headers.get(&SESSION_ID).cloned(),
+            asked: passage.post.waiting(),
         }
+    }
+
+    /// Whether the client has taken back what it asked, or has ended its session: what the server says
+    /// of it is for nobody.
+    pub(super) fn is_taken_back(&self) -> bool {
+        self.key().is_some_and(|key| self.ended.is_over(key, &self.asked))
+    }
+
+    /// What an error of the server means.
+    pub(super) fn of_error(&self) -> Outcome {
+        if self.is_taken_back() { Outcome::Departed } else { Outcome::ServerError }
+    }
+
+    fn key(&self) -> Option<Key> {
+        let headers = self.session.iter().map(|session| (SESSION_ID.clone(), session.clone())).collect();
+        Key::of(self.principal, &headers)
     }
 
     /// Those of the requests that the client still wants answered.
     pub(super) async fn owed(&self, waiting: SmallVec<[Id; 1]>) -> SmallVec<[Id; 1]> {
-        let headers = self.session.iter().map(|session| (SESSION_ID.clone(), session.clone())).collect();
-        match Key::of(self.principal, &headers) {
+        match self.key() {
             Some(key) => self.ended.owed(key, waiting).await,
             None => waiting,
         }

@@ -39,7 +39,7 @@ pub(super) async fn refuse(shared: &Shared, passage: &Passage) -> Option<Passed>
     Some(match &passage.post.waiting()[..] {
         [] => refusal_for_none(StatusCode::BAD_REQUEST, &error),
         waiting => {
-            let account = Account { outcome: Outcome::Refused, ..Account::default() };
+            let account = Account::failed(Outcome::Refused, &error);
             document(legacy::refusal(waiting, &error), account)
         }
     })

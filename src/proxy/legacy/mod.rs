@@ -274,12 +274,12 @@ fn success(id: &Id, result: &[u8], account: Account) -> Passed {
 /// A refusal of ours.
 fn refusal(id: &Id, error: &ErrorObject) -> Passed {
     let body = legacy::refusal(std::slice::from_ref(id), error);
-    document(body, Account { outcome: Outcome::Refused, ..Account::default() })
+    document(body, Account::failed(Outcome::Refused, error))
 }
 
 /// A refusal that answers no request.
 fn refusal_for_none(status: StatusCode, error: &ErrorObject) -> Passed {
-    let account = Account { outcome: Outcome::Refused, ..Account::default() };
+    let account = Account::failed(Outcome::Refused, error);
     Passed { status, ..document(legacy::refusal(&[], error), account) }
 }
 

@@ -26,11 +26,11 @@ use crate::{
         ErrorObject, Fault, Frame, Heartbeat, Id, Kind, Method as Asked, Revision,
         accept::{EVENT_STREAM, accepts},
         headers::{LAST_EVENT_ID, SESSION_ID},
-        meta,
+        meta, tool_result,
         watch::{Gist, Glance},
     },
     proxy::{
-        Ladder, Passage, Passed, Passing,
+        Account, Ladder, Passage, Passed, Passing,
         endpoint::Shared,
         ladder::Beginning,
         reply::{lost_error, outcome_of},
@@ -224,7 +224,7 @@ async fn answer(forwarded: Forwarded, terms: Terms, timing: Timing) -> Passed {
                 call.iter_mut().for_each(Theirs::answered);
                 let body = edited::document(body, edit, in_session.as_ref());
                 headers.insert(CONTENT_LENGTH, body.len().into());
-                whole(status, headers, body, &timing)
+                whole(status, headers, body, &owing, &timing)
             }
             Err(lost) => Box::pin(refused(&waiting, &lost, &owing, &timing)).await,
         };
@@ -234,7 +234,7 @@ async fn answer(forwarded: Forwarded, terms: Terms, timing: Timing) -> Passed {
         return match forwarded.whole(WHOLE as usize).await {
             Ok(body) => {
                 call.iter_mut().for_each(Theirs::answered);
-                whole(status, headers, body, &timing)
+                whole(status, headers, body, &owing, &timing)
             }
             Err(lost) => Box::pin(refused(&waiting, &lost, &owing, &timing)).await,
         };
@@ -242,7 +242,7 @@ async fn answer(forwarded: Forwarded, terms: Terms, timing: Timing) -> Passed {
     let Forwarded { mut headers, body, limit, .. } = forwarded;
     if body.is_over() {
         call.iter_mut().for_each(Theirs::answered);
-        return whole(status, headers, Bytes::new(), &timing);
+        return whole(status, headers, Bytes::new(), &owing, &timing);
     }
     let edited = edit.filter(|_| is_events && status.is_success());
     if edited.is_some() {
@@ -261,7 +261,10 @@ async fn answer(forwarded: Forwarded, terms: Terms, timing: Timing) -> Passed {
         body: Body::Here(body),
         answers: is_events.then(|| answers(waiting, &ladder, limit)),
         document: Glance::default(),
-        outcome: outcome(status),
+        outcome: match outcome(status) {
+            Outcome::ServerError => owing.of_error(),
+            outcome => outcome,
+        },
         ladder,
         giving_up,
         edited: edited.map(|edit| Box::new(Edited::new(edit, in_session, limit))),
@@ -287,12 +290,32 @@ fn outcome(status: StatusCode) -> Outcome {
 }
 
 /// An answer that is there.
-fn whole(status: StatusCode, headers: HeaderMap, body: Bytes, timing: &Timing) -> Passed {
+fn whole(status: StatusCode, headers: HeaderMap, body: Bytes, owing: &Owing, timing: &Timing) -> Passed {
     let outcome = match Glance::of(&body) {
         Some(Gist::Error) if status.is_success() => Outcome::ServerError,
+        Some(Gist::Result) if status.is_success() && tool_result::shows_error(&body) => Outcome::ToolError,
         Some(_) | None => outcome(status),
     };
-    Passed { status, headers, body: Passing::Whole(body, timing.account(outcome)) }
+    let (outcome, reason) = match outcome {
+        Outcome::ServerError if owing.is_taken_back() => (Outcome::Departed, None),
+        Outcome::ServerError => (outcome, Some(in_numbers(status, &body).into())),
+        _ => (outcome, None),
+    };
+    let account = Account { reason, ..timing.account(outcome) };
+    Passed { status, headers, body: Passing::Whole(body, account) }
+}
+
+/// What an error of the server is, without its words.
+fn in_numbers(status: StatusCode, body: &Bytes) -> String {
+    let code = Frame::parse(body.clone()).ok().and_then(|frame| match frame.kind() {
+        Kind::Failure { error, .. } => Some(ErrorObject::from_raw(error.clone()).code()),
+        Kind::Request { .. } | Kind::Notification { .. } | Kind::Success { .. } => None,
+    });
+    match (status.is_success(), code) {
+        (true, Some(code)) => format!("error {code}"),
+        (false, Some(code)) => format!("HTTP {}, error {code}", status.as_u16()),
+        (_, None) => format!("HTTP {}", status.as_u16()),
+    }
 }
 
 /// The server has refused, by an HTTP error.
@@ -350,7 +373,8 @@ fn failed(waiting: &[Id], error: &ErrorObject, outcome: Outcome, timing: &Timing
         (CONTENT_TYPE, HeaderValue::from_static("application/json")),
         (CONTENT_LENGTH, body.len().into()),
     ]);
-    Passed { status: StatusCode::OK, headers, body: Passing::Whole(body, timing.account(outcome)) }
+    let account = Account { reason: Account::failed(outcome, error).reason, ..timing.account(outcome) };
+    Passed { status: StatusCode::OK, headers, body: Passing::Whole(body, account) }
 }
 
 /// The client has taken back what it asked: its stream just ends.

@@ -243,7 +243,8 @@ impl Attended {
             Err(error) => (legacy::refusal(std::slice::from_ref(&self.id), error), outcome),
         };
         let upstream = self.call.shared.clock.now().saturating_duration_since(self.began);
-        let account = Account { outcome, upstream, ..Account::default() };
+        let reason = word.as_ref().err().and_then(|error| Account::failed(outcome, error).reason);
+        let account = Account { outcome, reason, upstream, ..Account::default() };
         let _ = self.client.send(Said::Last(crate::protocol::frame::on_one_line(body), account)).await;
     }
 

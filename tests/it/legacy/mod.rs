@@ -16,4 +16,4 @@ mod streams;
 mod taken_back;
 mod tasks;
 mod unsolicited;
-mod world;
+pub(crate) mod world;

@@ -19,5 +19,6 @@ mod principals;
 mod questions;
 mod quotas;
 mod shutdown;
+mod told;
 mod transport;
 pub(crate) mod world;
