@@ -418,8 +418,8 @@ fn tools(written: Vec<At<file::Tool>>, problems: &mut Vec<Problem>) -> Vec<polic
             matches: matches.value.clone(),
             mode: tool.mode.given(),
             after: tool.after.given(),
-            keys: keys(tool.keys.or_default(), problems),
-            requires: tool.requires.given(),
+            keys: keys(tool.keys.or_default(), problems).into(),
+            requires: tool.requires.given().map(Arc::new),
         });
         earlier.push(matches);
     }

@@ -1,7 +1,7 @@
 //! How long to wait before a call becomes a task, per tool.
 
 use serde_json::Value;
-use std::{fmt, str::FromStr, time::Duration};
+use std::{fmt, str::FromStr, sync::Arc, time::Duration};
 
 /// Which calls become tasks, and when.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -36,25 +36,40 @@ pub struct ToolRule {
     pub mode: Option<Mode>,
     pub after: Option<Duration>,
     /// Names for the questions the tool asks, in order.
-    pub keys: Vec<String>,
+    pub keys: Arc<[String]>,
     /// What a client must declare to call it: an object of objects, in the shape of
     /// `requiredCapabilities`.
-    pub requires: Option<Value>,
+    pub requires: Option<Arc<Value>>,
 }
 
-/// What holds for one tool, all rules considered.
+/// What holds for one tool, all rules considered. Looked up for each call, so it copies nothing of
+/// its rule.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Treatment {
     pub mode: Mode,
     pub after: Duration,
     pub retention: Duration,
-    pub keys: Vec<String>,
-    pub requires: Option<Value>,
+    pub keys: Arc<[String]>,
+    pub requires: Option<Arc<Value>>,
 }
 
-/// A name with `*` (any run of characters) and `?` (any one character), as in a shell.
+/// A name with `*` (any run of characters) and `?` (any one character), as in a shell. Read once,
+/// when it is made: matching takes no memory.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub struct Pattern {
+    text: Box<str>,
+    shape: Shape,
+}
+
+/// What a pattern turns out to be. Most are names, or beginnings of names.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Pattern(Box<str>);
+enum Shape {
+    /// No wildcard: this very name.
+    Name,
+    /// One `*`, at the end: names that begin with so many bytes of the text.
+    Beginning(usize),
+    Wild(Box<[char]>),
+}
 
 /// A word that names no mode.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -117,7 +132,7 @@ impl Defer {
             mode: rule.and_then(|rule| rule.mode).unwrap_or(self.mode),
             after: rule.and_then(|rule| rule.after).unwrap_or(self.after),
             retention: self.retention,
-            keys: rule.map(|rule| rule.keys.clone()).unwrap_or_default(),
+            keys: rule.map(|rule| Arc::clone(&rule.keys)).unwrap_or_default(),
             requires: rule.and_then(|rule| rule.requires.clone()),
         }
     }
@@ -127,38 +142,57 @@ impl Defer {
 
 impl Pattern {
     pub fn new(text: impl Into<Box<str>>) -> Self {
-        Self(text.into())
+        let text = text.into();
+        let shape = match text.find(['*', '?']) {
+            None => Shape::Name,
+            Some(at) if &text[at..] == "*" => Shape::Beginning(at),
+            Some(_) => Shape::Wild(text.chars().collect()),
+        };
+        Self { text, shape }
     }
 
     pub fn as_str(&self) -> &str {
-        &self.0
+        &self.text
     }
 
-    /// Whether `name` as a whole has this shape. Linear in both, whatever the pattern.
+    /// Whether `name` as a whole has this shape. Takes at most as many steps as the name has
+    /// characters, times those of the pattern.
     pub fn matches(&self, name: &str) -> bool {
-        let (pattern, name): (Vec<char>, Vec<char>) = (self.0.chars().collect(), name.chars().collect());
-        let (mut p, mut n) = (0, 0);
-        // The last star seen, and how much of the name it has taken so far.
-        let mut star: Option<(usize, usize)> = None;
-        while n < name.len() {
-            match pattern.get(p) {
-                Some('*') => {
-                    star = Some((p, n));
-                    p += 1;
-                }
-                Some(&c) if c == '?' || c == name[n] => {
-                    p += 1;
-                    n += 1;
-                }
-                _ => {
-                    let Some((at, taken)) = star else { return false };
-                    star = Some((at, taken + 1));
-                    p = at + 1;
-                    n = taken + 1;
-                }
+        match &self.shape {
+            Shape::Name => *self.text == *name,
+            Shape::Beginning(length) => name.as_bytes().starts_with(&self.text.as_bytes()[..*length]),
+            Shape::Wild(pattern) => wild(pattern, name),
+        }
+    }
+}
+
+fn wild(pattern: &[char], name: &str) -> bool {
+    let (mut at, mut rest) = (0, name.chars());
+    // Behind the last star seen, and what of the name it has not taken so far.
+    let mut star = None;
+    loop {
+        let before = rest.clone();
+        let Some(char) = rest.next() else { break };
+        match pattern.get(at) {
+            Some('*') => {
+                at += 1;
+                star = Some((at, before.clone()));
+                rest = before;
+            }
+            Some(&wanted) if wanted == '?' || wanted == char => at += 1,
+            _ => {
+                let Some((behind, left)) = &mut star else { return false };
+                left.next();
+                (at, rest) = (*behind, left.clone());
             }
         }
-        pattern[p..].iter().all(|&c| c == '*')
+    }
+    pattern[at..].iter().all(|&char| char == '*')
+}
+
+impl fmt::Debug for Pattern {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Pattern").field(&self.text).finish()
     }
 }
 
@@ -180,6 +214,15 @@ mod tests {
             ("?", "é", true),
             ("?", "", false),
             ("*", "", true),
+            ("*", "any", true),
+            ("é*", "école", true),
+            ("é*", "e", false),
+            ("?*", "", false),
+            ("*?", "x", true),
+            ("a?c*", "abcd", true),
+            ("a**c", "abc", true),
+            ("*a", "aab", false),
+            ("*ab", "aab", true),
         ] {
             assert_eq!(Pattern::new(pattern).matches(name), matches, "{pattern} {name}");
         }
@@ -191,7 +234,7 @@ mod tests {
             matches: Pattern::new(pattern),
             mode: Some(mode),
             after: None,
-            keys: vec![],
+            keys: Arc::default(),
             requires: None,
         };
         let rules = [rule("train_x", Mode::Never), rule("train_*", Mode::Required)];
@@ -200,5 +243,20 @@ mod tests {
         assert_eq!(defer.treatment(&rules, "train_y").mode, Mode::Required);
         assert_eq!(defer.treatment(&rules, "other").mode, Mode::Auto);
         assert_eq!(defer.treatment(&rules, "train_x").after, defer.after);
+    }
+
+    #[test]
+    fn a_rule_is_read_once_and_shared_by_all_calls() {
+        let rules = [ToolRule {
+            matches: Pattern::new("*x*"),
+            mode: None,
+            after: None,
+            keys: ["a".to_owned(), "b".to_owned()].into(),
+            requires: Some(Arc::new(serde_json::json!({ "roots": {} }))),
+        }];
+        let treatment = Defer::default().treatment(&rules, "axb");
+        assert!(Arc::ptr_eq(&treatment.keys, &rules[0].keys));
+        let required = rules[0].requires.as_ref().expect("it requires something");
+        assert!(treatment.requires.is_some_and(|shared| Arc::ptr_eq(&shared, required)));
     }
 }

@@ -137,7 +137,7 @@ impl InSession {
         if let Err(no_room) = shared.tasks.admit(record, false).await {
             return Err((self, no_room));
         }
-        let run = Run::new(hold, self, treatment.keys);
+        let run = Run::new(hold, self, &treatment.keys);
         Ok((run, created))
     }
 }

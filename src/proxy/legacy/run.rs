@@ -144,13 +144,13 @@ pub(super) fn question_id(task: &TaskId, key: &str) -> Id {
 
 impl Run {
     /// The call, which is stored as a task and has this hold; `keys` are names for what it asks.
-    pub(super) fn new(hold: Hold, call: InSession, keys: Vec<String>) -> Box<Self> {
+    pub(super) fn new(hold: Hold, call: InSession, keys: &[String]) -> Box<Self> {
         let InSession { shared, session, wants_progress, replies, resident, .. } = call;
         Box::new(Self {
             hold,
             replies,
             wants_progress,
-            keys: Keys::new(keys),
+            keys: Keys::new(keys.iter().cloned()),
             next: 0,
             open: BTreeMap::new(),
             outbox: Outbox::default(),
