@@ -133,6 +133,11 @@ pub struct Untold<'a> {
     pub error: &'a dyn fmt::Display,
 }
 
+/// The log was not taken as fast as it was written; so many lines are missing here.
+pub struct LogLinesDropped {
+    pub count: u64,
+}
+
 /// The proxy has stopped; what was lost.
 pub struct Drained {
     pub calls_lost: usize,
@@ -319,6 +324,14 @@ impl AnswersDropped {
 impl Untold<'_> {
     pub fn emit(&self) {
         tracing::warn!(target: "deferral::upstream", event = "untold", what = self.what, error = %self.error);
+    }
+}
+
+// === impl LogLinesDropped ===
+
+impl LogLinesDropped {
+    pub fn emit(&self) {
+        tracing::warn!(target: "deferral", event = "log_lines_dropped", count = self.count);
     }
 }
 

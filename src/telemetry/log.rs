@@ -3,12 +3,20 @@
 //! Lines are gathered and written together, because a system call for each would cost a quick call
 //! a sixth of its time. What is told waits at most 200 ms; a warning or an error is
 //! written at once, and so is everything when [`Log`] is dropped.
+//!
+//! One thread writes, and nobody waits for it: whoever reads our standard error may have stalled, and
+//! a call must not wait for that. What does not fit meanwhile is dropped and counted, and the count
+//! is the first thing said when lines flow again.
 
-use super::line::{Format, Lines};
+use super::{
+    events::LogLinesDropped,
+    line::{Format, Lines},
+};
 use std::{
     env,
     io::{self, IsTerminal, Write},
-    sync::{Arc, Condvar, Mutex, PoisonError},
+    mem,
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
     thread,
     time::{Duration, SystemTime},
 };
@@ -23,22 +31,39 @@ pub struct Log(Arc<Gathered>);
 /// So much is gathered before it is written, in bytes.
 const ENOUGH: usize = 16 << 10;
 
+/// The most that is gathered while nothing is taken of what is written, in bytes. Some 4,000 access
+/// lines; further ones are dropped and counted. As much again may be on its way out.
+pub const ROOM: usize = 1 << 20;
+
 /// How long a line may wait for others.
 const PATIENCE: Duration = Duration::from_millis(200);
+
+/// How long the end may take: for a reader that has stalled the process does not stay.
+const LAST_WORDS: Duration = Duration::from_secs(1);
 
 /// The lines that wait to be written.
 #[derive(Debug, Default)]
 struct Gathered {
-    /// Held while lines are added and while they are written, never longer.
+    /// Held while lines are added and while they are taken out to be written, never while they are
+    /// written.
     lines: Mutex<Waiting>,
-    /// Told when there is something to write, and when it is over.
+    /// Tells the writer that there is something to write.
     told: Condvar,
+    /// Tells who waits for the end that all is written.
+    written: Condvar,
 }
 
 #[derive(Debug, Default)]
 struct Waiting {
     bytes: Vec<u8>,
+    /// Something is to be written at once.
+    urgent: bool,
+    /// Nobody gathers any more: each line is written as it comes.
     over: bool,
+    /// The writer has taken lines out and not yet written them.
+    writing: bool,
+    /// Lines that there was no room for since the last time it was said.
+    dropped: u64,
 }
 
 /// Chooses what is told.
@@ -57,7 +82,8 @@ pub fn start(format: Format, now: fn() -> SystemTime) -> Log {
     let writer = Arc::clone(&gathered);
     thread::Builder::new()
         .name("log".into())
-        .spawn(move || writer.write_now_and_then())
+        // A log that cannot be written has nowhere to say so.
+        .spawn(move || writer.write_on(|lines| drop(io::stderr().write_all(lines))))
         .expect("the system gives threads to a process that starts");
     let taken = Arc::clone(&gathered);
     let take = move |level: &Level, line: &str| taken.add(line.as_bytes(), *level <= Level::WARN);
@@ -85,60 +111,89 @@ fn filter(chosen: Option<&str>) -> (EnvFilter, Option<ParseError>) {
 
 impl Drop for Log {
     fn drop(&mut self) {
-        let mut lines = self.0.lock();
-        lines.over = true;
-        lines.write();
-        self.0.told.notify_one();
+        self.0.end(LAST_WORDS);
     }
 }
 
 // === impl Gathered ===
 
 impl Gathered {
-    fn lock(&self) -> std::sync::MutexGuard<'_, Waiting> {
+    fn lock(&self) -> MutexGuard<'_, Waiting> {
         self.lines.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Adds a line, or counts it where there is no room for it.
     fn add(&self, line: &[u8], at_once: bool) {
         let mut lines = self.lock();
-        let first = lines.bytes.is_empty();
+        let before = lines.bytes.len();
+        if before + line.len() > ROOM {
+            lines.dropped += 1;
+            return;
+        }
+        let was_due = lines.is_due();
         lines.bytes.extend_from_slice(line);
-        // After the end nobody would come by again.
-        if at_once || lines.over || lines.bytes.len() >= ENOUGH {
-            lines.write();
-        } else if first {
+        lines.urgent |= at_once;
+        let is_due = lines.is_due();
+        drop(lines);
+        // The writer looks for itself from then on.
+        if before == 0 || (is_due && !was_due) {
             self.told.notify_one();
         }
     }
 
-    /// Writes what has gathered, some time after its first line, until it is over.
-    fn write_now_and_then(&self) {
-        let mut lines = self.lock();
-        while !lines.over {
-            if lines.bytes.is_empty() {
-                lines = self.told.wait(lines).unwrap_or_else(PoisonError::into_inner);
-                continue;
+    /// Gives lines to `write`, some time after the first of them, for ever.
+    fn write_on(&self, mut write: impl FnMut(&[u8])) {
+        let mut taken = Vec::new();
+        loop {
+            let dropped = self.take(&mut taken);
+            if dropped > 0 {
+                LogLinesDropped { count: dropped }.emit();
             }
-            let waited = self.told.wait_timeout_while(lines, PATIENCE, |lines| !lines.over);
-            lines = waited.unwrap_or_else(PoisonError::into_inner).0;
-            lines.write();
+            write(&taken);
+            taken.clear();
         }
+    }
+
+    /// Waits until something is to be written, and takes it; says how many lines there was no room for.
+    fn take(&self, taken: &mut Vec<u8>) -> u64 {
+        let mut lines = self.lock();
+        lines.writing = false;
+        if lines.bytes.is_empty() {
+            self.written.notify_all();
+        }
+        let waited = self.told.wait_while(lines, |lines| lines.bytes.is_empty());
+        let lines = waited.unwrap_or_else(PoisonError::into_inner);
+        let waited = self.told.wait_timeout_while(lines, PATIENCE, |lines| !lines.is_due());
+        let mut lines = waited.unwrap_or_else(PoisonError::into_inner).0;
+        mem::swap(&mut lines.bytes, taken);
+        lines.urgent = false;
+        lines.writing = true;
+        mem::take(&mut lines.dropped)
+    }
+
+    /// Waits until all is written, at most so long.
+    fn end(&self, limit: Duration) {
+        let mut lines = self.lock();
+        lines.over = true;
+        self.told.notify_one();
+        let left = |lines: &mut Waiting| lines.writing || !lines.bytes.is_empty();
+        drop(self.written.wait_timeout_while(lines, limit, left));
     }
 }
 
 // === impl Waiting ===
 
 impl Waiting {
-    fn write(&mut self) {
-        // A log that cannot be written has nowhere to say so.
-        let _ = io::stderr().write_all(&self.bytes);
-        self.bytes.clear();
+    /// Whether what is here is to be written now.
+    fn is_due(&self) -> bool {
+        self.urgent || self.over || self.bytes.len() >= ENOUGH
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::mpsc;
 
     #[test]
     fn a_choice_that_is_none_is_told_of_and_the_usual_is_told() {
@@ -152,5 +207,55 @@ mod tests {
             let (filter, error) = filter(chosen);
             assert_eq!((filter.to_string().as_str(), error.is_some()), (told, wrong), "{chosen:?}");
         }
+    }
+
+    /// A writer that gives what it is given to a test, which lets it go on piece by piece.
+    fn writer(gathered: &Arc<Gathered>) -> mpsc::Receiver<String> {
+        let (said, heard) = mpsc::sync_channel(0);
+        let writer = Arc::clone(gathered);
+        thread::spawn(move || {
+            writer.write_on(|lines| {
+                // The test is over where nobody listens.
+                let _ = said.send(String::from_utf8(lines.to_vec()).expect("lines are text"));
+            });
+        });
+        heard
+    }
+
+    #[test]
+    fn a_reader_that_has_stalled_keeps_nobody_waiting() {
+        let gathered = Arc::new(Gathered::default());
+        let heard = writer(&gathered);
+        let line = [&[b'x'; 999][..], b"\n"].concat();
+        gathered.add(&line, true);
+        // It is taken out, and stays in the writer's hands.
+        while !gathered.lock().writing {
+            thread::yield_now();
+        }
+        let fit = ROOM / line.len();
+        for _ in 0..fit + 7 {
+            gathered.add(&line, true);
+        }
+        assert_eq!(gathered.lock().dropped, 7);
+        assert!(gathered.lock().bytes.capacity() <= 2 * ROOM);
+        // It reads again.
+        assert_eq!(heard.recv().expect("the writer writes").len(), line.len());
+        assert_eq!(heard.recv().expect("the writer writes").len(), fit * line.len());
+        assert_eq!(gathered.lock().dropped, 0);
+        gathered.add(b"after\n", true);
+        assert_eq!(heard.recv().expect("the writer writes"), "after\n");
+    }
+
+    #[test]
+    fn the_end_waits_for_what_is_left_but_not_for_ever() {
+        let gathered = Arc::new(Gathered::default());
+        gathered.add(b"last words\n", false);
+        // Nobody writes.
+        gathered.end(Duration::from_millis(1));
+        let heard = writer(&gathered);
+        let reader = thread::spawn(move || heard.recv().expect("the writer writes"));
+        gathered.end(Duration::from_secs(60));
+        assert_eq!(reader.join().expect("it reads"), "last words\n");
+        assert!(gathered.lock().bytes.is_empty());
     }
 }

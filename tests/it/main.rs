@@ -6,6 +6,7 @@ mod config;
 mod exchange;
 mod front;
 mod legacy;
+mod limits;
 mod passthrough;
 mod proxy;
 mod questions;
