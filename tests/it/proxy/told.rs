@@ -14,6 +14,9 @@ async fn last(lines: &Lines, count: usize) -> Value {
     lines.until(count).await.pop().expect("there are some")
 }
 
+/// How a server answers a call.
+type Way = fn(Call);
+
 /// Outcome, level and reason.
 fn said(line: &Value) -> (&str, &str, &str) {
     let text = |field: &str| line[field].as_str().unwrap_or_default();
@@ -63,7 +66,7 @@ async fn a_refused_host_or_origin_is_named_with_the_way_out() {
 async fn a_tool_that_failed_is_told_apart_from_one_that_did_not() {
     let world = World::new().await;
     let lines = Lines::record();
-    let ways: [(fn(Call), &str); 4] = [
+    let ways: [(Way, &str); 4] = [
         (|call| call.result(json!({ "content": [], "isError": true })), "tool_error"),
         (|call| call.result(json!({ "content": [], "isError": false })), "result"),
         (|call| call.says(r#"{"isError":true}"#), "result"),
