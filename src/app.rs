@@ -59,7 +59,16 @@ pub fn start(config: Config) -> Result<Running, Error> {
 ///
 /// # Errors
 /// As [`start`].
-pub fn start_on(mut config: Config, net: &Net) -> Result<Running, Error> {
+pub fn start_on(config: Config, net: &Net) -> Result<Running, Error> {
+    let store = store(&config.store);
+    start_with(config, net, store)
+}
+
+/// The same, with tasks kept in this store, whatever the configuration names.
+///
+/// # Errors
+/// As [`start`].
+pub fn start_with(mut config: Config, net: &Net, store: Arc<dyn Store>) -> Result<Running, Error> {
     let allowed = match net {
         Net::System => Some(Descriptors::raise()),
         Net::Within(_) | Net::Pipes(_) => None,
@@ -79,7 +88,7 @@ pub fn start_on(mut config: Config, net: &Net) -> Result<Running, Error> {
     let (stop, stopping) = Drain::new();
     let (overdue, too_late) = Drain::new();
 
-    let tasks = Tasks::new(store(config.store), config.quotas, Arc::clone(&clock));
+    let tasks = Tasks::new(store, config.quotas, Arc::clone(&clock));
     tokio::spawn(Arc::clone(&tasks).look_after(stopping.clone()));
 
     let keyring = Arc::new(keyring(&config.state_keys));
@@ -194,7 +203,7 @@ fn keyring(keys: &[config::secret::Key]) -> Keyring {
     Keyring::new(sealing, &keys.collect::<Vec<_>>())
 }
 
-fn store(store: config::Store) -> Arc<dyn Store> {
+fn store(store: &config::Store) -> Arc<dyn Store> {
     match store {
         config::Store::Memory => Arc::new(Memory::default()),
     }

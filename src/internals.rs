@@ -4,7 +4,7 @@
 //! A test that needs more adds its line to the folder it needs it from.
 
 pub mod app {
-    pub use crate::app::{Running, start, start_on};
+    pub use crate::app::{Running, start, start_on, start_with};
 }
 
 pub mod bridge {

@@ -5,7 +5,7 @@ use super::{
     endpoint::Shared,
     held::{Attached, Retry},
     reply::{self, Word},
-    tasks::Control,
+    tasks::{Control, NoRoom},
 };
 use crate::{
     bridge::{
@@ -172,7 +172,10 @@ pub(super) async fn too_late(
     declares_tasks: bool,
 ) -> Reply {
     let now = shared.clock.timestamp();
-    match shared.tasks.load(id).await.filter(|record| !record.is_expired(now)) {
+    let Ok(found) = shared.tasks.load(id).await else {
+        return reply::internal(call, &NoRoom::StoreFailed.to_string());
+    };
+    match found.filter(|record| !record.is_expired(now)) {
         Some(record) if declares_tasks => {
             reply::handle(call, &created(shared, &record, server), id.clone(), None)
         }

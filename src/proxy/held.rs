@@ -12,6 +12,7 @@ use super::{
     asking::{self, Asked},
     attended::{Server, reached},
     endpoint::Shared,
+    keep::STORE_PAUSE,
     legacy::Across,
     reply::{self, Verdict, Word},
     tasks::{Control, Hold, Parked},
@@ -31,7 +32,8 @@ use crate::{
         input::{InputRequest, InputResponses},
     },
     runtime::random,
-    task::{self, Effect, Record},
+    store::Updated,
+    task::{self, Record},
     telemetry::QuestionRefused,
     upstream::{Answer, Deferral, Event, Identity, Lost, Question, Replies},
 };
@@ -325,7 +327,8 @@ impl Held {
             Action::WithdrawInTask(ask) => {
                 if let Some(key) = self.questions.withdraw(ask) {
                     let event = task::Event::Withdrawn { key };
-                    self.shared.tasks.apply(self.hold.id(), event).await;
+                    // Refused where it has been answered or the task has ended meanwhile.
+                    let _ = self.hold.keep(event, &self.shared.overdue).await;
                 }
             }
             Action::Decline(ask) => self.questions.decline(ask),
@@ -454,10 +457,10 @@ impl Held {
     async fn ask_in_task(&mut self, ask: Ask) {
         let Some(open) = self.questions.open.get(&ask) else { return };
         let event = task::Event::Asked { key: open.key.clone(), request: open.request.as_bytes().clone() };
-        let effects = self.shared.tasks.apply(self.hold.id(), event).await;
-        if !effects.contains(&Effect::Announce) {
-            // The task has ended, or the store fails: nobody will see the question.
-            self.questions.decline(ask);
+        match self.hold.keep(event, &self.shared.overdue).await {
+            Ok(Updated::Done { .. }) => {}
+            // The task has ended, or the proxy does: nobody will see the question.
+            Ok(Updated::Refused(_) | Updated::Unknown) | Err(_) => self.questions.decline(ask),
         }
     }
 
@@ -498,11 +501,7 @@ impl Held {
     }
 
     async fn give_handle(&mut self) {
-        let Some(record) = self.shared.tasks.load(self.hold.id()).await else {
-            // Stored a moment ago; only a store in trouble loses it.
-            self.exchange.handle_departed();
-            return;
-        };
+        let record = self.shared.tasks.last_kept(self.hold.id()).expect("it was stored a moment ago");
         // A task that was made before its session was open: another may have been.
         let server = if self.server.is_known() { self.server.known() } else { self.shared.server() };
         let created = asking::created(&self.shared, &record, &server);
@@ -521,8 +520,14 @@ impl Held {
 
     async fn write_progress(&mut self) {
         let Some(message) = self.progress.message.take() else { return };
-        self.progress.not_before = Some(self.shared.clock.now() + PROGRESS_PERIOD);
-        self.shared.tasks.apply(self.hold.id(), task::Event::Progressed { message }).await;
+        let event = task::Event::Progressed { message: message.clone() };
+        let kept = self.shared.tasks.change(self.hold.id(), &event).await;
+        let pause = if kept.is_ok() { PROGRESS_PERIOD } else { STORE_PAUSE };
+        self.progress.not_before = Some(self.shared.clock.now() + pause);
+        if kept.is_err() {
+            // Nobody has heard of it yet, and it is the latest.
+            self.progress.message = Some(message);
+        }
     }
 
     async fn settle(&mut self, word: Word) {
@@ -542,7 +547,8 @@ impl Held {
             Verdict::Result(result) => task::Event::Returned { result },
             Verdict::Error(error, _) => failed(&error),
         };
-        self.shared.tasks.apply(self.hold.id(), event).await;
+        // Refused where the task was cancelled in this moment.
+        let _ = self.hold.keep(event, &self.shared.overdue).await;
     }
 }
 

@@ -6,9 +6,10 @@ use super::{
     attended::reached,
     endpoint::{Conversation, Shared},
     hub::Listener,
+    keep::STORE_PAUSE,
     limits::Place,
     reply::{self, Word},
-    tasks::{too_many, wants_attention},
+    tasks::{NoRoom, too_many, wants_attention},
 };
 use crate::{
     bridge::{
@@ -17,6 +18,7 @@ use crate::{
     },
     dialect::{Call, Caller, modern},
     protocol::{ErrorObject, Method, code, frame::on_one_line},
+    store::StoreError,
     task::{Record, TaskId, view},
     telemetry::Outcome,
     upstream::{Description, Identity, Report, Subscription},
@@ -60,6 +62,8 @@ struct Open {
     /// Tasks that are to be told of. Written one at a time, when the client has room: each may hold
     /// a result of megabytes.
     due: VecDeque<TaskId>,
+    /// When the store is asked again for them, which has failed.
+    store_again: Option<Instant>,
     /// Lists that have changed, and when that is told.
     changed: Changed,
     /// Keeps the resources subscribed at the server.
@@ -101,14 +105,16 @@ impl Listening {
             let unknown = Description::unknown();
             Box::new(reply::to_client(&self.call, &self.shared.route, &unknown, Word::Lost(lost), None))
         })?;
-        let (filter, subscriptions, records) = self.honour(asked, &identity, &server).await;
+        let no_store = |_| Box::new(reply::internal(&self.call, &NoRoom::StoreFailed.to_string()));
+        let honoured = self.honour(asked, &identity, &server).await;
+        let (filter, subscriptions, records) = honoured.map_err(no_store)?;
         self.outgoing.push_back(Item::Notice(acknowledged(&self.call.id, &filter)));
         let tasks = self.shared.tasks.hub.listen(records.iter().map(|record| record.id.clone()).collect());
         // What happened before the subscription is not told again, but a client that waits for a
         // task's end would wait for ever if it has ended already.
         let mut due = VecDeque::new();
         for record in &records {
-            let now = self.shared.tasks.load(&record.id).await;
+            let now = self.shared.tasks.load(&record.id).await.map_err(no_store)?;
             due.extend(now.filter(|now| wants_attention(&now.state)).map(|now| now.id.clone()));
         }
         let changed = Changed::default();
@@ -118,6 +124,7 @@ impl Listening {
             reports,
             tasks,
             due,
+            store_again: None,
             changed,
             _subscriptions: subscriptions,
             _place: place,
@@ -131,7 +138,7 @@ impl Listening {
         asked: Filter,
         identity: &Identity,
         server: &Description,
-    ) -> (Filter, Vec<Subscription>, Vec<Arc<Record>>) {
+    ) -> Result<(Filter, Vec<Subscription>, Vec<Arc<Record>>), StoreError> {
         let offers = |member, flag| declares_flag(&server.capabilities, member, flag);
         let (mut uris, mut subscriptions) = (Vec::new(), Vec::new());
         if offers("resources", "subscribe") {
@@ -147,7 +154,7 @@ impl Listening {
                 }
             }
         }
-        let records = self.shared.tasks.of(&self.shared.owner(&self.caller), &asked.task_ids).await;
+        let records = self.shared.tasks.of(&self.shared.owner(&self.caller), &asked.task_ids).await?;
         let filter = Filter {
             tools_list_changed: asked.tools_list_changed && offers("tools", "listChanged"),
             prompts_list_changed: asked.prompts_list_changed && offers("prompts", "listChanged"),
@@ -155,7 +162,7 @@ impl Listening {
             resource_subscriptions: uris,
             task_ids: records.iter().map(|record| record.id.to_string()).collect(),
         };
-        (filter, subscriptions, records)
+        Ok((filter, subscriptions, records))
     }
 
     async fn wait(&mut self) {
@@ -171,6 +178,8 @@ impl Listening {
                 Err(RecvError::Closed) => self.end(),
             },
             ids = open.tasks.changed() => open.due.extend(ids),
+            // What is due is looked for anew.
+            () = reached(open.store_again) => open.store_again = None,
             () = reached(open.changed.tell_at) => {
                 let methods = std::mem::take(&mut open.changed).methods();
                 self.outgoing.extend(
@@ -205,7 +214,15 @@ impl Listening {
     async fn tell_due(&mut self) -> bool {
         let State::Open(open) = &mut self.state else { return false };
         let Some(id) = open.due.front() else { return false };
-        let record = self.shared.tasks.load(id).await;
+        if open.store_again.is_some_and(|again| again > self.shared.clock.now()) {
+            return false;
+        }
+        let Ok(record) = self.shared.tasks.load(id).await else {
+            // It is still to be told: a client that waits for it may not ask.
+            open.store_again = Some(self.shared.clock.now() + STORE_PAUSE);
+            return false;
+        };
+        open.store_again = None;
         open.due.pop_front();
         self.outgoing.extend(record.map(|record| self.task_notice(&record)));
         true

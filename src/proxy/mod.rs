@@ -15,6 +15,7 @@ mod catalogues;
 mod endpoint;
 mod held;
 mod hub;
+mod keep;
 mod ladder;
 pub mod legacy;
 mod limits;

@@ -35,3 +35,33 @@ impl Tasks {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        policy::Quotas,
+        runtime::{Clock, SystemClock},
+        store::{Memory, Store},
+        task::{Owner, Record, Scope, State, TaskId},
+    };
+
+    #[tokio::test(start_paused = true)]
+    async fn a_task_that_works_and_is_held_by_nobody_ends() {
+        let (store, clock) = (Arc::new(Memory::default()), Arc::new(SystemClock::new()));
+        let tasks = Tasks::new(store.clone(), Quotas::default(), clock.clone());
+        let owner = Owner { principal: [1; 16], route: "/mcp".into(), scope: Scope::Principal };
+        let record = |id| Record::new(id, owner.clone(), "slow", Duration::ZERO, clock.timestamp());
+        let hold = tasks.hold();
+        let (held, lost) = (hold.id().clone(), TaskId::from_entropy([7; 16]));
+        for id in [&held, &lost] {
+            store.insert(Arc::new(record(id.clone()))).await.expect("kept");
+        }
+        tokio::time::sleep(Duration::from_secs(60 * 60)).await;
+        tasks.sweep_all().await;
+        let state = async |id| store.load(id).await.expect("it answers").expect("it is there").1;
+        assert_eq!(state(&held).await.state, State::Working);
+        let State::Failed { error } = &state(&lost).await.state else { panic!("it still works") };
+        assert!(error.starts_with(br#"{"code":-31002,"#), "{error:?}");
+    }
+}

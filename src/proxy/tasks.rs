@@ -11,7 +11,7 @@ use crate::{
         input::{InputRequest, InputResponses},
     },
     runtime::{Clock, random},
-    store::{self, Place, Store, StoreError, Updated},
+    store::{self, Place, Store, StoreError, Updated, Version},
     task::{Effect, Event, Owner, PollBounds, Record, State, TaskId, view},
     telemetry::{LookupFailed, QuotaFull, StoreFailed, TaskTransition},
     upstream::Description,
@@ -35,11 +35,21 @@ pub struct Tasks {
     clock: Arc<dyn Clock>,
     pub(super) limits: Limits,
     pub(super) hub: Arc<Hub>,
-    /// The calls held here, and how to tell them something. Sharded.
-    held: DashMap<TaskId, mpsc::Sender<Control>>,
+    /// The calls held here. Sharded.
+    held: DashMap<TaskId, Here>,
     /// How many calls of each principal have asked a question and are no task yet.
     parked: DashMap<Principal, usize>,
     parked_in_all: AtomicUsize,
+}
+
+/// What is known of a call that is held here.
+struct Here {
+    /// How to tell it something.
+    tell: mpsc::Sender<Control>,
+    /// Its record as it was last kept, once it is a task: while the store does not answer, this does.
+    last: Option<(Version, Arc<Record>)>,
+    /// Something of it is not kept yet, because the store did not take it.
+    waits: bool,
 }
 
 /// A call that has asked a question and is no task yet; counts against the quotas until dropped.
@@ -89,6 +99,12 @@ pub(super) struct Hold {
     control: mpsc::Receiver<Control>,
 }
 
+/// The status message of a task whose store does not take what has become of it.
+const WAITS_FOR_STORE: &str = "the call has gone on, which cannot be shown before the task store takes it";
+
+/// Why a task failed that the proxy no longer holds.
+const LOST: &str = "the proxy lost hold of the call; its outcome is unknown";
+
 /// What everybody hears of a task that is not there, or not theirs.
 const NOT_FOUND: &str = "Task not found";
 
@@ -118,13 +134,13 @@ impl Tasks {
         let id = TaskId::from_entropy(random());
         // A few: whoever tells more waits until the call has listened.
         let (tell, control) = mpsc::channel(8);
-        self.held.insert(id.clone(), tell);
+        self.held.insert(id.clone(), Here { tell, last: None, waits: false });
         Hold { tasks: Arc::clone(self), id, control }
     }
 
     /// Tells a held call something; says whether there was one.
     pub(super) async fn tell(&self, id: &TaskId, control: Control) -> bool {
-        let Some(tell) = self.held.get(id).map(|tell| tell.clone()) else { return false };
+        let Some(tell) = self.held.get(id).map(|here| here.tell.clone()) else { return false };
         tell.send(control).await.is_ok()
     }
 
@@ -144,9 +160,10 @@ impl Tasks {
     pub(super) async fn admit(&self, record: Record, parked: bool) -> Result<(), NoRoom> {
         let principal = shown(&record.owner.principal);
         self.has_room(principal, usize::from(parked)).await?;
-        let (id, tool) = (record.id.clone(), record.tool.clone());
-        match self.store.insert(Arc::new(record)).await {
+        let (id, tool, record) = (record.id.clone(), record.tool.clone(), Arc::new(record));
+        match self.store.insert(Arc::clone(&record)).await {
             Ok(()) => {
+                self.note(Version::FIRST, &record);
                 TaskTransition { task: &id, tool: &tool, principal: &principal, from: "call", to: "working" }
                     .emit();
                 Ok(())
@@ -160,7 +177,11 @@ impl Tasks {
     /// # Errors
     /// [`NoRoom`].
     pub(super) async fn park(self: &Arc<Self>, principal: Principal) -> Result<Parked, NoRoom> {
-        self.has_room(principal, 0).await?;
+        match self.has_room(principal, 0).await {
+            // No task needs to be kept for it: the calls that wait still count.
+            Ok(()) | Err(NoRoom::StoreFailed) => {}
+            Err(full @ NoRoom::Full(_)) => return Err(full),
+        }
         *self.parked.entry(principal).or_default() += 1;
         self.parked_in_all.fetch_add(1, Ordering::Relaxed);
         Ok(Parked { tasks: Arc::clone(self), principal })
@@ -203,42 +224,65 @@ impl Tasks {
         StoreFailed { doing, error }.emit();
     }
 
-    pub(super) async fn load(&self, id: &TaskId) -> Option<Arc<Record>> {
+    /// The record as it is kept. What is held here is known while the store does not answer, too.
+    ///
+    /// # Errors
+    /// [`StoreError`], which is in the log by then.
+    pub(super) async fn load(&self, id: &TaskId) -> Result<Option<Arc<Record>>, StoreError> {
         match self.store.load(id).await {
-            Ok(found) => found.map(|(_, record)| record),
+            Ok(found) => Ok(found.map(|(_, record)| record)),
             Err(error) => {
                 self.failed("loading a task", &error);
-                None
+                self.last_kept(id).map(Some).ok_or(error)
             }
         }
     }
 
-    /// Forgets a task whose handle nobody has.
+    /// The record of a task that is held here, as it was last kept.
+    pub(super) fn last_kept(&self, id: &TaskId) -> Option<Arc<Record>> {
+        let here = self.held.get(id)?;
+        here.last.as_ref().map(|(_, record)| Arc::clone(record))
+    }
+
+    /// Remembers what has been kept of a task that is held here.
+    fn note(&self, version: Version, record: &Arc<Record>) {
+        if let Some(mut here) = self.held.get_mut(&record.id)
+            // Of two changes the later may be noted first.
+            && here.last.as_ref().is_none_or(|(known, _)| *known < version)
+        {
+            here.last = Some((version, Arc::clone(record)));
+        }
+    }
+
+    /// Whether something of a held task waits for the store.
+    pub(super) fn set_waits(&self, id: &TaskId, waits: bool) {
+        if let Some(mut here) = self.held.get_mut(id) {
+            here.waits = waits;
+        }
+    }
+
+    /// Forgets a task whose handle nobody has. Where the store fails, the sweeper finds it later: a task
+    /// that works and is held by nobody.
     pub(super) async fn forget(&self, id: &TaskId) {
-        if let Err(error) = self.store.remove(id).await {
-            self.failed("forgetting a task", &error);
-        }
-    }
-
-    /// Something happened to a task that this process holds.
-    pub(super) async fn apply(&self, id: &TaskId, event: Event) -> Vec<Effect> {
-        match self.change(id, &event).await {
-            Ok(Updated::Done { effects, .. }) => effects,
-            Ok(Updated::Refused(_) | Updated::Unknown) => Vec::new(),
-            Err(error) => {
-                self.failed("updating a task", &error);
-                Vec::new()
+        match self.store.remove(id).await {
+            Ok(()) => {
+                if let Some(mut here) = self.held.get_mut(id) {
+                    here.last = None;
+                }
             }
+            Err(error) => self.failed("forgetting a task", &error),
         }
     }
 
     /// Applies `event`, says so in the log where the status changed, and tells the listeners.
     ///
     /// # Errors
-    /// [`StoreError`].
+    /// [`StoreError`], which is in the log by then: nothing has changed.
     pub(super) async fn change(&self, id: &TaskId, event: &Event) -> Result<Updated, StoreError> {
-        let updated = store::update(&*self.store, id, event, self.clock.timestamp()).await?;
-        if let Updated::Done { before, after, effects } = &updated {
+        let updated = store::update(&*self.store, id, event, self.clock.timestamp()).await;
+        let updated = updated.inspect_err(|error| self.failed("updating a task", error))?;
+        if let Updated::Done { before, after, version, effects } = &updated {
+            self.note(*version, after);
             let (from, to) = (before.state.status(), after.state.status());
             if from != to {
                 TaskTransition {
@@ -297,7 +341,12 @@ impl Tasks {
             Ok(checked) => checked,
             Err(error) => return reply::refuse(call, StatusCode::OK, &error),
         };
-        let effects = self.apply(&record.id, Event::Answered { answers }).await;
+        let effects = match self.change(&record.id, &Event::Answered { answers }).await {
+            Ok(Updated::Done { effects, .. }) => effects,
+            Ok(Updated::Refused(_) | Updated::Unknown) => Vec::new(),
+            // What is not kept is not acknowledged: the client answers again.
+            Err(_) => return reply::internal(call, &NoRoom::StoreFailed.to_string()),
+        };
         let answered: Vec<_> = effects
             .into_iter()
             .filter_map(|effect| match effect {
@@ -328,10 +377,14 @@ impl Tasks {
             Ok(record) => record,
             Err(reply) => return *reply,
         };
-        let effects = self.apply(&record.id, Event::Cancelled).await;
-        if effects.contains(&Effect::CancelUpstream) {
-            // Gone only where the call ended in this moment.
-            self.tell(&record.id, Control::Cancelled).await;
+        match self.change(&record.id, &Event::Cancelled).await {
+            Ok(Updated::Done { effects, .. }) if effects.contains(&Effect::CancelUpstream) => {
+                // Gone only where the call ended in this moment.
+                self.tell(&record.id, Control::Cancelled).await;
+            }
+            Ok(Updated::Done { .. } | Updated::Refused(_) | Updated::Unknown) => {}
+            // What is not kept is not acknowledged, and the server not told: the client cancels again.
+            Err(_) => return reply::internal(call, &NoRoom::StoreFailed.to_string()),
         }
         acknowledged(call, server)
     }
@@ -371,19 +424,13 @@ impl Tasks {
         }
         let found = match id.and_then(TaskId::parse) {
             None => None,
-            Some(id) => match self.store.load(&id).await {
-                Ok(found) => found.map(|(_, record)| record),
-                Err(error) => {
-                    self.failed("loading a task", &error);
-                    return Err(NotFound::StoreFailed);
-                }
-            },
+            Some(id) => self.load(&id).await.map_err(|_| NotFound::StoreFailed)?,
         };
         let now = self.clock.timestamp();
         let reason = match found {
             Some(record) if !owner.owns(&record) => "foreign",
             Some(record) if record.is_expired(now) => "expired",
-            Some(record) => return Ok(record),
+            Some(record) => return Ok(self.as_it_stands(record)),
             None => "unknown",
         };
         LookupFailed { method: method.as_str(), principal: &principal, reason }.emit();
@@ -391,6 +438,15 @@ impl Tasks {
             return Err(NotFound::TooMany("limits.misses_per_minute"));
         }
         Err(NotFound::Unknown)
+    }
+
+    /// The record with a word on why it stands still, where the call has gone on and the store has not.
+    fn as_it_stands(&self, record: Arc<Record>) -> Arc<Record> {
+        let waits = || self.held.get(&record.id).is_some_and(|here| here.waits);
+        if record.state.is_ended() || !waits() {
+            return record;
+        }
+        Arc::new(Record { message: Some(WAITS_FOR_STORE.to_owned()), ..Record::clone(&record) })
     }
 
     /// One page of an owner's tasks, the oldest first, and whether there are more.
@@ -417,22 +473,26 @@ impl Tasks {
     }
 
     /// The owner's tasks among `ids`, as they are now; each once, however often it is named.
-    pub(super) async fn of(&self, owner: &Owner, ids: &[String]) -> Vec<Arc<Record>> {
+    ///
+    /// # Errors
+    /// [`StoreError`], which is in the log by then.
+    pub(super) async fn of(&self, owner: &Owner, ids: &[String]) -> Result<Vec<Arc<Record>>, StoreError> {
         let mut found = Vec::new();
         let mut named = HashSet::new();
         let ids = ids.iter().filter_map(|id| TaskId::parse(id));
         for id in ids.filter(|id| named.insert(id.clone())) {
-            if let Some(record) = self.load(&id).await
+            if let Some(record) = self.load(&id).await?
                 && owner.owns(&record)
                 && !record.is_expired(self.clock.timestamp())
             {
                 found.push(record);
             }
         }
-        found
+        Ok(found)
     }
 
-    /// Renews what works and forgets what has outlived its time. Called now and then.
+    /// Renews what works and forgets what has outlived its time. What works and is held by nobody has
+    /// lost its call: it ends. Called now and then.
     pub(super) async fn sweep(&self, batch: usize) -> Result<usize, StoreError> {
         let now = self.clock.timestamp();
         let due = self.store.due(now, batch).await?;
@@ -441,8 +501,13 @@ impl Tasks {
             if record.is_expired(now) {
                 self.store.remove(id).await?;
                 tracing::debug!(target: "deferral::task", event = "forgotten", task = %id);
+            } else if self.held.contains_key(id) {
+                self.change(id, &Event::Renewed).await?;
             } else {
-                store::update(&*self.store, id, &Event::Renewed, now).await?;
+                // A call leaves its place only once its end is kept, so this one is not at work anywhere.
+                let error = ErrorObject::new(code::OUTCOME_UNKNOWN, LOST);
+                let message = Some(LOST.to_owned());
+                self.change(id, &Event::Failed { error: error.as_bytes().clone(), message }).await?;
             }
         }
         self.limits.forget_silent();
@@ -508,6 +573,10 @@ impl Hold {
     /// Names the call, and the task it may become.
     pub(super) fn id(&self) -> &TaskId {
         &self.id
+    }
+
+    pub(super) fn tasks(&self) -> &Tasks {
+        &self.tasks
     }
 
     /// The next thing the call is told.

@@ -57,7 +57,7 @@ impl Store for Memory {
             Entry::Occupied(_) => Err(StoreError::Exists),
             Entry::Vacant(slot) => {
                 // Held until the index knows the record too: nobody may remove it in between.
-                let _kept = slot.insert(Kept { version: Version(0), record: Arc::clone(&record) });
+                let _kept = slot.insert(Kept { version: Version::FIRST, record: Arc::clone(&record) });
                 self.index().add(&record);
                 Ok(())
             }
@@ -77,7 +77,7 @@ impl Store for Memory {
             index.subtract(&kept.record);
             index.add(&record);
         }
-        *kept = Kept { version: Version(version.0 + 1), record };
+        *kept = Kept { version: version.next(), record };
         Ok(true)
     }
 

@@ -20,7 +20,8 @@ pub use memory::Memory;
 /// Keeps task records, one version at a time.
 #[async_trait]
 pub trait Store: Send + Sync + 'static {
-    /// Keeps a new record. Once this returns, [`Store::load`] finds it, here and in every replica.
+    /// Keeps a new record, as [`Version::FIRST`]. Once this returns, [`Store::load`] finds it, here and in
+    /// every replica.
     ///
     /// # Errors
     /// [`StoreError::Exists`] where the id is taken; the record there is left alone.
@@ -29,8 +30,8 @@ pub trait Store: Send + Sync + 'static {
     /// The record and its version, or `None` where there is none.
     async fn load(&self, id: &TaskId) -> Result<Option<(Version, Arc<Record>)>, StoreError>;
 
-    /// Keeps `record` where the kept version is still `version`; says whether it was. A record that
-    /// was removed meanwhile has no version, and stays removed.
+    /// Keeps `record` where the kept version is still `version`, as the [next](Version::next); says whether
+    /// it was. A record that was removed meanwhile has no version, and stays removed.
     async fn swap(&self, version: Version, record: Arc<Record>) -> Result<bool, StoreError>;
 
     /// Forgets a record; unknown ids are no error.
@@ -54,7 +55,7 @@ pub trait Store: Send + Sync + 'static {
     async fn usage(&self, principal: &[u8; 16]) -> Result<Usage, StoreError>;
 }
 
-/// Counts the changes of one record.
+/// Counts the changes of one record, so that the later of two is known by it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Version(pub u64);
 
@@ -93,8 +94,9 @@ pub enum Updated {
     Done {
         /// The record as it was when the event met it.
         before: Arc<Record>,
-        /// The record as it is kept now.
+        /// The record as it is kept now, and as which version.
         after: Arc<Record>,
+        version: Version,
         /// What is to be done about it.
         effects: Vec<Effect>,
     },
@@ -125,8 +127,20 @@ pub async fn update(
         };
         let after = Arc::new(after);
         if store.swap(version, Arc::clone(&after)).await? {
-            return Ok(Updated::Done { before, after, effects });
+            return Ok(Updated::Done { before, after, version: version.next(), effects });
         }
+    }
+}
+
+// === impl Version ===
+
+impl Version {
+    /// That of a record nobody has changed.
+    pub const FIRST: Self = Self(0);
+
+    #[must_use]
+    pub const fn next(self) -> Self {
+        Self(self.0 + 1)
     }
 }
 

@@ -619,7 +619,7 @@ async fn random_changes_agree_with_a_plain_map(store: Arc<dyn Store>) {
                 let known =
                     model.get(&number).map(|record| deferral::internals::task::apply(record, event, now));
                 match (told, known) {
-                    (Updated::Done { before, after, effects }, Some(Ok((next, wanted)))) => {
+                    (Updated::Done { before, after, effects, .. }, Some(Ok((next, wanted)))) => {
                         assert_eq!((&*after, &effects), (&next, &wanted), "{operation:?}");
                         assert_eq!(model.insert(number, after), Some(before), "{operation:?}");
                     }

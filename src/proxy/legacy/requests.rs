@@ -7,8 +7,10 @@ use crate::{
     protocol::{ErrorObject, Frame, Id, Kind, Method, Timestamp, code, splice::Object, sse},
     proxy::{
         Account, Passage, Passed, Passing, Piece, Then,
+        attended::reached,
         endpoint::Shared,
         hub::Listener,
+        keep::STORE_PAUSE,
         reply::lost_error,
         tasks::{Control, NoRoom, NotFound},
     },
@@ -21,7 +23,11 @@ use base64::{Engine, prelude::BASE64_URL_SAFE_NO_PAD};
 use bytes::Bytes;
 use futures_util::{StreamExt, stream};
 use http::{HeaderMap, StatusCode};
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 use tokio::{sync::mpsc, time::sleep_until};
 
 /// Tasks on one page of `tasks/list`.
@@ -99,8 +105,9 @@ async fn cancel(shared: &Shared, id: &Id, record: &Record) -> Passed {
             show(shared, id, &after)
         }
         Ok(Updated::Refused(_)) => match shared.tasks.load(&record.id).await {
-            Some(record) => ended(&record),
-            None => not_found(id, NotFound::Unknown),
+            Ok(Some(record)) => ended(&record),
+            Ok(None) => not_found(id, NotFound::Unknown),
+            Err(_) => not_found(id, NotFound::StoreFailed),
         },
         Ok(Updated::Unknown) => not_found(id, NotFound::Unknown),
         Err(_) => not_found(id, NotFound::StoreFailed),
@@ -156,7 +163,10 @@ fn written(place: &Place) -> String {
 async fn result(shared: &Arc<Shared>, passage: &Passage, id: &Id, record: Arc<Record>) -> Passed {
     // Before the record is looked at again: nothing may be missed in between.
     let changes = shared.tasks.hub.listen(vec![record.id.clone()]);
-    let record = shared.tasks.load(&record.id).await.unwrap_or(record);
+    let record = match shared.tasks.load(&record.id).await {
+        Ok(found) => found.unwrap_or(record),
+        Err(_) => return not_found(id, NotFound::StoreFailed),
+    };
     if let Some((body, account)) = outcome(shared, id, &record) {
         return document(body, account);
     }
@@ -170,6 +180,7 @@ async fn result(shared: &Arc<Shared>, passage: &Passage, id: &Id, record: Arc<Re
         changes,
         told: Some(told),
         keep_alive: passage.keep_alive,
+        store_again: None,
         over: false,
     };
     let pieces = stream::unfold(waiting, async |mut waiting| {
@@ -206,6 +217,8 @@ struct Waiting {
     /// What the task has to say meanwhile; `None` once it has no more.
     told: Option<mpsc::Receiver<Bytes>>,
     keep_alive: Duration,
+    /// When the store is asked again, which has failed.
+    store_again: Option<Instant>,
     over: bool,
 }
 
@@ -226,7 +239,7 @@ impl Waiting {
                     Some(bytes) => return Some(Piece { bytes, account: None, then: Then::More }),
                     None => self.told = None,
                 },
-                _ = self.changes.changed() => {
+                () = either(self.changes.changed(), reached(self.store_again)) => {
                     if let Some(piece) = self.ended().await {
                         return Some(piece);
                     }
@@ -245,7 +258,12 @@ impl Waiting {
     }
 
     async fn ended(&mut self) -> Option<Piece> {
-        let Some(record) = self.shared.tasks.load(&self.task).await else {
+        let Ok(found) = self.shared.tasks.load(&self.task).await else {
+            self.store_again = Some(self.shared.clock.now() + STORE_PAUSE);
+            return None;
+        };
+        self.store_again = None;
+        let Some(record) = found else {
             let error = ErrorObject::new(code::INVALID_PARAMS, "Failed to retrieve task: Task has expired");
             let body = legacy::refusal(std::slice::from_ref(&self.id), &error);
             return Some(self.last(&body, Account { outcome: Outcome::Refused, ..Account::default() }));
@@ -267,6 +285,14 @@ impl Waiting {
     fn last(&mut self, body: &[u8], account: Account) -> Piece {
         self.over = true;
         Piece { bytes: sse::message(body), account: Some(account), then: Then::End }
+    }
+}
+
+/// Resolves with the first of the two.
+async fn either<T>(one: impl Future<Output = T>, other: impl Future<Output = ()>) {
+    tokio::select! {
+        _ = one => {}
+        () = other => {}
     }
 }
 
@@ -299,17 +325,28 @@ pub(super) async fn answered(
         Kind::Request { .. } | Kind::Notification { .. } => return taken,
     };
     // No poll, whose limit would lose what the client says once.
-    let record = shared.tasks.load(task).await;
+    let Ok(record) = shared.tasks.load(task).await else { return store_failed() };
     if record.as_ref().is_none_or(|record| !client.owner.owns(record)) {
         let reason = if record.is_some() { "foreign" } else { "unknown" };
         LookupFailed { method: "response", principal: &client.principal, reason }.emit();
         return taken;
     }
     let answers = BTreeMap::from([(key.clone(), Bytes::from_static(b"null"))]);
-    // What the record does not speak of may still be asked.
-    shared.tasks.apply(task, task::Event::Answered { answers }).await;
+    // What the record does not speak of may still be asked; what is not kept is not taken.
+    if shared.tasks.change(task, &task::Event::Answered { answers }).await.is_err() {
+        return store_failed();
+    }
     shared.tasks.tell(task, Control::Replied(key, outcome)).await;
     taken
+}
+
+/// An answer that cannot be taken: its question stays open (2025-11-25, *Sending Messages to the
+/// Server*).
+fn store_failed() -> Passed {
+    let error = ErrorObject::new(code::INTERNAL_ERROR, NoRoom::StoreFailed.to_string());
+    let account = Account { outcome: Outcome::ProxyFailed, ..Account::default() };
+    let refused = document(legacy::refusal(&[], &error), account);
+    Passed { status: StatusCode::SERVICE_UNAVAILABLE, ..refused }
 }
 
 #[cfg(test)]

@@ -23,10 +23,12 @@ use crate::{
     proxy::{
         attended::reached,
         endpoint::Shared,
+        keep::STORE_PAUSE,
         reply::lost_error,
         tasks::{Control, Hold},
     },
-    task::{self, Effect, TaskId, view::experimental},
+    store::Updated,
+    task::{self, TaskId, view::experimental},
     telemetry::QuestionRefused,
     upstream::{Answer, Event, Lost, Question, Replies},
 };
@@ -218,9 +220,10 @@ impl Run {
                 // Else a client that only makes tasks would never hear that it is gone.
                 self.shared.sessions.doubt(streams.key());
             }
-            self.shared.tasks.apply(self.hold.id(), event).await;
+            // Refused where the task was cancelled in this moment.
+            let _ = self.hold.keep(event, &self.shared.overdue).await;
         }
-        Box::pin(self.tell_status()).await;
+        self.tell_status();
         Box::pin(self.close()).await;
     }
 
@@ -284,11 +287,17 @@ impl Run {
                     None => self.gone(line),
                 }
             }
-            Happening::Changed => self.tell_status().await,
+            Happening::Changed => self.tell_status(),
             Happening::ProgressDue => {
                 let Some(message) = self.progress.take() else { return };
-                self.not_before = Some(self.shared.clock.now() + PROGRESS_PERIOD);
-                self.shared.tasks.apply(self.hold.id(), task::Event::Progressed { message }).await;
+                let event = task::Event::Progressed { message: message.clone() };
+                let kept = self.shared.tasks.change(self.hold.id(), &event).await;
+                let pause = if kept.is_ok() { PROGRESS_PERIOD } else { STORE_PAUSE };
+                self.not_before = Some(self.shared.clock.now() + pause);
+                if kept.is_err() {
+                    // Nobody has heard of it yet, and it is the latest.
+                    self.progress = Some(message);
+                }
             }
             // Answered before there was a task; and the end of it all.
             Happening::Told(Some(Control::Retry(_) | Control::Cancelled) | None) | Happening::TooLate => {}
@@ -317,7 +326,8 @@ impl Run {
                     open.answer.withdrawn();
                     if open.is_recorded {
                         let event = task::Event::Withdrawn { key: open.key };
-                        self.shared.tasks.apply(self.hold.id(), event).await;
+                        // Refused where it has been answered or the task has ended meanwhile.
+                        let _ = self.hold.keep(event, &self.shared.overdue).await;
                     }
                 }
             }
@@ -382,17 +392,21 @@ impl Run {
         if let Some(kind) = kind {
             let request = InputRequest::new(kind, params.as_ref()).as_bytes().clone();
             let event = task::Event::Asked { key: key.clone(), request };
-            if !self.shared.tasks.apply(self.hold.id(), event).await.contains(&Effect::Announce) {
-                // The task has ended, or the store fails: nobody will see the question.
-                drop(answer);
-                return None;
+            match self.hold.keep(event, &self.shared.overdue).await {
+                Ok(Updated::Done { .. }) => {}
+                // The task has ended, or the proxy does: nobody will see the question.
+                Ok(Updated::Refused(_) | Updated::Unknown) | Err(_) => {
+                    drop(answer);
+                    return None;
+                }
             }
         }
         if plain.as_ref().is_some_and(|plain| !plain.hand_over(self.hold.id(), &key)) {
             // Its answer has passed in this moment.
             answer.withdrawn();
             if kind.is_some() {
-                self.shared.tasks.apply(self.hold.id(), task::Event::Withdrawn { key }).await;
+                // Refused where the task has ended meanwhile.
+                let _ = self.hold.keep(task::Event::Withdrawn { key }, &self.shared.overdue).await;
             }
             return None;
         }
@@ -439,8 +453,8 @@ impl Run {
 
     /// Tells the client, if it can hear, that the status has changed
     /// (2025-11-25, *Tasks, Task Status Notification*).
-    async fn tell_status(&mut self) {
-        let Some(record) = self.shared.tasks.load(self.hold.id()).await else { return };
+    fn tell_status(&mut self) {
+        let Some(record) = self.shared.tasks.last_kept(self.hold.id()) else { return };
         let terms = self.shared.legacy_terms();
         let status = experimental::status(&record, terms.tool_errors);
         if status == self.told {

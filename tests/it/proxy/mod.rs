@@ -19,6 +19,7 @@ mod principals;
 mod questions;
 mod quotas;
 mod shutdown;
+mod store;
 mod told;
 mod transport;
 pub(crate) mod world;

@@ -2,11 +2,12 @@
 
 use crate::support::{
     clients::Client,
+    faulty::Faulty,
     servers::{LegacyServer, Options},
 };
-use deferral::internals::{app, config};
+use deferral::internals::{app, config, runtime::Net};
 use serde_json::json;
-use std::{net::SocketAddr, path::Path};
+use std::{net::SocketAddr, path::Path, sync::Arc};
 
 /// The proxy and what is behind it.
 pub(crate) struct World {
@@ -19,6 +20,7 @@ pub(crate) struct Setup {
     pub(crate) options: Options,
     route: Vec<&'static str>,
     top: Vec<&'static str>,
+    store: Option<Arc<Faulty>>,
 }
 
 /// Everything is a task once it has run this long.
@@ -75,7 +77,7 @@ impl Setup {
             tools: Some(json!([])),
             ..Options::default()
         };
-        Self { options, route: Vec::new(), top: Vec::new() }
+        Self { options, route: Vec::new(), top: Vec::new(), store: None }
     }
 
     /// One more member of the route.
@@ -96,16 +98,29 @@ impl Setup {
         self
     }
 
+    /// Tasks are kept in this store.
+    pub(crate) fn store(mut self, store: &Arc<Faulty>) -> Self {
+        self.store = Some(Arc::clone(store));
+        self
+    }
+
     pub(crate) async fn start(self) -> World {
-        let proxy_settings = (self.route, self.top);
         let server = LegacyServer::start(self.options).await;
-        let proxy = start(&server.url(), &proxy_settings.0, &proxy_settings.1);
-        World { server, proxy }
+        let config = written(&server.url(), &self.route, &self.top);
+        let proxy = match self.store {
+            Some(store) => app::start_with(config, &Net::System, store),
+            None => app::start(config),
+        };
+        World { server, proxy: proxy.expect("the proxy starts") }
     }
 }
 
 /// A proxy in front of a URL.
 pub(crate) fn start(url: &str, route: &[&str], top: &[&str]) -> app::Running {
+    app::start(written(url, route, top)).expect("the proxy starts")
+}
+
+fn written(url: &str, route: &[&str], top: &[&str]) -> config::Config {
     let mut yaml = String::from("listen: 127.0.0.1:0\nadmin: \"off\"\n");
     for member in top {
         yaml.push_str(&format!("{member}\n"));
@@ -114,7 +129,5 @@ pub(crate) fn start(url: &str, route: &[&str], top: &[&str]) -> app::Running {
     for member in route {
         yaml.push_str(&format!("    {member}\n"));
     }
-    let config =
-        config::parse(Path::new("test.yaml"), &yaml).unwrap_or_else(|error| panic!("{error}\n{yaml}"));
-    app::start(config).expect("the proxy starts")
+    config::parse(Path::new("test.yaml"), &yaml).unwrap_or_else(|error| panic!("{error}\n{yaml}"))
 }

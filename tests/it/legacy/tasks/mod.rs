@@ -37,7 +37,7 @@
 //! | X 3 | MUST stay `cancelled` | `a_cancelled_task_stays_cancelled_whatever_its_server_says` |
 //! | E 1 | unknown task: MUST `-32602` | [`isolation`]: `sees_nothing`, `the_task_is_the_one_that_the_params_name` |
 //! | E 2 | unknown cursor: MUST `-32602` | `a_list_has_pages_and_every_task_once` |
-//! | E 4 | internal errors: MUST `-32603` | not from here: the store that is kept in memory does not fail |
+//! | E 4 | internal errors: MUST `-32603` | [`store`]: `what_the_store_does_not_take_is_an_internal_error` |
 //! | E 5 | SHOULD be informative | the words are read wherever a code is |
 //! | E 6 | a failed task SHOULD say why | `a_tool_that_failed_is_a_failed_task_with_the_tools_words_and_its_result`, `fails` |
 //! | Z 1 | MUST bind tasks to the caller; MUST reject and not list those of others | [`isolation`] |
@@ -58,5 +58,6 @@ mod life;
 mod policies;
 mod questions;
 mod results;
+mod store;
 mod streams;
 mod talk;
