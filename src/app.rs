@@ -7,13 +7,16 @@ use crate::{
     config::Config,
     front, policy,
     proxy::{Endpoint, Service, Tasks},
-    runtime::{Clock, Descriptors, Drain, Net, Room, Shares, Stopping, SystemClock, random},
+    runtime::{Clock, Descriptors, Drain, Net, Room, Shares, SystemClock, random},
     store::{Memory, Store},
-    telemetry::{Drained, Started},
+    telemetry::{Drained, Draining, Started},
     upstream::{self, NotStarted, Streamable, Upstream},
 };
 use std::{net::SocketAddr, sync::Arc, time::Duration};
-use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::{
+    signal::unix::{Signal, SignalKind, signal},
+    time::{timeout, timeout_at},
+};
 
 /// A proxy at work.
 pub struct Running {
@@ -25,12 +28,21 @@ pub struct Running {
     pub paths: Vec<Arc<str>>,
     /// Whether clients are met with TLS.
     pub tls: bool,
-    stop: Drain,
-    work: Stopping,
-    overdue: Drain,
+    stages: Stages,
+    clock: Arc<dyn Clock>,
     upstreams: Vec<Arc<dyn Upstream>>,
     tasks: Arc<Tasks>,
     limit: Duration,
+}
+
+/// How the proxy stops, one after the other.
+struct Stages {
+    /// New calls are refused; what has begun goes on. Knows the calls and the tasks that are at work.
+    draining: Drain,
+    /// The time is over: what still works is told so.
+    overdue: Drain,
+    /// Nobody is served any more. Knows the connections.
+    closing: Drain,
 }
 
 /// Why the proxy cannot start.
@@ -42,9 +54,11 @@ pub enum Error {
     Admin(#[from] admin::Error),
     #[error("route {path}: {source}")]
     Upstream { path: Arc<str>, source: NotStarted },
+    #[error("stopped at once by a second signal; the log says what was lost")]
+    Hurried,
 }
 
-/// After the time to end by itself is over, tasks are told and given this long to say so.
+/// After the time to end by itself is over, calls and tasks are told and given this long to say so.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
 /// Starts a proxy. Once this returns, clients are served.
@@ -85,11 +99,12 @@ pub fn start_with(mut config: Config, net: &Net, store: Arc<dyn Store>) -> Resul
     };
     let summary = Summary::of(&config);
     let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
-    let (stop, stopping) = Drain::new();
+    let (draining, stopping) = Drain::new();
     let (overdue, too_late) = Drain::new();
+    let (closing, closed) = Drain::new();
 
     let tasks = Tasks::new(store, config.quotas, Arc::clone(&clock));
-    tokio::spawn(Arc::clone(&tasks).look_after(stopping.clone()));
+    tokio::spawn(Arc::clone(&tasks).look_after(too_late.clone()));
 
     let keyring = Arc::new(keyring(&config.state_keys));
     let mut upstreams = Vec::new();
@@ -109,17 +124,17 @@ pub fn start_with(mut config: Config, net: &Net, store: Arc<dyn Store>) -> Resul
             Arc::clone(&tasks),
             Arc::clone(&clock),
             Arc::clone(&keyring),
-            [stopping.clone(), too_late.clone()],
+            [stopping.clone(), too_late.clone(), closed.clone()],
         )));
         paths.push(path);
     }
 
     let tls = config.front.tls.is_some();
     let access = config.front.access.clone();
-    let bound = front::serve(config.front, services, stopping.clone(), clock, net)?;
+    let bound = front::serve(config.front, services, closed, Arc::clone(&clock), net)?;
     let admin = config
         .admin
-        .map(|listen| admin::serve(admin::Config { listen, access: access.clone() }, stopping.clone()))
+        .map(|listen| admin::serve(admin::Config { listen, access: access.clone() }, stopping))
         .transpose()?;
     if let (Some(allowed), Some(shares)) = (allowed, shares) {
         summary.tell(&bound.addresses, admin.as_ref().map(|admin| admin.address), allowed, shares);
@@ -129,9 +144,8 @@ pub fn start_with(mut config: Config, net: &Net, store: Arc<dyn Store>) -> Resul
         admin,
         paths,
         tls,
-        stop,
-        work: stopping,
-        overdue,
+        stages: Stages { draining, overdue, closing },
+        clock,
         upstreams,
         tasks,
         limit: config.drain,
@@ -218,45 +232,131 @@ impl Running {
         format!("{scheme}://{address}{path}")
     }
 
-    /// Stops in order: no more clients, listen streams end, what ends within the drain time does,
-    /// the rest is ended with a clear error, and the servers are told.
+    /// Stops in order: new calls are refused, what ends within the drain time does and is fetched, the
+    /// rest is ended with a clear error and its servers are told; listen streams end last.
     pub async fn stop(self) {
-        let unfinished = self.stop.stop(self.limit).await;
-        let tasks_lost = self.tasks.held();
-        self.overdue.stop(LAST_WORDS).await;
-        futures_util::future::join_all(self.upstreams.iter().map(|upstream| upstream.close())).await;
-        // What is told of that must still be written.
-        let _ = tokio::time::timeout(LAST_WORDS, self.work.is_over()).await;
+        self.stop_unless(std::future::pending()).await;
+    }
+
+    /// Stops in order, or leaves it at that when `hurry` resolves. Says whether it did.
+    async fn stop_unless(self, hurry: impl Future<Output = ()>) -> bool {
+        let mut left = Left::default();
+        let hurried = tokio::select! {
+            // What is done is done.
+            biased;
+            () = self.wind_down(&mut left) => false,
+            () = hurry => true,
+        };
+        let lost = if hurried && !left.is_final { self.left() } else { left };
         // It has answered to the last, so that operators saw us stopping.
         if let Some(admin) = self.admin {
             admin.task.abort();
         }
-        Drained { calls_lost: unfinished.saturating_sub(tasks_lost), tasks_lost }.emit();
+        let Left { calls, tasks, results, .. } = lost;
+        Drained { calls_lost: calls, tasks_lost: tasks, results_lost: results, hurried }.emit();
+        hurried
+    }
+
+    async fn wind_down(&self, left: &mut Left) {
+        let Stages { draining, overdue, closing } = &self.stages;
+        let until = (self.clock.now() + self.limit).into();
+        draining.tell();
+        let Left { calls, tasks, results, .. } = self.left();
+        Draining { calls, tasks, results, limit: self.limit }.emit();
+        let _ = timeout_at(until, self.at_rest()).await;
+        // Whatever is left is lost from here on.
+        *left = Left { is_final: true, ..self.left() };
+        overdue.tell();
+        // Their servers are told by this, and their clients.
+        let _ = timeout(LAST_WORDS, draining.over()).await;
+        closing.tell();
+        let _ = timeout_at(until, closing.over()).await;
+        futures_util::future::join_all(self.upstreams.iter().map(|upstream| upstream.close())).await;
+        // What is told of that must still be written.
+        let _ = timeout(LAST_WORDS, closing.over()).await;
+    }
+
+    /// Resolves when nothing works any more and every result has been fetched.
+    async fn at_rest(&self) {
+        loop {
+            self.stages.draining.over().await;
+            self.tasks.all_fetched().await;
+            // A client may have come back meanwhile.
+            if self.stages.draining.unfinished() == 0 {
+                return;
+            }
+        }
+    }
+
+    fn left(&self) -> Left {
+        let tasks = self.tasks.working();
+        let calls = self.stages.draining.unfinished().saturating_sub(tasks);
+        Left { calls, tasks, results: self.tasks.unfetched(), is_final: false }
     }
 }
 
-/// Serves until the process is told to stop, then stops in order. `ready` is told once clients are
-/// served.
-///
-/// # Errors
-/// As [`start`].
-pub async fn run(config: Config, ready: impl FnOnce(&Running)) -> Result<(), Error> {
-    let stop = stop_signal();
-    let running = start(config)?;
-    ready(&running);
-    stop.await;
-    running.stop().await;
-    Ok(())
+/// What there is to wait for.
+#[derive(Default)]
+struct Left {
+    /// Calls in flight that are no tasks.
+    calls: usize,
+    /// Tasks that work.
+    tasks: usize,
+    /// Results that nobody has fetched.
+    results: usize,
+    /// It is not waited for any more.
+    is_final: bool,
 }
 
-/// Resolves at the first SIGTERM or Ctrl-C. Listens from the moment it is called.
-fn stop_signal() -> impl Future<Output = ()> {
-    let mut terminate = signal(SignalKind::terminate()).ok();
-    let mut interrupt = signal(SignalKind::interrupt()).ok();
-    async move {
-        tokio::select! {
-            () = heard(&mut terminate) => {}
-            () = heard(&mut interrupt) => {}
+/// Serves until the process is told to stop, then stops in order; at once where it is told again.
+/// `ready` is told once clients are served.
+///
+/// # Errors
+/// As [`start`]; [`Error::Hurried`].
+pub async fn run(config: Config, ready: impl FnOnce(&Running)) -> Result<(), Error> {
+    let mut signals = Signals::listen();
+    let running = start(config)?;
+    ready(&running);
+    signals.stop().await;
+    match running.stop_unless(signals.stop()).await {
+        true => Err(Error::Hurried),
+        false => Ok(()),
+    }
+}
+
+/// What the process may be told from outside.
+struct Signals {
+    terminate: Option<Signal>,
+    interrupt: Option<Signal>,
+    hangup: Option<Signal>,
+}
+
+// === impl Signals ===
+
+impl Signals {
+    /// Listens from now on.
+    fn listen() -> Self {
+        let listen = |kind| signal(kind).ok();
+        Self {
+            terminate: listen(SignalKind::terminate()),
+            interrupt: listen(SignalKind::interrupt()),
+            hangup: listen(SignalKind::hangup()),
+        }
+    }
+
+    /// Resolves at the next SIGTERM or Ctrl-C. SIGHUP asks other programs to read their configuration
+    /// again, and comes when a terminal closes: it ends nothing here.
+    async fn stop(&mut self) {
+        loop {
+            tokio::select! {
+                () = heard(&mut self.terminate) => return,
+                () = heard(&mut self.interrupt) => return,
+                () = heard(&mut self.hangup) => tracing::warn!(
+                    target: "deferral",
+                    event = "hangup",
+                    "SIGHUP changes nothing: restart to read the configuration again",
+                ),
+            }
         }
     }
 }

@@ -49,7 +49,8 @@ pub type Ask = u32;
 /// How long things may take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Patience {
-    /// When a call becomes a task, counted from its start and again from each retry.
+    /// When a call becomes a task, counted from its start and again from each retry. Where it is
+    /// nothing the call is a task at once, whatever arrives meanwhile.
     pub defer_after: Option<Duration>,
     /// How long further questions are waited for after the first.
     pub settle: Duration,
@@ -96,6 +97,15 @@ pub enum Phase {
     Done,
 }
 
+// === impl Patience ===
+
+impl Patience {
+    /// Whether the call is a task at once, and not only if it turns out to be slow.
+    fn is_at_once(&self) -> bool {
+        self.defer_after == Some(Duration::ZERO)
+    }
+}
+
 // === impl Exchange ===
 
 impl<F> Exchange<F> {
@@ -112,13 +122,19 @@ impl<F> Exchange<F> {
     /// The server's final word: its response, or that there will be none.
     pub fn handle_final(&mut self, word: F) {
         match &mut self.state {
+            State::Inline { defer_at: Some(_), asked, .. }
+                if self.patience.is_at_once() && asked.is_empty() =>
+            {
+                self.state = State::Deferring { asked: BTreeSet::new(), word: Some(word) };
+                self.actions.push_back(Action::Store);
+            }
             State::Inline { .. } => {
                 self.actions.push_back(Action::Reply(word));
                 self.state = State::Done;
             }
             // Kept for the retry: a server that gave up waiting has said so in its answer.
             State::Parked { word: pending, .. }
-            // Returned plainly once the store has answered: a handle would only cost a poll.
+            // Returned plainly once the store has answered, where a handle would only cost a poll.
             | State::Deferring { word: pending, .. } => *pending = Some(word),
             State::Handing { settled } => {
                 if !*settled {
@@ -264,6 +280,12 @@ impl<F> Exchange<F> {
             (State::Deferring { word: None, asked }, false) => {
                 let settle_at = (!asked.is_empty()).then_some(now);
                 self.state = State::Inline { defer_at: None, asked, settle_at };
+            }
+            (State::Deferring { word: Some(word), asked }, true) if self.patience.is_at_once() => {
+                self.actions.push_back(Action::ReplyTask);
+                self.actions.extend(asked.into_iter().map(Action::Decline));
+                self.actions.push_back(Action::Settle(word));
+                self.state = State::Handing { settled: true };
             }
             (State::Deferring { word: Some(word), .. }, stored) => {
                 if stored {

@@ -107,6 +107,10 @@ pub fn run(args: &Args) -> ExitCode {
     }));
     match served {
         Ok(()) => ExitCode::SUCCESS,
+        Err(error @ app::Error::Hurried) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
         Err(error) => {
             eprintln!("error: {error}");
             USAGE.into()

@@ -33,6 +33,7 @@ use std::{
     time::{Duration, Instant},
 };
 use tokio::{sync::mpsc, time::sleep_until};
+use tokio_util::task::task_tracker::TaskTrackerToken;
 
 /// One call and its client.
 pub(super) struct Attended {
@@ -42,6 +43,8 @@ pub(super) struct Attended {
     stage: Stage,
     /// Time spent waiting for the server.
     waited: Duration,
+    /// A stopping proxy waits for the call, until somebody else holds it.
+    work: Option<TaskTrackerToken>,
 }
 
 #[expect(
@@ -84,6 +87,7 @@ struct Inline {
 impl Attended {
     pub(super) fn new(shared: Arc<Shared>, call: Call, caller: Caller) -> Self {
         Self {
+            work: Some(shared.stopping.work()),
             shared,
             call: Arc::new(call),
             caller: Arc::new(caller),
@@ -92,8 +96,8 @@ impl Attended {
         }
     }
 
-    /// Everything up to the moment the call is sent. A handshake or a list that takes longer than
-    /// the threshold does not hold up the handle: the call is then a task before it is sent.
+    /// Everything up to the moment the call is sent. The threshold counts from before that. A handshake
+    /// or a list that takes longer does not hold up the handle: the call is then a task before it is sent.
     async fn start(&mut self) -> Result<(), Box<Reply>> {
         let treatment = self.shared.route.treatment(self.call.target.as_deref().unwrap_or_default());
         let planned = plan(&self.call, &self.caller, &treatment);
@@ -118,6 +122,7 @@ impl Attended {
                 biased;
                 prepared = &mut preparing => Some(prepared),
                 () = reached(due) => None,
+                () = self.shared.overdue.stopped() => return Err(Box::new(self.closing())),
             },
         };
         if is_back && self.call.method == Method::ToolsCall {
@@ -142,7 +147,7 @@ impl Attended {
             Came::Back(id, answers) => {
                 let (shared, caller, call) = (&self.shared, &self.caller, &self.call);
                 let items = asking::rejoin(shared, caller, call, &id, answers, defer_after).await?;
-                self.stage = Stage::Moved { items, since: self.shared.clock.now() };
+                self.moved(items);
                 return Ok(());
             }
         };
@@ -158,8 +163,7 @@ impl Attended {
             settle: self.shared.route.questions.settle,
             park: self.shared.route.questions.park,
         };
-        let sent = if is_late { began } else { self.shared.clock.now() };
-        let exchange = Exchange::new(patience, sent);
+        let exchange = Exchange::new(patience, began);
         self.stage = Stage::Inline(Inline {
             exchange,
             replies,
@@ -201,6 +205,11 @@ impl Attended {
                 let now = self.shared.clock.now();
                 self.waited += now - began;
                 inline.exchange.handle_timeout(now);
+            }
+            // What is left of the call is dropped with it, which cancels it at the server.
+            () = self.shared.overdue.stopped() => {
+                self.waited += self.shared.clock.now() - began;
+                inline.exchange.handle_final(Word::Lost(Lost::Closing));
             }
         }
         match inline.exchange.poll_action() {
@@ -267,7 +276,19 @@ impl Attended {
         );
         // Nothing of it is needed here any more, and it may be megabytes.
         self.call = Arc::new(self.call.without_bytes());
-        self.stage = Stage::Moved { items: received, since: self.shared.clock.now() };
+        self.moved(received);
+    }
+
+    /// What is still for the client comes from elsewhere.
+    fn moved(&mut self, items: mpsc::Receiver<Item>) {
+        self.stage = Stage::Moved { items, since: self.shared.clock.now() };
+        self.work = None;
+    }
+
+    /// The proxy's time is over before the call was sent.
+    fn closing(&self) -> Reply {
+        let unknown = Description::unknown();
+        reply::to_client(&self.call, &self.shared.route, &unknown, Word::Lost(Lost::Closing), None)
     }
 
     fn last(&mut self, mut reply: Reply) -> Item {
@@ -410,5 +431,152 @@ pub(super) async fn reached(due: Option<Instant>) {
     match due {
         Some(due) => sleep_until(due.into()).await,
         None => pending().await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        bridge::resume::Keyring,
+        dialect::{Credentials, Principal, modern},
+        policy,
+        protocol::Id,
+        proxy::{Service, Tasks, endpoint::Endpoint},
+        runtime::{Clock, Drain, SystemClock},
+        store::Memory,
+        upstream::{Document, Report, Subscription, Upstream},
+    };
+    use bytes::Bytes;
+    use futures_util::{FutureExt, future::BoxFuture};
+    use serde_json::json;
+    use std::future::pending;
+    use tokio::{sync::broadcast, time::sleep};
+
+    /// A server that takes its time for a handshake, and as much for a list of its tools.
+    struct Slow {
+        preparing: Duration,
+        /// What it answers calls with, if anything.
+        answer: Option<&'static str>,
+    }
+
+    impl Upstream for Slow {
+        fn call(&self, request: Request) -> Replies {
+            let (takes, id) = match request.method {
+                Method::ToolsList => (self.preparing, request.id),
+                _ => (Duration::ZERO, request.id),
+            };
+            let result = match request.method {
+                Method::ToolsList => Some(r#"{"tools":[]}"#),
+                _ => self.answer,
+            };
+            stream::once(async move {
+                let Some(result) = result else { return pending().await };
+                sleep(takes).await;
+                let id = Id::from_token(id.to_string().into()).expect("a number");
+                Event::Final(
+                    Frame::parse(modern::success_response(&id, result.as_bytes())).expect("a response"),
+                )
+            })
+            .boxed()
+        }
+
+        fn describe(&self, _: &Identity) -> BoxFuture<'_, Result<Arc<Description>, Lost>> {
+            async {
+                sleep(self.preparing).await;
+                let capabilities = Bytes::from_static(br#"{"tools":{}}"#);
+                Ok(Arc::new(Description { capabilities, ..Description::unknown() }))
+            }
+            .boxed()
+        }
+
+        fn watch(&self, _: Principal) -> broadcast::Receiver<Report> {
+            broadcast::channel(1).1
+        }
+
+        fn changes(&self, _: Principal) -> broadcast::Receiver<Report> {
+            broadcast::channel(1).1
+        }
+
+        fn subscribe<'a>(&'a self, _: &'a Identity, _: &'a str) -> BoxFuture<'a, Result<Subscription, Lost>> {
+            pending().boxed()
+        }
+
+        fn fetch<'a>(&'a self, _: &'a str, _: &'a Credentials) -> BoxFuture<'a, Result<Document, Lost>> {
+            pending().boxed()
+        }
+
+        fn close(&self) -> BoxFuture<'_, ()> {
+            std::future::ready(()).boxed()
+        }
+    }
+
+    /// What a client that takes tasks is answered with, and after how long.
+    async fn called(server: Slow, defer: policy::Defer) -> (Value, Duration) {
+        let clock = Arc::new(SystemClock::new());
+        let tasks = Tasks::new(Arc::new(Memory::default()), policy::Quotas::default(), clock.clone());
+        let signals = [Drain::new(), Drain::new(), Drain::new()];
+        let heard = signals.each_ref().map(|(_, heard)| heard.clone());
+        let route = policy::Route {
+            path: "/mcp".into(),
+            defer,
+            tools: Vec::new(),
+            principal: policy::PrincipalSource::Authorization,
+            questions: policy::Questions::default(),
+            legacy_tasks: policy::LegacyTasks::default(),
+            resume: policy::Resume::default(),
+            held: policy::Held::default(),
+            forward: Vec::new(),
+            empty_contents_is_error: false,
+        };
+        let keyring = Arc::new(Keyring::new([7; 32], &[]));
+        let endpoint = Endpoint::new(Arc::new(route), Arc::new(server), tasks, clock.clone(), keyring, heard);
+        let meta = "io.modelcontextprotocol/";
+        let body = json!({ "jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {
+            "name": "t",
+            "_meta": {
+                format!("{meta}protocolVersion"): "2026-07-28",
+                format!("{meta}clientCapabilities"): { "extensions": { format!("{meta}tasks"): {} } },
+            },
+        } });
+        let mut headers = http::HeaderMap::new();
+        for (name, value) in
+            [("mcp-protocol-version", "2026-07-28"), ("mcp-method", "tools/call"), ("mcp-name", "t")]
+        {
+            headers.insert(name, http::HeaderValue::from_static(value));
+        }
+        let read = modern::read(body.to_string().into(), &headers, 128).expect("it is right");
+        let modern::Read::Request(call, capabilities) = read else { panic!("it is a request") };
+        let caller = Caller {
+            principal: Principal::from_bytes([1; 16]),
+            credentials: Credentials::default(),
+            capabilities: Arc::new(capabilities),
+        };
+        let began = clock.now();
+        let mut items = endpoint.call(*call, caller);
+        let Some(Item::Reply(reply)) = items.next().await else { panic!("it is answered") };
+        (serde_json::from_slice(&reply.body).expect("JSON"), clock.now() - began)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_wait_for_the_handshake_and_the_tools_counts_against_the_threshold() {
+        let (second, after) = (Duration::from_secs(1), Duration::from_secs(5));
+        let defer = policy::Defer { after, ..policy::Defer::default() };
+        for preparing in [0, 1, 2, 3, 60] {
+            let server = Slow { preparing: preparing * second, answer: None };
+            let (answer, took) = called(server, defer).await;
+            assert_eq!(answer["result"]["resultType"], "task", "{answer:#}");
+            assert_eq!(took, after, "{preparing}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn always_is_always() {
+        let defer = policy::Defer { mode: policy::Mode::Always, ..policy::Defer::default() };
+        for _ in 0..20 {
+            let server = Slow { preparing: Duration::ZERO, answer: Some(r#"{"content":[]}"#) };
+            let (answer, _) = called(server, defer).await;
+            assert_eq!(answer["result"]["resultType"], "task", "{answer:#}");
+        }
     }
 }

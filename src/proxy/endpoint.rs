@@ -12,7 +12,7 @@ use crate::{
     bridge::{Catalogue, describe, resume::Keyring},
     dialect::{Call, Caller, Credentials},
     policy::Route,
-    protocol::{Method, method::Needs},
+    protocol::{Method, input::request_state, method::Needs},
     runtime::{Clock, Stopping},
     task::{Owner, Scope},
     upstream::{Description, Document, Identity, Lost, Upstream},
@@ -38,10 +38,12 @@ pub(super) struct Shared {
     pub(super) upstream: Arc<dyn Upstream>,
     pub(super) tasks: Arc<Tasks>,
     pub(super) clock: Arc<dyn Clock>,
-    /// Begins when the proxy is told to stop: what can end by itself does.
+    /// Begins when the proxy is told to stop: new calls are refused. Knows who is at work.
     pub(super) stopping: Stopping,
     /// Begins when the time to end by itself is over.
     pub(super) overdue: Stopping,
+    /// Begins when nobody works any more: who only listens is told that it is over.
+    pub(super) closing: Stopping,
     /// Seals and opens `requestState`.
     pub(super) keyring: Arc<Keyring>,
     catalogues: Catalogues,
@@ -69,14 +71,15 @@ static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 // === impl Endpoint ===
 
 impl Endpoint {
-    /// `stopping` tells what can end by itself to do so, `overdue` that the time for it is over.
+    /// `stopping` tells that no new call is to begin, `overdue` that the time of those that have begun
+    /// is over, `closing` that there is nothing left to listen for.
     pub fn new(
         route: Arc<Route>,
         upstream: Arc<dyn Upstream>,
         tasks: Arc<Tasks>,
         clock: Arc<dyn Clock>,
         keyring: Arc<Keyring>,
-        [stopping, overdue]: [Stopping; 2],
+        [stopping, overdue, closing]: [Stopping; 3],
     ) -> Self {
         let catalogues = Catalogues::default();
         Self {
@@ -87,6 +90,7 @@ impl Endpoint {
                 clock,
                 stopping,
                 overdue,
+                closing,
                 keyring,
                 catalogues,
                 offering: Offering::default(),
@@ -109,8 +113,14 @@ impl Service for Endpoint {
 
     fn call(&self, call: Call, caller: Caller) -> Items {
         let shared = Arc::clone(&self.shared);
+        if shared.stopping.is_stopped() && begins_something(&call) {
+            return once(async move { reply::stopping(&call) });
+        }
         match call.method {
-            Method::Discover => once(async move { shared.discover(&call, &caller).await }),
+            Method::Discover => once(async move {
+                let _work = shared.stopping.work();
+                shared.discover(&call, &caller).await
+            }),
             Method::TasksGet => once(async move {
                 let (owner, server) = (shared.owner(&caller), shared.server());
                 shared.tasks.get(&call, &owner, &caller, &server).await
@@ -138,6 +148,15 @@ impl Service for Endpoint {
         credentials: &'a Credentials,
     ) -> BoxFuture<'a, Result<Document, Lost>> {
         self.shared.upstream.fetch(path, credentials)
+    }
+}
+
+/// Whether a call is a new one: not about a task, nor one that its client comes back to.
+fn begins_something(call: &Call) -> bool {
+    match call.method {
+        Method::TasksGet | Method::TasksUpdate | Method::TasksCancel | Method::Listen => false,
+        // What is wrong with a state is said where it is opened.
+        _ => matches!(request_state(call.params.as_ref()), Ok(None)),
     }
 }
 

@@ -263,7 +263,7 @@ impl Held {
             event = next(&mut self.replies), if awaits_server => Happening::Server(event),
             () = reached(self.exchange.poll_timeout()) => Happening::Due,
             () = reached(self.progress.due()) => Happening::ProgressDue,
-            () = self.shared.stopping.stopped(), if phase == Phase::Parked => Happening::Stopping,
+            () = self.shared.overdue.stopped(), if phase == Phase::Parked => Happening::Stopping,
             () = self.shared.overdue.stopped(), if awaits_server => Happening::TooLate,
         }
     }

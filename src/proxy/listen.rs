@@ -186,7 +186,7 @@ impl Listening {
                     methods.into_iter().map(|method| Item::Notice(tagged(&self.call.id, &method, None))),
                 );
             }
-            () = self.shared.stopping.stopped() => self.end(),
+            () = self.shared.closing.stopped() => self.end(),
         }
     }
 
@@ -229,6 +229,7 @@ impl Listening {
     }
 
     fn task_notice(&self, record: &Record) -> Item {
+        self.shared.tasks.shown(record);
         let params = view::extension::notified(
             record,
             self.shared.clock.timestamp(),

@@ -11,7 +11,7 @@ use crate::{
     upstream::{Description, Lost},
 };
 use bytes::Bytes;
-use http::{HeaderMap, StatusCode, header};
+use http::{HeaderMap, HeaderValue, StatusCode, header};
 use serde_json::Value;
 
 /// How an upstream call ended.
@@ -176,6 +176,22 @@ pub(super) fn not_served(call: &Call) -> Reply {
 pub(super) fn tasks_required(call: &Call) -> Reply {
     refuse(call, StatusCode::BAD_REQUEST, &plan::tasks_required())
 }
+
+/// A new call that comes while the proxy stops; nothing is sent. Another process may take it.
+pub(super) fn stopping(call: &Call) -> Reply {
+    let mut reply = refuse(call, StatusCode::SERVICE_UNAVAILABLE, &stopping_error());
+    reply.headers.insert(header::RETRY_AFTER, RETRY_AFTER);
+    reply.account.outcome = Outcome::ProxyFailed;
+    reply
+}
+
+pub(super) fn stopping_error() -> ErrorObject {
+    ErrorObject::new(code::SHUTTING_DOWN, "the proxy is shutting down; the call was not sent")
+}
+
+/// A client that is refused because the proxy stops may try again after so many seconds: where another
+/// process takes its place, that is there by then.
+pub(super) const RETRY_AFTER: HeaderValue = HeaderValue::from_static("1");
 
 /// A result of ours.
 pub(super) fn success(call: &Call, result: &[u8]) -> Reply {

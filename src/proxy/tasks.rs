@@ -26,7 +26,7 @@ use std::{
         atomic::{AtomicUsize, Ordering},
     },
 };
-use tokio::sync::mpsc;
+use tokio::sync::{Notify, mpsc};
 
 /// The tasks, and the calls this process holds for them.
 pub struct Tasks {
@@ -40,6 +40,11 @@ pub struct Tasks {
     /// How many calls of each principal have asked a question and are no task yet.
     parked: DashMap<Principal, usize>,
     parked_in_all: AtomicUsize,
+    /// Tasks that have ended, and nobody has fetched how: a proxy that stops waits for that. Its size is
+    /// bounded with the number of tasks.
+    unfetched: DashMap<TaskId, ()>,
+    /// Told whenever there is one less of them.
+    fetched: Notify,
 }
 
 /// What is known of a call that is held here.
@@ -121,12 +126,44 @@ impl Tasks {
             held: DashMap::new(),
             parked: DashMap::new(),
             parked_in_all: AtomicUsize::new(0),
+            unfetched: DashMap::new(),
+            fetched: Notify::new(),
         })
     }
 
-    /// The calls held by this process: those that are tasks now, and those that wait for answers.
-    pub fn held(&self) -> usize {
-        self.held.len()
+    /// The tasks whose calls this process holds.
+    pub fn working(&self) -> usize {
+        self.held.iter().filter(|here| here.last.is_some()).count()
+    }
+
+    /// The results that have been kept and not been fetched by anybody.
+    pub fn unfetched(&self) -> usize {
+        self.unfetched.len()
+    }
+
+    /// Resolves when every result that there is has been fetched or has outlived its time.
+    pub async fn all_fetched(&self) {
+        loop {
+            let fetched = self.fetched.notified();
+            if self.unfetched.is_empty() {
+                return;
+            }
+            fetched.await;
+        }
+    }
+
+    /// Somebody was shown the task: if that was its result, it need not be waited for.
+    pub(super) fn shown(&self, record: &Record) {
+        if record.state.is_ended() {
+            self.fetched(&record.id);
+        }
+    }
+
+    /// The task's result has been fetched, or is there no more.
+    pub(super) fn fetched(&self, id: &TaskId) {
+        if self.unfetched.remove(id).is_some() {
+            self.fetched.notify_waiters();
+        }
     }
 
     /// A place for a call that is to be held, under an id that nobody can guess.
@@ -158,7 +195,7 @@ impl Tasks {
     /// # Errors
     /// [`NoRoom`].
     pub(super) async fn admit(&self, record: Record, parked: bool) -> Result<(), NoRoom> {
-        let principal = shown(&record.owner.principal);
+        let principal = principal_of(&record.owner.principal);
         self.has_room(principal, usize::from(parked)).await?;
         let (id, tool, record) = (record.id.clone(), record.tool.clone(), Arc::new(record));
         match self.store.insert(Arc::clone(&record)).await {
@@ -266,6 +303,7 @@ impl Tasks {
     pub(super) async fn forget(&self, id: &TaskId) {
         match self.store.remove(id).await {
             Ok(()) => {
+                self.fetched(id);
                 if let Some(mut here) = self.held.get_mut(id) {
                     here.last = None;
                 }
@@ -279,7 +317,15 @@ impl Tasks {
     /// # Errors
     /// [`StoreError`], which is in the log by then: nothing has changed.
     pub(super) async fn change(&self, id: &TaskId, event: &Event) -> Result<Updated, StoreError> {
+        let is_result = matches!(event, Event::Returned { .. } | Event::Failed { .. });
+        if is_result {
+            // Before anybody can fetch it.
+            self.unfetched.insert(id.clone(), ());
+        }
         let updated = store::update(&*self.store, id, event, self.clock.timestamp()).await;
+        if is_result && !matches!(updated, Ok(Updated::Done { .. })) {
+            self.fetched(id);
+        }
         let updated = updated.inspect_err(|error| self.failed("updating a task", error))?;
         if let Updated::Done { before, after, version, effects } = &updated {
             self.note(*version, after);
@@ -288,7 +334,7 @@ impl Tasks {
                 TaskTransition {
                     task: id,
                     tool: &after.tool,
-                    principal: &shown(&after.owner.principal),
+                    principal: &principal_of(&after.owner.principal),
                     from,
                     to,
                 }
@@ -318,6 +364,7 @@ impl Tasks {
         let (now, bounds) = (self.clock.timestamp(), self.quotas.poll_interval);
         let view = view::extension::detailed(&record, now, bounds, Some(&about));
         let mut reply = reply::success(call, &on_one_line(view.into()));
+        self.shown(&record);
         // The audit trail of retrievals is in the access line.
         reply.account.shown = Some(record.state.status());
         reply
@@ -500,6 +547,7 @@ impl Tasks {
             let Some((_, record)) = self.store.load(id).await? else { continue };
             if record.is_expired(now) {
                 self.store.remove(id).await?;
+                self.fetched(id);
                 tracing::debug!(target: "deferral::task", event = "forgotten", task = %id);
             } else if self.held.contains_key(id) {
                 self.change(id, &Event::Renewed).await?;
@@ -613,7 +661,7 @@ pub(super) fn too_many(call: &Call, limit: &str) -> Reply {
     reply::refuse(call, StatusCode::TOO_MANY_REQUESTS, &error)
 }
 
-fn shown(principal: &[u8; 16]) -> Principal {
+fn principal_of(principal: &[u8; 16]) -> Principal {
     Principal::from_bytes(*principal)
 }
 

@@ -32,9 +32,24 @@ impl Drain {
     /// Tells everybody to stop and waits, at most `limit`, until all work has ended. Says how much
     /// of it had not.
     pub async fn stop(self, limit: Duration) -> usize {
+        self.tell();
+        let _ = tokio::time::timeout(limit, self.over()).await;
+        self.unfinished()
+    }
+
+    /// Tells everybody to stop.
+    pub fn tell(&self) {
         self.stop.send_replace(true);
         self.tracker.close();
-        let _ = tokio::time::timeout(limit, self.tracker.wait()).await;
+    }
+
+    /// Waits until all work has ended, after it was told to.
+    pub async fn over(&self) {
+        self.tracker.wait().await;
+    }
+
+    /// How much work there is.
+    pub fn unfinished(&self) -> usize {
         self.tracker.len()
     }
 }
@@ -50,11 +65,6 @@ impl Stopping {
 
     pub fn is_stopped(&self) -> bool {
         *self.stop.borrow()
-    }
-
-    /// Resolves when it was time to stop and all work has ended since.
-    pub async fn is_over(&self) {
-        self.tracker.wait().await;
     }
 
     /// Work that the drain waits for, for as long as the token lives.
@@ -119,13 +129,14 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn work_that_was_given_up_on_may_still_be_waited_for() {
+    async fn work_is_waited_for_until_its_token_is_gone() {
         let (drain, stopping) = Drain::new();
         let work = stopping.work();
-        assert_eq!(drain.stop(Duration::from_secs(30)).await, 1);
-        let over = stopping.is_over();
+        drain.tell();
+        let over = drain.over();
         tokio::pin!(over);
         assert!(futures_util::poll!(&mut over).is_pending());
+        assert_eq!(drain.unfinished(), 1);
         drop(work);
         over.await;
     }

@@ -138,10 +138,24 @@ pub struct LogLinesDropped {
     pub count: u64,
 }
 
+/// The proxy has begun to stop; what it waits for.
+pub struct Draining {
+    pub calls: usize,
+    pub tasks: usize,
+    /// Results of tasks that nobody has fetched.
+    pub results: usize,
+    /// For how long at most.
+    pub limit: Duration,
+}
+
 /// The proxy has stopped; what was lost.
 pub struct Drained {
     pub calls_lost: usize,
     pub tasks_lost: usize,
+    /// Results of tasks that nobody had fetched and nobody can fetch any more.
+    pub results_lost: usize,
+    /// A second signal came before it was done.
+    pub hurried: bool,
 }
 
 // === impl Outcome ===
@@ -335,11 +349,33 @@ impl LogLinesDropped {
     }
 }
 
+// === impl Draining ===
+
+impl Draining {
+    pub fn emit(&self) {
+        tracing::info!(
+            target: "deferral",
+            event = "draining",
+            calls = self.calls,
+            tasks = self.tasks,
+            results = self.results,
+            limit_ms = millis(self.limit),
+        );
+    }
+}
+
 // === impl Drained ===
 
 impl Drained {
     pub fn emit(&self) {
-        tracing::info!(target: "deferral", event = "drained", calls_lost = self.calls_lost, tasks_lost = self.tasks_lost);
+        tracing::info!(
+            target: "deferral",
+            event = "drained",
+            calls_lost = self.calls_lost,
+            tasks_lost = self.tasks_lost,
+            results_lost = self.results_lost,
+            hurried = self.hurried,
+        );
     }
 }
 

@@ -5,7 +5,7 @@ mod line;
 pub mod log;
 
 pub use events::{
-    Access, AnswersDropped, Drained, LookupFailed, Outcome, QuestionRefused, QuotaFull, Started, StoreFailed,
-    TaskTransition, Untold, WouldDefer,
+    Access, AnswersDropped, Drained, Draining, LookupFailed, Outcome, QuestionRefused, QuotaFull, Started,
+    StoreFailed, TaskTransition, Untold, WouldDefer,
 };
 pub use line::{Format, Lines};

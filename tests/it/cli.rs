@@ -615,6 +615,37 @@ impl Drop for Serving {
     }
 }
 
+/// Sends the process a signal.
+fn signal(child: &Child, name: &str) {
+    let sent = Command::new("kill").args([name, &child.id().to_string()]).status().expect("kill is there");
+    assert!(sent.success());
+}
+
+#[test]
+fn a_hangup_ends_nothing_and_a_second_signal_ends_everything_at_once() {
+    let demo = Demo::start();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("deferral.yaml");
+    let text = format!(
+        "listen: 127.0.0.1:0\nadmin: off\ndrain: 1h\nroutes: [{{ upstream: {{ url: '{}' }} }}]\n",
+        demo.server
+    );
+    std::fs::write(&path, text).unwrap();
+    let mut proxy = Serving::start(&path, "");
+    signal(&proxy.child, "-HUP");
+    // A call that waits for its client's answers: the proxy waits for it.
+    assert_eq!(proxy.book(None)["result"]["resultType"], "input_required");
+    assert_eq!(proxy.child.try_wait().expect("it can be asked"), None);
+    signal(&proxy.child, "-TERM");
+    let refused = || proxy.book(None)["error"]["code"] == -31007;
+    while !refused() {}
+    signal(&proxy.child, "-HUP");
+    assert!(refused());
+    assert_eq!(proxy.child.try_wait().expect("it can be asked"), None, "an hour is not over");
+    signal(&proxy.child, "-TERM");
+    assert_eq!(proxy.child.wait().expect("it ends").code(), Some(1));
+}
+
 #[test]
 fn replicas_that_share_a_key_understand_each_others_states() {
     let demo = Demo::start();

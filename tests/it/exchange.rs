@@ -318,6 +318,35 @@ fn a_call_that_is_a_task_at_once_asks_inside_it_even_if_the_question_is_seen_fir
 }
 
 #[test]
+fn a_call_that_is_a_task_at_once_is_one_whatever_arrives_meanwhile() {
+    let start = SystemClock::new().now();
+    let at_once = Patience { defer_after: Some(Duration::ZERO), ..PATIENCE };
+    let while_stored: Step = |e, start| e.handle_timeout(start);
+    for before in [&[][..], &[while_stored], &[while_stored, ASK]] {
+        let mut exchange = Exchange::new(at_once, start);
+        before.iter().for_each(|step| step(&mut exchange, start));
+        exchange.handle_final("word");
+        assert_eq!(exchange.poll_action(), Some(Action::Store));
+        assert_eq!(exchange.poll_action(), None, "nothing before it is stored");
+        exchange.handle_stored(true, start);
+        assert_eq!(exchange.poll_action(), Some(Action::ReplyTask));
+        if before.len() == 2 {
+            assert_eq!(exchange.poll_action(), Some(Action::Decline(1)), "the server has answered");
+        }
+        assert_eq!(exchange.poll_action(), Some(Action::Settle("word")));
+        assert_eq!((exchange.phase(), exchange.poll_action()), (Phase::Handing, None));
+        exchange.handle_committed();
+        assert!(exchange.is_done());
+    }
+    // Where there is no room for a task the call is answered all the same.
+    let mut exchange = Exchange::new(at_once, start);
+    exchange.handle_final("word");
+    exchange.handle_stored(false, start);
+    let actions: Vec<_> = std::iter::from_fn(|| exchange.poll_action()).collect();
+    assert_eq!(actions, [Action::Store, Action::Reply("word")]);
+}
+
+#[test]
 fn the_threshold_begins_again_with_each_retry() {
     let start = SystemClock::new().now();
     let mut exchange = Exchange::<()>::new(PATIENCE, start);

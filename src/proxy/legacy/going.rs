@@ -43,6 +43,7 @@ use std::{
     task::{Context, Poll, ready},
     time::Instant,
 };
+use tokio_util::task::task_tracker::TaskTrackerToken;
 
 /// One answer as it goes by.
 pub(super) struct Going {
@@ -77,6 +78,8 @@ pub(super) struct Going {
 pub(super) struct Timing {
     pub(super) shared: Arc<Shared>,
     pub(super) began: Instant,
+    /// A stopping proxy waits for it; not where the client only listens.
+    pub(super) _work: Option<TaskTrackerToken>,
 }
 
 /// What a stream means that has ended without a response.

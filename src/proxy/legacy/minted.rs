@@ -143,7 +143,7 @@ pub(super) fn keep(shared: &Arc<Shared>, terms: Terms, passed: Passed) -> Passed
     let reader = kept.read();
     let minter = Minter::new(name, terms.primes);
     let pump = pump(Arc::clone(shared), kept, pieces, minter);
-    shared.stopping.spawn(pump);
+    shared.closing.spawn(pump);
     Passed { status, headers, body: Passing::Pieces(reader.into_pieces()) }
 }
 
@@ -172,7 +172,7 @@ async fn pump(shared: Arc<Shared>, kept: Arc<Kept>, mut pieces: Pieces, mut mint
     drop(pieces);
     tokio::select! {
         () = sleep(resume.keep) => {}
-        () = shared.stopping.stopped() => {}
+        () = shared.closing.stopped() => {}
     }
     shared.minted.kept.remove(&kept.name);
 }

@@ -49,7 +49,11 @@ pub(super) use revisions::Revisions;
 pub(super) use sessions::Sessions;
 pub(super) use streams::Streams;
 
-use super::{Account, Passage, Passed, Passing, endpoint::Shared};
+use super::{
+    Account, Passage, Passed, Passing,
+    endpoint::Shared,
+    reply::{self, stopping_error},
+};
 use crate::{
     bridge::offer::{self, Wish},
     dialect::{
@@ -67,7 +71,7 @@ use bytes::Bytes;
 use edited::Edit;
 use http::{
     HeaderMap, HeaderName, HeaderValue, StatusCode,
-    header::{CACHE_CONTROL, CONTENT_LENGTH, CONTENT_TYPE},
+    header::{CACHE_CONTROL, CONTENT_LENGTH, CONTENT_TYPE, RETRY_AFTER},
 };
 use plain::Whose;
 use sessions::Watched;
@@ -85,6 +89,9 @@ enum Road {
 pub(super) async fn pass(shared: Arc<Shared>, passage: Passage) -> Passed {
     if let Some(gone) = farewell::refusal(&shared, &passage) {
         return gone;
+    }
+    if shared.stopping.is_stopped() && begins_something(&passage) {
+        return stopping(&passage);
     }
     // Apart, so that their futures are not a part of every call's.
     if passage.method == http::Method::DELETE {
@@ -110,6 +117,27 @@ pub(super) async fn pass(shared: Arc<Shared>, passage: Passage) -> Passed {
         }
         Road::Ends(passed) => passed,
     }
+}
+
+/// Whether a request begins something new: neither about a task, nor an answer, nor a sign of life.
+fn begins_something(passage: &Passage) -> bool {
+    passage.post.messages.iter().any(|message| match message {
+        Message::Request { method, .. } => !matches!(
+            method,
+            Method::TasksGet | Method::TasksResult | Method::TasksCancel | Method::TasksList | Method::Ping
+        ),
+        _ => false,
+    })
+}
+
+/// The answer to what is new while the proxy stops; nothing is sent. Another process may take it.
+fn stopping(passage: &Passage) -> Passed {
+    let body = legacy::refusal(&passage.post.waiting(), &stopping_error());
+    let account = Account { outcome: Outcome::ProxyFailed, ..Account::default() };
+    let mut refused = document(body, account);
+    refused.status = StatusCode::SERVICE_UNAVAILABLE;
+    refused.headers.insert(RETRY_AFTER, reply::RETRY_AFTER);
+    refused
 }
 
 /// Whether a request could be one of those that do not simply pass. Cheap: most do.

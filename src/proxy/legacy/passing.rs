@@ -99,9 +99,9 @@ pub(super) async fn exchange(shared: Arc<Shared>, passage: Passage, edit: Option
     let Passage { principal, method, query, headers, body, post, keep_alive: _ } = passage;
     let waiting = post.waiting();
     // A client that only listens can listen elsewhere; one that waits for an answer is waited for.
-    let stopping = match method {
-        Method::GET => shared.stopping.clone(),
-        _ => shared.overdue.clone(),
+    let (stopping, work) = match method {
+        Method::GET => (shared.closing.clone(), None),
+        _ => (shared.overdue.clone(), Some(shared.stopping.work())),
     };
     let purpose = purpose(&method, &post, &waiting);
     // Where tasks are made for the session they may have something to say on it.
@@ -119,7 +119,7 @@ pub(super) async fn exchange(shared: Arc<Shared>, passage: Passage, edit: Option
     };
     let interest = giving_up.as_ref().map(|giving_up| giving_up.interest());
     let mut forwarding = shared.upstream.forward(Forward { method, query, headers, body, purpose, interest });
-    let timing = Timing { began, shared };
+    let timing = Timing { began, shared, _work: work };
     let mut terms = Terms { waiting, edit, listens, call, ladder, owing, giving_up, stopping };
     let forwarded = tokio::select! {
         // An answer that is there is passed on, whatever else is due.
@@ -344,7 +344,7 @@ async fn refused(waiting: &[Id], lost: &Lost, owing: &Owing, timing: &Timing) ->
 
 /// The server cannot be reached to be told what nobody waits for an answer to.
 pub(super) fn unreachable(shared: &Arc<Shared>, lost: &Lost) -> Passed {
-    let timing = Timing { began: shared.clock.now(), shared: Arc::clone(shared) };
+    let timing = Timing { began: shared.clock.now(), shared: Arc::clone(shared), _work: None };
     untold(lost, &timing)
 }
 

@@ -194,8 +194,12 @@ async fn result(shared: &Arc<Shared>, passage: &Passage, id: &Id, record: Arc<Re
 fn outcome(shared: &Shared, id: &Id, record: &Record) -> Option<(Bytes, Account)> {
     let account = account(record, shared.legacy_terms());
     let body = match experimental::outcome(record)? {
-        experimental::Outcome::Result(result) => legacy::success(id, &result),
+        experimental::Outcome::Result(result) => {
+            shared.tasks.fetched(&record.id);
+            legacy::success(id, &result)
+        }
         experimental::Outcome::Error(error) => {
+            shared.tasks.fetched(&record.id);
             let body = legacy::refusal(std::slice::from_ref(id), &ErrorObject::from_raw(error));
             return Some((body, Account { outcome: Outcome::ServerError, ..account }));
         }

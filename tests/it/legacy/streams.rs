@@ -134,7 +134,7 @@ async fn a_large_document_comes_as_it_is_sent() {
 }
 
 #[tokio::test]
-async fn listeners_are_let_go_at_the_end_and_calls_are_waited_for() {
+async fn calls_are_waited_for_at_the_end_and_listeners_are_let_go_last() {
     let world = Setup::new().top("drain: 10s").start().await;
     let client = Older::new(world.addr()).hello().await;
     let mut listening = client.listen().await.stream().await;
@@ -142,8 +142,17 @@ async fn listeners_are_let_go_at_the_end_and_calls_are_waited_for() {
     let waiting = client.post(&call(1)).await;
     let called = world.server.call().await;
     let stopping = tokio::spawn(world.proxy.stop());
-    soon("the stream ends", async { while listening.piece().await.is_some() {} }).await;
+    soon("new calls are refused", async {
+        while client.post(r#"{"jsonrpc":"2.0","id":2,"method":"tools/list"}"#).await.answer().await.status
+            != 503
+        {}
+    })
+    .await;
+    let heard = json!({ "jsonrpc": "2.0", "method": "notifications/message", "params": { "data": "heard" } });
+    world.server.listener("s1").await.raw(format!("data: {heard}\n\n"));
+    assert_eq!(soon("the stream is read", listening.next()).await, heard);
     called.says("in time");
     assert_eq!(waiting.answer().await.text(), "in time");
+    soon("the stream ends", async { while listening.piece().await.is_some() {} }).await;
     soon("the proxy stops", stopping).await.expect("it does not panic");
 }

@@ -1,18 +1,22 @@
 //! The end of the proxy.
 
 use super::world::{ALWAYS, Setup, World, start};
-use crate::support::{
-    clients::{Client, Version, soon},
-    servers::{LegacyServer, Options},
+use crate::{
+    legacy::world::{HELLO, Older},
+    support::{
+        clients::{Answer, Client, Version, soon},
+        servers::{LegacyServer, Options, Seen},
+    },
 };
-use deferral::internals::app::Running;
-use serde_json::json;
-use std::net::SocketAddr;
-use tokio::{
-    net::{TcpListener, TcpStream},
-    runtime::Builder,
-    sync::oneshot,
+use deferral::internals::{app::Running, telemetry};
+use serde_json::{Value, json};
+use std::{
+    net::SocketAddr,
+    sync::{Arc, Mutex},
+    time::UNIX_EPOCH,
 };
+use tokio::{net::TcpListener, runtime::Builder, sync::oneshot};
+use tracing_subscriber::layer::SubscriberExt as _;
 
 /// Members of the configuration.
 type Members = &'static [&'static str];
@@ -22,6 +26,7 @@ type Members = &'static [&'static str];
 struct Program {
     addr: SocketAddr,
     stop: Option<oneshot::Sender<()>>,
+    log: Log,
     thread: Option<std::thread::JoinHandle<()>>,
 }
 
@@ -31,11 +36,22 @@ impl Program {
     }
 
     async fn before(url: String, route: Members, top: Members) -> Self {
+        // On one thread: at the end nothing goes on by chance.
+        Self::on(Builder::new_current_thread(), url, route, top).await
+    }
+
+    async fn on(mut threads: Builder, url: String, route: Members, top: Members) -> Self {
         let (stop, stopping) = oneshot::channel();
         let (tell, told) = oneshot::channel();
+        let log = Log::default();
+        let written = log.clone();
         let thread = std::thread::spawn(move || {
-            // On one thread: at the end nothing goes on by chance.
-            let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
+            let take = move |_: &tracing::Level, line: &str| {
+                written.0.lock().expect("nothing panics while it is held").push_str(line);
+            };
+            let lines = telemetry::Lines::new(telemetry::Format::Json, || UNIX_EPOCH, take);
+            let _log = tracing::subscriber::set_default(tracing_subscriber::registry().with(lines));
+            let runtime = threads.enable_all().build().expect("a runtime");
             runtime.block_on(async {
                 let running: Running = start(&url, route, top);
                 tell.send(running.addresses[0]).expect("the test waits");
@@ -44,7 +60,7 @@ impl Program {
             });
             runtime.shutdown_background();
         });
-        Self { addr: told.await.expect("it starts"), stop: Some(stop), thread: Some(thread) }
+        Self { addr: told.await.expect("it starts"), stop: Some(stop), log, thread: Some(thread) }
     }
 
     fn client(&self) -> Client {
@@ -56,13 +72,14 @@ impl Program {
         self.stop.take().expect("it is stopped once").send(()).expect("it runs");
     }
 
-    /// Waits until it is gone.
-    async fn gone(mut self) {
+    /// Waits until it is gone; gives the line that says what was lost.
+    async fn gone(mut self) -> Value {
         let thread = self.thread.take().expect("it is waited for once");
         soon("its end is waited for", tokio::task::spawn_blocking(|| thread.join()))
             .await
             .expect("it is waited for")
             .expect("it does not panic");
+        self.log.drained()
     }
 }
 
@@ -71,23 +88,55 @@ fn server() -> Options {
     Options { ..options }
 }
 
-/// Once this returns, nobody new is let in.
-async fn closed(addr: SocketAddr) {
-    let refused = async { while TcpStream::connect(addr).await.is_ok() {} };
-    soon("the door is watched", refused).await;
+/// Once this returns, new calls are refused.
+async fn refusing(client: &Client) -> Answer {
+    let refused = async {
+        loop {
+            let answer = client.ask("tools/list", json!({})).await;
+            if answer.status == 503 {
+                return answer;
+            }
+        }
+    };
+    soon("the door is watched", refused).await
+}
+
+/// Every line of the log so far.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<String>>);
+
+impl Log {
+    fn lines(&self) -> Vec<Value> {
+        let written = self.0.lock().expect("nothing panics while it is held").clone();
+        written.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect()
+    }
+
+    /// The line that says what was lost.
+    fn drained(&self) -> Value {
+        self.lines().into_iter().rfind(|line| line["event"] == "drained").expect("it has drained")
+    }
 }
 
 #[tokio::test]
-async fn calls_in_flight_are_finished_while_nobody_new_is_let_in() {
+async fn calls_in_flight_are_finished_while_new_ones_are_refused() {
     let server = LegacyServer::start(server()).await;
     let mut proxy = Program::start(&server, &[], &[]).await;
     let waiting = proxy.client().call("slow").await;
     let call = server.call().await;
     proxy.stop();
-    closed(proxy.addr).await;
+    let refused = refusing(&proxy.client()).await;
+    assert_eq!((refused.refusal(), refused.header("retry-after")), ((503, -31007), "1"));
+    for method in ["tools/call", "prompts/get", "server/discover"] {
+        let refused = proxy.client().ask(method, json!({ "name": "new" })).await;
+        assert_eq!(refused.refusal(), (503, -31007), "{method}");
+    }
+    let older = Older::new(proxy.addr).post(HELLO).await.answer().await;
+    assert_eq!((older.refusal(), older.header("retry-after")), ((503, -31007), "1"));
+    assert_eq!(server.count(|seen| seen.method() == "initialize"), 1, "nothing new was sent");
     call.says("finished");
     assert_eq!(waiting.answer().await.text(), "finished");
-    proxy.gone().await;
+    let lost = proxy.gone().await;
+    assert_eq!((&lost["calls_lost"], &lost["tasks_lost"]), (&json!(0), &json!(0)));
     assert_eq!(server.messages("notifications/cancelled"), 0);
 }
 
@@ -181,17 +230,155 @@ async fn tasks_that_do_not_end_in_time_are_cancelled_at_the_server() {
 }
 
 #[tokio::test]
-async fn a_task_that_ends_within_the_time_is_not_cancelled() {
+async fn a_task_that_ends_while_the_proxy_stops_is_fetched_and_not_cancelled() {
+    let server = LegacyServer::start(server()).await;
+    for kept in [false, true] {
+        let mut proxy = Program::start(&server, &[ALWAYS], &[]).await;
+        let client = proxy.client().with_tasks();
+        // One that has a connection keeps it; one that comes on a new one is served, too.
+        let mut connection = client.kept().await;
+        let waiting = client.call("slow").await;
+        let call = server.call().await;
+        let task = waiting.answer().await.task();
+        proxy.stop();
+        refusing(&client).await;
+        assert_eq!(client.task(&task).await["status"], "working");
+        call.says("finished");
+        let ended = match kept {
+            false => client.ended(&task).await,
+            true => loop {
+                let shown = connection.ask("tasks/get", json!({ "taskId": task })).await.result();
+                if shown["status"] != "working" {
+                    break shown;
+                }
+            },
+        };
+        assert_eq!(ended["result"]["content"][0]["text"], "finished");
+        // The drain time is longer than anybody waits here: it goes once nothing is left to fetch.
+        let lost = proxy.gone().await;
+        assert_eq!((&lost["tasks_lost"], &lost["results_lost"]), (&json!(0), &json!(0)));
+        assert_eq!(server.messages("notifications/cancelled"), 0);
+    }
+}
+
+#[tokio::test]
+async fn a_result_that_nobody_fetches_in_time_is_counted() {
+    let server = LegacyServer::start(server()).await;
+    let mut proxy = Program::start(&server, &[ALWAYS], &["drain: 20ms"]).await;
+    let client = proxy.client().with_tasks();
+    let mut made = Vec::new();
+    for _ in 0..4 {
+        let waiting = client.call("slow").await;
+        let call = server.call().await;
+        made.push((waiting.answer().await.task(), call));
+    }
+    let mut made = made.into_iter();
+    let mut next = || made.next().expect("one more");
+    let (fetched, call) = next();
+    call.says("asked for");
+    client.ended(&fetched).await;
+    let (heard, call) = next();
+    let mut stream = client.listen(json!({ "taskIds": [heard] })).await;
+    stream.notice("notifications/subscriptions/acknowledged").await;
+    call.says("heard of");
+    assert_eq!(stream.notice("notifications/tasks").await["status"], "completed");
+    let (_still_working, _call) = next();
+    let (unfetched, call) = next();
+    call.says("nobody wants to know");
+    // It is kept once the log says so.
+    let kept = |line: &Value| line["task"] == json!(unfetched) && line["to"] == "completed";
+    soon("its end is waited for", async {
+        while !proxy.log.lines().iter().any(kept) {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    proxy.stop();
+    let lost = proxy.gone().await;
+    let counted = ["calls_lost", "tasks_lost", "results_lost"].map(|name| lost[name].as_u64());
+    assert_eq!(counted, [Some(0), Some(1), Some(1)], "{lost:#}");
+}
+
+#[tokio::test]
+async fn a_client_that_was_asked_comes_back_while_the_proxy_stops() {
+    let server = LegacyServer::start(server()).await;
+    let mut proxy = Program::start(&server, &[], &[]).await;
+    let client = proxy.client().declaring(json!({ "elicitation": {} }));
+    let waiting = client.call("ask").await;
+    let call = server.call().await;
+    let id = call.id();
+    let events = call.stream();
+    events.send(&json!({ "jsonrpc": "2.0", "id": 0, "method": "elicitation/create", "params": {
+        "mode": "form", "message": "who?", "requestedSchema": { "type": "object", "properties": {} },
+    } }));
+    let asked = waiting.answer().await.result();
+    proxy.stop();
+    refusing(&client).await;
+    let key = asked["inputRequests"].as_object().expect("questions").keys().next().expect("one").clone();
+    let waiting = client
+        .send(
+            "tools/call",
+            json!({
+                "name": "ask",
+                "arguments": {},
+                "requestState": asked["requestState"],
+                "inputResponses": { key: { "action": "decline" } },
+            }),
+        )
+        .await;
+    server.seen(|seen| seen.answers(&json!(0))).await;
+    events.result(&id, json!({ "content": [{ "type": "text", "text": "answered" }] }));
+    assert_eq!(waiting.answer().await.text(), "answered");
+    proxy.gone().await;
+}
+
+#[tokio::test]
+async fn a_listener_hears_of_the_end_of_a_task_before_its_stream_ends() {
     let server = LegacyServer::start(server()).await;
     let mut proxy = Program::start(&server, &[ALWAYS], &[]).await;
-    let waiting = proxy.client().with_tasks().call("slow").await;
+    let client = proxy.client().with_tasks();
+    let waiting = client.call("slow").await;
     let call = server.call().await;
-    waiting.answer().await.task();
+    let task = waiting.answer().await.task();
+    let mut stream = client.listen(json!({ "taskIds": [task] })).await;
+    stream.notice("notifications/subscriptions/acknowledged").await;
     proxy.stop();
-    closed(proxy.addr).await;
+    refusing(&client).await;
     call.says("finished");
+    assert_eq!(stream.notice("notifications/tasks").await["status"], "completed");
+    stream.notice("notifications/cancelled").await;
+    assert_eq!(stream.next().await["result"]["resultType"], "complete");
+    assert_eq!(stream.event().await, None);
     proxy.gone().await;
-    assert_eq!(server.messages("notifications/cancelled"), 0);
+}
+
+#[tokio::test]
+async fn a_call_beside_a_task_in_one_session_is_told_that_it_is_over_and_cancelled() {
+    const BESIDE: &str = "tools: [{ match: plain, mode: never }]";
+    // On several threads, and often, as who comes first is a matter of chance.
+    for _ in 0..10 {
+        let server = LegacyServer::start(server()).await;
+        let threads = Builder::new_multi_thread();
+        let mut proxy = Program::on(threads, server.url(), &[ALWAYS, BESIDE], &["drain: 20ms"]).await;
+        let client = proxy.client().with_tasks();
+        let waiting = client.call("slow").await;
+        let task = server.call().await;
+        waiting.answer().await.task();
+        let plain = client.call("plain").await;
+        let call = server.call().await;
+        assert_eq!(task.session(), call.session());
+        proxy.stop();
+        assert_eq!(plain.answer().await.refusal(), (200, -31007));
+        let lost = proxy.gone().await;
+        assert_eq!((&lost["calls_lost"], &lost["tasks_lost"]), (&json!(1), &json!(1)));
+        for call in [task, call] {
+            let told = |seen: &Seen| {
+                seen.method() == "notifications/cancelled" && seen.json["params"]["requestId"] == call.id()
+            };
+            server.seen(told).await;
+            assert_eq!(server.count(told), 1);
+        }
+    }
 }
 
 #[tokio::test]

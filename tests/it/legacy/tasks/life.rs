@@ -272,6 +272,8 @@ async fn nothing_is_held_of_tasks_that_have_ended() {
         client
             .until(&task, |shown| shown["status"] != "input_required" && shown["status"] != "working")
             .await;
+        // A result that nobody has fetched would be waited for.
+        client.result(&task).await;
     }
     // What is still held would be waited for, and counted as lost.
     let World { server: _server, proxy } = world;
