@@ -49,7 +49,7 @@ pub mod front {
 
 pub mod policy {
     pub use crate::policy::{
-        Access, Defer, Held, LegacyTasks, Mode, PrincipalSource, Questions, Resume, Route,
+        Access, Defer, Held, LegacyTasks, Mode, PrincipalSource, Questions, Resume, Route, SHORTEST_RETENTION,
     };
 }
 
@@ -101,6 +101,10 @@ pub mod store {
 
 pub mod task {
     pub use crate::task::{Effect, Event, Owner, PollBounds, Record, Refusal, Scope, State, TaskId, apply};
+
+    pub mod retention {
+        pub use crate::task::retention::SHORTEST;
+    }
 
     pub mod view {
         pub mod experimental {

@@ -3,14 +3,17 @@
 use super::{
     file::{DEFAULT_PATH, File, Route, Set},
     problem::{At, Problem},
+    values::show_duration,
 };
-use crate::protocol::capability;
+use crate::{policy::SHORTEST_RETENTION, protocol::capability};
 use serde_json::Value;
+use std::time::Duration;
 
 /// Doubts about a configuration that may well be free of problems.
 pub(super) fn about(file: &File) -> Vec<Problem> {
     let Set::To(routes) = &file.routes else { return Vec::new() };
-    let mut doubts: Vec<_> = routes.value.iter().flat_map(unknown_capabilities).collect();
+    let all = |route| unknown_capabilities(route).into_iter().chain(gone_soon(route));
+    let mut doubts: Vec<_> = routes.value.iter().flat_map(all).collect();
     if is_exposed(file) {
         doubts.extend(routes.value.iter().filter_map(one_caller));
     }
@@ -31,6 +34,40 @@ fn unknown_capabilities(route: &At<Route>) -> Vec<Problem> {
         Some(Problem::new(*place, message))
     });
     doubts.collect()
+}
+
+/// A client that is away for less than this, or asks no more often, is nothing unusual.
+const SOON: Duration = Duration::from_secs(60);
+
+/// Results that are gone before a client may come for them.
+fn gone_soon(route: &At<Route>) -> Vec<Problem> {
+    let written = |set: &Set<Duration>| match set {
+        Set::To(at) => Some(At::new(at.place, at.value)),
+        Set::Unset | Set::Wrong => None,
+    };
+    let retention = match &route.value.defer {
+        Set::To(defer) => written(&defer.value.retention).map(|at| ("retention", at)),
+        Set::Unset | Set::Wrong => None,
+    };
+    let max_ttl = match &route.value.tasks {
+        Set::To(tasks) => written(&tasks.value.max_ttl).map(|at| ("max_ttl", at)),
+        Set::Unset | Set::Wrong => None,
+    };
+    let soon = [retention, max_ttl].into_iter().flatten().filter(|(_, at)| at.value < SOON);
+    soon.map(|(key, At { place, value })| {
+        let shown = show_duration(value);
+        let kept = match value < SHORTEST_RETENTION {
+            true => format!("counts as {}", show_duration(SHORTEST_RETENTION)),
+            false => "is short".to_owned(),
+        };
+        let message = format!(
+            "warning: `{key}` ({shown}) {kept}: the result of a task is gone so long after its end, whether it \
+             was fetched or not; a client that is away for a moment, or asks less often than it is told to, \
+             never sees it"
+        );
+        Problem::new(place, message)
+    })
+    .collect()
 }
 
 /// Whether clients come from elsewhere: what listens to this machine alone is one person's.

@@ -152,7 +152,8 @@ pub struct DeferSection {
     /// How long a call may run before it becomes a task.
     #[schemars(with = "schema::Duration", extend("default" = show_duration(Defer::default().after)))]
     pub after: Set<Duration>,
-    /// How long the result of a finished task stays.
+    /// How long the result of a finished task stays, at least a second. A task that works is kept whatever
+    /// this is.
     #[schemars(with = "schema::Duration", extend("default" = show_duration(Defer::default().retention)))]
     pub retention: Set<Duration>,
 }
@@ -201,7 +202,8 @@ pub struct QuestionsSection {
 #[derive(Clone, Debug, Default, JsonSchema)]
 #[schemars(deny_unknown_fields, transform = optional)]
 pub struct TasksSection {
-    /// The longest `ttl` that a client is granted.
+    /// The longest time that a client can have its result kept, at least a second. A task that works is
+    /// kept whatever this is.
     #[schemars(with = "schema::Duration", extend("default" = show_duration(policy::LegacyTasks::default().max_ttl)))]
     pub max_ttl: Set<Duration>,
     /// What a task becomes whose tool returned an error: `failed`, as the revision has it, or

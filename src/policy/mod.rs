@@ -12,4 +12,4 @@ pub mod threshold;
 pub use access::{Access, Checked, Denied};
 pub use limit::Quotas;
 pub use route::{Held, LegacyTasks, PrincipalSource, Questions, Resume, Route, Sign, Unsolicited};
-pub use threshold::{Defer, Mode, Pattern, ToolRule, Treatment};
+pub use threshold::{Defer, Mode, Pattern, SHORTEST_RETENTION, ToolRule, Treatment};

@@ -66,7 +66,8 @@ pub struct Held {
 /// How tasks are made for clients of 2025-11-25.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LegacyTasks {
-    /// The longest life that a client can wish for its task's result. Default 24 h.
+    /// The longest time for which a client can wish its task's result to be kept, at least a second.
+    /// Default 24 h.
     pub max_ttl: Duration,
     /// Whether a task whose tool returned an error is `completed`, and not `failed` as the revision
     /// has it: some clients drop the result of a failed task. Off by default.

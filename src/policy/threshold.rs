@@ -25,9 +25,12 @@ pub struct Defer {
     pub mode: Mode,
     /// The latency threshold. Default 5 s.
     pub after: Duration,
-    /// How long a finished task's result stays. Default 1 h.
+    /// How long a finished task's result stays, at least [`SHORTEST_RETENTION`]. Default 1 h.
     pub retention: Duration,
 }
+
+/// The shortest time for which a result stays, whatever is written.
+pub const SHORTEST_RETENTION: Duration = Duration::from_secs(1);
 
 /// What is different for the tools that match.
 #[derive(Clone, Debug, PartialEq)]

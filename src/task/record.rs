@@ -22,7 +22,8 @@ pub struct Record {
     pub updated: Timestamp,
     /// When the status last changed; the poll interval follows the time since.
     pub status_since: Timestamp,
-    /// Counts from `created`, in whole milliseconds. Never shortened.
+    /// Counts from `created`, in whole milliseconds. Never shortened while the task works; its end sets
+    /// it to what has elapsed and `retention`.
     pub ttl: Duration,
     /// How long a result stays once the task has ended.
     pub retention: Duration,
@@ -62,7 +63,7 @@ pub enum State {
 
 impl Record {
     /// A task that begins to work at `now`. Its result, once there is one, stays for `retention`
-    /// (at most [`retention::LONGEST`]).
+    /// (from [`retention::SHORTEST`] to [`retention::LONGEST`]).
     pub fn new(
         id: TaskId,
         owner: Owner,

@@ -4,7 +4,9 @@
 //! extension, *Task Polling*). So while a task works its end is always kept well ahead: a *grant*
 //! is what a task is given at a time, the larger of its retention and [`SHORTEST_GRANT`], and a new
 //! one is given whenever no more than half of the last is left. When the task ends its result stays
-//! for the whole retention. The ttl is never shortened, so no promise made to a client is broken.
+//! for its retention, neither less nor more: the operator has said for how long. Only where that is
+//! less than a grant can the end shorten what a client was last shown, and there nobody is told to
+//! wait longer between two questions than half of it.
 //!
 //! Only ended tasks are ever forgotten. A task that still works has somebody who renews it.
 
@@ -15,9 +17,12 @@ use std::time::Duration;
 /// The bounds of `pollIntervalMs`: the least and the greatest.
 pub type PollBounds = (Duration, Duration);
 
-/// The least life that is granted at a time. Long enough that a client which is away for some
-/// minutes finds its task again, whatever the retention.
-pub const SHORTEST_GRANT: Duration = Duration::from_secs(10 * 60);
+/// The least life that is granted at a time to a task that works: many times what a sweeper needs to
+/// come around and renew it.
+pub const SHORTEST_GRANT: Duration = Duration::from_secs(60);
+
+/// The shortest retention. A result that went at once would be there for nobody.
+pub const SHORTEST: Duration = Duration::from_secs(1);
 
 /// The longest retention: a hundred years. Beyond it sums of times could leave what JavaScript
 /// and ISO 8601 can hold.
@@ -43,13 +48,14 @@ impl Record {
 
     /// How long a client should wait before it asks again, in whole milliseconds: about a tenth of
     /// the time since the status changed, so that a result is seen within ten per cent of the time
-    /// it took and a long job is not asked for a thousand times. The least of `bounds` once the task
-    /// has ended, and never nothing, as clients refuse that.
+    /// it took and a long job is not asked for a thousand times; at most half of the retention, so that
+    /// whoever heeds it finds the result. The least of `bounds` once the task has ended, and never
+    /// nothing, as clients refuse that.
     pub fn poll_interval(&self, now: Timestamp, bounds: PollBounds) -> Duration {
         let (least, greatest) = bounds;
         let wished = match self.state.is_ended() {
             true => Duration::ZERO,
-            false => now.since(self.status_since) / 10,
+            false => (now.since(self.status_since) / 10).min(self.retention / 2),
         };
         whole_millis(wished.min(greatest).max(least)).max(Duration::from_millis(1))
     }
@@ -60,9 +66,9 @@ impl Record {
     }
 }
 
-/// A retention as it is kept: whole milliseconds, within [`LONGEST`].
+/// A retention as it is kept: whole milliseconds, from [`SHORTEST`] to [`LONGEST`].
 pub(super) fn kept(retention: Duration) -> Duration {
-    whole_millis(retention.min(LONGEST))
+    whole_millis(retention.clamp(SHORTEST, LONGEST))
 }
 
 /// What a live task with this retention is given at a time.
@@ -79,7 +85,7 @@ pub(super) fn while_live(record: &Record, now: Timestamp) -> Duration {
 
 /// The ttl of a task that ends at `now`.
 pub(super) fn at_end(record: &Record, now: Timestamp) -> Duration {
-    record.ttl.max(now.since(record.created) + record.retention)
+    now.since(record.created) + record.retention
 }
 
 fn whole_millis(duration: Duration) -> Duration {
@@ -105,8 +111,9 @@ mod tests {
     }
 
     #[test]
-    fn a_new_task_is_given_its_retention_or_ten_minutes() {
-        assert_eq!(record(Duration::ZERO).ttl, 10 * MINUTE);
+    fn a_new_task_is_given_its_retention_or_a_minute() {
+        assert_eq!(record(Duration::ZERO).ttl, MINUTE);
+        assert_eq!(record(5 * MINUTE).ttl, 5 * MINUTE);
         assert_eq!(record(60 * MINUTE).ttl, 60 * MINUTE);
         assert_eq!(record(Duration::MAX).ttl, LONGEST);
         assert_eq!(record(Duration::from_micros(600_000_000_999)).ttl.subsec_micros() % 1000, 0);
@@ -129,7 +136,7 @@ mod tests {
         for _ in 0..1000 {
             let now = task.due();
             task = apply(&task, Event::Renewed, now).expect("due").0;
-            assert_eq!(task.due(), now + 5 * MINUTE);
+            assert_eq!(task.due(), now + MINUTE / 2);
         }
     }
 
@@ -143,9 +150,20 @@ mod tests {
     }
 
     #[test]
-    fn an_end_never_shortens_what_was_promised() {
-        let task = ended(record(Duration::ZERO), START + MINUTE);
-        assert_eq!(task.ttl, 10 * MINUTE);
+    fn what_is_written_holds_for_what_follows_the_end_down_to_a_second() {
+        let at = START + MINUTE / 4;
+        for (written, kept) in [(Duration::ZERO, 1), (Duration::from_secs(1), 1), (5 * MINUTE, 300)] {
+            let task = ended(record(written), at);
+            assert_eq!(task.due(), at + Duration::from_secs(kept), "{written:?}");
+        }
+    }
+
+    #[test]
+    fn who_asks_as_often_as_told_finds_a_result_that_stays_for_a_moment() {
+        let told = |retention| record(retention).poll_interval(START + 60 * MINUTE, BOUNDS);
+        assert_eq!(told(Duration::from_secs(10)), Duration::from_secs(5));
+        assert_eq!(told(Duration::from_secs(1)), Duration::from_millis(500));
+        assert_eq!(told(60 * MINUTE), BOUNDS.1);
     }
 
     #[test]

@@ -2,7 +2,8 @@
 
 use deferral::internals::{
     config::{self, Config, LogFormat},
-    policy::{Mode, PrincipalSource},
+    policy::{self, Mode, PrincipalSource},
+    task::retention,
 };
 use expect_test::{Expect, expect};
 use std::{path::Path, time::Duration};
@@ -551,4 +552,30 @@ fn a_key_that_cannot_be_used_is_named_by_its_place_and_never_shown() {
         assert!(!said(&format!("{{ keys: {keys} }}")).contains(KEY), "{keys}");
     }
     assert!(!said("{ keys: [{ env: PATH }] }").contains(&std::env::var("PATH").unwrap()));
+}
+
+#[test]
+fn what_is_gone_soon_after_its_end_is_a_doubt() {
+    let doubts = |route: &str| {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("deferral.yaml");
+        let text = format!("routes:\n  - upstream: {{ url: \"http://127.0.0.1/\" }}\n    {route}\n");
+        std::fs::write(&path, text).expect("it can be written");
+        let (config, doubts) = config::check(&path).expect("it is right");
+        let said = doubts.map(|doubts| doubts.to_string()).unwrap_or_default();
+        (config, said.replace(path.to_str().expect("a plain path"), "deferral.yaml"))
+    };
+    for fine in ["defer: { retention: 1m }", "tasks: { max_ttl: 1m }", "defer: { after: 1s }"] {
+        assert_eq!(doubts(fine).1, "", "{fine}");
+    }
+    let (config, said) = doubts("defer: { retention: 10s }");
+    assert_eq!(config.routes[0].route.defer.retention, Duration::from_secs(10), "it holds all the same");
+    expect![[r#"
+        deferral.yaml:3:25: warning: `retention` (10s) is short: the result of a task is gone so long after its end, whether it was fetched or not; a client that is away for a moment, or asks less often than it is told to, never sees it"#]]
+    .assert_eq(&said);
+    let (_, said) = doubts("tasks: { max_ttl: 10ms }");
+    expect![[r#"
+        deferral.yaml:3:23: warning: `max_ttl` (10ms) counts as 1s: the result of a task is gone so long after its end, whether it was fetched or not; a client that is away for a moment, or asks less often than it is told to, never sees it"#]]
+    .assert_eq(&said);
+    assert_eq!(policy::SHORTEST_RETENTION, retention::SHORTEST);
 }

@@ -81,7 +81,7 @@ fn record(number: u8) -> Arc<Record> {
 
 fn record_of(number: u8, principal: u8, created: Timestamp) -> Arc<Record> {
     let owner = Owner { principal: [principal; 16], route: "/mcp".into(), scope: Scope::Principal };
-    Arc::new(Record::new(id(number), owner, "slow", Duration::ZERO, created))
+    Arc::new(Record::new(id(number), owner, "slow", MINUTE * 10, created))
 }
 
 fn asked(key: &str) -> Event {
@@ -243,9 +243,9 @@ async fn a_record_that_changed_is_due_anew(store: Arc<dyn Store>) {
     assert_eq!(due(10).await, [id(1)]);
     let ended = update(&*store, &id(1), &Event::Cancelled, START + MINUTE * 6).await;
     assert!(matches!(ended, Ok(Updated::Done { .. })));
-    assert_eq!(due(14).await, []);
-    assert_eq!(due(15).await, [id(1)]);
-    assert!(kept(&*store, 1).await.expect("found").is_expired(START + MINUTE * 15));
+    assert_eq!(due(15).await, []);
+    assert_eq!(due(16).await, [id(1)]);
+    assert!(kept(&*store, 1).await.expect("found").is_expired(START + MINUTE * 16));
 }
 
 /// Owner 0 and those that differ from it in one thing.

@@ -751,23 +751,25 @@ proptest! {
     }
 
     #[test]
-    fn a_ttl_never_shrinks_and_a_live_tasks_end_lies_ahead(retention in retentions(), steps in steps()) {
+    fn a_live_tasks_ttl_never_shrinks_and_its_end_lies_ahead(retention in retentions(), steps in steps()) {
         live(retention, steps, |before, _, now, outcome| {
             let after = outcome.as_ref().map_or(before, |(next, _)| next);
-            assert!(before.ttl <= after.ttl);
+            // Only where a result stays for less than the minute that is granted at least does the end set
+            // it lower.
+            assert!(before.ttl <= after.ttl || after.state.is_ended() && retention < Duration::from_secs(60));
             if !after.state.is_ended() {
-                // Never less than half of the ten minutes that are granted at least.
-                assert!(after.created + after.ttl >= now + Duration::from_secs(300));
+                // Never less than half of that minute.
+                assert!(after.created + after.ttl >= now + Duration::from_secs(30));
                 assert!(after.due() > now);
             }
         });
     }
 
     #[test]
-    fn a_result_can_be_fetched_for_the_whole_retention(retention in retentions(), steps in steps()) {
+    fn a_result_can_be_fetched_for_the_whole_retention_and_no_longer(retention in retentions(), steps in steps()) {
         let last = live(retention, steps, |_, _, _, _| {});
         if last.state.is_ended() {
-            assert!(last.due() >= last.updated + retention);
+            assert_eq!(last.due(), last.updated + retention.max(Duration::from_secs(1)));
             assert!(!last.is_expired(Timestamp::from_millis(last.due().as_millis() - 1)));
             assert!(last.is_expired(last.due()));
         }

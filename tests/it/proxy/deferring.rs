@@ -310,17 +310,25 @@ async fn pass(seconds: u64) {
 
 #[tokio::test]
 async fn a_result_is_found_until_its_time_is_over_and_not_after() {
-    let world = World::with("defer: { mode: always, retention: 1s }").await;
+    let world = World::with("defer: { mode: always, retention: 40s }").await;
     let client = world.tasker();
     let waiting = client.call("slow").await;
     let call = world.server.call().await;
     let task = waiting.answer().await.task();
+    assert_eq!(client.task(&task).await["ttlMs"], 60_000, "at least a minute while it works");
+    pass(100).await;
+    let working = client.until(&task, |task| task["ttlMs"].as_u64() > Some(100_000)).await;
+    assert_eq!(working["status"], "working", "and another when half of it is over");
     call.says("done");
     let ended = client.ended(&task).await;
-    assert_eq!(ended["ttlMs"], 600_000, "at least ten minutes, whatever the retention");
-    pass(590).await;
+    let time = |at: &Value| {
+        at.as_str().expect("a time").parse::<jiff::Timestamp>().expect("ISO 8601").as_millisecond()
+    };
+    let ran = time(&ended["lastUpdatedAt"]) - time(&ended["createdAt"]);
+    assert_eq!(ended["ttlMs"], ran + 40_000, "what is written holds for what follows the end");
+    pass(30).await;
     let late = client.task(&task).await;
-    assert_eq!((&late["status"], &late["ttlMs"]), (&json!("completed"), &json!(600_000)));
+    assert_eq!((&late["status"], &late["ttlMs"]), (&json!("completed"), &ended["ttlMs"]));
     pass(10).await;
     let gone = client.of_task("tasks/get", &task).await;
     let unknown = client.of_task("tasks/get", "unknown").await;

@@ -45,7 +45,7 @@
 //! | Z 3 | who cannot tell callers apart SHOULD NOT declare `list` | `where_nothing_tells_callers_apart_*` |
 //! | Z 4 | SHOULD limit rates | `who_asks_too_often_or_for_too_much_that_is_not_there_is_told_so` |
 //! | Z 5 | SHOULD limit the tasks of a caller, and `ttl` | `where_there_is_no_room_a_call_is_refused_and_the_limit_named`, `the_time_a_client_wishes_*` |
-//! | Z 6 | SHOULD clean up | `nothing_is_held_of_tasks_that_have_ended`; what has outlived its time: the sweeper's own tests, as the shortest life is ten minutes |
+//! | Z 6 | SHOULD clean up | `nothing_is_held_of_tasks_that_have_ended`; what has outlived its time: the sweeper's own tests, as the shortest life is a minute |
 //! | Z 7 | SHOULD log what is made, ended and fetched | `what_becomes_of_a_task_is_in_the_log` |
 //! | Z 8 | SHOULD document limits | not by a test: the manual's chapter on tasks, and the configuration's |
 
