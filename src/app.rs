@@ -8,7 +8,7 @@ use crate::{
     front, policy,
     proxy::{Endpoint, Service, Tasks},
     runtime::{Clock, Descriptors, Drain, Net, Room, Shares, SystemClock, random},
-    store::{Memory, Store},
+    store::{Bounds, Memory, Store},
     telemetry::{Drained, Draining, Started},
     upstream::{self, NotStarted, Streamable, Upstream},
 };
@@ -74,7 +74,7 @@ pub fn start(config: Config) -> Result<Running, Error> {
 /// # Errors
 /// As [`start`].
 pub fn start_on(config: Config, net: &Net) -> Result<Running, Error> {
-    let store = store(&config.store);
+    let store = store(&config.store, &config.quotas);
     start_with(config, net, store)
 }
 
@@ -217,9 +217,12 @@ fn keyring(keys: &[config::secret::Key]) -> Keyring {
     Keyring::new(sealing, &keys.collect::<Vec<_>>())
 }
 
-fn store(store: &config::Store) -> Arc<dyn Store> {
+fn store(store: &config::Store, quotas: &policy::Quotas) -> Arc<dyn Store> {
+    let &policy::Quotas { stored_bytes, stored_bytes_per_principal, .. } = quotas;
     match store {
-        config::Store::Memory => Arc::new(Memory::default()),
+        config::Store::Memory => {
+            Arc::new(Memory::bounded(Bounds { stored_bytes, stored_bytes_per_principal }))
+        }
     }
 }
 

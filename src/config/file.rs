@@ -361,9 +361,13 @@ pub struct Limits {
     /// Tasks of one caller, ended ones that are still kept included. Beyond it its calls stay synchronous.
     #[schemars(with = "schema::Count", extend("default" = Quotas::default().tasks_per_principal))]
     pub tasks_per_principal: Set<usize>,
-    /// Bytes of task results kept in all. Beyond it calls stay synchronous.
+    /// Bytes of task results kept in all. Beyond it calls stay synchronous, and a result that does not fit
+    /// fails its task.
     #[schemars(with = "schema::Size", extend("default" = show_size(Quotas::default().stored_bytes)))]
     pub stored_bytes: Set<usize>,
+    /// Bytes of task results kept for one caller, with the same effect for it alone.
+    #[schemars(with = "schema::Size", extend("default" = show_size(Quotas::default().stored_bytes_per_principal)))]
+    pub stored_bytes_per_principal: Set<usize>,
     /// Bytes of one task's result. A larger one fails its task.
     #[schemars(with = "schema::Size", extend("default" = show_size(Quotas::default().stored_result_bytes)))]
     pub stored_result_bytes: Set<usize>,

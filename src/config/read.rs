@@ -347,6 +347,7 @@ fn limits(node: &Node, problems: &mut Problems) -> Option<Limits> {
         tasks: section.set("tasks", count(0)),
         tasks_per_principal: section.set("tasks_per_principal", count(0)),
         stored_bytes: section.set("stored_bytes", size(0)),
+        stored_bytes_per_principal: section.set("stored_bytes_per_principal", size(0)),
         stored_result_bytes: section.set("stored_result_bytes", size(0)),
         polls_per_second: section.set("polls_per_second", count(1)),
         misses_per_minute: section.set("misses_per_minute", count(1)),

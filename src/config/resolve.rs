@@ -530,6 +530,9 @@ fn quotas(written: &file::Limits, problems: &mut Vec<Problem>) -> policy::Quotas
         tasks_per_principal: written.tasks_per_principal.copied_or(defaults.tasks_per_principal),
         tasks: written.tasks.copied_or(defaults.tasks),
         stored_bytes: written.stored_bytes.copied_or(defaults.stored_bytes),
+        stored_bytes_per_principal: written
+            .stored_bytes_per_principal
+            .copied_or(defaults.stored_bytes_per_principal),
         stored_result_bytes: written.stored_result_bytes.copied_or(defaults.stored_result_bytes),
         polls_per_second: written.polls_per_second.copied_or(defaults.polls_per_second),
         misses_per_minute: written.misses_per_minute.copied_or(defaults.misses_per_minute),

@@ -9,8 +9,11 @@ pub struct Quotas {
     pub tasks_per_principal: usize,
     /// Tasks in all. Default 100 000.
     pub tasks: usize,
-    /// Bytes of results kept in all. Default 1 GiB.
+    /// Bytes of results and questions of tasks kept in all. A result that does not fit fails its task.
+    /// Default 1 GiB.
     pub stored_bytes: usize,
+    /// The same for one principal, so that none takes the room of all. Default 256 MiB.
+    pub stored_bytes_per_principal: usize,
     /// Bytes of one result that may be kept. A larger one fails its task. Default 16 MiB.
     pub stored_result_bytes: usize,
     /// `tasks/*` calls of one principal in a second. Generous, as some clients start at 20 ms.
@@ -30,6 +33,7 @@ impl Default for Quotas {
             tasks_per_principal: 10_000,
             tasks: 100_000,
             stored_bytes: 1 << 30,
+            stored_bytes_per_principal: 256 << 20,
             stored_result_bytes: 16 << 20,
             polls_per_second: 1_000,
             misses_per_minute: 600,

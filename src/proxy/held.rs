@@ -32,7 +32,7 @@ use crate::{
         input::{InputRequest, InputResponses},
     },
     runtime::random,
-    store::Updated,
+    store::{StoreError, Updated},
     task::{self, Record},
     telemetry::QuestionRefused,
     upstream::{Answer, Deferral, Event, Identity, Lost, Question, Replies},
@@ -459,6 +459,7 @@ impl Held {
         let event = task::Event::Asked { key: open.key.clone(), request: open.request.as_bytes().clone() };
         match self.hold.keep(event, &self.shared.overdue).await {
             Ok(Updated::Done { .. }) => {}
+            Err(full @ StoreError::Full(_)) => self.questions.refuse(ask, &full.to_string()),
             // The task has ended, or the proxy does: nobody will see the question.
             Ok(Updated::Refused(_) | Updated::Unknown) | Err(_) => self.questions.decline(ask),
         }

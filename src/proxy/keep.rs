@@ -1,11 +1,13 @@
-//! Keeping what has become of a held task, through a store that fails.
+//! Keeping what has become of a held task, through a store that fails or is full.
 //!
 //! What happens to a call cannot be made to happen again: a result that the store does not take waits here,
 //! with its call's place, until the store takes it. Nobody is shown what is not kept, so that nothing
-//! that was seen can be lost; meanwhile the task is shown as it was last kept, and says that it waits.
+//! that was seen can be lost; meanwhile the task is shown as it was last kept, and says that it waits. A
+//! result for which there is no room waits for nothing: its task fails with an error that names the limit.
 
 use super::tasks::Hold;
 use crate::{
+    protocol::{ErrorObject, code},
     runtime::Stopping,
     store::{StoreError, Updated},
     task::Event,
@@ -26,27 +28,75 @@ impl Hold {
     /// Keeps what happened to the task of this call, as soon as the store takes it.
     ///
     /// # Errors
-    /// [`StoreError`] where the proxy's time was over first: what happened is lost.
-    pub(super) async fn keep(&self, event: Event, overdue: &Stopping) -> Result<Updated, StoreError> {
+    /// [`StoreError::Full`] where there is no room for a question; any other where the proxy's time was
+    /// over first: what happened is lost.
+    pub(super) async fn keep(&self, mut event: Event, overdue: &Stopping) -> Result<Updated, StoreError> {
         let mut pause = FIRST_PAUSE;
-        let mut waited = false;
+        let mut aside = None;
         loop {
-            let kept = self.tasks().change(self.id(), &event).await;
-            let Err(error) = kept else {
-                if waited {
-                    self.tasks().set_waits(self.id(), false);
+            let mut kept = self.tasks().change(self.id(), &event).await;
+            if matches!(kept, Err(StoreError::Exists | StoreError::Unavailable(_))) && aside.is_none() {
+                match self.tasks().set_aside(bytes(&event)) {
+                    Ok(taken) => {
+                        self.tasks().set_waits(self.id(), true);
+                        aside = Some(taken);
+                    }
+                    Err(full) => kept = Err(full),
                 }
-                return kept;
-            };
-            if !std::mem::replace(&mut waited, true) {
-                self.tasks().set_waits(self.id(), true);
+            }
+            match (kept, result_bytes(&event)) {
+                (Err(StoreError::Full(limit)), Some(size)) => {
+                    self.tasks().is_full(self.id(), limit);
+                    event = no_room(size, limit);
+                    continue;
+                }
+                (Err(StoreError::Exists | StoreError::Unavailable(_)), _) => {}
+                (kept @ (Ok(_) | Err(StoreError::Full(_))), _) => {
+                    if aside.is_some() {
+                        self.tasks().set_waits(self.id(), false);
+                    }
+                    return kept;
+                }
             }
             tokio::select! {
                 // A store that fails at the very end is not waited for.
                 biased;
-                () = overdue.stopped() => return Err(error),
+                () = overdue.stopped() => return Err(StoreError::Unavailable("the proxy has stopped".to_owned())),
                 () = sleep(pause) => pause = (pause * 2).min(STORE_PAUSE),
             }
         }
     }
+}
+
+/// What an event brings along that must be kept.
+fn bytes(event: &Event) -> usize {
+    match event {
+        Event::Returned { result } => result.len(),
+        Event::Failed { error, .. } => error.len(),
+        Event::Asked { request, .. } => request.len(),
+        Event::Progressed { .. }
+        | Event::Withdrawn { .. }
+        | Event::Answered { .. }
+        | Event::Cancelled
+        | Event::Renewed => 0,
+    }
+}
+
+/// The size of what a call came to, where an error can take its place.
+fn result_bytes(event: &Event) -> Option<usize> {
+    match event {
+        Event::Returned { result } => Some(result.len()),
+        Event::Failed { error, .. } if error.len() > NO_ROOM_BYTES => Some(error.len()),
+        _ => None,
+    }
+}
+
+/// More than [`no_room`] ever needs.
+pub(super) const NO_ROOM_BYTES: usize = 512;
+
+/// The end of a task whose result has no room.
+fn no_room(size: usize, limit: &str) -> Event {
+    let words = format!("what the call came to is {size} bytes, and the proxy has no room for it ({limit})");
+    let error = ErrorObject::new(code::RESULT_TOO_LARGE, words);
+    Event::Failed { error: error.as_bytes().clone(), message: Some(error.message()) }
 }

@@ -1,6 +1,6 @@
 //! The tasks of all routes: answered from the store, wherever their calls are held.
 
-use super::{Reply, held::Retry, hub::Hub, limits::Limits, reply};
+use super::{Reply, held::Retry, hub::Hub, keep::NO_ROOM_BYTES, limits::Limits, reply};
 use crate::{
     bridge::{describe::server_info_meta, elicit},
     dialect::{Call, Caller, Principal},
@@ -40,6 +40,8 @@ pub struct Tasks {
     /// How many calls of each principal have asked a question and are no task yet.
     parked: DashMap<Principal, usize>,
     parked_in_all: AtomicUsize,
+    /// Bytes of results that a failing store has not taken.
+    aside: AtomicUsize,
     /// Tasks that have ended, and nobody has fetched how: a proxy that stops waits for that. Its size is
     /// bounded with the number of tasks.
     unfetched: DashMap<TaskId, ()>,
@@ -61,6 +63,12 @@ struct Here {
 pub(super) struct Parked {
     tasks: Arc<Tasks>,
     principal: Principal,
+}
+
+/// Bytes that wait for a store that fails; given back when dropped.
+pub(super) struct Aside<'a> {
+    tasks: &'a Tasks,
+    bytes: usize,
 }
 
 /// Why a call cannot be held for a client.
@@ -126,6 +134,7 @@ impl Tasks {
             held: DashMap::new(),
             parked: DashMap::new(),
             parked_in_all: AtomicUsize::new(0),
+            aside: AtomicUsize::new(0),
             unfetched: DashMap::new(),
             fetched: Notify::new(),
         })
@@ -242,6 +251,11 @@ impl Tasks {
             ),
             ("limits.tasks", usage.tasks + parked_in_all, self.quotas.tasks),
             ("limits.stored_bytes", usage.stored_bytes, self.quotas.stored_bytes),
+            (
+                "limits.stored_bytes_per_principal",
+                usage.stored_bytes_of_principal,
+                self.quotas.stored_bytes_per_principal,
+            ),
         ];
         match full.into_iter().find(|(_, used, limit)| used >= limit) {
             None => Ok(()),
@@ -257,8 +271,31 @@ impl Tasks {
         NoRoom::StoreFailed
     }
 
+    /// So much of a result waits for a store that fails. Little enough always may.
+    ///
+    /// # Errors
+    /// The limit where that is too much, as it is kept in memory meanwhile.
+    pub(super) fn set_aside(&self, bytes: usize) -> Result<Aside<'_>, StoreError> {
+        let aside = Aside { tasks: self, bytes };
+        let before = self.aside.fetch_add(bytes, Ordering::Relaxed);
+        match bytes > NO_ROOM_BYTES && before.saturating_add(bytes) > self.quotas.stored_bytes {
+            true => Err(StoreError::Full("limits.stored_bytes")),
+            false => Ok(aside),
+        }
+    }
+
+    /// Says so in the log. That there is no room is no failure, and is said where it is felt.
     fn failed(&self, doing: &str, error: &StoreError) {
-        StoreFailed { doing, error }.emit();
+        match error {
+            StoreError::Full(_) => {}
+            StoreError::Exists | StoreError::Unavailable(_) => StoreFailed { doing, error }.emit(),
+        }
+    }
+
+    /// A limit on what is kept has been met by a task.
+    pub(super) fn is_full(&self, id: &TaskId, limit: &str) {
+        let owner = self.last_kept(id).map_or([0; 16], |record| record.owner.principal);
+        QuotaFull { limit, principal: &principal_of(&owner) }.emit();
     }
 
     /// The record as it is kept. What is held here is known while the store does not answer, too.
@@ -601,6 +638,14 @@ fn checked_answers(call: &Call, record: &Record) -> Result<Checked, ErrorObject>
         checked.unfit = Some(wrong(format!("{}{rest}", unfit.join("; "))));
     }
     Ok(checked)
+}
+
+// === impl Aside ===
+
+impl Drop for Aside<'_> {
+    fn drop(&mut self) {
+        self.tasks.aside.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
 }
 
 // === impl Parked ===

@@ -4,7 +4,7 @@
 //! must be known across all of them, which are due and how much there is, stands in one small
 //! index behind one lock; a change that leaves it as it is does not take the lock.
 
-use super::{Place, Store, StoreError, Usage, Version};
+use super::{Bounds, Place, Store, StoreError, Usage, Version};
 use crate::{
     protocol::Timestamp,
     task::{Owner, Record, TaskId},
@@ -18,8 +18,9 @@ use std::{
 };
 
 /// Forgets everything at exit.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Memory {
+    bounds: Bounds,
     records: DashMap<TaskId, Kept>,
     /// Taken only while the entry it is about is held in `records`, never the other way round.
     index: Mutex<Index>,
@@ -35,16 +36,35 @@ struct Kept {
 #[derive(Debug, Default)]
 struct Index {
     due: BTreeSet<(Timestamp, TaskId)>,
-    /// Tasks of each principal; one that has none is not in it.
-    principals: HashMap<[u8; 16], usize>,
+    /// What each principal has; one that has no task is not in it.
+    principals: HashMap<[u8; 16], Share>,
     /// The tasks of each owner in their order; one that has none is not in it.
     owners: HashMap<Owner, BTreeSet<Place>>,
     stored_bytes: usize,
 }
 
+/// What one principal has.
+#[derive(Clone, Copy, Debug, Default)]
+struct Share {
+    tasks: usize,
+    stored_bytes: usize,
+}
+
 // === impl Memory ===
 
+impl Default for Memory {
+    /// Without bounds.
+    fn default() -> Self {
+        Self::bounded(Bounds::NONE)
+    }
+}
+
 impl Memory {
+    /// Keeps no more than this.
+    pub fn bounded(bounds: Bounds) -> Self {
+        Self { bounds, records: DashMap::new(), index: Mutex::default() }
+    }
+
     fn index(&self) -> MutexGuard<'_, Index> {
         self.index.lock().expect("nothing panics while the index is held")
     }
@@ -74,6 +94,7 @@ impl Store for Memory {
         };
         if Facts::of(&kept.record) != Facts::of(&record) {
             let mut index = self.index();
+            self.bounds.admit(&kept.record, &record, index.usage(&record.owner.principal))?;
             index.subtract(&kept.record);
             index.add(&record);
         }
@@ -125,23 +146,30 @@ impl Store for Memory {
     }
 
     async fn usage(&self, principal: &[u8; 16]) -> Result<Usage, StoreError> {
-        let index = self.index();
-        Ok(Usage {
-            tasks_of_principal: index.principals.get(principal).copied().unwrap_or_default(),
-            // Every record is due some time, so this is all of them.
-            tasks: index.due.len(),
-            stored_bytes: index.stored_bytes,
-        })
+        Ok(self.index().usage(principal))
     }
 }
 
 // === impl Index ===
 
 impl Index {
+    fn usage(&self, principal: &[u8; 16]) -> Usage {
+        let share = self.principals.get(principal).copied().unwrap_or_default();
+        Usage {
+            tasks_of_principal: share.tasks,
+            // Every record is due some time, so this is all of them.
+            tasks: self.due.len(),
+            stored_bytes: self.stored_bytes,
+            stored_bytes_of_principal: share.stored_bytes,
+        }
+    }
+
     fn add(&mut self, record: &Record) {
         let facts = Facts::of(record);
         self.due.insert((facts.due, record.id.clone()));
-        *self.principals.entry(facts.owner.principal).or_default() += 1;
+        let share = self.principals.entry(facts.owner.principal).or_default();
+        share.tasks += 1;
+        share.stored_bytes += facts.stored_bytes;
         self.stored_bytes += facts.stored_bytes;
         self.owners.entry(facts.owner.clone()).or_default().insert(Place::of(record));
     }
@@ -150,9 +178,10 @@ impl Index {
         let facts = Facts::of(record);
         self.due.remove(&(facts.due, record.id.clone()));
         self.stored_bytes -= facts.stored_bytes;
-        if let Some(tasks) = self.principals.get_mut(&facts.owner.principal) {
-            *tasks -= 1;
-            if *tasks == 0 {
+        if let Some(share) = self.principals.get_mut(&facts.owner.principal) {
+            share.tasks -= 1;
+            share.stored_bytes -= facts.stored_bytes;
+            if share.tasks == 0 {
                 self.principals.remove(&facts.owner.principal);
             }
         }

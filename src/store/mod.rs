@@ -32,6 +32,9 @@ pub trait Store: Send + Sync + 'static {
 
     /// Keeps `record` where the kept version is still `version`, as the [next](Version::next); says whether
     /// it was. A record that was removed meanwhile has no version, and stays removed.
+    ///
+    /// # Errors
+    /// [`StoreError::Full`] where it would grow beyond the store's [`Bounds`]; the record stays as it was.
     async fn swap(&self, version: Version, record: Arc<Record>) -> Result<bool, StoreError>;
 
     /// Forgets a record; unknown ids are no error.
@@ -76,6 +79,17 @@ pub struct Usage {
     pub tasks: usize,
     /// The sum of [`Record::stored_bytes`].
     pub stored_bytes: usize,
+    /// The same for the principal that was asked about.
+    pub stored_bytes_of_principal: usize,
+}
+
+/// How much a store keeps at most, in bytes of [`Record::stored_bytes`]. A change that makes a record grow
+/// beyond is refused, except for what every task may need to say how it ended ([`Bounds::ALWAYS`]).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bounds {
+    pub stored_bytes: usize,
+    /// Of one principal, so that none takes the room of all.
+    pub stored_bytes_per_principal: usize,
 }
 
 /// Why a store could not do what it was asked.
@@ -83,6 +97,9 @@ pub struct Usage {
 pub enum StoreError {
     #[error("a task with this id exists already")]
     Exists,
+    /// There is no room for what was to be kept; the name of the limit in the configuration.
+    #[error("there is no room for it ({0})")]
+    Full(&'static str),
     #[error("the task store does not answer: {0}")]
     Unavailable(String),
 }
@@ -129,6 +146,39 @@ pub async fn update(
         if store.swap(version, Arc::clone(&after)).await? {
             return Ok(Updated::Done { before, after, version: version.next(), effects });
         }
+    }
+}
+
+// === impl Bounds ===
+
+impl Bounds {
+    /// No bounds.
+    pub const NONE: Self = Self { stored_bytes: usize::MAX, stored_bytes_per_principal: usize::MAX };
+
+    /// A record of so many bytes is kept however full the store is, and one may grow by as many when it
+    /// ends: an error that says why a result was not kept must always fit. How many records there are is
+    /// bounded elsewhere.
+    pub const ALWAYS: usize = 1 << 10;
+
+    /// Whether `after` may take the place of `before`, as so much is kept.
+    ///
+    /// # Errors
+    /// [`StoreError::Full`] names the limit.
+    fn admit(&self, before: &Record, after: &Record, kept: Usage) -> Result<(), StoreError> {
+        let (was, is) = (before.stored_bytes(), after.stored_bytes());
+        let grows = is.saturating_sub(was);
+        let needed = if after.state.is_ended() { grows } else { is };
+        if grows == 0 || needed <= Self::ALWAYS {
+            return Ok(());
+        }
+        let of_principal = kept.stored_bytes_of_principal.saturating_add(grows);
+        if of_principal > self.stored_bytes_per_principal {
+            return Err(StoreError::Full("limits.stored_bytes_per_principal"));
+        }
+        if kept.stored_bytes.saturating_add(grows) > self.stored_bytes {
+            return Err(StoreError::Full("limits.stored_bytes"));
+        }
+        Ok(())
     }
 }
 

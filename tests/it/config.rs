@@ -65,6 +65,7 @@ limits:
   tasks: 4
   tasks_per_principal: 5
   stored_bytes: 6
+  stored_bytes_per_principal: 3
   stored_result_bytes: 7
   polls_per_second: 8
   misses_per_minute: 9

@@ -4,7 +4,7 @@
 use async_trait::async_trait;
 use deferral::internals::{
     protocol::Timestamp,
-    store::{Memory, Place, Store, StoreError, Updated, Usage, Version, update},
+    store::{Bounds, Memory, Place, Store, StoreError, Updated, Usage, Version, update},
     task::{Event, Owner, Record, Refusal, Scope, State, TaskId},
 };
 use proptest::{prelude::*, strategy::ValueTree as _, test_runner::TestRunner};
@@ -450,7 +450,7 @@ async fn pages_lose_nothing_and_repeat_nothing_while_others_come_and_go(store: A
 
 async fn usage_follows_what_is_kept(store: Arc<dyn Store>) {
     let usage = async |principal: u8| {
-        let Usage { tasks_of_principal, tasks, stored_bytes } =
+        let Usage { tasks_of_principal, tasks, stored_bytes, .. } =
             store.usage(&[principal; 16]).await.expect("answers");
         (tasks_of_principal, tasks, stored_bytes)
     };
@@ -499,9 +499,10 @@ async fn usage_adds_up_after_a_crowd(store: Arc<dyn Store>) {
     }
     let each = record(1).stored_bytes() + "ccc".len();
     let usage = async |principal: u8| store.usage(&[principal; 16]).await.expect("answers");
-    let total = Usage { tasks_of_principal: 0, tasks: 32, stored_bytes: 32 * each };
+    let total = Usage { tasks: 32, stored_bytes: 32 * each, ..Usage::default() };
     assert_eq!(usage(0).await, total);
-    assert_eq!(usage(1).await, Usage { tasks_of_principal: 16, ..total });
+    let share = Usage { tasks_of_principal: 16, stored_bytes_of_principal: 16 * each, ..total };
+    assert_eq!(usage(1).await, share);
     assert_eq!(store.due(Timestamp::from_millis(u64::MAX), 99).await.expect("answers").len(), 32);
 }
 
@@ -666,6 +667,11 @@ async fn random_changes_agree_with_a_plain_map(store: Arc<dyn Store>) {
                 tasks_of_principal: model.values().filter(of_principal).count(),
                 tasks: model.len(),
                 stored_bytes: model.values().map(|record| record.stored_bytes()).sum(),
+                stored_bytes_of_principal: model
+                    .values()
+                    .filter(of_principal)
+                    .map(|record| record.stored_bytes())
+                    .sum(),
             };
             assert_eq!(store.usage(&[principal; 16]).await.expect("answers"), wanted, "{operation:?}");
         }
@@ -674,6 +680,44 @@ async fn random_changes_agree_with_a_plain_map(store: Arc<dyn Store>) {
 
 fn due_in(model: &BTreeMap<u8, Arc<Record>>, id: &TaskId) -> Timestamp {
     model.values().find(|record| record.id == *id).expect("only what is kept is due").due()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn what_does_not_fit_is_refused_and_changes_nothing_however_many_come_at_once() {
+    let bounds = Bounds { stored_bytes: 100_000, stored_bytes_per_principal: 60_000 };
+    let store: Arc<dyn Store> = Arc::new(Memory::bounded(bounds));
+    let all: Vec<_> = (0..64).map(|number| record_of(number, number % 2, START)).collect();
+    for record in &all {
+        inserted(&*store, Arc::clone(record)).await;
+    }
+    let ends = all.iter().map(|record| {
+        let (store, id) = (Arc::clone(&store), record.id.clone());
+        tokio::spawn(async move {
+            let result = Event::Returned { result: vec![b' '; 10_000].into() };
+            (id.clone(), update(&*store, &id, &result, START).await)
+        })
+    });
+    let (mut fit, mut full) = (0, Vec::new());
+    for end in ends.collect::<Vec<_>>() {
+        match end.await.expect("ends") {
+            (_, Ok(Updated::Done { .. })) => fit += 1,
+            (id, Err(StoreError::Full(limit))) => full.push((id, limit)),
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!((fit, full.len()), (9, 55), "each of the two has room for five, and both for nine");
+    for limit in ["limits.stored_bytes", "limits.stored_bytes_per_principal"] {
+        assert!(full.iter().any(|(_, named)| *named == limit), "{limit}: {full:?}");
+    }
+    for (id, _) in &full {
+        let (_, record) = store.load(id).await.expect("answers").expect("it is there");
+        assert_eq!(record.state, State::Working, "it is as it was");
+        // Why it failed must always fit.
+        let error = Event::Failed { error: vec![b' '; 300].into(), message: Some("x".repeat(300)) };
+        assert!(matches!(update(&*store, id, &error, START).await, Ok(Updated::Done { .. })));
+    }
+    let kept = store.usage(&[0; 16]).await.expect("answers").stored_bytes;
+    assert!(kept <= bounds.stored_bytes + full.len() * Bounds::ALWAYS, "{kept}");
 }
 
 /// A store in which somebody else is always a little faster, a few times.

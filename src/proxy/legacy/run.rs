@@ -27,7 +27,7 @@ use crate::{
         reply::lost_error,
         tasks::{Control, Hold},
     },
-    store::Updated,
+    store::{StoreError, Updated},
     task::{self, TaskId, view::experimental},
     telemetry::QuestionRefused,
     upstream::{Answer, Event, Lost, Question, Replies},
@@ -394,6 +394,12 @@ impl Run {
             let event = task::Event::Asked { key: key.clone(), request };
             match self.hold.keep(event, &self.shared.overdue).await {
                 Ok(Updated::Done { .. }) => {}
+                Err(full @ StoreError::Full(_)) => {
+                    let reason = full.to_string();
+                    QuestionRefused { method: method.as_str(), reason: &reason }.emit();
+                    answer.send(Err(ErrorObject::new(code::BUSY, reason).as_bytes().clone()));
+                    return None;
+                }
                 // The task has ended, or the proxy does: nobody will see the question.
                 Ok(Updated::Refused(_) | Updated::Unknown) | Err(_) => {
                     drop(answer);

@@ -51,11 +51,63 @@ async fn at_the_quota_of_all_tasks_calls_stay_synchronous() {
 
 #[tokio::test]
 async fn at_the_quota_of_stored_bytes_calls_stay_synchronous() {
-    let world = limited("limits: { stored_bytes: 1000 }").await;
+    let world = limited("limits: { stored_bytes: 900 }").await;
     let client = world.tasker();
     becomes_a_task(&world, &client, "small").await;
-    becomes_a_task(&world, &client, &"x".repeat(1000)).await;
+    // Small enough to be kept whatever the limit.
+    becomes_a_task(&world, &client, &"x".repeat(800)).await;
     stays_synchronous(&world, &client).await;
+}
+
+/// A task whose result does not fit; gives what it says.
+async fn does_not_fit(world: &World, client: &Client, text: &str) -> String {
+    let task = becomes_a_task(world, client, text).await;
+    let failed = client.task(&task).await;
+    assert_eq!((&failed["status"], &failed["error"]["code"]), (&json!("failed"), &json!(-31005)));
+    assert_eq!(failed["statusMessage"], failed["error"]["message"]);
+    failed["statusMessage"].as_str().expect("words").to_owned()
+}
+
+#[tokio::test]
+async fn a_result_that_does_not_fit_ends_its_task_with_the_limit_named() {
+    let world = limited("limits: { stored_bytes: 100000 }").await;
+    let client = world.tasker();
+    // All of them are admitted, as nothing is kept yet.
+    let mut made = Vec::new();
+    for _ in 0..8 {
+        let waiting = client.call("slow").await;
+        let call = world.server.call().await;
+        made.push((waiting.answer().await.task(), call));
+    }
+    let mut kept = 0;
+    for (task, call) in made {
+        call.says(&"x".repeat(30_000));
+        let ended = client.ended(&task).await;
+        match ended["status"].as_str().expect("a status") {
+            "completed" => kept += 1,
+            _ => {
+                let words = ended["error"]["message"].as_str().expect("words");
+                assert!(words.contains("(limits.stored_bytes)"), "{words}");
+            }
+        }
+    }
+    assert_eq!(kept, 3);
+    let small = becomes_a_task(&world, &client, "what is small is kept").await;
+    assert_eq!(client.task(&small).await["status"], "completed");
+}
+
+#[tokio::test]
+async fn one_caller_cannot_take_the_room_of_all() {
+    let world = limited("limits: { stored_bytes_per_principal: 50000 }").await;
+    let (alice, bob) = (world.tasker().bearing("alice"), world.tasker().bearing("bob"));
+    let large = "x".repeat(30_000);
+    let kept = becomes_a_task(&world, &alice, &large).await;
+    assert_eq!(alice.task(&kept).await["status"], "completed");
+    let words = does_not_fit(&world, &alice, &large).await;
+    assert!(words.contains("limits.stored_bytes_per_principal"), "{words}");
+    let others = becomes_a_task(&world, &bob, &large).await;
+    assert_eq!(bob.task(&others).await["status"], "completed");
+    assert_eq!(alice.task(&kept).await["status"], "completed", "nothing is evicted");
 }
 
 #[tokio::test]

@@ -207,7 +207,10 @@ async fn is_full(limits: &'static str, name: &str, text: &str) {
 async fn where_there_is_no_room_a_call_is_refused_and_the_limit_named() {
     is_full("limits: { tasks: 1 }", "limits.tasks", "").await;
     is_full("limits: { tasks_per_principal: 1 }", "limits.tasks_per_principal", "").await;
-    is_full("limits: { stored_bytes: 1000 }", "limits.stored_bytes", &"x".repeat(1000)).await;
+    // A small result is kept whatever the limit; a larger one would not be.
+    is_full("limits: { stored_bytes: 900 }", "limits.stored_bytes", &"x".repeat(900)).await;
+    let share = "limits: { stored_bytes_per_principal: 900 }";
+    is_full(share, "limits.stored_bytes_per_principal", &"x".repeat(900)).await;
 }
 
 #[tokio::test]
