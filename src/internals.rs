@@ -96,7 +96,7 @@ pub mod runtime {
 }
 
 pub mod store {
-    pub use crate::store::{Memory, Place, Store, StoreError, Updated, Usage, Version, update};
+    pub use crate::store::{Bounds, Memory, Place, Store, StoreError, Updated, Usage, Version, update};
 }
 
 pub mod task {
