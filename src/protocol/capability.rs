@@ -16,6 +16,7 @@ use serde_json::{Map, Value, json};
 /// The capabilities a client declares.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Capabilities {
+    /// The object exactly as it was declared, in an allocation of its own.
     raw: Bytes,
     legacy: Bytes,
     flags: Flags,
@@ -56,7 +57,10 @@ impl Capabilities {
     /// [`NotCapabilities`] where the bytes are another JSON value, or none.
     pub fn read(raw: Bytes) -> Result<Self, NotCapabilities> {
         let object = Object::read(&raw).map_err(|_| NotCapabilities)?;
-        Ok(Self { legacy: legacy(&object), flags: Flags::of(&object), raw })
+        let (legacy, flags) = (legacy(&object), Flags::of(&object));
+        // They outlive the request, which a slice of it would keep.
+        let raw = if legacy == raw { legacy.clone() } else { Bytes::copy_from_slice(&raw) };
+        Ok(Self { raw, legacy, flags })
     }
 
     /// Nothing is declared.
@@ -152,7 +156,10 @@ fn legacy(capabilities: &Object) -> Bytes {
             edit.set("extensions", others.apply());
         }
     }
-    Bytes::copy_from_slice(&edit.apply())
+    match edit.is_empty() {
+        true => Bytes::copy_from_slice(capabilities.as_bytes()),
+        false => edit.apply(),
+    }
 }
 
 /// The capabilities of a client that declares elicitation by form, perhaps only by naming no mode.
@@ -194,7 +201,34 @@ fn declares(object: &Object, key: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::borrow::Cow;
+    use std::{borrow::Cow, sync::Arc};
+
+    /// Bytes that say when the last slice of them is gone.
+    struct Watched {
+        bytes: &'static str,
+        _alive: Arc<()>,
+    }
+
+    impl AsRef<[u8]> for Watched {
+        fn as_ref(&self) -> &[u8] {
+            self.bytes.as_bytes()
+        }
+    }
+
+    #[test]
+    fn nothing_of_a_request_is_kept_by_what_its_client_declares() {
+        for declared in [
+            r#"{"elicitation":{}}"#,
+            r#"{"extensions":{"io.modelcontextprotocol/tasks":{}}}"#,
+            r#"{"tasks":{},"roots":{}}"#,
+        ] {
+            let alive = Arc::new(());
+            let request = Bytes::from_owner(Watched { bytes: declared, _alive: Arc::clone(&alive) });
+            let capabilities = Capabilities::read(request).expect("an object");
+            assert_eq!(Arc::strong_count(&alive), 1, "{declared}");
+            assert_eq!(capabilities.raw, declared);
+        }
+    }
 
     fn client(text: &str) -> Capabilities {
         Capabilities::read(Bytes::copy_from_slice(text.as_bytes())).expect("an object")

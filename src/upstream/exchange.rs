@@ -4,8 +4,9 @@
 //! rare (waiting for a session, reading an error, taking up a broken stream) is boxed when it
 //! happens.
 
+use bytes::Bytes;
 use futures_util::{FutureExt, Stream, future::BoxFuture};
-use http::StatusCode;
+use http::{HeaderMap, StatusCode};
 use std::{
     future::Future,
     pin::Pin,
@@ -274,6 +275,11 @@ impl Exchange {
     }
 
     fn opened(&mut self, opening: Opening) {
+        if !matches!(opening, Opening::Refused(..)) {
+            // It is not sent again from here on, and may be megabytes.
+            self.request.body = Bytes::new();
+            self.request.headers = HeaderMap::new();
+        }
         let stay = self.stay.as_ref().expect("an answered call has a session");
         let session = stay.session();
         self.stage = match opening {

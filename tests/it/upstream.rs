@@ -75,6 +75,38 @@ impl World {
     }
 }
 
+/// Bytes that say when the last slice of them is gone.
+struct Watched {
+    bytes: Vec<u8>,
+    _alive: Arc<()>,
+}
+
+impl AsRef<[u8]> for Watched {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+#[tokio::test]
+async fn what_was_sent_is_let_go_once_the_server_answers() {
+    let world = World::new(Options::default()).await;
+    let alive = Arc::new(());
+    let mut request = request(1, Method::ToolsCall, MUTE);
+    let text = "x".repeat(1 << 20);
+    let body =
+        json!({ "jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": { "name": "t", "text": text } });
+    request.body = Bytes::from_owner(Watched { bytes: body.to_string().into(), _alive: Arc::clone(&alive) });
+    let mut running = world.send(request);
+    let call = world.server.call().await;
+    assert_eq!(Arc::strong_count(&alive), 2);
+    let events = call.stream();
+    events.notify("notifications/message", json!({ "level": "info", "data": "begun" }));
+    running.notice().await;
+    assert_eq!(Arc::strong_count(&alive), 1, "the call goes on without what was sent");
+    events.result(&json!(1), json!({ "content": [] }));
+    running.result().await;
+}
+
 /// A call under way. Dropping it drops its stream of events.
 struct Running {
     events: tokio::sync::mpsc::UnboundedReceiver<Event>,
