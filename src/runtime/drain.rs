@@ -107,7 +107,7 @@ mod tests {
                     ended.fetch_add(1, Ordering::Relaxed);
                 });
             }
-            let over = shuttle::future::spawn(async move { stopping.is_over().await });
+            let over = shuttle::future::spawn(async move { stopping.tracker.wait().await });
             assert_eq!(drain.stop(Duration::from_secs(30)).await, 0);
             assert_eq!(ended.load(Ordering::Relaxed), 6);
             over.await.expect("it is not aborted");
