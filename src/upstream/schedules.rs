@@ -71,7 +71,7 @@ impl Server {
     async fn serve(self: Arc<Self>, mut connection: Stream) {
         let mut read = Vec::new();
         while let Some((head, body)) = request(&mut connection, &mut read).await {
-            let session = head.split("mcp-session-id: ").nth(1).and_then(|rest| number(rest));
+            let session = head.split("mcp-session-id: ").nth(1).and_then(number);
             let id = body.split(r#""id":"#).nth(1).and_then(number).unwrap_or_default();
             let answer = match (&head[..4], session) {
                 ("GET ", Some(_)) => "content-type: text/event-stream\r\n\r\n".to_owned(),
