@@ -305,6 +305,9 @@ pub struct Limits {
     /// Bytes of one request's body. Beyond it: 413.
     #[schemars(with = "schema::Size", extend("default" = show_size(front::Limits::default().body_bytes)))]
     pub body_bytes: Set<usize>,
+    /// Bytes of all requests' bodies in memory, those of calls in flight included. Beyond it: 503.
+    #[schemars(with = "schema::Size", extend("default" = show_size(front::Limits::default().body_memory)))]
+    pub body_memory: Set<usize>,
     /// Bytes of one request's head. Beyond it: 431.
     #[schemars(with = "schema::Size", extend("default" = show_size(front::Limits::default().header_bytes)))]
     pub header_bytes: Set<usize>,
@@ -348,6 +351,9 @@ pub struct Limits {
     /// those of the caller that has called least lately are closed.
     #[schemars(with = "schema::Count", extend("default" = upstream::Limits::default().identities))]
     pub identities: Set<usize>,
+    /// Bytes of what those callers declare and are known by. Beyond it likewise.
+    #[schemars(with = "schema::Size", extend("default" = show_size(upstream::Limits::default().identity_bytes)))]
+    pub identity_bytes: Set<usize>,
     /// Bytes of one message of a server. A larger one fails its call.
     #[schemars(with = "schema::Size", extend("default" = show_size(upstream::Limits::default().result_bytes)))]
     pub result_bytes: Set<usize>,

@@ -327,6 +327,7 @@ fn limits(node: &Node, problems: &mut Problems) -> Option<Limits> {
     let mut section = Section::open(node, "`limits`", problems)?;
     let limits = Limits {
         body_bytes: section.set("body_bytes", size(1)),
+        body_memory: section.set("body_memory", size(1)),
         // The HTTP parser's own buffer is no smaller.
         header_bytes: section.set("header_bytes", size(8 << 10)),
         // What a browser sends of its own accord must fit.
@@ -342,6 +343,7 @@ fn limits(node: &Node, problems: &mut Problems) -> Option<Limits> {
         queue: section.set("queue", count(0)),
         messages: section.set("messages", count(1)),
         identities: section.set("identities", count(1)),
+        identity_bytes: section.set("identity_bytes", size(1)),
         result_bytes: section.set("result_bytes", size(1)),
         departed: section.set("departed", count(0)),
         tasks: section.set("tasks", count(0)),

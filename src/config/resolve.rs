@@ -35,7 +35,7 @@ pub(super) fn resolve(file: File, folder: &Path, problems: &mut Vec<Problem>) ->
             listen: listen.into_iter().map(|address| address.value).collect(),
             tls: tls(file.tls, folder, problems),
             access: access(file.access.or_default()),
-            limits: front_limits(&limits),
+            limits: front_limits(&limits, problems),
             timeouts: front_timeouts(&timeouts),
             public_url: file.public_url.given(),
         },
@@ -468,10 +468,27 @@ fn written(count: &Set<usize>) -> Option<usize> {
     }
 }
 
-fn front_limits(written: &file::Limits) -> front::Limits {
+fn front_limits(written: &file::Limits, problems: &mut Vec<Problem>) -> front::Limits {
     let defaults = front::Limits::default();
+    let body_bytes = written.body_bytes.copied_or(defaults.body_bytes);
+    // Of the memory for bodies a large one may take seven eighths.
+    let needed = body_bytes.saturating_add(body_bytes / 7).saturating_add(1);
+    let body_memory = written.body_memory.copied_or(defaults.body_memory.max(needed));
+    if body_memory < needed && body_bytes > front::SMALL_BODY || body_memory < body_bytes {
+        let place = written.body_memory.place().or_else(|| written.body_bytes.place());
+        problems.push(Problem::new(
+            place.unwrap_or(Place::Whole),
+            format!(
+                "a body of `body_bytes` ({}) would never fit into `body_memory` ({}); raise that to {needed} at least, \
+                 or lower this",
+                values::show_size(body_bytes),
+                values::show_size(body_memory)
+            ),
+        ));
+    }
     front::Limits {
-        body_bytes: written.body_bytes.copied_or(defaults.body_bytes),
+        body_bytes,
+        body_memory,
         header_bytes: written.header_bytes.copied_or(defaults.header_bytes),
         headers: written.headers.copied_or(defaults.headers),
         connections: written.connections.copied_or(defaults.connections),
@@ -499,6 +516,7 @@ fn upstream_limits(written: &file::Limits) -> upstream::Limits {
         queue: written.queue.copied_or(defaults.queue),
         messages: written.messages.copied_or(defaults.messages),
         identities: written.identities.copied_or(defaults.identities),
+        identity_bytes: written.identity_bytes.copied_or(defaults.identity_bytes),
         result_bytes: written.result_bytes.copied_or(defaults.result_bytes),
         departed: written.departed.copied_or(defaults.departed),
     }

@@ -52,6 +52,14 @@ pub(super) enum Refusal {
     Busy {
         limit: usize,
     },
+    /// The limit of memory for bodies.
+    NoMemory {
+        limit: usize,
+    },
+    /// The request has been here before.
+    Loop {
+        path: String,
+    },
     /// What the message says is wrong.
     Message(Refused),
     /// Metadata could not be had from the server.
@@ -166,6 +174,23 @@ impl Refusal {
                 Fault::Proxy,
             )
             .with(RETRY_AFTER, HeaderValue::from_static("1")),
+            Self::NoMemory { limit } => Answer::of(
+                StatusCode::SERVICE_UNAVAILABLE,
+                ErrorObject::new(
+                    code::BUSY,
+                    format!("the bodies of other requests take the {limit} bytes there are for them (limits.body_memory); try again"),
+                ),
+                Fault::Proxy,
+            )
+            .with(RETRY_AFTER, HeaderValue::from_static("1")),
+            Self::Loop { path } => Answer::of(
+                StatusCode::LOOP_DETECTED,
+                ErrorObject::new(
+                    code::UPSTREAM_UNAVAILABLE,
+                    format!("the request has passed `{path}` of this proxy before: the upstream of that route leads back to it; name the server itself in its `upstream.url`"),
+                ),
+                Fault::Proxy,
+            ),
             Self::Message(Refused { status, id, error }) => {
                 Answer { status, id, error, fault: Fault::Client, header: None }
             }

@@ -72,6 +72,10 @@ where
         return Either::Right(ready(Ok(elsewhere(&front, arrival))));
     };
     arrival.line.on_route(&service.route().path);
+    if service.leads_back(request.headers()) {
+        let refusal = Refusal::Loop { path: service.route().path.to_string() };
+        return Either::Right(ready(Ok(refuse(refusal, arrival.line))));
+    }
     match *request.method() {
         Method::POST => Either::Left(Either::Left(modern::serve(front, service, arrival, turned_away))),
         Method::OPTIONS => Either::Right(ready(Ok(preflight(&arrival.request, SERVED, arrival.line)))),

@@ -59,12 +59,15 @@ pub(super) fn is_asked(path: &str) -> bool {
 
 /// Whether a path has segments of dots, however they and the slashes around them are spelt.
 fn leads_elsewhere(path: &str) -> bool {
-    let mut path = path.to_ascii_lowercase();
     // Again and again: it may be decoded more than once on its way.
-    while let Some(at) = path.find("%25") {
-        path.replace_range(at..at + 3, "%");
+    let mut decoded = String::with_capacity(path.len());
+    for char in path.chars() {
+        decoded.push(char.to_ascii_lowercase());
+        if decoded.ends_with("%25") {
+            decoded.truncate(decoded.len() - 2);
+        }
     }
-    let path = path.replace("%2e", ".").replace("%2f", "/").replace("%5c", "/").replace('\\', "/");
+    let path = decoded.replace("%2e", ".").replace("%2f", "/").replace("%5c", "/").replace('\\', "/");
     // What follows a semicolon is a parameter of the segment to some (RFC 3986, 3.3).
     path.split('/').any(|segment| matches!(segment.split(';').next(), Some("." | "..")))
 }
@@ -87,6 +90,9 @@ async fn fetch(front: &Front, head: &Parts, mut line: Line) -> Response<Body> {
     };
     let route = service.route();
     line.on_route(&route.path);
+    if service.leads_back(&head.headers) {
+        return refuse(Refusal::Loop { path: route.path.to_string() }, line);
+    }
     line.by(principal(route, &head.headers));
     let credentials = credentials(route, &head.headers);
     let address = Address::of(front, head, line.connection());

@@ -24,7 +24,7 @@
 //! | `face.rs` | which face a request is for |
 //! | `modern.rs` | 2026-07-28 over POST |
 //! | `legacy.rs` | older revisions, passed on to their server |
-//! | `receive.rs` | a request's body, bounded in bytes and time |
+//! | `receive.rs` | a request's body, bounded in bytes and time, and all of them in memory |
 //! | `reply.rs` | a reply as JSON or as an event stream |
 //! | `metadata.rs` | protected-resource metadata, made to name us |
 //! | `answer.rs` | the front's own refusals, as status and body |
@@ -50,6 +50,7 @@ use crate::{
     runtime::{Clock, Net, Room, Stopping},
 };
 use http::Uri;
+use receive::BodyMemory;
 use std::{
     io,
     net::{Ipv4Addr, SocketAddr},
@@ -59,6 +60,7 @@ use std::{
 use tokio::task::JoinHandle;
 
 use self::rest::Guests;
+pub use receive::SMALL_BODY;
 pub use tls::{TlsError, TlsPaths};
 
 /// How clients are met.
@@ -77,12 +79,15 @@ pub struct Config {
     pub public_url: Option<Uri>,
 }
 
-/// How much of what there may be at once. Worst-case memory for request bodies is `calls` times
-/// `body_bytes`.
+/// How much of what there may be at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Bytes of one request's body; more is refused with 413. Default 4 MiB.
     pub body_bytes: usize,
+    /// Bytes of all requests' bodies that are in memory, unfinished ones and those of calls in flight
+    /// alike; what does not fit is refused with 503. The last eighth is for bodies of at most
+    /// [`SMALL_BODY`]. Default 256 MiB.
+    pub body_memory: usize,
     /// Bytes of one request's head; more is refused with 431. No less than 8 KiB counts for
     /// HTTP/1. Default 16 KiB.
     pub header_bytes: usize,
@@ -150,6 +155,8 @@ struct Front {
     guests: Arc<Guests>,
     /// Where connections to servers are bounded.
     room: Option<Room>,
+    /// What the bodies of requests take.
+    bodies: Arc<BodyMemory>,
 }
 
 /// Begins to listen on `net`, and serves `services` until `stopping` says so. Must be called within a
@@ -169,6 +176,7 @@ pub fn serve(
     let addresses = listeners.addresses().to_vec();
     let front = Arc::new(Front {
         services,
+        bodies: BodyMemory::new(config.limits.body_memory),
         limits: config.limits,
         timeouts: config.timeouts,
         public_url: config.public_url,
@@ -202,6 +210,7 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             body_bytes: 4 << 20,
+            body_memory: 256 << 20,
             header_bytes: 16 << 10,
             headers: 100,
             connections: 10_000,

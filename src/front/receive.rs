@@ -1,23 +1,56 @@
-//! A request's body, bounded in bytes and time.
+//! A request's body, bounded in bytes and time, and with all others in memory.
 
 use super::{Front, answer::Refusal};
 use bytes::Bytes;
 use http_body::Body;
 use http_body_util::BodyExt;
-use std::pin::pin;
+use std::{
+    pin::pin,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
 use tokio::time::timeout;
 
 /// How much is set aside on a client's word alone.
 const TRUSTED: u64 = 64 << 10;
 
-/// Takes the whole body, of at most `limit` bytes, into memory of its own.
+/// A body of at most this many bytes may also take the last eighth of the memory for bodies, so that
+/// clients who send a few large ones keep nobody else out.
+pub const SMALL_BODY: usize = 64 << 10;
+
+/// The memory that the bodies of all requests may take together.
+#[derive(Debug)]
+pub(super) struct BodyMemory {
+    limit: usize,
+    taken: AtomicUsize,
+}
+
+/// A part of the memory for bodies. Given back when it is dropped.
+#[derive(Debug)]
+struct Reserved {
+    memory: Arc<BodyMemory>,
+    bytes: usize,
+}
+
+/// A body, and the memory it counts for.
+struct Counted {
+    bytes: Vec<u8>,
+    _reserved: Reserved,
+}
+
+/// Takes the whole body, of at most `limit` bytes, into memory of its own. It counts towards
+/// [`Limits::body_memory`](super::Limits::body_memory) from its first byte until the last slice of it
+/// is dropped: a call may be held for hours.
 ///
 /// The copy is deliberate. What hyper hands out is a slice of the connection's read buffer, and a
 /// call is held for as long as its server takes: without the copy each waiting call would keep a
 /// second buffer of 8 KiB or more, to save copying the few hundred bytes most calls have.
 ///
 /// # Errors
-/// [`Refusal::TooLarge`], as soon as that is known; [`Refusal::TooSlow`]; [`Refusal::Broken`].
+/// [`Refusal::TooLarge`], as soon as that is known; [`Refusal::TooSlow`]; [`Refusal::Broken`];
+/// [`Refusal::NoMemory`].
 pub(super) async fn receive<B: Body<Data = Bytes>>(
     front: &Front,
     body: B,
@@ -26,22 +59,172 @@ pub(super) async fn receive<B: Body<Data = Bytes>>(
     if body.size_hint().lower() > limit as u64 {
         return Err(Refusal::TooLarge { limit });
     }
-    timeout(front.timeouts.read_body, collect(body, limit))
+    timeout(front.timeouts.read_body, collect(&front.bodies, body, limit))
         .await
         .unwrap_or(Err(Refusal::TooSlow { limit: front.timeouts.read_body }))
 }
 
-async fn collect<B: Body<Data = Bytes>>(body: B, limit: usize) -> Result<Bytes, Refusal> {
-    let expected = body.size_hint().lower().min(TRUSTED);
-    let mut whole = Vec::with_capacity(usize::try_from(expected).expect("trusted sizes are small"));
+async fn collect<B: Body<Data = Bytes>>(
+    memory: &Arc<BodyMemory>,
+    body: B,
+    limit: usize,
+) -> Result<Bytes, Refusal> {
+    let expected = usize::try_from(body.size_hint().lower()).unwrap_or(usize::MAX);
+    let mut reserved = Reserved { memory: Arc::clone(memory), bytes: 0 };
+    let mut whole = Vec::new();
     let mut body = pin!(body);
     while let Some(frame) = body.frame().await {
         // Trailers mean nothing to us.
         let Ok(data) = frame.map_err(|_| Refusal::Broken)?.into_data() else { continue };
-        if whole.len() + data.len() > limit {
+        let length = whole.len() + data.len();
+        if length > limit {
             return Err(Refusal::TooLarge { limit });
+        }
+        if length > whole.capacity() {
+            let room = room(whole.capacity(), length, expected);
+            // Before it is taken. Nothing is on a client's word alone, but what is trusted.
+            reserved.grow(room)?;
+            whole.reserve_exact(room - whole.len());
         }
         whole.extend_from_slice(&data);
     }
-    Ok(whole.into())
+    if whole.is_empty() {
+        return Ok(Bytes::new());
+    }
+    if whole.capacity() - whole.len() > SMALL_BODY {
+        whole.shrink_to_fit();
+        reserved.shrink(whole.capacity());
+    }
+    Ok(Bytes::from_owner(Counted { bytes: whole, _reserved: reserved }))
+}
+
+/// Room for `length` bytes, so that few steps lead to the end: the whole body where that is trusted,
+/// else twice as much each time, and nothing beyond what the client has said.
+fn room(before: usize, length: usize, expected: usize) -> usize {
+    let trusted = expected.min(TRUSTED as usize);
+    let next = trusted.max(before.saturating_mul(2));
+    // A client that has said nothing may send anything.
+    let most = if expected > 0 { expected } else { usize::MAX };
+    next.min(most).max(length)
+}
+
+// === impl BodyMemory ===
+
+impl BodyMemory {
+    /// `limit` is in bytes.
+    pub(super) fn new(limit: usize) -> Arc<Self> {
+        Arc::new(Self { limit, taken: AtomicUsize::new(0) })
+    }
+}
+
+// === impl Reserved ===
+
+impl Reserved {
+    /// Takes as much as it needs for `to` bytes.
+    fn grow(&mut self, to: usize) -> Result<(), Refusal> {
+        let limit = self.memory.limit;
+        let most = if to > SMALL_BODY { limit - limit / 8 } else { limit };
+        let more = to - self.bytes;
+        let taken = self.memory.taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |taken| {
+            taken.checked_add(more).filter(|&taken| taken <= most)
+        });
+        taken.map_err(|_| Refusal::NoMemory { limit })?;
+        self.bytes = to;
+        Ok(())
+    }
+
+    /// Gives back what it has beyond `to` bytes.
+    fn shrink(&mut self, to: usize) {
+        self.memory.taken.fetch_sub(self.bytes - to, Ordering::Relaxed);
+        self.bytes = to;
+    }
+}
+
+impl Drop for Reserved {
+    fn drop(&mut self) {
+        self.shrink(0);
+    }
+}
+
+// === impl Counted ===
+
+impl AsRef<[u8]> for Counted {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use futures_util::{FutureExt, stream};
+    use http_body::Frame;
+    use http_body_util::{Full, StreamBody};
+    use std::convert::Infallible;
+
+    const MIB: usize = 1 << 20;
+
+    /// A body in so many pieces of this size, whose length nobody tells.
+    fn pieces(count: usize, size: usize) -> impl Body<Data = Bytes, Error = Infallible> {
+        let piece = Bytes::from(vec![b'x'; size]);
+        StreamBody::new(stream::iter((0..count).map(move |_| Ok(Frame::data(piece.clone())))))
+    }
+
+    fn taken(memory: &BodyMemory) -> usize {
+        memory.taken.load(Ordering::Relaxed)
+    }
+
+    fn collected<B: Body<Data = Bytes>>(memory: &Arc<BodyMemory>, body: B) -> Result<Bytes, Refusal> {
+        collect(memory, body, 8 * MIB).now_or_never().expect("it is all there")
+    }
+
+    #[test]
+    fn a_body_counts_until_its_last_slice_is_dropped() {
+        let memory = BodyMemory::new(4 * MIB);
+        let body = collected(&memory, Full::from(vec![b'x'; MIB])).expect("there is room");
+        assert_eq!((body.len(), taken(&memory)), (MIB, MIB));
+        let slice = body.slice(7..8);
+        drop(body);
+        assert_eq!(taken(&memory), MIB, "the slice keeps all of it");
+        drop(slice);
+        assert_eq!(taken(&memory), 0);
+        let body = collected(&memory, pieces(1000, 1000)).expect("there is room");
+        assert_eq!(body.len(), 1_000_000);
+        assert!((1_000_000..1_000_000 + SMALL_BODY).contains(&taken(&memory)), "{}", taken(&memory));
+        drop(body);
+        assert!(collected(&memory, Full::<Bytes>::default()).expect("nothing fits").is_empty());
+        assert_eq!(taken(&memory), 0);
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused_and_gives_back_what_it_had() {
+        let memory = BodyMemory::new(4 * MIB);
+        let first = collected(&memory, Full::from(vec![b'x'; 3 * MIB])).expect("there is room");
+        for body in [pieces(1, MIB).boxed(), pieces(1000, 4096).boxed()] {
+            let refused = collected(&memory, body).expect_err("it does not fit");
+            assert!(matches!(refused, Refusal::NoMemory { limit } if limit == 4 * MIB), "{refused:?}");
+            assert_eq!(taken(&memory), 3 * MIB);
+        }
+        // The last eighth is for small ones.
+        let second = collected(&memory, Full::from(vec![b'x'; MIB / 2])).expect("there is room");
+        let small: Vec<_> = std::iter::from_fn(|| collected(&memory, pieces(1, SMALL_BODY)).ok()).collect();
+        assert_eq!(small.len(), 8);
+        drop((first, second, small));
+        assert_eq!(taken(&memory), 0);
+    }
+
+    #[test]
+    fn nothing_much_is_set_aside_on_a_clients_word() {
+        for (before, length, expected, wanted) in [
+            (0, 10, 300, 300),
+            (0, 10, 4 * MIB, SMALL_BODY),
+            (SMALL_BODY, SMALL_BODY + 1, 4 * MIB, 2 * SMALL_BODY),
+            (3 * MIB, 3 * MIB + 1, 4 * MIB, 4 * MIB),
+            (0, 10, 0, 10),
+            (10, 20, 0, 20),
+            (100, 101, 0, 200),
+        ] {
+            assert_eq!(room(before, length, expected), wanted, "{before} {length} {expected}");
+        }
+    }
 }

@@ -1,6 +1,7 @@
 //! Why things are as they are. Each page is a chapter; the code's own pages say how.
 //!
-//! Begin with [`tenets`]; [`passthrough`] is the complete list of what the proxy changes.
+//! Begin with [`tenets`]; [`passthrough`] is the complete list of what the proxy changes,
+//! [`limits`] that of its bounds.
 
 #[doc = include_str!("tenets.md")]
 pub mod tenets {}
@@ -28,6 +29,9 @@ pub mod errors {}
 
 #[doc = include_str!("log.md")]
 pub mod log {}
+
+#[doc = include_str!("limits.md")]
+pub mod limits {}
 
 #[doc = include_str!("shutdown.md")]
 pub mod shutdown {}

@@ -31,10 +31,18 @@ struct Flags {
     tasks: bool,
 }
 
-/// The bytes are not an object of capabilities.
+/// The bytes are not capabilities that are taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("capabilities must be an object")]
-pub struct NotCapabilities;
+pub enum NotCapabilities {
+    #[error("capabilities must be an object")]
+    NotAnObject,
+    #[error("capabilities of {length} bytes are more than the {LARGEST} that are taken; declare less")]
+    TooLarge { length: usize },
+}
+
+/// The most that a client may declare, in bytes. Real clients declare some hundred; it is kept for as
+/// long as the sessions opened with it, and said to the server at the beginning of each.
+pub const LARGEST: usize = 64 << 10;
 
 /// The capabilities that the specification knows of clients, 2025-03-26 to 2026-07-28, each with what can
 /// stand in it; nothing where that is anybody's.
@@ -54,12 +62,15 @@ impl Capabilities {
     /// value, such as `null` or `false`, does not declare it.
     ///
     /// # Errors
-    /// [`NotCapabilities`] where the bytes are another JSON value, or none.
+    /// [`NotCapabilities`] where the bytes are another JSON value, or none, or more than [`LARGEST`].
     pub fn read(raw: Bytes) -> Result<Self, NotCapabilities> {
-        let object = Object::read(&raw).map_err(|_| NotCapabilities)?;
+        if raw.len() > LARGEST {
+            return Err(NotCapabilities::TooLarge { length: raw.len() });
+        }
+        let object = Object::read(&raw).map_err(|_| NotCapabilities::NotAnObject)?;
         let (legacy, flags) = (legacy(&object), Flags::of(&object));
-        // They outlive the request, which a slice of it would keep.
-        let raw = if legacy == raw { legacy.clone() } else { Bytes::copy_from_slice(&raw) };
+        // They outlive the request, which a slice of it would keep. Mostly both are the same: kept once.
+        let raw = if raw == legacy { legacy.clone() } else { Bytes::copy_from_slice(&raw) };
         Ok(Self { raw, legacy, flags })
     }
 
@@ -76,6 +87,12 @@ impl Capabilities {
     /// The bytes are their own allocation, so a session that keeps them does not keep a request.
     pub fn legacy(&self) -> &Bytes {
         &self.legacy
+    }
+
+    /// Bytes that keeping them takes.
+    pub fn kept(&self) -> usize {
+        let is_same = self.raw.as_ptr() == self.legacy.as_ptr();
+        self.legacy.len() + if is_same { 0 } else { self.raw.len() }
     }
 
     /// Whether the client speaks the tasks extension (SEP-2663).
@@ -242,7 +259,7 @@ mod tests {
     #[test]
     fn only_an_object_is_read() {
         for text in ["null", "[]", "true", "", "{"] {
-            assert_eq!(Capabilities::read(text.into()), Err(NotCapabilities), "{text}");
+            assert_eq!(Capabilities::read(text.into()), Err(NotCapabilities::NotAnObject), "{text}");
         }
     }
 
@@ -268,10 +285,28 @@ mod tests {
     }
 
     #[test]
-    fn the_legacy_bytes_do_not_keep_the_request() {
-        let request = Bytes::from_static(b"{\"roots\":{}}");
-        let client = Capabilities::read(request.clone()).expect("an object");
-        assert!(!request.as_ptr_range().contains(&client.legacy().as_ptr()));
+    fn only_so_much_can_be_declared() {
+        let declared = |length: usize| {
+            let padding = "x".repeat(length - r#"{"experimental":{"":{}}}"#.len());
+            Capabilities::read(format!(r#"{{"experimental":{{"{padding}":{{}}}}}}"#).into())
+        };
+        assert!(declared(LARGEST).is_ok());
+        let refused = declared(LARGEST + 1).expect_err("it is too large");
+        assert_eq!(
+            refused.to_string(),
+            "capabilities of 65537 bytes are more than the 65536 that are taken; declare less"
+        );
+    }
+
+    #[test]
+    fn what_is_kept_does_not_keep_the_request() {
+        for declared in [r#"{"roots":{}}"#, r#"{"roots":{},"tasks":{}}"#] {
+            let request = Bytes::from_static(declared.as_bytes());
+            let client = Capabilities::read(request.clone()).expect("an object");
+            for kept in [client.legacy(), &client.raw] {
+                assert!(!request.as_ptr_range().contains(&kept.as_ptr()), "{declared}");
+            }
+        }
     }
 
     #[test]

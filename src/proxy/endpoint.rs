@@ -18,6 +18,7 @@ use crate::{
     upstream::{Description, Document, Identity, Lost, Upstream},
 };
 use futures_util::{FutureExt, StreamExt, future::BoxFuture, stream};
+use http::{HeaderMap, header::VIA};
 use std::{
     future::Future,
     sync::{
@@ -136,6 +137,11 @@ impl Service for Endpoint {
             Method::Listen => each(Listening::new(shared, call, caller)),
             _ => each(Attended::new(shared, call, caller)),
         }
+    }
+
+    fn leads_back(&self, headers: &HeaderMap) -> bool {
+        // Most requests have passed nobody.
+        headers.contains_key(VIA) && self.shared.upstream.has_sent(headers)
     }
 
     fn pass(&self, passage: Passage) -> BoxFuture<'static, Passed> {

@@ -151,6 +151,12 @@ pub trait Service: Send + Sync + 'static {
     /// Passes one request of a legacy client on to its session at the server.
     fn pass(&self, passage: Passage) -> BoxFuture<'static, Passed>;
 
+    /// Whether a request with these headers has passed this route before: its server leads back here.
+    fn leads_back(&self, headers: &HeaderMap) -> bool {
+        let _ = headers;
+        false
+    }
+
     /// Fetches protected-resource metadata of the server behind this route, as it is.
     fn metadata<'a>(
         &'a self,

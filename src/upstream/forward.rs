@@ -238,6 +238,8 @@ pub(super) fn lines(peer: &Peer, headers: &HeaderMap) -> Vec<u8> {
             client::line(&mut lines, name, value);
         }
     }
+    // Behind those it has passed before.
+    client::line(&mut lines, &header::VIA, peer.via.value());
     lines
 }
 

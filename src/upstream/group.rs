@@ -17,7 +17,10 @@ use futures_util::{
 use std::{
     collections::VecDeque,
     pin::pin,
-    sync::{Arc, PoisonError, atomic::AtomicU64},
+    sync::{
+        Arc, PoisonError,
+        atomic::{AtomicU64, AtomicUsize, Ordering},
+    },
     time::Duration,
 };
 use tokio::{sync::oneshot, time::sleep};
@@ -34,6 +37,8 @@ use crate::{
 /// The sessions opened on behalf of one identity.
 pub(super) struct Group {
     pub(super) identity: Identity,
+    /// What it counts towards the limit of bytes, for as long as anybody has it.
+    _weight: Weight,
     peer: Arc<Peer>,
     /// Whether this client can be asked anything at all.
     askable: bool,
@@ -80,6 +85,12 @@ struct Waiting {
     turn: oneshot::Sender<Turn>,
 }
 
+/// Bytes that an identity keeps, counted together with all others.
+struct Weight {
+    bytes: usize,
+    all: Arc<AtomicUsize>,
+}
+
 type Opening = Shared<BoxFuture<'static, Result<Arc<Session>, Lost>>>;
 
 /// The use of a session for one call.
@@ -102,6 +113,8 @@ enum Turn {
     Open(Promise),
 }
 
+/// What an identity costs beside what it declares and is known by, in bytes.
+const IDENTITY: usize = 512;
 /// The pause before a session for those who listen is tried again. Doubles each time.
 const PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
@@ -110,12 +123,31 @@ const QUIET: u32 = 5;
 /// The same for the list session: what it reports may be waited for.
 const QUIET_LISTS: u32 = 30;
 
+// === impl Weight ===
+
+impl Weight {
+    fn of(identity: &Identity, all: &Arc<AtomicUsize>) -> Self {
+        let headers = identity.credentials.headers().iter();
+        let known_by: usize = headers.map(|(name, value)| name.as_str().len() + value.len()).sum();
+        let bytes = IDENTITY + known_by + identity.capabilities.kept();
+        all.fetch_add(bytes, Ordering::Relaxed);
+        Self { bytes, all: Arc::clone(all) }
+    }
+}
+
+impl Drop for Weight {
+    fn drop(&mut self) {
+        self.all.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
 // === impl Group ===
 
 impl Group {
     pub(super) fn new(peer: Arc<Peer>, identity: Identity, reports: Reports) -> Self {
         Self {
             askable: identity.capabilities.can_be_asked(),
+            _weight: Weight::of(&identity, &peer.identity_bytes),
             identity,
             peer,
             reports,

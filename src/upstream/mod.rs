@@ -37,6 +37,7 @@ mod session;
 mod streamable;
 mod subscribe;
 mod telling;
+mod via;
 
 pub use forward::{Forward, Forwarded, Interest, Passing, Purpose};
 pub use streamable::Streamable;
@@ -125,6 +126,13 @@ pub trait Upstream: Send + Sync + 'static {
         drop(request);
         let lost = Lost::Invalid("it is not spoken to over Streamable HTTP".to_owned());
         Box::pin(std::future::ready(Err(lost)))
+    }
+
+    /// Whether a request with these headers is one that was sent to this server from here, and has
+    /// come back (RFC 9110, 7.6.3).
+    fn has_sent(&self, headers: &HeaderMap) -> bool {
+        let _ = headers;
+        false
     }
 
     /// Closes every session; resolves when the server has been told, or after a short while.
@@ -363,6 +371,8 @@ pub struct Limits {
     /// lately, and has nothing in flight, are closed. Each costs a session and its stream.
     /// Default 4096.
     pub identities: usize,
+    /// Bytes of what those callers declare and are known by, with the same end. Default 64 MiB.
+    pub identity_bytes: usize,
     /// One message of the server, in bytes. Default 64 MiB.
     pub result_bytes: usize,
     /// Calls of legacy clients that left, whose answers are read on so that the server does not
@@ -424,6 +434,7 @@ impl Default for Limits {
             queue: 1024,
             messages: 64,
             identities: 4096,
+            identity_bytes: 64 << 20,
             result_bytes: 64 << 20,
             departed: 1000,
         }

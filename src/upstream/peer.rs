@@ -9,7 +9,7 @@ use std::{
     future::Future,
     sync::{
         Arc, Mutex, PoisonError,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -23,6 +23,7 @@ use super::{
     message,
     order::InOrder,
     telling::Errands,
+    via::Via,
 };
 use crate::{
     dialect::Credentials,
@@ -38,6 +39,8 @@ pub(super) struct Peer {
     pub(super) path: String,
     /// `Host`, as the URL has it.
     pub(super) host: HeaderValue,
+    /// What our requests say of having passed here.
+    pub(super) via: Via,
     /// Places for answers that are read on after their client left.
     pub(super) departed: Arc<Semaphore>,
     /// GET streams of legacy clients that are about to be opened.
@@ -47,6 +50,8 @@ pub(super) struct Peer {
     described: Mutex<Option<Arc<Description>>>,
     /// What is told the server beside calls.
     pub(super) errands: Errands,
+    /// Bytes that the identities with sessions keep together.
+    pub(super) identity_bytes: Arc<AtomicUsize>,
     own_ids: AtomicU64,
     /// Work that outlives a call: cancellations, answers, farewells.
     work: TaskTracker,
@@ -100,8 +105,10 @@ impl Peer {
             client,
             path,
             host,
+            via: Via::new(),
             asks: Asks::default(),
             described: Mutex::default(),
+            identity_bytes: Arc::default(),
             own_ids: AtomicU64::new(OWN_IDS),
             work: TaskTracker::new(),
             runtime,
@@ -128,6 +135,7 @@ impl Peer {
     pub(super) fn headers(&self, credentials: &Credentials) -> HeaderMap {
         let mut headers = credentials.headers().clone();
         headers.insert(header::HOST, self.host.clone());
+        headers.insert(header::VIA, self.via.value().clone());
         headers.insert(header::USER_AGENT, HeaderValue::from_static(message::USER_AGENT));
         headers
     }

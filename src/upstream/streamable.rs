@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use dashmap::DashMap;
 use futures_util::{FutureExt, StreamExt, future::BoxFuture, stream};
-use http::{Method as HttpMethod, uri::PathAndQuery};
+use http::{HeaderMap, Method as HttpMethod, uri::PathAndQuery};
 use std::{
     hash::{Hash, Hasher},
     sync::{
@@ -50,6 +50,8 @@ struct Inner {
     /// How many groups there must be before it is looked for room again: where all of them are in use,
     /// each further one would look through all of them in vain.
     crowd: AtomicUsize,
+    /// The same for the bytes that they keep.
+    crowd_bytes: AtomicUsize,
     /// How often all groups were looked through.
     #[cfg(test)]
     searches: AtomicUsize,
@@ -90,6 +92,7 @@ impl Streamable {
             sweeping: Once::new(),
             asked: AtomicU64::new(0),
             crowd: AtomicUsize::new(0),
+            crowd_bytes: AtomicUsize::new(0),
             #[cfg(test)]
             searches: AtomicUsize::new(0),
         });
@@ -158,6 +161,10 @@ impl Upstream for Streamable {
         forward::forward(self.0.peer.clone(), request).boxed()
     }
 
+    fn has_sent(&self, headers: &HeaderMap) -> bool {
+        self.0.peer.via.is_in(headers)
+    }
+
     fn close(&self) -> BoxFuture<'_, ()> {
         self.0.close().boxed()
     }
@@ -173,12 +180,19 @@ impl Inner {
             group.used.store(now, Ordering::Relaxed);
             return group.clone();
         }
-        let limit = self.peer.config.limits.identities.max(1);
-        if self.groups.len() >= limit.max(self.crowd.load(Ordering::Relaxed)) {
+        let limits = &self.peer.config.limits;
+        let (limit, most) = (limits.identities.max(1), limits.identity_bytes);
+        let kept = || self.peer.identity_bytes.load(Ordering::Relaxed);
+        if self.groups.len() >= limit.max(self.crowd.load(Ordering::Relaxed))
+            || kept() >= most.max(self.crowd_bytes.load(Ordering::Relaxed))
+        {
             self.make_room();
             let left = self.groups.len();
             let next = if left < limit { limit } else { left + left.div_ceil(8) };
             self.crowd.store(next, Ordering::Relaxed);
+            let left = kept();
+            let next = if left < most { most } else { left + left.div_ceil(8) };
+            self.crowd_bytes.store(next, Ordering::Relaxed);
         }
         self.sweeping.call_once(|| self.peer.spawn(sweep(Arc::downgrade(self), self.peer.closing.clone())));
         let reports = self.reports(caller.principal);

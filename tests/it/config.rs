@@ -48,6 +48,7 @@ public_url: https://mcp.example.com
 access: { hosts: [mcp.example.com], origins: ["https://app.example.com"] }
 limits:
   body_bytes: 1MiB
+  body_memory: 9MiB
   header_bytes: 16384
   headers: 64
   connections: 1
@@ -61,6 +62,7 @@ limits:
   task_sessions: 13
   queue: 14
   messages: 15
+  identity_bytes: 8KiB
   departed: 12
   tasks: 4
   tasks_per_principal: 5

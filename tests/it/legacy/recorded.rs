@@ -105,10 +105,17 @@ async fn record(through_proxy: bool) -> Record {
 async fn a_session_through_the_proxy_is_the_session_without_it() {
     let (direct, mut proxied) = (record(false).await, record(true).await);
     assert_eq!(direct.client.len(), 12);
-    // The one edit there is (`manual/passthrough.md`): the server has no tasks, so they are offered.
+    // The edits there are (`manual/passthrough.md`): the server has no tasks, so they are offered, and
+    // each request says that it has passed the proxy.
     let hello = &mut proxied.client[0].2;
     assert!(hello.contains(TASKS), "{hello}");
     *hello = hello.replace(TASKS, "");
+    for (_, headers, _) in &mut proxied.server {
+        let (passed, others) = std::mem::take(headers).into_iter().partition(|(name, _)| name == "via");
+        let passed: Vec<_> = passed;
+        assert!(matches!(&passed[..], [(_, name)] if name.starts_with("1.1 deferral-")), "{passed:?}");
+        *headers = others;
+    }
     for (direct, proxied) in direct.client.iter().zip(&proxied.client) {
         assert_eq!(direct, proxied);
     }

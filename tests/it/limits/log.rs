@@ -1,6 +1,6 @@
 //! A log that nobody reads.
 
-use super::program::Program;
+use super::program::{Log, Program};
 use crate::support::{
     clients::soon,
     servers::{Canned, LegacyServer, Options},
@@ -20,7 +20,7 @@ async fn a_stalled_reader_of_the_log_keeps_no_call_waiting_and_is_told_what_it_m
         seen.method().starts_with("vendor/").then(|| Canned::json(200, &answer))
     }))
     .await;
-    let mut program = Program::start(&server, &["log: json"]);
+    let mut program = Program::start(&server, &["log: json"], Log::Piped);
     // Each line is some 4 KiB: these are more than a pipe and what is gathered take.
     let method = format!("vendor/{}", "x".repeat(6000));
     let body = json!({ "jsonrpc": "2.0", "id": 1, "method": method }).to_string();
@@ -37,7 +37,6 @@ async fn a_stalled_reader_of_the_log_keeps_no_call_waiting_and_is_told_what_it_m
     }
     let taken = program.memory().saturating_sub(before);
     assert!(taken < 16 << 20, "{} KiB", taken >> 10);
-    assert!(program.descriptors() < 100, "{}", program.descriptors());
 
     // It reads on.
     let log = BufReader::new(program.log.take().expect("it is piped"));

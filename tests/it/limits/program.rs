@@ -19,11 +19,17 @@ pub(crate) struct Program {
     _folder: TempDir,
 }
 
+/// Where a log goes that no test looks at.
+pub(crate) enum Log {
+    Nowhere,
+    Piped,
+}
+
 // === impl Program ===
 
 impl Program {
     /// In front of this server, with these members beside the routes.
-    pub(crate) fn start(server: &LegacyServer, top: &[&str]) -> Self {
+    pub(crate) fn start(server: &LegacyServer, top: &[&str], log: Log) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("deferral.yaml");
         let top: String = top.iter().map(|member| format!("{member}\n")).collect();
@@ -38,7 +44,10 @@ impl Program {
             .env_remove("DEFERRAL_LOG")
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
+            .stderr(match log {
+                Log::Nowhere => Stdio::null(),
+                Log::Piped => Stdio::piped(),
+            })
             .spawn()
             .expect("the program starts");
         let mut said = String::new();

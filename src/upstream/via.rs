@@ -1,0 +1,66 @@
+//! The name under which a request says that it has passed here (RFC 9110, 7.6.3).
+//!
+//! A proxy whose upstream leads back to itself would send each request round and round, until all
+//! descriptors are gone. So each server is spoken to under a name that nobody else has, and who
+//! meets that name in a request has met its own.
+
+use http::{HeaderMap, HeaderValue, header::VIA};
+
+use crate::runtime::random;
+
+/// What is said in `Via` of requests to one server.
+#[derive(Clone, Debug)]
+pub(super) struct Via(HeaderValue);
+
+/// The beginning of each name. The rest is random: two proxies in a row are no loop.
+const NAME: &str = "1.1 deferral-";
+
+// === impl Via ===
+
+impl Via {
+    /// A name of its own.
+    pub(super) fn new() -> Self {
+        let name = format!("{NAME}{:016x}", u64::from_be_bytes(random()));
+        Self(HeaderValue::try_from(name).expect("visible ASCII is a header value"))
+    }
+
+    pub(super) fn value(&self) -> &HeaderValue {
+        &self.0
+    }
+
+    /// Whether one of those that a request has passed is this.
+    pub(super) fn is_in(&self, headers: &HeaderMap) -> bool {
+        let ours = self.0.as_bytes();
+        let lines = headers.get_all(VIA).iter();
+        // A comment may follow each.
+        lines.flat_map(|line| line.as_bytes().split(|&byte| byte == b',')).any(|passed| {
+            let rest = passed.trim_ascii_start().strip_prefix(ours);
+            rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(b" ") || rest.starts_with(b"\t"))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn its_own_name_is_found_among_others_and_no_other_is_taken_for_it() {
+        let (ours, other) = (Via::new(), Via::new());
+        let (us, them) = (ours.value().to_str().expect("text"), other.value().to_str().expect("text"));
+        for (lines, found) in [
+            (vec![], false),
+            (vec![us.to_owned()], true),
+            (vec![them.to_owned()], false),
+            (vec![format!("1.0 fred, {them} (x),{us} (deferral)"), "2 gateway".to_owned()], true),
+            (vec![them.to_owned(), us.to_owned()], true),
+            (vec![format!("{us}0"), format!("0{us}")], false),
+        ] {
+            let mut passed = HeaderMap::new();
+            for line in &lines {
+                passed.append(VIA, HeaderValue::try_from(line).expect("a value"));
+            }
+            assert_eq!(ours.is_in(&passed), found, "{lines:?}");
+        }
+    }
+}

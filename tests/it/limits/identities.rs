@@ -1,0 +1,55 @@
+//! What callers declare and are known by is kept with their sessions.
+
+use super::program::{Log, Program};
+use crate::{
+    proxy::world::Setup,
+    support::servers::{LegacyServer, Options},
+};
+use http::Method;
+use serde_json::json;
+
+/// Capabilities of so many bytes that nobody else declares.
+fn declared(number: usize, bytes: usize) -> serde_json::Value {
+    json!({ "experimental": { format!("{number:08}{}", "x".repeat(bytes)): {} } })
+}
+
+#[tokio::test]
+async fn capabilities_of_a_megabyte_are_refused_and_not_kept() {
+    const MIB: usize = 1 << 20;
+    let server = LegacyServer::start(Options { tools: Some(json!([])), ..Options::default() }).await;
+    let program = Program::start(&server, &[], Log::Nowhere);
+    let ask = async |number| {
+        let client = program.client().declaring(declared(number, MIB));
+        client.ask("tools/list", json!({})).await
+    };
+    // The first has what the others use again.
+    ask(0).await;
+    let before = program.memory();
+    for number in 1..=24 {
+        let answer = ask(number).await;
+        assert_eq!(answer.refusal(), (400, -32602), "{}", answer.text());
+        let message = answer.error()["message"].as_str().expect("a message").to_owned();
+        assert!(message.contains("clientCapabilities") && message.contains("65536"), "{message}");
+    }
+    let taken = program.memory().saturating_sub(before);
+    assert!(taken < 16 * MIB, "24 declarations of 1 MiB take {} KiB", taken >> 10);
+    assert_eq!(server.messages("initialize"), 0);
+    assert!(program.serves("somebody").await);
+    assert!(program.descriptors() < 60);
+}
+
+#[tokio::test]
+async fn identities_are_bounded_by_what_they_keep_too() {
+    let world = Setup::new().top("limits: { identity_bytes: 256KiB }").start().await;
+    for number in 0..32 {
+        let client = world.client().declaring(declared(number, 32 << 10));
+        assert!(client.ask("tools/list", json!({})).await.result()["tools"].is_array());
+    }
+    // Each is 32 KiB and a little, so that about eight fit.
+    let left = || 32 - world.server.count(|seen| seen.http == Method::DELETE);
+    while left() > 9 {
+        world.server.seen(|seen| seen.http == Method::DELETE).await;
+    }
+    assert!(left() >= 4, "{}", left());
+    assert_eq!(world.server.messages("initialize"), 32);
+}
