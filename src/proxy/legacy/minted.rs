@@ -249,7 +249,9 @@ impl Kept {
             let end = log.first + log.entries.len() as u64;
             let found = log.entries.iter().zip(log.first..).find_map(|(entry, place)| match entry.id {
                 Some(kept) if kept == id => Some(place + 1),
-                Some(kept) if kept == id + 1 => Some(place),
+                // The event itself may be kept no more, but what follows it. Whoever comes back names any
+                // number.
+                Some(kept) if id.checked_add(1) == Some(kept) => Some(place),
                 _ => None,
             });
             (found.or_else(|| (log.last_id == Some(id)).then_some(end))?, end)

@@ -165,3 +165,14 @@ async fn without_the_option_nothing_is_added() {
     let (_, _events, mut stream) = called(&world, &client).await;
     assert!(!until(&mut stream, "notifications/x").await.contains("id: "));
 }
+
+#[tokio::test]
+async fn who_comes_back_with_the_greatest_number_there_is_hears_that_it_is_not_kept() {
+    let world = world().await;
+    let client = Older::new(world.addr()).hello().await;
+    let (_, _events, mut stream) = called(&world, &client).await;
+    let text = until(&mut stream, "notifications/x").await;
+    let (name, _) = id_of(&text).rsplit_once('-').expect("a name and a number");
+    let answer = resume(&client, &format!("{name}-{}", u64::MAX)).await.answer().await;
+    assert_eq!(answer.refusal(), (400, -32600));
+}
