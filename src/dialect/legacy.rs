@@ -17,7 +17,7 @@ use bytes::Bytes;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use smallvec::SmallVec;
-use std::{borrow::Cow, fmt};
+use std::{borrow::Cow, fmt, time::Duration};
 
 /// The messages of one POST.
 #[derive(Clone, Debug, Default)]
@@ -228,6 +228,23 @@ impl Answers {
     /// Whether the client can take the stream up again from here.
     pub fn is_resumable(&self) -> bool {
         self.watch.is_resumable()
+    }
+
+    /// The id after which it can be taken up by somebody else ([`Watch::last_id`]), and the pause that the
+    /// server wants before.
+    pub fn anchor(&self) -> Option<(&[u8], Option<Duration>)> {
+        Some((self.watch.last_id()?, self.watch.retry()))
+    }
+
+    /// The stream goes on after the event of this id.
+    pub fn go_on_after(&mut self, id: &[u8]) {
+        self.watch.go_on_after(id);
+    }
+
+    /// What has to come before the stream goes on elsewhere, where an event was cut off: its rest will not
+    /// come, the event comes again.
+    pub fn void(&self) -> &'static [u8] {
+        self.watch.void()
     }
 
     /// Whether an event of our own can be put in here.

@@ -119,6 +119,29 @@ impl Method {
         matches!(self, Self::ToolsCall | Self::PromptsGet | Self::ResourcesRead)
     }
 
+    /// Whether a request of this method does the same when it is sent twice: it reads, or sets what was
+    /// asked for before. Not what runs something of the server's (`tools/call`, `prompts/get`,
+    /// `resources/read`), what answers differently the second time, and what is not known here.
+    pub fn is_repeatable(&self) -> bool {
+        matches!(
+            self,
+            Self::Discover
+                | Self::Initialize
+                | Self::Ping
+                | Self::ToolsList
+                | Self::PromptsList
+                | Self::ResourcesList
+                | Self::ResourceTemplatesList
+                | Self::ResourcesSubscribe
+                | Self::ResourcesUnsubscribe
+                | Self::Complete
+                | Self::SetLevel
+                | Self::TasksGet
+                | Self::TasksResult
+                | Self::TasksList
+        )
+    }
+
     /// The member of `params` that `Mcp-Name` mirrors.
     pub fn name_member(&self) -> Option<&'static str> {
         match self {

@@ -1,13 +1,13 @@
 //! Watches an event stream go by without keeping any of it.
 //!
 //! Whoever passes a server's bytes on still has to know three things about them: whether the
-//! response has gone by, whether the client can take the stream up again where it breaks, and
-//! whether a comment could be put in here. A [`Watch`] knows them from a few bytes of state,
+//! response has gone by, where the stream can be taken up again if it breaks, and whether a comment
+//! could be put in here. A [`Watch`] knows them from a few bytes of state, and the last event's id,
 //! however the stream is cut into chunks and however large its messages are. It looks into a
 //! message only until a top-level member tells what it is, which servers write first.
 
 use super::sse::BYTE_ORDER_MARK;
-use std::mem;
+use std::{mem, time::Duration};
 
 /// What a JSON-RPC message is, as far as its sender is concerned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,13 +68,25 @@ pub struct Watch {
     in_event: bool,
     /// What the event's data is.
     glance: Glance,
-    /// Whether the event has an id, and whether the id is empty.
-    id: Option<bool>,
-    /// Whether the last id that was given is one to resume from.
-    resumable: bool,
+    /// The event has an id.
+    has_id: bool,
+    /// Where the stream can be taken up again; none while no event has had an id, or the server named a
+    /// pause.
+    anchor: Option<Box<Anchor>>,
     response: Option<Gist>,
     /// What the server notifies and asks, where somebody wants to know.
     notes: Option<Box<Notes>>,
+}
+
+/// What is needed to take up a stream that broke.
+#[derive(Clone, Debug, Default)]
+struct Anchor {
+    /// The id of the last event that had one, if it is one to resume from.
+    last: Option<Vec<u8>>,
+    /// That of the event that is going by, as far as it has come.
+    coming: Vec<u8>,
+    /// How long the server wants to be left alone before.
+    retry: Option<Duration>,
 }
 
 /// The messages of a stream that are no responses.
@@ -88,13 +100,17 @@ struct Notes {
 /// Longer messages are heard without their bytes.
 const NOTE: usize = 16 << 10;
 
+/// Longer ids are cut off here: a client may resume from one, nobody else can.
+const ID: usize = 1 << 10;
+
 #[derive(Clone, Copy, Debug)]
 enum Line {
     /// In the field's name, which is this so far.
     Name(Text),
     Data,
-    /// Whether something of the id has been seen.
-    Id(bool),
+    Id,
+    /// In the value of `retry`, which is this so far.
+    Retry(Text),
     /// A comment, or a field that does not matter.
     Other,
 }
@@ -228,7 +244,12 @@ impl Watch {
                 rest = &rest[1..];
                 match byte {
                     b'\n' | b'\r' => self.end_line(byte),
-                    b':' => self.line = Line::of(name),
+                    b':' => {
+                        self.line = Line::of(name);
+                        if let Line::Id = self.line {
+                            self.anchor().coming.clear();
+                        }
+                    }
                     _ => {
                         name.push(byte);
                         if !self.past_first_line && name.get() == Some(BYTE_ORDER_MARK) {
@@ -249,7 +270,12 @@ impl Watch {
                         notes.see(piece, self.glance.gist);
                     }
                 }
-                Line::Id(seen) => *seen |= piece.iter().any(|&byte| byte != b' '),
+                Line::Id => {
+                    let coming = &mut self.anchor.as_mut().expect("made at the colon").coming;
+                    // One more than fits tells that there was more.
+                    coming.extend_from_slice(&piece[..piece.len().min(ID + 1 - coming.len())]);
+                }
+                Line::Retry(value) => piece.iter().for_each(|&byte| value.push(byte)),
                 Line::Name(_) | Line::Other => {}
             }
             rest = after;
@@ -267,7 +293,28 @@ impl Watch {
 
     /// Whether the stream can be taken up again after what has gone by: an event had an id.
     pub fn is_resumable(&self) -> bool {
-        self.resumable
+        self.anchor.as_ref().is_some_and(|anchor| anchor.last.is_some())
+    }
+
+    /// The id after which the stream can be taken up again by somebody else than its client; none where
+    /// it cannot, or the id is longer than 1 KiB.
+    pub fn last_id(&self) -> Option<&[u8]> {
+        let last = self.anchor.as_ref()?.last.as_deref()?;
+        (last.len() <= ID).then_some(last)
+    }
+
+    /// How long the server wants to be left alone before the stream is taken up, where it said so.
+    pub fn retry(&self) -> Option<Duration> {
+        self.anchor.as_ref()?.retry
+    }
+
+    /// The stream goes on after the event of this id.
+    pub fn go_on_after(&mut self, id: &[u8]) {
+        self.anchor().last = Some(id[..id.len().min(ID + 1)].to_vec());
+    }
+
+    fn anchor(&mut self) -> &mut Anchor {
+        self.anchor.get_or_insert_default()
     }
 
     /// Whether an event would begin here, so that one of our own can be put in.
@@ -281,7 +328,9 @@ impl Watch {
         match self.line {
             _ if self.is_between_events() => b"",
             Line::Name(name) if name.is_empty() => b"event: incomplete\n\n",
-            Line::Name(_) | Line::Data | Line::Id(_) | Line::Other => b"\nevent: incomplete\n\n",
+            Line::Name(_) | Line::Data | Line::Id | Line::Retry(_) | Line::Other => {
+                b"\nevent: incomplete\n\n"
+            }
         }
     }
 
@@ -291,8 +340,18 @@ impl Watch {
         match mem::take(&mut self.line) {
             Line::Name(name) if name.is_empty() => self.dispatch(),
             // A line without a colon is a field without a value.
-            Line::Name(name) if name.get() == Some(b"id") => self.id = Some(false),
-            Line::Id(seen) => self.id = Some(seen),
+            Line::Name(name) if name.get() == Some(b"id") => {
+                self.has_id = true;
+                self.anchor().coming.clear();
+            }
+            Line::Id => self.has_id = true,
+            Line::Retry(value) => {
+                let text = value.get().and_then(|text| std::str::from_utf8(text.trim_ascii_start()).ok());
+                let digits = text.filter(|text| text.bytes().all(|byte| byte.is_ascii_digit()));
+                if let Some(millis) = digits.and_then(|digits| digits.parse().ok()) {
+                    self.anchor().retry = Some(Duration::from_millis(millis));
+                }
+            }
             Line::Data => {
                 self.glance.see(b"\n");
                 if let Some(notes) = &mut self.notes {
@@ -313,8 +372,10 @@ impl Watch {
         if let Some(notes) = &mut self.notes {
             notes.dispatch(gist);
         }
-        if let Some(is_one) = self.id.take() {
-            self.resumable = is_one;
+        if mem::take(&mut self.has_id) {
+            let anchor = self.anchor();
+            let id = anchor.coming.strip_prefix(b" ").unwrap_or(&anchor.coming);
+            anchor.last = id.iter().any(|&byte| byte != b' ').then(|| id.to_vec());
         }
     }
 }
@@ -346,7 +407,8 @@ impl Line {
     fn of(name: Text) -> Self {
         match name.get() {
             Some(b"data") => Self::Data,
-            Some(b"id") => Self::Id(false),
+            Some(b"id") => Self::Id,
+            Some(b"retry") => Self::Retry(Text::default()),
             _ => Self::Other,
         }
     }
@@ -439,6 +501,24 @@ mod tests {
     }
 
     #[test]
+    fn it_is_known_after_what_and_when_a_stream_can_be_taken_up() {
+        let of = |stream: &str| {
+            let watch = watched(stream);
+            (watch.last_id().map(<[u8]>::to_vec), watch.retry().map(|pause| pause.as_millis()))
+        };
+        assert_eq!(of("id: a b\nretry: 200\ndata:\n\nid: late\n"), (Some(b"a b".to_vec()), Some(200)));
+        assert_eq!(of("retry:7\nid:1\nid: 2\ndata: x\n\n"), (Some(b"2".to_vec()), Some(7)));
+        assert_eq!(of("id: 1\n\nretry: soon\nretry: 123456789\n\n"), (Some(b"1".to_vec()), None));
+        let long = "x".repeat(ID);
+        assert_eq!(of(&format!("id:{long}\n\n")).0.map(|id| id.len()), Some(ID));
+        let longer = watched(&format!("id:{long}x\n\n"));
+        assert!(longer.is_resumable() && longer.last_id().is_none(), "by its client alone");
+        let mut watch = Watch::default();
+        watch.go_on_after(b"7");
+        assert_eq!(watch.last_id(), Some(&b"7"[..]));
+    }
+
+    #[test]
     fn who_listens_hears_what_the_server_notifies_and_asks() {
         let long = format!("data: {{\"method\":\"l\",\"params\":\"{}\"}}\n\n", "x".repeat(NOTE));
         let stream = format!(
@@ -505,7 +585,7 @@ mod tests {
             let stream = pieces.concat();
             let mut watch = Watch::default();
             let mut decoder = Decoder::new(1 << 20);
-            let (mut rest, mut response, mut resumable) = (stream.as_bytes(), None, false);
+            let (mut rest, mut response, mut last_id) = (stream.as_bytes(), None, None);
             for cut in cuts.into_iter().chain([usize::MAX]) {
                 let (chunk, after) = rest.split_at(cut.min(rest.len()));
                 rest = after;
@@ -513,7 +593,7 @@ mod tests {
                 decoder.feed(Bytes::copy_from_slice(chunk));
                 while let Some(event) = decoder.next_event().expect("small") {
                     if let Some(id) = event.id {
-                        resumable = !id.is_empty();
+                        last_id = Some(id).filter(|id| !id.is_empty());
                     }
                     match Frame::parse(event.data).map(|frame| frame.kind().clone()) {
                         Ok(Kind::Success { .. }) => { response.get_or_insert(Gist::Result); }
@@ -526,7 +606,8 @@ mod tests {
             if response.is_some() {
                 prop_assert!(watch.response().is_some(), "{}", stream);
             }
-            prop_assert_eq!(watch.is_resumable(), resumable, "{}", stream);
+            prop_assert_eq!(watch.is_resumable(), last_id.is_some(), "{}", stream);
+            prop_assert_eq!(watch.last_id(), last_id.as_deref().map(str::as_bytes), "{}", stream);
         }
     }
 }

@@ -4,7 +4,7 @@ use super::{
     Item, Items, Passage, Passed, Reply, Service, Tasks,
     attended::Attended,
     catalogues::Catalogues,
-    legacy::{self, Ended, Minted, Offering, Plain, Residents, Revisions, Sessions, Streams},
+    legacy::{self, Ended, Minted, Offering, Plain, Residents, Revisions, Sessions, Streams, Unfinished},
     listen::Listening,
     reply::{self, Word},
 };
@@ -64,6 +64,8 @@ pub(super) struct Shared {
     pub(super) streams: Arc<Streams>,
     /// What legacy clients have taken back.
     pub(super) ended: Arc<Ended>,
+    /// What streams have left unanswered whose clients may come back.
+    pub(super) unfinished: Arc<Unfinished>,
 }
 
 /// Ids of our own hop: unique in the process, so that a late message can be taken for no other's.
@@ -102,6 +104,7 @@ impl Endpoint {
                 plain: Plain::default(),
                 streams: Arc::default(),
                 ended: Arc::default(),
+                unfinished: Arc::default(),
             }),
         }
     }

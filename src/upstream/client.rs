@@ -38,12 +38,31 @@ pub(super) struct HttpClient {
     pool: Arc<Pool>,
 }
 
-/// Connections that wait for their next request, the last used last.
+/// Connections that wait for their next request.
 #[derive(Default)]
 pub(super) struct Pool {
     /// Guarded for a few lines each time.
-    idle: Mutex<Vec<Idle>>,
+    idle: Mutex<Shelves>,
     clock: SystemClock,
+}
+
+/// The last used last, on each.
+#[derive(Default)]
+struct Shelves {
+    proven: Vec<Idle>,
+    /// Those whose last answer only said that a message was taken (202). Some servers close such a
+    /// connection without saying so, when the next request may be on its way.
+    doubtful: Vec<Idle>,
+}
+
+/// Which kept connections a request may go on. A reset before the first byte of an answer proves nothing,
+/// so what must not be sent twice is lost with its connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Reuse {
+    /// Those first that other requests are kept off.
+    Any,
+    /// Not those whose last answer was a 202.
+    Proven,
 }
 
 struct Idle {
@@ -102,8 +121,9 @@ impl HttpClient {
         lines: &[u8],
         further: &[u8],
         body: Bytes,
+        reuse: Reuse,
     ) -> Answering {
-        self.begin(method, path, lines, further, body, false)
+        self.begin(method, path, lines, further, body, (reuse, false))
     }
 
     /// As [`HttpClient::send`], for what is over soon and must not wait for calls: an answer to a question
@@ -116,7 +136,7 @@ impl HttpClient {
         further: &[u8],
         body: Bytes,
     ) -> Answering {
-        self.begin(method, path, lines, further, body, true)
+        self.begin(method, path, lines, further, body, (Reuse::Any, true))
     }
 
     fn begin(
@@ -126,7 +146,7 @@ impl HttpClient {
         lines: &[u8],
         further: &[u8],
         body: Bytes,
-        in_passing: bool,
+        (reuse, in_passing): (Reuse, bool),
     ) -> Answering {
         let mut head = Vec::with_capacity(64 + path.len() + lines.len() + further.len());
         for part in [method.as_str().as_bytes(), b" ", path.as_bytes(), b" HTTP/1.1\r\n", lines, further] {
@@ -139,7 +159,7 @@ impl HttpClient {
         }
         head.extend_from_slice(b"\r\n");
         let head = Bytes::from(head);
-        Answering(match self.pool.take() {
+        Answering(match self.pool.take(reuse) {
             Some(connection) => Stage::Sending(Sending::new(connection, head, body, self.pool.clone())),
             None => Stage::Connecting(Box::pin(self.connect(head, body, in_passing))),
         })
@@ -171,17 +191,10 @@ impl HttpClient {
         }
     }
 
-    /// Whether anybody takes connections there.
-    pub(super) fn is_there(&self) -> impl Future<Output = bool> + Send + 'static {
-        let mut tcp = self.tcp.clone();
-        let connecting = timeout(self.limit, tcp.connect(self.url.clone()));
-        async move { connecting.await.is_ok_and(|connected| connected.is_ok()) }
-    }
-
     /// Closes all idle connections; says whether there were any.
     pub(super) fn close_idle(&self) -> bool {
-        let idle = std::mem::take(&mut *self.pool.idle());
-        !idle.is_empty()
+        let Shelves { proven, doubtful } = std::mem::take(&mut *self.pool.idle());
+        !(proven.is_empty() && doubtful.is_empty())
     }
 
     /// Closes idle connections that are too old to be used.
@@ -224,17 +237,25 @@ fn system_trust() -> Result<ClientConfig, NotStarted> {
 // === impl Pool ===
 
 impl Pool {
-    fn idle(&self) -> MutexGuard<'_, Vec<Idle>> {
+    fn idle(&self) -> MutexGuard<'_, Shelves> {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The connection that was used last, if the server has kept it.
-    fn take(&self) -> Option<Box<Connection>> {
+    fn take(&self, reuse: Reuse) -> Option<Box<Connection>> {
+        let doubtful = match reuse {
+            Reuse::Any => self.take_from(|shelves| &mut shelves.doubtful),
+            Reuse::Proven => None,
+        };
+        doubtful.or_else(|| self.take_from(|shelves| &mut shelves.proven))
+    }
+
+    fn take_from(&self, shelf: impl Fn(&mut Shelves) -> &mut Vec<Idle>) -> Option<Box<Connection>> {
         loop {
-            let Idle { mut connection, since } = self.idle().pop()?;
+            let Idle { mut connection, since } = shelf(&mut self.idle()).pop()?;
             if self.clock.now().saturating_duration_since(since) >= IDLE {
                 // So are all before it.
-                let old = std::mem::take(&mut *self.idle());
+                let old = std::mem::take(shelf(&mut self.idle()));
                 drop(old);
                 return None;
             }
@@ -244,27 +265,33 @@ impl Pool {
         }
     }
 
-    /// Keeps a connection for the next request.
-    pub(super) fn put_back(&self, connection: Box<Connection>) {
+    /// Keeps a connection for the next request. `accepted` is whether its last answer was a 202.
+    pub(super) fn put_back(&self, connection: Box<Connection>, accepted: bool) {
         let since = self.clock.now();
         let mut idle = self.idle();
-        if idle.len() < IDLE_CONNECTIONS && connection.may_be_kept() {
-            idle.push(Idle { connection, since });
+        if idle.proven.len() + idle.doubtful.len() < IDLE_CONNECTIONS && connection.may_be_kept() {
+            let shelf = if accepted { &mut idle.doubtful } else { &mut idle.proven };
+            shelf.push(Idle { connection, since });
         }
     }
 
     #[cfg(test)]
     pub(super) fn holds_one(&self) -> bool {
-        self.idle().len() == 1
+        let idle = self.idle();
+        idle.proven.len() + idle.doubtful.len() == 1
     }
 
     fn sweep(&self) {
         let now = self.clock.now();
         // Closed outside the lock.
-        let old: Vec<_> = {
+        let old = {
             let mut idle = self.idle();
-            let young = idle.partition_point(|idle| now.saturating_duration_since(idle.since) >= IDLE);
-            idle.drain(..young).collect()
+            let Shelves { proven, doubtful } = &mut *idle;
+            let old_of = |shelf: &mut Vec<Idle>| {
+                let young = shelf.partition_point(|idle| now.saturating_duration_since(idle.since) >= IDLE);
+                shelf.drain(..young).collect::<Vec<_>>()
+            };
+            [old_of(proven), old_of(doubtful)]
         };
         drop(old);
     }

@@ -67,6 +67,8 @@ pub(super) struct Incoming {
     connection: Option<Box<Connection>>,
     framing: Framing,
     reusable: bool,
+    /// It only says that a message was taken.
+    accepted: bool,
     pool: Arc<Pool>,
 }
 
@@ -194,6 +196,7 @@ impl Future for Sending {
             connection: this.connection.take(),
             framing,
             reusable: is_kept(&head) && this.sent && this.unsent.is_none() && framing != Framing::UntilClose,
+            accepted: head.status() == http::StatusCode::ACCEPTED,
             pool: this.pool.clone(),
         };
         if framing == Framing::Over {
@@ -210,7 +213,7 @@ impl Incoming {
     fn finish(&mut self) {
         self.framing = Framing::Over;
         if let Some(connection) = self.connection.take().filter(|_| self.reusable) {
-            self.pool.put_back(connection);
+            self.pool.put_back(connection, self.accepted);
         }
     }
 

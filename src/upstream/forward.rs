@@ -8,10 +8,12 @@
 //! what a client has sent is sent to the end, and what it waits for is read to its end, by work of
 //! our own if the client has left. Nobody hears what is read then; it is the server that keeps it
 //! for a client that resumes with `Last-Event-ID`.
+//!
+//! An answer whose connection breaks is taken up here, behind the last event ([`Passing::go_on`]): the
+//! client cannot know whether its server is still there, and some never ask.
 
 use bytes::{Bytes, BytesMut};
-use futures_util::{FutureExt, future::BoxFuture};
-use http::{HeaderMap, HeaderName, Method, StatusCode, header};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
 use http_body::Body;
 use std::{
     borrow::Cow,
@@ -29,13 +31,17 @@ use tokio::time::{Sleep, sleep, timeout};
 
 use super::{
     Lost,
-    client::{self, Answering},
+    client::{self, Answering, Reuse},
     connection::Incoming,
     messages,
     peer::{self, Peer},
+    resume::{self, Refused},
     root_cause,
 };
-use crate::protocol::{ErrorObject, Frame, Kind, headers::SESSION_ID};
+use crate::protocol::{
+    ErrorObject, Frame, Kind, accept,
+    headers::{LAST_EVENT_ID, SESSION_ID},
+};
 
 /// A request as the client sent it.
 #[derive(Debug)]
@@ -61,12 +67,17 @@ pub struct Interest(Arc<AtomicBool>);
 pub enum Purpose {
     /// To hear what the server says: GET.
     Listen,
+    /// To hear what follows in an answer that has broken off: GET. A server that cannot be reached may be
+    /// about to come back, and is asked again for a while.
+    Resume,
     /// To say that the handshake is over: the client will listen now, if it does at all.
     Begin,
     /// To have something done during which the server may ask.
     Call,
-    /// To be answered otherwise.
+    /// To be answered with something that can be asked for twice.
     Ask,
+    /// To be answered otherwise: what it does, nobody here knows.
+    Once,
     /// To tell something, or to end the session.
     Tell,
 }
@@ -96,6 +107,29 @@ struct Rest {
     interest: Option<Interest>,
     /// When time is up, and what is to be said of it then; `None` for what has no time.
     due: Option<(Pin<Box<Sleep>>, Lost)>,
+    /// How it is taken up where it breaks; `None` for what cannot be.
+    way: Option<Box<Way>>,
+}
+
+/// How to ask for more of an answer.
+struct Way {
+    /// With the client's query, where it has one.
+    path: Option<String>,
+    /// The header lines of the request that is answered.
+    lines: Vec<u8>,
+    /// How often it was taken up.
+    times: u32,
+    /// There is a session that the server can have lost.
+    in_session: bool,
+}
+
+/// Where an answer broke.
+#[derive(Clone, Debug)]
+pub struct Anchor {
+    /// The id of the last event that had one.
+    pub last_id: HeaderValue,
+    /// How long the server wants to be left alone before it is asked for more.
+    pub retry: Option<Duration>,
 }
 
 /// How much the rest of an answer is wanted when nobody listens any more.
@@ -127,51 +161,50 @@ pub(super) async fn forward(peer: Arc<Peer>, request: Forward) -> Result<Forward
     let limits = peer.config.timeouts;
     let due = match purpose {
         // For as long as the client likes.
-        Purpose::Listen => None,
-        Purpose::Call | Purpose::Ask => Some((limits.call, Lost::CallTimeout(limits.call))),
+        Purpose::Listen | Purpose::Resume => None,
+        Purpose::Call | Purpose::Ask | Purpose::Once => Some((limits.call, Lost::CallTimeout(limits.call))),
         Purpose::Begin | Purpose::Tell => {
             Some((limits.first_byte, Lost::FirstByteTimeout(limits.first_byte)))
         }
     };
     let session = headers.get(&SESSION_ID).cloned();
     let opening = match (purpose, &session) {
-        (Purpose::Listen, Some(session)) => Some(peer.order.opens(session)),
+        (Purpose::Listen | Purpose::Resume, Some(session)) => Some(peer.order.opens(session)),
         (Purpose::Call, Some(session)) => {
             peer.order.wait(session).await;
             None
         }
-        (Purpose::Listen | Purpose::Begin | Purpose::Call | Purpose::Ask | Purpose::Tell, _) => None,
+        (
+            Purpose::Listen
+            | Purpose::Resume
+            | Purpose::Begin
+            | Purpose::Call
+            | Purpose::Ask
+            | Purpose::Once
+            | Purpose::Tell,
+            _,
+        ) => None,
     };
-    let path = with_query(&peer.path, query.as_deref());
-    let lines = lines(&peer, &headers);
-    let answering = match purpose {
-        Purpose::Tell => peer.client.send_in_passing(&method, &path, &lines, &[], body.clone()),
-        Purpose::Listen | Purpose::Begin | Purpose::Call | Purpose::Ask => {
-            peer.client.send(&method, &path, &lines, &[], body.clone())
-        }
+    let way = Way {
+        path: query.map(|query| with_query(&peer.path, Some(&query)).into_owned()),
+        lines: lines(&peer, &headers),
+        times: 0,
+        in_session: session.is_some(),
     };
-    // What is only asked for is asked for once more where its connection breaks: a server closes
-    // idle ones, and the request may be on its way just then.
-    let again = may_repeat(purpose).then(|| Box::new((method, path.into_owned(), lines, body)));
     drop(headers);
-    let due = due.map(|(limit, lost)| (Box::pin(sleep(limit)), lost));
     let wanted = match purpose {
-        Purpose::Listen => Wanted::No,
+        Purpose::Listen | Purpose::Resume => Wanted::No,
         // Also what is only told must reach the server.
-        Purpose::Begin | Purpose::Call | Purpose::Ask | Purpose::Tell => Wanted::AtAnyPrice,
+        Purpose::Begin | Purpose::Call | Purpose::Ask | Purpose::Once | Purpose::Tell => Wanted::AtAnyPrice,
     };
-    let rest = Rest { peer: peer.clone(), wanted, interest, due };
-    let (response, mut rest) = match (Asking { asked: Some(answering), rest: Some(rest) }.await, again) {
-        (Err((Lost::Broken(_), rest)), Some(again)) => {
-            let (method, path, lines, body) = *again;
-            let answering = rest.peer.client.send(&method, &path, &lines, &[], body);
-            let answer = Asking { asked: Some(answering), rest: Some(rest) }.await;
-            answer.map_err(|(lost, _)| lost)?
-        }
-        (answer, _) => answer.map_err(|(lost, _)| lost)?,
+    let due = due.map(|(limit, lost)| (Box::pin(sleep(limit)), lost));
+    let rest = Rest { peer: peer.clone(), wanted, interest, due, way: None };
+    let (response, mut rest) = match purpose {
+        Purpose::Resume => (persist(&peer, &way).await?, rest),
+        _ => ask(&method, &way, body, rest, purpose).await?,
     };
     drop(opening);
-    if !matches!(purpose, Purpose::Call | Purpose::Ask) {
+    if !matches!(purpose, Purpose::Call | Purpose::Ask | Purpose::Once) {
         rest.due = None;
         rest.soften();
     }
@@ -179,16 +212,59 @@ pub(super) async fn forward(peer: Arc<Peer>, request: Forward) -> Result<Forward
         peer.order.begins(&session, |expiry| peer.spawn(expiry));
     }
     let (head, body) = response.into_parts();
+    let answers = matches!(purpose, Purpose::Call | Purpose::Ask | Purpose::Once | Purpose::Resume);
+    if answers && messages::is_events(&head.headers) {
+        rest.way = Some(Box::new(way));
+    }
     let limit = rest.peer.config.limits.result_bytes;
     let body = Passing { body: Some(body), rest };
     Ok(Forwarded { status: head.status, headers: without_hop(head.headers), body, limit })
 }
 
+/// Sends a request and waits for the head of its answer. What may be sent twice is, where its connection
+/// breaks: a server closes idle ones, and the request may be on its way just then.
+async fn ask(
+    method: &Method,
+    way: &Way,
+    body: Bytes,
+    rest: Rest,
+    purpose: Purpose,
+) -> Result<(http::Response<Incoming>, Rest), Lost> {
+    let twice = may_repeat(purpose);
+    let reuse = if twice { Reuse::Any } else { Reuse::Proven };
+    let again = twice.then(|| body.clone());
+    let answering = match purpose {
+        Purpose::Tell => way.send_in_passing(&rest.peer, method, body),
+        _ => way.send(&rest.peer, method, reuse, body),
+    };
+    let rest = match (Asking { asked: Some(answering), rest: Some(rest) }.await, again) {
+        (Err((Lost::Broken(_), rest)), Some(body)) => {
+            let answering = way.send(&rest.peer, method, reuse, body);
+            Asking { asked: Some(answering), rest: Some(rest) }.await
+        }
+        (answer, _) => answer,
+    };
+    rest.map_err(|(lost, _)| lost)
+}
+
+/// Asks for the rest of an answer, more than once where the server cannot be reached. What it is refused
+/// with at last is the answer.
+async fn persist(peer: &Peer, way: &Way) -> Result<http::Response<Incoming>, Lost> {
+    let attempt = || async {
+        match way.send(peer, &Method::GET, Reuse::Any, Bytes::new()).await {
+            Ok(response) if resume::is_for_now(response.status()) => Err(Refused::ForNow(Ok(response))),
+            Ok(response) => Ok(response),
+            Err(lost) => Err(Refused::ForNow(Err(lost))),
+        }
+    };
+    resume::persist(None, attempt).await.or_else(|refused| refused)
+}
+
 /// Whether a request may be sent twice.
 fn may_repeat(purpose: Purpose) -> bool {
     match purpose {
-        Purpose::Listen | Purpose::Begin | Purpose::Ask => true,
-        Purpose::Call | Purpose::Tell => false,
+        Purpose::Listen | Purpose::Resume | Purpose::Begin | Purpose::Ask => true,
+        Purpose::Call | Purpose::Once | Purpose::Tell => false,
     }
 }
 
@@ -331,6 +407,15 @@ impl Forwarded {
         Ok(whole.freeze())
     }
 
+    /// What it means that a client is answered like this that has come back for the rest of an answer.
+    /// `in_session` is whether it named a session.
+    pub async fn not_taken_up(mut self, in_session: bool) -> Lost {
+        self.body.rest.soften();
+        let (status, headers) = (self.status, std::mem::take(&mut self.headers));
+        let body = timeout(peer::ERROR_BODY_TIME, self.whole(peer::ERROR_BODY)).await;
+        resume::refusal(status, &headers, &body.unwrap_or(Ok(Bytes::new())).unwrap_or_default(), in_session)
+    }
+
     /// What an HTTP error says: a JSON-RPC error, or what else it means.
     pub async fn error(mut self) -> Result<ErrorObject, Lost> {
         self.body.rest.soften();
@@ -385,9 +470,32 @@ impl Passing {
         self.body.as_ref().map_or(Some(0), |body| body.size_hint().exact())
     }
 
-    /// Whether the server can still be reached, after the answer broke off.
-    pub fn is_server_there(&self) -> BoxFuture<'static, bool> {
-        self.rest.peer.client.is_there().boxed()
+    /// Takes up an event stream that broke: what it gives from then on follows the last event. Waits as
+    /// long as the server wants, and asks one that cannot be reached for a while.
+    ///
+    /// # Errors
+    /// [`Lost::SessionEnded`] or [`Lost::Broken`] where the server has nothing more to give;
+    /// [`Lost::CallTimeout`] where the answer is due.
+    pub async fn go_on(mut self, from: Anchor) -> Result<Self, Lost> {
+        let Some(way) = &mut self.rest.way else {
+            return Err(Lost::Invalid("it is no event stream".to_owned()).when_resuming());
+        };
+        let times = way.times;
+        way.times = times.saturating_add(1);
+        let asking = Way { path: way.path.clone(), lines: way.going_on(&from.last_id), ..**way };
+        let peer = self.rest.peer.clone();
+        let taken_up = async {
+            sleep(resume::first_pause(from.retry, times)).await;
+            resume::persist(from.retry, || asking.rest(&peer)).await
+        };
+        let body = tokio::select! {
+            body = taken_up => body?,
+            lost = poll_fn(|cx| self.rest.poll_due(cx)) => return Err(lost),
+        };
+        self.body = Some(body);
+        // The server keeps the rest for a client that leaves now.
+        self.rest.wanted = Wanted::No;
+        Ok(self)
     }
 
     /// Everything that was asked has been answered: the rest need not be read at any price.
@@ -407,6 +515,47 @@ impl Drop for Passing {
         if let Some(body) = self.body.take().filter(|body| !body.is_end_stream()) {
             self.rest.read_on(drain(body));
         }
+    }
+}
+
+// === impl Way ===
+
+impl Way {
+    fn send(&self, peer: &Peer, method: &Method, reuse: Reuse, body: Bytes) -> Answering {
+        let path = self.path.as_deref().unwrap_or(&peer.path);
+        peer.client.send(method, path, &self.lines, &[], body, reuse)
+    }
+
+    fn send_in_passing(&self, peer: &Peer, method: &Method, body: Bytes) -> Answering {
+        let path = self.path.as_deref().unwrap_or(&peer.path);
+        peer.client.send_in_passing(method, path, &self.lines, &[], body)
+    }
+
+    /// The header lines of the GET that asks for what followed this event.
+    fn going_on(&self, last_id: &HeaderValue) -> Vec<u8> {
+        let mut lines = Vec::with_capacity(self.lines.len());
+        for header in self.lines.split_inclusive(|&byte| byte == b'\n') {
+            let name = header.split(|&byte| byte == b':').next().unwrap_or_default();
+            let replaced = [&header::CONTENT_TYPE, &header::ACCEPT, &LAST_EVENT_ID];
+            if !replaced.iter().any(|replaced| replaced.as_str().as_bytes() == name) {
+                lines.extend_from_slice(header);
+            }
+        }
+        client::line(&mut lines, &header::ACCEPT, &HeaderValue::from_static(accept::EVENT_STREAM));
+        client::line(&mut lines, &LAST_EVENT_ID, last_id);
+        lines
+    }
+
+    /// Asks once for the rest of an answer.
+    async fn rest(&self, peer: &Peer) -> Result<Incoming, Refused<Lost>> {
+        let answer = self.send(peer, &Method::GET, Reuse::Any, Bytes::new()).await;
+        let (head, body) = answer.map_err(|lost| Refused::ForNow(lost.when_resuming()))?.into_parts();
+        if head.status.is_success() && messages::is_events(&head.headers) {
+            return Ok(body);
+        }
+        let body = peer::error_body(body).await;
+        let lost = resume::refusal(head.status, &head.headers, &body, self.in_session);
+        Err(if resume::is_for_now(head.status) { Refused::ForNow(lost) } else { Refused::ForGood(lost) })
     }
 }
 

@@ -30,6 +30,17 @@ impl Lost {
             | Self::Closing => Fault::Proxy,
         }
     }
+
+    /// What it means for a call whose stream broke that it could not be taken up because of this.
+    #[must_use]
+    pub fn when_resuming(self) -> Self {
+        let why = match self {
+            Self::SessionEnded | Self::CallTimeout(_) | Self::Closing => return self,
+            Self::Broken(why) => why,
+            other => other.to_string(),
+        };
+        Self::Broken(format!("its stream could not be taken up again: {why}"))
+    }
 }
 
 // === impl Description ===

@@ -21,7 +21,7 @@ use serde_json::value::RawValue;
 pub(super) enum Opening {
     /// Messages follow.
     Messages(Messages),
-    /// Taken, and nothing follows: 202, or no body at all.
+    /// Taken, and nothing follows here (202).
     Accepted,
     /// An HTTP error, whose body may still be a JSON-RPC message.
     Refused(http::response::Parts, Incoming),
@@ -79,9 +79,13 @@ impl Opening {
         if !head.status.is_success() {
             return Ok(Self::Refused(head, body));
         }
-        let bare = head.status == StatusCode::ACCEPTED || head.status == StatusCode::NO_CONTENT;
-        if bare && !is_events(&head.headers) || body.size_hint().exact() == Some(0) {
+        let is_empty = body.size_hint().exact() == Some(0);
+        if head.status == StatusCode::ACCEPTED && (is_empty || !is_events(&head.headers)) {
             return Ok(Self::Accepted);
+        }
+        // Only a 202 says that there may be more elsewhere.
+        if is_empty {
+            return Err(no_response());
         }
         let form = match head.headers.get(header::CONTENT_TYPE) {
             _ if is_events(&head.headers) => Form::Events(Box::new(Events::new(limit))),

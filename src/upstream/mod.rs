@@ -39,7 +39,7 @@ mod subscribe;
 mod telling;
 mod via;
 
-pub use forward::{Forward, Forwarded, Interest, Passing, Purpose};
+pub use forward::{Anchor, Forward, Forwarded, Interest, Passing, Purpose};
 pub use streamable::Streamable;
 
 mod lost;

@@ -18,7 +18,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
     Config, Description, Lost, NotStarted,
-    client::{Answering, HttpClient},
+    client::{Answering, HttpClient, Reuse},
     connection::Incoming,
     message,
     order::InOrder,
@@ -150,7 +150,7 @@ impl Peer {
 
     /// Sends one request to the MCP endpoint, with header lines made before.
     pub(super) fn send(&self, method: &HttpMethod, lines: &[u8], further: &[u8], body: Bytes) -> Answering {
-        self.client.send(method, &self.path, lines, further, body)
+        self.client.send(method, &self.path, lines, further, body, Reuse::Any)
     }
 
     /// Waits for an answer that is not worth more than its status. Bounded by the first-byte timeout.

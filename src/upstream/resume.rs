@@ -1,7 +1,13 @@
 //! Taking up a call's response stream that broke (2025-11-25, *Resumability and Redelivery*).
+//!
+//! Only the server can say whether there is more to come: that somebody takes connections at its address
+//! proves nothing, for a process that dies may still do so. So it is asked for what followed the last
+//! event. A server that cannot be reached may be about to come back, and is asked again, but not for
+//! longer than [`PATIENCE`]: a client waits for what becomes of its call.
 
-use http::StatusCode;
-use std::{sync::Arc, time::Duration};
+use bytes::Bytes;
+use http::{HeaderMap, StatusCode};
+use std::{future::Future, pin::pin, sync::Arc, time::Duration};
 use tokio::time::sleep;
 
 use super::{
@@ -12,16 +18,82 @@ use super::{
 };
 
 /// The pause before a stream is taken up, where the server named none.
-const PAUSE: Duration = Duration::from_secs(1);
+const PAUSE: Duration = Duration::from_millis(500);
 /// The pause never is shorter, so that a server that closes what it has just opened is not besieged:
 /// the first where it has brought a message lately, the second where it has not.
 const SHORTEST_PAUSES: [Duration; 2] = [Duration::from_millis(10), Duration::from_secs(1)];
 /// Streams in a row that bring nothing before the second applies.
 const FRUITLESS: u32 = 5;
-/// Attempts in a row that bring no stream, before the call is given up.
-const ATTEMPTS: u32 = 5;
+/// The pause behind an attempt that was refused never is shorter.
+const REFUSED_PAUSE: Duration = Duration::from_secs(1);
+/// How long after the first attempt that was refused there may be another. A server that names a longer
+/// pause than this is asked once more behind it.
+const PATIENCE: Duration = Duration::from_secs(10);
 /// The longest pause: also a server that names a longer one is asked after this.
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+
+/// What came of one attempt that brought no stream.
+pub(super) enum Refused<R> {
+    /// The server cannot be reached, or has no time: another attempt may be worth it.
+    ForNow(R),
+    /// It has nothing more to give.
+    ForGood(R),
+}
+
+/// The pause before a stream is taken up, if the server has not just broken it off in vain.
+pub(super) fn first_pause(retry: Option<Duration>, fruitless: u32) -> Duration {
+    let shortest = SHORTEST_PAUSES[usize::from(fruitless >= FRUITLESS)];
+    retry.unwrap_or(PAUSE).clamp(shortest, LONGEST_PAUSE)
+}
+
+/// Makes attempts until one brings something, is refused for good, or has been refused for too long;
+/// the last reason is what it gives then. `retry` is the pause that the server named.
+pub(super) async fn persist<T, R, A>(retry: Option<Duration>, mut attempt: impl FnMut() -> A) -> Result<T, R>
+where
+    A: Future<Output = Result<T, Refused<R>>>,
+{
+    let pause = retry.unwrap_or_default().clamp(REFUSED_PAUSE, LONGEST_PAUSE);
+    let mut last = match attempt().await {
+        Ok(there) => return Ok(there),
+        Err(Refused::ForGood(why)) => return Err(why),
+        Err(Refused::ForNow(why)) => why,
+    };
+    // At least one more, however long the server wants to be left alone.
+    let mut over = pin!(sleep(PATIENCE.max(pause + REFUSED_PAUSE)));
+    loop {
+        let again = async {
+            sleep(pause).await;
+            attempt().await
+        };
+        tokio::select! {
+            // What an attempt has brought counts, whatever else is due.
+            biased;
+            outcome = again => match outcome {
+                Ok(there) => return Ok(there),
+                Err(Refused::ForGood(why)) => return Err(why),
+                Err(Refused::ForNow(why)) => last = why,
+            },
+            () = &mut over => return Err(last),
+        }
+    }
+}
+
+/// Whether a server that answers like this may have more to give later: only one stream at a time, and
+/// the one that broke still counts; or too much to do.
+pub(super) fn is_for_now(status: StatusCode) -> bool {
+    status.is_server_error() || matches!(status, StatusCode::CONFLICT | StatusCode::TOO_MANY_REQUESTS)
+}
+
+/// What it means that a server refuses to go on with a stream. `in_session` is whether there is a session
+/// that it can have lost.
+pub(super) fn refusal(status: StatusCode, headers: &HeaderMap, body: &Bytes, in_session: bool) -> Lost {
+    let lost = match status {
+        StatusCode::NOT_FOUND if in_session => Lost::SessionEnded,
+        _ if status.is_success() => Lost::Invalid("it is no event stream".to_owned()),
+        _ => peer::refused(status, headers, body),
+    };
+    lost.when_resuming()
+}
 
 /// Waits as long as the server wants, and asks for what followed the last event.
 ///
@@ -29,46 +101,81 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 /// [`Lost::SessionEnded`], [`Lost::Unauthorized`], or [`Lost::Broken`] where the server has nothing
 /// more to give, or cannot be reached for a while.
 pub(super) async fn resume(session: Arc<Session>, mut from: Resumption) -> Result<Messages, Lost> {
-    let shortest = SHORTEST_PAUSES[usize::from(from.fruitless >= FRUITLESS)];
-    let mut pause = from.retry.unwrap_or(PAUSE).clamp(shortest, LONGEST_PAUSE);
+    sleep(first_pause(from.retry, from.fruitless)).await;
     from.fruitless = from.fruitless.saturating_add(1);
-    let mut last = String::new();
-    for _ in 0..ATTEMPTS {
-        sleep(pause).await;
-        match attempt(&session, &from).await? {
-            Ok(messages) => return Ok(messages),
-            Err(why) => last = why,
-        }
-        pause = (pause * 2).clamp(PAUSE, LONGEST_PAUSE);
-    }
-    Err(Lost::Broken(format!("its stream could not be taken up again: {last}")))
+    persist(from.retry, || attempt(&session, &from)).await
 }
 
-/// One attempt; the inner error is worth another.
-async fn attempt(session: &Session, from: &Resumption) -> Result<Result<Messages, String>, Lost> {
+async fn attempt(session: &Session, from: &Resumption) -> Result<Messages, Refused<Lost>> {
     let response = match session.get(from.last_id.as_deref()).await {
         Ok(response) => response,
-        Err(lost) => return Ok(Err(lost.to_string())),
+        Err(lost) => return Err(Refused::ForNow(lost.when_resuming())),
     };
-    let (head, body) = match Opening::of(response, session.peer.config.limits.result_bytes)? {
+    let limit = session.peer.config.limits.result_bytes;
+    let (head, body) = match Opening::of(response, limit).map_err(Refused::ForGood)? {
         Opening::Messages(mut messages) => {
             messages.go_on_from(from.clone());
-            return Ok(Ok(messages));
+            return Ok(messages);
         }
-        Opening::Accepted => return Err(Lost::Broken("its stream cannot be taken up again".to_owned())),
+        Opening::Accepted => {
+            return Err(Refused::ForGood(refusal(
+                StatusCode::ACCEPTED,
+                &HeaderMap::new(),
+                &Bytes::new(),
+                false,
+            )));
+        }
         Opening::Refused(head, body) => (head, body),
     };
-    if head.status == StatusCode::NOT_FOUND && session.has_id() {
-        return Err(Lost::SessionEnded);
+    let body = peer::error_body(body).await;
+    let lost = match peer::refused(head.status, &head.headers, &body) {
+        lost @ (Lost::Unauthorized { .. } | Lost::Forbidden { .. }) => lost,
+        _ => refusal(head.status, &head.headers, &body, session.has_id()),
+    };
+    Err(if is_for_now(head.status) { Refused::ForNow(lost) } else { Refused::ForGood(lost) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::runtime::{Clock, SystemClock};
+    use std::cell::{Cell, RefCell};
+
+    /// When a server is asked that refuses for so long, in seconds after the first time; whether it is
+    /// reached, and when that is known.
+    async fn asked(retry: Option<u64>, refuses_for: u64) -> (Vec<u64>, bool, u64) {
+        let clock = SystemClock::new();
+        let began = clock.now();
+        let after = || (clock.now() - began).as_secs();
+        let times = RefCell::new(Vec::new());
+        let outcome = persist(retry.map(Duration::from_secs), || {
+            times.borrow_mut().push(after());
+            std::future::ready(if after() < refuses_for { Err(Refused::ForNow(())) } else { Ok(()) })
+        })
+        .await;
+        let times = times.borrow().clone();
+        (times, outcome.is_ok(), after())
     }
-    let lost = peer::refused(head.status, &head.headers, &peer::error_body(body).await);
-    if head.status.is_server_error()
-        || matches!(head.status, StatusCode::CONFLICT | StatusCode::TOO_MANY_REQUESTS)
-    {
-        return Ok(Err(lost.to_string()));
+
+    #[tokio::test(start_paused = true)]
+    async fn a_server_that_refuses_is_given_up_ten_seconds_after_the_first_attempt() {
+        assert_eq!(asked(None, 0).await, (vec![0], true, 0));
+        assert_eq!(asked(None, 3).await, (vec![0, 1, 2, 3], true, 3));
+        let (times, reached, after) = asked(None, 60).await;
+        assert_eq!((times[9], reached, after), (9, false, 10));
+        assert_eq!(asked(Some(4), 60).await, (vec![0, 4, 8], false, 10), "not before the server wants it");
+        assert_eq!(asked(Some(30), 30).await, (vec![0, 30], true, 30), "at least once more");
+        assert_eq!(asked(Some(30), 60).await, (vec![0, 30], false, 31));
     }
-    Err(match lost {
-        Lost::Unauthorized { .. } | Lost::Forbidden { .. } => lost,
-        other => Lost::Broken(format!("its stream could not be taken up again: {other}")),
-    })
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_refused_for_good_is_not_asked_for_again() {
+        let times = Cell::new(0);
+        let refused: Result<(), _> = persist(None, || {
+            times.set(times.get() + 1);
+            std::future::ready(Err(Refused::ForGood("no")))
+        })
+        .await;
+        assert_eq!((refused, times.get()), (Err("no"), 1));
+    }
 }

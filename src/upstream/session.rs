@@ -18,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     ClientSession, Description, Event, Lost, Request,
-    client::{self, Answering},
+    client::{self, Answering, Reuse},
     forward,
     group::Group,
     mailbox::Mailbox,
@@ -215,7 +215,7 @@ impl Session {
     }
 
     fn send(&self, method: &HttpMethod, lines: &[u8], further: &[u8], body: Bytes) -> Answering {
-        self.peer.client.send(method, &self.headers.path, lines, further, body)
+        self.peer.client.send(method, &self.headers.path, lines, further, body, Reuse::Any)
     }
 
     fn send_in_passing(&self, method: &HttpMethod, lines: &[u8], body: Bytes) -> Answering {
@@ -230,7 +230,8 @@ impl Session {
                 client::line(&mut lines, name, value);
             }
         }
-        self.send(&HttpMethod::POST, &self.headers.posting, &lines, body)
+        let Headers { path, posting, .. } = &self.headers;
+        self.peer.client.send(&HttpMethod::POST, path, posting, &lines, body, Reuse::Proven)
     }
 
     /// Sends a notification or a response.

@@ -21,7 +21,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     ClientSession, Config, Deferral, Description, Document, Forward, Forwarded, Identity, Lost, NotStarted,
-    Replies, Report, Request, Subscription, Upstream, client,
+    Replies, Report, Request, Subscription, Upstream,
+    client::{self, Reuse},
     exchange::Exchange,
     forward,
     group::Group,
@@ -262,7 +263,7 @@ impl Inner {
         let lines = client::lines(&self.peer.headers(credentials));
         let asked = async {
             let client = &self.peer.client;
-            let answer = client.send(&HttpMethod::GET, path.as_str(), &lines, &[], Bytes::new());
+            let answer = client.send(&HttpMethod::GET, path.as_str(), &lines, &[], Bytes::new(), Reuse::Any);
             let (head, body) = answer.await?.into_parts();
             let body = peer::whole(body, DOCUMENT).await?;
             Ok(Document { status: head.status, headers: head.headers, body })

@@ -661,6 +661,34 @@ async fn a_stream_whose_session_is_gone_when_it_is_taken_up_ends_the_call() {
 }
 
 #[tokio::test]
+async fn a_call_whose_server_refuses_connections_is_given_up_within_twelve_seconds() {
+    let world = World::new(Options::default()).await;
+    let mut call = world.call(1);
+    let events = world.server.call().await.stream();
+    events.raw(format!(
+        "id: e1\nretry: 500\ndata: {}\n\n",
+        notification("notifications/progress", json!({ "progress": 1 }))
+    ));
+    call.notice().await;
+    let World { server, upstream: _upstream } = world;
+    drop(server);
+    tokio::time::pause();
+    drop(events);
+    let lost = timeout(Duration::from_secs(12), call.events.recv()).await.expect("it is given up");
+    assert!(matches!(lost, Some(Event::Lost(Lost::Broken(_)))), "{lost:?}");
+}
+
+#[tokio::test]
+async fn an_empty_answer_is_no_promise_of_another() {
+    for canned in [Canned::status(204), Canned::status(200).header("content-length", "0")] {
+        let world = World::new(Options::default()).await;
+        let mut call = world.call(1);
+        world.server.call().await.canned(canned);
+        assert!(matches!(call.lost().await, Lost::Invalid(_)));
+    }
+}
+
+#[tokio::test]
 async fn a_connection_that_breaks_before_the_answer_loses_a_call_and_repeats_a_list() {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let addr = listener.local_addr().expect("an address");

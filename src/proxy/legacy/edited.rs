@@ -72,6 +72,11 @@ impl Edited {
         self.held.split().freeze()
     }
 
+    /// The stream goes on elsewhere, where the event comes again that has not ended.
+    pub(super) fn forget(&mut self) {
+        self.held.clear();
+    }
+
     /// The event with its response changed, or nothing.
     fn event(&mut self, event: &Bytes) -> Option<Vec<u8>> {
         let said: Vec<&[u8]> = lines(event).filter_map(|(line, _)| data(line)).collect();

@@ -3,15 +3,18 @@
 //! The server's bytes go on as they come. What is put between its events keeps the client waiting
 //! ([`Ladder`]), or is what the session is told on the stream it listens on. A stream that ends without
 //! the response would leave released clients waiting (`WIRE`, B 1, rule 20): it gets the error as
-//! its last event, unless it can be resumed, or the client has taken back what it asked ([`Ended`]).
+//! its last event, unless the client has taken back what it asked ([`Ended`]). One that the server has
+//! ended, and whose events have ids, is the client's to take up ([`Unfinished`]); one that has broken is
+//! taken up here, because only the server can say whether there is more to come.
 
 use super::{
     edited::Edited,
     ended::Ended,
     heard::Heard,
-    late::Body,
+    late::{self, Body},
     residents::Theirs,
     streams::{Key, Stream as Listening},
+    unfinished::{Place, Unfinished},
 };
 use crate::{
     dialect::{
@@ -20,7 +23,7 @@ use crate::{
     },
     protocol::{
         ErrorObject, Id,
-        headers::SESSION_ID,
+        headers::{LAST_EVENT_ID, SESSION_ID},
         sse, tool_result,
         watch::{Gist, Glance},
     },
@@ -31,7 +34,7 @@ use crate::{
     },
     runtime::Stopping,
     telemetry::Outcome,
-    upstream::{Forward, Interest, Lost, Purpose},
+    upstream::{self, Anchor, Forward, Interest, Lost, Purpose},
 };
 use bytes::Bytes;
 use futures_util::{FutureExt, Stream, future::BoxFuture};
@@ -52,6 +55,8 @@ pub(super) struct Going {
     pub(super) answers: Option<Answers>,
     /// What a document is.
     pub(super) document: Glance,
+    /// Those that wait for a document of which nothing has come yet.
+    pub(super) unsaid: SmallVec<[Id; 1]>,
     pub(super) outcome: Outcome,
     pub(super) timing: Timing,
     pub(super) ladder: Ladder,
@@ -82,28 +87,28 @@ pub(super) struct Timing {
     pub(super) _work: Option<TaskTrackerToken>,
 }
 
-/// What a stream means that has ended without a response.
-pub(super) struct Fate {
-    lost: Lost,
-    settled: BoxFuture<'static, Settled>,
-}
+/// What a stream means that has ended without a response, as soon as that is known.
+pub(super) type Fate = BoxFuture<'static, Settled>;
 
 /// What becomes of the requests that were not answered.
-enum Settled {
-    /// The client goes on where it was.
-    Resumes,
-    /// These are owed an answer; there may be none.
-    Owed(SmallVec<[Id; 1]>),
+pub(super) enum Settled {
+    /// The server goes on with it.
+    GoesOn(upstream::Passing),
+    /// These are owed an answer, of which there may be none, and this is why they get no other.
+    Owed(SmallVec<[Id; 1]>, Lost),
 }
 
 /// To whom an answer is owed: who asked, in which session.
 #[derive(Clone)]
 pub(super) struct Owing {
     ended: Arc<Ended>,
+    unfinished: Arc<Unfinished>,
     principal: Principal,
     session: Option<HeaderValue>,
     /// What was asked.
     asked: SmallVec<[Id; 1]>,
+    /// The client has come back for it, behind this event.
+    resumed: Option<HeaderValue>,
 }
 
 /// What it takes to give up a call that takes too long.
@@ -158,6 +163,9 @@ impl Going {
     fn piece(&mut self, bytes: Bytes) -> Piece {
         let mut account = None;
         self.ladder.bytes();
+        if !bytes.is_empty() {
+            self.unsaid.clear();
+        }
         if let Some(answers) = &mut self.answers {
             let waited = !answers.waiting().is_empty();
             answers.see(&bytes);
@@ -168,6 +176,7 @@ impl Going {
                 let said = answers.said();
                 self.body.answered();
                 self.ladder.answered();
+                self.owing.answered();
                 self.call_ended();
                 self.outcome = match said {
                     Some(Gist::Error) => self.owing.of_error(),
@@ -221,57 +230,96 @@ impl Going {
     fn ended(&mut self, lost: Option<Lost>) -> Option<Piece> {
         let outcome = lost.as_ref().map_or(self.outcome, outcome_of);
         let Some(answers) = self.answers.as_ref().filter(|answers| !answers.waiting().is_empty()) else {
-            // Nobody waits on a stream of events; a document that is cut off must not look whole.
             if lost.is_none() {
                 self.call_ended();
             }
-            let then = match (&lost, &self.answers) {
-                (None, _) | (Some(_), Some(_)) => Then::End,
-                (Some(_), None) => Then::Break,
-            };
-            let end = match &lost {
-                Some(lost) => self.end_for(outcome, &lost_error(lost)),
-                None => self.end(outcome),
-            };
-            return Some(Piece { then, ..end });
+            return Some(match (&lost, &self.answers) {
+                (None, None) if !self.unsaid.is_empty() => {
+                    let lost = late::empty();
+                    let error = lost_error(&lost);
+                    let bytes = legacy::refusal(&self.unsaid, &error);
+                    Piece { bytes, ..self.end_for(outcome_of(&lost), &error) }
+                }
+                (None, _) => self.end(outcome),
+                // Nobody waits on a stream of events.
+                (Some(lost), Some(_)) => self.end_for(outcome, &lost_error(lost)),
+                // A document that is cut off must not look whole.
+                (Some(lost), None) => Piece { then: Then::Break, ..self.end_for(outcome, &lost_error(lost)) },
+            });
         };
-        // The client goes on where it was, and finds the rest with the server. One whose server has
-        // died will not, and some clients would wait for ever.
-        let resumes = match &lost {
-            None | Some(Lost::Closing) if answers.is_resumable() => return Some(self.end(self.outcome)),
-            Some(Lost::Broken(_)) => answers.is_resumable().then(|| self.body.is_server_there()),
+        let taken_up = match &lost {
+            // The server has ended it, or its client is to go to the next of us: the client goes on where
+            // it was.
+            None | Some(Lost::Closing) if answers.is_resumable() => {
+                self.leave();
+                return Some(self.end(self.outcome));
+            }
+            Some(Lost::Broken(_)) => anchor(answers).map(|from| self.body.go_on(from)),
             None | Some(_) => None,
         };
-        let (owing, waiting) = (self.owing.clone(), answers.waiting().into());
-        let settled = async move {
-            let resumes = match resumes {
-                Some(is_there) => is_there.await,
-                None => false,
-            };
-            match resumes {
-                true => Settled::Resumes,
-                false => Settled::Owed(owing.owed(waiting).await),
-            }
-        };
+        let (owing, waiting) = (self.owing.clone(), SmallVec::from(answers.waiting()));
+        let stopping = self.stopping.clone();
         let lost = lost.unwrap_or_else(|| Lost::Broken("the answer ended without a response".to_owned()));
-        self.fate = Some(Fate { lost, settled: settled.boxed() });
+        self.fate = Some(
+            async move {
+                let taken_up = async {
+                    let Some(taken_up) = taken_up else { return Err(lost) };
+                    // Not for a client that has taken it back, and does not wait.
+                    match owing.owed(waiting.clone()).await.is_empty() {
+                        true => Err(lost),
+                        false => taken_up.await,
+                    }
+                };
+                let taken_up = tokio::select! {
+                    biased;
+                    taken_up = taken_up => taken_up,
+                    () = stopping.stopped() => Err(Lost::Closing),
+                };
+                match taken_up {
+                    Ok(body) => Settled::GoesOn(body),
+                    Err(lost) => Settled::Owed(owing.owed(waiting.clone()).await, lost),
+                }
+            }
+            .boxed(),
+        );
         None
     }
 
-    /// Waits until it is known what the end of the stream means.
-    fn poll_fate(&mut self, cx: &mut Context<'_>) -> Poll<Piece> {
+    /// Who comes back for what the stream has left unanswered is to hear what becomes of it.
+    fn leave(&self) {
+        if let Some(answers) = &self.answers
+            && let Some((last_id, _)) = answers.anchor()
+            && !answers.waiting().is_empty()
+        {
+            self.owing.leave(last_id, answers.waiting());
+        }
+    }
+
+    /// Waits until it is known what the end of the stream means. `None` where it goes on, and there is
+    /// nothing to be said of that.
+    fn poll_fate(&mut self, cx: &mut Context<'_>) -> Poll<Option<Piece>> {
         let Some(fate) = &mut self.fate else { return Poll::Pending };
-        let settled = ready!(fate.settled.poll_unpin(cx));
-        let fate = self.fate.take().expect("it is waited for");
+        let settled = ready!(fate.poll_unpin(cx));
+        self.fate = None;
         Poll::Ready(match (settled, &mut self.answers) {
-            (Settled::Resumes, _) | (Settled::Owed(_), None) => self.end(self.outcome),
-            (Settled::Owed(owed), Some(_)) if owed.is_empty() => self.end(Outcome::Departed),
-            (Settled::Owed(owed), Some(answers)) => {
+            (Settled::GoesOn(body), Some(answers)) => {
+                self.body = Body::Here(body);
+                if let Some(edited) = &mut self.edited {
+                    edited.forget();
+                }
+                let void = Bytes::from_static(answers.void());
+                answers.see(&void);
+                (!void.is_empty()).then_some(Piece { bytes: void, account: None, then: Then::More })
+            }
+            (Settled::GoesOn(_) | Settled::Owed(..), None) => Some(self.end(self.outcome)),
+            (Settled::Owed(owed, _), Some(_)) if owed.is_empty() => Some(self.end(Outcome::Departed)),
+            (Settled::Owed(owed, lost), Some(answers)) => {
                 answers.retain(|id| owed.contains(id));
                 self.body.answered();
-                let error = lost_error(&fate.lost);
+                let error = lost_error(&lost);
                 let bytes = answers.last_words(&error);
-                Piece { bytes, ..self.end_for(outcome_of(&fate.lost), &error) }
+                self.owing.answered();
+                Some(Piece { bytes, ..self.end_for(outcome_of(&lost), &error) })
             }
         })
     }
@@ -309,7 +357,10 @@ impl Stream for Going {
         }
         loop {
             if this.fate.is_some() {
-                return this.poll_fate(cx).map(Some);
+                match ready!(this.poll_fate(cx)) {
+                    Some(piece) => return Poll::Ready(Some(piece)),
+                    None => continue,
+                }
             }
             let ended = match this.body.poll_chunk(cx) {
                 Poll::Ready(Some(Ok(bytes))) => match this.edit(bytes) {
@@ -329,6 +380,21 @@ impl Stream for Going {
     }
 }
 
+impl Drop for Going {
+    /// The client may have left.
+    fn drop(&mut self) {
+        if !self.over {
+            self.leave();
+        }
+    }
+}
+
+/// Where an event stream can be taken up by us.
+fn anchor(answers: &Answers) -> Option<Anchor> {
+    let (last_id, retry) = answers.anchor()?;
+    Some(Anchor { last_id: HeaderValue::from_bytes(last_id).ok()?, retry })
+}
+
 // === impl Timing ===
 
 impl Timing {
@@ -344,10 +410,52 @@ impl Owing {
     pub(super) fn of(shared: &Shared, passage: &Passage) -> Self {
         Self {
             ended: Arc::clone(&shared.ended),
+            unfinished: Arc::clone(&shared.unfinished),
             principal: passage.principal,
             session: passage.headers.get(&SESSION_ID).cloned(),
             asked: passage.post.waiting(),
+            resumed: None,
         }
+    }
+
+    /// What the request comes back for, where it does, and where that is known: what a stream has left
+    /// unanswered.
+    pub(super) fn comes_back(&mut self, passage: &Passage) -> SmallVec<[Id; 1]> {
+        let Some(last_id) = passage.headers.get(&LAST_EVENT_ID).filter(|_| passage.method == Method::GET)
+        else {
+            return SmallVec::new();
+        };
+        let left = self.unfinished.left(self.place(last_id.as_bytes()));
+        if !left.is_empty() {
+            self.resumed = Some(last_id.clone());
+            self.asked.clone_from(&left);
+        }
+        left
+    }
+
+    pub(super) fn is_in_session(&self) -> bool {
+        self.session.is_some()
+    }
+
+    /// Behind which event the client has come back.
+    pub(super) fn resumed(&self) -> Option<&HeaderValue> {
+        self.resumed.as_ref()
+    }
+
+    /// The stream ends here, or its client leaves, and these are not answered.
+    fn leave(&self, last_id: &[u8], waiting: &[Id]) {
+        self.unfinished.leave(self.place(last_id), waiting);
+    }
+
+    /// All has been answered.
+    pub(super) fn answered(&self) {
+        if let Some(last_id) = &self.resumed {
+            self.unfinished.finish(self.place(last_id.as_bytes()));
+        }
+    }
+
+    fn place(&self, last_id: &[u8]) -> Place {
+        Place::of(self.principal, self.session.as_ref(), last_id)
     }
 
     /// Whether the client has taken back what it asked, or has ended its session: what the server says

@@ -9,10 +9,11 @@ use super::going::Owing;
 use crate::{
     dialect::{legacy, modern},
     protocol::{Frame, Id, frame},
-    upstream::{self, Forwarded, Lost},
+    upstream::{self, Anchor, Forwarded, Lost},
 };
 use bytes::Bytes;
 use futures_util::{FutureExt, future::BoxFuture};
+use http::StatusCode;
 use smallvec::smallvec;
 use std::{
     future::ready,
@@ -55,16 +56,25 @@ async fn arrive(
     if forwarded.is_events() {
         return Ok(Arrived::Events(forwarded.body));
     }
-    let limit = forwarded.limit;
+    let (limit, status) = (forwarded.limit, forwarded.status);
     let document = forwarded.whole(limit).await?;
     if document.is_empty() {
-        return Err(Lost::Broken("the answer was empty".to_owned()));
+        // What was only taken is perhaps being served.
+        return Err(match status {
+            StatusCode::ACCEPTED => Lost::Broken("the answer was empty".to_owned()),
+            _ => empty(),
+        });
     }
     // A client would choke on anything else, and some would then wait for ever.
     match Frame::parse(document) {
         Ok(frame) => Ok(Arrived::Said(frame::on_one_line(frame.as_bytes().clone()))),
         Err(error) => Err(Lost::Invalid(error.to_string())),
     }
+}
+
+/// A request was answered with nothing: no response to it will come.
+pub(super) fn empty() -> Lost {
+    Lost::Invalid("it is empty, without a response to the request".to_owned())
 }
 
 // === impl Body ===
@@ -111,12 +121,14 @@ impl Body {
         }
     }
 
-    /// Whether the server can still be reached, after the answer broke off.
-    pub(super) fn is_server_there(&self) -> BoxFuture<'static, bool> {
-        match self {
-            Self::Here(body) => body.is_server_there(),
+    /// Takes the server's event stream up where it broke ([`upstream::Passing::go_on`]).
+    pub(super) fn go_on(&mut self, from: Anchor) -> BoxFuture<'static, Result<upstream::Passing, Lost>> {
+        match std::mem::replace(self, Self::Over) {
+            Self::Here(body) => body.go_on(from).boxed(),
             // Nothing of it was the server's: there is nothing to go on from.
-            Self::Coming(_) | Self::Over => ready(false).boxed(),
+            Self::Coming(_) | Self::Over => {
+                ready(Err(Lost::Broken("nothing of it has come".to_owned()))).boxed()
+            }
         }
     }
 

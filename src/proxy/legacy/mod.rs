@@ -2,7 +2,8 @@
 //!
 //! What they send is passed on, and what the server says comes back as it is (`passing`; `going` is one
 //! answer on its way, `late` one that had to be begun without the server, `ended` knows to whom none is
-//! owed any more, `farewell` ends sessions, and `minted` gives events ids where the server gives none).
+//! owed any more, `unfinished` who may come back for one, `farewell` ends sessions, and `minted` gives events
+//! ids where the server gives none).
 //! Where the server has no tasks of its own, some messages leave that road, because tasks of 2025-11-25
 //! are made here: `offering` adds them to what the server says of itself, which `edited` puts into its
 //! answers; `judged` refuses what must not reach the server in any shape; `augmented` makes a call a
@@ -34,6 +35,7 @@ mod revisions;
 mod run;
 mod sessions;
 mod streams;
+mod unfinished;
 mod unsolicited;
 
 pub use edited::Edited;
@@ -48,6 +50,7 @@ pub(super) use residents::Residents;
 pub(super) use revisions::Revisions;
 pub(super) use sessions::Sessions;
 pub(super) use streams::Streams;
+pub(super) use unfinished::Unfinished;
 
 use super::{
     Account, Passage, Passed, Passing,

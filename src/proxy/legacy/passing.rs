@@ -15,7 +15,7 @@ use super::{
     event_stream,
     going::{GivingUp, Going, Owing, Timing},
     heard::Heard,
-    late::Body,
+    late::{self, Body},
     residents::Theirs,
     streams::Key,
 };
@@ -94,10 +94,11 @@ pub(super) async fn exchange(shared: Arc<Shared>, passage: Passage, edit: Option
         false => Ladder::of_comments(passage.keep_alive, began),
     };
     let may_begin = is_call && edit.is_none() && may_begin(&passage);
-    let owing = Owing::of(&shared, &passage);
+    let mut owing = Owing::of(&shared, &passage);
+    let left = owing.comes_back(&passage);
     let giving_up = if is_call { GivingUp::of(&shared, &passage) } else { None };
     let Passage { principal, method, query, headers, body, post, keep_alive: _ } = passage;
-    let waiting = post.waiting();
+    let waiting = if left.is_empty() { post.waiting() } else { left };
     // A client that only listens can listen elsewhere; one that waits for an answer is waited for.
     let (stopping, work) = match method {
         Method::GET => (shared.closing.clone(), None),
@@ -132,6 +133,7 @@ pub(super) async fn exchange(shared: Arc<Shared>, passage: Passage, edit: Option
         },
     };
     match forwarded {
+        forwarded if terms.owing.resumed().is_some() => Box::pin(take_up(forwarded, terms, timing)).await,
         Ok(forwarded) => answer(forwarded, terms, timing).await,
         Err(lost) => {
             if matches!(lost, Lost::Unreachable(_) | Lost::ConnectTimeout(_)) {
@@ -145,11 +147,21 @@ pub(super) async fn exchange(shared: Arc<Shared>, passage: Passage, edit: Option
 
 fn purpose(method: &Method, post: &Post, waiting: &[Id]) -> Purpose {
     match *method {
-        Method::GET => Purpose::Listen,
+        Method::GET if waiting.is_empty() => Purpose::Listen,
+        Method::GET => Purpose::Resume,
         _ if post.may_ask() => Purpose::Call,
-        _ if !waiting.is_empty() => Purpose::Ask,
-        _ if post.begins() => Purpose::Begin,
+        _ if !waiting.is_empty() && post.messages.iter().all(may_be_asked_twice) => Purpose::Ask,
+        _ if !waiting.is_empty() => Purpose::Once,
+        // Alone: what else is told may not be told twice.
+        _ if post.begins() && post.messages.len() == 1 => Purpose::Begin,
         _ => Purpose::Tell,
+    }
+}
+
+fn may_be_asked_twice(message: &Message) -> bool {
+    match message {
+        Message::Request { method, .. } => method.is_repeatable(),
+        Message::Notification(_) | Message::Response(_) => false,
     }
 }
 
@@ -180,6 +192,7 @@ fn begin(forwarding: BoxFuture<'static, Result<Forwarded, Lost>>, terms: Terms, 
         body: Body::late(forwarding, id, owing.clone()),
         answers: Some(answers(waiting, &ladder, 0)),
         document: Glance::default(),
+        unsaid: SmallVec::new(),
         outcome: Outcome::Result,
         ladder,
         giving_up,
@@ -229,6 +242,11 @@ async fn answer(forwarded: Forwarded, terms: Terms, timing: Timing) -> Passed {
             Err(lost) => Box::pin(refused(&waiting, &lost, &owing, &timing)).await,
         };
     }
+    // One that is only taken (202) is answered on the session's own stream.
+    let is_answer = !waiting.is_empty() && status.is_success() && status != StatusCode::ACCEPTED;
+    if !is_events && is_answer && forwarded.body.is_over() {
+        return Box::pin(refused(&waiting, &late::empty(), &owing, &timing)).await;
+    }
     if !is_events && !waiting.is_empty() && forwarded.body.length().is_some_and(|length| length <= WHOLE) {
         let headers = forwarded.headers.clone();
         return match forwarded.whole(WHOLE as usize).await {
@@ -245,7 +263,8 @@ async fn answer(forwarded: Forwarded, terms: Terms, timing: Timing) -> Passed {
         return whole(status, headers, Bytes::new(), &owing, &timing);
     }
     let edited = edit.filter(|_| is_events && status.is_success());
-    if edited.is_some() {
+    if is_events {
+        // Comments of ours come between its events, and perhaps an error behind them.
         headers.remove(CONTENT_LENGTH);
     }
     let listens = listens.filter(|_| is_events && status.is_success());
@@ -259,7 +278,14 @@ async fn answer(forwarded: Forwarded, terms: Terms, timing: Timing) -> Passed {
     };
     let going = Going {
         body: Body::Here(body),
-        answers: is_events.then(|| answers(waiting, &ladder, limit)),
+        unsaid: if is_answer && !is_events { waiting.clone() } else { SmallVec::new() },
+        answers: is_events.then(|| {
+            let mut answers = answers(waiting, &ladder, limit);
+            if let Some(last_id) = owing.resumed() {
+                answers.go_on_after(last_id.as_bytes());
+            }
+            answers
+        }),
         document: Glance::default(),
         outcome: match outcome(status) {
             Outcome::ServerError => owing.of_error(),
@@ -279,6 +305,33 @@ async fn answer(forwarded: Forwarded, terms: Terms, timing: Timing) -> Passed {
         over: false,
     };
     Passed { status, headers, body: Passing::Pieces(going.boxed()) }
+}
+
+/// The client has come back for the rest of an answer. Where there is none it is told on an event stream:
+/// an HTTP error would answer nothing, and some clients would wait for ever.
+async fn take_up(forwarded: Result<Forwarded, Lost>, terms: Terms, timing: Timing) -> Passed {
+    let lost = match forwarded {
+        Ok(forwarded) if forwarded.status.is_success() && forwarded.is_events() => {
+            return answer(forwarded, terms, timing).await;
+        }
+        // It may come back with others.
+        Ok(forwarded) if matches!(forwarded.status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) => {
+            return answer(forwarded, Terms { waiting: SmallVec::new(), ..terms }, timing).await;
+        }
+        Ok(forwarded) => forwarded.not_taken_up(terms.owing.is_in_session()).await,
+        // With the next of us.
+        Err(Lost::Closing) => return untold(&Lost::Closing, &timing),
+        Err(lost) => lost.when_resuming(),
+    };
+    let owed = terms.owing.owed(terms.waiting).await;
+    terms.owing.answered();
+    if owed.is_empty() {
+        return unanswered(&timing);
+    }
+    let (error, outcome) = (lost_error(&lost), outcome_of(&lost));
+    let account = Account { reason: Account::failed(outcome, &error).reason, ..timing.account(outcome) };
+    let body = Passing::Whole(Answers::to(owed, 0).last_words(&error), account);
+    Passed { status: StatusCode::OK, headers: event_stream(), body }
 }
 
 fn outcome(status: StatusCode) -> Outcome {

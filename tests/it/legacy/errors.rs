@@ -126,25 +126,6 @@ async fn a_stream_that_breaks_within_an_event_gets_a_response_that_can_be_read()
 }
 
 #[tokio::test]
-async fn a_stream_that_could_be_resumed_gets_the_error_where_the_server_has_died() {
-    for dies in [true, false] {
-        let World { server, proxy } = World::new().await;
-        let waiting = Older::new(proxy.addresses[0]).within("s1").call(7).await;
-        let events = server.call().await.stream();
-        let mut stream = waiting.stream().await;
-        events.raw("id: 1\ndata:\n\n");
-        stream.piece().await.expect("it goes on").expect("it does not break off");
-        let server = (!dies).then_some(server);
-        events.break_off();
-        let rest = stream.rest().await;
-        match server {
-            None => assert_eq!(messages(&rest).0[0]["error"]["code"], -31002, "{rest}"),
-            Some(_alive) => assert_eq!(rest, "", "its client asks the server itself"),
-        }
-    }
-}
-
-#[tokio::test]
 async fn of_a_batch_those_get_an_error_that_were_not_answered() {
     let world = Setup::new()
         .server(|options| {
@@ -232,4 +213,43 @@ async fn what_is_not_waited_for_keeps_its_status() {
         .await;
     let answer = session(&world).listen().await.answer().await;
     assert_eq!((answer.status.as_u16(), &*answer.body), (500, "x"));
+}
+
+#[tokio::test]
+async fn an_empty_answer_to_a_request_is_an_error() {
+    let empty = [
+        Canned::status(204),
+        Canned::status(200).header("content-length", "0"),
+        Canned::status(200).header("content-type", "application/json"),
+        Canned::status(200).header("content-type", "application/json").header("content-length", "0"),
+    ];
+    for canned in empty {
+        let answer = answered(canned).await;
+        assert_eq!((answer.status.as_u16(), answer.json()["error"]["code"].as_i64()), (200, Some(-31004)));
+        assert_eq!(answer.json()["id"], 7);
+    }
+}
+
+#[tokio::test]
+async fn an_event_stream_that_announces_its_length_is_not_held_to_it() {
+    let cut = "data: {\"jsonrpc\":\"2.0\",\"id\":7,\"res";
+    let canned = events(cut).header("content-length", cut.len().to_string());
+    let answer = answered(canned).await;
+    assert_eq!(answer.header("content-length"), "");
+    let (messages, _) = messages(&answer.body);
+    assert_eq!((&messages[0]["id"], &messages[0]["error"]["code"]), (&json!(7), &json!(-31002)));
+}
+
+#[tokio::test]
+async fn comments_of_ours_fit_into_an_event_stream_that_announces_its_length() {
+    let world = World::with("held: { progress: off, comments: 20ms }").await;
+    let waiting = session(&world).call(7).await;
+    let response = "data: {\"jsonrpc\":\"2.0\",\"id\":7,\"result\":{}}\n\n";
+    let stream = world.server.call().await.stream_of(response.len());
+    let mut answer = waiting.stream().await;
+    let comment = answer.piece().await.expect("it goes on").expect("it does not break off");
+    assert_eq!(comment, ":\n\n");
+    stream.raw(response);
+    drop(stream);
+    assert!(answer.rest().await.ends_with(response));
 }

@@ -10,6 +10,7 @@ mod minted;
 mod passing;
 mod recorded;
 mod repeats;
+mod resuming;
 mod sessions;
 mod shapes;
 mod streams;

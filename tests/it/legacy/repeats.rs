@@ -53,3 +53,64 @@ async fn what_is_only_asked_for_is_asked_for_once_more_and_a_call_is_not() {
     assert_eq!(answer.refusal(), (200, -31002), "whether it ran is unknown");
     assert_eq!(seen.load(Relaxed), 5);
 }
+
+#[tokio::test]
+async fn what_might_do_something_is_not_sent_twice() {
+    let (url, seen) = server().await;
+    let running = start(&url, &["defer: { mode: never }"], &[]);
+    let client = Older::new(running.addresses[0]).within("s");
+    let vendors = r#"{"jsonrpc":"2.0","id":1,"method":"vendor/charge"}"#;
+    let cancel = r#"{"jsonrpc":"2.0","id":1,"method":"tasks/cancel","params":{"taskId":"t"}}"#;
+    let batch = format!("[{LIST},{}]", vendors.replace("1,", "2,"));
+    for (sent, message) in [vendors, cancel, &batch].into_iter().enumerate() {
+        let answer = client.post(message).await.answer().await;
+        assert!(answer.body.contains("-31002"), "whether it ran is unknown: {answer:?}");
+        assert_eq!(seen.load(Relaxed), 2 * sent + 1, "{message}");
+        // The next one breaks again.
+        assert!(client.post(CALL).await.answer().await.body.contains("result"));
+    }
+}
+
+/// A server that answers a call, and takes what it is told and then closes the connection with the next
+/// request on it.
+async fn closing() -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let url = format!("http://{}/mcp", listener.local_addr().expect("an address"));
+    tokio::spawn(async move {
+        loop {
+            let (mut stream, _) = listener.accept().await.expect("a connection");
+            tokio::spawn(async move {
+                let mut took = false;
+                loop {
+                    let mut request = vec![0; 4096];
+                    let read = stream.read(&mut request).await.unwrap_or_default();
+                    if took || read == 0 {
+                        return;
+                    }
+                    let body = r#"{"jsonrpc":"2.0","id":1,"result":{}}"#;
+                    took = !String::from_utf8_lossy(&request[..read]).contains("tools/call");
+                    let answer = match took {
+                        true => "HTTP/1.1 202 Accepted\r\ncontent-length: 0\r\n\r\n".to_owned(),
+                        false => format!(
+                            "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+                            body.len()
+                        ),
+                    };
+                    stream.write_all(answer.as_bytes()).await.expect("it is read");
+                }
+            });
+        }
+    });
+    url
+}
+
+#[tokio::test]
+async fn a_call_does_not_go_on_a_connection_whose_last_answer_was_that_a_message_was_taken() {
+    let running = start(&closing().await, &["defer: { mode: never }"], &[]);
+    let client = Older::new(running.addresses[0]).within("s");
+    for _ in 0..3 {
+        assert_eq!(client.post(super::world::READY).await.answer().await.status, 202);
+        let answer = client.with("authorization", "Bearer other").post(CALL).await.answer().await;
+        assert!(answer.json().get("result").is_some(), "{answer:?}");
+    }
+}

@@ -16,7 +16,7 @@ use hyper::{
 };
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use serde_json::{Value, json};
-use std::{collections::VecDeque, future::Future, net::SocketAddr};
+use std::{collections::VecDeque, future::Future, net::SocketAddr, time::Duration};
 use tokio::{net::TcpStream, task::JoinHandle, time::timeout};
 
 /// Who asks.
@@ -264,13 +264,17 @@ impl Client {
 impl Waiting {
     /// The whole answer.
     pub(crate) async fn answer(self) -> Answer {
+        self.answer_within(PATIENCE).await
+    }
+
+    pub(crate) async fn answer_within(self, limit: Duration) -> Answer {
         let answer = async {
             let (head, body) = self.response.await.expect("an answer").into_parts();
             let body = body.collect().await.expect("a whole body").to_bytes();
             let body = String::from_utf8(body.to_vec()).expect("utf-8");
             Answer { status: head.status, headers: head.headers, body }
         };
-        timeout(PATIENCE, answer).await.expect("the proxy answers")
+        timeout(limit, answer).await.expect("the proxy answers")
     }
 
     /// The answer as it comes.
@@ -460,6 +464,13 @@ impl Stream {
             rest.push_str(&piece.expect("it does not break off"));
         }
         rest
+    }
+
+    /// As [`Stream::rest`], and it may take this long.
+    pub(crate) async fn rest_within(self, limit: Duration) -> String {
+        let rest =
+            timeout(limit, self.body.collect()).await.expect("it ends").expect("it does not break off");
+        String::from_utf8(rest.to_bytes().to_vec()).expect("utf-8")
     }
 
     /// Closes the connection.

@@ -359,6 +359,15 @@ impl Call {
         events
     }
 
+    /// Answers with an event stream of this length, in bytes.
+    pub(crate) fn stream_of(self, length: usize) -> Events {
+        let (events, body) = events();
+        let mut response = event_stream(body);
+        response.headers_mut().insert("content-length", length.into());
+        let _ = self.answer.send(response);
+        events
+    }
+
     /// Answers with the head of a JSON document whose body is still to come.
     pub(crate) fn document(self) -> Events {
         let (events, body) = events();

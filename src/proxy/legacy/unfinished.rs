@@ -1,0 +1,123 @@
+//! Requests whose stream ended before their answer, and whose clients go on elsewhere.
+//!
+//! A server may end a stream whose events have ids, and its client comes back for the rest with
+//! `Last-Event-ID` (2025-11-25, *Resumability and Redelivery*). Where the server has died meanwhile, the
+//! client hears nothing that it understands, and some wait for ever: an HTTP error answers no request.
+//! So it is remembered what such a stream left unanswered, and behind which event, so that whoever comes
+//! back for it can be told ([`Unfinished::left`]).
+
+use crate::{dialect::Principal, protocol::Id};
+use http::HeaderValue;
+use smallvec::SmallVec;
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+
+/// What the streams of a route have left unanswered, the last [`REMEMBERED`] of them.
+#[derive(Debug, Default)]
+pub(in crate::proxy) struct Unfinished {
+    /// Never held while waiting.
+    known: Mutex<Known>,
+}
+
+#[derive(Debug, Default)]
+struct Known {
+    left: HashMap<Place, SmallVec<[Id; 1]>>,
+    /// The oldest first. What has been answered since may still be here.
+    order: VecDeque<Place>,
+}
+
+/// An event of a client's session: a digest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Place([u8; 16]);
+
+/// How many streams are remembered. Each costs about 150 bytes; the client of one that is forgotten too
+/// early may wait for ever if its server has died.
+const REMEMBERED: usize = 16 << 10;
+
+/// Requests with longer ids are not remembered, in bytes.
+const IDS: usize = 256;
+
+// === impl Place ===
+
+impl Place {
+    pub(super) fn of(principal: Principal, session: Option<&HeaderValue>, last_id: &[u8]) -> Self {
+        let session = session.map(HeaderValue::as_bytes).unwrap_or_default();
+        Self(*Principal::of(&[principal.as_bytes(), session, last_id]).as_bytes())
+    }
+}
+
+// === impl Unfinished ===
+
+impl Unfinished {
+    /// A stream ended behind this event, and these wait for the rest.
+    pub(super) fn leave(&self, place: Place, waiting: &[Id]) {
+        if waiting.iter().map(|id| id.as_bytes().len()).sum::<usize>() > IDS {
+            return;
+        }
+        // Slices of a message would keep all of it.
+        let waiting = waiting.iter().map(Id::detached).collect();
+        let mut known = self.known();
+        if known.left.insert(place, waiting).is_some() {
+            return;
+        }
+        known.order.push_back(place);
+        if known.order.len() > REMEMBERED
+            && let Some(oldest) = known.order.pop_front()
+        {
+            known.left.remove(&oldest);
+        }
+    }
+
+    /// What still waits for an answer behind this event; mostly nothing.
+    pub(super) fn left(&self, place: Place) -> SmallVec<[Id; 1]> {
+        self.known().left.get(&place).cloned().unwrap_or_default()
+    }
+
+    /// What was left there has been answered.
+    pub(super) fn finish(&self, place: Place) {
+        self.known().left.remove(&place);
+    }
+
+    fn known(&self) -> MutexGuard<'_, Known> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn place(last_id: &str) -> Place {
+        let session = HeaderValue::from_static("s");
+        Place::of(Principal::from_bytes([1; 16]), Some(&session), last_id.as_bytes())
+    }
+
+    #[test]
+    fn what_was_left_is_known_behind_its_event_until_it_is_answered() {
+        let unfinished = Unfinished::default();
+        unfinished.leave(place("e1"), &[Id::from_number(7)]);
+        assert_eq!(unfinished.left(place("e1"))[..], [Id::from_number(7)]);
+        assert!(unfinished.left(place("e2")).is_empty());
+        let other = Place::of(Principal::from_bytes([2; 16]), None, b"e1");
+        assert!(unfinished.left(other).is_empty(), "it is another's");
+        unfinished.finish(place("e1"));
+        assert!(unfinished.left(place("e1")).is_empty());
+    }
+
+    #[test]
+    fn only_so_much_is_remembered() {
+        let unfinished = Unfinished::default();
+        for number in 0..=REMEMBERED {
+            unfinished.leave(place(&number.to_string()), &[Id::from_number(7)]);
+        }
+        assert!(unfinished.left(place("0")).is_empty());
+        assert_eq!(unfinished.left(place("1")).len(), 1);
+        let long = Id::from_token(format!("\"{}\"", "x".repeat(IDS)).into()).expect("an id");
+        unfinished.leave(place("long"), &[long]);
+        assert!(unfinished.left(place("long")).is_empty());
+        let known = unfinished.known();
+        assert_eq!((known.left.len(), known.order.len()), (REMEMBERED, REMEMBERED));
+    }
+}
