@@ -6,7 +6,8 @@
     run.py --direct                         # the checks that hold without a proxy, without one
 
 Each pair of a client and a server gets a server and a proxy of its own; each `recorded` one runs a
-session twice and compares the bytes (recorded.py). Prints one line for each check, `ok PAIR/NAME` or
+session twice and compares the bytes (recorded.py); below each `crashed` one, which has all clients of
+today, the server is killed in mid-call (crashes.py). Prints one line for each check, `ok PAIR/NAME` or
 `FAIL PAIR/NAME: why`, and at the end `N passed, M failed`; exits with 1 when one failed. Needs nothing
 but the standard library, Node >= 20 and npm.
 """
@@ -78,6 +79,13 @@ CLIENTS = {
     "python1.9": Client(["client-1.9", *OLDER_PYTHON, "2025-03-26"], "plain,older", "plain,older"),
     "typescript1.32": Client(["node", "typescript/older.mjs"], "plain,asking,tasks,task-questions", "plain,asking"),
 }
+# Those whose server is killed in mid-call; crashes.py knows what each does.
+CRASHED = {
+    "python1.30": ["server", "python/crash.py", "{url}"],
+    "typescript1.32": ["node", "typescript/crash.mjs", "{url}", "1.x"],
+    "python": ["client", "python/crash.py", "{url}"],
+    "typescript": ["node", "typescript/crash.mjs", "{url}", "2.x"],
+}
 SERVERS = {"python": ["server", "python/server.py"], "typescript": ["node", "typescript/server.mjs"]}
 
 
@@ -93,6 +101,7 @@ class Plan:
     direct: str | None = None
     edits: str | None = None  # a recorded session, in which recorded.py takes these edits for meant
     mode: str = "auto"  # the proxy's
+    crash: tuple[str, ...] | None = None  # a server that is killed below all of CRASHED: what crashes.py is told
 
 
 def recorded(client: str, server: str, *flags: str, mode: str = "auto") -> Plan:
@@ -103,11 +112,22 @@ def recorded(client: str, server: str, *flags: str, mode: str = "auto") -> Plan:
     return Plan(name, client, server, flags, groups="session", direct="", edits=edits, mode=mode)
 
 
+def crashed(server: str, *flags: str, crash: tuple[str, ...] = ()) -> Plan:
+    name = "-".join(["crashed", server, *(flag.strip("-") for flag in (*flags, *crash))])
+    return Plan(name, "python1.30", server, flags, groups="crash", direct="", crash=crash)
+
+
 # The longest first.
 PLANS = [
     *(
         Plan(f"{client}-{server}", client, server)
         for client in ("python1.30", "typescript1.32", "python", "typescript", "python1.12", "python1.9")
+        for server in SERVERS
+    ),
+    *(
+        crashed(server, *flags, crash=crash)
+        for flags in (("--resumable",), ())
+        for crash in ((), ("--restart",))
         for server in SERVERS
     ),
     *(
@@ -286,7 +306,12 @@ class Pair:
         proxy = [options.deferral, "serve", "--listen", "127.0.0.1:0", "--admin", "off"]
         proxy += ["--after", AFTER, "--mode", self.plan.mode, "--upstream"]
         command: list[str | Path]
-        if self.plan.edits is None:
+        if self.plan.crash is not None:
+            command = [sys.executable, HERE / "crashes.py", *self.plan.crash]
+            command += ["--server", words(server), "--proxy", words([*proxy, "{url}"])]
+            for name, each in CRASHED.items():
+                command += ["--client", f"{name}={words(located(each, options))}"]
+        elif self.plan.edits is None:
             url = self.spawn("server", server, logs).endpoint()
             if not options.direct:
                 url = self.spawn("proxy", [*proxy, url], logs).endpoint()
