@@ -8,7 +8,11 @@ pub mod app {
 }
 
 pub mod bridge {
-    pub use crate::bridge::{Action, Exchange};
+    pub use crate::bridge::{Action, Catalogue, Exchange};
+
+    pub mod elicit {
+        pub use crate::bridge::elicit::check_answer;
+    }
 
     pub mod exchange {
         pub use crate::bridge::exchange::{Ask, Patience, Phase};
@@ -35,7 +39,7 @@ pub mod dialect {
     pub use crate::dialect::{Call, Caller, Credentials, Principal};
 
     pub mod legacy {
-        pub use crate::dialect::legacy::{Message, Post, cancels};
+        pub use crate::dialect::legacy::{Answers, Message, Post, cancels};
     }
 
     pub mod modern {
@@ -49,12 +53,19 @@ pub mod front {
 
 pub mod policy {
     pub use crate::policy::{
-        Access, Defer, Held, LegacyTasks, Mode, PrincipalSource, Questions, Resume, Route, SHORTEST_RETENTION,
+        Access, Defer, Held, LegacyTasks, Mode, Pattern, PrincipalSource, Questions, Resume, Route,
+        SHORTEST_RETENTION,
     };
 }
 
 pub mod protocol {
-    pub use crate::protocol::{Capabilities, Frame, FrameError, Id, Kind, Method, Timestamp, meta};
+    pub use crate::protocol::{
+        Capabilities, Frame, FrameError, Heartbeat, Id, InputRequest, Kind, Method, Timestamp, meta,
+    };
+
+    pub mod canonical {
+        pub use crate::protocol::canonical::value;
+    }
 
     pub mod frame {
         pub use crate::protocol::frame::{check_depth, on_one_line};
@@ -71,7 +82,11 @@ pub mod protocol {
     }
 
     pub mod sse {
-        pub use crate::protocol::sse::{Decoder, EventTooLarge, SseEvent};
+        pub use crate::protocol::sse::{Cutter, Decoder, EventTooLarge, SseEvent};
+    }
+
+    pub mod tool_result {
+        pub use crate::protocol::tool_result::{is_error, words};
     }
 
     pub mod watch {

@@ -9,7 +9,7 @@
 use crate::protocol::{canonical, splice::Object};
 use bytes::Bytes;
 use serde_json::value::RawValue;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 /// Which part of an answer is wrong, and what it must be. Never holds what the client answered.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -59,10 +59,11 @@ pub(super) fn check(schema: Option<&Bytes>, content: Option<&Bytes>) -> Result<(
     if let Some(key) = required.iter().find(|key| !content.contains_key(*key)) {
         return Err(invalid(&member(key), "is required"));
     }
+    let required: HashSet<_> = required.iter().map(String::as_str).collect();
     let Some(Ok(properties)) = schema.get("properties").map(|raw| Object::read(&raw)) else { return Ok(()) };
     for (key, property) in properties.members() {
         let Some(answer) = content.get(&*key) else { continue };
-        if answer == "null" && !required.iter().any(|name| **name == key) {
+        if answer == "null" && !required.contains(&*key) {
             continue;
         }
         value(&property, answer, &member(&key), DEPTH)?;
@@ -94,7 +95,10 @@ fn value(schema: &Bytes, answer: &Bytes, at: &str, levels: usize) -> Result<(), 
         return Err(invalid(at, format!("must be {}", names.join(" or "))));
     }
     let offered = schema.get("enum").and_then(|raw| items(&raw));
-    if offered.is_some_and(|offered| !offered.iter().any(|choice| canonical::same(choice, answer)))
+    // Made once: there may be many choices, and the answer may be long.
+    let meant = offered.as_ref().map(|_| canonical::value(answer)).unwrap_or_default();
+    let is_meant = |choice: &Bytes| choice == answer || canonical::value(choice) == meant;
+    if offered.is_some_and(|offered| !offered.iter().any(is_meant))
         || schema.get("const").is_some_and(|only| !canonical::same(&only, answer))
     {
         return Err(invalid(at, CHOICE));

@@ -17,7 +17,7 @@ use bytes::Bytes;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use smallvec::SmallVec;
-use std::{borrow::Cow, fmt, time::Duration};
+use std::{borrow::Cow, collections::HashSet, fmt, time::Duration};
 
 /// The messages of one POST.
 #[derive(Clone, Debug, Default)]
@@ -45,12 +45,21 @@ pub enum Message {
 /// Which requests of a POST its answer has answered so far.
 #[derive(Debug)]
 pub struct Answers {
-    waiting: SmallVec<[Id; 1]>,
+    /// What was waited for, in order. Of a batch some of it may have been answered.
+    asked: SmallVec<[Id; 1]>,
     watch: Watch,
     /// Of several requests it must be known which. Of one there is nothing to tell apart, and
     /// nothing to decode.
-    batch: Option<Box<Decoder>>,
+    batch: Option<Box<Batch>>,
     said: Option<Gist>,
+}
+
+/// Which requests of a batch are answered. As many as fit into a body: so none is looked for among
+/// the others one by one.
+#[derive(Debug)]
+struct Batch {
+    decoder: Decoder,
+    open: HashSet<Id>,
 }
 
 /// A session id as it may stand in a log: the beginning of its hash.
@@ -111,15 +120,15 @@ impl Post {
 
     /// The ids of what waits for an answer. An id that occurs twice is there once.
     pub fn waiting(&self) -> SmallVec<[Id; 1]> {
-        let mut ids = SmallVec::<[Id; 1]>::new();
-        for message in &self.messages {
-            if let Message::Request { id, .. } = message
-                && !ids.contains(id)
-            {
-                ids.push(id.clone());
-            }
+        let ids = self.messages.iter().filter_map(|message| match message {
+            Message::Request { id, .. } => Some(id),
+            Message::Notification(_) | Message::Response(_) => None,
+        });
+        if self.messages.len() <= 1 {
+            return ids.cloned().collect();
         }
-        ids
+        let mut seen = HashSet::new();
+        ids.filter(|id| seen.insert(*id)).cloned().collect()
     }
 }
 
@@ -166,8 +175,10 @@ impl Answers {
     /// Nothing has been answered yet. `limit` is for one message of a batch's answer, in bytes;
     /// beyond it, it is no longer told which of several requests are answered.
     pub fn to(waiting: SmallVec<[Id; 1]>, limit: usize) -> Self {
-        let batch = (waiting.len() > 1).then(|| Box::new(Decoder::new(limit)));
-        Self { waiting, watch: Watch::default(), batch, said: None }
+        let batch = (waiting.len() > 1).then(|| {
+            Box::new(Batch { decoder: Decoder::new(limit), open: waiting.iter().cloned().collect() })
+        });
+        Self { asked: waiting, watch: Watch::default(), batch, said: None }
     }
 
     /// As [`Answers::to`], and what the server says meanwhile is kept until it is taken.
@@ -182,32 +193,35 @@ impl Answers {
     }
 
     /// Only these are still waited for.
-    pub fn retain(&mut self, fits: impl Fn(&Id) -> bool) {
-        self.waiting.retain(|id| fits(id));
+    pub fn only(&mut self, owed: SmallVec<[Id; 1]>) {
+        if let Some(batch) = &mut self.batch {
+            batch.open = owed.iter().cloned().collect();
+        }
+        self.asked = owed;
     }
 
     /// Takes the next chunk of the event stream that answers.
     pub fn see(&mut self, chunk: &Bytes) {
         self.watch.see(chunk);
-        let Some(decoder) = &mut self.batch else {
+        let Some(batch) = &mut self.batch else {
             if let Some(gist) = self.watch.response() {
                 self.said = Some(gist);
-                self.waiting.clear();
+                self.asked.clear();
             }
             return;
         };
-        decoder.feed(chunk.clone());
+        batch.decoder.feed(chunk.clone());
         loop {
-            match decoder.next_event() {
+            match batch.decoder.next_event() {
                 Ok(Some(event)) => {
                     for (id, gist) in responses(&event.data) {
-                        self.waiting.retain(|waiting| *waiting != id);
+                        batch.open.remove(&id);
                         self.said = Some(gist);
                     }
                 }
                 Ok(None) => return,
                 Err(_too_large) => {
-                    self.waiting.clear();
+                    self.asked.clear();
                     self.batch = None;
                     return;
                 }
@@ -215,9 +229,20 @@ impl Answers {
         }
     }
 
-    /// The requests that are still to be answered.
-    pub fn waiting(&self) -> &[Id] {
-        &self.waiting
+    /// Whether a request is still to be answered.
+    pub fn are_due(&self) -> bool {
+        match &self.batch {
+            Some(batch) => !batch.open.is_empty(),
+            None => !self.asked.is_empty(),
+        }
+    }
+
+    /// The requests that are still to be answered, in the order of their asking.
+    pub fn waiting(&self) -> SmallVec<[Id; 1]> {
+        match &self.batch {
+            Some(batch) => self.asked.iter().filter(|id| batch.open.contains(*id)).cloned().collect(),
+            None => self.asked.clone(),
+        }
     }
 
     /// What the last response that was seen is.
@@ -256,7 +281,7 @@ impl Answers {
     /// client that is left without waits for ever (`WIRE`, B 1, rule 20).
     pub fn last_words(&self, error: &ErrorObject) -> Bytes {
         let mut words = self.watch.void().to_vec();
-        for id in &self.waiting {
+        for id in &self.waiting() {
             words.extend_from_slice(&event(&error_response(Some(id), error)));
         }
         words.into()
@@ -425,15 +450,15 @@ mod tests {
         let answers = seen(&["1"], stream);
         assert!(answers.waiting().is_empty(), "whatever id it carries");
         assert_eq!(answers.said(), Some(Gist::Result));
-        assert_eq!(seen(&["1"], "data: {\"method\":\"n\"}\n\n").waiting(), &ids(&["1"])[..]);
+        assert_eq!(seen(&["1"], "data: {\"method\":\"n\"}\n\n").waiting(), ids(&["1"]));
     }
 
     #[test]
     fn of_several_requests_it_is_known_which_are_answered() {
         let stream = "data: {\"id\":2,\"result\":{}}\n\ndata: {\"id\":9,\"result\":{}}\n\n";
-        assert_eq!(seen(&["1", "2", "3"], stream).waiting(), &ids(&["1", "3"])[..]);
+        assert_eq!(seen(&["1", "2", "3"], stream).waiting(), ids(&["1", "3"]));
         let batch = "data: [{\"id\":3,\"error\":{}},{\"id\":1,\"result\":{}}]\n\n";
-        assert_eq!(seen(&["1", "2", "3"], batch).waiting(), &ids(&["2"])[..]);
+        assert_eq!(seen(&["1", "2", "3"], batch).waiting(), ids(&["2"]));
     }
 
     #[test]

@@ -4,8 +4,11 @@
 //! end in CR, LF or CRLF, and a chunk may end anywhere, also between the CR and the LF. The
 //! [`Decoder`] keeps the one unfinished line and the fields of the one unfinished event; a line
 //! that lies within a chunk is a slice of it, so a message in a single `data:` line is not copied.
+//!
+//! Who passes events on and must not change a byte of them takes a [`Cutter`] instead: it finds where
+//! each ends, and reads nothing.
 
-use bytes::{Buf, Bytes};
+use bytes::{Buf, Bytes, BytesMut};
 use std::{mem, time::Duration};
 
 /// One event as dispatched.
@@ -73,6 +76,20 @@ enum Data {
     /// A single line, which shares the allocation it came in.
     Line(Bytes),
     Joined(Vec<u8>),
+}
+
+/// Cuts a stream into its events as they were sent, line ends, comments and all.
+///
+/// Holds what has come of the event that has not ended; bounding it is up to the caller
+/// ([`Cutter::held`]). Each byte is looked at once, however small the chunks are.
+#[derive(Debug, Default)]
+pub struct Cutter {
+    /// What has come since the end of the last event.
+    held: BytesMut,
+    /// Where in it the line begins that has not ended.
+    line: usize,
+    /// Up to where it is known that this line has no end.
+    seen: usize,
 }
 
 /// May stand before the first line of a stream.
@@ -171,6 +188,55 @@ impl Decoder {
         }
         *self = Self { failed: true, ..Self::new(limit) };
         Err(EventTooLarge { limit })
+    }
+}
+
+// === impl Cutter ===
+
+impl Cutter {
+    /// Takes a chunk of the body. Then [`Cutter::next_event`] until it gives `None`.
+    pub fn feed(&mut self, chunk: &[u8]) {
+        self.held.extend_from_slice(chunk);
+    }
+
+    /// The next event that has ended, up to the end of its blank line. A CR that nothing has followed
+    /// yet may go on with an LF, so it ends nothing.
+    pub fn next_event(&mut self) -> Option<Bytes> {
+        while let Some(step) = memchr::memchr2(b'\n', b'\r', &self.held[self.seen..]) {
+            let at = self.seen + step;
+            let end = match &self.held[at..] {
+                [b'\r'] => {
+                    self.seen = at;
+                    return None;
+                }
+                [b'\r', b'\n', ..] => at + 2,
+                _ => at + 1,
+            };
+            let is_blank = at == self.line;
+            (self.line, self.seen) = (end, end);
+            if is_blank {
+                (self.line, self.seen) = (0, 0);
+                return Some(self.held.split_to(end).freeze());
+            }
+        }
+        self.seen = self.held.len();
+        None
+    }
+
+    /// Bytes of the event that has not ended.
+    pub fn held(&self) -> usize {
+        self.held.len()
+    }
+
+    /// What has come of the event that has not ended.
+    pub fn unfinished(&self) -> &[u8] {
+        &self.held
+    }
+
+    /// Gives away what has come of the event that has not ended.
+    pub fn rest(&mut self) -> Bytes {
+        (self.line, self.seen) = (0, 0);
+        self.held.split().freeze()
     }
 }
 
@@ -414,6 +480,46 @@ mod tests {
             cuts.sort_unstable();
             let chunks = cuts.windows(2).map(|pair| &stream[pair[0]..pair[1]]);
             prop_assert_eq!(decode(limit, chunks), decode(limit, [&stream[..]]));
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_stream_is_cut_behind_blank_lines_wherever_its_chunks_end(
+            pieces in prop::collection::vec(
+                prop::sample::select(vec!["data: x", "id", ":", "\n", "\n", "\r\n", "\r", "\n\n", "\r\n\r\n"]), 0..24,
+            ),
+            cuts in prop::collection::vec(0usize..9, 0..24),
+        ) {
+            let stream = pieces.concat();
+            let mut cutter = Cutter::default();
+            let (mut rest, mut events) = (stream.as_bytes(), Vec::new());
+            for cut in cuts.into_iter().chain([usize::MAX]) {
+                let (chunk, after) = rest.split_at(cut.min(rest.len()));
+                rest = after;
+                cutter.feed(chunk);
+                while let Some(event) = cutter.next_event() {
+                    events.push(String::from_utf8(event.to_vec()).expect("text"));
+                }
+            }
+            let held = cutter.held();
+            let left = String::from_utf8(cutter.rest().to_vec()).expect("text");
+            prop_assert_eq!(left.len(), held);
+            prop_assert_eq!(events.concat() + &left, stream);
+            let lines = |event: &str| {
+                let event = event.replace("\r\n", "\n").replace('\r', "\n");
+                event.split('\n').map(str::to_owned).collect::<Vec<_>>()
+            };
+            for event in &events {
+                let lines = lines(event);
+                let blank = lines.iter().position(String::is_empty);
+                // One blank line, which is the last; behind its end nothing comes.
+                prop_assert_eq!(blank, Some(lines.len() - 2), "{:?}", event);
+            }
+            // A lone CR at the end may still be a half of a line end.
+            let open = left.strip_suffix('\r').unwrap_or(&left);
+            let lines = lines(open);
+            prop_assert!(!lines[..lines.len() - 1].contains(&String::new()), "{:?}", left);
         }
     }
 }

@@ -3,7 +3,10 @@
 //! All other bytes are those of the server: its comments, ids, event names and line ends. An event is
 //! held until its end, for it cannot be known before what it says; most come in one chunk.
 
-use crate::protocol::{Frame, Kind, sse::BYTE_ORDER_MARK};
+use crate::protocol::{
+    Frame, Kind,
+    sse::{BYTE_ORDER_MARK, Cutter},
+};
 use bytes::{Bytes, BytesMut};
 use http::HeaderValue;
 
@@ -15,8 +18,7 @@ pub type Edit = Box<dyn FnMut(&Frame, Option<&HeaderValue>) -> Option<Bytes> + S
 pub struct Edited {
     edit: Edit,
     in_session: Option<HeaderValue>,
-    /// What has come of the event that has not ended.
-    held: BytesMut,
+    events: Cutter,
     /// The first event is over, before which a byte order mark may stand.
     begun: bool,
     /// For one event, in bytes. A larger one goes by unread, and what follows too.
@@ -36,7 +38,7 @@ pub(super) fn document(body: Bytes, edit: &mut Edit, in_session: Option<&HeaderV
 
 impl Edited {
     pub fn new(edit: Edit, in_session: Option<HeaderValue>, limit: usize) -> Self {
-        Self { edit, in_session, held: BytesMut::new(), begun: false, limit, over: false }
+        Self { edit, in_session, events: Cutter::default(), begun: false, limit, over: false }
     }
 
     /// Takes the next chunk; gives what can go on. Nothing is not the end of it.
@@ -44,12 +46,11 @@ impl Edited {
         if self.over {
             return chunk;
         }
-        self.held.extend_from_slice(&chunk);
+        self.events.feed(&chunk);
         let mut out = BytesMut::new();
         while !self.over
-            && let Some(end) = end_of_event(&self.held)
+            && let Some(mut event) = self.events.next_event()
         {
-            let mut event = self.held.split_to(end).freeze();
             out.extend_from_slice(&take_mark(&mut event, &mut self.begun));
             match self.event(&event) {
                 Some(edited) => {
@@ -60,21 +61,21 @@ impl Edited {
             }
         }
         // What follows does not wait for its end.
-        if self.over || self.held.len() > self.limit {
+        if self.over || self.events.held() > self.limit {
             self.over = true;
-            out.extend_from_slice(&self.held.split());
+            out.extend_from_slice(&self.events.rest());
         }
         out.freeze()
     }
 
     /// The stream has ended: what was held of it.
     pub fn rest(&mut self) -> Bytes {
-        self.held.split().freeze()
+        self.events.rest()
     }
 
     /// The stream goes on elsewhere, where the event comes again that has not ended.
     pub(super) fn forget(&mut self) {
-        self.held.clear();
+        drop(self.events.rest());
     }
 
     /// The event with its response changed, or nothing.
@@ -113,19 +114,6 @@ impl Edited {
 pub(super) fn take_mark(event: &mut Bytes, begun: &mut bool) -> Bytes {
     let is_there = !std::mem::replace(begun, true) && event.starts_with(BYTE_ORDER_MARK);
     event.split_to(if is_there { BYTE_ORDER_MARK.len() } else { 0 })
-}
-
-/// Where the first event in `bytes` ends: behind a blank line. A CR that ends the bytes may go on with
-/// an LF.
-pub(super) fn end_of_event(bytes: &[u8]) -> Option<usize> {
-    let mut at = 0;
-    for (line, end) in lines(bytes) {
-        at += line.len() + end.len();
-        if line.is_empty() && !end.is_empty() && (end != b"\r" || at < bytes.len()) {
-            return Some(at);
-        }
-    }
-    None
 }
 
 /// The lines in `bytes`, each with its end. The last may have none.

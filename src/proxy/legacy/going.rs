@@ -167,12 +167,12 @@ impl Going {
             self.unsaid.clear();
         }
         if let Some(answers) = &mut self.answers {
-            let waited = !answers.waiting().is_empty();
+            let waited = answers.are_due();
             answers.see(&bytes);
             for message in answers.take_heard() {
                 self.ladder.message(&message);
             }
-            if waited && answers.waiting().is_empty() {
+            if waited && !answers.are_due() {
                 let said = answers.said();
                 self.body.answered();
                 self.ladder.answered();
@@ -195,8 +195,7 @@ impl Going {
             }
         }
         // Who writes a body of known length does not ask for more once it is there.
-        match self.body.is_over() && self.answers.as_ref().is_none_or(|answers| answers.waiting().is_empty())
-        {
+        match self.body.is_over() && self.answers.as_ref().is_none_or(|answers| !answers.are_due()) {
             true => {
                 self.call_ended();
                 Piece { bytes, ..self.end(self.outcome) }
@@ -229,7 +228,7 @@ impl Going {
     /// is still to be found out.
     fn ended(&mut self, lost: Option<Lost>) -> Option<Piece> {
         let outcome = lost.as_ref().map_or(self.outcome, outcome_of);
-        let Some(answers) = self.answers.as_ref().filter(|answers| !answers.waiting().is_empty()) else {
+        let Some(answers) = self.answers.as_ref().filter(|answers| answers.are_due()) else {
             if lost.is_none() {
                 self.call_ended();
             }
@@ -257,7 +256,7 @@ impl Going {
             Some(Lost::Broken(_)) => anchor(answers).map(|from| self.body.go_on(from)),
             None | Some(_) => None,
         };
-        let (owing, waiting) = (self.owing.clone(), SmallVec::from(answers.waiting()));
+        let (owing, waiting) = (self.owing.clone(), answers.waiting());
         let stopping = self.stopping.clone();
         let lost = lost.unwrap_or_else(|| Lost::Broken("the answer ended without a response".to_owned()));
         self.fate = Some(
@@ -289,9 +288,9 @@ impl Going {
     fn leave(&self) {
         if let Some(answers) = &self.answers
             && let Some((last_id, _)) = answers.anchor()
-            && !answers.waiting().is_empty()
+            && answers.are_due()
         {
-            self.owing.leave(last_id, answers.waiting());
+            self.owing.leave(last_id, &answers.waiting());
         }
     }
 
@@ -314,7 +313,7 @@ impl Going {
             (Settled::GoesOn(_) | Settled::Owed(..), None) => Some(self.end(self.outcome)),
             (Settled::Owed(owed, _), Some(_)) if owed.is_empty() => Some(self.end(Outcome::Departed)),
             (Settled::Owed(owed, lost), Some(answers)) => {
-                answers.retain(|id| owed.contains(id));
+                answers.only(owed);
                 self.body.answered();
                 let error = lost_error(&lost);
                 let bytes = answers.last_words(&error);

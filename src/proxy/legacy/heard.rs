@@ -9,14 +9,16 @@
 
 use super::{
     augmented::IDS,
-    edited::{data, end_of_event, lines},
+    edited::{data, lines},
     residents::{InFlight, Whose, number},
     run::MAX_OPEN,
     streams::Key,
 };
 use crate::{
     dialect::legacy,
-    protocol::{ErrorObject, Frame, Id, Kind, Method, code, headers::LAST_EVENT_ID, splice::Object},
+    protocol::{
+        ErrorObject, Frame, Id, Kind, Method, code, headers::LAST_EVENT_ID, splice::Object, sse::Cutter,
+    },
     proxy::endpoint::Shared,
     telemetry::QuestionRefused,
     upstream::{Answer, ClientSession, Event, Forward, Purpose, Question},
@@ -31,8 +33,7 @@ use std::sync::Arc;
 /// One stream of a session.
 pub(super) struct Heard {
     speaks: Speaks,
-    /// What has come of the event that has not ended.
-    held: BytesMut,
+    events: Cutter,
     /// For one event, in bytes. A larger one goes by unread, and what follows too.
     limit: usize,
     over: bool,
@@ -65,7 +66,7 @@ impl Heard {
         session.headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
         session.headers.insert(ACCEPT, HeaderValue::from_static("application/json, text/event-stream"));
         let speaks = Speaks { shared: Arc::clone(shared), key, session: Arc::new(session) };
-        Self { speaks, held: BytesMut::new(), limit, over: false, passed: 0 }
+        Self { speaks, events: Cutter::default(), limit, over: false, passed: 0 }
     }
 
     /// Takes the next chunk; gives what goes on. Nothing is not the end of it.
@@ -73,31 +74,31 @@ impl Heard {
         if self.over {
             return chunk;
         }
-        self.held.extend_from_slice(&chunk);
+        self.events.feed(&chunk);
         let mut out = BytesMut::new();
-        while let Some(end) = end_of_event(&self.held) {
-            let event = self.held.split_to(end);
+        while let Some(event) = self.events.next_event() {
             let passed = std::mem::take(&mut self.passed);
             match passed == 0 && self.take(&event) {
                 true => out.extend_from_slice(&remains(&event)),
                 false => out.extend_from_slice(&event[passed..]),
             }
         }
-        let is_too_large = self.held.len() > self.limit;
+        let is_too_large = self.events.held() > self.limit;
         if is_too_large || self.passed > 0 || !self.speaks.shared.residents.has_ours(self.speaks.key) {
-            out.extend_from_slice(&self.held[self.passed..]);
-            self.passed = self.held.len();
+            out.extend_from_slice(&self.events.unfinished()[self.passed..]);
+            self.passed = self.events.held();
         }
         if is_too_large {
             self.over = true;
-            self.held = BytesMut::new();
+            // Nothing is left of it to go by.
+            (self.events, self.passed) = (Cutter::default(), 0);
         }
         out.freeze()
     }
 
     /// The stream has ended: what was held of it.
     pub(super) fn rest(&mut self) -> Bytes {
-        self.held.split().freeze().slice(std::mem::take(&mut self.passed)..)
+        self.events.rest().slice(std::mem::take(&mut self.passed)..)
     }
 
     /// Whether an event is for a call of ours, and has been told to it.

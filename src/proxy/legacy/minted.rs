@@ -10,7 +10,7 @@
 //! answers at a time, beyond which answers go without ids.
 
 use super::{
-    edited::{end_of_event, lines, take_mark},
+    edited::{lines, take_mark},
     event_stream, refusal_for_none,
     streams::Key,
 };
@@ -21,6 +21,7 @@ use crate::{
         accept::{EVENT_STREAM, is_media},
         code,
         headers::LAST_EVENT_ID,
+        sse::Cutter,
     },
     proxy::{Account, Passage, Passed, Passing, Piece, Pieces, Then, endpoint::Shared},
     runtime::random,
@@ -91,8 +92,7 @@ struct Reader {
 pub struct Minter {
     name: [u8; 16],
     next: u64,
-    /// What has come of the event that has not ended.
-    held: BytesMut,
+    events: Cutter,
     /// The first event is over, before which a byte order mark may stand.
     begun: bool,
     /// The client knows events without data.
@@ -359,7 +359,7 @@ impl Drop for Reader {
 impl Minter {
     /// For the stream of this name. `primes` is whether the client knows events without data.
     pub fn new(name: [u8; 16], primes: bool) -> Self {
-        Self { name, next: 0, held: BytesMut::new(), begun: false, primes, stands_aside: false }
+        Self { name, next: 0, events: Cutter::default(), begun: false, primes, stands_aside: false }
     }
 
     /// Takes the next bytes; gives what can be told of them.
@@ -369,16 +369,15 @@ impl Minter {
             self.plain(bytes.clone(), &mut entries);
             return entries;
         }
-        self.held.extend_from_slice(bytes);
-        while let Some(end) = end_of_event(&self.held) {
-            let mut event = self.held.split_to(end).freeze();
+        self.events.feed(bytes);
+        while let Some(mut event) = self.events.next_event() {
             let mark = take_mark(&mut event, &mut self.begun);
             self.plain(mark, &mut entries);
             self.event(event, &mut entries);
         }
-        if self.stands_aside || self.held.len() > resume.bytes {
+        if self.stands_aside || self.events.held() > resume.bytes {
             self.stands_aside = true;
-            let rest = self.held.split().freeze();
+            let rest = self.events.rest();
             self.plain(rest, &mut entries);
         }
         entries
@@ -387,7 +386,7 @@ impl Minter {
     /// What is left when the answer has ended.
     pub fn rest(&mut self) -> Vec<Entry> {
         let mut entries = Vec::new();
-        let rest = self.held.split().freeze();
+        let rest = self.events.rest();
         self.plain(rest, &mut entries);
         entries
     }

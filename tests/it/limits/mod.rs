@@ -6,6 +6,7 @@
 //! | file | |
 //! |---|---|
 //! | `program.rs` | the program itself, to look at what it takes |
+//! | `growth.rs` | twice the bytes take at most about twice the time |
 //! | `bodies.rs` | bodies of requests, unfinished ones too |
 //! | `identities.rs` | what callers declare and are known by |
 //! | `listed.rs` | the manual's list of all bounds is true |
@@ -13,8 +14,8 @@
 //! | `loops.rs` | a proxy in front of itself |
 
 mod bodies;
+mod growth;
 mod identities;
-
 mod listed;
 mod log;
 mod loops;

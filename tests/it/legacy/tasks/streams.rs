@@ -76,6 +76,20 @@ async fn a_stream_without_tasks_is_byte_for_byte_the_servers() {
 }
 
 #[tokio::test]
+async fn an_event_that_is_too_large_to_be_read_goes_by_and_the_stream_ends_as_the_servers() {
+    let world = setup().route(ALWAYS).top("limits: { result_bytes: 1000 }").start().await;
+    let client = Tasker::hello(&world).await;
+    let mut listening = client.listens().await;
+    let large = format!("data: {}", "x".repeat(2000));
+    let own = world.server.listener("s1").await;
+    own.raw(large.clone());
+    own.raw("\n\ndata: y\n\n: end");
+    drop(own);
+    world.server.hang_up("s1");
+    assert_eq!(listening.rest().await, large + "\n\ndata: y\n\n: end");
+}
+
+#[tokio::test]
 async fn a_stream_that_was_resumed_is_listened_on_too() {
     let world = world(ALWAYS).await;
     let client = Tasker::hello(&world).await;
