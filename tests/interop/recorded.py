@@ -115,6 +115,12 @@ TO_THE_SERVER = [
         False,
         lambda exchange: drop(exchange.request[1], "accept-encoding"),
     ),
+    Edit(
+        "Via",
+        "a request that comes back to the proxy is known by it (RFC 9110, 7.6.3)",
+        True,
+        lambda exchange: drop(exchange.request[1], "via"),
+    ),
 ]
 TASKS_CAPABILITY = rb',"tasks":\{"cancel":\{\},"list":\{\},"requests":\{"tools":\{"call":\{\}\}\}\}(?=\})'
 COMMENTS = Edit(

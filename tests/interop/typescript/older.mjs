@@ -498,27 +498,17 @@ check('tasks', 'unknown-tasks-and-cursors', () =>
   }),
 );
 
-check('tasks', 'another-session-sees-nothing', () =>
+check('tasks', 'another-session-finds-a-task-by-its-id', () =>
   withClient((owner) =>
-    withClient(async (stranger) => {
-      const name = label();
-      const task = await start(owner, 'slow', { seconds: 1.2, label: name });
-      const { tasks } = stranger.experimental;
-      for (const call of [
-        tasks.getTask(task.taskId),
-        tasks.cancelTask(task.taskId),
-        tasks.getTaskResult(task.taskId, CallToolResultSchema),
-      ]) {
-        assert.equal((await failure(call)).code, -32602, 'the code');
-      }
-      assert.deepEqual((await tasks.listTasks()).tasks, [], 'what a stranger is shown');
-      assert.deepEqual(
-        (await owner.experimental.tasks.listTasks()).tasks.map((each) => each.taskId),
-        [task.taskId],
-        'what the owner is shown',
-      );
-      await finish(owner, task);
-      assert.equal(textOf(await resultOf(owner, task)), `slow ${name} is done`, 'the text');
+    withClient(async (other) => {
+      const names = [label(), label()];
+      const task = await start(owner, 'slow', { seconds: 1.2, label: names[0] });
+      const gone = await start(owner, 'slow', { seconds: 20, label: names[1] });
+      const { tasks } = other.experimental;
+      assert.equal((await tasks.getTask(task.taskId)).status, 'working', 'the status');
+      assert.equal((await tasks.cancelTask(gone.taskId)).status, 'cancelled', 'the status of the other');
+      assert.deepEqual((await tasks.listTasks()).tasks, [], 'what is listed for another session');
+      assert.equal(textOf(await resultOf(other, task)), `slow ${names[0]} is done`, 'the text');
     }),
   ),
 );

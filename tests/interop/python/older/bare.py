@@ -168,7 +168,7 @@ async def _(url: str) -> None:
                 equal(text, " ".join(f"{each} <{each}>" for each in questions), "the text")
 
 
-@check("bare", "an-ended-session-takes-its-tasks-along")
+@check("bare", "an-ended-session-keeps-its-tasks")
 async def _(url: str) -> None:
     name = label()
     async with httpx.AsyncClient(timeout=10) as http:
@@ -181,7 +181,9 @@ async def _(url: str) -> None:
         true(ended.status_code in (200, 204), f"DELETE was answered {ended.status_code}")
         answer = await bare.send(bare.request("tasks/get", {"taskId": task_id}))
         equal(answer.status_code, 404, "the status of tasks/get in the ended session")
-        equal((await other.call("tasks/get", {"taskId": task_id}))["error"]["code"], -32602, "another session's look")
+        for method, status in (("tasks/get", "working"), ("tasks/cancel", "cancelled"), ("tasks/get", "cancelled")):
+            shown = await other.call(method, {"taskId": task_id})
+            equal(shown.get("result", shown).get("status"), status, f"another session's {method}")
 
 
 @check("bare", "one-question-on-one-of-two-streams")
