@@ -92,7 +92,7 @@ impl Net {
     /// The system's.
     pub fn listen(&self, address: SocketAddr) -> io::Result<Listener> {
         match self {
-            Self::System | Self::Within(_) => tcp(address).map(|listener| Listener(Listening::Tcp(listener))),
+            Self::System | Self::Within(_) => tcp(address).map(Listener::from),
             Self::Pipes(pipes) => Ok(pipes.listen(address)),
         }
     }
@@ -199,6 +199,12 @@ impl Listener {
                 None => Poll::Pending,
             },
         }
+    }
+}
+
+impl From<TcpListener> for Listener {
+    fn from(listener: TcpListener) -> Self {
+        Self(Listening::Tcp(listener))
     }
 }
 

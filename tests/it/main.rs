@@ -5,6 +5,7 @@ mod cli;
 mod config;
 mod exchange;
 mod front;
+mod house;
 mod legacy;
 mod limits;
 mod passthrough;

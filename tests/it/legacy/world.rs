@@ -2,6 +2,7 @@
 
 use crate::support::clients::{Client, Waiting};
 use bytes::Bytes;
+use deferral::runtime::Pipes;
 use http::{Method, Request};
 use http_body_util::Full;
 use std::net::SocketAddr;
@@ -27,6 +28,16 @@ impl Older {
     /// The same client, in this session of 2025-11-25.
     pub(crate) fn within(&self, session: &str) -> Self {
         self.with("mcp-session-id", session).with("mcp-protocol-version", "2025-11-25")
+    }
+
+    /// The same client in a simulation.
+    pub(crate) fn piped(&self, pipes: &Pipes) -> Self {
+        Self { client: self.client.piped(pipes) }
+    }
+
+    /// The session it is in.
+    pub(crate) fn session(&self) -> String {
+        self.client.header("mcp-session-id").expect("it is in one").to_owned()
     }
 
     pub(crate) fn with(&self, name: &'static str, value: &str) -> Self {

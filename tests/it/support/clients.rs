@@ -7,6 +7,7 @@
 
 use super::servers::PATIENCE;
 use bytes::Bytes;
+use deferral::runtime::{Pipes, Stream as Socket};
 use futures_util::{FutureExt, future::BoxFuture};
 use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode};
 use http_body_util::{BodyExt, Full};
@@ -16,13 +17,22 @@ use hyper::{
 };
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use serde_json::{Value, json};
-use std::{collections::VecDeque, future::Future, net::SocketAddr, time::Duration};
+use std::{
+    collections::VecDeque,
+    future::Future,
+    io,
+    net::SocketAddr,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 use tokio::{net::TcpStream, task::JoinHandle, time::timeout};
 
 /// Who asks.
 #[derive(Clone, Debug)]
 pub(crate) struct Client {
     addr: SocketAddr,
+    /// The network of a simulation, else the system's.
+    pipes: Option<Pipes>,
     path: &'static str,
     version: Version,
     capabilities: Value,
@@ -40,6 +50,21 @@ pub(crate) enum Version {
 pub(crate) struct Waiting {
     response: BoxFuture<'static, hyper::Result<Response<Incoming>>>,
     connection: Open,
+}
+
+/// An answer that is read as it comes.
+pub(crate) struct Following {
+    heard: Arc<Mutex<Heard>>,
+    reading: Open,
+}
+
+/// What has come of an answer.
+#[derive(Default)]
+struct Heard {
+    status: Option<StatusCode>,
+    is_json: bool,
+    text: Vec<u8>,
+    is_over: bool,
 }
 
 /// A client with one connection for all of its requests.
@@ -88,7 +113,19 @@ const META: &str = "io.modelcontextprotocol/";
 
 impl Client {
     pub(crate) fn new(addr: SocketAddr) -> Self {
-        Self { addr, path: "/mcp", version: Version::Http1, capabilities: json!({}), headers: Vec::new() }
+        Self {
+            addr,
+            pipes: None,
+            path: "/mcp",
+            version: Version::Http1,
+            capabilities: json!({}),
+            headers: Vec::new(),
+        }
+    }
+
+    /// The same client in a simulation.
+    pub(crate) fn piped(&self, pipes: &Pipes) -> Self {
+        Self { pipes: Some(pipes.clone()), ..self.clone() }
     }
 
     /// The same client, declaring something else.
@@ -106,6 +143,11 @@ impl Client {
         let mut client = self.clone();
         client.headers.push((name, value.to_owned()));
         client
+    }
+
+    /// What it sends as this header.
+    pub(crate) fn header(&self, name: &str) -> Option<&str> {
+        self.headers.iter().rev().find(|(sent, _)| *sent == name).map(|(_, value)| &**value)
     }
 
     /// The same client, with these credentials.
@@ -241,10 +283,17 @@ impl Client {
         Kept { client: self.clone(), link, _connection: connection }
     }
 
+    async fn reach(&self) -> io::Result<Socket> {
+        let socket = match &self.pipes {
+            Some(pipes) => Socket::Pipe(pipes.connect(self.addr)?),
+            None => Socket::Tcp(TcpStream::connect(self.addr).await?),
+        };
+        socket.set_nodelay();
+        Ok(socket)
+    }
+
     async fn connect(&self) -> (Link, Open) {
-        let socket = TcpStream::connect(self.addr).await.expect("the proxy listens");
-        socket.set_nodelay(true).expect("a socket");
-        let io = TokioIo::new(socket);
+        let io = TokioIo::new(self.reach().await.expect("the proxy listens"));
         match self.version {
             Version::Http1 => {
                 let (sender, connection) = http1::handshake(io).await.expect("a handshake");
@@ -291,9 +340,62 @@ impl Waiting {
         }
     }
 
+    /// Reads the answer as it comes, in the background, however long it takes.
+    pub(crate) fn follow(self) -> Following {
+        let heard = Arc::new(Mutex::new(Heard::default()));
+        let told = Arc::clone(&heard);
+        let Self { response, connection } = self;
+        let reading = async move {
+            let _connection = connection;
+            if let Ok(response) = response.await {
+                let (head, mut body) = response.into_parts();
+                {
+                    let mut heard = told.lock().expect("nothing panics with it");
+                    heard.status = Some(head.status);
+                    heard.is_json =
+                        head.headers.get("content-type").is_some_and(|kind| kind == "application/json");
+                }
+                while let Some(Ok(frame)) = body.frame().await {
+                    let data = frame.into_data().expect("data");
+                    told.lock().expect("nothing panics with it").text.extend_from_slice(&data);
+                }
+            }
+            told.lock().expect("nothing panics with it").is_over = true;
+        };
+        Following { heard, reading: Open(tokio::spawn(reading)) }
+    }
+
     /// Closes the connection, whatever was still to come.
     pub(crate) fn leave(self) {
         drop(self);
+    }
+}
+
+// === impl Following ===
+
+impl Following {
+    /// Every message that is there so far.
+    pub(crate) fn messages(&self) -> Vec<Value> {
+        let heard = self.heard.lock().expect("nothing panics with it");
+        let text = String::from_utf8(heard.text.clone()).expect("utf-8");
+        let message = |text: &str| serde_json::from_str(text).expect("JSON on one line");
+        match heard.is_json {
+            true => Some(text).filter(|_| heard.is_over).iter().map(|text| message(text)).collect(),
+            false => {
+                let lines = text.split_inclusive('\n').filter(|line| line.ends_with('\n'));
+                lines.filter_map(|line| line.trim_end().strip_prefix("data: ")).map(message).collect()
+            }
+        }
+    }
+
+    /// Whether nothing more will come.
+    pub(crate) fn is_over(&self) -> bool {
+        self.heard.lock().expect("nothing panics with it").is_over
+    }
+
+    /// Closes the connection, whatever was still to come.
+    pub(crate) fn leave(self) {
+        drop(self.reading);
     }
 }
 

@@ -5,6 +5,7 @@
 //! Everything that arrives is remembered, and can be waited for ([`LegacyServer::seen`]).
 
 use bytes::Bytes;
+use deferral::runtime::{Listener, Pipes};
 use futures_util::{StreamExt, future::BoxFuture, stream::BoxStream};
 use http::{HeaderMap, Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt, StreamBody};
@@ -13,6 +14,7 @@ use hyper_util::rt::TokioIo;
 use serde_json::{Value, json};
 use std::{
     collections::HashMap,
+    future::poll_fn,
     io,
     net::SocketAddr,
     sync::{Arc, Mutex, MutexGuard},
@@ -39,6 +41,8 @@ pub(crate) struct Options {
     pub(crate) version: &'static str,
     /// Whether it hands out session ids.
     pub(crate) sessions: bool,
+    /// What they begin with.
+    pub(crate) prefix: &'static str,
     pub(crate) get: Get,
     /// Whether `initialize` is answered by an event stream.
     pub(crate) sse: bool,
@@ -129,6 +133,15 @@ impl LegacyServer {
     /// A server on a socket that is there already.
     pub(crate) fn on(listener: TcpListener, options: Options) -> Self {
         let addr = listener.local_addr().expect("a bound socket");
+        Self::at(addr, listener.into(), options)
+    }
+
+    /// A server in a simulation.
+    pub(crate) fn piped(pipes: &Pipes, addr: SocketAddr, options: Options) -> Self {
+        Self::at(addr, pipes.listen(addr), options)
+    }
+
+    fn at(addr: SocketAddr, listener: Listener, options: Options) -> Self {
         let (calls, received) = mpsc::unbounded_channel();
         let state = Arc::new(State {
             options,
@@ -206,6 +219,12 @@ impl LegacyServer {
         locked(&self.state.listeners).get(session).expect("GET is answered by a stream").clone()
     }
 
+    /// The GET stream of a session, where it is open.
+    pub(crate) fn listening(&self, session: &str) -> Option<Events> {
+        let events = locked(&self.state.listeners).get(session).cloned();
+        events.filter(|events| !events.chunks.is_closed())
+    }
+
     /// Ends the GET stream of a session.
     pub(crate) fn hang_up(&self, session: &str) {
         locked(&self.state.listeners).remove(session);
@@ -225,6 +244,7 @@ impl Default for Options {
         Self {
             version: "2025-11-25",
             sessions: true,
+            prefix: "s",
             get: Get::Stream,
             sse: false,
             capabilities: json!({ "tools": { "listChanged": true } }),
@@ -418,12 +438,12 @@ impl Events {
 
 // === the server's own loop ===
 
-async fn accept(listener: TcpListener, state: Arc<State>) {
+async fn accept(mut listener: Listener, state: Arc<State>) {
     let mut connections = tokio::task::JoinSet::new();
     for connection in 1.. {
-        let Ok((socket, _)) = listener.accept().await else { return };
+        let Ok(socket) = poll_fn(|cx| listener.poll_accept(cx)).await else { return };
         // As servers of the field do; else each small event waits for an acknowledgement.
-        socket.set_nodelay(true).expect("a socket");
+        socket.set_nodelay();
         let state = state.clone();
         let service = hyper::service::service_fn(move |request| serve(request, connection, state.clone()));
         connections.spawn(async move {
@@ -539,7 +559,7 @@ fn initialize(seen: &Seen, state: &State) -> Response<Body> {
     if state.options.sessions {
         let mut sessions = locked(&state.sessions);
         *sessions += 1;
-        let id = format!("s{sessions}").parse().expect("a header value");
+        let id = format!("{}{sessions}", state.options.prefix).parse().expect("a header value");
         response.headers_mut().insert("mcp-session-id", id);
     }
     response

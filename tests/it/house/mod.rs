@@ -1,0 +1,52 @@
+//! The whole house, on pipes and a paused clock.
+//!
+//! One proxy as its program starts it, a server behind it, and several clients of both eras, all in
+//! one thread. What happens next is drawn from what can happen: calls, questions on either stream,
+//! answers, departures, broken streams, a server that dies, time, and the end of the proxy. Each call
+//! has a number, and everything that is said of it carries that number; so whoever hears what was
+//! not meant for them is found out, and so is whoever hears nothing.
+//!
+//! `tests/it/simulation.rs` is the same for the state machine of one call, which it covers more densely.
+
+mod client;
+mod server;
+mod world;
+
+use proptest::prelude::*;
+use world::{Asks, Crowd, House, Profile};
+
+/// What a house is like.
+fn profile() -> impl Strategy<Value = Profile> {
+    let asks = prop_oneof![Just(Asks::OnTheCall), Just(Asks::OnTheSession), Just(Asks::Anywhere)];
+    let crowd = prop_oneof![
+        Just(Crowd::OneModern),
+        Just(Crowd::OneLegacy),
+        Just(Crowd::OneOfBoth),
+        Just(Crowd::Everybody),
+    ];
+    let kinds = (asks, any::<bool>(), any::<bool>(), 2..5_usize, crowd);
+    kinds.prop_map(|(asks, documents, always, sessions, crowd)| Profile {
+        asks,
+        documents,
+        always,
+        sessions,
+        crowd,
+    })
+}
+
+/// So many houses: more by hand, with `DEFERRAL_HOUSES`.
+fn cases() -> u32 {
+    std::env::var("DEFERRAL_HOUSES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(48)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: cases(), max_shrink_iters: 2_000, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn each_hears_what_is_theirs_and_nothing_else_whatever_happens(
+        profile in profile(),
+        picks in prop::collection::vec(any::<u16>(), 20..120),
+    ) {
+        House::run(profile, &picks);
+    }
+}

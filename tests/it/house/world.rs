@@ -1,0 +1,821 @@
+//! What can happen in a house, and what must hold whatever did.
+
+use super::{
+    client::Person,
+    server::{self, Served, Server, question},
+};
+use crate::support::clients::Following;
+use deferral::{
+    app, config,
+    runtime::{Net, Pipes},
+};
+use serde_json::{Value, json};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::SocketAddr,
+    path::Path,
+    time::Duration,
+};
+use tokio::{
+    runtime::Builder,
+    task::JoinHandle,
+    time::{Instant, sleep},
+};
+
+/// What a house is like.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Profile {
+    pub(super) asks: Asks,
+    /// Whether the server answers with one document instead of a stream.
+    pub(super) documents: bool,
+    /// Whether every call of a client that knows tasks is one at once.
+    pub(super) always: bool,
+    /// Of one identity with the server.
+    pub(super) sessions: usize,
+    pub(super) crowd: Crowd,
+}
+
+/// Who lives there: few, so that they meet often, or everybody.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Crowd {
+    /// One caller, with a client that knows tasks and one that does not.
+    OneModern,
+    OneLegacy,
+    OneOfBoth,
+    Everybody,
+}
+
+/// Where the server asks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Asks {
+    OnTheCall,
+    OnTheSession,
+    Anywhere,
+}
+
+/// What can happen next. Calls, questions and people are named by their numbers.
+#[derive(Clone, Debug)]
+enum Happening {
+    /// A client begins a session.
+    Begins(usize),
+    Calls(usize, Tool),
+    /// A call is to be a task of 2025-11-25.
+    CallsForTask(usize),
+    Leaves(usize),
+    /// A modern client comes back with its answers.
+    ComesBack(usize),
+    /// A client answers what it was asked inside its task.
+    AnswersInTask(usize),
+    /// A legacy client answers the server's own request.
+    Responds(u32),
+    LooksAtTask(usize),
+    /// Somebody else does.
+    SpiesOnTask(usize, usize),
+    CancelsTask(usize),
+    ServerAnswers(usize),
+    ServerAsks(usize, Way),
+    ServerBreaksOff(usize),
+    ServerHangsUp(String),
+    ServerDies,
+    ServerComesBack,
+    Passes(Duration),
+    Stops,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Tool {
+    Slow,
+    /// Answered by the server as soon as it arrives.
+    Quick,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    OnTheCall,
+    OnTheSession,
+}
+
+/// One call, known by its number.
+struct Call {
+    who: usize,
+    tool: Tool,
+    /// Since when there is a session that could have it, as far as one can see from outside.
+    has_room: Option<Instant>,
+    /// Whether its client asked for a task of 2025-11-25.
+    for_task: bool,
+    client: Client,
+    /// What the server has of it.
+    served: Option<Served>,
+    /// What its answer may be besides the server's: why it need not end well.
+    excuse: Option<&'static str>,
+    /// The client has called it off, or has left a call that its departure cancels.
+    called_off: bool,
+    /// The server was told that nobody waits.
+    cancelled: bool,
+    /// The server gave its answer before anything went wrong.
+    answered: bool,
+}
+
+/// Where a call stands for its client.
+enum Client {
+    Waits(Following),
+    /// It has questions, and what to come back with.
+    Asked {
+        state: String,
+        requests: Value,
+    },
+    Task {
+        id: String,
+        ended: bool,
+    },
+    Ended,
+    Left,
+}
+
+/// A question of the server.
+struct Question {
+    call: usize,
+    session: String,
+    /// A request that a legacy client has been sent, and has not answered.
+    with_client: bool,
+    answers: usize,
+}
+
+pub(super) struct House {
+    profile: Profile,
+    proxy: Option<app::Running>,
+    stopping: Option<JoinHandle<()>>,
+    server: Server,
+    people: Vec<Person>,
+    calls: BTreeMap<usize, Call>,
+    questions: BTreeMap<u32, Question>,
+    next_id: u64,
+    log: Vec<String>,
+}
+
+const PROXY: &str = "10.0.0.1:80";
+const DRAIN: Duration = Duration::from_secs(2);
+/// A question that is put on the call itself waits so long for its client.
+const PARK: Duration = Duration::from_secs(300);
+/// Nothing that is answered at once takes longer.
+const AT_ONCE: Duration = Duration::from_secs(2);
+/// Calls in one house.
+const CALLS: usize = 14;
+/// What is waited for to go round: everything runs until it waits, and then time moves on.
+const MOMENT: Duration = Duration::from_millis(1);
+
+impl House {
+    /// Lives through what these numbers pick.
+    pub(super) fn run(profile: Profile, picks: &[u16]) {
+        let runtime = Builder::new_current_thread().enable_time().start_paused(true).build();
+        runtime.expect("a runtime").block_on(async {
+            let mut house = Self::new(profile);
+            for pick in picks {
+                let mut possible = house.possible();
+                let at = usize::from(*pick) % possible.len();
+                house.happen(possible.swap_remove(at)).await;
+                house.look().await;
+            }
+            house.end().await;
+        });
+    }
+
+    fn new(profile: Profile) -> Self {
+        let pipes = Pipes::default();
+        let server = Server::start(&pipes);
+        let mode = if profile.always { "always" } else { "auto" };
+        let yaml = format!(
+            "listen: {PROXY}\nadmin: \"off\"\ndrain: {}s\nlimits: {{ sessions: {} }}\nroutes:\n  \
+             - upstream: {{ url: \"http://{}/mcp\" }}\n    defer: {{ mode: {mode}, after: 5s, retention: 24h }}\n    \
+             questions: {{ settle: 25ms, park: {}s }}\n",
+            DRAIN.as_secs(),
+            profile.sessions,
+            server::ADDRESS,
+            PARK.as_secs(),
+        );
+        let config = config::parse(Path::new("house.yaml"), &yaml).unwrap_or_else(|error| panic!("{error}"));
+        let proxy = app::start_on(config, &Net::Pipes(pipes.clone())).expect("it starts");
+        let at: SocketAddr = PROXY.parse().expect("an address");
+        let modern = |name, tasks| Person::modern(&pipes, at, name, tasks);
+        let legacy = |name| Person::legacy(&pipes, at, name);
+        let people = match profile.crowd {
+            Crowd::OneModern => vec![modern("alice", true), modern("alice", false)],
+            Crowd::OneLegacy => vec![legacy("alice")],
+            Crowd::OneOfBoth => vec![modern("alice", true), legacy("alice")],
+            Crowd::Everybody => vec![
+                modern("alice", true),
+                modern("alice", false),
+                modern("bob", true),
+                legacy("alice"),
+                legacy("bob"),
+            ],
+        };
+        Self {
+            profile,
+            proxy: Some(proxy),
+            stopping: None,
+            server,
+            people,
+            calls: BTreeMap::new(),
+            questions: BTreeMap::new(),
+            next_id: 1,
+            log: Vec::new(),
+        }
+    }
+
+    fn fails(&self, what: &str) -> ! {
+        panic!("{what}\n{:?}\n{}", self.profile, self.log.join("\n"))
+    }
+
+    // === what can happen ===
+
+    fn possible(&self) -> Vec<Happening> {
+        let mut possible = vec![
+            Happening::Passes(Duration::from_millis(30)),
+            Happening::Passes(Duration::from_secs(3)),
+            Happening::Passes(Duration::from_secs(6)),
+            Happening::Passes(PARK + Duration::from_secs(60)),
+        ];
+        let is_up = self.proxy.is_some();
+        if is_up {
+            possible.push(Happening::Stops);
+            self.clients_begin(&mut possible);
+            self.clients_go_on(&mut possible);
+        }
+        if self.server.is_alive() {
+            self.server_acts(&mut possible);
+        } else if self.server.has_lives() {
+            possible.push(Happening::ServerComesBack);
+        }
+        possible
+    }
+
+    fn clients_begin(&self, possible: &mut Vec<Happening>) {
+        let room = self.calls.len() < CALLS;
+        for (who, person) in self.people.iter().enumerate() {
+            match person.has_session() {
+                true if room => {
+                    possible.push(Happening::Calls(who, Tool::Slow));
+                    possible.push(Happening::Calls(who, Tool::Slow));
+                    possible.push(Happening::Calls(who, Tool::Quick));
+                    if person.is_legacy() {
+                        possible.push(Happening::CallsForTask(who));
+                    }
+                }
+                false if self.server.is_alive() => possible.push(Happening::Begins(who)),
+                true | false => {}
+            }
+        }
+    }
+
+    fn clients_go_on(&self, possible: &mut Vec<Happening>) {
+        for (&n, call) in &self.calls {
+            match &call.client {
+                Client::Waits(_) => possible.push(Happening::Leaves(n)),
+                Client::Asked { .. } => possible.push(Happening::ComesBack(n)),
+                Client::Task { ended: false, .. } => {
+                    possible.push(Happening::LooksAtTask(n));
+                    possible.push(Happening::CancelsTask(n));
+                    possible.push(Happening::AnswersInTask(n));
+                    let spies = (0..self.people.len())
+                        .filter(|spy| self.people[*spy].principal != self.people[call.who].principal)
+                        .filter(|spy| self.people[*spy].is_legacy() == self.people[call.who].is_legacy())
+                        .filter(|spy| self.people[*spy].has_session());
+                    possible.extend(spies.map(|spy| Happening::SpiesOnTask(spy, n)));
+                }
+                Client::Task { ended: true, .. } | Client::Ended | Client::Left => {}
+            }
+        }
+        let with_clients = self.questions.iter().filter(|(_, question)| question.with_client);
+        possible.extend(with_clients.map(|(id, _)| Happening::Responds(*id)));
+    }
+
+    fn server_acts(&self, possible: &mut Vec<Happening>) {
+        let mut sessions = BTreeSet::new();
+        for (&n, call) in &self.calls {
+            let Some(served) = &call.served else { continue };
+            if served.is_open() {
+                possible.push(Happening::ServerAnswers(n));
+                possible.push(Happening::ServerBreaksOff(n));
+            }
+            // A task of a legacy client, and what is asked in it, has its own tests.
+            if call.for_task || call.answered {
+                continue;
+            }
+            sessions.insert(served.session.clone());
+            if self.profile.asks != Asks::OnTheSession && served.stream().is_some() {
+                possible.push(Happening::ServerAsks(n, Way::OnTheCall));
+            }
+            // It may ask also for what its client no longer waits for.
+            let may = self.profile.asks != Asks::OnTheCall || !served.is_open();
+            if may && self.server.listening(&served.session).is_some() {
+                possible.push(Happening::ServerAsks(n, Way::OnTheSession));
+            }
+        }
+        possible.extend(sessions.into_iter().map(Happening::ServerHangsUp));
+        possible.push(Happening::ServerDies);
+    }
+
+    // === what happens ===
+
+    async fn happen(&mut self, happening: Happening) {
+        self.log.push(format!("{happening:?}"));
+        match happening {
+            Happening::Begins(who) => self.people[who].begin().await,
+            Happening::Calls(who, tool) => self.call(who, tool, false).await,
+            Happening::CallsForTask(who) => self.call(who, Tool::Slow, true).await,
+            Happening::Leaves(n) => self.leave(n),
+            Happening::ComesBack(n) => self.come_back(n).await,
+            Happening::AnswersInTask(n) => self.answer_in_task(n).await,
+            Happening::Responds(id) => self.respond(id).await,
+            Happening::LooksAtTask(n) => drop(self.look_at_task(n).await),
+            Happening::SpiesOnTask(spy, n) => self.spy(spy, n).await,
+            Happening::CancelsTask(n) => self.cancel(n).await,
+            Happening::ServerAnswers(n) => self.server_answers(n),
+            Happening::ServerAsks(n, way) => self.server_asks(n, way),
+            Happening::ServerBreaksOff(n) => {
+                let call = self.calls.get_mut(&n).expect("it is there");
+                call.excuse = Some("its answer broke off");
+                call.served.as_mut().expect("the server has it").break_off();
+            }
+            Happening::ServerHangsUp(session) => self.server.hang_up(&session),
+            Happening::ServerDies => self.server_dies(),
+            Happening::ServerComesBack => self.server.come_back(),
+            Happening::Passes(time) => {
+                sleep(time).await;
+                if time > PARK {
+                    self.parking_ends();
+                }
+            }
+            Happening::Stops => {
+                let proxy = self.proxy.take().expect("it stops once");
+                self.stopping = Some(tokio::spawn(proxy.stop()));
+            }
+        }
+    }
+
+    /// What was asked on a call itself has waited for its client for too long.
+    fn parking_ends(&mut self) {
+        for question in self.questions.values().filter(|question| question.answers == 0) {
+            let call = self.calls.get_mut(&question.call).expect("it is there");
+            if matches!(call.client, Client::Asked { .. } | Client::Waits(_)) {
+                call.excuse = Some("nobody answered for too long");
+                call.called_off = true;
+            }
+        }
+    }
+
+    async fn call(&mut self, who: usize, tool: Tool, for_task: bool) {
+        let n = self.calls.len();
+        let following = self.send(who, "tools/call", params(n, tool, for_task)).await;
+        let excuse = (!self.server.is_alive()).then_some("there was no server");
+        let call = Call {
+            who,
+            tool,
+            has_room: None,
+            for_task,
+            client: Client::Waits(following),
+            served: None,
+            excuse,
+            called_off: false,
+            cancelled: false,
+            answered: false,
+        };
+        self.calls.insert(n, call);
+    }
+
+    async fn send(&mut self, who: usize, method: &str, params: Value) -> Following {
+        self.next_id += 1;
+        self.people[who].send(self.next_id, method, params).await
+    }
+
+    /// Asks for something that is answered at once.
+    async fn ask(&mut self, who: usize, method: &str, params: Value) -> Value {
+        let following = self.send(who, method, params).await;
+        for _ in 0..200 {
+            if following.is_over() {
+                break;
+            }
+            sleep(MOMENT).await;
+        }
+        if !following.is_over() {
+            self.fails(&format!("{method} is not answered"));
+        }
+        let answer = following.messages().pop();
+        answer.unwrap_or_else(|| self.fails(&format!("{method} is answered with nothing")))
+    }
+
+    fn leave(&mut self, n: usize) {
+        let is_legacy = self.people[self.calls[&n].who].is_legacy();
+        let call = self.calls.get_mut(&n).expect("it is there");
+        match std::mem::replace(&mut call.client, Client::Left) {
+            Client::Waits(following) => following.leave(),
+            _ => unreachable!("only who waits can leave"),
+        }
+        // A departure is no cancel in older revisions.
+        call.called_off = !is_legacy;
+    }
+
+    async fn come_back(&mut self, n: usize) {
+        let Client::Asked { state, requests } = &self.calls[&n].client else {
+            unreachable!("only who was asked comes back")
+        };
+        let mut params = params(n, self.calls[&n].tool, false);
+        params["requestState"] = json!(state);
+        params["inputResponses"] = answers(n, requests);
+        let following = self.send(self.calls[&n].who, "tools/call", params).await;
+        self.calls.get_mut(&n).expect("it is there").client = Client::Waits(following);
+    }
+
+    async fn answer_in_task(&mut self, n: usize) {
+        let task = self.look_at_task(n).await;
+        let Client::Task { id, ended: false } = &self.calls[&n].client else { return };
+        if task["status"] != "input_required" || self.people[self.calls[&n].who].is_legacy() {
+            return;
+        }
+        let params = json!({ "taskId": id, "inputResponses": answers(n, &task["inputRequests"]) });
+        let answer = self.ask(self.calls[&n].who, "tasks/update", params).await;
+        if answer["error"].is_object() {
+            self.fails(&format!("the answers in the task of call {n} are refused: {answer}"));
+        }
+    }
+
+    async fn respond(&mut self, id: u32) {
+        let question = self.questions.get_mut(&id).expect("it is there");
+        question.with_client = false;
+        let (n, who) = (question.call, self.calls[&question.call].who);
+        if self.people[who].has_session() {
+            // Whether it is taken is the server's affair.
+            let answer = json!({ "action": "accept", "content": { "name": name(n) } });
+            drop(self.people[who].respond(&json!(id), answer).await);
+        }
+    }
+
+    /// What a task's client is told of it; takes note of its end.
+    async fn look_at_task(&mut self, n: usize) -> Value {
+        let (who, id) = self.task(n);
+        if !self.people[who].has_session() {
+            return Value::Null;
+        }
+        let answer = self.ask(who, "tasks/get", json!({ "taskId": id })).await;
+        let task = answer["result"].clone();
+        if !task.is_object() {
+            self.fails(&format!("the task of call {n} is not found: {answer}"));
+        }
+        for request in task["inputRequests"].as_object().into_iter().flat_map(|requests| requests.values()) {
+            self.hears(n, &request["params"]["message"]);
+        }
+        let call = &self.calls[&n];
+        let ended = match task["status"].as_str() {
+            Some("working" | "input_required") => false,
+            Some("completed") => {
+                if self.people[who].knows_tasks() {
+                    self.hears(n, &task["result"]["content"][0]["text"]);
+                }
+                true
+            }
+            Some("failed") if call.excuse.is_some() => true,
+            Some("cancelled") if call.called_off => true,
+            _ => self.fails(&format!("the task of call {n} has no right to end like this: {task}")),
+        };
+        if let Client::Task { ended: known, .. } = &mut self.calls.get_mut(&n).expect("it is there").client {
+            *known = ended;
+        }
+        task
+    }
+
+    async fn spy(&mut self, spy: usize, n: usize) {
+        let (_, id) = self.task(n);
+        let theirs = self.ask(spy, "tasks/get", json!({ "taskId": id })).await;
+        let nothing = self.ask(spy, "tasks/get", json!({ "taskId": "0".repeat(id.len()) })).await;
+        if theirs["error"]["code"] != nothing["error"]["code"] || theirs["error"].is_null() {
+            self.fails(&format!("somebody else can tell that the task of call {n} is there: {theirs}"));
+        }
+    }
+
+    async fn cancel(&mut self, n: usize) {
+        let (who, id) = self.task(n);
+        if self.people[who].has_session() {
+            self.calls.get_mut(&n).expect("it is there").called_off = true;
+            // One that has ended may refuse.
+            self.ask(who, "tasks/cancel", json!({ "taskId": id })).await;
+        }
+    }
+
+    fn task(&self, n: usize) -> (usize, String) {
+        match &self.calls[&n].client {
+            Client::Task { id, .. } => (self.calls[&n].who, id.clone()),
+            _ => unreachable!("it is a task"),
+        }
+    }
+
+    fn server_answers(&mut self, n: usize) {
+        let call = self.calls.get_mut(&n).expect("it is there");
+        call.answered = true;
+        call.served.as_mut().expect("the server has it").answer(&name(n));
+    }
+
+    fn server_asks(&mut self, n: usize, way: Way) {
+        let id = u32::try_from(self.questions.len()).expect("few");
+        let served = self.calls[&n].served.as_ref().expect("the server has it");
+        let question_text = question(id, &name(n));
+        match way {
+            Way::OnTheCall => served.stream().expect("it has one").send(&question_text),
+            Way::OnTheSession => {
+                self.server.listening(&served.session).expect("it is open").send(&question_text);
+            }
+        }
+        let session = served.session.clone();
+        self.questions.insert(id, Question { call: n, session, with_client: false, answers: 0 });
+    }
+
+    fn server_dies(&mut self) {
+        self.server.die();
+        for person in &mut self.people {
+            person.lose_session();
+        }
+        for call in self.calls.values_mut() {
+            if !call.answered {
+                call.excuse = Some("its server died");
+            }
+            if let Some(served) = &mut call.served {
+                served.die();
+            }
+            // What is a task of a legacy client is asked for in a session.
+        }
+        for question in self.questions.values_mut() {
+            question.with_client = false;
+        }
+    }
+
+    // === what is seen of it ===
+
+    /// Lets everything run until it waits, and looks at what came of it.
+    async fn look(&mut self) {
+        for _ in 0..2 {
+            sleep(MOMENT).await;
+            while let Some(call) = self.server.next_call().await {
+                self.arrived(call);
+            }
+            self.server_hears();
+            self.sessions_hear();
+            for n in 0..self.calls.len() {
+                self.client_hears(n);
+            }
+        }
+    }
+
+    /// A call has come to the server.
+    fn arrived(&mut self, call: crate::support::servers::Call) {
+        let Some(n) = call.seen.json["params"]["arguments"]["n"].as_u64() else {
+            self.fails(&format!("the server was sent what nobody said: {}", call.seen.json));
+        };
+        let n = usize::try_from(n).expect("small");
+        let tool = self.calls[&n].tool;
+        if self.calls[&n].served.is_some() {
+            self.fails(&format!("call {n} was made twice"));
+        }
+        let served = Served::new(call, self.profile.documents);
+        self.calls.get_mut(&n).expect("it is there").served = Some(served);
+        if tool == Tool::Quick {
+            self.server_answers(n);
+        }
+    }
+
+    /// Answers and cancellations that have come to the server.
+    fn server_hears(&mut self) {
+        for seen in self.server.news() {
+            let id = &seen.json["id"];
+            if seen.method() == "notifications/cancelled" {
+                self.server_hears_cancel(seen.session(), &seen.json["params"]["requestId"]);
+            } else if seen.method().is_empty() && id.is_u64() {
+                let id = u32::try_from(id.as_u64().expect("a number")).expect("small");
+                let Some(question) = self.questions.get_mut(&id) else {
+                    self.fails(&format!("the server is answered what it did not ask: {}", seen.json));
+                };
+                question.answers += 1;
+                let (n, answers) = (question.call, question.answers);
+                let is_home = seen.session() == question.session;
+                if answers > 1 {
+                    self.fails(&format!("question {id} is answered twice"));
+                }
+                if !is_home {
+                    self.fails(&format!("the answer to question {id} went to another session"));
+                }
+                let told = &seen.json["result"]["content"]["name"];
+                if told.is_string() && *told != name(n) {
+                    self.fails(&format!("question {id} of call {n} is answered for another: {told}"));
+                }
+            }
+        }
+    }
+
+    fn server_hears_cancel(&mut self, session: &str, request: &Value) {
+        let stopping = self.proxy.is_none();
+        let about = self.calls.iter_mut().find(|(_, call)| {
+            call.served.as_ref().is_some_and(|served| served.session == session && served.id == *request)
+        });
+        let Some((&n, call)) = about else {
+            self.fails(&format!("a cancel of {request} in {session}, which is no call"));
+        };
+        call.cancelled = true;
+        let may = call.called_off || stopping || call.excuse.is_some();
+        if !may {
+            self.fails(&format!("call {n} was cancelled, and nobody wanted it"));
+        }
+    }
+
+    /// What comes on the own streams of legacy sessions.
+    fn sessions_hear(&mut self) {
+        for who in 0..self.people.len() {
+            for message in self.people[who].news() {
+                if message["method"] != "elicitation/create" {
+                    continue;
+                }
+                let id = u32::try_from(message["id"].as_u64().expect("a number")).expect("small");
+                let n = self.questions[&id].call;
+                if self.calls[&n].who != who {
+                    self.fails(&format!("a question of call {n} is put to another client: {message}"));
+                }
+                self.questions.get_mut(&id).expect("it is there").with_client = true;
+            }
+        }
+    }
+
+    /// What has come of a call for its client.
+    fn client_hears(&mut self, n: usize) {
+        let call = &self.calls[&n];
+        let Client::Waits(following) = &call.client else { return };
+        let messages = following.messages();
+        for message in messages.iter().filter(|message| message["method"] == "elicitation/create") {
+            self.hears(n, &message["params"]["message"]);
+            let id = u32::try_from(message["id"].as_u64().expect("a number")).expect("small");
+            let question = self.questions.get_mut(&id).expect("the server asked it");
+            question.with_client |= question.answers == 0;
+        }
+        if !following.is_over() {
+            return self.may_wait(n);
+        }
+        let client = match messages.last() {
+            Some(last) if last["error"].is_object() => self.ends_badly(n, last),
+            Some(last) => self.ends(n, &last["result"]),
+            None => self.fails(&format!("call {n} ended without a word")),
+        };
+        self.calls.get_mut(&n).expect("it is there").client = client;
+    }
+
+    /// Whether a call may still be waited for. What is answered at once is not held up by the tasks
+    /// of anybody, nor by what others wait for.
+    fn may_wait(&mut self, n: usize) {
+        let call = &self.calls[&n];
+        if call.tool != Tool::Quick || call.excuse.is_some() {
+            return;
+        }
+        let undecided = self.calls.iter().filter(|(other, theirs)| {
+            **other != n
+                && self.people[theirs.who].principal == self.people[call.who].principal
+                && !self.people[theirs.who].is_legacy()
+                && matches!(theirs.client, Client::Waits(_) | Client::Asked { .. })
+        });
+        let has_room = self.people[call.who].is_legacy() || undecided.count() < self.profile.sessions;
+        let since = &mut self.calls.get_mut(&n).expect("it is there").has_room;
+        *since = if has_room { Some(since.unwrap_or_else(Instant::now)) } else { None };
+        if since.is_some_and(|since| since.elapsed() >= AT_ONCE) {
+            self.fails(&format!("call {n}, which the server answers at once, is not answered"));
+        }
+    }
+
+    fn ends_badly(&self, n: usize, last: &Value) -> Client {
+        let call = &self.calls[&n];
+        let stopped = self.proxy.is_none();
+        let code = last["error"]["code"].as_i64().unwrap_or_default();
+        match code {
+            -31007 if stopped => Client::Ended,
+            _ if call.excuse.is_some() || call.called_off => Client::Ended,
+            _ => self.fails(&format!("call {n} ends badly for no reason: {last}")),
+        }
+    }
+
+    fn ends(&self, n: usize, result: &Value) -> Client {
+        let call = &self.calls[&n];
+        let person = &self.people[call.who];
+        if person.is_legacy() && result["task"].is_object() {
+            let id = result["task"]["taskId"].as_str().expect("an id").to_owned();
+            return Client::Task { id, ended: false };
+        }
+        match result["resultType"].as_str() {
+            Some("input_required") => {
+                let requests = result["inputRequests"].clone();
+                for request in requests.as_object().into_iter().flat_map(|requests| requests.values()) {
+                    self.hears(n, &request["params"]["message"]);
+                }
+                let state = result["requestState"].as_str().expect("a state").to_owned();
+                Client::Asked { state, requests }
+            }
+            Some("task") if person.knows_tasks() => {
+                let had_room = call.has_room.is_some_and(|since| since.elapsed() >= AT_ONCE);
+                if call.tool == Tool::Quick && !self.profile.always && call.excuse.is_none() && had_room {
+                    self.fails(&format!("call {n}, which the server answers at once, became a task"));
+                }
+                let id = result["taskId"].as_str().expect("an id").to_owned();
+                Client::Task { id, ended: false }
+            }
+            Some("complete") | None => {
+                self.hears(n, &result["content"][0]["text"]);
+                Client::Ended
+            }
+            Some(_) => self.fails(&format!("call {n} has an answer that its client does not know: {result}")),
+        }
+    }
+
+    /// A client hears this of one of its calls.
+    fn hears(&self, n: usize, text: &Value) {
+        if *text != name(n) {
+            self.fails(&format!("call {n} hears what is {text}"));
+        }
+    }
+
+    // === how it ends ===
+
+    /// Everything comes to an end, and everybody hears of it.
+    async fn end(&mut self) {
+        if self.proxy.is_some() {
+            self.all_is_answered().await;
+            self.log.push("the end".to_owned());
+            self.happen(Happening::Stops).await;
+        }
+        self.look().await;
+        sleep(DRAIN + Duration::from_secs(10)).await;
+        self.look().await;
+        if !self.stopping.as_ref().expect("it is stopping").is_finished() {
+            self.fails("the proxy does not stop");
+        }
+        for (n, call) in &self.calls {
+            if matches!(call.client, Client::Waits(_)) {
+                self.fails(&format!("call {n} never ended"));
+            }
+            let awaited = !matches!(call.client, Client::Left) || !self.people[call.who].is_legacy();
+            let is_told = call.cancelled || call.answered || call.excuse.is_some() || !awaited;
+            if call.served.is_some() && !is_told && self.server.is_alive() {
+                self.fails(&format!("the server goes on with call {n}, for nobody"));
+            }
+        }
+    }
+
+    /// The server answers all it has, and each client fetches what is theirs.
+    async fn all_is_answered(&mut self) {
+        self.log.push("the server answers".to_owned());
+        if !self.server.is_alive() && self.server.has_lives() {
+            self.server.come_back();
+        }
+        for _ in 0..2 * CALLS {
+            for n in 0..self.calls.len() {
+                if self.calls[&n].served.as_ref().is_some_and(Served::is_open) {
+                    self.server_answers(n);
+                }
+                self.look().await;
+                match &self.calls[&n].client {
+                    Client::Asked { .. } => self.come_back(n).await,
+                    Client::Task { ended: false, .. } => drop(self.look_at_task(n).await),
+                    Client::Task { .. } | Client::Waits(_) | Client::Ended | Client::Left => {}
+                }
+            }
+            // A broken stream is given up on after a while.
+            sleep(Duration::from_secs(5)).await;
+            self.look().await;
+        }
+        for (n, call) in &self.calls {
+            let over = match &call.client {
+                Client::Ended | Client::Left => true,
+                Client::Task { ended, .. } => *ended || !self.people[call.who].has_session(),
+                Client::Waits(_) | Client::Asked { .. } => false,
+            };
+            if !over {
+                self.fails(&format!("call {n} does not end although its server has answered"));
+            }
+        }
+    }
+}
+
+/// What everything about a call says.
+fn name(n: usize) -> String {
+    format!("of call {n}")
+}
+
+fn params(n: usize, tool: Tool, for_task: bool) -> Value {
+    let tool = match tool {
+        Tool::Slow => "slow",
+        Tool::Quick => "quick",
+    };
+    let mut params = json!({ "name": tool, "arguments": { "n": n } });
+    if for_task {
+        params["task"] = json!({ "ttl": 86_400_000 });
+    }
+    params
+}
+
+/// An answer to each of these requests.
+fn answers(n: usize, requests: &Value) -> Value {
+    let answer = || json!({ "action": "accept", "content": { "name": name(n) } });
+    requests.as_object().into_iter().flat_map(|all| all.keys()).map(|key| (key.clone(), answer())).collect()
+}
