@@ -107,7 +107,7 @@ pub mod proxy {
 }
 
 pub mod runtime {
-    pub use crate::runtime::{Clock, Drain, Net, Pipes, Stopping, SystemClock};
+    pub use crate::runtime::{Clock, Drain, Listener, Net, Pipes, Stopping, Stream, SystemClock};
 }
 
 pub mod store {

@@ -4,7 +4,7 @@ use crate::{
     legacy::world::Older,
     support::clients::{Client, Following, TASKS},
 };
-use deferral::runtime::Pipes;
+use deferral::internals::runtime::Pipes;
 use serde_json::{Value, json};
 use std::net::SocketAddr;
 

@@ -1,7 +1,7 @@
 //! The server's side of a house.
 
 use crate::support::servers::{Call, Canned, Events, LegacyServer, Options, Seen};
-use deferral::runtime::Pipes;
+use deferral::internals::runtime::Pipes;
 use serde_json::{Value, json};
 use std::net::SocketAddr;
 

@@ -5,7 +5,7 @@ use super::{
     server::{self, Served, Server, question},
 };
 use crate::support::clients::Following;
-use deferral::{
+use deferral::internals::{
     app, config,
     runtime::{Net, Pipes},
 };

@@ -2,7 +2,7 @@
 
 use crate::support::clients::{Client, Waiting};
 use bytes::Bytes;
-use deferral::runtime::Pipes;
+use deferral::internals::runtime::Pipes;
 use http::{Method, Request};
 use http_body_util::Full;
 use std::net::SocketAddr;

@@ -7,7 +7,7 @@
 
 use super::servers::PATIENCE;
 use bytes::Bytes;
-use deferral::runtime::{Pipes, Stream as Socket};
+use deferral::internals::runtime::{Pipes, Stream as Socket};
 use futures_util::{FutureExt, future::BoxFuture};
 use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode};
 use http_body_util::{BodyExt, Full};

@@ -5,7 +5,7 @@
 //! Everything that arrives is remembered, and can be waited for ([`LegacyServer::seen`]).
 
 use bytes::Bytes;
-use deferral::runtime::{Listener, Pipes};
+use deferral::internals::runtime::{Listener, Pipes};
 use futures_util::{StreamExt, future::BoxFuture, stream::BoxStream};
 use http::{HeaderMap, Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt, StreamBody};
