@@ -101,6 +101,8 @@ struct Call {
     tool: Tool,
     /// Since when there is a session that could have it, as far as one can see from outside.
     has_room: Option<Instant>,
+    /// Whether there ever was none.
+    was_crowded: bool,
     /// Whether its client asked for a task of 2025-11-25.
     for_task: bool,
     client: Client,
@@ -373,6 +375,7 @@ impl House {
             who,
             tool,
             has_room: None,
+            was_crowded: false,
             for_task,
             client: Client::Waits(following),
             served: None,
@@ -668,9 +671,6 @@ impl House {
     /// of anybody, nor by what others wait for.
     fn may_wait(&mut self, n: usize) {
         let call = &self.calls[&n];
-        if call.tool != Tool::Quick || call.excuse.is_some() {
-            return;
-        }
         let undecided = self.calls.iter().filter(|(other, theirs)| {
             **other != n
                 && self.people[theirs.who].principal == self.people[call.who].principal
@@ -678,9 +678,11 @@ impl House {
                 && matches!(theirs.client, Client::Waits(_) | Client::Asked { .. })
         });
         let has_room = self.people[call.who].is_legacy() || undecided.count() < self.profile.sessions;
-        let since = &mut self.calls.get_mut(&n).expect("it is there").has_room;
-        *since = if has_room { Some(since.unwrap_or_else(Instant::now)) } else { None };
-        if since.is_some_and(|since| since.elapsed() >= AT_ONCE) {
+        let call = self.calls.get_mut(&n).expect("it is there");
+        call.was_crowded |= !has_room;
+        call.has_room = if has_room { Some(call.has_room.unwrap_or_else(Instant::now)) } else { None };
+        let waited = call.has_room.is_some_and(|since| since.elapsed() >= AT_ONCE);
+        if waited && call.tool == Tool::Quick && call.excuse.is_none() {
             self.fails(&format!("call {n}, which the server answers at once, is not answered"));
         }
     }
@@ -691,6 +693,8 @@ impl House {
         let code = last["error"]["code"].as_i64().unwrap_or_default();
         match code {
             -31007 if stopped => Client::Ended,
+            // It waited for a session as long as calls may.
+            -31006 if call.was_crowded && call.served.is_none() => Client::Ended,
             _ if call.excuse.is_some() || call.called_off => Client::Ended,
             _ => self.fails(&format!("call {n} ends badly for no reason: {last}")),
         }
