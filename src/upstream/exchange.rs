@@ -39,7 +39,7 @@ pub(super) struct Exchange {
     lease: Option<Lease>,
     mailbox: Arc<Mailbox>,
     timers: Option<Timers>,
-    /// It has been refused once, and certainly not been served, and was sent again.
+    /// It was refused where it should have been served, certainly not served, and sent again.
     again: bool,
 }
 
@@ -233,6 +233,7 @@ impl Exchange {
                         if !self.may_repeat(&lost) {
                             return self.lost(lost);
                         }
+                        self.again = true;
                         self.repeat();
                     }
                     Poll::Pending => return Poll::Pending,
@@ -275,13 +276,14 @@ impl Exchange {
     }
 
     fn opened(&mut self, opening: Opening) {
+        let stay = self.stay.as_ref().expect("an answered call has a session");
+        let session = stay.session();
         if !matches!(opening, Opening::Refused(..)) {
+            session.serves();
             // It is not sent again from here on, and may be megabytes.
             self.request.body = Bytes::new();
             self.request.headers = HeaderMap::new();
         }
-        let stay = self.stay.as_ref().expect("an answered call has a session");
-        let session = stay.session();
         self.stage = match opening {
             Opening::Messages(messages) => Stage::Reading(messages),
             Opening::Accepted if session.is_deaf() => {
@@ -318,14 +320,20 @@ impl Exchange {
                 Some(Event::Lost(lost))
             }
             Verdict::NoSession { not_served, event } => {
+                let mut was_there = false;
                 if let Some(stay) = &self.stay {
+                    was_there = stay.session().has_served();
                     stay.session().ended();
                 }
-                // Only what certainly was not served, or may be served twice, is sent again.
+                // Only what certainly was not served, or may be served twice, is sent again. A server that
+                // was started anew has forgotten all sessions: each that was there once is found out and
+                // taken out like this, until one is opened. One that it has just opened is refused only once.
                 let is_own = matches!(self.home, Home::Own(_));
-                if self.again || is_own || !not_served && is_call(&self.request.method) {
+                let was_refused = self.again && !was_there;
+                if was_refused || is_own || !not_served && is_call(&self.request.method) {
                     return Some(event);
                 }
+                self.again |= !was_there;
                 self.repeat();
                 None
             }
@@ -339,7 +347,6 @@ impl Exchange {
     }
 
     fn repeat(&mut self) {
-        self.again = true;
         self.leave();
         self.mailbox = Arc::default();
         self.stage = Stage::New;

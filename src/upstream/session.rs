@@ -47,6 +47,8 @@ pub(super) struct Session {
     deaf: AtomicBool,
     /// Used since [`Session::was_used`] was last asked.
     used: AtomicBool,
+    /// The server has served a call in it.
+    has_served: AtomicBool,
     /// A client of the older era has opened it, and goes on using it: it is not ours to end, and
     /// what is said in it is for the client to hear.
     is_clients: bool,
@@ -168,6 +170,7 @@ impl Session {
             over,
             deaf: AtomicBool::new(false),
             used: AtomicBool::new(true),
+            has_served: AtomicBool::new(false),
             is_clients: false,
         }
     }
@@ -309,6 +312,18 @@ impl Session {
     /// Whether a call is in flight on it that the server may ask something.
     pub(super) fn may_be_asked(&self) -> bool {
         self.inside().calls.values().any(|call| call.may_be_asked)
+    }
+
+    /// The server serves a call in it.
+    pub(super) fn serves(&self) {
+        if !self.has_served.load(Ordering::Relaxed) {
+            self.has_served.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether the server has served a call in it, so that it was there once.
+    pub(super) fn has_served(&self) -> bool {
+        self.has_served.load(Ordering::Relaxed)
     }
 
     /// Whether it has been in use since this was last asked.

@@ -11,7 +11,13 @@ use deferral::internals::{
 use futures_util::StreamExt;
 use http::{HeaderMap, HeaderValue, StatusCode};
 use serde_json::{Value, json};
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 use tokio::time::timeout;
 
 use crate::support::servers::{Canned, Get, LegacyServer, Options, PATIENCE, Seen, tls_before};
@@ -542,6 +548,31 @@ async fn a_call_refused_because_the_session_is_gone_is_made_in_a_new_one() {
     world.server.call().await.canned(Canned::json(404, &gone));
     assert_eq!(world.answer().await, "s2");
     assert_eq!(call.result().await, json!({ "session": "s2" }));
+}
+
+#[tokio::test]
+async fn a_call_goes_past_every_session_that_a_server_forgot_when_it_was_started_anew() {
+    let forgot = Arc::new(AtomicBool::new(false));
+    let forgets = Arc::clone(&forgot);
+    let options = Options::default().hook(move |seen| {
+        let is_old = ["s1", "s2", "s3"].contains(&seen.session()) && seen.method() == "tools/call";
+        (is_old && forgets.load(Ordering::Relaxed)).then(|| Canned::status(404))
+    });
+    let world = World::new(options).await;
+    // Each has a session to itself, until it is known where the server asks.
+    let mut calls: Vec<_> = (1..4).map(|id| world.ask(id)).collect();
+    let mut arrived = Vec::new();
+    for _ in 0..3 {
+        arrived.push(world.server.call().await);
+    }
+    arrived.into_iter().for_each(|call| call.result(json!({})));
+    for call in &mut calls {
+        call.result().await;
+    }
+    forgot.store(true, Ordering::Relaxed);
+    let mut call = world.ask(4);
+    assert_eq!(world.answer().await, "s4");
+    assert_eq!(call.result().await, json!({ "session": "s4" }));
 }
 
 #[tokio::test]
