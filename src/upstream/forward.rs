@@ -15,6 +15,7 @@
 use bytes::{Bytes, BytesMut};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
 use http_body::Body;
+use smallvec::SmallVec;
 use std::{
     borrow::Cow,
     fmt,
@@ -38,9 +39,12 @@ use super::{
     resume::{self, Refused},
     root_cause,
 };
-use crate::protocol::{
-    ErrorObject, Frame, Kind, accept,
-    headers::{LAST_EVENT_ID, SESSION_ID},
+use crate::{
+    dialect::legacy,
+    protocol::{
+        ErrorObject, Frame, Id, Kind, accept,
+        headers::{LAST_EVENT_ID, SESSION_ID},
+    },
 };
 
 /// A request as the client sent it.
@@ -52,6 +56,8 @@ pub struct Forward {
     pub headers: HeaderMap,
     pub body: Bytes,
     pub purpose: Purpose,
+    /// The calls in it: where the proxy ends before they do, the server is told that they are cancelled.
+    pub calls: SmallVec<[Id; 1]>,
     /// Says later that the answer is not wanted after all; none where that cannot happen.
     pub interest: Option<Interest>,
 }
@@ -107,18 +113,20 @@ struct Rest {
     interest: Option<Interest>,
     /// When time is up, and what is to be said of it then; `None` for what has no time.
     due: Option<(Pin<Box<Sleep>>, Lost)>,
-    /// How it is taken up where it breaks; `None` for what cannot be.
-    way: Option<Box<Way>>,
+    /// How more is asked for, and told, in the client's name; `None` where neither can be.
+    way: Option<Arc<Way>>,
+    /// How often it was taken up where it broke; `None` for what cannot be.
+    taken_up: Option<u32>,
+    /// The calls that it answers.
+    calls: SmallVec<[Id; 1]>,
 }
 
-/// How to ask for more of an answer.
+/// How something else is said to the server in the client's name.
 struct Way {
     /// With the client's query, where it has one.
     path: Option<String>,
     /// The header lines of the request that is answered.
     lines: Vec<u8>,
-    /// How often it was taken up.
-    times: u32,
     /// There is a session that the server can have lost.
     in_session: bool,
 }
@@ -157,7 +165,7 @@ pub(super) async fn forward(peer: Arc<Peer>, request: Forward) -> Result<Forward
     if peer.closing.is_cancelled() {
         return Err(Lost::Closing);
     }
-    let Forward { method, query, headers, body, purpose, interest } = request;
+    let Forward { method, query, headers, body, purpose, calls, interest } = request;
     let limits = peer.config.timeouts;
     let due = match purpose {
         // For as long as the client likes.
@@ -185,12 +193,11 @@ pub(super) async fn forward(peer: Arc<Peer>, request: Forward) -> Result<Forward
             _,
         ) => None,
     };
-    let way = Way {
+    let way = Arc::new(Way {
         path: query.map(|query| with_query(&peer.path, Some(&query)).into_owned()),
         lines: lines(&peer, &headers),
-        times: 0,
         in_session: session.is_some(),
-    };
+    });
     drop(headers);
     let wanted = match purpose {
         Purpose::Listen | Purpose::Resume => Wanted::No,
@@ -198,7 +205,8 @@ pub(super) async fn forward(peer: Arc<Peer>, request: Forward) -> Result<Forward
         Purpose::Begin | Purpose::Call | Purpose::Ask | Purpose::Once | Purpose::Tell => Wanted::AtAnyPrice,
     };
     let due = due.map(|(limit, lost)| (Box::pin(sleep(limit)), lost));
-    let rest = Rest { peer: peer.clone(), wanted, interest, due, way: None };
+    let for_calls = (!calls.is_empty()).then(|| way.clone());
+    let rest = Rest { peer: peer.clone(), wanted, interest, due, way: for_calls, taken_up: None, calls };
     let (response, mut rest) = match purpose {
         Purpose::Resume => (persist(&peer, &way).await?, rest),
         _ => ask(&method, &way, body, rest, purpose).await?,
@@ -214,7 +222,8 @@ pub(super) async fn forward(peer: Arc<Peer>, request: Forward) -> Result<Forward
     let (head, body) = response.into_parts();
     let answers = matches!(purpose, Purpose::Call | Purpose::Ask | Purpose::Once | Purpose::Resume);
     if answers && messages::is_events(&head.headers) {
-        rest.way = Some(Box::new(way));
+        rest.way = Some(way);
+        rest.taken_up = Some(0);
     }
     let limit = rest.peer.config.limits.result_bytes;
     let body = Passing { body: Some(body), rest };
@@ -477,12 +486,12 @@ impl Passing {
     /// [`Lost::SessionEnded`] or [`Lost::Broken`] where the server has nothing more to give;
     /// [`Lost::CallTimeout`] where the answer is due.
     pub async fn go_on(mut self, from: Anchor) -> Result<Self, Lost> {
-        let Some(way) = &mut self.rest.way else {
+        let (Some(way), Some(times)) = (&self.rest.way, self.rest.taken_up) else {
             return Err(Lost::Invalid("it is no event stream".to_owned()).when_resuming());
         };
-        let times = way.times;
-        way.times = times.saturating_add(1);
-        let asking = Way { path: way.path.clone(), lines: way.going_on(&from.last_id), ..**way };
+        self.rest.taken_up = Some(times.saturating_add(1));
+        let lines = way.going_on(&from.last_id);
+        let asking = Way { path: way.path.clone(), lines, in_session: way.in_session };
         let peer = self.rest.peer.clone();
         let taken_up = async {
             sleep(resume::first_pause(from.retry, times)).await;
@@ -501,6 +510,12 @@ impl Passing {
     /// Everything that was asked has been answered: the rest need not be read at any price.
     pub fn answered(&mut self) {
         self.rest.soften();
+    }
+
+    /// The client goes on with it by itself: it is dropped without a word to the server, which keeps the
+    /// rest for it.
+    pub fn release(&mut self) {
+        self.rest.wanted = Wanted::No;
     }
 }
 
@@ -529,6 +544,16 @@ impl Way {
     fn send_in_passing(&self, peer: &Peer, method: &Method, body: Bytes) -> Answering {
         let path = self.path.as_deref().unwrap_or(&peer.path);
         peer.client.send_in_passing(method, path, &self.lines, &[], body)
+    }
+
+    /// Tells the server that these calls are cancelled (2025-11-25, *Cancellation*).
+    async fn cancel(&self, peer: &Peer, calls: &[Id]) {
+        for call in calls {
+            let cancelled = legacy::cancelled(call, "the proxy is shutting down");
+            // One that does not take it sees the connection break.
+            let told = peer.taken(self.send_in_passing(peer, &Method::POST, cancelled)).await;
+            drop(told);
+        }
     }
 
     /// The header lines of the GET that asks for what followed this event.
@@ -593,6 +618,9 @@ impl Rest {
             }
         };
         let closing = peer.closing.clone();
+        let is_wanted = self.wanted == Wanted::AtAnyPrice;
+        let way = self.way.take().filter(|_| is_wanted);
+        let (server, calls) = (peer.clone(), std::mem::take(&mut self.calls));
         peer.spawn(async move {
             let _place = place;
             // Made here: a destructor may run where there is no timer.
@@ -605,7 +633,12 @@ impl Rest {
             tokio::select! {
                 () = reading => {}
                 () = due => {}
-                () = closing.cancelled() => {}
+                () = closing.cancelled() => {
+                    // The connection breaks, which is no cancel; nobody will hear the answer.
+                    if let Some(way) = way {
+                        way.cancel(&server, &calls).await;
+                    }
+                }
             }
         });
     }

@@ -509,7 +509,7 @@ async fn a_refused_handshake_is_told_in_the_servers_words_and_tried_again() {
         json!({ "jsonrpc": "2.0", "id": "server-error", "error": { "code": -32600, "message": "go away" } });
     let tries = std::sync::atomic::AtomicUsize::new(0);
     let hook = move |seen: &Seen| {
-        let canned = || match tries.fetch_add(1, std::sync::atomic::Ordering::Relaxed) {
+        let canned = || match tries.fetch_add(1, Ordering::Relaxed) {
             0 => Some(Canned::json(400, &error)),
             1 => Some(Canned::json(200, &error)),
             2 => Some(Canned::status(401).header("www-authenticate", "Bearer y")),

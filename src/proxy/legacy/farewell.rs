@@ -22,6 +22,7 @@ use http::{
     HeaderMap, Method, StatusCode,
     header::{ACCEPT, CONTENT_TYPE},
 };
+use smallvec::SmallVec;
 use std::sync::Arc;
 
 /// The client ends its session.
@@ -72,6 +73,7 @@ pub(super) async fn end_at_server(shared: &Shared, principal: Principal, session
         headers,
         body: Bytes::new(),
         purpose: Purpose::Tell,
+        calls: SmallVec::new(),
         interest: None,
     });
     if let Err(lost) = told.await {

@@ -250,6 +250,7 @@ impl Going {
             // The server has ended it, or its client is to go to the next of us: the client goes on where
             // it was.
             None | Some(Lost::Closing) if answers.is_resumable() => {
+                self.body.release();
                 self.leave();
                 return Some(self.end(self.outcome));
             }
@@ -314,7 +315,10 @@ impl Going {
             (Settled::Owed(owed, _), Some(_)) if owed.is_empty() => Some(self.end(Outcome::Departed)),
             (Settled::Owed(owed, lost), Some(answers)) => {
                 answers.only(owed);
-                self.body.answered();
+                // Of a proxy that stops, the server is still at it, and hears so when we go.
+                if !matches!(lost, Lost::Closing) {
+                    self.body.answered();
+                }
                 let error = lost_error(&lost);
                 let bytes = answers.last_words(&error);
                 self.owing.answered();
@@ -515,6 +519,7 @@ impl GivingUp {
                     headers: headers.clone(),
                     body: legacy::cancelled(&request, "it took longer than the proxy lets a client wait"),
                     purpose: Purpose::Tell,
+                    calls: SmallVec::new(),
                     interest: None,
                 });
                 // Where it cannot be told, there is nobody to tell that.

@@ -28,6 +28,7 @@ use http::{
     HeaderValue,
     header::{ACCEPT, CONTENT_TYPE},
 };
+use smallvec::SmallVec;
 use std::sync::Arc;
 
 /// One stream of a session.
@@ -197,6 +198,7 @@ impl Speaks {
             headers: headers.clone(),
             body,
             purpose: Purpose::Tell,
+            calls: SmallVec::new(),
             interest: None,
         });
         self.shared.stopping.spawn(async move {

@@ -139,4 +139,12 @@ impl Body {
             Self::Coming(_) | Self::Over => {}
         }
     }
+
+    /// The client goes on with it by itself.
+    pub(super) fn release(&mut self) {
+        match self {
+            Self::Here(body) => body.release(),
+            Self::Coming(_) | Self::Over => {}
+        }
+    }
 }

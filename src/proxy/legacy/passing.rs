@@ -119,7 +119,9 @@ pub(super) async fn exchange(shared: Arc<Shared>, passage: Passage, edit: Option
         (None, _) => (None, None),
     };
     let interest = giving_up.as_ref().map(|giving_up| giving_up.interest());
-    let mut forwarding = shared.upstream.forward(Forward { method, query, headers, body, purpose, interest });
+    let calls = if is_call { waiting.clone() } else { SmallVec::new() };
+    let forward = Forward { method, query, headers, body, purpose, calls, interest };
+    let mut forwarding = shared.upstream.forward(forward);
     let timing = Timing { began, shared, _work: work };
     let mut terms = Terms { waiting, edit, listens, call, ladder, owing, giving_up, stopping };
     let forwarded = tokio::select! {

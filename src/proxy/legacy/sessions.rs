@@ -14,6 +14,7 @@ use crate::{
 };
 use bytes::Bytes;
 use http::{HeaderValue, Method, StatusCode};
+use smallvec::SmallVec;
 use std::time::Duration;
 use tokio::time::timeout;
 
@@ -100,6 +101,7 @@ impl Shared {
                 super::augmented::IDS + self.next_id()
             )),
             purpose: Purpose::Ask,
+            calls: SmallVec::new(),
             interest: None,
         };
         let answer = match timeout(PATIENCE, self.upstream.forward(ping)).await {

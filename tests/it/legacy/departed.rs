@@ -85,3 +85,21 @@ async fn an_answer_is_read_on_only_for_as_long_as_a_call_may_take() {
     waiting.stream().await.leave();
     events.left().await;
 }
+
+#[tokio::test]
+async fn a_server_hears_of_the_calls_that_a_stopping_proxy_has_ended_for_their_clients() {
+    for begun in [false, true] {
+        let world = Setup::new().top("drain: 20ms").start().await;
+        let waiting = Older::new(world.addr()).within("s1").call(1).await;
+        let call = world.server.call().await;
+        let mut call = Some(call);
+        let events = begun.then(|| call.take().expect("it is there").stream());
+        let World { server, proxy } = world;
+        let (answer, ()) = tokio::join!(waiting.answer(), proxy.stop());
+        assert_eq!(answer.refusal(), (200, -31007), "{answer:?}");
+        let told = server.message("notifications/cancelled").await;
+        assert_eq!((&told.json["params"]["requestId"], told.session()), (&json!(1), "s1"));
+        assert_eq!(server.messages("notifications/cancelled"), 1);
+        drop((call, events));
+    }
+}
