@@ -7,20 +7,16 @@ use super::{
 use crate::support::clients::Following;
 use deferral::internals::{
     app, config,
-    runtime::{Net, Pipes},
+    runtime::{Clock, Net, Pipes, SystemClock},
 };
 use serde_json::{Value, json};
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::SocketAddr,
     path::Path,
-    time::Duration,
+    time::{Duration, Instant},
 };
-use tokio::{
-    runtime::Builder,
-    task::JoinHandle,
-    time::{Instant, sleep},
-};
+use tokio::{runtime::Builder, task::JoinHandle, time::sleep};
 
 /// What a house is like.
 #[derive(Clone, Copy, Debug)]
@@ -152,6 +148,7 @@ pub(super) struct House {
     calls: BTreeMap<usize, Call>,
     questions: BTreeMap<u32, Question>,
     next_id: u64,
+    clock: SystemClock,
     log: Vec<String>,
 }
 
@@ -221,6 +218,7 @@ impl House {
             calls: BTreeMap::new(),
             questions: BTreeMap::new(),
             next_id: 1,
+            clock: SystemClock::new(),
             log: Vec::new(),
         }
     }
@@ -678,10 +676,11 @@ impl House {
                 && matches!(theirs.client, Client::Waits(_) | Client::Asked { .. })
         });
         let has_room = self.people[call.who].is_legacy() || undecided.count() < self.profile.sessions;
+        let now = self.clock.now();
         let call = self.calls.get_mut(&n).expect("it is there");
         call.was_crowded |= !has_room;
-        call.has_room = if has_room { Some(call.has_room.unwrap_or_else(Instant::now)) } else { None };
-        let waited = call.has_room.is_some_and(|since| since.elapsed() >= AT_ONCE);
+        call.has_room = if has_room { Some(call.has_room.unwrap_or(now)) } else { None };
+        let waited = call.has_room.is_some_and(|since| now - since >= AT_ONCE);
         if waited && call.tool == Tool::Quick && call.excuse.is_none() {
             self.fails(&format!("call {n}, which the server answers at once, is not answered"));
         }
@@ -717,7 +716,7 @@ impl House {
                 Client::Asked { state, requests }
             }
             Some("task") if person.knows_tasks() => {
-                let had_room = call.has_room.is_some_and(|since| since.elapsed() >= AT_ONCE);
+                let had_room = call.has_room.is_some_and(|since| self.clock.now() - since >= AT_ONCE);
                 if call.tool == Tool::Quick && !self.profile.always && call.excuse.is_none() && had_room {
                     self.fails(&format!("call {n}, which the server answers at once, became a task"));
                 }
