@@ -133,7 +133,7 @@ async fn the_place_of_an_abandoned_call_is_free_again() {
 #[tokio::test]
 async fn stopping_the_proxy_gives_up_what_waits_for_a_client() {
     for way in WAYS {
-        let world = World::new().await;
+        let world = Setup::new().top("drain: 50ms").start().await;
         let talk = Talk::tool(&asked(&world));
         let (server, _) = talk.is_asked(&world, way, &form("Who?")).await;
         let World { server: legacy, proxy } = world;
