@@ -83,7 +83,9 @@ pub struct Watch {
 struct Anchor {
     /// The id of the last event that had one, if it is one to resume from.
     last: Option<Vec<u8>>,
-    /// That of the event that is going by, as far as it has come.
+    /// That of the event that is going by.
+    of_event: Vec<u8>,
+    /// The value of the line that is going by, as far as it has come.
     coming: Vec<u8>,
     /// How long the server wants to be left alone before.
     retry: Option<Duration>,
@@ -108,7 +110,8 @@ enum Line {
     /// In the field's name, which is this so far.
     Name(Text),
     Data,
-    Id,
+    /// Whether there is a NUL in it, with which it is none.
+    Id(bool),
     /// In the value of `retry`, which is this so far.
     Retry(Text),
     /// A comment, or a field that does not matter.
@@ -246,7 +249,7 @@ impl Watch {
                     b'\n' | b'\r' => self.end_line(byte),
                     b':' => {
                         self.line = Line::of(name);
-                        if let Line::Id = self.line {
+                        if let Line::Id(_) = self.line {
                             self.anchor().coming.clear();
                         }
                     }
@@ -270,7 +273,8 @@ impl Watch {
                         notes.see(piece, self.glance.gist);
                     }
                 }
-                Line::Id => {
+                Line::Id(has_nul) => {
+                    *has_nul |= memchr::memchr(0, piece).is_some();
                     let coming = &mut self.anchor.as_mut().expect("made at the colon").coming;
                     // One more than fits tells that there was more.
                     coming.extend_from_slice(&piece[..piece.len().min(ID + 1 - coming.len())]);
@@ -328,7 +332,7 @@ impl Watch {
         match self.line {
             _ if self.is_between_events() => b"",
             Line::Name(name) if name.is_empty() => b"event: incomplete\n\n",
-            Line::Name(_) | Line::Data | Line::Id | Line::Retry(_) | Line::Other => {
+            Line::Name(_) | Line::Data | Line::Id(_) | Line::Retry(_) | Line::Other => {
                 b"\nevent: incomplete\n\n"
             }
         }
@@ -342,9 +346,15 @@ impl Watch {
             // A line without a colon is a field without a value.
             Line::Name(name) if name.get() == Some(b"id") => {
                 self.has_id = true;
-                self.anchor().coming.clear();
+                self.anchor().of_event.clear();
             }
-            Line::Id => self.has_id = true,
+            Line::Id(false) => {
+                self.has_id = true;
+                let anchor = self.anchor();
+                mem::swap(&mut anchor.of_event, &mut anchor.coming);
+            }
+            // Readers pass over it, and an id before it in its event stands.
+            Line::Id(true) => {}
             Line::Retry(value) => {
                 let text = value.get().and_then(|text| std::str::from_utf8(text.trim_ascii_start()).ok());
                 let digits = text.filter(|text| text.bytes().all(|byte| byte.is_ascii_digit()));
@@ -374,7 +384,7 @@ impl Watch {
         }
         if mem::take(&mut self.has_id) {
             let anchor = self.anchor();
-            let id = anchor.coming.strip_prefix(b" ").unwrap_or(&anchor.coming);
+            let id = anchor.of_event.strip_prefix(b" ").unwrap_or(&anchor.of_event);
             anchor.last = id.iter().any(|&byte| byte != b' ').then(|| id.to_vec());
         }
     }
@@ -407,7 +417,7 @@ impl Line {
     fn of(name: Text) -> Self {
         match name.get() {
             Some(b"data") => Self::Data,
-            Some(b"id") => Self::Id,
+            Some(b"id") => Self::Id(false),
             Some(b"retry") => Self::Retry(Text::default()),
             _ => Self::Other,
         }
@@ -498,6 +508,13 @@ mod tests {
         assert!(watched("id: 7\n\ndata: x\n\n").is_resumable(), "it stays the last id");
         assert!(!watched("id: 7\n\nid\n\n").is_resumable(), "an empty id takes it back");
         assert!(!watched("id: 7\n\nid: \n\n").is_resumable());
+    }
+
+    #[test]
+    fn an_id_with_nul_is_none() {
+        assert!(!watched("id: a\0b\ndata: x\n\n").is_resumable());
+        let stands = watched("id: 7\nid: a\0b\ndata: x\n\nid: \0\n\n");
+        assert_eq!(stands.last_id(), Some(&b"7"[..]));
     }
 
     #[test]

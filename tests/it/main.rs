@@ -5,6 +5,7 @@ mod cli;
 mod config;
 mod exchange;
 mod front;
+mod fuzz;
 mod house;
 mod legacy;
 mod limits;

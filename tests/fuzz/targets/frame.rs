@@ -1,0 +1,128 @@
+//! One JSON-RPC message: what is read of it is what serde_json reads, in the bytes that were sent.
+
+use bytes::Bytes;
+use deferral::internals::protocol::{
+    Frame, FrameError, Id, Kind,
+    frame::{check_depth, on_one_line},
+    watch::{Gist, Glance},
+};
+use serde_json::Value;
+
+/// `message` is the body of a request, or of an answer.
+pub fn target(message: &[u8]) {
+    let bytes = Bytes::copy_from_slice(message);
+    let value = serde_json::from_slice::<Value>(message);
+    depth(message, value.as_ref().ok());
+    match Frame::parse(bytes.clone()) {
+        Ok(frame) => {
+            assert_eq!(frame.as_bytes(), message);
+            parts_are_slices(&bytes, frame.kind());
+            // Numbers out of range, halves of characters and deep nesting are passed on unread.
+            if let Ok(value) = &value {
+                agrees(frame.kind(), value);
+                assert_eq!(Glance::of(message), Some(gist(frame.kind())));
+            }
+            breaks_are_spaces(frame.as_bytes(), value.ok());
+        }
+        Err(FrameError::Syntax(_)) => {
+            // A member that is there twice, or a name that is no text, is not read at all.
+            if let Ok(Value::Object(members)) = value {
+                assert!(
+                    members.get("method").is_some_and(|name| !name.is_string()) || is_doubtful(message),
+                    "serde_json reads {members:?}"
+                );
+            }
+        }
+        Err(FrameError::Id) => {
+            let id = value.ok().and_then(|value| value.get("id").cloned());
+            assert!(id.is_none_or(|id| !(id.is_string() || id.is_number())));
+        }
+        Err(FrameError::Shape { id }) => {
+            if let (Some(id), Ok(value)) = (id, value) {
+                assert_eq!(is(&id), value["id"]);
+            }
+        }
+        Err(FrameError::Depth { .. }) => panic!("depth is not judged here"),
+    }
+}
+
+/// Whether a member we route by is there twice.
+fn is_doubtful(message: &[u8]) -> bool {
+    let bytes = Bytes::copy_from_slice(message);
+    let object = deferral::internals::protocol::splice::Object::read(&bytes).expect("an object");
+    let keys: Vec<_> = object.members().map(|(key, _)| key).collect();
+    ["id", "method", "params", "result", "error"]
+        .iter()
+        .any(|name| keys.iter().filter(|key| key == name).count() > 1)
+}
+
+fn is(id: &Id) -> Value {
+    serde_json::from_slice(id.as_bytes()).expect("an id is JSON")
+}
+
+fn gist(kind: &Kind) -> Gist {
+    match kind {
+        Kind::Request { .. } | Kind::Notification { .. } => Gist::Method,
+        Kind::Success { .. } => Gist::Result,
+        Kind::Failure { .. } => Gist::Error,
+    }
+}
+
+fn parts_are_slices(bytes: &Bytes, kind: &Kind) {
+    let parts = match kind {
+        Kind::Request { id, params, .. } => vec![Some(id.as_bytes()), params.as_ref()],
+        Kind::Notification { params, .. } => vec![params.as_ref()],
+        Kind::Success { id, result } => vec![Some(id.as_bytes()), Some(result)],
+        Kind::Failure { id, error } => vec![id.as_ref().map(Id::as_bytes), Some(error)],
+    };
+    for part in parts.into_iter().flatten() {
+        assert!(bytes.as_ptr_range().contains(&part.as_ptr()), "{part:?} is a copy");
+    }
+}
+
+fn agrees(kind: &Kind, value: &Value) {
+    let member = |name: &str| value.get(name).filter(|member| !member.is_null());
+    let read = |bytes: &Bytes| serde_json::from_slice::<Value>(bytes).expect("a part is JSON");
+    let params = |params: &Option<Bytes>| params.as_ref().map(read);
+    match kind {
+        Kind::Request { id, method, params: sent } => {
+            assert_eq!((Some(&is(id)), Some(method.as_str())), (member("id"), value["method"].as_str()));
+            assert_eq!(params(sent).as_ref(), member("params"));
+        }
+        Kind::Notification { method, params: sent } => {
+            assert_eq!((None, Some(method.as_str())), (value.get("id"), value["method"].as_str()));
+            assert_eq!(params(sent).as_ref(), member("params"));
+        }
+        Kind::Success { id, result } => {
+            assert_eq!((Some(&is(id)), Some(&read(result))), (member("id"), value.get("result")));
+        }
+        Kind::Failure { id, error } => {
+            assert_eq!((id.as_ref().map(is).as_ref(), Some(&read(error))), (member("id"), member("error")));
+        }
+    }
+}
+
+fn breaks_are_spaces(message: &Bytes, value: Option<Value>) {
+    let line = on_one_line(message.clone());
+    assert_eq!(line.len(), message.len());
+    assert!(line.iter().all(|byte| !matches!(byte, b'\n' | b'\r')));
+    assert_eq!(serde_json::from_slice::<Value>(&line).ok(), value);
+}
+
+fn depth(json: &[u8], value: Option<&Value>) {
+    let limits = [0, 1, 2, 3, 8, 128];
+    let passes: Vec<_> = limits.iter().map(|limit| check_depth(json, *limit).is_ok()).collect();
+    assert!(passes.is_sorted(), "what a limit lets through, a higher one does");
+    if let Some(value) = value {
+        let depth = levels(value);
+        assert_eq!(passes, limits.map(|limit| depth <= limit));
+    }
+}
+
+fn levels(value: &Value) -> usize {
+    match value {
+        Value::Array(items) => 1 + items.iter().map(levels).max().unwrap_or(0),
+        Value::Object(members) => 1 + members.values().map(levels).max().unwrap_or(0),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => 0,
+    }
+}

@@ -1,0 +1,76 @@
+//! `requestState`: whatever a client sends back, only what was sealed opens, for the request it was sealed for.
+
+use bytes::Bytes;
+use deferral::internals::{
+    bridge::resume::{Binding, CallId, Keyring, Resumes, State, Unusable},
+    dialect::Principal,
+    protocol::{Method, Timestamp},
+};
+
+const NOW: Timestamp = Timestamp::from_millis(1_000);
+const LATER: Timestamp = Timestamp::from_millis(2_000);
+
+/// The state, up to the first line break, and the parameters it came with.
+pub fn target(sent: &[u8]) {
+    let at = sent.iter().position(|byte| *byte == b'\n').unwrap_or(sent.len());
+    let (text, params) = sent.split_at(at);
+    let params = Bytes::copy_from_slice(params);
+    let binding = Binding::of(Principal::ANONYMOUS, "/mcp", &Method::ToolsCall, None, Some(&params));
+    let keyring = Keyring::new([1; 32], &[[2; 32]]);
+
+    let entropy: [u8; 16] = std::array::from_fn(|at| sent.get(at).copied().unwrap_or_default());
+    let resumes = if sent.len().is_multiple_of(2) {
+        Resumes::Again
+    } else {
+        Resumes::Parked(CallId::from_entropy(entropy))
+    };
+    let round = u32::from_be_bytes([entropy[0], entropy[1], entropy[2], entropy[3]]);
+    let state = State { resumes, round, expires: LATER, binding };
+    let nonce = std::array::from_fn(|at| entropy[15 - at]);
+    let sealed = keyring.seal(&state, nonce);
+
+    if let Ok(text) = std::str::from_utf8(text) {
+        // What a client makes up is none, unless it is what it got.
+        let opened = keyring.open(text, || panic!("a digest is made of what anybody sends"), NOW);
+        assert_eq!(opened, Err(Unusable::Malformed));
+    }
+    assert_eq!(keyring.open(&sealed, || binding, NOW), Ok(state));
+    assert_eq!(keyring.open(&sealed, || binding, LATER), Err(Unusable::Expired));
+    let rolled = Keyring::new([3; 32], &[[2; 32], [1; 32]]);
+    assert_eq!(rolled.open(&sealed, || binding, NOW), Ok(state));
+    assert_eq!(Keyring::new([2; 32], &[]).open(&sealed, || binding, NOW), Err(Unusable::Malformed));
+
+    // Another request: a member more, which is not one of those that change from round to round.
+    let other = Bytes::from([&b"[0,"[..], &params, b"]"].concat());
+    let foreign = Binding::of(Principal::ANONYMOUS, "/mcp", &Method::ToolsCall, None, Some(&other));
+    assert_eq!(keyring.open(&sealed, || foreign, NOW), Err(Unusable::Foreign));
+
+    // One character another, one more, one less.
+    let at = usize::from(entropy[4]) % sealed.len();
+    for with in ["A", "b", "-", "_", "=", " ", "é", "", "AA"] {
+        let altered = [&sealed[..at], with, &sealed[at + 1..]].concat();
+        if altered != sealed {
+            let opened = keyring.open(&altered, || binding, NOW);
+            assert_eq!(opened, Err(Unusable::Malformed), "{sealed} {altered}");
+        }
+    }
+    spelling_does_not_matter(&params, binding);
+}
+
+/// A client may write its request anew for its retry.
+fn spelling_does_not_matter(params: &Bytes, binding: Binding) {
+    let Ok(value) = serde_json::from_slice::<serde_json::Value>(params) else { return };
+    let anew = serde_json::to_vec_pretty(&value).expect("a value is JSON");
+    // Digits that serde_json drops, and members it merges, mean something else to others.
+    let is_odd = |byte: &u8| matches!(byte, b'.' | b'e' | b'E');
+    if params.iter().any(is_odd) || serde_json::to_vec(&value).expect("JSON").len() < dense(params) {
+        return;
+    }
+    let anew = Binding::of(Principal::ANONYMOUS, "/mcp", &Method::ToolsCall, None, Some(&anew.into()));
+    assert_eq!(anew, binding, "{value}");
+}
+
+/// Bytes without white space; at most too many, where it is in strings.
+fn dense(json: &[u8]) -> usize {
+    json.iter().filter(|byte| !byte.is_ascii_whitespace()).count()
+}

@@ -1,0 +1,274 @@
+//! The readers of event streams against each other: however a stream is cut, each sees the same, and all see
+//! what the decoder sees.
+//!
+//! They differ in what they keep: the cutter keeps all, the decoder gives events, the watch knows what has
+//! gone by, the editor changes one message, the minter puts an id before each event. A client reads what
+//! they let through as the decoder does.
+
+use super::cuttings;
+use bytes::Bytes;
+use deferral::internals::{
+    policy::Resume,
+    protocol::{
+        Frame, Kind,
+        sse::{Cutter, Decoder, SseEvent},
+        watch::{Gist, Watch},
+    },
+    proxy::legacy::{Edited, Minter},
+};
+use http::HeaderValue;
+
+/// What a watch knows.
+#[derive(Debug, PartialEq, Eq)]
+struct Watched {
+    response: Option<Gist>,
+    is_resumable: bool,
+    is_between_events: bool,
+    void: &'static [u8],
+    heard: Vec<Vec<u8>>,
+}
+
+const LIMIT: usize = 1 << 20;
+/// What the response becomes where one is changed. It takes two lines, as an edited message may.
+const CHANGED: &[u8] = b"{\"changed\":\n1}";
+const OURS: &[u8] = b"event: message\ndata: {\"ours\":1}\n\n";
+
+/// `stream` is the body of an answer, as a server sends it until the connection ends.
+pub fn target(stream: &[u8]) {
+    let cut = cut(&[stream]);
+    let events = decoded(&[stream]);
+    let watched = watched(&[stream]);
+    let [kept, same, changed] = [
+        edited(&[stream], None),
+        edited(&[stream], Some(Change::ToItself)),
+        edited(&[stream], Some(Change::ToAnother)),
+    ];
+    let [minted, primed] = [minted(&[stream], false), minted(&[stream], true)];
+    for pieces in cuttings(stream) {
+        assert_eq!(self::cut(&pieces), cut, "{pieces:?}");
+        assert_eq!(decoded(&pieces), events, "{pieces:?}");
+        assert_eq!(self::watched(&pieces), watched, "{pieces:?}");
+        assert_eq!(edited(&pieces, None), kept, "{pieces:?}");
+        assert_eq!(edited(&pieces, Some(Change::ToItself)), same, "{pieces:?}");
+        assert_eq!(edited(&pieces, Some(Change::ToAnother)), changed, "{pieces:?}");
+        assert_eq!(self::minted(&pieces, false), minted, "{pieces:?}");
+        assert_eq!(self::minted(&pieces, true), primed, "{pieces:?}");
+    }
+    nothing_is_lost_between_two_events(stream, &events, &cut);
+    the_watch_knows_what_the_decoder_sees(stream, &events, &watched);
+    only_the_response_is_changed(stream, &events, &kept, &same, &changed);
+    ids_are_all_that_is_minted(stream, &events, &minted, &primed);
+}
+
+/// The events as they were sent, and last what has come of the one that has not ended.
+fn cut(pieces: &[&[u8]]) -> Vec<Bytes> {
+    let mut cutter = Cutter::default();
+    let mut events = Vec::new();
+    for piece in pieces {
+        cutter.feed(piece);
+        events.extend(std::iter::from_fn(|| cutter.next_event()));
+    }
+    events.push(cutter.rest());
+    events
+}
+
+fn decoded(pieces: &[&[u8]]) -> Vec<SseEvent> {
+    let mut decoder = Decoder::new(LIMIT);
+    let mut events = Vec::new();
+    for piece in pieces {
+        decoder.feed(Bytes::copy_from_slice(piece));
+        while let Some(event) = decoder.next_event().expect("no event is so large") {
+            events.push(event);
+        }
+    }
+    events
+}
+
+fn watched(pieces: &[&[u8]]) -> Watched {
+    let mut watch = Watch::listening();
+    let mut heard = Vec::new();
+    for piece in pieces {
+        watch.see(piece);
+        heard.extend(watch.take_heard());
+    }
+    Watched {
+        response: watch.response(),
+        is_resumable: watch.is_resumable(),
+        is_between_events: watch.is_between_events(),
+        void: watch.void(),
+        heard,
+    }
+}
+
+#[derive(Clone, Copy)]
+enum Change {
+    ToItself,
+    ToAnother,
+}
+
+fn edited(pieces: &[&[u8]], change: Option<Change>) -> Vec<u8> {
+    let edit = move |frame: &Frame, _: Option<&HeaderValue>| {
+        Some(match change? {
+            Change::ToItself => frame.as_bytes().clone(),
+            Change::ToAnother => Bytes::from_static(CHANGED),
+        })
+    };
+    let mut edited = Edited::new(Box::new(edit), None, LIMIT);
+    let mut out: Vec<u8> =
+        pieces.iter().flat_map(|piece| edited.feed(Bytes::copy_from_slice(piece))).collect();
+    out.extend_from_slice(&edited.rest());
+    out
+}
+
+/// What was told, in order: whether it got an id, and the bytes.
+fn minted(pieces: &[&[u8]], primes: bool) -> Vec<(Option<u64>, Bytes)> {
+    let resume = Resume { mint: true, bytes: LIMIT, ..Resume::default() };
+    let mut minter = Minter::new([7; 16], primes);
+    let mut told = Vec::new();
+    for piece in pieces {
+        told.extend(minter.feed(&Bytes::copy_from_slice(piece), &resume));
+    }
+    told.extend(minter.rest());
+    let mut joined: Vec<(Option<u64>, Bytes)> = Vec::new();
+    for entry in told {
+        match joined.last_mut() {
+            // What has no id goes by in whatever pieces it came.
+            Some((None, bytes)) if entry.id.is_none() => *bytes = [&bytes[..], &entry.bytes].concat().into(),
+            _ => joined.push((entry.id, entry.bytes)),
+        }
+    }
+    joined
+}
+
+/// What a message is, where both can tell.
+fn judged(event: &SseEvent) -> Option<Gist> {
+    Some(match Frame::parse(event.data.clone()).ok()?.kind() {
+        Kind::Success { .. } => Gist::Result,
+        Kind::Failure { .. } => Gist::Error,
+        Kind::Request { .. } | Kind::Notification { .. } => Gist::Method,
+    })
+}
+
+/// What is left of a message without white space; of a long one nothing is heard.
+fn meant(message: &[u8]) -> Vec<u8> {
+    match message.len() {
+        0..15_000 => message.iter().filter(|byte| !byte.is_ascii_whitespace()).copied().collect(),
+        _ => Vec::new(),
+    }
+}
+
+/// What is cut makes the stream, and the decoder sees an event in a piece, or none.
+fn nothing_is_lost_between_two_events(stream: &[u8], events: &[SseEvent], cut: &[Bytes]) {
+    assert_eq!(cut.concat(), stream);
+    let mut decoder = Decoder::new(LIMIT);
+    let mut seen = Vec::new();
+    for piece in cut {
+        decoder.feed(piece.clone());
+        seen.extend(decoder.next_event().expect("no event is so large"));
+        assert_eq!(decoder.next_event(), Ok(None), "{piece:?} is one");
+    }
+    assert_eq!(seen, events);
+}
+
+fn the_watch_knows_what_the_decoder_sees(stream: &[u8], events: &[SseEvent], watched: &Watched) {
+    // Of what is no message the watch may think what it likes.
+    let messages = || events.iter().filter(|event| !event.data.is_empty());
+    if messages().all(|event| judged(event).is_some()) {
+        let response = messages().filter_map(judged).find(|gist| *gist != Gist::Method);
+        assert_eq!(watched.response, response);
+        let heard: Vec<_> = messages()
+            .filter(|event| judged(event) == Some(Gist::Method))
+            .map(|event| meant(&event.data))
+            .collect();
+        // White space between tokens is not kept as it was.
+        assert_eq!(watched.heard.iter().map(|told| meant(told)).collect::<Vec<_>>(), heard);
+    }
+    let last_id = events.iter().rev().find_map(|event| event.id.as_deref());
+    // Of spaces alone nothing is left in a header.
+    assert_eq!(watched.is_resumable, last_id.is_some_and(|id| !id.trim_matches(' ').is_empty()));
+    // An event of ours, put in behind what makes readers drop one that was cut off.
+    let ours = decoded(&[stream, watched.void, OURS]);
+    let (last, before) = ours.split_last().expect("at least ours");
+    assert_eq!((&last.event.as_deref(), &last.data[..]), (&Some("message"), &b"{\"ours\":1}"[..]));
+    let (before, dropped) = before.split_at(events.len());
+    assert_eq!(before, events, "what had gone by");
+    match dropped {
+        [] => {}
+        [one] => assert_eq!(one.event.as_deref(), Some("incomplete"), "nobody listens for it"),
+        several => panic!("of one event {several:?} was made"),
+    }
+    if watched.is_between_events {
+        assert_eq!((dropped, watched.void), (&[][..], &b""[..]));
+    }
+}
+
+fn only_the_response_is_changed(
+    stream: &[u8],
+    events: &[SseEvent],
+    kept: &[u8],
+    same: &[u8],
+    changed: &[u8],
+) {
+    assert_eq!(kept, stream);
+    let after = decoded(&[same]);
+    assert_eq!(after, events);
+    let mut wanted = events.to_vec();
+    if let Some(response) = wanted.iter_mut().find(|event| judged(event) == Some(Gist::Result)) {
+        response.data = Bytes::from_static(CHANGED);
+    }
+    let after = decoded(&[changed]);
+    // A CR may go on with an LF: what only the last byte of a stream may have ended goes by as it is.
+    assert!(after == wanted || stream.ends_with(b"\r"), "{after:?} is not {wanted:?}");
+}
+
+fn ids_are_all_that_is_minted(
+    stream: &[u8],
+    events: &[SseEvent],
+    minted: &[(Option<u64>, Bytes)],
+    primed: &[(Option<u64>, Bytes)],
+) {
+    let head = |id: u64| format!("id: deferral-{:032x}-{id}\n", u128::from_be_bytes([7; 16]));
+    let bare = |(id, bytes): &(Option<u64>, Bytes)| match id {
+        Some(id) => bytes.strip_prefix(head(*id).as_bytes()).expect("an id in front").to_vec(),
+        None => bytes.to_vec(),
+    };
+    assert_eq!(minted.iter().flat_map(bare).collect::<Vec<_>>(), stream);
+    let ids: Vec<_> = minted.iter().filter_map(|(id, _)| *id).collect();
+    assert_eq!(ids, (0..ids.len() as u64).collect::<Vec<_>>());
+
+    // Up to the first id of the server's own, each event that says something has one of ours.
+    let all: Vec<u8> = minted.iter().flat_map(|(_, bytes)| bytes.to_vec()).collect();
+    let after = decoded(&[&all]);
+    assert_eq!(after.len(), events.len());
+    let mut next = 0;
+    for (before, after) in events.iter().zip(&after) {
+        let mut wanted = before.clone();
+        if after.id != before.id {
+            wanted.id = Some(head(next)["id: ".len()..].trim_end().to_owned());
+            next += 1;
+        }
+        assert_eq!(*after, wanted);
+    }
+    assert_eq!(next as usize, ids.len());
+    let of_server = events.iter().position(|event| event.id.is_some()).unwrap_or(events.len());
+    let has_id = |(event, after): (&SseEvent, &SseEvent)| event.data.is_empty() || after.id.is_some();
+    // An id with NUL is none, but a server that writes one gives ids itself, and is left alone.
+    // And what only a CR at the end may have ended goes by without.
+    let is_left_alone = stream.contains(&0) || stream.ends_with(b"\r");
+    assert!(is_left_alone || events[..of_server].iter().zip(&after).all(has_id));
+
+    // A client that knows events without data gets one first.
+    match ids[..] {
+        [] => assert_eq!(primed, minted),
+        _ => {
+            let all: Vec<u8> = primed.iter().flat_map(|(_, bytes)| bytes.to_vec()).collect();
+            let primed = decoded(&[&all]);
+            let (prime, rest) = primed
+                .iter()
+                .position(|event| event.id.as_deref().is_some_and(|id| id.starts_with("deferral-")))
+                .map(|at| (&primed[at], primed.len() - 1))
+                .expect("an event with our id");
+            assert_eq!((prime.data.len(), rest), (0, events.len()));
+        }
+    }
+}
