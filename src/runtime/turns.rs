@@ -1,7 +1,7 @@
 //! Locks and tasks, for what is also run in every order that chance finds.
 //!
 //! They are the standard library's and tokio's. In this crate's own tests a lock is also a place where
-//! another task may go on first, and a task one of the checker's, for as long as [`try_orders`] runs: what is
+//! another task may go on first, and a task one of the checker's, for as long as `try_orders` runs: what is
 //! checked is then the very code that is shipped.
 
 use std::future::Future;
