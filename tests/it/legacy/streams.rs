@@ -106,15 +106,14 @@ async fn a_call_waits_for_the_stream_that_was_opened_before_it() {
 
 #[tokio::test]
 async fn a_stream_that_has_begun_is_kept_alive_between_its_events() {
-    let world = World::new().await;
+    let world = Setup::new().route("held: { comments: 400ms }").start().await;
     let (mut stream, events) = begun(&world, 1).await;
     events.raw("data: {}\n\n");
     assert_eq!(piece(&mut stream).await, "data: {}\n\n");
-    // The front's own pace.
     assert_eq!(piece(&mut stream).await, ":\n\n");
     events.raw("data: {\"jsonrpc\":");
     assert_eq!(piece(&mut stream).await, "data: {\"jsonrpc\":");
-    let beginning = tokio::time::timeout(std::time::Duration::from_secs(6), stream.piece()).await;
+    let beginning = tokio::time::timeout(std::time::Duration::from_millis(1_500), stream.piece()).await;
     assert!(beginning.is_err(), "never within an event");
     events.raw("\"2.0\",\"id\":1,\"result\":{}}\n\n");
     assert_eq!(piece(&mut stream).await, "\"2.0\",\"id\":1,\"result\":{}}\n\n");
