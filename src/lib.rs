@@ -30,7 +30,7 @@
 //! | `upstream` | the servers behind: connections, sessions, who is asked what |
 //! | `store` | where records of tasks are kept |
 //! | `telemetry` | the access line and other happenings, and the log they go to |
-//! | `runtime` | the clock, randomness, and the signal to stop |
+//! | `runtime` | the clock, randomness, the network and its descriptors, and the signal to stop |
 //! | `bridge` | one era's messages for a client of the other, and what becomes of a call |
 //! | `dialect` | what clients send, read |
 //! | `policy` | what the operator wants, as values |
