@@ -6,7 +6,10 @@ mod support;
 
 use bytes::Bytes;
 use deferral::internals::{
-    bridge::{Action, Exchange, exchange::Patience},
+    bridge::{
+        Action, Exchange,
+        exchange::{Deadlines, Manner},
+    },
     protocol::Timestamp,
     runtime::{Clock, SystemClock},
     task::{Event, Owner, PollBounds, Record, Scope, TaskId, apply, view},
@@ -30,7 +33,7 @@ fn main() {
 }
 
 /// A task at once, so that the deadline is there when it is looked for.
-const PATIENCE: Patience = Patience {
+const DEADLINES: Deadlines = Deadlines {
     defer_after: Some(Duration::ZERO),
     settle: Duration::from_millis(25),
     park: Duration::from_secs(300),
@@ -45,7 +48,7 @@ fn exchanges(now: Instant) {
 }
 
 fn inline(now: Instant) -> Option<Action<u64>> {
-    let mut exchange = Exchange::new(PATIENCE, now);
+    let mut exchange = Exchange::new(Manner::Rounds, DEADLINES, now);
     exchange.handle_final(7);
     exchange.poll_action()
 }
@@ -64,7 +67,7 @@ fn cancelled(now: Instant) -> Option<Action<u64>> {
 
 /// An exchange whose client has the handle of its task.
 fn in_hand(now: Instant) -> Exchange<u64> {
-    let mut exchange = Exchange::new(PATIENCE, now);
+    let mut exchange = Exchange::new(Manner::Rounds, DEADLINES, now);
     exchange.handle_timeout(now);
     exchange.poll_action();
     exchange.handle_stored(true, now);

@@ -6,7 +6,7 @@ use crate::{
     config,
     config::Config,
     front, policy,
-    proxy::{Endpoint, Service, Tasks},
+    proxy::{Endpoint, Ledger, Service, Switchboard},
     runtime::{Clock, Descriptors, Drain, Net, Room, Shares, SystemClock, random},
     store::{Bounds, Memory, Store},
     telemetry::{Drained, Draining, Started},
@@ -31,7 +31,7 @@ pub struct Running {
     stages: Stages,
     clock: Arc<dyn Clock>,
     upstreams: Vec<Arc<dyn Upstream>>,
-    tasks: Arc<Tasks>,
+    ledger: Arc<Ledger>,
     limit: Duration,
 }
 
@@ -103,8 +103,9 @@ pub fn start_with(mut config: Config, net: &Net, store: Arc<dyn Store>) -> Resul
     let (overdue, too_late) = Drain::new();
     let (closing, closed) = Drain::new();
 
-    let tasks = Tasks::new(store, config.quotas, Arc::clone(&clock));
-    tokio::spawn(Arc::clone(&tasks).look_after(too_late.clone()));
+    let switchboard = Arc::<Switchboard>::default();
+    let ledger = Ledger::new(store, config.quotas, Arc::clone(&clock));
+    tokio::spawn(Arc::clone(&ledger).look_after(too_late.clone()));
 
     let keyring = Arc::new(keyring(&config.state_keys));
     let mut upstreams = Vec::new();
@@ -121,7 +122,8 @@ pub fn start_with(mut config: Config, net: &Net, store: Arc<dyn Store>) -> Resul
         services.push(Arc::new(Endpoint::new(
             route,
             upstream,
-            Arc::clone(&tasks),
+            Arc::clone(&ledger),
+            Arc::clone(&switchboard),
             Arc::clone(&clock),
             Arc::clone(&keyring),
             [stopping.clone(), too_late.clone(), closed.clone()],
@@ -147,7 +149,7 @@ pub fn start_with(mut config: Config, net: &Net, store: Arc<dyn Store>) -> Resul
         stages: Stages { draining, overdue, closing },
         clock,
         upstreams,
-        tasks,
+        ledger,
         limit: config.drain,
     })
 }
@@ -283,7 +285,7 @@ impl Running {
     async fn at_rest(&self) {
         loop {
             self.stages.draining.over().await;
-            self.tasks.all_fetched().await;
+            self.ledger.all_fetched().await;
             // A client may have come back meanwhile.
             if self.stages.draining.unfinished() == 0 {
                 return;
@@ -292,9 +294,9 @@ impl Running {
     }
 
     fn left(&self) -> Left {
-        let tasks = self.tasks.working();
+        let tasks = self.ledger.working();
         let calls = self.stages.draining.unfinished().saturating_sub(tasks);
-        Left { calls, tasks, results: self.tasks.unfetched(), is_final: false }
+        Left { calls, tasks, results: self.ledger.unfetched(), is_final: false }
     }
 }
 

@@ -15,7 +15,7 @@ pub mod bridge {
     }
 
     pub mod exchange {
-        pub use crate::bridge::exchange::{Ask, Patience, Phase};
+        pub use crate::bridge::exchange::{Ask, Deadlines, Manner, Phase};
     }
 
     pub mod offer {
@@ -24,6 +24,10 @@ pub mod bridge {
 
     pub mod raise {
         pub use crate::bridge::raise::{error, notice, request, response, result};
+    }
+
+    pub mod relay {
+        pub use crate::bridge::relay::{Action, Loss, Phase, Relay, Verdict};
     }
 
     pub mod resume {
@@ -39,7 +43,7 @@ pub mod dialect {
     pub use crate::dialect::{Call, Caller, Credentials, Principal};
 
     pub mod legacy {
-        pub use crate::dialect::legacy::{Answers, Message, Post, cancels};
+        pub use crate::dialect::legacy::{Anchor, Answers, Message, Post, cancels};
     }
 
     pub mod modern {
@@ -53,14 +57,15 @@ pub mod front {
 
 pub mod policy {
     pub use crate::policy::{
-        Access, Defer, Held, LegacyTasks, Mode, Pattern, PrincipalSource, Questions, Resume, Route,
-        SHORTEST_RETENTION,
+        Access, Defer, Held, LegacyTasks, Mode, Pattern, PrincipalSource, Questions, Quotas, Resume, Route,
+        SHORTEST_RETENTION, Silence,
     };
 }
 
 pub mod protocol {
     pub use crate::protocol::{
-        Capabilities, Frame, FrameError, Heartbeat, Id, InputRequest, Kind, Method, Timestamp, meta,
+        Capabilities, ErrorObject, Frame, FrameError, Heartbeat, Id, InputRequest, Kind, Method, Timestamp,
+        meta,
     };
 
     pub mod canonical {
@@ -89,20 +94,22 @@ pub mod protocol {
         pub use crate::protocol::tool_result::{is_error, words};
     }
 
-    pub mod watch {
-        pub use crate::protocol::watch::{Gist, Glance, Watch};
+    pub mod sse_watch {
+        pub use crate::protocol::sse_watch::{Gist, Glance, Watch};
     }
 
-    pub mod words {
-        pub use crate::protocol::words::LONGEST;
+    pub mod status_message {
+        pub use crate::protocol::status_message::LONGEST;
     }
 }
 
 pub mod proxy {
-    pub use crate::proxy::{Account, Commit, Item, Items, Passage, Passed, Passing, Reply, Service};
+    pub use crate::proxy::{
+        AccessSummary, Commit, Item, Items, Ledger, NoRoom, Passage, Passed, Passing, Reply, Service,
+    };
 
     pub mod legacy {
-        pub use crate::proxy::legacy::{Edited, Entry, Minter};
+        pub use crate::proxy::legacy::{Edited, Entry, Minter, Sieve};
     }
 }
 
@@ -140,11 +147,11 @@ pub mod telemetry {
 
 pub mod upstream {
     pub use crate::upstream::{
-        Config, Document, Event, Identity, Limits, Lost, Question, Replies, Report, Request, Streamable,
+        CallError, Config, Document, Event, Identity, Limits, Question, Replies, Report, Request, Streamable,
         Timeouts, Upstream,
     };
 
     pub mod http1 {
-        pub use crate::upstream::http1::{Framing, Next, head, is_kept};
+        pub use crate::upstream::http1::{Framing, HeadReader, Next, is_kept};
     }
 }

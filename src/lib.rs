@@ -21,7 +21,9 @@
 //!
 //! | folder | |
 //! |---|---|
-//! | `cli` | what people type, a file for each command |
+//! | `cli` | what people type, a file for each command, and what they are shown |
+//! | `client` | a small client: calls a tool, follows its task, hands on what is asked |
+//! | `demo` | the slow server that the demo shows |
 //! | `config` | the configuration: read, checked, and given to each part as what it asks for |
 //! | `app` | builds every part and joins them; begins here and ends here |
 //! | `admin` | the operator's address |
@@ -49,7 +51,9 @@ mod admin;
 mod app;
 mod bridge;
 mod cli;
+mod client;
 mod config;
+mod demo;
 mod dialect;
 mod front;
 #[doc(hidden)]

@@ -19,6 +19,8 @@ struct Series {
     scenario: Scenario,
     /// The series of the bare proxy that it is measured by.
     base: usize,
+    /// The series of the binary that it is held against.
+    baseline: Option<usize>,
     /// Which process it is.
     process: usize,
     load: Load,
@@ -41,7 +43,11 @@ pub(crate) async fn measure(yard: &Yard, options: &Options, report: &mut Report)
         let ask = scenario.prepare(address).await.map_err(about)?;
         let load = Load::open(address, options.connections, ask).await.map_err(about)?;
         let base = base(&all, scenario);
-        all.push(Series { proxy, scenario, base, process, load, rounds: Vec::new() });
+        all.push(Series { proxy, scenario, base, baseline: None, process, load, rounds: Vec::new() });
+    }
+    for at in 0..all.len() {
+        let like = |one: &Series| one.proxy == Proxy::Baseline && one.scenario == all[at].scenario;
+        all[at].baseline = all.iter().position(like).filter(|_| all[at].proxy == Proxy::Deferral);
     }
     for round in 1..=options.rounds() {
         eprintln!("round {round} of {}", options.rounds());
@@ -57,12 +63,13 @@ pub(crate) async fn measure(yard: &Yard, options: &Options, report: &mut Report)
         }
     }
     for series in &all {
-        report.costs.push(cost(series, &all[series.base], options.calls()));
+        let baseline = series.baseline.map(|at| &all[at]);
+        report.costs.push(cost(series, &all[series.base], baseline, options.calls()));
     }
     Ok(())
 }
 
-/// What is measured, the bare proxy first.
+/// What is measured, the bare proxy first, and what is held against each other side by side.
 fn plan(options: &Options) -> Vec<(Proxy, Scenario)> {
     let plain = [Scenario::Fast(Client::Plain), Scenario::Streamed(Client::Plain)];
     let ours = [
@@ -79,7 +86,7 @@ fn plan(options: &Options) -> Vec<(Proxy, Scenario)> {
     let quiet = [plain[0], Scenario::Completed];
     let peers = peers().flat_map(|peer| plain.map(|scenario| (peer, scenario)));
     peers
-        .chain(ours.map(|scenario| (Proxy::Deferral, scenario)))
+        .chain(ours.into_iter().flat_map(|scenario| options.ours().map(move |proxy| (proxy, scenario))))
         .chain(quiet.map(|scenario| (Proxy::Quiet, scenario)))
         // Without the bare proxy there is nothing to compare with.
         .filter(|(proxy, scenario)| {
@@ -99,10 +106,12 @@ fn base(all: &[Series], scenario: Scenario) -> usize {
     found.unwrap_or(all.len())
 }
 
-fn cost(series: &Series, base: &Series, calls: usize) -> Cost {
+fn cost(series: &Series, base: &Series, baseline: Option<&Series>, calls: usize) -> Cost {
     let each = |cpu: &Cpu| cpu.ns as f64 / 1e3 / calls as f64;
-    let ratios: Vec<_> =
-        series.rounds.iter().zip(&base.rounds).map(|(one, bare)| one.ns as f64 / bare.ns as f64).collect();
+    let to = |other: &Series| -> Vec<f64> {
+        series.rounds.iter().zip(&other.rounds).map(|(one, other)| one.ns as f64 / other.ns as f64).collect()
+    };
+    let ratios = to(base);
     let all = series.rounds.iter().fold(Cpu::default(), |sum, round| sum.and(*round));
     Cost {
         proxy: series.proxy.name(),
@@ -112,6 +121,7 @@ fn cost(series: &Series, base: &Series, calls: usize) -> Cost {
         ratio: median(ratios.iter().copied()),
         ratio_least: ratios.iter().copied().fold(f64::INFINITY, f64::min),
         ratio_most: ratios.iter().copied().fold(0.0, f64::max),
+        baseline: baseline.map(|other| median(to(other).into_iter())),
         goal: matches!(series.proxy, Proxy::Deferral | Proxy::Quiet).then(|| series.scenario.goal()),
     }
 }

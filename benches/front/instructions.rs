@@ -34,7 +34,11 @@ pub(crate) async fn measure(yard: &Yard, options: &Options, report: &mut Report)
     ];
     let plan = peers()
         .map(|peer| (peer, Scenario::Fast(Client::Plain)))
-        .chain(ours.map(|scenario| (Proxy::Deferral, scenario)))
+        // The older binary first, so that there is something to hold the other against.
+        .chain(ours.into_iter().flat_map(|scenario| {
+            let proxies: Vec<_> = options.ours().collect();
+            proxies.into_iter().rev().map(move |proxy| (proxy, scenario))
+        }))
         .chain([(Proxy::Quiet, Scenario::Fast(Client::Plain)), (Proxy::Quiet, Scenario::Completed)]);
     let mut bare = None;
     for (proxy, scenario) in plan {
@@ -46,11 +50,17 @@ pub(crate) async fn measure(yard: &Yard, options: &Options, report: &mut Report)
         let many = count(yard, &valgrind, proxy, scenario, MANY).await?;
         let each = many.saturating_sub(few) as f64 / (MANY - FEW) as f64;
         let base = *bare.get_or_insert(each);
+        let older = report
+            .instructions
+            .iter()
+            .find(|one| one.proxy == Proxy::Baseline.name() && one.scenario == scenario.name());
+        let baseline = older.filter(|_| proxy == Proxy::Deferral).map(|older| each / older.each);
         report.instructions.push(Instructions {
             proxy: proxy.name(),
             scenario: scenario.name(),
             each,
             ratio: each / base,
+            baseline,
         });
     }
     Ok(())

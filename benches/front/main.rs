@@ -63,6 +63,9 @@ pub(crate) struct Options {
     /// Another binary than the one cargo has built for this bench.
     #[arg(long, value_name = "FILE", default_value = env!("CARGO_BIN_EXE_deferral"))]
     deferral: PathBuf,
+    /// An older binary to measure beside it, in turns: what is asked of it is what both know.
+    #[arg(long, value_name = "FILE")]
+    baseline: Option<PathBuf>,
     /// Connections with one call in flight each.
     #[arg(long, value_name = "N", default_value_t = 64)]
     connections: usize,
@@ -112,6 +115,7 @@ async fn measure(options: &Options) -> Result<(), Failure> {
         upstream: server.address,
         folder: folder.path().to_owned(),
         deferral: options.deferral.clone(),
+        baseline: options.baseline.clone(),
     };
     let mut report = Report::default();
     if proxies::nginx().is_none() {
@@ -142,6 +146,11 @@ impl Options {
 
     pub(crate) fn held(&self) -> usize {
         self.held.unwrap_or(if self.quick { 500 } else { 2_000 })
+    }
+
+    /// What is measured: the binary, and the one it is held against.
+    pub(crate) fn ours(&self) -> impl Iterator<Item = Proxy> {
+        [Proxy::Deferral].into_iter().chain(self.baseline.is_some().then_some(Proxy::Baseline))
     }
 
     pub(crate) fn wants(&self, name: &str) -> bool {

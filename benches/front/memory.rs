@@ -27,8 +27,10 @@ const SPARE: u64 = 256;
 
 pub(crate) async fn measure(yard: &Yard, options: &Options, report: &mut Report) -> Result<(), Failure> {
     let count = affordable(options.held(), report)?;
-    let held = peers().chain([Proxy::Deferral]).map(|proxy| (proxy, "held call"));
-    for (proxy, what) in held.chain([(Proxy::Deferral, PARKED)]) {
+    // The older binary first, so that there is something to hold the other against.
+    let ours: Vec<_> = options.ours().collect();
+    let held = peers().chain(ours.iter().rev().copied()).map(|proxy| (proxy, "held call"));
+    for (proxy, what) in held.chain(ours.iter().rev().map(|proxy| (*proxy, PARKED))) {
         if !options.wants(proxy.name()) && !options.wants(what) {
             continue;
         }
@@ -43,12 +45,15 @@ pub(crate) async fn measure(yard: &Yard, options: &Options, report: &mut Report)
         arrived(yard.upstream, count).await?;
         sleep(SETTLE).await;
         let kib = (process.resident()? - before) / count as f64;
+        let older = report.memory.iter().find(|one| one.proxy == Proxy::Baseline.name() && one.what == what);
+        let baseline = older.filter(|_| proxy == Proxy::Deferral).map(|older| kib / older.kib);
         report.memory.push(Memory {
             proxy: proxy.name(),
             what,
             count,
             kib,
             before_mib: before / 1024.0,
+            baseline,
             goal: (what == PARKED).then_some(24.0),
         });
         drop((connections, process));

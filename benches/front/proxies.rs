@@ -14,6 +14,7 @@ pub(crate) struct Yard {
     /// For configurations and logs.
     pub(crate) folder: PathBuf,
     pub(crate) deferral: PathBuf,
+    pub(crate) baseline: Option<PathBuf>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,6 +24,8 @@ pub(crate) enum Proxy {
     Nginx,
     /// As people start it: one access line a call, to a descriptor nobody reads.
     Deferral,
+    /// Another binary of it, started likewise.
+    Baseline,
     /// With warnings only.
     Quiet,
 }
@@ -35,6 +38,7 @@ impl Proxy {
             Self::Bare => "bare hyper",
             Self::Nginx => "nginx",
             Self::Deferral => "deferral",
+            Self::Baseline => "baseline",
             Self::Quiet => "deferral, log off",
         }
     }
@@ -68,10 +72,14 @@ impl Proxy {
                 command.arg("-p").arg(&folder).args(["-c", "nginx.conf", "-e", "stderr"]);
                 Process::start_at(&mut command, address).await
             }
-            Self::Deferral | Self::Quiet => {
+            Self::Deferral | Self::Baseline | Self::Quiet => {
+                let program = match self {
+                    Self::Baseline => yard.baseline.as_ref().ok_or("no baseline is named")?,
+                    _ => &yard.deferral,
+                };
                 let config = yard.folder.join("deferral.yaml");
                 fs::write(&config, deferral_config(yard.upstream))?;
-                let mut command = command(&yard.deferral);
+                let mut command = command(program);
                 command.arg("serve").arg("--config").arg(config).env_remove("DEFERRAL_LOG");
                 if self == Self::Quiet {
                     command.env("DEFERRAL_LOG", "warn");

@@ -25,6 +25,8 @@ pub(crate) struct Cost {
     pub(crate) ratio: f64,
     pub(crate) ratio_least: f64,
     pub(crate) ratio_most: f64,
+    /// To the older binary in the same round, the median.
+    pub(crate) baseline: Option<f64>,
     pub(crate) goal: Option<f64>,
 }
 
@@ -35,6 +37,8 @@ pub(crate) struct Instructions {
     pub(crate) scenario: &'static str,
     pub(crate) each: f64,
     pub(crate) ratio: f64,
+    /// To the older binary.
+    pub(crate) baseline: Option<f64>,
 }
 
 /// Resident memory of a proxy for each thing it holds.
@@ -46,6 +50,8 @@ pub(crate) struct Memory {
     pub(crate) kib: f64,
     /// What the process had before, in MiB.
     pub(crate) before_mib: f64,
+    /// To the older binary.
+    pub(crate) baseline: Option<f64>,
     pub(crate) goal: Option<f64>,
 }
 
@@ -71,11 +77,14 @@ impl Report {
     }
 
     fn print_costs(&self) {
-        let head = ("CPU a call", "us", "user", "x bare", "rounds", "goal");
-        println!("\n{:<60} {:>7} {:>6} {:>7} {:>12} {:>6}", head.0, head.1, head.2, head.3, head.4, head.5);
+        let head = ("CPU a call", "us", "user", "x bare", "rounds", "goal", "x old");
+        println!(
+            "\n{:<60} {:>7} {:>6} {:>7} {:>12} {:>6} {:>6}",
+            head.0, head.1, head.2, head.3, head.4, head.5, head.6
+        );
         for cost in &self.costs {
             println!(
-                "{:<18} {:<41} {:>7.1} {:>5.0}% {:>7.2} {:>12} {:>6}",
+                "{:<18} {:<41} {:>7.1} {:>5.0}% {:>7.2} {:>12} {:>6} {:>6}",
                 cost.proxy,
                 cost.scenario,
                 cost.cpu_us,
@@ -83,6 +92,7 @@ impl Report {
                 cost.ratio,
                 format!("{:.2}..{:.2}", cost.ratio_least, cost.ratio_most),
                 shown(cost.goal),
+                against(cost.baseline),
             );
         }
     }
@@ -91,9 +101,19 @@ impl Report {
         if self.instructions.is_empty() {
             return;
         }
-        println!("\n{:<60} {:>7} {:>14}", "instructions a call, kernel not counted", "", "x bare");
+        println!(
+            "\n{:<60} {:>7} {:>14} {:>6}",
+            "instructions a call, kernel not counted", "", "x bare", "x old"
+        );
         for count in &self.instructions {
-            println!("{:<18} {:<41} {:>7.0} {:>14.2}", count.proxy, count.scenario, count.each, count.ratio);
+            println!(
+                "{:<18} {:<41} {:>7.0} {:>14.2} {:>6}",
+                count.proxy,
+                count.scenario,
+                count.each,
+                count.ratio,
+                against(count.baseline)
+            );
         }
     }
 
@@ -101,15 +121,16 @@ impl Report {
         if self.memory.is_empty() {
             return;
         }
-        println!("\n{:<60} {:>7} {:>14} {:>19}", "resident memory", "KiB", "of", "goal");
+        println!("\n{:<60} {:>7} {:>14} {:>19} {:>6}", "resident memory", "KiB", "of", "goal", "x old");
         for memory in &self.memory {
             println!(
-                "{:<18} {:<41} {:>7.1} {:>14} {:>19}",
+                "{:<18} {:<41} {:>7.1} {:>14} {:>19} {:>6}",
                 memory.proxy,
                 memory.what,
                 memory.kib,
                 memory.count,
                 shown(memory.goal),
+                against(memory.baseline),
             );
         }
     }
@@ -117,6 +138,11 @@ impl Report {
 
 fn shown(goal: Option<f64>) -> String {
     goal.map(|goal| format!("{goal:.1}")).unwrap_or_default()
+}
+
+/// With the two digits that a comparison with what was needs.
+fn against(ratio: Option<f64>) -> String {
+    ratio.map(|ratio| format!("{ratio:.2}")).unwrap_or_default()
 }
 
 /// The middle one, or 0 of none.

@@ -14,69 +14,9 @@ use crate::protocol::{
 };
 use bytes::Bytes;
 use serde_json::value::RawValue;
-use std::collections::{BTreeSet, VecDeque};
 
+pub use crate::protocol::input_keys::Keys;
 pub use form::Invalid;
-
-/// Gives each question of one call a key of its own, the same ones in the same order whenever the
-/// call is made: answers may come along with the first request, before anything was asked.
-///
-/// The names an operator chose come first, in their order, whatever is asked; then follow
-/// `elicitation-1`, `sampling-1`, `roots-1`, `elicitation-2`, counted by kind. No key is given
-/// twice, so it outlives the answer: a task's keys must be unique for its whole life (tasks
-/// extension, *Task Update Requests*).
-#[derive(Clone, Debug, Default)]
-pub struct Keys {
-    /// Chosen names that no question has yet.
-    unused: VecDeque<String>,
-    /// All chosen names, which are not made up again.
-    chosen: BTreeSet<String>,
-    /// How many keys of a kind were looked at: elicitation, sampling, roots, addresses.
-    counts: [u32; 4],
-}
-
-// === impl Keys ===
-
-impl Keys {
-    /// The keys of a call whose questions have been given these names. A name that is repeated
-    /// counts once.
-    pub fn new<N: Into<String>>(names: impl IntoIterator<Item = N>) -> Self {
-        let mut keys = Self::default();
-        for name in names.into_iter().map(Into::into) {
-            if keys.chosen.insert(name.clone()) {
-                keys.unused.push_back(name);
-            }
-        }
-        keys
-    }
-
-    /// The key of the next question.
-    pub fn give(&mut self, kind: InputKind) -> String {
-        let slot = match kind {
-            InputKind::Elicitation => 0,
-            InputKind::Sampling => 1,
-            InputKind::Roots => 2,
-        };
-        self.unused.pop_front().unwrap_or_else(|| self.count(slot, kind.as_str()))
-    }
-
-    /// The key of the next address to go to before the call is made again: `url-1` and so on. Never
-    /// a chosen name and never one [`Keys::give`] gives, because the answer comes along when the
-    /// call is made anew, and must not be taken for an answer to that call's own first question.
-    fn give_url(&mut self) -> String {
-        self.count(3, "url")
-    }
-
-    fn count(&mut self, slot: usize, word: &str) -> String {
-        loop {
-            self.counts[slot] += 1;
-            let key = format!("{word}-{}", self.counts[slot]);
-            if !self.chosen.contains(&key) {
-                return key;
-            }
-        }
-    }
-}
 
 /// The answer for the server if it is one to this question: the client's bytes without
 /// `resultType`, which only its own era knows.
@@ -241,7 +181,6 @@ fn write_string(text: &str, out: &mut Vec<u8>) {
 mod tests {
     use super::*;
     use crate::protocol::meta;
-    use proptest::prelude::*;
     use serde_json::{Value, json};
 
     const KINDS: [InputKind; 3] = InputKind::ALL;
@@ -255,46 +194,6 @@ mod tests {
         check_answer(question, &Bytes::copy_from_slice(answer.as_bytes()))
             .map(|bytes| String::from_utf8(bytes.to_vec()).expect("utf-8"))
             .map_err(|invalid| invalid.to_string())
-    }
-
-    #[test]
-    fn chosen_names_come_first_and_then_each_kind_is_counted() {
-        let [ask, sample, roots] = KINDS;
-        let mut keys = Keys::new(["user_name", "elicitation-1", "user_name"]);
-        let given: Vec<_> =
-            [sample, ask, ask, sample, roots, ask, sample].into_iter().map(|kind| keys.give(kind)).collect();
-        assert_eq!(
-            given,
-            [
-                "user_name",
-                "elicitation-1",
-                "elicitation-2",
-                "sampling-1",
-                "roots-1",
-                "elicitation-3",
-                "sampling-2"
-            ]
-        );
-    }
-
-    proptest! {
-        #[test]
-        fn no_key_is_given_twice_and_the_same_call_gets_the_same(
-            names in prop::collection::vec("(elicitation|sampling|roots|url)-[1-4]|[a-c]", 0..6),
-            // The last stands for an address.
-            asked in prop::collection::vec(0usize..4, 0..16),
-        ) {
-            let run = || {
-                let mut keys = Keys::new(names.clone());
-                asked.iter().map(|&at| match KINDS.get(at) {
-                    Some(kind) => keys.give(*kind),
-                    None => keys.give_url(),
-                }).collect::<Vec<_>>()
-            };
-            let given = run();
-            prop_assert_eq!(given.iter().collect::<BTreeSet<_>>().len(), given.len(), "{:?}", given);
-            prop_assert_eq!(run(), given);
-        }
     }
 
     #[test]

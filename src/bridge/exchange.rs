@@ -10,6 +10,11 @@
 //!   once, unless the server had already answered;
 //! - a question is put on the call itself before a task exists, and inside the task afterwards.
 //!
+//! How a client is asked on the call itself, and what its leaving means, is its [`Manner`]. How a server
+//! asks has two shapes: its call goes on and waits for the answer ([`Exchange::handle_question`]), or it
+//! turns the call over, so that nothing is in flight until the call is made again with all the answers
+//! ([`Exchange::handle_turn_over`]).
+//!
 //! `F` is the server's final word; the exchange carries it and never looks inside. Questions are
 //! numbers here: what they say is the business of whoever carries the actions out.
 
@@ -25,14 +30,18 @@ pub enum Action<F> {
     Reply(F),
     /// Answer the client's own request with these questions; it will come back with answers.
     Ask(BTreeSet<Ask>),
+    /// Put a question on the stream that answers the client's own request.
+    AskOnStream(Ask),
     /// Store the task, then say whether it worked ([`Exchange::handle_stored`]).
     Store,
     /// Answer the client's own request with the handle of the stored task.
     ReplyTask,
     /// Put a question inside the task.
     AskInTask(Ask),
-    /// Take a question off the task again.
-    WithdrawInTask(Ask),
+    /// Take a question back, wherever it has been put.
+    Withdraw(Ask),
+    /// Make the call again, with the answers to all that the server turned it over for.
+    Turn,
     /// Tell the server that nobody answers this question.
     Decline(Ask),
     /// Keep the server's final word in the task.
@@ -48,7 +57,7 @@ pub type Ask = u32;
 
 /// How long things may take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Patience {
+pub struct Deadlines {
     /// When a call becomes a task, counted from its start and again from each retry. Where it is
     /// nothing the call is a task at once, whatever arrives meanwhile.
     pub defer_after: Option<Duration>,
@@ -58,11 +67,28 @@ pub struct Patience {
     pub park: Duration,
 }
 
+/// How a client is asked before there is a task, and what its leaving means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Manner {
+    /// Its call is answered with the questions, and it comes back with the answers. One that leaves before
+    /// it has an answer cancels its call (2026-07-28, *Multi Round-Trip Requests*; *Cancellation*).
+    Rounds,
+    /// It is asked on the stream that answers its call, which goes on. One that leaves cancels nothing, and
+    /// is owed what comes of it: as a task, where it may be one (2025-11-25, *Sending Messages to the
+    /// Server*).
+    Stream,
+}
+
 /// One call in flight.
 #[derive(Clone, Debug)]
 pub struct Exchange<F> {
     state: State<F>,
-    patience: Patience,
+    manner: Manner,
+    deadlines: Deadlines,
+    /// What must be answered before the call is made again. While there is any, the server has no call.
+    turned_over: Option<BTreeSet<Ask>>,
+    /// A client that is owed its result has left.
+    left: bool,
     actions: VecDeque<Action<F>>,
 }
 
@@ -97,9 +123,9 @@ pub enum Phase {
     Done,
 }
 
-// === impl Patience ===
+// === impl Deadlines ===
 
-impl Patience {
+impl Deadlines {
     /// Whether the call is a task at once, and not only if it turns out to be slow.
     fn is_at_once(&self) -> bool {
         self.defer_after == Some(Duration::ZERO)
@@ -110,20 +136,30 @@ impl Patience {
 
 impl<F> Exchange<F> {
     /// A call that is sent at `now`.
-    pub fn new(patience: Patience, now: Instant) -> Self {
+    pub fn new(manner: Manner, deadlines: Deadlines, now: Instant) -> Self {
         let state = State::Inline {
-            defer_at: patience.defer_after.map(|after| now + after),
+            defer_at: deadlines.defer_after.map(|after| now + after),
             asked: BTreeSet::new(),
             settle_at: None,
         };
-        Self { state, patience, actions: VecDeque::new() }
+        Self::begun(manner, deadlines, state)
+    }
+
+    /// A call that is stored as a task before it is sent, and whose client has the handle.
+    pub fn of_a_task(manner: Manner, deadlines: Deadlines) -> Self {
+        Self::begun(manner, deadlines, State::Deferred)
+    }
+
+    fn begun(manner: Manner, deadlines: Deadlines, state: State<F>) -> Self {
+        Self { state, manner, deadlines, turned_over: None, left: false, actions: VecDeque::new() }
     }
 
     /// The server's final word: its response, or that there will be none.
     pub fn handle_final(&mut self, word: F) {
+        self.turned_over = None;
         match &mut self.state {
             State::Inline { defer_at: Some(_), asked, .. }
-                if self.patience.is_at_once() && asked.is_empty() =>
+                if self.deadlines.is_at_once() && asked.is_empty() =>
             {
                 self.state = State::Deferring { asked: BTreeSet::new(), word: Some(word) };
                 self.actions.push_back(Action::Store);
@@ -160,7 +196,10 @@ impl<F> Exchange<F> {
             }
             State::Inline { asked, settle_at, .. } => {
                 asked.insert(ask);
-                settle_at.get_or_insert(now + self.patience.settle);
+                match self.manner {
+                    Manner::Rounds => drop(settle_at.get_or_insert(now + self.deadlines.settle)),
+                    Manner::Stream => self.actions.push_back(Action::AskOnStream(ask)),
+                }
             }
             // Put with the next round, when the client comes back.
             State::Parked { asked, .. } | State::Deferring { asked, .. } => {
@@ -175,20 +214,80 @@ impl<F> Exchange<F> {
         }
     }
 
+    /// The server asks these, and ends the call with that: it is made again once all of them are answered.
+    pub fn handle_turn_over(&mut self, asks: BTreeSet<Ask>, now: Instant) {
+        match &mut self.state {
+            State::Abandoned | State::Handing { settled: true } | State::Done => return,
+            // Too late for the call itself, though nobody has looked at the time yet.
+            State::Inline { asked, defer_at: Some(at), .. } if asked.is_empty() && *at <= now => {
+                self.state = State::Deferring { asked: asks.clone(), word: None };
+                self.actions.push_back(Action::Store);
+            }
+            State::Inline { asked, .. } => {
+                asked.extend(&asks);
+                match self.manner {
+                    // No more will come that could be waited for.
+                    Manner::Rounds if !asked.is_empty() => self.park(now),
+                    Manner::Rounds => {}
+                    Manner::Stream => self.actions.extend(asks.iter().copied().map(Action::AskOnStream)),
+                }
+            }
+            State::Parked { asked, .. } | State::Deferring { asked, .. } => asked.extend(&asks),
+            State::Handing { settled: false } | State::Deferred => {
+                self.actions.extend(asks.iter().copied().map(Action::AskInTask));
+            }
+        }
+        self.turned_over = Some(asks);
+        self.turn();
+    }
+
+    /// A question is answered that was put inside the task or on the stream.
+    pub fn handle_answered(&mut self, ask: Ask) {
+        match &mut self.state {
+            State::Inline { asked, .. } | State::Parked { asked, .. } | State::Deferring { asked, .. } => {
+                asked.remove(&ask);
+            }
+            State::Abandoned | State::Handing { .. } | State::Deferred | State::Done => {}
+        }
+        if let Some(asks) = &mut self.turned_over {
+            asks.remove(&ask);
+        }
+        self.turn();
+    }
+
+    /// Where nothing is unanswered any more for which the server turned the call over, it is made again.
+    fn turn(&mut self) {
+        if self.turned_over.take_if(|asks| asks.is_empty()).is_some() && !self.is_done() {
+            self.actions.push_back(Action::Turn);
+        }
+    }
+
+    /// The client is asked, and comes back.
+    fn park(&mut self, now: Instant) {
+        let State::Inline { asked, .. } = &mut self.state else { return };
+        let asked = std::mem::take(asked);
+        self.actions.push_back(Action::Ask(asked.clone()));
+        self.state = State::Parked { asked, word: None, expires_at: now + self.deadlines.park };
+    }
+
     /// The server took a question back.
     pub fn handle_withdrawn(&mut self, ask: Ask) {
         match &mut self.state {
             State::Inline { asked, settle_at, .. } => {
-                asked.remove(&ask);
+                if asked.remove(&ask) {
+                    self.actions.push_back(Action::Withdraw(ask));
+                }
                 if asked.is_empty() {
                     *settle_at = None;
                 }
             }
             State::Parked { asked, .. } | State::Deferring { asked, .. } => {
-                asked.remove(&ask);
+                if asked.remove(&ask) {
+                    self.actions.push_back(Action::Withdraw(ask));
+                }
             }
             State::Handing { settled: false } | State::Deferred => {
-                self.actions.push_back(Action::WithdrawInTask(ask));
+                self.actions.push_back(Action::Withdraw(ask));
             }
             State::Handing { settled: true } | State::Abandoned | State::Done => {}
         }
@@ -200,7 +299,10 @@ impl<F> Exchange<F> {
     /// `defer_after` is the threshold as it is for this request: a client may not declare tasks on
     /// each.
     pub fn handle_retry(&mut self, answered: &BTreeSet<Ask>, defer_after: Option<Duration>, now: Instant) {
-        self.patience.defer_after = defer_after;
+        self.deadlines.defer_after = defer_after;
+        if let Some(asks) = &mut self.turned_over {
+            asks.retain(|ask| !answered.contains(ask));
+        }
         match &mut self.state {
             State::Parked { asked, word, .. } => {
                 if let Some(word) = word.take() {
@@ -211,8 +313,8 @@ impl<F> Exchange<F> {
                 asked.retain(|ask| !answered.contains(ask));
                 let asked = std::mem::take(asked);
                 // What is left is asked again, together with what the server asks next.
-                let settle_at = (!asked.is_empty()).then(|| now + self.patience.settle);
-                let defer_at = self.patience.defer_after.map(|after| now + after);
+                let settle_at = (!asked.is_empty()).then(|| now + self.deadlines.settle);
+                let defer_at = self.deadlines.defer_after.map(|after| now + after);
                 self.state = State::Inline { defer_at, asked, settle_at };
             }
             State::Inline { asked, settle_at, .. } => {
@@ -224,6 +326,7 @@ impl<F> Exchange<F> {
             State::Deferring { asked, .. } => asked.retain(|ask| !answered.contains(ask)),
             State::Abandoned | State::Handing { .. } | State::Deferred | State::Done => {}
         }
+        self.turn();
     }
 
     /// The proxy stops: a client that has been asked can no longer come back.
@@ -238,17 +341,12 @@ impl<F> Exchange<F> {
     pub fn handle_timeout(&mut self, now: Instant) {
         match &mut self.state {
             // A question wins over the threshold: it is still on the call itself.
-            State::Inline { asked, settle_at: Some(at), .. } => {
+            State::Inline { settle_at: Some(at), .. } => {
                 if *at <= now {
-                    let asked = std::mem::take(asked);
-                    self.actions.push_back(Action::Ask(asked.clone()));
-                    self.state = State::Parked { asked, word: None, expires_at: now + self.patience.park };
+                    self.park(now);
                 }
             }
-            State::Inline { defer_at: Some(at), .. } if *at <= now => {
-                self.state = State::Deferring { asked: BTreeSet::new(), word: None };
-                self.actions.push_back(Action::Store);
-            }
+            State::Inline { defer_at: Some(at), .. } if *at <= now => self.defer(),
             State::Parked { asked, word, expires_at } if *expires_at <= now => {
                 let asked = std::mem::take(asked);
                 let spoke = word.is_some();
@@ -268,6 +366,13 @@ impl<F> Exchange<F> {
         }
     }
 
+    /// The call is to be a task.
+    fn defer(&mut self) {
+        let State::Inline { asked, .. } = &mut self.state else { return };
+        self.state = State::Deferring { asked: std::mem::take(asked), word: None };
+        self.actions.push_back(Action::Store);
+    }
+
     /// The store has the task, or could not take it (it failed, or a quota is full): then the call
     /// stays synchronous.
     pub fn handle_stored(&mut self, stored: bool, now: Instant) {
@@ -275,17 +380,25 @@ impl<F> Exchange<F> {
             (State::Deferring { word: None, asked }, true) => {
                 self.actions.push_back(Action::ReplyTask);
                 self.actions.extend(asked.into_iter().map(Action::AskInTask));
-                self.state = State::Handing { settled: false };
+                self.hand(false);
             }
             (State::Deferring { word: None, asked }, false) => {
-                let settle_at = (!asked.is_empty()).then_some(now);
+                let settle_at = match self.manner {
+                    Manner::Rounds => (!asked.is_empty()).then_some(now),
+                    Manner::Stream => {
+                        self.actions.extend(asked.iter().copied().map(Action::AskOnStream));
+                        None
+                    }
+                };
                 self.state = State::Inline { defer_at: None, asked, settle_at };
             }
-            (State::Deferring { word: Some(word), asked }, true) if self.patience.is_at_once() => {
+            (State::Deferring { word: Some(word), asked }, true)
+                if self.deadlines.is_at_once() || self.left =>
+            {
                 self.actions.push_back(Action::ReplyTask);
                 self.actions.extend(asked.into_iter().map(Action::Decline));
                 self.actions.push_back(Action::Settle(word));
-                self.state = State::Handing { settled: true };
+                self.hand(true);
             }
             (State::Deferring { word: Some(word), .. }, stored) => {
                 if stored {
@@ -299,6 +412,14 @@ impl<F> Exchange<F> {
         }
     }
 
+    /// The handle goes to the client. One whose leaving cancels nothing need not have taken it.
+    fn hand(&mut self, settled: bool) {
+        self.state = State::Handing { settled };
+        if self.manner == Manner::Stream {
+            self.handle_committed();
+        }
+    }
+
     /// The client's socket has taken the handle. From here on the task lives without the client.
     pub fn handle_committed(&mut self) {
         if let State::Handing { settled } = self.state {
@@ -307,8 +428,29 @@ impl<F> Exchange<F> {
     }
 
     /// The client's connection is gone. Once it has been asked, or has the handle, this means
-    /// nothing: it will come back.
+    /// nothing: it will come back. Nor does it where leaving cancels nothing; but nobody is left to wait,
+    /// so that the call is a task at once where it may be one.
     pub fn handle_departed(&mut self) {
+        match self.manner {
+            Manner::Rounds => self.give_up(),
+            Manner::Stream => {
+                self.left = true;
+                if matches!(self.state, State::Inline { defer_at: Some(_), .. }) {
+                    self.defer();
+                }
+            }
+        }
+    }
+
+    /// The client has taken its own request back (2025-11-25, *Cancellation*). A task is not ended by that.
+    pub fn handle_taken_back(&mut self) {
+        if matches!(self.state, State::Inline { .. } | State::Deferring { .. }) {
+            self.give_up();
+        }
+    }
+
+    /// Nobody wants the call any more that is none of a task yet, or whose handle nobody has.
+    fn give_up(&mut self) {
         match &self.state {
             State::Inline { .. } => {
                 self.actions.push_back(Action::CancelUpstream);
@@ -365,6 +507,21 @@ impl<F> Exchange<F> {
         }
     }
 
+    /// Whether a client whose leaving cancels nothing has left.
+    pub fn has_left(&self) -> bool {
+        self.left
+    }
+
+    /// Whether what the call comes to is still to be known, by whomever.
+    pub fn is_unsettled(&self) -> bool {
+        match &self.state {
+            State::Inline { .. } | State::Deferred => true,
+            State::Deferring { word, .. } | State::Parked { word, .. } => word.is_none(),
+            State::Handing { settled } => !settled,
+            State::Abandoned | State::Done => false,
+        }
+    }
+
     /// Whether a client waits on its own request, so that what the server says on the way is for it.
     pub fn is_attended(&self) -> bool {
         matches!(self.state, State::Inline { .. } | State::Deferring { .. })
@@ -375,14 +532,9 @@ impl<F> Exchange<F> {
         matches!(self.state, State::Done)
     }
 
-    /// Whether the server's final word is still waited for.
+    /// Whether the server has the call, and its final word is still waited for.
     pub fn awaits_server(&self) -> bool {
-        match &self.state {
-            State::Inline { .. } | State::Deferred => true,
-            State::Deferring { word, .. } | State::Parked { word, .. } => word.is_none(),
-            State::Handing { settled } => !settled,
-            State::Abandoned | State::Done => false,
-        }
+        self.turned_over.is_none() && self.is_unsettled()
     }
 
     pub fn phase(&self) -> Phase {

@@ -7,6 +7,8 @@
 //! the server's on the way is carried by [`elicit`], and [`resume`] finds its call again when the
 //! client comes back with the answer.
 //!
+//! A call that needs no translation goes by: [`Relay`] follows its answer from its first byte to its end.
+//!
 //! For clients of 2025-11-25, [`offer`] adds the tasks of that revision to what a server without any
 //! says, and [`outbox`] knows where such a task can speak to its client.
 
@@ -20,9 +22,11 @@ pub mod offer;
 pub mod outbox;
 pub mod plan;
 pub mod raise;
+pub mod relay;
 pub mod resume;
 
 pub use catalogue::Catalogue;
 pub use exchange::{Action, Exchange};
 pub use outbox::Outbox;
-pub use plan::{Plan, plan};
+pub use plan::{Drive, NativeCall, Plan, plan, plan_native};
+pub use relay::Relay;

@@ -11,10 +11,14 @@ use crate::{
         meta,
         splice::{Edit, Object, Patch},
     },
+    task::TaskId,
 };
 use bytes::Bytes;
 use serde_json::{json, value::RawValue};
 use std::time::Duration;
+
+/// The ids of questions that are put to clients begin with this; servers count.
+const PREFIX: &str = "deferral:";
 
 /// What a server's answer to `initialize` means for tasks.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,7 +31,7 @@ pub enum Handshake {
 
 /// The parameters of a call that wants to be a task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Wish {
+pub struct TaskParam {
     /// How long the client wants the task to be kept, from its creation on.
     pub ttl: Option<Duration>,
 }
@@ -124,7 +128,7 @@ fn set_support(tool: &Object, support: Option<&'static str>, patch: &mut Patch) 
 ///
 /// # Errors
 /// [`NotAWish`].
-pub fn wish(params: &Bytes) -> Result<Option<Wish>, NotAWish> {
+pub fn wish(params: &Bytes) -> Result<Option<TaskParam>, NotAWish> {
     let Some(task) = Object::read(params).ok().and_then(|params| params.get("task")) else { return Ok(None) };
     let task = Object::read(&task).map_err(|_| NotAWish::NotAnObject)?;
     let ttl = match task.get("ttl") {
@@ -140,7 +144,7 @@ pub fn wish(params: &Bytes) -> Result<Option<Wish>, NotAWish> {
             Some(Duration::from_millis(millis as u64))
         }
     };
-    Ok(Some(Wish { ttl }))
+    Ok(Some(TaskParam { ttl }))
 }
 
 /// The progress token of a call, as it stands in its `_meta`.
@@ -226,6 +230,25 @@ pub fn asked(question: &InputRequest, id: &Id, task: &str) -> Bytes {
     let method = question.kind().method();
     let head = format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"{method}","params":"#);
     [head.as_bytes(), &params, b"}"].concat().into()
+}
+
+/// The id under which a task's question is put: it names the task and the key, so that the answer finds them
+/// without anything being kept.
+pub fn question_id(task: &TaskId, key: &str) -> Id {
+    let text = serde_json::to_string(&format!("{PREFIX}{}:{key}", task.as_str()));
+    Id::from_token(text.expect("a string is written to memory").into()).expect("a string is an id")
+}
+
+/// Whether an id is that of a question we have put.
+pub fn is_ours(id: &Id) -> bool {
+    id.as_bytes().starts_with(br#""deferral:"#)
+}
+
+/// The task and the key of a question we have put.
+pub fn question(id: &Id) -> Option<(TaskId, String)> {
+    let text: String = serde_json::from_slice(id.as_bytes()).ok()?;
+    let (task, key) = text.strip_prefix(PREFIX)?.split_once(':')?;
+    Some((TaskId::parse(task)?, key.to_owned()))
 }
 
 /// A client's answer without the task it belongs to: the server knows of none.
@@ -315,11 +338,11 @@ mod tests {
     #[test]
     fn a_wish_is_read_strictly() {
         let of = |task: &str| wish(&Bytes::from(format!(r#"{{"name":"a","task":{task}}}"#)));
-        let ttl = |millis| Ok(Some(Wish { ttl: Some(Duration::from_millis(millis)) }));
-        assert_eq!(of("{}"), Ok(Some(Wish { ttl: None })));
+        let ttl = |millis| Ok(Some(TaskParam { ttl: Some(Duration::from_millis(millis)) }));
+        assert_eq!(of("{}"), Ok(Some(TaskParam { ttl: None })));
         assert_eq!(of(r#"{"ttl":60000}"#), ttl(60_000));
         assert_eq!(of(r#"{"ttl":1.5e3,"x":1}"#), ttl(1500));
-        assert_eq!(of(r#"{"ttl":null}"#), Ok(Some(Wish { ttl: Some(Duration::MAX) })));
+        assert_eq!(of(r#"{"ttl":null}"#), Ok(Some(TaskParam { ttl: Some(Duration::MAX) })));
         for wrong in ["7", "null", "[]"] {
             assert_eq!(of(wrong), Err(NotAWish::NotAnObject), "{wrong}");
         }

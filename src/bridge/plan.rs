@@ -1,11 +1,15 @@
-//! Chooses, before anything is sent, what is to become of the call of a 2026-07-28 client: by what
-//! the operator wants of the tool and what the client declared. (Calls of older clients pass as
-//! bytes, and become tasks in `proxy::legacy`.)
+//! Chooses, before anything is sent, what is to become of a call: relayed as it is, driven, or refused. By
+//! what the operator wants of the tool, and what the client declared or asked for. Nobody else chooses.
+//!
+//! A call of a 2026-07-28 client is planned by [`plan`]; its server is of another era, so it is never
+//! relayed. A call of an older client in front of an older server is planned by [`plan_native`]: it is
+//! relayed unless it is to be a task here.
 
+use super::offer::{NotAWish, TaskParam};
 use crate::{
     dialect::{Call, Caller},
-    policy::{Mode, Treatment},
-    protocol::{ErrorObject, Method, meta},
+    policy::{Mode, ToolPolicy},
+    protocol::{ErrorObject, Method, code, meta},
 };
 use serde_json::{Value, json};
 use std::time::Duration;
@@ -13,26 +17,47 @@ use std::time::Duration;
 /// What is to become of a call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Plan {
-    /// Held until the server answers.
-    Hold,
-    /// Held, and recorded as what would have become a task after this long.
-    Observe { after: Duration },
-    /// A task if the server has not answered after this long; at once where it is nothing.
-    Defer { after: Duration },
-    /// Refused before anything is sent: 400 with this error.
+    /// It goes to its server as it is, and what that says comes back as it is.
+    Relay,
+    /// It is made here, and followed to its end.
+    Drive(Drive),
+    /// Refused before anything is sent, with this error.
     Refuse(ErrorObject),
 }
 
-/// The plan for `call`. What each mode means is said at [`Mode`].
+/// When a driven call becomes a task.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Drive {
+    /// Never: its client waits until the server answers.
+    Hold,
+    /// Never; recorded as what would have become a task after this long.
+    Observe { after: Duration },
+    /// If the server has not answered after this long; at once where it is nothing.
+    Defer { after: Duration },
+    /// Before it is made: it is stored first, and refused where there is no room.
+    Task,
+}
+
+/// What a `tools/call` of an older client says of tasks.
+#[derive(Clone, Copy, Debug)]
+pub struct NativeCall<'a> {
+    pub tool: &'a str,
+    /// Its `params.task`, where its revision knows tasks.
+    pub wish: Result<Option<TaskParam>, NotAWish>,
+    /// Whether the operator named the client as one that understands a task it did not ask for (SEP-2229,
+    /// draft).
+    pub takes_unasked: bool,
+}
+
+/// The plan for `call`, of a client of 2026-07-28. What each mode means is said at [`Mode`].
 ///
 /// Only `tools/call` ever becomes a task (tasks extension, *Supported Methods*), and only for a
 /// client that declares the extension on this very request (*Capability Negotiation*).
-pub fn plan(call: &Call, caller: &Caller, treatment: &Treatment) -> Plan {
+pub fn plan(call: &Call, caller: &Caller, policy: &ToolPolicy) -> Plan {
     if call.method != Method::ToolsCall {
-        return Plan::Hold;
+        return Plan::Drive(Drive::Hold);
     }
-    if let Some(missing) =
-        treatment.requires.as_ref().and_then(|required| caller.capabilities.missing(required))
+    if let Some(missing) = policy.requires.as_ref().and_then(|required| caller.capabilities.missing(required))
     {
         let tool = call.target.as_deref().unwrap_or_default();
         return Plan::Refuse(ErrorObject::missing_capability(
@@ -40,13 +65,38 @@ pub fn plan(call: &Call, caller: &Caller, treatment: &Treatment) -> Plan {
             &missing,
         ));
     }
-    match (treatment.mode, caller.capabilities.declares_tasks()) {
-        (Mode::Auto | Mode::Required, true) => Plan::Defer { after: treatment.after },
-        (Mode::Always, true) => Plan::Defer { after: Duration::ZERO },
-        (Mode::Observe, _) => Plan::Observe { after: treatment.after },
+    match (policy.mode, caller.capabilities.declares_tasks()) {
+        (Mode::Auto | Mode::Required | Mode::Always, true) => Plan::Drive(deferred(policy)),
+        (Mode::Observe, _) => Plan::Drive(Drive::Observe { after: policy.after }),
         (Mode::Required, false) => Plan::Refuse(tasks_required()),
-        (Mode::Auto | Mode::Always, false) | (Mode::Never, _) => Plan::Hold,
+        (Mode::Auto | Mode::Always, false) | (Mode::Never, _) => Plan::Drive(Drive::Hold),
     }
+}
+
+/// The plan for a `tools/call` of an older client whose server, as far as is known, has no tasks of its own:
+/// where it has, the call is relayed whatever this says (2025-11-25, *Tasks, Tool-Level Negotiation*).
+pub fn plan_native(call: &NativeCall<'_>, policy: &ToolPolicy) -> Plan {
+    let takes_unasked = call.takes_unasked && policy.mode.makes_tasks();
+    let refuse = |code, words: String| Plan::Refuse(ErrorObject::new(code, words));
+    match call.wish {
+        Ok(None) if takes_unasked => Plan::Drive(deferred(policy)),
+        Ok(None) if policy.mode != Mode::Required => Plan::Relay,
+        Ok(None) => refuse(
+            code::METHOD_NOT_FOUND,
+            format!("the tool {} runs as a task only: call it with params.task (2025-11-25)", call.tool),
+        ),
+        Err(wrong) => refuse(code::INVALID_PARAMS, wrong.to_string()),
+        Ok(Some(_)) if !policy.mode.makes_tasks() => refuse(
+            code::METHOD_NOT_FOUND,
+            format!("the tool {} does not run as a task: call it without params.task", call.tool),
+        ),
+        Ok(Some(_)) if takes_unasked => Plan::Drive(deferred(policy)),
+        Ok(Some(_)) => Plan::Drive(Drive::Task),
+    }
+}
+
+fn deferred(policy: &ToolPolicy) -> Drive {
+    Drive::Defer { after: if policy.mode == Mode::Always { Duration::ZERO } else { policy.after } }
 }
 
 /// `-32021` naming the tasks extension (tasks extension, *Capability Negotiation*).
@@ -60,4 +110,56 @@ pub fn tasks_required() -> ErrorObject {
 /// The capability a client needs to be given a task.
 pub fn tasks() -> Value {
     json!({ "extensions": { meta::TASKS_EXTENSION: {} } })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use expect_test::expect;
+
+    #[test]
+    fn what_becomes_of_an_older_clients_call_in_every_mode() {
+        let wish = TaskParam { ttl: None };
+        let wishes =
+            [("plain", Ok(None)), ("a task", Ok(Some(wish))), ("unread", Err(NotAWish::NotAnObject))];
+        let mut table = String::new();
+        for mode in [Mode::Auto, Mode::Never, Mode::Always, Mode::Required, Mode::Observe] {
+            for (asked, wish) in wishes {
+                let plans = [false, true].map(|takes_unasked| {
+                    let call = NativeCall { tool: "t", wish, takes_unasked };
+                    let policy = ToolPolicy {
+                        mode,
+                        after: Duration::from_secs(5),
+                        retention: Duration::ZERO,
+                        keys: [].into(),
+                        requires: None,
+                    };
+                    match plan_native(&call, &policy) {
+                        Plan::Relay => "relay".to_owned(),
+                        Plan::Drive(drive) => format!("{drive:?}"),
+                        Plan::Refuse(error) => format!("refuse {}", error.code()),
+                    }
+                });
+                table += &format!("{:8} | {asked:6} | {:21} | {}\n", format!("{mode:?}"), plans[0], plans[1]);
+            }
+        }
+        expect![[r#"
+            Auto     | plain  | relay                 | Defer { after: 5s }
+            Auto     | a task | Task                  | Defer { after: 5s }
+            Auto     | unread | refuse -32602         | refuse -32602
+            Never    | plain  | relay                 | relay
+            Never    | a task | refuse -32601         | refuse -32601
+            Never    | unread | refuse -32602         | refuse -32602
+            Always   | plain  | relay                 | Defer { after: 0ns }
+            Always   | a task | Task                  | Defer { after: 0ns }
+            Always   | unread | refuse -32602         | refuse -32602
+            Required | plain  | refuse -32601         | Defer { after: 5s }
+            Required | a task | Task                  | Defer { after: 5s }
+            Required | unread | refuse -32602         | refuse -32602
+            Observe  | plain  | relay                 | relay
+            Observe  | a task | refuse -32601         | refuse -32601
+            Observe  | unread | refuse -32602         | refuse -32602
+        "#]]
+        .assert_eq(&table);
+    }
 }

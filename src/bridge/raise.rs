@@ -9,7 +9,7 @@ use crate::{
     protocol::{
         ErrorObject, Frame, Id, Kind, Method, code, frame, meta,
         splice::{Edit, Object, Patch},
-        words::shorten,
+        status_message::shorten,
     },
 };
 use bytes::Bytes;

@@ -6,14 +6,14 @@
 
 use super::{
     ask::{self, Asker, Unanswered},
-    client::{
-        self, Ending, Error, Progress, Session, Step, Task, Turn, arguments, auto, legacy, modern,
-        no_arguments,
-    },
     interrupted,
     plain::plain,
 };
 use crate::{
+    client::{
+        self, Ending, Error, Progress, REVISIONS, Session, Step, Task, Turn, arguments, auto, error_text,
+        legacy, modern, no_arguments, revisions,
+    },
     config::values::{self, Invalid, show_duration},
     protocol::{Era, Revision},
 };
@@ -30,9 +30,6 @@ use std::{
 
 /// How long to wait for the answer to a cancellation before leaving anyhow.
 const CANCEL_PATIENCE: Duration = Duration::from_secs(2);
-/// The revisions there are to speak.
-const REVISIONS: [Revision; 4] =
-    [Revision::V2026_07_28, Revision::V2025_11_25, Revision::V2025_06_18, Revision::V2025_03_26];
 
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
@@ -361,22 +358,6 @@ pub(super) fn handle_text(task: &Task) -> String {
     format!("task {} (kept {kept}, polled every {})", task.id, show_duration(task.poll_interval))
 }
 
-/// `code: message`, and the data where there are any.
-pub(super) fn error_text(error: &RawValue) -> String {
-    #[derive(Deserialize)]
-    struct Outline<'a> {
-        code: i64,
-        message: String,
-        #[serde(borrow)]
-        data: Option<&'a RawValue>,
-    }
-    match serde_json::from_str::<Outline<'_>>(error.get()) {
-        Ok(Outline { code, message, data: None }) => format!("{message} ({code})"),
-        Ok(Outline { code, message, data: Some(data) }) => format!("{message} ({code})\n{data}"),
-        Err(_) => error.get().to_owned(),
-    }
-}
-
 fn print(result: &RawValue, json: bool) -> Exit {
     #[derive(Deserialize)]
     struct Outline {
@@ -451,12 +432,6 @@ fn revision(text: &str) -> Result<Revision, Invalid> {
     })
 }
 
-/// Those that it speaks, in words.
-pub(super) fn revisions() -> String {
-    let [newest @ .., oldest] = REVISIONS.map(Revision::as_str);
-    format!("{} or {oldest}", newest.join(", "))
-}
-
 /// `Name: value`.
 fn header(text: &str) -> Result<(HeaderName, HeaderValue), Invalid> {
     let Some((name, value)) = text.split_once(':') else {
@@ -469,7 +444,8 @@ fn header(text: &str) -> Result<(HeaderName, HeaderValue), Invalid> {
 
 #[cfg(test)]
 mod tests {
-    use super::{super::client::Status, *};
+    use super::*;
+    use crate::client::Status;
 
     fn raw(text: &str) -> Box<RawValue> {
         serde_json::from_str(text).expect("JSON")
@@ -491,13 +467,6 @@ mod tests {
             r#"{"n":9007199254740993}"#
         );
         assert_eq!(result_text(&raw(r#"{"x":1}"#)), r#"{"x":1}"#);
-    }
-
-    #[test]
-    fn errors_are_shown_with_their_code_and_data() {
-        assert_eq!(error_text(&raw(r#"{"code":-32602,"message":"no"}"#)), "no (-32602)");
-        assert_eq!(error_text(&raw(r#"{"code":1,"message":"no","data":{"a":1}}"#)), "no (1)\n{\"a\":1}");
-        assert_eq!(error_text(&raw("[]")), "[]");
     }
 
     #[test]

@@ -4,15 +4,16 @@
 //! from another terminal, and serves on until it is told to stop.
 
 use super::{
-    call::{error_text, handle_text, result_text},
-    client::{
-        self, Answers, Asked, Declared, Ending, Message, Session as _, Status, Step, Task, Turn, arguments,
-        modern::Session,
-    },
-    demo_booking, demo_server, interrupted,
+    call::{handle_text, result_text},
+    interrupted,
 };
 use crate::{
-    app, config,
+    app,
+    client::{
+        self, Answers, Asked, Declared, Ending, Message, Session as _, Status, Step, Task, Turn, arguments,
+        error_text, modern::Session,
+    },
+    config, demo,
     protocol::{Method, Revision, meta},
     runtime::{Clock, Drain, SystemClock},
 };
@@ -61,7 +62,7 @@ pub async fn run(args: Args, out: &mut (impl Write + Send)) -> Result<(), Error>
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.map_err(Error::Server)?;
     let server = listener.local_addr().map_err(Error::Server)?;
     let (drain, stopping) = Drain::new();
-    let serving = tokio::spawn(demo_server::serve(listener, stopping));
+    let serving = tokio::spawn(demo::serve(listener, stopping));
 
     let written = config_text(args.listen, server);
     let config =
@@ -94,7 +95,7 @@ routes:
     defer: {{ mode: auto, after: {AFTER} }}
 ",
         path = config::file::DEFAULT_PATH,
-        endpoint = demo_server::PATH,
+        endpoint = demo::PATH,
     )
 }
 
@@ -121,7 +122,7 @@ With this configuration:
 
 {config}",
         legacy = Revision::NEWEST_LEGACY,
-        endpoint = demo_server::PATH,
+        endpoint = demo::PATH,
         config = indented(config),
     ));
     let parsed: Uri = url.parse().expect("an address and a path make a URL");
@@ -134,8 +135,8 @@ With this configuration:
     teller.say(&format!("\nA call that runs longer than {AFTER} becomes a task:  report {slow}\n"));
     let task = teller.call(&mut client, "report", &slow).await?.unwrap_or_else(|| "TASK_ID".to_owned());
 
-    teller.say(&format!("\nA tool that asks in the middle of its call:  {} {{}}\n", demo_booking::NAME));
-    teller.call(&mut client, demo_booking::NAME, "{}").await?;
+    teller.say(&format!("\nA tool that asks in the middle of its call:  {} {{}}\n", demo::BOOKING));
+    teller.call(&mut client, demo::BOOKING, "{}").await?;
 
     teller.say(&format!(
         "
@@ -161,7 +162,7 @@ Be asked yourself, on the call or, after two seconds, in its task:
   deferral call {url} {book} '{{\"seconds\":2}}'
 
 Serving until Ctrl-C.",
-        book = demo_booking::NAME,
+        book = demo::BOOKING,
         list = curl(url, &Method::ToolsList, None, json!({})),
         call = curl(
             url,

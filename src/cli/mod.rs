@@ -6,10 +6,7 @@
 mod ask;
 mod call;
 mod check;
-mod client;
 mod demo;
-mod demo_booking;
-mod demo_server;
 mod plain;
 mod serve;
 

@@ -235,7 +235,7 @@ pub enum ToolErrors {
 pub enum Unsolicited {
     Never,
     Always,
-    To(Vec<At<policy::Sign>>),
+    To(Vec<At<policy::ClientMatch>>),
 }
 
 /// What a client gets that waits for a slow call without a task.

@@ -2,7 +2,7 @@
 //!
 //! [`mod@file`] is what somebody wrote and where, as `read` finds it; `resolve` turns it into what the
 //! parts need, each of which owns the type of its own configuration. Everything that is wrong is
-//! reported at once, as `file:line:column: message` with the remedy ([`Problems`]); `doubts` are for
+//! reported at once, as `file:line:column: message` with the remedy ([`Problems`]); `warnings` are for
 //! what may be right. The command line goes the same way: its flags become a [`file::File`] that is
 //! laid over the one that was read.
 //!
@@ -10,7 +10,6 @@
 //! `yaml` the tree under that, [`schema()`] describes the file to editors, [`secret`] keeps what must
 //! not be shown.
 
-mod doubts;
 pub mod file;
 mod problem;
 mod read;
@@ -19,6 +18,7 @@ mod schema;
 pub mod secret;
 mod section;
 pub mod values;
+mod warnings;
 mod yaml;
 
 pub use problem::{At, Place, Problem, Problems};
@@ -105,7 +105,7 @@ pub fn load(path: &Path) -> Result<Config, Problems> {
 /// Everything that is wrong with it.
 pub fn check(path: &Path) -> Result<(Config, Option<Problems>), Problems> {
     let mut doubts = Vec::new();
-    let config = load_with(Some(path), |file, _| doubts = doubts::about(file))?;
+    let config = load_with(Some(path), |file, _| doubts = warnings::about(file))?;
     Ok((config, Problems::or_ok(Some(shown(path).to_owned()), doubts, ()).err()))
 }
 

@@ -19,7 +19,7 @@ use super::{
     values::{self, Invalid},
     yaml::{self, Node, Scalar, Value},
 };
-use crate::{policy::Sign, protocol::capability};
+use crate::{policy::ClientMatch, protocol::capability};
 use std::path::PathBuf;
 
 /// Reads the text of a configuration file. What is wrong is added to `problems`; the rest is
@@ -207,7 +207,7 @@ fn unsolicited(node: &Node, problems: &mut Problems) -> Option<Unsolicited> {
     }
 }
 
-fn sign(node: &Node, problems: &mut Problems) -> Option<Sign> {
+fn sign(node: &Node, problems: &mut Problems) -> Option<ClientMatch> {
     let mut section = Section::open(node, "a client's sign", problems)?;
     let header = section.set("header", |node, problems| leaf(node, problems, values::sign_header));
     let value = section.set("value", |node, problems| leaf(node, problems, values::header_value));
@@ -219,8 +219,8 @@ fn sign(node: &Node, problems: &mut Problems) -> Option<Sign> {
     };
     match (header, value, principal) {
         (Set::Wrong, ..) | (_, Set::Wrong, _) | (.., Set::Wrong) => None,
-        (Set::To(header), Set::To(value), Set::Unset) => Some(Sign::Header(header.value, value.value)),
-        (Set::Unset, Set::Unset, Set::To(principal)) => Some(Sign::Principal(principal.value)),
+        (Set::To(header), Set::To(value), Set::Unset) => Some(ClientMatch::Header(header.value, value.value)),
+        (Set::Unset, Set::Unset, Set::To(principal)) => Some(ClientMatch::Principal(principal.value)),
         (Set::To(_), Set::Unset, Set::Unset) => wrong("the sign has no `value` for its `header`; add one"),
         (Set::Unset, Set::To(_), Set::Unset) => wrong("the sign has no `header` for its `value`; add one"),
         (Set::Unset, Set::Unset, Set::Unset) => {

@@ -274,7 +274,7 @@ fn unsolicited(written: Set<file::Unsolicited>, problems: &mut Vec<Problem>) -> 
     if signs.is_empty() {
         problems.push(Problem::new(place, "`unsolicited` names nobody; write `never` if that is meant"));
     }
-    let mut known: Vec<At<policy::Sign>> = Vec::with_capacity(signs.len());
+    let mut known: Vec<At<policy::ClientMatch>> = Vec::with_capacity(signs.len());
     for sign in signs {
         if let Some(first) = known.iter().find(|first| first.value == sign.value) {
             let message = format!("this sign is listed already{}; remove one of the two", line(first.place));

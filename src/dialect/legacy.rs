@@ -11,9 +11,10 @@ use crate::protocol::{
     headers::PROTOCOL_VERSION,
     splice::Object,
     sse::Decoder,
-    watch::{Gist, Watch},
+    sse_watch::{Gist, Watch},
 };
 use bytes::Bytes;
+use http::HeaderValue;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use smallvec::SmallVec;
@@ -52,6 +53,19 @@ pub struct Answers {
     /// nothing to decode.
     batch: Option<Box<Batch>>,
     said: Option<Gist>,
+    /// How often in a row the stream was taken up and brought no message.
+    fruitless: u32,
+}
+
+/// Where an event stream can be taken up.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Anchor {
+    /// The id of the last event that had one.
+    pub last_id: HeaderValue,
+    /// How long the server wants to be left alone before it is asked for more.
+    pub retry: Option<Duration>,
+    /// How often in a row it was taken up and brought no message.
+    pub fruitless: u32,
 }
 
 /// Which requests of a batch are answered. As many as fit into a body: so none is looked for among
@@ -59,6 +73,8 @@ pub struct Answers {
 #[derive(Debug)]
 struct Batch {
     decoder: Decoder,
+    /// For one message, in bytes.
+    limit: usize,
     open: HashSet<Id>,
 }
 
@@ -176,9 +192,10 @@ impl Answers {
     /// beyond it, it is no longer told which of several requests are answered.
     pub fn to(waiting: SmallVec<[Id; 1]>, limit: usize) -> Self {
         let batch = (waiting.len() > 1).then(|| {
-            Box::new(Batch { decoder: Decoder::new(limit), open: waiting.iter().cloned().collect() })
+            let open = waiting.iter().cloned().collect();
+            Box::new(Batch { decoder: Decoder::new(limit), limit, open })
         });
-        Self { asked: waiting, watch: Watch::default(), batch, said: None }
+        Self { asked: waiting, watch: Watch::default(), batch, said: None, fruitless: 0 }
     }
 
     /// As [`Answers::to`], and what the server says meanwhile is kept until it is taken.
@@ -203,6 +220,9 @@ impl Answers {
     /// Takes the next chunk of the event stream that answers.
     pub fn see(&mut self, chunk: &Bytes) {
         self.watch.see(chunk);
+        if self.watch.take_told() {
+            self.fruitless = 0;
+        }
         let Some(batch) = &mut self.batch else {
             if let Some(gist) = self.watch.response() {
                 self.said = Some(gist);
@@ -255,10 +275,15 @@ impl Answers {
         self.watch.is_resumable()
     }
 
-    /// The id after which it can be taken up by somebody else ([`Watch::last_id`]), and the pause that the
-    /// server wants before.
-    pub fn anchor(&self) -> Option<(&[u8], Option<Duration>)> {
-        Some((self.watch.last_id()?, self.watch.retry()))
+    /// Where it can be taken up by somebody else ([`Watch::last_id`]).
+    pub fn anchor(&self) -> Option<Anchor> {
+        let last_id = HeaderValue::from_bytes(self.watch.last_id()?).ok()?;
+        Some(Anchor { last_id, retry: self.watch.retry(), fruitless: self.fruitless })
+    }
+
+    /// It is taken up once more.
+    pub fn taken_up(&mut self) {
+        self.fruitless = self.fruitless.saturating_add(1);
     }
 
     /// The stream goes on after the event of this id.
@@ -266,10 +291,13 @@ impl Answers {
         self.watch.go_on_after(id);
     }
 
-    /// What has to come before the stream goes on elsewhere, where an event was cut off: its rest will not
-    /// come, the event comes again.
-    pub fn void(&self) -> &'static [u8] {
-        self.watch.void()
+    /// Gives up an event that was cut off, and gives what has to come before anything else
+    /// ([`Watch::void`]): its rest will not come.
+    pub fn void(&mut self) -> Bytes {
+        if let Some(batch) = self.batch.as_mut().filter(|_| !self.watch.is_between_events()) {
+            batch.decoder = Decoder::new(batch.limit);
+        }
+        self.watch.void().into()
     }
 
     /// Whether an event of our own can be put in here.
@@ -279,8 +307,8 @@ impl Answers {
 
     /// What ends a stream that broke off: an error for each request that was not answered. A
     /// client that is left without waits for ever (`WIRE`, B 1, rule 20).
-    pub fn last_words(&self, error: &ErrorObject) -> Bytes {
-        let mut words = self.watch.void().to_vec();
+    pub fn last_words(&mut self, error: &ErrorObject) -> Bytes {
+        let mut words = self.watch.void();
         for id in &self.waiting() {
             words.extend_from_slice(&event(&error_response(Some(id), error)));
         }

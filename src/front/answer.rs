@@ -8,9 +8,9 @@ use crate::{
     dialect::modern::{self, Refused},
     policy::Denied,
     protocol::{ErrorObject, Fault, Id, Revision, code},
-    proxy::Account,
+    proxy::AccessSummary,
     telemetry::Outcome,
-    upstream::Lost,
+    upstream::CallError,
 };
 use bytes::Bytes;
 use http::{
@@ -63,7 +63,7 @@ pub(super) enum Refusal {
     /// What the message says is wrong.
     Message(Refused),
     /// Metadata could not be had from the server.
-    Metadata(Lost),
+    Metadata(CallError),
     /// A service ended its answer without a reply.
     Unanswered {
         id: Id,
@@ -83,14 +83,19 @@ struct Answer {
 pub(super) fn refuse(refusal: Refusal, line: Line) -> Response<Body> {
     let Answer { status, id, error, fault, header } = refusal.into_answer();
     let body = modern::error_response(id.as_ref(), &error);
-    let account = Account::failed(outcome(fault), &error);
+    let account = AccessSummary::failed(outcome(fault), &error);
     let mut response = json(status, body, account, line);
     response.headers_mut().extend(header);
     response
 }
 
 /// A JSON body with its status.
-pub(super) fn json(status: StatusCode, body: Bytes, account: Account, mut line: Line) -> Response<Body> {
+pub(super) fn json(
+    status: StatusCode,
+    body: Bytes,
+    account: AccessSummary,
+    mut line: Line,
+) -> Response<Body> {
     line.status(status);
     let mut response = Response::new(Body::whole(body, None, account, line));
     *response.status_mut() = status;
@@ -101,7 +106,7 @@ pub(super) fn json(status: StatusCode, body: Bytes, account: Account, mut line: 
 /// A status and headers without a body.
 pub(super) fn empty(status: StatusCode, headers: HeaderMap, mut line: Line) -> Response<Body> {
     line.status(status);
-    line.answered(Account::default());
+    line.answered(AccessSummary::default());
     let mut response = Response::new(Body::empty(line));
     *response.status_mut() = status;
     *response.headers_mut() = headers;
@@ -212,33 +217,35 @@ pub(super) fn unanswered() -> ErrorObject {
 }
 
 /// Protected-resource metadata could not be fetched.
-fn metadata(lost: Lost) -> Answer {
+fn metadata(lost: CallError) -> Answer {
     let message = format!("protected-resource metadata: {lost}");
     let server = |status, code| Answer::of(status, ErrorObject::new(code, message.as_str()), Fault::Server);
     let proxy = |code| {
         Answer::of(StatusCode::SERVICE_UNAVAILABLE, ErrorObject::new(code, message.as_str()), Fault::Proxy)
     };
     match lost {
-        Lost::Unreachable(_) => server(StatusCode::BAD_GATEWAY, code::UPSTREAM_UNAVAILABLE),
-        Lost::ConnectTimeout(_) => server(StatusCode::GATEWAY_TIMEOUT, code::UPSTREAM_UNAVAILABLE),
-        Lost::CallTimeout(_) | Lost::FirstByteTimeout(_) | Lost::IdleTimeout(_) => {
+        CallError::Unreachable(_) => server(StatusCode::BAD_GATEWAY, code::UPSTREAM_UNAVAILABLE),
+        CallError::ConnectTimeout(_) => server(StatusCode::GATEWAY_TIMEOUT, code::UPSTREAM_UNAVAILABLE),
+        CallError::CallTimeout(_) | CallError::FirstByteTimeout(_) | CallError::IdleTimeout(_) => {
             server(StatusCode::GATEWAY_TIMEOUT, code::UPSTREAM_TIMEOUT)
         }
-        Lost::Broken(_) | Lost::SessionEnded | Lost::Untold(_) => {
+        CallError::Broken(_) | CallError::SessionEnded | CallError::Untold(_) => {
             server(StatusCode::BAD_GATEWAY, code::UPSTREAM_UNAVAILABLE)
         }
-        Lost::Unauthorized { status, challenge } => {
+        CallError::Unauthorized { status, challenge } => {
             let answer = server(status, code::UNAUTHORIZED);
             match challenge {
                 Some(challenge) => answer.with(WWW_AUTHENTICATE, challenge),
                 None => answer,
             }
         }
-        Lost::Forbidden { .. } => server(StatusCode::FORBIDDEN, code::UNAUTHORIZED),
-        Lost::Status { .. } | Lost::Invalid(_) => server(StatusCode::BAD_GATEWAY, code::UPSTREAM_INVALID),
-        Lost::TooLarge { .. } => server(StatusCode::BAD_GATEWAY, code::RESULT_TOO_LARGE),
-        Lost::Busy { .. } | Lost::Waited { .. } | Lost::NoRoom { .. } => proxy(code::BUSY),
-        Lost::Closing => proxy(code::SHUTTING_DOWN),
+        CallError::Forbidden { .. } => server(StatusCode::FORBIDDEN, code::UNAUTHORIZED),
+        CallError::Status { .. } | CallError::Invalid(_) => {
+            server(StatusCode::BAD_GATEWAY, code::UPSTREAM_INVALID)
+        }
+        CallError::TooLarge { .. } => server(StatusCode::BAD_GATEWAY, code::RESULT_TOO_LARGE),
+        CallError::Busy { .. } | CallError::Waited { .. } | CallError::NoRoom { .. } => proxy(code::BUSY),
+        CallError::Closing => proxy(code::SHUTTING_DOWN),
     }
 }
 

@@ -14,10 +14,10 @@ use super::{
     Error, Front,
     connection::{Connection, Head, Io, Version, tell_version},
     layers::trace::Line,
-    pace::{Paced, Paces, Portions},
     reply::Body,
     rest::{self, Guest},
     stack::Arrival,
+    write_timeout::{Paced, Paces, Portions},
 };
 use crate::runtime::{Listener, Net, Stopping, Stream, is_out_of_descriptors};
 use futures_util::{FutureExt, future::Map};
@@ -197,8 +197,6 @@ async fn connection<S: Serves>(
     stack: S,
     leaving: Leaving,
 ) {
-    // Answers are written whole; waiting for more to send only makes them late.
-    stream.set_nodelay();
     let stream = Paced::new(stream, front.timeouts.write);
     match tls {
         None => http(stream, None, false, front, stack, leaving).await,

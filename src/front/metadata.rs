@@ -19,7 +19,7 @@ use super::{
 use crate::{
     policy::Route,
     protocol::splice::{Edit, Object},
-    proxy::{Account, Service},
+    proxy::{AccessSummary, Service},
     upstream::Document,
 };
 use bytes::Bytes;
@@ -119,7 +119,7 @@ fn service<'a>(front: &'a Front, path: &str) -> Option<&'a Arc<dyn Service>> {
 fn pass_on(document: Document, address: &Address, route: &Route, line: Line) -> Response<Body> {
     let Document { status, headers, body } = document;
     let body = if status.is_success() { address.put_in_metadata(route, body) } else { body };
-    let mut response = answer::json(status, body, Account::default(), line);
+    let mut response = answer::json(status, body, AccessSummary::default(), line);
     for name in [CONTENT_TYPE, CACHE_CONTROL, WWW_AUTHENTICATE] {
         if let Some(value) = headers.get(&name) {
             response.headers_mut().insert(name, value.clone());

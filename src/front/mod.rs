@@ -17,7 +17,7 @@
 //! | `listener.rs` | accepts connections and drives HTTP on them |
 //! | `connection.rs` | one socket as hyper sees it |
 //! | `rest.rs` | connections that rest, and which goes first when there is no room |
-//! | `pace.rs` | clients that take nothing of what is written to them |
+//! | `write_timeout.rs` | clients that take nothing of what is written to them |
 //! | `tls.rs` | certificates |
 //! | `stack.rs` | the layers, the outermost first |
 //! | `layers/` | one file each |
@@ -37,12 +37,12 @@ mod legacy;
 mod listener;
 mod metadata;
 mod modern;
-mod pace;
 mod receive;
 mod reply;
 mod rest;
 mod stack;
 mod tls;
+mod write_timeout;
 
 use crate::{
     policy::Access,

@@ -27,7 +27,7 @@ use crate::{
         Capabilities, Era, Heartbeat, Id,
         accept::{EVENT_STREAM, JSON, accepts, is_media},
     },
-    proxy::{Account, Items, Ladder, Service},
+    proxy::{AccessSummary, Items, KeepAlive, Service},
 };
 use bytes::Bytes;
 use http::{HeaderMap, Response, StatusCode, header::CONTENT_TYPE, request::Parts};
@@ -108,7 +108,7 @@ fn refuse_legacy(post: &Post, refusal: Refusal, mut line: Line) -> Response<Body
         waiting => {
             let (error, outcome) = refusal.told();
             let body = dialect::legacy::refusal(waiting, &error);
-            let account = Account::failed(outcome, &error);
+            let account = AccessSummary::failed(outcome, &error);
             answer::json(StatusCode::OK, body, account, line)
         }
     }
@@ -118,7 +118,7 @@ fn refuse_legacy(post: &Post, refusal: Refusal, mut line: Line) -> Response<Body
 struct Asked {
     id: Id,
     items: Items,
-    ladder: Ladder,
+    ladder: KeepAlive,
     address: Address,
 }
 
@@ -141,14 +141,14 @@ fn ask(
 }
 
 /// What the client is told while it waits. One that can be given a task is told of progress there.
-fn ladder(front: &Front, route: &Route, call: &Call, caller: &Caller) -> Ladder {
+fn ladder(front: &Front, route: &Route, call: &Call, caller: &Caller) -> KeepAlive {
     let began = front.clock.now();
     if !call.method.may_ask() {
-        return Ladder::of_comments(route.held.comments, began);
+        return KeepAlive::of_comments(route.held.comments, began);
     }
     let token = call.progress_token.as_deref().filter(|_| !caller.capabilities.declares_tasks());
     let heartbeat = token.map(|token| Heartbeat::new(Bytes::copy_from_slice(token), true));
-    Ladder::new(route.held, heartbeat, began)
+    KeepAlive::new(route.held, heartbeat, began)
 }
 
 /// What a POST turned out to be.

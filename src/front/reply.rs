@@ -3,7 +3,7 @@
 //! Which of the two is decided by what comes first. A reply at once is one JSON response with its
 //! own status and headers. A notification first, or a while of silence, begins an event stream:
 //! status 200 for good, one `data:` line a message, a comment or a word of progress after each further
-//! silence ([`Ladder`]), and the reply as the last event. A client that has waited long enough gets an
+//! silence ([`KeepAlive`]), and the reply as the last event. A client that has waited long enough gets an
 //! error, and its call is dropped, as if it had left. (A reply over 1 MiB on a stream that has begun is still one event;
 //! some clients refuse those, but there is no other way left.)
 //!
@@ -25,7 +25,7 @@ use super::{answer, connection::Connection, layers::trace::Line};
 use crate::{
     dialect::modern,
     protocol::{Id, sse},
-    proxy::{Account, Commit, Item, Items, Ladder, Piece, Pieces, Reply, Rung, Then},
+    proxy::{AccessSummary, Commit, Item, Items, KeepAlive, KeepAliveStep, Piece, Pieces, Reply, Then},
     runtime::Clock,
     telemetry::Outcome,
 };
@@ -49,7 +49,7 @@ use std::{
 pub(super) struct Answering {
     pub(super) id: Id,
     pub(super) line: Line,
-    pub(super) ladder: Ladder,
+    pub(super) ladder: KeepAlive,
     pub(super) clock: Arc<dyn Clock>,
 }
 
@@ -65,7 +65,7 @@ pub(super) struct Body {
 enum Kind {
     Empty,
     /// `None` once it has been given to hyper.
-    Whole(Option<(Chunk, Account)>),
+    Whole(Option<(Chunk, AccessSummary)>),
     Events(Events),
     /// What a server says to a legacy client; `None` once the last has been seen.
     Passed(Option<Pieces>),
@@ -82,7 +82,7 @@ struct Events {
     items: Option<Items>,
     /// What begins the stream.
     first: Option<Chunk>,
-    ladder: Ladder,
+    ladder: KeepAlive,
     clock: Arc<dyn Clock>,
     id: Id,
 }
@@ -110,15 +110,15 @@ pub(super) async fn respond(mut items: Items, answering: Answering) -> Response<
             return response;
         }
         Next::Nothing => return answer::refuse(answer::Refusal::Unanswered { id }, line),
-        Next::Item(Item::Notice(message)) => Chunk::event(message, None),
-        Next::Rung(Rung::Progress(message)) => Chunk::event(message, None),
-        Next::Rung(Rung::Comment) => Chunk::plain(sse::KEEP_ALIVE),
-        Next::Rung(Rung::Deadline) => {
+        Next::Item(Item::Notification(message)) => Chunk::event(message, None),
+        Next::KeepAliveStep(KeepAliveStep::Progress(message)) => Chunk::event(message, None),
+        Next::KeepAliveStep(KeepAliveStep::Comment) => Chunk::plain(sse::KEEP_ALIVE),
+        Next::KeepAliveStep(KeepAliveStep::Deadline) => {
             drop(items);
             line.status(StatusCode::OK);
             let error = ladder.overdue();
             let body = modern::error_response(Some(&id), &error);
-            let account = Account::failed(Outcome::UpstreamFailed, &error);
+            let account = AccessSummary::failed(Outcome::UpstreamFailed, &error);
             let mut response = Response::new(Body::whole(body, None, account, line));
             response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
             return response;
@@ -136,19 +136,24 @@ enum Next {
     Item(Item),
     /// The call has ended without a reply.
     Nothing,
-    Rung(Rung),
+    KeepAliveStep(KeepAliveStep),
 }
 
-fn poll_next(items: &mut Items, ladder: &mut Ladder, clock: &dyn Clock, cx: &mut Context<'_>) -> Poll<Next> {
+fn poll_next(
+    items: &mut Items,
+    ladder: &mut KeepAlive,
+    clock: &dyn Clock,
+    cx: &mut Context<'_>,
+) -> Poll<Next> {
     Poll::Ready(match items.poll_next_unpin(cx) {
         Poll::Ready(Some(item)) => {
-            if let Item::Notice(message) = &item {
+            if let Item::Notification(message) = &item {
                 ladder.message(message);
             }
             Next::Item(item)
         }
         Poll::Ready(None) => Next::Nothing,
-        Poll::Pending => Next::Rung(ready!(ladder.poll(cx, clock, true))),
+        Poll::Pending => Next::KeepAliveStep(ready!(ladder.poll(cx, clock, true))),
     })
 }
 
@@ -173,7 +178,7 @@ impl Body {
     pub(super) fn whole(
         message: Bytes,
         commit: Option<(Commit, Arc<Connection>)>,
-        account: Account,
+        account: AccessSummary,
         line: Line,
     ) -> Self {
         let chunk = Chunk { before: b"", message, after: b"", commit };
@@ -262,9 +267,8 @@ impl Events {
         }
         let Some(items) = &mut self.items else { return Poll::Ready(None) };
         let chunk = match ready!(poll_next(items, &mut self.ladder, &*self.clock, cx)) {
-            Next::Item(Item::Notice(message)) | Next::Rung(Rung::Progress(message)) => {
-                Chunk::event(message, None)
-            }
+            Next::Item(Item::Notification(message))
+            | Next::KeepAliveStep(KeepAliveStep::Progress(message)) => Chunk::event(message, None),
             Next::Item(Item::Reply(Reply { body, commit, account, .. })) => {
                 self.items = None;
                 line.answered(account);
@@ -274,14 +278,14 @@ impl Events {
             Next::Nothing => {
                 self.items = None;
                 let error = answer::unanswered();
-                line.answered(Account::failed(Outcome::ProxyFailed, &error));
+                line.answered(AccessSummary::failed(Outcome::ProxyFailed, &error));
                 Chunk::event(modern::error_response(Some(&self.id), &error), None)
             }
-            Next::Rung(Rung::Comment) => Chunk::plain(sse::KEEP_ALIVE),
-            Next::Rung(Rung::Deadline) => {
+            Next::KeepAliveStep(KeepAliveStep::Comment) => Chunk::plain(sse::KEEP_ALIVE),
+            Next::KeepAliveStep(KeepAliveStep::Deadline) => {
                 self.items = None;
                 let error = self.ladder.overdue();
-                line.answered(Account::failed(Outcome::UpstreamFailed, &error));
+                line.answered(AccessSummary::failed(Outcome::UpstreamFailed, &error));
                 Chunk::event(modern::error_response(Some(&self.id), &error), None)
             }
         };

@@ -12,6 +12,9 @@ pub mod dialects {}
 #[doc = include_str!("passthrough.md")]
 pub mod passthrough {}
 
+#[doc = include_str!("engine.md")]
+pub mod engine {}
+
 #[doc = include_str!("tasks.md")]
 pub mod tasks {}
 

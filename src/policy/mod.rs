@@ -7,9 +7,11 @@
 pub mod access;
 pub mod limit;
 pub mod route;
+pub mod silence;
 pub mod threshold;
 
 pub use access::{Access, Checked, Denied};
 pub use limit::Quotas;
-pub use route::{Held, LegacyTasks, PrincipalSource, Questions, Resume, Route, Sign, Unsolicited};
-pub use threshold::{Defer, Mode, Pattern, SHORTEST_RETENTION, ToolRule, Treatment};
+pub use route::{ClientMatch, Held, LegacyTasks, PrincipalSource, Questions, Resume, Route, Unsolicited};
+pub use silence::{KeepAliveStep, Silence};
+pub use threshold::{Defer, Mode, Pattern, SHORTEST_RETENTION, ToolPolicy, ToolRule};

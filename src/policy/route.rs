@@ -1,6 +1,6 @@
 //! Where calls come in and which server they go to.
 
-use super::{Defer, Mode, ToolRule, Treatment};
+use super::{Defer, Mode, ToolPolicy, ToolRule};
 use http::{HeaderMap, HeaderName};
 use std::{sync::Arc, time::Duration};
 
@@ -103,12 +103,12 @@ pub enum Unsolicited {
     Nobody,
     Everybody,
     /// Whoever one of these is true of.
-    Some(Vec<Sign>),
+    Some(Vec<ClientMatch>),
 }
 
 /// What a client is told by. Never by what it calls itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Sign {
+pub enum ClientMatch {
     /// A header it sends, with this value.
     Header(HeaderName, String),
     /// Its principal, as the log shows it: the first 16 hexadecimal digits of its hash.
@@ -156,8 +156,10 @@ impl Unsolicited {
             Self::Some(signs) => signs,
         };
         signs.iter().any(|sign| match sign {
-            Sign::Header(name, value) => headers.get_all(name).iter().any(|sent| sent == value.as_str()),
-            Sign::Principal(known) => *known == principal(),
+            ClientMatch::Header(name, value) => {
+                headers.get_all(name).iter().any(|sent| sent == value.as_str())
+            }
+            ClientMatch::Principal(known) => *known == principal(),
         })
     }
 }
@@ -174,7 +176,7 @@ impl Default for Questions {
 
 impl Route {
     /// What holds for a tool on this route.
-    pub fn treatment(&self, tool: &str) -> Treatment {
+    pub fn treatment(&self, tool: &str) -> ToolPolicy {
         self.defer.treatment(&self.tools, tool)
     }
 

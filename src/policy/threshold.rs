@@ -48,7 +48,7 @@ pub struct ToolRule {
 /// What holds for one tool, all rules considered. Looked up for each call, so it copies nothing of
 /// its rule.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Treatment {
+pub struct ToolPolicy {
     pub mode: Mode,
     pub after: Duration,
     pub retention: Duration,
@@ -129,9 +129,9 @@ impl Default for Defer {
 impl Defer {
     /// What holds for `tool`: the first rule that matches says what it says, the rest is the
     /// route's own.
-    pub fn treatment(&self, rules: &[ToolRule], tool: &str) -> Treatment {
+    pub fn treatment(&self, rules: &[ToolRule], tool: &str) -> ToolPolicy {
         let rule = rules.iter().find(|rule| rule.matches.matches(tool));
-        Treatment {
+        ToolPolicy {
             mode: rule.and_then(|rule| rule.mode).unwrap_or(self.mode),
             after: rule.and_then(|rule| rule.after).unwrap_or(self.after),
             retention: self.retention,

@@ -36,6 +36,13 @@ impl Id {
     pub fn as_number(&self) -> Option<u64> {
         std::str::from_utf8(&self.0).ok()?.parse().ok()
     }
+
+    /// The number that an id or a token of ours came back as. We send numbers alone, but some servers
+    /// hand them back as strings.
+    pub fn came_back(&self) -> Option<u64> {
+        let bare = self.0.strip_prefix(b"\"").and_then(|rest| rest.strip_suffix(b"\"")).unwrap_or(&self.0);
+        std::str::from_utf8(bare).ok()?.parse().ok()
+    }
 }
 
 impl fmt::Debug for Id {

@@ -13,15 +13,16 @@ pub mod headers;
 pub mod heartbeat;
 pub mod id;
 pub mod input;
+pub mod input_keys;
 pub mod meta;
 pub mod method;
 pub mod revision;
 pub mod splice;
 pub mod sse;
+pub mod sse_watch;
+pub mod status_message;
 pub mod time;
 pub mod tool_result;
-pub mod watch;
-pub mod words;
 
 pub use capability::Capabilities;
 pub use code::{ErrorObject, Fault};

@@ -122,8 +122,12 @@ impl Object {
 
     fn is(&self, member: &Member, key: &str) -> bool {
         let spelled = &self.bytes[member.key()];
-        // Hardly any key is spelled with escapes, and those that are take the longer way.
-        spelled == key.as_bytes() || (memchr::memchr(b'\\', spelled).is_some() && self.key(member) == key)
+        // Hardly any key is spelled with escapes, and those that are take the longer way: how they are spelled
+        // may be what another means.
+        match memchr::memchr(b'\\', spelled) {
+            None => spelled == key.as_bytes(),
+            Some(_) => self.key(member) == key,
+        }
     }
 
     /// Where the bracket is that opens it.
@@ -481,6 +485,21 @@ mod tests {
                 e.set("a", "9");
             }),
             r#"{"\u0061":9,"b":2}"#
+        );
+    }
+
+    #[test]
+    fn a_key_is_not_another_whose_escapes_read_like_it() {
+        let text = r#"{"\n":1,"\\n":2}"#;
+        let read = object(text);
+        assert_eq!((read.get("\n"), read.get("\\n")), (Some(Bytes::from("1")), Some(Bytes::from("2"))));
+        assert_eq!(object(r#"{"\n":1}"#).get("\\n"), None);
+        assert_eq!(read.repeated(), None);
+        assert_eq!(
+            edited(text, |e| {
+                e.remove("\\n");
+            }),
+            r#"{"\n":1}"#
         );
     }
 

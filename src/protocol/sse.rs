@@ -80,6 +80,10 @@ enum Data {
 
 /// Cuts a stream into its events as they were sent, line ends, comments and all.
 ///
+/// Two things belong to no event, and are pieces of their own: a byte order mark before the first, and the
+/// LF of a CRLF whose CR has ended an event already, because no more had come. A reader that takes them for
+/// events finds nothing in them.
+///
 /// Holds what has come of the event that has not ended; bounding it is up to the caller
 /// ([`Cutter::held`]). Each byte is looked at once, however small the chunks are.
 #[derive(Debug, Default)]
@@ -90,6 +94,10 @@ pub struct Cutter {
     line: usize,
     /// Up to where it is known that this line has no end.
     seen: usize,
+    /// The place where a byte order mark may stand is over.
+    begun: bool,
+    /// A CR has ended the last event; an LF right behind it belongs to it.
+    after_cr: bool,
 }
 
 /// May stand before the first line of a stream.
@@ -199,23 +207,41 @@ impl Cutter {
         self.held.extend_from_slice(chunk);
     }
 
-    /// The next event that has ended, up to the end of its blank line. A CR that nothing has followed
-    /// yet may go on with an LF, so it ends nothing.
+    /// The next event that has ended, up to the end of its blank line. A CR ends it whatever follows:
+    /// perhaps nothing does, and somebody waits for the event.
     pub fn next_event(&mut self) -> Option<Bytes> {
+        if !self.begun {
+            let is_mark = self.held.starts_with(BYTE_ORDER_MARK);
+            if !is_mark && BYTE_ORDER_MARK.starts_with(&self.held) {
+                return None;
+            }
+            self.begun = true;
+            if is_mark {
+                return Some(self.held.split_to(BYTE_ORDER_MARK.len()).freeze());
+            }
+        }
+        if let Some(&first) = self.held.first()
+            && mem::take(&mut self.after_cr)
+            && first == b'\n'
+        {
+            return Some(self.held.split_to(1).freeze());
+        }
         while let Some(step) = memchr::memchr2(b'\n', b'\r', &self.held[self.seen..]) {
             let at = self.seen + step;
+            let is_blank = at == self.line;
             let end = match &self.held[at..] {
-                [b'\r'] => {
+                // The line goes on in this event, so its end can be waited for.
+                [b'\r'] if !is_blank => {
                     self.seen = at;
                     return None;
                 }
                 [b'\r', b'\n', ..] => at + 2,
                 _ => at + 1,
             };
-            let is_blank = at == self.line;
             (self.line, self.seen) = (end, end);
             if is_blank {
                 (self.line, self.seen) = (0, 0);
+                self.after_cr = self.held[end - 1] == b'\r';
                 return Some(self.held.split_to(end).freeze());
             }
         }
@@ -233,9 +259,9 @@ impl Cutter {
         &self.held
     }
 
-    /// Gives away what has come of the event that has not ended.
+    /// Gives away what has come of the event that has not ended. What comes next begins one.
     pub fn rest(&mut self) -> Bytes {
-        (self.line, self.seen) = (0, 0);
+        (self.line, self.seen, self.after_cr) = (0, 0, false);
         self.held.split().freeze()
     }
 }
@@ -483,6 +509,31 @@ mod tests {
         }
     }
 
+    fn cut(chunks: &[&str]) -> Vec<String> {
+        let mut cutter = Cutter::default();
+        let mut pieces = Vec::new();
+        for chunk in chunks {
+            cutter.feed(chunk.as_bytes());
+            pieces.extend(std::iter::from_fn(|| cutter.next_event()));
+        }
+        pieces.into_iter().map(|piece| String::from_utf8(piece.to_vec()).expect("text")).collect()
+    }
+
+    #[test]
+    fn an_event_that_ends_in_a_cr_does_not_wait_for_what_follows() {
+        assert_eq!(cut(&["data: x\r\r"]), ["data: x\r\r"]);
+        assert_eq!(cut(&["data: x\r", "\r", "data: y\r\r"]), ["data: x\r\r", "data: y\r\r"]);
+        assert_eq!(cut(&["data: x\r\n\r", "\n", "\n"]), ["data: x\r\n\r", "\n", "\n"]);
+        assert_eq!(cut(&["data: x\r", "\ndata: y\r", "\n\r\n"]), ["data: x\r\ndata: y\r\n\r\n"]);
+    }
+
+    #[test]
+    fn a_byte_order_mark_is_no_part_of_an_event() {
+        assert_eq!(cut(&["\u{feff}data: x\n\n\u{feff}y\n\n"]), ["\u{feff}", "data: x\n\n", "\u{feff}y\n\n"]);
+        assert_eq!(cut(&["\u{feff}\ndata: x\n\n"]), ["\u{feff}", "\n", "data: x\n\n"]);
+        assert_eq!(cut(&["", "\n"]), ["\n"]);
+    }
+
     proptest! {
         #[test]
         fn a_stream_is_cut_behind_blank_lines_wherever_its_chunks_end(
@@ -516,9 +567,7 @@ mod tests {
                 // One blank line, which is the last; behind its end nothing comes.
                 prop_assert_eq!(blank, Some(lines.len() - 2), "{:?}", event);
             }
-            // A lone CR at the end may still be a half of a line end.
-            let open = left.strip_suffix('\r').unwrap_or(&left);
-            let lines = lines(open);
+            let lines = lines(&left);
             prop_assert!(!lines[..lines.len() - 1].contains(&String::new()), "{:?}", left);
         }
     }

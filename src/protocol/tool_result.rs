@@ -1,6 +1,6 @@
 //! What the result of a `tools/call` says of the tool.
 
-use super::{splice::Object, words::shorten};
+use super::{splice::Object, status_message::shorten};
 use bytes::Bytes;
 use serde_json::value::RawValue;
 

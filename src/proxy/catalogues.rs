@@ -6,7 +6,7 @@ use crate::{
     dialect::{Caller, Principal},
     protocol::{Frame, Kind, Method},
     runtime::Clock,
-    upstream::{Event, Identity, Report, Request, Upstream},
+    upstream::{Changes, Event, Identity, Request, Upstream},
 };
 use bytes::Bytes;
 use futures_util::StreamExt;
@@ -15,10 +15,7 @@ use std::{
     sync::Arc,
     time::{Duration, Instant},
 };
-use tokio::sync::{
-    Mutex,
-    broadcast::{Receiver, error::TryRecvError},
-};
+use tokio::sync::Mutex;
 
 /// At most so many principals' catalogues are kept: a few hundred bytes each for most servers.
 /// Beyond it, those that were used least lately are forgotten, and read again.
@@ -40,7 +37,7 @@ pub(super) struct Catalogues {
 #[derive(Default)]
 struct Entry {
     reading: Option<Reading>,
-    changes: Option<Receiver<Report>>,
+    changes: Changes,
 }
 
 /// What came of reading a catalogue.
@@ -70,13 +67,13 @@ impl Catalogues {
         let mut entry = entry.lock().await;
         if !entry.is_fresh(clock.now()) {
             // Watched from before it is read: a change in between is then seen at the next call.
-            entry.changes = Some(upstream.changes(caller.principal));
+            entry.changes = upstream.changes(caller.principal);
             entry.reading = None;
             entry.reading = Some(match read(upstream, caller, next_id).await {
                 Some(catalogue) => Reading::Known(Arc::new(catalogue)),
                 None => {
                     // What came of the failure itself, a session given up, is no change.
-                    entry.changes = Some(upstream.changes(caller.principal));
+                    entry.changes = upstream.changes(caller.principal);
                     Reading::Failed { until: clock.now() + RETRY }
                 }
             });
@@ -91,23 +88,13 @@ impl Catalogues {
 // === impl Entry ===
 
 impl Entry {
-    fn is_fresh(&mut self, now: Instant) -> bool {
-        let Some(changes) = &mut self.changes else { return false };
-        loop {
-            match changes.try_recv() {
-                Ok(Report::ToolsChanged) | Err(TryRecvError::Lagged(_) | TryRecvError::Closed) => {
-                    return false;
-                }
-                Ok(Report::PromptsChanged | Report::ResourcesChanged | Report::ResourceUpdated { .. }) => {}
-                Err(TryRecvError::Empty) => {
-                    return match &self.reading {
-                        Some(Reading::Known(_)) => true,
-                        Some(Reading::Failed { until }) => now < *until,
-                        None => false,
-                    };
-                }
+    fn is_fresh(&self, now: Instant) -> bool {
+        !self.changes.are_there()
+            && match &self.reading {
+                Some(Reading::Known(_)) => true,
+                Some(Reading::Failed { until }) => now < *until,
+                None => false,
             }
-        }
     }
 }
 
@@ -152,7 +139,9 @@ async fn page(upstream: &dyn Upstream, caller: &Caller, id: u64, cursor: Option<
                 tracing::warn!(%error, "the tools of the server could not be listed");
                 return None;
             }
-            Event::Notice(_) | Event::Question(_) | Event::Withdrawn { .. } => {}
+            Event::Notification(_) | Event::Question(_) | Event::Withdrawn { .. } => {}
+            // Nobody is there to be asked for a list.
+            Event::TurnOver(_) => return None,
         }
     }
 }

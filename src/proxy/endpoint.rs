@@ -1,10 +1,13 @@
 //! One route at work.
 
 use super::{
-    Item, Items, Passage, Passed, Reply, Service, Tasks,
-    attended::Attended,
+    Item, Items, Ledger, Passage, Passed, Reply, Service, Switchboard,
+    answers::extension,
     catalogues::Catalogues,
-    legacy::{self, Ended, Minted, Offering, Plain, Residents, Revisions, Sessions, Streams, Unfinished},
+    drive::Attended,
+    legacy::{
+        self, Ended, Minted, Offering, Plain, Residents, Revisions, Sessions, Streams, Unfinished, Waiting,
+    },
     listen::Listening,
     reply::{self, Word},
 };
@@ -15,7 +18,7 @@ use crate::{
     protocol::{Method, input::request_state, method::Needs},
     runtime::{Clock, Stopping},
     task::{Owner, Scope},
-    upstream::{Description, Document, Identity, Lost, Upstream},
+    upstream::{CallError, Description, Document, Identity, Upstream},
 };
 use futures_util::{FutureExt, StreamExt, future::BoxFuture, stream};
 use http::{HeaderMap, header::VIA};
@@ -37,7 +40,10 @@ pub struct Endpoint {
 pub(super) struct Shared {
     pub(super) route: Arc<Route>,
     pub(super) upstream: Arc<dyn Upstream>,
-    pub(super) tasks: Arc<Tasks>,
+    /// The tasks of all routes.
+    pub(super) ledger: Arc<Ledger>,
+    /// The calls that are held in this process.
+    pub(super) switchboard: Arc<Switchboard>,
     pub(super) clock: Arc<dyn Clock>,
     /// Begins when the proxy is told to stop: new calls are refused. Knows who is at work.
     pub(super) stopping: Stopping,
@@ -60,6 +66,8 @@ pub(super) struct Shared {
     pub(super) residents: Residents,
     /// What legacy clients are asked in calls that are no tasks yet.
     pub(super) plain: Plain,
+    /// The calls of legacy clients that may become tasks unasked.
+    pub(super) waiting: Waiting,
     /// The streams on which legacy sessions listen.
     pub(super) streams: Arc<Streams>,
     /// What legacy clients have taken back.
@@ -71,6 +79,11 @@ pub(super) struct Shared {
 /// Ids of our own hop: unique in the process, so that a late message can be taken for no other's.
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 
+/// Whether such an id has been given.
+pub(super) fn was_given(id: u64) -> bool {
+    id < NEXT_ID.load(Ordering::Relaxed)
+}
+
 // === impl Endpoint ===
 
 impl Endpoint {
@@ -79,7 +92,8 @@ impl Endpoint {
     pub fn new(
         route: Arc<Route>,
         upstream: Arc<dyn Upstream>,
-        tasks: Arc<Tasks>,
+        ledger: Arc<Ledger>,
+        switchboard: Arc<Switchboard>,
         clock: Arc<dyn Clock>,
         keyring: Arc<Keyring>,
         [stopping, overdue, closing]: [Stopping; 3],
@@ -89,7 +103,8 @@ impl Endpoint {
             shared: Arc::new(Shared {
                 route,
                 upstream,
-                tasks,
+                ledger,
+                switchboard,
                 clock,
                 stopping,
                 overdue,
@@ -102,6 +117,7 @@ impl Endpoint {
                 revisions: Revisions::default(),
                 residents: Residents::default(),
                 plain: Plain::default(),
+                waiting: Waiting::default(),
                 streams: Arc::default(),
                 ended: Arc::default(),
                 unfinished: Arc::default(),
@@ -125,18 +141,9 @@ impl Service for Endpoint {
                 let _work = shared.stopping.work();
                 shared.discover(&call, &caller).await
             }),
-            Method::TasksGet => once(async move {
-                let (owner, server) = (shared.owner(&caller), shared.server());
-                shared.tasks.get(&call, &owner, &caller, &server).await
-            }),
-            Method::TasksUpdate => once(async move {
-                let (owner, server) = (shared.owner(&caller), shared.server());
-                shared.tasks.update(&call, &owner, &caller, &server).await
-            }),
-            Method::TasksCancel => once(async move {
-                let (owner, server) = (shared.owner(&caller), shared.server());
-                shared.tasks.cancel(&call, &owner, &caller, &server).await
-            }),
+            Method::TasksGet | Method::TasksUpdate | Method::TasksCancel => {
+                once(async move { extension::serve(&shared, &call, &caller).await })
+            }
             Method::Listen => each(Listening::new(shared, call, caller)),
             _ => each(Attended::new(shared, call, caller)),
         }
@@ -155,7 +162,7 @@ impl Service for Endpoint {
         &'a self,
         path: &'a str,
         credentials: &'a Credentials,
-    ) -> BoxFuture<'a, Result<Document, Lost>> {
+    ) -> BoxFuture<'a, Result<Document, CallError>> {
         self.shared.upstream.fetch(path, credentials)
     }
 }

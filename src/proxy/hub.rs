@@ -12,13 +12,13 @@ use tokio::sync::Notify;
 /// slow listener costs a bit for each task and never misses the latest state.
 #[derive(Debug, Default)]
 pub(super) struct Hub {
-    listeners: DashMap<TaskId, Vec<Arc<Ear>>>,
+    listeners: DashMap<TaskId, Vec<Arc<Subscriber>>>,
     next: AtomicU64,
 }
 
 /// One listener's end.
 #[derive(Debug)]
-struct Ear {
+struct Subscriber {
     number: u64,
     changed: std::sync::Mutex<Vec<TaskId>>,
     notify: Notify,
@@ -28,7 +28,7 @@ struct Ear {
 #[derive(Debug)]
 pub(super) struct Listener {
     hub: Arc<Hub>,
-    ear: Arc<Ear>,
+    ear: Arc<Subscriber>,
     ids: Vec<TaskId>,
 }
 
@@ -36,7 +36,7 @@ pub(super) struct Listener {
 
 impl Hub {
     pub(super) fn listen(self: &Arc<Self>, ids: Vec<TaskId>) -> Listener {
-        let ear = Arc::new(Ear {
+        let ear = Arc::new(Subscriber {
             number: self.next.fetch_add(1, Ordering::Relaxed),
             changed: std::sync::Mutex::default(),
             notify: Notify::new(),

@@ -5,7 +5,7 @@
 //! that was seen can be lost; meanwhile the task is shown as it was last kept, and says that it waits. A
 //! result for which there is no room waits for nothing: its task fails with an error that names the limit.
 
-use super::tasks::Hold;
+use super::ledger::Custody;
 use crate::{
     protocol::{ErrorObject, code},
     runtime::Stopping,
@@ -22,23 +22,24 @@ pub(super) const STORE_PAUSE: Duration = Duration::from_secs(5);
 /// How long it is let be the first time; twice as long each further time. Most failures are a moment's.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 
-// === impl Hold ===
+// === impl Custody ===
 
-impl Hold {
-    /// Keeps what happened to the task of this call, as soon as the store takes it.
+impl Custody {
+    /// Keeps what happened to the task, as soon as the store takes it.
     ///
     /// # Errors
     /// [`StoreError::Full`] where there is no room for a question; any other where the proxy's time was
     /// over first: what happened is lost.
-    pub(super) async fn keep(&self, mut event: Event, overdue: &Stopping) -> Result<Updated, StoreError> {
+    pub async fn keep(&self, mut event: Event, overdue: &Stopping) -> Result<Updated, StoreError> {
+        let Self { ledger, id } = self;
         let mut pause = FIRST_PAUSE;
         let mut aside = None;
         loop {
-            let mut kept = self.tasks().change(self.id(), &event).await;
+            let mut kept = ledger.change(id, &event).await;
             if matches!(kept, Err(StoreError::Exists | StoreError::Unavailable(_))) && aside.is_none() {
-                match self.tasks().set_aside(bytes(&event)) {
+                match ledger.set_aside(bytes(&event)) {
                     Ok(taken) => {
-                        self.tasks().set_waits(self.id(), true);
+                        ledger.set_waits(id, true);
                         aside = Some(taken);
                     }
                     Err(full) => kept = Err(full),
@@ -46,14 +47,14 @@ impl Hold {
             }
             match (kept, result_bytes(&event)) {
                 (Err(StoreError::Full(limit)), Some(size)) => {
-                    self.tasks().is_full(self.id(), limit);
+                    ledger.is_full(id, limit);
                     event = no_room(size, limit);
                     continue;
                 }
                 (Err(StoreError::Exists | StoreError::Unavailable(_)), _) => {}
                 (kept @ (Ok(_) | Err(StoreError::Full(_))), _) => {
                     if aside.is_some() {
-                        self.tasks().set_waits(self.id(), false);
+                        ledger.set_waits(id, false);
                     }
                     return kept;
                 }

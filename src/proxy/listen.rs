@@ -3,13 +3,12 @@
 
 use super::{
     Item, Reply,
-    attended::reached,
+    drive::reached,
     endpoint::{Conversation, Shared},
     hub::Listener,
     keep::STORE_PAUSE,
     limits::Place,
     reply::{self, Word},
-    tasks::{NoRoom, too_many, wants_attention},
 };
 use crate::{
     bridge::{
@@ -19,7 +18,7 @@ use crate::{
     dialect::{Call, Caller, modern},
     protocol::{ErrorObject, Method, code, frame::on_one_line},
     store::StoreError,
-    task::{Record, TaskId, view},
+    task::{self, Record, TaskId, view},
     telemetry::Outcome,
     upstream::{Description, Identity, Report, Subscription},
 };
@@ -96,8 +95,11 @@ impl Listening {
         if !asked.task_ids.is_empty() && !self.caller.capabilities.declares_tasks() {
             return Err(Box::new(reply::tasks_required(&self.call)));
         }
-        let place = self.shared.tasks.limits.admits_listener(self.caller.principal);
-        let place = place.ok_or_else(|| Box::new(too_many(&self.call, "limits.listens_per_principal")))?;
+        let place = self.shared.ledger.limits.admits_listener(self.caller.principal);
+        let place = place.ok_or_else(|| {
+            let error = reply::too_many("limits.listens_per_principal");
+            Box::new(reply::refuse(&self.call, StatusCode::TOO_MANY_REQUESTS, &error))
+        })?;
         let identity = Identity::of(&self.caller);
         // Watched from before the server is asked anything: no change is missed.
         let reports = self.shared.upstream.watch(self.caller.principal);
@@ -105,16 +107,16 @@ impl Listening {
             let unknown = Description::unknown();
             Box::new(reply::to_client(&self.call, &self.shared.route, &unknown, Word::Lost(lost), None))
         })?;
-        let no_store = |_| Box::new(reply::internal(&self.call, &NoRoom::StoreFailed.to_string()));
+        let no_store = |_| Box::new(reply::store_failed(&self.call));
         let honoured = self.honour(asked, &identity, &server).await;
         let (filter, subscriptions, records) = honoured.map_err(no_store)?;
-        self.outgoing.push_back(Item::Notice(acknowledged(&self.call.id, &filter)));
-        let tasks = self.shared.tasks.hub.listen(records.iter().map(|record| record.id.clone()).collect());
+        self.outgoing.push_back(Item::Notification(acknowledged(&self.call.id, &filter)));
+        let tasks = self.shared.ledger.hub.listen(records.iter().map(|record| record.id.clone()).collect());
         // What happened before the subscription is not told again, but a client that waits for a
         // task's end would wait for ever if it has ended already.
         let mut due = VecDeque::new();
         for record in &records {
-            let now = self.shared.tasks.load(&record.id).await.map_err(no_store)?;
+            let now = self.shared.ledger.load(&record.id).await.map_err(no_store)?;
             due.extend(now.filter(|now| wants_attention(&now.state)).map(|now| now.id.clone()));
         }
         let changed = Changed::default();
@@ -154,7 +156,7 @@ impl Listening {
                 }
             }
         }
-        let records = self.shared.tasks.of(&self.shared.owner(&self.caller), &asked.task_ids).await?;
+        let records = self.shared.ledger.of(&self.shared.owner(&self.caller), &asked.task_ids).await?;
         let filter = Filter {
             tools_list_changed: asked.tools_list_changed && offers("tools", "listChanged"),
             prompts_list_changed: asked.prompts_list_changed && offers("prompts", "listChanged"),
@@ -183,7 +185,7 @@ impl Listening {
             () = reached(open.changed.tell_at) => {
                 let methods = std::mem::take(&mut open.changed).methods();
                 self.outgoing.extend(
-                    methods.into_iter().map(|method| Item::Notice(tagged(&self.call.id, &method, None))),
+                    methods.into_iter().map(|method| Item::Notification(tagged(&self.call.id, &method, None))),
                 );
             }
             () = self.shared.closing.stopped() => self.end(),
@@ -199,7 +201,7 @@ impl Listening {
             Report::ResourcesChanged if filter.resources_list_changed => changed.resources = true,
             Report::ResourceUpdated { uri, params } if filter.wants_resource(&uri) => {
                 let notice = tagged(&self.call.id, &Method::ResourceUpdated, Some(&params));
-                self.outgoing.push_back(Item::Notice(notice));
+                self.outgoing.push_back(Item::Notification(notice));
                 return;
             }
             Report::ToolsChanged
@@ -217,7 +219,7 @@ impl Listening {
         if open.store_again.is_some_and(|again| again > self.shared.clock.now()) {
             return false;
         }
-        let Ok(record) = self.shared.tasks.load(id).await else {
+        let Ok(record) = self.shared.ledger.load(id).await else {
             // It is still to be told: a client that waits for it may not ask.
             open.store_again = Some(self.shared.clock.now() + STORE_PAUSE);
             return false;
@@ -229,14 +231,14 @@ impl Listening {
     }
 
     fn task_notice(&self, record: &Record) -> Item {
-        self.shared.tasks.shown(record);
+        self.shared.ledger.shown(record);
         let params = view::extension::notified(
             record,
             self.shared.clock.timestamp(),
-            self.shared.tasks.poll_bounds(),
+            self.shared.ledger.poll_bounds(),
             Some(&subscription_meta(&self.call.id)),
         );
-        Item::Notice(modern::notification(&Method::TasksNotification, &params))
+        Item::Notification(modern::notification(&Method::TasksNotification, &params))
     }
 
     /// Ends the subscription of our own accord (2026-07-28, *Graceful Closure*).
@@ -244,7 +246,7 @@ impl Listening {
         let State::Open(open) = &self.state else { return };
         let (cancelled, result) = ended(&self.call.id, &open.server.server_info);
         let result = on_one_line(result);
-        self.outgoing.push_back(Item::Notice(cancelled));
+        self.outgoing.push_back(Item::Notification(cancelled));
         self.outgoing.push_back(Item::Reply(Reply::new(StatusCode::OK, result, Outcome::Result)));
         self.state = State::Ended;
     }
@@ -297,5 +299,16 @@ impl Changed {
         .into_iter()
         .filter_map(|(changed, method)| changed.then_some(method))
         .collect()
+    }
+}
+
+/// Whether whoever follows the task has something to do about its state: answer, or fetch what it came to.
+fn wants_attention(state: &task::State) -> bool {
+    match state {
+        task::State::Working => false,
+        task::State::InputRequired { .. }
+        | task::State::Completed { .. }
+        | task::State::Failed { .. }
+        | task::State::Cancelled => true,
     }
 }

@@ -2,32 +2,35 @@
 //!
 //! An [`Endpoint`] is one route at work. Its [`Service::call`] gives a stream of [`Item`]s that is
 //! polled in place by whoever writes them to the client, so that a fast call costs no spawn and no
-//! store access (`attended`). When a call becomes a task, or its server asks something, the very
-//! same upstream stream moves to a runtime task of its own (`held`), and [`Tasks`] answers for it
+//! store access (`drive`). When a call becomes a task, or its server asks something, the very
+//! same driver moves to a runtime task of its own, and `answers` speaks for it
 //! from the store.
 //!
 //! A legacy client in front of a legacy server needs none of this: its requests are passed on
 //! ([`Service::pass`], `legacy`), but for what concerns the tasks of 2025-11-25.
 
-mod asking;
-mod attended;
+mod answers;
 mod catalogues;
+mod drive;
 mod endpoint;
-mod held;
 mod hub;
+mod input_requests;
 mod keep;
-mod ladder;
+mod keep_alive;
+mod ledger;
 pub mod legacy;
 mod limits;
 mod listen;
 mod recent;
 mod reply;
 mod sweep;
-mod tasks;
+mod switchboard;
 
+pub use crate::policy::KeepAliveStep;
 pub use endpoint::Endpoint;
-pub use ladder::{Ladder, Rung};
-pub use tasks::Tasks;
+pub use keep_alive::KeepAlive;
+pub use ledger::{Ledger, NoRoom};
+pub use switchboard::Switchboard;
 
 use crate::{
     dialect::{Call, Caller, Credentials, Principal, legacy::Post},
@@ -35,7 +38,7 @@ use crate::{
     protocol::ErrorObject,
     task::TaskId,
     telemetry::Outcome,
-    upstream::{Document, Lost},
+    upstream::{CallError, Document},
 };
 use bytes::Bytes;
 use futures_util::{future::BoxFuture, stream::BoxStream};
@@ -51,7 +54,7 @@ pub type Items = BoxStream<'static, Item>;
 #[derive(Debug)]
 pub enum Item {
     /// A notification: a whole JSON-RPC message on one line.
-    Notice(Bytes),
+    Notification(Bytes),
     /// The response.
     Reply(Reply),
 }
@@ -67,12 +70,12 @@ pub struct Reply {
     pub body: Bytes,
     /// To be confirmed once the client's socket has taken the body.
     pub commit: Option<Commit>,
-    pub account: Account,
+    pub account: AccessSummary,
 }
 
 /// What the access line says of a call.
 #[derive(Clone, Debug, Default)]
-pub struct Account {
+pub struct AccessSummary {
     pub outcome: Outcome,
     /// Why, where it is no result.
     pub reason: Option<Box<str>>,
@@ -113,7 +116,7 @@ pub struct Passed {
 /// The body of a legacy client's answer.
 pub enum Passing {
     /// It is there, or there is none.
-    Whole(Bytes, Account),
+    Whole(Bytes, AccessSummary),
     /// It is still coming.
     Pieces(Pieces),
 }
@@ -127,7 +130,7 @@ pub type Pieces = BoxStream<'static, Piece>;
 pub struct Piece {
     pub bytes: Bytes,
     /// Once all that was asked has been answered, with this piece or before.
-    pub account: Option<Account>,
+    pub account: Option<AccessSummary>,
     pub then: Then,
 }
 
@@ -162,12 +165,12 @@ pub trait Service: Send + Sync + 'static {
         &'a self,
         path: &'a str,
         credentials: &'a Credentials,
-    ) -> BoxFuture<'a, Result<Document, Lost>>;
+    ) -> BoxFuture<'a, Result<Document, CallError>>;
 }
 
-// === impl Account ===
+// === impl AccessSummary ===
 
-impl Account {
+impl AccessSummary {
     /// A call that came to nothing, and why. Of a server's error its code is said and not its words,
     /// which may hold what it was asked about.
     pub fn failed(outcome: Outcome, error: &ErrorObject) -> Self {

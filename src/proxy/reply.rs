@@ -1,6 +1,6 @@
 //! The server's final word, or a refusal of ours, as the response to a call.
 
-use super::{Account, Commit, Item, Reply};
+use super::{AccessSummary, Commit, Item, NoRoom, Reply};
 use crate::{
     bridge::{plan, raise},
     dialect::{Call, modern},
@@ -8,7 +8,7 @@ use crate::{
     protocol::{ErrorObject, Fault, Frame, Kind, Method, code, tool_result},
     task::TaskId,
     telemetry::Outcome,
-    upstream::{Description, Lost},
+    upstream::{CallError, Description},
 };
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, StatusCode, header};
@@ -20,7 +20,9 @@ pub(super) enum Word {
     /// The server's response.
     Said(Frame),
     /// There is none.
-    Lost(Lost),
+    Lost(CallError),
+    /// The call cannot go on, for a reason of ours or its client's.
+    Refused(ErrorObject, Outcome),
 }
 
 /// What a call came to, in the client's era.
@@ -44,7 +46,7 @@ pub(super) fn to_client(
 ) -> Reply {
     let lost = match &word {
         Word::Lost(lost) => Some(lost.clone()),
-        Word::Said(_) => None,
+        Word::Said(_) | Word::Refused(..) => None,
     };
     if let (Word::Said(frame), None) = (&word, refused)
         && let Kind::Success { result, .. } = frame.kind()
@@ -68,7 +70,7 @@ pub(super) fn to_client(
                 // In our words, also where the client is told in the server's.
                 reply.account.reason = Some(lost.to_string().into());
             }
-            if let Some(Lost::Unauthorized { challenge: Some(challenge), .. }) = lost {
+            if let Some(CallError::Unauthorized { challenge: Some(challenge), .. }) = lost {
                 reply.headers.insert(header::WWW_AUTHENTICATE, challenge);
             }
             reply
@@ -87,6 +89,7 @@ pub(super) fn verdict(
     let frame = match word {
         Word::Said(frame) => frame,
         Word::Lost(lost) => return Verdict::Error(lost_error(&lost), outcome_of(&lost)),
+        Word::Refused(error, outcome) => return Verdict::Error(error, outcome),
     };
     match (frame.kind(), refused) {
         (Kind::Success { result, .. }, refused) => {
@@ -117,22 +120,24 @@ pub(super) fn verdict(
 }
 
 /// The error object for an answer that will not come.
-pub(super) fn lost_error(lost: &Lost) -> ErrorObject {
+pub(super) fn lost_error(lost: &CallError) -> ErrorObject {
     let code = match lost {
-        Lost::Forbidden { error: Some(error), .. } => return error.clone().of_this_era(),
-        Lost::Unreachable(_) | Lost::ConnectTimeout(_) => code::UPSTREAM_UNAVAILABLE,
-        Lost::CallTimeout(_) | Lost::FirstByteTimeout(_) | Lost::IdleTimeout(_) => code::UPSTREAM_TIMEOUT,
-        Lost::Broken(_) | Lost::SessionEnded | Lost::Untold(_) => code::OUTCOME_UNKNOWN,
-        Lost::Unauthorized { .. } | Lost::Forbidden { .. } => code::UNAUTHORIZED,
-        Lost::Status { .. } | Lost::Invalid(_) => code::UPSTREAM_INVALID,
-        Lost::TooLarge { .. } => code::RESULT_TOO_LARGE,
-        Lost::Busy { .. } | Lost::Waited { .. } | Lost::NoRoom { .. } => code::BUSY,
-        Lost::Closing => code::SHUTTING_DOWN,
+        CallError::Forbidden { error: Some(error), .. } => return error.clone().of_this_era(),
+        CallError::Unreachable(_) | CallError::ConnectTimeout(_) => code::UPSTREAM_UNAVAILABLE,
+        CallError::CallTimeout(_) | CallError::FirstByteTimeout(_) | CallError::IdleTimeout(_) => {
+            code::UPSTREAM_TIMEOUT
+        }
+        CallError::Broken(_) | CallError::SessionEnded | CallError::Untold(_) => code::OUTCOME_UNKNOWN,
+        CallError::Unauthorized { .. } | CallError::Forbidden { .. } => code::UNAUTHORIZED,
+        CallError::Status { .. } | CallError::Invalid(_) => code::UPSTREAM_INVALID,
+        CallError::TooLarge { .. } => code::RESULT_TOO_LARGE,
+        CallError::Busy { .. } | CallError::Waited { .. } | CallError::NoRoom { .. } => code::BUSY,
+        CallError::Closing => code::SHUTTING_DOWN,
     };
     ErrorObject::new(code, lost.to_string())
 }
 
-pub(super) fn outcome_of(lost: &Lost) -> Outcome {
+pub(super) fn outcome_of(lost: &CallError) -> Outcome {
     match lost.fault() {
         Fault::Client => Outcome::Refused,
         Fault::Server => Outcome::UpstreamFailed,
@@ -146,10 +151,10 @@ pub(super) fn outcome_of(lost: &Lost) -> Outcome {
 /// JSON-RPC error of a 200, and an opaque transport error otherwise. `server/discover` is
 /// different: a client whose probe is answered 200 takes what it says for the server's own, so an
 /// outage must look like one.
-fn status_of(call: &Call, error: &ErrorObject, lost: Option<&Lost>) -> StatusCode {
+fn status_of(call: &Call, error: &ErrorObject, lost: Option<&CallError>) -> StatusCode {
     match lost {
-        Some(Lost::Unauthorized { status, .. }) => *status,
-        Some(Lost::Forbidden { .. }) => StatusCode::FORBIDDEN,
+        Some(CallError::Unauthorized { status, .. }) => *status,
+        Some(CallError::Forbidden { .. }) => StatusCode::FORBIDDEN,
         Some(lost) if call.method == Method::Discover => match lost.fault() {
             Fault::Client => StatusCode::BAD_REQUEST,
             Fault::Server => StatusCode::BAD_GATEWAY,
@@ -164,6 +169,11 @@ fn status_of(call: &Call, error: &ErrorObject, lost: Option<&Lost>) -> StatusCod
 /// A call refused by us.
 pub(super) fn refuse(call: &Call, status: StatusCode, error: &ErrorObject) -> Reply {
     failed(call, status, error, Outcome::Refused)
+}
+
+/// A caller has met one of its limits, which is named.
+pub(super) fn too_many(limit: &str) -> ErrorObject {
+    ErrorObject::new(code::BUSY, format!("too many requests; the limit is {limit}"))
 }
 
 /// A method this server does not serve.
@@ -202,7 +212,7 @@ pub(super) fn success(call: &Call, result: &[u8]) -> Reply {
 pub(super) fn handle(call: &Call, created: &[u8], task: TaskId, commit: Option<Commit>) -> Reply {
     let mut reply = success(call, created);
     reply.commit = commit;
-    reply.account = Account { outcome: Outcome::Task, task: Some(task), ..Account::default() };
+    reply.account = AccessSummary { outcome: Outcome::Task, task: Some(task), ..AccessSummary::default() };
     reply
 }
 
@@ -213,10 +223,13 @@ pub(super) fn input_required(call: &Call, result: &[u8]) -> Reply {
     reply
 }
 
-/// A failure of ours.
-pub(super) fn internal(call: &Call, what: &str) -> Reply {
-    let error = ErrorObject::new(code::INTERNAL_ERROR, what);
-    failed(call, StatusCode::OK, &error, Outcome::ProxyFailed)
+/// Nothing can be said while the store fails; the client asks again.
+pub(super) fn store_failed(call: &Call) -> Reply {
+    failed(call, StatusCode::OK, &store_error(), Outcome::ProxyFailed)
+}
+
+pub(super) fn store_error() -> ErrorObject {
+    ErrorObject::new(code::INTERNAL_ERROR, NoRoom::StoreFailed.to_string())
 }
 
 fn invalid(call: &Call, why: &str) -> Reply {
@@ -224,7 +237,7 @@ fn invalid(call: &Call, why: &str) -> Reply {
 }
 
 fn failed(call: &Call, status: StatusCode, error: &ErrorObject, outcome: Outcome) -> Reply {
-    let account = Account::failed(outcome, error);
+    let account = AccessSummary::failed(outcome, error);
     Reply { account, ..Reply::new(status, body(call, error), outcome) }
 }
 
@@ -244,7 +257,7 @@ fn body(call: &Call, error: &ErrorObject) -> Bytes {
 
 impl Reply {
     pub(super) fn new(status: StatusCode, body: Bytes, outcome: Outcome) -> Self {
-        let account = Account { outcome, ..Account::default() };
+        let account = AccessSummary { outcome, ..AccessSummary::default() };
         Self { status, headers: HeaderMap::new(), body, commit: None, account }
     }
 }

@@ -1,6 +1,6 @@
 //! What is due: lives to be extended, results to be forgotten.
 
-use super::Tasks;
+use super::Ledger;
 use crate::{runtime::Stopping, telemetry::StoreFailed};
 use std::{sync::Arc, time::Duration};
 use tokio::time::{MissedTickBehavior, interval};
@@ -12,7 +12,7 @@ const PERIOD: Duration = Duration::from_secs(5);
 /// How much is looked at in one go, so that a great many dues do not hold up a small store.
 const BATCH: usize = 1000;
 
-impl Tasks {
+impl Ledger {
     /// Looks after the tasks until the proxy stops.
     pub async fn look_after(self: Arc<Self>, stopping: Stopping) {
         let mut ticks = interval(PERIOD);
@@ -49,16 +49,14 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_task_that_works_and_is_held_by_nobody_ends() {
         let (store, clock) = (Arc::new(Memory::default()), Arc::new(SystemClock::new()));
-        let tasks = Tasks::new(store.clone(), Quotas::default(), clock.clone());
+        let ledger = Ledger::new(store.clone(), Quotas::default(), clock.clone());
         let owner = Owner { principal: [1; 16], route: "/mcp".into(), scope: Scope::Principal };
         let record = |id| Record::new(id, owner.clone(), "slow", Duration::ZERO, clock.timestamp());
-        let hold = tasks.hold();
-        let (held, lost) = (hold.id().clone(), TaskId::from_entropy([7; 16]));
-        for id in [&held, &lost] {
-            store.insert(Arc::new(record(id.clone()))).await.expect("kept");
-        }
+        let [held, lost] = [6, 7].map(|id| TaskId::from_entropy([id; 16]));
+        let _custody = ledger.admit(record(held.clone()), false).await.expect("there is room");
+        store.insert(Arc::new(record(lost.clone()))).await.expect("kept");
         tokio::time::sleep(Duration::from_secs(60 * 60)).await;
-        tasks.sweep_all().await;
+        ledger.sweep_all().await;
         let state = async |id| store.load(id).await.expect("it answers").expect("it is there").1;
         assert_eq!(state(&held).await.state, State::Working);
         let State::Failed { error } = &state(&lost).await.state else { panic!("it still works") };

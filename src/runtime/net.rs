@@ -9,19 +9,19 @@ use hyper_util::client::legacy::connect::HttpConnector;
 use rustix::io::Errno;
 use std::{
     collections::HashMap,
-    io::{self, IoSlice},
+    io,
     net::SocketAddr,
-    pin::Pin,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     task::{Context, Poll, ready},
     time::Duration,
 };
 use tokio::{
-    io::{AsyncRead, AsyncWrite, DuplexStream, ReadBuf, duplex},
+    io::{DuplexStream, duplex},
     net::{TcpListener, TcpSocket, TcpStream},
     sync::mpsc,
     time::sleep,
 };
+use tokio_util::either::Either;
 use tower_service::Service;
 
 use super::{Place, Room};
@@ -45,12 +45,8 @@ pub struct Pipes {
     listeners: Arc<Mutex<HashMap<SocketAddr, mpsc::UnboundedSender<DuplexStream>>>>,
 }
 
-/// A connection.
-#[derive(Debug)]
-pub enum Stream {
-    Tcp(TcpStream),
-    Pipe(DuplexStream),
-}
+/// A connection: the system's, or a pipe.
+pub type Stream = Either<TcpStream, DuplexStream>;
 
 /// Takes connections at one address.
 #[derive(Debug)]
@@ -191,10 +187,12 @@ impl Listener {
         match &mut self.0 {
             Listening::Tcp(listener) => {
                 let (stream, _peer) = ready!(listener.poll_accept(cx))?;
-                Poll::Ready(Ok(Stream::Tcp(stream)))
+                // Answers are written whole; waiting for more to send only makes them late.
+                let _ = stream.set_nodelay(true);
+                Poll::Ready(Ok(Stream::Left(stream)))
             }
             Listening::Pipes(connections) => match ready!(connections.poll_recv(cx)) {
-                Some(pipe) => Poll::Ready(Ok(Stream::Pipe(pipe))),
+                Some(pipe) => Poll::Ready(Ok(Stream::Right(pipe))),
                 // Somebody else listens here now.
                 None => Poll::Pending,
             },
@@ -249,78 +247,16 @@ impl Connector {
                         }
                         (connected, _) => connected,
                     };
-                    Ok(Stream::Tcp(connected?.into_inner()))
+                    Ok(Stream::Left(connected?.into_inner()))
                 })
             }
             Connecting::Pipes(pipes) => {
                 let pipes = pipes.clone();
                 Box::pin(async move {
                     let address = url.authority().ok_or("no host")?.as_str().parse()?;
-                    Ok(Stream::Pipe(pipes.connect(address)?))
+                    Ok(Stream::Right(pipes.connect(address)?))
                 })
             }
-        }
-    }
-}
-
-// === impl Stream ===
-
-impl Stream {
-    /// Sends what is written at once, instead of waiting for more.
-    pub fn set_nodelay(&self) {
-        if let Self::Tcp(tcp) = self {
-            // Without it answers are late, and nothing else.
-            let _ = tcp.set_nodelay(true);
-        }
-    }
-}
-
-impl AsyncRead for Stream {
-    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Self::Tcp(tcp) => Pin::new(tcp).poll_read(cx, buf),
-            Self::Pipe(pipe) => Pin::new(pipe).poll_read(cx, buf),
-        }
-    }
-}
-
-impl AsyncWrite for Stream {
-    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        match self.get_mut() {
-            Self::Tcp(tcp) => Pin::new(tcp).poll_write(cx, buf),
-            Self::Pipe(pipe) => Pin::new(pipe).poll_write(cx, buf),
-        }
-    }
-
-    fn poll_write_vectored(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bufs: &[IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        match self.get_mut() {
-            Self::Tcp(tcp) => Pin::new(tcp).poll_write_vectored(cx, bufs),
-            Self::Pipe(pipe) => Pin::new(pipe).poll_write_vectored(cx, bufs),
-        }
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        match self {
-            Self::Tcp(tcp) => tcp.is_write_vectored(),
-            Self::Pipe(pipe) => pipe.is_write_vectored(),
-        }
-    }
-
-    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Self::Tcp(tcp) => Pin::new(tcp).poll_flush(cx),
-            Self::Pipe(pipe) => Pin::new(pipe).poll_flush(cx),
-        }
-    }
-
-    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Self::Tcp(tcp) => Pin::new(tcp).poll_shutdown(cx),
-            Self::Pipe(pipe) => Pin::new(pipe).poll_shutdown(cx),
         }
     }
 }

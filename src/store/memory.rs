@@ -22,7 +22,7 @@ use std::{
 pub struct Memory {
     bounds: Bounds,
     records: DashMap<TaskId, Kept>,
-    /// Taken only while the entry it is about is held in `records`, never the other way round.
+    /// Taken after the entry of `records` that it is about, where one is held, never before.
     index: Mutex<Index>,
 }
 

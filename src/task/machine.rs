@@ -4,7 +4,7 @@
 //! and time give the same answer, so a store may call it again after losing a race.
 
 use super::{Record, State, retention};
-use crate::protocol::{Timestamp, frame::on_one_line, tool_result, words::shorten};
+use crate::protocol::{Timestamp, frame::on_one_line, status_message::shorten, tool_result};
 use bytes::Bytes;
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -62,8 +62,9 @@ pub fn apply(record: &Record, event: Event, now: Timestamp) -> Result<(Record, V
     if record.state.is_ended() {
         return Err(Refusal::Ended);
     }
-    // Another replica's clock may run behind: a task's time is never turned back.
-    let now = now.max(record.updated);
+    // Another replica's clock may run behind: a task's time is never turned back, neither behind its last
+    // change nor behind its last renewal, of which its ttl tells.
+    let now = now.max(record.updated).max(record.granted());
     match event {
         Event::Progressed { message } => progressed(record, message, now),
         Event::Asked { key, request } => asked(record, key, on_one_line(request), now),

@@ -60,6 +60,11 @@ impl Record {
         whole_millis(wished.min(greatest).max(least)).max(Duration::from_millis(1))
     }
 
+    /// When the life was granted that the record has.
+    pub(super) fn granted(&self) -> Timestamp {
+        self.created + self.ttl.saturating_sub(grant(self.retention))
+    }
+
     /// The end of the life that was granted.
     fn expires(&self) -> Timestamp {
         self.created + self.ttl
@@ -117,6 +122,16 @@ mod tests {
         assert_eq!(record(60 * MINUTE).ttl, 60 * MINUTE);
         assert_eq!(record(Duration::MAX).ttl, LONGEST);
         assert_eq!(record(Duration::from_micros(600_000_000_999)).ttl.subsec_micros() % 1000, 0);
+    }
+
+    #[test]
+    fn a_clock_that_runs_behind_the_last_renewal_shortens_nothing() {
+        let task = record(2 * MINUTE);
+        let (renewed, _) = apply(&task, Event::Renewed, START + MINUTE).expect("due");
+        assert_eq!(renewed.ttl, 3 * MINUTE);
+        let task = ended(renewed, START + Duration::from_secs(55));
+        assert_eq!(task.ttl, 3 * MINUTE, "what was shown still holds");
+        assert_eq!(task.due(), task.updated + 2 * MINUTE);
     }
 
     #[test]

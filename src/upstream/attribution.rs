@@ -10,7 +10,7 @@ use bytes::Bytes;
 use std::sync::Arc;
 
 use super::{
-    Event, Lost, Question, Report,
+    CallError, Event, Question, Report,
     answer::Reply,
     message,
     session::{InFlight, Session},
@@ -57,7 +57,7 @@ impl Session {
                 }
             },
             Kind::Success { id, .. } | Kind::Failure { id: Some(id), .. } => {
-                let call = number(id).and_then(|id| Some(self.inside().calls.get(&id)?.mailbox.clone()));
+                let call = id.came_back().and_then(|id| Some(self.inside().calls.get(&id)?.mailbox.clone()));
                 match call {
                     Some(mailbox) => mailbox.push(Event::Final(frame)),
                     None => tracing::debug!(%id, "a response to nothing that was asked"),
@@ -76,18 +76,13 @@ impl Session {
     /// Gives a question to the one call it can belong to, or refuses it.
     fn attribute(self: &Arc<Self>, frame: Frame, id: Id, method: &Method) -> Verdict {
         // Seen to ask here, whether or not it can be told on whose behalf.
-        self.peer.asks.saw_off_stream();
+        self.server.asks.saw_off_stream();
         let asked = {
             let mut inside = self.inside();
-            // Being the only one in flight proves nothing where another has left without its end.
             let abandoned = inside.abandoned;
-            let mut candidates = inside.calls.iter_mut().filter(|(_, call)| call.may_be_asked);
-            match (candidates.next(), candidates.next()) {
-                (Some(_), None) if abandoned => Err("a call has left the session without its end"),
-                (Some((number, call)), None) => Ok((*number, call.mailbox.clone(), call.note(&id))),
-                (None, _) => Err("no call is in flight"),
-                (Some(_), Some(_)) => Err("several calls are in flight"),
-            }
+            let candidates = inside.calls.iter_mut().filter(|(_, call)| call.may_be_asked);
+            only_one(candidates, || abandoned)
+                .map(|(number, call)| (*number, call.mailbox.clone(), call.note(&id)))
         };
         match asked {
             Ok((_, mailbox, Err(lost))) => {
@@ -105,8 +100,8 @@ impl Session {
         }
     }
 
-    /// A request of the server that came on a call's own stream.
-    fn put(self: &Arc<Self>, call: u64, id: Id, frame: Frame) -> Event {
+    /// A request of the server that is known to be of this call.
+    pub(super) fn put(self: &Arc<Self>, call: u64, id: Id, frame: Frame) -> Event {
         let noted = self.inside().calls.get_mut(&call).map_or(Ok(()), |call| call.note(&id));
         match noted {
             Ok(()) => Event::Question(self.question(call, frame, id)),
@@ -135,7 +130,7 @@ impl Session {
                 else {
                     return;
                 };
-                (call.mailbox.clone(), Event::Notice(frame))
+                (call.mailbox.clone(), Event::Notification(frame))
             }
             _ if inside.abandoned => return,
             _ => {
@@ -147,7 +142,7 @@ impl Session {
                         None => return,
                     },
                 };
-                (only.mailbox.clone(), Event::Notice(frame))
+                (only.mailbox.clone(), Event::Notification(frame))
             }
         };
         drop(inside);
@@ -164,7 +159,7 @@ impl Session {
                     None
                 }
                 Method::Elicit | Method::CreateMessage | Method::RootsList => {
-                    self.peer.asks.saw_on_stream();
+                    self.server.asks.saw_on_stream();
                     Some(self.put(call, id.clone(), frame))
                 }
                 _ if self.is_clients() => Some(self.put(call, id.clone(), frame)),
@@ -176,13 +171,13 @@ impl Session {
             Kind::Notification { method: Method::Cancelled, params } => {
                 cancelled_id(params.as_ref()).map(|id| Event::Withdrawn { id })
             }
-            Kind::Notification { .. } if self.is_clients() => Some(Event::Notice(frame)),
+            Kind::Notification { .. } if self.is_clients() => Some(Event::Notification(frame)),
             Kind::Notification { method, params } => match report(method, params.as_ref()) {
                 Some(report) => {
                     self.report(report);
                     None
                 }
-                None => Some(Event::Notice(frame)),
+                None => Some(Event::Notification(frame)),
             },
             Kind::Success { id, .. } if is_ours(id, call) => Some(Event::Final(frame)),
             Kind::Failure { id: Some(id), .. } if is_ours(id, call) => Some(Event::Final(frame)),
@@ -214,28 +209,37 @@ impl InFlight {
     /// Remembers a question that is put to the call.
     ///
     /// # Errors
-    /// [`Lost::Invalid`] where there are too many.
-    fn note(&mut self, id: &Id) -> Result<(), Lost> {
+    /// [`CallError::Invalid`] where there are too many.
+    fn note(&mut self, id: &Id) -> Result<(), CallError> {
         if self.questions.len() >= QUESTIONS {
             let why = format!("it asked more than {QUESTIONS} questions at a time in one call");
-            return Err(Lost::Invalid(why));
+            return Err(CallError::Invalid(why));
         }
         self.questions.push(id.detached());
         Ok(())
     }
 }
 
-/// Whether a response answers the call with this number.
-pub(super) fn is_ours(id: &Id, call: u64) -> bool {
-    number(id) == Some(call)
+/// The one call that may be meant by what names none. Being the only one in flight proves nothing where
+/// another has left without its end: the server may still be at that.
+///
+/// # Errors
+/// Why it cannot be told.
+pub(crate) fn only_one<C>(
+    mut in_flight: impl Iterator<Item = C>,
+    is_abandoned: impl FnOnce() -> bool,
+) -> Result<C, &'static str> {
+    match (in_flight.next(), in_flight.next()) {
+        (Some(_), None) if is_abandoned() => Err("a call has left the session without its end"),
+        (Some(call), None) => Ok(call),
+        (None, _) => Err("no call is in flight"),
+        (Some(_), Some(_)) => Err("several calls are in flight"),
+    }
 }
 
-/// The number that an id or a token of ours came back as. We send numbers alone, but some servers
-/// hand them back as strings.
-fn number(id: &Id) -> Option<u64> {
-    let token = id.as_bytes();
-    let bare = token.strip_prefix(b"\"").and_then(|rest| rest.strip_suffix(b"\"")).unwrap_or(token);
-    std::str::from_utf8(bare).ok()?.parse().ok()
+/// Whether a response answers the call with this number.
+pub(super) fn is_ours(id: &Id, call: u64) -> bool {
+    id.came_back() == Some(call)
 }
 
 fn unknown(method: &Method) -> Result<Bytes, Bytes> {
@@ -257,10 +261,10 @@ fn report(method: &Method, params: Option<&Bytes>) -> Option<Report> {
     }
 }
 
-fn cancelled_id(params: Option<&Bytes>) -> Option<Id> {
+pub(super) fn cancelled_id(params: Option<&Bytes>) -> Option<Id> {
     Id::from_token(Object::read(params?).ok()?.get("requestId")?)
 }
 
 fn progress_token(params: Option<&Bytes>) -> Option<u64> {
-    number(&Id::from_token(Object::read(params?).ok()?.get("progressToken")?)?)
+    Id::from_token(Object::read(params?).ok()?.get("progressToken")?)?.came_back()
 }

@@ -6,7 +6,7 @@
 
 use bytes::Bytes;
 use futures_util::{FutureExt, Stream, future::BoxFuture};
-use http::{HeaderMap, StatusCode};
+use http::HeaderMap;
 use std::{
     future::Future,
     pin::Pin,
@@ -16,14 +16,14 @@ use std::{
 use tokio::time::{Sleep, sleep};
 
 use super::{
-    Event, Lost, Request,
-    client::Answering,
+    CallError, Event, Request,
     group::{Group, Holder, Lease},
+    http1::Answering,
     mailbox::Mailbox,
     messages::{Messages, Opening, Stop},
-    peer::Peer,
     refusal::{self, Verdict},
     resume,
+    server::Server,
     session::{Session, Stay},
 };
 use crate::protocol::Method;
@@ -53,14 +53,14 @@ enum Home {
 enum Stage {
     New,
     /// Waits for a session.
-    Leasing(BoxFuture<'static, Result<Lease, Lost>>),
+    Leasing(BoxFuture<'static, Result<Lease, CallError>>),
     /// Waits for the head of the answer.
     Sent(Answering),
     Reading(Messages),
     /// The server took the call and will answer on the GET stream.
     Elsewhere,
     /// Takes up a stream that broke.
-    Resuming(BoxFuture<'static, Result<Messages, Lost>>),
+    Resuming(BoxFuture<'static, Result<Messages, CallError>>),
     /// Reads what an HTTP error says.
     Refused(BoxFuture<'static, Verdict>),
     Over,
@@ -106,8 +106,8 @@ impl Exchange {
 
     /// Looks for a session, and sends the call where there is one.
     fn begin(&mut self) {
-        if self.home.peer().closing.is_cancelled() {
-            self.stage = Stage::Leasing(std::future::ready(Err(Lost::Closing)).boxed());
+        if self.home.server().closing.is_cancelled() {
+            self.stage = Stage::Leasing(std::future::ready(Err(CallError::Closing)).boxed());
             return;
         }
         self.stage = match &self.home {
@@ -131,7 +131,17 @@ impl Exchange {
 
     fn send(&mut self, lease: Lease) {
         let session = lease.session.clone();
-        self.stay = Some(session.enter(&self.request, &self.mailbox, lease.is_exclusive()));
+        let Some(stay) = session.enter(&self.request, &self.mailbox, lease.is_exclusive()) else {
+            // The session ended after it was given to this call, which may have waited long before anybody
+            // polled it. There may be another; where everything closes, there is none. Whoever ended it may
+            // not have come to take it out yet, and it must not be found again.
+            if let Home::Group(group) = &self.home {
+                group.remove(&session);
+            }
+            self.stage = Stage::New;
+            return;
+        };
+        self.stay = Some(stay);
         self.lease = Some(lease);
         self.stage = Stage::Sent(session.post(self.request.body.clone(), &self.request.headers));
     }
@@ -163,17 +173,17 @@ impl Exchange {
     /// Reads the rest of an answer, so that its connection can be used again. Mostly it is there.
     fn free(&self, messages: Messages) {
         if let Some(rest) = messages.into_rest() {
-            self.home.peer().drain_later(rest);
+            self.home.server().drain_later(rest);
         }
     }
 
     /// We end the call, and tell the server.
-    fn give_up(&mut self, lost: Lost) -> Poll<Option<Event>> {
+    fn give_up(&mut self, lost: CallError) -> Poll<Option<Event>> {
         let reason = match &lost {
-            Lost::TooLarge { .. } => "the answer is too large",
-            Lost::Closing => "the proxy is shutting down",
-            Lost::Untold(_) => "an answer could not be delivered",
-            Lost::Invalid(_) => "what was said is not valid",
+            CallError::TooLarge { .. } => "the answer is too large",
+            CallError::Closing => "the proxy is shutting down",
+            CallError::Untold(_) => "an answer could not be delivered",
+            CallError::Invalid(_) => "what was said is not valid",
             _ => "the call took too long",
         };
         self.cancel(reason);
@@ -191,8 +201,8 @@ impl Exchange {
         }
     }
 
-    fn lost(&mut self, lost: Lost) -> Poll<Option<Event>> {
-        if matches!(lost, Lost::TooLarge { .. }) {
+    fn lost(&mut self, lost: CallError) -> Poll<Option<Event>> {
+        if matches!(lost, CallError::TooLarge { .. }) {
             return self.give_up(lost);
         }
         if is_with_server(&self.stage) {
@@ -223,7 +233,7 @@ impl Exchange {
                 },
                 Stage::Sent(answer) => match answer.poll_unpin(cx) {
                     Poll::Ready(Ok(response)) => {
-                        let limit = self.home.peer().config.limits.result_bytes;
+                        let limit = self.home.server().config.limits.result_bytes;
                         match Opening::of(response, limit) {
                             Ok(opening) => self.opened(opening),
                             Err(lost) => return self.lost(lost),
@@ -253,7 +263,7 @@ impl Exchange {
                 },
                 Stage::Elsewhere => {
                     if self.mailbox.is_ended() {
-                        return self.lost(Lost::SessionEnded);
+                        return self.lost(CallError::SessionEnded);
                     }
                     return Poll::Pending;
                 }
@@ -287,7 +297,7 @@ impl Exchange {
         self.stage = match opening {
             Opening::Messages(messages) => Stage::Reading(messages),
             Opening::Accepted if session.is_deaf() => {
-                let lost = Lost::Invalid("it took the request without a response".to_owned());
+                let lost = CallError::Invalid("it took the request without a response".to_owned());
                 Stage::Refused(std::future::ready(Verdict::Lost(lost)).boxed())
             }
             Opening::Accepted => Stage::Elsewhere,
@@ -298,7 +308,7 @@ impl Exchange {
     }
 
     /// The stream ended before the response.
-    fn stopped(&mut self, stop: Stop) -> Result<(), Lost> {
+    fn stopped(&mut self, stop: Stop) -> Result<(), CallError> {
         let Stage::Reading(messages) = &self.stage else { return Err(stop.into()) };
         let session = self.stay.as_ref().expect("a call that reads has a session").session();
         match (stop, messages.resumption()) {
@@ -314,7 +324,7 @@ impl Exchange {
         match verdict {
             Verdict::Answer(frame) => Some(Event::Final(frame)),
             Verdict::Lost(lost) => {
-                if matches!(&lost, Lost::Status { status, .. } if is_of_gateway(*status)) {
+                if lost.leaves_it_running() {
                     self.abandon();
                 }
                 Some(Event::Lost(lost))
@@ -342,8 +352,8 @@ impl Exchange {
 
     /// Whether a request whose connection broke may be sent again: only what asks for something,
     /// and only once.
-    fn may_repeat(&self, lost: &Lost) -> bool {
-        matches!(lost, Lost::Broken(_)) && !self.again && !is_call(&self.request.method)
+    fn may_repeat(&self, lost: &CallError) -> bool {
+        matches!(lost, CallError::Broken(_)) && !self.again && !is_call(&self.request.method)
     }
 
     fn repeat(&mut self) {
@@ -353,12 +363,12 @@ impl Exchange {
     }
 
     /// Whether time is up. Polled when nothing else happened.
-    fn overdue(&mut self, cx: &mut Context<'_>) -> Option<Lost> {
-        let limits = self.home.peer().config.timeouts;
+    fn overdue(&mut self, cx: &mut Context<'_>) -> Option<CallError> {
+        let limits = self.home.server().config.timeouts;
         let timers =
             self.timers.get_or_insert_with(|| Timers { call: Box::pin(sleep(limits.call)), step: None });
         if timers.call.as_mut().poll(cx).is_ready() {
-            return Some(Lost::CallTimeout(limits.call));
+            return Some(CallError::CallTimeout(limits.call));
         }
         if is_call(&self.request.method) {
             return None;
@@ -378,8 +388,8 @@ impl Exchange {
             other => &mut other.insert((Box::pin(sleep(limit)), step)).0,
         };
         timer.as_mut().poll(cx).is_ready().then(|| match step {
-            Step::FirstByte => Lost::FirstByteTimeout(limit),
-            Step::Idle => Lost::IdleTimeout(limit),
+            Step::FirstByte => CallError::FirstByteTimeout(limit),
+            Step::Idle => CallError::IdleTimeout(limit),
         })
     }
 }
@@ -387,10 +397,10 @@ impl Exchange {
 // === impl Home ===
 
 impl Home {
-    fn peer(&self) -> &Arc<Peer> {
+    fn server(&self) -> &Arc<Server> {
         match self {
-            Self::Group(group) => group.peer(),
-            Self::Own(session) => &session.peer,
+            Self::Group(group) => group.server(),
+            Self::Own(session) => &session.server,
         }
     }
 }
@@ -402,13 +412,6 @@ fn is_with_server(stage: &Stage) -> bool {
         Stage::Sent(answer) => !answer.is_connecting(),
         Stage::Reading(_) | Stage::Elsewhere | Stage::Resuming(_) => true,
     }
-}
-
-/// Whether a status is that of a gateway which has given up what the server behind it may go on with.
-/// 524 is what a large one in the field says instead of 504. With any other the server itself has ended
-/// the call.
-fn is_of_gateway(status: StatusCode) -> bool {
-    matches!(status.as_u16(), 502 | 504 | 524)
 }
 
 /// Calls proper: they may take as long as they like, and must not be made twice.
@@ -430,7 +433,7 @@ impl Stream for Exchange {
             Poll::Pending => this.advance(cx),
         };
         match event {
-            Poll::Ready(Some(event @ (Event::Final(_) | Event::Lost(Lost::Closing)))) => this.end(event),
+            Poll::Ready(Some(event @ (Event::Final(_) | Event::Lost(CallError::Closing)))) => this.end(event),
             // Where it has ended by itself already, there is nothing left to give up.
             Poll::Ready(Some(Event::Lost(lost))) => this.give_up(lost),
             Poll::Ready(event) => Poll::Ready(event),

@@ -26,8 +26,8 @@ use std::{
 use tokio::{sync::oneshot, time::sleep};
 
 use super::{
-    Deferral, Identity, Limits, Lost, Request, handshake, peer::Peer, reports::Reports, session::Session,
-    subscribe::Subscribed,
+    CallError, Deferral, Identity, Limits, Request, handshake, reports::Reports, server::Server,
+    session::Session, subscribe::Subscribed,
 };
 use crate::{
     protocol::Method,
@@ -39,7 +39,7 @@ pub(super) struct Group {
     pub(super) identity: Identity,
     /// What it counts towards the limit of bytes, for as long as anybody has it.
     _weight: Weight,
-    peer: Arc<Peer>,
+    server: Arc<Server>,
     /// Whether this client can be asked anything at all.
     askable: bool,
     /// What the sessions of this principal report.
@@ -91,7 +91,7 @@ struct Weight {
     all: Arc<AtomicUsize>,
 }
 
-type Opening = Shared<BoxFuture<'static, Result<Arc<Session>, Lost>>>;
+type Opening = Shared<BoxFuture<'static, Result<Arc<Session>, CallError>>>;
 
 /// The use of a session for one call.
 pub(super) struct Lease {
@@ -144,12 +144,12 @@ impl Drop for Weight {
 // === impl Group ===
 
 impl Group {
-    pub(super) fn new(peer: Arc<Peer>, identity: Identity, reports: Reports) -> Self {
+    pub(super) fn new(server: Arc<Server>, identity: Identity, reports: Reports) -> Self {
         Self {
             askable: identity.capabilities.can_be_asked(),
-            _weight: Weight::of(&identity, &peer.identity_bytes),
+            _weight: Weight::of(&identity, &server.identity_bytes),
             identity,
-            peer,
+            server,
             reports,
             subscribed: Subscribed::default(),
             used: AtomicU64::new(0),
@@ -157,8 +157,8 @@ impl Group {
         }
     }
 
-    pub(super) fn peer(&self) -> &Arc<Peer> {
-        &self.peer
+    pub(super) fn server(&self) -> &Arc<Server> {
+        &self.server
     }
 
     fn seats(&self) -> MutexGuard<'_, Seats> {
@@ -190,14 +190,14 @@ impl Group {
     /// Whether a call can go to the list session beside others: it cannot be asked anything, or
     /// its questions will come on its own stream.
     fn shares(&self, method: &Method, lists: &Session) -> bool {
-        !self.askable || !method.may_ask() || self.peer.asks.tells_apart() || lists.is_deaf()
+        !self.askable || !method.may_ask() || self.server.asks.tells_apart() || lists.is_deaf()
     }
 
     /// A session for a call: opens one, or waits for one.
     ///
     /// # Errors
-    /// What became of opening it; [`Lost::Busy`], [`Lost::Waited`]; [`Lost::Closing`].
-    pub(super) async fn lease(self: Arc<Self>, method: Method, who: Holder) -> Result<Lease, Lost> {
+    /// What became of opening it; [`CallError::Busy`], [`CallError::Waited`]; [`CallError::Closing`].
+    pub(super) async fn lease(self: Arc<Self>, method: Method, who: Holder) -> Result<Lease, CallError> {
         // First, because it tells whether sessions must be leased at all.
         self.lists().await?;
         let turn = match self.take_for(&method, || who.clone()) {
@@ -210,13 +210,13 @@ impl Group {
         }
     }
 
-    fn queue(self: &Arc<Self>, who: Holder) -> Result<oneshot::Receiver<Turn>, Lost> {
+    fn queue(self: &Arc<Self>, who: Holder) -> Result<oneshot::Receiver<Turn>, CallError> {
         let (sender, turn) = oneshot::channel();
         {
-            let limits = &self.peer.config.limits;
+            let limits = &self.server.config.limits;
             let mut seats = self.seats();
-            if self.peer.closing.is_cancelled() {
-                return Err(Lost::Closing);
+            if self.server.closing.is_cancelled() {
+                return Err(CallError::Closing);
             }
             seats.queue.push_back(Waiting { who, turn: sender });
             if seats.queue.len() > limits.queue && !seats.can_serve(limits) {
@@ -224,7 +224,7 @@ impl Group {
                 seats.queue.retain(|waiting| !waiting.turn.is_closed());
                 if seats.queue.len() > limits.queue {
                     seats.queue.pop_back();
-                    return Err(Lost::Busy { limit: limits.sessions, queue: limits.queue });
+                    return Err(CallError::Busy { limit: limits.sessions, queue: limits.queue });
                 }
             }
         }
@@ -234,20 +234,24 @@ impl Group {
 
     /// Waits in the queue. What is learned of the server's ways meanwhile may end the wait for
     /// everybody; a call waits no longer than it may, a task for as long as it takes.
-    async fn await_turn(self: &Arc<Self>, turn: oneshot::Receiver<Turn>, who: &Holder) -> Result<Turn, Lost> {
-        let limit = self.peer.config.timeouts.queue;
+    async fn await_turn(
+        self: &Arc<Self>,
+        turn: oneshot::Receiver<Turn>,
+        who: &Holder,
+    ) -> Result<Turn, CallError> {
+        let limit = self.server.config.timeouts.queue;
         let (mut turn, mut patience) = (turn, pin!(sleep(limit).fuse()));
-        let mut shown = pin!(self.peer.asks.shown().fuse());
+        let mut shown = pin!(self.server.asks.shown().fuse());
         loop {
             tokio::select! {
                 // A turn that is there at the last moment is taken.
                 biased;
-                turn = &mut turn => return turn.map_err(|_| Lost::Closing),
+                turn = &mut turn => return turn.map_err(|_| CallError::Closing),
                 () = &mut shown => self.pass_on(),
                 () = &mut patience => {
                     if !who.is_task() {
-                        let limits = &self.peer.config.limits;
-                        return Err(Lost::Waited { limit: limits.sessions, after: limit });
+                        let limits = &self.server.config.limits;
+                        return Err(CallError::Waited { limit: limits.sessions, after: limit });
                     }
                 }
             }
@@ -257,7 +261,7 @@ impl Group {
     /// A call that shared its session has ended: it may have been the last that kept the session
     /// from being leased.
     pub(super) fn unshared(self: &Arc<Self>) {
-        if self.askable && !self.peer.asks.tells_apart() {
+        if self.askable && !self.server.asks.tells_apart() {
             self.pass_on();
         }
     }
@@ -285,7 +289,7 @@ impl Group {
     /// A server that has meanwhile been seen to ask on the calls' own streams has room for everybody.
     /// Where only tasks have room, the first of them.
     fn next_turn(self: &Arc<Self>, seats: &mut Seats) -> Option<(oneshot::Sender<Turn>, Turn)> {
-        let limits = &self.peer.config.limits;
+        let limits = &self.server.config.limits;
         let head = seats.queue.front()?.who.clone();
         if let Some(lists) = seats.lists.as_ref().filter(|lists| self.shares(&Method::ToolsCall, lists)) {
             let lease = Turn::Lease(Lease::shared(lists.clone()));
@@ -313,11 +317,11 @@ impl Group {
     ///
     /// # Errors
     /// What became of opening it. It is tried again by whoever asks next.
-    pub(super) async fn lists(self: &Arc<Self>) -> Result<Arc<Session>, Lost> {
+    pub(super) async fn lists(self: &Arc<Self>) -> Result<Arc<Session>, CallError> {
         let opening = {
             let mut seats = self.seats();
-            if self.peer.closing.is_cancelled() {
-                return Err(Lost::Closing);
+            if self.server.closing.is_cancelled() {
+                return Err(CallError::Closing);
             }
             if let Some(lists) = &seats.lists {
                 return Ok(lists.clone());
@@ -331,8 +335,8 @@ impl Group {
     /// still wanted by the others, and would leave a session behind at the server.
     fn open_lists(self: Arc<Self>) -> Opening {
         let (sender, opened) = oneshot::channel();
-        let peer = self.peer.clone();
-        peer.spawn(async move {
+        let server = self.server.clone();
+        server.spawn(async move {
             let seat = |seats: &mut Seats, session: &Arc<Session>| {
                 seats.opening = None;
                 seats.lists = Some(session.clone());
@@ -347,23 +351,23 @@ impl Group {
             self.pass_on();
             let _ = sender.send(outcome);
         });
-        opened.map(|outcome| outcome.unwrap_or(Err(Lost::Closing))).boxed().shared()
+        opened.map(|outcome| outcome.unwrap_or(Err(CallError::Closing))).boxed().shared()
     }
 
     /// Opens a session, which `seat` takes in.
     async fn open(
         self: &Arc<Self>,
         seat: impl FnOnce(&mut Seats, &Arc<Session>),
-    ) -> Result<Arc<Session>, Lost> {
+    ) -> Result<Arc<Session>, CallError> {
         let session = tokio::select! {
-            opened = handshake::open(&self.peer, self) => opened?,
+            opened = handshake::open(&self.server, self) => opened?,
             // Whoever waits for it is told at once, not when the server answers.
-            () = self.peer.closing.cancelled() => return Err(Lost::Closing),
+            () = self.server.closing.cancelled() => return Err(CallError::Closing),
         };
         let is_late = {
             let mut seats = self.seats();
             // Under the lock: whoever closes the others says so first, and looks for them here then.
-            let is_late = self.peer.closing.is_cancelled();
+            let is_late = self.server.closing.is_cancelled();
             if !is_late {
                 seat(&mut seats, &session);
             }
@@ -371,7 +375,7 @@ impl Group {
         };
         if is_late {
             session.close().await;
-            return Err(Lost::Closing);
+            return Err(CallError::Closing);
         }
         Ok(session)
     }
@@ -405,12 +409,12 @@ impl Group {
     /// No session is left: where somebody listens, another is opened for that.
     fn listen_on(self: &Arc<Self>) {
         self.reports.is_unheard();
-        if !self.reports.is_listened_to() || self.peer.closing.is_cancelled() {
+        if !self.reports.is_listened_to() || self.server.closing.is_cancelled() {
             return;
         }
         let group = self.clone();
-        self.peer.spawn(async move {
-            let closing = group.peer.closing.clone();
+        self.server.spawn(async move {
+            let closing = group.server.closing.clone();
             let mut pause = PAUSE;
             while group.reports.is_listened_to() && group.lists().await.is_err() {
                 tokio::select! {
@@ -502,17 +506,14 @@ impl Seats {
         }
     }
 
-    fn holders(&self) -> impl Iterator<Item = &Holder> {
-        self.all.iter().filter_map(|seat| seat.holder.as_ref()).chain(&self.promised)
-    }
-
     /// Whether one more session may be opened, for a task or for a call.
     fn has_room(&self, limits: &Limits, for_task: bool) -> bool {
         self.counted(limits) < limits.sessions.max(1) || for_task && self.tasks() < limits.task_sessions
     }
 
     fn tasks(&self) -> usize {
-        self.holders().filter(|holder| holder.is_task()).count()
+        let seated = self.all.iter().filter(|seat| seat.is_tasks()).count();
+        seated + self.promised.iter().filter(|holder| holder.is_task()).count()
     }
 
     /// How many sessions count as the calls' own: all but those of tasks, as far as tasks have theirs.
@@ -562,6 +563,15 @@ impl Seat {
     fn is_idle(&self) -> bool {
         self.holder.is_none() && !self.session.may_be_asked()
     }
+
+    /// Whether it is tasks that keep it from calls: the one it is leased to, or those that came while
+    /// sessions were shared.
+    fn is_tasks(&self) -> bool {
+        match &self.holder {
+            Some(holder) => holder.is_task(),
+            None => self.session.is_kept_by_tasks(),
+        }
+    }
 }
 
 // === impl Holder ===
@@ -595,7 +605,7 @@ impl Drop for Lease {
             let is_surplus = {
                 let mut seats = group.seats();
                 seats.release(&self.session);
-                seats.is_surplus(&self.session, &group.peer.config.limits)
+                seats.is_surplus(&self.session, &group.server.config.limits)
             };
             match is_surplus {
                 true => self.session.retire(),
@@ -611,16 +621,16 @@ impl Promise {
     /// Opens the session, for the holder alone. In a task of its own: of a handshake that its caller
     /// abandons, a session would be left behind at the server, and its reader here. It then serves
     /// somebody else.
-    async fn keep(self) -> Result<Lease, Lost> {
-        let peer = self.group.as_ref().expect("a promise is kept once").peer.clone();
+    async fn keep(self) -> Result<Lease, CallError> {
+        let server = self.group.as_ref().expect("a promise is kept once").server.clone();
         let (sender, opened) = oneshot::channel();
-        peer.spawn(async move {
+        server.spawn(async move {
             let _ = sender.send(self.open().await);
         });
-        opened.await.unwrap_or(Err(Lost::Closing))
+        opened.await.unwrap_or(Err(CallError::Closing))
     }
 
-    async fn open(mut self) -> Result<Lease, Lost> {
+    async fn open(mut self) -> Result<Lease, CallError> {
         let group = self.group.clone().expect("a promise is kept once");
         let call = self.call;
         let seat = |seats: &mut Seats, session: &Arc<Session>| {

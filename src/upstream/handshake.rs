@@ -6,13 +6,13 @@ use std::{future::poll_fn, sync::Arc};
 use tokio::time::timeout;
 
 use super::{
-    Description, Lost,
+    CallError, Description,
     attribution::is_ours,
-    client,
     group::Group,
+    http1::{self, Reuse},
     listen, message,
     messages::{Messages, Opening},
-    peer::{self, Peer},
+    server::{self, Server},
     session::Session,
 };
 use crate::protocol::{ErrorObject, Kind, headers, splice::Object};
@@ -22,22 +22,22 @@ use crate::protocol::{ErrorObject, Kind, headers, splice::Object};
 ///
 /// # Errors
 /// What became of `initialize`; a server's own error keeps its words.
-pub(super) async fn open(peer: &Arc<Peer>, group: &Arc<Group>) -> Result<Arc<Session>, Lost> {
-    match attempt(peer, group).await {
+pub(super) async fn open(server: &Arc<Server>, group: &Arc<Group>) -> Result<Arc<Session>, CallError> {
+    match attempt(server, group).await {
         // A kept connection that the server closed in this very moment. A handshake runs nothing of a
         // caller's, so it is begun anew, once.
-        Err(Lost::Broken(_)) => attempt(peer, group).await,
+        Err(CallError::Broken(_)) => attempt(server, group).await,
         other => other,
     }
 }
 
-async fn attempt(peer: &Arc<Peer>, group: &Arc<Group>) -> Result<Arc<Session>, Lost> {
-    let limit = peer.config.timeouts.first_byte;
+async fn attempt(server: &Arc<Server>, group: &Arc<Group>) -> Result<Arc<Session>, CallError> {
+    let limit = server.config.timeouts.first_byte;
     let (description, id) =
-        timeout(limit, initialize(peer, group)).await.unwrap_or(Err(Lost::FirstByteTimeout(limit)))?;
-    let posting = peer.posting(&group.identity.credentials);
-    let session = Arc::new(Session::new(peer.clone(), group, description, posting, id)?);
-    if let Err(lost) = session.tell(message::INITIALIZED).await {
+        timeout(limit, initialize(server, group)).await.unwrap_or(Err(CallError::FirstByteTimeout(limit)))?;
+    let posting = server.posting(&group.identity.credentials);
+    let session = Arc::new(Session::new(server.clone(), group, description, posting, id)?);
+    if let Err(lost) = session.tell(message::INITIALIZED, Reuse::Proven).await {
         session.retire();
         return Err(lost);
     }
@@ -46,34 +46,35 @@ async fn attempt(peer: &Arc<Peer>, group: &Arc<Group>) -> Result<Arc<Session>, L
 }
 
 async fn initialize(
-    peer: &Arc<Peer>,
+    server: &Arc<Server>,
     group: &Arc<Group>,
-) -> Result<(Description, Option<HeaderValue>), Lost> {
-    let number = peer.next_id();
+) -> Result<(Description, Option<HeaderValue>), CallError> {
+    let number = server.next_id();
     let body = message::initialize(number, group.identity.capabilities.legacy());
-    let lines = client::lines(&peer.posting(&group.identity.credentials));
-    let response = peer.taken(peer.send(&HttpMethod::POST, &lines, &[], body)).await?;
+    let lines = http1::lines(&server.posting(&group.identity.credentials));
+    let response = server.taken(server.send(&HttpMethod::POST, &lines, &[], body)).await?;
     let id = response.headers().get(&headers::SESSION_ID).cloned();
     let status = response.status();
-    match Opening::of(response, peer.config.limits.result_bytes)? {
-        Opening::Messages(messages) => Ok((answer(peer, messages, number, status).await?, id)),
+    match Opening::of(response, server.config.limits.result_bytes)? {
+        Opening::Messages(messages) => Ok((answer(server, messages, number, status).await?, id)),
         Opening::Accepted => {
-            Err(Lost::Invalid(format!("initialize was answered with HTTP {status} and no body")))
+            Err(CallError::Invalid(format!("initialize was answered with HTTP {status} and no body")))
         }
         Opening::Refused(head, body) => {
-            let body = peer::error_body(body).await;
-            Err(words(head.status, &body).unwrap_or_else(|| peer::refused(head.status, &head.headers, &body)))
+            let body = server::error_body(body).await;
+            Err(words(head.status, &body)
+                .unwrap_or_else(|| server::refused(head.status, &head.headers, &body)))
         }
     }
 }
 
 /// The server's answer among what it says; notifications before it concern nobody yet.
 async fn answer(
-    peer: &Arc<Peer>,
+    server: &Arc<Server>,
     mut messages: Messages,
     number: u64,
     status: StatusCode,
-) -> Result<Description, Lost> {
+) -> Result<Description, CallError> {
     loop {
         let frame = poll_fn(|cx| messages.poll_next(cx)).await?;
         let description = match frame.kind() {
@@ -85,14 +86,14 @@ async fn answer(
             Kind::Success { .. } | Kind::Request { .. } | Kind::Notification { .. } => continue,
         };
         if let Some(rest) = messages.into_rest() {
-            peer.drain_later(rest);
+            server.drain_later(rest);
         }
         return Ok(description);
     }
 }
 
 /// The server's words, where an HTTP error carries a JSON-RPC error; not for refused credentials.
-fn words(status: StatusCode, body: &Bytes) -> Option<Lost> {
+fn words(status: StatusCode, body: &Bytes) -> Option<CallError> {
     if status == StatusCode::UNAUTHORIZED || status == StatusCode::FORBIDDEN {
         return None;
     }
@@ -100,13 +101,13 @@ fn words(status: StatusCode, body: &Bytes) -> Option<Lost> {
     Some(refusal(status, &ErrorObject::from_raw(error)))
 }
 
-fn refusal(status: StatusCode, error: &ErrorObject) -> Lost {
+fn refusal(status: StatusCode, error: &ErrorObject) -> CallError {
     let detail = format!("initialize was refused: {} ({})", error.message(), error.code());
-    if status.is_success() { Lost::Invalid(detail) } else { Lost::Status { status, detail } }
+    if status.is_success() { CallError::Invalid(detail) } else { CallError::Status { status, detail } }
 }
 
-fn describe(result: &Bytes) -> Result<Description, Lost> {
-    let invalid = |what: &str| Lost::Invalid(format!("the answer to initialize {what}"));
+fn describe(result: &Bytes) -> Result<Description, CallError> {
+    let invalid = |what: &str| CallError::Invalid(format!("the answer to initialize {what}"));
     let result = Object::read(result).map_err(|_| invalid("is not an object"))?;
     let empty = || Bytes::from_static(b"{}");
     Ok(Description {

@@ -12,7 +12,7 @@ use tokio::{
 };
 
 use super::{
-    connection::Incoming,
+    http1::Incoming,
     messages::{Messages, Opening, Resumption, Stop},
     session::Session,
 };
@@ -45,7 +45,7 @@ enum Attempt {
 pub(super) async fn start(session: &Arc<Session>) {
     let (opened, heard) = oneshot::channel();
     let reader = session.clone();
-    session.peer.spawn(async move {
+    session.server.spawn(async move {
         let over = reader.over.clone();
         tokio::select! {
             () = over.cancelled() => {}
@@ -100,7 +100,7 @@ fn pause(named: Option<Duration>, fruitless: u32) -> Duration {
 async fn ask(session: &Arc<Session>, last_id: Option<&str>, had_one: bool) -> Attempt {
     let Ok(response) = session.get(last_id).await else { return Attempt::Failed };
     let status = response.status();
-    match Opening::of(response, session.peer.config.limits.result_bytes) {
+    match Opening::of(response, session.server.config.limits.result_bytes) {
         Ok(Opening::Messages(messages)) if messages.resumption().is_some() => Attempt::Open(messages),
         // Some answer 200 or 202 with nothing in it.
         Ok(Opening::Messages(_) | Opening::Accepted) | Err(_) => Attempt::Refused,
@@ -109,7 +109,7 @@ async fn ask(session: &Arc<Session>, last_id: Option<&str>, had_one: bool) -> At
 }
 
 fn refused(session: &Arc<Session>, status: StatusCode, body: Incoming, had_one: bool) -> Attempt {
-    session.peer.drain_later(body);
+    session.server.drain_later(body);
     match status {
         // Where there has been a stream, this is about the session.
         StatusCode::NOT_FOUND if had_one && session.has_id() => Attempt::Ended,

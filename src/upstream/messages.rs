@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use super::{Lost, connection::Incoming};
+use super::{CallError, http1::Incoming};
 use crate::protocol::{
     Frame,
     accept::{self, is_media},
@@ -68,13 +68,13 @@ pub(super) struct Resumption {
 pub(super) enum Stop {
     /// The body ended, or broke (then there is a reason).
     Ended(Option<String>),
-    Lost(Lost),
+    Lost(CallError),
 }
 
 // === impl Opening ===
 
 impl Opening {
-    pub(super) fn of(response: http::Response<Incoming>, limit: usize) -> Result<Self, Lost> {
+    pub(super) fn of(response: http::Response<Incoming>, limit: usize) -> Result<Self, CallError> {
         let (head, body) = response.into_parts();
         if !head.status.is_success() {
             return Ok(Self::Refused(head, body));
@@ -93,7 +93,7 @@ impl Opening {
             kind if is_media(kind, accept::JSON) => Form::Document(BytesMut::new()),
             Some(kind) => {
                 let kind = String::from_utf8_lossy(kind.as_bytes()).into_owned();
-                return Err(Lost::Invalid(format!(
+                return Err(CallError::Invalid(format!(
                     "its content type is {kind}, not JSON or an event stream"
                 )));
             }
@@ -114,12 +114,12 @@ impl Events {
     }
 
     /// The data of the next event that holds a message.
-    fn next(&mut self) -> Result<Option<Bytes>, Lost> {
+    fn next(&mut self) -> Result<Option<Bytes>, CallError> {
         loop {
             let event = match self.decoder.next_event() {
                 Ok(Some(event)) => event,
                 Ok(None) => return Ok(None),
-                Err(error) => return Err(Lost::TooLarge { limit: error.limit }),
+                Err(error) => return Err(CallError::TooLarge { limit: error.limit }),
             };
             self.resumption.retry = event.retry.or(self.resumption.retry);
             if let Some(id) = event.id {
@@ -185,7 +185,7 @@ impl Messages {
             Form::Events(events) => events.decoder.feed(chunk),
             Form::Document(document) => {
                 if document.len() + chunk.len() > self.limit {
-                    return Err(Stop::Lost(Lost::TooLarge { limit: self.limit }));
+                    return Err(Stop::Lost(CallError::TooLarge { limit: self.limit }));
                 }
                 // The usual case, a small answer of known length, is not copied.
                 if document.is_empty() && self.body.is_end_stream() {
@@ -205,8 +205,8 @@ impl Messages {
     }
 
     /// Indexes one message, or the first of a batch (2025-03-26 had batches).
-    fn take(&mut self, data: Bytes) -> Result<Frame, Lost> {
-        let invalid = |error: &dyn std::fmt::Display| Lost::Invalid(error.to_string());
+    fn take(&mut self, data: Bytes) -> Result<Frame, CallError> {
+        let invalid = |error: &dyn std::fmt::Display| CallError::Invalid(error.to_string());
         if data.iter().find(|byte| !byte.is_ascii_whitespace()) != Some(&b'[') {
             return Frame::parse(data).map_err(|error| invalid(&error));
         }
@@ -215,7 +215,7 @@ impl Messages {
             let part = data.slice_ref(part.get().as_bytes());
             self.batch.push(Frame::parse(part).map_err(|error| invalid(&error))?);
         }
-        self.batch.pop().ok_or_else(|| Lost::Invalid("an empty batch".to_owned()))
+        self.batch.pop().ok_or_else(|| CallError::Invalid("an empty batch".to_owned()))
     }
 
     /// Whether anything has arrived since this was last asked.
@@ -244,11 +244,11 @@ impl Messages {
     }
 }
 
-fn no_response() -> Lost {
-    Lost::Invalid("it holds no response to the request".to_owned())
+fn no_response() -> CallError {
+    CallError::Invalid("it holds no response to the request".to_owned())
 }
 
-impl From<Stop> for Lost {
+impl From<Stop> for CallError {
     fn from(stop: Stop) -> Self {
         match stop {
             Stop::Lost(lost) => lost,

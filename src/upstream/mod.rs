@@ -7,51 +7,60 @@
 //! [`Streamable`] is a server of the older era over HTTP. Reading order: `exchange` is one call from
 //! its first poll to its last event; `group` says which session it goes to; `session` is one
 //! session and the calls in flight on it, `attribution` whose is what arrives there; `handshake`
-//! opens one and `listen` reads its GET stream; `telling` is what a server is told beside calls;
-//! `messages`, `refusal` and `resume` are what an HTTP answer can turn out to be; `peer` is the server as
-//! a whole, `reports` what it says of its own accord, `client` and `connection` are the way there, `http1`
-//! what arrives on it. `forward` passes on what a legacy client sends, in `order`; a call that is made for
-//! it in its own session ([`Upstream::call_in`]) is an `exchange` like any other.
+//! opens one and `listen` reads its GET stream (that of a client's own session is read by whoever passes it
+//! on, and told to `off_stream`); `telling` is what a server is told beside calls;
+//! `messages`, `refusal` and `resume` are what an HTTP answer can turn out to be; `server` is the server as
+//! a whole, `reports` what it says of its own accord, `http1` the way there. `forward` passes on what a
+//! legacy client sends, in `stream_before_call`, but for what `hop` keeps back, and `passing` is the answer's
+//! body; a call that is made for it in its own session ([`Upstream::call_in`]) is an `exchange` like any other.
 
 mod answer;
 mod attribution;
-mod client;
-mod connection;
 mod exchange;
 mod forward;
 mod group;
 mod handshake;
+mod hop;
 pub mod http1;
 mod listen;
 mod mailbox;
 mod message;
 mod messages;
-mod order;
-mod peer;
+mod off_stream;
+mod passing;
 mod refusal;
 mod reports;
 mod resume;
 #[cfg(test)]
 mod schedules;
+mod server;
 mod session;
+mod stream_before_call;
 mod streamable;
 mod subscribe;
 mod telling;
 mod via;
 
-pub use forward::{Anchor, Forward, Forwarded, Interest, Passing, Purpose};
+pub use forward::{Forward, Forwarded, Purpose};
+pub use off_stream::OffStream;
+pub use passing::{Interest, Passing};
+pub use reports::Changes;
 pub use streamable::Streamable;
 
-mod lost;
+pub(crate) use attribution::only_one;
+
+mod call_error;
 
 use crate::{
     dialect::{Credentials, Principal},
-    protocol::{Capabilities, ErrorObject, Frame, Method},
+    protocol::{Capabilities, ErrorObject, Frame, Id, InputRequest, Method},
 };
 use bytes::Bytes;
 use futures_util::{future::BoxFuture, stream::BoxStream};
 use http::{HeaderMap, HeaderValue, StatusCode};
 use std::{
+    collections::BTreeMap,
+    fmt,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -69,12 +78,18 @@ pub trait Upstream: Send + Sync + 'static {
 
     /// As [`Upstream::call`], in the session that a legacy client has opened itself. Its events are
     /// all that arrives on the call's own stream, whatever the server asks or tells there; the
-    /// session's GET stream is the client's. A server that has lost the session is not sent the call
-    /// again.
-    fn call_in(&self, session: ClientSession, request: Request) -> Replies {
+    /// session's GET stream is the client's, and what it says of the call is told to the [`OffStream`]. A
+    /// server that has lost the session is not sent the call again.
+    fn call_in(&self, session: ClientSession, request: Request) -> (Replies, Option<OffStream>) {
         drop((session, request));
-        let lost = Lost::Invalid("it is not spoken to over Streamable HTTP".to_owned());
-        Box::pin(futures_util::stream::once(std::future::ready(Event::Lost(lost))))
+        let lost = CallError::Invalid("it is not spoken to over Streamable HTTP".to_owned());
+        (Box::pin(futures_util::stream::once(std::future::ready(Event::Lost(lost)))), None)
+    }
+
+    /// Tells the server, in the background and in the session that a legacy client has opened itself, that
+    /// nobody waits for these of the client's calls any more.
+    fn cancel_in(&self, session: ClientSession, calls: &[Id], reason: &str) {
+        let _ = (session, calls, reason);
     }
 
     /// A call of this caller has become a task: nobody waits for it any more, and it may take as long
@@ -87,7 +102,7 @@ pub trait Upstream: Send + Sync + 'static {
 
     /// What the server said of itself when a session was opened for this caller; opens one if
     /// there is none.
-    fn describe(&self, caller: &Identity) -> BoxFuture<'_, Result<Arc<Description>, Lost>>;
+    fn describe(&self, caller: &Identity) -> BoxFuture<'_, Result<Arc<Description>, CallError>>;
 
     /// What the server said of itself last, to whomever; `None` where it has not been spoken to. Nothing
     /// is sent for it.
@@ -99,32 +114,32 @@ pub trait Upstream: Send + Sync + 'static {
     /// kept open for that until the receiver is dropped.
     fn watch(&self, principal: Principal) -> broadcast::Receiver<Report>;
 
-    /// As [`Upstream::watch`], for what was read earlier and may have changed since: nothing is kept
-    /// open for it. Where a change could have gone unheard it reports one, or is closed.
-    fn changes(&self, principal: Principal) -> broadcast::Receiver<Report>;
+    /// Whether the tools of this principal change from now on. Nothing is kept open for it; a change that
+    /// could have gone unheard is taken for one.
+    fn changes(&self, principal: Principal) -> Changes;
 
     /// Asks the server to report changes of a resource to this caller, until the guard is dropped.
     fn subscribe<'a>(
         &'a self,
         caller: &'a Identity,
         uri: &'a str,
-    ) -> BoxFuture<'a, Result<Subscription, Lost>>;
+    ) -> BoxFuture<'a, Result<Subscription, CallError>>;
 
     /// Fetches a document beside the MCP endpoint (protected-resource metadata) as it is.
     fn fetch<'a>(
         &'a self,
         path: &'a str,
         credentials: &'a Credentials,
-    ) -> BoxFuture<'a, Result<Document, Lost>>;
+    ) -> BoxFuture<'a, Result<Document, CallError>>;
 
     /// Passes one HTTP request of a legacy client on as it is. Dropping the future or the body
     /// before a POST has been answered is the client's departure, which is no cancel: the answer
     /// is read to its end, within [`Timeouts::call`] and [`Limits::departed`].
     ///
     /// A server that is not spoken to over Streamable HTTP has no such requests.
-    fn forward(&self, request: Forward) -> BoxFuture<'static, Result<Forwarded, Lost>> {
+    fn forward(&self, request: Forward) -> BoxFuture<'static, Result<Forwarded, CallError>> {
         drop(request);
-        let lost = Lost::Invalid("it is not spoken to over Streamable HTTP".to_owned());
+        let lost = CallError::Invalid("it is not spoken to over Streamable HTTP".to_owned());
         Box::pin(std::future::ready(Err(lost)))
     }
 
@@ -139,7 +154,7 @@ pub trait Upstream: Send + Sync + 'static {
     fn close(&self) -> BoxFuture<'_, ()>;
 }
 
-/// What becomes of one call, in order. [`Event::Final`] or [`Event::Lost`] is the last.
+/// What becomes of one call, in order. [`Event::Final`], [`Event::TurnOver`] or [`Event::Lost`] is the last.
 pub type Replies = BoxStream<'static, Event>;
 
 /// On whose behalf a session is opened. Two callers that differ in any of it share none.
@@ -184,15 +199,18 @@ pub struct Deferral(Arc<AtomicBool>);
 #[derive(Debug)]
 pub enum Event {
     /// A notification that belongs to the call: progress, a log message, or one unknown to us.
-    Notice(Frame),
+    Notification(Frame),
     /// The server asks the client something and waits for the answer.
     Question(Question),
     /// The server withdrew a question it had asked.
-    Withdrawn { id: crate::protocol::Id },
+    Withdrawn { id: Id },
+    /// The server asks, and ends the call with that (2026-07-28, *Multi Round-Trip Requests*): nothing is in
+    /// flight until it is made again. The last event of its stream.
+    TurnOver(TurnedOver),
     /// The response: a [`crate::protocol::Kind::Success`] or `Failure` frame.
     Final(Frame),
     /// There will be no response.
-    Lost(Lost),
+    Lost(CallError),
 }
 
 /// A request of the server, attributed to one call.
@@ -202,6 +220,15 @@ pub struct Question {
     /// Takes the answer back to the session that asked. Dropped without one, the question is
     /// refused with an error.
     pub answer: Box<dyn Answer>,
+}
+
+/// A call that the server has turned over.
+pub struct TurnedOver {
+    /// What it asks, by its own keys.
+    pub asked: Vec<(String, InputRequest)>,
+    /// Makes the call again, with the answers by those keys. What else must be sent again, the server's state
+    /// among it, is known to whoever made this.
+    pub again: Box<dyn FnOnce(BTreeMap<String, Bytes>) -> Replies + Send + Sync>,
 }
 
 /// Takes one answer back to the server.
@@ -216,7 +243,7 @@ pub trait Answer: Send + Sync {
 
 /// Why there will be no response. Each knows what can be said about whether the call ran.
 #[derive(Debug, Clone, thiserror::Error)]
-pub enum Lost {
+pub enum CallError {
     #[error("the server could not be reached: {0}")]
     Unreachable(String),
     #[error("no connection to the server within {0:?}")]
@@ -404,8 +431,14 @@ impl Deferral {
 
 // === impl Question ===
 
-impl std::fmt::Debug for Question {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Debug for TurnedOver {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TurnedOver").field("asked", &self.asked).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for Question {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Question").field("frame", &self.frame).finish_non_exhaustive()
     }
 }

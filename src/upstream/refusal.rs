@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Event, Lost, attribution::is_ours, connection::Incoming, peer, session::Session};
+use super::{CallError, Event, attribution::is_ours, http1::Incoming, server, session::Session};
 use crate::protocol::{ErrorObject, Frame, Kind};
 use http::StatusCode;
 
@@ -10,7 +10,7 @@ use http::StatusCode;
 pub(super) enum Verdict {
     /// It is the answer: a JSON-RPC error.
     Answer(Frame),
-    Lost(Lost),
+    Lost(CallError),
     /// The session does not exist any more.
     NoSession {
         /// The status says so by itself: the call was certainly not served.
@@ -31,9 +31,9 @@ pub(super) async fn read(
     head: http::response::Parts,
     body: Incoming,
 ) -> Verdict {
-    let body = peer::error_body(body).await;
-    let lost = peer::refused(head.status, &head.headers, &body);
-    if matches!(lost, Lost::Unauthorized { .. } | Lost::Forbidden { .. }) {
+    let body = server::error_body(body).await;
+    let lost = server::refused(head.status, &head.headers, &body);
+    if matches!(lost, CallError::Unauthorized { .. } | CallError::Forbidden { .. }) {
         return Verdict::Lost(lost);
     }
     let answer = Frame::parse(body).ok().filter(|frame| matches!(frame.kind(), Kind::Failure { .. }));

@@ -1,16 +1,35 @@
 //! What the sessions of one principal report, and who hears it.
 
-use super::Report;
+use std::sync::{
+    Arc, PoisonError, Weak,
+    atomic::{AtomicU64, Ordering},
+};
 use tokio::sync::broadcast::{Receiver, Sender};
 
-/// The reports of one principal's sessions. Clones are the same.
-#[derive(Clone)]
-pub(super) struct Reports {
-    /// For clients that listen. As long as there is one, a session is kept open to hear for it.
-    listened: Sender<Report>,
-    /// For what was read earlier and may have changed since. Keeps nothing open: what nobody has
-    /// used for long is read again, which costs less than a session.
-    read: Sender<Report>,
+use super::Report;
+use crate::runtime::{Mutex, MutexGuard};
+
+/// The reports of one principal's sessions. Clones are the same. Costs about a hundred bytes where nobody
+/// listens.
+#[derive(Clone, Default)]
+pub(super) struct Reports(Arc<Inner>);
+
+#[derive(Default)]
+struct Inner {
+    /// For clients that listen; none while nobody does, because it is as large as all it may keep. As long
+    /// as there is one, a session is kept open to hear for it. Held for a report.
+    listened: Mutex<Option<Sender<Report>>>,
+    /// How often the tools have changed, or may have.
+    tools: AtomicU64,
+}
+
+/// Whether the tools may have changed since they were read. Keeps nothing open: what nobody has used for
+/// long is read again, which costs less than a session. The default is of tools that have changed.
+#[derive(Debug, Default)]
+pub struct Changes {
+    /// Gone with the last session that would have reported a change.
+    of: Weak<Inner>,
+    seen: u64,
 }
 
 /// Reports kept for one who does not fetch them; the oldest are dropped first.
@@ -19,19 +38,19 @@ const KEPT: usize = 256;
 // === impl Reports ===
 
 impl Reports {
-    pub(super) fn new() -> Self {
-        Self { listened: Sender::new(KEPT), read: Sender::new(KEPT) }
-    }
-
     /// Nobody may be hearing it.
     pub(super) fn send(&self, report: Report) {
-        let _ = self.listened.send(report.clone());
-        let _ = self.read.send(report);
+        if matches!(report, Report::ToolsChanged) {
+            self.is_unheard();
+        }
+        if let Some(listened) = &*self.listened() {
+            let _ = listened.send(report);
+        }
     }
 
     /// There is no session that would hear of a change: what was read may be out of date.
     pub(super) fn is_unheard(&self) {
-        let _ = self.read.send(Report::ToolsChanged);
+        self.0.tools.fetch_add(1, Ordering::Relaxed);
     }
 
     /// The server has lost a session, and what it would have reported there.
@@ -42,19 +61,34 @@ impl Reports {
     }
 
     pub(super) fn listen(&self) -> Receiver<Report> {
-        self.listened.subscribe()
+        self.listened().get_or_insert_with(|| Sender::new(KEPT)).subscribe()
     }
 
-    pub(super) fn changes(&self) -> Receiver<Report> {
-        self.read.subscribe()
+    pub(super) fn changes(&self) -> Changes {
+        Changes { of: Arc::downgrade(&self.0), seen: self.0.tools.load(Ordering::Relaxed) }
     }
 
     pub(super) fn is_listened_to(&self) -> bool {
-        self.listened.receiver_count() > 0
+        let mut listened = self.listened();
+        listened.take_if(|listened| listened.receiver_count() == 0);
+        listened.is_some()
     }
 
     /// Whether somebody other than its owner may still report something or wait for it.
     pub(super) fn is_needed(&self) -> bool {
-        self.is_listened_to() || self.listened.strong_count() > 1
+        self.is_listened_to() || Arc::strong_count(&self.0) > 1
+    }
+
+    fn listened(&self) -> MutexGuard<'_, Option<Sender<Report>>> {
+        self.0.listened.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+// === impl Changes ===
+
+impl Changes {
+    /// Whether there was one, or could have been one that nobody heard.
+    pub fn are_there(&self) -> bool {
+        self.of.upgrade().is_none_or(|reports| reports.tools.load(Ordering::Relaxed) != self.seen)
     }
 }

@@ -7,13 +7,22 @@
 
 use bytes::Bytes;
 use http::{HeaderMap, StatusCode};
-use std::{future::Future, pin::pin, sync::Arc, time::Duration};
+use std::{
+    future::{Future, poll_fn},
+    pin::{Pin, pin},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 use tokio::time::sleep;
 
 use super::{
-    Lost,
+    CallError,
+    http1::{Answering, Incoming},
     messages::{Messages, Opening, Resumption},
-    peer,
+    server,
     session::Session,
 };
 
@@ -26,8 +35,9 @@ const SHORTEST_PAUSES: [Duration; 2] = [Duration::from_millis(10), Duration::fro
 const FRUITLESS: u32 = 5;
 /// The pause behind an attempt that was refused never is shorter.
 const REFUSED_PAUSE: Duration = Duration::from_secs(1);
-/// How long after the first attempt that was refused there may be another. A server that names a longer
-/// pause than this is asked once more behind it.
+/// How long after the first attempt that was refused another may begin, or reach the server: one that has
+/// is waited for, for some servers hold back the head of an answer until they have something to say. A
+/// server that names a longer pause than this is asked once more behind it.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// The longest pause: also a server that names a longer one is asked after this.
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
@@ -40,6 +50,10 @@ pub(super) enum Refused<R> {
     ForGood(R),
 }
 
+/// Whether an attempt has reached the server.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Reached(Arc<AtomicBool>);
+
 /// The pause before a stream is taken up, if the server has not just broken it off in vain.
 pub(super) fn first_pause(retry: Option<Duration>, fruitless: u32) -> Duration {
     let shortest = SHORTEST_PAUSES[usize::from(fruitless >= FRUITLESS)];
@@ -47,13 +61,17 @@ pub(super) fn first_pause(retry: Option<Duration>, fruitless: u32) -> Duration {
 }
 
 /// Makes attempts until one brings something, is refused for good, or has been refused for too long;
-/// the last reason is what it gives then. `retry` is the pause that the server named.
-pub(super) async fn persist<T, R, A>(retry: Option<Duration>, mut attempt: impl FnMut() -> A) -> Result<T, R>
+/// the last reason is what it gives then. `retry` is the pause that the server named. How long an attempt
+/// that has reached the server may take is for the caller to say.
+pub(super) async fn persist<T, R, A>(
+    retry: Option<Duration>,
+    mut attempt: impl FnMut(Reached) -> A,
+) -> Result<T, R>
 where
     A: Future<Output = Result<T, Refused<R>>>,
 {
     let pause = retry.unwrap_or_default().clamp(REFUSED_PAUSE, LONGEST_PAUSE);
-    let mut last = match attempt().await {
+    let mut last = match attempt(Reached::default()).await {
         Ok(there) => return Ok(there),
         Err(Refused::ForGood(why)) => return Err(why),
         Err(Refused::ForNow(why)) => why,
@@ -61,19 +79,25 @@ where
     // At least one more, however long the server wants to be left alone.
     let mut over = pin!(sleep(PATIENCE.max(pause + REFUSED_PAUSE)));
     loop {
+        let reached = Reached::default();
         let again = async {
             sleep(pause).await;
-            attempt().await
+            attempt(reached.clone()).await
         };
-        tokio::select! {
+        let mut again = pin!(again);
+        let outcome = tokio::select! {
             // What an attempt has brought counts, whatever else is due.
             biased;
-            outcome = again => match outcome {
-                Ok(there) => return Ok(there),
-                Err(Refused::ForGood(why)) => return Err(why),
-                Err(Refused::ForNow(why)) => last = why,
+            outcome = &mut again => outcome,
+            () = &mut over => match reached.is_there() {
+                true => again.await,
+                false => return Err(last),
             },
-            () = &mut over => return Err(last),
+        };
+        match outcome {
+            Ok(there) => return Ok(there),
+            Err(Refused::ForGood(why)) => return Err(why),
+            Err(Refused::ForNow(why)) => last = why,
         }
     }
 }
@@ -86,11 +110,11 @@ pub(super) fn is_for_now(status: StatusCode) -> bool {
 
 /// What it means that a server refuses to go on with a stream. `in_session` is whether there is a session
 /// that it can have lost.
-pub(super) fn refusal(status: StatusCode, headers: &HeaderMap, body: &Bytes, in_session: bool) -> Lost {
+pub(super) fn refusal(status: StatusCode, headers: &HeaderMap, body: &Bytes, in_session: bool) -> CallError {
     let lost = match status {
-        StatusCode::NOT_FOUND if in_session => Lost::SessionEnded,
-        _ if status.is_success() => Lost::Invalid("it is no event stream".to_owned()),
-        _ => peer::refused(status, headers, body),
+        StatusCode::NOT_FOUND if in_session => CallError::SessionEnded,
+        _ if status.is_success() => CallError::Invalid("it is no event stream".to_owned()),
+        _ => server::refused(status, headers, body),
     };
     lost.when_resuming()
 }
@@ -98,20 +122,24 @@ pub(super) fn refusal(status: StatusCode, headers: &HeaderMap, body: &Bytes, in_
 /// Waits as long as the server wants, and asks for what followed the last event.
 ///
 /// # Errors
-/// [`Lost::SessionEnded`], [`Lost::Unauthorized`], or [`Lost::Broken`] where the server has nothing
+/// [`CallError::SessionEnded`], [`CallError::Unauthorized`], or [`CallError::Broken`] where the server has nothing
 /// more to give, or cannot be reached for a while.
-pub(super) async fn resume(session: Arc<Session>, mut from: Resumption) -> Result<Messages, Lost> {
+pub(super) async fn resume(session: Arc<Session>, mut from: Resumption) -> Result<Messages, CallError> {
     sleep(first_pause(from.retry, from.fruitless)).await;
     from.fruitless = from.fruitless.saturating_add(1);
-    persist(from.retry, || attempt(&session, &from)).await
+    persist(from.retry, |reached| attempt(&session, &from, reached)).await
 }
 
-async fn attempt(session: &Session, from: &Resumption) -> Result<Messages, Refused<Lost>> {
-    let response = match session.get(from.last_id.as_deref()).await {
+async fn attempt(
+    session: &Session,
+    from: &Resumption,
+    reached: Reached,
+) -> Result<Messages, Refused<CallError>> {
+    let response = match reached.by(session.get(from.last_id.as_deref())).await {
         Ok(response) => response,
         Err(lost) => return Err(Refused::ForNow(lost.when_resuming())),
     };
-    let limit = session.peer.config.limits.result_bytes;
+    let limit = session.server.config.limits.result_bytes;
     let (head, body) = match Opening::of(response, limit).map_err(Refused::ForGood)? {
         Opening::Messages(mut messages) => {
             messages.go_on_from(from.clone());
@@ -127,12 +155,32 @@ async fn attempt(session: &Session, from: &Resumption) -> Result<Messages, Refus
         }
         Opening::Refused(head, body) => (head, body),
     };
-    let body = peer::error_body(body).await;
-    let lost = match peer::refused(head.status, &head.headers, &body) {
-        lost @ (Lost::Unauthorized { .. } | Lost::Forbidden { .. }) => lost,
+    let body = server::error_body(body).await;
+    let lost = match server::refused(head.status, &head.headers, &body) {
+        lost @ (CallError::Unauthorized { .. } | CallError::Forbidden { .. }) => lost,
         _ => refusal(head.status, &head.headers, &body, session.has_id()),
     };
     Err(if is_for_now(head.status) { Refused::ForNow(lost) } else { Refused::ForGood(lost) })
+}
+
+// === impl Reached ===
+
+impl Reached {
+    /// Waits for an answer, and says as soon as its request has a connection.
+    pub(super) async fn by(&self, mut answering: Answering) -> Result<http::Response<Incoming>, CallError> {
+        poll_fn(|cx| {
+            let answer = Pin::new(&mut answering).poll(cx);
+            if !answering.is_connecting() {
+                self.0.store(true, Ordering::Relaxed);
+            }
+            answer
+        })
+        .await
+    }
+
+    fn is_there(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
 }
 
 #[cfg(test)]
@@ -148,7 +196,7 @@ mod tests {
         let began = clock.now();
         let after = || (clock.now() - began).as_secs();
         let times = RefCell::new(Vec::new());
-        let outcome = persist(retry.map(Duration::from_secs), || {
+        let outcome = persist(retry.map(Duration::from_secs), |_| {
             times.borrow_mut().push(after());
             std::future::ready(if after() < refuses_for { Err(Refused::ForNow(())) } else { Ok(()) })
         })
@@ -169,13 +217,47 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn a_server_that_was_reached_is_waited_for_and_one_that_was_not_is_not() {
+        for (reaches, ends) in [(true, Ok(15)), (false, Err(10))] {
+            let clock = SystemClock::new();
+            let began = clock.now();
+            let times = Cell::new(0);
+            let outcome = persist(None, |reached| {
+                times.set(times.get() + 1);
+                let first = times.get() == 1;
+                async move {
+                    if first {
+                        return Err(Refused::ForNow(()));
+                    }
+                    reached.0.store(reaches, Ordering::Relaxed);
+                    sleep(Duration::from_secs(14)).await;
+                    Ok(())
+                }
+            })
+            .await;
+            let after = (clock.now() - began).as_secs();
+            assert_eq!((outcome.map(|()| after).map_err(|()| after), times.get()), (ends, 2));
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn what_is_refused_for_good_is_not_asked_for_again() {
         let times = Cell::new(0);
-        let refused: Result<(), _> = persist(None, || {
+        let refused: Result<(), _> = persist(None, |_| {
             times.set(times.get() + 1);
             std::future::ready(Err(Refused::ForGood("no")))
         })
         .await;
         assert_eq!((refused, times.get()), (Err("no"), 1));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_server_is_not_asked_again_faster_or_later_than_it_is_good_for() {
+        let named = |seconds, fruitless| first_pause(Some(Duration::from_secs(seconds)), fruitless);
+        assert_eq!(named(0, FRUITLESS - 1), SHORTEST_PAUSES[0]);
+        assert_eq!(named(0, FRUITLESS), SHORTEST_PAUSES[1], "it opens streams and brings nothing");
+        assert_eq!(named(1 << 40, 0), LONGEST_PAUSE);
+        assert_eq!(asked(Some(1 << 40), 1 << 20).await, (vec![0, 60], false, 61));
+        assert_eq!(asked(Some(0), 60).await, asked(None, 60).await, "once a second at most");
     }
 }

@@ -4,7 +4,7 @@
 //! test tries some orders that chance finds; `SCHEDULES=10000 cargo nextest run schedules` tries more.
 
 use bytes::Bytes;
-use futures_util::{StreamExt, future::join_all};
+use futures_util::{StreamExt, future::join_all, poll};
 use http::HeaderMap;
 use shuttle::{
     future::{spawn, yield_now},
@@ -15,11 +15,15 @@ use std::{
     future::{Future, poll_fn},
     net::SocketAddr,
     pin::pin,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
+    task::Poll,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use super::{Config, Event, Identity, Limits, Lost, Request, Streamable, Timeouts, Upstream};
+use super::{CallError, Config, Event, Identity, Limits, Request, Streamable, Timeouts, Upstream};
 use crate::{
     dialect::{Credentials, Principal},
     protocol::{Capabilities, Method},
@@ -35,6 +39,8 @@ const SESSIONS: usize = 2;
 struct Server {
     /// The system's own lock: what the server does is one step.
     seen: Mutex<BTreeMap<usize, Seen>>,
+    /// Calls that arrived, those for a session that has ended too.
+    arrived: AtomicUsize,
 }
 
 /// What happened in one session.
@@ -110,6 +116,7 @@ impl Server {
 
     /// A call that takes a while. Nothing, where its session has ended.
     async fn call(&self, session: usize, id: u64) -> bool {
+        self.arrived.fetch_add(1, Ordering::Relaxed);
         let is_over = self.seen()[&session].deleted > 0;
         if is_over {
             return false;
@@ -196,13 +203,7 @@ fn call(id: u64, capabilities: &'static str) -> Request {
 /// Makes a call whose client can be asked, and leaves after some steps, if it has not ended.
 async fn make(upstream: Arc<Streamable>, id: u64, steps: Option<usize>) -> End {
     let mut replies = upstream.call(call(id, r#"{"elicitation":{}}"#));
-    let ended = pin!(async move {
-        match replies.next().await {
-            Some(Event::Final(_)) => End::Answered,
-            Some(Event::Lost(Lost::Closing | Lost::SessionEnded)) => End::Closing,
-            other => panic!("{other:?}"),
-        }
-    });
+    let ended = pin!(async move { end(replies.next().await) });
     let left = pin!(async move {
         let Some(steps) = steps else { return std::future::pending().await };
         for _ in 0..steps {
@@ -211,6 +212,20 @@ async fn make(upstream: Arc<Streamable>, id: u64, steps: Option<usize>) -> End {
         End::Left
     });
     futures_util::future::select(ended, left).await.factor_first().0
+}
+
+fn end(event: Option<Event>) -> End {
+    match event {
+        Some(Event::Final(_)) => End::Answered,
+        Some(Event::Lost(CallError::Closing | CallError::SessionEnded)) => End::Closing,
+        other => panic!("{other:?}"),
+    }
+}
+
+async fn some_steps(most: usize) {
+    for _ in 0..thread_rng().gen_range(0..=most) {
+        yield_now().await;
+    }
 }
 
 fn all<F: Future<Output = End> + Send + 'static>(calls: Vec<F>) -> impl Future<Output = Vec<End>> {
@@ -260,5 +275,43 @@ fn who_closes_beside_calls_leaves_nobody_waiting_and_no_session_behind() {
             assert!(seen.deleted <= 1, "session {session}: {seen:?}");
             assert!(seen.deleted == 1 || seen.calls.is_empty(), "session {session}: {seen:?}");
         }
+    });
+}
+
+#[test]
+fn a_call_that_was_given_its_session_before_all_closed_is_not_sent_afterwards() {
+    try_orders(60, || async {
+        let (server, upstream) = world();
+        // Each has come as far as it may, from the search for a session to its answer, when nobody looks
+        // after it any more.
+        let mut calls: Vec<_> = (1..=4).map(|id| upstream.call(call(id, r#"{"elicitation":{}}"#))).collect();
+        let mut waiting = Vec::new();
+        for mut replies in calls.drain(..) {
+            let mut event = None;
+            for _ in 0..thread_rng().gen_range(1..=4) {
+                if let Poll::Ready(ready) = poll!(replies.next()) {
+                    event = ready;
+                    break;
+                }
+                some_steps(40).await;
+            }
+            match event {
+                Some(event) => assert_eq!(end(Some(event)), End::Answered),
+                None => waiting.push(replies),
+            }
+        }
+        upstream.close().await;
+        // What was sent before then has arrived.
+        for _ in 0..100 {
+            yield_now().await;
+        }
+        let before = server.arrived.load(Ordering::Relaxed);
+        for mut replies in waiting {
+            end(replies.next().await);
+        }
+        for _ in 0..100 {
+            yield_now().await;
+        }
+        assert_eq!(server.arrived.load(Ordering::Relaxed), before);
     });
 }

@@ -17,24 +17,25 @@ use tokio::{sync::oneshot, time::timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    ClientSession, Description, Event, Lost, Request,
-    client::{self, Answering, Reuse},
-    forward,
+    CallError, ClientSession, Deferral, Description, Event, Request,
     group::Group,
+    hop,
+    http1::{self, Answering, Reuse},
     mailbox::Mailbox,
     message,
-    peer::{self, Peer},
     reports::Reports,
+    server::{self, Server},
     telling::Errand,
 };
 use crate::{
+    dialect::legacy,
     protocol::{Id, Revision, headers},
     runtime::{Mutex, MutexGuard},
 };
 
 /// A session, or what stands for one with a server that has none.
 pub(super) struct Session {
-    pub(super) peer: Arc<Peer>,
+    pub(super) server: Arc<Server>,
     pub(super) description: Arc<Description>,
     headers: Headers,
     /// Whom to tell when it ends; gone when nobody is left who could use another.
@@ -90,6 +91,8 @@ pub(super) struct InFlight {
     pub(super) mailbox: Arc<Mailbox>,
     /// The server may ask the client something while it serves this.
     pub(super) may_be_asked: bool,
+    /// Whether it has become a task, where it can.
+    deferral: Option<Deferral>,
     /// No other call that may be asked is on this session.
     pub(super) exclusive: bool,
     /// The server's questions that were put to this call, until the server has their answers.
@@ -111,57 +114,57 @@ const AT_ONCE: usize = 32;
 // === impl Session ===
 
 impl Session {
-    /// A session whose handshake is done; `posting` are the headers of [`Peer::posting`].
+    /// A session whose handshake is done; `posting` are the headers of [`Server::posting`].
     pub(super) fn new(
-        peer: Arc<Peer>,
+        server: Arc<Server>,
         group: &Arc<Group>,
         description: Description,
         mut posting: HeaderMap,
         id: Option<HeaderValue>,
-    ) -> Result<Self, Lost> {
+    ) -> Result<Self, CallError> {
         let version = HeaderValue::from_str(&description.version)
-            .map_err(|_| Lost::Invalid("its protocol version is not a header value".to_owned()))?;
+            .map_err(|_| CallError::Invalid("its protocol version is not a header value".to_owned()))?;
         posting.insert(&headers::PROTOCOL_VERSION, version);
         let has_id = id.is_some();
         if let Some(id) = id {
             posting.insert(&headers::SESSION_ID, id);
         }
-        let headers = Headers::new(posting, has_id, &peer.path);
+        let headers = Headers::new(posting, has_id, &server.path);
         let (group, reports) = (Arc::downgrade(group), group.reports.clone());
-        let session = Self::at(peer, headers, description, group, reports);
-        session.peer.describes_itself(&session.description);
+        let session = Self::at(server, headers, description, group, reports);
+        session.server.describes_itself(&session.description);
         Ok(session)
     }
 
     /// The session of a client of the older era, by what its requests carry.
-    pub(super) fn of_client(peer: Arc<Peer>, session: &ClientSession) -> Self {
+    pub(super) fn of_client(server: Arc<Server>, session: &ClientSession) -> Self {
         let ClientSession { query, headers } = session;
         let mut bodiless = headers.clone();
         bodiless.remove(header::CONTENT_TYPE);
         bodiless.remove(header::ACCEPT);
         let headers = Headers {
-            path: forward::with_query(&peer.path, query.as_deref()).into_owned(),
-            posting: forward::lines(&peer, headers),
-            bodiless: forward::lines(&peer, &bodiless),
+            path: hop::with_query(&server.path, query.as_deref()).into_owned(),
+            posting: hop::lines(&server.host, server.via.value(), headers),
+            bodiless: hop::lines(&server.host, server.via.value(), &bodiless),
             names: headers.clone(),
             has_id: headers.contains_key(&headers::SESSION_ID),
         };
-        let session = Self::at(peer, headers, Description::unknown(), Weak::new(), Reports::new());
+        let session = Self::at(server, headers, Description::unknown(), Weak::new(), Reports::default());
         // Its GET stream is read by the client.
         session.deaf.store(true, Ordering::Relaxed);
         Self { is_clients: true, ..session }
     }
 
     fn at(
-        peer: Arc<Peer>,
+        server: Arc<Server>,
         headers: Headers,
         description: Description,
         group: Weak<Group>,
         reports: Reports,
     ) -> Self {
-        let over = peer.closing.child_token();
+        let over = server.closing.child_token();
         Self {
-            peer,
+            server,
             description: Arc::new(description),
             headers,
             group,
@@ -183,7 +186,7 @@ impl Session {
     /// Waits for the GET stream that the client has asked for before it called.
     pub(super) async fn wait_for_stream(&self) {
         if let Some(id) = self.headers.names.get(&headers::SESSION_ID) {
-            self.peer.order.wait(id).await;
+            self.server.order.wait(id).await;
         }
     }
 
@@ -191,24 +194,30 @@ impl Session {
         self.inside.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Registers a call before it is sent, so that nothing can arrive for it unseen.
+    /// Registers a call before it is sent, so that nothing can arrive for it unseen. `None` where the
+    /// session has ended: the server has been told so, or will be, and is sent nothing behind that.
     pub(super) fn enter(
         self: &Arc<Self>,
         request: &Request,
         mailbox: &Arc<Mailbox>,
         exclusive: bool,
-    ) -> Stay {
+    ) -> Option<Stay> {
         let call = InFlight {
             mailbox: mailbox.clone(),
             may_be_asked: request.method.may_ask(),
+            deferral: request.deferral.clone(),
             exclusive,
             questions: Vec::new(),
         };
         self.used.store(true, Ordering::Relaxed);
         let mut inside = self.inside();
+        // Under the lock: whoever ends the session says so here, and cancels the calls that are in it then.
+        if inside.ended && !self.is_clients {
+            return None;
+        }
         inside.calls.insert(request.id, call);
         inside.stays += 1;
-        Stay { session: self.clone(), call: Some(request.id) }
+        Some(Stay { session: self.clone(), call: Some(request.id) })
     }
 
     /// Keeps the session open for something that is no call.
@@ -218,11 +227,11 @@ impl Session {
     }
 
     fn send(&self, method: &HttpMethod, lines: &[u8], further: &[u8], body: Bytes) -> Answering {
-        self.peer.client.send(method, &self.headers.path, lines, further, body, Reuse::Any)
+        self.server.client.send(method, &self.headers.path, lines, further, body, Reuse::Any)
     }
 
-    fn send_in_passing(&self, method: &HttpMethod, lines: &[u8], body: Bytes) -> Answering {
-        self.peer.client.send_in_passing(method, &self.headers.path, lines, &[], body)
+    fn send_in_passing(&self, method: &HttpMethod, lines: &[u8], body: Bytes, reuse: Reuse) -> Answering {
+        self.server.client.send_in_passing(method, &self.headers.path, lines, &[], body, reuse)
     }
 
     /// Sends a call.
@@ -230,25 +239,25 @@ impl Session {
         let mut lines = Vec::new();
         for (name, value) in further {
             if is_passed_on(name) && !self.headers.names.contains_key(name) {
-                client::line(&mut lines, name, value);
+                http1::line(&mut lines, name, value);
             }
         }
         let Headers { path, posting, .. } = &self.headers;
-        self.peer.client.send(&HttpMethod::POST, path, posting, &lines, body, Reuse::Proven)
+        self.server.client.send(&HttpMethod::POST, path, posting, &lines, body, Reuse::Proven)
     }
 
     /// Sends a notification or a response.
-    pub(super) async fn tell(&self, body: Bytes) -> Result<(), Lost> {
-        let posted = self.send_in_passing(&HttpMethod::POST, &self.headers.posting, body);
-        let response = self.peer.taken(posted).await?;
+    pub(super) async fn tell(&self, body: Bytes, reuse: Reuse) -> Result<(), CallError> {
+        let posted = self.send_in_passing(&HttpMethod::POST, &self.headers.posting, body, reuse);
+        let response = self.server.taken(posted).await?;
         let (head, body) = response.into_parts();
         if head.status.is_success() {
             // The status is the whole answer. What a server leaves open behind it (a 202 whose body
             // has neither length nor end) keeps nobody waiting.
-            self.peer.drain_later(body);
+            self.server.drain_later(body);
             return Ok(());
         }
-        Err(peer::refused(head.status, &head.headers, &peer::error_body(body).await))
+        Err(server::refused(head.status, &head.headers, &server::error_body(body).await))
     }
 
     /// Answers, in the background, a question that the server asked in the course of this call.
@@ -260,9 +269,14 @@ impl Session {
     /// Answers, in the background, a request of the server that concerns no call. One that asks faster
     /// than it takes the answers does not get them all.
     pub(super) fn respond_later(self: &Arc<Self>, id: &Id, outcome: &Result<Bytes, Bytes>) {
-        if let Some(courtesy) = self.peer.errands.courtesy() {
+        if let Some(courtesy) = self.server.errands.courtesy() {
             self.stay().tell_in_turn(courtesy, message::response(id, outcome));
         }
+    }
+
+    /// Tells the server, in the background, that nobody waits any more for a call that its client has made.
+    pub(super) fn cancel_later(self: &Arc<Self>, call: &Id, reason: &str) {
+        self.stay().tell_in_turn(Errand::Cancel, legacy::cancelled(call, reason));
     }
 
     /// A question is over, be it answered or taken back. Gives the call that it was put to, if that is
@@ -281,7 +295,7 @@ impl Session {
         let mut lines = b"accept: text/event-stream\r\n".to_vec();
         // An id that is no header value cannot be named; the stream then begins anew.
         if let Some(id) = last_id.and_then(|id| HeaderValue::from_str(id).ok()) {
-            client::line(&mut lines, &headers::LAST_EVENT_ID, &id);
+            http1::line(&mut lines, &headers::LAST_EVENT_ID, &id);
         }
         self.send(&HttpMethod::GET, &self.headers.bodiless, &lines, Bytes::new())
     }
@@ -312,6 +326,13 @@ impl Session {
     /// Whether a call is in flight on it that the server may ask something.
     pub(super) fn may_be_asked(&self) -> bool {
         self.inside().calls.values().any(|call| call.may_be_asked)
+    }
+
+    /// Whether all calls in flight on it that the server may ask something are tasks, and there is one.
+    pub(super) fn is_kept_by_tasks(&self) -> bool {
+        let inside = self.inside();
+        let mut asked = inside.calls.values().filter(|call| call.may_be_asked).peekable();
+        asked.peek().is_some() && asked.all(|call| call.deferral.as_ref().is_some_and(Deferral::has_come))
     }
 
     /// The server serves a call in it.
@@ -346,7 +367,7 @@ impl Session {
         }
         if close {
             let session = self.clone();
-            self.peer.spawn(async move { session.depart().await });
+            self.server.spawn(async move { session.depart().await });
         }
     }
 
@@ -378,13 +399,14 @@ impl Session {
             (std::mem::take(&mut inside.calls), known)
         };
         for call in calls.values() {
-            call.mailbox.push(Event::Lost(Lost::Closing));
+            call.mailbox.push(Event::Lost(CallError::Closing));
         }
         if known {
             let cancelled = stream::iter(calls.keys()).for_each_concurrent(AT_ONCE, async |id| {
-                let _place = self.peer.errands.place().await;
+                let _place = self.server.errands.place().await;
                 // A server that does not take it sees the session end, or the connection.
-                let _ = self.tell(message::cancelled(*id, "the proxy is shutting down")).await;
+                let cancelled = message::cancelled(*id, "the proxy is shutting down");
+                let _ = self.tell(cancelled, Reuse::Proven).await;
             });
             cancelled.await;
             self.bid_farewell().await;
@@ -408,10 +430,11 @@ impl Session {
         if !survives || !self.has_id() {
             return;
         }
-        let _place = self.peer.errands.place().await;
-        let told = self.send_in_passing(&HttpMethod::DELETE, &self.headers.bodiless, Bytes::new());
-        match self.peer.taken(told).await {
-            Ok(response) => self.peer.drain_later(response.into_body()),
+        let _place = self.server.errands.place().await;
+        let Headers { bodiless, .. } = &self.headers;
+        let told = self.send_in_passing(&HttpMethod::DELETE, bodiless, Bytes::new(), Reuse::Proven);
+        match self.server.taken(told).await {
+            Ok(response) => self.server.drain_later(response.into_body()),
             Err(lost) => tracing::debug!(error = %lost, "the end of a session could not be told"),
         }
     }
@@ -426,8 +449,8 @@ impl Headers {
         bodiless.remove(header::ACCEPT);
         Self {
             path: path.to_owned(),
-            posting: client::lines(&posting),
-            bodiless: client::lines(&bodiless),
+            posting: http1::lines(&posting),
+            bodiless: http1::lines(&bodiless),
             names: posting,
             has_id,
         }
@@ -514,8 +537,8 @@ impl Stay {
     fn tell_in_turn(self, errand: Errand, body: Bytes) {
         let (done, told) = oneshot::channel::<()>();
         let before = self.session.inside().told.replace(told);
-        let peer = self.session.peer.clone();
-        peer.spawn(async move {
+        let server = self.session.server.clone();
+        server.spawn(async move {
             if let Some(before) = before {
                 let _ = timeout(TURN, before).await;
             }
@@ -535,7 +558,7 @@ impl Drop for Stay {
         };
         if close {
             let session = self.session.clone();
-            self.session.peer.spawn(async move { session.depart().await });
+            self.session.server.spawn(async move { session.depart().await });
         }
     }
 }

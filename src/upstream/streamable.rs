@@ -4,6 +4,7 @@ use bytes::Bytes;
 use dashmap::DashMap;
 use futures_util::{FutureExt, StreamExt, future::BoxFuture, stream};
 use http::{HeaderMap, Method as HttpMethod, uri::PathAndQuery};
+use smallvec::SmallVec;
 use std::{
     hash::{Hash, Hasher},
     sync::{
@@ -20,19 +21,20 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    ClientSession, Config, Deferral, Description, Document, Forward, Forwarded, Identity, Lost, NotStarted,
-    Replies, Report, Request, Subscription, Upstream,
-    client::{self, Reuse},
+    CallError, Changes, ClientSession, Config, Deferral, Description, Document, Forward, Forwarded, Identity,
+    NotStarted, OffStream, Replies, Report, Request, Subscription, Upstream,
     exchange::Exchange,
     forward,
     group::Group,
-    peer::{self, Peer},
+    http1::{self, Reuse},
     reports::Reports,
+    server::{self, Server},
     session::Session,
     subscribe,
 };
 use crate::{
     dialect::{Credentials, Principal},
+    protocol::Id,
     runtime::{Net, Relieve},
 };
 
@@ -41,7 +43,7 @@ use crate::{
 pub struct Streamable(Arc<Inner>);
 
 struct Inner {
-    peer: Arc<Peer>,
+    server: Arc<Server>,
     groups: DashMap<Key, Arc<Group>>,
     /// For each principal, what its sessions report.
     reports: DashMap<Principal, Reports>,
@@ -58,8 +60,7 @@ struct Inner {
     searches: AtomicUsize,
 }
 
-/// An identity as a key. Credentials and capabilities are compared byte for byte; only what is
-/// quick to hash is hashed.
+/// An identity as a key. Credentials and capabilities are compared byte for byte.
 struct Key(Identity);
 
 /// How often it is looked for sessions that nobody uses.
@@ -87,7 +88,7 @@ impl Streamable {
     /// As [`Streamable::new`].
     pub fn on(config: Config, net: &Net) -> Result<Self, NotStarted> {
         let inner = Arc::new(Inner {
-            peer: Arc::new(Peer::new(config, net)?),
+            server: Arc::new(Server::new(config, net)?),
             groups: DashMap::new(),
             reports: DashMap::new(),
             sweeping: Once::new(),
@@ -110,9 +111,17 @@ impl Upstream for Streamable {
         Exchange::new(self.0.group(&request.caller), request).boxed()
     }
 
-    fn call_in(&self, session: ClientSession, request: Request) -> Replies {
-        let session = Arc::new(Session::of_client(self.0.peer.clone(), &session));
-        Exchange::within(session, request).boxed()
+    fn call_in(&self, session: ClientSession, request: Request) -> (Replies, Option<OffStream>) {
+        let session = Arc::new(Session::of_client(self.0.server.clone(), &session));
+        let off_stream = OffStream::new(session.clone(), request.id);
+        (Exchange::within(session, request).boxed(), Some(off_stream))
+    }
+
+    fn cancel_in(&self, session: ClientSession, calls: &[Id], reason: &str) {
+        let session = Arc::new(Session::of_client(self.0.server.clone(), &session));
+        for call in calls {
+            session.cancel_later(call, reason);
+        }
     }
 
     fn deferred(&self, caller: &Identity, deferral: &Deferral) {
@@ -124,20 +133,20 @@ impl Upstream for Streamable {
         }
     }
 
-    fn describe(&self, caller: &Identity) -> BoxFuture<'_, Result<Arc<Description>, Lost>> {
+    fn describe(&self, caller: &Identity) -> BoxFuture<'_, Result<Arc<Description>, CallError>> {
         let group = self.0.group(caller);
         async move { Ok(group.lists().await?.description.clone()) }.boxed()
     }
 
     fn described(&self) -> Option<Arc<Description>> {
-        self.0.peer.described()
+        self.0.server.described()
     }
 
     fn watch(&self, principal: Principal) -> broadcast::Receiver<Report> {
         self.0.reports(principal).listen()
     }
 
-    fn changes(&self, principal: Principal) -> broadcast::Receiver<Report> {
+    fn changes(&self, principal: Principal) -> Changes {
         self.0.reports(principal).changes()
     }
 
@@ -145,7 +154,7 @@ impl Upstream for Streamable {
         &'a self,
         caller: &'a Identity,
         uri: &'a str,
-    ) -> BoxFuture<'a, Result<Subscription, Lost>> {
+    ) -> BoxFuture<'a, Result<Subscription, CallError>> {
         let group = self.0.group(caller);
         async move { Ok(Box::new(subscribe::subscribe(group, uri).await?) as Subscription) }.boxed()
     }
@@ -154,16 +163,16 @@ impl Upstream for Streamable {
         &'a self,
         path: &'a str,
         credentials: &'a Credentials,
-    ) -> BoxFuture<'a, Result<Document, Lost>> {
+    ) -> BoxFuture<'a, Result<Document, CallError>> {
         self.0.fetch(path, credentials).boxed()
     }
 
-    fn forward(&self, request: Forward) -> BoxFuture<'static, Result<Forwarded, Lost>> {
-        forward::forward(self.0.peer.clone(), request).boxed()
+    fn forward(&self, request: Forward) -> BoxFuture<'static, Result<Forwarded, CallError>> {
+        forward::forward(self.0.server.clone(), request).boxed()
     }
 
     fn has_sent(&self, headers: &HeaderMap) -> bool {
-        self.0.peer.via.is_in(headers)
+        self.0.server.via.is_in(headers)
     }
 
     fn close(&self) -> BoxFuture<'_, ()> {
@@ -181,9 +190,9 @@ impl Inner {
             group.used.store(now, Ordering::Relaxed);
             return group.clone();
         }
-        let limits = &self.peer.config.limits;
+        let limits = &self.server.config.limits;
         let (limit, most) = (limits.identities.max(1), limits.identity_bytes);
-        let kept = || self.peer.identity_bytes.load(Ordering::Relaxed);
+        let kept = || self.server.identity_bytes.load(Ordering::Relaxed);
         if self.groups.len() >= limit.max(self.crowd.load(Ordering::Relaxed))
             || kept() >= most.max(self.crowd_bytes.load(Ordering::Relaxed))
         {
@@ -195,9 +204,10 @@ impl Inner {
             let next = if left < most { most } else { left + left.div_ceil(8) };
             self.crowd_bytes.store(next, Ordering::Relaxed);
         }
-        self.sweeping.call_once(|| self.peer.spawn(sweep(Arc::downgrade(self), self.peer.closing.clone())));
+        self.sweeping
+            .call_once(|| self.server.spawn(sweep(Arc::downgrade(self), self.server.closing.clone())));
         let reports = self.reports(caller.principal);
-        let fresh = || Arc::new(Group::new(self.peer.clone(), caller.clone(), reports));
+        let fresh = || Arc::new(Group::new(self.server.clone(), caller.clone(), reports));
         let group = self.groups.entry(key).or_insert_with(fresh).clone();
         group.used.store(now, Ordering::Relaxed);
         group
@@ -206,7 +216,7 @@ impl Inner {
     /// Lets go of identities that have not called for the longest: what is too many, and an eighth of what
     /// may be, so that it is seldom looked for.
     fn make_room(&self) {
-        let limit = self.peer.config.limits.identities.max(1);
+        let limit = self.server.config.limits.identities.max(1);
         self.let_go(self.groups.len().saturating_sub(limit) + limit.div_ceil(8), true);
     }
 
@@ -237,16 +247,17 @@ impl Inner {
             for session in gone.into_iter().flatten() {
                 session.retire();
             }
+            self.reports.remove_if(&key.0.principal, |_, reports| !reports.is_needed());
         }
     }
 
     fn reports(&self, principal: Principal) -> Reports {
-        self.reports.entry(principal).or_insert_with(Reports::new).clone()
+        self.reports.entry(principal).or_default().clone()
     }
 
     /// Closes what nobody uses, and forgets identities that have nothing left.
     fn sweep(&self) {
-        self.peer.client.sweep();
+        self.server.client.sweep();
         for group in &self.groups {
             group.sweep(group.reports.is_listened_to());
         }
@@ -255,31 +266,32 @@ impl Inner {
         self.reports.retain(|_, reports| reports.is_needed());
     }
 
-    async fn fetch(&self, path: &str, credentials: &Credentials) -> Result<Document, Lost> {
+    async fn fetch(&self, path: &str, credentials: &Credentials) -> Result<Document, CallError> {
         // Only a path goes out, whatever is asked for.
         let path: PathAndQuery =
-            path.parse().map_err(|error| Lost::Invalid(format!("{path:?} is not a path: {error}")))?;
-        let limits = self.peer.config.timeouts;
-        let lines = client::lines(&self.peer.headers(credentials));
+            path.parse().map_err(|error| CallError::Invalid(format!("{path:?} is not a path: {error}")))?;
+        let limits = self.server.config.timeouts;
+        let lines = http1::lines(&self.server.headers(credentials));
         let asked = async {
-            let client = &self.peer.client;
-            let answer = client.send(&HttpMethod::GET, path.as_str(), &lines, &[], Bytes::new(), Reuse::Any);
+            let client = &self.server.client;
+            let answer =
+                client.send(&HttpMethod::GET, path.as_str(), &lines, &[], Bytes::new(), Reuse::Proven);
             let (head, body) = answer.await?.into_parts();
-            let body = peer::whole(body, DOCUMENT).await?;
+            let body = server::whole(body, DOCUMENT).await?;
             Ok(Document { status: head.status, headers: head.headers, body })
         };
-        timeout(limits.first_byte, asked).await.unwrap_or(Err(Lost::FirstByteTimeout(limits.first_byte)))
+        timeout(limits.first_byte, asked).await.unwrap_or(Err(CallError::FirstByteTimeout(limits.first_byte)))
     }
 
     async fn close(&self) {
-        self.peer.closing.cancel();
+        self.server.closing.cancel();
         let groups: Vec<_> = self.groups.iter().map(|entry| entry.value().clone()).collect();
         self.groups.clear();
         let sessions = groups.iter().flat_map(|group| group.close());
         let farewells = stream::iter(sessions).for_each_concurrent(None, |session| session.close());
         let all = async {
             farewells.await;
-            self.peer.settle().await;
+            self.server.settle().await;
         };
         // A server that does not take its farewell will find out by itself.
         let _ = timeout(FAREWELL, all).await;
@@ -290,7 +302,7 @@ impl Inner {
 
 impl Relieve for Inner {
     fn close_idle(&self) -> bool {
-        self.peer.client.close_idle()
+        self.server.client.close_idle()
     }
 
     /// With their sessions go the streams on which they would be heard of: each is a connection.
@@ -333,6 +345,13 @@ impl Hash for Key {
     fn hash<H: Hasher>(&self, state: &mut H) {
         self.0.principal.hash(state);
         self.0.capabilities.legacy().hash(state);
+        // In one order, as they are compared: else callers without a principal of their own, told apart by
+        // a cookie alone, would all be compared with each other under one lock.
+        let headers = self.0.credentials.headers().iter();
+        let mut headers: SmallVec<[_; 4]> =
+            headers.map(|(name, value)| (name.as_str(), value.as_bytes())).collect();
+        headers.sort_unstable();
+        headers.hash(state);
     }
 }
 
@@ -343,6 +362,7 @@ mod tests {
         protocol::Capabilities,
         upstream::{Limits, Timeouts},
     };
+    use http::HeaderValue;
 
     #[tokio::test]
     async fn identities_that_are_all_in_use_are_not_looked_through_for_each_further_one() {
@@ -371,5 +391,26 @@ mod tests {
         }
         assert!(inner.groups.len() <= 64, "{}", inner.groups.len());
         assert!(searches() - before <= 800 / 8, "{}", searches() - before);
+        // What they would have reported goes with them.
+        assert!(inner.reports.len() <= 64, "{}", inner.reports.len());
+    }
+
+    #[tokio::test]
+    async fn identities_that_differ_in_credentials_alone_are_told_apart_by_their_hash() {
+        let key = |names: &[&'static str], cookie: usize| {
+            let named =
+                names.iter().map(|name| (http::HeaderName::from_static(name), HeaderValue::from(cookie)));
+            Key(Identity {
+                principal: Principal::ANONYMOUS,
+                credentials: Credentials::new(named.collect()),
+                capabilities: Arc::new(Capabilities::none()),
+            })
+        };
+        let state = std::hash::RandomState::new();
+        let hash = |key: Key| std::hash::BuildHasher::hash_one(&state, key);
+        let hashes: std::collections::HashSet<_> = (0..4096).map(|n| hash(key(&["cookie"], n))).collect();
+        assert_eq!(hashes.len(), 4096, "else each is compared with all");
+        // Whoever is the same has the same, in whatever order it is said.
+        assert_eq!(hash(key(&["a", "b"], 1)), hash(key(&["b", "a"], 1)));
     }
 }

@@ -9,7 +9,7 @@ use std::{
 use futures_util::StreamExt;
 use http::HeaderMap;
 
-use super::{Event, Lost, Request, exchange::Exchange, group::Group, message, session::Session};
+use super::{CallError, Event, Request, exchange::Exchange, group::Group, message, session::Session};
 use crate::protocol::{ErrorObject, Kind, Method};
 
 /// The subscriptions of one identity.
@@ -56,7 +56,7 @@ impl Subscribed {
         };
         for uri in orphans {
             let group = group.clone();
-            group.peer().clone().spawn(async move {
+            group.server().clone().spawn(async move {
                 if let Err(lost) = ask(&group, Method::ResourcesSubscribe, &uri).await {
                     tracing::warn!(error = %lost, "a resource could not be subscribed again");
                 }
@@ -72,9 +72,9 @@ impl Subscribed {
             held.session = Weak::new();
             any = true;
         }
-        if any && !group.peer().closing.is_cancelled() {
+        if any && !group.server().closing.is_cancelled() {
             let group = group.clone();
-            group.peer().clone().spawn(async move {
+            group.server().clone().spawn(async move {
                 if let Ok(session) = group.lists().await {
                     group.subscribed.renew(&group, &session);
                 }
@@ -87,7 +87,7 @@ impl Subscribed {
 ///
 /// # Errors
 /// What became of `resources/subscribe`.
-pub(super) async fn subscribe(group: Arc<Group>, uri: &str) -> Result<Guard, Lost> {
+pub(super) async fn subscribe(group: Arc<Group>, uri: &str) -> Result<Guard, CallError> {
     let session = group.lists().await?;
     let guard = Guard { group, uri: uri.to_owned() };
     let agreed = {
@@ -109,8 +109,8 @@ pub(super) async fn subscribe(group: Arc<Group>, uri: &str) -> Result<Guard, Los
 }
 
 /// Makes a call of our own to the list session.
-async fn ask(group: &Arc<Group>, method: Method, uri: &str) -> Result<(), Lost> {
-    let id = group.peer().next_id();
+async fn ask(group: &Arc<Group>, method: Method, uri: &str) -> Result<(), CallError> {
+    let id = group.server().next_id();
     let request = Request {
         caller: group.identity.clone(),
         id,
@@ -125,16 +125,17 @@ async fn ask(group: &Arc<Group>, method: Method, uri: &str) -> Result<(), Lost> 
             Event::Final(frame) => {
                 return match frame.kind() {
                     Kind::Failure { error, .. } => {
-                        Err(Lost::Invalid(ErrorObject::from_raw(error.clone()).message()))
+                        Err(CallError::Invalid(ErrorObject::from_raw(error.clone()).message()))
                     }
                     Kind::Success { .. } | Kind::Request { .. } | Kind::Notification { .. } => Ok(()),
                 };
             }
             Event::Lost(lost) => return Err(lost),
-            Event::Notice(_) | Event::Question(_) | Event::Withdrawn { .. } => {}
+            Event::Notification(_) | Event::Question(_) | Event::Withdrawn { .. } => {}
+            Event::TurnOver(_) => return Err(CallError::Invalid("it asks something first".to_owned())),
         }
     }
-    Err(Lost::Closing)
+    Err(CallError::Closing)
 }
 
 // === impl Guard ===
@@ -150,9 +151,9 @@ impl Drop for Guard {
             }
             held.remove(&self.uri).is_some_and(|held| held.agreed)
         };
-        if let_go && !self.group.peer().closing.is_cancelled() {
+        if let_go && !self.group.server().closing.is_cancelled() {
             let (group, uri) = (self.group.clone(), std::mem::take(&mut self.uri));
-            self.group.peer().clone().spawn(async move {
+            self.group.server().clone().spawn(async move {
                 if let Err(lost) = ask(&group, Method::ResourcesUnsubscribe, &uri).await {
                     tracing::debug!(error = %lost, "a resource could not be unsubscribed");
                 }

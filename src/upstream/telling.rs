@@ -20,7 +20,7 @@ use tokio::{
     time::sleep,
 };
 
-use super::{Event, Lost, session::Session};
+use super::{CallError, Event, http1::Reuse, session::Session};
 use crate::{
     protocol::Id,
     telemetry::{AnswersDropped, Untold},
@@ -147,11 +147,11 @@ impl Session {
         let Errand::Answer { call, id } = errand else { return };
         let asked = self.was_answered(call, &id);
         if let (Some(mailbox), Err(lost)) = (asked, outcome) {
-            mailbox.push(Event::Lost(Lost::Untold(lost.to_string())));
+            mailbox.push(Event::Lost(CallError::Untold(lost.to_string())));
         }
     }
 
-    async fn tell_again(&self, errand: &Errand, body: Bytes) -> Result<(), Lost> {
+    async fn tell_again(&self, errand: &Errand, body: Bytes) -> Result<(), CallError> {
         for pause in PAUSES {
             match self.tell_once(errand, body.clone()).await {
                 Err(lost) if may_be_taken_later(&lost) => {}
@@ -161,38 +161,41 @@ impl Session {
                 tokio::select! {
                     () = sleep(pause) => {}
                     // There is no time left to wait.
-                    () = self.peer.closing.cancelled() => {}
+                    () = self.server.closing.cancelled() => {}
                 }
             }
         }
         self.tell_once(errand, body).await
     }
 
-    async fn tell_once(&self, errand: &Errand, body: Bytes) -> Result<(), Lost> {
-        let _places = self.peer.errands.places(errand).await;
-        self.tell(body).await
+    async fn tell_once(&self, errand: &Errand, body: Bytes) -> Result<(), CallError> {
+        let _places = self.server.errands.places(errand).await;
+        self.tell(body, Reuse::Any).await
     }
 }
 
 /// Whether a message that was not taken may be taken if it is told again. One that the server left
 /// without an answer has been waited for long enough.
-fn may_be_taken_later(lost: &Lost) -> bool {
+fn may_be_taken_later(lost: &CallError) -> bool {
     match lost {
-        Lost::Broken(_) | Lost::Unreachable(_) | Lost::ConnectTimeout(_) | Lost::NoRoom { .. } => true,
-        Lost::Status { status, .. } => {
+        CallError::Broken(_)
+        | CallError::Unreachable(_)
+        | CallError::ConnectTimeout(_)
+        | CallError::NoRoom { .. } => true,
+        CallError::Status { status, .. } => {
             status.is_server_error() || *status == http::StatusCode::TOO_MANY_REQUESTS
         }
-        Lost::CallTimeout(_)
-        | Lost::FirstByteTimeout(_)
-        | Lost::IdleTimeout(_)
-        | Lost::SessionEnded
-        | Lost::Untold(_)
-        | Lost::Unauthorized { .. }
-        | Lost::Forbidden { .. }
-        | Lost::Invalid(_)
-        | Lost::TooLarge { .. }
-        | Lost::Busy { .. }
-        | Lost::Waited { .. }
-        | Lost::Closing => false,
+        CallError::CallTimeout(_)
+        | CallError::FirstByteTimeout(_)
+        | CallError::IdleTimeout(_)
+        | CallError::SessionEnded
+        | CallError::Untold(_)
+        | CallError::Unauthorized { .. }
+        | CallError::Forbidden { .. }
+        | CallError::Invalid(_)
+        | CallError::TooLarge { .. }
+        | CallError::Busy { .. }
+        | CallError::Waited { .. }
+        | CallError::Closing => false,
     }
 }

@@ -102,6 +102,7 @@ class Plan:
     edits: str | None = None  # a recorded session, in which recorded.py takes these edits for meant
     mode: str = "auto"  # the proxy's
     crash: tuple[str, ...] | None = None  # a server that is killed below all of CRASHED: what crashes.py is told
+    terminal: bool = False  # `deferral call` itself, on a terminal: terminal.py has servers of its own
 
 
 def recorded(client: str, server: str, *flags: str, mode: str = "auto") -> Plan:
@@ -139,6 +140,7 @@ PLANS = [
         for client in ("python1.30", "typescript1.32")
         for server in SERVERS
     ),
+    Plan("terminal", "python1.30", "python", groups="terminal", direct="", terminal=True),
     Plan("python1.30-typescript-required", "python1.30", "typescript", groups="required", direct="", mode="required"),
     Plan("python1.30-python-stateless", "python1.30", "python", ("--stateless",), "stateless", ""),
     *(
@@ -311,6 +313,16 @@ class Pair:
             command += ["--server", words(server), "--proxy", words([*proxy, "{url}"])]
             for name, each in CRASHED.items():
                 command += ["--client", f"{name}={words(located(each, options))}"]
+        elif self.plan.terminal:
+            servers = {name: words(located(command, options)) for name, command in SERVERS.items()}
+            servers["tasks"] = words(located([*SERVERS["python"], "--tasks"], options))
+            servers["rude"] = words(located(["server", "python/rude.py"], options))
+            command = [sys.executable, HERE / "terminal.py", "--deferral", options.deferral]
+            command += ["--proxy", words([*proxy, "{url}"])]
+            for name, each in servers.items():
+                command += ["--server", f"{name}={each}"]
+            if options.only:
+                command += ["--only", options.only]
         elif self.plan.edits is None:
             url = self.spawn("server", server, logs).endpoint()
             if not options.direct:

@@ -11,11 +11,11 @@ use deferral::internals::{
     front::{self, Config},
     policy::{self, PrincipalSource},
     protocol::Id,
-    proxy::{Account, Item},
+    proxy::{AccessSummary, Item},
     runtime::{Drain, Net, SystemClock},
     task::TaskId,
     telemetry::Outcome,
-    upstream::{Document, Lost},
+    upstream::{CallError, Document},
 };
 use futures_util::{StreamExt, stream};
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
@@ -223,7 +223,7 @@ async fn a_client_with_a_token_and_without_tasks_hears_that_its_call_still_runs(
         let second = progress(frame(&mut body).await);
         assert!(0.0 < first && first < second, "{first} {second}");
         let said = r#"{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":"t","progress":3}}"#;
-        sender.send(Item::Notice(said.into())).expect("it is listened to");
+        sender.send(Item::Notification(said.into())).expect("it is listened to");
         let mut third = second;
         while third <= 3.0 {
             let event = frame(&mut body).await;
@@ -1099,7 +1099,7 @@ async fn our_address_is_the_configured_one_or_what_the_client_used() {
 #[tokio::test]
 async fn metadata_that_cannot_be_had_is_an_error_of_the_server() {
     let desk = Desk::prompt();
-    *desk.document.lock().unwrap() = Some(Err(Lost::Unreachable("no route".into())));
+    *desk.document.lock().unwrap() = Some(Err(CallError::Unreachable("no route".into())));
     let world = World::new(&[&desk], |_| {});
     let path = "/.well-known/oauth-protected-resource/mcp";
     let answer = world.client(Version::Http1).await.ask(bare("GET", path, &[])).await;
@@ -1176,11 +1176,11 @@ async fn each_request_leaves_one_line() {
         let lines = Lines::record();
         let desk = Desk::new(|call| {
             let mut reply = reply(&call.id, "{}");
-            reply.account = Account {
+            reply.account = AccessSummary {
                 outcome: Outcome::Task,
                 task: TaskId::parse(&"0a".repeat(16)),
                 upstream: Duration::from_millis(3),
-                ..Account::default()
+                ..AccessSummary::default()
             };
             match call.target.as_deref() {
                 Some("talk") => items([notice("1"), Item::Reply(reply)]),
@@ -1349,4 +1349,45 @@ async fn a_request_line_that_is_not_http_is_answered_by_the_connection() {
     let mut settings = [0; 9];
     socket.read_exact(&mut settings).await.expect("HTTP/2 is spoken");
     assert_eq!(settings[3], 4, "its first frame is SETTINGS");
+}
+
+// === bounds that time or the log shows ===
+
+#[tokio::test(start_paused = true)]
+async fn a_client_that_sends_on_after_its_refusal_is_read_for_a_moment_only() {
+    let (world, pipes) = World::on_pipes(&[&Desk::prompt()], |_| {});
+    let pipe = || pipes.connect(world.addresses[0]).expect("the front listens");
+    let (mut reader, mut writer) = tokio::io::split(pipe());
+    let head = "POST /mcp HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 999999999\r\n\r\n";
+    writer.write_all(head.as_bytes()).await.expect("it is read");
+    let mut tenths = 0;
+    while writer.write_all(&[b' '; 1024]).await.is_ok() {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        tenths += 1;
+        assert!(tenths < 100, "it is read on and on");
+    }
+    assert!((15..30).contains(&tenths), "{tenths}");
+    let mut answer = Vec::new();
+    let _ = reader.read_to_end(&mut answer).await;
+    assert!(answer.starts_with(b"HTTP/1.1 413 "), "{}", String::from_utf8_lossy(&answer));
+    let mut other = Client::over(pipe(), Version::Http1).await;
+    assert_eq!(other.ask(call("greet")).await.status, StatusCode::OK);
+}
+
+#[tokio::test]
+async fn a_line_of_the_log_is_short_however_much_it_tells_of() {
+    let lines = Lines::record();
+    let world = World::new(&[&Desk::prompt()], |_| {});
+    let mut client = world.client(Version::Http1).await;
+    client.ask(call(&"x".repeat(5000))).await;
+    let batch = vec![r#"{"jsonrpc":"2.0","method":"notifications/vendor"}"#; 100];
+    let mut request = post(&format!("[{}]", batch.join(",")), &[]);
+    for name in ["mcp-method", "mcp-protocol-version"] {
+        request.headers_mut().remove(name);
+    }
+    client.ask(request).await;
+    let lines = lines.until(2).await;
+    assert_eq!(lines[0]["target"], "x".repeat(200));
+    let names = lines[1]["method"].as_str().expect("text");
+    assert_eq!(names, ["notifications/vendor"; 8].join(","), "{}", lines[1]);
 }

@@ -5,7 +5,7 @@ use bytes::Bytes;
 use deferral::internals::{
     bridge::{
         Action, Exchange,
-        exchange::{Ask, Patience, Phase},
+        exchange::{Ask, Deadlines, Manner, Phase},
     },
     protocol::Timestamp,
     runtime::{Clock, SystemClock},
@@ -38,6 +38,8 @@ enum Happening {
     ServerIsLost,
     ServerAsks,
     ServerWithdraws,
+    /// It asks two things, and ends the call with that.
+    ServerTurnsOver,
     /// Whatever the exchange waits for: the threshold, the settling, the end of parking.
     TimeComes,
     /// Enough of it for a sweeper to have work.
@@ -133,15 +135,18 @@ struct Server {
     spoke: Option<Word>,
     cancels: usize,
     questions: BTreeMap<Ask, Fate>,
+    /// What it has turned the call over for: it has no call until all that is answered.
+    turned_over: Option<BTreeSet<Ask>>,
+    turns: usize,
 }
 
 impl World {
     fn new(defer_after: Option<Duration>) -> Self {
         let now = SystemClock::new().now();
-        let patience =
-            Patience { defer_after, settle: Duration::from_millis(25), park: Duration::from_secs(300) };
+        let deadlines =
+            Deadlines { defer_after, settle: Duration::from_millis(25), park: Duration::from_secs(300) };
         Self {
-            exchange: Exchange::new(patience, now),
+            exchange: Exchange::new(Manner::Rounds, deadlines, now),
             now,
             clock: Timestamp::from_millis(1_000_000),
             record: None,
@@ -157,7 +162,8 @@ impl World {
 
     fn possible(&self) -> Vec<Happening> {
         use Happening::*;
-        let speaks = self.server.spoke.is_none() && self.server.cancels == 0;
+        let lives = self.server.spoke.is_none() && self.server.cancels == 0;
+        let speaks = lives && self.server.turned_over.is_none();
         let open = self.server.questions.values().any(|fate| *fate == Fate::Open);
         let back = !self.client.gone && self.client.asked.is_some();
         let in_task = match &self.record {
@@ -170,8 +176,9 @@ impl World {
             (ServerIsLost, speaks),
             (ServerAsks, speaks && self.server.questions.len() < 4),
             (ServerWithdraws, speaks && open),
+            (ServerTurnsOver, speaks && self.server.questions.len() < 4),
             (TimeComes, self.exchange.poll_timeout().is_some()),
-            (TimePasses, speaks),
+            (TimePasses, lives),
             (StoreAnswers, self.storing),
             (StoreFails, self.storing),
             (SocketTakesHandle, self.handle_on_its_way && !self.client.gone),
@@ -210,6 +217,13 @@ impl World {
                 let (ask, fate) = open.expect("one is open");
                 *fate = Fate::Withdrawn;
                 self.exchange.handle_withdrawn(*ask);
+            }
+            Happening::ServerTurnsOver => {
+                let first = Ask::try_from(self.server.questions.len()).expect("few");
+                let asks = BTreeSet::from([first, first + 1]);
+                self.server.questions.extend(asks.iter().map(|ask| (*ask, Fate::Open)));
+                self.server.turned_over = Some(asks.clone());
+                self.exchange.handle_turn_over(asks, self.now);
             }
             Happening::TimeComes => {
                 self.now = self.exchange.poll_timeout().expect("armed").max(self.now);
@@ -262,7 +276,9 @@ impl World {
                 let answers = BTreeMap::from([(key, Bytes::from_static(b"{}"))]);
                 for effect in self.apply(Event::Answered { answers }) {
                     if let Effect::AnswerUpstream { key, .. } = effect {
-                        self.answer(key.parse().expect("a number"));
+                        let ask = key.parse().expect("a number");
+                        self.answer(ask);
+                        self.exchange.handle_answered(ask);
                     }
                 }
             }
@@ -344,7 +360,14 @@ impl World {
                         self.server.questions.insert(ask, Fate::Declined);
                     }
                 }
-                Action::WithdrawInTask(ask) => drop(self.apply(Event::Withdrawn { key: ask.to_string() })),
+                Action::Withdraw(ask) => drop(self.apply(Event::Withdrawn { key: ask.to_string() })),
+                Action::AskOnStream(_) => unreachable!("nobody is asked on a stream here"),
+                Action::Turn => {
+                    let asks = self.server.turned_over.take().expect("made again, and was not turned over");
+                    assert!(asks.iter().all(|ask| self.server.questions[ask] == Fate::Answered));
+                    assert_eq!(self.server.cancels, 0, "made again after it was cancelled");
+                    self.server.turns += 1;
+                }
                 Action::Decline(ask) => {
                     let fate = self.server.questions.insert(ask, Fate::Declined);
                     assert_eq!(fate, Some(Fate::Open), "declined what is not open");
@@ -412,7 +435,7 @@ impl World {
         let answers = self.client.plain_answers.len() + usize::from(self.client.has_handle);
         assert!(answers <= 1, "answered {answers} times");
         assert!(self.server.cancels <= 1, "cancelled {} times", self.server.cancels);
-        assert!(!self.exchange.awaits_server(), "somebody still waits for the server");
+        assert!(!self.exchange.is_unsettled(), "somebody still waits for the server");
         if !self.client.gone {
             assert_eq!(self.client.waiting, 0, "a client that stayed has no answer");
             assert_eq!(answers, 1, "a client that stayed has no outcome");
@@ -526,6 +549,7 @@ fn is_an_end(happening: Happening) -> bool {
         | ProxyStops => true,
         ServerAsks
         | ServerWithdraws
+        | ServerTurnsOver
         | TimeComes
         | TimePasses
         | StoreAnswers
@@ -592,9 +616,11 @@ proptest! {
 fn the_simulation_meets_every_kind_of_ending() {
     let mut endings = BTreeSet::new();
     let mut fates = BTreeSet::new();
+    let mut turns = BTreeSet::new();
     for seed in 0..5000 {
         let world = run(u64::wrapping_mul(seed, 0x9E37_79B9_7F4A_7C15), Some(AFTER));
         fates.extend(world.server.questions.values().map(|fate| format!("{fate:?}")));
+        turns.insert((world.server.turns, world.client.has_handle));
         endings.insert((
             world.client.gone,
             world.client.plain_answers.first().map(|word| format!("{word:?}")),
@@ -608,6 +634,9 @@ fn the_simulation_meets_every_kind_of_ending() {
     assert!(endings.contains(&(true, None, None, false)), "no client left early");
     assert!(endings.iter().any(|(_, answer, ..)| answer.as_deref() == Some("Result")), "no plain answer");
     assert!(endings.iter().any(|(.., rounds)| *rounds), "no call with several rounds");
+    for turned in [(1, false), (2, false), (1, true), (2, true)] {
+        assert!(turns.contains(&turned), "no call was made again, and a task or not: {turned:?}");
+    }
     for fate in ["Answered", "Withdrawn", "Declined"] {
         assert!(fates.contains(fate), "no question was {fate}");
     }

@@ -4,7 +4,7 @@ use crate::support::json::{Member, member, members, mixed, object, unknown_membe
 use bytes::Bytes;
 use deferral::internals::{
     bridge::raise,
-    protocol::{Method, Timestamp, meta, words},
+    protocol::{Method, Timestamp, meta, status_message},
     task::{
         Effect, Event, Owner, PollBounds, Record, Refusal, Scope, State, TaskId, apply,
         view::{
@@ -539,9 +539,9 @@ fn why_a_task_failed_is_told_in_words_but_not_in_too_many() {
         (tool(r#"[{"type":"text","text":" \n"},{"type":"text","text":"no disk"}]"#), Some("no disk")),
         (tool("[]"), None),
         (tool("null"), None),
-        (tool(&format!(r#"[{{"type":"text","text":"{long}"}}]"#)), Some(&long[..words::LONGEST])),
+        (tool(&format!(r#"[{{"type":"text","text":"{long}"}}]"#)), Some(&long[..status_message::LONGEST])),
         (call(Some("boom".into())), Some("boom")),
-        (call(Some(long.clone())), Some(&long[..words::LONGEST])),
+        (call(Some(long.clone())), Some(&long[..status_message::LONGEST])),
         (call(Some(String::new())), None),
         (call(None), None),
     ] {
@@ -556,7 +556,7 @@ fn why_a_task_failed_is_told_in_words_but_not_in_too_many() {
     }
     // Nor are there too many of them while it works: every poll and every list repeats them.
     let works = status(progressed(&long));
-    assert_eq!(works["statusMessage"].as_str(), Some(&long[..words::LONGEST]));
+    assert_eq!(works["statusMessage"].as_str(), Some(&long[..status_message::LONGEST]));
 }
 
 #[test]

@@ -5,7 +5,7 @@ use deferral::internals::{
     dialect::{Credentials, Principal},
     protocol::{Capabilities, Frame, Kind, Method},
     upstream::{
-        Config, Event, Identity, Limits, Lost, Replies, Report, Request, Streamable, Timeouts, Upstream,
+        CallError, Config, Event, Identity, Limits, Replies, Report, Request, Streamable, Timeouts, Upstream,
     },
 };
 use futures_util::StreamExt;
@@ -134,7 +134,7 @@ impl Running {
         }
     }
 
-    async fn lost(&mut self) -> Lost {
+    async fn lost(&mut self) -> CallError {
         match self.next().await {
             Some(Event::Lost(lost)) => {
                 assert!(self.next().await.is_none(), "nothing follows the loss");
@@ -146,7 +146,7 @@ impl Running {
 
     async fn notice(&mut self) -> Value {
         match self.next().await {
-            Some(Event::Notice(frame)) => value(&frame),
+            Some(Event::Notification(frame)) => value(&frame),
             other => panic!("a notice, not {other:?}"),
         }
     }
@@ -299,12 +299,12 @@ async fn an_http_error_without_a_message_is_a_loss_with_its_words() {
     let world = World::new(Options::default()).await;
     let mut call = world.call(1);
     world.server.call().await.canned(Canned::status(502).body(" bad gateway\n"));
-    let Lost::Status { status, detail } = call.lost().await else { panic!("a status") };
+    let CallError::Status { status, detail } = call.lost().await else { panic!("a status") };
     assert_eq!((status, detail.as_str()), (StatusCode::BAD_GATEWAY, "bad gateway"));
 
     let mut call = world.call(2);
     world.server.call().await.canned(Canned::status(307).header("location", "/mcp/"));
-    let Lost::Status { detail, .. } = call.lost().await else { panic!("a status") };
+    let CallError::Status { detail, .. } = call.lost().await else { panic!("a status") };
     assert_eq!(detail, "redirected to /mcp/; name that as the upstream's URL");
 }
 
@@ -314,7 +314,9 @@ async fn refused_credentials_come_back_with_their_challenge() {
     for status in [401, 403] {
         let mut call = world.call(1);
         world.server.call().await.canned(Canned::status(status).header("www-authenticate", "Bearer x"));
-        let Lost::Unauthorized { status: got, challenge } = call.lost().await else { panic!("unauthorized") };
+        let CallError::Unauthorized { status: got, challenge } = call.lost().await else {
+            panic!("unauthorized")
+        };
         assert_eq!(got, status);
         assert_eq!(challenge.expect("a challenge"), "Bearer x");
     }
@@ -331,7 +333,7 @@ async fn an_answer_that_is_no_message_is_invalid() {
     ] {
         let mut call = world.call(1);
         world.server.call().await.canned(canned);
-        assert!(matches!(call.lost().await, Lost::Invalid(_)));
+        assert!(matches!(call.lost().await, CallError::Invalid(_)));
     }
 }
 
@@ -343,7 +345,7 @@ async fn an_answer_over_the_limit_is_refused_and_the_call_cancelled() {
         let arrived = world.server.call().await;
         let events = if id == 1 { arrived.document() } else { arrived.stream() };
         events.raw(format!("data: {{\"text\":\"{}\"}}", "x".repeat(2000)));
-        assert!(matches!(call.lost().await, Lost::TooLarge { limit: 1000 }));
+        assert!(matches!(call.lost().await, CallError::TooLarge { limit: 1000 }));
         world.server.seen(|seen| seen.json["params"]["requestId"] == id).await;
     }
 }
@@ -382,7 +384,7 @@ async fn a_call_that_was_only_taken_is_invalid_where_there_is_no_get_stream() {
     let world = World::new(Options { get: Get::Refused(405), ..Options::default() }).await;
     let mut call = world.call(1);
     world.server.call().await.canned(Canned::status(202));
-    assert!(matches!(call.lost().await, Lost::Invalid(_)));
+    assert!(matches!(call.lost().await, CallError::Invalid(_)));
 }
 
 #[tokio::test]
@@ -393,7 +395,7 @@ async fn a_call_that_was_only_taken_is_lost_where_the_get_stream_is_refused_afte
     world.server.call().await.canned(Canned::status(202));
     world.server.listener("s1").await.raw("id: g1\nretry: 1\ndata:\n\n");
     world.server.hang_up("s1");
-    assert!(matches!(call.lost().await, Lost::SessionEnded));
+    assert!(matches!(call.lost().await, CallError::SessionEnded));
 }
 
 // === the handshake ===
@@ -519,14 +521,14 @@ async fn a_refused_handshake_is_told_in_the_servers_words_and_tried_again() {
         (seen.method() == "initialize").then(canned).flatten()
     };
     let world = World::new(Options::default().hook(hook)).await;
-    let words = |lost: &Lost| assert!(lost.to_string().contains("go away"), "{lost}");
+    let words = |lost: &CallError| assert!(lost.to_string().contains("go away"), "{lost}");
     let lost = world.call(1).lost().await;
-    assert!(matches!(lost, Lost::Status { status: StatusCode::BAD_REQUEST, .. }));
+    assert!(matches!(lost, CallError::Status { status: StatusCode::BAD_REQUEST, .. }));
     words(&lost);
     let lost = world.call(2).lost().await;
-    assert!(matches!(lost, Lost::Invalid(_)));
+    assert!(matches!(lost, CallError::Invalid(_)));
     words(&lost);
-    assert!(matches!(world.call(3).lost().await, Lost::Unauthorized { challenge: Some(_), .. }));
+    assert!(matches!(world.call(3).lost().await, CallError::Unauthorized { challenge: Some(_), .. }));
     assert!(world.call(4).lost().await.to_string().contains("protocolVersion"));
     let mut call = world.call(5);
     world.answer().await;
@@ -584,7 +586,7 @@ async fn a_call_is_not_made_a_third_time() {
         assert_eq!(arrived.session(), session);
         arrived.canned(Canned::status(404).body("nobody home"));
     }
-    assert!(matches!(call.lost().await, Lost::Status { status: StatusCode::NOT_FOUND, .. }));
+    assert!(matches!(call.lost().await, CallError::Status { status: StatusCode::NOT_FOUND, .. }));
     assert_eq!(world.server.messages("tools/call"), 2);
 }
 
@@ -672,13 +674,13 @@ async fn a_stream_without_ids_that_ends_is_a_broken_call() {
     let world = World::new(Options::default()).await;
     let mut call = world.call(1);
     drop(world.server.call().await.stream());
-    assert!(matches!(call.lost().await, Lost::Broken(_)));
+    assert!(matches!(call.lost().await, CallError::Broken(_)));
 
     let mut call = world.call(2);
     let events = world.server.call().await.stream();
     events.raw("data: {");
     events.break_off();
-    assert!(matches!(call.lost().await, Lost::Broken(_)));
+    assert!(matches!(call.lost().await, CallError::Broken(_)));
     assert_eq!(world.server.messages("notifications/cancelled"), 0);
 }
 
@@ -688,7 +690,7 @@ async fn a_stream_whose_session_is_gone_when_it_is_taken_up_ends_the_call() {
     let world = World::new(Options::default().hook(hook)).await;
     let mut call = world.call(1);
     world.server.call().await.stream().raw("id: e1\nretry: 1\ndata:\n\n");
-    assert!(matches!(call.lost().await, Lost::SessionEnded));
+    assert!(matches!(call.lost().await, CallError::SessionEnded));
 }
 
 #[tokio::test]
@@ -706,7 +708,7 @@ async fn a_call_whose_server_refuses_connections_is_given_up_within_twelve_secon
     tokio::time::pause();
     drop(events);
     let lost = timeout(Duration::from_secs(12), call.events.recv()).await.expect("it is given up");
-    assert!(matches!(lost, Some(Event::Lost(Lost::Broken(_)))), "{lost:?}");
+    assert!(matches!(lost, Some(Event::Lost(CallError::Broken(_)))), "{lost:?}");
 }
 
 #[tokio::test]
@@ -715,7 +717,7 @@ async fn an_empty_answer_is_no_promise_of_another() {
         let world = World::new(Options::default()).await;
         let mut call = world.call(1);
         world.server.call().await.canned(canned);
-        assert!(matches!(call.lost().await, Lost::Invalid(_)));
+        assert!(matches!(call.lost().await, CallError::Invalid(_)));
     }
 }
 
@@ -728,7 +730,7 @@ async fn a_connection_that_breaks_before_the_answer_loses_a_call_and_repeats_a_l
     let world = World { server, upstream };
     let mut call = world.call(1);
     world.server.call().await.document().break_off();
-    assert!(matches!(call.lost().await, Lost::Broken(_)));
+    assert!(matches!(call.lost().await, CallError::Broken(_)));
     assert_eq!(world.server.messages("tools/call"), 1);
 }
 
@@ -739,7 +741,7 @@ async fn a_server_that_is_not_there_is_unreachable() {
     drop(listener);
     let mut replies =
         connect(&format!("http://{addr}/mcp"), |_| {}).call(request(1, Method::ToolsCall, MUTE));
-    assert!(matches!(replies.next().await, Some(Event::Lost(Lost::Unreachable(_)))));
+    assert!(matches!(replies.next().await, Some(Event::Lost(CallError::Unreachable(_)))));
     assert!(replies.next().await.is_none());
 }
 
@@ -817,7 +819,7 @@ async fn a_call_as_a_whole_is_limited_and_cancelled_then() {
     world.upstream.describe(&identity(MUTE)).await.expect("a session");
     let mut call = world.call(1);
     let arrived = world.server.call().await;
-    assert!(matches!(call.lost().await, Lost::CallTimeout(by) if by == limit));
+    assert!(matches!(call.lost().await, CallError::CallTimeout(by) if by == limit));
     world.server.message("notifications/cancelled").await;
     arrived.left().await;
 }
@@ -835,13 +837,13 @@ async fn first_byte_and_idle_limit_what_is_not_a_call() {
 
     let mut list = world.list(2);
     let held = world.server.call().await;
-    assert!(matches!(list.lost().await, Lost::FirstByteTimeout(_)));
+    assert!(matches!(list.lost().await, CallError::FirstByteTimeout(_)));
     held.left().await;
 
     let mut list = world.list(3);
     let events = world.server.call().await.stream();
     events.raw(":\n\n");
-    assert!(matches!(list.lost().await, Lost::IdleTimeout(_)));
+    assert!(matches!(list.lost().await, CallError::IdleTimeout(_)));
 
     silent.result(json!({ "silence": "is work" }));
     call.result().await;
@@ -862,7 +864,7 @@ async fn a_connection_that_does_not_come_about_has_its_own_error() {
     let limit = Duration::from_millis(50);
     let upstream = connect(&format!("http://{addr}/mcp"), |config| config.timeouts.connect = limit);
     let mut replies = upstream.call(request(1, Method::ToolsCall, MUTE));
-    assert!(matches!(replies.next().await, Some(Event::Lost(Lost::ConnectTimeout(by))) if by == limit));
+    assert!(matches!(replies.next().await, Some(Event::Lost(CallError::ConnectTimeout(by))) if by == limit));
 }
 
 // === questions ===
@@ -1203,7 +1205,7 @@ async fn a_session_in_which_a_lost_call_may_go_on_is_leased_to_nobody_else() {
     let world = World::new(Options::default()).await;
     let mut call = world.ask(1);
     drop(world.server.call().await.stream());
-    assert!(matches!(call.lost().await, Lost::Broken(_)));
+    assert!(matches!(call.lost().await, CallError::Broken(_)));
     let mut next = world.ask(2);
     assert_eq!(world.answer().await, "s2");
     next.result().await;
@@ -1223,7 +1225,7 @@ async fn more_callers_than_may_wait_are_told_that_the_server_is_busy() {
         }
         assert!(queued.len() < 10_000, "the queue is bounded");
     };
-    assert!(matches!(lost, Some(Event::Lost(Lost::Busy { limit: 1, queue: 1024 }))));
+    assert!(matches!(lost, Some(Event::Lost(CallError::Busy { limit: 1, queue: 1024 }))));
 }
 
 #[tokio::test]
@@ -1350,11 +1352,11 @@ async fn closing_cancels_what_is_in_flight_ends_the_sessions_and_refuses_further
     let mut call = world.call(1);
     let arrived = world.server.call().await;
     world.upstream.close().await;
-    assert!(matches!(call.lost().await, Lost::Closing));
+    assert!(matches!(call.lost().await, CallError::Closing));
     arrived.left().await;
     assert_eq!(world.server.messages("notifications/cancelled"), 1);
     assert_eq!(world.server.count(|seen| seen.http == http::Method::DELETE && seen.session() == "s1"), 1);
-    assert!(matches!(world.call(2).lost().await, Lost::Closing));
+    assert!(matches!(world.call(2).lost().await, CallError::Closing));
     assert!(world.upstream.describe(&identity(MUTE)).await.is_err());
     assert_eq!(world.server.messages("tools/call"), 1);
 }
@@ -1497,5 +1499,103 @@ async fn tls_is_spoken_to_a_server_that_the_system_trusts() {
     let port = tls_before(server.addr(), "127.0.0.2").await;
     let upstream = connect(&format!("https://127.0.0.2:{port}/mcp"), |_| {});
     let mut replies = upstream.call(request(1, Method::ToolsCall, MUTE));
-    assert!(matches!(replies.next().await, Some(Event::Lost(Lost::Unreachable(_)))));
+    assert!(matches!(replies.next().await, Some(Event::Lost(CallError::Unreachable(_)))));
+}
+
+#[tokio::test]
+async fn what_a_server_may_say_in_one_answer_is_bounded() {
+    let path = "/.well-known/oauth-protected-resource/mcp";
+    let hook =
+        move |seen: &Seen| (seen.path == path).then(|| Canned::status(200).body("x".repeat((1 << 20) + 1)));
+    let world = World::new(Options::default().hook(hook)).await;
+    let answered = async |id, canned| {
+        let mut call = world.call(id);
+        world.server.call().await.canned(canned);
+        call.lost().await
+    };
+    // A page that an error comes with is read so far, and shown in short.
+    let lost = answered(1, Canned::status(500).body("x".repeat(200_000))).await;
+    assert!(matches!(&lost, CallError::Status { detail, .. } if detail == "Internal Server Error"), "{lost}");
+    let lost = answered(2, Canned::status(500).body("x".repeat(1000))).await;
+    assert!(matches!(&lost, CallError::Status { detail, .. } if detail.len() == 200), "{lost}");
+    let many = (0..130).fold(Canned::json(200, &json!({})), |canned, _| canned.header("x-many", "y"));
+    let lost = answered(3, many).await;
+    assert!(matches!(lost, CallError::Invalid(_)), "{lost}");
+    let document = world.upstream.fetch(path, &Credentials::default()).await;
+    assert!(matches!(document.map(drop), Err(CallError::TooLarge { limit: 1_048_576 })));
+    // It is heard again when it speaks as others do.
+    let mut call = world.call(4);
+    world.answer().await;
+    call.result().await;
+}
+
+#[tokio::test]
+async fn of_notifications_that_nobody_fetches_so_many_are_kept() {
+    use tokio::sync::broadcast::error::{RecvError, TryRecvError};
+    const KEPT: usize = 256;
+    let world = World::new(Options::default()).await;
+    let (mut idle, mut busy) =
+        (world.upstream.watch(Principal::ANONYMOUS), world.upstream.watch(Principal::ANONYMOUS));
+    let mut replies = world.upstream.call(request(1, Method::ToolsCall, MUTE));
+    let arrived = tokio::select! {
+        call = world.server.call() => call,
+        _ = replies.next() => panic!("nobody has answered"),
+    };
+    let listener = world.server.listener("s1").await;
+    for n in 0..2000 {
+        listener.notify("notifications/message", json!({ "data": n }));
+        listener.notify("notifications/tools/list_changed", json!({}));
+    }
+    listener.notify("notifications/prompts/list_changed", json!({}));
+    loop {
+        match timeout(PATIENCE, busy.recv()).await.expect("it is heard") {
+            Ok(Report::PromptsChanged) => break,
+            Ok(_) | Err(RecvError::Lagged(_)) => {}
+            Err(RecvError::Closed) => panic!("the upstream is there"),
+        }
+    }
+    // Others have their way meanwhile.
+    let mut list = world.list(2);
+    world.answer().await;
+    list.result().await;
+
+    assert!(matches!(idle.try_recv(), Err(TryRecvError::Lagged(_))), "it is told that it missed some");
+    let mut reports = 0;
+    while idle.try_recv().is_ok() {
+        reports += 1;
+    }
+    assert_eq!(reports, KEPT);
+    arrived.result(json!({}));
+    let mut notices = 0;
+    loop {
+        match timeout(PATIENCE, replies.next()).await.expect("it goes on") {
+            Some(Event::Notification(_)) => notices += 1,
+            Some(Event::Final(_)) => break,
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(notices, KEPT);
+}
+
+#[tokio::test]
+async fn a_call_that_asks_without_end_fails_and_others_are_served() {
+    let world = World::new(Options::default()).await;
+    let mut asking = world.ask(1);
+    let events = world.server.call().await.stream();
+    for n in 0..300 {
+        events.send(&elicitation(json!(n)));
+    }
+    let mut questions = Vec::new();
+    let lost = loop {
+        match asking.next().await {
+            Some(Event::Question(question)) => questions.push(question),
+            Some(Event::Lost(lost)) => break lost,
+            other => panic!("{other:?}"),
+        }
+    };
+    assert!(matches!(&lost, CallError::Invalid(why) if why.contains("256 questions")), "{lost}");
+    assert!(questions.len() <= 256, "{}", questions.len());
+    let mut call = world.ask(2);
+    world.answer().await;
+    call.result().await;
 }

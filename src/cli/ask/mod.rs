@@ -13,9 +13,9 @@ mod terminal;
 
 pub use terminal::Closed;
 
-use super::client::{Answers, Asked, Declared};
 use crate::{
     bridge::elicit,
+    client::{Answers, Asked, Declared},
     config::values::Invalid,
     protocol::{InputKind, InputRequest, splice::Object},
 };

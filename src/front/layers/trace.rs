@@ -11,7 +11,7 @@ use crate::{
     },
     front::connection::Connection,
     protocol::Era,
-    proxy::Account,
+    proxy::AccessSummary,
     runtime::Clock,
     telemetry::{Access, Outcome},
 };
@@ -58,7 +58,7 @@ enum Name {
 
 /// The answer was given.
 struct End {
-    account: Account,
+    account: AccessSummary,
     own: Duration,
 }
 
@@ -160,7 +160,7 @@ impl Line {
     }
 
     /// The answer is given to the connection. Until then the client may leave without it.
-    pub(in crate::front) fn answered(&mut self, account: Account) {
+    pub(in crate::front) fn answered(&mut self, account: AccessSummary) {
         let waited = self.0.clock.now().saturating_duration_since(self.0.since);
         self.0.end = Some(End { own: waited.saturating_sub(account.upstream), account });
     }
@@ -181,7 +181,7 @@ impl Drop for Fields {
             // were waiting for.
             let waited = self.clock.now().saturating_duration_since(self.since);
             let upstream = if self.asked { waited } else { Duration::ZERO };
-            let account = Account { outcome: Outcome::Departed, upstream, ..Account::default() };
+            let account = AccessSummary { outcome: Outcome::Departed, upstream, ..AccessSummary::default() };
             End { own: waited.saturating_sub(upstream), account }
         });
         Access {

@@ -9,13 +9,13 @@
 //! everybody for ever after one DELETE (`WIRE`, B 1, rule 5). What a server is, is judged by the newest
 //! revision it offers itself: a client may be older than its server.
 
-use super::{passing, sessions::Watched, streams::Key};
+use super::{forward, sessions::Watched, streams::Key};
 use crate::{
     dialect::Principal,
     protocol::{ErrorObject, code},
-    proxy::{Account, Passage, Passed, Passing, endpoint::Shared},
+    proxy::{AccessSummary, Passage, Passed, Passing, endpoint::Shared},
     telemetry::Outcome,
-    upstream::{ClientSession, Forward, Lost, Purpose},
+    upstream::{CallError, ClientSession, Forward, Purpose},
 };
 use bytes::Bytes;
 use http::{
@@ -28,7 +28,7 @@ use std::sync::Arc;
 /// The client ends its session.
 pub(super) async fn leave(shared: Arc<Shared>, passage: Passage) -> Passed {
     let Some(key) = Key::of(passage.principal, &passage.headers) else {
-        return passing::exchange(shared, passage, None).await;
+        return forward::exchange(shared, passage, None).await;
     };
     // The tasks in it go on: its server hears of the end after the last of them.
     if shared.residents.leave(key, passage.principal, || super::session(&passage)) {
@@ -37,11 +37,11 @@ pub(super) async fn leave(shared: Arc<Shared>, passage: Passage) -> Passed {
     match shared.survives_farewells(passage.principal, &passage.headers).await {
         Ok(true) => {}
         Ok(false) => return answer_here(&shared, key),
-        Err(lost) => return passing::unreachable(&shared, &lost),
+        Err(lost) => return forward::unreachable(&shared, &lost),
     }
     let leaving = shared.ended.leave(key);
     let watched = Watched::of(&passage);
-    let passed = passing::exchange(Arc::clone(&shared), passage, None).await;
+    let passed = forward::exchange(Arc::clone(&shared), passage, None).await;
     shared.sessions.saw(&watched, &passed);
     if passed.status.is_success() {
         leaving.is_over();
@@ -54,7 +54,7 @@ pub(super) async fn leave(shared: Arc<Shared>, passage: Passage) -> Passed {
 pub(super) fn answer_here(shared: &Shared, key: Key) -> Passed {
     shared.ended.close(key);
     shared.sessions.doubt(key);
-    let body = Passing::Whole(Bytes::new(), Account::default());
+    let body = Passing::Whole(Bytes::new(), AccessSummary::default());
     Passed { status: StatusCode::OK, headers: HeaderMap::new(), body }
 }
 
@@ -94,7 +94,7 @@ pub(super) fn refusal(shared: &Shared, passage: &Passage) -> Option<Passed> {
             code::INVALID_REQUEST,
             "the session was ended by its client: begin another with initialize",
         );
-        let account = Account::failed(Outcome::Departed, &error);
+        let account = AccessSummary::failed(Outcome::Departed, &error);
         let body = crate::dialect::legacy::refusal(&passage.post.waiting(), &error);
         Passed { status: StatusCode::NOT_FOUND, ..super::document(body, account) }
     })
@@ -107,14 +107,16 @@ impl Shared {
     /// or not at all, is asked; of one that does not say it is not believed.
     ///
     /// # Errors
-    /// [`Lost`] where the server cannot be reached.
-    async fn survives_farewells(&self, principal: Principal, headers: &HeaderMap) -> Result<bool, Lost> {
+    /// [`CallError`] where the server cannot be reached.
+    async fn survives_farewells(&self, principal: Principal, headers: &HeaderMap) -> Result<bool, CallError> {
         if let Some(known) = self.offering.survives_farewells() {
             return Ok(known);
         }
         match self.ask_server(principal, headers).await {
             Ok(()) => Ok(self.offering.survives_farewells().unwrap_or(false)),
-            Err(lost @ (Lost::Unreachable(_) | Lost::ConnectTimeout(_) | Lost::Closing)) => Err(lost),
+            Err(lost @ (CallError::Unreachable(_) | CallError::ConnectTimeout(_) | CallError::Closing)) => {
+                Err(lost)
+            }
             Err(_) => Ok(false),
         }
     }

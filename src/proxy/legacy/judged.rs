@@ -13,7 +13,7 @@ use crate::{
     },
     policy::Mode,
     protocol::{ErrorObject, Method, code},
-    proxy::{Account, Passage, Passed, endpoint::Shared},
+    proxy::{AccessSummary, Passage, Passed, endpoint::Shared},
     telemetry::Outcome,
 };
 use http::StatusCode;
@@ -39,7 +39,7 @@ pub(super) async fn refuse(shared: &Shared, passage: &Passage) -> Option<Passed>
     Some(match &passage.post.waiting()[..] {
         [] => refusal_for_none(StatusCode::BAD_REQUEST, &error),
         waiting => {
-            let account = Account::failed(Outcome::Refused, &error);
+            let account = AccessSummary::failed(Outcome::Refused, &error);
             document(legacy::refusal(waiting, &error), account)
         }
     })

@@ -1,49 +1,45 @@
 //! Legacy clients in front of a legacy server.
 //!
-//! What they send is passed on, and what the server says comes back as it is (`passing`; `going` is one
-//! answer on its way, `late` one that had to be begun without the server, `ended` knows to whom none is
-//! owed any more, `unfinished` who may come back for one, `farewell` ends sessions, and `minted` gives events
-//! ids where the server gives none).
-//! Where the server has no tasks of its own, some messages leave that road, because tasks of 2025-11-25
-//! are made here: `offering` adds them to what the server says of itself, which `edited` puts into its
-//! answers; `judged` refuses what must not reach the server in any shape; `augmented` makes a call a
-//! task, in the client's own session (`unsolicited` only once it turns out to be slow, and `plain` knows
-//! what was asked before), `run` holds it, and `requests` answers for it, in sessions that are there
-//! (`sessions`) and of that revision (`revisions`). `residents` knows the calls of a session, and so what
-//! tasks still need it and whose a question is that came on the session's own stream (`heard`).
-//! What a task has to say reaches its client on the stream that the session listens on (`streams`), or
-//! while it waits for the result; `across` says it where the eras meet.
+//! What they send is passed on, and what the server says comes back as it is (`forward`; `relay` is one
+//! answer on its way, `deferred_head` one that had to be begun without the server, `cancelled_requests` knows
+//! to whom none is owed any more, `unfinished` who may come back for one, `farewell` ends sessions, and
+//! `event_ids` gives events ids where the server gives none). Where the server has no tasks of its own, some
+//! messages leave that road, because tasks of 2025-11-25 are made here: `offering` adds them to what the
+//! server says of itself, which `sse_edit` puts into its answers; `judged` refuses what must not reach the
+//! server in any shape; `task_call` makes a call a task, in the client's own session (`unsolicited` only once
+//! it turns out to be slow, and `plain` knows what was asked before), [`Driver`](super::drive) holds it, and
+//! `answers::experimental` answers for it, in sessions that are there (`sessions`) and of that revision
+//! (`revisions`). `residents` knows the calls of a session, and so what tasks still need it and whose a
+//! question is that came on the session's own stream (`heard`). What a task has to say reaches its client on
+//! the stream that the session listens on (`streams`), or while it waits for the result.
 //!
 //! A client of another revision, or one whose server has tasks, notices nothing of all this.
 
-mod across;
-mod augmented;
-mod edited;
-mod ended;
+mod cancelled_requests;
+mod deferred_head;
+mod event_ids;
 mod farewell;
-mod going;
+mod forward;
 mod heard;
 mod judged;
-mod late;
-mod minted;
 mod offering;
-mod passing;
-mod plain;
-mod requests;
-mod residents;
+pub(super) mod plain;
+mod relay;
+pub(super) mod residents;
 mod revisions;
-mod run;
 mod sessions;
-mod streams;
+mod sse_edit;
+pub(super) mod streams;
+mod task_call;
 mod unfinished;
 mod unsolicited;
 
-pub use edited::Edited;
-pub use minted::{Entry, Minter};
+pub use event_ids::{Entry, Minter};
+pub use heard::Sieve;
+pub use sse_edit::Edited;
 
-pub(super) use across::Across;
-pub(super) use ended::Ended;
-pub(super) use minted::Minted;
+pub(super) use cancelled_requests::Ended;
+pub(super) use event_ids::Minted;
 pub(super) use offering::Offering;
 pub(super) use plain::Plain;
 pub(super) use residents::Residents;
@@ -51,37 +47,38 @@ pub(super) use revisions::Revisions;
 pub(super) use sessions::Sessions;
 pub(super) use streams::Streams;
 pub(super) use unfinished::Unfinished;
+pub(super) use unsolicited::Waiting;
 
 use super::{
-    Account, Passage, Passed, Passing,
+    AccessSummary, Passage, Passed, Passing,
+    answers::experimental,
     endpoint::Shared,
     reply::{self, stopping_error},
 };
 use crate::{
-    bridge::offer::{self, Wish},
+    bridge::{Drive, NativeCall, Plan, offer, plan_native},
     dialect::{
         Principal,
         legacy::{self, Message},
     },
     policy::Mode,
-    protocol::{ErrorObject, Frame, Id, Kind, Method, code},
+    protocol::{ErrorObject, Frame, Id, Kind, Method},
     task::{Owner, Scope},
     telemetry::Outcome,
     upstream::ClientSession,
 };
-use augmented::InSession;
 use bytes::Bytes;
-use edited::Edit;
 use http::{
     HeaderMap, HeaderName, HeaderValue, StatusCode,
     header::{CACHE_CONTROL, CONTENT_LENGTH, CONTENT_TYPE, RETRY_AFTER},
 };
 use plain::Whose;
 use sessions::Watched;
+use sse_edit::Edit;
 use std::sync::Arc;
 
 /// What a request means to us.
-enum Road {
+enum Disposition {
     /// It goes to the server; of its answer this is changed.
     Passes(Option<Edit>),
     /// It is answered here.
@@ -102,23 +99,23 @@ pub(super) async fn pass(shared: Arc<Shared>, passage: Passage) -> Passed {
     }
     let road = match may_leave(&shared, &passage) {
         true => Box::pin(road(&shared, &passage)).await,
-        false => Road::Passes(None),
+        false => Disposition::Passes(None),
     };
     match road {
-        Road::Passes(edit) => {
-            if let Some(resumed) = minted::resume(&shared, &passage) {
+        Disposition::Passes(edit) => {
+            if let Some(resumed) = event_ids::resume(&shared, &passage) {
                 return resumed;
             }
             let watched = Watched::of(&passage);
-            let kept = minted::terms(&shared, &passage);
-            let passed = passing::pass(Arc::clone(&shared), passage, edit).await;
+            let kept = event_ids::terms(&shared, &passage);
+            let passed = forward::pass(Arc::clone(&shared), passage, edit).await;
             shared.sessions.saw(&watched, &passed);
             match kept {
-                Some(terms) => minted::keep(&shared, terms, passed),
+                Some(terms) => event_ids::keep(&shared, terms, passed),
                 None => passed,
             }
         }
-        Road::Ends(passed) => passed,
+        Disposition::Ends(passed) => passed,
     }
 }
 
@@ -136,7 +133,7 @@ fn begins_something(passage: &Passage) -> bool {
 /// The answer to what is new while the proxy stops; nothing is sent. Another process may take it.
 fn stopping(passage: &Passage) -> Passed {
     let body = legacy::refusal(&passage.post.waiting(), &stopping_error());
-    let account = Account { outcome: Outcome::ProxyFailed, ..Account::default() };
+    let account = AccessSummary { outcome: Outcome::ProxyFailed, ..AccessSummary::default() };
     let mut refused = document(body, account);
     refused.status = StatusCode::SERVICE_UNAVAILABLE;
     refused.headers.insert(RETRY_AFTER, reply::RETRY_AFTER);
@@ -169,9 +166,12 @@ fn may_leave(shared: &Shared, passage: &Passage) -> bool {
         ] => true,
         [Message::Request { method: Method::ToolsCall, target, .. }] => {
             let mode = shared.route.treatment(target.as_deref().unwrap_or_default()).mode;
-            mode == Mode::Required || unsolicited::may_be(shared, passage, mode) || may_wish(passage)
+            mode == Mode::Required
+                || (mode.makes_tasks() && unsolicited::takes(shared, passage))
+                || may_wish(passage)
         }
-        [Message::Response(Some(id))] => run::is_ours(id) || !shared.plain.is_empty(),
+        [Message::Notification(Method::Cancelled)] => !shared.waiting.is_empty(),
+        [Message::Response(Some(id))] => offer::is_ours(id) || !shared.plain.is_empty(),
         _ => false,
     }
 }
@@ -181,17 +181,17 @@ fn may_wish(passage: &Passage) -> bool {
     memchr::memmem::find(&passage.body, b"\"task\"").is_some()
 }
 
-async fn road(shared: &Arc<Shared>, passage: &Passage) -> Road {
+async fn road(shared: &Arc<Shared>, passage: &Passage) -> Disposition {
     if let Some(refusal) = judged::refuse(shared, passage).await {
-        return Road::Ends(refusal);
+        return Disposition::Ends(refusal);
     }
     let client = Client::of(shared, passage);
     match &passage.post.messages[..] {
-        [Message::Request { method: Method::Initialize, .. }] => {
-            Road::Passes(Some(offering::handshake(Arc::clone(shared), &passage.body, client.principal)))
-        }
+        [Message::Request { method: Method::Initialize, .. }] => Disposition::Passes(Some(
+            offering::handshake(Arc::clone(shared), &passage.body, client.principal),
+        )),
         [Message::Request { method: Method::ToolsList, .. }] if shared.offers_tasks(passage).await => {
-            Road::Passes(Some(offering::tools(Arc::clone(shared))))
+            Disposition::Passes(Some(offering::tools(Arc::clone(shared))))
         }
         [Message::Request { method: Method::ToolsCall, id, target }] => {
             call(shared, passage, &client, id, target.as_deref().unwrap_or_default()).await
@@ -202,74 +202,71 @@ async fn road(shared: &Arc<Shared>, passage: &Passage) -> Road {
                 Method::TasksGet | Method::TasksResult | Method::TasksCancel | Method::TasksList
             ) && shared.offers_tasks(passage).await =>
         {
-            Road::Ends(match shared.refuses(passage, client.session).await {
+            Disposition::Ends(match shared.refuses(passage, client.session).await {
                 Some(refusal) => refusal,
-                None => requests::serve(shared, passage, &client, method, id, target.as_deref()).await,
+                None => experimental::serve(shared, passage, &client, method, id, target.as_deref()).await,
             })
         }
-        [Message::Response(Some(id))] => match run::asked(id) {
-            Some((task, key)) => Road::Ends(requests::answered(shared, passage, &client, &task, key).await),
+        [Message::Notification(Method::Cancelled)] if unsolicited::taken_back(shared, passage).await => {
+            Disposition::Ends(Passed {
+                status: StatusCode::ACCEPTED,
+                headers: HeaderMap::new(),
+                body: Passing::Whole(Bytes::new(), AccessSummary::default()),
+            })
+        }
+        [Message::Response(Some(id))] => match offer::question(id) {
+            Some((task, key)) => {
+                Disposition::Ends(experimental::answered(shared, passage, &client, &task, key).await)
+            }
             None => match client.session.and_then(|session| shared.plain.answered(session, id)) {
                 Some(Whose::Task(task, key)) => {
-                    Road::Ends(requests::answered(shared, passage, &client, &task, key).await)
+                    Disposition::Ends(experimental::answered(shared, passage, &client, &task, key).await)
                 }
-                Some(Whose::Call) | None => Road::Passes(None),
+                Some(Whose::Call) | None => Disposition::Passes(None),
             },
         },
-        _ => Road::Passes(None),
+        _ => Disposition::Passes(None),
     }
 }
 
-/// A `tools/call`: plain, or one that wants to be a task.
-async fn call(shared: &Arc<Shared>, passage: &Passage, client: &Client, id: &Id, tool: &str) -> Road {
-    let Ok(frame) = Frame::parse(passage.body.clone()) else { return Road::Passes(None) };
-    let Kind::Request { params: Some(params), .. } = frame.kind() else { return Road::Passes(None) };
+/// A `tools/call`: relayed, or one that is to be a task here.
+async fn call(shared: &Arc<Shared>, passage: &Passage, client: &Client, id: &Id, tool: &str) -> Disposition {
+    let Ok(frame) = Frame::parse(passage.body.clone()) else { return Disposition::Passes(None) };
+    let Kind::Request { params: Some(params), .. } = frame.kind() else { return Disposition::Passes(None) };
     let wish = match shared.knows_tasks(passage.principal, &passage.headers) {
         true => offer::wish(params),
         // A receiver that knows no tasks ignores what it is asked of them.
         false => Ok(None),
     };
-    let mode = shared.route.treatment(tool).mode;
-    let unsolicited = unsolicited::may_be(shared, passage, mode);
-    let passes = matches!(wish, Ok(None)) && mode != Mode::Required && !unsolicited;
-    if passes || shared.server_has_tasks(passage).await {
-        return Road::Passes(None);
+    let takes_unasked = unsolicited::takes(shared, passage);
+    let plan = plan_native(&NativeCall { tool, wish, takes_unasked }, &shared.route.treatment(tool));
+    if plan == Plan::Relay || shared.server_has_tasks(passage).await {
+        return Disposition::Passes(None);
     }
-    let refuse = |code, message: String| Road::Ends(refusal(id, &ErrorObject::new(code, message)));
-    let wish = match wish {
-        Err(wrong) => return refuse(code::INVALID_PARAMS, wrong.to_string()),
-        Ok(None) if unsolicited => Wish { ttl: None },
-        // 2025-11-25, *Tasks, Tool-Level Negotiation*.
-        Ok(None) => {
-            return refuse(
-                code::METHOD_NOT_FOUND,
-                format!("the tool {tool} runs as a task only: call it with params.task (2025-11-25)"),
-            );
-        }
-        Ok(Some(_)) if !mode.makes_tasks() => {
-            return refuse(
-                code::METHOD_NOT_FOUND,
-                format!("the tool {tool} does not run as a task: call it without params.task"),
-            );
-        }
-        Ok(Some(wish)) => wish,
+    let drive = match plan {
+        Plan::Relay => return Disposition::Passes(None),
+        Plan::Refuse(error) => return Disposition::Ends(refusal(id, &error)),
+        Plan::Drive(drive) => drive,
     };
     if let Some(refusal) = shared.refuses(passage, client.session).await {
-        return Road::Ends(refusal);
+        return Disposition::Ends(refusal);
     }
-    let call = InSession::new(shared, passage, client, &frame, tool, wish);
-    Road::Ends(match unsolicited {
-        true => unsolicited::begin(call, id.clone(), passage.keep_alive).await,
-        false => augmented::begin(call, id).await,
+    let ttl = wish.ok().flatten().and_then(|wish| wish.ttl);
+    let call = task_call::in_session(shared, passage, client, &frame, tool, ttl);
+    Disposition::Ends(match drive {
+        Drive::Defer { after } => {
+            unsolicited::begin(shared, call, id.clone(), after, passage.keep_alive).await
+        }
+        Drive::Task | Drive::Hold | Drive::Observe { .. } => task_call::begin(shared, call, id).await,
     })
 }
 
 /// Who speaks, and in which session.
-struct Client {
-    principal: Principal,
-    owner: Owner,
+pub(super) struct Client {
+    pub(super) principal: Principal,
+    pub(super) owner: Owner,
     /// The session's name among those that listen; none where it has no id.
-    session: Option<streams::Key>,
+    pub(super) session: Option<streams::Key>,
 }
 
 impl Client {
@@ -287,7 +284,7 @@ impl Client {
     }
 
     /// Whether this client's tasks can be told from others', so that they can be listed.
-    fn is_told_apart(&self) -> bool {
+    pub(super) fn is_told_apart(&self) -> bool {
         self.session.is_some() || !self.principal.is_anonymous()
     }
 }
@@ -298,23 +295,23 @@ fn session(passage: &Passage) -> ClientSession {
 }
 
 /// A result of ours.
-fn success(id: &Id, result: &[u8], account: Account) -> Passed {
+pub(super) fn success(id: &Id, result: &[u8], account: AccessSummary) -> Passed {
     document(legacy::success(id, result), account)
 }
 
 /// A refusal of ours.
-fn refusal(id: &Id, error: &ErrorObject) -> Passed {
+pub(super) fn refusal(id: &Id, error: &ErrorObject) -> Passed {
     let body = legacy::refusal(std::slice::from_ref(id), error);
-    document(body, Account::failed(Outcome::Refused, error))
+    document(body, AccessSummary::failed(Outcome::Refused, error))
 }
 
 /// A refusal that answers no request.
 fn refusal_for_none(status: StatusCode, error: &ErrorObject) -> Passed {
-    let account = Account::failed(Outcome::Refused, error);
+    let account = AccessSummary::failed(Outcome::Refused, error);
     Passed { status, ..document(legacy::refusal(&[], error), account) }
 }
 
-fn document(body: Bytes, account: Account) -> Passed {
+pub(super) fn document(body: Bytes, account: AccessSummary) -> Passed {
     let headers = HeaderMap::from_iter([
         (CONTENT_TYPE, HeaderValue::from_static("application/json")),
         (CONTENT_LENGTH, body.len().into()),
@@ -323,7 +320,7 @@ fn document(body: Bytes, account: Account) -> Passed {
 }
 
 /// The head of an event stream of ours.
-fn event_stream() -> HeaderMap {
+pub(super) fn event_stream() -> HeaderMap {
     HeaderMap::from_iter([
         (CONTENT_TYPE, HeaderValue::from_static("text/event-stream")),
         (CACHE_CONTROL, HeaderValue::from_static("no-cache")),

@@ -1,13 +1,13 @@
 //! What servers say of themselves in a handshake: which have tasks of their own, and which revisions they
 //! know; and what is added to the words of those that have no tasks.
 
-use super::{edited::Edit, streams::Key};
+use super::{sse_edit::Edit, streams::Key};
 use crate::{
     bridge::offer::{self, Handshake},
     dialect::{Credentials, Principal, legacy},
     protocol::{Capabilities, Revision, splice::Object},
     proxy::{Passage, endpoint::Shared},
-    upstream::{Identity, Lost},
+    upstream::{CallError, Identity},
 };
 use bytes::Bytes;
 use http::HeaderMap;
@@ -102,7 +102,11 @@ impl Shared {
     ///
     /// # Errors
     /// What became of the handshake.
-    pub(super) async fn ask_server(&self, principal: Principal, headers: &HeaderMap) -> Result<(), Lost> {
+    pub(super) async fn ask_server(
+        &self,
+        principal: Principal,
+        headers: &HeaderMap,
+    ) -> Result<(), CallError> {
         let caller = Identity {
             principal,
             credentials: Credentials::of(headers, &self.route.forward),

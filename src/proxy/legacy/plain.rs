@@ -6,7 +6,7 @@
 
 use super::streams::Key;
 use crate::{protocol::Id, proxy::endpoint::Shared, task::TaskId};
-use dashmap::DashMap;
+use dashmap::{DashMap, Entry};
 use std::sync::Arc;
 
 /// The questions that are open, by session and the server's id.
@@ -25,7 +25,7 @@ pub(super) enum Whose {
 }
 
 /// One such question. Dropped, it is not open any more.
-pub(super) struct Asked {
+pub(in crate::proxy) struct Asked {
     shared: Arc<Shared>,
     name: (Key, Id),
 }
@@ -38,27 +38,37 @@ impl Plain {
         self.open.is_empty()
     }
 
-    /// The client answers a question: it is open no more.
+    /// The client answers a question. One of a call is open no more: the answer passes. That of a task is
+    /// until its record knows the answer ([`Plain::settled`]), which may have to be given again.
     pub(super) fn answered(&self, session: Key, id: &Id) -> Option<Whose> {
-        self.open.remove(&(session, id.clone())).map(|(_, whose)| whose)
+        let Entry::Occupied(open) = self.open.entry((session, id.clone())) else { return None };
+        match open.get() {
+            Whose::Call => Some(open.remove()),
+            whose @ Whose::Task(..) => Some(whose.clone()),
+        }
+    }
+
+    /// The answer of a task's client has been kept: the question is open no more.
+    pub(in crate::proxy) fn settled(&self, session: Key, id: &Id) {
+        self.open.remove(&(session, id.clone()));
     }
 }
 
 // === impl Asked ===
 
 impl Asked {
-    pub(super) fn new(shared: &Arc<Shared>, session: Key, id: &Id) -> Self {
+    pub(in crate::proxy) fn new(shared: &Arc<Shared>, session: Key, id: &Id) -> Self {
         let name = (session, id.detached());
         shared.plain.open.insert(name.clone(), Whose::Call);
         Self { shared: Arc::clone(shared), name }
     }
 
-    pub(super) fn is_open(&self) -> bool {
+    pub(in crate::proxy) fn is_open(&self) -> bool {
         self.shared.plain.open.contains_key(&self.name)
     }
 
     /// The answer is the task's from now on. Not where it has passed already.
-    pub(super) fn hand_over(&self, task: &TaskId, key: &str) -> bool {
+    pub(in crate::proxy) fn hand_over(&self, task: &TaskId, key: &str) -> bool {
         let Some(mut whose) = self.shared.plain.open.get_mut(&self.name) else { return false };
         *whose = Whose::Task(task.clone(), key.to_owned());
         true

@@ -9,38 +9,42 @@
 //! call; a question names none, and belongs to the only call in flight. Where there are several it is
 //! nobody's, and so it is where a call has left without its end: the server may still be at that one.
 
-use super::{farewell, streams::Key};
+use super::{farewell, streams::Key, task_call::is_ours};
 use crate::{
     dialect::Principal,
-    protocol::Id,
-    proxy::{endpoint::Shared, legacy::ended::Marks},
-    upstream::{ClientSession, Event, Lost, Replies},
+    protocol::{Frame, Id, Kind, Method, splice::Object},
+    proxy::{endpoint::Shared, legacy::cancelled_requests::Mark},
+    telemetry::QuestionRefused,
+    upstream::{ClientSession, OffStream, only_one},
 };
 use bytes::Bytes;
 use dashmap::{DashMap, Entry};
-use futures_util::{Stream, StreamExt, task::AtomicWaker};
+use smallvec::SmallVec;
 use std::{
-    collections::VecDeque,
-    pin::Pin,
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, Ordering},
-    },
-    task::{Context, Poll},
+    collections::{HashMap, HashSet, VecDeque},
+    iter::repeat_n,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 /// The sessions in which calls are in flight.
 #[derive(Debug, Default)]
 pub(in crate::proxy) struct Residents {
     sessions: DashMap<Key, Inhabited>,
-    /// Sessions in which a call has left without its end, the last 16384 of them. Held for one insertion
-    /// or look-up.
-    abandoned: Mutex<Marks>,
+    /// Held for one insertion or look-up.
+    left: Mutex<Left>,
+}
+
+/// The calls that have left their sessions without their ends, the last [`REMEMBERED`] of them.
+#[derive(Debug, Default)]
+struct Left {
+    of: HashMap<Key, HashSet<Mark>>,
+    /// The oldest first. What has been answered since may still be here.
+    order: VecDeque<(Key, Mark)>,
 }
 
 #[derive(Debug, Default)]
 struct Inhabited {
-    ours: Vec<Arc<InFlight>>,
+    ours: Vec<InFlight>,
     /// Those that the client makes and hears the answers of itself.
     theirs: usize,
     /// The client has ended it: how its server is to be told.
@@ -49,50 +53,44 @@ struct Inhabited {
 
 /// One call of ours.
 #[derive(Debug)]
-pub(super) struct InFlight {
+struct InFlight {
     number: u64,
     /// The client's own progress token, a raw JSON token.
     token: Option<Bytes>,
-    /// The lock is held for a few lines.
-    mail: Mutex<Mail>,
-    reader: AtomicWaker,
-    over: AtomicBool,
-}
-
-/// What the session's own stream has said of a call.
-#[derive(Debug, Default)]
-struct Mail {
-    events: VecDeque<Event>,
-    /// The server's questions that are open.
-    questions: Vec<Id>,
+    call: OffStream,
 }
 
 /// One call of ours in a session. The last one that is dropped in a session which its client has left
 /// ends that at the server.
-pub(super) struct Resident {
+pub(in crate::proxy) struct Resident {
     shared: Arc<Shared>,
     key: Key,
-    call: Arc<InFlight>,
+    number: u64,
 }
 
 /// One call of the client's own.
 pub(super) struct Theirs {
     shared: Arc<Shared>,
     key: Key,
+    /// What it asks.
+    requests: SmallVec<[Id; 1]>,
+    /// The client comes back for the answer to a call that has left.
+    comes_back: bool,
     answered: bool,
 }
 
 /// Whose a question can be that names no call.
-pub(super) enum Whose {
+enum Whose {
     /// No call of ours is in flight.
     Client,
-    Call(Arc<InFlight>),
-    /// It cannot be told, for this reason.
-    Unclear(&'static str),
+    Call(OffStream),
+    /// It cannot be told, for this reason; any of our calls can say so.
+    Unclear(OffStream, &'static str),
 }
 
-/// Events of a call that wait for it; further progress is dropped. Each costs its message.
-const KEPT: usize = 64;
+/// How many calls are remembered that have left. Each costs about 100 bytes; where one is forgotten too
+/// early, what it asks may be put to the client of another call in its session.
+const REMEMBERED: usize = 16 << 10;
 
 // === impl Residents ===
 
@@ -118,130 +116,139 @@ impl Residents {
         self.sessions.get(&key).is_some_and(|inhabited| !inhabited.ours.is_empty())
     }
 
-    /// Whose a question is that came on the session's own stream.
-    pub(super) fn whose(&self, key: Key) -> Whose {
-        let Some(inhabited) = self.sessions.get(&key) else { return Whose::Client };
-        let mut ours = inhabited.ours.iter().filter(|call| !call.is_over());
-        match (ours.next(), ours.next(), inhabited.theirs) {
-            (None, ..) => Whose::Client,
-            (Some(_), None, 0) if self.abandoned().contains(&key.digest()) => {
-                Whose::Unclear("a call has left the session without its end")
+    /// Takes what the session's own stream has said, where it is for a call of ours. Whether it was.
+    pub(super) fn take(&self, key: Key, frame: Frame) -> bool {
+        match frame.kind() {
+            Kind::Notification { method: Method::Progress, params: Some(params) } => {
+                let token = Object::read(params).ok().and_then(|params| params.get("progressToken"));
+                let Some(token) = token.and_then(Id::from_token) else { return false };
+                match self.by_token(key, &token) {
+                    Some(call) => call.hear(frame),
+                    // Of a call of ours that has ended.
+                    None => return token.came_back().is_some_and(is_ours),
+                }
+                true
             }
-            (Some(call), None, 0) => Whose::Call(Arc::clone(call)),
-            (Some(_), ..) => Whose::Unclear("several calls are in flight"),
+            Kind::Notification { method: Method::Cancelled, params: Some(params) } => {
+                let id = Object::read(params).ok().and_then(|params| params.get("requestId"));
+                let Some(call) = id.and_then(Id::from_token).and_then(|id| self.by_question(key, &id)) else {
+                    return false;
+                };
+                call.hear(frame);
+                true
+            }
+            Kind::Request {
+                id,
+                method: method @ (Method::Elicit | Method::CreateMessage | Method::RootsList),
+                ..
+            } => match self.whose(key) {
+                Whose::Client => false,
+                Whose::Call(call) => {
+                    call.hear(frame);
+                    true
+                }
+                Whose::Unclear(call, reason) => {
+                    QuestionRefused { method: method.as_str(), reason }.emit();
+                    call.refuse(id, reason);
+                    true
+                }
+            },
+            Kind::Request { .. }
+            | Kind::Notification { .. }
+            | Kind::Success { .. }
+            | Kind::Failure { .. } => false,
+        }
+    }
+
+    /// Whose a question is that came on the session's own stream.
+    fn whose(&self, key: Key) -> Whose {
+        let Some(inhabited) = self.sessions.get(&key) else { return Whose::Client };
+        let in_flight = || inhabited.ours.iter().map(|ours| &ours.call).filter(|call| call.is_in_flight());
+        let Some(first) = in_flight().next() else { return Whose::Client };
+        let is_abandoned =
+            || inhabited.ours.iter().any(|ours| ours.call.has_left()) || self.left().of.contains_key(&key);
+        match only_one(in_flight().chain(repeat_n(first, inhabited.theirs)), is_abandoned) {
+            Ok(call) => Whose::Call(call.clone()),
+            Err(reason) => Whose::Unclear(first.clone(), reason),
         }
     }
 
     /// The call that progress under this token is about.
-    pub(super) fn by_token(&self, key: Key, token: &Bytes) -> Option<Arc<InFlight>> {
-        let number = number(token);
-        let about = |call: &&Arc<InFlight>| {
-            call.token.as_ref().map_or_else(|| number == Some(call.number), |own| own == token)
+    fn by_token(&self, key: Key, token: &Id) -> Option<OffStream> {
+        let number = token.came_back();
+        let about = |ours: &&InFlight| match &ours.token {
+            Some(own) => own == token.as_bytes(),
+            None => number == Some(ours.number),
         };
-        self.sessions.get(&key)?.ours.iter().find(about).map(Arc::clone)
+        Some(self.sessions.get(&key)?.ours.iter().find(about)?.call.clone())
     }
 
     /// The call that this question of the server was put to.
-    pub(super) fn by_question(&self, key: Key, id: &Id) -> Option<Arc<InFlight>> {
-        self.sessions.get(&key)?.ours.iter().find(|call| call.has_asked(id)).map(Arc::clone)
+    fn by_question(&self, key: Key, id: &Id) -> Option<OffStream> {
+        let asked = |ours: &&InFlight| ours.call.has_asked(id);
+        Some(self.sessions.get(&key)?.ours.iter().find(asked)?.call.clone())
     }
 
-    fn abandon(&self, key: Key) {
-        self.abandoned().remember(key.digest());
-    }
-
-    fn abandoned(&self) -> MutexGuard<'_, Marks> {
-        self.abandoned.lock().unwrap_or_else(PoisonError::into_inner)
+    fn left(&self) -> MutexGuard<'_, Left> {
+        self.left.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// The number that a token of ours came back as: some servers make it a string.
-pub(super) fn number(token: &[u8]) -> Option<u64> {
-    let bare = token.strip_prefix(b"\"").and_then(|rest| rest.strip_suffix(b"\"")).unwrap_or(token);
-    std::str::from_utf8(bare).ok()?.parse().ok()
-}
+// === impl Left ===
 
-// === impl InFlight ===
-
-impl InFlight {
-    /// Tells the call something that belongs to it. Only progress is ever dropped; questions are bounded
-    /// by who puts them.
-    pub(super) fn tell(&self, event: Event) {
-        let mut mail = self.mail();
-        if mail.events.len() >= KEPT && matches!(event, Event::Notice(_)) {
+impl Left {
+    /// A call leaves without its end.
+    fn remember(&mut self, key: Key, request: &Id) {
+        let mark = mark(request);
+        if !self.of.entry(key).or_default().insert(mark) {
             return;
         }
-        mail.events.push_back(event);
-        drop(mail);
-        self.reader.wake();
-    }
-
-    /// Remembers a question of the server. Not one that is open already: a stream that is taken up again
-    /// may bring it twice.
-    pub(super) fn asks(&self, id: &Id) -> bool {
-        let mut mail = self.mail();
-        if mail.questions.contains(id) {
-            return false;
+        self.order.push_back((key, mark));
+        if self.order.len() > REMEMBERED
+            && let Some((key, oldest)) = self.order.pop_front()
+        {
+            self.forget(key, oldest);
         }
-        mail.questions.push(id.detached());
-        true
     }
 
-    pub(super) fn has_asked(&self, id: &Id) -> bool {
-        self.mail().questions.contains(id)
-    }
-
-    /// How many questions are open.
-    pub(super) fn open(&self) -> usize {
-        self.mail().questions.len()
-    }
-
-    /// A question is open no more.
-    pub(super) fn settled(&self, id: &Id) {
-        self.mail().questions.retain(|question| question != id);
-    }
-
-    /// Whether the call has ended, or nobody waits for it any more.
-    pub(super) fn is_over(&self) -> bool {
-        self.over.load(Ordering::Acquire)
-    }
-
-    fn poll(&self, cx: &mut Context<'_>) -> Poll<Event> {
-        if let Some(event) = self.mail().events.pop_front() {
-            return Poll::Ready(event);
+    fn forget(&mut self, key: Key, mark: Mark) {
+        let Some(marks) = self.of.get_mut(&key) else { return };
+        marks.remove(&mark);
+        if marks.is_empty() {
+            self.of.remove(&key);
         }
-        self.reader.register(cx.waker());
-        // It may have come before the waker was there.
-        self.mail().events.pop_front().map_or(Poll::Pending, Poll::Ready)
     }
+}
 
-    fn mail(&self) -> MutexGuard<'_, Mail> {
-        self.mail.lock().unwrap_or_else(PoisonError::into_inner)
-    }
+/// An id may be as long as its client likes.
+fn mark(request: &Id) -> Mark {
+    *Principal::of(&[request.as_bytes()]).as_bytes()
 }
 
 // === impl Resident ===
 
 impl Resident {
     /// A call under this number, or with the client's own progress token.
-    pub(super) fn new(shared: &Arc<Shared>, key: Key, number: u64, token: Option<Bytes>) -> Self {
-        let (mail, reader, over) = (Mutex::default(), AtomicWaker::new(), AtomicBool::new(false));
-        let call = Arc::new(InFlight { number, token, mail, reader, over });
-        shared.residents.sessions.entry(key).or_default().ours.push(Arc::clone(&call));
-        Self { shared: Arc::clone(shared), key, call }
-    }
-
-    /// What the call hears: its own stream, and what the session's says of it.
-    pub(super) fn replies(&self, own: Replies) -> Replies {
-        let (shared, key, call) = (Arc::clone(&self.shared), self.key, Arc::clone(&self.call));
-        Overheard { own, call, shared, key, sent: false }.boxed()
+    pub(super) fn new(
+        shared: &Arc<Shared>,
+        key: Key,
+        number: u64,
+        token: Option<Bytes>,
+        call: OffStream,
+    ) -> Self {
+        let ours = InFlight { number, token, call };
+        shared.residents.sessions.entry(key).or_default().ours.push(ours);
+        Self { shared: Arc::clone(shared), key, number }
     }
 }
 
 impl Drop for Resident {
     fn drop(&mut self) {
         let Entry::Occupied(mut inhabited) = self.shared.residents.sessions.entry(self.key) else { return };
-        inhabited.get_mut().ours.retain(|call| !Arc::ptr_eq(call, &self.call));
+        let is_this = |ours: &mut InFlight| ours.number == self.number;
+        if inhabited.get_mut().ours.extract_if(.., is_this).any(|ours| ours.call.has_left()) {
+            self.shared.residents.left().remember(self.key, &Id::from_number(self.number));
+        }
         if !inhabited.get().ours.is_empty() {
             return;
         }
@@ -255,83 +262,57 @@ impl Drop for Resident {
     }
 }
 
-/// The replies of a call.
-struct Overheard {
-    own: Replies,
-    call: Arc<InFlight>,
-    shared: Arc<Shared>,
-    key: Key,
-    /// The server may have the call.
-    sent: bool,
-}
-
-impl Stream for Overheard {
-    type Item = Event;
-
-    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Event>> {
-        let this = &mut *self;
-        // First what came outside the response: it came earlier than a response that is ready too.
-        if let Poll::Ready(event) = this.call.poll(cx) {
-            return Poll::Ready(Some(event));
-        }
-        this.sent = true;
-        let event = this.own.poll_next_unpin(cx);
-        if let Poll::Ready(event) = &event {
-            let has_ended = match event {
-                Some(Event::Final(_)) => true,
-                // The server never had it, or has refused it.
-                Some(Event::Lost(
-                    Lost::Unreachable(_)
-                    | Lost::ConnectTimeout(_)
-                    | Lost::Unauthorized { .. }
-                    | Lost::Forbidden { .. }
-                    | Lost::SessionEnded,
-                )) => true,
-                Some(Event::Lost(_)) | None => {
-                    this.shared.residents.abandon(this.key);
-                    true
-                }
-                Some(Event::Notice(_) | Event::Question(_) | Event::Withdrawn { .. }) => false,
-            };
-            if has_ended {
-                this.call.over.store(true, Ordering::Release);
-            }
-        }
-        event
-    }
-}
-
-impl Drop for Overheard {
-    fn drop(&mut self) {
-        if self.sent && !self.call.over.swap(true, Ordering::AcqRel) {
-            self.shared.residents.abandon(self.key);
-        }
-    }
-}
-
 // === impl Theirs ===
 
 impl Theirs {
-    pub(super) fn new(shared: &Arc<Shared>, key: Key) -> Self {
+    pub(super) fn new(shared: &Arc<Shared>, key: Key, requests: SmallVec<[Id; 1]>, comes_back: bool) -> Self {
         shared.residents.sessions.entry(key).or_default().theirs += 1;
-        Self { shared: Arc::clone(shared), key, answered: false }
+        Self { shared: Arc::clone(shared), key, requests, comes_back, answered: false }
     }
 
-    /// It has been answered. Dropped without, it has left without its end.
+    /// It has been answered, or the server never had it. Dropped without, it has left without its end.
     pub(super) fn answered(&mut self) {
+        if self.comes_back && !self.answered {
+            let mut left = self.shared.residents.left();
+            self.requests.iter().for_each(|request| left.forget(self.key, mark(request)));
+        }
         self.answered = true;
     }
 }
 
 impl Drop for Theirs {
     fn drop(&mut self) {
-        if !self.answered {
-            self.shared.residents.abandon(self.key);
+        // One that comes back had left before.
+        if !self.answered && !self.comes_back {
+            let mut left = self.shared.residents.left();
+            self.requests.iter().for_each(|request| left.remember(self.key, request));
         }
         let Entry::Occupied(mut inhabited) = self.shared.residents.sessions.entry(self.key) else { return };
         inhabited.get_mut().theirs -= 1;
         if inhabited.get().theirs == 0 && inhabited.get().ours.is_empty() {
             inhabited.remove();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use http::HeaderValue;
+
+    #[test]
+    fn only_so_many_calls_that_have_left_are_remembered_and_none_that_was_answered() {
+        let key = |session| Key::named(Principal::ANONYMOUS, &HeaderValue::from_static(session));
+        let mut left = Left::default();
+        left.remember(key("a"), &Id::from_number(1));
+        left.remember(key("a"), &Id::from_number(2));
+        left.forget(key("a"), mark(&Id::from_number(1)));
+        assert!(left.of.contains_key(&key("a")));
+        left.forget(key("a"), mark(&Id::from_number(2)));
+        assert!(left.of.is_empty());
+        for number in 0..2 * REMEMBERED as u64 {
+            left.remember(key("b"), &Id::from_number(number));
+        }
+        assert_eq!((left.of[&key("b")].len(), left.order.len()), (REMEMBERED, REMEMBERED));
     }
 }

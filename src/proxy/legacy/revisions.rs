@@ -3,7 +3,7 @@
 //! Requests in a session say so in a header. Where one lacks it, the revision is what the handshake
 //! agreed on (2025-11-25, *Protocol Version Header*), so that is remembered.
 
-use super::{ended::Marks, streams::Key};
+use super::{cancelled_requests::Marks, streams::Key};
 use crate::{
     dialect::Principal,
     protocol::{Revision, headers::PROTOCOL_VERSION},

@@ -8,7 +8,7 @@
 use super::{session, streams::Key};
 use crate::{
     protocol::headers::SESSION_ID,
-    proxy::{Account, Passage, Passed, Passing, endpoint::Shared, recent::Recent},
+    proxy::{AccessSummary, Passage, Passed, Passing, endpoint::Shared, recent::Recent},
     telemetry::Outcome,
     upstream::{Forward, Purpose},
 };
@@ -54,7 +54,7 @@ impl Sessions {
     }
 
     /// Something failed in a session, perhaps because it is there no more.
-    pub(super) fn doubt(&self, key: Key) {
+    pub(in crate::proxy) fn doubt(&self, key: Key) {
         self.there.remove(&key);
     }
 
@@ -98,7 +98,7 @@ impl Shared {
             headers: session.headers,
             body: Bytes::from(format!(
                 r#"{{"jsonrpc":"2.0","id":{},"method":"ping"}}"#,
-                super::augmented::IDS + self.next_id()
+                super::task_call::IDS + self.next_id()
             )),
             purpose: Purpose::Ask,
             calls: SmallVec::new(),
@@ -116,7 +116,7 @@ impl Shared {
         };
         let (status, headers) = (answer.status, answer.headers.clone());
         let body = answer.whole(REFUSAL).await.unwrap_or_default();
-        let account = Account { outcome: Outcome::ServerError, ..Account::default() };
+        let account = AccessSummary { outcome: Outcome::ServerError, ..AccessSummary::default() };
         Some(Passed { status, headers, body: Passing::Whole(body, account) })
     }
 }

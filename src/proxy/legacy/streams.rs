@@ -22,7 +22,7 @@ pub(in crate::proxy) struct Streams {
 
 /// A session of a principal: a digest of both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Key(Principal);
+pub(in crate::proxy) struct Key(Principal);
 
 #[derive(Debug)]
 struct Session {
@@ -48,7 +48,7 @@ pub(super) struct Stream {
 }
 
 /// Follows the streams of a session.
-pub(super) struct Follower {
+pub(in crate::proxy) struct Follower {
     streams: Arc<Streams>,
     key: Key,
     session: Arc<Session>,
@@ -61,7 +61,7 @@ const WAITING: usize = 64;
 /// Lines are unique in the process.
 static NEXT: AtomicU64 = AtomicU64::new(1);
 
-pub(super) fn next_line() -> Line {
+pub(in crate::proxy) fn next_line() -> Line {
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
@@ -69,7 +69,7 @@ pub(super) fn next_line() -> Line {
 
 impl Key {
     /// The session a request belongs to; none where it names none.
-    pub(super) fn of(principal: Principal, headers: &HeaderMap) -> Option<Self> {
+    pub(in crate::proxy) fn of(principal: Principal, headers: &HeaderMap) -> Option<Self> {
         Some(Self::named(principal, headers.get(&SESSION_ID)?))
     }
 
@@ -102,7 +102,7 @@ impl Streams {
         Stream { streams: Arc::clone(self), key, line, told }
     }
 
-    pub(super) fn follow(self: &Arc<Self>, key: Key) -> Follower {
+    pub(in crate::proxy) fn follow(self: &Arc<Self>, key: Key) -> Follower {
         let session = self.session(key);
         let mut changed = session.changed.subscribe();
         changed.mark_changed();
@@ -155,24 +155,19 @@ impl Drop for Stream {
 // === impl Follower ===
 
 impl Follower {
-    /// The session whose streams they are.
-    pub(super) fn key(&self) -> Key {
-        self.key
-    }
-
     /// Resolves when another stream may be the one to use; the first time at once.
-    pub(super) async fn changed(&mut self) {
+    pub(in crate::proxy) async fn changed(&mut self) {
         // The sender lives in the session that is held here.
         let _ = self.changed.changed().await;
     }
 
     /// The stream to use.
-    pub(super) fn line(&self) -> Option<Line> {
+    pub(in crate::proxy) fn line(&self) -> Option<Line> {
         self.session.open().last().map(|stream| stream.line)
     }
 
     /// The way to say something on a stream; none where it is gone.
-    pub(super) fn sender(&self, line: Line) -> Option<mpsc::Sender<Bytes>> {
+    pub(in crate::proxy) fn sender(&self, line: Line) -> Option<mpsc::Sender<Bytes>> {
         let open = self.session.open();
         open.iter().find(|stream| stream.line == line).map(|stream| stream.tell.clone())
     }

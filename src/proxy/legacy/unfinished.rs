@@ -6,12 +6,12 @@
 //! So it is remembered what such a stream left unanswered, and behind which event, so that whoever comes
 //! back for it can be told ([`Unfinished::left`]).
 
+use super::{cancelled_requests::Asked, streams::Key};
 use crate::{dialect::Principal, protocol::Id};
-use http::HeaderValue;
 use smallvec::SmallVec;
 use std::{
     collections::{HashMap, VecDeque},
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 /// What the streams of a route have left unanswered, the last [`REMEMBERED`] of them.
@@ -23,7 +23,7 @@ pub(in crate::proxy) struct Unfinished {
 
 #[derive(Debug, Default)]
 struct Known {
-    left: HashMap<Place, SmallVec<[Id; 1]>>,
+    left: HashMap<Place, Left>,
     /// The oldest first. What has been answered since may still be here.
     order: VecDeque<Place>,
 }
@@ -32,7 +32,15 @@ struct Known {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Place([u8; 16]);
 
-/// How many streams are remembered. Each costs about 150 bytes; the client of one that is forgotten too
+/// What a stream has left unanswered.
+#[derive(Clone, Debug)]
+pub(super) struct Left {
+    pub(super) waiting: SmallVec<[Id; 1]>,
+    /// Whoever goes on elsewhere may still take it back.
+    pub(super) asked: Arc<Asked>,
+}
+
+/// How many streams are remembered. Each costs about 500 bytes; the client of one that is forgotten too
 /// early may wait for ever if its server has died.
 const REMEMBERED: usize = 16 << 10;
 
@@ -42,9 +50,9 @@ const IDS: usize = 256;
 // === impl Place ===
 
 impl Place {
-    pub(super) fn of(principal: Principal, session: Option<&HeaderValue>, last_id: &[u8]) -> Self {
-        let session = session.map(HeaderValue::as_bytes).unwrap_or_default();
-        Self(*Principal::of(&[principal.as_bytes(), session, last_id]).as_bytes())
+    pub(super) fn of(principal: Principal, session: Option<Key>, last_id: &[u8]) -> Self {
+        let whose = session.map_or(*principal.as_bytes(), Key::digest);
+        Self(*Principal::of(&[&whose, last_id]).as_bytes())
     }
 }
 
@@ -52,14 +60,12 @@ impl Place {
 
 impl Unfinished {
     /// A stream ended behind this event, and these wait for the rest.
-    pub(super) fn leave(&self, place: Place, waiting: &[Id]) {
-        if waiting.iter().map(|id| id.as_bytes().len()).sum::<usize>() > IDS {
+    pub(super) fn leave(&self, place: Place, waiting: SmallVec<[Id; 1]>, asked: Arc<Asked>) {
+        if asked.ids().iter().map(|id| id.as_bytes().len()).sum::<usize>() > IDS {
             return;
         }
-        // Slices of a message would keep all of it.
-        let waiting = waiting.iter().map(Id::detached).collect();
         let mut known = self.known();
-        if known.left.insert(place, waiting).is_some() {
+        if known.left.insert(place, Left { waiting, asked }).is_some() {
             return;
         }
         known.order.push_back(place);
@@ -71,8 +77,8 @@ impl Unfinished {
     }
 
     /// What still waits for an answer behind this event; mostly nothing.
-    pub(super) fn left(&self, place: Place) -> SmallVec<[Id; 1]> {
-        self.known().left.get(&place).cloned().unwrap_or_default()
+    pub(super) fn left(&self, place: Place) -> Option<Left> {
+        self.known().left.get(&place).cloned()
     }
 
     /// What was left there has been answered.
@@ -88,35 +94,43 @@ impl Unfinished {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use http::HeaderValue;
+    use smallvec::smallvec;
 
     fn place(last_id: &str) -> Place {
-        let session = HeaderValue::from_static("s");
-        Place::of(Principal::from_bytes([1; 16]), Some(&session), last_id.as_bytes())
+        let principal = Principal::from_bytes([1; 16]);
+        let session = Key::named(principal, &HeaderValue::from_static("s"));
+        Place::of(principal, Some(session), last_id.as_bytes())
+    }
+
+    fn leave(unfinished: &Unfinished, last_id: &str, id: &Id) {
+        let waiting = smallvec![id.clone()];
+        unfinished.leave(place(last_id), waiting, Asked::new(&Arc::default(), None, smallvec![id.clone()]));
     }
 
     #[test]
     fn what_was_left_is_known_behind_its_event_until_it_is_answered() {
         let unfinished = Unfinished::default();
-        unfinished.leave(place("e1"), &[Id::from_number(7)]);
-        assert_eq!(unfinished.left(place("e1"))[..], [Id::from_number(7)]);
-        assert!(unfinished.left(place("e2")).is_empty());
+        leave(&unfinished, "e1", &Id::from_number(7));
+        let left = unfinished.left(place("e1")).expect("it is known");
+        assert_eq!(left.waiting[..], [Id::from_number(7)]);
+        assert!(unfinished.left(place("e2")).is_none());
         let other = Place::of(Principal::from_bytes([2; 16]), None, b"e1");
-        assert!(unfinished.left(other).is_empty(), "it is another's");
+        assert!(unfinished.left(other).is_none(), "it is another's");
         unfinished.finish(place("e1"));
-        assert!(unfinished.left(place("e1")).is_empty());
+        assert!(unfinished.left(place("e1")).is_none());
     }
 
     #[test]
     fn only_so_much_is_remembered() {
         let unfinished = Unfinished::default();
         for number in 0..=REMEMBERED {
-            unfinished.leave(place(&number.to_string()), &[Id::from_number(7)]);
+            leave(&unfinished, &number.to_string(), &Id::from_number(7));
         }
-        assert!(unfinished.left(place("0")).is_empty());
-        assert_eq!(unfinished.left(place("1")).len(), 1);
+        assert!(unfinished.left(place("0")).is_none() && unfinished.left(place("1")).is_some());
         let long = Id::from_token(format!("\"{}\"", "x".repeat(IDS)).into()).expect("an id");
-        unfinished.leave(place("long"), &[long]);
-        assert!(unfinished.left(place("long")).is_empty());
+        leave(&unfinished, "long", &long);
+        assert!(unfinished.left(place("long")).is_none());
         let known = unfinished.known();
         assert_eq!((known.left.len(), known.order.len()), (REMEMBERED, REMEMBERED));
     }

@@ -6,6 +6,7 @@ use deferral::internals::{
     dialect::Principal,
     protocol::{Method, Timestamp},
 };
+use serde_json::Value;
 
 const NOW: Timestamp = Timestamp::from_millis(1_000);
 const LATER: Timestamp = Timestamp::from_millis(2_000);
@@ -59,18 +60,28 @@ pub fn target(sent: &[u8]) {
 
 /// A client may write its request anew for its retry.
 fn spelling_does_not_matter(params: &Bytes, binding: Binding) {
-    let Ok(value) = serde_json::from_slice::<serde_json::Value>(params) else { return };
-    let anew = serde_json::to_vec_pretty(&value).expect("a value is JSON");
-    // Digits that serde_json drops, and members it merges, mean something else to others.
-    let is_odd = |byte: &u8| matches!(byte, b'.' | b'e' | b'E');
-    if params.iter().any(is_odd) || serde_json::to_vec(&value).expect("JSON").len() < dense(params) {
+    let Ok(value) = serde_json::from_slice::<Value>(params) else { return };
+    // A number that serde_json rounds is another afterwards, and so is an object whose members it merges.
+    // Nothing else grows shorter but what is spelled with escapes.
+    if is_rounded(&value) || dense(&serde_json::to_vec(&value).expect("JSON")) < dense(params) {
         return;
     }
+    let anew = serde_json::to_vec_pretty(&value).expect("a value is JSON");
     let anew = Binding::of(Principal::ANONYMOUS, "/mcp", &Method::ToolsCall, None, Some(&anew.into()));
     assert_eq!(anew, binding, "{value}");
 }
 
-/// Bytes without white space; at most too many, where it is in strings.
+/// Whether a number in it may have lost digits: it is held as a float, as integers beyond 64 bits are too.
+fn is_rounded(value: &Value) -> bool {
+    match value {
+        Value::Number(number) => number.is_f64(),
+        Value::Array(elements) => elements.iter().any(is_rounded),
+        Value::Object(members) => members.values().any(is_rounded),
+        Value::Null | Value::Bool(_) | Value::String(_) => false,
+    }
+}
+
+/// How many bytes are no white space, be it in strings or around them.
 fn dense(json: &[u8]) -> usize {
     json.iter().filter(|byte| !byte.is_ascii_whitespace()).count()
 }

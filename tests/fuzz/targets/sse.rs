@@ -2,8 +2,8 @@
 //! what the decoder sees.
 //!
 //! They differ in what they keep: the cutter keeps all, the decoder gives events, the watch knows what has
-//! gone by, the editor changes one message, the minter puts an id before each event. A client reads what
-//! they let through as the decoder does.
+//! gone by, the editor changes one message, the sieve takes messages out, the minter puts an id before each
+//! event. A client reads what they let through as the decoder does.
 
 use super::cuttings;
 use bytes::Bytes;
@@ -12,9 +12,9 @@ use deferral::internals::{
     protocol::{
         Frame, Kind,
         sse::{Cutter, Decoder, SseEvent},
-        watch::{Gist, Watch},
+        sse_watch::{Gist, Watch},
     },
-    proxy::legacy::{Edited, Minter},
+    proxy::legacy::{Edited, Minter, Sieve},
 };
 use http::HeaderValue;
 
@@ -24,7 +24,7 @@ struct Watched {
     response: Option<Gist>,
     is_resumable: bool,
     is_between_events: bool,
-    void: &'static [u8],
+    void: Vec<u8>,
     heard: Vec<Vec<u8>>,
 }
 
@@ -43,6 +43,7 @@ pub fn target(stream: &[u8]) {
         edited(&[stream], Some(Change::ToItself)),
         edited(&[stream], Some(Change::ToAnother)),
     ];
+    let [unsieved, sieved] = [sieved(&[stream], false), sieved(&[stream], true)];
     let [minted, primed] = [minted(&[stream], false), minted(&[stream], true)];
     for pieces in cuttings(stream) {
         assert_eq!(self::cut(&pieces), cut, "{pieces:?}");
@@ -51,25 +52,43 @@ pub fn target(stream: &[u8]) {
         assert_eq!(edited(&pieces, None), kept, "{pieces:?}");
         assert_eq!(edited(&pieces, Some(Change::ToItself)), same, "{pieces:?}");
         assert_eq!(edited(&pieces, Some(Change::ToAnother)), changed, "{pieces:?}");
+        assert_eq!(self::sieved(&pieces, false), unsieved, "{pieces:?}");
+        // The other half of a line end may follow what was taken out.
+        let after = decoded(&[&self::sieved(&pieces, true)]);
+        assert_eq!(after, decoded(&[&sieved]), "{pieces:?}");
         assert_eq!(self::minted(&pieces, false), minted, "{pieces:?}");
         assert_eq!(self::minted(&pieces, true), primed, "{pieces:?}");
     }
     nothing_is_lost_between_two_events(stream, &events, &cut);
     the_watch_knows_what_the_decoder_sees(stream, &events, &watched);
     only_the_response_is_changed(stream, &events, &kept, &same, &changed);
+    assert_eq!(unsieved, stream);
+    only_what_is_not_taken_is_left(&events, &sieved);
     ids_are_all_that_is_minted(stream, &events, &minted, &primed);
 }
 
 /// The events as they were sent, and last what has come of the one that has not ended.
 fn cut(pieces: &[&[u8]]) -> Vec<Bytes> {
     let mut cutter = Cutter::default();
-    let mut events = Vec::new();
+    let mut events: Vec<Bytes> = Vec::new();
     for piece in pieces {
         cutter.feed(piece);
-        events.extend(std::iter::from_fn(|| cutter.next_event()));
+        for event in std::iter::from_fn(|| cutter.next_event()) {
+            match events.last_mut() {
+                Some(last) if is_rest_of_line_end(last, &event) => {
+                    *last = [&last[..], &event].concat().into()
+                }
+                _ => events.push(event),
+            }
+        }
     }
     events.push(cutter.rest());
     events
+}
+
+/// Whether an LF belongs to the CR before it, which did not wait for it.
+fn is_rest_of_line_end(before: &[u8], piece: &[u8]) -> bool {
+    piece == b"\n" && before.ends_with(b"\r")
 }
 
 fn decoded(pieces: &[&[u8]]) -> Vec<SseEvent> {
@@ -120,6 +139,21 @@ fn edited(pieces: &[&[u8]], change: Option<Change>) -> Vec<u8> {
     out
 }
 
+/// What is left when all requests and notifications are `taken`; or when none is, and events are held now and
+/// then.
+fn sieved(pieces: &[&[u8]], taken: bool) -> Vec<u8> {
+    let mut sieve = Sieve::new(LIMIT);
+    let takes =
+        |frame: Frame| taken && matches!(frame.kind(), Kind::Request { .. } | Kind::Notification { .. });
+    let mut out = Vec::new();
+    for (at, piece) in pieces.iter().enumerate() {
+        let left = sieve.feed(Bytes::copy_from_slice(piece), || taken || at.is_multiple_of(3), takes);
+        out.extend_from_slice(&left);
+    }
+    out.extend_from_slice(&sieve.rest());
+    out
+}
+
 /// What was told, in order: whether it got an id, and the bytes.
 fn minted(pieces: &[&[u8]], primes: bool) -> Vec<(Option<u64>, Bytes)> {
     let resume = Resume { mint: true, bytes: LIMIT, ..Resume::default() };
@@ -132,6 +166,9 @@ fn minted(pieces: &[&[u8]], primes: bool) -> Vec<(Option<u64>, Bytes)> {
     let mut joined: Vec<(Option<u64>, Bytes)> = Vec::new();
     for entry in told {
         match joined.last_mut() {
+            Some((_, bytes)) if is_rest_of_line_end(bytes, &entry.bytes) => {
+                *bytes = [&bytes[..], &entry.bytes].concat().into();
+            }
             // What has no id goes by in whatever pieces it came.
             Some((None, bytes)) if entry.id.is_none() => *bytes = [&bytes[..], &entry.bytes].concat().into(),
             _ => joined.push((entry.id, entry.bytes)),
@@ -187,7 +224,7 @@ fn the_watch_knows_what_the_decoder_sees(stream: &[u8], events: &[SseEvent], wat
     // Of spaces alone nothing is left in a header.
     assert_eq!(watched.is_resumable, last_id.is_some_and(|id| !id.trim_matches(' ').is_empty()));
     // An event of ours, put in behind what makes readers drop one that was cut off.
-    let ours = decoded(&[stream, watched.void, OURS]);
+    let ours = decoded(&[stream, &watched.void, OURS]);
     let (last, before) = ours.split_last().expect("at least ours");
     assert_eq!((&last.event.as_deref(), &last.data[..]), (&Some("message"), &b"{\"ours\":1}"[..]));
     let (before, dropped) = before.split_at(events.len());
@@ -197,8 +234,11 @@ fn the_watch_knows_what_the_decoder_sees(stream: &[u8], events: &[SseEvent], wat
         [one] => assert_eq!(one.event.as_deref(), Some("incomplete"), "nobody listens for it"),
         several => panic!("of one event {several:?} was made"),
     }
+    if watched.is_resumable && last_id.is_some_and(|id| id.len() < 1024) {
+        assert_eq!(ours.iter().rev().find_map(|event| event.id.as_deref()), last_id, "its id is taken back");
+    }
     if watched.is_between_events {
-        assert_eq!((dropped, watched.void), (&[][..], &b""[..]));
+        assert_eq!((dropped, &watched.void[..]), (&[][..], &b""[..]));
     }
 }
 
@@ -217,8 +257,17 @@ fn only_the_response_is_changed(
         response.data = Bytes::from_static(CHANGED);
     }
     let after = decoded(&[changed]);
-    // A CR may go on with an LF: what only the last byte of a stream may have ended goes by as it is.
-    assert!(after == wanted || stream.ends_with(b"\r"), "{after:?} is not {wanted:?}");
+    assert_eq!(after, wanted);
+}
+
+/// Of what is taken the id and the pause are left.
+fn only_what_is_not_taken_is_left(events: &[SseEvent], sieved: &[u8]) {
+    let left = |event: &SseEvent| match judged(event) {
+        Some(Gist::Method) if event.id.is_none() && event.retry.is_none() => None,
+        Some(Gist::Method) => Some(SseEvent { event: None, data: Bytes::new(), ..event.clone() }),
+        Some(Gist::Result | Gist::Error) | None => Some(event.clone()),
+    };
+    assert_eq!(decoded(&[sieved]), events.iter().filter_map(left).collect::<Vec<_>>());
 }
 
 fn ids_are_all_that_is_minted(
@@ -253,8 +302,7 @@ fn ids_are_all_that_is_minted(
     let of_server = events.iter().position(|event| event.id.is_some()).unwrap_or(events.len());
     let has_id = |(event, after): (&SseEvent, &SseEvent)| event.data.is_empty() || after.id.is_some();
     // An id with NUL is none, but a server that writes one gives ids itself, and is left alone.
-    // And what only a CR at the end may have ended goes by without.
-    let is_left_alone = stream.contains(&0) || stream.ends_with(b"\r");
+    let is_left_alone = stream.contains(&0);
     assert!(is_left_alone || events[..of_server].iter().zip(&after).all(has_id));
 
     // A client that knows events without data gets one first.

@@ -6,10 +6,10 @@ use deferral::internals::{
     front::{self, Config, TlsPaths},
     policy::{Defer, Held, LegacyTasks, Mode, PrincipalSource, Resume, Route},
     protocol::Id,
-    proxy::{Account, Commit, Item, Items, Passage, Passed, Passing, Reply, Service},
+    proxy::{AccessSummary, Commit, Item, Items, Passage, Passed, Passing, Reply, Service},
     runtime::{Drain, Net, Pipes, Stopping, SystemClock},
     telemetry,
-    upstream::{Document, Lost},
+    upstream::{CallError, Document},
 };
 use futures_util::{FutureExt, StreamExt, future::BoxFuture, stream};
 use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode};
@@ -42,7 +42,7 @@ pub(crate) struct Desk {
     script: Box<Script>,
     pub(crate) seen: Mutex<Vec<(Call, Caller)>>,
     pub(crate) passed: Mutex<Vec<Passage>>,
-    pub(crate) document: Mutex<Option<Result<Document, Lost>>>,
+    pub(crate) document: Mutex<Option<Result<Document, CallError>>>,
     pub(crate) fetched: Mutex<Vec<String>>,
 }
 
@@ -169,7 +169,7 @@ impl Service for Desk {
     fn pass(&self, passage: Passage) -> BoxFuture<'static, Passed> {
         let body = format!("{} {}", passage.method, passage.query.as_deref().unwrap_or_default());
         self.passed.lock().unwrap().push(passage);
-        let body = Passing::Whole(body.into(), Account::default());
+        let body = Passing::Whole(body.into(), AccessSummary::default());
         std::future::ready(Passed { status: StatusCode::OK, headers: HeaderMap::new(), body }).boxed()
     }
 
@@ -177,7 +177,7 @@ impl Service for Desk {
         &'a self,
         path: &'a str,
         _credentials: &'a Credentials,
-    ) -> BoxFuture<'a, Result<Document, Lost>> {
+    ) -> BoxFuture<'a, Result<Document, CallError>> {
         self.fetched.lock().unwrap().push(path.to_owned());
         let document = self.document.lock().unwrap().clone().expect("this desk has metadata");
         std::future::ready(document).boxed()
@@ -208,7 +208,7 @@ pub(crate) fn reply(id: &Id, result: &str) -> Reply {
         headers: HeaderMap::new(),
         body: body.into(),
         commit: None,
-        account: Account::default(),
+        account: AccessSummary::default(),
     }
 }
 
@@ -219,7 +219,7 @@ pub(crate) fn handle(id: &Id, result: &str) -> (Reply, oneshot::Receiver<()>) {
 }
 
 pub(crate) fn notice(text: &str) -> Item {
-    Item::Notice(format!(r#"{{"jsonrpc":"2.0","method":"notifications/x","params":"{text}"}}"#).into())
+    Item::Notification(format!(r#"{{"jsonrpc":"2.0","method":"notifications/x","params":"{text}"}}"#).into())
 }
 
 // === impl World ===

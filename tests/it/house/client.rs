@@ -32,11 +32,20 @@ pub(super) enum Speaks {
 // === impl Person ===
 
 impl Person {
-    pub(super) fn modern(pipes: &Pipes, at: SocketAddr, principal: &'static str, tasks: bool) -> Self {
-        let capabilities = match tasks {
-            true => json!({ "elicitation": {}, "extensions": { TASKS: {} } }),
-            false => json!({ "elicitation": {} }),
-        };
+    pub(super) fn modern(
+        pipes: &Pipes,
+        at: SocketAddr,
+        principal: &'static str,
+        tasks: bool,
+        askable: bool,
+    ) -> Self {
+        let mut capabilities = json!({});
+        if askable {
+            capabilities["elicitation"] = json!({});
+        }
+        if tasks {
+            capabilities["extensions"] = json!({ TASKS: {} });
+        }
         let client = Client::new(at).piped(pipes).bearing(principal).declaring(capabilities);
         Self { principal, speaks: Speaks::Modern { client, tasks } }
     }

@@ -13,7 +13,7 @@ mod server;
 mod world;
 
 use proptest::prelude::*;
-use world::{Asks, Crowd, House, Profile};
+use world::{Asks, Crowd, House, Odds, Profile};
 
 /// What a house is like.
 fn profile() -> impl Strategy<Value = Profile> {
@@ -24,13 +24,18 @@ fn profile() -> impl Strategy<Value = Profile> {
         Just(Crowd::OneOfBoth),
         Just(Crowd::Everybody),
     ];
-    let kinds = (asks, any::<bool>(), any::<bool>(), 2..5_usize, crowd);
-    kinds.prop_map(|(asks, documents, always, sessions, crowd)| Profile {
+    let askable = prop::bool::weighted(0.75);
+    let odds = prop::array::uniform20(prop_oneof![Just(1_u8), Just(0), Just(5)]).prop_map(Odds::new);
+    let kinds = (asks, any::<bool>(), any::<bool>(), 2..5_usize, crowd, askable, any::<bool>(), odds);
+    kinds.prop_map(|(asks, documents, always, sessions, crowd, askable, in_a_hurry, odds)| Profile {
         asks,
         documents,
         always,
         sessions,
         crowd,
+        askable,
+        in_a_hurry,
+        odds,
     })
 }
 

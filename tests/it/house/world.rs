@@ -12,6 +12,7 @@ use deferral::internals::{
 use serde_json::{Value, json};
 use std::{
     collections::{BTreeMap, BTreeSet},
+    fmt,
     net::SocketAddr,
     path::Path,
     time::{Duration, Instant},
@@ -29,7 +30,70 @@ pub(super) struct Profile {
     /// Of one identity with the server.
     pub(super) sessions: usize,
     pub(super) crowd: Crowd,
+    /// Whether clients of today say that they can be asked. Those who cannot be share a session.
+    pub(super) askable: bool,
+    /// Whether the proxy is stopped with calls under way, or when all is answered.
+    pub(super) in_a_hurry: bool,
+    pub(super) odds: Odds,
 }
+
+/// How likely each kind of happening is, beside the others that are possible.
+///
+/// Each house draws its own, and some kinds never happen in it. Where everything can happen at any time
+/// nothing lasts: calls are answered before they meet, and tasks are gone before they fill anything.
+#[derive(Clone, Copy)]
+pub(super) struct Odds([u8; KINDS]);
+
+/// What happens, without to whom.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Begins,
+    CallsSlow,
+    CallsQuick,
+    CallsForTask,
+    Leaves,
+    ComesBack,
+    AnswersInTask,
+    Responds,
+    LooksAtTask,
+    SpiesOnTask,
+    CancelsTask,
+    ServerAnswers,
+    ServerAsks,
+    ServerBreaksOff,
+    ServerHangsUp,
+    ServerDies,
+    ServerComesBack,
+    Passes,
+    PassesForLong,
+    Stops,
+}
+
+/// Each kind, how likely it is in most houses, and whether there are houses without it.
+const ALL_KINDS: [(Kind, u8, bool); KINDS] = [
+    (Kind::Begins, 6, false),
+    (Kind::CallsSlow, 6, false),
+    (Kind::CallsQuick, 3, true),
+    (Kind::CallsForTask, 2, true),
+    (Kind::Leaves, 2, true),
+    (Kind::ComesBack, 3, true),
+    (Kind::AnswersInTask, 2, true),
+    (Kind::Responds, 3, true),
+    (Kind::LooksAtTask, 1, true),
+    (Kind::SpiesOnTask, 1, true),
+    (Kind::CancelsTask, 1, true),
+    (Kind::ServerAnswers, 3, true),
+    (Kind::ServerAsks, 6, true),
+    (Kind::ServerBreaksOff, 2, true),
+    (Kind::ServerHangsUp, 1, true),
+    (Kind::ServerDies, 1, true),
+    (Kind::ServerComesBack, 6, false),
+    (Kind::Passes, 4, false),
+    (Kind::PassesForLong, 1, true),
+    (Kind::Stops, 1, true),
+];
+
+pub(super) const KINDS: usize = 20;
 
 /// Who lives there: few, so that they meet often, or everybody.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -136,6 +200,8 @@ struct Question {
     session: String,
     /// A request that a legacy client has been sent, and has not answered.
     with_client: bool,
+    /// Its session is gone, and with it whom an answer could reach: clients answer within a session.
+    is_moot: bool,
     answers: usize,
 }
 
@@ -163,6 +229,84 @@ const CALLS: usize = 14;
 /// What is waited for to go round: everything runs until it waits, and then time moves on.
 const MOMENT: Duration = Duration::from_millis(1);
 
+// === impl Odds ===
+
+impl Odds {
+    /// Each kind as often as is usual where its number is 1, never where that is 0, and else oftener.
+    pub(super) fn new(times: [u8; KINDS]) -> Self {
+        let mut odds = [0; KINDS];
+        for (at, (kind, usual, may_be_missing)) in ALL_KINDS.iter().enumerate() {
+            let times = if *may_be_missing { times[at] } else { times[at].max(1) };
+            // Each takes long to live through, and little comes of the next.
+            let times = if *kind == Kind::PassesForLong { times.min(1) } else { times };
+            odds[at] = usual * times;
+        }
+        Self(odds)
+    }
+
+    fn of(&self, kind: Kind) -> u8 {
+        let at = ALL_KINDS.iter().position(|(listed, ..)| *listed == kind).expect("each kind is listed");
+        self.0[at]
+    }
+
+    /// First what, then to whom: that there are many calls does not make it likelier that the server
+    /// dies.
+    fn choose(&self, possible: Vec<Happening>, pick: u16) -> Happening {
+        let is_there = |kind| possible.iter().any(|happening| happening.kind() == kind);
+        let kinds: Vec<_> = ALL_KINDS.iter().map(|(kind, ..)| *kind).filter(|kind| is_there(*kind)).collect();
+        let all: u16 = kinds.iter().map(|kind| u16::from(self.of(*kind))).sum();
+        let mut left = pick % all;
+        let drawn = kinds.into_iter().find(|kind| {
+            let odds = u16::from(self.of(*kind));
+            let is_this = left < odds;
+            left = left.saturating_sub(odds);
+            is_this
+        });
+        let drawn = drawn.expect("it is less than all of them together");
+        let mut of_that_kind: Vec<_> =
+            possible.into_iter().filter(|happening| happening.kind() == drawn).collect();
+        let at = usize::from(pick / all) % of_that_kind.len();
+        of_that_kind.swap_remove(at)
+    }
+}
+
+impl fmt::Debug for Odds {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_map().entries(ALL_KINDS.iter().map(|(kind, ..)| (kind, self.of(*kind)))).finish()
+    }
+}
+
+// === impl Happening ===
+
+impl Happening {
+    fn kind(&self) -> Kind {
+        match self {
+            Self::Begins(_) => Kind::Begins,
+            Self::Calls(_, Tool::Slow) => Kind::CallsSlow,
+            Self::Calls(_, Tool::Quick) => Kind::CallsQuick,
+            Self::CallsForTask(_) => Kind::CallsForTask,
+            Self::Leaves(_) => Kind::Leaves,
+            Self::ComesBack(_) => Kind::ComesBack,
+            Self::AnswersInTask(_) => Kind::AnswersInTask,
+            Self::Responds(_) => Kind::Responds,
+            Self::LooksAtTask(_) => Kind::LooksAtTask,
+            Self::SpiesOnTask(..) => Kind::SpiesOnTask,
+            Self::CancelsTask(_) => Kind::CancelsTask,
+            Self::ServerAnswers(_) => Kind::ServerAnswers,
+            Self::ServerAsks(..) => Kind::ServerAsks,
+            Self::ServerBreaksOff(_) => Kind::ServerBreaksOff,
+            Self::ServerHangsUp(_) => Kind::ServerHangsUp,
+            Self::ServerDies => Kind::ServerDies,
+            Self::ServerComesBack => Kind::ServerComesBack,
+            Self::Passes(time) if *time > PARK => Kind::PassesForLong,
+            Self::Passes(_) => Kind::Passes,
+            Self::Stops => Kind::Stops,
+        }
+    }
+}
+
+// === impl House ===
+
 impl House {
     /// Lives through what these numbers pick.
     pub(super) fn run(profile: Profile, picks: &[u16]) {
@@ -170,9 +314,9 @@ impl House {
         runtime.expect("a runtime").block_on(async {
             let mut house = Self::new(profile);
             for pick in picks {
-                let mut possible = house.possible();
-                let at = usize::from(*pick) % possible.len();
-                house.happen(possible.swap_remove(at)).await;
+                let possible = house.possible();
+                let happening = profile.odds.choose(possible, *pick);
+                house.happen(happening).await;
                 house.look().await;
             }
             house.end().await;
@@ -195,7 +339,7 @@ impl House {
         let config = config::parse(Path::new("house.yaml"), &yaml).unwrap_or_else(|error| panic!("{error}"));
         let proxy = app::start_on(config, &Net::Pipes(pipes.clone())).expect("it starts");
         let at: SocketAddr = PROXY.parse().expect("an address");
-        let modern = |name, tasks| Person::modern(&pipes, at, name, tasks);
+        let modern = |name, tasks| Person::modern(&pipes, at, name, tasks, profile.askable);
         let legacy = |name| Person::legacy(&pipes, at, name);
         let people = match profile.crowd {
             Crowd::OneModern => vec![modern("alice", true), modern("alice", false)],
@@ -255,7 +399,6 @@ impl House {
         for (who, person) in self.people.iter().enumerate() {
             match person.has_session() {
                 true if room => {
-                    possible.push(Happening::Calls(who, Tool::Slow));
                     possible.push(Happening::Calls(who, Tool::Slow));
                     possible.push(Happening::Calls(who, Tool::Quick));
                     if person.is_legacy() {
@@ -527,7 +670,8 @@ impl House {
             }
         }
         let session = served.session.clone();
-        self.questions.insert(id, Question { call: n, session, with_client: false, answers: 0 });
+        self.questions
+            .insert(id, Question { call: n, session, with_client: false, is_moot: false, answers: 0 });
     }
 
     fn server_dies(&mut self) {
@@ -546,6 +690,7 @@ impl House {
         }
         for question in self.questions.values_mut() {
             question.with_client = false;
+            question.is_moot = true;
         }
     }
 
@@ -652,7 +797,7 @@ impl House {
             self.hears(n, &message["params"]["message"]);
             let id = u32::try_from(message["id"].as_u64().expect("a number")).expect("small");
             let question = self.questions.get_mut(&id).expect("the server asked it");
-            question.with_client |= question.answers == 0;
+            question.with_client |= question.answers == 0 && !question.is_moot;
         }
         if !following.is_over() {
             return self.may_wait(n);
@@ -743,7 +888,9 @@ impl House {
     /// Everything comes to an end, and everybody hears of it.
     async fn end(&mut self) {
         if self.proxy.is_some() {
-            self.all_is_answered().await;
+            if !self.profile.in_a_hurry {
+                self.all_is_answered().await;
+            }
             self.log.push("the end".to_owned());
             self.happen(Happening::Stops).await;
         }
@@ -783,19 +930,26 @@ impl House {
                     Client::Task { .. } | Client::Waits(_) | Client::Ended | Client::Left => {}
                 }
             }
+            if self.calls.values().all(|call| self.is_over(call)) {
+                break;
+            }
             // A broken stream is given up on after a while.
             sleep(Duration::from_secs(5)).await;
             self.look().await;
         }
         for (n, call) in &self.calls {
-            let over = match &call.client {
-                Client::Ended | Client::Left => true,
-                Client::Task { ended, .. } => *ended || !self.people[call.who].has_session(),
-                Client::Waits(_) | Client::Asked { .. } => false,
-            };
-            if !over {
+            if !self.is_over(call) {
                 self.fails(&format!("call {n} does not end although its server has answered"));
             }
+        }
+    }
+
+    /// Whether there is nothing more that its client could hear of a call.
+    fn is_over(&self, call: &Call) -> bool {
+        match &call.client {
+            Client::Ended | Client::Left => true,
+            Client::Task { ended, .. } => *ended || !self.people[call.who].has_session(),
+            Client::Waits(_) | Client::Asked { .. } => false,
         }
     }
 }

@@ -4,7 +4,12 @@ use super::world::Older;
 use crate::{
     front::world::Lines,
     proxy::world::{Setup, World},
+    support::{
+        clients::{Stream, Waiting},
+        servers::{Events, Get},
+    },
 };
+use http::Method;
 use serde_json::json;
 
 /// Waits until the proxy has seen a client leave.
@@ -84,6 +89,89 @@ async fn an_answer_is_read_on_only_for_as_long_as_a_call_may_take() {
     let events = world.server.call().await.stream();
     waiting.stream().await.leave();
     events.left().await;
+}
+
+fn cancel(id: u64) -> String {
+    format!(r#"{{"jsonrpc":"2.0","method":"notifications/cancelled","params":{{"requestId":{id}}}}}"#)
+}
+
+#[tokio::test]
+async fn a_call_that_was_taken_back_is_not_read_on_when_its_client_leaves() {
+    let world = Setup::new().top("drain: 20ms").start().await;
+    let client = Older::new(world.addr()).within("s1");
+    // Its answer has begun, or not; it is taken back before its client leaves, or behind that.
+    let begun = async |id| {
+        let waiting = client.call(id).await;
+        let events = world.server.call().await.stream();
+        (waiting.stream().await, events)
+    };
+    let (one, first) = begun(1).await;
+    let (other, second) = begun(2).await;
+    let waiting = client.call(3).await;
+    let third = world.server.call().await;
+    client.post(&cancel(1)).await.answer().await;
+    client.post(&cancel(3)).await.answer().await;
+    let lines = Lines::record();
+    one.leave();
+    other.leave();
+    waiting.leave();
+    lines.until(3).await;
+    client.post(&cancel(2)).await.answer().await;
+    tokio::join!(first.left(), second.left(), third.left());
+    let World { server, proxy } = world;
+    proxy.stop().await;
+    assert_eq!(server.messages("notifications/cancelled"), 3, "none is told twice");
+}
+
+/// An answer of which the client has read an event with an id.
+async fn read_from(waiting: Waiting, events: &Events) -> Stream {
+    events.raw("id: 1\nretry: 10\ndata:\n\n");
+    let mut stream = waiting.stream().await;
+    stream.piece().await.expect("it goes on").expect("it does not break off");
+    stream
+}
+
+#[tokio::test]
+async fn a_server_hears_that_a_call_has_taken_longer_than_one_may() {
+    for stage in ["before its answer", "within it", "while it is taken up"] {
+        let setup = Setup::new().top("timeouts: { call: 300ms }");
+        let world = setup.server(|options| options.get = Get::Silent).start().await;
+        let waiting = Older::new(world.addr()).within("s1").call(1).await;
+        let call = world.server.call().await;
+        let (mut call, mut events) = (Some(call), None);
+        let rest = if stage == "before its answer" {
+            waiting.answer().await.body
+        } else {
+            let begun = call.take().expect("it is there").stream();
+            let mut stream = read_from(waiting, &begun).await;
+            match stage {
+                "within it" => events = Some(begun),
+                _ => begun.break_off(),
+            }
+            stream.rest().await
+        };
+        assert!(rest.contains("-31003"), "{stage}: {rest}");
+        let told = world.server.message("notifications/cancelled").await;
+        assert_eq!((&told.json["params"]["requestId"], told.session()), (&json!(1), "s1"), "{stage}");
+        assert_eq!(world.server.messages("notifications/cancelled"), 1);
+        drop((call, events));
+    }
+}
+
+#[tokio::test]
+async fn a_server_hears_of_a_call_whose_stream_a_stopping_proxy_was_taking_up() {
+    let setup = Setup::new().top("drain: 20ms").server(|options| options.get = Get::Refused(503));
+    let World { server, proxy } = setup.start().await;
+    let waiting = Older::new(proxy.addresses[0]).within("s1").call(1).await;
+    let events = server.call().await.stream();
+    let mut stream = read_from(waiting, &events).await;
+    events.break_off();
+    server.seen(|seen| seen.http == Method::GET).await;
+    let (rest, ()) = tokio::join!(stream.rest(), proxy.stop());
+    assert!(rest.contains("-31007"), "{rest}");
+    let told = server.message("notifications/cancelled").await;
+    assert_eq!((&told.json["params"]["requestId"], told.session()), (&json!(1), "s1"));
+    assert_eq!(server.messages("notifications/cancelled"), 1);
 }
 
 #[tokio::test]

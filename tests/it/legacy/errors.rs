@@ -222,12 +222,61 @@ async fn an_empty_answer_to_a_request_is_an_error() {
         Canned::status(200).header("content-length", "0"),
         Canned::status(200).header("content-type", "application/json"),
         Canned::status(200).header("content-type", "application/json").header("content-length", "0"),
+        events("").header("content-length", "0"),
+        Canned::status(204).header("content-type", "text/event-stream"),
     ];
     for canned in empty {
         let answer = answered(canned).await;
         assert_eq!((answer.status.as_u16(), answer.json()["error"]["code"].as_i64()), (200, Some(-31004)));
         assert_eq!(answer.json()["id"], 7);
     }
+}
+
+#[tokio::test]
+async fn an_empty_answer_to_what_we_would_have_added_to_is_an_error_too() {
+    for method in ["initialize", "tools/list"] {
+        for announced in [true, false] {
+            let world = Setup::new()
+                .server(move |options| {
+                    options.hook = Some(Box::new(move |seen| {
+                        let canned = Canned::status(200).header("content-type", "application/json");
+                        let canned = if announced { canned.header("content-length", "0") } else { canned };
+                        (seen.method() == method).then_some(canned)
+                    }));
+                })
+                .start()
+                .await;
+            let params = json!({ "protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": { "name": "c", "version": "1" } });
+            let ask = json!({ "jsonrpc": "2.0", "id": 7, "method": method, "params": params });
+            let client = match method {
+                "initialize" => Older::new(world.addr()),
+                _ => Older::new(world.addr()).hello().await,
+            };
+            let answer = client.post(&ask.to_string()).await.answer().await;
+            assert_eq!(answer.refusal(), (200, -31004), "{method}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_document_that_breaks_before_it_begins_is_an_error() {
+    let world = World::new().await;
+    let waiting = session(&world).call(7).await;
+    let document = world.server.call().await.document();
+    let mut answer = waiting.stream().await;
+    document.break_off();
+    let answer: Value = serde_json::from_str(&answer.rest().await).expect("one error");
+    assert_eq!((&answer["id"], &answer["error"]["code"]), (&json!(7), &json!(-31002)));
+}
+
+#[tokio::test]
+async fn a_document_that_has_not_begun_is_an_error_at_the_deadline() {
+    let route = ["defer: { mode: never }", "held: { progress: off, deadline: 50ms }"];
+    let world = Setup::new().route(route[0]).route(route[1]).start().await;
+    let waiting = session(&world).call(7).await;
+    let _document = world.server.call().await.document();
+    let answer: Value = serde_json::from_str(&waiting.stream().await.rest().await).expect("one error");
+    assert_eq!((&answer["id"], &answer["error"]["code"]), (&json!(7), &json!(-31003)));
 }
 
 #[tokio::test]

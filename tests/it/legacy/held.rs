@@ -2,14 +2,15 @@
 
 use super::world::{Older, READY, call};
 use crate::{
-    proxy::world::{World, start},
+    proxy::world::{Setup, World, start},
     support::{
         clients::{Stream, soon},
-        servers::{Call, Canned},
+        servers::{Call, Canned, Seen},
     },
 };
 use futures_util::FutureExt;
 use serde_json::{Value, json};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use tokio::{io::AsyncReadExt, net::TcpListener, sync::mpsc};
 
 const QUICK: &str = "held: { progress: 30ms, comments: 10s }";
@@ -240,6 +241,28 @@ async fn a_call_that_has_waited_long_enough_gets_an_error_and_is_cancelled() {
 }
 
 #[tokio::test]
+async fn that_a_call_has_waited_long_enough_is_told_again_where_the_server_does_not_take_it() {
+    let left = AtomicUsize::new(2);
+    let refused = move |seen: &Seen| {
+        let one_less = |left: usize| left.checked_sub(1);
+        let refuses = seen.method() == "notifications/cancelled"
+            && left.fetch_update(Relaxed, Relaxed, one_less).is_ok();
+        refuses.then(|| Canned::status(503))
+    };
+    let world = Setup::new()
+        .server(|options| *options = std::mem::take(options).hook(refused))
+        .route("defer: { mode: never }")
+        .route("held: { deadline: 50ms }")
+        .start()
+        .await;
+    let waiting = session(&world).call(1).await;
+    let _called = world.server.call().await;
+    overdue(&waiting.answer().await.error(), "50ms");
+    let told = world.server.last_of(3, |seen| seen.method() == "notifications/cancelled").await;
+    assert_eq!((told.session(), &told.json["params"]["requestId"]), ("s1", &json!(1)));
+}
+
+#[tokio::test]
 async fn a_stream_that_has_begun_ends_at_the_deadline_even_within_an_event() {
     for begun in ["", ": ping\n\n", "data: {\"jsonrpc\":\"2.0\",\"id\":2,"] {
         let world = World::with("defer: { mode: never }\n    held: { deadline: 50ms }").await;
@@ -280,6 +303,30 @@ async fn a_document_that_has_begun_breaks_off_at_the_deadline() {
     piece(&mut stream).await;
     assert!(soon("it ends", stream.piece()).await.expect("it does not just end").is_err());
     world.server.message("notifications/cancelled").await;
+}
+
+#[tokio::test]
+async fn a_short_document_that_does_not_come_ends_at_the_deadline() {
+    let world = World::with("defer: { mode: never }\n    held: { deadline: 50ms }").await;
+    let waiting = session(&world).call(4).await;
+    let document = world.server.call().await.document_of(500);
+    document.raw("{\"jsonrpc\":\"2.0\",");
+    let answer = waiting.answer().await;
+    overdue(&answer.error(), "50ms");
+    let told = world.server.message("notifications/cancelled").await;
+    assert_eq!((told.session(), &told.json["params"]["requestId"]), ("s1", &json!(4)));
+    document.left().await;
+}
+
+#[tokio::test]
+async fn a_short_document_that_does_not_come_holds_up_no_proxy_that_stops() {
+    let World { server, proxy } = Setup::new().top("drain: 20ms").start().await;
+    let waiting = Older::new(proxy.addresses[0]).within("s1").call(4).await;
+    let document = server.call().await.document_of(500);
+    document.raw("{\"jsonrpc\":\"2.0\",");
+    let (answer, ()) = tokio::join!(waiting.answer(), proxy.stop());
+    assert_eq!(answer.refusal(), (200, -31007), "{answer:?}");
+    assert_eq!(server.message("notifications/cancelled").await.json["params"]["requestId"], 4);
 }
 
 #[tokio::test]

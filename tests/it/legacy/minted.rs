@@ -77,6 +77,19 @@ async fn each_event_gets_an_id_and_keeps_its_bytes() {
 }
 
 #[tokio::test]
+async fn a_response_whose_last_byte_is_a_cr_gets_its_id() {
+    let world = world().await;
+    let client = Older::new(world.addr()).hello().await;
+    let (id, events, mut stream) = called(&world, &client).await;
+    until(&mut stream, "notifications/x").await;
+    let response = format!("data: {{\"jsonrpc\":\"2.0\",\"id\":{id},\"result\":{{}}}}\r\r");
+    events.raw(response.clone());
+    drop(events);
+    let last = stream.rest().await;
+    assert_eq!(last, format!("id: {}\n{response}", id_of(&last)));
+}
+
+#[tokio::test]
 async fn clients_that_do_not_know_empty_events_get_none() {
     let world = world().await;
     let client = Older::new(world.addr()).hello().await.with("mcp-protocol-version", "2025-06-18");

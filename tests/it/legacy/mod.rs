@@ -9,6 +9,7 @@ mod held;
 mod minted;
 mod passing;
 mod recorded;
+mod relayed;
 mod repeats;
 mod resuming;
 mod sessions;

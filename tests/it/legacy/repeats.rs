@@ -2,6 +2,7 @@
 
 use super::world::{HELLO, Older};
 use crate::proxy::world::start;
+use http::Method;
 use std::sync::{
     Arc,
     atomic::{AtomicUsize, Ordering::Relaxed},
@@ -112,5 +113,22 @@ async fn a_call_does_not_go_on_a_connection_whose_last_answer_was_that_a_message
         assert_eq!(client.post(super::world::READY).await.answer().await.status, 202);
         let answer = client.with("authorization", "Bearer other").post(CALL).await.answer().await;
         assert!(answer.json().get("result").is_some(), "{answer:?}");
+    }
+}
+
+#[tokio::test]
+async fn nothing_that_is_sent_once_goes_on_such_a_connection() {
+    let running = start(&closing().await, &["defer: { mode: never }"], &[]);
+    let client = Older::new(running.addresses[0]).within("s");
+    let answer = r#"{"jsonrpc":"2.0","id":9,"result":{}}"#;
+    let cancel = r#"{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":1}}"#;
+    for (method, target, body) in [
+        (Method::POST, "/mcp", answer),
+        (Method::POST, "/mcp", cancel),
+        (Method::GET, "/.well-known/oauth-protected-resource/mcp", ""),
+    ] {
+        assert_eq!(client.post(super::world::READY).await.answer().await.status, 202);
+        let answer = client.send(method, target, body).await.answer().await;
+        assert!(answer.status.is_success(), "{body}: {answer:?}");
     }
 }

@@ -6,7 +6,7 @@ use crate::{
     proxy::world::{Setup, World},
     support::{
         clients::{Stream, soon},
-        servers::{Canned, Events, Get, LegacyServer, Options},
+        servers::{Canned, Events, Get, LegacyServer, Options, Seen},
     },
 };
 use http::Method;
@@ -70,9 +70,90 @@ async fn a_stream_that_breaks_goes_on_where_its_server_has_more() {
     assert!(again.header("content-type").is_none() && again.body.is_empty());
     world.server.listener("s1").await.raw(ANSWER);
     world.server.hang_up("s1");
-    // What was cut off is void, and comes again.
-    assert_eq!(format!("{cut}{}", stream.rest().await), format!("{cut}\nevent: incomplete\n\n{ANSWER}"));
+    // What was cut off is void, its id too, and comes again.
+    let void = "\nid: e1\nevent: incomplete\n\n";
+    assert_eq!(format!("{cut}{}", stream.rest().await), format!("{cut}{void}{ANSWER}"));
     assert_eq!(world.server.messages("tools/call"), 1);
+}
+
+/// What asks for what followed the first event.
+fn comes_back(seen: &Seen) -> bool {
+    seen.http == Method::GET && seen.header("last-event-id") == Some("e1")
+}
+
+#[tokio::test]
+async fn a_byte_order_mark_does_not_come_again_in_the_middle_of_a_stream() {
+    let world = World::new().await;
+    let (mut stream, events) = begun(&within(&world), &world.server).await;
+    events.break_off();
+    let listener = world.server.listener("s1").await;
+    world.server.hang_up("s1");
+    listener.raw(format!("\u{feff}{ANSWER}"));
+    drop(listener);
+    // Behind it the id would be none.
+    assert_eq!(stream.rest().await, ANSWER);
+}
+
+#[tokio::test]
+async fn a_response_that_was_cut_off_is_still_owed_when_the_stream_breaks_again() {
+    let world = World::new().await;
+    let (mut stream, events) = begun(&within(&world), &world.server).await;
+    events.raw("id: e2\ndata: {\"jsonrpc\":\"2.0\",\"id\":7,\"result\":{\"big");
+    let cut = stream.piece().await.expect("it goes on").expect("it does not break off");
+    events.break_off();
+    let listener = world.server.listener("s1").await;
+    world.server.hang_up("s1");
+    listener.break_off();
+    world.server.sees(2, comes_back).await;
+    world.server.listener("s1").await.raw(ANSWER);
+    world.server.hang_up("s1");
+    // Who reads to the end has the id of the event that was cut off no more.
+    let void = "\nid: e1\nevent: incomplete\n\n";
+    assert_eq!(format!("{cut}{}", stream.rest().await), format!("{cut}{void}{ANSWER}"));
+}
+
+#[tokio::test]
+async fn a_response_that_was_cut_off_is_come_back_for_when_the_server_ends_the_stream() {
+    let world = resumed_with(|| events("retry: 10\n\n")).await;
+    let client = within(&world);
+    let (mut stream, events) = begun(&client, &world.server).await;
+    events.raw("id: e2\ndata: {\"jsonrpc\":\"2.0\",\"id\":7,\"result\":{\"big");
+    stream.piece().await.expect("it goes on").expect("it does not break off");
+    events.break_off();
+    assert!(stream.rest().await.ends_with("id: e1\nevent: incomplete\n\nretry: 10\n\n"));
+    let World { server, proxy: _proxy } = world;
+    drop(server);
+    let back = client.with("last-event-id", "e1").listen().await;
+    tokio::time::pause();
+    assert_eq!(errors(&back.answer_within(SOON).await.body), [(7, -31002)]);
+}
+
+#[tokio::test]
+async fn a_client_is_kept_waiting_while_its_stream_is_taken_up_but_not_beyond_its_deadline() {
+    let setup = Setup::new().route("defer: { mode: never }");
+    let setup = setup.route("held: { progress: off, comments: 50ms, deadline: 1s }");
+    let world = setup.server(|options| options.get = Get::Silent).start().await;
+    let (mut stream, events) = begun(&within(&world), &world.server).await;
+    events.raw("data: {\"jsonr");
+    stream.piece().await.expect("it goes on").expect("it does not break off");
+    events.break_off();
+    let rest = stream.rest().await;
+    assert!(rest.starts_with("\nevent: incomplete\n\n:\n\n:\n\n"), "{rest}");
+    assert_eq!(errors(&rest), [(7, -31003)]);
+    assert_eq!(world.server.message("notifications/cancelled").await.json["params"]["requestId"], 7);
+}
+
+#[tokio::test]
+async fn who_comes_back_to_a_server_that_says_nothing_is_kept_waiting_but_not_for_ever() {
+    let setup = Setup::new().top("timeouts: { keep_alive: 50ms, call: 1s }");
+    let world = setup.server(|options| options.get = Get::Silent).start().await;
+    let client = within(&world);
+    let (mut stream, ended) = begun(&client, &world.server).await;
+    drop(ended);
+    stream.rest().await;
+    let back = client.with("last-event-id", "e1").listen().await.answer().await;
+    assert!(back.body.starts_with(":\n\n:\n\n"), "{back:?}");
+    assert_eq!(errors(&back.body), [(7, -31003)]);
 }
 
 #[tokio::test]

@@ -74,6 +74,21 @@ async fn only_what_was_taken_back_in_this_session_goes_unanswered() {
 }
 
 #[tokio::test]
+async fn what_a_stranger_takes_back_makes_nobody_elses_forgotten() {
+    let world = World::new().await;
+    let client = Older::new(world.addr()).within("s1");
+    let waiting = client.call(23).await;
+    let events = world.server.call().await.stream();
+    client.post(&cancel("23")).await.answer().await;
+    let many: Vec<_> = (0..=16 << 10).map(|id| cancel(&id.to_string())).collect();
+    let stranger = client.with("mcp-session-id", "invented").with("authorization", "Bearer other");
+    stranger.post(&format!("[{}]", many.join(","))).await.answer().await;
+    let stream = waiting.stream();
+    drop(events);
+    assert_eq!(stream.await.rest().await, "");
+}
+
+#[tokio::test]
 async fn a_stream_whose_session_its_client_ends_just_ends_however_late_the_server_says_so() {
     for (status, owed) in [(200, false), (204, false), (405, true)] {
         let (say, said) = watch::channel(false);

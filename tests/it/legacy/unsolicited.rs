@@ -2,7 +2,10 @@
 
 use super::world::Older;
 use crate::proxy::world::{Setup, World};
-use crate::support::clients::{Stream, soon};
+use crate::support::{
+    clients::{Stream, soon},
+    faulty::{Faulty, Op},
+};
 use serde_json::{Value, json};
 
 const NOW: &str = "defer: { after: 0s }";
@@ -249,6 +252,28 @@ async fn what_was_asked_before_there_was_a_task_is_asked_by_the_task() {
 }
 
 #[tokio::test]
+async fn an_answer_that_could_not_be_kept_can_be_given_again() {
+    let store = Faulty::new();
+    let world = Setup::new().route(SOON).route(MARKED).store(&store).start().await;
+    let client = taker(&world).await;
+    let waiting = client.call(1).await;
+    let events = world.server.call().await.stream();
+    events.send(&asks(77));
+    let mut stream = waiting.stream().await;
+    assert_eq!(stream.next().await, asks(77));
+    let task = stream.next().await["result"]["task"]["taskId"].as_str().expect("a task").to_owned();
+    becomes(&client, &task, "input_required").await;
+    let answer = json!({ "jsonrpc": "2.0", "id": 77, "result": { "action": "decline" } }).to_string();
+    store.fails(&[Op::Swap]);
+    assert_eq!(client.post(&answer).await.answer().await.status, 503);
+    store.works();
+    assert_eq!(client.post(&answer).await.answer().await.status, 202);
+    world.server.seen(|seen| seen.answers(&json!(77))).await;
+    becomes(&client, &task, "working").await;
+    assert_eq!(world.server.count(|seen| seen.answers(&json!(77))), 1);
+}
+
+#[tokio::test]
 async fn what_was_asked_of_a_client_that_left_is_asked_by_the_task() {
     let world = world(LATE, MARKED).await;
     let client = taker(&world).await;
@@ -297,5 +322,35 @@ async fn a_tool_that_is_never_a_task_refuses_to_be_one_to_clients_that_take_task
             call.says("plain");
             assert_eq!(waiting.answer().await.text(), "plain");
         }
+    }
+}
+
+#[tokio::test]
+async fn a_call_that_is_taken_back_before_it_is_a_task_is_cancelled_under_the_id_that_its_server_knows() {
+    let world = world(SOON, MARKED).await;
+    let client = taker(&world).await;
+    let waiting = client.call(7).await;
+    let call = world.server.call().await;
+    let cancel = json!({
+        "jsonrpc": "2.0", "method": "notifications/cancelled", "params": { "requestId": 7, "reason": "no" },
+    });
+    assert_eq!(client.post(&cancel.to_string()).await.answer().await.status, 202);
+    let heard = world.server.seen(|seen| seen.json["method"] == "notifications/cancelled").await;
+    assert_eq!(heard.json["params"]["requestId"], call.id());
+    assert_eq!(waiting.answer().await.body, "", "who takes a request back is owed no answer");
+    let list = json!({ "jsonrpc": "2.0", "id": 8, "method": "tasks/list" });
+    let list = client.post(&list.to_string()).await.answer().await.json();
+    assert_eq!(list["result"]["tasks"], json!([]), "nor is there a task");
+}
+
+#[tokio::test]
+async fn always_is_always_also_where_the_client_did_not_ask() {
+    let world = world("defer: { mode: always }", MARKED).await;
+    let client = taker(&world).await;
+    for id in 0..20 {
+        let waiting = client.call(id).await;
+        world.server.call().await.says("quick");
+        let answer = waiting.answer().await;
+        assert!(answer.result()["task"]["taskId"].is_string(), "{answer:?}");
     }
 }

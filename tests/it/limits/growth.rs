@@ -6,7 +6,7 @@
 //! the square of its input needs four times as long for twice as much, and fails however often it is
 //! measured.
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use deferral::internals::{
     bridge::{Catalogue, elicit, offer},
     dialect::legacy::{self, Answers, Post},
@@ -17,9 +17,10 @@ use deferral::internals::{
         headers::param_headers,
         splice::{Edit, Object},
         sse::{Cutter, Decoder},
+        sse_watch::{Glance, Watch},
         tool_result,
-        watch::{Glance, Watch},
     },
+    upstream::http1::{Framing, HeadReader, Next},
 };
 use rustix::time::{ClockId, clock_gettime};
 use std::{hint::black_box, time::Duration};
@@ -154,6 +155,49 @@ fn an_event_that_comes_in_small_pieces_is_read_in_proportion() {
                 watch.see(&chunk);
                 black_box(watch.take_heard());
             }
+        });
+    }
+}
+
+#[test]
+fn an_answer_that_comes_in_small_pieces_is_read_in_proportion() {
+    // As long as a head, a line between two chunks and the trailers may be.
+    let within = |before: &'static str, part: &'static str, after: &'static str| {
+        move |parts: usize| Bytes::from(format!("{before}{}{after}", part.repeat(parts * 30 / part.len())))
+    };
+    for (kind, answer) in [
+        ("a long line", within("HTTP/1.1 200 OK\r\nx: ", "y", "\r\n\r\n")),
+        ("empty lines before it", within("", "\r\n", "HTTP/1.1 200 OK\r\n\r\n")),
+        ("others before it", within("", "HTTP/1.1 102 Processing\r\n\r\n", "HTTP/1.1 200 OK\r\n\r\n")),
+    ] {
+        grows_with_its_input(&format!("head, {kind}"), 1_000, answer, |answer| {
+            let (mut reader, mut read) = (HeadReader::default(), BytesMut::new());
+            let heads = pieces(answer).filter_map(|piece| {
+                read.extend_from_slice(&piece);
+                reader.next(&mut read).expect("it is one")
+            });
+            assert_eq!(heads.count(), 1);
+        });
+    }
+    let chunked = || {
+        let head = http::Response::builder().header("transfer-encoding", "chunked").body(());
+        Framing::of(&head.expect("a head")).expect("chunks")
+    };
+    for (kind, body) in [
+        ("the extension of a chunk", within("5;", "x", "\r\nhello\r\n0\r\n\r\n")),
+        ("a long trailer", within("0\r\nx: ", "y", "\r\n\r\n")),
+        ("many trailers", within("0\r\n", "x: y\r\n", "\r\n")),
+        ("many chunks", within("", "5\r\nhello\r\n", "0\r\n\r\n")),
+    ] {
+        grows_with_its_input(&format!("Framing, {kind}"), 1_000, body, |body| {
+            let (mut framing, mut read) = (chunked(), BytesMut::new());
+            for piece in pieces(body) {
+                read.extend_from_slice(&piece);
+                while let Next::Data(data) = framing.next(&mut read).expect("a body") {
+                    black_box(data);
+                }
+            }
+            assert_eq!(framing, Framing::Over);
         });
     }
 }

@@ -3,7 +3,7 @@
 use super::program::{Log, Program};
 use crate::{
     proxy::world::Setup,
-    support::servers::{LegacyServer, Options},
+    support::servers::{Canned, LegacyServer, Options},
 };
 use http::Method;
 use serde_json::json;
@@ -52,4 +52,22 @@ async fn identities_are_bounded_by_what_they_keep_too() {
     }
     assert!(left() >= 4, "{}", left());
     assert_eq!(world.server.messages("initialize"), 32);
+}
+
+#[tokio::test]
+async fn a_storm_of_credentials_that_the_server_refuses_costs_little_memory() {
+    let server = LegacyServer::start(Options::default().hook(|_| Some(Canned::status(401)))).await;
+    let program = Program::start(&server, &[], Log::Nowhere);
+    let ask = async |number: usize| {
+        let client = program.client().with("authorization", &format!("Bearer {number}"));
+        client.ask("server/discover", json!({})).await
+    };
+    ask(0).await;
+    let before = program.memory();
+    const CALLERS: usize = 500;
+    for number in 1..=CALLERS {
+        ask(number).await;
+    }
+    let each = program.memory().saturating_sub(before) / CALLERS;
+    assert!(each < 16 << 10, "{each} bytes for each caller");
 }

@@ -1,7 +1,107 @@
 //! The manual's list of all bounds says what the source says.
 
 use deferral::internals::config;
-use std::{collections::BTreeMap, fs, path::Path};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    path::{Path, PathBuf},
+};
+
+/// Constants with a number or a time that bound nothing, with the word for what each is.
+const NO_BOUND: &[(&str, &str)] = &[
+    ("admin/server.rs ACCEPT_PAUSE", PAUSE),
+    ("bridge/resume.rs HEADER", FORMAT),
+    ("bridge/resume.rs KEY_ID", FORMAT),
+    ("bridge/resume.rs PAYLOAD", FORMAT),
+    ("bridge/resume.rs SEALED", FORMAT),
+    ("bridge/resume.rs TAG", FORMAT),
+    ("bridge/resume.rs TEXT", FORMAT),
+    ("client/legacy/mod.rs TASK_TTL", DEFAULT),
+    ("client/legacy/resume.rs PAUSE", PAUSE),
+    ("client/legacy/resume.rs SHORTEST_PAUSES", PAUSE),
+    ("client/mod.rs POLL_INTERVAL", DEFAULT),
+    ("client/modern/mod.rs COME_BACK_AFTER", PAUSE),
+    ("cli/demo.rs SECONDS", PLAY),
+    ("demo/booking.rs MAX_PARTY", PLAY),
+    ("demo/server.rs TICK", PLAY),
+    ("config/file.rs DEFAULT_DRAIN", DEFAULT),
+    ("config/secret.rs LENGTH", FORMAT),
+    ("config/warnings.rs SOON", "where a word of advice begins"),
+    ("front/listener.rs ACCEPT_PAUSE", PAUSE),
+    ("front/rest.rs BREATHER", PAUSE),
+    ("proxy/keep.rs FIRST_PAUSE", PAUSE),
+    ("proxy/keep.rs NO_ROOM_BYTES", "an estimate: what the words that say so take"),
+    ("proxy/legacy/task_call.rs IDS", NUMBERS),
+    ("proxy/listen.rs MERGE", PAUSE),
+    ("proxy/sweep.rs PERIOD", PAUSE),
+    ("runtime/net.rs LET_GO", PAUSE),
+    ("runtime/net.rs PIPE", "a stand-in for the system's own buffers"),
+    ("runtime/room.rs ASK_AGAIN", PAUSE),
+    ("telemetry/log.rs ENOUGH", "a portion: it is written right then"),
+    ("upstream/group.rs IDENTITY", "an estimate, counted towards `limits.identity_bytes`"),
+    ("upstream/group.rs PAUSE", PAUSE),
+    ("upstream/listen.rs PAUSE", PAUSE),
+    ("upstream/mod.rs CONNECTIONS", DEFAULT),
+    ("upstream/resume.rs PAUSE", PAUSE),
+    ("upstream/resume.rs SHORTEST_PAUSES", PAUSE),
+    ("upstream/schedules.rs SESSIONS", "a test's"),
+    ("upstream/server.rs OWN_IDS", NUMBERS),
+    ("upstream/streamable.rs ROUND", PAUSE),
+    ("upstream/telling.rs PAUSES", PAUSE),
+];
+
+const PAUSE: &str = "a pause or a rhythm of our own";
+const FORMAT: &str = "the length of what is always so long";
+const DEFAULT: &str = "the default of something that is set elsewhere";
+const PLAY: &str = "part of what the demo plays";
+const NUMBERS: &str = "where a row of numbers begins";
+
+/// The Rust files below a folder: their paths from there, and what they say.
+pub(super) fn in_sources(folder: &str) -> impl Iterator<Item = (String, String)> {
+    let top = Path::new(env!("CARGO_MANIFEST_DIR")).join(folder);
+    let (mut folders, mut files) = (vec![top.clone()], Vec::<PathBuf>::new());
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder).expect("a folder") {
+            let path = entry.expect("an entry").path();
+            match path.is_dir() {
+                true => folders.push(path),
+                false if path.extension().is_some_and(|extension| extension == "rs") => files.push(path),
+                false => {}
+            }
+        }
+    }
+    files.into_iter().map(move |path| {
+        let name = path.strip_prefix(&top).expect("it is below").to_string_lossy().replace('\\', "/");
+        (name, fs::read_to_string(path).expect("it can be read"))
+    })
+}
+
+/// The name of a constant that is a number or a time, if this line declares one.
+fn counts(line: &str) -> Option<&str> {
+    let (before, rest) = line.trim().split_once("const ")?;
+    if !(before.is_empty() || before.starts_with("pub") && before.ends_with(' ')) {
+        return None;
+    }
+    let (name, rest) = rest.split_once(": ")?;
+    let (kind, _) = rest.split_once(" =")?;
+    let kind = kind.trim_start_matches('[').split(';').next()?;
+    let number = [
+        "usize",
+        "u64",
+        "u32",
+        "u16",
+        "u128",
+        "i64",
+        "i32",
+        "isize",
+        "Duration",
+        "NonZeroUsize",
+        "NonZeroU32",
+    ];
+    (number.contains(&kind)
+        && name.bytes().all(|byte| byte.is_ascii_uppercase() || b"_0123456789".contains(&byte)))
+    .then_some(name)
+}
 
 fn read(file: &str) -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("src").join(file);
@@ -9,7 +109,7 @@ fn read(file: &str) -> String {
 }
 
 /// The rows of the manual's tables, cell by cell, without the marks of code.
-fn rows() -> Vec<Vec<String>> {
+pub(super) fn rows() -> Vec<Vec<String>> {
     let text = read("manual/limits.md");
     let rows = text.lines().filter_map(|line| line.strip_prefix("| `"));
     rows.map(|row| row.split('|').map(|cell| cell.trim().trim_matches('`').to_owned()).collect()).collect()
@@ -45,6 +145,63 @@ fn every_constant_that_is_listed_is_there_with_its_value() {
         let (_, found) = found.split_once(" = ").expect("it has a value");
         let found = evaluated(found.trim_end_matches(';'));
         assert_eq!(found, meant(value), "{name} of src/{file} is listed as {value}");
+    }
+}
+
+#[test]
+fn every_constant_that_bounds_something_is_listed() {
+    let rows = rows();
+    let listed: BTreeSet<_> = rows
+        .iter()
+        .filter(|row| row[0].ends_with(".rs"))
+        .map(|row| format!("{} {}", row[0], row[1]))
+        .collect();
+    let mut excused: BTreeSet<_> = NO_BOUND.iter().map(|(constant, _)| (*constant).to_owned()).collect();
+    assert_eq!(excused.len(), NO_BOUND.len(), "a constant is excused twice");
+    let (mut found, mut missing) = (0, Vec::new());
+    for (file, text) in in_sources("src") {
+        // Codes of errors are no bounds, and there are many in that one file.
+        if file == "protocol/code.rs" {
+            continue;
+        }
+        // Behind this there are only tests.
+        let ours = text.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default();
+        let ours = ours.split("#[cfg(test)]\nmod tried {").next().unwrap_or_default();
+        for name in ours.lines().filter_map(counts) {
+            let constant = format!("{file} {name}");
+            found += 1;
+            let (is_listed, is_excused) = (listed.contains(&constant), excused.remove(&constant));
+            assert!(!(is_listed && is_excused), "{constant} is listed as a bound and excused as none");
+            if !(is_listed || is_excused) {
+                missing.push(constant);
+            }
+        }
+    }
+    assert!(
+        missing.is_empty(),
+        "list what bounds something in src/manual/limits.md, and name what does not in NO_BOUND here: {missing:#?}"
+    );
+    assert!(excused.is_empty(), "these are not there: {excused:?}");
+    assert!(found > 100, "{found}");
+}
+
+#[test]
+fn a_constant_that_counts_is_seen_however_it_is_declared() {
+    for line in [
+        "const MOST: usize = 1;",
+        "    pub(super) const MOST: Duration = Duration::from_secs(1);",
+        "pub const MOST: [u64; 2] = [1, 2];",
+        "pub(in crate::front) const MOST: u32 = 1 << 3;",
+    ] {
+        assert_eq!(counts(line), Some("MOST"), "{line}");
+    }
+    for line in [
+        "const NAME: &str = \"x\";",
+        "// const MOST: usize = 1;",
+        "fn random<const N: usize>() {",
+        "let x = 1;",
+    ] {
+        assert_eq!(counts(line), None, "{line}");
     }
 }
 

@@ -9,14 +9,20 @@
 //! | `growth.rs` | twice the bytes take at most about twice the time |
 //! | `bodies.rs` | bodies of requests, unfinished ones too |
 //! | `identities.rs` | what callers declare and are known by |
-//! | `listed.rs` | the manual's list of all bounds is true |
+//! | `listed.rs` | the manual's list of all bounds is true, and complete |
+//! | `driven.rs` | which test drives which bound to its end |
+//! | `clients.rs` | what clients may take |
+//! | `settings.rs` | what a configuration may take |
 //! | `log.rs` | a log that nobody reads |
 //! | `loops.rs` | a proxy in front of itself |
 
 mod bodies;
+mod clients;
+mod driven;
 mod growth;
 mod identities;
 mod listed;
 mod log;
 mod loops;
 mod program;
+mod settings;

@@ -70,8 +70,17 @@ impl Program {
 
     /// What it has in memory, in bytes.
     pub(crate) fn memory(&self) -> usize {
+        self.status("VmRSS:")
+    }
+
+    /// What it has asked the system for, whether or not it has used it yet, in bytes.
+    pub(crate) fn reserved(&self) -> usize {
+        self.status("VmData:")
+    }
+
+    fn status(&self, of: &str) -> usize {
         let status = fs::read_to_string(self.of_process("status")).expect("it runs");
-        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("it has memory");
+        let line = status.lines().find_map(|line| line.strip_prefix(of)).expect("it has memory");
         let kilobytes: usize = line.trim().trim_end_matches(" kB").parse().expect("a number");
         kilobytes << 10
     }

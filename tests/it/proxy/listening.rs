@@ -3,7 +3,7 @@
 use super::world::{ALWAYS, Setup, World};
 use crate::support::{
     clients::{Client, Event, Stream, TASKS},
-    servers::{Canned, Events, Seen},
+    servers::{Canned, Events, PATIENCE, Seen},
 };
 use http::Method;
 use serde_json::{Value, json};
@@ -402,4 +402,23 @@ async fn listening_goes_on_when_the_server_has_forgotten_the_session() {
     stream.notice("notifications/tools/list_changed").await;
     again.notify("notifications/tools/list_changed", json!({}));
     stream.notice("notifications/tools/list_changed").await;
+}
+
+#[tokio::test]
+async fn a_stream_subscribes_to_so_many_resources_and_leaves_out_the_rest() {
+    let hook = |seen: &Seen| {
+        let answer = json!({ "jsonrpc": "2.0", "id": seen.json["id"], "result": {} });
+        (seen.method() == "resources/subscribe").then(|| Canned::json(200, &answer))
+    };
+    let mut setup = Setup::new();
+    setup.options = setup.options.hook(hook);
+    let world = setup.start().await;
+    let uris: Vec<_> = (0..1010).map(|n| format!("file:///{n}")).collect();
+    let client = world.client();
+    let listening = acknowledged(&client, json!({ "resourceSubscriptions": uris }));
+    let (_stream, honoured) = tokio::time::timeout(PATIENCE, listening).await.expect("it is acknowledged");
+    assert_eq!(honoured, json!({ "resourceSubscriptions": uris[..1000] }));
+    assert_eq!(world.server.messages("resources/subscribe"), 1000);
+    let other = world.client().bearing("other").ask("tools/list", json!({})).await;
+    assert!(other.result()["tools"].is_array());
 }

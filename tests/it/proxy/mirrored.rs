@@ -1,7 +1,10 @@
 //! Parameters that a tool wants mirrored into `Mcp-Param-*` headers.
 
 use super::world::{Setup, World};
-use crate::support::{clients::Client, servers::Call};
+use crate::support::{
+    clients::Client,
+    servers::{Call, Canned, Seen},
+};
 use serde_json::{Value, json};
 
 /// A server whose tools are the test's to list.
@@ -161,4 +164,23 @@ async fn parameters_deep_inside_are_mirrored_and_null_is_not() {
     assert_eq!(client.ask("tools/call", arguments(json!(8))).await.refusal(), (400, -32020));
     assert_eq!(world.client().ask("tools/call", arguments(json!(7))).await.refusal(), (400, -32020));
     passes(&world, &world.client(), arguments(Value::Null)).await;
+}
+
+#[tokio::test]
+async fn a_list_of_tools_without_end_is_read_so_far_and_keeps_no_call() {
+    let hook = |seen: &Seen| {
+        (seen.method() == "tools/list").then(|| {
+            let result = json!({ "tools": [], "nextCursor": "more" });
+            Canned::json(200, &json!({ "jsonrpc": "2.0", "id": seen.json["id"], "result": result }))
+        })
+    };
+    let mut setup = Setup::new();
+    setup.options = setup.options.hook(hook);
+    let world = setup.start().await;
+    for client in [world.client(), world.client()] {
+        let waiting = client.call("plain").await;
+        world.server.call().await.says("passed");
+        assert_eq!(waiting.answer().await.text(), "passed");
+    }
+    assert_eq!(world.server.messages("tools/list"), 1000, "and not again for each call");
 }

@@ -239,6 +239,31 @@ async fn tasks_in_hand_keep_no_call_from_its_turn() {
 }
 
 #[tokio::test]
+async fn a_task_that_shares_its_session_keeps_no_call_from_its_turn_either() {
+    let world = with_jobs().top("limits: { sessions: 1 }").start().await;
+    let client = asked_with_tasks(&world);
+    // The server is seen to ask on a call's own stream, so the calls after it share a session.
+    let talk = Talk::tool(&client);
+    let waiting = talk.begin().await;
+    let server = Asking::next(&world, Way::OnTheCall).await;
+    server.ask(0, &form("Who?"));
+    let questions = Questions::of(&waiting.answer().await);
+    let waiting = talk.retry(&questions, json!({ "elicitation-1": accept("Ada") })).await;
+    server.answered(&world, 0).await;
+    server.says("first");
+    waiting.answer().await.result();
+    // Then it asks elsewhere, and calls have sessions of their own again.
+    let (_task, shared) = job(&world, &client).await;
+    shared.ask(1, &form("What?"));
+    shared.heard(&world).await;
+    let waiting = talk.begin().await;
+    let server = soon("the call has its turn", Asking::next(&world, Way::OnTheSession)).await;
+    assert_ne!(server.session, shared.session);
+    server.says("second");
+    waiting.answer().await.result();
+}
+
+#[tokio::test]
 async fn the_sessions_of_tasks_are_bounded_and_beyond_them_a_task_counts_as_a_call() {
     let world = with_jobs()
         .top("limits: { sessions: 1, task_sessions: 2 }")

@@ -284,12 +284,12 @@ impl Client {
     }
 
     async fn reach(&self) -> io::Result<Socket> {
-        let socket = match &self.pipes {
-            Some(pipes) => Socket::Pipe(pipes.connect(self.addr)?),
-            None => Socket::Tcp(TcpStream::connect(self.addr).await?),
-        };
-        socket.set_nodelay();
-        Ok(socket)
+        if let Some(pipes) = &self.pipes {
+            return Ok(Socket::Right(pipes.connect(self.addr)?));
+        }
+        let socket = TcpStream::connect(self.addr).await?;
+        let _ = socket.set_nodelay(true);
+        Ok(Socket::Left(socket))
     }
 
     async fn connect(&self) -> (Link, Open) {

@@ -178,10 +178,15 @@ impl LegacyServer {
 
     /// The first request that fits, once it has arrived.
     pub(crate) async fn seen(&self, fits: impl Fn(&Seen) -> bool) -> Seen {
+        self.last_of(1, fits).await
+    }
+
+    /// The last of so many requests that fit, once they have arrived.
+    pub(crate) async fn last_of(&self, count: usize, fits: impl Fn(&Seen) -> bool) -> Seen {
         let mut logged = self.state.logged.subscribe();
         let found = async {
             loop {
-                if let Some(seen) = locked(&self.state.log).iter().find(|seen| fits(seen)) {
+                if let Some(seen) = locked(&self.state.log).iter().filter(|seen| fits(seen)).nth(count - 1) {
                     return seen.clone();
                 }
                 logged.changed().await.expect("the server runs");
@@ -196,6 +201,19 @@ impl LegacyServer {
     /// The first message of this method, once it has arrived.
     pub(crate) async fn message(&self, method: &str) -> Seen {
         self.seen(|seen| seen.method() == method).await
+    }
+
+    /// Waits until so many of what has arrived fit.
+    pub(crate) async fn sees(&self, count: usize, fits: impl Fn(&Seen) -> bool) {
+        let mut logged = self.state.logged.subscribe();
+        let enough = async {
+            while self.count(&fits) < count {
+                logged.changed().await.expect("the server runs");
+            }
+        };
+        if timeout(PATIENCE, enough).await.is_err() {
+            panic!("less than {count} arrived of what was waited for; what did: {:#?}", self.log());
+        }
     }
 
     /// All that has arrived so far.
@@ -397,6 +415,16 @@ impl Call {
         events
     }
 
+    /// Answers with the head of a JSON document of this length, in bytes.
+    pub(crate) fn document_of(self, length: usize) -> Events {
+        let (events, body) = events();
+        let mut response = event_stream(body);
+        response.headers_mut().insert("content-type", "application/json".parse().expect("a header value"));
+        response.headers_mut().insert("content-length", length.into());
+        let _ = self.answer.send(response);
+        events
+    }
+
     /// Resolves when the client has given up waiting for the head of the answer.
     pub(crate) async fn left(mut self) {
         timeout(PATIENCE, self.answer.closed()).await.expect("the client leaves");
@@ -442,8 +470,6 @@ async fn accept(mut listener: Listener, state: Arc<State>) {
     let mut connections = tokio::task::JoinSet::new();
     for connection in 1.. {
         let Ok(socket) = poll_fn(|cx| listener.poll_accept(cx)).await else { return };
-        // As servers of the field do; else each small event waits for an acknowledgement.
-        socket.set_nodelay();
         let state = state.clone();
         let service = hyper::service::service_fn(move |request| serve(request, connection, state.clone()));
         connections.spawn(async move {

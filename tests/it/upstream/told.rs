@@ -6,7 +6,7 @@ use crate::support::servers::{Call, Canned, Events, Options, Seen};
 use bytes::Bytes;
 use deferral::internals::{
     protocol::Method,
-    upstream::{Lost, Question},
+    upstream::{CallError, Question},
 };
 use serde_json::{Value, json};
 use std::{
@@ -82,17 +82,7 @@ async fn a_cancel_whose_connection_breaks_is_told_again() {
 
 /// Waits until something like this has arrived so often.
 async fn times(world: &World, like: fn(&Seen) -> bool, times: usize) {
-    while world.server.count(like) < times {
-        let before = world.server.log().len();
-        let logged = std::cell::Cell::new(0);
-        world
-            .server
-            .seen(|_| {
-                logged.set(logged.get() + 1);
-                logged.get() > before
-            })
-            .await;
-    }
+    world.server.last_of(times, like).await;
 }
 
 #[tokio::test]
@@ -107,7 +97,7 @@ async fn a_call_whose_answer_cannot_be_delivered_ends_and_says_so() {
         pass(Duration::from_millis(pause + 10)).await;
         times(&world, is_answer, told).await;
     }
-    let Lost::Untold(why) = call.lost().await else { panic!("a loss that says what is missing") };
+    let CallError::Untold(why) = call.lost().await else { panic!("a loss that says what is missing") };
     assert!(why.contains("503"), "{why}");
     // Its server goes on waiting for the answer, unless it hears of this.
     let cancelled = world.server.seen(is_cancel).await;
@@ -122,7 +112,7 @@ async fn an_answer_that_the_server_refuses_for_good_is_not_given_again() {
     let world = World::new(options).await;
     let (mut call, _events, question) = asked(&world, 1).await;
     question.answer.send(accept());
-    assert!(matches!(call.lost().await, Lost::Untold(_)));
+    assert!(matches!(call.lost().await, CallError::Untold(_)));
     world.server.seen(is_cancel).await;
     assert_eq!(world.server.count(is_answer), 1);
 }
@@ -163,7 +153,7 @@ async fn a_server_that_asks_without_end_in_one_call_fails_that_call_alone() {
     for _ in 0..256 {
         held.push(call.question().await);
     }
-    let Lost::Invalid(why) = call.lost().await else { panic!("the server is at fault") };
+    let CallError::Invalid(why) = call.lost().await else { panic!("the server is at fault") };
     assert!(why.contains("256 questions"), "{why}");
     world.server.seen(|seen| is_cancel(seen) && seen.json["params"]["requestId"] == 1).await;
     others.result(json!({}));

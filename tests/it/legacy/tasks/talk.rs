@@ -48,7 +48,7 @@ pub(super) fn setup() -> Setup {
 }
 
 /// Answers a ping.
-fn pong(seen: &Seen) -> Option<Canned> {
+pub(super) fn pong(seen: &Seen) -> Option<Canned> {
     let answer = || Canned::json(200, &json!({ "jsonrpc": "2.0", "id": seen.json["id"], "result": {} }));
     (seen.method() == "ping").then(answer)
 }

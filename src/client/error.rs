@@ -1,0 +1,149 @@
+//! Why there is no answer.
+
+use super::{revisions, wire::MAX_MESSAGE};
+use crate::protocol::{FrameError, code};
+use http::{StatusCode, Uri};
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+/// Why there is no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("{url} cannot be reached: {detail}")]
+    Unreachable { url: Uri, detail: String },
+    #[error("the connection to {url} was lost: {detail}")]
+    Broken { url: Uri, detail: String },
+    #[error("HTTP {status}{detail}")]
+    Status { status: StatusCode, detail: String },
+    #[error("the answer is not valid: {0}")]
+    Invalid(String),
+    #[error("the answer is larger than {MAX_MESSAGE} bytes")]
+    TooLarge,
+    /// A limit was reached, and the request was not served.
+    #[error("busy: {0}")]
+    Busy(String),
+    #[error("the answers were refused: {0}")]
+    Refused(String),
+    #[error("the server does not cancel it: {0}")]
+    NotCancelled(String),
+    #[error("initialize was refused: {0}")]
+    Handshake(String),
+    #[error("the server speaks revision {spoken}, which this client does not; it speaks {}", revisions())]
+    Revision { spoken: String },
+    /// 2025-11-25, *Session Management*.
+    #[error(
+        "the server has ended the session (HTTP 404), and what became of the call is unknown; \
+         call again for a new session"
+    )]
+    SessionLost,
+    #[error("the server speaks no revision that this client does\n2026-07-28: {newest}\nbefore it: {older}")]
+    NoRevision { newest: Box<Self>, older: String },
+    #[error(
+        "the server made a task of the call, which this client did not declare; `--task {task}` in the place of the \
+         tool follows it"
+    )]
+    Unasked { task: String },
+    #[error("task {task}: {source}")]
+    Task { task: String, source: Box<Self> },
+}
+
+// === impl Error ===
+
+impl Error {
+    /// Whether asking again could help, where asking again is harmless.
+    pub(super) fn is_passing(&self) -> bool {
+        match self {
+            Self::Unreachable { .. } | Self::Broken { .. } | Self::Busy(_) => true,
+            Self::Status { status, .. } => is_passing(*status),
+            Self::Invalid(_)
+            | Self::TooLarge
+            | Self::Refused(_)
+            | Self::NotCancelled(_)
+            | Self::Handshake(_)
+            | Self::Revision { .. }
+            | Self::SessionLost
+            | Self::NoRevision { .. }
+            | Self::Unasked { .. }
+            | Self::Task { .. } => false,
+        }
+    }
+
+    /// Whether a server of older revisions may have meant that it misses its handshake. One that wants
+    /// credentials, or is busy, says so in every revision.
+    pub(super) fn may_be_of_older(&self) -> bool {
+        match self {
+            Self::Status { status, .. } => match status.as_u16() {
+                401 | 403 | 407 | 408 | 429 => false,
+                // Some crash over it (500), or say that they cannot do it (501).
+                400..=501 => true,
+                _ => false,
+            },
+            _ => false,
+        }
+    }
+
+    /// The same, of a task.
+    pub(super) fn of_task(self, task: &str) -> Self {
+        Self::Task { task: task.to_owned(), source: Box::new(self) }
+    }
+}
+
+impl From<FrameError> for Error {
+    fn from(error: FrameError) -> Self {
+        Self::Invalid(error.to_string())
+    }
+}
+
+pub(super) const fn is_passing(status: StatusCode) -> bool {
+    matches!(status.as_u16(), 429 | 502 | 503 | 504)
+}
+
+/// Whether an error is this proxy's word for a limit that was reached.
+pub(super) fn is_busy(error: &RawValue) -> bool {
+    #[derive(Deserialize)]
+    struct Code {
+        code: i64,
+    }
+    serde_json::from_str::<Code>(error.get()).is_ok_and(|Code { code }| code == code::BUSY)
+}
+
+/// `code: message`, and the data where there are any.
+pub fn error_text(error: &RawValue) -> String {
+    #[derive(Deserialize)]
+    struct Outline<'a> {
+        code: i64,
+        message: String,
+        #[serde(borrow)]
+        data: Option<&'a RawValue>,
+    }
+    match serde_json::from_str::<Outline<'_>>(error.get()) {
+        Ok(Outline { code, message, data: None }) => format!("{message} ({code})"),
+        Ok(Outline { code, message, data: Some(data) }) => format!("{message} ({code})\n{data}"),
+        Err(_) => error.get().to_owned(),
+    }
+}
+
+/// The last cause says most: `connection refused`, not `client error (Connect)`.
+pub(super) fn causes(error: &(dyn std::error::Error + 'static)) -> String {
+    let mut innermost = error;
+    while let Some(source) = innermost.source() {
+        innermost = source;
+    }
+    innermost.to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shown(error: &str) -> String {
+        error_text(&RawValue::from_string(error.to_owned()).expect("JSON"))
+    }
+
+    #[test]
+    fn errors_are_shown_with_their_code_and_data() {
+        assert_eq!(shown(r#"{"code":-32602,"message":"no"}"#), "no (-32602)");
+        assert_eq!(shown(r#"{"code":1,"message":"no","data":{"a":1}}"#), "no (1)\n{\"a\":1}");
+        assert_eq!(shown("[]"), "[]");
+    }
+}

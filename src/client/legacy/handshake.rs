@@ -1,0 +1,126 @@
+//! The beginning of a session and its end (2025-11-25, *Lifecycle*).
+
+use super::{
+    super::{
+        Declared, Error, NAME, Step, Watch, error_text,
+        message::{Answer, read},
+        tools,
+    },
+    Session, Tasks,
+};
+use crate::protocol::{Era, InputKind, Method, Revision};
+use http::StatusCode;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use std::time::Duration;
+use tokio::time::timeout;
+
+/// The oldest revision of Streamable HTTP.
+const OLDEST: Revision = Revision::V2025_03_26;
+/// How long a server may take for its leave.
+const CLOSE_PATIENCE: Duration = Duration::from_secs(1);
+
+/// What an answer to `initialize` says that matters here.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Initialized {
+    protocol_version: String,
+    #[serde(default)]
+    capabilities: Value,
+}
+
+// === impl Session ===
+
+impl Session {
+    /// Says `initialize`, and goes on with the revision the server chooses.
+    pub(super) async fn shake_hands(&mut self, watch: Watch<'_>) -> Result<(), Error> {
+        let params = json!({
+            "protocolVersion": self.revision.as_str(),
+            "capabilities": self.capabilities(),
+            "clientInfo": { "name": NAME, "version": env!("CARGO_PKG_VERSION") },
+        });
+        let id = self.request(&Method::Initialize, params);
+        let result = match self.response(id, watch).await {
+            Ok(Answer::Result(result)) => result,
+            Ok(Answer::Error(error)) => return Err(Error::Handshake(hinted(&error_text(&error)))),
+            Err(error @ Error::Status { status, .. }) => return Err(refused(status, &error)),
+            Err(error) => return Err(error),
+        };
+        let answer: Initialized = read(&result)?;
+        let spoken = Revision::parse(&answer.protocol_version)
+            .filter(|revision| revision.era() == Era::Legacy && *revision >= OLDEST)
+            .ok_or(Error::Revision { spoken: answer.protocol_version })?;
+        if spoken != self.revision {
+            watch(Step::Revision(spoken.as_str()));
+        }
+        self.revision = spoken;
+        self.streams.line_mut().speak(spoken);
+        let tasks = answer.capabilities.get("tasks").filter(|_| spoken >= Revision::V2025_11_25);
+        let has = |path| tasks.and_then(|tasks| tasks.pointer(path)).is_some_and(Value::is_object);
+        self.tasks = Tasks { calls: has("/requests/tools/call"), cancel: has("/cancel") };
+        let initialized = json!({ "jsonrpc": "2.0", "method": Method::Initialized.as_str() });
+        self.streams.line().tell(initialized.to_string()).await
+    }
+
+    /// What this revision knows of what can be answered. Nothing is said of `tasks`: a server may not
+    /// make tasks of its own questions here.
+    fn capabilities(&self) -> Value {
+        let mut capabilities = json!({});
+        if self.declares(InputKind::Elicitation) {
+            capabilities["elicitation"] = match self.revision >= Revision::V2025_11_25 {
+                true => json!({ "form": {}, "url": {} }),
+                false => json!({}),
+            };
+        }
+        if self.declares(InputKind::Sampling) {
+            capabilities["sampling"] = json!({});
+        }
+        if self.declares(InputKind::Roots) {
+            capabilities["roots"] = json!({});
+        }
+        capabilities
+    }
+
+    pub(super) fn declares(&self, kind: InputKind) -> bool {
+        let Declared { tasks: _, elicitation, sampling, roots } = self.declared;
+        match kind {
+            InputKind::Elicitation => elicitation && self.revision >= Revision::V2025_06_18,
+            InputKind::Sampling => sampling,
+            InputKind::Roots => roots,
+        }
+    }
+
+    /// Whether a tool is listed as one that can be a task (2025-11-25, *Tool-Level Negotiation*).
+    pub(super) async fn can_be_task(&mut self, tool: &str, watch: Watch<'_>) -> Result<bool, Error> {
+        let found = tools::find(tool, async |cursor| {
+            let params = cursor.map_or_else(|| json!({}), |cursor| json!({ "cursor": cursor }));
+            let id = self.request(&Method::ToolsList, params);
+            self.response(id, watch).await
+        });
+        let support = found.await?.and_then(|tool| tool.execution.task_support);
+        Ok(matches!(support.as_deref(), Some("optional" | "required")))
+    }
+
+    /// Ends the session, its streams first: servers complain of a session that ends with readers.
+    /// Those before 2025-06-18 are spared, as some of them in the field go down with it.
+    pub(super) async fn end(&mut self) {
+        self.streams.close().await;
+        if self.revision >= Revision::V2025_06_18 {
+            // A server need not allow it (405), and whoever leaves does not mind.
+            let _ = timeout(CLOSE_PATIENCE, self.streams.line().leave()).await;
+        }
+    }
+}
+
+fn refused(status: StatusCode, error: &Error) -> Error {
+    match status {
+        StatusCode::BAD_REQUEST | StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED => {
+            Error::Handshake(hinted(&error.to_string()))
+        }
+        _ => Error::Handshake(error.to_string()),
+    }
+}
+
+fn hinted(words: &str) -> String {
+    format!("{words}\nperhaps the server speaks no revision before 2026-07-28, or has its endpoint elsewhere")
+}

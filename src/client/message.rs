@@ -1,0 +1,98 @@
+//! JSON-RPC, as far as a client writes and reads it.
+
+use super::{Error, error, error_text};
+use crate::protocol::{Frame, Kind};
+use bytes::Bytes;
+use http::StatusCode;
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+
+/// Characters of a page that is no JSON-RPC which an error shows.
+const SHOWN: usize = 500;
+
+/// A request.
+#[derive(Serialize)]
+pub struct Message<'a, P> {
+    jsonrpc: &'static str,
+    id: u64,
+    method: &'a str,
+    params: P,
+}
+
+/// A response to one request.
+#[derive(Debug)]
+pub(super) enum Answer {
+    Result(Box<RawValue>),
+    Error(Box<RawValue>),
+}
+
+// === impl Message ===
+
+impl<'a, P: Serialize> Message<'a, P> {
+    pub const fn new(id: u64, method: &'a str, params: P) -> Self {
+        Self { jsonrpc: "2.0", id, method, params }
+    }
+
+    pub fn to_json(&self) -> String {
+        serde_json::to_string(self).expect("texts, numbers and raw JSON are JSON")
+    }
+}
+
+// === impl Answer ===
+
+impl Answer {
+    /// What a frame answers to the request of this id; `None` for another message.
+    pub(super) fn of(frame: &Frame, id: u64) -> Option<Result<Self, Error>> {
+        let raw = |bytes: &Bytes| {
+            serde_json::from_slice::<Box<RawValue>>(bytes).map_err(|error| Error::Invalid(error.to_string()))
+        };
+        match frame.kind() {
+            Kind::Success { id: theirs, result } if theirs.as_number() == Some(id) => {
+                Some(raw(result).map(Self::Result))
+            }
+            // A server that could not read the id leaves it out.
+            Kind::Failure { id: theirs, error }
+                if theirs.as_ref().is_none_or(|theirs| theirs.as_number() == Some(id)) =>
+            {
+                Some(raw(error).map(Self::Error))
+            }
+            Kind::Success { .. }
+            | Kind::Failure { .. }
+            | Kind::Request { .. }
+            | Kind::Notification { .. } => None,
+        }
+    }
+
+    /// What one JSON document answers to the request of this id.
+    pub(super) fn of_document(status: StatusCode, bytes: Bytes, id: u64) -> Result<Self, Error> {
+        match Frame::parse(bytes.clone()) {
+            Ok(frame) => match Self::of(&frame, id) {
+                // The status says more than the error can: that asking again may help.
+                Some(Ok(Self::Error(error))) if error::is_passing(status) => {
+                    Err(Error::Status { status, detail: format!(": {}", error_text(&error)) })
+                }
+                Some(answer) => answer,
+                None if !status.is_success() => Err(refused(status, &bytes)),
+                None => Err(Error::Invalid("it is not the response to this request".to_owned())),
+            },
+            // An error of HTTP need not carry JSON-RPC.
+            Err(_) if !status.is_success() => Err(refused(status, &bytes)),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+/// An error of HTTP with what its page says.
+pub(super) fn refused(status: StatusCode, body: &[u8]) -> Error {
+    let text = String::from_utf8_lossy(body);
+    let detail = match text.trim() {
+        "" => String::new(),
+        text => format!(": {}", text.chars().take(SHOWN).collect::<String>()),
+    };
+    Error::Status { status, detail }
+}
+
+/// Reads what a result holds.
+pub(super) fn read<'a, T: Deserialize<'a>>(result: &'a RawValue) -> Result<T, Error> {
+    serde_json::from_str(result.get()).map_err(|error| Error::Invalid(error.to_string()))
+}

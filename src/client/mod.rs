@@ -1,0 +1,201 @@
+//! A small client: it calls one tool at a time, follows its task to the end, and hands on what the
+//! server asks in between.
+//!
+//! It speaks two dialects, and each is a `Session`: in [`modern`] every request stands alone
+//! (2026-07-28), in [`legacy`] a handshake comes first and a server may speak on any of several
+//! streams (2025-03-26 to 2025-11-25). Whoever calls sees no difference: a call ends, or waits for
+//! answers and goes on with them ([`Turn`]), and what happens on the way is told as [`Step`]s. [`auto`]
+//! finds out which of the two the server speaks.
+//!
+//! What a server sends is kept as it came: results are raw JSON, numbers included.
+//!
+//! `wire` makes requests and reads bodies, `message` is JSON-RPC, `tools` looks a tool up, `task` and
+//! `progress` are what a server shows of a call at work, `error` is why there is no answer.
+
+pub mod auto;
+mod error;
+pub mod legacy;
+mod message;
+pub mod modern;
+mod progress;
+mod task;
+mod tools;
+mod wire;
+
+pub use error::{Error, error_text};
+pub use message::Message;
+pub use progress::Progress;
+pub use task::{Status, Task};
+pub use tools::{arguments, no_arguments};
+
+use crate::protocol::{InputRequest, Revision, splice::Object};
+use serde_json::value::RawValue;
+use std::{collections::BTreeMap, time::Duration};
+
+/// The revisions that it speaks.
+pub const REVISIONS: [Revision; 4] =
+    [Revision::V2026_07_28, Revision::V2025_11_25, Revision::V2025_06_18, Revision::V2025_03_26];
+/// How often a task is polled whose server does not say.
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
+/// A server that asks to be polled more often than this is not taken at its word.
+const LEAST_POLL_INTERVAL: Duration = Duration::from_millis(10);
+/// Attempts in a row that may fail to reach the server before the task is given up.
+const LOST_POLLS: u32 = 5;
+/// What the client calls itself.
+const NAME: &str = "deferral-call";
+
+/// A session in which tools can be called, one at a time.
+///
+/// A future of it may be dropped at any point; [`Session::cancel`] and [`Session::close`] then still
+/// know what is at work.
+pub trait Session {
+    /// What a call that waits for answers needs, to go on with them.
+    type Pause;
+
+    /// Finds out what must be known before this tool is called.
+    ///
+    /// # Errors
+    /// [`Error`], where the server cannot be reached or does not speak this dialect.
+    async fn open(&mut self, tool: &str, watch: Watch<'_>) -> Result<(), Error>;
+
+    /// Calls a tool, and follows its task if it becomes one.
+    ///
+    /// # Errors
+    /// [`Error`]; a JSON-RPC error is an [`Ending`].
+    async fn call(&mut self, call: &Call<'_>, watch: Watch<'_>) -> Result<Turn<Self::Pause>, Error>;
+
+    /// Follows a task that an earlier call became, by its handle, instead of opening and calling.
+    ///
+    /// # Errors
+    /// As [`Session::open`] and [`Session::call`].
+    async fn resume(&mut self, task: &str, watch: Watch<'_>) -> Result<Turn<Self::Pause>, Error>;
+
+    /// Gives a call the answers it waits for, and goes on with it. Questions without an answer here
+    /// are asked again.
+    ///
+    /// # Errors
+    /// As [`Session::call`].
+    async fn answer(
+        &mut self,
+        call: &Call<'_>,
+        pause: Self::Pause,
+        answers: &Answers,
+        watch: Watch<'_>,
+    ) -> Result<Turn<Self::Pause>, Error>;
+
+    /// Takes back the call that is at work, if there is one. The server need not obey.
+    ///
+    /// # Errors
+    /// Where the server cannot be reached or refuses to listen.
+    async fn cancel(&mut self) -> Result<(), Error>;
+
+    /// Takes leave of the server, which need not be there any more.
+    async fn close(&mut self);
+}
+
+/// What a client says it can do.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Declared {
+    /// The tasks extension, or in older dialects the wish for a task where a tool offers them.
+    pub tasks: bool,
+    /// Elicitation, by form and at an address.
+    pub elicitation: bool,
+    pub sampling: bool,
+    pub roots: bool,
+}
+
+/// One call of a tool.
+#[derive(Clone, Copy, Debug)]
+pub struct Call<'a> {
+    pub tool: &'a str,
+    /// A JSON object.
+    pub arguments: &'a RawValue,
+}
+
+/// Answers, raw, by the keys of their questions.
+pub type Answers = BTreeMap<String, Box<RawValue>>;
+
+/// Told what happens on the way.
+type Watch<'a> = &'a mut (dyn FnMut(Step<'_>) + Send);
+
+/// Something heard of a call before its end.
+#[derive(Debug)]
+pub enum Step<'a> {
+    /// `notifications/progress`.
+    Progress(Progress),
+    /// The call became a task.
+    Handle(&'a Task),
+    /// The server told how the task is, asked or unasked.
+    Polled(&'a Task),
+    /// A poll that did not reach the server; it is made again.
+    Lost(&'a Error),
+    /// The server asked what this client did not declare, and was refused.
+    Refused { method: &'a str },
+    /// The server chose an older revision than it was offered.
+    Revision(&'a str),
+}
+
+/// What a request came to. `P` is what the session needs to go on with the answers.
+#[derive(Debug)]
+pub enum Turn<P> {
+    Ended(Ending),
+    /// The server waits for answers to these, in its order; never empty.
+    Asked {
+        questions: Vec<Asked>,
+        pause: P,
+    },
+}
+
+/// How a call ended.
+#[derive(Debug)]
+pub enum Ending {
+    /// A result, raw. A tool's own error is one too.
+    Result(Box<RawValue>),
+    /// A JSON-RPC error, raw.
+    Error(Box<RawValue>),
+    /// Its task was cancelled.
+    Cancelled(Task),
+    /// Its task failed, and there is neither a result nor an error.
+    Failed(Task),
+}
+
+/// A question of the server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Asked {
+    pub key: String,
+    pub method: String,
+    /// The question, if it is one that the protocol knows.
+    pub request: Option<InputRequest>,
+}
+
+/// [`REVISIONS`], in words.
+pub fn revisions() -> String {
+    let [newest @ .., oldest] = REVISIONS.map(Revision::as_str);
+    format!("{} or {oldest}", newest.join(", "))
+}
+
+// === impl Turn ===
+
+impl<P> Turn<P> {
+    fn map<Q>(self, pause: impl FnOnce(P) -> Q) -> Turn<Q> {
+        match self {
+            Self::Ended(ending) => Turn::Ended(ending),
+            Self::Asked { questions, pause: before } => Turn::Asked { questions, pause: pause(before) },
+        }
+    }
+}
+
+impl<P> From<Ending> for Turn<P> {
+    fn from(ending: Ending) -> Self {
+        Self::Ended(ending)
+    }
+}
+
+// === impl Asked ===
+
+impl Asked {
+    /// What it says to a person, where it says something.
+    pub fn message(&self) -> Option<String> {
+        Object::read(&self.request.as_ref()?.params()?).ok()?.string("message")
+    }
+}

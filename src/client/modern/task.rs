@@ -1,0 +1,149 @@
+//! A call that became a task of the extension (`io.modelcontextprotocol/tasks`): polled, answered,
+//! cancelled.
+
+use super::{
+    super::{
+        Answers, Ending, Error, LOST_POLLS, POLL_INTERVAL, Status, Step, Task, Turn, Watch,
+        error::{error_text, is_busy},
+        message::{Answer, read},
+    },
+    Pause, Session,
+    outline::Outline,
+};
+use crate::protocol::{Method, headers};
+use http::HeaderMap;
+use serde::Serialize;
+use serde_json::Value;
+use std::collections::BTreeSet;
+
+// === impl Session ===
+
+impl Session {
+    /// Follows a task of which nothing but its handle is known.
+    pub(in crate::client) async fn go_on(
+        &mut self,
+        handle: &str,
+        watch: Watch<'_>,
+    ) -> Result<Turn<Pause>, Error> {
+        self.task = Some(handle.to_owned());
+        // A state that is not waited on: it is asked about at once.
+        let task = Task {
+            id: handle.to_owned(),
+            status: Status::InputRequired,
+            message: None,
+            poll_interval: POLL_INTERVAL,
+            ttl: None,
+        };
+        let turn = self.follow(task, BTreeSet::new(), watch).await;
+        turn.map_err(|error| error.of_task(handle))
+    }
+
+    /// Polls a task to its end, or until it waits for what is not among `answered`.
+    pub(super) async fn follow(
+        &mut self,
+        mut task: Task,
+        answered: BTreeSet<String>,
+        watch: Watch<'_>,
+    ) -> Result<Turn<Pause>, Error> {
+        let mut lost = 0;
+        let mut wait = task.status == Status::Working;
+        loop {
+            if wait {
+                tokio::time::sleep(task.pause()).await;
+            }
+            wait = true;
+            let result = match self.about_task(Method::TasksGet, &task.id, None).await {
+                Ok(Answer::Result(result)) => result,
+                Ok(Answer::Error(error)) => return Ok(Ending::Error(error).into()),
+                Err(error) if error.is_passing() && lost < LOST_POLLS => {
+                    lost += 1;
+                    watch(Step::Lost(&error));
+                    continue;
+                }
+                Err(error) => return Err(error),
+            };
+            lost = 0;
+            let mut outline: Outline<'_> = read(&result)?;
+            task = outline.task()?;
+            watch(Step::Polled(&task));
+            match task.status {
+                Status::Working => {}
+                Status::InputRequired => {
+                    let mut questions = outline.questions()?;
+                    questions.retain(|question| !answered.contains(&question.key));
+                    if !questions.is_empty() {
+                        return Ok(Turn::Asked { questions, pause: Pause::Task { task, answered } });
+                    }
+                }
+                Status::Completed => {
+                    let missing = || Error::Invalid("a completed task without its result".to_owned());
+                    return outline
+                        .result
+                        .take()
+                        .map(|result| Ending::Result(result).into())
+                        .ok_or_else(missing);
+                }
+                Status::Failed => {
+                    let missing = || Error::Invalid("a failed task without its error".to_owned());
+                    return outline.error.take().map(|error| Ending::Error(error).into()).ok_or_else(missing);
+                }
+                Status::Cancelled => return Ok(Ending::Cancelled(task).into()),
+            }
+        }
+    }
+
+    /// Gives a task its answers. Sent again where they may not have arrived: what has been answered
+    /// already is ignored (tasks extension, *Task Update Requests*).
+    pub(super) async fn update(
+        &mut self,
+        task: &Task,
+        answers: &Answers,
+        watch: Watch<'_>,
+    ) -> Result<(), Error> {
+        let mut lost = 0;
+        loop {
+            match self.about_task(Method::TasksUpdate, &task.id, Some(answers)).await {
+                Ok(Answer::Result(_)) => return Ok(()),
+                Ok(Answer::Error(error)) => return Err(Error::Refused(error_text(&error))),
+                Err(error) if error.is_passing() && lost < LOST_POLLS => {
+                    lost += 1;
+                    watch(Step::Lost(&error));
+                    tokio::time::sleep(task.pause()).await;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    pub(super) async fn cancel_task(&mut self, task: &str) -> Result<(), Error> {
+        match self.about_task(Method::TasksCancel, task, None).await? {
+            Answer::Result(_) => Ok(()),
+            Answer::Error(error) => Err(Error::NotCancelled(error_text(&error))),
+        }
+    }
+
+    async fn about_task(
+        &mut self,
+        method: Method,
+        task: &str,
+        answers: Option<&Answers>,
+    ) -> Result<Answer, Error> {
+        #[derive(Serialize)]
+        #[serde(rename_all = "camelCase")]
+        struct Params<'a> {
+            task_id: &'a str,
+            #[serde(skip_serializing_if = "Option::is_none")]
+            input_responses: Option<&'a Answers>,
+            #[serde(rename = "_meta")]
+            meta: Value,
+        }
+        let mut extra = HeaderMap::new();
+        extra.insert(headers::NAME.clone(), headers::encode(task));
+        let params = Params { task_id: task, input_responses: answers, meta: self.meta() };
+        let id = self.next_id();
+        match self.request(id, method.as_str(), params, extra, &mut |_| {}).await? {
+            Answer::Error(error) if is_busy(&error) => Err(Error::Busy(error_text(&error))),
+            answer => Ok(answer),
+        }
+    }
+}

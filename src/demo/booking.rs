@@ -1,0 +1,152 @@
+//! The demo's tool that asks: `book_table` elicits a date and a number of people in the middle of its
+//! call, as a legacy server does (2025-11-25, *Elicitation*): by a request of its own on the stream
+//! of the call, answered by a POST.
+//!
+//! Given `seconds`, it looks for free tables that long before it asks. Behind the proxy the call may
+//! be a task by then.
+
+use super::server::{Answer, Running};
+use bytes::Bytes;
+use futures_util::{Stream, stream};
+use serde_json::{Value, json};
+use std::time::Duration;
+use tokio::sync::oneshot;
+
+pub const NAME: &str = "book_table";
+
+/// Tables are not larger.
+const MAX_PARTY: u64 = 12;
+
+/// One call of `book_table`.
+pub(super) struct Booking {
+    running: Running,
+    stage: Stage,
+}
+
+enum Stage {
+    Looking(Duration),
+    Asked(oneshot::Receiver<Answer>),
+}
+
+// === impl Booking ===
+
+impl Booking {
+    pub(super) const fn begin(running: Running, looks: Duration) -> Self {
+        Self { running, stage: Stage::Looking(looks) }
+    }
+
+    pub(super) fn events(self) -> impl Stream<Item = Bytes> + Send + Sync {
+        stream::unfold(Some(self), |booking| async move { booking?.next().await })
+    }
+
+    /// The next event: the question, or the response, after which there is none. A cancelled call
+    /// has no response.
+    async fn next(mut self) -> Option<(Bytes, Option<Self>)> {
+        let answer = tokio::select! {
+            () = self.running.given_up() => return None,
+            answer = self.stage.over() => answer,
+        };
+        let Some(answer) = answer else {
+            let Some((question, answer)) = self.running.ask(&question()) else {
+                let words = "I must ask when and for how many, and your client cannot be asked.";
+                return Some((self.running.response(words, true), None));
+            };
+            self.stage = Stage::Asked(answer);
+            return Some((question, Some(self)));
+        };
+        let (words, is_error) = booked(answer);
+        Some((self.running.response(&words, is_error), None))
+    }
+}
+
+// === impl Stage ===
+
+impl Stage {
+    /// Waits for what the stage waits for, and gives the answer, if that was it.
+    async fn over(&mut self) -> Option<Answer> {
+        match self {
+            Self::Looking(time) => {
+                tokio::time::sleep(*time).await;
+                None
+            }
+            Self::Asked(answer) => Some(answer.await.unwrap_or_else(|_| Err("the session ended".to_owned()))),
+        }
+    }
+}
+
+fn question() -> Value {
+    json!({
+        "message": "When shall we expect you, and how many will you be?",
+        "requestedSchema": {
+            "type": "object",
+            "properties": {
+                "date": { "type": "string", "format": "date", "title": "Date" },
+                "party": {
+                    "type": "integer", "minimum": 1, "maximum": MAX_PARTY, "default": 2,
+                    "title": "Party", "description": "How many people will come.",
+                },
+                "seat": {
+                    "type": "string", "enum": ["inside", "outside"], "enumNames": ["Inside", "On the terrace"],
+                    "title": "Where to sit",
+                },
+            },
+            "required": ["date", "party"],
+        },
+    })
+}
+
+/// What is said to an answer, and whether that is an error.
+fn booked(answer: Answer) -> (String, bool) {
+    let answer = match answer {
+        Ok(answer) => answer,
+        Err(words) => return (format!("I asked, and got an error: {words}"), true),
+    };
+    match answer["action"].as_str() {
+        Some("accept") => {}
+        Some("decline") => return ("Nothing was booked, as you wished.".to_owned(), false),
+        _ => return ("Nothing was booked.".to_owned(), false),
+    }
+    let content = &answer["content"];
+    let party = content["party"].as_u64().filter(|party| (1..=MAX_PARTY).contains(party));
+    let (Some(date), Some(party)) = (content["date"].as_str(), party) else {
+        return ("That is no date and no number of people.".to_owned(), true);
+    };
+    let seat = match content["seat"].as_str() {
+        Some("inside") => ", inside",
+        Some("outside") => ", on the terrace",
+        _ => "",
+    };
+    (format!("A table for {party} on {date}{seat} is yours."), false)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_answer_has_its_words() {
+        for (answer, words, is_error) in [
+            (
+                json!({ "action": "accept", "content": { "date": "2026-08-01", "party": 4, "seat": "outside" } }),
+                "A table for 4 on 2026-08-01, on the terrace is yours.",
+                false,
+            ),
+            (
+                json!({ "action": "accept", "content": { "date": "2026-08-01", "party": 2 } }),
+                "A table for 2 on 2026-08-01 is yours.",
+                false,
+            ),
+            (json!({ "action": "accept" }), "That is no date and no number of people.", true),
+            (
+                json!({ "action": "accept", "content": { "date": "2026-08-01", "party": 13 } }),
+                "That is no date and no number of people.",
+                true,
+            ),
+            (json!({ "action": "decline" }), "Nothing was booked, as you wished.", false),
+            (json!({ "action": "cancel" }), "Nothing was booked.", false),
+        ] {
+            assert_eq!(booked(Ok(answer)), (words.to_owned(), is_error));
+        }
+        assert!(booked(Err("no".into())).1);
+    }
+}

@@ -1,0 +1,684 @@
+//! The server of `deferral demo`: legacy (2025-11-25), synchronous, with sessions.
+//!
+//! It stands for the servers people have. It knows nothing of tasks: a slow tool keeps its caller
+//! waiting on an event stream until it is done. Three tools: `greet` answers at once, `report` takes
+//! its time, tells its progress to those who gave a token, and stops when it is cancelled, and
+//! `book_table` asks its client something before it goes on (see `booking`).
+
+use super::booking::{self, Booking};
+use crate::{
+    protocol::{Era, Frame, Id, Kind, Method, Revision, accept, code, headers, sse},
+    runtime::{Stopping, random},
+};
+use bytes::Bytes;
+use futures_util::{Stream, StreamExt, stream};
+use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, header};
+use http_body_util::{BodyExt, Full, Limited, StreamBody, combinators::BoxBody};
+use hyper::{
+    body::{Body as HttpBody, Frame as BodyFrame},
+    server::conn::http1,
+    service::service_fn,
+};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use serde::Deserialize;
+use serde_json::{Value, json, value::RawValue};
+use std::{
+    collections::HashMap,
+    convert::Infallible,
+    pin::pin,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+use tokio::{net::TcpListener, sync::oneshot};
+use tokio_util::sync::CancellationToken;
+
+/// Where its MCP endpoint is.
+pub const PATH: &str = "/mcp";
+/// Bytes of one request.
+const MAX_BODY: usize = 1 << 20;
+/// Sessions at a time; the server is for trying things out.
+const MAX_SESSIONS: usize = 1_000;
+/// How often `report` tells its progress.
+const TICK: Duration = Duration::from_millis(500);
+/// What `report` takes when it is not told.
+const DEFAULT_SECONDS: f64 = 8.0;
+const MAX_SECONDS: f64 = 3_600.0;
+
+type Body = BoxBody<Bytes, Infallible>;
+
+/// The sessions there are.
+#[derive(Debug)]
+pub(super) struct Server {
+    /// Guards the map and the calls in it; held for a look-up or a change.
+    sessions: Mutex<HashMap<String, Session>>,
+    stopping: Stopping,
+}
+
+/// The calls that run in one session, by the raw token of their ids, and what they ask.
+#[derive(Debug, Default)]
+struct Session {
+    calls: HashMap<Id, CancellationToken>,
+    /// Whether its client can be asked by a form.
+    asks: bool,
+    questions: HashMap<Id, oneshot::Sender<Answer>>,
+    asked: u64,
+}
+
+/// What a client answered: a result, or the words of an error.
+pub(super) type Answer = Result<Value, String>;
+
+/// A call at work, known to its session until it is dropped.
+pub(super) struct Running {
+    server: Arc<Server>,
+    session: String,
+    id: Id,
+    cancelled: CancellationToken,
+    /// What it has asked and not heard.
+    question: Option<Id>,
+}
+
+/// One call of `report`.
+struct Report {
+    running: Running,
+    /// The raw progress token, if the client wants to hear.
+    token: Option<Box<RawValue>>,
+    elapsed: Duration,
+    total: Duration,
+}
+
+#[derive(Deserialize)]
+struct CallParams {
+    name: String,
+    #[serde(default)]
+    arguments: Value,
+    #[serde(rename = "_meta")]
+    meta: Option<Meta>,
+}
+
+#[derive(Deserialize)]
+struct Meta {
+    #[serde(rename = "progressToken")]
+    progress_token: Option<Box<RawValue>>,
+}
+
+/// Serves until it is time to stop.
+pub async fn serve(listener: TcpListener, stopping: Stopping) {
+    let server = Server::new(stopping.clone());
+    loop {
+        let stream = tokio::select! {
+            () = stopping.stopped() => return,
+            accepted = listener.accept() => match accepted {
+                Ok((stream, _)) => stream,
+                // Too many open files, mostly: some will close.
+                Err(_) => {
+                    tokio::time::sleep(Duration::from_millis(100)).await;
+                    continue;
+                }
+            },
+        };
+        let server = Arc::clone(&server);
+        let until = stopping.clone();
+        stopping.spawn(async move {
+            let service = service_fn(move |request| {
+                let server = Arc::clone(&server);
+                async move { Ok::<_, Infallible>(server.serve(request).await) }
+            });
+            let connection = http1::Builder::new()
+                .timer(TokioTimer::new())
+                .serve_connection(TokioIo::new(stream), service);
+            let mut connection = pin!(connection);
+            tokio::select! {
+                _ = &mut connection => return,
+                () = until.stopped() => connection.as_mut().graceful_shutdown(),
+            }
+            // What a peer does to its connection is its own affair.
+            let _ = connection.await;
+        });
+    }
+}
+
+// === impl Server ===
+
+impl Server {
+    fn new(stopping: Stopping) -> Arc<Self> {
+        Arc::new(Self { sessions: Mutex::default(), stopping })
+    }
+
+    fn sessions(&self) -> MutexGuard<'_, HashMap<String, Session>> {
+        self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    async fn serve<B>(self: &Arc<Self>, request: Request<B>) -> Response<Body>
+    where
+        B: HttpBody<Data = Bytes, Error: Into<Box<dyn std::error::Error + Send + Sync>>>,
+    {
+        if request.uri().path() != PATH {
+            return refuse(StatusCode::NOT_FOUND, format!("not found; the MCP endpoint is {PATH}"));
+        }
+        let (parts, body) = request.into_parts();
+        match parts.method {
+            http::Method::POST => {}
+            http::Method::DELETE => return self.end_session(&parts.headers),
+            // There is no stream beside those of the calls (2025-11-25, *Listening for Messages*).
+            _ => {
+                let mut response = refuse(StatusCode::METHOD_NOT_ALLOWED, "use POST or DELETE");
+                response.headers_mut().insert(header::ALLOW, HeaderValue::from_static("POST, DELETE"));
+                return response;
+            }
+        }
+        let Ok(body) = Limited::new(body, MAX_BODY).collect().await else {
+            return refuse(StatusCode::PAYLOAD_TOO_LARGE, "the body is too large, or broke off");
+        };
+        match Frame::parse(body.to_bytes()) {
+            Ok(frame) => self.message(&parts.headers, &frame),
+            Err(error) => refuse(StatusCode::BAD_REQUEST, error.to_string()),
+        }
+    }
+
+    fn message(self: &Arc<Self>, headers: &HeaderMap, frame: &Frame) -> Response<Body> {
+        if let Kind::Request { id, method: Method::Initialize, params } = frame.kind() {
+            return self.initialize(id, params.as_ref());
+        }
+        let Some(session) = headers.get(&headers::SESSION_ID).and_then(|value| value.to_str().ok()) else {
+            return refuse(StatusCode::BAD_REQUEST, "no Mcp-Session-Id; begin with initialize");
+        };
+        if !self.sessions().contains_key(session) {
+            return refuse(StatusCode::NOT_FOUND, "no such session; begin with initialize");
+        }
+        match frame.kind() {
+            Kind::Request { id, method, params } => match method {
+                Method::Ping => result(id, &json!({})),
+                Method::ToolsList => result(id, &tools()),
+                Method::ToolsCall => self.call(session, id, params.as_ref()),
+                _ => error(id, code::METHOD_NOT_FOUND, &format!("unknown method {method}")),
+            },
+            Kind::Notification { method, params } => {
+                if *method == Method::Cancelled {
+                    self.cancelled(session, params.as_ref());
+                }
+                empty(StatusCode::ACCEPTED)
+            }
+            Kind::Success { id, result } => {
+                self.answered(session, id, serde_json::from_slice(result).map_err(|wrong| wrong.to_string()));
+                empty(StatusCode::ACCEPTED)
+            }
+            Kind::Failure { id, error } => {
+                if let Some(id) = id {
+                    self.answered(session, id, Err(String::from_utf8_lossy(error).into_owned()));
+                }
+                empty(StatusCode::ACCEPTED)
+            }
+        }
+    }
+
+    fn initialize(&self, id: &Id, params: Option<&Bytes>) -> Response<Body> {
+        #[derive(Deserialize)]
+        struct Params {
+            #[serde(rename = "protocolVersion")]
+            version: String,
+            #[serde(default)]
+            capabilities: Value,
+        }
+        let wanted = params.and_then(|params| serde_json::from_slice::<Params>(params).ok());
+        let asks = wanted.as_ref().is_some_and(|params| {
+            let modes = params.capabilities["elicitation"].as_object();
+            modes.is_some_and(|modes| modes.is_empty() || modes.contains_key("form"))
+        });
+        let version = wanted
+            .and_then(|params| Revision::parse(&params.version))
+            .filter(|version| version.era() == Era::Legacy && *version >= Revision::V2025_03_26)
+            .unwrap_or(Revision::NEWEST_LEGACY);
+        let session: String = random::<16>().iter().map(|byte| format!("{byte:02x}")).collect();
+        let mut sessions = self.sessions();
+        if sessions.len() >= MAX_SESSIONS {
+            return refuse(StatusCode::SERVICE_UNAVAILABLE, "too many sessions");
+        }
+        sessions.insert(session.clone(), Session { asks, ..Session::default() });
+        let mut response = result(
+            id,
+            &json!({
+                "protocolVersion": version.as_str(),
+                "capabilities": { "tools": {} },
+                "serverInfo": { "name": "deferral-demo", "version": env!("CARGO_PKG_VERSION") },
+                "instructions": "greet answers at once, report takes its time, book_table asks when and for how many.",
+            }),
+        );
+        let session = HeaderValue::from_str(&session).expect("hexadecimal digits are fine");
+        response.headers_mut().insert(headers::SESSION_ID.clone(), session);
+        response
+    }
+
+    fn end_session(&self, headers: &HeaderMap) -> Response<Body> {
+        let session = headers.get(&headers::SESSION_ID).and_then(|value| value.to_str().ok());
+        match session.and_then(|session| self.sessions().remove(session)) {
+            Some(Session { calls, .. }) => {
+                calls.values().for_each(CancellationToken::cancel);
+                empty(StatusCode::OK)
+            }
+            None => refuse(StatusCode::NOT_FOUND, "no such session"),
+        }
+    }
+
+    fn cancelled(&self, session: &str, params: Option<&Bytes>) {
+        #[derive(Deserialize)]
+        struct Params {
+            #[serde(rename = "requestId")]
+            request: Box<RawValue>,
+        }
+        let Some(params) = params.and_then(|params| serde_json::from_slice::<Params>(params).ok()) else {
+            return;
+        };
+        let Some(id) = Id::from_token(Bytes::from(params.request.get().to_owned())) else { return };
+        if let Some(call) = self.sessions().get(session).and_then(|session| session.calls.get(&id)) {
+            call.cancel();
+        }
+    }
+
+    fn answered(&self, session: &str, id: &Id, answer: Answer) {
+        let question = self.sessions().get_mut(session).and_then(|session| session.questions.remove(id));
+        // Whoever asked may have gone.
+        question.map(|question| question.send(answer));
+    }
+
+    fn call(self: &Arc<Self>, session: &str, id: &Id, params: Option<&Bytes>) -> Response<Body> {
+        let params = match params.map(|params| serde_json::from_slice::<CallParams>(params)) {
+            Some(Ok(params)) => params,
+            Some(Err(wrong)) => return error(id, code::INVALID_PARAMS, &wrong.to_string()),
+            None => return error(id, code::INVALID_PARAMS, "no params"),
+        };
+        match params.name.as_str() {
+            "greet" => match params.arguments["name"].as_str() {
+                Some(name) => result(id, &text(&format!("Hello, {name}!"), false)),
+                None => result(id, &text("name must be a text", true)),
+            },
+            "report" => {
+                let seconds = match &params.arguments["seconds"] {
+                    Value::Null => Some(DEFAULT_SECONDS),
+                    seconds => seconds.as_f64().filter(|seconds| (0.0..=MAX_SECONDS).contains(seconds)),
+                };
+                let Some(seconds) = seconds else {
+                    return result(id, &text("seconds must be a number from 0 to 3600", true));
+                };
+                let token = params.meta.and_then(|meta| meta.progress_token);
+                events(
+                    Report::begin(self.begin(session, id), token, Duration::from_secs_f64(seconds)).events(),
+                )
+            }
+            booking::NAME => {
+                let seconds = params.arguments["seconds"].as_f64().unwrap_or_default();
+                if !(0.0..=MAX_SECONDS).contains(&seconds) {
+                    return result(id, &text("seconds must be a number from 0 to 3600", true));
+                }
+                events(Booking::begin(self.begin(session, id), Duration::from_secs_f64(seconds)).events())
+            }
+            other => error(id, code::INVALID_PARAMS, &format!("unknown tool {other}")),
+        }
+    }
+
+    fn begin(self: &Arc<Self>, session: &str, id: &Id) -> Running {
+        let cancelled = CancellationToken::new();
+        if let Some(session) = self.sessions().get_mut(session) {
+            session.calls.insert(id.clone(), cancelled.clone());
+        }
+        Running {
+            server: Arc::clone(self),
+            session: session.to_owned(),
+            id: id.clone(),
+            cancelled,
+            question: None,
+        }
+    }
+}
+
+// === impl Running ===
+
+impl Running {
+    /// Resolves once nobody wants the result any more.
+    pub(super) async fn given_up(&self) {
+        tokio::select! {
+            () = self.cancelled.cancelled() => {}
+            () = self.server.stopping.stopped() => {}
+        }
+    }
+
+    /// Asks the client something. Gives the event that does, and where the answer will come; `None`
+    /// for a client that cannot be asked.
+    pub(super) fn ask(&mut self, params: &Value) -> Option<(Bytes, oneshot::Receiver<Answer>)> {
+        let (sender, answer) = oneshot::channel();
+        let id = {
+            let mut sessions = self.server.sessions();
+            let session = sessions.get_mut(&self.session).filter(|session| session.asks)?;
+            session.asked += 1;
+            let token = format!("\"question-{}\"", session.asked);
+            let id = Id::from_token(token.into()).expect("a text is an id");
+            session.questions.insert(id.clone(), sender);
+            id
+        };
+        let question = format!(
+            r#"{{"jsonrpc":"2.0","id":{id},"method":"{}","params":{params}}}"#,
+            Method::Elicit.as_str()
+        );
+        self.question = Some(id);
+        Some((sse::message(question.as_bytes()), answer))
+    }
+
+    /// The event that ends the call.
+    pub(super) fn response(&self, words: &str, is_error: bool) -> Bytes {
+        let result = text(words, is_error);
+        let response = format!(r#"{{"jsonrpc":"2.0","id":{},"result":{result}}}"#, self.id);
+        sse::message(response.as_bytes())
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if let Some(session) = self.server.sessions().get_mut(&self.session) {
+            session.calls.remove(&self.id);
+            self.question.as_ref().and_then(|question| session.questions.remove(question));
+        }
+    }
+}
+
+// === impl Report ===
+
+impl Report {
+    const fn begin(running: Running, token: Option<Box<RawValue>>, total: Duration) -> Self {
+        Self { running, token, elapsed: Duration::ZERO, total }
+    }
+
+    fn events(self) -> impl Stream<Item = Bytes> + Send + Sync {
+        stream::unfold(Some(self), |report| async move { report?.next().await })
+    }
+
+    /// The next event: progress, or the response, after which there is none. A cancelled call has
+    /// no response (2025-11-25, *Cancellation*).
+    async fn next(mut self) -> Option<(Bytes, Option<Self>)> {
+        while self.elapsed < self.total {
+            let step = TICK.min(self.total - self.elapsed);
+            tokio::select! {
+                () = self.running.given_up() => return None,
+                () = tokio::time::sleep(step) => self.elapsed += step,
+            }
+            if let Some(token) = self.token.as_ref().filter(|_| self.elapsed < self.total) {
+                return Some((self.progress(token), Some(self)));
+            }
+        }
+        let seconds = self.total.as_secs_f64();
+        let words = format!("The report is done. It took {seconds} s.");
+        Some((self.running.response(&words, false), None))
+    }
+
+    fn progress(&self, token: &RawValue) -> Bytes {
+        let (done, total) = (self.elapsed.as_secs_f64(), self.total.as_secs_f64());
+        let message = format!(
+            r#"{{"jsonrpc":"2.0","method":"notifications/progress","params":{{"progressToken":{token},"progress":{done},"total":{total},"message":"writing the report"}}}}"#
+        );
+        sse::message(message.as_bytes())
+    }
+}
+
+fn tools() -> Value {
+    json!({ "tools": [
+        {
+            "name": "greet",
+            "description": "Greets somebody, at once.",
+            "inputSchema": {
+                "type": "object",
+                "properties": { "name": { "type": "string" } },
+                "required": ["name"],
+            },
+            "annotations": { "readOnlyHint": true },
+        },
+        {
+            "name": "report",
+            "description": "Writes a report, which takes its time.",
+            "inputSchema": {
+                "type": "object",
+                "properties": {
+                    "seconds": { "type": "number", "minimum": 0, "maximum": MAX_SECONDS, "default": DEFAULT_SECONDS },
+                },
+            },
+            "annotations": { "readOnlyHint": true },
+        },
+        {
+            "name": booking::NAME,
+            "description": "Books a table; asks when, and for how many.",
+            "inputSchema": {
+                "type": "object",
+                "properties": {
+                    "seconds": {
+                        "description": "How long to look for free tables before asking.",
+                        "type": "number", "minimum": 0, "maximum": MAX_SECONDS, "default": 0,
+                    },
+                },
+            },
+        },
+    ] })
+}
+
+fn text(words: &str, is_error: bool) -> Value {
+    let mut result = json!({ "content": [{ "type": "text", "text": words }] });
+    if is_error {
+        result["isError"] = true.into();
+    }
+    result
+}
+
+fn result(id: &Id, result: &Value) -> Response<Body> {
+    message(StatusCode::OK, format!(r#"{{"jsonrpc":"2.0","id":{id},"result":{result}}}"#))
+}
+
+fn error(id: &Id, code: i64, words: &str) -> Response<Body> {
+    let error = json!({ "code": code, "message": words });
+    message(StatusCode::OK, format!(r#"{{"jsonrpc":"2.0","id":{id},"error":{error}}}"#))
+}
+
+/// A refusal before the message could be looked at.
+fn refuse(status: StatusCode, words: impl Into<String>) -> Response<Body> {
+    let error = json!({ "code": code::INVALID_REQUEST, "message": words.into() });
+    message(status, format!(r#"{{"jsonrpc":"2.0","id":null,"error":{error}}}"#))
+}
+
+fn message(status: StatusCode, json: String) -> Response<Body> {
+    let mut response = Response::new(Full::new(Bytes::from(json)).boxed());
+    *response.status_mut() = status;
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(accept::JSON));
+    response
+}
+
+fn empty(status: StatusCode) -> Response<Body> {
+    let mut response = Response::new(Full::default().boxed());
+    *response.status_mut() = status;
+    response
+}
+
+fn events(events: impl Stream<Item = Bytes> + Send + Sync + 'static) -> Response<Body> {
+    let frames = events.map(|event| Ok(BodyFrame::data(event)));
+    let mut response = Response::new(BodyExt::boxed(StreamBody::new(frames)));
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(accept::EVENT_STREAM));
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+    response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::runtime::Drain;
+
+    struct World {
+        server: Arc<Server>,
+        drain: Drain,
+        session: String,
+    }
+
+    impl World {
+        async fn new() -> Self {
+            let (drain, stopping) = Drain::new();
+            let server = Server::new(stopping);
+            let response = post(
+                &server,
+                None,
+                r#"{"jsonrpc":"2.0","id":0,"method":"initialize","params":{"protocolVersion":"2025-06-18"}}"#,
+            )
+            .await;
+            let session = response.headers()["mcp-session-id"].to_str().unwrap().to_owned();
+            assert!(read(response).await.contains(r#""protocolVersion":"2025-06-18""#));
+            Self { server, drain, session }
+        }
+
+        async fn post(&self, body: &str) -> Response<Body> {
+            post(&self.server, Some(&self.session), body).await
+        }
+    }
+
+    async fn post(server: &Arc<Server>, session: Option<&str>, body: &str) -> Response<Body> {
+        let mut request = Request::post(PATH);
+        if let Some(session) = session {
+            request = request.header("mcp-session-id", session);
+        }
+        server.serve(request.body(Full::new(Bytes::from(body.to_owned()))).unwrap()).await
+    }
+
+    async fn read(response: Response<Body>) -> String {
+        String::from_utf8(response.into_body().collect().await.unwrap().to_bytes().to_vec()).unwrap()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_report_tells_its_progress_to_who_asks_and_then_ends() {
+        let world = World::new().await;
+        let call = r#"{"jsonrpc":"2.0","id":"a","method":"tools/call","params":{"name":"report","arguments":{"seconds":1.2},"_meta":{"progressToken":7}}}"#;
+        let text = read(world.post(call).await).await;
+        let events: Vec<_> = text.split_terminator("\n\n").collect();
+        assert_eq!(events.len(), 3, "{text}");
+        assert!(events[0].contains(r#""progressToken":7,"progress":0.5,"total":1.2"#), "{text}");
+        assert!(events[2].contains(r#""id":"a""#) && events[2].contains("It took 1.2 s."), "{text}");
+        assert!(world.server.sessions()[&world.session].calls.is_empty());
+        let quiet = r#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"report"}}"#;
+        assert_eq!(read(world.post(quiet).await).await.matches("data:").count(), 1);
+    }
+
+    /// A session whose client can be asked.
+    async fn asked_world() -> World {
+        let world = World::new().await;
+        let initialize = r#"{"jsonrpc":"2.0","id":0,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{"elicitation":{}}}}"#;
+        let response = post(&world.server, None, initialize).await;
+        let session = response.headers()["mcp-session-id"].to_str().unwrap().to_owned();
+        World { session, ..world }
+    }
+
+    const BOOK: &str = r#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"book_table","arguments":{"seconds":2}}}"#;
+
+    /// The next message on an event stream.
+    async fn next(body: &mut Body) -> Option<Value> {
+        let event = body.frame().await?.unwrap().into_data().unwrap();
+        let text = String::from_utf8(event.to_vec()).unwrap();
+        Some(serde_json::from_str(text.trim().strip_prefix("data: ").unwrap()).unwrap())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_table_is_booked_once_the_client_has_been_asked() {
+        let world = asked_world().await;
+        let mut stream = world.post(BOOK).await.into_body();
+        let question = next(&mut stream).await.unwrap();
+        assert_eq!(question["method"], "elicitation/create");
+        let answer = json!({
+            "jsonrpc": "2.0", "id": question["id"],
+            "result": { "action": "accept", "content": { "date": "2026-08-01", "party": 4 } },
+        });
+        assert_eq!(world.post(&answer.to_string()).await.status(), StatusCode::ACCEPTED);
+        let result = next(&mut stream).await.unwrap();
+        assert_eq!(result["result"]["content"][0]["text"], "A table for 4 on 2026-08-01 is yours.");
+        assert!(next(&mut stream).await.is_none());
+        drop(stream);
+        let sessions = world.server.sessions();
+        let session = &sessions[&world.session];
+        assert!(session.calls.is_empty() && session.questions.is_empty());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_client_that_refuses_or_cannot_be_asked_gets_a_result_that_says_so() {
+        let world = asked_world().await;
+        let mut stream = world.post(BOOK).await.into_body();
+        let question = next(&mut stream).await.unwrap();
+        let error =
+            json!({ "jsonrpc": "2.0", "id": question["id"], "error": { "code": -32601, "message": "no" } });
+        world.post(&error.to_string()).await;
+        assert_eq!(next(&mut stream).await.unwrap()["result"]["isError"], true);
+        let other = World::new().await;
+        assert!(read(other.post(BOOK).await).await.contains("cannot be asked"));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_cancelled_booking_forgets_its_question() {
+        let world = asked_world().await;
+        let mut stream = world.post(BOOK).await.into_body();
+        let question = next(&mut stream).await.unwrap();
+        world.post(r#"{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":1}}"#).await;
+        assert!(next(&mut stream).await.is_none());
+        drop(stream);
+        assert!(world.server.sessions()[&world.session].questions.is_empty());
+        let late = json!({ "jsonrpc": "2.0", "id": question["id"], "result": { "action": "cancel" } });
+        assert_eq!(world.post(&late.to_string()).await.status(), StatusCode::ACCEPTED);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_cancelled_report_has_no_response_and_others_go_on() {
+        let world = World::new().await;
+        let call = |id| {
+            format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"tools/call","params":{{"name":"report"}}}}"#)
+        };
+        let (one, two) = (world.post(&call(1)).await, world.post(&call(2)).await);
+        let cancel = r#"{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":1}}"#;
+        assert_eq!(world.post(cancel).await.status(), StatusCode::ACCEPTED);
+        assert_eq!(read(one).await, "");
+        assert!(read(two).await.contains("The report is done."));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn stopping_ends_what_still_runs() {
+        let world = World::new().await;
+        let call = r#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"report"}}"#;
+        let response = world.post(call).await;
+        let (lost, text) = tokio::join!(world.drain.stop(Duration::from_secs(1)), read(response));
+        assert_eq!((lost, &*text), (0, ""));
+    }
+
+    #[tokio::test]
+    async fn without_its_session_nothing_is_served() {
+        let world = World::new().await;
+        let list = r#"{"jsonrpc":"2.0","id":1,"method":"tools/list"}"#;
+        assert_eq!(post(&world.server, None, list).await.status(), StatusCode::BAD_REQUEST);
+        assert_eq!(post(&world.server, Some("x"), list).await.status(), StatusCode::NOT_FOUND);
+        assert!(read(world.post(list).await).await.contains(r#""name":"report""#));
+        let delete =
+            Request::delete(PATH).header("mcp-session-id", &world.session).body(Full::<Bytes>::default());
+        assert_eq!(world.server.serve(delete.unwrap()).await.status(), StatusCode::OK);
+        assert_eq!(world.post(list).await.status(), StatusCode::NOT_FOUND);
+    }
+
+    #[tokio::test]
+    async fn mistakes_are_answered_as_what_they_are() {
+        let world = World::new().await;
+        for (call, part) in [
+            (r#"{"id":1,"method":"tools/call","params":{"name":"x"}}"#, "-32602"),
+            (r#"{"id":1,"method":"tools/call"}"#, "-32602"),
+            (r#"{"id":1,"method":"server/discover"}"#, "-32601"),
+            (r#"{"id":1,"method":"tools/call","params":{"name":"greet"}}"#, r#""isError":true"#),
+            (
+                r#"{"id":1,"method":"tools/call","params":{"name":"report","arguments":{"seconds":-1}}}"#,
+                r#""isError":true"#,
+            ),
+            (
+                r#"{"id":1,"method":"tools/call","params":{"name":"greet","arguments":{"name":"Ada"}}}"#,
+                "Hello, Ada!",
+            ),
+            ("{", "-32600"),
+        ] {
+            let text = read(world.post(call).await).await;
+            assert!(text.contains(part), "{call}: {text}");
+        }
+        let get = Request::get(PATH).body(Full::<Bytes>::default()).unwrap();
+        assert_eq!(world.server.serve(get).await.status(), StatusCode::METHOD_NOT_ALLOWED);
+    }
+}

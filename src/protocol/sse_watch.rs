@@ -1,0 +1,680 @@
+//! Watches an event stream go by without keeping any of it.
+//!
+//! Whoever passes a server's bytes on still has to know three things about them: whether the
+//! response has gone by, where the stream can be taken up again if it breaks, and whether a comment
+//! could be put in here. A [`Watch`] knows them from a few bytes of state, and the last event's id,
+//! however the stream is cut into chunks and however large its messages are. It looks into a
+//! message only until a top-level member tells what it is, which servers write first.
+
+use super::sse::BYTE_ORDER_MARK;
+use std::{mem, time::Duration};
+
+/// What a JSON-RPC message is, as far as its sender is concerned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Gist {
+    /// A response with a `result`.
+    Result,
+    /// A response with an `error`.
+    Error,
+    /// A request or a notification.
+    Method,
+}
+
+/// Reads one message in pieces, until it is clear what it is.
+///
+/// Of a batch it tells what the first message is. It does not judge whether the JSON is valid:
+/// what it cannot make sense of is nothing.
+#[derive(Clone, Debug, Default)]
+pub struct Glance {
+    gist: Option<Gist>,
+    depth: u32,
+    /// The message is an element of an array.
+    in_batch: bool,
+    place: Place,
+    /// The beginning of a key of the message itself; longer ones are none we look for.
+    key: Text,
+}
+
+/// Where in the JSON the next byte stands.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Place {
+    #[default]
+    Between,
+    /// Between members of the message itself, before a key.
+    BeforeKey,
+    Key,
+    /// Behind the key of a member that tells, if it is not null.
+    BeforeValue(Gist),
+    /// In such a key, after a backslash; then in the digits of `\u`, of which so many are still to come.
+    KeyEscape,
+    KeyCode {
+        left: u8,
+        code: u16,
+    },
+    /// In a string that is no key of the message. The flag: after a backslash.
+    String {
+        escaped: bool,
+    },
+}
+
+/// An event stream as it goes by.
+#[derive(Clone, Debug, Default)]
+pub struct Watch {
+    line: Line,
+    /// The line break that ends a line may go on with an LF.
+    after_cr: bool,
+    past_first_line: bool,
+    /// Something of an event has gone by, and its end has not.
+    in_event: bool,
+    /// What the event's data is.
+    glance: Glance,
+    /// The event has an id.
+    has_id: bool,
+    /// Where the stream can be taken up again; none while no event has had an id, or the server named a
+    /// pause.
+    anchor: Option<Box<Anchor>>,
+    response: Option<Gist>,
+    /// A message has gone by since this was last asked.
+    has_told: bool,
+    /// What the server notifies and asks, where somebody wants to know.
+    notes: Option<Box<Notes>>,
+}
+
+/// What is needed to take up a stream that broke.
+#[derive(Clone, Debug, Default)]
+struct Anchor {
+    /// The id of the last event that had one, if it is one to resume from.
+    last: Option<Vec<u8>>,
+    /// That of the event that is going by.
+    of_event: Vec<u8>,
+    /// The value of the line that is going by, as far as it has come.
+    coming: Vec<u8>,
+    /// How long the server wants to be left alone before.
+    retry: Option<Duration>,
+}
+
+/// The messages of a stream that are no responses.
+#[derive(Clone, Debug, Default)]
+struct Notes {
+    /// The data so far of the event that is going by.
+    data: Vec<u8>,
+    heard: Vec<Vec<u8>>,
+}
+
+/// Longer messages are heard without their bytes.
+const NOTE: usize = 16 << 10;
+
+/// Longer ids are cut off here: a client may resume from one, nobody else can.
+const ID: usize = 1 << 10;
+
+#[derive(Clone, Copy, Debug)]
+enum Line {
+    /// In the field's name, which is this so far.
+    Name(Text),
+    Data,
+    /// Whether there is a NUL in it, with which it is none.
+    Id(bool),
+    /// In the value of `retry`, which is this so far.
+    Retry(Text),
+    /// A comment, or a field that does not matter.
+    Other,
+}
+
+/// The beginning of a text, and whether there was more of it than fits.
+#[derive(Clone, Copy, Debug, Default)]
+struct Text {
+    bytes: [u8; 8],
+    len: usize,
+}
+
+// === impl Glance ===
+
+impl Glance {
+    /// What a whole message is.
+    pub fn of(message: &[u8]) -> Option<Gist> {
+        let mut glance = Self::default();
+        glance.see(message);
+        glance.gist
+    }
+
+    /// What the message is, as far as it has been seen.
+    pub fn gist(&self) -> Option<Gist> {
+        self.gist
+    }
+
+    /// Takes the next piece of the message.
+    pub fn see(&mut self, piece: &[u8]) {
+        let mut at = 0;
+        while at < piece.len() && self.gist.is_none() {
+            if let Place::String { escaped: false } = self.place {
+                match memchr::memchr2(b'"', b'\\', &piece[at..]) {
+                    Some(step) => at += step,
+                    None => return,
+                }
+            }
+            self.step(piece[at]);
+            at += 1;
+        }
+    }
+
+    fn step(&mut self, byte: u8) {
+        self.place = match (self.place, byte) {
+            (Place::String { escaped: true }, _) => Place::String { escaped: false },
+            (Place::String { escaped: false }, b'\\') => Place::String { escaped: true },
+            (Place::String { escaped: false }, b'"') => Place::Between,
+            (Place::String { escaped: false }, _) => self.place,
+            (Place::Key, b'"') => match self.key.get() {
+                Some(b"method") => Place::BeforeValue(Gist::Method),
+                Some(b"result") => Place::BeforeValue(Gist::Result),
+                Some(b"error") => Place::BeforeValue(Gist::Error),
+                _ => Place::Between,
+            },
+            (Place::BeforeValue(_), b':' | b' ' | b'\t' | b'\n' | b'\r') => self.place,
+            // Some servers write all members there are, and null where one is not meant.
+            (Place::BeforeValue(Gist::Method | Gist::Error), b'n') => Place::Between,
+            (Place::BeforeValue(gist), _) => {
+                self.gist = Some(gist);
+                Place::Between
+            }
+            (Place::Key, b'\\') => Place::KeyEscape,
+            (Place::KeyEscape, b'u') => Place::KeyCode { left: 4, code: 0 },
+            // No key we look for has in it what else is written so.
+            (Place::KeyEscape, _) => {
+                self.key.push(0);
+                Place::Key
+            }
+            (Place::KeyCode { left, code }, _) => {
+                let digit = (byte as char).to_digit(16).unwrap_or(0);
+                let code = code << 4 | digit as u16;
+                match left {
+                    1 => {
+                        self.key.push(u8::try_from(code).unwrap_or(0));
+                        Place::Key
+                    }
+                    _ => Place::KeyCode { left: left - 1, code },
+                }
+            }
+            (Place::Key, _) => {
+                self.key.push(byte);
+                Place::Key
+            }
+            (Place::BeforeKey, b'"') => {
+                self.key = Text::default();
+                Place::Key
+            }
+            (Place::Between, b'"') => Place::String { escaped: false },
+            (Place::Between | Place::BeforeKey, b'{' | b'[') => {
+                self.in_batch |= self.depth == 0 && byte == b'[';
+                self.depth = self.depth.saturating_add(1);
+                if byte == b'{' && self.is_top() { Place::BeforeKey } else { Place::Between }
+            }
+            (Place::Between | Place::BeforeKey, b'}' | b']') => {
+                self.depth = self.depth.saturating_sub(1);
+                Place::Between
+            }
+            (Place::Between, b',') if self.is_top() => Place::BeforeKey,
+            (place @ (Place::Between | Place::BeforeKey), _) => place,
+        };
+    }
+
+    /// Whether the members here are the message's own.
+    fn is_top(&self) -> bool {
+        self.depth == if self.in_batch { 2 } else { 1 }
+    }
+}
+
+// === impl Watch ===
+
+impl Watch {
+    /// Keeps what the server notifies and asks until it is taken ([`Watch::take_heard`]).
+    pub fn listening() -> Self {
+        Self { notes: Some(Box::default()), ..Self::default() }
+    }
+
+    /// The notifications and requests that have gone by since this was last asked, their events' ends
+    /// included. One of more than 16 KiB is empty here.
+    pub fn take_heard(&mut self) -> Vec<Vec<u8>> {
+        self.notes.as_mut().map(|notes| mem::take(&mut notes.heard)).unwrap_or_default()
+    }
+
+    /// Takes the next chunk of the stream.
+    pub fn see(&mut self, chunk: &[u8]) {
+        let mut rest = chunk;
+        while let Some(&byte) = rest.first() {
+            if mem::take(&mut self.after_cr) && byte == b'\n' {
+                rest = &rest[1..];
+                continue;
+            }
+            if let Line::Name(mut name) = self.line {
+                rest = &rest[1..];
+                match byte {
+                    b'\n' | b'\r' => self.end_line(byte),
+                    b':' => {
+                        self.line = Line::of(name);
+                        if let Line::Id(_) = self.line {
+                            self.anchor().coming.clear();
+                        }
+                    }
+                    _ => {
+                        name.push(byte);
+                        if !self.past_first_line && name.get() == Some(BYTE_ORDER_MARK) {
+                            // What comes next begins the first line, and is no second mark.
+                            (name, self.past_first_line) = (Text::default(), true);
+                        }
+                        self.line = Line::Name(name);
+                    }
+                }
+                self.in_event |= !matches!(byte, b'\n' | b'\r');
+                continue;
+            }
+            let end = memchr::memchr2(b'\n', b'\r', rest);
+            let (piece, after) = rest.split_at(end.unwrap_or(rest.len()));
+            match &mut self.line {
+                Line::Data => {
+                    self.glance.see(piece);
+                    if let Some(notes) = &mut self.notes {
+                        notes.see(piece, self.glance.gist);
+                    }
+                }
+                Line::Id(has_nul) => {
+                    *has_nul |= memchr::memchr(0, piece).is_some();
+                    let coming = &mut self.anchor.as_mut().expect("made at the colon").coming;
+                    // One more than fits tells that there was more.
+                    coming.extend_from_slice(&piece[..piece.len().min(ID + 1 - coming.len())]);
+                }
+                Line::Retry(value) => piece.iter().for_each(|&byte| value.push(byte)),
+                Line::Name(_) | Line::Other => {}
+            }
+            rest = after;
+            if let Some((&byte, after)) = rest.split_first() {
+                rest = after;
+                self.end_line(byte);
+            }
+        }
+    }
+
+    /// The first response that has gone by, its event's end included.
+    pub fn response(&self) -> Option<Gist> {
+        self.response
+    }
+
+    /// Whether the stream can be taken up again after what has gone by: an event had an id.
+    pub fn is_resumable(&self) -> bool {
+        self.anchor.as_ref().is_some_and(|anchor| anchor.last.is_some())
+    }
+
+    /// The id after which the stream can be taken up again by somebody else than its client; none where
+    /// it cannot, or the id is longer than 1 KiB.
+    pub fn last_id(&self) -> Option<&[u8]> {
+        let last = self.anchor.as_ref()?.last.as_deref()?;
+        (last.len() <= ID).then_some(last)
+    }
+
+    /// How long the server wants to be left alone before the stream is taken up, where it said so.
+    pub fn retry(&self) -> Option<Duration> {
+        self.anchor.as_ref()?.retry
+    }
+
+    /// The stream goes on after the event of this id.
+    pub fn go_on_after(&mut self, id: &[u8]) {
+        self.anchor().last = Some(id[..id.len().min(ID + 1)].to_vec());
+    }
+
+    fn anchor(&mut self) -> &mut Anchor {
+        self.anchor.get_or_insert_default()
+    }
+
+    /// Whether an event would begin here, so that one of our own can be put in.
+    pub fn is_between_events(&self) -> bool {
+        !self.in_event
+    }
+
+    /// Gives up an event that was cut off, of which no more will come: it is none of the stream's. What is
+    /// given has to come before anything else then; mostly it is nothing. It ends the event in a way that
+    /// makes readers drop it, for it becomes one of a kind that nobody listens for. An id that it may have
+    /// had is taken back, so that its reader comes back for it.
+    pub fn void(&mut self) -> Vec<u8> {
+        let mut void = Vec::new();
+        if self.is_between_events() {
+            return void;
+        }
+        let (is_begun, names_id) = match mem::take(&mut self.line) {
+            Line::Name(name) => (!name.is_empty(), name.get() == Some(b"id")),
+            Line::Id(_) => (true, true),
+            Line::Data | Line::Retry(_) | Line::Other => (true, false),
+        };
+        if is_begun {
+            void.push(b'\n');
+        }
+        let last = self.anchor.as_ref().and_then(|anchor| anchor.last.as_deref()).unwrap_or_default();
+        // One that was cut off here cannot be given back.
+        if (self.has_id || names_id) && last.len() <= ID {
+            void.extend_from_slice(&[b"id: ", last, b"\n"].concat());
+        }
+        void.extend_from_slice(b"event: incomplete\n\n");
+        (self.in_event, self.after_cr, self.has_id) = (false, false, false);
+        self.glance = Glance::default();
+        if let Some(notes) = &mut self.notes {
+            notes.data.clear();
+        }
+        void
+    }
+
+    /// Whether a message has gone by since this was last asked, its event's end included.
+    pub fn take_told(&mut self) -> bool {
+        mem::take(&mut self.has_told)
+    }
+
+    fn end_line(&mut self, end: u8) {
+        self.after_cr = end == b'\r';
+        self.past_first_line = true;
+        match mem::take(&mut self.line) {
+            Line::Name(name) if name.is_empty() => self.dispatch(),
+            // A line without a colon is a field without a value.
+            Line::Name(name) if name.get() == Some(b"id") => {
+                self.has_id = true;
+                self.anchor().of_event.clear();
+            }
+            Line::Id(false) => {
+                self.has_id = true;
+                let anchor = self.anchor();
+                mem::swap(&mut anchor.of_event, &mut anchor.coming);
+            }
+            // Readers pass over it, and an id before it in its event stands.
+            Line::Id(true) => {}
+            Line::Retry(value) => {
+                let text = value.get().and_then(|text| std::str::from_utf8(text.trim_ascii_start()).ok());
+                let digits = text.filter(|text| text.bytes().all(|byte| byte.is_ascii_digit()));
+                if let Some(millis) = digits.and_then(|digits| digits.parse().ok()) {
+                    self.anchor().retry = Some(Duration::from_millis(millis));
+                }
+            }
+            Line::Data => {
+                self.glance.see(b"\n");
+                if let Some(notes) = &mut self.notes {
+                    notes.see(b"\n", self.glance.gist);
+                }
+            }
+            Line::Name(_) | Line::Other => {}
+        }
+    }
+
+    /// A blank line.
+    fn dispatch(&mut self) {
+        self.in_event = false;
+        let gist = mem::take(&mut self.glance).gist;
+        self.has_told |= gist.is_some();
+        if let Some(gist @ (Gist::Result | Gist::Error)) = gist {
+            self.response.get_or_insert(gist);
+        }
+        if let Some(notes) = &mut self.notes {
+            notes.dispatch(gist);
+        }
+        if mem::take(&mut self.has_id) {
+            let anchor = self.anchor();
+            let id = anchor.of_event.strip_prefix(b" ").unwrap_or(&anchor.of_event);
+            anchor.last = id.iter().any(|&byte| byte != b' ').then(|| id.to_vec());
+        }
+    }
+}
+
+// === impl Notes ===
+
+impl Notes {
+    /// `gist` is what the message is, as far as is known.
+    fn see(&mut self, piece: &[u8], gist: Option<Gist>) {
+        if matches!(gist, None | Some(Gist::Method)) && self.data.len() <= NOTE {
+            self.data.extend_from_slice(&piece[..piece.len().min(NOTE + 1 - self.data.len())]);
+        }
+    }
+
+    fn dispatch(&mut self, gist: Option<Gist>) {
+        let mut data = mem::take(&mut self.data);
+        if gist == Some(Gist::Method) {
+            if data.len() > NOTE {
+                data.clear();
+            }
+            self.heard.push(data);
+        }
+    }
+}
+
+// === impl Line ===
+
+impl Line {
+    fn of(name: Text) -> Self {
+        match name.get() {
+            Some(b"data") => Self::Data,
+            Some(b"id") => Self::Id(false),
+            Some(b"retry") => Self::Retry(Text::default()),
+            _ => Self::Other,
+        }
+    }
+}
+
+impl Default for Line {
+    fn default() -> Self {
+        Self::Name(Text::default())
+    }
+}
+
+// === impl Text ===
+
+impl Text {
+    fn push(&mut self, byte: u8) {
+        if let Some(place) = self.bytes.get_mut(self.len) {
+            *place = byte;
+        }
+        self.len = (self.len + 1).min(self.bytes.len() + 1);
+    }
+
+    /// The text, unless it was longer than fits.
+    fn get(&self) -> Option<&[u8]> {
+        self.bytes.get(..self.len)
+    }
+
+    fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::protocol::{Frame, Kind, sse::Decoder};
+    use bytes::Bytes;
+    use proptest::prelude::*;
+
+    #[test]
+    fn a_member_counts_however_it_is_spelled_and_not_if_it_is_null() {
+        assert_eq!(Glance::of(br#"{"\u0069d":1,"r\u0065sul\u0074":{}}"#), Some(Gist::Result));
+        assert_eq!(Glance::of(br#"{"method":null,"error" : null,"result":{}}"#), Some(Gist::Result));
+        assert_eq!(Glance::of(br#"{"\nmethod":1,"\u0101error":0,"x\"error":0}"#), None);
+    }
+
+    fn watched(stream: &str) -> Watch {
+        let mut watch = Watch::default();
+        watch.see(stream.as_bytes());
+        watch
+    }
+
+    #[test]
+    fn a_message_is_told_by_its_own_members_in_any_order() {
+        for (message, gist) in [
+            (r#"{"jsonrpc":"2.0","id":1,"result":{}}"#, Some(Gist::Result)),
+            (r#"{"result":{"method":1},"jsonrpc":"2.0","id":1}"#, Some(Gist::Result)),
+            (r#"{ "id" : "result" , "error" : {} }"#, Some(Gist::Error)),
+            (r#"{"jsonrpc":"2.0","method":"a","params":{"result":1}}"#, Some(Gist::Method)),
+            (r#"{"params":{"result":[{"error":1}],"x":"\"}{"},"method":"a"}"#, Some(Gist::Method)),
+            (r#"{"x":"result","method":"a"}"#, Some(Gist::Method)),
+            (r#"{"a\\":1,"\"error":2,"results":3,"id":4,"result":5}"#, Some(Gist::Result)),
+            (r#"[{"jsonrpc":"2.0","id":1,"error":{}}]"#, Some(Gist::Error)),
+            (r#"[[{"result":1}]]"#, None),
+            (r#"{"id":1}"#, None),
+            ("", None),
+            ("result", None),
+        ] {
+            assert_eq!(Glance::of(message.as_bytes()), gist, "{message}");
+        }
+    }
+
+    #[test]
+    fn a_response_counts_once_its_event_has_ended() {
+        assert_eq!(watched("data: {\"id\":1,\"result\":{}}\n").response(), None);
+        assert_eq!(watched("data: {\"id\":1,\"result\":{}}\n\n").response(), Some(Gist::Result));
+        assert_eq!(watched("data:{\"id\":1,\ndata:\"error\":{}}\r\n\r\n").response(), Some(Gist::Error));
+        assert_eq!(watched("data: {\"method\":\"a\"}\n\n: result\n\nx: {\"result\":1}\n\n").response(), None);
+        assert_eq!(watched("\u{feff}data: {\"result\":1}\n\n").response(), Some(Gist::Result));
+        assert_eq!(watched("\n\u{feff}data: {\"result\":1}\n\n").response(), None);
+    }
+
+    #[test]
+    fn a_stream_with_an_id_can_be_taken_up_again() {
+        assert!(!watched("data: x\n\n").is_resumable());
+        assert!(!watched("id: 7\n").is_resumable(), "the event has not ended");
+        assert!(watched("id: 7\ndata:\n\n").is_resumable());
+        assert!(watched("id: 7\n\ndata: x\n\n").is_resumable(), "it stays the last id");
+        assert!(!watched("id: 7\n\nid\n\n").is_resumable(), "an empty id takes it back");
+        assert!(!watched("id: 7\n\nid: \n\n").is_resumable());
+    }
+
+    #[test]
+    fn an_id_with_nul_is_none() {
+        assert!(!watched("id: a\0b\ndata: x\n\n").is_resumable());
+        let stands = watched("id: 7\nid: a\0b\ndata: x\n\nid: \0\n\n");
+        assert_eq!(stands.last_id(), Some(&b"7"[..]));
+    }
+
+    #[test]
+    fn it_is_known_after_what_and_when_a_stream_can_be_taken_up() {
+        let of = |stream: &str| {
+            let watch = watched(stream);
+            (watch.last_id().map(<[u8]>::to_vec), watch.retry().map(|pause| pause.as_millis()))
+        };
+        assert_eq!(of("id: a b\nretry: 200\ndata:\n\nid: late\n"), (Some(b"a b".to_vec()), Some(200)));
+        assert_eq!(of("retry:7\nid:1\nid: 2\ndata: x\n\n"), (Some(b"2".to_vec()), Some(7)));
+        assert_eq!(of("id: 1\n\nretry: soon\nretry: 123456789\n\n"), (Some(b"1".to_vec()), None));
+        let long = "x".repeat(ID);
+        assert_eq!(of(&format!("id:{long}\n\n")).0.map(|id| id.len()), Some(ID));
+        let longer = watched(&format!("id:{long}x\n\n"));
+        assert!(longer.is_resumable() && longer.last_id().is_none(), "by its client alone");
+        let mut watch = Watch::default();
+        watch.go_on_after(b"7");
+        assert_eq!(watch.last_id(), Some(&b"7"[..]));
+    }
+
+    #[test]
+    fn who_listens_hears_what_the_server_notifies_and_asks() {
+        let long = format!("data: {{\"method\":\"l\",\"params\":\"{}\"}}\n\n", "x".repeat(NOTE));
+        let stream = format!(
+            "id: 1\ndata:\n\ndata: {{\"method\":\ndata: \"n\"}}\n\n{long}: c\n\ndata: {{\"id\":1,\"result\":{{}}}}\n\ndata: {{\"method\":\"cut\"}}\n"
+        );
+        let mut watch = Watch::listening();
+        let mut heard = Vec::new();
+        for byte in stream.as_bytes().chunks(1) {
+            watch.see(byte);
+            heard.extend(watch.take_heard());
+        }
+        let heard: Vec<_> =
+            heard.iter().map(|note| String::from_utf8_lossy(note).trim().to_owned()).collect();
+        assert_eq!(heard, ["{\"method\":\n \"n\"}", ""]);
+        let mut quiet = watched(&stream);
+        assert!(quiet.take_heard().is_empty());
+    }
+
+    #[test]
+    fn something_can_be_put_in_between_events_only() {
+        for (stream, between) in [
+            ("", true),
+            ("data: x\n\n", true),
+            ("data: x\r\n\r", true),
+            (": comment\n\n", true),
+            ("data: x\n", false),
+            ("d", false),
+            (": comment\n", false),
+            ("data: x\n\nid: 1", false),
+        ] {
+            assert_eq!(watched(stream).is_between_events(), between, "{stream:?}");
+        }
+    }
+
+    #[test]
+    fn an_event_that_was_cut_off_is_voided() {
+        for cut in ["data: {\"id\":1,\"res", "data: {}\n", "dat", "event: message\ndata: {}", "id: 3", ": c"]
+        {
+            let mut decoder = Decoder::new(1024);
+            let mut watch = watched(cut);
+            let void = watch.void();
+            assert!(watch.is_between_events() && watch.response().is_none() && watch.void().is_empty());
+            decoder.feed(Bytes::from([cut.as_bytes(), &void, b"data: y\n\n"].concat()));
+            let mut events = Vec::new();
+            while let Some(event) = decoder.next_event().expect("small") {
+                events.push(event);
+            }
+            let heard: Vec<_> = events.iter().filter(|event| event.event.is_none()).collect();
+            assert_eq!(heard.len(), 1, "{cut:?}: {events:?}");
+            assert_eq!(heard[0].data, "y");
+        }
+    }
+
+    #[test]
+    fn the_id_of_an_event_that_was_cut_off_is_taken_back() {
+        for cut in ["id: b", "id", "id:b\ndata: {\"result\":1}\n", "id: b\rdata: {\"result\":1}"] {
+            for (before, last) in [("id: a\n\n", Some(&b"a"[..])), ("data: x\n\n", None)] {
+                let mut watch = watched(&format!("{before}{cut}"));
+                let void = watch.void();
+                let mut decoder = Decoder::new(1024);
+                decoder.feed(Bytes::from([before.as_bytes(), cut.as_bytes(), &void].concat()));
+                let mut id = None;
+                while let Some(event) = decoder.next_event().expect("small") {
+                    id = event.id.or(id);
+                }
+                assert_eq!(id.as_deref().unwrap_or_default().as_bytes(), last.unwrap_or_default(), "{cut:?}");
+                assert_eq!((watch.last_id(), watch.response()), (last, None), "{cut:?}");
+            }
+        }
+        assert_eq!(watched("id: a\n\ndata: x").void(), b"\nevent: incomplete\n\n", "it had none");
+    }
+
+    proptest! {
+        #[test]
+        fn a_stream_is_seen_as_the_decoder_reads_it(
+            pieces in prop::collection::vec(
+                prop::sample::select(vec![
+                    "data:", "data: ", "data", "id:", "id: 1", "id", "event:e", ":", "\n", "\n", "\r\n", "\r", "\n\n",
+                    r#"{"jsonrpc":"2.0","id":1,"result":{"a":"]}"}}"#, r#"{"error":{"code":1,"message":"\\\""},"id":1}"#,
+                    r#"{"method":"m","params":{"result":1}}"#,
+                ]),
+                0..24,
+            ),
+            cuts in prop::collection::vec(0usize..40, 0..12),
+        ) {
+            let stream = pieces.concat();
+            let mut watch = Watch::default();
+            let mut decoder = Decoder::new(1 << 20);
+            let (mut rest, mut response, mut last_id) = (stream.as_bytes(), None, None);
+            for cut in cuts.into_iter().chain([usize::MAX]) {
+                let (chunk, after) = rest.split_at(cut.min(rest.len()));
+                rest = after;
+                watch.see(chunk);
+                decoder.feed(Bytes::copy_from_slice(chunk));
+                while let Some(event) = decoder.next_event().expect("small") {
+                    if let Some(id) = event.id {
+                        last_id = Some(id).filter(|id| !id.is_empty());
+                    }
+                    match Frame::parse(event.data).map(|frame| frame.kind().clone()) {
+                        Ok(Kind::Success { .. }) => { response.get_or_insert(Gist::Result); }
+                        Ok(Kind::Failure { .. }) => { response.get_or_insert(Gist::Error); }
+                        Ok(Kind::Request { .. } | Kind::Notification { .. }) | Err(_) => {}
+                    }
+                }
+            }
+            // What is no JSON the decoder's reader refuses, and a glance may still find something in.
+            if response.is_some() {
+                prop_assert!(watch.response().is_some(), "{}", stream);
+            }
+            prop_assert_eq!(watch.is_resumable(), last_id.is_some(), "{}", stream);
+            prop_assert_eq!(watch.last_id(), last_id.as_deref().map(str::as_bytes), "{}", stream);
+        }
+    }
+}

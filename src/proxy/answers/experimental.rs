@@ -1,0 +1,365 @@
+//! Answers for the tasks of 2025-11-25 (*Tasks*): `tasks/get`, `tasks/result`, `tasks/cancel`,
+//! `tasks/list`, and the client's answers to what a task has asked.
+
+use super::NotFound;
+use crate::{
+    dialect::legacy,
+    protocol::{ErrorObject, Frame, Id, Kind, Method, Timestamp, code, splice::Object, sse},
+    proxy::{
+        AccessSummary, Passage, Passed, Passing, Piece, Then,
+        drive::reached,
+        endpoint::Shared,
+        hub::Listener,
+        keep::STORE_PAUSE,
+        legacy::{Client, document, event_stream, refusal, success},
+        reply::{lost_error, store_error},
+        switchboard::{Local, Mail},
+    },
+    store::Place,
+    task::{self, Record, TaskId, view::experimental},
+    telemetry::{LookupFailed, Outcome},
+    upstream::CallError,
+};
+use base64::{Engine, prelude::BASE64_URL_SAFE_NO_PAD};
+use bytes::Bytes;
+use futures_util::{StreamExt, stream};
+use http::{HeaderMap, StatusCode};
+use std::{
+    collections::BTreeMap,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+use tokio::{sync::mpsc, time::sleep_until};
+
+/// What everybody hears of a task that is not there, or not theirs.
+const NOT_FOUND: &str = "Failed to retrieve task: Task not found";
+
+/// Tasks on one page of `tasks/list`.
+const PAGE: usize = 50;
+
+/// Messages that wait for a client that waits for a result.
+const WAITING: usize = 64;
+
+/// Answers one of the requests about tasks.
+pub(in crate::proxy) async fn serve(
+    shared: &Arc<Shared>,
+    passage: &Passage,
+    client: &Client,
+    method: &Method,
+    id: &Id,
+    task: Option<&str>,
+) -> Passed {
+    if *method == Method::TasksList {
+        return list(shared, passage, client, id).await;
+    }
+    let record = match super::look_up(shared, method, task, &client.owner, client.principal).await {
+        Ok(record) => record,
+        Err(missing) => return not_found(id, missing),
+    };
+    match method {
+        Method::TasksResult => result(shared, passage, id, record).await,
+        Method::TasksCancel => cancel(shared, id, &record).await,
+        _ => show(shared, id, &record),
+    }
+}
+
+fn not_found(id: &Id, missing: NotFound) -> Passed {
+    // Always 200: an HTTP error is not shown to the caller by clients in the field.
+    refusal(id, &missing.error(NOT_FOUND))
+}
+
+/// `tasks/get`, and what `tasks/cancel` gives back.
+fn show(shared: &Shared, id: &Id, record: &Record) -> Passed {
+    let terms = shared.legacy_terms();
+    let view = experimental::shown(record, shared.clock.timestamp(), terms);
+    success(id, &view, account(record, terms))
+}
+
+/// The audit trail of retrievals is in the access line.
+fn account(record: &Record, terms: experimental::Terms) -> AccessSummary {
+    AccessSummary { shown: Some(experimental::status(record, terms.tool_errors)), ..AccessSummary::default() }
+}
+
+/// The task is cancelled before the answer is given; one that has ended cannot be.
+async fn cancel(shared: &Shared, id: &Id, record: &Record) -> Passed {
+    let now = match super::cancel(shared, &record.id).await {
+        Ok(Some(cancelled)) => return show(shared, id, &cancelled),
+        Ok(None) => shared.ledger.load(&record.id).await,
+        Err(error) => Err(error),
+    };
+    let status = match now {
+        Ok(Some(ended)) => experimental::status(&ended, shared.legacy_terms().tool_errors),
+        Ok(None) => return not_found(id, NotFound::Unknown),
+        Err(error) => return not_found(id, error.into()),
+    };
+    let message = format!("Cannot cancel task: already in terminal status '{status}'");
+    refusal(id, &ErrorObject::new(code::INVALID_PARAMS, message))
+}
+
+async fn list(shared: &Shared, passage: &Passage, client: &Client, id: &Id) -> Passed {
+    let refuse = |code, message: &str| refusal(id, &ErrorObject::new(code, message));
+    if !client.is_told_apart() {
+        // Nor was it declared.
+        return refuse(
+            code::METHOD_NOT_FOUND,
+            "tasks/list is not served: nothing tells callers apart here, neither credentials nor a session",
+        );
+    }
+    let Ok(after) = cursor(&passage.body) else {
+        return refuse(code::INVALID_PARAMS, "the cursor is not one of ours");
+    };
+    if let Err(limited) = super::may_poll(shared, client.principal) {
+        return not_found(id, limited);
+    }
+    let (records, more) = match shared.ledger.page(&client.owner, after.as_ref(), PAGE).await {
+        Ok(page) => page,
+        Err(error) => return not_found(id, error.into()),
+    };
+    let next = records.last().filter(|_| more).map(|last| written(&Place::of(last)));
+    let now = shared.clock.timestamp();
+    // What has outlived its time cannot be fetched either.
+    let living = records.iter().filter(|record| !record.is_expired(now)).map(|record| &**record);
+    let view = experimental::listed(living, next.as_deref(), now, shared.legacy_terms());
+    success(id, &view, AccessSummary::default())
+}
+
+/// Where a page begins, by the cursor of the one before.
+fn cursor(body: &Bytes) -> Result<Option<Place>, ()> {
+    let frame = Frame::parse(body.clone()).map_err(drop)?;
+    let Kind::Request { params: Some(params), .. } = frame.kind() else { return Ok(None) };
+    let Some(raw) = Object::read(params).map_err(drop)?.get("cursor").filter(|raw| raw != "null") else {
+        return Ok(None);
+    };
+    let text: String = serde_json::from_slice(&raw).map_err(drop)?;
+    let text = BASE64_URL_SAFE_NO_PAD.decode(text).map_err(drop)?;
+    let text = String::from_utf8(text).map_err(drop)?;
+    let (created, id) = text.split_once(' ').ok_or(())?;
+    let created = Timestamp::from_millis(created.parse().map_err(drop)?);
+    Ok(Some(Place { created, id: TaskId::parse(id).ok_or(())? }))
+}
+
+fn written(place: &Place) -> String {
+    BASE64_URL_SAFE_NO_PAD.encode(format!("{} {}", place.created.as_millis(), place.id.as_str()))
+}
+
+/// What the call came to: at once where it has ended, else on a stream once it has
+/// (2025-11-25, *Tasks, Result Retrieval*).
+async fn result(shared: &Arc<Shared>, passage: &Passage, id: &Id, record: Arc<Record>) -> Passed {
+    // Before the record is looked at again: nothing may be missed in between.
+    let changes = shared.ledger.hub.listen(vec![record.id.clone()]);
+    let record = match shared.ledger.load(&record.id).await {
+        Ok(found) => found.unwrap_or(record),
+        Err(error) => return not_found(id, error.into()),
+    };
+    if let Some((body, account)) = outcome(shared, id, &record) {
+        return document(body, account);
+    }
+    let (tell, told) = mpsc::channel(WAITING);
+    // Gone only where the call ended in this moment.
+    shared.switchboard.attach(&record.id, Local::Waiting(tell)).await;
+    let waiting = Waiting {
+        shared: Arc::clone(shared),
+        id: id.clone(),
+        task: record.id.clone(),
+        changes,
+        told: Some(told),
+        keep_alive: passage.keep_alive,
+        store_again: None,
+        over: false,
+    };
+    let pieces = stream::unfold(waiting, async |mut waiting| {
+        let piece = waiting.next().await?;
+        Some((piece, waiting))
+    });
+    Passed { status: StatusCode::OK, headers: event_stream(), body: Passing::Pieces(pieces.boxed()) }
+}
+
+/// The response to `tasks/result`, if the task has ended.
+fn outcome(shared: &Shared, id: &Id, record: &Record) -> Option<(Bytes, AccessSummary)> {
+    let account = account(record, shared.legacy_terms());
+    let body = match experimental::outcome(record)? {
+        experimental::Outcome::Result(result) => {
+            shared.ledger.fetched(&record.id);
+            legacy::success(id, &result)
+        }
+        experimental::Outcome::Error(error) => {
+            shared.ledger.fetched(&record.id);
+            let body = legacy::refusal(std::slice::from_ref(id), &ErrorObject::from_raw(error));
+            return Some((body, AccessSummary { outcome: Outcome::ServerError, ..account }));
+        }
+        experimental::Outcome::Cancelled => {
+            let error = ErrorObject::new(code::INVALID_PARAMS, "the task was cancelled: it has no result");
+            let body = legacy::refusal(std::slice::from_ref(id), &error);
+            return Some((body, AccessSummary { outcome: Outcome::Refused, ..account }));
+        }
+    };
+    Some((body, account))
+}
+
+/// A client that waits for a result.
+struct Waiting {
+    shared: Arc<Shared>,
+    id: Id,
+    task: TaskId,
+    changes: Listener,
+    /// What the task has to say meanwhile; `None` once it has no more.
+    told: Option<mpsc::Receiver<Bytes>>,
+    keep_alive: Duration,
+    /// When the store is asked again, which has failed.
+    store_again: Option<Instant>,
+    over: bool,
+}
+
+// === impl Waiting ===
+
+impl Waiting {
+    async fn next(&mut self) -> Option<Piece> {
+        if self.over {
+            return None;
+        }
+        // Not begun anew with every change: a task may change often and say nothing.
+        let silent = self.shared.clock.now() + self.keep_alive;
+        loop {
+            tokio::select! {
+                // What was said before the end is heard before it.
+                biased;
+                event = told(&mut self.told) => match event {
+                    Some(bytes) => return Some(Piece { bytes, account: None, then: Then::More }),
+                    None => self.told = None,
+                },
+                () = either(self.changes.changed(), reached(self.store_again)) => {
+                    if let Some(piece) = self.ended().await {
+                        return Some(piece);
+                    }
+                }
+                () = self.shared.overdue.stopped() => {
+                    let error = lost_error(&CallError::Closing);
+                    let body = legacy::refusal(std::slice::from_ref(&self.id), &error);
+                    let account = AccessSummary { outcome: Outcome::ProxyFailed, ..AccessSummary::default() };
+                    return Some(self.last(&body, account));
+                }
+                () = sleep_until(silent.into()) => {
+                    return Some(Piece { bytes: sse::KEEP_ALIVE, account: None, then: Then::More });
+                }
+            }
+        }
+    }
+
+    async fn ended(&mut self) -> Option<Piece> {
+        let Ok(found) = self.shared.ledger.load(&self.task).await else {
+            self.store_again = Some(self.shared.clock.now() + STORE_PAUSE);
+            return None;
+        };
+        self.store_again = None;
+        let Some(record) = found else {
+            let error = ErrorObject::new(code::INVALID_PARAMS, "Failed to retrieve task: Task has expired");
+            let body = legacy::refusal(std::slice::from_ref(&self.id), &error);
+            return Some(
+                self.last(&body, AccessSummary { outcome: Outcome::Refused, ..AccessSummary::default() }),
+            );
+        };
+        let (body, account) = outcome(&self.shared, &self.id, &record)?;
+        // What was said on the way to the end may still be here.
+        let mut words = Vec::new();
+        while let Some(Ok(event)) = self.told.as_mut().map(mpsc::Receiver::try_recv) {
+            words.extend_from_slice(&event);
+        }
+        let mut last = self.last(&body, account);
+        if !words.is_empty() {
+            words.extend_from_slice(&last.bytes);
+            last.bytes = words.into();
+        }
+        Some(last)
+    }
+
+    fn last(&mut self, body: &[u8], account: AccessSummary) -> Piece {
+        self.over = true;
+        Piece { bytes: sse::message(body), account: Some(account), then: Then::End }
+    }
+}
+
+/// Resolves with the first of the two.
+async fn either<T>(one: impl Future<Output = T>, other: impl Future<Output = ()>) {
+    tokio::select! {
+        _ = one => {}
+        () = other => {}
+    }
+}
+
+async fn told(told: &mut Option<mpsc::Receiver<Bytes>>) -> Option<Bytes> {
+    match told {
+        Some(told) => told.recv().await,
+        None => std::future::pending().await,
+    }
+}
+
+/// A client's answer to what its task has asked. The POST is taken, whatever it answers: what is
+/// answered twice, or too late, concerns nobody.
+pub(in crate::proxy) async fn answered(
+    shared: &Shared,
+    passage: &Passage,
+    client: &Client,
+    task: &TaskId,
+    key: String,
+) -> Passed {
+    let taken = Passed {
+        status: StatusCode::ACCEPTED,
+        headers: HeaderMap::new(),
+        body: Passing::Whole(Bytes::new(), AccessSummary::default()),
+    };
+    let Ok(frame) = Frame::parse(passage.body.clone()) else { return taken };
+    // Slices of the request would keep all of it.
+    let (id, outcome) = match frame.kind() {
+        Kind::Success { id, result } => (Some(id), Ok(Bytes::copy_from_slice(result))),
+        Kind::Failure { id, error } => (id.as_ref(), Err(Bytes::copy_from_slice(error))),
+        Kind::Request { .. } | Kind::Notification { .. } => return taken,
+    };
+    // No poll, whose limit would lose what the client says once.
+    let Ok(record) = shared.ledger.load(task).await else { return store_failed() };
+    if record.as_ref().is_none_or(|record| !client.owner.owns(record)) {
+        let reason = if record.is_some() { "foreign" } else { "unknown" };
+        LookupFailed { method: "response", principal: &client.principal, reason }.emit();
+        return taken;
+    }
+    let answers = BTreeMap::from([(key.clone(), Bytes::from_static(b"null"))]);
+    // What the record does not speak of may still be asked; what is not kept is not taken.
+    if shared.ledger.change(task, &task::Event::Answered { answers }).await.is_err() {
+        return store_failed();
+    }
+    if let (Some(session), Some(id)) = (client.session, id) {
+        // Where it was put as it is, before there was a task.
+        shared.plain.settled(session, id);
+    }
+    shared.switchboard.post(task, Mail::Replied(key, outcome)).await;
+    taken
+}
+
+/// An answer that cannot be taken: its question stays open (2025-11-25, *Sending Messages to the
+/// Server*).
+fn store_failed() -> Passed {
+    let account = AccessSummary { outcome: Outcome::ProxyFailed, ..AccessSummary::default() };
+    let refused = document(legacy::refusal(&[], &store_error()), account);
+    Passed { status: StatusCode::SERVICE_UNAVAILABLE, ..refused }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cursor_is_a_place_and_nothing_else_is() {
+        let place = Place { created: Timestamp::from_millis(7), id: TaskId::from_entropy([1; 16]) };
+        let of = |cursor: &str| {
+            cursor_of(&format!(r#"{{"jsonrpc":"2.0","id":1,"method":"tasks/list","params":{cursor}}}"#))
+        };
+        fn cursor_of(body: &str) -> Result<Option<Place>, ()> {
+            cursor(&Bytes::copy_from_slice(body.as_bytes()))
+        }
+        assert_eq!(of(&format!(r#"{{"cursor":"{}"}}"#, written(&place))), Ok(Some(place)));
+        assert_eq!(of("{}"), Ok(None));
+        assert_eq!(of(r#"{"cursor":null}"#), Ok(None));
+        for wrong in [r#""""#, r#""x""#, r#""!!""#, "7", r#""NyA3""#] {
+            assert_eq!(of(&format!(r#"{{"cursor":{wrong}}}"#)), Err(()), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! Answers for the tasks extension of 2026-07-28: `tasks/get`, `tasks/update` and `tasks/cancel`.
+
+use super::NotFound;
+use crate::{
+    bridge::{describe::server_info_meta, elicit},
+    dialect::{Call, Caller},
+    protocol::{
+        ErrorObject, Method, code,
+        frame::on_one_line,
+        input::{InputRequest, InputResponses},
+    },
+    proxy::{Reply, endpoint::Shared, reply, switchboard::Mail},
+    store::Updated,
+    task::{Effect, Event, Record, State, TaskId, view},
+};
+use bytes::Bytes;
+use http::StatusCode;
+use std::collections::BTreeMap;
+
+/// What everybody hears of a task that is not there, or not theirs.
+const NOT_FOUND: &str = "Task not found";
+
+/// Answers one of the requests about tasks. Every result says who the server is (2026-07-28, *Base Protocol,
+/// `_meta`*).
+pub(in crate::proxy) async fn serve(shared: &Shared, call: &Call, caller: &Caller) -> Reply {
+    // Before the id is looked at (tasks extension, *Protocol Errors*).
+    if !caller.capabilities.declares_tasks() {
+        return reply::tasks_required(call);
+    }
+    let (owner, id) = (shared.owner(caller), call.target.as_deref());
+    let record = match super::look_up(shared, &call.method, id, &owner, caller.principal).await {
+        Ok(record) => record,
+        Err(missing) => return not_found(call, missing),
+    };
+    match call.method {
+        Method::TasksUpdate => update(shared, call, &record).await,
+        Method::TasksCancel => cancel(shared, call, &record.id).await,
+        _ => show(shared, call, &record),
+    }
+}
+
+fn not_found(call: &Call, missing: NotFound) -> Reply {
+    let error = missing.error(NOT_FOUND);
+    match missing {
+        NotFound::TooMany(_) => reply::refuse(call, StatusCode::TOO_MANY_REQUESTS, &error),
+        NotFound::Unknown => reply::refuse(call, StatusCode::OK, &error),
+        NotFound::StoreFailed => reply::store_failed(call),
+    }
+}
+
+/// `tasks/get` (tasks extension, *Task Polling*).
+fn show(shared: &Shared, call: &Call, record: &Record) -> Reply {
+    let about = server_info_meta(&shared.server().server_info);
+    let (now, bounds) = (shared.clock.timestamp(), shared.ledger.poll_bounds());
+    let view = view::extension::detailed(record, now, bounds, Some(&about));
+    let mut reply = reply::success(call, &on_one_line(view.into()));
+    shared.ledger.shown(record);
+    // The audit trail of retrievals is in the access line.
+    reply.account.shown = Some(record.state.status());
+    reply
+}
+
+/// `tasks/update` (tasks extension, *Task Update Requests*): acknowledged; answers to what is not asked,
+/// or no longer, are ignored. One that is no answer to its question leaves it open, and is refused by its
+/// key; those beside it are given to the server all the same.
+async fn update(shared: &Shared, call: &Call, record: &Record) -> Reply {
+    let Checked { answers, unfit } = match checked_answers(call, record) {
+        Ok(checked) => checked,
+        Err(error) => return reply::refuse(call, StatusCode::OK, &error),
+    };
+    let effects = match shared.ledger.change(&record.id, &Event::Answered { answers }).await {
+        Ok(Updated::Done { effects, .. }) => effects,
+        Ok(Updated::Refused(_) | Updated::Unknown) => Vec::new(),
+        // What is not kept is not acknowledged: the client answers again.
+        Err(error) => return not_found(call, error.into()),
+    };
+    let answered: Vec<_> = effects
+        .into_iter()
+        .filter_map(|effect| match effect {
+            Effect::AnswerUpstream { key, response } => Some((key, response)),
+            Effect::CancelUpstream | Effect::Announce => None,
+        })
+        .collect();
+    if !answered.is_empty() {
+        // Gone only where the call ended in this moment.
+        shared.switchboard.post(&record.id, Mail::Answered(answered)).await;
+    }
+    match unfit {
+        None => acknowledged(shared, call),
+        Some(error) => reply::refuse(call, StatusCode::OK, &error),
+    }
+}
+
+/// `tasks/cancel` (tasks extension, *Task Cancellation*): acknowledged also where the task has ended; the
+/// server is told where it has not.
+async fn cancel(shared: &Shared, call: &Call, id: &TaskId) -> Reply {
+    match super::cancel(shared, id).await {
+        Ok(_) => acknowledged(shared, call),
+        Err(error) => not_found(call, error.into()),
+    }
+}
+
+fn acknowledged(shared: &Shared, call: &Call) -> Reply {
+    let about = server_info_meta(&shared.server().server_info);
+    let result = [br#"{"resultType":"complete","_meta":"#, &*about, b"}"].concat();
+    reply::success(call, &on_one_line(result.into()))
+}
+
+/// What came with a `tasks/update`.
+#[derive(Default)]
+struct Checked {
+    /// The answers as the server may have them, without those to what is not asked.
+    answers: BTreeMap<String, Bytes>,
+    /// What is to be said of those that are no answers to their questions.
+    unfit: Option<ErrorObject>,
+}
+
+/// The answers of a `tasks/update`.
+///
+/// # Errors
+/// `-32602` where they cannot be read: then nothing is answered.
+fn checked_answers(call: &Call, record: &Record) -> Result<Checked, ErrorObject> {
+    let wrong = |message: String| ErrorObject::new(code::INVALID_PARAMS, message);
+    let answers = InputResponses::read(call.params.as_ref())
+        .map_err(|error| wrong(error.to_string()))?
+        .ok_or_else(|| wrong("params.inputResponses is required".into()))?;
+    let State::InputRequired { outstanding } = &record.state else { return Ok(Checked::default()) };
+    let mut checked = Checked::default();
+    let mut unfit = Vec::new();
+    for (key, answer) in answers.iter() {
+        let Some(question) = outstanding.get(key).and_then(|raw| InputRequest::from_raw(raw.clone())) else {
+            continue;
+        };
+        match elicit::check_answer(&question, answer) {
+            // A slice of the request, which would keep all of it.
+            Ok(answer) => {
+                checked.answers.insert(key.to_owned(), Bytes::copy_from_slice(&answer));
+            }
+            Err(error) => unfit.push(format!("the answer under `{key}` does not fit: {error}")),
+        }
+    }
+    if !unfit.is_empty() {
+        let rest = if checked.answers.is_empty() { "" } else { "; the other answers were taken" };
+        checked.unfit = Some(wrong(format!("{}{rest}", unfit.join("; "))));
+    }
+    Ok(checked)
+}

@@ -1,0 +1,419 @@
+//! A call whose client waits: polled in place, by the connection it came in on.
+//!
+//! What is planned for a call of 2026-07-28 is carried out here while its client is attached. When the call
+//! becomes a task, or its server asks something that can be put to the client, its [`Driver`] moves to a
+//! runtime task of its own, and what is left here only passes on what comes from there; a client that comes
+//! back to a parked call goes there at once. Dropping an [`Attended`] is how a client's departure is heard:
+//! the upstream stream goes with it, which cancels the call at the server; after the move, the other side
+//! notices the closed channel.
+
+use super::{Canonical, Driver, First, Form, Happening, Request, Waiter, canonical::Server, reached};
+use crate::{
+    bridge::{Action, Drive, Plan, catalogue, plan, raise},
+    dialect::{Call, Caller},
+    protocol::{ErrorObject, Frame, InputResponses, Method, code, headers},
+    proxy::{
+        Item, Reply,
+        endpoint::{Conversation, Shared},
+        input_requests::{self, Came},
+        reply::{self, Word},
+    },
+    telemetry::WouldDefer,
+    upstream::{self, CallError, Deferral, Description, Event, Identity, Replies},
+};
+use futures_util::{StreamExt, future::ready, stream};
+use http::StatusCode;
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+use tokio::sync::mpsc;
+use tokio_util::task::task_tracker::TaskTrackerToken;
+
+/// One call and its client.
+pub(in crate::proxy) struct Attended {
+    shared: Arc<Shared>,
+    call: Arc<Call>,
+    caller: Arc<Caller>,
+    stage: Stage,
+    /// Time spent waiting for the server.
+    waited: Duration,
+    /// A stopping proxy waits for the call, until somebody else holds it.
+    work: Option<TaskTrackerToken>,
+}
+
+#[expect(
+    clippy::large_enum_variant,
+    reason = "the large one is the one that is used, and a box would cost every call"
+)]
+enum Stage {
+    /// Nothing has been done yet.
+    Fresh,
+    InPlace {
+        driver: Driver,
+        observed_after: Option<Duration>,
+    },
+    /// The call is on its way to become a task; what is still for the client comes from there.
+    Moved {
+        items: mpsc::Receiver<Item>,
+        since: Instant,
+    },
+    Ended,
+}
+
+/// Who the server is, or the refusal of a call that it does not serve.
+type Prepared = Result<Arc<Description>, Box<Reply>>;
+
+// === impl Attended ===
+
+impl Attended {
+    pub(in crate::proxy) fn new(shared: Arc<Shared>, call: Call, caller: Caller) -> Self {
+        Self {
+            work: Some(shared.stopping.work()),
+            shared,
+            call: Arc::new(call),
+            caller: Arc::new(caller),
+            stage: Stage::Fresh,
+            waited: Duration::ZERO,
+        }
+    }
+
+    /// Everything up to the moment the call is sent. The threshold counts from before that. A handshake
+    /// or a list that takes longer does not hold up the handle: the call is then a task before it is sent.
+    async fn start(&mut self) -> Result<(), Box<Reply>> {
+        let policy = self.shared.route.treatment(self.call.target.as_deref().unwrap_or_default());
+        let planned = plan(&self.call, &self.caller, &policy);
+        let came = match self.call.method.may_ask() {
+            true => input_requests::came_with(&self.shared, &self.caller, &self.call),
+            false => Ok(Came::Fresh(InputResponses::default())),
+        };
+        let began = self.shared.clock.now();
+        // A client that comes back waits for its call, wherever that is.
+        let is_back = matches!(came, Ok(Came::Back(..)));
+        let due = match (&planned, &came) {
+            (Plan::Drive(Drive::Defer { after }), Ok(Came::Fresh(_) | Came::Again)) => Some(began + *after),
+            _ => None,
+        };
+        let mut preparing =
+            Box::pin(prepare(Arc::clone(&self.shared), Arc::clone(&self.call), Arc::clone(&self.caller)));
+        let prepared = match is_back {
+            // Its server was asked when the call was made, and may be gone: what has become of the call is
+            // known to whoever holds it.
+            true => None,
+            false => tokio::select! {
+                biased;
+                prepared = &mut preparing => Some(prepared),
+                () = reached(due) => None,
+                () = self.shared.overdue.stopped() => return Err(Box::new(self.closing())),
+            },
+        };
+        if is_back && self.call.method == Method::ToolsCall {
+            check_mirrored(&self.shared, &self.call, &self.caller).await?;
+        }
+        self.waited += self.shared.clock.now() - began;
+        let server = Server::default();
+        if let Some(prepared) = prepared {
+            server.learn(prepared?);
+        }
+        let (defer_after, observed_after) = match planned {
+            Plan::Drive(Drive::Observe { after }) => (None, Some(after)),
+            Plan::Drive(Drive::Defer { after }) => (Some(after), None),
+            Plan::Drive(Drive::Hold | Drive::Task) | Plan::Relay => (None, None),
+            Plan::Refuse(error) => {
+                return Err(Box::new(reply::refuse(&self.call, StatusCode::BAD_REQUEST, &error)));
+            }
+        };
+        let supplied = match came? {
+            Came::Fresh(answers) => answers,
+            Came::Again => InputResponses::default(),
+            Came::Back(id, answers) => {
+                let (shared, caller, call) = (&self.shared, &self.caller, &self.call);
+                let items = input_requests::rejoin(shared, caller, call, &id, answers, defer_after).await?;
+                self.moved(items);
+                return Ok(());
+            }
+        };
+        let is_late = !server.is_known();
+        let (shared, call, caller) = (&self.shared, &self.call, &self.caller);
+        let deferral = defer_after.map(|_| Deferral::default());
+        let replies = match is_late {
+            false => shared.upstream.call(request(shared, call, caller, deferral.clone())),
+            true => prepared_later(preparing, shared, call, caller, &server, deferral.clone()),
+        };
+        let canonical = Canonical {
+            call: Arc::clone(call),
+            caller: Arc::clone(caller),
+            server,
+            binding: None,
+            refused: None,
+            supplied,
+            deferral,
+        };
+        let driver = Driver::in_place(shared, canonical, replies, policy, (defer_after, began));
+        self.stage = Stage::InPlace { driver, observed_after };
+        Ok(())
+    }
+
+    /// Waits for one thing to happen to the call. Gives what it means for the client, if anything.
+    async fn step(&mut self) -> Option<Item> {
+        let Stage::InPlace { driver, .. } = &mut self.stage else { return None };
+        let began = self.shared.clock.now();
+        let happening = driver.wait().await;
+        let now = self.shared.clock.now();
+        self.waited += now - began;
+        match happening {
+            Happening::Server(Event::Notification(frame)) => {
+                return raise::notice(&self.call, &frame).map(Item::Notification);
+            }
+            Happening::Server(event @ (Event::Question(_) | Event::TurnOver(_))) => {
+                if let Form::Canonical(canonical) = &mut driver.form
+                    && let Some(first) = canonical.asked_in_place(event)
+                {
+                    self.hand_over(first);
+                }
+                return None;
+            }
+            Happening::Server(Event::Withdrawn { .. }) => {}
+            Happening::Server(Event::Final(frame)) => driver.exchange.handle_final(Word::Said(frame)),
+            Happening::Server(Event::Lost(lost)) => driver.exchange.handle_final(Word::Lost(lost)),
+            Happening::Due => driver.exchange.handle_timeout(now),
+            Happening::TooLate => driver.exchange.handle_final(Word::Lost(CallError::Closing)),
+            Happening::Stored(_)
+            | Happening::Departed(_)
+            | Happening::Committed(_)
+            | Happening::Told(_)
+            | Happening::Lines(_)
+            | Happening::Changed
+            | Happening::ProgressDue
+            | Happening::Stopping => unreachable!("this happens to calls that are held"),
+        }
+        match driver.exchange.poll_action() {
+            None => None,
+            Some(Action::Reply(word)) => {
+                let Form::Canonical(canonical) = &driver.form else { return None };
+                let reply = canonical.reply(&self.shared, &self.call, word);
+                self.observe();
+                Some(self.last(reply))
+            }
+            Some(Action::Store) => {
+                self.hand_over(First::Store);
+                None
+            }
+            Some(
+                Action::Ask(_)
+                | Action::AskOnStream(_)
+                | Action::ReplyTask
+                | Action::AskInTask(_)
+                | Action::Withdraw(_)
+                | Action::Turn
+                | Action::Decline(_)
+                | Action::Settle(_)
+                | Action::Forget
+                | Action::CancelUpstream,
+            ) => unreachable!("an attended exchange is handed over first, and its departure is a drop"),
+        }
+    }
+
+    /// From here on the call is held by a runtime task of its own.
+    fn hand_over(&mut self, first: First) {
+        let Stage::InPlace { driver, .. } = std::mem::replace(&mut self.stage, Stage::Ended) else { return };
+        // A few: what the client does not take must wait at the server, not here.
+        let (items, received) = mpsc::channel(8);
+        // Nothing else of it is needed here any more, and it may be megabytes.
+        self.call = Arc::new(self.call.without_bytes());
+        let (call, capabilities) = (Box::new(Call::clone(&self.call)), Arc::clone(&self.caller.capabilities));
+        driver.hold(Waiter { request: Request::Canonical { call, capabilities }, items }, first);
+        self.moved(received);
+    }
+
+    /// What is still for the client comes from elsewhere.
+    fn moved(&mut self, items: mpsc::Receiver<Item>) {
+        self.stage = Stage::Moved { items, since: self.shared.clock.now() };
+        self.work = None;
+    }
+
+    /// The proxy's time is over before the call was sent.
+    fn closing(&self) -> Reply {
+        let unknown = Description::unknown();
+        reply::to_client(&self.call, &self.shared.route, &unknown, Word::Lost(CallError::Closing), None)
+    }
+
+    fn last(&mut self, mut reply: Reply) -> Item {
+        reply.account.upstream = self.waited;
+        self.stage = Stage::Ended;
+        Item::Reply(reply)
+    }
+
+    /// In mode `observe`: says which call would have become a task.
+    fn observe(&self) {
+        let Stage::InPlace { observed_after: Some(after), .. } = &self.stage else { return };
+        if self.waited >= *after {
+            let tool = self.call.target.as_deref().unwrap_or_default();
+            WouldDefer { tool, route: &self.shared.route.path, after: *after, took: self.waited }.emit();
+        }
+    }
+}
+
+impl Conversation for Attended {
+    /// The next message for the client. Dropping the future in between loses nothing but the wait.
+    async fn next(&mut self) -> Option<Item> {
+        loop {
+            match &mut self.stage {
+                Stage::Fresh => {
+                    if let Err(reply) = self.start().await {
+                        return Some(self.last(*reply));
+                    }
+                }
+                Stage::InPlace { .. } => {
+                    if let Some(item) = self.step().await {
+                        return Some(item);
+                    }
+                }
+                Stage::Moved { items, since } => match items.recv().await {
+                    Some(Item::Reply(reply)) => {
+                        self.waited += self.shared.clock.now() - *since;
+                        return Some(self.last(reply));
+                    }
+                    other => return other,
+                },
+                Stage::Ended => return None,
+            }
+        }
+    }
+}
+
+/// Learns who the server is, and judges the call by that.
+async fn prepare(shared: Arc<Shared>, call: Arc<Call>, caller: Arc<Caller>) -> Prepared {
+    let server = shared.upstream.describe(&Identity::of(&caller)).await.map_err(|lost| {
+        let unknown = Description::unknown();
+        Box::new(reply::to_client(&call, &shared.route, &unknown, Word::Lost(lost), None))
+    })?;
+    if !shared.serves(&call.method, &server) {
+        return Err(Box::new(reply::not_served(&call)));
+    }
+    if call.method == Method::ToolsCall {
+        check_mirrored(&shared, &call, &caller).await?;
+    }
+    Ok(server)
+}
+
+/// The call as it is sent.
+fn request(shared: &Shared, call: &Call, caller: &Caller, deferral: Option<Deferral>) -> upstream::Request {
+    let id = shared.next_id();
+    // What may become a task is watched: its progress is shown in the task's status message.
+    let wants_progress = call.progress_token.is_some() || deferral.is_some();
+    upstream::Request {
+        caller: Identity::of(caller),
+        id,
+        method: call.method.clone(),
+        body: raise::request(call, id, wants_progress),
+        headers: call.headers.clone(),
+        deferral,
+    }
+}
+
+/// A call whose client waits no longer while its server is still being made ready. What judges it
+/// then, ends it.
+fn prepared_later(
+    preparing: impl Future<Output = Prepared> + Send + 'static,
+    shared: &Arc<Shared>,
+    call: &Arc<Call>,
+    caller: &Arc<Caller>,
+    server: &Server,
+    deferral: Option<Deferral>,
+) -> Replies {
+    let (shared, call, caller) = (Arc::clone(shared), Arc::clone(call), Arc::clone(caller));
+    let server = server.clone();
+    let replies = async move {
+        match preparing.await {
+            Ok(known) => {
+                server.learn(known);
+                shared.upstream.call(request(&shared, &call, &caller, deferral))
+            }
+            Err(refusal) => {
+                let refused = Frame::parse(refusal.body)
+                    .map_or_else(|error| Event::Lost(CallError::Invalid(error.to_string())), Event::Final);
+                stream::once(ready(refused)).boxed()
+            }
+        }
+    };
+    stream::once(replies).flatten().boxed()
+}
+
+/// Compares the `Mcp-Param-*` headers with the arguments (2026-07-28, *Server Behavior for
+/// Custom Headers*). A server whose tools cannot be listed is called all the same.
+async fn check_mirrored(shared: &Shared, call: &Call, caller: &Caller) -> Result<(), Box<Reply>> {
+    let tool = call.target.as_deref().unwrap_or_default();
+    let Some(catalogue) = shared.catalogue(caller).await else { return Ok(()) };
+    let wanted = catalogue.mirrored(tool);
+    if wanted.is_empty() {
+        return Ok(());
+    }
+    let arguments = catalogue::arguments(call.params.as_ref());
+    headers::check_params(wanted, arguments.as_ref(), &call.headers).map_err(|mismatch| {
+        let error = ErrorObject::new(code::HEADER_MISMATCH, mismatch.to_string());
+        Box::new(reply::refuse(call, StatusCode::BAD_REQUEST, &error))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{StandIn, TASKS, call, endpoint, response};
+    use super::*;
+    use crate::{
+        policy,
+        runtime::Clock,
+        upstream::{Request, Upstream},
+    };
+    use serde_json::{Value, json};
+    use std::future::pending;
+    use tokio::time::sleep;
+
+    /// A server that takes its time for a handshake, and as much for a list of its tools. It answers calls with
+    /// this, if with anything.
+    fn slow(preparing: Duration, answer: Option<&'static str>) -> impl Upstream {
+        let answers = move |request: Request| {
+            let (takes, result) = match request.method {
+                Method::ToolsList => (preparing, Some(r#"{"tools":[]}"#)),
+                _ => (Duration::ZERO, answer),
+            };
+            stream::once(async move {
+                let Some(result) = result else { return pending().await };
+                sleep(takes).await;
+                response(request.id, result)
+            })
+            .boxed()
+        };
+        StandIn { preparing, answers }
+    }
+
+    /// What a client that takes tasks is answered with, and after how long.
+    async fn called(server: impl Upstream, defer: policy::Defer) -> (Value, Duration) {
+        let (endpoint, clock) = endpoint(server, defer);
+        let began = clock.now();
+        let answer = call(&endpoint, "tools/call", TASKS, json!({ "name": "t" })).await;
+        (answer, clock.now() - began)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_wait_for_the_handshake_and_the_tools_counts_against_the_threshold() {
+        let (second, after) = (Duration::from_secs(1), Duration::from_secs(5));
+        let defer = policy::Defer { after, ..policy::Defer::default() };
+        for preparing in [0, 1, 2, 3, 60] {
+            let server = slow(preparing * second, None);
+            let (answer, took) = called(server, defer).await;
+            assert_eq!(answer["result"]["resultType"], "task", "{answer:#}");
+            assert_eq!(took, after, "{preparing}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn always_is_always() {
+        let defer = policy::Defer { mode: policy::Mode::Always, ..policy::Defer::default() };
+        for _ in 0..20 {
+            let server = slow(Duration::ZERO, Some(r#"{"content":[]}"#));
+            let (answer, _) = called(server, defer).await;
+            assert_eq!(answer["result"]["resultType"], "task", "{answer:#}");
+        }
+    }
+}

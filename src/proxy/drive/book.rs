@@ -1,0 +1,241 @@
+//! What the server has asked in one call and not yet been told.
+
+use crate::{
+    bridge::{
+        elicit::{self, Keys},
+        exchange::Ask,
+        offer,
+    },
+    protocol::{
+        ErrorObject, Frame, Id, InputKind, Kind, Method, code,
+        input::{InputRequest, InputResponses},
+    },
+    proxy::legacy::plain,
+    telemetry::QuestionRefused,
+    upstream::Answer,
+};
+use bytes::Bytes;
+use std::collections::BTreeMap;
+
+/// The questions of one call, by number.
+pub(super) struct Book {
+    keys: Keys,
+    next: Ask,
+    /// How often the client has been sent back with questions.
+    pub(super) round: u32,
+    open: BTreeMap<Ask, Open>,
+    /// Answers that came with the call itself, before anything was asked.
+    supplied: InputResponses,
+}
+
+/// A question that has not been answered.
+pub(super) struct Open {
+    /// Names it within its call.
+    pub(super) key: String,
+    pub(super) asked: Asked,
+    /// The server's id for it; none where it has turned the call over.
+    pub(super) id: Option<Id>,
+    pub(super) way: Way,
+    /// Whether the task's record speaks of it.
+    pub(super) is_recorded: bool,
+    /// It was put on the stream of the call itself, before there was a task.
+    pub(super) put: Option<Put>,
+}
+
+/// What is asked, as it is put to the client.
+pub(super) enum Asked {
+    /// In the words of 2026-07-28.
+    Canonical(InputRequest),
+    /// A request of the server's, as it is.
+    Native(Frame),
+}
+
+/// How the answer goes to the server.
+pub(super) enum Way {
+    /// By itself: the call waits for it.
+    Answer(Box<dyn Answer>),
+    /// Under this key, when the call is made again.
+    Turn(String),
+}
+
+/// A question that stands on the stream of the call itself.
+pub(super) struct Put {
+    /// The client's answer passes there; none where the session has no id, so that it cannot be told.
+    pub(super) plain: Option<plain::Asked>,
+}
+
+/// Questions one call may have open at a time; a server that asks more is answered with an error.
+pub(in crate::proxy) const MAX_OPEN: usize = 64;
+
+// === impl Book ===
+
+impl Book {
+    pub(super) fn new(keys: &[String], supplied: InputResponses) -> Self {
+        Self { keys: Keys::new(keys.iter().cloned()), next: 0, round: 0, open: BTreeMap::new(), supplied }
+    }
+
+    pub(super) fn is_full(&self) -> bool {
+        self.open.len() >= MAX_OPEN
+    }
+
+    /// Refuses a question that is one too many.
+    pub(super) fn refuse_one_more(asked: Asked, answer: Box<dyn Answer>) {
+        let way = Way::Answer(answer);
+        let open = Open { key: String::new(), asked, id: None, way, is_recorded: false, put: None };
+        open.refuse(code::INTERNAL_ERROR, "too many questions are open in one call");
+    }
+
+    /// Gives a question its key and its number. Where it was answered beforehand, it is closed again at once,
+    /// and that is its answer.
+    pub(super) fn take_in(&mut self, asked: Asked, id: Option<Id>, way: Way) -> (Ask, Option<Bytes>) {
+        let ask = self.next;
+        self.next += 1;
+        let key = asked.kind().map_or_else(|| format!("request-{ask}"), |kind| self.keys.give(kind));
+        let supplied = match &asked {
+            Asked::Canonical(request) => {
+                self.supplied.take(&key).and_then(|given| elicit::check_answer(request, &given).ok())
+            }
+            Asked::Native(_) => None,
+        };
+        self.open.insert(ask, Open { key, asked, id, way, is_recorded: false, put: None });
+        (ask, supplied)
+    }
+
+    pub(super) fn get(&self, ask: Ask) -> Option<&Open> {
+        self.open.get(&ask)
+    }
+
+    pub(super) fn get_mut(&mut self, ask: Ask) -> Option<&mut Open> {
+        self.open.get_mut(&ask)
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = (Ask, &Open)> {
+        self.open.iter().map(|(ask, open)| (*ask, open))
+    }
+
+    pub(super) fn asks(&self) -> Vec<Ask> {
+        self.open.keys().copied().collect()
+    }
+
+    /// The question to which the server gave this id.
+    pub(super) fn by_id(&self, id: &Id) -> Option<Ask> {
+        self.iter().find(|(_, open)| open.id.as_ref() == Some(id)).map(|(ask, _)| ask)
+    }
+
+    pub(super) fn by_key(&self, key: &str) -> Option<Ask> {
+        self.iter().find(|(_, open)| open.key == key).map(|(ask, _)| ask)
+    }
+
+    /// The question is open no more; what becomes of it is the caller's business.
+    pub(super) fn close(&mut self, ask: Ask) -> Option<Open> {
+        self.open.remove(&ask)
+    }
+
+    /// All of them.
+    pub(super) fn close_all(&mut self) -> Vec<Open> {
+        std::mem::take(&mut self.open).into_values().collect()
+    }
+
+    /// The client answered, with a result or an error. Gives the answer, with its key, where the server is to
+    /// have it in its next turn.
+    pub(super) fn answer(&mut self, ask: Ask, outcome: Result<Bytes, Bytes>) -> Option<(String, Bytes)> {
+        let Open { asked, way, .. } = self.open.remove(&ask)?;
+        match way {
+            Way::Answer(answer) => {
+                answer.send(outcome.map(|result| offer::unrelated(&result)));
+                None
+            }
+            // There are no errors among the answers of a retry.
+            Way::Turn(key) => {
+                let declined = || asked.kind().and_then(|kind| elicit::cancelled_answer(kind).ok());
+                outcome.ok().or_else(declined).map(|answer| (key, answer))
+            }
+        }
+    }
+
+    /// A question that cannot be put to the client after all.
+    pub(super) fn refuse(&mut self, ask: Ask, code: i64, reason: &str) {
+        if let Some(open) = self.close(ask) {
+            open.refuse(code, reason);
+        }
+    }
+
+    /// Nobody answers any more: the server is told so in the way of the question.
+    pub(super) fn decline(&mut self, ask: Ask) {
+        let Some(Open { asked, way, .. }) = self.close(ask) else { return };
+        match (asked, way) {
+            (Asked::Canonical(request), Way::Answer(answer)) => {
+                let method = request.kind().method();
+                QuestionRefused { method: method.as_str(), reason: "nobody answered" }.emit();
+                answer
+                    .send(elicit::cancelled_answer(request.kind()).map_err(|error| error.as_bytes().clone()));
+            }
+            // Dropped unanswered, which refuses it.
+            (Asked::Native(_), _) | (_, Way::Turn(_)) => {}
+        }
+    }
+
+    /// Those that the client has answered on the stream of the call itself are open no more.
+    pub(super) fn close_answered_elsewhere(&mut self) -> Vec<Ask> {
+        let is_over = |open: &Open| open.was_answered_elsewhere();
+        let over: Vec<_> = self.iter().filter(|(_, open)| is_over(open)).map(|(ask, _)| ask).collect();
+        for ask in &over {
+            if let Some(open) = self.close(*ask) {
+                open.way.withdrawn();
+            }
+        }
+        over
+    }
+}
+
+// === impl Open ===
+
+impl Open {
+    /// Whether its answer has passed on the stream where it stood before there was a task.
+    pub(super) fn was_answered_elsewhere(&self) -> bool {
+        let plain = self.put.as_ref().and_then(|put| put.plain.as_ref());
+        plain.is_some_and(|plain| !plain.is_open())
+    }
+
+    fn refuse(self, code: i64, reason: &str) {
+        if let Some(method) = self.asked.method() {
+            QuestionRefused { method: method.as_str(), reason }.emit();
+        }
+        if let Way::Answer(answer) = self.way {
+            answer.send(Err(ErrorObject::new(code, reason).as_bytes().clone()));
+        }
+    }
+}
+
+// === impl Asked ===
+
+impl Asked {
+    /// What may be asked by one of the two names the revisions have for it, if it is that.
+    pub(super) fn kind(&self) -> Option<InputKind> {
+        match self {
+            Self::Canonical(request) => Some(request.kind()),
+            Self::Native(frame) => InputRequest::of(frame).map(|request| request.kind()),
+        }
+    }
+
+    fn method(&self) -> Option<Method> {
+        match self {
+            Self::Canonical(request) => Some(request.kind().method()),
+            Self::Native(frame) => match frame.kind() {
+                Kind::Request { method, .. } => Some(method.clone()),
+                Kind::Notification { .. } | Kind::Success { .. } | Kind::Failure { .. } => None,
+            },
+        }
+    }
+}
+
+// === impl Way ===
+
+impl Way {
+    /// The server wants to hear nothing.
+    pub(super) fn withdrawn(self) {
+        if let Self::Answer(answer) = self {
+            answer.withdrawn();
+        }
+    }
+}

@@ -1,0 +1,223 @@
+//! A driven call in the words of 2026-07-28: of a client of that revision, in front of a server of another.
+
+use super::{
+    First, Request,
+    book::{Asked, Open},
+};
+use crate::{
+    bridge::{
+        elicit, raise,
+        resume::{Binding, CallId, Resumes, State},
+    },
+    dialect::{Call, Caller},
+    policy::ToolPolicy,
+    protocol::{Capabilities, ErrorObject, InputRequest, InputResponses, Timestamp, code},
+    proxy::{
+        Commit, Reply,
+        endpoint::Shared,
+        input_requests,
+        reply::{self, Verdict, Word},
+    },
+    runtime::random,
+    task::{self, Record, TaskId},
+    telemetry::Outcome,
+    upstream::{Deferral, Description, Event, Identity, Question},
+};
+use bytes::Bytes;
+use http::StatusCode;
+use serde_json::Value;
+use std::sync::{Arc, OnceLock};
+use tokio::sync::oneshot;
+
+/// What is known of such a call.
+pub(super) struct Canonical {
+    /// Once it is held, without its bytes: what is left to know of it after it has been sent.
+    pub(super) call: Arc<Call>,
+    pub(super) caller: Arc<Caller>,
+    pub(super) server: Server,
+    /// Ties a retry to this very request of this caller; there once the call is held.
+    pub(super) binding: Option<Binding>,
+    /// What the server asked and could not have, if anything.
+    pub(super) refused: Option<Value>,
+    /// Answers that came with the call itself, before anything was asked.
+    pub(super) supplied: InputResponses,
+    /// Tells the upstream when the call has become a task, where it may.
+    pub(super) deferral: Option<Deferral>,
+}
+
+/// The server of a call, once it has spoken.
+#[derive(Clone, Default)]
+pub(super) struct Server(Arc<OnceLock<Arc<Description>>>);
+
+// === impl Canonical ===
+
+impl Canonical {
+    /// From here on the call is held by a runtime task of its own. Its bytes may be megabytes, and have been
+    /// sent.
+    pub(super) fn hold(&mut self, shared: &Shared) {
+        self.binding = Some(input_requests::binding(shared, &self.caller, &self.call));
+        self.call = Arc::new(self.call.without_bytes());
+        self.caller = Arc::new(Caller::clone(&self.caller));
+    }
+
+    /// What the server asks where the client is polled in place: for that it must be held, unless there is
+    /// nobody who can be asked.
+    pub(super) fn asked_in_place(&mut self, event: Event) -> Option<First> {
+        match event {
+            Event::Question(question) if !self.caller.capabilities.can_be_asked() => {
+                self.may_be_put(question);
+                None
+            }
+            asked => Some(First::Asked(asked)),
+        }
+    }
+
+    /// The question if it can be put to this client.
+    pub(super) fn may_be_put(&mut self, question: Question) -> Option<input_requests::Asked> {
+        input_requests::may_be_put(&self.caller, question, &mut self.refused)
+    }
+
+    /// Whether the client declared that it can be asked all of this; else the end of a call that cannot go
+    /// on without.
+    pub(super) fn lacks<'a>(&self, asked: impl Iterator<Item = &'a InputRequest>) -> Option<Word> {
+        let missing = missing(&self.caller.capabilities, asked)?;
+        Some(Word::Refused(raise::question_refused(&missing), Outcome::Refused))
+    }
+
+    pub(super) fn record(&self, id: TaskId, shared: &Shared, policy: &ToolPolicy, now: Timestamp) -> Record {
+        let tool = self.call.target.clone().unwrap_or_default();
+        Record::new(id, shared.owner(&self.caller), tool, policy.retention, now)
+    }
+
+    /// The response to `call`, which is this one or a client's coming back to it.
+    pub(super) fn reply(&self, shared: &Shared, call: &Call, word: Word) -> Reply {
+        let (server, binding) = (self.server.known(), || self.binding(shared));
+        let again = input_requests::again(shared, &self.caller, call, &server, binding, &word);
+        again.unwrap_or_else(|| reply::to_client(call, &shared.route, &server, word, self.refused.as_ref()))
+    }
+
+    fn binding(&self, shared: &Shared) -> Binding {
+        self.binding.unwrap_or_else(|| input_requests::binding(shared, &self.caller, &self.call))
+    }
+
+    /// The result that sends the client away with these questions.
+    pub(super) fn input_required<'a>(
+        &self,
+        shared: &Shared,
+        id: &TaskId,
+        round: u32,
+        open: impl Iterator<Item = &'a Open>,
+    ) -> Vec<u8> {
+        let state = State {
+            resumes: Resumes::Parked(CallId::from_entropy(id.entropy())),
+            round,
+            // A little longer than the call is parked, so that a late client hears that it is gone.
+            expires: shared.clock.timestamp() + shared.route.questions.park * 2,
+            binding: self.binding(shared),
+        };
+        let sealed = shared.keyring.seal(&state, random());
+        let questions: Vec<_> = open.filter_map(|open| Some((open.key.as_str(), request(open)?))).collect();
+        elicit::input_required(questions, &sealed, &self.server.known().server_info)
+    }
+
+    /// The call has become a task: it is shown as its client first hears of it.
+    pub(super) fn created(&mut self, shared: &Shared, record: &Record) -> Vec<u8> {
+        if let Some(deferral) = self.deferral.take() {
+            shared.upstream.deferred(&Identity::of(&self.caller), &deferral);
+        }
+        // A task that was made before its session was open: another may have been.
+        let server = if self.server.is_known() { self.server.known() } else { shared.server() };
+        input_requests::created(shared, record, &server)
+    }
+
+    /// The answer to a client that came back too late to wait for the call itself.
+    pub(super) async fn too_late(&self, shared: &Shared, request: &Request, id: &TaskId) -> Option<Reply> {
+        let Request::Canonical { call, capabilities } = request else { return None };
+        let (server, declares_tasks) = (self.server.known(), capabilities.declares_tasks());
+        Some(input_requests::too_late(shared, call, &server, id, declares_tasks).await)
+    }
+
+    /// What the call came to, as the task keeps it.
+    pub(super) fn settled(&self, shared: &Shared, word: Word) -> task::Event {
+        let refused = self.refused.as_ref();
+        match reply::verdict(&self.call, &shared.route, &self.server.known(), word, refused) {
+            Verdict::Result(result) => kept(result.len(), shared.ledger.result_limit(), || result),
+            Verdict::Error(error, _) => failed(&error),
+        }
+    }
+}
+
+/// A result of this size as the task keeps it, if it is not too large.
+pub(super) fn kept(size: usize, limit: usize, result: impl FnOnce() -> Bytes) -> task::Event {
+    if size <= limit {
+        return task::Event::Returned { result: result() };
+    }
+    let why =
+        format!("the result is {size} bytes; the proxy keeps at most {limit} (limits.stored_result_bytes)");
+    failed(&ErrorObject::new(code::RESULT_TOO_LARGE, why))
+}
+
+pub(super) fn failed(error: &ErrorObject) -> task::Event {
+    task::Event::Failed { error: error.as_bytes().clone(), message: Some(error.message()) }
+}
+
+/// Answers a client with questions, if it can be asked them.
+pub(super) fn asked<'a>(
+    request: &Request,
+    open: impl Iterator<Item = &'a Open>,
+    result: &[u8],
+) -> Option<Reply> {
+    let Request::Canonical { call, capabilities } = request else { return None };
+    Some(match missing(capabilities, open.filter_map(self::request)) {
+        None => reply::input_required(call, result),
+        // 2026-07-28, *MRTR, Server Requirements*: nothing that was not declared.
+        Some(missing) => reply::refuse(call, StatusCode::BAD_REQUEST, &raise::question_refused(&missing)),
+    })
+}
+
+/// Answers a client with the handle of a task, if it can be given one; and how it is heard that it has it.
+pub(super) fn handle(
+    call: &Call,
+    capabilities: &Capabilities,
+    created: &[u8],
+    id: &TaskId,
+) -> (Reply, Option<oneshot::Receiver<()>>) {
+    if !capabilities.declares_tasks() {
+        return (input_requests::became_a_task(call), None);
+    }
+    let (confirm, committed) = oneshot::channel();
+    (reply::handle(call, created, id.clone(), Some(Commit(confirm))), Some(committed))
+}
+
+/// What a client would have had to declare to be asked all of these.
+fn missing<'a>(
+    capabilities: &Capabilities,
+    mut asked: impl Iterator<Item = &'a InputRequest>,
+) -> Option<Value> {
+    asked.find_map(|request| capabilities.missing_for(&request.kind().method(), request.params().as_ref()))
+}
+
+fn request(open: &Open) -> Option<&InputRequest> {
+    match &open.asked {
+        Asked::Canonical(request) => Some(request),
+        Asked::Native(_) => None,
+    }
+}
+
+// === impl Server ===
+
+impl Server {
+    /// What the server said of itself; a stand-in until it has.
+    pub(super) fn known(&self) -> Arc<Description> {
+        self.0.get().map_or_else(|| Arc::new(Description::unknown()), Arc::clone)
+    }
+
+    pub(super) fn is_known(&self) -> bool {
+        self.0.get().is_some()
+    }
+
+    pub(super) fn learn(&self, description: Arc<Description>) {
+        // Once: a call has one server.
+        let _ = self.0.set(description);
+    }
+}

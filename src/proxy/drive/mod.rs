@@ -1,0 +1,706 @@
+//! Drives calls: the one loop that joins an [`Exchange`] to a server, to clients and to the store.
+//!
+//! A [`Driver`] is one call in flight. While its client waits it is polled in place, by the connection that
+//! the client came in on ([`Attended`]); when it asks something that sends the client away, or becomes a
+//! task, the same driver moves to a runtime task of its own, so that no departure can cut a step in half,
+//! and so that it outlives the request that brought it. What a held call needs beside ([`Held`]) is absent
+//! until then: its questions (`book`; `questions` takes them to the client and back), and who hears of it
+//! (`audience`).
+//!
+//! A call has one of two forms. Where the eras of client and server differ it is `canonical`, in the words
+//! of 2026-07-28; where they are the same it is `native`, and what the server says stays as it is.
+//!
+//! The commit point of a task is the moment a client's socket takes the handle ([`Commit`](super::Commit)).
+
+mod attended;
+mod audience;
+mod book;
+mod canonical;
+mod native;
+mod questions;
+#[cfg(test)]
+mod tests;
+
+pub(super) use attended::Attended;
+pub(super) use native::Native;
+
+use super::{
+    Item,
+    endpoint::Shared,
+    hub::Listener,
+    keep::STORE_PAUSE,
+    ledger::{Custody, NoRoom, Parked},
+    reply::Word,
+    switchboard::{Control, Hold, Local, Mail, Request, Waiter},
+};
+use crate::{
+    bridge::{
+        Action, Exchange,
+        exchange::{Deadlines, Manner, Phase},
+        raise,
+    },
+    policy::ToolPolicy,
+    protocol::{Frame, InputResponses, Kind},
+    runtime::Stopping,
+    store::{StoreError, Updated},
+    task::{self, Record, TaskId},
+    upstream::{CallError, Event, Replies, TurnedOver},
+};
+use audience::{Lines, OnLines};
+use book::Book;
+use bytes::Bytes;
+use canonical::Canonical;
+use futures_util::{StreamExt, future::BoxFuture};
+use std::{
+    collections::BTreeMap,
+    future::{pending, poll_fn},
+    pin::Pin,
+    sync::Arc,
+    task::Poll,
+    time::{Duration, Instant},
+};
+use tokio::{sync::oneshot, time::sleep_until};
+
+/// Progress is written to the task at most this often: a store write each.
+const PROGRESS_PERIOD: Duration = Duration::from_millis(500);
+
+/// One call in flight.
+pub(super) struct Driver {
+    shared: Arc<Shared>,
+    exchange: Exchange<Word>,
+    /// Dropping it cancels the call at the server.
+    replies: Option<Replies>,
+    /// How often the server has turned it over.
+    turns: usize,
+    policy: ToolPolicy,
+    /// What somebody else than the connection of its client holds.
+    held: Option<Box<Held>>,
+    form: Form,
+}
+
+/// In which words a call is made, and its client spoken to.
+enum Form {
+    Canonical(Canonical),
+    Native(Box<Native>),
+}
+
+/// What a held call needs beside.
+struct Held {
+    hold: Hold,
+    /// Once it is a task.
+    task: Option<Custody>,
+    book: Book,
+    /// Requests that wait for the call itself.
+    waiters: Vec<Waiter>,
+    /// Where a legacy client hears of the task.
+    lines: Option<Lines>,
+    /// From its first question until it is a task.
+    parked: Option<Parked>,
+    storing: Option<BoxFuture<'static, Option<Custody>>>,
+    /// One for each request that was given the handle.
+    committed: Vec<oneshot::Receiver<()>>,
+    progress: Progress,
+    /// How the call is made again, which the server has turned over, and the answers so far.
+    turned_over: Option<(TurnedOver, BTreeMap<String, Bytes>)>,
+    /// Of the status, where the client is told it.
+    changes: Option<Listener>,
+}
+
+/// The latest word on progress, and when it may be written.
+#[derive(Default)]
+struct Progress {
+    message: Option<String>,
+    not_before: Option<Instant>,
+}
+
+/// What happened next.
+enum Happening {
+    Stored(Option<Custody>),
+    Departed(usize),
+    Committed(bool),
+    Told(Option<Control>),
+    Lines(OnLines),
+    /// The task's record.
+    Changed,
+    Server(Event),
+    Due,
+    ProgressDue,
+    Stopping,
+    TooLate,
+}
+
+/// What makes a call one to be held.
+enum First {
+    /// Its exchange wants a task.
+    Store,
+    /// The server asked something that can be put to the client.
+    Asked(Event),
+}
+
+// === impl Driver ===
+
+impl Driver {
+    /// A call of a client of 2026-07-28, to be polled in place.
+    fn in_place(
+        shared: &Arc<Shared>,
+        canonical: Canonical,
+        replies: Replies,
+        policy: ToolPolicy,
+        (defer_after, now): (Option<Duration>, Instant),
+    ) -> Self {
+        let deadlines = deadlines(shared, defer_after);
+        Self {
+            exchange: Exchange::new(Manner::Rounds, deadlines, now),
+            shared: Arc::clone(shared),
+            replies: Some(replies),
+            turns: 0,
+            policy,
+            held: None,
+            form: Form::Canonical(canonical),
+        }
+    }
+
+    /// A call in a legacy client's own session, which waits for it on its stream: a task after this long.
+    pub(super) fn on_stream(
+        shared: &Arc<Shared>,
+        native: Native,
+        replies: Replies,
+        defer_after: Duration,
+        waiter: Waiter,
+    ) -> Box<Self> {
+        let (deadlines, began) = (deadlines(shared, Some(defer_after)), native.began);
+        let mut driver =
+            Self::native(shared, native, replies, Exchange::new(Manner::Stream, deadlines, began));
+        driver.held().waiters.push(waiter);
+        driver
+    }
+
+    /// A call in a legacy client's own session that is a task before it is made. Gives what the client is told
+    /// of it.
+    ///
+    /// # Errors
+    /// [`NoRoom`]: nothing was sent.
+    pub(super) async fn of_a_task(
+        shared: &Arc<Shared>,
+        native: Native,
+        replies: Replies,
+    ) -> Result<(Box<Self>, Vec<u8>), NoRoom> {
+        let exchange = Exchange::of_a_task(Manner::Stream, deadlines(shared, None));
+        let mut driver = Self::native(shared, native, replies, exchange);
+        let record = driver.record();
+        let created = Native::created(shared, &record);
+        // The stream of replies does nothing until it is polled.
+        driver.held().task = Some(shared.ledger.admit(record, false).await?);
+        driver.is_task();
+        Ok((driver, created))
+    }
+
+    fn native(shared: &Arc<Shared>, native: Native, replies: Replies, exchange: Exchange<Word>) -> Box<Self> {
+        let policy = shared.route.treatment(&native.tool);
+        Box::new(Self {
+            held: Some(Held::new(shared, &policy, InputResponses::default())),
+            shared: Arc::clone(shared),
+            exchange,
+            replies: Some(replies),
+            turns: 0,
+            policy,
+            form: Form::Native(Box::new(native)),
+        })
+    }
+
+    /// From here on somebody else than the connection of its client holds it: `waiter` hears what comes.
+    fn hold(mut self, waiter: Waiter, first: First) {
+        if let Form::Canonical(canonical) = &mut self.form {
+            canonical.hold(&self.shared);
+            let supplied = std::mem::take(&mut canonical.supplied).detached();
+            let mut held = Held::new(&self.shared, &self.policy, supplied);
+            held.waiters.push(waiter);
+            self.held = Some(held);
+        }
+        let shared = Arc::clone(&self.shared);
+        shared.stopping.spawn(Box::new(self).run_from(first));
+    }
+
+    async fn run_from(mut self: Box<Self>, first: First) {
+        match first {
+            First::Store => self.held().storing = Some(self.store()),
+            First::Asked(event) => Box::pin(self.heard(event)).await,
+        }
+        self.run().await;
+    }
+
+    /// The call is a task from here on: a legacy client hears of it where it listens.
+    fn is_task(&mut self) {
+        let (Form::Native(native), Some(held)) = (&self.form, &mut self.held) else { return };
+        held.lines = Some(native.lines(&self.shared));
+        held.changes = Some(self.shared.ledger.hub.listen(vec![held.hold.id().clone()]));
+    }
+
+    /// Names the call, and the task it may become.
+    pub(super) fn id(&self) -> &TaskId {
+        self.held.as_ref().expect("only a held call has an id").hold.id()
+    }
+
+    /// The loop of a call that is held. Takes itself in a box: what an `async fn` takes by value it keeps
+    /// twice.
+    pub(super) async fn run(mut self: Box<Self>) {
+        // Boxed, all but the wait: that is what a task is in for hours, and its size is what a task costs.
+        loop {
+            while let Some(action) = self.exchange.poll_action() {
+                Box::pin(self.carry_out(action)).await;
+            }
+            if self.exchange.is_done() {
+                return Box::pin(self.close()).await;
+            }
+            self.put();
+            let happening = self.wait().await;
+            Box::pin(self.handle(happening)).await;
+        }
+    }
+
+    /// Waits for one thing to happen to the call: the only place where one is waited for.
+    async fn wait(&mut self) -> Happening {
+        let phase = self.exchange.phase();
+        let clock = &self.shared.clock;
+        let is_read = self.exchange.awaits_server()
+            && self
+                .held
+                .as_mut()
+                .and_then(|held| held.lines.as_mut())
+                .is_none_or(|lines| !lines.is_full(|| clock.now()));
+        let progress_due = self.held.as_ref().and_then(|held| held.progress.due());
+        let now = || clock.now();
+        tokio::select! {
+            // What the client did comes first: a word for somebody who has left, or has cancelled, is for
+            // nobody. A result that is there at the deadline is a result: a handle would only cost a poll.
+            biased;
+            happening = client_side(self.held.as_deref_mut(), self.exchange.is_attended(), now) => happening,
+            event = next(&mut self.replies), if is_read => Happening::Server(event),
+            () = reached(self.exchange.poll_timeout()) => Happening::Due,
+            () = reached(progress_due) => Happening::ProgressDue,
+            // What is left of the call is dropped with it, which cancels it at the server.
+            () = self.shared.overdue.stopped(), if phase == Phase::Parked => Happening::Stopping,
+            () = self.shared.overdue.stopped(), if self.exchange.is_unsettled() => Happening::TooLate,
+        }
+    }
+
+    async fn handle(&mut self, happening: Happening) {
+        let now = self.shared.clock.now();
+        match happening {
+            Happening::Stored(task) => {
+                let is_stored = task.is_some();
+                let held = self.held();
+                (held.storing, held.task) = (None, task);
+                self.exchange.handle_stored(is_stored, now);
+            }
+            Happening::Departed(who) => {
+                self.held().waiters.swap_remove(who);
+                if self.held().waiters.is_empty() {
+                    self.exchange.handle_departed();
+                }
+            }
+            Happening::Committed(true) => {
+                self.held().committed.clear();
+                self.exchange.handle_committed();
+            }
+            Happening::Committed(false) => self.exchange.handle_departed(),
+            Happening::Told(Some(Control::Local(Local::Retry(retry)))) => self.came_back(*retry).await,
+            Happening::Told(Some(Control::Mail(Mail::Answered(answers)))) => {
+                for (key, response) in answers {
+                    self.answered(&key, Ok(response), true);
+                }
+            }
+            Happening::Told(Some(Control::Mail(Mail::Replied(key, outcome)))) => {
+                self.answered(&key, outcome, false)
+            }
+            Happening::Told(Some(Control::Local(Local::Waiting(tell)))) => {
+                let Held { book, lines, .. } = self.held();
+                let fresh = || {
+                    let mut lines = Lines::default();
+                    // A task of the other era, which has been asking nobody here so far.
+                    book.asks().into_iter().for_each(|ask| lines.ask(ask, false));
+                    lines
+                };
+                lines.get_or_insert_with(fresh).waits(tell, |ask| book.get(ask).is_some());
+            }
+            Happening::Told(Some(Control::Mail(Mail::TakenBack))) => self.exchange.handle_taken_back(),
+            // Nobody can tell us anything any more: only where the map of held calls is gone.
+            Happening::Told(Some(Control::Mail(Mail::Cancelled)) | None) => self.exchange.handle_cancelled(),
+            Happening::Lines(happening) => {
+                let Held { book, lines, .. } = self.held();
+                if let Some(lines) = lines {
+                    lines.handle(happening, |ask| book.get(ask).is_some());
+                }
+            }
+            Happening::Changed => self.tell_status(),
+            Happening::Server(event) => self.heard(event).await,
+            Happening::Due => self.exchange.handle_timeout(now),
+            Happening::ProgressDue => self.write_progress().await,
+            Happening::Stopping => self.exchange.handle_stopping(now),
+            Happening::TooLate => self.exchange.handle_final(Word::Lost(CallError::Closing)),
+        }
+    }
+
+    async fn carry_out(&mut self, action: Action<Word>) {
+        match action {
+            Action::Reply(word) => {
+                // The upstream stream has ended: let its connection go before anything else.
+                self.replies = None;
+                self.reply(&word).await;
+            }
+            Action::Ask(asks) => self.ask(&asks).await,
+            Action::AskOnStream(ask) => self.ask_on_stream(ask).await,
+            Action::Store => self.held().storing = Some(self.store()),
+            Action::ReplyTask => {
+                // It counts as a task from here on.
+                self.held().parked = None;
+                self.is_task();
+                self.give_handle().await;
+            }
+            Action::AskInTask(ask) => self.ask_in_task(ask).await,
+            Action::Withdraw(ask) => self.withdraw(ask).await,
+            Action::Decline(ask) => self.held().book.decline(ask),
+            Action::Turn => self.turn(),
+            Action::Settle(word) => self.settle(word).await,
+            Action::Forget => {
+                if let Some(task) = self.held().task.take() {
+                    task.forget().await;
+                }
+            }
+            Action::CancelUpstream => {
+                self.tell_status();
+                let open = self.take_back_all("the task has ended");
+                self.replies = None;
+                // Refused only then: a server may be killed by an answer to what it is about to hear is
+                // cancelled.
+                drop(open);
+            }
+        }
+    }
+
+    /// Whoever came back in this very moment is answered, too.
+    async fn close(mut self: Box<Self>) {
+        self.tell_status();
+        let open = self.take_back_all("the task has ended");
+        self.replies = None;
+        drop(open);
+        for told in self.held().hold.close().await {
+            match told {
+                Control::Local(Local::Retry(retry)) => self.turn_away(retry.waiter).await,
+                Control::Local(Local::Waiting(_)) | Control::Mail(_) => {}
+            }
+        }
+    }
+
+    /// What the server said.
+    async fn heard(&mut self, event: Event) {
+        match event {
+            Event::Notification(frame) => self.notified(&frame).await,
+            Event::Question(question) => self.asked(question).await,
+            Event::Withdrawn { id } => {
+                if let Some(ask) = self.held().book.by_id(&id) {
+                    self.exchange.handle_withdrawn(ask);
+                }
+            }
+            Event::TurnOver(turned_over) => self.turned_over(turned_over).await,
+            Event::Final(frame) => self.exchange.handle_final(Word::Said(frame)),
+            Event::Lost(lost) => self.exchange.handle_final(Word::Lost(lost)),
+        }
+    }
+
+    async fn notified(&mut self, frame: &Frame) {
+        let (now, is_attended) = (self.shared.clock.now(), self.exchange.is_attended());
+        if let Some(message) = raise::progress_message(frame)
+            && !is_attended
+        {
+            let progress = &mut self.held().progress;
+            progress.message = Some(message);
+            progress.not_before.get_or_insert(now);
+        }
+        let Some(held) = &mut self.held else { return };
+        match &self.form {
+            Form::Canonical(_) => {
+                for waiter in &held.waiters {
+                    if let Request::Canonical { call, .. } = &waiter.request
+                        && let Some(notice) = raise::notice(call, frame)
+                    {
+                        waiter.tell(Item::Notification(notice)).await;
+                    }
+                }
+            }
+            Form::Native(native) if is_attended => {
+                if let Some(message) = native.on_the_way(frame) {
+                    tell_all(&held.waiters, &message).await;
+                }
+            }
+            Form::Native(native) => {
+                if let (Some(lines), Some(message)) = (&mut held.lines, native.in_task(frame, held.hold.id()))
+                {
+                    lines.say(&message);
+                }
+            }
+        }
+    }
+
+    /// Keeps what happened to the task. Refused where it has ended meanwhile; lost where the proxy has.
+    async fn keep(&mut self, event: task::Event) {
+        let overdue = self.shared.overdue.clone();
+        let _ = keep(self.held().task.as_ref(), event, &overdue).await;
+    }
+
+    async fn write_progress(&mut self) {
+        let shared = self.shared.clone();
+        let held = self.held();
+        let Some(message) = held.progress.message.take() else { return };
+        let event = task::Event::Progressed { message: message.clone() };
+        let kept = shared.ledger.change(held.hold.id(), &event).await;
+        let pause = if kept.is_ok() { PROGRESS_PERIOD } else { STORE_PAUSE };
+        held.progress.not_before = Some(shared.clock.now() + pause);
+        if kept.is_err() {
+            // Nobody has heard of it yet, and it is the latest.
+            held.progress.message = Some(message);
+        }
+    }
+
+    /// Stores the task, unless a quota is full.
+    fn store(&self) -> BoxFuture<'static, Option<Custody>> {
+        let record = self.record();
+        let ledger = Arc::clone(&self.shared.ledger);
+        let parked = self.held.as_ref().is_some_and(|held| held.parked.is_some());
+        Box::pin(async move { ledger.admit(record, parked).await.ok() })
+    }
+
+    /// The task that the call may become.
+    fn record(&self) -> Record {
+        let now = self.shared.clock.timestamp();
+        match &self.form {
+            Form::Canonical(canonical) => {
+                canonical.record(self.id().clone(), &self.shared, &self.policy, now)
+            }
+            Form::Native(native) => native.record(self.id().clone(), &self.shared, &self.policy, now),
+        }
+    }
+
+    /// Answers everybody who waits with the server's word.
+    async fn reply(&mut self, word: &Word) {
+        let waiters = std::mem::take(&mut self.held().waiters);
+        match &self.form {
+            Form::Canonical(canonical) => {
+                for waiter in waiters {
+                    let Request::Canonical { call, .. } = &waiter.request else { continue };
+                    let reply = canonical.reply(&self.shared, call, word.clone());
+                    waiter.tell(reply.into()).await;
+                }
+            }
+            Form::Native(native) => {
+                if !matches!(word, Word::Said(frame) if matches!(frame.kind(), Kind::Success { .. })) {
+                    native.doubt(&self.shared);
+                }
+                // Whoever answers these does so on the stream.
+                self.held
+                    .iter_mut()
+                    .flat_map(|held| held.book.close_all())
+                    .for_each(|open| open.way.withdrawn());
+                for waiter in waiters {
+                    let Request::Native(id) = &waiter.request else { continue };
+                    let Some(reply) = native.reply(&self.shared, id, word) else { continue };
+                    waiter.tell(reply.into()).await;
+                }
+            }
+        }
+    }
+
+    /// Gives everybody who waits the handle of the task.
+    async fn give_handle(&mut self) {
+        let shared = self.shared.clone();
+        let Some(held) = &mut self.held else { return };
+        let record = shared.ledger.last_kept(held.hold.id()).expect("it was stored a moment ago");
+        let waiters = std::mem::take(&mut held.waiters);
+        match &mut self.form {
+            Form::Canonical(canonical) => {
+                let created = canonical.created(&shared, &record);
+                for waiter in waiters {
+                    let Request::Canonical { call, capabilities } = &waiter.request else { continue };
+                    let (reply, committed) = canonical::handle(call, capabilities, &created, held.hold.id());
+                    held.committed.extend(committed);
+                    waiter.tell(reply.into()).await;
+                }
+                if held.committed.is_empty() {
+                    // None of them can be given it. They were told how to come back for it.
+                    self.exchange.handle_committed();
+                }
+            }
+            Form::Native(native) => {
+                for waiter in waiters {
+                    let Request::Native(id) = &waiter.request else { continue };
+                    waiter.tell(native.handle(&shared, id, &record).into()).await;
+                }
+            }
+        }
+    }
+
+    /// Answers a client that came back too late to wait for the call itself.
+    async fn turn_away(&mut self, waiter: Waiter) {
+        let (Form::Canonical(canonical), Some(held)) = (&self.form, &self.held) else { return };
+        if let Some(reply) = canonical.too_late(&self.shared, &waiter.request, held.hold.id()).await {
+            waiter.tell(reply.into()).await;
+        }
+    }
+
+    async fn settle(&mut self, word: Word) {
+        // The upstream stream has ended: let its connection go before anything else.
+        self.replies = None;
+        let event = match &self.form {
+            Form::Canonical(canonical) => canonical.settled(&self.shared, word),
+            Form::Native(native) => native.settled(&self.shared, &word),
+        };
+        self.keep(event).await;
+    }
+
+    /// Tells a client that hears of its task that the status has changed.
+    fn tell_status(&mut self) {
+        let (Form::Native(native), Some(held)) = (&mut self.form, &mut self.held) else { return };
+        if let (Some(lines), Some(message)) = (&mut held.lines, native.status(&self.shared, held.hold.id())) {
+            lines.say(&message);
+        }
+    }
+
+    fn held(&mut self) -> &mut Held {
+        self.held.as_mut().expect("what is in place is held before it comes to this")
+    }
+}
+
+// === impl Held ===
+
+impl Held {
+    fn new(shared: &Shared, policy: &ToolPolicy, supplied: InputResponses) -> Box<Self> {
+        Box::new(Self {
+            hold: shared.switchboard.hold(),
+            task: None,
+            book: Book::new(&policy.keys, supplied),
+            waiters: Vec::new(),
+            lines: None,
+            parked: None,
+            storing: None,
+            committed: Vec::new(),
+            progress: Progress::default(),
+            turned_over: None,
+            changes: None,
+        })
+    }
+
+    /// Boxed: a call whose client waits in place has nothing of it, and there are many of those.
+    fn happens<'a>(
+        &'a mut self,
+        is_attended: bool,
+        now: impl FnOnce() -> Instant + Send + 'a,
+    ) -> BoxFuture<'a, Happening> {
+        Box::pin(async move {
+            tokio::select! {
+                biased;
+                stored = maybe(&mut self.storing) => Happening::Stored(stored),
+                committed = any_committed(&mut self.committed) => Happening::Committed(committed),
+                who = audience::any_left(&self.waiters), if is_attended => Happening::Departed(who),
+                told = self.hold.told() => Happening::Told(told),
+                happening = on_lines(self.lines.as_mut(), now) => Happening::Lines(happening),
+                () = changed(self.changes.as_ref()) => Happening::Changed,
+            }
+        })
+    }
+}
+
+// === impl Progress ===
+
+impl Progress {
+    fn due(&self) -> Option<Instant> {
+        self.message.as_ref().and(self.not_before)
+    }
+}
+
+fn deadlines(shared: &Shared, defer_after: Option<Duration>) -> Deadlines {
+    let questions = &shared.route.questions;
+    Deadlines { defer_after, settle: questions.settle, park: questions.park }
+}
+
+/// What happens on the side of the clients and of the store: nothing while the call is polled in place, and
+/// its client leaves by dropping it.
+async fn client_side(
+    held: Option<&mut Held>,
+    is_attended: bool,
+    now: impl FnOnce() -> Instant + Send,
+) -> Happening {
+    match held {
+        Some(held) => held.happens(is_attended, now).await,
+        None => pending().await,
+    }
+}
+
+async fn on_lines(lines: Option<&mut Lines>, now: impl FnOnce() -> Instant) -> OnLines {
+    match lines {
+        Some(lines) => lines.happens(now).await,
+        None => pending().await,
+    }
+}
+
+async fn changed(changes: Option<&Listener>) {
+    match changes {
+        Some(changes) => drop(changes.changed().await),
+        None => pending().await,
+    }
+}
+
+async fn maybe<T>(future: &mut Option<BoxFuture<'static, T>>) -> T {
+    match future {
+        Some(future) => future.await,
+        None => pending().await,
+    }
+}
+
+/// Whether one of those who were given the handle has it: as soon as one has, or all have left.
+async fn any_committed(receivers: &mut Vec<oneshot::Receiver<()>>) -> bool {
+    if receivers.is_empty() {
+        return pending().await;
+    }
+    poll_fn(|cx| {
+        let mut at = 0;
+        while let Some(receiver) = receivers.get_mut(at) {
+            match Pin::new(receiver).poll(cx) {
+                Poll::Ready(Ok(())) => return Poll::Ready(true),
+                Poll::Ready(Err(_)) => drop(receivers.swap_remove(at)),
+                Poll::Pending => at += 1,
+            }
+        }
+        if receivers.is_empty() { Poll::Ready(false) } else { Poll::Pending }
+    })
+    .await
+}
+
+async fn next(replies: &mut Option<Replies>) -> Event {
+    match replies {
+        Some(replies) => replies.next().await.unwrap_or(Event::Lost(CallError::SessionEnded)),
+        None => pending().await,
+    }
+}
+
+/// Keeps what happened to a task, if there is one.
+async fn keep(task: Option<&Custody>, event: task::Event, overdue: &Stopping) -> Result<Updated, StoreError> {
+    match task {
+        Some(task) => task.keep(event, overdue).await,
+        None => Ok(Updated::Unknown),
+    }
+}
+
+/// Resolves at a moment, if there is one.
+pub(super) async fn reached(due: Option<Instant>) {
+    match due {
+        Some(due) => sleep_until(due.into()).await,
+        None => pending().await,
+    }
+}
+
+/// Tells legacy clients that wait a message of the server's.
+async fn tell_all(waiters: &[Waiter], message: &Bytes) {
+    for waiter in waiters {
+        waiter.tell(Item::Notification(message.clone())).await;
+    }
+}

@@ -1,0 +1,306 @@
+//! What a server asks in the middle of a call, on its way to the client and back.
+
+use super::{
+    Driver, Form, Held,
+    book::{Asked, Book, MAX_OPEN, Open, Way},
+    canonical, keep, native, tell_all,
+};
+use crate::{
+    bridge::{
+        elicit,
+        exchange::{Ask, Phase},
+        offer,
+    },
+    dialect::legacy,
+    protocol::{ErrorObject, Kind, code, sse},
+    proxy::{ledger::NoRoom, reply::Word, switchboard::Retry},
+    store::{StoreError, Updated},
+    task::{self, TaskId},
+    telemetry::Outcome,
+    upstream::{CallError, Question, TurnedOver},
+};
+use bytes::Bytes;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// How often a server may turn one call over.
+const MAX_TURNS: usize = 64;
+
+// === impl Driver ===
+
+impl Driver {
+    /// The server asks something: it is refused, answered from what came along, or put to the client.
+    pub(super) async fn asked(&mut self, question: Question) {
+        let now = self.shared.clock.now();
+        let Some(held) = &mut self.held else { return };
+        let phase = self.exchange.phase();
+        let is_task = matches!(phase, Phase::Handing | Phase::Deferred);
+        let (asked, id, answer) = match &mut self.form {
+            Form::Canonical(canonical) => {
+                let Some(asked) = canonical.may_be_put(question) else { return };
+                (Asked::Canonical(asked.request), asked.id, asked.answer)
+            }
+            Form::Native(_) => {
+                if !is_task && held.book.is_full() {
+                    for ask in held.book.close_answered_elsewhere() {
+                        self.exchange.handle_answered(ask);
+                    }
+                    if held.book.is_full() {
+                        // It is the client's to answer on its stream, whatever becomes of the call.
+                        question.answer.withdrawn();
+                        return tell_all(&held.waiters, &native::as_it_is(&question.frame)).await;
+                    }
+                }
+                let Kind::Request { id, .. } = question.frame.kind() else { return };
+                let id = id.detached();
+                (Asked::Native(question.frame), id, question.answer)
+            }
+        };
+        if held.book.is_full() {
+            return Book::refuse_one_more(asked, answer);
+        }
+        let (ask, supplied) = held.book.take_in(asked, Some(id), Way::Answer(answer));
+        if let Some(supplied) = supplied {
+            held.book.answer(ask, Ok(supplied));
+            return;
+        }
+        match self.park().await {
+            Ok(()) => self.exchange.handle_question(ask, now),
+            Err(no_room) => self.held().book.refuse(ask, code::INTERNAL_ERROR, &no_room.to_string()),
+        }
+    }
+
+    /// Makes room for a client that is to come back with answers: it counts as a task does.
+    async fn park(&mut self) -> Result<(), NoRoom> {
+        let is_task = matches!(self.exchange.phase(), Phase::Handing | Phase::Deferred);
+        let Form::Canonical(canonical) = &self.form else { return Ok(()) };
+        let principal = canonical.caller.principal;
+        if !is_task && self.held().parked.is_none() {
+            self.held().parked = Some(self.shared.ledger.park(principal).await?);
+        }
+        Ok(())
+    }
+
+    /// The server asks, and ends the call with that.
+    pub(super) async fn turned_over(&mut self, mut turned_over: TurnedOver) {
+        self.replies = None;
+        self.turns += 1;
+        let asked = std::mem::take(&mut turned_over.asked);
+        let invalid = |why: String| Word::Lost(CallError::Invalid(why));
+        let end = match &self.form {
+            Form::Native(_) => {
+                Some(invalid("it turns a call over, for which its revision has no words".into()))
+            }
+            _ if self.turns > MAX_TURNS => {
+                Some(invalid(format!("it turned the call over more than {MAX_TURNS} times")))
+            }
+            _ if asked.len() > MAX_OPEN => {
+                let count = asked.len();
+                Some(invalid(format!("it asks {count} things at once; one call may ask {MAX_OPEN}")))
+            }
+            Form::Canonical(canonical) => canonical.lacks(asked.iter().map(|(_, request)| request)),
+        };
+        if let Some(end) = end {
+            return self.exchange.handle_final(end);
+        }
+        let (mut asks, mut answers) = (BTreeSet::new(), BTreeMap::new());
+        for (theirs, request) in asked {
+            let way = Way::Turn(theirs.clone());
+            let (ask, supplied) = self.held().book.take_in(Asked::Canonical(request), None, way);
+            match supplied {
+                Some(answer) => {
+                    self.held().book.close(ask);
+                    answers.insert(theirs, answer);
+                }
+                None => drop(asks.insert(ask)),
+            }
+        }
+        if !asks.is_empty()
+            && let Err(no_room) = self.park().await
+        {
+            // Nothing is in flight to which a question could be refused: the call ends.
+            let error = ErrorObject::new(code::BUSY, no_room.to_string());
+            return self.exchange.handle_final(Word::Refused(error, Outcome::ProxyFailed));
+        }
+        self.held().turned_over = Some((turned_over, answers));
+        self.exchange.handle_turn_over(asks, self.shared.clock.now());
+    }
+
+    /// Everything is answered for which the server turned the call over: it is made again.
+    pub(super) fn turn(&mut self) {
+        if let Some((turned_over, answers)) = self.held().turned_over.take() {
+            self.replies = Some((turned_over.again)(answers));
+        }
+    }
+
+    /// A task's client answered, and the record knows. Where the question stands on a stream it is taken back
+    /// there, unless it was answered there.
+    pub(super) fn answered(&mut self, key: &str, outcome: Result<Bytes, Bytes>, was_elsewhere: bool) {
+        let Some(held) = &mut self.held else { return };
+        let Some(ask) = held.book.by_key(key) else { return };
+        let place = held.lines.as_mut().and_then(|lines| lines.close(ask));
+        // It may stand in two places, and has been answered in one.
+        let was_elsewhere = was_elsewhere || held.book.get(ask).is_some_and(Open::was_answered_elsewhere);
+        if let (Some(line), true, Some(lines)) = (place, was_elsewhere, &mut held.lines) {
+            lines.tell(line, taken_back(held.hold.id(), key, "it has been answered"));
+        }
+        self.close_with(ask, outcome);
+        self.exchange.handle_answered(ask);
+    }
+
+    /// Gives a question its answer.
+    fn close_with(&mut self, ask: Ask, outcome: Result<Bytes, Bytes>) {
+        let Held { book, turned_over, .. } = self.held();
+        if let (Some((key, answer)), Some((_, answers))) = (book.answer(ask, outcome), turned_over) {
+            answers.insert(key, answer);
+        }
+    }
+
+    /// The client came back with some answers, or with none.
+    pub(super) async fn came_back(&mut self, retry: Retry) {
+        let Retry { waiter, mut answers, defer_after } = retry;
+        if matches!(self.exchange.phase(), Phase::Handing | Phase::Deferred | Phase::Abandoned) {
+            return self.turn_away(waiter).await;
+        }
+        let mut answered = BTreeSet::new();
+        for ask in self.held().book.asks() {
+            let Some(open) = self.held().book.get(ask) else { continue };
+            let (Some(answer), Asked::Canonical(request)) = (answers.take(&open.key), &open.asked) else {
+                continue;
+            };
+            // What is not an answer to its question leaves it open, and it is asked again.
+            if let Ok(answer) = elicit::check_answer(request, &answer) {
+                self.close_with(ask, Ok(answer));
+                answered.insert(ask);
+            }
+        }
+        self.held().waiters.push(waiter);
+        self.exchange.handle_retry(&answered, defer_after, self.shared.clock.now());
+    }
+
+    /// The server took a question back.
+    pub(super) async fn withdraw(&mut self, ask: Ask) {
+        let why = "the server took it back";
+        let is_task = matches!(self.exchange.phase(), Phase::Handing | Phase::Deferred);
+        let Some(open) = self.take_back(ask, why) else { return };
+        if let (Some(_), Some(id), false) = (&open.put, &open.id, is_task) {
+            tell_all(&self.held().waiters, &legacy::cancelled(id, why)).await;
+        }
+        open.way.withdrawn();
+        if is_task && open.is_recorded {
+            // Refused where it has been answered or the task has ended meanwhile.
+            self.keep(task::Event::Withdrawn { key: open.key }).await;
+        }
+    }
+
+    /// Puts a question where the call itself is answered: its stream.
+    pub(super) async fn ask_on_stream(&mut self, ask: Ask) {
+        let Form::Native(native) = &self.form else { return };
+        let (shared, session) = (&self.shared, native.session);
+        let Some(held) = &mut self.held else { return };
+        let Some(open) = held.book.get_mut(ask).filter(|open| open.put.is_none()) else { return };
+        let (Asked::Native(frame), Some(id)) = (&open.asked, &open.id) else { return };
+        let message = native::as_it_is(frame);
+        open.put = Some(native::put(shared, session, id));
+        tell_all(&held.waiters, &message).await;
+    }
+
+    /// Puts a question inside the task. What stands on the call's own stream is the task's from now on; it is
+    /// put again where the client cannot answer it there any more, or asks for it.
+    pub(super) async fn ask_in_task(&mut self, ask: Ask) {
+        let shared = self.shared.clone();
+        let has_left = self.exchange.has_left();
+        let Some(held) = &mut self.held else { return };
+        let Some(open) = held.book.get_mut(ask) else { return };
+        if open.was_answered_elsewhere() {
+            if let Some(open) = held.book.close(ask) {
+                open.way.withdrawn();
+            }
+            return self.exchange.handle_answered(ask);
+        }
+        let key = open.key.clone();
+        let request = match &open.asked {
+            Asked::Canonical(request) => Some(request.as_bytes().clone()),
+            Asked::Native(frame) => native::recorded(frame),
+        };
+        if let Some(request) = request {
+            let event = task::Event::Asked { key: key.clone(), request };
+            match keep(held.task.as_ref(), event, &shared.overdue).await {
+                Ok(Updated::Done { .. }) => {
+                    if let Some(open) = held.book.get_mut(ask) {
+                        open.is_recorded = true;
+                    }
+                }
+                Err(full @ StoreError::Full(_)) => {
+                    held.book.refuse(ask, code::BUSY, &full.to_string());
+                    return self.exchange.handle_answered(ask);
+                }
+                // The task has ended, or the proxy does: nobody will see the question.
+                Ok(Updated::Refused(_) | Updated::Unknown) | Err(_) => return held.book.decline(ask),
+            }
+        }
+        let Some(open) = held.book.get_mut(ask) else { return };
+        let plain = open.put.as_ref().and_then(|put| put.plain.as_ref());
+        if plain.is_some_and(|plain| !plain.hand_over(held.hold.id(), &key)) {
+            // Its answer has passed in this moment.
+            let is_recorded = open.is_recorded;
+            if let Some(open) = held.book.close(ask) {
+                open.way.withdrawn();
+            }
+            if is_recorded {
+                self.keep(task::Event::Withdrawn { key }).await;
+            }
+            return;
+        }
+        let has_it = plain.is_some() && !has_left;
+        if let Some(lines) = &mut held.lines {
+            lines.ask(ask, has_it);
+        }
+    }
+
+    /// Puts the task's questions to legacy clients that can hear them.
+    pub(super) fn put(&mut self) {
+        let Some(Held { book, lines: Some(lines), hold, .. }) = self.held.as_deref_mut() else { return };
+        let id = hold.id();
+        lines.put(|ask| book.get(ask).map(|open| native::put_in_task(open, id)));
+    }
+
+    /// Closes a question that the client need not answer any more, and tells it so where it was put in the
+    /// task.
+    fn take_back(&mut self, ask: Ask, reason: &str) -> Option<Open> {
+        let held = self.held();
+        let place = held.lines.as_mut().and_then(|lines| lines.close(ask));
+        let open = held.book.close(ask)?;
+        if let (Some(line), Some(lines)) = (place, &mut held.lines) {
+            lines.tell(line, taken_back(held.hold.id(), &open.key, reason));
+        }
+        Some(open)
+    }
+
+    pub(super) fn take_back_all(&mut self, reason: &str) -> Vec<Open> {
+        let Some(held) = &self.held else { return Vec::new() };
+        let asks = held.book.asks();
+        asks.into_iter().filter_map(|ask| self.take_back(ask, reason)).collect()
+    }
+
+    /// Answers everybody who waits with the questions that are open, and lets them go: the call is
+    /// parked already, so that their leaving is no departure.
+    pub(super) async fn ask(&mut self, asks: &BTreeSet<Ask>) {
+        let Form::Canonical(canonical) = &self.form else { return };
+        let Some(held) = &mut self.held else { return };
+        held.book.round += 1;
+        let open = || asks.iter().filter_map(|ask| held.book.get(*ask));
+        let result = canonical.input_required(&self.shared, held.hold.id(), held.book.round, open());
+        let replies: Vec<_> = std::mem::take(&mut held.waiters)
+            .into_iter()
+            .filter_map(|waiter| Some((canonical::asked(&waiter.request, open(), &result)?, waiter)))
+            .collect();
+        for (reply, waiter) in replies {
+            waiter.tell(reply.into()).await;
+        }
+    }
+}
+
+/// A question is taken back that was put in the task.
+fn taken_back(task: &TaskId, key: &str, reason: &str) -> Bytes {
+    sse::message(&legacy::cancelled(&offer::question_id(task, key), reason))
+}

@@ -1,0 +1,403 @@
+//! Calls in front of a stand-in for a server of 2026-07-28, which asks by turning a call over.
+
+use crate::{
+    bridge::resume::Keyring,
+    dialect::{Caller, Credentials, Principal, modern},
+    policy,
+    protocol::{Frame, Id, InputRequest, Method, meta},
+    proxy::{Item, Items, Ledger, Service, endpoint::Endpoint},
+    runtime::{Drain, SystemClock},
+    store::Memory,
+    upstream::{
+        CallError, Changes, Description, Document, Event, Identity, Replies, Report, Request, Subscription,
+        TurnedOver, Upstream,
+    },
+};
+use bytes::Bytes;
+use futures_util::{FutureExt, StreamExt, future::BoxFuture, stream};
+use http::HeaderValue;
+use serde_json::{Value, json};
+use std::{
+    collections::BTreeMap,
+    future::{pending, ready},
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+use tokio::{sync::broadcast, time::sleep};
+
+/// What a client declares that takes tasks.
+pub(super) const TASKS: &str = r#"{"extensions":{"io.modelcontextprotocol/tasks":{}}}"#;
+
+/// A route in front of this server.
+pub(super) fn endpoint(server: impl Upstream, defer: policy::Defer) -> (Endpoint, Arc<SystemClock>) {
+    let (endpoint, clock, _) = with_ledger(server, defer, policy::Quotas::default());
+    (endpoint, clock)
+}
+
+/// The same, and what is kept of its tasks.
+fn with_ledger(
+    server: impl Upstream,
+    defer: policy::Defer,
+    quotas: policy::Quotas,
+) -> (Endpoint, Arc<SystemClock>, Arc<Ledger>) {
+    let clock = Arc::new(SystemClock::new());
+    let ledger = Ledger::new(Arc::new(Memory::default()), quotas, clock.clone());
+    let signals = [Drain::new(), Drain::new(), Drain::new()];
+    let heard = signals.each_ref().map(|(_, heard)| heard.clone());
+    // Nobody stops it.
+    std::mem::forget(signals);
+    let route = policy::Route {
+        path: "/mcp".into(),
+        defer,
+        tools: Vec::new(),
+        principal: policy::PrincipalSource::Authorization,
+        questions: policy::Questions::default(),
+        legacy_tasks: policy::LegacyTasks::default(),
+        resume: policy::Resume::default(),
+        held: policy::Held::default(),
+        forward: Vec::new(),
+        empty_contents_is_error: false,
+    };
+    let keyring = Arc::new(Keyring::new([7; 32], &[]));
+    let endpoint = Endpoint::new(
+        Arc::new(route),
+        Arc::new(server),
+        Arc::clone(&ledger),
+        Arc::default(),
+        clock.clone(),
+        keyring,
+        heard,
+    );
+    (endpoint, clock, ledger)
+}
+
+/// What a client that declares this is answered with.
+pub(super) async fn call(endpoint: &Endpoint, method: &str, declares: &str, params: Value) -> Value {
+    answer(begin(endpoint, method, declares, params)).await
+}
+
+/// The call of a client that declares this; it is made as it is polled.
+fn begin(endpoint: &Endpoint, method: &str, declares: &str, mut params: Value) -> Items {
+    let declares: Value = serde_json::from_str(declares).expect("JSON");
+    let name = params.get("name").or_else(|| params.get("taskId")).and_then(Value::as_str).map(str::to_owned);
+    params["_meta"] = json!({ meta::PROTOCOL_VERSION: "2026-07-28", meta::CLIENT_CAPABILITIES: declares });
+    let body = json!({ "jsonrpc": "2.0", "id": 1, "method": method, "params": params });
+    let mut headers = http::HeaderMap::new();
+    headers.insert("mcp-protocol-version", HeaderValue::from_static("2026-07-28"));
+    headers.insert("mcp-method", HeaderValue::from_str(method).expect("a header"));
+    if let Some(name) = name {
+        headers.insert("mcp-name", HeaderValue::from_str(&name).expect("a header"));
+    }
+    let read = modern::read(body.to_string().into(), &headers, 128).expect("it is right");
+    let modern::Read::Request(call, capabilities) = read else { panic!("it is a request") };
+    let caller = Caller {
+        principal: Principal::from_bytes([1; 16]),
+        credentials: Credentials::default(),
+        capabilities: Arc::new(capabilities),
+    };
+    endpoint.call(*call, caller)
+}
+
+async fn answer(mut items: Items) -> Value {
+    while let Some(item) = items.next().await {
+        if let Item::Reply(mut reply) = item {
+            if let Some(commit) = reply.commit.take() {
+                commit.confirm();
+            }
+            return serde_json::from_slice(&reply.body).expect("JSON");
+        }
+    }
+    panic!("it is answered")
+}
+
+/// Turns each call over so often, for two questions each time; then says what it was told last.
+struct Turning {
+    rounds: usize,
+    /// How long its first turn takes, and the others.
+    takes: [Duration; 2],
+    /// How often it was called.
+    called: Arc<AtomicUsize>,
+}
+
+impl Turning {
+    fn stands_in(self) -> StandIn<impl Fn(Request) -> Replies + Send + Sync + 'static> {
+        let answers = move |request: Request| match request.method {
+            Method::ToolsList => stream::iter([response(request.id, r#"{"tools":[]}"#)]).boxed(),
+            _ => {
+                let all = (self.rounds, self.takes, Arc::clone(&self.called));
+                Self::turn(all, request.id, BTreeMap::new())
+            }
+        };
+        StandIn { preparing: Duration::ZERO, answers }
+    }
+
+    fn turn(
+        (rounds, [takes, later], called): (usize, [Duration; 2], Arc<AtomicUsize>),
+        id: u64,
+        answers: BTreeMap<String, Bytes>,
+    ) -> Replies {
+        called.fetch_add(1, Ordering::Relaxed);
+        let event = async move {
+            sleep(takes).await;
+            if rounds > 0 {
+                let again = (rounds - 1, [later, later], called);
+                return Event::TurnOver(TurnedOver {
+                    asked: ["name", "age"].map(|key| (key.to_owned(), question(key))).into(),
+                    again: Box::new(move |answers| Self::turn(again, id, answers)),
+                });
+            }
+            let told = answers.iter().map(|(key, answer)| {
+                let answer: Value = serde_json::from_slice(answer).expect("JSON");
+                format!("{key}={}", answer["action"].as_str().unwrap_or("?"))
+            });
+            let text = told.collect::<Vec<_>>().join(" ");
+            response(id, &json!({ "content": [{ "type": "text", "text": text }] }).to_string())
+        };
+        stream::once(event).boxed()
+    }
+}
+
+/// A question of the server's.
+fn question(what: &str) -> InputRequest {
+    let params = json!({ "message": what, "requestedSchema": { "type": "object", "properties": {} } });
+    let raw = json!({ "method": "elicitation/create", "params": params }).to_string();
+    InputRequest::from_raw(raw.into()).expect("a question")
+}
+
+/// A server that is described after so long, and answers like this.
+pub(super) struct StandIn<F> {
+    pub(super) preparing: Duration,
+    pub(super) answers: F,
+}
+
+impl<F: Fn(Request) -> Replies + Send + Sync + 'static> Upstream for StandIn<F> {
+    fn call(&self, request: Request) -> Replies {
+        (self.answers)(request)
+    }
+
+    fn describe(&self, _: &Identity) -> BoxFuture<'_, Result<Arc<Description>, CallError>> {
+        async {
+            sleep(self.preparing).await;
+            let capabilities = Bytes::from_static(br#"{"tools":{}}"#);
+            Ok(Arc::new(Description { capabilities, ..Description::unknown() }))
+        }
+        .boxed()
+    }
+
+    fn watch(&self, _: Principal) -> broadcast::Receiver<Report> {
+        broadcast::channel(1).1
+    }
+
+    fn changes(&self, _: Principal) -> Changes {
+        Changes::default()
+    }
+
+    fn subscribe<'a>(
+        &'a self,
+        _: &'a Identity,
+        _: &'a str,
+    ) -> BoxFuture<'a, Result<Subscription, CallError>> {
+        pending().boxed()
+    }
+
+    fn fetch<'a>(&'a self, _: &'a str, _: &'a Credentials) -> BoxFuture<'a, Result<Document, CallError>> {
+        pending().boxed()
+    }
+
+    fn close(&self) -> BoxFuture<'_, ()> {
+        ready(()).boxed()
+    }
+}
+
+/// The server's response.
+pub(super) fn response(id: u64, result: &str) -> Event {
+    let text = modern::success_response(&Id::from_number(id), result.as_bytes());
+    Event::Final(Frame::parse(text).expect("a response"))
+}
+
+const ASKED: &str = r#"{"elicitation":{"form":{}}}"#;
+const BOTH: &str = r#"{"elicitation":{"form":{}},"extensions":{"io.modelcontextprotocol/tasks":{}}}"#;
+const LATE: policy::Defer = policy::Defer {
+    mode: policy::Mode::Auto,
+    after: Duration::from_secs(5),
+    retention: Duration::from_secs(60),
+};
+
+fn turning(rounds: usize, takes: Duration) -> (Endpoint, Arc<AtomicUsize>) {
+    let called = Arc::new(AtomicUsize::new(0));
+    let server = Turning { rounds, takes: [takes, takes], called: Arc::clone(&called) };
+    (endpoint(server.stands_in(), LATE).0, called)
+}
+
+/// The answers to these questions.
+fn answers<'a>(keys: impl IntoIterator<Item = &'a String>) -> Value {
+    keys.into_iter().map(|key| (key.clone(), json!({ "action": "accept", "content": {} }))).collect()
+}
+
+fn asked(result: &Value) -> Vec<String> {
+    result["inputRequests"].as_object().expect("questions").keys().cloned().collect()
+}
+
+fn text(result: &Value) -> &str {
+    result["content"][0]["text"].as_str().unwrap_or_else(|| panic!("a result: {result}"))
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_that_is_turned_over_is_made_again_with_all_the_answers() {
+    let (endpoint, called) = turning(2, Duration::ZERO);
+    let mut params = json!({ "name": "t" });
+    for round in 1..=2 {
+        let answer = call(&endpoint, "tools/call", ASKED, params.clone()).await;
+        let result = &answer["result"];
+        assert_eq!(result["resultType"], "input_required", "{answer}");
+        let keys = asked(result);
+        assert_eq!(keys.len(), 2);
+        // One answer of two: the other is asked for again, and the server hears nothing yet.
+        params = json!({ "name": "t", "requestState": result["requestState"], "inputResponses": answers(&keys[..1]) });
+        let again = call(&endpoint, "tools/call", ASKED, params.clone()).await;
+        assert_eq!(asked(&again["result"]), keys[1..], "{again}");
+        assert_eq!(called.load(Ordering::Relaxed), round);
+        let (state, rest) = (&again["result"]["requestState"], answers(&keys[1..]));
+        params = json!({ "name": "t", "requestState": state, "inputResponses": rest });
+    }
+    let answer = call(&endpoint, "tools/call", ASKED, params).await;
+    assert_eq!(text(&answer["result"]), "age=accept name=accept");
+    assert_eq!(called.load(Ordering::Relaxed), 3);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_task_whose_call_is_turned_over_asks_inside_it() {
+    let (endpoint, called) = turning(1, Duration::from_secs(10));
+    let task = call(&endpoint, "tools/call", BOTH, json!({ "name": "t" })).await;
+    let id = task["result"]["taskId"].as_str().expect("a handle").to_owned();
+    let get = || call(&endpoint, "tasks/get", BOTH, json!({ "taskId": id }));
+    assert_eq!(get().await["result"]["status"], "working");
+    sleep(Duration::from_secs(10)).await;
+    let shown = get().await;
+    assert_eq!(shown["result"]["status"], "input_required", "{shown}");
+    for key in asked(&shown["result"]) {
+        assert_eq!(called.load(Ordering::Relaxed), 1, "not before all is answered");
+        let params = json!({ "taskId": id, "inputResponses": answers([&key]) });
+        let taken = call(&endpoint, "tasks/update", BOTH, params).await;
+        assert!(taken.get("error").is_none(), "{taken}");
+    }
+    sleep(Duration::from_secs(11)).await;
+    let shown = get().await;
+    assert_eq!(shown["result"]["status"], "completed", "{shown}");
+    assert_eq!(text(&shown["result"]["result"]), "age=accept name=accept");
+    assert_eq!(called.load(Ordering::Relaxed), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_task_that_waits_to_be_made_again_can_be_cancelled() {
+    let (endpoint, called) = turning(1, Duration::from_secs(10));
+    let task = call(&endpoint, "tools/call", BOTH, json!({ "name": "t" })).await;
+    let id = &task["result"]["taskId"];
+    sleep(Duration::from_secs(10)).await;
+    call(&endpoint, "tasks/cancel", BOTH, json!({ "taskId": id })).await;
+    let shown = call(&endpoint, "tasks/get", BOTH, json!({ "taskId": id })).await;
+    assert_eq!(shown["result"]["status"], "cancelled", "{shown}");
+    assert_eq!(called.load(Ordering::Relaxed), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_that_cannot_be_asked_is_told_what_it_lacks() {
+    let (endpoint, called) = turning(1, Duration::ZERO);
+    let answer = call(&endpoint, "tools/call", "{}", json!({ "name": "t" })).await;
+    assert_eq!(answer["error"]["code"], crate::protocol::code::MISSING_CAPABILITY, "{answer}");
+    assert_eq!(called.load(Ordering::Relaxed), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_that_turns_a_call_over_without_end_loses_it() {
+    let (endpoint, called) = turning(usize::MAX, Duration::ZERO);
+    let task = call(&endpoint, "tools/call", ASKED, json!({ "name": "t" })).await;
+    let mut result = task["result"].clone();
+    let error = loop {
+        let (state, given) = (&result["requestState"], answers(&asked(&result)));
+        let params = json!({ "name": "t", "requestState": state, "inputResponses": given });
+        let mut answer = call(&endpoint, "tools/call", ASKED, params).await;
+        match answer["result"].take() {
+            Value::Null => break answer["error"].take(),
+            next => result = next,
+        }
+    };
+    assert!(
+        error["message"].as_str().is_some_and(|message| message.contains("more than 64 times")),
+        "{error}"
+    );
+    assert_eq!(called.load(Ordering::Relaxed), 65);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_task_whose_only_waiter_cannot_be_given_it_is_there_for_whoever_comes_back_with_the_extension() {
+    let called = Arc::new(AtomicUsize::new(0));
+    let takes = [Duration::ZERO, Duration::from_secs(60)];
+    let server = Turning { rounds: 1, takes, called }.stands_in();
+    let (endpoint, _, ledger) = with_ledger(server, LATE, policy::Quotas::default());
+    let result = call(&endpoint, "tools/call", BOTH, json!({ "name": "t" })).await["result"].take();
+    let again = json!({
+        "name": "t", "requestState": result["requestState"], "inputResponses": answers(&asked(&result)),
+    });
+    // The same client, twice: the one who can be given a task leaves before there is any.
+    let mut able = begin(&endpoint, "tools/call", BOTH, again.clone());
+    assert!(able.next().now_or_never().is_none());
+    sleep(Duration::from_secs(1)).await;
+    let unable = answer(begin(&endpoint, "tools/call", ASKED, again.clone()));
+    let leaves = async {
+        sleep(Duration::from_secs(1)).await;
+        drop(able);
+    };
+    let (refused, ()) = tokio::join!(unable, leaves);
+    assert_eq!(refused["error"]["code"], crate::protocol::code::MISSING_CAPABILITY, "{refused}");
+    let handle = call(&endpoint, "tools/call", BOTH, again).await;
+    let id = &handle["result"]["taskId"];
+    assert!(id.is_string(), "{handle}");
+    sleep(Duration::from_secs(60)).await;
+    let shown = call(&endpoint, "tasks/get", BOTH, json!({ "taskId": id })).await;
+    assert_eq!(shown["result"]["status"], "completed", "{shown}");
+    assert_eq!(ledger.working(), 0, "nobody holds a call that has ended");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_that_is_turned_over_where_nobody_may_be_waited_for_ends_and_is_not_made_again() {
+    let called = Arc::new(AtomicUsize::new(0));
+    let server = Turning { rounds: 1, takes: [Duration::ZERO; 2], called: Arc::clone(&called) }.stands_in();
+    let quotas = policy::Quotas { tasks_per_principal: 0, ..policy::Quotas::default() };
+    let (endpoint, ..) = with_ledger(server, LATE, quotas);
+    let answer = call(&endpoint, "tools/call", ASKED, json!({ "name": "t" })).await;
+    assert_eq!(answer["error"]["code"], crate::protocol::code::BUSY, "{answer}");
+    let words = answer["error"]["message"].as_str().expect("words");
+    assert!(words.contains("limits.tasks_per_principal"), "{words}");
+    assert_eq!(called.load(Ordering::Relaxed), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn of_two_clients_who_are_given_a_handle_it_is_enough_that_one_has_it() {
+    for first_has_it in [true, false] {
+        let called = Arc::new(AtomicUsize::new(0));
+        let takes = [Duration::ZERO, Duration::from_secs(60)];
+        let (endpoint, _) = endpoint(Turning { rounds: 1, takes, called }.stands_in(), LATE);
+        let result = call(&endpoint, "tools/call", BOTH, json!({ "name": "t" })).await["result"].take();
+        let again = json!({
+            "name": "t", "requestState": result["requestState"], "inputResponses": answers(&asked(&result)),
+        });
+        let [mut first, mut second] = [(); 2].map(|()| begin(&endpoint, "tools/call", BOTH, again.clone()));
+        let (Some(Item::Reply(first)), Some(Item::Reply(second))) = tokio::join!(first.next(), second.next())
+        else {
+            panic!("both are answered")
+        };
+        let id = first.account.task.clone().expect("a handle");
+        assert_eq!(second.account.task.as_ref(), Some(&id));
+        let (has, lost) = if first_has_it { (first, second) } else { (second, first) };
+        drop(lost);
+        sleep(Duration::from_secs(1)).await;
+        has.commit.expect("it is waited for").confirm();
+        sleep(Duration::from_secs(60)).await;
+        let shown = call(&endpoint, "tasks/get", BOTH, json!({ "taskId": id.as_str() })).await;
+        assert_eq!(shown["result"]["status"], "completed", "{shown}");
+    }
+}

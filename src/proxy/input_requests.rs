@@ -1,0 +1,232 @@
+//! Whether a server's question can be put to a client, and how a client's retry finds its call.
+
+use super::{
+    Item, Reply,
+    endpoint::Shared,
+    reply::{self, Word},
+    switchboard::{Local, Request, Retry, Waiter},
+};
+use crate::{
+    bridge::{
+        describe::server_info_meta,
+        elicit::{self, Keys},
+        plan, raise,
+        resume::{Binding, Resumes, State},
+    },
+    dialect::{Call, Caller},
+    protocol::{
+        ErrorObject, Id, Kind, Method, code,
+        input::{InputKind, InputRequest, InputResponses, request_state},
+        splice::Object,
+    },
+    runtime::random,
+    task::{Record, TaskId, view},
+    telemetry::QuestionRefused,
+    upstream::{Answer, Description, Identity, Question},
+};
+use bytes::Bytes;
+use http::StatusCode;
+use serde_json::Value;
+use std::{sync::Arc, time::Duration};
+use tokio::sync::mpsc;
+
+/// A question that can be put to the client.
+pub(super) struct Asked {
+    pub(super) request: InputRequest,
+    /// The server's id for it.
+    pub(super) id: Id,
+    pub(super) answer: Box<dyn Answer>,
+}
+
+/// What came along with a call besides its parameters.
+pub(super) enum Came {
+    /// A call of its own, perhaps with answers to what it may be asked.
+    Fresh(InputResponses),
+    /// A client coming back to a call that is parked.
+    Back(TaskId, InputResponses),
+    /// A client that has been where the server sent it: the call is to be made again.
+    Again,
+}
+
+fn refuse(method: &Method, reason: &str, code: i64, answer: Box<dyn Answer>) {
+    QuestionRefused { method: method.as_str(), reason }.emit();
+    answer.send(Err(ErrorObject::new(code, reason).as_bytes().clone()));
+}
+
+/// The question if it can be put to this client. What the client did not declare is refused, and
+/// remembered in `refused`: a call that fails after that failed for it.
+pub(super) fn may_be_put(caller: &Caller, question: Question, refused: &mut Option<Value>) -> Option<Asked> {
+    let Question { frame, answer } = question;
+    // Only requests are questions; the upstream hands out nothing else.
+    let Kind::Request { id, method, params } = frame.kind() else { return None };
+    let Some(kind) = InputKind::of(method) else {
+        refuse(method, "nobody can be asked this", code::METHOD_NOT_FOUND, answer);
+        return None;
+    };
+    if let Some(missing) = caller.capabilities.missing_for(method, params.as_ref()) {
+        refuse(
+            method,
+            "the client did not declare that it can be asked this",
+            code::METHOD_NOT_FOUND,
+            answer,
+        );
+        *refused = Some(missing);
+        return None;
+    }
+    let id = id.detached();
+    Some(Asked { request: InputRequest::new(kind, params.as_ref()), id, answer })
+}
+
+/// Ties a retry to one request of one caller on one route.
+pub(super) fn binding(shared: &Shared, caller: &Caller, call: &Call) -> Binding {
+    let target = call.target.as_deref();
+    Binding::of(caller.principal, &shared.route.path, &call.method, target, call.params.as_ref())
+}
+
+/// Reads what a client sent with its call: a state of ours, answers, both or neither.
+///
+/// # Errors
+/// The refusal: `-32602` with words that say which of them is wrong.
+pub(super) fn came_with(shared: &Shared, caller: &Caller, call: &Call) -> Result<Came, Box<Reply>> {
+    let wrong = |error: &dyn std::fmt::Display| {
+        Box::new(reply::refuse(
+            call,
+            StatusCode::OK,
+            &ErrorObject::new(code::INVALID_PARAMS, error.to_string()),
+        ))
+    };
+    let answers =
+        InputResponses::read(call.params.as_ref()).map_err(|error| wrong(&error))?.unwrap_or_default();
+    let Some(state) = request_state(call.params.as_ref()).map_err(|error| wrong(&error))? else {
+        return Ok(Came::Fresh(answers));
+    };
+    let binding = || binding(shared, caller, call);
+    let State { resumes, .. } =
+        shared.keyring.open(&state, binding, shared.clock.timestamp()).map_err(|error| wrong(&error))?;
+    match resumes {
+        Resumes::Parked(id) => Ok(Came::Back(TaskId::from_entropy(id.entropy()), answers)),
+        Resumes::Again if answers.iter().any(|(_, answer)| declines(answer)) => {
+            let error = ErrorObject::new(
+                code::INVALID_PARAMS,
+                "the server asked for an address to be visited first, and that was declined",
+            );
+            Err(Box::new(reply::refuse(call, StatusCode::OK, &error)))
+        }
+        // Also where answers are missing. They would tell us nothing: whether the user has been there
+        // only the server knows, and one that is not satisfied asks again, with addresses that are
+        // still good (2026-07-28, *Elicitation, URL Mode*; *Multi Round-Trip Requests, Error Handling*).
+        Resumes::Again => Ok(Came::Again),
+    }
+}
+
+fn declines(answer: &Bytes) -> bool {
+    Object::read(answer)
+        .ok()
+        .and_then(|answer| answer.string("action"))
+        .is_some_and(|action| action != "accept")
+}
+
+/// Brings a client back to its parked call; what comes of it arrives on the returned channel.
+///
+/// # Errors
+/// What there is to say where the call waits for nobody any more.
+pub(super) async fn rejoin(
+    shared: &Shared,
+    caller: &Caller,
+    call: &Call,
+    id: &TaskId,
+    answers: InputResponses,
+    defer_after: Option<Duration>,
+) -> Result<mpsc::Receiver<Item>, Box<Reply>> {
+    let (items, received) = mpsc::channel(8);
+    let declares_tasks = caller.capabilities.declares_tasks();
+    let capabilities = Arc::clone(&caller.capabilities);
+    let waiter =
+        Waiter { request: Request::Canonical { call: Box::new(call.without_bytes()), capabilities }, items };
+    let retry = Retry { waiter, answers: answers.detached(), defer_after };
+    if shared.switchboard.attach(id, Local::Retry(Box::new(retry))).await {
+        return Ok(received);
+    }
+    // Only what a task's handle says of its server depends on it.
+    let server = shared.upstream.describe(&Identity::of(caller)).await;
+    let server = server.unwrap_or_else(|_| Arc::new(Description::unknown()));
+    Err(Box::new(too_late(shared, call, &server, id, declares_tasks).await))
+}
+
+/// The answer to a retry whose call waits for nobody any more. If it has become a task since, that
+/// is what the client is given: a client that were told to make its call anew would have it twice.
+pub(super) async fn too_late(
+    shared: &Shared,
+    call: &Call,
+    server: &Description,
+    id: &TaskId,
+    declares_tasks: bool,
+) -> Reply {
+    let now = shared.clock.timestamp();
+    let Ok(found) = shared.ledger.load(id).await else {
+        return reply::store_failed(call);
+    };
+    match found.filter(|record| !record.is_expired(now)) {
+        Some(record) if declares_tasks => {
+            reply::handle(call, &created(shared, &record, server), id.clone(), None)
+        }
+        Some(_) => became_a_task(call),
+        None => gone(call),
+    }
+}
+
+/// A task as its client first hears of it.
+pub(super) fn created(shared: &Shared, record: &Record, server: &Description) -> Vec<u8> {
+    let about = server_info_meta(&server.server_info);
+    view::extension::created(record, shared.clock.timestamp(), shared.ledger.poll_bounds(), Some(&about))
+}
+
+/// The refusal of a retry that cannot be given the task its call has become.
+pub(super) fn became_a_task(call: &Call) -> Reply {
+    let error = ErrorObject::missing_capability(
+        "the call that `requestState` belongs to has become a task; send the same again, declaring the tasks extension, to be given it",
+        &plan::tasks(),
+    );
+    reply::refuse(call, StatusCode::BAD_REQUEST, &error)
+}
+
+/// The refusal of a retry whose call is no more. It was sent, and is known no longer: after a restart, or
+/// a while after it ended. It may well have run, so nobody is told simply to make it again.
+fn gone(call: &Call) -> Reply {
+    let error = ErrorObject::new(
+        code::INVALID_PARAMS,
+        "the call that `requestState` belongs to has ended, or is not held by this process; it may have run, so make it anew, without `requestState`, only if it may run twice",
+    );
+    reply::refuse(call, StatusCode::OK, &error)
+}
+
+/// What a call that ended in `-32042` is answered with: the addresses to visit, and a state with
+/// which the call is made again. `None` for any other end. `binding` is asked for only then: it costs
+/// a digest.
+pub(super) fn again(
+    shared: &Shared,
+    caller: &Caller,
+    call: &Call,
+    server: &Description,
+    binding: impl FnOnce() -> Binding,
+    word: &Word,
+) -> Option<Reply> {
+    let Word::Said(frame) = word else { return None };
+    let Kind::Failure { error, .. } = frame.kind() else { return None };
+    let questions = elicit::url_required(error, &mut Keys::default())?;
+    let needed = questions.iter().find_map(|(_, question)| {
+        caller.capabilities.missing_for(&question.kind().method(), question.params().as_ref())
+    });
+    if let Some(missing) = needed {
+        return Some(reply::refuse(call, StatusCode::BAD_REQUEST, &raise::question_refused(&missing)));
+    }
+    let state = State {
+        resumes: Resumes::Again,
+        round: 1,
+        expires: shared.clock.timestamp() + shared.route.questions.park,
+        binding: binding(),
+    };
+    let sealed = shared.keyring.seal(&state, random());
+    let questions = questions.iter().map(|(key, question)| (key.as_str(), question));
+    Some(reply::input_required(call, &elicit::input_required(questions, &sealed, &server.server_info)))
+}

@@ -1,0 +1,436 @@
+//! What is kept of the tasks of all routes: their records, within quotas, for as long as they are to be found.
+//!
+//! Whoever learns what has become of a task has it kept here, wherever its call is held. A store that fails
+//! is said so in the log, once for each failure, and whoever asked is told by the type of what they get:
+//! what was not kept is neither shown nor acknowledged.
+
+use super::{hub::Hub, keep::NO_ROOM_BYTES, limits::Limits};
+use crate::{
+    dialect::Principal,
+    policy::Quotas,
+    protocol::{ErrorObject, code},
+    runtime::Clock,
+    store::{self, Place, Store, StoreError, Updated, Version},
+    task::{Effect, Event, Owner, PollBounds, Record, TaskId},
+    telemetry::{QuotaFull, StoreFailed, TaskTransition},
+};
+use dashmap::DashMap;
+use std::{
+    collections::HashSet,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
+use tokio::sync::Notify;
+
+/// The tasks of all routes, as they are kept.
+pub struct Ledger {
+    store: Arc<dyn Store>,
+    quotas: Quotas,
+    clock: Arc<dyn Clock>,
+    pub(super) limits: Limits,
+    pub(super) hub: Arc<Hub>,
+    /// The tasks whose calls are held in this process. Sharded.
+    held: DashMap<TaskId, Held>,
+    /// How many calls of each principal have asked a question and are no task yet.
+    parked: DashMap<Principal, usize>,
+    parked_in_all: AtomicUsize,
+    /// Bytes of results that a failing store has not taken.
+    aside: AtomicUsize,
+    /// Tasks that have ended, and nobody has fetched how: a proxy that stops waits for that. Its size is
+    /// bounded with the number of tasks.
+    unfetched: DashMap<TaskId, ()>,
+    /// Told whenever there is one less of them.
+    fetched: Notify,
+}
+
+/// What is known of a task whose call is held here.
+struct Held {
+    /// Its record as it was last kept: while the store does not answer, this does.
+    version: Version,
+    record: Arc<Record>,
+    /// Something of it is not kept yet, because the store did not take it.
+    waits: bool,
+}
+
+/// A task whose call is held in this process: it is renewed while it works. Dropped, it is held by nobody,
+/// and ends if it has not.
+pub struct Custody {
+    pub(super) ledger: Arc<Ledger>,
+    pub(super) id: TaskId,
+}
+
+/// A call that has asked a question and is no task yet; counts against the quotas until dropped.
+pub(super) struct Parked {
+    ledger: Arc<Ledger>,
+    principal: Principal,
+}
+
+/// Bytes that wait for a store that fails; given back when dropped.
+pub(super) struct Aside<'a> {
+    ledger: &'a Ledger,
+    bytes: usize,
+}
+
+/// Why a call cannot be held for a client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NoRoom {
+    /// The name of the limit in the configuration.
+    #[error("no room for one more task; the limit is {0}")]
+    Full(&'static str),
+    #[error("the task store does not answer; try again")]
+    StoreFailed,
+}
+
+/// The status message of a task whose store does not take what has become of it.
+const WAITS_FOR_STORE: &str = "the call has gone on, which cannot be shown before the task store takes it";
+
+/// Why a task failed that the proxy no longer holds.
+const LOST: &str = "the proxy lost hold of the call; its outcome is unknown";
+
+// === impl Ledger ===
+
+impl Ledger {
+    pub fn new(store: Arc<dyn Store>, quotas: Quotas, clock: Arc<dyn Clock>) -> Arc<Self> {
+        Arc::new(Self {
+            store,
+            limits: Limits::new(&quotas),
+            quotas,
+            clock,
+            hub: Arc::new(Hub::default()),
+            held: DashMap::new(),
+            parked: DashMap::new(),
+            parked_in_all: AtomicUsize::new(0),
+            aside: AtomicUsize::new(0),
+            unfetched: DashMap::new(),
+            fetched: Notify::new(),
+        })
+    }
+
+    /// The tasks whose calls this process holds.
+    pub fn working(&self) -> usize {
+        self.held.len()
+    }
+
+    /// The results that have been kept and not been fetched by anybody.
+    pub fn unfetched(&self) -> usize {
+        self.unfetched.len()
+    }
+
+    /// Resolves when every result that there is has been fetched or has outlived its time.
+    pub async fn all_fetched(&self) {
+        loop {
+            let fetched = self.fetched.notified();
+            if self.unfetched.is_empty() {
+                return;
+            }
+            fetched.await;
+        }
+    }
+
+    /// Somebody was shown the task: if that was its result, it need not be waited for.
+    pub(super) fn shown(&self, record: &Record) {
+        if record.state.is_ended() {
+            self.fetched(&record.id);
+        }
+    }
+
+    /// The task's result has been fetched, or is there no more.
+    pub(super) fn fetched(&self, id: &TaskId) {
+        if self.unfetched.remove(id).is_some() {
+            self.fetched.notify_waiters();
+        }
+    }
+
+    pub(super) fn poll_bounds(&self) -> PollBounds {
+        self.quotas.poll_interval
+    }
+
+    pub(super) fn result_limit(&self) -> usize {
+        self.quotas.stored_result_bytes
+    }
+
+    /// Stores a new task, whose call is held here. Nothing that runs is evicted for it. A call that is
+    /// `parked` takes the place it has.
+    ///
+    /// # Errors
+    /// [`NoRoom`].
+    pub async fn admit(self: &Arc<Self>, record: Record, parked: bool) -> Result<Custody, NoRoom> {
+        let principal = principal_of(&record.owner.principal);
+        self.has_room(principal, usize::from(parked)).await?;
+        let (id, record) = (record.id.clone(), Arc::new(record));
+        // Before it is kept: whoever finds it in the store may change it at once.
+        let held = Held { version: Version::FIRST, record: Arc::clone(&record), waits: false };
+        self.held.insert(id.clone(), held);
+        let custody = Custody { ledger: Arc::clone(self), id };
+        let kept = self.store.insert(Arc::clone(&record)).await;
+        kept.map_err(|error| self.no_room("storing a task", &error))?;
+        let (task, tool) = (&custody.id, &record.tool);
+        TaskTransition { task, tool, principal: &principal, from: "call", to: "working" }.emit();
+        Ok(custody)
+    }
+
+    /// Counts one more call that waits for its client's answers.
+    ///
+    /// # Errors
+    /// [`NoRoom`].
+    pub(super) async fn park(self: &Arc<Self>, principal: Principal) -> Result<Parked, NoRoom> {
+        match self.has_room(principal, 0).await {
+            // No task needs to be kept for it: the calls that wait still count.
+            Ok(()) | Err(NoRoom::StoreFailed) => {}
+            Err(full @ NoRoom::Full(_)) => return Err(full),
+        }
+        *self.parked.entry(principal).or_default() += 1;
+        self.parked_in_all.fetch_add(1, Ordering::Relaxed);
+        Ok(Parked { ledger: Arc::clone(self), principal })
+    }
+
+    /// Whether a principal may have one more task, or one more call that waits for answers: both
+    /// hold a call at the server for as long as the client likes. `places` of those that wait are
+    /// those of the asker.
+    async fn has_room(&self, principal: Principal, places: usize) -> Result<(), NoRoom> {
+        let usage = match self.store.usage(principal.as_bytes()).await {
+            Ok(usage) => usage,
+            Err(error) => return Err(self.no_room("counting tasks", &error)),
+        };
+        let parked = self.parked.get(&principal).map_or(0, |count| *count).saturating_sub(places);
+        let parked_in_all = self.parked_in_all.load(Ordering::Relaxed).saturating_sub(places);
+        let full = [
+            (
+                "limits.tasks_per_principal",
+                usage.tasks_of_principal + parked,
+                self.quotas.tasks_per_principal,
+            ),
+            ("limits.tasks", usage.tasks + parked_in_all, self.quotas.tasks),
+            ("limits.stored_bytes", usage.stored_bytes, self.quotas.stored_bytes),
+            (
+                "limits.stored_bytes_per_principal",
+                usage.stored_bytes_of_principal,
+                self.quotas.stored_bytes_per_principal,
+            ),
+        ];
+        match full.into_iter().find(|(_, used, limit)| used >= limit) {
+            None => Ok(()),
+            Some((limit, ..)) => {
+                QuotaFull { limit, principal: &principal }.emit();
+                Err(NoRoom::Full(limit))
+            }
+        }
+    }
+
+    fn no_room(&self, doing: &str, error: &StoreError) -> NoRoom {
+        self.failed(doing, error);
+        NoRoom::StoreFailed
+    }
+
+    /// So much of a result waits for a store that fails. Little enough always may.
+    ///
+    /// # Errors
+    /// The limit where that is too much, as it is kept in memory meanwhile.
+    pub(super) fn set_aside(&self, bytes: usize) -> Result<Aside<'_>, StoreError> {
+        let aside = Aside { ledger: self, bytes };
+        let before = self.aside.fetch_add(bytes, Ordering::Relaxed);
+        match bytes > NO_ROOM_BYTES && before.saturating_add(bytes) > self.quotas.stored_bytes {
+            true => Err(StoreError::Full("limits.stored_bytes")),
+            false => Ok(aside),
+        }
+    }
+
+    /// Says so in the log. That there is no room is no failure, and is said where it is felt.
+    fn failed(&self, doing: &str, error: &StoreError) {
+        match error {
+            StoreError::Full(_) => {}
+            StoreError::Exists | StoreError::Unavailable(_) => StoreFailed { doing, error }.emit(),
+        }
+    }
+
+    /// A limit on what is kept has been met by a task.
+    pub(super) fn is_full(&self, id: &TaskId, limit: &str) {
+        let owner = self.last_kept(id).map_or([0; 16], |record| record.owner.principal);
+        QuotaFull { limit, principal: &principal_of(&owner) }.emit();
+    }
+
+    /// The record as it is kept. What is held here is known while the store does not answer, too.
+    ///
+    /// # Errors
+    /// [`StoreError`], which is in the log by then.
+    pub async fn load(&self, id: &TaskId) -> Result<Option<Arc<Record>>, StoreError> {
+        match self.store.load(id).await {
+            Ok(found) => Ok(found.map(|(_, record)| record)),
+            Err(error) => {
+                self.failed("loading a task", &error);
+                self.last_kept(id).map(Some).ok_or(error)
+            }
+        }
+    }
+
+    /// The record of a task that is held here, as it was last kept.
+    pub fn last_kept(&self, id: &TaskId) -> Option<Arc<Record>> {
+        self.held.get(id).map(|held| Arc::clone(&held.record))
+    }
+
+    /// Remembers what has been kept of a task that is held here.
+    fn note(&self, version: Version, record: &Arc<Record>) {
+        if let Some(mut held) = self.held.get_mut(&record.id)
+            // Of two changes the later may be noted first.
+            && held.version < version
+        {
+            (held.version, held.record) = (version, Arc::clone(record));
+        }
+    }
+
+    /// Whether something of a held task waits for the store.
+    pub(super) fn set_waits(&self, id: &TaskId, waits: bool) {
+        if let Some(mut held) = self.held.get_mut(id) {
+            held.waits = waits;
+        }
+    }
+
+    /// Applies `event`, says so in the log where the status changed, and tells the listeners.
+    ///
+    /// # Errors
+    /// [`StoreError`], which is in the log by then: nothing has changed.
+    pub async fn change(&self, id: &TaskId, event: &Event) -> Result<Updated, StoreError> {
+        let is_result = matches!(event, Event::Returned { .. } | Event::Failed { .. });
+        if is_result {
+            // Before anybody can fetch it.
+            self.unfetched.insert(id.clone(), ());
+        }
+        let updated = store::update(&*self.store, id, event, self.clock.timestamp()).await;
+        if is_result && !matches!(updated, Ok(Updated::Done { .. })) {
+            self.fetched(id);
+        }
+        let updated = updated.inspect_err(|error| self.failed("updating a task", error))?;
+        if let Updated::Done { before, after, version, effects } = &updated {
+            self.note(*version, after);
+            let (from, to) = (before.state.status(), after.state.status());
+            if from != to {
+                TaskTransition {
+                    task: id,
+                    tool: &after.tool,
+                    principal: &principal_of(&after.owner.principal),
+                    from,
+                    to,
+                }
+                .emit();
+            }
+            if effects.contains(&Effect::Announce) {
+                self.hub.announce(id);
+            }
+        }
+        Ok(updated)
+    }
+
+    /// The record with a word on why it stands still, where the call has gone on and the store has not.
+    pub fn as_it_stands(&self, record: Arc<Record>) -> Arc<Record> {
+        let waits = || self.held.get(&record.id).is_some_and(|held| held.waits);
+        if record.state.is_ended() || !waits() {
+            return record;
+        }
+        Arc::new(Record { message: Some(WAITS_FOR_STORE.to_owned()), ..Record::clone(&record) })
+    }
+
+    /// One page of an owner's tasks, the oldest first, and whether there are more.
+    ///
+    /// # Errors
+    /// [`StoreError`], which is in the log by then.
+    pub async fn page(
+        &self,
+        owner: &Owner,
+        after: Option<&Place>,
+        size: usize,
+    ) -> Result<(Vec<Arc<Record>>, bool), StoreError> {
+        let found = self.store.list(owner, after, size + 1).await;
+        let mut found = found.inspect_err(|error| self.failed("listing tasks", error))?;
+        let more = found.len() > size;
+        found.truncate(size);
+        Ok((found, more))
+    }
+
+    /// The owner's tasks among `ids`, as they are now; each once, however often it is named.
+    ///
+    /// # Errors
+    /// [`StoreError`], which is in the log by then.
+    pub async fn of(&self, owner: &Owner, ids: &[String]) -> Result<Vec<Arc<Record>>, StoreError> {
+        let mut found = Vec::new();
+        let mut named = HashSet::new();
+        let ids = ids.iter().filter_map(|id| TaskId::parse(id));
+        for id in ids.filter(|id| named.insert(id.clone())) {
+            if let Some(record) = self.load(&id).await?
+                && owner.owns(&record)
+                && !record.is_expired(self.clock.timestamp())
+            {
+                found.push(record);
+            }
+        }
+        Ok(found)
+    }
+
+    /// Renews what works and forgets what has outlived its time. What works and is held by nobody has
+    /// lost its call: it ends. Called now and then.
+    pub(super) async fn sweep(&self, batch: usize) -> Result<usize, StoreError> {
+        let now = self.clock.timestamp();
+        let due = self.store.due(now, batch).await?;
+        for id in &due {
+            let Some((_, record)) = self.store.load(id).await? else { continue };
+            if record.is_expired(now) {
+                self.store.remove(id).await?;
+                self.fetched(id);
+                tracing::debug!(target: "deferral::task", event = "forgotten", task = %id);
+            } else if self.held.contains_key(id) {
+                self.change(id, &Event::Renewed).await?;
+            } else {
+                // A call leaves its place only once its end is kept, so this one is not at work anywhere.
+                let error = ErrorObject::new(code::OUTCOME_UNKNOWN, LOST);
+                let message = Some(LOST.to_owned());
+                self.change(id, &Event::Failed { error: error.as_bytes().clone(), message }).await?;
+            }
+        }
+        self.limits.forget_silent();
+        Ok(due.len())
+    }
+}
+
+// === impl Custody ===
+
+impl Custody {
+    /// Forgets a task whose handle nobody has. Where the store fails, the sweeper finds it later: a task
+    /// that works and is held by nobody.
+    pub async fn forget(self) {
+        match self.ledger.store.remove(&self.id).await {
+            Ok(()) => self.ledger.fetched(&self.id),
+            Err(error) => self.ledger.failed("forgetting a task", &error),
+        }
+    }
+}
+
+impl Drop for Custody {
+    fn drop(&mut self) {
+        self.ledger.held.remove(&self.id);
+    }
+}
+
+// === impl Aside ===
+
+impl Drop for Aside<'_> {
+    fn drop(&mut self) {
+        self.ledger.aside.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
+// === impl Parked ===
+
+impl Drop for Parked {
+    fn drop(&mut self) {
+        self.ledger.parked_in_all.fetch_sub(1, Ordering::Relaxed);
+        self.ledger.parked.remove_if_mut(&self.principal, |_, count| {
+            *count -= 1;
+            *count == 0
+        });
+    }
+}
+
+fn principal_of(principal: &[u8; 16]) -> Principal {
+    Principal::from_bytes(*principal)
+}

@@ -1,0 +1,379 @@
+//! Requests that no answer is owed to: the client has taken them back, or ended their session.
+//!
+//! A server sends no response to a cancelled request (2025-11-25, *Cancellation*), and what was
+//! still open when a session ended simply closes. On the direct way the stream just ends, and so it
+//! does here: an error of ours would reach a client that has forgotten the request, and some close
+//! their transport over it. So requests that wait for an answer are [known](Asked), and whether they are
+//! taken back; of what is not in flight nothing is kept, whatever anybody takes back.
+//!
+//! Here is also known which sessions are over for their clients although their servers have not been
+//! told (`farewell`).
+
+use super::streams::Key;
+use crate::{protocol::Id, upstream::Interest};
+use dashmap::{DashMap, Entry};
+use smallvec::{SmallVec, smallvec};
+use std::{
+    collections::{HashMap, HashSet, VecDeque},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
+
+/// What the clients of a route have asked and may take back, and the sessions that they have ended.
+#[derive(Debug, Default)]
+pub(in crate::proxy) struct Ended {
+    /// Those in flight, by session and id. Of some clients more than one have the same.
+    asked: DashMap<(Key, Id), SmallVec<[Weak<Asked>; 1]>>,
+    /// Never held while waiting.
+    known: Mutex<Known>,
+    /// Whether any session has been closed here.
+    has_closed: AtomicBool,
+}
+
+#[derive(Debug, Default)]
+struct Known {
+    /// Sessions that are over at their servers too: nothing is owed to them.
+    over: Marks,
+    /// Sessions that are over here and not at their servers.
+    closed: Marks,
+    /// Sessions that are just being ended. The server may close their streams before it says that
+    /// it has.
+    leaving: HashMap<Key, Farewells>,
+}
+
+/// What one POST asks, from its arrival until nothing more is to be done for it.
+#[derive(Debug)]
+pub(super) struct Asked {
+    ended: Arc<Ended>,
+    key: Option<Key>,
+    ids: SmallVec<[Id; 1]>,
+    /// Of the ids. Held for a look.
+    taken_back: Mutex<HashSet<Id>>,
+    /// None of it is wanted, and the server has been told so, or is about to be.
+    lost: CancellationToken,
+}
+
+/// What is remembered, the last [`REMEMBERED`].
+#[derive(Debug, Default)]
+pub(super) struct Marks {
+    all: HashSet<Mark>,
+    /// The oldest first.
+    order: VecDeque<Mark>,
+}
+
+/// What is under way to end one session.
+#[derive(Debug, Default)]
+struct Farewells {
+    /// Never 0.
+    count: usize,
+    all_over: CancellationToken,
+}
+
+/// A session: a digest.
+pub(super) type Mark = [u8; 16];
+
+/// A session that is just being ended. Dropped without [`Leaving::is_over`], it has not been.
+pub(super) struct Leaving {
+    ended: Arc<Ended>,
+    key: Key,
+}
+
+/// How many sessions are remembered of each kind. Each costs about 50 bytes; one that is forgotten too early
+/// costs its client an error that it did not ask for, or lets it go on in a session that it has ended.
+const REMEMBERED: usize = 16 << 10;
+
+/// How long it is waited for whether a session is over, while it is being ended: its server may never
+/// say.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+// === impl Ended ===
+
+impl Ended {
+    /// The client has taken a request back.
+    pub(super) fn cancel(&self, key: Key, request: Id) {
+        let asked = self.asked.get(&(key, request.clone())).map(|asked| asked.clone());
+        asked.iter().flatten().filter_map(Weak::upgrade).for_each(|asked| asked.take_back(&request));
+    }
+
+    /// The session is over for its client, which hears so in it from now on. What it still waits for goes
+    /// on.
+    pub(super) fn close(&self, key: Key) {
+        self.known().closed.remember(key.digest());
+        self.has_closed.store(true, Ordering::Release);
+    }
+
+    /// Whether there is any session to be found by [`Ended::is_closed`]. Cheap.
+    pub(super) fn has_closed(&self) -> bool {
+        self.has_closed.load(Ordering::Acquire)
+    }
+
+    pub(super) fn is_closed(&self, key: Key) -> bool {
+        self.known().closed.contains(&key.digest())
+    }
+
+    /// The client ends its session; whether it is over, the server has yet to say.
+    pub(super) fn leave(self: &Arc<Self>, key: Key) -> Leaving {
+        self.known().leaving.entry(key).or_default().count += 1;
+        Leaving { ended: Arc::clone(self), key }
+    }
+
+    /// Whether the client has ended the session, as far as it is concerned.
+    fn is_over(&self, key: Key) -> bool {
+        let (known, session) = (self.known(), key.digest());
+        known.over.contains(&session) || known.closed.contains(&session)
+    }
+
+    /// Waits until it is known whether a session is over that is just being ended, though not for ever.
+    async fn settles(&self, key: Key) {
+        let leaving = self.known().leaving.get(&key).map(|farewells| farewells.all_over.clone());
+        if let Some(leaving) = leaving {
+            // Where it is not said the session is still there.
+            let _ = timeout(PATIENCE, leaving.cancelled()).await;
+        }
+    }
+
+    fn known(&self) -> MutexGuard<'_, Known> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+// === impl Asked ===
+
+impl Asked {
+    /// What a client asks in a session, or outside of one, where it can take nothing back.
+    pub(super) fn new(ended: &Arc<Ended>, key: Option<Key>, ids: SmallVec<[Id; 1]>) -> Arc<Self> {
+        let asked = Arc::new(Self {
+            ended: Arc::clone(ended),
+            key,
+            ids,
+            taken_back: Mutex::default(),
+            lost: CancellationToken::new(),
+        });
+        for place in asked.places() {
+            let this = Arc::downgrade(&asked);
+            match ended.asked.entry(place) {
+                Entry::Occupied(mut others) => others.get_mut().push(this),
+                Entry::Vacant(none) => drop(none.insert(smallvec![this])),
+            }
+        }
+        asked
+    }
+
+    pub(super) fn ids(&self) -> &SmallVec<[Id; 1]> {
+        &self.ids
+    }
+
+    pub(super) fn key(&self) -> Option<Key> {
+        self.key
+    }
+
+    fn places(&self) -> impl Iterator<Item = (Key, Id)> {
+        self.key.into_iter().flat_map(|key| self.ids.iter().map(move |id| (key, id.clone())))
+    }
+
+    fn take_back(&self, id: &Id) {
+        let mut taken_back = self.taken_back();
+        taken_back.insert(id.clone());
+        if taken_back.len() == self.ids.len() {
+            self.lost.cancel();
+        }
+    }
+
+    /// Nothing of it is wanted any more, and whoever says so tells the server. Whether that was news.
+    pub(super) fn lose(&self) -> bool {
+        let is_news = !self.lost.is_cancelled();
+        self.lost.cancel();
+        is_news
+    }
+
+    /// Whether the client has taken back all of it, or has ended its session: what the server says of it is
+    /// for nobody.
+    pub(super) fn is_taken_back(&self) -> bool {
+        let all = !self.ids.is_empty() && self.taken_back().len() == self.ids.len();
+        all || self.key.is_some_and(|key| self.ended.is_over(key))
+    }
+
+    /// Those of `waiting` that are owed an answer. Where the session is just being ended it is waited for
+    /// what becomes of that, though not for ever.
+    pub(super) async fn owed(&self, mut waiting: SmallVec<[Id; 1]>) -> SmallVec<[Id; 1]> {
+        let Some(key) = self.key else { return waiting };
+        // The request that ends the session waits for no answer itself: it would wait for its own end.
+        if !waiting.is_empty() {
+            self.ended.settles(key).await;
+            let is_over = self.ended.known().over.contains(&key.digest());
+            let taken_back = self.taken_back();
+            waiting.retain(|id| !is_over && !taken_back.contains(id));
+        }
+        waiting
+    }
+
+    fn taken_back(&self) -> MutexGuard<'_, HashSet<Id>> {
+        self.taken_back.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Interest for Asked {
+    fn lost(&self) -> &CancellationToken {
+        &self.lost
+    }
+}
+
+impl Drop for Asked {
+    fn drop(&mut self) {
+        for place in self.places() {
+            if let Entry::Occupied(mut others) = self.ended.asked.entry(place) {
+                others.get_mut().retain(|other| !std::ptr::eq(other.as_ptr(), self));
+                if others.get().is_empty() {
+                    others.remove();
+                }
+            }
+        }
+    }
+}
+
+// === impl Marks ===
+
+impl Marks {
+    pub(super) fn contains(&self, mark: &Mark) -> bool {
+        self.all.contains(mark)
+    }
+
+    pub(super) fn remember(&mut self, mark: Mark) {
+        if !self.all.insert(mark) {
+            return;
+        }
+        self.order.push_back(mark);
+        if self.order.len() > REMEMBERED
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.all.remove(&oldest);
+        }
+    }
+}
+
+// === impl Leaving ===
+
+impl Leaving {
+    /// The server has said that the session is over.
+    pub(super) fn is_over(&self) {
+        self.ended.known().over.remember(self.key.digest());
+    }
+}
+
+impl Drop for Leaving {
+    fn drop(&mut self) {
+        let mut known = self.ended.known();
+        let Some(farewells) = known.leaving.get_mut(&self.key) else { return };
+        farewells.count -= 1;
+        if farewells.count == 0
+            && let Some(farewells) = known.leaving.remove(&self.key)
+        {
+            farewells.all_over.cancel();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{dialect::Principal, protocol::headers::SESSION_ID};
+    use bytes::Bytes;
+    use http::{HeaderMap, HeaderValue};
+
+    fn key(session: &'static str) -> Key {
+        let headers = HeaderMap::from_iter([(SESSION_ID.clone(), HeaderValue::from_static(session))]);
+        Key::of(Principal::from_bytes([1; 16]), &headers).expect("it names one")
+    }
+
+    fn ids(numbers: &[u64]) -> SmallVec<[Id; 1]> {
+        numbers.iter().map(|&number| Id::from_number(number)).collect()
+    }
+
+    fn asked(ended: &Arc<Ended>, session: &'static str, numbers: &[u64]) -> Arc<Asked> {
+        Asked::new(ended, Some(key(session)), ids(numbers))
+    }
+
+    #[tokio::test]
+    async fn a_request_that_was_taken_back_is_owed_nothing_in_its_session_alone() {
+        let ended = Arc::new(Ended::default());
+        let (a, b) = (asked(&ended, "a", &[1, 2, 3]), asked(&ended, "b", &[2]));
+        let again = asked(&ended, "a", &[2]);
+        ended.cancel(key("a"), Id::from_number(2));
+        ended.cancel(key("a"), Id::from_token(Bytes::from_static(b"\"3\"")).expect("an id"));
+        assert_eq!(a.owed(ids(&[1, 2, 3])).await, ids(&[1, 3]));
+        assert_eq!(b.owed(ids(&[2])).await, ids(&[2]));
+        assert!(!a.is_taken_back() && !a.lost().is_cancelled() && !b.is_taken_back());
+        assert!(again.is_taken_back() && again.lost().is_cancelled(), "of one id more than one may be asked");
+        ended.cancel(key("a"), Id::from_number(1));
+        ended.cancel(key("a"), Id::from_number(3));
+        assert!(a.is_taken_back() && a.lost().is_cancelled());
+        let anywhere = Asked::new(&ended, None, ids(&[2]));
+        assert_eq!(anywhere.owed(ids(&[2])).await, ids(&[2]));
+    }
+
+    #[tokio::test]
+    async fn what_is_not_in_flight_is_not_remembered() {
+        let ended = Arc::new(Ended::default());
+        for number in 0..100 {
+            ended.cancel(key("a"), Id::from_number(number));
+        }
+        let (one, other) = (asked(&ended, "a", &[1]), asked(&ended, "a", &[1]));
+        assert_eq!((one.owed(ids(&[1])).await, ended.asked.len()), (ids(&[1]), 1));
+        drop(one);
+        ended.cancel(key("a"), Id::from_number(1));
+        assert!(other.is_taken_back());
+        drop(other);
+        assert!(ended.asked.is_empty());
+    }
+
+    #[tokio::test]
+    async fn a_session_that_is_just_being_ended_is_waited_for() {
+        let ended = Arc::new(Ended::default());
+        let (a, b) = (asked(&ended, "a", &[1]), asked(&ended, "b", &[7]));
+        for (over, owed) in [(false, ids(&[1])), (true, ids(&[]))] {
+            let leaving = ended.leave(key("a"));
+            let mut asking = Box::pin(a.owed(ids(&[1])));
+            assert!(futures_util::poll!(&mut asking).is_pending());
+            if over {
+                leaving.is_over();
+            }
+            drop(leaving);
+            assert_eq!(asking.await, owed);
+        }
+        assert_eq!(b.owed(ids(&[7])).await, ids(&[7]));
+        assert!(ended.known().leaving.is_empty());
+    }
+
+    #[tokio::test]
+    async fn only_so_much_is_remembered() {
+        let mut marks = Marks::default();
+        let mark = |number: usize| (number as u128).to_be_bytes();
+        for number in 0..=REMEMBERED {
+            marks.remember(mark(number));
+            marks.remember(mark(number));
+        }
+        assert!(!marks.contains(&mark(0)) && marks.contains(&mark(1)));
+        assert_eq!((marks.all.len(), marks.order.len()), (REMEMBERED, REMEMBERED));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_session_whose_end_is_never_answered_holds_up_nobody_for_ever() {
+        let ended = Arc::new(Ended::default());
+        let _leaving = ended.leave(key("a"));
+        assert_eq!(asked(&ended, "a", &[1]).owed(ids(&[1])).await, ids(&[1]));
+    }
+
+    #[tokio::test]
+    async fn a_session_that_was_closed_here_is_over_and_what_it_still_waits_for_is_owed() {
+        let ended = Arc::new(Ended::default());
+        assert!(!ended.has_closed());
+        ended.close(key("a"));
+        assert!(ended.has_closed() && ended.is_closed(key("a")) && !ended.is_closed(key("b")));
+        assert_eq!(asked(&ended, "a", &[1]).owed(ids(&[1])).await, ids(&[1]));
+    }
+}

@@ -1,0 +1,443 @@
+//! Event ids for servers that give none, so that a client can take up an answer where it broke.
+//!
+//! Off unless a route says `resume: { mint: true }`. The answer is then read by work of its own from the
+//! start, and kept, and whoever reads it reads what is kept: the client that called, and after a
+//! departure the client that comes back with `Last-Event-ID` (2025-11-25, *Resumability and
+//! Redelivery*). Each event gets an id in front of what the server wrote, `deferral-STREAM-NUMBER`.
+//! A stream whose server gives ids itself is left as it is: the server redelivers.
+//!
+//! The bounds are named: `resume.bytes` of an answer, `resume.keep` after its end, and `resume.streams`
+//! answers at a time, beyond which answers go without ids.
+
+use super::{event_stream, refusal_for_none, sse_edit::lines, streams::Key};
+use crate::{
+    policy::Resume,
+    protocol::{
+        ErrorObject,
+        accept::{EVENT_STREAM, is_media},
+        code,
+        headers::LAST_EVENT_ID,
+        sse::Cutter,
+    },
+    proxy::{AccessSummary, Passage, Passed, Passing, Piece, Pieces, Then, endpoint::Shared},
+    runtime::random,
+};
+use bytes::{BufMut, Bytes, BytesMut};
+use dashmap::DashMap;
+use futures_util::{StreamExt, stream};
+use http::{Method, StatusCode, header::CONTENT_TYPE};
+use std::{
+    collections::VecDeque,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+use tokio::{sync::watch, time::sleep};
+
+/// The answers that are kept, by the names of their streams.
+#[derive(Debug, Default)]
+pub(in crate::proxy) struct Minted {
+    kept: DashMap<[u8; 16], Arc<Kept>>,
+}
+
+/// One answer.
+#[derive(Debug)]
+struct Kept {
+    name: [u8; 16],
+    /// Whose it is.
+    session: Option<Key>,
+    log: Mutex<Log>,
+    changed: watch::Sender<()>,
+}
+
+/// What has come of an answer. The lock guards a few lines each time.
+#[derive(Debug, Default)]
+struct Log {
+    entries: VecDeque<Entry>,
+    /// How many have been dropped: the place of the first that is kept.
+    first: u64,
+    bytes: usize,
+    /// The last id that was given.
+    last_id: Option<u64>,
+    /// Where each who reads it is.
+    readers: Vec<(u64, u64)>,
+    next_reader: u64,
+    end: Option<(AccessSummary, Then)>,
+}
+
+/// A whole event, or bytes that are none.
+#[derive(Clone, Debug)]
+pub struct Entry {
+    pub bytes: Bytes,
+    account: Option<AccessSummary>,
+    /// The id that we gave it, so that it can be delivered again.
+    pub id: Option<u64>,
+}
+
+/// Somebody who reads an answer. Dropped, it has left.
+struct Reader {
+    kept: Arc<Kept>,
+    number: u64,
+    at: u64,
+    /// Up to here only what has an id is given: the client comes back, and comments are of no use to
+    /// it any more.
+    again_until: u64,
+    changed: watch::Receiver<()>,
+    over: bool,
+}
+
+/// Gives each event its id.
+pub struct Minter {
+    name: [u8; 16],
+    next: u64,
+    events: Cutter,
+    /// The client knows events without data.
+    primes: bool,
+    /// The server gives ids, or an event was too large: all goes by as it is.
+    stands_aside: bool,
+}
+
+const PREFIX: &str = "deferral-";
+
+/// How an answer is to be kept, where it is.
+pub(super) struct Terms {
+    session: Option<Key>,
+    primes: bool,
+}
+
+/// Whether the answer to this request is to be kept: a route's calls and what else waits for an answer.
+pub(super) fn terms(shared: &Shared, passage: &Passage) -> Option<Terms> {
+    let waits = shared.route.resume.mint && passage.method == Method::POST && passage.post.may_ask();
+    waits.then(|| Terms {
+        session: Key::of(passage.principal, &passage.headers),
+        primes: shared.knows_tasks(passage.principal, &passage.headers),
+    })
+}
+
+/// Keeps an answer, and gives its events ids, if it is an event stream.
+pub(super) fn keep(shared: &Arc<Shared>, terms: Terms, passed: Passed) -> Passed {
+    let is_events = is_media(passed.headers.get(CONTENT_TYPE), EVENT_STREAM);
+    let Passed { status, headers, body } = passed;
+    let pieces = match body {
+        Passing::Pieces(pieces)
+            if is_events
+                && status == StatusCode::OK
+                && shared.minted.kept.len() < shared.route.resume.streams =>
+        {
+            pieces
+        }
+        body => return Passed { status, headers, body },
+    };
+    let name = random();
+    let kept = Arc::new(Kept {
+        name,
+        session: terms.session,
+        log: Mutex::default(),
+        changed: watch::Sender::new(()),
+    });
+    shared.minted.kept.insert(name, Arc::clone(&kept));
+    let reader = kept.read();
+    let minter = Minter::new(name, terms.primes);
+    let pump = pump(Arc::clone(shared), kept, pieces, minter);
+    shared.closing.spawn(pump);
+    Passed { status, headers, body: Passing::Pieces(reader.into_pieces()) }
+}
+
+/// Reads an answer to its end, and forgets it after a while.
+async fn pump(shared: Arc<Shared>, kept: Arc<Kept>, mut pieces: Pieces, mut minter: Minter) {
+    let resume = shared.route.resume;
+    // What has been said of the call, until there is something to say it with.
+    let mut said = None;
+    let mut end = Then::End;
+    while let Some(Piece { bytes, account, then }) = pieces.next().await {
+        said = account.or(said);
+        let mut entries = minter.feed(&bytes, &resume);
+        if then != Then::More {
+            entries.extend(minter.rest());
+            kept.add(entries, resume.bytes).await;
+            end = then;
+            break;
+        }
+        if let Some(last) = entries.last_mut() {
+            last.account = said.take();
+        }
+        kept.add(entries, resume.bytes).await;
+    }
+    kept.end(said.unwrap_or_default(), end);
+    // Whatever it held of the server.
+    drop(pieces);
+    tokio::select! {
+        () = sleep(resume.keep) => {}
+        () = shared.closing.stopped() => {}
+    }
+    shared.minted.kept.remove(&kept.name);
+}
+
+/// The answer to a client that comes back to a stream of ours; nothing for any other request.
+pub(super) fn resume(shared: &Shared, passage: &Passage) -> Option<Passed> {
+    if passage.method != Method::GET || !shared.route.resume.mint {
+        return None;
+    }
+    let id = passage.headers.get(&LAST_EVENT_ID)?.to_str().ok()?;
+    let (name, number) = id.strip_prefix(PREFIX)?.split_once('-')?;
+    let name = u128::from_str_radix(name, 16).ok()?.to_be_bytes();
+    let number: u64 = number.parse().ok()?;
+    let session = Key::of(passage.principal, &passage.headers);
+    let kept = shared.minted.kept.get(&name).map(|kept| Arc::clone(&kept));
+    let reader = kept.filter(|kept| kept.session == session).and_then(|kept| kept.read_again(number));
+    match reader {
+        Some(reader) => {
+            let body = Passing::Pieces(reader.into_pieces());
+            Some(Passed { status: StatusCode::OK, headers: event_stream(), body })
+        }
+        None => Some(refusal_for_none(
+            StatusCode::BAD_REQUEST,
+            &ErrorObject::new(
+                code::INVALID_REQUEST,
+                "the stream that this event id belongs to is no longer kept (resume.keep, resume.bytes)",
+            ),
+        )),
+    }
+}
+
+// === impl Kept ===
+
+impl Kept {
+    fn log(&self) -> MutexGuard<'_, Log> {
+        self.log.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds what has come. Waits for those who read, but not for those who have left.
+    async fn add(&self, entries: Vec<Entry>, limit: usize) {
+        let mut changed = self.changed.subscribe();
+        {
+            let mut log = self.log();
+            let is_read = !log.readers.is_empty();
+            for entry in entries {
+                log.last_id = entry.id.or(log.last_id);
+                // A comment to nobody.
+                if entry.id.is_some() || is_read {
+                    log.bytes += entry.bytes.len();
+                    log.entries.push_back(entry);
+                }
+            }
+        }
+        self.changed.send_replace(());
+        while !self.log().shrink(limit) {
+            let _ = changed.changed().await;
+        }
+    }
+
+    fn end(&self, account: AccessSummary, then: Then) {
+        self.log().end = Some((account, then));
+        self.changed.send_replace(());
+    }
+
+    /// From the beginning.
+    fn read(self: &Arc<Self>) -> Reader {
+        self.reader(0, 0)
+    }
+
+    /// What follows the event with this id; nothing where that is not here any more.
+    fn read_again(self: &Arc<Self>, id: u64) -> Option<Reader> {
+        let (at, until) = {
+            let log = self.log();
+            let end = log.first + log.entries.len() as u64;
+            let found = log.entries.iter().zip(log.first..).find_map(|(entry, place)| match entry.id {
+                Some(kept) if kept == id => Some(place + 1),
+                // The event itself may be kept no more, but what follows it. Whoever comes back names any
+                // number.
+                Some(kept) if id.checked_add(1) == Some(kept) => Some(place),
+                _ => None,
+            });
+            (found.or_else(|| (log.last_id == Some(id)).then_some(end))?, end)
+        };
+        Some(self.reader(at, until))
+    }
+
+    fn reader(self: &Arc<Self>, at: u64, again_until: u64) -> Reader {
+        let mut log = self.log();
+        let number = log.next_reader;
+        log.next_reader += 1;
+        log.readers.push((number, at));
+        drop(log);
+        let mut changed = self.changed.subscribe();
+        changed.mark_changed();
+        Reader { kept: Arc::clone(self), number, at, again_until, changed, over: false }
+    }
+}
+
+// === impl Log ===
+
+impl Log {
+    /// Drops the oldest that everybody has read, while there is too much. Whether it is enough now:
+    /// what somebody is still to read is not dropped, but what nobody reads is.
+    fn shrink(&mut self, limit: usize) -> bool {
+        let unread = self.readers.iter().map(|(_, at)| *at).min();
+        while self.bytes > limit {
+            if unread.is_some_and(|unread| unread <= self.first) {
+                return false;
+            }
+            let Some(oldest) = self.entries.pop_front() else { return true };
+            self.bytes -= oldest.bytes.len();
+            self.first += 1;
+        }
+        true
+    }
+}
+
+// === impl Reader ===
+
+impl Reader {
+    fn into_pieces(self) -> Pieces {
+        stream::unfold(self, async |mut reader| {
+            let piece = reader.next().await?;
+            Some((piece, reader))
+        })
+        .boxed()
+    }
+
+    async fn next(&mut self) -> Option<Piece> {
+        if self.over {
+            return None;
+        }
+        loop {
+            self.changed.mark_unchanged();
+            if let Some(piece) = self.take() {
+                return Some(piece);
+            }
+            // The sender lives in what is kept.
+            let _ = self.changed.changed().await;
+        }
+    }
+
+    /// What there is to read.
+    fn take(&mut self) -> Option<Piece> {
+        let mut log = self.kept.log();
+        let from = self.at;
+        let mut found = None;
+        while found.is_none() {
+            let index = usize::try_from(self.at.saturating_sub(log.first)).unwrap_or(usize::MAX);
+            let Some(entry) = log.entries.get(index) else { break };
+            if entry.id.is_some() || self.at >= self.again_until {
+                let Entry { bytes, account, .. } = entry.clone();
+                found = Some(Piece { bytes, account, then: Then::More });
+            }
+            self.at += 1;
+        }
+        if let Some((_, at)) = log.readers.iter_mut().find(|(number, _)| *number == self.number) {
+            *at = self.at;
+        }
+        let end = log.end.clone();
+        drop(log);
+        if self.at != from {
+            // Who adds may have waited for it.
+            self.kept.changed.send_replace(());
+        }
+        if found.is_some() {
+            return found;
+        }
+        let (account, then) = end?;
+        self.over = true;
+        Some(Piece { bytes: Bytes::new(), account: Some(account), then })
+    }
+}
+
+impl Drop for Reader {
+    fn drop(&mut self) {
+        self.kept.log().readers.retain(|(number, _)| *number != self.number);
+        self.kept.changed.send_replace(());
+    }
+}
+
+// === impl Minter ===
+
+impl Minter {
+    /// For the stream of this name. `primes` is whether the client knows events without data.
+    pub fn new(name: [u8; 16], primes: bool) -> Self {
+        Self { name, next: 0, events: Cutter::default(), primes, stands_aside: false }
+    }
+
+    /// Takes the next bytes; gives what can be told of them.
+    pub fn feed(&mut self, bytes: &Bytes, resume: &Resume) -> Vec<Entry> {
+        let mut entries = Vec::new();
+        if self.stands_aside {
+            self.plain(bytes.clone(), &mut entries);
+            return entries;
+        }
+        self.events.feed(bytes);
+        while let Some(event) = self.events.next_event() {
+            self.event(event, &mut entries);
+        }
+        if self.stands_aside || self.events.held() > resume.bytes {
+            self.stands_aside = true;
+            let rest = self.events.rest();
+            self.plain(rest, &mut entries);
+        }
+        entries
+    }
+
+    /// What is left when the answer has ended.
+    pub fn rest(&mut self) -> Vec<Entry> {
+        let mut entries = Vec::new();
+        let rest = self.events.rest();
+        self.plain(rest, &mut entries);
+        entries
+    }
+
+    fn event(&mut self, event: Bytes, entries: &mut Vec<Entry>) {
+        let has = |name: &[u8]| {
+            lines(&event).any(|(line, _)| {
+                line.strip_prefix(name).is_some_and(|rest| rest.is_empty() || rest.starts_with(b":"))
+            })
+        };
+        self.stands_aside |= has(b"id");
+        if self.stands_aside || !has(b"data") {
+            return self.plain(event, entries);
+        }
+        if std::mem::take(&mut self.primes) {
+            self.mint(b"data: \n\n", entries);
+        }
+        self.mint(&event, entries);
+    }
+
+    /// Adds the event with its id.
+    fn mint(&mut self, event: &[u8], entries: &mut Vec<Entry>) {
+        let id = self.next;
+        self.next += 1;
+        let head = format!("id: {PREFIX}{:032x}-{id}\n", u128::from_be_bytes(self.name));
+        let mut bytes = BytesMut::with_capacity(head.len() + event.len());
+        bytes.put_slice(head.as_bytes());
+        bytes.put_slice(event);
+        entries.push(Entry { bytes: bytes.freeze(), account: None, id: Some(id) });
+    }
+
+    fn plain(&mut self, bytes: Bytes, entries: &mut Vec<Entry>) {
+        if !bytes.is_empty() {
+            entries.push(Entry { bytes, account: None, id: None });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn told(stream: &'static str) -> Vec<Bytes> {
+        let resume = Resume { mint: true, ..Resume::default() };
+        let entries = Minter::new([7; 16], false).feed(&Bytes::from_static(stream.as_bytes()), &resume);
+        entries.into_iter().map(|entry| entry.bytes).collect()
+    }
+
+    const ID: &str = "id: deferral-07070707070707070707070707070707-0\n";
+
+    #[test]
+    fn an_id_stands_behind_a_byte_order_mark() {
+        assert_eq!(told("\u{feff}data: x\n\n"), ["\u{feff}".to_owned(), format!("{ID}data: x\n\n")]);
+        let apart = ["\u{feff}".to_owned(), "\n".to_owned(), format!("{ID}data: x\n\n")];
+        assert_eq!(told("\u{feff}\ndata: x\n\n"), apart, "not away from its event");
+    }
+
+    #[test]
+    fn an_event_whose_last_byte_is_a_cr_gets_its_id_and_does_not_wait() {
+        assert_eq!(told("data: x\r\r"), [format!("{ID}data: x\r\r")]);
+    }
+}

@@ -1,0 +1,102 @@
+//! What of a request's head, and of its answer's, is of one hop and does not go on.
+
+use super::http1;
+use http::{HeaderMap, HeaderName, HeaderValue, header};
+use std::borrow::Cow;
+
+/// The path of the server with the client's query behind its own. What the operator has written into
+/// the URL is not the client's to say again: of two values of a name some servers take the last.
+pub(super) fn with_query<'a>(path: &'a str, query: Option<&str>) -> Cow<'a, str> {
+    let Some(query) = query.filter(|query| !query.is_empty()) else { return path.into() };
+    let Some((_, own)) = path.split_once('?') else { return format!("{path}?{query}").into() };
+    let own: Vec<_> = names(own).collect();
+    let mut whole = path.to_owned();
+    for pair in query.split('&').filter(|pair| !names(pair).any(|name| own.contains(&name))) {
+        whole.push('&');
+        whole.push_str(pair);
+    }
+    whole.into()
+}
+
+/// The names in a query as the most generous reader takes them: with `;` between pairs too, escapes
+/// decoded, and in small letters.
+fn names(query: &str) -> impl Iterator<Item = Vec<u8>> {
+    query.split(['&', ';']).filter(|pair| !pair.is_empty()).map(|pair| {
+        let name = pair.split_once('=').map_or(pair, |(name, _)| name).as_bytes();
+        let digit = |at: usize| name.get(at).and_then(|&byte| char::from(byte).to_digit(16));
+        let mut decoded = Vec::with_capacity(name.len());
+        let mut at = 0;
+        while let Some(&byte) = name.get(at) {
+            let escaped = (byte == b'%').then(|| Some(digit(at + 1)? * 16 + digit(at + 2)?)).flatten();
+            let byte = match escaped {
+                Some(byte) => u8::try_from(byte).expect("two hexadecimal digits make a byte"),
+                None if byte == b'+' => b' ',
+                None => byte,
+            };
+            decoded.push(byte.to_ascii_lowercase());
+            at += if escaped.is_some() { 3 } else { 1 };
+        }
+        decoded
+    })
+}
+
+/// The header lines of a request: the client's own but those of its hop, with the server's name, and ours
+/// behind those it has passed before.
+pub(super) fn lines(host: &HeaderValue, via: &HeaderValue, headers: &HeaderMap) -> Vec<u8> {
+    let mut lines = Vec::with_capacity(64 + headers.len() * 48);
+    http1::line(&mut lines, &header::HOST, host);
+    let named = named_by_connection(headers);
+    for (name, value) in headers {
+        if !is_of_hop(name) && !is_of_front(name) && !named.contains(name) {
+            http1::line(&mut lines, name, value);
+        }
+    }
+    http1::line(&mut lines, &header::VIA, via);
+    lines
+}
+
+/// The headers of an answer but those of its hop.
+pub(super) fn without_hop(mut headers: HeaderMap) -> HeaderMap {
+    // A length beside a coding does not count (RFC 9112, 6.3).
+    if headers.contains_key(header::TRANSFER_ENCODING) {
+        headers.remove(header::CONTENT_LENGTH);
+    }
+    for name in named_by_connection(&headers).iter().chain(&OF_HOP) {
+        headers.remove(name);
+    }
+    headers
+}
+
+/// Headers that speak of one connection (RFC 9110, 7.6.1), and those a proxy answers for itself.
+const OF_HOP: [HeaderName; 9] = [
+    header::CONNECTION,
+    header::TE,
+    header::TRAILER,
+    header::TRANSFER_ENCODING,
+    header::UPGRADE,
+    header::PROXY_AUTHENTICATE,
+    header::PROXY_AUTHORIZATION,
+    HeaderName::from_static("keep-alive"),
+    HeaderName::from_static("proxy-connection"),
+];
+
+fn is_of_hop(name: &HeaderName) -> bool {
+    OF_HOP.contains(name)
+}
+
+/// What our own front has dealt with. An encoded answer could not be watched as it goes by.
+fn is_of_front(name: &HeaderName) -> bool {
+    [header::HOST, header::ORIGIN, header::CONTENT_LENGTH, header::EXPECT, header::ACCEPT_ENCODING]
+        .contains(name)
+}
+
+/// The headers that `Connection` declares to be of this hop. A session is not among them whatever
+/// it says: without its id a request means another thing.
+fn named_by_connection(headers: &HeaderMap) -> Vec<HeaderName> {
+    let values = headers.get_all(header::CONNECTION).iter().filter_map(|value| value.to_str().ok());
+    let names = values.flat_map(|value| value.split(','));
+    names
+        .filter_map(|name| HeaderName::from_bytes(name.trim().as_bytes()).ok())
+        .filter(|name| !name.as_str().starts_with("mcp-") && *name != header::AUTHORIZATION)
+        .collect()
+}

@@ -1,0 +1,202 @@
+//! Where the body of an HTTP/1.1 answer ends, and what of it has arrived (RFC 9112, 6 and 7).
+
+use bytes::{Buf, Bytes, BytesMut};
+use http::{Version, header};
+use std::io;
+
+use super::head::{HEAD, invalid, is_bodiless};
+
+/// Where a body ends (RFC 9112, 6.3).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Framing {
+    Over,
+    /// This many bytes are still to come.
+    Length(u64),
+    UntilClose,
+    /// So many bytes of the line with a chunk's size hold no end of it.
+    ChunkSize(usize),
+    /// This many bytes of the chunk are still to come.
+    Chunk(u64),
+    ChunkEnd,
+    Trailers {
+        /// So many bytes of them have gone by.
+        before: usize,
+        /// So many bytes of the next one hold no end of it.
+        searched: usize,
+    },
+}
+
+/// What the bytes that have arrived of a body are.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Next {
+    /// A part of the body; never empty.
+    Data(Bytes),
+    /// Nothing yet. At most this many bytes more belong to what is read now, as far as is known.
+    Wants(usize),
+    Over,
+}
+
+/// What follows the last chunk, mostly.
+const END: &[u8] = b"\r\n0\r\n\r\n";
+
+// === impl Framing ===
+
+impl Framing {
+    /// How the body behind this head is delimited.
+    ///
+    /// # Errors
+    /// `InvalidData` where two readers could see its end in two places.
+    pub fn of(head: &http::Response<()>) -> io::Result<Self> {
+        if is_bodiless(head.status()) {
+            return Ok(Self::Over);
+        }
+        let headers = head.headers();
+        // What was written for a reader that knows no codings, and has one, may have passed somebody who took
+        // it for what it is not (RFC 9112, 6.1).
+        if head.version() == Version::HTTP_10 && headers.contains_key(header::TRANSFER_ENCODING) {
+            return Err(invalid("it has a transfer coding, which HTTP/1.0 does not know"));
+        }
+        // Other readers take what is no text for no coding.
+        if headers.get_all(header::TRANSFER_ENCODING).iter().any(|coding| coding.to_str().is_err()) {
+            return Err(invalid("its transfer coding is no text"));
+        }
+        if let Some(coding) = headers.get_all(header::TRANSFER_ENCODING).iter().next_back() {
+            let last = coding.as_bytes().rsplit(|&byte| byte == b',').next().unwrap_or_default();
+            // Also where there is a length: the coding counts.
+            return Ok(match last.trim_ascii().eq_ignore_ascii_case(b"chunked") {
+                true => Self::ChunkSize(0),
+                false => Self::UntilClose,
+            });
+        }
+        let mut lengths = headers.get_all(header::CONTENT_LENGTH).iter();
+        let Some(length) = lengths.next() else { return Ok(Self::UntilClose) };
+        if lengths.any(|other| other != length) {
+            return Err(invalid("it has two lengths"));
+        }
+        // Digits alone: a number could have a sign as well.
+        let digits = length.to_str().ok().filter(|text| text.bytes().all(|byte| byte.is_ascii_digit()));
+        match digits.and_then(|text| text.parse().ok()) {
+            Some(0) => Ok(Self::Over),
+            Some(length) => Ok(Self::Length(length)),
+            None => Err(invalid("its length is no number")),
+        }
+    }
+
+    /// Takes what there is of the body off what has arrived.
+    ///
+    /// # Errors
+    /// `InvalidData` where it is not delimited as its head says.
+    pub fn next(&mut self, read: &mut BytesMut) -> io::Result<Next> {
+        loop {
+            match *self {
+                Self::Over => return Ok(Next::Over),
+                Self::UntilClose | Self::Length(_) | Self::Chunk(_) if !read.is_empty() => {
+                    return Ok(Next::Data(self.data(read)));
+                }
+                Self::UntilClose => return Ok(Next::Wants(0)),
+                Self::Length(left) | Self::Chunk(left) => {
+                    return Ok(Next::Wants(usize::try_from(left).unwrap_or(usize::MAX)));
+                }
+                // Refused before its line ends; and the parser would read a line without digits as the last chunk's.
+                Self::ChunkSize(_) if read.first().is_some_and(|byte| !byte.is_ascii_hexdigit()) => {
+                    return Err(invalid("a chunk has no size"));
+                }
+                Self::ChunkSize(searched) => match end_of_line(read, searched) {
+                    Some(end) if end <= HEAD => {
+                        *self = match chunk_size(&read.split_to(end))? {
+                            0 => Self::Trailers { before: 0, searched: 0 },
+                            size => Self::Chunk(size),
+                        };
+                    }
+                    None if read.len() < HEAD => {
+                        *self = Self::ChunkSize(read.len());
+                        return Ok(Next::Wants(0));
+                    }
+                    Some(_) | None => return Err(invalid("a chunk has no size")),
+                },
+                Self::ChunkEnd => match &read[..] {
+                    [b'\r', b'\n', ..] => {
+                        read.advance(2);
+                        *self = Self::ChunkSize(0);
+                    }
+                    [] | [b'\r'] => return Ok(Next::Wants(0)),
+                    _ => return Err(invalid("a chunk is longer than its size")),
+                },
+                Self::Trailers { before, searched } => match end_of_line(read, searched) {
+                    Some(end) if before + end <= HEAD => {
+                        *self = match &read.split_to(end)[..] {
+                            b"\r\n" => Self::Over,
+                            line if line.ends_with(b"\r\n") => {
+                                Self::Trailers { before: before + end, searched: 0 }
+                            }
+                            // Some would read on, and take the next answer for more of this one.
+                            _ => return Err(invalid("a line of its trailers does not end in CR LF")),
+                        };
+                    }
+                    None if before + read.len() < HEAD => {
+                        *self = Self::Trailers { before, searched: read.len() };
+                        return Ok(Next::Wants(0));
+                    }
+                    Some(_) | None => return Err(invalid("its trailers are too long")),
+                },
+            }
+        }
+    }
+
+    /// The bytes of the body that are here.
+    fn data(&mut self, read: &mut BytesMut) -> Bytes {
+        let (Self::Length(left) | Self::Chunk(left)) = *self else { return read.split().freeze() };
+        let here = read.len().min(usize::try_from(left).unwrap_or(usize::MAX));
+        let data = read.split_to(here).freeze();
+        *self = match (*self, left - here as u64) {
+            (Self::Length(_), 0) => Self::Over,
+            (Self::Length(_), left) => Self::Length(left),
+            // On past the last chunk, if the rest is there already: the connection is free at once.
+            (_, 0) if read.starts_with(END) => {
+                read.advance(END.len());
+                Self::Over
+            }
+            (_, 0) => Self::ChunkEnd,
+            (_, left) => Self::Chunk(left),
+        };
+        data
+    }
+}
+
+/// The length of the line that comes next, its end included. The first so many bytes hold none.
+fn end_of_line(read: &[u8], searched: usize) -> Option<usize> {
+    memchr::memchr(b'\n', &read[searched..]).map(|at| searched + at + 1)
+}
+
+/// The size that the line before a chunk gives, which has a digit.
+fn chunk_size(line: &[u8]) -> io::Result<u64> {
+    // The parser would go on behind a line feed alone, in an extension; other readers would not
+    // (RFC 9112, 7.1.1 and 11.1).
+    if !line.ends_with(b"\r\n") {
+        return Err(invalid("the line of a chunk's size does not end in CR LF"));
+    }
+    // It counts zeros in front among the sixteen digits that it takes; they are no reason to refuse a size.
+    let zeros = line.iter().take_while(|byte| **byte == b'0').count();
+    let is_more = line.get(zeros).is_some_and(u8::is_ascii_hexdigit);
+    let line = &line[if is_more { zeros } else { zeros.saturating_sub(1) }..];
+    match httparse::parse_chunk_size(line) {
+        Ok(httparse::Status::Complete((_, size))) => Ok(size),
+        Ok(httparse::Status::Partial) | Err(_) => Err(invalid("a chunk has no size")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_size_may_have_any_number_of_zeros_in_front() {
+        for (line, size) in [("5", 5), ("0", 0), ("00", 0), ("000000000000000000000000000a;x=y", 10)] {
+            let line = format!("{line}\r\n");
+            assert_eq!(chunk_size(line.as_bytes()).expect("a size"), size, "{line}");
+        }
+        for line in ["0x5", "11111111111111111"] {
+            chunk_size(format!("{line}\r\n").as_bytes()).expect_err(line);
+        }
+    }
+}

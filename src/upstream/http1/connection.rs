@@ -1,0 +1,606 @@
+//! One HTTP/1.1 connection: a request goes out, a head and a body come back (RFC 9112).
+//!
+//! Written by hand, on `httparse`, for the calls that wait: a parked call is a socket and little
+//! else. No buffer is held while an answer has not begun, and no task stands between the call and
+//! its socket; hyper's client has both for every connection. Only the rest of a long body whose
+//! length is known gets its space before it comes. What the bytes are is read in `head` and `body`.
+
+use bytes::{Buf, BufMut, Bytes, BytesMut};
+use futures_util::FutureExt;
+use http_body::{Body, Frame, SizeHint};
+use std::{
+    future::{Future, poll_fn},
+    io::{self, IoSlice},
+    mem::MaybeUninit,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, ready},
+};
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    task::unconstrained,
+};
+use tokio_util::either::Either;
+
+use super::{Framing, HeadReader, Next, is_kept, pool::Pool};
+use crate::runtime::{Place, Stream};
+
+/// A connection, plain or encrypted.
+pub(super) type Io = Either<Stream, Box<dyn Encrypted>>;
+
+/// What may stand between us and a plain connection.
+pub(super) trait Encrypted: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> Encrypted for T {}
+
+/// A connection that serves one exchange at a time.
+pub(super) struct Connection {
+    io: Io,
+    /// What has arrived and was not yet understood. Empty while a call waits for its answer.
+    read: BytesMut,
+    place: Place,
+}
+
+/// A request on its way out, until the head of its answer is there.
+pub(super) struct Sending {
+    connection: Option<Box<Connection>>,
+    head: Bytes,
+    body: Bytes,
+    /// It is all out, flushed too, or cannot be.
+    sent: bool,
+    /// How the sending ended, if it failed: there may be an answer all the same.
+    unsent: Option<io::Error>,
+    reader: HeadReader,
+    /// The head of an answer that began before it had all of the request.
+    early: Option<Box<http::Response<()>>>,
+    pool: Arc<Pool>,
+}
+
+/// The body of an answer. Gives its connection back when it has been read to the end; dropped
+/// before, it closes it.
+pub(in crate::upstream) struct Incoming {
+    connection: Option<Box<Connection>>,
+    framing: Framing,
+    reusable: bool,
+    /// It only says that a message was taken.
+    accepted: bool,
+    pool: Arc<Pool>,
+}
+
+/// Read at a time, on the stack.
+const READ: usize = 8 << 10;
+/// Of a body whose length is known, read at a time into place.
+const READ_IN_PLACE: usize = 64 << 10;
+
+// === impl Connection ===
+
+impl Connection {
+    pub(super) fn new(io: Io, place: Place) -> Self {
+        Self { io, read: BytesMut::new(), place }
+    }
+
+    /// Whether it may be kept for another request.
+    pub(super) fn may_be_kept(&self) -> bool {
+        !self.place.is_spare()
+    }
+
+    /// Whether it can take another request: the server has neither closed it nor said anything.
+    pub(super) fn is_idle(&mut self) -> bool {
+        // Unconstrained: a task that has done much is told `Pending` without a look at the socket.
+        // An answer nobody asked for would then be taken for the next caller's.
+        let looked = unconstrained(poll_fn(|cx| self.poll_fill(cx))).now_or_never();
+        looked.is_none() && self.read.is_empty()
+    }
+
+    /// Reads what there is; 0 is the end. Nothing is allocated while nothing comes.
+    fn poll_fill(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
+        let mut space = [const { MaybeUninit::uninit() }; READ];
+        let mut space = ReadBuf::uninit(&mut space);
+        ready!(Pin::new(&mut self.io).poll_read(cx, &mut space))?;
+        let filled = space.filled();
+        self.read.extend_from_slice(filled);
+        Poll::Ready(Ok(filled.len()))
+    }
+
+    /// Reads at most `wanted` bytes into place.
+    fn poll_fill_in_place(&mut self, wanted: usize, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
+        self.read.reserve(wanted);
+        let mut limited = (&mut self.read).limit(wanted);
+        tokio_util::io::poll_read_buf(Pin::new(&mut self.io), cx, &mut limited)
+    }
+
+    /// Sends what is left of a request.
+    fn poll_send(
+        &mut self,
+        head: &mut Bytes,
+        body: &mut Bytes,
+        cx: &mut Context<'_>,
+    ) -> Poll<io::Result<()>> {
+        while !head.is_empty() || !body.is_empty() {
+            let parts = [IoSlice::new(head), IoSlice::new(body)];
+            // The second alone where the first is out: an empty part may count as the end.
+            let parts = if head.is_empty() { &parts[1..] } else { &parts[..] };
+            let sent = ready!(Pin::new(&mut self.io).poll_write_vectored(cx, parts))?;
+            if sent == 0 {
+                return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
+            }
+            let of_head = sent.min(head.len());
+            head.advance(of_head);
+            body.advance(sent - of_head);
+        }
+        Pin::new(&mut self.io).poll_flush(cx)
+    }
+
+    /// The head of the answer.
+    fn poll_head(
+        &mut self,
+        reader: &mut HeadReader,
+        cx: &mut Context<'_>,
+    ) -> Poll<io::Result<http::Response<()>>> {
+        loop {
+            if let Some(head) = reader.next(&mut self.read)? {
+                return Poll::Ready(Ok(head));
+            }
+            if ready!(self.poll_fill(cx))? == 0 {
+                return Poll::Ready(Err(closed()));
+            }
+        }
+    }
+}
+
+fn closed() -> io::Error {
+    io::Error::new(io::ErrorKind::UnexpectedEof, "the server closed the connection")
+}
+
+// === impl Sending ===
+
+impl Sending {
+    pub(super) fn new(connection: Box<Connection>, head: Bytes, body: Bytes, pool: Arc<Pool>) -> Self {
+        let (connection, reader) = (Some(connection), HeadReader::default());
+        Self { connection, head, body, sent: false, unsent: None, reader, early: None, pool }
+    }
+}
+
+impl Future for Sending {
+    type Output = io::Result<http::Response<Incoming>>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = &mut *self;
+        let connection = this.connection.as_mut().expect("an exchange is not polled after its end");
+        if !this.sent {
+            match connection.poll_send(&mut this.head, &mut this.body, cx) {
+                Poll::Ready(outcome) => {
+                    // The request itself is not needed while its answer is waited for.
+                    (this.sent, this.head, this.body) = (true, Bytes::new(), Bytes::new());
+                    // A server that refuses a request may answer and close before it has all of it.
+                    this.unsent = outcome.err();
+                }
+                Poll::Pending => {}
+            }
+        }
+        let head = match this.early.take() {
+            Some(head) => *head,
+            None => match ready!(connection.poll_head(&mut this.reader, cx)) {
+                Ok(head) => head,
+                Err(error) => return Poll::Ready(Err(this.unsent.take().unwrap_or(error))),
+            },
+        };
+        // Or it answers and reads no further: what refuses or sends elsewhere counts at once, what does not
+        // when the request is out (RFC 9112, 9.5).
+        if !this.sent && head.status().is_success() {
+            this.early = Some(Box::new(head));
+            return Poll::Pending;
+        }
+        let framing = Framing::of(&head)?;
+        let mut body = Incoming {
+            connection: this.connection.take(),
+            framing,
+            reusable: is_kept(&head) && this.sent && this.unsent.is_none() && framing != Framing::UntilClose,
+            accepted: head.status() == http::StatusCode::ACCEPTED,
+            pool: this.pool.clone(),
+        };
+        if framing == Framing::Over {
+            body.finish();
+        }
+        Poll::Ready(Ok(head.map(|()| body)))
+    }
+}
+
+// === impl Incoming ===
+
+impl Incoming {
+    /// The body is over: its connection can serve the next request.
+    fn finish(&mut self) {
+        self.framing = Framing::Over;
+        if let Some(connection) = self.connection.take().filter(|_| self.reusable) {
+            self.pool.put_back(connection, self.accepted);
+        }
+    }
+
+    fn poll_chunk(&mut self, cx: &mut Context<'_>) -> Poll<Option<io::Result<Bytes>>> {
+        loop {
+            let Some(connection) = &mut self.connection else { return Poll::Ready(None) };
+            let wants = match self.framing.next(&mut connection.read) {
+                Ok(Next::Data(data)) => {
+                    if self.framing == Framing::Over {
+                        self.finish();
+                    }
+                    return Poll::Ready(Some(Ok(data)));
+                }
+                Ok(Next::Over) => {
+                    self.finish();
+                    return Poll::Ready(None);
+                }
+                Ok(Next::Wants(more)) => more,
+                Err(error) => return Poll::Ready(Some(Err(error))),
+            };
+            let filled = match wants {
+                0..=READ => ready!(connection.poll_fill(cx)),
+                _ => ready!(connection.poll_fill_in_place(wants.min(READ_IN_PLACE), cx)),
+            };
+            match filled {
+                Ok(0) if self.framing == Framing::UntilClose => {
+                    self.finish();
+                    return Poll::Ready(None);
+                }
+                Ok(0) => {
+                    self.connection = None;
+                    return Poll::Ready(Some(Err(closed())));
+                }
+                Ok(_) => {}
+                Err(error) => {
+                    self.connection = None;
+                    return Poll::Ready(Some(Err(error)));
+                }
+            }
+        }
+    }
+}
+
+impl Body for Incoming {
+    type Data = Bytes;
+    type Error = io::Error;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
+        self.poll_chunk(cx).map(|chunk| chunk.map(|chunk| chunk.map(Frame::data)))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.framing == Framing::Over
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match self.framing {
+            Framing::Over => SizeHint::with_exact(0),
+            Framing::Length(left) => SizeHint::with_exact(left),
+            Framing::UntilClose
+            | Framing::ChunkSize(_)
+            | Framing::Chunk(_)
+            | Framing::ChunkEnd
+            | Framing::Trailers { .. } => SizeHint::default(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use http_body_util::BodyExt;
+    use tokio_test::io::{Builder, Mock};
+
+    const ASKED: (&[u8], &[u8]) = (b"POST / HTTP/1.1\r\n\r\n", b"{}");
+
+    /// Asks, over a connection that does what the script says; gives the answer, and the pool the
+    /// connection may have come back to.
+    async fn ask(script: Mock) -> (io::Result<http::Response<Incoming>>, Arc<Pool>) {
+        let pool = Arc::new(Pool::default());
+        let connection = Box::new(Connection::new(Io::Right(Box::new(script)), Place::default()));
+        let (head, body) = ASKED;
+        let sending =
+            Sending::new(connection, Bytes::from_static(head), Bytes::from_static(body), pool.clone());
+        (sending.await, pool)
+    }
+
+    /// A script that begins with the request.
+    fn asked() -> Builder {
+        let mut script = Builder::new();
+        script.write(ASKED.0).write(ASKED.1);
+        script
+    }
+
+    async fn whole(script: &mut Builder) -> (io::Result<Bytes>, bool) {
+        let (answer, pool) = ask(script.build()).await;
+        let body = match answer {
+            Ok(answer) => answer.into_body().collect().await.map(|body| body.to_bytes()),
+            Err(error) => Err(error),
+        };
+        (body, pool.holds_one())
+    }
+
+    #[tokio::test]
+    async fn an_answer_in_any_two_pieces_is_put_together_and_its_connection_kept() {
+        for answer in [
+            "HTTP/1.1 200 OK\r\ncontent-length: 11\r\n\r\nhello world",
+            "HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip , Chunked\r\n\r\n6;x=y\r\nhello \r\n5\r\nworld\r\n0\r\n\r\n",
+            "HTTP/1.1 200 \r\ntransfer-encoding: chunked\r\nempty:\r\n\r\nB\r\nhello world\r\n0\r\nx: y\r\nz: 0\r\n\r\n",
+            "HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\ncontent-length: 11\r\n\r\nhello world",
+            "HTTP/1.0 200 OK\r\nconnection: Keep-Alive\r\ncontent-length: 11\r\n\r\nhello world",
+        ] {
+            for at in 1..answer.len() {
+                let (a, b) = answer.as_bytes().split_at(at);
+                let (body, kept) = whole(asked().read(a).read(b)).await;
+                assert_eq!(body.expect(answer), "hello world", "{answer} at {at}");
+                assert!(kept, "{answer} at {at}");
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn what_the_server_ends_is_not_used_again() {
+        for answer in [
+            "HTTP/1.1 200 OK\r\n\r\nhello",
+            "HTTP/1.1 200 OK\r\ntransfer-encoding: gzip\r\n\r\nhello",
+            "HTTP/1.1 200 OK\r\nconnection: x, Close\r\ncontent-length: 5\r\n\r\nhello",
+            "HTTP/1.0 200 OK\r\ncontent-length: 5\r\n\r\nhello",
+            "HTTP/1.1 200 OK\r\ncontent-length: 9\r\ntransfer-encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n",
+            // Another reader would look for chunks within the chunks.
+            "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked, chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n",
+            "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\ntransfer-encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n",
+        ] {
+            let (body, kept) = whole(asked().read(answer.as_bytes())).await;
+            assert_eq!(body.expect(answer), "hello");
+            assert!(!kept, "{answer}");
+        }
+    }
+
+    #[tokio::test]
+    async fn an_answer_without_a_body_is_over_at_once() {
+        for (answer, is_kept) in [
+            ("HTTP/1.1 204 No Content\r\n\r\n", true),
+            ("HTTP/1.1 204 No Content\r\ncontent-length: 0\r\n\r\n", true),
+            ("HTTP/1.1 202 Accepted\r\ncontent-length: 0\r\n\r\n", true),
+            // What it announces may follow, and must not be taken for the next answer.
+            ("HTTP/1.1 204 No Content\r\ncontent-length: 5\r\n\r\n", false),
+            ("HTTP/1.1 204 No Content\r\ntransfer-encoding: chunked\r\n\r\n", false),
+            (
+                "HTTP/1.0 204 No Content\r\nconnection: keep-alive\r\ntransfer-encoding: chunked\r\n\r\n",
+                false,
+            ),
+            ("HTTP/1.1 304 Not Modified\r\ncontent-length: 5\r\n\r\n", false),
+        ] {
+            let (body, kept) = whole(asked().read(answer.as_bytes())).await;
+            assert_eq!((body.expect(answer).len(), kept), (0, is_kept), "{answer}");
+        }
+    }
+
+    #[tokio::test]
+    async fn what_is_not_http_is_refused_and_what_is_cut_off_noticed() {
+        for (answer, kind) in [
+            ("SSH-2.0-x\r\n", io::ErrorKind::InvalidData),
+            ("HTTP/1.1 101 Switching\r\n\r\n", io::ErrorKind::InvalidData),
+            (
+                "HTTP/1.1 200 OK\r\ncontent-length: 5\r\ncontent-length: 6\r\n\r\nhello",
+                io::ErrorKind::InvalidData,
+            ),
+            ("HTTP/1.1 200 OK\r\ncontent-length: five\r\n\r\nhello", io::ErrorKind::InvalidData),
+            ("HTTP/1.1 200 OK\r\ncontent-length: +5\r\n\r\nhello", io::ErrorKind::InvalidData),
+            ("HTTP/1.1 200 OK\r\ntransfer-encoding: é, chunked\r\n\r\n0\r\n\r\n", io::ErrorKind::InvalidData),
+            (
+                "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5\r\nhello\r\n\r\n\r\n",
+                io::ErrorKind::InvalidData,
+            ),
+            ("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nxyz\r\n", io::ErrorKind::InvalidData),
+            ("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nhello", io::ErrorKind::InvalidData),
+            ("HTTP/1.1 200 OK\r\ncontent-length: 6\r\n\r\nhello", io::ErrorKind::UnexpectedEof),
+            (
+                "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5\r\nhello\r\n",
+                io::ErrorKind::UnexpectedEof,
+            ),
+            ("HTTP/1.1 200 OK\r\ncontent-le", io::ErrorKind::UnexpectedEof),
+            ("", io::ErrorKind::UnexpectedEof),
+        ] {
+            let mut script = asked();
+            if !answer.is_empty() {
+                script.read(answer.as_bytes());
+            }
+            let (body, kept) = whole(&mut script).await;
+            assert_eq!(body.expect_err(answer).kind(), kind, "{answer}");
+            assert!(!kept);
+        }
+    }
+
+    #[tokio::test]
+    async fn a_transfer_coding_before_http_1_1_is_refused() {
+        for (coding, body) in [("chunked", "5\r\nhello\r\n0\r\n\r\n"), ("gzip", "hello")] {
+            let head =
+                format!("HTTP/1.0 200 OK\r\nconnection: keep-alive\r\ntransfer-encoding: {coding}\r\n\r\n");
+            let (body, kept) = whole(asked().read([head, body.to_owned()].concat().as_bytes())).await;
+            let error = body.expect_err("its framing is faulty");
+            assert_eq!(error.kind(), io::ErrorKind::InvalidData);
+            assert_eq!(error.to_string(), "it has a transfer coding, which HTTP/1.0 does not know");
+            assert!(!kept);
+        }
+    }
+
+    #[tokio::test]
+    async fn a_line_feed_alone_in_a_chunk_extension_is_refused() {
+        let answer = "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5;x\ny\r\nhello\r\n0\r\n\r\n";
+        let (body, kept) = whole(asked().read(answer.as_bytes())).await;
+        let error = body.expect_err("another reader would see its end elsewhere");
+        assert_eq!(error.kind(), io::ErrorKind::InvalidData);
+        assert_eq!(error.to_string(), "the line of a chunk's size does not end in CR LF");
+        assert!(!kept);
+    }
+
+    #[tokio::test]
+    async fn a_line_feed_alone_ends_no_trailers() {
+        for trailers in ["\n", "x: y\n\r\n", "x: y\r\n\n"] {
+            let answer =
+                format!("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n{trailers}");
+            let (body, kept) = whole(asked().read(answer.as_bytes())).await;
+            let error = body.expect_err("another reader would see its end elsewhere");
+            assert_eq!(error.to_string(), "a line of its trailers does not end in CR LF", "{trailers:?}");
+            assert!(!kept);
+        }
+    }
+
+    #[tokio::test]
+    async fn a_head_without_end_is_refused() {
+        let mut script = asked();
+        script.read(b"HTTP/1.1 200 OK\r\n");
+        let line = format!("x: {}\r\n", "y".repeat(8000));
+        for _ in 0..9 {
+            script.read(line.as_bytes());
+        }
+        let (body, _) = whole(&mut script).await;
+        assert_eq!(body.expect_err("too long").kind(), io::ErrorKind::InvalidData);
+    }
+
+    #[tokio::test]
+    async fn trailers_without_end_are_refused() {
+        let mut script = asked();
+        script.read(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n");
+        let line = format!("x: {}\r\n", "y".repeat(8000));
+        for _ in 0..9 {
+            script.read(line.as_bytes());
+        }
+        let (body, kept) = whole(&mut script).await;
+        assert_eq!((body.expect_err("too long").kind(), kept), (io::ErrorKind::InvalidData, false));
+    }
+
+    #[tokio::test]
+    async fn a_server_that_answers_before_it_has_the_whole_request_is_heard() {
+        let answer = b"HTTP/1.1 413 Too Large\r\ncontent-length: 2\r\n\r\nno";
+        let broken = io::Error::from(io::ErrorKind::BrokenPipe);
+        // The mock wants its error for itself, so the builder has to be gone.
+        let script = Builder::new().write_error(broken).read(answer).build();
+        let (answer, pool) = ask(script).await;
+        let answer = answer.expect("an answer");
+        assert_eq!(answer.status(), 413);
+        assert_eq!(answer.into_body().collect().await.expect("a body").to_bytes(), "no");
+        assert!(!pool.holds_one());
+    }
+
+    #[tokio::test]
+    async fn a_server_that_refuses_and_reads_no_further_is_heard() {
+        use tokio::io::{AsyncWriteExt, BufWriter, duplex};
+        let (ours, mut theirs) = duplex(64);
+        theirs.write_all(b"HTTP/1.1 413 x\r\ncontent-length: 2\r\n\r\nno").await.expect("taken");
+        let connection = Box::new(Connection::new(
+            Io::Right(Box::new(BufWriter::with_capacity(1, ours))),
+            Place::default(),
+        ));
+        let (head, body) = (Bytes::from_static(ASKED.0), Bytes::from(vec![b'x'; 1000]));
+        let pool = Arc::new(Pool::default());
+        let sending = Sending::new(connection, head, body, pool.clone());
+        let answer = sending.now_or_never().expect("the refusal was heard").expect("an answer");
+        assert_eq!(answer.status(), 413);
+        assert_eq!(answer.into_body().collect().await.expect("a body").to_bytes(), "no");
+        assert!(!pool.holds_one(), "the rest of the request was never sent");
+    }
+
+    #[tokio::test]
+    async fn a_server_that_sends_the_request_elsewhere_and_reads_no_further_is_heard() {
+        use tokio::io::{AsyncWriteExt, BufWriter, duplex};
+        let (ours, mut theirs) = duplex(128);
+        let answer = b"HTTP/1.1 307 x\r\nlocation: /there\r\ncontent-length: 2\r\n\r\nno";
+        theirs.write_all(answer).await.expect("taken");
+        let connection = Box::new(Connection::new(
+            Io::Right(Box::new(BufWriter::with_capacity(1, ours))),
+            Place::default(),
+        ));
+        let (head, body) = (Bytes::from_static(ASKED.0), Bytes::from(vec![b'x'; 1000]));
+        let pool = Arc::new(Pool::default());
+        let sending = Sending::new(connection, head, body, pool.clone());
+        let answer = sending.now_or_never().expect("the redirection was heard").expect("an answer");
+        assert_eq!(
+            (answer.status().as_u16(), &answer.headers()["location"]),
+            (307, &"/there".parse().expect("text"))
+        );
+        assert_eq!(answer.into_body().collect().await.expect("a body").to_bytes(), "no");
+        assert!(!pool.holds_one(), "the rest of the request was never sent");
+    }
+
+    #[tokio::test]
+    async fn a_server_that_announces_its_answer_for_ever_is_given_up() {
+        use tokio::io::{AsyncWriteExt, BufWriter, duplex};
+        for interim in [
+            "HTTP/1.1 102 Processing\r\n\r\n".to_owned(),
+            format!("HTTP/1.1 103 Early Hints\r\nlink: {}\r\n\r\n", "x".repeat(8_000)),
+        ] {
+            let (ours, mut theirs) = duplex(1 << 20);
+            let sending = Sending::new(
+                Box::new(Connection::new(Io::Right(Box::new(BufWriter::new(ours))), Place::default())),
+                Bytes::from_static(ASKED.0),
+                Bytes::from_static(ASKED.1),
+                Arc::default(),
+            );
+            let server = async {
+                let mut sent = 0;
+                while sent < 4 << 20 && theirs.write_all(interim.as_bytes()).await.is_ok() {
+                    sent += interim.len();
+                }
+            };
+            let (answer, ()) = futures_util::future::join(sending, server).await;
+            let error = answer.err().expect("nobody waits for ever");
+            assert_eq!(error.to_string(), "too much comes before its head");
+        }
+    }
+
+    #[tokio::test]
+    async fn an_answer_that_begins_early_does_not_cut_the_request_short() {
+        let answer = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok";
+        let mut script = Builder::new();
+        script.write(ASKED.0).read(answer).write(ASKED.1);
+        let (body, kept) = whole(&mut script).await;
+        assert_eq!((body.expect("a body"), kept), (Bytes::from_static(b"ok"), true));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_the_socket_does_not_take_at_once_is_sent_all_the_same() {
+        use tokio::io::{AsyncReadExt, AsyncWriteExt, BufWriter, duplex};
+        let (ours, mut theirs) = duplex(8);
+        let io = Io::Right(Box::new(BufWriter::new(ours)));
+        let (head, body) = (Bytes::from_static(ASKED.0), Bytes::from_static(ASKED.1));
+        let sending =
+            Sending::new(Box::new(Connection::new(io, Place::default())), head, body, Arc::default());
+        let server = async {
+            let mut request = [0; ASKED.0.len() + ASKED.1.len()];
+            theirs.read_exact(&mut request).await.expect("the whole request");
+            theirs.write_all(b"HTTP/1.1 204 x\r\n\r\n").await.expect("taken");
+        };
+        let both = futures_util::future::join(sending, server);
+        let (answer, ()) = tokio::time::timeout(std::time::Duration::from_secs(1), both)
+            .await
+            .expect("nobody waits for ever");
+        assert_eq!(answer.expect("an answer").status(), 204);
+    }
+
+    #[tokio::test]
+    async fn a_connection_is_looked_at_also_by_a_task_that_has_done_much() {
+        use tokio::io::AsyncWriteExt;
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let ours =
+            tokio::net::TcpStream::connect(listener.local_addr().expect("bound")).await.expect("connected");
+        let (mut theirs, _) = listener.accept().await.expect("accepted");
+        theirs.write_all(b"HTTP/1.1 200 OK\r\n").await.expect("written");
+        ours.readable().await.expect("it has arrived");
+        let mut connection = Connection::new(Io::Left(Stream::Left(ours)), Place::default());
+        while tokio::task::coop::consume_budget().now_or_never().is_some() {}
+        assert!(!connection.is_idle());
+    }
+
+    #[tokio::test]
+    async fn a_connection_on_which_something_arrived_takes_no_request() {
+        let mut connection = Connection::new(
+            Io::Right(Box::new(Builder::new().read(b"HTTP/1.1 408 x\r\n\r\n").build())),
+            Place::default(),
+        );
+        assert!(!connection.is_idle());
+        let (_held, script) =
+            (0, Builder::new().wait(std::time::Duration::from_secs(3600)).read(b"x").build());
+        let mut connection = Connection::new(Io::Right(Box::new(script)), Place::default());
+        assert!(connection.is_idle());
+        std::mem::forget(connection);
+    }
+}

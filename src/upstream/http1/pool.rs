@@ -1,0 +1,348 @@
+//! The way to the server: connections made, kept and reused; TLS; a limit on how long connecting
+//! may take.
+//!
+//! HTTP/1.1 only, on purpose. Calls are parked for hours on their own responses; on HTTP/2 they
+//! would share one connection's streams, and a server that allows a hundred of them would leave
+//! the hundred and first call, and every cancellation, waiting for ever.
+
+use bytes::Bytes;
+use futures_util::future::BoxFuture;
+use http::{Method, Uri};
+use rustls::ClientConfig;
+use rustls_pki_types::ServerName;
+use std::{
+    future::Future,
+    io,
+    pin::Pin,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    task::{Context, Poll, ready},
+    time::{Duration, Instant},
+};
+use tokio::time::timeout;
+use tokio_rustls::TlsConnector;
+
+use super::{
+    connection::{Connection, Incoming, Io, Sending},
+    head::request_head,
+};
+use crate::{
+    runtime::{Clock, Connector, Net, SystemClock},
+    upstream::{CallError, NotStarted, root_cause},
+};
+
+/// Sends requests with whole bodies to one server.
+pub(in crate::upstream) struct HttpClient {
+    url: Uri,
+    tcp: Connector,
+    tls: Option<(TlsConnector, ServerName<'static>)>,
+    /// For a connection, TLS included.
+    limit: Duration,
+    pool: Arc<Pool>,
+}
+
+/// Connections that wait for their next request.
+#[derive(Default)]
+pub(super) struct Pool {
+    /// Guarded for a few lines each time.
+    idle: Mutex<Shelves>,
+    clock: SystemClock,
+}
+
+/// The last used last, on each.
+#[derive(Default)]
+struct Shelves {
+    proven: Vec<Idle>,
+    /// Those whose last answer only said that a message was taken (202). Some servers close such a
+    /// connection without saying so, when the next request may be on its way.
+    doubtful: Vec<Idle>,
+}
+
+/// Which kept connections a request may go on. A reset before the first byte of an answer proves nothing,
+/// so what must not be sent twice is lost with its connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::upstream) enum Reuse {
+    /// Those first that other requests are kept off.
+    Any,
+    /// Not those whose last answer was a 202.
+    Proven,
+}
+
+struct Idle {
+    connection: Box<Connection>,
+    since: Instant,
+}
+
+/// An answer on its way: its head, then.
+pub(in crate::upstream) struct Answering(Stage);
+
+enum Stage {
+    Connecting(BoxFuture<'static, Result<Sending, CallError>>),
+    Sending(Sending),
+}
+
+/// How long an idle connection is kept. Shorter than the five seconds after which Node and uvicorn
+/// close one themselves: a request written at that moment would be lost without being served.
+const IDLE: Duration = Duration::from_secs(4);
+/// Idle connections kept at most. Each is a socket and a few hundred bytes.
+const IDLE_CONNECTIONS: usize = 1024;
+/// A peer that vanished is noticed by TCP probes after this long: calls may be silent for hours.
+const TCP_KEEP_ALIVE: Duration = Duration::from_secs(60);
+
+// === impl HttpClient ===
+
+impl HttpClient {
+    /// A client for the server of `url`.
+    ///
+    /// # Errors
+    /// [`NotStarted`] where the URL is not one to speak HTTP to, or the system's certificates
+    /// cannot be read.
+    pub(in crate::upstream) fn new(url: Uri, limit: Duration, net: &Net) -> Result<Self, NotStarted> {
+        let Some(host) = url.host().filter(|host| !host.is_empty()) else {
+            return Err(NotStarted::NoHost(url));
+        };
+        let tls = match url.scheme_str() {
+            // The system's certificates are not even read.
+            Some("http") => None,
+            Some("https") => {
+                let name = host.trim_start_matches('[').trim_end_matches(']').to_owned();
+                let name = ServerName::try_from(name).map_err(|_| NotStarted::NoHost(url.clone()))?;
+                Some((TlsConnector::from(Arc::new(system_trust()?)), name))
+            }
+            _ => return Err(NotStarted::Scheme(url)),
+        };
+        let tcp = net.connector(TCP_KEEP_ALIVE);
+        Ok(Self { url, tcp, tls, limit, pool: Arc::default() })
+    }
+
+    /// Sends a request. `lines` are header lines ([`super::lines`]), the same for many requests; `further`
+    /// are those of this one.
+    pub(in crate::upstream) fn send(
+        &self,
+        method: &Method,
+        path: &str,
+        lines: &[u8],
+        further: &[u8],
+        body: Bytes,
+        reuse: Reuse,
+    ) -> Answering {
+        self.begin(method, path, lines, further, body, (reuse, false))
+    }
+
+    /// As [`HttpClient::send`], for what is over soon and must not wait for calls: an answer to a question
+    /// of theirs, a cancel, a farewell.
+    pub(in crate::upstream) fn send_in_passing(
+        &self,
+        method: &Method,
+        path: &str,
+        lines: &[u8],
+        further: &[u8],
+        body: Bytes,
+        reuse: Reuse,
+    ) -> Answering {
+        self.begin(method, path, lines, further, body, (reuse, true))
+    }
+
+    fn begin(
+        &self,
+        method: &Method,
+        path: &str,
+        lines: &[u8],
+        further: &[u8],
+        body: Bytes,
+        (reuse, in_passing): (Reuse, bool),
+    ) -> Answering {
+        let head = request_head(method, path, [lines, further], body.len());
+        Answering(match self.pool.take(reuse) {
+            Some(connection) => Stage::Sending(Sending::new(connection, head, body, self.pool.clone())),
+            None => Stage::Connecting(Box::pin(self.connect(head, body, in_passing))),
+        })
+    }
+
+    fn connect(
+        &self,
+        head: Bytes,
+        body: Bytes,
+        in_passing: bool,
+    ) -> impl Future<Output = Result<Sending, CallError>> + 'static {
+        let (mut tcp, tls, limit, pool) = (self.tcp.clone(), self.tls.clone(), self.limit, self.pool.clone());
+        let (place, places) = (tcp.place(in_passing), tcp.places());
+        let tcp = tcp.connect(self.url.clone());
+        let connecting = async move {
+            let tcp = tcp.await.map_err(|error| CallError::Unreachable(root_cause(&*error)))?;
+            Ok(match tls {
+                None => Io::Left(tcp),
+                Some((tls, name)) => {
+                    let stream = tls.connect(name, tcp).await;
+                    Io::Right(Box::new(stream.map_err(|error| CallError::Unreachable(error.to_string()))?))
+                }
+            })
+        };
+        async move {
+            let place = timeout(limit, place).await.map_err(|_| CallError::NoRoom { limit: places })?;
+            let io = timeout(limit, connecting).await.unwrap_or(Err(CallError::ConnectTimeout(limit)))?;
+            Ok(Sending::new(Box::new(Connection::new(io, place)), head, body, pool))
+        }
+    }
+
+    /// Closes all idle connections; says whether there were any.
+    pub(in crate::upstream) fn close_idle(&self) -> bool {
+        let Shelves { proven, doubtful } = std::mem::take(&mut *self.pool.idle());
+        !(proven.is_empty() && doubtful.is_empty())
+    }
+
+    /// Closes idle connections that are too old to be used.
+    pub(in crate::upstream) fn sweep(&self) {
+        self.pool.sweep();
+    }
+}
+
+/// Trusts what the system trusts, or what `SSL_CERT_FILE` and `SSL_CERT_DIR` name.
+fn system_trust() -> Result<ClientConfig, NotStarted> {
+    let found = rustls_native_certs::load_native_certs();
+    let mut roots = rustls::RootCertStore::empty();
+    let (usable, _) = roots.add_parsable_certificates(found.certs);
+    if usable == 0 {
+        let problems: Vec<_> = found.errors.iter().map(ToString::to_string).collect();
+        return Err(NotStarted::NoRoots(problems.join("; ")));
+    }
+    Ok(ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .map_err(NotStarted::Tls)?
+        .with_root_certificates(roots)
+        .with_no_client_auth())
+}
+
+// === impl Pool ===
+
+impl Pool {
+    fn idle(&self) -> MutexGuard<'_, Shelves> {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The connection that was used last, if the server has kept it.
+    fn take(&self, reuse: Reuse) -> Option<Box<Connection>> {
+        let doubtful = match reuse {
+            Reuse::Any => self.take_from(|shelves| &mut shelves.doubtful),
+            Reuse::Proven => None,
+        };
+        doubtful.or_else(|| self.take_from(|shelves| &mut shelves.proven))
+    }
+
+    fn take_from(&self, shelf: impl Fn(&mut Shelves) -> &mut Vec<Idle>) -> Option<Box<Connection>> {
+        loop {
+            let Idle { mut connection, since } = shelf(&mut self.idle()).pop()?;
+            if self.clock.now().saturating_duration_since(since) >= IDLE {
+                // So are all before it.
+                let old = std::mem::take(shelf(&mut self.idle()));
+                drop(old);
+                return None;
+            }
+            if connection.is_idle() {
+                return Some(connection);
+            }
+        }
+    }
+
+    /// Keeps a connection for the next request. `accepted` is whether its last answer was a 202.
+    pub(super) fn put_back(&self, connection: Box<Connection>, accepted: bool) {
+        let since = self.clock.now();
+        let mut idle = self.idle();
+        if idle.proven.len() + idle.doubtful.len() < IDLE_CONNECTIONS && connection.may_be_kept() {
+            let shelf = if accepted { &mut idle.doubtful } else { &mut idle.proven };
+            shelf.push(Idle { connection, since });
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn holds_one(&self) -> bool {
+        let idle = self.idle();
+        idle.proven.len() + idle.doubtful.len() == 1
+    }
+
+    fn sweep(&self) {
+        let now = self.clock.now();
+        // Closed outside the lock.
+        let old = {
+            let mut idle = self.idle();
+            let Shelves { proven, doubtful } = &mut *idle;
+            let old_of = |shelf: &mut Vec<Idle>| {
+                let young = shelf.partition_point(|idle| now.saturating_duration_since(idle.since) >= IDLE);
+                shelf.drain(..young).collect::<Vec<_>>()
+            };
+            [old_of(proven), old_of(doubtful)]
+        };
+        drop(old);
+    }
+}
+
+// === impl Answering ===
+
+impl Answering {
+    /// Whether there is no connection yet, so that nothing can have reached the server.
+    pub(in crate::upstream) fn is_connecting(&self) -> bool {
+        match &self.0 {
+            Stage::Connecting(_) => true,
+            Stage::Sending(_) => false,
+        }
+    }
+}
+
+impl Future for Answering {
+    type Output = Result<http::Response<Incoming>, CallError>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        loop {
+            match &mut self.0 {
+                Stage::Connecting(connecting) => {
+                    let sending = ready!(connecting.as_mut().poll(cx))?;
+                    self.0 = Stage::Sending(sending);
+                }
+                Stage::Sending(sending) => {
+                    let answer = ready!(Pin::new(sending).poll(cx));
+                    return Poll::Ready(answer.map_err(|error| lost(&error)));
+                }
+            }
+        }
+    }
+}
+
+/// What a connection that failed after it was made means: how far the request got is not known.
+fn lost(error: &io::Error) -> CallError {
+    match error.kind() {
+        io::ErrorKind::InvalidData => CallError::Invalid(error.to_string()),
+        _ => CallError::Broken(root_cause(error)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::runtime::Place;
+    use tokio::io::{AsyncReadExt, BufWriter, duplex};
+
+    #[tokio::test(start_paused = true)]
+    async fn so_many_idle_connections_are_kept_and_not_for_long() {
+        let pool = Pool::default();
+        let mut servers = Vec::new();
+        for n in 0..IDLE_CONNECTIONS + 10 {
+            let (ours, theirs) = duplex(8);
+            let io = Io::Right(Box::new(BufWriter::new(ours)));
+            pool.put_back(Box::new(Connection::new(io, Place::default())), n % 2 == 0);
+            servers.push(theirs);
+        }
+        let kept = || {
+            let idle = pool.idle();
+            idle.proven.len() + idle.doubtful.len()
+        };
+        assert_eq!(kept(), IDLE_CONNECTIONS);
+        let mut last = servers.pop().expect("there are many");
+        assert_eq!(last.read_u8().await.ok(), None, "what is not kept is closed");
+
+        tokio::time::advance(IDLE - Duration::from_millis(1)).await;
+        assert!(pool.take(Reuse::Any).is_some());
+        tokio::time::advance(Duration::from_millis(1)).await;
+        assert!(pool.take(Reuse::Proven).is_none(), "the server may be closing it");
+        pool.sweep();
+        assert_eq!(kept(), 0);
+    }
+}

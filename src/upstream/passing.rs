@@ -1,0 +1,410 @@
+//! The body of an answer to a legacy client's request, and what becomes of it where nobody listens.
+//!
+//! A departure is no cancel (2025-11-25, *Sending Messages to the Server*). A server sees its
+//! connection with us, not the client's: closed in the middle of a call, many take it for one. So
+//! what a client has sent is sent to the end, and what it waits for is read to its end, by work of
+//! our own if the client has left. Nobody hears what is read then; it is the server that keeps it
+//! for a client that resumes with `Last-Event-ID`.
+//!
+//! An answer whose connection breaks is taken up here, behind the last event ([`Passing::take_up`]): the
+//! client cannot know whether its server is still there, and some never ask.
+
+use bytes::{Buf, Bytes};
+use futures_util::{FutureExt, future::BoxFuture};
+use http::{HeaderValue, Method, header};
+use http_body::Body;
+use smallvec::SmallVec;
+use std::{
+    fmt,
+    future::{Future, poll_fn},
+    mem,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+use tokio::time::{Sleep, sleep};
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    CallError,
+    http1::{self, Answering, Incoming, Reuse},
+    messages,
+    resume::{self, Reached, Refused},
+    root_cause,
+    server::{self, Server},
+};
+use crate::{
+    dialect::legacy::{self, Anchor},
+    protocol::{Id, accept, headers::LAST_EVENT_ID, sse::BYTE_ORDER_MARK},
+};
+
+/// Somebody who waits for an answer. A departure says nothing of whether it is still wanted; the answer to
+/// a call that was cancelled is not worth a connection that may stay busy for as long as a call may take.
+/// Kept for as long as the answer is read, whoever listens.
+pub trait Interest: fmt::Debug + Send + Sync {
+    /// Cancelled once the server has been told that the answer is not wanted.
+    fn lost(&self) -> &CancellationToken;
+}
+
+/// The body of an answer, as it comes.
+pub struct Passing {
+    pub(super) source: Source,
+    /// It has just been taken up: a byte order mark may come that would stand in the middle of the stream.
+    pub(super) may_have_mark: bool,
+    pub(super) rest: Rest,
+}
+
+/// Where the next of a body comes from.
+pub(super) enum Source {
+    Body(Incoming),
+    /// It broke, and is asked for again.
+    TakingUp(BoxFuture<'static, Result<Incoming, CallError>>),
+    Over,
+}
+
+/// What becomes of an answer whose client leaves.
+pub(super) struct Rest {
+    pub(super) server: Arc<Server>,
+    pub(super) wanted: Wanted,
+    pub(super) interest: Option<Arc<dyn Interest>>,
+    /// When time is up, and what is to be said of it then; `None` for what has no time.
+    pub(super) due: Option<(Pin<Box<Sleep>>, CallError)>,
+    /// How more is asked for, and told, in the client's name; `None` where neither can be.
+    pub(super) way: Option<Arc<Way>>,
+    /// It is an event stream, which can be taken up where it breaks.
+    pub(super) is_events: bool,
+    /// The calls that it answers; none once they are answered, or the server has heard that they are over.
+    pub(super) calls: SmallVec<[Id; 1]>,
+}
+
+/// How something else is said to the server in the client's name.
+pub(super) struct Way {
+    /// With the client's query, where it has one.
+    pub(super) path: Option<String>,
+    /// The header lines of the request that is answered.
+    pub(super) lines: Vec<u8>,
+    /// There is a session that the server can have lost.
+    pub(super) in_session: bool,
+}
+
+/// How much the rest of an answer is wanted when nobody listens any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Wanted {
+    /// It is read to its end, so that the server is not disturbed at what the client asked.
+    AtAnyPrice,
+    /// It is read if that is quick, so that its connection can serve the next request.
+    IfQuick,
+    No,
+}
+
+/// Waits for the head of an answer.
+pub(super) struct Asking {
+    /// `None` once the head is here.
+    pub(super) asked: Option<Answering>,
+    pub(super) rest: Option<Rest>,
+}
+
+/// What is quick.
+const QUICK: Duration = Duration::from_secs(1);
+
+// === impl Passing ===
+
+impl Passing {
+    /// The next chunk.
+    pub fn poll_chunk(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, CallError>>> {
+        loop {
+            let Source::Body(body) = &mut self.source else { return Poll::Ready(None) };
+            let Poll::Ready(frame) = Pin::new(body).poll_frame(cx) else {
+                return self.rest.poll_due(cx).map(|lost| Some(Err(lost)));
+            };
+            return Poll::Ready(match frame {
+                Some(Ok(frame)) => match frame.into_data() {
+                    Ok(mut chunk) => {
+                        if mem::take(&mut self.may_have_mark) && chunk.starts_with(BYTE_ORDER_MARK) {
+                            chunk.advance(BYTE_ORDER_MARK.len());
+                        }
+                        Some(Ok(chunk))
+                    }
+                    Err(_trailers) => continue,
+                },
+                Some(Err(error)) => {
+                    self.source = Source::Over;
+                    Some(Err(CallError::Broken(root_cause(&error))))
+                }
+                None => {
+                    self.source = Source::Over;
+                    None
+                }
+            });
+        }
+    }
+
+    /// Whether there is nothing more to come.
+    pub fn is_over(&self) -> bool {
+        self.body().is_none_or(Body::is_end_stream)
+    }
+
+    /// How many bytes are still to come, where that is known.
+    pub fn length(&self) -> Option<u64> {
+        self.body().map_or(Some(0), |body| body.size_hint().exact())
+    }
+
+    fn body(&self) -> Option<&Incoming> {
+        match &self.source {
+            Source::Body(body) => Some(body),
+            Source::TakingUp(_) | Source::Over => None,
+        }
+    }
+
+    /// Begins to take up an event stream that broke, behind this event ([`Passing::poll_taken_up`]). Waits
+    /// as long as the server wants, and asks one that cannot be reached for a while.
+    pub fn take_up(&mut self, from: Anchor) {
+        let way = self.rest.way.as_ref().filter(|_| self.rest.is_events).map(|way| Way {
+            path: way.path.clone(),
+            lines: way.going_on(&from.last_id),
+            in_session: way.in_session,
+        });
+        let server = self.rest.server.clone();
+        self.source = Source::TakingUp(
+            async move {
+                let Some(way) = way else {
+                    return Err(CallError::Invalid("it is no event stream".to_owned()).when_resuming());
+                };
+                sleep(resume::first_pause(from.retry, from.fruitless)).await;
+                resume::persist(from.retry, |reached| way.rest(&server, reached)).await
+            }
+            .boxed(),
+        );
+    }
+
+    /// Whether it has been taken up; what it gives from then on follows the last event.
+    ///
+    /// # Errors
+    /// [`CallError::SessionEnded`] or [`CallError::Broken`] where the server has nothing more to give;
+    /// [`CallError::CallTimeout`] where the answer is due.
+    pub fn poll_taken_up(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), CallError>> {
+        let Source::TakingUp(taking_up) = &mut self.source else {
+            let lost = CallError::Broken("nothing of it has come".to_owned());
+            return Poll::Ready(Err(lost));
+        };
+        let body = match taking_up.poll_unpin(cx) {
+            Poll::Ready(body) => body,
+            Poll::Pending => Err(ready!(self.rest.poll_due(cx))),
+        };
+        self.source = Source::Over;
+        self.source = Source::Body(body?);
+        self.may_have_mark = true;
+        // The server keeps the rest for a client that leaves now.
+        self.rest.wanted = Wanted::No;
+        Poll::Ready(Ok(()))
+    }
+
+    /// The server is told that what is not answered yet is cancelled.
+    pub fn cancel(&mut self, why: &'static str) {
+        self.rest.cancel(why);
+    }
+
+    /// Everything that was asked has been answered: the rest need not be read at any price.
+    pub fn answered(&mut self) {
+        self.rest.soften();
+    }
+
+    /// The client goes on with it by itself: it is dropped without a word to the server, which keeps the
+    /// rest for it.
+    pub fn release(&mut self) {
+        self.rest.wanted = Wanted::No;
+    }
+}
+
+impl fmt::Debug for Passing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Passing").field("wanted", &self.rest.wanted).finish_non_exhaustive()
+    }
+}
+
+impl Drop for Passing {
+    fn drop(&mut self) {
+        match mem::replace(&mut self.source, Source::Over) {
+            Source::Body(body) if !body.is_end_stream() => self.rest.read_on(drain(body)),
+            Source::Body(_) | Source::TakingUp(_) | Source::Over => {}
+        }
+    }
+}
+
+// === impl Way ===
+
+impl Way {
+    pub(super) fn send(&self, server: &Server, method: &Method, reuse: Reuse, body: Bytes) -> Answering {
+        let path = self.path.as_deref().unwrap_or(&server.path);
+        server.client.send(method, path, &self.lines, &[], body, reuse)
+    }
+
+    pub(super) fn send_in_passing(&self, server: &Server, method: &Method, body: Bytes) -> Answering {
+        let path = self.path.as_deref().unwrap_or(&server.path);
+        // It is told once.
+        server.client.send_in_passing(method, path, &self.lines, &[], body, Reuse::Proven)
+    }
+
+    /// Tells the server that these calls are cancelled (2025-11-25, *Cancellation*).
+    async fn cancel(&self, server: &Server, calls: &[Id], why: &str) {
+        for call in calls {
+            let cancelled = legacy::cancelled(call, why);
+            // One that does not take it sees the connection break.
+            let told = server.taken(self.send_in_passing(server, &Method::POST, cancelled)).await;
+            drop(told);
+        }
+    }
+
+    /// The header lines of the GET that asks for what followed this event.
+    fn going_on(&self, last_id: &HeaderValue) -> Vec<u8> {
+        let mut lines = Vec::with_capacity(self.lines.len());
+        for header in self.lines.split_inclusive(|&byte| byte == b'\n') {
+            let name = header.split(|&byte| byte == b':').next().unwrap_or_default();
+            let replaced = [&header::CONTENT_TYPE, &header::ACCEPT, &LAST_EVENT_ID];
+            if !replaced.iter().any(|replaced| replaced.as_str().as_bytes() == name) {
+                lines.extend_from_slice(header);
+            }
+        }
+        http1::line(&mut lines, &header::ACCEPT, &HeaderValue::from_static(accept::EVENT_STREAM));
+        http1::line(&mut lines, &LAST_EVENT_ID, last_id);
+        lines
+    }
+
+    /// Asks once for the rest of an answer.
+    async fn rest(&self, server: &Server, reached: Reached) -> Result<Incoming, Refused<CallError>> {
+        let answer = reached.by(self.send(server, &Method::GET, Reuse::Any, Bytes::new())).await;
+        let (head, body) = answer.map_err(|lost| Refused::ForNow(lost.when_resuming()))?.into_parts();
+        if head.status.is_success() && messages::is_events(&head.headers) {
+            return Ok(body);
+        }
+        let body = server::error_body(body).await;
+        let lost = resume::refusal(head.status, &head.headers, &body, self.in_session);
+        Err(if resume::is_for_now(head.status) { Refused::ForNow(lost) } else { Refused::ForGood(lost) })
+    }
+}
+
+// === impl Rest ===
+
+impl Rest {
+    /// Nothing more is waited for.
+    pub(super) fn soften(&mut self) {
+        self.calls.clear();
+        if self.wanted == Wanted::AtAnyPrice {
+            self.wanted = Wanted::IfQuick;
+        }
+    }
+
+    pub(super) fn poll_due(&mut self, cx: &mut Context<'_>) -> Poll<CallError> {
+        let Some((due, lost)) = &mut self.due else { return Poll::Pending };
+        ready!(due.as_mut().poll(cx));
+        let lost = lost.clone();
+        self.cancel("it took longer than a call may");
+        Poll::Ready(lost)
+    }
+
+    fn is_lost(&self) -> bool {
+        self.interest.as_ref().is_some_and(|interest| interest.lost().is_cancelled())
+    }
+
+    /// Tells the server that what is not answered yet is cancelled, in the background. What it still says
+    /// of it is for nobody.
+    fn cancel(&mut self, why: &'static str) {
+        let calls = mem::take(&mut self.calls);
+        let Some(way) = self.way.clone().filter(|_| !calls.is_empty() && !self.is_lost()) else { return };
+        self.wanted = Wanted::No;
+        let server = self.server.clone();
+        self.server.spawn(async move { way.cancel(&server, &calls, why).await });
+    }
+
+    /// The client has left.
+    fn read_on(&mut self, reading: impl Future<Output = ()> + Send + 'static) {
+        if self.is_lost() {
+            self.soften();
+        }
+        let server = &self.server;
+        let (place, due) = match self.wanted {
+            Wanted::No => return,
+            Wanted::IfQuick => (None, None),
+            Wanted::AtAnyPrice => {
+                let Ok(place) = server.departed.clone().try_acquire_owned() else {
+                    let limit = server.config.limits.departed;
+                    tracing::warn!(target: "deferral::upstream", event = "departed_full", limit);
+                    return;
+                };
+                (Some(place), self.due.take())
+            }
+        };
+        let closing = server.closing.clone();
+        let (way, interest) = (self.way.take(), self.interest.take());
+        let (to, calls) = (server.clone(), mem::take(&mut self.calls));
+        server.spawn(async move {
+            let _place = place;
+            // Made here: a destructor may run where there is no timer.
+            let due = async {
+                match due {
+                    Some((due, _)) => due.await,
+                    None => sleep(QUICK).await,
+                }
+            };
+            // Its client may take it back although it has left.
+            let lost = interest.as_ref().map(|interest| interest.lost());
+            let is_lost = || lost.is_some_and(CancellationToken::is_cancelled);
+            let not_wanted = async {
+                match lost {
+                    Some(lost) => lost.cancelled().await,
+                    None => std::future::pending().await,
+                }
+                sleep(QUICK).await;
+            };
+            tokio::select! {
+                () = reading => {}
+                () = due => {}
+                () = not_wanted => {}
+                () = closing.cancelled() => {
+                    // The connection breaks, which is no cancel; nobody will hear the answer.
+                    if let Some(way) = way.filter(|_| !is_lost()) {
+                        way.cancel(&to, &calls, "the proxy is shutting down").await;
+                    }
+                }
+            }
+        });
+    }
+}
+
+// === impl Asking ===
+
+impl Future for Asking {
+    type Output = Result<(http::Response<Incoming>, Rest), (CallError, Rest)>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let Self { asked: Some(answering), rest: Some(rest) } = &mut *self else {
+            unreachable!("a head is asked for once")
+        };
+        let answer = match Pin::new(answering).poll(cx) {
+            Poll::Ready(answer) => answer,
+            Poll::Pending => Err(ready!(rest.poll_due(cx))),
+        };
+        self.asked = None;
+        let rest = self.rest.take().expect("it was there a moment ago");
+        Poll::Ready(match answer {
+            Ok(response) => Ok((response, rest)),
+            Err(lost) => Err((lost, rest)),
+        })
+    }
+}
+
+impl Drop for Asking {
+    fn drop(&mut self) {
+        let (Some(answering), Some(mut rest)) = (self.asked.take(), self.rest.take()) else { return };
+        rest.read_on(async move {
+            if let Ok(response) = answering.await {
+                drain(response.into_body()).await;
+            }
+        });
+    }
+}
+
+async fn drain(mut body: Incoming) {
+    while let Some(Ok(_)) = poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)).await {}
+}

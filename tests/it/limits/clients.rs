@@ -1,0 +1,171 @@
+//! What clients may take: memory that they only announce, places for those who are turned away, calls on one
+//! connection, and an operator's connections.
+
+use super::program::{Log, Program};
+use crate::{
+    proxy::world::Setup,
+    support::{
+        clients::{Version, soon},
+        servers::{LegacyServer, Options},
+    },
+};
+use deferral::internals::{app, config};
+use serde_json::json;
+use std::{net::SocketAddr, path::Path};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+};
+
+/// Announces a body of so many bytes and waits for what the proxy says to that: that it reads it (100), or
+/// something else.
+async fn announced(addr: SocketAddr, bytes: usize) -> (TcpStream, String) {
+    let mut socket = TcpStream::connect(addr).await.expect("it listens");
+    let head = format!(
+        "POST /mcp HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n\
+         accept: application/json, text/event-stream\r\nexpect: 100-continue\r\ncontent-length: {bytes}\r\n\r\n"
+    );
+    socket.write_all(head.as_bytes()).await.expect("it reads");
+    let said = soon("an answer", heard(&mut socket)).await;
+    (socket, said)
+}
+
+/// What comes next.
+async fn heard(socket: &mut TcpStream) -> String {
+    let mut answer = vec![0; 4096];
+    let length = socket.read(&mut answer).await.expect("it answers");
+    String::from_utf8_lossy(&answer[..length]).into_owned()
+}
+
+#[tokio::test]
+async fn what_is_only_announced_takes_no_memory() {
+    const MIB: usize = 1 << 20;
+    let server = LegacyServer::start(Options { tools: Some(json!([])), ..Options::default() }).await;
+    let program = Program::start(&server, &["timeouts: { read_body: 10m }"], Log::Nowhere);
+    assert!(program.serves("before").await);
+    let before = program.reserved();
+    let mut announcing = Vec::new();
+    for _ in 0..200 {
+        let (mut socket, said) = announced(program.addr, 4 * MIB).await;
+        assert!(said.starts_with("HTTP/1.1 100 "), "{said}");
+        socket.write_all(b" ").await.expect("it is read");
+        announcing.push(socket);
+    }
+    assert!(program.serves("meanwhile").await);
+    let refused = announcing.iter().filter(|socket| socket.try_read(&mut [0]).is_ok()).count();
+    assert_eq!(refused, 0, "there is room for what has come of them");
+    let taken = program.reserved().saturating_sub(before);
+    assert!(taken < 100 * MIB, "200 bodies of 4 MiB that do not come have {} KiB", taken >> 10);
+    assert!(program.descriptors() < 250, "{}", program.descriptors());
+}
+
+#[tokio::test]
+async fn those_who_are_turned_away_are_read_within_bounds() {
+    let server = LegacyServer::start(Options { tools: Some(json!([])), ..Options::default() }).await;
+    let top = ["limits: { calls: 1 }", "timeouts: { read_body: 10m }"];
+    let program = Program::start(&server, &top, Log::Nowhere);
+    let held = program.client().call("long").await;
+    let call = server.call().await;
+
+    // A longer one is not read for the sake of its id.
+    let (_, said) = announced(program.addr, (64 << 10) + 1).await;
+    assert!(said.starts_with("HTTP/1.1 503 ") && said.contains("limits.calls"), "{said}");
+    let mut waiting = Vec::new();
+    let body = format!("{:200}", r#"{"jsonrpc":"2.0","id":"mine","method":"tools/list"}"#);
+    for _ in 0..64 {
+        let (socket, said) = announced(program.addr, body.len()).await;
+        assert!(said.starts_with("HTTP/1.1 100 "), "{said}");
+        waiting.push(socket);
+    }
+    // Who comes beyond those is told at once.
+    for _ in 0..8 {
+        let (_, said) = announced(program.addr, body.len()).await;
+        assert!(said.starts_with("HTTP/1.1 503 ") && said.contains("-31006"), "{said}");
+    }
+    let mut first = waiting.remove(0);
+    first.write_all(body.as_bytes()).await.expect("it is read");
+    let said = soon("an answer", heard(&mut first)).await;
+    assert!(said.starts_with("HTTP/1.1 200 ") && said.contains(r#""id":"mine""#), "{said}");
+    assert!(program.descriptors() < 150, "{}", program.descriptors());
+
+    // The call has had its place all along, and others have it after it.
+    call.says("done");
+    assert_eq!(held.answer().await.text(), "done");
+    drop(waiting);
+    assert!(program.serves("afterwards").await);
+}
+
+#[tokio::test]
+async fn more_calls_on_one_connection_than_it_may_carry_wait_at_their_client() {
+    let world = Setup::new().top("limits: { streams: 2 }").start().await;
+    let mut greedy = world.client().over(Version::Http2).kept().await;
+    greedy.ask("tools/list", json!({})).await;
+    let mut waiting = Vec::new();
+    for _ in 0..3 {
+        let request = greedy.client().request("tools/call", json!({ "name": "long", "arguments": {} }));
+        waiting.push(soon("its turn", greedy.begin(request)).await);
+    }
+    let (first, second) = (world.server.call().await, world.server.call().await);
+    // Another connection is served, and nothing more has come by the first.
+    let other = world.client().bearing("other").ask("tools/list", json!({})).await;
+    assert!(other.result()["tools"].is_array());
+    assert_eq!(world.calls(), 2);
+    first.says("done");
+    world.server.call().await.says("done");
+    second.says("done");
+    for waiting in waiting {
+        assert_eq!(waiting.answer().await.text(), "done");
+    }
+}
+
+#[tokio::test]
+async fn calls_beyond_the_connections_to_servers_wait_and_the_limit_is_named() {
+    let setup = Setup::new().server(|options| options.get = crate::support::servers::Get::Refused(405));
+    let world =
+        setup.top("limits: { upstream_connections: 2 }").top("timeouts: { connect: 200ms }").start().await;
+    let mut held = Vec::new();
+    for _ in 0..2 {
+        let waiting = world.client().call("long").await;
+        held.push((waiting, world.server.call().await));
+    }
+    let refused = world.client().call("more").await.answer().await;
+    assert_eq!(refused.error()["code"], -31006, "{}", refused.body);
+    assert!(refused.body.contains("limits.upstream_connections"), "{}", refused.body);
+    // Who comes when one is given back is served.
+    for (waiting, call) in held {
+        call.says("done");
+        assert_eq!(waiting.answer().await.text(), "done");
+    }
+    let waiting = world.client().call("later").await;
+    world.server.call().await.says("done");
+    assert_eq!(waiting.answer().await.text(), "done");
+}
+
+#[tokio::test]
+async fn operators_have_so_many_connections_and_clients_are_served_beside_them() {
+    let server = LegacyServer::start(Options { tools: Some(json!([])), ..Options::default() }).await;
+    let text = format!(
+        "listen: 127.0.0.1:0\nadmin: 127.0.0.1:0\nroutes: [{{ upstream: {{ url: '{}' }} }}]\n",
+        server.url()
+    );
+    let config = config::parse(Path::new("test.yaml"), &text).expect("a configuration");
+    let proxy = app::start(config).expect("the proxy starts");
+    let admin = proxy.admin.as_ref().expect("it is on").address;
+    let live = async |mut socket: TcpStream| {
+        socket.write_all(b"GET /live HTTP/1.1\r\nhost: localhost\r\n\r\n").await.expect("it is taken");
+        assert!(heard(&mut socket).await.starts_with("HTTP/1.1 200 "));
+        socket
+    };
+    let mut all = Vec::new();
+    for _ in 0..24 {
+        let socket = TcpStream::connect(admin).await.expect("it listens");
+        all.push(soon("an answer", live(socket)).await);
+    }
+    let more = TcpStream::connect(admin).await.expect("the system takes it");
+    let waiting = tokio::spawn(live(more));
+    let client = crate::support::clients::Client::new(proxy.addresses[0]);
+    assert!(client.ask("tools/list", json!({})).await.result()["tools"].is_array());
+    assert!(!waiting.is_finished(), "it waits for one of the others");
+    all.pop();
+    soon("its turn", waiting).await.expect("no panic");
+}

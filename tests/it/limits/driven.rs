@@ -1,0 +1,281 @@
+//! Each bound is driven to its end by a test.
+//!
+//! This says by which. What is looked at there is memory (or what is kept of it), connections, and whether
+//! others are served meanwhile, as far as the bound is about them. A bound that nobody outside can reach,
+//! or whose end is nothing but a wait, says so instead, and why.
+
+use super::listed::{in_sources, rows};
+use std::collections::BTreeSet;
+
+/// How a bound is known to hold.
+enum Held {
+    /// By this test.
+    By(&'static str),
+    /// It is not driven to its end, for this reason.
+    Not(&'static str),
+}
+
+use Held::{By, Not};
+
+/// Key or `file` and constant, and what holds it.
+const BOUNDS: &[(&str, Held)] = &[
+    ("limits.body_bytes", By("a_body_of_unknown_length_is_refused_once_it_is_over_the_limit")),
+    ("limits.body_memory", By("unfinished_bodies_have_one_bound_and_keep_nobody_out")),
+    ("limits.header_bytes", By("a_head_over_the_limit_is_refused")),
+    ("limits.headers", By("a_request_over_http_2_may_have_no_more_headers_than_the_limit")),
+    ("limits.connections", By("more_connections_than_the_limit_wait_for_one_to_close")),
+    (
+        "limits.upstream_connections",
+        By("calls_beyond_the_connections_to_servers_wait_and_the_limit_is_named"),
+    ),
+    ("limits.calls", By("more_calls_than_the_limit_are_shed_and_places_are_given_back")),
+    ("limits.streams", By("more_calls_on_one_connection_than_it_may_carry_wait_at_their_client")),
+    ("limits.depth", By("what_is_too_large_or_too_deep_is_refused_before_the_server_hears_of_it")),
+    ("limits.sessions", By("at_the_limit_of_sessions_calls_wait_for_one")),
+    ("limits.task_sessions", By("the_sessions_of_tasks_are_bounded_and_beyond_them_a_task_counts_as_a_call")),
+    ("limits.queue", By("the_queue_for_a_session_is_bounded_and_who_leaves_it_takes_nobodys_place")),
+    ("limits.messages", By("pings_without_end_take_a_bounded_number_of_connections_and_hold_up_nobody")),
+    ("limits.identities", By("of_too_many_callers_those_that_called_least_lately_are_let_go")),
+    ("limits.identity_bytes", By("identities_are_bounded_by_what_they_keep_too")),
+    ("limits.result_bytes", By("an_answer_over_the_limit_is_refused_and_the_call_cancelled")),
+    ("limits.departed", By("only_so_many_answers_are_read_on")),
+    ("limits.tasks", By("at_the_quota_of_all_tasks_calls_stay_synchronous")),
+    ("limits.tasks_per_principal", By("at_the_callers_quota_calls_stay_synchronous_and_nothing_is_evicted")),
+    ("limits.stored_bytes", By("what_does_not_fit_is_refused_and_changes_nothing_however_many_come_at_once")),
+    ("limits.stored_bytes_per_principal", By("one_caller_cannot_take_the_room_of_all")),
+    ("limits.stored_result_bytes", By("a_result_over_the_limit_fails_its_task_and_the_limit_is_named")),
+    ("limits.polls_per_second", By("a_caller_that_polls_too_often_is_told_which_limit_it_met")),
+    ("limits.misses_per_minute", By("a_caller_that_guesses_ids_is_told_which_limit_it_met")),
+    ("limits.listens_per_principal", By("a_caller_may_have_so_many_streams_to_listen_on")),
+    ("limits.poll_interval_min", By("a_poll_interval_stays_within_its_bounds")),
+    ("limits.poll_interval_max", By("a_poll_interval_stays_within_its_bounds")),
+    ("timeouts.connect", By("a_connection_that_does_not_come_about_has_its_own_error")),
+    ("timeouts.first_byte", By("first_byte_and_idle_limit_what_is_not_a_call")),
+    ("timeouts.idle", By("first_byte_and_idle_limit_what_is_not_a_call")),
+    ("timeouts.call", By("a_call_as_a_whole_is_limited_and_cancelled_then")),
+    ("timeouts.queue", By("who_waits_too_long_for_a_session_is_told_which_limit_keeps_it_waiting")),
+    ("timeouts.read_headers", By("a_connection_that_does_not_get_to_a_request_is_closed")),
+    ("timeouts.read_body", By("a_body_that_does_not_arrive_is_given_up")),
+    ("timeouts.idle_connection", By("a_connection_that_rests_too_long_is_closed")),
+    ("timeouts.write", By("a_client_that_takes_nothing_is_let_go_and_one_that_has_nothing_to_take_is_not")),
+    ("timeouts.keep_alive", By("a_long_silence_is_broken_by_comments_until_the_result")),
+    // Clients.
+    ("front/receive.rs TRUSTED", By("what_is_only_announced_takes_no_memory")),
+    ("front/receive.rs SMALL_BODY", By("unfinished_bodies_have_one_bound_and_keep_nobody_out")),
+    ("front/modern.rs TURNED_AWAY", By("those_who_are_turned_away_are_read_within_bounds")),
+    ("front/layers/shed.rs WAITING_ROOM", By("those_who_are_turned_away_are_read_within_bounds")),
+    ("front/layers/trace.rs TARGET", By("a_line_of_the_log_is_short_however_much_it_tells_of")),
+    ("front/layers/trace.rs SHOWN", By("a_line_of_the_log_is_short_however_much_it_tells_of")),
+    ("dialect/ambiguous.rs SHOWN", By("methods_are_found_in_whatever_names_them")),
+    ("dialect/ambiguous.rs SHOWN_OF_ONE", By("methods_are_found_in_whatever_names_them")),
+    ("runtime/net.rs BACKLOG", Not("the system's: it refuses or delays what goes beyond")),
+    ("runtime/room.rs SPARE", By("what_is_said_in_passing_does_not_wait_for_calls")),
+    (
+        "runtime/descriptors.rs RESERVE",
+        By("the_limit_of_descriptors_is_raised_and_what_follows_from_it_is_said"),
+    ),
+    (
+        "front/listener.rs STREAM_WINDOW",
+        Not("told to the client; the HTTP/2 library ends a connection that goes beyond"),
+    ),
+    (
+        "front/listener.rs CONNECTION_WINDOW",
+        Not("told to the client; the HTTP/2 library ends a connection that goes beyond"),
+    ),
+    ("front/listener.rs FAREWELL", By("a_silent_http_2_connection_is_closed_however_often_it_pings")),
+    ("front/listener.rs PING_INTERVAL", Not("when a question is asked, which binds nobody")),
+    ("front/connection.rs LINGER", By("a_client_that_sends_on_after_its_refusal_is_read_for_a_moment_only")),
+    ("front/write_timeout.rs PORTION", By("a_peer_that_takes_a_little_now_and_then_gets_everything")),
+    (
+        "admin/server.rs CONNECTIONS",
+        By("operators_have_so_many_connections_and_clients_are_served_beside_them"),
+    ),
+    ("admin/server.rs READ_HEADERS", Not("a wait; each of the few connections ends after it")),
+    ("protocol/capability.rs LARGEST", By("capabilities_of_a_megabyte_are_refused_and_not_kept")),
+    ("protocol/canonical.rs DEPTH", By("what_lies_too_deep_is_compared_byte_for_byte")),
+    ("protocol/headers.rs MAX_NESTING", By("a_schema_nested_without_end_is_survived")),
+    ("protocol/headers.rs SHOWN", By("a_mismatch_names_the_header_and_what_is_wrong_in_short")),
+    ("protocol/sse_watch.rs NOTE", By("who_listens_hears_what_the_server_notifies_and_asks")),
+    ("protocol/sse_watch.rs ID", By("it_is_known_after_what_and_when_a_stream_can_be_taken_up")),
+    ("protocol/status_message.rs LONGEST", By("long_words_are_cut_between_characters")),
+    ("bridge/form.rs DEPTH", By("a_schema_is_not_followed_for_ever")),
+    // Calls and tasks.
+    ("proxy/drive/book.rs MAX_OPEN", By("a_server_that_asks_without_end_is_refused_at_some_point")),
+    ("proxy/drive/mod.rs PROGRESS_PERIOD", By("of_much_progress_the_last_word_is_told")),
+    ("proxy/drive/questions.rs MAX_TURNS", By("a_server_that_turns_a_call_over_without_end_loses_it")),
+    (
+        "proxy/drive/audience.rs PATIENCE",
+        By("a_client_that_listens_and_does_not_read_holds_up_its_task_for_a_moment_only"),
+    ),
+    ("proxy/listen.rs MAX_RESOURCES", By("a_stream_subscribes_to_so_many_resources_and_leaves_out_the_rest")),
+    ("proxy/catalogues.rs KEPT", By("a_storm_of_principals_costs_nobody_else_the_catalogue_that_is_in_use")),
+    ("proxy/catalogues.rs MAX_PAGES", By("a_list_of_tools_without_end_is_read_so_far_and_keeps_no_call")),
+    ("proxy/catalogues.rs RETRY", By("a_server_that_fails_or_hangs_at_listing_holds_up_no_further_call")),
+    ("proxy/keep.rs STORE_PAUSE", Not("a pause between attempts, which nobody outside lengthens")),
+    ("proxy/sweep.rs BATCH", Not("a share of the work: the rest is looked at right after it")),
+    ("store/mod.rs ALWAYS", By("a_result_that_does_not_fit_ends_its_task_with_the_limit_named")),
+    ("task/retention.rs SHORTEST_GRANT", By("a_new_task_is_given_its_retention_or_a_minute")),
+    ("task/retention.rs SHORTEST", By("a_result_stays_for_the_whole_retention")),
+    ("task/retention.rs LONGEST", By("a_result_stays_for_the_whole_retention")),
+    ("policy/threshold.rs SHORTEST_RETENTION", Not("the operator's own setting, raised to this")),
+    // Older clients.
+    ("proxy/legacy/cancelled_requests.rs REMEMBERED", By("only_so_much_is_remembered")),
+    (
+        "proxy/legacy/cancelled_requests.rs PATIENCE",
+        By("a_session_whose_end_is_never_answered_holds_up_nobody_for_ever"),
+    ),
+    ("proxy/legacy/unfinished.rs REMEMBERED", By("only_so_much_is_remembered")),
+    ("proxy/legacy/unfinished.rs IDS", By("only_so_much_is_remembered")),
+    (
+        "proxy/legacy/residents.rs REMEMBERED",
+        By("only_so_many_calls_that_have_left_are_remembered_and_none_that_was_answered"),
+    ),
+    (
+        "proxy/legacy/sessions.rs REMEMBERED",
+        By("a_storm_of_sessions_makes_others_forgotten_by_eighths_the_oldest_first"),
+    ),
+    (
+        "proxy/legacy/sessions.rs REFUSAL",
+        Not(
+            "of one answer to a question that is only asked where it is not known whether a session is there",
+        ),
+    ),
+    ("proxy/legacy/sessions.rs PATIENCE", Not("a wait; whoever waited is served as if there were no answer")),
+    ("proxy/legacy/forward.rs WHOLE", By("a_large_document_comes_as_it_is_sent")),
+    ("proxy/answers/experimental.rs PAGE", By("a_list_has_pages_and_every_task_once")),
+    ("proxy/answers/experimental.rs WAITING", By("what_nobody_can_hear_does_not_hold_up_the_task")),
+    (
+        "proxy/legacy/streams.rs WAITING",
+        By("a_client_that_listens_and_does_not_read_holds_up_its_task_for_a_moment_only"),
+    ),
+    (
+        "proxy/legacy/unsolicited.rs WAITING",
+        Not("whoever fills it waits, and is the call whose messages they are"),
+    ),
+    // Servers.
+    ("upstream/http1/head.rs HEAD", By("a_head_without_end_is_refused")),
+    ("upstream/http1/head.rs HEADERS", By("what_a_server_may_say_in_one_answer_is_bounded")),
+    ("upstream/http1/head.rs BEFORE", By("a_server_that_announces_its_answer_for_ever_is_given_up")),
+    ("upstream/http1/pool.rs IDLE", By("so_many_idle_connections_are_kept_and_not_for_long")),
+    ("upstream/http1/pool.rs IDLE_CONNECTIONS", By("so_many_idle_connections_are_kept_and_not_for_long")),
+    ("upstream/http1/pool.rs TCP_KEEP_ALIVE", Not("the system's: it probes by itself")),
+    ("upstream/http1/connection.rs READ", Not("a portion: the rest is read right after it")),
+    ("upstream/http1/connection.rs READ_IN_PLACE", Not("a portion: the rest is read right after it")),
+    ("upstream/server.rs ERROR_BODY", By("what_a_server_may_say_in_one_answer_is_bounded")),
+    ("upstream/server.rs ERROR_BODY_TIME", Not("a wait; the error is told without its body after it")),
+    ("upstream/server.rs DETAIL_CHARS", By("what_a_server_may_say_in_one_answer_is_bounded")),
+    ("upstream/streamable.rs DOCUMENT", By("what_a_server_may_say_in_one_answer_is_bounded")),
+    (
+        "upstream/streamable.rs FAREWELL",
+        Not("a wait at the end of the process, which nobody outside lengthens"),
+    ),
+    ("upstream/passing.rs QUICK", Not("a wait of nobody: the client has left")),
+    ("upstream/group.rs QUIET", By("sessions_that_nobody_uses_are_closed_the_list_session_last")),
+    ("upstream/group.rs QUIET_LISTS", By("sessions_that_nobody_uses_are_closed_the_list_session_last")),
+    ("upstream/group.rs LONGEST_PAUSE", Not("a pause between attempts, which nobody outside lengthens")),
+    ("upstream/listen.rs OPENING", Not("a wait; the call goes out after it")),
+    ("upstream/listen.rs LONGEST_PAUSE", By("a_server_is_not_besieged_whatever_pause_it_names")),
+    ("upstream/listen.rs SHORTEST_PAUSE", By("a_server_is_not_besieged_whatever_pause_it_names")),
+    ("upstream/listen.rs FRUITLESS", By("a_server_is_not_besieged_whatever_pause_it_names")),
+    ("upstream/stream_before_call.rs OPENS", By("a_call_does_not_wait_for_ever")),
+    (
+        "upstream/stream_before_call.rs BEGINS",
+        By("a_client_that_does_not_listen_is_waited_for_a_moment_only"),
+    ),
+    ("upstream/telling.rs COURTESIES", By("answers_that_nobody_takes_wait_in_a_bounded_number")),
+    ("upstream/mailbox.rs KEPT", By("of_notifications_that_nobody_fetches_so_many_are_kept")),
+    ("upstream/reports.rs KEPT", By("of_notifications_that_nobody_fetches_so_many_are_kept")),
+    ("upstream/session.rs AT_ONCE", By("many_calls_that_do_not_end_in_time_are_all_told_so")),
+    (
+        "upstream/session.rs TURN",
+        By("pings_without_end_take_a_bounded_number_of_connections_and_hold_up_nobody"),
+    ),
+    (
+        "upstream/resume.rs PATIENCE",
+        By("a_server_that_refuses_is_given_up_ten_seconds_after_the_first_attempt"),
+    ),
+    ("upstream/resume.rs FRUITLESS", By("a_server_is_not_asked_again_faster_or_later_than_it_is_good_for")),
+    (
+        "upstream/resume.rs LONGEST_PAUSE",
+        By("a_server_is_not_asked_again_faster_or_later_than_it_is_good_for"),
+    ),
+    (
+        "upstream/resume.rs REFUSED_PAUSE",
+        By("a_server_is_not_asked_again_faster_or_later_than_it_is_good_for"),
+    ),
+    ("upstream/attribution.rs QUESTIONS", By("a_call_that_asks_without_end_fails_and_others_are_served")),
+    // The process.
+    (
+        "telemetry/log.rs ROOM",
+        By("a_stalled_reader_of_the_log_keeps_no_call_waiting_and_is_told_what_it_missed"),
+    ),
+    ("telemetry/log.rs LAST_WORDS", By("the_end_waits_for_what_is_left_but_not_for_ever")),
+    ("telemetry/log.rs PATIENCE", Not("a wait of a line, which holds up nobody")),
+    ("telemetry/line.rs VALUE", By("of_a_long_value_the_beginning_is_written")),
+    ("config/mod.rs MAX_FILE", By("a_configuration_without_end_or_bottom_is_refused")),
+    ("config/secret.rs MAX_FILE", By("a_configuration_without_end_or_bottom_is_refused")),
+    ("config/values.rs LONGEST", By("a_configuration_without_end_or_bottom_is_refused")),
+    ("config/yaml.rs MAX_DEPTH", By("a_configuration_without_end_or_bottom_is_refused")),
+    ("config/yaml.rs MAX_NODES", By("aliases_of_aliases_do_not_grow_without_bound")),
+    ("app.rs LAST_WORDS", Not("a wait at the end of the process, which nobody outside lengthens")),
+    // What runs for one user, at whose terminal it shows.
+    ("client/wire.rs MAX_MESSAGE", Not(OF_ONE_USER)),
+    ("client/message.rs SHOWN", Not(OF_ONE_USER)),
+    ("client/tools.rs MAX_PAGES", Not(OF_ONE_USER)),
+    ("client/mod.rs LEAST_POLL_INTERVAL", Not(OF_ONE_USER)),
+    ("client/mod.rs LOST_POLLS", Not(OF_ONE_USER)),
+    ("client/legacy/resume.rs FRUITLESS", Not(OF_ONE_USER)),
+    ("client/legacy/resume.rs ATTEMPTS", Not(OF_ONE_USER)),
+    ("client/legacy/streams.rs ATTEMPTS", Not(OF_ONE_USER)),
+    ("client/legacy/streams.rs WAITING", Not(OF_ONE_USER)),
+    ("client/legacy/streams.rs LISTEN_PATIENCE", Not(OF_ONE_USER)),
+    ("client/legacy/handshake.rs CLOSE_PATIENCE", Not(OF_ONE_USER)),
+    ("cli/call.rs CANCEL_PATIENCE", Not(OF_ONE_USER)),
+    ("cli/ask/terminal.rs MAX_LINE", By("a_line_that_is_no_text_or_too_long_is_an_error")),
+    ("demo/server.rs MAX_BODY", Not(OF_ONE_USER)),
+    ("demo/server.rs MAX_SESSIONS", Not(OF_ONE_USER)),
+];
+
+const OF_ONE_USER: &str = "of a command that one user runs and ends";
+
+/// Every function of the sources and the tests that is a test.
+fn tests() -> BTreeSet<String> {
+    let mut tests = BTreeSet::new();
+    for (_, text) in in_sources("src").chain(in_sources("tests/it")) {
+        let mut is_test = false;
+        for line in text.lines().map(str::trim) {
+            is_test |= line == "#[test]" || line.starts_with("#[tokio::test");
+            let name = line.strip_prefix("async ").unwrap_or(line).strip_prefix("fn ");
+            if let Some((name, _)) = name.and_then(|rest| rest.split_once('('))
+                && std::mem::take(&mut is_test)
+            {
+                tests.insert(name.to_owned());
+            }
+        }
+    }
+    tests
+}
+
+#[test]
+fn every_bound_that_is_listed_is_driven_to_its_end_or_says_why_not() {
+    let listed = rows().into_iter().map(|row| match row[0].ends_with(".rs") {
+        true => format!("{} {}", row[0], row[1]),
+        false => row[0].clone(),
+    });
+    let (listed, held): (BTreeSet<_>, BTreeSet<_>) =
+        (listed.collect(), BOUNDS.iter().map(|(bound, _)| (*bound).to_owned()).collect());
+    let difference: Vec<_> = listed.symmetric_difference(&held).collect();
+    assert!(difference.is_empty(), "in src/manual/limits.md or here, and not in both: {difference:#?}");
+    assert_eq!(held.len(), BOUNDS.len(), "a bound is here twice");
+
+    let tests = tests();
+    for (bound, held) in BOUNDS {
+        match held {
+            By(test) => assert!(tests.contains(*test), "{bound}: there is no test {test}"),
+            Not(reason) => {
+                assert!(bound.contains(' '), "{bound} is the operator's to set: nothing excuses it");
+                assert!(reason.len() > 20, "{bound}: {reason}");
+            }
+        }
+    }
+}

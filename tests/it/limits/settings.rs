@@ -1,0 +1,31 @@
+//! What a configuration may take: the operator's own files, which may be anything by mistake.
+
+use deferral::internals::config;
+use std::{fs, path::Path};
+
+#[test]
+fn a_configuration_without_end_or_bottom_is_refused() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("deferral.yaml");
+    let valid = "routes: [{ upstream: { url: 'http://127.0.0.1:9/mcp' } }]\n";
+    let mut text = "# It goes on and on.\n".repeat((4 << 20) / 21 + 1);
+    text.push_str(valid);
+    fs::write(&path, &text).expect("it can be written");
+    let said = config::load(&path).map(drop).expect_err("it is too long").to_string();
+    assert!(said.contains("longer than 4194304 bytes"), "{said}");
+
+    let said =
+        |text: &str| config::parse(Path::new("x.yaml"), text).map(drop).expect_err("refused").to_string();
+    let deep = said(&format!("{valid}listen: {}{}\n", "[".repeat(65), "]".repeat(65)));
+    assert!(deep.contains("64"), "{deep}");
+    let long = said(&format!("{valid}drain: 367d\n"));
+    assert!(long.contains("`367d` is longer than a year"), "{long}");
+    assert!(config::parse(Path::new("x.yaml"), &format!("{valid}drain: 366d\n")).is_ok());
+
+    let key = folder.path().join("some.key");
+    fs::write(&key, "0".repeat((4 << 10) + 1)).expect("it can be written");
+    fs::write(&path, format!("{valid}request_state: {{ keys: [{{ file: some.key }}] }}\n"))
+        .expect("it can be written");
+    let said = config::load(&path).map(drop).expect_err("no key is as long").to_string();
+    assert!(said.contains("longer than 4096 bytes"), "{said}");
+}
