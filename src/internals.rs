@@ -108,8 +108,8 @@ pub mod proxy {
         AccessSummary, Commit, Item, Items, Ledger, NoRoom, Passage, Passed, Passing, Reply, Service,
     };
 
-    pub mod legacy {
-        pub use crate::proxy::legacy::{Edited, Entry, Minter, Sieve};
+    pub mod relay {
+        pub use crate::proxy::relay::{Edited, Entry, Minter, Sieve};
     }
 }
 

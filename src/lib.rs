@@ -12,7 +12,7 @@
 //!    from that, and from what the client declared, what is to become of it.
 //! 4. `proxy` carries the plan out. A call that is driven is an `Exchange` of `bridge`, which decides
 //!    without waiting; what waits and sends is here. The call of an older client to an older server
-//!    passes as bytes (`proxy::legacy`).
+//!    passes as bytes (`proxy::relay`).
 //! 5. `upstream` sends it to the server, and gives what comes back: notifications, questions, the end.
 //! 6. When the threshold passes first, the same call, never a second one, goes on in work of its own;
 //!    `task` says what state it may move to, `store` keeps its record, and the client gets a handle.

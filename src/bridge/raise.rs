@@ -1,7 +1,7 @@
 //! Raising: a legacy server's bytes for a 2026-07-28 client, and that client's bytes for a legacy
 //! server. Together with [`super::describe`] these are all the edits between that pair; the list is
 //! in [`crate::manual::passthrough`], and a property test holds the two together. Messages between
-//! an older client and its server are edited in `proxy::legacy` alone.
+//! an older client and its server are edited in `proxy::relay` alone.
 
 use super::describe::server_info_meta;
 use crate::{

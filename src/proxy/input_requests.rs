@@ -2,8 +2,8 @@
 
 use super::{
     Item, Reply,
-    endpoint::Shared,
     reply::{self, Word},
+    shared::Shared,
     switchboard::{Local, Request, Retry, Waiter},
 };
 use crate::{

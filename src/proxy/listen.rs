@@ -2,13 +2,13 @@
 //! principal's sessions with the server and from the tasks.
 
 use super::{
-    Item, Reply,
+    Conversation, Item, Reply,
     drive::reached,
-    endpoint::{Conversation, Shared},
     hub::Listener,
     keep::STORE_PAUSE,
     limits::Place,
     reply::{self, Word},
+    shared::Shared,
 };
 use crate::{
     bridge::{

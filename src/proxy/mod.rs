@@ -7,22 +7,28 @@
 //! from the store.
 //!
 //! A legacy client in front of a legacy server needs none of this: its requests are passed on
-//! ([`Service::pass`], `legacy`), but for what concerns the tasks of 2025-11-25.
+//! ([`Service::pass`], `relay`), but for what concerns the tasks of 2025-11-25 (`legacy`). What is known of
+//! its session is in `session`.
 
 mod answers;
 mod catalogues;
 mod drive;
 mod endpoint;
 mod hub;
+mod ids;
 mod input_requests;
 mod keep;
 mod keep_alive;
 mod ledger;
-pub mod legacy;
+mod legacy;
 mod limits;
 mod listen;
+mod passage;
 mod recent;
+pub mod relay;
 mod reply;
+mod session;
+mod shared;
 mod sweep;
 mod switchboard;
 
@@ -30,10 +36,11 @@ pub use crate::policy::KeepAliveStep;
 pub use endpoint::Endpoint;
 pub use keep_alive::KeepAlive;
 pub use ledger::{Ledger, NoRoom};
+pub use passage::{Passage, Passed, Passing, Piece, Pieces, Then};
 pub use switchboard::Switchboard;
 
 use crate::{
-    dialect::{Call, Caller, Credentials, Principal, legacy::Post},
+    dialect::{Call, Caller, Credentials},
     policy::Route,
     protocol::ErrorObject,
     task::TaskId,
@@ -43,12 +50,18 @@ use crate::{
 use bytes::Bytes;
 use futures_util::{future::BoxFuture, stream::BoxStream};
 use http::{HeaderMap, StatusCode};
-use std::{sync::Arc, time::Duration};
+use std::{future::Future, sync::Arc, time::Duration};
 use tokio::sync::oneshot;
 
 /// What goes back to a client for one call, in order; [`Item::Reply`] is the last. Dropping the
 /// stream before that means the client has left.
 pub type Items = BoxStream<'static, Item>;
+
+/// What a client is told, one message after another.
+trait Conversation: Send + 'static {
+    /// The next message. Dropping the future in between loses nothing but the wait.
+    fn next(&mut self) -> impl Future<Output = Option<Item>> + Send;
+}
 
 /// One message for the client.
 #[derive(Debug)]
@@ -90,59 +103,6 @@ pub struct AccessSummary {
 /// dropped without that, the client has left before it had the handle, and the call is cancelled.
 #[derive(Debug)]
 pub struct Commit(pub oneshot::Sender<()>);
-
-/// One HTTP request of a legacy client.
-#[derive(Debug)]
-pub struct Passage {
-    pub principal: Principal,
-    pub method: http::Method,
-    /// The query of the URL that was called.
-    pub query: Option<String>,
-    pub headers: HeaderMap,
-    pub body: Bytes,
-    /// What the body holds, as far as it could be read.
-    pub post: Post,
-    /// After this much silence an event stream that the server has begun gets a comment.
-    pub keep_alive: Duration,
-}
-
-/// What a legacy client is answered with.
-pub struct Passed {
-    pub status: StatusCode,
-    pub headers: HeaderMap,
-    pub body: Passing,
-}
-
-/// The body of a legacy client's answer.
-pub enum Passing {
-    /// It is there, or there is none.
-    Whole(Bytes, AccessSummary),
-    /// It is still coming.
-    Pieces(Pieces),
-}
-
-/// A body as it comes. Dropping the stream before its end means the client has left, which
-/// cancels nothing.
-pub type Pieces = BoxStream<'static, Piece>;
-
-/// The next of a body.
-#[derive(Debug)]
-pub struct Piece {
-    pub bytes: Bytes,
-    /// Once all that was asked has been answered, with this piece or before.
-    pub account: Option<AccessSummary>,
-    pub then: Then,
-}
-
-/// What follows a piece.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Then {
-    More,
-    /// The body ends.
-    End,
-    /// The body breaks off: the client must not take it for whole.
-    Break,
-}
 
 /// One route at work: what the front hands its calls to.
 pub trait Service: Send + Sync + 'static {

@@ -9,7 +9,7 @@ use crate::{
         frame::on_one_line,
         input::{InputRequest, InputResponses},
     },
-    proxy::{Reply, endpoint::Shared, reply, switchboard::Mail},
+    proxy::{Reply, reply, shared::Shared, switchboard::Mail},
     store::Updated,
     task::{Effect, Event, Record, State, TaskId, view},
 };

@@ -5,7 +5,7 @@
 pub(super) mod experimental;
 pub(super) mod extension;
 
-use super::{endpoint::Shared, reply, switchboard::Mail};
+use super::{reply, shared::Shared, switchboard::Mail};
 use crate::{
     dialect::Principal,
     protocol::{ErrorObject, Method, code},

@@ -13,10 +13,10 @@ use crate::{
     dialect::{Call, Caller},
     protocol::{ErrorObject, Frame, InputResponses, Method, code, headers},
     proxy::{
-        Item, Reply,
-        endpoint::{Conversation, Shared},
+        Conversation, Item, Reply, ids,
         input_requests::{self, Came},
         reply::{self, Word},
+        shared::Shared,
     },
     telemetry::WouldDefer,
     upstream::{self, CallError, Deferral, Description, Event, Identity, Replies},
@@ -137,7 +137,7 @@ impl Attended {
         let (shared, call, caller) = (&self.shared, &self.call, &self.caller);
         let deferral = defer_after.map(|_| Deferral::default());
         let replies = match is_late {
-            false => shared.upstream.call(request(shared, call, caller, deferral.clone())),
+            false => shared.upstream.call(request(call, caller, deferral.clone())),
             true => prepared_later(preparing, shared, call, caller, &server, deferral.clone()),
         };
         let canonical = Canonical {
@@ -298,8 +298,8 @@ async fn prepare(shared: Arc<Shared>, call: Arc<Call>, caller: Arc<Caller>) -> P
 }
 
 /// The call as it is sent.
-fn request(shared: &Shared, call: &Call, caller: &Caller, deferral: Option<Deferral>) -> upstream::Request {
-    let id = shared.next_id();
+fn request(call: &Call, caller: &Caller, deferral: Option<Deferral>) -> upstream::Request {
+    let id = ids::next();
     // What may become a task is watched: its progress is shown in the task's status message.
     let wants_progress = call.progress_token.is_some() || deferral.is_some();
     upstream::Request {
@@ -328,7 +328,7 @@ fn prepared_later(
         match preparing.await {
             Ok(known) => {
                 server.learn(known);
-                shared.upstream.call(request(&shared, &call, &caller, deferral))
+                shared.upstream.call(request(&call, &caller, deferral))
             }
             Err(refusal) => {
                 let refused = Frame::parse(refusal.body)

@@ -6,7 +6,7 @@ use crate::{
     proxy::{
         Item,
         drive::reached,
-        legacy::streams::{Follower, next_line},
+        session::{Follower, next_line},
         switchboard::Waiter,
     },
 };

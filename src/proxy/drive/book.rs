@@ -10,7 +10,7 @@ use crate::{
         ErrorObject, Frame, Id, InputKind, Kind, Method, code,
         input::{InputRequest, InputResponses},
     },
-    proxy::legacy::plain,
+    proxy::session::relayed_questions as plain,
     telemetry::QuestionRefused,
     upstream::Answer,
 };

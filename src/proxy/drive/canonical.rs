@@ -13,10 +13,9 @@ use crate::{
     policy::ToolPolicy,
     protocol::{Capabilities, ErrorObject, InputRequest, InputResponses, Timestamp, code},
     proxy::{
-        Commit, Reply,
-        endpoint::Shared,
-        input_requests,
+        Commit, Reply, input_requests,
         reply::{self, Verdict, Word},
+        shared::Shared,
     },
     runtime::random,
     task::{self, Record, TaskId},

@@ -26,11 +26,11 @@ pub(super) use native::Native;
 
 use super::{
     Item,
-    endpoint::Shared,
     hub::Listener,
     keep::STORE_PAUSE,
     ledger::{Custody, NoRoom, Parked},
     reply::Word,
+    shared::Shared,
     switchboard::{Control, Hold, Local, Mail, Request, Waiter},
 };
 use crate::{

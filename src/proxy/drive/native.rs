@@ -19,9 +19,9 @@ use crate::{
     },
     proxy::{
         AccessSummary, Reply,
-        endpoint::Shared,
-        legacy::{plain, residents::Resident, streams::Key},
         reply::{Word, lost_error, outcome_of},
+        session::{Key, Resident, relayed_questions as plain},
+        shared::Shared,
     },
     task::{self, Owner, Record, TaskId, view::experimental},
     telemetry::Outcome,

@@ -9,11 +9,14 @@
 //! everybody for ever after one DELETE (`WIRE`, B 1, rule 5). What a server is, is judged by the newest
 //! revision it offers itself: a client may be older than its server.
 
-use super::{forward, sessions::Watched, streams::Key};
 use crate::{
     dialect::Principal,
     protocol::{ErrorObject, code},
-    proxy::{AccessSummary, Passage, Passed, Passing, endpoint::Shared},
+    proxy::{
+        AccessSummary, Passage, Passed, Passing, passage, relay,
+        session::{Key, Watched},
+        shared::Shared,
+    },
     telemetry::Outcome,
     upstream::{CallError, ClientSession, Forward, Purpose},
 };
@@ -28,20 +31,20 @@ use std::sync::Arc;
 /// The client ends its session.
 pub(super) async fn leave(shared: Arc<Shared>, passage: Passage) -> Passed {
     let Some(key) = Key::of(passage.principal, &passage.headers) else {
-        return forward::exchange(shared, passage, None).await;
+        return relay::exchange(shared, passage, None).await;
     };
     // The tasks in it go on: its server hears of the end after the last of them.
-    if shared.residents.leave(key, passage.principal, || super::session(&passage)) {
+    if shared.residents.leave(key, passage.principal, || passage.session()) {
         return answer_here(&shared, key);
     }
     match shared.survives_farewells(passage.principal, &passage.headers).await {
         Ok(true) => {}
         Ok(false) => return answer_here(&shared, key),
-        Err(lost) => return forward::unreachable(&shared, &lost),
+        Err(lost) => return relay::unreachable(&shared, &lost),
     }
     let leaving = shared.ended.leave(key);
     let watched = Watched::of(&passage);
-    let passed = forward::exchange(Arc::clone(&shared), passage, None).await;
+    let passed = relay::exchange(Arc::clone(&shared), passage, None).await;
     shared.sessions.saw(&watched, &passed);
     if passed.status.is_success() {
         leaving.is_over();
@@ -60,7 +63,7 @@ pub(super) fn answer_here(shared: &Shared, key: Key) -> Passed {
 
 /// Ends a session at its server, whose client has been told so before. A server that does not survive
 /// that, or cannot be reached, is left to forget the session by itself.
-pub(super) async fn end_at_server(shared: &Shared, principal: Principal, session: ClientSession) {
+pub(in crate::proxy) async fn end_at_server(shared: &Shared, principal: Principal, session: ClientSession) {
     if !matches!(shared.survives_farewells(principal, &session.headers).await, Ok(true)) {
         return;
     }
@@ -96,7 +99,7 @@ pub(super) fn refusal(shared: &Shared, passage: &Passage) -> Option<Passed> {
         );
         let account = AccessSummary::failed(Outcome::Departed, &error);
         let body = crate::dialect::legacy::refusal(&passage.post.waiting(), &error);
-        Passed { status: StatusCode::NOT_FOUND, ..super::document(body, account) }
+        Passed { status: StatusCode::NOT_FOUND, ..passage::document(body, account) }
     })
 }
 

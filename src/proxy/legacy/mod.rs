@@ -1,59 +1,32 @@
-//! Legacy clients in front of a legacy server.
+//! Requests of legacy clients in front of a legacy server: which of them pass, and which are answered here.
 //!
-//! What they send is passed on, and what the server says comes back as it is (`forward`; `relay` is one
-//! answer on its way, `deferred_head` one that had to be begun without the server, `cancelled_requests` knows
-//! to whom none is owed any more, `unfinished` who may come back for one, `farewell` ends sessions, and
-//! `event_ids` gives events ids where the server gives none). Where the server has no tasks of its own, some
-//! messages leave that road, because tasks of 2025-11-25 are made here: `offering` adds them to what the
-//! server says of itself, which `sse_edit` puts into its answers; `judged` refuses what must not reach the
+//! What they send is passed on, and what the server says comes back as it is ([`relay`]). Where the server has
+//! no tasks of its own, some messages leave that road, because tasks of 2025-11-25 are made here:
+//! `task_capability` adds them to what the server says of itself; `required` refuses what must not reach the
 //! server in any shape; `task_call` makes a call a task, in the client's own session (`unsolicited` only once
-//! it turns out to be slow, and `plain` knows what was asked before), [`Driver`](super::drive) holds it, and
-//! `answers::experimental` answers for it, in sessions that are there (`sessions`) and of that revision
-//! (`revisions`). `residents` knows the calls of a session, and so what tasks still need it and whose a
-//! question is that came on the session's own stream (`heard`). What a task has to say reaches its client on
-//! the stream that the session listens on (`streams`), or while it waits for the result.
+//! it turns out to be slow), [`Driver`](super::drive) holds it, and `answers::experimental` answers for it.
+//! `farewell` ends sessions. What is known of a session is in [`session`].
 //!
 //! A client of another revision, or one whose server has tasks, notices nothing of all this.
 
-mod cancelled_requests;
-mod deferred_head;
-mod event_ids;
 mod farewell;
-mod forward;
-mod heard;
-mod judged;
-mod offering;
-pub(super) mod plain;
-mod relay;
-pub(super) mod residents;
-mod revisions;
-mod sessions;
-mod sse_edit;
-pub(super) mod streams;
+mod required;
 mod task_call;
-mod unfinished;
+mod task_capability;
 mod unsolicited;
 
-pub use event_ids::{Entry, Minter};
-pub use heard::Sieve;
-pub use sse_edit::Edited;
-
-pub(super) use cancelled_requests::Ended;
-pub(super) use event_ids::Minted;
-pub(super) use offering::Offering;
-pub(super) use plain::Plain;
-pub(super) use residents::Residents;
-pub(super) use revisions::Revisions;
-pub(super) use sessions::Sessions;
-pub(super) use streams::Streams;
-pub(super) use unfinished::Unfinished;
+pub(super) use farewell::end_at_server;
+pub(super) use task_capability::Offering;
 pub(super) use unsolicited::Waiting;
 
 use super::{
     AccessSummary, Passage, Passed, Passing,
     answers::experimental,
-    endpoint::Shared,
+    passage::{document, refusal},
+    relay::{self, Edit, event_ids},
     reply::{self, stopping_error},
+    session::{self, Watched, relayed_questions::Whose},
+    shared::Shared,
 };
 use crate::{
     bridge::{Drive, NativeCall, Plan, offer, plan_native},
@@ -62,19 +35,12 @@ use crate::{
         legacy::{self, Message},
     },
     policy::Mode,
-    protocol::{ErrorObject, Frame, Id, Kind, Method},
+    protocol::{Frame, Id, Kind, Method},
     task::{Owner, Scope},
     telemetry::Outcome,
-    upstream::ClientSession,
 };
 use bytes::Bytes;
-use http::{
-    HeaderMap, HeaderName, HeaderValue, StatusCode,
-    header::{CACHE_CONTROL, CONTENT_LENGTH, CONTENT_TYPE, RETRY_AFTER},
-};
-use plain::Whose;
-use sessions::Watched;
-use sse_edit::Edit;
+use http::{HeaderMap, StatusCode, header::RETRY_AFTER};
 use std::sync::Arc;
 
 /// What a request means to us.
@@ -108,7 +74,7 @@ pub(super) async fn pass(shared: Arc<Shared>, passage: Passage) -> Passed {
             }
             let watched = Watched::of(&passage);
             let kept = event_ids::terms(&shared, &passage);
-            let passed = forward::pass(Arc::clone(&shared), passage, edit).await;
+            let passed = relay::pass(Arc::clone(&shared), passage, edit).await;
             shared.sessions.saw(&watched, &passed);
             match kept {
                 Some(terms) => event_ids::keep(&shared, terms, passed),
@@ -153,7 +119,7 @@ fn may_leave(shared: &Shared, passage: &Passage) -> bool {
             && unsolicited::is_named(shared, passage)
             && may_wish(passage);
     }
-    if judged::may_refuse(shared, passage) {
+    if required::may_refuse(shared, passage) {
         return true;
     }
     match &passage.post.messages[..] {
@@ -182,16 +148,16 @@ fn may_wish(passage: &Passage) -> bool {
 }
 
 async fn road(shared: &Arc<Shared>, passage: &Passage) -> Disposition {
-    if let Some(refusal) = judged::refuse(shared, passage).await {
+    if let Some(refusal) = required::refuse(shared, passage).await {
         return Disposition::Ends(refusal);
     }
     let client = Client::of(shared, passage);
     match &passage.post.messages[..] {
         [Message::Request { method: Method::Initialize, .. }] => Disposition::Passes(Some(
-            offering::handshake(Arc::clone(shared), &passage.body, client.principal),
+            task_capability::handshake(Arc::clone(shared), &passage.body, client.principal),
         )),
         [Message::Request { method: Method::ToolsList, .. }] if shared.offers_tasks(passage).await => {
-            Disposition::Passes(Some(offering::tools(Arc::clone(shared))))
+            Disposition::Passes(Some(task_capability::tools(Arc::clone(shared))))
         }
         [Message::Request { method: Method::ToolsCall, id, target }] => {
             call(shared, passage, &client, id, target.as_deref().unwrap_or_default()).await
@@ -266,13 +232,13 @@ pub(super) struct Client {
     pub(super) principal: Principal,
     pub(super) owner: Owner,
     /// The session's name among those that listen; none where it has no id.
-    pub(super) session: Option<streams::Key>,
+    pub(super) session: Option<session::Key>,
 }
 
 impl Client {
     fn of(shared: &Shared, passage: &Passage) -> Self {
         let principal = passage.principal;
-        let session = streams::Key::of(principal, &passage.headers);
+        let session = session::Key::of(principal, &passage.headers);
         let scope = match &session {
             // Nothing tells them apart but the session.
             Some(session) if principal.is_anonymous() => Scope::Session(session.digest()),
@@ -287,43 +253,4 @@ impl Client {
     pub(super) fn is_told_apart(&self) -> bool {
         self.session.is_some() || !self.principal.is_anonymous()
     }
-}
-
-/// The client's session, as calls in it are made.
-fn session(passage: &Passage) -> ClientSession {
-    ClientSession { query: passage.query.clone(), headers: passage.headers.clone() }
-}
-
-/// A result of ours.
-pub(super) fn success(id: &Id, result: &[u8], account: AccessSummary) -> Passed {
-    document(legacy::success(id, result), account)
-}
-
-/// A refusal of ours.
-pub(super) fn refusal(id: &Id, error: &ErrorObject) -> Passed {
-    let body = legacy::refusal(std::slice::from_ref(id), error);
-    document(body, AccessSummary::failed(Outcome::Refused, error))
-}
-
-/// A refusal that answers no request.
-fn refusal_for_none(status: StatusCode, error: &ErrorObject) -> Passed {
-    let account = AccessSummary::failed(Outcome::Refused, error);
-    Passed { status, ..document(legacy::refusal(&[], error), account) }
-}
-
-pub(super) fn document(body: Bytes, account: AccessSummary) -> Passed {
-    let headers = HeaderMap::from_iter([
-        (CONTENT_TYPE, HeaderValue::from_static("application/json")),
-        (CONTENT_LENGTH, body.len().into()),
-    ]);
-    Passed { status: StatusCode::OK, headers, body: Passing::Whole(body, account) }
-}
-
-/// The head of an event stream of ours.
-pub(super) fn event_stream() -> HeaderMap {
-    HeaderMap::from_iter([
-        (CONTENT_TYPE, HeaderValue::from_static("text/event-stream")),
-        (CACHE_CONTROL, HeaderValue::from_static("no-cache")),
-        (HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no")),
-    ])
 }

@@ -5,7 +5,7 @@
 //! connection of the client's matters to it, and no departure cancels anything (2025-11-25, *Sending
 //! Messages to the Server*).
 
-use super::{Client, refusal, residents::Resident, session};
+use super::Client;
 use crate::{
     bridge::offer,
     dialect::Credentials,
@@ -13,8 +13,10 @@ use crate::{
     proxy::{
         AccessSummary, Passage, Passed,
         drive::{Driver, Native},
-        endpoint::{Shared, was_given},
+        ids, passage,
         reply::lost_error,
+        session::Resident,
+        shared::Shared,
     },
     task::view::experimental,
     telemetry::Outcome,
@@ -24,16 +26,6 @@ use bytes::Bytes;
 use http::HeaderMap;
 use std::{sync::Arc, time::Duration};
 use tokio::sync::oneshot;
-
-/// The ids of our requests in sessions of clients: far above what a client counts to, and still
-/// exact in a double.
-pub(super) const IDS: u64 = 1 << 51;
-
-/// Whether a call of ours in a client's session has this number, or had it. A client's own tokens may be
-/// as large.
-pub(super) fn is_ours(number: u64) -> bool {
-    number.checked_sub(IDS).is_some_and(was_given)
-}
 
 /// Makes the task, and begins the call.
 pub(super) async fn begin(shared: &Arc<Shared>, (call, replies): (Native, Replies), id: &Id) -> Passed {
@@ -55,11 +47,11 @@ pub(super) async fn begin(shared: &Arc<Shared>, (call, replies): (Native, Replie
         Ok(Ok((task, created))) => {
             let account =
                 AccessSummary { outcome: Outcome::Task, task: Some(task), ..AccessSummary::default() };
-            super::success(id, &created, account)
+            passage::success(id, &created, account)
         }
         // Never a plain result instead, which the client could not tell from the task's.
-        Ok(Err(no_room)) => refusal(id, &ErrorObject::new(code::BUSY, no_room.to_string())),
-        Err(_) => refusal(id, &lost_error(&CallError::Closing)),
+        Ok(Err(no_room)) => passage::refusal(id, &ErrorObject::new(code::BUSY, no_room.to_string())),
+        Err(_) => passage::refusal(id, &lost_error(&CallError::Closing)),
     }
 }
 
@@ -73,7 +65,7 @@ pub(super) fn in_session(
     tool: &str,
     ttl: Option<Duration>,
 ) -> (Native, Replies) {
-    let number = IDS + shared.next_id();
+    let number = ids::next_in_session();
     let request = Request {
         caller: Identity {
             principal: passage.principal,
@@ -94,7 +86,7 @@ pub(super) fn in_session(
     let wants_progress = token.is_some();
     // A slice of the message would keep all of it.
     let token = token.map(|token| Bytes::copy_from_slice(&token));
-    let (replies, call) = shared.upstream.call_in(session(passage), request);
+    let (replies, call) = shared.upstream.call_in(passage.session(), request);
     let resident =
         client.session.zip(call).map(|(key, call)| Resident::new(shared, key, number, token, call));
     let native = Native {

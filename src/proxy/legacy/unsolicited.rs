@@ -9,14 +9,15 @@
 //!
 //! The answer's events are ours: they have no ids, and cannot be resumed.
 
-use super::{document, streams::Key};
 use crate::{
     dialect::legacy,
     protocol::{Id, sse},
     proxy::{
         Item, Passage, Passed, Passing, Piece, Then,
         drive::{Driver, Native},
-        endpoint::Shared,
+        passage::{document, event_stream},
+        session::Key,
+        shared::Shared,
         switchboard::{Mail, Request, Waiter},
     },
     task::TaskId,
@@ -79,7 +80,7 @@ pub(super) async fn begin(
     };
     let rest = stream::unfold(Some((said, keep_alive)), next);
     let pieces = stream::once(std::future::ready(first)).chain(rest).boxed();
-    Passed { status: StatusCode::OK, headers: super::event_stream(), body: Passing::Pieces(pieces) }
+    Passed { status: StatusCode::OK, headers: event_stream(), body: Passing::Pieces(pieces) }
 }
 
 /// The client takes requests back (2025-11-25, *Cancellation*). Those of them that wait here end here, and

@@ -14,7 +14,7 @@ use deferral::internals::{
         sse::{Cutter, Decoder, SseEvent},
         sse_watch::{Gist, Watch},
     },
-    proxy::legacy::{Edited, Minter, Sieve},
+    proxy::relay::{Edited, Minter, Sieve},
 };
 use http::HeaderValue;
 

@@ -119,33 +119,36 @@ const BOUNDS: &[(&str, Held)] = &[
     ("task/retention.rs LONGEST", By("a_result_stays_for_the_whole_retention")),
     ("policy/threshold.rs SHORTEST_RETENTION", Not("the operator's own setting, raised to this")),
     // Older clients.
-    ("proxy/legacy/cancelled_requests.rs REMEMBERED", By("only_so_much_is_remembered")),
+    ("proxy/session/cancelled_requests.rs REMEMBERED", By("only_so_much_is_remembered")),
     (
-        "proxy/legacy/cancelled_requests.rs PATIENCE",
+        "proxy/session/cancelled_requests.rs PATIENCE",
         By("a_session_whose_end_is_never_answered_holds_up_nobody_for_ever"),
     ),
-    ("proxy/legacy/unfinished.rs REMEMBERED", By("only_so_much_is_remembered")),
-    ("proxy/legacy/unfinished.rs IDS", By("only_so_much_is_remembered")),
+    ("proxy/session/unfinished.rs REMEMBERED", By("only_so_much_is_remembered")),
+    ("proxy/session/unfinished.rs IDS", By("only_so_much_is_remembered")),
     (
-        "proxy/legacy/residents.rs REMEMBERED",
+        "proxy/session/in_flight.rs REMEMBERED",
         By("only_so_many_calls_that_have_left_are_remembered_and_none_that_was_answered"),
     ),
     (
-        "proxy/legacy/sessions.rs REMEMBERED",
+        "proxy/session/presence.rs REMEMBERED",
         By("a_storm_of_sessions_makes_others_forgotten_by_eighths_the_oldest_first"),
     ),
     (
-        "proxy/legacy/sessions.rs REFUSAL",
+        "proxy/session/presence.rs REFUSAL",
         Not(
             "of one answer to a question that is only asked where it is not known whether a session is there",
         ),
     ),
-    ("proxy/legacy/sessions.rs PATIENCE", Not("a wait; whoever waited is served as if there were no answer")),
-    ("proxy/legacy/forward.rs WHOLE", By("a_large_document_comes_as_it_is_sent")),
+    (
+        "proxy/session/presence.rs PATIENCE",
+        Not("a wait; whoever waited is served as if there were no answer"),
+    ),
+    ("proxy/relay/forward.rs WHOLE", By("a_large_document_comes_as_it_is_sent")),
     ("proxy/answers/experimental.rs PAGE", By("a_list_has_pages_and_every_task_once")),
     ("proxy/answers/experimental.rs WAITING", By("what_nobody_can_hear_does_not_hold_up_the_task")),
     (
-        "proxy/legacy/streams.rs WAITING",
+        "proxy/session/streams.rs WAITING",
         By("a_client_that_listens_and_does_not_read_holds_up_its_task_for_a_moment_only"),
     ),
     (

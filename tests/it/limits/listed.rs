@@ -31,7 +31,7 @@ const NO_BOUND: &[(&str, &str)] = &[
     ("front/rest.rs BREATHER", PAUSE),
     ("proxy/keep.rs FIRST_PAUSE", PAUSE),
     ("proxy/keep.rs NO_ROOM_BYTES", "an estimate: what the words that say so take"),
-    ("proxy/legacy/task_call.rs IDS", NUMBERS),
+    ("proxy/ids.rs IN_SESSION", NUMBERS),
     ("proxy/listen.rs MERGE", PAUSE),
     ("proxy/sweep.rs PERIOD", PAUSE),
     ("runtime/net.rs LET_GO", PAUSE),

@@ -22,7 +22,7 @@ pub struct Edited {
 }
 
 /// The response as it goes to the client, where it is one document.
-pub(super) fn document(body: Bytes, edit: &mut Edit, in_session: Option<&HeaderValue>) -> Bytes {
+pub(in crate::proxy) fn document(body: Bytes, edit: &mut Edit, in_session: Option<&HeaderValue>) -> Bytes {
     match Frame::parse(body.clone()) {
         Ok(frame) => edit(&frame, in_session).unwrap_or(body),
         Err(_) => body,
@@ -68,7 +68,7 @@ impl Edited {
     }
 
     /// The stream goes on elsewhere, where the event comes again that has not ended.
-    pub(super) fn forget(&mut self) {
+    pub(in crate::proxy) fn forget(&mut self) {
         drop(self.events.rest());
     }
 
@@ -104,13 +104,13 @@ impl Edited {
 }
 
 /// The message in an event, where there is one. In memory of its own: it may outlive the event.
-pub(super) fn message(event: &[u8]) -> Option<Frame> {
+pub(in crate::proxy) fn message(event: &[u8]) -> Option<Frame> {
     let said: Vec<&[u8]> = lines(event).filter_map(|(line, _)| data(line)).collect();
     Frame::parse(Bytes::from(said.join(&b'\n'))).ok()
 }
 
 /// The lines in `bytes`, each with its end. The last may have none.
-pub(super) fn lines(mut bytes: &[u8]) -> impl Iterator<Item = (&[u8], &[u8])> {
+pub(in crate::proxy) fn lines(mut bytes: &[u8]) -> impl Iterator<Item = (&[u8], &[u8])> {
     std::iter::from_fn(move || {
         if bytes.is_empty() {
             return None;
@@ -129,7 +129,7 @@ pub(super) fn lines(mut bytes: &[u8]) -> impl Iterator<Item = (&[u8], &[u8])> {
 }
 
 /// What a `data:` line says.
-pub(super) fn data(line: &[u8]) -> Option<&[u8]> {
+pub(in crate::proxy) fn data(line: &[u8]) -> Option<&[u8]> {
     match line.strip_prefix(b"data")? {
         [] => Some(&[]),
         [b':', b' ', rest @ ..] | [b':', rest @ ..] => Some(rest),

@@ -7,7 +7,7 @@ use super::{cancelled_requests::Marks, streams::Key};
 use crate::{
     dialect::Principal,
     protocol::{Revision, headers::PROTOCOL_VERSION},
-    proxy::endpoint::Shared,
+    proxy::shared::Shared,
 };
 use http::HeaderMap;
 use std::sync::{Mutex, PoisonError};
@@ -24,7 +24,7 @@ pub(in crate::proxy) struct Revisions {
 
 impl Revisions {
     /// The handshake that opened this session has agreed on 2025-11-25.
-    pub(super) fn learn(&self, session: Key) {
+    pub(in crate::proxy) fn learn(&self, session: Key) {
         self.sessions.lock().unwrap_or_else(PoisonError::into_inner).remember(session.digest());
     }
 
@@ -37,7 +37,7 @@ impl Revisions {
 
 impl Shared {
     /// Whether the revision that a request is of knows tasks.
-    pub(super) fn knows_tasks(&self, principal: Principal, headers: &HeaderMap) -> bool {
+    pub(in crate::proxy) fn knows_tasks(&self, principal: Principal, headers: &HeaderMap) -> bool {
         match headers.get(&PROTOCOL_VERSION) {
             Some(version) => version == Revision::V2025_11_25.as_str(),
             None => Key::of(principal, headers).is_some_and(|session| self.revisions.knows(session)),

@@ -30,14 +30,14 @@ struct Known {
 
 /// An event of a client's session: a digest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Place([u8; 16]);
+pub(in crate::proxy) struct Place([u8; 16]);
 
 /// What a stream has left unanswered.
 #[derive(Clone, Debug)]
-pub(super) struct Left {
-    pub(super) waiting: SmallVec<[Id; 1]>,
+pub(in crate::proxy) struct Left {
+    pub(in crate::proxy) waiting: SmallVec<[Id; 1]>,
     /// Whoever goes on elsewhere may still take it back.
-    pub(super) asked: Arc<Asked>,
+    pub(in crate::proxy) asked: Arc<Asked>,
 }
 
 /// How many streams are remembered. Each costs about 500 bytes; the client of one that is forgotten too
@@ -50,7 +50,7 @@ const IDS: usize = 256;
 // === impl Place ===
 
 impl Place {
-    pub(super) fn of(principal: Principal, session: Option<Key>, last_id: &[u8]) -> Self {
+    pub(in crate::proxy) fn of(principal: Principal, session: Option<Key>, last_id: &[u8]) -> Self {
         let whose = session.map_or(*principal.as_bytes(), Key::digest);
         Self(*Principal::of(&[&whose, last_id]).as_bytes())
     }
@@ -60,7 +60,7 @@ impl Place {
 
 impl Unfinished {
     /// A stream ended behind this event, and these wait for the rest.
-    pub(super) fn leave(&self, place: Place, waiting: SmallVec<[Id; 1]>, asked: Arc<Asked>) {
+    pub(in crate::proxy) fn leave(&self, place: Place, waiting: SmallVec<[Id; 1]>, asked: Arc<Asked>) {
         if asked.ids().iter().map(|id| id.as_bytes().len()).sum::<usize>() > IDS {
             return;
         }
@@ -77,12 +77,12 @@ impl Unfinished {
     }
 
     /// What still waits for an answer behind this event; mostly nothing.
-    pub(super) fn left(&self, place: Place) -> Option<Left> {
+    pub(in crate::proxy) fn left(&self, place: Place) -> Option<Left> {
         self.known().left.get(&place).cloned()
     }
 
     /// What was left there has been answered.
-    pub(super) fn finish(&self, place: Place) {
+    pub(in crate::proxy) fn finish(&self, place: Place) {
         self.known().left.remove(&place);
     }
 

@@ -11,13 +11,10 @@
 //! before its server's: what a handshake, a list or a notification is answered with may be a status.
 
 use super::{
+    answer::{GivingUp, Owing, Relaying, Timing},
     deferred_head::{self, Body},
-    event_stream,
-    heard::Heard,
-    relay::{GivingUp, Owing, Relaying, Timing},
-    residents::Theirs,
+    session_stream::Heard,
     sse_edit::{self, Edit, Edited},
-    streams::Key,
 };
 use crate::{
     bridge::{Relay, offer},
@@ -36,8 +33,10 @@ use crate::{
     },
     proxy::{
         AccessSummary, KeepAlive, Passage, Passed, Passing,
-        endpoint::Shared,
+        passage::event_stream,
         reply::{lost_error, outcome_of},
+        session::{Key, Theirs},
+        shared::Shared,
     },
     runtime::Stopping,
     telemetry::Outcome,
@@ -79,7 +78,7 @@ struct Listens {
 }
 
 /// Passes one request on, and gives what the client is answered with.
-pub(super) async fn pass(shared: Arc<Shared>, passage: Passage, edit: Option<Edit>) -> Passed {
+pub(in crate::proxy) async fn pass(shared: Arc<Shared>, passage: Passage, edit: Option<Edit>) -> Passed {
     if passage.post.messages.contains(&Message::Notification(Asked::Cancelled))
         && let Some(key) = Key::of(passage.principal, &passage.headers)
     {
@@ -89,7 +88,7 @@ pub(super) async fn pass(shared: Arc<Shared>, passage: Passage, edit: Option<Edi
 }
 
 /// Sends one request on, and gives what comes back.
-pub(super) async fn exchange(shared: Arc<Shared>, passage: Passage, edit: Option<Edit>) -> Passed {
+pub(in crate::proxy) async fn exchange(shared: Arc<Shared>, passage: Passage, edit: Option<Edit>) -> Passed {
     let began = shared.clock.now();
     let is_call = passage.post.may_ask();
     let ladder = match is_call {
@@ -438,7 +437,7 @@ async fn refused(waiting: &[Id], lost: &CallError, owing: &Owing, timing: &Timin
 }
 
 /// The server cannot be reached to be told what nobody waits for an answer to.
-pub(super) fn unreachable(shared: &Arc<Shared>, lost: &CallError) -> Passed {
+pub(in crate::proxy) fn unreachable(shared: &Arc<Shared>, lost: &CallError) -> Passed {
     let timing = Timing { began: shared.clock.now(), shared: Arc::clone(shared), _work: None };
     untold(lost, &timing)
 }

@@ -4,13 +4,9 @@
 //! for the log, for who comes back ([`Unfinished`]), and for the session that listens.
 
 use super::{
-    cancelled_requests::Asked,
     deferred_head::{self, Body},
-    heard::Heard,
-    residents::Theirs,
+    session_stream::Heard,
     sse_edit::Edited,
-    streams::{Key, Stream as Listening},
-    unfinished::{Left, Place, Unfinished},
 };
 use crate::{
     bridge::relay::{Action, Loss, Phase, Relay, Said, Verdict},
@@ -18,9 +14,10 @@ use crate::{
     protocol::{ErrorObject, Id, headers::LAST_EVENT_ID},
     proxy::{
         AccessSummary, Passage, Piece, Then,
-        endpoint::Shared,
         keep_alive::Timer,
         reply::{lost_error, outcome_of},
+        session::{Asked, Key, Left, Place, Stream as Listening, Theirs, Unfinished},
+        shared::Shared,
     },
     runtime::Stopping,
     telemetry::Outcome,
@@ -39,42 +36,42 @@ use std::{
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
 /// One answer as it goes by.
-pub(super) struct Relaying {
-    pub(super) relay: Relay<CallError>,
-    pub(super) body: Body,
+pub(in crate::proxy) struct Relaying {
+    pub(in crate::proxy) relay: Relay<CallError>,
+    pub(in crate::proxy) body: Body,
     /// What is said of it in the log, as far as is known.
-    pub(super) outcome: Outcome,
-    pub(super) timing: Timing,
-    pub(super) timer: Timer,
+    pub(in crate::proxy) outcome: Outcome,
+    pub(in crate::proxy) timing: Timing,
+    pub(in crate::proxy) timer: Timer,
     /// For a call that has a deadline.
-    pub(super) giving_up: Option<Box<GivingUp>>,
+    pub(in crate::proxy) giving_up: Option<Box<GivingUp>>,
     /// What is changed of the answer.
-    pub(super) edited: Option<Box<Edited>>,
+    pub(in crate::proxy) edited: Option<Box<Edited>>,
     /// What is taken out of a session's own stream.
-    pub(super) heard: Option<Box<Heard>>,
+    pub(in crate::proxy) heard: Option<Box<Heard>>,
     /// The client's own call that it answers.
-    pub(super) call: Option<Theirs>,
+    pub(in crate::proxy) call: Option<Theirs>,
     /// The session listens on it, and we may have something to say.
-    pub(super) listening: Option<Box<Listening>>,
-    pub(super) owing: Owing,
+    pub(in crate::proxy) listening: Option<Box<Listening>>,
+    pub(in crate::proxy) owing: Owing,
     /// To whom an answer is owed, while that is found out.
-    pub(super) settling: Option<BoxFuture<'static, SmallVec<[Id; 1]>>>,
+    pub(in crate::proxy) settling: Option<BoxFuture<'static, SmallVec<[Id; 1]>>>,
     /// Our own end of it. Made when it is first waited for: most answers are there.
-    pub(super) stop: Option<BoxFuture<'static, ()>>,
-    pub(super) stopping: Stopping,
+    pub(in crate::proxy) stop: Option<BoxFuture<'static, ()>>,
+    pub(in crate::proxy) stopping: Stopping,
 }
 
 /// How long the server has been waited for.
-pub(super) struct Timing {
-    pub(super) shared: Arc<Shared>,
-    pub(super) began: Instant,
+pub(in crate::proxy) struct Timing {
+    pub(in crate::proxy) shared: Arc<Shared>,
+    pub(in crate::proxy) began: Instant,
     /// A stopping proxy waits for it; not where the client only listens.
-    pub(super) _work: Option<TaskTrackerToken>,
+    pub(in crate::proxy) _work: Option<TaskTrackerToken>,
 }
 
 /// To whom an answer is owed: who asked, in which session.
 #[derive(Clone)]
-pub(super) struct Owing {
+pub(in crate::proxy) struct Owing {
     asked: Arc<Asked>,
     unfinished: Arc<Unfinished>,
     principal: Principal,
@@ -83,7 +80,7 @@ pub(super) struct Owing {
 }
 
 /// What it takes to give up a call that takes too long.
-pub(super) struct GivingUp {
+pub(in crate::proxy) struct GivingUp {
     /// The client's own: the server is told there.
     session: ClientSession,
     asked: Arc<Asked>,
@@ -290,7 +287,7 @@ impl Loss for CallError {
 // === impl Timing ===
 
 impl Timing {
-    pub(super) fn account(&self, outcome: Outcome) -> AccessSummary {
+    pub(in crate::proxy) fn account(&self, outcome: Outcome) -> AccessSummary {
         let upstream = self.shared.clock.now().saturating_duration_since(self.began);
         AccessSummary { outcome, upstream, ..AccessSummary::default() }
     }
@@ -300,7 +297,7 @@ impl Timing {
 
 impl Owing {
     /// `key` is the session in which it is asked.
-    pub(super) fn of(shared: &Shared, passage: &Passage, key: Option<Key>) -> Self {
+    pub(in crate::proxy) fn of(shared: &Shared, passage: &Passage, key: Option<Key>) -> Self {
         Self {
             asked: Asked::new(&shared.ended, key, passage.post.waiting()),
             unfinished: Arc::clone(&shared.unfinished),
@@ -311,7 +308,7 @@ impl Owing {
 
     /// What the request comes back for, where it does, and where that is known: what a stream has left
     /// unanswered.
-    pub(super) fn comes_back(&mut self, passage: &Passage) -> SmallVec<[Id; 1]> {
+    pub(in crate::proxy) fn comes_back(&mut self, passage: &Passage) -> SmallVec<[Id; 1]> {
         let last_id = passage.headers.get(&LAST_EVENT_ID).filter(|_| passage.method == Method::GET);
         let left = last_id.and_then(|last_id| self.unfinished.left(self.place(last_id.as_bytes())));
         let Some(Left { waiting, asked }) = left else { return SmallVec::new() };
@@ -320,16 +317,16 @@ impl Owing {
         waiting
     }
 
-    pub(super) fn asked(&self) -> &Arc<Asked> {
+    pub(in crate::proxy) fn asked(&self) -> &Arc<Asked> {
         &self.asked
     }
 
-    pub(super) fn is_in_session(&self) -> bool {
+    pub(in crate::proxy) fn is_in_session(&self) -> bool {
         self.asked.key().is_some()
     }
 
     /// Behind which event the client has come back.
-    pub(super) fn resumed(&self) -> Option<&HeaderValue> {
+    pub(in crate::proxy) fn resumed(&self) -> Option<&HeaderValue> {
         self.resumed.as_ref()
     }
 
@@ -339,7 +336,7 @@ impl Owing {
     }
 
     /// All has been answered.
-    pub(super) fn answered(&self) {
+    pub(in crate::proxy) fn answered(&self) {
         if let Some(last_id) = &self.resumed {
             self.unfinished.finish(self.place(last_id.as_bytes()));
         }
@@ -350,7 +347,7 @@ impl Owing {
     }
 
     /// What an error of the server means.
-    pub(super) fn of_error(&self) -> Outcome {
+    pub(in crate::proxy) fn of_error(&self) -> Outcome {
         if self.asked.is_taken_back() { Outcome::Departed } else { Outcome::ServerError }
     }
 }
@@ -359,14 +356,14 @@ impl Owing {
 
 impl GivingUp {
     /// For a call on a route that has a deadline.
-    pub(super) fn of(shared: &Shared, passage: &Passage, asked: &Arc<Asked>) -> Option<Box<Self>> {
+    pub(in crate::proxy) fn of(shared: &Shared, passage: &Passage, asked: &Arc<Asked>) -> Option<Box<Self>> {
         shared.route.held.deadline?;
-        Some(Box::new(Self { session: super::session(passage), asked: Arc::clone(asked) }))
+        Some(Box::new(Self { session: passage.session(), asked: Arc::clone(asked) }))
     }
 
     /// Tells the server that the calls are cancelled (2025-11-25, *Cancellation*). What it still says
     /// of them is not waited for.
-    pub(super) fn tell(self, shared: &Arc<Shared>) {
+    pub(in crate::proxy) fn tell(self, shared: &Arc<Shared>) {
         let Self { session, asked } = self;
         if asked.lose() {
             let reason = "it took longer than the proxy lets a client wait";

@@ -9,7 +9,7 @@
 //! The bounds are named: `resume.bytes` of an answer, `resume.keep` after its end, and `resume.streams`
 //! answers at a time, beyond which answers go without ids.
 
-use super::{event_stream, refusal_for_none, sse_edit::lines, streams::Key};
+use super::sse_edit::lines;
 use crate::{
     policy::Resume,
     protocol::{
@@ -19,7 +19,12 @@ use crate::{
         headers::LAST_EVENT_ID,
         sse::Cutter,
     },
-    proxy::{AccessSummary, Passage, Passed, Passing, Piece, Pieces, Then, endpoint::Shared},
+    proxy::{
+        AccessSummary, Passage, Passed, Passing, Piece, Pieces, Then,
+        passage::{event_stream, refusal_for_none},
+        session::Key,
+        shared::Shared,
+    },
     runtime::random,
 };
 use bytes::{BufMut, Bytes, BytesMut};
@@ -98,13 +103,13 @@ pub struct Minter {
 const PREFIX: &str = "deferral-";
 
 /// How an answer is to be kept, where it is.
-pub(super) struct Terms {
+pub(in crate::proxy) struct Terms {
     session: Option<Key>,
     primes: bool,
 }
 
 /// Whether the answer to this request is to be kept: a route's calls and what else waits for an answer.
-pub(super) fn terms(shared: &Shared, passage: &Passage) -> Option<Terms> {
+pub(in crate::proxy) fn terms(shared: &Shared, passage: &Passage) -> Option<Terms> {
     let waits = shared.route.resume.mint && passage.method == Method::POST && passage.post.may_ask();
     waits.then(|| Terms {
         session: Key::of(passage.principal, &passage.headers),
@@ -113,7 +118,7 @@ pub(super) fn terms(shared: &Shared, passage: &Passage) -> Option<Terms> {
 }
 
 /// Keeps an answer, and gives its events ids, if it is an event stream.
-pub(super) fn keep(shared: &Arc<Shared>, terms: Terms, passed: Passed) -> Passed {
+pub(in crate::proxy) fn keep(shared: &Arc<Shared>, terms: Terms, passed: Passed) -> Passed {
     let is_events = is_media(passed.headers.get(CONTENT_TYPE), EVENT_STREAM);
     let Passed { status, headers, body } = passed;
     let pieces = match body {
@@ -172,7 +177,7 @@ async fn pump(shared: Arc<Shared>, kept: Arc<Kept>, mut pieces: Pieces, mut mint
 }
 
 /// The answer to a client that comes back to a stream of ours; nothing for any other request.
-pub(super) fn resume(shared: &Shared, passage: &Passage) -> Option<Passed> {
+pub(in crate::proxy) fn resume(shared: &Shared, passage: &Passage) -> Option<Passed> {
     if passage.method != Method::GET || !shared.route.resume.mint {
         return None;
     }

@@ -1,12 +1,11 @@
 //! What servers say of themselves in a handshake: which have tasks of their own, and which revisions they
 //! know; and what is added to the words of those that have no tasks.
 
-use super::{sse_edit::Edit, streams::Key};
 use crate::{
     bridge::offer::{self, Handshake},
     dialect::{Credentials, Principal, legacy},
     protocol::{Capabilities, Revision, splice::Object},
-    proxy::{Passage, endpoint::Shared},
+    proxy::{Passage, relay::Edit, session::Key, shared::Shared},
     upstream::{CallError, Identity},
 };
 use bytes::Bytes;

@@ -9,11 +9,11 @@
 //! call; a question names none, and belongs to the only call in flight. Where there are several it is
 //! nobody's, and so it is where a call has left without its end: the server may still be at that one.
 
-use super::{farewell, streams::Key, task_call::is_ours};
+use super::{cancelled_requests::Mark, streams::Key};
 use crate::{
     dialect::Principal,
     protocol::{Frame, Id, Kind, Method, splice::Object},
-    proxy::{endpoint::Shared, legacy::cancelled_requests::Mark},
+    proxy::{ids, legacy::end_at_server, shared::Shared},
     telemetry::QuestionRefused,
     upstream::{ClientSession, OffStream, only_one},
 };
@@ -69,7 +69,7 @@ pub(in crate::proxy) struct Resident {
 }
 
 /// One call of the client's own.
-pub(super) struct Theirs {
+pub(in crate::proxy) struct Theirs {
     shared: Arc<Shared>,
     key: Key,
     /// What it asks.
@@ -97,7 +97,7 @@ const REMEMBERED: usize = 16 << 10;
 impl Residents {
     /// The client has ended this session. Whether calls of ours go on in it: then its server is told
     /// once they have ended, and must not be before.
-    pub(super) fn leave(
+    pub(in crate::proxy) fn leave(
         &self,
         key: Key,
         principal: Principal,
@@ -112,12 +112,12 @@ impl Residents {
     }
 
     /// Whether a call of ours is in flight in a session.
-    pub(super) fn has_ours(&self, key: Key) -> bool {
+    pub(in crate::proxy) fn has_ours(&self, key: Key) -> bool {
         self.sessions.get(&key).is_some_and(|inhabited| !inhabited.ours.is_empty())
     }
 
     /// Takes what the session's own stream has said, where it is for a call of ours. Whether it was.
-    pub(super) fn take(&self, key: Key, frame: Frame) -> bool {
+    pub(in crate::proxy) fn take(&self, key: Key, frame: Frame) -> bool {
         match frame.kind() {
             Kind::Notification { method: Method::Progress, params: Some(params) } => {
                 let token = Object::read(params).ok().and_then(|params| params.get("progressToken"));
@@ -125,7 +125,7 @@ impl Residents {
                 match self.by_token(key, &token) {
                     Some(call) => call.hear(frame),
                     // Of a call of ours that has ended.
-                    None => return token.came_back().is_some_and(is_ours),
+                    None => return token.came_back().is_some_and(ids::is_of_session),
                 }
                 true
             }
@@ -229,7 +229,7 @@ fn mark(request: &Id) -> Mark {
 
 impl Resident {
     /// A call under this number, or with the client's own progress token.
-    pub(super) fn new(
+    pub(in crate::proxy) fn new(
         shared: &Arc<Shared>,
         key: Key,
         number: u64,
@@ -258,20 +258,25 @@ impl Drop for Resident {
         }
         let Some((principal, session)) = left else { return };
         let shared = Arc::clone(&self.shared);
-        self.shared.stopping.spawn(async move { farewell::end_at_server(&shared, principal, session).await });
+        self.shared.stopping.spawn(async move { end_at_server(&shared, principal, session).await });
     }
 }
 
 // === impl Theirs ===
 
 impl Theirs {
-    pub(super) fn new(shared: &Arc<Shared>, key: Key, requests: SmallVec<[Id; 1]>, comes_back: bool) -> Self {
+    pub(in crate::proxy) fn new(
+        shared: &Arc<Shared>,
+        key: Key,
+        requests: SmallVec<[Id; 1]>,
+        comes_back: bool,
+    ) -> Self {
         shared.residents.sessions.entry(key).or_default().theirs += 1;
         Self { shared: Arc::clone(shared), key, requests, comes_back, answered: false }
     }
 
     /// It has been answered, or the server never had it. Dropped without, it has left without its end.
-    pub(super) fn answered(&mut self) {
+    pub(in crate::proxy) fn answered(&mut self) {
         if self.comes_back && !self.answered {
             let mut left = self.shared.residents.left();
             self.requests.iter().for_each(|request| left.forget(self.key, mark(request)));

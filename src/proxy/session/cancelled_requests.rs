@@ -48,7 +48,7 @@ struct Known {
 
 /// What one POST asks, from its arrival until nothing more is to be done for it.
 #[derive(Debug)]
-pub(super) struct Asked {
+pub(in crate::proxy) struct Asked {
     ended: Arc<Ended>,
     key: Option<Key>,
     ids: SmallVec<[Id; 1]>,
@@ -60,7 +60,7 @@ pub(super) struct Asked {
 
 /// What is remembered, the last [`REMEMBERED`].
 #[derive(Debug, Default)]
-pub(super) struct Marks {
+pub(in crate::proxy) struct Marks {
     all: HashSet<Mark>,
     /// The oldest first.
     order: VecDeque<Mark>,
@@ -75,10 +75,10 @@ struct Farewells {
 }
 
 /// A session: a digest.
-pub(super) type Mark = [u8; 16];
+pub(in crate::proxy) type Mark = [u8; 16];
 
 /// A session that is just being ended. Dropped without [`Leaving::is_over`], it has not been.
-pub(super) struct Leaving {
+pub(in crate::proxy) struct Leaving {
     ended: Arc<Ended>,
     key: Key,
 }
@@ -95,29 +95,29 @@ const PATIENCE: Duration = Duration::from_secs(5);
 
 impl Ended {
     /// The client has taken a request back.
-    pub(super) fn cancel(&self, key: Key, request: Id) {
+    pub(in crate::proxy) fn cancel(&self, key: Key, request: Id) {
         let asked = self.asked.get(&(key, request.clone())).map(|asked| asked.clone());
         asked.iter().flatten().filter_map(Weak::upgrade).for_each(|asked| asked.take_back(&request));
     }
 
     /// The session is over for its client, which hears so in it from now on. What it still waits for goes
     /// on.
-    pub(super) fn close(&self, key: Key) {
+    pub(in crate::proxy) fn close(&self, key: Key) {
         self.known().closed.remember(key.digest());
         self.has_closed.store(true, Ordering::Release);
     }
 
     /// Whether there is any session to be found by [`Ended::is_closed`]. Cheap.
-    pub(super) fn has_closed(&self) -> bool {
+    pub(in crate::proxy) fn has_closed(&self) -> bool {
         self.has_closed.load(Ordering::Acquire)
     }
 
-    pub(super) fn is_closed(&self, key: Key) -> bool {
+    pub(in crate::proxy) fn is_closed(&self, key: Key) -> bool {
         self.known().closed.contains(&key.digest())
     }
 
     /// The client ends its session; whether it is over, the server has yet to say.
-    pub(super) fn leave(self: &Arc<Self>, key: Key) -> Leaving {
+    pub(in crate::proxy) fn leave(self: &Arc<Self>, key: Key) -> Leaving {
         self.known().leaving.entry(key).or_default().count += 1;
         Leaving { ended: Arc::clone(self), key }
     }
@@ -146,7 +146,7 @@ impl Ended {
 
 impl Asked {
     /// What a client asks in a session, or outside of one, where it can take nothing back.
-    pub(super) fn new(ended: &Arc<Ended>, key: Option<Key>, ids: SmallVec<[Id; 1]>) -> Arc<Self> {
+    pub(in crate::proxy) fn new(ended: &Arc<Ended>, key: Option<Key>, ids: SmallVec<[Id; 1]>) -> Arc<Self> {
         let asked = Arc::new(Self {
             ended: Arc::clone(ended),
             key,
@@ -164,11 +164,11 @@ impl Asked {
         asked
     }
 
-    pub(super) fn ids(&self) -> &SmallVec<[Id; 1]> {
+    pub(in crate::proxy) fn ids(&self) -> &SmallVec<[Id; 1]> {
         &self.ids
     }
 
-    pub(super) fn key(&self) -> Option<Key> {
+    pub(in crate::proxy) fn key(&self) -> Option<Key> {
         self.key
     }
 
@@ -185,7 +185,7 @@ impl Asked {
     }
 
     /// Nothing of it is wanted any more, and whoever says so tells the server. Whether that was news.
-    pub(super) fn lose(&self) -> bool {
+    pub(in crate::proxy) fn lose(&self) -> bool {
         let is_news = !self.lost.is_cancelled();
         self.lost.cancel();
         is_news
@@ -193,14 +193,14 @@ impl Asked {
 
     /// Whether the client has taken back all of it, or has ended its session: what the server says of it is
     /// for nobody.
-    pub(super) fn is_taken_back(&self) -> bool {
+    pub(in crate::proxy) fn is_taken_back(&self) -> bool {
         let all = !self.ids.is_empty() && self.taken_back().len() == self.ids.len();
         all || self.key.is_some_and(|key| self.ended.is_over(key))
     }
 
     /// Those of `waiting` that are owed an answer. Where the session is just being ended it is waited for
     /// what becomes of that, though not for ever.
-    pub(super) async fn owed(&self, mut waiting: SmallVec<[Id; 1]>) -> SmallVec<[Id; 1]> {
+    pub(in crate::proxy) async fn owed(&self, mut waiting: SmallVec<[Id; 1]>) -> SmallVec<[Id; 1]> {
         let Some(key) = self.key else { return waiting };
         // The request that ends the session waits for no answer itself: it would wait for its own end.
         if !waiting.is_empty() {
@@ -239,11 +239,11 @@ impl Drop for Asked {
 // === impl Marks ===
 
 impl Marks {
-    pub(super) fn contains(&self, mark: &Mark) -> bool {
+    pub(in crate::proxy) fn contains(&self, mark: &Mark) -> bool {
         self.all.contains(mark)
     }
 
-    pub(super) fn remember(&mut self, mark: Mark) {
+    pub(in crate::proxy) fn remember(&mut self, mark: Mark) {
         if !self.all.insert(mark) {
             return;
         }
@@ -260,7 +260,7 @@ impl Marks {
 
 impl Leaving {
     /// The server has said that the session is over.
-    pub(super) fn is_over(&self) {
+    pub(in crate::proxy) fn is_over(&self) {
         self.ended.known().over.remember(self.key.digest());
     }
 }

@@ -5,10 +5,10 @@
 //! (2025-11-25, *Session Management*). So a session that has not been seen to be there is asked for, by
 //! a `ping` in it.
 
-use super::{session, streams::Key};
+use super::streams::Key;
 use crate::{
     protocol::headers::SESSION_ID,
-    proxy::{AccessSummary, Passage, Passed, Passing, endpoint::Shared, recent::Recent},
+    proxy::{AccessSummary, Passage, Passed, Passing, ids, recent::Recent, shared::Shared},
     telemetry::Outcome,
     upstream::{Forward, Purpose},
 };
@@ -24,7 +24,7 @@ pub(in crate::proxy) struct Sessions {
 }
 
 /// What is to be noticed of a request that passes.
-pub(super) struct Watched {
+pub(in crate::proxy) struct Watched {
     principal: crate::dialect::Principal,
     session: Option<HeaderValue>,
     ends: bool,
@@ -59,7 +59,7 @@ impl Sessions {
     }
 
     /// What has become of a session, by what its server answered.
-    pub(super) fn saw(&self, watched: &Watched, passed: &Passed) {
+    pub(in crate::proxy) fn saw(&self, watched: &Watched, passed: &Passed) {
         if let Some(session) = passed.headers.get(&SESSION_ID).filter(|_| watched.session.is_none()) {
             // A handshake that opened it.
             self.is_there(Key::named(watched.principal, session));
@@ -75,7 +75,7 @@ impl Sessions {
 // === impl Watched ===
 
 impl Watched {
-    pub(super) fn of(passage: &Passage) -> Self {
+    pub(in crate::proxy) fn of(passage: &Passage) -> Self {
         Self {
             principal: passage.principal,
             session: passage.headers.get(&SESSION_ID).cloned(),
@@ -89,16 +89,16 @@ impl Watched {
 impl Shared {
     /// What the server says of the session of this request, where that is a refusal. A server that
     /// cannot be reached says nothing: what is kept here can still be asked for.
-    pub(super) async fn refuses(&self, passage: &Passage, key: Option<Key>) -> Option<Passed> {
+    pub(in crate::proxy) async fn refuses(&self, passage: &Passage, key: Option<Key>) -> Option<Passed> {
         let key = key.filter(|key| self.sessions.there.get(key).is_none())?;
-        let session = session(passage);
+        let session = passage.session();
         let ping = Forward {
             method: Method::POST,
             query: session.query,
             headers: session.headers,
             body: Bytes::from(format!(
                 r#"{{"jsonrpc":"2.0","id":{},"method":"ping"}}"#,
-                super::task_call::IDS + self.next_id()
+                ids::next_in_session()
             )),
             purpose: Purpose::Ask,
             calls: SmallVec::new(),

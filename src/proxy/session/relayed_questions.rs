@@ -5,7 +5,7 @@
 //! them are open.
 
 use super::streams::Key;
-use crate::{protocol::Id, proxy::endpoint::Shared, task::TaskId};
+use crate::{protocol::Id, proxy::shared::Shared, task::TaskId};
 use dashmap::{DashMap, Entry};
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ pub(in crate::proxy) struct Plain {
 
 /// Who waits for the answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Whose {
+pub(in crate::proxy) enum Whose {
     /// The call: the answer passes.
     Call,
     /// The task that the call has become, which knows the question by this key.
@@ -34,13 +34,13 @@ pub(in crate::proxy) struct Asked {
 
 impl Plain {
     /// Whether there are any. Cheap.
-    pub(super) fn is_empty(&self) -> bool {
+    pub(in crate::proxy) fn is_empty(&self) -> bool {
         self.open.is_empty()
     }
 
     /// The client answers a question. One of a call is open no more: the answer passes. That of a task is
     /// until its record knows the answer ([`Plain::settled`]), which may have to be given again.
-    pub(super) fn answered(&self, session: Key, id: &Id) -> Option<Whose> {
+    pub(in crate::proxy) fn answered(&self, session: Key, id: &Id) -> Option<Whose> {
         let Entry::Occupied(open) = self.open.entry((session, id.clone())) else { return None };
         match open.get() {
             Whose::Call => Some(open.remove()),

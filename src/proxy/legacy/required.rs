@@ -5,7 +5,6 @@
 //! ([`ambiguous`](crate::dialect::ambiguous)). Only routes on which a tool must be a task have
 //! something to evade.
 
-use super::{document, refusal_for_none};
 use crate::{
     dialect::{
         ambiguous::{ambiguity, is_batch},
@@ -13,7 +12,11 @@ use crate::{
     },
     policy::Mode,
     protocol::{ErrorObject, Method, code},
-    proxy::{AccessSummary, Passage, Passed, endpoint::Shared},
+    proxy::{
+        AccessSummary, Passage, Passed,
+        passage::{document, refusal_for_none},
+        shared::Shared,
+    },
     telemetry::Outcome,
 };
 use http::StatusCode;

@@ -40,7 +40,7 @@ struct Open {
 }
 
 /// One open stream; closed when dropped.
-pub(super) struct Stream {
+pub(in crate::proxy) struct Stream {
     streams: Arc<Streams>,
     key: Key,
     line: Line,
@@ -74,11 +74,11 @@ impl Key {
     }
 
     /// The session of this name.
-    pub(super) fn named(principal: Principal, id: &HeaderValue) -> Self {
+    pub(in crate::proxy) fn named(principal: Principal, id: &HeaderValue) -> Self {
         Self(Principal::of(&[principal.as_bytes(), id.as_bytes()]))
     }
 
-    pub(super) fn digest(self) -> [u8; 16] {
+    pub(in crate::proxy) fn digest(self) -> [u8; 16] {
         *self.0.as_bytes()
     }
 }
@@ -87,7 +87,7 @@ impl Key {
 
 impl Streams {
     /// A session listens on one more stream.
-    pub(super) fn open(self: &Arc<Self>, key: Key, resumed: bool) -> Stream {
+    pub(in crate::proxy) fn open(self: &Arc<Self>, key: Key, resumed: bool) -> Stream {
         let (tell, told) = mpsc::channel(WAITING);
         let line = next_line();
         let session = self.session(key);
@@ -141,7 +141,7 @@ impl Session {
 
 impl Stream {
     /// What is to be said on it.
-    pub(super) fn told(&mut self) -> &mut mpsc::Receiver<Bytes> {
+    pub(in crate::proxy) fn told(&mut self) -> &mut mpsc::Receiver<Bytes> {
         &mut self.told
     }
 }

@@ -1,0 +1,115 @@
+//! One HTTP request of a legacy client, and what it is answered with.
+
+use super::AccessSummary;
+use crate::{
+    dialect::{
+        Principal,
+        legacy::{self, Post},
+    },
+    protocol::{ErrorObject, Id},
+    telemetry::Outcome,
+    upstream::ClientSession,
+};
+use bytes::Bytes;
+use futures_util::stream::BoxStream;
+use http::{
+    HeaderMap, HeaderName, HeaderValue, StatusCode,
+    header::{CACHE_CONTROL, CONTENT_LENGTH, CONTENT_TYPE},
+};
+use std::time::Duration;
+
+/// One HTTP request of a legacy client.
+#[derive(Debug)]
+pub struct Passage {
+    pub principal: Principal,
+    pub method: http::Method,
+    /// The query of the URL that was called.
+    pub query: Option<String>,
+    pub headers: HeaderMap,
+    pub body: Bytes,
+    /// What the body holds, as far as it could be read.
+    pub post: Post,
+    /// After this much silence an event stream that the server has begun gets a comment.
+    pub keep_alive: Duration,
+}
+
+/// What a legacy client is answered with.
+pub struct Passed {
+    pub status: StatusCode,
+    pub headers: HeaderMap,
+    pub body: Passing,
+}
+
+/// The body of a legacy client's answer.
+pub enum Passing {
+    /// It is there, or there is none.
+    Whole(Bytes, AccessSummary),
+    /// It is still coming.
+    Pieces(Pieces),
+}
+
+/// A body as it comes. Dropping the stream before its end means the client has left, which
+/// cancels nothing.
+pub type Pieces = BoxStream<'static, Piece>;
+
+/// The next of a body.
+#[derive(Debug)]
+pub struct Piece {
+    pub bytes: Bytes,
+    /// Once all that was asked has been answered, with this piece or before.
+    pub account: Option<AccessSummary>,
+    pub then: Then,
+}
+
+/// What follows a piece.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Then {
+    More,
+    /// The body ends.
+    End,
+    /// The body breaks off: the client must not take it for whole.
+    Break,
+}
+
+// === impl Passage ===
+
+impl Passage {
+    /// The client's session, as calls in it are made.
+    pub(super) fn session(&self) -> ClientSession {
+        ClientSession { query: self.query.clone(), headers: self.headers.clone() }
+    }
+}
+
+/// A result of ours.
+pub(super) fn success(id: &Id, result: &[u8], account: AccessSummary) -> Passed {
+    document(legacy::success(id, result), account)
+}
+
+/// A refusal of ours.
+pub(super) fn refusal(id: &Id, error: &ErrorObject) -> Passed {
+    let body = legacy::refusal(std::slice::from_ref(id), error);
+    document(body, AccessSummary::failed(Outcome::Refused, error))
+}
+
+/// A refusal that answers no request.
+pub(super) fn refusal_for_none(status: StatusCode, error: &ErrorObject) -> Passed {
+    let account = AccessSummary::failed(Outcome::Refused, error);
+    Passed { status, ..document(legacy::refusal(&[], error), account) }
+}
+
+pub(super) fn document(body: Bytes, account: AccessSummary) -> Passed {
+    let headers = HeaderMap::from_iter([
+        (CONTENT_TYPE, HeaderValue::from_static("application/json")),
+        (CONTENT_LENGTH, body.len().into()),
+    ]);
+    Passed { status: StatusCode::OK, headers, body: Passing::Whole(body, account) }
+}
+
+/// The head of an event stream of ours.
+pub(super) fn event_stream() -> HeaderMap {
+    HeaderMap::from_iter([
+        (CONTENT_TYPE, HeaderValue::from_static("text/event-stream")),
+        (CACHE_CONTROL, HeaderValue::from_static("no-cache")),
+        (HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no")),
+    ])
+}

@@ -1,0 +1,20 @@
+//! Passing a legacy client's request on to a legacy server, and the answer back, as the bytes that came.
+//!
+//! `forward` sends the request and begins the answer; `answer` is the answer on its way, of which
+//! [`bridge::Relay`](crate::bridge::Relay) decides; `deferred_head` begins one without its server. What is
+//! changed of the bytes: `sse_edit` changes one message, `session_stream` takes out what is said of calls of
+//! ours, and `event_ids` gives events ids where the server gives none.
+
+mod answer;
+mod deferred_head;
+pub(super) mod event_ids;
+mod forward;
+mod session_stream;
+mod sse_edit;
+
+pub use event_ids::{Entry, Minter};
+pub use session_stream::Sieve;
+pub use sse_edit::{Edit, Edited};
+
+pub(super) use event_ids::Minted;
+pub(super) use forward::{exchange, pass, unreachable};
