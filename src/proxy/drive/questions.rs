@@ -277,7 +277,9 @@ impl Driver {
     }
 
     pub(super) fn take_back_all(&mut self, reason: &str) -> Vec<Open> {
-        let Some(held) = &self.held else { return Vec::new() };
+        let Some(held) = &mut self.held else { return Vec::new() };
+        // Their answers have passed: nothing is left to be refused.
+        held.book.close_answered_elsewhere();
         let asks = held.book.asks();
         asks.into_iter().filter_map(|ask| self.take_back(ask, reason)).collect()
     }

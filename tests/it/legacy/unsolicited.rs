@@ -354,3 +354,37 @@ async fn always_is_always_also_where_the_client_did_not_ask() {
         assert!(answer.result()["task"]["taskId"].is_string(), "{answer:?}");
     }
 }
+
+#[tokio::test]
+async fn a_question_that_was_answered_is_not_refused_where_its_call_is_taken_back_or_ends() {
+    let world = world(LATE, MARKED).await;
+    let client = taker(&world).await;
+    for (id, is_taken_back) in [(7, true), (8, false)] {
+        let waiting = client.call(id).await;
+        let call = world.server.call().await;
+        let number = call.id();
+        let events = call.stream();
+        events.send(&asks(70 + id));
+        let mut stream = waiting.stream().await;
+        assert_eq!(stream.next().await["id"], 70 + id);
+        let answer = json!({ "jsonrpc": "2.0", "id": 70 + id, "result": { "action": "decline" } });
+        assert_eq!(client.post(&answer.to_string()).await.answer().await.status, 202);
+        match is_taken_back {
+            true => {
+                let cancel = json!({
+                    "jsonrpc": "2.0", "method": "notifications/cancelled", "params": { "requestId": id },
+                });
+                client.post(&cancel.to_string()).await.answer().await;
+                world.server.message("notifications/cancelled").await;
+                assert_eq!(stream.rest().await, "");
+            }
+            false => {
+                events.result(&number, json!({ "content": [] }));
+                assert_eq!(stream.next().await["id"], id);
+            }
+        }
+        // What is said after it has arrived after it.
+        client.post(r#"{"jsonrpc":"2.0","method":"notifications/later"}"#).await.answer().await;
+        assert_eq!(world.server.count(|seen| seen.answers(&json!(70 + id))), 1, "{id}");
+    }
+}
