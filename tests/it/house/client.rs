@@ -24,6 +24,8 @@ pub(super) enum Speaks {
         client: Older,
         session: Option<String>,
         own: Option<Following>,
+        /// Whether it is one of those that take tasks they have not asked for.
+        takes: bool,
         /// How much of the session's stream has been looked at.
         looked_at: usize,
     },
@@ -50,10 +52,21 @@ impl Person {
         Self { principal, speaks: Speaks::Modern { client, tasks } }
     }
 
-    pub(super) fn legacy(pipes: &Pipes, at: SocketAddr, principal: &'static str) -> Self {
+    pub(super) fn legacy(pipes: &Pipes, at: SocketAddr, principal: &'static str, takes: bool) -> Self {
         let authorization = format!("Bearer {principal}");
         let client = Older::new(at).piped(pipes).with("authorization", &authorization);
-        Self { principal, speaks: Speaks::Legacy { client, session: None, own: None, looked_at: 0 } }
+        let client = client.with("x-takes-tasks", if takes { "yes" } else { "no" });
+        Self { principal, speaks: Speaks::Legacy { client, session: None, own: None, takes, looked_at: 0 } }
+    }
+
+    /// Whether it takes tasks that it has not asked for, in the way of older revisions.
+    pub(super) fn takes_tasks(&self) -> bool {
+        matches!(self.speaks, Speaks::Legacy { takes: true, .. })
+    }
+
+    /// Whether it reads its session's own stream.
+    pub(super) fn listens(&self) -> bool {
+        matches!(&self.speaks, Speaks::Legacy { own: Some(own), .. } if !own.is_over())
     }
 
     pub(super) fn is_legacy(&self) -> bool {
@@ -82,11 +95,23 @@ impl Person {
 
     /// Opens a session, and listens in it.
     pub(super) async fn begin(&mut self) {
-        if let Speaks::Legacy { client, session, own, looked_at } = &mut self.speaks {
-            let within = client.hello().await;
-            *session = Some(within.session());
-            *own = Some(within.listen().await.follow());
+        if let Speaks::Legacy { client, session, .. } = &mut self.speaks {
+            *session = Some(client.hello().await.session());
+            self.listen().await;
+        }
+    }
+
+    /// Opens the session's own stream.
+    pub(super) async fn listen(&mut self) {
+        if let Speaks::Legacy { client, session: Some(session), own, looked_at, .. } = &mut self.speaks {
+            *own = Some(client.within(session).listen().await.follow());
             *looked_at = 0;
+        }
+    }
+
+    pub(super) fn listen_no_more(&mut self) {
+        if let Speaks::Legacy { own, .. } = &mut self.speaks {
+            own.take().into_iter().for_each(Following::leave);
         }
     }
 
@@ -106,11 +131,18 @@ impl Person {
 
     /// Answers a request of the server, in the way of older revisions.
     pub(super) async fn respond(&self, id: &Value, result: Value) -> Following {
-        let Speaks::Legacy { client, session, .. } = &self.speaks else {
-            panic!("only they are sent requests")
-        };
-        let body = json!({ "jsonrpc": "2.0", "id": id, "result": result });
-        client.within(session.as_deref().expect("a session")).post(&body.to_string()).await.follow()
+        self.tell(&json!({ "jsonrpc": "2.0", "id": id, "result": result })).await
+    }
+
+    /// Takes a request back, in the way of older revisions.
+    pub(super) async fn cancel(&self, id: u64) -> Following {
+        let params = json!({ "requestId": id, "reason": "nobody wants it" });
+        self.tell(&json!({ "jsonrpc": "2.0", "method": "notifications/cancelled", "params": params })).await
+    }
+
+    async fn tell(&self, message: &Value) -> Following {
+        let Speaks::Legacy { client, session, .. } = &self.speaks else { panic!("only they say it so") };
+        client.within(session.as_deref().expect("a session")).post(&message.to_string()).await.follow()
     }
 
     /// What has come on its session's own stream since this was last asked.

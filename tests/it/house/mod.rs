@@ -21,13 +21,15 @@ fn profile() -> impl Strategy<Value = Profile> {
     let crowd = prop_oneof![
         Just(Crowd::OneModern),
         Just(Crowd::OneLegacy),
+        Just(Crowd::OneTaker),
         Just(Crowd::OneOfBoth),
         Just(Crowd::Everybody),
     ];
     let askable = prop::bool::weighted(0.75);
-    let odds = prop::array::uniform20(prop_oneof![Just(1_u8), Just(0), Just(5)]).prop_map(Odds::new);
-    let kinds = (asks, any::<bool>(), any::<bool>(), 2..5_usize, crowd, askable, any::<bool>(), odds);
-    kinds.prop_map(|(asks, documents, always, sessions, crowd, askable, in_a_hurry, odds)| Profile {
+    let odds = prop::array::uniform27(prop_oneof![Just(1_u8), Just(0), Just(5)]).prop_map(Odds::new);
+    let ends = (any::<bool>(), any::<bool>());
+    let kinds = (asks, any::<bool>(), any::<bool>(), 2..5_usize, crowd, askable, ends, odds);
+    kinds.prop_map(|(asks, documents, always, sessions, crowd, askable, (in_a_hurry, meets), odds)| Profile {
         asks,
         documents,
         always,
@@ -35,6 +37,7 @@ fn profile() -> impl Strategy<Value = Profile> {
         crowd,
         askable,
         in_a_hurry,
+        meets,
         odds,
     })
 }

@@ -67,6 +67,7 @@ impl Server {
             tools: Some(json!([
                 { "name": "slow", "inputSchema": { "type": "object" } },
                 { "name": "quick", "inputSchema": { "type": "object" } },
+                { "name": "plain", "inputSchema": { "type": "object" } },
             ])),
             ..Options::default()
         }
@@ -160,6 +161,13 @@ impl Served {
 pub(super) fn question(id: u32, text: &str) -> Value {
     json!({ "jsonrpc": "2.0", "id": id, "method": "elicitation/create", "params": {
         "message": text,
-        "requestedSchema": { "type": "object", "properties": { "name": { "type": "string" } } },
+        "requestedSchema": { "type": "object", "properties": {
+            "name": { "type": "string", "description": id.to_string() },
+        } },
     }})
+}
+
+/// Which question this is, whatever id it has on its way.
+pub(super) fn number(message: &Value) -> Option<u32> {
+    message["params"]["requestedSchema"]["properties"]["name"]["description"].as_str()?.parse().ok()
 }

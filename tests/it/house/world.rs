@@ -2,12 +2,13 @@
 
 use super::{
     client::Person,
-    server::{self, Served, Server, question},
+    server::{self, Served, Server, number, question},
 };
 use crate::support::clients::Following;
 use deferral::internals::{
     app, config,
     runtime::{Clock, Net, Pipes, SystemClock},
+    store::{Memory, Store},
 };
 use serde_json::{Value, json};
 use std::{
@@ -15,6 +16,7 @@ use std::{
     fmt,
     net::SocketAddr,
     path::Path,
+    sync::Arc,
     time::{Duration, Instant},
 };
 use tokio::{runtime::Builder, task::JoinHandle, time::sleep};
@@ -34,6 +36,8 @@ pub(super) struct Profile {
     pub(super) askable: bool,
     /// Whether the proxy is stopped with calls under way, or when all is answered.
     pub(super) in_a_hurry: bool,
+    /// Whether some calls are tasks and others are not when the proxy is stopped with calls under way.
+    pub(super) meets: bool,
     pub(super) odds: Odds,
 }
 
@@ -50,12 +54,19 @@ enum Kind {
     Begins,
     CallsSlow,
     CallsQuick,
+    CallsPlain,
     CallsForTask,
     Leaves,
+    TakesBack,
+    Listens,
+    ListensNot,
     ComesBack,
     AnswersInTask,
     Responds,
     LooksAtTask,
+    AwaitsResult,
+    AwaitsResultNot,
+    ListsTasks,
     SpiesOnTask,
     CancelsTask,
     ServerAnswers,
@@ -74,12 +85,19 @@ const ALL_KINDS: [(Kind, u8, bool); KINDS] = [
     (Kind::Begins, 6, false),
     (Kind::CallsSlow, 6, false),
     (Kind::CallsQuick, 3, true),
-    (Kind::CallsForTask, 2, true),
+    (Kind::CallsPlain, 2, true),
+    (Kind::CallsForTask, 4, true),
     (Kind::Leaves, 2, true),
+    (Kind::TakesBack, 2, true),
+    (Kind::Listens, 3, true),
+    (Kind::ListensNot, 1, true),
     (Kind::ComesBack, 3, true),
     (Kind::AnswersInTask, 2, true),
     (Kind::Responds, 3, true),
     (Kind::LooksAtTask, 1, true),
+    (Kind::AwaitsResult, 2, true),
+    (Kind::AwaitsResultNot, 1, true),
+    (Kind::ListsTasks, 1, true),
     (Kind::SpiesOnTask, 1, true),
     (Kind::CancelsTask, 1, true),
     (Kind::ServerAnswers, 3, true),
@@ -93,7 +111,7 @@ const ALL_KINDS: [(Kind, u8, bool); KINDS] = [
     (Kind::Stops, 1, true),
 ];
 
-pub(super) const KINDS: usize = 20;
+pub(super) const KINDS: usize = 27;
 
 /// Who lives there: few, so that they meet often, or everybody.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -101,6 +119,8 @@ pub(super) enum Crowd {
     /// One caller, with a client that knows tasks and one that does not.
     OneModern,
     OneLegacy,
+    /// A legacy client that takes tasks it has not asked for.
+    OneTaker,
     OneOfBoth,
     Everybody,
 }
@@ -122,6 +142,11 @@ enum Happening {
     /// A call is to be a task of 2025-11-25.
     CallsForTask(usize),
     Leaves(usize),
+    /// A legacy client cancels a call that it waits for.
+    TakesBack(usize),
+    /// A legacy client opens its session's own stream again.
+    Listens(usize),
+    ListensNot(usize),
     /// A modern client comes back with its answers.
     ComesBack(usize),
     /// A client answers what it was asked inside its task.
@@ -129,6 +154,10 @@ enum Happening {
     /// A legacy client answers the server's own request.
     Responds(u32),
     LooksAtTask(usize),
+    /// A legacy client waits for what its task comes to.
+    AwaitsResult(usize),
+    AwaitsResultNot(usize),
+    ListsTasks(usize),
     /// Somebody else does.
     SpiesOnTask(usize, usize),
     CancelsTask(usize),
@@ -147,6 +176,8 @@ enum Tool {
     Slow,
     /// Answered by the server as soon as it arrives.
     Quick,
+    /// As slow, and never a task.
+    Plain,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -158,6 +189,8 @@ enum Way {
 /// One call, known by its number.
 struct Call {
     who: usize,
+    /// Its client's own.
+    id: u64,
     tool: Tool,
     /// Since when there is a session that could have it, as far as one can see from outside.
     has_room: Option<Instant>,
@@ -172,10 +205,12 @@ struct Call {
     excuse: Option<&'static str>,
     /// The client has called it off, or has left a call that its departure cancels.
     called_off: bool,
+    /// Since when the server should know that.
+    hushed: Option<Instant>,
     /// The server was told that nobody waits.
     cancelled: bool,
-    /// The server gave its answer before anything went wrong.
-    answered: bool,
+    /// When the server gave its answer, if that was before anything went wrong.
+    answered: Option<Instant>,
 }
 
 /// Where a call stands for its client.
@@ -189,7 +224,11 @@ enum Client {
     Task {
         id: String,
         ended: bool,
+        /// What a legacy client hears that waits for the result.
+        result: Option<Following>,
     },
+    /// It has cancelled its request, and may hear something of it all the same.
+    TookBack(Following, Instant),
     Ended,
     Left,
 }
@@ -198,8 +237,11 @@ enum Client {
 struct Question {
     call: usize,
     session: String,
-    /// A request that a legacy client has been sent, and has not answered.
-    with_client: bool,
+    asked: Instant,
+    /// The id of a request that a legacy client has been sent, and has not answered.
+    with_client: Option<Value>,
+    /// Whether its client was ever put it.
+    was_put: bool,
     /// Its session is gone, and with it whom an answer could reach: clients answer within a session.
     is_moot: bool,
     answers: usize,
@@ -210,6 +252,7 @@ pub(super) struct House {
     proxy: Option<app::Running>,
     stopping: Option<JoinHandle<()>>,
     server: Server,
+    store: Arc<Memory>,
     people: Vec<Person>,
     calls: BTreeMap<usize, Call>,
     questions: BTreeMap<u32, Question>,
@@ -284,12 +327,19 @@ impl Happening {
             Self::Begins(_) => Kind::Begins,
             Self::Calls(_, Tool::Slow) => Kind::CallsSlow,
             Self::Calls(_, Tool::Quick) => Kind::CallsQuick,
+            Self::Calls(_, Tool::Plain) => Kind::CallsPlain,
             Self::CallsForTask(_) => Kind::CallsForTask,
             Self::Leaves(_) => Kind::Leaves,
+            Self::TakesBack(_) => Kind::TakesBack,
+            Self::Listens(_) => Kind::Listens,
+            Self::ListensNot(_) => Kind::ListensNot,
             Self::ComesBack(_) => Kind::ComesBack,
             Self::AnswersInTask(_) => Kind::AnswersInTask,
             Self::Responds(_) => Kind::Responds,
             Self::LooksAtTask(_) => Kind::LooksAtTask,
+            Self::AwaitsResult(_) => Kind::AwaitsResult,
+            Self::AwaitsResultNot(_) => Kind::AwaitsResultNot,
+            Self::ListsTasks(_) => Kind::ListsTasks,
             Self::SpiesOnTask(..) => Kind::SpiesOnTask,
             Self::CancelsTask(_) => Kind::CancelsTask,
             Self::ServerAnswers(_) => Kind::ServerAnswers,
@@ -330,6 +380,8 @@ impl House {
         let yaml = format!(
             "listen: {PROXY}\nadmin: \"off\"\ndrain: {}s\nlimits: {{ sessions: {} }}\nroutes:\n  \
              - upstream: {{ url: \"http://{}/mcp\" }}\n    defer: {{ mode: {mode}, after: 5s, retention: 24h }}\n    \
+             tools: [{{ match: plain, mode: never }}]\n    \
+             tasks: {{ unsolicited: [{{ header: X-Takes-Tasks, value: yes }}] }}\n    \
              questions: {{ settle: 25ms, park: {}s }}\n",
             DRAIN.as_secs(),
             profile.sessions,
@@ -337,20 +389,25 @@ impl House {
             PARK.as_secs(),
         );
         let config = config::parse(Path::new("house.yaml"), &yaml).unwrap_or_else(|error| panic!("{error}"));
-        let proxy = app::start_on(config, &Net::Pipes(pipes.clone())).expect("it starts");
+        let store = Arc::<Memory>::default();
+        let net = Net::Pipes(pipes.clone());
+        let proxy = app::start_with(config, &net, Arc::clone(&store) as Arc<dyn Store>).expect("it starts");
         let at: SocketAddr = PROXY.parse().expect("an address");
         let modern = |name, tasks| Person::modern(&pipes, at, name, tasks, profile.askable);
-        let legacy = |name| Person::legacy(&pipes, at, name);
+        let legacy = |name| Person::legacy(&pipes, at, name, false);
+        let taker = |name| Person::legacy(&pipes, at, name, true);
         let people = match profile.crowd {
             Crowd::OneModern => vec![modern("alice", true), modern("alice", false)],
             Crowd::OneLegacy => vec![legacy("alice")],
-            Crowd::OneOfBoth => vec![modern("alice", true), legacy("alice")],
+            Crowd::OneTaker => vec![taker("alice")],
+            Crowd::OneOfBoth => vec![modern("alice", true), taker("alice")],
             Crowd::Everybody => vec![
                 modern("alice", true),
                 modern("alice", false),
                 modern("bob", true),
                 legacy("alice"),
-                legacy("bob"),
+                taker("alice"),
+                taker("bob"),
             ],
         };
         Self {
@@ -358,6 +415,7 @@ impl House {
             proxy: Some(proxy),
             stopping: None,
             server,
+            store,
             people,
             calls: BTreeMap::new(),
             questions: BTreeMap::new(),
@@ -401,6 +459,7 @@ impl House {
                 true if room => {
                     possible.push(Happening::Calls(who, Tool::Slow));
                     possible.push(Happening::Calls(who, Tool::Quick));
+                    possible.push(Happening::Calls(who, Tool::Plain));
                     if person.is_legacy() {
                         possible.push(Happening::CallsForTask(who));
                     }
@@ -408,15 +467,33 @@ impl House {
                 false if self.server.is_alive() => possible.push(Happening::Begins(who)),
                 true | false => {}
             }
+            if person.is_legacy() && person.has_session() {
+                possible.push(Happening::ListsTasks(who));
+                possible.push(match person.listens() {
+                    true => Happening::ListensNot(who),
+                    false => Happening::Listens(who),
+                });
+            }
         }
     }
 
     fn clients_go_on(&self, possible: &mut Vec<Happening>) {
         for (&n, call) in &self.calls {
             match &call.client {
-                Client::Waits(_) => possible.push(Happening::Leaves(n)),
+                Client::Waits(_) => {
+                    possible.push(Happening::Leaves(n));
+                    if self.people[call.who].is_legacy() && self.people[call.who].has_session() {
+                        possible.push(Happening::TakesBack(n));
+                    }
+                }
                 Client::Asked { .. } => possible.push(Happening::ComesBack(n)),
-                Client::Task { ended: false, .. } => {
+                Client::Task { ended: false, result, .. } => {
+                    if self.people[call.who].is_legacy() && self.people[call.who].has_session() {
+                        possible.push(match result {
+                            None => Happening::AwaitsResult(n),
+                            Some(_) => Happening::AwaitsResultNot(n),
+                        });
+                    }
                     possible.push(Happening::LooksAtTask(n));
                     possible.push(Happening::CancelsTask(n));
                     possible.push(Happening::AnswersInTask(n));
@@ -426,10 +503,10 @@ impl House {
                         .filter(|spy| self.people[*spy].has_session());
                     possible.extend(spies.map(|spy| Happening::SpiesOnTask(spy, n)));
                 }
-                Client::Task { ended: true, .. } | Client::Ended | Client::Left => {}
+                Client::Task { ended: true, .. } | Client::TookBack(..) | Client::Ended | Client::Left => {}
             }
         }
-        let with_clients = self.questions.iter().filter(|(_, question)| question.with_client);
+        let with_clients = self.questions.iter().filter(|(_, question)| question.with_client.is_some());
         possible.extend(with_clients.map(|(id, _)| Happening::Responds(*id)));
     }
 
@@ -441,8 +518,7 @@ impl House {
                 possible.push(Happening::ServerAnswers(n));
                 possible.push(Happening::ServerBreaksOff(n));
             }
-            // A task of a legacy client, and what is asked in it, has its own tests.
-            if call.for_task || call.answered {
+            if call.answered.is_some() || call.cancelled {
                 continue;
             }
             sessions.insert(served.session.clone());
@@ -468,10 +544,21 @@ impl House {
             Happening::Calls(who, tool) => self.call(who, tool, false).await,
             Happening::CallsForTask(who) => self.call(who, Tool::Slow, true).await,
             Happening::Leaves(n) => self.leave(n),
+            Happening::TakesBack(n) => self.take_back(n).await,
+            Happening::Listens(who) => self.people[who].listen().await,
+            Happening::ListensNot(who) => self.people[who].listen_no_more(),
             Happening::ComesBack(n) => self.come_back(n).await,
             Happening::AnswersInTask(n) => self.answer_in_task(n).await,
             Happening::Responds(id) => self.respond(id).await,
             Happening::LooksAtTask(n) => drop(self.look_at_task(n).await),
+            Happening::AwaitsResult(n) => self.await_result(n).await,
+            Happening::AwaitsResultNot(n) => {
+                if let Some(Client::Task { result, .. }) = self.calls.get_mut(&n).map(|call| &mut call.client)
+                {
+                    result.take().expect("it is awaited").leave();
+                }
+            }
+            Happening::ListsTasks(who) => self.list_tasks(who).await,
             Happening::SpiesOnTask(spy, n) => self.spy(spy, n).await,
             Happening::CancelsTask(n) => self.cancel(n).await,
             Happening::ServerAnswers(n) => self.server_answers(n),
@@ -511,9 +598,11 @@ impl House {
     async fn call(&mut self, who: usize, tool: Tool, for_task: bool) {
         let n = self.calls.len();
         let following = self.send(who, "tools/call", params(n, tool, for_task)).await;
+        let id = self.next_id;
         let excuse = (!self.server.is_alive()).then_some("there was no server");
         let call = Call {
             who,
+            id,
             tool,
             has_room: None,
             was_crowded: false,
@@ -522,8 +611,9 @@ impl House {
             served: None,
             excuse,
             called_off: false,
+            hushed: None,
             cancelled: false,
-            answered: false,
+            answered: None,
         };
         self.calls.insert(n, call);
     }
@@ -557,7 +647,24 @@ impl House {
             _ => unreachable!("only who waits can leave"),
         }
         // A departure is no cancel in older revisions.
-        call.called_off = !is_legacy;
+        if !is_legacy {
+            call.is_called_off(self.clock.now());
+        }
+    }
+
+    async fn take_back(&mut self, n: usize) {
+        let (now, call) = (self.clock.now(), self.calls.get_mut(&n).expect("it is there"));
+        let Client::Waits(following) = std::mem::replace(&mut call.client, Client::Left) else {
+            unreachable!("only who waits takes back")
+        };
+        call.client = Client::TookBack(following, now);
+        call.is_called_off(now);
+        let (who, id) = (call.who, call.id);
+        // What was asked in it, its client answers no more.
+        for question in self.questions.values_mut().filter(|question| question.call == n) {
+            question.with_client = None;
+        }
+        drop(self.people[who].cancel(id).await);
     }
 
     async fn come_back(&mut self, n: usize) {
@@ -573,7 +680,7 @@ impl House {
 
     async fn answer_in_task(&mut self, n: usize) {
         let task = self.look_at_task(n).await;
-        let Client::Task { id, ended: false } = &self.calls[&n].client else { return };
+        let Client::Task { id, ended: false, .. } = &self.calls[&n].client else { return };
         if task["status"] != "input_required" || self.people[self.calls[&n].who].is_legacy() {
             return;
         }
@@ -586,12 +693,17 @@ impl House {
 
     async fn respond(&mut self, id: u32) {
         let question = self.questions.get_mut(&id).expect("it is there");
-        question.with_client = false;
+        let its_id = question.with_client.take().expect("it is with its client");
         let (n, who) = (question.call, self.calls[&question.call].who);
-        if self.people[who].has_session() {
+        let call = &self.calls[&n];
+        let is_over = call.called_off || call.excuse.is_some() || call.answered.is_some();
+        // It passes under the server's own id, and would cross the refusal of what was asked in a call that is
+        // over.
+        let would_cross = its_id.is_u64() && is_over && self.people[who].takes_tasks();
+        if self.people[who].has_session() && !would_cross {
             // Whether it is taken is the server's affair.
             let answer = json!({ "action": "accept", "content": { "name": name(n) } });
-            drop(self.people[who].respond(&json!(id), answer).await);
+            drop(self.people[who].respond(&its_id, answer).await);
         }
     }
 
@@ -611,6 +723,9 @@ impl House {
         }
         let call = &self.calls[&n];
         let ended = match task["status"].as_str() {
+            Some("working" | "input_required") if self.has_been_answered(n) => {
+                self.fails(&format!("the task of call {n} goes on, which has ended: {task}"))
+            }
             Some("working" | "input_required") => false,
             Some("completed") => {
                 if self.people[who].knows_tasks() {
@@ -640,10 +755,46 @@ impl House {
     async fn cancel(&mut self, n: usize) {
         let (who, id) = self.task(n);
         if self.people[who].has_session() {
-            self.calls.get_mut(&n).expect("it is there").called_off = true;
+            let now = self.clock.now();
+            self.calls.get_mut(&n).expect("it is there").is_called_off(now);
             // One that has ended may refuse.
             self.ask(who, "tasks/cancel", json!({ "taskId": id })).await;
         }
+    }
+
+    async fn await_result(&mut self, n: usize) {
+        let (who, id) = self.task(n);
+        let following = self.send(who, "tasks/result", json!({ "taskId": id })).await;
+        if let Some(Client::Task { result, .. }) = self.calls.get_mut(&n).map(|call| &mut call.client) {
+            *result = Some(following);
+        }
+    }
+
+    /// A legacy client is shown its own tasks, each once, and those that it has left before it heard of them.
+    async fn list_tasks(&mut self, who: usize) {
+        let answer = self.ask(who, "tasks/list", json!({})).await;
+        let listed = answer["result"]["tasks"].as_array().into_iter().flatten();
+        let mut listed: Vec<_> = listed.filter_map(|task| task["taskId"].as_str()).collect();
+        let principal = self.people[who].principal;
+        let of_theirs =
+            |call: &&Call| self.people[call.who].is_legacy() && self.people[call.who].principal == principal;
+        let theirs = || self.calls.values().filter(of_theirs);
+        for call in theirs() {
+            let Client::Task { id, .. } = &call.client else { continue };
+            let Some(at) = listed.iter().position(|listed| listed == id) else {
+                self.fails(&format!("a task is not in its client's list: {answer}"));
+            };
+            listed.swap_remove(at);
+        }
+        let left = theirs().filter(|call| self.is_kept_unseen(call)).count();
+        if listed.len() != left {
+            self.fails(&format!("{left} calls were left, and so many tasks nobody knows of: {listed:?}"));
+        }
+    }
+
+    /// Whether a call that its client has left is a task, which that may find.
+    fn is_kept_unseen(&self, call: &Call) -> bool {
+        matches!(call.client, Client::Left) && self.people[call.who].takes_tasks() && call.tool != Tool::Plain
     }
 
     fn task(&self, n: usize) -> (usize, String) {
@@ -655,7 +806,7 @@ impl House {
 
     fn server_answers(&mut self, n: usize) {
         let call = self.calls.get_mut(&n).expect("it is there");
-        call.answered = true;
+        call.answered = Some(self.clock.now());
         call.served.as_mut().expect("the server has it").answer(&name(n));
     }
 
@@ -670,8 +821,17 @@ impl House {
             }
         }
         let session = served.session.clone();
-        self.questions
-            .insert(id, Question { call: n, session, with_client: false, is_moot: false, answers: 0 });
+        let asked = self.clock.now();
+        let question = Question {
+            call: n,
+            session,
+            asked,
+            with_client: None,
+            was_put: false,
+            is_moot: false,
+            answers: 0,
+        };
+        self.questions.insert(id, question);
     }
 
     fn server_dies(&mut self) {
@@ -680,16 +840,15 @@ impl House {
             person.lose_session();
         }
         for call in self.calls.values_mut() {
-            if !call.answered {
+            if call.answered.is_none() {
                 call.excuse = Some("its server died");
             }
             if let Some(served) = &mut call.served {
                 served.die();
             }
-            // What is a task of a legacy client is asked for in a session.
         }
         for question in self.questions.values_mut() {
-            question.with_client = false;
+            question.with_client = None;
             question.is_moot = true;
         }
     }
@@ -707,8 +866,12 @@ impl House {
             self.sessions_hear();
             for n in 0..self.calls.len() {
                 self.client_hears(n);
+                self.result_is_heard(n);
             }
         }
+        self.server_is_told();
+        self.questions_are_put();
+        self.what_is_kept_is_known().await;
     }
 
     /// A call has come to the server.
@@ -720,6 +883,9 @@ impl House {
         let tool = self.calls[&n].tool;
         if self.calls[&n].served.is_some() {
             self.fails(&format!("call {n} was made twice"));
+        }
+        if self.calls[&n].called_off {
+            self.fails(&format!("call {n} was made although it had been called off"));
         }
         let served = Served::new(call, self.profile.documents);
         self.calls.get_mut(&n).expect("it is there").served = Some(served);
@@ -775,32 +941,114 @@ impl House {
     fn sessions_hear(&mut self) {
         for who in 0..self.people.len() {
             for message in self.people[who].news() {
-                if message["method"] != "elicitation/create" {
-                    continue;
-                }
-                let id = u32::try_from(message["id"].as_u64().expect("a number")).expect("small");
-                let n = self.questions[&id].call;
-                if self.calls[&n].who != who {
-                    self.fails(&format!("a question of call {n} is put to another client: {message}"));
-                }
-                self.questions.get_mut(&id).expect("it is there").with_client = true;
+                self.is_asked(who, &message);
             }
+        }
+    }
+
+    /// A legacy client reads this where it listens: a question, or that one is taken back.
+    fn is_asked(&mut self, who: usize, message: &Value) {
+        if message["method"] == "notifications/cancelled" {
+            let taken_back = &message["params"]["requestId"];
+            for question in self.questions.values_mut() {
+                question.with_client.take_if(|id| id == taken_back);
+            }
+        }
+        if message["method"] != "elicitation/create" {
+            return;
+        }
+        let id = number(message).and_then(|id| self.questions.get(&id).map(|_| id));
+        let Some(id) = id else { self.fails(&format!("a client is asked what no server asked: {message}")) };
+        let n = self.questions[&id].call;
+        if self.calls[&n].who != who {
+            self.fails(&format!("a question of call {n} is put to another client: {message}"));
+        }
+        let task = &message["params"]["_meta"]["io.modelcontextprotocol/related-task"]["taskId"];
+        match &self.calls[&n].client {
+            Client::Task { id, .. } if *task != Value::Null && task != id => {
+                self.fails(&format!("a question of call {n} is put in another task: {message}"))
+            }
+            _ => {}
+        }
+        let is_over = matches!(self.calls[&n].client, Client::TookBack(..));
+        let question = self.questions.get_mut(&id).expect("it is there");
+        question.was_put = true;
+        if question.answers == 0 && !question.is_moot && !is_over {
+            question.with_client = Some(message["id"].clone());
+        }
+    }
+
+    /// Within a short while a server knows of what is called off, and of what it told the client it asked.
+    fn server_is_told(&self) {
+        let now = self.clock.now();
+        for (n, call) in &self.calls {
+            let is_late = call.hushed.is_some_and(|since| now - since >= AT_ONCE);
+            let may_go_on = call.cancelled || call.answered.is_some() || call.excuse.is_some();
+            if is_late && !may_go_on && self.server.is_alive() {
+                self.fails(&format!("the server goes on with call {n}, which was called off"));
+            }
+        }
+    }
+
+    /// What a server asks in a legacy client's own session is put to the client, or refused.
+    fn questions_are_put(&self) {
+        let now = self.clock.now();
+        for (id, question) in &self.questions {
+            let call = &self.calls[&question.call];
+            let person = &self.people[call.who];
+            let can_hear = match &call.client {
+                Client::Waits(_) => true,
+                Client::Task { ended, result, .. } => {
+                    !ended && (person.listens() || result.as_ref().is_some_and(|result| !result.is_over()))
+                }
+                Client::Asked { .. } | Client::TookBack(..) | Client::Ended | Client::Left => false,
+            };
+            let is_over = call.answered.is_some() || call.called_off || call.excuse.is_some();
+            let is_open = !question.was_put && question.answers == 0 && !question.is_moot && !is_over;
+            let is_late = now - question.asked >= AT_ONCE;
+            if is_late && is_open && can_hear && person.is_legacy() && self.proxy.is_some() {
+                self.fails(&format!("question {id} of call {} is put to nobody", question.call));
+            }
+        }
+    }
+
+    /// A task is kept for each handle that was given, and for each call that was left by a client that takes
+    /// tasks; no other.
+    async fn what_is_kept_is_known(&self) {
+        if self.proxy.is_none() {
+            return;
+        }
+        let known = |call: &&Call| matches!(call.client, Client::Task { .. }) || self.is_kept_unseen(call);
+        let known = self.calls.values().filter(known).count();
+        let kept = self.store.usage(&[0; 16]).await.expect("it is in memory").tasks;
+        if kept != known {
+            self.fails(&format!("{kept} tasks are kept, and clients know of {known}"));
         }
     }
 
     /// What has come of a call for its client.
     fn client_hears(&mut self, n: usize) {
-        let call = &self.calls[&n];
-        let Client::Waits(following) = &call.client else { return };
-        let messages = following.messages();
-        for message in messages.iter().filter(|message| message["method"] == "elicitation/create") {
-            self.hears(n, &message["params"]["message"]);
-            let id = u32::try_from(message["id"].as_u64().expect("a number")).expect("small");
-            let question = self.questions.get_mut(&id).expect("the server asked it");
-            question.with_client |= question.answers == 0 && !question.is_moot;
+        let who = self.calls[&n].who;
+        let (messages, is_over, taken_back) = match &self.calls[&n].client {
+            Client::Waits(following) => (following.messages(), following.is_over(), None),
+            Client::TookBack(following, since) => (following.messages(), following.is_over(), Some(*since)),
+            Client::Asked { .. } | Client::Task { .. } | Client::Ended | Client::Left => return,
+        };
+        for message in &messages {
+            if message["method"] == "elicitation/create" {
+                self.hears(n, &message["params"]["message"]);
+            }
+            self.is_asked(who, message);
         }
-        if !following.is_over() {
-            return self.may_wait(n);
+        if !is_over {
+            return match taken_back {
+                Some(since) => self.ends_in_time(n, since),
+                None => self.may_wait(n),
+            };
+        }
+        if taken_back.is_some() && messages.last().is_none_or(|last| last["result"].is_null()) {
+            self.calls.get_mut(&n).expect("it is there").client = Client::Ended;
+            return;
         }
         let client = match messages.last() {
             Some(last) if last["error"].is_object() => self.ends_badly(n, last),
@@ -808,6 +1056,53 @@ impl House {
             None => self.fails(&format!("call {n} ended without a word")),
         };
         self.calls.get_mut(&n).expect("it is there").client = client;
+    }
+
+    /// Whether an end may still be waited for of a call that was taken back: where it only passes, that is
+    /// the server's affair.
+    fn ends_in_time(&self, n: usize, since: Instant) {
+        let call = &self.calls[&n];
+        let is_driven = self.people[call.who].takes_tasks() && call.tool != Tool::Plain;
+        if is_driven && self.clock.now() - since >= AT_ONCE {
+            self.fails(&format!("call {n} was taken back, and does not end"));
+        }
+    }
+
+    /// What a legacy client hears that waits for the result of its task.
+    fn result_is_heard(&mut self, n: usize) {
+        let who = self.calls[&n].who;
+        let Client::Task { id, result: Some(following), .. } = &self.calls[&n].client else { return };
+        let (id, is_over, messages) = (id.clone(), following.is_over(), following.messages());
+        for message in &messages {
+            if message["method"] == "elicitation/create" {
+                self.hears(n, &message["params"]["message"]);
+            }
+            self.is_asked(who, message);
+        }
+        if !is_over {
+            if self.has_been_answered(n) {
+                self.fails(&format!("the result of call {n} is waited for, which has ended"));
+            }
+            return;
+        }
+        match messages.last() {
+            Some(last) if last["error"].is_object() => drop(self.ends_badly(n, last)),
+            Some(last) => {
+                self.hears(n, &last["result"]["content"][0]["text"]);
+                let task = &last["result"]["_meta"]["io.modelcontextprotocol/related-task"]["taskId"];
+                if *task != id {
+                    self.fails(&format!("the result of call {n} is of another task: {last}"));
+                }
+            }
+            None => self.fails(&format!("the result of call {n} ended without a word")),
+        }
+        let client = Client::Task { id, ended: true, result: None };
+        self.calls.get_mut(&n).expect("it is there").client = client;
+    }
+
+    /// Whether the server's answer has been there for a while.
+    fn has_been_answered(&self, n: usize) -> bool {
+        self.calls[&n].answered.is_some_and(|at| self.clock.now() - at >= AT_ONCE)
     }
 
     /// Whether a call may still be waited for. What is answered at once is not held up by the tasks
@@ -848,8 +1143,14 @@ impl House {
         let call = &self.calls[&n];
         let person = &self.people[call.who];
         if person.is_legacy() && result["task"].is_object() {
-            let id = result["task"]["taskId"].as_str().expect("an id").to_owned();
-            return Client::Task { id, ended: false };
+            if !call.for_task && !person.takes_tasks() || call.tool == Tool::Plain {
+                self.fails(&format!("call {n} is a task for a client that takes none: {result}"));
+            }
+            let task = &result["task"];
+            return Client::Task { id: self.new_handle(n, &task["taskId"]), ended: false, result: None };
+        }
+        if call.for_task && !person.takes_tasks() {
+            self.fails(&format!("call {n} was to be a task: {result}"));
         }
         match result["resultType"].as_str() {
             Some("input_required") => {
@@ -865,8 +1166,10 @@ impl House {
                 if call.tool == Tool::Quick && !self.profile.always && call.excuse.is_none() && had_room {
                     self.fails(&format!("call {n}, which the server answers at once, became a task"));
                 }
-                let id = result["taskId"].as_str().expect("an id").to_owned();
-                Client::Task { id, ended: false }
+                if call.tool == Tool::Plain {
+                    self.fails(&format!("call {n} is never to be a task: {result}"));
+                }
+                Client::Task { id: self.new_handle(n, &result["taskId"]), ended: false, result: None }
             }
             Some("complete") | None => {
                 self.hears(n, &result["content"][0]["text"]);
@@ -874,6 +1177,16 @@ impl House {
             }
             Some(_) => self.fails(&format!("call {n} has an answer that its client does not know: {result}")),
         }
+    }
+
+    /// A handle that nobody has been given before.
+    fn new_handle(&self, n: usize, id: &Value) -> String {
+        let id = id.as_str().expect("an id");
+        let has_it = |call: &Call| matches!(&call.client, Client::Task { id: given, .. } if given == id);
+        if self.calls.values().any(has_it) {
+            self.fails(&format!("call {n} is given the handle of another: {id}"));
+        }
+        id.to_owned()
     }
 
     /// A client hears this of one of its calls.
@@ -888,8 +1201,10 @@ impl House {
     /// Everything comes to an end, and everybody hears of it.
     async fn end(&mut self) {
         if self.proxy.is_some() {
-            if !self.profile.in_a_hurry {
-                self.all_is_answered().await;
+            match self.profile.in_a_hurry {
+                true if self.profile.meets => self.tasks_and_calls_meet().await,
+                true => {}
+                false => self.all_is_answered().await,
             }
             self.log.push("the end".to_owned());
             self.happen(Happening::Stops).await;
@@ -901,13 +1216,35 @@ impl House {
             self.fails("the proxy does not stop");
         }
         for (n, call) in &self.calls {
-            if matches!(call.client, Client::Waits(_)) {
+            if matches!(call.client, Client::Waits(_) | Client::TookBack(..)) {
                 self.fails(&format!("call {n} never ended"));
             }
-            let awaited = !matches!(call.client, Client::Left) || !self.people[call.who].is_legacy();
-            let is_told = call.cancelled || call.answered || call.excuse.is_some() || !awaited;
+            let is_left = matches!(call.client, Client::Left) && !self.is_kept_unseen(call);
+            let awaited = !is_left || !self.people[call.who].is_legacy();
+            let is_told = call.cancelled || call.answered.is_some() || call.excuse.is_some() || !awaited;
             if call.served.is_some() && !is_told && self.server.is_alive() {
                 self.fails(&format!("the server goes on with call {n}, for nobody"));
+            }
+        }
+    }
+
+    /// Of each client one call is a task and another is not when the proxy is stopped: where clients share a
+    /// session with the server, in one session.
+    async fn tasks_and_calls_meet(&mut self) {
+        self.log.push("tasks and calls meet".to_owned());
+        if !self.server.is_alive() {
+            return;
+        }
+        for tool in [Tool::Slow, Tool::Plain] {
+            for who in 0..self.people.len() {
+                if self.people[who].has_session() {
+                    self.call(who, tool, tool == Tool::Slow && self.people[who].is_legacy()).await;
+                }
+            }
+            self.look().await;
+            if tool == Tool::Slow {
+                sleep(Duration::from_secs(6)).await;
+                self.look().await;
             }
         }
     }
@@ -926,8 +1263,19 @@ impl House {
                 self.look().await;
                 match &self.calls[&n].client {
                     Client::Asked { .. } => self.come_back(n).await,
+                    Client::Task { ended: false, result: None, .. }
+                        if self.people[self.calls[&n].who].is_legacy() =>
+                    {
+                        if self.people[self.calls[&n].who].has_session() {
+                            self.await_result(n).await;
+                        }
+                    }
                     Client::Task { ended: false, .. } => drop(self.look_at_task(n).await),
-                    Client::Task { .. } | Client::Waits(_) | Client::Ended | Client::Left => {}
+                    Client::Task { .. }
+                    | Client::TookBack(..)
+                    | Client::Waits(_)
+                    | Client::Ended
+                    | Client::Left => {}
                 }
             }
             if self.calls.values().all(|call| self.is_over(call)) {
@@ -949,8 +1297,19 @@ impl House {
         match &call.client {
             Client::Ended | Client::Left => true,
             Client::Task { ended, .. } => *ended || !self.people[call.who].has_session(),
-            Client::Waits(_) | Client::Asked { .. } => false,
+            Client::Waits(_) | Client::TookBack(..) | Client::Asked { .. } => false,
         }
+    }
+}
+
+// === impl Call ===
+
+impl Call {
+    /// Its client calls it off: a server that is at it is to know.
+    fn is_called_off(&mut self, now: Instant) {
+        self.called_off = true;
+        let is_at_it = self.answered.is_none() && self.served.as_ref().is_some_and(Served::is_open);
+        self.hushed = is_at_it.then_some(now);
     }
 }
 
@@ -963,6 +1322,7 @@ fn params(n: usize, tool: Tool, for_task: bool) -> Value {
     let tool = match tool {
         Tool::Slow => "slow",
         Tool::Quick => "quick",
+        Tool::Plain => "plain",
     };
     let mut params = json!({ "name": tool, "arguments": { "n": n } });
     if for_task {
