@@ -14,7 +14,7 @@ use super::{
     hop::{lines, with_query, without_hop},
     http1::{Incoming, Reuse},
     messages,
-    passing::{Asking, Interest, Passing, Rest, Source, Wanted, Way},
+    passing::{Asking, Ending, Interest, Passing, Rest, Source, Wanted, Way},
     resume::{self, Reached, Refused},
     server::{self, Server},
 };
@@ -115,8 +115,16 @@ pub(super) async fn forward(server: Arc<Server>, request: Forward) -> Result<For
     };
     let due = due.map(|(limit, lost)| (Box::pin(sleep(limit)), lost));
     let for_calls = (!calls.is_empty()).then(|| way.clone());
-    let mut rest =
-        Rest { server: server.clone(), wanted, interest, due, way: for_calls, is_events: false, calls };
+    let mut rest = Rest {
+        server: server.clone(),
+        wanted,
+        interest,
+        due,
+        way: for_calls,
+        is_events: false,
+        ending: Ending::Elsewhere,
+        calls,
+    };
     let (response, mut rest) = match purpose {
         Purpose::Resume => {
             let response = tokio::select! {
@@ -137,6 +145,7 @@ pub(super) async fn forward(server: Arc<Server>, request: Forward) -> Result<For
         server.order.begins(&session, |expiry| server.spawn(expiry));
     }
     let (head, body) = response.into_parts();
+    rest.ending = Ending::of(&head);
     let answers = matches!(purpose, Purpose::Call | Purpose::Ask | Purpose::Once | Purpose::Resume);
     if answers && messages::is_events(&head.headers) {
         rest.way = Some(way);

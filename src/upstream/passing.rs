@@ -11,7 +11,7 @@
 
 use bytes::{Buf, Bytes};
 use futures_util::{FutureExt, future::BoxFuture};
-use http::{HeaderValue, Method, header};
+use http::{HeaderValue, Method, StatusCode, header, response::Parts};
 use http_body::Body;
 use smallvec::SmallVec;
 use std::{
@@ -36,7 +36,7 @@ use super::{
 };
 use crate::{
     dialect::legacy::{self, Anchor},
-    protocol::{Id, accept, headers::LAST_EVENT_ID, sse::BYTE_ORDER_MARK},
+    protocol::{Id, accept, headers::LAST_EVENT_ID, sse::BYTE_ORDER_MARK, sse_watch::Watch},
 };
 
 /// Somebody who waits for an answer. A departure says nothing of whether it is still wanted; the answer to
@@ -45,6 +45,10 @@ use crate::{
 pub trait Interest: fmt::Debug + Send + Sync {
     /// Cancelled once the server has been told that the answer is not wanted.
     fn lost(&self) -> &CancellationToken;
+
+    /// The answer has come to its end although nobody listened any more: the server is done with what was
+    /// asked.
+    fn answered(&self);
 }
 
 /// The body of an answer, as it comes.
@@ -74,6 +78,7 @@ pub(super) struct Rest {
     pub(super) way: Option<Arc<Way>>,
     /// It is an event stream, which can be taken up where it breaks.
     pub(super) is_events: bool,
+    pub(super) ending: Ending,
     /// The calls that it answers; none once they are answered, or the server has heard that they are over.
     pub(super) calls: SmallVec<[Id; 1]>,
 }
@@ -96,6 +101,17 @@ pub(super) enum Wanted {
     /// It is read if that is quick, so that its connection can serve the next request.
     IfQuick,
     No,
+}
+
+/// What ends the call that an answer is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Ending {
+    /// The end of the answer.
+    Document,
+    /// A response in it, and its end: a batch has several.
+    Events,
+    /// Nothing in it.
+    Elsewhere,
 }
 
 /// Waits for the head of an answer.
@@ -226,7 +242,7 @@ impl fmt::Debug for Passing {
 impl Drop for Passing {
     fn drop(&mut self) {
         match mem::replace(&mut self.source, Source::Over) {
-            Source::Body(body) if !body.is_end_stream() => self.rest.read_on(drain(body)),
+            Source::Body(body) if !body.is_end_stream() => self.rest.read_on(drain(body, self.rest.ending)),
             Source::Body(_) | Source::TakingUp(_) | Source::Over => {}
         }
     }
@@ -317,8 +333,8 @@ impl Rest {
         self.server.spawn(async move { way.cancel(&server, &calls, why).await });
     }
 
-    /// The client has left.
-    fn read_on(&mut self, reading: impl Future<Output = ()> + Send + 'static) {
+    /// The client has left. `reading` tells whether what it asked has been answered.
+    fn read_on(&mut self, reading: impl Future<Output = bool> + Send + 'static) {
         if self.is_lost() {
             self.soften();
         }
@@ -358,7 +374,11 @@ impl Rest {
                 sleep(QUICK).await;
             };
             tokio::select! {
-                () = reading => {}
+                is_answered = reading => {
+                    if let Some(interest) = interest.as_ref().filter(|_| is_answered) {
+                        interest.answered();
+                    }
+                }
                 () = due => {}
                 () = not_wanted => {}
                 () = closing.cancelled() => {
@@ -398,13 +418,41 @@ impl Drop for Asking {
     fn drop(&mut self) {
         let (Some(answering), Some(mut rest)) = (self.asked.take(), self.rest.take()) else { return };
         rest.read_on(async move {
-            if let Ok(response) = answering.await {
-                drain(response.into_body()).await;
-            }
+            let Ok(response) = answering.await else { return false };
+            let (head, body) = response.into_parts();
+            drain(body, Ending::of(&head)).await
         });
     }
 }
 
-async fn drain(mut body: Incoming) {
-    while let Some(Ok(_)) = poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)).await {}
+/// Reads an answer to its end. Whether the call has ended with it.
+async fn drain(mut body: Incoming, ending: Ending) -> bool {
+    // Of an event that had begun to go by nothing is known: a response in it goes unseen.
+    let mut watch = Watch::default();
+    while let Some(frame) = poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)).await {
+        match frame.map(http_body::Frame::into_data) {
+            Ok(Ok(chunk)) if ending == Ending::Events => watch.see(&chunk),
+            Ok(_) => {}
+            Err(_broken) => return false,
+        }
+    }
+    match ending {
+        Ending::Document => true,
+        Ending::Events => watch.response().is_some(),
+        Ending::Elsewhere => false,
+    }
+}
+
+// === impl Ending ===
+
+impl Ending {
+    pub(super) fn of(head: &Parts) -> Self {
+        let runs_on = || CallError::Status { status: head.status, detail: String::new() }.leaves_it_running();
+        match head.status {
+            StatusCode::ACCEPTED => Self::Elsewhere,
+            _ if messages::is_events(&head.headers) => Self::Events,
+            _ if runs_on() => Self::Elsewhere,
+            _ => Self::Document,
+        }
+    }
 }

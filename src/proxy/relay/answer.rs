@@ -21,7 +21,7 @@ use crate::{
     },
     runtime::Stopping,
     telemetry::Outcome,
-    upstream::{CallError, ClientSession},
+    upstream::{CallError, ClientSession, Interest},
 };
 use bytes::Bytes;
 use futures_util::{FutureExt, Stream, future::BoxFuture};
@@ -50,7 +50,7 @@ pub(in crate::proxy) struct Relaying {
     /// What is taken out of a session's own stream.
     pub(in crate::proxy) heard: Option<Box<Heard>>,
     /// The client's own call that it answers.
-    pub(in crate::proxy) call: Option<Theirs>,
+    pub(in crate::proxy) call: Option<Arc<Theirs>>,
     /// The session listens on it, and we may have something to say.
     pub(in crate::proxy) listening: Option<Box<Listening>>,
     pub(in crate::proxy) owing: Owing,
@@ -99,7 +99,7 @@ impl Relaying {
                 }
                 Poll::Ready(Some(Err(lost))) => {
                     if !lost.leaves_it_running() {
-                        self.call.iter_mut().for_each(Theirs::answered);
+                        self.call.iter().for_each(|call| call.answered());
                     }
                     self.relay.handle_end(Some(lost));
                 }
@@ -200,7 +200,7 @@ impl Relaying {
     fn answered(&mut self, said: Said) -> AccessSummary {
         self.body.answered();
         self.owing.answered();
-        self.call.iter_mut().for_each(Theirs::answered);
+        self.call.iter().for_each(|call| call.answered());
         self.outcome = match said {
             Said::Plain => self.outcome,
             Said::Error => self.owing.of_error(),

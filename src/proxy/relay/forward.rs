@@ -63,7 +63,7 @@ struct Terms {
     /// The session that listens on it, and whether it goes on where another stream broke.
     listens: Option<Listens>,
     /// The client's own call that it answers.
-    call: Option<Theirs>,
+    call: Option<Arc<Theirs>>,
     ladder: KeepAlive,
     owing: Owing,
     giving_up: Option<Box<GivingUp>>,
@@ -119,12 +119,16 @@ pub(in crate::proxy) async fn exchange(shared: Arc<Shared>, passage: Passage, ed
         }
         (Some(key), _) => {
             let comes_back = purpose == Purpose::Resume;
-            (None, Some(Theirs::new(&shared, key, waiting.clone(), comes_back)))
+            (None, Some(Theirs::new(&shared, key, waiting.clone(), comes_back, owing.asked())))
         }
         (None, _) => (None, None),
     };
-    let interest: Arc<dyn Interest> = owing.asked().clone();
-    let interest = is_call.then_some(interest);
+    let interest = is_call.then(|| -> Arc<dyn Interest> {
+        match &call {
+            Some(call) => call.clone(),
+            None => owing.asked().clone(),
+        }
+    });
     let calls = if is_call { waiting.clone() } else { SmallVec::new() };
     let forward = Forward { method, query, headers, body, purpose, calls, interest };
     let mut forwarding = shared.upstream.forward(forward);
@@ -146,7 +150,7 @@ pub(in crate::proxy) async fn exchange(shared: Arc<Shared>, passage: Passage, ed
         Ok(forwarded) => answer(forwarded, terms, timing).await,
         Err(lost) => {
             if !lost.leaves_it_running() {
-                terms.call.iter_mut().for_each(Theirs::answered);
+                terms.call.iter().for_each(|call| call.answered());
             }
             Box::pin(refused(&terms.waiting, &lost, &terms.owing, &timing)).await
         }
@@ -262,7 +266,7 @@ async fn read(
     };
     match body {
         Ok(body) => {
-            terms.call.iter_mut().for_each(Theirs::answered);
+            terms.call.iter().for_each(|call| call.answered());
             Ok(body)
         }
         Err(lost) => Err(Box::pin(refused(&terms.waiting, &lost, &terms.owing, timing)).await),
@@ -275,7 +279,7 @@ async fn answer(forwarded: Forwarded, mut terms: Terms, timing: Timing) -> Passe
         || status.is_server_error() && !terms.waiting.is_empty()
     {
         if !(CallError::Status { status, detail: String::new() }).leaves_it_running() {
-            terms.call.iter_mut().for_each(Theirs::answered);
+            terms.call.iter().for_each(|call| call.answered());
         }
         return Box::pin(refused_by(forwarded, &terms.waiting, &terms.owing, &timing)).await;
     }
@@ -317,7 +321,7 @@ async fn answer(forwarded: Forwarded, mut terms: Terms, timing: Timing) -> Passe
     let may_be_replaced =
         is_answer && !headers.contains_key(CONTENT_LENGTH) && !headers.contains_key(CONTENT_ENCODING);
     if body.is_over() {
-        terms.call.iter_mut().for_each(Theirs::answered);
+        terms.call.iter().for_each(|call| call.answered());
         return whole(status, headers, Bytes::new(), &terms.owing, &timing);
     }
     if is_events {

@@ -221,6 +221,9 @@ impl Interest for Asked {
     fn lost(&self) -> &CancellationToken {
         &self.lost
     }
+
+    /// Nobody else's question could be taken for one of its.
+    fn answered(&self) {}
 }
 
 impl Drop for Asked {

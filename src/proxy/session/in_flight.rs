@@ -9,22 +9,30 @@
 //! call; a question names none, and belongs to the only call in flight. Where there are several it is
 //! nobody's, and so it is where a call has left without its end: the server may still be at that one.
 
-use super::{cancelled_requests::Mark, streams::Key};
+use super::{
+    cancelled_requests::{Asked, Mark},
+    streams::Key,
+};
 use crate::{
     dialect::Principal,
     protocol::{Frame, Id, Kind, Method, splice::Object},
     proxy::{ids, legacy::end_at_server, shared::Shared},
     telemetry::QuestionRefused,
-    upstream::{ClientSession, OffStream, only_one},
+    upstream::{ClientSession, Interest, OffStream, only_one},
 };
 use bytes::Bytes;
 use dashmap::{DashMap, Entry};
 use smallvec::SmallVec;
 use std::{
     collections::{HashMap, HashSet, VecDeque},
+    fmt,
     iter::repeat_n,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
 };
+use tokio_util::sync::CancellationToken;
 
 /// The sessions in which calls are in flight.
 #[derive(Debug, Default)]
@@ -68,7 +76,7 @@ pub(in crate::proxy) struct Resident {
     number: u64,
 }
 
-/// One call of the client's own.
+/// One call of the client's own. It is in flight also while its answer is read on after its client has left.
 pub(in crate::proxy) struct Theirs {
     shared: Arc<Shared>,
     key: Key,
@@ -76,7 +84,8 @@ pub(in crate::proxy) struct Theirs {
     requests: SmallVec<[Id; 1]>,
     /// The client comes back for the answer to a call that has left.
     comes_back: bool,
-    answered: bool,
+    answered: AtomicBool,
+    asked: Arc<Asked>,
 }
 
 /// Whose a question can be that names no call.
@@ -270,25 +279,38 @@ impl Theirs {
         key: Key,
         requests: SmallVec<[Id; 1]>,
         comes_back: bool,
-    ) -> Self {
+        asked: &Arc<Asked>,
+    ) -> Arc<Self> {
         shared.residents.sessions.entry(key).or_default().theirs += 1;
-        Self { shared: Arc::clone(shared), key, requests, comes_back, answered: false }
+        let (shared, asked) = (Arc::clone(shared), Arc::clone(asked));
+        Arc::new(Self { shared, key, requests, comes_back, answered: AtomicBool::new(false), asked })
+    }
+}
+
+impl Interest for Theirs {
+    fn lost(&self) -> &CancellationToken {
+        self.asked.lost()
     }
 
     /// It has been answered, or the server never had it. Dropped without, it has left without its end.
-    pub(in crate::proxy) fn answered(&mut self) {
-        if self.comes_back && !self.answered {
+    fn answered(&self) {
+        if !self.answered.swap(true, Relaxed) && self.comes_back {
             let mut left = self.shared.residents.left();
             self.requests.iter().for_each(|request| left.forget(self.key, mark(request)));
         }
-        self.answered = true;
+    }
+}
+
+impl fmt::Debug for Theirs {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Theirs").field("requests", &self.requests).finish_non_exhaustive()
     }
 }
 
 impl Drop for Theirs {
     fn drop(&mut self) {
         // One that comes back had left before.
-        if !self.answered && !self.comes_back {
+        if !*self.answered.get_mut() && !self.comes_back {
             let mut left = self.shared.residents.left();
             self.requests.iter().for_each(|request| left.remember(self.key, request));
         }

@@ -13,14 +13,14 @@ use http::Method;
 use serde_json::json;
 
 /// Waits until the proxy has seen a client leave.
-async fn departed(lines: &Lines) {
+pub(super) async fn departed(lines: &Lines) {
     while !lines.so_far().iter().any(|line| line["outcome"] == "departed") {
         tokio::task::yield_now().await;
     }
 }
 
 /// Which connection of the server's a new call comes by.
-async fn next_connection(world: &World, client: &Older) -> usize {
+pub(super) async fn next_connection(world: &World, client: &Older) -> usize {
     let waiting = client.call(99).await;
     let call = world.server.call().await;
     let connection = call.seen.connection;

@@ -4,7 +4,12 @@ use super::talk::{
     Call, Canned, Stream, Tasker, Value, World, beyond_status, json, pong, question, related, setup,
     up_to_mark, world,
 };
-use crate::{proxy::world::ALWAYS, support::servers::Seen};
+use crate::{
+    front::world::Lines,
+    legacy::departed::{departed, next_connection},
+    proxy::world::ALWAYS,
+    support::servers::Seen,
+};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 /// What the server says on the stream of this session.
@@ -143,6 +148,37 @@ async fn where_a_call_has_left_without_its_end_a_question_is_refused() {
         }
         is_refused(&world, &mut stream, &question(3, "who?")).await;
         assert_eq!(client.get(&task).await["status"], "working");
+    }
+}
+
+#[tokio::test]
+async fn a_call_whose_answer_was_read_to_its_end_after_its_client_left_is_in_no_questions_way() {
+    for has_begun in [false, true] {
+        let lines = Lines::record();
+        let world = world(ALWAYS).await;
+        let (client, mut stream, task, _call) = listening(&world).await;
+        let plain = client.0.call(9).await;
+        let plain_call = world.server.call().await;
+        let connection = plain_call.seen.connection;
+        if has_begun {
+            let events = plain_call.stream();
+            events.raw("id: 1\ndata:\n\n");
+            let mut begun = plain.stream().await;
+            begun.piece().await.expect("it goes on").expect("it does not break off");
+            begun.leave();
+            departed(&lines).await;
+            is_refused(&world, &mut stream, &question(3, "who?")).await;
+            events.result(&json!(9), json!({}));
+        } else {
+            plain.leave();
+            departed(&lines).await;
+            is_refused(&world, &mut stream, &question(3, "who?")).await;
+            plain_call.says("nobody hears this");
+        }
+        // It was read to its end once the connection is free again.
+        while next_connection(&world, &client.0).await != connection {}
+        says(&world, &question(4, "who?")).await;
+        assert_eq!(related(&beyond_status(&mut stream).await), &json!(task));
     }
 }
 
