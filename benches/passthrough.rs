@@ -20,7 +20,6 @@ use std::hint::black_box;
 use support::Group;
 
 const SERVER_INFO: &[u8] = br#"{"name":"bench","version":"1.0.0"}"#;
-const MAX_DEPTH: usize = 128;
 
 fn main() {
     for size in [200, 1 << 10, 16 << 10, 256 << 10] {
@@ -65,7 +64,7 @@ fn request_in(size: usize, body: &Bytes, headers: &HeaderMap) {
         })
         .case("Frame::parse", body.len(), || Frame::parse(body.clone()).expect("a request"))
         .case("modern::read", body.len(), || {
-            modern::read(body.clone(), headers, MAX_DEPTH).expect("a good request")
+            modern::read(Frame::parse(body.clone()), headers).expect("a good request")
         })
         .case("raise::request", body.len(), || raise::request(black_box(&call), 7, false))
         .case("raise::request with a progress token", body.len(), || {
@@ -75,7 +74,7 @@ fn request_in(size: usize, body: &Bytes, headers: &HeaderMap) {
 }
 
 fn call_of(body: &Bytes, headers: &HeaderMap) -> Call {
-    match modern::read(body.clone(), headers, MAX_DEPTH) {
+    match modern::read(Frame::parse(body.clone()), headers) {
         Ok(Read::Request(call, _)) => *call,
         Ok(Read::Notification) | Err(_) => panic!("a good request"),
     }

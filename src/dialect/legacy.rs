@@ -105,8 +105,7 @@ impl Post {
     /// [`FrameError`] where something in it is no message.
     pub fn read(body: &Bytes) -> Result<Self, FrameError> {
         if body.iter().find(|byte| !byte.is_ascii_whitespace()) != Some(&b'[') {
-            let message = Message::of(&Frame::parse(body.clone())?);
-            return Ok(Self { messages: SmallVec::from_iter([message]), unread: None });
+            return Ok(Self::of(&Frame::parse(body.clone())?));
         }
         let parts: Vec<&RawValue> = serde_json::from_slice(body).map_err(FrameError::Syntax)?;
         let messages = parts.into_iter().map(|part| {
@@ -114,6 +113,11 @@ impl Post {
             Ok(Message::of(&frame))
         });
         Ok(Self { messages: messages.collect::<Result<_, FrameError>>()?, unread: None })
+    }
+
+    /// A message that has been read.
+    pub fn of(frame: &Frame) -> Self {
+        Self { messages: SmallVec::from_iter([Message::of(frame)]), unread: None }
     }
 
     /// A body that could not be read.

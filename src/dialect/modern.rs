@@ -39,14 +39,14 @@ pub const SERVED: [Revision; 4] =
 /// What a client sends that a server may want to see beside the message.
 const PASSED_ON: [&str; 3] = ["traceparent", "tracestate", "baggage"];
 
-/// Reads one POST of a 2026-07-28 client, checking in the order that satisfies every probe:
+/// Reads one message of a 2026-07-28 client, no deeper than its reader goes, checking in the order that satisfies every probe:
 /// JSON, shape, version header, `_meta`, agreement of the two, version, `Mcp-Method`, method,
 /// `Mcp-Name` (2026-07-28, *Streamable HTTP, Server Validation*).
 ///
 /// # Errors
 /// [`Refused`] carries the status and error to answer with.
-pub fn read(body: Bytes, headers: &HeaderMap, max_depth: usize) -> Result<Read, Refused> {
-    let frame = parse(body, max_depth)?;
+pub fn read(frame: Result<Frame, FrameError>, headers: &HeaderMap) -> Result<Read, Refused> {
+    let frame = frame.map_err(|error| unreadable(&error))?;
     let (id, method, params) = match frame.kind() {
         Kind::Request { id, method, params } => (id.clone(), method.clone(), params.clone()),
         Kind::Notification { .. } => return Ok(Read::Notification),
@@ -168,11 +168,6 @@ struct About {
     capabilities: Capabilities,
     progress_token: Option<Bytes>,
     log_level: Option<LogLevel>,
-}
-
-fn parse(body: Bytes, max_depth: usize) -> Result<Frame, Refused> {
-    check_depth(&body, max_depth)?;
-    Frame::parse(body).map_err(|error| unreadable(&error))
 }
 
 /// Refuses a body that is nested deeper than `limit` levels.
@@ -322,14 +317,16 @@ mod tests {
         headers
     }
 
-    fn body(text: &str) -> Bytes {
-        Bytes::from(text.replace("META", META))
+    fn read_text(text: &str, headers: &HeaderMap) -> Result<Read, Refused> {
+        let body = Bytes::from(text.replace("META", META));
+        check_depth(&body, 16)?;
+        read(Frame::parse(body), headers)
     }
 
     const CALL: &str = r#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"add",META}}"#;
 
     fn refused(text: &str, headers: &HeaderMap) -> (u16, i64, bool) {
-        match read(body(text), headers, 16) {
+        match read_text(text, headers) {
             Err(refused) => (refused.status.as_u16(), refused.error.code(), refused.id.is_some()),
             Ok(read) => panic!("accepted as {read:?}"),
         }
@@ -337,7 +334,7 @@ mod tests {
 
     #[test]
     fn a_good_request_is_read() {
-        let Ok(Read::Request(call, _)) = read(body(CALL), &good(), 16) else { panic!("refused") };
+        let Ok(Read::Request(call, _)) = read_text(CALL, &good()) else { panic!("refused") };
         assert_eq!((call.method, call.target.as_deref()), (Method::ToolsCall, Some("add")));
     }
 
@@ -410,7 +407,7 @@ mod tests {
 
     #[test]
     fn a_name_may_be_encoded() {
-        assert!(read(body(CALL), &with("mcp-name", "=?base64?YWRk?="), 16).is_ok());
+        assert!(read_text(CALL, &with("mcp-name", "=?base64?YWRk?=")).is_ok());
     }
 
     #[test]
@@ -418,7 +415,7 @@ mod tests {
         let get = r#"{"id":"a","method":"tasks/get","params":{"taskId":"t",META}}"#;
         let mut headers = with("mcp-method", "tasks/get");
         headers.remove("mcp-name");
-        assert!(read(body(get), &headers, 16).is_ok());
+        assert!(read_text(get, &headers).is_ok());
         headers.insert("mcp-name", HeaderValue::from_static("u"));
         assert_eq!(refused(get, &headers), (400, -32020, true));
     }

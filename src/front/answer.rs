@@ -5,7 +5,10 @@
 
 use super::{layers::trace::Line, reply::Body};
 use crate::{
-    dialect::modern::{self, Refused},
+    dialect::{
+        legacy::{self, Post},
+        modern::{self, Refused},
+    },
     policy::Denied,
     protocol::{ErrorObject, Fault, Id, Revision, code},
     proxy::AccessSummary,
@@ -89,6 +92,20 @@ pub(super) fn refuse(refusal: Refusal, line: Line) -> Response<Body> {
     response
 }
 
+/// Refuses what a legacy client sent: by the ids of what it waits for, where it waits. Some clients
+/// show their callers no HTTP error.
+pub(super) fn refuse_post(refusal: Refusal, post: &Post, mut line: Line) -> Response<Body> {
+    line.passes(post);
+    match &post.waiting()[..] {
+        [] => refuse(refusal, line),
+        waiting => {
+            let Answer { error, fault, .. } = refusal.into_answer();
+            let account = AccessSummary::failed(outcome(fault), &error);
+            json(StatusCode::OK, legacy::refusal(waiting, &error), account, line)
+        }
+    }
+}
+
 /// A JSON body with its status.
 pub(super) fn json(
     status: StatusCode,
@@ -124,12 +141,6 @@ fn outcome(fault: Fault) -> Outcome {
 // === impl Refusal ===
 
 impl Refusal {
-    /// What it says, and how it is counted.
-    pub(super) fn told(self) -> (ErrorObject, Outcome) {
-        let Answer { error, fault, .. } = self.into_answer();
-        (error, outcome(fault))
-    }
-
     fn into_answer(self) -> Answer {
         let invalid = |status, message: String| {
             Answer::of(status, ErrorObject::new(code::INVALID_REQUEST, message), Fault::Client)

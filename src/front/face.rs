@@ -1,4 +1,6 @@
-//! Which face a request is for: by path, then by method, then by who is speaking.
+//! Reads a request, and decides which face it is for: by path, then by method, then by who is speaking.
+//!
+//! A body is read here and nowhere else, once, and what is refused is refused here; a face writes what is served.
 //!
 //! A request that says in `_meta` what it speaks is served as 2026-07-28 serves it; what belongs to
 //! a session, begins one, or says nothing at all of a version, comes from a legacy client
@@ -7,20 +9,28 @@
 
 use super::{
     Front,
-    answer::{self, Refusal, refuse},
-    layers::trace::Line,
-    legacy, metadata, modern,
-    reply::Body,
-    stack::{Admitted, Answered, Arrival},
+    answer::{self, Refusal, refuse, refuse_post},
+    arrival::{Admitted, Answered, Arrival},
+    layers::{principal::principal, trace::Line},
+    legacy, metadata,
+    modern::{self, Asked},
+    receive::receive,
+    reply::{self, Answering, Body},
 };
 use crate::{
-    dialect::{detached, legacy::Post},
+    dialect::{
+        Call, detached,
+        legacy::Post,
+        modern::{self as message, Read},
+    },
     protocol::{
-        Era, Frame, Kind, Revision,
+        Capabilities, Era, Frame, FrameError, Kind, Revision,
+        accept::{EVENT_STREAM, JSON, accepts, is_media},
         headers::{self, PROTOCOL_VERSION, SESSION_ID},
         meta,
         splice::Object,
     },
+    proxy::Service,
 };
 use bytes::Bytes;
 use futures_util::future::{Either, Ready, ready};
@@ -28,8 +38,9 @@ use http::{
     HeaderMap, HeaderValue, Method, Request, Response, StatusCode,
     header::{
         ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS, ACCESS_CONTROL_MAX_AGE,
-        ACCESS_CONTROL_REQUEST_HEADERS, ALLOW, ORIGIN,
+        ACCESS_CONTROL_REQUEST_HEADERS, ALLOW, CONTENT_TYPE, ORIGIN,
     },
+    request::Parts,
 };
 use http_body::Body as HttpBody;
 use std::{future::Future, sync::Arc};
@@ -40,13 +51,18 @@ const PREFLIGHT_AGE: HeaderValue = HeaderValue::from_static("7200");
 /// The methods of a route.
 const SERVED: &str = "POST, GET, DELETE";
 
-/// Who sent a POST.
-#[derive(Debug)]
-pub(super) enum Spoken {
-    Modern,
-    /// A client of an older revision, and what it said, as far as that can be read.
-    Legacy(Post),
+/// What a POST turned out to be.
+enum Reading {
+    Request(Box<Call>, Capabilities),
+    Notification,
+    /// The messages of a legacy client, and the body they were read from.
+    Legacy(Post, Bytes),
+    /// With the messages of the legacy client that sent them, if it was one.
+    Refused(Refusal, Option<Post>),
 }
+
+/// The most that is read of a request that there is no place for, in bytes.
+const TURNED_AWAY: usize = 64 << 10;
 
 /// Answers one request. Not itself asynchronous: what an `async fn` takes it keeps twice, and the
 /// future made here waits as long as its call does.
@@ -77,16 +93,106 @@ where
         return Either::Right(ready(Ok(refuse(refusal, arrival.line))));
     }
     match *request.method() {
-        Method::POST => Either::Left(Either::Left(modern::serve(front, service, arrival, turned_away))),
+        Method::POST => Either::Left(Either::Left(post(front, service, arrival, turned_away))),
         Method::OPTIONS => Either::Right(ready(Ok(preflight(&arrival.request, SERVED, arrival.line)))),
         // 2026-07-28 knows neither streams to listen on nor sessions to end.
         Method::GET | Method::DELETE if !is_modern(request.headers()) => {
-            Either::Left(Either::Right(legacy::serve(front, service, arrival)))
+            let Arrival { request, mut line } = arrival;
+            // What a body would mean here nobody has said.
+            let (head, _body) = request.into_parts();
+            line.by(principal(service.route(), &head.headers));
+            Either::Left(Either::Right(legacy::pass(front, service, head, Default::default(), line)))
         }
         Method::GET | Method::DELETE => {
             Either::Right(ready(Ok(not_served(&arrival.request, "POST", arrival.line))))
         }
         _ => Either::Right(ready(Ok(not_served(&arrival.request, SERVED, arrival.line)))),
+    }
+}
+
+/// Answers one POST on a route.
+fn post<B>(
+    front: Arc<Front>,
+    service: Arc<dyn Service>,
+    arrival: Arrival<B>,
+    turned_away: Option<usize>,
+) -> impl Future<Output = Answered> + use<B>
+where
+    B: HttpBody<Data = Bytes> + Send + 'static,
+{
+    let Arrival { request, mut line } = arrival;
+    let (head, body) = request.into_parts();
+    line.by(principal(service.route(), &head.headers));
+    async move {
+        let asked = match read(&front, &head, body, turned_away, &mut line).await {
+            Reading::Request(call, capabilities) => {
+                modern::ask(&front, &*service, &head, (*call, capabilities), &mut line)
+            }
+            Reading::Legacy(post, body) => {
+                return legacy::pass(front, service, head, (post, body), line).await;
+            }
+            Reading::Notification => return Ok(answer::empty(StatusCode::ACCEPTED, HeaderMap::new(), line)),
+            Reading::Refused(refusal, None) => return Ok(refuse(refusal, line)),
+            Reading::Refused(refusal, Some(post)) => return Ok(refuse_post(refusal, &post, line)),
+        };
+        // The head is a part of the connection's read buffer; the call may take hours.
+        drop(head);
+        let Asked { id, items, ladder, address } = asked;
+        let clock = Arc::clone(&front.clock);
+        let mut response = reply::respond(items, Answering { id, line, ladder, clock }).await;
+        address.put_in_challenge(&front.services, service.route(), response.headers_mut());
+        Ok(response)
+    }
+}
+
+/// Reads the message of a POST. One that there is no place for is read as well, if it is small: a legacy client
+/// is answered by the ids of what it waits for.
+async fn read<B>(front: &Front, head: &Parts, body: B, turned_away: Option<usize>, line: &mut Line) -> Reading
+where
+    B: HttpBody<Data = Bytes>,
+{
+    let busy = turned_away.map(|limit| Refusal::Busy { limit });
+    let limit = if busy.is_some() { TURNED_AWAY } else { front.limits.body_bytes };
+    let body = match receive(&front.bodies, body, limit, front.timeouts.read_body).await {
+        Ok(body) => body,
+        Err(refusal) => return Reading::Refused(busy.unwrap_or(refusal), None),
+    };
+    let refused = busy.map_or_else(
+        || message::check_depth(&body, front.limits.depth).map_err(Refusal::Message).err(),
+        Some,
+    );
+    let frame = Frame::parse(body.clone());
+    // First of all: what a legacy client must send is for its server to say.
+    match (legacy_post(&head.headers, &frame, &body), refused) {
+        (Some(post), Some(refusal)) => Reading::Refused(refusal, Some(post)),
+        (Some(post), None) => Reading::Legacy(post, body),
+        (None, Some(busy @ Refusal::Busy { .. })) => Reading::Refused(busy, None),
+        (None, refused) => {
+            line.client_is(Era::Modern);
+            request(frame, &head.headers, refused).unwrap_or_else(|refusal| Reading::Refused(refusal, None))
+        }
+    }
+}
+
+/// What a client of 2026-07-28 sent.
+fn request(
+    frame: Result<Frame, FrameError>,
+    headers: &HeaderMap,
+    refused: Option<Refusal>,
+) -> Result<Reading, Refusal> {
+    if !is_media(headers.get(CONTENT_TYPE), JSON) {
+        return Err(Refusal::ContentType);
+    }
+    if !(accepts(headers, JSON) && accepts(headers, EVENT_STREAM)) {
+        return Err(Refusal::Accept);
+    }
+    refused.map_or(Ok(()), Err)?;
+    match message::read(frame, headers).map_err(Refusal::Message)? {
+        Read::Request(mut call, capabilities) => {
+            call.headers.values_mut().for_each(|value| *value = detached(value));
+            Ok(Reading::Request(call, capabilities))
+        }
+        Read::Notification => Ok(Reading::Notification),
     }
 }
 
@@ -154,34 +260,35 @@ fn named(headers: &HeaderMap) -> Named {
     revision.map_or(Named::Unknown, |revision| Named::Known(revision.era()))
 }
 
-/// Who sent a message.
+/// What a message says, as far as that can be read, if a legacy client sent it.
 ///
 /// Most messages are told by their headers: one that names 2026-07-28 and has no session, and one
 /// that names an older revision and has a session. Of the others it counts whether they say in
 /// `_meta` what they speak.
-pub(super) fn spoken(headers: &HeaderMap, body: &Bytes) -> Spoken {
+fn legacy_post(headers: &HeaderMap, frame: &Result<Frame, FrameError>, body: &Bytes) -> Option<Post> {
     let session = headers.contains_key(&SESSION_ID);
     let named = named(headers);
     // A session may say what it likes: its server judges it.
     let settled = match (&named, session) {
-        (Named::Known(Era::Modern) | Named::Unknown, false) => return Spoken::Modern,
+        (Named::Known(Era::Modern) | Named::Unknown, false) => return None,
         (Named::Known(Era::Legacy), true) => true,
         (Named::Nothing | Named::Known(_) | Named::Unknown, _) => false,
     };
-    if !settled && names_its_version(body) {
-        return Spoken::Modern;
-    }
-    match Post::read(body) {
-        Ok(post) => Spoken::Legacy(post),
-        // Nothing says who sent this. The modern face's answer is as good as a server's.
-        Err(_) if !session && matches!(named, Named::Nothing) => Spoken::Modern,
-        Err(_) => Spoken::Legacy(Post::unreadable(body)),
+    match frame {
+        Ok(frame) if !settled && names_its_version(frame) => None,
+        Ok(frame) => Some(Post::of(frame)),
+        Err(_) => match Post::read(body) {
+            // A batch.
+            Ok(post) => Some(post),
+            // Nothing says who sent this. The modern face's answer is as good as a server's.
+            Err(_) if !session && matches!(named, Named::Nothing) => None,
+            Err(_) => Some(Post::unreadable(body)),
+        },
     }
 }
 
 /// Whether a message's `_meta` speaks of a version, whatever it says.
-fn names_its_version(body: &Bytes) -> bool {
-    let Ok(frame) = Frame::parse(body.clone()) else { return false };
+fn names_its_version(frame: &Frame) -> bool {
     let (Kind::Request { params: Some(params), .. } | Kind::Notification { params: Some(params), .. }) =
         frame.kind()
     else {
@@ -206,12 +313,9 @@ mod tests {
             .iter()
             .map(|(name, value)| (http::HeaderName::from_static(name), HeaderValue::from_static(value)))
             .collect();
-        match spoken(&headers, &Bytes::copy_from_slice(body.as_bytes())) {
-            Spoken::Modern => None,
-            Spoken::Legacy(post) => {
-                Some(post.messages.iter().map(|message| message.name()).collect::<Vec<_>>().join(","))
-            }
-        }
+        let body = Bytes::copy_from_slice(body.as_bytes());
+        let post = legacy_post(&headers, &Frame::parse(body.clone()), &body)?;
+        Some(post.messages.iter().map(|message| message.name()).collect::<Vec<_>>().join(","))
     }
 
     #[test]

@@ -5,13 +5,7 @@
 //! side adds what its own front owes every request (access, limits, one access line) and leads a
 //! challenge for credentials to our address. Everything else happens in [`Service::pass`].
 
-use super::{
-    Front,
-    layers::{principal::principal, trace::Line},
-    metadata::Address,
-    reply::Body,
-    stack::{Answered, Arrival},
-};
+use super::{Front, arrival::Answered, layers::trace::Line, metadata::Address, reply::Body};
 use crate::{
     dialect::legacy::{Post, SessionTag},
     protocol::headers::SESSION_ID,
@@ -22,38 +16,16 @@ use futures_util::{FutureExt, future::BoxFuture};
 use http::{HeaderMap, Response, request::Parts};
 use std::sync::Arc;
 
-/// What a POST brought.
-#[derive(Debug, Default)]
-pub(super) struct Sent {
-    pub(super) post: Post,
-    pub(super) body: Bytes,
-}
-
-/// Passes on a GET, which listens or resumes, or a DELETE, which ends the session.
+/// Passes one request on, with the messages that were read from its body, and answers with what comes back.
 ///
-/// Boxed, like all of this face: the future of a modern call, of which there may be many waiting,
-/// should not be larger for it.
-pub(super) fn serve<B>(
-    front: Arc<Front>,
-    service: Arc<dyn Service>,
-    arrival: Arrival<B>,
-) -> BoxFuture<'static, Answered> {
-    let Arrival { request, mut line } = arrival;
-    // What a body would mean here nobody has said.
-    let (head, _body) = request.into_parts();
-    line.by(principal(service.route(), &head.headers));
-    pass(front, service, head, Sent::default(), line).map(Ok).boxed()
-}
-
-/// Passes one request on and answers with what comes back.
+/// Boxed: the future of a modern call, of which there may be many waiting, should not be larger for it.
 pub(super) fn pass(
     front: Arc<Front>,
     service: Arc<dyn Service>,
     head: Parts,
-    sent: Sent,
+    (post, body): (Post, Bytes),
     mut line: Line,
-) -> BoxFuture<'static, Response<Body>> {
-    let Sent { post, body } = sent;
+) -> BoxFuture<'static, Answered> {
     line.passes(&post);
     tag(&mut line, &head.headers);
     let address = Address::of(&front, &head, line.connection());
@@ -83,7 +55,7 @@ pub(super) fn pass(
         let mut response = Response::new(body);
         *response.status_mut() = status;
         *response.headers_mut() = headers;
-        response
+        Ok(response)
     }
     .boxed()
 }

@@ -12,11 +12,11 @@
 
 use super::{
     Error, Front,
+    arrival::Arrival,
     connection::{Connection, Head, Io, Version, tell_version},
     layers::trace::Line,
     reply::Body,
     rest::{self, Guest},
-    stack::Arrival,
     write_timeout::{Paced, Paces, Portions},
 };
 use crate::runtime::{Listener, Net, Stopping, Stream, is_out_of_descriptors};

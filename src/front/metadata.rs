@@ -8,13 +8,13 @@
 use super::{
     Front,
     answer::{self, Refusal, refuse},
+    arrival::{Answered, Arrival},
     connection::Connection,
     layers::{
         principal::{credentials, principal},
         trace::Line,
     },
     reply::Body,
-    stack::{Answered, Arrival},
 };
 use crate::{
     policy::Route,

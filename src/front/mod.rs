@@ -19,9 +19,10 @@
 //! | `rest.rs` | connections that rest, and which goes first when there is no room |
 //! | `write_timeout.rs` | clients that take nothing of what is written to them |
 //! | `tls.rs` | certificates |
-//! | `stack.rs` | the layers, the outermost first |
+//! | `stack.rs` | begins; the layers, the outermost first |
+//! | `arrival.rs` | a request on its way through them |
 //! | `layers/` | one file each |
-//! | `face.rs` | which face a request is for |
+//! | `face.rs` | reads a request, and decides which face it is for |
 //! | `modern.rs` | 2026-07-28 over POST |
 //! | `legacy.rs` | older revisions, passed on to their server |
 //! | `receive.rs` | a request's body, bounded in bytes and time, and all of them in memory |
@@ -30,6 +31,7 @@
 //! | `answer.rs` | the front's own refusals, as status and body |
 
 mod answer;
+mod arrival;
 mod connection;
 mod face;
 mod layers;
@@ -47,7 +49,7 @@ mod write_timeout;
 use crate::{
     policy::Access,
     proxy::Service,
-    runtime::{Clock, Net, Room, Stopping},
+    runtime::{Clock, Room},
 };
 use http::Uri;
 use receive::BodyMemory;
@@ -61,6 +63,7 @@ use tokio::task::JoinHandle;
 
 use self::rest::Guests;
 pub use receive::SMALL_BODY;
+pub use stack::serve;
 pub use tls::{TlsError, TlsPaths};
 
 /// How clients are met.
@@ -157,36 +160,6 @@ struct Front {
     room: Option<Room>,
     /// What the bodies of requests take.
     bodies: Arc<BodyMemory>,
-}
-
-/// Begins to listen on `net`, and serves `services` until `stopping` says so. Must be called within a
-/// runtime. Once it returns, connections are accepted.
-///
-/// # Errors
-/// [`Error`] names the address or the file that is at fault.
-pub fn serve(
-    config: Config,
-    services: Vec<Arc<dyn Service>>,
-    stopping: Stopping,
-    clock: Arc<dyn Clock>,
-    net: &Net,
-) -> Result<Bound, Error> {
-    let tls = config.tls.as_ref().map(tls::acceptor).transpose()?;
-    let listeners = listener::Listeners::bind(&config.listen, net)?;
-    let addresses = listeners.addresses().to_vec();
-    let front = Arc::new(Front {
-        services,
-        bodies: BodyMemory::new(config.limits.body_memory),
-        limits: config.limits,
-        timeouts: config.timeouts,
-        public_url: config.public_url,
-        clock,
-        guests: Arc::default(),
-        room: net.room().cloned(),
-    });
-    let stack = stack::stack(Arc::clone(&front), config.access);
-    let task = tokio::spawn(listener::accept(listeners, tls, front, stack, stopping));
-    Ok(Bound { addresses, task })
 }
 
 // === impl Config ===

@@ -1,6 +1,6 @@
 //! A request's body, bounded in bytes and time, and with all others in memory.
 
-use super::{Front, answer::Refusal};
+use super::answer::Refusal;
 use bytes::Bytes;
 use http_body::Body;
 use http_body_util::BodyExt;
@@ -10,6 +10,7 @@ use std::{
         Arc,
         atomic::{AtomicUsize, Ordering},
     },
+    time::Duration,
 };
 use tokio::time::timeout;
 
@@ -40,7 +41,7 @@ struct Counted {
     _reserved: Reserved,
 }
 
-/// Takes the whole body, of at most `limit` bytes, into memory of its own. It counts towards
+/// Takes the whole body, of at most `limit` bytes, within this time into memory of its own. It counts towards
 /// [`Limits::body_memory`](super::Limits::body_memory) from its first byte until the last slice of it
 /// is dropped: a call may be held for hours.
 ///
@@ -52,16 +53,15 @@ struct Counted {
 /// [`Refusal::TooLarge`], as soon as that is known; [`Refusal::TooSlow`]; [`Refusal::Broken`];
 /// [`Refusal::NoMemory`].
 pub(super) async fn receive<B: Body<Data = Bytes>>(
-    front: &Front,
+    memory: &Arc<BodyMemory>,
     body: B,
     limit: usize,
+    within: Duration,
 ) -> Result<Bytes, Refusal> {
     if body.size_hint().lower() > limit as u64 {
         return Err(Refusal::TooLarge { limit });
     }
-    timeout(front.timeouts.read_body, collect(&front.bodies, body, limit))
-        .await
-        .unwrap_or(Err(Refusal::TooSlow { limit: front.timeouts.read_body }))
+    timeout(within, collect(memory, body, limit)).await.unwrap_or(Err(Refusal::TooSlow { limit: within }))
 }
 
 async fn collect<B: Body<Data = Bytes>>(

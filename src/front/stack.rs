@@ -1,40 +1,57 @@
-//! What a request passes through, the outermost first.
+//! How the front begins, and what a request passes through, the outermost first.
 
 use super::{
-    Front, face,
-    layers::{access::AccessLayer, shed::ShedLayer, trace::Line},
-    listener::Serves,
-    reply::Body,
+    Bound, Config, Error, Front,
+    arrival::Admitted,
+    face,
+    layers::{access::AccessLayer, shed::ShedLayer},
+    listener::{self, Serves},
+    receive::BodyMemory,
+    tls,
 };
-use crate::policy::{self, Checked};
-use std::{convert::Infallible, sync::Arc};
+use crate::{
+    policy,
+    proxy::Service,
+    runtime::{Clock, Net, Stopping},
+};
+use std::sync::Arc;
 use tower::{ServiceBuilder, service_fn};
 
-/// A request whose head has been read. Its access line goes with it, so that whoever answers has
-/// to take it: no answer without a line.
-pub(super) struct Arrival<B> {
-    pub(super) request: http::Request<B>,
-    pub(super) line: Line,
-}
-
-/// Everything is answered, one way or the other.
-pub(super) type Answered = Result<http::Response<Body>, Infallible>;
-
-/// A request that may come in.
-pub(super) struct Admitted<B> {
-    pub(super) arrival: Arrival<B>,
-    /// It is one more than the limit of calls in flight, which is this: it is only read to be answered
-    /// in its own way.
-    pub(super) turned_away: Option<usize>,
-    /// Only the check can make one.
-    pub(super) _proof: Checked,
+/// Begins to listen on `net`, and serves `services` until `stopping` says so. Must be called within a
+/// runtime. Once it returns, connections are accepted.
+///
+/// # Errors
+/// [`Error`] names the address or the file that is at fault.
+pub fn serve(
+    config: Config,
+    services: Vec<Arc<dyn Service>>,
+    stopping: Stopping,
+    clock: Arc<dyn Clock>,
+    net: &Net,
+) -> Result<Bound, Error> {
+    let tls = config.tls.as_ref().map(tls::acceptor).transpose()?;
+    let listeners = listener::Listeners::bind(&config.listen, net)?;
+    let addresses = listeners.addresses().to_vec();
+    let front = Arc::new(Front {
+        services,
+        bodies: BodyMemory::new(config.limits.body_memory),
+        limits: config.limits,
+        timeouts: config.timeouts,
+        public_url: config.public_url,
+        clock,
+        guests: Arc::default(),
+        room: net.room().cloned(),
+    });
+    let stack = stack(Arc::clone(&front), config.access);
+    let task = tokio::spawn(listener::accept(listeners, tls, front, stack, stopping));
+    Ok(Bound { addresses, task })
 }
 
 /// Builds the stack. Every layer is always ready and refuses in `call` what it has no room for:
 /// a request's head is in memory by then, so there is nothing to gain by letting it wait, and its
 /// client is owed an answer. No layer boxes anything; what is boxed
 /// for a request is its line and its items.
-pub(super) fn stack(front: Arc<Front>, access: policy::Access) -> impl Serves {
+fn stack(front: Arc<Front>, access: policy::Access) -> impl Serves {
     let calls = front.limits.calls;
     ServiceBuilder::new()
         // First, before anything is spent on the request: what a strange web page made a browser

@@ -106,18 +106,6 @@ const CIRCLES: &[&[&str]] = &[
         "upstream::subscribe",
         "upstream::telling",
     ],
-    &[
-        "front",
-        "front::face",
-        "front::layers::access",
-        "front::layers::shed",
-        "front::legacy",
-        "front::listener",
-        "front::metadata",
-        "front::modern",
-        "front::receive",
-        "front::stack",
-    ],
 ];
 
 #[test]

@@ -7,8 +7,8 @@
 use crate::{
     front::{
         answer::{Refusal, refuse},
+        arrival::{Admitted, Arrival},
         reply::Body,
-        stack::{Admitted, Arrival},
     },
     policy::{self, Checked, Denied},
 };

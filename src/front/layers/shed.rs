@@ -8,9 +8,9 @@
 
 use crate::front::{
     answer::{Refusal, refuse},
+    arrival::Admitted,
     face,
     reply::Body,
-    stack::Admitted,
 };
 use futures_util::future::{Either, Ready, ready};
 use std::{

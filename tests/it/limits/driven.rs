@@ -62,7 +62,7 @@ const BOUNDS: &[(&str, Held)] = &[
     // Clients.
     ("front/receive.rs TRUSTED", By("what_is_only_announced_takes_no_memory")),
     ("front/receive.rs SMALL_BODY", By("unfinished_bodies_have_one_bound_and_keep_nobody_out")),
-    ("front/modern.rs TURNED_AWAY", By("those_who_are_turned_away_are_read_within_bounds")),
+    ("front/face.rs TURNED_AWAY", By("those_who_are_turned_away_are_read_within_bounds")),
     ("front/layers/shed.rs WAITING_ROOM", By("those_who_are_turned_away_are_read_within_bounds")),
     ("front/layers/trace.rs TARGET", By("a_line_of_the_log_is_short_however_much_it_tells_of")),
     ("front/layers/trace.rs SHOWN", By("a_line_of_the_log_is_short_however_much_it_tells_of")),
