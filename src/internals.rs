@@ -76,6 +76,10 @@ pub mod protocol {
         pub use crate::protocol::frame::{check_depth, on_one_line};
     }
 
+    pub mod glance {
+        pub use crate::protocol::glance::{Gist, Glance};
+    }
+
     pub mod headers {
         pub use crate::protocol::headers::{
             Malformed, Mismatch, ParamHeader, check_params, decode, encode, param_headers, read,
@@ -87,15 +91,11 @@ pub mod protocol {
     }
 
     pub mod sse {
-        pub use crate::protocol::sse::{Cutter, Decoder, EventTooLarge, SseEvent};
+        pub use crate::protocol::sse::{Cutter, Decoder, EventTooLarge, SseEvent, watch::Watch};
     }
 
     pub mod tool_result {
         pub use crate::protocol::tool_result::{is_error, words};
-    }
-
-    pub mod sse_watch {
-        pub use crate::protocol::sse_watch::{Gist, Glance, Watch};
     }
 
     pub mod status_message {

@@ -15,9 +15,9 @@ use crate::{
     dialect::legacy::{self, Anchor, Answers},
     policy::{KeepAliveStep, Silence},
     protocol::{
-        ErrorObject, Id, sse,
-        sse_watch::{Gist, Glance},
-        tool_result,
+        ErrorObject, Id,
+        glance::{Gist, Glance},
+        sse, tool_result,
     },
 };
 use bytes::Bytes;

@@ -8,10 +8,10 @@
 use super::{ambiguous, modern::error_response};
 use crate::protocol::{
     ErrorObject, Frame, FrameError, Id, Kind, Method, Revision,
+    glance::Gist,
     headers::PROTOCOL_VERSION,
     splice::Object,
-    sse::Decoder,
-    sse_watch::{Gist, Watch},
+    sse::{Decoder, watch::Watch},
 };
 use bytes::Bytes;
 use http::HeaderValue;

@@ -36,7 +36,11 @@ use super::{
 };
 use crate::{
     dialect::legacy::{self, Anchor},
-    protocol::{Id, accept, headers::LAST_EVENT_ID, sse::BYTE_ORDER_MARK, sse_watch::Watch},
+    protocol::{
+        Id, accept,
+        headers::LAST_EVENT_ID,
+        sse::{BYTE_ORDER_MARK, watch::Watch},
+    },
 };
 
 /// Somebody who waits for an answer. A departure says nothing of whether it is still wanted; the answer to

@@ -26,10 +26,9 @@ use crate::{
     protocol::{
         ErrorObject, Fault, Frame, Heartbeat, Id, Kind, Method as Asked, Revision,
         accept::{EVENT_STREAM, accepts},
+        glance::{Gist, Glance},
         headers::{LAST_EVENT_ID, SESSION_ID},
-        meta,
-        sse_watch::{Gist, Glance},
-        tool_result,
+        meta, tool_result,
     },
     proxy::{
         AccessSummary, KeepAlive, Passage, Passed, Passing,

@@ -4,7 +4,7 @@ use bytes::Bytes;
 use deferral::internals::protocol::{
     Frame, FrameError, Id, Kind,
     frame::{check_depth, on_one_line},
-    sse_watch::{Gist, Glance},
+    glance::{Gist, Glance},
 };
 use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_json::Value;

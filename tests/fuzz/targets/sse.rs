@@ -11,8 +11,8 @@ use deferral::internals::{
     policy::Resume,
     protocol::{
         Frame, Kind,
-        sse::{Cutter, Decoder, SseEvent},
-        sse_watch::{Gist, Watch},
+        glance::Gist,
+        sse::{Cutter, Decoder, SseEvent, Watch},
     },
     proxy::relay::{Edited, Minter, Sieve},
 };

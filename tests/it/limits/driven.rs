@@ -95,8 +95,8 @@ const BOUNDS: &[(&str, Held)] = &[
     ("protocol/canonical.rs DEPTH", By("what_lies_too_deep_is_compared_byte_for_byte")),
     ("protocol/headers.rs MAX_NESTING", By("a_schema_nested_without_end_is_survived")),
     ("protocol/headers.rs SHOWN", By("a_mismatch_names_the_header_and_what_is_wrong_in_short")),
-    ("protocol/sse_watch.rs NOTE", By("who_listens_hears_what_the_server_notifies_and_asks")),
-    ("protocol/sse_watch.rs ID", By("it_is_known_after_what_and_when_a_stream_can_be_taken_up")),
+    ("protocol/sse/watch.rs NOTE", By("who_listens_hears_what_the_server_notifies_and_asks")),
+    ("protocol/sse/watch.rs ID", By("it_is_known_after_what_and_when_a_stream_can_be_taken_up")),
     ("protocol/status_message.rs LONGEST", By("long_words_are_cut_between_characters")),
     ("bridge/form.rs DEPTH", By("a_schema_is_not_followed_for_ever")),
     // Calls and tasks.

@@ -14,10 +14,10 @@ use deferral::internals::{
     protocol::{
         Capabilities, Frame, Heartbeat, InputRequest, canonical,
         frame::{check_depth, on_one_line},
+        glance::Glance,
         headers::param_headers,
         splice::{Edit, Object},
-        sse::{Cutter, Decoder},
-        sse_watch::{Glance, Watch},
+        sse::{Cutter, Decoder, Watch},
         tool_result,
     },
     upstream::http1::{Framing, HeadReader, Next},

@@ -8,6 +8,8 @@
 //! Who passes events on and must not change a byte of them takes a [`Cutter`] instead: it finds where
 //! each ends, and reads nothing.
 
+pub mod watch;
+
 use bytes::{Buf, Bytes, BytesMut};
 use std::{mem, time::Duration};
 
