@@ -91,7 +91,9 @@ pub mod protocol {
     }
 
     pub mod sse {
-        pub use crate::protocol::sse::{Cutter, Decoder, EventTooLarge, SseEvent, watch::Watch};
+        pub use crate::protocol::sse::{
+            Cutter, Decoder, Editor, EventTooLarge, Minter, Numbered, Sieve, SseEvent, Watch,
+        };
     }
 
     pub mod tool_result {
@@ -107,10 +109,6 @@ pub mod proxy {
     pub use crate::proxy::{
         AccessSummary, Commit, Item, Items, Ledger, NoRoom, Passage, Passed, Passing, Reply, Service,
     };
-
-    pub mod relay {
-        pub use crate::proxy::relay::{Edited, Entry, Minter, Sieve};
-    }
 }
 
 pub mod runtime {

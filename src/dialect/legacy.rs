@@ -11,7 +11,7 @@ use crate::protocol::{
     glance::Gist,
     headers::PROTOCOL_VERSION,
     splice::Object,
-    sse::{Decoder, watch::Watch},
+    sse::{Decoder, Watch},
 };
 use bytes::Bytes;
 use http::HeaderValue;

@@ -50,7 +50,7 @@ enum Place {
 
 /// The beginning of a text, and whether there was more of it than fits.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Text {
+struct Text {
     bytes: [u8; 8],
     len: usize,
 }
@@ -154,7 +154,7 @@ impl Glance {
 // === impl Text ===
 
 impl Text {
-    pub(super) fn push(&mut self, byte: u8) {
+    fn push(&mut self, byte: u8) {
         if let Some(place) = self.bytes.get_mut(self.len) {
             *place = byte;
         }
@@ -162,12 +162,8 @@ impl Text {
     }
 
     /// The text, unless it was longer than fits.
-    pub(super) fn get(&self) -> Option<&[u8]> {
+    fn get(&self) -> Option<&[u8]> {
         self.bytes.get(..self.len)
-    }
-
-    pub(super) fn is_empty(&self) -> bool {
-        self.len == 0
     }
 }
 

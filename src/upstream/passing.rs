@@ -39,7 +39,7 @@ use crate::{
     protocol::{
         Id, accept,
         headers::LAST_EVENT_ID,
-        sse::{BYTE_ORDER_MARK, watch::Watch},
+        sse::{BYTE_ORDER_MARK, Watch},
     },
 };
 

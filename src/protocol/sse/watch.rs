@@ -6,23 +6,16 @@
 //! however the stream is cut into chunks and however large its messages are. It looks into a
 //! message only until a top-level member tells what it is, which servers write first.
 
-use super::BYTE_ORDER_MARK;
-use crate::protocol::glance::{Gist, Glance, Text};
+use super::{Field, Part, Reader, decode::milliseconds};
+use crate::protocol::glance::{Gist, Glance};
 use std::{mem, time::Duration};
 
 /// An event stream as it goes by.
 #[derive(Clone, Debug, Default)]
 pub struct Watch {
-    line: Line,
-    /// The line break that ends a line may go on with an LF.
-    after_cr: bool,
-    past_first_line: bool,
-    /// Something of an event has gone by, and its end has not.
-    in_event: bool,
+    reader: Reader,
     /// What the event's data is.
     glance: Glance,
-    /// The event has an id.
-    has_id: bool,
     /// Where the stream can be taken up again; none while no event has had an id, or the server named a
     /// pause.
     anchor: Option<Box<Anchor>>,
@@ -38,12 +31,18 @@ pub struct Watch {
 struct Anchor {
     /// The id of the last event that had one, if it is one to resume from.
     last: Option<Vec<u8>>,
-    /// That of the event that is going by.
-    of_event: Vec<u8>,
-    /// The value of the line that is going by, as far as it has come.
-    coming: Vec<u8>,
+    /// That of the event that is going by, where it has one.
+    of_event: Option<Vec<u8>>,
+    coming: Coming,
     /// How long the server wants to be left alone before.
     retry: Option<Duration>,
+}
+
+/// The value of the line that is going by, as far as it has come.
+#[derive(Clone, Debug, Default)]
+struct Coming {
+    value: Vec<u8>,
+    has_nul: bool,
 }
 
 /// The messages of a stream that are no responses.
@@ -59,19 +58,6 @@ const NOTE: usize = 16 << 10;
 
 /// Longer ids are cut off here: a client may resume from one, nobody else can.
 const ID: usize = 1 << 10;
-
-#[derive(Clone, Copy, Debug)]
-enum Line {
-    /// In the field's name, which is this so far.
-    Name(Text),
-    Data,
-    /// Whether there is a NUL in it, with which it is none.
-    Id(bool),
-    /// In the value of `retry`, which is this so far.
-    Retry(Text),
-    /// A comment, or a field that does not matter.
-    Other,
-}
 
 // === impl Watch ===
 
@@ -90,55 +76,33 @@ impl Watch {
     /// Takes the next chunk of the stream.
     pub fn see(&mut self, chunk: &[u8]) {
         let mut rest = chunk;
-        while let Some(&byte) = rest.first() {
-            if mem::take(&mut self.after_cr) && byte == b'\n' {
-                rest = &rest[1..];
-                continue;
-            }
-            if let Line::Name(mut name) = self.line {
-                rest = &rest[1..];
-                match byte {
-                    b'\n' | b'\r' => self.end_line(byte),
-                    b':' => {
-                        self.line = Line::of(name);
-                        if let Line::Id(_) = self.line {
-                            self.anchor().coming.clear();
-                        }
-                    }
-                    _ => {
-                        name.push(byte);
-                        if !self.past_first_line && name.get() == Some(BYTE_ORDER_MARK) {
-                            // What comes next begins the first line, and is no second mark.
-                            (name, self.past_first_line) = (Text::default(), true);
-                        }
-                        self.line = Line::Name(name);
-                    }
-                }
-                self.in_event |= !matches!(byte, b'\n' | b'\r');
-                continue;
-            }
-            let end = memchr::memchr2(b'\n', b'\r', rest);
-            let (piece, after) = rest.split_at(end.unwrap_or(rest.len()));
-            match &mut self.line {
-                Line::Data => {
-                    self.glance.see(piece);
-                    if let Some(notes) = &mut self.notes {
-                        notes.see(piece, self.glance.gist());
-                    }
-                }
-                Line::Id(has_nul) => {
-                    *has_nul |= memchr::memchr(0, piece).is_some();
-                    let coming = &mut self.anchor.as_mut().expect("made at the colon").coming;
-                    // One more than fits tells that there was more.
-                    coming.extend_from_slice(&piece[..piece.len().min(ID + 1 - coming.len())]);
-                }
-                Line::Retry(value) => piece.iter().for_each(|&byte| value.push(byte)),
-                Line::Name(_) | Line::Other => {}
-            }
+        while let Some((part, length)) = self.reader.next(rest) {
+            let (piece, after) = rest.split_at(length);
             rest = after;
-            if let Some((&byte, after)) = rest.split_first() {
-                rest = after;
-                self.end_line(byte);
+            match part {
+                Part::Value(Field::Data) => self.see_data(piece),
+                // A line break between two lines of it.
+                Part::End(Field::Data) => self.see_data(b"\n"),
+                Part::Field(Field::Id | Field::Retry) => self.anchor().coming = Coming::default(),
+                Part::Value(Field::Id | Field::Retry) => self.anchor().coming.see(piece),
+                Part::End(Field::Id) => {
+                    let anchor = self.anchor();
+                    // Readers pass over one with NUL, and an id before it in its event stands.
+                    if !anchor.coming.has_nul {
+                        anchor.of_event = Some(mem::take(&mut anchor.coming.value));
+                    }
+                }
+                Part::End(Field::Retry) => {
+                    let anchor = self.anchor();
+                    anchor.retry = milliseconds(&anchor.coming.value).or(anchor.retry);
+                }
+                Part::Blank => self.dispatch(),
+                Part::Mark
+                | Part::LineFeed
+                | Part::Name
+                | Part::Field(_)
+                | Part::Value(_)
+                | Part::End(Field::Event | Field::Other) => {}
             }
         }
     }
@@ -176,7 +140,7 @@ impl Watch {
 
     /// Whether an event would begin here, so that one of our own can be put in.
     pub fn is_between_events(&self) -> bool {
-        !self.in_event
+        self.reader.is_between_events()
     }
 
     /// Gives up an event that was cut off, of which no more will come: it is none of the stream's. What is
@@ -188,21 +152,18 @@ impl Watch {
         if self.is_between_events() {
             return void;
         }
-        let (is_begun, names_id) = match mem::take(&mut self.line) {
-            Line::Name(name) => (!name.is_empty(), name.get() == Some(b"id")),
-            Line::Id(_) => (true, true),
-            Line::Data | Line::Retry(_) | Line::Other => (true, false),
-        };
-        if is_begun {
+        let line = self.reader.unfinished_line();
+        if line.is_some() {
             void.push(b'\n');
         }
+        let of_event = self.anchor.as_mut().and_then(|anchor| anchor.of_event.take());
         let last = self.anchor.as_ref().and_then(|anchor| anchor.last.as_deref()).unwrap_or_default();
         // One that was cut off here cannot be given back.
-        if (self.has_id || names_id) && last.len() <= ID {
+        if (of_event.is_some() || line == Some(Field::Id)) && last.len() <= ID {
             void.extend_from_slice(&[b"id: ", last, b"\n"].concat());
         }
         void.extend_from_slice(b"event: incomplete\n\n");
-        (self.in_event, self.after_cr, self.has_id) = (false, false, false);
+        self.reader.begin_event();
         self.glance = Glance::default();
         if let Some(notes) = &mut self.notes {
             notes.data.clear();
@@ -215,43 +176,15 @@ impl Watch {
         mem::take(&mut self.has_told)
     }
 
-    fn end_line(&mut self, end: u8) {
-        self.after_cr = end == b'\r';
-        self.past_first_line = true;
-        match mem::take(&mut self.line) {
-            Line::Name(name) if name.is_empty() => self.dispatch(),
-            // A line without a colon is a field without a value.
-            Line::Name(name) if name.get() == Some(b"id") => {
-                self.has_id = true;
-                self.anchor().of_event.clear();
-            }
-            Line::Id(false) => {
-                self.has_id = true;
-                let anchor = self.anchor();
-                mem::swap(&mut anchor.of_event, &mut anchor.coming);
-            }
-            // Readers pass over it, and an id before it in its event stands.
-            Line::Id(true) => {}
-            Line::Retry(value) => {
-                let text = value.get().and_then(|text| std::str::from_utf8(text.trim_ascii_start()).ok());
-                let digits = text.filter(|text| text.bytes().all(|byte| byte.is_ascii_digit()));
-                if let Some(millis) = digits.and_then(|digits| digits.parse().ok()) {
-                    self.anchor().retry = Some(Duration::from_millis(millis));
-                }
-            }
-            Line::Data => {
-                self.glance.see(b"\n");
-                if let Some(notes) = &mut self.notes {
-                    notes.see(b"\n", self.glance.gist());
-                }
-            }
-            Line::Name(_) | Line::Other => {}
+    fn see_data(&mut self, piece: &[u8]) {
+        self.glance.see(piece);
+        if let Some(notes) = &mut self.notes {
+            notes.see(piece, self.glance.gist());
         }
     }
 
-    /// A blank line.
+    /// An event has ended.
     fn dispatch(&mut self) {
-        self.in_event = false;
         let gist = mem::take(&mut self.glance).gist();
         self.has_told |= gist.is_some();
         if let Some(gist @ (Gist::Result | Gist::Error)) = gist {
@@ -260,11 +193,22 @@ impl Watch {
         if let Some(notes) = &mut self.notes {
             notes.dispatch(gist);
         }
-        if mem::take(&mut self.has_id) {
-            let anchor = self.anchor();
-            let id = anchor.of_event.strip_prefix(b" ").unwrap_or(&anchor.of_event);
-            anchor.last = id.iter().any(|&byte| byte != b' ').then(|| id.to_vec());
+        if let Some(anchor) = &mut self.anchor
+            && let Some(id) = anchor.of_event.take()
+        {
+            anchor.last = Some(id).filter(|id| id.iter().any(|&byte| byte != b' '));
         }
+    }
+}
+
+// === impl Coming ===
+
+impl Coming {
+    fn see(&mut self, piece: &[u8]) {
+        self.has_nul |= memchr::memchr(0, piece).is_some();
+        // One more than fits tells that there was more.
+        let room = ID + 1 - self.value.len();
+        self.value.extend_from_slice(&piece[..piece.len().min(room)]);
     }
 }
 
@@ -286,25 +230,6 @@ impl Notes {
             }
             self.heard.push(data);
         }
-    }
-}
-
-// === impl Line ===
-
-impl Line {
-    fn of(name: Text) -> Self {
-        match name.get() {
-            Some(b"data") => Self::Data,
-            Some(b"id") => Self::Id(false),
-            Some(b"retry") => Self::Retry(Text::default()),
-            _ => Self::Other,
-        }
-    }
-}
-
-impl Default for Line {
-    fn default() -> Self {
-        Self::Name(Text::default())
     }
 }
 
@@ -356,11 +281,14 @@ mod tests {
         };
         assert_eq!(of("id: a b\nretry: 200\ndata:\n\nid: late\n"), (Some(b"a b".to_vec()), Some(200)));
         assert_eq!(of("retry:7\nid:1\nid: 2\ndata: x\n\n"), (Some(b"2".to_vec()), Some(7)));
-        assert_eq!(of("id: 1\n\nretry: soon\nretry: 123456789\n\n"), (Some(b"1".to_vec()), None));
-        let long = "x".repeat(ID);
-        assert_eq!(of(&format!("id:{long}\n\n")).0.map(|id| id.len()), Some(ID));
-        let longer = watched(&format!("id:{long}x\n\n"));
-        assert!(longer.is_resumable() && longer.last_id().is_none(), "by its client alone");
+        assert_eq!(of("id: 1\n\nretry: soon\nretry:  1\nretry: -1\n\n"), (Some(b"1".to_vec()), None));
+        assert_eq!(of("retry: 123456789\n"), (None, Some(123_456_789)));
+        for colon in [":", ": "] {
+            let long = "x".repeat(ID);
+            assert_eq!(of(&format!("id{colon}{long}\n\n")).0.map(|id| id.len()), Some(ID));
+            let longer = watched(&format!("id{colon}{long}x\n\n"));
+            assert!(longer.is_resumable() && longer.last_id().is_none(), "by its client alone");
+        }
         let mut watch = Watch::default();
         watch.go_on_after(b"7");
         assert_eq!(watch.last_id(), Some(&b"7"[..]));
@@ -380,7 +308,7 @@ mod tests {
         }
         let heard: Vec<_> =
             heard.iter().map(|note| String::from_utf8_lossy(note).trim().to_owned()).collect();
-        assert_eq!(heard, ["{\"method\":\n \"n\"}", ""]);
+        assert_eq!(heard, ["{\"method\":\n\"n\"}", ""]);
         let mut quiet = watched(&stream);
         assert!(quiet.take_heard().is_empty());
     }

@@ -9,15 +9,13 @@
 //! The bounds are named: `resume.bytes` of an answer, `resume.keep` after its end, and `resume.streams`
 //! answers at a time, beyond which answers go without ids.
 
-use super::sse_edit::lines;
 use crate::{
-    policy::Resume,
     protocol::{
         ErrorObject,
         accept::{EVENT_STREAM, is_media},
         code,
         headers::LAST_EVENT_ID,
-        sse::Cutter,
+        sse::{EventId, Minter, Numbered},
     },
     proxy::{
         AccessSummary, Passage, Passed, Passing, Piece, Pieces, Then,
@@ -27,7 +25,7 @@ use crate::{
     },
     runtime::random,
 };
-use bytes::{BufMut, Bytes, BytesMut};
+use bytes::Bytes;
 use dashmap::DashMap;
 use futures_util::{StreamExt, stream};
 use http::{Method, StatusCode, header::CONTENT_TYPE};
@@ -68,13 +66,11 @@ struct Log {
     end: Option<(AccessSummary, Then)>,
 }
 
-/// A whole event, or bytes that are none.
+/// What was told, and with it what is said of the call in the log.
 #[derive(Clone, Debug)]
-pub struct Entry {
-    pub bytes: Bytes,
+struct Entry {
+    told: Numbered,
     account: Option<AccessSummary>,
-    /// The id that we gave it, so that it can be delivered again.
-    pub id: Option<u64>,
 }
 
 /// Somebody who reads an answer. Dropped, it has left.
@@ -88,19 +84,6 @@ struct Reader {
     changed: watch::Receiver<()>,
     over: bool,
 }
-
-/// Gives each event its id.
-pub struct Minter {
-    name: [u8; 16],
-    next: u64,
-    events: Cutter,
-    /// The client knows events without data.
-    primes: bool,
-    /// The server gives ids, or an event was too large: all goes by as it is.
-    stands_aside: bool,
-}
-
-const PREFIX: &str = "deferral-";
 
 /// How an answer is to be kept, where it is.
 pub(in crate::proxy) struct Terms {
@@ -140,7 +123,7 @@ pub(in crate::proxy) fn keep(shared: &Arc<Shared>, terms: Terms, passed: Passed)
     });
     shared.minted.kept.insert(name, Arc::clone(&kept));
     let reader = kept.read();
-    let minter = Minter::new(name, terms.primes);
+    let minter = Minter::new(name, terms.primes, shared.route.resume.bytes);
     let pump = pump(Arc::clone(shared), kept, pieces, minter);
     shared.closing.spawn(pump);
     Passed { status, headers, body: Passing::Pieces(reader.into_pieces()) }
@@ -154,9 +137,11 @@ async fn pump(shared: Arc<Shared>, kept: Arc<Kept>, mut pieces: Pieces, mut mint
     let mut end = Then::End;
     while let Some(Piece { bytes, account, then }) = pieces.next().await {
         said = account.or(said);
-        let mut entries = minter.feed(&bytes, &resume);
+        let told = minter.feed(bytes);
+        let entry = |told| Entry { told, account: None };
+        let mut entries: Vec<_> = told.into_iter().map(entry).collect();
         if then != Then::More {
-            entries.extend(minter.rest());
+            entries.extend(minter.rest().map(entry));
             kept.add(entries, resume.bytes).await;
             end = then;
             break;
@@ -182,11 +167,9 @@ pub(in crate::proxy) fn resume(shared: &Shared, passage: &Passage) -> Option<Pas
         return None;
     }
     let id = passage.headers.get(&LAST_EVENT_ID)?.to_str().ok()?;
-    let (name, number) = id.strip_prefix(PREFIX)?.split_once('-')?;
-    let name = u128::from_str_radix(name, 16).ok()?.to_be_bytes();
-    let number: u64 = number.parse().ok()?;
+    let EventId { stream, number } = EventId::parse(id)?;
     let session = Key::of(passage.principal, &passage.headers);
-    let kept = shared.minted.kept.get(&name).map(|kept| Arc::clone(&kept));
+    let kept = shared.minted.kept.get(&stream).map(|kept| Arc::clone(&kept));
     let reader = kept.filter(|kept| kept.session == session).and_then(|kept| kept.read_again(number));
     match reader {
         Some(reader) => {
@@ -217,10 +200,10 @@ impl Kept {
             let mut log = self.log();
             let is_read = !log.readers.is_empty();
             for entry in entries {
-                log.last_id = entry.id.or(log.last_id);
+                log.last_id = entry.told.number.or(log.last_id);
                 // A comment to nobody.
-                if entry.id.is_some() || is_read {
-                    log.bytes += entry.bytes.len();
+                if entry.told.number.is_some() || is_read {
+                    log.bytes += entry.told.bytes.len();
                     log.entries.push_back(entry);
                 }
             }
@@ -246,13 +229,14 @@ impl Kept {
         let (at, until) = {
             let log = self.log();
             let end = log.first + log.entries.len() as u64;
-            let found = log.entries.iter().zip(log.first..).find_map(|(entry, place)| match entry.id {
-                Some(kept) if kept == id => Some(place + 1),
-                // The event itself may be kept no more, but what follows it. Whoever comes back names any
-                // number.
-                Some(kept) if id.checked_add(1) == Some(kept) => Some(place),
-                _ => None,
-            });
+            let found =
+                log.entries.iter().zip(log.first..).find_map(|(entry, place)| match entry.told.number {
+                    Some(kept) if kept == id => Some(place + 1),
+                    // The event itself may be kept no more, but what follows it. Whoever comes back names any
+                    // number.
+                    Some(kept) if id.checked_add(1) == Some(kept) => Some(place),
+                    _ => None,
+                });
             (found.or_else(|| (log.last_id == Some(id)).then_some(end))?, end)
         };
         Some(self.reader(at, until))
@@ -282,7 +266,7 @@ impl Log {
                 return false;
             }
             let Some(oldest) = self.entries.pop_front() else { return true };
-            self.bytes -= oldest.bytes.len();
+            self.bytes -= oldest.told.bytes.len();
             self.first += 1;
         }
         true
@@ -322,8 +306,8 @@ impl Reader {
         while found.is_none() {
             let index = usize::try_from(self.at.saturating_sub(log.first)).unwrap_or(usize::MAX);
             let Some(entry) = log.entries.get(index) else { break };
-            if entry.id.is_some() || self.at >= self.again_until {
-                let Entry { bytes, account, .. } = entry.clone();
+            if entry.told.number.is_some() || self.at >= self.again_until {
+                let Entry { told: Numbered { bytes, .. }, account } = entry.clone();
                 found = Some(Piece { bytes, account, then: Then::More });
             }
             self.at += 1;
@@ -350,99 +334,5 @@ impl Drop for Reader {
     fn drop(&mut self) {
         self.kept.log().readers.retain(|(number, _)| *number != self.number);
         self.kept.changed.send_replace(());
-    }
-}
-
-// === impl Minter ===
-
-impl Minter {
-    /// For the stream of this name. `primes` is whether the client knows events without data.
-    pub fn new(name: [u8; 16], primes: bool) -> Self {
-        Self { name, next: 0, events: Cutter::default(), primes, stands_aside: false }
-    }
-
-    /// Takes the next bytes; gives what can be told of them.
-    pub fn feed(&mut self, bytes: &Bytes, resume: &Resume) -> Vec<Entry> {
-        let mut entries = Vec::new();
-        if self.stands_aside {
-            self.plain(bytes.clone(), &mut entries);
-            return entries;
-        }
-        self.events.feed(bytes);
-        while let Some(event) = self.events.next_event() {
-            self.event(event, &mut entries);
-        }
-        if self.stands_aside || self.events.held() > resume.bytes {
-            self.stands_aside = true;
-            let rest = self.events.rest();
-            self.plain(rest, &mut entries);
-        }
-        entries
-    }
-
-    /// What is left when the answer has ended.
-    pub fn rest(&mut self) -> Vec<Entry> {
-        let mut entries = Vec::new();
-        let rest = self.events.rest();
-        self.plain(rest, &mut entries);
-        entries
-    }
-
-    fn event(&mut self, event: Bytes, entries: &mut Vec<Entry>) {
-        let has = |name: &[u8]| {
-            lines(&event).any(|(line, _)| {
-                line.strip_prefix(name).is_some_and(|rest| rest.is_empty() || rest.starts_with(b":"))
-            })
-        };
-        self.stands_aside |= has(b"id");
-        if self.stands_aside || !has(b"data") {
-            return self.plain(event, entries);
-        }
-        if std::mem::take(&mut self.primes) {
-            self.mint(b"data: \n\n", entries);
-        }
-        self.mint(&event, entries);
-    }
-
-    /// Adds the event with its id.
-    fn mint(&mut self, event: &[u8], entries: &mut Vec<Entry>) {
-        let id = self.next;
-        self.next += 1;
-        let head = format!("id: {PREFIX}{:032x}-{id}\n", u128::from_be_bytes(self.name));
-        let mut bytes = BytesMut::with_capacity(head.len() + event.len());
-        bytes.put_slice(head.as_bytes());
-        bytes.put_slice(event);
-        entries.push(Entry { bytes: bytes.freeze(), account: None, id: Some(id) });
-    }
-
-    fn plain(&mut self, bytes: Bytes, entries: &mut Vec<Entry>) {
-        if !bytes.is_empty() {
-            entries.push(Entry { bytes, account: None, id: None });
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn told(stream: &'static str) -> Vec<Bytes> {
-        let resume = Resume { mint: true, ..Resume::default() };
-        let entries = Minter::new([7; 16], false).feed(&Bytes::from_static(stream.as_bytes()), &resume);
-        entries.into_iter().map(|entry| entry.bytes).collect()
-    }
-
-    const ID: &str = "id: deferral-07070707070707070707070707070707-0\n";
-
-    #[test]
-    fn an_id_stands_behind_a_byte_order_mark() {
-        assert_eq!(told("\u{feff}data: x\n\n"), ["\u{feff}".to_owned(), format!("{ID}data: x\n\n")]);
-        let apart = ["\u{feff}".to_owned(), "\n".to_owned(), format!("{ID}data: x\n\n")];
-        assert_eq!(told("\u{feff}\ndata: x\n\n"), apart, "not away from its event");
-    }
-
-    #[test]
-    fn an_event_whose_last_byte_is_a_cr_gets_its_id_and_does_not_wait() {
-        assert_eq!(told("data: x\r\r"), [format!("{ID}data: x\r\r")]);
     }
 }

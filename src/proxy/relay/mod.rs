@@ -12,9 +12,6 @@ mod forward;
 mod session_stream;
 mod sse_edit;
 
-pub use event_ids::{Entry, Minter};
-pub use session_stream::Sieve;
-pub use sse_edit::{Edit, Edited};
-
 pub(super) use event_ids::Minted;
 pub(super) use forward::{exchange, pass, unreachable};
+pub(super) use sse_edit::Edit;

@@ -1,0 +1,143 @@
+//! One answer on its way, of which one message is changed.
+
+use super::{Cutter, Field, Piece, joined::Joined};
+use crate::protocol::{Frame, Kind};
+use bytes::Bytes;
+
+/// Changes the response in an event stream as it goes by.
+///
+/// All other bytes are those of the server: its comments, ids, event names and line ends. An event is
+/// held until its end, for it cannot be known before what it says; most come in one chunk.
+#[derive(Debug)]
+pub struct Editor {
+    events: Cutter,
+}
+
+// === impl Editor ===
+
+impl Editor {
+    /// `limit` is for one event, in bytes: a larger one goes by unread, and what follows too.
+    pub fn new(limit: usize) -> Self {
+        Self { events: Cutter::new(limit) }
+    }
+
+    /// Takes the next chunk; gives what can go on. Nothing is not the end of it. `edit` says what the
+    /// first response with a result becomes, or nothing where it stays as it is; it is asked once.
+    pub fn feed(&mut self, chunk: Bytes, mut edit: impl FnMut(&Frame) -> Option<Bytes>) -> Bytes {
+        self.events.feed(chunk);
+        let mut out = Joined::default();
+        while let Some(event) = self.events.next_piece() {
+            let response = event.message().filter(|frame| matches!(frame.kind(), Kind::Success { .. }));
+            let edited = response.and_then(|response| {
+                // What follows does not wait for its end.
+                self.events.stop();
+                edit(&response)
+            });
+            out.push(edited.map_or_else(|| event.bytes.clone(), |edited| with_message(&event, &edited)));
+        }
+        out.into()
+    }
+
+    /// The stream has ended: what was held of it.
+    pub fn rest(&mut self) -> Bytes {
+        self.events.pass()
+    }
+
+    /// The stream goes on elsewhere, where the event comes again that has not ended.
+    pub fn begin_event(&mut self) {
+        self.events.begin_event();
+    }
+}
+
+/// The event with this for its data.
+fn with_message(event: &Piece, message: &[u8]) -> Bytes {
+    let mut out = Vec::with_capacity(event.bytes.len() + message.len());
+    let mut message = Some(message);
+    for line in event.lines() {
+        if line.field != Some(Field::Data) {
+            out.extend_from_slice(line.text);
+            out.extend_from_slice(line.end);
+        } else if let Some(message) = message.take() {
+            // A line break in it was one between its data lines.
+            for part in message.split(|&byte| byte == b'\n') {
+                out.extend_from_slice(b"data: ");
+                out.extend_from_slice(part);
+                out.extend_from_slice(line.end);
+            }
+        }
+    }
+    out.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const STREAM: &str = ": hi\r\nid: 0\r\nretry: 5\r\ndata:\r\n\r\nevent: message\nid: 1\ndata: {\"jsonrpc\":\"2.0\",\"method\":\"notifications/message\",\"params\":{}}\n\nid: 2\revent: message\rdata: {\"jsonrpc\":\"2.0\",\"id\":1,\rdata:\"result\":{\"a\" : 1}}\r\rdata: {\"jsonrpc\":\"2.0\",\"id\":9,\"result\":{}}\n\n: end";
+
+    fn edit(response: &Frame) -> Option<Bytes> {
+        let text = String::from_utf8(response.as_bytes().to_vec()).expect("utf-8");
+        Some(text.replace("1}", "1,\"b\":2}").into())
+    }
+
+    proptest! {
+        #[test]
+        fn only_the_response_is_changed_however_the_stream_is_cut(cuts in proptest::collection::vec(0..STREAM.len(), 0..20)) {
+            let mut cuts = cuts;
+            cuts.sort_unstable();
+            cuts.push(STREAM.len());
+            let mut editor = Editor::new(1 << 20);
+            let (mut out, mut from) = (Vec::new(), 0);
+            for cut in cuts {
+                out.extend_from_slice(&editor.feed(Bytes::copy_from_slice(&STREAM.as_bytes()[from..cut]), edit));
+                from = cut;
+            }
+            out.extend_from_slice(&editor.rest());
+            let wanted = STREAM
+                .replace("\rdata:\"result\":{\"a\" : 1}}", "\rdata: \"result\":{\"a\" : 1,\"b\":2}}");
+            prop_assert_eq!(String::from_utf8(out).expect("utf-8"), wanted);
+        }
+    }
+
+    #[test]
+    fn what_follows_a_response_that_stays_as_it_is_keeps_its_place() {
+        let mut editor = Editor::new(1 << 20);
+        let mut out =
+            editor.feed(Bytes::from_static(b"data: {\"id\":1,\"result\":{}}\n\nda"), |_| None).to_vec();
+        out.extend_from_slice(&editor.feed(Bytes::from_static(b"ta: x\n\n"), |_| None));
+        out.extend_from_slice(&editor.rest());
+        assert_eq!(out, b"data: {\"id\":1,\"result\":{}}\n\ndata: x\n\n");
+    }
+
+    #[test]
+    fn a_response_behind_a_byte_order_mark_is_changed_too() {
+        let mut editor = Editor::new(1 << 20);
+        let stream = "\u{feff}data: {\"id\":1,\"result\":{\"a\":1}}\n\n".as_bytes();
+        let out = editor.feed(Bytes::from_static(stream), edit);
+        assert_eq!(out, "\u{feff}data: {\"id\":1,\"result\":{\"a\":1,\"b\":2}}\n\n".as_bytes());
+    }
+
+    #[test]
+    fn a_response_whose_last_byte_is_a_cr_is_changed_and_does_not_wait() {
+        let mut editor = Editor::new(1 << 20);
+        let out = editor.feed(Bytes::from_static(b"data: {\"id\":1,\"result\":{\"a\":1}}\r\r"), edit);
+        assert_eq!(out, "data: {\"id\":1,\"result\":{\"a\":1,\"b\":2}}\r\r");
+        assert_eq!(editor.rest(), "");
+    }
+
+    #[test]
+    fn what_is_not_changed_goes_by_as_it_is() {
+        let mut editor = Editor::new(1 << 20);
+        let out = editor.feed(Bytes::from_static(STREAM.as_bytes()), |_| None);
+        assert_eq!([&out[..], &editor.rest()[..]].concat(), STREAM.as_bytes());
+    }
+
+    #[test]
+    fn an_event_that_is_too_large_is_not_held() {
+        let mut editor = Editor::new(16);
+        let out = editor.feed(Bytes::from_static(b"data: {\"jsonrpc\":\"2.0\""), edit);
+        assert_eq!(out, "data: {\"jsonrpc\":\"2.0\"");
+        assert_eq!(editor.feed(Bytes::from_static(b"}"), edit), "}");
+    }
+}

@@ -1,0 +1,329 @@
+//! What the bytes of an event stream are, however they are cut into chunks.
+//!
+//! The one place that knows lines, fields and their ends (WHATWG HTML, *Parsing an event stream*).
+//! Everybody else takes [`Part`]s: each says what the next bytes of the chunk are, and how many. A part
+//! ends where the chunk ends at the latest, so a value may come in several.
+
+use super::BYTE_ORDER_MARK;
+
+/// What has been read of a stream. Holds none of its bytes.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Reader {
+    place: Place,
+    /// The last byte was a CR that ended a line; an LF right behind it belongs to it.
+    after_cr: bool,
+    /// The place is over where a byte order mark may stand.
+    has_begun: bool,
+    in_event: bool,
+}
+
+/// What the next bytes are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// The byte order mark, which belongs to no event. What has come of it before was taken for a name.
+    Mark,
+    /// The LF of a CR LF whose CR has been a line's end already, because no more had come.
+    LineFeed,
+    /// Of the name of a field, or between it and the value.
+    Name,
+    /// The same, and now it is known which field this is. Each line that is not blank has one of these,
+    /// perhaps of no bytes.
+    Field(Field),
+    /// Of the field's value.
+    Value(Field),
+    /// The end of the field's line.
+    End(Field),
+    /// A blank line, which ends an event.
+    Blank,
+}
+
+/// What a line says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Field {
+    Data,
+    Event,
+    Id,
+    Retry,
+    /// Nothing that readers listen to: a comment, or a field they do not know.
+    Other,
+}
+
+/// Where in its line the next byte stands.
+#[derive(Clone, Copy, Debug)]
+enum Place {
+    /// The line has begun with so many bytes of this field's name; or, if that is `Other`, with something
+    /// else.
+    Name {
+        begins: Field,
+        seen: u8,
+    },
+    /// Behind the colon: one space is not the value's.
+    Space(Field),
+    Value(Field),
+}
+
+// === impl Reader ===
+
+impl Reader {
+    /// Of what follows the beginning of a stream: there is no byte order mark.
+    pub fn within() -> Self {
+        Self { has_begun: true, ..Self::default() }
+    }
+
+    /// What the next bytes of `chunk` are, and how many; nothing once there are none.
+    #[inline(always)]
+    pub fn next(&mut self, chunk: &[u8]) -> Option<(Part, usize)> {
+        let first = *chunk.first()?;
+        if (self.after_cr || !self.has_begun)
+            && let Some(part) = self.line_feed_or_mark(chunk)
+        {
+            return Some(part);
+        }
+        Some(match (self.place, first) {
+            (Place::Name { seen: 0, .. }, b'\n' | b'\r') => {
+                self.in_event = false;
+                (Part::Blank, self.line_end(chunk))
+            }
+            // A line without a colon is a field without a value.
+            (Place::Name { begins, seen }, b'\n' | b'\r') => {
+                let field = begins.if_whole(seen);
+                self.place = Place::Value(field);
+                (Part::Field(field), 0)
+            }
+            (Place::Space(field) | Place::Value(field), b'\n' | b'\r') => {
+                self.place = Place::default();
+                (Part::End(field), self.line_end(chunk))
+            }
+            (Place::Name { begins, seen }, _) => {
+                self.in_event = true;
+                match Field::whole(chunk) {
+                    Some((field, length)) if seen == 0 => self.field(field, chunk, length),
+                    Some(_) | None => self.name(chunk, begins, seen),
+                }
+            }
+            (Place::Space(field), b' ') => {
+                self.place = Place::Value(field);
+                (Part::Name, 1)
+            }
+            (Place::Space(field) | Place::Value(field), _) => {
+                self.place = Place::Value(field);
+                (Part::Value(field), memchr::memchr2(b'\n', b'\r', chunk).unwrap_or(chunk.len()))
+            }
+        })
+    }
+
+    /// The stream goes on with a new line, and with a new event.
+    pub fn begin_event(&mut self) {
+        *self = Self::within();
+    }
+
+    /// Whether an event would begin here.
+    pub fn is_between_events(&self) -> bool {
+        !self.in_event
+    }
+
+    /// What the line would say that has begun and has not ended, if it ended here.
+    pub fn unfinished_line(&self) -> Option<Field> {
+        match self.place {
+            Place::Name { seen: 0, .. } => None,
+            Place::Name { begins, seen } => Some(begins.if_whole(seen)),
+            Place::Space(field) | Place::Value(field) => Some(field),
+        }
+    }
+
+    /// What may stand between a line's end and the next line: the other half of the end, or at the
+    /// beginning of the stream the byte order mark or as much of one as has come.
+    #[cold]
+    fn line_feed_or_mark(&mut self, chunk: &[u8]) -> Option<(Part, usize)> {
+        if std::mem::take(&mut self.after_cr) && chunk[0] == b'\n' {
+            return Some((Part::LineFeed, 1));
+        }
+        let Place::Name { seen, .. } = self.place else { return None };
+        if self.has_begun {
+            return None;
+        }
+        let expected = &BYTE_ORDER_MARK[usize::from(seen)..];
+        let common = chunk.iter().zip(expected).take_while(|(byte, expected)| byte == expected).count();
+        if common == expected.len() {
+            self.begin_event();
+            return Some((Part::Mark, common));
+        }
+        self.has_begun = common < chunk.len();
+        if self.has_begun {
+            return None;
+        }
+        self.in_event = true;
+        self.place = Place::Name { begins: Field::Other, seen: seen + common as u8 };
+        Some((Part::Name, common))
+    }
+
+    /// A name that is cut, or none of those we know.
+    fn name(&mut self, chunk: &[u8], begins: Field, seen: u8) -> (Part, usize) {
+        let end = memchr::memchr3(b':', b'\n', b'\r', chunk).unwrap_or(chunk.len());
+        let (begins, seen) = begins.go_on(seen, &chunk[..end]);
+        if chunk.get(end) == Some(&b':') {
+            return self.field(begins.if_whole(seen), chunk, end + 1);
+        }
+        self.place = Place::Name { begins, seen };
+        (Part::Name, end)
+    }
+
+    /// The name has ended with its colon, before this place.
+    #[inline]
+    fn field(&mut self, field: Field, chunk: &[u8], colon: usize) -> (Part, usize) {
+        let next = chunk.get(colon);
+        self.place = if next.is_some() { Place::Value(field) } else { Place::Space(field) };
+        (Part::Field(field), colon + usize::from(next == Some(&b' ')))
+    }
+
+    /// The length of the line end that the chunk begins with.
+    #[inline]
+    fn line_end(&mut self, chunk: &[u8]) -> usize {
+        self.after_cr = chunk == b"\r";
+        if chunk.starts_with(b"\r\n") { 2 } else { 1 }
+    }
+}
+
+// === impl Field ===
+
+impl Field {
+    fn name(self) -> &'static [u8] {
+        match self {
+            Self::Data => b"data",
+            Self::Event => b"event",
+            Self::Id => b"id",
+            Self::Retry => b"retry",
+            Self::Other => b"",
+        }
+    }
+
+    /// The one whose name the chunk begins with, its colon included, and how long they are. Most names
+    /// come whole: so they need no search.
+    #[inline(always)]
+    fn whole(chunk: &[u8]) -> Option<(Self, usize)> {
+        match chunk {
+            [b'd', b'a', b't', b'a', b':', ..] => Some((Self::Data, 5)),
+            [b'e', b'v', b'e', b'n', b't', b':', ..] => Some((Self::Event, 6)),
+            [b'i', b'd', b':', ..] => Some((Self::Id, 3)),
+            [b':', ..] => Some((Self::Other, 1)),
+            _ => None,
+        }
+    }
+
+    /// What a line may say of which so many bytes begin this name, and then comes `piece`; and how many
+    /// begin it then.
+    fn go_on(self, seen: u8, piece: &[u8]) -> (Self, u8) {
+        let field = match (seen, piece.first()) {
+            (0, Some(b'd')) => Self::Data,
+            (0, Some(b'e')) => Self::Event,
+            (0, Some(b'i')) => Self::Id,
+            (0, Some(b'r')) => Self::Retry,
+            (0, _) => Self::Other,
+            _ => self,
+        };
+        match field.name().get(usize::from(seen)..) {
+            Some(rest) if rest.starts_with(piece) => (field, seen + piece.len() as u8),
+            _ => (Self::Other, 1),
+        }
+    }
+
+    /// What a line says that has no more of the name than this.
+    fn if_whole(self, seen: u8) -> Self {
+        if usize::from(seen) == self.name().len() { self } else { Self::Other }
+    }
+}
+
+// === impl Place ===
+
+impl Default for Place {
+    fn default() -> Self {
+        Self::Name { begins: Field::Other, seen: 0 }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use expect_test::expect;
+    use proptest::prelude::*;
+
+    /// What a stream is that comes in these chunks: each part with its bytes, and those of a name or a value
+    /// together.
+    fn parts<'a>(chunks: impl IntoIterator<Item = &'a [u8]>) -> Vec<(Part, String)> {
+        let mut reader = Reader::default();
+        let mut parts: Vec<(Part, String)> = Vec::new();
+        for chunk in chunks {
+            let mut rest = chunk;
+            while let Some((part, length)) = reader.next(rest) {
+                let (piece, after) = rest.split_at(length);
+                let piece = piece.escape_ascii().to_string();
+                rest = after;
+                match parts.last_mut() {
+                    Some((last, bytes))
+                        if *last == Part::Name && matches!(part, Part::Field(_) | Part::Mark) =>
+                    {
+                        *last = part;
+                        bytes.push_str(&piece);
+                    }
+                    // The space between, or more of the same.
+                    Some((Part::Field(_), bytes)) if part == Part::Name => bytes.push_str(&piece),
+                    Some((last, bytes)) if *last == part && !matches!(part, Part::Blank) => {
+                        bytes.push_str(&piece)
+                    }
+                    Some((Part::End(_) | Part::Blank, bytes)) if part == Part::LineFeed => {
+                        bytes.push_str(&piece)
+                    }
+                    _ => parts.push((part, piece)),
+                }
+            }
+            assert!(rest.is_empty(), "all is something");
+        }
+        parts
+    }
+
+    #[test]
+    fn a_stream_is_lines_of_fields_and_their_ends() {
+        let stream = "\u{feff}data: a: b\r\nid\n:c\rdate:  x\n\n\u{feff}data\n";
+        let told: Vec<_> =
+            parts([stream.as_bytes()]).into_iter().map(|(part, bytes)| format!("{part:?} {bytes}")).collect();
+        expect![[r#"
+            Mark \xef\xbb\xbf
+            Field(Data) data: 
+            Value(Data) a: b
+            End(Data) \r\n
+            Field(Id) id
+            End(Id) \n
+            Field(Other) :
+            Value(Other) c
+            End(Other) \r
+            Field(Other) date: 
+            Value(Other)  x
+            End(Other) \n
+            Blank \n
+            Field(Other) \xef\xbb\xbfdata
+            End(Other) \n"#]]
+        .assert_eq(&told.join("\n"));
+    }
+
+    proptest! {
+        #[test]
+        fn how_it_is_cut_does_not_matter(
+            pieces in prop::collection::vec(
+                prop::sample::select(vec![
+                    "data", "event", "id", "retry", "dat", "x", ":", ": ", " ", "\u{feff}", "\n", "\r", "\r\n",
+                ]),
+                0..24,
+            ),
+            cuts in prop::collection::vec(0usize..9, 0..24),
+        ) {
+            let stream = pieces.concat().into_bytes();
+            let (mut rest, mut chunks) = (&stream[..], Vec::new());
+            for cut in cuts.into_iter().chain([usize::MAX]) {
+                let (chunk, after) = rest.split_at(cut.min(rest.len()));
+                rest = after;
+                chunks.push(chunk);
+            }
+            prop_assert_eq!(parts(chunks), parts([&stream[..]]));
+        }
+    }
+}
