@@ -7,10 +7,10 @@ mod support;
 
 use bytes::Bytes;
 use deferral::internals::{
-    bridge::raise,
     dialect::{
         Call,
         modern::{self, Read},
+        raise,
     },
     protocol::{Frame, Kind, Method, meta},
 };

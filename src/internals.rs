@@ -22,10 +22,6 @@ pub mod bridge {
         pub use crate::bridge::offer::{Handshake, call, handshake, tools};
     }
 
-    pub mod raise {
-        pub use crate::bridge::raise::{error, notice, request, response, result};
-    }
-
     pub mod relay {
         pub use crate::bridge::relay::{Action, Loss, Phase, Relay, Verdict};
     }
@@ -48,6 +44,10 @@ pub mod dialect {
 
     pub mod modern {
         pub use crate::dialect::modern::{Read, read};
+    }
+
+    pub mod raise {
+        pub use crate::dialect::raise::{error, notice, request, response, result};
     }
 }
 

@@ -1,7 +1,7 @@
 //! What a legacy server said in its handshake, as a 2026-07-28 client asks for it.
 
 use crate::{
-    dialect::modern,
+    dialect::modern::{self, server_info_meta},
     protocol::{
         meta,
         method::Needs,
@@ -34,15 +34,6 @@ pub fn discover(handshake: Handshake<'_>) -> Vec<u8> {
     }
     out.extend_from_slice(br#","ttlMs":0,"cacheScope":"private","_meta":"#);
     out.extend_from_slice(&server_info_meta(handshake.server_info));
-    out.push(b'}');
-    out
-}
-
-/// A `_meta` object that says who the server is, and nothing else.
-pub fn server_info_meta(server_info: &[u8]) -> Vec<u8> {
-    let mut out = Vec::with_capacity(48 + server_info.len());
-    out.extend_from_slice(br#"{"io.modelcontextprotocol/serverInfo":"#);
-    out.extend_from_slice(server_info);
     out.push(b'}');
     out
 }

@@ -4,13 +4,13 @@
 //! Beside the server's own requests there is the older way to ask: a call that ends in `-32042`,
 //! to be made again once the user has been to some address. [`url_required`] makes questions of it.
 
-use super::{
-    describe::server_info_meta,
-    form::{self, invalid},
-};
-use crate::protocol::{
-    ErrorObject, InputKind, InputRequest, code,
-    splice::{Edit, Object},
+use super::form::{self, invalid};
+use crate::{
+    dialect::modern::server_info_meta,
+    protocol::{
+        ErrorObject, InputKind, InputRequest, code,
+        splice::{Edit, Object},
+    },
 };
 use bytes::Bytes;
 use serde_json::value::RawValue;

@@ -1,11 +1,10 @@
 //! One client call crossing from one dialect to another. Pure: what is decided here is carried out
 //! by [`crate::proxy`].
 //!
-//! [`plan`](mod@plan) chooses once what is to become of a call; [`raise`] changes the bytes of a
-//! legacy server's world into those of a 2026-07-28 client's and back; [`Exchange`] follows one
-//! call from its start to its one outcome; [`listen`] says what a subscription is told. A question of
-//! the server's on the way is carried by [`elicit`], and [`resume`] finds its call again when the
-//! client comes back with the answer.
+//! [`plan`](mod@plan) chooses once what is to become of a call; [`Exchange`] follows one call from its
+//! start to its one outcome; [`listen`] says what a subscription is told. A question of the server's on the
+//! way is carried by [`elicit`], and [`resume`] finds its call again when the client comes back with the
+//! answer.
 //!
 //! A call that needs no translation goes by: [`Relay`] follows its answer from its first byte to its end.
 //!
@@ -21,7 +20,6 @@ pub mod listen;
 pub mod offer;
 pub mod outbox;
 pub mod plan;
-pub mod raise;
 pub mod relay;
 pub mod resume;
 

@@ -2,11 +2,13 @@
 //!
 //! [`modern`] turns a message of 2026-07-28 into one [`Call`] with a [`Caller`] beside it; calls are
 //! what the rest of that road speaks of. [`legacy`] reads only as much of an older message as it
-//! takes to judge it, for its bytes go on as they are.
+//! takes to judge it, for its bytes go on as they are. [`raise`] changes the bytes of a legacy server's world
+//! into those of a 2026-07-28 client's, and back.
 
 pub mod ambiguous;
 pub mod legacy;
 pub mod modern;
+pub mod raise;
 
 use crate::protocol::{Capabilities, Id, Method};
 use bytes::Bytes;

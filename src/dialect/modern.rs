@@ -149,6 +149,15 @@ pub fn notification(method: &Method, params: &[u8]) -> Bytes {
     out.freeze()
 }
 
+/// A `_meta` object that says who the server is, and nothing else.
+pub fn server_info_meta(server_info: &[u8]) -> Vec<u8> {
+    let mut out = Vec::with_capacity(48 + server_info.len());
+    out.extend_from_slice(br#"{"io.modelcontextprotocol/serverInfo":"#);
+    out.extend_from_slice(server_info);
+    out.push(b'}');
+    out
+}
+
 // === impl Refused ===
 
 impl Refused {

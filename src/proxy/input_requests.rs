@@ -8,12 +8,11 @@ use super::{
 };
 use crate::{
     bridge::{
-        describe::server_info_meta,
         elicit::{self, Keys},
-        plan, raise,
+        plan,
         resume::{Binding, Resumes, State},
     },
-    dialect::{Call, Caller},
+    dialect::{Call, Caller, modern::server_info_meta, raise},
     protocol::{
         ErrorObject, Id, Kind, Method, code,
         input::{InputKind, InputRequest, InputResponses, request_state},

@@ -2,8 +2,8 @@
 
 use super::{AccessSummary, Commit, Item, NoRoom, Reply};
 use crate::{
-    bridge::{plan, raise},
-    dialect::{Call, modern},
+    bridge::plan,
+    dialect::{Call, modern, raise},
     policy::Route,
     protocol::{ErrorObject, Fault, Frame, Kind, Method, code, tool_result},
     task::TaskId,

@@ -4,13 +4,11 @@
 use crate::support::json::{Member, member, members, mixed, object, unknown_members, value};
 use bytes::Bytes;
 use deferral::internals::{
-    bridge::{
-        offer::{self, Handshake},
-        raise,
-    },
+    bridge::offer::{self, Handshake},
     dialect::{
         Call,
         modern::{self, Read},
+        raise,
     },
     policy::Mode,
     protocol::{Frame, Kind, frame},

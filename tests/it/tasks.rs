@@ -3,7 +3,7 @@
 use crate::support::json::{Member, member, members, mixed, object, unknown_members, value};
 use bytes::Bytes;
 use deferral::internals::{
-    bridge::raise,
+    dialect::raise,
     protocol::{Method, Timestamp, meta, status_message},
     task::{
         Effect, Event, Owner, PollBounds, Record, Refusal, Scope, State, TaskId, apply,

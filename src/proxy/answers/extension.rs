@@ -2,8 +2,8 @@
 
 use super::NotFound;
 use crate::{
-    bridge::{describe::server_info_meta, elicit},
-    dialect::{Call, Caller},
+    bridge::elicit,
+    dialect::{Call, Caller, modern::server_info_meta},
     protocol::{
         ErrorObject, Method, code,
         frame::on_one_line,

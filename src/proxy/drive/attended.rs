@@ -9,8 +9,8 @@
 
 use super::{Canonical, Driver, First, Form, Happening, Request, Waiter, canonical::Server, reached};
 use crate::{
-    bridge::{Action, Drive, Plan, catalogue, plan, raise},
-    dialect::{Call, Caller},
+    bridge::{Action, Drive, Plan, catalogue, plan},
+    dialect::{Call, Caller, raise},
     protocol::{ErrorObject, Frame, InputResponses, Method, code, headers},
     proxy::{
         Conversation, Item, Reply, ids,

@@ -6,10 +6,10 @@ use super::{
 };
 use crate::{
     bridge::{
-        elicit, raise,
+        elicit,
         resume::{Binding, CallId, Resumes, State},
     },
-    dialect::{Call, Caller},
+    dialect::{Call, Caller, raise},
     policy::ToolPolicy,
     protocol::{Capabilities, ErrorObject, InputRequest, InputResponses, Timestamp, code},
     proxy::{

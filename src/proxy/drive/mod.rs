@@ -37,8 +37,8 @@ use crate::{
     bridge::{
         Action, Exchange,
         exchange::{Deadlines, Manner, Phase},
-        raise,
     },
+    dialect::raise,
     policy::ToolPolicy,
     protocol::{Frame, InputResponses, Kind},
     runtime::Stopping,

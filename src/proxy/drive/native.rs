@@ -10,8 +10,8 @@ use super::{
     canonical::{failed, kept},
 };
 use crate::{
-    bridge::{offer, raise},
-    dialect::legacy,
+    bridge::offer,
+    dialect::{legacy, raise},
     policy::ToolPolicy,
     protocol::{
         ErrorObject, Frame, Id, InputKind, InputRequest, Kind, Method, Timestamp, frame::on_one_line,

@@ -1,16 +1,13 @@
 //! Raising: a legacy server's bytes for a 2026-07-28 client, and that client's bytes for a legacy
-//! server. Together with [`super::describe`] these are all the edits between that pair; the list is
+//! server. Together with [`crate::bridge::describe`] these are all the edits between that pair; the list is
 //! in [`crate::manual::passthrough`], and a property test holds the two together. Messages between
 //! an older client and its server are edited in `proxy::relay` alone.
 
-use super::describe::server_info_meta;
-use crate::{
-    dialect::Call,
-    protocol::{
-        ErrorObject, Frame, Id, Kind, Method, code, frame, meta,
-        splice::{Edit, Object, Patch},
-        status_message::shorten,
-    },
+use super::{Call, LogLevel, modern::server_info_meta};
+use crate::protocol::{
+    ErrorObject, Frame, Id, Kind, Method, code, frame, meta,
+    splice::{Edit, Object, Patch},
+    status_message::shorten,
 };
 use bytes::Bytes;
 use serde::Deserialize;
@@ -79,7 +76,7 @@ pub fn notice(call: &Call, frame: &Frame) -> Option<Bytes> {
         Method::Message => {
             let wanted = call.log_level?;
             let level = Object::read(params.as_ref()?).ok()?.string("level")?;
-            let level = crate::dialect::LogLevel::parse(&level)?;
+            let level = LogLevel::parse(&level)?;
             (level >= wanted).then(|| frame::on_one_line(frame.as_bytes().clone()))
         }
         // These are told to listeners (`subscriptions/listen`), or no longer exist.
