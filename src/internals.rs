@@ -43,11 +43,11 @@ pub mod dialect {
     }
 
     pub mod modern {
-        pub use crate::dialect::modern::{Read, read};
+        pub use crate::dialect::modern::{Read, notice, read, request};
     }
 
     pub mod raise {
-        pub use crate::dialect::raise::{error, notice, request, response, result};
+        pub use crate::dialect::raise::{error, request, response, result};
     }
 }
 
@@ -145,8 +145,8 @@ pub mod telemetry {
 
 pub mod upstream {
     pub use crate::upstream::{
-        CallError, Config, Document, Event, Identity, Limits, Question, Replies, Report, Request, Streamable,
-        Timeouts, Upstream,
+        Asked, CallError, ClientSession, Config, Document, Event, Identity, Limits, NativeCall, Outgoing,
+        Question, Replies, Report, Streamable, Timeouts, Upstream,
     };
 
     pub mod http1 {

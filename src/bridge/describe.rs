@@ -1,4 +1,4 @@
-//! What a legacy server said in its handshake, as a 2026-07-28 client asks for it.
+//! What a server says of itself, as a 2026-07-28 client asks for it.
 
 use crate::{
     dialect::modern::{self, server_info_meta},
@@ -11,29 +11,29 @@ use crate::{
 use bytes::Bytes;
 use serde_json::{Value, json};
 
-/// The parts of a server's `initialize` result that matter here, raw.
+/// What a server says of itself, raw.
 #[derive(Clone, Copy, Debug)]
-pub struct Handshake<'a> {
+pub struct About<'a> {
     pub capabilities: &'a Bytes,
     pub server_info: &'a Bytes,
     pub instructions: Option<&'a Bytes>,
 }
 
-/// The result of `server/discover` (2026-07-28, *Discovery*): the server's own capabilities, with
-/// the tasks extension in the place of the older `tasks`.
-pub fn discover(handshake: Handshake<'_>) -> Vec<u8> {
+/// The result of `server/discover` (2026-07-28, *Discovery*): the server's own capabilities, and the tasks
+/// extension.
+pub fn discover(server: About<'_>) -> Vec<u8> {
     let versions: Vec<_> = modern::SERVED.iter().map(|revision| revision.as_str()).collect();
     let mut out = Vec::with_capacity(512);
     out.extend_from_slice(br#"{"resultType":"complete","supportedVersions":"#);
     serde_json::to_writer(&mut out, &versions).expect("strings are written to memory");
     out.extend_from_slice(br#","capabilities":"#);
-    out.extend_from_slice(&capabilities(handshake.capabilities));
-    if let Some(instructions) = handshake.instructions {
+    out.extend_from_slice(&capabilities(server.capabilities));
+    if let Some(instructions) = server.instructions {
         out.extend_from_slice(br#","instructions":"#);
         out.extend_from_slice(instructions);
     }
     out.extend_from_slice(br#","ttlMs":0,"cacheScope":"private","_meta":"#);
-    out.extend_from_slice(&server_info_meta(handshake.server_info));
+    out.extend_from_slice(&server_info_meta(server.server_info));
     out.push(b'}');
     out
 }
@@ -73,7 +73,7 @@ fn capabilities(raw: &Bytes) -> Bytes {
         _ => Value::from_iter([(meta::TASKS_EXTENSION, json!({}))]).to_string().into(),
     };
     let mut edit = Edit::new(&object);
-    edit.remove("tasks").set("extensions", extensions);
+    edit.set("extensions", extensions);
     edit.apply()
 }
 
@@ -82,8 +82,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_extension_takes_the_place_of_the_older_tasks() {
-        let raw = Bytes::from_static(br#"{"tools":{"listChanged":true},"tasks":{"list":{}},"x":1e400}"#);
+    fn the_extension_is_added_to_what_the_server_declares() {
+        let raw = Bytes::from_static(br#"{"tools":{"listChanged":true},"x":1e400}"#);
         assert_eq!(
             capabilities(&raw),
             r#"{"tools":{"listChanged":true},"x":1e400,"extensions":{"io.modelcontextprotocol/tasks":{}}}"#
@@ -107,7 +107,7 @@ mod tests {
 
     #[test]
     fn a_discover_result_is_valid_json_with_all_it_needs() {
-        let text = discover(Handshake {
+        let text = discover(About {
             capabilities: &Bytes::from_static(b"{}"),
             server_info: &Bytes::from_static(br#"{"name":"s","version":"1"}"#),
             instructions: Some(&Bytes::from_static(br#""Use well.""#)),

@@ -1,8 +1,5 @@
 //! The questions of one call, as its client meets them: under which keys, in which result, and
 //! which answers are good enough to be given to the server.
-//!
-//! Beside the server's own requests there is the older way to ask: a call that ends in `-32042`,
-//! to be made again once the user has been to some address. [`url_required`] makes questions of it.
 
 use super::form::{self, invalid};
 use crate::{
@@ -13,7 +10,7 @@ use crate::{
     },
 };
 use bytes::Bytes;
-use serde_json::value::RawValue;
+use serde_json::{Value, value::RawValue};
 
 pub use crate::protocol::input_keys::Keys;
 pub use form::Invalid;
@@ -100,6 +97,11 @@ pub fn cancelled_answer(kind: InputKind) -> Result<Bytes, ErrorObject> {
     }
 }
 
+/// `-32021` for a call that failed after its server had asked what this client cannot be asked.
+pub fn question_refused(missing: &Value) -> ErrorObject {
+    ErrorObject::missing_capability("The server asked for something this client did not declare", missing)
+}
+
 /// The result that asks a client for what its call still needs (2026-07-28, *InputRequiredResult*).
 /// Without questions it asks for nothing but to come back.
 pub fn input_required<'a>(
@@ -127,29 +129,6 @@ pub fn input_required<'a>(
     out.extend_from_slice(&server_info_meta(server_info));
     out.push(b'}');
     out
-}
-
-/// The addresses a server wants visited before the call is made again: the `data.elicitations` of
-/// its `-32042` (2025-11-25, *URL Elicitation Required Error*) as questions with their keys. `None`
-/// for any other error, and where the list is empty or holds what could not be put to a client.
-pub fn url_required(error: &Bytes, keys: &mut Keys) -> Option<Vec<(String, InputRequest)>> {
-    if ErrorObject::from_raw(error.clone()).code() != code::URL_ELICITATION_REQUIRED {
-        return None;
-    }
-    let data = Object::read(&Object::read(error).ok()?.get("data")?).ok()?;
-    let elicitations = list(&data.get("elicitations")?)?;
-    let questions: Vec<_> = elicitations.iter().map(to_visit).collect::<Option<_>>()?;
-    let questions = questions.into_iter().map(|question| (keys.give_url(), question)).collect::<Vec<_>>();
-    (!questions.is_empty()).then_some(questions)
-}
-
-/// An elicitation at an address, complete; `None` for anything else.
-fn to_visit(elicitation: &Bytes) -> Option<InputRequest> {
-    let params = Object::read(elicitation).ok()?;
-    let complete = params.string("mode").as_deref() == Some("url")
-        && params.string("url").is_some()
-        && params.string("message").is_some();
-    complete.then(|| InputRequest::new(InputKind::Elicitation, Some(elicitation)))
 }
 
 /// A member that must be a string.
@@ -344,52 +323,5 @@ mod tests {
             result,
             json!({ "resultType": "input_required", "requestState": "s", "_meta": { meta::SERVER_INFO: {} } })
         );
-    }
-
-    #[test]
-    fn addresses_to_visit_become_questions() {
-        let error = Bytes::from_static(
-            br#"{"code":-32042,"message":"m","data":{"elicitations":[{"mode":"url","elicitationId":"e","url":"https://a","message":"A","x":1.0},{"message":"B","url":"https://b","mode":"url"}]}}"#,
-        );
-        let questions = url_required(&error, &mut Keys::new(["user_name", "url-1"])).expect("questions");
-        let written: Vec<_> =
-            questions.iter().map(|(key, question)| (key.as_str(), question.as_bytes().clone())).collect();
-        assert_eq!(
-            written,
-            [
-                (
-                    "url-2",
-                    Bytes::from(
-                        r#"{"method":"elicitation/create","params":{"mode":"url","url":"https://a","message":"A","x":1.0}}"#
-                    )
-                ),
-                (
-                    "url-3",
-                    Bytes::from(
-                        r#"{"method":"elicitation/create","params":{"message":"B","url":"https://b","mode":"url"}}"#
-                    )
-                ),
-            ]
-        );
-        assert!(questions.iter().all(|(_, question)| checked(question, r#"{"action":"accept"}"#).is_ok()));
-    }
-
-    #[test]
-    fn an_error_that_names_no_whole_address_stays_an_error() {
-        for error in [
-            r#"{"code":-32603,"message":"m","data":{"elicitations":[{"mode":"url","url":"u","message":"A"}]}}"#,
-            r#"{"code":-32042,"message":"m"}"#,
-            r#"{"code":-32042,"message":"m","data":null}"#,
-            r#"{"code":-32042,"message":"m","data":{"elicitations":[]}}"#,
-            r#"{"code":-32042,"message":"m","data":{"elicitations":[{"mode":"form","url":"u","message":"A"}]}}"#,
-            r#"{"code":-32042,"message":"m","data":{"elicitations":[{"mode":"url","url":"u","message":"A"},{"mode":"url"}]}}"#,
-            r#"{"code":-32042,"message":"m","data":{"elicitations":[7]}}"#,
-        ] {
-            assert_eq!(
-                url_required(&Bytes::from_static(error.as_bytes()), &mut Keys::default()),
-                None,
-                "{error}"
-            );
-        }
     }
 }

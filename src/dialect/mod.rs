@@ -9,6 +9,9 @@ pub mod ambiguous;
 pub mod legacy;
 pub mod modern;
 pub mod raise;
+mod response;
+
+pub use response::Response;
 
 use crate::protocol::{Capabilities, Id, Method};
 use bytes::Bytes;

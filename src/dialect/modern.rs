@@ -4,11 +4,12 @@
 use super::{Call, LogLevel};
 use crate::protocol::{
     Capabilities, Era, ErrorObject, Frame, FrameError, Id, Kind, Method, Revision, code, frame, headers,
-    meta, splice::Object,
+    meta,
+    splice::{Edit, Object, Patch},
 };
 use bytes::{BufMut, Bytes, BytesMut};
 use http::{HeaderMap, HeaderName, StatusCode};
-use serde_json::json;
+use serde_json::{json, value::RawValue};
 
 /// A request that is refused before anything is done about it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -156,6 +157,72 @@ pub fn server_info_meta(server_info: &[u8]) -> Vec<u8> {
     out.extend_from_slice(server_info);
     out.push(b'}');
     out
+}
+
+/// A notification of the server on a call's way, for the client; `None` where the client is not to
+/// see it: it did not ask for it, or hears of it elsewhere.
+pub fn notice(call: &Call, frame: &Frame) -> Option<Bytes> {
+    let Kind::Notification { method, params } = frame.kind() else { return None };
+    match method {
+        Method::Progress => {
+            let token = call.progress_token.clone()?;
+            let params = Object::read(params.as_ref()?).ok()?;
+            let mut patch = Patch::new(frame.as_bytes().clone());
+            let mut edit = Edit::new(&params);
+            edit.set(meta::PROGRESS_TOKEN, token);
+            edit.put(&mut patch);
+            Some(frame::on_one_line(patch.apply()))
+        }
+        // 2026-07-28, *Logging*: none at all for a request that did not name a level.
+        Method::Message => {
+            let wanted = call.log_level?;
+            let level = Object::read(params.as_ref()?).ok()?.string("level")?;
+            let level = LogLevel::parse(&level)?;
+            (level >= wanted).then(|| frame::on_one_line(frame.as_bytes().clone()))
+        }
+        // These are told to listeners (`subscriptions/listen`), or are about a request.
+        Method::ToolsListChanged
+        | Method::PromptsListChanged
+        | Method::ResourcesListChanged
+        | Method::ResourceUpdated
+        | Method::Cancelled => None,
+        _ => Some(frame::on_one_line(frame.as_bytes().clone())),
+    }
+}
+
+/// Whether the result of a `resources/read` is an empty list, by which some servers say that there
+/// is no such resource.
+pub fn has_no_contents(result: &Bytes) -> bool {
+    Object::read(result)
+        .ok()
+        .and_then(|object| {
+            serde_json::from_slice::<Vec<&RawValue>>(&object.get("contents")?).ok().map(|c| c.is_empty())
+        })
+        .unwrap_or(false)
+}
+
+/// `-32602` naming the resource that is not there (2026-07-28, *Resources, Error Handling*).
+pub fn no_such_resource(uri: &str) -> ErrorObject {
+    ErrorObject::with_data(code::INVALID_PARAMS, format!("Resource not found: {uri}"), &json!({ "uri": uri }))
+}
+
+/// A request of our own, with these params.
+pub fn request(method: &Method, params: &str) -> Call {
+    let body = format!(r#"{{"jsonrpc":"2.0","id":0,"method":"{method}","params":{params}}}"#);
+    let frame = Frame::parse(body.into()).expect("what is written here is a message");
+    let Kind::Request { id, method, params } = frame.kind() else {
+        unreachable!("it has an id and a method")
+    };
+    Call {
+        bytes: frame.as_bytes().clone(),
+        id: id.clone(),
+        method: method.clone(),
+        params: params.clone(),
+        target: None,
+        progress_token: None,
+        log_level: None,
+        headers: HeaderMap::new(),
+    }
 }
 
 // === impl Refused ===

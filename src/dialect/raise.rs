@@ -1,17 +1,18 @@
 //! Raising: a legacy server's bytes for a 2026-07-28 client, and that client's bytes for a legacy
-//! server. Together with [`crate::bridge::describe`] these are all the edits between that pair; the list is
-//! in [`crate::manual::passthrough`], and a property test holds the two together. Messages between
-//! an older client and its server are edited in `proxy::relay` alone.
+//! server. With what [`InputRequest`] leaves out these are all the edits between that pair; the list is
+//! in [`crate::manual::passthrough`], and a property test holds the two together. Named by `upstream` alone:
+//! nobody above it knows that a server is legacy. Messages between an older client and its server are edited
+//! in `proxy::relay` alone.
 
-use super::{Call, LogLevel, modern::server_info_meta};
+use super::{Call, modern};
 use crate::protocol::{
-    ErrorObject, Frame, Id, Kind, Method, code, frame, meta,
+    ErrorObject, Frame, Id, InputKind, InputRequest, Kind, Method, code, frame,
+    input_keys::Keys,
+    meta,
     splice::{Edit, Object, Patch},
-    status_message::shorten,
 };
 use bytes::Bytes;
-use serde::Deserialize;
-use serde_json::{Value, json, value::RawValue};
+use serde_json::{json, value::RawValue};
 
 /// A server's answer that cannot be passed on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -58,78 +59,27 @@ pub fn request(call: &Call, hop: u64, wants_progress: bool) -> Bytes {
     patch.apply()
 }
 
-/// A notification of the server on a call's way, for the client; `None` where the client is not to
-/// see it: it did not ask for it, or its revision does not know it.
-pub fn notice(call: &Call, frame: &Frame) -> Option<Bytes> {
-    let Kind::Notification { method, params } = frame.kind() else { return None };
-    match method {
-        Method::Progress => {
-            let token = call.progress_token.clone()?;
-            let params = Object::read(params.as_ref()?).ok()?;
-            let mut patch = Patch::new(frame.as_bytes().clone());
-            let mut edit = Edit::new(&params);
-            edit.set(meta::PROGRESS_TOKEN, token);
-            edit.put(&mut patch);
-            Some(frame::on_one_line(patch.apply()))
-        }
-        // 2026-07-28, *Logging*: none at all for a request that did not name a level.
-        Method::Message => {
-            let wanted = call.log_level?;
-            let level = Object::read(params.as_ref()?).ok()?.string("level")?;
-            let level = LogLevel::parse(&level)?;
-            (level >= wanted).then(|| frame::on_one_line(frame.as_bytes().clone()))
-        }
-        // These are told to listeners (`subscriptions/listen`), or no longer exist.
-        Method::ToolsListChanged
-        | Method::PromptsListChanged
-        | Method::ResourcesListChanged
-        | Method::ResourceUpdated
-        | Method::ElicitationComplete
-        | Method::Cancelled => None,
-        _ => Some(frame::on_one_line(frame.as_bytes().clone())),
-    }
+/// Whether a notification is one that 2026-07-28 knows, or one that nobody knows; the rest ends here.
+pub fn passes(notification: &Method) -> bool {
+    // It belonged to an `elicitationId`, and those are gone.
+    *notification != Method::ElicitationComplete
 }
 
-/// What the server said of its progress, in words for a task's `statusMessage`.
-pub fn progress_message(frame: &Frame) -> Option<String> {
-    let Kind::Notification { method: Method::Progress, params: Some(params) } = frame.kind() else {
-        return None;
-    };
-    let params: Progress<'_> = serde_json::from_slice(params).ok()?;
-    let (progress, total) = (params.progress?.get(), params.total.map(RawValue::get));
-    let words = match (params.message, total) {
-        (Some(message), Some(total)) => format!("{message} ({progress}/{total})"),
-        (Some(message), None) => message,
-        (None, Some(total)) => format!("{progress}/{total}"),
-        (None, None) => progress.to_owned(),
-    };
-    Some(shorten(words))
-}
-
-#[derive(Deserialize)]
-struct Progress<'a> {
-    #[serde(borrow, default)]
-    progress: Option<&'a RawValue>,
-    #[serde(borrow, default)]
-    total: Option<&'a RawValue>,
-    #[serde(default)]
-    message: Option<String>,
+/// What the server declares, without the older tasks.
+pub fn capabilities(raw: &Bytes) -> Bytes {
+    let Ok(object) = Object::read(raw) else { return raw.clone() };
+    let mut edit = Edit::new(&object);
+    edit.remove("tasks");
+    edit.apply()
 }
 
 /// The server's successful response as a response to the client: its bytes, with the client's id
-/// and a result of the client's era.
+/// and a result of the client's era. Says beside it whether the result is that of a tool that failed:
+/// `isError`.
 ///
 /// # Errors
 /// [`NotAResult`].
-pub fn response(call: &Call, said: &Frame, server_info: &[u8]) -> Result<Bytes, NotAResult> {
-    judged(call, said, server_info).map(|(response, _)| response)
-}
-
-/// As [`response`], and says beside it whether the result is that of a tool that failed: `isError`.
-///
-/// # Errors
-/// [`NotAResult`].
-pub fn judged(call: &Call, said: &Frame, server_info: &[u8]) -> Result<(Bytes, bool), NotAResult> {
+pub fn response(call: &Call, said: &Frame, server_info: &[u8]) -> Result<(Bytes, bool), NotAResult> {
     let Kind::Success { id, result } = said.kind() else { return Err(NotAResult) };
     let mut patch = Patch::new(said.as_bytes().clone());
     patch.replace(id.as_bytes(), call.id.as_bytes().clone());
@@ -172,7 +122,7 @@ fn raise_result(
             inner.put(patch);
         }
         Some(Err(_)) => {}
-        None => drop(edit.set("_meta", server_info_meta(server_info))),
+        None => drop(edit.set("_meta", modern::server_info_meta(server_info))),
     }
     edit.put(patch);
     if *method == Method::ToolsList
@@ -205,22 +155,6 @@ fn drop_task_support(tools: &Bytes, patch: &mut Patch) {
     }
 }
 
-/// Whether the result of a `resources/read` is an empty list, by which some servers say that there
-/// is no such resource.
-pub fn has_no_contents(result: &Bytes) -> bool {
-    Object::read(result)
-        .ok()
-        .and_then(|object| {
-            serde_json::from_slice::<Vec<&RawValue>>(&object.get("contents")?).ok().map(|c| c.is_empty())
-        })
-        .unwrap_or(false)
-}
-
-/// `-32602` naming the resource that is not there (2026-07-28, *Resources, Error Handling*).
-pub fn no_such_resource(uri: &str) -> ErrorObject {
-    ErrorObject::with_data(code::INVALID_PARAMS, format!("Resource not found: {uri}"), &json!({ "uri": uri }))
-}
-
 /// The server's error for the client. Codes that mean something else in the client's era, or
 /// nothing, are changed ([`ErrorObject::of_this_era`]); the words stay, and nothing is lost.
 pub fn error(call: &Call, error: &Bytes) -> ErrorObject {
@@ -242,7 +176,83 @@ fn naming(error: &ErrorObject, uri: &str) -> ErrorObject {
     ErrorObject::from_raw(edit.apply())
 }
 
-/// `-32021` for a call that failed after its server had asked what this client cannot be asked.
-pub fn question_refused(missing: &Value) -> ErrorObject {
-    ErrorObject::missing_capability("The server asked for something this client did not declare", missing)
+/// The addresses a server wants visited before the call is made again: the `data.elicitations` of
+/// its `-32042` (2025-11-25, *URL Elicitation Required Error*) as questions with their keys. `None`
+/// for any other error, and where the list is empty or holds what could not be put to a client.
+pub fn url_required(error: &Bytes) -> Option<Vec<(String, InputRequest)>> {
+    let mut keys = Keys::default();
+    if ErrorObject::from_raw(error.clone()).code() != code::URL_ELICITATION_REQUIRED {
+        return None;
+    }
+    let data = Object::read(&Object::read(error).ok()?.get("data")?).ok()?;
+    let list = data.get("elicitations")?;
+    let elicitations: Vec<&RawValue> = serde_json::from_slice(&list).ok()?;
+    let questions: Vec<_> = elicitations
+        .into_iter()
+        .map(|raw| to_visit(&list.slice_ref(raw.get().as_bytes())))
+        .collect::<Option<_>>()?;
+    let questions = questions.into_iter().map(|question| (keys.give_url(), question)).collect::<Vec<_>>();
+    (!questions.is_empty()).then_some(questions)
+}
+
+/// An elicitation at an address, complete; `None` for anything else.
+fn to_visit(elicitation: &Bytes) -> Option<InputRequest> {
+    let params = Object::read(elicitation).ok()?;
+    let complete = params.string("mode").as_deref() == Some("url")
+        && params.string("url").is_some()
+        && params.string("message").is_some();
+    complete.then(|| InputRequest::new(InputKind::Elicitation, Some(elicitation)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_to_visit_become_questions() {
+        let error = Bytes::from_static(
+            br#"{"code":-32042,"message":"m","data":{"elicitations":[{"mode":"url","elicitationId":"e","url":"https://a","message":"A","x":1.0},{"message":"B","url":"https://b","mode":"url"}]}}"#,
+        );
+        let questions = url_required(&error).expect("questions");
+        let written: Vec<_> =
+            questions.iter().map(|(key, question)| (key.as_str(), question.as_bytes().clone())).collect();
+        assert_eq!(
+            written,
+            [
+                (
+                    "url-1",
+                    Bytes::from(
+                        r#"{"method":"elicitation/create","params":{"mode":"url","url":"https://a","message":"A","x":1.0}}"#
+                    )
+                ),
+                (
+                    "url-2",
+                    Bytes::from(
+                        r#"{"method":"elicitation/create","params":{"message":"B","url":"https://b","mode":"url"}}"#
+                    )
+                ),
+            ]
+        );
+    }
+
+    #[test]
+    fn an_error_that_names_no_whole_address_stays_an_error() {
+        for error in [
+            r#"{"code":-32603,"message":"m","data":{"elicitations":[{"mode":"url","url":"u","message":"A"}]}}"#,
+            r#"{"code":-32042,"message":"m"}"#,
+            r#"{"code":-32042,"message":"m","data":null}"#,
+            r#"{"code":-32042,"message":"m","data":{"elicitations":[]}}"#,
+            r#"{"code":-32042,"message":"m","data":{"elicitations":[{"mode":"form","url":"u","message":"A"}]}}"#,
+            r#"{"code":-32042,"message":"m","data":{"elicitations":[{"mode":"url","url":"u","message":"A"},{"mode":"url"}]}}"#,
+            r#"{"code":-32042,"message":"m","data":{"elicitations":[7]}}"#,
+        ] {
+            assert_eq!(url_required(&Bytes::from_static(error.as_bytes())), None, "{error}");
+        }
+    }
+
+    #[test]
+    fn the_older_tasks_are_not_declared() {
+        let raw = Bytes::from_static(br#"{"tools":{"listChanged":true},"tasks":{"list":{}},"x":1e400}"#);
+        assert_eq!(capabilities(&raw), r#"{"tools":{"listChanged":true},"x":1e400}"#);
+    }
 }

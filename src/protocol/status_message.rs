@@ -1,5 +1,9 @@
 //! Words of a server that are kept, and shown with every poll.
 
+use super::{Frame, Kind, Method};
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
 /// The most that is kept of them, in bytes.
 pub const LONGEST: usize = 4096;
 
@@ -10,6 +14,32 @@ pub fn shorten(mut words: String) -> String {
         words.truncate(cut);
     }
     words
+}
+
+/// What a server said of its progress, in words for a task's `statusMessage`.
+pub fn of_progress(frame: &Frame) -> Option<String> {
+    let Kind::Notification { method: Method::Progress, params: Some(params) } = frame.kind() else {
+        return None;
+    };
+    let params: Progress<'_> = serde_json::from_slice(params).ok()?;
+    let (progress, total) = (params.progress?.get(), params.total.map(RawValue::get));
+    let words = match (params.message, total) {
+        (Some(message), Some(total)) => format!("{message} ({progress}/{total})"),
+        (Some(message), None) => message,
+        (None, Some(total)) => format!("{progress}/{total}"),
+        (None, None) => progress.to_owned(),
+    };
+    Some(shorten(words))
+}
+
+#[derive(Deserialize)]
+struct Progress<'a> {
+    #[serde(borrow, default)]
+    progress: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    total: Option<&'a RawValue>,
+    #[serde(default)]
+    message: Option<String>,
 }
 
 #[cfg(test)]

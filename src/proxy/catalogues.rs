@@ -3,14 +3,13 @@
 use super::recent::Recent;
 use crate::{
     bridge::Catalogue,
-    dialect::{Caller, Principal},
-    protocol::{Frame, Kind, Method},
+    dialect::{Caller, Principal, modern},
+    protocol::Method,
     runtime::Clock,
-    upstream::{Changes, Event, Identity, Request, Upstream},
+    upstream::{Changes, Event, Identity, Outgoing, Upstream},
 };
 use bytes::Bytes;
 use futures_util::StreamExt;
-use http::HeaderMap;
 use std::{
     sync::Arc,
     time::{Duration, Instant},
@@ -123,33 +122,19 @@ async fn page(upstream: &dyn Upstream, caller: &Caller, id: u64, cursor: Option<
         Some(cursor) => format!(r#"{{"cursor":{}}}"#, String::from_utf8_lossy(cursor)),
         None => "{}".to_owned(),
     };
-    let body = format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"tools/list","params":{params}}}"#);
-    let mut replies = upstream.call(Request {
-        caller: Identity::of(caller),
-        id,
-        method: Method::ToolsList,
-        body: body.into(),
-        headers: HeaderMap::new(),
-        deferral: None,
-    });
+    let call = Arc::new(modern::request(&Method::ToolsList, &params));
+    let mut replies = upstream.call(Outgoing { id, call, caller: Identity::of(caller), deferral: None });
     loop {
         match replies.next().await? {
-            Event::Final(frame) => return result(&frame),
+            Event::Final(response) => return response.result(&Method::ToolsList).ok(),
             Event::Lost(error) => {
                 tracing::warn!(%error, "the tools of the server could not be listed");
                 return None;
             }
-            Event::Notification(_) | Event::Question(_) | Event::Withdrawn { .. } => {}
+            Event::Notification(_) | Event::Asked(_) | Event::Withdrawn { .. } => {}
             // Nobody is there to be asked for a list.
             Event::TurnOver(_) => return None,
         }
-    }
-}
-
-fn result(frame: &Frame) -> Option<Bytes> {
-    match frame.kind() {
-        Kind::Success { result, .. } => Some(result.clone()),
-        Kind::Failure { .. } | Kind::Request { .. } | Kind::Notification { .. } => None,
     }
 }
 

@@ -15,7 +15,7 @@ use crate::{
     policy::Route,
     protocol::{Method, frame::on_one_line, input::request_state},
     runtime::{Clock, Stopping},
-    upstream::{CallError, Description, Document, Identity, Upstream},
+    upstream::{CallError, Document, Identity, Upstream},
 };
 use futures_util::{FutureExt, StreamExt, future::BoxFuture, stream};
 use http::{HeaderMap, header::VIA};
@@ -112,13 +112,13 @@ fn each(conversation: impl Conversation) -> Items {
 async fn discover(shared: &Shared, call: &Call, caller: &Caller) -> Reply {
     match shared.upstream.describe(&Identity::of(caller)).await {
         Ok(server) => {
-            let result = describe::discover(describe::Handshake {
+            let result = describe::discover(describe::About {
                 capabilities: &server.capabilities,
                 server_info: &server.server_info,
                 instructions: server.instructions.as_ref(),
             });
             reply::success(call, &on_one_line(result.into()))
         }
-        Err(lost) => reply::to_client(call, &shared.route, &Description::unknown(), Word::Lost(lost), None),
+        Err(lost) => reply::to_client(call, &shared.route, Word::Lost(lost), None),
     }
 }

@@ -8,34 +8,24 @@ use super::{
 };
 use crate::{
     bridge::{
-        elicit::{self, Keys},
-        plan,
+        elicit, plan,
         resume::{Binding, Resumes, State},
     },
-    dialect::{Call, Caller, modern::server_info_meta, raise},
+    dialect::{Call, Caller, modern::server_info_meta},
     protocol::{
-        ErrorObject, Id, Kind, Method, code,
-        input::{InputKind, InputRequest, InputResponses, request_state},
+        Capabilities, ErrorObject, code,
+        input::{InputRequest, InputResponses, request_state},
         splice::Object,
     },
     runtime::random,
     task::{Record, TaskId, view},
-    telemetry::QuestionRefused,
-    upstream::{Answer, Description, Identity, Question},
+    upstream::{Description, Identity},
 };
 use bytes::Bytes;
 use http::StatusCode;
 use serde_json::Value;
 use std::{sync::Arc, time::Duration};
 use tokio::sync::mpsc;
-
-/// A question that can be put to the client.
-pub(super) struct Asked {
-    pub(super) request: InputRequest,
-    /// The server's id for it.
-    pub(super) id: Id,
-    pub(super) answer: Box<dyn Answer>,
-}
 
 /// What came along with a call besides its parameters.
 pub(super) enum Came {
@@ -47,33 +37,12 @@ pub(super) enum Came {
     Again,
 }
 
-fn refuse(method: &Method, reason: &str, code: i64, answer: Box<dyn Answer>) {
-    QuestionRefused { method: method.as_str(), reason }.emit();
-    answer.send(Err(ErrorObject::new(code, reason).as_bytes().clone()));
-}
-
-/// The question if it can be put to this client. What the client did not declare is refused, and
-/// remembered in `refused`: a call that fails after that failed for it.
-pub(super) fn may_be_put(caller: &Caller, question: Question, refused: &mut Option<Value>) -> Option<Asked> {
-    let Question { frame, answer } = question;
-    // Only requests are questions; the upstream hands out nothing else.
-    let Kind::Request { id, method, params } = frame.kind() else { return None };
-    let Some(kind) = InputKind::of(method) else {
-        refuse(method, "nobody can be asked this", code::METHOD_NOT_FOUND, answer);
-        return None;
-    };
-    if let Some(missing) = caller.capabilities.missing_for(method, params.as_ref()) {
-        refuse(
-            method,
-            "the client did not declare that it can be asked this",
-            code::METHOD_NOT_FOUND,
-            answer,
-        );
-        *refused = Some(missing);
-        return None;
-    }
-    let id = id.detached();
-    Some(Asked { request: InputRequest::new(kind, params.as_ref()), id, answer })
+/// What a client would have had to declare to be asked all of these.
+pub(super) fn missing<'a>(
+    capabilities: &Capabilities,
+    mut asked: impl Iterator<Item = &'a InputRequest>,
+) -> Option<Value> {
+    asked.find_map(|request| capabilities.missing_for(&request.kind().method(), request.params().as_ref()))
 }
 
 /// Ties a retry to one request of one caller on one route.
@@ -199,7 +168,7 @@ fn gone(call: &Call) -> Reply {
     reply::refuse(call, StatusCode::OK, &error)
 }
 
-/// What a call that ended in `-32042` is answered with: the addresses to visit, and a state with
+/// What a call is answered with whose server wants addresses visited first: those, and a state with
 /// which the call is made again. `None` for any other end. `binding` is asked for only then: it costs
 /// a digest.
 pub(super) fn again(
@@ -210,14 +179,10 @@ pub(super) fn again(
     binding: impl FnOnce() -> Binding,
     word: &Word,
 ) -> Option<Reply> {
-    let Word::Said(frame) = word else { return None };
-    let Kind::Failure { error, .. } = frame.kind() else { return None };
-    let questions = elicit::url_required(error, &mut Keys::default())?;
-    let needed = questions.iter().find_map(|(_, question)| {
-        caller.capabilities.missing_for(&question.kind().method(), question.params().as_ref())
-    });
-    if let Some(missing) = needed {
-        return Some(reply::refuse(call, StatusCode::BAD_REQUEST, &raise::question_refused(&missing)));
+    let Word::Said(response) = word else { return None };
+    let questions = response.to_visit()?;
+    if let Some(missing) = missing(&caller.capabilities, questions.iter().map(|(_, question)| question)) {
+        return Some(reply::refuse(call, StatusCode::BAD_REQUEST, &elicit::question_refused(&missing)));
     }
     let state = State {
         resumes: Resumes::Again,

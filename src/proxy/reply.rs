@@ -2,13 +2,13 @@
 
 use super::{AccessSummary, Commit, Item, NoRoom, Reply};
 use crate::{
-    bridge::plan,
-    dialect::{Call, modern, raise},
+    bridge::{elicit, plan},
+    dialect::{Call, Response, modern},
     policy::Route,
-    protocol::{ErrorObject, Fault, Frame, Kind, Method, code, tool_result},
+    protocol::{ErrorObject, Fault, Kind, Method, code, tool_result},
     task::TaskId,
     telemetry::Outcome,
-    upstream::{CallError, Description},
+    upstream::CallError,
 };
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, StatusCode, header};
@@ -18,17 +18,17 @@ use serde_json::Value;
 #[derive(Clone, Debug)]
 pub(super) enum Word {
     /// The server's response.
-    Said(Frame),
+    Said(Response),
     /// There is none.
     Lost(CallError),
     /// The call cannot go on, for a reason of ours or its client's.
     Refused(ErrorObject, Outcome),
 }
 
-/// What a call came to, in the client's era.
+/// What a call came to.
 #[derive(Clone, Debug)]
 pub(super) enum Verdict {
-    /// The raised result object.
+    /// The result object.
     Result(Bytes),
     Error(ErrorObject, Outcome),
 }
@@ -37,29 +37,23 @@ pub(super) enum Verdict {
 ///
 /// `refused` is what the server asked for and could not have, if anything: a call that fails after
 /// that failed for it.
-pub(super) fn to_client(
-    call: &Call,
-    route: &Route,
-    server: &Description,
-    word: Word,
-    refused: Option<&Value>,
-) -> Reply {
+pub(super) fn to_client(call: &Call, route: &Route, word: Word, refused: Option<&Value>) -> Reply {
     let lost = match &word {
         Word::Lost(lost) => Some(lost.clone()),
         Word::Said(_) | Word::Refused(..) => None,
     };
-    if let (Word::Said(frame), None) = (&word, refused)
-        && let Kind::Success { result, .. } = frame.kind()
+    if let (Word::Said(response), None) = (&word, refused)
+        && let Kind::Success { result, .. } = response.frame().kind()
         && !stands_for_an_error(call, route, result)
     {
         // The common case, in one pass over the server's bytes.
-        return match raise::judged(call, frame, &server.server_info) {
+        return match response.message(call) {
             Ok((body, false)) => Reply::new(StatusCode::OK, body, Outcome::Result),
             Ok((body, true)) => Reply::new(StatusCode::OK, body, Outcome::ToolError),
             Err(error) => invalid(call, &error.to_string()),
         };
     }
-    match verdict(call, route, server, word, refused) {
+    match verdict(call, route, word, refused) {
         Verdict::Result(result) => {
             let outcome = if tool_result::is_error(&result) { Outcome::ToolError } else { Outcome::Result };
             Reply::new(StatusCode::OK, modern::success_response(&call.id, &result), outcome)
@@ -79,42 +73,37 @@ pub(super) fn to_client(
 }
 
 /// What a call came to, for a client that waits or for a task.
-pub(super) fn verdict(
-    call: &Call,
-    route: &Route,
-    server: &Description,
-    word: Word,
-    refused: Option<&Value>,
-) -> Verdict {
-    let frame = match word {
-        Word::Said(frame) => frame,
+pub(super) fn verdict(call: &Call, route: &Route, word: Word, refused: Option<&Value>) -> Verdict {
+    let response = match word {
+        Word::Said(response) => response,
         Word::Lost(lost) => return Verdict::Error(lost_error(&lost), outcome_of(&lost)),
         Word::Refused(error, outcome) => return Verdict::Error(error, outcome),
     };
-    match (frame.kind(), refused) {
+    let invalid = |why: &str| Verdict::Error(invalid_error(why), Outcome::UpstreamFailed);
+    match (response.frame().kind(), refused) {
         (Kind::Success { result, .. }, refused) => {
             if let Some(missing) = refused
                 && tool_result::is_error(result)
             {
-                return Verdict::Error(raise::question_refused(missing), Outcome::Refused);
+                return Verdict::Error(elicit::question_refused(missing), Outcome::Refused);
             }
             if stands_for_an_error(call, route, result) {
                 let uri = call.target.as_deref().unwrap_or_default();
-                return Verdict::Error(raise::no_such_resource(uri), Outcome::ServerError);
+                return Verdict::Error(modern::no_such_resource(uri), Outcome::ServerError);
             }
-            match raise::result(&call.method, result, &server.server_info) {
+            match response.result(&call.method) {
                 Ok(result) => Verdict::Result(result),
-                Err(error) => Verdict::Error(invalid_error(&error.to_string()), Outcome::UpstreamFailed),
+                Err(error) => invalid(&error.to_string()),
             }
         }
         (Kind::Failure { .. }, Some(missing)) => {
-            Verdict::Error(raise::question_refused(missing), Outcome::Refused)
+            Verdict::Error(elicit::question_refused(missing), Outcome::Refused)
         }
-        (Kind::Failure { error, .. }, None) => {
-            Verdict::Error(raise::error(call, error), Outcome::ServerError)
-        }
-        (Kind::Request { .. } | Kind::Notification { .. }, _) => {
-            Verdict::Error(invalid_error("it is not a response"), Outcome::UpstreamFailed)
+        (Kind::Failure { .. } | Kind::Request { .. } | Kind::Notification { .. }, _) => {
+            match response.error(call) {
+                Some(error) => Verdict::Error(error, Outcome::ServerError),
+                None => invalid("it is not a response"),
+            }
         }
     }
 }
@@ -246,7 +235,7 @@ fn invalid_error(why: &str) -> ErrorObject {
 }
 
 fn stands_for_an_error(call: &Call, route: &Route, result: &Bytes) -> bool {
-    route.empty_contents_is_error && call.method == Method::ResourcesRead && raise::has_no_contents(result)
+    route.empty_contents_is_error && call.method == Method::ResourcesRead && modern::has_no_contents(result)
 }
 
 fn body(call: &Call, error: &ErrorObject) -> Bytes {

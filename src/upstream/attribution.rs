@@ -10,8 +10,9 @@ use bytes::Bytes;
 use std::sync::Arc;
 
 use super::{
-    CallError, Event, Question, Report,
+    CallError, Report,
     answer::Reply,
+    mailbox::Said,
     message,
     session::{InFlight, Session},
 };
@@ -59,7 +60,7 @@ impl Session {
             Kind::Success { id, .. } | Kind::Failure { id: Some(id), .. } => {
                 let call = id.came_back().and_then(|id| Some(self.inside().calls.get(&id)?.mailbox.clone()));
                 match call {
-                    Some(mailbox) => mailbox.push(Event::Final(frame)),
+                    Some(mailbox) => mailbox.push(Said::Response(frame)),
                     None => tracing::debug!(%id, "a response to nothing that was asked"),
                 }
                 Verdict::Nothing
@@ -86,11 +87,11 @@ impl Session {
         };
         match asked {
             Ok((_, mailbox, Err(lost))) => {
-                mailbox.push(Event::Lost(lost));
+                mailbox.push(Said::Lost(lost));
                 Verdict::Nothing
             }
             Ok((call, mailbox, Ok(()))) => {
-                mailbox.push(Event::Question(self.question(call, frame, id)));
+                mailbox.push(self.asks(call, frame, &id));
                 Verdict::Nothing
             }
             Err(reason) => {
@@ -101,36 +102,36 @@ impl Session {
     }
 
     /// A request of the server that is known to be of this call.
-    pub(super) fn put(self: &Arc<Self>, call: u64, id: Id, frame: Frame) -> Event {
+    pub(super) fn put(self: &Arc<Self>, call: u64, id: Id, frame: Frame) -> Said {
         let noted = self.inside().calls.get_mut(&call).map_or(Ok(()), |call| call.note(&id));
         match noted {
-            Ok(()) => Event::Question(self.question(call, frame, id)),
-            Err(lost) => Event::Lost(lost),
+            Ok(()) => self.asks(call, frame, &id),
+            Err(lost) => Said::Lost(lost),
         }
     }
 
-    fn question(self: &Arc<Self>, call: u64, frame: Frame, id: Id) -> Question {
-        Question { frame, answer: Box::new(Reply::new(self.clone(), call, id.detached())) }
+    fn asks(self: &Arc<Self>, call: u64, frame: Frame, id: &Id) -> Said {
+        Said::Request(frame, Box::new(Reply::new(self.clone(), call, id.detached())))
     }
 
     /// Gives a notification to the call it names, or to the only one there is; else drops it.
     fn notify(&self, frame: Frame) {
         let Kind::Notification { method, params } = frame.kind() else { return };
         let inside = self.inside();
-        let (mailbox, event) = match method {
+        let (mailbox, said) = match method {
             Method::Cancelled => {
                 let Some(id) = cancelled_id(params.as_ref()) else { return };
                 let Some(call) = inside.calls.values().find(|call| call.questions.contains(&id)) else {
                     return;
                 };
-                (call.mailbox.clone(), Event::Withdrawn { id })
+                (call.mailbox.clone(), Said::Withdrawn(id))
             }
             Method::Progress => {
                 let Some(call) = progress_token(params.as_ref()).and_then(|token| inside.calls.get(&token))
                 else {
                     return;
                 };
-                (call.mailbox.clone(), Event::Notification(frame))
+                (call.mailbox.clone(), Said::Notification(frame))
             }
             _ if inside.abandoned => return,
             _ => {
@@ -142,16 +143,16 @@ impl Session {
                         None => return,
                     },
                 };
-                (only.mailbox.clone(), Event::Notification(frame))
+                (only.mailbox.clone(), Said::Notification(frame))
             }
         };
         drop(inside);
-        mailbox.push(event);
+        mailbox.push(said);
     }
 
     /// What a call's own stream says. In a client's own session all of it is the client's, but for
     /// the server's asking whether anybody is there.
-    pub(super) fn hear_on_stream(self: &Arc<Self>, call: u64, frame: Frame) -> Option<Event> {
+    pub(super) fn hear_on_stream(self: &Arc<Self>, call: u64, frame: Frame) -> Option<Said> {
         match frame.kind() {
             Kind::Request { id, method, .. } => match method {
                 Method::Ping => {
@@ -169,22 +170,22 @@ impl Session {
                 }
             },
             Kind::Notification { method: Method::Cancelled, params } => {
-                cancelled_id(params.as_ref()).map(|id| Event::Withdrawn { id })
+                cancelled_id(params.as_ref()).map(Said::Withdrawn)
             }
-            Kind::Notification { .. } if self.is_clients() => Some(Event::Notification(frame)),
+            Kind::Notification { .. } if self.is_clients() => Some(Said::Notification(frame)),
             Kind::Notification { method, params } => match report(method, params.as_ref()) {
                 Some(report) => {
                     self.report(report);
                     None
                 }
-                None => Some(Event::Notification(frame)),
+                None => Some(Said::Notification(frame)),
             },
-            Kind::Success { id, .. } if is_ours(id, call) => Some(Event::Final(frame)),
-            Kind::Failure { id: Some(id), .. } if is_ours(id, call) => Some(Event::Final(frame)),
+            Kind::Success { id, .. } if is_ours(id, call) => Some(Said::Response(frame)),
+            Kind::Failure { id: Some(id), .. } if is_ours(id, call) => Some(Said::Response(frame)),
             // An error of the transport: it answers the exchange it came in (WIRE, B 4).
-            Kind::Failure { id: None, .. } => Some(Event::Final(frame)),
+            Kind::Failure { id: None, .. } => Some(Said::Response(frame)),
             Kind::Failure { id: Some(id), .. } if id.as_bytes() == &br#""server-error""#[..] => {
-                Some(Event::Final(frame))
+                Some(Said::Response(frame))
             }
             Kind::Success { id, .. } | Kind::Failure { id: Some(id), .. } => {
                 tracing::debug!(%id, "a response to another request");

@@ -76,6 +76,7 @@ impl Description {
         Self {
             version: String::new(),
             capabilities: Bytes::from_static(b"{}"),
+            has_tasks: false,
             server_info: Bytes::from_static(br#"{"name":"deferral","version":"unknown upstream"}"#),
             instructions: None,
         }

@@ -16,17 +16,33 @@ use std::{
 use tokio::time::{Sleep, sleep};
 
 use super::{
-    CallError, Event, Request,
+    Asked, CallError, Deferral, Event, Question,
     group::{Group, Holder, Lease},
     http1::Answering,
-    mailbox::Mailbox,
+    mailbox::{Mailbox, Said},
     messages::{Messages, Opening, Stop},
     refusal::{self, Verdict},
     resume,
     server::Server,
     session::{Session, Stay},
 };
-use crate::protocol::Method;
+use crate::{
+    dialect::{Response, raise},
+    protocol::{InputRequest, Kind, Method},
+};
+
+/// A request ready to be sent.
+pub(super) struct Request {
+    /// The id that `body` carries: unique in this process, so also in any session.
+    pub(super) id: u64,
+    pub(super) method: Method,
+    /// The whole JSON-RPC message, in the server's words. Its progress token, if it has one, is `id` as a
+    /// number; in a legacy client's session it may be the client's own.
+    pub(super) body: Bytes,
+    /// Further headers of the client to pass on.
+    pub(super) headers: HeaderMap,
+    pub(super) deferral: Option<Deferral>,
+}
 
 /// One call on its way.
 pub(super) struct Exchange {
@@ -45,8 +61,9 @@ pub(super) struct Exchange {
 
 /// Where a call finds its session.
 enum Home {
+    /// What is said there is raised.
     Group(Arc<Group>),
-    /// The session that its client has opened itself.
+    /// The session that its client has opened itself: what is said there stays as it is.
     Own(Arc<Session>),
 }
 
@@ -221,6 +238,34 @@ impl Exchange {
         }
     }
 
+    /// What the server said, in the words of whoever made the call; `None` of what those have no word for.
+    fn event(&self, said: Said) -> Option<Event> {
+        let is_native = matches!(self.home, Home::Own(_));
+        Some(match said {
+            Said::Notification(frame) => match frame.kind() {
+                Kind::Notification { method, .. } if !is_native && !raise::passes(method) => return None,
+                _ => Event::Notification(frame),
+            },
+            Said::Request(frame, answer) => {
+                let Kind::Request { id, .. } = frame.kind() else { return None };
+                let id = id.detached();
+                let asked = match is_native {
+                    true => Asked::Native(frame),
+                    // Nothing else is put to a call; it would be refused.
+                    false => Asked::Canonical(InputRequest::of(&frame)?),
+                };
+                Event::Asked(Question { asked, id, answer })
+            }
+            Said::Withdrawn(id) => Event::Withdrawn { id },
+            Said::Response(frame) if is_native => Event::Final(Response::as_it_is(frame)),
+            Said::Response(frame) => {
+                let session = self.stay.as_ref().expect("an answered call has a session").session();
+                Event::Final(Response::raised(frame, session.description.server_info.clone()))
+            }
+            Said::Lost(lost) => Event::Lost(lost),
+        })
+    }
+
     /// Moves on as far as it goes without waiting; `None` means there is no event in it.
     fn advance(&mut self, cx: &mut Context<'_>) -> Poll<Option<Event>> {
         loop {
@@ -251,7 +296,8 @@ impl Exchange {
                 Stage::Reading(messages) => match messages.poll_next(cx) {
                     Poll::Ready(Ok(frame)) => {
                         let session = self.stay.as_ref().expect("a call that reads has a session").session();
-                        if let Some(event) = session.hear_on_stream(self.request.id, frame) {
+                        let said = session.hear_on_stream(self.request.id, frame);
+                        if let Some(event) = said.and_then(|said| self.event(said)) {
                             return Poll::Ready(Some(event));
                         }
                     }
@@ -274,7 +320,7 @@ impl Exchange {
                 },
                 Stage::Refused(reading) => match reading.poll_unpin(cx) {
                     Poll::Ready(verdict) => {
-                        if let Some(event) = self.refused(verdict) {
+                        if let Some(event) = self.refused(verdict).and_then(|said| self.event(said)) {
                             return self.end(event);
                         }
                     }
@@ -320,16 +366,16 @@ impl Exchange {
         }
     }
 
-    fn refused(&mut self, verdict: Verdict) -> Option<Event> {
+    fn refused(&mut self, verdict: Verdict) -> Option<Said> {
         match verdict {
-            Verdict::Answer(frame) => Some(Event::Final(frame)),
+            Verdict::Answer(frame) => Some(Said::Response(frame)),
             Verdict::Lost(lost) => {
                 if lost.leaves_it_running() {
                     self.abandon();
                 }
-                Some(Event::Lost(lost))
+                Some(Said::Lost(lost))
             }
-            Verdict::NoSession { not_served, event } => {
+            Verdict::NoSession { not_served, said } => {
                 let mut was_there = false;
                 if let Some(stay) = &self.stay {
                     was_there = stay.session().has_served();
@@ -341,7 +387,7 @@ impl Exchange {
                 let is_own = matches!(self.home, Home::Own(_));
                 let was_refused = self.again && !was_there;
                 if was_refused || is_own || !not_served && is_call(&self.request.method) {
-                    return Some(event);
+                    return Some(said);
                 }
                 self.again |= !was_there;
                 self.repeat();
@@ -428,9 +474,15 @@ impl Stream for Exchange {
             return Poll::Ready(None);
         }
         // First what came outside the response: it came earlier than a response that is ready too.
-        let event = match this.mailbox.poll(cx) {
-            Poll::Ready(event) => Poll::Ready(Some(event)),
-            Poll::Pending => this.advance(cx),
+        let event = loop {
+            match this.mailbox.poll(cx) {
+                Poll::Ready(said) => {
+                    if let Some(event) = this.event(said) {
+                        break Poll::Ready(Some(event));
+                    }
+                }
+                Poll::Pending => break this.advance(cx),
+            }
         };
         match event {
             Poll::Ready(Some(event @ (Event::Final(_) | Event::Lost(CallError::Closing)))) => this.end(event),

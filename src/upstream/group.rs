@@ -26,7 +26,7 @@ use std::{
 use tokio::{sync::oneshot, time::sleep};
 
 use super::{
-    CallError, Deferral, Identity, Limits, Request, handshake, reports::Reports, server::Server,
+    CallError, Deferral, Identity, Limits, exchange::Request, handshake, reports::Reports, server::Server,
     session::Session, subscribe::Subscribed,
 };
 use crate::{

@@ -15,7 +15,10 @@ use super::{
     server::{self, Server},
     session::Session,
 };
-use crate::protocol::{ErrorObject, Kind, headers, splice::Object};
+use crate::{
+    dialect::raise,
+    protocol::{ErrorObject, Kind, headers, splice::Object},
+};
 
 /// Says `initialize` with the newest legacy revision and goes on with the one the server chooses;
 /// then opens the GET stream, because many servers put a call's questions there.
@@ -110,9 +113,11 @@ fn describe(result: &Bytes) -> Result<Description, CallError> {
     let invalid = |what: &str| CallError::Invalid(format!("the answer to initialize {what}"));
     let result = Object::read(result).map_err(|_| invalid("is not an object"))?;
     let empty = || Bytes::from_static(b"{}");
+    let capabilities = result.get("capabilities").unwrap_or_else(empty);
     Ok(Description {
         version: result.string("protocolVersion").ok_or_else(|| invalid("names no protocolVersion"))?,
-        capabilities: result.get("capabilities").unwrap_or_else(empty),
+        has_tasks: Object::read(&capabilities).is_ok_and(|object| object.contains("tasks")),
+        capabilities: raise::capabilities(&capabilities),
         server_info: result.get("serverInfo").unwrap_or_else(empty),
         instructions: result.get("instructions"),
     })

@@ -6,17 +6,30 @@ use std::{
     task::{Context, Poll, Waker},
 };
 
-use super::Event;
+use super::{Answer, CallError};
+use crate::protocol::{Frame, Id};
 
-/// One call's events, put there by whoever reads the session's GET stream.
-#[derive(Debug, Default)]
+/// What a legacy server has said to one call, in its own words.
+pub(super) enum Said {
+    Notification(Frame),
+    /// A request of the server's, and the way back for its answer.
+    Request(Frame, Box<dyn Answer>),
+    /// It took a request back.
+    Withdrawn(Id),
+    Response(Frame),
+    /// It will say nothing more.
+    Lost(CallError),
+}
+
+/// What is said to one call, put there by whoever reads the session's GET stream.
+#[derive(Default)]
 pub(super) struct Mailbox(Mutex<Contents>);
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct Contents {
-    events: VecDeque<Event>,
+    said: VecDeque<Said>,
     reader: Option<Waker>,
-    /// The call's last event is among them, or has been fetched.
+    /// The last that it hears is among them, or has been fetched.
     is_complete: bool,
     /// The session has ended, or has no stream of its own: nothing more will come.
     ended: bool,
@@ -29,23 +42,22 @@ const KEPT: usize = 256;
 // === impl Mailbox ===
 
 impl Mailbox {
-    /// Delivers an event. Only notifications are ever lost. All is bounded: they by number, questions by how
-    /// many a call may have open, each is taken back once, and nothing follows the call's last event.
-    pub(super) fn push(&self, event: Event) {
+    /// Delivers something. Only notifications are ever lost. All is bounded: they by number, questions by how
+    /// many a call may have open, each is taken back once, and nothing follows the last.
+    pub(super) fn push(&self, said: Said) {
         let dropped = self.change(|contents| {
-            let is_needless = match &event {
-                Event::Notification(_) => contents.events.len() >= KEPT,
-                Event::Withdrawn { id } => {
-                    let same = |event: &Event| matches!(event, Event::Withdrawn { id: other } if other == id);
-                    contents.events.iter().any(same)
+            let is_needless = match &said {
+                Said::Notification(_) => contents.said.len() >= KEPT,
+                Said::Withdrawn(id) => {
+                    contents.said.iter().any(|said| matches!(said, Said::Withdrawn(other) if other == id))
                 }
-                Event::Question(_) | Event::TurnOver(_) | Event::Final(_) | Event::Lost(_) => false,
+                Said::Request(..) | Said::Response(_) | Said::Lost(_) => false,
             };
             if contents.is_complete || is_needless {
-                return Some(event);
+                return Some(said);
             }
-            contents.is_complete = matches!(event, Event::Final(_) | Event::TurnOver(_) | Event::Lost(_));
-            contents.events.push_back(event);
+            contents.is_complete = matches!(said, Said::Response(_) | Said::Lost(_));
+            contents.said.push_back(said);
             None
         });
         // Outside the lock: a question that is dropped refuses itself.
@@ -74,11 +86,11 @@ impl Mailbox {
         changed
     }
 
-    /// The next event; else the task is woken when there is one.
-    pub(super) fn poll(&self, cx: &Context<'_>) -> Poll<Event> {
+    /// What comes next; else the task is woken when there is something.
+    pub(super) fn poll(&self, cx: &Context<'_>) -> Poll<Said> {
         let mut contents = self.contents();
-        if let Some(event) = contents.events.pop_front() {
-            return Poll::Ready(event);
+        if let Some(said) = contents.said.pop_front() {
+            return Poll::Ready(said);
         }
         match &mut contents.reader {
             Some(reader) => reader.clone_from(cx.waker()),
@@ -95,19 +107,18 @@ impl Mailbox {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{protocol::Id, upstream::CallError};
 
     #[test]
     fn what_a_server_says_again_and_again_to_a_call_that_does_not_fetch_it_is_kept_once() {
         let mailbox = Mailbox::default();
         for _ in 0..1000 {
-            mailbox.push(Event::Withdrawn { id: Id::from_number(3) });
+            mailbox.push(Said::Withdrawn(Id::from_number(3)));
         }
-        assert_eq!(mailbox.contents().events.len(), 1);
+        assert_eq!(mailbox.contents().said.len(), 1);
         for _ in 0..1000 {
-            mailbox.push(Event::Lost(CallError::SessionEnded));
-            mailbox.push(Event::Withdrawn { id: Id::from_number(4) });
+            mailbox.push(Said::Lost(CallError::SessionEnded));
+            mailbox.push(Said::Withdrawn(Id::from_number(4)));
         }
-        assert_eq!(mailbox.contents().events.len(), 2, "nothing follows the last event");
+        assert_eq!(mailbox.contents().said.len(), 2, "nothing follows the last");
     }
 }

@@ -16,6 +16,7 @@
 
 mod answer;
 mod attribution;
+mod event;
 mod exchange;
 mod forward;
 mod group;
@@ -41,6 +42,7 @@ mod subscribe;
 mod telling;
 mod via;
 
+pub use event::{Answer, Asked, Event, Question, Replies, TurnedOver};
 pub use forward::{Forward, Forwarded, Purpose};
 pub use off_stream::OffStream;
 pub use passing::{Interest, Passing};
@@ -52,15 +54,13 @@ pub(crate) use attribution::only_one;
 mod call_error;
 
 use crate::{
-    dialect::{Credentials, Principal},
-    protocol::{Capabilities, ErrorObject, Frame, Id, InputRequest, Method},
+    dialect::{Call, Credentials, Principal},
+    protocol::{Capabilities, ErrorObject, Id, Method},
 };
 use bytes::Bytes;
-use futures_util::{future::BoxFuture, stream::BoxStream};
+use futures_util::future::BoxFuture;
 use http::{HeaderMap, HeaderValue, StatusCode};
 use std::{
-    collections::BTreeMap,
-    fmt,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -73,15 +73,15 @@ use tokio::sync::broadcast;
 pub trait Upstream: Send + Sync + 'static {
     /// Makes a call. Nothing happens until the stream is polled; it is polled to its end by
     /// whoever holds it. Dropping it before [`Event::Final`] or [`Event::Lost`] cancels the call
-    /// at the server, once.
-    fn call(&self, request: Request) -> Replies;
+    /// at the server, once. Its events are in the words of 2026-07-28.
+    fn call(&self, call: Outgoing) -> Replies;
 
-    /// As [`Upstream::call`], in the session that a legacy client has opened itself. Its events are
-    /// all that arrives on the call's own stream, whatever the server asks or tells there; the
-    /// session's GET stream is the client's, and what it says of the call is told to the [`OffStream`]. A
-    /// server that has lost the session is not sent the call again.
-    fn call_in(&self, session: ClientSession, request: Request) -> (Replies, Option<OffStream>) {
-        drop((session, request));
+    /// As [`Upstream::call`], in the session that a legacy client has opened itself, and in the words of
+    /// both. Its events are all that arrives on the call's own stream, whatever the server asks or tells
+    /// there; the session's GET stream is the client's, and what it says of the call is told to the
+    /// [`OffStream`]. A server that has lost the session is not sent the call again.
+    fn call_in(&self, session: ClientSession, call: NativeCall) -> (Replies, Option<OffStream>) {
+        drop((session, call));
         let lost = CallError::Invalid("it is not spoken to over Streamable HTTP".to_owned());
         (Box::pin(futures_util::stream::once(std::future::ready(Event::Lost(lost)))), None)
     }
@@ -154,9 +154,6 @@ pub trait Upstream: Send + Sync + 'static {
     fn close(&self) -> BoxFuture<'_, ()>;
 }
 
-/// What becomes of one call, in order. [`Event::Final`], [`Event::TurnOver`] or [`Event::Lost`] is the last.
-pub type Replies = BoxStream<'static, Event>;
-
 /// On whose behalf a session is opened. Two callers that differ in any of it share none.
 #[derive(Clone, Debug)]
 pub struct Identity {
@@ -175,71 +172,30 @@ pub struct ClientSession {
     pub headers: HeaderMap,
 }
 
-/// A request ready to be sent.
+/// A call in the words of 2026-07-28, whatever its server speaks.
 #[derive(Clone, Debug)]
-pub struct Request {
-    pub caller: Identity,
-    /// The id that `body` carries: unique in this process, so also in any session.
+pub struct Outgoing {
+    /// Of our hop: unique in this process, so also in any session.
     pub id: u64,
-    pub method: Method,
-    /// The whole JSON-RPC message, translated for a legacy server. Its progress token, if it has
-    /// one, is `id` as a number; in a legacy client's session it may be the client's own.
-    pub body: Bytes,
-    /// Further headers of the client to pass on.
-    pub headers: HeaderMap,
+    pub call: Arc<Call>,
+    pub caller: Identity,
     /// For a call that may become a task: whether it has.
     pub deferral: Option<Deferral>,
+}
+
+/// A call in the words of its client, which are its server's too. It is made in the client's own session.
+#[derive(Clone, Debug)]
+pub struct NativeCall {
+    /// As in [`Outgoing`].
+    pub id: u64,
+    pub method: Method,
+    /// The whole JSON-RPC message, with that id. Its progress token may be the client's own.
+    pub body: Bytes,
 }
 
 /// Whether a call has become a task ([`Upstream::deferred`]). Clones speak of the same call.
 #[derive(Clone, Debug, Default)]
 pub struct Deferral(Arc<AtomicBool>);
-
-/// Something that happened to a call.
-#[derive(Debug)]
-pub enum Event {
-    /// A notification that belongs to the call: progress, a log message, or one unknown to us.
-    Notification(Frame),
-    /// The server asks the client something and waits for the answer.
-    Question(Question),
-    /// The server withdrew a question it had asked.
-    Withdrawn { id: Id },
-    /// The server asks, and ends the call with that (2026-07-28, *Multi Round-Trip Requests*): nothing is in
-    /// flight until it is made again. The last event of its stream.
-    TurnOver(TurnedOver),
-    /// The response: a [`crate::protocol::Kind::Success`] or `Failure` frame.
-    Final(Frame),
-    /// There will be no response.
-    Lost(CallError),
-}
-
-/// A request of the server, attributed to one call.
-pub struct Question {
-    /// The request as the server sent it; its id is the server's.
-    pub frame: Frame,
-    /// Takes the answer back to the session that asked. Dropped without one, the question is
-    /// refused with an error.
-    pub answer: Box<dyn Answer>,
-}
-
-/// A call that the server has turned over.
-pub struct TurnedOver {
-    /// What it asks, by its own keys.
-    pub asked: Vec<(String, InputRequest)>,
-    /// Makes the call again, with the answers by those keys. What else must be sent again, the server's state
-    /// among it, is known to whoever made this.
-    pub again: Box<dyn FnOnce(BTreeMap<String, Bytes>) -> Replies + Send + Sync>,
-}
-
-/// Takes one answer back to the server.
-pub trait Answer: Send + Sync {
-    /// Sends the JSON-RPC response `{"jsonrpc":"2.0","id":…, <payload>}` where payload is a raw
-    /// `result` or `error` value.
-    fn send(self: Box<Self>, outcome: Result<Bytes, Bytes>);
-
-    /// The server took the question back, and wants to hear nothing (2025-11-25, *Cancellation*).
-    fn withdrawn(self: Box<Self>);
-}
 
 /// Why there will be no response. Each knows what can be said about whether the call ran.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -312,13 +268,15 @@ pub enum NotStarted {
     NoRuntime,
 }
 
-/// What a server said of itself in its answer to `initialize`.
+/// What a server said of itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Description {
-    /// The revision it chose, as it spelled it.
+    /// The newest revision that it has been heard to speak, as it spelled it.
     pub version: String,
-    /// Raw JSON.
+    /// Raw JSON, in the words of 2026-07-28.
     pub capabilities: Bytes,
+    /// Whether it has tasks of its own, of whatever revision.
+    pub has_tasks: bool,
     /// Raw JSON.
     pub server_info: Bytes,
     /// Raw JSON, where given.
@@ -426,20 +384,6 @@ impl Deferral {
 
     fn has_come(&self) -> bool {
         self.0.load(Ordering::Relaxed)
-    }
-}
-
-// === impl Question ===
-
-impl fmt::Debug for TurnedOver {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("TurnedOver").field("asked", &self.asked).finish_non_exhaustive()
-    }
-}
-
-impl fmt::Debug for Question {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Question").field("frame", &self.frame).finish_non_exhaustive()
     }
 }
 

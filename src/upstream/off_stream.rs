@@ -3,7 +3,7 @@
 
 use std::{fmt, sync::Arc};
 
-use super::{Event, attribution, message, session::Session};
+use super::{attribution, mailbox::Said, message, session::Session};
 use crate::protocol::{Frame, Id, Kind, Method, code::INTERNAL_ERROR};
 
 /// A call that may be spoken of elsewhere than on its own stream. Clones are the same.
@@ -51,10 +51,10 @@ impl OffStream {
             }
             Kind::Notification { method: Method::Cancelled, params } => {
                 if let Some(id) = attribution::cancelled_id(params.as_ref()) {
-                    mailbox.push(Event::Withdrawn { id });
+                    mailbox.push(Said::Withdrawn(id));
                 }
             }
-            Kind::Notification { .. } => mailbox.push(Event::Notification(frame)),
+            Kind::Notification { .. } => mailbox.push(Said::Notification(frame)),
             Kind::Success { .. } | Kind::Failure { .. } => {}
         }
     }

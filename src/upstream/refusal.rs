@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{CallError, Event, attribution::is_ours, http1::Incoming, server, session::Session};
+use super::{CallError, attribution::is_ours, http1::Incoming, mailbox::Said, server, session::Session};
 use crate::protocol::{ErrorObject, Frame, Kind};
 use http::StatusCode;
 
@@ -16,7 +16,7 @@ pub(super) enum Verdict {
         /// The status says so by itself: the call was certainly not served.
         not_served: bool,
         /// What it is, if that cannot be helped.
-        event: Event,
+        said: Said,
     },
 }
 
@@ -40,18 +40,18 @@ pub(super) async fn read(
     let Some(answer) = answer else {
         return match head.status {
             StatusCode::NOT_FOUND if session.has_id() => {
-                Verdict::NoSession { not_served: true, event: Event::Lost(lost) }
+                Verdict::NoSession { not_served: true, said: Said::Lost(lost) }
             }
             _ => Verdict::Lost(lost),
         };
     };
     match head.status {
         StatusCode::NOT_FOUND if session.has_id() && !names(&answer, call) => {
-            Verdict::NoSession { not_served: true, event: Event::Final(answer) }
+            Verdict::NoSession { not_served: true, said: Said::Response(answer) }
         }
         // What servers after the SDKs' examples say of a session they have forgotten.
         StatusCode::BAD_REQUEST if session.has_id() && !names(&answer, call) && is_about_session(&answer) => {
-            Verdict::NoSession { not_served: false, event: Event::Final(answer) }
+            Verdict::NoSession { not_served: false, said: Said::Response(answer) }
         }
         _ => Verdict::Answer(answer),
     }

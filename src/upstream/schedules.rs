@@ -5,7 +5,6 @@
 
 use bytes::Bytes;
 use futures_util::{StreamExt, future::join_all, poll};
-use http::HeaderMap;
 use shuttle::{
     future::{spawn, yield_now},
     rand::{Rng, thread_rng},
@@ -23,9 +22,9 @@ use std::{
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use super::{CallError, Config, Event, Identity, Limits, Request, Streamable, Timeouts, Upstream};
+use super::{CallError, Config, Event, Identity, Limits, Outgoing, Streamable, Timeouts, Upstream};
 use crate::{
-    dialect::{Credentials, Principal},
+    dialect::{Credentials, Principal, modern},
     protocol::{Capabilities, Method},
     runtime::{Listener, Net, Pipes, Stream, try_orders},
 };
@@ -182,22 +181,15 @@ fn world() -> (Arc<Server>, Arc<Streamable>) {
     (server, Arc::new(upstream))
 }
 
-fn call(id: u64, capabilities: &'static str) -> Request {
+fn call(id: u64, capabilities: &'static str) -> Outgoing {
     let capabilities = Capabilities::read(Bytes::from_static(capabilities.as_bytes())).expect("an object");
     let caller = Identity {
         principal: Principal::ANONYMOUS,
         credentials: Credentials::default(),
         capabilities: Arc::new(capabilities),
     };
-    let body = format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"tools/call","params":{{"name":"t"}}}}"#);
-    Request {
-        caller,
-        id,
-        method: Method::ToolsCall,
-        body: body.into(),
-        headers: HeaderMap::new(),
-        deferral: None,
-    }
+    let call = Arc::new(modern::request(&Method::ToolsCall, r#"{"name":"t"}"#));
+    Outgoing { id, call, caller, deferral: None }
 }
 
 /// Makes a call whose client can be asked, and leaves after some steps, if it has not ended.

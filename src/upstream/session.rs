@@ -17,11 +17,12 @@ use tokio::{sync::oneshot, time::timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    CallError, ClientSession, Deferral, Description, Event, Request,
+    CallError, ClientSession, Deferral, Description,
+    exchange::Request,
     group::Group,
     hop,
     http1::{self, Answering, Reuse},
-    mailbox::Mailbox,
+    mailbox::{Mailbox, Said},
     message,
     reports::Reports,
     server::{self, Server},
@@ -399,7 +400,7 @@ impl Session {
             (std::mem::take(&mut inside.calls), known)
         };
         for call in calls.values() {
-            call.mailbox.push(Event::Lost(CallError::Closing));
+            call.mailbox.push(Said::Lost(CallError::Closing));
         }
         if known {
             let cancelled = stream::iter(calls.keys()).for_each_concurrent(AT_ONCE, async |id| {

@@ -22,8 +22,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     CallError, Changes, ClientSession, Config, Deferral, Description, Document, Forward, Forwarded, Identity,
-    NotStarted, OffStream, Replies, Report, Request, Subscription, Upstream,
-    exchange::Exchange,
+    NativeCall, NotStarted, OffStream, Outgoing, Replies, Report, Subscription, Upstream,
+    exchange::{Exchange, Request},
     forward,
     group::Group,
     http1::{self, Reuse},
@@ -33,7 +33,7 @@ use super::{
     subscribe,
 };
 use crate::{
-    dialect::{Credentials, Principal},
+    dialect::{Credentials, Principal, raise},
     protocol::Id,
     runtime::{Net, Relieve},
 };
@@ -107,11 +107,23 @@ impl Streamable {
 }
 
 impl Upstream for Streamable {
-    fn call(&self, request: Request) -> Replies {
-        Exchange::new(self.0.group(&request.caller), request).boxed()
+    fn call(&self, call: Outgoing) -> Replies {
+        let Outgoing { id, call, caller, deferral } = call;
+        // What may become a task is watched: its progress is shown in the task's status message.
+        let wants_progress = call.progress_token.is_some() || deferral.is_some();
+        let request = Request {
+            id,
+            method: call.method.clone(),
+            body: raise::request(&call, id, wants_progress),
+            headers: call.headers.clone(),
+            deferral,
+        };
+        Exchange::new(self.0.group(&caller), request).boxed()
     }
 
-    fn call_in(&self, session: ClientSession, request: Request) -> (Replies, Option<OffStream>) {
+    fn call_in(&self, session: ClientSession, call: NativeCall) -> (Replies, Option<OffStream>) {
+        let NativeCall { id, method, body } = call;
+        let request = Request { id, method, body, headers: HeaderMap::new(), deferral: None };
         let session = Arc::new(Session::of_client(self.0.server.clone(), &session));
         let off_stream = OffStream::new(session.clone(), request.id);
         (Exchange::within(session, request).boxed(), Some(off_stream))

@@ -9,7 +9,13 @@ use std::{
 use futures_util::StreamExt;
 use http::HeaderMap;
 
-use super::{CallError, Event, Request, exchange::Exchange, group::Group, message, session::Session};
+use super::{
+    CallError, Event,
+    exchange::{Exchange, Request},
+    group::Group,
+    message,
+    session::Session,
+};
 use crate::protocol::{ErrorObject, Kind, Method};
 
 /// The subscriptions of one identity.
@@ -112,7 +118,6 @@ pub(super) async fn subscribe(group: Arc<Group>, uri: &str) -> Result<Guard, Cal
 async fn ask(group: &Arc<Group>, method: Method, uri: &str) -> Result<(), CallError> {
     let id = group.server().next_id();
     let request = Request {
-        caller: group.identity.clone(),
         id,
         body: message::about_resource(id, method.as_str(), uri),
         method,
@@ -122,8 +127,8 @@ async fn ask(group: &Arc<Group>, method: Method, uri: &str) -> Result<(), CallEr
     let mut replies = Exchange::new(group.clone(), request);
     while let Some(event) = replies.next().await {
         match event {
-            Event::Final(frame) => {
-                return match frame.kind() {
+            Event::Final(response) => {
+                return match response.frame().kind() {
                     Kind::Failure { error, .. } => {
                         Err(CallError::Invalid(ErrorObject::from_raw(error.clone()).message()))
                     }
@@ -131,7 +136,7 @@ async fn ask(group: &Arc<Group>, method: Method, uri: &str) -> Result<(), CallEr
                 };
             }
             Event::Lost(lost) => return Err(lost),
-            Event::Notification(_) | Event::Question(_) | Event::Withdrawn { .. } => {}
+            Event::Notification(_) | Event::Asked(_) | Event::Withdrawn { .. } => {}
             Event::TurnOver(_) => return Err(CallError::Invalid("it asks something first".to_owned())),
         }
     }

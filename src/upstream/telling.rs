@@ -20,7 +20,7 @@ use tokio::{
     time::sleep,
 };
 
-use super::{CallError, Event, http1::Reuse, session::Session};
+use super::{CallError, http1::Reuse, mailbox::Said, session::Session};
 use crate::{
     protocol::Id,
     telemetry::{AnswersDropped, Untold},
@@ -147,7 +147,7 @@ impl Session {
         let Errand::Answer { call, id } = errand else { return };
         let asked = self.was_answered(call, &id);
         if let (Some(mailbox), Err(lost)) = (asked, outcome) {
-            mailbox.push(Event::Lost(CallError::Untold(lost.to_string())));
+            mailbox.push(Said::Lost(CallError::Untold(lost.to_string())));
         }
     }
 

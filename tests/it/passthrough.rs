@@ -150,7 +150,7 @@ proptest! {
         let said = object(&whole, &pad);
         let frame = Frame::parse(Bytes::from(said.clone())).expect("valid");
         let Kind::Success { result, .. } = frame.kind() else { panic!("a success") };
-        let got = text(&raise::response(&call, &frame, SERVER_INFO.as_bytes()).expect("an object"));
+        let got = text(&raise::response(&call, &frame, SERVER_INFO.as_bytes()).expect("an object").0);
 
         let beside = |text: &str| with(members(text), &[("result", None)]);
         prop_assert_eq!(beside(&got), with(beside(&said), &[("id", Some("9007199254740993".into()))]));
@@ -172,7 +172,7 @@ proptest! {
         let call = read(&sent);
         let said = object(&[m("method", "\"notifications/progress\""), m("params", params.clone())], " ");
         let frame = Frame::parse(Bytes::from(said)).expect("valid");
-        let got = raise::notice(&call, &frame).map(|got| text(&got));
+        let got = modern::notice(&call, &frame).map(|got| text(&got));
         prop_assert_eq!(got.is_some(), call.progress_token.is_some());
         if let Some(got) = got {
             let want = with(members(&params), &[("progressToken", Some("\"p\"".into()))]);
@@ -282,7 +282,7 @@ proptest! {
         ], ""));
         let said = Bytes::from(object(&[m("method", "\"notifications/vendor\""), m("params", params)], " "));
         let frame = Frame::parse(said.clone()).expect("valid");
-        prop_assert_eq!(raise::notice(&call, &frame), Some(said));
+        prop_assert_eq!(modern::notice(&call, &frame), Some(said));
     }
 
     #[test]

@@ -2,10 +2,11 @@
 
 use bytes::Bytes;
 use deferral::internals::{
-    dialect::{Credentials, Principal},
+    dialect::{Call, Credentials, Principal, modern},
     protocol::{Capabilities, Frame, Kind, Method},
     upstream::{
-        CallError, Config, Event, Identity, Limits, Replies, Report, Request, Streamable, Timeouts, Upstream,
+        CallError, ClientSession, Config, Event, Identity, Limits, NativeCall, Outgoing, Question, Replies,
+        Report, Streamable, Timeouts, Upstream,
     },
 };
 use futures_util::StreamExt;
@@ -59,17 +60,8 @@ impl World {
     }
 
     /// Makes a call in a task of its own, as the proxy does with those it has in hand.
-    fn send(&self, request: Request) -> Running {
-        let mut replies = self.upstream.call(request);
-        let (sender, events) = tokio::sync::mpsc::unbounded_channel();
-        let task = tokio::spawn(async move {
-            while let Some(event) = replies.next().await {
-                if sender.send(event).is_err() {
-                    return;
-                }
-            }
-        });
-        Running { events, task }
+    fn send(&self, call: Outgoing) -> Running {
+        Running::new(self.upstream.call(call))
     }
 
     /// The next call, answered with its own session.
@@ -97,12 +89,13 @@ impl AsRef<[u8]> for Watched {
 async fn what_was_sent_is_let_go_once_the_server_answers() {
     let world = World::new(Options::default()).await;
     let alive = Arc::new(());
-    let mut request = request(1, Method::ToolsCall, MUTE);
     let text = "x".repeat(1 << 20);
     let body =
         json!({ "jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": { "name": "t", "text": text } });
-    request.body = Bytes::from_owner(Watched { bytes: body.to_string().into(), _alive: Arc::clone(&alive) });
-    let mut running = world.send(request);
+    let body = Bytes::from_owner(Watched { bytes: body.to_string().into(), _alive: Arc::clone(&alive) });
+    let session = ClientSession { query: None, headers: HeaderMap::new() };
+    let call = NativeCall { id: 1, method: Method::ToolsCall, body };
+    let mut running = Running::new(world.upstream.call_in(session, call).0);
     let call = world.server.call().await;
     assert_eq!(Arc::strong_count(&alive), 2);
     let events = call.stream();
@@ -120,15 +113,27 @@ struct Running {
 }
 
 impl Running {
+    fn new(mut replies: Replies) -> Self {
+        let (sender, events) = tokio::sync::mpsc::unbounded_channel();
+        let task = tokio::spawn(async move {
+            while let Some(event) = replies.next().await {
+                if sender.send(event).is_err() {
+                    return;
+                }
+            }
+        });
+        Self { events, task }
+    }
+
     async fn next(&mut self) -> Option<Event> {
         timeout(PATIENCE, self.events.recv()).await.expect("something happens to the call")
     }
 
     async fn result(&mut self) -> Value {
         match self.next().await {
-            Some(Event::Final(frame)) => {
+            Some(Event::Final(response)) => {
                 assert!(self.next().await.is_none(), "nothing follows the final event");
-                result(&frame)
+                result(response.frame())
             }
             other => panic!("a final event, not {other:?}"),
         }
@@ -151,9 +156,9 @@ impl Running {
         }
     }
 
-    async fn question(&mut self) -> deferral::internals::upstream::Question {
+    async fn question(&mut self) -> Question {
         match self.next().await {
-            Some(Event::Question(question)) => question,
+            Some(Event::Asked(question)) => question,
             other => panic!("a question, not {other:?}"),
         }
     }
@@ -191,17 +196,10 @@ fn token(token: &str) -> Identity {
     }
 }
 
-fn request(id: u64, method: Method, capabilities: &'static str) -> Request {
-    let body = json!({ "jsonrpc": "2.0", "id": id, "method": method.as_str(),
-        "params": { "name": "t", "_meta": { "progressToken": id } } });
-    Request {
-        caller: identity(capabilities),
-        id,
-        method,
-        body: body.to_string().into(),
-        headers: HeaderMap::new(),
-        deferral: None,
-    }
+fn request(id: u64, method: Method, capabilities: &'static str) -> Outgoing {
+    let call = modern::request(&method, r#"{"name":"t","_meta":{"progressToken":"t"}}"#);
+    let call = Call { progress_token: Some(Bytes::from_static(b"\"t\"")), ..call };
+    Outgoing { id, call: Arc::new(call), caller: identity(capabilities), deferral: None }
 }
 
 fn value(frame: &Frame) -> Value {
@@ -288,7 +286,9 @@ async fn an_error_of_the_server_is_the_answer_whatever_its_status_and_id() {
         let mut call = world.call(n);
         world.server.call().await.canned(Canned::json(status, &failure(id)));
         match call.next().await {
-            Some(Event::Final(frame)) => assert_eq!(value(&frame)["error"]["message"], "no"),
+            Some(Event::Final(response)) => {
+                assert_eq!(value(response.frame())["error"]["message"], "no");
+            }
             other => panic!("{status}: a final event, not {other:?}"),
         }
     }
@@ -410,7 +410,7 @@ async fn a_session_begins_with_the_newest_revision_and_goes_on_with_the_servers(
         ("mcp-session-id", "forged"),
         ("origin", "http://x"),
     ] {
-        request.headers.insert(name, HeaderValue::from_static(value));
+        Arc::make_mut(&mut request.call).headers.insert(name, HeaderValue::from_static(value));
     }
     let mut call = world.send(request);
     let arrived = world.server.call().await;
@@ -876,7 +876,8 @@ async fn a_question_on_the_calls_stream_is_answered_in_its_session_byte_for_byte
     let events = world.server.call().await.stream();
     events.send(&elicitation(json!(0)));
     let question = call.question().await;
-    assert_eq!(value(&question.frame)["method"], "elicitation/create");
+    let asked = question.asked.canonical().expect("in the words of 2026-07-28");
+    assert_eq!(asked.as_bytes(), r#"{"method":"elicitation/create","params":{"message":"?"}}"#);
     question.answer.send(Ok(Bytes::from_static(br#"{"action":"accept","x":1e400}"#)));
     let answer = world.server.seen(|seen| seen.answers_raw("0")).await;
     assert_eq!(answer.body, r#"{"jsonrpc":"2.0","id":0,"result":{"action":"accept","x":1e400}}"#);
@@ -927,7 +928,7 @@ async fn a_question_on_the_get_stream_goes_to_the_call_that_leased_the_session()
         .map(|(call, is_a)| (call, if is_a { 7 } else { 8 }))
     {
         let question = running.question().await;
-        assert_eq!(value(&question.frame)["id"], n);
+        assert_eq!(question.id.to_string(), n.to_string());
         question.answer.send(Err(Bytes::from_static(br#"{"code":1,"message":"no"}"#)));
         world.server.seen(|seen| seen.answers(&json!(n)) && seen.json["error"]["code"] == 1).await;
     }
@@ -1095,11 +1096,12 @@ async fn callers_that_differ_in_credentials_or_capabilities_share_no_session() {
     let callers = [identity(MUTE), identity(r#"{"sampling":{}}"#), token("Bearer a"), token("Bearer b")];
     for (id, caller) in callers.iter().enumerate() {
         let id = id as u64;
-        let mut call = world.send(Request { caller: caller.clone(), ..request(id, Method::ToolsCall, MUTE) });
+        let mut call =
+            world.send(Outgoing { caller: caller.clone(), ..request(id, Method::ToolsCall, MUTE) });
         assert_eq!(world.answer().await, format!("s{}", id + 1));
         call.result().await;
     }
-    let mut call = world.send(Request { caller: token("Bearer a"), ..request(9, Method::ToolsCall, MUTE) });
+    let mut call = world.send(Outgoing { caller: token("Bearer a"), ..request(9, Method::ToolsCall, MUTE) });
     let arrived = world.server.call().await;
     assert_eq!((arrived.session(), arrived.seen.header("authorization")), ("s3", Some("Bearer a")));
     arrived.result(json!({}));
@@ -1114,7 +1116,7 @@ async fn of_too_many_callers_those_that_called_least_lately_are_let_go() {
     let world = World::with(Options::default(), |config| config.limits.identities = 4).await;
     let callers = ["Bearer a", "Bearer b", "Bearer c", "Bearer d", "Bearer e", "Bearer f"].map(token);
     let from = |caller: usize, id| {
-        world.send(Request { caller: callers[caller].clone(), ..request(id, Method::ToolsCall, MUTE) })
+        world.send(Outgoing { caller: callers[caller].clone(), ..request(id, Method::ToolsCall, MUTE) })
     };
     // The first never ends, the second calls once more.
     let mut waiting = from(0, 1);
@@ -1588,7 +1590,7 @@ async fn a_call_that_asks_without_end_fails_and_others_are_served() {
     let mut questions = Vec::new();
     let lost = loop {
         match asking.next().await {
-            Some(Event::Question(question)) => questions.push(question),
+            Some(Event::Asked(question)) => questions.push(question),
             Some(Event::Lost(lost)) => break lost,
             other => panic!("{other:?}"),
         }

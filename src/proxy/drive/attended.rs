@@ -10,7 +10,7 @@
 use super::{Canonical, Driver, First, Form, Happening, Request, Waiter, canonical::Server, reached};
 use crate::{
     bridge::{Action, Drive, Plan, catalogue, plan},
-    dialect::{Call, Caller, raise},
+    dialect::{Call, Caller, Response, modern},
     protocol::{ErrorObject, Frame, InputResponses, Method, code, headers},
     proxy::{
         Conversation, Item, Reply, ids,
@@ -19,7 +19,7 @@ use crate::{
         shared::Shared,
     },
     telemetry::WouldDefer,
-    upstream::{self, CallError, Deferral, Description, Event, Identity, Replies},
+    upstream::{CallError, Deferral, Description, Event, Identity, Outgoing, Replies},
 };
 use futures_util::{StreamExt, future::ready, stream};
 use http::StatusCode;
@@ -137,7 +137,7 @@ impl Attended {
         let (shared, call, caller) = (&self.shared, &self.call, &self.caller);
         let deferral = defer_after.map(|_| Deferral::default());
         let replies = match is_late {
-            false => shared.upstream.call(request(call, caller, deferral.clone())),
+            false => shared.upstream.call(outgoing(call, caller, deferral.clone())),
             true => prepared_later(preparing, shared, call, caller, &server, deferral.clone()),
         };
         let canonical = Canonical {
@@ -163,9 +163,9 @@ impl Attended {
         self.waited += now - began;
         match happening {
             Happening::Server(Event::Notification(frame)) => {
-                return raise::notice(&self.call, &frame).map(Item::Notification);
+                return modern::notice(&self.call, &frame).map(Item::Notification);
             }
-            Happening::Server(event @ (Event::Question(_) | Event::TurnOver(_))) => {
+            Happening::Server(event @ (Event::Asked(_) | Event::TurnOver(_))) => {
                 if let Form::Canonical(canonical) = &mut driver.form
                     && let Some(first) = canonical.asked_in_place(event)
                 {
@@ -174,7 +174,7 @@ impl Attended {
                 return None;
             }
             Happening::Server(Event::Withdrawn { .. }) => {}
-            Happening::Server(Event::Final(frame)) => driver.exchange.handle_final(Word::Said(frame)),
+            Happening::Server(Event::Final(said)) => driver.exchange.handle_final(Word::Said(said)),
             Happening::Server(Event::Lost(lost)) => driver.exchange.handle_final(Word::Lost(lost)),
             Happening::Due => driver.exchange.handle_timeout(now),
             Happening::TooLate => driver.exchange.handle_final(Word::Lost(CallError::Closing)),
@@ -234,8 +234,7 @@ impl Attended {
 
     /// The proxy's time is over before the call was sent.
     fn closing(&self) -> Reply {
-        let unknown = Description::unknown();
-        reply::to_client(&self.call, &self.shared.route, &unknown, Word::Lost(CallError::Closing), None)
+        reply::to_client(&self.call, &self.shared.route, Word::Lost(CallError::Closing), None)
     }
 
     fn last(&mut self, mut reply: Reply) -> Item {
@@ -284,10 +283,11 @@ impl Conversation for Attended {
 
 /// Learns who the server is, and judges the call by that.
 async fn prepare(shared: Arc<Shared>, call: Arc<Call>, caller: Arc<Caller>) -> Prepared {
-    let server = shared.upstream.describe(&Identity::of(&caller)).await.map_err(|lost| {
-        let unknown = Description::unknown();
-        Box::new(reply::to_client(&call, &shared.route, &unknown, Word::Lost(lost), None))
-    })?;
+    let server = shared
+        .upstream
+        .describe(&Identity::of(&caller))
+        .await
+        .map_err(|lost| Box::new(reply::to_client(&call, &shared.route, Word::Lost(lost), None)))?;
     if !shared.serves(&call.method, &server) {
         return Err(Box::new(reply::not_served(&call)));
     }
@@ -297,19 +297,9 @@ async fn prepare(shared: Arc<Shared>, call: Arc<Call>, caller: Arc<Caller>) -> P
     Ok(server)
 }
 
-/// The call as it is sent.
-fn request(call: &Call, caller: &Caller, deferral: Option<Deferral>) -> upstream::Request {
-    let id = ids::next();
-    // What may become a task is watched: its progress is shown in the task's status message.
-    let wants_progress = call.progress_token.is_some() || deferral.is_some();
-    upstream::Request {
-        caller: Identity::of(caller),
-        id,
-        method: call.method.clone(),
-        body: raise::request(call, id, wants_progress),
-        headers: call.headers.clone(),
-        deferral,
-    }
+/// The call, on its way to the server.
+fn outgoing(call: &Arc<Call>, caller: &Caller, deferral: Option<Deferral>) -> Outgoing {
+    Outgoing { id: ids::next(), call: Arc::clone(call), caller: Identity::of(caller), deferral }
 }
 
 /// A call whose client waits no longer while its server is still being made ready. What judges it
@@ -328,11 +318,13 @@ fn prepared_later(
         match preparing.await {
             Ok(known) => {
                 server.learn(known);
-                shared.upstream.call(request(&call, &caller, deferral))
+                shared.upstream.call(outgoing(&call, &caller, deferral))
             }
             Err(refusal) => {
-                let refused = Frame::parse(refusal.body)
-                    .map_or_else(|error| Event::Lost(CallError::Invalid(error.to_string())), Event::Final);
+                let refused = match Frame::parse(refusal.body) {
+                    Ok(frame) => Event::Final(Response::as_it_is(frame)),
+                    Err(error) => Event::Lost(CallError::Invalid(error.to_string())),
+                };
                 stream::once(ready(refused)).boxed()
             }
         }
@@ -360,11 +352,7 @@ async fn check_mirrored(shared: &Shared, call: &Call, caller: &Caller) -> Result
 mod tests {
     use super::super::tests::{StandIn, TASKS, call, endpoint, response};
     use super::*;
-    use crate::{
-        policy,
-        runtime::Clock,
-        upstream::{Request, Upstream},
-    };
+    use crate::{policy, runtime::Clock, upstream::Upstream};
     use serde_json::{Value, json};
     use std::future::pending;
     use tokio::time::sleep;
@@ -372,15 +360,15 @@ mod tests {
     /// A server that takes its time for a handshake, and as much for a list of its tools. It answers calls with
     /// this, if with anything.
     fn slow(preparing: Duration, answer: Option<&'static str>) -> impl Upstream {
-        let answers = move |request: Request| {
-            let (takes, result) = match request.method {
+        let answers = move |outgoing: Outgoing| {
+            let (takes, result) = match outgoing.call.method {
                 Method::ToolsList => (preparing, Some(r#"{"tools":[]}"#)),
                 _ => (Duration::ZERO, answer),
             };
             stream::once(async move {
                 let Some(result) = result else { return pending().await };
                 sleep(takes).await;
-                response(request.id, result)
+                response(result)
             })
             .boxed()
         };

@@ -6,13 +6,10 @@ use crate::{
         exchange::Ask,
         offer,
     },
-    protocol::{
-        ErrorObject, Frame, Id, InputKind, Kind, Method, code,
-        input::{InputRequest, InputResponses},
-    },
+    protocol::{ErrorObject, Id, input::InputResponses},
     proxy::session::relayed_questions as plain,
     telemetry::QuestionRefused,
-    upstream::Answer,
+    upstream::{Answer, Asked},
 };
 use bytes::Bytes;
 use std::collections::BTreeMap;
@@ -42,14 +39,6 @@ pub(super) struct Open {
     pub(super) put: Option<Put>,
 }
 
-/// What is asked, as it is put to the client.
-pub(super) enum Asked {
-    /// In the words of 2026-07-28.
-    Canonical(InputRequest),
-    /// A request of the server's, as it is.
-    Native(Frame),
-}
-
 /// How the answer goes to the server.
 pub(super) enum Way {
     /// By itself: the call waits for it.
@@ -76,13 +65,6 @@ impl Book {
 
     pub(super) fn is_full(&self) -> bool {
         self.open.len() >= MAX_OPEN
-    }
-
-    /// Refuses a question that is one too many.
-    pub(super) fn refuse_one_more(asked: Asked, answer: Box<dyn Answer>) {
-        let way = Way::Answer(answer);
-        let open = Open { key: String::new(), asked, id: None, way, is_recorded: false, put: None };
-        open.refuse(code::INTERNAL_ERROR, "too many questions are open in one call");
     }
 
     /// Gives a question its key and its number. Where it was answered beforehand, it is closed again at once,
@@ -203,28 +185,6 @@ impl Open {
         }
         if let Way::Answer(answer) = self.way {
             answer.send(Err(ErrorObject::new(code, reason).as_bytes().clone()));
-        }
-    }
-}
-
-// === impl Asked ===
-
-impl Asked {
-    /// What may be asked by one of the two names the revisions have for it, if it is that.
-    pub(super) fn kind(&self) -> Option<InputKind> {
-        match self {
-            Self::Canonical(request) => Some(request.kind()),
-            Self::Native(frame) => InputRequest::of(frame).map(|request| request.kind()),
-        }
-    }
-
-    fn method(&self) -> Option<Method> {
-        match self {
-            Self::Canonical(request) => Some(request.kind().method()),
-            Self::Native(frame) => match frame.kind() {
-                Kind::Request { method, .. } => Some(method.clone()),
-                Kind::Notification { .. } | Kind::Success { .. } | Kind::Failure { .. } => None,
-            },
         }
     }
 }

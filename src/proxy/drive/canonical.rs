@@ -1,19 +1,17 @@
 //! A driven call in the words of 2026-07-28: of a client of that revision, in front of a server of another.
 
-use super::{
-    First, Request,
-    book::{Asked, Open},
-};
+use super::{First, Request, book::Open};
 use crate::{
     bridge::{
         elicit,
         resume::{Binding, CallId, Resumes, State},
     },
-    dialect::{Call, Caller, raise},
+    dialect::{Call, Caller},
     policy::ToolPolicy,
     protocol::{Capabilities, ErrorObject, InputRequest, InputResponses, Timestamp, code},
     proxy::{
-        Commit, Reply, input_requests,
+        Commit, Reply,
+        input_requests::{self, missing},
         reply::{self, Verdict, Word},
         shared::Shared,
     },
@@ -63,7 +61,7 @@ impl Canonical {
     /// nobody who can be asked.
     pub(super) fn asked_in_place(&mut self, event: Event) -> Option<First> {
         match event {
-            Event::Question(question) if !self.caller.capabilities.can_be_asked() => {
+            Event::Asked(question) if !self.caller.capabilities.can_be_asked() => {
                 self.may_be_put(question);
                 None
             }
@@ -71,16 +69,23 @@ impl Canonical {
         }
     }
 
-    /// The question if it can be put to this client.
-    pub(super) fn may_be_put(&mut self, question: Question) -> Option<input_requests::Asked> {
-        input_requests::may_be_put(&self.caller, question, &mut self.refused)
+    /// The question if it can be put to this client. What the client did not declare is refused, and
+    /// remembered: a call that fails after that failed for it.
+    pub(super) fn may_be_put(&mut self, question: Question) -> Option<Question> {
+        let request = question.asked.canonical();
+        let Some(missing) = missing(&self.caller.capabilities, request.into_iter()) else {
+            return Some(question);
+        };
+        self.refused = Some(missing);
+        question.refuse(code::METHOD_NOT_FOUND, "the client did not declare that it can be asked this");
+        None
     }
 
     /// Whether the client declared that it can be asked all of this; else the end of a call that cannot go
     /// on without.
     pub(super) fn lacks<'a>(&self, asked: impl Iterator<Item = &'a InputRequest>) -> Option<Word> {
         let missing = missing(&self.caller.capabilities, asked)?;
-        Some(Word::Refused(raise::question_refused(&missing), Outcome::Refused))
+        Some(Word::Refused(elicit::question_refused(&missing), Outcome::Refused))
     }
 
     pub(super) fn record(&self, id: TaskId, shared: &Shared, policy: &ToolPolicy, now: Timestamp) -> Record {
@@ -92,7 +97,7 @@ impl Canonical {
     pub(super) fn reply(&self, shared: &Shared, call: &Call, word: Word) -> Reply {
         let (server, binding) = (self.server.known(), || self.binding(shared));
         let again = input_requests::again(shared, &self.caller, call, &server, binding, &word);
-        again.unwrap_or_else(|| reply::to_client(call, &shared.route, &server, word, self.refused.as_ref()))
+        again.unwrap_or_else(|| reply::to_client(call, &shared.route, word, self.refused.as_ref()))
     }
 
     fn binding(&self, shared: &Shared) -> Binding {
@@ -139,7 +144,7 @@ impl Canonical {
     /// What the call came to, as the task keeps it.
     pub(super) fn settled(&self, shared: &Shared, word: Word) -> task::Event {
         let refused = self.refused.as_ref();
-        match reply::verdict(&self.call, &shared.route, &self.server.known(), word, refused) {
+        match reply::verdict(&self.call, &shared.route, word, refused) {
             Verdict::Result(result) => kept(result.len(), shared.ledger.result_limit(), || result),
             Verdict::Error(error, _) => failed(&error),
         }
@@ -170,7 +175,7 @@ pub(super) fn asked<'a>(
     Some(match missing(capabilities, open.filter_map(self::request)) {
         None => reply::input_required(call, result),
         // 2026-07-28, *MRTR, Server Requirements*: nothing that was not declared.
-        Some(missing) => reply::refuse(call, StatusCode::BAD_REQUEST, &raise::question_refused(&missing)),
+        Some(missing) => reply::refuse(call, StatusCode::BAD_REQUEST, &elicit::question_refused(&missing)),
     })
 }
 
@@ -188,19 +193,8 @@ pub(super) fn handle(
     (reply::handle(call, created, id.clone(), Some(Commit(confirm))), Some(committed))
 }
 
-/// What a client would have had to declare to be asked all of these.
-fn missing<'a>(
-    capabilities: &Capabilities,
-    mut asked: impl Iterator<Item = &'a InputRequest>,
-) -> Option<Value> {
-    asked.find_map(|request| capabilities.missing_for(&request.kind().method(), request.params().as_ref()))
-}
-
 fn request(open: &Open) -> Option<&InputRequest> {
-    match &open.asked {
-        Asked::Canonical(request) => Some(request),
-        Asked::Native(_) => None,
-    }
+    open.asked.canonical()
 }
 
 // === impl Server ===

@@ -38,9 +38,9 @@ use crate::{
         Action, Exchange,
         exchange::{Deadlines, Manner, Phase},
     },
-    dialect::raise,
+    dialect::modern,
     policy::ToolPolicy,
-    protocol::{Frame, InputResponses, Kind},
+    protocol::{Frame, InputResponses, Kind, status_message},
     runtime::Stopping,
     store::{StoreError, Updated},
     task::{self, Record, TaskId},
@@ -396,21 +396,21 @@ impl Driver {
     async fn heard(&mut self, event: Event) {
         match event {
             Event::Notification(frame) => self.notified(&frame).await,
-            Event::Question(question) => self.asked(question).await,
+            Event::Asked(question) => self.asked(question).await,
             Event::Withdrawn { id } => {
                 if let Some(ask) = self.held().book.by_id(&id) {
                     self.exchange.handle_withdrawn(ask);
                 }
             }
             Event::TurnOver(turned_over) => self.turned_over(turned_over).await,
-            Event::Final(frame) => self.exchange.handle_final(Word::Said(frame)),
+            Event::Final(response) => self.exchange.handle_final(Word::Said(response)),
             Event::Lost(lost) => self.exchange.handle_final(Word::Lost(lost)),
         }
     }
 
     async fn notified(&mut self, frame: &Frame) {
         let (now, is_attended) = (self.shared.clock.now(), self.exchange.is_attended());
-        if let Some(message) = raise::progress_message(frame)
+        if let Some(message) = status_message::of_progress(frame)
             && !is_attended
         {
             let progress = &mut self.held().progress;
@@ -422,7 +422,7 @@ impl Driver {
             Form::Canonical(_) => {
                 for waiter in &held.waiters {
                     if let Request::Canonical { call, .. } = &waiter.request
-                        && let Some(notice) = raise::notice(call, frame)
+                        && let Some(notice) = modern::notice(call, frame)
                     {
                         waiter.tell(Item::Notification(notice)).await;
                     }
@@ -493,7 +493,7 @@ impl Driver {
                 }
             }
             Form::Native(native) => {
-                if !matches!(word, Word::Said(frame) if matches!(frame.kind(), Kind::Success { .. })) {
+                if !matches!(word, Word::Said(said) if matches!(said.frame().kind(), Kind::Success { .. })) {
                     native.doubt(&self.shared);
                 }
                 // Whoever answers these does so on the stream.

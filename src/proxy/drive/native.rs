@@ -6,16 +6,16 @@
 
 use super::{
     audience::Lines,
-    book::{Asked, Open, Put},
+    book::{Open, Put},
     canonical::{failed, kept},
 };
 use crate::{
     bridge::offer,
-    dialect::{legacy, raise},
+    dialect::legacy,
     policy::ToolPolicy,
     protocol::{
         ErrorObject, Frame, Id, InputKind, InputRequest, Kind, Method, Timestamp, frame::on_one_line,
-        splice::Patch,
+        splice::Patch, status_message,
     },
     proxy::{
         AccessSummary, Reply,
@@ -25,7 +25,7 @@ use crate::{
     },
     task::{self, Owner, Record, TaskId, view::experimental},
     telemetry::Outcome,
-    upstream::CallError,
+    upstream::{Asked, CallError},
 };
 use bytes::Bytes;
 use http::StatusCode;
@@ -63,7 +63,7 @@ impl Native {
     /// The same for a client that has a task, and is somewhere else by now.
     pub(super) fn in_task(&self, frame: &Frame, task: &TaskId) -> Option<Bytes> {
         let Kind::Notification { method, .. } = frame.kind() else { return None };
-        if raise::progress_message(frame).is_some() && !self.wants_progress {
+        if status_message::of_progress(frame).is_some() && !self.wants_progress {
             return None;
         }
         Some(match method {
@@ -107,9 +107,9 @@ impl Native {
         };
         let refusal = |error: &ErrorObject| legacy::refusal(std::slice::from_ref(id), error);
         let (body, account) = match word {
-            Word::Said(frame) => match frame.kind() {
-                Kind::Success { id, .. } => (answer(frame, id), AccessSummary::default()),
-                Kind::Failure { id: Some(id), .. } => (answer(frame, id), server_error()),
+            Word::Said(response) => match response.frame().kind() {
+                Kind::Success { id, .. } => (answer(response.frame(), id), AccessSummary::default()),
+                Kind::Failure { id: Some(id), .. } => (answer(response.frame(), id), server_error()),
                 Kind::Failure { id: None, error } => {
                     (refusal(&ErrorObject::from_raw(error.clone())), server_error())
                 }
@@ -130,7 +130,7 @@ impl Native {
     /// What the call came to, exactly as the server said it.
     pub(super) fn settled(&self, shared: &Shared, word: &Word) -> task::Event {
         let event = match word {
-            Word::Said(frame) => match frame.kind() {
+            Word::Said(response) => match response.frame().kind() {
                 Kind::Success { result, .. } => kept(result.len(), shared.ledger.result_limit(), || {
                     // In memory of its own: a slice would keep the server's whole message alive.
                     on_one_line(Bytes::copy_from_slice(result))

@@ -2,7 +2,7 @@
 
 use super::{
     Driver, Form, Held,
-    book::{Asked, Book, MAX_OPEN, Open, Way},
+    book::{MAX_OPEN, Open, Way},
     canonical, keep, native, tell_all,
 };
 use crate::{
@@ -12,12 +12,12 @@ use crate::{
         offer,
     },
     dialect::legacy,
-    protocol::{ErrorObject, Kind, code, sse},
+    protocol::{ErrorObject, code, sse},
     proxy::{ledger::NoRoom, reply::Word, switchboard::Retry},
     store::{StoreError, Updated},
     task::{self, TaskId},
     telemetry::Outcome,
-    upstream::{CallError, Question, TurnedOver},
+    upstream::{Asked, CallError, Question, TurnedOver},
 };
 use bytes::Bytes;
 use std::collections::{BTreeMap, BTreeSet};
@@ -34,11 +34,11 @@ impl Driver {
         let Some(held) = &mut self.held else { return };
         let phase = self.exchange.phase();
         let is_task = matches!(phase, Phase::Handing | Phase::Deferred);
-        let (asked, id, answer) = match &mut self.form {
-            Form::Canonical(canonical) => {
-                let Some(asked) = canonical.may_be_put(question) else { return };
-                (Asked::Canonical(asked.request), asked.id, asked.answer)
-            }
+        let question = match &mut self.form {
+            Form::Canonical(canonical) => match canonical.may_be_put(question) {
+                Some(question) => question,
+                None => return,
+            },
             Form::Native(_) => {
                 if !is_task && held.book.is_full() {
                     for ask in held.book.close_answered_elsewhere() {
@@ -47,17 +47,17 @@ impl Driver {
                     if held.book.is_full() {
                         // It is the client's to answer on its stream, whatever becomes of the call.
                         question.answer.withdrawn();
-                        return tell_all(&held.waiters, &native::as_it_is(&question.frame)).await;
+                        let Asked::Native(frame) = &question.asked else { return };
+                        return tell_all(&held.waiters, &native::as_it_is(frame)).await;
                     }
                 }
-                let Kind::Request { id, .. } = question.frame.kind() else { return };
-                let id = id.detached();
-                (Asked::Native(question.frame), id, question.answer)
+                question
             }
         };
         if held.book.is_full() {
-            return Book::refuse_one_more(asked, answer);
+            return question.refuse(code::INTERNAL_ERROR, "too many questions are open in one call");
         }
+        let Question { asked, id, answer } = question;
         let (ask, supplied) = held.book.take_in(asked, Some(id), Way::Answer(answer));
         if let Some(supplied) = supplied {
             held.book.answer(ask, Ok(supplied));

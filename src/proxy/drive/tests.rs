@@ -2,14 +2,14 @@
 
 use crate::{
     bridge::resume::Keyring,
-    dialect::{Caller, Credentials, Principal, modern},
+    dialect::{Caller, Credentials, Principal, Response, modern},
     policy,
     protocol::{Frame, Id, InputRequest, Method, meta},
     proxy::{Item, Items, Ledger, Service, endpoint::Endpoint},
     runtime::{Drain, SystemClock},
     store::Memory,
     upstream::{
-        CallError, Changes, Description, Document, Event, Identity, Replies, Report, Request, Subscription,
+        CallError, Changes, Description, Document, Event, Identity, Outgoing, Replies, Report, Subscription,
         TurnedOver, Upstream,
     },
 };
@@ -123,20 +123,16 @@ struct Turning {
 }
 
 impl Turning {
-    fn stands_in(self) -> StandIn<impl Fn(Request) -> Replies + Send + Sync + 'static> {
-        let answers = move |request: Request| match request.method {
-            Method::ToolsList => stream::iter([response(request.id, r#"{"tools":[]}"#)]).boxed(),
-            _ => {
-                let all = (self.rounds, self.takes, Arc::clone(&self.called));
-                Self::turn(all, request.id, BTreeMap::new())
-            }
+    fn stands_in(self) -> StandIn<impl Fn(Outgoing) -> Replies + Send + Sync + 'static> {
+        let answers = move |outgoing: Outgoing| match outgoing.call.method {
+            Method::ToolsList => stream::iter([response(r#"{"tools":[]}"#)]).boxed(),
+            _ => Self::turn((self.rounds, self.takes, Arc::clone(&self.called)), BTreeMap::new()),
         };
         StandIn { preparing: Duration::ZERO, answers }
     }
 
     fn turn(
         (rounds, [takes, later], called): (usize, [Duration; 2], Arc<AtomicUsize>),
-        id: u64,
         answers: BTreeMap<String, Bytes>,
     ) -> Replies {
         called.fetch_add(1, Ordering::Relaxed);
@@ -146,7 +142,7 @@ impl Turning {
                 let again = (rounds - 1, [later, later], called);
                 return Event::TurnOver(TurnedOver {
                     asked: ["name", "age"].map(|key| (key.to_owned(), question(key))).into(),
-                    again: Box::new(move |answers| Self::turn(again, id, answers)),
+                    again: Box::new(move |answers| Self::turn(again, answers)),
                 });
             }
             let told = answers.iter().map(|(key, answer)| {
@@ -154,7 +150,7 @@ impl Turning {
                 format!("{key}={}", answer["action"].as_str().unwrap_or("?"))
             });
             let text = told.collect::<Vec<_>>().join(" ");
-            response(id, &json!({ "content": [{ "type": "text", "text": text }] }).to_string())
+            response(&json!({ "content": [{ "type": "text", "text": text }] }).to_string())
         };
         stream::once(event).boxed()
     }
@@ -173,9 +169,9 @@ pub(super) struct StandIn<F> {
     pub(super) answers: F,
 }
 
-impl<F: Fn(Request) -> Replies + Send + Sync + 'static> Upstream for StandIn<F> {
-    fn call(&self, request: Request) -> Replies {
-        (self.answers)(request)
+impl<F: Fn(Outgoing) -> Replies + Send + Sync + 'static> Upstream for StandIn<F> {
+    fn call(&self, call: Outgoing) -> Replies {
+        (self.answers)(call)
     }
 
     fn describe(&self, _: &Identity) -> BoxFuture<'_, Result<Arc<Description>, CallError>> {
@@ -213,9 +209,9 @@ impl<F: Fn(Request) -> Replies + Send + Sync + 'static> Upstream for StandIn<F> 
 }
 
 /// The server's response.
-pub(super) fn response(id: u64, result: &str) -> Event {
-    let text = modern::success_response(&Id::from_number(id), result.as_bytes());
-    Event::Final(Frame::parse(text).expect("a response"))
+pub(super) fn response(result: &str) -> Event {
+    let text = modern::success_response(&Id::from_number(0), result.as_bytes());
+    Event::Final(Response::as_it_is(Frame::parse(text).expect("a response")))
 }
 
 const ASKED: &str = r#"{"elicitation":{"form":{}}}"#;

@@ -8,8 +8,7 @@
 use super::Client;
 use crate::{
     bridge::offer,
-    dialect::Credentials,
-    protocol::{Capabilities, ErrorObject, Frame, Id, Kind, Method, code},
+    protocol::{ErrorObject, Frame, Id, Kind, Method, code},
     proxy::{
         AccessSummary, Passage, Passed,
         drive::{Driver, Native},
@@ -20,10 +19,9 @@ use crate::{
     },
     task::view::experimental,
     telemetry::Outcome,
-    upstream::{CallError, Identity, Replies, Request},
+    upstream::{CallError, NativeCall, Replies},
 };
 use bytes::Bytes;
-use http::HeaderMap;
 use std::{sync::Arc, time::Duration};
 use tokio::sync::oneshot;
 
@@ -66,19 +64,7 @@ pub(super) fn in_session(
     ttl: Option<Duration>,
 ) -> (Native, Replies) {
     let number = ids::next_in_session();
-    let request = Request {
-        caller: Identity {
-            principal: passage.principal,
-            // They are among the session's headers.
-            credentials: Credentials::default(),
-            capabilities: Arc::new(Capabilities::none()),
-        },
-        id: number,
-        method: Method::ToolsCall,
-        body: offer::call(message, number),
-        headers: HeaderMap::new(),
-        deferral: None,
-    };
+    let call = NativeCall { id: number, method: Method::ToolsCall, body: offer::call(message, number) };
     let token = match message.kind() {
         Kind::Request { params: Some(params), .. } => offer::progress_token(params),
         _ => None,
@@ -86,7 +72,7 @@ pub(super) fn in_session(
     let wants_progress = token.is_some();
     // A slice of the message would keep all of it.
     let token = token.map(|token| Bytes::copy_from_slice(&token));
-    let (replies, call) = shared.upstream.call_in(passage.session(), request);
+    let (replies, call) = shared.upstream.call_in(passage.session(), call);
     let resident =
         client.session.zip(call).map(|(key, call)| Resident::new(shared, key, number, token, call));
     let native = Native {

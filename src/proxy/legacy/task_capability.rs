@@ -4,7 +4,7 @@
 use crate::{
     bridge::offer::{self, Handshake},
     dialect::{Credentials, Principal, legacy},
-    protocol::{Capabilities, Revision, splice::Object},
+    protocol::{Capabilities, Revision},
     proxy::{Passage, relay::Edit, session::Key, shared::Shared},
     upstream::{CallError, Identity},
 };
@@ -112,8 +112,7 @@ impl Shared {
             capabilities: Arc::new(Capabilities::none()),
         };
         let server = self.upstream.describe(&caller).await?;
-        let has_tasks = Object::read(&server.capabilities).is_ok_and(|object| object.contains("tasks"));
-        self.offering.learn_tasks(has_tasks);
+        self.offering.learn_tasks(server.has_tasks);
         self.offering.learn_revision(Some(Revision::NEWEST_LEGACY), &server.version);
         Ok(())
     }

@@ -1,0 +1,127 @@
+//! What happens to a call, as whoever made it hears of it.
+
+use super::CallError;
+use crate::{
+    dialect::Response,
+    protocol::{ErrorObject, Frame, Id, InputKind, InputRequest, Kind, Method},
+    telemetry::QuestionRefused,
+};
+use bytes::Bytes;
+use futures_util::stream::BoxStream;
+use std::{collections::BTreeMap, fmt};
+
+/// What becomes of one call, in order. [`Event::Final`], [`Event::TurnOver`] or [`Event::Lost`] is the last.
+pub type Replies = BoxStream<'static, Event>;
+
+/// Something that happened to a call.
+#[derive(Debug)]
+pub enum Event {
+    /// A notification that belongs to the call: progress, a log message, or one unknown to us.
+    Notification(Frame),
+    /// The server asks the client something and waits for the answer.
+    Asked(Question),
+    /// The server withdrew a question it had asked.
+    Withdrawn { id: Id },
+    /// The server asks, and ends the call with that (2026-07-28, *Multi Round-Trip Requests*): nothing is in
+    /// flight until it is made again. The last event of its stream.
+    TurnOver(TurnedOver),
+    /// The server has answered.
+    Final(Response),
+    /// There will be no response.
+    Lost(CallError),
+}
+
+/// What a server asks in the course of one call.
+pub struct Question {
+    pub asked: Asked,
+    /// The server's id for it.
+    pub id: Id,
+    /// Takes the answer back to the session that asked. Dropped without one, the question is
+    /// refused with an error.
+    pub answer: Box<dyn Answer>,
+}
+
+/// What is asked, as it is put to the client.
+#[derive(Debug)]
+pub enum Asked {
+    /// In the words of 2026-07-28.
+    Canonical(InputRequest),
+    /// A request of the server's, as it is.
+    Native(Frame),
+}
+
+/// A call that the server has turned over.
+pub struct TurnedOver {
+    /// What it asks, by its own keys.
+    pub asked: Vec<(String, InputRequest)>,
+    /// Makes the call again, with the answers by those keys. What else must be sent again, the server's state
+    /// among it, is known to whoever made this.
+    pub again: Box<dyn FnOnce(BTreeMap<String, Bytes>) -> Replies + Send + Sync>,
+}
+
+/// Takes one answer back to the server.
+pub trait Answer: Send + Sync {
+    /// Sends the JSON-RPC response `{"jsonrpc":"2.0","id":…, <payload>}` where payload is a raw
+    /// `result` or `error` value.
+    fn send(self: Box<Self>, outcome: Result<Bytes, Bytes>);
+
+    /// The server took the question back, and wants to hear nothing (2025-11-25, *Cancellation*).
+    fn withdrawn(self: Box<Self>);
+}
+
+// === impl Asked ===
+
+impl Asked {
+    /// The question in the words of 2026-07-28, where it is in those.
+    pub fn canonical(&self) -> Option<&InputRequest> {
+        match self {
+            Self::Canonical(request) => Some(request),
+            Self::Native(_) => None,
+        }
+    }
+
+    /// What may be asked by one of the two names the revisions have for it, if it is that.
+    pub fn kind(&self) -> Option<InputKind> {
+        match self {
+            Self::Canonical(request) => Some(request.kind()),
+            Self::Native(frame) => InputRequest::of(frame).map(|request| request.kind()),
+        }
+    }
+
+    /// Its method, as the server named it.
+    pub fn method(&self) -> Option<Method> {
+        match self {
+            Self::Canonical(request) => Some(request.kind().method()),
+            Self::Native(frame) => match frame.kind() {
+                Kind::Request { method, .. } => Some(method.clone()),
+                Kind::Notification { .. } | Kind::Success { .. } | Kind::Failure { .. } => None,
+            },
+        }
+    }
+}
+
+// === impl TurnedOver ===
+
+impl fmt::Debug for TurnedOver {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TurnedOver").field("asked", &self.asked).finish_non_exhaustive()
+    }
+}
+
+// === impl Question ===
+
+impl Question {
+    /// Answers that it cannot be put to the client.
+    pub fn refuse(self, code: i64, reason: &str) {
+        if let Some(method) = self.asked.method() {
+            QuestionRefused { method: method.as_str(), reason }.emit();
+        }
+        self.answer.send(Err(ErrorObject::new(code, reason).as_bytes().clone()));
+    }
+}
+
+impl fmt::Debug for Question {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Question").field("asked", &self.asked).finish_non_exhaustive()
+    }
+}
