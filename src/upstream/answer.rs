@@ -3,12 +3,12 @@
 use bytes::Bytes;
 use std::sync::Arc;
 
-use super::{Answer, message, session::Session};
+use super::{Answer, message, session::Session, wire::Wire};
 use crate::protocol::{Id, code::INTERNAL_ERROR};
 
 /// Answers one question of a server, in the session that asked, once.
-pub(super) struct Reply {
-    session: Arc<Session>,
+pub(super) struct Reply<W: Wire> {
+    session: Arc<Session<W>>,
     /// In the course of which it was asked.
     call: u64,
     /// Taken when the question has been answered.
@@ -17,8 +17,8 @@ pub(super) struct Reply {
 
 // === impl Reply ===
 
-impl Reply {
-    pub(super) fn new(session: Arc<Session>, call: u64, id: Id) -> Self {
+impl<W: Wire> Reply<W> {
+    pub(super) fn new(session: Arc<Session<W>>, call: u64, id: Id) -> Self {
         Self { session, call, id: Some(id) }
     }
 
@@ -29,7 +29,7 @@ impl Reply {
     }
 }
 
-impl Answer for Reply {
+impl<W: Wire> Answer for Reply<W> {
     fn send(mut self: Box<Self>, outcome: Result<Bytes, Bytes>) {
         self.give(&outcome);
     }
@@ -41,7 +41,7 @@ impl Answer for Reply {
     }
 }
 
-impl Drop for Reply {
+impl<W: Wire> Drop for Reply<W> {
     fn drop(&mut self) {
         if self.id.is_some() {
             self.give(&message::refusal(INTERNAL_ERROR, "not answered"));

@@ -15,6 +15,7 @@ use super::{
     mailbox::Said,
     message,
     session::{InFlight, Session},
+    wire::{Wire, is_ours},
 };
 use crate::{
     protocol::{
@@ -38,7 +39,7 @@ enum Verdict {
 
 // === impl Session ===
 
-impl Session {
+impl<W: Wire> Session<W> {
     /// Takes what arrived on the GET stream to where it belongs.
     pub(super) fn hear(self: &Arc<Self>, frame: Frame) {
         let verdict = match frame.kind() {
@@ -196,9 +197,9 @@ impl Session {
 
     fn report(self: &Arc<Self>, report: Report) {
         if !matches!(report, Report::ResourceUpdated { .. })
-            && let Some(group) = self.group.upgrade()
+            && let Some(keeper) = self.keeper()
         {
-            group.lists_from(self);
+            keeper.lists_from(self);
         }
         self.reports.send(report);
     }
@@ -236,11 +237,6 @@ pub(crate) fn only_one<C>(
         (None, _) => Err("no call is in flight"),
         (Some(_), Some(_)) => Err("several calls are in flight"),
     }
-}
-
-/// Whether a response answers the call with this number.
-pub(super) fn is_ours(id: &Id, call: u64) -> bool {
-    id.came_back() == Some(call)
 }
 
 fn unknown(method: &Method) -> Result<Bytes, Bytes> {

@@ -8,6 +8,11 @@ use http::StatusCode;
 // === impl CallError ===
 
 impl CallError {
+    /// What only a server can be asked that is spoken to over Streamable HTTP.
+    pub(super) fn not_over_http() -> Self {
+        Self::Invalid("it is not spoken to over Streamable HTTP".to_owned())
+    }
+
     /// Whose fault it is.
     pub fn fault(&self) -> Fault {
         match self {

@@ -11,48 +11,33 @@ use std::{
     future::Future,
     pin::Pin,
     sync::Arc,
-    task::{Context, Poll},
+    task::{Context, Poll, ready},
 };
 use tokio::time::{Sleep, sleep};
 
 use super::{
-    Asked, CallError, Deferral, Event, Question,
+    Asked, CallError, Event, Question,
     group::{Group, Holder, Lease},
-    http1::Answering,
     mailbox::{Mailbox, Said},
-    messages::{Messages, Opening, Stop},
-    refusal::{self, Verdict},
-    resume,
+    request::Request,
     server::Server,
     session::{Session, Stay},
+    wire::{Heard, Line, Progress, Refusal, Wire},
 };
 use crate::{
     dialect::{Response, raise},
     protocol::{InputRequest, Kind, Method},
 };
 
-/// A request ready to be sent.
-pub(super) struct Request {
-    /// The id that `body` carries: unique in this process, so also in any session.
-    pub(super) id: u64,
-    pub(super) method: Method,
-    /// The whole JSON-RPC message, in the server's words. Its progress token, if it has one, is `id` as a
-    /// number; in a legacy client's session it may be the client's own.
-    pub(super) body: Bytes,
-    /// Further headers of the client to pass on.
-    pub(super) headers: HeaderMap,
-    pub(super) deferral: Option<Deferral>,
-}
-
 /// One call on its way.
-pub(super) struct Exchange {
-    home: Home,
+pub(super) struct Exchange<W: Wire> {
+    home: Home<W>,
     request: Request,
-    stage: Stage,
+    stage: Stage<W>,
     /// Once there is a session. Dropped in this order: the call leaves the session before another
     /// may lease it.
-    stay: Option<Stay>,
-    lease: Option<Lease>,
+    stay: Option<Stay<W>>,
+    lease: Option<Lease<W>>,
     mailbox: Arc<Mailbox>,
     timers: Option<Timers>,
     /// It was refused where it should have been served, certainly not served, and sent again.
@@ -60,26 +45,20 @@ pub(super) struct Exchange {
 }
 
 /// Where a call finds its session.
-enum Home {
+enum Home<W: Wire> {
     /// What is said there is raised.
-    Group(Arc<Group>),
+    Group(Arc<Group<W>>),
     /// The session that its client has opened itself: what is said there stays as it is.
-    Own(Arc<Session>),
+    Own(Arc<Session<W>>),
 }
 
-enum Stage {
+enum Stage<W: Wire> {
     New,
     /// Waits for a session.
-    Leasing(BoxFuture<'static, Result<Lease, CallError>>),
-    /// Waits for the head of the answer.
-    Sent(Answering),
-    Reading(Messages),
-    /// The server took the call and will answer on the GET stream.
+    Leasing(BoxFuture<'static, Result<Lease<W>, CallError>>),
+    Sent(<W::Line as Line>::Answer),
+    /// The server has the call, and answers beside it.
     Elsewhere,
-    /// Takes up a stream that broke.
-    Resuming(BoxFuture<'static, Result<Messages, CallError>>),
-    /// Reads what an HTTP error says.
-    Refused(BoxFuture<'static, Verdict>),
     Over,
 }
 
@@ -98,17 +77,17 @@ enum Step {
 
 // === impl Exchange ===
 
-impl Exchange {
-    pub(super) fn new(group: Arc<Group>, request: Request) -> Self {
+impl<W: Wire> Exchange<W> {
+    pub(super) fn new(group: Arc<Group<W>>, request: Request) -> Self {
         Self::at(Home::Group(group), request)
     }
 
     /// A call in the session of its client.
-    pub(super) fn within(session: Arc<Session>, request: Request) -> Self {
+    pub(super) fn within(session: Arc<Session<W>>, request: Request) -> Self {
         Self::at(Home::Own(session), request)
     }
 
-    fn at(home: Home, request: Request) -> Self {
+    fn at(home: Home<W>, request: Request) -> Self {
         Self {
             home,
             request,
@@ -123,7 +102,7 @@ impl Exchange {
 
     /// Looks for a session, and sends the call where there is one.
     fn begin(&mut self) {
-        if self.home.server().closing.is_cancelled() {
+        if self.home.server().work.closing.is_cancelled() {
             self.stage = Stage::Leasing(std::future::ready(Err(CallError::Closing)).boxed());
             return;
         }
@@ -138,7 +117,7 @@ impl Exchange {
             Home::Own(session) => {
                 let session = session.clone();
                 let lease = async move {
-                    session.wait_for_stream().await;
+                    session.line.settled().await;
                     Ok(Lease::shared(session))
                 };
                 Stage::Leasing(lease.boxed())
@@ -146,7 +125,7 @@ impl Exchange {
         };
     }
 
-    fn send(&mut self, lease: Lease) {
+    fn send(&mut self, lease: Lease<W>) {
         let session = lease.session.clone();
         let Some(stay) = session.enter(&self.request, &self.mailbox, lease.is_exclusive()) else {
             // The session ended after it was given to this call, which may have waited long before anybody
@@ -160,7 +139,7 @@ impl Exchange {
         };
         self.stay = Some(stay);
         self.lease = Some(lease);
-        self.stage = Stage::Sent(session.post(self.request.body.clone(), &self.request.headers));
+        self.stage = Stage::Sent(session.line.send(self.request.body.clone(), &self.request.headers));
     }
 
     /// Gives back what the call held of its session.
@@ -179,19 +158,14 @@ impl Exchange {
 
     /// The call has ended by itself.
     fn end(&mut self, event: Event) -> Poll<Option<Event>> {
-        if let Stage::Reading(messages) = std::mem::replace(&mut self.stage, Stage::Over) {
-            self.free(messages);
+        if let Stage::Sent(answer) = std::mem::replace(&mut self.stage, Stage::Over)
+            && let Some(stay) = &self.stay
+        {
+            stay.session().line.finish(answer);
         }
         self.leave();
         self.timers = None;
         Poll::Ready(Some(event))
-    }
-
-    /// Reads the rest of an answer, so that its connection can be used again. Mostly it is there.
-    fn free(&self, messages: Messages) {
-        if let Some(rest) = messages.into_rest() {
-            self.home.server().drain_later(rest);
-        }
     }
 
     /// We end the call, and tell the server.
@@ -208,13 +182,14 @@ impl Exchange {
     }
 
     fn cancel(&mut self, reason: &'static str) {
-        let stage = std::mem::replace(&mut self.stage, Stage::Over);
+        let progress = self.progress();
+        let _stage = std::mem::replace(&mut self.stage, Stage::Over);
         let Some(mut stay) = self.stay.take() else { return };
-        if is_with_server(&stage) {
-            stay.cancel(reason);
-        } else if matches!(stage, Stage::Refused(_)) {
+        match progress {
+            Progress::Sent | Progress::Begun { .. } => stay.cancel(reason),
             // What the refusal says is not known.
-            stay.abandon();
+            Progress::Refused => drop(stay.abandon()),
+            Progress::Unsent => {}
         }
     }
 
@@ -222,10 +197,19 @@ impl Exchange {
         if matches!(lost, CallError::TooLarge { .. }) {
             return self.give_up(lost);
         }
-        if is_with_server(&self.stage) {
+        if matches!(self.progress(), Progress::Sent | Progress::Begun { .. }) {
             self.abandon();
         }
         self.end(Event::Lost(lost))
+    }
+
+    /// How far the call has come.
+    fn progress(&mut self) -> Progress {
+        match &mut self.stage {
+            Stage::New | Stage::Leasing(_) | Stage::Over => Progress::Unsent,
+            Stage::Sent(answer) => W::Line::progress(answer),
+            Stage::Elsewhere => Progress::Begun { moved: false },
+        }
     }
 
     /// The server may still be at it, and what it asks of this call on the session's own stream would be
@@ -276,106 +260,75 @@ impl Exchange {
                     Poll::Ready(Err(lost)) => return self.lost(lost),
                     Poll::Pending => return Poll::Pending,
                 },
-                Stage::Sent(answer) => match answer.poll_unpin(cx) {
-                    Poll::Ready(Ok(response)) => {
-                        let limit = self.home.server().config.limits.result_bytes;
-                        match Opening::of(response, limit) {
-                            Ok(opening) => self.opened(opening),
-                            Err(lost) => return self.lost(lost),
+                Stage::Sent(answer) => {
+                    let session = self.stay.as_ref().expect("a call that was sent has a session").session();
+                    let event = match ready!(session.line.poll_answer(answer, self.request.id, cx)) {
+                        Heard::Message(frame) => {
+                            let said = session.hear_on_stream(self.request.id, frame);
+                            said.and_then(|said| self.event(said))
                         }
-                    }
-                    Poll::Ready(Err(lost)) => {
-                        if !self.may_repeat(&lost) {
-                            return self.lost(lost);
+                        Heard::Served => {
+                            self.served();
+                            None
                         }
-                        self.again = true;
-                        self.repeat();
-                    }
-                    Poll::Pending => return Poll::Pending,
-                },
-                Stage::Reading(messages) => match messages.poll_next(cx) {
-                    Poll::Ready(Ok(frame)) => {
-                        let session = self.stay.as_ref().expect("a call that reads has a session").session();
-                        let said = session.hear_on_stream(self.request.id, frame);
-                        if let Some(event) = said.and_then(|said| self.event(said)) {
-                            return Poll::Ready(Some(event));
+                        Heard::Elsewhere => {
+                            let is_deaf = session.is_deaf();
+                            self.served();
+                            self.stage = Stage::Elsewhere;
+                            if is_deaf {
+                                let why = "it took the request without a response".to_owned();
+                                return self.lost(CallError::Invalid(why));
+                            }
+                            None
                         }
+                        Heard::Refused(refusal) => {
+                            match self.refused(refusal).and_then(|said| self.event(said)) {
+                                Some(event) => return self.end(event),
+                                None => None,
+                            }
+                        }
+                        Heard::Lost(lost) if self.may_repeat(&lost) => {
+                            self.again = true;
+                            self.repeat();
+                            None
+                        }
+                        Heard::Lost(lost) => return self.lost(lost),
+                    };
+                    if event.is_some() {
+                        return Poll::Ready(event);
                     }
-                    Poll::Ready(Err(stop)) => match self.stopped(stop) {
-                        Ok(()) => {}
-                        Err(lost) => return self.lost(lost),
-                    },
-                    Poll::Pending => return Poll::Pending,
-                },
+                }
                 Stage::Elsewhere => {
                     if self.mailbox.is_ended() {
                         return self.lost(CallError::SessionEnded);
                     }
                     return Poll::Pending;
                 }
-                Stage::Resuming(resuming) => match resuming.poll_unpin(cx) {
-                    Poll::Ready(Ok(messages)) => self.stage = Stage::Reading(messages),
-                    Poll::Ready(Err(lost)) => return self.lost(lost),
-                    Poll::Pending => return Poll::Pending,
-                },
-                Stage::Refused(reading) => match reading.poll_unpin(cx) {
-                    Poll::Ready(verdict) => {
-                        if let Some(event) = self.refused(verdict).and_then(|said| self.event(said)) {
-                            return self.end(event);
-                        }
-                    }
-                    Poll::Pending => return Poll::Pending,
-                },
                 Stage::Over => return Poll::Ready(None),
             }
         }
     }
 
-    fn opened(&mut self, opening: Opening) {
-        let stay = self.stay.as_ref().expect("an answered call has a session");
-        let session = stay.session();
-        if !matches!(opening, Opening::Refused(..)) {
-            session.serves();
-            // It is not sent again from here on, and may be megabytes.
-            self.request.body = Bytes::new();
-            self.request.headers = HeaderMap::new();
+    /// The server has the call.
+    fn served(&mut self) {
+        if let Some(stay) = &self.stay {
+            stay.session().serves();
         }
-        self.stage = match opening {
-            Opening::Messages(messages) => Stage::Reading(messages),
-            Opening::Accepted if session.is_deaf() => {
-                let lost = CallError::Invalid("it took the request without a response".to_owned());
-                Stage::Refused(std::future::ready(Verdict::Lost(lost)).boxed())
-            }
-            Opening::Accepted => Stage::Elsewhere,
-            Opening::Refused(head, body) => {
-                Stage::Refused(refusal::read(session.clone(), self.request.id, head, body).boxed())
-            }
-        };
+        // It is not sent again from here on, and may be megabytes.
+        self.request.body = Bytes::new();
+        self.request.headers = HeaderMap::new();
     }
 
-    /// The stream ended before the response.
-    fn stopped(&mut self, stop: Stop) -> Result<(), CallError> {
-        let Stage::Reading(messages) = &self.stage else { return Err(stop.into()) };
-        let session = self.stay.as_ref().expect("a call that reads has a session").session();
-        match (stop, messages.resumption()) {
-            (Stop::Ended(_), Some(resumption)) if resumption.last_id.is_some() => {
-                self.stage = Stage::Resuming(resume::resume(session.clone(), resumption.clone()).boxed());
-                Ok(())
-            }
-            (stop, _) => Err(stop.into()),
-        }
-    }
-
-    fn refused(&mut self, verdict: Verdict) -> Option<Said> {
-        match verdict {
-            Verdict::Answer(frame) => Some(Said::Response(frame)),
-            Verdict::Lost(lost) => {
+    fn refused(&mut self, refusal: Refusal) -> Option<Said> {
+        match refusal {
+            Refusal::Answer(frame) => Some(Said::Response(frame)),
+            Refusal::Lost(lost) => {
                 if lost.leaves_it_running() {
                     self.abandon();
                 }
                 Some(Said::Lost(lost))
             }
-            Verdict::NoSession { not_served, said } => {
+            Refusal::NoSession { not_served, words } => {
                 let mut was_there = false;
                 if let Some(stay) = &self.stay {
                     was_there = stay.session().has_served();
@@ -387,7 +340,7 @@ impl Exchange {
                 let is_own = matches!(self.home, Home::Own(_));
                 let was_refused = self.again && !was_there;
                 if was_refused || is_own || !not_served && is_call(&self.request.method) {
-                    return Some(said);
+                    return Some(words.map_or_else(Said::Lost, Said::Response));
                 }
                 self.again |= !was_there;
                 self.repeat();
@@ -399,7 +352,8 @@ impl Exchange {
     /// Whether a request whose connection broke may be sent again: only what asks for something,
     /// and only once.
     fn may_repeat(&self, lost: &CallError) -> bool {
-        matches!(lost, CallError::Broken(_)) && !self.again && !is_call(&self.request.method)
+        let is_unheard = !self.request.body.is_empty();
+        matches!(lost, CallError::Broken(_)) && is_unheard && !self.again && !is_call(&self.request.method)
     }
 
     fn repeat(&mut self) {
@@ -411,6 +365,7 @@ impl Exchange {
     /// Whether time is up. Polled when nothing else happened.
     fn overdue(&mut self, cx: &mut Context<'_>) -> Option<CallError> {
         let limits = self.home.server().config.timeouts;
+        let (is_sent, progress) = (matches!(self.stage, Stage::Sent(_)), self.progress());
         let timers =
             self.timers.get_or_insert_with(|| Timers { call: Box::pin(sleep(limits.call)), step: None });
         if timers.call.as_mut().poll(cx).is_ready() {
@@ -420,11 +375,11 @@ impl Exchange {
             return None;
         }
         // What is to be waited for next: nothing in the queue, then the first byte, then any.
-        let (step, limit, moved) = match &mut self.stage {
-            Stage::Sent(_) => (Step::FirstByte, limits.first_byte, false),
-            Stage::Reading(messages) => (Step::Idle, limits.idle, messages.took_progress()),
-            Stage::Elsewhere | Stage::Resuming(_) => (Step::Idle, limits.idle, false),
-            Stage::New | Stage::Leasing(_) | Stage::Refused(_) | Stage::Over => {
+        let (step, limit, moved) = match progress {
+            Progress::Unsent if is_sent => (Step::FirstByte, limits.first_byte, false),
+            Progress::Sent => (Step::FirstByte, limits.first_byte, false),
+            Progress::Begun { moved } => (Step::Idle, limits.idle, moved),
+            Progress::Unsent | Progress::Refused => {
                 timers.step = None;
                 return None;
             }
@@ -442,21 +397,12 @@ impl Exchange {
 
 // === impl Home ===
 
-impl Home {
-    fn server(&self) -> &Arc<Server> {
+impl<W: Wire> Home<W> {
+    fn server(&self) -> &Arc<Server<W>> {
         match self {
             Self::Group(group) => group.server(),
             Self::Own(session) => &session.server,
         }
-    }
-}
-
-/// Whether the server has the call, or may have it.
-fn is_with_server(stage: &Stage) -> bool {
-    match stage {
-        Stage::New | Stage::Leasing(_) | Stage::Refused(_) | Stage::Over => false,
-        Stage::Sent(answer) => !answer.is_connecting(),
-        Stage::Reading(_) | Stage::Elsewhere | Stage::Resuming(_) => true,
     }
 }
 
@@ -465,7 +411,7 @@ fn is_call(method: &Method) -> bool {
     method.may_ask()
 }
 
-impl Stream for Exchange {
+impl<W: Wire> Stream for Exchange<W> {
     type Item = Event;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Event>> {
@@ -497,7 +443,7 @@ impl Stream for Exchange {
     }
 }
 
-impl Drop for Exchange {
+impl<W: Wire> Drop for Exchange<W> {
     fn drop(&mut self) {
         self.cancel("the client no longer waits");
     }

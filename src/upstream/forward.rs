@@ -12,11 +12,11 @@ use tokio::time::{sleep, timeout};
 use super::{
     CallError,
     hop::{lines, with_query, without_hop},
+    http::{ERROR_BODY, ERROR_BODY_TIME, Http, refused},
     http1::{Incoming, Reuse},
     messages,
     passing::{Asking, Ending, Interest, Passing, Rest, Source, Wanted, Way},
     resume::{self, Reached, Refused},
-    server::{self, Server},
 };
 use crate::protocol::{ErrorObject, Frame, Id, Kind, headers::SESSION_ID};
 
@@ -68,8 +68,8 @@ pub struct Forwarded {
 }
 
 /// Sends a request on, and waits for the head of its answer.
-pub(super) async fn forward(server: Arc<Server>, request: Forward) -> Result<Forwarded, CallError> {
-    if server.closing.is_cancelled() {
+pub(super) async fn forward(server: Arc<Http>, request: Forward) -> Result<Forwarded, CallError> {
+    if server.work.closing.is_cancelled() {
         return Err(CallError::Closing);
     }
     let Forward { method, query, headers, body, purpose, calls, interest } = request;
@@ -142,7 +142,7 @@ pub(super) async fn forward(server: Arc<Server>, request: Forward) -> Result<For
         rest.soften();
     }
     if let (Purpose::Begin, Some(session)) = (purpose, session) {
-        server.order.begins(&session, |expiry| server.spawn(expiry));
+        server.order.begins(&session, |expiry| server.work.spawn(expiry));
     }
     let (head, body) = response.into_parts();
     rest.ending = Ending::of(&head);
@@ -185,7 +185,7 @@ async fn ask(
 
 /// Asks for the rest of an answer, more than once where the server cannot be reached. What it is refused
 /// with at last is the answer.
-async fn persist(server: &Server, way: &Way) -> Result<http::Response<Incoming>, CallError> {
+async fn persist(server: &Http, way: &Way) -> Result<http::Response<Incoming>, CallError> {
     let attempt = |reached: Reached| async move {
         match reached.by(way.send(server, &Method::GET, Reuse::Any, Bytes::new())).await {
             Ok(response) if resume::is_for_now(response.status()) => Err(Refused::ForNow(Ok(response))),
@@ -238,7 +238,7 @@ impl Forwarded {
     pub async fn not_taken_up(mut self, in_session: bool) -> CallError {
         self.body.rest.soften();
         let (status, headers) = (self.status, std::mem::take(&mut self.headers));
-        let body = timeout(server::ERROR_BODY_TIME, self.whole(server::ERROR_BODY)).await;
+        let body = timeout(ERROR_BODY_TIME, self.whole(ERROR_BODY)).await;
         resume::refusal(status, &headers, &body.unwrap_or(Ok(Bytes::new())).unwrap_or_default(), in_session)
     }
 
@@ -247,7 +247,7 @@ impl Forwarded {
         self.body.rest.soften();
         let (status, headers) = (self.status, std::mem::take(&mut self.headers));
         // Where it does not come, the status says enough.
-        let body = timeout(server::ERROR_BODY_TIME, self.whole(server::ERROR_BODY)).await;
+        let body = timeout(ERROR_BODY_TIME, self.whole(ERROR_BODY)).await;
         let body = body.unwrap_or(Ok(Bytes::new())).unwrap_or_default();
         if !status.is_redirection()
             && let Ok(frame) = Frame::parse(body.clone())
@@ -255,6 +255,6 @@ impl Forwarded {
         {
             return Ok(ErrorObject::from_raw(error.clone()));
         }
-        Err(server::refused(status, &headers, &body))
+        Err(refused(status, &headers, &body))
     }
 }

@@ -26,8 +26,13 @@ use std::{
 use tokio::{sync::oneshot, time::sleep};
 
 use super::{
-    CallError, Deferral, Identity, Limits, exchange::Request, handshake, reports::Reports, server::Server,
-    session::Session, subscribe::Subscribed,
+    CallError, Deferral, Identity, Limits, handshake,
+    reports::Reports,
+    request::Request,
+    server::Server,
+    session::{Keeper, Session},
+    subscribe::Subscribed,
+    wire::Wire,
 };
 use crate::{
     protocol::Method,
@@ -35,38 +40,37 @@ use crate::{
 };
 
 /// The sessions opened on behalf of one identity.
-pub(super) struct Group {
+pub(super) struct Group<W: Wire> {
     pub(super) identity: Identity,
     /// What it counts towards the limit of bytes, for as long as anybody has it.
     _weight: Weight,
-    server: Arc<Server>,
+    server: Arc<Server<W>>,
     /// Whether this client can be asked anything at all.
     askable: bool,
     /// What the sessions of this principal report.
     pub(super) reports: Reports,
-    pub(super) subscribed: Subscribed,
+    pub(super) subscribed: Subscribed<W>,
     /// When it was last asked for, counted in such askings.
     pub(super) used: AtomicU64,
-    seats: Mutex<Seats>,
+    seats: Mutex<Seats<W>>,
 }
 
 /// The lock guards a few lines each time and is never held while waiting.
-#[derive(Default)]
-struct Seats {
+struct Seats<W: Wire> {
     /// Every session that takes calls, the last used last.
-    all: Vec<Seat>,
+    all: Vec<Seat<W>>,
     /// Where lists, and all calls that need no session for themselves, go.
-    lists: Option<Arc<Session>>,
+    lists: Option<Arc<Session<W>>>,
     /// The list session on its way.
-    opening: Option<Opening>,
+    opening: Option<Opening<W>>,
     /// Sessions on their way for calls that lease one.
     promised: Vec<Holder>,
     /// Who waits for a session, the longest first.
-    queue: VecDeque<Waiting>,
+    queue: VecDeque<Waiting<W>>,
 }
 
-struct Seat {
-    session: Arc<Session>,
+struct Seat<W: Wire> {
+    session: Arc<Session<W>>,
     /// Whom it is leased to.
     holder: Option<Holder>,
     /// Rounds of [`Group::sweep`] in which it was not used.
@@ -80,9 +84,9 @@ pub(super) struct Holder {
     deferral: Option<Deferral>,
 }
 
-struct Waiting {
+struct Waiting<W: Wire> {
     who: Holder,
-    turn: oneshot::Sender<Turn>,
+    turn: oneshot::Sender<Turn<W>>,
 }
 
 /// Bytes that an identity keeps, counted together with all others.
@@ -91,26 +95,26 @@ struct Weight {
     all: Arc<AtomicUsize>,
 }
 
-type Opening = Shared<BoxFuture<'static, Result<Arc<Session>, CallError>>>;
+type Opening<W> = Shared<BoxFuture<'static, Result<Arc<Session<W>>, CallError>>>;
 
 /// The use of a session for one call.
-pub(super) struct Lease {
-    pub(super) session: Arc<Session>,
+pub(super) struct Lease<W: Wire> {
+    pub(super) session: Arc<Session<W>>,
     /// Where to give it back, if nobody else may use it meanwhile.
-    exclusive: Option<Arc<Group>>,
+    exclusive: Option<Arc<Group<W>>>,
 }
 
 /// The right of one call to open one more session.
-struct Promise {
+struct Promise<W: Wire> {
     /// Taken when it is kept.
-    group: Option<Arc<Group>>,
+    group: Option<Arc<Group<W>>>,
     call: u64,
 }
 
 /// What somebody at the head of the queue gets.
-enum Turn {
-    Lease(Lease),
-    Open(Promise),
+enum Turn<W: Wire> {
+    Lease(Lease<W>),
+    Open(Promise<W>),
 }
 
 /// What an identity costs beside what it declares and is known by, in bytes.
@@ -143,8 +147,8 @@ impl Drop for Weight {
 
 // === impl Group ===
 
-impl Group {
-    pub(super) fn new(server: Arc<Server>, identity: Identity, reports: Reports) -> Self {
+impl<W: Wire> Group<W> {
+    pub(super) fn new(server: Arc<Server<W>>, identity: Identity, reports: Reports) -> Self {
         Self {
             askable: identity.capabilities.can_be_asked(),
             _weight: Weight::of(&identity, &server.identity_bytes),
@@ -157,20 +161,20 @@ impl Group {
         }
     }
 
-    pub(super) fn server(&self) -> &Arc<Server> {
+    pub(super) fn server(&self) -> &Arc<Server<W>> {
         &self.server
     }
 
-    fn seats(&self) -> MutexGuard<'_, Seats> {
+    fn seats(&self) -> MutexGuard<'_, Seats<W>> {
         self.seats.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A session for a call, where one can be had at once.
-    pub(super) fn take(self: &Arc<Self>, request: &Request) -> Option<Lease> {
+    pub(super) fn take(self: &Arc<Self>, request: &Request) -> Option<Lease<W>> {
         self.take_for(&request.method, || Holder::of(request))
     }
 
-    fn take_for(self: &Arc<Self>, method: &Method, who: impl FnOnce() -> Holder) -> Option<Lease> {
+    fn take_for(self: &Arc<Self>, method: &Method, who: impl FnOnce() -> Holder) -> Option<Lease<W>> {
         let mut seats = self.seats();
         let lists = seats.lists.as_ref()?;
         if self.shares(method, lists) {
@@ -180,7 +184,7 @@ impl Group {
         if seats.queue.is_empty() { self.take_idle(&mut seats, who) } else { None }
     }
 
-    fn take_idle(self: &Arc<Self>, seats: &mut Seats, who: impl FnOnce() -> Holder) -> Option<Lease> {
+    fn take_idle(self: &Arc<Self>, seats: &mut Seats<W>, who: impl FnOnce() -> Holder) -> Option<Lease<W>> {
         let seat = seats.all.iter_mut().rfind(|seat| seat.is_idle())?;
         seat.holder = Some(who());
         seat.quiet = 0;
@@ -189,7 +193,7 @@ impl Group {
 
     /// Whether a call can go to the list session beside others: it cannot be asked anything, or
     /// its questions will come on its own stream.
-    fn shares(&self, method: &Method, lists: &Session) -> bool {
+    fn shares(&self, method: &Method, lists: &Session<W>) -> bool {
         !self.askable || !method.may_ask() || self.server.asks.tells_apart() || lists.is_deaf()
     }
 
@@ -197,7 +201,7 @@ impl Group {
     ///
     /// # Errors
     /// What became of opening it; [`CallError::Busy`], [`CallError::Waited`]; [`CallError::Closing`].
-    pub(super) async fn lease(self: Arc<Self>, method: Method, who: Holder) -> Result<Lease, CallError> {
+    pub(super) async fn lease(self: Arc<Self>, method: Method, who: Holder) -> Result<Lease<W>, CallError> {
         // First, because it tells whether sessions must be leased at all.
         self.lists().await?;
         let turn = match self.take_for(&method, || who.clone()) {
@@ -210,12 +214,12 @@ impl Group {
         }
     }
 
-    fn queue(self: &Arc<Self>, who: Holder) -> Result<oneshot::Receiver<Turn>, CallError> {
+    fn queue(self: &Arc<Self>, who: Holder) -> Result<oneshot::Receiver<Turn<W>>, CallError> {
         let (sender, turn) = oneshot::channel();
         {
             let limits = &self.server.config.limits;
             let mut seats = self.seats();
-            if self.server.closing.is_cancelled() {
+            if self.server.work.closing.is_cancelled() {
                 return Err(CallError::Closing);
             }
             seats.queue.push_back(Waiting { who, turn: sender });
@@ -236,9 +240,9 @@ impl Group {
     /// everybody; a call waits no longer than it may, a task for as long as it takes.
     async fn await_turn(
         self: &Arc<Self>,
-        turn: oneshot::Receiver<Turn>,
+        turn: oneshot::Receiver<Turn<W>>,
         who: &Holder,
-    ) -> Result<Turn, CallError> {
+    ) -> Result<Turn<W>, CallError> {
         let limit = self.server.config.timeouts.queue;
         let (mut turn, mut patience) = (turn, pin!(sleep(limit).fuse()));
         let mut shown = pin!(self.server.asks.shown().fuse());
@@ -288,7 +292,7 @@ impl Group {
     /// Who can go on, and with what: the head of the queue, with an idle session or room for one more.
     /// A server that has meanwhile been seen to ask on the calls' own streams has room for everybody.
     /// Where only tasks have room, the first of them.
-    fn next_turn(self: &Arc<Self>, seats: &mut Seats) -> Option<(oneshot::Sender<Turn>, Turn)> {
+    fn next_turn(self: &Arc<Self>, seats: &mut Seats<W>) -> Option<(oneshot::Sender<Turn<W>>, Turn<W>)> {
         let limits = &self.server.config.limits;
         let head = seats.queue.front()?.who.clone();
         if let Some(lists) = seats.lists.as_ref().filter(|lists| self.shares(&Method::ToolsCall, lists)) {
@@ -317,10 +321,10 @@ impl Group {
     ///
     /// # Errors
     /// What became of opening it. It is tried again by whoever asks next.
-    pub(super) async fn lists(self: &Arc<Self>) -> Result<Arc<Session>, CallError> {
+    pub(super) async fn lists(self: &Arc<Self>) -> Result<Arc<Session<W>>, CallError> {
         let opening = {
             let mut seats = self.seats();
-            if self.server.closing.is_cancelled() {
+            if self.server.work.closing.is_cancelled() {
                 return Err(CallError::Closing);
             }
             if let Some(lists) = &seats.lists {
@@ -333,11 +337,11 @@ impl Group {
 
     /// Opens the list session in a task of its own: a handshake that its first caller abandons is
     /// still wanted by the others, and would leave a session behind at the server.
-    fn open_lists(self: Arc<Self>) -> Opening {
+    fn open_lists(self: Arc<Self>) -> Opening<W> {
         let (sender, opened) = oneshot::channel();
         let server = self.server.clone();
-        server.spawn(async move {
-            let seat = |seats: &mut Seats, session: &Arc<Session>| {
+        server.work.spawn(async move {
+            let seat = |seats: &mut Seats<W>, session: &Arc<Session<W>>| {
                 seats.opening = None;
                 seats.lists = Some(session.clone());
                 seats.seat(session, None);
@@ -357,17 +361,17 @@ impl Group {
     /// Opens a session, which `seat` takes in.
     async fn open(
         self: &Arc<Self>,
-        seat: impl FnOnce(&mut Seats, &Arc<Session>),
-    ) -> Result<Arc<Session>, CallError> {
+        seat: impl FnOnce(&mut Seats<W>, &Arc<Session<W>>),
+    ) -> Result<Arc<Session<W>>, CallError> {
         let session = tokio::select! {
-            opened = handshake::open(&self.server, self) => opened?,
+            opened = handshake::open(&self.server, &self.identity, self.clone(), &self.reports) => opened?,
             // Whoever waits for it is told at once, not when the server answers.
-            () = self.server.closing.cancelled() => return Err(CallError::Closing),
+            () = self.server.work.closing.cancelled() => return Err(CallError::Closing),
         };
         let is_late = {
             let mut seats = self.seats();
             // Under the lock: whoever closes the others says so first, and looks for them here then.
-            let is_late = self.server.closing.is_cancelled();
+            let is_late = self.server.work.closing.is_cancelled();
             if !is_late {
                 seat(&mut seats, &session);
             }
@@ -380,16 +384,8 @@ impl Group {
         Ok(session)
     }
 
-    /// Lists come from the session that reported a change of them: others may not know of it.
-    pub(super) fn lists_from(&self, session: &Arc<Session>) {
-        let mut seats = self.seats();
-        if seats.all.iter().any(|seat| Arc::ptr_eq(&seat.session, session)) {
-            seats.lists = Some(session.clone());
-        }
-    }
-
     /// Takes a session out: it has ended, or is to take no more calls.
-    pub(super) fn remove(self: &Arc<Self>, session: &Arc<Session>) {
+    pub(super) fn remove(self: &Arc<Self>, session: &Arc<Session<W>>) {
         let nobody_hears = {
             let mut seats = self.seats();
             seats.all.retain(|seat| !Arc::ptr_eq(&seat.session, session));
@@ -409,12 +405,12 @@ impl Group {
     /// No session is left: where somebody listens, another is opened for that.
     fn listen_on(self: &Arc<Self>) {
         self.reports.is_unheard();
-        if !self.reports.is_listened_to() || self.server.closing.is_cancelled() {
+        if !self.reports.is_listened_to() || self.server.work.closing.is_cancelled() {
             return;
         }
         let group = self.clone();
-        self.server.spawn(async move {
-            let closing = group.server.closing.clone();
+        self.server.work.spawn(async move {
+            let closing = group.server.work.closing.clone();
             let mut pause = PAUSE;
             while group.reports.is_listened_to() && group.lists().await.is_err() {
                 tokio::select! {
@@ -423,14 +419,6 @@ impl Group {
                 }
             }
         });
-    }
-
-    /// Waits until there is a session for those who listen, or it is clear that there is none yet.
-    pub(super) async fn has_successor(self: &Arc<Self>) {
-        if self.reports.is_listened_to() {
-            // Whether it works is seen to by `listen_on`.
-            let _ = self.lists().await;
-        }
     }
 
     /// Closes what has not been used for long. Called once a minute. `watched` is whether
@@ -454,7 +442,7 @@ impl Group {
                 }
                 stays
             });
-            let gone = |session: &Arc<Session>| quiet.iter().any(|quiet| Arc::ptr_eq(quiet, session));
+            let gone = |session: &Arc<Session<W>>| quiet.iter().any(|quiet| Arc::ptr_eq(quiet, session));
             if lists.as_ref().is_some_and(gone) {
                 *lists = all.first().map(|seat| seat.session.clone());
             }
@@ -479,7 +467,7 @@ impl Group {
     }
 
     /// Takes all sessions out, for good; who waits is told.
-    pub(super) fn close(&self) -> Vec<Arc<Session>> {
+    pub(super) fn close(&self) -> Vec<Arc<Session<W>>> {
         let mut seats = self.seats();
         seats.lists = None;
         let queue = std::mem::take(&mut seats.queue);
@@ -490,15 +478,49 @@ impl Group {
     }
 }
 
+impl<W: Wire> Keeper<W> for Group<W> {
+    fn remove(self: Arc<Self>, session: &Arc<Session<W>>) {
+        Self::remove(&self, session);
+    }
+
+    /// Others may not know of the change.
+    fn lists_from(&self, session: &Arc<Session<W>>) {
+        let mut seats = self.seats();
+        if seats.all.iter().any(|seat| Arc::ptr_eq(&seat.session, session)) {
+            seats.lists = Some(session.clone());
+        }
+    }
+
+    fn pass_on(self: Arc<Self>) {
+        Self::pass_on(&self);
+    }
+
+    fn has_successor(self: Arc<Self>) -> BoxFuture<'static, ()> {
+        async move {
+            if self.reports.is_listened_to() {
+                // Whether it works is seen to by `listen_on`.
+                let _ = self.lists().await;
+            }
+        }
+        .boxed()
+    }
+}
+
 // === impl Seats ===
 
-impl Seats {
-    fn seat(&mut self, session: &Arc<Session>, holder: Option<Holder>) {
+impl<W: Wire> Default for Seats<W> {
+    fn default() -> Self {
+        Self { all: Vec::new(), lists: None, opening: None, promised: Vec::new(), queue: VecDeque::new() }
+    }
+}
+
+impl<W: Wire> Seats<W> {
+    fn seat(&mut self, session: &Arc<Session<W>>, holder: Option<Holder>) {
         self.all.push(Seat { session: session.clone(), holder, quiet: 0 });
     }
 
     /// Makes a session idle again, and the first to be used next.
-    fn release(&mut self, session: &Arc<Session>) {
+    fn release(&mut self, session: &Arc<Session<W>>) {
         if let Some(at) = self.all.iter().position(|seat| Arc::ptr_eq(&seat.session, session)) {
             let mut seat = self.all.remove(at);
             seat.holder = None;
@@ -528,7 +550,7 @@ impl Seats {
     }
 
     /// Whether there are more sessions than calls may have, now that a task has given back its own.
-    fn is_surplus(&self, session: &Arc<Session>, limits: &Limits) -> bool {
+    fn is_surplus(&self, session: &Arc<Session<W>>, limits: &Limits) -> bool {
         let is_lists = self.lists.as_ref().is_some_and(|lists| Arc::ptr_eq(lists, session));
         !is_lists && self.queue.is_empty() && self.counted(limits) > limits.sessions.max(1)
     }
@@ -540,7 +562,7 @@ impl Seats {
     }
 
     /// Undoes a turn that nobody is there to take. What would undo it by itself needs the lock.
-    fn take_back(&mut self, turn: Turn) {
+    fn take_back(&mut self, turn: Turn<W>) {
         match turn {
             Turn::Lease(mut lease) => {
                 if lease.exclusive.take().is_some() {
@@ -558,7 +580,7 @@ impl Seats {
 
 // === impl Seat ===
 
-impl Seat {
+impl<W: Wire> Seat<W> {
     /// Calls that came while sessions were shared may still be asked something in theirs.
     fn is_idle(&self) -> bool {
         self.holder.is_none() && !self.session.may_be_asked()
@@ -588,9 +610,9 @@ impl Holder {
 
 // === impl Lease ===
 
-impl Lease {
+impl<W: Wire> Lease<W> {
     /// The use of a session beside others.
-    pub(super) fn shared(session: Arc<Session>) -> Self {
+    pub(super) fn shared(session: Arc<Session<W>>) -> Self {
         Self { session, exclusive: None }
     }
 
@@ -599,7 +621,7 @@ impl Lease {
     }
 }
 
-impl Drop for Lease {
+impl<W: Wire> Drop for Lease<W> {
     fn drop(&mut self) {
         if let Some(group) = self.exclusive.take() {
             let is_surplus = {
@@ -617,23 +639,23 @@ impl Drop for Lease {
 
 // === impl Promise ===
 
-impl Promise {
+impl<W: Wire> Promise<W> {
     /// Opens the session, for the holder alone. In a task of its own: of a handshake that its caller
     /// abandons, a session would be left behind at the server, and its reader here. It then serves
     /// somebody else.
-    async fn keep(self) -> Result<Lease, CallError> {
+    async fn keep(self) -> Result<Lease<W>, CallError> {
         let server = self.group.as_ref().expect("a promise is kept once").server.clone();
         let (sender, opened) = oneshot::channel();
-        server.spawn(async move {
+        server.work.spawn(async move {
             let _ = sender.send(self.open().await);
         });
         opened.await.unwrap_or(Err(CallError::Closing))
     }
 
-    async fn open(mut self) -> Result<Lease, CallError> {
+    async fn open(mut self) -> Result<Lease<W>, CallError> {
         let group = self.group.clone().expect("a promise is kept once");
         let call = self.call;
-        let seat = |seats: &mut Seats, session: &Arc<Session>| {
+        let seat = |seats: &mut Seats<W>, session: &Arc<Session<W>>| {
             let holder = seats.unpromise(call);
             seats.seat(session, holder);
             seats.lists.get_or_insert_with(|| session.clone());
@@ -644,7 +666,7 @@ impl Promise {
     }
 }
 
-impl Drop for Promise {
+impl<W: Wire> Drop for Promise<W> {
     fn drop(&mut self) {
         if let Some(group) = self.group.take() {
             group.seats().unpromise(self.call);

@@ -5,21 +5,16 @@
 //! have ids.
 
 use http::StatusCode;
-use std::{future::poll_fn, sync::Arc, time::Duration};
-use tokio::{
-    sync::oneshot,
-    time::{sleep, timeout},
-};
+use std::{future::poll_fn, time::Duration};
+use tokio::time::sleep;
 
 use super::{
+    http::HttpLine,
     http1::Incoming,
     messages::{Messages, Opening, Resumption, Stop},
-    session::Session,
+    wire::Beside,
 };
 
-/// How long a session's first call waits for the stream: some servers hold back its head until
-/// there is something to say.
-const OPENING: Duration = Duration::from_millis(100);
 /// The pause before a closed stream is opened again, where the server names none. Doubles with
 /// every attempt that brings nothing.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -40,46 +35,28 @@ enum Attempt {
     Failed,
 }
 
-/// Asks for the stream and goes on reading it in the background until the session is over. Returns
-/// when the server has taken or refused it, or after a short while.
-pub(super) async fn start(session: &Arc<Session>) {
-    let (opened, heard) = oneshot::channel();
-    let reader = session.clone();
-    session.server.spawn(async move {
-        let over = reader.over.clone();
-        tokio::select! {
-            () = over.cancelled() => {}
-            () = listen(&reader, opened) => {}
-        }
-    });
-    // A reader that ends has nothing more to wait for either.
-    let _ = timeout(OPENING, heard).await;
-}
-
-async fn listen(session: &Arc<Session>, opened: oneshot::Sender<()>) {
-    let mut opened = Some(opened);
+/// Asks for the stream and reads it, again and again, until it is refused or the session is gone.
+pub(super) async fn listen(line: &HttpLine, mut tell: impl FnMut(Beside) + Send) {
     let mut resumption = Resumption::default();
     let mut fruitless = 0;
     let mut had_one = false;
     loop {
-        let attempt = ask(session, resumption.last_id.as_deref(), had_one).await;
+        let attempt = ask(line, resumption.last_id.as_deref(), had_one).await;
         if matches!(attempt, Attempt::Refused) {
-            session.set_deaf();
+            tell(Beside::Deaf);
         }
-        if let Some(opened) = opened.take() {
-            let _ = opened.send(());
-        }
+        tell(Beside::Settled);
         match attempt {
             Attempt::Open(mut messages) => {
                 had_one = true;
                 messages.go_on_from(resumption.clone());
-                if read(session, &mut messages).await {
+                if read(&mut messages, &mut tell).await {
                     fruitless = 0;
                 }
                 resumption = messages.resumption().cloned().unwrap_or_default();
             }
             Attempt::Refused => return,
-            Attempt::Ended => return session.ended(),
+            Attempt::Ended => return tell(Beside::Ended),
             Attempt::Failed => {}
         }
         sleep(pause(resumption.retry, fruitless)).await;
@@ -97,22 +74,22 @@ fn pause(named: Option<Duration>, fruitless: u32) -> Duration {
     }
 }
 
-async fn ask(session: &Arc<Session>, last_id: Option<&str>, had_one: bool) -> Attempt {
-    let Ok(response) = session.get(last_id).await else { return Attempt::Failed };
+async fn ask(line: &HttpLine, last_id: Option<&str>, had_one: bool) -> Attempt {
+    let Ok(response) = line.get(last_id).await else { return Attempt::Failed };
     let status = response.status();
-    match Opening::of(response, session.server.config.limits.result_bytes) {
+    match Opening::of(response, line.http.config.limits.result_bytes) {
         Ok(Opening::Messages(messages)) if messages.resumption().is_some() => Attempt::Open(messages),
         // Some answer 200 or 202 with nothing in it.
         Ok(Opening::Messages(_) | Opening::Accepted) | Err(_) => Attempt::Refused,
-        Ok(Opening::Refused(_, body)) => refused(session, status, body, had_one),
+        Ok(Opening::Refused(_, body)) => refused(line, status, body, had_one),
     }
 }
 
-fn refused(session: &Arc<Session>, status: StatusCode, body: Incoming, had_one: bool) -> Attempt {
-    session.server.drain_later(body);
+fn refused(line: &HttpLine, status: StatusCode, body: Incoming, had_one: bool) -> Attempt {
+    line.http.drain_later(body);
     match status {
         // Where there has been a stream, this is about the session.
-        StatusCode::NOT_FOUND if had_one && session.has_id() => Attempt::Ended,
+        StatusCode::NOT_FOUND if had_one && line.has_id => Attempt::Ended,
         // Only one stream at a time, and the one that broke still counts; or too many requests.
         StatusCode::CONFLICT | StatusCode::TOO_MANY_REQUESTS => Attempt::Failed,
         StatusCode::NOT_IMPLEMENTED => Attempt::Refused,
@@ -122,13 +99,13 @@ fn refused(session: &Arc<Session>, status: StatusCode, body: Incoming, had_one: 
 }
 
 /// Reads a stream to its end. Whether it was worth having.
-async fn read(session: &Arc<Session>, messages: &mut Messages) -> bool {
+async fn read(messages: &mut Messages, tell: &mut (impl FnMut(Beside) + Send)) -> bool {
     let mut worth = false;
     loop {
         match poll_fn(|cx| messages.poll_next(cx)).await {
             Ok(frame) => {
                 worth = true;
-                session.hear(frame);
+                tell(Beside::Message(frame));
             }
             Err(Stop::Ended(_)) => return worth,
             Err(Stop::Lost(lost)) => {

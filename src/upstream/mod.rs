@@ -22,15 +22,19 @@ mod forward;
 mod group;
 mod handshake;
 mod hop;
+mod http;
 pub mod http1;
 mod listen;
 mod mailbox;
 mod message;
 mod messages;
 mod off_stream;
+#[cfg(test)]
+mod over_lines;
 mod passing;
 mod refusal;
 mod reports;
+mod request;
 mod resume;
 #[cfg(test)]
 mod schedules;
@@ -41,13 +45,15 @@ mod streamable;
 mod subscribe;
 mod telling;
 mod via;
+mod wire;
+mod work;
 
 pub use event::{Answer, Asked, Event, Question, Replies, TurnedOver};
 pub use forward::{Forward, Forwarded, Purpose};
 pub use off_stream::OffStream;
 pub use passing::{Interest, Passing};
 pub use reports::Changes;
-pub use streamable::Streamable;
+pub use self::http::Streamable;
 
 pub(crate) use attribution::only_one;
 
@@ -57,9 +63,9 @@ use crate::{
     dialect::{Call, Credentials, Principal},
     protocol::{Capabilities, ErrorObject, Id, Method},
 };
+use ::http::{HeaderMap, HeaderValue, StatusCode, Uri};
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
-use http::{HeaderMap, HeaderValue, StatusCode};
 use std::{
     sync::{
         Arc,
@@ -82,7 +88,7 @@ pub trait Upstream: Send + Sync + 'static {
     /// [`OffStream`]. A server that has lost the session is not sent the call again.
     fn call_in(&self, session: ClientSession, call: NativeCall) -> (Replies, Option<OffStream>) {
         drop((session, call));
-        let lost = CallError::Invalid("it is not spoken to over Streamable HTTP".to_owned());
+        let lost = CallError::not_over_http();
         (Box::pin(futures_util::stream::once(std::future::ready(Event::Lost(lost)))), None)
     }
 
@@ -139,8 +145,7 @@ pub trait Upstream: Send + Sync + 'static {
     /// A server that is not spoken to over Streamable HTTP has no such requests.
     fn forward(&self, request: Forward) -> BoxFuture<'static, Result<Forwarded, CallError>> {
         drop(request);
-        let lost = CallError::Invalid("it is not spoken to over Streamable HTTP".to_owned());
-        Box::pin(std::future::ready(Err(lost)))
+        Box::pin(std::future::ready(Err(CallError::not_over_http())))
     }
 
     /// Whether a request with these headers is one that was sent to this server from here, and has
@@ -255,9 +260,9 @@ pub const CONNECTIONS: usize = 20_000;
 #[derive(Debug, thiserror::Error)]
 pub enum NotStarted {
     #[error("the upstream URL {0} must begin with http:// or https://")]
-    Scheme(http::Uri),
+    Scheme(Uri),
     #[error("the upstream URL {0} names no host")]
-    NoHost(http::Uri),
+    NoHost(Uri),
     #[error(
         "no usable certificate authority on this system; set SSL_CERT_FILE or install its certificates {0}"
     )]
@@ -311,7 +316,7 @@ pub struct Document {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
     /// The MCP endpoint.
-    pub url: http::Uri,
+    pub url: Uri,
     pub timeouts: Timeouts,
     pub limits: Limits,
 }

@@ -3,51 +3,80 @@
 
 use std::{fmt, sync::Arc};
 
-use super::{attribution, mailbox::Said, message, session::Session};
+use super::{attribution, mailbox::Said, message, session::Session, wire::Wire};
 use crate::protocol::{Frame, Id, Kind, Method, code::INTERNAL_ERROR};
 
 /// A call that may be spoken of elsewhere than on its own stream. Clones are the same.
 #[derive(Clone)]
 pub struct OffStream {
-    /// The call is the only one in it.
-    session: Arc<Session>,
+    session: Arc<dyn Spoken>,
     call: u64,
+}
+
+/// A client's own session, in which the call is the only one.
+trait Spoken: Send + Sync {
+    fn is_in_flight(&self, call: u64) -> bool;
+    fn has_left(&self) -> bool;
+    fn has_asked(&self, call: u64, id: &Id) -> bool;
+    fn hear(self: Arc<Self>, call: u64, frame: Frame);
+    fn refuse(self: Arc<Self>, id: &Id, words: &str);
 }
 
 // === impl OffStream ===
 
 impl OffStream {
-    pub(super) fn new(session: Arc<Session>, call: u64) -> Self {
+    pub(super) fn new<W: Wire>(session: Arc<Session<W>>, call: u64) -> Self {
         Self { session, call }
     }
 
     /// Whether the server has the call, or may have it, and has not ended it.
     pub fn is_in_flight(&self) -> bool {
-        self.session.inside().calls.contains_key(&self.call)
+        self.session.is_in_flight(self.call)
     }
 
     /// Whether it has left without its end: the server may still be at it.
     pub fn has_left(&self) -> bool {
-        self.session.inside().abandoned
+        self.session.has_left()
     }
 
     /// Whether this question of the server was put to it, and the server does not have its answer.
     pub fn has_asked(&self, id: &Id) -> bool {
-        self.session.inside().calls.get(&self.call).is_some_and(|call| call.questions.contains(id))
+        self.session.has_asked(self.call, id)
     }
 
     /// Gives it what the server said of it. A question that is open already is not put again: a stream
     /// that is taken up may bring it twice.
     pub fn hear(&self, frame: Frame) {
-        let Some(mailbox) = self.session.inside().calls.get(&self.call).map(|call| call.mailbox.clone())
-        else {
-            return;
-        };
+        Arc::clone(&self.session).hear(self.call, frame);
+    }
+
+    /// Refuses a question of the server that cannot be told to be this call's, in the background.
+    pub fn refuse(&self, id: &Id, reason: &str) {
+        let words = format!("cannot be attributed to one call: {reason}");
+        Arc::clone(&self.session).refuse(id, &words);
+    }
+}
+
+impl<W: Wire> Spoken for Session<W> {
+    fn is_in_flight(&self, call: u64) -> bool {
+        self.inside().calls.contains_key(&call)
+    }
+
+    fn has_left(&self) -> bool {
+        self.inside().abandoned
+    }
+
+    fn has_asked(&self, call: u64, id: &Id) -> bool {
+        self.inside().calls.get(&call).is_some_and(|call| call.questions.contains(id))
+    }
+
+    fn hear(self: Arc<Self>, call: u64, frame: Frame) {
+        let Some(mailbox) = self.inside().calls.get(&call).map(|call| call.mailbox.clone()) else { return };
         match frame.kind() {
-            Kind::Request { id, .. } if self.has_asked(id) => {}
+            Kind::Request { id, .. } if self.has_asked(call, id) => {}
             Kind::Request { id, .. } => {
                 let id = id.clone();
-                mailbox.push(self.session.put(self.call, id, frame));
+                mailbox.push(self.put(call, id, frame));
             }
             Kind::Notification { method: Method::Cancelled, params } => {
                 if let Some(id) = attribution::cancelled_id(params.as_ref()) {
@@ -59,10 +88,8 @@ impl OffStream {
         }
     }
 
-    /// Refuses a question of the server that cannot be told to be this call's, in the background.
-    pub fn refuse(&self, id: &Id, reason: &str) {
-        let words = format!("cannot be attributed to one call: {reason}");
-        self.session.respond_later(id, &message::refusal(INTERNAL_ERROR, &words));
+    fn refuse(self: Arc<Self>, id: &Id, words: &str) {
+        self.respond_later(id, &message::refusal(INTERNAL_ERROR, words));
     }
 }
 

@@ -28,11 +28,11 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     CallError,
+    http::{Http, error_body},
     http1::{self, Answering, Incoming, Reuse},
     messages,
     resume::{self, Reached, Refused},
     root_cause,
-    server::{self, Server},
 };
 use crate::{
     dialect::legacy::{self, Anchor},
@@ -73,7 +73,7 @@ pub(super) enum Source {
 
 /// What becomes of an answer whose client leaves.
 pub(super) struct Rest {
-    pub(super) server: Arc<Server>,
+    pub(super) server: Arc<Http>,
     pub(super) wanted: Wanted,
     pub(super) interest: Option<Arc<dyn Interest>>,
     /// When time is up, and what is to be said of it then; `None` for what has no time.
@@ -255,19 +255,19 @@ impl Drop for Passing {
 // === impl Way ===
 
 impl Way {
-    pub(super) fn send(&self, server: &Server, method: &Method, reuse: Reuse, body: Bytes) -> Answering {
+    pub(super) fn send(&self, server: &Http, method: &Method, reuse: Reuse, body: Bytes) -> Answering {
         let path = self.path.as_deref().unwrap_or(&server.path);
         server.client.send(method, path, &self.lines, &[], body, reuse)
     }
 
-    pub(super) fn send_in_passing(&self, server: &Server, method: &Method, body: Bytes) -> Answering {
+    pub(super) fn send_in_passing(&self, server: &Http, method: &Method, body: Bytes) -> Answering {
         let path = self.path.as_deref().unwrap_or(&server.path);
         // It is told once.
         server.client.send_in_passing(method, path, &self.lines, &[], body, Reuse::Proven)
     }
 
     /// Tells the server that these calls are cancelled (2025-11-25, *Cancellation*).
-    async fn cancel(&self, server: &Server, calls: &[Id], why: &str) {
+    async fn cancel(&self, server: &Http, calls: &[Id], why: &str) {
         for call in calls {
             let cancelled = legacy::cancelled(call, why);
             // One that does not take it sees the connection break.
@@ -292,13 +292,13 @@ impl Way {
     }
 
     /// Asks once for the rest of an answer.
-    async fn rest(&self, server: &Server, reached: Reached) -> Result<Incoming, Refused<CallError>> {
+    async fn rest(&self, server: &Http, reached: Reached) -> Result<Incoming, Refused<CallError>> {
         let answer = reached.by(self.send(server, &Method::GET, Reuse::Any, Bytes::new())).await;
         let (head, body) = answer.map_err(|lost| Refused::ForNow(lost.when_resuming()))?.into_parts();
         if head.status.is_success() && messages::is_events(&head.headers) {
             return Ok(body);
         }
-        let body = server::error_body(body).await;
+        let body = error_body(body).await;
         let lost = resume::refusal(head.status, &head.headers, &body, self.in_session);
         Err(if resume::is_for_now(head.status) { Refused::ForNow(lost) } else { Refused::ForGood(lost) })
     }
@@ -334,7 +334,7 @@ impl Rest {
         let Some(way) = self.way.clone().filter(|_| !calls.is_empty() && !self.is_lost()) else { return };
         self.wanted = Wanted::No;
         let server = self.server.clone();
-        self.server.spawn(async move { way.cancel(&server, &calls, why).await });
+        self.server.work.spawn(async move { way.cancel(&server, &calls, why).await });
     }
 
     /// The client has left. `reading` tells whether what it asked has been answered.
@@ -355,10 +355,10 @@ impl Rest {
                 (Some(place), self.due.take())
             }
         };
-        let closing = server.closing.clone();
+        let closing = server.work.closing.clone();
         let (way, interest) = (self.way.take(), self.interest.take());
         let (to, calls) = (server.clone(), mem::take(&mut self.calls));
-        server.spawn(async move {
+        server.work.spawn(async move {
             let _place = place;
             // Made here: a destructor may run where there is no timer.
             let due = async {

@@ -20,10 +20,9 @@ use tokio::time::sleep;
 
 use super::{
     CallError,
+    http::{HttpLine, error_body, refused},
     http1::{Answering, Incoming},
     messages::{Messages, Opening, Resumption},
-    server,
-    session::Session,
 };
 
 /// The pause before a stream is taken up, where the server named none.
@@ -114,7 +113,7 @@ pub(super) fn refusal(status: StatusCode, headers: &HeaderMap, body: &Bytes, in_
     let lost = match status {
         StatusCode::NOT_FOUND if in_session => CallError::SessionEnded,
         _ if status.is_success() => CallError::Invalid("it is no event stream".to_owned()),
-        _ => server::refused(status, headers, body),
+        _ => refused(status, headers, body),
     };
     lost.when_resuming()
 }
@@ -124,22 +123,22 @@ pub(super) fn refusal(status: StatusCode, headers: &HeaderMap, body: &Bytes, in_
 /// # Errors
 /// [`CallError::SessionEnded`], [`CallError::Unauthorized`], or [`CallError::Broken`] where the server has nothing
 /// more to give, or cannot be reached for a while.
-pub(super) async fn resume(session: Arc<Session>, mut from: Resumption) -> Result<Messages, CallError> {
+pub(super) async fn resume(line: Arc<HttpLine>, mut from: Resumption) -> Result<Messages, CallError> {
     sleep(first_pause(from.retry, from.fruitless)).await;
     from.fruitless = from.fruitless.saturating_add(1);
-    persist(from.retry, |reached| attempt(&session, &from, reached)).await
+    persist(from.retry, |reached| attempt(&line, &from, reached)).await
 }
 
 async fn attempt(
-    session: &Session,
+    line: &HttpLine,
     from: &Resumption,
     reached: Reached,
 ) -> Result<Messages, Refused<CallError>> {
-    let response = match reached.by(session.get(from.last_id.as_deref())).await {
+    let response = match reached.by(line.get(from.last_id.as_deref())).await {
         Ok(response) => response,
         Err(lost) => return Err(Refused::ForNow(lost.when_resuming())),
     };
-    let limit = session.server.config.limits.result_bytes;
+    let limit = line.http.config.limits.result_bytes;
     let (head, body) = match Opening::of(response, limit).map_err(Refused::ForGood)? {
         Opening::Messages(mut messages) => {
             messages.go_on_from(from.clone());
@@ -155,10 +154,10 @@ async fn attempt(
         }
         Opening::Refused(head, body) => (head, body),
     };
-    let body = server::error_body(body).await;
-    let lost = match server::refused(head.status, &head.headers, &body) {
+    let body = error_body(body).await;
+    let lost = match refused(head.status, &head.headers, &body) {
         lost @ (CallError::Unauthorized { .. } | CallError::Forbidden { .. }) => lost,
-        _ => refusal(head.status, &head.headers, &body, session.has_id()),
+        _ => refusal(head.status, &head.headers, &body, line.has_id),
     };
     Err(if is_for_now(head.status) { Refused::ForNow(lost) } else { Refused::ForGood(lost) })
 }

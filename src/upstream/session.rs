@@ -3,8 +3,7 @@
 //! Which call something belongs to that arrives in it is told in `attribution`.
 
 use bytes::Bytes;
-use futures_util::{StreamExt, stream};
-use http::{HeaderMap, HeaderName, HeaderValue, Method as HttpMethod, header};
+use futures_util::{StreamExt, future::BoxFuture, stream};
 use std::{
     collections::HashMap,
     sync::{
@@ -13,39 +12,41 @@ use std::{
     },
     time::Duration,
 };
-use tokio::{sync::oneshot, time::timeout};
+use tokio::{
+    sync::oneshot,
+    time::{sleep, timeout},
+};
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    CallError, ClientSession, Deferral, Description,
-    exchange::Request,
-    group::Group,
-    hop,
-    http1::{self, Answering, Reuse},
+    CallError, Deferral, Description,
     mailbox::{Mailbox, Said},
     message,
     reports::Reports,
-    server::{self, Server},
-    telling::Errand,
+    request::Request,
+    server::Server,
+    telling::{Errand, PAUSES, may_be_taken_later},
+    wire::{Again, Line, Wire},
 };
 use crate::{
     dialect::legacy,
-    protocol::{Id, Revision, headers},
+    protocol::Id,
     runtime::{Mutex, MutexGuard},
+    telemetry::Untold,
 };
 
 /// A session, or what stands for one with a server that has none.
-pub(super) struct Session {
-    pub(super) server: Arc<Server>,
+pub(super) struct Session<W: Wire> {
+    pub(super) server: Arc<Server<W>>,
     pub(super) description: Arc<Description>,
-    headers: Headers,
+    pub(super) line: Arc<W::Line>,
     /// Whom to tell when it ends; gone when nobody is left who could use another.
-    pub(super) group: Weak<Group>,
+    keeper: Option<Weak<dyn Keeper<W>>>,
     pub(super) reports: Reports,
     inside: Mutex<Inside>,
-    /// Stops the reader of the GET stream.
+    /// Stops the reader of what is said beside calls.
     pub(super) over: CancellationToken,
-    /// The server has no GET stream, so that nothing can arrive outside a call's own response.
+    /// Nothing can arrive outside a call's own response.
     deaf: AtomicBool,
     /// Used since [`Session::was_used`] was last asked.
     used: AtomicBool,
@@ -54,19 +55,6 @@ pub(super) struct Session {
     /// A client of the older era has opened it, and goes on using it: it is not ours to end, and
     /// what is said in it is for the client to hear.
     is_clients: bool,
-}
-
-/// How the session's messages are sent: their header lines, made once.
-struct Headers {
-    /// Where they go: the server's own path, or that with what the client has added.
-    path: String,
-    /// Of every POST.
-    posting: Vec<u8>,
-    /// Of what has no body.
-    bodiless: Vec<u8>,
-    /// Which names are in `posting`.
-    names: HeaderMap,
-    has_id: bool,
 }
 
 /// The lock guards a few lines each time. It is never held while waiting; where both are needed,
@@ -100,9 +88,24 @@ pub(super) struct InFlight {
     pub(super) questions: Vec<Id>,
 }
 
+/// Who keeps the sessions of somebody, and hears what becomes of each.
+pub(super) trait Keeper<W: Wire>: Send + Sync {
+    /// It has ended, or is to take no more calls.
+    fn remove(self: Arc<Self>, session: &Arc<Session<W>>);
+
+    /// It has reported a change of what is listed.
+    fn lists_from(&self, session: &Arc<Session<W>>);
+
+    /// Something may be free that somebody waits for.
+    fn pass_on(self: Arc<Self>);
+
+    /// Waits until there is another session for those who listen, or it is clear that there is none yet.
+    fn has_successor(self: Arc<Self>) -> BoxFuture<'static, ()>;
+}
+
 /// Keeps a session open. A call's stay also keeps it in the session's table.
-pub(super) struct Stay {
-    session: Arc<Session>,
+pub(super) struct Stay<W: Wire> {
+    session: Arc<Session<W>>,
     call: Option<u64>,
 }
 
@@ -114,64 +117,42 @@ const AT_ONCE: usize = 32;
 
 // === impl Session ===
 
-impl Session {
-    /// A session whose handshake is done; `posting` are the headers of [`Server::posting`].
+impl<W: Wire> Session<W> {
+    /// A session that has been opened.
     pub(super) fn new(
-        server: Arc<Server>,
-        group: &Arc<Group>,
+        server: Arc<Server<W>>,
         description: Description,
-        mut posting: HeaderMap,
-        id: Option<HeaderValue>,
-    ) -> Result<Self, CallError> {
-        let version = HeaderValue::from_str(&description.version)
-            .map_err(|_| CallError::Invalid("its protocol version is not a header value".to_owned()))?;
-        posting.insert(&headers::PROTOCOL_VERSION, version);
-        let has_id = id.is_some();
-        if let Some(id) = id {
-            posting.insert(&headers::SESSION_ID, id);
-        }
-        let headers = Headers::new(posting, has_id, &server.path);
-        let (group, reports) = (Arc::downgrade(group), group.reports.clone());
-        let session = Self::at(server, headers, description, group, reports);
+        line: W::Line,
+        keeper: Weak<dyn Keeper<W>>,
+        reports: Reports,
+    ) -> Self {
+        let session = Self { reports, ..Self::at(server, description, line, Some(keeper)) };
         session.server.describes_itself(&session.description);
-        Ok(session)
+        session
     }
 
-    /// The session of a client of the older era, by what its requests carry.
-    pub(super) fn of_client(server: Arc<Server>, session: &ClientSession) -> Self {
-        let ClientSession { query, headers } = session;
-        let mut bodiless = headers.clone();
-        bodiless.remove(header::CONTENT_TYPE);
-        bodiless.remove(header::ACCEPT);
-        let headers = Headers {
-            path: hop::with_query(&server.path, query.as_deref()).into_owned(),
-            posting: hop::lines(&server.host, server.via.value(), headers),
-            bodiless: hop::lines(&server.host, server.via.value(), &bodiless),
-            names: headers.clone(),
-            has_id: headers.contains_key(&headers::SESSION_ID),
-        };
-        let session = Self::at(server, headers, Description::unknown(), Weak::new(), Reports::default());
-        // Its GET stream is read by the client.
+    /// The session of a client of the older era.
+    pub(super) fn of_client(server: Arc<Server<W>>, line: W::Line) -> Self {
+        let session = Self::at(server, Description::unknown(), line, None);
+        // What is said there beside calls is heard by the client.
         session.deaf.store(true, Ordering::Relaxed);
         Self { is_clients: true, ..session }
     }
 
     fn at(
-        server: Arc<Server>,
-        headers: Headers,
+        server: Arc<Server<W>>,
         description: Description,
-        group: Weak<Group>,
-        reports: Reports,
+        line: W::Line,
+        keeper: Option<Weak<dyn Keeper<W>>>,
     ) -> Self {
-        let over = server.closing.child_token();
         Self {
+            over: server.work.closing.child_token(),
             server,
             description: Arc::new(description),
-            headers,
-            group,
-            reports,
+            line: Arc::new(line),
+            keeper,
+            reports: Reports::default(),
             inside: Mutex::default(),
-            over,
             deaf: AtomicBool::new(false),
             used: AtomicBool::new(true),
             has_served: AtomicBool::new(false),
@@ -184,11 +165,8 @@ impl Session {
         self.is_clients
     }
 
-    /// Waits for the GET stream that the client has asked for before it called.
-    pub(super) async fn wait_for_stream(&self) {
-        if let Some(id) = self.headers.names.get(&headers::SESSION_ID) {
-            self.server.order.wait(id).await;
-        }
+    pub(super) fn keeper(&self) -> Option<Arc<dyn Keeper<W>>> {
+        self.keeper.as_ref()?.upgrade()
     }
 
     pub(super) fn inside(&self) -> MutexGuard<'_, Inside> {
@@ -202,7 +180,7 @@ impl Session {
         request: &Request,
         mailbox: &Arc<Mailbox>,
         exclusive: bool,
-    ) -> Option<Stay> {
+    ) -> Option<Stay<W>> {
         let call = InFlight {
             mailbox: mailbox.clone(),
             may_be_asked: request.method.may_ask(),
@@ -222,43 +200,9 @@ impl Session {
     }
 
     /// Keeps the session open for something that is no call.
-    pub(super) fn stay(self: &Arc<Self>) -> Stay {
+    fn stay(self: &Arc<Self>) -> Stay<W> {
         self.inside().stays += 1;
         Stay { session: self.clone(), call: None }
-    }
-
-    fn send(&self, method: &HttpMethod, lines: &[u8], further: &[u8], body: Bytes) -> Answering {
-        self.server.client.send(method, &self.headers.path, lines, further, body, Reuse::Any)
-    }
-
-    fn send_in_passing(&self, method: &HttpMethod, lines: &[u8], body: Bytes, reuse: Reuse) -> Answering {
-        self.server.client.send_in_passing(method, &self.headers.path, lines, &[], body, reuse)
-    }
-
-    /// Sends a call.
-    pub(super) fn post(&self, body: Bytes, further: &HeaderMap) -> Answering {
-        let mut lines = Vec::new();
-        for (name, value) in further {
-            if is_passed_on(name) && !self.headers.names.contains_key(name) {
-                http1::line(&mut lines, name, value);
-            }
-        }
-        let Headers { path, posting, .. } = &self.headers;
-        self.server.client.send(&HttpMethod::POST, path, posting, &lines, body, Reuse::Proven)
-    }
-
-    /// Sends a notification or a response.
-    pub(super) async fn tell(&self, body: Bytes, reuse: Reuse) -> Result<(), CallError> {
-        let posted = self.send_in_passing(&HttpMethod::POST, &self.headers.posting, body, reuse);
-        let response = self.server.taken(posted).await?;
-        let (head, body) = response.into_parts();
-        if head.status.is_success() {
-            // The status is the whole answer. What a server leaves open behind it (a 202 whose body
-            // has neither length nor end) keeps nobody waiting.
-            self.server.drain_later(body);
-            return Ok(());
-        }
-        Err(server::refused(head.status, &head.headers, &server::error_body(body).await))
     }
 
     /// Answers, in the background, a question that the server asked in the course of this call.
@@ -291,26 +235,11 @@ impl Session {
         Some(call.mailbox.clone())
     }
 
-    /// Opens a stream of what the server says of its own accord, or takes up a broken one.
-    pub(super) fn get(&self, last_id: Option<&str>) -> Answering {
-        let mut lines = b"accept: text/event-stream\r\n".to_vec();
-        // An id that is no header value cannot be named; the stream then begins anew.
-        if let Some(id) = last_id.and_then(|id| HeaderValue::from_str(id).ok()) {
-            http1::line(&mut lines, &headers::LAST_EVENT_ID, &id);
-        }
-        self.send(&HttpMethod::GET, &self.headers.bodiless, &lines, Bytes::new())
-    }
-
-    /// Whether the server gave it an id, and so can lose it.
-    pub(super) fn has_id(&self) -> bool {
-        self.headers.has_id
-    }
-
     pub(super) fn is_deaf(&self) -> bool {
         self.deaf.load(Ordering::Relaxed)
     }
 
-    /// There is no GET stream, or none any more: calls that wait for an answer outside their own
+    /// Nothing is heard outside a call's own response, or not any more: calls that wait for an answer outside their own
     /// response wait in vain.
     pub(super) fn set_deaf(&self) {
         self.deaf.store(true, Ordering::Relaxed);
@@ -319,8 +248,8 @@ impl Session {
             mailbox.session_ended();
         }
         // Nothing can be asked where it could not be told apart: who waits for a session can share it.
-        if let Some(group) = self.group.upgrade() {
-            group.pass_on();
+        if let Some(keeper) = self.keeper() {
+            keeper.pass_on();
         }
     }
 
@@ -363,12 +292,12 @@ impl Session {
             inside.retired = true;
             inside.stays == 0 && !std::mem::replace(&mut inside.ended, true)
         };
-        if let Some(group) = self.group.upgrade() {
-            group.remove(self);
+        if let Some(keeper) = self.keeper() {
+            keeper.remove(self);
         }
         if close {
             let session = self.clone();
-            self.server.spawn(async move { session.depart().await });
+            self.server.work.spawn(async move { session.depart().await });
         }
     }
 
@@ -383,8 +312,8 @@ impl Session {
         };
         self.over.cancel();
         self.reports.is_lost();
-        if let Some(group) = self.group.upgrade() {
-            group.remove(self);
+        if let Some(keeper) = self.keeper() {
+            keeper.remove(self);
         }
         for mailbox in calls {
             mailbox.session_ended();
@@ -407,7 +336,7 @@ impl Session {
                 let _place = self.server.errands.place().await;
                 // A server that does not take it sees the session end, or the connection.
                 let cancelled = message::cancelled(*id, "the proxy is shutting down");
-                let _ = self.tell(cancelled, Reuse::Proven).await;
+                let _ = self.line.tell(cancelled, Again::No).await;
             });
             cancelled.await;
             self.bid_farewell().await;
@@ -416,85 +345,59 @@ impl Session {
 
     /// Says goodbye, but not before another session hears what somebody listens for.
     async fn depart(&self) {
-        if let Some(group) = self.group.upgrade() {
-            group.has_successor().await;
+        if let Some(keeper) = self.keeper() {
+            keeper.has_successor().await;
         }
         self.bid_farewell().await;
     }
 
-    /// Says DELETE. Servers on the Python SDK before 2025-06-18 fail all their sessions for ever
-    /// after one (WIRE, B 1.5), so they are left to forget the session by themselves.
     async fn bid_farewell(&self) {
         self.over.cancel();
-        let survives = Revision::parse(&self.description.version)
-            .is_none_or(|revision| revision >= Revision::V2025_06_18);
-        if !survives || !self.has_id() {
-            return;
-        }
         let _place = self.server.errands.place().await;
-        let Headers { bodiless, .. } = &self.headers;
-        let told = self.send_in_passing(&HttpMethod::DELETE, bodiless, Bytes::new(), Reuse::Proven);
-        match self.server.taken(told).await {
-            Ok(response) => self.server.drain_later(response.into_body()),
-            Err(lost) => tracing::debug!(error = %lost, "the end of a session could not be told"),
+        self.line.close().await;
+    }
+
+    /// Tells the server something, again where it was not taken. If it cannot be told, whom it
+    /// concerns hears of it.
+    async fn run_errand(&self, errand: Errand, body: Bytes) {
+        let outcome = self.tell_again(&errand, body).await;
+        if let Err(lost) = &outcome {
+            Untold { what: errand.what(), error: lost }.emit();
+        }
+        let Errand::Answer { call, id } = errand else { return };
+        let asked = self.was_answered(call, &id);
+        if let (Some(mailbox), Err(lost)) = (asked, outcome) {
+            mailbox.push(Said::Lost(CallError::Untold(lost.to_string())));
         }
     }
-}
 
-// === impl Headers ===
-
-impl Headers {
-    fn new(posting: HeaderMap, has_id: bool, path: &str) -> Self {
-        let mut bodiless = posting.clone();
-        bodiless.remove(header::CONTENT_TYPE);
-        bodiless.remove(header::ACCEPT);
-        Self {
-            path: path.to_owned(),
-            posting: http1::lines(&posting),
-            bodiless: http1::lines(&bodiless),
-            names: posting,
-            has_id,
+    async fn tell_again(&self, errand: &Errand, body: Bytes) -> Result<(), CallError> {
+        for pause in PAUSES {
+            match self.tell_once(errand, body.clone()).await {
+                Err(lost) if may_be_taken_later(&lost) => {}
+                other => return other,
+            }
+            if !pause.is_zero() {
+                tokio::select! {
+                    () = sleep(pause) => {}
+                    // There is no time left to wait.
+                    () = self.server.work.closing.cancelled() => {}
+                }
+            }
         }
+        self.tell_once(errand, body).await
     }
-}
 
-/// Whether a header of the client may go on to the server. What belongs to the hop, to the
-/// session, or is set for every message does not.
-fn is_passed_on(name: &HeaderName) -> bool {
-    const OURS: [HeaderName; 15] = [
-        header::CONNECTION,
-        header::TE,
-        header::TRAILER,
-        header::TRANSFER_ENCODING,
-        header::UPGRADE,
-        header::PROXY_AUTHORIZATION,
-        header::PROXY_AUTHENTICATE,
-        header::HOST,
-        header::ORIGIN,
-        header::CONTENT_LENGTH,
-        header::CONTENT_TYPE,
-        header::ACCEPT,
-        // An encoded answer could not be read.
-        header::ACCEPT_ENCODING,
-        header::EXPECT,
-        header::USER_AGENT,
-    ];
-    const NAMES: [&str; 7] = [
-        "keep-alive",
-        "proxy-connection",
-        "mcp-session-id",
-        "mcp-protocol-version",
-        "mcp-method",
-        "mcp-name",
-        "last-event-id",
-    ];
-    !OURS.contains(name) && !NAMES.contains(&name.as_str())
+    async fn tell_once(&self, errand: &Errand, body: Bytes) -> Result<(), CallError> {
+        let _places = self.server.errands.places(errand).await;
+        self.line.tell(body, Again::Yes).await
+    }
 }
 
 // === impl Stay ===
 
-impl Stay {
-    pub(super) fn session(&self) -> &Arc<Session> {
+impl<W: Wire> Stay<W> {
+    pub(super) fn session(&self) -> &Arc<Session<W>> {
         &self.session
     }
 
@@ -539,7 +442,7 @@ impl Stay {
         let (done, told) = oneshot::channel::<()>();
         let before = self.session.inside().told.replace(told);
         let server = self.session.server.clone();
-        server.spawn(async move {
+        server.work.spawn(async move {
             if let Some(before) = before {
                 let _ = timeout(TURN, before).await;
             }
@@ -549,7 +452,7 @@ impl Stay {
     }
 }
 
-impl Drop for Stay {
+impl<W: Wire> Drop for Stay<W> {
     fn drop(&mut self) {
         self.finish();
         let close = {
@@ -559,7 +462,7 @@ impl Drop for Stay {
         };
         if close {
             let session = self.session.clone();
-            self.session.server.spawn(async move { session.depart().await });
+            self.session.server.work.spawn(async move { session.depart().await });
         }
     }
 }

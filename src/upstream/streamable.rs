@@ -1,9 +1,8 @@
-//! A server of the older era, over Streamable HTTP (2025-03-26 to 2025-11-25).
+//! A server of the older era, over whatever transport.
 
-use bytes::Bytes;
 use dashmap::DashMap;
 use futures_util::{FutureExt, StreamExt, future::BoxFuture, stream};
-use http::{HeaderMap, Method as HttpMethod, uri::PathAndQuery};
+use http::HeaderMap;
 use smallvec::SmallVec;
 use std::{
     hash::{Hash, Hasher},
@@ -17,20 +16,13 @@ use tokio::{
     sync::broadcast,
     time::{interval, timeout},
 };
-
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    CallError, Changes, ClientSession, Config, Deferral, Description, Document, Forward, Forwarded, Identity,
-    NativeCall, NotStarted, OffStream, Outgoing, Replies, Report, Subscription, Upstream,
-    exchange::{Exchange, Request},
-    forward,
-    group::Group,
-    http1::{self, Reuse},
-    reports::Reports,
-    server::{self, Server},
-    session::Session,
-    subscribe,
+    CallError, Changes, ClientSession, Config, Deferral, Description, Document, Event, Forward, Forwarded,
+    Identity, NativeCall, OffStream, Outgoing, Replies, Report, Subscription, Upstream, exchange::Exchange,
+    group::Group, reports::Reports, request::Request, server::Server, session::Session, subscribe,
+    wire::Wire, work::Work,
 };
 use crate::{
     dialect::{Credentials, Principal, raise},
@@ -39,12 +31,11 @@ use crate::{
 };
 
 /// One server of the older era. Cheap to clone; all clones are the same.
-#[derive(Clone)]
-pub struct Streamable(Arc<Inner>);
+pub struct Legacy<W: Wire>(Arc<Inner<W>>);
 
-struct Inner {
-    server: Arc<Server>,
-    groups: DashMap<Key, Arc<Group>>,
+struct Inner<W: Wire> {
+    server: Arc<Server<W>>,
+    groups: DashMap<Key, Arc<Group<W>>>,
     /// For each principal, what its sessions report.
     reports: DashMap<Principal, Reports>,
     sweeping: Once,
@@ -67,28 +58,19 @@ struct Key(Identity);
 const ROUND: Duration = Duration::from_secs(60);
 /// How long closing may take.
 const FAREWELL: Duration = Duration::from_secs(2);
-/// The largest document that [`Upstream::fetch`] takes, in bytes.
-const DOCUMENT: usize = 1 << 20;
+// === impl Legacy ===
 
-// === impl Streamable ===
-
-impl Streamable {
-    /// A server at `config.url`. Nothing is sent before it is called.
-    ///
-    /// # Errors
-    /// [`NotStarted`] where the URL is not one to speak HTTP to, the system's certificates cannot be
-    /// read, or there is no tokio runtime around.
-    pub fn new(config: Config) -> Result<Self, NotStarted> {
-        Self::on(config, &Net::System)
+impl<W: Wire> Clone for Legacy<W> {
+    fn clone(&self) -> Self {
+        Self(Arc::clone(&self.0))
     }
+}
 
-    /// The same, on a network of the caller's choice.
-    ///
-    /// # Errors
-    /// As [`Streamable::new`].
-    pub fn on(config: Config, net: &Net) -> Result<Self, NotStarted> {
+impl<W: Wire> Legacy<W> {
+    /// A server at the end of this wire.
+    pub(super) fn over(wire: W, config: Arc<Config>, work: Work, net: &Net) -> Self {
         let inner = Arc::new(Inner {
-            server: Arc::new(Server::new(config, net)?),
+            server: Arc::new(Server::new(wire, config, work)),
             groups: DashMap::new(),
             reports: DashMap::new(),
             sweeping: Once::new(),
@@ -99,14 +81,20 @@ impl Streamable {
             searches: AtomicUsize::new(0),
         });
         if let Some(room) = net.room() {
-            let keeper: Weak<Inner> = Arc::downgrade(&inner);
+            let keeper: Weak<Inner<W>> = Arc::downgrade(&inner);
             room.ask(keeper);
         }
-        Ok(Self(inner))
+        Self(inner)
+    }
+
+    /// The session that a client has opened itself.
+    fn joined(&self, session: &ClientSession) -> Option<Arc<Session<W>>> {
+        let line = self.0.server.wire.join(session)?;
+        Some(Arc::new(Session::of_client(self.0.server.clone(), line)))
     }
 }
 
-impl Upstream for Streamable {
+impl<W: Wire> Upstream for Legacy<W> {
     fn call(&self, call: Outgoing) -> Replies {
         let Outgoing { id, call, caller, deferral } = call;
         // What may become a task is watched: its progress is shown in the task's status message.
@@ -124,13 +112,16 @@ impl Upstream for Streamable {
     fn call_in(&self, session: ClientSession, call: NativeCall) -> (Replies, Option<OffStream>) {
         let NativeCall { id, method, body } = call;
         let request = Request { id, method, body, headers: HeaderMap::new(), deferral: None };
-        let session = Arc::new(Session::of_client(self.0.server.clone(), &session));
+        let Some(session) = self.joined(&session) else {
+            let lost = Event::Lost(CallError::not_over_http());
+            return (stream::once(std::future::ready(lost)).boxed(), None);
+        };
         let off_stream = OffStream::new(session.clone(), request.id);
         (Exchange::within(session, request).boxed(), Some(off_stream))
     }
 
     fn cancel_in(&self, session: ClientSession, calls: &[Id], reason: &str) {
-        let session = Arc::new(Session::of_client(self.0.server.clone(), &session));
+        let Some(session) = self.joined(&session) else { return };
         for call in calls {
             session.cancel_later(call, reason);
         }
@@ -176,15 +167,15 @@ impl Upstream for Streamable {
         path: &'a str,
         credentials: &'a Credentials,
     ) -> BoxFuture<'a, Result<Document, CallError>> {
-        self.0.fetch(path, credentials).boxed()
+        self.0.server.wire.fetch(path, credentials)
     }
 
     fn forward(&self, request: Forward) -> BoxFuture<'static, Result<Forwarded, CallError>> {
-        forward::forward(self.0.server.clone(), request).boxed()
+        self.0.server.wire.forward(request)
     }
 
     fn has_sent(&self, headers: &HeaderMap) -> bool {
-        self.0.server.via.is_in(headers)
+        self.0.server.wire.has_sent(headers)
     }
 
     fn close(&self) -> BoxFuture<'_, ()> {
@@ -194,8 +185,8 @@ impl Upstream for Streamable {
 
 // === impl Inner ===
 
-impl Inner {
-    fn group(self: &Arc<Self>, caller: &Identity) -> Arc<Group> {
+impl<W: Wire> Inner<W> {
+    fn group(self: &Arc<Self>, caller: &Identity) -> Arc<Group<W>> {
         let now = self.asked.fetch_add(1, Ordering::Relaxed);
         let key = Key(caller.clone());
         if let Some(group) = self.groups.get(&key) {
@@ -216,8 +207,9 @@ impl Inner {
             let next = if left < most { most } else { left + left.div_ceil(8) };
             self.crowd_bytes.store(next, Ordering::Relaxed);
         }
-        self.sweeping
-            .call_once(|| self.server.spawn(sweep(Arc::downgrade(self), self.server.closing.clone())));
+        self.sweeping.call_once(|| {
+            self.server.work.spawn(sweep(Arc::downgrade(self), self.server.work.closing.clone()))
+        });
         let reports = self.reports(caller.principal);
         let fresh = || Arc::new(Group::new(self.server.clone(), caller.clone(), reports));
         let group = self.groups.entry(key).or_insert_with(fresh).clone();
@@ -269,7 +261,7 @@ impl Inner {
 
     /// Closes what nobody uses, and forgets identities that have nothing left.
     fn sweep(&self) {
-        self.server.client.sweep();
+        self.server.wire.sweep();
         for group in &self.groups {
             group.sweep(group.reports.is_listened_to());
         }
@@ -278,32 +270,15 @@ impl Inner {
         self.reports.retain(|_, reports| reports.is_needed());
     }
 
-    async fn fetch(&self, path: &str, credentials: &Credentials) -> Result<Document, CallError> {
-        // Only a path goes out, whatever is asked for.
-        let path: PathAndQuery =
-            path.parse().map_err(|error| CallError::Invalid(format!("{path:?} is not a path: {error}")))?;
-        let limits = self.server.config.timeouts;
-        let lines = http1::lines(&self.server.headers(credentials));
-        let asked = async {
-            let client = &self.server.client;
-            let answer =
-                client.send(&HttpMethod::GET, path.as_str(), &lines, &[], Bytes::new(), Reuse::Proven);
-            let (head, body) = answer.await?.into_parts();
-            let body = server::whole(body, DOCUMENT).await?;
-            Ok(Document { status: head.status, headers: head.headers, body })
-        };
-        timeout(limits.first_byte, asked).await.unwrap_or(Err(CallError::FirstByteTimeout(limits.first_byte)))
-    }
-
     async fn close(&self) {
-        self.server.closing.cancel();
+        self.server.work.closing.cancel();
         let groups: Vec<_> = self.groups.iter().map(|entry| entry.value().clone()).collect();
         self.groups.clear();
         let sessions = groups.iter().flat_map(|group| group.close());
         let farewells = stream::iter(sessions).for_each_concurrent(None, |session| session.close());
         let all = async {
             farewells.await;
-            self.server.settle().await;
+            self.server.work.settle().await;
         };
         // A server that does not take its farewell will find out by itself.
         let _ = timeout(FAREWELL, all).await;
@@ -312,9 +287,9 @@ impl Inner {
 
 // === impl Relieve ===
 
-impl Relieve for Inner {
+impl<W: Wire> Relieve for Inner<W> {
     fn close_idle(&self) -> bool {
-        self.server.client.close_idle()
+        self.server.wire.close_idle()
     }
 
     /// With their sessions go the streams on which they would be heard of: each is a connection.
@@ -323,7 +298,7 @@ impl Relieve for Inner {
     }
 }
 
-async fn sweep(inner: Weak<Inner>, closing: CancellationToken) {
+async fn sweep<W: Wire>(inner: Weak<Inner<W>>, closing: CancellationToken) {
     let mut rounds = interval(ROUND);
     // The first tick is at once.
     rounds.tick().await;
@@ -372,8 +347,9 @@ mod tests {
     use super::*;
     use crate::{
         protocol::Capabilities,
-        upstream::{Limits, Timeouts},
+        upstream::{Limits, Streamable, Timeouts},
     };
+    use bytes::Bytes;
     use http::HeaderValue;
 
     #[tokio::test]

@@ -10,37 +10,39 @@ use futures_util::StreamExt;
 use http::HeaderMap;
 
 use super::{
-    CallError, Event,
-    exchange::{Exchange, Request},
-    group::Group,
-    message,
-    session::Session,
+    CallError, Event, exchange::Exchange, group::Group, message, request::Request, session::Session,
+    wire::Wire,
 };
 use crate::protocol::{ErrorObject, Kind, Method};
 
 /// The subscriptions of one identity.
-#[derive(Default)]
-pub(super) struct Subscribed(Mutex<HashMap<String, Held>>);
+pub(super) struct Subscribed<W: Wire>(Mutex<HashMap<String, Held<W>>>);
 
-struct Held {
+struct Held<W: Wire> {
     /// Guards that keep it.
     holders: usize,
     /// Where it was made.
-    session: Weak<Session>,
+    session: Weak<Session<W>>,
     /// The server has agreed to it.
     agreed: bool,
 }
 
 /// Keeps a subscription; the last one to go lets go of it at the server.
-pub(super) struct Guard {
-    group: Arc<Group>,
+pub(super) struct Guard<W: Wire> {
+    group: Arc<Group<W>>,
     uri: String,
 }
 
 // === impl Subscribed ===
 
-impl Subscribed {
-    fn held(&self) -> MutexGuard<'_, HashMap<String, Held>> {
+impl<W: Wire> Default for Subscribed<W> {
+    fn default() -> Self {
+        Self(Mutex::default())
+    }
+}
+
+impl<W: Wire> Subscribed<W> {
+    fn held(&self) -> MutexGuard<'_, HashMap<String, Held<W>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -49,7 +51,7 @@ impl Subscribed {
     }
 
     /// A list session has been opened: what lives in no session is subscribed in it.
-    pub(super) fn renew(&self, group: &Arc<Group>, session: &Arc<Session>) {
+    pub(super) fn renew(&self, group: &Arc<Group<W>>, session: &Arc<Session<W>>) {
         let orphans: Vec<_> = {
             let mut held = self.held();
             let orphans = held.iter_mut().filter(|(_, held)| held.session.strong_count() == 0);
@@ -62,7 +64,7 @@ impl Subscribed {
         };
         for uri in orphans {
             let group = group.clone();
-            group.server().clone().spawn(async move {
+            group.server().clone().work.spawn(async move {
                 if let Err(lost) = ask(&group, Method::ResourcesSubscribe, &uri).await {
                     tracing::warn!(error = %lost, "a resource could not be subscribed again");
                 }
@@ -71,16 +73,16 @@ impl Subscribed {
     }
 
     /// A session takes no more calls: what was subscribed in it is subscribed in another.
-    pub(super) fn moved(&self, group: &Arc<Group>, session: &Arc<Session>) {
+    pub(super) fn moved(&self, group: &Arc<Group<W>>, session: &Arc<Session<W>>) {
         let gone = Arc::downgrade(session);
         let mut any = false;
         for held in self.held().values_mut().filter(|held| held.session.ptr_eq(&gone)) {
             held.session = Weak::new();
             any = true;
         }
-        if any && !group.server().closing.is_cancelled() {
+        if any && !group.server().work.closing.is_cancelled() {
             let group = group.clone();
-            group.server().clone().spawn(async move {
+            group.server().clone().work.spawn(async move {
                 if let Ok(session) = group.lists().await {
                     group.subscribed.renew(&group, &session);
                 }
@@ -93,7 +95,7 @@ impl Subscribed {
 ///
 /// # Errors
 /// What became of `resources/subscribe`.
-pub(super) async fn subscribe(group: Arc<Group>, uri: &str) -> Result<Guard, CallError> {
+pub(super) async fn subscribe<W: Wire>(group: Arc<Group<W>>, uri: &str) -> Result<Guard<W>, CallError> {
     let session = group.lists().await?;
     let guard = Guard { group, uri: uri.to_owned() };
     let agreed = {
@@ -115,7 +117,7 @@ pub(super) async fn subscribe(group: Arc<Group>, uri: &str) -> Result<Guard, Cal
 }
 
 /// Makes a call of our own to the list session.
-async fn ask(group: &Arc<Group>, method: Method, uri: &str) -> Result<(), CallError> {
+async fn ask<W: Wire>(group: &Arc<Group<W>>, method: Method, uri: &str) -> Result<(), CallError> {
     let id = group.server().next_id();
     let request = Request {
         id,
@@ -145,7 +147,7 @@ async fn ask(group: &Arc<Group>, method: Method, uri: &str) -> Result<(), CallEr
 
 // === impl Guard ===
 
-impl Drop for Guard {
+impl<W: Wire> Drop for Guard<W> {
     fn drop(&mut self) {
         let let_go = {
             let mut held = self.group.subscribed.held();
@@ -156,9 +158,9 @@ impl Drop for Guard {
             }
             held.remove(&self.uri).is_some_and(|held| held.agreed)
         };
-        if let_go && !self.group.server().closing.is_cancelled() {
+        if let_go && !self.group.server().work.closing.is_cancelled() {
             let (group, uri) = (self.group.clone(), std::mem::take(&mut self.uri));
-            self.group.server().clone().spawn(async move {
+            self.group.server().clone().work.spawn(async move {
                 if let Err(lost) = ask(&group, Method::ResourcesUnsubscribe, &uri).await {
                     tracing::debug!(error = %lost, "a resource could not be unsubscribed");
                 }

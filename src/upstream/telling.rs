@@ -7,7 +7,6 @@
 //! A server that asks without end must not take the proxy's connections: what is on its way to one server
 //! at the same time is bounded ([`Limits::messages`](super::Limits::messages)), and so is what waits.
 
-use bytes::Bytes;
 use std::{
     sync::{
         Arc,
@@ -15,16 +14,10 @@ use std::{
     },
     time::Duration,
 };
-use tokio::{
-    sync::{Semaphore, SemaphorePermit},
-    time::sleep,
-};
+use tokio::sync::{Semaphore, SemaphorePermit};
 
-use super::{CallError, http1::Reuse, mailbox::Said, session::Session};
-use crate::{
-    protocol::Id,
-    telemetry::{AnswersDropped, Untold},
-};
+use super::CallError;
+use crate::{protocol::Id, telemetry::AnswersDropped};
 
 /// What a message to the server is for.
 pub(super) enum Errand {
@@ -58,7 +51,7 @@ type Places<'a> = (Option<SemaphorePermit<'a>>, Option<SemaphorePermit<'a>>);
 /// KiB. What the server asks beyond them is not answered.
 const COURTESIES: usize = 1024;
 /// The pauses before a message that was not taken is told again. After the last it is given up.
-const PAUSES: [Duration; 4] =
+pub(super) const PAUSES: [Duration; 4] =
     [Duration::ZERO, Duration::from_millis(100), Duration::from_secs(1), Duration::from_secs(5)];
 
 // === impl Errands ===
@@ -92,7 +85,7 @@ impl Errands {
     }
 
     /// Waits until one more message may be on its way.
-    async fn places(&self, errand: &Errand) -> Places<'_> {
+    pub(super) async fn places(&self, errand: &Errand) -> Places<'_> {
         // Neither is ever closed.
         let courtesy = match errand {
             Errand::Courtesy { .. } => self.courtesies.acquire().await.ok(),
@@ -125,7 +118,7 @@ impl Drop for Counted {
 // === impl Errand ===
 
 impl Errand {
-    fn what(&self) -> &'static str {
+    pub(super) fn what(&self) -> &'static str {
         match self {
             Self::Answer { .. } => "the answer to a question",
             Self::Courtesy { .. } => "the answer to a request",
@@ -134,49 +127,9 @@ impl Errand {
     }
 }
 
-// === impl Session ===
-
-impl Session {
-    /// Tells the server something, again where it was not taken. If it cannot be told, whom it
-    /// concerns hears of it.
-    pub(super) async fn run_errand(&self, errand: Errand, body: Bytes) {
-        let outcome = self.tell_again(&errand, body).await;
-        if let Err(lost) = &outcome {
-            Untold { what: errand.what(), error: lost }.emit();
-        }
-        let Errand::Answer { call, id } = errand else { return };
-        let asked = self.was_answered(call, &id);
-        if let (Some(mailbox), Err(lost)) = (asked, outcome) {
-            mailbox.push(Said::Lost(CallError::Untold(lost.to_string())));
-        }
-    }
-
-    async fn tell_again(&self, errand: &Errand, body: Bytes) -> Result<(), CallError> {
-        for pause in PAUSES {
-            match self.tell_once(errand, body.clone()).await {
-                Err(lost) if may_be_taken_later(&lost) => {}
-                other => return other,
-            }
-            if !pause.is_zero() {
-                tokio::select! {
-                    () = sleep(pause) => {}
-                    // There is no time left to wait.
-                    () = self.server.closing.cancelled() => {}
-                }
-            }
-        }
-        self.tell_once(errand, body).await
-    }
-
-    async fn tell_once(&self, errand: &Errand, body: Bytes) -> Result<(), CallError> {
-        let _places = self.server.errands.places(errand).await;
-        self.tell(body, Reuse::Any).await
-    }
-}
-
 /// Whether a message that was not taken may be taken if it is told again. One that the server left
 /// without an answer has been waited for long enough.
-fn may_be_taken_later(lost: &CallError) -> bool {
+pub(super) fn may_be_taken_later(lost: &CallError) -> bool {
     match lost {
         CallError::Broken(_)
         | CallError::Unreachable(_)

@@ -95,20 +95,6 @@ const CIRCLES: &[&[&str]] = &[
         "proxy::session::revisions",
         "proxy::shared",
     ],
-    &[
-        "upstream::answer",
-        "upstream::attribution",
-        "upstream::exchange",
-        "upstream::group",
-        "upstream::handshake",
-        "upstream::listen",
-        "upstream::refusal",
-        "upstream::resume",
-        "upstream::server",
-        "upstream::session",
-        "upstream::subscribe",
-        "upstream::telling",
-    ],
 ];
 
 #[test]

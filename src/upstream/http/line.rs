@@ -1,0 +1,171 @@
+//! How the messages of one session are sent over HTTP.
+
+use bytes::Bytes;
+use http::{HeaderMap, HeaderName, HeaderValue, Method, header};
+use std::sync::Arc;
+
+use super::server::Http;
+use crate::{
+    protocol::{
+        Revision,
+        headers::{LAST_EVENT_ID, PROTOCOL_VERSION, SESSION_ID},
+    },
+    upstream::{
+        CallError, ClientSession, Description, hop,
+        http1::{self, Answering, Reuse},
+    },
+};
+
+/// One session over HTTP: the header lines of its messages, made once.
+pub struct HttpLine {
+    pub(in crate::upstream) http: Arc<Http>,
+    /// Where they go: the server's own path, or that with what the client has added.
+    path: String,
+    /// Of every POST.
+    posting: Vec<u8>,
+    /// Of what has no body.
+    bodiless: Vec<u8>,
+    /// Which names are in `posting`.
+    names: HeaderMap,
+    /// The server gave the session an id, and so can lose it.
+    pub(in crate::upstream) has_id: bool,
+    /// The server goes on after a DELETE.
+    survives: bool,
+}
+
+// === impl HttpLine ===
+
+impl HttpLine {
+    /// The session that begins with this answer; `posting` are the headers of [`Http::posting`].
+    ///
+    /// # Errors
+    /// [`CallError::Invalid`] where its revision cannot be named.
+    pub(super) fn begun(
+        http: Arc<Http>,
+        description: &Description,
+        mut posting: HeaderMap,
+        id: Option<HeaderValue>,
+    ) -> Result<Self, CallError> {
+        let version = HeaderValue::from_str(&description.version)
+            .map_err(|_| CallError::Invalid("its protocol version is not a header value".to_owned()))?;
+        posting.insert(&PROTOCOL_VERSION, version);
+        let has_id = id.is_some();
+        if let Some(id) = id {
+            posting.insert(&SESSION_ID, id);
+        }
+        Ok(Self {
+            path: http.path.clone(),
+            posting: http1::lines(&posting),
+            bodiless: http1::lines(&without_content(&posting)),
+            names: posting,
+            has_id,
+            // Servers on the Python SDK before 2025-06-18 fail all their sessions for ever after one (WIRE, B
+            // 1.5), so they are left to forget the session by themselves.
+            survives: Revision::parse(&description.version)
+                .is_none_or(|revision| revision >= Revision::V2025_06_18),
+            http,
+        })
+    }
+
+    /// The session of a client of the older era, by what its requests carry.
+    pub(super) fn of_client(http: Arc<Http>, session: &ClientSession) -> Self {
+        let ClientSession { query, headers } = session;
+        let (host, via) = (&http.host, http.via.value());
+        Self {
+            path: hop::with_query(&http.path, query.as_deref()).into_owned(),
+            posting: hop::lines(host, via, headers),
+            bodiless: hop::lines(host, via, &without_content(headers)),
+            names: headers.clone(),
+            has_id: headers.contains_key(&SESSION_ID),
+            survives: false,
+            http,
+        }
+    }
+
+    /// Its id, where it has one.
+    pub(super) fn id(&self) -> Option<&HeaderValue> {
+        self.names.get(&SESSION_ID)
+    }
+
+    /// Sends a call.
+    pub(super) fn call(&self, body: Bytes, further: &HeaderMap) -> Answering {
+        let mut lines = Vec::new();
+        for (name, value) in further {
+            if is_passed_on(name) && !self.names.contains_key(name) {
+                http1::line(&mut lines, name, value);
+            }
+        }
+        self.http.client.send(&Method::POST, &self.path, &self.posting, &lines, body, Reuse::Proven)
+    }
+
+    /// Sends what is answered with nothing.
+    pub(super) fn post(&self, body: Bytes, reuse: Reuse) -> Answering {
+        self.http.client.send_in_passing(&Method::POST, &self.path, &self.posting, &[], body, reuse)
+    }
+
+    /// Opens a stream of what the server says of its own accord, or takes up a broken one.
+    pub(in crate::upstream) fn get(&self, last_id: Option<&str>) -> Answering {
+        let mut lines = b"accept: text/event-stream\r\n".to_vec();
+        // An id that is no header value cannot be named; the stream then begins anew.
+        if let Some(id) = last_id.and_then(|id| HeaderValue::from_str(id).ok()) {
+            http1::line(&mut lines, &LAST_EVENT_ID, &id);
+        }
+        self.http.client.send(&Method::GET, &self.path, &self.bodiless, &lines, Bytes::new(), Reuse::Any)
+    }
+
+    /// Says DELETE, where the session can be ended.
+    pub(super) fn delete(&self) -> Option<Answering> {
+        let client = &self.http.client;
+        (self.survives && self.has_id).then(|| {
+            client.send_in_passing(
+                &Method::DELETE,
+                &self.path,
+                &self.bodiless,
+                &[],
+                Bytes::new(),
+                Reuse::Proven,
+            )
+        })
+    }
+}
+
+/// The headers of a session without those about bodies.
+fn without_content(headers: &HeaderMap) -> HeaderMap {
+    let mut bodiless = headers.clone();
+    bodiless.remove(header::CONTENT_TYPE);
+    bodiless.remove(header::ACCEPT);
+    bodiless
+}
+
+/// Whether a header of the client may go on to the server. What belongs to the hop, to the
+/// session, or is set for every message does not.
+fn is_passed_on(name: &HeaderName) -> bool {
+    const OURS: [HeaderName; 15] = [
+        header::CONNECTION,
+        header::TE,
+        header::TRAILER,
+        header::TRANSFER_ENCODING,
+        header::UPGRADE,
+        header::PROXY_AUTHORIZATION,
+        header::PROXY_AUTHENTICATE,
+        header::HOST,
+        header::ORIGIN,
+        header::CONTENT_LENGTH,
+        header::CONTENT_TYPE,
+        header::ACCEPT,
+        // An encoded answer could not be read.
+        header::ACCEPT_ENCODING,
+        header::EXPECT,
+        header::USER_AGENT,
+    ];
+    const NAMES: [&str; 7] = [
+        "keep-alive",
+        "proxy-connection",
+        "mcp-session-id",
+        "mcp-protocol-version",
+        "mcp-method",
+        "mcp-name",
+        "last-event-id",
+    ];
+    !OURS.contains(name) && !NAMES.contains(&name.as_str())
+}

@@ -1,0 +1,276 @@
+//! Streamable HTTP (2025-03-26 to 2025-11-25), as a [`Wire`].
+//!
+//! A call is a POST, whose answer is one document or a stream of events (`messages`), a refusal
+//! (`refusal`), or a 202; a stream that breaks is taken up (`resume`). What the server says of its own
+//! accord comes on the session's GET stream (`listen`; that of a client's own session is read by whoever
+//! passes it on). `server` is the server, `line` one session with it. `forward` passes on what a legacy
+//! client sends as it is, in `stream_before_call`, but for what `hop` keeps back, and `passing` is the
+//! answer's body. `http1` beside this folder is the way there.
+
+mod line;
+mod server;
+
+use bytes::Bytes;
+use futures_util::{FutureExt, future::BoxFuture};
+use http::{HeaderMap, HeaderValue, Method, StatusCode};
+use std::{
+    future::{Future, poll_fn},
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, ready},
+};
+use tokio::time::timeout;
+
+use super::{
+    CallError, ClientSession, Config, Description, Document, Forward, Forwarded, Identity, NotStarted,
+    forward,
+    http1::{self, Answering, Reuse},
+    listen,
+    messages::{Messages, Opening, Stop},
+    refusal, resume,
+    streamable::Legacy,
+    wire::{Again, Beside, Heard, Hello, Line, Progress, Refusal, Wire},
+    work::Work,
+};
+use crate::{
+    dialect::Credentials,
+    protocol::{headers, splice::Object},
+    runtime::Net,
+};
+
+pub(super) use line::HttpLine;
+pub(super) use server::{ERROR_BODY, ERROR_BODY_TIME, Http, error_body, refused};
+
+/// A server of the older era, over Streamable HTTP.
+pub type Streamable = Legacy<Http>;
+
+/// What comes of a POST that is a call.
+pub struct Answer(Stage);
+
+enum Stage {
+    /// Its head is waited for.
+    Sent(Answering),
+    Reading(Messages),
+    /// Takes up a stream that broke.
+    Resuming(BoxFuture<'static, Result<Messages, CallError>>),
+    /// Reads what an HTTP error says.
+    Refused(BoxFuture<'static, Refusal>),
+}
+
+impl Wire for Http {
+    type Line = HttpLine;
+
+    async fn open(
+        self: &Arc<Self>,
+        caller: &Identity,
+        hello: &Hello,
+    ) -> Result<(Description, HttpLine), CallError> {
+        let limit = self.config.timeouts.first_byte;
+        let posting = self.posting(&caller.credentials);
+        let said = timeout(limit, self.hello(&posting, hello)).await;
+        let (description, id) = said.unwrap_or(Err(CallError::FirstByteTimeout(limit)))?;
+        let line = HttpLine::begun(Arc::clone(self), &description, posting, id)?;
+        Ok((description, line))
+    }
+
+    fn join(self: &Arc<Self>, session: &ClientSession) -> Option<HttpLine> {
+        Some(HttpLine::of_client(Arc::clone(self), session))
+    }
+
+    fn sweep(&self) {
+        self.client.sweep();
+    }
+
+    fn close_idle(&self) -> bool {
+        self.client.close_idle()
+    }
+
+    fn forward(self: &Arc<Self>, request: Forward) -> BoxFuture<'static, Result<Forwarded, CallError>> {
+        forward::forward(Arc::clone(self), request).boxed()
+    }
+
+    fn fetch<'a>(
+        &'a self,
+        path: &'a str,
+        credentials: &'a Credentials,
+    ) -> BoxFuture<'a, Result<Document, CallError>> {
+        self.document(path, credentials).boxed()
+    }
+
+    fn has_sent(&self, headers: &HeaderMap) -> bool {
+        self.via.is_in(headers)
+    }
+}
+
+impl Line for HttpLine {
+    type Answer = Answer;
+
+    /// Waits for the GET stream that the client has asked for before it called.
+    async fn settled(&self) {
+        if let Some(id) = self.id() {
+            self.http.order.wait(id).await;
+        }
+    }
+
+    fn send(&self, body: Bytes, headers: &HeaderMap) -> Answer {
+        Answer(Stage::Sent(self.call(body, headers)))
+    }
+
+    fn poll_answer(self: &Arc<Self>, answer: &mut Answer, call: u64, cx: &mut Context<'_>) -> Poll<Heard> {
+        loop {
+            match &mut answer.0 {
+                Stage::Sent(answering) => {
+                    let response = match ready!(Pin::new(answering).poll(cx)) {
+                        Ok(response) => response,
+                        Err(lost) => return Poll::Ready(Heard::Lost(lost)),
+                    };
+                    match Opening::of(response, self.http.config.limits.result_bytes) {
+                        Ok(Opening::Messages(messages)) => {
+                            answer.0 = Stage::Reading(messages);
+                            return Poll::Ready(Heard::Served);
+                        }
+                        Ok(Opening::Accepted) => return Poll::Ready(Heard::Elsewhere),
+                        Ok(Opening::Refused(head, body)) => {
+                            answer.0 = Stage::Refused(refusal::read(self.has_id, call, head, body).boxed());
+                        }
+                        Err(lost) => return Poll::Ready(Heard::Lost(lost)),
+                    }
+                }
+                Stage::Reading(messages) => match ready!(messages.poll_next(cx)) {
+                    Ok(frame) => return Poll::Ready(Heard::Message(frame)),
+                    // The stream ended before the response.
+                    Err(stop) => match (stop, messages.resumption()) {
+                        (Stop::Ended(_), Some(resumption)) if resumption.last_id.is_some() => {
+                            let resuming = resume::resume(Arc::clone(self), resumption.clone());
+                            answer.0 = Stage::Resuming(resuming.boxed());
+                        }
+                        (stop, _) => return Poll::Ready(Heard::Lost(stop.into())),
+                    },
+                },
+                Stage::Resuming(resuming) => match ready!(resuming.poll_unpin(cx)) {
+                    Ok(messages) => answer.0 = Stage::Reading(messages),
+                    Err(lost) => return Poll::Ready(Heard::Lost(lost)),
+                },
+                Stage::Refused(reading) => return reading.poll_unpin(cx).map(Heard::Refused),
+            }
+        }
+    }
+
+    fn progress(answer: &mut Answer) -> Progress {
+        match &mut answer.0 {
+            Stage::Sent(answering) if answering.is_connecting() => Progress::Unsent,
+            Stage::Sent(_) => Progress::Sent,
+            Stage::Reading(messages) => Progress::Begun { moved: messages.took_progress() },
+            Stage::Resuming(_) => Progress::Begun { moved: false },
+            Stage::Refused(_) => Progress::Refused,
+        }
+    }
+
+    /// Reads the rest of an answer, so that its connection can be used again. Mostly it is there.
+    fn finish(&self, answer: Answer) {
+        if let Stage::Reading(messages) = answer.0
+            && let Some(rest) = messages.into_rest()
+        {
+            self.http.drain_later(rest);
+        }
+    }
+
+    async fn tell(&self, body: Bytes, again: Again) -> Result<(), CallError> {
+        let reuse = match again {
+            Again::Yes => Reuse::Any,
+            Again::No => Reuse::Proven,
+        };
+        let response = self.http.taken(self.post(body, reuse)).await?;
+        let (head, body) = response.into_parts();
+        if head.status.is_success() {
+            // The status is the whole answer. What a server leaves open behind it (a 202 whose body
+            // has neither length nor end) keeps nobody waiting.
+            self.http.drain_later(body);
+            return Ok(());
+        }
+        Err(refused(head.status, &head.headers, &error_body(body).await))
+    }
+
+    async fn listen(self: Arc<Self>, tell: impl FnMut(Beside) + Send) {
+        listen::listen(&self, tell).await;
+    }
+
+    async fn close(&self) {
+        let Some(told) = self.delete() else { return };
+        match self.http.taken(told).await {
+            Ok(response) => self.http.drain_later(response.into_body()),
+            Err(lost) => tracing::debug!(error = %lost, "the end of a session could not be told"),
+        }
+    }
+}
+
+impl Legacy<Http> {
+    /// A server at `config.url`. Nothing is sent before it is called.
+    ///
+    /// # Errors
+    /// [`NotStarted`] where the URL is not one to speak HTTP to, the system's certificates cannot be
+    /// read, or there is no tokio runtime around.
+    pub fn new(config: Config) -> Result<Self, NotStarted> {
+        Self::on(config, &Net::System)
+    }
+
+    /// The same, on a network of the caller's choice.
+    ///
+    /// # Errors
+    /// As [`Legacy::new`].
+    pub fn on(config: Config, net: &Net) -> Result<Self, NotStarted> {
+        let (config, work) = (Arc::new(config), Work::new()?);
+        let http = Http::new(Arc::clone(&config), work.clone(), net)?;
+        Ok(Self::over(http, config, work, net))
+    }
+}
+
+// === impl Http ===
+
+impl Http {
+    /// Says `initialize`. Gives what the server said of itself, and the id of the session.
+    async fn hello(
+        &self,
+        posting: &HeaderMap,
+        hello: &Hello,
+    ) -> Result<(Description, Option<HeaderValue>), CallError> {
+        let lines = http1::lines(posting);
+        let (client, body) = (&self.client, hello.body.clone());
+        let sent = client.send(&Method::POST, &self.path, &lines, &[], body, Reuse::Any);
+        let response = self.taken(sent).await?;
+        let id = response.headers().get(&headers::SESSION_ID).cloned();
+        let status = response.status();
+        match Opening::of(response, self.config.limits.result_bytes)? {
+            Opening::Messages(messages) => Ok((self.welcome(messages, hello).await?, id)),
+            Opening::Accepted => {
+                Err(CallError::Invalid(format!("initialize was answered with HTTP {status} and no body")))
+            }
+            Opening::Refused(head, body) => {
+                let body = error_body(body).await;
+                Err(unwelcome(head.status, &body)
+                    .unwrap_or_else(|| refused(head.status, &head.headers, &body)))
+            }
+        }
+    }
+
+    /// The server's answer among what it says; notifications before it concern nobody yet.
+    async fn welcome(&self, mut messages: Messages, hello: &Hello) -> Result<Description, CallError> {
+        loop {
+            let frame = poll_fn(|cx| messages.poll_next(cx)).await?;
+            let Some(description) = hello.answer(&frame)? else { continue };
+            if let Some(rest) = messages.into_rest() {
+                self.drain_later(rest);
+            }
+            return Ok(description);
+        }
+    }
+}
+
+/// The server's words, where an HTTP error carries a JSON-RPC error; not for refused credentials.
+fn unwelcome(status: StatusCode, body: &Bytes) -> Option<CallError> {
+    if status == StatusCode::UNAUTHORIZED || status == StatusCode::FORBIDDEN {
+        return None;
+    }
+    let error = Object::read(body).ok()?.get("error")?;
+    Some(CallError::Status { status, detail: Hello::refused(&error) })
+}

@@ -1,0 +1,198 @@
+//! One server over HTTP: how it is reached, and what its errors say.
+
+use bytes::Bytes;
+use futures_util::FutureExt;
+use http::{HeaderMap, HeaderValue, Method, StatusCode, header, uri::PathAndQuery};
+use http_body::Body;
+use http_body_util::{BodyExt, Limited};
+use std::{sync::Arc, time::Duration};
+use tokio::{sync::Semaphore, time::timeout};
+
+use crate::{
+    dialect::Credentials,
+    protocol::{ErrorObject, Frame, Kind},
+    runtime::Net,
+    upstream::{
+        CallError, Config, Document, NotStarted,
+        http1::{self, Answering, HttpClient, Incoming, Reuse},
+        message,
+        stream_before_call::InOrder,
+        via::Via,
+        work::Work,
+    },
+};
+
+/// One server over HTTP.
+pub struct Http {
+    pub(in crate::upstream) config: Arc<Config>,
+    pub(in crate::upstream) client: HttpClient,
+    /// The path of the MCP endpoint, its query included.
+    pub(in crate::upstream) path: String,
+    /// `Host`, as the URL has it.
+    pub(in crate::upstream) host: HeaderValue,
+    /// What our requests say of having passed here.
+    pub(in crate::upstream) via: Via,
+    /// Places for answers that are read on after their client left.
+    pub(in crate::upstream) departed: Arc<Semaphore>,
+    /// GET streams of legacy clients that are about to be opened.
+    pub(in crate::upstream) order: InOrder,
+    pub(in crate::upstream) work: Work,
+}
+
+/// How much of an error's body is read.
+pub(in crate::upstream) const ERROR_BODY: usize = 64 << 10;
+/// How long an error's body is waited for.
+pub(in crate::upstream) const ERROR_BODY_TIME: Duration = Duration::from_secs(10);
+/// How much of a text is repeated in an error.
+const DETAIL_CHARS: usize = 200;
+/// The largest document that [`Upstream::fetch`](super::Upstream::fetch) takes, in bytes.
+const DOCUMENT: usize = 1 << 20;
+
+// === impl Http ===
+
+impl Http {
+    /// # Errors
+    /// [`NotStarted`] where the URL cannot be spoken to.
+    pub(in crate::upstream) fn new(config: Arc<Config>, work: Work, net: &Net) -> Result<Self, NotStarted> {
+        let client = HttpClient::new(config.url.clone(), config.timeouts.connect, net)?;
+        let path = config.url.path_and_query().map_or("/", |path| path.as_str()).to_owned();
+        let host = config.url.authority().map(|authority| {
+            let whole = authority.as_str();
+            whole.rsplit_once('@').map_or(whole, |(_, host)| host)
+        });
+        let host = host
+            .and_then(|host| HeaderValue::from_str(host).ok())
+            .ok_or_else(|| NotStarted::NoHost(config.url.clone()))?;
+        let departed = Arc::new(Semaphore::new(config.limits.departed.min(Semaphore::MAX_PERMITS)));
+        Ok(Self { config, client, path, host, via: Via::new(), departed, order: InOrder::default(), work })
+    }
+
+    /// What every request of a caller carries.
+    pub(in crate::upstream) fn headers(&self, credentials: &Credentials) -> HeaderMap {
+        let mut headers = credentials.headers().clone();
+        headers.insert(header::HOST, self.host.clone());
+        headers.insert(header::VIA, self.via.value().clone());
+        headers.insert(header::USER_AGENT, HeaderValue::from_static(message::USER_AGENT));
+        headers
+    }
+
+    /// What every message of a caller carries.
+    pub(in crate::upstream) fn posting(&self, credentials: &Credentials) -> HeaderMap {
+        let mut headers = self.headers(credentials);
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        headers.insert(header::ACCEPT, HeaderValue::from_static("application/json, text/event-stream"));
+        headers
+    }
+
+    /// Waits for an answer that is not worth more than its status. Bounded by the first-byte timeout.
+    pub(in crate::upstream) async fn taken(
+        &self,
+        answering: Answering,
+    ) -> Result<http::Response<Incoming>, CallError> {
+        let limit = self.config.timeouts.first_byte;
+        timeout(limit, answering).await.unwrap_or(Err(CallError::FirstByteTimeout(limit)))
+    }
+
+    /// Reads an answer's rest, so that its connection can serve the next request; in the background
+    /// where it is not there yet. Mostly it is.
+    pub(in crate::upstream) fn drain_later(&self, mut rest: Incoming) {
+        if rest.is_end_stream() {
+            return;
+        }
+        match rest.frame().now_or_never() {
+            Some(None | Some(Err(_))) => {}
+            Some(Some(Ok(_))) | None => self.work.spawn(drain(rest)),
+        }
+    }
+
+    pub(in crate::upstream) async fn document(
+        &self,
+        path: &str,
+        credentials: &Credentials,
+    ) -> Result<Document, CallError> {
+        // Only a path goes out, whatever is asked for.
+        let path: PathAndQuery =
+            path.parse().map_err(|error| CallError::Invalid(format!("{path:?} is not a path: {error}")))?;
+        let limit = self.config.timeouts.first_byte;
+        let lines = http1::lines(&self.headers(credentials));
+        let asked = async {
+            let client = &self.client;
+            let answer = client.send(&Method::GET, path.as_str(), &lines, &[], Bytes::new(), Reuse::Proven);
+            let (head, body) = answer.await?.into_parts();
+            let body = whole(body, DOCUMENT).await?;
+            Ok(Document { status: head.status, headers: head.headers, body })
+        };
+        timeout(limit, asked).await.unwrap_or(Err(CallError::FirstByteTimeout(limit)))
+    }
+}
+
+/// A whole body of at most `limit` bytes.
+///
+/// # Errors
+/// [`CallError::TooLarge`] and [`CallError::Broken`].
+pub(in crate::upstream) async fn whole(body: Incoming, limit: usize) -> Result<Bytes, CallError> {
+    match Limited::new(body, limit).collect().await {
+        Ok(body) => Ok(body.to_bytes()),
+        Err(error) if error.is::<http_body_util::LengthLimitError>() => Err(CallError::TooLarge { limit }),
+        Err(error) => Err(CallError::Broken(error.to_string())),
+    }
+}
+
+/// The body of an answer that reports an error; empty where it does not come in time.
+pub(in crate::upstream) async fn error_body(body: Incoming) -> Bytes {
+    match timeout(ERROR_BODY_TIME, whole(body, ERROR_BODY)).await {
+        Ok(Ok(body)) => body,
+        Ok(Err(_)) | Err(_) => Bytes::new(),
+    }
+}
+
+/// What an HTTP error that is no JSON-RPC message says. 401, and 403 with a challenge, are about
+/// credentials (RFC 9110, 11.6.1; RFC 6750, 3.1); without one a 403 is not, and its words are all there
+/// is: a server that does not know the name it is called by says so like that. A redirect is not
+/// followed, and its target named.
+pub(in crate::upstream) fn refused(status: StatusCode, headers: &HeaderMap, body: &Bytes) -> CallError {
+    let challenge = headers.get(header::WWW_AUTHENTICATE);
+    match (status, challenge) {
+        (StatusCode::UNAUTHORIZED, challenge) => {
+            return CallError::Unauthorized { status, challenge: challenge.cloned() };
+        }
+        (StatusCode::FORBIDDEN, Some(challenge)) => {
+            return CallError::Unauthorized { status, challenge: Some(challenge.clone()) };
+        }
+        (StatusCode::FORBIDDEN, None) => {
+            let error = Frame::parse(body.clone()).ok().and_then(|frame| match frame.kind() {
+                Kind::Failure { error, .. } => Some(ErrorObject::from_raw(Bytes::copy_from_slice(error))),
+                Kind::Request { .. } | Kind::Notification { .. } | Kind::Success { .. } => None,
+            });
+            let words = error.as_ref().map(|error| shown(&error.message()));
+            return CallError::Forbidden { detail: words.unwrap_or_else(|| in_words(status, body)), error };
+        }
+        _ => {}
+    }
+    let target = headers.get(header::LOCATION).and_then(|target| target.to_str().ok());
+    let detail = match target {
+        Some(target) if status.is_redirection() => {
+            format!("redirected to {target}; name that as the upstream's URL")
+        }
+        Some(_) | None => in_words(status, body),
+    };
+    CallError::Status { status, detail }
+}
+
+/// What an error's body says, or else its status.
+fn in_words(status: StatusCode, body: &Bytes) -> String {
+    match std::str::from_utf8(body).map(str::trim) {
+        Ok(text) if !text.is_empty() => shown(text),
+        Ok(_) | Err(_) => status.canonical_reason().unwrap_or("no reason given").to_owned(),
+    }
+}
+
+fn shown(text: &str) -> String {
+    text.chars().take(DETAIL_CHARS).collect()
+}
+
+/// Reads an answer's rest in the background, so that its connection can serve the next request.
+/// Gives up soon: a server may leave a stream open for no reason.
+async fn drain(mut body: Incoming) {
+    let _ = timeout(Duration::from_secs(1), async { while let Some(Ok(_)) = body.frame().await {} }).await;
+}

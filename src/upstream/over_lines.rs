@@ -1,0 +1,224 @@
+//! A legacy server over a transport that is not HTTP: one duplex of lines, as standard input and output are,
+//! on which everything arrives beside the calls.
+
+use bytes::Bytes;
+use futures_util::{FutureExt, StreamExt, future::BoxFuture};
+use http::HeaderMap;
+use serde_json::{Value, json};
+use std::{
+    sync::{Arc, Mutex, PoisonError},
+    task::{Context, Poll, ready},
+};
+use tokio::{
+    io::{
+        AsyncBufReadExt, AsyncWriteExt, BufReader, DuplexStream, Lines, ReadHalf, WriteHalf, duplex, split,
+    },
+    sync::mpsc,
+};
+
+use super::{
+    CallError, Config, Description, Event, Identity, Limits, Outgoing, Replies, Timeouts, Upstream,
+    streamable::Legacy,
+    wire::{Again, Beside, Heard, Hello, Line, Progress, Wire},
+    work::Work,
+};
+use crate::{
+    dialect::{Credentials, Principal, modern},
+    protocol::{Capabilities, Frame, Method},
+    runtime::Net,
+};
+
+/// Starts a server for each session, and hands it to the test.
+struct Children(mpsc::UnboundedSender<Child>);
+
+/// The server's side.
+struct Child {
+    reads: Lines<BufReader<ReadHalf<DuplexStream>>>,
+    writes: WriteHalf<DuplexStream>,
+}
+
+/// Our side.
+struct Pipe {
+    reads: Mutex<Option<Lines<BufReader<ReadHalf<DuplexStream>>>>>,
+    writes: Arc<tokio::sync::Mutex<WriteHalf<DuplexStream>>>,
+}
+
+/// A call that is being written, until it is.
+struct Written(Option<BoxFuture<'static, Result<(), CallError>>>);
+
+async fn write(writes: &tokio::sync::Mutex<WriteHalf<DuplexStream>>, body: &[u8]) -> Result<(), CallError> {
+    let line = [body, b"\n"].concat();
+    writes.lock().await.write_all(&line).await.map_err(|error| CallError::Broken(error.to_string()))
+}
+
+// === impl Children ===
+
+impl Wire for Children {
+    type Line = Pipe;
+
+    async fn open(self: &Arc<Self>, _: &Identity, hello: &Hello) -> Result<(Description, Pipe), CallError> {
+        let (ours, theirs) = duplex(1 << 16);
+        let (reads, writes) = split(theirs);
+        let _ = self.0.send(Child { reads: BufReader::new(reads).lines(), writes });
+        let (reads, writes) = split(ours);
+        let (mut reads, writes) = (BufReader::new(reads).lines(), Arc::new(tokio::sync::Mutex::new(writes)));
+        write(&writes, &hello.body).await?;
+        while let Ok(Some(line)) = reads.next_line().await {
+            let frame = Frame::parse(line.into()).expect("a message");
+            if let Some(description) = hello.answer(&frame)? {
+                return Ok((description, Pipe { reads: Mutex::new(Some(reads)), writes }));
+            }
+        }
+        Err(CallError::SessionEnded)
+    }
+}
+
+// === impl Pipe ===
+
+impl Line for Pipe {
+    type Answer = Written;
+
+    fn send(&self, body: Bytes, _: &HeaderMap) -> Written {
+        let writes = Arc::clone(&self.writes);
+        Written(Some(async move { write(&writes, &body).await }.boxed()))
+    }
+
+    fn poll_answer(self: &Arc<Self>, answer: &mut Written, _: u64, cx: &mut Context<'_>) -> Poll<Heard> {
+        let writing = answer.0.as_mut().expect("it is not polled again");
+        let written = ready!(writing.poll_unpin(cx));
+        answer.0 = None;
+        Poll::Ready(written.map_or_else(Heard::Lost, |()| Heard::Elsewhere))
+    }
+
+    fn progress(answer: &mut Written) -> Progress {
+        if answer.0.is_some() { Progress::Unsent } else { Progress::Sent }
+    }
+
+    async fn tell(&self, body: Bytes, _: Again) -> Result<(), CallError> {
+        write(&self.writes, &body).await
+    }
+
+    async fn listen(self: Arc<Self>, mut tell: impl FnMut(Beside) + Send) {
+        let reads = self.reads.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let mut reads = reads.expect("it is listened to once");
+        tell(Beside::Settled);
+        while let Ok(Some(line)) = reads.next_line().await {
+            tell(Beside::Message(Frame::parse(line.into()).expect("a message")));
+        }
+        tell(Beside::Ended);
+    }
+
+    async fn close(&self) {
+        let _ = self.writes.lock().await.shutdown().await;
+    }
+}
+
+// === impl Child ===
+
+impl Child {
+    /// The next message that it is sent; none where its input has ended.
+    async fn reads(&mut self) -> Option<Value> {
+        let line = self.reads.next_line().await.expect("it can be read")?;
+        Some(serde_json::from_str(&line).expect("JSON"))
+    }
+
+    async fn says(&mut self, message: Value) {
+        self.writes.write_all(format!("{message}\n").as_bytes()).await.expect("it is read");
+    }
+
+    /// Answers the handshake, and gives the call that follows.
+    async fn begins(&mut self) -> Value {
+        let hello = self.reads().await.expect("a handshake");
+        assert_eq!(hello["method"], "initialize");
+        let result = json!({
+            "protocolVersion": "2025-11-25", "capabilities": { "tools": {}, "tasks": {} },
+            "serverInfo": { "name": "child", "version": "1" },
+        });
+        self.says(json!({ "jsonrpc": "2.0", "id": hello["id"], "result": result })).await;
+        assert_eq!(self.reads().await.expect("more")["method"], "notifications/initialized");
+        self.reads().await.expect("a call")
+    }
+}
+
+/// A server over lines, and its children as they are started.
+fn server() -> (Legacy<Children>, mpsc::UnboundedReceiver<Child>) {
+    let (children, started) = mpsc::unbounded_channel();
+    let url = "http://127.0.0.1:9/".parse().expect("a URL");
+    let config = Config { url, timeouts: Timeouts::default(), limits: Limits::default() };
+    let work = Work::new().expect("a runtime is entered");
+    (Legacy::over(Children(children), Arc::new(config), work, &Net::System), started)
+}
+
+/// A call of a client that can be asked, polled to its first event in a task of its own.
+fn begin(server: &Legacy<Children>) -> tokio::task::JoinHandle<(Option<Event>, Replies)> {
+    let capabilities = Capabilities::read(Bytes::from_static(br#"{"elicitation":{}}"#)).expect("an object");
+    let caller = Identity {
+        principal: Principal::ANONYMOUS,
+        credentials: Credentials::default(),
+        capabilities: Arc::new(capabilities),
+    };
+    let call = Arc::new(modern::request(&Method::ToolsCall, r#"{"name":"t"}"#));
+    let mut replies = server.call(Outgoing { id: 7, call, caller, deferral: None });
+    tokio::spawn(async move { (replies.next().await, replies) })
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_over_lines_is_answered_beside_it_and_asked_something_in_between() {
+    let (server, mut started) = server();
+    let call = begin(&server);
+    let mut child = started.recv().await.expect("a child");
+    assert_eq!(child.begins().await["id"], 7);
+    let question = json!({ "message": "?", "requestedSchema": { "type": "object" } });
+    child
+        .says(json!({ "jsonrpc": "2.0", "id": "q", "method": "elicitation/create", "params": question }))
+        .await;
+    let (event, mut replies) = call.await.expect("it goes on");
+    let Some(Event::Asked(asked)) = event else { panic!("it is asked: {event:?}") };
+    asked.answer.send(Ok(Bytes::from_static(br#"{"action":"decline"}"#)));
+    let answer = json!({ "jsonrpc": "2.0", "id": "q", "result": { "action": "decline" } });
+    assert_eq!(child.reads().await, Some(answer));
+    child.says(json!({ "jsonrpc": "2.0", "id": 7, "result": { "content": [] } })).await;
+    let Some(Event::Final(response)) = replies.next().await else { panic!("it is answered") };
+    let raised = response.result(&Method::ToolsCall).expect("a result");
+    let raised: Value = serde_json::from_slice(&raised).expect("JSON");
+    assert_eq!(raised["resultType"], "complete");
+    let about = server.described().expect("it has spoken");
+    assert_eq!((&*about.capabilities, about.has_tasks), (&br#"{"tools":{}}"#[..], true));
+    server.close().await;
+    assert_eq!(child.reads().await, None, "its input ends");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_over_lines_whose_client_leaves_is_cancelled_and_its_child_takes_no_other() {
+    let (server, mut started) = server();
+    let call = begin(&server);
+    let mut child = started.recv().await.expect("a child");
+    child.begins().await;
+    call.abort();
+    let cancelled = child.reads().await.expect("a cancel");
+    assert_eq!(cancelled["method"], "notifications/cancelled");
+    assert_eq!(cancelled["params"]["requestId"], 7);
+    assert_eq!(child.reads().await, None, "its input ends");
+    let _next = begin(&server);
+    started.recv().await.expect("another child").begins().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_child_that_ends_loses_its_calls_and_a_server_that_closes_cancels_them() {
+    let (server, mut started) = server();
+    let call = begin(&server);
+    let mut child = started.recv().await.expect("a child");
+    child.begins().await;
+    drop(child);
+    let (event, _) = call.await.expect("it goes on");
+    assert!(matches!(event, Some(Event::Lost(CallError::SessionEnded))), "{event:?}");
+
+    let call = begin(&server);
+    let mut child = started.recv().await.expect("another child");
+    child.begins().await;
+    server.close().await;
+    let (event, _) = call.await.expect("it goes on");
+    assert!(matches!(event, Some(Event::Lost(CallError::Closing))), "{event:?}");
+    assert_eq!(child.reads().await.expect("a cancel")["method"], "notifications/cancelled");
+    assert_eq!(child.reads().await, None, "its input ends");
+}

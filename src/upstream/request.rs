@@ -1,0 +1,20 @@
+//! A call as it is sent.
+
+use bytes::Bytes;
+use http::HeaderMap;
+
+use super::Deferral;
+use crate::protocol::Method;
+
+/// A request ready to be sent.
+pub(super) struct Request {
+    /// The id that `body` carries: unique in this process, so also in any session.
+    pub(super) id: u64,
+    pub(super) method: Method,
+    /// The whole JSON-RPC message, in the server's words. Its progress token, if it has one, is `id` as a
+    /// number; in a legacy client's session it may be the client's own.
+    pub(super) body: Bytes,
+    /// Further headers of the client to pass on.
+    pub(super) headers: HeaderMap,
+    pub(super) deferral: Option<Deferral>,
+}

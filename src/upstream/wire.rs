@@ -1,0 +1,217 @@
+//! What a transport must do for the sessions of a legacy server.
+//!
+//! A [`Wire`] is one way to one server; a [`Line`] carries the messages of one session there. What is sent on
+//! a line as a call has an answer of its own, which is polled; what the server says beside its answers is told
+//! to whoever [listens](Line::listen). A transport that has one stream for everything says of each call that
+//! its answer comes [elsewhere](Heard::Elsewhere), and tells all that arrives to the listener.
+//!
+//! Nothing here is boxed, and no transport knows what a session is used for: which call a message belongs to,
+//! who may use which session and what is told in which order is the same for all.
+
+use super::{CallError, ClientSession, Description, Document, Forward, Forwarded, Identity};
+use crate::{
+    dialect::{Credentials, raise},
+    protocol::{ErrorObject, Frame, Id, Kind, splice::Object},
+};
+use bytes::Bytes;
+use futures_util::{FutureExt, future::BoxFuture};
+use http::HeaderMap;
+use std::{
+    future::{Future, ready},
+    sync::Arc,
+    task::{Context, Poll},
+};
+
+/// A way to a server.
+pub trait Wire: Send + Sync + 'static {
+    type Line: Line;
+
+    /// Says [`Hello`] on behalf of somebody. Gives what the server said of itself, and what carries the session
+    /// that begins with it.
+    fn open(
+        self: &Arc<Self>,
+        caller: &Identity,
+        hello: &Hello,
+    ) -> impl Future<Output = Result<(Description, Self::Line), CallError>> + Send;
+
+    /// What carries the session that a legacy client has opened itself, where it can have.
+    fn join(self: &Arc<Self>, session: &ClientSession) -> Option<Self::Line> {
+        let _ = session;
+        None
+    }
+
+    /// Lets go of what nobody has used for a while. Called once a minute.
+    fn sweep(&self) {}
+
+    /// Closes a connection that nobody uses, if there is one.
+    fn close_idle(&self) -> bool {
+        false
+    }
+
+    /// [`super::Upstream::forward`].
+    fn forward(self: &Arc<Self>, request: Forward) -> BoxFuture<'static, Result<Forwarded, CallError>> {
+        drop(request);
+        ready(Err(CallError::not_over_http())).boxed()
+    }
+
+    /// [`super::Upstream::fetch`].
+    fn fetch<'a>(
+        &'a self,
+        path: &'a str,
+        credentials: &'a Credentials,
+    ) -> BoxFuture<'a, Result<Document, CallError>> {
+        let _ = (path, credentials);
+        ready(Err(CallError::not_over_http())).boxed()
+    }
+
+    /// [`super::Upstream::has_sent`].
+    fn has_sent(&self, headers: &HeaderMap) -> bool {
+        let _ = headers;
+        false
+    }
+}
+
+/// What carries the messages of one session.
+pub trait Line: Send + Sync + 'static {
+    /// What becomes of a call that was sent. Dropping it closes what is open for it.
+    type Answer: Send + Unpin;
+
+    /// Waits, a moment at most, for what the client of the session does before it calls.
+    fn settled(&self) -> impl Future<Output = ()> + Send {
+        ready(())
+    }
+
+    /// Sends a call; `headers` are further ones of the client, where the transport has any.
+    fn send(&self, body: Bytes, headers: &HeaderMap) -> Self::Answer;
+
+    /// What is next heard of it. Not polled again once that is the last.
+    fn poll_answer(
+        self: &Arc<Self>,
+        answer: &mut Self::Answer,
+        call: u64,
+        cx: &mut Context<'_>,
+    ) -> Poll<Heard>;
+
+    /// How far the call has come.
+    fn progress(answer: &mut Self::Answer) -> Progress;
+
+    /// The call is over: what is open for it may serve another.
+    fn finish(&self, answer: Self::Answer) {
+        drop(answer);
+    }
+
+    /// Sends what is answered with nothing: a notification or a response. Resolves when the server has it.
+    fn tell(&self, body: Bytes, again: Again) -> impl Future<Output = Result<(), CallError>> + Send;
+
+    /// Hears what the server says beside its answers, until the session is over.
+    fn listen(self: Arc<Self>, tell: impl FnMut(Beside) + Send) -> impl Future<Output = ()> + Send;
+
+    /// Ends the session, as far as the server survives that.
+    fn close(&self) -> impl Future<Output = ()> + Send;
+}
+
+/// The first message of a session: `initialize`.
+pub struct Hello {
+    pub(super) number: u64,
+    pub(super) body: Bytes,
+}
+
+/// What is heard of a call that was sent.
+pub enum Heard {
+    /// The server has it, and begins to answer: it need not be sent again.
+    Served,
+    /// A message in its own answer.
+    Message(Frame),
+    /// The server has it, and answers beside. The last.
+    Elsewhere,
+    /// The last, likewise.
+    Refused(Refusal),
+    /// There will be nothing more.
+    Lost(CallError),
+}
+
+/// How a transport refuses a call.
+pub enum Refusal {
+    /// With its answer: a JSON-RPC error.
+    Answer(Frame),
+    Lost(CallError),
+    /// The session does not exist any more.
+    NoSession {
+        /// The refusal says so by itself: the call was certainly not served.
+        not_served: bool,
+        /// What it is, if that cannot be helped: the server's words, or else ours.
+        words: Result<Frame, CallError>,
+    },
+}
+
+/// How far a call has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Progress {
+    /// The server does not have it.
+    Unsent,
+    /// The server may have it, and has said nothing yet.
+    Sent,
+    /// Its answer has begun; `moved` where something has arrived since this was last asked.
+    Begun { moved: bool },
+    /// It is being read why it was refused.
+    Refused,
+}
+
+/// What is said beside answers.
+pub enum Beside {
+    Message(Frame),
+    /// It is known by now whether there is anything to hear.
+    Settled,
+    /// Nothing is heard here, or not any more.
+    Deaf,
+    /// The server no longer knows the session.
+    Ended,
+}
+
+/// Whether a message that is lost with its connection is sent again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Again {
+    Yes,
+    No,
+}
+
+// === impl Hello ===
+
+impl Hello {
+    /// What the server says of itself, if this answers; what it says before is of no concern.
+    ///
+    /// # Errors
+    /// [`CallError::Invalid`]: it refuses, or does not say what it must.
+    pub(super) fn answer(&self, said: &Frame) -> Result<Option<Description>, CallError> {
+        match said.kind() {
+            Kind::Success { id, result } if is_ours(id, self.number) => describe(result).map(Some),
+            Kind::Failure { error, .. } => Err(CallError::Invalid(Self::refused(error))),
+            Kind::Success { .. } | Kind::Request { .. } | Kind::Notification { .. } => Ok(None),
+        }
+    }
+
+    /// In words that the server does not open a session.
+    pub(super) fn refused(error: &Bytes) -> String {
+        let error = ErrorObject::from_raw(error.clone());
+        format!("initialize was refused: {} ({})", error.message(), error.code())
+    }
+}
+
+fn describe(result: &Bytes) -> Result<Description, CallError> {
+    let invalid = |what: &str| CallError::Invalid(format!("the answer to initialize {what}"));
+    let result = Object::read(result).map_err(|_| invalid("is not an object"))?;
+    let empty = || Bytes::from_static(b"{}");
+    let capabilities = result.get("capabilities").unwrap_or_else(empty);
+    Ok(Description {
+        version: result.string("protocolVersion").ok_or_else(|| invalid("names no protocolVersion"))?,
+        has_tasks: Object::read(&capabilities).is_ok_and(|object| object.contains("tasks")),
+        capabilities: raise::capabilities(&capabilities),
+        server_info: result.get("serverInfo").unwrap_or_else(empty),
+        instructions: result.get("instructions"),
+    })
+}
+
+/// Whether a response answers the call with this number.
+pub(super) fn is_ours(id: &Id, call: u64) -> bool {
+    id.came_back() == Some(call)
+}

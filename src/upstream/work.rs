@@ -1,0 +1,39 @@
+//! Work for one server that outlives a call: cancellations, answers, farewells.
+
+use std::future::Future;
+use tokio::runtime::Handle;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use super::NotStarted;
+use crate::runtime::spawn_on;
+
+/// All of it. Clones are the same.
+#[derive(Clone, Debug)]
+pub struct Work {
+    tasks: TaskTracker,
+    runtime: Handle,
+    /// Set when the house closes.
+    pub(super) closing: CancellationToken,
+}
+
+// === impl Work ===
+
+impl Work {
+    /// # Errors
+    /// [`NotStarted::NoRuntime`].
+    pub(super) fn new() -> Result<Self, NotStarted> {
+        let runtime = Handle::try_current().map_err(|_| NotStarted::NoRuntime)?;
+        Ok(Self { tasks: TaskTracker::new(), runtime, closing: CancellationToken::new() })
+    }
+
+    /// Spawns work that [`Work::settle`] waits for. May be called from a destructor on any thread.
+    pub(super) fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
+        spawn_on(self.tasks.track_future(work), &self.runtime);
+    }
+
+    /// Waits until all spawned work has ended.
+    pub(super) async fn settle(&self) {
+        self.tasks.close();
+        self.tasks.wait().await;
+    }
+}
