@@ -13,7 +13,8 @@
 //! 4. `proxy` carries the plan out. A call that is driven is an `Exchange` of `bridge`, which decides
 //!    without waiting; what waits and sends is here. The call of an older client to an older server
 //!    passes as bytes (`proxy::relay`).
-//! 5. `upstream` sends it to the server, and gives what comes back: notifications, questions, the end.
+//! 5. `upstream` says it in the server's words, over its transport, and gives what comes back in ours:
+//!    notifications, questions, the end.
 //! 6. When the threshold passes first, the same call, never a second one, goes on in work of its own;
 //!    `task` says what state it may move to, `store` keeps its record, and the client gets a handle.
 //!
@@ -34,7 +35,7 @@
 //! | `telemetry` | the access line and other happenings, and the log they go to |
 //! | `runtime` | the clock, randomness, the network and its descriptors, and the signal to stop |
 //! | `bridge` | one era's messages for a client of the other, and what becomes of a call |
-//! | `dialect` | what clients send, read |
+//! | `dialect` | what clients send, read; an older server's words, raised |
 //! | `policy` | what the operator wants, as values |
 //! | `task` | the states of a task, and how each revision is shown one |
 //! | `protocol` | messages, headers, event streams: the words of the specification |

@@ -1,63 +1,26 @@
 //! Speaking to servers.
 //!
-//! An [`Upstream`] is one server as the rest of the house sees it: calls go in, and for each a
-//! stream of [`Event`]s comes out. Sessions, handshakes, transports and resumption are hidden
-//! behind it.
+//! An [`Upstream`] is one server as the rest of the house sees it: calls go in, in the words of 2026-07-28,
+//! and for each a stream of [`Event`]s in those words comes out. Sessions, handshakes, transports, eras and
+//! resumption are hidden behind it.
 //!
-//! [`Streamable`] is a server of the older era over HTTP. Reading order: `exchange` is one call from
-//! its first poll to its last event; `group` says which session it goes to; `session` is one
-//! session and the calls in flight on it, `attribution` whose is what arrives there; `handshake`
-//! opens one and `listen` reads its GET stream (that of a client's own session is read by whoever passes it
-//! on, and told to `off_stream`); `telling` is what a server is told beside calls;
-//! `messages`, `refusal` and `resume` are what an HTTP answer can turn out to be; `server` is the server as
-//! a whole, `reports` what it says of its own accord, `http1` the way there. `forward` passes on what a
-//! legacy client sends, in `stream_before_call`, but for what `hop` keeps back, and `passing` is the answer's
-//! body; a call that is made for it in its own session ([`Upstream::call_in`]) is an `exchange` like any other.
+//! `legacy` is a server of the older era, over whatever transport carries its messages: a `wire`. `http` is
+//! the one there is, over connections of `http1`. `event` is what a caller hears, `work` what goes on beside
+//! calls.
 
-mod answer;
-mod attribution;
+mod call_error;
 mod event;
-mod exchange;
-mod forward;
-mod group;
-mod handshake;
-mod hop;
 mod http;
 pub mod http1;
-mod listen;
-mod mailbox;
-mod message;
-mod messages;
-mod off_stream;
-#[cfg(test)]
-mod over_lines;
-mod passing;
-mod refusal;
-mod reports;
-mod request;
-mod resume;
-#[cfg(test)]
-mod schedules;
-mod server;
-mod session;
-mod stream_before_call;
-mod streamable;
-mod subscribe;
-mod telling;
-mod via;
+mod legacy;
 mod wire;
 mod work;
 
+pub use self::http::{Forward, Forwarded, Interest, Passing, Purpose, Streamable};
 pub use event::{Answer, Asked, Event, Question, Replies, TurnedOver};
-pub use forward::{Forward, Forwarded, Purpose};
-pub use off_stream::OffStream;
-pub use passing::{Interest, Passing};
-pub use reports::Changes;
-pub use self::http::Streamable;
+pub use legacy::{Changes, OffStream};
 
-pub(crate) use attribution::only_one;
-
-mod call_error;
+pub(crate) use legacy::only_one;
 
 use crate::{
     dialect::{Call, Credentials, Principal},

@@ -4,21 +4,21 @@ use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, header};
 use std::sync::Arc;
 
-use super::server::Http;
+use super::{hop, server::Http};
 use crate::{
     protocol::{
         Revision,
         headers::{LAST_EVENT_ID, PROTOCOL_VERSION, SESSION_ID},
     },
     upstream::{
-        CallError, ClientSession, Description, hop,
+        CallError, ClientSession, Description,
         http1::{self, Answering, Reuse},
     },
 };
 
 /// One session over HTTP: the header lines of its messages, made once.
 pub struct HttpLine {
-    pub(in crate::upstream) http: Arc<Http>,
+    pub(super) http: Arc<Http>,
     /// Where they go: the server's own path, or that with what the client has added.
     path: String,
     /// Of every POST.
@@ -28,7 +28,7 @@ pub struct HttpLine {
     /// Which names are in `posting`.
     names: HeaderMap,
     /// The server gave the session an id, and so can lose it.
-    pub(in crate::upstream) has_id: bool,
+    pub(super) has_id: bool,
     /// The server goes on after a DELETE.
     survives: bool,
 }
@@ -104,7 +104,7 @@ impl HttpLine {
     }
 
     /// Opens a stream of what the server says of its own accord, or takes up a broken one.
-    pub(in crate::upstream) fn get(&self, last_id: Option<&str>) -> Answering {
+    pub(super) fn get(&self, last_id: Option<&str>) -> Answering {
         let mut lines = b"accept: text/event-stream\r\n".to_vec();
         // An id that is no header value cannot be named; the stream then begins anew.
         if let Some(id) = last_id.and_then(|id| HeaderValue::from_str(id).ok()) {

@@ -7,8 +7,17 @@
 //! client sends as it is, in `stream_before_call`, but for what `hop` keeps back, and `passing` is the
 //! answer's body. `http1` beside this folder is the way there.
 
+mod forward;
+mod hop;
 mod line;
+mod listen;
+mod messages;
+mod passing;
+mod refusal;
+mod resume;
 mod server;
+mod stream_before_call;
+mod via;
 
 use bytes::Bytes;
 use futures_util::{FutureExt, future::BoxFuture};
@@ -22,13 +31,9 @@ use std::{
 use tokio::time::timeout;
 
 use super::{
-    CallError, ClientSession, Config, Description, Document, Forward, Forwarded, Identity, NotStarted,
-    forward,
+    CallError, ClientSession, Config, Description, Document, Identity, NotStarted,
     http1::{self, Answering, Reuse},
-    listen,
-    messages::{Messages, Opening, Stop},
-    refusal, resume,
-    streamable::Legacy,
+    legacy::Legacy,
     wire::{Again, Beside, Heard, Hello, Line, Progress, Refusal, Wire},
     work::Work,
 };
@@ -37,9 +42,12 @@ use crate::{
     protocol::{headers, splice::Object},
     runtime::Net,
 };
+use line::HttpLine;
+use messages::{Messages, Opening, Stop};
+use server::{Http, error_body, refused};
 
-pub(super) use line::HttpLine;
-pub(super) use server::{ERROR_BODY, ERROR_BODY_TIME, Http, error_body, refused};
+pub use forward::{Forward, Forwarded, Purpose};
+pub use passing::{Interest, Passing};
 
 /// A server of the older era, over Streamable HTTP.
 pub type Streamable = Legacy<Http>;

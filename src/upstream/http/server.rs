@@ -8,6 +8,7 @@ use http_body_util::{BodyExt, Limited};
 use std::{sync::Arc, time::Duration};
 use tokio::{sync::Semaphore, time::timeout};
 
+use super::{stream_before_call::InOrder, via::Via};
 use crate::{
     dialect::Credentials,
     protocol::{ErrorObject, Frame, Kind},
@@ -15,37 +16,36 @@ use crate::{
     upstream::{
         CallError, Config, Document, NotStarted,
         http1::{self, Answering, HttpClient, Incoming, Reuse},
-        message,
-        stream_before_call::InOrder,
-        via::Via,
         work::Work,
     },
 };
 
 /// One server over HTTP.
 pub struct Http {
-    pub(in crate::upstream) config: Arc<Config>,
-    pub(in crate::upstream) client: HttpClient,
+    pub(super) config: Arc<Config>,
+    pub(super) client: HttpClient,
     /// The path of the MCP endpoint, its query included.
-    pub(in crate::upstream) path: String,
+    pub(super) path: String,
     /// `Host`, as the URL has it.
-    pub(in crate::upstream) host: HeaderValue,
+    pub(super) host: HeaderValue,
     /// What our requests say of having passed here.
-    pub(in crate::upstream) via: Via,
+    pub(super) via: Via,
     /// Places for answers that are read on after their client left.
-    pub(in crate::upstream) departed: Arc<Semaphore>,
+    pub(super) departed: Arc<Semaphore>,
     /// GET streams of legacy clients that are about to be opened.
-    pub(in crate::upstream) order: InOrder,
-    pub(in crate::upstream) work: Work,
+    pub(super) order: InOrder,
+    pub(super) work: Work,
 }
 
+/// Who we say we are in `User-Agent`.
+const USER_AGENT: &str = concat!("deferral/", env!("CARGO_PKG_VERSION"));
 /// How much of an error's body is read.
-pub(in crate::upstream) const ERROR_BODY: usize = 64 << 10;
+pub(super) const ERROR_BODY: usize = 64 << 10;
 /// How long an error's body is waited for.
-pub(in crate::upstream) const ERROR_BODY_TIME: Duration = Duration::from_secs(10);
+pub(super) const ERROR_BODY_TIME: Duration = Duration::from_secs(10);
 /// How much of a text is repeated in an error.
 const DETAIL_CHARS: usize = 200;
-/// The largest document that [`Upstream::fetch`](super::Upstream::fetch) takes, in bytes.
+/// The largest document that [`Upstream::fetch`](crate::upstream::Upstream::fetch) takes, in bytes.
 const DOCUMENT: usize = 1 << 20;
 
 // === impl Http ===
@@ -53,7 +53,7 @@ const DOCUMENT: usize = 1 << 20;
 impl Http {
     /// # Errors
     /// [`NotStarted`] where the URL cannot be spoken to.
-    pub(in crate::upstream) fn new(config: Arc<Config>, work: Work, net: &Net) -> Result<Self, NotStarted> {
+    pub(super) fn new(config: Arc<Config>, work: Work, net: &Net) -> Result<Self, NotStarted> {
         let client = HttpClient::new(config.url.clone(), config.timeouts.connect, net)?;
         let path = config.url.path_and_query().map_or("/", |path| path.as_str()).to_owned();
         let host = config.url.authority().map(|authority| {
@@ -68,16 +68,16 @@ impl Http {
     }
 
     /// What every request of a caller carries.
-    pub(in crate::upstream) fn headers(&self, credentials: &Credentials) -> HeaderMap {
+    pub(super) fn headers(&self, credentials: &Credentials) -> HeaderMap {
         let mut headers = credentials.headers().clone();
         headers.insert(header::HOST, self.host.clone());
         headers.insert(header::VIA, self.via.value().clone());
-        headers.insert(header::USER_AGENT, HeaderValue::from_static(message::USER_AGENT));
+        headers.insert(header::USER_AGENT, HeaderValue::from_static(USER_AGENT));
         headers
     }
 
     /// What every message of a caller carries.
-    pub(in crate::upstream) fn posting(&self, credentials: &Credentials) -> HeaderMap {
+    pub(super) fn posting(&self, credentials: &Credentials) -> HeaderMap {
         let mut headers = self.headers(credentials);
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
         headers.insert(header::ACCEPT, HeaderValue::from_static("application/json, text/event-stream"));
@@ -85,17 +85,14 @@ impl Http {
     }
 
     /// Waits for an answer that is not worth more than its status. Bounded by the first-byte timeout.
-    pub(in crate::upstream) async fn taken(
-        &self,
-        answering: Answering,
-    ) -> Result<http::Response<Incoming>, CallError> {
+    pub(super) async fn taken(&self, answering: Answering) -> Result<http::Response<Incoming>, CallError> {
         let limit = self.config.timeouts.first_byte;
         timeout(limit, answering).await.unwrap_or(Err(CallError::FirstByteTimeout(limit)))
     }
 
     /// Reads an answer's rest, so that its connection can serve the next request; in the background
     /// where it is not there yet. Mostly it is.
-    pub(in crate::upstream) fn drain_later(&self, mut rest: Incoming) {
+    pub(super) fn drain_later(&self, mut rest: Incoming) {
         if rest.is_end_stream() {
             return;
         }
@@ -105,7 +102,7 @@ impl Http {
         }
     }
 
-    pub(in crate::upstream) async fn document(
+    pub(super) async fn document(
         &self,
         path: &str,
         credentials: &Credentials,
@@ -130,7 +127,7 @@ impl Http {
 ///
 /// # Errors
 /// [`CallError::TooLarge`] and [`CallError::Broken`].
-pub(in crate::upstream) async fn whole(body: Incoming, limit: usize) -> Result<Bytes, CallError> {
+pub(super) async fn whole(body: Incoming, limit: usize) -> Result<Bytes, CallError> {
     match Limited::new(body, limit).collect().await {
         Ok(body) => Ok(body.to_bytes()),
         Err(error) if error.is::<http_body_util::LengthLimitError>() => Err(CallError::TooLarge { limit }),
@@ -139,7 +136,7 @@ pub(in crate::upstream) async fn whole(body: Incoming, limit: usize) -> Result<B
 }
 
 /// The body of an answer that reports an error; empty where it does not come in time.
-pub(in crate::upstream) async fn error_body(body: Incoming) -> Bytes {
+pub(super) async fn error_body(body: Incoming) -> Bytes {
     match timeout(ERROR_BODY_TIME, whole(body, ERROR_BODY)).await {
         Ok(Ok(body)) => body,
         Ok(Err(_)) | Err(_) => Bytes::new(),
@@ -150,7 +147,7 @@ pub(in crate::upstream) async fn error_body(body: Incoming) -> Bytes {
 /// credentials (RFC 9110, 11.6.1; RFC 6750, 3.1); without one a 403 is not, and its words are all there
 /// is: a server that does not know the name it is called by says so like that. A redirect is not
 /// followed, and its target named.
-pub(in crate::upstream) fn refused(status: StatusCode, headers: &HeaderMap, body: &Bytes) -> CallError {
+pub(super) fn refused(status: StatusCode, headers: &HeaderMap, body: &Bytes) -> CallError {
     let challenge = headers.get(header::WWW_AUTHENTICATE);
     match (status, challenge) {
         (StatusCode::UNAUTHORIZED, challenge) => {

@@ -7,10 +7,13 @@ use std::{
 use tokio::{sync::oneshot, time::timeout};
 
 use super::{
-    CallError, Identity, message,
+    message,
     reports::Reports,
     server::Server,
     session::{Keeper, Session},
+};
+use crate::upstream::{
+    CallError, Identity,
     wire::{Again, Beside, Hello, Line, Wire},
 };
 

@@ -9,11 +9,13 @@ use std::{
     time::Duration,
 };
 
-use super::{CallError, http1::Incoming};
-use crate::protocol::{
-    Frame,
-    accept::{self, is_media},
-    sse::Decoder,
+use crate::{
+    protocol::{
+        Frame,
+        accept::{self, is_media},
+        sse::Decoder,
+    },
+    upstream::{CallError, http1::Incoming, root_cause},
 };
 use serde_json::value::RawValue;
 
@@ -163,7 +165,7 @@ impl Messages {
                     }
                 }
                 Some(Err(error)) => {
-                    return Poll::Ready(Err(Stop::Ended(Some(super::root_cause(&error)))));
+                    return Poll::Ready(Err(Stop::Ended(Some(root_cause(&error)))));
                 }
                 None => match std::mem::replace(&mut self.form, Form::Ended) {
                     Form::Document(document) if !document.is_empty() => {

@@ -1,4 +1,31 @@
-//! A server of the older era, over whatever transport.
+//! A server of the older era, over whatever transport carries its messages ([`Wire`]).
+//!
+//! [`Legacy`] keeps a `group` of sessions for each caller. Reading order: `exchange` is one call from its
+//! first poll to its last event, and where what the server says is raised; `group` says which session it goes
+//! to; `session` is one session and the calls in flight on it, `attribution` whose is what arrives there;
+//! `handshake` opens one; `telling` is what a server is told beside calls; `server` is the server as a whole,
+//! `reports` what it says of its own accord. A call that is made for a client in its own session
+//! ([`Upstream::call_in`]) is an `exchange` like any other; what is said of it elsewhere is told to
+//! `off_stream`.
+
+mod answer;
+mod attribution;
+mod exchange;
+mod group;
+mod handshake;
+mod mailbox;
+mod message;
+mod off_stream;
+#[cfg(test)]
+mod over_lines;
+mod reports;
+mod request;
+#[cfg(test)]
+mod schedules;
+mod server;
+mod session;
+mod subscribe;
+mod telling;
 
 use dashmap::DashMap;
 use futures_util::{FutureExt, StreamExt, future::BoxFuture, stream};
@@ -19,16 +46,25 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    CallError, Changes, ClientSession, Config, Deferral, Description, Document, Event, Forward, Forwarded,
-    Identity, NativeCall, OffStream, Outgoing, Replies, Report, Subscription, Upstream, exchange::Exchange,
-    group::Group, reports::Reports, request::Request, server::Server, session::Session, subscribe,
-    wire::Wire, work::Work,
+    CallError, ClientSession, Config, Deferral, Description, Document, Event, Forward, Forwarded, Identity,
+    NativeCall, Outgoing, Replies, Report, Subscription, Upstream, wire::Wire, work::Work,
 };
 use crate::{
     dialect::{Credentials, Principal, raise},
     protocol::Id,
     runtime::{Net, Relieve},
 };
+use exchange::Exchange;
+use group::Group;
+use reports::Reports;
+use request::Request;
+use server::Server;
+use session::Session;
+
+pub use off_stream::OffStream;
+pub use reports::Changes;
+
+pub(crate) use attribution::only_one;
 
 /// One server of the older era. Cheap to clone; all clones are the same.
 pub struct Legacy<W: Wire>(Arc<Inner<W>>);
@@ -68,7 +104,7 @@ impl<W: Wire> Clone for Legacy<W> {
 
 impl<W: Wire> Legacy<W> {
     /// A server at the end of this wire.
-    pub(super) fn over(wire: W, config: Arc<Config>, work: Work, net: &Net) -> Self {
+    pub(in crate::upstream) fn over(wire: W, config: Arc<Config>, work: Work, net: &Net) -> Self {
         let inner = Arc::new(Inner {
             server: Arc::new(Server::new(wire, config, work)),
             groups: DashMap::new(),

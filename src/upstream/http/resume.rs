@@ -19,10 +19,13 @@ use std::{
 use tokio::time::sleep;
 
 use super::{
-    CallError,
-    http::{HttpLine, error_body, refused},
-    http1::{Answering, Incoming},
+    line::HttpLine,
     messages::{Messages, Opening, Resumption},
+    server::{error_body, refused},
+};
+use crate::upstream::{
+    CallError,
+    http1::{Answering, Incoming},
 };
 
 /// The pause before a stream is taken up, where the server named none.

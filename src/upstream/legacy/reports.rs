@@ -6,8 +6,10 @@ use std::sync::{
 };
 use tokio::sync::broadcast::{Receiver, Sender};
 
-use super::Report;
-use crate::runtime::{Mutex, MutexGuard};
+use crate::{
+    runtime::{Mutex, MutexGuard},
+    upstream::Report,
+};
 
 /// The reports of one principal's sessions. Clones are the same. Costs about a hundred bytes where nobody
 /// listens.

@@ -27,12 +27,9 @@ use tokio::time::{Sleep, sleep};
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    CallError,
-    http::{Http, error_body},
-    http1::{self, Answering, Incoming, Reuse},
     messages,
     resume::{self, Reached, Refused},
-    root_cause,
+    server::{Http, error_body},
 };
 use crate::{
     dialect::legacy::{self, Anchor},
@@ -40,6 +37,11 @@ use crate::{
         Id, accept,
         headers::LAST_EVENT_ID,
         sse::{BYTE_ORDER_MARK, Watch},
+    },
+    upstream::{
+        CallError,
+        http1::{self, Answering, Incoming, Reuse},
+        root_cause,
     },
 };
 

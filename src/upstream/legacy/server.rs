@@ -6,7 +6,8 @@ use std::sync::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::{Config, Description, telling::Errands, work::Work};
+use super::telling::Errands;
+use crate::upstream::{Config, Description, work::Work};
 
 /// What all sessions with one server share.
 pub(super) struct Server<W> {

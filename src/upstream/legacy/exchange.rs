@@ -16,17 +16,19 @@ use std::{
 use tokio::time::{Sleep, sleep};
 
 use super::{
-    Asked, CallError, Event, Question,
     group::{Group, Holder, Lease},
     mailbox::{Mailbox, Said},
     request::Request,
     server::Server,
     session::{Session, Stay},
-    wire::{Heard, Line, Progress, Refusal, Wire},
 };
 use crate::{
     dialect::{Response, raise},
     protocol::{InputRequest, Kind, Method},
+    upstream::{
+        Asked, CallError, Event, Question,
+        wire::{Heard, Line, Progress, Refusal, Wire},
+    },
 };
 
 /// One call on its way.

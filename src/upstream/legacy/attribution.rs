@@ -10,12 +10,10 @@ use bytes::Bytes;
 use std::sync::Arc;
 
 use super::{
-    CallError, Report,
     answer::Reply,
     mailbox::Said,
     message,
     session::{InFlight, Session},
-    wire::{Wire, is_ours},
 };
 use crate::{
     protocol::{
@@ -24,6 +22,10 @@ use crate::{
         splice::Object,
     },
     telemetry::QuestionRefused,
+    upstream::{
+        CallError, Report,
+        wire::{Wire, is_ours},
+    },
 };
 
 /// Questions that one call may have at a time, those whose answers are on their way to the server

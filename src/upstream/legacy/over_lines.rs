@@ -16,16 +16,16 @@ use tokio::{
     sync::mpsc,
 };
 
-use super::{
-    CallError, Config, Description, Event, Identity, Limits, Outgoing, Replies, Timeouts, Upstream,
-    streamable::Legacy,
-    wire::{Again, Beside, Heard, Hello, Line, Progress, Wire},
-    work::Work,
-};
+use super::Legacy;
 use crate::{
     dialect::{Credentials, Principal, modern},
     protocol::{Capabilities, Frame, Method},
     runtime::Net,
+    upstream::{
+        CallError, Config, Description, Event, Identity, Limits, Outgoing, Replies, Timeouts, Upstream,
+        wire::{Again, Beside, Heard, Hello, Line, Progress, Wire},
+        work::Work,
+    },
 };
 
 /// Starts a server for each session, and hands it to the test.

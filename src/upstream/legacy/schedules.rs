@@ -22,11 +22,11 @@ use std::{
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use super::{CallError, Config, Event, Identity, Limits, Outgoing, Streamable, Timeouts, Upstream};
 use crate::{
     dialect::{Credentials, Principal, modern},
     protocol::{Capabilities, Method},
     runtime::{Listener, Net, Pipes, Stream, try_orders},
+    upstream::{CallError, Config, Event, Identity, Limits, Outgoing, Streamable, Timeouts, Upstream},
 };
 
 const ADDRESS: &str = "127.0.0.1:1";

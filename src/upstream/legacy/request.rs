@@ -3,8 +3,7 @@
 use bytes::Bytes;
 use http::HeaderMap;
 
-use super::Deferral;
-use crate::protocol::Method;
+use crate::{protocol::Method, upstream::Deferral};
 
 /// A request ready to be sent.
 pub(super) struct Request {

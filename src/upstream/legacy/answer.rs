@@ -3,8 +3,11 @@
 use bytes::Bytes;
 use std::sync::Arc;
 
-use super::{Answer, message, session::Session, wire::Wire};
-use crate::protocol::{Id, code::INTERNAL_ERROR};
+use super::{message, session::Session};
+use crate::{
+    protocol::{Id, code::INTERNAL_ERROR},
+    upstream::{Answer, wire::Wire},
+};
 
 /// Answers one question of a server, in the session that asked, once.
 pub(super) struct Reply<W: Wire> {

@@ -19,20 +19,22 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    CallError, Deferral, Description,
     mailbox::{Mailbox, Said},
     message,
     reports::Reports,
     request::Request,
     server::Server,
     telling::{Errand, PAUSES, may_be_taken_later},
-    wire::{Again, Line, Wire},
 };
 use crate::{
     dialect::legacy,
     protocol::Id,
     runtime::{Mutex, MutexGuard},
     telemetry::Untold,
+    upstream::{
+        CallError, Deferral, Description,
+        wire::{Again, Line, Wire},
+    },
 };
 
 /// A session, or what stands for one with a server that has none.

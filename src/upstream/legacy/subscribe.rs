@@ -9,11 +9,11 @@ use std::{
 use futures_util::StreamExt;
 use http::HeaderMap;
 
-use super::{
-    CallError, Event, exchange::Exchange, group::Group, message, request::Request, session::Session,
-    wire::Wire,
+use super::{exchange::Exchange, group::Group, message, request::Request, session::Session};
+use crate::{
+    protocol::{ErrorObject, Kind, Method},
+    upstream::{CallError, Event, wire::Wire},
 };
-use crate::protocol::{ErrorObject, Kind, Method};
 
 /// The subscriptions of one identity.
 pub(super) struct Subscribed<W: Wire>(Mutex<HashMap<String, Held<W>>>);

@@ -1,6 +1,6 @@
 //! What of a request's head, and of its answer's, is of one hop and does not go on.
 
-use super::http1;
+use crate::upstream::http1;
 use http::{HeaderMap, HeaderName, HeaderValue, header};
 use std::borrow::Cow;
 

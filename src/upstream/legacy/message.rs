@@ -5,9 +5,8 @@ use serde::Serialize;
 
 use crate::protocol::{ErrorObject, Id, Revision};
 
-/// Who we say we are in `initialize`, and in `User-Agent`.
-pub(super) const NAME: &str = "deferral";
-pub(super) const USER_AGENT: &str = concat!("deferral/", env!("CARGO_PKG_VERSION"));
+/// Who we say we are in `initialize`.
+const NAME: &str = "deferral";
 
 /// Tells the server that the handshake is over.
 pub(super) const INITIALIZED: Bytes =

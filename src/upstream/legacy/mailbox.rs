@@ -6,8 +6,10 @@ use std::{
     task::{Context, Poll, Waker},
 };
 
-use super::{Answer, CallError};
-use crate::protocol::{Frame, Id};
+use crate::{
+    protocol::{Frame, Id},
+    upstream::{Answer, CallError},
+};
 
 /// What a legacy server has said to one call, in its own words.
 pub(super) enum Said {

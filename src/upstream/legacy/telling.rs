@@ -5,7 +5,7 @@
 //! that will not come, so the call it asked for ends with an error that says so.
 //!
 //! A server that asks without end must not take the proxy's connections: what is on its way to one server
-//! at the same time is bounded ([`Limits::messages`](super::Limits::messages)), and so is what waits.
+//! at the same time is bounded ([`Limits::messages`](crate::upstream::Limits::messages)), and so is what waits.
 
 use std::{
     sync::{
@@ -16,8 +16,7 @@ use std::{
 };
 use tokio::sync::{Semaphore, SemaphorePermit};
 
-use super::CallError;
-use crate::{protocol::Id, telemetry::AnswersDropped};
+use crate::{protocol::Id, telemetry::AnswersDropped, upstream::CallError};
 
 /// What a message to the server is for.
 pub(super) enum Errand {

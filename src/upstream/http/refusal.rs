@@ -1,12 +1,14 @@
 //! What an HTTP error says about a call.
 
-use super::{
-    CallError,
-    http::{error_body, refused},
-    http1::Incoming,
-    wire::{Refusal, is_ours},
+use super::server::{error_body, refused};
+use crate::{
+    protocol::{ErrorObject, Frame, Kind},
+    upstream::{
+        CallError,
+        http1::Incoming,
+        wire::{Refusal, is_ours},
+    },
 };
-use crate::protocol::{ErrorObject, Frame, Kind};
 use http::StatusCode;
 
 /// Reads an error's body and judges it. `has_id` is whether there is a session that the server can lose.

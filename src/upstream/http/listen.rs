@@ -9,11 +9,10 @@ use std::{future::poll_fn, time::Duration};
 use tokio::time::sleep;
 
 use super::{
-    http::HttpLine,
-    http1::Incoming,
+    line::HttpLine,
     messages::{Messages, Opening, Resumption, Stop},
-    wire::Beside,
 };
+use crate::upstream::{http1::Incoming, wire::Beside};
 
 /// The pause before a closed stream is opened again, where the server names none. Doubles with
 /// every attempt that brings nothing.

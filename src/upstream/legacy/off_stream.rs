@@ -3,8 +3,11 @@
 
 use std::{fmt, sync::Arc};
 
-use super::{attribution, mailbox::Said, message, session::Session, wire::Wire};
-use crate::protocol::{Frame, Id, Kind, Method, code::INTERNAL_ERROR};
+use super::{attribution, mailbox::Said, message, session::Session};
+use crate::{
+    protocol::{Frame, Id, Kind, Method, code::INTERNAL_ERROR},
+    upstream::wire::Wire,
+};
 
 /// A call that may be spoken of elsewhere than on its own stream. Clones are the same.
 #[derive(Clone)]

@@ -10,15 +10,19 @@ use std::{future::poll_fn, sync::Arc};
 use tokio::time::{sleep, timeout};
 
 use super::{
-    CallError,
     hop::{lines, with_query, without_hop},
-    http::{ERROR_BODY, ERROR_BODY_TIME, Http, refused},
-    http1::{Incoming, Reuse},
     messages,
     passing::{Asking, Ending, Interest, Passing, Rest, Source, Wanted, Way},
     resume::{self, Reached, Refused},
+    server::{ERROR_BODY, ERROR_BODY_TIME, Http, refused},
 };
-use crate::protocol::{ErrorObject, Frame, Id, Kind, headers::SESSION_ID};
+use crate::{
+    protocol::{ErrorObject, Frame, Id, Kind, headers::SESSION_ID},
+    upstream::{
+        CallError,
+        http1::{Incoming, Reuse},
+    },
+};
 
 /// A request as the client sent it.
 #[derive(Debug)]
@@ -63,7 +67,7 @@ pub struct Forwarded {
     /// Without those of the hop.
     pub headers: HeaderMap,
     pub body: Passing,
-    /// For one message of it, in bytes, where it has to be held ([`super::Limits::result_bytes`]).
+    /// For one message of it, in bytes, where it has to be held ([`Limits::result_bytes`](crate::upstream::Limits::result_bytes)).
     pub limit: usize,
 }
 

@@ -26,17 +26,17 @@ use std::{
 use tokio::{sync::oneshot, time::sleep};
 
 use super::{
-    CallError, Deferral, Identity, Limits, handshake,
+    handshake,
     reports::Reports,
     request::Request,
     server::Server,
     session::{Keeper, Session},
     subscribe::Subscribed,
-    wire::Wire,
 };
 use crate::{
     protocol::Method,
     runtime::{Mutex, MutexGuard},
+    upstream::{CallError, Deferral, Identity, Limits, wire::Wire},
 };
 
 /// The sessions opened on behalf of one identity.
