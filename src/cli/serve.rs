@@ -1,72 +1,65 @@
 //! `deferral serve`: from flags, and a file if one is named, to a configuration.
 //!
-//! Flags and file mean the same: a flag becomes the setting of a [`File`] laid over the one that
-//! was read, and both are judged together.
+//! Flags and file mean the same: what a flag says is laid over the tree that was read from the file, and both are
+//! read and judged together.
 
 use super::USAGE;
 use crate::{
     app,
     config::{
-        self, At, Config, LogFormat, Place, Problem, Problems, Store,
-        file::{self, File, Set},
+        self, Config, LogFormat, Node, Place, Problem, Problems,
         values::{self, Invalid},
     },
-    policy::{Mode, Pattern},
     runtime::wall_clock,
     telemetry,
 };
-use http::Uri;
-use std::{net::SocketAddr, path::PathBuf, process::ExitCode, time::Duration};
+use std::{path::PathBuf, process::ExitCode};
 
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct Args {
     /// The MCP endpoint of the server to stand in front of.
-    #[arg(long, value_name = "URL", value_parser = values::upstream_url)]
-    upstream: Option<Uri>,
+    #[arg(long, value_name = "URL", value_parser = like(values::upstream_url))]
+    upstream: Option<String>,
     /// The configuration file, or `-` for the standard input; flags beside it override it.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
     /// Where clients come in [default: 127.0.0.1:8808].
-    #[arg(long, value_name = "ADDR:PORT", value_parser = values::address)]
-    listen: Option<SocketAddr>,
+    #[arg(long, value_name = "ADDR:PORT", value_parser = like(values::address))]
+    listen: Option<String>,
     /// Where the operator's listener is, or `off` [default: 127.0.0.1:8809].
-    #[arg(long, value_name = "ADDR:PORT|off", value_parser = admin)]
-    admin: Option<Admin>,
+    #[arg(long, value_name = "ADDR:PORT|off", value_parser = like(values::admin))]
+    admin: Option<String>,
     /// A name by which clients reach the proxy, such as that of a container or of a service in a cluster; `*`
     /// for every one. May be repeated. `localhost` and IP addresses need none.
     #[arg(long = "host", value_name = "NAME", value_parser = values::host)]
     hosts: Vec<String>,
     /// How long a call may run before it becomes a task [default: 5s].
-    #[arg(long, value_name = "DURATION", value_parser = values::duration)]
-    after: Option<Duration>,
+    #[arg(long, value_name = "DURATION", value_parser = like(values::duration))]
+    after: Option<String>,
     /// Which calls become tasks: auto, never, always, required or observe [default: auto].
-    #[arg(long, value_parser = values::mode)]
-    mode: Option<Mode>,
+    #[arg(long, value_parser = like(values::mode))]
+    mode: Option<String>,
     /// Another mode for the tools of that name, as in `train_*=always` or `report=auto:1s`; the first
     /// match holds.
     #[arg(long = "tool", value_name = "PATTERN=MODE[:AFTER]", value_parser = tool)]
     tools: Vec<Tool>,
     /// Where tasks are kept: memory [default: memory].
-    #[arg(long, value_name = "STORE", value_parser = values::store)]
-    store: Option<Store>,
+    #[arg(long, value_name = "STORE", value_parser = like(values::store))]
+    store: Option<String>,
     /// How the log is written: text or json [default: text].
-    #[arg(long, value_name = "FORMAT", value_parser = values::log)]
-    log: Option<LogFormat>,
+    #[arg(long, value_name = "FORMAT", value_parser = like(values::log))]
+    log: Option<String>,
     /// The command that starts a server over stdio: understood, so that it can be said that none is served.
     #[arg(last = true, value_name = "CMD", hide = true)]
     command: Vec<String>,
 }
 
-/// An address, or `off`.
-#[derive(Clone, Copy, Debug)]
-struct Admin(Option<SocketAddr>);
-
-/// A rule for some tools.
+/// A rule for some tools, as texts that can be read.
 #[derive(Clone, Debug)]
 struct Tool {
-    pattern: Pattern,
-    mode: Mode,
-    after: Option<Duration>,
+    pattern: String,
+    mode: String,
+    after: Option<String>,
 }
 
 /// Why the proxy cannot be started as asked.
@@ -133,12 +126,19 @@ impl Args {
         Ok(config::load_with(self.config.as_deref(), |file, problems| self.overlay(file, problems))?)
     }
 
-    fn overlay(&self, file: &mut File, problems: &mut Vec<Problem>) {
-        file.listen.overlay(set("--listen", self.listen.map(|address| vec![flag("--listen", address)])));
-        file.admin.overlay(set("--admin", self.admin.map(|Admin(address)| address)));
-        file.store.overlay(set("--store", self.store));
-        file.log.overlay(set("--log", self.log));
-        self.add_hosts(file);
+    fn overlay(&self, file: &mut Node, problems: &mut Vec<Problem>) {
+        set(file, "listen", "--listen", self.listen.as_ref());
+        set(file, "admin", "--admin", self.admin.as_ref());
+        set(file, "store", "--store", self.store.as_ref());
+        set(file, "log", "--log", self.log.as_ref());
+        // Beside those of the file.
+        if let ([_, ..], Some(access)) =
+            (&self.hosts[..], file.get_or_insert("access", Node::map(flag("--host"))))
+            && let Some(hosts) = access.get_or_insert("hosts", Node::list(flag("--host"), []))
+            && let Some(hosts) = hosts.items_mut()
+        {
+            hosts.extend(self.hosts.iter().map(|host| Node::text(flag("--host"), host)));
+        }
         if self.upstream.is_some() || !self.command.is_empty() {
             self.define_route(file, problems);
         } else {
@@ -146,62 +146,50 @@ impl Args {
         }
     }
 
-    /// `--host`: beside those of the file.
-    fn add_hosts(&self, file: &mut File) {
-        if self.hosts.is_empty() {
-            return;
-        }
-        let ours = self.hosts.iter().map(|host| flag("--host", host.clone()));
-        let mut access = std::mem::take(&mut file.access).or_default();
-        access.hosts = set("--host", Some(access.hosts.or_default().into_iter().chain(ours).collect()));
-        file.access = set("--host", Some(access));
-    }
-
     /// `--upstream`: the one route there is.
-    fn define_route(&self, file: &mut File, problems: &mut Vec<Problem>) {
+    fn define_route(&self, file: &mut Node, problems: &mut Vec<Problem>) {
         let name = if self.upstream.is_some() { "--upstream" } else { "-- CMD" };
-        let theirs = match &file.routes {
-            Set::To(At { place: Place::File { line, .. }, value }) if !value.is_empty() => {
-                Some(format!(" (line {line})"))
-            }
-            Set::To(At { value, .. }) if !value.is_empty() => Some(String::new()),
-            Set::Wrong => Some(String::new()),
-            Set::To(_) | Set::Unset => None,
-        };
-        if let (Some(theirs), Some(path)) = (theirs, &self.config) {
+        let theirs = file.get_mut("routes").and_then(|routes| routes.items());
+        if let (Some((place, [_, ..])), Some(path)) = (theirs, &self.config) {
+            let line = match place {
+                Place::File { line, .. } => format!(" (line {line})"),
+                Place::Flag(_) | Place::Whole => String::new(),
+            };
             problems.push(Problem::new(
-                Place::Flag(name),
+                flag(name),
                 format!(
-                    "names a server, and so do the `routes` of {}{theirs}; remove one of the two",
+                    "names a server, and so do the `routes` of {}{line}; remove one of the two",
                     path.display()
                 ),
             ));
             return;
         }
-        let upstream = file::Upstream {
-            url: set("--upstream", self.upstream.clone()),
-            command: set("-- CMD", Some(self.command.clone()).filter(|words| !words.is_empty())),
-        };
-        let mut route = file::Route { upstream: set(name, Some(upstream)), ..file::Route::default() };
+        let mut upstream = Node::map(flag(name));
+        set(&mut upstream, "url", "--upstream", self.upstream.as_ref());
+        if !self.command.is_empty() {
+            let words = self.command.iter().map(|word| Node::text(flag("-- CMD"), word));
+            upstream.set("command", Node::list(flag("-- CMD"), words));
+        }
+        let mut route = Node::map(flag(name));
+        route.set("upstream", upstream);
         self.apply_to(&mut route);
-        file.routes = set(name, Some(vec![flag(name, route)]));
+        file.set("routes", Node::list(flag(name), [route]));
     }
 
     /// `--after`, `--mode` and `--tool` beside a file: for its route, if it has one only.
-    fn change_route(&self, file: &mut File, problems: &mut Vec<Problem>) {
-        let name = match (self.after, self.mode, self.tools.first()) {
+    fn change_route(&self, file: &mut Node, problems: &mut Vec<Problem>) {
+        let name = match (&self.after, &self.mode, self.tools.first()) {
             (Some(_), _, _) => "--after",
             (None, Some(_), _) => "--mode",
             (None, None, Some(_)) => "--tool",
             (None, None, None) => return,
         };
         // What is wrong with the routes, or that there are none, is said elsewhere.
-        let Set::To(At { value: routes, .. }) = &mut file.routes else { return };
-        match &mut routes[..] {
-            [] => {}
-            [route] => self.apply_to(&mut route.value),
-            routes => problems.push(Problem::new(
-                Place::Flag(name),
+        match file.get_mut("routes").and_then(Node::items_mut).map(Vec::as_mut_slice) {
+            None | Some([]) => {}
+            Some([route]) => self.apply_to(route),
+            Some(routes) => problems.push(Problem::new(
+                flag(name),
                 format!(
                     "means one route, and the file has {}; write it under the route you mean",
                     routes.len()
@@ -210,50 +198,49 @@ impl Args {
         }
     }
 
-    fn apply_to(&self, route: &mut file::Route) {
-        let mut defer = match std::mem::take(&mut route.defer) {
-            Set::To(At { value, .. }) => value,
-            Set::Unset | Set::Wrong => file::DeferSection::default(),
-        };
-        defer.after.overlay(set("--after", self.after));
-        defer.mode.overlay(set("--mode", self.mode));
-        route.defer = set("--after", Some(defer));
-        if self.tools.is_empty() {
-            return;
+    fn apply_to(&self, route: &mut Node) {
+        if let Some(defer) = route.get_or_insert("defer", Node::map(flag("--after"))) {
+            set(defer, "after", "--after", self.after.as_ref());
+            set(defer, "mode", "--mode", self.mode.as_ref());
         }
         // Before those of the file, so that they hold.
-        let ours = self.tools.iter().map(|tool| flag("--tool", tool.as_written()));
-        let tools = match std::mem::take(&mut route.tools) {
-            Set::To(At { value, .. }) => ours.chain(value).collect(),
-            Set::Unset | Set::Wrong => ours.collect(),
-        };
-        route.tools = set("--tool", Some(tools));
+        if let ([_, ..], Some(tools)) =
+            (&self.tools[..], route.get_or_insert("tools", Node::list(flag("--tool"), [])))
+            && let Some(tools) = tools.items_mut()
+        {
+            tools.splice(0..0, self.tools.iter().map(Tool::as_written));
+        }
     }
 }
 
 // === impl Tool ===
 
 impl Tool {
-    fn as_written(&self) -> file::Tool {
-        file::Tool {
-            matches: set("--tool", Some(self.pattern.clone())),
-            mode: set("--tool", Some(self.mode)),
-            after: set("--tool", self.after),
-            ..file::Tool::default()
+    fn as_written(&self) -> Node {
+        let mut rule = Node::map(flag("--tool"));
+        for (key, value) in
+            [("match", Some(&self.pattern)), ("mode", Some(&self.mode)), ("after", self.after.as_ref())]
+        {
+            set(&mut rule, key, "--tool", value);
         }
+        rule
     }
 }
 
-fn flag<T>(name: &'static str, value: T) -> At<T> {
-    At::new(Place::Flag(name), value)
+const fn flag(name: &'static str) -> Place {
+    Place::Flag(name)
 }
 
-fn set<T>(name: &'static str, value: Option<T>) -> Set<T> {
-    value.map_or(Set::Unset, |value| Set::To(flag(name, value)))
+/// Lays what a flag says over what is there.
+fn set(section: &mut Node, key: &str, name: &'static str, value: Option<&String>) {
+    if let Some(text) = value {
+        section.set(key, Node::text(flag(name), text));
+    }
 }
 
-fn admin(text: &str) -> Result<Admin, Invalid> {
-    values::admin(text).map(Admin)
+/// A flag's text, which must be one that the file could have.
+fn like<T>(read: fn(&str) -> Result<T, Invalid>) -> impl Fn(&str) -> Result<String, Invalid> + Clone {
+    move |text| read(text).map(|_| text.to_owned())
 }
 
 fn tool(text: &str) -> Result<Tool, Invalid> {
@@ -263,17 +250,18 @@ fn tool(text: &str) -> Result<Tool, Invalid> {
         )));
     };
     let (mode, after) = match rest.split_once(':') {
-        Some((mode, after)) => (mode, Some(values::duration(after)?)),
+        Some((mode, after)) => (mode, Some(like(values::duration)(after)?)),
         None => (rest, None),
     };
-    Ok(Tool { pattern: values::pattern(pattern)?, mode: values::mode(mode)?, after })
+    Ok(Tool { pattern: like(values::pattern)(pattern)?, mode: like(values::mode)(mode)?, after })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::policy::Mode;
     use clap::Parser;
-    use std::path::Path;
+    use std::{path::Path, time::Duration};
 
     #[derive(Parser)]
     struct Words {
@@ -397,8 +385,8 @@ routes:
     fn rules_for_tools_are_read_from_one_word() {
         let rule = tool("a.b-*=required:1m30s").expect("it is right");
         assert_eq!(
-            (rule.pattern.as_str(), rule.mode, rule.after),
-            ("a.b-*", Mode::Required, Some(Duration::from_secs(90)))
+            (&*rule.pattern, &*rule.mode, rule.after.as_deref()),
+            ("a.b-*", "required", Some("1m30s"))
         );
         for wrong in ["x", "=always", "x=", "x=maybe", "x=auto:5", "x=auto:"] {
             assert!(tool(wrong).is_err(), "{wrong}");

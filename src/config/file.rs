@@ -1,496 +1,574 @@
-//! The configuration as it was written: what is there and where, nothing filled in.
+//! The keys of the file, each in one place: its name, its description, what it may be, its default, and what it
+//! sets.
 //!
-//! The doc comments of these types are the descriptions in `deferral check --schema`, and their
-//! `default`s come from the parts themselves. `read` fills them.
+//! The descriptions are what `deferral check --schema` shows, the defaults those of the parts themselves. What
+//! only shows when keys are looked at together is judged by `together`.
 
 use super::{
-    LogFormat, Store,
-    problem::{At, Place},
-    schema::{self, OneOrMany, optional, required},
-    secret::KeySource,
-    values::{show_duration, show_size},
+    At, Config, Connections, LogFormat, RouteConfig, Store,
+    kind::{
+        Unsolicited, addresses, admin, count, duration, duration_or_off, key_source, log, mode, path,
+        pattern, principal, requires, size, some_duration, store, string, text, tool_errors, truth,
+        unsolicited, url,
+    },
+    secret,
+    section::{Section, Set, list, mapping},
+    together, values,
 };
 use crate::{
     front,
-    policy::{self, Defer, Mode, Pattern, Quotas},
+    policy::{self, Access, Defer, Held, LegacyTasks, PrincipalSource, Questions, Quotas, Resume, ToolRule},
     upstream,
 };
-use http::{HeaderName, Uri};
-use schemars::JsonSchema;
-use std::{net::SocketAddr, path::PathBuf, time::Duration};
+use std::{path::Path, sync::Arc, time::Duration};
 
 pub const DEFAULT_LISTEN: &str = "127.0.0.1:8808";
-pub const DEFAULT_ADMIN: &str = "127.0.0.1:8809";
 pub const DEFAULT_PATH: &str = "/mcp";
-pub const DEFAULT_DRAIN: Duration = Duration::from_secs(30);
+const DEFAULT_ADMIN: &str = "127.0.0.1:8809";
+const DEFAULT_DRAIN: Duration = Duration::from_secs(30);
 
-/// A setting: not written, written but wrong (and reported), or written.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub enum Set<T> {
-    #[default]
-    Unset,
-    Wrong,
-    To(At<T>),
+/// What `limits` sets.
+pub(super) struct Limits {
+    front: front::Limits,
+    upstream: upstream::Limits,
+    quotas: Quotas,
+    connections: Connections,
 }
 
-/// The configuration of deferral, a proxy for MCP servers.
-#[derive(Clone, Debug, Default, JsonSchema)]
-#[schemars(rename = "deferral", deny_unknown_fields, transform = required(&["routes"]))]
-pub struct File {
-    /// Where clients come in: an IP address with a port, or a list of them. Port 0 takes a free one.
-    #[schemars(with = "OneOrMany<schema::Address>", extend("default" = DEFAULT_LISTEN))]
-    pub listen: Set<Vec<At<SocketAddr>>>,
-    /// Serve HTTPS.
-    #[schemars(with = "Tls")]
-    pub tls: Set<Tls>,
-    /// Where the operator's listener is, or `off`.
-    #[schemars(with = "schema::Admin", extend("default" = DEFAULT_ADMIN))]
-    pub admin: Set<Option<SocketAddr>>,
-    /// Where tasks are kept. With `memory` they end with the process.
-    #[schemars(with = "schema::Store", extend("default" = "memory"))]
-    pub store: Set<Store>,
-    /// The endpoints of the proxy and the servers behind them.
-    #[schemars(with = "Vec<Route>", length(min = 1))]
-    pub routes: Set<Vec<At<Route>>>,
-    /// What the `requestState`s of questions are sealed with. Left out, a key is made at start: the
-    /// states end with the process, and no other process understands them.
-    #[schemars(with = "RequestStateSection")]
-    pub request_state: Set<RequestStateSection>,
-    /// Which hosts and origins may come in.
-    #[schemars(with = "Access")]
-    pub access: Set<Access>,
-    /// How much of everything there may be.
-    #[schemars(with = "Limits")]
-    pub limits: Set<Limits>,
-    /// How long to wait for what.
-    #[schemars(with = "Timeouts")]
-    pub timeouts: Set<Timeouts>,
-    /// How long calls in flight may go on after the signal to stop.
-    #[schemars(with = "schema::Duration", extend("default" = show_duration(DEFAULT_DRAIN)))]
-    pub drain: Set<Duration>,
-    /// How the log is written, on the standard error.
-    #[schemars(with = "schema::Log", extend("default" = "text"))]
-    pub log: Set<LogFormat>,
-    /// The scheme and host under which clients know the proxy, where something stands in front of it.
-    #[schemars(with = "schema::Url")]
-    pub public_url: Set<Uri>,
+/// What `timeouts` sets.
+pub(super) struct Timeouts {
+    front: front::Timeouts,
+    pub(super) upstream: upstream::Timeouts,
+    keep_alive: Duration,
 }
 
-/// A certificate and its key, as PEM files; relative paths are relative to the configuration file.
-#[derive(Clone, Debug, Default, JsonSchema)]
-#[schemars(deny_unknown_fields, transform = required(&["cert", "key"]))]
-pub struct Tls {
-    /// The certificate chain, the server's own first.
-    #[schemars(with = "String")]
-    pub cert: Set<PathBuf>,
-    /// The private key of the first certificate.
-    #[schemars(with = "String")]
-    pub key: Set<PathBuf>,
+/// A route as it is written; `None` of what is wrong with it.
+pub(super) struct Route {
+    pub(super) path: Option<At<String>>,
+    pub(super) config: Option<RouteConfig>,
 }
 
-/// One endpoint of the proxy and the server behind it.
-#[derive(Clone, Debug, Default, JsonSchema)]
-#[schemars(deny_unknown_fields, transform = required(&["upstream"]))]
-pub struct Route {
-    /// The path that clients use.
-    #[schemars(with = "schema::Path", extend("default" = DEFAULT_PATH))]
-    pub path: Set<String>,
-    /// The server.
-    #[schemars(with = "Upstream")]
-    pub upstream: Set<Upstream>,
-    /// When a `tools/call` becomes a task.
-    #[schemars(with = "DeferSection")]
-    pub defer: Set<DeferSection>,
-    /// What is different for some tools. The first rule that matches holds.
-    #[schemars(with = "Vec<Tool>")]
-    pub tools: Set<Vec<At<Tool>>>,
-    /// What a caller is: its `Authorization`, or a header that something trusted sets. A task belongs
-    /// to the caller that made it.
-    #[schemars(with = "schema::Principal", extend("default" = "authorization"))]
-    pub principal: Set<Principal>,
-    /// Further headers by which the server knows the caller; they are passed on to it.
-    #[schemars(with = "Vec<String>")]
-    pub forward: Set<Vec<At<HeaderName>>>,
-    /// Questions that the server asks during a call.
-    #[schemars(with = "QuestionsSection")]
-    pub questions: Set<QuestionsSection>,
-    /// Tasks of 2025-11-25, for clients of that revision in front of a server that has none.
-    #[schemars(with = "TasksSection")]
-    pub tasks: Set<TasksSection>,
-    /// What a client gets that waits for a slow call without a task.
-    #[schemars(with = "HeldSection")]
-    pub held: Set<HeldSection>,
-    /// Whether a client of an older revision can take up an answer where it broke, although the server
-    /// gives its events no ids.
-    #[schemars(with = "ResumeSection")]
-    pub resume: Set<ResumeSection>,
-    /// Answer a `resources/read` that found nothing with an error instead of an empty list.
-    #[schemars(with = "bool", extend("default" = false))]
-    pub empty_contents_is_error: Set<bool>,
+/// The whole file. `folder` is what relative paths are relative to; `look` whether certificates are looked at.
+pub(super) fn file(s: &mut Section<'_, '_>, folder: &Path, look: bool) -> Config {
+    let listen = s
+        .key(
+            "listen",
+            "Where clients come in: an IP address with a port, or a list of them. Port 0 takes a free one.",
+        )
+        .at(addresses(), vec![At::unwritten(DEFAULT_LISTEN.parse().expect("the default is an address"))]);
+    let admin = s
+        .key("admin", "Where the operator's listener is, or `off`.")
+        .at(admin(), Some(DEFAULT_ADMIN.parse().expect("the default is an address")));
+    together::listeners(&listen, &admin, s);
+    let limits = s.key("limits", "How much of everything there may be.").section("`limits`", limits);
+    let timeouts = s.key("timeouts", "How long to wait for what.").section("`timeouts`", timeouts);
+    let public_url = s
+        .key(
+            "public_url",
+            "The scheme and host under which clients know the proxy, where something stands in front of it.",
+        )
+        .set(url(values::public_url));
+    // Clients come from elsewhere, or something on the same machine stands in front of us: else they are one
+    // person's.
+    let is_exposed = matches!(public_url, Set::To(_))
+        || listen.value.iter().any(|address| !address.value.ip().to_canonical().is_loopback());
+    let routes = s
+        .key("routes", "The endpoints of the proxy and the servers behind them.")
+        .required(list(mapping("a route", |s| Some(route(s, &limits, &timeouts, is_exposed)))).some());
+    Config {
+        admin: admin.value,
+        store: s
+            .key("store", "Where tasks are kept. With `memory` they end with the process.")
+            .or(store(), Store::Memory),
+        quotas: limits.quotas,
+        state_keys: s
+            .key(
+                "request_state",
+                "What the `requestState`s of questions are sealed with. Left out, a key is made at start: the \
+                 states end with the process, and no other process understands them.",
+            )
+            .section("`request_state`", |s| state_keys(s, folder)),
+        connections: limits.connections,
+        drain: s
+            .key("drain", "How long calls in flight may go on after the signal to stop.")
+            .or(duration(), DEFAULT_DRAIN),
+        log: s.key("log", "How the log is written, on the standard error.").or(log(), LogFormat::Text),
+        routes: together::routes(routes, s),
+        front: front::Config {
+            listen: listen.value.into_iter().map(|address| address.value).collect(),
+            tls: s.key("tls", "Serve HTTPS.").section("`tls`", |s| tls(s, folder, look)),
+            access: s.key("access", "Which hosts and origins may come in.").section("`access`", access),
+            limits: limits.front,
+            timeouts: timeouts.front,
+            public_url: public_url.given(),
+        },
+    }
 }
 
-/// The server behind a route.
-#[derive(Clone, Debug, Default, JsonSchema)]
-#[schemars(deny_unknown_fields, transform = optional, extend("minProperties" = 1, "maxProperties" = 1))]
-pub struct Upstream {
-    /// Its MCP endpoint, over Streamable HTTP.
-    #[schemars(with = "schema::Url")]
-    pub url: Set<Uri>,
-    /// The command that starts it, for a server that speaks over stdio. Understood so that it can be
-    /// said that none is served; not offered.
-    #[schemars(skip)]
-    pub command: Set<Vec<String>>,
-}
-
-/// When a `tools/call` becomes a task.
-#[derive(Clone, Debug, Default, JsonSchema)]
-#[schemars(deny_unknown_fields, transform = optional)]
-pub struct DeferSection {
-    /// Which calls become tasks.
-    #[schemars(with = "schema::ModeName", extend("default" = Defer::default().mode.as_str()))]
-    pub mode: Set<Mode>,
-    /// How long a call may run before it becomes a task.
-    #[schemars(with = "schema::Duration", extend("default" = show_duration(Defer::default().after)))]
-    pub after: Set<Duration>,
-    /// How long the result of a finished task stays, at least a second. A task that works is kept whatever
-    /// this is.
-    #[schemars(with = "schema::Duration", extend("default" = show_duration(Defer::default().retention)))]
-    pub retention: Set<Duration>,
-}
-
-/// What is different for the tools that match.
-#[derive(Clone, Debug, Default, JsonSchema)]
-#[schemars(deny_unknown_fields, transform = required(&["match"]))]
-pub struct Tool {
-    /// The tool's name; `*` stands for any characters, `?` for one.
-    #[schemars(rename = "match", with = "String", length(min = 1))]
-    pub matches: Set<Pattern>,
-    /// Which calls become tasks; the route's, where it is left out.
-    #[schemars(with = "schema::ModeName")]
-    pub mode: Set<Mode>,
-    /// How long a call may run before it becomes a task; the route's, where it is left out.
-    #[schemars(with = "schema::Duration")]
-    pub after: Set<Duration>,
-    /// Names for the questions the tool asks, in their order.
-    #[schemars(with = "Vec<String>")]
-    pub keys: Set<Vec<At<String>>>,
-    /// What a client must declare to call the tool, such as `{ sampling: {} }`.
-    #[schemars(with = "schema::Requires")]
-    pub requires: Set<serde_json::Value>,
-}
-
-/// What a caller is.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Principal {
-    Authorization,
-    Header(HeaderName),
-}
-
-/// Questions that the server asks during a call.
-#[derive(Clone, Debug, Default, JsonSchema)]
-#[schemars(deny_unknown_fields, transform = optional)]
-pub struct QuestionsSection {
-    /// How long to wait for further questions after the first, so that they are put together.
-    #[schemars(with = "schema::Duration", extend("default" = show_duration(policy::Questions::default().settle)))]
-    pub settle: Set<Duration>,
-    /// How long an unanswered question may wait before its call is given up.
-    #[schemars(with = "schema::Duration", extend("default" = show_duration(policy::Questions::default().park)))]
-    pub park: Set<Duration>,
-}
-
-/// Tasks of 2025-11-25, for clients of that revision in front of a server that has none.
-#[derive(Clone, Debug, Default, JsonSchema)]
-#[schemars(deny_unknown_fields, transform = optional)]
-pub struct TasksSection {
-    /// The longest time that a client can have its result kept, at least a second. A task that works is
-    /// kept whatever this is.
-    #[schemars(with = "schema::Duration", extend("default" = show_duration(policy::LegacyTasks::default().max_ttl)))]
-    pub max_ttl: Set<Duration>,
-    /// What a task becomes whose tool returned an error: `failed`, as the revision has it, or
-    /// `completed`, for clients that drop the result of a failed task.
-    #[schemars(with = "schema::ToolErrors", extend("default" = "failed"))]
-    pub tool_errors: Set<ToolErrors>,
-    /// What a model may go on with while a task works.
-    #[schemars(with = "String", length(min = 1))]
-    pub immediate_response: Set<String>,
-    /// Let a caller find in one era the tasks that it made in the other. Never holds for callers
-    /// without credentials.
-    #[schemars(with = "bool", extend("default" = policy::LegacyTasks::default().across_eras))]
-    pub across_eras: Set<bool>,
-    /// Who may be given a task without having asked for one (SEP-2229, draft): `never`, `always`, or
-    /// a list of what such clients are known by. Clients that do not understand it break.
-    #[schemars(with = "schema::Unsolicited", extend("default" = "never"))]
-    pub unsolicited: Set<Unsolicited>,
-}
-
-/// What a task becomes whose tool returned an error.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ToolErrors {
-    Failed,
-    Completed,
-}
-
-/// Who may be given a task without having asked for one.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Unsolicited {
-    Never,
-    Always,
-    To(Vec<At<policy::ClientMatch>>),
-}
-
-/// What a client gets that waits for a slow call without a task.
-#[derive(Clone, Debug, Default, JsonSchema)]
-#[schemars(deny_unknown_fields, transform = optional)]
-pub struct HeldSection {
-    /// After how much silence a client that gave a progress token is told that the call still runs,
-    /// or `off`.
-    #[schemars(with = "schema::DurationOrOff", extend("default" = policy::Held::default().progress.map(show_duration)))]
-    pub progress: Set<Option<Duration>>,
-    /// After how much silence a comment keeps the connection open; `timeouts.keep_alive`, where it is
-    /// left out.
-    #[schemars(with = "schema::Duration")]
-    pub comments: Set<Duration>,
-    /// How long a client waits at most, or `off`. Then it gets an error, and the call is cancelled.
-    #[schemars(with = "schema::DurationOrOff", extend("default" = "off"))]
-    pub deadline: Set<Option<Duration>>,
-}
-
-/// Whether a client of an older revision can take up an answer where it broke, although the server gives
-/// its events no ids.
-#[derive(Clone, Debug, Default, JsonSchema)]
-#[schemars(deny_unknown_fields, transform = optional)]
-pub struct ResumeSection {
-    /// Give the events of answers ids, and keep them. Answers whose server gives ids are left as they
-    /// are.
-    #[schemars(with = "bool", extend("default" = false))]
-    pub mint: Set<bool>,
-    /// How long an answer is kept after its end.
-    #[schemars(with = "schema::Duration", extend("default" = show_duration(policy::Resume::default().keep)))]
-    pub keep: Set<Duration>,
-    /// Bytes of one answer that are kept: the latest.
-    #[schemars(with = "schema::Size", extend("default" = show_size(policy::Resume::default().bytes)))]
-    pub bytes: Set<usize>,
-    /// Answers that are kept at a time. Further ones go without ids.
-    #[schemars(with = "usize", range(min = 1), extend("default" = policy::Resume::default().streams))]
-    pub streams: Set<usize>,
-}
-
-/// What the `requestState`s of questions are sealed with.
-#[derive(Clone, Debug, Default, JsonSchema)]
-#[schemars(deny_unknown_fields, transform = required(&["keys"]))]
-pub struct RequestStateSection {
-    /// Where the keys are, each 32 bytes as 64 hex digits or base64. The first seals, each opens: to
-    /// change keys, put the new one first, and take the old one out later than `park`. Replicas share
-    /// theirs.
-    #[schemars(with = "Vec<schema::KeySource>", length(min = 1))]
-    pub keys: Set<Vec<At<KeySource>>>,
-}
-
-/// Which hosts and origins may come in; `localhost` and IP addresses may always be named as host.
-#[derive(Clone, Debug, Default, JsonSchema)]
-#[schemars(deny_unknown_fields, transform = optional)]
-pub struct Access {
-    /// Host names that clients may use, or `*` for every one.
-    #[schemars(with = "Vec<String>")]
-    pub hosts: Set<Vec<At<String>>>,
-    /// Origins whose pages may call, or `*` for every one.
-    #[schemars(with = "Vec<String>")]
-    pub origins: Set<Vec<At<String>>>,
-}
-
-/// How much of everything there may be.
-#[derive(Clone, Debug, Default, JsonSchema)]
-#[schemars(deny_unknown_fields, transform = optional)]
-pub struct Limits {
-    /// Bytes of one request's body. Beyond it: 413.
-    #[schemars(with = "schema::Size", extend("default" = show_size(front::Limits::default().body_bytes)))]
-    pub body_bytes: Set<usize>,
-    /// Bytes of all requests' bodies in memory, those of calls in flight included. Beyond it: 503.
-    #[schemars(with = "schema::Size", extend("default" = show_size(front::Limits::default().body_memory)))]
-    pub body_memory: Set<usize>,
-    /// Bytes of one request's head. Beyond it: 431.
-    #[schemars(with = "schema::Size", extend("default" = show_size(front::Limits::default().header_bytes)))]
-    pub header_bytes: Set<usize>,
-    /// Headers of one request. Beyond it: 431.
-    #[schemars(with = "schema::Count", extend("default" = front::Limits::default().headers))]
-    pub headers: Set<usize>,
-    /// Connections of clients at a time. Further ones wait to be accepted. Where nothing is written and the
-    /// system allows the process too few descriptors, it is a third of those.
-    #[schemars(with = "schema::Count", extend("default" = front::Limits::default().connections))]
-    pub connections: Set<usize>,
-    /// Connections to servers at a time, of all routes. Calls that need one more wait, at most
-    /// `timeouts.connect`; then `-31006`. Where nothing is written and the system allows the process too
-    /// few descriptors, it is two thirds of those.
-    #[schemars(with = "schema::Count", extend("default" = upstream::CONNECTIONS))]
-    pub upstream_connections: Set<usize>,
-    /// Calls in flight at a time, tasks not counted. Beyond it: 503.
-    #[schemars(with = "schema::Count", extend("default" = front::Limits::default().calls))]
-    pub calls: Set<usize>,
-    /// Calls in flight on one HTTP/2 connection. The client queues further ones.
-    #[schemars(with = "schema::Count", extend("default" = front::Limits::default().streams))]
-    pub streams: Set<u32>,
-    /// How deep the JSON of a message may be nested.
-    #[schemars(with = "schema::Count", extend("default" = front::Limits::default().depth))]
-    pub depth: Set<usize>,
-    /// Sessions with one server for one caller and what it declares. Calls that need one more wait.
-    #[schemars(with = "schema::Count", extend("default" = upstream::Limits::default().sessions))]
-    pub sessions: Set<usize>,
-    /// Sessions that tasks hold beside `sessions`, so that they keep no calls waiting. A task beyond
-    /// them counts as a call.
-    #[schemars(with = "schema::Count", extend("default" = upstream::Limits::default().task_sessions))]
-    pub task_sessions: Set<usize>,
-    /// Calls of one caller, with what it declares, that wait for a session with one server. A further
-    /// one is refused.
-    #[schemars(with = "schema::Count", extend("default" = upstream::Limits::default().queue))]
-    pub queue: Set<usize>,
-    /// Messages on their way to one server at a time that are no calls: answers to what it asks, its
-    /// pings among it, and cancellations. Further ones wait.
-    #[schemars(with = "schema::Count", extend("default" = upstream::Limits::default().messages))]
-    pub messages: Set<usize>,
-    /// Callers, each with what it declares, whose sessions with one server are kept. For a further one
-    /// those of the caller that has called least lately are closed.
-    #[schemars(with = "schema::Count", extend("default" = upstream::Limits::default().identities))]
-    pub identities: Set<usize>,
-    /// Bytes of what those callers declare and are known by. Beyond it likewise.
-    #[schemars(with = "schema::Size", extend("default" = show_size(upstream::Limits::default().identity_bytes)))]
-    pub identity_bytes: Set<usize>,
-    /// Bytes of one message of a server. A larger one fails its call.
-    #[schemars(with = "schema::Size", extend("default" = show_size(upstream::Limits::default().result_bytes)))]
-    pub result_bytes: Set<usize>,
-    /// Calls of legacy clients that left, whose answers are read on so that the server does not take
-    /// the departure for a cancel. Further ones are closed.
-    #[schemars(with = "schema::Count", extend("default" = upstream::Limits::default().departed))]
-    pub departed: Set<usize>,
-    /// Tasks in all. Beyond it calls stay synchronous.
-    #[schemars(with = "schema::Count", extend("default" = Quotas::default().tasks))]
-    pub tasks: Set<usize>,
-    /// Tasks of one caller, ended ones that are still kept included. Beyond it its calls stay synchronous.
-    #[schemars(with = "schema::Count", extend("default" = Quotas::default().tasks_per_principal))]
-    pub tasks_per_principal: Set<usize>,
-    /// Bytes of task results kept in all. Beyond it calls stay synchronous, and a result that does not fit
-    /// fails its task.
-    #[schemars(with = "schema::Size", extend("default" = show_size(Quotas::default().stored_bytes)))]
-    pub stored_bytes: Set<usize>,
-    /// Bytes of task results kept for one caller, with the same effect for it alone.
-    #[schemars(with = "schema::Size", extend("default" = show_size(Quotas::default().stored_bytes_per_principal)))]
-    pub stored_bytes_per_principal: Set<usize>,
-    /// Bytes of one task's result. A larger one fails its task.
-    #[schemars(with = "schema::Size", extend("default" = show_size(Quotas::default().stored_result_bytes)))]
-    pub stored_result_bytes: Set<usize>,
-    /// `tasks/*` calls of one caller in a second.
-    #[schemars(with = "schema::Count", extend("default" = Quotas::default().polls_per_second))]
-    pub polls_per_second: Set<u32>,
-    /// Look-ups of unknown tasks by one caller in a minute.
-    #[schemars(with = "schema::Count", extend("default" = Quotas::default().misses_per_minute))]
-    pub misses_per_minute: Set<u32>,
-    /// Open `subscriptions/listen` streams of one caller.
-    #[schemars(with = "schema::Count", extend("default" = Quotas::default().listens_per_principal))]
-    pub listens_per_principal: Set<usize>,
-    /// The shortest `pollIntervalMs` that a task asks its client to keep.
-    #[schemars(with = "schema::Duration", extend("default" = show_duration(Quotas::default().poll_interval.0)))]
-    pub poll_interval_min: Set<Duration>,
-    /// The longest `pollIntervalMs` that a task asks its client to keep.
-    #[schemars(with = "schema::Duration", extend("default" = show_duration(Quotas::default().poll_interval.1)))]
-    pub poll_interval_max: Set<Duration>,
-}
-
-/// How long to wait for what.
-#[derive(Clone, Debug, Default, JsonSchema)]
-#[schemars(deny_unknown_fields, transform = optional)]
-pub struct Timeouts {
-    /// For a connection to a server, TLS included.
-    #[schemars(with = "schema::Duration", extend("default" = show_duration(upstream::Timeouts::default().connect)))]
-    pub connect: Set<Duration>,
-    /// For the first byte of a server's answer to what is not a call, such as a list.
-    #[schemars(with = "schema::Duration", extend("default" = show_duration(upstream::Timeouts::default().first_byte)))]
-    pub first_byte: Set<Duration>,
-    /// For the next byte of a server's answer to what is not a call.
-    #[schemars(with = "schema::Duration", extend("default" = show_duration(upstream::Timeouts::default().idle)))]
-    pub idle: Set<Duration>,
-    /// For a call as a whole.
-    #[schemars(with = "schema::Duration", extend("default" = show_duration(upstream::Timeouts::default().call)))]
-    pub call: Set<Duration>,
-    /// For a session with a server, where `limits.sessions` are busy. A call that has become a task
-    /// meanwhile waits on.
-    #[schemars(with = "schema::Duration", extend("default" = show_duration(upstream::Timeouts::default().queue)))]
-    pub queue: Set<Duration>,
-    /// For the head of a client's request.
-    #[schemars(with = "schema::Duration", extend("default" = show_duration(front::Timeouts::default().read_headers)))]
-    pub read_headers: Set<Duration>,
-    /// For the body of a client's request.
-    #[schemars(with = "schema::Duration", extend("default" = show_duration(front::Timeouts::default().read_body)))]
-    pub read_body: Set<Duration>,
-    /// For the next request on a client's connection. Then it is closed.
-    #[schemars(with = "schema::Duration", extend("default" = show_duration(front::Timeouts::default().idle)))]
-    pub idle_connection: Set<Duration>,
-    /// For a client to take any of the bytes that wait for it. Then its connection is closed. A
-    /// client that reads slowly, or to whom there is nothing to say, is let be.
-    #[schemars(with = "schema::Duration", extend("default" = show_duration(front::Timeouts::default().write)))]
-    pub write: Set<Duration>,
-    /// How long an answer may be silent before comments keep its connection open.
-    #[schemars(with = "schema::Duration", extend("default" = show_duration(policy::Held::default().comments)))]
-    pub keep_alive: Set<Duration>,
-}
-
-// === impl Set ===
-
-impl<T> Set<T> {
-    /// What was written, if it can be used.
-    pub fn given(self) -> Option<T> {
-        match self {
-            Self::To(at) => Some(at.value),
-            Self::Unset | Self::Wrong => None,
+/// Relative paths are relative to `folder`.
+fn tls(s: &mut Section<'_, '_>, folder: &Path, look: bool) -> Option<front::TlsPaths> {
+    let cert = s.key("cert", "The certificate chain, the server's own first.").required(text());
+    let key = s.key("key", "The private key of the first certificate.").required(text());
+    for (key, unset) in [("cert", cert.is_unset()), ("key", key.is_unset())] {
+        if unset && s.is_written() {
+            s.wrong(s.place, format!("`tls` has no `{key}`; name a PEM file"));
         }
     }
-
-    pub fn or(self, default: T) -> T {
-        self.given().unwrap_or(default)
+    let (Set::To(cert), Set::To(key)) = (cert, key) else { return None };
+    let paths = front::TlsPaths { cert: folder.join(cert.value), key: folder.join(key.value) };
+    if look && let Err(error) = paths.check() {
+        let place = match &error {
+            front::TlsError::Cert { .. } | front::TlsError::NoCert { .. } => cert.place,
+            front::TlsError::Key { .. } => key.place,
+            front::TlsError::Pair { .. } => s.place,
+        };
+        s.wrong(place, error.to_string());
     }
+    Some(paths)
+}
 
-    pub fn or_else(self, default: impl FnOnce() -> T) -> T {
-        self.given().unwrap_or_else(default)
+fn state_keys(s: &mut Section<'_, '_>, folder: &Path) -> Vec<secret::Key> {
+    let keys = s
+        .key(
+            "keys",
+            "Where the keys are, each 32 bytes as 64 hex digits or base64. The first seals, each opens: to change \
+             keys, put the new one first, and take the old one out later than `park`. Replicas share theirs.",
+        )
+        .required(list(key_source()).some());
+    together::keys(keys, folder, s)
+}
+
+/// `localhost` and IP addresses may always be named as host.
+fn access(s: &mut Section<'_, '_>) -> Access {
+    let hosts = s.key("hosts", "Host names that clients may use, or `*` for every one.");
+    let hosts = hosts.list(string(values::host));
+    let origins = s.key("origins", "Origins whose pages may call, or `*` for every one.");
+    let origins = origins.list(string(values::origin));
+    let plain = |list: Vec<At<String>>| list.into_iter().map(|at| at.value).collect();
+    Access { hosts: plain(hosts), origins: plain(origins) }
+}
+
+fn route(s: &mut Section<'_, '_>, limits: &Limits, timeouts: &Timeouts, is_exposed: bool) -> Route {
+    let written = s.key("path", "The path that clients use.").with_default(DEFAULT_PATH).set(path());
+    let name = match written {
+        Set::To(path) => Some(path),
+        Set::Unset => Some(At::new(s.place, DEFAULT_PATH.to_owned())),
+        Set::Wrong => None,
+    };
+    let url = s.key("upstream", "The server.").required(mapping("`upstream`", server));
+    let defer = s.key("defer", "When a `tools/call` becomes a task.").section("`defer`", defer);
+    let rules = s
+        .key("tools", "What is different for some tools. The first rule that matches holds.")
+        .list(mapping("a tool rule", |s| Some(tool(s))));
+    let tools = together::tools(rules, s);
+    let held = s
+        .key("held", "What a client gets that waits for a slow call without a task.")
+        .section("`held`", |s| held(s, &defer, &tools, timeouts));
+    let principal = caller(s, name.as_ref().filter(|_| is_exposed));
+    let forward = s
+        .key("forward", "Further headers by which the server knows the caller; they are passed on to it.")
+        .list(string(values::forwarded_header));
+    let url = together::server(url, s);
+    let route = policy::Route {
+        path: name.as_ref().map_or(DEFAULT_PATH, |path| &path.value).into(),
+        defer,
+        tools,
+        principal,
+        resume: s
+            .key(
+                "resume",
+                "Whether a client of an older revision can take up an answer where it broke, although the server \
+                 gives its events no ids.",
+            )
+            .section("`resume`", resume),
+        legacy_tasks: s
+            .key(
+                "tasks",
+                "Tasks of 2025-11-25, for clients of that revision in front of a server that has none.",
+            )
+            .section("`tasks`", legacy_tasks),
+        held,
+        questions: s
+            .key("questions", "Questions that the server asks during a call.")
+            .section("`questions`", questions),
+        forward: together::once(forward, s, |name| format!("`{name}` is listed twice")),
+        empty_contents_is_error: s
+            .key(
+                "empty_contents_is_error",
+                "Answer a `resources/read` that found nothing with an error instead of an empty list.",
+            )
+            .or(truth(), false),
+    };
+    let upstream = |url| upstream::Config { url, timeouts: timeouts.upstream, limits: limits.upstream };
+    Route { path: name, config: url.map(|url| RouteConfig { route, upstream: upstream(url) }) }
+}
+
+/// What a caller is, on a route of this path, if that is open to clients from elsewhere.
+fn caller(s: &mut Section<'_, '_>, exposed: Option<&At<String>>) -> PrincipalSource {
+    let principal = s
+        .key(
+            "principal",
+            "What a caller is: its `Authorization`, or a header that something trusted sets. A task belongs to the \
+             caller that made it.",
+        )
+        .with_default("authorization")
+        .set(principal());
+    if let (Some(path), Set::Unset) = (exposed, &principal) {
+        together::one_caller(&path.value, s);
     }
+    principal.given().unwrap_or(PrincipalSource::Authorization)
+}
 
-    pub fn or_default(self) -> T
-    where
-        T: Default,
-    {
-        self.given().unwrap_or_default()
-    }
+/// The server's URL, and where a command is written that starts it, for a server that speaks over stdio:
+/// understood so that it can be said that none is served, and not offered.
+fn server(s: &mut Section<'_, '_>) -> Option<together::Server> {
+    let url = s.key("url", "Its MCP endpoint, over Streamable HTTP.").required(url(values::upstream_url));
+    Some(together::Server { url, command: s.unlisted("command", list(text())) })
+}
 
-    /// As [`Set::or`], leaving the setting where it is.
-    pub fn copied_or(&self, default: T) -> T
-    where
-        T: Copy,
-    {
-        match self {
-            Self::To(at) => at.value,
-            Self::Unset | Self::Wrong => default,
-        }
-    }
-
-    pub const fn is_unset(&self) -> bool {
-        matches!(self, Self::Unset)
-    }
-
-    /// Where it was written, if it can be used.
-    pub fn place(&self) -> Option<Place> {
-        match self {
-            Self::To(at) => Some(at.place),
-            Self::Unset | Self::Wrong => None,
-        }
-    }
-
-    /// Takes the place of what was there before, if it says anything.
-    pub fn overlay(&mut self, over: Self) {
-        if !over.is_unset() {
-            *self = over;
-        }
+fn defer(s: &mut Section<'_, '_>) -> Defer {
+    let defaults = Defer::default();
+    let retention = s
+        .key(
+            "retention",
+            "How long the result of a finished task stays, at least a second. A task that works is kept whatever \
+             this is.",
+        )
+        .at(duration(), defaults.retention);
+    together::gone_soon("retention", &retention, s);
+    Defer {
+        mode: s.key("mode", "Which calls become tasks.").or(mode(), defaults.mode),
+        after: s
+            .key("after", "How long a call may run before it becomes a task.")
+            .or(duration(), defaults.after),
+        retention: retention.value,
     }
 }
 
-impl<T> From<At<T>> for Set<T> {
-    fn from(at: At<T>) -> Self {
-        Self::To(at)
+fn tool(s: &mut Section<'_, '_>) -> Option<At<ToolRule>> {
+    let matches =
+        s.key("match", "The tool's name; `*` stands for any characters, `?` for one.").required(pattern());
+    if matches.is_unset() {
+        s.wrong(s.place, "the rule has no `match`; name the tool, or `*` for every one");
+    }
+    let mode = s.key("mode", "Which calls become tasks; the route's, where it is left out.").set(mode());
+    let after = s
+        .key("after", "How long a call may run before it becomes a task; the route's, where it is left out.")
+        .set(duration());
+    let keys = s.key("keys", "Names for the questions the tool asks, in their order.").list(text());
+    let keys = together::once(keys, s, |key| {
+        format!("the key `{key}` is listed twice; each question needs its own")
+    });
+    let requires = s
+        .key("requires", "What a client must declare to call the tool, such as `{ sampling: {} }`.")
+        .set(requires());
+    let Set::To(At { place, value: matches }) = matches else { return None };
+    let (mode, after, requires) = (mode.given(), after.given(), requires.given().map(Arc::new));
+    Some(At::new(place, ToolRule { matches, mode, after, keys: keys.into(), requires }))
+}
+
+fn questions(s: &mut Section<'_, '_>) -> Questions {
+    let defaults = Questions::default();
+    Questions {
+        settle: s
+            .key(
+                "settle",
+                "How long to wait for further questions after the first, so that they are put together.",
+            )
+            .or(duration(), defaults.settle),
+        park: s
+            .key("park", "How long an unanswered question may wait before its call is given up.")
+            .or(duration(), defaults.park),
+    }
+}
+
+fn legacy_tasks(s: &mut Section<'_, '_>) -> LegacyTasks {
+    let defaults = LegacyTasks::default();
+    let max_ttl = s
+        .key(
+            "max_ttl",
+            "The longest time that a client can have its result kept, at least a second. A task that works is kept \
+             whatever this is.",
+        )
+        .at(some_duration(), defaults.max_ttl);
+    together::gone_soon("max_ttl", &max_ttl, s);
+    let unsolicited = s
+        .key(
+            "unsolicited",
+            "Who may be given a task without having asked for one (SEP-2229, draft): `never`, `always`, or a list of \
+             what such clients are known by. Clients that do not understand it break.",
+        )
+        .at(unsolicited(), Unsolicited::Never);
+    LegacyTasks {
+        max_ttl: max_ttl.value,
+        errors_complete: s
+            .key(
+                "tool_errors",
+                "What a task becomes whose tool returned an error: `failed`, as the revision has it, or `completed`, \
+                 for clients that drop the result of a failed task.",
+            )
+            .or(tool_errors(), defaults.errors_complete),
+        immediate_response: s
+            .key("immediate_response", "What a model may go on with while a task works.")
+            .set(text())
+            .given(),
+        across_eras: s
+            .key(
+                "across_eras",
+                "Let a caller find in one era the tasks that it made in the other. Never holds for callers without \
+                 credentials.",
+            )
+            .or(truth(), defaults.across_eras),
+        unsolicited: together::unsolicited(unsolicited, s),
+    }
+}
+
+fn held(s: &mut Section<'_, '_>, defer: &Defer, tools: &[ToolRule], timeouts: &Timeouts) -> Held {
+    let defaults = Held::default();
+    let deadline = s
+        .key(
+            "deadline",
+            "How long a client waits at most, or `off`. Then it gets an error, and the call is cancelled.",
+        )
+        .at(duration_or_off(), defaults.deadline);
+    together::deadline(&deadline, defer, tools, timeouts, s);
+    Held {
+        progress: s
+            .key(
+                "progress",
+                "After how much silence a client that gave a progress token is told that the call still runs, or \
+                 `off`.",
+            )
+            .or(duration_or_off(), defaults.progress),
+        comments: s
+            .key(
+                "comments",
+                "After how much silence a comment keeps the connection open; `timeouts.keep_alive`, where it is left \
+                 out.",
+            )
+            .set(some_duration())
+            .given()
+            .unwrap_or(timeouts.keep_alive),
+        deadline: deadline.value,
+    }
+}
+
+fn resume(s: &mut Section<'_, '_>) -> Resume {
+    let defaults = Resume::default();
+    Resume {
+        mint: s
+            .key(
+                "mint",
+                "Give the events of answers ids, and keep them. Answers whose server gives ids are left as they are.",
+            )
+            .or(truth(), defaults.mint),
+        keep: s
+            .key("keep", "How long an answer is kept after its end.")
+            .or(some_duration(), defaults.keep),
+        bytes: s
+            .key("bytes", "Bytes of one answer that are kept: the latest.")
+            .or(size(1), defaults.bytes),
+        streams: s
+            .key("streams", "Answers that are kept at a time. Further ones go without ids.")
+            .or(count(1), defaults.streams),
+    }
+}
+
+fn limits(s: &mut Section<'_, '_>) -> Limits {
+    let defaults = front::Limits::default();
+    let body_bytes =
+        s.key("body_bytes", "Bytes of one request's body. Beyond it: 413.").at(size(1), defaults.body_bytes);
+    let body_memory = s
+        .key(
+            "body_memory",
+            "Bytes of all requests' bodies in memory, those of calls in flight included. Beyond it: 503.",
+        )
+        .at(size(1), defaults.body_memory);
+    let clients = s
+        .key(
+            "connections",
+            "Connections of clients at a time. Further ones wait to be accepted. Where nothing is written and the \
+             system allows the process too few descriptors, it is a third of those.",
+        )
+        .at(count(1), defaults.connections);
+    let servers = s
+        .key(
+            "upstream_connections",
+            "Connections to servers at a time, of all routes. Calls that need one more wait, at most \
+             `timeouts.connect`; then `-31006`. Where nothing is written and the system allows the process too few \
+             descriptors, it is two thirds of those.",
+        )
+        .at(count(1), upstream::CONNECTIONS);
+    let front = front::Limits {
+        body_memory: together::body_memory(&body_bytes, &body_memory, s),
+        body_bytes: body_bytes.value,
+        // The HTTP parser's own buffer is no smaller.
+        header_bytes: s
+            .key("header_bytes", "Bytes of one request's head. Beyond it: 431.")
+            .or(size(8 << 10), defaults.header_bytes),
+        // What a browser sends of its own accord must fit.
+        headers: s.key("headers", "Headers of one request. Beyond it: 431.").or(count(32), defaults.headers),
+        connections: clients.value,
+        calls: s
+            .key("calls", "Calls in flight at a time, tasks not counted. Beyond it: 503.")
+            .or(count(1), defaults.calls),
+        streams: s
+            .key("streams", "Calls in flight on one HTTP/2 connection. The client queues further ones.")
+            .or(count(1), defaults.streams),
+        // The protocol's own members need about eight.
+        depth: s.key("depth", "How deep the JSON of a message may be nested.").or(count(16), defaults.depth),
+    };
+    let connections =
+        Connections { clients: clients.written().copied(), servers: servers.written().copied() };
+    Limits { front, upstream: upstream_limits(s), quotas: quotas(s), connections }
+}
+
+fn upstream_limits(s: &mut Section<'_, '_>) -> upstream::Limits {
+    let defaults = upstream::Limits::default();
+    upstream::Limits {
+        sessions: s
+            .key(
+                "sessions",
+                "Sessions with one server for one caller and what it declares. Calls that need one more wait.",
+            )
+            .or(count(1), defaults.sessions),
+        task_sessions: s
+            .key(
+                "task_sessions",
+                "Sessions that tasks hold beside `sessions`, so that they keep no calls waiting. A task beyond them \
+                 counts as a call.",
+            )
+            .or(count(0), defaults.task_sessions),
+        queue: s
+            .key(
+                "queue",
+                "Calls of one caller, with what it declares, that wait for a session with one server. A further one \
+                 is refused.",
+            )
+            .or(count(0), defaults.queue),
+        messages: s
+            .key(
+                "messages",
+                "Messages on their way to one server at a time that are no calls: answers to what it asks, its pings \
+                 among it, and cancellations. Further ones wait.",
+            )
+            .or(count(1), defaults.messages),
+        identities: s
+            .key(
+                "identities",
+                "Callers, each with what it declares, whose sessions with one server are kept. For a further one \
+                 those of the caller that has called least lately are closed.",
+            )
+            .or(count(1), defaults.identities),
+        identity_bytes: s
+            .key(
+                "identity_bytes",
+                "Bytes of what those callers declare and are known by. Beyond it likewise.",
+            )
+            .or(size(1), defaults.identity_bytes),
+        result_bytes: s
+            .key("result_bytes", "Bytes of one message of a server. A larger one fails its call.")
+            .or(size(1), defaults.result_bytes),
+        departed: s
+            .key(
+                "departed",
+                "Calls of legacy clients that left, whose answers are read on so that the server does not take the \
+                 departure for a cancel. Further ones are closed.",
+            )
+            .or(count(0), defaults.departed),
+    }
+}
+
+fn quotas(s: &mut Section<'_, '_>) -> Quotas {
+    let defaults = Quotas::default();
+    let least = s
+        .key("poll_interval_min", "The shortest `pollIntervalMs` that a task asks its client to keep.")
+        .at(some_duration(), defaults.poll_interval.0);
+    let greatest = s
+        .key("poll_interval_max", "The longest `pollIntervalMs` that a task asks its client to keep.")
+        .at(some_duration(), defaults.poll_interval.1);
+    together::poll_interval(&least, &greatest, s);
+    Quotas {
+        tasks: s.key("tasks", "Tasks in all. Beyond it calls stay synchronous.").or(count(0), defaults.tasks),
+        tasks_per_principal: s
+            .key(
+                "tasks_per_principal",
+                "Tasks of one caller, ended ones that are still kept included. Beyond it its calls stay synchronous.",
+            )
+            .or(count(0), defaults.tasks_per_principal),
+        stored_bytes: s
+            .key(
+                "stored_bytes",
+                "Bytes of task results kept in all. Beyond it calls stay synchronous, and a result that does not fit \
+                 fails its task.",
+            )
+            .or(size(0), defaults.stored_bytes),
+        stored_bytes_per_principal: s
+            .key(
+                "stored_bytes_per_principal",
+                "Bytes of task results kept for one caller, with the same effect for it alone.",
+            )
+            .or(size(0), defaults.stored_bytes_per_principal),
+        stored_result_bytes: s
+            .key("stored_result_bytes", "Bytes of one task's result. A larger one fails its task.")
+            .or(size(0), defaults.stored_result_bytes),
+        polls_per_second: s
+            .key("polls_per_second", "`tasks/*` calls of one caller in a second.")
+            .or(count(1), defaults.polls_per_second),
+        misses_per_minute: s
+            .key("misses_per_minute", "Look-ups of unknown tasks by one caller in a minute.")
+            .or(count(1), defaults.misses_per_minute),
+        listens_per_principal: s
+            .key("listens_per_principal", "Open `subscriptions/listen` streams of one caller.")
+            .or(count(0), defaults.listens_per_principal),
+        poll_interval: (least.value, greatest.value),
+    }
+}
+
+fn timeouts(s: &mut Section<'_, '_>) -> Timeouts {
+    let front = front::Timeouts::default();
+    let upstream = upstream::Timeouts::default();
+    let mut time = |name, about, default| s.key(name, about).or(some_duration(), default);
+    Timeouts {
+        upstream: upstream::Timeouts {
+            connect: time("connect", "For a connection to a server, TLS included.", upstream.connect),
+            first_byte: time(
+                "first_byte",
+                "For the first byte of a server's answer to what is not a call, such as a list.",
+                upstream.first_byte,
+            ),
+            idle: time(
+                "idle",
+                "For the next byte of a server's answer to what is not a call.",
+                upstream.idle,
+            ),
+            call: time("call", "For a call as a whole.", upstream.call),
+            queue: time(
+                "queue",
+                "For a session with a server, where `limits.sessions` are busy. A call that has become a task \
+                 meanwhile waits on.",
+                upstream.queue,
+            ),
+        },
+        front: front::Timeouts {
+            read_headers: time("read_headers", "For the head of a client's request.", front.read_headers),
+            read_body: time("read_body", "For the body of a client's request.", front.read_body),
+            idle: time(
+                "idle_connection",
+                "For the next request on a client's connection. Then it is closed.",
+                front.idle,
+            ),
+            write: time(
+                "write",
+                "For a client to take any of the bytes that wait for it. Then its connection is closed. A client that \
+                 reads slowly, or to whom there is nothing to say, is let be.",
+                front.write,
+            ),
+        },
+        keep_alive: time(
+            "keep_alive",
+            "How long an answer may be silent before comments keep its connection open.",
+            Held::default().comments,
+        ),
     }
 }

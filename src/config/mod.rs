@@ -1,30 +1,29 @@
 //! The configuration: as written, then as meant.
 //!
-//! [`mod@file`] is what somebody wrote and where, as `read` finds it; `resolve` turns it into what the
-//! parts need, each of which owns the type of its own configuration. Everything that is wrong is
-//! reported at once, as `file:line:column: message` with the remedy ([`Problems`]); `warnings` are for
-//! what may be right. The command line goes the same way: its flags become a [`file::File`] that is
-//! laid over the one that was read.
+//! `yaml` is what somebody wrote and where. [`mod@file`] says which keys there are, each in one place, and turns
+//! what was written into what the parts need, each of which owns the type of its own configuration; `together`
+//! judges what crosses keys. Everything that is wrong is reported at once, as `file:line:column: message` with the
+//! remedy ([`Problems`]); doubts are for what may be right. The command line goes the same way: its flags are laid
+//! over the tree that was read.
 //!
-//! Begin with [`Config`] and [`load`]. [`values`] reads the single values, `section` what holds them,
-//! `yaml` the tree under that, [`schema()`] describes the file to editors, [`secret`] keeps what must
-//! not be shown.
+//! Begin with [`Config`] and [`load`]. `section` is how keys are declared, `kind` what they may be, [`values`] reads
+//! the single values, [`schema()`] describes the file to editors, [`secret`] keeps what must not be shown.
 
 pub mod file;
+mod kind;
 mod problem;
-mod read;
-mod resolve;
-mod schema;
 pub mod secret;
 mod section;
+mod together;
 pub mod values;
-mod warnings;
 mod yaml;
 
 pub use problem::{At, Place, Problem, Problems};
-pub use schema::schema;
+pub use yaml::Node;
 
 use crate::{front, policy, upstream};
+use section::{Report, TOP};
+use serde_json::json;
 use std::{
     io::Read,
     net::SocketAddr,
@@ -91,22 +90,30 @@ pub enum LogFormat {
     Json,
 }
 
+/// The JSON Schema (2020-12) of the configuration file, every part written out in its place.
+pub fn schema() -> serde_json::Value {
+    let mut schema = section::schema(TOP, |s| file::file(s, Path::new(""), false));
+    schema["$schema"] = json!("https://json-schema.org/draft/2020-12/schema");
+    schema["title"] = json!("deferral");
+    schema["description"] = json!("The configuration of deferral, a proxy for MCP servers.");
+    schema
+}
+
 /// Reads a configuration file. What it names is not looked at, except for keys.
 ///
 /// # Errors
 /// Everything that is wrong with it.
 pub fn load(path: &Path) -> Result<Config, Problems> {
-    load_and(Some(path), |_, _, _| {})
+    Ok(load_and(Some(path), |_, _| {}, false)?.0)
 }
 
-/// As [`load_with`], and says beside it what is allowed and yet probably not meant, if there is anything.
+/// Reads a configuration file, looks whether the certificates it names can be served with, and says beside it what
+/// is allowed and yet probably not meant, if there is anything.
 ///
 /// # Errors
 /// Everything that is wrong with it.
 pub fn check(path: &Path) -> Result<(Config, Option<Problems>), Problems> {
-    let mut doubts = Vec::new();
-    let config = load_with(Some(path), |file, _| doubts = warnings::about(file))?;
-    Ok((config, Problems::or_ok(Some(shown(path).to_owned()), doubts, ()).err()))
+    load_and(Some(path), |_, _| {}, true)
 }
 
 /// Reads a configuration file, if there is one (`-` is the standard input), lays something else over it
@@ -117,26 +124,24 @@ pub fn check(path: &Path) -> Result<(Config, Option<Problems>), Problems> {
 /// Everything that is wrong with both.
 pub fn load_with(
     path: Option<&Path>,
-    overlay: impl FnOnce(&mut file::File, &mut Vec<Problem>),
+    overlay: impl FnOnce(&mut Node, &mut Vec<Problem>),
 ) -> Result<Config, Problems> {
-    load_and(path, |file, folder, problems| {
-        overlay(file, problems);
-        resolve::certificates(file, folder, problems);
-    })
+    Ok(load_and(path, overlay, true)?.0)
 }
 
 fn load_and(
     path: Option<&Path>,
-    and: impl FnOnce(&mut file::File, &Path, &mut Vec<Problem>),
-) -> Result<Config, Problems> {
-    let Some(path) = path else { return parse_and(None, None, and) };
+    overlay: impl FnOnce(&mut Node, &mut Vec<Problem>),
+    look: bool,
+) -> Result<(Config, Option<Problems>), Problems> {
+    let Some(path) = path else { return parse_and(None, None, overlay, look) };
     let name = shown(path).to_owned();
     let read = if path == Path::new(STDIN) { read_all(std::io::stdin()) } else { read_file(path) };
     let text = match read {
         Ok(text) => text,
         Err(message) => return Err(Problems::one(Some(name), Problem::new(Place::Whole, message))),
     };
-    parse_and(Some(name), Some(&text), and)
+    parse_and(Some(name), Some(&text), overlay, look)
 }
 
 /// What a file is called where something is wrong with it.
@@ -149,21 +154,32 @@ pub fn shown(path: &Path) -> &Path {
 /// # Errors
 /// Everything that is wrong with it.
 pub fn parse(path: &Path, text: &str) -> Result<Config, Problems> {
-    parse_and(Some(path.to_owned()), Some(text), |_, _, _| {})
+    Ok(parse_and(Some(path.to_owned()), Some(text), |_, _| {}, false)?.0)
 }
 
-/// `and` is what else is done with what was read, knowing the folder that relative paths are relative to.
 fn parse_and(
     path: Option<PathBuf>,
     text: Option<&str>,
-    and: impl FnOnce(&mut file::File, &Path, &mut Vec<Problem>),
-) -> Result<Config, Problems> {
-    let mut problems = Vec::new();
-    let mut file = text.map(|text| read::read(text, &mut problems)).unwrap_or_default();
+    overlay: impl FnOnce(&mut Node, &mut Vec<Problem>),
+    look: bool,
+) -> Result<(Config, Option<Problems>), Problems> {
+    let mut report = Report::default();
+    let read = match text {
+        Some(text) => yaml::parse(text, &mut report.problems),
+        None => Some(Node::map(Place::Whole)),
+    };
+    if read.is_none() && report.problems.is_empty() {
+        report.problems.push(Problem::new(Place::START, "the file is empty; it needs at least one route"));
+    }
     let folder = path.as_deref().and_then(Path::parent).unwrap_or_else(|| Path::new("")).to_owned();
-    and(&mut file, &folder, &mut problems);
-    let config = resolve::resolve(file, &folder, &mut problems);
-    Problems::or_ok(path, problems, config)
+    let config = read.and_then(|mut node| {
+        overlay(&mut node, &mut report.problems);
+        section::read(&node, TOP, &mut report, |s| file::file(s, &folder, look))
+    });
+    let Report { problems, doubts } = report;
+    let config = Problems::or_ok(path.clone(), problems, config)?;
+    let config = config.expect("what cannot be read is a problem");
+    Ok((config, Problems::or_ok(path, doubts, ()).err()))
 }
 
 /// The text of a file that may be a configuration; otherwise what to say of it.

@@ -47,6 +47,20 @@ impl<T> At<T> {
     pub const fn new(place: Place, value: T) -> Self {
         Self { place, value }
     }
+
+    /// A default.
+    pub const fn unwritten(value: T) -> Self {
+        Self::new(Place::Whole, value)
+    }
+
+    pub fn is_written(&self) -> bool {
+        self.place != Place::Whole
+    }
+
+    /// The value, where it is not a default.
+    pub fn written(&self) -> Option<&T> {
+        self.is_written().then_some(&self.value)
+    }
 }
 
 // === impl Problem ===

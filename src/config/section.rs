@@ -1,75 +1,173 @@
-//! What all sections of the file are read with: a mapping key by key, a list item by item, and single
-//! values. Each says what is wrong, where, and what would be right.
+//! What the keys of the file are declared with: a mapping key by key, a list item by item, and single values.
+//!
+//! A key is declared once, where its value is used ([`Section::key`]): its name, its description, what may be
+//! written ([`Kind`]) and its default. What is wrong in the file, what an editor is told and which keys there are,
+//! all come from that.
 
 use super::{
-    file::Set,
-    problem::{At, Problem, nearest},
-    schema,
-    values::{self, Invalid, show_size},
-    yaml::{self, Node, Scalar, Value},
+    problem::{At, Place, Problem, nearest},
+    values::Invalid,
+    yaml::{Entry, Node, Scalar, Value},
 };
-use std::{path::PathBuf, time::Duration};
+use serde_json::{Map, Value as Json, json};
 
-pub(super) type Problems = Vec<Problem>;
+/// What is found out while the file is read.
+#[derive(Default)]
+pub(super) struct Report {
+    pub(super) problems: Vec<Problem>,
+    /// What is allowed and yet probably not meant.
+    pub(super) doubts: Vec<Problem>,
+}
+
+/// A setting: not written, written but wrong (and reported), or written.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) enum Set<T> {
+    #[default]
+    Unset,
+    Wrong,
+    To(At<T>),
+}
+
+/// What may be written somewhere, and what it means.
+pub(super) struct Kind<'a, T> {
+    /// As a JSON Schema, which is made for editors alone.
+    pub(super) schema: Box<dyn Fn() -> Json + 'a>,
+    /// How a default is shown; `null` for not at all.
+    pub(super) show: fn(&T) -> Json,
+    pub(super) read: Reader<'a, T>,
+}
+
+type Reader<'a, T> = Box<dyn Fn(&Node, &mut Report) -> Option<T> + 'a>;
 
 /// The name of what holds all sections.
 pub(super) const TOP: &str = "the file";
 
 /// A mapping whose keys are being taken one by one. It learns the keys there are from those asked
-/// for, and reports the others when it is closed.
-pub(super) struct Section<'n, 'p> {
+/// for, and reports the others in the end. One that is not written has no keys, so all of its defaults hold.
+pub(super) struct Section<'n, 'r> {
     name: &'static str,
-    entries: &'n [yaml::Entry],
-    known: Vec<&'static str>,
+    pub(super) place: Place,
+    entries: &'n [Entry],
+    known: Map<String, Json>,
+    required: Vec<&'static str>,
+    /// Keys that go together, and not with those of another group.
+    groups: &'static [&'static [&'static str]],
     /// Keys that are understood and not offered to anybody.
     unlisted: Vec<&'static str>,
-    problems: &'p mut Problems,
+    /// Whether it is read, or else described.
+    describes: bool,
+    pub(super) report: &'r mut Report,
+}
+
+/// A key that has been declared, and is to be read.
+pub(super) struct Key<'s, 'n, 'r> {
+    section: &'s mut Section<'n, 'r>,
+    name: &'static str,
+    about: &'static str,
+    /// For editors, where it is not the reader's.
+    default: Json,
+}
+
+// === impl Kind ===
+
+impl<T> Kind<'_, T> {
+    /// Whose defaults are shown like this.
+    pub(super) fn shown(self, show: fn(&T) -> Json) -> Self {
+        Self { show, ..self }
+    }
+}
+
+impl<'a, T> Kind<'a, Vec<T>> {
+    /// Of which there must be one. Whoever asks says so where there is none.
+    pub(super) fn some(self) -> Self {
+        let Self { schema, show, read } = self;
+        let schema = move || {
+            let mut schema = schema();
+            schema["minItems"] = 1.into();
+            schema
+        };
+        Self { schema: Box::new(schema), show, read }
+    }
+}
+
+// === impl Set ===
+
+impl<T> Set<T> {
+    /// What was written, if it can be used.
+    pub(super) fn given(self) -> Option<T> {
+        match self {
+            Self::To(at) => Some(at.value),
+            Self::Unset | Self::Wrong => None,
+        }
+    }
+
+    pub(super) const fn is_unset(&self) -> bool {
+        matches!(self, Self::Unset)
+    }
 }
 
 // === impl Section ===
 
-impl<'n, 'p> Section<'n, 'p> {
-    pub(super) fn open(node: &'n Node, name: &'static str, problems: &'p mut Problems) -> Option<Self> {
-        let Value::Map(entries) = &node.value else {
-            problems.push(Problem::new(
-                node.place,
-                format!("{name} must be a mapping (`key: value`), not {}", node.what()),
-            ));
-            return None;
-        };
-        Some(Self { name, entries, known: Vec::new(), unlisted: Vec::new(), problems })
+impl<'n, 'r> Section<'n, 'r> {
+    /// One that is written as this; `None` for what is no mapping, which is reported.
+    fn open(node: &'n Node, name: &'static str, report: &'r mut Report) -> Option<Self> {
+        if let Value::Map(entries) = &node.value {
+            return Some(Self { place: node.place, entries, ..Self::unwritten(name, report) });
+        }
+        let message = format!("{name} must be a mapping (`key: value`), not {}", node.what());
+        report.problems.push(Problem::new(node.place, message));
+        None
     }
 
-    pub(super) fn set<T>(
-        &mut self,
-        key: &'static str,
-        read: impl FnOnce(&Node, &mut Problems) -> Option<T>,
-    ) -> Set<T> {
-        self.known.push(key);
-        self.take(key, read)
+    fn unwritten(name: &'static str, report: &'r mut Report) -> Self {
+        Self {
+            name,
+            place: Place::Whole,
+            entries: &[],
+            known: Map::new(),
+            required: Vec::new(),
+            groups: &[],
+            unlisted: Vec::new(),
+            describes: false,
+            report,
+        }
     }
 
-    /// As [`Section::set`], for a key that is refused in the end: nobody is told that it exists.
-    pub(super) fn set_unlisted<T>(
-        &mut self,
-        key: &'static str,
-        read: impl FnOnce(&Node, &mut Problems) -> Option<T>,
-    ) -> Set<T> {
+    /// Declares a key, to be read next.
+    pub(super) fn key(&mut self, name: &'static str, about: &'static str) -> Key<'_, 'n, 'r> {
+        Key { section: self, name, about, default: Json::Null }
+    }
+
+    pub(super) fn is_written(&self) -> bool {
+        self.place != Place::Whole
+    }
+
+    /// A key that is refused in the end: nobody is told that it exists.
+    pub(super) fn unlisted<T>(&mut self, key: &'static str, kind: Kind<'_, T>) -> Set<T> {
         self.unlisted.push(key);
-        self.take(key, read)
+        self.take(key, kind)
     }
 
-    fn take<T>(&mut self, key: &'static str, read: impl FnOnce(&Node, &mut Problems) -> Option<T>) -> Set<T> {
+    /// Tells editors that the keys of one group are to be written. Whoever asks says so where it is otherwise.
+    pub(super) fn either(&mut self, groups: &'static [&'static [&'static str]]) {
+        self.groups = groups;
+    }
+
+    /// Something is wrong.
+    pub(super) fn wrong(&mut self, place: Place, message: impl Into<String>) {
+        self.report.problems.push(Problem::new(place, message));
+    }
+
+    fn take<T>(&mut self, key: &'static str, kind: Kind<'_, T>) -> Set<T> {
         let Some(entry) = self.entries.iter().find(|entry| entry.key == key) else { return Set::Unset };
         if entry.node.scalar() == Some(Scalar::Null) {
-            let message = format!("`{key}` has no value; give it one or remove the line");
-            self.problems.push(Problem::new(entry.key_place, message));
+            self.wrong(entry.key_place, format!("`{key}` has no value; give it one or remove the line"));
             return Set::Wrong;
         }
-        let before = self.problems.len();
-        let value = read(&entry.node, self.problems);
+        let before = self.report.problems.len();
+        let value = (kind.read)(&entry.node, self.report);
         // The readers of single values do not know whose value they read.
-        for problem in &mut self.problems[before..] {
+        for problem in &mut self.report.problems[before..] {
             if problem.message.starts_with("must ") {
                 problem.message.insert_str(0, &format!("`{key}` "));
             }
@@ -80,125 +178,166 @@ impl<'n, 'p> Section<'n, 'p> {
         }
     }
 
-    fn place(&self) -> String {
-        if self.name == TOP { "at the top level".to_owned() } else { format!("in {}", self.name) }
-    }
-
+    /// Reports keys that nobody has asked for.
     pub(super) fn close(self) {
-        let is_understood = |key: &str| self.known.contains(&key) || self.unlisted.contains(&key);
-        for entry in self.entries.iter().filter(|entry| !is_understood(&entry.key)) {
-            let remedy = match (nearest(&entry.key, self.known.iter().copied()), schema::home(&entry.key)) {
+        let is_known = |key: &str| self.known.contains_key(key) || self.unlisted.contains(&key);
+        for entry in self.entries.iter().filter(|entry| !is_known(&entry.key)) {
+            let mut known = self.known.keys().map(String::as_str);
+            let remedy = match (nearest(&entry.key, known.clone()), home(&entry.key)) {
                 (Some(near), _) => format!("did you mean `{near}`?"),
                 (None, Some(home)) if home.is_empty() => "it belongs to the top level".to_owned(),
                 (None, Some(home)) => format!("it belongs under `{home}`"),
-                (None, None) => format!("there are {}", self.known.join(", ")),
+                (None, None) => {
+                    let first = known.next().unwrap_or_default().to_owned();
+                    format!("there are {}", known.fold(first, |all, key| format!("{all}, {key}")))
+                }
             };
-            let message = format!("unknown key `{}` {}; {remedy}", entry.key, self.place());
-            self.problems.push(Problem::new(entry.key_place, message));
+            let place =
+                if self.name == TOP { "at the top level".to_owned() } else { format!("in {}", self.name) };
+            let message = format!("unknown key `{}` {place}; {remedy}", entry.key);
+            self.report.problems.push(Problem::new(entry.key_place, message));
         }
     }
 }
 
+// === impl Key ===
+
+impl Key<'_, '_, '_> {
+    /// What holds where nothing is written, for whoever asks by [`Key::set`].
+    pub(super) fn with_default(self, default: &str) -> Self {
+        Self { default: default.into(), ..self }
+    }
+
+    /// What is written, if anything is.
+    pub(super) fn set<T>(self, kind: Kind<'_, T>) -> Set<T> {
+        let mut schema = Json::Null;
+        if self.section.describes {
+            schema = (kind.schema)();
+            schema["description"] = self.about.into();
+            if !self.default.is_null() {
+                schema["default"] = self.default;
+            }
+        }
+        self.section.known.insert(self.name.to_owned(), schema);
+        self.section.take(self.name, kind)
+    }
+
+    /// The same for a key that must be there. Whoever asks says so where it is not.
+    pub(super) fn required<T>(self, kind: Kind<'_, T>) -> Set<T> {
+        self.section.required.push(self.name);
+        self.set(kind)
+    }
+
+    /// What is written, or else the default.
+    pub(super) fn or<T>(self, kind: Kind<'_, T>, default: T) -> T {
+        self.at(kind, default).value
+    }
+
+    /// The same and where that is: a default is nowhere in particular.
+    pub(super) fn at<T>(self, kind: Kind<'_, T>, default: T) -> At<T> {
+        match (Self { default: (kind.show)(&default), ..self }).set(kind) {
+            Set::To(at) => at,
+            Set::Unset | Set::Wrong => At::unwritten(default),
+        }
+    }
+
+    /// The items of a list that may be left out.
+    pub(super) fn list<T>(self, item: Kind<'_, T>) -> Vec<At<T>> {
+        self.or(list(item), Vec::new())
+    }
+
+    /// A section, named so. Its keys are asked for whether it is written or not: then their defaults hold.
+    pub(super) fn section<T>(self, name: &'static str, keys: impl Fn(&mut Section<'_, '_>) -> T) -> T {
+        let keys = &keys;
+        let read = self.set(mapping(name, |s| Some(keys(s))));
+        read.given().unwrap_or_else(|| keys(&mut Section::unwritten(name, &mut Report::default())))
+    }
+}
+
+/// What an editor is told of a section with these keys.
+pub(super) fn schema<T>(name: &'static str, keys: impl Fn(&mut Section<'_, '_>) -> T) -> Json {
+    let mut report = Report::default();
+    let mut section = Section { describes: true, ..Section::unwritten(name, &mut report) };
+    keys(&mut section);
+    let mut schema = json!({ "type": "object", "properties": section.known, "additionalProperties": false });
+    if !section.required.is_empty() {
+        schema["required"] = section.required.into();
+    }
+    if !section.groups.is_empty() {
+        schema["oneOf"] = section.groups.iter().map(|keys| json!({ "required": keys })).collect();
+    }
+    schema
+}
+
+/// Where in the file a key does exist, such as `routes[].defer`; for keys written in another place.
+fn home(key: &str) -> Option<String> {
+    fn search(schema: &Json, key: &str, path: &str) -> Option<String> {
+        let inner = |name: &str| if path.is_empty() { name.to_owned() } else { format!("{path}.{name}") };
+        if let Some(properties) = schema["properties"].as_object() {
+            if properties.contains_key(key) {
+                return Some(path.to_owned());
+            }
+            return properties.iter().find_map(|(name, schema)| search(schema, key, &inner(name)));
+        }
+        if let Some(choices) = schema["anyOf"].as_array() {
+            return choices.iter().find_map(|choice| search(choice, key, path));
+        }
+        search(schema.get("items")?, key, &format!("{path}[]"))
+    }
+    search(&super::schema(), key, "")
+}
+
+/// A mapping with these keys; `None` of them for what is reported.
+pub(super) fn mapping<'a, T>(
+    name: &'static str,
+    keys: impl Fn(&mut Section<'_, '_>) -> Option<T> + Clone + 'a,
+) -> Kind<'a, T> {
+    let described = keys.clone();
+    let schema = move || schema(name, &described);
+    let read = move |node: &Node, report: &mut Report| read(node, name, report, &keys)?;
+    Kind { schema: Box::new(schema), show: |_| Json::Null, read: Box::new(read) }
+}
+
+/// Reads a mapping with these keys. What is no mapping is reported.
+pub(super) fn read<T>(
+    node: &Node,
+    name: &'static str,
+    report: &mut Report,
+    keys: impl Fn(&mut Section<'_, '_>) -> T,
+) -> Option<T> {
+    let mut section = Section::open(node, name, report)?;
+    let value = keys(&mut section);
+    section.close();
+    Some(value)
+}
+
 /// The items of a list, each with its place. One that is wrong makes the list wrong, after the
 /// others were looked at.
-pub(super) fn list<T>(
-    node: &Node,
-    problems: &mut Problems,
-    mut read: impl FnMut(&Node, &mut Problems) -> Option<T>,
-) -> Option<Vec<At<T>>> {
-    let Value::List(items) = &node.value else {
-        problems
-            .push(Problem::new(node.place, format!("must be a list (`- …` or `[…]`), not {}", node.what())));
-        return None;
+pub(super) fn list<'a, T: 'a>(item: Kind<'a, T>) -> Kind<'a, Vec<At<T>>> {
+    let Kind { schema, read, .. } = item;
+    let read = move |node: &Node, report: &mut Report| {
+        let Value::List(items) = &node.value else {
+            let message = format!("must be a list (`- …` or `[…]`), not {}", node.what());
+            report.problems.push(Problem::new(node.place, message));
+            return None;
+        };
+        let read: Vec<_> =
+            items.iter().map(|item| read(item, report).map(|value| At::new(item.place, value))).collect();
+        read.into_iter().collect()
     };
-    let read: Vec<_> =
-        items.iter().map(|item| read(item, problems).map(|value| At::new(item.place, value))).collect();
-    read.into_iter().collect()
+    let schema = move || json!({ "type": "array", "items": schema() });
+    Kind { schema: Box::new(schema), show: |_| Json::Null, read: Box::new(read) }
 }
 
 /// A single value, read from its text whatever YAML takes it for.
 pub(super) fn leaf<T>(
     node: &Node,
-    problems: &mut Problems,
+    report: &mut Report,
     read: impl FnOnce(&str) -> Result<T, Invalid>,
 ) -> Option<T> {
-    let result = match node.text() {
+    let result = match node.characters() {
         Some(text) if node.scalar() != Some(Scalar::Null) => read(text),
         _ => Err(Invalid(format!("must be a single value, not {}", node.what()))),
     };
-    result.map_err(|Invalid(message)| problems.push(Problem::new(node.place, message))).ok()
-}
-
-pub(super) fn text(node: &Node, problems: &mut Problems) -> Option<String> {
-    leaf(node, problems, |text| match text {
-        "" => Err(Invalid("must not be empty".to_owned())),
-        _ => Ok(text.to_owned()),
-    })
-}
-
-pub(super) fn file_path(node: &Node, problems: &mut Problems) -> Option<PathBuf> {
-    text(node, problems).map(PathBuf::from)
-}
-
-pub(super) fn truth(node: &Node, problems: &mut Problems) -> Option<bool> {
-    if let Some(Scalar::Bool(truth)) = node.scalar() {
-        return Some(truth);
-    }
-    problems.push(Problem::new(node.place, format!("must be true or false, not {}", shown(node))));
-    None
-}
-
-pub(super) fn duration(node: &Node, problems: &mut Problems) -> Option<Duration> {
-    leaf(node, problems, values::duration)
-}
-
-pub(super) fn some_duration(node: &Node, problems: &mut Problems) -> Option<Duration> {
-    leaf(node, problems, |text| match values::duration(text)? {
-        Duration::ZERO => Err(Invalid("must be more than 0; leave it out for the default".to_owned())),
-        duration => Ok(duration),
-    })
-}
-
-/// A duration that is more than nothing, or `off`.
-pub(super) fn duration_or_off(node: &Node, problems: &mut Problems) -> Option<Option<Duration>> {
-    // YAML 1.1 takes a bare `off` for false; whoever wrote `false` meant the same.
-    if node.scalar() == Some(Scalar::Bool(false)) {
-        return Some(None);
-    }
-    leaf(node, problems, |text| match text {
-        "off" => Ok(None),
-        text => match values::duration(text)? {
-            Duration::ZERO => Err(Invalid("must be more than 0; `off` is for never".to_owned())),
-            duration => Ok(Some(duration)),
-        },
-    })
-}
-
-pub(super) fn size(least: usize) -> impl FnOnce(&Node, &mut Problems) -> Option<usize> {
-    move |node, problems| {
-        leaf(node, problems, |text| match values::size(text)? {
-            size if size < least => Err(Invalid(format!("must be at least {}", show_size(least)))),
-            size => Ok(size),
-        })
-    }
-}
-
-pub(super) fn count<N: TryFrom<usize>>(least: usize) -> impl FnOnce(&Node, &mut Problems) -> Option<N> {
-    move |node, problems| {
-        leaf(node, problems, |text| {
-            let digits = text.replace('_', "");
-            match digits.parse().ok().and_then(|count: usize| Some((count, N::try_from(count).ok()?))) {
-                Some((count, _)) if count < least => Err(Invalid(format!("must be at least {least}"))),
-                Some((_, count)) => Ok(count),
-                None => Err(Invalid(format!("`{text}` is not a count; write a whole number"))),
-            }
-        })
-    }
-}
-
-fn shown(node: &Node) -> String {
-    match node.text() {
-        Some(text) if !text.is_empty() => format!("`{text}`"),
-        _ => node.what().to_owned(),
-    }
+    result.map_err(|Invalid(message)| report.problems.push(Problem::new(node.place, message))).ok()
 }

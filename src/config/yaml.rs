@@ -15,7 +15,7 @@ const MAX_NODES: usize = 100_000;
 
 /// A value and where it begins.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Node {
+pub struct Node {
     pub(super) place: Place,
     pub(super) value: Value,
 }
@@ -74,6 +74,54 @@ struct Reader<'i, 'p> {
 // === impl Node ===
 
 impl Node {
+    /// A text that stands in no file.
+    pub fn text(place: Place, text: &str) -> Self {
+        Self { place, value: Value::Scalar { text: text.to_owned(), plain: false } }
+    }
+
+    pub fn list(place: Place, items: impl IntoIterator<Item = Self>) -> Self {
+        Self { place, value: Value::List(items.into_iter().collect()) }
+    }
+
+    /// A mapping without keys.
+    pub fn map(place: Place) -> Self {
+        Self { place, value: Value::Map(Vec::new()) }
+    }
+
+    /// Where it is written, and the items of a list.
+    pub fn items(&self) -> Option<(Place, &[Self])> {
+        let Value::List(items) = &self.value else { return None };
+        Some((self.place, items))
+    }
+
+    pub fn items_mut(&mut self) -> Option<&mut Vec<Self>> {
+        let Value::List(items) = &mut self.value else { return None };
+        Some(items)
+    }
+
+    /// What a mapping has under this key; `None` of what is no mapping.
+    pub fn get_mut(&mut self, key: &str) -> Option<&mut Self> {
+        let Value::Map(entries) = &mut self.value else { return None };
+        entries.iter_mut().find(|entry| entry.key == key).map(|entry| &mut entry.node)
+    }
+
+    /// Puts this under the key, whatever was there; what is no mapping stays as it is, and is told so.
+    pub fn set(&mut self, key: &str, node: Self) {
+        if let Some(there) = self.get_mut(key) {
+            *there = node;
+        } else if let Value::Map(entries) = &mut self.value {
+            entries.push(Entry { key: key.to_owned(), key_place: node.place, node });
+        }
+    }
+
+    /// What is under the key, or else this. `None` of what is no mapping.
+    pub fn get_or_insert(&mut self, key: &str, node: Self) -> Option<&mut Self> {
+        if self.get_mut(key).is_none() {
+            self.set(key, node);
+        }
+        self.get_mut(key)
+    }
+
     /// What this is, in words for an error message.
     pub(super) fn what(&self) -> &'static str {
         match &self.value {
@@ -104,7 +152,7 @@ impl Node {
     }
 
     /// The characters of a scalar, whatever YAML takes them for.
-    pub(super) fn text(&self) -> Option<&str> {
+    pub(super) fn characters(&self) -> Option<&str> {
         match &self.value {
             Value::Scalar { text, .. } => Some(text),
             Value::List(_) | Value::Map(_) => None,

@@ -26,7 +26,7 @@ const NO_BOUND: &[(&str, &str)] = &[
     ("demo/server.rs TICK", PLAY),
     ("config/file.rs DEFAULT_DRAIN", DEFAULT),
     ("config/secret.rs LENGTH", FORMAT),
-    ("config/warnings.rs SOON", "where a word of advice begins"),
+    ("config/together.rs SOON", "where a word of advice begins"),
     ("front/listener.rs ACCEPT_PAUSE", PAUSE),
     ("front/rest.rs BREATHER", PAUSE),
     ("proxy/keep.rs FIRST_PAUSE", PAUSE),

@@ -1,0 +1,376 @@
+//! What single values may be: how each is read, and what an editor is told of it. The readers of their
+//! texts are in [`values`], which the command line uses too.
+
+use super::{
+    At, LogFormat, Store,
+    problem::{Problem, nearest},
+    secret::{self, KeySource},
+    section::{Kind, Report, Set, leaf, list, mapping},
+    values::{self, Invalid, show_duration, show_size},
+    yaml::{Entry, Node, Scalar, Value},
+};
+use crate::{
+    policy::{ClientMatch, Mode, Pattern, PrincipalSource},
+    protocol::capability,
+};
+use http::Uri;
+use serde_json::{Value as Json, json};
+use std::{net::SocketAddr, path::PathBuf, time::Duration};
+
+/// Who may be given a task without having asked for one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Unsolicited {
+    Never,
+    Always,
+    To(Vec<At<ClientMatch>>),
+}
+
+/// A value that is read from its text.
+pub(super) fn word<'a, T>(schema: Json, read: impl Fn(&str) -> Result<T, Invalid> + 'a) -> Kind<'a, T> {
+    let schema = Box::new(move || schema.clone());
+    Kind { schema, show: |_| Json::Null, read: Box::new(move |node, report| leaf(node, report, &read)) }
+}
+
+/// A value, or `off`: YAML 1.1 takes that for false, and whoever wrote `false` meant the same.
+fn or_off<T: 'static>(
+    schema: Json,
+    read: fn(&str) -> Result<Option<T>, Invalid>,
+) -> Kind<'static, Option<T>> {
+    let read = move |node: &Node, report: &mut Report| match node.scalar() {
+        Some(Scalar::Bool(false)) => Some(None),
+        _ => leaf(node, report, read),
+    };
+    let schema = move || json!({ "anyOf": [schema, { "const": false }] });
+    Kind { schema: Box::new(schema), show: |_| Json::Null, read: Box::new(read) }
+}
+
+pub(super) fn text() -> Kind<'static, String> {
+    word(json!({ "type": "string", "minLength": 1 }), |text| match text {
+        "" => Err(Invalid("must not be empty".to_owned())),
+        _ => Ok(text.to_owned()),
+    })
+}
+
+pub(super) fn truth() -> Kind<'static, bool> {
+    let read = |node: &Node, report: &mut Report| {
+        if let Some(Scalar::Bool(truth)) = node.scalar() {
+            return Some(truth);
+        }
+        let shown = match node.characters() {
+            Some(text) if !text.is_empty() => format!("`{text}`"),
+            _ => node.what().to_owned(),
+        };
+        let message = format!("must be true or false, not {shown}");
+        report.problems.push(Problem::new(node.place, message));
+        None
+    };
+    Kind {
+        schema: Box::new(|| json!({ "type": "boolean" })),
+        show: |truth| (*truth).into(),
+        read: Box::new(read),
+    }
+}
+
+pub(super) fn duration() -> Kind<'static, Duration> {
+    let pattern = r"^([0-9]+(\.[0-9]+)?(ms|s|m|h|d))+$";
+    let schema = json!({ "anyOf": [{ "type": "string", "pattern": pattern }, { "const": 0 }] });
+    word(schema, values::duration).shown(|duration| show_duration(*duration).into())
+}
+
+pub(super) fn some_duration() -> Kind<'static, Duration> {
+    let read = |text: &str| match values::duration(text)? {
+        Duration::ZERO => Err(Invalid("must be more than 0; leave it out for the default".to_owned())),
+        duration => Ok(duration),
+    };
+    Kind { read: word(Json::Null, read).read, ..duration() }
+}
+
+/// A duration that is more than nothing, or `off`.
+pub(super) fn duration_or_off() -> Kind<'static, Option<Duration>> {
+    let pattern = r"^(off|([0-9]+(\.[0-9]+)?(ms|s|m|h|d))+)$";
+    let kind = or_off(json!({ "type": "string", "pattern": pattern }), |text| match text {
+        "off" => Ok(None),
+        text => match values::duration(text)? {
+            Duration::ZERO => Err(Invalid("must be more than 0; `off` is for never".to_owned())),
+            duration => Ok(Some(duration)),
+        },
+    });
+    kind.shown(|duration| duration.map_or_else(|| "off".into(), |duration| show_duration(duration).into()))
+}
+
+pub(super) fn size(least: usize) -> Kind<'static, usize> {
+    let pattern = r"^[0-9]+(\.[0-9]+)? ?(GiB|MiB|KiB|GB|MB|kB|KB|B)?$";
+    let schema = json!({ "anyOf": [{ "type": "integer", "minimum": least }, { "type": "string", "pattern": pattern }] });
+    let read = move |text: &str| match values::size(text)? {
+        size if size < least => Err(Invalid(format!("must be at least {}", show_size(least)))),
+        size => Ok(size),
+    };
+    word(schema, read).shown(|size| show_size(*size).into())
+}
+
+pub(super) fn count<N: TryFrom<usize> + Copy + Into<Json>>(least: usize) -> Kind<'static, N> {
+    let read = move |text: &str| {
+        let digits = text.replace('_', "");
+        match digits.parse().ok().and_then(|count: usize| Some((count, N::try_from(count).ok()?))) {
+            Some((count, _)) if count < least => Err(Invalid(format!("must be at least {least}"))),
+            Some((_, count)) => Ok(count),
+            None => Err(Invalid(format!("`{text}` is not a count; write a whole number"))),
+        }
+    };
+    word(json!({ "type": "integer", "minimum": least }), read).shown(|count| (*count).into())
+}
+
+/// One address, or a list of them.
+pub(super) fn addresses() -> Kind<'static, Vec<At<SocketAddr>>> {
+    let one =
+        || word(json!({ "type": "string", "examples": ["127.0.0.1:8808", "[::]:8808"] }), values::address);
+    let (single, several) = (one().read, list(one()));
+    let read = move |node: &Node, report: &mut Report| match node.value {
+        Value::List(_) => (several.read)(node, report),
+        _ => single(node, report).map(|address| vec![At::new(node.place, address)]),
+    };
+    Kind {
+        schema: Box::new(move || json!({ "anyOf": [(one().schema)(), (list(one()).schema)()] })),
+        show: |all| all.iter().map(|address| address.value.to_string()).collect::<Vec<_>>().join(", ").into(),
+        read: Box::new(read),
+    }
+}
+
+/// An address, or `off`.
+pub(super) fn admin() -> Kind<'static, Option<SocketAddr>> {
+    or_off(json!({ "type": "string", "examples": ["127.0.0.1:8809", "off"] }), values::admin)
+        .shown(|address| address.map_or_else(|| "off".into(), |address| address.to_string().into()))
+}
+
+pub(super) fn store() -> Kind<'static, Store> {
+    let read = |node: &Node, report: &mut Report| {
+        if let Value::Scalar { .. } = node.value {
+            return leaf(node, report, values::store);
+        }
+        let only = "must be `memory`, which forgets tasks at exit: this version has no other";
+        report.problems.push(Problem::new(node.place, format!("{only}, not {}", node.what())));
+        None
+    };
+    Kind {
+        schema: Box::new(|| json!({ "enum": ["memory"] })),
+        show: |Store::Memory| "memory".into(),
+        read: Box::new(read),
+    }
+}
+
+pub(super) fn log() -> Kind<'static, LogFormat> {
+    word(json!({ "enum": ["text", "json"] }), values::log).shown(|format| match format {
+        LogFormat::Text => "text".into(),
+        LogFormat::Json => "json".into(),
+    })
+}
+
+pub(super) fn url(read: fn(&str) -> Result<Uri, Invalid>) -> Kind<'static, Uri> {
+    word(json!({ "type": "string", "pattern": "^https?://" }), read)
+}
+
+pub(super) fn path() -> Kind<'static, String> {
+    word(json!({ "type": "string", "pattern": "^/" }), values::path)
+}
+
+pub(super) fn mode() -> Kind<'static, Mode> {
+    let modes = [Mode::Auto, Mode::Never, Mode::Always, Mode::Required, Mode::Observe];
+    word(json!({ "enum": modes.map(Mode::as_str) }), values::mode).shown(|mode| mode.as_str().into())
+}
+
+pub(super) fn pattern() -> Kind<'static, Pattern> {
+    Kind { schema: text().schema, ..word(Json::Null, values::pattern) }
+}
+
+/// A text of some sort.
+pub(super) fn string<T: 'static>(read: fn(&str) -> Result<T, Invalid>) -> Kind<'static, T> {
+    word(json!({ "type": "string" }), read)
+}
+
+/// What a caller is.
+pub(super) fn principal() -> Kind<'static, PrincipalSource> {
+    let header = mapping("`principal`", |s| {
+        let header = s.key("header", "The header that names the caller.").required(string(values::header));
+        if header.is_unset() {
+            s.wrong(s.place, "`principal` names no header, as in `{ header: X-User }`");
+        }
+        header.given().map(PrincipalSource::Header)
+    });
+    let Kind { schema, show, read } = header;
+    let schema = Box::new(move || json!({ "anyOf": [{ "const": "authorization" }, schema()] }));
+    let read = move |node: &Node, report: &mut Report| match node.value {
+        Value::Map(_) => read(node, report),
+        _ => leaf(node, report, |text| match text {
+            "authorization" => Ok(PrincipalSource::Authorization),
+            _ => {
+                Err(Invalid(format!("unknown principal `{text}`; use authorization or {{ header: X-User }}")))
+            }
+        }),
+    };
+    Kind { schema, show, read: Box::new(read) }
+}
+
+/// What a task becomes whose tool returned an error: whether it is completed.
+pub(super) fn tool_errors() -> Kind<'static, bool> {
+    let read = |text: &str| match text {
+        "failed" => Ok(false),
+        "completed" => Ok(true),
+        _ => Err(Invalid(format!("unknown outcome `{text}` of a tool's error; use failed or completed"))),
+    };
+    let shown = |complete: &bool| if *complete { "completed".into() } else { "failed".into() };
+    word(json!({ "enum": ["failed", "completed"] }), read).shown(shown)
+}
+
+pub(super) fn unsolicited() -> Kind<'static, Unsolicited> {
+    let signs = list(mapping("a client's sign", |s| {
+        s.either(&[&["header", "value"], &["principal"]]);
+        let header = s.key("header", "A header that such clients send.").set(string(values::sign_header));
+        let value = s.key("value", "Its value.").set(string(values::header_value));
+        let principal = word(json!({ "type": "string", "pattern": "^[0-9a-f]{16}$" }), values::principal);
+        let principal = s.key("principal", "A caller, as the access log shows it.").set(principal);
+        let message = match (header, value, principal) {
+            (Set::Wrong, ..) | (_, Set::Wrong, _) | (.., Set::Wrong) => return None,
+            (Set::To(header), Set::To(value), Set::Unset) => {
+                return Some(ClientMatch::Header(header.value, value.value));
+            }
+            (Set::Unset, Set::Unset, Set::To(principal)) => {
+                return Some(ClientMatch::Principal(principal.value));
+            }
+            (Set::To(_), Set::Unset, Set::Unset) => "the sign has no `value` for its `header`; add one",
+            (Set::Unset, Set::To(_), Set::Unset) => "the sign has no `header` for its `value`; add one",
+            (Set::Unset, Set::Unset, Set::Unset) => {
+                "the sign has neither `header` with `value` nor `principal`; give it one"
+            }
+            (Set::To(_), _, Set::To(_)) | (_, Set::To(_), Set::To(_)) => {
+                "the sign has both a header and `principal`; make two of it, either is enough"
+            }
+        };
+        s.wrong(s.place, message);
+        None
+    }))
+    .some();
+    let Kind { schema, read, .. } = signs;
+    let schema = Box::new(move || json!({ "anyOf": [{ "enum": ["never", "always"] }, schema()] }));
+    let read = move |node: &Node, report: &mut Report| match node.value {
+        Value::List(_) => read(node, report).map(Unsolicited::To),
+        Value::Map(_) => {
+            let message =
+                "must be never, always or a list, as in `[{ header: X-Takes-Tasks, value: \"1\" }]`";
+            report.problems.push(Problem::new(node.place, message));
+            None
+        }
+        Value::Scalar { .. } => leaf(node, report, |text| match text {
+            "never" => Ok(Unsolicited::Never),
+            "always" => Ok(Unsolicited::Always),
+            _ => Err(Invalid(format!(
+                "`{text}` does not say who; use never, always or a list, as in `[{{ principal: 0f3c… }}]`"
+            ))),
+        }),
+    };
+    Kind { schema, show: |_| "never".into(), read: Box::new(read) }
+}
+
+/// Where a key is: never the key.
+pub(super) fn key_source() -> Kind<'static, KeySource> {
+    fn of<T>(what: &'static str, read: impl Fn(&str) -> Result<T, Invalid> + 'static) -> Kind<'static, T> {
+        word(json!({ "type": "string" }), move |text| match text {
+            "" => Err(Invalid("must not be empty".to_owned())),
+            text if secret::is_key(text) => {
+                Err(Invalid(format!("must name a {what} that holds the key, not be the key")))
+            }
+            text => read(text),
+        })
+    }
+    let source = mapping("a key", |s| {
+        s.either(&[&["file"], &["env"]]);
+        let file = s.key("file", "A file that holds it.").set(of("file", |text| Ok(PathBuf::from(text))));
+        let name = |text: &str| match text.contains(['=', '\0']) {
+            true => Err(Invalid("must be the name of an environment variable, which has no `=`".to_owned())),
+            false => Ok(text.to_owned()),
+        };
+        let env = s.key("env", "An environment variable that holds it.").set(of("variable", name));
+        let message = match (file, env) {
+            (Set::To(file), Set::Unset) => return Some(KeySource::File(file.value)),
+            (Set::Unset, Set::To(env)) => return Some(KeySource::Env(env.value)),
+            (Set::Wrong, _) | (_, Set::Wrong) => return None,
+            (Set::Unset, Set::Unset) => "the key has neither `file` nor `env`; give it one",
+            (Set::To(_), Set::To(_)) => "the key has both `file` and `env`; keep one of the two",
+        };
+        s.wrong(s.place, message);
+        None
+    });
+    let Kind { schema, show, read } = source;
+    let read = move |node: &Node, report: &mut Report| {
+        if let Value::Map(_) = node.value {
+            return read(node, report);
+        }
+        // Not shown: it may be a key.
+        let message = "a key is not written here; say where it is: `{ file: PATH }` or `{ env: NAME }`";
+        report.problems.push(Problem::new(node.place, message));
+        None
+    };
+    Kind { schema, show, read: Box::new(read) }
+}
+
+/// An object of objects, as JSON.
+pub(super) fn requires() -> Kind<'static, Json> {
+    let schema = || json!({ "type": "object", "additionalProperties": { "type": "object" } });
+    Kind { schema: Box::new(schema), show: |_| Json::Null, read: Box::new(capabilities) }
+}
+
+fn capabilities(node: &Node, report: &mut Report) -> Option<Json> {
+    let Value::Map(entries) = &node.value else {
+        let message =
+            format!("must be a mapping of capabilities, as in `{{ sampling: {{}} }}`, not {}", node.what());
+        report.problems.push(Problem::new(node.place, message));
+        return None;
+    };
+    let before = report.problems.len();
+    for entry in entries {
+        let Value::Map(inner) = &entry.node.value else {
+            let message = format!("a capability is a mapping; write `{}: {{}}`", entry.key);
+            report.problems.push(Problem::new(entry.node.place, message));
+            continue;
+        };
+        let known = capability::OF_CLIENTS.iter().find(|(name, _)| *name == entry.key);
+        match known {
+            // What is in these is anybody's.
+            Some((_, [])) => {}
+            Some((_, parts)) => inner.iter().for_each(|part| slip(part, parts.iter().copied(), report)),
+            None => slip(entry, capability::OF_CLIENTS.map(|(name, _)| name), report),
+        }
+    }
+    let unknown = |name: &&Entry| capability::OF_CLIENTS.iter().all(|(known, _)| *known != name.key);
+    if let Some(Entry { key, .. }) = entries.iter().find(unknown) {
+        let message = format!(
+            "warning: `{key}` is no capability of the specification; clients that do not declare it are refused"
+        );
+        report.doubts.push(Problem::new(node.place, message));
+    }
+    (report.problems.len() == before).then(|| as_json(node))
+}
+
+/// A capability that is a slip of the finger, for then no client would declare it. Others may be somebody's
+/// own: clients can have capabilities that the specification does not know (2026-07-28, *Capabilities*).
+fn slip<'a>(entry: &Entry, known: impl IntoIterator<Item = &'a str> + Clone, report: &mut Report) {
+    let is_known = known.clone().into_iter().any(|name| name == entry.key);
+    if let Some(near) = nearest(&entry.key, known).filter(|_| !is_known) {
+        let message = format!("no client declares `{}`; did you mean `{near}`?", entry.key);
+        report.problems.push(Problem::new(entry.key_place, message));
+    }
+}
+
+fn as_json(node: &Node) -> Json {
+    match &node.value {
+        Value::List(items) => items.iter().map(as_json).collect(),
+        Value::Map(entries) => {
+            entries.iter().map(|entry| (entry.key.clone(), as_json(&entry.node))).collect()
+        }
+        Value::Scalar { text, .. } => match node.scalar() {
+            Some(Scalar::Null) => Json::Null,
+            Some(Scalar::Bool(truth)) => truth.into(),
+            Some(Scalar::Number) => serde_json::from_str(text).unwrap_or_else(|_| text.clone().into()),
+            Some(Scalar::Text) | None => text.clone().into(),
+        },
+    }
+}

@@ -1,0 +1,323 @@
+//! What only shows when keys are looked at together. Each problem is put where one of them was written.
+
+use super::{
+    At, Place, RouteConfig,
+    file::{Route, Timeouts},
+    kind::Unsolicited,
+    problem::Problem,
+    secret::{self, KeySource},
+    section::{Section, Set},
+    values::{Invalid, show_duration, show_size},
+};
+use crate::{front, policy};
+use http::Uri;
+use std::{net::SocketAddr, path::Path, time::Duration};
+
+pub(super) fn listeners(
+    listen: &At<Vec<At<SocketAddr>>>,
+    admin: &At<Option<SocketAddr>>,
+    s: &mut Section<'_, '_>,
+) {
+    if listen.value.is_empty() {
+        s.wrong(listen.place, "`listen` names no address; remove it for the default");
+    }
+    // Port 0 is another port each time.
+    let fixed = || listen.value.iter().filter(|address| address.value.port() != 0);
+    for again in repeated(fixed()) {
+        s.wrong(again.place, format!("`{}` is listed twice", again.value));
+    }
+    if let Some(address) = admin.value
+        && let Some(same) = fixed().find(|other| other.value == address)
+    {
+        let place = if admin.is_written() { admin.place } else { same.place };
+        s.wrong(
+            place,
+            format!(
+                "`admin` and `listen` are both {address}; choose another port for one of them, or set `admin: off`"
+            ),
+        );
+    }
+}
+
+/// Those of the same value as an earlier one.
+fn repeated<'a, T: PartialEq + 'a>(all: impl Iterator<Item = &'a At<T>>) -> impl Iterator<Item = &'a At<T>> {
+    let mut known = Vec::new();
+    all.filter(move |at| {
+        let again = known.contains(&&at.value);
+        known.push(&at.value);
+        again
+    })
+}
+
+/// Without their places; one that comes twice is told as `twice` has it.
+pub(super) fn once<T: PartialEq>(
+    all: Vec<At<T>>,
+    s: &mut Section<'_, '_>,
+    twice: impl Fn(&T) -> String,
+) -> Vec<T> {
+    for again in repeated(all.iter()) {
+        s.wrong(again.place, twice(&again.value));
+    }
+    all.into_iter().map(|at| at.value).collect()
+}
+
+/// Reads the keys. Each that is wrong is a problem of its own.
+pub(super) fn keys(
+    written: Set<Vec<At<KeySource>>>,
+    folder: &Path,
+    s: &mut Section<'_, '_>,
+) -> Vec<secret::Key> {
+    let sources = match written {
+        Set::To(keys) => keys,
+        Set::Unset if s.is_written() => {
+            s.wrong(s.place, "`request_state` has no `keys`; add some, as in `keys: [{ env: STATE_KEY }]`");
+            return Vec::new();
+        }
+        Set::Unset | Set::Wrong => return Vec::new(),
+    };
+    if sources.value.is_empty() {
+        s.wrong(sources.place, "`keys` names no key; without `request_state` one is made at start");
+    }
+    let mut keys: Vec<At<secret::Key>> = Vec::new();
+    for At { place, value: source } in sources.value {
+        let source = match source {
+            KeySource::File(path) => KeySource::File(folder.join(path)),
+            KeySource::Env(name) => KeySource::Env(name),
+        };
+        match source.read() {
+            Err(Invalid(message)) => s.wrong(place, message),
+            Ok(key) => {
+                if let Some(first) = keys.iter().find(|first| first.value == key) {
+                    let line = line(first.place);
+                    s.wrong(place, format!("this key is listed already{line}; remove one of the two"));
+                }
+                keys.push(At::new(place, key));
+            }
+        }
+    }
+    keys.into_iter().map(|key| key.value).collect()
+}
+
+/// Those that can be served.
+pub(super) fn routes(written: Set<Vec<At<Route>>>, s: &mut Section<'_, '_>) -> Vec<RouteConfig> {
+    let none = "no route; add one, as in `routes: [{ upstream: { url: \"http://…\" } }]`";
+    let routes = match written {
+        Set::To(At { place, value }) => {
+            if value.is_empty() {
+                s.wrong(place, none);
+            }
+            value
+        }
+        Set::Unset => {
+            s.wrong(Place::Whole, none);
+            return Vec::new();
+        }
+        Set::Wrong => return Vec::new(),
+    };
+    let mut known: Vec<&At<String>> = Vec::new();
+    for path in routes.iter().filter_map(|route| route.value.path.as_ref()) {
+        if let Some(first) = known.iter().find(|other| other.value == path.value) {
+            let (path_, line) = (&path.value, line(first.place));
+            s.wrong(
+                path.place,
+                format!("the path `{path_}` is already a route{line}; give this one another"),
+            );
+        }
+        known.push(path);
+    }
+    routes.into_iter().filter_map(|route| route.value.config).collect()
+}
+
+/// What is written under `upstream`.
+pub(super) struct Server {
+    pub(super) url: Set<Uri>,
+    pub(super) command: Set<Vec<At<String>>>,
+}
+
+pub(super) fn server(written: Set<Server>, s: &mut Section<'_, '_>) -> Option<Uri> {
+    let At { place, value: Server { url, command } } = match written {
+        Set::To(server) => server,
+        Set::Unset => {
+            s.wrong(s.place, "the route has no `upstream`; add `upstream: { url: \"http://…\" }`");
+            return None;
+        }
+        Set::Wrong => return None,
+    };
+    match (&url, command) {
+        (Set::Unset, Set::Unset) => s.wrong(place, "`upstream` names no server; give it a `url`"),
+        (Set::To(_), Set::To(command)) => {
+            s.wrong(command.place, "`upstream` has both `url` and `command`; keep one of the two");
+            return None;
+        }
+        (Set::Unset, Set::To(command)) => s.wrong(command.place, NO_STDIO),
+        (Set::Wrong, _) | (_, Set::Unset | Set::Wrong) => {}
+    }
+    url.given()
+}
+
+/// Said of `command:` and of `-- CMD` alike.
+const NO_STDIO: &str = "servers over stdio are not served by this version; run the server over Streamable HTTP and give its `url`";
+
+/// The rules that can be read. One that never holds is a problem.
+pub(super) fn tools(
+    written: Vec<At<Option<At<policy::ToolRule>>>>,
+    s: &mut Section<'_, '_>,
+) -> Vec<policy::ToolRule> {
+    let rules: Vec<_> = written.into_iter().filter_map(|rule| rule.value).collect();
+    for (index, rule) in rules.iter().enumerate() {
+        let earlier = &mut rules[..index].iter();
+        let Some(first) = earlier.find(|first| covers(&first.value.matches, &rule.value.matches)) else {
+            continue;
+        };
+        let (this, that) = (rule.value.matches.as_str(), first.value.matches.as_str());
+        let line = line(first.place);
+        let message = match this == that {
+            true => {
+                format!("`{this}` has a rule already{line}; the first one holds, so this one never would")
+            }
+            false => {
+                format!("this rule never holds: `{that}`{line} matches all of `{this}`; put this one first")
+            }
+        };
+        s.wrong(rule.place, message);
+    }
+    rules.into_iter().map(|rule| rule.value).collect()
+}
+
+/// Whether `first` surely matches every name that `second` does.
+///
+/// A pattern of plain characters and `*` that matches the other's own text matches whatever its
+/// wildcards stand for, as only a `*` can have taken them. A `?` could take a `*` for one character,
+/// so such patterns are only compared as they are.
+fn covers(first: &policy::Pattern, second: &policy::Pattern) -> bool {
+    first == second || (!first.as_str().contains('?') && first.matches(second.as_str()))
+}
+
+pub(super) fn unsolicited(written: At<Unsolicited>, s: &mut Section<'_, '_>) -> policy::Unsolicited {
+    let signs = match written.value {
+        Unsolicited::Never => return policy::Unsolicited::Nobody,
+        Unsolicited::Always => return policy::Unsolicited::Everybody,
+        Unsolicited::To(signs) => signs,
+    };
+    if signs.is_empty() {
+        s.wrong(written.place, "`unsolicited` names nobody; write `never` if that is meant");
+    }
+    let mut known: Vec<&At<policy::ClientMatch>> = Vec::new();
+    for sign in &signs {
+        if let Some(first) = known.iter().find(|first| first.value == sign.value) {
+            let line = line(first.place);
+            s.wrong(sign.place, format!("this sign is listed already{line}; remove one of the two"));
+        }
+        known.push(sign);
+    }
+    policy::Unsolicited::Some(signs.into_iter().map(|sign| sign.value).collect())
+}
+
+/// A deadline that is never reached, or ends calls before they can become tasks.
+pub(super) fn deadline(
+    written: &At<Option<Duration>>,
+    defer: &policy::Defer,
+    tools: &[policy::ToolRule],
+    timeouts: &Timeouts,
+    s: &mut Section<'_, '_>,
+) {
+    let (true, Some(deadline)) = (written.is_written(), written.value) else { return };
+    let (after, call) = (longest_threshold(defer, tools), timeouts.upstream.call);
+    let shown = show_duration(deadline);
+    let message = match () {
+        () if deadline >= call => format!(
+            "`deadline` ({shown}) would never be reached: `timeouts.call` ({}) ends every call before; raise that \
+             or lower this",
+            show_duration(call)
+        ),
+        () if deadline <= after => format!(
+            "`deadline` ({shown}) would end calls before they become tasks (`after` is {}); raise this or lower that",
+            show_duration(after)
+        ),
+        () => return,
+    };
+    s.wrong(written.place, message);
+}
+
+/// The longest that a call of the route may run before it becomes a task; nothing where none does.
+fn longest_threshold(defer: &policy::Defer, tools: &[policy::ToolRule]) -> Duration {
+    let tools = tools.iter().map(|tool| (tool.mode.unwrap_or(defer.mode), tool.after.unwrap_or(defer.after)));
+    let waits = tools.chain([(defer.mode, defer.after)]).filter(|(mode, _)| match mode {
+        policy::Mode::Auto | policy::Mode::Required => true,
+        policy::Mode::Always | policy::Mode::Never | policy::Mode::Observe => false,
+    });
+    waits.map(|(_, after)| after).max().unwrap_or_default()
+}
+
+/// The memory for bodies, into which one must fit.
+pub(super) fn body_memory(body_bytes: &At<usize>, written: &At<usize>, s: &mut Section<'_, '_>) -> usize {
+    // Of the memory for bodies a large one may take seven eighths.
+    let bytes = body_bytes.value;
+    let needed = bytes.saturating_add(bytes / 7).saturating_add(1);
+    let memory = if written.is_written() { written.value } else { written.value.max(needed) };
+    if memory < needed && bytes > front::SMALL_BODY || memory < bytes {
+        s.wrong(
+            written.place,
+            format!(
+                "a body of `body_bytes` ({}) would never fit into `body_memory` ({}); raise that to {needed} at least, \
+                 or lower this",
+                show_size(bytes),
+                show_size(memory)
+            ),
+        );
+    }
+    memory
+}
+
+pub(super) fn poll_interval(least: &At<Duration>, greatest: &At<Duration>, s: &mut Section<'_, '_>) {
+    if least.value > greatest.value {
+        let place = if least.is_written() { least.place } else { greatest.place };
+        let (least, greatest) = (least.value, greatest.value);
+        s.wrong(
+            place,
+            format!("`poll_interval_min` ({least:?}) is more than `poll_interval_max` ({greatest:?})"),
+        );
+    }
+}
+
+/// A client that is away for less than this, or asks no more often, is nothing unusual.
+const SOON: Duration = Duration::from_secs(60);
+
+/// Results that are gone before a client may come for them: probably not meant.
+pub(super) fn gone_soon(key: &str, At { place, value }: &At<Duration>, s: &mut Section<'_, '_>) {
+    if *value >= SOON {
+        return;
+    }
+    let shown = show_duration(*value);
+    let kept = match *value < policy::SHORTEST_RETENTION {
+        true => format!("counts as {}", show_duration(policy::SHORTEST_RETENTION)),
+        false => "is short".to_owned(),
+    };
+    let message = format!(
+        "warning: `{key}` ({shown}) {kept}: the result of a task is gone so long after its end, whether it \
+         was fetched or not; a client that is away for a moment, or asks less often than it is told to, \
+         never sees it"
+    );
+    s.report.doubts.push(Problem::new(*place, message));
+}
+
+/// A route for clients from elsewhere on which nobody has thought of what tells its callers apart. Writing the
+/// default down is a way of saying that it is meant.
+pub(super) fn one_caller(path: &str, s: &mut Section<'_, '_>) {
+    let message = format!(
+        "warning: on `{path}` all callers without `Authorization` count as one, also those that show a cookie or an \
+         API key: they share one quota, and a task's id is all it takes to use it; name the header that tells them \
+         apart, as in `principal: {{ header: X-Api-Key }}`, or write `principal: authorization` if every caller \
+         sends that"
+    );
+    s.report.doubts.push(Problem::new(s.place, message));
+}
+
+/// ` (line 7)`, where it was written in the file.
+pub(super) fn line(place: Place) -> String {
+    match place {
+        Place::File { line, .. } => format!(" (line {line})"),
+        Place::Flag(flag) => format!(" ({flag})"),
+        Place::Whole => String::new(),
+    }
+}
