@@ -144,8 +144,11 @@ impl Book {
 
     /// Nobody answers any more: the server is told so in the way of the question.
     pub(super) fn decline(&mut self, ask: Ask) {
-        let Some(Open { asked, way, .. }) = self.close(ask) else { return };
+        let Some(open) = self.close(ask) else { return };
+        let is_answered = open.was_answered_elsewhere();
+        let Open { asked, way, .. } = open;
         match (asked, way) {
+            (Asked::Native(_), way) if is_answered => way.withdrawn(),
             (Asked::Canonical(request), Way::Answer(answer)) => {
                 let method = request.kind().method();
                 QuestionRefused { method: method.as_str(), reason: "nobody answered" }.emit();

@@ -13,6 +13,7 @@ mod server;
 mod world;
 
 use proptest::prelude::*;
+use std::time::Duration;
 use world::{Asks, Crowd, House, Odds, Profile};
 
 /// What a house is like.
@@ -28,16 +29,18 @@ fn profile() -> impl Strategy<Value = Profile> {
     let askable = prop::bool::weighted(0.75);
     let odds = prop::array::uniform27(prop_oneof![Just(1_u8), Just(0), Just(5)]).prop_map(Odds::new);
     let ends = (any::<bool>(), any::<bool>());
-    let kinds = (asks, any::<bool>(), any::<bool>(), 2..5_usize, crowd, askable, ends, odds);
-    kinds.prop_map(|(asks, documents, always, sessions, crowd, askable, (in_a_hurry, meets), odds)| Profile {
+    let storing = prop_oneof![3 => Just(Duration::ZERO), 1 => Just(Duration::from_secs(1))];
+    let kinds = (asks, any::<bool>(), any::<bool>(), 2..5_usize, crowd, askable, (ends, storing), odds);
+    kinds.prop_map(|(asks, documents, always, sessions, crowd, askable, (ends, storing), odds)| Profile {
         asks,
         documents,
         always,
         sessions,
         crowd,
         askable,
-        in_a_hurry,
-        meets,
+        in_a_hurry: ends.0,
+        meets: ends.1,
+        storing,
         odds,
     })
 }

@@ -4,11 +4,11 @@ use super::{
     client::Person,
     server::{self, Served, Server, number, question},
 };
-use crate::support::clients::Following;
+use crate::support::{clients::Following, faulty::Faulty};
 use deferral::internals::{
     app, config,
     runtime::{Clock, Net, Pipes, SystemClock},
-    store::{Memory, Store},
+    store::Store,
 };
 use serde_json::{Value, json};
 use std::{
@@ -38,6 +38,8 @@ pub(super) struct Profile {
     pub(super) in_a_hurry: bool,
     /// Whether some calls are tasks and others are not when the proxy is stopped with calls under way.
     pub(super) meets: bool,
+    /// How long it takes to keep a new task.
+    pub(super) storing: Duration,
     pub(super) odds: Odds,
 }
 
@@ -242,6 +244,8 @@ struct Question {
     with_client: Option<Value>,
     /// Whether its client was ever put it.
     was_put: bool,
+    /// When its client answered it.
+    answered: Option<Instant>,
     /// Its session is gone, and with it whom an answer could reach: clients answer within a session.
     is_moot: bool,
     answers: usize,
@@ -252,7 +256,7 @@ pub(super) struct House {
     proxy: Option<app::Running>,
     stopping: Option<JoinHandle<()>>,
     server: Server,
-    store: Arc<Memory>,
+    store: Arc<Faulty>,
     people: Vec<Person>,
     calls: BTreeMap<usize, Call>,
     questions: BTreeMap<u32, Question>,
@@ -389,7 +393,7 @@ impl House {
             PARK.as_secs(),
         );
         let config = config::parse(Path::new("house.yaml"), &yaml).unwrap_or_else(|error| panic!("{error}"));
-        let store = Arc::<Memory>::default();
+        let store = Faulty::taking(profile.storing);
         let net = Net::Pipes(pipes.clone());
         let proxy = app::start_with(config, &net, Arc::clone(&store) as Arc<dyn Store>).expect("it starts");
         let at: SocketAddr = PROXY.parse().expect("an address");
@@ -482,7 +486,11 @@ impl House {
             match &call.client {
                 Client::Waits(_) => {
                     possible.push(Happening::Leaves(n));
-                    if self.people[call.who].is_legacy() && self.people[call.who].has_session() {
+                    let person = &self.people[call.who];
+                    // One that is to be a task is cancelled by the task's id, and none is in another session.
+                    let is_task = call.for_task && !person.takes_tasks();
+                    let is_over = call.excuse.is_some() || call.answered.is_some();
+                    if person.is_legacy() && person.has_session() && !is_task && !is_over {
                         possible.push(Happening::TakesBack(n));
                     }
                 }
@@ -673,7 +681,7 @@ impl House {
         };
         let mut params = params(n, self.calls[&n].tool, false);
         params["requestState"] = json!(state);
-        params["inputResponses"] = answers(n, requests);
+        params["inputResponses"] = answers(requests);
         let following = self.send(self.calls[&n].who, "tools/call", params).await;
         self.calls.get_mut(&n).expect("it is there").client = Client::Waits(following);
     }
@@ -684,10 +692,17 @@ impl House {
         if task["status"] != "input_required" || self.people[self.calls[&n].who].is_legacy() {
             return;
         }
-        let params = json!({ "taskId": id, "inputResponses": answers(n, &task["inputRequests"]) });
+        let params = json!({ "taskId": id, "inputResponses": answers(&task["inputRequests"]) });
         let answer = self.ask(self.calls[&n].who, "tasks/update", params).await;
         if answer["error"].is_object() {
             self.fails(&format!("the answers in the task of call {n} are refused: {answer}"));
+        }
+        self.are_answered(numbers(&task["inputRequests"]));
+    }
+
+    fn are_answered(&mut self, questions: Vec<u32>) {
+        for id in questions {
+            self.questions.get_mut(&id).expect("it is there").answered = Some(self.clock.now());
         }
     }
 
@@ -702,8 +717,9 @@ impl House {
         let would_cross = its_id.is_u64() && is_over && self.people[who].takes_tasks();
         if self.people[who].has_session() && !would_cross {
             // Whether it is taken is the server's affair.
-            let answer = json!({ "action": "accept", "content": { "name": name(n) } });
+            let answer = json!({ "action": "accept", "content": { "name": answer(id) } });
             drop(self.people[who].respond(&its_id, answer).await);
+            self.are_answered(vec![id]);
         }
     }
 
@@ -774,27 +790,41 @@ impl House {
     async fn list_tasks(&mut self, who: usize) {
         let answer = self.ask(who, "tasks/list", json!({})).await;
         let listed = answer["result"]["tasks"].as_array().into_iter().flatten();
-        let mut listed: Vec<_> = listed.filter_map(|task| task["taskId"].as_str()).collect();
+        let mut listed: Vec<_> =
+            listed.filter_map(|task| Some((task["taskId"].as_str()?, task["status"].as_str()?))).collect();
         let principal = self.people[who].principal;
         let of_theirs =
             |call: &&Call| self.people[call.who].is_legacy() && self.people[call.who].principal == principal;
         let theirs = || self.calls.values().filter(of_theirs);
         for call in theirs() {
             let Client::Task { id, .. } = &call.client else { continue };
-            let Some(at) = listed.iter().position(|listed| listed == id) else {
+            let Some(at) = listed.iter().position(|(listed, _)| listed == id) else {
                 self.fails(&format!("a task is not in its client's list: {answer}"));
             };
             listed.swap_remove(at);
         }
-        let left = theirs().filter(|call| self.is_kept_unseen(call)).count();
-        if listed.len() != left {
-            self.fails(&format!("{left} calls were left, and so many tasks nobody knows of: {listed:?}"));
+        if self.store.is_busy() {
+            return;
+        }
+        let left = || theirs().filter(|call| self.is_kept_unseen(call));
+        let at_work = left().filter(|call| call.answered.is_none() && call.excuse.is_none()).count();
+        let works =
+            listed.iter().filter(|(_, status)| matches!(*status, "working" | "input_required")).count();
+        if listed.len() != left().count() || works < at_work {
+            self.fails(&format!("of the calls that were left {at_work} go on, and the tasks are {listed:?}"));
+        }
+        let fresh = |call: &Call| call.answered.is_some_and(|at| self.clock.now() - at < AT_ONCE);
+        if works > at_work + left().filter(|call| call.excuse.is_some() || fresh(call)).count() {
+            self.fails(&format!(
+                "{at_work} of the calls that were left go on, and more tasks do: {listed:?}"
+            ));
         }
     }
 
     /// Whether a call that its client has left is a task, which that may find.
     fn is_kept_unseen(&self, call: &Call) -> bool {
-        matches!(call.client, Client::Left) && self.people[call.who].takes_tasks() && call.tool != Tool::Plain
+        let becomes_one = self.people[call.who].takes_tasks() && call.tool != Tool::Plain;
+        matches!(call.client, Client::Left) && (becomes_one || call.for_task)
     }
 
     fn task(&self, n: usize) -> (usize, String) {
@@ -828,6 +858,7 @@ impl House {
             asked,
             with_client: None,
             was_put: false,
+            answered: None,
             is_moot: false,
             answers: 0,
         };
@@ -915,7 +946,7 @@ impl House {
                     self.fails(&format!("the answer to question {id} went to another session"));
                 }
                 let told = &seen.json["result"]["content"]["name"];
-                if told.is_string() && *told != name(n) {
+                if told.is_string() && *told != answer(id) {
                     self.fails(&format!("question {id} of call {n} is answered for another: {told}"));
                 }
             }
@@ -990,7 +1021,8 @@ impl House {
         }
     }
 
-    /// What a server asks in a legacy client's own session is put to the client, or refused.
+    /// What a server asks in a legacy client's own session is put to the client, or refused; and whatever a client
+    /// has answered reaches the server.
     fn questions_are_put(&self) {
         let now = self.clock.now();
         for (id, question) in &self.questions {
@@ -1004,6 +1036,10 @@ impl House {
                 Client::Asked { .. } | Client::TookBack(..) | Client::Ended | Client::Left => false,
             };
             let is_over = call.answered.is_some() || call.called_off || call.excuse.is_some();
+            let is_lost = question.answered.is_some_and(|at| now - at >= AT_ONCE);
+            if is_lost && question.answers == 0 && !question.is_moot && !is_over && self.proxy.is_some() {
+                self.fails(&format!("the answer to question {id} of call {} is lost", question.call));
+            }
             let is_open = !question.was_put && question.answers == 0 && !question.is_moot && !is_over;
             let is_late = now - question.asked >= AT_ONCE;
             if is_late && is_open && can_hear && person.is_legacy() && self.proxy.is_some() {
@@ -1015,7 +1051,7 @@ impl House {
     /// A task is kept for each handle that was given, and for each call that was left by a client that takes
     /// tasks; no other.
     async fn what_is_kept_is_known(&self) {
-        if self.proxy.is_none() {
+        if self.proxy.is_none() || self.store.is_busy() {
             return;
         }
         let known = |call: &&Call| matches!(call.client, Client::Task { .. }) || self.is_kept_unseen(call);
@@ -1331,8 +1367,20 @@ fn params(n: usize, tool: Tool, for_task: bool) -> Value {
     params
 }
 
+/// The answer to a question.
+fn answer(id: u32) -> String {
+    format!("to question {id}")
+}
+
+/// Which questions these are.
+fn numbers(requests: &Value) -> Vec<u32> {
+    requests.as_object().into_iter().flatten().filter_map(|(_, request)| number(request)).collect()
+}
+
 /// An answer to each of these requests.
-fn answers(n: usize, requests: &Value) -> Value {
-    let answer = || json!({ "action": "accept", "content": { "name": name(n) } });
-    requests.as_object().into_iter().flat_map(|all| all.keys()).map(|key| (key.clone(), answer())).collect()
+fn answers(requests: &Value) -> Value {
+    let content = |request| number(request).map(|id| json!({ "name": answer(id) }));
+    let answer = |request| json!({ "action": "accept", "content": content(request) });
+    let all = requests.as_object().into_iter().flatten();
+    all.map(|(key, request)| (key.clone(), answer(request))).collect()
 }

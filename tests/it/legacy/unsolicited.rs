@@ -7,6 +7,7 @@ use crate::support::{
     faulty::{Faulty, Op},
 };
 use serde_json::{Value, json};
+use std::time::Duration;
 
 const NOW: &str = "defer: { after: 0s }";
 const SOON: &str = "defer: { after: 200ms }";
@@ -387,4 +388,35 @@ async fn a_question_that_was_answered_is_not_refused_where_its_call_is_taken_bac
         client.post(r#"{"jsonrpc":"2.0","method":"notifications/later"}"#).await.answer().await;
         assert_eq!(world.server.count(|seen| seen.answers(&json!(70 + id))), 1, "{id}");
     }
+}
+
+#[tokio::test]
+async fn a_question_that_was_answered_is_not_refused_where_its_call_ends_while_its_task_is_being_kept() {
+    let store = Faulty::taking(Duration::from_millis(300));
+    let world = Setup::new().route(LATE).route(MARKED).store(&store).start().await;
+    let client = taker(&world).await;
+    let waiting = client.call(7).await;
+    let call = world.server.call().await;
+    let number = call.id();
+    let events = call.stream();
+    events.send(&asks(77));
+    let mut stream = waiting.stream().await;
+    assert_eq!(stream.next().await["id"], 77);
+    drop(stream);
+    let kept = async {
+        while !store.is_busy() {
+            tokio::task::yield_now().await;
+        }
+    };
+    soon("who leaves has a task", kept).await;
+    let answer = json!({ "jsonrpc": "2.0", "id": 77, "result": { "action": "decline" } });
+    assert_eq!(client.post(&answer.to_string()).await.answer().await.status, 202);
+    assert!(store.is_busy(), "this takes no time");
+    events.result(&number, json!({ "content": [] }));
+    let list = json!({ "jsonrpc": "2.0", "id": 8, "method": "tasks/list" }).to_string();
+    let ended = async {
+        while client.post(&list).await.answer().await.json()["result"]["tasks"][0]["status"] != "completed" {}
+    };
+    soon("the task ends", ended).await;
+    assert_eq!(world.server.count(|seen| seen.answers(&json!(77))), 1);
 }

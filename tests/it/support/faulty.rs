@@ -1,6 +1,7 @@
 //! A store that fails when a test says so.
 //!
-//! It keeps tasks in memory, and refuses the operations it is told to. A refused one has done nothing.
+//! It keeps tasks in memory, and refuses the operations it is told to. A refused one has done nothing. It may
+//! also take its time for a new task.
 
 use async_trait::async_trait;
 use deferral::internals::{
@@ -10,14 +11,24 @@ use deferral::internals::{
 };
 use std::{
     collections::BTreeSet,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
     time::Duration,
 };
-use tokio::{sync::watch, time::timeout};
+use tokio::{
+    sync::watch,
+    time::{sleep, timeout},
+};
 
 /// The store.
 pub(crate) struct Faulty {
     inner: Memory,
+    /// How long a new task takes.
+    takes: Duration,
+    /// New tasks that are being kept.
+    busy: AtomicUsize,
     failing: Mutex<BTreeSet<Op>>,
     /// Every operation that was refused, in its order.
     refused: watch::Sender<Vec<Op>>,
@@ -43,11 +54,23 @@ pub(crate) const EVERYTHING: [Op; 7] =
 impl Faulty {
     /// One that works, so far.
     pub(crate) fn new() -> Arc<Self> {
+        Self::taking(Duration::ZERO)
+    }
+
+    /// One that takes so long to keep a new task.
+    pub(crate) fn taking(takes: Duration) -> Arc<Self> {
         Arc::new(Self {
             inner: Memory::default(),
+            takes,
+            busy: AtomicUsize::new(0),
             failing: Mutex::default(),
             refused: watch::Sender::new(Vec::new()),
         })
+    }
+
+    /// Whether a new task is being kept.
+    pub(crate) fn is_busy(&self) -> bool {
+        self.busy.load(Ordering::Relaxed) > 0
     }
 
     /// From now on these fail, and nothing else.
@@ -80,6 +103,11 @@ impl Faulty {
 impl Store for Faulty {
     async fn insert(&self, record: Arc<Record>) -> Result<(), StoreError> {
         self.ask(Op::Insert)?;
+        if self.takes > Duration::ZERO {
+            self.busy.fetch_add(1, Ordering::Relaxed);
+            sleep(self.takes).await;
+            self.busy.fetch_sub(1, Ordering::Relaxed);
+        }
         self.inner.insert(record).await
     }
 
