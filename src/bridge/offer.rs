@@ -6,7 +6,7 @@
 use crate::{
     policy::Mode,
     protocol::{
-        Frame, Id, InputRequest, Kind,
+        Frame, Id, InputRequest, Kind, Revision,
         frame::on_one_line,
         meta,
         splice::{Edit, Object, Patch},
@@ -57,8 +57,8 @@ pub fn handshake(answer: &Frame, lists: bool) -> Option<Handshake> {
     if capabilities.contains("tasks") {
         return Some(Handshake::Theirs);
     }
-    let knows_tasks = result.string("protocolVersion").as_deref() == Some("2025-11-25");
-    if !knows_tasks {
+    let revision = result.string("protocolVersion").and_then(|version| Revision::parse(&version));
+    if !revision.is_some_and(Revision::has_tasks) {
         return None;
     }
     if !capabilities.contains("tools") {

@@ -52,6 +52,22 @@ impl Revision {
         Self::ALL.into_iter().find(|revision| revision.as_str() == text)
     }
 
+    /// Whether tasks are a part of it, experimental ones.
+    pub fn has_tasks(self) -> bool {
+        self == Self::V2025_11_25
+    }
+
+    /// Whether progress may come with words.
+    pub fn progress_has_message(self) -> bool {
+        self > Self::V2024_11_05
+    }
+
+    /// Whether servers of it go on after a DELETE: those on the Python SDK before 2025-06-18 fail all sessions of
+    /// everybody for ever after one (`WIRE`, B 1, rule 5).
+    pub fn survives_delete(self) -> bool {
+        self >= Self::V2025_06_18
+    }
+
     pub const fn era(self) -> Era {
         match self {
             Self::V2024_11_05 | Self::V2025_03_26 | Self::V2025_06_18 | Self::V2025_11_25 => Era::Legacy,

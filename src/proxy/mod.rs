@@ -27,6 +27,7 @@ mod passage;
 mod recent;
 pub mod relay;
 mod reply;
+mod server_profile;
 mod session;
 mod shared;
 mod sweep;

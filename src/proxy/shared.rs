@@ -1,22 +1,19 @@
 //! What every call on a route needs.
 
 use super::{
-    Ledger, Switchboard,
-    catalogues::Catalogues,
-    ids,
-    legacy::{Offering, Waiting},
-    relay::Minted,
-    session::{Ended, Plain, Residents, Revisions, Sessions, Streams, Unfinished},
+    Ledger, Switchboard, catalogues::Catalogues, ids, relay::Minted, server_profile::ServerProfile,
+    session::Sessions,
 };
 use crate::{
     bridge::{Catalogue, describe, resume::Keyring},
-    dialect::Caller,
+    dialect::{Caller, Credentials, Principal},
     policy::Route,
-    protocol::{Method, method::Needs},
+    protocol::{Capabilities, Method, method::Needs},
     runtime::{Clock, Stopping},
-    task::{Owner, Scope},
-    upstream::{Description, Upstream},
+    task::{Owner, Scope, view::experimental},
+    upstream::{CallError, Description, Identity, Upstream},
 };
+use http::HeaderMap;
 use std::sync::Arc;
 
 /// What every call on a route needs.
@@ -37,26 +34,11 @@ pub(super) struct Shared {
     /// Seals and opens `requestState`.
     pub(super) keyring: Arc<Keyring>,
     catalogues: Catalogues,
-    /// What is known of the tasks of the server's own.
-    pub(super) offering: Offering,
+    pub(super) server_profile: ServerProfile,
     /// Answers whose events got their ids here.
     pub(super) minted: Arc<Minted>,
-    /// The sessions of legacy clients that are there.
-    pub(super) sessions: Arc<Sessions>,
-    /// Those of them that are of 2025-11-25.
-    pub(super) revisions: Revisions,
-    /// Those of them in which calls of ours are in flight.
-    pub(super) residents: Residents,
-    /// What legacy clients are asked in calls that are no tasks yet.
-    pub(super) plain: Plain,
-    /// The calls of legacy clients that may become tasks unasked.
-    pub(super) waiting: Waiting,
-    /// The streams on which legacy sessions listen.
-    pub(super) streams: Arc<Streams>,
-    /// What legacy clients have taken back.
-    pub(super) ended: Arc<Ended>,
-    /// What streams have left unanswered whose clients may come back.
-    pub(super) unfinished: Arc<Unfinished>,
+    /// The sessions of legacy clients.
+    pub(super) sessions: Sessions,
 }
 
 // === impl Shared ===
@@ -82,16 +64,9 @@ impl Shared {
             closing,
             keyring,
             catalogues: Catalogues::default(),
-            offering: Offering::default(),
+            server_profile: ServerProfile::default(),
             minted: Arc::default(),
-            sessions: Arc::default(),
-            revisions: Revisions::default(),
-            residents: Residents::default(),
-            plain: Plain::default(),
-            waiting: Waiting::default(),
-            streams: Arc::default(),
-            ended: Arc::default(),
-            unfinished: Arc::default(),
+            sessions: Sessions::default(),
         }
     }
 
@@ -119,5 +94,43 @@ impl Shared {
     /// The tools of the server as this caller sees them, or nothing where they cannot be listed.
     pub(super) async fn catalogue(&self, caller: &Caller) -> Option<Arc<Catalogue>> {
         self.catalogues.get(&*self.upstream, caller, &*self.clock, ids::next).await
+    }
+
+    /// Whether the legacy server has tasks of its own.
+    pub(super) async fn server_has_tasks(&self, principal: Principal, headers: &HeaderMap) -> bool {
+        self.server_profile.has_tasks(&*self.upstream, || self.asker(principal, headers)).await
+    }
+
+    /// Whether the legacy server goes on serving after a DELETE.
+    ///
+    /// # Errors
+    /// [`CallError`] where the server cannot be reached.
+    pub(super) async fn server_survives_delete(
+        &self,
+        principal: Principal,
+        headers: &HeaderMap,
+    ) -> Result<bool, CallError> {
+        let caller = || self.asker(principal, headers);
+        self.server_profile.survives_delete(&*self.upstream, caller).await
+    }
+
+    /// Who asks the server what it is, with the credentials of a legacy client.
+    fn asker(&self, principal: Principal, headers: &HeaderMap) -> Identity {
+        Identity {
+            principal,
+            credentials: Credentials::of(headers, &self.route.forward),
+            capabilities: Arc::new(Capabilities::none()),
+        }
+    }
+
+    /// How tasks of 2025-11-25 are shown here.
+    pub(super) fn legacy_terms(&self) -> experimental::Terms {
+        experimental::Terms {
+            poll: self.ledger.poll_bounds(),
+            tool_errors: match self.route.legacy_tasks.errors_complete {
+                true => experimental::ToolErrors::Completed,
+                false => experimental::ToolErrors::Failed,
+            },
+        }
     }
 }

@@ -10,9 +10,9 @@ use crate::{
         drive::reached,
         hub::Listener,
         keep::STORE_PAUSE,
-        legacy::Client,
         passage::{document, event_stream, refusal, success},
         reply::{lost_error, store_error},
+        session::Client,
         shared::Shared,
         switchboard::{Local, Mail},
     },
@@ -53,7 +53,8 @@ pub(in crate::proxy) async fn serve(
     if *method == Method::TasksList {
         return list(shared, passage, client, id).await;
     }
-    let record = match super::look_up(shared, method, task, &client.owner, client.principal).await {
+    let owner = client.owner(&shared.route);
+    let record = match super::look_up(shared, method, task, &owner, client.principal).await {
         Ok(record) => record,
         Err(missing) => return not_found(id, missing),
     };
@@ -112,7 +113,8 @@ async fn list(shared: &Shared, passage: &Passage, client: &Client, id: &Id) -> P
     if let Err(limited) = super::may_poll(shared, client.principal) {
         return not_found(id, limited);
     }
-    let (records, more) = match shared.ledger.page(&client.owner, after.as_ref(), PAGE).await {
+    let owner = client.owner(&shared.route);
+    let (records, more) = match shared.ledger.page(&owner, after.as_ref(), PAGE).await {
         Ok(page) => page,
         Err(error) => return not_found(id, error.into()),
     };
@@ -317,7 +319,8 @@ pub(in crate::proxy) async fn answered(
     };
     // No poll, whose limit would lose what the client says once.
     let Ok(record) = shared.ledger.load(task).await else { return store_failed() };
-    if record.as_ref().is_none_or(|record| !client.owner.owns(record)) {
+    let owner = client.owner(&shared.route);
+    if record.as_ref().is_none_or(|record| !owner.owns(record)) {
         let reason = if record.is_some() { "foreign" } else { "unknown" };
         LookupFailed { method: "response", principal: &client.principal, reason }.emit();
         return taken;
@@ -329,7 +332,7 @@ pub(in crate::proxy) async fn answered(
     }
     if let (Some(session), Some(id)) = (client.session, id) {
         // Where it was put as it is, before there was a task.
-        shared.plain.settled(session, id);
+        shared.sessions.questions.settled(session, id);
     }
     shared.switchboard.post(task, Mail::Replied(key, outcome)).await;
     taken

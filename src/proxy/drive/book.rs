@@ -7,7 +7,7 @@ use crate::{
         offer,
     },
     protocol::{ErrorObject, Id, input::InputResponses},
-    proxy::session::relayed_questions as plain,
+    proxy::session::RelayedQuestion,
     telemetry::QuestionRefused,
     upstream::{Answer, Asked},
 };
@@ -50,7 +50,7 @@ pub(super) enum Way {
 /// A question that stands on the stream of the call itself.
 pub(super) struct Put {
     /// The client's answer passes there; none where the session has no id, so that it cannot be told.
-    pub(super) plain: Option<plain::Asked>,
+    pub(super) relayed: Option<RelayedQuestion>,
 }
 
 /// Questions one call may have open at a time; a server that asks more is answered with an error.
@@ -178,8 +178,8 @@ impl Book {
 impl Open {
     /// Whether its answer has passed on the stream where it stood before there was a task.
     pub(super) fn was_answered_elsewhere(&self) -> bool {
-        let plain = self.put.as_ref().and_then(|put| put.plain.as_ref());
-        plain.is_some_and(|plain| !plain.is_open())
+        let relayed = self.put.as_ref().and_then(|put| put.relayed.as_ref());
+        relayed.is_some_and(|relayed| !relayed.is_open())
     }
 
     fn refuse(self, code: i64, reason: &str) {

@@ -20,7 +20,7 @@ use crate::{
     proxy::{
         AccessSummary, Reply,
         reply::{Word, lost_error, outcome_of},
-        session::{Key, Resident, relayed_questions as plain},
+        session::{Key, OurCall, Whose},
         shared::Shared,
     },
     task::{self, Owner, Record, TaskId, view::experimental},
@@ -45,7 +45,7 @@ pub(in crate::proxy) struct Native {
     /// Whether the client wants to hear of progress; else the token is ours.
     pub(in crate::proxy) wants_progress: bool,
     /// Given back after the replies.
-    pub(in crate::proxy) _resident: Option<Resident>,
+    pub(in crate::proxy) _in_flight: Option<OurCall>,
     pub(in crate::proxy) began: Instant,
     /// What the client has been told of the status.
     pub(in crate::proxy) told: &'static str,
@@ -153,13 +153,13 @@ impl Native {
     /// answered here would never hear of that.
     pub(super) fn doubt(&self, shared: &Shared) {
         if let Some(session) = self.session {
-            shared.sessions.doubt(session);
+            shared.sessions.presence.doubt(session);
         }
     }
 
     /// Where the client hears of its task.
     pub(super) fn lines(&self, shared: &Shared) -> Lines {
-        Lines::new(self.session.map(|session| shared.streams.follow(session)))
+        Lines::new(self.session.map(|session| shared.sessions.streams.follow(session)))
     }
 
     /// What the client is to hear of the status, if it has changed
@@ -188,7 +188,8 @@ pub(super) fn as_it_is(frame: &Frame) -> Bytes {
 /// Remembers a question that is put on the stream of the call itself: its answer may come once the call is a
 /// task.
 pub(super) fn put(shared: &Arc<Shared>, session: Option<Key>, id: &Id) -> Put {
-    Put { plain: session.map(|session| plain::Asked::new(shared, session, id)) }
+    let questions = &shared.sessions.questions;
+    Put { relayed: session.map(|session| questions.register(session, id, Whose::Call)) }
 }
 
 /// A question as the record keeps it; what the revision has no word for is put all the same.

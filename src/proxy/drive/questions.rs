@@ -239,8 +239,8 @@ impl Driver {
             }
         }
         let Some(open) = held.book.get_mut(ask) else { return };
-        let plain = open.put.as_ref().and_then(|put| put.plain.as_ref());
-        if plain.is_some_and(|plain| !plain.hand_over(held.hold.id(), &key)) {
+        let relayed = open.put.as_ref().and_then(|put| put.relayed.as_ref());
+        if relayed.is_some_and(|relayed| !relayed.hand_over(held.hold.id(), &key)) {
             // Its answer has passed in this moment.
             let is_recorded = open.is_recorded;
             if let Some(open) = held.book.close(ask) {
@@ -251,7 +251,7 @@ impl Driver {
             }
             return;
         }
-        let has_it = plain.is_some() && !has_left;
+        let has_it = relayed.is_some() && !has_left;
         if let Some(lines) = &mut held.lines {
             lines.ask(ask, has_it);
         }

@@ -5,20 +5,19 @@
 //! it is [answered here](answer_here): the session is over for its client from then on, whatever the
 //! server still knows of it, and [`end_at_server`] ends it there when its time has come.
 //!
-//! Some servers must never hear of it: those on the Python SDK before 2025-06-18 fail all sessions of
-//! everybody for ever after one DELETE (`WIRE`, B 1, rule 5). What a server is, is judged by the newest
-//! revision it offers itself: a client may be older than its server.
+//! Some servers must never hear of it ([`Revision::survives_delete`](crate::protocol::Revision)). What a server
+//! is, is judged by the newest revision it offers itself: a client may be older than its server.
 
 use crate::{
-    dialect::Principal,
+    dialect::{Principal, legacy},
     protocol::{ErrorObject, code},
     proxy::{
         AccessSummary, Passage, Passed, Passing, passage, relay,
-        session::{Key, Watched},
+        session::{Client, Key},
         shared::Shared,
     },
     telemetry::Outcome,
-    upstream::{CallError, ClientSession, Forward, Purpose},
+    upstream::{ClientSession, Forward, Purpose},
 };
 use bytes::Bytes;
 use http::{
@@ -29,23 +28,29 @@ use smallvec::SmallVec;
 use std::sync::Arc;
 
 /// The client ends its session.
-pub(super) async fn leave(shared: Arc<Shared>, passage: Passage) -> Passed {
-    let Some(key) = Key::of(passage.principal, &passage.headers) else {
-        return relay::exchange(shared, passage, None).await;
+pub(super) async fn leave(shared: Arc<Shared>, client: Client, passage: Passage) -> Passed {
+    let Some(key) = client.session else {
+        return relay::exchange(shared, client, passage, None).await;
     };
     // The tasks in it go on: its server hears of the end after the last of them.
-    if shared.residents.leave(key, passage.principal, || passage.session()) {
+    let end_later = || {
+        let (shared, session) = (Arc::clone(&shared), passage.session());
+        move || {
+            let stopping = shared.stopping.clone();
+            stopping.spawn(async move { end_at_server(&shared, client.principal, session).await });
+        }
+    };
+    if shared.sessions.in_flight.leave(key, end_later) {
         return answer_here(&shared, key);
     }
-    match shared.survives_farewells(passage.principal, &passage.headers).await {
+    match shared.server_survives_delete(client.principal, &passage.headers).await {
         Ok(true) => {}
         Ok(false) => return answer_here(&shared, key),
         Err(lost) => return relay::unreachable(&shared, &lost),
     }
-    let leaving = shared.ended.leave(key);
-    let watched = Watched::of(&passage);
-    let passed = relay::exchange(Arc::clone(&shared), passage, None).await;
-    shared.sessions.saw(&watched, &passed);
+    let leaving = shared.sessions.ended.leave(key);
+    let passed = relay::exchange(Arc::clone(&shared), client, passage, None).await;
+    shared.sessions.presence.saw(&client, true, &passed);
     if passed.status.is_success() {
         leaving.is_over();
     }
@@ -54,17 +59,17 @@ pub(super) async fn leave(shared: Arc<Shared>, passage: Passage) -> Passed {
 
 /// Answers a client's DELETE in the server's place. What the client asks in this session from now on is
 /// [refused](refusal).
-pub(super) fn answer_here(shared: &Shared, key: Key) -> Passed {
-    shared.ended.close(key);
-    shared.sessions.doubt(key);
+fn answer_here(shared: &Shared, key: Key) -> Passed {
+    shared.sessions.ended.close(key);
+    shared.sessions.presence.doubt(key);
     let body = Passing::Whole(Bytes::new(), AccessSummary::default());
     Passed { status: StatusCode::OK, headers: HeaderMap::new(), body }
 }
 
 /// Ends a session at its server, whose client has been told so before. A server that does not survive
 /// that, or cannot be reached, is left to forget the session by itself.
-pub(in crate::proxy) async fn end_at_server(shared: &Shared, principal: Principal, session: ClientSession) {
-    if !matches!(shared.survives_farewells(principal, &session.headers).await, Ok(true)) {
+async fn end_at_server(shared: &Shared, principal: Principal, session: ClientSession) {
+    if !matches!(shared.server_survives_delete(principal, &session.headers).await, Ok(true)) {
         return;
     }
     let ClientSession { query, mut headers } = session;
@@ -86,41 +91,15 @@ pub(in crate::proxy) async fn end_at_server(shared: &Shared, principal: Principa
 
 /// What a request is answered with whose session its client has ended here (2025-11-25, *Session
 /// Management*); nothing for any other.
-pub(super) fn refusal(shared: &Shared, passage: &Passage) -> Option<Passed> {
-    // Before a digest is made of the session: there mostly is none to look for.
-    if !shared.ended.has_closed() {
-        return None;
-    }
-    let key = Key::of(passage.principal, &passage.headers)?;
-    shared.ended.is_closed(key).then(|| {
+pub(super) fn refusal(shared: &Shared, client: &Client, passage: &Passage) -> Option<Passed> {
+    let ended = &shared.sessions.ended;
+    client.session.filter(|key| ended.is_closed(*key)).map(|_| {
         let error = ErrorObject::new(
             code::INVALID_REQUEST,
             "the session was ended by its client: begin another with initialize",
         );
         let account = AccessSummary::failed(Outcome::Departed, &error);
-        let body = crate::dialect::legacy::refusal(&passage.post.waiting(), &error);
+        let body = legacy::refusal(&passage.post.waiting(), &error);
         Passed { status: StatusCode::NOT_FOUND, ..passage::document(body, account) }
     })
-}
-
-// === impl Shared ===
-
-impl Shared {
-    /// Whether the server goes on serving after a DELETE. One that has only been heard by older clients,
-    /// or not at all, is asked; of one that does not say it is not believed.
-    ///
-    /// # Errors
-    /// [`CallError`] where the server cannot be reached.
-    async fn survives_farewells(&self, principal: Principal, headers: &HeaderMap) -> Result<bool, CallError> {
-        if let Some(known) = self.offering.survives_farewells() {
-            return Ok(known);
-        }
-        match self.ask_server(principal, headers).await {
-            Ok(()) => Ok(self.offering.survives_farewells().unwrap_or(false)),
-            Err(lost @ (CallError::Unreachable(_) | CallError::ConnectTimeout(_) | CallError::Closing)) => {
-                Err(lost)
-            }
-            Err(_) => Ok(false),
-        }
-    }
 }

@@ -36,7 +36,7 @@ pub(super) async fn refuse(shared: &Shared, passage: &Passage) -> Option<Passed>
         return None;
     }
     let error = wrong(shared, passage)?;
-    if shared.server_has_tasks(passage).await {
+    if shared.server_has_tasks(passage.principal, &passage.headers).await {
         return None;
     }
     Some(match &passage.post.waiting()[..] {

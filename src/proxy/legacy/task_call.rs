@@ -1,32 +1,93 @@
-//! A `tools/call` that is run as a task, because its client of 2025-11-25 wants it to be one.
+//! A `tools/call` of a client of 2025-11-25 that is made here: as a task, or as one that may become a task.
 //!
-//! The task is stored, then the call is made in the client's own session, without `params.task`, and
-//! the client has its answer: the task. From then on a runtime task holds the call ([`Driver`]). No
-//! connection of the client's matters to it, and no departure cancels anything (2025-11-25, *Sending
-//! Messages to the Server*).
+//! The call is made in the client's own session, without `params.task`, and a runtime task holds it
+//! ([`Driver`]) from the start: no connection of the client's matters to it, and no departure cancels
+//! anything (2025-11-25, *Sending Messages to the Server*).
+//!
+//! A call whose client wants a task [is one](as_task) before it is made, and the client has its answer at once:
+//! the task. Another may become one without its client having asked for it (SEP-2229, draft), only for
+//! clients that the operator named: others would not understand the answer. Its client [waits](on_stream). What the
+//! server says on the way goes to it, its questions as they are; an answer before the threshold is a plain
+//! answer, also to a client that did ask for a task. At the threshold it is a task, and the client is
+//! given it as the call's result. So it is at once where the client leaves: it will find its task in `tasks/list`.
+//! The events of such an answer are ours: they have no ids, and cannot be resumed.
 
-use super::Client;
 use crate::{
     bridge::offer,
-    protocol::{ErrorObject, Frame, Id, Kind, Method, code},
+    dialect::legacy,
+    protocol::{ErrorObject, Frame, Id, Kind, Method, code, sse},
     proxy::{
-        AccessSummary, Passage, Passed,
+        AccessSummary, Item, Passage, Passed, Passing, Piece, Then,
         drive::{Driver, Native},
-        ids, passage,
+        ids,
+        passage::{self, document, event_stream},
         reply::lost_error,
-        session::Resident,
+        session::Client,
         shared::Shared,
+        switchboard::{Mail, Request, Waiter},
     },
-    task::view::experimental,
     telemetry::Outcome,
     upstream::{CallError, NativeCall, Replies},
 };
 use bytes::Bytes;
-use std::{sync::Arc, time::Duration};
-use tokio::sync::oneshot;
+use futures_util::{StreamExt, stream};
+use http::StatusCode;
+use std::{future::ready, sync::Arc, time::Duration};
+use tokio::{
+    sync::{mpsc, oneshot},
+    time::{error::Elapsed, timeout},
+};
+
+/// Messages that wait for a client that reads slowly, before the server is kept waiting.
+const WAITING: usize = 16;
+
+/// Whether the client understands a task that it did not ask for.
+pub(super) fn takes_unasked(shared: &Shared, client: &Client, passage: &Passage) -> bool {
+    client.knows_tasks() && is_named(shared, passage)
+}
+
+/// Whether the operator has named the client as one that understands an unasked task.
+pub(super) fn is_named(shared: &Shared, passage: &Passage) -> bool {
+    shared.route.legacy_tasks.unsolicited.holds_for(&passage.headers, || passage.principal.to_string())
+}
+
+/// The call that `message` asks for, made in its client's own session. Nothing is sent before its replies are
+/// polled.
+pub(super) fn in_session(
+    shared: &Arc<Shared>,
+    passage: &Passage,
+    client: &Client,
+    message: &Frame,
+    tool: &str,
+    ttl: Option<Duration>,
+) -> (Native, Replies) {
+    let number = ids::next_in_session();
+    let call = NativeCall { id: number, method: Method::ToolsCall, body: offer::call(message, number) };
+    let token = match message.kind() {
+        Kind::Request { params: Some(params), .. } => offer::progress_token(params),
+        _ => None,
+    };
+    let wants_progress = token.is_some();
+    // A slice of the message would keep all of it.
+    let token = token.map(|token| Bytes::copy_from_slice(&token));
+    let (replies, call) = shared.upstream.call_in(passage.session(), call);
+    let in_flight = &shared.sessions.in_flight;
+    let in_flight = client.session.zip(call).map(|(key, call)| in_flight.begin(key, number, token, call));
+    let native = Native {
+        owner: client.owner(&shared.route),
+        session: client.session,
+        tool: tool.to_owned(),
+        ttl,
+        wants_progress,
+        _in_flight: in_flight,
+        began: shared.clock.now(),
+        told: "working",
+    };
+    (native, replies)
+}
 
 /// Makes the task, and begins the call.
-pub(super) async fn begin(shared: &Arc<Shared>, (call, replies): (Native, Replies), id: &Id) -> Passed {
+pub(super) async fn as_task(shared: &Arc<Shared>, (call, replies): (Native, Replies), id: &Id) -> Passed {
     let (made, asked) = oneshot::channel();
     let work = Arc::clone(shared);
     // On its own from the start: a client that leaves while the task is stored must not leave a task
@@ -53,52 +114,67 @@ pub(super) async fn begin(shared: &Arc<Shared>, (call, replies): (Native, Replie
     }
 }
 
-/// The call that `message` asks for, made in its client's own session. Nothing is sent before its replies are
-/// polled.
-pub(super) fn in_session(
+/// Makes the call, and waits with its client.
+pub(super) async fn on_stream(
     shared: &Arc<Shared>,
-    passage: &Passage,
-    client: &Client,
-    message: &Frame,
-    tool: &str,
-    ttl: Option<Duration>,
-) -> (Native, Replies) {
-    let number = ids::next_in_session();
-    let call = NativeCall { id: number, method: Method::ToolsCall, body: offer::call(message, number) };
-    let token = match message.kind() {
-        Kind::Request { params: Some(params), .. } => offer::progress_token(params),
-        _ => None,
-    };
-    let wants_progress = token.is_some();
-    // A slice of the message would keep all of it.
-    let token = token.map(|token| Bytes::copy_from_slice(&token));
-    let (replies, call) = shared.upstream.call_in(passage.session(), call);
-    let resident =
-        client.session.zip(call).map(|(key, call)| Resident::new(shared, key, number, token, call));
-    let native = Native {
-        owner: client.owner.clone(),
-        session: client.session,
-        tool: tool.to_owned(),
-        ttl,
-        wants_progress,
-        _resident: resident,
-        began: shared.clock.now(),
-        told: "working",
-    };
-    (native, replies)
+    (call, replies): (Native, Replies),
+    id: Id,
+    after: Duration,
+    keep_alive: Duration,
+) -> Passed {
+    let (items, mut said) = mpsc::channel(WAITING);
+    let waiter = Waiter { request: Request::Native(id.detached()), items };
+    let session = call.session;
+    let driver = Driver::on_stream(shared, call, replies, after, waiter);
+    let waits = session.map(|session| shared.sessions.waiting.register(session, &id, driver.id().clone()));
+    // On its own from the start: whether its client stays must not matter to it.
+    shared.stopping.spawn(async move {
+        driver.run().await;
+        drop(waits);
+    });
+    let first = timeout(keep_alive, said.recv()).await;
+    if let Ok(Some(Item::Reply(reply))) = first {
+        return document(reply.body, reply.account);
+    }
+    let first = piece(first);
+    let rest = stream::unfold((said, first.then), move |(mut said, before)| async move {
+        if before == Then::End {
+            return None;
+        }
+        let piece = piece(timeout(keep_alive, said.recv()).await);
+        let then = piece.then;
+        Some((piece, (said, then)))
+    });
+    let pieces = stream::once(ready(first)).chain(rest).boxed();
+    Passed { status: StatusCode::OK, headers: event_stream(), body: Passing::Pieces(pieces) }
 }
 
-// === impl Shared ===
-
-impl Shared {
-    /// How tasks of 2025-11-25 are shown here.
-    pub(in crate::proxy) fn legacy_terms(&self) -> experimental::Terms {
-        experimental::Terms {
-            poll: self.ledger.poll_bounds(),
-            tool_errors: match self.route.legacy_tasks.errors_complete {
-                true => experimental::ToolErrors::Completed,
-                false => experimental::ToolErrors::Failed,
-            },
+/// What is said to a client that waits, as it stands on its stream.
+fn piece(said: Result<Option<Item>, Elapsed>) -> Piece {
+    match said {
+        Ok(Some(Item::Notification(message))) => {
+            Piece { bytes: sse::message(&message), account: None, then: Then::More }
         }
+        Ok(Some(Item::Reply(reply))) => {
+            Piece { bytes: sse::message(&reply.body), account: Some(reply.account), then: Then::End }
+        }
+        // The client has taken its request back, and is owed no answer: some take one that they do not
+        // wait for amiss.
+        Ok(None) => Piece { bytes: Bytes::new(), account: None, then: Then::End },
+        Err(_silence) => Piece { bytes: sse::KEEP_ALIVE, account: None, then: Then::More },
     }
+}
+
+/// The client takes requests back (2025-11-25, *Cancellation*). Those of them that wait here end here, and
+/// their server is told under the ids that it knows. Whether all of them did.
+pub(super) async fn taken_back(shared: &Shared, client: &Client, passage: &Passage) -> bool {
+    let Some(session) = client.session else { return false };
+    let mut all = true;
+    for id in legacy::cancels(&passage.body) {
+        all &= match shared.sessions.waiting.get(session, id) {
+            Some(call) => shared.switchboard.post(&call, Mail::TakenBack).await,
+            None => false,
+        };
+    }
+    all
 }

@@ -16,7 +16,7 @@ use crate::{
         AccessSummary, Passage, Piece, Then,
         keep_alive::Timer,
         reply::{lost_error, outcome_of},
-        session::{Asked, Key, Left, Place, Stream as Listening, Theirs, Unfinished},
+        session::{Asked, Client, Left, Place, Sessions, Stream as Listening, TheirCall, Unfinished},
         shared::Shared,
     },
     runtime::Stopping,
@@ -50,7 +50,7 @@ pub(in crate::proxy) struct Relaying {
     /// What is taken out of a session's own stream.
     pub(in crate::proxy) heard: Option<Box<Heard>>,
     /// The client's own call that it answers.
-    pub(in crate::proxy) call: Option<Arc<Theirs>>,
+    pub(in crate::proxy) call: Option<Arc<TheirCall>>,
     /// The session listens on it, and we may have something to say.
     pub(in crate::proxy) listening: Option<Box<Listening>>,
     pub(in crate::proxy) owing: Owing,
@@ -296,12 +296,11 @@ impl Timing {
 // === impl Owing ===
 
 impl Owing {
-    /// `key` is the session in which it is asked.
-    pub(in crate::proxy) fn of(shared: &Shared, passage: &Passage, key: Option<Key>) -> Self {
+    pub(in crate::proxy) fn of(sessions: &Sessions, client: &Client, passage: &Passage) -> Self {
         Self {
-            asked: Asked::new(&shared.ended, key, passage.post.waiting()),
-            unfinished: Arc::clone(&shared.unfinished),
-            principal: passage.principal,
+            asked: Asked::new(&sessions.ended, client.session, passage.post.waiting()),
+            unfinished: Arc::clone(&sessions.unfinished),
+            principal: client.principal,
             resumed: None,
         }
     }

@@ -20,7 +20,7 @@ use crate::{
     proxy::{
         AccessSummary, Passage, Passed, Passing, Piece, Pieces, Then,
         passage::{event_stream, refusal_for_none},
-        session::Key,
+        session::{Client, Key},
         shared::Shared,
     },
     runtime::random,
@@ -92,12 +92,9 @@ pub(in crate::proxy) struct Terms {
 }
 
 /// Whether the answer to this request is to be kept: a route's calls and what else waits for an answer.
-pub(in crate::proxy) fn terms(shared: &Shared, passage: &Passage) -> Option<Terms> {
+pub(in crate::proxy) fn terms(shared: &Shared, client: &Client, passage: &Passage) -> Option<Terms> {
     let waits = shared.route.resume.mint && passage.method == Method::POST && passage.post.may_ask();
-    waits.then(|| Terms {
-        session: Key::of(passage.principal, &passage.headers),
-        primes: shared.knows_tasks(passage.principal, &passage.headers),
-    })
+    waits.then(|| Terms { session: client.session, primes: client.knows_tasks() })
 }
 
 /// Keeps an answer, and gives its events ids, if it is an event stream.
@@ -162,15 +159,14 @@ async fn pump(shared: Arc<Shared>, kept: Arc<Kept>, mut pieces: Pieces, mut mint
 }
 
 /// The answer to a client that comes back to a stream of ours; nothing for any other request.
-pub(in crate::proxy) fn resume(shared: &Shared, passage: &Passage) -> Option<Passed> {
+pub(in crate::proxy) fn resume(shared: &Shared, client: &Client, passage: &Passage) -> Option<Passed> {
     if passage.method != Method::GET || !shared.route.resume.mint {
         return None;
     }
     let id = passage.headers.get(&LAST_EVENT_ID)?.to_str().ok()?;
     let EventId { stream, number } = EventId::parse(id)?;
-    let session = Key::of(passage.principal, &passage.headers);
     let kept = shared.minted.kept.get(&stream).map(|kept| Arc::clone(&kept));
-    let reader = kept.filter(|kept| kept.session == session).and_then(|kept| kept.read_again(number));
+    let reader = kept.filter(|kept| kept.session == client.session).and_then(|kept| kept.read_again(number));
     match reader {
         Some(reader) => {
             let body = Passing::Pieces(reader.into_pieces());

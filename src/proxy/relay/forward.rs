@@ -24,7 +24,7 @@ use crate::{
     },
     policy::{Silence, silence::Beginning},
     protocol::{
-        ErrorObject, Fault, Frame, Heartbeat, Id, Kind, Method as Asked, Revision,
+        ErrorObject, Fault, Frame, Heartbeat, Id, Kind, Method as Asked,
         accept::{EVENT_STREAM, accepts},
         glance::{Gist, Glance},
         headers::{LAST_EVENT_ID, SESSION_ID},
@@ -34,7 +34,7 @@ use crate::{
         AccessSummary, KeepAlive, Passage, Passed, Passing,
         passage::event_stream,
         reply::{lost_error, outcome_of},
-        session::{Key, Theirs},
+        session::{Client, Key, TheirCall},
         shared::Shared,
     },
     runtime::Stopping,
@@ -62,7 +62,7 @@ struct Terms {
     /// The session that listens on it, and whether it goes on where another stream broke.
     listens: Option<Listens>,
     /// The client's own call that it answers.
-    call: Option<Arc<Theirs>>,
+    call: Option<Arc<TheirCall>>,
     ladder: KeepAlive,
     owing: Owing,
     giving_up: Option<Box<GivingUp>>,
@@ -77,29 +77,38 @@ struct Listens {
 }
 
 /// Passes one request on, and gives what the client is answered with.
-pub(in crate::proxy) async fn pass(shared: Arc<Shared>, passage: Passage, edit: Option<Edit>) -> Passed {
+pub(in crate::proxy) async fn pass(
+    shared: Arc<Shared>,
+    client: Client,
+    passage: Passage,
+    edit: Option<Edit>,
+) -> Passed {
     if passage.post.messages.contains(&Message::Notification(Asked::Cancelled))
-        && let Some(key) = Key::of(passage.principal, &passage.headers)
+        && let Some(key) = client.session
     {
-        legacy::cancels(&passage.body).into_iter().for_each(|id| shared.ended.cancel(key, id));
+        legacy::cancels(&passage.body).into_iter().for_each(|id| shared.sessions.ended.cancel(key, id));
     }
-    exchange(shared, passage, edit).await
+    exchange(shared, client, passage, edit).await
 }
 
 /// Sends one request on, and gives what comes back.
-pub(in crate::proxy) async fn exchange(shared: Arc<Shared>, passage: Passage, edit: Option<Edit>) -> Passed {
+pub(in crate::proxy) async fn exchange(
+    shared: Arc<Shared>,
+    client: Client,
+    passage: Passage,
+    edit: Option<Edit>,
+) -> Passed {
     let began = shared.clock.now();
     let is_call = passage.post.may_ask();
     let ladder = match is_call {
-        true => KeepAlive::new(shared.route.held, heartbeat(&shared, &passage), began),
+        true => KeepAlive::new(shared.route.held, heartbeat(&shared, &client, &passage), began),
         false => KeepAlive::of_comments(passage.keep_alive, began),
     };
-    let session = Key::of(passage.principal, &passage.headers);
-    let mut owing = Owing::of(&shared, &passage, session);
+    let mut owing = Owing::of(&shared.sessions, &client, &passage);
     let left = owing.comes_back(&passage);
     let may_begin = (is_call && edit.is_none() || left.len() == 1) && may_begin(&passage);
     let giving_up = if is_call { GivingUp::of(&shared, &passage, owing.asked()) } else { None };
-    let Passage { principal, method, query, headers, body, post, keep_alive: _ } = passage;
+    let Passage { principal: _, method, query, headers, body, post, keep_alive: _ } = passage;
     let waiting = if left.is_empty() { post.waiting() } else { left };
     // A client that only listens can listen elsewhere; one that waits for an answer is waited for.
     let (stopping, work) = match method {
@@ -110,15 +119,18 @@ pub(in crate::proxy) async fn exchange(shared: Arc<Shared>, passage: Passage, ed
     // Where tasks are made for the session they may have something to say on it.
     let is_known = matches!(purpose, Purpose::Listen | Purpose::Call | Purpose::Resume)
         && shared.route.has_tasks()
-        && shared.knows_tasks(principal, &headers);
-    let key = session.filter(|_| is_known);
+        && client.knows_tasks();
+    let key = client.session.filter(|_| is_known);
     let (listens, call) = match (key, purpose) {
         (Some(key), Purpose::Listen) => {
             (Some(Listens { key, resumed: headers.contains_key(&LAST_EVENT_ID) }), None)
         }
         (Some(key), _) => {
             let comes_back = purpose == Purpose::Resume;
-            (None, Some(Theirs::new(&shared, key, waiting.clone(), comes_back, owing.asked())))
+            (
+                None,
+                Some(shared.sessions.in_flight.begin_theirs(key, waiting.clone(), comes_back, owing.asked())),
+            )
         }
         (None, _) => (None, None),
     };
@@ -184,16 +196,13 @@ fn may_begin(passage: &Passage) -> bool {
 }
 
 /// For a client that gave its one call a progress token.
-fn heartbeat(shared: &Shared, passage: &Passage) -> Option<Heartbeat> {
+fn heartbeat(shared: &Shared, client: &Client, passage: &Passage) -> Option<Heartbeat> {
     shared.route.held.progress?;
     memchr::memmem::find(&passage.body, meta::PROGRESS_TOKEN.as_bytes())?;
     let frame = Frame::parse(passage.body.clone()).ok()?;
     let Kind::Request { params, .. } = frame.kind() else { return None };
     let token = Id::from_token(offer::progress_token(params.as_ref()?)?)?;
-    // Only from 2025-06-18 on do clients name their revision, and only the oldest of all knows no
-    // message.
-    let speaks = legacy::revision(&passage.headers) != Some(Revision::V2024_11_05);
-    Some(Heartbeat::new(token.detached().as_bytes().clone(), speaks))
+    Some(Heartbeat::new(token.detached().as_bytes().clone(), client.hears_messages()))
 }
 
 /// Begins an answer whose server has not.
@@ -343,9 +352,9 @@ async fn answer(forwarded: Forwarded, mut terms: Terms, timing: Timing) -> Passe
         });
     relaying.edited = edit.map(|edit| Box::new(Edited::new(edit, in_session, limit)));
     if let Some(Listens { key, resumed }) = listens {
-        let shared = &relaying.timing.shared;
-        relaying.heard = Some(Box::new(Heard::new(shared, key, limit)));
-        relaying.listening = Some(Box::new(shared.streams.open(key, resumed)));
+        let sessions = &relaying.timing.shared.sessions;
+        relaying.heard = Some(Box::new(Heard::new(&sessions.in_flight, key, limit)));
+        relaying.listening = Some(Box::new(sessions.streams.open(key, resumed)));
     }
     Passed { status, headers, body: Passing::Pieces(relaying.boxed()) }
 }

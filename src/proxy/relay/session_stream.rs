@@ -4,19 +4,19 @@
 //! question in the course of a task is the task's: it must say which task it belongs to, and be asked
 //! where the client waits for the result (2025-11-25, *Tasks, Input Required Status*); and progress under
 //! a token of ours means nothing to a client. So such events are taken out, and told to the call
-//! ([`Residents`](crate::proxy::session::Residents)). All else goes by, byte for byte: as it comes while no call of ours is
-//! in flight, and else event by event, for an event cannot be known before what it says.
+//! ([`InFlight`]). All else goes by, byte for byte: as it comes while no call of ours is in flight, and else
+//! event by event, for an event cannot be known before what it says.
 
 use crate::{
     protocol::sse::Sieve,
-    proxy::{session::Key, shared::Shared},
+    proxy::session::{InFlight, Key},
 };
 use bytes::Bytes;
 use std::sync::Arc;
 
 /// One stream of a session.
 pub(in crate::proxy) struct Heard {
-    shared: Arc<Shared>,
+    in_flight: Arc<InFlight>,
     key: Key,
     sieve: Sieve,
 }
@@ -24,14 +24,14 @@ pub(in crate::proxy) struct Heard {
 // === impl Heard ===
 
 impl Heard {
-    pub(in crate::proxy) fn new(shared: &Arc<Shared>, key: Key, limit: usize) -> Self {
-        Self { shared: Arc::clone(shared), key, sieve: Sieve::new(limit) }
+    pub(in crate::proxy) fn new(in_flight: &Arc<InFlight>, key: Key, limit: usize) -> Self {
+        Self { in_flight: Arc::clone(in_flight), key, sieve: Sieve::new(limit) }
     }
 
     /// Takes the next chunk; gives what goes on. Nothing is not the end of it.
     pub(in crate::proxy) fn feed(&mut self, chunk: Bytes) -> Bytes {
-        let (residents, key) = (&self.shared.residents, self.key);
-        self.sieve.feed(chunk, || residents.has_ours(key), |frame| residents.take(key, frame))
+        let (in_flight, key) = (&self.in_flight, self.key);
+        self.sieve.feed(chunk, || in_flight.has_ours(key), |frame| in_flight.take(key, frame))
     }
 
     /// The stream has ended: what was held of it.

@@ -9,12 +9,12 @@
 //! Here is also known which sessions are over for their clients although their servers have not been
 //! told (`farewell`).
 
-use super::streams::Key;
+use super::{Key, latest::Latest};
 use crate::{protocol::Id, upstream::Interest};
 use dashmap::{DashMap, Entry};
 use smallvec::{SmallVec, smallvec};
 use std::{
-    collections::{HashMap, HashSet, VecDeque},
+    collections::{HashMap, HashSet},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, Weak,
         atomic::{AtomicBool, Ordering},
@@ -35,12 +35,12 @@ pub(in crate::proxy) struct Ended {
     has_closed: AtomicBool,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Known {
     /// Sessions that are over at their servers too: nothing is owed to them.
-    over: Marks,
+    over: Latest<Key, ()>,
     /// Sessions that are over here and not at their servers.
-    closed: Marks,
+    closed: Latest<Key, ()>,
     /// Sessions that are just being ended. The server may close their streams before it says that
     /// it has.
     leaving: HashMap<Key, Farewells>,
@@ -58,14 +58,6 @@ pub(in crate::proxy) struct Asked {
     lost: CancellationToken,
 }
 
-/// What is remembered, the last [`REMEMBERED`].
-#[derive(Debug, Default)]
-pub(in crate::proxy) struct Marks {
-    all: HashSet<Mark>,
-    /// The oldest first.
-    order: VecDeque<Mark>,
-}
-
 /// What is under way to end one session.
 #[derive(Debug, Default)]
 struct Farewells {
@@ -73,9 +65,6 @@ struct Farewells {
     count: usize,
     all_over: CancellationToken,
 }
-
-/// A session: a digest.
-pub(in crate::proxy) type Mark = [u8; 16];
 
 /// A session that is just being ended. Dropped without [`Leaving::is_over`], it has not been.
 pub(in crate::proxy) struct Leaving {
@@ -91,6 +80,15 @@ const REMEMBERED: usize = 16 << 10;
 /// say.
 const PATIENCE: Duration = Duration::from_secs(5);
 
+// === impl Known ===
+
+impl Default for Known {
+    fn default() -> Self {
+        let remembered = || Latest::new(REMEMBERED);
+        Self { over: remembered(), closed: remembered(), leaving: HashMap::new() }
+    }
+}
+
 // === impl Ended ===
 
 impl Ended {
@@ -103,17 +101,13 @@ impl Ended {
     /// The session is over for its client, which hears so in it from now on. What it still waits for goes
     /// on.
     pub(in crate::proxy) fn close(&self, key: Key) {
-        self.known().closed.remember(key.digest());
+        self.known().closed.insert(key, ());
         self.has_closed.store(true, Ordering::Release);
     }
 
-    /// Whether there is any session to be found by [`Ended::is_closed`]. Cheap.
-    pub(in crate::proxy) fn has_closed(&self) -> bool {
-        self.has_closed.load(Ordering::Acquire)
-    }
-
+    /// Cheap: there mostly is none.
     pub(in crate::proxy) fn is_closed(&self, key: Key) -> bool {
-        self.known().closed.contains(&key.digest())
+        self.has_closed.load(Ordering::Acquire) && self.known().closed.contains(&key)
     }
 
     /// The client ends its session; whether it is over, the server has yet to say.
@@ -124,8 +118,8 @@ impl Ended {
 
     /// Whether the client has ended the session, as far as it is concerned.
     fn is_over(&self, key: Key) -> bool {
-        let (known, session) = (self.known(), key.digest());
-        known.over.contains(&session) || known.closed.contains(&session)
+        let known = self.known();
+        known.over.contains(&key) || known.closed.contains(&key)
     }
 
     /// Waits until it is known whether a session is over that is just being ended, though not for ever.
@@ -205,7 +199,7 @@ impl Asked {
         // The request that ends the session waits for no answer itself: it would wait for its own end.
         if !waiting.is_empty() {
             self.ended.settles(key).await;
-            let is_over = self.ended.known().over.contains(&key.digest());
+            let is_over = self.ended.known().over.contains(&key);
             let taken_back = self.taken_back();
             waiting.retain(|id| !is_over && !taken_back.contains(id));
         }
@@ -239,32 +233,12 @@ impl Drop for Asked {
     }
 }
 
-// === impl Marks ===
-
-impl Marks {
-    pub(in crate::proxy) fn contains(&self, mark: &Mark) -> bool {
-        self.all.contains(mark)
-    }
-
-    pub(in crate::proxy) fn remember(&mut self, mark: Mark) {
-        if !self.all.insert(mark) {
-            return;
-        }
-        self.order.push_back(mark);
-        if self.order.len() > REMEMBERED
-            && let Some(oldest) = self.order.pop_front()
-        {
-            self.all.remove(&oldest);
-        }
-    }
-}
-
 // === impl Leaving ===
 
 impl Leaving {
     /// The server has said that the session is over.
     pub(in crate::proxy) fn is_over(&self) {
-        self.ended.known().over.remember(self.key.digest());
+        self.ended.known().over.insert(self.key, ());
     }
 }
 
@@ -354,14 +328,14 @@ mod tests {
 
     #[tokio::test]
     async fn only_so_much_is_remembered() {
-        let mut marks = Marks::default();
-        let mark = |number: usize| (number as u128).to_be_bytes();
+        let ended = Ended::default();
+        let session = |number: usize| Key::named(Principal::ANONYMOUS, &number.into());
         for number in 0..=REMEMBERED {
-            marks.remember(mark(number));
-            marks.remember(mark(number));
+            ended.close(session(number));
+            ended.close(session(number));
         }
-        assert!(!marks.contains(&mark(0)) && marks.contains(&mark(1)));
-        assert_eq!((marks.all.len(), marks.order.len()), (REMEMBERED, REMEMBERED));
+        assert!(!ended.is_closed(session(0)) && ended.is_closed(session(1)));
+        assert_eq!(ended.known().closed.sizes(), (REMEMBERED, REMEMBERED));
     }
 
     #[tokio::test(start_paused = true)]
@@ -374,9 +348,8 @@ mod tests {
     #[tokio::test]
     async fn a_session_that_was_closed_here_is_over_and_what_it_still_waits_for_is_owed() {
         let ended = Arc::new(Ended::default());
-        assert!(!ended.has_closed());
         ended.close(key("a"));
-        assert!(ended.has_closed() && ended.is_closed(key("a")) && !ended.is_closed(key("b")));
+        assert!(ended.is_closed(key("a")) && !ended.is_closed(key("b")));
         assert_eq!(asked(&ended, "a", &[1]).owed(ids(&[1])).await, ids(&[1]));
     }
 }

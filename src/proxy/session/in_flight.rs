@@ -9,22 +9,19 @@
 //! call; a question names none, and belongs to the only call in flight. Where there are several it is
 //! nobody's, and so it is where a call has left without its end: the server may still be at that one.
 
-use super::{
-    cancelled_requests::{Asked, Mark},
-    streams::Key,
-};
+use super::{Key, cancelled_requests::Asked, latest::Latest};
 use crate::{
     dialect::Principal,
     protocol::{Frame, Id, Kind, Method, splice::Object},
-    proxy::{ids, legacy::end_at_server, shared::Shared},
+    proxy::ids,
     telemetry::QuestionRefused,
-    upstream::{ClientSession, Interest, OffStream, only_one},
+    upstream::{Interest, OffStream, only_one},
 };
 use bytes::Bytes;
-use dashmap::{DashMap, Entry};
+use dashmap::{DashMap, mapref::one::RefMut};
 use smallvec::SmallVec;
 use std::{
-    collections::{HashMap, HashSet, VecDeque},
+    collections::{HashMap, hash_map::Entry},
     fmt,
     iter::repeat_n,
     sync::{
@@ -35,50 +32,52 @@ use std::{
 use tokio_util::sync::CancellationToken;
 
 /// The sessions in which calls are in flight.
-#[derive(Debug, Default)]
-pub(in crate::proxy) struct Residents {
-    sessions: DashMap<Key, Inhabited>,
+#[derive(Default)]
+pub(in crate::proxy) struct InFlight {
+    sessions: DashMap<Key, Calls>,
     /// Held for one insertion or look-up.
     left: Mutex<Left>,
 }
 
 /// The calls that have left their sessions without their ends, the last [`REMEMBERED`] of them.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Left {
-    of: HashMap<Key, HashSet<Mark>>,
-    /// The oldest first. What has been answered since may still be here.
-    order: VecDeque<(Key, Mark)>,
+    calls: Latest<(Key, Mark), ()>,
+    /// How many of them there are in a session; never 0.
+    in_session: HashMap<Key, usize>,
 }
 
-#[derive(Debug, Default)]
-struct Inhabited {
-    ours: Vec<InFlight>,
+/// A request's id: a digest.
+type Mark = [u8; 16];
+
+#[derive(Default)]
+struct Calls {
+    ours: Vec<Ours>,
     /// Those that the client makes and hears the answers of itself.
     theirs: usize,
-    /// The client has ended it: how its server is to be told.
-    left: Option<(Principal, ClientSession)>,
+    /// The client has ended it: what is to be done once the last of ours has ended.
+    end: Option<Box<dyn FnOnce() + Send + Sync>>,
 }
 
 /// One call of ours.
 #[derive(Debug)]
-struct InFlight {
+struct Ours {
     number: u64,
     /// The client's own progress token, a raw JSON token.
     token: Option<Bytes>,
     call: OffStream,
 }
 
-/// One call of ours in a session. The last one that is dropped in a session which its client has left
-/// ends that at the server.
-pub(in crate::proxy) struct Resident {
-    shared: Arc<Shared>,
+/// One call of ours in a session. With the last one in a session that its client has left, that ends.
+pub(in crate::proxy) struct OurCall {
+    in_flight: Arc<InFlight>,
     key: Key,
     number: u64,
 }
 
 /// One call of the client's own. It is in flight also while its answer is read on after its client has left.
-pub(in crate::proxy) struct Theirs {
-    shared: Arc<Shared>,
+pub(in crate::proxy) struct TheirCall {
+    in_flight: Arc<InFlight>,
     key: Key,
     /// What it asks.
     requests: SmallVec<[Id; 1]>,
@@ -101,28 +100,52 @@ enum Whose {
 /// early, what it asks may be put to the client of another call in its session.
 const REMEMBERED: usize = 16 << 10;
 
-// === impl Residents ===
+// === impl InFlight ===
 
-impl Residents {
-    /// The client has ended this session. Whether calls of ours go on in it: then its server is told
-    /// once they have ended, and must not be before.
-    pub(in crate::proxy) fn leave(
-        &self,
+impl InFlight {
+    /// One more call of ours: under this number, or with the client's own progress token.
+    pub(in crate::proxy) fn begin(
+        self: &Arc<Self>,
         key: Key,
-        principal: Principal,
-        session: impl FnOnce() -> ClientSession,
-    ) -> bool {
-        let Some(mut inhabited) = self.sessions.get_mut(&key) else { return false };
-        if inhabited.ours.is_empty() {
+        number: u64,
+        token: Option<Bytes>,
+        call: OffStream,
+    ) -> OurCall {
+        self.calls(key).ours.push(Ours { number, token, call });
+        OurCall { in_flight: Arc::clone(self), key, number }
+    }
+
+    /// One more call of the client's.
+    pub(in crate::proxy) fn begin_theirs(
+        self: &Arc<Self>,
+        key: Key,
+        requests: SmallVec<[Id; 1]>,
+        comes_back: bool,
+        asked: &Arc<Asked>,
+    ) -> Arc<TheirCall> {
+        self.calls(key).theirs += 1;
+        let (in_flight, asked) = (Arc::clone(self), Arc::clone(asked));
+        let answered = AtomicBool::new(false);
+        Arc::new(TheirCall { in_flight, key, requests, comes_back, answered, asked })
+    }
+
+    /// The client has ended this session. Whether calls of ours go on in it: then its server is told
+    /// once they have ended, by `end`, and must not be before.
+    pub(in crate::proxy) fn leave<E>(&self, key: Key, end: impl FnOnce() -> E) -> bool
+    where
+        E: FnOnce() + Send + Sync + 'static,
+    {
+        let Some(mut calls) = self.sessions.get_mut(&key) else { return false };
+        if calls.ours.is_empty() {
             return false;
         }
-        inhabited.left.get_or_insert_with(|| (principal, session()));
+        calls.end.get_or_insert_with(|| Box::new(end()));
         true
     }
 
     /// Whether a call of ours is in flight in a session.
     pub(in crate::proxy) fn has_ours(&self, key: Key) -> bool {
-        self.sessions.get(&key).is_some_and(|inhabited| !inhabited.ours.is_empty())
+        self.sessions.get(&key).is_some_and(|calls| !calls.ours.is_empty())
     }
 
     /// Takes what the session's own stream has said, where it is for a call of ours. Whether it was.
@@ -171,12 +194,13 @@ impl Residents {
 
     /// Whose a question is that came on the session's own stream.
     fn whose(&self, key: Key) -> Whose {
-        let Some(inhabited) = self.sessions.get(&key) else { return Whose::Client };
-        let in_flight = || inhabited.ours.iter().map(|ours| &ours.call).filter(|call| call.is_in_flight());
+        let Some(calls) = self.sessions.get(&key) else { return Whose::Client };
+        let in_flight = || calls.ours.iter().map(|ours| &ours.call).filter(|call| call.is_in_flight());
         let Some(first) = in_flight().next() else { return Whose::Client };
-        let is_abandoned =
-            || inhabited.ours.iter().any(|ours| ours.call.has_left()) || self.left().of.contains_key(&key);
-        match only_one(in_flight().chain(repeat_n(first, inhabited.theirs)), is_abandoned) {
+        let is_abandoned = || {
+            calls.ours.iter().any(|ours| ours.call.has_left()) || self.left().in_session.contains_key(&key)
+        };
+        match only_one(in_flight().chain(repeat_n(first, calls.theirs)), is_abandoned) {
             Ok(call) => Whose::Call(call.clone()),
             Err(reason) => Whose::Unclear(first.clone(), reason),
         }
@@ -185,7 +209,7 @@ impl Residents {
     /// The call that progress under this token is about.
     fn by_token(&self, key: Key, token: &Id) -> Option<OffStream> {
         let number = token.came_back();
-        let about = |ours: &&InFlight| match &ours.token {
+        let about = |ours: &&Ours| match &ours.token {
             Some(own) => own == token.as_bytes(),
             None => number == Some(ours.number),
         };
@@ -194,8 +218,12 @@ impl Residents {
 
     /// The call that this question of the server was put to.
     fn by_question(&self, key: Key, id: &Id) -> Option<OffStream> {
-        let asked = |ours: &&InFlight| ours.call.has_asked(id);
+        let asked = |ours: &&Ours| ours.call.has_asked(id);
         Some(self.sessions.get(&key)?.ours.iter().find(asked)?.call.clone())
+    }
+
+    fn calls(&self, key: Key) -> RefMut<'_, Key, Calls> {
+        self.sessions.entry(key).or_default()
     }
 
     fn left(&self) -> MutexGuard<'_, Left> {
@@ -203,28 +231,47 @@ impl Residents {
     }
 }
 
+// === impl Calls ===
+
+impl Calls {
+    fn are_over(&self) -> bool {
+        self.ours.is_empty() && self.theirs == 0
+    }
+}
+
 // === impl Left ===
+
+impl Default for Left {
+    fn default() -> Self {
+        Self { calls: Latest::new(REMEMBERED), in_session: HashMap::new() }
+    }
+}
 
 impl Left {
     /// A call leaves without its end.
     fn remember(&mut self, key: Key, request: &Id) {
-        let mark = mark(request);
-        if !self.of.entry(key).or_default().insert(mark) {
+        let call = (key, mark(request));
+        if self.calls.contains(&call) {
             return;
         }
-        self.order.push_back((key, mark));
-        if self.order.len() > REMEMBERED
-            && let Some((key, oldest)) = self.order.pop_front()
-        {
-            self.forget(key, oldest);
+        *self.in_session.entry(key).or_default() += 1;
+        if let Some((key, _)) = self.calls.insert(call, ()) {
+            self.one_less(key);
         }
     }
 
-    fn forget(&mut self, key: Key, mark: Mark) {
-        let Some(marks) = self.of.get_mut(&key) else { return };
-        marks.remove(&mark);
-        if marks.is_empty() {
-            self.of.remove(&key);
+    fn forget(&mut self, key: Key, request: &Id) {
+        if self.calls.remove(&(key, mark(request))) {
+            self.one_less(key);
+        }
+    }
+
+    fn one_less(&mut self, key: Key) {
+        if let Entry::Occupied(mut count) = self.in_session.entry(key) {
+            *count.get_mut() -= 1;
+            if *count.get() == 0 {
+                count.remove();
+            }
         }
     }
 }
@@ -234,60 +281,29 @@ fn mark(request: &Id) -> Mark {
     *Principal::of(&[request.as_bytes()]).as_bytes()
 }
 
-// === impl Resident ===
+// === impl OurCall ===
 
-impl Resident {
-    /// A call under this number, or with the client's own progress token.
-    pub(in crate::proxy) fn new(
-        shared: &Arc<Shared>,
-        key: Key,
-        number: u64,
-        token: Option<Bytes>,
-        call: OffStream,
-    ) -> Self {
-        let ours = InFlight { number, token, call };
-        shared.residents.sessions.entry(key).or_default().ours.push(ours);
-        Self { shared: Arc::clone(shared), key, number }
-    }
-}
-
-impl Drop for Resident {
+impl Drop for OurCall {
     fn drop(&mut self) {
-        let Entry::Occupied(mut inhabited) = self.shared.residents.sessions.entry(self.key) else { return };
-        let is_this = |ours: &mut InFlight| ours.number == self.number;
-        if inhabited.get_mut().ours.extract_if(.., is_this).any(|ours| ours.call.has_left()) {
-            self.shared.residents.left().remember(self.key, &Id::from_number(self.number));
+        let Self { in_flight, key, number } = self;
+        let mut end = None;
+        in_flight.sessions.remove_if_mut(key, |_, calls| {
+            let is_this = |ours: &mut Ours| ours.number == *number;
+            if calls.ours.extract_if(.., is_this).any(|ours| ours.call.has_left()) {
+                in_flight.left().remember(*key, &Id::from_number(*number));
+            }
+            end = calls.end.take_if(|_| calls.ours.is_empty());
+            calls.are_over()
+        });
+        if let Some(end) = end {
+            end();
         }
-        if !inhabited.get().ours.is_empty() {
-            return;
-        }
-        let left = inhabited.get_mut().left.take();
-        if inhabited.get().theirs == 0 {
-            inhabited.remove();
-        }
-        let Some((principal, session)) = left else { return };
-        let shared = Arc::clone(&self.shared);
-        self.shared.stopping.spawn(async move { end_at_server(&shared, principal, session).await });
     }
 }
 
-// === impl Theirs ===
+// === impl TheirCall ===
 
-impl Theirs {
-    pub(in crate::proxy) fn new(
-        shared: &Arc<Shared>,
-        key: Key,
-        requests: SmallVec<[Id; 1]>,
-        comes_back: bool,
-        asked: &Arc<Asked>,
-    ) -> Arc<Self> {
-        shared.residents.sessions.entry(key).or_default().theirs += 1;
-        let (shared, asked) = (Arc::clone(shared), Arc::clone(asked));
-        Arc::new(Self { shared, key, requests, comes_back, answered: AtomicBool::new(false), asked })
-    }
-}
-
-impl Interest for Theirs {
+impl Interest for TheirCall {
     fn lost(&self) -> &CancellationToken {
         self.asked.lost()
     }
@@ -295,30 +311,29 @@ impl Interest for Theirs {
     /// It has been answered, or the server never had it. Dropped without, it has left without its end.
     fn answered(&self) {
         if !self.answered.swap(true, Relaxed) && self.comes_back {
-            let mut left = self.shared.residents.left();
-            self.requests.iter().for_each(|request| left.forget(self.key, mark(request)));
+            let mut left = self.in_flight.left();
+            self.requests.iter().for_each(|request| left.forget(self.key, request));
         }
     }
 }
 
-impl fmt::Debug for Theirs {
+impl fmt::Debug for TheirCall {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Theirs").field("requests", &self.requests).finish_non_exhaustive()
+        f.debug_struct("TheirCall").field("requests", &self.requests).finish_non_exhaustive()
     }
 }
 
-impl Drop for Theirs {
+impl Drop for TheirCall {
     fn drop(&mut self) {
         // One that comes back had left before.
         if !*self.answered.get_mut() && !self.comes_back {
-            let mut left = self.shared.residents.left();
+            let mut left = self.in_flight.left();
             self.requests.iter().for_each(|request| left.remember(self.key, request));
         }
-        let Entry::Occupied(mut inhabited) = self.shared.residents.sessions.entry(self.key) else { return };
-        inhabited.get_mut().theirs -= 1;
-        if inhabited.get().theirs == 0 && inhabited.get().ours.is_empty() {
-            inhabited.remove();
-        }
+        self.in_flight.sessions.remove_if_mut(&self.key, |_, calls| {
+            calls.theirs -= 1;
+            calls.are_over()
+        });
     }
 }
 
@@ -333,13 +348,13 @@ mod tests {
         let mut left = Left::default();
         left.remember(key("a"), &Id::from_number(1));
         left.remember(key("a"), &Id::from_number(2));
-        left.forget(key("a"), mark(&Id::from_number(1)));
-        assert!(left.of.contains_key(&key("a")));
-        left.forget(key("a"), mark(&Id::from_number(2)));
-        assert!(left.of.is_empty());
+        left.forget(key("a"), &Id::from_number(1));
+        assert!(left.in_session.contains_key(&key("a")));
+        left.forget(key("a"), &Id::from_number(2));
+        assert!(left.in_session.is_empty());
         for number in 0..2 * REMEMBERED as u64 {
             left.remember(key("b"), &Id::from_number(number));
         }
-        assert_eq!((left.of[&key("b")].len(), left.order.len()), (REMEMBERED, REMEMBERED));
+        assert_eq!((left.in_session[&key("b")], left.calls.sizes()), (REMEMBERED, (REMEMBERED, REMEMBERED)));
     }
 }

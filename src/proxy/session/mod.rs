@@ -1,24 +1,53 @@
 //! The sessions of legacy clients, as far as they are known here.
 //!
-//! A session is the server's own; what is kept of it beside is in these files, each with its bound: which
-//! sessions are there (`presence`) and of which revision (`revisions`); what is asked in them and has been
-//! taken back, and which of them are over (`cancelled_requests`); whose answers broke off and may be come
-//! back for (`unfinished`); the calls in flight, and so whose a question is that names no call (`in_flight`);
-//! the questions that stand on a call's own stream (`relayed_questions`); and the streams on which a session
-//! listens (`streams`).
+//! A session is the server's own; what is kept of it beside is in these files, each with its bound. Nothing
+//! here sends anything or waits for a server.
 
+mod by_request;
 mod cancelled_requests;
+mod client;
 mod in_flight;
+mod key;
+mod latest;
 mod presence;
-pub(super) mod relayed_questions;
-mod revisions;
+mod relayed_questions;
 mod streams;
 mod unfinished;
 
 pub(super) use cancelled_requests::{Asked, Ended};
-pub(super) use in_flight::{Resident, Residents, Theirs};
-pub(super) use presence::{Sessions, Watched};
-pub(super) use relayed_questions::Plain;
-pub(super) use revisions::Revisions;
-pub(super) use streams::{Follower, Key, Stream, Streams, next_line};
+pub(super) use client::Client;
+pub(super) use in_flight::{InFlight, OurCall, TheirCall};
+pub(super) use key::Key;
+pub(super) use relayed_questions::{RelayedQuestion, Whose};
+pub(super) use streams::{Follower, Stream, next_line};
 pub(super) use unfinished::{Left, Place, Unfinished};
+
+use crate::task::TaskId;
+use by_request::ByRequest;
+use client::Revisions;
+use presence::Presence;
+use relayed_questions::RelayedQuestions;
+use std::sync::Arc;
+use streams::Streams;
+
+/// What is known of the sessions of one route.
+#[derive(Default)]
+pub(super) struct Sessions {
+    /// Which of them are there.
+    pub(super) presence: Presence,
+    /// Which of them are of 2025-11-25.
+    pub(super) revisions: Revisions,
+    /// What clients have asked and taken back, and which sessions they have ended.
+    pub(super) ended: Arc<Ended>,
+    /// What streams have left unanswered whose clients may come back.
+    pub(super) unfinished: Arc<Unfinished>,
+    /// The calls in flight, ours and the clients', and so whose a question is that names no call.
+    pub(super) in_flight: Arc<InFlight>,
+    /// What clients are asked on the streams of calls that are no tasks yet.
+    pub(super) questions: Arc<RelayedQuestions>,
+    /// The calls that may become tasks unasked, by the client's own id: a cancel of one names that, which its
+    /// server has never heard of.
+    pub(super) waiting: Arc<ByRequest<TaskId>>,
+    /// The streams on which sessions listen.
+    pub(super) streams: Arc<Streams>,
+}

@@ -3,10 +3,10 @@
 //! A stream is the server's, passed on as it comes; what is put on it is put between two events of
 //! the server's.
 
-use crate::{bridge::outbox::Line, dialect::Principal, protocol::headers::SESSION_ID};
+use super::Key;
+use crate::bridge::outbox::Line;
 use bytes::Bytes;
 use dashmap::DashMap;
-use http::{HeaderMap, HeaderValue};
 use std::sync::{
     Arc, Mutex, MutexGuard, PoisonError,
     atomic::{AtomicU64, Ordering},
@@ -19,10 +19,6 @@ pub(in crate::proxy) struct Streams {
     /// Only sessions that listen, or whose streams somebody follows.
     sessions: DashMap<Key, Arc<Session>>,
 }
-
-/// A session of a principal: a digest of both.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(in crate::proxy) struct Key(Principal);
 
 #[derive(Debug)]
 struct Session {
@@ -63,24 +59,6 @@ static NEXT: AtomicU64 = AtomicU64::new(1);
 
 pub(in crate::proxy) fn next_line() -> Line {
     NEXT.fetch_add(1, Ordering::Relaxed)
-}
-
-// === impl Key ===
-
-impl Key {
-    /// The session a request belongs to; none where it names none.
-    pub(in crate::proxy) fn of(principal: Principal, headers: &HeaderMap) -> Option<Self> {
-        Some(Self::named(principal, headers.get(&SESSION_ID)?))
-    }
-
-    /// The session of this name.
-    pub(in crate::proxy) fn named(principal: Principal, id: &HeaderValue) -> Self {
-        Self(Principal::of(&[principal.as_bytes(), id.as_bytes()]))
-    }
-
-    pub(in crate::proxy) fn digest(self) -> [u8; 16] {
-        *self.0.as_bytes()
-    }
 }
 
 // === impl Streams ===
@@ -185,9 +163,11 @@ impl Drop for Follower {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::dialect::Principal;
+    use http::HeaderValue;
 
     fn key() -> Key {
-        Key(Principal::from_bytes([1; 16]))
+        Key::named(Principal::ANONYMOUS, &HeaderValue::from_static("s"))
     }
 
     #[tokio::test]

@@ -6,26 +6,16 @@
 //! So it is remembered what such a stream left unanswered, and behind which event, so that whoever comes
 //! back for it can be told ([`Unfinished::left`]).
 
-use super::{cancelled_requests::Asked, streams::Key};
+use super::{Key, cancelled_requests::Asked, latest::Latest};
 use crate::{dialect::Principal, protocol::Id};
 use smallvec::SmallVec;
-use std::{
-    collections::{HashMap, VecDeque},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// What the streams of a route have left unanswered, the last [`REMEMBERED`] of them.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(in crate::proxy) struct Unfinished {
     /// Never held while waiting.
-    known: Mutex<Known>,
-}
-
-#[derive(Debug, Default)]
-struct Known {
-    left: HashMap<Place, Left>,
-    /// The oldest first. What has been answered since may still be here.
-    order: VecDeque<Place>,
+    known: Mutex<Latest<Place, Left>>,
 }
 
 /// An event of a client's session: a digest.
@@ -58,35 +48,32 @@ impl Place {
 
 // === impl Unfinished ===
 
+impl Default for Unfinished {
+    fn default() -> Self {
+        Self { known: Mutex::new(Latest::new(REMEMBERED)) }
+    }
+}
+
 impl Unfinished {
     /// A stream ended behind this event, and these wait for the rest.
     pub(in crate::proxy) fn leave(&self, place: Place, waiting: SmallVec<[Id; 1]>, asked: Arc<Asked>) {
         if asked.ids().iter().map(|id| id.as_bytes().len()).sum::<usize>() > IDS {
             return;
         }
-        let mut known = self.known();
-        if known.left.insert(place, Left { waiting, asked }).is_some() {
-            return;
-        }
-        known.order.push_back(place);
-        if known.order.len() > REMEMBERED
-            && let Some(oldest) = known.order.pop_front()
-        {
-            known.left.remove(&oldest);
-        }
+        self.known().insert(place, Left { waiting, asked });
     }
 
     /// What still waits for an answer behind this event; mostly nothing.
     pub(in crate::proxy) fn left(&self, place: Place) -> Option<Left> {
-        self.known().left.get(&place).cloned()
+        self.known().get(&place).cloned()
     }
 
     /// What was left there has been answered.
     pub(in crate::proxy) fn finish(&self, place: Place) {
-        self.known().left.remove(&place);
+        self.known().remove(&place);
     }
 
-    fn known(&self) -> MutexGuard<'_, Known> {
+    fn known(&self) -> MutexGuard<'_, Latest<Place, Left>> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -131,7 +118,6 @@ mod tests {
         let long = Id::from_token(format!("\"{}\"", "x".repeat(IDS)).into()).expect("an id");
         leave(&unfinished, "long", &long);
         assert!(unfinished.left(place("long")).is_none());
-        let known = unfinished.known();
-        assert_eq!((known.left.len(), known.order.len()), (REMEMBERED, REMEMBERED));
+        assert_eq!(unfinished.known().sizes(), (REMEMBERED, REMEMBERED));
     }
 }

@@ -61,8 +61,7 @@ impl HttpLine {
             has_id,
             // Servers on the Python SDK before 2025-06-18 fail all their sessions for ever after one (WIRE, B
             // 1.5), so they are left to forget the session by themselves.
-            survives: Revision::parse(&description.version)
-                .is_none_or(|revision| revision >= Revision::V2025_06_18),
+            survives: Revision::parse(&description.version).is_none_or(Revision::survives_delete),
             http,
         })
     }

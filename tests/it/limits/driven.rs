@@ -131,19 +131,20 @@ const BOUNDS: &[(&str, Held)] = &[
         By("only_so_many_calls_that_have_left_are_remembered_and_none_that_was_answered"),
     ),
     (
+        "proxy/session/client.rs REMEMBERED",
+        By("only_so_many_sessions_of_a_revision_with_tasks_are_remembered"),
+    ),
+    (
         "proxy/session/presence.rs REMEMBERED",
         By("a_storm_of_sessions_makes_others_forgotten_by_eighths_the_oldest_first"),
     ),
     (
-        "proxy/session/presence.rs REFUSAL",
+        "proxy/legacy/ping.rs REFUSAL",
         Not(
             "of one answer to a question that is only asked where it is not known whether a session is there",
         ),
     ),
-    (
-        "proxy/session/presence.rs PATIENCE",
-        Not("a wait; whoever waited is served as if there were no answer"),
-    ),
+    ("proxy/legacy/ping.rs PATIENCE", Not("a wait; whoever waited is served as if there were no answer")),
     ("proxy/relay/forward.rs WHOLE", By("a_large_document_comes_as_it_is_sent")),
     ("proxy/answers/experimental.rs PAGE", By("a_list_has_pages_and_every_task_once")),
     ("proxy/answers/experimental.rs WAITING", By("what_nobody_can_hear_does_not_hold_up_the_task")),
@@ -152,7 +153,7 @@ const BOUNDS: &[(&str, Held)] = &[
         By("a_client_that_listens_and_does_not_read_holds_up_its_task_for_a_moment_only"),
     ),
     (
-        "proxy/legacy/unsolicited.rs WAITING",
+        "proxy/legacy/task_call.rs WAITING",
         Not("whoever fills it waits, and is the call whose messages they are"),
     ),
     // Servers.

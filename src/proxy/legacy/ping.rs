@@ -1,0 +1,53 @@
+//! Whether a client's session is there, asked of its server.
+//!
+//! What is answered here in the server's place must not be answered in a session that has ended, or never was
+//! ([`Presence`](crate::proxy::session)). So a session that has not been seen to be there is asked for, by a
+//! `ping` in it.
+
+use crate::{
+    proxy::{AccessSummary, Passage, Passed, Passing, ids, session::Key, shared::Shared},
+    telemetry::Outcome,
+    upstream::{Forward, Purpose},
+};
+use bytes::Bytes;
+use http::Method;
+use smallvec::SmallVec;
+use std::time::Duration;
+use tokio::time::timeout;
+
+/// How long a server may take to say whether a session is there.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// The most that is passed on of a server's refusal, in bytes.
+const REFUSAL: usize = 64 << 10;
+
+/// What the server says of the session of this request, where that is a refusal. A server that
+/// cannot be reached says nothing: what is kept here can still be asked for.
+pub(super) async fn refused(shared: &Shared, passage: &Passage, session: Option<Key>) -> Option<Passed> {
+    let presence = &shared.sessions.presence;
+    let key = session.filter(|key| !presence.knows(*key))?;
+    let session = passage.session();
+    let ping = Forward {
+        method: Method::POST,
+        query: session.query,
+        headers: session.headers,
+        body: Bytes::from(format!(r#"{{"jsonrpc":"2.0","id":{},"method":"ping"}}"#, ids::next_in_session())),
+        purpose: Purpose::Ask,
+        calls: SmallVec::new(),
+        interest: None,
+    };
+    let answer = match timeout(PATIENCE, shared.upstream.forward(ping)).await {
+        Ok(Ok(answer)) if answer.status.is_client_error() => answer,
+        // A server that is too busy to answer has the session for all we know: waiting for it once
+        // is enough.
+        Ok(Ok(_)) | Err(_) => {
+            presence.learn(key);
+            return None;
+        }
+        Ok(Err(_)) => return None,
+    };
+    let (status, headers) = (answer.status, answer.headers.clone());
+    let body = answer.whole(REFUSAL).await.unwrap_or_default();
+    let account = AccessSummary { outcome: Outcome::ServerError, ..AccessSummary::default() };
+    Some(Passed { status, headers, body: Passing::Whole(body, account) })
+}

@@ -1,0 +1,26 @@
+//! The name of a session.
+
+use crate::{dialect::Principal, protocol::headers::SESSION_ID};
+use http::{HeaderMap, HeaderValue};
+
+/// A session of a principal: a digest of both.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(in crate::proxy) struct Key(Principal);
+
+// === impl Key ===
+
+impl Key {
+    /// The session a request belongs to; none where it names none.
+    pub(in crate::proxy) fn of(principal: Principal, headers: &HeaderMap) -> Option<Self> {
+        Some(Self::named(principal, headers.get(&SESSION_ID)?))
+    }
+
+    /// The session of this name.
+    pub(in crate::proxy) fn named(principal: Principal, id: &HeaderValue) -> Self {
+        Self(Principal::of(&[principal.as_bytes(), id.as_bytes()]))
+    }
+
+    pub(in crate::proxy) fn digest(self) -> [u8; 16] {
+        *self.0.as_bytes()
+    }
+}
