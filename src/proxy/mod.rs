@@ -132,10 +132,18 @@ pub trait Service: Send + Sync + 'static {
 // === impl AccessSummary ===
 
 impl AccessSummary {
-    /// A call that came to nothing, and why. Of a server's error its code is said and not its words,
-    /// which may hold what it was asked about.
+    pub fn of(outcome: Outcome) -> Self {
+        Self { outcome, ..Self::default() }
+    }
+
+    /// A call that came to nothing, and why.
     pub fn failed(outcome: Outcome, error: &ErrorObject) -> Self {
-        let reason = match outcome {
+        Self::of(outcome).because(error)
+    }
+
+    /// Of a server's error its code is said and not its words, which may hold what it was asked about.
+    pub fn because(self, error: &ErrorObject) -> Self {
+        let reason = match self.outcome {
             Outcome::ServerError => format!("error {}", error.code()),
             Outcome::Result
             | Outcome::ToolError
@@ -146,7 +154,7 @@ impl AccessSummary {
             | Outcome::ProxyFailed
             | Outcome::Departed => error.message(),
         };
-        Self { outcome, reason: Some(reason.into()), ..Self::default() }
+        Self { reason: Some(reason.into()), ..self }
     }
 }
 

@@ -71,6 +71,18 @@ pub enum Then {
     Break,
 }
 
+// === impl Piece ===
+
+impl Piece {
+    pub(super) fn of(bytes: Bytes) -> Self {
+        Self { bytes, account: None, then: Then::More }
+    }
+
+    pub(super) fn last(bytes: Bytes, account: AccessSummary) -> Self {
+        Self { bytes, account: Some(account), then: Then::End }
+    }
+}
+
 // === impl Passage ===
 
 impl Passage {
@@ -105,11 +117,17 @@ pub(super) fn document(body: Bytes, account: AccessSummary) -> Passed {
     Passed { status: StatusCode::OK, headers, body: Passing::Whole(body, account) }
 }
 
-/// The head of an event stream of ours.
-pub(super) fn event_stream() -> HeaderMap {
-    HeaderMap::from_iter([
+/// What answers a message that is no request, or a request that wants no result.
+pub(super) fn nothing(status: StatusCode) -> Passed {
+    Passed { status, headers: HeaderMap::new(), body: Passing::Whole(Bytes::new(), AccessSummary::default()) }
+}
+
+/// An event stream of ours.
+pub(super) fn events(body: Passing) -> Passed {
+    let headers = HeaderMap::from_iter([
         (CONTENT_TYPE, HeaderValue::from_static("text/event-stream")),
         (CACHE_CONTROL, HeaderValue::from_static("no-cache")),
         (HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no")),
-    ])
+    ]);
+    Passed { status: StatusCode::OK, headers, body }
 }

@@ -79,6 +79,28 @@ const WITHOUT_CIRCLES: &[&str] = &["proxy", "upstream", "front"];
 /// here, and nobody adds any.
 const CIRCLES: &[&[&str]] = &[];
 
+/// The words by which one asks which era or revision a peer is of.
+const ERA: &[&str] = &["Era", "Revision", "PROTOCOL_VERSION"];
+/// Who may, beside `protocol`, whose words they are, and the programs that are peers themselves. All others rely on
+/// what has been decided: the type of a call, the form of a driven one, what a client or a server can do.
+const MAY_ASK_THE_ERA: &[(&str, &str)] = &[
+    (
+        "bridge/offer.rs",
+        "a handshake that goes by: tasks are offered where it agrees on a revision that has them",
+    ),
+    ("dialect/legacy.rs", "reads the revision that a request, a handshake or its answer names"),
+    ("dialect/modern.rs", "reads the revision that a request names, and refuses any but its own"),
+    ("front/answer.rs", "a refusal says which revision is spoken"),
+    ("front/face.rs", "decides who speaks, once for each request"),
+    ("front/layers/trace.rs", "the access line says what has been decided"),
+    ("proxy/legacy/task_capability.rs", "a handshake that goes by: what it agrees on is remembered"),
+    ("proxy/server_profile.rs", "decides what a server can do, once for each server"),
+    ("proxy/session/client.rs", "decides which revision a legacy client is of, once for each request"),
+    ("upstream/http/line.rs", "what our own handshake came to: the header of its session, and how that ends"),
+    ("upstream/legacy/message.rs", "the revision that our own handshake asks for"),
+];
+const PEERS: &[&str] = &["cli", "client", "demo", "protocol"];
+
 #[test]
 fn folders_depend_downward() {
     let allowed: BTreeMap<_, _> = MAY_USE.iter().copied().collect();
@@ -226,6 +248,25 @@ fn above_the_seam_nobody_knows_that_a_server_is_legacy() {
     assert!(stray.is_empty(), "messages are raised below `Upstream`:\n{}", stray.join("\n"));
 }
 
+#[test]
+fn the_era_is_asked_where_it_is_decided() {
+    let mut asking = BTreeSet::new();
+    for_each_source(|folder, file, text| {
+        let asks = |path: String| path.split("::").any(|word| ERA.contains(&word));
+        if !PEERS.contains(&folder)
+            && !file.ends_with("/tests.rs")
+            && paths(without_tests(text)).into_iter().any(asks)
+        {
+            asking.insert(file.to_owned());
+        }
+    });
+    let allowed: BTreeSet<_> = MAY_ASK_THE_ERA.iter().map(|(file, _)| (*file).to_owned()).collect();
+    let new: Vec<_> = asking.difference(&allowed).collect();
+    assert!(new.is_empty(), "the era has been decided before these: {new:?}");
+    let left: Vec<_> = allowed.difference(&asking).collect();
+    assert!(left.is_empty(), "these ask no more, and leave MAY_ASK_THE_ERA: {left:?}");
+}
+
 /// What a file names, and what it hands on.
 struct Module {
     names: Vec<String>,
@@ -236,9 +277,8 @@ struct Module {
 // === impl Module ===
 
 impl Module {
-    /// Tests beside the code may name what they like.
     fn read(text: &str) -> Self {
-        let text = text.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default();
+        let text = without_tests(text);
         let (mut own, mut handed_on, mut within) = (String::new(), String::new(), false);
         for line in text.lines() {
             // Who may see an item is not whom it names.
@@ -253,6 +293,11 @@ impl Module {
         }
         Self { names: paths(&own), hands_on: paths(&handed_on) }
     }
+}
+
+/// Tests beside the code may name what they like.
+fn without_tests(text: &str) -> &str {
+    text.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default()
 }
 
 /// `proxy::legacy` of `proxy/legacy/mod.rs`, `proxy::reply` of `proxy/reply.rs`.

@@ -6,11 +6,11 @@ use crate::{
     dialect::legacy,
     protocol::{ErrorObject, Frame, Id, Kind, Method, Timestamp, code, splice::Object, sse},
     proxy::{
-        AccessSummary, Passage, Passed, Passing, Piece, Then,
+        AccessSummary, Passage, Passed, Passing, Piece,
         drive::reached,
         hub::Listener,
         keep::STORE_PAUSE,
-        passage::{document, event_stream, refusal, success},
+        passage::{document, events, nothing, refusal, success},
         reply::{lost_error, store_error},
         session::Client,
         shared::Shared,
@@ -24,7 +24,7 @@ use crate::{
 use base64::{Engine, prelude::BASE64_URL_SAFE_NO_PAD};
 use bytes::Bytes;
 use futures_util::{StreamExt, stream};
-use http::{HeaderMap, StatusCode};
+use http::StatusCode;
 use std::{
     collections::BTreeMap,
     sync::Arc,
@@ -174,7 +174,7 @@ async fn result(shared: &Arc<Shared>, passage: &Passage, id: &Id, record: Arc<Re
         let piece = waiting.next().await?;
         Some((piece, waiting))
     });
-    Passed { status: StatusCode::OK, headers: event_stream(), body: Passing::Pieces(pieces.boxed()) }
+    events(Passing::Pieces(pieces.boxed()))
 }
 
 /// The response to `tasks/result`, if the task has ended.
@@ -227,7 +227,7 @@ impl Waiting {
                 // What was said before the end is heard before it.
                 biased;
                 event = told(&mut self.told) => match event {
-                    Some(bytes) => return Some(Piece { bytes, account: None, then: Then::More }),
+                    Some(bytes) => return Some(Piece::of(bytes)),
                     None => self.told = None,
                 },
                 () = either(self.changes.changed(), reached(self.store_again)) => {
@@ -238,11 +238,10 @@ impl Waiting {
                 () = self.shared.overdue.stopped() => {
                     let error = lost_error(&CallError::Closing);
                     let body = legacy::refusal(std::slice::from_ref(&self.id), &error);
-                    let account = AccessSummary { outcome: Outcome::ProxyFailed, ..AccessSummary::default() };
-                    return Some(self.last(&body, account));
+                    return Some(self.last(&body, AccessSummary::of(Outcome::ProxyFailed)));
                 }
                 () = sleep_until(silent.into()) => {
-                    return Some(Piece { bytes: sse::KEEP_ALIVE, account: None, then: Then::More });
+                    return Some(Piece::of(sse::KEEP_ALIVE));
                 }
             }
         }
@@ -257,9 +256,7 @@ impl Waiting {
         let Some(record) = found else {
             let error = ErrorObject::new(code::INVALID_PARAMS, "Failed to retrieve task: Task has expired");
             let body = legacy::refusal(std::slice::from_ref(&self.id), &error);
-            return Some(
-                self.last(&body, AccessSummary { outcome: Outcome::Refused, ..AccessSummary::default() }),
-            );
+            return Some(self.last(&body, AccessSummary::of(Outcome::Refused)));
         };
         let (body, account) = outcome(&self.shared, &self.id, &record)?;
         // What was said on the way to the end may still be here.
@@ -277,7 +274,7 @@ impl Waiting {
 
     fn last(&mut self, body: &[u8], account: AccessSummary) -> Piece {
         self.over = true;
-        Piece { bytes: sse::message(body), account: Some(account), then: Then::End }
+        Piece::last(sse::message(body), account)
     }
 }
 
@@ -305,17 +302,13 @@ pub(in crate::proxy) async fn answered(
     task: &TaskId,
     key: String,
 ) -> Passed {
-    let taken = Passed {
-        status: StatusCode::ACCEPTED,
-        headers: HeaderMap::new(),
-        body: Passing::Whole(Bytes::new(), AccessSummary::default()),
-    };
-    let Ok(frame) = Frame::parse(passage.body.clone()) else { return taken };
+    let taken = || nothing(StatusCode::ACCEPTED);
+    let Ok(frame) = Frame::parse(passage.body.clone()) else { return taken() };
     // Slices of the request would keep all of it.
     let (id, outcome) = match frame.kind() {
         Kind::Success { id, result } => (Some(id), Ok(Bytes::copy_from_slice(result))),
         Kind::Failure { id, error } => (id.as_ref(), Err(Bytes::copy_from_slice(error))),
-        Kind::Request { .. } | Kind::Notification { .. } => return taken,
+        Kind::Request { .. } | Kind::Notification { .. } => return taken(),
     };
     // No poll, whose limit would lose what the client says once.
     let Ok(record) = shared.ledger.load(task).await else { return store_failed() };
@@ -323,7 +316,7 @@ pub(in crate::proxy) async fn answered(
     if record.as_ref().is_none_or(|record| !owner.owns(record)) {
         let reason = if record.is_some() { "foreign" } else { "unknown" };
         LookupFailed { method: "response", principal: &client.principal, reason }.emit();
-        return taken;
+        return taken();
     }
     let answers = BTreeMap::from([(key.clone(), Bytes::from_static(b"null"))]);
     // What the record does not speak of may still be asked; what is not kept is not taken.
@@ -335,14 +328,13 @@ pub(in crate::proxy) async fn answered(
         shared.sessions.questions.settled(session, id);
     }
     shared.switchboard.post(task, Mail::Replied(key, outcome)).await;
-    taken
+    taken()
 }
 
 /// An answer that cannot be taken: its question stays open (2025-11-25, *Sending Messages to the
 /// Server*).
 fn store_failed() -> Passed {
-    let account = AccessSummary { outcome: Outcome::ProxyFailed, ..AccessSummary::default() };
-    let refused = document(legacy::refusal(&[], &store_error()), account);
+    let refused = document(legacy::refusal(&[], &store_error()), AccessSummary::of(Outcome::ProxyFailed));
     Passed { status: StatusCode::SERVICE_UNAVAILABLE, ..refused }
 }
 

@@ -12,7 +12,8 @@ use crate::{
     dialect::{Principal, legacy},
     protocol::{ErrorObject, code},
     proxy::{
-        AccessSummary, Passage, Passed, Passing, passage, relay,
+        AccessSummary, Passage, Passed, passage, relay,
+        reply::outcome_of,
         session::{Client, Key},
         shared::Shared,
     },
@@ -21,7 +22,7 @@ use crate::{
 };
 use bytes::Bytes;
 use http::{
-    HeaderMap, Method, StatusCode,
+    Method, StatusCode,
     header::{ACCEPT, CONTENT_TYPE},
 };
 use smallvec::SmallVec;
@@ -46,7 +47,7 @@ pub(super) async fn leave(shared: Arc<Shared>, client: Client, passage: Passage)
     match shared.server_survives_delete(client.principal, &passage.headers).await {
         Ok(true) => {}
         Ok(false) => return answer_here(&shared, key),
-        Err(lost) => return relay::unreachable(&shared, &lost),
+        Err(lost) => return relay::untold(&lost, AccessSummary::of(outcome_of(&lost))),
     }
     let leaving = shared.sessions.ended.leave(key);
     let passed = relay::exchange(Arc::clone(&shared), client, passage, None).await;
@@ -62,8 +63,7 @@ pub(super) async fn leave(shared: Arc<Shared>, client: Client, passage: Passage)
 fn answer_here(shared: &Shared, key: Key) -> Passed {
     shared.sessions.ended.close(key);
     shared.sessions.presence.doubt(key);
-    let body = Passing::Whole(Bytes::new(), AccessSummary::default());
-    Passed { status: StatusCode::OK, headers: HeaderMap::new(), body }
+    passage::nothing(StatusCode::OK)
 }
 
 /// Ends a session at its server, whose client has been told so before. A server that does not survive

@@ -16,9 +16,9 @@ mod task_call;
 mod task_capability;
 
 use super::{
-    AccessSummary, Passage, Passed, Passing,
+    AccessSummary, Passage, Passed,
     answers::experimental,
-    passage::{document, refusal},
+    passage::{document, nothing, refusal},
     relay::{self, Edit, event_ids},
     reply::{self, stopping_error},
     session::{Client, Whose},
@@ -31,8 +31,7 @@ use crate::{
     protocol::{Frame, Id, Kind, Method},
     telemetry::Outcome,
 };
-use bytes::Bytes;
-use http::{HeaderMap, StatusCode, header::RETRY_AFTER};
+use http::{StatusCode, header::RETRY_AFTER};
 use std::sync::Arc;
 
 /// What a request means to us.
@@ -91,8 +90,7 @@ fn begins_something(passage: &Passage) -> bool {
 /// The answer to what is new while the proxy stops; nothing is sent. Another process may take it.
 fn stopping(passage: &Passage) -> Passed {
     let body = legacy::refusal(&passage.post.waiting(), &stopping_error());
-    let account = AccessSummary { outcome: Outcome::ProxyFailed, ..AccessSummary::default() };
-    let mut refused = document(body, account);
+    let mut refused = document(body, AccessSummary::of(Outcome::ProxyFailed));
     refused.status = StatusCode::SERVICE_UNAVAILABLE;
     refused.headers.insert(RETRY_AFTER, reply::RETRY_AFTER);
     refused
@@ -169,11 +167,7 @@ async fn dispose(shared: &Arc<Shared>, client: &Client, passage: &Passage) -> Di
         [Message::Notification(Method::Cancelled)]
             if task_call::taken_back(shared, client, passage).await =>
         {
-            Disposition::Ends(Passed {
-                status: StatusCode::ACCEPTED,
-                headers: HeaderMap::new(),
-                body: Passing::Whole(Bytes::new(), AccessSummary::default()),
-            })
+            Disposition::Ends(nothing(StatusCode::ACCEPTED))
         }
         [Message::Response(Some(id))] => match offer::question(id) {
             Some((task, key)) => {

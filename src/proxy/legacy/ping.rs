@@ -48,6 +48,6 @@ pub(super) async fn refused(shared: &Shared, passage: &Passage, session: Option<
     };
     let (status, headers) = (answer.status, answer.headers.clone());
     let body = answer.whole(REFUSAL).await.unwrap_or_default();
-    let account = AccessSummary { outcome: Outcome::ServerError, ..AccessSummary::default() };
+    let account = AccessSummary::of(Outcome::ServerError);
     Some(Passed { status, headers, body: Passing::Whole(body, account) })
 }

@@ -20,7 +20,7 @@ use crate::{
         AccessSummary, Item, Passage, Passed, Passing, Piece, Then,
         drive::{Driver, Native},
         ids,
-        passage::{self, document, event_stream},
+        passage::{self, document, events},
         reply::lost_error,
         session::Client,
         shared::Shared,
@@ -31,7 +31,6 @@ use crate::{
 };
 use bytes::Bytes;
 use futures_util::{StreamExt, stream};
-use http::StatusCode;
 use std::{future::ready, sync::Arc, time::Duration};
 use tokio::{
     sync::{mpsc, oneshot},
@@ -104,8 +103,7 @@ pub(super) async fn as_task(shared: &Arc<Shared>, (call, replies): (Native, Repl
     });
     match asked.await {
         Ok(Ok((task, created))) => {
-            let account =
-                AccessSummary { outcome: Outcome::Task, task: Some(task), ..AccessSummary::default() };
+            let account = AccessSummary { task: Some(task), ..AccessSummary::of(Outcome::Task) };
             passage::success(id, &created, account)
         }
         // Never a plain result instead, which the client could not tell from the task's.
@@ -145,23 +143,18 @@ pub(super) async fn on_stream(
         let then = piece.then;
         Some((piece, (said, then)))
     });
-    let pieces = stream::once(ready(first)).chain(rest).boxed();
-    Passed { status: StatusCode::OK, headers: event_stream(), body: Passing::Pieces(pieces) }
+    events(Passing::Pieces(stream::once(ready(first)).chain(rest).boxed()))
 }
 
 /// What is said to a client that waits, as it stands on its stream.
 fn piece(said: Result<Option<Item>, Elapsed>) -> Piece {
     match said {
-        Ok(Some(Item::Notification(message))) => {
-            Piece { bytes: sse::message(&message), account: None, then: Then::More }
-        }
-        Ok(Some(Item::Reply(reply))) => {
-            Piece { bytes: sse::message(&reply.body), account: Some(reply.account), then: Then::End }
-        }
+        Ok(Some(Item::Notification(message))) => Piece::of(sse::message(&message)),
+        Ok(Some(Item::Reply(reply))) => Piece::last(sse::message(&reply.body), reply.account),
         // The client has taken its request back, and is owed no answer: some take one that they do not
         // wait for amiss.
         Ok(None) => Piece { bytes: Bytes::new(), account: None, then: Then::End },
-        Err(_silence) => Piece { bytes: sse::KEEP_ALIVE, account: None, then: Then::More },
+        Err(_silence) => Piece::of(sse::KEEP_ALIVE),
     }
 }
 

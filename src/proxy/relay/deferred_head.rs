@@ -5,7 +5,7 @@
 //! as it is; a document becomes the last event, and so does what an HTTP error means. The status and
 //! the headers come too late and are dropped: for a call they say nothing that the body does not.
 
-use super::answer::Owing;
+use super::owing::Owing;
 use crate::{
     dialect::{
         legacy::{self, Anchor},
@@ -21,7 +21,7 @@ use smallvec::smallvec;
 use std::task::{Context, Poll, ready};
 
 /// The body of an answer.
-pub(in crate::proxy) enum Body {
+pub(super) enum Body {
     /// The server's.
     Here(upstream::Passing),
     /// The server has not begun.
@@ -31,7 +31,7 @@ pub(in crate::proxy) enum Body {
 }
 
 /// What the server began with after all.
-pub(in crate::proxy) enum Arrived {
+pub(super) enum Arrived {
     Events(upstream::Passing),
     /// The response, on one line.
     Said(Bytes),
@@ -82,7 +82,7 @@ async fn arrive(
 }
 
 /// A request was answered with nothing: no response to it will come.
-pub(in crate::proxy) fn empty() -> CallError {
+pub(super) fn empty() -> CallError {
     CallError::Invalid("it is empty, without a response to the request".to_owned())
 }
 
@@ -90,7 +90,7 @@ pub(in crate::proxy) fn empty() -> CallError {
 
 impl Body {
     /// Of an answer that was begun here; `forwarding` is still waited for.
-    pub(in crate::proxy) fn late(
+    pub(super) fn late(
         forwarding: BoxFuture<'static, Result<Forwarded, CallError>>,
         id: Id,
         owing: Owing,
@@ -101,10 +101,7 @@ impl Body {
     }
 
     /// The next chunk.
-    pub(in crate::proxy) fn poll_chunk(
-        &mut self,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Bytes, CallError>>> {
+    pub(super) fn poll_chunk(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, CallError>>> {
         loop {
             let chunk = match self {
                 Self::Here(body) => return body.poll_chunk(cx),
@@ -125,7 +122,7 @@ impl Body {
     }
 
     /// Whether there is nothing more to come.
-    pub(in crate::proxy) fn is_over(&self) -> bool {
+    pub(super) fn is_over(&self) -> bool {
         match self {
             Self::Here(body) => body.is_over(),
             Self::Coming(_) => false,
@@ -134,7 +131,7 @@ impl Body {
     }
 
     /// Takes the server's event stream up where it broke ([`upstream::Passing::take_up`]).
-    pub(in crate::proxy) fn take_up(&mut self, from: Anchor) {
+    pub(super) fn take_up(&mut self, from: Anchor) {
         match self {
             Self::Here(body) => body.take_up(from),
             Self::Coming(_) | Self::Over => {}
@@ -142,7 +139,7 @@ impl Body {
     }
 
     /// Whether it has been taken up.
-    pub(in crate::proxy) fn poll_taken_up(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), CallError>> {
+    pub(super) fn poll_taken_up(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), CallError>> {
         match self {
             Self::Here(body) => body.poll_taken_up(cx),
             // Nothing of it was the server's: there is nothing to go on from.
@@ -153,7 +150,7 @@ impl Body {
     }
 
     /// The server is told that what is not answered yet is cancelled.
-    pub(in crate::proxy) fn cancel(&mut self, why: &'static str) {
+    pub(super) fn cancel(&mut self, why: &'static str) {
         match self {
             Self::Here(body) => body.cancel(why),
             Self::Coming(_) | Self::Over => {}
@@ -161,7 +158,7 @@ impl Body {
     }
 
     /// Everything that was asked has been answered: the rest need not be read at any price.
-    pub(in crate::proxy) fn answered(&mut self) {
+    pub(super) fn answered(&mut self) {
         match self {
             Self::Here(body) => body.answered(),
             Self::Coming(_) | Self::Over => {}
@@ -169,7 +166,7 @@ impl Body {
     }
 
     /// The client goes on with it by itself.
-    pub(in crate::proxy) fn release(&mut self) {
+    pub(super) fn release(&mut self) {
         match self {
             Self::Here(body) => body.release(),
             Self::Coming(_) | Self::Over => {}

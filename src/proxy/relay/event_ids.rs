@@ -19,7 +19,7 @@ use crate::{
     },
     proxy::{
         AccessSummary, Passage, Passed, Passing, Piece, Pieces, Then,
-        passage::{event_stream, refusal_for_none},
+        passage::{events, refusal_for_none},
         session::{Client, Key},
         shared::Shared,
     },
@@ -168,10 +168,7 @@ pub(in crate::proxy) fn resume(shared: &Shared, client: &Client, passage: &Passa
     let kept = shared.minted.kept.get(&stream).map(|kept| Arc::clone(&kept));
     let reader = kept.filter(|kept| kept.session == client.session).and_then(|kept| kept.read_again(number));
     match reader {
-        Some(reader) => {
-            let body = Passing::Pieces(reader.into_pieces());
-            Some(Passed { status: StatusCode::OK, headers: event_stream(), body })
-        }
+        Some(reader) => Some(events(Passing::Pieces(reader.into_pieces()))),
         None => Some(refusal_for_none(
             StatusCode::BAD_REQUEST,
             &ErrorObject::new(

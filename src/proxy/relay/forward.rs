@@ -1,9 +1,7 @@
 //! A legacy client's request on its way to a legacy server, and the beginning of the answer.
 //!
-//! Bytes go by as they come; what is added is what keeps a client from waiting for ever. A server
-//! that fails a request with an HTTP error, or that cannot be reached, would leave released
-//! clients waiting (`WIRE`, B 1, rule 19): they get the JSON-RPC error in a 200. So would an event
-//! stream that ends without the response (`relay`).
+//! Bytes go by as they come; what is added is what keeps a client from waiting for ever (`sent`; an event stream
+//! that ends without the response is the business of `answer`).
 //!
 //! A server may say nothing at all until it is done, and then answer with JSON. It is waited for as
 //! long as a client can be expected to wait in silence; then, if the client takes event streams, one
@@ -11,9 +9,11 @@
 //! before its server's: what a handshake, a list or a notification is answered with may be a status.
 
 use super::{
-    answer::{GivingUp, Owing, Relaying, Timing},
+    answer::{Changes, Relaying},
     deferred_head::{self, Body},
-    session_stream::Heard,
+    owing::Owing,
+    sent::{Sent, outcome, untold},
+    session_stream::SessionStream,
     sse_edit::{self, Edit, Edited},
 };
 use crate::{
@@ -24,28 +24,26 @@ use crate::{
     },
     policy::{Silence, silence::Beginning},
     protocol::{
-        ErrorObject, Fault, Frame, Heartbeat, Id, Kind, Method as Asked,
+        Frame, Heartbeat, Id, Kind, Method as Asked,
         accept::{EVENT_STREAM, accepts},
-        glance::{Gist, Glance},
         headers::{LAST_EVENT_ID, SESSION_ID},
-        meta, tool_result,
+        meta,
     },
     proxy::{
-        AccessSummary, KeepAlive, Passage, Passed, Passing,
-        passage::event_stream,
+        KeepAlive, Passage, Passed, Passing,
+        passage::events,
         reply::{lost_error, outcome_of},
         session::{Client, Key, TheirCall},
         shared::Shared,
     },
-    runtime::Stopping,
     telemetry::Outcome,
     upstream::{CallError, Forward, Forwarded, Interest, Purpose},
 };
 use bytes::Bytes;
 use futures_util::{StreamExt, future::BoxFuture};
 use http::{
-    HeaderMap, HeaderValue, Method, StatusCode,
-    header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE},
+    Method, StatusCode,
+    header::{CONTENT_ENCODING, CONTENT_LENGTH},
 };
 use smallvec::SmallVec;
 use std::sync::Arc;
@@ -56,20 +54,15 @@ const WHOLE: u64 = 64 << 10;
 
 /// How an answer is passed on.
 struct Terms {
+    sent: Sent,
     /// The requests that it answers.
     waiting: SmallVec<[Id; 1]>,
     edit: Option<Edit>,
-    /// The session that listens on it, and whether it goes on where another stream broke.
     listens: Option<Listens>,
-    /// The client's own call that it answers.
-    call: Option<Arc<TheirCall>>,
     ladder: KeepAlive,
-    owing: Owing,
-    giving_up: Option<Box<GivingUp>>,
-    stopping: Stopping,
 }
 
-/// A session that listens.
+/// A session that listens on the answer.
 struct Listens {
     key: Key,
     /// It goes on where another stream broke.
@@ -107,7 +100,8 @@ pub(in crate::proxy) async fn exchange(
     let mut owing = Owing::of(&shared.sessions, &client, &passage);
     let left = owing.comes_back(&passage);
     let may_begin = (is_call && edit.is_none() || left.len() == 1) && may_begin(&passage);
-    let giving_up = if is_call { GivingUp::of(&shared, &passage, owing.asked()) } else { None };
+    let has_deadline = is_call && shared.route.held.deadline.is_some();
+    let giving_up = has_deadline.then(|| Box::new(passage.session()));
     let Passage { principal: _, method, query, headers, body, post, keep_alive: _ } = passage;
     let waiting = if left.is_empty() { post.waiting() } else { left };
     // A client that only listens can listen elsewhere; one that waits for an answer is waited for.
@@ -116,24 +110,8 @@ pub(in crate::proxy) async fn exchange(
         _ => (shared.overdue.clone(), Some(shared.stopping.work())),
     };
     let purpose = purpose(&method, &post, &waiting);
-    // Where tasks are made for the session they may have something to say on it.
-    let is_known = matches!(purpose, Purpose::Listen | Purpose::Call | Purpose::Resume)
-        && shared.route.has_tasks()
-        && client.knows_tasks();
-    let key = client.session.filter(|_| is_known);
-    let (listens, call) = match (key, purpose) {
-        (Some(key), Purpose::Listen) => {
-            (Some(Listens { key, resumed: headers.contains_key(&LAST_EVENT_ID) }), None)
-        }
-        (Some(key), _) => {
-            let comes_back = purpose == Purpose::Resume;
-            (
-                None,
-                Some(shared.sessions.in_flight.begin_theirs(key, waiting.clone(), comes_back, owing.asked())),
-            )
-        }
-        (None, _) => (None, None),
-    };
+    let resumed = headers.contains_key(&LAST_EVENT_ID);
+    let (listens, call) = in_session(&shared, &client, purpose, &waiting, &owing, resumed);
     let interest = is_call.then(|| -> Arc<dyn Interest> {
         match &call {
             Some(call) => call.clone(),
@@ -143,28 +121,46 @@ pub(in crate::proxy) async fn exchange(
     let calls = if is_call { waiting.clone() } else { SmallVec::new() };
     let forward = Forward { method, query, headers, body, purpose, calls, interest };
     let mut forwarding = shared.upstream.forward(forward);
-    let timing = Timing { began, shared, _work: work };
     let is_waited_for = is_call || owing.resumed().is_some();
-    let mut terms = Terms { waiting, edit, listens, call, ladder, owing, giving_up, stopping };
+    let sent = Sent { shared, began, _work: work, owing, call, giving_up, stopping };
+    let mut terms = Terms { sent, waiting, edit, listens, ladder };
     let forwarded = tokio::select! {
         // An answer that is there is passed on, whatever else is due.
         biased;
         forwarded = &mut forwarding => forwarded,
-        () = terms.stopping.stopped() => Err(CallError::Closing),
+        () = terms.sent.stopping.stopped() => Err(CallError::Closing),
         beginning = terms.ladder.beginning(may_begin), if is_waited_for => return match beginning {
-            Beginning::Due => begin(forwarding, terms, timing),
-            Beginning::Deadline => give_up(&mut terms, &timing),
+            Beginning::Due => begin(forwarding, terms),
+            Beginning::Deadline => give_up(&mut terms),
         },
     };
     match forwarded {
-        forwarded if terms.owing.resumed().is_some() => Box::pin(take_up(forwarded, terms, timing)).await,
-        Ok(forwarded) => answer(forwarded, terms, timing).await,
+        forwarded if terms.sent.owing.resumed().is_some() => Box::pin(take_up(forwarded, terms)).await,
+        Ok(forwarded) => answer(forwarded, terms).await,
         Err(lost) => {
-            if !lost.leaves_it_running() {
-                terms.call.iter().for_each(|call| call.answered());
-            }
-            Box::pin(refused(&terms.waiting, &lost, &terms.owing, &timing)).await
+            terms.sent.is_lost(&lost);
+            Box::pin(terms.sent.refused(&terms.waiting, &lost)).await
         }
+    }
+}
+
+/// What the request is to its session, where tasks are made for that: they may have something to say on it.
+fn in_session(
+    shared: &Shared,
+    client: &Client,
+    purpose: Purpose,
+    waiting: &SmallVec<[Id; 1]>,
+    owing: &Owing,
+    resumed: bool,
+) -> (Option<Listens>, Option<Arc<TheirCall>>) {
+    let key = client.session.filter(|_| shared.route.has_tasks() && client.knows_tasks());
+    match (key, purpose) {
+        (Some(key), Purpose::Listen) => (Some(Listens { key, resumed }), None),
+        (Some(key), Purpose::Call | Purpose::Resume) => {
+            let (in_flight, comes_back) = (&shared.sessions.in_flight, purpose == Purpose::Resume);
+            (None, Some(in_flight.begin_theirs(key, waiting.clone(), comes_back, owing.asked())))
+        }
+        (Some(_), Purpose::Begin | Purpose::Ask | Purpose::Once | Purpose::Tell) | (None, _) => (None, None),
     }
 }
 
@@ -206,45 +202,13 @@ fn heartbeat(shared: &Shared, client: &Client, passage: &Passage) -> Option<Hear
 }
 
 /// Begins an answer whose server has not.
-fn begin(
-    forwarding: BoxFuture<'static, Result<Forwarded, CallError>>,
-    terms: Terms,
-    timing: Timing,
-) -> Passed {
-    let id = terms.waiting.first().expect("a call has an id").clone();
-    let body = Body::late(forwarding, id, terms.owing.clone());
-    let relaying = relaying(body, Outcome::Result, terms, timing, |waiting, silence, owing| {
-        Relay::of_events(answers(waiting, &silence, owing, 0), silence)
-    });
-    Passed { status: StatusCode::OK, headers: event_stream(), body: Passing::Pieces(relaying.boxed()) }
-}
-
-/// An answer that goes by.
-fn relaying(
-    body: Body,
-    outcome: Outcome,
-    terms: Terms,
-    timing: Timing,
-    relay: impl FnOnce(SmallVec<[Id; 1]>, Silence, &Owing) -> Relay<CallError>,
-) -> Relaying {
-    let Terms { waiting, edit: _, listens: _, call, ladder, owing, giving_up, stopping } = terms;
+fn begin(forwarding: BoxFuture<'static, Result<Forwarded, CallError>>, terms: Terms) -> Passed {
+    let Terms { sent, waiting, edit: _, listens: _, ladder } = terms;
+    let id = waiting.first().expect("a call has an id").clone();
+    let body = Body::late(forwarding, id, sent.owing.clone());
     let (silence, timer) = ladder.into_parts();
-    Relaying {
-        relay: relay(waiting, silence, &owing),
-        body,
-        outcome,
-        timing,
-        timer,
-        giving_up,
-        edited: None,
-        heard: None,
-        call,
-        listening: None,
-        owing,
-        settling: None,
-        stop: None,
-        stopping,
-    }
+    let relay = Relay::of_events(answers(waiting, &silence, &sent.owing, 0), silence);
+    events(Passing::Pieces(Relaying::new(sent, relay, body, Outcome::Result, timer).boxed()))
 }
 
 /// `limit` is for one message of a batch's answer, in bytes.
@@ -259,242 +223,149 @@ fn answers(waiting: SmallVec<[Id; 1]>, silence: &Silence, owing: &Owing, limit: 
     answers
 }
 
-/// A whole body, or what the client is answered with where it is not to wait for it any longer.
-async fn read(
-    forwarded: Forwarded,
-    limit: usize,
-    terms: &mut Terms,
-    timing: &Timing,
-) -> Result<Bytes, Passed> {
-    let body = tokio::select! {
-        biased;
-        body = forwarded.whole(limit) => body,
-        () = terms.stopping.stopped() => Err(CallError::Closing),
-        _deadline = terms.ladder.beginning(false) => return Err(give_up(terms, timing)),
-    };
-    match body {
-        Ok(body) => {
-            terms.call.iter().for_each(|call| call.answered());
-            Ok(body)
-        }
-        Err(lost) => Err(Box::pin(refused(&terms.waiting, &lost, &terms.owing, timing)).await),
-    }
-}
-
-async fn answer(forwarded: Forwarded, mut terms: Terms, timing: Timing) -> Passed {
+/// The server has begun its answer.
+async fn answer(forwarded: Forwarded, mut terms: Terms) -> Passed {
     let status = forwarded.status;
+    let is_waited_for = !terms.waiting.is_empty();
     if status.is_redirection() && status != StatusCode::NOT_MODIFIED
-        || status.is_server_error() && !terms.waiting.is_empty()
+        || status.is_server_error() && is_waited_for
     {
-        if !(CallError::Status { status, detail: String::new() }).leaves_it_running() {
-            terms.call.iter().for_each(|call| call.answered());
-        }
-        return Box::pin(refused_by(forwarded, &terms.waiting, &terms.owing, &timing)).await;
+        terms.sent.is_lost(&CallError::Status { status, detail: String::new() });
+        return Box::pin(terms.sent.refused_by(forwarded, &terms.waiting)).await;
     }
-    let is_events = forwarded.is_events();
-    let in_session = forwarded.headers.get(&SESSION_ID).cloned();
     if forwarded.headers.contains_key(CONTENT_ENCODING) {
         // What cannot be read is left alone.
         terms.edit = None;
     }
     // One that is only taken (202) is answered on the session's own stream.
-    let is_waited_for = !terms.waiting.is_empty();
     let is_answer = is_waited_for && status.is_success() && status != StatusCode::ACCEPTED;
-    if is_answer && forwarded.body.is_over() && terms.owing.resumed().is_none() {
-        return Box::pin(refused(&terms.waiting, &deferred_head::empty(), &terms.owing, &timing)).await;
+    if is_answer && forwarded.body.is_over() && terms.sent.owing.resumed().is_none() {
+        return Box::pin(terms.sent.refused(&terms.waiting, &deferred_head::empty())).await;
     }
-    if let Some(mut edit) = terms.edit.take_if(|_| !is_events && status.is_success()) {
-        let (mut headers, limit) = (forwarded.headers.clone(), forwarded.limit);
-        return match read(forwarded, limit, &mut terms, &timing).await {
-            Ok(body) if body.is_empty() && is_answer => {
-                Box::pin(refused(&terms.waiting, &deferred_head::empty(), &terms.owing, &timing)).await
-            }
-            Ok(body) => {
-                let body = sse_edit::document(body, &mut edit, in_session.as_ref());
-                headers.insert(CONTENT_LENGTH, body.len().into());
-                whole(status, headers, body, &terms.owing, &timing)
-            }
-            Err(passed) => passed,
-        };
+    let limit = match &terms.edit {
+        Some(_) if status.is_success() => Some(forwarded.limit),
+        Some(_) | None => {
+            let is_short = forwarded.body.length().is_some_and(|length| length <= WHOLE);
+            (is_waited_for && is_short).then_some(WHOLE as usize)
+        }
+    };
+    match limit.filter(|_| !forwarded.is_events()) {
+        Some(limit) => document(forwarded, limit, is_answer, terms).await,
+        None => go_by(forwarded, is_answer, terms),
     }
-    if !is_events && is_waited_for && forwarded.body.length().is_some_and(|length| length <= WHOLE) {
-        let headers = forwarded.headers.clone();
-        return match read(forwarded, WHOLE as usize, &mut terms, &timing).await {
-            Ok(body) => whole(status, headers, body, &terms.owing, &timing),
-            Err(passed) => passed,
-        };
+}
+
+/// One document, which is read to its end before it is passed on.
+async fn document(forwarded: Forwarded, limit: usize, is_answer: bool, mut terms: Terms) -> Passed {
+    let (status, mut headers) = (forwarded.status, forwarded.headers.clone());
+    let body = tokio::select! {
+        biased;
+        body = forwarded.whole(limit) => body,
+        () = terms.sent.stopping.stopped() => Err(CallError::Closing),
+        _deadline = terms.ladder.beginning(false) => return give_up(&mut terms),
+    };
+    let body = match body {
+        Ok(body) => {
+            terms.sent.is_over();
+            body
+        }
+        Err(lost) => return Box::pin(terms.sent.refused(&terms.waiting, &lost)).await,
+    };
+    if body.is_empty() && is_answer {
+        return Box::pin(terms.sent.refused(&terms.waiting, &deferred_head::empty())).await;
     }
-    let Forwarded { mut headers, body, limit, .. } = forwarded;
+    let Some(mut edit) = terms.edit.filter(|_| status.is_success()) else {
+        return terms.sent.whole(status, headers, body);
+    };
+    let in_session = headers.get(&SESSION_ID).cloned();
+    let body = sse_edit::document(body, &mut edit, in_session.as_ref());
+    headers.insert(CONTENT_LENGTH, body.len().into());
+    terms.sent.whole(status, headers, body)
+}
+
+/// An answer that goes by as it comes.
+fn go_by(forwarded: Forwarded, is_answer: bool, terms: Terms) -> Passed {
+    let is_events = forwarded.is_events();
+    let Forwarded { status, mut headers, body, limit } = forwarded;
+    let Terms { sent, waiting, edit, listens, ladder } = terms;
     // As long as nothing of it has been sent, an error can take its place: of any length, and to be read.
     let may_be_replaced =
         is_answer && !headers.contains_key(CONTENT_LENGTH) && !headers.contains_key(CONTENT_ENCODING);
     if body.is_over() {
-        terms.call.iter().for_each(|call| call.answered());
-        return whole(status, headers, Bytes::new(), &terms.owing, &timing);
+        sent.is_over();
+        return sent.whole(status, headers, Bytes::new());
     }
+    let outcome = match outcome(status) {
+        Outcome::ServerError => sent.owing.of_error(),
+        outcome => outcome,
+    };
+    let (silence, timer) = ladder.into_parts();
+    let relay = match is_events {
+        true => Relay::of_events(answers(waiting, &silence, &sent.owing, limit), silence),
+        false => {
+            let unsaid = if may_be_replaced { waiting } else { SmallVec::new() };
+            Relay::of_document(unsaid, outcome == Outcome::Result, silence)
+        }
+    };
+    let mut relaying = Relaying::new(sent, relay, Body::Here(body), outcome, timer);
     if is_events {
         // Comments of ours come between its events, and perhaps an error behind them.
         headers.remove(CONTENT_LENGTH);
     }
-    let edit = terms.edit.take_if(|_| is_events && status.is_success());
-    let listens = terms.listens.take_if(|_| is_events && status.is_success());
-    let outcome = match outcome(status) {
-        Outcome::ServerError => terms.owing.of_error(),
-        outcome => outcome,
-    };
-    let mut relaying =
-        relaying(Body::Here(body), outcome, terms, timing, |waiting, silence, owing| match is_events {
-            true => Relay::of_events(answers(waiting, &silence, owing, limit), silence),
-            false => {
-                let unsaid = if may_be_replaced { waiting } else { SmallVec::new() };
-                Relay::of_document(unsaid, outcome == Outcome::Result, silence)
+    if is_events && status.is_success() {
+        relaying.changes = match (edit, listens) {
+            (Some(edit), _) => {
+                let in_session = headers.get(&SESSION_ID).cloned();
+                Changes::Edited(Box::new(Edited::new(edit, in_session, limit)))
             }
-        });
-    relaying.edited = edit.map(|edit| Box::new(Edited::new(edit, in_session, limit)));
-    if let Some(Listens { key, resumed }) = listens {
-        let sessions = &relaying.timing.shared.sessions;
-        relaying.heard = Some(Box::new(Heard::new(&sessions.in_flight, key, limit)));
-        relaying.listening = Some(Box::new(sessions.streams.open(key, resumed)));
+            (None, Some(Listens { key, resumed })) => {
+                let sessions = &relaying.sent.shared.sessions;
+                Changes::OfSession(Box::new(SessionStream::open(sessions, key, resumed, limit)))
+            }
+            (None, None) => Changes::None,
+        };
     }
     Passed { status, headers, body: Passing::Pieces(relaying.boxed()) }
 }
 
 /// The client has come back for the rest of an answer. Where there is none it is told on an event stream:
 /// an HTTP error would answer nothing, and some clients would wait for ever.
-async fn take_up(forwarded: Result<Forwarded, CallError>, terms: Terms, timing: Timing) -> Passed {
+async fn take_up(forwarded: Result<Forwarded, CallError>, terms: Terms) -> Passed {
     let lost = match forwarded {
         Ok(forwarded) if forwarded.status.is_success() && forwarded.is_events() => {
-            return answer(forwarded, terms, timing).await;
+            return answer(forwarded, terms).await;
         }
         // It may come back with others.
         Ok(forwarded) if matches!(forwarded.status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) => {
-            return answer(forwarded, Terms { waiting: SmallVec::new(), ..terms }, timing).await;
+            return answer(forwarded, Terms { waiting: SmallVec::new(), ..terms }).await;
         }
-        Ok(forwarded) => forwarded.not_taken_up(terms.owing.is_in_session()).await,
+        Ok(forwarded) => forwarded.not_taken_up(terms.sent.owing.is_in_session()).await,
         // With the next of us.
-        Err(CallError::Closing) => return untold(&CallError::Closing, &timing),
+        Err(lost @ CallError::Closing) => return untold(&lost, terms.sent.account(outcome_of(&lost))),
         Err(lost) => lost.when_resuming(),
     };
-    let owed = terms.owing.asked().owed(terms.waiting).await;
-    terms.owing.answered();
+    let Terms { sent, waiting, .. } = terms;
+    let owed = sent.owing.asked().owed(waiting).await;
+    sent.owing.answered();
     if owed.is_empty() {
-        return unanswered(&timing);
+        return sent.unanswered();
     }
-    let (error, outcome) = (lost_error(&lost), outcome_of(&lost));
-    let account =
-        AccessSummary { reason: AccessSummary::failed(outcome, &error).reason, ..timing.account(outcome) };
-    let body = Passing::Whole(Answers::to(owed, 0).last_words(&error), account);
-    Passed { status: StatusCode::OK, headers: event_stream(), body }
-}
-
-fn outcome(status: StatusCode) -> Outcome {
-    match status {
-        _ if status.is_server_error() => Outcome::UpstreamFailed,
-        _ if status.is_client_error() => Outcome::ServerError,
-        _ => Outcome::Result,
-    }
-}
-
-/// An answer that is there.
-fn whole(status: StatusCode, headers: HeaderMap, body: Bytes, owing: &Owing, timing: &Timing) -> Passed {
-    let outcome = match Glance::of(&body) {
-        Some(Gist::Error) if status.is_success() => Outcome::ServerError,
-        Some(Gist::Result) if status.is_success() && tool_result::shows_error(&body) => Outcome::ToolError,
-        Some(_) | None => outcome(status),
-    };
-    let (outcome, reason) = match outcome {
-        Outcome::ServerError if owing.asked().is_taken_back() => (Outcome::Departed, None),
-        Outcome::ServerError => (outcome, Some(in_numbers(status, &body).into())),
-        _ => (outcome, None),
-    };
-    let account = AccessSummary { reason, ..timing.account(outcome) };
-    Passed { status, headers, body: Passing::Whole(body, account) }
-}
-
-/// What an error of the server is, without its words.
-fn in_numbers(status: StatusCode, body: &Bytes) -> String {
-    let code = Frame::parse(body.clone()).ok().and_then(|frame| match frame.kind() {
-        Kind::Failure { error, .. } => Some(ErrorObject::from_raw(error.clone()).code()),
-        Kind::Request { .. } | Kind::Notification { .. } | Kind::Success { .. } => None,
-    });
-    match (status.is_success(), code) {
-        (true, Some(code)) => format!("error {code}"),
-        (false, Some(code)) => format!("HTTP {}, error {code}", status.as_u16()),
-        (_, None) => format!("HTTP {}", status.as_u16()),
-    }
-}
-
-/// The server has refused, by an HTTP error.
-async fn refused_by(forwarded: Forwarded, waiting: &[Id], owing: &Owing, timing: &Timing) -> Passed {
-    let error = match forwarded.error().await {
-        Ok(error) => error,
-        Err(lost) => return refused(waiting, &lost, owing, timing).await,
-    };
-    match &owing.asked().owed(waiting.into()).await[..] {
-        [] if !waiting.is_empty() => unanswered(timing),
-        owed => failed(owed, &error, Outcome::UpstreamFailed, timing),
-    }
-}
-
-/// There will be no answer, and this is why.
-async fn refused(waiting: &[Id], lost: &CallError, owing: &Owing, timing: &Timing) -> Passed {
-    if waiting.is_empty() {
-        return untold(lost, timing);
-    }
-    let owed = owing.asked().owed(waiting.into()).await;
-    if owed.is_empty() {
-        return unanswered(timing);
-    }
-    failed(&owed, &lost_error(lost), outcome_of(lost), timing)
-}
-
-/// The server cannot be reached to be told what nobody waits for an answer to.
-pub(in crate::proxy) fn unreachable(shared: &Arc<Shared>, lost: &CallError) -> Passed {
-    let timing = Timing { began: shared.clock.now(), shared: Arc::clone(shared), _work: None };
-    untold(lost, &timing)
-}
-
-/// Nothing waits for a response: it is the transport's to tell.
-fn untold(lost: &CallError, timing: &Timing) -> Passed {
-    let status = match lost.fault() {
-        Fault::Client => StatusCode::BAD_REQUEST,
-        Fault::Server => StatusCode::BAD_GATEWAY,
-        Fault::Proxy => StatusCode::SERVICE_UNAVAILABLE,
-    };
-    Passed { status, ..failed(&[], &lost_error(lost), outcome_of(lost), timing) }
+    let error = lost_error(&lost);
+    let account = sent.account(outcome_of(&lost)).because(&error);
+    events(Passing::Whole(Answers::to(owed, 0).last_words(&error), account))
 }
 
 /// The client has waited long enough, and nothing has begun.
-fn give_up(terms: &mut Terms, timing: &Timing) -> Passed {
-    if let Some(giving_up) = terms.giving_up.take() {
-        giving_up.tell(&timing.shared);
-    }
-    failed(&terms.waiting, &terms.ladder.overdue(), Outcome::UpstreamFailed, timing)
-}
-
-/// The error for each request that waits.
-fn failed(waiting: &[Id], error: &ErrorObject, outcome: Outcome, timing: &Timing) -> Passed {
-    let body = legacy::refusal(waiting, error);
-    let headers = HeaderMap::from_iter([
-        (CONTENT_TYPE, HeaderValue::from_static("application/json")),
-        (CONTENT_LENGTH, body.len().into()),
-    ]);
-    let account =
-        AccessSummary { reason: AccessSummary::failed(outcome, error).reason, ..timing.account(outcome) };
-    Passed { status: StatusCode::OK, headers, body: Passing::Whole(body, account) }
-}
-
-/// The client has taken back what it asked: its stream just ends.
-fn unanswered(timing: &Timing) -> Passed {
-    let body = Passing::Whole(Bytes::new(), timing.account(Outcome::Departed));
-    Passed { status: StatusCode::OK, headers: event_stream(), body }
+fn give_up(terms: &mut Terms) -> Passed {
+    terms.sent.give_up();
+    terms.sent.failed(&terms.waiting, &terms.ladder.overdue(), Outcome::UpstreamFailed)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::dialect::Principal;
-    use http::HeaderValue;
+    use http::{HeaderMap, HeaderValue};
     use std::time::Duration;
 
     #[test]

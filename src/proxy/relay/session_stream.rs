@@ -9,33 +9,47 @@
 
 use crate::{
     protocol::sse::Sieve,
-    proxy::session::{InFlight, Key},
+    proxy::session::{InFlight, Key, Sessions, Stream},
 };
 use bytes::Bytes;
 use std::sync::Arc;
+use tokio::sync::mpsc;
 
 /// One stream of a session.
-pub(in crate::proxy) struct Heard {
+pub(super) struct SessionStream {
     in_flight: Arc<InFlight>,
     key: Key,
     sieve: Sieve,
+    /// What we say on it.
+    stream: Stream,
 }
 
-// === impl Heard ===
+// === impl SessionStream ===
 
-impl Heard {
-    pub(in crate::proxy) fn new(in_flight: &Arc<InFlight>, key: Key, limit: usize) -> Self {
-        Self { in_flight: Arc::clone(in_flight), key, sieve: Sieve::new(limit) }
+impl SessionStream {
+    /// `resumed` is whether it goes on where another stream broke, `limit` for one event, in bytes.
+    pub(super) fn open(sessions: &Sessions, key: Key, resumed: bool, limit: usize) -> Self {
+        Self {
+            in_flight: Arc::clone(&sessions.in_flight),
+            key,
+            sieve: Sieve::new(limit),
+            stream: sessions.streams.open(key, resumed),
+        }
     }
 
     /// Takes the next chunk; gives what goes on. Nothing is not the end of it.
-    pub(in crate::proxy) fn feed(&mut self, chunk: Bytes) -> Bytes {
+    pub(super) fn feed(&mut self, chunk: Bytes) -> Bytes {
         let (in_flight, key) = (&self.in_flight, self.key);
         self.sieve.feed(chunk, || in_flight.has_ours(key), |frame| in_flight.take(key, frame))
     }
 
     /// The stream has ended: what was held of it.
-    pub(in crate::proxy) fn rest(&mut self) -> Bytes {
+    pub(super) fn rest(&mut self) -> Bytes {
         self.sieve.rest()
+    }
+
+    /// What is to be said on it.
+    pub(super) fn told(&mut self) -> &mut mpsc::Receiver<Bytes> {
+        self.stream.told()
     }
 }

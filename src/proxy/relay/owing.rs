@@ -1,0 +1,82 @@
+//! To whom an answer is owed.
+
+use crate::{
+    dialect::{Principal, legacy::Anchor},
+    protocol::{Id, headers::LAST_EVENT_ID},
+    proxy::{
+        Passage,
+        session::{Asked, Client, Left, Place, Sessions, Unfinished},
+    },
+    telemetry::Outcome,
+};
+use http::{HeaderValue, Method};
+use smallvec::SmallVec;
+use std::sync::Arc;
+
+/// Who asked, in which session.
+#[derive(Clone)]
+pub(super) struct Owing {
+    asked: Arc<Asked>,
+    unfinished: Arc<Unfinished>,
+    principal: Principal,
+    /// The client has come back for it, behind this event.
+    resumed: Option<HeaderValue>,
+}
+
+// === impl Owing ===
+
+impl Owing {
+    pub(super) fn of(sessions: &Sessions, client: &Client, passage: &Passage) -> Self {
+        Self {
+            asked: Asked::new(&sessions.ended, client.session, passage.post.waiting()),
+            unfinished: Arc::clone(&sessions.unfinished),
+            principal: client.principal,
+            resumed: None,
+        }
+    }
+
+    /// What the request comes back for, where it does, and where that is known: what a stream has left
+    /// unanswered.
+    pub(super) fn comes_back(&mut self, passage: &Passage) -> SmallVec<[Id; 1]> {
+        let last_id = passage.headers.get(&LAST_EVENT_ID).filter(|_| passage.method == Method::GET);
+        let left = last_id.and_then(|last_id| self.unfinished.left(self.place(last_id.as_bytes())));
+        let Some(Left { waiting, asked }) = left else { return SmallVec::new() };
+        self.resumed = last_id.cloned();
+        self.asked = asked;
+        waiting
+    }
+
+    pub(super) fn asked(&self) -> &Arc<Asked> {
+        &self.asked
+    }
+
+    pub(super) fn is_in_session(&self) -> bool {
+        self.asked.key().is_some()
+    }
+
+    /// Behind which event the client has come back.
+    pub(super) fn resumed(&self) -> Option<&HeaderValue> {
+        self.resumed.as_ref()
+    }
+
+    /// The stream ends here, or its client leaves, and these are not answered.
+    pub(super) fn leave(&self, behind: &Anchor, waiting: SmallVec<[Id; 1]>) {
+        self.unfinished.leave(self.place(behind.last_id.as_bytes()), waiting, Arc::clone(&self.asked));
+    }
+
+    /// All has been answered.
+    pub(super) fn answered(&self) {
+        if let Some(last_id) = &self.resumed {
+            self.unfinished.finish(self.place(last_id.as_bytes()));
+        }
+    }
+
+    fn place(&self, last_id: &[u8]) -> Place {
+        Place::of(self.principal, self.asked.key(), last_id)
+    }
+
+    /// What an error of the server means.
+    pub(super) fn of_error(&self) -> Outcome {
+        if self.asked.is_taken_back() { Outcome::Departed } else { Outcome::ServerError }
+    }
+}
