@@ -1,12 +1,16 @@
 //! One route at work.
 
 use super::{
-    Conversation, Item, Items, Ledger, Passage, Passed, Reply, Service, Switchboard,
+    Item, Items, Ledger, Passage, Passed, Reply, Service, Switchboard,
     answers::extension,
+    catalogues::Catalogues,
+    conversation::Conversation,
     drive::Attended,
     legacy,
     listen::Listening,
     reply::{self, Word},
+    server_profile::ServerProfile,
+    session::Sessions,
     shared::Shared,
 };
 use crate::{
@@ -30,8 +34,8 @@ pub struct Endpoint {
 // === impl Endpoint ===
 
 impl Endpoint {
-    /// `stages` tell that no new call is to begin, that the time of those that have begun is over, and that
-    /// there is nothing left to listen for.
+    /// `stopping` tells that no new call is to begin, `overdue` that the time of those that have begun
+    /// is over, `closing` that there is nothing left to listen for.
     pub fn new(
         route: Arc<Route>,
         upstream: Arc<dyn Upstream>,
@@ -39,10 +43,25 @@ impl Endpoint {
         switchboard: Arc<Switchboard>,
         clock: Arc<dyn Clock>,
         keyring: Arc<Keyring>,
-        stages: [Stopping; 3],
+        [stopping, overdue, closing]: [Stopping; 3],
     ) -> Self {
-        let shared = Shared::new(route, upstream, ledger, switchboard, clock, keyring, stages);
-        Self { shared: Arc::new(shared) }
+        Self {
+            shared: Arc::new(Shared {
+                route,
+                upstream,
+                ledger,
+                switchboard,
+                clock,
+                stopping,
+                overdue,
+                closing,
+                keyring,
+                catalogues: Catalogues::default(),
+                server_profile: ServerProfile::default(),
+                minted: Arc::default(),
+                sessions: Sessions::default(),
+            }),
+        }
     }
 }
 

@@ -2,8 +2,8 @@
 //! principal's sessions with the server and from the tasks.
 
 use super::{
-    Conversation, Item, Reply,
-    drive::reached,
+    Item, Reply,
+    conversation::Conversation,
     hub::Listener,
     keep::STORE_PAUSE,
     limits::Place,
@@ -17,6 +17,7 @@ use crate::{
     },
     dialect::{Call, Caller, modern},
     protocol::{ErrorObject, Method, code, frame::on_one_line},
+    runtime::reached,
     store::StoreError,
     task::{self, Record, TaskId, view},
     telemetry::Outcome,

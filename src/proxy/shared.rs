@@ -33,7 +33,7 @@ pub(super) struct Shared {
     pub(super) closing: Stopping,
     /// Seals and opens `requestState`.
     pub(super) keyring: Arc<Keyring>,
-    catalogues: Catalogues,
+    pub(super) catalogues: Catalogues,
     pub(super) server_profile: ServerProfile,
     /// Answers whose events got their ids here.
     pub(super) minted: Arc<Minted>,
@@ -44,32 +44,6 @@ pub(super) struct Shared {
 // === impl Shared ===
 
 impl Shared {
-    pub(super) fn new(
-        route: Arc<Route>,
-        upstream: Arc<dyn Upstream>,
-        ledger: Arc<Ledger>,
-        switchboard: Arc<Switchboard>,
-        clock: Arc<dyn Clock>,
-        keyring: Arc<Keyring>,
-        [stopping, overdue, closing]: [Stopping; 3],
-    ) -> Self {
-        Self {
-            route,
-            upstream,
-            ledger,
-            switchboard,
-            clock,
-            stopping,
-            overdue,
-            closing,
-            keyring,
-            catalogues: Catalogues::default(),
-            server_profile: ServerProfile::default(),
-            minted: Arc::default(),
-            sessions: Sessions::default(),
-        }
-    }
-
     pub(super) fn owner(&self, caller: &Caller) -> Owner {
         Owner {
             principal: *caller.principal.as_bytes(),

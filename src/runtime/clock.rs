@@ -3,7 +3,11 @@
 //! There are two kinds of time: [`std::time::Instant`] for waiting, and [`Timestamp`] for what is
 //! stored or shown. Both arrive as arguments everywhere else.
 
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::{
+    future::pending,
+    time::{Instant, SystemTime, UNIX_EPOCH},
+};
+use tokio::time::sleep_until;
 
 pub use crate::protocol::Timestamp;
 
@@ -60,5 +64,13 @@ impl Clock for SystemClock {
 
     fn timestamp(&self) -> Timestamp {
         self.started_at + (self.now() - self.started)
+    }
+}
+
+/// Resolves at a moment, if there is one.
+pub async fn reached(due: Option<Instant>) {
+    match due {
+        Some(due) => sleep_until(due.into()).await,
+        None => pending().await,
     }
 }

@@ -9,7 +9,7 @@ mod net;
 mod room;
 mod turns;
 
-pub use clock::{Clock, SystemClock, wall_clock};
+pub use clock::{Clock, SystemClock, reached, wall_clock};
 pub use descriptors::{Descriptors, Shares};
 pub use drain::{Drain, Stopping};
 pub use entropy::random;

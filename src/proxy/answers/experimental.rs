@@ -7,7 +7,6 @@ use crate::{
     protocol::{ErrorObject, Frame, Id, Kind, Method, Timestamp, code, splice::Object, sse},
     proxy::{
         AccessSummary, Passage, Passed, Passing, Piece,
-        drive::reached,
         hub::Listener,
         keep::STORE_PAUSE,
         passage::{document, events, nothing, refusal, success},
@@ -16,6 +15,7 @@ use crate::{
         shared::Shared,
         switchboard::{Local, Mail},
     },
+    runtime::reached,
     store::Place,
     task::{self, Record, TaskId, view::experimental},
     telemetry::{LookupFailed, Outcome},

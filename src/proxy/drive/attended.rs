@@ -7,17 +7,21 @@
 //! the upstream stream goes with it, which cancels the call at the server; after the move, the other side
 //! notices the closed channel.
 
-use super::{Canonical, Driver, First, Form, Happening, Request, Waiter, canonical::Server, reached};
+use super::{Canonical, Driver, First, Form, Happening, canonical::Server};
 use crate::{
     bridge::{Action, Drive, Plan, catalogue, plan},
     dialect::{Call, Caller, Response, modern},
     protocol::{ErrorObject, Frame, InputResponses, Method, code, headers},
     proxy::{
-        Conversation, Item, Reply, ids,
+        Item, Reply,
+        conversation::Conversation,
+        ids,
         input_requests::{self, Came},
         reply::{self, Word},
         shared::Shared,
+        switchboard::{Request, Waiter},
     },
+    runtime::reached,
     telemetry::WouldDefer,
     upstream::{CallError, Deferral, Description, Event, Identity, Outgoing, Replies},
 };

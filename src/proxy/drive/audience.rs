@@ -5,10 +5,10 @@ use crate::{
     protocol::sse,
     proxy::{
         Item,
-        drive::reached,
         session::{Follower, next_line},
         switchboard::Waiter,
     },
+    runtime::reached,
 };
 use bytes::Bytes;
 use futures_util::future::select_all;

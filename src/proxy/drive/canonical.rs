@@ -1,6 +1,6 @@
 //! A driven call in the words of 2026-07-28: of a client of that revision, in front of a server of another.
 
-use super::{First, Request, book::Open};
+use super::{First, book::Open};
 use crate::{
     bridge::{
         elicit,
@@ -14,6 +14,7 @@ use crate::{
         input_requests::{self, missing},
         reply::{self, Verdict, Word},
         shared::Shared,
+        switchboard::Request,
     },
     runtime::random,
     task::{self, Record, TaskId},

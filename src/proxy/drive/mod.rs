@@ -41,7 +41,7 @@ use crate::{
     dialect::modern,
     policy::ToolPolicy,
     protocol::{Frame, InputResponses, Kind, status_message},
-    runtime::Stopping,
+    runtime::{Stopping, reached},
     store::{StoreError, Updated},
     task::{self, Record, TaskId},
     upstream::{CallError, Event, Replies, TurnedOver},
@@ -59,7 +59,7 @@ use std::{
     task::Poll,
     time::{Duration, Instant},
 };
-use tokio::{sync::oneshot, time::sleep_until};
+use tokio::sync::oneshot;
 
 /// Progress is written to the task at most this often: a store write each.
 const PROGRESS_PERIOD: Duration = Duration::from_millis(500);
@@ -687,14 +687,6 @@ async fn keep(task: Option<&Custody>, event: task::Event, overdue: &Stopping) ->
     match task {
         Some(task) => task.keep(event, overdue).await,
         None => Ok(Updated::Unknown),
-    }
-}
-
-/// Resolves at a moment, if there is one.
-pub(super) async fn reached(due: Option<Instant>) {
-    match due {
-        Some(due) => sleep_until(due.into()).await,
-        None => pending().await,
     }
 }
 

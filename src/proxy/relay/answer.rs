@@ -18,7 +18,7 @@ use crate::{
         reply::{lost_error, outcome_of},
     },
     telemetry::Outcome,
-    upstream::CallError,
+    upstream::{CallError, Passing},
 };
 use bytes::Bytes;
 use futures_util::{FutureExt, Stream, future::BoxFuture};
@@ -160,10 +160,18 @@ impl Relaying {
                 let asked = Arc::clone(self.sent.owing.asked());
                 self.settling = Some(async move { asked.owed(waiting).await }.boxed());
             }
-            Action::TakeUp(from) => self.body.take_up(from),
+            Action::TakeUp(from) => {
+                if let Some(body) = self.body.here() {
+                    body.take_up(from);
+                }
+            }
             Action::Leave(behind, waiting) => self.sent.owing.leave(&behind, waiting),
-            Action::Release => self.body.release(),
-            Action::Cancel => self.body.cancel("the proxy is shutting down"),
+            Action::Release => self.body.here().into_iter().for_each(Passing::release),
+            Action::Cancel => {
+                if let Some(body) = self.body.here() {
+                    body.cancel("the proxy is shutting down");
+                }
+            }
             Action::GiveUp => {
                 self.sent.give_up();
                 self.body.answered();

@@ -7,10 +7,7 @@
 
 use super::owing::Owing;
 use crate::{
-    dialect::{
-        legacy::{self, Anchor},
-        modern,
-    },
+    dialect::{legacy, modern},
     protocol::{Frame, Id, frame},
     upstream::{self, CallError, Forwarded},
 };
@@ -130,46 +127,23 @@ impl Body {
         }
     }
 
-    /// Takes the server's event stream up where it broke ([`upstream::Passing::take_up`]).
-    pub(super) fn take_up(&mut self, from: Anchor) {
+    /// The server's, once it is there.
+    pub(super) fn here(&mut self) -> Option<&mut upstream::Passing> {
         match self {
-            Self::Here(body) => body.take_up(from),
-            Self::Coming(_) | Self::Over => {}
+            Self::Here(body) => Some(body),
+            Self::Coming(_) | Self::Over => None,
         }
     }
 
-    /// Whether it has been taken up.
+    /// Whether it has been taken up where it broke ([`upstream::Passing::take_up`]).
     pub(super) fn poll_taken_up(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), CallError>> {
-        match self {
-            Self::Here(body) => body.poll_taken_up(cx),
-            // Nothing of it was the server's: there is nothing to go on from.
-            Self::Coming(_) | Self::Over => {
-                Poll::Ready(Err(CallError::Broken("nothing of it has come".to_owned())))
-            }
-        }
-    }
-
-    /// The server is told that what is not answered yet is cancelled.
-    pub(super) fn cancel(&mut self, why: &'static str) {
-        match self {
-            Self::Here(body) => body.cancel(why),
-            Self::Coming(_) | Self::Over => {}
-        }
+        // Nothing of it was the server's: there is nothing to go on from.
+        let nothing = || Poll::Ready(Err(CallError::Broken("nothing of it has come".to_owned())));
+        self.here().map_or_else(nothing, |body| body.poll_taken_up(cx))
     }
 
     /// Everything that was asked has been answered: the rest need not be read at any price.
     pub(super) fn answered(&mut self) {
-        match self {
-            Self::Here(body) => body.answered(),
-            Self::Coming(_) | Self::Over => {}
-        }
-    }
-
-    /// The client goes on with it by itself.
-    pub(super) fn release(&mut self) {
-        match self {
-            Self::Here(body) => body.release(),
-            Self::Coming(_) | Self::Over => {}
-        }
+        self.here().into_iter().for_each(upstream::Passing::answered);
     }
 }

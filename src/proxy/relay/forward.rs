@@ -76,21 +76,7 @@ pub(in crate::proxy) async fn pass(
     passage: Passage,
     edit: Option<Edit>,
 ) -> Passed {
-    if passage.post.messages.contains(&Message::Notification(Asked::Cancelled))
-        && let Some(key) = client.session
-    {
-        legacy::cancels(&passage.body).into_iter().for_each(|id| shared.sessions.ended.cancel(key, id));
-    }
-    exchange(shared, client, passage, edit).await
-}
-
-/// Sends one request on, and gives what comes back.
-pub(in crate::proxy) async fn exchange(
-    shared: Arc<Shared>,
-    client: Client,
-    passage: Passage,
-    edit: Option<Edit>,
-) -> Passed {
+    takes_back(&shared, &client, &passage);
     let began = shared.clock.now();
     let is_call = passage.post.may_ask();
     let ladder = match is_call {
@@ -141,6 +127,15 @@ pub(in crate::proxy) async fn exchange(
             terms.sent.is_lost(&lost);
             Box::pin(terms.sent.refused(&terms.waiting, &lost)).await
         }
+    }
+}
+
+/// The client may take requests back.
+fn takes_back(shared: &Shared, client: &Client, passage: &Passage) {
+    if passage.post.messages.contains(&Message::Notification(Asked::Cancelled))
+        && let Some(key) = client.session
+    {
+        legacy::cancels(&passage.body).into_iter().for_each(|id| shared.sessions.ended.cancel(key, id));
     }
 }
 

@@ -16,6 +16,6 @@ mod session_stream;
 mod sse_edit;
 
 pub(super) use event_ids::Minted;
-pub(super) use forward::{exchange, pass};
+pub(super) use forward::pass;
 pub(super) use sent::untold;
 pub(super) use sse_edit::Edit;

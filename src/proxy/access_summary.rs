@@ -1,0 +1,46 @@
+//! What the access line says of a call.
+
+use crate::{protocol::ErrorObject, task::TaskId, telemetry::Outcome};
+use std::time::Duration;
+
+/// What the access line says of a call.
+#[derive(Clone, Debug, Default)]
+pub struct AccessSummary {
+    pub outcome: Outcome,
+    /// Why, where it is no result.
+    pub reason: Option<Box<str>>,
+    pub task: Option<TaskId>,
+    /// The status of the task that was shown.
+    pub shown: Option<&'static str>,
+    /// Time spent waiting for the server.
+    pub upstream: Duration,
+}
+
+// === impl AccessSummary ===
+
+impl AccessSummary {
+    pub fn of(outcome: Outcome) -> Self {
+        Self { outcome, ..Self::default() }
+    }
+
+    /// A call that came to nothing, and why.
+    pub fn failed(outcome: Outcome, error: &ErrorObject) -> Self {
+        Self::of(outcome).because(error)
+    }
+
+    /// Of a server's error its code is said and not its words, which may hold what it was asked about.
+    pub fn because(self, error: &ErrorObject) -> Self {
+        let reason = match self.outcome {
+            Outcome::ServerError => format!("error {}", error.code()),
+            Outcome::Result
+            | Outcome::ToolError
+            | Outcome::Task
+            | Outcome::InputRequired
+            | Outcome::Refused
+            | Outcome::UpstreamFailed
+            | Outcome::ProxyFailed
+            | Outcome::Departed => error.message(),
+        };
+        Self { reason: Some(reason.into()), ..self }
+    }
+}

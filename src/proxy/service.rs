@@ -1,0 +1,35 @@
+//! What the front hands its calls to.
+
+use super::{Items, Passage, Passed};
+use crate::{
+    dialect::{Call, Caller, Credentials},
+    policy::Route,
+    upstream::{CallError, Document},
+};
+use futures_util::future::BoxFuture;
+use http::HeaderMap;
+use std::sync::Arc;
+
+/// One route at work.
+pub trait Service: Send + Sync + 'static {
+    fn route(&self) -> &Arc<Route>;
+
+    /// Serves one call. Everything happens as the stream is polled.
+    fn call(&self, call: Call, caller: Caller) -> Items;
+
+    /// Passes one request of a legacy client on to its session at the server.
+    fn pass(&self, passage: Passage) -> BoxFuture<'static, Passed>;
+
+    /// Whether a request with these headers has passed this route before: its server leads back here.
+    fn leads_back(&self, headers: &HeaderMap) -> bool {
+        let _ = headers;
+        false
+    }
+
+    /// Fetches protected-resource metadata of the server behind this route, as it is.
+    fn metadata<'a>(
+        &'a self,
+        path: &'a str,
+        credentials: &'a Credentials,
+    ) -> BoxFuture<'a, Result<Document, CallError>>;
+}
