@@ -1049,6 +1049,34 @@ async fn progress_goes_to_the_call_it_names_and_logs_to_an_only_call() {
 }
 
 #[tokio::test]
+async fn what_2026_07_28_has_no_word_for_ends_at_the_seam_and_a_native_call_hears_it() {
+    let world = World::new(Options { sse: true, ..Options::default() }).await;
+    let gone = notification("notifications/elicitation/complete", json!({ "elicitationId": "e" }));
+    let kept = notification("notifications/vendor", json!({ "n": 1 }));
+    let session = ClientSession { query: None, headers: HeaderMap::new() };
+    let body = json!({ "jsonrpc": "2.0", "id": 2, "method": "tools/call", "params": { "name": "t" } });
+    let native = NativeCall { id: 2, method: Method::ToolsCall, body: body.to_string().into() };
+    for (id, is_native) in [(1, false), (2, true)] {
+        let mut running = match is_native {
+            true => Running::new(world.upstream.call_in(session.clone(), native.clone()).0),
+            false => world.call(id),
+        };
+        let events = world.server.call().await.stream();
+        events.send(&gone);
+        events.send(&kept);
+        if is_native {
+            assert_eq!(running.notice().await, gone);
+        }
+        assert_eq!(running.notice().await, kept);
+        events.result(&json!(id), json!({ "content": [] }));
+        let Some(Event::Final(response)) = running.next().await else { panic!("it is answered") };
+        let raised: Value =
+            serde_json::from_slice(&response.result(&Method::ToolsCall).expect("a result")).expect("JSON");
+        assert_eq!(raised["resultType"] == "complete", !is_native, "{raised}");
+    }
+}
+
+#[tokio::test]
 async fn changes_are_reported_and_lists_come_from_the_session_that_reported() {
     let world = World::new(Options::default()).await;
     let mut reports = world.upstream.watch(Principal::ANONYMOUS);

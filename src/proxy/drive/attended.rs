@@ -357,6 +357,7 @@ mod tests {
     use super::super::tests::{StandIn, TASKS, call, endpoint, response};
     use super::*;
     use crate::{policy, runtime::Clock, upstream::Upstream};
+    use futures_util::FutureExt;
     use serde_json::{Value, json};
     use std::future::pending;
     use tokio::time::sleep;
@@ -397,6 +398,21 @@ mod tests {
             assert_eq!(answer["result"]["resultType"], "task", "{answer:#}");
             assert_eq!(took, after, "{preparing}");
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_refusal_of_ours_that_comes_late_keeps_its_code_in_the_task() {
+        let tools = r#"{"tools":[{"name":"t","inputSchema":{"type":"object","properties":{"p":{"type":"string","x-mcp-header":"P"}}}}]}"#;
+        let minute = Duration::from_secs(60);
+        let answers = move |_: Outgoing| stream::once(sleep(minute).map(move |()| response(tools))).boxed();
+        let (endpoint, _) = endpoint(StandIn { preparing: minute, answers }, policy::Defer::default());
+        let params = json!({ "name": "t", "arguments": { "p": "unmirrored" } });
+        let task = call(&endpoint, "tools/call", TASKS, params).await;
+        let id = &task["result"]["taskId"];
+        sleep(3 * minute).await;
+        let shown = call(&endpoint, "tasks/get", TASKS, json!({ "taskId": id })).await;
+        assert_eq!(shown["result"]["status"], "failed", "{shown}");
+        assert_eq!(shown["result"]["error"]["code"], code::HEADER_MISMATCH, "{shown}");
     }
 
     #[tokio::test(start_paused = true)]

@@ -65,6 +65,8 @@ enum Stage {
     Refused(BoxFuture<'static, Refusal>),
 }
 
+// === impl Http ===
+
 impl Wire for Http {
     type Line = HttpLine;
 
@@ -109,6 +111,47 @@ impl Wire for Http {
         self.via.is_in(headers)
     }
 }
+
+impl Http {
+    /// Says `initialize`. Gives what the server said of itself, and the id of the session.
+    async fn hello(
+        &self,
+        posting: &HeaderMap,
+        hello: &Hello,
+    ) -> Result<(Description, Option<HeaderValue>), CallError> {
+        let lines = http1::lines(posting);
+        let (client, body) = (&self.client, hello.body.clone());
+        let sent = client.send(&Method::POST, &self.path, &lines, &[], body, Reuse::Any);
+        let response = self.taken(sent).await?;
+        let id = response.headers().get(&headers::SESSION_ID).cloned();
+        let status = response.status();
+        match Opening::of(response, self.config.limits.result_bytes)? {
+            Opening::Messages(messages) => Ok((self.welcome(messages, hello).await?, id)),
+            Opening::Accepted => {
+                Err(CallError::Invalid(format!("initialize was answered with HTTP {status} and no body")))
+            }
+            Opening::Refused(head, body) => {
+                let body = error_body(body).await;
+                Err(unwelcome(head.status, &body)
+                    .unwrap_or_else(|| refused(head.status, &head.headers, &body)))
+            }
+        }
+    }
+
+    /// The server's answer among what it says; notifications before it concern nobody yet.
+    async fn welcome(&self, mut messages: Messages, hello: &Hello) -> Result<Description, CallError> {
+        loop {
+            let frame = poll_fn(|cx| messages.poll_next(cx)).await?;
+            let Some(description) = hello.answer(&frame)? else { continue };
+            if let Some(rest) = messages.into_rest() {
+                self.drain_later(rest);
+            }
+            return Ok(description);
+        }
+    }
+}
+
+// === impl HttpLine ===
 
 impl Line for HttpLine {
     type Answer = Answer;
@@ -212,7 +255,9 @@ impl Line for HttpLine {
     }
 }
 
-impl Legacy<Http> {
+// === impl Streamable ===
+
+impl Streamable {
     /// A server at `config.url`. Nothing is sent before it is called.
     ///
     /// # Errors
@@ -230,47 +275,6 @@ impl Legacy<Http> {
         let (config, work) = (Arc::new(config), Work::new()?);
         let http = Http::new(Arc::clone(&config), work.clone(), net)?;
         Ok(Self::over(http, config, work, net))
-    }
-}
-
-// === impl Http ===
-
-impl Http {
-    /// Says `initialize`. Gives what the server said of itself, and the id of the session.
-    async fn hello(
-        &self,
-        posting: &HeaderMap,
-        hello: &Hello,
-    ) -> Result<(Description, Option<HeaderValue>), CallError> {
-        let lines = http1::lines(posting);
-        let (client, body) = (&self.client, hello.body.clone());
-        let sent = client.send(&Method::POST, &self.path, &lines, &[], body, Reuse::Any);
-        let response = self.taken(sent).await?;
-        let id = response.headers().get(&headers::SESSION_ID).cloned();
-        let status = response.status();
-        match Opening::of(response, self.config.limits.result_bytes)? {
-            Opening::Messages(messages) => Ok((self.welcome(messages, hello).await?, id)),
-            Opening::Accepted => {
-                Err(CallError::Invalid(format!("initialize was answered with HTTP {status} and no body")))
-            }
-            Opening::Refused(head, body) => {
-                let body = error_body(body).await;
-                Err(unwelcome(head.status, &body)
-                    .unwrap_or_else(|| refused(head.status, &head.headers, &body)))
-            }
-        }
-    }
-
-    /// The server's answer among what it says; notifications before it concern nobody yet.
-    async fn welcome(&self, mut messages: Messages, hello: &Hello) -> Result<Description, CallError> {
-        loop {
-            let frame = poll_fn(|cx| messages.poll_next(cx)).await?;
-            let Some(description) = hello.answer(&frame)? else { continue };
-            if let Some(rest) = messages.into_rest() {
-                self.drain_later(rest);
-            }
-            return Ok(description);
-        }
     }
 }
 
