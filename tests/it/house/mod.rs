@@ -1,10 +1,11 @@
 //! The whole house, on pipes and a paused clock.
 //!
 //! One proxy as its program starts it, a server behind it, and several clients of both eras, all in
-//! one thread. What happens next is drawn from what can happen: calls, questions on either stream,
-//! answers, departures, broken streams, a server that dies, time, and the end of the proxy. Each call
-//! has a number, and everything that is said of it carries that number; so whoever hears what was
-//! not meant for them is found out, and so is whoever hears nothing.
+//! one thread. What happens next is drawn from what can happen: calls, some of which become tasks, asked
+//! for or not; questions on either stream, answers, cancels, departures, broken streams, a server that dies,
+//! a store that is slow, time, and the end of the proxy. Each call and each question has a number, and
+//! everything that is said of it carries that number; so whoever hears what was not meant for them is
+//! found out, and so is whoever hears nothing. What is kept is compared with what clients know of.
 //!
 //! `tests/it/simulation.rs` is the same for the state machine of one call, which it covers more densely.
 
