@@ -13,7 +13,7 @@ use std::{mem, ops::Range};
 ///
 /// Holds what has come of the event that has not ended, up to a limit: a larger one goes by unread, and
 /// what follows too, in pieces as they come.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Cutter {
     limit: usize,
     reader: Reader,
@@ -65,16 +65,7 @@ pub(super) struct Line<'a> {
 impl Cutter {
     /// `limit` is for one event, in bytes.
     pub fn new(limit: usize) -> Self {
-        Self {
-            limit,
-            reader: Reader::default(),
-            held: BytesMut::new(),
-            input: Bytes::new(),
-            read: 0,
-            data: Data::default(),
-            has_id: false,
-            is_over: false,
-        }
+        Self { limit, ..Self::default() }
     }
 
     /// Takes a chunk of the body. Then [`Cutter::next_piece`] until it gives `None`.

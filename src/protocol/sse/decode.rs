@@ -27,7 +27,7 @@ pub struct SseEvent {
 /// Never holds more than `limit` bytes of an unfinished event, counted as the lines that make it
 /// up without their ends. Comments and unknown fields are bounded one by one and not summed:
 /// a server may keep a silent stream alive with comments alone, for as long as it likes.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Decoder {
     limit: usize,
     reader: Reader,
@@ -67,16 +67,7 @@ struct Pending {
 impl Decoder {
     /// `limit` is in bytes. The worst case is this and one chunk for each open stream.
     pub fn new(limit: usize) -> Self {
-        Self {
-            limit,
-            reader: Reader::default(),
-            input: Bytes::new(),
-            read: 0,
-            pending: Pending::default(),
-            held: 0,
-            line: 0,
-            failed: false,
-        }
+        Self { limit, ..Self::default() }
     }
 
     /// Takes a chunk of the body. Then [`Decoder::next_event`] until it gives `None`: what is left

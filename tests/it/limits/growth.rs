@@ -17,7 +17,7 @@ use deferral::internals::{
         glance::Glance,
         headers::param_headers,
         splice::{Edit, Object},
-        sse::{Cutter, Decoder, Watch},
+        sse::{Cutter, Decoder, Editor, Minter, Sieve, Watch},
         tool_result,
     },
     upstream::http1::{Framing, HeadReader, Next},
@@ -141,6 +141,18 @@ fn an_event_that_comes_in_small_pieces_is_read_in_proportion() {
                 cutter.feed(chunk);
                 while cutter.next_piece().is_some() {}
             }
+        });
+        grows_with_its_input(&format!("Editor, {kind}"), 2_000, &stream, |stream| {
+            let mut editor = Editor::new(1 << 30);
+            pieces(stream).for_each(|chunk| drop(editor.feed(chunk, |_| None)));
+        });
+        grows_with_its_input(&format!("Sieve, {kind}"), 2_000, &stream, |stream| {
+            let mut sieve = Sieve::new(1 << 30);
+            pieces(stream).for_each(|chunk| drop(sieve.feed(chunk, || true, |_| false)));
+        });
+        grows_with_its_input(&format!("Minter, {kind}"), 2_000, &stream, |stream| {
+            let mut minter = Minter::new([7; 16], true, 1 << 30);
+            pieces(stream).for_each(|chunk| drop(minter.feed(chunk)));
         });
         grows_with_its_input(&format!("Decoder, {kind}"), 2_000, &stream, |stream| {
             let mut decoder = Decoder::new(1 << 30);
