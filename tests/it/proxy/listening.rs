@@ -110,7 +110,7 @@ async fn a_change_that_all_sessions_report_is_told_once() {
     let (mut stream, _) =
         acknowledged(&client, json!({ "toolsListChanged": true, "resourcesListChanged": true })).await;
     // A machine that is busy may hear them far apart; then it was no one change.
-    for _ in 0..20 {
+    for _ in 0..100 {
         a.notify("notifications/tools/list_changed", json!({}));
         // Long enough to be told of by itself, if changes were not held back.
         for _ in 0..8 {
