@@ -3,6 +3,9 @@
 //! A key is declared once, where its value is used ([`Section::key`]): its name, its description, what may be
 //! written ([`Kind`]) and its default. What is wrong in the file, what an editor is told and which keys there are,
 //! all come from that.
+//!
+//! Structs that `serde` reads and `schemars` describes would name each key again where its value is used, lose the
+//! place of what crosses keys, and stop at the first problem; that took more lines than this.
 
 use super::{
     problem::{At, Place, Problem, nearest},

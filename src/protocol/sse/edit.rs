@@ -55,6 +55,11 @@ fn with_message(event: &Piece, message: &[u8]) -> Bytes {
     let mut message = Some(message);
     for line in event.lines() {
         if line.field != Some(Field::Data) {
+            // The line before may have ended otherwise than the one that is left out here: its CR would take
+            // a blank line's LF for its own.
+            if line.field.is_none() && line.end == b"\n" && out.ends_with(b"\r") {
+                out.push(b'\n');
+            }
             out.extend_from_slice(line.text);
             out.extend_from_slice(line.end);
         } else if let Some(message) = message.take() {
@@ -124,6 +129,24 @@ mod tests {
         let out = editor.feed(Bytes::from_static(b"data: {\"id\":1,\"result\":{\"a\":1}}\r\r"), edit);
         assert_eq!(out, "data: {\"id\":1,\"result\":{\"a\":1,\"b\":2}}\r\r");
         assert_eq!(editor.rest(), "");
+    }
+
+    #[test]
+    fn an_event_whose_line_ends_differ_ends_where_it_did() {
+        for (event, wanted) in [
+            (
+                "data: {\"id\":1,\rdata: \"result\":{\"a\":1}}\n\n",
+                "data: {\"id\":1,\rdata: \"result\":{\"a\":1,\"b\":2}}\r\n\n",
+            ),
+            (
+                "data: {\"id\":1,\"result\":{\"a\":1}}\rid: 1\rdata:\n\n",
+                "data: {\"id\":1,\"result\":{\"a\":1,\"b\":2}}\rdata: \rid: 1\r\n\n",
+            ),
+        ] {
+            let mut editor = Editor::new(1 << 20);
+            let out = editor.feed(Bytes::from(format!("{event}data: next\n\n")), edit);
+            assert_eq!(out, format!("{wanted}data: next\n\n"));
+        }
     }
 
     #[test]
