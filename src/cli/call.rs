@@ -11,11 +11,11 @@ use super::{
 };
 use crate::{
     client::{
-        self, Ending, Error, Progress, REVISIONS, Session, Step, Task, Turn, arguments, auto, error_text,
-        legacy, modern, no_arguments, revisions,
+        self, Ending, Error, Progress, REVISIONS, Session, Step, Task, Turn, arguments, error_text,
+        no_arguments, revisions,
     },
     config::values::{self, Invalid, show_duration},
-    protocol::{Era, Revision},
+    protocol::Revision,
 };
 use http::{HeaderMap, HeaderName, HeaderValue, Uri};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -107,22 +107,12 @@ struct Screen {
 /// Runs the command to its end.
 pub async fn run(args: Args) -> Exit {
     let headers: HeaderMap = args.headers.iter().cloned().collect();
-    let asker = Asker::new(args.ask.clone(), format!("{} at {}", args.what(), args.url));
-    let (url, declared) = (args.url.clone(), asker.declared(!args.no_tasks));
-    match args.protocol.map(|revision| (revision, revision.era())) {
-        None => within(auto::Session::new(url, headers, declared), asker, &args).await,
-        Some((_, Era::Modern)) => within(modern::Session::new(url, headers, declared), asker, &args).await,
-        Some((revision, Era::Legacy)) => {
-            within(legacy::Session::new(url, headers, declared, revision), asker, &args).await
-        }
-    }
-}
-
-/// Runs it in a session that is still to be opened, whatever it speaks.
-async fn within<S: Session>(mut session: S, mut asker: Asker, args: &Args) -> Exit {
+    let mut asker = Asker::new(args.ask.clone(), format!("{} at {}", args.what(), args.url));
+    let declared = asker.declared(!args.no_tasks);
+    let mut session = Session::new(args.url.clone(), headers, declared, args.protocol);
     let mut screen = Screen::new(io::stderr().is_terminal(), args.what());
     let end = tokio::select! {
-        ending = talk(&mut session, &mut asker, &mut screen, args) => End::Ended(ending),
+        ending = talk(&mut session, &mut asker, &mut screen, &args) => End::Ended(ending),
         () = interrupted() => End::Interrupted,
         limit = passed(args.timeout) => End::Overdue(limit),
     };
@@ -136,8 +126,8 @@ async fn within<S: Session>(mut session: S, mut asker: Asker, args: &Args) -> Ex
 }
 
 /// The call from its beginning to its end, with everything that is asked in between.
-async fn talk<S: Session>(
-    session: &mut S,
+async fn talk(
+    session: &mut Session,
     asker: &mut Asker,
     screen: &mut Screen,
     args: &Args,
@@ -152,19 +142,19 @@ async fn talk<S: Session>(
         }
     };
     loop {
-        let (questions, pause) = match turn {
+        let questions = match turn {
             Turn::Ended(ending) => return Ok(ending),
-            Turn::Asked { questions, pause } => (questions, pause),
+            Turn::Asked(questions) => questions,
         };
         screen.make_room();
         let answers = asker.answer(&questions).await?;
         screen.begin();
-        turn = session.answer(&call, pause, &answers, &mut |step| screen.show(&step)).await?;
+        turn = session.answer(&call, &answers, &mut |step| screen.show(&step)).await?;
     }
 }
 
 /// Shows how it ended, and takes the call back where nobody waits for it any more.
-async fn conclude(end: End, session: &mut impl Session, json: bool) -> Exit {
+async fn conclude(end: End, session: &mut Session, json: bool) -> Exit {
     let ending = match end {
         End::Ended(ending) => ending,
         End::Interrupted => {
@@ -239,7 +229,7 @@ async fn passed(timeout: Option<Duration>) -> Duration {
     timeout.unwrap_or_default()
 }
 
-async fn cancel(session: &mut impl Session) {
+async fn cancel(session: &mut Session) {
     match tokio::time::timeout(CANCEL_PATIENCE, session.cancel()).await {
         Ok(Ok(())) => {}
         Ok(Err(error)) => tell(&format!("the call could not be cancelled: {error}")),

@@ -10,8 +10,8 @@ use super::{
 use crate::{
     app,
     client::{
-        self, Answers, Asked, Declared, Ending, Message, Session as _, Status, Step, Task, Turn, arguments,
-        error_text, modern::Session,
+        self, Answers, Asked, Declared, Ending, Message, Session, Status, Step, Task, Turn, arguments,
+        error_text,
     },
     config, demo,
     protocol::{Method, Revision, meta},
@@ -126,7 +126,7 @@ With this configuration:
         config = indented(config),
     ));
     let parsed: Uri = url.parse().expect("an address and a path make a URL");
-    let mut client = Session::new(parsed, HeaderMap::new(), DECLARED);
+    let mut client = Session::new(parsed, HeaderMap::new(), DECLARED, Some(Revision::V2026_07_28));
 
     teller.say("A quick call passes through:  greet {\"name\":\"Ada\"}\n");
     teller.call(&mut client, "greet", r#"{"name":"Ada"}"#).await?;
@@ -205,11 +205,9 @@ impl<W: Write> Teller<'_, W> {
         let mut turn = client.call(&call, &mut |step| self.step(&step, &mut handle)).await?;
         loop {
             match turn {
-                Turn::Asked { questions, pause } => {
+                Turn::Asked(questions) => {
                     let answers = self.answers(&questions);
-                    turn = client
-                        .answer(&call, pause, &answers, &mut |step| self.step(&step, &mut handle))
-                        .await?;
+                    turn = client.answer(&call, &answers, &mut |step| self.step(&step, &mut handle)).await?;
                 }
                 Turn::Ended(Ending::Result(result)) => {
                     self.event(&format!("the result: {}", result_text(&result)));

@@ -1,23 +1,22 @@
 //! A small client: it calls one tool at a time, follows its task to the end, and hands on what the
 //! server asks in between.
 //!
-//! It speaks two dialects, and each is a `Session`: in [`modern`] every request stands alone
-//! (2026-07-28), in [`legacy`] a handshake comes first and a server may speak on any of several
-//! streams (2025-03-26 to 2025-11-25). Whoever calls sees no difference: a call ends, or waits for
-//! answers and goes on with them ([`Turn`]), and what happens on the way is told as [`Step`]s. [`auto`]
-//! finds out which of the two the server speaks.
+//! It speaks two dialects: in `modern` every request stands alone (2026-07-28), in `legacy` a handshake
+//! comes first and a server may speak on any of several streams (2025-03-26 to 2025-11-25). Whoever calls
+//! sees no difference in a [`Session`]: a call ends, or waits for answers and goes on with them ([`Turn`]),
+//! and what happens on the way is told as [`Step`]s. `session` finds out which of the two the server speaks.
 //!
 //! What a server sends is kept as it came: results are raw JSON, numbers included.
 //!
 //! `wire` makes requests and reads bodies, `message` is JSON-RPC, `tools` looks a tool up, `task` and
 //! `progress` are what a server shows of a call at work, `error` is why there is no answer.
 
-pub mod auto;
 mod error;
-pub mod legacy;
+mod legacy;
 mod message;
-pub mod modern;
+mod modern;
 mod progress;
+mod session;
 mod task;
 mod tools;
 mod wire;
@@ -25,11 +24,12 @@ mod wire;
 pub use error::{Error, error_text};
 pub use message::Message;
 pub use progress::Progress;
+pub use session::Session;
 pub use task::{Status, Task};
 pub use tools::{arguments, no_arguments};
 
-use crate::protocol::{InputRequest, Revision, splice::Object};
-use serde_json::value::RawValue;
+use crate::protocol::{InputKind, InputRequest, Revision, splice::Object};
+use serde_json::{Value, json, value::RawValue};
 use std::{collections::BTreeMap, time::Duration};
 
 /// The revisions that it speaks.
@@ -43,55 +43,6 @@ const LEAST_POLL_INTERVAL: Duration = Duration::from_millis(10);
 const LOST_POLLS: u32 = 5;
 /// What the client calls itself.
 const NAME: &str = "deferral-call";
-
-/// A session in which tools can be called, one at a time.
-///
-/// A future of it may be dropped at any point; [`Session::cancel`] and [`Session::close`] then still
-/// know what is at work.
-pub trait Session {
-    /// What a call that waits for answers needs, to go on with them.
-    type Pause;
-
-    /// Finds out what must be known before this tool is called.
-    ///
-    /// # Errors
-    /// [`Error`], where the server cannot be reached or does not speak this dialect.
-    async fn open(&mut self, tool: &str, watch: Watch<'_>) -> Result<(), Error>;
-
-    /// Calls a tool, and follows its task if it becomes one.
-    ///
-    /// # Errors
-    /// [`Error`]; a JSON-RPC error is an [`Ending`].
-    async fn call(&mut self, call: &Call<'_>, watch: Watch<'_>) -> Result<Turn<Self::Pause>, Error>;
-
-    /// Follows a task that an earlier call became, by its handle, instead of opening and calling.
-    ///
-    /// # Errors
-    /// As [`Session::open`] and [`Session::call`].
-    async fn resume(&mut self, task: &str, watch: Watch<'_>) -> Result<Turn<Self::Pause>, Error>;
-
-    /// Gives a call the answers it waits for, and goes on with it. Questions without an answer here
-    /// are asked again.
-    ///
-    /// # Errors
-    /// As [`Session::call`].
-    async fn answer(
-        &mut self,
-        call: &Call<'_>,
-        pause: Self::Pause,
-        answers: &Answers,
-        watch: Watch<'_>,
-    ) -> Result<Turn<Self::Pause>, Error>;
-
-    /// Takes back the call that is at work, if there is one. The server need not obey.
-    ///
-    /// # Errors
-    /// Where the server cannot be reached or refuses to listen.
-    async fn cancel(&mut self) -> Result<(), Error>;
-
-    /// Takes leave of the server, which need not be there any more.
-    async fn close(&mut self);
-}
 
 /// What a client says it can do.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -135,15 +86,12 @@ pub enum Step<'a> {
     Revision(&'a str),
 }
 
-/// What a request came to. `P` is what the session needs to go on with the answers.
+/// What a request came to.
 #[derive(Debug)]
-pub enum Turn<P> {
+pub enum Turn {
     Ended(Ending),
     /// The server waits for answers to these, in its order; never empty.
-    Asked {
-        questions: Vec<Asked>,
-        pause: P,
-    },
+    Asked(Vec<Asked>),
 }
 
 /// How a call ended.
@@ -174,18 +122,40 @@ pub fn revisions() -> String {
     format!("{} or {oldest}", newest.join(", "))
 }
 
-// === impl Turn ===
+// === impl Declared ===
 
-impl<P> Turn<P> {
-    fn map<Q>(self, pause: impl FnOnce(P) -> Q) -> Turn<Q> {
-        match self {
-            Self::Ended(ending) => Turn::Ended(ending),
-            Self::Asked { questions, pause: before } => Turn::Asked { questions, pause: pause(before) },
+impl Declared {
+    /// Whether a server that speaks this revision may ask this.
+    fn includes(self, kind: InputKind, revision: Revision) -> bool {
+        match kind {
+            InputKind::Elicitation => self.elicitation && revision >= Revision::V2025_06_18,
+            InputKind::Sampling => self.sampling,
+            InputKind::Roots => self.roots,
         }
+    }
+
+    /// What this revision knows of what can be answered. Nothing is said of tasks here.
+    fn capabilities(self, revision: Revision) -> Value {
+        let mut capabilities = json!({});
+        if self.includes(InputKind::Elicitation, revision) {
+            capabilities["elicitation"] = match revision >= Revision::V2025_11_25 {
+                true => json!({ "form": {}, "url": {} }),
+                false => json!({}),
+            };
+        }
+        if self.includes(InputKind::Sampling, revision) {
+            capabilities["sampling"] = json!({});
+        }
+        if self.includes(InputKind::Roots, revision) {
+            capabilities["roots"] = json!({});
+        }
+        capabilities
     }
 }
 
-impl<P> From<Ending> for Turn<P> {
+// === impl Turn ===
+
+impl From<Ending> for Turn {
     fn from(ending: Ending) -> Self {
         Self::Ended(ending)
     }

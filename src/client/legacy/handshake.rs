@@ -2,13 +2,13 @@
 
 use super::{
     super::{
-        Declared, Error, NAME, Step, Watch, error_text,
+        Error, NAME, Step, Watch, error_text,
         message::{Answer, read},
         tools,
     },
     Session, Tasks,
 };
-use crate::protocol::{Era, InputKind, Method, Revision};
+use crate::protocol::{Era, Method, Revision};
 use http::StatusCode;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -36,7 +36,8 @@ impl Session {
     pub(super) async fn shake_hands(&mut self, watch: Watch<'_>) -> Result<(), Error> {
         let params = json!({
             "protocolVersion": self.revision.as_str(),
-            "capabilities": self.capabilities(),
+            // Nothing is said of `tasks`: a server may not make tasks of its own questions here.
+            "capabilities": self.declared.capabilities(self.revision),
             "clientInfo": { "name": NAME, "version": env!("CARGO_PKG_VERSION") },
         });
         let id = self.request(&Method::Initialize, params);
@@ -62,34 +63,6 @@ impl Session {
         self.streams.line().tell(initialized.to_string()).await
     }
 
-    /// What this revision knows of what can be answered. Nothing is said of `tasks`: a server may not
-    /// make tasks of its own questions here.
-    fn capabilities(&self) -> Value {
-        let mut capabilities = json!({});
-        if self.declares(InputKind::Elicitation) {
-            capabilities["elicitation"] = match self.revision >= Revision::V2025_11_25 {
-                true => json!({ "form": {}, "url": {} }),
-                false => json!({}),
-            };
-        }
-        if self.declares(InputKind::Sampling) {
-            capabilities["sampling"] = json!({});
-        }
-        if self.declares(InputKind::Roots) {
-            capabilities["roots"] = json!({});
-        }
-        capabilities
-    }
-
-    pub(super) fn declares(&self, kind: InputKind) -> bool {
-        let Declared { tasks: _, elicitation, sampling, roots } = self.declared;
-        match kind {
-            InputKind::Elicitation => elicitation && self.revision >= Revision::V2025_06_18,
-            InputKind::Sampling => sampling,
-            InputKind::Roots => roots,
-        }
-    }
-
     /// Whether a tool is listed as one that can be a task (2025-11-25, *Tool-Level Negotiation*).
     pub(super) async fn can_be_task(&mut self, tool: &str, watch: Watch<'_>) -> Result<bool, Error> {
         let found = tools::find(tool, async |cursor| {
@@ -103,7 +76,7 @@ impl Session {
 
     /// Ends the session, its streams first: servers complain of a session that ends with readers.
     /// Those before 2025-06-18 are spared, as some of them in the field go down with it.
-    pub(super) async fn end(&mut self) {
+    pub(in crate::client) async fn close(&mut self) {
         self.streams.close().await;
         if self.revision >= Revision::V2025_06_18 {
             // A server need not allow it (405), and whoever leaves does not mind.

@@ -48,6 +48,8 @@ pub struct Session {
     as_task: bool,
     questions: Questions,
     at_work: AtWork,
+    /// What is being waited for besides the answers to what was asked last.
+    pause: Option<Pause>,
     /// The progress token of the call: the id of its request. It stays valid for a task's whole life
     /// (2025-11-25, *Task Progress Notifications*).
     token: Option<u64>,
@@ -77,7 +79,7 @@ enum AtWork {
 }
 
 /// What is being waited for besides the answers.
-pub enum Pause {
+enum Pause {
     /// The response to this request.
     Call(u64),
     Task(Box<Followed>),
@@ -111,6 +113,7 @@ impl Session {
             as_task: false,
             questions: Questions::default(),
             at_work: AtWork::Nothing,
+            pause: None,
             token: None,
             next_id: 1,
         }
@@ -121,11 +124,62 @@ impl Session {
         self.revision
     }
 
-    /// Begins the session where no tool is to be called.
-    pub(super) async fn begin(&mut self, watch: Watch<'_>) -> Result<(), Error> {
+    /// Begins the session, and finds out whether the tool is one that can be a task, where one is to be called.
+    pub(super) async fn open(&mut self, tool: Option<&str>, watch: Watch<'_>) -> Result<(), Error> {
         self.shake_hands(watch).await?;
-        self.streams.listen().opened().await;
+        let listening = self.streams.listen();
+        if let Some(tool) = tool.filter(|_| self.declared.tasks && self.tasks.calls) {
+            self.as_task = self.can_be_task(tool, watch).await?;
+        }
+        listening.opened().await;
         Ok(())
+    }
+
+    pub(super) async fn call(&mut self, call: &Call<'_>, watch: Watch<'_>) -> Result<Turn, Error> {
+        self.token = Some(self.next_id);
+        let params = CallParams {
+            name: call.tool,
+            arguments: call.arguments,
+            task: self.as_task.then(|| TaskParams { ttl: TASK_TTL.as_millis() }),
+            meta: json!({ meta::PROGRESS_TOKEN: self.next_id }),
+        };
+        let id = self.request(&Method::ToolsCall, params);
+        self.at_work = if self.as_task { AtWork::Creating(id) } else { AtWork::Call(id) };
+        self.finish(id, watch).await
+    }
+
+    pub(super) async fn answer(&mut self, answers: &Answers, watch: Watch<'_>) -> Result<Turn, Error> {
+        let told = self.tell(answers).await;
+        match self.pause.take().expect("answers are given where they were asked for") {
+            Pause::Call(id) => {
+                told?;
+                self.finish(id, watch).await
+            }
+            Pause::Task(followed) => {
+                told.map_err(|error| error.of_task(followed.id()))?;
+                self.follow(*followed, watch).await
+            }
+        }
+    }
+
+    pub(super) async fn cancel(&mut self) -> Result<(), Error> {
+        match mem::take(&mut self.at_work) {
+            AtWork::Nothing => Ok(()),
+            AtWork::Call(id) => {
+                let params = json!({ "requestId": id, "reason": "the user gave it up" });
+                let notification =
+                    json!({ "jsonrpc": "2.0", "method": Method::Cancelled.as_str(), "params": params });
+                self.streams.line().tell(notification.to_string()).await
+            }
+            AtWork::Creating(id) => match self.response(id, &mut |_| {}).await? {
+                Answer::Result(result) => match Shown::created(&result)? {
+                    Some(task) => self.cancel_task(&task.id).await,
+                    None => Ok(()),
+                },
+                Answer::Error(_) => Ok(()),
+            },
+            AtWork::Task(id) => self.cancel_task(&id).await,
+        }
     }
 
     /// Sends a request, whose response will be heard. Gives its id.
@@ -149,11 +203,12 @@ impl Session {
     }
 
     /// The response to the call, or what the server wants to know before.
-    async fn finish(&mut self, id: u64, watch: Watch<'_>) -> Result<Turn<Pause>, Error> {
+    async fn finish(&mut self, id: u64, watch: Watch<'_>) -> Result<Turn, Error> {
         loop {
             let questions = self.questions.open();
             if !questions.is_empty() {
-                return Ok(Turn::Asked { questions, pause: Pause::Call(id) });
+                self.pause = Some(Pause::Call(id));
+                return Ok(Turn::Asked(questions));
             }
             let answer = match self.streams.next().await {
                 Heard::Answer { id: theirs, answer } if theirs == id => answer,
@@ -197,7 +252,8 @@ impl Session {
                 None
             }
             Kind::Request { id, method, .. } => {
-                let declared = InputKind::of(method).is_some_and(|kind| self.declares(kind));
+                let declared =
+                    InputKind::of(method).is_some_and(|kind| self.declared.includes(kind, self.revision));
                 if !(declared && self.questions.take(frame)) {
                     if InputKind::of(method).is_some() {
                         watch(Step::Refused { method: method.as_str() });
@@ -228,83 +284,6 @@ impl Session {
             }
             Kind::Success { .. } | Kind::Failure { .. } => None,
         }
-    }
-}
-
-impl super::Session for Session {
-    type Pause = Pause;
-
-    /// Begins the session, and finds out whether the tool is one that can be a task.
-    async fn open(&mut self, tool: &str, watch: Watch<'_>) -> Result<(), Error> {
-        self.shake_hands(watch).await?;
-        let listening = self.streams.listen();
-        if self.declared.tasks && self.tasks.calls {
-            self.as_task = self.can_be_task(tool, watch).await?;
-        }
-        listening.opened().await;
-        Ok(())
-    }
-
-    async fn call(&mut self, call: &Call<'_>, watch: Watch<'_>) -> Result<Turn<Pause>, Error> {
-        self.token = Some(self.next_id);
-        let params = CallParams {
-            name: call.tool,
-            arguments: call.arguments,
-            task: self.as_task.then(|| TaskParams { ttl: TASK_TTL.as_millis() }),
-            meta: json!({ meta::PROGRESS_TOKEN: self.next_id }),
-        };
-        let id = self.request(&Method::ToolsCall, params);
-        self.at_work = if self.as_task { AtWork::Creating(id) } else { AtWork::Call(id) };
-        self.finish(id, watch).await
-    }
-
-    async fn resume(&mut self, task: &str, watch: Watch<'_>) -> Result<Turn<Pause>, Error> {
-        self.begin(watch).await?;
-        self.go_on(task, watch).await
-    }
-
-    async fn answer(
-        &mut self,
-        _: &Call<'_>,
-        pause: Pause,
-        answers: &Answers,
-        watch: Watch<'_>,
-    ) -> Result<Turn<Pause>, Error> {
-        let told = self.tell(answers).await;
-        match pause {
-            Pause::Call(id) => {
-                told?;
-                self.finish(id, watch).await
-            }
-            Pause::Task(followed) => {
-                told.map_err(|error| error.of_task(followed.id()))?;
-                self.follow(*followed, watch).await
-            }
-        }
-    }
-
-    async fn cancel(&mut self) -> Result<(), Error> {
-        match mem::take(&mut self.at_work) {
-            AtWork::Nothing => Ok(()),
-            AtWork::Call(id) => {
-                let params = json!({ "requestId": id, "reason": "the user gave it up" });
-                let notification =
-                    json!({ "jsonrpc": "2.0", "method": Method::Cancelled.as_str(), "params": params });
-                self.streams.line().tell(notification.to_string()).await
-            }
-            AtWork::Creating(id) => match self.response(id, &mut |_| {}).await? {
-                Answer::Result(result) => match Shown::created(&result)? {
-                    Some(task) => self.cancel_task(&task.id).await,
-                    None => Ok(()),
-                },
-                Answer::Error(_) => Ok(()),
-            },
-            AtWork::Task(id) => self.cancel_task(&id).await,
-        }
-    }
-
-    async fn close(&mut self) {
-        self.end().await;
     }
 }
 

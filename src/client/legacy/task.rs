@@ -32,7 +32,7 @@ pub(super) struct Shown {
 }
 
 /// A task and what is under way about it.
-pub struct Followed {
+pub(super) struct Followed {
     task: Task,
     /// The `tasks/result` that is open.
     result: Option<u64>,
@@ -53,11 +53,7 @@ pub struct Followed {
 
 impl Session {
     /// Follows a task of which nothing but its handle is known.
-    pub(in crate::client) async fn go_on(
-        &mut self,
-        handle: &str,
-        watch: Watch<'_>,
-    ) -> Result<Turn<Pause>, Error> {
+    pub(in crate::client) async fn resume(&mut self, handle: &str, watch: Watch<'_>) -> Result<Turn, Error> {
         let id = self.about_task(&Method::TasksGet, handle);
         let shown: Shown = match self.response(id, watch).await.map_err(|error| error.of_task(handle))? {
             Answer::Result(result) => read(&result)?,
@@ -70,11 +66,7 @@ impl Session {
     }
 
     /// Follows a task to its end, or until the server asks something.
-    pub(super) async fn follow(
-        &mut self,
-        followed: Followed,
-        watch: Watch<'_>,
-    ) -> Result<Turn<Pause>, Error> {
+    pub(super) async fn follow(&mut self, followed: Followed, watch: Watch<'_>) -> Result<Turn, Error> {
         let id = followed.task.id.clone();
         let turn = self.until_told(followed, watch).await;
         if let Ok(Turn::Ended(_)) = turn {
@@ -83,11 +75,12 @@ impl Session {
         turn.map_err(|error| error.of_task(&id))
     }
 
-    async fn until_told(&mut self, mut at: Followed, watch: Watch<'_>) -> Result<Turn<Pause>, Error> {
+    async fn until_told(&mut self, mut at: Followed, watch: Watch<'_>) -> Result<Turn, Error> {
         loop {
             let questions = self.questions.open();
             if !questions.is_empty() {
-                return Ok(Turn::Asked { questions, pause: Pause::Task(Box::new(at)) });
+                self.pause = Some(Pause::Task(Box::new(at)));
+                return Ok(Turn::Asked(questions));
             }
             if let Some(ending) = at.ending() {
                 return Ok(ending.into());

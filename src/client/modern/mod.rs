@@ -48,6 +48,8 @@ pub struct Session {
     mirrored: Vec<ParamHeader>,
     /// The handle of the task at work.
     task: Option<String>,
+    /// Who waits for the answers to what was asked last.
+    pause: Option<Pause>,
 }
 
 /// What the first request showed of the server.
@@ -61,7 +63,7 @@ pub(super) enum Opened {
 
 /// Who waits for the answers.
 #[derive(Debug)]
-pub enum Pause {
+enum Pause {
     /// The call itself, to be made again with this, if the server gave it.
     Call { state: Option<Box<RawValue>> },
     /// Its task. What was answered before may be shown a moment longer, and is not asked again
@@ -87,7 +89,39 @@ struct CallParams<'a> {
 impl Session {
     pub fn new(url: Uri, headers: HeaderMap, declared: Declared) -> Self {
         let wire = Wire::new(url, headers);
-        Self { wire, declared, next_id: 1, mirrored: Vec::new(), task: None }
+        Self { wire, declared, next_id: 1, mirrored: Vec::new(), task: None, pause: None }
+    }
+
+    pub(super) async fn call(&mut self, call: &Call<'_>, watch: Watch<'_>) -> Result<Turn, Error> {
+        self.task = None;
+        self.make(call, None, None, watch).await
+    }
+
+    pub(super) async fn answer(
+        &mut self,
+        call: &Call<'_>,
+        answers: &Answers,
+        watch: Watch<'_>,
+    ) -> Result<Turn, Error> {
+        match self.pause.take().expect("answers are given where they were asked for") {
+            Pause::Call { state } => self.make(call, Some(answers), state, watch).await,
+            Pause::Task { task, mut answered } => {
+                let id = task.id.clone();
+                answered.extend(answers.keys().cloned());
+                let turn = async {
+                    self.update(&task, answers, watch).await?;
+                    self.follow(task, answered, watch).await
+                };
+                turn.await.map_err(|error| error.of_task(&id))
+            }
+        }
+    }
+
+    /// A call that is no task is cancelled by closing its connection, which dropping it has done
+    /// (2026-07-28, *Streamable HTTP, Cancellation*).
+    pub(super) async fn cancel(&mut self) -> Result<(), Error> {
+        let Some(task) = self.task.take() else { return Ok(()) };
+        self.cancel_task(&task).await.map_err(|error| error.of_task(&task))
     }
 
     /// Makes the call, for the first time or again with what it waits for: as a request of its own,
@@ -98,7 +132,7 @@ impl Session {
         mut answers: Option<&Answers>,
         mut state: Option<Box<RawValue>>,
         watch: Watch<'_>,
-    ) -> Result<Turn<Pause>, Error> {
+    ) -> Result<Turn, Error> {
         loop {
             let id = self.next_id();
             let mut meta = self.meta();
@@ -133,7 +167,8 @@ impl Session {
                     let questions = outline.questions()?;
                     let next = outline.request_state.take();
                     if !questions.is_empty() {
-                        return Ok(Turn::Asked { questions, pause: Pause::Call { state: next } });
+                        self.pause = Some(Pause::Call { state: next });
+                        return Ok(Turn::Asked(questions));
                     }
                     if next.is_none() {
                         return Err(Error::Invalid(
@@ -149,12 +184,19 @@ impl Session {
         }
     }
 
-    /// Finds out what must be known before this tool is called, if one is, and whether the server knows
-    /// the revision.
+    /// Finds out what must be known before this tool is called, if one is.
+    pub(super) async fn open(&mut self, tool: Option<&str>) -> Result<(), Error> {
+        if tool.is_some() {
+            self.probe(tool).await.map_err(hinted)?;
+        }
+        Ok(())
+    }
+
+    /// The same, and whether the server knows the revision.
     ///
     /// # Errors
     /// [`Error`]; where it is [`Error::may_be_of_older`], an older revision may help.
-    pub(super) async fn begin(&mut self, tool: Option<&str>) -> Result<Opened, Error> {
+    pub(super) async fn probe(&mut self, tool: Option<&str>) -> Result<Opened, Error> {
         if let Some(tool) = tool {
             let opened;
             (self.mirrored, opened) = self.mirrored(tool).await?;
@@ -194,19 +236,9 @@ impl Session {
 
     /// What each request says of its client (2026-07-28, *Per-request metadata*).
     fn meta(&self) -> Value {
-        let Declared { tasks, elicitation, sampling, roots } = self.declared;
-        let mut capabilities = json!({});
-        if tasks {
+        let mut capabilities = self.declared.capabilities(Revision::V2026_07_28);
+        if self.declared.tasks {
             capabilities["extensions"] = json!({ meta::TASKS_EXTENSION: {} });
-        }
-        if elicitation {
-            capabilities["elicitation"] = json!({ "form": {}, "url": {} });
-        }
-        if sampling {
-            capabilities["sampling"] = json!({});
-        }
-        if roots {
-            capabilities["roots"] = json!({});
         }
         json!({
             meta::PROTOCOL_VERSION: Revision::V2026_07_28.as_str(),
@@ -280,54 +312,6 @@ impl Opened {
             Ok(Refusal { .. }) | Err(_) => Self::Doubtful,
         }
     }
-}
-
-impl super::Session for Session {
-    type Pause = Pause;
-
-    async fn open(&mut self, tool: &str, _: Watch<'_>) -> Result<(), Error> {
-        self.begin(Some(tool)).await.map_err(hinted)?;
-        Ok(())
-    }
-
-    async fn resume(&mut self, task: &str, watch: Watch<'_>) -> Result<Turn<Pause>, Error> {
-        self.go_on(task, watch).await
-    }
-
-    async fn call(&mut self, call: &Call<'_>, watch: Watch<'_>) -> Result<Turn<Pause>, Error> {
-        self.task = None;
-        self.make(call, None, None, watch).await
-    }
-
-    async fn answer(
-        &mut self,
-        call: &Call<'_>,
-        pause: Pause,
-        answers: &Answers,
-        watch: Watch<'_>,
-    ) -> Result<Turn<Pause>, Error> {
-        match pause {
-            Pause::Call { state } => self.make(call, Some(answers), state, watch).await,
-            Pause::Task { task, mut answered } => {
-                let id = task.id.clone();
-                answered.extend(answers.keys().cloned());
-                let turn = async {
-                    self.update(&task, answers, watch).await?;
-                    self.follow(task, answered, watch).await
-                };
-                turn.await.map_err(|error| error.of_task(&id))
-            }
-        }
-    }
-
-    /// A call that is no task is cancelled by closing its connection, which dropping it has done
-    /// (2026-07-28, *Streamable HTTP, Cancellation*).
-    async fn cancel(&mut self) -> Result<(), Error> {
-        let Some(task) = self.task.take() else { return Ok(()) };
-        self.cancel_task(&task).await.map_err(|error| error.of_task(&task))
-    }
-
-    async fn close(&mut self) {}
 }
 
 /// What a server of older revisions says to a request without a handshake.

@@ -20,11 +20,7 @@ use std::collections::BTreeSet;
 
 impl Session {
     /// Follows a task of which nothing but its handle is known.
-    pub(in crate::client) async fn go_on(
-        &mut self,
-        handle: &str,
-        watch: Watch<'_>,
-    ) -> Result<Turn<Pause>, Error> {
+    pub(in crate::client) async fn resume(&mut self, handle: &str, watch: Watch<'_>) -> Result<Turn, Error> {
         self.task = Some(handle.to_owned());
         // A state that is not waited on: it is asked about at once.
         let task = Task {
@@ -44,7 +40,7 @@ impl Session {
         mut task: Task,
         answered: BTreeSet<String>,
         watch: Watch<'_>,
-    ) -> Result<Turn<Pause>, Error> {
+    ) -> Result<Turn, Error> {
         let mut lost = 0;
         let mut wait = task.status == Status::Working;
         loop {
@@ -72,7 +68,8 @@ impl Session {
                     let mut questions = outline.questions()?;
                     questions.retain(|question| !answered.contains(&question.key));
                     if !questions.is_empty() {
-                        return Ok(Turn::Asked { questions, pause: Pause::Task { task, answered } });
+                        self.pause = Some(Pause::Task { task, answered });
+                        return Ok(Turn::Asked(questions));
                     }
                 }
                 Status::Completed => {

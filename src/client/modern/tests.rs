@@ -1,5 +1,4 @@
 use super::{
-    super::Session as _,
     script::{JSON, SSE, Script},
     *,
 };
@@ -24,20 +23,20 @@ impl Script {
         let call = Call { tool: "tool", arguments: &arguments };
         let mut turn = client.call(&call, &mut |step| steps.push(format!("{step:?}"))).await;
         let mut answers = answers.iter();
-        while let Ok(Turn::Asked { questions, pause }) = turn {
+        while let Ok(Turn::Asked(questions)) = turn {
             let keys: Vec<_> = questions.iter().map(|question| &*question.key).collect();
-            let whence = match pause {
+            let whence = match client.pause.as_ref().expect("it waits for the answers") {
                 Pause::Call { .. } => "",
                 Pause::Task { .. } => "in a task: ",
             };
             steps.push(format!("Asked({whence}{})", keys.join(" ")));
             let answers = answers.next().expect("an answer is left");
             let answers: Answers = serde_json::from_str(answers).unwrap();
-            turn = client.answer(&call, pause, &answers, &mut |step| steps.push(format!("{step:?}"))).await;
+            turn = client.answer(&call, &answers, &mut |step| steps.push(format!("{step:?}"))).await;
         }
         let ending = turn.map(|turn| match turn {
             Turn::Ended(ending) => ending,
-            asked @ Turn::Asked { .. } => unreachable!("{asked:?}"),
+            asked @ Turn::Asked(_) => unreachable!("{asked:?}"),
         });
         (ending, steps)
     }

@@ -1,0 +1,139 @@
+//! A session in whichever dialect is asked for, or else in the one that the server speaks: the newest is
+//! tried, and where the server does not seem to know it, the handshake of the older ones (2026-07-28,
+//! *Versioning, Backward Compatibility*).
+
+use super::{
+    Answers, Call, Declared, Error, Step, Turn, Watch, legacy,
+    modern::{self, Opened},
+};
+use crate::protocol::{Era, Revision};
+use http::{HeaderMap, Uri};
+
+/// A session in which tools can be called, one at a time.
+///
+/// A future of it may be dropped at any point; [`Session::cancel`] and [`Session::close`] then still
+/// know what is at work.
+pub struct Session {
+    spoken: Spoken,
+    /// Begins again in the older dialect, until it is known that the newest is spoken.
+    older: Option<Box<dyn FnOnce() -> legacy::Session + Send>>,
+}
+
+enum Spoken {
+    Modern(modern::Session),
+    Legacy(legacy::Session),
+}
+
+// === impl Session ===
+
+impl Session {
+    /// `revision` is the one to speak; none for the newest that the server does.
+    pub fn new(url: Uri, headers: HeaderMap, declared: Declared, revision: Option<Revision>) -> Self {
+        let spoken = match revision {
+            Some(revision) if revision.era() == Era::Legacy => {
+                Spoken::Legacy(legacy::Session::new(url.clone(), headers.clone(), declared, revision))
+            }
+            Some(_) | None => Spoken::Modern(modern::Session::new(url.clone(), headers.clone(), declared)),
+        };
+        let older = move || legacy::Session::new(url, headers, declared, Revision::NEWEST_LEGACY);
+        Self { spoken, older: revision.is_none().then(|| Box::new(older) as _) }
+    }
+
+    /// Finds out what must be known before this tool is called.
+    ///
+    /// # Errors
+    /// [`Error`], where the server cannot be reached or does not speak this dialect.
+    pub async fn open(&mut self, tool: &str, watch: Watch<'_>) -> Result<(), Error> {
+        self.begin(Some(tool), watch).await
+    }
+
+    /// Calls a tool, and follows its task if it becomes one.
+    ///
+    /// # Errors
+    /// [`Error`]; a JSON-RPC error is an [`Ending`](super::Ending).
+    pub async fn call(&mut self, call: &Call<'_>, watch: Watch<'_>) -> Result<Turn, Error> {
+        match &mut self.spoken {
+            Spoken::Modern(modern) => modern.call(call, watch).await,
+            Spoken::Legacy(legacy) => legacy.call(call, watch).await,
+        }
+    }
+
+    /// Follows a task that an earlier call became, by its handle, instead of opening and calling.
+    ///
+    /// # Errors
+    /// As [`Session::open`] and [`Session::call`].
+    pub async fn resume(&mut self, task: &str, watch: Watch<'_>) -> Result<Turn, Error> {
+        self.begin(None, watch).await?;
+        match &mut self.spoken {
+            Spoken::Modern(modern) => modern.resume(task, watch).await,
+            Spoken::Legacy(legacy) => legacy.resume(task, watch).await,
+        }
+    }
+
+    /// Gives a call the answers it waits for, and goes on with it. Questions without an answer here
+    /// are asked again.
+    ///
+    /// # Errors
+    /// As [`Session::call`].
+    pub async fn answer(
+        &mut self,
+        call: &Call<'_>,
+        answers: &Answers,
+        watch: Watch<'_>,
+    ) -> Result<Turn, Error> {
+        match &mut self.spoken {
+            Spoken::Modern(modern) => modern.answer(call, answers, watch).await,
+            Spoken::Legacy(legacy) => legacy.answer(answers, watch).await,
+        }
+    }
+
+    /// Takes back the call that is at work, if there is one. The server need not obey.
+    ///
+    /// # Errors
+    /// Where the server cannot be reached or refuses to listen.
+    pub async fn cancel(&mut self) -> Result<(), Error> {
+        match &mut self.spoken {
+            Spoken::Modern(modern) => modern.cancel().await,
+            Spoken::Legacy(legacy) => legacy.cancel().await,
+        }
+    }
+
+    /// Takes leave of the server, which need not be there any more.
+    pub async fn close(&mut self) {
+        match &mut self.spoken {
+            Spoken::Modern(_) => {}
+            Spoken::Legacy(legacy) => legacy.close().await,
+        }
+    }
+
+    /// Begins in the dialect that was asked for, or that the server knows. `tool` is what is to be called.
+    async fn begin(&mut self, tool: Option<&str>, watch: Watch<'_>) -> Result<(), Error> {
+        let modern = match &mut self.spoken {
+            Spoken::Modern(modern) => modern,
+            Spoken::Legacy(legacy) => return legacy.open(tool, watch).await,
+        };
+        let Some(older) = self.older.take() else { return modern.open(tool).await };
+        let doubt = match modern.probe(tool).await {
+            Ok(Opened::Known) => return Ok(()),
+            Ok(Opened::Doubtful) => None,
+            Err(error) if error.may_be_of_older() => Some(error),
+            Err(error) => return Err(error),
+        };
+        let mut legacy = older();
+        match (legacy.open(tool, watch).await, doubt) {
+            (Ok(()), _) => {
+                if legacy.revision() == Revision::NEWEST_LEGACY {
+                    watch(Step::Revision(Revision::NEWEST_LEGACY.as_str()));
+                }
+                self.spoken = Spoken::Legacy(legacy);
+                Ok(())
+            }
+            // It knows the newest after all, and refused the list of tools only.
+            (Err(Error::Handshake(_)), None) => Ok(()),
+            (Err(Error::Handshake(older)), Some(newest)) => {
+                Err(Error::NoRevision { newest: Box::new(newest), older })
+            }
+            (Err(error), _) => Err(error),
+        }
+    }
+}
