@@ -8,7 +8,7 @@
 use super::booking::{self, Booking};
 use crate::{
     protocol::{Era, Frame, Id, Kind, Method, Revision, accept, code, headers, sse},
-    runtime::{Stopping, random},
+    runtime::{Mutex, Stopping, random},
 };
 use bytes::Bytes;
 use futures_util::{Stream, StreamExt, stream};
@@ -22,13 +22,7 @@ use hyper::{
 use hyper_util::rt::{TokioIo, TokioTimer};
 use serde::Deserialize;
 use serde_json::{Value, json, value::RawValue};
-use std::{
-    collections::HashMap,
-    convert::Infallible,
-    pin::pin,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::{collections::HashMap, convert::Infallible, pin::pin, sync::Arc, time::Duration};
 use tokio::{net::TcpListener, sync::oneshot};
 use tokio_util::sync::CancellationToken;
 
@@ -144,10 +138,6 @@ impl Server {
         Arc::new(Self { sessions: Mutex::default(), stopping })
     }
 
-    fn sessions(&self) -> MutexGuard<'_, HashMap<String, Session>> {
-        self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     async fn serve<B>(self: &Arc<Self>, request: Request<B>) -> Response<Body>
     where
         B: HttpBody<Data = Bytes, Error: Into<Box<dyn std::error::Error + Send + Sync>>>,
@@ -182,7 +172,7 @@ impl Server {
         let Some(session) = headers.get(&headers::SESSION_ID).and_then(|value| value.to_str().ok()) else {
             return refuse(StatusCode::BAD_REQUEST, "no Mcp-Session-Id; begin with initialize");
         };
-        if !self.sessions().contains_key(session) {
+        if !self.sessions.lock().contains_key(session) {
             return refuse(StatusCode::NOT_FOUND, "no such session; begin with initialize");
         }
         match frame.kind() {
@@ -229,7 +219,7 @@ impl Server {
             .filter(|version| version.era() == Era::Legacy && *version >= Revision::V2025_03_26)
             .unwrap_or(Revision::NEWEST_LEGACY);
         let session: String = random::<16>().iter().map(|byte| format!("{byte:02x}")).collect();
-        let mut sessions = self.sessions();
+        let mut sessions = self.sessions.lock();
         if sessions.len() >= MAX_SESSIONS {
             return refuse(StatusCode::SERVICE_UNAVAILABLE, "too many sessions");
         }
@@ -250,7 +240,7 @@ impl Server {
 
     fn end_session(&self, headers: &HeaderMap) -> Response<Body> {
         let session = headers.get(&headers::SESSION_ID).and_then(|value| value.to_str().ok());
-        match session.and_then(|session| self.sessions().remove(session)) {
+        match session.and_then(|session| self.sessions.lock().remove(session)) {
             Some(Session { calls, .. }) => {
                 calls.values().for_each(CancellationToken::cancel);
                 empty(StatusCode::OK)
@@ -269,13 +259,13 @@ impl Server {
             return;
         };
         let Some(id) = Id::from_token(Bytes::from(params.request.get().to_owned())) else { return };
-        if let Some(call) = self.sessions().get(session).and_then(|session| session.calls.get(&id)) {
+        if let Some(call) = self.sessions.lock().get(session).and_then(|session| session.calls.get(&id)) {
             call.cancel();
         }
     }
 
     fn answered(&self, session: &str, id: &Id, answer: Answer) {
-        let question = self.sessions().get_mut(session).and_then(|session| session.questions.remove(id));
+        let question = self.sessions.lock().get_mut(session).and_then(|session| session.questions.remove(id));
         // Whoever asked may have gone.
         question.map(|question| question.send(answer));
     }
@@ -317,7 +307,7 @@ impl Server {
 
     fn begin(self: &Arc<Self>, session: &str, id: &Id) -> Running {
         let cancelled = CancellationToken::new();
-        if let Some(session) = self.sessions().get_mut(session) {
+        if let Some(session) = self.sessions.lock().get_mut(session) {
             session.calls.insert(id.clone(), cancelled.clone());
         }
         Running {
@@ -346,7 +336,7 @@ impl Running {
     pub(super) fn ask(&mut self, params: &Value) -> Option<(Bytes, oneshot::Receiver<Answer>)> {
         let (sender, answer) = oneshot::channel();
         let id = {
-            let mut sessions = self.server.sessions();
+            let mut sessions = self.server.sessions.lock();
             let session = sessions.get_mut(&self.session).filter(|session| session.asks)?;
             session.asked += 1;
             let token = format!("\"question-{}\"", session.asked);
@@ -372,7 +362,7 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        if let Some(session) = self.server.sessions().get_mut(&self.session) {
+        if let Some(session) = self.server.sessions.lock().get_mut(&self.session) {
             session.calls.remove(&self.id);
             self.question.as_ref().and_then(|question| session.questions.remove(question));
         }
@@ -553,7 +543,7 @@ mod tests {
         assert_eq!(events.len(), 3, "{text}");
         assert!(events[0].contains(r#""progressToken":7,"progress":0.5,"total":1.2"#), "{text}");
         assert!(events[2].contains(r#""id":"a""#) && events[2].contains("It took 1.2 s."), "{text}");
-        assert!(world.server.sessions()[&world.session].calls.is_empty());
+        assert!(world.server.sessions.lock()[&world.session].calls.is_empty());
         let quiet = r#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"report"}}"#;
         assert_eq!(read(world.post(quiet).await).await.matches("data:").count(), 1);
     }
@@ -591,7 +581,7 @@ mod tests {
         assert_eq!(result["result"]["content"][0]["text"], "A table for 4 on 2026-08-01 is yours.");
         assert!(next(&mut stream).await.is_none());
         drop(stream);
-        let sessions = world.server.sessions();
+        let sessions = world.server.sessions.lock();
         let session = &sessions[&world.session];
         assert!(session.calls.is_empty() && session.questions.is_empty());
     }
@@ -617,7 +607,7 @@ mod tests {
         world.post(r#"{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":1}}"#).await;
         assert!(next(&mut stream).await.is_none());
         drop(stream);
-        assert!(world.server.sessions()[&world.session].questions.is_empty());
+        assert!(world.server.sessions.lock()[&world.session].questions.is_empty());
         let late = json!({ "jsonrpc": "2.0", "id": question["id"], "result": { "action": "cancel" } });
         assert_eq!(world.post(&late.to_string()).await.status(), StatusCode::ACCEPTED);
     }

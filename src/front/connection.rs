@@ -2,7 +2,7 @@
 //! rest, and when a task handle has left through it.
 
 use super::rest::Rest;
-use crate::proxy::Commit;
+use crate::{proxy::Commit, runtime::Mutex};
 use hyper::rt::{Read, ReadBuf, ReadBufCursor, Write};
 use hyper_util::rt::TokioIo;
 use pin_project::pin_project;
@@ -10,7 +10,7 @@ use std::{
     future::Future,
     io::{self, IoSlice},
     pin::Pin,
-    sync::{Arc, Mutex, PoisonError, atomic},
+    sync::{Arc, atomic},
     task::{Context, Poll, ready},
     time::{Duration, Instant},
 };
@@ -140,7 +140,7 @@ impl Connection {
 
     /// The last byte of a task handle has been consumed by HTTP and is on its way to the socket.
     pub(super) fn written(&self, commit: Commit) {
-        match &mut *self.commits() {
+        match &mut *self.commits.lock() {
             Commits::Open(commits) => {
                 commits.push(commit);
                 self.waiting.store(true, atomic::Ordering::Release);
@@ -154,7 +154,7 @@ impl Connection {
         if !self.waiting.swap(false, atomic::Ordering::AcqRel) {
             return;
         }
-        let commits = match &mut *self.commits() {
+        let commits = match &mut *self.commits.lock() {
             Commits::Open(commits) => std::mem::take(commits),
             Commits::Closed => return,
         };
@@ -163,12 +163,8 @@ impl Connection {
 
     /// The socket is gone.
     fn close(&self) {
-        let lost = std::mem::replace(&mut *self.commits(), Commits::Closed);
+        let lost = std::mem::replace(&mut *self.commits.lock(), Commits::Closed);
         drop(lost);
-    }
-
-    fn commits(&self) -> std::sync::MutexGuard<'_, Commits> {
-        self.commits.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

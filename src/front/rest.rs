@@ -5,12 +5,12 @@
 //! rested for `timeouts.idle`; sooner where somebody else waits for its place, or the system has no
 //! descriptor left. HTTP allows it at any time (RFC 9112, 9.5; RFC 9113, 9.1).
 
-use crate::runtime::Clock;
+use crate::runtime::{Clock, Mutex};
 use std::{
     collections::HashMap,
     future::Future,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
     },
     time::{Duration, Instant},
@@ -57,14 +57,14 @@ impl Guests {
     pub(super) fn admit(self: &Arc<Self>, now: Instant) -> Guest {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let rest = Arc::new(Rest::new(now));
-        self.all().insert(number, Arc::clone(&rest));
+        self.all.lock().insert(number, Arc::clone(&rest));
         Guest { guests: Arc::clone(self), number, rest }
     }
 
     /// Asks the connection that has rested for the longest to leave; says whether there was one. Looks
     /// at all of them, and is called only where there is no room for one more.
     pub(super) fn make_room(&self, now: Instant) -> bool {
-        let all = self.all();
+        let all = self.all.lock();
         let resting = all.values().filter(|rest| !rest.asked.load(Ordering::Relaxed));
         let resting = resting.filter_map(|rest| Some((rest.since()?, rest)));
         let Some((since, longest)) = resting.min_by_key(|(since, _)| *since) else { return false };
@@ -74,10 +74,6 @@ impl Guests {
         longest.asked.store(true, Ordering::Relaxed);
         longest.leave.notify_one();
         true
-    }
-
-    fn all(&self) -> MutexGuard<'_, HashMap<u64, Arc<Rest>>> {
-        self.all.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -96,7 +92,7 @@ impl Guest {
 
 impl Drop for Guest {
     fn drop(&mut self) {
-        self.guests.all().remove(&self.number);
+        self.guests.all.lock().remove(&self.number);
     }
 }
 
@@ -177,7 +173,7 @@ mod tests {
         sleep(BREATHER).await;
         assert!(guests.make_room(clock.now()));
         drop((at_work, first, second));
-        assert!(guests.all().is_empty());
+        assert!(guests.all.lock().is_empty());
     }
 
     #[tokio::test(start_paused = true)]

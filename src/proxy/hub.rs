@@ -1,6 +1,6 @@
 //! Who listens to which task.
 
-use crate::task::TaskId;
+use crate::{runtime::Mutex, task::TaskId};
 use dashmap::DashMap;
 use std::sync::{
     Arc,
@@ -20,7 +20,7 @@ pub(super) struct Hub {
 #[derive(Debug)]
 struct Subscriber {
     number: u64,
-    changed: std::sync::Mutex<Vec<TaskId>>,
+    changed: Mutex<Vec<TaskId>>,
     notify: Notify,
 }
 
@@ -38,7 +38,7 @@ impl Hub {
     pub(super) fn listen(self: &Arc<Self>, ids: Vec<TaskId>) -> Listener {
         let ear = Arc::new(Subscriber {
             number: self.next.fetch_add(1, Ordering::Relaxed),
-            changed: std::sync::Mutex::default(),
+            changed: Mutex::default(),
             notify: Notify::new(),
         });
         for id in &ids {
@@ -51,7 +51,7 @@ impl Hub {
     pub(super) fn announce(&self, id: &TaskId) {
         let Some(ears) = self.listeners.get(id) else { return };
         for ear in ears.value() {
-            let mut changed = ear.changed.lock().expect("nothing panics while it is held");
+            let mut changed = ear.changed.lock();
             if !changed.contains(id) {
                 changed.push(id.clone());
             }
@@ -67,8 +67,7 @@ impl Listener {
     /// The tasks that have changed since the last time, at least one.
     pub(super) async fn changed(&self) -> Vec<TaskId> {
         loop {
-            let changed =
-                std::mem::take(&mut *self.ear.changed.lock().expect("nothing panics while it is held"));
+            let changed = std::mem::take(&mut *self.ear.changed.lock());
             if !changed.is_empty() {
                 return changed;
             }

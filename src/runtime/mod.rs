@@ -17,4 +17,4 @@ pub use net::{Connector, Listener, Net, Pipes, Stream, is_out_of_descriptors};
 pub use room::{Place, Relieve, Room};
 #[cfg(test)]
 pub use turns::try_orders;
-pub use turns::{Mutex, MutexGuard, spawn_on};
+pub use turns::{Mutex, spawn_on};

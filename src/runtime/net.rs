@@ -11,7 +11,7 @@ use std::{
     collections::HashMap,
     io,
     net::SocketAddr,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     task::{Context, Poll, ready},
     time::Duration,
 };
@@ -24,7 +24,7 @@ use tokio::{
 use tokio_util::either::Either;
 use tower_service::Service;
 
-use super::{Place, Room};
+use super::{Mutex, Place, Room};
 
 /// A network.
 #[derive(Clone, Debug, Default)]
@@ -147,7 +147,7 @@ impl Pipes {
     /// Listens at an address, in the place of whoever did before.
     pub fn listen(&self, address: SocketAddr) -> Listener {
         let (connect, connections) = mpsc::unbounded_channel();
-        self.listeners().insert(address, connect);
+        self.listeners.lock().insert(address, connect);
         Listener(Listening::Pipes(connections))
     }
 
@@ -158,13 +158,9 @@ impl Pipes {
     pub fn connect(&self, address: SocketAddr) -> io::Result<DuplexStream> {
         let (ours, theirs) = duplex(PIPE);
         let refused = || io::Error::from(io::ErrorKind::ConnectionRefused);
-        let listeners = self.listeners();
+        let listeners = self.listeners.lock();
         listeners.get(&address).ok_or_else(refused)?.send(theirs).map_err(|_| refused())?;
         Ok(ours)
-    }
-
-    fn listeners(&self) -> MutexGuard<'_, HashMap<SocketAddr, mpsc::UnboundedSender<DuplexStream>>> {
-        self.listeners.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

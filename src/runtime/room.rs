@@ -4,9 +4,10 @@
 //! asked to close some ([`Relieve`]), and it is waited. What is said in passing (an answer, a cancel, a
 //! farewell) must not wait for calls that may wait for it in their turn: it has a few places of its own.
 
+use super::Mutex;
 use std::{
     sync::{
-        Arc, Mutex, PoisonError, Weak,
+        Arc, Weak,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
@@ -80,7 +81,7 @@ impl Room {
 
     /// `keeper` is asked where there is no room.
     pub fn ask(&self, keeper: Weak<dyn Relieve>) {
-        let mut keepers = self.0.keepers.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut keepers = self.0.keepers.lock();
         keepers.retain(|keeper| keeper.strong_count() > 0);
         keepers.push(keeper);
     }
@@ -113,7 +114,7 @@ impl Room {
     /// ask at the same time one is heard, or nothing would be left that anybody could use again.
     pub fn relieve(&self) -> Option<Asked<'_>> {
         let keepers: Vec<_> = {
-            let keepers = self.0.keepers.lock().unwrap_or_else(PoisonError::into_inner);
+            let keepers = self.0.keepers.lock();
             keepers.iter().filter_map(Weak::upgrade).collect()
         };
         let idle = keepers.iter().filter(|keeper| keeper.close_idle()).count();
@@ -159,11 +160,11 @@ mod tests {
     impl Relieve for Keeper {
         fn close_idle(&self) -> bool {
             self.asked.fetch_add(1, Ordering::Relaxed);
-            self.idle.lock().expect("no panic").take().is_some()
+            self.idle.lock().take().is_some()
         }
 
         fn close_sessions(&self) {
-            self.session.lock().expect("no panic").take();
+            self.session.lock().take();
         }
     }
 
@@ -173,12 +174,12 @@ mod tests {
         let keeper = Arc::new(Keeper::default());
         let as_keeper: Arc<dyn Relieve> = keeper.clone();
         room.ask(Arc::downgrade(&as_keeper));
-        *keeper.idle.lock().expect("no panic") = Some(room.place(false).await);
-        *keeper.session.lock().expect("no panic") = Some(room.place(false).await);
+        *keeper.idle.lock() = Some(room.place(false).await);
+        *keeper.session.lock() = Some(room.place(false).await);
         let first = room.place(false).await;
-        assert!(keeper.session.lock().expect("no panic").is_some(), "what is cheap goes first");
+        assert!(keeper.session.lock().is_some(), "what is cheap goes first");
         let second = room.place(false).await;
-        assert!(keeper.session.lock().expect("no panic").is_none());
+        assert!(keeper.session.lock().is_none());
         let third = room.place(false);
         tokio::pin!(third);
         assert!(poll!(&mut third).is_pending());

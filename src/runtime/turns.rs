@@ -1,16 +1,37 @@
 //! Locks and tasks, for what is also run in every order that chance finds.
 //!
-//! They are the standard library's and tokio's. In this crate's own tests a lock is also a place where
+//! They are the standard library's and tokio's underneath. In this crate's own tests a lock is also a place where
 //! another task may go on first, and a task one of the checker's, for as long as `try_orders` runs: what is
 //! checked is then the very code that is shipped.
 
-use std::future::Future;
+use std::{
+    future::Future,
+    sync::{self, MutexGuard, PoisonError},
+};
 use tokio::runtime::Handle;
 
-#[cfg(not(test))]
-pub use std::sync::{Mutex, MutexGuard};
 #[cfg(test)]
-pub use tried::{Mutex, MutexGuard, try_orders};
+pub use tried::try_orders;
+
+/// A lock. A panic while it is held does not spoil it: what it guards is changed in steps that are each whole.
+#[derive(Debug, Default)]
+pub struct Mutex<T>(sync::Mutex<T>);
+
+// === impl Mutex ===
+
+impl<T> Mutex<T> {
+    pub const fn new(value: T) -> Self {
+        Self(sync::Mutex::new(value))
+    }
+
+    pub fn lock(&self) -> MutexGuard<'_, T> {
+        #[cfg(test)]
+        if tried::is_on() {
+            return tried::lock(&self.0);
+        }
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
 
 /// Spawns work on a runtime. May be called from a destructor on any thread.
 pub fn spawn_on(work: impl Future<Output = ()> + Send + 'static, runtime: &Handle) {
@@ -28,19 +49,13 @@ mod tried {
     use std::{
         cell::Cell,
         future::Future,
-        sync::{LockResult, TryLockError},
+        sync::{Mutex, MutexGuard, TryLockError},
         thread,
     };
 
     thread_local! {
         static IS_ON: Cell<bool> = const { Cell::new(false) };
     }
-
-    pub use std::sync::MutexGuard;
-
-    /// The standard library's, which lets others go first while orders are tried.
-    #[derive(Debug, Default)]
-    pub struct Mutex<T>(std::sync::Mutex<T>);
 
     /// Orders are tried, until this is dropped.
     struct On;
@@ -49,25 +64,6 @@ mod tried {
     const STEPS: usize = 1_000_000;
     /// What runs on each task's own stack includes a whole client.
     const STACK: usize = 1 << 20;
-
-    // === impl Mutex ===
-
-    impl<T> Mutex<T> {
-        pub fn lock(&self) -> LockResult<MutexGuard<'_, T>> {
-            if !is_on() {
-                return self.0.lock();
-            }
-            loop {
-                shuttle::thread::yield_now();
-                match self.0.try_lock() {
-                    Ok(guard) => return Ok(guard),
-                    Err(TryLockError::Poisoned(poisoned)) => return Err(poisoned),
-                    // All tasks are on one thread: who holds it must go on first.
-                    Err(TryLockError::WouldBlock) => {}
-                }
-            }
-        }
-    }
 
     // === impl On ===
 
@@ -79,6 +75,19 @@ mod tried {
 
     pub(super) fn is_on() -> bool {
         IS_ON.get() && !thread::panicking()
+    }
+
+    /// Takes a lock, but lets others go first.
+    pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+        loop {
+            shuttle::thread::yield_now();
+            match mutex.try_lock() {
+                Err(TryLockError::Poisoned(poisoned)) => return poisoned.into_inner(),
+                Ok(guard) => return guard,
+                // All tasks are on one thread: who holds it must go on first.
+                Err(TryLockError::WouldBlock) => {}
+            }
+        }
     }
 
     /// Runs `world` in as many orders of its steps as `SCHEDULES` says, or `default`. Panics where one of

@@ -7,6 +7,7 @@
 use super::{Bounds, Place, Store, StoreError, Usage, Version};
 use crate::{
     protocol::Timestamp,
+    runtime::Mutex,
     task::{Owner, Record, TaskId},
 };
 use async_trait::async_trait;
@@ -14,7 +15,7 @@ use dashmap::{DashMap, Entry};
 use std::{
     collections::{BTreeSet, HashMap},
     ops::Bound,
-    sync::{Arc, Mutex, MutexGuard},
+    sync::Arc,
 };
 
 /// Forgets everything at exit.
@@ -64,10 +65,6 @@ impl Memory {
     pub fn bounded(bounds: Bounds) -> Self {
         Self { bounds, records: DashMap::new(), index: Mutex::default() }
     }
-
-    fn index(&self) -> MutexGuard<'_, Index> {
-        self.index.lock().expect("nothing panics while the index is held")
-    }
 }
 
 #[async_trait]
@@ -78,7 +75,7 @@ impl Store for Memory {
             Entry::Vacant(slot) => {
                 // Held until the index knows the record too: nobody may remove it in between.
                 let _kept = slot.insert(Kept { version: Version::FIRST, record: Arc::clone(&record) });
-                self.index().add(&record);
+                self.index.lock().add(&record);
                 Ok(())
             }
         }
@@ -93,7 +90,7 @@ impl Store for Memory {
             return Ok(false);
         };
         if Facts::of(&kept.record) != Facts::of(&record) {
-            let mut index = self.index();
+            let mut index = self.index.lock();
             self.bounds.admit(&kept.record, &record, index.usage(&record.owner.principal))?;
             index.subtract(&kept.record);
             index.add(&record);
@@ -104,14 +101,14 @@ impl Store for Memory {
 
     async fn remove(&self, id: &TaskId) -> Result<(), StoreError> {
         if let Entry::Occupied(slot) = self.records.entry(id.clone()) {
-            self.index().subtract(&slot.get().record);
+            self.index.lock().subtract(&slot.get().record);
             slot.remove();
         }
         Ok(())
     }
 
     async fn due(&self, now: Timestamp, limit: usize) -> Result<Vec<TaskId>, StoreError> {
-        let index = self.index();
+        let index = self.index.lock();
         let due = index.due.iter().take_while(|(due, _)| *due <= now);
         Ok(due.take(limit).map(|(_, id)| id.clone()).collect())
     }
@@ -126,7 +123,7 @@ impl Store for Memory {
         let mut from = after.map_or(Bound::Unbounded, |place| Bound::Excluded(place.clone()));
         loop {
             let page: Vec<_> = {
-                let index = self.index();
+                let index = self.index.lock();
                 let places = index.owners.get(owner).into_iter();
                 let places = places.flat_map(|places| places.range((from.clone(), Bound::Unbounded)));
                 places.take(limit - found.len()).cloned().collect()
@@ -146,7 +143,7 @@ impl Store for Memory {
     }
 
     async fn usage(&self, principal: &[u8; 16]) -> Result<Usage, StoreError> {
-        Ok(self.index().usage(principal))
+        Ok(self.index.lock().usage(principal))
     }
 }
 
@@ -234,7 +231,7 @@ mod tests {
             store.remove(&id).await.expect("removed");
         }
         assert!(store.records.is_empty());
-        let Index { due, principals, owners, stored_bytes } = &*store.index();
+        let Index { due, principals, owners, stored_bytes } = &*store.index.lock();
         assert_eq!((due.len(), principals.len(), owners.len(), *stored_bytes), (0, 0, 0, 0));
     }
 }

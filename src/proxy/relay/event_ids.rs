@@ -23,16 +23,13 @@ use crate::{
         session::{Client, Key},
         shared::Shared,
     },
-    runtime::random,
+    runtime::{Mutex, random},
 };
 use bytes::Bytes;
 use dashmap::DashMap;
 use futures_util::{StreamExt, stream};
 use http::{Method, StatusCode, header::CONTENT_TYPE};
-use std::{
-    collections::VecDeque,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-};
+use std::{collections::VecDeque, sync::Arc};
 use tokio::{sync::watch, time::sleep};
 
 /// The answers that are kept, by the names of their streams.
@@ -182,15 +179,11 @@ pub(in crate::proxy) fn resume(shared: &Shared, client: &Client, passage: &Passa
 // === impl Kept ===
 
 impl Kept {
-    fn log(&self) -> MutexGuard<'_, Log> {
-        self.log.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Adds what has come. Waits for those who read, but not for those who have left.
     async fn add(&self, entries: Vec<Entry>, limit: usize) {
         let mut changed = self.changed.subscribe();
         {
-            let mut log = self.log();
+            let mut log = self.log.lock();
             let is_read = !log.readers.is_empty();
             for entry in entries {
                 log.last_id = entry.told.number.or(log.last_id);
@@ -202,13 +195,13 @@ impl Kept {
             }
         }
         self.changed.send_replace(());
-        while !self.log().shrink(limit) {
+        while !self.log.lock().shrink(limit) {
             let _ = changed.changed().await;
         }
     }
 
     fn end(&self, account: AccessSummary, then: Then) {
-        self.log().end = Some((account, then));
+        self.log.lock().end = Some((account, then));
         self.changed.send_replace(());
     }
 
@@ -220,7 +213,7 @@ impl Kept {
     /// What follows the event with this id; nothing where that is not here any more.
     fn read_again(self: &Arc<Self>, id: u64) -> Option<Reader> {
         let (at, until) = {
-            let log = self.log();
+            let log = self.log.lock();
             let end = log.first + log.entries.len() as u64;
             let found =
                 log.entries.iter().zip(log.first..).find_map(|(entry, place)| match entry.told.number {
@@ -236,7 +229,7 @@ impl Kept {
     }
 
     fn reader(self: &Arc<Self>, at: u64, again_until: u64) -> Reader {
-        let mut log = self.log();
+        let mut log = self.log.lock();
         let number = log.next_reader;
         log.next_reader += 1;
         log.readers.push((number, at));
@@ -293,7 +286,7 @@ impl Reader {
 
     /// What there is to read.
     fn take(&mut self) -> Option<Piece> {
-        let mut log = self.kept.log();
+        let mut log = self.kept.log.lock();
         let from = self.at;
         let mut found = None;
         while found.is_none() {
@@ -325,7 +318,7 @@ impl Reader {
 
 impl Drop for Reader {
     fn drop(&mut self) {
-        self.kept.log().readers.retain(|(number, _)| *number != self.number);
+        self.kept.log.lock().readers.retain(|(number, _)| *number != self.number);
         self.kept.changed.send_replace(());
     }
 }

@@ -10,13 +10,13 @@
 //! told (`farewell`).
 
 use super::{Key, latest::Latest};
-use crate::{protocol::Id, upstream::Interest};
+use crate::{protocol::Id, runtime::Mutex, upstream::Interest};
 use dashmap::{DashMap, Entry};
 use smallvec::{SmallVec, smallvec};
 use std::{
     collections::{HashMap, HashSet},
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        Arc, Weak,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
@@ -101,38 +101,34 @@ impl Ended {
     /// The session is over for its client, which hears so in it from now on. What it still waits for goes
     /// on.
     pub(in crate::proxy) fn close(&self, key: Key) {
-        self.known().closed.insert(key, ());
+        self.known.lock().closed.insert(key, ());
         self.has_closed.store(true, Ordering::Release);
     }
 
     /// Cheap: there mostly is none.
     pub(in crate::proxy) fn is_closed(&self, key: Key) -> bool {
-        self.has_closed.load(Ordering::Acquire) && self.known().closed.contains(&key)
+        self.has_closed.load(Ordering::Acquire) && self.known.lock().closed.contains(&key)
     }
 
     /// The client ends its session; whether it is over, the server has yet to say.
     pub(in crate::proxy) fn leave(self: &Arc<Self>, key: Key) -> Leaving {
-        self.known().leaving.entry(key).or_default().count += 1;
+        self.known.lock().leaving.entry(key).or_default().count += 1;
         Leaving { ended: Arc::clone(self), key }
     }
 
     /// Whether the client has ended the session, as far as it is concerned.
     fn is_over(&self, key: Key) -> bool {
-        let known = self.known();
+        let known = self.known.lock();
         known.over.contains(&key) || known.closed.contains(&key)
     }
 
     /// Waits until it is known whether a session is over that is just being ended, though not for ever.
     async fn settles(&self, key: Key) {
-        let leaving = self.known().leaving.get(&key).map(|farewells| farewells.all_over.clone());
+        let leaving = self.known.lock().leaving.get(&key).map(|farewells| farewells.all_over.clone());
         if let Some(leaving) = leaving {
             // Where it is not said the session is still there.
             let _ = timeout(PATIENCE, leaving.cancelled()).await;
         }
-    }
-
-    fn known(&self) -> MutexGuard<'_, Known> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -171,7 +167,7 @@ impl Asked {
     }
 
     fn take_back(&self, id: &Id) {
-        let mut taken_back = self.taken_back();
+        let mut taken_back = self.taken_back.lock();
         taken_back.insert(id.clone());
         if taken_back.len() == self.ids.len() {
             self.lost.cancel();
@@ -188,7 +184,7 @@ impl Asked {
     /// Whether the client has taken back all of it, or has ended its session: what the server says of it is
     /// for nobody.
     pub(in crate::proxy) fn is_taken_back(&self) -> bool {
-        let all = !self.ids.is_empty() && self.taken_back().len() == self.ids.len();
+        let all = !self.ids.is_empty() && self.taken_back.lock().len() == self.ids.len();
         all || self.key.is_some_and(|key| self.ended.is_over(key))
     }
 
@@ -199,15 +195,11 @@ impl Asked {
         // The request that ends the session waits for no answer itself: it would wait for its own end.
         if !waiting.is_empty() {
             self.ended.settles(key).await;
-            let is_over = self.ended.known().over.contains(&key);
-            let taken_back = self.taken_back();
+            let is_over = self.ended.known.lock().over.contains(&key);
+            let taken_back = self.taken_back.lock();
             waiting.retain(|id| !is_over && !taken_back.contains(id));
         }
         waiting
-    }
-
-    fn taken_back(&self) -> MutexGuard<'_, HashSet<Id>> {
-        self.taken_back.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -238,13 +230,13 @@ impl Drop for Asked {
 impl Leaving {
     /// The server has said that the session is over.
     pub(in crate::proxy) fn is_over(&self) {
-        self.ended.known().over.insert(self.key, ());
+        self.ended.known.lock().over.insert(self.key, ());
     }
 }
 
 impl Drop for Leaving {
     fn drop(&mut self) {
-        let mut known = self.ended.known();
+        let mut known = self.ended.known.lock();
         let Some(farewells) = known.leaving.get_mut(&self.key) else { return };
         farewells.count -= 1;
         if farewells.count == 0
@@ -323,7 +315,7 @@ mod tests {
             assert_eq!(asking.await, owed);
         }
         assert_eq!(b.owed(ids(&[7])).await, ids(&[7]));
-        assert!(ended.known().leaving.is_empty());
+        assert!(ended.known.lock().leaving.is_empty());
     }
 
     #[tokio::test]
@@ -335,7 +327,7 @@ mod tests {
             ended.close(session(number));
         }
         assert!(!ended.is_closed(session(0)) && ended.is_closed(session(1)));
-        assert_eq!(ended.known().closed.sizes(), (REMEMBERED, REMEMBERED));
+        assert_eq!(ended.known.lock().closed.sizes(), (REMEMBERED, REMEMBERED));
     }
 
     #[tokio::test(start_paused = true)]

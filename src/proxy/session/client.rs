@@ -9,10 +9,11 @@ use crate::{
     dialect::{Principal, legacy},
     policy::Route,
     protocol::{Revision, headers::PROTOCOL_VERSION},
+    runtime::Mutex,
     task::{Owner, Scope},
 };
 use http::HeaderMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 /// Who sends a request.
 #[derive(Clone, Copy, Debug)]
@@ -86,12 +87,12 @@ impl Revisions {
     /// The handshake that opened this session has agreed on this revision.
     pub(in crate::proxy) fn learn(&self, session: Key, revision: Revision) {
         if revision.has_tasks() {
-            self.sessions.lock().unwrap_or_else(PoisonError::into_inner).insert(session, revision);
+            self.sessions.lock().insert(session, revision);
         }
     }
 
     fn of(&self, session: Key) -> Option<Revision> {
-        self.sessions.lock().unwrap_or_else(PoisonError::into_inner).get(&session).copied()
+        self.sessions.lock().get(&session).copied()
     }
 }
 

@@ -14,6 +14,7 @@ use crate::{
     dialect::Principal,
     protocol::{Frame, Id, Kind, Method, splice::Object},
     proxy::ids,
+    runtime::Mutex,
     telemetry::QuestionRefused,
     upstream::{Interest, OffStream, only_one},
 };
@@ -25,7 +26,7 @@ use std::{
     fmt,
     iter::repeat_n,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
 };
@@ -198,7 +199,8 @@ impl InFlight {
         let in_flight = || calls.ours.iter().map(|ours| &ours.call).filter(|call| call.is_in_flight());
         let Some(first) = in_flight().next() else { return Whose::Client };
         let is_abandoned = || {
-            calls.ours.iter().any(|ours| ours.call.has_left()) || self.left().in_session.contains_key(&key)
+            calls.ours.iter().any(|ours| ours.call.has_left())
+                || self.left.lock().in_session.contains_key(&key)
         };
         match only_one(in_flight().chain(repeat_n(first, calls.theirs)), is_abandoned) {
             Ok(call) => Whose::Call(call.clone()),
@@ -224,10 +226,6 @@ impl InFlight {
 
     fn calls(&self, key: Key) -> RefMut<'_, Key, Calls> {
         self.sessions.entry(key).or_default()
-    }
-
-    fn left(&self) -> MutexGuard<'_, Left> {
-        self.left.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -290,7 +288,7 @@ impl Drop for OurCall {
         in_flight.sessions.remove_if_mut(key, |_, calls| {
             let is_this = |ours: &mut Ours| ours.number == *number;
             if calls.ours.extract_if(.., is_this).any(|ours| ours.call.has_left()) {
-                in_flight.left().remember(*key, &Id::from_number(*number));
+                in_flight.left.lock().remember(*key, &Id::from_number(*number));
             }
             end = calls.end.take_if(|_| calls.ours.is_empty());
             calls.are_over()
@@ -311,7 +309,7 @@ impl Interest for TheirCall {
     /// It has been answered, or the server never had it. Dropped without, it has left without its end.
     fn answered(&self) {
         if !self.answered.swap(true, Relaxed) && self.comes_back {
-            let mut left = self.in_flight.left();
+            let mut left = self.in_flight.left.lock();
             self.requests.iter().for_each(|request| left.forget(self.key, request));
         }
     }
@@ -327,7 +325,7 @@ impl Drop for TheirCall {
     fn drop(&mut self) {
         // One that comes back had left before.
         if !*self.answered.get_mut() && !self.comes_back {
-            let mut left = self.in_flight.left();
+            let mut left = self.in_flight.left.lock();
             self.requests.iter().for_each(|request| left.remember(self.key, request));
         }
         self.in_flight.sessions.remove_if_mut(&self.key, |_, calls| {

@@ -4,11 +4,11 @@
 //! the server's.
 
 use super::Key;
-use crate::bridge::outbox::Line;
+use crate::{bridge::outbox::Line, runtime::Mutex};
 use bytes::Bytes;
 use dashmap::DashMap;
 use std::sync::{
-    Arc, Mutex, MutexGuard, PoisonError,
+    Arc,
     atomic::{AtomicU64, Ordering},
 };
 use tokio::sync::{mpsc, watch};
@@ -70,7 +70,7 @@ impl Streams {
         let line = next_line();
         let session = self.session(key);
         {
-            let mut open = session.open();
+            let mut open = session.open.lock();
             // A fresh stream before one that goes on where another broke.
             let at =
                 if resumed { open.iter().take_while(|stream| stream.resumed).count() } else { open.len() };
@@ -94,7 +94,7 @@ impl Streams {
 
     fn close(&self, key: Key, line: Line) {
         let Some(session) = self.sessions.get(&key).map(|session| Arc::clone(&session)) else { return };
-        session.open().retain(|stream| stream.line != line);
+        session.open.lock().retain(|stream| stream.line != line);
         session.changed.send_replace(());
         drop(session);
         self.tidy(key);
@@ -103,15 +103,7 @@ impl Streams {
     fn tidy(&self, key: Key) {
         // Only the map has it, under the lock of its shard: nobody can get at it meanwhile.
         self.sessions
-            .remove_if(&key, |_, session| Arc::strong_count(session) == 1 && session.open().is_empty());
-    }
-}
-
-// === impl Session ===
-
-impl Session {
-    fn open(&self) -> MutexGuard<'_, Vec<Open>> {
-        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+            .remove_if(&key, |_, session| Arc::strong_count(session) == 1 && session.open.lock().is_empty());
     }
 }
 
@@ -141,12 +133,12 @@ impl Follower {
 
     /// The stream to use.
     pub(in crate::proxy) fn line(&self) -> Option<Line> {
-        self.session.open().last().map(|stream| stream.line)
+        self.session.open.lock().last().map(|stream| stream.line)
     }
 
     /// The way to say something on a stream; none where it is gone.
     pub(in crate::proxy) fn sender(&self, line: Line) -> Option<mpsc::Sender<Bytes>> {
-        let open = self.session.open();
+        let open = self.session.open.lock();
         open.iter().find(|stream| stream.line == line).map(|stream| stream.tell.clone())
     }
 }

@@ -7,9 +7,9 @@
 //! back for it can be told ([`Unfinished::left`]).
 
 use super::{Key, cancelled_requests::Asked, latest::Latest};
-use crate::{dialect::Principal, protocol::Id};
+use crate::{dialect::Principal, protocol::Id, runtime::Mutex};
 use smallvec::SmallVec;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 /// What the streams of a route have left unanswered, the last [`REMEMBERED`] of them.
 #[derive(Debug)]
@@ -60,21 +60,17 @@ impl Unfinished {
         if asked.ids().iter().map(|id| id.as_bytes().len()).sum::<usize>() > IDS {
             return;
         }
-        self.known().insert(place, Left { waiting, asked });
+        self.known.lock().insert(place, Left { waiting, asked });
     }
 
     /// What still waits for an answer behind this event; mostly nothing.
     pub(in crate::proxy) fn left(&self, place: Place) -> Option<Left> {
-        self.known().get(&place).cloned()
+        self.known.lock().get(&place).cloned()
     }
 
     /// What was left there has been answered.
     pub(in crate::proxy) fn finish(&self, place: Place) {
-        self.known().remove(&place);
-    }
-
-    fn known(&self) -> MutexGuard<'_, Latest<Place, Left>> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+        self.known.lock().remove(&place);
     }
 }
 
@@ -118,6 +114,6 @@ mod tests {
         let long = Id::from_token(format!("\"{}\"", "x".repeat(IDS)).into()).expect("an id");
         leave(&unfinished, "long", &long);
         assert!(unfinished.left(place("long")).is_none());
-        assert_eq!(unfinished.known().sizes(), (REMEMBERED, REMEMBERED));
+        assert_eq!(unfinished.known.lock().sizes(), (REMEMBERED, REMEMBERED));
     }
 }

@@ -14,7 +14,7 @@ use std::{
     future::Future,
     io,
     pin::Pin,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     task::{Context, Poll, ready},
     time::{Duration, Instant},
 };
@@ -26,7 +26,7 @@ use super::{
     head::request_head,
 };
 use crate::{
-    runtime::{Clock, Connector, Net, SystemClock},
+    runtime::{Clock, Connector, Mutex, Net, SystemClock},
     upstream::{CallError, NotStarted, root_cause},
 };
 
@@ -186,7 +186,7 @@ impl HttpClient {
 
     /// Closes all idle connections; says whether there were any.
     pub(in crate::upstream) fn close_idle(&self) -> bool {
-        let Shelves { proven, doubtful } = std::mem::take(&mut *self.pool.idle());
+        let Shelves { proven, doubtful } = std::mem::take(&mut *self.pool.idle.lock());
         !(proven.is_empty() && doubtful.is_empty())
     }
 
@@ -215,10 +215,6 @@ fn system_trust() -> Result<ClientConfig, NotStarted> {
 // === impl Pool ===
 
 impl Pool {
-    fn idle(&self) -> MutexGuard<'_, Shelves> {
-        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// The connection that was used last, if the server has kept it.
     fn take(&self, reuse: Reuse) -> Option<Box<Connection>> {
         let doubtful = match reuse {
@@ -230,10 +226,10 @@ impl Pool {
 
     fn take_from(&self, shelf: impl Fn(&mut Shelves) -> &mut Vec<Idle>) -> Option<Box<Connection>> {
         loop {
-            let Idle { mut connection, since } = shelf(&mut self.idle()).pop()?;
+            let Idle { mut connection, since } = shelf(&mut self.idle.lock()).pop()?;
             if self.clock.now().saturating_duration_since(since) >= IDLE {
                 // So are all before it.
-                let old = std::mem::take(shelf(&mut self.idle()));
+                let old = std::mem::take(shelf(&mut self.idle.lock()));
                 drop(old);
                 return None;
             }
@@ -246,7 +242,7 @@ impl Pool {
     /// Keeps a connection for the next request. `accepted` is whether its last answer was a 202.
     pub(super) fn put_back(&self, connection: Box<Connection>, accepted: bool) {
         let since = self.clock.now();
-        let mut idle = self.idle();
+        let mut idle = self.idle.lock();
         if idle.proven.len() + idle.doubtful.len() < IDLE_CONNECTIONS && connection.may_be_kept() {
             let shelf = if accepted { &mut idle.doubtful } else { &mut idle.proven };
             shelf.push(Idle { connection, since });
@@ -255,7 +251,7 @@ impl Pool {
 
     #[cfg(test)]
     pub(super) fn holds_one(&self) -> bool {
-        let idle = self.idle();
+        let idle = self.idle.lock();
         idle.proven.len() + idle.doubtful.len() == 1
     }
 
@@ -263,7 +259,7 @@ impl Pool {
         let now = self.clock.now();
         // Closed outside the lock.
         let old = {
-            let mut idle = self.idle();
+            let mut idle = self.idle.lock();
             let Shelves { proven, doubtful } = &mut *idle;
             let old_of = |shelf: &mut Vec<Idle>| {
                 let young = shelf.partition_point(|idle| now.saturating_duration_since(idle.since) >= IDLE);
@@ -331,7 +327,7 @@ mod tests {
             servers.push(theirs);
         }
         let kept = || {
-            let idle = pool.idle();
+            let idle = pool.idle.lock();
             idle.proven.len() + idle.doubtful.len()
         };
         assert_eq!(kept(), IDLE_CONNECTIONS);

@@ -61,7 +61,8 @@ impl<W: Wire> Session<W> {
                 }
             },
             Kind::Success { id, .. } | Kind::Failure { id: Some(id), .. } => {
-                let call = id.came_back().and_then(|id| Some(self.inside().calls.get(&id)?.mailbox.clone()));
+                let call =
+                    id.came_back().and_then(|id| Some(self.inside.lock().calls.get(&id)?.mailbox.clone()));
                 match call {
                     Some(mailbox) => mailbox.push(Said::Response(frame)),
                     None => tracing::debug!(%id, "a response to nothing that was asked"),
@@ -82,7 +83,7 @@ impl<W: Wire> Session<W> {
         // Seen to ask here, whether or not it can be told on whose behalf.
         self.server.asks.saw_off_stream();
         let asked = {
-            let mut inside = self.inside();
+            let mut inside = self.inside.lock();
             let abandoned = inside.abandoned;
             let candidates = inside.calls.iter_mut().filter(|(_, call)| call.may_be_asked);
             only_one(candidates, || abandoned)
@@ -106,7 +107,7 @@ impl<W: Wire> Session<W> {
 
     /// A request of the server that is known to be of this call.
     pub(super) fn put(self: &Arc<Self>, call: u64, id: Id, frame: Frame) -> Said {
-        let noted = self.inside().calls.get_mut(&call).map_or(Ok(()), |call| call.note(&id));
+        let noted = self.inside.lock().calls.get_mut(&call).map_or(Ok(()), |call| call.note(&id));
         match noted {
             Ok(()) => self.asks(call, frame, &id),
             Err(lost) => Said::Lost(lost),
@@ -120,7 +121,7 @@ impl<W: Wire> Session<W> {
     /// Gives a notification to the call it names, or to the only one there is; else drops it.
     fn notify(&self, frame: Frame) {
         let Kind::Notification { method, params } = frame.kind() else { return };
-        let inside = self.inside();
+        let inside = self.inside.lock();
         let (mailbox, said) = match method {
             Method::Cancelled => {
                 let Some(id) = cancelled_id(params.as_ref()) else { return };

@@ -18,7 +18,7 @@ use std::{
     collections::VecDeque,
     pin::pin,
     sync::{
-        Arc, PoisonError,
+        Arc,
         atomic::{AtomicU64, AtomicUsize, Ordering},
     },
     time::Duration,
@@ -35,7 +35,7 @@ use super::{
 };
 use crate::{
     protocol::Method,
-    runtime::{Mutex, MutexGuard},
+    runtime::Mutex,
     upstream::{CallError, Deferral, Identity, Limits, wire::Wire},
 };
 
@@ -165,17 +165,13 @@ impl<W: Wire> Group<W> {
         &self.server
     }
 
-    fn seats(&self) -> MutexGuard<'_, Seats<W>> {
-        self.seats.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// A session for a call, where one can be had at once.
     pub(super) fn take(self: &Arc<Self>, request: &Request) -> Option<Lease<W>> {
         self.take_for(&request.method, || Holder::of(request))
     }
 
     fn take_for(self: &Arc<Self>, method: &Method, who: impl FnOnce() -> Holder) -> Option<Lease<W>> {
-        let mut seats = self.seats();
+        let mut seats = self.seats.lock();
         let lists = seats.lists.as_ref()?;
         if self.shares(method, lists) {
             return Some(Lease::shared(lists.clone()));
@@ -218,7 +214,7 @@ impl<W: Wire> Group<W> {
         let (sender, turn) = oneshot::channel();
         {
             let limits = &self.server.config.limits;
-            let mut seats = self.seats();
+            let mut seats = self.seats.lock();
             if self.server.work.closing.is_cancelled() {
                 return Err(CallError::Closing);
             }
@@ -275,7 +271,7 @@ impl<W: Wire> Group<W> {
         let mut spare = None;
         loop {
             let (next, turn) = {
-                let mut seats = self.seats();
+                let mut seats = self.seats.lock();
                 // Somebody who no longer waits leaves what was meant for them to the next.
                 if let Some(turn) = spare.take() {
                     seats.take_back(turn);
@@ -323,7 +319,7 @@ impl<W: Wire> Group<W> {
     /// What became of opening it. It is tried again by whoever asks next.
     pub(super) async fn lists(self: &Arc<Self>) -> Result<Arc<Session<W>>, CallError> {
         let opening = {
-            let mut seats = self.seats();
+            let mut seats = self.seats.lock();
             if self.server.work.closing.is_cancelled() {
                 return Err(CallError::Closing);
             }
@@ -349,7 +345,7 @@ impl<W: Wire> Group<W> {
             let outcome = self.open(seat).await;
             match &outcome {
                 Ok(session) => self.subscribed.renew(&self, session),
-                Err(_) => self.seats().opening = None,
+                Err(_) => self.seats.lock().opening = None,
             }
             // Whoever queued behind this can go on now.
             self.pass_on();
@@ -369,7 +365,7 @@ impl<W: Wire> Group<W> {
             () = self.server.work.closing.cancelled() => return Err(CallError::Closing),
         };
         let is_late = {
-            let mut seats = self.seats();
+            let mut seats = self.seats.lock();
             // Under the lock: whoever closes the others says so first, and looks for them here then.
             let is_late = self.server.work.closing.is_cancelled();
             if !is_late {
@@ -387,7 +383,7 @@ impl<W: Wire> Group<W> {
     /// Takes a session out: it has ended, or is to take no more calls.
     pub(super) fn remove(self: &Arc<Self>, session: &Arc<Session<W>>) {
         let nobody_hears = {
-            let mut seats = self.seats();
+            let mut seats = self.seats.lock();
             seats.all.retain(|seat| !Arc::ptr_eq(&seat.session, session));
             if seats.lists.as_ref().is_some_and(|lists| Arc::ptr_eq(lists, session)) {
                 // The oldest of the others; what is left of none opens one when it is needed.
@@ -426,7 +422,7 @@ impl<W: Wire> Group<W> {
     pub(super) fn sweep(&self, watched: bool) {
         let mut quiet = Vec::new();
         {
-            let mut seats = self.seats();
+            let mut seats = self.seats.lock();
             let Seats { all, lists, .. } = &mut *seats;
             let needed = watched || !self.subscribed.is_empty();
             all.retain_mut(|seat| {
@@ -454,21 +450,21 @@ impl<W: Wire> Group<W> {
 
     /// Whether nothing is left that anybody could miss.
     pub(super) fn is_empty(&self) -> bool {
-        let seats = self.seats();
+        let seats = self.seats.lock();
         seats.all.is_empty() && seats.opening.is_none() && seats.promised.is_empty() && seats.queue.is_empty()
     }
 
     /// Whether its sessions can be closed without anybody's call or subscription being lost. Only
     /// where nobody else holds the group, so that nothing can begin meanwhile.
     pub(super) fn is_idle(&self) -> bool {
-        let seats = self.seats();
+        let seats = self.seats.lock();
         let at_rest = seats.opening.is_none() && seats.promised.is_empty() && seats.queue.is_empty();
         at_rest && self.subscribed.is_empty() && seats.all.iter().all(|seat| seat.holder.is_none())
     }
 
     /// Takes all sessions out, for good; who waits is told.
     pub(super) fn close(&self) -> Vec<Arc<Session<W>>> {
-        let mut seats = self.seats();
+        let mut seats = self.seats.lock();
         seats.lists = None;
         let queue = std::mem::take(&mut seats.queue);
         let all = std::mem::take(&mut seats.all);
@@ -485,7 +481,7 @@ impl<W: Wire> Keeper<W> for Group<W> {
 
     /// Others may not know of the change.
     fn lists_from(&self, session: &Arc<Session<W>>) {
-        let mut seats = self.seats();
+        let mut seats = self.seats.lock();
         if seats.all.iter().any(|seat| Arc::ptr_eq(&seat.session, session)) {
             seats.lists = Some(session.clone());
         }
@@ -625,7 +621,7 @@ impl<W: Wire> Drop for Lease<W> {
     fn drop(&mut self) {
         if let Some(group) = self.exclusive.take() {
             let is_surplus = {
-                let mut seats = group.seats();
+                let mut seats = group.seats.lock();
                 seats.release(&self.session);
                 seats.is_surplus(&self.session, &group.server.config.limits)
             };
@@ -669,7 +665,7 @@ impl<W: Wire> Promise<W> {
 impl<W: Wire> Drop for Promise<W> {
     fn drop(&mut self) {
         if let Some(group) = self.group.take() {
-            group.seats().unpromise(self.call);
+            group.seats.lock().unpromise(self.call);
             group.pass_on();
         }
     }

@@ -2,12 +2,12 @@
 
 use std::{
     collections::VecDeque,
-    sync::{Mutex, PoisonError},
     task::{Context, Poll, Waker},
 };
 
 use crate::{
     protocol::{Frame, Id},
+    runtime::Mutex,
     upstream::{Answer, CallError},
 };
 
@@ -74,12 +74,12 @@ impl Mailbox {
 
     /// Whether nothing more will come.
     pub(super) fn is_ended(&self) -> bool {
-        self.contents().ended
+        self.0.lock().ended
     }
 
     fn change<T>(&self, change: impl FnOnce(&mut Contents) -> T) -> T {
         let (changed, reader) = {
-            let mut contents = self.contents();
+            let mut contents = self.0.lock();
             (change(&mut contents), contents.reader.take())
         };
         if let Some(reader) = reader {
@@ -90,7 +90,7 @@ impl Mailbox {
 
     /// What comes next; else the task is woken when there is something.
     pub(super) fn poll(&self, cx: &Context<'_>) -> Poll<Said> {
-        let mut contents = self.contents();
+        let mut contents = self.0.lock();
         if let Some(said) = contents.said.pop_front() {
             return Poll::Ready(said);
         }
@@ -99,10 +99,6 @@ impl Mailbox {
             none => *none = Some(cx.waker().clone()),
         }
         Poll::Pending
-    }
-
-    fn contents(&self) -> std::sync::MutexGuard<'_, Contents> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -116,11 +112,11 @@ mod tests {
         for _ in 0..1000 {
             mailbox.push(Said::Withdrawn(Id::from_number(3)));
         }
-        assert_eq!(mailbox.contents().said.len(), 1);
+        assert_eq!(mailbox.0.lock().said.len(), 1);
         for _ in 0..1000 {
             mailbox.push(Said::Lost(CallError::SessionEnded));
             mailbox.push(Said::Withdrawn(Id::from_number(4)));
         }
-        assert_eq!(mailbox.contents().said.len(), 2, "nothing follows the last");
+        assert_eq!(mailbox.0.lock().said.len(), 2, "nothing follows the last");
     }
 }

@@ -62,19 +62,21 @@ impl OffStream {
 
 impl<W: Wire> Spoken for Session<W> {
     fn is_in_flight(&self, call: u64) -> bool {
-        self.inside().calls.contains_key(&call)
+        self.inside.lock().calls.contains_key(&call)
     }
 
     fn has_left(&self) -> bool {
-        self.inside().abandoned
+        self.inside.lock().abandoned
     }
 
     fn has_asked(&self, call: u64, id: &Id) -> bool {
-        self.inside().calls.get(&call).is_some_and(|call| call.questions.contains(id))
+        self.inside.lock().calls.get(&call).is_some_and(|call| call.questions.contains(id))
     }
 
     fn hear(self: Arc<Self>, call: u64, frame: Frame) {
-        let Some(mailbox) = self.inside().calls.get(&call).map(|call| call.mailbox.clone()) else { return };
+        let Some(mailbox) = self.inside.lock().calls.get(&call).map(|call| call.mailbox.clone()) else {
+            return;
+        };
         match frame.kind() {
             Kind::Request { id, .. } if self.has_asked(call, id) => {}
             Kind::Request { id, .. } => {

@@ -6,7 +6,7 @@ use futures_util::{FutureExt, StreamExt, future::BoxFuture};
 use http::HeaderMap;
 use serde_json::{Value, json};
 use std::{
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
     task::{Context, Poll, ready},
 };
 use tokio::{
@@ -20,7 +20,7 @@ use super::Legacy;
 use crate::{
     dialect::{Credentials, Principal, modern},
     protocol::{Capabilities, Frame, Method},
-    runtime::Net,
+    runtime::{Mutex, Net},
     upstream::{
         CallError, Config, Description, Event, Identity, Limits, Outgoing, Replies, Timeouts, Upstream,
         wire::{Again, Beside, Heard, Hello, Line, Progress, Wire},
@@ -99,7 +99,7 @@ impl Line for Pipe {
     }
 
     async fn listen(self: Arc<Self>, mut tell: impl FnMut(Beside) + Send) {
-        let reads = self.reads.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let reads = self.reads.lock().take();
         let mut reads = reads.expect("it is listened to once");
         tell(Beside::Settled);
         while let Ok(Some(line)) = reads.next_line().await {

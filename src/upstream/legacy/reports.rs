@@ -1,15 +1,12 @@
 //! What the sessions of one principal report, and who hears it.
 
 use std::sync::{
-    Arc, PoisonError, Weak,
+    Arc, Weak,
     atomic::{AtomicU64, Ordering},
 };
 use tokio::sync::broadcast::{Receiver, Sender};
 
-use crate::{
-    runtime::{Mutex, MutexGuard},
-    upstream::Report,
-};
+use crate::{runtime::Mutex, upstream::Report};
 
 /// The reports of one principal's sessions. Clones are the same. Costs about a hundred bytes where nobody
 /// listens.
@@ -45,7 +42,7 @@ impl Reports {
         if matches!(report, Report::ToolsChanged) {
             self.is_unheard();
         }
-        if let Some(listened) = &*self.listened() {
+        if let Some(listened) = &*self.0.listened.lock() {
             let _ = listened.send(report);
         }
     }
@@ -63,7 +60,7 @@ impl Reports {
     }
 
     pub(super) fn listen(&self) -> Receiver<Report> {
-        self.listened().get_or_insert_with(|| Sender::new(KEPT)).subscribe()
+        self.0.listened.lock().get_or_insert_with(|| Sender::new(KEPT)).subscribe()
     }
 
     pub(super) fn changes(&self) -> Changes {
@@ -71,7 +68,7 @@ impl Reports {
     }
 
     pub(super) fn is_listened_to(&self) -> bool {
-        let mut listened = self.listened();
+        let mut listened = self.0.listened.lock();
         listened.take_if(|listened| listened.receiver_count() == 0);
         listened.is_some()
     }
@@ -79,10 +76,6 @@ impl Reports {
     /// Whether somebody other than its owner may still report something or wait for it.
     pub(super) fn is_needed(&self) -> bool {
         self.is_listened_to() || Arc::strong_count(&self.0) > 1
-    }
-
-    fn listened(&self) -> MutexGuard<'_, Option<Sender<Report>>> {
-        self.0.listened.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -1,13 +1,16 @@
 //! What all sessions with one legacy server share, and what is known of its ways.
 
 use std::sync::{
-    Arc, Mutex, PoisonError,
+    Arc,
     atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
 };
 use tokio_util::sync::CancellationToken;
 
 use super::telling::Errands;
-use crate::upstream::{Config, Description, work::Work};
+use crate::{
+    runtime::Mutex,
+    upstream::{Config, Description, work::Work},
+};
 
 /// What all sessions with one server share.
 pub(super) struct Server<W> {
@@ -60,12 +63,12 @@ impl<W> Server<W> {
 
     /// The server has said something of itself.
     pub(super) fn describes_itself(&self, description: &Arc<Description>) {
-        *self.described.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(description));
+        *self.described.lock() = Some(Arc::clone(description));
     }
 
     /// What the server said of itself last.
     pub(super) fn described(&self) -> Option<Arc<Description>> {
-        self.described.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.described.lock().clone()
     }
 }
 

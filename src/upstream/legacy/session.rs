@@ -7,7 +7,7 @@ use futures_util::{StreamExt, future::BoxFuture, stream};
 use std::{
     collections::HashMap,
     sync::{
-        Arc, PoisonError, Weak,
+        Arc, Weak,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
@@ -29,7 +29,7 @@ use super::{
 use crate::{
     dialect::legacy,
     protocol::Id,
-    runtime::{Mutex, MutexGuard},
+    runtime::Mutex,
     telemetry::Untold,
     upstream::{
         CallError, Deferral, Description,
@@ -45,7 +45,7 @@ pub(super) struct Session<W: Wire> {
     /// Whom to tell when it ends; gone when nobody is left who could use another.
     keeper: Option<Weak<dyn Keeper<W>>>,
     pub(super) reports: Reports,
-    inside: Mutex<Inside>,
+    pub(super) inside: Mutex<Inside>,
     /// Stops the reader of what is said beside calls.
     pub(super) over: CancellationToken,
     /// Nothing can arrive outside a call's own response.
@@ -171,10 +171,6 @@ impl<W: Wire> Session<W> {
         self.keeper.as_ref()?.upgrade()
     }
 
-    pub(super) fn inside(&self) -> MutexGuard<'_, Inside> {
-        self.inside.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Registers a call before it is sent, so that nothing can arrive for it unseen. `None` where the
     /// session has ended: the server has been told so, or will be, and is sent nothing behind that.
     pub(super) fn enter(
@@ -191,7 +187,7 @@ impl<W: Wire> Session<W> {
             questions: Vec::new(),
         };
         self.used.store(true, Ordering::Relaxed);
-        let mut inside = self.inside();
+        let mut inside = self.inside.lock();
         // Under the lock: whoever ends the session says so here, and cancels the calls that are in it then.
         if inside.ended && !self.is_clients {
             return None;
@@ -203,7 +199,7 @@ impl<W: Wire> Session<W> {
 
     /// Keeps the session open for something that is no call.
     fn stay(self: &Arc<Self>) -> Stay<W> {
-        self.inside().stays += 1;
+        self.inside.lock().stays += 1;
         Stay { session: self.clone(), call: None }
     }
 
@@ -229,7 +225,7 @@ impl<W: Wire> Session<W> {
     /// A question is over, be it answered or taken back. Gives the call that it was put to, if that is
     /// still in flight.
     pub(super) fn was_answered(&self, call: u64, id: &Id) -> Option<Arc<Mailbox>> {
-        let mut inside = self.inside();
+        let mut inside = self.inside.lock();
         let call = inside.calls.get_mut(&call)?;
         if let Some(at) = call.questions.iter().position(|question| question == id) {
             call.questions.swap_remove(at);
@@ -245,7 +241,7 @@ impl<W: Wire> Session<W> {
     /// response wait in vain.
     pub(super) fn set_deaf(&self) {
         self.deaf.store(true, Ordering::Relaxed);
-        let calls: Vec<_> = self.inside().calls.values().map(|call| call.mailbox.clone()).collect();
+        let calls: Vec<_> = self.inside.lock().calls.values().map(|call| call.mailbox.clone()).collect();
         for mailbox in calls {
             mailbox.session_ended();
         }
@@ -257,12 +253,12 @@ impl<W: Wire> Session<W> {
 
     /// Whether a call is in flight on it that the server may ask something.
     pub(super) fn may_be_asked(&self) -> bool {
-        self.inside().calls.values().any(|call| call.may_be_asked)
+        self.inside.lock().calls.values().any(|call| call.may_be_asked)
     }
 
     /// Whether all calls in flight on it that the server may ask something are tasks, and there is one.
     pub(super) fn is_kept_by_tasks(&self) -> bool {
-        let inside = self.inside();
+        let inside = self.inside.lock();
         let mut asked = inside.calls.values().filter(|call| call.may_be_asked).peekable();
         asked.peek().is_some() && asked.all(|call| call.deferral.as_ref().is_some_and(Deferral::has_come))
     }
@@ -281,7 +277,7 @@ impl<W: Wire> Session<W> {
 
     /// Whether it has been in use since this was last asked.
     pub(super) fn was_used(&self) -> bool {
-        self.used.swap(false, Ordering::Relaxed) | (self.inside().stays > 0)
+        self.used.swap(false, Ordering::Relaxed) | (self.inside.lock().stays > 0)
     }
 
     /// No new calls from here on. Those in flight go on.
@@ -290,7 +286,7 @@ impl<W: Wire> Session<W> {
             return;
         }
         let close = {
-            let mut inside = self.inside();
+            let mut inside = self.inside.lock();
             inside.retired = true;
             inside.stays == 0 && !std::mem::replace(&mut inside.ended, true)
         };
@@ -307,7 +303,7 @@ impl<W: Wire> Session<W> {
     /// in vain.
     pub(super) fn ended(self: &Arc<Self>) {
         let calls: Vec<_> = {
-            let mut inside = self.inside();
+            let mut inside = self.inside.lock();
             inside.retired = true;
             inside.ended = true;
             inside.calls.values().map(|call| call.mailbox.clone()).collect()
@@ -325,7 +321,7 @@ impl<W: Wire> Session<W> {
     /// Cancels what is in flight and ends the session, as far as the server survives that.
     pub(super) async fn close(self: Arc<Self>) {
         let (calls, known) = {
-            let mut inside = self.inside();
+            let mut inside = self.inside.lock();
             inside.retired = true;
             let known = !std::mem::replace(&mut inside.ended, true);
             (std::mem::take(&mut inside.calls), known)
@@ -407,7 +403,7 @@ impl<W: Wire> Stay<W> {
     /// to be said about it, and nobody else does.
     pub(super) fn finish(&mut self) -> bool {
         let Some(call) = self.call.take() else { return false };
-        self.session.inside().calls.remove(&call).is_some()
+        self.session.inside.lock().calls.remove(&call).is_some()
     }
 
     /// The call leaves without its end: the server may still be at it. Nothing that names no call is
@@ -416,7 +412,7 @@ impl<W: Wire> Stay<W> {
     pub(super) fn abandon(&mut self) -> bool {
         let Some(call) = self.call.take() else { return false };
         let was_in_flight = {
-            let mut inside = self.session.inside();
+            let mut inside = self.session.inside.lock();
             let left = inside.calls.remove(&call);
             inside.abandoned |= left.as_ref().is_some_and(|call| call.may_be_asked);
             left.is_some()
@@ -442,7 +438,7 @@ impl<W: Wire> Stay<W> {
     /// that asked; behind the cancellation it does no harm.
     fn tell_in_turn(self, errand: Errand, body: Bytes) {
         let (done, told) = oneshot::channel::<()>();
-        let before = self.session.inside().told.replace(told);
+        let before = self.session.inside.lock().told.replace(told);
         let server = self.session.server.clone();
         server.work.spawn(async move {
             if let Some(before) = before {
@@ -458,7 +454,7 @@ impl<W: Wire> Drop for Stay<W> {
     fn drop(&mut self) {
         self.finish();
         let close = {
-            let mut inside = self.session.inside();
+            let mut inside = self.session.inside.lock();
             inside.stays -= 1;
             inside.retired && inside.stays == 0 && !std::mem::replace(&mut inside.ended, true)
         };

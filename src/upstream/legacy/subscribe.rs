@@ -3,7 +3,7 @@
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    sync::{Arc, Weak},
 };
 
 use futures_util::StreamExt;
@@ -12,6 +12,7 @@ use http::HeaderMap;
 use super::{exchange::Exchange, group::Group, message, request::Request, session::Session};
 use crate::{
     protocol::{ErrorObject, Kind, Method},
+    runtime::Mutex,
     upstream::{CallError, Event, wire::Wire},
 };
 
@@ -42,18 +43,14 @@ impl<W: Wire> Default for Subscribed<W> {
 }
 
 impl<W: Wire> Subscribed<W> {
-    fn held(&self) -> MutexGuard<'_, HashMap<String, Held<W>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     pub(super) fn is_empty(&self) -> bool {
-        self.held().is_empty()
+        self.0.lock().is_empty()
     }
 
     /// A list session has been opened: what lives in no session is subscribed in it.
     pub(super) fn renew(&self, group: &Arc<Group<W>>, session: &Arc<Session<W>>) {
         let orphans: Vec<_> = {
-            let mut held = self.held();
+            let mut held = self.0.lock();
             let orphans = held.iter_mut().filter(|(_, held)| held.session.strong_count() == 0);
             orphans
                 .map(|(uri, held)| {
@@ -76,7 +73,7 @@ impl<W: Wire> Subscribed<W> {
     pub(super) fn moved(&self, group: &Arc<Group<W>>, session: &Arc<Session<W>>) {
         let gone = Arc::downgrade(session);
         let mut any = false;
-        for held in self.held().values_mut().filter(|held| held.session.ptr_eq(&gone)) {
+        for held in self.0.lock().values_mut().filter(|held| held.session.ptr_eq(&gone)) {
             held.session = Weak::new();
             any = true;
         }
@@ -99,7 +96,7 @@ pub(super) async fn subscribe<W: Wire>(group: Arc<Group<W>>, uri: &str) -> Resul
     let session = group.lists().await?;
     let guard = Guard { group, uri: uri.to_owned() };
     let agreed = {
-        let mut held = guard.group.subscribed.held();
+        let mut held = guard.group.subscribed.0.lock();
         let fresh = || Held { holders: 0, session: Arc::downgrade(&session), agreed: false };
         let held = held.entry(guard.uri.clone()).or_insert_with(fresh);
         held.holders += 1;
@@ -109,7 +106,7 @@ pub(super) async fn subscribe<W: Wire>(group: Arc<Group<W>>, uri: &str) -> Resul
         // Others may be asking for the same just now; it does no harm to ask twice. The guard
         // undoes the entry if this fails or is not waited for.
         ask(&guard.group, Method::ResourcesSubscribe, uri).await?;
-        if let Some(held) = guard.group.subscribed.held().get_mut(uri) {
+        if let Some(held) = guard.group.subscribed.0.lock().get_mut(uri) {
             held.agreed = true;
         }
     }
@@ -150,7 +147,7 @@ async fn ask<W: Wire>(group: &Arc<Group<W>>, method: Method, uri: &str) -> Resul
 impl<W: Wire> Drop for Guard<W> {
     fn drop(&mut self) {
         let let_go = {
-            let mut held = self.group.subscribed.held();
+            let mut held = self.group.subscribed.0.lock();
             let Some(entry) = held.get_mut(&self.uri) else { return };
             entry.holders -= 1;
             if entry.holders > 0 {
