@@ -20,7 +20,7 @@ use crate::{
     protocol::{ErrorObject, Frame, Id, Kind, headers::SESSION_ID},
     upstream::{
         CallError,
-        http1::{Incoming, Reuse},
+        http1::{Incoming, Reuse, Traffic},
     },
 };
 
@@ -172,14 +172,12 @@ async fn ask(
     let twice = may_repeat(purpose);
     let reuse = if twice { Reuse::Any } else { Reuse::Proven };
     let again = twice.then(|| body.clone());
-    let answering = match purpose {
-        Purpose::Tell => way.send_in_passing(&rest.server, method, body),
-        _ => way.send(&rest.server, method, reuse, body),
-    };
+    let traffic = if purpose == Purpose::Tell { Traffic::InPassing } else { Traffic::Call };
+    let answering = way.send(&rest.server, method, body, reuse, traffic);
     let rest = match (Asking { asked: Some(answering), rest: Some(rest) }.await, again) {
         (Err((CallError::Broken(_), rest)), Some(body)) => {
             // The next of those whose last answer was a 202 may be closed as well.
-            let answering = way.send(&rest.server, method, Reuse::Proven, body);
+            let answering = way.send(&rest.server, method, body, Reuse::Proven, traffic);
             Asking { asked: Some(answering), rest: Some(rest) }.await
         }
         (answer, _) => answer,
@@ -191,7 +189,7 @@ async fn ask(
 /// with at last is the answer.
 async fn persist(server: &Http, way: &Way) -> Result<http::Response<Incoming>, CallError> {
     let attempt = |reached: Reached| async move {
-        match reached.by(way.send(server, &Method::GET, Reuse::Any, Bytes::new())).await {
+        match reached.by(way.get(server)).await {
             Ok(response) if resume::is_for_now(response.status()) => Err(Refused::ForNow(Ok(response))),
             Ok(response) => Ok(response),
             Err(lost) => Err(Refused::ForNow(Err(lost))),

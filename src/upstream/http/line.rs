@@ -12,7 +12,7 @@ use crate::{
     },
     upstream::{
         CallError, ClientSession, Description,
-        http1::{self, Answering, Reuse},
+        http1::{self, Answering, Reuse, Traffic},
     },
 };
 
@@ -94,12 +94,14 @@ impl HttpLine {
                 http1::line(&mut lines, name, value);
             }
         }
-        self.http.client.send(&Method::POST, &self.path, &self.posting, &lines, body, Reuse::Proven)
+        let lines = [&*self.posting, &lines];
+        self.http.client.send(&Method::POST, &self.path, lines, body, Reuse::Proven, Traffic::Call)
     }
 
     /// Sends what is answered with nothing.
     pub(super) fn post(&self, body: Bytes, reuse: Reuse) -> Answering {
-        self.http.client.send_in_passing(&Method::POST, &self.path, &self.posting, &[], body, reuse)
+        let lines: [&[u8]; 2] = [&self.posting, &[]];
+        self.http.client.send(&Method::POST, &self.path, lines, body, reuse, Traffic::InPassing)
     }
 
     /// Opens a stream of what the server says of its own accord, or takes up a broken one.
@@ -109,22 +111,18 @@ impl HttpLine {
         if let Some(id) = last_id.and_then(|id| HeaderValue::from_str(id).ok()) {
             http1::line(&mut lines, &LAST_EVENT_ID, &id);
         }
-        self.http.client.send(&Method::GET, &self.path, &self.bodiless, &lines, Bytes::new(), Reuse::Any)
+        self.bodiless(&Method::GET, &lines, Reuse::Any, Traffic::Call)
     }
 
     /// Says DELETE, where the session can be ended.
     pub(super) fn delete(&self) -> Option<Answering> {
-        let client = &self.http.client;
-        (self.survives && self.has_id).then(|| {
-            client.send_in_passing(
-                &Method::DELETE,
-                &self.path,
-                &self.bodiless,
-                &[],
-                Bytes::new(),
-                Reuse::Proven,
-            )
-        })
+        let can_be_ended = self.survives && self.has_id;
+        can_be_ended.then(|| self.bodiless(&Method::DELETE, &[], Reuse::Proven, Traffic::InPassing))
+    }
+
+    fn bodiless(&self, method: &Method, further: &[u8], reuse: Reuse, traffic: Traffic) -> Answering {
+        let lines = [&*self.bodiless, further];
+        self.http.client.send(method, &self.path, lines, Bytes::new(), reuse, traffic)
     }
 }
 

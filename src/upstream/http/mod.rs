@@ -32,7 +32,7 @@ use tokio::time::timeout;
 
 use super::{
     CallError, ClientSession, Config, Description, Document, Identity, NotStarted,
-    http1::{self, Answering, Reuse},
+    http1::{self, Answering, Reuse, Traffic},
     legacy::Legacy,
     wire::{Again, Beside, Heard, Hello, Line, Progress, Refusal, Wire},
     work::Work,
@@ -121,7 +121,7 @@ impl Http {
     ) -> Result<(Description, Option<HeaderValue>), CallError> {
         let lines = http1::lines(posting);
         let (client, body) = (&self.client, hello.body.clone());
-        let sent = client.send(&Method::POST, &self.path, &lines, &[], body, Reuse::Any);
+        let sent = client.send(&Method::POST, &self.path, [&lines, &[]], body, Reuse::Any, Traffic::Call);
         let response = self.taken(sent).await?;
         let id = response.headers().get(&headers::SESSION_ID).cloned();
         let status = response.status();

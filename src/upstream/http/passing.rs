@@ -40,7 +40,7 @@ use crate::{
     },
     upstream::{
         CallError,
-        http1::{self, Answering, Incoming, Reuse},
+        http1::{self, Answering, Incoming, Reuse, Traffic},
         root_cause,
     },
 };
@@ -257,24 +257,30 @@ impl Drop for Passing {
 // === impl Way ===
 
 impl Way {
-    pub(super) fn send(&self, server: &Http, method: &Method, reuse: Reuse, body: Bytes) -> Answering {
+    pub(super) fn send(
+        &self,
+        server: &Http,
+        method: &Method,
+        body: Bytes,
+        reuse: Reuse,
+        traffic: Traffic,
+    ) -> Answering {
         let path = self.path.as_deref().unwrap_or(&server.path);
-        server.client.send(method, path, &self.lines, &[], body, reuse)
+        server.client.send(method, path, [&self.lines, &[]], body, reuse, traffic)
     }
 
-    pub(super) fn send_in_passing(&self, server: &Http, method: &Method, body: Bytes) -> Answering {
-        let path = self.path.as_deref().unwrap_or(&server.path);
-        // It is told once.
-        server.client.send_in_passing(method, path, &self.lines, &[], body, Reuse::Proven)
+    /// Asks for what the server has for its client.
+    pub(super) fn get(&self, server: &Http) -> Answering {
+        self.send(server, &Method::GET, Bytes::new(), Reuse::Any, Traffic::Call)
     }
 
     /// Tells the server that these calls are cancelled (2025-11-25, *Cancellation*).
     async fn cancel(&self, server: &Http, calls: &[Id], why: &str) {
         for call in calls {
             let cancelled = legacy::cancelled(call, why);
-            // One that does not take it sees the connection break.
-            let told = server.taken(self.send_in_passing(server, &Method::POST, cancelled)).await;
-            drop(told);
+            // It is told once: one that does not take it sees the connection break.
+            let told = self.send(server, &Method::POST, cancelled, Reuse::Proven, Traffic::InPassing);
+            drop(server.taken(told).await);
         }
     }
 
@@ -295,7 +301,7 @@ impl Way {
 
     /// Asks once for the rest of an answer.
     async fn rest(&self, server: &Http, reached: Reached) -> Result<Incoming, Refused<CallError>> {
-        let answer = reached.by(self.send(server, &Method::GET, Reuse::Any, Bytes::new())).await;
+        let answer = reached.by(self.get(server)).await;
         let (head, body) = answer.map_err(|lost| Refused::ForNow(lost.when_resuming()))?.into_parts();
         if head.status.is_success() && messages::is_events(&head.headers) {
             return Ok(body);

@@ -15,7 +15,7 @@ use crate::{
     runtime::Net,
     upstream::{
         CallError, Config, Document, NotStarted,
-        http1::{self, Answering, HttpClient, Incoming, Reuse},
+        http1::{self, Answering, HttpClient, Incoming, Reuse, Traffic},
         work::Work,
     },
 };
@@ -113,8 +113,9 @@ impl Http {
         let limit = self.config.timeouts.first_byte;
         let lines = http1::lines(&self.headers(credentials));
         let asked = async {
-            let client = &self.client;
-            let answer = client.send(&Method::GET, path.as_str(), &lines, &[], Bytes::new(), Reuse::Proven);
+            let (client, path, nothing) = (&self.client, path.as_str(), Bytes::new());
+            let answer =
+                client.send(&Method::GET, path, [&lines, &[]], nothing, Reuse::Proven, Traffic::Call);
             let (head, body) = answer.await?.into_parts();
             let body = whole(body, DOCUMENT).await?;
             Ok(Document { status: head.status, headers: head.headers, body })

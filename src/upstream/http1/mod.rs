@@ -14,4 +14,4 @@ pub use head::{HeadReader, is_kept};
 
 pub(super) use connection::Incoming;
 pub(super) use head::{line, lines};
-pub(super) use pool::{Answering, HttpClient, Reuse};
+pub(super) use pool::{Answering, HttpClient, Reuse, Traffic};

@@ -67,6 +67,15 @@ pub(in crate::upstream) enum Reuse {
     Proven,
 }
 
+/// What a request is, and so which places are there for a connection of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::upstream) enum Traffic {
+    /// It may take as long as it likes.
+    Call,
+    /// It is over soon and must not wait for calls: an answer to a question of theirs, a cancel, a farewell.
+    InPassing,
+}
+
 struct Idle {
     connection: Box<Connection>,
     since: Instant,
@@ -114,47 +123,21 @@ impl HttpClient {
         Ok(Self { url, tcp, tls, limit, pool: Arc::default() })
     }
 
-    /// Sends a request. `lines` are header lines ([`super::lines`]), the same for many requests; `further`
-    /// are those of this one.
+    /// Sends a request. `lines` are header lines ([`super::lines`]): the same for many requests, and those of
+    /// this one.
     pub(in crate::upstream) fn send(
         &self,
         method: &Method,
         path: &str,
-        lines: &[u8],
-        further: &[u8],
+        lines: [&[u8]; 2],
         body: Bytes,
         reuse: Reuse,
+        traffic: Traffic,
     ) -> Answering {
-        self.begin(method, path, lines, further, body, (reuse, false))
-    }
-
-    /// As [`HttpClient::send`], for what is over soon and must not wait for calls: an answer to a question
-    /// of theirs, a cancel, a farewell.
-    pub(in crate::upstream) fn send_in_passing(
-        &self,
-        method: &Method,
-        path: &str,
-        lines: &[u8],
-        further: &[u8],
-        body: Bytes,
-        reuse: Reuse,
-    ) -> Answering {
-        self.begin(method, path, lines, further, body, (reuse, true))
-    }
-
-    fn begin(
-        &self,
-        method: &Method,
-        path: &str,
-        lines: &[u8],
-        further: &[u8],
-        body: Bytes,
-        (reuse, in_passing): (Reuse, bool),
-    ) -> Answering {
-        let head = request_head(method, path, [lines, further], body.len());
+        let head = request_head(method, path, lines, body.len());
         Answering(match self.pool.take(reuse) {
             Some(connection) => Stage::Sending(Sending::new(connection, head, body, self.pool.clone())),
-            None => Stage::Connecting(Box::pin(self.connect(head, body, in_passing))),
+            None => Stage::Connecting(Box::pin(self.connect(head, body, traffic))),
         })
     }
 
@@ -162,10 +145,10 @@ impl HttpClient {
         &self,
         head: Bytes,
         body: Bytes,
-        in_passing: bool,
+        traffic: Traffic,
     ) -> impl Future<Output = Result<Sending, CallError>> + 'static {
         let (mut tcp, tls, limit, pool) = (self.tcp.clone(), self.tls.clone(), self.limit, self.pool.clone());
-        let (place, places) = (tcp.place(in_passing), tcp.places());
+        let (place, places) = (tcp.place(traffic == Traffic::InPassing), tcp.places());
         let tcp = tcp.connect(self.url.clone());
         let connecting = async move {
             let tcp = tcp.await.map_err(|error| CallError::Unreachable(root_cause(&*error)))?;
