@@ -255,15 +255,8 @@ impl Started<'_> {
 
 impl TaskTransition<'_> {
     pub fn emit(&self) {
-        tracing::info!(
-            target: "deferral::task",
-            event = "transition",
-            task = %self.task,
-            tool = self.tool,
-            principal = %self.principal,
-            from = self.from,
-            to = self.to,
-        );
+        let Self { task, tool, principal, from, to } = *self;
+        tracing::info!(target: "deferral::task", event = "transition", %task, tool, %principal, from, to);
     }
 }
 
@@ -271,13 +264,8 @@ impl TaskTransition<'_> {
 
 impl LookupFailed<'_> {
     pub fn emit(&self) {
-        tracing::warn!(
-            target: "deferral::task",
-            event = "lookup_failed",
-            method = self.method,
-            principal = %self.principal,
-            reason = self.reason,
-        );
+        let Self { method, principal, reason } = *self;
+        tracing::warn!(target: "deferral::task", event = "lookup_failed", method, %principal, reason);
     }
 }
 
@@ -285,14 +273,9 @@ impl LookupFailed<'_> {
 
 impl WouldDefer<'_> {
     pub fn emit(&self) {
-        tracing::info!(
-            target: "deferral::task",
-            event = "would_defer",
-            tool = self.tool,
-            route = self.route,
-            after_ms = millis(self.after),
-            took_ms = millis(self.took),
-        );
+        let Self { tool, route, after, took } = *self;
+        let (after_ms, took_ms) = (millis(after), millis(took));
+        tracing::info!(target: "deferral::task", event = "would_defer", tool, route, after_ms, took_ms);
     }
 }
 
@@ -300,7 +283,8 @@ impl WouldDefer<'_> {
 
 impl QuotaFull<'_> {
     pub fn emit(&self) {
-        tracing::warn!(target: "deferral::task", event = "quota_full", limit = self.limit, principal = %self.principal);
+        let Self { limit, principal } = *self;
+        tracing::warn!(target: "deferral::task", event = "quota_full", limit, %principal);
     }
 }
 
@@ -308,7 +292,8 @@ impl QuotaFull<'_> {
 
 impl StoreFailed<'_> {
     pub fn emit(&self) {
-        tracing::error!(target: "deferral::task", event = "store_failed", doing = self.doing, error = %self.error);
+        let Self { doing, error } = *self;
+        tracing::error!(target: "deferral::task", event = "store_failed", doing, %error);
     }
 }
 
@@ -316,7 +301,8 @@ impl StoreFailed<'_> {
 
 impl QuestionRefused<'_> {
     pub fn emit(&self) {
-        tracing::warn!(target: "deferral::question", event = "refused", method = self.method, reason = self.reason);
+        let Self { method, reason } = *self;
+        tracing::warn!(target: "deferral::question", event = "refused", method, reason);
     }
 }
 
@@ -324,12 +310,9 @@ impl QuestionRefused<'_> {
 
 impl AnswersDropped {
     pub fn emit(&self) {
-        tracing::warn!(
-            target: "deferral::upstream",
-            event = "answers_dropped",
-            limit = "limits.messages",
-            waiting = self.waiting,
-        );
+        let Self { waiting } = *self;
+        let limit = "limits.messages";
+        tracing::warn!(target: "deferral::upstream", event = "answers_dropped", limit, waiting);
     }
 }
 
@@ -337,7 +320,8 @@ impl AnswersDropped {
 
 impl Untold<'_> {
     pub fn emit(&self) {
-        tracing::warn!(target: "deferral::upstream", event = "untold", what = self.what, error = %self.error);
+        let Self { what, error } = *self;
+        tracing::warn!(target: "deferral::upstream", event = "untold", what, %error);
     }
 }
 
@@ -353,14 +337,9 @@ impl LogLinesDropped {
 
 impl Draining {
     pub fn emit(&self) {
-        tracing::info!(
-            target: "deferral",
-            event = "draining",
-            calls = self.calls,
-            tasks = self.tasks,
-            results = self.results,
-            limit_ms = millis(self.limit),
-        );
+        let Self { calls, tasks, results, limit } = *self;
+        let limit_ms = millis(limit);
+        tracing::info!(target: "deferral", event = "draining", calls, tasks, results, limit_ms);
     }
 }
 
@@ -368,14 +347,8 @@ impl Draining {
 
 impl Drained {
     pub fn emit(&self) {
-        tracing::info!(
-            target: "deferral",
-            event = "drained",
-            calls_lost = self.calls_lost,
-            tasks_lost = self.tasks_lost,
-            results_lost = self.results_lost,
-            hurried = self.hurried,
-        );
+        let Self { calls_lost, tasks_lost, results_lost, hurried } = *self;
+        tracing::info!(target: "deferral", event = "drained", calls_lost, tasks_lost, results_lost, hurried);
     }
 }
 
