@@ -7,11 +7,10 @@ use super::{
     deferred_head::{self, Body},
     sent::Sent,
     session_stream::SessionStream,
-    sse_edit::Edited,
 };
 use crate::{
     bridge::relay::{Action, Loss, Phase, Relay, Said, Verdict},
-    protocol::{ErrorObject, Id},
+    protocol::{ErrorObject, Frame, Id, sse::Editor},
     proxy::{
         AccessSummary, Piece, Then,
         keep_alive::Timer,
@@ -22,6 +21,7 @@ use crate::{
 };
 use bytes::Bytes;
 use futures_util::{FutureExt, Stream, future::BoxFuture};
+use http::HeaderValue;
 use smallvec::SmallVec;
 use std::{
     pin::Pin,
@@ -42,6 +42,17 @@ pub(super) struct Relaying {
     settling: Option<BoxFuture<'static, SmallVec<[Id; 1]>>>,
     /// Our own end of it. Made when it is first waited for: most answers are there.
     stop: Option<BoxFuture<'static, ()>>,
+}
+
+/// What a response becomes, or nothing where it stays as it is. The second is the session that the
+/// answer names.
+pub(in crate::proxy) type Edit = Box<dyn FnMut(&Frame, Option<&HeaderValue>) -> Option<Bytes> + Send>;
+
+/// An event stream whose response is changed as it goes by.
+pub(super) struct Edited {
+    pub(super) edit: Edit,
+    pub(super) in_session: Option<HeaderValue>,
+    pub(super) editor: Editor,
 }
 
 /// What does not pass as it comes.
@@ -91,7 +102,7 @@ impl Relaying {
                 Poll::Ready(outcome) => {
                     // The event comes again that has not ended.
                     if let Changes::Edited(edited) = &mut self.changes {
-                        edited.forget();
+                        edited.editor.begin_event();
                     }
                     self.relay.handle_taken_up(outcome);
                 }
@@ -134,7 +145,11 @@ impl Relaying {
         let is_over = self.body.is_over();
         let (bytes, rest) = match &mut self.changes {
             Changes::None => return bytes,
-            Changes::Edited(edited) => (edited.feed(bytes), is_over.then(|| edited.rest())),
+            Changes::Edited(edited) => {
+                let Edited { edit, in_session, editor } = &mut **edited;
+                let bytes = editor.feed(bytes, |response| edit(response, in_session.as_ref()));
+                (bytes, is_over.then(|| editor.rest()))
+            }
             Changes::OfSession(session) => (session.feed(bytes), is_over.then(|| session.rest())),
         };
         let rest = rest.unwrap_or_default();

@@ -9,12 +9,11 @@
 //! before its server's: what a handshake, a list or a notification is answered with may be a status.
 
 use super::{
-    answer::{Changes, Relaying},
+    answer::{Changes, Edit, Edited, Relaying},
     deferred_head::{self, Body},
     owing::Owing,
     sent::{Sent, outcome, untold},
     session_stream::SessionStream,
-    sse_edit::{self, Edit, Edited},
 };
 use crate::{
     bridge::{Relay, offer},
@@ -28,6 +27,7 @@ use crate::{
         accept::{EVENT_STREAM, accepts},
         headers::{LAST_EVENT_ID, SESSION_ID},
         meta,
+        sse::Editor,
     },
     proxy::{
         KeepAlive, Passage, Passed, Passing,
@@ -273,7 +273,8 @@ async fn document(forwarded: Forwarded, limit: usize, is_answer: bool, mut terms
         return terms.sent.whole(status, headers, body);
     };
     let in_session = headers.get(&SESSION_ID).cloned();
-    let body = sse_edit::document(body, &mut edit, in_session.as_ref());
+    let edited = Frame::parse(body.clone()).ok().and_then(|frame| edit(&frame, in_session.as_ref()));
+    let body = edited.unwrap_or(body);
     headers.insert(CONTENT_LENGTH, body.len().into());
     terms.sent.whole(status, headers, body)
 }
@@ -311,7 +312,7 @@ fn go_by(forwarded: Forwarded, is_answer: bool, terms: Terms) -> Passed {
         relaying.changes = match (edit, listens) {
             (Some(edit), _) => {
                 let in_session = headers.get(&SESSION_ID).cloned();
-                Changes::Edited(Box::new(Edited::new(edit, in_session, limit)))
+                Changes::Edited(Box::new(Edited { edit, in_session, editor: Editor::new(limit) }))
             }
             (None, Some(Listens { key, resumed })) => {
                 let sessions = &relaying.sent.shared.sessions;

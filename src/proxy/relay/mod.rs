@@ -2,9 +2,9 @@
 //!
 //! `forward` sends the request and begins the answer; `answer` is the answer on its way, of which
 //! [`bridge::Relay`](crate::bridge::Relay) decides; `deferred_head` begins one without its server. `sent` is the
-//! request while it is under way, and `owing` knows to whom its answer is owed. What is changed of the bytes:
-//! `sse_edit` changes one message, `session_stream` takes out what is said of calls of ours, and `event_ids`
-//! gives events ids where the server gives none.
+//! request while it is under way, and `owing` knows to whom its answer is owed. What is changed of the bytes: one
+//! message by an [`Edit`]; `session_stream` takes out what is said of calls of ours, and `event_ids` gives events
+//! ids where the server gives none.
 
 mod answer;
 mod deferred_head;
@@ -13,9 +13,8 @@ mod forward;
 mod owing;
 mod sent;
 mod session_stream;
-mod sse_edit;
 
+pub(super) use answer::Edit;
 pub(super) use event_ids::Minted;
 pub(super) use forward::pass;
 pub(super) use sent::untold;
-pub(super) use sse_edit::Edit;
