@@ -67,6 +67,13 @@ pub(super) struct Listeners {
     next: usize,
 }
 
+/// One connection on its way.
+struct Visit<S> {
+    front: Arc<Front>,
+    stack: S,
+    leaving: Leaving,
+}
+
 /// What ends a connection.
 struct Leaving {
     stopping: Stopping,
@@ -146,13 +153,13 @@ pub(super) async fn accept<S: Serves>(
         };
         match accepted {
             Ok((stream, place)) => {
-                let (tls, front, stack) = (tls.clone(), Arc::clone(&front), stack.clone());
-                let still = stopping.clone();
                 let guest = front.guests.admit(front.clock.now());
+                let leaving = Leaving { stopping: stopping.clone(), guest };
+                let visit = Visit { front: Arc::clone(&front), stack: stack.clone(), leaving };
+                let tls = tls.clone();
                 stopping.spawn(async move {
                     let _place = place;
-                    let leaving = Leaving { stopping: still, guest };
-                    connection(stream, tls, front, stack, leaving).await;
+                    visit.connection(stream, tls).await;
                 });
             }
             Err(error) => {
@@ -189,106 +196,11 @@ async fn place(places: &Arc<Semaphore>, front: &Front) -> OwnedSemaphorePermit {
     }
 }
 
-/// One connection, from handshake to end.
-async fn connection<S: Serves>(
-    stream: Stream,
-    tls: Option<TlsAcceptor>,
-    front: Arc<Front>,
-    stack: S,
-    leaving: Leaving,
-) {
-    let stream = Paced::new(stream, front.timeouts.write);
-    match tls {
-        None => http(stream, None, false, front, stack, leaving).await,
-        // Boxed: its state is large, and connections without TLS need not pay for it.
-        Some(tls) => Box::pin(https(stream, tls, front, stack, leaving)).await,
-    }
-}
-
-/// One connection that begins with a TLS handshake.
-async fn https<S: Serves>(
-    stream: Paced<Stream>,
-    tls: TlsAcceptor,
-    front: Arc<Front>,
-    stack: S,
-    leaving: Leaving,
-) {
-    let handshake = Box::pin(timeout(front.timeouts.read_headers, tls.accept(stream)));
-    let shaken = tokio::select! {
-        () = leaving.is_due() => return,
-        shaken = handshake => shaken,
-    };
-    match shaken {
-        Ok(Ok(stream)) => {
-            let agreed = agreed_version(&stream);
-            http(stream, agreed, true, front, stack, leaving).await;
-        }
-        Ok(Err(error)) => tracing::debug!(target: "deferral", event = "tls_handshake_failed", %error),
-        Err(_elapsed) => tracing::debug!(target: "deferral", event = "tls_handshake_overdue"),
-    }
-}
-
 /// What ALPN agreed on, if the client took part.
 fn agreed_version(stream: &TlsStream<Paced<Stream>>) -> Option<Version> {
     match stream.get_ref().1.alpn_protocol()? {
         b"h2" => Some(Version::Http2),
         _ => Some(Version::Http1),
-    }
-}
-
-/// Drives HTTP on a stream, of the version agreed on or the one its first bytes tell.
-async fn http<T, S>(
-    mut stream: T,
-    agreed: Option<Version>,
-    secure: bool,
-    front: Arc<Front>,
-    stack: S,
-    leaving: Leaving,
-) where
-    T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
-    S: Serves,
-{
-    let (version, head) = match agreed {
-        Some(version) => (version, Head::default()),
-        None => {
-            let read = tokio::select! {
-                // A client that has said nothing yet has nothing to lose.
-                () = leaving.is_due() => return,
-                read = timeout(front.timeouts.read_headers, tell_version(&mut stream)) => read,
-            };
-            match read {
-                Ok(Ok(told)) => told,
-                Ok(Err(_)) | Err(_) => return,
-            }
-        }
-    };
-    let rest = Arc::clone(leaving.guest.rest());
-    let (io, connection) = Io::new(stream, version, head, secure, front.timeouts.read_headers, rest);
-    let door = Door { stack, front: Arc::clone(&front), connection };
-    // Errors of a connection are its client's affair: a departure, or bytes that are not HTTP,
-    // which hyper has answered. What it held has been dropped, and that is how we notice.
-    match version {
-        Version::Http1 => {
-            let mut serving = pin!(http1(&front).serve_connection(io, door));
-            tokio::select! {
-                _ = serving.as_mut() => return,
-                () = leaving.is_due() => serving.as_mut().graceful_shutdown(),
-            }
-            let _ = serving.await;
-        }
-        Version::Http2 => {
-            let builder = http2(&front, leaving.stopping.clone());
-            let mut serving = Box::pin(builder.serve_connection(io, Streams(door)));
-            let rest = leaving.guest.rest();
-            tokio::select! {
-                _ = serving.as_mut() => return,
-                () = leaving.is_due() => serving.as_mut().graceful_shutdown(),
-                // hyper has a time for this over HTTP/1 alone, and over HTTP/2 any frame is a sign of life.
-                () = rest.over(front.timeouts.idle, &*front.clock) => serving.as_mut().graceful_shutdown(),
-            }
-            // A client that does not take its leave is not waited for; its requests are.
-            while timeout(FAREWELL, serving.as_mut()).await.is_err() && rest.since().is_none() {}
-        }
     }
 }
 
@@ -320,6 +232,86 @@ fn http2(front: &Front, stopping: Stopping) -> http2::Builder<Tracked> {
         .initial_connection_window_size(CONNECTION_WINDOW)
         .keep_alive_interval(PING_INTERVAL);
     builder
+}
+
+// === impl Visit ===
+
+impl<S: Serves> Visit<S> {
+    /// From handshake to end.
+    async fn connection(&self, stream: Stream, tls: Option<TlsAcceptor>) {
+        let stream = Paced::new(stream, self.front.timeouts.write);
+        match tls {
+            None => self.http(stream, None, false).await,
+            // Boxed: its state is large, and connections without TLS need not pay for it.
+            Some(tls) => Box::pin(self.https(stream, tls)).await,
+        }
+    }
+
+    /// Begins with a TLS handshake.
+    async fn https(&self, stream: Paced<Stream>, tls: TlsAcceptor) {
+        let handshake = Box::pin(timeout(self.front.timeouts.read_headers, tls.accept(stream)));
+        let shaken = tokio::select! {
+            () = self.leaving.is_due() => return,
+            shaken = handshake => shaken,
+        };
+        match shaken {
+            Ok(Ok(stream)) => {
+                let agreed = agreed_version(&stream);
+                self.http(stream, agreed, true).await;
+            }
+            Ok(Err(error)) => tracing::debug!(target: "deferral", event = "tls_handshake_failed", %error),
+            Err(_elapsed) => tracing::debug!(target: "deferral", event = "tls_handshake_overdue"),
+        }
+    }
+
+    /// Drives HTTP on a stream, of the version agreed on or the one its first bytes tell.
+    async fn http<T>(&self, mut stream: T, agreed: Option<Version>, secure: bool)
+    where
+        T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    {
+        let (version, head) = match agreed {
+            Some(version) => (version, Head::default()),
+            None => {
+                let read = tokio::select! {
+                    // A client that has said nothing yet has nothing to lose.
+                    () = self.leaving.is_due() => return,
+                    read = timeout(self.front.timeouts.read_headers, tell_version(&mut stream)) => read,
+                };
+                match read {
+                    Ok(Ok(told)) => told,
+                    Ok(Err(_)) | Err(_) => return,
+                }
+            }
+        };
+        let rest = self.leaving.guest.rest();
+        let (io, connection) =
+            Io::new(stream, version, head, secure, self.front.timeouts.read_headers, Arc::clone(rest));
+        let door = Door { stack: self.stack.clone(), front: Arc::clone(&self.front), connection };
+        // Errors of a connection are its client's affair: a departure, or bytes that are not HTTP,
+        // which hyper has answered. What it held has been dropped, and that is how we notice.
+        match version {
+            Version::Http1 => {
+                let mut serving = pin!(http1(&self.front).serve_connection(io, door));
+                tokio::select! {
+                    _ = serving.as_mut() => return,
+                    () = self.leaving.is_due() => serving.as_mut().graceful_shutdown(),
+                }
+                let _ = serving.await;
+            }
+            Version::Http2 => {
+                let builder = http2(&self.front, self.leaving.stopping.clone());
+                let mut serving = Box::pin(builder.serve_connection(io, Streams(door)));
+                tokio::select! {
+                    _ = serving.as_mut() => return,
+                    () = self.leaving.is_due() => serving.as_mut().graceful_shutdown(),
+                    // hyper has a time for this over HTTP/1 alone, and over HTTP/2 any frame is a sign of life.
+                    () = rest.over(self.front.timeouts.idle, &*self.front.clock) => serving.as_mut().graceful_shutdown(),
+                }
+                // A client that does not take its leave is not waited for; its requests are.
+                while timeout(FAREWELL, serving.as_mut()).await.is_err() && rest.since().is_none() {}
+            }
+        }
+    }
 }
 
 // === impl Leaving ===
