@@ -4,7 +4,7 @@ use super::{
     Bound, Config, Error, Front,
     arrival::Admitted,
     face,
-    layers::{access::AccessLayer, shed::ShedLayer},
+    layers::{access::Access, shed::Shed},
     listener::{self, Serves},
     receive::BodyMemory,
     tls,
@@ -15,7 +15,7 @@ use crate::{
     runtime::{Clock, Net, Stopping},
 };
 use std::sync::Arc;
-use tower::{ServiceBuilder, service_fn};
+use tower::{ServiceBuilder, layer::layer_fn, service_fn};
 
 /// Begins to listen on `net`, and serves `services` until `stopping` says so. Must be called within a
 /// runtime. Once it returns, connections are accepted.
@@ -52,14 +52,14 @@ pub fn serve(
 /// client is owed an answer. No layer boxes anything; what is boxed
 /// for a request is its line and its items.
 fn stack(front: Arc<Front>, access: policy::Access) -> impl Serves {
-    let calls = front.limits.calls;
+    let (calls, access) = (front.limits.calls, Arc::new(access));
     ServiceBuilder::new()
         // First, before anything is spent on the request: what a strange web page made a browser
         // send must reach nothing. It also puts on the answers what browsers ask for, refusals of
         // the layers below included.
-        .layer(AccessLayer::new(access))
+        .layer(layer_fn(|inner| Access::new(inner, Arc::clone(&access))))
         // Before the body is read, so that bodies in memory are bounded too.
-        .layer(ShedLayer::new(calls))
+        .layer(layer_fn(|inner| Shed::new(inner, calls)))
         // Reads bodies within their limits, and knows routes, so principals too.
         .service(service_fn(move |admitted: Admitted<_>| face::serve(Arc::clone(&front), admitted)))
 }

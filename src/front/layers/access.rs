@@ -24,16 +24,10 @@ use std::{
     sync::Arc,
     task::{Context, Poll, ready},
 };
-use tower::{Layer, Service};
+use tower::Service;
 
 /// What a page may read of an answer beside its body.
 const EXPOSED: HeaderValue = HeaderValue::from_static("www-authenticate, retry-after, mcp-session-id");
-
-/// Applies [`Access`].
-#[derive(Clone, Debug)]
-pub(in crate::front) struct AccessLayer {
-    access: Arc<policy::Access>,
-}
 
 /// Admits requests or answers them with 403.
 #[derive(Clone, Debug)]
@@ -56,25 +50,13 @@ pub(in crate::front) enum ResponseFuture<F> {
 
 type Response = http::Response<Body>;
 
-// === impl AccessLayer ===
-
-impl AccessLayer {
-    pub(in crate::front) fn new(access: policy::Access) -> Self {
-        Self { access: Arc::new(access) }
-    }
-}
-
-impl<S> Layer<S> for AccessLayer {
-    type Service = Access<S>;
-
-    fn layer(&self, inner: S) -> Access<S> {
-        Access { inner, access: Arc::clone(&self.access) }
-    }
-}
-
 // === impl Access ===
 
 impl<S> Access<S> {
+    pub(in crate::front) fn new(inner: S, access: Arc<policy::Access>) -> Self {
+        Self { inner, access }
+    }
+
     /// Checks each host and origin the request names, should it name several: an attacker gains
     /// nothing by adding one that is fine.
     fn check<B>(&self, request: &http::Request<B>) -> Result<Checked, Denied> {

@@ -20,16 +20,7 @@ use std::{
     task::{Context, Poll},
 };
 use tokio::sync::Semaphore;
-use tower::{Layer, Service};
-
-/// Applies [`Shed`].
-#[derive(Clone, Debug)]
-pub(in crate::front) struct ShedLayer {
-    places: Arc<Semaphore>,
-    /// For those that are read although there is no place for them.
-    waiting_room: Arc<Semaphore>,
-    limit: usize,
-}
+use tower::Service;
 
 /// Lets `limit` calls in at once.
 #[derive(Clone, Debug)]
@@ -46,32 +37,18 @@ type Response = http::Response<Body>;
 /// Requests that are read at a time although there is no place for them.
 const WAITING_ROOM: usize = 64;
 
-// === impl ShedLayer ===
+// === impl Shed ===
 
-impl ShedLayer {
-    pub(in crate::front) fn new(limit: usize) -> Self {
+impl<S> Shed<S> {
+    pub(in crate::front) fn new(inner: S, limit: usize) -> Self {
         Self {
+            inner,
             places: Arc::new(Semaphore::new(limit.min(Semaphore::MAX_PERMITS))),
             waiting_room: Arc::new(Semaphore::new(WAITING_ROOM)),
             limit,
         }
     }
 }
-
-impl<S> Layer<S> for ShedLayer {
-    type Service = Shed<S>;
-
-    fn layer(&self, inner: S) -> Shed<S> {
-        Shed {
-            inner,
-            places: Arc::clone(&self.places),
-            waiting_room: Arc::clone(&self.waiting_room),
-            limit: self.limit,
-        }
-    }
-}
-
-// === impl Shed ===
 
 impl<S, B> Service<Admitted<B>> for Shed<S>
 where
