@@ -67,10 +67,6 @@ pub(super) enum Refusal {
     Message(Refused),
     /// Metadata could not be had from the server.
     Metadata(CallError),
-    /// A service ended its answer without a reply.
-    Unanswered {
-        id: Id,
-    },
 }
 
 /// The whole answer.
@@ -145,6 +141,10 @@ impl Refusal {
         let invalid = |status, message: String| {
             Answer::of(status, ErrorObject::new(code::INVALID_REQUEST, message), Fault::Client)
         };
+        let busy = |message: String| {
+            Answer::of(StatusCode::SERVICE_UNAVAILABLE, ErrorObject::new(code::BUSY, message), Fault::Proxy)
+                .with(RETRY_AFTER, HeaderValue::from_static("1"))
+        };
         match self {
             Self::Access(denied) => invalid(StatusCode::FORBIDDEN, denied.to_string()),
             Self::Path { path, served } => {
@@ -181,24 +181,12 @@ impl Refusal {
             Self::Broken => {
                 invalid(StatusCode::BAD_REQUEST, "the request broke off before its end".into())
             }
-            Self::Busy { limit } => Answer::of(
-                StatusCode::SERVICE_UNAVAILABLE,
-                ErrorObject::new(
-                    code::BUSY,
-                    format!("all {limit} calls that may be in flight are (limits.calls); try again"),
-                ),
-                Fault::Proxy,
-            )
-            .with(RETRY_AFTER, HeaderValue::from_static("1")),
-            Self::NoMemory { limit } => Answer::of(
-                StatusCode::SERVICE_UNAVAILABLE,
-                ErrorObject::new(
-                    code::BUSY,
-                    format!("the bodies of other requests take the {limit} bytes there are for them (limits.body_memory); try again"),
-                ),
-                Fault::Proxy,
-            )
-            .with(RETRY_AFTER, HeaderValue::from_static("1")),
+            Self::Busy { limit } => {
+                busy(format!("all {limit} calls that may be in flight are (limits.calls); try again"))
+            }
+            Self::NoMemory { limit } => busy(format!(
+                "the bodies of other requests take the {limit} bytes there are for them (limits.body_memory); try again"
+            )),
             Self::Loop { path } => Answer::of(
                 StatusCode::LOOP_DETECTED,
                 ErrorObject::new(
@@ -211,13 +199,6 @@ impl Refusal {
                 Answer { status, id, error, fault: Fault::Client, header: None }
             }
             Self::Metadata(lost) => metadata(lost),
-            Self::Unanswered { id } => Answer {
-                status: StatusCode::INTERNAL_SERVER_ERROR,
-                id: Some(id),
-                error: unanswered(),
-                fault: Fault::Proxy,
-                header: None,
-            },
         }
     }
 }

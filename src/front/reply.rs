@@ -24,7 +24,7 @@
 use super::{answer, connection::Connection, layers::trace::Line};
 use crate::{
     dialect::modern,
-    protocol::{Id, sse},
+    protocol::{ErrorObject, Id, sse},
     proxy::{AccessSummary, Commit, Item, Items, KeepAlive, KeepAliveStep, Piece, Pieces, Reply, Then},
     runtime::Clock,
     telemetry::Outcome,
@@ -109,19 +109,16 @@ pub(super) async fn respond(mut items: Items, answering: Answering) -> Response<
             response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
             return response;
         }
-        Next::Nothing => return answer::refuse(answer::Refusal::Unanswered { id }, line),
+        Next::Nothing => {
+            let error = answer::unanswered();
+            return failed(&id, StatusCode::INTERNAL_SERVER_ERROR, &error, Outcome::ProxyFailed, line);
+        }
         Next::Item(Item::Notification(message)) => Chunk::event(message, None),
         Next::KeepAliveStep(KeepAliveStep::Progress(message)) => Chunk::event(message, None),
         Next::KeepAliveStep(KeepAliveStep::Comment) => Chunk::plain(sse::KEEP_ALIVE),
         Next::KeepAliveStep(KeepAliveStep::Deadline) => {
             drop(items);
-            line.status(StatusCode::OK);
-            let error = ladder.overdue();
-            let body = modern::error_response(Some(&id), &error);
-            let account = AccessSummary::failed(Outcome::UpstreamFailed, &error);
-            let mut response = Response::new(Body::whole(body, None, account, line));
-            response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-            return response;
+            return failed(&id, StatusCode::OK, &ladder.overdue(), Outcome::UpstreamFailed, line);
         }
     };
     line.status(StatusCode::OK);
@@ -129,6 +126,12 @@ pub(super) async fn respond(mut items: Items, answering: Answering) -> Response<
     let mut response = Response::new(Body { kind: Kind::Events(events), line });
     *response.headers_mut() = event_stream();
     response
+}
+
+/// A call that comes to nothing before anything has been said.
+fn failed(id: &Id, status: StatusCode, error: &ErrorObject, outcome: Outcome, line: Line) -> Response<Body> {
+    let account = AccessSummary::failed(outcome, error);
+    answer::json(status, modern::error_response(Some(id), error), account, line)
 }
 
 /// What the client is told next.
@@ -275,21 +278,19 @@ impl Events {
                 Chunk::event(body, commit.map(|commit| (commit, Arc::clone(line.connection()))))
             }
             // A stream that ended without a response would leave some clients waiting for ever.
-            Next::Nothing => {
-                self.items = None;
-                let error = answer::unanswered();
-                line.answered(AccessSummary::failed(Outcome::ProxyFailed, &error));
-                Chunk::event(modern::error_response(Some(&self.id), &error), None)
-            }
+            Next::Nothing => self.fail(&answer::unanswered(), Outcome::ProxyFailed, line),
             Next::KeepAliveStep(KeepAliveStep::Comment) => Chunk::plain(sse::KEEP_ALIVE),
             Next::KeepAliveStep(KeepAliveStep::Deadline) => {
-                self.items = None;
-                let error = self.ladder.overdue();
-                line.answered(AccessSummary::failed(Outcome::UpstreamFailed, &error));
-                Chunk::event(modern::error_response(Some(&self.id), &error), None)
+                self.fail(&self.ladder.overdue(), Outcome::UpstreamFailed, line)
             }
         };
         Poll::Ready(Some(chunk))
+    }
+
+    fn fail(&mut self, error: &ErrorObject, outcome: Outcome, line: &mut Line) -> Chunk {
+        self.items = None;
+        line.answered(AccessSummary::failed(outcome, error));
+        Chunk::event(modern::error_response(Some(&self.id), error), None)
     }
 }
 
