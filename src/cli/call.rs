@@ -78,13 +78,6 @@ pub enum Exit {
     Cancelled = 130,
 }
 
-/// What ended the waiting.
-enum End {
-    Ended(Result<Ending, Stopped>),
-    Interrupted,
-    Overdue(Duration),
-}
-
 /// Why there is no ending.
 #[derive(Debug, thiserror::Error)]
 enum Stopped {
@@ -92,6 +85,10 @@ enum Stopped {
     Lost(#[from] Error),
     #[error(transparent)]
     Unanswered(#[from] Unanswered),
+    #[error("cancelled")]
+    Interrupted,
+    #[error("no result within {}; the call was cancelled", show_duration(*.0))]
+    Overdue(Duration),
 }
 
 /// What the user sees while the call runs.
@@ -111,16 +108,16 @@ pub async fn run(args: Args) -> Exit {
     let declared = asker.declared(!args.no_tasks);
     let mut session = Session::new(args.url.clone(), headers, declared, args.protocol);
     let mut screen = Screen::new(io::stderr().is_terminal(), args.what());
-    let end = tokio::select! {
-        ending = talk(&mut session, &mut asker, &mut screen, &args) => End::Ended(ending),
-        () = interrupted() => End::Interrupted,
-        limit = passed(args.timeout) => End::Overdue(limit),
+    let ending = tokio::select! {
+        ending = talk(&mut session, &mut asker, &mut screen, &args) => ending,
+        () = interrupted() => Err(Stopped::Interrupted),
+        limit = passed(args.timeout) => Err(Stopped::Overdue(limit)),
     };
     screen.make_room();
     for key in asker.unused() {
         tell(&format!("note: nothing was asked under the key `{key}`"));
     }
-    let exit = conclude(end, &mut session, args.json).await;
+    let exit = conclude(ending, &mut session, args.json).await;
     session.close().await;
     exit
 }
@@ -154,28 +151,16 @@ async fn talk(
 }
 
 /// Shows how it ended, and takes the call back where nobody waits for it any more.
-async fn conclude(end: End, session: &mut Session, json: bool) -> Exit {
-    let ending = match end {
-        End::Ended(ending) => ending,
-        End::Interrupted => {
-            cancel(session).await;
-            tell("cancelled");
-            return Exit::Cancelled;
-        }
-        End::Overdue(limit) => {
-            cancel(session).await;
-            tell(&format!("error: no result within {}; the call was cancelled", show_duration(limit)));
-            return Exit::Failed;
-        }
-    };
+async fn conclude(ending: Result<Ending, Stopped>, session: &mut Session, json: bool) -> Exit {
     match ending {
         Err(Stopped::Lost(error)) => failed(&error),
-        Err(Stopped::Unanswered(why)) => {
+        Err(why @ (Stopped::Interrupted | Stopped::Unanswered(Unanswered::Declined))) => {
             cancel(session).await;
-            if matches!(why, Unanswered::Declined) {
-                tell(&why.to_string());
-                return Exit::Cancelled;
-            }
+            tell(&why.to_string());
+            Exit::Cancelled
+        }
+        Err(why @ (Stopped::Overdue(_) | Stopped::Unanswered(_))) => {
+            cancel(session).await;
             tell(&format!("error: {why}"));
             Exit::Failed
         }

@@ -93,7 +93,7 @@ async fn fill_in(terminal: &mut Terminal, fields: Vec<Field>) -> Result<String, 
             match fill(terminal, field, before.or_else(|| field.default.clone())).await? {
                 Filled::With(value) => drop(filled.insert(&field.key, value)),
                 Filled::LeftOut => {}
-                Filled::Instead(choice) => return Ok(declined(choice)),
+                Filled::Instead(choice) => return Ok(without_content(choice)),
             }
         }
         let given = || fields.iter().filter_map(|field| Some((field, filled.get(&*field.key)?)));
@@ -103,13 +103,15 @@ async fn fill_in(terminal: &mut Terminal, fields: Vec<Field>) -> Result<String, 
         for (field, value) in given() {
             terminal.say(&format!("  {}: {}", field.name(), field.shown(value)));
         }
-        match choose(terminal, !fields.is_empty()).await? {
+        let change = if fields.is_empty() { "" } else { "e changes it, " };
+        let prompt = format!("Send it? Enter sends it, {change}d declines, c cancels >");
+        match choose(terminal, &prompt, !fields.is_empty()).await? {
             Choice::Accept => {
                 let content = form::content(given().map(|(field, value)| (&*field.key, value)));
                 return Ok(format!(r#"{{"action":"accept","content":{content}}}"#));
             }
             Choice::Change => {}
-            choice @ (Choice::Decline | Choice::Cancel) => return Ok(declined(choice)),
+            choice @ (Choice::Decline | Choice::Cancel) => return Ok(without_content(choice)),
         }
     }
 }
@@ -145,12 +147,10 @@ async fn fill(terminal: &mut Terminal, field: &Field, default: Option<Bytes>) ->
     }
 }
 
-/// What becomes of a form that is filled in, or has nothing to fill in.
-async fn choose(terminal: &mut Terminal, can_change: bool) -> Result<Choice, Closed> {
-    let change = if can_change { "e changes it, " } else { "" };
-    let prompt = format!("Send it? Enter sends it, {change}d declines, c cancels >");
+/// What becomes of a form that is filled in, or of what has nothing to fill in.
+async fn choose(terminal: &mut Terminal, prompt: &str, can_change: bool) -> Result<Choice, Closed> {
     loop {
-        match terminal.read(&prompt).await?.trim().to_lowercase().as_str() {
+        match terminal.read(prompt).await?.trim().to_lowercase().as_str() {
             "" | "a" | "accept" | "y" | "yes" => return Ok(Choice::Accept),
             "e" | "edit" if can_change => return Ok(Choice::Change),
             "d" | "decline" | "n" | "no" | DECLINE => return Ok(Choice::Decline),
@@ -160,7 +160,7 @@ async fn choose(terminal: &mut Terminal, can_change: bool) -> Result<Choice, Clo
     }
 }
 
-fn declined(choice: Choice) -> String {
+fn without_content(choice: Choice) -> String {
     let action = match choice {
         Choice::Accept | Choice::Change => "accept",
         Choice::Decline => "decline",
@@ -176,16 +176,8 @@ async fn visit(terminal: &mut Terminal, url: &str) -> Result<String, Closed> {
     for line in about(url) {
         terminal.say(&format!("  {line}"));
     }
-    loop {
-        let typed = terminal.read("Enter when you have been there, d declines, c cancels >").await?;
-        let choice = match typed.trim().to_lowercase().as_str() {
-            "" | "a" | "accept" | "y" | "yes" => Choice::Accept,
-            "d" | "decline" | "n" | "no" | DECLINE => Choice::Decline,
-            "c" | "cancel" | CANCEL => Choice::Cancel,
-            _ => continue,
-        };
-        return Ok(declined(choice));
-    }
+    let prompt = "Enter when you have been there, d declines, c cancels >";
+    Ok(without_content(choose(terminal, prompt, false).await?))
 }
 
 /// Where an address leads, and what should make one hesitate.
