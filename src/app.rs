@@ -12,7 +12,7 @@ use crate::{
     telemetry::{Drained, Draining, Started},
     upstream::{self, NotStarted, Streamable, Upstream},
 };
-use std::{net::SocketAddr, sync::Arc, time::Duration};
+use std::{mem, net::SocketAddr, sync::Arc, time::Duration};
 use tokio::{
     signal::unix::{Signal, SignalKind, signal},
     time::{timeout, timeout_at},
@@ -97,7 +97,6 @@ pub fn start_with(mut config: Config, net: &Net, store: Arc<dyn Store>) -> Resul
         }
         None => net,
     };
-    let summary = Summary::of(&config);
     let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
     let (draining, stopping) = Drain::new();
     let (overdue, too_late) = Drain::new();
@@ -111,7 +110,8 @@ pub fn start_with(mut config: Config, net: &Net, store: Arc<dyn Store>) -> Resul
     let mut upstreams = Vec::new();
     let mut services: Vec<Arc<dyn Service>> = Vec::new();
     let mut paths = Vec::new();
-    for config::RouteConfig { route, upstream, .. } in config.routes {
+    let told = in_words(&config.routes);
+    for config::RouteConfig { route, upstream } in mem::take(&mut config.routes) {
         let route: Arc<policy::Route> = Arc::new(route);
         let path = Arc::clone(&route.path);
         let upstream: Arc<dyn Upstream> = Arc::new(
@@ -131,21 +131,20 @@ pub fn start_with(mut config: Config, net: &Net, store: Arc<dyn Store>) -> Resul
         paths.push(path);
     }
 
-    let tls = config.front.tls.is_some();
-    let access = config.front.access.clone();
-    let bound = front::serve(config.front, services, closed, Arc::clone(&clock), net)?;
+    let bound = front::serve(config.front.clone(), services, closed, Arc::clone(&clock), net)?;
     let admin = config
         .admin
-        .map(|listen| admin::serve(admin::Config { listen, access: access.clone() }, stopping))
+        .map(|listen| admin::serve(admin::Config { listen, access: config.front.access.clone() }, stopping))
         .transpose()?;
     if let (Some(allowed), Some(shares)) = (allowed, shares) {
-        summary.tell(&bound.addresses, admin.as_ref().map(|admin| admin.address), allowed, shares);
+        let admin = admin.as_ref().map(|admin| admin.address);
+        tell_started(&config, &told, &bound.addresses, admin, allowed, shares);
     }
     Ok(Running {
         addresses: bound.addresses,
         admin,
         paths,
-        tls,
+        tls: config.front.tls.is_some(),
         stages: Stages { draining, overdue, closing },
         clock,
         upstreams,
@@ -154,62 +153,51 @@ pub fn start_with(mut config: Config, net: &Net, store: Arc<dyn Store>) -> Resul
     })
 }
 
-/// What is said of the configuration once the proxy has started.
-struct Summary {
-    routes: String,
-    store: &'static str,
-    state_keys: &'static str,
-    tls: bool,
-    drain: Duration,
-    calls: usize,
+fn tell_started(
+    config: &Config,
+    routes: &str,
+    listen: &[SocketAddr],
+    admin: Option<SocketAddr>,
+    allowed: Descriptors,
+    shares: Shares,
+) {
+    Started {
+        listen: &listen.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "),
+        admin: &admin.map_or_else(|| "off".to_owned(), |address| address.to_string()),
+        tls: config.front.tls.is_some(),
+        routes,
+        store: match config.store {
+            config::Store::Memory => "memory",
+        },
+        state_keys: if config.state_keys.is_empty() { "made at start" } else { "configured" },
+        drain: config.drain,
+        descriptors: allowed.limit,
+        descriptors_before: allowed.before,
+        connections: shares.clients,
+        upstream_connections: shares.servers,
+        calls: config.front.limits.calls,
+        overcommitted: shares.overcommitted,
+    }
+    .emit();
 }
 
-impl Summary {
-    fn of(config: &Config) -> Self {
-        let routes = config.routes.iter().map(|config::RouteConfig { route, upstream, .. }| {
-            let policy::Defer { mode, after, .. } = route.defer;
-            let mode = match mode {
-                policy::Mode::Never | policy::Mode::Always => mode.as_str().to_owned(),
-                policy::Mode::Auto | policy::Mode::Required | policy::Mode::Observe => {
-                    format!("{} after {}", mode.as_str(), config::values::show_duration(after))
-                }
-            };
-            let url = &upstream.url;
-            // Without its query, which may hold a key.
-            let scheme = url.scheme_str().unwrap_or_default();
-            let authority = url.authority().map(|authority| authority.as_str()).unwrap_or_default();
-            format!("{} -> {scheme}://{authority}{} ({mode})", route.path, url.path())
-        });
-        Self {
-            routes: routes.collect::<Vec<_>>().join("; "),
-            store: match config.store {
-                config::Store::Memory => "memory",
-            },
-            state_keys: if config.state_keys.is_empty() { "made at start" } else { "configured" },
-            tls: config.front.tls.is_some(),
-            drain: config.drain,
-            calls: config.front.limits.calls,
-        }
-    }
-
-    fn tell(&self, listen: &[SocketAddr], admin: Option<SocketAddr>, allowed: Descriptors, shares: Shares) {
-        Started {
-            listen: &listen.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "),
-            admin: &admin.map_or_else(|| "off".to_owned(), |address| address.to_string()),
-            tls: self.tls,
-            routes: &self.routes,
-            store: self.store,
-            state_keys: self.state_keys,
-            drain: self.drain,
-            descriptors: allowed.limit,
-            descriptors_before: allowed.before,
-            connections: shares.clients,
-            upstream_connections: shares.servers,
-            calls: self.calls,
-            overcommitted: shares.overcommitted,
-        }
-        .emit();
-    }
+/// The path of each route, its server and its mode, for the log.
+fn in_words(routes: &[config::RouteConfig]) -> String {
+    let routes = routes.iter().map(|config::RouteConfig { route, upstream, .. }| {
+        let policy::Defer { mode, after, .. } = route.defer;
+        let mode = match mode {
+            policy::Mode::Never | policy::Mode::Always => mode.as_str().to_owned(),
+            policy::Mode::Auto | policy::Mode::Required | policy::Mode::Observe => {
+                format!("{} after {}", mode.as_str(), config::values::show_duration(after))
+            }
+        };
+        let url = &upstream.url;
+        // Without its query, which may hold a key.
+        let scheme = url.scheme_str().unwrap_or_default();
+        let authority = url.authority().map(|authority| authority.as_str()).unwrap_or_default();
+        format!("{} -> {scheme}://{authority}{} ({mode})", route.path, url.path())
+    });
+    routes.collect::<Vec<_>>().join("; ")
 }
 
 /// A key of its own where none is given: what was sealed with it ends with the process.
