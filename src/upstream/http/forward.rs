@@ -6,7 +6,7 @@
 use bytes::{Bytes, BytesMut};
 use http::{HeaderMap, Method, StatusCode, header};
 use smallvec::SmallVec;
-use std::{future::poll_fn, sync::Arc};
+use std::{future::poll_fn, sync::Arc, time::Duration};
 use tokio::time::{sleep, timeout};
 
 use super::{
@@ -19,7 +19,7 @@ use super::{
 use crate::{
     protocol::{ErrorObject, Frame, Id, Kind, headers::SESSION_ID},
     upstream::{
-        CallError,
+        CallError, Timeouts,
         http1::{Incoming, Reuse, Traffic},
     },
 };
@@ -77,54 +77,28 @@ pub(super) async fn forward(server: Arc<Http>, request: Forward) -> Result<Forwa
         return Err(CallError::Closing);
     }
     let Forward { method, query, headers, body, purpose, calls, interest } = request;
-    let limits = server.config.timeouts;
-    let due = match purpose {
-        // For as long as the client likes.
-        Purpose::Listen => None,
-        Purpose::Call | Purpose::Ask | Purpose::Once | Purpose::Resume => {
-            Some((limits.call, CallError::CallTimeout(limits.call)))
-        }
-        Purpose::Begin | Purpose::Tell => {
-            Some((limits.first_byte, CallError::FirstByteTimeout(limits.first_byte)))
-        }
-    };
     let session = headers.get(&SESSION_ID).cloned();
-    let opening = match (purpose, &session) {
-        (Purpose::Listen | Purpose::Resume, Some(session)) => Some(server.order.opens(session)),
-        (Purpose::Call, Some(session)) => {
-            server.order.wait(session).await;
-            None
+    let mut opening = None;
+    if let Some(session) = &session {
+        match purpose {
+            Purpose::Listen | Purpose::Resume => opening = Some(server.order.opens(session)),
+            Purpose::Call => server.order.wait(session).await,
+            Purpose::Begin | Purpose::Ask | Purpose::Once | Purpose::Tell => {}
         }
-        (
-            Purpose::Listen
-            | Purpose::Resume
-            | Purpose::Begin
-            | Purpose::Call
-            | Purpose::Ask
-            | Purpose::Once
-            | Purpose::Tell,
-            _,
-        ) => None,
-    };
+    }
     let way = Arc::new(Way {
         path: query.map(|query| with_query(&server.path, Some(&query)).into_owned()),
         lines: lines(&server.host, server.via.value(), &headers),
         in_session: session.is_some(),
     });
     drop(headers);
-    let wanted = match purpose {
-        Purpose::Listen | Purpose::Resume => Wanted::No,
-        // Also what is only told must reach the server.
-        Purpose::Begin | Purpose::Call | Purpose::Ask | Purpose::Once | Purpose::Tell => Wanted::AtAnyPrice,
-    };
-    let due = due.map(|(limit, lost)| (Box::pin(sleep(limit)), lost));
-    let for_calls = (!calls.is_empty()).then(|| way.clone());
+    let due = purpose.due(&server.config.timeouts).map(|(limit, lost)| (Box::pin(sleep(limit)), lost));
     let mut rest = Rest {
         server: server.clone(),
-        wanted,
+        wanted: purpose.wanted(),
         interest,
         due,
-        way: for_calls,
+        way: (!calls.is_empty()).then(|| way.clone()),
         is_events: false,
         ending: Ending::Elsewhere,
         calls,
@@ -169,7 +143,7 @@ async fn ask(
     rest: Rest,
     purpose: Purpose,
 ) -> Result<(http::Response<Incoming>, Rest), CallError> {
-    let twice = may_repeat(purpose);
+    let twice = purpose.may_repeat();
     let reuse = if twice { Reuse::Any } else { Reuse::Proven };
     let again = twice.then(|| body.clone());
     let traffic = if purpose == Purpose::Tell { Traffic::InPassing } else { Traffic::Call };
@@ -198,11 +172,36 @@ async fn persist(server: &Http, way: &Way) -> Result<http::Response<Incoming>, C
     resume::persist(None, attempt).await.or_else(|refused| refused)
 }
 
-/// Whether a request may be sent twice.
-fn may_repeat(purpose: Purpose) -> bool {
-    match purpose {
-        Purpose::Listen | Purpose::Resume | Purpose::Begin | Purpose::Ask => true,
-        Purpose::Call | Purpose::Once | Purpose::Tell => false,
+// === impl Purpose ===
+
+impl Purpose {
+    /// How long it may take, and what is to be said then; `None` for as long as the client likes.
+    fn due(self, limits: &Timeouts) -> Option<(Duration, CallError)> {
+        match self {
+            Self::Listen => None,
+            Self::Call | Self::Ask | Self::Once | Self::Resume => {
+                Some((limits.call, CallError::CallTimeout(limits.call)))
+            }
+            Self::Begin | Self::Tell => {
+                Some((limits.first_byte, CallError::FirstByteTimeout(limits.first_byte)))
+            }
+        }
+    }
+
+    fn wanted(self) -> Wanted {
+        match self {
+            Self::Listen | Self::Resume => Wanted::No,
+            // Also what is only told must reach the server.
+            Self::Begin | Self::Call | Self::Ask | Self::Once | Self::Tell => Wanted::AtAnyPrice,
+        }
+    }
+
+    /// Whether it may be sent twice.
+    fn may_repeat(self) -> bool {
+        match self {
+            Self::Listen | Self::Resume | Self::Begin | Self::Ask => true,
+            Self::Call | Self::Once | Self::Tell => false,
+        }
     }
 }
 
