@@ -64,8 +64,8 @@ pub mod policy {
 
 pub mod protocol {
     pub use crate::protocol::{
-        Capabilities, ErrorObject, Frame, FrameError, Heartbeat, Id, InputRequest, Kind, Method, Timestamp,
-        meta,
+        Capabilities, ErrorObject, Frame, FrameError, Heartbeat, Id, InputRequest, Kind, Method, Payload,
+        Timestamp, meta,
     };
 
     pub mod canonical {

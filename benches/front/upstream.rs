@@ -86,7 +86,7 @@ impl Server {
         let body = request.into_body().collect().await?.to_bytes();
         let Ok(frame) = Frame::parse(body) else { return Ok(empty(StatusCode::BAD_REQUEST)) };
         Ok(match frame.kind() {
-            Kind::Request { id, method: Method::ToolsCall, params } => self.call(id, params.as_ref()).await,
+            Kind::Request { id, method: Method::ToolsCall, params } => self.call(id, params.as_deref()).await,
             Kind::Request { id, method, .. } => self.other(id, method),
             Kind::Notification { .. } | Kind::Success { .. } | Kind::Failure { .. } => {
                 empty(StatusCode::ACCEPTED)

@@ -1,9 +1,6 @@
 //! What a server's `tools/list` says of each tool, as far as a call needs to know it.
 
-use crate::protocol::{
-    headers::{ParamHeader, param_headers},
-    splice::Object,
-};
+use crate::protocol::headers::{ParamHeader, param_headers};
 use bytes::Bytes;
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -44,11 +41,6 @@ impl Catalogue {
     pub fn mirrored(&self, tool: &str) -> &[ParamHeader] {
         self.mirrored.get(tool).map(|headers| &**headers).unwrap_or_default()
     }
-}
-
-/// The raw `arguments` of a `tools/call`.
-pub fn arguments(params: Option<&Bytes>) -> Option<Bytes> {
-    Object::read(params?).ok()?.get("arguments")
 }
 
 #[derive(Deserialize)]

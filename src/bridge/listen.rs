@@ -1,7 +1,7 @@
 //! What a `subscriptions/listen` stream is told (2026-07-28, *Subscriptions*).
 
 use crate::protocol::{
-    Id, Method, meta,
+    Id, Method, Payload, meta,
     splice::{Edit, Object},
 };
 use bytes::Bytes;
@@ -41,11 +41,9 @@ impl Filter {
     ///
     /// # Errors
     /// [`NotAFilter`] says what is wrong with it.
-    pub fn read(params: Option<&Bytes>) -> Result<Self, NotAFilter> {
+    pub fn read(params: Option<&Payload>) -> Result<Self, NotAFilter> {
         let missing = || NotAFilter("it is required".into());
-        let params =
-            Object::read(params.ok_or_else(missing)?).map_err(|error| NotAFilter(error.to_string()))?;
-        let raw = params.get("notifications").ok_or_else(missing)?;
+        let raw = params.and_then(|params| params.get("notifications")).ok_or_else(missing)?;
         // An array would be read as the members in their order.
         Object::read(&raw).map_err(|error| NotAFilter(error.to_string()))?;
         serde_json::from_slice(&raw).map_err(|error| NotAFilter(error.to_string()))
@@ -151,7 +149,8 @@ mod tests {
 
     #[test]
     fn a_filter_is_an_object() {
-        let read = |text: &'static str| Filter::read(Some(&Bytes::from_static(text.as_bytes())));
+        let read =
+            |text: &'static str| Filter::read(Some(&Payload::read(Bytes::from_static(text.as_bytes()))));
         assert!(read(r#"{"notifications":{"x":1}}"#).is_ok());
         for text in
             [r#"{"notifications":[]}"#, r#"{"notifications":[true]}"#, r#"{"notifications":null}"#, "{}"]
@@ -187,9 +186,10 @@ mod tests {
     #[test]
     fn a_filter_of_the_wrong_shape_is_refused() {
         for bad in [r#"{}"#, r#"{"notifications":1}"#, r#"{"notifications":{"toolsListChanged":"yes"}}"#] {
-            assert!(Filter::read(Some(&Bytes::from_static(bad.as_bytes()))).is_err(), "{bad}");
+            assert!(Filter::read(Some(&Payload::read(Bytes::from_static(bad.as_bytes())))).is_err(), "{bad}");
         }
-        let good = Bytes::from_static(br#"{"notifications":{"toolsListChanged":true,"unknown":1}}"#);
+        let good =
+            Payload::read(Bytes::from_static(br#"{"notifications":{"toolsListChanged":true,"unknown":1}}"#));
         assert!(Filter::read(Some(&good)).is_ok_and(|filter| filter.tools_list_changed));
     }
 }

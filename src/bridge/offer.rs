@@ -6,7 +6,7 @@
 use crate::{
     policy::Mode,
     protocol::{
-        Frame, Id, InputRequest, Kind, Revision,
+        Frame, Id, InputRequest, Kind, Payload, Revision,
         frame::on_one_line,
         meta,
         splice::{Edit, Object, Patch},
@@ -52,7 +52,6 @@ pub enum NotAWish {
 /// not speak of them in a revision that knows none.
 pub fn handshake(answer: &Frame, lists: bool) -> Option<Handshake> {
     let Kind::Success { result, .. } = answer.kind() else { return None };
-    let result = Object::read(result).ok()?;
     let capabilities = Object::read(&result.get("capabilities")?).ok()?;
     if capabilities.contains("tasks") {
         return Some(Handshake::Theirs);
@@ -82,7 +81,7 @@ pub fn handshake(answer: &Frame, lists: bool) -> Option<Handshake> {
 /// it does not have.
 pub fn tools(answer: &Frame, mut mode: impl FnMut(&str) -> Mode) -> Option<Bytes> {
     let Kind::Success { result, .. } = answer.kind() else { return None };
-    let list = Object::read(result).ok()?.get("tools")?;
+    let list = result.get("tools")?;
     let tools: Vec<&RawValue> = serde_json::from_slice(&list).ok()?;
     let mut patch = Patch::new(answer.as_bytes().clone());
     let mut changes = false;
@@ -124,12 +123,12 @@ fn set_support(tool: &Object, support: Option<&'static str>, patch: &mut Patch) 
     true
 }
 
-/// Whether a `tools/call` wants to be a task, and how. `params` are its own.
+/// Whether a `tools/call` with these params wants to be a task, and how.
 ///
 /// # Errors
 /// [`NotAWish`].
-pub fn wish(params: &Bytes) -> Result<Option<TaskParam>, NotAWish> {
-    let Some(task) = Object::read(params).ok().and_then(|params| params.get("task")) else { return Ok(None) };
+pub fn wish(params: &Payload) -> Result<Option<TaskParam>, NotAWish> {
+    let Some(task) = params.get("task") else { return Ok(None) };
     let task = Object::read(&task).map_err(|_| NotAWish::NotAnObject)?;
     let ttl = match task.get("ttl") {
         None => None,
@@ -148,8 +147,8 @@ pub fn wish(params: &Bytes) -> Result<Option<TaskParam>, NotAWish> {
 }
 
 /// The progress token of a call, as it stands in its `_meta`.
-pub fn progress_token(params: &Bytes) -> Option<Bytes> {
-    Object::read(&Object::read(params).ok()?.get("_meta")?).ok()?.get(meta::PROGRESS_TOKEN)
+pub fn progress_token(params: &Payload) -> Option<Bytes> {
+    params.meta()?.get(meta::PROGRESS_TOKEN)
 }
 
 /// The call as it is sent in the client's session: with an id of ours, without `params.task`, and
@@ -159,16 +158,19 @@ pub fn call(message: &Frame, hop: u64) -> Bytes {
     let Kind::Request { id, params, .. } = message.kind() else { return message.as_bytes().clone() };
     let number = Id::from_number(hop);
     patch.replace(id.as_bytes(), number.as_bytes().clone());
-    let Some(params) = params.as_ref().and_then(|raw| Object::read(raw).ok()) else { return patch.apply() };
-    let mut edit = Edit::new(&params);
+    let Some((params, object)) = params.as_ref().and_then(|params| Some((params, params.object()?))) else {
+        return patch.apply();
+    };
+    let mut edit = Edit::new(object);
     edit.remove("task");
-    match params.get("_meta").map(|raw| Object::read(&raw)) {
-        Some(Ok(about)) => {
-            let mut inner = Edit::new(&about);
+    match params.meta() {
+        Some(about) => {
+            let mut inner = Edit::new(about);
             inner.set_if_absent(meta::PROGRESS_TOKEN, number.as_bytes().clone());
             inner.put(&mut patch);
         }
-        Some(Err(_)) => {}
+        // It is no object.
+        None if object.contains("_meta") => {}
         None => {
             edit.set("_meta", Bytes::from([br#"{"progressToken":"#, &**number.as_bytes(), b"}"].concat()));
         }
@@ -191,22 +193,22 @@ pub fn related(message: &Frame, task: &str, id: Option<&Id>) -> Bytes {
     }
     let related = json!({ "taskId": task }).to_string();
     let about = format!(r#"{{"{}":{related}}}"#, meta::RELATED_TASK);
-    match params.as_ref().map(Object::read) {
-        Some(Ok(params)) => {
-            let mut edit = Edit::new(&params);
-            match params.get("_meta").map(|raw| Object::read(&raw)) {
-                Some(Ok(inner)) => {
-                    let mut inner = Edit::new(&inner);
+    match params.as_ref().map(|params| (params.object(), params.meta())) {
+        Some((Some(params), inner)) => {
+            let mut edit = Edit::new(params);
+            match inner {
+                Some(inner) => {
+                    let mut inner = Edit::new(inner);
                     inner.set(meta::RELATED_TASK, related);
                     inner.put(&mut patch);
                 }
-                _ => drop(edit.set("_meta", about)),
+                None => drop(edit.set("_meta", about)),
             }
             edit.put(&mut patch);
             on_one_line(patch.apply())
         }
         // A request without params gets some.
-        Some(Err(_)) | None => {
+        Some((None, _)) | None => {
             let Ok(whole) = Object::read(message.as_bytes()) else { return on_one_line(patch.apply()) };
             let mut edit = Edit::new(&whole);
             edit.set("params", format!(r#"{{"_meta":{about}}}"#));
@@ -337,7 +339,7 @@ mod tests {
 
     #[test]
     fn a_wish_is_read_strictly() {
-        let of = |task: &str| wish(&Bytes::from(format!(r#"{{"name":"a","task":{task}}}"#)));
+        let of = |task: &str| wish(&Payload::read(format!(r#"{{"name":"a","task":{task}}}"#).into()));
         let ttl = |millis| Ok(Some(TaskParam { ttl: Some(Duration::from_millis(millis)) }));
         assert_eq!(of("{}"), Ok(Some(TaskParam { ttl: None })));
         assert_eq!(of(r#"{"ttl":60000}"#), ttl(60_000));
@@ -349,7 +351,7 @@ mod tests {
         for wrong in [r#"{"ttl":"1"}"#, r#"{"ttl":-1}"#, r#"{"ttl":{}}"#] {
             assert_eq!(of(wrong), Err(NotAWish::Ttl), "{wrong}");
         }
-        assert_eq!(wish(&Bytes::from_static(br#"{"name":"task"}"#)), Ok(None));
+        assert_eq!(wish(&Payload::read(Bytes::from_static(br#"{"name":"task"}"#))), Ok(None));
     }
 
     #[test]

@@ -16,13 +16,9 @@
 
 use crate::{
     dialect::Principal,
-    protocol::{
-        Method, Timestamp, canonical,
-        splice::{Edit, Object},
-    },
+    protocol::{Method, Payload, Timestamp, canonical, splice::Edit},
 };
 use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
-use bytes::Bytes;
 use ring::{
     aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey},
     digest::{Context, Digest, SHA256},
@@ -251,7 +247,7 @@ impl Binding {
         route: &str,
         method: &Method,
         target: Option<&str>,
-        params: Option<&Bytes>,
+        params: Option<&Payload>,
     ) -> Self {
         let mut digest = Context::new(&SHA256);
         let mut part = |part: &[u8]| {
@@ -280,10 +276,10 @@ impl fmt::Debug for Binding {
 }
 
 /// The canonical form of what the parameters ask for.
-fn salient(params: Option<&Bytes>) -> Vec<u8> {
+fn salient(params: Option<&Payload>) -> Vec<u8> {
     let Some(params) = params else { return canonical::value(b"{}") };
-    let Ok(object) = Object::read(params) else { return canonical::value(params) };
-    let mut edit = Edit::new(&object);
+    let Some(object) = params.object() else { return canonical::value(params) };
+    let mut edit = Edit::new(object);
     for key in NOT_BOUND {
         edit.remove(key);
     }
@@ -293,6 +289,7 @@ fn salient(params: Option<&Bytes>) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use bytes::Bytes;
     use proptest::prelude::*;
 
     const NOW: Timestamp = Timestamp::from_millis(1_000_000);
@@ -300,7 +297,7 @@ mod tests {
     const NONCE: [u8; NONCE_LEN] = [5; NONCE_LEN];
 
     fn binding(params: &str) -> Binding {
-        let params = Bytes::copy_from_slice(params.as_bytes());
+        let params = Payload::read(Bytes::copy_from_slice(params.as_bytes()));
         Binding::of(Principal::ANONYMOUS, "/mcp", &Method::ToolsCall, Some("t"), Some(&params))
     }
 
@@ -436,7 +433,7 @@ mod tests {
     #[test]
     fn no_parameters_are_the_same_as_none_that_count() {
         let of = |params: Option<&'static str>| {
-            let params = params.map(|text| Bytes::from_static(text.as_bytes()));
+            let params = params.map(|text| Payload::read(Bytes::from_static(text.as_bytes())));
             Binding::of(Principal::ANONYMOUS, "/mcp", &Method::PromptsGet, Some("p"), params.as_ref())
         };
         assert_eq!(of(None), of(Some("{}")));

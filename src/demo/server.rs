@@ -167,7 +167,7 @@ impl Server {
 
     fn message(self: &Arc<Self>, headers: &HeaderMap, frame: &Frame) -> Response<Body> {
         if let Kind::Request { id, method: Method::Initialize, params } = frame.kind() {
-            return self.initialize(id, params.as_ref());
+            return self.initialize(id, params.as_deref());
         }
         let Some(session) = headers.get(&headers::SESSION_ID).and_then(|value| value.to_str().ok()) else {
             return refuse(StatusCode::BAD_REQUEST, "no Mcp-Session-Id; begin with initialize");
@@ -179,12 +179,12 @@ impl Server {
             Kind::Request { id, method, params } => match method {
                 Method::Ping => result(id, &json!({})),
                 Method::ToolsList => result(id, &tools()),
-                Method::ToolsCall => self.call(session, id, params.as_ref()),
+                Method::ToolsCall => self.call(session, id, params.as_deref()),
                 _ => error(id, code::METHOD_NOT_FOUND, &format!("unknown method {method}")),
             },
             Kind::Notification { method, params } => {
                 if *method == Method::Cancelled {
-                    self.cancelled(session, params.as_ref());
+                    self.cancelled(session, params.as_deref());
                 }
                 empty(StatusCode::ACCEPTED)
             }

@@ -5,7 +5,7 @@
 //! something depends on what a message asks for, it is therefore not enough that we can read it: it
 //! must be read in one way alone.
 
-use crate::protocol::{ErrorObject, Frame, FrameError, Kind, Method, code, splice::Object};
+use crate::protocol::{ErrorObject, Frame, FrameError, Kind, Method, Payload, code, splice::Object};
 use bytes::Bytes;
 use serde::{
     Deserializer,
@@ -70,16 +70,14 @@ fn of_message(bytes: Bytes) -> Option<Ambiguity> {
         return Some(Ambiguity::Member(member));
     }
     let params = match frame.kind() {
-        Kind::Request { method: Method::ToolsCall, params, .. } => params.as_ref(),
+        Kind::Request { method: Method::ToolsCall, params, .. } => params,
         Kind::Notification { method: Method::ToolsCall, .. } => return Some(Ambiguity::NoId),
         Kind::Request { .. } | Kind::Notification { .. } | Kind::Success { .. } | Kind::Failure { .. } => {
             return None;
         }
     };
-    let Some(params) = params.and_then(|params| Object::read(params).ok()) else {
-        return Some(Ambiguity::NoName);
-    };
-    match ambiguous(&params, &["name"]) {
+    let Some(params) = params.as_ref().and_then(Payload::object) else { return Some(Ambiguity::NoName) };
+    match ambiguous(params, &["name"]) {
         Some(_) => Some(Ambiguity::Member("params.name")),
         None => params.string("name").is_none().then_some(Ambiguity::NoName),
     }

@@ -7,7 +7,7 @@
 
 use super::{ambiguous, modern::error_response};
 use crate::protocol::{
-    ErrorObject, Frame, FrameError, Id, Kind, Method, Revision,
+    ErrorObject, Frame, FrameError, Id, Kind, Method, Payload, Revision,
     glance::Gist,
     headers::PROTOCOL_VERSION,
     splice::Object,
@@ -15,10 +15,9 @@ use crate::protocol::{
 };
 use bytes::Bytes;
 use http::HeaderValue;
-use serde::Deserialize;
 use serde_json::value::RawValue;
 use smallvec::SmallVec;
-use std::{borrow::Cow, collections::HashSet, fmt, time::Duration};
+use std::{collections::HashSet, fmt, time::Duration};
 
 /// The messages of one POST.
 #[derive(Clone, Debug, Default)]
@@ -81,20 +80,6 @@ struct Batch {
 /// A session id as it may stand in a log: the beginning of its hash.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct SessionTag([u8; 8]);
-
-/// The members of `params` that say what a request is about.
-#[derive(Default, Deserialize)]
-struct About<'a> {
-    #[serde(borrow, default)]
-    name: Option<Text<'a>>,
-    #[serde(borrow, default)]
-    uri: Option<Text<'a>>,
-    #[serde(borrow, default, rename = "taskId")]
-    task_id: Option<Text<'a>>,
-}
-
-#[derive(Deserialize)]
-struct Text<'a>(#[serde(borrow)] Cow<'a, str>);
 
 // === impl Post ===
 
@@ -178,15 +163,14 @@ impl Message {
     }
 }
 
-fn target(method: &Method, params: Option<&Bytes>) -> Option<String> {
-    let about = || serde_json::from_slice::<About<'_>>(params?).ok();
-    let text = match method {
-        Method::ToolsCall | Method::PromptsGet => about()?.name,
-        Method::ResourcesRead | Method::ResourcesSubscribe | Method::ResourcesUnsubscribe => about()?.uri,
-        Method::TasksGet | Method::TasksResult | Method::TasksCancel => about()?.task_id,
-        _ => None,
+/// Nothing where there are two to choose from: which of them a server takes is not known.
+fn target(method: &Method, params: Option<&Payload>) -> Option<String> {
+    let key = match method {
+        Method::ResourcesSubscribe | Method::ResourcesUnsubscribe => "uri",
+        Method::TasksResult => "taskId",
+        method => method.name_member()?,
     };
-    text.map(|Text(text)| text.into_owned())
+    params?.object()?.only(key).and_then(|text| serde_json::from_slice(&text).ok())
 }
 
 // === impl Answers ===
@@ -347,8 +331,7 @@ pub fn cancels(body: &Bytes) -> Vec<Id> {
     };
     let cancelled = |part: &RawValue| match Frame::parse(body.slice_ref(part.get().as_bytes())).ok()?.kind() {
         Kind::Notification { method: Method::Cancelled, params: Some(params) } => {
-            let id = Object::read(params).ok()?.get("requestId")?;
-            Some(Id::from_token(id)?.detached())
+            Some(Id::from_token(params.get("requestId")?)?.detached())
         }
         Kind::Notification { .. } | Kind::Request { .. } | Kind::Success { .. } | Kind::Failure { .. } => {
             None
@@ -372,7 +355,7 @@ pub fn asked_revision(body: &Bytes) -> Option<Revision> {
 /// The revision that the answer to an `initialize` names, as the server spells it.
 pub fn answered_revision(answer: &Frame) -> Option<String> {
     let Kind::Success { result, .. } = answer.kind() else { return None };
-    Object::read(result).ok()?.string("protocolVersion")
+    result.string("protocolVersion")
 }
 
 /// A response with this result, which stands on one line.

@@ -13,7 +13,7 @@ mod response;
 
 pub use response::Response;
 
-use crate::protocol::{Capabilities, Id, Method};
+use crate::protocol::{Capabilities, Id, Method, Payload};
 use bytes::Bytes;
 use http::{
     HeaderMap, HeaderName, HeaderValue,
@@ -30,7 +30,7 @@ pub struct Call {
     pub id: Id,
     pub method: Method,
     /// The object of parameters; absent where none was sent.
-    pub params: Option<Bytes>,
+    pub params: Option<Payload>,
     /// What the call is about: a tool's or prompt's name, a resource's URI, a task's id.
     pub target: Option<String>,
     /// The token under which the client wants to hear of progress, a raw JSON token.

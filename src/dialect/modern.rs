@@ -3,8 +3,8 @@
 
 use super::{Call, LogLevel};
 use crate::protocol::{
-    Capabilities, Era, ErrorObject, Frame, FrameError, Id, Kind, Method, Revision, code, frame, headers,
-    meta,
+    Capabilities, Era, ErrorObject, Frame, FrameError, Id, Kind, Method, Payload, Revision, code, frame,
+    headers, meta,
     splice::{Edit, Object, Patch},
 };
 use bytes::{BufMut, Bytes, BytesMut};
@@ -60,7 +60,7 @@ pub fn read(frame: Result<Frame, FrameError>, headers: &HeaderMap) -> Result<Rea
 
     let named = plain(headers, &headers::PROTOCOL_VERSION).map_err(refuse)?;
     let named = named.ok_or_else(|| refuse(missing(&headers::PROTOCOL_VERSION)))?;
-    let (params, about) = read_meta(params.as_ref()).map_err(refuse)?;
+    let (object, about) = read_meta(params.as_ref()).map_err(refuse)?;
     if named != about.version {
         return Err(refuse(differs(&headers::PROTOCOL_VERSION, &named, &about.version)));
     }
@@ -75,12 +75,12 @@ pub fn read(frame: Result<Frame, FrameError>, headers: &HeaderMap) -> Result<Rea
     if method.modern().is_none() {
         return Err(not_served(id, &method));
     }
-    let target = read_target(&method, &params, headers).map_err(refuse)?;
+    let target = read_target(&method, object, headers).map_err(refuse)?;
     let call = Call {
         bytes: frame.as_bytes().clone(),
         id,
         method,
-        params: Some(params.as_bytes().clone()),
+        params,
         target,
         progress_token: about.progress_token,
         log_level: about.log_level,
@@ -166,9 +166,8 @@ pub fn notice(call: &Call, frame: &Frame) -> Option<Bytes> {
     match method {
         Method::Progress => {
             let token = call.progress_token.clone()?;
-            let params = Object::read(params.as_ref()?).ok()?;
             let mut patch = Patch::new(frame.as_bytes().clone());
-            let mut edit = Edit::new(&params);
+            let mut edit = Edit::new(params.as_ref()?.object()?);
             edit.set(meta::PROGRESS_TOKEN, token);
             edit.put(&mut patch);
             Some(frame::on_one_line(patch.apply()))
@@ -176,8 +175,7 @@ pub fn notice(call: &Call, frame: &Frame) -> Option<Bytes> {
         // 2026-07-28, *Logging*: none at all for a request that did not name a level.
         Method::Message => {
             let wanted = call.log_level?;
-            let level = Object::read(params.as_ref()?).ok()?.string("level")?;
-            let level = LogLevel::parse(&level)?;
+            let level = LogLevel::parse(&params.as_ref()?.string("level")?)?;
             (level >= wanted).then(|| frame::on_one_line(frame.as_bytes().clone()))
         }
         // These are told to listeners (`subscriptions/listen`), or are about a request.
@@ -246,12 +244,18 @@ struct About {
     log_level: Option<LogLevel>,
 }
 
-/// Refuses a body that is nested deeper than `limit` levels.
+/// Refuses a body that is nested deeper than `limit` levels. `frame` is what was read of it.
 ///
 /// # Errors
 /// [`Refused`], without an id.
-pub fn check_depth(body: &Bytes, limit: usize) -> Result<(), Refused> {
-    frame::check_depth(body, limit).map_err(|error| unreadable(&error))
+pub fn check_depth(frame: &Result<Frame, FrameError>, body: &[u8], limit: usize) -> Result<(), Refused> {
+    match frame {
+        Ok(frame) if frame.depth() <= limit => Ok(()),
+        Ok(_) => Err(FrameError::Depth { limit }),
+        // A batch, or what another reader might take for JSON.
+        Err(_) => frame::check_depth(body, limit),
+    }
+    .map_err(|error| unreadable(&error))
 }
 
 fn unreadable(error: &FrameError) -> Refused {
@@ -264,13 +268,14 @@ fn unreadable(error: &FrameError) -> Refused {
 }
 
 /// The params and what their `_meta` says (2026-07-28, *Per-request protocol fields*).
-fn read_meta(params: Option<&Bytes>) -> Result<(Object, About), ErrorObject> {
+fn read_meta(params: Option<&Payload>) -> Result<(&Object, About), ErrorObject> {
     let wrong = |message: String| ErrorObject::new(code::INVALID_PARAMS, message);
     let absent = |key: &str| wrong(format!("params._meta[\"{key}\"] is required"));
-    let params = params.ok_or_else(|| absent(meta::PROTOCOL_VERSION))?;
-    let params = Object::read(params).map_err(|_| wrong("params must be an object".into()))?;
-    let about = match params.get("_meta") {
-        Some(raw) => Object::read(&raw).map_err(|_| wrong("params._meta must be an object".into()))?,
+    let payload = params.ok_or_else(|| absent(meta::PROTOCOL_VERSION))?;
+    let params = payload.object().ok_or_else(|| wrong("params must be an object".into()))?;
+    let about = match payload.meta() {
+        Some(about) => about,
+        None if params.contains("_meta") => return Err(wrong("params._meta must be an object".into())),
         None => return Err(absent(meta::PROTOCOL_VERSION)),
     };
     // Two readers of a repeated member may disagree, and what is checked here would not be what runs.
@@ -395,8 +400,9 @@ mod tests {
 
     fn read_text(text: &str, headers: &HeaderMap) -> Result<Read, Refused> {
         let body = Bytes::from(text.replace("META", META));
-        check_depth(&body, 16)?;
-        read(Frame::parse(body), headers)
+        let frame = Frame::parse(body.clone());
+        check_depth(&frame, &body, 16)?;
+        read(frame, headers)
     }
 
     const CALL: &str = r#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"add",META}}"#;

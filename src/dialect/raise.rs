@@ -6,7 +6,7 @@
 
 use super::{Call, modern};
 use crate::protocol::{
-    ErrorObject, Frame, Id, InputKind, InputRequest, Kind, Method, code, frame,
+    ErrorObject, Frame, Id, InputKind, InputRequest, Kind, Method, Payload, code, frame,
     input_keys::Keys,
     meta,
     splice::{Edit, Object, Patch},
@@ -26,17 +26,17 @@ pub fn request(call: &Call, hop: u64, wants_progress: bool) -> Bytes {
     let mut patch = Patch::new(call.bytes.clone());
     patch.replace(call.id.as_bytes(), Id::from_number(hop).as_bytes().clone());
 
-    let params = call.params.as_ref().and_then(|raw| Object::read(raw).ok());
-    let Some(params) = params else { return patch.apply() };
-    let mut edit = Edit::new(&params);
+    let Some(params) = &call.params else { return patch.apply() };
+    let Some(object) = params.object() else { return patch.apply() };
+    let mut edit = Edit::new(object);
     if call.method.may_ask() {
         // A legacy server would take `task` for the older tasks, and answer in their shape.
         edit.remove("task").remove("inputResponses").remove("requestState");
     }
     let token = wants_progress.then(|| Id::from_number(hop).as_bytes().clone());
-    match (params.get("_meta").map(|raw| Object::read(&raw)), token) {
-        (Some(Ok(about)), token) => {
-            let mut inner = Edit::new(&about);
+    match (params.meta(), token) {
+        (Some(about), token) => {
+            let mut inner = Edit::new(about);
             for key in meta::PER_REQUEST {
                 inner.remove(key);
             }
@@ -50,10 +50,10 @@ pub fn request(call: &Call, hop: u64, wants_progress: bool) -> Bytes {
                 inner.put(&mut patch);
             }
         }
-        (_, Some(token)) => {
+        (None, Some(token)) => {
             edit.set("_meta", Bytes::from([br#"{"progressToken":"#, &*token, b"}"].concat()));
         }
-        (_, None) => {}
+        (None, None) => {}
     }
     edit.put(&mut patch);
     patch.apply()
@@ -92,36 +92,36 @@ pub fn response(call: &Call, said: &Frame, server_info: &[u8]) -> Result<(Bytes,
 ///
 /// # Errors
 /// [`NotAResult`].
-pub fn result(method: &Method, result: &Bytes, server_info: &[u8]) -> Result<Bytes, NotAResult> {
-    // A copy of its own: a slice would keep the server's whole message alive.
-    let result = Bytes::copy_from_slice(result);
-    let mut patch = Patch::new(result.clone());
-    raise_result(method, &result, server_info, &mut patch)?;
+pub fn result(method: &Method, result: &Payload, server_info: &[u8]) -> Result<Bytes, NotAResult> {
+    // What comes of it is never the same bytes, so it does not keep the server's whole message alive.
+    let mut patch = Patch::new(Bytes::clone(result));
+    raise_result(method, result, server_info, &mut patch)?;
     Ok(frame::on_one_line(patch.apply()))
 }
 
 /// Says whether it is the result of a tool that failed.
 fn raise_result(
     method: &Method,
-    result: &Bytes,
+    result: &Payload,
     server_info: &[u8],
     patch: &mut Patch,
 ) -> Result<bool, NotAResult> {
-    let object = Object::read(result).map_err(|_| NotAResult)?;
-    let mut edit = Edit::new(&object);
+    let object = result.object().ok_or(NotAResult)?;
+    let mut edit = Edit::new(object);
     edit.set("resultType", &b"\"complete\""[..]);
     if method.is_cacheable() {
         edit.set_if_absent("ttlMs", &b"0"[..]).set_if_absent("cacheScope", &b"\"private\""[..]);
     }
-    match object.get("_meta").map(|raw| Object::read(&raw)) {
-        Some(Ok(about)) => {
-            let mut inner = Edit::new(&about);
+    match result.meta() {
+        Some(about) => {
+            let mut inner = Edit::new(about);
             inner
                 .remove(meta::RELATED_TASK)
                 .set_if_absent(meta::SERVER_INFO, Bytes::copy_from_slice(server_info));
             inner.put(patch);
         }
-        Some(Err(_)) => {}
+        // It is no object.
+        None if object.contains("_meta") => {}
         None => drop(edit.set("_meta", modern::server_info_meta(server_info))),
     }
     edit.put(patch);

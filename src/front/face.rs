@@ -12,7 +12,8 @@ use super::{
     answer::{self, Refusal, refuse, refuse_post},
     arrival::{Admitted, Answered, Arrival},
     layers::{principal::principal, trace::Line},
-    legacy, metadata,
+    legacy::{self, Posted},
+    metadata,
     modern::{self, Asked},
     receive::receive,
     reply::{self, Answering, Body},
@@ -24,11 +25,10 @@ use crate::{
         modern::{self as message, Read},
     },
     protocol::{
-        Capabilities, Era, Frame, FrameError, Kind, Revision,
+        Capabilities, Era, Frame, FrameError, Payload, Revision,
         accept::{EVENT_STREAM, JSON, accepts, is_media},
         headers::{self, PROTOCOL_VERSION, SESSION_ID},
         meta,
-        splice::Object,
     },
     proxy::Service,
 };
@@ -55,8 +55,8 @@ const SERVED: &str = "POST, GET, DELETE";
 enum Reading {
     Request(Box<Call>, Capabilities),
     Notification,
-    /// The messages of a legacy client, and the body they were read from.
-    Legacy(Post, Bytes),
+    /// What a legacy client sent.
+    Legacy(Posted),
     /// With the messages of the legacy client that sent them, if it was one.
     Refused(Refusal, Option<Post>),
 }
@@ -128,9 +128,7 @@ where
             Reading::Request(call, capabilities) => {
                 modern::ask(&front, &*service, &head, (*call, capabilities), &mut line)
             }
-            Reading::Legacy(post, body) => {
-                return legacy::pass(front, service, head, (post, body), line).await;
-            }
+            Reading::Legacy(posted) => return legacy::pass(front, service, head, posted, line).await,
             Reading::Notification => return Ok(answer::empty(StatusCode::ACCEPTED, HeaderMap::new(), line)),
             Reading::Refused(refusal, None) => return Ok(refuse(refusal, line)),
             Reading::Refused(refusal, Some(post)) => return Ok(refuse_post(refusal, &post, line)),
@@ -157,15 +155,13 @@ where
         Ok(body) => body,
         Err(refusal) => return Reading::Refused(busy.unwrap_or(refusal), None),
     };
-    let refused = busy.map_or_else(
-        || message::check_depth(&body, front.limits.depth).map_err(Refusal::Message).err(),
-        Some,
-    );
     let frame = Frame::parse(body.clone());
+    let refused = busy
+        .or_else(|| message::check_depth(&frame, &body, front.limits.depth).map_err(Refusal::Message).err());
     // First of all: what a legacy client must send is for its server to say.
     match (legacy_post(&head.headers, &frame, &body), refused) {
         (Some(post), Some(refusal)) => Reading::Refused(refusal, Some(post)),
-        (Some(post), None) => Reading::Legacy(post, body),
+        (Some(post), None) => Reading::Legacy(Posted { body, message: frame.ok(), post }),
         (None, Some(busy @ Refusal::Busy { .. })) => Reading::Refused(busy, None),
         (None, refused) => {
             line.client_is(Era::Modern);
@@ -289,13 +285,7 @@ fn legacy_post(headers: &HeaderMap, frame: &Result<Frame, FrameError>, body: &By
 
 /// Whether a message's `_meta` speaks of a version, whatever it says.
 fn names_its_version(frame: &Frame) -> bool {
-    let (Kind::Request { params: Some(params), .. } | Kind::Notification { params: Some(params), .. }) =
-        frame.kind()
-    else {
-        return false;
-    };
-    let meta = Object::read(params).ok().and_then(|params| params.get("_meta"));
-    meta.and_then(|meta| Object::read(&meta).ok()).is_some_and(|meta| meta.contains(meta::PROTOCOL_VERSION))
+    frame.params().and_then(Payload::meta).is_some_and(|meta| meta.contains(meta::PROTOCOL_VERSION))
 }
 
 #[cfg(test)]

@@ -8,13 +8,22 @@
 use super::{Front, arrival::Answered, layers::trace::Line, metadata::Address, reply::Body};
 use crate::{
     dialect::legacy::{Post, SessionTag},
-    protocol::headers::SESSION_ID,
+    protocol::{Frame, headers::SESSION_ID},
     proxy::{Passage, Passed, Passing, Service},
 };
 use bytes::Bytes;
 use futures_util::{FutureExt, future::BoxFuture};
 use http::{HeaderMap, Response, request::Parts};
 use std::sync::Arc;
+
+/// What a legacy client has posted, read once.
+#[derive(Default)]
+pub(super) struct Posted {
+    pub(super) body: Bytes,
+    /// As in [`Passage`].
+    pub(super) message: Option<Frame>,
+    pub(super) post: Post,
+}
 
 /// Passes one request on, with the messages that were read from its body, and answers with what comes back.
 ///
@@ -23,7 +32,7 @@ pub(super) fn pass(
     front: Arc<Front>,
     service: Arc<dyn Service>,
     head: Parts,
-    (post, body): (Post, Bytes),
+    Posted { body, message, post }: Posted,
     mut line: Line,
 ) -> BoxFuture<'static, Answered> {
     line.passes(&post);
@@ -35,6 +44,7 @@ pub(super) fn pass(
         query: head.uri.query().map(str::to_owned),
         headers: head.headers,
         body,
+        message,
         post,
         keep_alive: service.route().held.comments,
     };

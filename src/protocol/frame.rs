@@ -2,31 +2,58 @@
 //!
 //! A [`Frame`] keeps the bytes the peer sent and remembers where the parts we route by begin and
 //! end. Members we have never heard of therefore reach the other side exactly as they were sent.
+//!
+//! The bytes are read once ([`Frame::parse`]): that they are JSON, how deep it goes, and where the members of the
+//! message, of what it carries and of that one's `_meta` stand. Whoever wants to know more of it asks that index.
 
-use super::{Id, Method};
+use super::{
+    Id, Method,
+    scan::{self, Members, Scan},
+    splice::Object,
+};
 use bytes::Bytes;
-use serde::{Deserialize, Deserializer};
+use serde::{Deserialize, de::Error as _};
 use serde_json::value::RawValue;
-use std::borrow::Cow;
+use std::{
+    borrow::Cow,
+    ops::{Deref, Range},
+    sync::Arc,
+};
 
 /// One JSON-RPC message as received.
 #[derive(Clone, Debug)]
 pub struct Frame {
     bytes: Bytes,
     kind: Kind,
+    depth: usize,
 }
 
 /// Which of the four JSON-RPC shapes a frame has. All parts share the frame's allocation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// The sender named its request and expects an answer.
-    Request { id: Id, method: Method, params: Option<Bytes> },
+    Request { id: Id, method: Method, params: Option<Payload> },
     /// The sender expects no answer.
-    Notification { method: Method, params: Option<Bytes> },
+    Notification { method: Method, params: Option<Payload> },
     /// An answer that carries a result.
-    Success { id: Id, result: Bytes },
+    Success { id: Id, result: Payload },
     /// An answer that carries an error; `id` is `None` where the peer could not read ours.
     Failure { id: Option<Id>, error: Bytes },
+}
+
+/// What a message carries, as it was sent: `params` or `result`. Where it is an object, as it must be, its members
+/// are known, and those of its `_meta`.
+#[derive(Clone, Debug)]
+pub struct Payload {
+    bytes: Bytes,
+    located: Option<Arc<Located>>,
+}
+
+/// Behind a pointer, because what waits for an answer holds messages.
+#[derive(Debug)]
+struct Located {
+    object: Object,
+    meta: Option<Object>,
 }
 
 /// Why some bytes are not a JSON-RPC message.
@@ -46,39 +73,36 @@ pub enum FrameError {
 // === impl Frame ===
 
 impl Frame {
-    /// Indexes one message.
+    /// Indexes one message, in one pass.
     ///
     /// # Errors
     /// [`FrameError`] says what is wrong with the bytes. Nesting is not bounded here; see
-    /// [`check_depth`].
+    /// [`Frame::depth`].
     pub fn parse(bytes: Bytes) -> Result<Self, FrameError> {
-        // An array would be read as the members in their order, and nobody after us reads it so.
-        if bytes.trim_ascii_start().starts_with(b"[") {
-            let syntax: Result<&RawValue, _> = serde_json::from_slice(&bytes);
-            return Err(syntax.map_or_else(FrameError::Syntax, |_| FrameError::Shape { id: None }));
-        }
-        let outline: Outline<'_> = serde_json::from_slice(&bytes).map_err(FrameError::Syntax)?;
-        let span = |raw: &RawValue| bytes.slice_ref(raw.get().as_bytes());
-        let id = |raw: &RawValue| Id::from_token(span(raw)).ok_or(FrameError::Id);
-        let kind = match outline {
-            Outline { method: Some(method), id: None, params, result: None, error: None } => {
-                Kind::Notification { method: method.into(), params: params.map(span) }
+        let Some(index) = Index::read(&bytes) else { return Err(unreadable(&bytes)) };
+        let [own, method, params, result, error] = index.routed(&bytes)?;
+        let is_given = |at: &Range<usize>| &bytes[at.clone()] != b"null";
+        let id = |at: Range<usize>| Id::from_token(bytes.slice(at)).ok_or(FrameError::Id);
+        let method = method.filter(is_given).map(|at| method_of(&bytes[at])).transpose()?;
+        let depth = index.depth;
+        let kind = match (method, own, result, error.filter(is_given)) {
+            (Some(method), own, None, None) => {
+                let id = own.map(id).transpose()?;
+                let params = params.filter(is_given).map(|at| index.payload(&bytes, at));
+                match id {
+                    Some(id) => Kind::Request { id, method, params },
+                    None => Kind::Notification { method, params },
+                }
             }
-            Outline { method: Some(method), id: Some(raw), params, result: None, error: None } => {
-                Kind::Request { id: id(raw)?, method: method.into(), params: params.map(span) }
+            (None, Some(own), Some(result), None) => {
+                Kind::Success { id: id(own)?, result: index.payload(&bytes, result) }
             }
-            Outline { method: None, id: Some(raw), result: Some(result), error: None, .. } => {
-                Kind::Success { id: id(raw)?, result: span(result) }
+            (None, own, None, Some(error)) => {
+                Kind::Failure { id: own.filter(is_given).map(id).transpose()?, error: bytes.slice(error) }
             }
-            Outline { method: None, id: raw, result: None, error: Some(error), .. } => Kind::Failure {
-                id: raw.filter(|raw| raw.get() != "null").map(id).transpose()?,
-                error: span(error),
-            },
-            Outline { id: raw, .. } => {
-                return Err(FrameError::Shape { id: raw.and_then(|raw| Id::from_token(span(raw))) });
-            }
+            (_, own, ..) => return Err(FrameError::Shape { id: own.and_then(|at| id(at).ok()) }),
         };
-        Ok(Self { bytes, kind })
+        Ok(Self { bytes, kind, depth })
     }
 
     /// The message exactly as the peer sent it.
@@ -88,6 +112,155 @@ impl Frame {
 
     pub fn kind(&self) -> &Kind {
         &self.kind
+    }
+
+    /// Levels that it is nested, at least one.
+    pub fn depth(&self) -> usize {
+        self.depth
+    }
+
+    /// The `params` of a request or a notification.
+    pub fn params(&self) -> Option<&Payload> {
+        match &self.kind {
+            Kind::Request { params, .. } | Kind::Notification { params, .. } => params.as_ref(),
+            Kind::Success { .. } | Kind::Failure { .. } => None,
+        }
+    }
+}
+
+// === impl Payload ===
+
+impl Payload {
+    /// What some bytes hold.
+    pub fn read(bytes: Bytes) -> Self {
+        let located = Object::read(&bytes).ok().map(|object| {
+            let meta = object.get("_meta").and_then(|meta| Object::read(&meta).ok());
+            Arc::new(Located { object, meta })
+        });
+        Self { bytes, located }
+    }
+
+    /// Its members, where it is an object.
+    pub fn object(&self) -> Option<&Object> {
+        self.located.as_deref().map(|located| &located.object)
+    }
+
+    /// The members of its `_meta`, where both are objects.
+    pub fn meta(&self) -> Option<&Object> {
+        self.located.as_deref()?.meta.as_ref()
+    }
+
+    /// The raw value of a member ([`Object::get`]).
+    pub fn get(&self, key: &str) -> Option<Bytes> {
+        self.object()?.get(key)
+    }
+
+    /// The value of a member that is a string.
+    pub fn string(&self, key: &str) -> Option<String> {
+        self.object()?.string(key)
+    }
+}
+
+impl Deref for Payload {
+    type Target = Bytes;
+
+    fn deref(&self) -> &Bytes {
+        &self.bytes
+    }
+}
+
+impl PartialEq for Payload {
+    fn eq(&self, other: &Self) -> bool {
+        self.bytes == other.bytes
+    }
+}
+
+impl Eq for Payload {}
+
+/// Where the parts of a message stand in its bytes.
+struct Index {
+    members: Members,
+    /// The object that it carries, and that one's `_meta`, each with where it stands.
+    carried: Option<(Range<usize>, Members)>,
+    meta: Option<(Range<usize>, Members)>,
+    depth: usize,
+}
+
+/// The members we route by.
+const ROUTED: [&str; 5] = ["id", "method", "params", "result", "error"];
+
+// === impl Index ===
+
+impl Index {
+    /// Nothing where the bytes are no object.
+    fn read(bytes: &[u8]) -> Option<Self> {
+        std::str::from_utf8(bytes).ok()?;
+        let (mut carried, mut meta) = (None, None);
+        let mut scan = Scan::new(bytes);
+        let members = scan.object(0, |scan, key| {
+            if scan.peek() != Some(b'{') || !["params", "result"].iter().any(|name| scan::is(key, name)) {
+                return scan.value();
+            }
+            meta = None;
+            let start = scan.at();
+            let members = scan.object(start, |scan, key| {
+                if !scan::is(key, "_meta") {
+                    return scan.value();
+                }
+                let start = scan.at();
+                // The last, if it is repeated.
+                meta = match scan.peek() {
+                    Some(b'{') => Some(scan.object(start, |scan, _| scan.value())?),
+                    _ => scan.value().map(|()| None)?,
+                }
+                .map(|members| (start..scan.at(), members));
+                Some(())
+            })?;
+            carried = Some((start..scan.at(), members));
+            Some(())
+        })?;
+        scan.is_over().then(|| Self { members, carried, meta, depth: scan.deepest() })
+    }
+
+    /// Where the values of the members that we route by stand.
+    fn routed(&self, bytes: &[u8]) -> Result<[Option<Range<usize>>; ROUTED.len()], FrameError> {
+        let mut found = [const { None }; ROUTED.len()];
+        for member in &self.members {
+            let key = &bytes[member.key()];
+            let Some(at) = ROUTED.iter().position(|name| scan::is(key, name)) else { continue };
+            if found[at].replace(member.value()).is_some() {
+                let twice = format!("duplicate field `{}`", ROUTED[at]);
+                return Err(FrameError::Syntax(serde_json::Error::custom(twice)));
+            }
+        }
+        Ok(found)
+    }
+
+    fn payload(self, bytes: &Bytes, at: Range<usize>) -> Payload {
+        let object = |(at, members)| Object::located(bytes.slice(at), members);
+        match self.carried.filter(|(carried, _)| *carried == at) {
+            Some(carried) => {
+                let located = Located { object: object(carried), meta: self.meta.map(object) };
+                Payload { bytes: bytes.slice(at), located: Some(Arc::new(located)) }
+            }
+            // It is no object, or there are both.
+            None => Payload::read(bytes.slice(at)),
+        }
+    }
+}
+
+fn method_of(name: &[u8]) -> Result<Method, FrameError> {
+    let name: Name<'_> = serde_json::from_slice(name).map_err(FrameError::Syntax)?;
+    Ok(name.0.into())
+}
+
+/// Why bytes are not a message at all, for people.
+fn unreadable(bytes: &[u8]) -> FrameError {
+    match serde_json::from_slice::<&RawValue>(bytes) {
+        Err(error) => FrameError::Syntax(error),
+        // An array might be read as the members in their order, and nobody after us reads it so.
+        Ok(_) if bytes.trim_ascii_start().starts_with(b"[") => FrameError::Shape { id: None },
+        Ok(_) => FrameError::Syntax(serde_json::Error::custom("expected an object")),
     }
 }
 
@@ -146,35 +319,9 @@ pub fn on_one_line(json: Bytes) -> Bytes {
     line.into()
 }
 
-/// The members we route by. Everything else stays untouched in the frame's bytes.
-#[derive(Deserialize)]
-struct Outline<'a> {
-    #[serde(borrow, default, deserialize_with = "present")]
-    id: Option<&'a RawValue>,
-    #[serde(borrow, default)]
-    method: Option<Name<'a>>,
-    #[serde(borrow, default)]
-    params: Option<&'a RawValue>,
-    #[serde(borrow, default, deserialize_with = "present")]
-    result: Option<&'a RawValue>,
-    #[serde(borrow, default)]
-    error: Option<&'a RawValue>,
-}
-
-/// A borrowed string: plain `Option<Cow<str>>` would always copy.
+/// A borrowed string: plain `Cow<str>` would always copy.
 #[derive(Deserialize)]
 struct Name<'a>(#[serde(borrow)] Cow<'a, str>);
-
-impl From<Name<'_>> for Method {
-    fn from(name: Name<'_>) -> Self {
-        name.0.into()
-    }
-}
-
-/// Keeps an explicit `null` apart from a missing member.
-fn present<'de, D: Deserializer<'de>>(d: D) -> Result<Option<&'de RawValue>, D::Error> {
-    <&RawValue>::deserialize(d).map(Some)
-}
 
 #[cfg(test)]
 mod tests {
@@ -191,7 +338,7 @@ mod tests {
         assert_eq!(frame.as_bytes(), text.as_bytes());
         let Kind::Request { id, params, .. } = frame.kind() else { panic!("a request") };
         assert_eq!(id.as_bytes(), "9007199254740993");
-        assert_eq!(params.as_deref(), Some(&br#"{"k" : 1}"#[..]));
+        assert_eq!(params.as_ref().map(|params| &***params), Some(&br#"{"k" : 1}"#[..]));
     }
 
     #[test]

@@ -6,7 +6,7 @@
 //! `inputResponses`. An [`InputRequest`] is the former in the shape of the latter.
 
 use super::{
-    Frame, Kind, Method, frame, meta,
+    Frame, Kind, Method, Payload, frame, meta,
     splice::{Edit, Object, Patch},
 };
 use bytes::Bytes;
@@ -54,7 +54,7 @@ pub enum Malformed {
 ///
 /// # Errors
 /// [`Malformed::Params`] and [`Malformed::State`].
-pub fn request_state(params: Option<&Bytes>) -> Result<Option<String>, Malformed> {
+pub fn request_state(params: Option<&Payload>) -> Result<Option<String>, Malformed> {
     let Some(raw) = member(params, "requestState")? else { return Ok(None) };
     serde_json::from_slice(&raw).map(Some).map_err(|_| Malformed::State)
 }
@@ -93,7 +93,7 @@ impl InputRequest {
     /// A legacy server's request as a question, or `None` where the message is anything else.
     pub fn of(frame: &Frame) -> Option<Self> {
         let Kind::Request { id: _, method, params } = frame.kind() else { return None };
-        Some(Self::new(InputKind::of(method)?, params.as_ref()))
+        Some(Self::new(InputKind::of(method)?, params.as_deref()))
     }
 
     /// A question with a legacy server's parameters: its bytes without what only the older eras
@@ -163,7 +163,7 @@ impl InputResponses {
     ///
     /// # Errors
     /// [`Malformed`], except [`Malformed::State`]. `null` is no object.
-    pub fn read(params: Option<&Bytes>) -> Result<Option<Self>, Malformed> {
+    pub fn read(params: Option<&Payload>) -> Result<Option<Self>, Malformed> {
         let Some(raw) = member(params, "inputResponses")? else { return Ok(None) };
         let object = Object::read(&raw).map_err(|_| Malformed::Responses)?;
         let mut answers = BTreeMap::new();
@@ -192,17 +192,17 @@ impl InputResponses {
     }
 }
 
-fn member(params: Option<&Bytes>, key: &str) -> Result<Option<Bytes>, Malformed> {
+fn member(params: Option<&Payload>, key: &str) -> Result<Option<Bytes>, Malformed> {
     let Some(params) = params else { return Ok(None) };
-    Ok(Object::read(params).map_err(|_| Malformed::Params)?.get(key))
+    Ok(params.object().ok_or(Malformed::Params)?.get(key))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn params(text: &'static str) -> Option<Bytes> {
-        Some(Bytes::from_static(text.as_bytes()))
+    fn params(text: &'static str) -> Option<Payload> {
+        Some(Payload::read(Bytes::from_static(text.as_bytes())))
     }
 
     fn question(text: &'static str) -> String {
@@ -288,10 +288,10 @@ mod tests {
     #[test]
     fn a_question_that_was_kept_reads_back() {
         for kind in InputKind::ALL {
-            let question = InputRequest::new(kind, params(r#"{"a":1}"#).as_ref());
+            let question = InputRequest::new(kind, params(r#"{"a":1}"#).as_deref());
             assert_eq!(InputRequest::from_raw(question.as_bytes().clone()), Some(question.clone()));
             assert_eq!(question.kind(), kind);
-            assert_eq!(question.params(), params(r#"{"a":1}"#));
+            assert_eq!(question.params().as_ref(), params(r#"{"a":1}"#).as_deref());
         }
         for other in [r#"{"method":"tools/call"}"#, "{}", "[]", ""] {
             assert_eq!(InputRequest::from_raw(Bytes::from_static(other.as_bytes())), None, "{other}");

@@ -18,6 +18,7 @@ pub mod input_keys;
 pub mod meta;
 pub mod method;
 pub mod revision;
+mod scan;
 pub mod splice;
 pub mod sse;
 pub mod status_message;
@@ -26,7 +27,7 @@ pub mod tool_result;
 
 pub use capability::Capabilities;
 pub use code::{ErrorObject, Fault};
-pub use frame::{Frame, FrameError, Kind};
+pub use frame::{Frame, FrameError, Kind, Payload};
 pub use heartbeat::Heartbeat;
 pub use id::Id;
 pub use input::{InputKind, InputRequest, InputResponses};

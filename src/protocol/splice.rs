@@ -5,6 +5,7 @@
 //! buffer and applies them in one pass. Key order, spacing and number spelling of everything that
 //! is not named by an edit are kept.
 
+use super::scan::{self, Member, Members, Scan};
 use bytes::Bytes;
 use smallvec::SmallVec;
 use std::{borrow::Cow, collections::HashSet, ops::Range};
@@ -13,16 +14,7 @@ use std::{borrow::Cow, collections::HashSet, ops::Range};
 #[derive(Clone, Debug)]
 pub struct Object {
     bytes: Bytes,
-    members: SmallVec<[Member; 8]>,
-}
-
-/// Where a member stands in the object's bytes. Half the size of two `Range<usize>`: no message is
-/// larger than 4 GiB.
-#[derive(Clone, Copy, Debug)]
-struct Member {
-    /// The key between its quotes, as it is spelled.
-    key: (u32, u32),
-    value: (u32, u32),
+    members: Members,
 }
 
 /// The bytes are not a JSON object.
@@ -56,22 +48,32 @@ pub struct Patch {
 // === impl Object ===
 
 impl Object {
-    /// Locates the members of the object that `bytes` holds: one pass, no allocation for up to
-    /// eight members, and no validation. The bytes are a part of a message that was parsed
-    /// ([`super::Frame::parse`] validates all of it); of anything else some members may be found in
-    /// what is no JSON, and nothing worse happens.
+    /// Reads the object that `bytes` holds, in one pass, and without an allocation for up to eight members.
     ///
     /// # Errors
     /// [`NotAnObject`] where the bytes are another JSON value, or none.
     pub fn read(bytes: &Bytes) -> Result<Self, NotAnObject> {
-        let members = locate(bytes).ok_or(NotAnObject)?;
+        let mut scan = Scan::new(bytes);
+        let members = scan.object(0, |scan, _| scan.value()).filter(|_| scan.is_over()).ok_or(NotAnObject)?;
         Ok(Self { bytes: bytes.clone(), members })
+    }
+
+    /// Of an object whose members are known.
+    pub(super) fn located(bytes: Bytes, members: Members) -> Self {
+        Self { bytes, members }
     }
 
     /// The raw value of a member, sharing the object's allocation. The last one, if it is repeated.
     pub fn get(&self, key: &str) -> Option<Bytes> {
         let member = self.members.iter().rev().find(|member| self.is(member, key))?;
         Some(self.bytes.slice(member.value()))
+    }
+
+    /// The raw value of a member that is there once.
+    pub fn only(&self, key: &str) -> Option<Bytes> {
+        let mut found = self.members.iter().filter(|member| self.is(member, key));
+        let member = found.next()?;
+        found.next().is_none().then(|| self.bytes.slice(member.value()))
     }
 
     /// The value of a member that is a string.
@@ -111,124 +113,21 @@ impl Object {
 
     /// A key as it is meant, its escapes resolved.
     fn key(&self, member: &Member) -> Cow<'_, str> {
-        let spelled = &self.bytes[member.key()];
-        if memchr::memchr(b'\\', spelled).is_none() {
-            return String::from_utf8_lossy(spelled);
-        }
-        let quoted = &self.bytes[member.key.0 as usize - 1..=member.key.1 as usize];
-        let meant: Option<String> = serde_json::from_slice(quoted).ok();
-        meant.map_or_else(|| String::from_utf8_lossy(spelled), Cow::Owned)
+        scan::meant(&self.bytes[member.key()])
     }
 
     fn is(&self, member: &Member, key: &str) -> bool {
-        let spelled = &self.bytes[member.key()];
-        // Hardly any key is spelled with escapes, and those that are take the longer way: how they are spelled
-        // may be what another means.
-        match memchr::memchr(b'\\', spelled) {
-            None => spelled == key.as_bytes(),
-            Some(_) => self.key(member) == key,
-        }
+        scan::is(&self.bytes[member.key()], key)
     }
 
     /// Where the bracket is that opens it.
     fn opening(&self) -> usize {
-        skip_space(&self.bytes, 0)
+        memchr::memchr(b'{', &self.bytes).expect("it is an object")
     }
 
     /// Where the key of a member begins, with its quote.
     fn key_start(&self, at: usize) -> usize {
-        self.members[at].key.0 as usize - 1
-    }
-}
-
-// === impl Member ===
-
-impl Member {
-    fn key(self) -> Range<usize> {
-        self.key.0 as usize..self.key.1 as usize
-    }
-
-    fn value(self) -> Range<usize> {
-        self.value.0 as usize..self.value.1 as usize
-    }
-}
-
-/// The members of the object that `json` is, or nothing where it is none.
-fn locate(json: &[u8]) -> Option<SmallVec<[Member; 8]>> {
-    let place = |at: usize| u32::try_from(at).ok();
-    let mut members = SmallVec::new();
-    let mut at = skip_space(json, 0);
-    if *json.get(at)? != b'{' {
-        return None;
-    }
-    at = skip_space(json, at + 1);
-    while *json.get(at)? != b'}' {
-        if *json.get(at)? != b'"' {
-            return None;
-        }
-        let key_end = end_of_string(json, at)?;
-        let key = (place(at + 1)?, place(key_end)?);
-        at = skip_space(json, key_end + 1);
-        if *json.get(at)? != b':' {
-            return None;
-        }
-        at = skip_space(json, at + 1);
-        let value_end = end_of_value(json, at)?;
-        members.push(Member { key, value: (place(at)?, place(value_end)?) });
-        at = skip_space(json, value_end);
-        match json.get(at)? {
-            b',' => at = skip_space(json, at + 1),
-            b'}' => {}
-            _ => return None,
-        }
-    }
-    (skip_space(json, at + 1) == json.len()).then_some(members)
-}
-
-fn skip_space(json: &[u8], mut at: usize) -> usize {
-    while matches!(json.get(at), Some(b' ' | b'\n' | b'\r' | b'\t')) {
-        at += 1;
-    }
-    at
-}
-
-/// The index of the quote that ends the string opened at `open`.
-fn end_of_string(json: &[u8], open: usize) -> Option<usize> {
-    let mut at = open + 1;
-    loop {
-        at += memchr::memchr2(b'"', b'\\', json.get(at..)?)?;
-        if json[at] == b'"' {
-            return Some(at);
-        }
-        at += 2;
-    }
-}
-
-/// The index after the value that begins at `start`.
-fn end_of_value(json: &[u8], start: usize) -> Option<usize> {
-    match json.get(start)? {
-        b'"' => end_of_string(json, start).map(|end| end + 1),
-        b'{' | b'[' => {
-            let (mut depth, mut at) = (0usize, start);
-            loop {
-                match json.get(at)? {
-                    b'{' | b'[' => depth += 1,
-                    b'}' | b']' => depth -= 1,
-                    b'"' => at = end_of_string(json, at)?,
-                    _ => {}
-                }
-                at += 1;
-                if depth == 0 {
-                    return Some(at);
-                }
-            }
-        }
-        _ => {
-            let scalar =
-                |byte: &u8| !matches!(byte, b',' | b'}' | b']' | b' ' | b'\n' | b'\r' | b'\t' | b'"' | b':');
-            let length = json[start..].iter().take_while(|byte| scalar(byte)).count();
-            (length > 0).then_some(start + length)
-        }
+        self.members[at].key().start - 1
     }
 }
 

@@ -6,7 +6,7 @@ use crate::{
         Principal,
         legacy::{self, Post},
     },
-    protocol::{ErrorObject, Id},
+    protocol::{ErrorObject, Frame, Id, Payload},
     telemetry::Outcome,
     upstream::ClientSession,
 };
@@ -27,6 +27,8 @@ pub struct Passage {
     pub query: Option<String>,
     pub headers: HeaderMap,
     pub body: Bytes,
+    /// The one message that the body holds; none where it is a batch, or none.
+    pub message: Option<Frame>,
     /// What the body holds, as far as it could be read.
     pub post: Post,
     /// After this much silence an event stream that the server has begun gets a comment.
@@ -86,6 +88,11 @@ impl Piece {
 // === impl Passage ===
 
 impl Passage {
+    /// The params of the one request or notification that it is.
+    pub(super) fn params(&self) -> Option<&Payload> {
+        self.message.as_ref()?.params()
+    }
+
     /// The client's session, as calls in it are made.
     pub(super) fn session(&self) -> ClientSession {
         ClientSession { query: self.query.clone(), headers: self.headers.clone() }

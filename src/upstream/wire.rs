@@ -11,7 +11,7 @@
 use super::{CallError, ClientSession, Description, Document, Forward, Forwarded, Identity};
 use crate::{
     dialect::{Credentials, raise},
-    protocol::{ErrorObject, Frame, Id, Kind, splice::Object},
+    protocol::{ErrorObject, Frame, Id, Kind, Payload, splice::Object},
 };
 use bytes::Bytes;
 use futures_util::{FutureExt, future::BoxFuture};
@@ -197,9 +197,9 @@ impl Hello {
     }
 }
 
-fn describe(result: &Bytes) -> Result<Description, CallError> {
+fn describe(result: &Payload) -> Result<Description, CallError> {
     let invalid = |what: &str| CallError::Invalid(format!("the answer to initialize {what}"));
-    let result = Object::read(result).map_err(|_| invalid("is not an object"))?;
+    let result = result.object().ok_or_else(|| invalid("is not an object"))?;
     let empty = || Bytes::from_static(b"{}");
     let capabilities = result.get("capabilities").unwrap_or_else(empty);
     Ok(Description {

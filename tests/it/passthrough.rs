@@ -11,7 +11,7 @@ use deferral::internals::{
         raise,
     },
     policy::Mode,
-    protocol::{Frame, Kind, frame},
+    protocol::{Frame, Kind, Method, Payload, frame},
 };
 use http::{HeaderMap, HeaderValue};
 use proptest::prelude::*;
@@ -328,8 +328,7 @@ proptest! {
 #[test]
 fn a_tools_list_loses_task_support_and_nothing_else() {
     let result = r#"{"tools":[{"name":"a","execution":{"taskSupport":"optional"},"inputSchema":{"x":1e400}}, {"name":"b","execution":{"x":1, "taskSupport":"required"}},{"name":"c","taskSupport":"mine"}],"nextCursor":"n"}"#;
-    let got = raise::result(&deferral::internals::protocol::Method::ToolsList, &Bytes::from(result), b"{}")
-        .expect("an object");
+    let got = raise::result(&Method::ToolsList, &Payload::read(result.into()), b"{}").expect("an object");
     assert_eq!(
         text(&got),
         r#"{"tools":[{"name":"a","inputSchema":{"x":1e400}}, {"name":"b","execution":{"x":1}},{"name":"c","taskSupport":"mine"}],"nextCursor":"n","resultType":"complete","ttlMs":0,"cacheScope":"private","_meta":{"io.modelcontextprotocol/serverInfo":{}}}"#

@@ -4,7 +4,7 @@ use crate::support::json::{Member, member, members, mixed, object, unknown_membe
 use bytes::Bytes;
 use deferral::internals::{
     dialect::raise,
-    protocol::{Method, Timestamp, meta, status_message},
+    protocol::{Method, Payload, Timestamp, meta, status_message},
     task::{
         Effect, Event, Owner, PollBounds, Record, Refusal, Scope, State, TaskId, apply,
         view::{
@@ -963,7 +963,7 @@ proptest! {
     #[test]
     fn what_was_raised_for_one_era_is_what_the_server_said_in_the_other(said in plain_results()) {
         let said = Bytes::from(said);
-        let raised = raise::result(&Method::ToolsCall, &said, br#"{"name":"x","version":"1"}"#).expect("an object");
+        let raised = raise::result(&Method::ToolsCall, &Payload::read(said.clone()), br#"{"name":"x","version":"1"}"#).expect("an object");
         let outcome = |raised, result| {
             view::experimental::outcome(&Record { raised, ..after([Event::Returned { result }]) })
         };

@@ -4,7 +4,7 @@
 use super::NotFound;
 use crate::{
     dialect::legacy,
-    protocol::{ErrorObject, Frame, Id, Kind, Method, Timestamp, code, splice::Object, sse},
+    protocol::{ErrorObject, Id, Kind, Method, Payload, Timestamp, code, sse},
     proxy::{
         AccessSummary, Passage, Passed, Passing, Piece,
         hub::Listener,
@@ -107,7 +107,7 @@ async fn list(shared: &Shared, passage: &Passage, client: &Client, id: &Id) -> P
             "tasks/list is not served: nothing tells callers apart here, neither credentials nor a session",
         );
     }
-    let Ok(after) = cursor(&passage.body) else {
+    let Ok(after) = cursor(passage.params()) else {
         return refuse(code::INVALID_PARAMS, "the cursor is not one of ours");
     };
     if let Err(limited) = super::may_poll(shared, client.principal) {
@@ -127,10 +127,9 @@ async fn list(shared: &Shared, passage: &Passage, client: &Client, id: &Id) -> P
 }
 
 /// Where a page begins, by the cursor of the one before.
-fn cursor(body: &Bytes) -> Result<Option<Place>, ()> {
-    let frame = Frame::parse(body.clone()).map_err(drop)?;
-    let Kind::Request { params: Some(params), .. } = frame.kind() else { return Ok(None) };
-    let Some(raw) = Object::read(params).map_err(drop)?.get("cursor").filter(|raw| raw != "null") else {
+fn cursor(params: Option<&Payload>) -> Result<Option<Place>, ()> {
+    let Some(params) = params else { return Ok(None) };
+    let Some(raw) = params.object().ok_or(())?.get("cursor").filter(|raw| raw != "null") else {
         return Ok(None);
     };
     let text: String = serde_json::from_slice(&raw).map_err(drop)?;
@@ -303,7 +302,7 @@ pub(in crate::proxy) async fn answered(
     key: String,
 ) -> Passed {
     let taken = || nothing(StatusCode::ACCEPTED);
-    let Ok(frame) = Frame::parse(passage.body.clone()) else { return taken() };
+    let Some(frame) = &passage.message else { return taken() };
     // Slices of the request would keep all of it.
     let (id, outcome) = match frame.kind() {
         Kind::Success { id, result } => (Some(id), Ok(Bytes::copy_from_slice(result))),
@@ -345,12 +344,7 @@ mod tests {
     #[test]
     fn a_cursor_is_a_place_and_nothing_else_is() {
         let place = Place { created: Timestamp::from_millis(7), id: TaskId::from_entropy([1; 16]) };
-        let of = |cursor: &str| {
-            cursor_of(&format!(r#"{{"jsonrpc":"2.0","id":1,"method":"tasks/list","params":{cursor}}}"#))
-        };
-        fn cursor_of(body: &str) -> Result<Option<Place>, ()> {
-            cursor(&Bytes::copy_from_slice(body.as_bytes()))
-        }
+        let of = |params: &str| cursor(Some(&Payload::read(Bytes::copy_from_slice(params.as_bytes()))));
         assert_eq!(of(&format!(r#"{{"cursor":"{}"}}"#, written(&place))), Ok(Some(place)));
         assert_eq!(of("{}"), Ok(None));
         assert_eq!(of(r#"{"cursor":null}"#), Ok(None));

@@ -9,7 +9,7 @@
 
 use super::{Canonical, Driver, First, Form, Happening, canonical::Server};
 use crate::{
-    bridge::{Action, Drive, Plan, catalogue, plan},
+    bridge::{Action, Drive, Plan, plan},
     dialect::{Call, Caller, Response, modern},
     protocol::{ErrorObject, Frame, InputResponses, Method, code, headers},
     proxy::{
@@ -345,7 +345,7 @@ async fn check_mirrored(shared: &Shared, call: &Call, caller: &Caller) -> Result
     if wanted.is_empty() {
         return Ok(());
     }
-    let arguments = catalogue::arguments(call.params.as_ref());
+    let arguments = call.params.as_ref().and_then(|params| params.get("arguments"));
     headers::check_params(wanted, arguments.as_ref(), &call.headers).map_err(|mismatch| {
         let error = ErrorObject::new(code::HEADER_MISMATCH, mismatch.to_string());
         Box::new(reply::refuse(call, StatusCode::BAD_REQUEST, &error))

@@ -196,7 +196,7 @@ pub(super) fn put(shared: &Arc<Shared>, session: Option<Key>, id: &Id) -> Put {
 pub(super) fn recorded(frame: &Frame) -> Option<Bytes> {
     let Kind::Request { method, params, .. } = frame.kind() else { return None };
     let kind = InputKind::of(method)?;
-    Some(InputRequest::new(kind, params.as_ref()).as_bytes().clone())
+    Some(InputRequest::new(kind, params.as_deref()).as_bytes().clone())
 }
 
 /// A question as it is put in the task.

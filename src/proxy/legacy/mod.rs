@@ -28,7 +28,7 @@ use crate::{
     bridge::{Drive, NativeCall, Plan, offer, plan_native},
     dialect::legacy::{self, Message},
     policy::Mode,
-    protocol::{Frame, Id, Kind, Method},
+    protocol::{Id, Method},
     telemetry::Outcome,
 };
 use http::{StatusCode, header::RETRY_AFTER};
@@ -107,7 +107,7 @@ fn may_leave(shared: &Shared, client: &Client, passage: &Passage) -> bool {
         // that knows tasks is told that there are none.
         return matches!(&passage.post.messages[..], [Message::Request { method: Method::ToolsCall, .. }])
             && task_call::is_named(shared, passage)
-            && may_wish(passage);
+            && wishes(passage);
     }
     if required::may_refuse(shared, passage) {
         return true;
@@ -124,7 +124,7 @@ fn may_leave(shared: &Shared, client: &Client, passage: &Passage) -> bool {
             let mode = shared.route.treatment(target.as_deref().unwrap_or_default()).mode;
             mode == Mode::Required
                 || (mode.makes_tasks() && task_call::takes_unasked(shared, client, passage))
-                || may_wish(passage)
+                || wishes(passage)
         }
         [Message::Notification(Method::Cancelled)] => !shared.sessions.waiting.is_empty(),
         [Message::Response(Some(id))] => offer::is_ours(id) || !shared.sessions.questions.is_empty(),
@@ -132,9 +132,9 @@ fn may_leave(shared: &Shared, client: &Client, passage: &Passage) -> bool {
     }
 }
 
-/// Whether a call could have `params.task`.
-fn may_wish(passage: &Passage) -> bool {
-    memchr::memmem::find(&passage.body, b"\"task\"").is_some()
+/// Whether a call has `params.task`.
+fn wishes(passage: &Passage) -> bool {
+    passage.params().is_some_and(|params| params.get("task").is_some())
 }
 
 async fn dispose(shared: &Arc<Shared>, client: &Client, passage: &Passage) -> Disposition {
@@ -188,8 +188,8 @@ async fn dispose(shared: &Arc<Shared>, client: &Client, passage: &Passage) -> Di
 
 /// A `tools/call`: relayed, or one that is to be a task here.
 async fn call(shared: &Arc<Shared>, passage: &Passage, client: &Client, id: &Id, tool: &str) -> Disposition {
-    let Ok(frame) = Frame::parse(passage.body.clone()) else { return Disposition::Passes(None) };
-    let Kind::Request { params: Some(params), .. } = frame.kind() else { return Disposition::Passes(None) };
+    let Some(message) = &passage.message else { return Disposition::Passes(None) };
+    let Some(params) = message.params() else { return Disposition::Passes(None) };
     let wish = match client.knows_tasks() {
         true => offer::wish(params),
         // A receiver that knows no tasks ignores what it is asked of them.
@@ -209,7 +209,7 @@ async fn call(shared: &Arc<Shared>, passage: &Passage, client: &Client, id: &Id,
         return Disposition::Ends(refusal);
     }
     let ttl = wish.ok().flatten().and_then(|wish| wish.ttl);
-    let call = task_call::in_session(shared, passage, client, &frame, tool, ttl);
+    let call = task_call::in_session(shared, passage, client, message, tool, ttl);
     Disposition::Ends(match drive {
         Drive::Defer { after } => {
             task_call::on_stream(shared, call, id.clone(), after, passage.keep_alive).await

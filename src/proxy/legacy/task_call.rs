@@ -15,7 +15,7 @@
 use crate::{
     bridge::offer,
     dialect::legacy,
-    protocol::{ErrorObject, Frame, Id, Kind, Method, code, sse},
+    protocol::{ErrorObject, Frame, Id, Method, code, sse},
     proxy::{
         AccessSummary, Item, Passage, Passed, Passing, Piece, Then,
         drive::{Driver, Native},
@@ -62,10 +62,7 @@ pub(super) fn in_session(
 ) -> (Native, Replies) {
     let number = ids::next_in_session();
     let call = NativeCall { id: number, method: Method::ToolsCall, body: offer::call(message, number) };
-    let token = match message.kind() {
-        Kind::Request { params: Some(params), .. } => offer::progress_token(params),
-        _ => None,
-    };
+    let token = message.params().and_then(offer::progress_token);
     let wants_progress = token.is_some();
     // A slice of the message would keep all of it.
     let token = token.map(|token| Bytes::copy_from_slice(&token));

@@ -23,10 +23,9 @@ use crate::{
     },
     policy::{Silence, silence::Beginning},
     protocol::{
-        Frame, Heartbeat, Id, Kind, Method as Asked,
+        Frame, Heartbeat, Id, Method as Asked,
         accept::{EVENT_STREAM, accepts},
         headers::{LAST_EVENT_ID, SESSION_ID},
-        meta,
         sse::Editor,
     },
     proxy::{
@@ -88,7 +87,9 @@ pub(in crate::proxy) async fn pass(
     let may_begin = (is_call && edit.is_none() || left.len() == 1) && may_begin(&passage);
     let has_deadline = is_call && shared.route.held.deadline.is_some();
     let giving_up = has_deadline.then(|| Box::new(passage.session()));
-    let Passage { principal: _, method, query, headers, body, post, keep_alive: _ } = passage;
+    let Passage { principal: _, method, query, headers, body, message, post, keep_alive: _ } = passage;
+    // What waits does not keep the request, of which this is a part.
+    drop(message);
     let waiting = if left.is_empty() { post.waiting() } else { left };
     // A client that only listens can listen elsewhere; one that waits for an answer is waited for.
     let (stopping, work) = match method {
@@ -189,10 +190,7 @@ fn may_begin(passage: &Passage) -> bool {
 /// For a client that gave its one call a progress token.
 fn heartbeat(shared: &Shared, client: &Client, passage: &Passage) -> Option<Heartbeat> {
     shared.route.held.progress?;
-    memchr::memmem::find(&passage.body, meta::PROGRESS_TOKEN.as_bytes())?;
-    let frame = Frame::parse(passage.body.clone()).ok()?;
-    let Kind::Request { params, .. } = frame.kind() else { return None };
-    let token = Id::from_token(offer::progress_token(params.as_ref()?)?)?;
+    let token = Id::from_token(offer::progress_token(passage.params()?)?)?;
     Some(Heartbeat::new(token.detached().as_bytes().clone(), client.hears_messages()))
 }
 
@@ -375,6 +373,7 @@ mod tests {
                 query: None,
                 headers: HeaderMap::from_iter([(http::header::ACCEPT, HeaderValue::from_static(accept))]),
                 post: Post::read(&body).expect("a message"),
+                message: None,
                 body,
                 keep_alive: Duration::ZERO,
             })

@@ -12,7 +12,7 @@
 use super::{Key, cancelled_requests::Asked, latest::Latest};
 use crate::{
     dialect::Principal,
-    protocol::{Frame, Id, Kind, Method, splice::Object},
+    protocol::{Frame, Id, Kind, Method},
     proxy::ids,
     runtime::Mutex,
     telemetry::QuestionRefused,
@@ -153,8 +153,7 @@ impl InFlight {
     pub(in crate::proxy) fn take(&self, key: Key, frame: Frame) -> bool {
         match frame.kind() {
             Kind::Notification { method: Method::Progress, params: Some(params) } => {
-                let token = Object::read(params).ok().and_then(|params| params.get("progressToken"));
-                let Some(token) = token.and_then(Id::from_token) else { return false };
+                let Some(token) = params.get("progressToken").and_then(Id::from_token) else { return false };
                 match self.by_token(key, &token) {
                     Some(call) => call.hear(frame),
                     // Of a call of ours that has ended.
@@ -163,10 +162,8 @@ impl InFlight {
                 true
             }
             Kind::Notification { method: Method::Cancelled, params: Some(params) } => {
-                let id = Object::read(params).ok().and_then(|params| params.get("requestId"));
-                let Some(call) = id.and_then(Id::from_token).and_then(|id| self.by_question(key, &id)) else {
-                    return false;
-                };
+                let id = params.get("requestId").and_then(Id::from_token);
+                let Some(call) = id.and_then(|id| self.by_question(key, &id)) else { return false };
                 call.hear(frame);
                 true
             }

@@ -17,9 +17,8 @@ use super::{
 };
 use crate::{
     protocol::{
-        Frame, Id, Kind, Method,
+        Frame, Id, Kind, Method, Payload,
         code::{INTERNAL_ERROR, METHOD_NOT_FOUND},
-        splice::Object,
     },
     telemetry::QuestionRefused,
     upstream::{
@@ -247,24 +246,23 @@ fn unknown(method: &Method) -> Result<Bytes, Bytes> {
 }
 
 /// What a notification reports of the server as a whole.
-fn report(method: &Method, params: Option<&Bytes>) -> Option<Report> {
+fn report(method: &Method, params: Option<&Payload>) -> Option<Report> {
     match method {
         Method::ToolsListChanged => Some(Report::ToolsChanged),
         Method::PromptsListChanged => Some(Report::PromptsChanged),
         Method::ResourcesListChanged => Some(Report::ResourcesChanged),
         Method::ResourceUpdated => {
-            let params = params?.clone();
-            let uri = Object::read(&params).ok()?.string("uri")?;
-            Some(Report::ResourceUpdated { uri, params })
+            let uri = params?.string("uri")?;
+            Some(Report::ResourceUpdated { uri, params: Bytes::clone(params?) })
         }
         _ => None,
     }
 }
 
-pub(super) fn cancelled_id(params: Option<&Bytes>) -> Option<Id> {
-    Id::from_token(Object::read(params?).ok()?.get("requestId")?)
+pub(super) fn cancelled_id(params: Option<&Payload>) -> Option<Id> {
+    Id::from_token(params?.get("requestId")?)
 }
 
-fn progress_token(params: Option<&Bytes>) -> Option<u64> {
-    Id::from_token(Object::read(params?).ok()?.get("progressToken")?)?.came_back()
+fn progress_token(params: Option<&Payload>) -> Option<u64> {
+    Id::from_token(params?.get("progressToken")?)?.came_back()
 }

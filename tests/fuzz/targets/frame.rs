@@ -2,12 +2,13 @@
 
 use bytes::Bytes;
 use deferral::internals::protocol::{
-    Frame, FrameError, Id, Kind,
+    Frame, FrameError, Id, Kind, Payload,
     frame::{check_depth, on_one_line},
     glance::{Gist, Glance},
+    splice::Object,
 };
 use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
-use serde_json::Value;
+use serde_json::{Value, value::RawValue};
 use std::fmt;
 
 /// `message` is the body of a request, or of an answer.
@@ -18,7 +19,13 @@ pub fn target(message: &[u8]) {
     match Frame::parse(bytes.clone()) {
         Ok(frame) => {
             assert_eq!(frame.as_bytes(), message);
+            assert!(serde_json::from_slice::<&RawValue>(message).is_ok(), "it is no JSON");
+            assert!(
+                check_depth(message, frame.depth()).is_ok()
+                    && check_depth(message, frame.depth() - 1).is_err()
+            );
             parts_are_slices(&bytes, frame.kind());
+            carries(frame.kind());
             // Numbers out of range, halves of characters and deep nesting are passed on unread.
             if let Ok(value) = &value {
                 agrees(frame.kind(), value);
@@ -51,7 +58,7 @@ pub fn target(message: &[u8]) {
 /// Whether a member we route by is there twice.
 fn is_doubtful(message: &[u8]) -> bool {
     let bytes = Bytes::copy_from_slice(message);
-    let object = deferral::internals::protocol::splice::Object::read(&bytes).expect("an object");
+    let object = Object::read(&bytes).expect("an object");
     let keys: Vec<_> = object.members().map(|(key, _)| key).collect();
     ["id", "method", "params", "result", "error"]
         .iter()
@@ -72,8 +79,8 @@ fn gist(kind: &Kind) -> Gist {
 
 fn parts_are_slices(bytes: &Bytes, kind: &Kind) {
     let parts = match kind {
-        Kind::Request { id, params, .. } => vec![Some(id.as_bytes()), params.as_ref()],
-        Kind::Notification { params, .. } => vec![params.as_ref()],
+        Kind::Request { id, params, .. } => vec![Some(id.as_bytes()), params.as_deref()],
+        Kind::Notification { params, .. } => vec![params.as_deref()],
         Kind::Success { id, result } => vec![Some(id.as_bytes()), Some(result)],
         Kind::Failure { id, error } => vec![id.as_ref().map(Id::as_bytes), Some(error)],
     };
@@ -82,10 +89,29 @@ fn parts_are_slices(bytes: &Bytes, kind: &Kind) {
     }
 }
 
+/// What is known of the members of params and results is what is read of them alone.
+fn carries(kind: &Kind) {
+    let payload = match kind {
+        Kind::Request { params: Some(params), .. } | Kind::Notification { params: Some(params), .. } => {
+            params
+        }
+        Kind::Success { result, .. } => result,
+        Kind::Request { .. } | Kind::Notification { .. } | Kind::Failure { .. } => return,
+    };
+    let alone = Payload::read(Bytes::clone(payload));
+    let places = |object: Option<&Object>| {
+        let object = object?;
+        let members = object.members().map(|(key, value)| (key.into_owned(), value.as_ptr_range()));
+        Some((object.as_bytes().as_ptr_range(), members.collect::<Vec<_>>()))
+    };
+    assert_eq!(places(payload.object()), places(alone.object()));
+    assert_eq!(places(payload.meta()), places(alone.meta()));
+}
+
 fn agrees(kind: &Kind, value: &Value) {
     let member = |name: &str| value.get(name).filter(|member| !member.is_null());
     let read = |bytes: &Bytes| serde_json::from_slice::<Value>(bytes).expect("a part is JSON");
-    let params = |params: &Option<Bytes>| params.as_ref().map(read);
+    let params = |params: &Option<Payload>| params.as_deref().map(read);
     match kind {
         Kind::Request { id, method, params: sent } => {
             assert_eq!((Some(&is(id)), Some(method.as_str())), (member("id"), value["method"].as_str()));

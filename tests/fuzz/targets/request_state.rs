@@ -4,7 +4,7 @@ use bytes::Bytes;
 use deferral::internals::{
     bridge::resume::{Binding, CallId, Keyring, Resumes, State, Unusable},
     dialect::Principal,
-    protocol::{Method, Timestamp},
+    protocol::{Method, Payload, Timestamp},
 };
 use serde_json::Value;
 
@@ -16,7 +16,13 @@ pub fn target(sent: &[u8]) {
     let at = sent.iter().position(|byte| *byte == b'\n').unwrap_or(sent.len());
     let (text, params) = sent.split_at(at);
     let params = Bytes::copy_from_slice(params);
-    let binding = Binding::of(Principal::ANONYMOUS, "/mcp", &Method::ToolsCall, None, Some(&params));
+    let binding = Binding::of(
+        Principal::ANONYMOUS,
+        "/mcp",
+        &Method::ToolsCall,
+        None,
+        Some(&Payload::read(params.clone())),
+    );
     let keyring = Keyring::new([1; 32], &[[2; 32]]);
 
     let entropy: [u8; 16] = std::array::from_fn(|at| sent.get(at).copied().unwrap_or_default());
@@ -43,7 +49,8 @@ pub fn target(sent: &[u8]) {
 
     // Another request: a member more, which is not one of those that change from round to round.
     let other = Bytes::from([&b"[0,"[..], &params, b"]"].concat());
-    let foreign = Binding::of(Principal::ANONYMOUS, "/mcp", &Method::ToolsCall, None, Some(&other));
+    let foreign =
+        Binding::of(Principal::ANONYMOUS, "/mcp", &Method::ToolsCall, None, Some(&Payload::read(other)));
     assert_eq!(keyring.open(&sealed, || foreign, NOW), Err(Unusable::Foreign));
 
     // One character another, one more, one less.
@@ -67,7 +74,13 @@ fn spelling_does_not_matter(params: &Bytes, binding: Binding) {
         return;
     }
     let anew = serde_json::to_vec_pretty(&value).expect("a value is JSON");
-    let anew = Binding::of(Principal::ANONYMOUS, "/mcp", &Method::ToolsCall, None, Some(&anew.into()));
+    let anew = Binding::of(
+        Principal::ANONYMOUS,
+        "/mcp",
+        &Method::ToolsCall,
+        None,
+        Some(&Payload::read(anew.into())),
+    );
     assert_eq!(anew, binding, "{value}");
 }
 

@@ -1,0 +1,399 @@
+//! Reads JSON once: whether it is valid, how deep it goes, and where members stand.
+//!
+//! The grammar is that of RFC 8259; that the text is UTF-8 is for the caller to see. Nothing recurses, so no
+//! nesting is too deep to be read, and what is read of it is linear in the bytes.
+
+use smallvec::SmallVec;
+use std::{borrow::Cow, ops::Range};
+
+/// Where the members of one object stand in its bytes, in their order.
+pub(super) type Members = SmallVec<[Member; 8]>;
+
+/// Where a member stands. Half the size of two `Range<usize>`: no message is larger than 4 GiB.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Member {
+    /// The key between its quotes, as it is spelled.
+    key: (u32, u32),
+    value: (u32, u32),
+}
+
+/// Stands somewhere in some JSON. Whatever reads gives `None` where the grammar is broken, and stops there.
+#[derive(Debug)]
+pub(super) struct Scan<'a> {
+    json: &'a [u8],
+    at: usize,
+    /// Brackets that are open.
+    depth: usize,
+    deepest: usize,
+}
+
+/// The brackets that are open, a bit each: whether it is an object's.
+#[derive(Default)]
+struct Brackets {
+    levels: u32,
+    /// Of the innermost; the last is the lowest bit.
+    innermost: u64,
+    /// Of those before, 64 together.
+    outer: Vec<u64>,
+}
+
+/// Whether a key, as it is spelled, is this one.
+pub(super) fn is(spelled: &[u8], key: &str) -> bool {
+    // Hardly any key is spelled with escapes, and those that are take the longer way: how they are spelled
+    // may be what another means.
+    match memchr::memchr(b'\\', spelled) {
+        None => spelled == key.as_bytes(),
+        Some(_) => meant(spelled) == key,
+    }
+}
+
+/// A key as it is meant, its escapes resolved.
+pub(super) fn meant(spelled: &[u8]) -> Cow<'_, str> {
+    if memchr::memchr(b'\\', spelled).is_none() {
+        return String::from_utf8_lossy(spelled);
+    }
+    let quoted = [b"\"", spelled, b"\""].concat();
+    // Half a character means nothing, and stands for itself.
+    serde_json::from_slice(&quoted).map_or_else(|_| String::from_utf8_lossy(spelled), Cow::Owned)
+}
+
+/// Eight times the same byte.
+const fn eight(byte: u8) -> u64 {
+    u64::from_le_bytes([byte; 8])
+}
+
+// === impl Member ===
+
+impl Member {
+    pub(super) fn key(self) -> Range<usize> {
+        self.key.0 as usize..self.key.1 as usize
+    }
+
+    pub(super) fn value(self) -> Range<usize> {
+        self.value.0 as usize..self.value.1 as usize
+    }
+}
+
+// === impl Scan ===
+
+impl<'a> Scan<'a> {
+    /// Stands before the first value.
+    pub(super) fn new(json: &'a [u8]) -> Self {
+        let mut scan = Self { json, at: 0, depth: 0, deepest: 0 };
+        scan.space();
+        scan
+    }
+
+    /// How many bytes have been read.
+    pub(super) fn at(&self) -> usize {
+        self.at
+    }
+
+    /// The most brackets that have been open at a time.
+    pub(super) fn deepest(&self) -> usize {
+        self.deepest
+    }
+
+    /// What comes next.
+    pub(super) fn peek(&self) -> Option<u8> {
+        self.json.get(self.at).copied()
+    }
+
+    /// Whether nothing is left but space.
+    pub(super) fn is_over(&mut self) -> bool {
+        self.space();
+        self.at == self.json.len()
+    }
+
+    /// Reads one object, and gives where its members stand, counted from `start`. `value` is told each key as it is
+    /// spelled, and reads the value.
+    pub(super) fn object(
+        &mut self,
+        start: usize,
+        mut value: impl FnMut(&mut Self, &'a [u8]) -> Option<()>,
+    ) -> Option<Members> {
+        let place = |range: Range<usize>| {
+            Some((u32::try_from(range.start - start).ok()?, u32::try_from(range.end - start).ok()?))
+        };
+        let mut members = Members::new();
+        if !self.opens(b'{', b'}')? {
+            return Some(members);
+        }
+        loop {
+            let key = self.key()?;
+            let from = self.at;
+            value(self, &self.json[key.clone()])?;
+            members.push(Member { key: place(key)?, value: place(from..self.at)? });
+            if self.ends(b'}')? {
+                return Some(members);
+            }
+        }
+    }
+
+    /// Reads one value, whatever it is.
+    pub(super) fn value(&mut self) -> Option<()> {
+        let mut open = Brackets::default();
+        loop {
+            let goes_deeper = match self.peek()? {
+                b'"' => self.string().map(|()| false)?,
+                b'{' => self.opens(b'{', b'}')? && open.push(true),
+                b'[' => self.opens(b'[', b']')? && open.push(false),
+                _ => self.scalar().map(|()| false)?,
+            };
+            if !goes_deeper {
+                loop {
+                    if open.levels == 0 {
+                        return Some(());
+                    }
+                    if !self.ends(if open.is_object() { b'}' } else { b']' })? {
+                        break;
+                    }
+                    open.pop();
+                }
+            }
+            if open.is_object() {
+                self.key()?;
+            }
+        }
+    }
+
+    /// Reads an opening bracket. Whether something stands behind it: else its closing one has been read, too.
+    fn opens(&mut self, open: u8, close: u8) -> Option<bool> {
+        self.take(open)?;
+        self.depth += 1;
+        self.deepest = self.deepest.max(self.depth);
+        self.space();
+        let is_empty = self.peek()? == close;
+        if is_empty {
+            self.at += 1;
+            self.depth -= 1;
+        }
+        Some(!is_empty)
+    }
+
+    /// Reads what follows a value in brackets: the closing one, or a comma before the next.
+    fn ends(&mut self, close: u8) -> Option<bool> {
+        self.space();
+        if self.peek()? == close {
+            self.at += 1;
+            self.depth -= 1;
+            return Some(true);
+        }
+        self.take(b',')?;
+        self.space();
+        Some(false)
+    }
+
+    /// Reads a key and its colon. Gives where it stands, between its quotes.
+    fn key(&mut self) -> Option<Range<usize>> {
+        let start = self.at + 1;
+        self.string()?;
+        let end = self.at - 1;
+        self.space();
+        self.take(b':')?;
+        self.space();
+        Some(start..end)
+    }
+
+    fn string(&mut self) -> Option<()> {
+        self.take(b'"')?;
+        loop {
+            self.at += plain(&self.json[self.at..]);
+            match self.peek()? {
+                b'"' => {
+                    self.at += 1;
+                    return Some(());
+                }
+                b'\\' => match self.json.get(self.at + 1)? {
+                    b'"' | b'\\' | b'/' | b'b' | b'f' | b'n' | b'r' | b't' => self.at += 2,
+                    b'u' if self.json.get(self.at + 2..self.at + 6)?.iter().all(u8::is_ascii_hexdigit) => {
+                        self.at += 6;
+                    }
+                    _ => return None,
+                },
+                _control => return None,
+            }
+        }
+    }
+
+    /// Reads a number, or one of the three words.
+    fn scalar(&mut self) -> Option<()> {
+        let word: &[u8] = match self.peek()? {
+            b't' => b"true",
+            b'f' => b"false",
+            b'n' => b"null",
+            _ => return self.number(),
+        };
+        self.json[self.at..].starts_with(word).then(|| self.at += word.len())
+    }
+
+    fn number(&mut self) -> Option<()> {
+        if self.peek() == Some(b'-') {
+            self.at += 1;
+        }
+        match self.peek()? {
+            b'0' => self.at += 1,
+            _ => self.digits()?,
+        }
+        if self.peek() == Some(b'.') {
+            self.at += 1;
+            self.digits()?;
+        }
+        if matches!(self.peek(), Some(b'e' | b'E')) {
+            self.at += 1;
+            if matches!(self.peek(), Some(b'+' | b'-')) {
+                self.at += 1;
+            }
+            self.digits()?;
+        }
+        Some(())
+    }
+
+    /// At least one.
+    fn digits(&mut self) -> Option<()> {
+        let count = self.json[self.at..].iter().take_while(|byte| byte.is_ascii_digit()).count();
+        self.at += count;
+        (count > 0).then_some(())
+    }
+
+    fn take(&mut self, byte: u8) -> Option<()> {
+        (self.peek()? == byte).then(|| self.at += 1)
+    }
+
+    fn space(&mut self) {
+        while let Some(b' ' | b'\n' | b'\r' | b'\t') = self.peek() {
+            self.at += 1;
+        }
+    }
+}
+
+// === impl Brackets ===
+
+impl Brackets {
+    /// Always true: now something is open.
+    fn push(&mut self, is_object: bool) -> bool {
+        if self.levels > 0 && self.levels.is_multiple_of(u64::BITS) {
+            self.outer.push(self.innermost);
+        }
+        self.innermost = self.innermost << 1 | u64::from(is_object);
+        self.levels += 1;
+        true
+    }
+
+    fn pop(&mut self) {
+        self.levels -= 1;
+        self.innermost >>= 1;
+        if self.levels > 0 && self.levels.is_multiple_of(u64::BITS) {
+            self.innermost = self.outer.pop().expect("there are more");
+        }
+    }
+
+    fn is_object(&self) -> bool {
+        self.innermost & 1 == 1
+    }
+}
+
+/// How many bytes come before one that means something in a string, or must not be there: a quote, a backslash or
+/// a control character. Eight are looked at together.
+fn plain(json: &[u8]) -> usize {
+    let is_zero = |word: u64| word.wrapping_sub(eight(1)) & !word;
+    let mut at = 0;
+    while let Some(chunk) = json.get(at..).and_then(|rest| rest.first_chunk()) {
+        let word = u64::from_le_bytes(*chunk);
+        let is_control = word.wrapping_sub(eight(b' ')) & !word;
+        // Which byte is the first is exact; those behind it may be told wrongly, as they are borrowed from.
+        let found = (is_zero(word ^ eight(b'"')) | is_zero(word ^ eight(b'\\')) | is_control) & eight(0x80);
+        if found != 0 {
+            return at + found.trailing_zeros() as usize / 8;
+        }
+        at += 8;
+    }
+    at + json[at..].iter().take_while(|byte| **byte >= b' ' && !matches!(byte, b'"' | b'\\')).count()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use serde_json::value::RawValue;
+
+    fn is_valid(json: &[u8]) -> bool {
+        let mut scan = Scan::new(json);
+        scan.value().is_some() && scan.is_over()
+    }
+
+    #[test]
+    fn the_grammar_is_that_of_json() {
+        for json in [
+            "0",
+            "-0.5e+10",
+            "1E9",
+            " true ",
+            "null",
+            "[]",
+            "{}",
+            "[1,[2,{}]]",
+            r#"{"a":{"b":[]},"":""}"#,
+            r#""\u00e9\"\\\/\b\f\n\r\t""#,
+            "\"\u{7f}é\"",
+            r#""\ud800""#,
+        ] {
+            assert!(is_valid(json.as_bytes()), "{json}");
+        }
+        for json in [
+            "",
+            "01",
+            "-",
+            "1.",
+            ".5",
+            "1e",
+            "+1",
+            "tru",
+            "nul",
+            "[1,]",
+            "[,]",
+            "{,}",
+            r#"{"a"}"#,
+            r#"{"a":}"#,
+            r#"{"a":1,}"#,
+            "{1:2}",
+            "[1}",
+            "[",
+            "\"",
+            "\"\u{1f}\"",
+            r#""\x""#,
+            r#""\u12g4""#,
+            "1 2",
+            "]",
+            "\"a\nb\"",
+        ] {
+            assert!(!is_valid(json.as_bytes()), "{json}");
+        }
+    }
+
+    #[test]
+    fn it_is_known_how_deep_it_went() {
+        for (json, depth) in [("1", 0), ("[]", 1), (r#"{"a":[{"b":"[[["}],"c":[[]]}"#, 3), ("[[],[[]]]", 3)] {
+            let mut scan = Scan::new(json.as_bytes());
+            assert_eq!((scan.value(), scan.deepest()), (Some(()), depth), "{json}");
+        }
+        let deep = "[".repeat(1 << 20) + &"]".repeat(1 << 20);
+        assert!(is_valid(deep.as_bytes()));
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_valid_here_is_for_serde_json(json in "[\\[\\]{}\",:0-2eE.+\\-tfn \\\\ua-f\n]{0,14}") {
+            let read: Result<&RawValue, _> = serde_json::from_str(&json);
+            prop_assert_eq!(is_valid(json.as_bytes()), read.is_ok(), "{}", json);
+        }
+
+        #[test]
+        fn a_string_ends_at_its_first_quote(before in "[ -!#-\\[\\]-~é]{0,40}", after in any::<Vec<u8>>()) {
+            for stop in [&b"\""[..], b"\\", b"\n", b"\0"] {
+                let json = [before.as_bytes(), stop, &after].concat();
+                prop_assert_eq!(plain(&json), before.len());
+            }
+        }
+    }
+}
