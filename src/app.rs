@@ -7,7 +7,7 @@ use crate::{
     config::Config,
     front, policy,
     proxy::{Endpoint, Ledger, Service, Switchboard},
-    runtime::{Clock, Descriptors, Drain, Net, Room, Shares, SystemClock, random},
+    runtime::{Clock, Descriptors, Drain, Net, Room, Shares, SystemClock, or_never, random},
     store::{Bounds, Memory, Store},
     telemetry::{Drained, Draining, Started},
     upstream::{self, NotStarted, Streamable, Upstream},
@@ -341,23 +341,16 @@ impl Signals {
     /// again, and comes when a terminal closes: it ends nothing here.
     async fn stop(&mut self) {
         loop {
+            // A signal that cannot be listened to never comes.
             tokio::select! {
-                () = heard(&mut self.terminate) => return,
-                () = heard(&mut self.interrupt) => return,
-                () = heard(&mut self.hangup) => tracing::warn!(
+                _ = or_never(self.terminate.as_mut().map(Signal::recv)) => return,
+                _ = or_never(self.interrupt.as_mut().map(Signal::recv)) => return,
+                _ = or_never(self.hangup.as_mut().map(Signal::recv)) => tracing::warn!(
                     target: "deferral",
                     event = "hangup",
                     "SIGHUP changes nothing: restart to read the configuration again",
                 ),
             }
         }
-    }
-}
-
-/// A signal that cannot be listened to never comes.
-async fn heard(signal: &mut Option<Signal>) {
-    match signal {
-        Some(signal) => drop(signal.recv().await),
-        None => std::future::pending().await,
     }
 }

@@ -16,6 +16,7 @@ use crate::{
     },
     config::values::{self, Invalid, show_duration},
     protocol::Revision,
+    runtime::or_never,
 };
 use http::{HeaderMap, HeaderName, HeaderValue, Uri};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -111,7 +112,7 @@ pub async fn run(args: Args) -> Exit {
     let ending = tokio::select! {
         ending = talk(&mut session, &mut asker, &mut screen, &args) => ending,
         () = interrupted() => Err(Stopped::Interrupted),
-        limit = passed(args.timeout) => Err(Stopped::Overdue(limit)),
+        limit = or_never(args.timeout.map(passed)) => Err(Stopped::Overdue(limit)),
     };
     screen.make_room();
     for key in asker.unused() {
@@ -206,12 +207,9 @@ fn tell(text: &str) {
     eprintln!("{}", plain(text));
 }
 
-async fn passed(timeout: Option<Duration>) -> Duration {
-    match timeout {
-        Some(timeout) => tokio::time::sleep(timeout).await,
-        None => std::future::pending().await,
-    }
-    timeout.unwrap_or_default()
+async fn passed(limit: Duration) -> Duration {
+    tokio::time::sleep(limit).await;
+    limit
 }
 
 async fn cancel(session: &mut Session) {

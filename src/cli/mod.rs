@@ -10,6 +10,7 @@ mod demo;
 mod plain;
 mod serve;
 
+use crate::runtime::or_never;
 use clap::{Parser, Subcommand};
 use std::{io, process::ExitCode};
 use tokio::{
@@ -82,17 +83,10 @@ fn runtime() -> Runtime {
 async fn interrupted() {
     let mut interrupt = signal(SignalKind::interrupt()).ok();
     let mut terminate = signal(SignalKind::terminate()).ok();
+    // One that cannot be listened to never comes.
     tokio::select! {
-        () = heard(&mut interrupt) => {}
-        () = heard(&mut terminate) => {}
-    }
-}
-
-/// A signal that cannot be listened to never comes.
-async fn heard(signal: &mut Option<Signal>) {
-    match signal {
-        Some(signal) => drop(signal.recv().await),
-        None => std::future::pending().await,
+        _ = or_never(interrupt.as_mut().map(Signal::recv)) => {}
+        _ = or_never(terminate.as_mut().map(Signal::recv)) => {}
     }
 }
 

@@ -12,7 +12,6 @@ use crate::{
     policy::Denied,
     protocol::{ErrorObject, Fault, Id, Revision, code},
     proxy::AccessSummary,
-    telemetry::Outcome,
     upstream::CallError,
 };
 use bytes::Bytes;
@@ -82,7 +81,7 @@ struct Answer {
 pub(super) fn refuse(refusal: Refusal, line: Line) -> Response<Body> {
     let Answer { status, id, error, fault, header } = refusal.into_answer();
     let body = modern::error_response(id.as_ref(), &error);
-    let account = AccessSummary::failed(outcome(fault), &error);
+    let account = AccessSummary::failed(fault.into(), &error);
     let mut response = json(status, body, account, line);
     response.headers_mut().extend(header);
     response
@@ -96,7 +95,7 @@ pub(super) fn refuse_post(refusal: Refusal, post: &Post, mut line: Line) -> Resp
         [] => refuse(refusal, line),
         waiting => {
             let Answer { error, fault, .. } = refusal.into_answer();
-            let account = AccessSummary::failed(outcome(fault), &error);
+            let account = AccessSummary::failed(fault.into(), &error);
             json(StatusCode::OK, legacy::refusal(waiting, &error), account, line)
         }
     }
@@ -124,14 +123,6 @@ pub(super) fn empty(status: StatusCode, headers: HeaderMap, mut line: Line) -> R
     *response.status_mut() = status;
     *response.headers_mut() = headers;
     response
-}
-
-fn outcome(fault: Fault) -> Outcome {
-    match fault {
-        Fault::Client => Outcome::Refused,
-        Fault::Server => Outcome::UpstreamFailed,
-        Fault::Proxy => Outcome::ProxyFailed,
-    }
 }
 
 // === impl Refusal ===

@@ -127,11 +127,7 @@ pub(super) fn lost_error(lost: &CallError) -> ErrorObject {
 }
 
 pub(super) fn outcome_of(lost: &CallError) -> Outcome {
-    match lost.fault() {
-        Fault::Client => Outcome::Refused,
-        Fault::Server => Outcome::UpstreamFailed,
-        Fault::Proxy => Outcome::ProxyFailed,
-    }
+    lost.fault().into()
 }
 
 /// The status of an error for a client that has been sent nothing yet.

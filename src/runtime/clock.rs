@@ -3,10 +3,8 @@
 //! There are two kinds of time: [`std::time::Instant`] for waiting, and [`Timestamp`] for what is
 //! stored or shown. Both arrive as arguments everywhere else.
 
-use std::{
-    future::pending,
-    time::{Instant, SystemTime, UNIX_EPOCH},
-};
+use super::or_never;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use tokio::time::sleep_until;
 
 pub use crate::protocol::Timestamp;
@@ -69,8 +67,5 @@ impl Clock for SystemClock {
 
 /// Resolves at a moment, if there is one.
 pub async fn reached(due: Option<Instant>) {
-    match due {
-        Some(due) => sleep_until(due.into()).await,
-        None => pending().await,
-    }
+    or_never(due.map(|due| sleep_until(due.into()))).await;
 }

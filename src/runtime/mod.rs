@@ -18,3 +18,10 @@ pub use room::{Place, Relieve, Room};
 #[cfg(test)]
 pub use turns::try_orders;
 pub use turns::{Mutex, spawn_on};
+
+use futures_util::future::{Either, pending};
+
+/// Waits for what there is to wait for; for ever where there is nothing.
+pub fn or_never<F: Future>(future: Option<F>) -> impl Future<Output = F::Output> {
+    future.map_or_else(|| Either::Right(pending()), Either::Left)
+}

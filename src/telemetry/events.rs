@@ -1,6 +1,7 @@
 //! One struct for each happening. Emitting it writes the log line; fields, not sentences; no
 //! bodies and no credentials.
 
+use crate::protocol::Fault;
 use std::{fmt, time::Duration};
 
 /// How a request ended, for the access line.
@@ -172,6 +173,16 @@ impl Outcome {
             Self::UpstreamFailed => "upstream_failed",
             Self::ProxyFailed => "proxy_failed",
             Self::Departed => "departed",
+        }
+    }
+}
+
+impl From<Fault> for Outcome {
+    fn from(fault: Fault) -> Self {
+        match fault {
+            Fault::Client => Self::Refused,
+            Fault::Server => Self::UpstreamFailed,
+            Fault::Proxy => Self::ProxyFailed,
         }
     }
 }

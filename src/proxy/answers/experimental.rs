@@ -15,7 +15,7 @@ use crate::{
         shared::Shared,
         switchboard::{Local, Mail},
     },
-    runtime::reached,
+    runtime::{or_never, reached},
     store::Place,
     task::{self, Record, TaskId, view::experimental},
     telemetry::{LookupFailed, Outcome},
@@ -178,24 +178,17 @@ async fn result(shared: &Arc<Shared>, passage: &Passage, id: &Id, record: Arc<Re
 
 /// The response to `tasks/result`, if the task has ended.
 fn outcome(shared: &Shared, id: &Id, record: &Record) -> Option<(Bytes, AccessSummary)> {
-    let account = account(record, shared.legacy_terms());
-    let body = match experimental::outcome(record)? {
-        experimental::Outcome::Result(result) => {
-            shared.ledger.fetched(&record.id);
-            legacy::success(id, &result)
-        }
-        experimental::Outcome::Error(error) => {
-            shared.ledger.fetched(&record.id);
-            let body = legacy::refusal(std::slice::from_ref(id), &ErrorObject::from_raw(error));
-            return Some((body, AccessSummary { outcome: Outcome::ServerError, ..account }));
-        }
+    let refusal = |error: &ErrorObject| legacy::refusal(std::slice::from_ref(id), error);
+    let (body, outcome) = match experimental::outcome(record)? {
+        experimental::Outcome::Result(result) => (legacy::success(id, &result), Outcome::Result),
+        experimental::Outcome::Error(error) => (refusal(&ErrorObject::from_raw(error)), Outcome::ServerError),
         experimental::Outcome::Cancelled => {
             let error = ErrorObject::new(code::INVALID_PARAMS, "the task was cancelled: it has no result");
-            let body = legacy::refusal(std::slice::from_ref(id), &error);
-            return Some((body, AccessSummary { outcome: Outcome::Refused, ..account }));
+            (refusal(&error), Outcome::Refused)
         }
     };
-    Some((body, account))
+    shared.ledger.fetched(&record.id);
+    Some((body, AccessSummary { outcome, ..account(record, shared.legacy_terms()) }))
 }
 
 /// A client that waits for a result.
@@ -225,7 +218,7 @@ impl Waiting {
             tokio::select! {
                 // What was said before the end is heard before it.
                 biased;
-                event = told(&mut self.told) => match event {
+                event = or_never(self.told.as_mut().map(mpsc::Receiver::recv)) => match event {
                     Some(bytes) => return Some(Piece::of(bytes)),
                     None => self.told = None,
                 },
@@ -282,13 +275,6 @@ async fn either<T>(one: impl Future<Output = T>, other: impl Future<Output = ()>
     tokio::select! {
         _ = one => {}
         () = other => {}
-    }
-}
-
-async fn told(told: &mut Option<mpsc::Receiver<Bytes>>) -> Option<Bytes> {
-    match told {
-        Some(told) => told.recv().await,
-        None => std::future::pending().await,
     }
 }
 

@@ -8,7 +8,7 @@ use crate::{
         session::{Follower, next_line},
         switchboard::Waiter,
     },
-    runtime::reached,
+    runtime::{or_never, reached},
 };
 use bytes::Bytes;
 use futures_util::future::select_all;
@@ -84,7 +84,7 @@ impl Lines {
         let full = self.full(now);
         tokio::select! {
             biased;
-            () = streams_changed(&mut self.streams) => OnLines::Streams,
+            () = or_never(self.streams.as_mut().map(Follower::changed)) => OnLines::Streams,
             who = any_gone(&self.waiting) => OnLines::Left(who),
             permit = room(full, self.give_up) => OnLines::Room(permit),
         }
@@ -206,13 +206,6 @@ impl Lines {
             }
             None => self.outbox.handle_listening(None),
         }
-    }
-}
-
-async fn streams_changed(streams: &mut Option<Follower>) {
-    match streams {
-        Some(streams) => streams.changed().await,
-        None => pending().await,
     }
 }
 

@@ -41,7 +41,7 @@ use crate::{
     dialect::modern,
     policy::ToolPolicy,
     protocol::{Frame, InputResponses, Kind, status_message},
-    runtime::{Stopping, reached},
+    runtime::{Stopping, or_never, reached},
     store::{StoreError, Updated},
     task::{self, Record, TaskId},
     upstream::{CallError, Event, Replies, TurnedOver},
@@ -270,11 +270,13 @@ impl Driver {
                 .is_none_or(|lines| !lines.is_full(|| clock.now()));
         let progress_due = self.held.as_ref().and_then(|held| held.progress.due());
         let now = || clock.now();
+        let (held, is_attended) = (self.held.as_deref_mut(), self.exchange.is_attended());
         tokio::select! {
             // What the client did comes first: a word for somebody who has left, or has cancelled, is for
             // nobody. A result that is there at the deadline is a result: a handle would only cost a poll.
             biased;
-            happening = client_side(self.held.as_deref_mut(), self.exchange.is_attended(), now) => happening,
+            // Nothing while the call is polled in place: its client leaves by dropping it.
+            happening = or_never(held.map(|held| held.happens(is_attended, now))) => happening,
             event = next(&mut self.replies), if is_read => Happening::Server(event),
             () = reached(self.exchange.poll_timeout()) => Happening::Due,
             () = reached(progress_due) => Happening::ProgressDue,
@@ -598,12 +600,14 @@ impl Held {
         Box::pin(async move {
             tokio::select! {
                 biased;
-                stored = maybe(&mut self.storing) => Happening::Stored(stored),
+                stored = or_never(self.storing.as_mut()) => Happening::Stored(stored),
                 committed = any_committed(&mut self.committed) => Happening::Committed(committed),
                 who = audience::any_left(&self.waiters), if is_attended => Happening::Departed(who),
                 told = self.hold.told() => Happening::Told(told),
-                happening = on_lines(self.lines.as_mut(), now) => Happening::Lines(happening),
-                () = changed(self.changes.as_ref()) => Happening::Changed,
+                happening = or_never(self.lines.as_mut().map(|lines| lines.happens(now))) => {
+                    Happening::Lines(happening)
+                }
+                _ = or_never(self.changes.as_ref().map(Listener::changed)) => Happening::Changed,
             }
         })
     }
@@ -620,40 +624,6 @@ impl Progress {
 fn deadlines(shared: &Shared, defer_after: Option<Duration>) -> Deadlines {
     let questions = &shared.route.questions;
     Deadlines { defer_after, settle: questions.settle, park: questions.park }
-}
-
-/// What happens on the side of the clients and of the store: nothing while the call is polled in place, and
-/// its client leaves by dropping it.
-async fn client_side(
-    held: Option<&mut Held>,
-    is_attended: bool,
-    now: impl FnOnce() -> Instant + Send,
-) -> Happening {
-    match held {
-        Some(held) => held.happens(is_attended, now).await,
-        None => pending().await,
-    }
-}
-
-async fn on_lines(lines: Option<&mut Lines>, now: impl FnOnce() -> Instant) -> OnLines {
-    match lines {
-        Some(lines) => lines.happens(now).await,
-        None => pending().await,
-    }
-}
-
-async fn changed(changes: Option<&Listener>) {
-    match changes {
-        Some(changes) => drop(changes.changed().await),
-        None => pending().await,
-    }
-}
-
-async fn maybe<T>(future: &mut Option<BoxFuture<'static, T>>) -> T {
-    match future {
-        Some(future) => future.await,
-        None => pending().await,
-    }
 }
 
 /// Whether one of those who were given the handle has it: as soon as one has, or all have left.
@@ -676,10 +646,7 @@ async fn any_committed(receivers: &mut Vec<oneshot::Receiver<()>>) -> bool {
 }
 
 async fn next(replies: &mut Option<Replies>) -> Event {
-    match replies {
-        Some(replies) => replies.next().await.unwrap_or(Event::Lost(CallError::SessionEnded)),
-        None => pending().await,
-    }
+    or_never(replies.as_mut().map(StreamExt::next)).await.unwrap_or(Event::Lost(CallError::SessionEnded))
 }
 
 /// Keeps what happened to a task, if there is one.

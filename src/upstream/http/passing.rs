@@ -38,6 +38,7 @@ use crate::{
         headers::LAST_EVENT_ID,
         sse::{BYTE_ORDER_MARK, Watch},
     },
+    runtime::or_never,
     upstream::{
         CallError,
         http1::{self, Answering, Incoming, Reuse, Traffic},
@@ -379,10 +380,7 @@ impl Rest {
             let lost = interest.as_ref().map(|interest| interest.lost());
             let is_lost = || lost.is_some_and(CancellationToken::is_cancelled);
             let not_wanted = async {
-                match lost {
-                    Some(lost) => lost.cancelled().await,
-                    None => std::future::pending().await,
-                }
+                or_never(lost.map(CancellationToken::cancelled)).await;
                 sleep(QUICK).await;
             };
             tokio::select! {
