@@ -95,7 +95,7 @@ impl Passage {
 
     /// The client's session, as calls in it are made.
     pub(super) fn session(&self) -> ClientSession {
-        ClientSession { query: self.query.clone(), headers: self.headers.clone() }
+        ClientSession { principal: self.principal, query: self.query.clone(), headers: self.headers.clone() }
     }
 }
 

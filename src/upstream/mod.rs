@@ -10,14 +10,16 @@
 
 mod call_error;
 mod event;
+mod forward;
 mod http;
 pub mod http1;
 mod legacy;
 mod wire;
 mod work;
 
-pub use self::http::{Forward, Forwarded, Interest, Passing, Purpose, Streamable};
+pub use self::http::Streamable;
 pub use event::{Answer, Asked, Event, Question, Replies, TurnedOver};
+pub use forward::{Forward, Forwarded, Interest, Passing, Purpose};
 pub use legacy::{Changes, OffStream};
 
 pub(crate) use legacy::only_one;
@@ -135,6 +137,8 @@ pub struct Identity {
 /// client's requests carry beside their bodies.
 #[derive(Clone, Debug)]
 pub struct ClientSession {
+    /// Whose it is.
+    pub principal: Principal,
     /// The query of the URL that the client calls.
     pub query: Option<String>,
     pub headers: HeaderMap,

@@ -9,7 +9,7 @@
 //! is, is judged by the newest revision it offers itself: a client may be older than its server.
 
 use crate::{
-    dialect::{Principal, legacy},
+    dialect::legacy,
     protocol::{ErrorObject, code},
     proxy::{
         AccessSummary, Passage, Passed, passage, relay,
@@ -38,7 +38,7 @@ pub(super) async fn leave(shared: Arc<Shared>, client: Client, passage: Passage)
         let (shared, session) = (Arc::clone(&shared), passage.session());
         move || {
             let stopping = shared.stopping.clone();
-            stopping.spawn(async move { end_at_server(&shared, client.principal, session).await });
+            stopping.spawn(async move { end_at_server(&shared, session).await });
         }
     };
     if shared.sessions.in_flight.leave(key, end_later) {
@@ -68,14 +68,15 @@ fn answer_here(shared: &Shared, key: Key) -> Passed {
 
 /// Ends a session at its server, whose client has been told so before. A server that does not survive
 /// that, or cannot be reached, is left to forget the session by itself.
-async fn end_at_server(shared: &Shared, principal: Principal, session: ClientSession) {
-    if !matches!(shared.server_survives_delete(principal, &session.headers).await, Ok(true)) {
+async fn end_at_server(shared: &Shared, session: ClientSession) {
+    if !matches!(shared.server_survives_delete(session.principal, &session.headers).await, Ok(true)) {
         return;
     }
-    let ClientSession { query, mut headers } = session;
+    let ClientSession { principal, query, mut headers } = session;
     headers.remove(CONTENT_TYPE);
     headers.remove(ACCEPT);
     let told = shared.upstream.forward(Forward {
+        principal,
         method: Method::DELETE,
         query,
         headers,

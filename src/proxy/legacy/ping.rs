@@ -28,6 +28,7 @@ pub(super) async fn refused(shared: &Shared, passage: &Passage, session: Option<
     let key = session.filter(|key| !presence.knows(*key))?;
     let session = passage.session();
     let ping = Forward {
+        principal: session.principal,
         method: Method::POST,
         query: session.query,
         headers: session.headers,

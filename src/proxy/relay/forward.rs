@@ -87,7 +87,7 @@ pub(in crate::proxy) async fn pass(
     let may_begin = (is_call && edit.is_none() || left.len() == 1) && may_begin(&passage);
     let has_deadline = is_call && shared.route.held.deadline.is_some();
     let giving_up = has_deadline.then(|| Box::new(passage.session()));
-    let Passage { principal: _, method, query, headers, body, message, post, keep_alive: _ } = passage;
+    let Passage { principal, method, query, headers, body, message, post, keep_alive: _ } = passage;
     // What waits does not keep the request, of which this is a part.
     drop(message);
     let waiting = if left.is_empty() { post.waiting() } else { left };
@@ -106,7 +106,7 @@ pub(in crate::proxy) async fn pass(
         }
     });
     let calls = if is_call { waiting.clone() } else { SmallVec::new() };
-    let forward = Forward { method, query, headers, body, purpose, calls, interest };
+    let forward = Forward { principal, method, query, headers, body, purpose, calls, interest };
     let mut forwarding = shared.upstream.forward(forward);
     let is_waited_for = is_call || owing.resumed().is_some();
     let sent = Sent { shared, began, _work: work, owing, call, giving_up, stopping };

@@ -3,80 +3,33 @@
 //! The client's session is the server's own, so the request goes on with its own headers but those
 //! of the hop, and the answer comes back as it comes, a chunk at a time ([`Passing`]).
 
-use bytes::{Bytes, BytesMut};
-use http::{HeaderMap, Method, StatusCode, header};
-use smallvec::SmallVec;
+use bytes::Bytes;
+use http::Method;
 use std::{future::poll_fn, sync::Arc, time::Duration};
-use tokio::time::{sleep, timeout};
+use tokio::time::sleep;
 
 use super::{
     hop::{lines, with_query, without_hop},
     messages,
-    passing::{Asking, Ending, Interest, Passing, Rest, Source, Wanted, Way},
+    passing::{Asking, Ending, Passing, Rest, Source, Wanted, Way},
     resume::{self, Reached, Refused},
-    server::{ERROR_BODY, ERROR_BODY_TIME, Http, refused},
+    server::Http,
 };
 use crate::{
-    protocol::{ErrorObject, Frame, Id, Kind, headers::SESSION_ID},
+    protocol::headers::SESSION_ID,
     upstream::{
         CallError, Timeouts,
+        forward::{Forward, Forwarded, Purpose},
         http1::{Incoming, Reuse, Traffic},
     },
 };
-
-/// A request as the client sent it.
-#[derive(Debug)]
-pub struct Forward {
-    pub method: Method,
-    /// The query of the URL that the client called.
-    pub query: Option<String>,
-    pub headers: HeaderMap,
-    pub body: Bytes,
-    pub purpose: Purpose,
-    /// The calls in it: where the proxy ends before they do, or their time is up, the server is told that
-    /// they are cancelled.
-    pub calls: SmallVec<[Id; 1]>,
-    /// Who waits for the answer, where it can be taken back.
-    pub interest: Option<Arc<dyn Interest>>,
-}
-
-/// What a request is for, as far as passing it on goes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Purpose {
-    /// To hear what the server says: GET.
-    Listen,
-    /// To hear what follows in an answer that has broken off: GET. A server that cannot be reached may be
-    /// about to come back, and is asked again for a while.
-    Resume,
-    /// To say that the handshake is over: the client will listen now, if it does at all.
-    Begin,
-    /// To have something done during which the server may ask.
-    Call,
-    /// To be answered with something that can be asked for twice.
-    Ask,
-    /// To be answered otherwise: what it does, nobody here knows.
-    Once,
-    /// To tell something, or to end the session.
-    Tell,
-}
-
-/// The answer as the server gives it.
-#[derive(Debug)]
-pub struct Forwarded {
-    pub status: StatusCode,
-    /// Without those of the hop.
-    pub headers: HeaderMap,
-    pub body: Passing,
-    /// For one message of it, in bytes, where it has to be held ([`Limits::result_bytes`](crate::upstream::Limits::result_bytes)).
-    pub limit: usize,
-}
 
 /// Sends a request on, and waits for the head of its answer.
 pub(super) async fn forward(server: Arc<Http>, request: Forward) -> Result<Forwarded, CallError> {
     if server.work.closing.is_cancelled() {
         return Err(CallError::Closing);
     }
-    let Forward { method, query, headers, body, purpose, calls, interest } = request;
+    let Forward { principal: _, method, query, headers, body, purpose, calls, interest } = request;
     let session = headers.get(&SESSION_ID).cloned();
     let mut opening = None;
     if let Some(session) = &session {
@@ -130,7 +83,7 @@ pub(super) async fn forward(server: Arc<Http>, request: Forward) -> Result<Forwa
         rest.is_events = true;
     }
     let limit = rest.server.config.limits.result_bytes;
-    let body = Passing { source: Source::Body(body), may_have_mark: false, rest };
+    let body = Passing { source: Source::Body(body), may_have_mark: false, rest }.into();
     Ok(Forwarded { status: head.status, headers: without_hop(head.headers), body, limit })
 }
 
@@ -202,60 +155,5 @@ impl Purpose {
             Self::Listen | Self::Resume | Self::Begin | Self::Ask => true,
             Self::Call | Self::Once | Self::Tell => false,
         }
-    }
-}
-
-// === impl Forwarded ===
-
-impl Forwarded {
-    /// Whether the answer is an event stream that can be read as it goes by.
-    pub fn is_events(&self) -> bool {
-        messages::is_events(&self.headers) && !self.headers.contains_key(header::CONTENT_ENCODING)
-    }
-
-    /// The whole body, of at most `limit` bytes.
-    ///
-    /// # Errors
-    /// [`CallError::TooLarge`] and [`CallError::Broken`]; [`CallError::CallTimeout`] where it is due.
-    pub async fn whole(self, limit: usize) -> Result<Bytes, CallError> {
-        let mut body = self.body;
-        let mut whole = BytesMut::new();
-        while let Some(chunk) = poll_fn(|cx| body.poll_chunk(cx)).await {
-            let chunk = chunk?;
-            if whole.len() + chunk.len() > limit {
-                return Err(CallError::TooLarge { limit });
-            }
-            // The usual case, one chunk, is not copied.
-            if whole.is_empty() && body.is_over() {
-                return Ok(chunk);
-            }
-            whole.extend_from_slice(&chunk);
-        }
-        Ok(whole.freeze())
-    }
-
-    /// What it means that a client is answered like this that has come back for the rest of an answer.
-    /// `in_session` is whether it named a session.
-    pub async fn not_taken_up(mut self, in_session: bool) -> CallError {
-        self.body.rest.soften();
-        let (status, headers) = (self.status, std::mem::take(&mut self.headers));
-        let body = timeout(ERROR_BODY_TIME, self.whole(ERROR_BODY)).await;
-        resume::refusal(status, &headers, &body.unwrap_or(Ok(Bytes::new())).unwrap_or_default(), in_session)
-    }
-
-    /// What an HTTP error says: a JSON-RPC error, or what else it means.
-    pub async fn error(mut self) -> Result<ErrorObject, CallError> {
-        self.body.rest.soften();
-        let (status, headers) = (self.status, std::mem::take(&mut self.headers));
-        // Where it does not come, the status says enough.
-        let body = timeout(ERROR_BODY_TIME, self.whole(ERROR_BODY)).await;
-        let body = body.unwrap_or(Ok(Bytes::new())).unwrap_or_default();
-        if !status.is_redirection()
-            && let Ok(frame) = Frame::parse(body.clone())
-            && let Kind::Failure { error, .. } = frame.kind()
-        {
-            return Ok(ErrorObject::from_raw(error.clone()));
-        }
-        Err(refused(status, &headers, &body))
     }
 }

@@ -68,7 +68,7 @@ impl HttpLine {
 
     /// The session of a client of the older era, by what its requests carry.
     pub(super) fn of_client(http: Arc<Http>, session: &ClientSession) -> Self {
-        let ClientSession { query, headers } = session;
+        let ClientSession { principal: _, query, headers } = session;
         let (host, via) = (&http.host, http.via.value());
         Self {
             path: hop::with_query(&http.path, query.as_deref()).into_owned(),

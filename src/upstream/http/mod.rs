@@ -32,6 +32,7 @@ use tokio::time::timeout;
 
 use super::{
     CallError, ClientSession, Config, Description, Document, Identity, NotStarted,
+    forward::{Forward, Forwarded},
     http1::{self, Answering, Reuse, Traffic},
     legacy::Legacy,
     wire::{Again, Beside, Heard, Hello, Line, Progress, Refusal, Wire},
@@ -44,10 +45,11 @@ use crate::{
 };
 use line::HttpLine;
 use messages::{Messages, Opening, Stop};
-use server::{Http, error_body, refused};
+use server::{Http, error_body};
 
-pub use forward::{Forward, Forwarded, Purpose};
-pub use passing::{Interest, Passing};
+pub use passing::Passing;
+pub(super) use resume::refusal as not_taken_up;
+pub(super) use server::{ERROR_BODY, ERROR_BODY_TIME, refused};
 
 /// A server of the older era, over Streamable HTTP.
 pub type Streamable = Legacy<Http>;

@@ -15,7 +15,6 @@ use http::{HeaderValue, Method, StatusCode, header, response::Parts};
 use http_body::Body;
 use smallvec::SmallVec;
 use std::{
-    fmt,
     future::{Future, poll_fn},
     mem,
     pin::Pin,
@@ -41,22 +40,11 @@ use crate::{
     runtime::or_never,
     upstream::{
         CallError,
+        forward::Interest,
         http1::{self, Answering, Incoming, Reuse, Traffic},
         root_cause,
     },
 };
-
-/// Somebody who waits for an answer. A departure says nothing of whether it is still wanted; the answer to
-/// a call that was cancelled is not worth a connection that may stay busy for as long as a call may take.
-/// Kept for as long as the answer is read, whoever listens.
-pub trait Interest: fmt::Debug + Send + Sync {
-    /// Cancelled once the server has been told that the answer is not wanted.
-    fn lost(&self) -> &CancellationToken;
-
-    /// The answer has come to its end although nobody listened any more: the server is done with what was
-    /// asked.
-    fn answered(&self);
-}
 
 /// The body of an answer, as it comes.
 pub struct Passing {
@@ -237,12 +225,6 @@ impl Passing {
     /// rest for it.
     pub fn release(&mut self) {
         self.rest.wanted = Wanted::No;
-    }
-}
-
-impl fmt::Debug for Passing {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Passing").field("wanted", &self.rest.wanted).finish_non_exhaustive()
     }
 }
 

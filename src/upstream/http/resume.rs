@@ -112,7 +112,12 @@ pub(super) fn is_for_now(status: StatusCode) -> bool {
 
 /// What it means that a server refuses to go on with a stream. `in_session` is whether there is a session
 /// that it can have lost.
-pub(super) fn refusal(status: StatusCode, headers: &HeaderMap, body: &Bytes, in_session: bool) -> CallError {
+pub(in crate::upstream) fn refusal(
+    status: StatusCode,
+    headers: &HeaderMap,
+    body: &Bytes,
+    in_session: bool,
+) -> CallError {
     let lost = match status {
         StatusCode::NOT_FOUND if in_session => CallError::SessionEnded,
         _ if status.is_success() => CallError::Invalid("it is no event stream".to_owned()),

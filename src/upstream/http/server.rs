@@ -40,9 +40,9 @@ pub struct Http {
 /// Who we say we are in `User-Agent`.
 const USER_AGENT: &str = concat!("deferral/", env!("CARGO_PKG_VERSION"));
 /// How much of an error's body is read.
-pub(super) const ERROR_BODY: usize = 64 << 10;
+pub(in crate::upstream) const ERROR_BODY: usize = 64 << 10;
 /// How long an error's body is waited for.
-pub(super) const ERROR_BODY_TIME: Duration = Duration::from_secs(10);
+pub(in crate::upstream) const ERROR_BODY_TIME: Duration = Duration::from_secs(10);
 /// How much of a text is repeated in an error.
 const DETAIL_CHARS: usize = 200;
 /// The largest document that [`Upstream::fetch`](crate::upstream::Upstream::fetch) takes, in bytes.
@@ -148,7 +148,7 @@ pub(super) async fn error_body(body: Incoming) -> Bytes {
 /// credentials (RFC 9110, 11.6.1; RFC 6750, 3.1); without one a 403 is not, and its words are all there
 /// is: a server that does not know the name it is called by says so like that. A redirect is not
 /// followed, and its target named.
-pub(super) fn refused(status: StatusCode, headers: &HeaderMap, body: &Bytes) -> CallError {
+pub(in crate::upstream) fn refused(status: StatusCode, headers: &HeaderMap, body: &Bytes) -> CallError {
     let challenge = headers.get(header::WWW_AUTHENTICATE);
     match (status, challenge) {
         (StatusCode::UNAUTHORIZED, challenge) => {

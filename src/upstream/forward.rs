@@ -1,0 +1,249 @@
+//! One HTTP request of a legacy client on its way to a server, and the answer on its way back.
+//!
+//! Where the server is spoken to over Streamable HTTP both pass as they are (`http`), and the client's session is
+//! the server's own. Where it is not, its sessions are kept here, and what answers is made
+//! (`legacy::hosted`). Whoever relays the answer cannot tell which.
+
+use super::{CallError, http};
+use crate::{
+    dialect::{Principal, legacy::Anchor},
+    protocol::{
+        ErrorObject, Frame, Id, Kind,
+        accept::{EVENT_STREAM, is_media},
+    },
+};
+use ::http::{HeaderMap, Method, StatusCode, header};
+use bytes::{Bytes, BytesMut};
+use smallvec::SmallVec;
+use std::{
+    fmt,
+    future::poll_fn,
+    sync::Arc,
+    task::{Context, Poll},
+};
+use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
+
+/// A request as the client sent it.
+#[derive(Debug)]
+pub struct Forward {
+    /// Who sends it.
+    pub principal: Principal,
+    pub method: Method,
+    /// The query of the URL that the client called.
+    pub query: Option<String>,
+    pub headers: HeaderMap,
+    pub body: Bytes,
+    pub purpose: Purpose,
+    /// The calls in it: where the proxy ends before they do, or their time is up, the server is told that
+    /// they are cancelled.
+    pub calls: SmallVec<[Id; 1]>,
+    /// Who waits for the answer, where it can be taken back.
+    pub interest: Option<Arc<dyn Interest>>,
+}
+
+/// What a request is for, as far as passing it on goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// To hear what the server says: GET.
+    Listen,
+    /// To hear what follows in an answer that has broken off: GET. A server that cannot be reached may be
+    /// about to come back, and is asked again for a while.
+    Resume,
+    /// To say that the handshake is over: the client will listen now, if it does at all.
+    Begin,
+    /// To have something done during which the server may ask.
+    Call,
+    /// To be answered with something that can be asked for twice.
+    Ask,
+    /// To be answered otherwise: what it does, nobody here knows.
+    Once,
+    /// To tell something, or to end the session.
+    Tell,
+}
+
+/// The answer as the server gives it.
+pub struct Forwarded {
+    pub status: StatusCode,
+    /// Without those of the hop.
+    pub headers: HeaderMap,
+    pub body: Passing,
+    /// For one message of it, in bytes, where it has to be held ([`Limits::result_bytes`](super::Limits::result_bytes)).
+    pub limit: usize,
+}
+
+/// The body of an answer, as it comes. Dropped before its end, the client has left.
+pub enum Passing {
+    /// The server's own.
+    Relayed(http::Passing),
+    Made(Box<dyn Made>),
+}
+
+/// The body of an answer that is made here, from what a server says on another transport.
+pub trait Made: Send {
+    /// As [`Passing::poll_chunk`].
+    fn poll_chunk(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, CallError>>>;
+
+    /// As [`Passing::is_over`].
+    fn is_over(&self) -> bool;
+
+    /// As [`Passing::length`].
+    fn length(&self) -> Option<u64>;
+
+    /// As [`Passing::cancel`].
+    fn cancel(&mut self);
+}
+
+/// Somebody who waits for an answer. A departure says nothing of whether it is still wanted; the answer to
+/// a call that was cancelled is not worth a connection that may stay busy for as long as a call may take.
+/// Kept for as long as the answer is read, whoever listens.
+pub trait Interest: fmt::Debug + Send + Sync {
+    /// Cancelled once the server has been told that the answer is not wanted.
+    fn lost(&self) -> &CancellationToken;
+
+    /// The answer has come to its end although nobody listened any more: the server is done with what was
+    /// asked.
+    fn answered(&self);
+}
+
+// === impl Forwarded ===
+
+impl Forwarded {
+    /// Whether the answer is an event stream that can be read as it goes by.
+    pub fn is_events(&self) -> bool {
+        is_media(self.headers.get(header::CONTENT_TYPE), EVENT_STREAM)
+            && !self.headers.contains_key(header::CONTENT_ENCODING)
+    }
+
+    /// The whole body, of at most `limit` bytes.
+    ///
+    /// # Errors
+    /// [`CallError::TooLarge`] and [`CallError::Broken`]; [`CallError::CallTimeout`] where it is due.
+    pub async fn whole(self, limit: usize) -> Result<Bytes, CallError> {
+        let mut body = self.body;
+        let mut whole = BytesMut::new();
+        while let Some(chunk) = poll_fn(|cx| body.poll_chunk(cx)).await {
+            let chunk = chunk?;
+            if whole.len() + chunk.len() > limit {
+                return Err(CallError::TooLarge { limit });
+            }
+            // The usual case, one chunk, is not copied.
+            if whole.is_empty() && body.is_over() {
+                return Ok(chunk);
+            }
+            whole.extend_from_slice(&chunk);
+        }
+        Ok(whole.freeze())
+    }
+
+    /// What it means that a client is answered like this that has come back for the rest of an answer.
+    /// `in_session` is whether it named a session.
+    pub async fn not_taken_up(mut self, in_session: bool) -> CallError {
+        self.body.answered();
+        let (status, headers) = (self.status, std::mem::take(&mut self.headers));
+        let body = timeout(http::ERROR_BODY_TIME, self.whole(http::ERROR_BODY)).await;
+        http::not_taken_up(
+            status,
+            &headers,
+            &body.unwrap_or(Ok(Bytes::new())).unwrap_or_default(),
+            in_session,
+        )
+    }
+
+    /// What an HTTP error says: a JSON-RPC error, or what else it means.
+    pub async fn error(mut self) -> Result<ErrorObject, CallError> {
+        self.body.answered();
+        let (status, headers) = (self.status, std::mem::take(&mut self.headers));
+        // Where it does not come, the status says enough.
+        let body = timeout(http::ERROR_BODY_TIME, self.whole(http::ERROR_BODY)).await;
+        let body = body.unwrap_or(Ok(Bytes::new())).unwrap_or_default();
+        if !status.is_redirection()
+            && let Ok(frame) = Frame::parse(body.clone())
+            && let Kind::Failure { error, .. } = frame.kind()
+        {
+            return Ok(ErrorObject::from_raw(error.clone()));
+        }
+        Err(http::refused(status, &headers, &body))
+    }
+}
+
+// === impl Passing ===
+
+impl Passing {
+    /// The next chunk.
+    pub fn poll_chunk(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, CallError>>> {
+        match self {
+            Self::Relayed(body) => body.poll_chunk(cx),
+            Self::Made(body) => body.poll_chunk(cx),
+        }
+    }
+
+    /// Whether there is nothing more to come.
+    pub fn is_over(&self) -> bool {
+        match self {
+            Self::Relayed(body) => body.is_over(),
+            Self::Made(body) => body.is_over(),
+        }
+    }
+
+    /// How many bytes are still to come, where that is known.
+    pub fn length(&self) -> Option<u64> {
+        match self {
+            Self::Relayed(body) => body.length(),
+            Self::Made(body) => body.length(),
+        }
+    }
+
+    /// Begins to take up an event stream that broke, behind this event ([`Passing::poll_taken_up`]). Waits
+    /// as long as the server wants, and asks one that cannot be reached for a while.
+    pub fn take_up(&mut self, from: Anchor) {
+        match self {
+            Self::Relayed(body) => body.take_up(from),
+            // What is made here breaks with its call: there is no more of it.
+            Self::Made(_) => {}
+        }
+    }
+
+    /// Whether it has been taken up; what it gives from then on follows the last event.
+    ///
+    /// # Errors
+    /// [`CallError::SessionEnded`] or [`CallError::Broken`] where the server has nothing more to give;
+    /// [`CallError::CallTimeout`] where the answer is due.
+    pub fn poll_taken_up(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), CallError>> {
+        match self {
+            Self::Relayed(body) => body.poll_taken_up(cx),
+            Self::Made(_) => Poll::Ready(Err(CallError::SessionEnded)),
+        }
+    }
+
+    /// The server is told that what is not answered yet is cancelled.
+    pub fn cancel(&mut self, why: &'static str) {
+        match self {
+            Self::Relayed(body) => body.cancel(why),
+            Self::Made(body) => body.cancel(),
+        }
+    }
+
+    /// Everything that was asked has been answered: the rest need not be read at any price.
+    pub fn answered(&mut self) {
+        match self {
+            Self::Relayed(body) => body.answered(),
+            Self::Made(_) => {}
+        }
+    }
+
+    /// The client goes on with it by itself: it is dropped without a word to the server, which keeps the
+    /// rest for it.
+    pub fn release(&mut self) {
+        match self {
+            Self::Relayed(body) => body.release(),
+            Self::Made(_) => {}
+        }
+    }
+}
+
+impl From<http::Passing> for Passing {
+    fn from(body: http::Passing) -> Self {
+        Self::Relayed(body)
+    }
+}
