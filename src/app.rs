@@ -82,7 +82,25 @@ pub fn start_on(config: Config, net: &Net) -> Result<Running, Error> {
 ///
 /// # Errors
 /// As [`start`].
-pub fn start_with(mut config: Config, net: &Net, store: Arc<dyn Store>) -> Result<Running, Error> {
+pub fn start_with(config: Config, net: &Net, store: Arc<dyn Store>) -> Result<Running, Error> {
+    start_each(config, net, store, |config, net| Ok(Arc::new(Streamable::on(config, net)?)))
+}
+
+/// The same, in front of this server, whatever the configuration names.
+///
+/// # Errors
+/// As [`start`].
+pub fn start_before(config: Config, net: &Net, server: &Arc<dyn Upstream>) -> Result<Running, Error> {
+    let store = store(&config.store, &config.quotas);
+    start_each(config, net, store, |_, _| Ok(Arc::clone(server)))
+}
+
+fn start_each(
+    mut config: Config,
+    net: &Net,
+    store: Arc<dyn Store>,
+    server: impl Fn(upstream::Config, &Net) -> Result<Arc<dyn Upstream>, NotStarted>,
+) -> Result<Running, Error> {
     let allowed = match net {
         Net::System => Some(Descriptors::raise()),
         Net::Within(_) | Net::Pipes(_) => None,
@@ -114,10 +132,8 @@ pub fn start_with(mut config: Config, net: &Net, store: Arc<dyn Store>) -> Resul
     for config::RouteConfig { route, upstream } in mem::take(&mut config.routes) {
         let route: Arc<policy::Route> = Arc::new(route);
         let path = Arc::clone(&route.path);
-        let upstream: Arc<dyn Upstream> = Arc::new(
-            Streamable::on(upstream, net)
-                .map_err(|source| Error::Upstream { path: Arc::clone(&path), source })?,
-        );
+        let upstream =
+            server(upstream, net).map_err(|source| Error::Upstream { path: Arc::clone(&path), source })?;
         upstreams.push(Arc::clone(&upstream));
         services.push(Arc::new(Endpoint::new(
             route,

@@ -4,7 +4,7 @@
 //! A test that needs more adds its line to the folder it needs it from.
 
 pub mod app {
-    pub use crate::app::{Running, start, start_on, start_with};
+    pub use crate::app::{Running, start, start_before, start_on, start_with};
 }
 
 pub mod bridge {
@@ -146,7 +146,7 @@ pub mod telemetry {
 pub mod upstream {
     pub use crate::upstream::{
         Asked, CallError, ClientSession, Config, Document, Event, Identity, Limits, NativeCall, Outgoing,
-        Question, Replies, Report, Streamable, Timeouts, Upstream,
+        Question, Replies, Report, Streamable, Timeouts, Upstream, in_memory,
     };
 
     pub mod http1 {

@@ -62,6 +62,12 @@ impl Revision {
         self > Self::V2024_11_05
     }
 
+    /// Whether a stream may begin with an event that only gives an id (2025-11-25, *Listening for Messages from the
+    /// Server*); older clients take its data for a message.
+    pub fn has_empty_events(self) -> bool {
+        self >= Self::V2025_11_25
+    }
+
     /// Whether servers of it go on after a DELETE: those on the Python SDK before 2025-06-18 fail all sessions of
     /// everybody for ever after one (`WIRE`, B 1, rule 5).
     pub fn survives_delete(self) -> bool {

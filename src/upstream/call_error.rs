@@ -84,6 +84,7 @@ impl Description {
             has_tasks: false,
             server_info: Bytes::from_static(br#"{"name":"deferral","version":"unknown upstream"}"#),
             instructions: None,
+            result: Bytes::new(),
         }
     }
 }

@@ -4,7 +4,10 @@
 //! the server's own. Where it is not, its sessions are kept here, and what answers is made
 //! (`legacy::hosted`). Whoever relays the answer cannot tell which.
 
-use super::{CallError, http};
+use super::{
+    CallError,
+    http::{ERROR_BODY, ERROR_BODY_TIME, Passing as Relayed, not_taken_up, refused},
+};
 use crate::{
     dialect::{Principal, legacy::Anchor},
     protocol::{
@@ -75,7 +78,7 @@ pub struct Forwarded {
 /// The body of an answer, as it comes. Dropped before its end, the client has left.
 pub enum Passing {
     /// The server's own.
-    Relayed(http::Passing),
+    Relayed(Relayed),
     Made(Box<dyn Made>),
 }
 
@@ -141,13 +144,8 @@ impl Forwarded {
     pub async fn not_taken_up(mut self, in_session: bool) -> CallError {
         self.body.answered();
         let (status, headers) = (self.status, std::mem::take(&mut self.headers));
-        let body = timeout(http::ERROR_BODY_TIME, self.whole(http::ERROR_BODY)).await;
-        http::not_taken_up(
-            status,
-            &headers,
-            &body.unwrap_or(Ok(Bytes::new())).unwrap_or_default(),
-            in_session,
-        )
+        let body = timeout(ERROR_BODY_TIME, self.whole(ERROR_BODY)).await;
+        not_taken_up(status, &headers, &body.unwrap_or(Ok(Bytes::new())).unwrap_or_default(), in_session)
     }
 
     /// What an HTTP error says: a JSON-RPC error, or what else it means.
@@ -155,7 +153,7 @@ impl Forwarded {
         self.body.answered();
         let (status, headers) = (self.status, std::mem::take(&mut self.headers));
         // Where it does not come, the status says enough.
-        let body = timeout(http::ERROR_BODY_TIME, self.whole(http::ERROR_BODY)).await;
+        let body = timeout(ERROR_BODY_TIME, self.whole(ERROR_BODY)).await;
         let body = body.unwrap_or(Ok(Bytes::new())).unwrap_or_default();
         if !status.is_redirection()
             && let Ok(frame) = Frame::parse(body.clone())
@@ -163,7 +161,7 @@ impl Forwarded {
         {
             return Ok(ErrorObject::from_raw(error.clone()));
         }
-        Err(http::refused(status, &headers, &body))
+        Err(refused(status, &headers, &body))
     }
 }
 
@@ -242,8 +240,8 @@ impl Passing {
     }
 }
 
-impl From<http::Passing> for Passing {
-    fn from(body: http::Passing) -> Self {
+impl From<Relayed> for Passing {
+    fn from(body: Relayed) -> Self {
         Self::Relayed(body)
     }
 }

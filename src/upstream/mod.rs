@@ -9,6 +9,7 @@
 //! calls.
 
 mod call_error;
+mod duplex;
 mod event;
 mod forward;
 mod http;
@@ -18,6 +19,7 @@ mod wire;
 mod work;
 
 pub use self::http::Streamable;
+pub use duplex::in_memory;
 pub use event::{Answer, Asked, Event, Question, Replies, TurnedOver};
 pub use forward::{Forward, Forwarded, Interest, Passing, Purpose};
 pub use legacy::{Changes, OffStream};
@@ -247,12 +249,14 @@ pub struct Description {
     pub version: String,
     /// Raw JSON, in the words of 2026-07-28.
     pub capabilities: Bytes,
-    /// Whether it has tasks of its own, of whatever revision.
+    /// Whether its clients here can use tasks of its own, of whatever revision.
     pub has_tasks: bool,
     /// Raw JSON.
     pub server_info: Bytes,
     /// Raw JSON, where given.
     pub instructions: Option<Bytes>,
+    /// All of it, as the server wrote it: the result of `initialize`, raw. Empty where it has said nothing.
+    pub result: Bytes,
 }
 
 /// Something a server reports of its own accord.

@@ -26,6 +26,10 @@ use std::{
 pub trait Wire: Send + Sync + 'static {
     type Line: Line;
 
+    /// Whether it is Streamable HTTP: what a legacy client sends can be passed on as it is, and its session is the
+    /// server's own. Else the sessions of legacy clients are hosted, and their calls are made in those of the pool.
+    const IS_HTTP: bool = false;
+
     /// Says [`Hello`] on behalf of somebody. Gives what the server said of itself, and what carries the session
     /// that begins with it.
     fn open(
@@ -208,6 +212,7 @@ fn describe(result: &Payload) -> Result<Description, CallError> {
         capabilities: raise::capabilities(&capabilities),
         server_info: result.get("serverInfo").unwrap_or_else(empty),
         instructions: result.get("instructions"),
+        result: result.as_bytes().clone(),
     })
 }
 

@@ -93,6 +93,7 @@ const MAY_ASK_THE_ERA: &[(&str, &str)] = &[
     ("proxy/server_profile.rs", "decides what a server can do, once for each server"),
     ("proxy/session/client.rs", "decides which revision a legacy client is of, once for each request"),
     ("upstream/http/line.rs", "what our own handshake came to: the header of its session, and how that ends"),
+    ("upstream/legacy/hosted/begin.rs", "the handshake of a hosted session: which revision it agrees on"),
     ("upstream/legacy/message.rs", "the revision that our own handshake asks for"),
 ];
 const PEERS: &[&str] = &["cli", "client", "demo", "protocol"];

@@ -6,6 +6,7 @@ mod config;
 mod exchange;
 mod front;
 mod fuzz;
+mod hosted;
 mod house;
 mod ledger;
 mod legacy;

@@ -72,6 +72,8 @@ enum Stage {
 impl Wire for Http {
     type Line = HttpLine;
 
+    const IS_HTTP: bool = true;
+
     async fn open(
         self: &Arc<Self>,
         caller: &Identity,

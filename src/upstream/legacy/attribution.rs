@@ -31,6 +31,9 @@ use crate::{
 /// included. A server that asks more fails its call: each costs its message.
 const QUESTIONS: usize = 256;
 
+/// Stands for the call of a question that was asked outside any.
+const OF_NO_CALL: u64 = 0;
+
 /// What to do with a frame that names no call.
 enum Verdict {
     Nothing,
@@ -53,7 +56,10 @@ impl<W: Wire> Session<W> {
                 _ => Verdict::Reply(id.clone(), unknown(method)),
             },
             Kind::Notification { method, params } => match report(method, params.as_ref()) {
-                Some(report) => Verdict::Report(report),
+                Some(report) => {
+                    self.is_overheard(&frame);
+                    Verdict::Report(report)
+                }
                 None => {
                     self.notify(frame);
                     Verdict::Nothing
@@ -81,12 +87,14 @@ impl<W: Wire> Session<W> {
     fn attribute(self: &Arc<Self>, frame: Frame, id: Id, method: &Method) -> Verdict {
         // Seen to ask here, whether or not it can be told on whose behalf.
         self.server.asks.saw_off_stream();
-        let asked = {
+        let (asked, is_of_no_call) = {
             let mut inside = self.inside.lock();
             let abandoned = inside.abandoned;
+            let is_of_no_call = !abandoned && !inside.calls.values().any(|call| call.may_be_asked);
             let candidates = inside.calls.iter_mut().filter(|(_, call)| call.may_be_asked);
-            only_one(candidates, || abandoned)
-                .map(|(number, call)| (*number, call.mailbox.clone(), call.note(&id)))
+            let asked = only_one(candidates, || abandoned)
+                .map(|(number, call)| (*number, call.mailbox.clone(), call.note(&id)));
+            (asked, is_of_no_call)
         };
         match asked {
             Ok((_, mailbox, Err(lost))) => {
@@ -97,10 +105,25 @@ impl<W: Wire> Session<W> {
                 mailbox.push(self.asks(call, frame, &id));
                 Verdict::Nothing
             }
+            Err(_) if is_of_no_call && self.asks_the_only_client(&frame, &id) => Verdict::Nothing,
             Err(reason) => {
                 QuestionRefused { method: method.as_str(), reason }.emit();
                 Verdict::Reply(id, message::refusal(INTERNAL_ERROR, "cannot be attributed to one call"))
             }
+        }
+    }
+
+    /// Puts a question that is asked outside any call to the client that alone can be meant, where there is one.
+    fn asks_the_only_client(self: &Arc<Self>, frame: &Frame, id: &Id) -> bool {
+        let Some(client) = self.keeper().and_then(|keeper| keeper.audience().only()) else { return false };
+        client.asked(frame, Box::new(Reply::new(self.clone(), OF_NO_CALL, id.detached())));
+        true
+    }
+
+    /// Those hear it who hear what is said beside calls.
+    fn is_overheard(&self, frame: &Frame) {
+        if let Some(keeper) = self.keeper() {
+            keeper.audience().hears(frame);
         }
     }
 
@@ -117,7 +140,8 @@ impl<W: Wire> Session<W> {
         Said::Request(frame, Box::new(Reply::new(self.clone(), call, id.detached())))
     }
 
-    /// Gives a notification to the call it names, or to the only one there is; else drops it.
+    /// Gives a notification to the call it names, or to the only one there is, or where there is none to those who
+    /// hear what is said beside calls; else drops it.
     fn notify(&self, frame: Frame) {
         let Kind::Notification { method, params } = frame.kind() else { return };
         let inside = self.inside.lock();
@@ -141,6 +165,10 @@ impl<W: Wire> Session<W> {
                 let mut calls = inside.calls.values();
                 let only = match (calls.next(), inside.calls.len()) {
                     (Some(call), 1) => call,
+                    (None, _) => {
+                        drop(inside);
+                        return self.is_overheard(&frame);
+                    }
                     _ => match inside.calls.values().find(|call| call.exclusive) {
                         Some(call) => call,
                         None => return,

@@ -34,6 +34,8 @@ use crate::{
 /// One call on its way.
 pub(super) struct Exchange<W: Wire> {
     home: Home<W>,
+    /// Whether what is said stays as it is; else it is raised.
+    is_native: bool,
     request: Request,
     stage: Stage<W>,
     /// Once there is a session. Dropped in this order: the call leaves the session before another
@@ -48,9 +50,8 @@ pub(super) struct Exchange<W: Wire> {
 
 /// Where a call finds its session.
 enum Home<W: Wire> {
-    /// What is said there is raised.
     Group(Arc<Group<W>>),
-    /// The session that its client has opened itself: what is said there stays as it is.
+    /// The session that its client has opened itself.
     Own(Arc<Session<W>>),
 }
 
@@ -81,17 +82,23 @@ enum Step {
 
 impl<W: Wire> Exchange<W> {
     pub(super) fn new(group: Arc<Group<W>>, request: Request) -> Self {
-        Self::at(Home::Group(group), request)
+        Self::at(Home::Group(group), request, false)
+    }
+
+    /// A call in the server's own words, in whichever session it is given.
+    pub(super) fn native(group: Arc<Group<W>>, request: Request) -> Self {
+        Self::at(Home::Group(group), request, true)
     }
 
     /// A call in the session of its client.
     pub(super) fn within(session: Arc<Session<W>>, request: Request) -> Self {
-        Self::at(Home::Own(session), request)
+        Self::at(Home::Own(session), request, true)
     }
 
-    fn at(home: Home<W>, request: Request) -> Self {
+    fn at(home: Home<W>, request: Request, is_native: bool) -> Self {
         Self {
             home,
+            is_native,
             request,
             stage: Stage::New,
             stay: None,
@@ -226,7 +233,7 @@ impl<W: Wire> Exchange<W> {
 
     /// What the server said, in the words of whoever made the call; `None` of what those have no word for.
     fn event(&self, said: Said) -> Option<Event> {
-        let is_native = matches!(self.home, Home::Own(_));
+        let is_native = self.is_native;
         Some(match said {
             Said::Notification(frame) => match frame.kind() {
                 Kind::Notification { method, .. } if !is_native && !raise::passes(method) => return None,

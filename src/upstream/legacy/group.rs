@@ -10,6 +10,7 @@
 //! `limits.task_sessions` beside them, for a task may run for hours and must keep no call from its
 //! turn. Who finds all in use waits in a queue, whose length and patience are bounded.
 
+use bytes::Bytes;
 use futures_util::{
     FutureExt,
     future::{BoxFuture, Shared},
@@ -26,7 +27,8 @@ use std::{
 use tokio::{sync::oneshot, time::sleep};
 
 use super::{
-    handshake,
+    audience::Audience,
+    handshake, message,
     reports::Reports,
     request::Request,
     server::Server,
@@ -50,6 +52,8 @@ pub(super) struct Group<W: Wire> {
     /// What the sessions of this principal report.
     pub(super) reports: Reports,
     pub(super) subscribed: Subscribed<W>,
+    /// The hosted sessions whose calls are made here.
+    pub(super) audience: Audience,
     /// When it was last asked for, counted in such askings.
     pub(super) used: AtomicU64,
     seats: Mutex<Seats<W>>,
@@ -156,6 +160,7 @@ impl<W: Wire> Group<W> {
             server,
             reports,
             subscribed: Subscribed::default(),
+            audience: Audience::default(),
             used: AtomicU64::new(0),
             seats: Mutex::default(),
         }
@@ -377,7 +382,16 @@ impl<W: Wire> Group<W> {
             session.close().await;
             return Err(CallError::Closing);
         }
+        if let Some(level) = self.audience.level() {
+            session.tell_later(message::set_level(self.server.next_id(), level));
+        }
         Ok(session)
+    }
+
+    /// Tells the server something in every session.
+    pub(super) fn tell_all(&self, body: impl Fn() -> Bytes) {
+        let all: Vec<_> = self.seats.lock().all.iter().map(|seat| seat.session.clone()).collect();
+        all.iter().for_each(|session| session.tell_later(body()));
     }
 
     /// Takes a session out: it has ended, or is to take no more calls.
@@ -485,6 +499,10 @@ impl<W: Wire> Keeper<W> for Group<W> {
         if seats.all.iter().any(|seat| Arc::ptr_eq(&seat.session, session)) {
             seats.lists = Some(session.clone());
         }
+    }
+
+    fn audience(&self) -> &Audience {
+        &self.audience
     }
 
     fn pass_on(self: Arc<Self>) {

@@ -49,7 +49,9 @@ async fn attempt<W: Wire>(
 ) -> Result<Arc<Session<W>>, CallError> {
     let number = server.next_id();
     let hello = Hello { number, body: message::initialize(number, caller.capabilities.legacy()) };
-    let (description, line) = server.wire.open(caller, &hello).await?;
+    let (mut description, line) = server.wire.open(caller, &hello).await?;
+    // Those of a server that many share would be everybody's.
+    description.has_tasks &= W::IS_HTTP;
     let session = Arc::new(Session::new(server.clone(), description, line, keeper, reports.clone()));
     if let Err(lost) = session.line.tell(message::INITIALIZED, Again::No).await {
         session.retire();

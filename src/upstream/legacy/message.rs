@@ -34,6 +34,12 @@ pub(super) fn cancelled(id: u64, reason: &str) -> Bytes {
     .into()
 }
 
+/// `logging/setLevel`.
+pub(super) fn set_level(id: u64, level: &str) -> Bytes {
+    format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"logging/setLevel","params":{{"level":"{level}"}}}}"#)
+        .into()
+}
+
 /// `resources/subscribe` or `resources/unsubscribe`.
 pub(super) fn about_resource(id: u64, method: &str, uri: &str) -> Bytes {
     format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"{method}","params":{{"uri":{}}}}}"#, quoted(uri)).into()

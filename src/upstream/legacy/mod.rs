@@ -10,9 +10,11 @@
 
 mod answer;
 mod attribution;
+mod audience;
 mod exchange;
 mod group;
 mod handshake;
+mod hosted;
 mod mailbox;
 mod message;
 mod off_stream;
@@ -56,6 +58,7 @@ use crate::{
 };
 use exchange::Exchange;
 use group::Group;
+use hosted::Sessions;
 use reports::Reports;
 use request::Request;
 use server::Server;
@@ -71,6 +74,8 @@ pub struct Legacy<W: Wire>(Arc<Inner<W>>);
 
 struct Inner<W: Wire> {
     server: Arc<Server<W>>,
+    /// Those of legacy clients, where the wire has none that they could open.
+    hosted: Option<Arc<Sessions<W>>>,
     groups: DashMap<Key, Arc<Group<W>>>,
     /// For each principal, what its sessions report.
     reports: DashMap<Principal, Reports>,
@@ -105,8 +110,11 @@ impl<W: Wire> Clone for Legacy<W> {
 impl<W: Wire> Legacy<W> {
     /// A server at the end of this wire.
     pub(in crate::upstream) fn over(wire: W, config: Arc<Config>, work: Work, net: &Net) -> Self {
+        let server = Arc::new(Server::new(wire, config, work));
+        let hosted = (!W::IS_HTTP).then(|| Arc::new(Sessions::new(server.clone())));
         let inner = Arc::new(Inner {
-            server: Arc::new(Server::new(wire, config, work)),
+            server,
+            hosted,
             groups: DashMap::new(),
             reports: DashMap::new(),
             sweeping: Once::new(),
@@ -142,21 +150,31 @@ impl<W: Wire> Upstream for Legacy<W> {
             headers: call.headers.clone(),
             deferral,
         };
-        Exchange::new(self.0.group(&caller), request).boxed()
+        let group = self.0.group(&caller);
+        group.audience.is_joined_by_another();
+        Exchange::new(group, request).boxed()
     }
 
     fn call_in(&self, session: ClientSession, call: NativeCall) -> (Replies, Option<OffStream>) {
+        if let Some(hosted) = &self.0.hosted {
+            return match hosted.call_in(&session, call) {
+                Some(call) => (call.boxed(), None),
+                None => (lost(CallError::SessionEnded), None),
+            };
+        }
         let NativeCall { id, method, body } = call;
         let request = Request { id, method, body, headers: HeaderMap::new(), deferral: None };
         let Some(session) = self.joined(&session) else {
-            let lost = Event::Lost(CallError::not_over_http());
-            return (stream::once(std::future::ready(lost)).boxed(), None);
+            return (lost(CallError::not_over_http()), None);
         };
         let off_stream = OffStream::new(session.clone(), request.id);
         (Exchange::within(session, request).boxed(), Some(off_stream))
     }
 
     fn cancel_in(&self, session: ClientSession, calls: &[Id], reason: &str) {
+        if let Some(hosted) = &self.0.hosted {
+            return hosted.cancel_in(&session, calls);
+        }
         let Some(session) = self.joined(&session) else { return };
         for call in calls {
             session.cancel_later(call, reason);
@@ -195,7 +213,11 @@ impl<W: Wire> Upstream for Legacy<W> {
         uri: &'a str,
     ) -> BoxFuture<'a, Result<Subscription, CallError>> {
         let group = self.0.group(caller);
-        async move { Ok(Box::new(subscribe::subscribe(group, uri).await?) as Subscription) }.boxed()
+        async move {
+            let guard = subscribe::subscribe(group, uri).await.map_err(CallError::from)?;
+            Ok(Box::new(guard) as Subscription)
+        }
+        .boxed()
     }
 
     fn fetch<'a>(
@@ -207,7 +229,13 @@ impl<W: Wire> Upstream for Legacy<W> {
     }
 
     fn forward(&self, request: Forward) -> BoxFuture<'static, Result<Forwarded, CallError>> {
-        self.0.server.wire.forward(request)
+        match self.0.hosted.clone() {
+            None => self.0.server.wire.forward(request),
+            Some(hosted) => {
+                let inner = self.0.clone();
+                async move { hosted.serve(request, |caller| inner.group(caller)).await }.boxed()
+            }
+        }
     }
 
     fn has_sent(&self, headers: &HeaderMap) -> bool {
@@ -298,6 +326,7 @@ impl<W: Wire> Inner<W> {
     /// Closes what nobody uses, and forgets identities that have nothing left.
     fn sweep(&self) {
         self.server.wire.sweep();
+        self.hosted.iter().for_each(|hosted| hosted.sweep());
         for group in &self.groups {
             group.sweep(group.reports.is_listened_to());
         }
@@ -308,6 +337,7 @@ impl<W: Wire> Inner<W> {
 
     async fn close(&self) {
         self.server.work.closing.cancel();
+        self.hosted.iter().for_each(|hosted| hosted.close());
         let groups: Vec<_> = self.groups.iter().map(|entry| entry.value().clone()).collect();
         self.groups.clear();
         let sessions = groups.iter().flat_map(|group| group.close());
@@ -332,6 +362,11 @@ impl<W: Wire> Relieve for Inner<W> {
     fn close_sessions(&self) {
         self.let_go(self.groups.len().div_ceil(8), false);
     }
+}
+
+/// Of a call that cannot be made.
+fn lost(why: CallError) -> Replies {
+    stream::once(std::future::ready(Event::Lost(why))).boxed()
 }
 
 async fn sweep<W: Wire>(inner: Weak<Inner<W>>, closing: CancellationToken) {

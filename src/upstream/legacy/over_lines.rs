@@ -2,34 +2,24 @@
 //! on which everything arrives beside the calls.
 
 use bytes::Bytes;
-use futures_util::{FutureExt, StreamExt, future::BoxFuture};
-use http::HeaderMap;
+use futures_util::StreamExt;
 use serde_json::{Value, json};
-use std::{
-    sync::Arc,
-    task::{Context, Poll, ready},
-};
+use std::sync::Arc;
 use tokio::{
-    io::{
-        AsyncBufReadExt, AsyncWriteExt, BufReader, DuplexStream, Lines, ReadHalf, WriteHalf, duplex, split,
-    },
+    io::{AsyncBufReadExt, AsyncWriteExt, BufReader, DuplexStream, Lines, ReadHalf, WriteHalf, split},
     sync::mpsc,
 };
 
 use super::Legacy;
 use crate::{
     dialect::{Credentials, Principal, modern},
-    protocol::{Capabilities, Frame, Method},
-    runtime::{Mutex, Net},
+    protocol::{Capabilities, Method},
+    runtime::Net,
     upstream::{
-        CallError, Config, Description, Event, Identity, Limits, Outgoing, Replies, Timeouts, Upstream,
-        wire::{Again, Beside, Heard, Hello, Line, Progress, Wire},
+        CallError, Config, Event, Identity, Limits, Outgoing, Replies, Timeouts, Upstream, duplex::Duplexes,
         work::Work,
     },
 };
-
-/// Starts a server for each session, and hands it to the test.
-struct Children(mpsc::UnboundedSender<Child>);
 
 /// The server's side.
 struct Child {
@@ -37,83 +27,14 @@ struct Child {
     writes: WriteHalf<DuplexStream>,
 }
 
-/// Our side.
-struct Pipe {
-    reads: Mutex<Option<Lines<BufReader<ReadHalf<DuplexStream>>>>>,
-    writes: Arc<tokio::sync::Mutex<WriteHalf<DuplexStream>>>,
-}
-
-/// A call that is being written, until it is.
-struct Written(Option<BoxFuture<'static, Result<(), CallError>>>);
-
-async fn write(writes: &tokio::sync::Mutex<WriteHalf<DuplexStream>>, body: &[u8]) -> Result<(), CallError> {
-    let line = [body, b"\n"].concat();
-    writes.lock().await.write_all(&line).await.map_err(|error| CallError::Broken(error.to_string()))
-}
-
-// === impl Children ===
-
-impl Wire for Children {
-    type Line = Pipe;
-
-    async fn open(self: &Arc<Self>, _: &Identity, hello: &Hello) -> Result<(Description, Pipe), CallError> {
-        let (ours, theirs) = duplex(1 << 16);
-        let (reads, writes) = split(theirs);
-        let _ = self.0.send(Child { reads: BufReader::new(reads).lines(), writes });
-        let (reads, writes) = split(ours);
-        let (mut reads, writes) = (BufReader::new(reads).lines(), Arc::new(tokio::sync::Mutex::new(writes)));
-        write(&writes, &hello.body).await?;
-        while let Ok(Some(line)) = reads.next_line().await {
-            let frame = Frame::parse(line.into()).expect("a message");
-            if let Some(description) = hello.answer(&frame)? {
-                return Ok((description, Pipe { reads: Mutex::new(Some(reads)), writes }));
-            }
-        }
-        Err(CallError::SessionEnded)
-    }
-}
-
-// === impl Pipe ===
-
-impl Line for Pipe {
-    type Answer = Written;
-
-    fn send(&self, body: Bytes, _: &HeaderMap) -> Written {
-        let writes = Arc::clone(&self.writes);
-        Written(Some(async move { write(&writes, &body).await }.boxed()))
-    }
-
-    fn poll_answer(self: &Arc<Self>, answer: &mut Written, _: u64, cx: &mut Context<'_>) -> Poll<Heard> {
-        let writing = answer.0.as_mut().expect("it is not polled again");
-        let written = ready!(writing.poll_unpin(cx));
-        answer.0 = None;
-        Poll::Ready(written.map_or_else(Heard::Lost, |()| Heard::Elsewhere))
-    }
-
-    fn progress(answer: &mut Written) -> Progress {
-        if answer.0.is_some() { Progress::Unsent } else { Progress::Sent }
-    }
-
-    async fn tell(&self, body: Bytes, _: Again) -> Result<(), CallError> {
-        write(&self.writes, &body).await
-    }
-
-    async fn listen(self: Arc<Self>, mut tell: impl FnMut(Beside) + Send) {
-        let reads = self.reads.lock().take();
-        let mut reads = reads.expect("it is listened to once");
-        tell(Beside::Settled);
-        while let Ok(Some(line)) = reads.next_line().await {
-            tell(Beside::Message(Frame::parse(line.into()).expect("a message")));
-        }
-        tell(Beside::Ended);
-    }
-
-    async fn close(&self) {
-        let _ = self.writes.lock().await.shutdown().await;
-    }
-}
-
 // === impl Child ===
+
+impl From<DuplexStream> for Child {
+    fn from(theirs: DuplexStream) -> Self {
+        let (reads, writes) = split(theirs);
+        Self { reads: BufReader::new(reads).lines(), writes }
+    }
+}
 
 impl Child {
     /// The next message that it is sent; none where its input has ended.
@@ -141,16 +62,16 @@ impl Child {
 }
 
 /// A server over lines, and its children as they are started.
-fn server() -> (Legacy<Children>, mpsc::UnboundedReceiver<Child>) {
+fn server() -> (Legacy<Duplexes>, mpsc::UnboundedReceiver<DuplexStream>) {
     let (children, started) = mpsc::unbounded_channel();
     let url = "http://127.0.0.1:9/".parse().expect("a URL");
     let config = Config { url, timeouts: Timeouts::default(), limits: Limits::default() };
     let work = Work::new().expect("a runtime is entered");
-    (Legacy::over(Children(children), Arc::new(config), work, &Net::System), started)
+    (Legacy::over(Duplexes(children), Arc::new(config), work, &Net::System), started)
 }
 
 /// A call of a client that can be asked, polled to its first event in a task of its own.
-fn begin(server: &Legacy<Children>) -> tokio::task::JoinHandle<(Option<Event>, Replies)> {
+fn begin(server: &Legacy<Duplexes>) -> tokio::task::JoinHandle<(Option<Event>, Replies)> {
     let capabilities = Capabilities::read(Bytes::from_static(br#"{"elicitation":{}}"#)).expect("an object");
     let caller = Identity {
         principal: Principal::ANONYMOUS,
@@ -166,7 +87,7 @@ fn begin(server: &Legacy<Children>) -> tokio::task::JoinHandle<(Option<Event>, R
 async fn a_call_over_lines_is_answered_beside_it_and_asked_something_in_between() {
     let (server, mut started) = server();
     let call = begin(&server);
-    let mut child = started.recv().await.expect("a child");
+    let mut child = Child::from(started.recv().await.expect("a child"));
     assert_eq!(child.begins().await["id"], 7);
     let question = json!({ "message": "?", "requestedSchema": { "type": "object" } });
     child
@@ -183,7 +104,7 @@ async fn a_call_over_lines_is_answered_beside_it_and_asked_something_in_between(
     let raised: Value = serde_json::from_slice(&raised).expect("JSON");
     assert_eq!(raised["resultType"], "complete");
     let about = server.described().expect("it has spoken");
-    assert_eq!((&*about.capabilities, about.has_tasks), (&br#"{"tools":{}}"#[..], true));
+    assert_eq!((&*about.capabilities, about.has_tasks), (&br#"{"tools":{}}"#[..], false));
     server.close().await;
     assert_eq!(child.reads().await, None, "its input ends");
 }
@@ -192,7 +113,7 @@ async fn a_call_over_lines_is_answered_beside_it_and_asked_something_in_between(
 async fn a_call_over_lines_whose_client_leaves_is_cancelled_and_its_child_takes_no_other() {
     let (server, mut started) = server();
     let call = begin(&server);
-    let mut child = started.recv().await.expect("a child");
+    let mut child = Child::from(started.recv().await.expect("a child"));
     child.begins().await;
     call.abort();
     let cancelled = child.reads().await.expect("a cancel");
@@ -200,21 +121,21 @@ async fn a_call_over_lines_whose_client_leaves_is_cancelled_and_its_child_takes_
     assert_eq!(cancelled["params"]["requestId"], 7);
     assert_eq!(child.reads().await, None, "its input ends");
     let _next = begin(&server);
-    started.recv().await.expect("another child").begins().await;
+    Child::from(started.recv().await.expect("another child")).begins().await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_child_that_ends_loses_its_calls_and_a_server_that_closes_cancels_them() {
     let (server, mut started) = server();
     let call = begin(&server);
-    let mut child = started.recv().await.expect("a child");
+    let mut child = Child::from(started.recv().await.expect("a child"));
     child.begins().await;
     drop(child);
     let (event, _) = call.await.expect("it goes on");
     assert!(matches!(event, Some(Event::Lost(CallError::SessionEnded))), "{event:?}");
 
     let call = begin(&server);
-    let mut child = started.recv().await.expect("another child");
+    let mut child = Child::from(started.recv().await.expect("another child"));
     child.begins().await;
     server.close().await;
     let (event, _) = call.await.expect("it goes on");

@@ -19,6 +19,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use super::{
+    audience::Audience,
     mailbox::{Mailbox, Said},
     message,
     reports::Reports,
@@ -97,6 +98,9 @@ pub(super) trait Keeper<W: Wire>: Send + Sync {
 
     /// It has reported a change of what is listed.
     fn lists_from(&self, session: &Arc<Session<W>>);
+
+    /// Who else hears what is said in it.
+    fn audience(&self) -> &Audience;
 
     /// Something may be free that somebody waits for.
     fn pass_on(self: Arc<Self>);
@@ -212,8 +216,13 @@ impl<W: Wire> Session<W> {
     /// Answers, in the background, a request of the server that concerns no call. One that asks faster
     /// than it takes the answers does not get them all.
     pub(super) fn respond_later(self: &Arc<Self>, id: &Id, outcome: &Result<Bytes, Bytes>) {
+        self.tell_later(message::response(id, outcome));
+    }
+
+    /// Tells the server something, in the background. One that does not take what it is told is not told all.
+    pub(super) fn tell_later(self: &Arc<Self>, body: Bytes) {
         if let Some(courtesy) = self.server.errands.courtesy() {
-            self.stay().tell_in_turn(courtesy, message::response(id, outcome));
+            self.stay().tell_in_turn(courtesy, body);
         }
     }
 
@@ -311,6 +320,7 @@ impl<W: Wire> Session<W> {
         self.over.cancel();
         self.reports.is_lost();
         if let Some(keeper) = self.keeper() {
+            keeper.audience().is_lost(&self.description);
             keeper.remove(self);
         }
         for mailbox in calls {

@@ -16,6 +16,16 @@ use crate::{
     upstream::{CallError, Event, wire::Wire},
 };
 
+/// Why there is no subscription.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum NotSubscribed {
+    /// The server's own words.
+    #[error("{}", .0.message())]
+    Refused(ErrorObject),
+    #[error(transparent)]
+    Lost(#[from] CallError),
+}
+
 /// The subscriptions of one identity.
 pub(super) struct Subscribed<W: Wire>(Mutex<HashMap<String, Held<W>>>);
 
@@ -92,7 +102,7 @@ impl<W: Wire> Subscribed<W> {
 ///
 /// # Errors
 /// What became of `resources/subscribe`.
-pub(super) async fn subscribe<W: Wire>(group: Arc<Group<W>>, uri: &str) -> Result<Guard<W>, CallError> {
+pub(super) async fn subscribe<W: Wire>(group: Arc<Group<W>>, uri: &str) -> Result<Guard<W>, NotSubscribed> {
     let session = group.lists().await?;
     let guard = Guard { group, uri: uri.to_owned() };
     let agreed = {
@@ -114,7 +124,7 @@ pub(super) async fn subscribe<W: Wire>(group: Arc<Group<W>>, uri: &str) -> Resul
 }
 
 /// Makes a call of our own to the list session.
-async fn ask<W: Wire>(group: &Arc<Group<W>>, method: Method, uri: &str) -> Result<(), CallError> {
+async fn ask<W: Wire>(group: &Arc<Group<W>>, method: Method, uri: &str) -> Result<(), NotSubscribed> {
     let id = group.server().next_id();
     let request = Request {
         id,
@@ -129,17 +139,28 @@ async fn ask<W: Wire>(group: &Arc<Group<W>>, method: Method, uri: &str) -> Resul
             Event::Final(response) => {
                 return match response.frame().kind() {
                     Kind::Failure { error, .. } => {
-                        Err(CallError::Invalid(ErrorObject::from_raw(error.clone()).message()))
+                        Err(NotSubscribed::Refused(ErrorObject::from_raw(error.clone())))
                     }
                     Kind::Success { .. } | Kind::Request { .. } | Kind::Notification { .. } => Ok(()),
                 };
             }
-            Event::Lost(lost) => return Err(lost),
+            Event::Lost(lost) => return Err(lost.into()),
             Event::Notification(_) | Event::Asked(_) | Event::Withdrawn { .. } => {}
-            Event::TurnOver(_) => return Err(CallError::Invalid("it asks something first".to_owned())),
+            Event::TurnOver(_) => return Err(CallError::Invalid("it asks something first".to_owned()).into()),
         }
     }
-    Err(CallError::Closing)
+    Err(CallError::Closing.into())
+}
+
+// === impl NotSubscribed ===
+
+impl From<NotSubscribed> for CallError {
+    fn from(why: NotSubscribed) -> Self {
+        match why {
+            NotSubscribed::Refused(error) => Self::Invalid(error.message()),
+            NotSubscribed::Lost(lost) => lost,
+        }
+    }
 }
 
 // === impl Guard ===

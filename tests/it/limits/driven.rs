@@ -192,6 +192,25 @@ const BOUNDS: &[(&str, Held)] = &[
         "upstream/http/stream_before_call.rs BEGINS",
         By("a_client_that_does_not_listen_is_waited_for_a_moment_only"),
     ),
+    (
+        "upstream/legacy/hosted/mod.rs SESSIONS",
+        By("there_are_so_many_sessions_and_those_that_have_been_quiet_make_room"),
+    ),
+    (
+        "upstream/legacy/hosted/mod.rs QUIET",
+        By("a_session_that_nobody_uses_ends_after_a_day_and_none_in_which_something_is_in_flight"),
+    ),
+    ("upstream/legacy/hosted/mod.rs BATCH", By("a_client_of_an_older_revision_gets_its_own")),
+    ("upstream/legacy/hosted/session.rs MAX_RESOURCES", By("one_session_subscribes_to_so_many_resources")),
+    (
+        "upstream/legacy/hosted/session.rs MAX_OPEN",
+        By("so_many_questions_outside_any_call_wait_for_a_client"),
+    ),
+    ("upstream/legacy/hosted/stream.rs EVENTS", By("of_what_nobody_hears_so_much_is_kept_the_last_of_it")),
+    (
+        "upstream/legacy/hosted/stream.rs EVENT_BYTES",
+        By("of_what_nobody_hears_so_much_is_kept_the_last_of_it"),
+    ),
     ("upstream/legacy/telling.rs COURTESIES", By("answers_that_nobody_takes_wait_in_a_bounded_number")),
     ("upstream/legacy/mailbox.rs KEPT", By("of_notifications_that_nobody_fetches_so_many_are_kept")),
     ("upstream/legacy/reports.rs KEPT", By("of_notifications_that_nobody_fetches_so_many_are_kept")),

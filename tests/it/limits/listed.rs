@@ -38,6 +38,7 @@ const NO_BOUND: &[(&str, &str)] = &[
     ("runtime/net.rs PIPE", "a stand-in for the system's own buffers"),
     ("runtime/room.rs ASK_AGAIN", PAUSE),
     ("telemetry/log.rs ENOUGH", "a portion: it is written right then"),
+    ("upstream/legacy/attribution.rs OF_NO_CALL", "it stands for a call that there is not"),
     ("upstream/legacy/group.rs IDENTITY", "an estimate, counted towards `limits.identity_bytes`"),
     ("upstream/legacy/group.rs PAUSE", PAUSE),
     ("upstream/http/listen.rs PAUSE", PAUSE),

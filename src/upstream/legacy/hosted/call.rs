@@ -1,0 +1,75 @@
+//! A call of a hosted client in a session of the pool: what the server says of it, with the ids and the token that
+//! its client knows.
+
+use futures_util::{Stream, StreamExt};
+use std::{
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, ready},
+};
+
+use super::{super::exchange::Exchange, session::Hosted, words};
+use crate::{
+    protocol::{Frame, Id, Kind, Method},
+    upstream::{Asked, Event, Question, wire::Wire},
+};
+use bytes::Bytes;
+
+/// One call. Its events are native.
+pub(in crate::upstream::legacy) struct HostedCall<W: Wire> {
+    pub(super) session: Arc<Hosted<W>>,
+    exchange: Exchange<W>,
+    /// The client's own progress token.
+    token: Option<Bytes>,
+    /// The server's questions, by its ids and by those that the client knows: the sessions of the pool count each
+    /// for themselves.
+    asked: Vec<(Id, Id)>,
+}
+
+// === impl HostedCall ===
+
+impl<W: Wire> HostedCall<W> {
+    pub(super) fn new(session: &Arc<Hosted<W>>, exchange: Exchange<W>, token: Option<Bytes>) -> Self {
+        Self { session: session.clone(), exchange, token, asked: Vec::new() }
+    }
+
+    /// An event as the client is to hear it, where it is.
+    fn event(&mut self, event: Event) -> Option<Event> {
+        Some(match event {
+            Event::Notification(frame) => Event::Notification(self.notification(frame)?),
+            Event::Asked(Question { asked: Asked::Native(frame), id, answer }) => {
+                let own = self.session.next_question();
+                let frame = Frame::parse(words::with_id(&frame, &own)?).ok()?;
+                self.asked.push((id, own.clone()));
+                Event::Asked(Question { asked: Asked::Native(frame), id: own, answer })
+            }
+            Event::Withdrawn { id } => {
+                let at = self.asked.iter().position(|(theirs, _)| *theirs == id)?;
+                Event::Withdrawn { id: self.asked.swap_remove(at).1 }
+            }
+            Event::Asked(_) | Event::TurnOver(_) | Event::Final(_) | Event::Lost(_) => event,
+        })
+    }
+
+    fn notification(&self, frame: Frame) -> Option<Frame> {
+        match frame.kind() {
+            Kind::Notification { method: Method::Progress, .. } => {
+                Frame::parse(words::with_token(&frame, self.token.as_ref()?)?).ok()
+            }
+            _ => self.session.wants(&frame).then_some(frame),
+        }
+    }
+}
+
+impl<W: Wire> Stream for HostedCall<W> {
+    type Item = Event;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Event>> {
+        loop {
+            let Some(event) = ready!(self.exchange.poll_next_unpin(cx)) else { return Poll::Ready(None) };
+            if let Some(event) = self.event(event) {
+                return Poll::Ready(Some(event));
+            }
+        }
+    }
+}

@@ -1,0 +1,379 @@
+//! The sessions of legacy clients (2025-03-26 to 2025-11-25) in front of a server that is not spoken to over HTTP.
+//!
+//! Such a server knows no HTTP requests and no session ids, so what a client sends cannot be passed on as it is.
+//! Here it is answered as a well-behaved server of Streamable HTTP would: a POST, a GET and a DELETE are served
+//! ([`Sessions::serve`]), and everything above [`Upstream::forward`](crate::upstream::Upstream::forward) works as it
+//! does where the server does so itself.
+//!
+//! A client's session is kept here (`session`); its calls are made in the sessions of the pool, with whoever
+//! declares the same (`call`; `group` beside this folder says which, and `attribution` whose a question is).
+//! Ids and progress tokens are its own in what it sees, and ours in what the server sees (`words`). `answer` is
+//! what a POST is answered with, `stream` the session's GET stream, and `begin` its handshake.
+//!
+//! A session outlives the child that served it: the next call starts another, with what the client declared, and
+//! what it subscribed to is subscribed again.
+
+mod answer;
+mod begin;
+mod call;
+mod session;
+mod stream;
+#[cfg(test)]
+mod tests;
+mod words;
+
+use bytes::Bytes;
+use dashmap::DashMap;
+use http::{HeaderMap, HeaderValue, Method as Verb, StatusCode, header};
+use serde_json::value::RawValue;
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering},
+};
+use tokio::sync::Semaphore;
+
+use super::{exchange::Exchange, group::Group, request::Request, server::Server};
+use crate::{
+    dialect::{Principal, legacy},
+    protocol::{
+        ErrorObject, Frame, FrameError, Id, Kind, Method,
+        accept::{EVENT_STREAM, JSON, accepts},
+        code,
+        headers::SESSION_ID,
+    },
+    upstream::{
+        CallError, ClientSession, Deferral, Identity, NativeCall,
+        forward::{Forward, Forwarded, Interest, Passing},
+        wire::Wire,
+    },
+};
+use answer::{Answering, Document, Events};
+use session::Hosted;
+
+pub(super) use call::HostedCall;
+
+/// The sessions of legacy clients with one server.
+pub(super) struct Sessions<W: Wire> {
+    server: Arc<Server<W>>,
+    table: DashMap<HeaderValue, Arc<Hosted<W>>>,
+    /// How many there must be before it is looked for room again.
+    crowd: AtomicUsize,
+    /// Places for calls that go on after their client left.
+    departed: Arc<Semaphore>,
+}
+
+/// An answer in place of the server's, and why.
+struct Refused {
+    status: StatusCode,
+    error: ErrorObject,
+}
+
+/// Sessions that are kept. Each costs about a kilobyte, and what is kept for its GET stream.
+const SESSIONS: usize = 10_000;
+/// Rounds (minutes) for which a session that has nothing in flight, and on whose stream nobody listens, is kept.
+const QUIET: u32 = 24 * 60;
+/// Messages of one batch (2025-03-26).
+const BATCH: usize = 100;
+
+// === impl Sessions ===
+
+impl<W: Wire> Sessions<W> {
+    pub(super) fn new(server: Arc<Server<W>>) -> Self {
+        let departed = server.config.limits.departed.min(Semaphore::MAX_PERMITS);
+        Self {
+            server,
+            table: DashMap::new(),
+            crowd: AtomicUsize::new(SESSIONS),
+            departed: Arc::new(Semaphore::new(departed)),
+        }
+    }
+
+    /// Answers one HTTP request of a client. `group` gives the sessions of the pool for what a client declares.
+    ///
+    /// # Errors
+    /// What became of the one call in it before anything was said, or of the start of a server.
+    pub(super) async fn serve(
+        &self,
+        request: Forward,
+        group: impl Fn(&Identity) -> Arc<Group<W>>,
+    ) -> Result<Forwarded, CallError> {
+        if self.server.work.closing.is_cancelled() {
+            return Err(CallError::Closing);
+        }
+        let answer = match request.method {
+            Verb::POST => self.post(request, group).await?,
+            Verb::GET => self.listen(&request),
+            Verb::DELETE => self.end(&request),
+            _ => Err(Refused::new(
+                StatusCode::METHOD_NOT_ALLOWED,
+                code::INVALID_REQUEST,
+                "only POST, GET and DELETE are served",
+            )),
+        };
+        Ok(answer.unwrap_or_else(|refused| self.refusal(&refused)))
+    }
+
+    async fn post(
+        &self,
+        request: Forward,
+        group: impl Fn(&Identity) -> Arc<Group<W>>,
+    ) -> Result<Result<Forwarded, Refused>, CallError> {
+        let messages = match read(&request.body) {
+            Ok(messages) => messages,
+            Err(refused) => return Ok(Err(refused)),
+        };
+        if let [message] = &messages[..]
+            && let Kind::Request { id, method: Method::Initialize, params } = message.kind()
+        {
+            return self.begin(request.principal, id, params.as_ref(), group).await;
+        }
+        let session = match self.find(request.principal, &request.headers) {
+            Ok(session) => session,
+            Err(refused) => return Ok(Err(refused)),
+        };
+        let is_batch = request.body.trim_ascii_start().starts_with(b"[");
+        let takes_events = accepts(&request.headers, EVENT_STREAM);
+        let mut answers = Vec::new();
+        for message in messages {
+            if let Some(answer) = self.hear(&session, message, &request, takes_events).await? {
+                answers.push(answer);
+            }
+        }
+        Ok(Ok(match answers.pop() {
+            None => self.nothing(StatusCode::ACCEPTED),
+            Some(answer) if answers.is_empty() && !is_batch => self.one(answer, takes_events).await?,
+            Some(last) => {
+                answers.push(last);
+                self.events(Events::of(answers))
+            }
+        }))
+    }
+
+    /// Takes one message of a client's; gives what answers it, where it is a request.
+    async fn hear(
+        &self,
+        session: &Arc<Hosted<W>>,
+        message: Frame,
+        request: &Forward,
+        takes_events: bool,
+    ) -> Result<Option<Answering<W>>, CallError> {
+        let (id, method, params) = match message.kind() {
+            Kind::Request { id, method, params } => (id, method, params.as_ref()),
+            Kind::Notification { method, params } => {
+                session.told(method, params.as_ref(), &message);
+                return Ok(None);
+            }
+            Kind::Success { id, result } => {
+                session.answered(id, Ok(Bytes::clone(result)));
+                return Ok(None);
+            }
+            Kind::Failure { id, error } => {
+                id.iter().for_each(|id| session.answered(id, Err(error.clone())));
+                return Ok(None);
+            }
+        };
+        let outcome = match method {
+            Method::Ping => Ok(()),
+            Method::SetLevel => session.set_level(params),
+            Method::ResourcesSubscribe => session.subscribe(params).await?,
+            Method::ResourcesUnsubscribe => session.unsubscribe(params),
+            Method::Initialize => {
+                Err(ErrorObject::new(code::INVALID_REQUEST, "the session has been initialized"))
+            }
+            // There are none: those of a server that many share would be everybody's.
+            Method::TasksGet | Method::TasksResult | Method::TasksCancel | Method::TasksList => {
+                Err(ErrorObject::new(code::METHOD_NOT_FOUND, "the server has no tasks of its own"))
+            }
+            _ => return Ok(Some(self.begin_call(session, &message, request, takes_events))),
+        };
+        let response = match outcome {
+            Ok(()) => legacy::success(id, b"{}"),
+            Err(error) => legacy::refusal(std::slice::from_ref(id), &error),
+        };
+        Ok(Some(Answering::there(response)))
+    }
+
+    fn begin_call(
+        &self,
+        session: &Arc<Hosted<W>>,
+        message: &Frame,
+        request: &Forward,
+        takes_events: bool,
+    ) -> Answering<W> {
+        let Kind::Request { id, method, .. } = message.kind() else { unreachable!("it is a request") };
+        let number = self.server.next_id();
+        let (body, token) = words::request(message, number);
+        let call =
+            Request { id: number, method: method.clone(), body, headers: HeaderMap::new(), deferral: None };
+        let call = HostedCall::new(session, Exchange::native(session.group.clone(), call), token);
+        let interest: Option<Arc<dyn Interest>> = request.interest.clone();
+        Answering::begun(call, id.detached(), number, interest, self.departed.clone(), takes_events)
+    }
+
+    /// The answer to one request: its response alone, if nothing comes before that, else a stream of events.
+    async fn one(&self, mut answering: Answering<W>, takes_events: bool) -> Result<Forwarded, CallError> {
+        match answering.next().await {
+            Some(said) => {
+                let said = said?;
+                if answering.is_over() || !takes_events {
+                    return Ok(self.document(StatusCode::OK, said));
+                }
+                Ok(self.events(Events::begun(said, answering)))
+            }
+            // The client has taken it back.
+            None => Ok(self.events(Events::<W>::of(Vec::new()))),
+        }
+    }
+
+    fn listen(&self, request: &Forward) -> Result<Forwarded, Refused> {
+        let session = self.find(request.principal, &request.headers)?;
+        if !accepts(&request.headers, EVENT_STREAM) {
+            return Err(Refused::new(
+                StatusCode::NOT_ACCEPTABLE,
+                code::INVALID_REQUEST,
+                "what is heard here is text/event-stream",
+            ));
+        }
+        Ok(self.events(session.listen(&request.headers)))
+    }
+
+    /// The client ends its session.
+    fn end(&self, request: &Forward) -> Result<Forwarded, Refused> {
+        let session = self.find(request.principal, &request.headers)?;
+        self.table.remove(&session.id);
+        session.end();
+        Ok(self.nothing(StatusCode::OK))
+    }
+
+    /// A call in a client's session that is a task, or may become one. It counts as one.
+    pub(super) fn call_in(&self, session: &ClientSession, call: NativeCall) -> Option<HostedCall<W>> {
+        let session = self.find(session.principal, &session.headers).ok()?;
+        let NativeCall { id, method, body } = call;
+        let (body, token) = match Frame::parse(body.clone()) {
+            Ok(message) => words::request(&message, id),
+            Err(_) => (body, None),
+        };
+        let deferral = Deferral::default();
+        deferral.comes();
+        let request = Request { id, method, body, headers: HeaderMap::new(), deferral: Some(deferral) };
+        Some(HostedCall::new(&session, Exchange::native(session.group.clone(), request), token))
+    }
+
+    /// Nobody waits for these of a client's calls any more.
+    pub(super) fn cancel_in(&self, session: &ClientSession, calls: &[Id]) {
+        if let Ok(session) = self.find(session.principal, &session.headers) {
+            calls.iter().for_each(|call| session.cancel(call));
+        }
+    }
+
+    /// Ends what nobody has used for long. Called once a minute.
+    pub(super) fn sweep(&self) {
+        // A session is handed out under its shard's lock, so one that only the table holds is nobody's.
+        self.let_go(|session| session.is_quiet_for_another_round() >= QUIET);
+    }
+
+    fn let_go(&self, goes: impl Fn(&Hosted<W>) -> bool) {
+        let mut gone = Vec::new();
+        self.table.retain(|_, session| {
+            let goes = Arc::strong_count(session) == 1 && goes(session);
+            if goes {
+                gone.push(session.clone());
+            }
+            !goes
+        });
+        gone.iter().for_each(|session| session.end());
+    }
+
+    pub(super) fn close(&self) {
+        self.table.iter().for_each(|session| session.end());
+        self.table.clear();
+    }
+
+    fn find(&self, principal: Principal, headers: &HeaderMap) -> Result<Arc<Hosted<W>>, Refused> {
+        let Some(id) = headers.get(&SESSION_ID) else {
+            let words = "the request names no session (Mcp-Session-Id): begin one with initialize";
+            return Err(Refused::new(StatusCode::BAD_REQUEST, code::INVALID_REQUEST, words));
+        };
+        let session = self.table.get(id).map(|session| session.clone());
+        // Somebody else's is as unknown as none.
+        let session = session.filter(|session| session.principal == principal).ok_or_else(|| {
+            let words = "the session is not known: begin another with initialize";
+            Refused::new(StatusCode::NOT_FOUND, code::INVALID_REQUEST, words)
+        })?;
+        session.is_used();
+        Ok(session)
+    }
+
+    fn document(&self, status: StatusCode, body: Bytes) -> Forwarded {
+        let headers = HeaderMap::from_iter([
+            (header::CONTENT_TYPE, HeaderValue::from_static(JSON)),
+            (header::CONTENT_LENGTH, body.len().into()),
+        ]);
+        self.forwarded(status, headers, Passing::Made(Box::new(Document(Some(body)))))
+    }
+
+    fn nothing(&self, status: StatusCode) -> Forwarded {
+        self.forwarded(status, HeaderMap::new(), Passing::Made(Box::new(Document(None))))
+    }
+
+    fn events(&self, body: impl crate::upstream::forward::Made + 'static) -> Forwarded {
+        let headers = HeaderMap::from_iter([
+            (header::CONTENT_TYPE, HeaderValue::from_static(EVENT_STREAM)),
+            (header::CACHE_CONTROL, HeaderValue::from_static("no-cache")),
+        ]);
+        self.forwarded(StatusCode::OK, headers, Passing::Made(Box::new(body)))
+    }
+
+    fn refusal(&self, refused: &Refused) -> Forwarded {
+        self.document(refused.status, legacy::refusal(&[], &refused.error))
+    }
+
+    fn forwarded(&self, status: StatusCode, headers: HeaderMap, body: Passing) -> Forwarded {
+        Forwarded { status, headers, body, limit: self.server.config.limits.result_bytes }
+    }
+
+    /// Makes room for one more session. Where there are too many, those go that have been quiet for the longest, an
+    /// eighth of them at a time, so that it is seldom looked for them.
+    fn has_room(&self) -> bool {
+        if self.table.len() < self.crowd.load(Ordering::Relaxed) {
+            return self.table.len() < SESSIONS;
+        }
+        let mut quiet: Vec<_> =
+            self.table.iter().map(|session| session.quiet_for()).filter(|&rounds| rounds > 0).collect();
+        quiet.sort_unstable_by(|a, b| b.cmp(a));
+        if let Some(&enough) = quiet.get((SESSIONS / 8).min(quiet.len().saturating_sub(1))) {
+            self.let_go(|session| session.quiet_for() >= enough);
+        }
+        self.table.len() < SESSIONS
+    }
+}
+
+// === impl Refused ===
+
+impl Refused {
+    fn new(status: StatusCode, code: i64, words: &str) -> Self {
+        Self { status, error: ErrorObject::new(code, words) }
+    }
+}
+
+/// The messages of a POST.
+fn read(body: &Bytes) -> Result<Vec<Frame>, Refused> {
+    let unread = |error: &FrameError| {
+        let code = match error {
+            FrameError::Syntax(_) => code::PARSE_ERROR,
+            FrameError::Id | FrameError::Shape { .. } | FrameError::Depth { .. } => code::INVALID_REQUEST,
+        };
+        Refused::new(StatusCode::BAD_REQUEST, code, &error.to_string())
+    };
+    if !body.trim_ascii_start().starts_with(b"[") {
+        return Frame::parse(body.clone()).map(|message| vec![message]).map_err(|error| unread(&error));
+    }
+    let parts: Vec<&RawValue> =
+        serde_json::from_slice(body).map_err(|error| unread(&FrameError::Syntax(error)))?;
+    if parts.is_empty() || parts.len() > BATCH {
+        let words = format!("a batch has at least one message, and {BATCH} at most");
+        return Err(Refused::new(StatusCode::BAD_REQUEST, code::INVALID_REQUEST, &words));
+    }
+    let messages = parts.into_iter().map(|part| Frame::parse(body.slice_ref(part.get().as_bytes())));
+    messages.collect::<Result<_, _>>().map_err(|error| unread(&error))
+}

@@ -1,0 +1,9 @@
+//! Legacy clients in front of a server that is not spoken to over HTTP: the whole proxy, whose clients' sessions
+//! are hosted.
+
+mod calls;
+mod questions;
+mod sessions;
+mod streams;
+mod tasks;
+mod world;

@@ -1,0 +1,123 @@
+//! What the server asks, and whom.
+
+use super::world::{Child, World, ask, heard, hello, settle, tell};
+use crate::{legacy::world::Older, support::clients::Following};
+use serde_json::{Value, json};
+
+const ALL: [&str; 3] = ["elicitation/create", "sampling/createMessage", "roots/list"];
+
+fn everything() -> Value {
+    json!({ "elicitation": {}, "sampling": {}, "roots": { "listChanged": true } })
+}
+
+async fn call(client: &Older, child: &mut Child, id: u64) -> (Following, Value) {
+    let waiting = ask(client, &json!(id), "tools/call", json!({ "name": "t" })).await;
+    (waiting, child.told("tools/call").await)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_question_is_put_on_the_calls_stream_and_its_answer_reaches_the_server_under_its_own_id() {
+    let mut world = World::new("defer: { after: 1h }");
+    let (client, mut child) = world.begin(everything()).await;
+    let (waiting, at_child) = call(&client, &mut child, 1).await;
+    for (at, method) in ALL.iter().enumerate() {
+        child.asks("the server's own", method).await;
+        let put = heard(&waiting).await.pop().expect("it is put");
+        assert_eq!((&put["method"], waiting.messages().len()), (&json!(method), at + 1));
+        assert_ne!(put["id"], "the server's own");
+        tell(&client, json!({ "jsonrpc": "2.0", "id": put["id"], "result": { "n": at } })).await;
+        let answer = child.next().await.expect("an answer");
+        assert_eq!(answer, json!({ "jsonrpc": "2.0", "id": "the server's own", "result": { "n": at } }));
+        // Another with the same id is nothing.
+        tell(&client, json!({ "jsonrpc": "2.0", "id": put["id"], "result": {} })).await;
+    }
+    child.answers(&at_child, json!({ "content": [] })).await;
+    assert_eq!(heard(&waiting).await.len(), 4);
+}
+
+#[tokio::test(start_paused = true)]
+async fn two_clients_of_a_kind_are_asked_each_about_its_own_call() {
+    let mut world = World::new("defer: { after: 1h }");
+    let (first, mut child) = world.begin(everything()).await;
+    let second = hello(&world.client(), everything()).await;
+    let (one, of_one) = call(&first, &mut child, 1).await;
+    let other = ask(&second, &json!(1), "tools/call", json!({ "name": "t" })).await;
+    // Where it could not be told whose a question is, a call has a child for itself.
+    let mut beside = world.child().await;
+    let of_other = beside.told("tools/call").await;
+    child.asks("q", "elicitation/create").await;
+    beside.asks("q", "elicitation/create").await;
+    for (client, call, child, of_call, words) in
+        [(&first, &one, &mut child, &of_one, "one"), (&second, &other, &mut beside, &of_other, "other")]
+    {
+        let put = heard(call).await.remove(0);
+        tell(client, json!({ "jsonrpc": "2.0", "id": put["id"], "result": { "action": words } })).await;
+        let answer = json!({ "jsonrpc": "2.0", "id": "q", "result": { "action": words } });
+        assert_eq!(child.next().await, Some(answer));
+        child.answers(of_call, json!({ "content": [words] })).await;
+        assert_eq!(heard(call).await[1]["result"]["content"], json!([words]));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_question_that_is_taken_back_is_taken_back_from_the_client() {
+    let mut world = World::new("defer: { after: 1h }");
+    let (client, mut child) = world.begin(everything()).await;
+    let (waiting, _) = call(&client, &mut child, 1).await;
+    child.asks("q", "elicitation/create").await;
+    let put = heard(&waiting).await.remove(0);
+    child.notifies("notifications/cancelled", json!({ "requestId": "q" })).await;
+    let taken_back = heard(&waiting).await.remove(1);
+    assert_eq!(taken_back["method"], "notifications/cancelled");
+    assert_eq!(taken_back["params"]["requestId"], put["id"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_question_outside_any_call_is_put_to_the_only_client_there_is_and_else_refused() {
+    let mut world = World::new("defer: { after: 1h }");
+    let client = world.client();
+    let begin = async {
+        let mut child = world.start().await;
+        child.greets().await;
+        // As some do as soon as they may.
+        child.asks("at once", "roots/list").await;
+        child
+    };
+    let (client, mut child) = tokio::join!(hello(&client, everything()), begin);
+    let listening = client.listen().await.follow();
+    let put = heard(&listening).await.remove(0);
+    assert_eq!(put["method"], "roots/list");
+    tell(&client, json!({ "jsonrpc": "2.0", "id": put["id"], "result": { "roots": [] } })).await;
+    assert_eq!(child.next().await.expect("an answer")["result"], json!({ "roots": [] }));
+    tell(&client, json!({ "jsonrpc": "2.0", "method": "notifications/roots/list_changed" })).await;
+    child.told("notifications/roots/list_changed").await;
+
+    let _second = hello(&world.client(), everything()).await;
+    child.asks("later", "roots/list").await;
+    let refused = child.next().await.expect("an answer");
+    assert_eq!((&refused["id"], &refused["error"]["code"]), (&json!("later"), &json!(-32603)));
+    settle().await;
+    assert_eq!(listening.messages().len(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_takes_no_event_stream_or_has_left_is_not_asked() {
+    let mut world = World::new("defer: { after: 1h }");
+    let (client, mut child) = world.begin(everything()).await;
+    let deaf = client.with("accept", "application/json");
+    let waiting = ask(&deaf, &json!(1), "tools/call", json!({ "name": "t" })).await;
+    let at_child = child.told("tools/call").await;
+    child.notifies("notifications/message", json!({ "level": "info", "data": 1 })).await;
+    child.asks("q", "elicitation/create").await;
+    assert_eq!(child.next().await.expect("an answer")["error"]["code"], -32603);
+    child.answers(&at_child, json!({ "content": [] })).await;
+    assert_eq!(heard(&waiting).await.len(), 1);
+
+    let (waiting, at_child) = call(&client, &mut child, 2).await;
+    settle().await;
+    waiting.leave();
+    settle().await;
+    child.asks("q", "elicitation/create").await;
+    assert_eq!(child.next().await.expect("an answer")["error"]["code"], -32603);
+    child.answers(&at_child, json!({ "content": [] })).await;
+}
