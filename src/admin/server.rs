@@ -1,11 +1,14 @@
 //! Accepts connections and finds what is asked for.
 
 use super::health;
-use crate::{policy::Access, runtime::Stopping};
+use crate::{
+    policy::Access,
+    runtime::{Listener, Net, Stopping, Stream},
+};
 use bytes::Bytes;
 use http::{
     HeaderValue, Method, Request, Response, StatusCode,
-    header::{ALLOW, CACHE_CONTROL, CONTENT_TYPE, HOST, ORIGIN},
+    header::{ALLOW, CACHE_CONTROL, CONTENT_TYPE},
 };
 use http_body_util::Full;
 use hyper::{server::conn::http1, service::service_fn};
@@ -19,7 +22,6 @@ use std::{
     time::Duration,
 };
 use tokio::{
-    net::{TcpListener, TcpSocket, TcpStream},
     task::{JoinHandle, JoinSet},
     time::sleep,
 };
@@ -69,23 +71,13 @@ pub enum Error {
 /// [`Error`] names the address.
 pub fn serve(config: Config, stopping: Stopping) -> Result<Bound, Error> {
     let address = config.listen;
-    let (listener, address) = listen(address).map_err(|source| Error::Bind { address, source })?;
+    let listener = Net::System.listen(address).map_err(|source| Error::Bind { address, source })?;
+    let address = listener.address().unwrap_or(address);
     let task = tokio::spawn(accept(listener, Arc::new(config.access), stopping));
     Ok(Bound { address, task })
 }
 
-fn listen(address: SocketAddr) -> io::Result<(TcpListener, SocketAddr)> {
-    let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
-    // A port whose last owner closed connections a moment ago is free all the same.
-    #[cfg(unix)]
-    socket.set_reuseaddr(true)?;
-    socket.bind(address)?;
-    let listener = socket.listen(128)?;
-    let real = listener.local_addr()?;
-    Ok((listener, real))
-}
-
-async fn accept(listener: TcpListener, access: Arc<Access>, stopping: Stopping) {
+async fn accept(mut listener: Listener, access: Arc<Access>, stopping: Stopping) {
     // Dropped with this task, and every connection with it.
     let mut connections = JoinSet::new();
     loop {
@@ -95,7 +87,7 @@ async fn accept(listener: TcpListener, access: Arc<Access>, stopping: Stopping) 
         tokio::select! {
             Some(_ended) = connections.join_next() => {}
             accepted = listener.accept() => match accepted {
-                Ok((stream, _peer)) => {
+                Ok(stream) => {
                     connections.spawn(connection(stream, Arc::clone(&access), stopping.clone()));
                 }
                 Err(error) => {
@@ -107,7 +99,7 @@ async fn accept(listener: TcpListener, access: Arc<Access>, stopping: Stopping) 
     }
 }
 
-async fn connection(stream: TcpStream, access: Arc<Access>, stopping: Stopping) {
+async fn connection(stream: Stream, access: Arc<Access>, stopping: Stopping) {
     let answer = service_fn(|request| {
         let response = answer(&request, &access, &stopping);
         async { Ok::<_, Infallible>(response) }
@@ -122,8 +114,9 @@ async fn connection(stream: TcpStream, access: Arc<Access>, stopping: Stopping) 
 }
 
 fn answer<B>(request: &Request<B>, access: &Access, stopping: &Stopping) -> Response<Full<Bytes>> {
-    if let Err(error) = check(request, access) {
-        return problem(StatusCode::FORBIDDEN, &error);
+    // A web page must not reach an operator's tools through a reader's browser.
+    if let Err(denied) = access.check_head(request.uri(), request.headers()) {
+        return problem(StatusCode::FORBIDDEN, &denied.to_string());
     }
     let (status, body) = match request.uri().path() {
         "/live" => health::live(),
@@ -139,20 +132,6 @@ fn answer<B>(request: &Request<B>, access: &Access, stopping: &Stopping) -> Resp
         return response;
     }
     json(status, body.into())
-}
-
-/// A web page must not reach an operator's tools through a reader's browser.
-fn check<B>(request: &Request<B>, access: &Access) -> Result<(), String> {
-    let text = |value: &HeaderValue| String::from_utf8_lossy(value.as_bytes()).into_owned();
-    let headers = request.headers();
-    let authority = request.uri().authority().map(ToString::to_string);
-    for host in authority.into_iter().chain(headers.get_all(HOST).iter().map(text)) {
-        access.check(Some(&host), None).map_err(|denied| denied.to_string())?;
-    }
-    for origin in headers.get_all(ORIGIN).iter().map(text) {
-        access.check(None, Some(&origin)).map_err(|denied| denied.to_string())?;
-    }
-    Ok(())
 }
 
 fn problem(status: StatusCode, error: &str) -> Response<Full<Bytes>> {
@@ -181,7 +160,10 @@ impl Default for Config {
 mod tests {
     use super::*;
     use crate::runtime::Drain;
-    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::{
+        io::{AsyncReadExt, AsyncWriteExt},
+        net::TcpStream,
+    };
 
     async fn ask(address: SocketAddr, request: &str) -> String {
         let mut socket = TcpStream::connect(address).await.expect("it listens");

@@ -3,6 +3,10 @@
 //! A web page can make a browser send requests to a server on the reader's own machine (DNS
 //! rebinding). Checking `Host` and `Origin` stops it (2026-07-28, *Streamable HTTP, Security*).
 
+use http::{
+    HeaderMap, Uri,
+    header::{HOST, ORIGIN},
+};
 use std::net::IpAddr;
 
 /// The hosts this proxy answers to, and the origins whose pages may call it.
@@ -37,11 +41,27 @@ pub enum Denied {
 // === impl Access ===
 
 impl Access {
+    /// Checks each host and origin that a request names, should it name several: an attacker gains nothing by
+    /// adding one that is fine.
+    ///
+    /// # Errors
+    /// [`Denied`] names what is not allowed and the setting that would allow it.
+    pub fn check_head(&self, uri: &Uri, headers: &HeaderMap) -> Result<Checked, Denied> {
+        let mut checked = self.check(uri.authority().map(|authority| authority.as_str()), None)?;
+        for host in headers.get_all(HOST) {
+            checked = self.check(Some(&String::from_utf8_lossy(host.as_bytes())), None)?;
+        }
+        for origin in headers.get_all(ORIGIN) {
+            checked = self.check(None, Some(&String::from_utf8_lossy(origin.as_bytes())))?;
+        }
+        Ok(checked)
+    }
+
     /// Checks what a request says of where it was sent and which page sent it. `host` is the
     /// authority (HTTP/2) or the `Host` header; a request without one is fine, no browser sends it.
     ///
     /// # Errors
-    /// [`Denied`] names what is not allowed and the setting that would allow it.
+    /// As [`Access::check_head`].
     pub fn check(&self, host: Option<&str>, origin: Option<&str>) -> Result<Checked, Denied> {
         if let Some(host) = host
             && !self.serves(host_name(host))

@@ -9,6 +9,7 @@ use hyper_util::client::legacy::connect::HttpConnector;
 use rustix::io::Errno;
 use std::{
     collections::HashMap,
+    future::poll_fn,
     io,
     net::SocketAddr,
     sync::Arc,
@@ -179,6 +180,11 @@ impl Listener {
     ///
     /// # Errors
     /// The system's, which may be over soon.
+    pub async fn accept(&mut self) -> io::Result<Stream> {
+        poll_fn(|cx| self.poll_accept(cx)).await
+    }
+
+    /// The same, for whoever listens to several.
     pub fn poll_accept(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Stream>> {
         match &mut self.0 {
             Listening::Tcp(listener) => {

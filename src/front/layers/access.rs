@@ -10,11 +10,11 @@ use crate::{
         arrival::{Admitted, Arrival},
         reply::Body,
     },
-    policy::{self, Checked, Denied},
+    policy,
 };
 use http::{
     HeaderMap, HeaderValue,
-    header::{ACCESS_CONTROL_ALLOW_ORIGIN, ACCESS_CONTROL_EXPOSE_HEADERS, HOST, ORIGIN, VARY},
+    header::{ACCESS_CONTROL_ALLOW_ORIGIN, ACCESS_CONTROL_EXPOSE_HEADERS, ORIGIN, VARY},
 };
 use pin_project::pin_project;
 use std::{
@@ -56,25 +56,6 @@ impl<S> Access<S> {
     pub(in crate::front) fn new(inner: S, access: Arc<policy::Access>) -> Self {
         Self { inner, access }
     }
-
-    /// Checks each host and origin the request names, should it name several: an attacker gains
-    /// nothing by adding one that is fine.
-    fn check<B>(&self, request: &http::Request<B>) -> Result<Checked, Denied> {
-        let text = |value: &HeaderValue| String::from_utf8_lossy(value.as_bytes()).into_owned();
-        let headers = request.headers();
-        let authority = request.uri().authority().map(|authority| authority.as_str());
-        let mut checked = self.access.check(authority, None)?;
-        for host in headers.get_all(HOST) {
-            checked = match host.to_str() {
-                Ok(host) => self.access.check(Some(host), None)?,
-                Err(_) => self.access.check(Some(&text(host)), None)?,
-            };
-        }
-        for origin in headers.get_all(ORIGIN) {
-            checked = self.access.check(None, Some(&text(origin)))?;
-        }
-        Ok(checked)
-    }
 }
 
 impl<S, B> Service<Arrival<B>> for Access<S>
@@ -90,7 +71,7 @@ where
     }
 
     fn call(&mut self, arrival: Arrival<B>) -> Self::Future {
-        match self.check(&arrival.request) {
+        match self.access.check_head(arrival.request.uri(), arrival.request.headers()) {
             Ok(proof) => {
                 let origin = arrival.request.headers().get(ORIGIN).map(crate::dialect::detached);
                 let inner = self.inner.call(Admitted { arrival, turned_away: None, _proof: proof });
