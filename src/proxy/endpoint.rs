@@ -8,7 +8,7 @@ use super::{
     drive::Attended,
     legacy,
     listen::Listening,
-    reply::{self, Word},
+    reply::{self, CallEnd},
     server_profile::ServerProfile,
     session::Sessions,
     shared::Shared,
@@ -138,6 +138,6 @@ async fn discover(shared: &Shared, call: &Call, caller: &Caller) -> Reply {
             });
             reply::success(call, &on_one_line(result.into()))
         }
-        Err(lost) => reply::to_client(call, &shared.route, Word::Lost(lost), None),
+        Err(lost) => reply::to_client(call, &shared.route, CallEnd::Lost(lost), None),
     }
 }

@@ -2,7 +2,7 @@
 
 use super::{
     Item, Reply,
-    reply::{self, Word},
+    reply::{self, CallEnd},
     shared::Shared,
     switchboard::{Local, Request, Retry, Waiter},
 };
@@ -177,9 +177,9 @@ pub(super) fn again(
     call: &Call,
     server: &Description,
     binding: impl FnOnce() -> Binding,
-    word: &Word,
+    word: &CallEnd,
 ) -> Option<Reply> {
-    let Word::Said(response) = word else { return None };
+    let CallEnd::Said(response) = word else { return None };
     let questions = response.to_visit()?;
     if let Some(missing) = missing(&caller.capabilities, questions.iter().map(|(_, question)| question)) {
         return Some(reply::refuse(call, StatusCode::BAD_REQUEST, &elicit::question_refused(&missing)));

@@ -7,7 +7,7 @@ use super::{
     hub::Listener,
     keep::STORE_PAUSE,
     limits::Place,
-    reply::{self, Word},
+    reply::{self, CallEnd},
     shared::Shared,
 };
 use crate::{
@@ -105,7 +105,7 @@ impl Listening {
         // Watched from before the server is asked anything: no change is missed.
         let reports = self.shared.upstream.watch(self.caller.principal);
         let server = self.shared.upstream.describe(&identity).await.map_err(|lost| {
-            Box::new(reply::to_client(&self.call, &self.shared.route, Word::Lost(lost), None))
+            Box::new(reply::to_client(&self.call, &self.shared.route, CallEnd::Lost(lost), None))
         })?;
         let no_store = |_| Box::new(reply::store_failed(&self.call));
         let honoured = self.honour(asked, &identity, &server).await;

@@ -16,7 +16,7 @@ use serde_json::Value;
 
 /// How an upstream call ended.
 #[derive(Clone, Debug)]
-pub(super) enum Word {
+pub(super) enum CallEnd {
     /// The server's response.
     Said(Response),
     /// There is none.
@@ -37,12 +37,12 @@ pub(super) enum Verdict {
 ///
 /// `refused` is what the server asked for and could not have, if anything: a call that fails after
 /// that failed for it.
-pub(super) fn to_client(call: &Call, route: &Route, word: Word, refused: Option<&Value>) -> Reply {
+pub(super) fn to_client(call: &Call, route: &Route, word: CallEnd, refused: Option<&Value>) -> Reply {
     let lost = match &word {
-        Word::Lost(lost) => Some(lost.clone()),
-        Word::Said(_) | Word::Refused(..) => None,
+        CallEnd::Lost(lost) => Some(lost.clone()),
+        CallEnd::Said(_) | CallEnd::Refused(..) => None,
     };
-    if let (Word::Said(response), None) = (&word, refused)
+    if let (CallEnd::Said(response), None) = (&word, refused)
         && let Kind::Success { result, .. } = response.frame().kind()
         && !stands_for_an_error(call, route, result)
     {
@@ -73,11 +73,11 @@ pub(super) fn to_client(call: &Call, route: &Route, word: Word, refused: Option<
 }
 
 /// What a call came to, for a client that waits or for a task.
-pub(super) fn verdict(call: &Call, route: &Route, word: Word, refused: Option<&Value>) -> Verdict {
+pub(super) fn verdict(call: &Call, route: &Route, word: CallEnd, refused: Option<&Value>) -> Verdict {
     let response = match word {
-        Word::Said(response) => response,
-        Word::Lost(lost) => return Verdict::Error(lost_error(&lost), outcome_of(&lost)),
-        Word::Refused(error, outcome) => return Verdict::Error(error, outcome),
+        CallEnd::Said(response) => response,
+        CallEnd::Lost(lost) => return Verdict::Error(lost_error(&lost), outcome_of(&lost)),
+        CallEnd::Refused(error, outcome) => return Verdict::Error(error, outcome),
     };
     let invalid = |why: &str| Verdict::Error(invalid_error(why), Outcome::UpstreamFailed);
     match (response.frame().kind(), refused) {

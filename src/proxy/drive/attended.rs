@@ -17,7 +17,7 @@ use crate::{
         conversation::Conversation,
         ids,
         input_requests::{self, Came},
-        reply::{self, Word},
+        reply::{self, CallEnd},
         shared::Shared,
         switchboard::{Request, Waiter},
     },
@@ -178,10 +178,10 @@ impl Attended {
                 return None;
             }
             Happening::Server(Event::Withdrawn { .. }) => {}
-            Happening::Server(Event::Final(said)) => driver.exchange.handle_final(Word::Said(said)),
-            Happening::Server(Event::Lost(lost)) => driver.exchange.handle_final(Word::Lost(lost)),
+            Happening::Server(Event::Final(said)) => driver.exchange.handle_final(CallEnd::Said(said)),
+            Happening::Server(Event::Lost(lost)) => driver.exchange.handle_final(CallEnd::Lost(lost)),
             Happening::Due => driver.exchange.handle_timeout(now),
-            Happening::TooLate => driver.exchange.handle_final(Word::Lost(CallError::Closing)),
+            Happening::TooLate => driver.exchange.handle_final(CallEnd::Lost(CallError::Closing)),
             Happening::Stored(_)
             | Happening::Departed(_)
             | Happening::Committed(_)
@@ -238,7 +238,7 @@ impl Attended {
 
     /// The proxy's time is over before the call was sent.
     fn closing(&self) -> Reply {
-        reply::to_client(&self.call, &self.shared.route, Word::Lost(CallError::Closing), None)
+        reply::to_client(&self.call, &self.shared.route, CallEnd::Lost(CallError::Closing), None)
     }
 
     fn last(&mut self, mut reply: Reply) -> Item {
@@ -291,7 +291,7 @@ async fn prepare(shared: Arc<Shared>, call: Arc<Call>, caller: Arc<Caller>) -> P
         .upstream
         .describe(&Identity::of(&caller))
         .await
-        .map_err(|lost| Box::new(reply::to_client(&call, &shared.route, Word::Lost(lost), None)))?;
+        .map_err(|lost| Box::new(reply::to_client(&call, &shared.route, CallEnd::Lost(lost), None)))?;
     if !shared.serves(&call.method, &server) {
         return Err(Box::new(reply::not_served(&call)));
     }

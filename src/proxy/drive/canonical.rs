@@ -12,7 +12,7 @@ use crate::{
     proxy::{
         Commit, Reply,
         input_requests::{self, missing},
-        reply::{self, Verdict, Word},
+        reply::{self, CallEnd, Verdict},
         shared::Shared,
         switchboard::Request,
     },
@@ -84,9 +84,9 @@ impl Canonical {
 
     /// Whether the client declared that it can be asked all of this; else the end of a call that cannot go
     /// on without.
-    pub(super) fn lacks<'a>(&self, asked: impl Iterator<Item = &'a InputRequest>) -> Option<Word> {
+    pub(super) fn lacks<'a>(&self, asked: impl Iterator<Item = &'a InputRequest>) -> Option<CallEnd> {
         let missing = missing(&self.caller.capabilities, asked)?;
-        Some(Word::Refused(elicit::question_refused(&missing), Outcome::Refused))
+        Some(CallEnd::Refused(elicit::question_refused(&missing), Outcome::Refused))
     }
 
     pub(super) fn record(&self, id: TaskId, shared: &Shared, policy: &ToolPolicy, now: Timestamp) -> Record {
@@ -95,7 +95,7 @@ impl Canonical {
     }
 
     /// The response to `call`, which is this one or a client's coming back to it.
-    pub(super) fn reply(&self, shared: &Shared, call: &Call, word: Word) -> Reply {
+    pub(super) fn reply(&self, shared: &Shared, call: &Call, word: CallEnd) -> Reply {
         let (server, binding) = (self.server.known(), || self.binding(shared));
         let again = input_requests::again(shared, &self.caller, call, &server, binding, &word);
         again.unwrap_or_else(|| reply::to_client(call, &shared.route, word, self.refused.as_ref()))
@@ -143,7 +143,7 @@ impl Canonical {
     }
 
     /// What the call came to, as the task keeps it.
-    pub(super) fn settled(&self, shared: &Shared, word: Word) -> task::Event {
+    pub(super) fn settled(&self, shared: &Shared, word: CallEnd) -> task::Event {
         let refused = self.refused.as_ref();
         match reply::verdict(&self.call, &shared.route, word, refused) {
             Verdict::Result(result) => kept(result.len(), shared.ledger.result_limit(), || result),

@@ -29,7 +29,7 @@ use super::{
     hub::Listener,
     keep::STORE_PAUSE,
     ledger::{Custody, NoRoom, Parked},
-    reply::Word,
+    reply::CallEnd,
     shared::Shared,
     switchboard::{Control, Hold, Local, Mail, Request, Waiter},
 };
@@ -67,7 +67,7 @@ const PROGRESS_PERIOD: Duration = Duration::from_millis(500);
 /// One call in flight.
 pub(super) struct Driver {
     shared: Arc<Shared>,
-    exchange: Exchange<Word>,
+    exchange: Exchange<CallEnd>,
     /// Dropping it cancels the call at the server.
     replies: Option<Replies>,
     /// How often the server has turned it over.
@@ -195,7 +195,12 @@ impl Driver {
         Ok((driver, created))
     }
 
-    fn native(shared: &Arc<Shared>, native: Native, replies: Replies, exchange: Exchange<Word>) -> Box<Self> {
+    fn native(
+        shared: &Arc<Shared>,
+        native: Native,
+        replies: Replies,
+        exchange: Exchange<CallEnd>,
+    ) -> Box<Self> {
         let policy = shared.route.treatment(&native.tool);
         Box::new(Self {
             held: Some(Held::new(shared, &policy, InputResponses::default())),
@@ -339,11 +344,11 @@ impl Driver {
             Happening::Due => self.exchange.handle_timeout(now),
             Happening::ProgressDue => self.write_progress().await,
             Happening::Stopping => self.exchange.handle_stopping(now),
-            Happening::TooLate => self.exchange.handle_final(Word::Lost(CallError::Closing)),
+            Happening::TooLate => self.exchange.handle_final(CallEnd::Lost(CallError::Closing)),
         }
     }
 
-    async fn carry_out(&mut self, action: Action<Word>) {
+    async fn carry_out(&mut self, action: Action<CallEnd>) {
         match action {
             Action::Reply(word) => {
                 // The upstream stream has ended: let its connection go before anything else.
@@ -405,8 +410,8 @@ impl Driver {
                 }
             }
             Event::TurnOver(turned_over) => self.turned_over(turned_over).await,
-            Event::Final(response) => self.exchange.handle_final(Word::Said(response)),
-            Event::Lost(lost) => self.exchange.handle_final(Word::Lost(lost)),
+            Event::Final(response) => self.exchange.handle_final(CallEnd::Said(response)),
+            Event::Lost(lost) => self.exchange.handle_final(CallEnd::Lost(lost)),
         }
     }
 
@@ -484,7 +489,7 @@ impl Driver {
     }
 
     /// Answers everybody who waits with the server's word.
-    async fn reply(&mut self, word: &Word) {
+    async fn reply(&mut self, word: &CallEnd) {
         let waiters = std::mem::take(&mut self.held().waiters);
         match &self.form {
             Form::Canonical(canonical) => {
@@ -495,7 +500,8 @@ impl Driver {
                 }
             }
             Form::Native(native) => {
-                if !matches!(word, Word::Said(said) if matches!(said.frame().kind(), Kind::Success { .. })) {
+                if !matches!(word, CallEnd::Said(said) if matches!(said.frame().kind(), Kind::Success { .. }))
+                {
                     native.doubt(&self.shared);
                 }
                 // Whoever answers these does so on the stream.
@@ -549,7 +555,7 @@ impl Driver {
         }
     }
 
-    async fn settle(&mut self, word: Word) {
+    async fn settle(&mut self, word: CallEnd) {
         // The upstream stream has ended: let its connection go before anything else.
         self.replies = None;
         let event = match &self.form {

@@ -19,7 +19,7 @@ use crate::{
     },
     proxy::{
         AccessSummary, Reply,
-        reply::{Word, lost_error, outcome_of},
+        reply::{CallEnd, lost_error, outcome_of},
         session::{Key, OurCall, Whose},
         shared::Shared,
     },
@@ -99,7 +99,7 @@ impl Native {
     }
 
     /// The response, as the server gave it but for its id, or an error of ours.
-    pub(super) fn reply(&self, shared: &Shared, id: &Id, word: &Word) -> Option<Reply> {
+    pub(super) fn reply(&self, shared: &Shared, id: &Id, word: &CallEnd) -> Option<Reply> {
         let answer = |frame: &Frame, theirs: &Id| {
             let mut patch = Patch::new(frame.as_bytes().clone());
             patch.replace(theirs.as_bytes(), id.as_bytes().clone());
@@ -107,7 +107,7 @@ impl Native {
         };
         let refusal = |error: &ErrorObject| legacy::refusal(std::slice::from_ref(id), error);
         let (body, account) = match word {
-            Word::Said(response) => match response.frame().kind() {
+            CallEnd::Said(response) => match response.frame().kind() {
                 Kind::Success { id, .. } => (answer(response.frame(), id), AccessSummary::default()),
                 Kind::Failure { id: Some(id), .. } => (answer(response.frame(), id), server_error()),
                 Kind::Failure { id: None, error } => {
@@ -115,11 +115,11 @@ impl Native {
                 }
                 Kind::Request { .. } | Kind::Notification { .. } => return None,
             },
-            Word::Lost(lost) => {
+            CallEnd::Lost(lost) => {
                 let error = lost_error(lost);
                 (refusal(&error), AccessSummary::failed(outcome_of(lost), &error))
             }
-            Word::Refused(error, outcome) => (refusal(error), AccessSummary::failed(*outcome, error)),
+            CallEnd::Refused(error, outcome) => (refusal(error), AccessSummary::failed(*outcome, error)),
         };
         let upstream = shared.clock.now().saturating_duration_since(self.began);
         let mut reply = Reply::new(StatusCode::OK, on_one_line(body), account.outcome);
@@ -128,9 +128,9 @@ impl Native {
     }
 
     /// What the call came to, exactly as the server said it.
-    pub(super) fn settled(&self, shared: &Shared, word: &Word) -> task::Event {
+    pub(super) fn settled(&self, shared: &Shared, word: &CallEnd) -> task::Event {
         let event = match word {
-            Word::Said(response) => match response.frame().kind() {
+            CallEnd::Said(response) => match response.frame().kind() {
                 Kind::Success { result, .. } => kept(result.len(), shared.ledger.result_limit(), || {
                     // In memory of its own: a slice would keep the server's whole message alive.
                     on_one_line(Bytes::copy_from_slice(result))
@@ -140,8 +140,8 @@ impl Native {
                     failed(&lost_error(&CallError::Invalid("it is not a response".to_owned())))
                 }
             },
-            Word::Lost(lost) => failed(&lost_error(lost)),
-            Word::Refused(error, _) => failed(error),
+            CallEnd::Lost(lost) => failed(&lost_error(lost)),
+            CallEnd::Refused(error, _) => failed(error),
         };
         if matches!(event, task::Event::Failed { .. }) {
             self.doubt(shared);

@@ -13,7 +13,7 @@ use crate::{
     },
     dialect::legacy,
     protocol::{ErrorObject, code, sse},
-    proxy::{ledger::NoRoom, reply::Word, switchboard::Retry},
+    proxy::{ledger::NoRoom, reply::CallEnd, switchboard::Retry},
     store::{StoreError, Updated},
     task::{self, TaskId},
     telemetry::Outcome,
@@ -85,7 +85,7 @@ impl Driver {
         self.replies = None;
         self.turns += 1;
         let asked = std::mem::take(&mut turned_over.asked);
-        let invalid = |why: String| Word::Lost(CallError::Invalid(why));
+        let invalid = |why: String| CallEnd::Lost(CallError::Invalid(why));
         let end = match &self.form {
             Form::Native(_) => {
                 Some(invalid("it turns a call over, for which its revision has no words".into()))
@@ -119,7 +119,7 @@ impl Driver {
         {
             // Nothing is in flight to which a question could be refused: the call ends.
             let error = ErrorObject::new(code::BUSY, no_room.to_string());
-            return self.exchange.handle_final(Word::Refused(error, Outcome::ProxyFailed));
+            return self.exchange.handle_final(CallEnd::Refused(error, Outcome::ProxyFailed));
         }
         self.held().turned_over = Some((turned_over, answers));
         self.exchange.handle_turn_over(asks, self.shared.clock.now());
