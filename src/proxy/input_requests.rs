@@ -27,8 +27,8 @@ use serde_json::Value;
 use std::{sync::Arc, time::Duration};
 use tokio::sync::mpsc;
 
-/// What came along with a call besides its parameters.
-pub(super) enum Came {
+/// Whether a call is made for the first time, by what came along besides its parameters.
+pub(super) enum CallAttempt {
     /// A call of its own, perhaps with answers to what it may be asked.
     Fresh(InputResponses),
     /// A client coming back to a call that is parked.
@@ -55,7 +55,7 @@ pub(super) fn binding(shared: &Shared, caller: &Caller, call: &Call) -> Binding 
 ///
 /// # Errors
 /// The refusal: `-32602` with words that say which of them is wrong.
-pub(super) fn came_with(shared: &Shared, caller: &Caller, call: &Call) -> Result<Came, Box<Reply>> {
+pub(super) fn attempt_of(shared: &Shared, caller: &Caller, call: &Call) -> Result<CallAttempt, Box<Reply>> {
     let wrong = |error: &dyn std::fmt::Display| {
         Box::new(reply::refuse(
             call,
@@ -66,13 +66,13 @@ pub(super) fn came_with(shared: &Shared, caller: &Caller, call: &Call) -> Result
     let answers =
         InputResponses::read(call.params.as_ref()).map_err(|error| wrong(&error))?.unwrap_or_default();
     let Some(state) = request_state(call.params.as_ref()).map_err(|error| wrong(&error))? else {
-        return Ok(Came::Fresh(answers));
+        return Ok(CallAttempt::Fresh(answers));
     };
     let binding = || binding(shared, caller, call);
     let State { resumes, .. } =
         shared.keyring.open(&state, binding, shared.clock.timestamp()).map_err(|error| wrong(&error))?;
     match resumes {
-        Resumes::Parked(id) => Ok(Came::Back(TaskId::from_entropy(id.entropy()), answers)),
+        Resumes::Parked(id) => Ok(CallAttempt::Back(TaskId::from_entropy(id.entropy()), answers)),
         Resumes::Again if answers.iter().any(|(_, answer)| declines(answer)) => {
             let error = ErrorObject::new(
                 code::INVALID_PARAMS,
@@ -83,7 +83,7 @@ pub(super) fn came_with(shared: &Shared, caller: &Caller, call: &Call) -> Result
         // Also where answers are missing. They would tell us nothing: whether the user has been there
         // only the server knows, and one that is not satisfied asks again, with addresses that are
         // still good (2026-07-28, *Elicitation, URL Mode*; *Multi Round-Trip Requests, Error Handling*).
-        Resumes::Again => Ok(Came::Again),
+        Resumes::Again => Ok(CallAttempt::Again),
     }
 }
 

@@ -16,7 +16,7 @@ use crate::{
         Item, Reply,
         conversation::Conversation,
         ids,
-        input_requests::{self, Came},
+        input_requests::{self, CallAttempt},
         reply::{self, CallEnd},
         shared::Shared,
         switchboard::{Request, Waiter},
@@ -87,15 +87,17 @@ impl Attended {
     async fn start(&mut self) -> Result<(), Box<Reply>> {
         let policy = self.shared.route.treatment(self.call.target.as_deref().unwrap_or_default());
         let planned = plan(&self.call, &self.caller, &policy);
-        let came = match self.call.method.may_ask() {
-            true => input_requests::came_with(&self.shared, &self.caller, &self.call),
-            false => Ok(Came::Fresh(InputResponses::default())),
+        let attempt = match self.call.method.may_ask() {
+            true => input_requests::attempt_of(&self.shared, &self.caller, &self.call),
+            false => Ok(CallAttempt::Fresh(InputResponses::default())),
         };
         let began = self.shared.clock.now();
         // A client that comes back waits for its call, wherever that is.
-        let is_back = matches!(came, Ok(Came::Back(..)));
-        let due = match (&planned, &came) {
-            (Plan::Drive(Drive::Defer { after }), Ok(Came::Fresh(_) | Came::Again)) => Some(began + *after),
+        let is_back = matches!(attempt, Ok(CallAttempt::Back(..)));
+        let due = match (&planned, &attempt) {
+            (Plan::Drive(Drive::Defer { after }), Ok(CallAttempt::Fresh(_) | CallAttempt::Again)) => {
+                Some(began + *after)
+            }
             _ => None,
         };
         let mut preparing =
@@ -127,10 +129,10 @@ impl Attended {
                 return Err(Box::new(reply::refuse(&self.call, StatusCode::BAD_REQUEST, &error)));
             }
         };
-        let supplied = match came? {
-            Came::Fresh(answers) => answers,
-            Came::Again => InputResponses::default(),
-            Came::Back(id, answers) => {
+        let supplied = match attempt? {
+            CallAttempt::Fresh(answers) => answers,
+            CallAttempt::Again => InputResponses::default(),
+            CallAttempt::Back(id, answers) => {
                 let (shared, caller, call) = (&self.shared, &self.caller, &self.call);
                 let items = input_requests::rejoin(shared, caller, call, &id, answers, defer_after).await?;
                 self.moved(items);
