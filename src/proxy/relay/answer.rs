@@ -1,7 +1,7 @@
 //! The answer to a legacy client's request as it goes by: what [`Relay`] decides is carried out here.
 //!
 //! The server's body is read, its bytes are edited where they have to be, and what is said of it is kept:
-//! for the log, for who comes back (`owing`), and for the session that listens.
+//! for the log, for who comes back (`requester`), and for the session that listens.
 
 use super::{
     deferred_head::{self, Body},
@@ -172,7 +172,7 @@ impl Relaying {
                 return Some(Piece { bytes: Bytes::new(), account, then: Then::Break });
             }
             Action::Settle(waiting) => {
-                let asked = Arc::clone(self.sent.owing.asked());
+                let asked = Arc::clone(self.sent.requester.asked());
                 self.settling = Some(async move { asked.owed(waiting).await }.boxed());
             }
             Action::TakeUp(from) => {
@@ -180,7 +180,7 @@ impl Relaying {
                     body.take_up(from);
                 }
             }
-            Action::Leave(behind, waiting) => self.sent.owing.leave(&behind, waiting),
+            Action::Leave(behind, waiting) => self.sent.requester.leave(&behind, waiting),
             Action::Release => self.body.here().into_iter().for_each(Passing::release),
             Action::Cancel => {
                 if let Some(body) = self.body.here() {
@@ -198,11 +198,11 @@ impl Relaying {
     /// All that was asked has been answered.
     fn answered(&mut self, said: Said) -> AccessSummary {
         self.body.answered();
-        self.sent.owing.answered();
+        self.sent.requester.answered();
         self.sent.is_over();
         self.outcome = match said {
             Said::Plain => self.outcome,
-            Said::Error => self.sent.owing.of_error(),
+            Said::Error => self.sent.requester.of_error(),
             Said::ToolError => Outcome::ToolError,
         };
         self.sent.account(self.outcome)
@@ -218,7 +218,7 @@ impl Relaying {
                 if !lost.is_closing() {
                     self.body.answered();
                 }
-                self.sent.owing.answered();
+                self.sent.requester.answered();
                 (outcome_of(&lost), lost.error())
             }
             Verdict::Overdue(error) => (Outcome::UpstreamFailed, error),

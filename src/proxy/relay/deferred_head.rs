@@ -5,7 +5,7 @@
 //! as it is; a document becomes the last event, and so does what an HTTP error means. The status and
 //! the headers come too late and are dropped: for a call they say nothing that the body does not.
 
-use super::owing::Owing;
+use super::requester::Requester;
 use crate::{
     dialect::{legacy, modern},
     protocol::{Frame, Id, frame},
@@ -40,21 +40,21 @@ pub(super) enum Arrived {
 async fn arrive(
     forwarding: BoxFuture<'static, Result<Forwarded, CallError>>,
     id: Id,
-    owing: Owing,
+    requester: Requester,
 ) -> Result<Arrived, CallError> {
-    let forwarded = forwarding.await.map_err(|lost| match owing.resumed() {
+    let forwarded = forwarding.await.map_err(|lost| match requester.resumed() {
         Some(_) => lost.when_resuming(),
         None => lost,
     })?;
-    if owing.resumed().is_some() {
+    if requester.resumed().is_some() {
         return match forwarded.status.is_success() && forwarded.is_events() {
             true => Ok(Arrived::Events(forwarded.body)),
-            false => Err(forwarded.not_taken_up(owing.is_in_session()).await),
+            false => Err(forwarded.not_taken_up(requester.is_in_session()).await),
         };
     }
     if !forwarded.status.is_success() {
         let error = forwarded.error().await?;
-        return Ok(match owing.asked().owed(smallvec![id.clone()]).await.is_empty() {
+        return Ok(match requester.asked().owed(smallvec![id.clone()]).await.is_empty() {
             true => Arrived::Said(Bytes::new()),
             false => Arrived::Said(modern::error_response(Some(&id), &error)),
         });
@@ -90,10 +90,10 @@ impl Body {
     pub(super) fn late(
         forwarding: BoxFuture<'static, Result<Forwarded, CallError>>,
         id: Id,
-        owing: Owing,
+        requester: Requester,
     ) -> Self {
         Self::Coming(
-            arrive(forwarding, id, owing).map(|arrived| arrived.unwrap_or_else(Arrived::Lost)).boxed(),
+            arrive(forwarding, id, requester).map(|arrived| arrived.unwrap_or_else(Arrived::Lost)).boxed(),
         )
     }
 

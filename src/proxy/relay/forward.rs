@@ -11,7 +11,7 @@
 use super::{
     answer::{Changes, Edit, Edited, Relaying},
     deferred_head::{self, Body},
-    owing::Owing,
+    requester::Requester,
     sent::{Sent, outcome, untold},
     session_stream::SessionStream,
 };
@@ -82,8 +82,8 @@ pub(in crate::proxy) async fn pass(
         true => KeepAlive::new(shared.route.held, heartbeat(&shared, &client, &passage), began),
         false => KeepAlive::of_comments(passage.keep_alive, began),
     };
-    let mut owing = Owing::of(&shared.sessions, &client, &passage);
-    let left = owing.comes_back(&passage);
+    let mut requester = Requester::of(&shared.sessions, &client, &passage);
+    let left = requester.comes_back(&passage);
     let may_begin = (is_call && edit.is_none() || left.len() == 1) && may_begin(&passage);
     let has_deadline = is_call && shared.route.held.deadline.is_some();
     let giving_up = has_deadline.then(|| Box::new(passage.session()));
@@ -98,18 +98,18 @@ pub(in crate::proxy) async fn pass(
     };
     let purpose = purpose(&method, &post, &waiting);
     let resumed = headers.contains_key(&LAST_EVENT_ID);
-    let (listens, call) = in_session(&shared, &client, purpose, &waiting, &owing, resumed);
+    let (listens, call) = in_session(&shared, &client, purpose, &waiting, &requester, resumed);
     let interest = is_call.then(|| -> Arc<dyn Interest> {
         match &call {
             Some(call) => call.clone(),
-            None => owing.asked().clone(),
+            None => requester.asked().clone(),
         }
     });
     let calls = if is_call { waiting.clone() } else { SmallVec::new() };
     let forward = Forward { principal, method, query, headers, body, purpose, calls, interest };
     let mut forwarding = shared.upstream.forward(forward);
-    let is_waited_for = is_call || owing.resumed().is_some();
-    let sent = Sent { shared, began, _work: work, owing, call, giving_up, stopping };
+    let is_waited_for = is_call || requester.resumed().is_some();
+    let sent = Sent { shared, began, _work: work, requester, call, giving_up, stopping };
     let mut terms = Terms { sent, waiting, edit, listens, ladder };
     let forwarded = tokio::select! {
         // An answer that is there is passed on, whatever else is due.
@@ -122,7 +122,7 @@ pub(in crate::proxy) async fn pass(
         },
     };
     match forwarded {
-        forwarded if terms.sent.owing.resumed().is_some() => Box::pin(take_up(forwarded, terms)).await,
+        forwarded if terms.sent.requester.resumed().is_some() => Box::pin(take_up(forwarded, terms)).await,
         Ok(forwarded) => answer(forwarded, terms).await,
         Err(lost) => {
             terms.sent.is_lost(&lost);
@@ -146,7 +146,7 @@ fn in_session(
     client: &Client,
     purpose: Purpose,
     waiting: &SmallVec<[Id; 1]>,
-    owing: &Owing,
+    requester: &Requester,
     resumed: bool,
 ) -> (Option<Listens>, Option<Arc<TheirCall>>) {
     let key = client.session.filter(|_| shared.route.has_tasks() && client.knows_tasks());
@@ -154,7 +154,7 @@ fn in_session(
         (Some(key), Purpose::Listen) => (Some(Listens { key, resumed }), None),
         (Some(key), Purpose::Call | Purpose::Resume) => {
             let (in_flight, comes_back) = (&shared.sessions.in_flight, purpose == Purpose::Resume);
-            (None, Some(in_flight.begin_theirs(key, waiting.clone(), comes_back, owing.asked())))
+            (None, Some(in_flight.begin_theirs(key, waiting.clone(), comes_back, requester.asked())))
         }
         (Some(_), Purpose::Begin | Purpose::Ask | Purpose::Once | Purpose::Tell) | (None, _) => (None, None),
     }
@@ -198,19 +198,19 @@ fn heartbeat(shared: &Shared, client: &Client, passage: &Passage) -> Option<Hear
 fn begin(forwarding: BoxFuture<'static, Result<Forwarded, CallError>>, terms: Terms) -> Passed {
     let Terms { sent, waiting, edit: _, listens: _, ladder } = terms;
     let id = waiting.first().expect("a call has an id").clone();
-    let body = Body::late(forwarding, id, sent.owing.clone());
+    let body = Body::late(forwarding, id, sent.requester.clone());
     let (silence, timer) = ladder.into_parts();
-    let relay = Relay::of_events(answers(waiting, &silence, &sent.owing, 0), silence);
+    let relay = Relay::of_events(answers(waiting, &silence, &sent.requester, 0), silence);
     events(Passing::Pieces(Relaying::new(sent, relay, body, Outcome::Result, timer).boxed()))
 }
 
 /// `limit` is for one message of a batch's answer, in bytes.
-fn answers(waiting: SmallVec<[Id; 1]>, silence: &Silence, owing: &Owing, limit: usize) -> Answers {
+fn answers(waiting: SmallVec<[Id; 1]>, silence: &Silence, requester: &Requester, limit: usize) -> Answers {
     let mut answers = Answers::to(waiting, limit);
     if silence.wants_messages() {
         answers = answers.listening();
     }
-    if let Some(last_id) = owing.resumed() {
+    if let Some(last_id) = requester.resumed() {
         answers.go_on_after(last_id.as_bytes());
     }
     answers
@@ -232,7 +232,7 @@ async fn answer(forwarded: Forwarded, mut terms: Terms) -> Passed {
     }
     // One that is only taken (202) is answered on the session's own stream.
     let is_answer = is_waited_for && status.is_success() && status != StatusCode::ACCEPTED;
-    if is_answer && forwarded.body.is_over() && terms.sent.owing.resumed().is_none() {
+    if is_answer && forwarded.body.is_over() && terms.sent.requester.resumed().is_none() {
         return Box::pin(terms.sent.refused(&terms.waiting, &deferred_head::empty())).await;
     }
     let limit = match &terms.edit {
@@ -290,12 +290,12 @@ fn go_by(forwarded: Forwarded, is_answer: bool, terms: Terms) -> Passed {
         return sent.whole(status, headers, Bytes::new());
     }
     let outcome = match outcome(status) {
-        Outcome::ServerError => sent.owing.of_error(),
+        Outcome::ServerError => sent.requester.of_error(),
         outcome => outcome,
     };
     let (silence, timer) = ladder.into_parts();
     let relay = match is_events {
-        true => Relay::of_events(answers(waiting, &silence, &sent.owing, limit), silence),
+        true => Relay::of_events(answers(waiting, &silence, &sent.requester, limit), silence),
         false => {
             let unsaid = if may_be_replaced { waiting } else { SmallVec::new() };
             Relay::of_document(unsaid, outcome == Outcome::Result, silence)
@@ -333,14 +333,14 @@ async fn take_up(forwarded: Result<Forwarded, CallError>, terms: Terms) -> Passe
         Ok(forwarded) if matches!(forwarded.status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) => {
             return answer(forwarded, Terms { waiting: SmallVec::new(), ..terms }).await;
         }
-        Ok(forwarded) => forwarded.not_taken_up(terms.sent.owing.is_in_session()).await,
+        Ok(forwarded) => forwarded.not_taken_up(terms.sent.requester.is_in_session()).await,
         // With the next of us.
         Err(lost @ CallError::Closing) => return untold(&lost, terms.sent.account(outcome_of(&lost))),
         Err(lost) => lost.when_resuming(),
     };
     let Terms { sent, waiting, .. } = terms;
-    let owed = sent.owing.asked().owed(waiting).await;
-    sent.owing.answered();
+    let owed = sent.requester.asked().owed(waiting).await;
+    sent.requester.answered();
     if owed.is_empty() {
         return sent.unanswered();
     }

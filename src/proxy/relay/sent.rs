@@ -3,7 +3,7 @@
 //! A server that fails a request with an HTTP error, or that cannot be reached, would leave released clients
 //! waiting (`WIRE`, B 1, rule 19): they get the JSON-RPC error in a 200.
 
-use super::owing::Owing;
+use super::requester::Requester;
 use crate::{
     dialect::legacy,
     protocol::{
@@ -33,7 +33,7 @@ pub(super) struct Sent {
     pub(super) began: Instant,
     /// A stopping proxy waits for it; not where the client only listens.
     pub(super) _work: Option<TaskTrackerToken>,
-    pub(super) owing: Owing,
+    pub(super) requester: Requester,
     /// The client's own call that it is.
     pub(super) call: Option<Arc<TheirCall>>,
     /// Where the server is told that a call is given up which has a deadline.
@@ -66,10 +66,10 @@ impl Sent {
     /// of them is not waited for.
     pub(super) fn give_up(&mut self) {
         if let Some(session) = self.giving_up.take()
-            && self.owing.asked().lose()
+            && self.requester.asked().lose()
         {
             let reason = "it took longer than the proxy lets a client wait";
-            self.shared.upstream.cancel_in(*session, self.owing.asked().ids(), reason);
+            self.shared.upstream.cancel_in(*session, self.requester.asked().ids(), reason);
         }
     }
 
@@ -83,7 +83,7 @@ impl Sent {
             Some(_) | None => outcome(status),
         };
         let (outcome, reason) = match outcome {
-            Outcome::ServerError if self.owing.asked().is_taken_back() => (Outcome::Departed, None),
+            Outcome::ServerError if self.requester.asked().is_taken_back() => (Outcome::Departed, None),
             Outcome::ServerError => (outcome, Some(in_numbers(status, &body).into())),
             _ => (outcome, None),
         };
@@ -97,7 +97,7 @@ impl Sent {
             Ok(error) => error,
             Err(lost) => return self.refused(waiting, &lost).await,
         };
-        match &self.owing.asked().owed(waiting.into()).await[..] {
+        match &self.requester.asked().owed(waiting.into()).await[..] {
             [] if !waiting.is_empty() => self.unanswered(),
             owed => self.failed(owed, &error, Outcome::UpstreamFailed),
         }
@@ -108,7 +108,7 @@ impl Sent {
         if waiting.is_empty() {
             return untold(lost, self.account(outcome_of(lost)));
         }
-        let owed = self.owing.asked().owed(waiting.into()).await;
+        let owed = self.requester.asked().owed(waiting.into()).await;
         if owed.is_empty() {
             return self.unanswered();
         }

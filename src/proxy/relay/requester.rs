@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 /// Who asked, in which session.
 #[derive(Clone)]
-pub(super) struct Owing {
+pub(super) struct Requester {
     asked: Arc<Asked>,
     unfinished: Arc<Unfinished>,
     principal: Principal,
@@ -23,9 +23,9 @@ pub(super) struct Owing {
     resumed: Option<HeaderValue>,
 }
 
-// === impl Owing ===
+// === impl Requester ===
 
-impl Owing {
+impl Requester {
     pub(super) fn of(sessions: &Sessions, client: &Client, passage: &Passage) -> Self {
         Self {
             asked: Asked::new(&sessions.ended, client.session, passage.post.waiting()),
