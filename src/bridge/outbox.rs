@@ -12,7 +12,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 /// A stream to the client, by number.
-pub type Line = u64;
+pub type LineId = u64;
 
 /// A question of the server, by number within its task.
 pub type Ask = u32;
@@ -21,30 +21,30 @@ pub type Ask = u32;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Outbox {
     /// The stream that the session listens on.
-    listening: Option<Line>,
+    listening: Option<LineId>,
     /// Requests that wait for the result, the last one last.
-    waiting: BTreeSet<Line>,
+    waiting: BTreeSet<LineId>,
     /// The questions that are open, each with where it has been put.
-    open: BTreeMap<Ask, Option<Line>>,
+    open: BTreeMap<Ask, Option<LineId>>,
 }
 
 // === impl Outbox ===
 
 impl Outbox {
     /// The session listens on this stream now, or on none.
-    pub fn handle_listening(&mut self, line: Option<Line>) {
+    pub fn handle_listening(&mut self, line: Option<LineId>) {
         if let Some(gone) = std::mem::replace(&mut self.listening, line).filter(|gone| Some(*gone) != line) {
             self.forget(gone);
         }
     }
 
     /// A request waits for the result.
-    pub fn handle_waiting(&mut self, line: Line) {
+    pub fn handle_waiting(&mut self, line: LineId) {
         self.waiting.insert(line);
     }
 
     /// It no longer does.
-    pub fn handle_left(&mut self, line: Line) {
+    pub fn handle_left(&mut self, line: LineId) {
         if self.waiting.remove(&line) {
             self.forget(line);
         }
@@ -56,25 +56,25 @@ impl Outbox {
     }
 
     /// It has been answered or withdrawn. Gives where it had been put, if it had.
-    pub fn handle_closed(&mut self, ask: Ask) -> Option<Line> {
+    pub fn handle_closed(&mut self, ask: Ask) -> Option<LineId> {
         self.open.remove(&ask).flatten()
     }
 
     /// Where something can be said now: the session's own stream first, then the request that waits
     /// last.
-    pub fn line(&self) -> Option<Line> {
+    pub fn line(&self) -> Option<LineId> {
         self.listening.or_else(|| self.waiting.last().copied())
     }
 
     /// The next question to put, and where. It counts as put; where that fails, the line is gone.
-    pub fn poll_put(&mut self) -> Option<(Ask, Line)> {
+    pub fn poll_put(&mut self) -> Option<(Ask, LineId)> {
         let line = self.line()?;
         let (ask, place) = self.open.iter_mut().find(|(_, place)| place.is_none())?;
         *place = Some(line);
         Some((*ask, line))
     }
 
-    fn forget(&mut self, gone: Line) {
+    fn forget(&mut self, gone: LineId) {
         for place in self.open.values_mut().filter(|place| **place == Some(gone)) {
             *place = None;
         }
@@ -86,7 +86,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn puts(outbox: &mut Outbox) -> Vec<(Ask, Line)> {
+    fn puts(outbox: &mut Outbox) -> Vec<(Ask, LineId)> {
         std::iter::from_fn(|| outbox.poll_put()).collect()
     }
 
@@ -133,9 +133,9 @@ mod tests {
 
     #[derive(Clone, Debug)]
     enum Step {
-        Listening(Option<Line>),
-        Waiting(Line),
-        Left(Line),
+        Listening(Option<LineId>),
+        Waiting(LineId),
+        Left(LineId),
         Question(Ask),
         Closed(Ask),
     }
@@ -156,7 +156,7 @@ mod tests {
             let mut outbox = Outbox::default();
             let (mut living, mut open) = (BTreeSet::new(), BTreeSet::new());
             // Where each question is, as its client sees it.
-            let mut seen: BTreeMap<Ask, Line> = BTreeMap::new();
+            let mut seen: BTreeMap<Ask, LineId> = BTreeMap::new();
             let mut listening = None;
             for step in steps {
                 match step {

@@ -1,7 +1,7 @@
 //! Who hears what becomes of a call: requests that wait for it, and streams on which a task is heard.
 
 use crate::{
-    bridge::{Outbox, exchange::Ask, outbox::Line},
+    bridge::{Outbox, exchange::Ask, outbox::LineId},
     protocol::sse,
     proxy::{
         Item,
@@ -26,10 +26,10 @@ pub(super) struct Lines {
     /// The streams of the session, where it has an id.
     streams: Option<Follower>,
     /// Requests for the result that wait.
-    waiting: Vec<(Line, mpsc::Sender<Bytes>)>,
+    waiting: Vec<(LineId, mpsc::Sender<Bytes>)>,
     /// What is to be said on lines that are full, in its order. The server is not read meanwhile, as on
     /// the direct way: a client that reads more slowly than its server speaks loses nothing.
-    unsaid: VecDeque<(Line, Bytes)>,
+    unsaid: VecDeque<(LineId, Bytes)>,
     /// When the first of it is given up, and its line with it.
     give_up: Option<Instant>,
     /// What is asked, and is not put before somebody new waits: its client still has it.
@@ -142,7 +142,7 @@ impl Lines {
     }
 
     /// A question is answered or over. Gives where it was put, if it was.
-    pub(super) fn close(&mut self, ask: Ask) -> Option<Line> {
+    pub(super) fn close(&mut self, ask: Ask) -> Option<LineId> {
         self.outbox.handle_closed(ask)
     }
 
@@ -156,7 +156,7 @@ impl Lines {
     }
 
     /// Says something on this line. Whether it is, or will be, said.
-    pub(super) fn tell(&mut self, line: Line, event: Bytes) -> bool {
+    pub(super) fn tell(&mut self, line: LineId, event: Bytes) -> bool {
         let Some(sender) = self.sender(line) else { return false };
         let event = match self.unsaid.iter().any(|(full, _)| *full == line) {
             true => event,
@@ -175,7 +175,7 @@ impl Lines {
         self.full(now).is_some()
     }
 
-    fn sender(&self, line: Line) -> Option<mpsc::Sender<Bytes>> {
+    fn sender(&self, line: LineId) -> Option<mpsc::Sender<Bytes>> {
         match self.waiting.iter().find(|(waiting, _)| *waiting == line) {
             Some((_, tell)) => Some(tell.clone()),
             None => self.streams.as_ref()?.sender(line),
@@ -197,7 +197,7 @@ impl Lines {
     }
 
     /// A line that takes nothing any more.
-    fn gone(&mut self, line: Line) {
+    fn gone(&mut self, line: LineId) {
         self.unsaid.retain(|(full, _)| *full != line);
         match self.waiting.iter().position(|(waiting, _)| *waiting == line) {
             Some(at) => {
@@ -219,7 +219,7 @@ async fn room(full: Option<mpsc::Sender<Bytes>>, give_up: Option<Instant>) -> Op
 }
 
 /// Which of those who wait for the result has left.
-async fn any_gone(waiting: &[(Line, mpsc::Sender<Bytes>)]) -> usize {
+async fn any_gone(waiting: &[(LineId, mpsc::Sender<Bytes>)]) -> usize {
     if waiting.is_empty() {
         return pending().await;
     }

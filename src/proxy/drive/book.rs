@@ -20,13 +20,13 @@ pub(super) struct Book {
     next: Ask,
     /// How often the client has been sent back with questions.
     pub(super) round: u32,
-    open: BTreeMap<Ask, Open>,
+    open: BTreeMap<Ask, OpenQuestion>,
     /// Answers that came with the call itself, before anything was asked.
     supplied: InputResponses,
 }
 
 /// A question that has not been answered.
-pub(super) struct Open {
+pub(super) struct OpenQuestion {
     /// Names it within its call.
     pub(super) key: String,
     pub(super) asked: Asked,
@@ -79,19 +79,19 @@ impl Book {
             }
             Asked::Native(_) => None,
         };
-        self.open.insert(ask, Open { key, asked, id, way, is_recorded: false, put: None });
+        self.open.insert(ask, OpenQuestion { key, asked, id, way, is_recorded: false, put: None });
         (ask, supplied)
     }
 
-    pub(super) fn get(&self, ask: Ask) -> Option<&Open> {
+    pub(super) fn get(&self, ask: Ask) -> Option<&OpenQuestion> {
         self.open.get(&ask)
     }
 
-    pub(super) fn get_mut(&mut self, ask: Ask) -> Option<&mut Open> {
+    pub(super) fn get_mut(&mut self, ask: Ask) -> Option<&mut OpenQuestion> {
         self.open.get_mut(&ask)
     }
 
-    pub(super) fn iter(&self) -> impl Iterator<Item = (Ask, &Open)> {
+    pub(super) fn iter(&self) -> impl Iterator<Item = (Ask, &OpenQuestion)> {
         self.open.iter().map(|(ask, open)| (*ask, open))
     }
 
@@ -109,19 +109,19 @@ impl Book {
     }
 
     /// The question is open no more; what becomes of it is the caller's business.
-    pub(super) fn close(&mut self, ask: Ask) -> Option<Open> {
+    pub(super) fn close(&mut self, ask: Ask) -> Option<OpenQuestion> {
         self.open.remove(&ask)
     }
 
     /// All of them.
-    pub(super) fn close_all(&mut self) -> Vec<Open> {
+    pub(super) fn close_all(&mut self) -> Vec<OpenQuestion> {
         std::mem::take(&mut self.open).into_values().collect()
     }
 
     /// The client answered, with a result or an error. Gives the answer, with its key, where the server is to
     /// have it in its next turn.
     pub(super) fn answer(&mut self, ask: Ask, outcome: Result<Bytes, Bytes>) -> Option<(String, Bytes)> {
-        let Open { asked, way, .. } = self.open.remove(&ask)?;
+        let OpenQuestion { asked, way, .. } = self.open.remove(&ask)?;
         match way {
             Way::Answer(answer) => {
                 answer.send(outcome.map(|result| offer::unrelated(&result)));
@@ -146,7 +146,7 @@ impl Book {
     pub(super) fn decline(&mut self, ask: Ask) {
         let Some(open) = self.close(ask) else { return };
         let is_answered = open.was_answered_elsewhere();
-        let Open { asked, way, .. } = open;
+        let OpenQuestion { asked, way, .. } = open;
         match (asked, way) {
             (Asked::Native(_), way) if is_answered => way.withdrawn(),
             (Asked::Canonical(request), Way::Answer(answer)) => {
@@ -162,7 +162,7 @@ impl Book {
 
     /// Those that the client has answered on the stream of the call itself are open no more.
     pub(super) fn close_answered_elsewhere(&mut self) -> Vec<Ask> {
-        let is_over = |open: &Open| open.was_answered_elsewhere();
+        let is_over = |open: &OpenQuestion| open.was_answered_elsewhere();
         let over: Vec<_> = self.iter().filter(|(_, open)| is_over(open)).map(|(ask, _)| ask).collect();
         for ask in &over {
             if let Some(open) = self.close(*ask) {
@@ -173,9 +173,9 @@ impl Book {
     }
 }
 
-// === impl Open ===
+// === impl OpenQuestion ===
 
-impl Open {
+impl OpenQuestion {
     /// Whether its answer has passed on the stream where it stood before there was a task.
     pub(super) fn was_answered_elsewhere(&self) -> bool {
         let relayed = self.put.as_ref().and_then(|put| put.relayed.as_ref());

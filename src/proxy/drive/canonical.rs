@@ -1,6 +1,6 @@
 //! A driven call in the words of 2026-07-28: of a client of that revision, in front of a server of another.
 
-use super::{First, book::Open};
+use super::{First, book::OpenQuestion};
 use crate::{
     bridge::{
         elicit,
@@ -111,7 +111,7 @@ impl Canonical {
         shared: &Shared,
         id: &TaskId,
         round: u32,
-        open: impl Iterator<Item = &'a Open>,
+        open: impl Iterator<Item = &'a OpenQuestion>,
     ) -> Vec<u8> {
         let state = State {
             resumes: Resumes::Parked(CallId::from_entropy(id.entropy())),
@@ -169,7 +169,7 @@ pub(super) fn failed(error: &ErrorObject) -> task::Event {
 /// Answers a client with questions, if it can be asked them.
 pub(super) fn asked<'a>(
     request: &Request,
-    open: impl Iterator<Item = &'a Open>,
+    open: impl Iterator<Item = &'a OpenQuestion>,
     result: &[u8],
 ) -> Option<Reply> {
     let Request::Canonical { call, capabilities } = request else { return None };
@@ -194,7 +194,7 @@ pub(super) fn handle(
     (reply::handle(call, created, id.clone(), Some(Commit(confirm))), Some(committed))
 }
 
-fn request(open: &Open) -> Option<&InputRequest> {
+fn request(open: &OpenQuestion) -> Option<&InputRequest> {
     open.asked.canonical()
 }
 

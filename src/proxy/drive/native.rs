@@ -6,7 +6,7 @@
 
 use super::{
     audience::Lines,
-    book::{Open, Put},
+    book::{OpenQuestion, Put},
     canonical::{failed, kept},
 };
 use crate::{
@@ -200,7 +200,7 @@ pub(super) fn recorded(frame: &Frame) -> Option<Bytes> {
 }
 
 /// A question as it is put in the task.
-pub(super) fn put_in_task(open: &Open, task: &TaskId) -> Bytes {
+pub(super) fn put_in_task(open: &OpenQuestion, task: &TaskId) -> Bytes {
     let id = offer::question_id(task, &open.key);
     match &open.asked {
         Asked::Canonical(request) => offer::asked(request, &id, task.as_str()),

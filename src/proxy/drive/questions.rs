@@ -2,7 +2,7 @@
 
 use super::{
     Driver, Form, Held,
-    book::{MAX_OPEN, Open, Way},
+    book::{MAX_OPEN, OpenQuestion, Way},
     canonical, keep, native, tell_all,
 };
 use crate::{
@@ -139,7 +139,8 @@ impl Driver {
         let Some(ask) = held.book.by_key(key) else { return };
         let place = held.lines.as_mut().and_then(|lines| lines.close(ask));
         // It may stand in two places, and has been answered in one.
-        let was_elsewhere = was_elsewhere || held.book.get(ask).is_some_and(Open::was_answered_elsewhere);
+        let was_elsewhere =
+            was_elsewhere || held.book.get(ask).is_some_and(OpenQuestion::was_answered_elsewhere);
         if let (Some(line), true, Some(lines)) = (place, was_elsewhere, &mut held.lines) {
             lines.tell(line, taken_back(held.hold.id(), key, "it has been answered"));
         }
@@ -266,7 +267,7 @@ impl Driver {
 
     /// Closes a question that the client need not answer any more, and tells it so where it was put in the
     /// task.
-    fn take_back(&mut self, ask: Ask, reason: &str) -> Option<Open> {
+    fn take_back(&mut self, ask: Ask, reason: &str) -> Option<OpenQuestion> {
         let held = self.held();
         let place = held.lines.as_mut().and_then(|lines| lines.close(ask));
         let open = held.book.close(ask)?;
@@ -276,7 +277,7 @@ impl Driver {
         Some(open)
     }
 
-    pub(super) fn take_back_all(&mut self, reason: &str) -> Vec<Open> {
+    pub(super) fn take_back_all(&mut self, reason: &str) -> Vec<OpenQuestion> {
         let Some(held) = &mut self.held else { return Vec::new() };
         // Their answers have passed: nothing is left to be refused.
         held.book.close_answered_elsewhere();

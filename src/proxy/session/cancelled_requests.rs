@@ -43,7 +43,7 @@ struct Known {
     closed: Latest<Key, ()>,
     /// Sessions that are just being ended. The server may close their streams before it says that
     /// it has.
-    leaving: HashMap<Key, Farewells>,
+    leaving: HashMap<Key, EndRequests>,
 }
 
 /// What one POST asks, from its arrival until nothing more is to be done for it.
@@ -60,7 +60,7 @@ pub(in crate::proxy) struct Asked {
 
 /// What is under way to end one session.
 #[derive(Debug, Default)]
-struct Farewells {
+struct EndRequests {
     /// Never 0.
     count: usize,
     all_over: CancellationToken,
@@ -124,7 +124,7 @@ impl Ended {
 
     /// Waits until it is known whether a session is over that is just being ended, though not for ever.
     async fn settles(&self, key: Key) {
-        let leaving = self.known.lock().leaving.get(&key).map(|farewells| farewells.all_over.clone());
+        let leaving = self.known.lock().leaving.get(&key).map(|requests| requests.all_over.clone());
         if let Some(leaving) = leaving {
             // Where it is not said the session is still there.
             let _ = timeout(PATIENCE, leaving.cancelled()).await;
@@ -237,12 +237,12 @@ impl Leaving {
 impl Drop for Leaving {
     fn drop(&mut self) {
         let mut known = self.ended.known.lock();
-        let Some(farewells) = known.leaving.get_mut(&self.key) else { return };
-        farewells.count -= 1;
-        if farewells.count == 0
-            && let Some(farewells) = known.leaving.remove(&self.key)
+        let Some(requests) = known.leaving.get_mut(&self.key) else { return };
+        requests.count -= 1;
+        if requests.count == 0
+            && let Some(requests) = known.leaving.remove(&self.key)
         {
-            farewells.all_over.cancel();
+            requests.all_over.cancel();
         }
     }
 }

@@ -4,7 +4,7 @@
 //! the server's.
 
 use super::Key;
-use crate::{bridge::outbox::Line, runtime::Mutex};
+use crate::{bridge::outbox::LineId, runtime::Mutex};
 use bytes::Bytes;
 use dashmap::DashMap;
 use std::sync::{
@@ -17,19 +17,19 @@ use tokio::sync::{mpsc, watch};
 #[derive(Debug, Default)]
 pub(in crate::proxy) struct Streams {
     /// Only sessions that listen, or whose streams somebody follows.
-    sessions: DashMap<Key, Arc<Session>>,
+    sessions: DashMap<Key, Arc<SessionStreams>>,
 }
 
 #[derive(Debug)]
-struct Session {
+struct SessionStreams {
     /// The streams that are open: the one to use last.
-    open: Mutex<Vec<Open>>,
+    open: Mutex<Vec<OpenStream>>,
     changed: watch::Sender<()>,
 }
 
 #[derive(Debug)]
-struct Open {
-    line: Line,
+struct OpenStream {
+    line: LineId,
     tell: mpsc::Sender<Bytes>,
     /// It goes on where another broke, perhaps only to the end of one answer.
     resumed: bool,
@@ -39,7 +39,7 @@ struct Open {
 pub(in crate::proxy) struct Stream {
     streams: Arc<Streams>,
     key: Key,
-    line: Line,
+    line: LineId,
     told: mpsc::Receiver<Bytes>,
 }
 
@@ -47,7 +47,7 @@ pub(in crate::proxy) struct Stream {
 pub(in crate::proxy) struct Follower {
     streams: Arc<Streams>,
     key: Key,
-    session: Arc<Session>,
+    session: Arc<SessionStreams>,
     changed: watch::Receiver<()>,
 }
 
@@ -57,7 +57,7 @@ const WAITING: usize = 64;
 /// Lines are unique in the process.
 static NEXT: AtomicU64 = AtomicU64::new(1);
 
-pub(in crate::proxy) fn next_line() -> Line {
+pub(in crate::proxy) fn next_line() -> LineId {
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
@@ -74,7 +74,7 @@ impl Streams {
             // A fresh stream before one that goes on where another broke.
             let at =
                 if resumed { open.iter().take_while(|stream| stream.resumed).count() } else { open.len() };
-            open.insert(at, Open { line, tell, resumed });
+            open.insert(at, OpenStream { line, tell, resumed });
         }
         session.changed.send_replace(());
         Stream { streams: Arc::clone(self), key, line, told }
@@ -87,12 +87,12 @@ impl Streams {
         Follower { streams: Arc::clone(self), key, session, changed }
     }
 
-    fn session(&self, key: Key) -> Arc<Session> {
-        let fresh = || Arc::new(Session { open: Mutex::default(), changed: watch::Sender::new(()) });
+    fn session(&self, key: Key) -> Arc<SessionStreams> {
+        let fresh = || Arc::new(SessionStreams { open: Mutex::default(), changed: watch::Sender::new(()) });
         Arc::clone(&self.sessions.entry(key).or_insert_with(fresh))
     }
 
-    fn close(&self, key: Key, line: Line) {
+    fn close(&self, key: Key, line: LineId) {
         let Some(session) = self.sessions.get(&key).map(|session| Arc::clone(&session)) else { return };
         session.open.lock().retain(|stream| stream.line != line);
         session.changed.send_replace(());
@@ -132,12 +132,12 @@ impl Follower {
     }
 
     /// The stream to use.
-    pub(in crate::proxy) fn line(&self) -> Option<Line> {
+    pub(in crate::proxy) fn line(&self) -> Option<LineId> {
         self.session.open.lock().last().map(|stream| stream.line)
     }
 
     /// The way to say something on a stream; none where it is gone.
-    pub(in crate::proxy) fn sender(&self, line: Line) -> Option<mpsc::Sender<Bytes>> {
+    pub(in crate::proxy) fn sender(&self, line: LineId) -> Option<mpsc::Sender<Bytes>> {
         let open = self.session.open.lock();
         open.iter().find(|stream| stream.line == line).map(|stream| stream.tell.clone())
     }
@@ -146,7 +146,7 @@ impl Follower {
 impl Drop for Follower {
     fn drop(&mut self) {
         // A session of its own stands in for the one that is given back.
-        let session = Arc::new(Session { open: Mutex::default(), changed: watch::Sender::new(()) });
+        let session = Arc::new(SessionStreams { open: Mutex::default(), changed: watch::Sender::new(()) });
         drop(std::mem::replace(&mut self.session, session));
         self.streams.tidy(self.key);
     }
