@@ -20,7 +20,7 @@ pub struct Session {
 }
 
 enum Spoken {
-    Modern(modern::Session),
+    Modern(modern::Client),
     Legacy(legacy::Session),
 }
 
@@ -33,7 +33,7 @@ impl Session {
             Some(revision) if revision.era() == Era::Legacy => {
                 Spoken::Legacy(legacy::Session::new(url.clone(), headers.clone(), declared, revision))
             }
-            Some(_) | None => Spoken::Modern(modern::Session::new(url.clone(), headers.clone(), declared)),
+            Some(_) | None => Spoken::Modern(modern::Client::new(url.clone(), headers.clone(), declared)),
         };
         let older = move || legacy::Session::new(url, headers, declared, Revision::NEWEST_LEGACY);
         Self { spoken, older: revision.is_none().then(|| Box::new(older) as _) }

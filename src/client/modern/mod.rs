@@ -39,7 +39,7 @@ const COME_BACK_AFTER: Duration = Duration::from_millis(500);
 
 /// A client of one server. There is no session on the wire: this is what it knows of one call.
 #[derive(Debug)]
-pub struct Session {
+pub struct Client {
     wire: Wire,
     /// Goes with each request.
     declared: Declared,
@@ -84,9 +84,9 @@ struct CallParams<'a> {
     meta: Value,
 }
 
-// === impl Session ===
+// === impl Client ===
 
-impl Session {
+impl Client {
     pub fn new(url: Uri, headers: HeaderMap, declared: Declared) -> Self {
         let wire = Wire::new(url, headers);
         Self { wire, declared, next_id: 1, mirrored: Vec::new(), task: None, pause: None }

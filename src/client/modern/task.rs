@@ -7,7 +7,7 @@ use super::{
         error::{error_text, is_busy},
         message::{Answer, read},
     },
-    Pause, Session,
+    Client, Pause,
     outline::Outline,
 };
 use crate::protocol::{Method, headers};
@@ -16,9 +16,9 @@ use serde::Serialize;
 use serde_json::Value;
 use std::collections::BTreeSet;
 
-// === impl Session ===
+// === impl Client ===
 
-impl Session {
+impl Client {
     /// Follows a task of which nothing but its handle is known.
     pub(in crate::client) async fn resume(&mut self, handle: &str, watch: Watch<'_>) -> Result<Turn, Error> {
         self.task = Some(handle.to_owned());

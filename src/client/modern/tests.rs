@@ -17,7 +17,7 @@ impl Script {
         arguments: &str,
         answers: &[&str],
     ) -> (Result<Ending, Error>, Vec<String>) {
-        let mut client = Session::new(self.url.clone(), HeaderMap::new(), ALL);
+        let mut client = Client::new(self.url.clone(), HeaderMap::new(), ALL);
         let mut steps = Vec::new();
         let arguments = super::super::arguments(arguments).unwrap();
         let call = Call { tool: "tool", arguments: &arguments };
@@ -285,7 +285,7 @@ async fn arguments_are_mirrored_where_the_tool_asks_for_it_on_whatever_page_it_i
         (200, JSON, &second),
     ])
     .await;
-    let mut client = Session::new(server.url.clone(), HeaderMap::new(), Declared::default());
+    let mut client = Client::new(server.url.clone(), HeaderMap::new(), Declared::default());
     let (mirrored, _) = client.mirrored("tool").await.unwrap();
     assert_eq!(server.heard()[1].1["params"]["cursor"], "c2");
     let arguments = super::super::arguments(r#"{"region":"Zürich","deep":{"n":42}}"#).unwrap();
@@ -300,7 +300,7 @@ async fn a_server_that_is_not_there_is_named() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url: Uri = format!("http://{}/", listener.local_addr().unwrap()).parse().unwrap();
     drop(listener);
-    let mut client = Session::new(url.clone(), HeaderMap::new(), ALL);
+    let mut client = Client::new(url.clone(), HeaderMap::new(), ALL);
     let error = client.mirrored("x").await.unwrap_err().to_string();
     assert!(error.starts_with(&format!("{url} cannot be reached: ")), "{error}");
 }
@@ -308,7 +308,7 @@ async fn a_server_that_is_not_there_is_named() {
 #[tokio::test]
 async fn a_task_that_nobody_declared_is_not_followed() {
     let server = Script::new(&[(200, JSON, &handle())]).await;
-    let mut client = Session::new(server.url.clone(), HeaderMap::new(), Declared::default());
+    let mut client = Client::new(server.url.clone(), HeaderMap::new(), Declared::default());
     let arguments = super::super::no_arguments();
     let call = Call { tool: "tool", arguments: &arguments };
     let turn = client.call(&call, &mut |step| panic!("{step:?}")).await;
