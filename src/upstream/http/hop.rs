@@ -80,12 +80,12 @@ const OF_HOP: [HeaderName; 9] = [
     HeaderName::from_static("proxy-connection"),
 ];
 
-fn is_of_hop(name: &HeaderName) -> bool {
+pub(super) fn is_of_hop(name: &HeaderName) -> bool {
     OF_HOP.contains(name)
 }
 
-/// What our own front has dealt with. An encoded answer could not be watched as it goes by.
-fn is_of_front(name: &HeaderName) -> bool {
+/// What our own front has dealt with. An encoded answer could be neither read nor watched as it goes by.
+pub(super) fn is_of_front(name: &HeaderName) -> bool {
     [header::HOST, header::ORIGIN, header::CONTENT_LENGTH, header::EXPECT, header::ACCEPT_ENCODING]
         .contains(name)
 }

@@ -8,7 +8,7 @@ use super::{hop, server::Http};
 use crate::{
     protocol::{
         Revision,
-        headers::{LAST_EVENT_ID, PROTOCOL_VERSION, SESSION_ID},
+        headers::{LAST_EVENT_ID, METHOD, NAME, PROTOCOL_VERSION, SESSION_ID},
     },
     upstream::{
         CallError, ClientSession, Description,
@@ -134,35 +134,10 @@ fn without_content(headers: &HeaderMap) -> HeaderMap {
     bodiless
 }
 
-/// Whether a header of the client may go on to the server. What belongs to the hop, to the
-/// session, or is set for every message does not.
+/// Whether a header of the client may go on to the server. What belongs to the hop, to the session, or is set for
+/// every message does not.
 fn is_passed_on(name: &HeaderName) -> bool {
-    const OURS: [HeaderName; 15] = [
-        header::CONNECTION,
-        header::TE,
-        header::TRAILER,
-        header::TRANSFER_ENCODING,
-        header::UPGRADE,
-        header::PROXY_AUTHORIZATION,
-        header::PROXY_AUTHENTICATE,
-        header::HOST,
-        header::ORIGIN,
-        header::CONTENT_LENGTH,
-        header::CONTENT_TYPE,
-        header::ACCEPT,
-        // An encoded answer could not be read.
-        header::ACCEPT_ENCODING,
-        header::EXPECT,
-        header::USER_AGENT,
-    ];
-    const NAMES: [&str; 7] = [
-        "keep-alive",
-        "proxy-connection",
-        "mcp-session-id",
-        "mcp-protocol-version",
-        "mcp-method",
-        "mcp-name",
-        "last-event-id",
-    ];
-    !OURS.contains(name) && !NAMES.contains(&name.as_str())
+    let is_of_session = [&SESSION_ID, &PROTOCOL_VERSION, &METHOD, &NAME, &LAST_EVENT_ID].contains(&name);
+    let is_set = [header::CONTENT_TYPE, header::ACCEPT, header::USER_AGENT].contains(name);
+    !hop::is_of_hop(name) && !hop::is_of_front(name) && !is_of_session && !is_set
 }
