@@ -13,7 +13,7 @@ use crate::{
     },
     dialect::{Call, Caller, modern::server_info_meta},
     protocol::{
-        Capabilities, ErrorObject, code,
+        Capabilities, ErrorObject,
         input::{InputRequest, InputResponses, request_state},
         splice::Object,
     },
@@ -56,13 +56,7 @@ pub(super) fn binding(shared: &Shared, caller: &Caller, call: &Call) -> Binding 
 /// # Errors
 /// The refusal: `-32602` with words that say which of them is wrong.
 pub(super) fn attempt_of(shared: &Shared, caller: &Caller, call: &Call) -> Result<CallAttempt, Box<Reply>> {
-    let wrong = |error: &dyn std::fmt::Display| {
-        Box::new(reply::refuse(
-            call,
-            StatusCode::OK,
-            &ErrorObject::new(code::INVALID_PARAMS, error.to_string()),
-        ))
-    };
+    let wrong = |error: &dyn std::fmt::Display| Box::new(reply::invalid_params(call, error.to_string()));
     let answers =
         InputResponses::read(call.params.as_ref()).map_err(|error| wrong(&error))?.unwrap_or_default();
     let Some(state) = request_state(call.params.as_ref()).map_err(|error| wrong(&error))? else {
@@ -74,11 +68,7 @@ pub(super) fn attempt_of(shared: &Shared, caller: &Caller, call: &Call) -> Resul
     match resumes {
         Resumes::Parked(id) => Ok(CallAttempt::Back(TaskId::from_entropy(id.entropy()), answers)),
         Resumes::Again if answers.iter().any(|(_, answer)| declines(answer)) => {
-            let error = ErrorObject::new(
-                code::INVALID_PARAMS,
-                "the server asked for an address to be visited first, and that was declined",
-            );
-            Err(Box::new(reply::refuse(call, StatusCode::OK, &error)))
+            Err(wrong(&"the server asked for an address to be visited first, and that was declined"))
         }
         // Also where answers are missing. They would tell us nothing: whether the user has been there
         // only the server knows, and one that is not satisfied asks again, with addresses that are
@@ -161,11 +151,10 @@ pub(super) fn became_a_task(call: &Call) -> Reply {
 /// The refusal of a retry whose call is no more. It was sent, and is known no longer: after a restart, or
 /// a while after it ended. It may well have run, so nobody is told simply to make it again.
 fn gone(call: &Call) -> Reply {
-    let error = ErrorObject::new(
-        code::INVALID_PARAMS,
+    reply::invalid_params(
+        call,
         "the call that `requestState` belongs to has ended, or is not held by this process; it may have run, so make it anew, without `requestState`, only if it may run twice",
-    );
-    reply::refuse(call, StatusCode::OK, &error)
+    )
 }
 
 /// What a call is answered with whose server wants addresses visited first: those, and a state with

@@ -16,7 +16,7 @@ use crate::{
         listen::{Filter, acknowledged, ended, subscription_meta, tagged},
     },
     dialect::{Call, Caller, modern},
-    protocol::{ErrorObject, Method, code, frame::on_one_line},
+    protocol::{Method, frame::on_one_line},
     runtime::reached,
     store::StoreError,
     task::{self, Record, TaskId, view},
@@ -88,10 +88,8 @@ impl Listening {
     }
 
     async fn open(&mut self) -> Result<(), Box<Reply>> {
-        let asked = Filter::read(self.call.params.as_ref()).map_err(|error| {
-            let error = ErrorObject::new(code::INVALID_PARAMS, error.to_string());
-            Box::new(reply::refuse(&self.call, StatusCode::OK, &error))
-        })?;
+        let asked = Filter::read(self.call.params.as_ref())
+            .map_err(|error| Box::new(reply::invalid_params(&self.call, error.to_string())))?;
         // Tasks extension, *Task Status Notifications*.
         if !asked.task_ids.is_empty() && !self.caller.capabilities.declares_tasks() {
             return Err(Box::new(reply::tasks_required(&self.call)));

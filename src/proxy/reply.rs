@@ -151,6 +151,11 @@ fn status_of(call: &Call, error: &ErrorObject, lost: Option<&CallError>) -> Stat
     }
 }
 
+/// A call whose parameters are not what they must be.
+pub(super) fn invalid_params(call: &Call, why: impl AsRef<str>) -> Reply {
+    refuse(call, StatusCode::OK, &ErrorObject::new(code::INVALID_PARAMS, why))
+}
+
 /// A call refused by us.
 pub(super) fn refuse(call: &Call, status: StatusCode, error: &ErrorObject) -> Reply {
     failed(call, status, error, Outcome::Refused)
