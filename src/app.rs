@@ -10,7 +10,7 @@ use crate::{
     runtime::{Clock, Descriptors, Drain, Net, Room, Shares, SystemClock, or_never, random},
     store::{Bounds, Memory, Store},
     telemetry::{Drained, Draining, Started},
-    upstream::{self, NotStarted, Streamable, Upstream},
+    upstream::{self, NotStarted, Server, Upstream},
 };
 use std::{mem, net::SocketAddr, sync::Arc, time::Duration};
 use tokio::{
@@ -83,7 +83,7 @@ pub fn start_on(config: Config, net: &Net) -> Result<Running, Error> {
 /// # Errors
 /// As [`start`].
 pub fn start_with(config: Config, net: &Net, store: Arc<dyn Store>) -> Result<Running, Error> {
-    start_each(config, net, store, |config, net| Ok(Arc::new(Streamable::on(config, net)?)))
+    start_each(config, net, store, upstream::to)
 }
 
 /// The same, in front of this server, whatever the configuration names.
@@ -92,14 +92,14 @@ pub fn start_with(config: Config, net: &Net, store: Arc<dyn Store>) -> Result<Ru
 /// As [`start`].
 pub fn start_before(config: Config, net: &Net, server: &Arc<dyn Upstream>) -> Result<Running, Error> {
     let store = store(&config.store, &config.quotas);
-    start_each(config, net, store, |_, _| Ok(Arc::clone(server)))
+    start_each(config, net, store, |_, _, _, _| Ok(Arc::clone(server)))
 }
 
 fn start_each(
     mut config: Config,
     net: &Net,
     store: Arc<dyn Store>,
-    server: impl Fn(upstream::Config, &Net) -> Result<Arc<dyn Upstream>, NotStarted>,
+    to: impl Fn(Server, &str, upstream::Config, &Net) -> Result<Arc<dyn Upstream>, NotStarted>,
 ) -> Result<Running, Error> {
     let allowed = match net {
         Net::System => Some(Descriptors::raise()),
@@ -129,11 +129,11 @@ fn start_each(
     let mut services: Vec<Arc<dyn Service>> = Vec::new();
     let mut paths = Vec::new();
     let told = in_words(&config.routes);
-    for config::RouteConfig { route, upstream } in mem::take(&mut config.routes) {
+    for config::RouteConfig { route, server, upstream } in mem::take(&mut config.routes) {
         let route: Arc<policy::Route> = Arc::new(route);
         let path = Arc::clone(&route.path);
-        let upstream =
-            server(upstream, net).map_err(|source| Error::Upstream { path: Arc::clone(&path), source })?;
+        let upstream = to(server, &path, upstream, net)
+            .map_err(|source| Error::Upstream { path: Arc::clone(&path), source })?;
         upstreams.push(Arc::clone(&upstream));
         services.push(Arc::new(Endpoint::new(
             route,
@@ -199,7 +199,7 @@ fn tell_started(
 
 /// The path of each route, its server and its mode, for the log.
 fn in_words(routes: &[config::RouteConfig]) -> String {
-    let routes = routes.iter().map(|config::RouteConfig { route, upstream, .. }| {
+    let routes = routes.iter().map(|config::RouteConfig { route, server, .. }| {
         let policy::Defer { mode, after, .. } = route.defer;
         let mode = match mode {
             policy::Mode::Never | policy::Mode::Always => mode.as_str().to_owned(),
@@ -207,11 +207,16 @@ fn in_words(routes: &[config::RouteConfig]) -> String {
                 format!("{} after {}", mode.as_str(), config::values::show_duration(after))
             }
         };
-        let url = &upstream.url;
-        // Without its query, which may hold a key.
-        let scheme = url.scheme_str().unwrap_or_default();
-        let authority = url.authority().map(|authority| authority.as_str()).unwrap_or_default();
-        format!("{} -> {scheme}://{authority}{} ({mode})", route.path, url.path())
+        // Without what may hold a key: a query, arguments.
+        let server = match server {
+            Server::Url(url) => {
+                let scheme = url.scheme_str().unwrap_or_default();
+                let authority = url.authority().map(|authority| authority.as_str()).unwrap_or_default();
+                format!("{scheme}://{authority}{}", url.path())
+            }
+            Server::Command(command) => format!("`{}`", command.program()),
+        };
+        format!("{} -> {server} ({mode})", route.path)
     });
     routes.collect::<Vec<_>>().join("; ")
 }
@@ -331,6 +336,14 @@ pub async fn run(config: Config, ready: impl FnOnce(&Running)) -> Result<(), Err
         true => Err(Error::Hurried),
         false => Ok(()),
     }
+}
+
+/// Watches over a process of a server, for a proxy that has started this program for it. Gives the exit code.
+///
+/// # Errors
+/// Where no proxy has.
+pub async fn supervise(words: &[String]) -> std::io::Result<u8> {
+    upstream::stdio::supervise(words).await
 }
 
 /// What the process may be told from outside.

@@ -9,6 +9,7 @@ mod check;
 mod demo;
 mod plain;
 mod serve;
+mod supervise;
 
 use crate::runtime::or_never;
 use clap::{Parser, Subcommand};
@@ -41,6 +42,9 @@ enum Command {
     Demo(demo::Args),
     /// Check a configuration file, and say everything that is wrong with it.
     Check(check::Args),
+    /// What the proxy starts to watch over a server's process.
+    #[command(hide = true)]
+    Supervise(supervise::Args),
 }
 
 // === impl Cli ===
@@ -60,6 +64,7 @@ pub fn run() -> ExitCode {
         Command::Check(args) => {
             check::run(&args, &mut io::stdout().lock(), &mut io::stderr().lock()).unwrap_or_default().into()
         }
+        Command::Supervise(args) => supervise::run(&args),
         Command::Call(args) => runtime().block_on(call::run(args)).into(),
         Command::Demo(args) => match runtime().block_on(demo::run(args, &mut io::stdout())) {
             Ok(()) => ExitCode::SUCCESS,

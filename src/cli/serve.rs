@@ -49,8 +49,11 @@ pub struct Args {
     /// How the log is written: text or json [default: text].
     #[arg(long, value_name = "FORMAT", value_parser = like(values::log))]
     log: Option<String>,
-    /// The command that starts a server over stdio: understood, so that it can be said that none is served.
-    #[arg(last = true, value_name = "CMD", hide = true)]
+    /// Let clients from elsewhere use the command: to it all of them are one.
+    #[arg(long, requires = "command")]
+    shared: bool,
+    /// The command that starts a server over stdio, with its arguments. It gets the whole environment.
+    #[arg(last = true, value_name = "CMD")]
     command: Vec<String>,
 }
 
@@ -68,6 +71,7 @@ pub enum Error {
     #[error(
         "error: no server to stand in front of; name one in one of these ways:\n
     deferral --upstream http://127.0.0.1:9000/mcp    a server over Streamable HTTP
+    deferral -- npx some-server                      a server over stdio, by the command that starts it
     deferral --config deferral.yaml                  a configuration file, for everything else\n
 `deferral --help` lists every flag, `deferral demo` shows how it works"
     )]
@@ -146,7 +150,7 @@ impl Args {
         }
     }
 
-    /// `--upstream`: the one route there is.
+    /// `--upstream` or `-- CMD`: the one route there is.
     fn define_route(&self, file: &mut Node, problems: &mut Vec<Problem>) {
         let name = if self.upstream.is_some() { "--upstream" } else { "-- CMD" };
         let theirs = file.get_mut("routes").and_then(|routes| routes.items());
@@ -169,6 +173,10 @@ impl Args {
         if !self.command.is_empty() {
             let words = self.command.iter().map(|word| Node::text(flag("-- CMD"), word));
             upstream.set("command", Node::list(flag("-- CMD"), words));
+            upstream.set("inherit_env", Node::text(flag("-- CMD"), "all"));
+            if self.shared {
+                upstream.set("shared", Node::text(flag("--shared"), "true"));
+            }
         }
         let mut route = Node::map(flag(name));
         route.set("upstream", upstream);
@@ -366,7 +374,7 @@ routes:
             "--upstream: names a server, and so do the `routes` of deferral.yaml (line 6); remove one of the two"
         );
         let config = beside("admin: off", &["--upstream", "http://b/"]).expect("the file has no routes");
-        assert_eq!(config.routes[0].upstream.url, "http://b/");
+        assert_eq!(format!("{:?}", config.routes[0].server), "Url(http://b/)");
         assert_eq!(config.admin, None);
         assert!(matches!(args(&["--after", "1s"]).config(), Err(Error::NoServer)));
     }

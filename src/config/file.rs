@@ -5,11 +5,11 @@
 //! only shows when keys are looked at together is judged by `together`.
 
 use super::{
-    At, Config, Connections, LogFormat, RouteConfig, Store,
+    At, Config, Connections, LogFormat, Place, RouteConfig, Store,
     kind::{
-        Unsolicited, addresses, admin, count, duration, duration_or_off, key_source, log, mode, path,
-        pattern, principal, requires, size, some_duration, store, string, text, tool_errors, truth,
-        unsolicited, url,
+        Unsolicited, addresses, admin, count, duration, duration_or_off, inherit, instances, key_source, log,
+        mode, path, pattern, principal, requires, size, some_duration, start, store, string, text,
+        tool_errors, truth, unsolicited, url, variables,
     },
     secret,
     section::{Section, Set, list, mapping},
@@ -72,9 +72,9 @@ pub(super) fn file(s: &mut Section<'_, '_>, folder: &Path, look: bool) -> Config
     // person's.
     let is_exposed = matches!(public_url, Set::To(_))
         || listen.value.iter().any(|address| !address.value.ip().to_canonical().is_loopback());
-    let routes = s
-        .key("routes", "The endpoints of the proxy and the servers behind them.")
-        .required(list(mapping("a route", |s| Some(route(s, &limits, &timeouts, is_exposed)))).some());
+    let routes = s.key("routes", "The endpoints of the proxy and the servers behind them.").required(
+        list(mapping("a route", |s| Some(route(s, &limits, &timeouts, is_exposed, folder, look)))).some(),
+    );
     Config {
         admin: admin.value,
         store: s
@@ -148,14 +148,22 @@ fn access(s: &mut Section<'_, '_>) -> Access {
     Access { hosts: plain(hosts), origins: plain(origins) }
 }
 
-fn route(s: &mut Section<'_, '_>, limits: &Limits, timeouts: &Timeouts, is_exposed: bool) -> Route {
+fn route(
+    s: &mut Section<'_, '_>,
+    limits: &Limits,
+    timeouts: &Timeouts,
+    is_exposed: bool,
+    folder: &Path,
+    look: bool,
+) -> Route {
     let written = s.key("path", "The path that clients use.").with_default(DEFAULT_PATH).set(path());
     let name = match written {
         Set::To(path) => Some(path),
         Set::Unset => Some(At::new(s.place, DEFAULT_PATH.to_owned())),
         Set::Wrong => None,
     };
-    let url = s.key("upstream", "The server.").required(mapping("`upstream`", server));
+    let written =
+        s.key("upstream", "The server.").required(mapping("`upstream`", |s| Some(server(s, folder))));
     let defer = s.key("defer", "When a `tools/call` becomes a task.").section("`defer`", defer);
     let rules = s
         .key("tools", "What is different for some tools. The first rule that matches holds.")
@@ -168,7 +176,7 @@ fn route(s: &mut Section<'_, '_>, limits: &Limits, timeouts: &Timeouts, is_expos
     let forward = s
         .key("forward", "Further headers by which the server knows the caller; they are passed on to it.")
         .list(string(values::forwarded_header));
-    let url = together::server(url, s);
+    let server = together::server(written, is_exposed, look, s);
     let route = policy::Route {
         path: name.as_ref().map_or(DEFAULT_PATH, |path| &path.value).into(),
         defer,
@@ -199,8 +207,8 @@ fn route(s: &mut Section<'_, '_>, limits: &Limits, timeouts: &Timeouts, is_expos
             )
             .or(truth(), false),
     };
-    let upstream = |url| upstream::Config { url, timeouts: timeouts.upstream, limits: limits.upstream };
-    Route { path: name, config: url.map(|url| RouteConfig { route, upstream: upstream(url) }) }
+    let upstream = upstream::Config { timeouts: timeouts.upstream, limits: limits.upstream };
+    Route { path: name, config: server.map(|server| RouteConfig { route, server, upstream }) }
 }
 
 /// What a caller is, on a route of this path, if that is open to clients from elsewhere.
@@ -219,11 +227,84 @@ fn caller(s: &mut Section<'_, '_>, exposed: Option<&At<String>>) -> PrincipalSou
     principal.given().unwrap_or(PrincipalSource::Authorization)
 }
 
-/// The server's URL, and where a command is written that starts it, for a server that speaks over stdio:
-/// understood so that it can be said that none is served, and not offered.
-fn server(s: &mut Section<'_, '_>) -> Option<together::Server> {
-    let url = s.key("url", "Its MCP endpoint, over Streamable HTTP.").required(url(values::upstream_url));
-    Some(together::Server { url, command: s.unlisted("command", list(text())) })
+/// The server's URL, or the command that starts it and what goes with that.
+fn server(s: &mut Section<'_, '_>, folder: &Path) -> together::Server {
+    s.either(&[&["url"], &["command"]]);
+    let url = s.key("url", "Its MCP endpoint, over Streamable HTTP.").set(url(values::upstream_url));
+    let command = s
+        .key("command", "The command that starts it, with its arguments: a server over stdio.")
+        .set(list(text()).some());
+    let defaults = upstream::Command::new(Vec::new());
+    let env = s.key("env", "Variables that the command gets, beside those it inherits.").set(variables());
+    let inherit = s
+        .key(
+            "inherit_env",
+            "What of the proxy's environment the command gets: `all`, `safe` (what the SDKs' own clients pass on: \
+             HOME, LOGNAME, PATH, SHELL, TERM, USER), or a list of names beside the safe ones.",
+        )
+        .with_default("safe")
+        .set(inherit());
+    let folder_ = s.key("cwd", "The folder the command runs in; relative to this file's.").set(text());
+    let start = s
+        .key("start", "When the command is started: `lazy`, with the first call, or `eager`, with the proxy.")
+        .with_default("lazy")
+        .set(start());
+    let start_timeout = s
+        .key("start_timeout", "How long the command may take to answer `initialize`.")
+        .with_default(&values::show_duration(defaults.start_timeout))
+        .set(some_duration());
+    let instances = s
+        .key(
+            "instances",
+            "Processes at a time. Callers that declare the same share one; `{ per: caller }` gives each caller its \
+             own, for a server that keeps what belongs to one.",
+        )
+        .set(instances());
+    let shared = s
+        .key(
+            "shared",
+            "Whether clients from elsewhere may use the command. To it all of them are one: each may do whatever it \
+             can do with the files and the credentials it has.",
+        )
+        .with_default("false")
+        .set(truth());
+    let with_command = [
+        ("env", place(&env)),
+        ("inherit_env", place(&inherit)),
+        ("cwd", place(&folder_)),
+        ("start", place(&start)),
+        ("start_timeout", place(&start_timeout)),
+        ("instances", place(&instances)),
+        ("shared", place(&shared)),
+    ];
+    let with_command =
+        with_command.into_iter().filter_map(|(key, place)| Some(At::new(place?, key))).collect();
+    let command = match command {
+        Set::Unset => Set::Unset,
+        Set::Wrong => Set::Wrong,
+        Set::To(At { place, value: words }) => Set::To(At::new(
+            place,
+            upstream::Command {
+                words: words.into_iter().map(|word| word.value).collect(),
+                env: env.given().unwrap_or_default(),
+                inherit: inherit.given().unwrap_or_default(),
+                folder: folder_.given().map(|path| folder.join(path)),
+                start: start.given().unwrap_or_default(),
+                start_timeout: start_timeout.given().unwrap_or(defaults.start_timeout),
+                instances: instances.given().unwrap_or(defaults.instances),
+                ..defaults
+            },
+        )),
+    };
+    together::Server { url, command, with_command, is_shared: shared.given().unwrap_or(false) }
+}
+
+/// Where it was written, if it was.
+fn place<T>(set: &Set<T>) -> Option<Place> {
+    match set {
+        Set::To(at) => Some(at.place),
+        Set::Unset | Set::Wrong => None,
+    }
 }
 
 fn defer(s: &mut Section<'_, '_>) -> Defer {

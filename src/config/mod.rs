@@ -59,6 +59,7 @@ pub struct Config {
 #[derive(Clone, Debug)]
 pub struct RouteConfig {
     pub route: policy::Route,
+    pub server: upstream::Server,
     pub upstream: upstream::Config,
 }
 

@@ -55,8 +55,6 @@ pub(super) struct Section<'n, 'r> {
     required: Vec<&'static str>,
     /// Keys that go together, and not with those of another group.
     groups: &'static [&'static [&'static str]],
-    /// Keys that are understood and not offered to anybody.
-    unlisted: Vec<&'static str>,
     /// Whether it is read, or else described.
     describes: bool,
     pub(super) report: &'r mut Report,
@@ -130,7 +128,6 @@ impl<'n, 'r> Section<'n, 'r> {
             known: Map::new(),
             required: Vec::new(),
             groups: &[],
-            unlisted: Vec::new(),
             describes: false,
             report,
         }
@@ -143,12 +140,6 @@ impl<'n, 'r> Section<'n, 'r> {
 
     pub(super) fn is_written(&self) -> bool {
         self.place != Place::Whole
-    }
-
-    /// A key that is refused in the end: nobody is told that it exists.
-    pub(super) fn unlisted<T>(&mut self, key: &'static str, kind: Kind<'_, T>) -> Set<T> {
-        self.unlisted.push(key);
-        self.take(key, kind)
     }
 
     /// Tells editors that the keys of one group are to be written. Whoever asks says so where it is otherwise.
@@ -183,8 +174,7 @@ impl<'n, 'r> Section<'n, 'r> {
 
     /// Reports keys that nobody has asked for.
     pub(super) fn close(self) {
-        let is_known = |key: &str| self.known.contains_key(key) || self.unlisted.contains(&key);
-        for entry in self.entries.iter().filter(|entry| !is_known(&entry.key)) {
+        for entry in self.entries.iter().filter(|entry| !self.known.contains_key(&entry.key)) {
             let mut known = self.known.keys().map(String::as_str);
             let remedy = match (nearest(&entry.key, known.clone()), home(&entry.key)) {
                 (Some(near), _) => format!("did you mean `{near}`?"),

@@ -9,7 +9,7 @@ use super::{
     section::{Section, Set},
     values::{Invalid, show_duration, show_size},
 };
-use crate::{front, policy};
+use crate::{front, policy, upstream};
 use http::Uri;
 use std::{net::SocketAddr, path::Path, time::Duration};
 
@@ -131,11 +131,20 @@ pub(super) fn routes(written: Set<Vec<At<Route>>>, s: &mut Section<'_, '_>) -> V
 /// What is written under `upstream`.
 pub(super) struct Server {
     pub(super) url: Set<Uri>,
-    pub(super) command: Set<Vec<At<String>>>,
+    pub(super) command: Set<upstream::Command>,
+    /// The keys that are written and go with a command.
+    pub(super) with_command: Vec<At<&'static str>>,
+    pub(super) is_shared: bool,
 }
 
-pub(super) fn server(written: Set<Server>, s: &mut Section<'_, '_>) -> Option<Uri> {
-    let At { place, value: Server { url, command } } = match written {
+/// `look` is whether the command is looked for.
+pub(super) fn server(
+    written: Set<Server>,
+    is_exposed: bool,
+    look: bool,
+    s: &mut Section<'_, '_>,
+) -> Option<upstream::Server> {
+    let At { place, value: Server { url, command, with_command, is_shared } } = match written {
         Set::To(server) => server,
         Set::Unset => {
             s.wrong(s.place, "the route has no `upstream`; add `upstream: { url: \"http://…\" }`");
@@ -143,20 +152,43 @@ pub(super) fn server(written: Set<Server>, s: &mut Section<'_, '_>) -> Option<Ur
         }
         Set::Wrong => return None,
     };
-    match (&url, command) {
-        (Set::Unset, Set::Unset) => s.wrong(place, "`upstream` names no server; give it a `url`"),
+    match (url, command) {
+        (Set::Unset, Set::Unset) => {
+            s.wrong(place, "`upstream` names no server; give it a `url` or a `command`");
+            None
+        }
         (Set::To(_), Set::To(command)) => {
             s.wrong(command.place, "`upstream` has both `url` and `command`; keep one of the two");
-            return None;
+            None
         }
-        (Set::Unset, Set::To(command)) => s.wrong(command.place, NO_STDIO),
-        (Set::Wrong, _) | (_, Set::Unset | Set::Wrong) => {}
+        (Set::To(url), Set::Unset | Set::Wrong) => {
+            for At { place, value: key } in with_command {
+                s.wrong(
+                    place,
+                    format!("`{key}` is for a server that is started by a `command`; this has a `url`"),
+                );
+            }
+            Some(upstream::Server::Url(url.value))
+        }
+        (Set::Unset, Set::To(At { place, value: command })) => {
+            if command.words.is_empty() {
+                s.wrong(place, "`command` has no words; name the program first");
+                return None;
+            }
+            if look && let Err(missing) = command.find() {
+                s.wrong(place, missing.to_string());
+            }
+            if is_exposed && !is_shared {
+                s.wrong(place, EVERYBODYS);
+            }
+            Some(upstream::Server::Command(Box::new(command)))
+        }
+        (Set::Wrong, _) | (Set::Unset, Set::Wrong) => None,
     }
-    url.given()
 }
 
-/// Said of `command:` and of `-- CMD` alike.
-const NO_STDIO: &str = "servers over stdio are not served by this version; run the server over Streamable HTTP and give its `url`";
+/// Said of a command behind a listener that others can reach.
+const EVERYBODYS: &str = "clients from elsewhere can come in, and to the command all of them are one: whoever reaches the listener may do whatever it can do; listen on loopback, or write `shared: true` under `upstream` (`--shared`) if that is meant";
 
 /// The rules that can be read. One that never holds is a problem.
 pub(super) fn tools(

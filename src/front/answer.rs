@@ -212,7 +212,7 @@ fn metadata(lost: CallError) -> Answer {
         CallError::CallTimeout(_) | CallError::FirstByteTimeout(_) | CallError::IdleTimeout(_) => {
             server(StatusCode::GATEWAY_TIMEOUT, code::UPSTREAM_TIMEOUT)
         }
-        CallError::Broken(_) | CallError::SessionEnded | CallError::Untold(_) => {
+        CallError::Broken(_) | CallError::SessionEnded | CallError::Exited(_) | CallError::Untold(_) => {
             server(StatusCode::BAD_GATEWAY, code::UPSTREAM_UNAVAILABLE)
         }
         CallError::Unauthorized { status, challenge } => {
@@ -227,7 +227,11 @@ fn metadata(lost: CallError) -> Answer {
             server(StatusCode::BAD_GATEWAY, code::UPSTREAM_INVALID)
         }
         CallError::TooLarge { .. } => server(StatusCode::BAD_GATEWAY, code::RESULT_TOO_LARGE),
-        CallError::Busy { .. } | CallError::Waited { .. } | CallError::NoRoom { .. } => proxy(code::BUSY),
+        CallError::Busy { .. }
+        | CallError::Waited { .. }
+        | CallError::AllInUse { .. }
+        | CallError::Unread { .. }
+        | CallError::NoRoom { .. } => proxy(code::BUSY),
         CallError::Closing => proxy(code::SHUTTING_DOWN),
     }
 }

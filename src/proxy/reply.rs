@@ -116,11 +116,17 @@ pub(super) fn lost_error(lost: &CallError) -> ErrorObject {
         CallError::CallTimeout(_) | CallError::FirstByteTimeout(_) | CallError::IdleTimeout(_) => {
             code::UPSTREAM_TIMEOUT
         }
-        CallError::Broken(_) | CallError::SessionEnded | CallError::Untold(_) => code::OUTCOME_UNKNOWN,
+        CallError::Broken(_) | CallError::SessionEnded | CallError::Exited(_) | CallError::Untold(_) => {
+            code::OUTCOME_UNKNOWN
+        }
         CallError::Unauthorized { .. } | CallError::Forbidden { .. } => code::UNAUTHORIZED,
         CallError::Status { .. } | CallError::Invalid(_) => code::UPSTREAM_INVALID,
         CallError::TooLarge { .. } => code::RESULT_TOO_LARGE,
-        CallError::Busy { .. } | CallError::Waited { .. } | CallError::NoRoom { .. } => code::BUSY,
+        CallError::Busy { .. }
+        | CallError::Waited { .. }
+        | CallError::AllInUse { .. }
+        | CallError::Unread { .. }
+        | CallError::NoRoom { .. } => code::BUSY,
         CallError::Closing => code::SHUTTING_DOWN,
     };
     ErrorObject::new(code, lost.to_string())

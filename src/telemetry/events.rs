@@ -134,6 +134,49 @@ pub struct Untold<'a> {
     pub error: &'a dyn fmt::Display,
 }
 
+/// The process of a server has ended, and nothing is left of it.
+pub struct ServerEnded<'a> {
+    pub route: &'a str,
+    /// How it ended, in words.
+    pub how: &'a str,
+    /// How long it was there.
+    pub up: Duration,
+    /// The proxy has ended it.
+    pub is_wanted: bool,
+    /// Its last lines on standard error.
+    pub said: &'a str,
+}
+
+/// A process of a server did not come up.
+pub struct ServerNotStarted<'a> {
+    pub route: &'a str,
+    /// Without its arguments, which may hold a key.
+    pub program: &'a str,
+    pub error: &'a dyn fmt::Display,
+}
+
+/// A line of a server on its standard error.
+pub struct ServerSaid<'a> {
+    pub route: &'a str,
+    pub line: &'a str,
+}
+
+/// So many lines of a server are not in the log: it says more than is taken.
+pub struct ServerLinesOmitted<'a> {
+    pub route: &'a str,
+    pub count: u64,
+}
+
+/// What a server has written on its standard output is no message, and was skipped.
+pub struct ServerGarbage<'a> {
+    pub route: &'a str,
+    pub why: &'a str,
+    /// Its beginning.
+    pub line: &'a str,
+    /// Such lines before it that are not in the log.
+    pub omitted: u64,
+}
+
 /// The log was not taken as fast as it was written; so many lines are missing here.
 pub struct LogLinesDropped {
     pub count: u64,
@@ -333,6 +376,74 @@ impl Untold<'_> {
     pub fn emit(&self) {
         let Self { what, error } = *self;
         tracing::warn!(target: "deferral::upstream", event = "untold", what, %error);
+    }
+}
+
+// === impl ServerEnded ===
+
+impl ServerEnded<'_> {
+    pub fn emit(&self) {
+        if self.is_wanted {
+            tracing::info!(
+                target: "deferral::server", event = "ended", route = self.route, how = self.how, up_ms = millis(self.up),
+            );
+            return;
+        }
+        tracing::error!(
+            target: "deferral::server",
+            event = "ended_unexpectedly",
+            route = self.route,
+            how = self.how,
+            up_ms = millis(self.up),
+            said = self.said,
+        );
+    }
+}
+
+// === impl ServerNotStarted ===
+
+impl ServerNotStarted<'_> {
+    pub fn emit(&self) {
+        tracing::warn!(
+            target: "deferral::server",
+            event = "not_started",
+            route = self.route,
+            program = self.program,
+            error = %self.error,
+        );
+    }
+}
+
+// === impl ServerSaid ===
+
+impl ServerSaid<'_> {
+    pub fn emit(&self) {
+        tracing::info!(target: "deferral::server", event = "stderr", route = self.route, line = self.line);
+    }
+}
+
+// === impl ServerLinesOmitted ===
+
+impl ServerLinesOmitted<'_> {
+    pub fn emit(&self) {
+        tracing::warn!(
+            target: "deferral::server", event = "stderr_omitted", route = self.route, count = self.count,
+        );
+    }
+}
+
+// === impl ServerGarbage ===
+
+impl ServerGarbage<'_> {
+    pub fn emit(&self) {
+        tracing::warn!(
+            target: "deferral::server",
+            event = "stdout_skipped",
+            route = self.route,
+            why = self.why,
+            line = self.line,
+            omitted = self.omitted,
+        );
     }
 }
 

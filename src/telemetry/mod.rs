@@ -5,7 +5,8 @@ mod line;
 pub mod log;
 
 pub use events::{
-    Access, AnswersDropped, Drained, Draining, LookupFailed, Outcome, QuestionRefused, QuotaFull, Started,
-    StoreFailed, TaskTransition, Untold, WouldDefer,
+    Access, AnswersDropped, Drained, Draining, LookupFailed, Outcome, QuestionRefused, QuotaFull,
+    ServerEnded, ServerGarbage, ServerLinesOmitted, ServerNotStarted, ServerSaid, Started, StoreFailed,
+    TaskTransition, Untold, WouldDefer,
 };
 pub use line::{Format, Lines};

@@ -25,12 +25,15 @@ impl CallError {
             | Self::IdleTimeout(_)
             | Self::Broken(_)
             | Self::SessionEnded
+            | Self::Exited(_)
+            | Self::Unread { .. }
             | Self::Untold(_)
             | Self::Status { .. }
             | Self::Invalid(_) => Fault::Server,
             Self::TooLarge { .. }
             | Self::Busy { .. }
             | Self::Waited { .. }
+            | Self::AllInUse { .. }
             | Self::NoRoom { .. }
             | Self::Closing => Fault::Proxy,
         }
@@ -47,6 +50,9 @@ impl CallError {
             | Self::NoRoom { .. }
             | Self::Busy { .. }
             | Self::Waited { .. }
+            | Self::AllInUse { .. }
+            | Self::Unread { .. }
+            | Self::Exited(_)
             | Self::Unauthorized { .. }
             | Self::Forbidden { .. }
             | Self::SessionEnded => false,

@@ -4,8 +4,8 @@
 //! and for each a stream of [`Event`]s in those words comes out. Sessions, handshakes, transports, eras and
 //! resumption are hidden behind it.
 //!
-//! `legacy` is a server of the older era, over whatever transport carries its messages: a `wire`. `http` is
-//! the one there is, over connections of `http1`. `event` is what a caller hears, `work` what goes on beside
+//! `legacy` is a server of the older era, over whatever transport carries its messages: a `wire`. There are two:
+//! `http`, over connections of `http1`, and `stdio`, over the pipes of a process. `event` is what a caller hears, `work` what goes on beside
 //! calls.
 
 mod call_error;
@@ -15,6 +15,7 @@ mod forward;
 mod http;
 pub mod http1;
 mod legacy;
+pub mod stdio;
 mod wire;
 mod work;
 
@@ -23,12 +24,14 @@ pub use duplex::in_memory;
 pub use event::{Answer, Asked, Event, Question, Replies, TurnedOver};
 pub use forward::{Forward, Forwarded, Interest, Passing, Purpose};
 pub use legacy::{Changes, OffStream};
+pub use stdio::{Command, Stdio};
 
 pub(crate) use legacy::only_one;
 
 use crate::{
     dialect::{Call, Credentials, Principal},
     protocol::{Capabilities, ErrorObject, Id, Method},
+    runtime::Net,
 };
 use ::http::{HeaderMap, HeaderValue, StatusCode, Uri};
 use bytes::Bytes;
@@ -188,6 +191,8 @@ pub enum CallError {
     Broken(String),
     #[error("the server's session ended before it answered; whether the call ran is unknown")]
     SessionEnded,
+    #[error("the server's process ended before it answered: {0}; whether the call ran is unknown")]
+    Exited(String),
     #[error(
         "an answer to what the server asked could not be delivered: {0}; whether the call ran is unknown"
     )]
@@ -215,6 +220,12 @@ pub enum CallError {
         "no session with the server came free within {after:?} (timeouts.queue): all {limit} are busy (limits.sessions)"
     )]
     Waited { limit: usize, after: Duration },
+    #[error(
+        "all {limit} processes of the server are in use (upstream.instances), and none came free within {after:?} (timeouts.queue)"
+    )]
+    AllInUse { limit: usize, after: Duration },
+    #[error("the server's process does not read what it is sent: {waiting} messages wait for it already")]
+    Unread { waiting: usize },
     #[error("all {limit} connections to servers are in use (limits.upstream_connections)")]
     NoRoom { limit: usize },
     #[error("the proxy is shutting down; if the call had been sent, whether it ran is unknown")]
@@ -240,6 +251,17 @@ pub enum NotStarted {
     Tls(#[source] rustls::Error),
     #[error("a server is spoken to from within a tokio runtime")]
     NoRuntime,
+}
+
+/// A server as it is configured, for this route.
+///
+/// # Errors
+/// [`NotStarted`].
+pub fn to(server: Server, route: &str, config: Config, net: &Net) -> Result<Arc<dyn Upstream>, NotStarted> {
+    Ok(match server {
+        Server::Url(url) => Arc::new(Streamable::on(&url, config, net)?),
+        Server::Command(command) => Arc::new(Stdio::new(route, *command, config, net)?),
+    })
 }
 
 /// What a server said of itself.
@@ -283,11 +305,18 @@ pub struct Document {
     pub body: Bytes,
 }
 
-/// How a server is spoken to.
+/// Where a server is.
 #[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Server {
+    /// At this MCP endpoint, over Streamable HTTP.
+    Url(Uri),
+    /// In processes that are started by this, over their standard input and output.
+    Command(Box<Command>),
+}
+
+/// How a server is spoken to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Config {
-    /// The MCP endpoint.
-    pub url: Uri,
     pub timeouts: Timeouts,
     pub limits: Limits,
 }

@@ -20,6 +20,7 @@ use std::{
     future::{Future, ready},
     sync::Arc,
     task::{Context, Poll},
+    time::Duration,
 };
 
 /// A way to a server.
@@ -29,6 +30,17 @@ pub trait Wire: Send + Sync + 'static {
     /// Whether it is Streamable HTTP: what a legacy client sends can be passed on as it is, and its session is the
     /// server's own. Else the sessions of legacy clients are hosted, and their calls are made in those of the pool.
     const IS_HTTP: bool = false;
+    /// Whether a session costs as much as a process does. Then one is shared until it shows that what is asked in it
+    /// cannot be told apart, it is kept where a call was cancelled and nobody can be asked, and there are no more
+    /// groups of callers than [`Limits::identities`](super::Limits::identities): a further one shares another's.
+    const IS_COSTLY: bool = false;
+    /// How long closing all sessions may take.
+    const FAREWELL: Duration = Duration::from_secs(2);
+
+    /// Who a caller is to the server. Those who are the same share sessions.
+    fn known_as(&self, caller: &Identity) -> Identity {
+        caller.clone()
+    }
 
     /// Says [`Hello`] on behalf of somebody. Gives what the server said of itself, and what carries the session
     /// that begins with it.
@@ -110,6 +122,11 @@ pub trait Line: Send + Sync + 'static {
     /// Hears what the server says beside its answers, until the session is over.
     fn listen(self: Arc<Self>, tell: impl FnMut(Beside) + Send) -> impl Future<Output = ()> + Send;
 
+    /// What is said of calls that were answered beside, once the server no longer knows the session.
+    fn lost(&self) -> CallError {
+        CallError::SessionEnded
+    }
+
     /// Ends the session, as far as the server survives that.
     fn close(&self) -> impl Future<Output = ()> + Send;
 }
@@ -164,6 +181,8 @@ pub enum Progress {
 /// What is said beside answers.
 pub enum Beside {
     Message(Frame),
+    /// The answer to this call, which is too large to be kept.
+    TooLarge(u64),
     /// It is known by now whether there is anything to hear.
     Settled,
     /// Nothing is heard here, or not any more.

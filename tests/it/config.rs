@@ -97,6 +97,18 @@ routes:
   - path: /b
     held: { progress: off, deadline: off }
     upstream: { url: "https://example.com/mcp" }
+  - path: /c
+    upstream:
+      command: [python, -m, server]
+      env: { A: 1, B: x y }
+      inherit_env: [TOKEN]
+      cwd: servers
+      start: eager
+      start_timeout: 5m
+      instances: 2
+      shared: true
+  - path: /d
+    upstream: { command: [server], inherit_env: all, instances: { per: caller }, shared: true }
 "#,
     );
     expect_test::expect_file!["golden/config-full.txt"].assert_eq(&format!("{config:#?}\n"));
@@ -195,7 +207,6 @@ routes:
             deferral.yaml:22:38: `5` has no unit; did you mean `5s` or `5ms`?
             deferral.yaml:22:52: `retention` must be a single value, not a list
             deferral.yaml:23:11: the path `/a` is already a route (line 19); give this one another
-            deferral.yaml:24:26: servers over stdio are not served by this version; run the server over Streamable HTTP and give its `url`
             deferral.yaml:25:5: the route has no `upstream`; add `upstream: { url: "http://…" }`
             deferral.yaml:28:18: `train_*` has a rule already (line 27); the first one holds, so this one never would
             deferral.yaml:29:18: this rule never holds: `train_*` (line 27) matches all of `train_big`; put this one first
@@ -208,7 +219,7 @@ routes:
             deferral.yaml:34:15: `Authorization` is always forwarded; leave it out
             deferral.yaml:34:50: `Mcp-Name` belongs to the protocol, which the proxy speaks itself; leave it out
             deferral.yaml:36:5: `path` is already set on line 35; remove one of the two
-            deferral.yaml:37:15: `upstream` names no server; give it a `url`
+            deferral.yaml:37:15: `upstream` names no server; give it a `url` or a `command`
             deferral.yaml:38:16: `questions` must be a mapping (`key: value`), not a text
             deferral.yaml:42:16: `max_ttl` must be more than 0; leave it out for the default
             deferral.yaml:43:20: unknown outcome `passed` of a tool's error; use failed or completed
@@ -309,6 +320,64 @@ routes:
     assert!(config.routes[0].route.treatment("a").requires.is_some_and(|all| all["acme/vault"].is_object()));
 }
 
+#[test]
+fn what_goes_with_a_command_is_refused_beside_a_url_and_where_it_says_nothing() {
+    refused(
+        r#"
+routes:
+  - path: /a
+    upstream: { url: "http://a/", env: { A: b }, cwd: x, shared: true, instances: 2 }
+  - path: /b
+    upstream: { command: [] }
+  - path: /c
+    upstream: { command: server, env: [A], inherit_env: some, start: soon, start_timeout: 0, instances: 0 }
+  - path: /d
+    upstream: { command: [server, ""], env: { "": x, A=B: y, C: [z] }, inherit_env: ["A=B"], instances: {} }
+  - path: /e
+    upstream: { command: [server], instances: { per: user }, args: [x] }
+"#,
+        expect![[r#"
+            deferral.yaml:4:40: `env` is for a server that is started by a `command`; this has a `url`
+            deferral.yaml:4:55: `cwd` is for a server that is started by a `command`; this has a `url`
+            deferral.yaml:4:66: `shared` is for a server that is started by a `command`; this has a `url`
+            deferral.yaml:4:83: `instances` is for a server that is started by a `command`; this has a `url`
+            deferral.yaml:6:26: `command` has no words; name the program first
+            deferral.yaml:8:26: `command` must be a list (`- …` or `[…]`), not a text
+            deferral.yaml:8:39: `env` must be a mapping (`NAME: value`), not a list
+            deferral.yaml:8:57: `some` does not say what; use all, safe or a list of names
+            deferral.yaml:8:70: `soon` does not say when; use lazy or eager
+            deferral.yaml:8:91: `start_timeout` must be more than 0; leave it out for the default
+            deferral.yaml:8:105: `instances` must be at least 1
+            deferral.yaml:10:35: `command` must not be empty
+            deferral.yaml:10:47: `env` must be the name of an environment variable, which has no `=`
+            deferral.yaml:10:54: `env` must be the name of an environment variable, which has no `=`
+            deferral.yaml:10:65: `env` must be a single value, not a list
+            deferral.yaml:10:86: `inherit_env` must be the name of an environment variable, which has no `=`
+            deferral.yaml:10:105: `instances` says nothing; write a number, or `{ per: caller }`
+            deferral.yaml:12:54: `per` must be `caller`, not `user`
+            deferral.yaml:12:62: unknown key `args` in `upstream`; there are command, cwd, env, inherit_env, instances, shared, start, start_timeout, url
+        "#]],
+    );
+}
+
+#[test]
+fn a_command_that_clients_from_elsewhere_could_use_needs_a_word_that_they_may() {
+    let refused = |exposed: &str, shared: &str| {
+        let text = format!("{exposed}routes: [{{ upstream: {{ command: [server]{shared} }} }}]");
+        config::parse(Path::new("deferral.yaml"), &text).err().map(|problems| problems.to_string())
+    };
+    for exposed in
+        ["listen: 0.0.0.0:80\n", "listen: ['127.0.0.1:1', '[::]:80']\n", "public_url: https://example.com\n"]
+    {
+        let said = refused(exposed, "").expect("it is refused");
+        assert!(said.contains(":2:33: clients from elsewhere can come in"), "{said}");
+        assert!(said.contains("`shared: true`"), "{said}");
+        assert_eq!(refused(exposed, ", shared: true"), None);
+        assert!(refused(exposed, ", shared: false").is_some());
+    }
+    assert_eq!(refused("listen: '[::1]:80'\n", ""), None);
+}
+
 /// Each of these would otherwise mean a default that nobody asked for.
 #[test]
 fn a_choice_that_chooses_nothing_is_a_problem() {
@@ -324,7 +393,7 @@ routes: [{ upstream: {}, principal: {}, tools: [{}] }]
             deferral.yaml:3:6: `tls` has no `cert`; name a PEM file
             deferral.yaml:3:6: `tls` has no `key`; name a PEM file
             deferral.yaml:4:25: the key has neither `file` nor `env`; give it one
-            deferral.yaml:5:22: `upstream` names no server; give it a `url`
+            deferral.yaml:5:22: `upstream` names no server; give it a `url` or a `command`
             deferral.yaml:5:37: `principal` names no header, as in `{ header: X-User }`
             deferral.yaml:5:49: the rule has no `match`; name the tool, or `*` for every one
         "#]],

@@ -5,8 +5,8 @@ use deferral::internals::{
     dialect::{Call, Credentials, Principal, modern},
     protocol::{Capabilities, Frame, Kind, Method},
     upstream::{
-        CallError, ClientSession, Config, Event, Identity, Limits, NativeCall, Outgoing, Question, Replies,
-        Report, Streamable, Timeouts, Upstream,
+        CallError, ClientSession, Config, Event, Identity, NativeCall, Outgoing, Question, Replies, Report,
+        Streamable, Upstream,
     },
 };
 use futures_util::StreamExt;
@@ -171,10 +171,9 @@ impl Drop for Running {
 }
 
 fn connect(url: &str, change: impl FnOnce(&mut Config)) -> Streamable {
-    let mut config =
-        Config { url: url.parse().expect("a URL"), timeouts: Timeouts::default(), limits: Limits::default() };
+    let mut config = Config::default();
     change(&mut config);
-    Streamable::new(config).expect("a URL to speak to")
+    Streamable::new(&url.parse().expect("a URL"), config).expect("a URL to speak to")
 }
 
 fn identity(capabilities: &'static str) -> Identity {
@@ -1394,12 +1393,8 @@ async fn closing_cancels_what_is_in_flight_ends_the_sessions_and_refuses_further
 #[tokio::test]
 async fn a_url_that_cannot_be_spoken_to_is_named() {
     for url in ["ftp://a/mcp", "/mcp"] {
-        let config = Config {
-            url: url.parse().expect("a URI"),
-            timeouts: Timeouts::default(),
-            limits: Limits::default(),
-        };
-        let error = Streamable::new(config).map(drop).expect_err("refused").to_string();
+        let target = url.parse().expect("a URI");
+        let error = Streamable::new(&target, Config::default()).map(drop).expect_err("refused").to_string();
         assert!(error.contains(url), "{error}");
     }
 }

@@ -21,7 +21,7 @@ mod via;
 
 use bytes::Bytes;
 use futures_util::{FutureExt, future::BoxFuture};
-use http::{HeaderMap, HeaderValue, Method, StatusCode};
+use http::{HeaderMap, HeaderValue, Method, StatusCode, Uri};
 use std::{
     future::{Future, poll_fn},
     pin::Pin,
@@ -262,22 +262,22 @@ impl Line for HttpLine {
 // === impl Streamable ===
 
 impl Streamable {
-    /// A server at `config.url`. Nothing is sent before it is called.
+    /// A server at this URL. Nothing is sent before it is called.
     ///
     /// # Errors
     /// [`NotStarted`] where the URL is not one to speak HTTP to, the system's certificates cannot be
     /// read, or there is no tokio runtime around.
-    pub fn new(config: Config) -> Result<Self, NotStarted> {
-        Self::on(config, &Net::System)
+    pub fn new(url: &Uri, config: Config) -> Result<Self, NotStarted> {
+        Self::on(url, config, &Net::System)
     }
 
     /// The same, on a network of the caller's choice.
     ///
     /// # Errors
-    /// As [`Legacy::new`].
-    pub fn on(config: Config, net: &Net) -> Result<Self, NotStarted> {
-        let (config, work) = (Arc::new(config), Work::new()?);
-        let http = Http::new(Arc::clone(&config), work.clone(), net)?;
+    /// As [`Streamable::new`].
+    pub fn on(url: &Uri, config: Config, net: &Net) -> Result<Self, NotStarted> {
+        let work = Work::new()?;
+        let http = Http::new(url, config, work.clone(), net)?;
         Ok(Self::over(http, config, work, net))
     }
 }

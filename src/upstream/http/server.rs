@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use futures_util::FutureExt;
-use http::{HeaderMap, HeaderValue, Method, StatusCode, header, uri::PathAndQuery};
+use http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header, uri::PathAndQuery};
 use http_body::Body;
 use http_body_util::{BodyExt, Limited};
 use std::{sync::Arc, time::Duration};
@@ -22,7 +22,7 @@ use crate::{
 
 /// One server over HTTP.
 pub struct Http {
-    pub(super) config: Arc<Config>,
+    pub(super) config: Config,
     pub(super) client: HttpClient,
     /// The path of the MCP endpoint, its query included.
     pub(super) path: String,
@@ -53,16 +53,16 @@ const DOCUMENT: usize = 1 << 20;
 impl Http {
     /// # Errors
     /// [`NotStarted`] where the URL cannot be spoken to.
-    pub(super) fn new(config: Arc<Config>, work: Work, net: &Net) -> Result<Self, NotStarted> {
-        let client = HttpClient::new(config.url.clone(), config.timeouts.connect, net)?;
-        let path = config.url.path_and_query().map_or("/", |path| path.as_str()).to_owned();
-        let host = config.url.authority().map(|authority| {
+    pub(super) fn new(url: &Uri, config: Config, work: Work, net: &Net) -> Result<Self, NotStarted> {
+        let client = HttpClient::new(url.clone(), config.timeouts.connect, net)?;
+        let path = url.path_and_query().map_or("/", |path| path.as_str()).to_owned();
+        let host = url.authority().map(|authority| {
             let whole = authority.as_str();
             whole.rsplit_once('@').map_or(whole, |(_, host)| host)
         });
         let host = host
             .and_then(|host| HeaderValue::from_str(host).ok())
-            .ok_or_else(|| NotStarted::NoHost(config.url.clone()))?;
+            .ok_or_else(|| NotStarted::NoHost(url.clone()))?;
         let departed = Arc::new(Semaphore::new(config.limits.departed.min(Semaphore::MAX_PERMITS)));
         Ok(Self { config, client, path, host, via: Via::new(), departed, order: InOrder::default(), work })
     }

@@ -83,6 +83,14 @@ impl<W: Wire> Session<W> {
         }
     }
 
+    /// The answer to this call is not kept.
+    pub(super) fn hear_too_large(&self, call: u64) {
+        let mailbox = self.inside.lock().calls.get(&call).map(|call| call.mailbox.clone());
+        if let Some(mailbox) = mailbox {
+            mailbox.push(Said::Lost(CallError::TooLarge { limit: self.server.config.limits.result_bytes }));
+        }
+    }
+
     /// Gives a question to the one call it can belong to, or refuses it.
     fn attribute(self: &Arc<Self>, frame: Frame, id: Id, method: &Method) -> Verdict {
         // Seen to ask here, whether or not it can be told on whose behalf.

@@ -309,7 +309,10 @@ impl<W: Wire> Exchange<W> {
                 }
                 Stage::Elsewhere => {
                     if self.mailbox.is_ended() {
-                        return self.lost(CallError::SessionEnded);
+                        let session =
+                            self.stay.as_ref().expect("a call that was sent has a session").session();
+                        let lost = session.line.lost();
+                        return self.lost(lost);
                     }
                     return Poll::Pending;
                 }

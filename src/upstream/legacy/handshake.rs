@@ -52,7 +52,9 @@ async fn attempt<W: Wire>(
     let (mut description, line) = server.wire.open(caller, &hello).await?;
     // Those of a server that many share would be everybody's.
     description.has_tasks &= W::IS_HTTP;
-    let session = Arc::new(Session::new(server.clone(), description, line, keeper, reports.clone()));
+    let is_askable = caller.capabilities.can_be_asked();
+    let session = Session::new(server.clone(), description, line, is_askable, keeper, reports.clone());
+    let session = Arc::new(session);
     if let Err(lost) = session.line.tell(message::INITIALIZED, Again::No).await {
         session.retire();
         return Err(lost);
@@ -70,6 +72,7 @@ async fn listen<W: Wire>(session: &Arc<Session<W>>) {
     session.server.work.spawn(async move {
         let tell = |beside| match beside {
             Beside::Message(frame) => listener.hear(frame),
+            Beside::TooLarge(call) => listener.hear_too_large(call),
             Beside::Settled => drop(settled.take()),
             Beside::Deaf => listener.set_deaf(),
             Beside::Ended => listener.ended(),

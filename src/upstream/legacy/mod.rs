@@ -53,7 +53,7 @@ use super::{
 };
 use crate::{
     dialect::{Credentials, Principal, raise},
-    protocol::Id,
+    protocol::{Capabilities, Id},
     runtime::{Net, Relieve},
 };
 use exchange::Exchange;
@@ -97,8 +97,6 @@ struct Key(Identity);
 
 /// How often it is looked for sessions that nobody uses.
 const ROUND: Duration = Duration::from_secs(60);
-/// How long closing may take.
-const FAREWELL: Duration = Duration::from_secs(2);
 // === impl Legacy ===
 
 impl<W: Wire> Clone for Legacy<W> {
@@ -109,7 +107,7 @@ impl<W: Wire> Clone for Legacy<W> {
 
 impl<W: Wire> Legacy<W> {
     /// A server at the end of this wire.
-    pub(in crate::upstream) fn over(wire: W, config: Arc<Config>, work: Work, net: &Net) -> Self {
+    pub(in crate::upstream) fn over(wire: W, config: Config, work: Work, net: &Net) -> Self {
         let server = Arc::new(Server::new(wire, config, work));
         let hosted = (!W::IS_HTTP).then(|| Arc::new(Sessions::new(server.clone())));
         let inner = Arc::new(Inner {
@@ -183,9 +181,8 @@ impl<W: Wire> Upstream for Legacy<W> {
 
     fn deferred(&self, caller: &Identity, deferral: &Deferral) {
         deferral.comes();
-        let group = self.0.groups.get(&Key(caller.clone())).map(|group| group.clone());
-        if let Some(group) = group {
-            // Somebody may have room now.
+        // Somebody may have room now.
+        for group in self.0.sharing(caller) {
             group.pass_on();
         }
     }
@@ -252,7 +249,7 @@ impl<W: Wire> Upstream for Legacy<W> {
 impl<W: Wire> Inner<W> {
     fn group(self: &Arc<Self>, caller: &Identity) -> Arc<Group<W>> {
         let now = self.asked.fetch_add(1, Ordering::Relaxed);
-        let key = Key(caller.clone());
+        let key = Key(self.server.wire.known_as(caller));
         if let Some(group) = self.groups.get(&key) {
             group.used.store(now, Ordering::Relaxed);
             return group.clone();
@@ -260,7 +257,14 @@ impl<W: Wire> Inner<W> {
         let limits = &self.server.config.limits;
         let (limit, most) = (limits.identities.max(1), limits.identity_bytes);
         let kept = || self.server.identity_bytes.load(Ordering::Relaxed);
-        if self.groups.len() >= limit.max(self.crowd.load(Ordering::Relaxed))
+        if W::IS_COSTLY {
+            if self.groups.len() >= limit {
+                self.make_room();
+            }
+            if let Some(group) = self.of_those_who_declare_most(&key) {
+                return group;
+            }
+        } else if self.groups.len() >= limit.max(self.crowd.load(Ordering::Relaxed))
             || kept() >= most.max(self.crowd_bytes.load(Ordering::Relaxed))
         {
             self.make_room();
@@ -274,8 +278,9 @@ impl<W: Wire> Inner<W> {
         self.sweeping.call_once(|| {
             self.server.work.spawn(sweep(Arc::downgrade(self), self.server.work.closing.clone()))
         });
-        let reports = self.reports(caller.principal);
-        let fresh = || Arc::new(Group::new(self.server.clone(), caller.clone(), reports));
+        let identity = key.0.clone();
+        let reports = self.reports_of(identity.principal);
+        let fresh = || Arc::new(Group::new(self.server.clone(), identity, reports));
         let group = self.groups.entry(key).or_insert_with(fresh).clone();
         group.used.store(now, Ordering::Relaxed);
         group
@@ -319,7 +324,34 @@ impl<W: Wire> Inner<W> {
         }
     }
 
+    /// Where there may be no more groups, and all are in use: the group of this caller's that declares most. What
+    /// its sessions are asked and this caller cannot do is refused where it is asked.
+    fn of_those_who_declare_most(&self, key: &Key) -> Option<Arc<Group<W>>> {
+        if self.groups.len() < self.server.config.limits.identities {
+            return None;
+        }
+        let of_the_same = self.groups.iter().filter(|group| group.identity.principal == key.0.principal);
+        let most = of_the_same.max_by_key(|group| group.identity.capabilities.legacy().len())?;
+        Some(most.value().clone())
+    }
+
+    /// The groups in which a caller's calls may be.
+    fn sharing(&self, caller: &Identity) -> SmallVec<[Arc<Group<W>>; 1]> {
+        if W::IS_COSTLY {
+            // Few, and each may have this caller's calls too.
+            return self.groups.iter().map(|group| group.value().clone()).collect();
+        }
+        self.groups.get(&Key(caller.clone())).map(|group| group.value().clone()).into_iter().collect()
+    }
+
     fn reports(&self, principal: Principal) -> Reports {
+        let (credentials, capabilities) = (Credentials::default(), Arc::new(Capabilities::none()));
+        self.reports_of(
+            self.server.wire.known_as(&Identity { principal, credentials, capabilities }).principal,
+        )
+    }
+
+    fn reports_of(&self, principal: Principal) -> Reports {
         self.reports.entry(principal).or_default().clone()
     }
 
@@ -347,7 +379,7 @@ impl<W: Wire> Inner<W> {
             self.server.work.settle().await;
         };
         // A server that does not take its farewell will find out by itself.
-        let _ = timeout(FAREWELL, all).await;
+        let _ = timeout(W::FAREWELL, all).await;
     }
 }
 
@@ -418,7 +450,7 @@ mod tests {
     use super::*;
     use crate::{
         protocol::Capabilities,
-        upstream::{Limits, Streamable, Timeouts},
+        upstream::{Limits, Streamable},
     };
     use bytes::Bytes;
     use http::HeaderValue;
@@ -427,8 +459,8 @@ mod tests {
     async fn identities_that_are_all_in_use_are_not_looked_through_for_each_further_one() {
         let limits = Limits { identities: 64, ..Limits::default() };
         let url = "http://127.0.0.1:9/mcp".parse().expect("a URL");
-        let upstream = Streamable::new(Config { url, timeouts: Timeouts::default(), limits })
-            .expect("it can be spoken to");
+        let config = Config { limits, ..Config::default() };
+        let upstream = Streamable::new(&url, config).expect("it can be spoken to");
         let inner = &upstream.0;
         let caller = |n: usize| Identity {
             principal: Principal::of(&[&n.to_be_bytes()]),

@@ -16,8 +16,7 @@ use crate::{
     protocol::{Capabilities, Method},
     runtime::Net,
     upstream::{
-        CallError, Config, Event, Identity, Limits, Outgoing, Replies, Timeouts, Upstream, duplex::Duplexes,
-        work::Work,
+        CallError, Config, Event, Identity, Outgoing, Replies, Upstream, duplex::Duplexes, work::Work,
     },
 };
 
@@ -64,10 +63,8 @@ impl Child {
 /// A server over lines, and its children as they are started.
 fn server() -> (Legacy<Duplexes>, mpsc::UnboundedReceiver<DuplexStream>) {
     let (children, started) = mpsc::unbounded_channel();
-    let url = "http://127.0.0.1:9/".parse().expect("a URL");
-    let config = Config { url, timeouts: Timeouts::default(), limits: Limits::default() };
     let work = Work::new().expect("a runtime is entered");
-    (Legacy::over(Duplexes(children), Arc::new(config), work, &Net::System), started)
+    (Legacy::over(Duplexes(children), Config::default(), work, &Net::System), started)
 }
 
 /// A call of a client that can be asked, polled to its first event in a task of its own.

@@ -15,7 +15,7 @@ use std::{
     net::SocketAddr,
     pin::pin,
     sync::{
-        Arc,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicUsize, Ordering},
     },
     task::Poll,
@@ -25,8 +25,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use crate::{
     dialect::{Credentials, Principal, modern},
     protocol::{Capabilities, Method},
-    runtime::{Listener, Mutex, Net, Pipes, Stream, try_orders},
-    upstream::{CallError, Config, Event, Identity, Limits, Outgoing, Streamable, Timeouts, Upstream},
+    runtime::{Listener, Net, Pipes, Stream, try_orders},
+    upstream::{CallError, Config, Event, Identity, Limits, Outgoing, Streamable, Upstream},
 };
 
 const ADDRESS: &str = "127.0.0.1:1";
@@ -63,6 +63,10 @@ enum End {
 // === impl Server ===
 
 impl Server {
+    fn seen(&self) -> MutexGuard<'_, BTreeMap<usize, Seen>> {
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     async fn listen(self: Arc<Self>, mut listener: Listener) {
         while let Ok(connection) = poll_fn(|cx| listener.poll_accept(cx)).await {
             drop(spawn(self.clone().serve(connection)));
@@ -81,8 +85,8 @@ impl Server {
                     json("{}")
                 }
                 ("POST", None) => {
-                    let session = self.seen.lock().len();
-                    self.seen.lock().insert(session, Seen::default());
+                    let session = self.seen().len();
+                    self.seen().insert(session, Seen::default());
                     let result = r#"{"protocolVersion":"2025-11-25","capabilities":{"tools":{}},"serverInfo":{"name":"s","version":"1"}}"#;
                     format!("mcp-session-id: {session}\r\n{}", response(id as u64, result))
                 }
@@ -112,7 +116,7 @@ impl Server {
     /// A call that takes a while. Nothing, where its session has ended.
     async fn call(&self, session: usize, id: u64) -> bool {
         self.arrived.fetch_add(1, Ordering::Relaxed);
-        let is_over = self.seen.lock()[&session].deleted > 0;
+        let is_over = self.seen()[&session].deleted > 0;
         if is_over {
             return false;
         }
@@ -130,7 +134,7 @@ impl Server {
     }
 
     fn session(&self, session: usize, change: impl FnOnce(&mut Seen)) {
-        change(self.seen.lock().get_mut(&session).expect("a session of this server"));
+        change(self.seen().get_mut(&session).expect("a session of this server"));
     }
 }
 
@@ -170,8 +174,8 @@ fn world() -> (Arc<Server>, Arc<Streamable>) {
     drop(spawn(server.clone().listen(pipes.listen(address))));
     let url = format!("http://{ADDRESS}/mcp").parse().expect("a URL");
     let limits = Limits { sessions: SESSIONS, ..Limits::default() };
-    let config = Config { url, timeouts: Timeouts::default(), limits };
-    let upstream = Streamable::on(config, &Net::Pipes(pipes)).expect("a runtime is entered");
+    let config = Config { limits, ..Config::default() };
+    let upstream = Streamable::on(&url, config, &Net::Pipes(pipes)).expect("a runtime is entered");
     // What is begun once for all is begun before anybody could meet it half done.
     drop(upstream.call(call(0, "{}")));
     (server, Arc::new(upstream))
@@ -232,7 +236,7 @@ fn each_call_has_a_session_to_itself_and_each_session_is_ended_once() {
             assert!(*end == End::Answered || id % 2 == 0, "{id}: {end:?}");
         }
         upstream.close().await;
-        for (session, seen) in &*server.seen.lock() {
+        for (session, seen) in &*server.seen() {
             // A handshake that is under way is given up.
             assert!(seen.deleted == 1 || seen.calls.is_empty(), "session {session}: {seen:?}");
             assert!(seen.deleted <= 1, "session {session}: {seen:?}");
@@ -241,7 +245,7 @@ fn each_call_has_a_session_to_itself_and_each_session_is_ended_once() {
                 assert!(cancels <= usize::from(*end == End::Left), "{id} {end:?}: {seen:?}");
             }
         }
-        let made = server.seen.lock().values().flat_map(|seen| seen.calls.clone()).collect::<Vec<_>>();
+        let made = server.seen().values().flat_map(|seen| seen.calls.clone()).collect::<Vec<_>>();
         for id in [1, 3, 5] {
             assert_eq!(made.iter().filter(|call| **call == id).count(), 1, "{made:?}");
         }
@@ -259,7 +263,7 @@ fn who_closes_beside_calls_leaves_nobody_waiting_and_no_session_behind() {
         }
         upstream.close().await;
         assert!(!ends.await.contains(&End::Left));
-        for (session, seen) in &*server.seen.lock() {
+        for (session, seen) in &*server.seen() {
             assert!(seen.deleted <= 1, "session {session}: {seen:?}");
             assert!(seen.deleted == 1 || seen.calls.is_empty(), "session {session}: {seen:?}");
         }

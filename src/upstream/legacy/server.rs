@@ -9,12 +9,12 @@ use tokio_util::sync::CancellationToken;
 use super::telling::Errands;
 use crate::{
     runtime::Mutex,
-    upstream::{Config, Description, work::Work},
+    upstream::{Config, Description, wire::Wire, work::Work},
 };
 
 /// What all sessions with one server share.
 pub(super) struct Server<W> {
-    pub(super) config: Arc<Config>,
+    pub(super) config: Config,
     pub(super) wire: Arc<W>,
     pub(super) asks: Asks,
     /// What the server said of itself last. Locked to put it in or to look at it.
@@ -33,6 +33,8 @@ pub(super) struct Server<W> {
 pub(super) struct Asks {
     on_stream: AtomicBool,
     off_stream: AtomicBool,
+    /// Sessions are shared until it has been seen off a call's stream.
+    is_trusted: bool,
     /// Cancelled with the first question on a call's own stream.
     shown: CancellationToken,
 }
@@ -42,13 +44,13 @@ const OWN_IDS: u64 = 1 << 52;
 
 // === impl Server ===
 
-impl<W> Server<W> {
-    pub(super) fn new(wire: W, config: Arc<Config>, work: Work) -> Self {
+impl<W: Wire> Server<W> {
+    pub(super) fn new(wire: W, config: Config, work: Work) -> Self {
         Self {
             errands: Errands::new(config.limits.messages),
             config,
             wire: Arc::new(wire),
-            asks: Asks::default(),
+            asks: Asks { is_trusted: W::IS_COSTLY, ..Asks::default() },
             described: Mutex::default(),
             identity_bytes: Arc::default(),
             own_ids: AtomicU64::new(OWN_IDS),
@@ -94,8 +96,9 @@ impl Asks {
         self.off_stream.store(true, Ordering::Relaxed);
     }
 
-    /// Whether its questions name their call, so that calls can share a session.
+    /// Whether its questions name their call, or are taken to, so that calls can share a session.
     pub(super) fn tells_apart(&self) -> bool {
-        self.on_stream.load(Ordering::Relaxed) && !self.off_stream.load(Ordering::Relaxed)
+        (self.is_trusted || self.on_stream.load(Ordering::Relaxed))
+            && !self.off_stream.load(Ordering::Relaxed)
     }
 }

@@ -55,6 +55,8 @@ pub(super) struct Session<W: Wire> {
     used: AtomicBool,
     /// The server has served a call in it.
     has_served: AtomicBool,
+    /// Somebody can be asked in it.
+    is_askable: bool,
     /// A client of the older era has opened it, and goes on using it: it is not ours to end, and
     /// what is said in it is for the client to hear.
     is_clients: bool,
@@ -129,10 +131,11 @@ impl<W: Wire> Session<W> {
         server: Arc<Server<W>>,
         description: Description,
         line: W::Line,
+        is_askable: bool,
         keeper: Weak<dyn Keeper<W>>,
         reports: Reports,
     ) -> Self {
-        let session = Self { reports, ..Self::at(server, description, line, Some(keeper)) };
+        let session = Self { is_askable, reports, ..Self::at(server, description, line, Some(keeper)) };
         session.server.describes_itself(&session.description);
         session
     }
@@ -162,6 +165,7 @@ impl<W: Wire> Session<W> {
             deaf: AtomicBool::new(false),
             used: AtomicBool::new(true),
             has_served: AtomicBool::new(false),
+            is_askable: true,
             is_clients: false,
         }
     }
@@ -425,12 +429,14 @@ impl<W: Wire> Stay<W> {
             let mut inside = self.session.inside.lock();
             let left = inside.calls.remove(&call);
             inside.abandoned |= left.as_ref().is_some_and(|call| call.may_be_asked);
-            left.is_some()
+            left.map(|call| call.may_be_asked)
         };
-        if was_in_flight {
+        // Where nobody can be asked, what is left of a call can be put to nobody else.
+        let is_kept = W::IS_COSTLY && !self.session.is_askable;
+        if was_in_flight.is_some_and(|may_be_asked| !(is_kept && may_be_asked)) {
             self.session.retire();
         }
-        was_in_flight
+        was_in_flight.is_some()
     }
 
     /// Tells the server that nobody waits for this call any more, and keeps the session from

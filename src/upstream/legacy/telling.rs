@@ -133,6 +133,7 @@ pub(super) fn may_be_taken_later(lost: &CallError) -> bool {
         CallError::Broken(_)
         | CallError::Unreachable(_)
         | CallError::ConnectTimeout(_)
+        | CallError::Unread { .. }
         | CallError::NoRoom { .. } => true,
         CallError::Status { status, .. } => {
             status.is_server_error() || *status == http::StatusCode::TOO_MANY_REQUESTS
@@ -141,6 +142,8 @@ pub(super) fn may_be_taken_later(lost: &CallError) -> bool {
         | CallError::FirstByteTimeout(_)
         | CallError::IdleTimeout(_)
         | CallError::SessionEnded
+        | CallError::Exited(_)
+        | CallError::AllInUse { .. }
         | CallError::Untold(_)
         | CallError::Unauthorized { .. }
         | CallError::Forbidden { .. }

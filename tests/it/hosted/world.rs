@@ -7,7 +7,7 @@ use crate::{
 use deferral::internals::{
     app, config,
     runtime::{Net, Pipes},
-    upstream::{Config, Limits, Timeouts, in_memory},
+    upstream::{Config, Limits, in_memory},
 };
 use serde_json::{Value, json};
 use std::path::Path;
@@ -51,9 +51,8 @@ impl World {
             "listen: {PROXY}\nadmin: \"off\"\nroutes:\n  - upstream: {{ url: \"http://10.0.0.2/\" }}\n    {route}\n"
         );
         let config = config::parse(Path::new("hosted.yaml"), &yaml).unwrap_or_else(|error| panic!("{error}"));
-        let url = "http://10.0.0.2/".parse().expect("a URL");
-        let (server, started) =
-            in_memory(Config { url, timeouts: Timeouts::default(), limits }).expect("a runtime is entered");
+        let spoken_to = Config { limits, ..Config::default() };
+        let (server, started) = in_memory(spoken_to).expect("a runtime is entered");
         let pipes = Pipes::default();
         let proxy = app::start_before(config, &Net::Pipes(pipes.clone()), &server).expect("it starts");
         Self { proxy, pipes, started }

@@ -169,9 +169,56 @@ const BOUNDS: &[(&str, Held)] = &[
     ("upstream/http/server.rs ERROR_BODY_TIME", Not("a wait; the error is told without its body after it")),
     ("upstream/http/server.rs DETAIL_CHARS", By("what_a_server_may_say_in_one_answer_is_bounded")),
     ("upstream/http/server.rs DOCUMENT", By("what_a_server_may_say_in_one_answer_is_bounded")),
+    ("upstream/wire.rs FAREWELL", Not("a wait at the end of the process, which nobody outside lengthens")),
     (
-        "upstream/legacy/mod.rs FAREWELL",
-        Not("a wait at the end of the process, which nobody outside lengthens"),
+        "upstream/stdio/mod.rs FAREWELL",
+        By("a_server_that_closes_ends_its_processes_in_order_and_waits_for_them"),
+    ),
+    ("upstream/stdio/mod.rs READ", Not("a portion: what is kept of it is bounded by `limits.result_bytes`")),
+    (
+        "upstream/stdio/mod.rs SHOWN",
+        Not("the beginning of a line that is there whole; how many are told is bounded"),
+    ),
+    ("upstream/stdio/mod.rs LAST_WORDS", By("a_process_that_says_nothing_more_and_lives_is_ended")),
+    (
+        "upstream/stdio/lines.rs TOKEN",
+        By("of_a_line_that_is_too_long_the_call_is_found_wherever_its_id_is_written"),
+    ),
+    ("upstream/stdio/command.rs PER_CALLER", By("a_caller_more_than_may_have_a_process_is_told")),
+    (
+        "upstream/stdio/child.rs WAITING",
+        By("a_process_that_does_not_read_is_waited_for_by_so_many_and_the_next_is_told"),
+    ),
+    (
+        "upstream/stdio/child.rs WAITING_BYTES",
+        By("what_waits_for_a_process_that_does_not_read_is_bounded_in_bytes"),
+    ),
+    ("upstream/stdio/child.rs CLOSING", By("a_process_that_hangs_at_its_start_is_given_up_told_and_killed")),
+    (
+        "upstream/stdio/child.rs TERMINATING",
+        By("a_process_that_hangs_at_its_start_is_given_up_told_and_killed"),
+    ),
+    (
+        "upstream/stdio/child.rs LEFT_BEHIND",
+        By("what_a_process_leaves_behind_is_killed_after_a_moment_and_not_waited_for_for_ever"),
+    ),
+    (
+        "upstream/stdio/child.rs KILLING",
+        By("what_a_process_leaves_behind_is_killed_after_a_moment_and_not_waited_for_for_ever"),
+    ),
+    ("upstream/stdio/child.rs LAST_WORDS", Not("a wait; what comes later is not in the log")),
+    ("upstream/stdio/child.rs REMARKS", Not("a portion: what is kept of it is bounded by `LINE`")),
+    ("upstream/stdio/portion.rs LINES", By("so_many_lines_are_logged_and_the_others_counted")),
+    ("upstream/stdio/portion.rs LINE", By("of_a_line_without_end_the_beginning_is_kept")),
+    ("upstream/stdio/portion.rs LAST", By("of_a_line_without_end_the_beginning_is_kept")),
+    ("upstream/stdio/starts.rs BUDGET", By("so_many_starts_in_a_minute_are_enough")),
+    (
+        "upstream/stdio/starts.rs LONGEST_PAUSE",
+        By("the_pause_doubles_to_a_minute_and_only_a_steady_server_starts_over"),
+    ),
+    (
+        "upstream/stdio/starts.rs PATIENCE",
+        By("what_ends_again_and_again_is_started_ever_later_and_whoever_would_wait_long_is_told"),
     ),
     ("upstream/http/passing.rs QUICK", Not("a wait of nobody: the client has left")),
     ("upstream/legacy/group.rs QUIET", By("sessions_that_nobody_uses_are_closed_the_list_session_last")),

@@ -51,9 +51,7 @@ impl<W: Wire> Sessions<W> {
                 &format!("all {} sessions of clients with this server are in use", super::SESSIONS),
             );
         }
-        // All callers are one to a server that cannot tell them apart.
-        let caller =
-            Identity { principal: Principal::ANONYMOUS, credentials: Credentials::default(), capabilities };
+        let caller = Identity { principal, credentials: Credentials::default(), capabilities };
         let name = HeaderValue::from_str(&format!("{:032x}", u128::from_be_bytes(random())))
             .expect("hexadecimal digits are a header value");
         let group = group(&caller);

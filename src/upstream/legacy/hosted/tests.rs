@@ -19,7 +19,7 @@ use super::{
 use crate::{
     dialect::Principal,
     protocol::headers::SESSION_ID,
-    upstream::{Config, Forward, Forwarded, Limits, Purpose, Timeouts, Upstream, in_memory},
+    upstream::{Config, Forward, Forwarded, Purpose, Upstream, in_memory},
 };
 
 /// What a child is to say, and what it is told that is no request.
@@ -30,9 +30,7 @@ struct Child {
 
 /// A server all of whose requests are answered at once.
 fn server() -> (Arc<dyn Upstream>, Child) {
-    let url = "http://127.0.0.1:9/".parse().expect("a URL");
-    let config = Config { url, timeouts: Timeouts::default(), limits: Limits::default() };
-    let (server, mut started) = in_memory(config).expect("a runtime is entered");
+    let (server, mut started) = in_memory(Config::default()).expect("a runtime is entered");
     let (says, mut to_say) = mpsc::unbounded_channel::<Value>();
     let (tells, told) = mpsc::unbounded_channel();
     tokio::spawn(async move {

@@ -1,0 +1,28 @@
+//! `deferral supervise`, which nobody types: what the proxy starts between itself and a server's process.
+
+use super::USAGE;
+use crate::app;
+use std::process::ExitCode;
+use tokio::runtime;
+
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    #[arg(last = true, value_name = "CMD", required = true)]
+    command: Vec<String>,
+}
+
+/// Watches over one process until nothing of it is left.
+pub fn run(args: &Args) -> ExitCode {
+    // There may be many of these, and each does next to nothing.
+    let runtime = runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .expect("the system gives descriptors to a process that starts");
+    match runtime.block_on(app::supervise(&args.command)) {
+        Ok(code) => code.into(),
+        Err(error) => {
+            eprintln!("error: this is started by the proxy, for the command of an `upstream`: {error}");
+            USAGE.into()
+        }
+    }
+}

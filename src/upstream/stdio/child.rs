@@ -1,0 +1,422 @@
+//! One process of a server, from its start until nothing is left of it.
+//!
+//! A [`Child`] is what the rest holds of it: what is to be written, and how it ends. Its pipes and its supervisor
+//! are kept by one task, which outlives whoever has it: it writes, takes the process's remarks to the log, and
+//! sees to its end: its input is closed, then SIGTERM goes to its group, then SIGKILL to everything it has started.
+
+use bytes::{Buf, Bytes};
+use futures_util::{FutureExt, future::BoxFuture};
+use rustix::process::{Pid, Signal, kill_process_group};
+use std::{
+    io,
+    os::{
+        fd::{AsFd, OwnedFd},
+        unix::{net::UnixStream, process::CommandExt},
+    },
+    pin::pin,
+    process::Stdio,
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant},
+};
+use tokio::{
+    io::{
+        AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader, Lines, ReadHalf,
+        split,
+    },
+    net::unix::pipe,
+    sync::{
+        OwnedSemaphorePermit,
+        mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel},
+    },
+    time::timeout,
+};
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+use super::{
+    command::Command,
+    portion::{Portion, Remarks},
+    starts::Starts,
+    supervisor::{self, Report, TERMINATE},
+};
+use crate::{
+    runtime::{Clock, Mutex, SystemClock},
+    telemetry::{ServerEnded, ServerLinesOmitted, ServerSaid},
+    upstream::{CallError, work::Work},
+};
+
+/// The ends of a process that was started. Boxed, so that a test can be the process.
+pub struct Ends {
+    pub stdin: Box<dyn AsyncWrite + Send + Unpin>,
+    pub stdout: Box<dyn AsyncRead + Send + Unpin>,
+    pub stderr: Box<dyn AsyncRead + Send + Unpin>,
+    /// To its supervisor.
+    pub control: Box<dyn Control>,
+    /// Resolves when the supervisor has been reaped.
+    pub reaped: BoxFuture<'static, ()>,
+}
+
+pub trait Control: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<C: AsyncRead + AsyncWrite + Send + Unpin> Control for C {}
+
+/// Starts a process.
+pub type Spawn = Box<dyn Fn(&Command) -> io::Result<Ends> + Send + Sync>;
+
+/// One process.
+pub struct Child {
+    lines: UnboundedSender<Bytes>,
+    life: Arc<Life>,
+    /// A process that nobody holds ends.
+    _ends: DropGuard,
+}
+
+/// What is known of a process.
+pub struct Life {
+    route: Arc<str>,
+    clock: SystemClock,
+    started: Instant,
+    starts: Arc<Mutex<Starts>>,
+    waiting: Waiting,
+    /// It is to end.
+    ends: CancellationToken,
+    end: OnceLock<End>,
+    /// It has ended, or cannot go on.
+    ended: CancellationToken,
+    /// Nothing is left of it.
+    gone: CancellationToken,
+    /// What has become of its start is counted, once.
+    is_counted: AtomicBool,
+}
+
+#[derive(Debug)]
+struct End {
+    /// In words.
+    how: String,
+    /// We have ended it.
+    is_wanted: bool,
+}
+
+/// What the supervisor says.
+struct Reports {
+    lines: Lines<BufReader<ReadHalf<Box<dyn Control>>>>,
+    command: Option<Pid>,
+    has_ended: bool,
+}
+
+/// What waits to be written to a process.
+#[derive(Debug, Default)]
+struct Waiting {
+    lines: AtomicUsize,
+    bytes: AtomicUsize,
+}
+
+/// Messages that wait to be written to one process. Each costs its bytes.
+pub(super) const WAITING: usize = 1024;
+/// Bytes of them. One that is alone may be larger: what a client sends is bounded by itself.
+pub(super) const WAITING_BYTES: usize = 16 << 20;
+/// How long a process may take to end once its input is closed; then it is sent SIGTERM.
+const CLOSING: Duration = Duration::from_secs(2);
+/// How long after SIGTERM; then everything is killed.
+const TERMINATING: Duration = Duration::from_secs(2);
+/// How long what a process has started may outlive it.
+const LEFT_BEHIND: Duration = Duration::from_secs(1);
+/// How long the end of what was killed is waited for: the system may not be able to end it.
+const KILLING: Duration = Duration::from_secs(5);
+/// How long the last remarks of a process that is gone are waited for.
+const LAST_WORDS: Duration = Duration::from_millis(100);
+/// What is read of remarks at a time.
+const REMARKS: usize = 8 << 10;
+
+/// Starts a real process under its supervisor.
+///
+/// # Errors
+/// Those of the system.
+pub fn spawn(command: &Command) -> io::Result<Ends> {
+    let (ours, theirs) = UnixStream::pair()?;
+    let (their_input, stdin) = io::pipe()?;
+    let (stdout, their_output) = io::pipe()?;
+    supervisor::hand_over(&ours, [their_input.as_fd(), their_output.as_fd()])?;
+    let mut words = std::process::Command::new(command.supervisor());
+    words.arg0(env!("CARGO_PKG_NAME")).args(["supervise", "--"]).args(&command.words);
+    words.env_clear().envs(command.environment());
+    // In a group of its own: Ctrl-C in a terminal is for the proxy, which sees to the rest.
+    words.stdin(OwnedFd::from(theirs)).stdout(Stdio::null()).stderr(Stdio::piped()).process_group(0);
+    if let Some(folder) = &command.folder {
+        words.current_dir(folder);
+    }
+    let mut supervisor = tokio::process::Command::from(words).spawn()?;
+    ours.set_nonblocking(true)?;
+    Ok(Ends {
+        stdin: Box::new(pipe::Sender::from_owned_fd(stdin.into())?),
+        stdout: Box::new(pipe::Receiver::from_owned_fd(stdout.into())?),
+        stderr: Box::new(supervisor.stderr.take().expect("it is piped")),
+        control: Box::new(tokio::net::UnixStream::from_std(ours)?),
+        reaped: async move { drop(supervisor.wait().await) }.boxed(),
+    })
+}
+
+// === impl Child ===
+
+impl Child {
+    /// Takes charge of a process that was started. `place` is given back when nothing is left of it.
+    pub fn keep(
+        ends: Ends,
+        route: Arc<str>,
+        starts: Arc<Mutex<Starts>>,
+        place: OwnedSemaphorePermit,
+        work: &Work,
+    ) -> (Self, Box<dyn AsyncRead + Send + Unpin>) {
+        let Ends { stdin, stdout, stderr, control, reaped } = ends;
+        let clock = SystemClock::new();
+        let (lines, to_write) = unbounded_channel();
+        let life = Arc::new(Life {
+            route,
+            started: clock.now(),
+            clock,
+            starts,
+            waiting: Waiting::default(),
+            ends: CancellationToken::new(),
+            end: OnceLock::new(),
+            ended: CancellationToken::new(),
+            gone: CancellationToken::new(),
+            is_counted: AtomicBool::new(false),
+        });
+        let kept = life.clone();
+        work.spawn(async move {
+            kept.keep(stdin, to_write, stderr, control).await;
+            let _ = timeout(KILLING, reaped).await;
+            kept.gone.cancel();
+            drop(place);
+        });
+        let child = Self { lines, _ends: life.ends.clone().drop_guard(), life };
+        (child, stdout)
+    }
+
+    pub fn life(&self) -> &Arc<Life> {
+        &self.life
+    }
+
+    /// Has a message written, after those that wait.
+    ///
+    /// # Errors
+    /// [`CallError::Unread`] where too much waits; what became of the process where it has ended.
+    pub fn write(&self, message: Bytes) -> Result<(), CallError> {
+        if self.life.ended.is_cancelled() || self.life.ends.is_cancelled() {
+            return Err(CallError::Unreachable(format!("its process has ended: {}", self.life.how())));
+        }
+        self.life.waiting.add(message.len())?;
+        let length = message.len();
+        self.lines.send(message).map_err(|_| {
+            self.life.waiting.take(length);
+            CallError::Unreachable("its process reads nothing any more".to_owned())
+        })
+    }
+
+    /// Ends it. Resolves when nothing is left of it.
+    pub async fn end(&self) {
+        self.life.ends.cancel();
+        self.life.gone.cancelled().await;
+    }
+}
+
+// === impl Life ===
+
+impl Life {
+    /// Resolves when the process has ended, or cannot go on.
+    pub async fn ended(&self) {
+        self.ended.cancelled().await;
+    }
+
+    /// How it has ended, in words.
+    pub fn how(&self) -> &str {
+        self.end.get().map_or("it is being ended", |end| &end.how)
+    }
+
+    /// It cannot go on, for this reason: it is ended.
+    pub fn cannot_go_on(&self, why: &str) {
+        self.has_ended(why);
+        self.ends.cancel();
+    }
+
+    /// It did not come up.
+    pub fn did_not_start(&self) {
+        self.count(|starts, now| starts.failed(now, Duration::ZERO));
+    }
+
+    /// The first time, it has ended like this.
+    fn has_ended(&self, how: &str) {
+        let is_wanted = self.ends.is_cancelled();
+        self.count(|starts, now| {
+            let up = now - self.started;
+            if is_wanted { starts.was_up(up) } else { starts.failed(now, up) }
+        });
+        let _ = self.end.set(End { how: how.to_owned(), is_wanted });
+        self.ended.cancel();
+    }
+
+    /// Counted before anybody is told, so that whoever starts another knows of it.
+    fn count(&self, count: impl FnOnce(&mut Starts, Instant)) {
+        if !self.is_counted.swap(true, Ordering::Relaxed) {
+            count(&mut self.starts.lock(), self.clock.now());
+        }
+    }
+
+    async fn keep(
+        &self,
+        stdin: impl AsyncWrite + Unpin,
+        to_write: UnboundedReceiver<Bytes>,
+        stderr: impl AsyncRead + Unpin,
+        control: Box<dyn Control>,
+    ) {
+        let mut remarks = Remarks::default();
+        {
+            let mut writing = pin!(self.write(stdin, to_write).fuse());
+            let mut remarking = pin!(self.remark(stderr, &mut remarks).fuse());
+            let mut living = pin!(self.live(control));
+            loop {
+                tokio::select! {
+                    () = &mut writing => {}
+                    () = &mut remarking => {}
+                    () = &mut living => break,
+                }
+            }
+            let _ = timeout(LAST_WORDS, remarking).await;
+        }
+        let is_wanted = self.end.get().is_some_and(|end| end.is_wanted);
+        let up = self.clock.now() - self.started;
+        ServerEnded { route: &self.route, how: self.how(), up, is_wanted, said: &remarks.last() }.emit();
+    }
+
+    /// Writes what is to be written; what waits when it is to end, too. Then its input ends.
+    async fn write(&self, mut stdin: impl AsyncWrite + Unpin, mut lines: UnboundedReceiver<Bytes>) {
+        loop {
+            let line = tokio::select! {
+                line = lines.recv() => line,
+                () = self.ends.cancelled(), if !lines.is_closed() => {
+                    lines.close();
+                    continue;
+                }
+            };
+            let Some(line) = line else { return };
+            let length = line.len();
+            let written = stdin.write_all_buf(&mut line.chain(&b"\n"[..])).await;
+            self.waiting.take(length);
+            if let Err(error) = written {
+                // A process that has ended reads nothing either, and its supervisor is about to say how it has.
+                let _ = timeout(LAST_WORDS, self.ended.cancelled()).await;
+                return self.cannot_go_on(&format!("it reads nothing any more ({error})"));
+            }
+        }
+    }
+
+    /// Takes what it says on standard error to the log.
+    async fn remark(&self, mut stderr: impl AsyncRead + Unpin, remarks: &mut Remarks) {
+        let mut portion = Portion::new(self.clock.now());
+        let mut read = vec![0; REMARKS];
+        loop {
+            // What cannot be read has ended.
+            let count = stderr.read(&mut read).await.unwrap_or(0);
+            let mut input = &read[..count];
+            let mut next = || match count {
+                0 => remarks.end(),
+                _ => remarks.next(&mut input),
+            };
+            while let Some(line) = next() {
+                if let Some(omitted) = portion.take(self.clock.now()) {
+                    self.omitted(omitted);
+                    ServerSaid { route: &self.route, line: &line }.emit();
+                }
+            }
+            if count == 0 {
+                return self.omitted(portion.omitted());
+            }
+        }
+    }
+
+    fn omitted(&self, count: u64) {
+        if count > 0 {
+            ServerLinesOmitted { route: &self.route, count }.emit();
+        }
+    }
+
+    /// Until nothing is left of it.
+    async fn live(&self, control: Box<dyn Control>) {
+        let (reports, mut orders) = split(control);
+        let mut reports = Reports { lines: BufReader::new(reports).lines(), command: None, has_ended: false };
+        tokio::select! {
+            () = reports.until_it_ends(self) => {}
+            () = self.ends.cancelled() => {}
+        }
+        let _ = timeout(CLOSING, reports.until_it_ends(self)).await;
+        if !reports.has_ended {
+            // One that is gone need not be told.
+            let _ = orders.write_all(&[TERMINATE]).await;
+            let _ = timeout(TERMINATING, reports.until_it_ends(self)).await;
+        }
+        if reports.has_ended {
+            let _ = timeout(LEFT_BEHIND, reports.until_nothing_is_left(self)).await;
+        }
+        // The end of what the supervisor hears.
+        let _ = orders.shutdown().await;
+        let _ = timeout(KILLING, reports.until_nothing_is_left(self)).await;
+        self.has_ended("it could not be killed");
+    }
+}
+
+// === impl Reports ===
+
+impl Reports {
+    async fn until_it_ends(&mut self, life: &Life) {
+        while !self.has_ended && self.take(life).await {}
+    }
+
+    async fn until_nothing_is_left(&mut self, life: &Life) {
+        while self.take(life).await {}
+    }
+
+    /// Takes the next report. Whether there was one.
+    async fn take(&mut self, life: &Life) -> bool {
+        let Ok(Some(line)) = self.lines.next_line().await else {
+            if !self.has_ended {
+                self.has_ended = true;
+                life.has_ended("its supervisor was killed");
+                // What has left the group is out of reach by now.
+                let _ = self.command.map(|command| kill_process_group(command, Signal::KILL));
+            }
+            return false;
+        };
+        match Report::read(&line) {
+            Some(Report::Started { pid }) => self.command = Pid::from_raw(pid),
+            Some(Report::NotStarted { why } | Report::Ended { how: why }) => {
+                self.has_ended = true;
+                life.has_ended(&why);
+            }
+            None => {}
+        }
+        true
+    }
+}
+
+// === impl Waiting ===
+
+impl Waiting {
+    /// # Errors
+    /// [`CallError::Unread`] where too much waits.
+    fn add(&self, bytes: usize) -> Result<(), CallError> {
+        let lines = self.lines.fetch_add(1, Ordering::Relaxed);
+        let others = self.bytes.fetch_add(bytes, Ordering::Relaxed);
+        if lines < WAITING && (others == 0 || others + bytes <= WAITING_BYTES) {
+            return Ok(());
+        }
+        self.take(bytes);
+        Err(CallError::Unread { waiting: lines })
+    }
+
+    fn take(&self, bytes: usize) {
+        self.lines.fetch_sub(1, Ordering::Relaxed);
+        self.bytes.fetch_sub(bytes, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,275 @@
+//! The messages in a stream of lines.
+//!
+//! MCP over stdio is a message a line (2025-11-25, *Transports, stdio*). A line that is longer than may be is not
+//! kept: it is read through for the id of the call it answers, so that this call alone fails.
+
+use bytes::Bytes;
+
+use crate::protocol::Id;
+
+/// Takes a stream apart into lines. Keeps no more than one line, and of one that is too long next to nothing.
+pub struct Lines {
+    /// Bytes that a line may have.
+    limit: usize,
+    /// The beginning of a line whose end has not come.
+    begun: Vec<u8>,
+    /// What is known of a line that is too long.
+    outline: Option<Outline>,
+}
+
+/// What a line is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Line {
+    /// Never blank, without its end, in an allocation of its own.
+    Whole(Bytes),
+    /// It was longer than may be. `answers` is the call it is a response to, where that could be told.
+    TooLong { answers: Option<u64> },
+}
+
+/// The members of one object that tell which call it answers, read in pieces.
+///
+/// It does not judge whether the JSON is valid: what it cannot make sense of is nothing.
+#[derive(Debug, Default)]
+struct Outline {
+    depth: u32,
+    text: Text,
+    /// A string that begins now is a key of the object itself.
+    before_key: bool,
+    key: Token,
+    /// What has been seen of the value of `id`.
+    id: Token,
+    in_id: bool,
+    /// It has a `method`: its id is its sender's.
+    is_request: bool,
+}
+
+/// Whether one is in a string.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Text {
+    #[default]
+    Outside,
+    Key,
+    Value,
+    /// After a backslash.
+    Escape {
+        is_key: bool,
+    },
+}
+
+/// The beginning of something short.
+#[derive(Debug, Default)]
+struct Token {
+    bytes: Vec<u8>,
+    is_longer: bool,
+}
+
+/// Bytes of a token that are looked at: an id of ours is a number of at most 20 digits.
+const TOKEN: usize = 24;
+
+// === impl Lines ===
+
+impl Lines {
+    pub fn new(limit: usize) -> Self {
+        Self { limit, begun: Vec::new(), outline: None }
+    }
+
+    /// The next line, once its end is in `input`, of which what has been read is taken off. `None` means that all
+    /// of it has been.
+    pub fn next(&mut self, input: &mut &[u8]) -> Option<Line> {
+        while !input.is_empty() {
+            let (piece, rest, has_ended) = match memchr::memchr(b'\n', input) {
+                Some(end) => (&input[..end], &input[end + 1..], true),
+                None => (*input, &input[input.len()..], false),
+            };
+            *input = rest;
+            if let Some(line) = self.take(piece, has_ended) {
+                return Some(line);
+            }
+        }
+        None
+    }
+
+    /// Whether a line has begun and not ended.
+    pub fn is_within(&self) -> bool {
+        self.outline.is_some() || !self.begun.trim_ascii().is_empty()
+    }
+
+    fn take(&mut self, piece: &[u8], has_ended: bool) -> Option<Line> {
+        if self.outline.is_none() && self.begun.len() + piece.len() > self.limit {
+            let mut outline = Outline::default();
+            outline.see(&std::mem::take(&mut self.begun));
+            self.outline = Some(outline);
+        }
+        if let Some(outline) = &mut self.outline {
+            outline.see(piece);
+            if !has_ended {
+                return None;
+            }
+            let answers = outline.answers();
+            self.outline = None;
+            return Some(Line::TooLong { answers });
+        }
+        if !has_ended {
+            self.begun.extend_from_slice(piece);
+            return None;
+        }
+        // Mostly a line is whole in what has been read: it is copied once, to its own size.
+        if self.begun.is_empty() {
+            let line = piece.trim_ascii();
+            return (!line.is_empty()).then(|| Line::Whole(Bytes::copy_from_slice(line)));
+        }
+        let mut line = std::mem::take(&mut self.begun);
+        line.extend_from_slice(piece);
+        line.truncate(line.trim_ascii_end().len());
+        let line = Bytes::from(line.into_boxed_slice());
+        (!line.is_empty()).then_some(Line::Whole(line))
+    }
+}
+
+// === impl Outline ===
+
+impl Outline {
+    fn see(&mut self, piece: &[u8]) {
+        let mut at = 0;
+        while at < piece.len() {
+            // All that such a line mostly is.
+            if self.text == Text::Value && !self.in_id {
+                match memchr::memchr2(b'"', b'\\', &piece[at..]) {
+                    Some(step) => at += step,
+                    None => return,
+                }
+            }
+            self.step(piece[at]);
+            at += 1;
+        }
+    }
+
+    fn step(&mut self, byte: u8) {
+        match (self.text, byte) {
+            (Text::Escape { is_key: true }, _) => {
+                // None of the keys that are looked for need be written so.
+                self.key.is_longer = true;
+                self.text = Text::Key;
+            }
+            (Text::Escape { is_key: false }, _) => self.text = Text::Value,
+            (Text::Key, b'\\') => self.text = Text::Escape { is_key: true },
+            (Text::Value, b'\\') => self.text = Text::Escape { is_key: false },
+            (Text::Key, b'"') => {
+                self.text = Text::Outside;
+                self.in_id = self.key.is(b"id");
+                self.is_request |= self.key.is(b"method");
+                if self.in_id {
+                    self.id = Token::default();
+                }
+            }
+            (Text::Key, _) => self.key.push(byte),
+            (Text::Value, b'"') => {
+                self.text = Text::Outside;
+                self.of_id(byte);
+            }
+            (Text::Value, _) => self.of_id(byte),
+            (Text::Outside, b'"') if self.before_key => {
+                self.before_key = false;
+                self.key = Token::default();
+                self.text = Text::Key;
+            }
+            (Text::Outside, b'"') => {
+                self.text = Text::Value;
+                self.of_id(byte);
+            }
+            (Text::Outside, b'{' | b'[') => {
+                self.of_id(byte);
+                self.depth += 1;
+                self.before_key = self.depth == 1 && byte == b'{';
+            }
+            (Text::Outside, b'}' | b']') => {
+                self.in_id &= self.depth > 1;
+                self.depth = self.depth.saturating_sub(1);
+            }
+            (Text::Outside, b',') if self.depth == 1 => {
+                self.in_id = false;
+                self.before_key = true;
+            }
+            (Text::Outside, b':' | b' ' | b'\t' | b'\r') => {}
+            (Text::Outside, _) => self.of_id(byte),
+        }
+    }
+
+    fn of_id(&mut self, byte: u8) {
+        if self.in_id {
+            self.id.push(byte);
+        }
+    }
+
+    /// The call of ours that it answers.
+    fn answers(&self) -> Option<u64> {
+        if self.is_request || self.id.is_longer {
+            return None;
+        }
+        Id::from_token(Bytes::copy_from_slice(&self.id.bytes))?.came_back()
+    }
+}
+
+// === impl Token ===
+
+impl Token {
+    fn push(&mut self, byte: u8) {
+        match self.bytes.len() < TOKEN {
+            true => self.bytes.push(byte),
+            false => self.is_longer = true,
+        }
+    }
+
+    fn is(&self, text: &[u8]) -> bool {
+        !self.is_longer && self.bytes == text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lines(limit: usize, text: &str) -> Vec<Line> {
+        let (mut lines, mut input) = (Lines::new(limit), text.as_bytes());
+        std::iter::from_fn(|| lines.next(&mut input)).collect()
+    }
+
+    fn whole(text: &str) -> Line {
+        Line::Whole(Bytes::copy_from_slice(text.as_bytes()))
+    }
+
+    #[test]
+    fn lines_end_as_they_do_anywhere_and_blank_ones_say_nothing() {
+        assert_eq!(lines(99, "{}\n\n \r\n[1] \r\nx\nrest"), [whole("{}"), whole("[1]"), whole("x")]);
+        let mut lines = Lines::new(99);
+        assert_eq!(lines.next(&mut &b"{\"a\""[..]), None);
+        assert!(lines.is_within());
+        assert_eq!(lines.next(&mut &b":1}\n"[..]), Some(whole(r#"{"a":1}"#)));
+        assert!(!lines.is_within());
+    }
+
+    #[test]
+    fn a_line_may_be_as_long_as_the_limit_and_no_longer() {
+        assert_eq!(lines(4, "1234\n"), [whole("1234")]);
+        assert_eq!(lines(4, "12345\n1\n"), [Line::TooLong { answers: None }, whole("1")]);
+    }
+
+    #[test]
+    fn of_a_line_that_is_too_long_the_call_is_found_wherever_its_id_is_written() {
+        for (text, answers) in [
+            (r#"{"jsonrpc":"2.0","id":7,"result":{"id":8,"a":["id",9]}}"#, Some(7)),
+            (r#"{"result":{"a":"\"id\":8,"},"jsonrpc":"2.0", "id" : 7 }"#, Some(7)),
+            (r#"{"id":"7","error":{"code":1,"message":"m"}}"#, Some(7)),
+            (r#"{"id":7,"method":"sampling/createMessage","params":{}}"#, None),
+            (r#"{"method":"notifications/message","params":{"id":7}}"#, None),
+            (r#"{"id":{"id":7},"result":{}}"#, None),
+            (r#"{"id":12345678901234567890123456,"result":{}}"#, None),
+            (r#"["id",7]"#, None),
+            (r#"[{"id":7}]"#, None),
+            (r#"{"i\u0064":7}"#, None),
+            ("it is no JSON", None),
+        ] {
+            assert_eq!(lines(3, &format!("{text}\n")), [Line::TooLong { answers }], "{text}");
+        }
+    }
+}

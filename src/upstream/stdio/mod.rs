@@ -1,0 +1,405 @@
+//! A server that is a process (2025-11-25, *Transports, stdio*), as a [`Wire`].
+//!
+//! A session is a process: `command` says what starts one, `child` is one from its start until nothing is left of
+//! it, `supervisor` watches over it from outside the proxy. `lines` takes what it says apart, `portion` what of it
+//! is for the log, `starts` says when one may be started again. The manual's page is
+//! [`processes`](crate::manual::processes).
+//!
+//! A process costs much and knows no callers: the one of those that declare the same is shared by all of them,
+//! until the server asks something that names no call ([`Wire::IS_COSTLY`]).
+
+mod child;
+mod command;
+pub mod lines;
+mod portion;
+mod starts;
+mod supervisor;
+#[cfg(test)]
+mod tests;
+
+pub use command::{Command, INSTANCES, Inherit, Instances, When};
+pub use supervisor::supervise;
+
+use bytes::Bytes;
+use http::HeaderMap;
+use serde_json::value::RawValue;
+use std::{
+    collections::VecDeque,
+    future::Future,
+    io,
+    sync::{Arc, OnceLock},
+    task::{Context, Poll},
+    time::Duration,
+};
+use tokio::{
+    io::{AsyncRead, AsyncReadExt},
+    sync::Semaphore,
+    time::{sleep_until, timeout},
+};
+
+use super::{
+    CallError, Config, Description, Identity, Limits, NotStarted, Upstream,
+    legacy::Legacy,
+    wire::{self, Again, Beside, Heard, Hello, Progress, Wire},
+    work::Work,
+};
+use crate::{
+    dialect::{Credentials, Principal},
+    protocol::{Capabilities, Frame, frame::on_one_line},
+    runtime::{Clock, Mutex, Net, SystemClock},
+    telemetry::{ServerGarbage, ServerNotStarted},
+};
+#[cfg(test)]
+use child::Ends;
+use child::{Child, Spawn};
+use lines::{Line, Lines};
+use portion::Portion;
+use starts::{Start, Starts};
+
+/// A server of the older era that is started here.
+pub type Stdio = Legacy<Processes>;
+
+/// How the processes of one server are started.
+pub struct Processes {
+    /// The route it is for, by which the log names it.
+    route: Arc<str>,
+    command: Command,
+    config: Config,
+    spawn: Spawn,
+    /// Locked for a question at a time.
+    starts: Arc<Mutex<Starts>>,
+    /// One for each process there may be.
+    places: Arc<Semaphore>,
+    most: usize,
+    clock: SystemClock,
+    work: Work,
+}
+
+/// One process, as the line of a session.
+pub struct Pipe {
+    child: Child,
+    /// Until it is listened to.
+    said: Mutex<Option<Said>>,
+    /// Why nothing more will come.
+    lost: OnceLock<CallError>,
+}
+
+/// What a process says on standard output.
+struct Said {
+    route: Arc<str>,
+    stdout: Box<dyn AsyncRead + Send + Unpin>,
+    lines: Lines,
+    read: Box<[u8]>,
+    /// What of `read` is still to be looked at.
+    left: std::ops::Range<usize>,
+    /// The rest of a batch (2025-03-26 had batches).
+    batch: VecDeque<Frame>,
+    clock: SystemClock,
+    garbage: Portion,
+}
+
+/// What is read at a time: all that a pipe holds, mostly.
+const READ: usize = 64 << 10;
+/// How much of a line that is no message is shown.
+const SHOWN: usize = 200;
+/// How long a process that says nothing more may take to say how it ended, and one that has ended what it had
+/// still to say.
+const LAST_WORDS: Duration = Duration::from_millis(200);
+
+// === impl Stdio ===
+
+impl Stdio {
+    /// A server that this command starts, for this route. With a network that is not the system's nothing is
+    /// started.
+    ///
+    /// # Errors
+    /// [`NotStarted::NoRuntime`].
+    pub fn new(route: &str, command: Command, config: Config, net: &Net) -> Result<Self, NotStarted> {
+        let spawn: Spawn = match net {
+            Net::System | Net::Within(_) => Box::new(child::spawn),
+            Net::Pipes(_) => Box::new(|_| Err(io::ErrorKind::Unsupported.into())),
+        };
+        Self::spawned_by(spawn, route, command, config, net)
+    }
+
+    fn spawned_by(
+        spawn: Spawn,
+        route: &str,
+        command: Command,
+        config: Config,
+        net: &Net,
+    ) -> Result<Self, NotStarted> {
+        let work = Work::new()?;
+        let start = command.start;
+        let processes = Processes::new(spawn, route, command, config, work.clone());
+        let config = Config { limits: processes.limits(config.limits), ..config };
+        let server = Self::over(processes, config, work.clone(), net);
+        if start == When::Eager {
+            let eager = server.clone();
+            work.spawn(async move {
+                let nobody = Identity {
+                    principal: Principal::ANONYMOUS,
+                    credentials: Credentials::default(),
+                    capabilities: Arc::new(Capabilities::none()),
+                };
+                // What went wrong is in the log.
+                let _ = eager.describe(&nobody).await;
+            });
+        }
+        Ok(server)
+    }
+}
+
+// === impl Processes ===
+
+impl Processes {
+    fn new(spawn: Spawn, route: &str, command: Command, config: Config, work: Work) -> Self {
+        let most = match command.instances {
+            Instances::Shared(most) => most.max(1),
+            Instances::PerCaller => command::PER_CALLER,
+        };
+        Self {
+            route: route.into(),
+            command,
+            config,
+            spawn,
+            starts: Arc::default(),
+            places: Arc::new(Semaphore::new(most.min(Semaphore::MAX_PERMITS))),
+            most,
+            clock: SystemClock::new(),
+            work,
+        }
+    }
+
+    /// How sessions are counted that are processes: calls of those who declare the same take turns on one, once
+    /// they have to, and what has become a task keeps none of them from its turn.
+    fn limits(&self, limits: Limits) -> Limits {
+        Limits { sessions: 1, task_sessions: self.most - 1, identities: self.most, ..limits }
+    }
+
+    /// Waits until one more may be started.
+    async fn may_start(&self) -> Result<(), CallError> {
+        loop {
+            let now = self.clock.now();
+            let start = self.starts.lock().begin(now);
+            match start {
+                Start::Now => return Ok(()),
+                Start::At(next) => sleep_until(next.into()).await,
+                Start::NotBefore(next) => {
+                    let wait = (next - now).as_secs() + 1;
+                    let why =
+                        format!("its process has ended again and again, and is not started for {wait} s");
+                    return Err(CallError::Unreachable(why));
+                }
+            }
+        }
+    }
+
+    async fn begin(&self, hello: &Hello) -> Result<(Description, Pipe), CallError> {
+        let after = self.config.timeouts.queue;
+        let waited = timeout(after, self.places.clone().acquire_owned()).await;
+        let place = waited
+            .map_err(|_| CallError::AllInUse { limit: self.most, after })?
+            .map_err(|_| CallError::Closing)?;
+        self.may_start().await?;
+        let ends = (self.spawn)(&self.command).map_err(|error| {
+            let now = self.clock.now();
+            self.starts.lock().failed(now, Duration::ZERO);
+            CallError::Unreachable(format!("its process cannot be started: {error}"))
+        })?;
+        let (child, stdout) = Child::keep(ends, self.route.clone(), self.starts.clone(), place, &self.work);
+        let limit = self.config.limits.result_bytes;
+        let mut said = Said::new(self.route.clone(), stdout, limit, self.clock);
+        let life = child.life().clone();
+        let welcomed = timeout(self.command.start_timeout, welcome(&child, &mut said, hello)).await;
+        let started = welcomed.unwrap_or_else(|_| {
+            let limit = self.command.start_timeout;
+            let why =
+                format!("its process did not answer `initialize` within {limit:?} (upstream.start_timeout)");
+            Err(CallError::Unreachable(why))
+        });
+        let description = started.inspect_err(|_| life.did_not_start())?;
+        let pipe = Pipe { child, said: Mutex::new(Some(said)), lost: OnceLock::new() };
+        Ok((description, pipe))
+    }
+}
+
+impl Wire for Processes {
+    type Line = Pipe;
+
+    const IS_COSTLY: bool = true;
+    /// The process is asked, told, and killed.
+    const FAREWELL: Duration = Duration::from_secs(6);
+
+    async fn open(self: &Arc<Self>, _: &Identity, hello: &Hello) -> Result<(Description, Pipe), CallError> {
+        let begun = self.begin(hello).await;
+        if let Err(error) = &begun {
+            ServerNotStarted { route: &self.route, program: self.command.program(), error }.emit();
+        }
+        begun
+    }
+
+    /// It has no headers by which it could tell callers apart.
+    fn known_as(&self, caller: &Identity) -> Identity {
+        let principal = match self.command.instances {
+            Instances::Shared(_) => Principal::ANONYMOUS,
+            Instances::PerCaller => caller.principal,
+        };
+        let capabilities = Arc::clone(&caller.capabilities);
+        Identity { principal, credentials: Credentials::default(), capabilities }
+    }
+}
+
+/// Says `initialize` and reads up to its answer. What the server says before concerns nobody yet.
+async fn welcome(child: &Child, said: &mut Said, hello: &Hello) -> Result<Description, CallError> {
+    child.write(hello.body.clone())?;
+    loop {
+        match said.next().await {
+            Some(Beside::Message(frame)) => {
+                if let Some(description) = hello.answer(&frame)? {
+                    return Ok(description);
+                }
+            }
+            Some(_) => {}
+            None => {
+                let _ = timeout(LAST_WORDS, child.life().ended()).await;
+                let how = child.life().how();
+                let why =
+                    format!("its process did not answer `initialize`, and is not there any more: {how}");
+                return Err(CallError::Unreachable(why));
+            }
+        }
+    }
+}
+
+// === impl Pipe ===
+
+impl wire::Line for Pipe {
+    /// Whether it is to be written.
+    type Answer = Result<(), CallError>;
+
+    /// What the process has not read when its client leaves is followed by the cancellation.
+    fn send(&self, body: Bytes, _: &HeaderMap) -> Self::Answer {
+        self.child.write(on_one_line(body))
+    }
+
+    fn poll_answer(self: &Arc<Self>, sent: &mut Self::Answer, _: u64, _: &mut Context<'_>) -> Poll<Heard> {
+        Poll::Ready(sent.as_ref().map_or_else(|lost| Heard::Lost(lost.clone()), |()| Heard::Elsewhere))
+    }
+
+    fn progress(sent: &mut Self::Answer) -> Progress {
+        if sent.is_ok() { Progress::Sent } else { Progress::Unsent }
+    }
+
+    fn tell(&self, body: Bytes, _: Again) -> impl Future<Output = Result<(), CallError>> + Send {
+        std::future::ready(self.child.write(on_one_line(body)))
+    }
+
+    async fn listen(self: Arc<Self>, mut tell: impl FnMut(Beside) + Send) {
+        let said = self.said.lock().take();
+        let mut said = said.expect("it is listened to once");
+        tell(Beside::Settled);
+        let life = self.child.life();
+        loop {
+            tokio::select! {
+                biased;
+                beside = said.next() => match beside {
+                    Some(beside) => tell(beside),
+                    None => break,
+                },
+                () = life.ended() => {
+                    // What it said last may still be on its way; what it has left behind has nothing to say.
+                    let rest = async { while let Some(beside) = said.next().await { tell(beside) } };
+                    let _ = timeout(LAST_WORDS, rest).await;
+                    break;
+                }
+            }
+        }
+        let _ = timeout(LAST_WORDS, life.ended()).await;
+        life.cannot_go_on("it says nothing any more");
+        let how = match said.lines.is_within() {
+            true => format!("{}, in the middle of a message", life.how()),
+            false => life.how().to_owned(),
+        };
+        let _ = self.lost.set(CallError::Exited(how));
+        tell(Beside::Ended);
+    }
+
+    fn lost(&self) -> CallError {
+        self.lost.get().cloned().unwrap_or(CallError::SessionEnded)
+    }
+
+    async fn close(&self) {
+        self.child.end().await;
+    }
+}
+
+// === impl Said ===
+
+impl Said {
+    fn new(
+        route: Arc<str>,
+        stdout: Box<dyn AsyncRead + Send + Unpin>,
+        limit: usize,
+        clock: SystemClock,
+    ) -> Self {
+        Self {
+            route,
+            stdout,
+            lines: Lines::new(limit),
+            read: vec![0; READ].into_boxed_slice(),
+            left: 0..0,
+            batch: VecDeque::new(),
+            garbage: Portion::new(clock.now()),
+            clock,
+        }
+    }
+
+    /// What it says next; `None` where it says nothing more. Nothing is lost where this is dropped.
+    async fn next(&mut self) -> Option<Beside> {
+        loop {
+            if let Some(frame) = self.batch.pop_front() {
+                return Some(Beside::Message(frame));
+            }
+            let mut input = &self.read[self.left.clone()];
+            let line = self.lines.next(&mut input);
+            self.left.start = self.left.end - input.len();
+            match line {
+                Some(Line::Whole(line)) => self.take(line),
+                Some(Line::TooLong { answers: Some(call) }) => return Some(Beside::TooLarge(call)),
+                Some(Line::TooLong { answers: None }) => self.skip("a line that is too long", b""),
+                None => match self.stdout.read(&mut self.read).await {
+                    Ok(count @ 1..) => self.left = 0..count,
+                    Ok(0) | Err(_) => return None,
+                },
+            }
+        }
+    }
+
+    /// Takes in one message, or several of a batch.
+    fn take(&mut self, line: Bytes) {
+        if !line.starts_with(b"[") {
+            match Frame::parse(line.clone()) {
+                Ok(frame) => self.batch.push_back(frame),
+                Err(error) => self.skip(&error.to_string(), &line),
+            }
+            return;
+        }
+        let Ok(parts) = serde_json::from_slice::<Vec<&RawValue>>(&line) else {
+            return self.skip("it is no message", &line);
+        };
+        for part in parts {
+            match Frame::parse(line.slice_ref(part.get().as_bytes())) {
+                Ok(frame) => self.batch.push_back(frame),
+                Err(error) => self.skip(&error.to_string(), part.get().as_bytes()),
+            }
+        }
+    }
+
+    /// Tells the operator of what is no message: what a program prints on standard output beside them, mostly.
+    fn skip(&mut self, why: &str, line: &[u8]) {
+        let Some(omitted) = self.garbage.take(self.clock.now()) else { return };
+        let line = String::from_utf8_lossy(&line[..line.len().min(SHOWN)]);
+        ServerGarbage { route: &self.route, why, line: &line, omitted }.emit();
+    }
+}

@@ -1,0 +1,314 @@
+//! Watches over one process of a server, so that nothing of it outlives the proxy.
+//!
+//! The supervisor is this program once more, between the proxy and the command. Orphans below it become its
+//! children (a *subreaper*), so whatever the command starts stays within reach: in sessions of its own, behind a
+//! shell, with every signal ignored. Its standard input is a socket to the proxy. However the proxy ends, the
+//! socket does; and that means: kill everything below, reap it, and exit. The command's own input and output
+//! are handed over the socket, so that the supervisor holds neither.
+
+use rustix::{
+    io::{Errno, FdFlags, fcntl_setfd},
+    net::{
+        RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
+        SendFlags, recvmsg, sendmsg,
+    },
+    process::{Pid, Signal, WaitOptions, kill_process_group, wait},
+};
+use std::{
+    io::{self, IoSlice, IoSliceMut, Write},
+    mem::MaybeUninit,
+    os::{
+        fd::{AsFd, BorrowedFd, OwnedFd},
+        unix::{
+            net::UnixStream,
+            process::{CommandExt, ExitStatusExt},
+        },
+    },
+    process::{Command, ExitStatus, Stdio},
+};
+use tokio::{
+    io::AsyncReadExt,
+    net::unix::OwnedReadHalf,
+    signal::unix::{SignalKind, signal},
+};
+
+/// What a supervisor tells the proxy: a line each.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Report {
+    Started {
+        pid: i32,
+    },
+    NotStarted {
+        why: String,
+    },
+    /// The command has ended: how, in words. What it has started may still be there.
+    Ended {
+        how: String,
+    },
+}
+
+/// The byte by which the proxy asks for SIGTERM to the command's group.
+pub const TERMINATE: u8 = b't';
+
+/// The exit code of a supervisor that could not start its command, as a shell's.
+const NOT_STARTED: i32 = 127;
+
+// === impl Report ===
+
+impl Report {
+    pub fn to_line(&self) -> String {
+        let on_one_line = |text: &str| text.replace('\n', " ");
+        match self {
+            Self::Started { pid } => format!("started {pid}\n"),
+            Self::NotStarted { why } => format!("not-started {}\n", on_one_line(why)),
+            Self::Ended { how } => format!("ended {}\n", on_one_line(how)),
+        }
+    }
+
+    pub fn read(line: &str) -> Option<Self> {
+        let (what, rest) = line.split_once(' ')?;
+        match what {
+            "started" => Some(Self::Started { pid: rest.parse().ok()? }),
+            "not-started" => Some(Self::NotStarted { why: rest.to_owned() }),
+            "ended" => Some(Self::Ended { how: rest.to_owned() }),
+            _ => None,
+        }
+    }
+}
+
+/// Hands over what is to be the command's standard input and output.
+///
+/// # Errors
+/// Those of the socket.
+pub fn hand_over(control: &UnixStream, ends: [BorrowedFd<'_>; 2]) -> io::Result<()> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+    let mut rights = SendAncillaryBuffer::new(&mut space);
+    assert!(rights.push(SendAncillaryMessage::ScmRights(&ends)), "there is room for two");
+    sendmsg(control, &[IoSlice::new(b".")], &mut rights, SendFlags::empty())?;
+    Ok(())
+}
+
+fn take_over(control: &UnixStream) -> io::Result<[OwnedFd; 2]> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+    let mut rights = RecvAncillaryBuffer::new(&mut space);
+    recvmsg(control, &mut [IoSliceMut::new(&mut [0])], &mut rights, RecvFlags::empty())?;
+    let mut ends = Vec::new();
+    for message in rights.drain() {
+        if let RecvAncillaryMessage::ScmRights(rights) = message {
+            ends.extend(rights);
+        }
+    }
+    for end in &ends {
+        fcntl_setfd(end, FdFlags::CLOEXEC)?;
+    }
+    ends.try_into().map_err(|_| io::Error::other("no input and output were handed over"))
+}
+
+/// Starts the command and watches over it until nothing of it is left. Gives the exit code: the command's own,
+/// 128 and the signal's number, or that of a command that could not be started.
+///
+/// # Errors
+/// Where this was not started by the proxy.
+pub async fn supervise(words: &[String]) -> io::Result<u8> {
+    let control = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
+    let ends = take_over(&control)?;
+    adopt_orphans()?;
+    // Who ends a group of processes, or everything in a container, means the proxy, which sees to the rest. They are
+    // heard rather than ignored: what is ignored would be for the command too.
+    let ends_nothing =
+        [SignalKind::terminate(), SignalKind::interrupt(), SignalKind::hangup(), SignalKind::quit()];
+    let _heard = ends_nothing.map(signal);
+    let mut children = signal(SignalKind::child())?;
+
+    let mut watch = Watch { control: control.try_clone()?, command: None, status: None, is_over: false };
+    watch.start(words, ends);
+    control.set_nonblocking(true)?;
+    let (mut orders, _replies) = tokio::net::UnixStream::from_std(control)?.into_split();
+    while watch.reap() {
+        tokio::select! {
+            _ = children.recv() => {}
+            order = order(&mut orders), if !watch.is_over => match order {
+                Some(TERMINATE) => watch.terminate(),
+                Some(_) => {}
+                None => watch.is_over = true,
+            },
+        }
+    }
+    Ok(watch.exit_code())
+}
+
+/// What comes next from the proxy; `None` where it is gone, or wants everything gone.
+async fn order(orders: &mut OwnedReadHalf) -> Option<u8> {
+    orders.read_u8().await.ok()
+}
+
+/// A supervisor at work.
+struct Watch {
+    /// Where the proxy is told. Written to before it is read without blocking.
+    control: UnixStream,
+    command: Option<Pid>,
+    status: Option<ExitStatus>,
+    /// Everything below is to be killed.
+    is_over: bool,
+}
+
+// === impl Watch ===
+
+impl Watch {
+    fn start(&mut self, words: &[String], [stdin, stdout]: [OwnedFd; 2]) {
+        let Some((program, arguments)) = words.split_first() else { return };
+        let mut command = Command::new(program);
+        command.args(arguments).stdin(stdin).stdout(stdout).stderr(Stdio::inherit()).process_group(0);
+        match command.spawn() {
+            Ok(child) => {
+                let pid = i32::try_from(child.id()).unwrap_or_default();
+                self.command = Pid::from_raw(pid);
+                self.tell(&Report::Started { pid });
+            }
+            Err(error) => self.tell(&Report::NotStarted { why: format!("`{program}`: {error}") }),
+        }
+    }
+
+    /// A proxy that is gone need not be told.
+    fn tell(&mut self, report: &Report) {
+        let _ = self.control.write_all(report.to_line().as_bytes());
+    }
+
+    fn terminate(&self) {
+        // It may just have ended.
+        if let (Some(command), None) = (self.command, self.status) {
+            let _ = kill_process_group(command, Signal::TERM);
+        }
+    }
+
+    /// Takes in whatever has ended. Whether anything is left.
+    ///
+    /// Where everything is to end, what is there is killed before each wait: whatever it was starting meanwhile
+    /// becomes a child of ours when it dies, and its death wakes us again.
+    fn reap(&mut self) -> bool {
+        if self.is_over {
+            self.kill_all();
+        }
+        loop {
+            match wait(WaitOptions::NOHANG) {
+                Ok(Some((pid, status))) if Some(pid) == self.command => {
+                    let status = ExitStatus::from_raw(status.as_raw());
+                    self.status = Some(status);
+                    self.tell(&Report::Ended { how: status.to_string() });
+                }
+                Ok(Some(_)) | Err(Errno::INTR) => {}
+                Ok(None) => return true,
+                // Nothing is left; where orphans are not adopted, of the command alone.
+                Err(_) => {
+                    self.kill_all();
+                    return false;
+                }
+            }
+        }
+    }
+
+    fn exit_code(&self) -> u8 {
+        let code = match self.status {
+            Some(status) => status.code().or_else(|| Some(128 + status.signal()?)).unwrap_or(NOT_STARTED),
+            None => NOT_STARTED,
+        };
+        u8::try_from(code & 0xff).unwrap_or(u8::MAX)
+    }
+
+    #[cfg(target_os = "linux")]
+    fn kill_all(&self) {
+        for pid in descendants::of(rustix::process::getpid()) {
+            let _ = rustix::process::kill_process(pid, Signal::KILL);
+        }
+    }
+
+    /// What has left the command's group is out of reach.
+    #[cfg(not(target_os = "linux"))]
+    fn kill_all(&self) {
+        if let Some(command) = self.command {
+            let _ = kill_process_group(command, Signal::KILL);
+        }
+    }
+}
+
+#[cfg(target_os = "linux")]
+fn adopt_orphans() -> io::Result<()> {
+    Ok(rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?)
+}
+
+#[cfg(not(target_os = "linux"))]
+fn adopt_orphans() -> io::Result<()> {
+    Ok(())
+}
+
+#[cfg(target_os = "linux")]
+mod descendants {
+    use rustix::process::Pid;
+    use std::{collections::HashMap, fs};
+
+    /// Every process below this one, those included that have ended and are not reaped: one that is still there may
+    /// look like that once its first thread has ended.
+    pub(super) fn of(top: Pid) -> Vec<Pid> {
+        let top = top.as_raw_nonzero().get();
+        let parents: HashMap<i32, i32> = all().collect();
+        let is_below = |mut pid: i32| {
+            // As processes come and go while this is read, a circle could be read too.
+            for _ in 0..parents.len() {
+                match parents.get(&pid) {
+                    Some(parent) if *parent == top => return true,
+                    Some(parent) => pid = *parent,
+                    None => return false,
+                }
+            }
+            false
+        };
+        parents.keys().filter(|pid| is_below(**pid)).filter_map(|pid| Pid::from_raw(*pid)).collect()
+    }
+
+    /// Each process with its parent.
+    fn all() -> impl Iterator<Item = (i32, i32)> {
+        let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+        entries.filter_map(|entry| {
+            let pid = entry.file_name().to_str()?.parse().ok()?;
+            let stat = fs::read(entry.path().join("stat")).ok()?;
+            Some((pid, parent(&stat)?))
+        })
+    }
+
+    /// The fourth field. The second, its name, may hold anything.
+    fn parent(stat: &[u8]) -> Option<i32> {
+        let behind_name = &stat[memchr::memrchr(b')', stat)? + 1..];
+        std::str::from_utf8(behind_name).ok()?.split_ascii_whitespace().nth(1)?.parse().ok()
+    }
+
+    #[cfg(test)]
+    mod tests {
+        use super::*;
+
+        #[test]
+        fn a_name_hides_no_parent() {
+            assert_eq!(parent(b"7 (a) R 9) S 3 7 7 0"), Some(3));
+            assert_eq!(parent(b"7 (sh"), None);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_reported_is_read() {
+        for report in [
+            Report::Started { pid: 7 },
+            Report::NotStarted { why: "`x`: no such file".to_owned() },
+            Report::Ended { how: "signal: 9 (SIGKILL)".to_owned() },
+        ] {
+            let line = report.to_line();
+            assert_eq!(Report::read(line.strip_suffix('\n').expect("a line")), Some(report));
+        }
+        assert_eq!(Report::read("what"), None);
+        let two = Report::Ended { how: "a\nb".to_owned() };
+        assert_eq!(two.to_line(), "ended a b\n");
+    }
+}
