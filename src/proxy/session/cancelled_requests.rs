@@ -35,12 +35,12 @@ pub(in crate::proxy) struct Ended {
     has_closed: AtomicBool,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Known {
     /// Sessions that are over at their servers too: nothing is owed to them.
-    over: Latest<Key, ()>,
+    over: Latest<Key, (), REMEMBERED>,
     /// Sessions that are over here and not at their servers.
-    closed: Latest<Key, ()>,
+    closed: Latest<Key, (), REMEMBERED>,
     /// Sessions that are just being ended. The server may close their streams before it says that
     /// it has.
     leaving: HashMap<Key, EndRequests>,
@@ -79,15 +79,6 @@ const REMEMBERED: usize = 16 << 10;
 /// How long it is waited for whether a session is over, while it is being ended: its server may never
 /// say.
 const PATIENCE: Duration = Duration::from_secs(5);
-
-// === impl Known ===
-
-impl Default for Known {
-    fn default() -> Self {
-        let remembered = || Latest::new(REMEMBERED);
-        Self { over: remembered(), closed: remembered(), leaving: HashMap::new() }
-    }
-}
 
 // === impl Ended ===
 

@@ -26,10 +26,10 @@ pub(in crate::proxy) struct Client {
 }
 
 /// The sessions whose handshake agreed on a revision that has tasks, the last [`REMEMBERED`] of them.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(in crate::proxy) struct Revisions {
     /// Held for one insertion or look-up.
-    sessions: Mutex<Latest<Key, Revision>>,
+    sessions: Mutex<Latest<Key, Revision, REMEMBERED>>,
 }
 
 /// How many such sessions are remembered. Each costs about 50 bytes; one that is forgotten is told by its header
@@ -76,12 +76,6 @@ impl Client {
 }
 
 // === impl Revisions ===
-
-impl Default for Revisions {
-    fn default() -> Self {
-        Self { sessions: Mutex::new(Latest::new(REMEMBERED)) }
-    }
-}
 
 impl Revisions {
     /// The handshake that opened this session has agreed on this revision.

@@ -41,9 +41,9 @@ pub(in crate::proxy) struct InFlight {
 }
 
 /// The calls that have left their sessions without their ends, the last [`REMEMBERED`] of them.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Left {
-    calls: Latest<(Key, Mark), ()>,
+    calls: Latest<(Key, Mark), (), REMEMBERED>,
     /// How many of them there are in a session; never 0.
     in_session: HashMap<Key, usize>,
 }
@@ -235,12 +235,6 @@ impl Calls {
 }
 
 // === impl Left ===
-
-impl Default for Left {
-    fn default() -> Self {
-        Self { calls: Latest::new(REMEMBERED), in_session: HashMap::new() }
-    }
-}
 
 impl Left {
     /// A call leaves without its end.

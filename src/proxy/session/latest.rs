@@ -5,22 +5,23 @@ use std::{
     hash::Hash,
 };
 
-/// A map of the last `most` that were put into it.
+/// A map of the last `MOST` that were put into it.
 #[derive(Debug)]
-pub(super) struct Latest<K, V> {
+pub(super) struct Latest<K, V, const MOST: usize> {
     all: HashMap<K, V>,
     /// The oldest first. What has been removed since may still be here.
     order: VecDeque<K>,
-    most: usize,
 }
 
 // === impl Latest ===
 
-impl<K: Clone + Eq + Hash, V> Latest<K, V> {
-    pub(super) fn new(most: usize) -> Self {
-        Self { all: HashMap::new(), order: VecDeque::new(), most }
+impl<K, V, const MOST: usize> Default for Latest<K, V, MOST> {
+    fn default() -> Self {
+        Self { all: HashMap::new(), order: VecDeque::new() }
     }
+}
 
+impl<K: Clone + Eq + Hash, V, const MOST: usize> Latest<K, V, MOST> {
     pub(super) fn get(&self, key: &K) -> Option<&V> {
         self.all.get(key)
     }
@@ -35,7 +36,7 @@ impl<K: Clone + Eq + Hash, V> Latest<K, V> {
             return None;
         }
         self.order.push_back(key);
-        let oldest = (self.order.len() > self.most).then(|| self.order.pop_front())??;
+        let oldest = (self.order.len() > MOST).then(|| self.order.pop_front())??;
         self.all.remove(&oldest).map(|_| oldest)
     }
 

@@ -12,10 +12,10 @@ use smallvec::SmallVec;
 use std::sync::Arc;
 
 /// What the streams of a route have left unanswered, the last [`REMEMBERED`] of them.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(in crate::proxy) struct Unfinished {
     /// Never held while waiting.
-    known: Mutex<Latest<Place, Left>>,
+    known: Mutex<Latest<Place, Left, REMEMBERED>>,
 }
 
 /// An event of a client's session: a digest.
@@ -47,12 +47,6 @@ impl Place {
 }
 
 // === impl Unfinished ===
-
-impl Default for Unfinished {
-    fn default() -> Self {
-        Self { known: Mutex::new(Latest::new(REMEMBERED)) }
-    }
-}
 
 impl Unfinished {
     /// A stream ended behind this event, and these wait for the rest.
