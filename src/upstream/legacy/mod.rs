@@ -155,7 +155,7 @@ impl<W: Wire> Upstream for Legacy<W> {
 
     fn call_in(&self, session: ClientSession, call: NativeCall) -> (Replies, Option<OffStream>) {
         if let Some(hosted) = &self.0.hosted {
-            return match hosted.call_in(&session, call) {
+            return match hosted.call_in(&session, call, |caller| self.0.group(caller)) {
                 Some(call) => (call.boxed(), None),
                 None => (lost(CallError::SessionEnded), None),
             };

@@ -121,3 +121,17 @@ async fn who_takes_no_event_stream_or_has_left_is_not_asked() {
     assert_eq!(child.next().await.expect("an answer")["error"]["code"], -32603);
     child.answers(&at_child, json!({ "content": [] })).await;
 }
+
+#[tokio::test(start_paused = true)]
+async fn what_a_client_did_not_declare_it_is_not_asked() {
+    let mut world = World::new("defer: { after: 1h }");
+    let (client, mut child) = world.begin(json!({ "roots": {} })).await;
+    let listening = client.listen().await.follow();
+    let (waiting, _) = call(&client, &mut child, 1).await;
+    child.asks("in a call", "elicitation/create").await;
+    let refused = child.next().await.expect("an answer");
+    assert_eq!((&refused["id"], &refused["error"]["code"]), (&json!("in a call"), &json!(-32601)));
+    child.asks("in a call", "roots/list").await;
+    assert_eq!(heard(&waiting).await.len(), 1);
+    assert!(listening.messages().is_empty());
+}

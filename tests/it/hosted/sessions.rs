@@ -161,3 +161,19 @@ async fn a_session_that_nobody_uses_ends_after_a_day_and_none_in_which_something
     )
     .await;
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_child_that_nobody_uses_ends_and_a_session_that_comes_back_has_another() {
+    let mut world = World::new("defer: { mode: never }");
+    let (client, mut child) = world.begin(json!({})).await;
+    assert_eq!(child.later().await, None, "its input ends");
+    let call = ask(&client, &json!(1), "tools/list", json!({})).await;
+    let mut child = world.child().await;
+    let at_child = child.told("tools/list").await;
+    // What it says beside calls is heard in the session as before.
+    child.notifies("notifications/resources/list_changed", json!({})).await;
+    child.answers(&at_child, json!({ "tools": [] })).await;
+    assert_eq!(heard(&call).await[0]["result"]["tools"], json!([]));
+    let listening = client.listen().await.follow();
+    assert_eq!(heard(&listening).await.len(), 1);
+}

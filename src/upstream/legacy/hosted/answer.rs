@@ -14,7 +14,7 @@ use std::{
 use tokio::sync::Semaphore;
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 
-use super::{call::HostedCall, session::InFlight, words};
+use super::{super::server::Server, call::HostedCall, session::InFlight, words};
 use crate::{
     dialect::legacy,
     protocol::{Id, code::INTERNAL_ERROR, frame::on_one_line, sse},
@@ -45,6 +45,7 @@ struct Waiting<W: Wire> {
     /// The same, to be polled.
     taking_back: Pin<Box<WaitForCancellationFutureOwned>>,
     interest: Option<Arc<dyn Interest>>,
+    server: Arc<Server<W>>,
     departed: Arc<Semaphore>,
     /// The client takes nothing but the response.
     is_quiet: bool,
@@ -74,13 +75,14 @@ impl<W: Wire> Answering<W> {
         id: Id,
         number: u64,
         interest: Option<Arc<dyn Interest>>,
-        departed: Arc<Semaphore>,
+        (server, departed): (&Arc<Server<W>>, &Arc<Semaphore>),
         takes_events: bool,
     ) -> Self {
         let (in_flight, taken_back) = call.session.enter(&id, number);
         let taking_back = Box::pin(taken_back.clone().cancelled_owned());
-        let is_quiet = !takes_events;
-        let waiting = Waiting { call, in_flight, id, taken_back, taking_back, interest, departed, is_quiet };
+        let (server, departed, is_quiet) = (server.clone(), departed.clone(), !takes_events);
+        let waiting =
+            Waiting { call, in_flight, id, taken_back, taking_back, interest, server, departed, is_quiet };
         Self(State::Waiting(Box::new(waiting)))
     }
 
@@ -175,12 +177,12 @@ impl<W: Wire> Waiting<W> {
     /// Brings the call to its end, which nobody hears. What its client has been asked it can still answer, and it
     /// can take the call back.
     fn go_on(self: Box<Self>) {
-        let server = self.call.session.group.server().clone();
         let Ok(place) = self.departed.clone().try_acquire_owned() else {
-            let limit = server.config.limits.departed;
+            let limit = self.server.config.limits.departed;
             tracing::warn!(target: "deferral::upstream", event = "departed_full", limit);
             return;
         };
+        let server = self.server.clone();
         server.work.spawn(async move {
             let Self { mut call, mut in_flight, taken_back, interest, .. } = *self;
             let _place = place;

@@ -54,10 +54,9 @@ impl<W: Wire> Sessions<W> {
         let caller = Identity { principal, credentials: Credentials::default(), capabilities };
         let name = HeaderValue::from_str(&format!("{:032x}", u128::from_be_bytes(random())))
             .expect("hexadecimal digits are a header value");
-        let group = group(&caller);
-        // Before the server is started: it may ask at once.
-        let session = Hosted::begun(name.clone(), principal, group.clone());
-        let server = group.lists().await?.description.clone();
+        let session = Hosted::begun(name.clone(), principal, caller);
+        // It hears what is said there before the server is started, which may ask at once.
+        let server = session.group(group).lists().await?.description.clone();
         let version = agreed(&asked, &server.version);
         session.agrees(&server, Revision::parse(&version).is_some_and(Revision::has_empty_events));
         let result = welcome(&server, &version);

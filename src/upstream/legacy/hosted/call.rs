@@ -10,7 +10,7 @@ use std::{
 
 use super::{super::exchange::Exchange, session::Hosted, words};
 use crate::{
-    protocol::{Frame, Id, Kind, Method},
+    protocol::{Frame, Id, Kind, Method, code},
     upstream::{Asked, Event, Question, wire::Wire},
 };
 use bytes::Bytes;
@@ -37,6 +37,11 @@ impl<W: Wire> HostedCall<W> {
     fn event(&mut self, event: Event) -> Option<Event> {
         Some(match event {
             Event::Notification(frame) => Event::Notification(self.notification(frame)?),
+            Event::Asked(question) if !self.can_be_asked(&question.asked) => {
+                question
+                    .refuse(code::METHOD_NOT_FOUND, "the client did not declare that it can be asked this");
+                return None;
+            }
             Event::Asked(Question { asked: Asked::Native(frame), id, answer }) => {
                 let own = self.session.next_question();
                 let frame = Frame::parse(words::with_id(&frame, &own)?).ok()?;
@@ -49,6 +54,13 @@ impl<W: Wire> HostedCall<W> {
             }
             Event::Asked(_) | Event::TurnOver(_) | Event::Final(_) | Event::Lost(_) => event,
         })
+    }
+
+    fn can_be_asked(&self, asked: &Asked) -> bool {
+        match asked {
+            Asked::Native(frame) => self.session.can_be_asked(frame),
+            Asked::Canonical(_) => true,
+        }
     }
 
     fn notification(&self, frame: Frame) -> Option<Frame> {

@@ -102,7 +102,7 @@ impl<W: Wire> Sessions<W> {
         }
         let answer = match request.method {
             Verb::POST => self.post(request, group).await?,
-            Verb::GET => self.listen(&request),
+            Verb::GET => self.listen(&request, group),
             Verb::DELETE => self.end(&request),
             _ => Err(Refused::new(
                 StatusCode::METHOD_NOT_ALLOWED,
@@ -131,11 +131,12 @@ impl<W: Wire> Sessions<W> {
             Ok(session) => session,
             Err(refused) => return Ok(Err(refused)),
         };
+        let group = session.group(group);
         let is_batch = request.body.trim_ascii_start().starts_with(b"[");
         let takes_events = accepts(&request.headers, EVENT_STREAM);
         let mut answers = Vec::new();
         for message in messages {
-            if let Some(answer) = self.hear(&session, message, &request, takes_events).await? {
+            if let Some(answer) = self.hear(&session, &group, message, &request, takes_events).await? {
                 answers.push(answer);
             }
         }
@@ -153,6 +154,7 @@ impl<W: Wire> Sessions<W> {
     async fn hear(
         &self,
         session: &Arc<Hosted<W>>,
+        group: &Arc<Group<W>>,
         message: Frame,
         request: &Forward,
         takes_events: bool,
@@ -160,7 +162,7 @@ impl<W: Wire> Sessions<W> {
         let (id, method, params) = match message.kind() {
             Kind::Request { id, method, params } => (id, method, params.as_ref()),
             Kind::Notification { method, params } => {
-                session.told(method, params.as_ref(), &message);
+                session.told(group, method, params.as_ref(), &message);
                 return Ok(None);
             }
             Kind::Success { id, result } => {
@@ -174,8 +176,8 @@ impl<W: Wire> Sessions<W> {
         };
         let outcome = match method {
             Method::Ping => Ok(()),
-            Method::SetLevel => session.set_level(params),
-            Method::ResourcesSubscribe => session.subscribe(params).await?,
+            Method::SetLevel => session.set_level(group, params),
+            Method::ResourcesSubscribe => session.subscribe(group, params).await?,
             Method::ResourcesUnsubscribe => session.unsubscribe(params),
             Method::Initialize => {
                 Err(ErrorObject::new(code::INVALID_REQUEST, "the session has been initialized"))
@@ -184,7 +186,7 @@ impl<W: Wire> Sessions<W> {
             Method::TasksGet | Method::TasksResult | Method::TasksCancel | Method::TasksList => {
                 Err(ErrorObject::new(code::METHOD_NOT_FOUND, "the server has no tasks of its own"))
             }
-            _ => return Ok(Some(self.begin_call(session, &message, request, takes_events))),
+            _ => return Ok(Some(self.begin_call(session, group, &message, request, takes_events))),
         };
         let response = match outcome {
             Ok(()) => legacy::success(id, b"{}"),
@@ -196,6 +198,7 @@ impl<W: Wire> Sessions<W> {
     fn begin_call(
         &self,
         session: &Arc<Hosted<W>>,
+        group: &Arc<Group<W>>,
         message: &Frame,
         request: &Forward,
         takes_events: bool,
@@ -205,9 +208,9 @@ impl<W: Wire> Sessions<W> {
         let (body, token) = words::request(message, number);
         let call =
             Request { id: number, method: method.clone(), body, headers: HeaderMap::new(), deferral: None };
-        let call = HostedCall::new(session, Exchange::native(session.group.clone(), call), token);
+        let call = HostedCall::new(session, Exchange::native(group.clone(), call), token);
         let interest: Option<Arc<dyn Interest>> = request.interest.clone();
-        Answering::begun(call, id.detached(), number, interest, self.departed.clone(), takes_events)
+        Answering::begun(call, id.detached(), number, interest, (&self.server, &self.departed), takes_events)
     }
 
     /// The answer to one request: its response alone, if nothing comes before that, else a stream of events.
@@ -225,7 +228,11 @@ impl<W: Wire> Sessions<W> {
         }
     }
 
-    fn listen(&self, request: &Forward) -> Result<Forwarded, Refused> {
+    fn listen(
+        &self,
+        request: &Forward,
+        group: impl Fn(&Identity) -> Arc<Group<W>>,
+    ) -> Result<Forwarded, Refused> {
         let session = self.find(request.principal, &request.headers)?;
         if !accepts(&request.headers, EVENT_STREAM) {
             return Err(Refused::new(
@@ -234,7 +241,7 @@ impl<W: Wire> Sessions<W> {
                 "what is heard here is text/event-stream",
             ));
         }
-        Ok(self.events(session.listen(&request.headers)))
+        Ok(self.events(session.listen(session.group(group), &request.headers)))
     }
 
     /// The client ends its session.
@@ -246,7 +253,12 @@ impl<W: Wire> Sessions<W> {
     }
 
     /// A call in a client's session that is a task, or may become one. It counts as one.
-    pub(super) fn call_in(&self, session: &ClientSession, call: NativeCall) -> Option<HostedCall<W>> {
+    pub(super) fn call_in(
+        &self,
+        session: &ClientSession,
+        call: NativeCall,
+        group: impl Fn(&Identity) -> Arc<Group<W>>,
+    ) -> Option<HostedCall<W>> {
         let session = self.find(session.principal, &session.headers).ok()?;
         let NativeCall { id, method, body } = call;
         let (body, token) = match Frame::parse(body.clone()) {
@@ -256,7 +268,7 @@ impl<W: Wire> Sessions<W> {
         let deferral = Deferral::default();
         deferral.comes();
         let request = Request { id, method, body, headers: HeaderMap::new(), deferral: Some(deferral) };
-        Some(HostedCall::new(&session, Exchange::native(session.group.clone(), request), token))
+        Some(HostedCall::new(&session, Exchange::native(session.group(group), request), token))
     }
 
     /// Nobody waits for these of a client's calls any more.

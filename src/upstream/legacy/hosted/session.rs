@@ -5,7 +5,7 @@ use http::{HeaderMap, HeaderValue};
 use std::{
     collections::HashMap,
     sync::{
-        Arc, OnceLock,
+        Arc, OnceLock, Weak,
         atomic::{AtomicU32, AtomicU64, Ordering},
     },
 };
@@ -27,7 +27,7 @@ use crate::{
     dialect::Principal,
     protocol::{ErrorObject, Frame, Id, Kind, Method, Payload, code, headers::LAST_EVENT_ID, splice::Object},
     runtime::Mutex,
-    upstream::{Answer, CallError, Description, Report, wire::Wire},
+    upstream::{Answer, CallError, Description, Identity, Report, wire::Wire},
 };
 
 /// A session of a legacy client. Held by the table, and by whatever is in flight in it: one that only the table
@@ -37,8 +37,10 @@ pub(super) struct Hosted<W: Wire> {
     pub(super) id: HeaderValue,
     /// Whose it is: nobody else is served in it.
     pub(super) principal: Principal,
-    /// Where its calls are made.
-    pub(super) group: Arc<Group<W>>,
+    /// On whose behalf its calls are made. Others in the group may declare more.
+    caller: Identity,
+    /// Where they were made last. What nobody uses is let go of, whatever sessions there are.
+    group: Mutex<Weak<Group<W>>>,
     /// What the handshake came to.
     agreed: OnceLock<Agreed>,
     inside: Mutex<Inside<W>>,
@@ -82,20 +84,30 @@ pub(super) const MAX_OPEN: usize = 64;
 
 impl<W: Wire> Hosted<W> {
     /// A session whose handshake is under way.
-    pub(super) fn begun(id: HeaderValue, principal: Principal, group: Arc<Group<W>>) -> Arc<Self> {
-        let session = Arc::new(Self {
+    pub(super) fn begun(id: HeaderValue, principal: Principal, caller: Identity) -> Arc<Self> {
+        Arc::new(Self {
             id,
             principal,
-            group,
+            caller,
+            group: Mutex::default(),
             agreed: OnceLock::new(),
             inside: Mutex::default(),
             feed: Arc::default(),
             next_question: AtomicU64::new(0),
             quiet: AtomicU32::new(0),
-        });
-        let listener: Arc<dyn Listener> = session.clone();
-        session.group.audience.join(Arc::downgrade(&listener));
-        session
+        })
+    }
+
+    /// Where its calls are made now, as `group` says. What is said there beside calls is heard in this session.
+    pub(super) fn group(self: &Arc<Self>, group: impl Fn(&Identity) -> Arc<Group<W>>) -> Arc<Group<W>> {
+        let group = group(&self.caller);
+        let here = Arc::downgrade(&group);
+        let before = std::mem::replace(&mut *self.group.lock(), here.clone());
+        if !before.ptr_eq(&here) {
+            let listener: Arc<dyn Listener> = self.clone();
+            group.audience.join(Arc::downgrade(&listener));
+        }
+        group
     }
 
     /// The handshake is over.
@@ -107,6 +119,12 @@ impl<W: Wire> Hosted<W> {
     /// An id for a question of the server, of its own in the session.
     pub(super) fn next_question(&self) -> Id {
         Id::from_number(self.next_question.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// Whether the client has declared that it can be asked this.
+    pub(super) fn can_be_asked(&self, question: &Frame) -> bool {
+        let Kind::Request { method, params, .. } = question.kind() else { return false };
+        self.caller.capabilities.missing_for(method, params.as_deref()).is_none()
     }
 
     /// One more call that the client waits for. Gives how it learns that the client has taken it back.
@@ -125,12 +143,12 @@ impl<W: Wire> Hosted<W> {
     }
 
     /// The client has told the server something.
-    pub(super) fn told(&self, method: &Method, params: Option<&Payload>, message: &Frame) {
+    pub(super) fn told(&self, group: &Group<W>, method: &Method, params: Option<&Payload>, message: &Frame) {
         match method {
             Method::Cancelled => cancelled_id(params).iter().for_each(|call| self.cancel(call)),
             // The server's own handshake is over. Progress is of a question, and names a token that one child gave.
             Method::Initialized | Method::Progress => {}
-            _ => self.group.tell_all(|| message.as_bytes().clone()),
+            _ => group.tell_all(|| message.as_bytes().clone()),
         }
     }
 
@@ -145,16 +163,16 @@ impl<W: Wire> Hosted<W> {
 
     /// The client wants to hear only what is as severe as this, or all there is. The server says what the least
     /// demanding of those who share it wants.
-    pub(super) fn set_level(&self, params: Option<&Payload>) -> Result<(), ErrorObject> {
+    pub(super) fn set_level(&self, group: &Group<W>, params: Option<&Payload>) -> Result<(), ErrorObject> {
         if !self.agreed.get().is_some_and(|agreed| agreed.has_logging) {
             return Err(ErrorObject::new(code::METHOD_NOT_FOUND, "the server has no log to be heard"));
         }
         let level = words::string(params, "level").and_then(|name| Level::parse(&name));
         let level = level.ok_or_else(|| ErrorObject::new(code::INVALID_PARAMS, "there is no such level"))?;
         self.inside.lock().level = Some(level);
-        if let Some(level) = self.group.audience.level() {
-            let server = self.group.server();
-            self.group.tell_all(|| message::set_level(server.next_id(), level));
+        if let Some(level) = group.audience.level() {
+            let server = group.server();
+            group.tell_all(|| message::set_level(server.next_id(), level));
         }
         Ok(())
     }
@@ -165,6 +183,7 @@ impl<W: Wire> Hosted<W> {
     /// What became of the request to the server, where that gave no answer.
     pub(super) async fn subscribe(
         &self,
+        group: &Arc<Group<W>>,
         params: Option<&Payload>,
     ) -> Result<Result<(), ErrorObject>, CallError> {
         let Some(uri) = words::string(params, "uri") else { return Ok(Err(no_uri())) };
@@ -172,7 +191,7 @@ impl<W: Wire> Hosted<W> {
             let words = format!("a session subscribes to {MAX_RESOURCES} resources at most");
             return Ok(Err(ErrorObject::new(code::BUSY, words)));
         }
-        Ok(match subscribe::subscribe(self.group.clone(), &uri).await {
+        Ok(match subscribe::subscribe(group.clone(), &uri).await {
             Ok(guard) => {
                 // What it replaces lets go outside the lock.
                 let _before = self.inside.lock().subscribed.insert(uri, guard);
@@ -201,7 +220,7 @@ impl<W: Wire> Hosted<W> {
                 };
                 let wanted = self.inside.lock().level;
                 // What another has asked for is not for one that has asked for nothing.
-                let usual = || self.group.audience.level().map(|_| Level::USUAL);
+                let usual = || self.group.lock().upgrade()?.audience.level().map(|_| Level::USUAL);
                 wanted.or_else(usual).is_none_or(|wanted| level >= wanted)
             }
             Method::ResourceUpdated => words::string(params.as_ref(), "uri")
@@ -211,12 +230,12 @@ impl<W: Wire> Hosted<W> {
     }
 
     /// Opens its GET stream; one that was open ends.
-    pub(super) fn listen(self: &Arc<Self>, headers: &HeaderMap) -> Listening {
+    pub(super) fn listen(self: &Arc<Self>, group: Arc<Group<W>>, headers: &HeaderMap) -> Listening {
         let last_id = headers.get(&LAST_EVENT_ID).map(|id| id.as_bytes());
         let primes = self.agreed.get().is_some_and(|agreed| agreed.primes);
         // As long as somebody listens, a session of the pool is kept open to hear for it.
-        let heard: broadcast::Receiver<Report> = self.group.reports.listen();
-        self.feed.open(last_id, primes, Box::new((self.clone(), heard)))
+        let heard: broadcast::Receiver<Report> = group.reports.listen();
+        self.feed.open(last_id, primes, Box::new((self.clone(), group, heard)))
     }
 
     /// It is over.
@@ -258,7 +277,7 @@ impl<W: Wire> Listener for Hosted<W> {
         let Some(message) = words::with_id(frame, &id) else { return };
         let is_open = {
             let mut inside = self.inside.lock();
-            let has_room = inside.questions.len() < MAX_OPEN;
+            let has_room = inside.questions.len() < MAX_OPEN && self.can_be_asked(frame);
             if has_room {
                 inside.questions.insert(id, answer);
             }
