@@ -149,6 +149,10 @@ pub mod upstream {
         Question, Replies, Report, Streamable, Timeouts, Upstream, in_memory,
     };
 
+    pub mod lines {
+        pub use crate::upstream::stdio::lines::{Line, Lines};
+    }
+
     pub mod http1 {
         pub use crate::upstream::http1::{Framing, HeadReader, Next, is_kept};
     }

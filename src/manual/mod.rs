@@ -24,6 +24,9 @@ pub mod questions {}
 #[doc = include_str!("sessions.md")]
 pub mod sessions {}
 
+#[doc = include_str!("processes.md")]
+pub mod processes {}
+
 #[doc = include_str!("connections.md")]
 pub mod connections {}
 

@@ -34,6 +34,11 @@ fn all_readers_of_event_streams_see_the_same_however_they_are_cut() {
 }
 
 #[test]
+fn what_a_process_says_falls_into_the_same_lines_however_it_comes() {
+    holds("lines");
+}
+
+#[test]
 fn no_post_is_read_otherwise_than_serde_json_reads_it() {
     holds("post");
 }

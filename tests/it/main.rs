@@ -17,6 +17,7 @@ mod questions;
 mod relay;
 mod samples;
 mod simulation;
+mod stdio;
 mod stores;
 mod support;
 mod tasks;

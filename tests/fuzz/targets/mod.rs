@@ -9,6 +9,7 @@ pub mod config;
 pub mod frame;
 pub mod headers;
 pub mod http1;
+pub mod lines;
 pub mod post;
 pub mod request_state;
 pub mod splice;
@@ -18,11 +19,12 @@ pub mod sse;
 pub type Target = fn(&[u8]);
 
 /// Every target, by the name of its folder of seeds.
-pub const ALL: [(&str, Target); 8] = [
+pub const ALL: [(&str, Target); 9] = [
     ("config", config::target),
     ("frame", frame::target),
     ("headers", headers::target),
     ("http1", http1::target),
+    ("lines", lines::target),
     ("post", post::target),
     ("request_state", request_state::target),
     ("splice", splice::target),

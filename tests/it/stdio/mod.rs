@@ -1,0 +1,370 @@
+//! The proxy in front of real processes: what they are served as, how they end, and what is left of them.
+//!
+//! Every process below a proxy is known by a variable of its environment, which it cannot lose.
+
+mod chaos;
+
+use crate::support::clients::{Client, soon};
+use serde_json::{Value, json};
+use std::{
+    fs,
+    io::{BufRead, BufReader},
+    net::SocketAddr,
+    path::Path,
+    process::{Child, Command, Stdio},
+    sync::atomic::{AtomicUsize, Ordering},
+    time::Duration,
+};
+use tempfile::TempDir;
+use tokio::time::sleep;
+
+const SERVER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/it/stdio/server.py");
+/// The variable by which processes are known.
+const MARK: &str = "DEFERRAL_TEST_TREE";
+
+/// A proxy in front of a command. Dropping it looks whether anything is left of it.
+struct Proxy {
+    child: Child,
+    addr: SocketAddr,
+    mark: String,
+    folder: TempDir,
+}
+
+impl Proxy {
+    /// In front of the server that is nasty in this way.
+    fn start(nasty: &str) -> Self {
+        Self::of(&[], &["python3", SERVER, nasty])
+    }
+
+    fn of(flags: &[&str], command: &[&str]) -> Self {
+        Self::with(&[flags, &["--listen", "127.0.0.1:0", "--admin", "off", "--"], command].concat())
+    }
+
+    /// Of a file in which this is the upstream.
+    fn configured(upstream: &str) -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("deferral.yaml");
+        let text = format!(
+            "listen: 127.0.0.1:0\nadmin: off\ndrain: 1s\nroutes: [{{ defer: {{ after: 300ms }}, upstream: {upstream} }}]\n"
+        );
+        fs::write(&path, text).expect("it can be written");
+        // It has been read once clients are served.
+        Self::with(&["--config", path.to_str().expect("a plain path")])
+    }
+
+    fn with(words: &[&str]) -> Self {
+        static NUMBER: AtomicUsize = AtomicUsize::new(0);
+        let folder = tempfile::tempdir().expect("a folder");
+        let mark = format!("{}-{}", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed));
+        let log = fs::File::create(folder.path().join("log")).expect("it can be written");
+        let mut child = Command::new(env!("CARGO_BIN_EXE_deferral"))
+            .args(words)
+            .env(MARK, &mark)
+            .env("SECRET", "of the proxy")
+            .env_remove("DEFERRAL_LOG")
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(log)
+            .spawn()
+            .expect("the program starts");
+        let mut said = String::new();
+        BufReader::new(child.stdout.as_mut().expect("it is piped")).read_line(&mut said).expect("a line");
+        let addr = said.trim().strip_prefix("listening on http://").and_then(|url| url.strip_suffix("/mcp"));
+        let addr = addr.unwrap_or_else(|| panic!("it says {said:?}")).parse().expect("an address");
+        Self { child, addr, mark, folder }
+    }
+
+    fn client(&self) -> Client {
+        Client::new(self.addr)
+    }
+
+    fn log(&self) -> String {
+        fs::read_to_string(self.folder.path().join("log")).expect("it is text")
+    }
+
+    async fn has_logged(&self, text: &str) {
+        let reached = async {
+            while !self.log().contains(text) {
+                sleep(Duration::from_millis(10)).await;
+            }
+        };
+        soon("its log says so", reached).await;
+    }
+
+    /// What it has started and has not ended, by their ids.
+    fn below(&self) -> Vec<u32> {
+        let own = self.child.id();
+        marked(&self.mark).into_iter().filter(|pid| *pid != own).collect()
+    }
+
+    fn signal(&self, signal: &str) {
+        send(signal, self.child.id());
+    }
+
+    /// Waits until there are so many processes below it.
+    async fn has_below(&self, wanted: impl Fn(usize) -> bool) {
+        let reached = async {
+            while !wanted(self.below().len()) {
+                sleep(Duration::from_millis(10)).await;
+            }
+        };
+        soon("what it has started is there, or gone", reached).await;
+    }
+
+    /// Kills it, and waits until nothing is left.
+    async fn dies(mut self) {
+        self.signal("-KILL");
+        self.child.wait().expect("it ends");
+        self.leaves_nothing().await;
+    }
+
+    /// Stops it, and waits until nothing is left.
+    async fn stops(mut self) {
+        self.signal("-TERM");
+        let ended = tokio::task::spawn_blocking(move || (self.child.wait().expect("it ends"), self));
+        let (status, proxy) = soon("it stops", ended).await.expect("it is waited for");
+        assert!(status.success(), "{status}: {}", proxy.log());
+        assert_eq!(proxy.below(), [0; 0], "{}", proxy.log());
+    }
+
+    async fn leaves_nothing(&self) {
+        self.has_below(|left| left == 0).await;
+    }
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn send(signal: &str, pid: u32) {
+    let sent = Command::new("kill").args([signal, &pid.to_string()]).stderr(Stdio::null()).status();
+    sent.expect("kill is there");
+}
+
+fn is_supervisor(pid: u32) -> bool {
+    fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|words| words.starts_with(b"deferral\0supervise\0"))
+}
+
+/// The processes that have this mark, those that have ended and are not reaped left out.
+fn marked(mark: &str) -> Vec<u32> {
+    let mark = format!("{MARK}={mark}\0");
+    let entries = fs::read_dir("/proc").expect("there is one").flatten();
+    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    let is_marked = |pid: &u32| {
+        let environment = fs::read(Path::new("/proc").join(pid.to_string()).join("environ"));
+        environment.is_ok_and(|all| {
+            let all = [b"\0", &all[..]].concat();
+            memchr::memmem::find(&all, format!("\0{mark}").as_bytes()).is_some()
+        })
+    };
+    pids.filter(is_marked).collect()
+}
+
+fn arguments(tool: &str, arguments: Value) -> Value {
+    json!({ "name": tool, "arguments": arguments })
+}
+
+#[tokio::test]
+async fn a_server_that_is_a_process_is_served_as_any_other() {
+    let proxy = Proxy::of(&["--after", "300ms"], &["python3", SERVER]);
+    let client = proxy.client();
+    assert_eq!(client.ask("tools/list", json!({})).await.result()["tools"][0]["name"], "echo");
+    assert_eq!(client.call("echo").await.answer().await.text(), "x");
+    assert_eq!(client.call("fail").await.answer().await.result()["isError"], true);
+    assert_eq!(client.call("nobody").await.answer().await.error()["code"], -32602);
+    let large = client.ask("tools/call", arguments("echo", json!({ "size": 5 << 20 }))).await;
+    assert_eq!(large.text().len(), 5 << 20);
+    let told = json!({ "name": "progress", "_meta": { "progressToken": "p" } });
+    let messages = client.ask("tools/call", told).await.messages();
+    assert_eq!(messages.len(), 4, "{messages:#?}");
+    assert_eq!(messages[2]["params"], json!({ "progressToken": "p", "progress": 2, "total": 3 }));
+
+    let slow = client.with_tasks();
+    let task = slow.ask("tools/call", arguments("sleep", json!({ "seconds": 0.6 }))).await.task();
+    assert_eq!(slow.ended(&task).await["result"]["content"][0]["text"], "slept");
+
+    // It is asked on the call: a round, and the same call again.
+    let asked = client.declaring(json!({ "elicitation": {} }));
+    let round = asked.call("ask").await.answer().await.result();
+    let key =
+        round["inputRequests"].as_object().and_then(|all| all.keys().next()).expect("a question").clone();
+    let again = json!({
+        "name": "ask", "arguments": {}, "requestState": round["requestState"],
+        "inputResponses": { key: { "action": "accept", "content": { "name": "Ada" } } },
+    });
+    let answer: Value = serde_json::from_str(&asked.ask("tools/call", again).await.text()).expect("JSON");
+    assert_eq!(answer, json!({ "action": "accept", "content": { "name": "Ada" } }));
+    // Each set of capabilities has its process, under a supervisor of its own.
+    assert_eq!(proxy.below().len(), 4);
+    proxy.stops().await;
+}
+
+#[tokio::test]
+async fn a_server_that_dies_fails_its_calls_with_how_it_ended_and_is_started_again() {
+    let dies = async {
+        let proxy = Proxy::start("plain");
+        let client = proxy.client();
+        let lost = client.ask("tools/call", arguments("die", json!({ "code": 3 }))).await;
+        assert_eq!(lost.refusal(), (200, -31002));
+        let said = lost.error()["message"].as_str().expect("a text").to_owned();
+        assert!(said.contains("exit status: 3") && !said.contains("the last words"), "{said}");
+        proxy.leaves_nothing().await;
+        assert_eq!(client.call("echo").await.answer().await.text(), "x");
+        let log = proxy.log();
+        assert!(log.contains("event=ended_unexpectedly route=/mcp how=\"exit status: 3\""), "{log}");
+        assert!(log.contains("said=\"the last words\""), "{log}");
+        proxy.stops().await;
+    };
+    let exits_while_it_is_asked = async {
+        let proxy = Proxy::start("plain");
+        let asked = proxy.client().declaring(json!({ "elicitation": {} }));
+        let round = asked.call("ask").await.answer().await.result();
+        let below = proxy.below();
+        below.iter().for_each(|pid| send("-KILL", *pid));
+        proxy.leaves_nothing().await;
+        let key = round["inputRequests"].as_object().and_then(|all| all.keys().next()).expect("a question");
+        let again = json!({
+            "name": "ask", "arguments": {}, "requestState": round["requestState"],
+            "inputResponses": { key: { "action": "decline" } },
+        });
+        assert_eq!(asked.ask("tools/call", again).await.error()["code"], -31002);
+        proxy.stops().await;
+    };
+    let ends_otherwise = async |tool: &'static str, how: &str| {
+        let proxy = Proxy::start("plain");
+        let lost = proxy.client().call(tool).await.answer().await;
+        assert_eq!(lost.refusal(), (200, -31002));
+        assert!(lost.error()["message"].to_string().contains(how), "{lost:?}");
+        proxy.leaves_nothing().await;
+        proxy.stops().await;
+    };
+    tokio::join!(
+        dies,
+        exits_while_it_is_asked,
+        ends_otherwise("half", "in the middle of a message"),
+        ends_otherwise("close", "it says nothing any more"),
+    );
+}
+
+#[tokio::test]
+async fn whatever_a_process_has_started_ends_with_the_proxy_however_that_ends() {
+    let ends = async |nasty: &str, is_killed: bool| {
+        let proxy = Proxy::of(&[], &["sh", "-c", "python3 \"$0\" \"$1\"; true", SERVER, nasty]);
+        assert_eq!(proxy.client().call("echo").await.answer().await.text(), "x");
+        // The supervisor, two shells, a sleep, and python at least.
+        proxy.has_below(|count| count >= 5).await;
+        match is_killed {
+            true => proxy.dies().await,
+            false => proxy.stops().await,
+        }
+    };
+    tokio::join!(
+        ends("helper", false),
+        ends("helper", true),
+        ends("setsid", false),
+        ends("setsid", true),
+        ends("both", false),
+        ends("both", true),
+    );
+}
+
+#[tokio::test]
+async fn what_its_server_has_left_behind_is_killed() {
+    let proxy = Proxy::start("both");
+    let lost = proxy.client().ask("tools/call", arguments("die", json!({ "code": 0 }))).await;
+    assert_eq!(lost.refusal(), (200, -31002));
+    proxy.leaves_nothing().await;
+    proxy.stops().await;
+}
+
+#[tokio::test]
+async fn a_supervisor_that_is_killed_takes_its_command_with_it() {
+    let proxy = Proxy::start("plain");
+    let client = proxy.client();
+    let waiting = client.send("tools/call", arguments("sleep", json!({ "seconds": 1000 }))).await;
+    let waiting = tokio::spawn(waiting.answer());
+    proxy.has_logged("it sleeps").await;
+    let name = |pid: &u32| fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    let supervisor =
+        proxy.below().into_iter().find(|pid| name(pid).contains("supervise")).expect("there is one");
+    send("-KILL", supervisor);
+    assert_eq!(waiting.await.expect("it is answered").refusal(), (200, -31002));
+    proxy.leaves_nothing().await;
+    assert_eq!(client.call("echo").await.answer().await.text(), "x");
+    proxy.stops().await;
+}
+
+#[tokio::test]
+async fn a_server_that_does_not_come_up_says_so_and_leaves_nothing() {
+    let proxy = Proxy::start("exits");
+    let error = proxy.client().call("echo").await.answer().await.error();
+    assert_eq!(error["code"], -31001);
+    assert!(error["message"].to_string().contains("exit status: 7"), "{error}");
+    proxy.leaves_nothing().await;
+    proxy.stops().await;
+
+    let proxy =
+        Proxy::configured(&format!("{{ command: [python3, '{SERVER}', hangs], start_timeout: 200ms }}"));
+    let error = proxy.client().call("echo").await.answer().await.error();
+    assert!(error["message"].to_string().contains("within 200ms (upstream.start_timeout)"), "{error}");
+    proxy.stops().await;
+}
+
+#[tokio::test]
+async fn what_floods_its_standard_error_is_served_and_takes_no_memory() {
+    let proxy = Proxy::start("floods");
+    assert_eq!(proxy.client().call("echo").await.answer().await.text(), "x");
+    let status = fs::read_to_string(format!("/proc/{}/status", proxy.child.id())).expect("it runs");
+    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("it has memory");
+    let peak: usize = peak.trim().trim_end_matches(" kB").parse().expect("a number");
+    assert!(peak < 45_000, "{peak} kB");
+    assert!(proxy.log().len() < 20_000, "{}", proxy.log().len());
+    proxy.stops().await;
+}
+
+#[tokio::test]
+async fn a_command_gets_the_environment_and_the_folder_that_are_written() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let cwd = folder.path().canonicalize().expect("it is there");
+    let environment = async |proxy: &Proxy| -> Value {
+        let said = proxy.client().call("environment").await.answer().await.text();
+        serde_json::from_str(&said).expect("JSON")
+    };
+    let written = format!(
+        "{{ command: [python3, '{SERVER}'], env: {{ A: b }}, inherit_env: [{MARK}], cwd: '{}' }}",
+        cwd.display()
+    );
+    let proxy = Proxy::configured(&written);
+    let had = environment(&proxy).await;
+    assert_eq!((&had["A"], &had["SECRET"], &had["cwd"]), (&json!("b"), &Value::Null, &json!(cwd)));
+    assert_eq!(had["HOME"], json!(std::env::var("HOME").ok()));
+    proxy.stops().await;
+    let proxy = Proxy::start("plain");
+    assert_eq!(environment(&proxy).await["SECRET"], "of the proxy");
+    proxy.stops().await;
+}
+
+#[tokio::test]
+async fn what_is_to_start_with_the_proxy_does() {
+    let command = format!("[python3, '{SERVER}']");
+    let proxy = Proxy::configured(&format!("{{ command: {command}, inherit_env: all, start: eager }}"));
+    proxy.has_below(|count| count == 2).await;
+    assert_eq!(proxy.client().call("echo").await.answer().await.text(), "x");
+    assert_eq!(proxy.below().len(), 2);
+    proxy.stops().await;
+}
+
+#[tokio::test]
+async fn calls_may_end_within_the_drain_and_their_process_ends_after_them() {
+    let proxy = Proxy::of(&[], &["python3", SERVER]);
+    let client = proxy.client();
+    assert_eq!(client.call("echo").await.answer().await.text(), "x");
+    let waiting = client.send("tools/call", arguments("sleep", json!({ "seconds": 0.5 }))).await;
+    let waiting = tokio::spawn(waiting.answer());
+    proxy.has_logged("it sleeps").await;
+    proxy.stops().await;
+    assert_eq!(waiting.await.expect("it is answered").text(), "slept");
+}
