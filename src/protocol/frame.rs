@@ -226,8 +226,8 @@ impl Index {
     fn routed(&self, bytes: &[u8]) -> Result<[Option<Range<usize>>; ROUTED.len()], FrameError> {
         let mut found = [const { None }; ROUTED.len()];
         for member in &self.members {
-            let key = &bytes[member.key()];
-            let Some(at) = ROUTED.iter().position(|name| scan::is(key, name)) else { continue };
+            let key = scan::meant(&bytes[member.key()]);
+            let Some(at) = ROUTED.iter().position(|name| *name == key) else { continue };
             if found[at].replace(member.value()).is_some() {
                 let twice = format!("duplicate field `{}`", ROUTED[at]);
                 return Err(FrameError::Syntax(serde_json::Error::custom(twice)));

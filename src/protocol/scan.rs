@@ -39,11 +39,11 @@ struct Brackets {
 
 /// Whether a key, as it is spelled, is this one.
 pub(super) fn is(spelled: &[u8], key: &str) -> bool {
-    // Hardly any key is spelled with escapes, and those that are take the longer way: how they are spelled
-    // may be what another means.
-    match memchr::memchr(b'\\', spelled) {
-        None => spelled == key.as_bytes(),
-        Some(_) => meant(spelled) == key,
+    let is_escaped = || memchr::memchr(b'\\', spelled).is_some();
+    // Hardly any key is spelled with escapes, and one that is is longer than what it means.
+    match spelled.len() == key.len() {
+        true => spelled == key.as_bytes() && !is_escaped(),
+        false => spelled.len() > key.len() && is_escaped() && meant(spelled) == key,
     }
 }
 

@@ -20,7 +20,7 @@ use bytes::{Bytes, BytesMut};
 use smallvec::SmallVec;
 use std::{
     fmt,
-    future::poll_fn,
+    future::{Future, poll_fn},
     sync::Arc,
     task::{Context, Poll},
 };
@@ -122,21 +122,24 @@ impl Forwarded {
     ///
     /// # Errors
     /// [`CallError::TooLarge`] and [`CallError::Broken`]; [`CallError::CallTimeout`] where it is due.
-    pub async fn whole(self, limit: usize) -> Result<Bytes, CallError> {
+    pub fn whole(self, limit: usize) -> impl Future<Output = Result<Bytes, CallError>> + Send {
+        // The head is not kept for as long as the body takes.
         let mut body = self.body;
-        let mut whole = BytesMut::new();
-        while let Some(chunk) = poll_fn(|cx| body.poll_chunk(cx)).await {
-            let chunk = chunk?;
-            if whole.len() + chunk.len() > limit {
-                return Err(CallError::TooLarge { limit });
+        async move {
+            let mut whole = BytesMut::new();
+            while let Some(chunk) = poll_fn(|cx| body.poll_chunk(cx)).await {
+                let chunk = chunk?;
+                if whole.len() + chunk.len() > limit {
+                    return Err(CallError::TooLarge { limit });
+                }
+                // The usual case, one chunk, is not copied.
+                if whole.is_empty() && body.is_over() {
+                    return Ok(chunk);
+                }
+                whole.extend_from_slice(&chunk);
             }
-            // The usual case, one chunk, is not copied.
-            if whole.is_empty() && body.is_over() {
-                return Ok(chunk);
-            }
-            whole.extend_from_slice(&chunk);
+            Ok(whole.freeze())
         }
-        Ok(whole.freeze())
     }
 
     /// What it means that a client is answered like this that has come back for the rest of an answer.

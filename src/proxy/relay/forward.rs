@@ -41,11 +41,11 @@ use crate::{
 use bytes::Bytes;
 use futures_util::{StreamExt, future::BoxFuture};
 use http::{
-    Method, StatusCode,
+    HeaderMap, Method, StatusCode,
     header::{CONTENT_ENCODING, CONTENT_LENGTH},
 };
 use smallvec::SmallVec;
-use std::sync::Arc;
+use std::{future::Future, sync::Arc};
 
 /// A JSON answer of at most this length is passed on whole, so that one that breaks off is still
 /// a clear error. A longer one, or one of unknown length, is passed as it comes.
@@ -68,13 +68,14 @@ struct Listens {
     resumed: bool,
 }
 
-/// Passes one request on, and gives what the client is answered with.
-pub(in crate::proxy) async fn pass(
+/// Passes one request on, and gives what the client is answered with. Not itself asynchronous: what waits for a
+/// call holds nothing of its request.
+pub(in crate::proxy) fn pass(
     shared: Arc<Shared>,
     client: Client,
     passage: Passage,
     edit: Option<Edit>,
-) -> Passed {
+) -> impl Future<Output = Passed> {
     takes_back(&shared, &client, &passage);
     let began = shared.clock.now();
     let is_call = passage.post.may_ask();
@@ -87,9 +88,7 @@ pub(in crate::proxy) async fn pass(
     let may_begin = (is_call && edit.is_none() || left.len() == 1) && may_begin(&passage);
     let has_deadline = is_call && shared.route.held.deadline.is_some();
     let giving_up = has_deadline.then(|| Box::new(passage.session()));
-    let Passage { principal, method, query, headers, body, message, post, keep_alive: _ } = passage;
-    // What waits does not keep the request, of which this is a part.
-    drop(message);
+    let Passage { principal, method, query, headers, body, message: _, post, keep_alive: _ } = passage;
     let waiting = if left.is_empty() { post.waiting() } else { left };
     // A client that only listens can listen elsewhere; one that waits for an answer is waited for.
     let (stopping, work) = match method {
@@ -107,17 +106,27 @@ pub(in crate::proxy) async fn pass(
     });
     let calls = if is_call { waiting.clone() } else { SmallVec::new() };
     let forward = Forward { principal, method, query, headers, body, purpose, calls, interest };
-    let mut forwarding = shared.upstream.forward(forward);
+    let forwarding = shared.upstream.forward(forward);
     let is_waited_for = is_call || requester.resumed().is_some();
     let sent = Sent { shared, began, _work: work, requester, call, giving_up, stopping };
-    let mut terms = Terms { sent, waiting, edit, listens, ladder };
+    let terms = Box::new(Terms { sent, waiting, edit, listens, ladder });
+    wait(forwarding, terms, is_waited_for, may_begin)
+}
+
+/// Waits for the server to begin its answer, or, where `may_begin`, until one is begun for it.
+async fn wait(
+    mut forwarding: BoxFuture<'static, Result<Forwarded, CallError>>,
+    mut terms: Box<Terms>,
+    is_waited_for: bool,
+    may_begin: bool,
+) -> Passed {
     let forwarded = tokio::select! {
         // An answer that is there is passed on, whatever else is due.
         biased;
         forwarded = &mut forwarding => forwarded,
         () = terms.sent.stopping.stopped() => Err(CallError::Closing),
         beginning = terms.ladder.beginning(may_begin), if is_waited_for => return match beginning {
-            Beginning::Due => begin(forwarding, terms),
+            Beginning::Due => begin(forwarding, *terms),
             Beginning::Deadline => give_up(&mut terms),
         },
     };
@@ -217,7 +226,7 @@ fn answers(waiting: SmallVec<[Id; 1]>, silence: &Silence, requester: &Requester,
 }
 
 /// The server has begun its answer.
-async fn answer(forwarded: Forwarded, mut terms: Terms) -> Passed {
+async fn answer(forwarded: Forwarded, mut terms: Box<Terms>) -> Passed {
     let status = forwarded.status;
     let is_waited_for = !terms.waiting.is_empty();
     if status.is_redirection() && status != StatusCode::NOT_MODIFIED
@@ -243,17 +252,25 @@ async fn answer(forwarded: Forwarded, mut terms: Terms) -> Passed {
         }
     };
     match limit.filter(|_| !forwarded.is_events()) {
-        Some(limit) => document(forwarded, limit, is_answer, terms).await,
-        None => go_by(forwarded, is_answer, terms),
+        Some(limit) => {
+            let (status, headers) = (forwarded.status, forwarded.headers.clone());
+            document(status, headers, forwarded.whole(limit), is_answer, terms).await
+        }
+        None => go_by(forwarded, is_answer, *terms),
     }
 }
 
 /// One document, which is read to its end before it is passed on.
-async fn document(forwarded: Forwarded, limit: usize, is_answer: bool, mut terms: Terms) -> Passed {
-    let (status, mut headers) = (forwarded.status, forwarded.headers.clone());
+async fn document(
+    status: StatusCode,
+    mut headers: HeaderMap,
+    body: impl Future<Output = Result<Bytes, CallError>>,
+    is_answer: bool,
+    mut terms: Box<Terms>,
+) -> Passed {
     let body = tokio::select! {
         biased;
-        body = forwarded.whole(limit) => body,
+        body = body => body,
         () = terms.sent.stopping.stopped() => Err(CallError::Closing),
         _deadline = terms.ladder.beginning(false) => return give_up(&mut terms),
     };
@@ -324,21 +341,22 @@ fn go_by(forwarded: Forwarded, is_answer: bool, terms: Terms) -> Passed {
 
 /// The client has come back for the rest of an answer. Where there is none it is told on an event stream:
 /// an HTTP error would answer nothing, and some clients would wait for ever.
-async fn take_up(forwarded: Result<Forwarded, CallError>, terms: Terms) -> Passed {
+async fn take_up(forwarded: Result<Forwarded, CallError>, mut terms: Box<Terms>) -> Passed {
     let lost = match forwarded {
         Ok(forwarded) if forwarded.status.is_success() && forwarded.is_events() => {
             return answer(forwarded, terms).await;
         }
         // It may come back with others.
         Ok(forwarded) if matches!(forwarded.status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) => {
-            return answer(forwarded, Terms { waiting: SmallVec::new(), ..terms }).await;
+            terms.waiting.clear();
+            return answer(forwarded, terms).await;
         }
         Ok(forwarded) => forwarded.not_taken_up(terms.sent.requester.is_in_session()).await,
         // With the next of us.
         Err(lost @ CallError::Closing) => return untold(&lost, terms.sent.account(outcome_of(&lost))),
         Err(lost) => lost.when_resuming(),
     };
-    let Terms { sent, waiting, .. } = terms;
+    let Terms { sent, waiting, .. } = *terms;
     let owed = sent.requester.asked().owed(waiting).await;
     sent.requester.answered();
     if owed.is_empty() {
@@ -359,7 +377,7 @@ fn give_up(terms: &mut Terms) -> Passed {
 mod tests {
     use super::*;
     use crate::dialect::Principal;
-    use http::{HeaderMap, HeaderValue};
+    use http::HeaderValue;
     use std::time::Duration;
 
     #[test]
