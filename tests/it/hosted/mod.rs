@@ -2,6 +2,7 @@
 //! are hosted.
 
 mod calls;
+mod process;
 mod questions;
 mod sessions;
 mod streams;
