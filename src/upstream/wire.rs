@@ -31,7 +31,7 @@ pub trait Wire: Send + Sync + 'static {
     /// server's own. Else the sessions of legacy clients are hosted, and their calls are made in those of the pool.
     const IS_HTTP: bool = false;
     /// Whether a session costs as much as a process does. Then one is shared until it shows that what is asked in it
-    /// cannot be told apart, it is kept where a call was cancelled and nobody can be asked, and there are no more
+    /// cannot be told apart, it is kept where a call was cancelled until something is asked, and there are no more
     /// groups of callers than [`Limits::identities`](super::Limits::identities): a further one shares another's.
     const IS_COSTLY: bool = false;
     /// How long closing all sessions may take.

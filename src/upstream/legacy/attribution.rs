@@ -95,14 +95,14 @@ impl<W: Wire> Session<W> {
     fn attribute(self: &Arc<Self>, frame: Frame, id: Id, method: &Method) -> Verdict {
         // Seen to ask here, whether or not it can be told on whose behalf.
         self.server.asks.saw_off_stream();
-        let (asked, is_of_no_call) = {
+        let (asked, is_of_no_call, is_abandoned) = {
             let mut inside = self.inside.lock();
             let abandoned = inside.abandoned;
             let is_of_no_call = !abandoned && !inside.calls.values().any(|call| call.may_be_asked);
             let candidates = inside.calls.iter_mut().filter(|(_, call)| call.may_be_asked);
             let asked = only_one(candidates, || abandoned)
                 .map(|(number, call)| (*number, call.mailbox.clone(), call.note(&id)));
-            (asked, is_of_no_call)
+            (asked, is_of_no_call, abandoned)
         };
         match asked {
             Ok((_, mailbox, Err(lost))) => {
@@ -116,6 +116,10 @@ impl<W: Wire> Session<W> {
             Err(_) if is_of_no_call && self.asks_the_only_client(&frame, &id) => Verdict::Nothing,
             Err(reason) => {
                 QuestionRefused { method: method.as_str(), reason }.emit();
+                if W::IS_COSTLY && is_abandoned {
+                    // It was kept because nothing had been asked; nobody could be in this one any more.
+                    self.retire();
+                }
                 Verdict::Reply(id, message::refusal(INTERNAL_ERROR, "cannot be attributed to one call"))
             }
         }

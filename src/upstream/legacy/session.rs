@@ -431,8 +431,10 @@ impl<W: Wire> Stay<W> {
             inside.abandoned |= left.as_ref().is_some_and(|call| call.may_be_asked);
             left.map(|call| call.may_be_asked)
         };
-        // Where nobody can be asked, what is left of a call can be put to nobody else.
-        let is_kept = W::IS_COSTLY && !self.session.is_askable;
+        // Where nobody can be asked, what is left of a call can be put to nobody else. Nor is it where the server
+        // asks for the first time: the session is given up then.
+        let is_trusted = !self.session.is_askable || self.session.server.asks.tells_apart();
+        let is_kept = W::IS_COSTLY && is_trusted;
         if was_in_flight.is_some_and(|may_be_asked| !(is_kept && may_be_asked)) {
             self.session.retire();
         }
