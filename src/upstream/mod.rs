@@ -213,13 +213,13 @@ pub enum CallError {
     #[error("the server's answer is larger than {limit} bytes (limits.result_bytes)")]
     TooLarge { limit: usize },
     #[error(
-        "all {limit} sessions with the server are busy (limits.sessions), and {queue} calls wait for one, as many as may (limits.queue)"
+        "all {limit} sessions with the server are busy ({bound}), and {queue} calls wait for one, as many as may (limits.queue)"
     )]
-    Busy { limit: usize, queue: usize },
+    Busy { limit: usize, bound: &'static str, queue: usize },
     #[error(
-        "no session with the server came free within {after:?} (timeouts.queue): all {limit} are busy (limits.sessions)"
+        "no session with the server came free within {after:?} (timeouts.queue): all {limit} are busy ({bound})"
     )]
-    Waited { limit: usize, after: Duration },
+    Waited { limit: usize, bound: &'static str, after: Duration },
     #[error(
         "all {limit} processes of the server are in use (upstream.instances), and none came free within {after:?} (timeouts.queue)"
     )]

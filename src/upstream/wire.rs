@@ -34,6 +34,8 @@ pub trait Wire: Send + Sync + 'static {
     /// cannot be told apart, it is kept where a call was cancelled until something is asked, and there are no more
     /// groups of callers than [`Limits::identities`](super::Limits::identities): a further one shares another's.
     const IS_COSTLY: bool = false;
+    /// Why there are no more sessions for calls, in an operator's words.
+    const BOUND: &'static str = "limits.sessions";
     /// How long closing all sessions may take.
     const FAREWELL: Duration = Duration::from_secs(2);
 

@@ -1254,7 +1254,7 @@ async fn more_callers_than_may_wait_are_told_that_the_server_is_busy() {
         }
         assert!(queued.len() < 10_000, "the queue is bounded");
     };
-    assert!(matches!(lost, Some(Event::Lost(CallError::Busy { limit: 1, queue: 1024 }))));
+    assert!(matches!(lost, Some(Event::Lost(CallError::Busy { limit: 1, queue: 1024, .. }))));
 }
 
 #[tokio::test]

@@ -229,7 +229,11 @@ impl<W: Wire> Group<W> {
                 seats.queue.retain(|waiting| !waiting.turn.is_closed());
                 if seats.queue.len() > limits.queue {
                     seats.queue.pop_back();
-                    return Err(CallError::Busy { limit: limits.sessions, queue: limits.queue });
+                    return Err(CallError::Busy {
+                        limit: limits.sessions,
+                        bound: W::BOUND,
+                        queue: limits.queue,
+                    });
                 }
             }
         }
@@ -256,7 +260,7 @@ impl<W: Wire> Group<W> {
                 () = &mut patience => {
                     if !who.is_task() {
                         let limits = &self.server.config.limits;
-                        return Err(CallError::Waited { limit: limits.sessions, after: limit });
+                        return Err(CallError::Waited { limit: limits.sessions, bound: W::BOUND, after: limit });
                     }
                 }
             }

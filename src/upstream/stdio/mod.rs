@@ -228,6 +228,7 @@ impl Wire for Processes {
     type Line = Pipe;
 
     const IS_COSTLY: bool = true;
+    const BOUND: &'static str = "callers that can be asked take turns in a process";
     /// The process is asked, told, and killed.
     const FAREWELL: Duration = Duration::from_secs(6);
 

@@ -346,6 +346,24 @@ async fn a_process_is_shared_until_it_asks_and_those_who_can_be_asked_take_turns
 }
 
 #[tokio::test(start_paused = true)]
+async fn who_waits_too_long_for_a_turn_is_told_what_it_waited_for() {
+    let mut world = World::new();
+    let _first = world.call(1, ASKABLE);
+    let mut process = world.up().await;
+    process.called().await;
+    process.asks("q").await;
+    // One that cannot be asked waits for nobody.
+    let lost = world.call(2, ASKABLE).lost().await;
+    assert!(matches!(lost, CallError::Waited { .. }), "{lost:?}");
+    assert!(lost.to_string().contains("(callers that can be asked take turns in a process)"), "{lost}");
+    let mut mute = world.call(3, MUTE);
+    let mut other = world.up().await;
+    other.called().await;
+    other.answers(3).await;
+    mute.is_answered().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn those_who_declare_otherwise_have_a_process_of_their_own_until_there_are_enough() {
     let mut world = World::with(|command, _| command.instances = Instances::Shared(2));
     let mut mute = world.call(1, MUTE);

@@ -76,7 +76,10 @@ async fn who_waits_too_long_for_a_session_is_told_which_limit_keeps_it_waiting()
     let mut first = world.ask(1);
     let held = world.server.call().await;
     let lost = world.ask(2).lost().await;
-    assert!(matches!(lost, CallError::Waited { limit: 1, after } if after == limit), "{lost}");
+    assert!(
+        matches!(lost, CallError::Waited { limit: 1, bound: "limits.sessions", after } if after == limit),
+        "{lost}"
+    );
     for name in ["limits.sessions", "timeouts.queue"] {
         assert!(lost.to_string().contains(name), "{lost}");
     }
@@ -104,7 +107,7 @@ async fn the_queue_for_a_session_is_bounded_and_who_leaves_it_takes_nobodys_plac
     let Poll::Ready(Some(Event::Lost(lost))) = futures_util::poll!(ask(&world, 4).next()) else {
         panic!("the queue is full")
     };
-    assert!(matches!(lost, CallError::Busy { limit: 1, queue: 2 }), "{lost}");
+    assert!(matches!(lost, CallError::Busy { limit: 1, bound: "limits.sessions", queue: 2 }), "{lost}");
     for name in ["limits.sessions", "limits.queue"] {
         assert!(lost.to_string().contains(name), "{lost}");
     }
