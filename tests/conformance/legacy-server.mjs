@@ -1,8 +1,9 @@
-// An ordinary MCP server of the 2025-11-25 revision: Streamable HTTP with sessions, everything synchronous. It knows
+// An ordinary MCP server of the 2025-11-25 revision: Streamable HTTP with sessions, or a process that is spoken to over
+// stdin and stdout, everything synchronous. It knows
 // nothing of tasks, of MRTR or of the 2026-07-28 revision; a tool that needs an answer asks for it in mid-call.
 // It offers what the conformance suite calls by name.
 //
-//   node legacy-server.mjs [--port N] [--hard]
+//   node legacy-server.mjs [--port N | --stdio] [--hard]
 //
 // --hard: as many real servers do, ask on the session's standalone GET stream (no relatedRequestId), and announce a
 // changed list only to the session whose call changed it.
@@ -12,6 +13,7 @@ import { setTimeout as sleep } from 'node:timers/promises';
 import { parseArgs } from 'node:util';
 import { createMcpExpressApp } from '@modelcontextprotocol/sdk/server/express.js';
 import { Server } from '@modelcontextprotocol/sdk/server/index.js';
+import { StdioServerTransport } from '@modelcontextprotocol/sdk/server/stdio.js';
 import { StreamableHTTPServerTransport } from '@modelcontextprotocol/sdk/server/streamableHttp.js';
 import {
   CallToolRequestSchema, CompleteRequestSchema, CreateMessageResultSchema, ElicitResultSchema, GetPromptRequestSchema,
@@ -20,7 +22,11 @@ import {
 } from '@modelcontextprotocol/sdk/types.js';
 
 const { values: flags } = parseArgs({
-  options: { port: { type: 'string', default: '0' }, hard: { type: 'boolean', default: false } }
+  options: {
+    port: { type: 'string', default: '0' },
+    stdio: { type: 'boolean', default: false },
+    hard: { type: 'boolean', default: false }
+  }
 });
 
 const PNG = 'iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mP8z8DwHwAFBQIAX8jx0gAAAABJRU5ErkJggg==';
@@ -97,7 +103,7 @@ const shown = { tools: false, prompts: false };
 
 async function change(call, list) {
   shown[list] = !shown[list];
-  const audience = flags.hard ? [call.server] : [...sessions.values()].map(session => session.server);
+  const audience = flags.hard || flags.stdio ? [call.server] : [...sessions.values()].map(session => session.server);
   const announce = server => (list === 'tools' ? server.sendToolListChanged() : server.sendPromptListChanged());
   await Promise.allSettled(audience.map(announce)); // a session may be closing
   return text(`${list} changed`);
@@ -430,16 +436,21 @@ async function openSession() {
 const refuse = (res, status, message) =>
   res.status(status).json({ jsonrpc: '2.0', error: { code: -32000, message }, id: null });
 
-const app = createMcpExpressApp(); // refuses foreign Host headers (DNS rebinding)
-app.all('/mcp', async (req, res) => {
-  const id = req.headers['mcp-session-id'];
-  if (id && !sessions.has(id)) return refuse(res, 404, 'Session not found');
-  if (!id && req.body?.method !== 'initialize') return refuse(res, 400, 'Bad Request: no session');
-  const transport = id ? sessions.get(id).transport : await openSession();
-  await transport.handleRequest(req, res, req.body);
-});
+function listen() {
+  const app = createMcpExpressApp(); // refuses foreign Host headers (DNS rebinding)
+  app.all('/mcp', async (req, res) => {
+    const id = req.headers['mcp-session-id'];
+    if (id && !sessions.has(id)) return refuse(res, 404, 'Session not found');
+    if (!id && req.body?.method !== 'initialize') return refuse(res, 400, 'Bad Request: no session');
+    const transport = id ? sessions.get(id).transport : await openSession();
+    await transport.handleRequest(req, res, req.body);
+  });
 
-const listener = app.listen(Number(flags.port), '127.0.0.1', error => {
-  if (error) throw error;
-  console.log(`listening on http://127.0.0.1:${listener.address().port}/mcp`);
-});
+  const listener = app.listen(Number(flags.port), '127.0.0.1', error => {
+    if (error) throw error;
+    console.log(`listening on http://127.0.0.1:${listener.address().port}/mcp`);
+  });
+}
+
+if (flags.stdio) await createServer().connect(new StdioServerTransport());
+else listen();

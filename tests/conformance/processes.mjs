@@ -1,4 +1,5 @@
-// Starting and stopping the two servers of a run: the legacy fixture and the proxy in front of it.
+// Starting and stopping the two servers of a run: the legacy fixture and the proxy in front of it, which starts the
+// fixture itself where it is a process.
 
 import { spawn } from 'node:child_process';
 import { closeSync, existsSync, openSync, readFileSync, writeFileSync } from 'node:fs';
@@ -52,18 +53,26 @@ async function listening(child, what) {
   throw new Error(`${what} did not start: ${readFileSync(child.log, 'utf8').trim().slice(-500) || child.code}`);
 }
 
+const fixture = (hard, ...args) => [join(here, 'legacy-server.mjs'), ...args, ...(hard ? ['--hard'] : [])];
+
 export function startFixture(dir, hard) {
-  const args = [join(here, 'legacy-server.mjs'), '--port', '0', ...(hard ? ['--hard'] : [])];
-  return listening(start(NODE, args, join(dir, 'fixture.log')), 'the fixture');
+  return listening(start(NODE, fixture(hard, '--port', '0'), join(dir, 'fixture.log')), 'the fixture');
 }
 
+/** The fixture as a route's `upstream`: at its address, or as a process. */
+export const atUrl = url => ({ url });
+// The suite walks away from questions, in calls and in tasks. An unanswered one in a task keeps its process from others
+// that may be asked, for as long as the task lives; so there are some.
+export const asProcess = hard => ({ command: [NODE, ...fixture(hard, '--stdio')], instances: 16 });
+
+// A call that waits for an answer has its turn in a process until `park` is over, and the next waits for its turn.
 // Four facts that no synchronous server can express, and one to keep an instant tool out of the timing.
 const config = upstream => `\
 listen: 127.0.0.1:0
 admin: off
 routes:
   - path: /mcp
-    upstream: { url: "${upstream}" }
+    upstream: ${JSON.stringify(upstream)}
     defer: { mode: auto, after: 400ms }
     tools:
       - { match: failing_job, mode: required }
@@ -71,6 +80,7 @@ routes:
       - { match: multi_input, mode: always }
       - { match: greet, mode: never }
       - { match: test_input_required_result_elicitation, keys: [user_name] }
+    questions: { park: 2s }
 `;
 
 export function startProxy(binary, upstream, dir) {

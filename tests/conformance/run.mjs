@@ -9,6 +9,7 @@
 //         together        `legacy` and `modern` at the same time, against one proxy in front of one fixture; counted as
 //                         together-legacy, together-modern and together-tasks. The set that is done first starts again
 //                         until the other is done, so that neither ever has the proxy to itself
+//         stdio-legacy    the proxy in front of the fixture as a process, at 2025-11-25; stdio-modern, stdio-tasks likewise
 //         NAME-hard       the same against the fixture's --hard variant
 //         client          the proxy's upstream side: the suite plays the server
 // Without --deferral only the legacy-alone groups run. A scenario passes when all of N runs did.
@@ -19,7 +20,7 @@ import { availableParallelism, tmpdir } from 'node:os';
 import { join, resolve } from 'node:path';
 import { parseArgs } from 'node:util';
 import { parse as parseYaml } from 'yaml';
-import { NODE, start, startFixture, startProxy, stop } from './processes.mjs';
+import { NODE, asProcess, atUrl, start, startFixture, startProxy, stop } from './processes.mjs';
 
 const here = import.meta.dirname;
 const suite = join(here, 'node_modules/@modelcontextprotocol/conformance');
@@ -63,6 +64,8 @@ const jobs = [
   { group: 'legacy-alone-hard', set: legacy, hard: true, alone: true },
   { group: 'together', sets: [legacy, modern] },
   { group: 'together-hard', sets: [legacy, modern], hard: true },
+  { group: 'stdio-legacy', set: legacy, stdio: true },
+  { group: 'stdio-modern', set: modern, stdio: true },
   { group: 'client', client: true }
 ].flatMap(job => {
   if (!binary && !job.alone) return [];
@@ -164,8 +167,11 @@ async function runServerJob(job, dir) {
   const processes = [];
   const parts = partsOf(job);
   try {
-    processes.push(await startFixture(dir, job.hard));
-    if (!job.alone) processes.push(await startProxy(binary, processes[0].url, dir));
+    if (!job.stdio) processes.push(await startFixture(dir, job.hard));
+    if (!job.alone) {
+      const upstream = job.stdio ? asProcess(job.hard) : atUrl(processes[0].url);
+      processes.push(await startProxy(binary, upstream, dir));
+    }
     const { url } = processes.at(-1);
     for (const part of parts) await probe(url, part.set);
     const unfinished = new Set(parts);
