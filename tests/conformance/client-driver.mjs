@@ -5,7 +5,7 @@
 
 import assert from 'node:assert/strict';
 import { setTimeout as sleep } from 'node:timers/promises';
-import { startProxy, stop } from './processes.mjs';
+import { atUrl, startProxy, stop } from './processes.mjs';
 
 const VERSION = '2026-07-28';
 const scenario = process.env.MCP_CONFORMANCE_SCENARIO;
@@ -19,7 +19,7 @@ function fail(error) {
   process.exit(1); // kills the proxy too
 }
 
-const proxy = await startProxy(process.env.DEFERRAL, upstream, process.env.DRIVER_DIR).catch(fail);
+const proxy = await startProxy(process.env.DEFERRAL, atUrl(upstream), process.env.DRIVER_DIR).catch(fail);
 let lastId = 0;
 
 /** One modern request; resolves with its result. */
