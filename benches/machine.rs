@@ -37,6 +37,7 @@ const DEADLINES: Deadlines = Deadlines {
     defer_after: Some(Duration::ZERO),
     settle: Duration::from_millis(25),
     park: Duration::from_secs(300),
+    turn: None,
 };
 
 fn exchanges(now: Instant) {

@@ -44,6 +44,8 @@ pub enum Action<F> {
     Turn,
     /// Tell the server that nobody answers this question.
     Decline(Ask),
+    /// The same of one that has been put inside the task, where it is taken back.
+    Lapse(Ask),
     /// Keep the server's final word in the task.
     Settle(F),
     /// Forget the task: nobody has its handle.
@@ -65,6 +67,9 @@ pub struct Deadlines {
     pub settle: Duration,
     /// How long an unanswered question may wait for its client.
     pub park: Duration,
+    /// How long an unanswered question inside a task may keep the server waiting; for as long as the task
+    /// lives where it is nothing. A call that the server has turned over keeps it from nothing.
+    pub turn: Option<Duration>,
 }
 
 /// How a client is asked before there is a task, and what its leaving means.
@@ -87,6 +92,8 @@ pub struct Exchange<F> {
     deadlines: Deadlines,
     /// What must be answered before the call is made again. While there is any, the server has no call.
     turned_over: Option<BTreeSet<Ask>>,
+    /// When what has been put inside the task lapses, the first first.
+    lapses: VecDeque<(Instant, Ask)>,
     /// A client that is owed its result has left.
     left: bool,
     actions: VecDeque<Action<F>>,
@@ -151,7 +158,15 @@ impl<F> Exchange<F> {
     }
 
     fn begun(manner: Manner, deadlines: Deadlines, state: State<F>) -> Self {
-        Self { state, manner, deadlines, turned_over: None, left: false, actions: VecDeque::new() }
+        Self {
+            state,
+            manner,
+            deadlines,
+            turned_over: None,
+            lapses: VecDeque::new(),
+            left: false,
+            actions: VecDeque::new(),
+        }
     }
 
     /// The server's final word: its response, or that there will be none.
@@ -205,9 +220,7 @@ impl<F> Exchange<F> {
             State::Parked { asked, .. } | State::Deferring { asked, .. } => {
                 asked.insert(ask);
             }
-            State::Handing { settled: false } | State::Deferred => {
-                self.actions.push_back(Action::AskInTask(ask));
-            }
+            State::Handing { settled: false } | State::Deferred => self.ask_in_task(ask, now),
             State::Handing { settled: true } | State::Abandoned | State::Done => {
                 self.actions.push_back(Action::Decline(ask));
             }
@@ -252,7 +265,15 @@ impl<F> Exchange<F> {
         if let Some(asks) = &mut self.turned_over {
             asks.remove(&ask);
         }
+        self.lapses.retain(|(_, lapses)| *lapses != ask);
         self.turn();
+    }
+
+    fn ask_in_task(&mut self, ask: Ask, now: Instant) {
+        self.actions.push_back(Action::AskInTask(ask));
+        if let Some(turn) = self.deadlines.turn.filter(|_| self.turned_over.is_none()) {
+            self.lapses.push_back((now + turn, ask));
+        }
     }
 
     /// Where nothing is unanswered any more for which the server turned the call over, it is made again.
@@ -272,6 +293,7 @@ impl<F> Exchange<F> {
 
     /// The server took a question back.
     pub fn handle_withdrawn(&mut self, ask: Ask) {
+        self.lapses.retain(|(_, lapses)| *lapses != ask);
         match &mut self.state {
             State::Inline { asked, settle_at, .. } => {
                 if asked.remove(&ask) {
@@ -339,6 +361,12 @@ impl<F> Exchange<F> {
 
     /// The time has come that [`Exchange::poll_timeout`] named, or has not.
     pub fn handle_timeout(&mut self, now: Instant) {
+        while let Some((_, ask)) = self.lapses.front().copied().filter(|(at, _)| *at <= now) {
+            self.lapses.pop_front();
+            if matches!(self.state, State::Handing { settled: false } | State::Deferred) {
+                self.actions.push_back(Action::Lapse(ask));
+            }
+        }
         match &mut self.state {
             // A question wins over the threshold: it is still on the call itself.
             State::Inline { settle_at: Some(at), .. } => {
@@ -379,7 +407,7 @@ impl<F> Exchange<F> {
         match (std::mem::replace(&mut self.state, State::Done), stored) {
             (State::Deferring { word: None, asked }, true) => {
                 self.actions.push_back(Action::ReplyTask);
-                self.actions.extend(asked.into_iter().map(Action::AskInTask));
+                asked.into_iter().for_each(|ask| self.ask_in_task(ask, now));
                 self.hand(false);
             }
             (State::Deferring { word: None, asked }, false) => {
@@ -499,11 +527,10 @@ impl<F> Exchange<F> {
             State::Inline { settle_at: Some(at), .. } => Some(at),
             State::Inline { defer_at, .. } => defer_at,
             State::Parked { expires_at, .. } => Some(expires_at),
-            State::Deferring { .. }
-            | State::Abandoned
-            | State::Handing { .. }
-            | State::Deferred
-            | State::Done => None,
+            State::Handing { settled: false } | State::Deferred => self.lapses.front().map(|(at, _)| *at),
+            State::Deferring { .. } | State::Abandoned | State::Handing { settled: true } | State::Done => {
+                None
+            }
         }
     }
 

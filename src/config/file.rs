@@ -358,7 +358,8 @@ fn questions(s: &mut Section<'_, '_>) -> Questions {
             )
             .or(duration(), defaults.settle),
         park: s
-            .key("park", "How long an unanswered question may wait before its call is given up.")
+            .key("park", "How long an unanswered question may wait before its call is given up; in front of a process, also before \
+                 a task goes on without its answer, because others wait for the process.")
             .or(duration(), defaults.park),
     }
 }

@@ -76,6 +76,11 @@ pub trait Upstream: Send + Sync + 'static {
         deferral.comes();
     }
 
+    /// Whether calls take turns: one that waits for an answer of its client keeps others from theirs.
+    fn takes_turns(&self) -> bool {
+        false
+    }
+
     /// What the server said of itself when a session was opened for this caller; opens one if
     /// there is none.
     fn describe(&self, caller: &Identity) -> BoxFuture<'_, Result<Arc<Description>, CallError>>;

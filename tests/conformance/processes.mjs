@@ -61,11 +61,10 @@ export function startFixture(dir, hard) {
 
 /** The fixture as a route's `upstream`: at its address, or as a process. */
 export const atUrl = url => ({ url });
-// The suite walks away from questions, in calls and in tasks. An unanswered one in a task keeps its process from others
-// that may be asked, for as long as the task lives; so there are some.
+// The suite walks away from questions, in calls and in tasks, and each keeps its process from others that may be asked
+// until `park` is over; so there are some processes, and it is over soon.
 export const asProcess = hard => ({ command: [NODE, ...fixture(hard, '--stdio')], instances: 16 });
 
-// A call that waits for an answer has its turn in a process until `park` is over, and the next waits for its turn.
 // Four facts that no synchronous server can express, and one to keep an instant tool out of the timing.
 const config = upstream => `\
 listen: 127.0.0.1:0
@@ -80,7 +79,7 @@ routes:
       - { match: multi_input, mode: always }
       - { match: greet, mode: never }
       - { match: test_input_required_result_elicitation, keys: [user_name] }
-    questions: { park: 2s }
+    questions: { park: ${upstream.command ? '3s' : '5m'} }
 `;
 
 export function startProxy(binary, upstream, dir) {

@@ -14,7 +14,7 @@ use std::{
 const AFTER: Duration = Duration::from_secs(5);
 const SETTLE: Duration = Duration::from_millis(25);
 const PARK: Duration = Duration::from_secs(300);
-const DEADLINES: Deadlines = Deadlines { defer_after: Some(AFTER), settle: SETTLE, park: PARK };
+const DEADLINES: Deadlines = Deadlines { defer_after: Some(AFTER), settle: SETTLE, park: PARK, turn: None };
 
 /// The time as the tests tell it: the call's start, and how long ago it was.
 type Step = fn(&mut Exchange<&'static str>, Instant);
@@ -124,6 +124,38 @@ fn every_phase_meets_every_event_where_the_client_is_asked_on_its_stream() {
 #[test]
 fn every_phase_meets_every_event_where_the_server_has_turned_the_call_over() {
     expect_file!["golden/exchange-turned-over.txt"].assert_eq(&table(Manner::Rounds, &TURNED_OVER));
+}
+
+#[test]
+fn a_question_inside_a_task_lapses_where_it_keeps_others_from_their_turn() {
+    let start = SystemClock::new().now();
+    let turn = Some(PARK);
+    let mut exchange = Exchange::<()>::new(Manner::Rounds, Deadlines { turn, ..DEADLINES }, start);
+    exchange.handle_timeout(start + AFTER);
+    exchange.handle_question(1, start + AFTER);
+    exchange.handle_stored(true, start + AFTER);
+    exchange.handle_committed();
+    exchange.handle_question(2, start + AFTER * 2);
+    exchange.handle_question(3, start + AFTER * 2);
+    exchange.handle_question(4, start + AFTER * 3);
+    while exchange.poll_action().is_some() {}
+    assert_eq!(exchange.poll_timeout(), Some(start + AFTER + PARK));
+    exchange.handle_answered(2);
+    exchange.handle_withdrawn(3);
+    assert_eq!(exchange.poll_action(), Some(Action::Withdraw(3)));
+    exchange.handle_timeout(start + AFTER + PARK);
+    assert_eq!((exchange.poll_action(), exchange.poll_action()), (Some(Action::Lapse(1)), None));
+    assert_eq!(exchange.poll_timeout(), Some(start + AFTER * 3 + PARK));
+    exchange.handle_final(());
+    assert_eq!(exchange.poll_timeout(), None, "the call is over");
+}
+
+#[test]
+fn a_question_for_which_a_call_was_turned_over_keeps_nobody_waiting() {
+    let start = SystemClock::new().now();
+    let mut exchange = Exchange::<()>::of_a_task(Manner::Rounds, Deadlines { turn: Some(PARK), ..DEADLINES });
+    exchange.handle_turn_over(BTreeSet::from([1]), start);
+    assert_eq!((exchange.poll_action(), exchange.poll_timeout()), (Some(Action::AskInTask(1)), None));
 }
 
 #[test]

@@ -143,8 +143,12 @@ struct Server {
 impl World {
     fn new(defer_after: Option<Duration>) -> Self {
         let now = SystemClock::new().now();
-        let deadlines =
-            Deadlines { defer_after, settle: Duration::from_millis(25), park: Duration::from_secs(300) };
+        let deadlines = Deadlines {
+            defer_after,
+            settle: Duration::from_millis(25),
+            park: Duration::from_secs(300),
+            turn: Some(Duration::from_secs(300)),
+        };
         Self {
             exchange: Exchange::new(Manner::Rounds, deadlines, now),
             now,
@@ -358,6 +362,13 @@ impl World {
                     let effects = self.apply(Event::Asked { key: ask.to_string(), request });
                     if effects.is_empty() {
                         self.server.questions.insert(ask, Fate::Declined);
+                    }
+                }
+                Action::Lapse(ask) => {
+                    // Refused where it has been answered: the answer counts.
+                    if !self.apply(Event::Withdrawn { key: ask.to_string() }).is_empty() {
+                        let fate = self.server.questions.insert(ask, Fate::Declined);
+                        assert_eq!(fate, Some(Fate::Open), "lapsed what is not open");
                     }
                 }
                 Action::Withdraw(ask) => drop(self.apply(Event::Withdrawn { key: ask.to_string() })),

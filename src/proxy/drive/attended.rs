@@ -213,6 +213,7 @@ impl Attended {
                 | Action::Withdraw(_)
                 | Action::Turn
                 | Action::Decline(_)
+                | Action::Lapse(_)
                 | Action::Settle(_)
                 | Action::Forget
                 | Action::CancelUpstream,

@@ -145,19 +145,7 @@ impl Book {
     /// Nobody answers any more: the server is told so in the way of the question.
     pub(super) fn decline(&mut self, ask: Ask) {
         let Some(open) = self.close(ask) else { return };
-        let is_answered = open.was_answered_elsewhere();
-        let OpenQuestion { asked, way, .. } = open;
-        match (asked, way) {
-            (Asked::Native(_), way) if is_answered => way.withdrawn(),
-            (Asked::Canonical(request), Way::Answer(answer)) => {
-                let method = request.kind().method();
-                QuestionRefused { method: method.as_str(), reason: "nobody answered" }.emit();
-                answer
-                    .send(elicit::cancelled_answer(request.kind()).map_err(|error| error.as_bytes().clone()));
-            }
-            // Dropped unanswered, which refuses it.
-            (Asked::Native(_), _) | (_, Way::Turn(_)) => {}
-        }
+        open.decline();
     }
 
     /// Those that the client has answered on the stream of the call itself are open no more.
@@ -180,6 +168,23 @@ impl OpenQuestion {
     pub(super) fn was_answered_elsewhere(&self) -> bool {
         let relayed = self.put.as_ref().and_then(|put| put.relayed.as_ref());
         relayed.is_some_and(|relayed| !relayed.is_open())
+    }
+
+    /// Tells the server that nobody answers.
+    pub(super) fn decline(self) {
+        let is_answered = self.was_answered_elsewhere();
+        let Self { asked, way, .. } = self;
+        match (asked, way) {
+            (Asked::Native(_), way) if is_answered => way.withdrawn(),
+            (Asked::Canonical(request), Way::Answer(answer)) => {
+                let method = request.kind().method();
+                QuestionRefused { method: method.as_str(), reason: "nobody answered" }.emit();
+                answer
+                    .send(elicit::cancelled_answer(request.kind()).map_err(|error| error.as_bytes().clone()));
+            }
+            // Dropped unanswered, which refuses it.
+            (Asked::Native(_), _) | (_, Way::Turn(_)) => {}
+        }
     }
 
     fn refuse(self, code: i64, reason: &str) {

@@ -367,6 +367,7 @@ impl Driver {
             Action::AskInTask(ask) => self.ask_in_task(ask).await,
             Action::Withdraw(ask) => self.withdraw(ask).await,
             Action::Decline(ask) => self.held().book.decline(ask),
+            Action::Lapse(ask) => self.lapse(ask).await,
             Action::Turn => self.turn(),
             Action::Settle(word) => self.settle(word).await,
             Action::Forget => {
@@ -629,7 +630,8 @@ impl Progress {
 
 fn deadlines(shared: &Shared, defer_after: Option<Duration>) -> Deadlines {
     let questions = &shared.route.questions;
-    Deadlines { defer_after, settle: questions.settle, park: questions.park }
+    let turn = shared.upstream.takes_turns().then_some(questions.park);
+    Deadlines { defer_after, settle: questions.settle, park: questions.park, turn }
 }
 
 /// Whether one of those who were given the handle has it: as soon as one has, or all have left.

@@ -193,6 +193,28 @@ impl Driver {
         }
     }
 
+    /// Nobody has answered a question of the task in time: the server hears that, and the task goes on.
+    pub(super) async fn lapse(&mut self, ask: Ask) {
+        let shared = self.shared.clone();
+        let held = self.held();
+        let Some(open) = held.book.get(ask).filter(|open| !open.was_answered_elsewhere()) else { return };
+        let key = open.key.clone();
+        if open.is_recorded {
+            let event = task::Event::Withdrawn { key: key.clone() };
+            let kept = keep(held.task.as_ref(), event, &shared.overdue).await;
+            // It has been answered in this moment, and the answer is on its way; or the task has ended.
+            if matches!(kept, Ok(Updated::Refused(_) | Updated::Unknown)) {
+                return;
+            }
+        }
+        let Some(open) = self.take_back(ask, "nobody answered it in time") else { return };
+        open.decline();
+        let park = shared.route.questions.park.as_secs();
+        let message =
+            format!("nobody answered {key} within {park} s (questions.park), and others wait for the server");
+        self.keep(task::Event::Progressed { message }).await;
+    }
+
     /// Puts a question where the call itself is answered: its stream.
     pub(super) async fn ask_on_stream(&mut self, ask: Ask) {
         let Form::Native(native) = &self.form else { return };

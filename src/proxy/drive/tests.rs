@@ -9,8 +9,8 @@ use crate::{
     runtime::{Drain, SystemClock},
     store::Memory,
     upstream::{
-        CallError, Changes, Description, Document, Event, Identity, Outgoing, Replies, Report, Subscription,
-        TurnedOver, Upstream,
+        Answer, Asked, CallError, Changes, Description, Document, Event, Identity, Outgoing, Question,
+        Replies, Report, Subscription, TurnedOver, Upstream,
     },
 };
 use bytes::Bytes;
@@ -26,7 +26,10 @@ use std::{
     },
     time::Duration,
 };
-use tokio::{sync::broadcast, time::sleep};
+use tokio::{
+    sync::{broadcast, oneshot},
+    time::sleep,
+};
 
 /// What a client declares that takes tasks.
 pub(super) const TASKS: &str = r#"{"extensions":{"io.modelcontextprotocol/tasks":{}}}"#;
@@ -183,6 +186,10 @@ impl<F: Fn(Outgoing) -> Replies + Send + Sync + 'static> Upstream for StandIn<F>
         .boxed()
     }
 
+    fn takes_turns(&self) -> bool {
+        true
+    }
+
     fn watch(&self, _: Principal) -> broadcast::Receiver<Report> {
         broadcast::channel(1).1
     }
@@ -212,6 +219,33 @@ impl<F: Fn(Outgoing) -> Replies + Send + Sync + 'static> Upstream for StandIn<F>
 pub(super) fn response(result: &str) -> Event {
     let text = modern::success_response(&Id::from_number(0), result.as_bytes());
     Event::Final(Response::as_it_is(Frame::parse(text).expect("a response")))
+}
+
+/// Where an answer to a question comes to.
+struct Told(oneshot::Sender<Result<Bytes, Bytes>>);
+
+impl Answer for Told {
+    fn send(self: Box<Self>, outcome: Result<Bytes, Bytes>) {
+        let _ = self.0.send(outcome);
+    }
+
+    fn withdrawn(self: Box<Self>) {}
+}
+
+/// A server that asks, and then says what it was told.
+fn asking(outgoing: &Outgoing) -> Replies {
+    if outgoing.call.method == Method::ToolsList {
+        return stream::iter([response(r#"{"tools":[]}"#)]).boxed();
+    }
+    let (told, answer) = oneshot::channel();
+    let asked = Asked::Canonical(question("name"));
+    let asks = Question { asked, id: Id::from_number(7), answer: Box::new(Told(told)) };
+    let says = async {
+        let told = answer.await.expect("an answer").expect("no error");
+        let told: Value = serde_json::from_slice(&told).expect("JSON");
+        response(&json!({ "content": [{ "type": "text", "text": told["action"] }] }).to_string())
+    };
+    stream::iter([Event::Asked(asks)]).chain(stream::once(says)).boxed()
 }
 
 const ASKED: &str = r#"{"elicitation":{"form":{}}}"#;
@@ -396,4 +430,22 @@ async fn of_two_clients_who_are_given_a_handle_it_is_enough_that_one_has_it() {
         let shown = call(&endpoint, "tasks/get", BOTH, json!({ "taskId": id.as_str() })).await;
         assert_eq!(shown["result"]["status"], "completed", "{shown}");
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_question_that_nobody_answers_in_a_task_gives_up_its_turn() {
+    let server = StandIn { preparing: Duration::ZERO, answers: |outgoing| asking(&outgoing) };
+    let defer = policy::Defer { mode: policy::Mode::Always, after: Duration::ZERO, ..LATE };
+    let (endpoint, _) = endpoint(server, defer);
+    let task = call(&endpoint, "tools/call", BOTH, json!({ "name": "t" })).await;
+    let id = &task["result"]["taskId"];
+    let park = policy::Questions::default().park;
+    let about = async || call(&endpoint, "tasks/get", BOTH, json!({ "taskId": id })).await["result"].clone();
+    sleep(park - Duration::from_secs(1)).await;
+    let waits = about().await;
+    assert_eq!((&waits["status"], asked(&waits).len()), (&json!("input_required"), 1));
+    sleep(Duration::from_secs(2)).await;
+    let ended = about().await;
+    assert_eq!(ended["status"], "completed", "{ended}");
+    assert_eq!(text(&ended["result"]), "cancel");
 }

@@ -200,6 +200,10 @@ impl<W: Wire> Upstream for Legacy<W> {
         self.0.reports(principal).listen()
     }
 
+    fn takes_turns(&self) -> bool {
+        W::IS_COSTLY
+    }
+
     fn changes(&self, principal: Principal) -> Changes {
         self.0.reports(principal).changes()
     }
