@@ -39,7 +39,7 @@ pub mod dialect {
     pub use crate::dialect::{Call, Caller, Credentials, Principal};
 
     pub mod legacy {
-        pub use crate::dialect::legacy::{Anchor, Answers, Message, Post, cancels};
+        pub use crate::dialect::legacy::{Anchor, Answers, Message, Post};
     }
 
     pub mod modern {
@@ -64,8 +64,8 @@ pub mod policy {
 
 pub mod protocol {
     pub use crate::protocol::{
-        Capabilities, ErrorObject, Frame, FrameError, Heartbeat, Id, InputRequest, Kind, Method, Payload,
-        Timestamp, meta,
+        Capabilities, ErrorObject, Frame, FrameError, Heartbeat, Id, InputRequest, Kind, Messages, Method,
+        Payload, Timestamp, meta,
     };
 
     pub mod canonical {
@@ -73,7 +73,7 @@ pub mod protocol {
     }
 
     pub mod frame {
-        pub use crate::protocol::frame::{check_depth, on_one_line};
+        pub use crate::protocol::frame::{brackets, on_one_line};
     }
 
     pub mod glance {

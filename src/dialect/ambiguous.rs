@@ -5,13 +5,13 @@
 //! something depends on what a message asks for, it is therefore not enough that we can read it: it
 //! must be read in one way alone.
 
-use crate::protocol::{ErrorObject, Frame, FrameError, Kind, Method, Payload, code, splice::Object};
-use bytes::Bytes;
+use crate::protocol::{
+    ErrorObject, Frame, FrameError, Kind, Method, Payload, code, frame::is_like, splice::Object,
+};
 use serde::{
     Deserializer,
     de::{DeserializeSeed, IgnoredAny, MapAccess, SeqAccess, Visitor},
 };
-use serde_json::value::RawValue;
 use std::fmt;
 
 /// Why it cannot be told what a server would read.
@@ -35,23 +35,6 @@ struct Named<'a>(&'a mut Vec<String>);
 const SHOWN: usize = 8;
 const SHOWN_OF_ONE: usize = 200;
 
-/// Why it cannot be told which tools a server would call for this body; `None` where it can. Linear in
-/// the body's length.
-pub fn ambiguity(body: &Bytes) -> Option<Ambiguity> {
-    if !is_batch(body) {
-        return of_message(body.clone());
-    }
-    match serde_json::from_slice::<Vec<&RawValue>>(body) {
-        Ok(parts) => parts.into_iter().find_map(|part| of_message(body.slice_ref(part.get().as_bytes()))),
-        Err(error) => Some(Ambiguity::Unreadable(FrameError::Syntax(error))),
-    }
-}
-
-/// Whether a body is a batch (2025-03-26), or would be one.
-pub fn is_batch(body: &[u8]) -> bool {
-    body.trim_ascii_start().starts_with(b"[")
-}
-
 /// The methods that a body names which holds no messages, for people; empty where it names none.
 pub fn methods(body: &[u8]) -> String {
     let mut methods = Vec::new();
@@ -60,42 +43,32 @@ pub fn methods(body: &[u8]) -> String {
     methods.join(",")
 }
 
-fn of_message(bytes: Bytes) -> Option<Ambiguity> {
-    let frame = match Frame::parse(bytes) {
-        Ok(frame) => frame,
-        Err(error) => return Some(Ambiguity::Unreadable(error)),
-    };
-    let message = Object::read(frame.as_bytes()).expect("a frame is an object");
-    if let Some(member) = ambiguous(&message, &["id", "method", "params"]) {
+/// Why it cannot be told which tool a server would call for this message; `None` where it can. `target` is the tool that
+/// it names, where it names one alone.
+pub(super) fn ambiguity(frame: &Frame, target: Option<&str>) -> Option<Ambiguity> {
+    if let Some(member) = frame.resembled() {
         return Some(Ambiguity::Member(member));
     }
-    let params = match frame.kind() {
-        Kind::Request { method: Method::ToolsCall, params, .. } => params,
-        Kind::Notification { method: Method::ToolsCall, .. } => return Some(Ambiguity::NoId),
-        Kind::Request { .. } | Kind::Notification { .. } | Kind::Success { .. } | Kind::Failure { .. } => {
-            return None;
+    match frame.kind() {
+        Kind::Request { method: Method::ToolsCall, params, .. } => {
+            let alike = params.as_ref().and_then(Payload::object).is_some_and(has_two_names);
+            match target {
+                _ if alike => Some(Ambiguity::Member("params.name")),
+                None => Some(Ambiguity::NoName),
+                Some(_) => None,
+            }
         }
-    };
-    let Some(params) = params.as_ref().and_then(Payload::object) else { return Some(Ambiguity::NoName) };
-    match ambiguous(params, &["name"]) {
-        Some(_) => Some(Ambiguity::Member("params.name")),
-        None => params.string("name").is_none().then_some(Ambiguity::NoName),
+        Kind::Notification { method: Method::ToolsCall, .. } => Some(Ambiguity::NoId),
+        Kind::Request { .. } | Kind::Notification { .. } | Kind::Success { .. } | Kind::Failure { .. } => {
+            None
+        }
     }
 }
 
-/// Which of these members another reader might take from another place of the object.
-fn ambiguous(object: &Object, names: &[&'static str]) -> Option<&'static str> {
-    names.iter().copied().find(|name| {
-        let mut alike = object.members().filter(|(key, _)| is_like(key, name));
-        alike.next().is_some_and(|(key, _)| key != *name) || alike.next().is_some()
-    })
-}
-
-/// Whether a reader that does not care for case takes `key` for `name`. Go's also takes the two
-/// letters beyond ASCII that fold to one within.
-fn is_like(key: &str, name: &str) -> bool {
-    key.eq_ignore_ascii_case(name)
-        || !key.is_ascii() && key.to_lowercase().to_uppercase() == name.to_ascii_uppercase()
+/// Whether another reader might take the name of a tool from another member.
+fn has_two_names(params: &Object) -> bool {
+    let mut alike = params.members().map(|(key, _)| key).filter(|key| is_like(key, "name"));
+    alike.next().is_some_and(|key| key != "name") || alike.next().is_some()
 }
 
 // === impl Ambiguity ===
@@ -153,10 +126,12 @@ impl<'de> Visitor<'de> for Named<'_> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::legacy::Post, *};
 
     fn of(text: &str) -> Option<Ambiguity> {
-        ambiguity(&Bytes::copy_from_slice(text.as_bytes()))
+        Post::of(&Frame::parse(text.to_owned().into()).expect("a message"))
+            .ambiguity
+            .map(|ambiguity| *ambiguity)
     }
 
     #[test]
@@ -165,20 +140,24 @@ mod tests {
             r#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"a","x":1,"x":2}}"#,
             r#"{"id":1,"m\u0065thod":"tools/call","params":{"n\u0061me":"a","arguments":{"name":1,"NAME":2}}}"#,
             r#"{"id":1,"method":"resources/read","params":{"name":1,"name":2}}"#,
-            r#"[{"method":"n"},{"id":1,"result":{}},{"id":2,"error":{}}]"#,
-            "[]",
+            r#"{"id":1,"result":{}}"#,
         ] {
             assert!(of(clear).is_none(), "{clear}: {:?}", of(clear));
         }
     }
 
     #[test]
-    fn letters_that_some_readers_take_for_others_are_ambiguous() {
-        for key in ["PARAMS", "param\u{17f}", "Params"] {
-            let text = format!(r#"{{"id":1,"method":"m","params":{{}},"{key}":{{}}}}"#);
-            assert!(matches!(of(&text), Some(Ambiguity::Member("params"))), "{key}");
+    fn a_tool_that_is_named_twice_or_not_at_all_is_ambiguous() {
+        for params in [r#"{"name":"a","name":"b"}"#, r#"{"Name":"a"}"#, r#"{"name":"a","n\u0041me":"b"}"#] {
+            let text = format!(r#"{{"id":1,"method":"tools/call","params":{params}}}"#);
+            assert!(matches!(of(&text), Some(Ambiguity::Member("params.name"))), "{params}");
         }
-        assert!(of(r#"{"id":1,"method":"m","ñame":{}}"#).is_none());
+        for params in ["{}", "[]", r#"{"name":7}"#] {
+            let text = format!(r#"{{"id":1,"method":"tools/call","params":{params}}}"#);
+            assert!(matches!(of(&text), Some(Ambiguity::NoName)), "{params}");
+        }
+        assert!(matches!(of(r#"{"method":"tools/call"}"#), Some(Ambiguity::NoId)));
+        assert!(matches!(of(r#"{"id":1,"method":"m","Params":{}}"#), Some(Ambiguity::Member("params"))));
     }
 
     #[test]

@@ -5,25 +5,29 @@
 //! has to be read: which methods a POST asks for, under which ids, and, as the answer goes by,
 //! whether each of them has been answered.
 
-use super::{ambiguous, modern::error_response};
+use super::{
+    ambiguous::{self, Ambiguity},
+    modern::error_response,
+};
 use crate::protocol::{
-    ErrorObject, Frame, FrameError, Id, Kind, Method, Payload, Revision,
+    ErrorObject, Frame, FrameError, Id, Kind, Messages, Method, Payload, Revision,
     glance::Gist,
     headers::PROTOCOL_VERSION,
-    splice::Object,
     sse::{Decoder, Watch},
 };
 use bytes::Bytes;
 use http::HeaderValue;
-use serde_json::value::RawValue;
 use smallvec::SmallVec;
 use std::{collections::HashSet, fmt, time::Duration};
 
 /// The messages of one POST.
-#[derive(Clone, Debug, Default)]
+#[derive(Debug, Default)]
 pub struct Post {
     /// One, or those of a batch (2025-03-26), in order.
     pub messages: SmallVec<[Message; 1]>,
+    pub is_batch: bool,
+    /// Why it cannot be told which tools a server would call for it, where it cannot.
+    pub ambiguity: Option<Box<Ambiguity>>,
     /// The methods that a body names which holds no messages; for people.
     pub unread: Option<Box<str>>,
 }
@@ -38,6 +42,8 @@ pub enum Message {
         target: Option<String>,
     },
     Notification(Method),
+    /// The client takes the request of this id back; none where it names none.
+    Cancelled(Option<Id>),
     /// The client's answer to the question of this id; none where the error names none.
     Response(Option<Id>),
 }
@@ -88,27 +94,48 @@ impl Post {
     ///
     /// # Errors
     /// [`FrameError`] where something in it is no message.
-    pub fn read(body: &Bytes) -> Result<Self, FrameError> {
-        if body.iter().find(|byte| !byte.is_ascii_whitespace()) != Some(&b'[') {
-            return Ok(Self::of(&Frame::parse(body.clone())?));
-        }
-        let parts: Vec<&RawValue> = serde_json::from_slice(body).map_err(FrameError::Syntax)?;
-        let messages = parts.into_iter().map(|part| {
-            let frame = Frame::parse(body.slice_ref(part.get().as_bytes()))?;
-            Ok(Message::of(&frame))
-        });
-        Ok(Self { messages: messages.collect::<Result<_, FrameError>>()?, unread: None })
+    pub fn read(messages: &mut Messages) -> Result<Self, FrameError> {
+        let mut post = Self { is_batch: messages.is_batch(), ..Self::default() };
+        messages.try_for_each(|frame| {
+            post.take(&frame?);
+            Ok(())
+        })?;
+        Ok(post)
     }
 
     /// A message that has been read.
     pub fn of(frame: &Frame) -> Self {
-        Self { messages: SmallVec::from_iter([Message::of(frame)]), unread: None }
+        let mut post = Self::default();
+        post.take(frame);
+        post
     }
 
     /// A body that could not be read.
-    pub fn unreadable(body: &Bytes) -> Self {
+    pub fn unreadable(body: &[u8], error: FrameError) -> Self {
         let methods = ambiguous::methods(body);
-        Self { messages: SmallVec::new(), unread: (!methods.is_empty()).then(|| methods.into()) }
+        Self {
+            ambiguity: Some(Ambiguity::Unreadable(error).into()),
+            unread: (!methods.is_empty()).then(|| methods.into()),
+            ..Self::default()
+        }
+    }
+
+    fn take(&mut self, frame: &Frame) {
+        let message = Message::of(frame);
+        let target = match &message {
+            Message::Request { target, .. } => target.as_deref(),
+            Message::Notification(_) | Message::Cancelled(_) | Message::Response(_) => None,
+        };
+        self.ambiguity = self.ambiguity.take().or_else(|| ambiguous::ambiguity(frame, target).map(Box::new));
+        self.messages.push(message);
+    }
+
+    /// The requests that it takes back (2025-11-25, *Cancellation*).
+    pub fn cancels(&self) -> impl Iterator<Item = &Id> {
+        self.messages.iter().filter_map(|message| match message {
+            Message::Cancelled(id) => id.as_ref(),
+            Message::Request { .. } | Message::Notification(_) | Message::Response(_) => None,
+        })
     }
 
     /// Whether it says that the handshake is over.
@@ -127,7 +154,7 @@ impl Post {
     pub fn waiting(&self) -> SmallVec<[Id; 1]> {
         let ids = self.messages.iter().filter_map(|message| match message {
             Message::Request { id, .. } => Some(id),
-            Message::Notification(_) | Message::Response(_) => None,
+            Message::Notification(_) | Message::Cancelled(_) | Message::Response(_) => None,
         });
         if self.messages.len() <= 1 {
             return ids.cloned().collect();
@@ -148,6 +175,10 @@ impl Message {
                 method: method.clone(),
                 target: target(method, params.as_ref()),
             },
+            Kind::Notification { method: Method::Cancelled, params } => {
+                let id = params.as_ref().and_then(|params| Id::from_token(params.get("requestId")?));
+                Self::Cancelled(id.map(|id| id.detached()))
+            }
             Kind::Notification { method, .. } => Self::Notification(method.clone()),
             Kind::Success { id, .. } => Self::Response(Some(id.detached())),
             Kind::Failure { id, .. } => Self::Response(id.as_ref().map(Id::detached)),
@@ -158,6 +189,7 @@ impl Message {
     pub fn name(&self) -> &str {
         match self {
             Self::Request { method, .. } | Self::Notification(method) => method.as_str(),
+            Self::Cancelled(_) => Method::Cancelled.as_str(),
             Self::Response(_) => "response",
         }
     }
@@ -305,39 +337,17 @@ impl Answers {
 }
 
 /// The ids that an event's data answers, a batch included.
-fn responses(data: &Bytes) -> Vec<(Id, Gist)> {
-    let one = |data: Bytes| match Frame::parse(data).ok()?.kind() {
+fn responses(data: &Bytes) -> impl Iterator<Item = (Id, Gist)> {
+    Messages::of(data.clone()).filter_map(|frame| match frame.ok()?.kind() {
         Kind::Success { id, .. } => Some((id.clone(), Gist::Result)),
         Kind::Failure { id: Some(id), .. } => Some((id.clone(), Gist::Error)),
         Kind::Failure { id: None, .. } | Kind::Request { .. } | Kind::Notification { .. } => None,
-    };
-    if data.iter().find(|byte| !byte.is_ascii_whitespace()) != Some(&b'[') {
-        return one(data.clone()).into_iter().collect();
-    }
-    let parts: Vec<&RawValue> = serde_json::from_slice(data).unwrap_or_default();
-    parts.into_iter().filter_map(|part| one(data.slice_ref(part.get().as_bytes()))).collect()
+    })
 }
 
 /// One message as an event, as servers of this era write it: a named one. `json` holds no line break.
 pub fn event(json: &[u8]) -> Bytes {
     [b"event: message\ndata: ", json, b"\n\n"].concat().into()
-}
-
-/// The requests that a POST's notifications take back (2025-11-25, *Cancellation*).
-pub fn cancels(body: &Bytes) -> Vec<Id> {
-    let parts: Vec<&RawValue> = match body.iter().find(|byte| !byte.is_ascii_whitespace()) {
-        Some(b'[') => serde_json::from_slice(body).unwrap_or_default(),
-        _ => serde_json::from_slice(body).map(|one| vec![one]).unwrap_or_default(),
-    };
-    let cancelled = |part: &RawValue| match Frame::parse(body.slice_ref(part.get().as_bytes())).ok()?.kind() {
-        Kind::Notification { method: Method::Cancelled, params: Some(params) } => {
-            Some(Id::from_token(params.get("requestId")?)?.detached())
-        }
-        Kind::Notification { .. } | Kind::Request { .. } | Kind::Success { .. } | Kind::Failure { .. } => {
-            None
-        }
-    };
-    parts.into_iter().filter_map(cancelled).collect()
 }
 
 /// The revision that a session's requests name, where they name one that is known.
@@ -346,9 +356,8 @@ pub fn revision(headers: &http::HeaderMap) -> Option<Revision> {
 }
 
 /// The revision that an `initialize` asks for, where it is one we know. One that we do not know is newer.
-pub fn asked_revision(body: &Bytes) -> Option<Revision> {
-    let params = Object::read(body).ok()?.get("params")?;
-    let version = Object::read(&params).ok()?.string("protocolVersion")?;
+pub fn asked_revision(params: &Payload) -> Option<Revision> {
+    let version = params.string("protocolVersion")?;
     Some(Revision::parse(&version).unwrap_or(Revision::NEWEST_LEGACY))
 }
 
@@ -418,7 +427,7 @@ mod tests {
     use super::*;
 
     fn read(text: &'static str) -> Post {
-        Post::read(&Bytes::from_static(text.as_bytes())).expect("messages")
+        Post::read(&mut Messages::of(Bytes::from_static(text.as_bytes()))).expect("messages")
     }
 
     fn ids(tokens: &[&'static str]) -> SmallVec<[Id; 1]> {
@@ -456,7 +465,7 @@ mod tests {
         };
         assert_eq!((target(0), target(3), target(4)), (Some("t"), None, Some("file:///a")));
         assert!(read("[]").messages.is_empty());
-        assert!(Post::read(&Bytes::from_static(b"[{\"id\":{}}]")).is_err());
+        assert!(Post::read(&mut Messages::of(Bytes::from_static(b"[{\"id\":{}}]"))).is_err());
     }
 
     #[test]
@@ -496,13 +505,15 @@ mod tests {
         let cancel = |id: &str| {
             format!(r#"{{"method":"notifications/cancelled","params":{{"requestId":{id},"reason":"x"}}}}"#)
         };
-        let told = |body: String| cancels(&body.into());
+        let told = |body: String| -> Vec<Id> {
+            let post = Post::read(&mut Messages::of(body.into())).expect("messages");
+            post.cancels().cloned().collect()
+        };
         assert_eq!(told(cancel("23")), ids(&["23"])[..]);
         let batch = format!(r#"[{},{{"id":9,"method":"ping"}},{}]"#, cancel("1"), cancel("\"a\""));
         assert_eq!(told(batch), ids(&["1", "\"a\""])[..]);
         assert!(told(cancel("{}")).is_empty());
         assert!(told(r#"{"method":"notifications/cancelled"}"#.to_owned()).is_empty());
-        assert!(told("nothing".to_owned()).is_empty());
     }
 
     #[test]

@@ -244,18 +244,15 @@ struct About {
     log_level: Option<LogLevel>,
 }
 
-/// Refuses a body that is nested deeper than `limit` levels. `frame` is what was read of it.
+/// Refuses a body whose nesting, `depth` levels, is deeper than `limit`.
 ///
 /// # Errors
 /// [`Refused`], without an id.
-pub fn check_depth(frame: &Result<Frame, FrameError>, body: &[u8], limit: usize) -> Result<(), Refused> {
-    match frame {
-        Ok(frame) if frame.depth() <= limit => Ok(()),
-        Ok(_) => Err(FrameError::Depth { limit }),
-        // A batch, or what another reader might take for JSON.
-        Err(_) => frame::check_depth(body, limit),
+pub fn check_depth(depth: usize, limit: usize) -> Result<(), Refused> {
+    if depth > limit {
+        return Err(unreadable(&FrameError::Depth { limit }));
     }
-    .map_err(|error| unreadable(&error))
+    Ok(())
 }
 
 fn unreadable(error: &FrameError) -> Refused {
@@ -370,6 +367,7 @@ fn shown(name: &HeaderName) -> &str {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::protocol::Messages;
     use http::HeaderValue;
 
     const META: &str = r#""_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientCapabilities":{}}"#;
@@ -399,9 +397,9 @@ mod tests {
     }
 
     fn read_text(text: &str, headers: &HeaderMap) -> Result<Read, Refused> {
-        let body = Bytes::from(text.replace("META", META));
-        let frame = Frame::parse(body.clone());
-        check_depth(&frame, &body, 16)?;
+        let mut messages = Messages::of(text.replace("META", META).into());
+        let frame = messages.next().expect("there is one");
+        check_depth(messages.depth(), 16)?;
         read(frame, headers)
     }
 

@@ -25,7 +25,7 @@ use crate::{
         modern::{self as message, Read},
     },
     protocol::{
-        Capabilities, Era, Frame, FrameError, Payload, Revision,
+        Capabilities, Era, Frame, FrameError, Messages, Payload, Revision,
         accept::{EVENT_STREAM, JSON, accepts, is_media},
         headers::{self, PROTOCOL_VERSION, SESSION_ID},
         meta,
@@ -59,6 +59,20 @@ enum Reading {
     Legacy(Posted),
     /// With the messages of the legacy client that sent them, if it was one.
     Refused(Refusal, Option<Post>),
+}
+
+/// What a body holds.
+enum Contents {
+    One(Frame),
+    Batch(Post),
+    Unreadable(FrameError),
+}
+
+/// Who sent it, as far as that can be told, with what it says.
+enum Sender {
+    /// With the one message that it is, where it is one.
+    Legacy(Post, Option<Frame>),
+    Modern(Result<Frame, FrameError>),
 }
 
 /// The most that is read of a request that there is no place for, in bytes.
@@ -155,15 +169,16 @@ where
         Ok(body) => body,
         Err(refusal) => return Reading::Refused(busy.unwrap_or(refusal), None),
     };
-    let frame = Frame::parse(body.clone());
-    let refused = busy
-        .or_else(|| message::check_depth(&frame, &body, front.limits.depth).map_err(Refusal::Message).err());
+    let mut messages = Messages::of(body.clone());
+    let contents = Contents::read(&mut messages);
+    let too_deep = || message::check_depth(messages.depth(), front.limits.depth).map_err(Refusal::Message);
+    let refused = busy.or_else(|| too_deep().err());
     // First of all: what a legacy client must send is for its server to say.
-    match (legacy_post(&head.headers, &frame, &body), refused) {
-        (Some(post), Some(refusal)) => Reading::Refused(refusal, Some(post)),
-        (Some(post), None) => Reading::Legacy(Posted { body, message: frame.ok(), post }),
-        (None, Some(busy @ Refusal::Busy { .. })) => Reading::Refused(busy, None),
-        (None, refused) => {
+    match (sender(&head.headers, contents, &body), refused) {
+        (Sender::Legacy(post, _), Some(refusal)) => Reading::Refused(refusal, Some(post)),
+        (Sender::Legacy(post, message), None) => Reading::Legacy(Posted { body, message, post }),
+        (Sender::Modern(_), Some(busy @ Refusal::Busy { .. })) => Reading::Refused(busy, None),
+        (Sender::Modern(frame), refused) => {
             line.client_is(Era::Modern);
             request(frame, &head.headers, refused).unwrap_or_else(|refusal| Reading::Refused(refusal, None))
         }
@@ -256,36 +271,62 @@ fn named(headers: &HeaderMap) -> Named {
     revision.map_or(Named::Unknown, |revision| Named::Known(revision.era()))
 }
 
-/// What a message says, as far as that can be read, if a legacy client sent it.
+/// Who sent this: a legacy client, or one of 2026-07-28.
 ///
 /// Most messages are told by their headers: one that names 2026-07-28 and has no session, and one
 /// that names an older revision and has a session. Of the others it counts whether they say in
 /// `_meta` what they speak.
-fn legacy_post(headers: &HeaderMap, frame: &Result<Frame, FrameError>, body: &Bytes) -> Option<Post> {
+fn sender(headers: &HeaderMap, contents: Contents, body: &Bytes) -> Sender {
     let session = headers.contains_key(&SESSION_ID);
     let named = named(headers);
     // A session may say what it likes: its server judges it.
     let settled = match (&named, session) {
-        (Named::Known(Era::Modern) | Named::Unknown, false) => return None,
+        (Named::Known(Era::Modern) | Named::Unknown, false) => return Sender::Modern(contents.one()),
         (Named::Known(Era::Legacy), true) => true,
         (Named::Nothing | Named::Known(_) | Named::Unknown, _) => false,
     };
-    match frame {
-        Ok(frame) if !settled && names_its_version(frame) => None,
-        Ok(frame) => Some(Post::of(frame)),
-        Err(_) => match Post::read(body) {
-            // A batch.
-            Ok(post) => Some(post),
-            // Nothing says who sent this. The modern face's answer is as good as a server's.
-            Err(_) if !session && matches!(named, Named::Nothing) => None,
-            Err(_) => Some(Post::unreadable(body)),
-        },
+    match contents {
+        Contents::One(frame) if !settled && names_its_version(&frame) => Sender::Modern(Ok(frame)),
+        Contents::One(frame) => Sender::Legacy(Post::of(&frame), Some(frame)),
+        Contents::Batch(post) => Sender::Legacy(post, None),
+        // Nothing says who sent this. The modern face's answer is as good as a server's.
+        Contents::Unreadable(error) if !session && matches!(named, Named::Nothing) => {
+            Sender::Modern(Err(error))
+        }
+        Contents::Unreadable(error) => Sender::Legacy(Post::unreadable(body, error), None),
     }
 }
 
 /// Whether a message's `_meta` speaks of a version, whatever it says.
 fn names_its_version(frame: &Frame) -> bool {
     frame.params().and_then(Payload::meta).is_some_and(|meta| meta.contains(meta::PROTOCOL_VERSION))
+}
+
+// === impl Contents ===
+
+impl Contents {
+    fn read(messages: &mut Messages) -> Self {
+        if messages.is_batch() {
+            return match Post::read(messages) {
+                Ok(post) => Self::Batch(post),
+                Err(error @ FrameError::Syntax(_)) => Self::Unreadable(error),
+                // Whose id it is that could be read, nobody could tell.
+                Err(FrameError::Shape { .. } | FrameError::Id | FrameError::Depth { .. }) => {
+                    Self::Unreadable(FrameError::Shape { id: None })
+                }
+            };
+        }
+        messages.next().expect("what is no batch is one").map_or_else(Self::Unreadable, Self::One)
+    }
+
+    /// The one message that it must be (2026-07-28, *Streamable HTTP, Sending Messages*).
+    fn one(self) -> Result<Frame, FrameError> {
+        match self {
+            Self::One(frame) => Ok(frame),
+            Self::Batch(_) => Err(FrameError::Shape { id: None }),
+            Self::Unreadable(error) => Err(error),
+        }
+    }
 }
 
 #[cfg(test)]
@@ -304,7 +345,8 @@ mod tests {
             .map(|(name, value)| (http::HeaderName::from_static(name), HeaderValue::from_static(value)))
             .collect();
         let body = Bytes::copy_from_slice(body.as_bytes());
-        let post = legacy_post(&headers, &Frame::parse(body.clone()), &body)?;
+        let contents = Contents::read(&mut Messages::of(body.clone()));
+        let Sender::Legacy(post, _) = sender(&headers, contents, &body) else { return None };
         Some(post.messages.iter().map(|message| message.name()).collect::<Vec<_>>().join(","))
     }
 

@@ -25,7 +25,9 @@ use std::{
 pub struct Frame {
     bytes: Bytes,
     kind: Kind,
-    depth: usize,
+    depth: u32,
+    /// Which of [`ROUTED`].
+    resembled: Option<u8>,
 }
 
 /// Which of the four JSON-RPC shapes a frame has. All parts share the frame's allocation.
@@ -79,8 +81,17 @@ impl Frame {
     /// [`FrameError`] says what is wrong with the bytes. Nesting is not bounded here; see
     /// [`Frame::depth`].
     pub fn parse(bytes: Bytes) -> Result<Self, FrameError> {
-        let Some(index) = Index::read(&bytes) else { return Err(unreadable(&bytes)) };
-        let [own, method, params, result, error] = index.routed(&bytes)?;
+        let mut scan = Scan::new(&bytes);
+        let index = Index::read(&mut scan).filter(|_| scan.is_over() && std::str::from_utf8(&bytes).is_ok());
+        match index {
+            Some(index) => Self::indexed(bytes, index),
+            None => Err(unreadable(&bytes)),
+        }
+    }
+
+    /// A message of which it is known where its parts are.
+    pub(super) fn indexed(bytes: Bytes, index: Index) -> Result<Self, FrameError> {
+        let Routed { found: [own, method, params, result, error], resembled } = index.routed(&bytes)?;
         let is_given = |at: &Range<usize>| &bytes[at.clone()] != b"null";
         let id = |at: Range<usize>| Id::from_token(bytes.slice(at)).ok_or(FrameError::Id);
         let method = method.filter(is_given).map(|at| method_of(&bytes[at])).transpose()?;
@@ -102,7 +113,7 @@ impl Frame {
             }
             (_, own, ..) => return Err(FrameError::Shape { id: own.and_then(|at| id(at).ok()) }),
         };
-        Ok(Self { bytes, kind, depth })
+        Ok(Self { bytes, kind, depth, resembled })
     }
 
     /// The message exactly as the peer sent it.
@@ -116,7 +127,13 @@ impl Frame {
 
     /// Levels that it is nested, at least one.
     pub fn depth(&self) -> usize {
-        self.depth
+        self.depth as usize
+    }
+
+    /// The name of a member that decides what this is, where another member has nearly the same: some readers, who
+    /// do not care for case, would take that one for it.
+    pub fn resembled(&self) -> Option<&'static str> {
+        self.resembled.map(|at| ROUTED[usize::from(at)])
     }
 
     /// The `params` of a request or a notification.
@@ -178,25 +195,30 @@ impl PartialEq for Payload {
 impl Eq for Payload {}
 
 /// Where the parts of a message stand in its bytes.
-struct Index {
+pub(super) struct Index {
     members: Members,
     /// The object that it carries, and that one's `_meta`, each with where it stands.
     carried: Option<(Range<usize>, Members)>,
     meta: Option<(Range<usize>, Members)>,
-    depth: usize,
+    depth: u32,
 }
 
 /// The members we route by.
 const ROUTED: [&str; 5] = ["id", "method", "params", "result", "error"];
 
+/// Where their values stand.
+struct Routed {
+    found: [Option<Range<usize>>; ROUTED.len()],
+    /// As in [`Frame`].
+    resembled: Option<u8>,
+}
+
 // === impl Index ===
 
 impl Index {
-    /// Nothing where the bytes are no object.
-    fn read(bytes: &[u8]) -> Option<Self> {
-        std::str::from_utf8(bytes).ok()?;
+    /// Reads the object that begins the bytes; nothing where they begin with none.
+    pub(super) fn read(scan: &mut Scan<'_>) -> Option<Self> {
         let (mut carried, mut meta) = (None, None);
-        let mut scan = Scan::new(bytes);
         let members = scan.object(0, |scan, key| {
             if scan.peek() != Some(b'{') || !["params", "result"].iter().any(|name| scan::is(key, name)) {
                 return scan.value();
@@ -219,21 +241,25 @@ impl Index {
             carried = Some((start..scan.at(), members));
             Some(())
         })?;
-        scan.is_over().then(|| Self { members, carried, meta, depth: scan.deepest() })
+        Some(Self { members, carried, meta, depth: u32::try_from(scan.deepest()).ok()? })
     }
 
-    /// Where the values of the members that we route by stand.
-    fn routed(&self, bytes: &[u8]) -> Result<[Option<Range<usize>>; ROUTED.len()], FrameError> {
-        let mut found = [const { None }; ROUTED.len()];
+    fn routed(&self, bytes: &[u8]) -> Result<Routed, FrameError> {
+        let (mut found, mut resembled) = ([const { None }; ROUTED.len()], None);
         for member in &self.members {
             let key = scan::meant(&bytes[member.key()]);
-            let Some(at) = ROUTED.iter().position(|name| *name == key) else { continue };
+            let Some(at) = ROUTED.iter().position(|name| *name == key) else {
+                let asked = (0..).zip(&ROUTED[..3]);
+                resembled = resembled
+                    .or_else(|| asked.filter(|(_, name)| is_like(&key, name)).map(|(at, _)| at).next());
+                continue;
+            };
             if found[at].replace(member.value()).is_some() {
                 let twice = format!("duplicate field `{}`", ROUTED[at]);
                 return Err(FrameError::Syntax(serde_json::Error::custom(twice)));
             }
         }
-        Ok(found)
+        Ok(Routed { found, resembled })
     }
 
     fn payload(self, bytes: &Bytes, at: Range<usize>) -> Payload {
@@ -254,8 +280,15 @@ fn method_of(name: &[u8]) -> Result<Method, FrameError> {
     Ok(name.0.into())
 }
 
+/// Whether a reader that does not care for case takes `key` for `name`. Go's also takes the two
+/// letters beyond ASCII that fold to one within.
+pub fn is_like(key: &str, name: &str) -> bool {
+    key.eq_ignore_ascii_case(name)
+        || !key.is_ascii() && key.to_lowercase().to_uppercase() == name.to_ascii_uppercase()
+}
+
 /// Why bytes are not a message at all, for people.
-fn unreadable(bytes: &[u8]) -> FrameError {
+pub(super) fn unreadable(bytes: &[u8]) -> FrameError {
     match serde_json::from_slice::<&RawValue>(bytes) {
         Err(error) => FrameError::Syntax(error),
         // An array might be read as the members in their order, and nobody after us reads it so.
@@ -264,21 +297,14 @@ fn unreadable(bytes: &[u8]) -> FrameError {
     }
 }
 
-/// Refuses JSON nested deeper than `limit`, without recursion.
-///
-/// Indexing a frame does not recurse, but later readers of a part might; this bounds them all.
-///
-/// # Errors
-/// [`FrameError::Depth`].
-pub fn check_depth(json: &[u8], limit: usize) -> Result<(), FrameError> {
-    let (mut depth, mut at) = (0usize, 0);
+/// How many brackets are open at a time, at most, in what may be no JSON: another reader might take it for some.
+pub fn brackets(json: &[u8]) -> usize {
+    let (mut depth, mut deepest, mut at) = (0usize, 0, 0);
     while let Some(&byte) = json.get(at) {
         match byte {
             b'{' | b'[' => {
                 depth += 1;
-                if depth > limit {
-                    return Err(FrameError::Depth { limit });
-                }
+                deepest = deepest.max(depth);
             }
             b'}' | b']' => depth = depth.saturating_sub(1),
             b'"' => at = end_of_string(json, at),
@@ -286,7 +312,7 @@ pub fn check_depth(json: &[u8], limit: usize) -> Result<(), FrameError> {
         }
         at += 1;
     }
-    Ok(())
+    deepest
 }
 
 /// The index of the quote that ends the string opened at `open`, or the last index there is.
@@ -380,11 +406,23 @@ mod tests {
     }
 
     #[test]
-    fn depth_counts_brackets_outside_strings_only() {
-        assert!(check_depth(br#"{"a":["[[[\"[["]}"#, 2).is_ok());
-        assert!(matches!(check_depth(b"[[[]]]", 2), Err(FrameError::Depth { limit: 2 })));
-        assert!(check_depth(b"[[],[],[]]", 2).is_ok());
-        assert!(check_depth(br#"["unterminated \"#, 2).is_ok());
+    fn brackets_count_outside_strings_only() {
+        for (json, depth) in
+            [(r#"{"a":["[[[\"[["]}"#, 2), ("[[[]]]", 3), ("[[],[],[]]", 2), (r#"["unterminated \"#, 1)]
+        {
+            assert_eq!(brackets(json.as_bytes()), depth, "{json}");
+        }
+    }
+
+    #[test]
+    fn a_member_that_some_readers_take_for_another_is_named() {
+        for (key, resembled) in
+            [("PARAMS", "params"), ("param\u{17f}", "params"), ("Id", "id"), ("m\\u0045thod", "method")]
+        {
+            let text = format!(r#"{{"id":1,"method":"m","{key}":{{}}}}"#);
+            assert_eq!(Frame::parse(text.into()).expect("valid").resembled(), Some(resembled), "{key}");
+        }
+        assert_eq!(parse(r#"{"id":1,"method":"m","ñame":{},"Result":1}"#).expect("valid").resembled(), None);
     }
 
     #[test]

@@ -12,11 +12,9 @@ use super::{
     line::Line,
     resume::Place,
 };
-use crate::protocol::{Frame, headers};
-use bytes::Bytes;
+use crate::protocol::{Frame, Messages, headers};
 use http::{HeaderValue, Response};
 use hyper::body::Incoming;
-use serde_json::value::RawValue;
 use std::time::Duration;
 use tokio::{
     sync::{mpsc, oneshot},
@@ -166,11 +164,11 @@ async fn document(
     said: &mpsc::Sender<Said>,
 ) -> Result<Answer, Error> {
     let status = response.status();
-    let bytes = line.wire.whole(response.into_body()).await?;
-    if !is_batch(&bytes) {
-        return Answer::of_document(status, bytes, id);
+    let messages = Messages::of(line.wire.whole(response.into_body()).await?);
+    if !messages.is_batch() {
+        return Answer::of_document(status, messages.bytes().clone(), id);
     }
-    take(bytes, Some(id), said)
+    take(messages, Some(id), said)
         .await?
         .ok_or_else(|| Error::Invalid("the response to this request is not in the batch".to_owned()))
 }
@@ -187,7 +185,7 @@ async fn read(
         if event.data.is_empty() {
             continue;
         }
-        if let Some(answer) = take(event.data, id, said).await? {
+        if let Some(answer) = take(Messages::of(event.data), id, said).await? {
             return Ok(Some(answer));
         }
     }
@@ -195,30 +193,20 @@ async fn read(
 }
 
 /// Hands on each message, and gives the response to this request if it is among them.
-async fn take(data: Bytes, id: Option<u64>, said: &mpsc::Sender<Said>) -> Result<Option<Answer>, Error> {
+async fn take(
+    messages: Messages,
+    id: Option<u64>,
+    said: &mpsc::Sender<Said>,
+) -> Result<Option<Answer>, Error> {
     let mut found = None;
-    for frame in frames(data)? {
+    for frame in messages {
+        let frame = frame?;
         match id.and_then(|id| Answer::of(&frame, id)) {
             Some(answer) => found = Some(answer?),
             None => drop(said.send(Said::Heard(Heard::Message(frame))).await),
         }
     }
     Ok(found)
-}
-
-/// One message, or those of a batch (2025-03-26 had batches).
-fn frames(data: Bytes) -> Result<Vec<Frame>, Error> {
-    if !is_batch(&data) {
-        return Ok(vec![Frame::parse(data)?]);
-    }
-    let parts: Vec<&RawValue> =
-        serde_json::from_slice(&data).map_err(|error| Error::Invalid(error.to_string()))?;
-    let frames = parts.into_iter().map(|part| Frame::parse(data.slice_ref(part.get().as_bytes())));
-    Ok(frames.collect::<Result<_, _>>()?)
-}
-
-fn is_batch(data: &[u8]) -> bool {
-    data.trim_ascii_start().starts_with(b"[")
 }
 
 /// Keeps the GET stream open. A server that has none says 405, and whatever else it says comes to

@@ -126,7 +126,7 @@ fn may_leave(shared: &Shared, client: &Client, passage: &Passage) -> bool {
                 || (mode.makes_tasks() && task_call::takes_unasked(shared, client, passage))
                 || wishes(passage)
         }
-        [Message::Notification(Method::Cancelled)] => !shared.sessions.waiting.is_empty(),
+        [Message::Cancelled(_)] => !shared.sessions.waiting.is_empty(),
         [Message::Response(Some(id))] => offer::is_ours(id) || !shared.sessions.questions.is_empty(),
         _ => false,
     }
@@ -143,7 +143,7 @@ async fn dispose(shared: &Arc<Shared>, client: &Client, passage: &Passage) -> Di
     }
     match &passage.post.messages[..] {
         [Message::Request { method: Method::Initialize, .. }] => Disposition::Passes(Some(
-            task_capability::handshake(Arc::clone(shared), &passage.body, client.principal),
+            task_capability::handshake(Arc::clone(shared), passage.params(), client.principal),
         )),
         [Message::Request { method: Method::ToolsList, .. }]
             if task_capability::is_offered(shared, client, passage).await =>
@@ -164,9 +164,7 @@ async fn dispose(shared: &Arc<Shared>, client: &Client, passage: &Passage) -> Di
                 None => experimental::serve(shared, passage, client, method, id, target.as_deref()).await,
             })
         }
-        [Message::Notification(Method::Cancelled)]
-            if task_call::taken_back(shared, client, passage).await =>
-        {
+        [Message::Cancelled(_)] if task_call::taken_back(shared, client, passage).await => {
             Disposition::Ends(nothing(StatusCode::ACCEPTED))
         }
         [Message::Response(Some(id))] => match offer::question(id) {

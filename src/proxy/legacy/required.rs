@@ -6,10 +6,7 @@
 //! something to evade.
 
 use crate::{
-    dialect::{
-        ambiguous::{ambiguity, is_batch},
-        legacy::{self, Message},
-    },
+    dialect::legacy::{self, Message},
     policy::Mode,
     protocol::{ErrorObject, Method, code},
     proxy::{
@@ -49,17 +46,19 @@ pub(super) async fn refuse(shared: &Shared, passage: &Passage) -> Option<Passed>
 }
 
 fn wrong(shared: &Shared, passage: &Passage) -> Option<ErrorObject> {
-    if let Some(ambiguity) = ambiguity(&passage.body) {
+    if let Some(ambiguity) = &passage.post.ambiguity {
         return Some(ambiguity.error(WHY));
     }
-    if !is_batch(&passage.body) {
+    if !passage.post.is_batch {
         return None;
     }
     let required = |message: &Message| match message {
         Message::Request { method: Method::ToolsCall, target: Some(tool), .. } => {
             (shared.route.treatment(tool).mode == Mode::Required).then(|| tool.clone())
         }
-        Message::Request { .. } | Message::Notification(_) | Message::Response(_) => None,
+        Message::Request { .. } | Message::Notification(_) | Message::Cancelled(_) | Message::Response(_) => {
+            None
+        }
     };
     let tool = passage.post.messages.iter().find_map(required)?;
     let words =

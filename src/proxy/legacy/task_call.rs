@@ -14,7 +14,6 @@
 
 use crate::{
     bridge::offer,
-    dialect::legacy,
     protocol::{ErrorObject, Frame, Id, Method, code, sse},
     proxy::{
         AccessSummary, Item, Passage, Passed, Passing, Piece, Then,
@@ -160,8 +159,8 @@ fn piece(said: Result<Option<Item>, Elapsed>) -> Piece {
 pub(super) async fn taken_back(shared: &Shared, client: &Client, passage: &Passage) -> bool {
     let Some(session) = client.session else { return false };
     let mut all = true;
-    for id in legacy::cancels(&passage.body) {
-        all &= match shared.sessions.waiting.get(session, id) {
+    for id in passage.post.cancels() {
+        all &= match shared.sessions.waiting.get(session, id.clone()) {
             Some(call) => shared.switchboard.post(&call, Mail::TakenBack).await,
             None => false,
         };

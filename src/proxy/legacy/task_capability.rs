@@ -4,7 +4,7 @@
 use crate::{
     bridge::offer::{self, Handshake},
     dialect::{Principal, legacy},
-    protocol::Revision,
+    protocol::{Payload, Revision},
     proxy::{
         Passage,
         relay::Edit,
@@ -12,7 +12,6 @@ use crate::{
         shared::Shared,
     },
 };
-use bytes::Bytes;
 use std::sync::Arc;
 
 /// Whether tasks are made here for this client.
@@ -22,8 +21,8 @@ pub(super) async fn is_offered(shared: &Shared, client: &Client, passage: &Passa
 
 /// What the answer to this `initialize` becomes: on a route without tasks what it is, and only learned
 /// from.
-pub(super) fn handshake(shared: Arc<Shared>, body: &Bytes, principal: Principal) -> Edit {
-    let asked = legacy::asked_revision(body);
+pub(super) fn handshake(shared: Arc<Shared>, params: Option<&Payload>, principal: Principal) -> Edit {
+    let asked = params.and_then(legacy::asked_revision);
     Box::new(move |answer, in_session| {
         if let Some(answered) = legacy::answered_revision(answer) {
             let revision = Revision::parse(&answered);

@@ -17,13 +17,10 @@ use super::{
 };
 use crate::{
     bridge::{Relay, offer},
-    dialect::{
-        ambiguous::is_batch,
-        legacy::{self, Answers, Message, Post},
-    },
+    dialect::legacy::{Answers, Message, Post},
     policy::{Silence, silence::Beginning},
     protocol::{
-        Frame, Heartbeat, Id, Method as Asked,
+        Frame, Heartbeat, Id,
         accept::{EVENT_STREAM, accepts},
         headers::{LAST_EVENT_ID, SESSION_ID},
         sse::Editor,
@@ -142,10 +139,8 @@ async fn wait(
 
 /// The client may take requests back.
 fn takes_back(shared: &Shared, client: &Client, passage: &Passage) {
-    if passage.post.messages.contains(&Message::Notification(Asked::Cancelled))
-        && let Some(key) = client.session
-    {
-        legacy::cancels(&passage.body).into_iter().for_each(|id| shared.sessions.ended.cancel(key, id));
+    if let Some(key) = client.session {
+        passage.post.cancels().for_each(|id| shared.sessions.ended.cancel(key, id.clone()));
     }
 }
 
@@ -185,7 +180,7 @@ fn purpose(method: &Method, post: &Post, waiting: &[Id]) -> Purpose {
 fn may_be_asked_twice(message: &Message) -> bool {
     match message {
         Message::Request { method, .. } => method.is_repeatable(),
-        Message::Notification(_) | Message::Response(_) => false,
+        Message::Notification(_) | Message::Cancelled(_) | Message::Response(_) => false,
     }
 }
 
@@ -193,7 +188,7 @@ fn may_be_asked_twice(message: &Message) -> bool {
 /// response, or comes back for the rest of an answer, and takes event streams.
 fn may_begin(passage: &Passage) -> bool {
     // A batch is answered with one, which is no message of an event stream.
-    passage.post.messages.len() <= 1 && !is_batch(&passage.body) && accepts(&passage.headers, EVENT_STREAM)
+    passage.post.messages.len() <= 1 && !passage.post.is_batch && accepts(&passage.headers, EVENT_STREAM)
 }
 
 /// For a client that gave its one call a progress token.
@@ -376,7 +371,7 @@ fn give_up(terms: &mut Terms) -> Passed {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::dialect::Principal;
+    use crate::{dialect::Principal, protocol::Messages};
     use http::HeaderValue;
     use std::time::Duration;
 
@@ -390,7 +385,7 @@ mod tests {
                 method: Method::POST,
                 query: None,
                 headers: HeaderMap::from_iter([(http::header::ACCEPT, HeaderValue::from_static(accept))]),
-                post: Post::read(&body).expect("a message"),
+                post: Post::read(&mut Messages::of(body.clone())).expect("a message"),
                 message: None,
                 body,
                 keep_alive: Duration::ZERO,

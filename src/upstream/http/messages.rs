@@ -11,13 +11,12 @@ use std::{
 
 use crate::{
     protocol::{
-        Frame,
+        Frame, FrameError, Messages as Parts,
         accept::{self, is_media},
         sse::Decoder,
     },
     upstream::{CallError, http1::Incoming, root_cause},
 };
-use serde_json::value::RawValue;
 
 /// What an answer's head announces.
 pub(super) enum Opening {
@@ -37,8 +36,8 @@ pub(super) struct Messages {
     limit: usize,
     /// Something has arrived since this was last asked.
     progress: bool,
-    /// The rest of a batch, the next message last.
-    batch: Vec<Frame>,
+    /// What is left of the last document or event: there were batches (2025-03-26).
+    left: Parts,
 }
 
 enum Form {
@@ -100,8 +99,12 @@ impl Opening {
                 )));
             }
         };
-        Ok(Self::Messages(Messages { body, form, limit, progress: true, batch: Vec::new() }))
+        Ok(Self::Messages(Messages { body, form, limit, progress: true, left: Parts::default() }))
     }
+}
+
+fn invalid(error: &FrameError) -> CallError {
+    CallError::Invalid(error.to_string())
 }
 
 pub(super) fn is_events(headers: &HeaderMap) -> bool {
@@ -142,8 +145,8 @@ impl Messages {
     /// The next message. Once this has given [`Stop`] there is no further one.
     pub(super) fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Result<Frame, Stop>> {
         loop {
-            if let Some(frame) = self.batch.pop() {
-                return Poll::Ready(Ok(frame));
+            if let Some(frame) = self.left.next() {
+                return Poll::Ready(frame.map_err(|error| invalid(&error)).map_err(Stop::Lost));
             }
             match &mut self.form {
                 Form::Ended => return Poll::Ready(Err(Stop::Lost(no_response()))),
@@ -206,18 +209,11 @@ impl Messages {
         Ok(None)
     }
 
-    /// Indexes one message, or the first of a batch (2025-03-26 had batches).
+    /// The first message of a document or an event.
     fn take(&mut self, data: Bytes) -> Result<Frame, CallError> {
-        let invalid = |error: &dyn std::fmt::Display| CallError::Invalid(error.to_string());
-        if data.iter().find(|byte| !byte.is_ascii_whitespace()) != Some(&b'[') {
-            return Frame::parse(data).map_err(|error| invalid(&error));
-        }
-        let parts: Vec<&RawValue> = serde_json::from_slice(&data).map_err(|error| invalid(&error))?;
-        for part in parts.into_iter().rev() {
-            let part = data.slice_ref(part.get().as_bytes());
-            self.batch.push(Frame::parse(part).map_err(|error| invalid(&error))?);
-        }
-        self.batch.pop().ok_or_else(|| CallError::Invalid("an empty batch".to_owned()))
+        self.left = Parts::of(data);
+        let first = self.left.next().ok_or_else(|| CallError::Invalid("an empty batch".to_owned()))?;
+        first.map_err(|error| invalid(&error))
     }
 
     /// Whether anything has arrived since this was last asked.

@@ -22,9 +22,7 @@ pub use supervisor::supervise;
 
 use bytes::Bytes;
 use http::HeaderMap;
-use serde_json::value::RawValue;
 use std::{
-    collections::VecDeque,
     future::Future,
     io,
     sync::{Arc, OnceLock},
@@ -45,7 +43,7 @@ use super::{
 };
 use crate::{
     dialect::{Credentials, Principal},
-    protocol::{Capabilities, Frame, frame::on_one_line},
+    protocol::{Capabilities, Messages, frame::on_one_line},
     runtime::{Clock, Mutex, Net, SystemClock},
     telemetry::{ServerGarbage, ServerNotStarted},
 };
@@ -92,8 +90,8 @@ struct Said {
     read: Box<[u8]>,
     /// What of `read` is still to be looked at.
     left: std::ops::Range<usize>,
-    /// The rest of a batch (2025-03-26 had batches).
-    batch: VecDeque<Frame>,
+    /// What is left of a line: there were batches (2025-03-26).
+    messages: Messages,
     clock: SystemClock,
     garbage: Portion,
 }
@@ -350,7 +348,7 @@ impl Said {
             lines: Lines::new(limit),
             read: vec![0; READ].into_boxed_slice(),
             left: 0..0,
-            batch: VecDeque::new(),
+            messages: Messages::default(),
             garbage: Portion::new(clock.now()),
             clock,
         }
@@ -359,40 +357,25 @@ impl Said {
     /// What it says next; `None` where it says nothing more. Nothing is lost where this is dropped.
     async fn next(&mut self) -> Option<Beside> {
         loop {
-            if let Some(frame) = self.batch.pop_front() {
-                return Some(Beside::Message(frame));
+            match self.messages.next() {
+                Some(Ok(frame)) => return Some(Beside::Message(frame)),
+                Some(Err(error)) => {
+                    self.skip(&error.to_string(), &self.messages.bytes().clone());
+                    continue;
+                }
+                None => {}
             }
             let mut input = &self.read[self.left.clone()];
             let line = self.lines.next(&mut input);
             self.left.start = self.left.end - input.len();
             match line {
-                Some(Line::Whole(line)) => self.take(line),
+                Some(Line::Whole(line)) => self.messages = Messages::of(line),
                 Some(Line::TooLong { answers: Some(call) }) => return Some(Beside::TooLarge(call)),
                 Some(Line::TooLong { answers: None }) => self.skip("a line that is too long", b""),
                 None => match self.stdout.read(&mut self.read).await {
                     Ok(count @ 1..) => self.left = 0..count,
                     Ok(0) | Err(_) => return None,
                 },
-            }
-        }
-    }
-
-    /// Takes in one message, or several of a batch.
-    fn take(&mut self, line: Bytes) {
-        if !line.starts_with(b"[") {
-            match Frame::parse(line.clone()) {
-                Ok(frame) => self.batch.push_back(frame),
-                Err(error) => self.skip(&error.to_string(), &line),
-            }
-            return;
-        }
-        let Ok(parts) = serde_json::from_slice::<Vec<&RawValue>>(&line) else {
-            return self.skip("it is no message", &line);
-        };
-        for part in parts {
-            match Frame::parse(line.slice_ref(part.get().as_bytes())) {
-                Ok(frame) => self.batch.push_back(frame),
-                Err(error) => self.skip(&error.to_string(), part.get().as_bytes()),
             }
         }
     }

@@ -25,7 +25,6 @@ mod words;
 use bytes::Bytes;
 use dashmap::DashMap;
 use http::{HeaderMap, HeaderValue, Method as Verb, StatusCode, header};
-use serde_json::value::RawValue;
 use std::sync::{
     Arc,
     atomic::{AtomicUsize, Ordering},
@@ -36,7 +35,7 @@ use super::{exchange::Exchange, group::Group, request::Request, server::Server};
 use crate::{
     dialect::{Principal, legacy},
     protocol::{
-        ErrorObject, Frame, FrameError, Id, Kind, Method,
+        ErrorObject, Frame, FrameError, Id, Kind, Messages, Method,
         accept::{EVENT_STREAM, JSON, accepts},
         code,
         headers::SESSION_ID,
@@ -377,15 +376,11 @@ fn read(body: &Bytes) -> Result<Vec<Frame>, Refused> {
         };
         Refused::new(StatusCode::BAD_REQUEST, code, &error.to_string())
     };
-    if !body.trim_ascii_start().starts_with(b"[") {
-        return Frame::parse(body.clone()).map(|message| vec![message]).map_err(|error| unread(&error));
-    }
-    let parts: Vec<&RawValue> =
-        serde_json::from_slice(body).map_err(|error| unread(&FrameError::Syntax(error)))?;
-    if parts.is_empty() || parts.len() > BATCH {
+    let messages = Messages::of(body.clone()).take(BATCH + 1).collect::<Result<Vec<_>, _>>();
+    let messages = messages.map_err(|error| unread(&error))?;
+    if messages.is_empty() || messages.len() > BATCH {
         let words = format!("a batch has at least one message, and {BATCH} at most");
         return Err(Refused::new(StatusCode::BAD_REQUEST, code::INVALID_REQUEST, &words));
     }
-    let messages = parts.into_iter().map(|part| Frame::parse(body.slice_ref(part.get().as_bytes())));
-    messages.collect::<Result<_, _>>().map_err(|error| unread(&error))
+    Ok(messages)
 }

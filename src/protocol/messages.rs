@@ -1,0 +1,161 @@
+//! The messages of some bytes: one, or those of a batch.
+
+use super::{
+    Frame, FrameError,
+    frame::{Index, brackets, unreadable},
+    scan::Scan,
+};
+use bytes::Bytes;
+
+/// The messages of a body, an event or a line, in their order: one, or those of a batch (2025-03-26, *Batching*). Each
+/// is read when it is asked for, and all of them in one pass.
+///
+/// By default there are none. What is no message is an error in its place; one of [`FrameError::Syntax`] is the last.
+#[derive(Debug, Default)]
+pub struct Messages {
+    bytes: Bytes,
+    is_batch: bool,
+    /// Where the next begins.
+    next: Option<usize>,
+    depth: usize,
+}
+
+// === impl Messages ===
+
+impl Messages {
+    pub fn of(bytes: Bytes) -> Self {
+        let start = Scan::new(&bytes).at();
+        if bytes.get(start) != Some(&b'[') {
+            return Self { bytes, is_batch: false, next: Some(start), depth: 0 };
+        }
+        let first = start + 1 + Scan::new(&bytes[start + 1..]).at();
+        let is_empty =
+            bytes.get(first) == Some(&b']') && Scan::new(&bytes[first + 1..]).at() == bytes.len() - first - 1;
+        Self { bytes, is_batch: true, next: (!is_empty).then_some(first), depth: 1 }
+    }
+
+    pub fn is_batch(&self) -> bool {
+        self.is_batch
+    }
+
+    /// What it reads.
+    pub fn bytes(&self) -> &Bytes {
+        &self.bytes
+    }
+
+    /// Levels that what has been read is nested. Of what is no JSON, how many brackets were open at a time.
+    pub fn depth(&self) -> usize {
+        self.depth
+    }
+
+    fn one(&mut self) -> Result<Frame, FrameError> {
+        let frame = Frame::parse(self.bytes.clone());
+        self.depth = match &frame {
+            Ok(frame) => frame.depth(),
+            Err(_) => brackets(&self.bytes),
+        };
+        frame
+    }
+
+    /// Reads the part of a batch that begins here.
+    fn part(&mut self, start: usize) -> Result<Frame, FrameError> {
+        let mut scan = Scan::new(&self.bytes[start..]);
+        let index = match scan.peek() {
+            Some(b'{') => Index::read(&mut scan).map(Some),
+            _ => scan.value().map(|()| None),
+        };
+        let (end, depth) = (start + scan.at(), scan.deepest() + 1);
+        let is_text = || std::str::from_utf8(&self.bytes[start..end]).is_ok();
+        let Some(index) = index.filter(|_| is_text()).filter(|_| self.goes_on(end)) else {
+            self.depth = brackets(&self.bytes);
+            return Err(unreadable(&self.bytes));
+        };
+        self.depth = self.depth.max(depth);
+        match index {
+            Some(index) => Frame::indexed(self.bytes.slice(start..end), index),
+            None => Err(FrameError::Shape { id: None }),
+        }
+    }
+
+    /// Finds out where the next part begins, behind the end of one. Whether what stands there is as it should be.
+    fn goes_on(&mut self, end: usize) -> bool {
+        let after = |at: usize| at + Scan::new(&self.bytes[at..]).at();
+        let at = after(end);
+        match self.bytes.get(at) {
+            Some(b',') => {
+                self.next = Some(after(at + 1));
+                true
+            }
+            Some(b']') => after(at + 1) == self.bytes.len(),
+            _ => false,
+        }
+    }
+}
+
+impl Iterator for Messages {
+    type Item = Result<Frame, FrameError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let start = self.next.take()?;
+        Some(if self.is_batch { self.part(start) } else { self.one() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use serde_json::value::RawValue;
+
+    fn read(text: &str) -> (Messages, Vec<Result<Frame, FrameError>>) {
+        let mut messages = Messages::of(Bytes::copy_from_slice(text.as_bytes()));
+        let read = messages.by_ref().collect();
+        (messages, read)
+    }
+
+    #[test]
+    fn the_parts_of_a_batch_are_read_in_their_order() {
+        let (messages, read) = read("\n[ {\"method\":\"a\"} ,\t{\"id\":1,\"result\":{\"b\":[]}}\n]\n");
+        let texts: Vec<_> =
+            read.iter().map(|frame| frame.as_ref().expect("a message").as_bytes().clone()).collect();
+        assert_eq!(texts, [&br#"{"method":"a"}"#[..], br#"{"id":1,"result":{"b":[]}}"#]);
+        assert_eq!((messages.is_batch(), messages.depth()), (true, 4));
+    }
+
+    #[test]
+    fn what_is_no_message_stands_in_its_place() {
+        let (messages, read) = read(r#"[1,{"method":"a"},[[[]]],{"id":{}}]"#);
+        assert!(matches!(
+            &read[..],
+            [
+                Err(FrameError::Shape { id: None }),
+                Ok(_),
+                Err(FrameError::Shape { id: None }),
+                Err(FrameError::Shape { .. })
+            ]
+        ));
+        assert_eq!(messages.depth(), 4);
+    }
+
+    #[test]
+    fn the_depth_of_what_is_no_json_is_that_of_its_brackets() {
+        for (text, depth) in [("[[[[", 4), (r#"{"a":[[}"#, 3), ("[{},x[[[", 4), ("x[\"[[\"", 1)] {
+            let (messages, read) = read(text);
+            assert!(matches!(read.last(), Some(Err(FrameError::Syntax(_)))), "{text}");
+            assert_eq!(messages.depth(), depth, "{text}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_batch_is_what_serde_json_takes_for_one(json in "[ \n]?\\[(([ ,\\]]|\\{\\}|1|x|\"a\"|\\{\"method\":\"m\"\\}){0,6})\\]?[ x]?") {
+            let parts: Result<Vec<&RawValue>, _> = serde_json::from_str(&json);
+            let (_, read) = read(&json);
+            let is_broken = matches!(read.last(), Some(Err(FrameError::Syntax(_))));
+            prop_assert_eq!(is_broken, parts.is_err(), "{}: {:?}", json, read);
+            if let Ok(parts) = parts {
+                prop_assert_eq!(parts.len(), read.len(), "{}", json);
+            }
+        }
+    }
+}
