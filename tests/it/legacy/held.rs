@@ -265,7 +265,7 @@ async fn that_a_call_has_waited_long_enough_is_told_again_where_the_server_does_
 #[tokio::test]
 async fn a_stream_that_has_begun_ends_at_the_deadline_even_within_an_event() {
     for begun in ["", ": ping\n\n", "data: {\"jsonrpc\":\"2.0\",\"id\":2,"] {
-        let world = World::with("defer: { mode: never }\n    held: { deadline: 50ms }").await;
+        let world = World::with("defer: { mode: never }\n    held: { deadline: 300ms }").await;
         let waiting = session(&world).call(2).await;
         let events = world.server.call().await.stream();
         events.raw(begun);
@@ -274,7 +274,7 @@ async fn a_stream_that_has_begun_ends_at_the_deadline_even_within_an_event() {
         assert!(before.starts_with(begun), "{rest}");
         let last = message(last);
         assert_eq!(last["id"], 2);
-        overdue(&last["error"], "50ms");
+        overdue(&last["error"], "300ms");
         let told = world.server.message("notifications/cancelled").await;
         assert_eq!((told.session(), &told.json["params"]["requestId"]), ("s1", &json!(2)));
         events.left().await;
@@ -284,18 +284,18 @@ async fn a_stream_that_has_begun_ends_at_the_deadline_even_within_an_event() {
 #[tokio::test]
 async fn an_answer_that_was_begun_for_a_server_ends_at_the_deadline() {
     let world =
-        World::with("defer: { mode: never }\n    held: { progress: off, comments: 20ms, deadline: 50ms }")
+        World::with("defer: { mode: never }\n    held: { progress: off, comments: 20ms, deadline: 300ms }")
             .await;
     let waiting = session(&world).call(3).await;
     let called = world.server.call().await;
     let rest = waiting.stream().await.rest().await;
-    overdue(&message(rest.trim_start_matches(":\n\n"))["error"], "50ms");
+    overdue(&message(rest.trim_start_matches(":\n\n"))["error"], "300ms");
     given_up(&world, called, 3).await;
 }
 
 #[tokio::test]
 async fn a_document_that_has_begun_breaks_off_at_the_deadline() {
-    let world = World::with("defer: { mode: never }\n    held: { deadline: 50ms }").await;
+    let world = World::with("defer: { mode: never }\n    held: { deadline: 300ms }").await;
     let waiting = session(&world).call(4).await;
     let document = world.server.call().await.document();
     document.raw("{\"jsonrpc\":\"2.0\",");
