@@ -4,8 +4,8 @@
 use super::{
     At, LogFormat, Store,
     problem::{Problem, nearest},
-    secret::{self, KeySource},
-    section::{Kind, Report, Set, leaf, list, mapping},
+    secret::{self, Source},
+    section::{Kind, Report, Section, Set, leaf, list, mapping},
     values::{self, Invalid, show_duration, show_size},
     yaml::{Entry, Node, Scalar, Value},
 };
@@ -364,37 +364,49 @@ pub(super) fn instances() -> Kind<'static, Instances> {
 }
 
 /// Where a key is: never the key.
-pub(super) fn key_source() -> Kind<'static, KeySource> {
-    fn of<T>(what: &'static str, read: impl Fn(&str) -> Result<T, Invalid> + 'static) -> Kind<'static, T> {
+pub(super) fn key_source() -> Kind<'static, Source> {
+    elsewhere("a key", mapping("a key", |s| source(s, "the key")))
+}
+
+/// The keys that say where a secret is, which is `what`: never the secret.
+fn source(s: &mut Section<'_, '_>, what: &'static str) -> Option<Source> {
+    fn of<T>(
+        place: &'static str,
+        what: &'static str,
+        read: impl Fn(&str) -> Result<T, Invalid> + 'static,
+    ) -> Kind<'static, T> {
         word(json!({ "type": "string" }), move |text| match text {
             "" => Err(Invalid("must not be empty".to_owned())),
             text if secret::is_key(text) => {
-                Err(Invalid(format!("must name a {what} that holds the key, not be the key")))
+                Err(Invalid(format!("must name a {place} that holds {what}, not be {what}")))
             }
             text => read(text),
         })
     }
-    let source = mapping("a key", |s| {
-        s.either(&[&["file"], &["env"]]);
-        let file = s.key("file", "A file that holds it.").set(of("file", |text| Ok(PathBuf::from(text))));
-        let env = s.key("env", "An environment variable that holds it.").set(of("variable", variable_name));
-        let message = match (file, env) {
-            (Set::To(file), Set::Unset) => return Some(KeySource::File(file.value)),
-            (Set::Unset, Set::To(env)) => return Some(KeySource::Env(env.value)),
-            (Set::Wrong, _) | (_, Set::Wrong) => return None,
-            (Set::Unset, Set::Unset) => "the key has neither `file` nor `env`; give it one",
-            (Set::To(_), Set::To(_)) => "the key has both `file` and `env`; keep one of the two",
-        };
-        s.wrong(s.place, message);
-        None
-    });
-    let Kind { schema, show, read } = source;
+    s.either(&[&["file"], &["env"]]);
+    let file = of("file", what, |text| Ok(PathBuf::from(text)));
+    let file = s.key("file", "A file that holds it.").set(file);
+    let env = s.key("env", "An environment variable that holds it.").set(of("variable", what, variable_name));
+    let message = match (file, env) {
+        (Set::To(file), Set::Unset) => return Some(Source::File(file.value)),
+        (Set::Unset, Set::To(env)) => return Some(Source::Env(env.value)),
+        (Set::Wrong, _) | (_, Set::Wrong) => return None,
+        (Set::Unset, Set::Unset) => format!("{what} has neither `file` nor `env`; give it one"),
+        (Set::To(_), Set::To(_)) => format!("{what} has both `file` and `env`; keep one of the two"),
+    };
+    s.wrong(s.place, message);
+    None
+}
+
+/// A mapping that says where a secret is. What stands in its place is not shown: it may be the secret.
+fn elsewhere<T: 'static>(what: &'static str, mapping: Kind<'static, T>) -> Kind<'static, T> {
+    let Kind { schema, show, read } = mapping;
     let read = move |node: &Node, report: &mut Report| {
         if let Value::Map(_) = node.value {
             return read(node, report);
         }
-        // Not shown: it may be a key.
-        let message = "a key is not written here; say where it is: `{ file: PATH }` or `{ env: NAME }`";
+        let message =
+            format!("{what} is not written here; say where it is: `{{ file: PATH }}` or `{{ env: NAME }}`");
         report.problems.push(Problem::new(node.place, message));
         None
     };

@@ -1,15 +1,20 @@
-//! Values nobody should read by accident, and the keys that are such.
+//! Values nobody should read by accident: keys, and clients' tokens.
 //!
-//! A key is never written in the configuration itself, which is printed, copied and put under
+//! Neither is written in the configuration itself, which is printed, copied and put under
 //! version control: it is in a file or in the environment, and the configuration says where. No
-//! message about a key holds any of it.
+//! message about one holds any of it.
 
 use super::values::Invalid;
 use base64::{
     Engine as _, alphabet,
     engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig},
 };
-use std::{env, fmt, fs::File, io::Read, path::PathBuf};
+use std::{
+    env, fmt,
+    fs::File,
+    io::Read,
+    path::{Path, PathBuf},
+};
 
 /// A value that is not shown: `Debug` hides it, and there is no `Display`.
 #[derive(Clone, PartialEq, Eq)]
@@ -18,15 +23,15 @@ pub struct Secret<T>(T);
 /// 32 secret bytes.
 pub type Key = Secret<[u8; 32]>;
 
-/// Where a key is.
+/// Where a secret is.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum KeySource {
+pub enum Source {
     File(PathBuf),
     /// The name of an environment variable.
     Env(String),
 }
 
-/// Bytes of a file with a key. A longer one holds something else.
+/// Bytes of a file with a secret. A longer one holds something else.
 const MAX_FILE: u64 = 4 << 10;
 
 const LENGTH: usize = 32;
@@ -50,35 +55,46 @@ impl<T> fmt::Debug for Secret<T> {
     }
 }
 
-// === impl KeySource ===
+// === impl Source ===
 
-impl KeySource {
-    /// Reads the key.
+impl Source {
+    /// The same, where relative paths are relative to `folder`.
+    pub(super) fn within(self, folder: &Path) -> Self {
+        match self {
+            Self::File(path) => Self::File(folder.join(path)),
+            Self::Env(_) => self,
+        }
+    }
+
+    /// Reads a key.
     ///
     /// # Errors
     /// Says what is missing, or in which way it is no key.
-    pub(super) fn read(&self) -> Result<Key, Invalid> {
-        let text = match self {
-            Self::File(path) => read(path).map_err(|why| Invalid(format!("{self} {why}")))?,
-            Self::Env(name) => env::var(name).map_err(|error| {
-                Invalid(match error {
-                    env::VarError::NotPresent => format!("{self} is not set"),
-                    env::VarError::NotUnicode(_) => format!("{self} is not text"),
-                })
-            })?,
-        };
-        decode(&text).map_err(|why| {
+    pub(super) fn key(&self) -> Result<Key, Invalid> {
+        decode(&self.text()?).map_err(|why| {
             Invalid(format!(
                 "{self} {why}; a key is 32 bytes as 64 hex digits or base64, as `openssl rand -hex 32` makes one"
             ))
         })
     }
+
+    fn text(&self) -> Result<String, Invalid> {
+        match self {
+            Self::File(path) => read(path).map_err(|why| Invalid(format!("{self} {why}"))),
+            Self::Env(name) => env::var(name).map_err(|error| {
+                Invalid(match error {
+                    env::VarError::NotPresent => format!("{self} is not set"),
+                    env::VarError::NotUnicode(_) => format!("{self} is not text"),
+                })
+            }),
+        }
+    }
 }
 
-impl fmt::Display for KeySource {
+impl fmt::Display for Source {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::File(path) => write!(f, "the key file `{}`", path.display()),
+            Self::File(path) => write!(f, "the file `{}`", path.display()),
             Self::Env(name) => write!(f, "the environment variable `{name}`"),
         }
     }

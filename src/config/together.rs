@@ -5,7 +5,7 @@ use super::{
     file::{Route, Timeouts},
     kind::Unsolicited,
     problem::Problem,
-    secret::{self, KeySource},
+    secret::{self, Source},
     section::{Section, Set},
     values::{Invalid, show_duration, show_size},
 };
@@ -63,7 +63,7 @@ pub(super) fn once<T: PartialEq>(
 
 /// Reads the keys. Each that is wrong is a problem of its own.
 pub(super) fn keys(
-    written: Set<Vec<At<KeySource>>>,
+    written: Set<Vec<At<Source>>>,
     folder: &Path,
     s: &mut Section<'_, '_>,
 ) -> Vec<secret::Key> {
@@ -80,11 +80,7 @@ pub(super) fn keys(
     }
     let mut keys: Vec<At<secret::Key>> = Vec::new();
     for At { place, value: source } in sources.value {
-        let source = match source {
-            KeySource::File(path) => KeySource::File(folder.join(path)),
-            KeySource::Env(name) => KeySource::Env(name),
-        };
-        match source.read() {
+        match source.within(folder).key() {
             Err(Invalid(message)) => s.wrong(place, message),
             Ok(key) => {
                 if let Some(first) = keys.iter().find(|first| first.value == key) {

@@ -591,9 +591,9 @@ fn a_key_that_cannot_be_used_is_named_by_its_place_and_never_shown() {
         problems.replace(&*folder.path().to_string_lossy(), "~")
     };
     expect![[r#"
-        ~/deferral.yaml:2:25: the key file `~/no.key` cannot be read: No such file or directory (os error 2)
+        ~/deferral.yaml:2:25: the file `~/no.key` cannot be read: No such file or directory (os error 2)
         ~/deferral.yaml:2:43: the environment variable `DEFERRAL_TEST_UNSET` is not set
-        ~/deferral.yaml:2:73: the key file `~/short.key` has 60 hex digits; a key is 32 bytes as 64 hex digits or base64, as `openssl rand -hex 32` makes one
+        ~/deferral.yaml:2:73: the file `~/short.key` has 60 hex digits; a key is 32 bytes as 64 hex digits or base64, as `openssl rand -hex 32` makes one
         ~/deferral.yaml:2:94: the environment variable `PATH` is neither hex digits nor base64; a key is 32 bytes as 64 hex digits or base64, as `openssl rand -hex 32` makes one
     "#]]
     .assert_eq(&format!(
