@@ -9,7 +9,7 @@ use super::{
     kind::{
         Unsolicited, addresses, admin, count, duration, duration_or_off, inherit, instances, key_source, log,
         mode, path, pattern, principal, requires, size, some_duration, start, store, string, text,
-        tool_errors, truth, unsolicited, url, variables,
+        token_source, tool_errors, truth, unsolicited, url, variables,
     },
     secret,
     section::{Section, Set, list, mapping},
@@ -72,6 +72,9 @@ pub(super) fn file(s: &mut Section<'_, '_>, folder: &Path, look: bool) -> Config
     // person's.
     let is_exposed = matches!(public_url, Set::To(_))
         || listen.value.iter().any(|address| !address.value.ip().to_canonical().is_loopback());
+    let access = s.key("access", "Who may come in.").section("`access`", |s| access(s, folder));
+    // To those who need a token nothing is open.
+    let is_exposed = is_exposed && !access.needs_token;
     let routes = s.key("routes", "The endpoints of the proxy and the servers behind them.").required(
         list(mapping("a route", |s| Some(route(s, &limits, &timeouts, is_exposed, folder, look)))).some(),
     );
@@ -97,7 +100,8 @@ pub(super) fn file(s: &mut Section<'_, '_>, folder: &Path, look: bool) -> Config
         front: front::Config {
             listen: listen.value.into_iter().map(|address| address.value).collect(),
             tls: s.key("tls", "Serve HTTPS.").section("`tls`", |s| tls(s, folder, look)),
-            access: s.key("access", "Which hosts and origins may come in.").section("`access`", access),
+            access: access.access,
+            tokens: access.tokens,
             limits: limits.front,
             timeouts: timeouts.front,
             public_url: public_url.given(),
@@ -138,14 +142,34 @@ fn state_keys(s: &mut Section<'_, '_>, folder: &Path) -> Vec<secret::Key> {
     together::keys(keys, folder, s)
 }
 
+/// What `access` sets.
+struct WhoMayComeIn {
+    access: Access,
+    tokens: policy::Tokens,
+    /// Whether `tokens` is written, be it right or wrong.
+    needs_token: bool,
+}
+
 /// `localhost` and IP addresses may always be named as host.
-fn access(s: &mut Section<'_, '_>) -> Access {
+fn access(s: &mut Section<'_, '_>, folder: &Path) -> WhoMayComeIn {
     let hosts = s.key("hosts", "Host names that clients may use, or `*` for every one.");
     let hosts = hosts.list(string(values::host));
     let origins = s.key("origins", "Origins whose pages may call, or `*` for every one.");
     let origins = origins.list(string(values::origin));
     let plain = |list: Vec<At<String>>| list.into_iter().map(|at| at.value).collect();
-    Access { hosts: plain(hosts), origins: plain(origins) }
+    let tokens = s
+        .key(
+            "tokens",
+            "The tokens by which clients are known (`Authorization: Bearer`), each in a file or a variable. A caller is \
+             then the token's name; somebody may have several, the new one beside the old. Left out, nobody is asked \
+             for one.",
+        )
+        .set(list(token_source()).some());
+    WhoMayComeIn {
+        access: Access { hosts: plain(hosts), origins: plain(origins) },
+        needs_token: !tokens.is_unset(),
+        tokens: together::tokens(tokens, folder, s),
+    }
 }
 
 fn route(

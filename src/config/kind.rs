@@ -4,7 +4,7 @@
 use super::{
     At, LogFormat, Store,
     problem::{Problem, nearest},
-    secret::{self, Source},
+    secret::{self, Source, TokenSource},
     section::{Kind, Report, Section, Set, leaf, list, mapping},
     values::{self, Invalid, show_duration, show_size},
     yaml::{Entry, Node, Scalar, Value},
@@ -366,6 +366,28 @@ pub(super) fn instances() -> Kind<'static, Instances> {
 /// Where a key is: never the key.
 pub(super) fn key_source() -> Kind<'static, Source> {
     elsewhere("a key", mapping("a key", |s| source(s, "the key")))
+}
+
+/// A client's token, by its name: where it is, never the token.
+pub(super) fn token_source() -> Kind<'static, TokenSource> {
+    elsewhere(
+        "a token",
+        mapping("a token", |s| {
+            let name = s
+                .key("name", "Whose it is: what a caller is, and what the log shows. The new token of somebody has the old name.")
+                .required(string(|text| match secret::is_key(text) {
+                    true => Err(Invalid("must say whose the token is, not be the token".to_owned())),
+                    false => values::token_name(text),
+                }));
+            if name.is_unset() {
+                s.wrong(s.place, "the token has no `name`; say whose it is, as in `name: alice`");
+            }
+            match (name, source(s, "the token")) {
+                (Set::To(name), Some(source)) => Some(TokenSource { name: name.value, source }),
+                (Set::Unset | Set::Wrong, _) | (_, None) => None,
+            }
+        }),
+    )
 }
 
 /// The keys that say where a secret is, which is `what`: never the secret.

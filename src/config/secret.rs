@@ -23,6 +23,9 @@ pub struct Secret<T>(T);
 /// 32 secret bytes.
 pub type Key = Secret<[u8; 32]>;
 
+/// What a client shows to be known.
+pub type Token = Secret<String>;
+
 /// Where a secret is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Source {
@@ -31,10 +34,20 @@ pub enum Source {
     Env(String),
 }
 
+/// Where a client's token is, and whose it is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TokenSource {
+    pub(super) name: String,
+    pub(super) source: Source,
+}
+
 /// Bytes of a file with a secret. A longer one holds something else.
 const MAX_FILE: u64 = 4 << 10;
 
 const LENGTH: usize = 32;
+
+/// Characters of a token. A shorter one can be found by trying: 16 hex digits are 64 bits, and no key stretches them.
+const SHORTEST_TOKEN: usize = 16;
 
 // === impl Secret ===
 
@@ -74,6 +87,19 @@ impl Source {
         decode(&self.text()?).map_err(|why| {
             Invalid(format!(
                 "{self} {why}; a key is 32 bytes as 64 hex digits or base64, as `openssl rand -hex 32` makes one"
+            ))
+        })
+    }
+
+    /// Reads a token.
+    ///
+    /// # Errors
+    /// Says what is missing, or in which way it is no token.
+    pub(super) fn token(&self) -> Result<Token, Invalid> {
+        let text = self.text()?;
+        token(&text).map_err(|why| {
+            Invalid(format!(
+                "{self} {why}; a token has at least {SHORTEST_TOKEN} letters, digits and `-._~+/`, as `openssl rand -hex 32` makes one"
             ))
         })
     }
@@ -127,6 +153,18 @@ fn decode(text: &str) -> Result<Key, String> {
         (None, _) if is_hex => Err(format!("has {} hex digits", text.len())),
         (None, Some(length)) => Err(format!("has {length} bytes")),
         (None, None) => Err("is neither hex digits nor base64".to_owned()),
+    }
+}
+
+/// A token as text, with blanks around it, of what may follow `Bearer` in a header (RFC 6750, 2.1).
+fn token(text: &str) -> Result<Token, String> {
+    let text = text.trim();
+    let is_fit = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~+/".contains(&byte);
+    match text.trim_end_matches('=').bytes().all(is_fit) {
+        _ if text.is_empty() => Err("is empty".to_owned()),
+        false => Err("has a character that no token has".to_owned()),
+        true if text.len() < SHORTEST_TOKEN => Err(format!("has {} characters", text.len())),
+        true => Ok(Secret(text.to_owned())),
     }
 }
 
@@ -190,6 +228,23 @@ mod tests {
             ("correct horse battery staple".to_owned(), "is neither hex digits nor base64"),
         ] {
             assert_eq!(decode(&text), Err(wrong.to_owned()), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_token_is_told_without_showing_it() {
+        for text in ["0123456789abcdef\n", " aZ9-._~+/aZ9-._~+/== \r\n"] {
+            assert_eq!(token(text).as_ref().map(Secret::expose).map(String::as_str), Ok(text.trim()));
+        }
+        for (text, wrong) in [
+            ("", "is empty"),
+            ("\n", "is empty"),
+            ("0123456789abcde\n", "has 15 characters"),
+            ("0123456789 abcdef", "has a character that no token has"),
+            ("0123456789=abcdef", "has a character that no token has"),
+            ("correct-horse-bättery-staple", "has a character that no token has"),
+        ] {
+            assert_eq!(token(text), Err(wrong.to_owned()), "{text}");
         }
     }
 

@@ -5,7 +5,7 @@ use super::{
     file::{Route, Timeouts},
     kind::Unsolicited,
     problem::Problem,
-    secret::{self, Source},
+    secret::{self, Source, TokenSource},
     section::{Section, Set},
     values::{Invalid, show_duration, show_size},
 };
@@ -92,6 +92,32 @@ pub(super) fn keys(
         }
     }
     keys.into_iter().map(|key| key.value).collect()
+}
+
+/// Reads the tokens of clients. Each that is wrong is a problem of its own.
+pub(super) fn tokens(
+    written: Set<Vec<At<TokenSource>>>,
+    folder: &Path,
+    s: &mut Section<'_, '_>,
+) -> policy::Tokens {
+    let Set::To(At { place, value: sources }) = written else { return policy::Tokens::default() };
+    if sources.is_empty() {
+        s.wrong(place, "`tokens` names no token; remove it, if nobody is to be asked for one");
+    }
+    let mut tokens: Vec<(Place, String, secret::Token)> = Vec::new();
+    for At { place, value: TokenSource { name, source } } in sources {
+        match source.within(folder).token() {
+            Err(Invalid(message)) => s.wrong(place, message),
+            Ok(token) => {
+                if let Some((first, ..)) = tokens.iter().find(|(.., known)| *known == token) {
+                    let line = line(*first);
+                    s.wrong(place, format!("this token is listed already{line}; give each client its own"));
+                }
+                tokens.push((place, name, token));
+            }
+        }
+    }
+    policy::Tokens::new(tokens.iter().map(|(_, name, token)| (name.as_str().into(), token.expose().as_str())))
 }
 
 /// Those that can be served.
@@ -184,7 +210,7 @@ pub(super) fn server(
 }
 
 /// Said of a command behind a listener that others can reach.
-const EVERYBODYS: &str = "clients from elsewhere can come in, and to the command all of them are one: whoever reaches the listener may do whatever it can do; listen on loopback, or write `shared: true` under `upstream` (`--shared`) if that is meant";
+const EVERYBODYS: &str = "clients from elsewhere can come in, and to the command all of them are one: whoever reaches the listener may do whatever it can do; listen on loopback, give clients tokens (`access.tokens`), or write `shared: true` under `upstream` (`--shared`) if that is meant";
 
 /// The rules that can be read. One that never holds is a problem.
 pub(super) fn tools(

@@ -16,6 +16,9 @@ type Result<T> = std::result::Result<T, Invalid>;
 /// Longer waits are slips of the keyboard, and could overflow a timestamp.
 const LONGEST: Duration = Duration::from_secs(366 * 24 * 60 * 60);
 
+/// Bytes of the name of a token, which stands in every access line of its client.
+const TOKEN_NAME: usize = 64;
+
 const UNITS: [(&str, u64); 5] = [("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000), ("ms", 1)];
 
 const SIZES: [(&str, u64); 8] = [
@@ -345,6 +348,20 @@ pub fn host(text: &str) -> Result<String> {
     invalid(format!(
         "`{text}` is not a host; write its name alone, as in `mcp.example.com`, or `*` for every host"
     ))
+}
+
+/// Whose a token is: a word that the log can show.
+///
+/// # Errors
+/// Says which names there may be.
+pub fn token_name(text: &str) -> Result<String> {
+    let is_fit = |byte: u8| byte.is_ascii_alphanumeric() || b"._-@".contains(&byte);
+    match (1..=TOKEN_NAME).contains(&text.len()) && text.bytes().all(is_fit) {
+        true => Ok(text.to_owned()),
+        false => {
+            invalid(format!("must be 1 to {TOKEN_NAME} letters, digits, `.`, `_`, `-` or `@`, as in `alice`"))
+        }
+    }
 }
 
 /// An origin whose pages may call, or `*`.

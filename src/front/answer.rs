@@ -9,7 +9,7 @@ use crate::{
         legacy::{self, Post},
         modern::{self, Refused},
     },
-    policy::Denied,
+    policy::{Denied, NotKnown},
     protocol::{ErrorObject, Fault, Id, Revision, code},
     proxy::AccessSummary,
     upstream::CallError,
@@ -26,6 +26,12 @@ use std::time::Duration;
 pub(super) enum Refusal {
     /// `Host` or `Origin`.
     Access(Denied),
+    /// No token, or a wrong one.
+    NotKnown(NotKnown),
+    /// Protected-resource metadata, where clients are known by tokens of ours.
+    NoMetadata {
+        path: String,
+    },
     /// Nothing is served at this path; `served` lists what is.
     Path {
         path: String,
@@ -138,6 +144,18 @@ impl Refusal {
         };
         match self {
             Self::Access(denied) => invalid(StatusCode::FORBIDDEN, denied.to_string()),
+            Self::NotKnown(why) => Answer::of(
+                StatusCode::UNAUTHORIZED,
+                ErrorObject::new(code::UNAUTHORIZED, why.to_string()),
+                Fault::Client,
+            )
+            .with(WWW_AUTHENTICATE, why.challenge()),
+            Self::NoMetadata { path } => invalid(
+                StatusCode::NOT_FOUND,
+                format!(
+                    "nothing is served at `{path}`: clients are known by tokens that the operator gives out (access.tokens), and no authorization server has others"
+                ),
+            ),
             Self::Path { path, served } => {
                 invalid(StatusCode::NOT_FOUND, format!("nothing is served at `{path}`; served here: {served}"))
             }

@@ -47,7 +47,7 @@ mod tls;
 mod write_timeout;
 
 use crate::{
-    policy::Access,
+    policy::{Access, Tokens},
     proxy::Service,
     runtime::{Clock, Room},
 };
@@ -75,6 +75,8 @@ pub struct Config {
     pub tls: Option<TlsPaths>,
     /// Hosts and origins that may come in. Default: this machine and addresses, no names.
     pub access: Access,
+    /// The tokens by which clients are known; without any, nobody is asked for one. Default none.
+    pub tokens: Tokens,
     pub limits: Limits,
     pub timeouts: Timeouts,
     /// The address clients know us by, where it is not what their requests say (a proxy in front
@@ -170,6 +172,7 @@ impl Default for Config {
             listen: vec![SocketAddr::from((Ipv4Addr::LOCALHOST, 8808))],
             tls: None,
             access: Access::default(),
+            tokens: Tokens::default(),
             limits: Limits::default(),
             timeouts: Timeouts::default(),
             public_url: None,

@@ -4,7 +4,7 @@ use super::{
     Bound, Config, Error, Front,
     arrival::Admitted,
     face,
-    layers::{access::Access, shed::Shed},
+    layers::{access::Access, shed::Shed, tokens::Tokens},
     listener::{self, Serves},
     receive::BodyMemory,
     tls,
@@ -42,7 +42,7 @@ pub fn serve(
         guests: Arc::default(),
         room: net.room().cloned(),
     });
-    let stack = stack(Arc::clone(&front), config.access);
+    let stack = stack(Arc::clone(&front), config.access, config.tokens);
     let task = tokio::spawn(listener::accept(listeners, tls, front, stack, stopping));
     Ok(Bound { addresses, task })
 }
@@ -51,13 +51,16 @@ pub fn serve(
 /// a request's head is in memory by then, so there is nothing to gain by letting it wait, and its
 /// client is owed an answer. No layer boxes anything; what is boxed
 /// for a request is its line and its items.
-fn stack(front: Arc<Front>, access: policy::Access) -> impl Serves {
-    let (calls, access) = (front.limits.calls, Arc::new(access));
+fn stack(front: Arc<Front>, access: policy::Access, tokens: policy::Tokens) -> impl Serves {
+    let (calls, access, tokens) = (front.limits.calls, Arc::new(access), Arc::new(tokens));
     ServiceBuilder::new()
         // First, before anything is spent on the request: what a strange web page made a browser
         // send must reach nothing. It also puts on the answers what browsers ask for, refusals of
         // the layers below included.
         .layer(layer_fn(|inner| Access::new(inner, Arc::clone(&access))))
+        // Before there is a place for the request, and before its body is read: who is not known takes nothing from
+        // those who are.
+        .layer(layer_fn(|inner| Tokens::new(inner, Arc::clone(&tokens))))
         // Before the body is read, so that bodies in memory are bounded too.
         .layer(layer_fn(|inner| Shed::new(inner, calls)))
         // Reads bodies within their limits, and knows routes, so principals too.

@@ -27,6 +27,9 @@ pub mod sessions {}
 #[doc = include_str!("processes.md")]
 pub mod processes {}
 
+#[doc = include_str!("access.md")]
+pub mod access {}
+
 #[doc = include_str!("connections.md")]
 pub mod connections {}
 

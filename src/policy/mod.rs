@@ -9,9 +9,11 @@ pub mod limit;
 pub mod route;
 pub mod silence;
 pub mod threshold;
+pub mod tokens;
 
 pub use access::{Access, Checked, Denied};
 pub use limit::Quotas;
 pub use route::{ClientMatch, Held, LegacyTasks, PrincipalSource, Questions, Resume, Route, Unsolicited};
 pub use silence::{KeepAliveStep, Silence};
 pub use threshold::{Defer, Mode, Pattern, SHORTEST_RETENTION, ToolPolicy, ToolRule};
+pub use tokens::{NotKnown, Tokens};

@@ -43,7 +43,7 @@ pub const RESULT_TOO_LARGE: i64 = -31005;
 pub const BUSY: i64 = -31006;
 /// The proxy is shutting down and could not wait for the call.
 pub const SHUTTING_DOWN: i64 = -31007;
-/// The server refused the credentials.
+/// The credentials were refused, by the server or here.
 pub const UNAUTHORIZED: i64 = -31008;
 
 /// Whose fault an error is.

@@ -34,6 +34,8 @@ pub struct Access<'a> {
     /// The tool, prompt or resource; empty where there is none.
     pub target: &'a str,
     pub route: &'a str,
+    /// The name of the token by which the client is known, where clients need one. Never the token.
+    pub token: Option<&'a str>,
     pub principal: &'a dyn fmt::Display,
     pub client_era: &'a str,
     /// The task the call became.
@@ -240,6 +242,7 @@ macro_rules! access {
             method = $line.method,
             target = $line.target,
             route = $line.route,
+            token = $line.token,
             principal = %$line.principal,
             client = $line.client_era,
             task = $line.task.map(tracing::field::display),

@@ -6,6 +6,7 @@ use deferral::internals::{
     task::retention,
 };
 use expect_test::{Expect, expect};
+use http::{HeaderMap, header::AUTHORIZATION};
 use std::{path::Path, time::Duration};
 
 fn parse(text: &str) -> Config {
@@ -45,7 +46,10 @@ drain: 5s
 log: json
 request_state: { keys: [{ file: tests/it/config.key }] }
 public_url: https://mcp.example.com
-access: { hosts: [mcp.example.com], origins: ["https://app.example.com"] }
+access:
+  hosts: [mcp.example.com]
+  origins: ["https://app.example.com"]
+  tokens: [{ name: alice, file: tests/it/config.key }]
 limits:
   body_bytes: 1MiB
   body_memory: 9MiB
@@ -376,6 +380,11 @@ fn a_command_that_clients_from_elsewhere_could_use_needs_a_word_that_they_may() 
         assert!(refused(exposed, ", shared: false").is_some());
     }
     assert_eq!(refused("listen: '[::1]:80'\n", ""), None);
+    // Or else each of them is known.
+    let known = "listen: 0.0.0.0:80\naccess: { tokens: [{ name: alice, file: tests/it/config.key }] }\n";
+    assert_eq!(refused(known, ""), None);
+    let said = refused("listen: 0.0.0.0:80\n", "").expect("it is refused");
+    assert!(said.contains("give clients tokens (`access.tokens`)"), "{said}");
 }
 
 /// Each of these would otherwise mean a default that nobody asked for.
@@ -510,6 +519,7 @@ fn the_schema_knows_exactly_the_keys_that_are_read() {
         "",
         "tls",
         "access",
+        "access.tokens[]",
         "limits",
         "timeouts",
         "routes[]",
@@ -624,6 +634,103 @@ fn a_key_that_cannot_be_used_is_named_by_its_place_and_never_shown() {
         assert!(!said(&format!("{{ keys: {keys} }}")).contains(KEY), "{keys}");
     }
     assert!(!said("{ keys: [{ env: PATH }] }").contains(&std::env::var("PATH").unwrap()));
+}
+
+const TOKEN: &str = "correct-horse-battery-staple";
+
+/// What is said of a file with these tokens of clients.
+fn said_of_tokens(folder: &Path, tokens: &str) -> Result<Config, String> {
+    let text = format!("routes: [{{ upstream: {{ url: 'http://x' }} }}]\naccess: {{ tokens: {tokens} }}\n");
+    config::parse(&folder.join("deferral.yaml"), &text)
+        .map_err(|problems| problems.to_string().replace(&*folder.to_string_lossy(), "~"))
+}
+
+#[test]
+fn tokens_are_read_from_where_they_are_and_somebody_may_have_several() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("old"), format!("{TOKEN}\n")).unwrap();
+    std::fs::write(folder.path().join("new"), KEY).unwrap();
+    let config = said_of_tokens(folder.path(), "[{ name: alice, file: old }, { name: alice, file: ./new }]");
+    let config = config.unwrap_or_else(|problems| panic!("{problems}"));
+    let known = |token: &str| {
+        let authorization = format!("Bearer {token}").try_into().expect("a header value");
+        let mut headers = HeaderMap::from_iter([(AUTHORIZATION, authorization)]);
+        config.front.tokens.take(&mut headers).ok()
+    };
+    assert_eq!((known(TOKEN).as_deref(), known(KEY).as_deref()), (Some("alice"), Some("alice")));
+    assert_eq!(known(&format!("{TOKEN}\n").trim_end()[1..]), None);
+    let shown = format!("{config:?}");
+    assert!(shown.contains("alice") && !shown.contains(TOKEN) && !shown.contains(KEY), "{shown}");
+    assert!(parse("routes: [{ upstream: { url: 'http://x' } }]").front.tokens.is_empty());
+}
+
+#[test]
+fn a_token_that_cannot_be_used_is_named_by_its_place_and_never_shown() {
+    let folder = tempfile::tempdir().unwrap();
+    for (name, text) in [
+        ("good", TOKEN),
+        ("again", &format!("{TOKEN}\r\n")),
+        ("empty", "\n"),
+        ("short", &TOKEN[..15]),
+        ("odd", "correct horse battery staple"),
+    ] {
+        std::fs::write(folder.path().join(name), text).unwrap();
+    }
+    let said = |tokens: &str| said_of_tokens(folder.path(), tokens).expect_err(tokens);
+    expect![[r#"
+        ~/deferral.yaml:2:20: the file `~/none` cannot be read: No such file or directory (os error 2)
+        ~/deferral.yaml:2:49: the file `~/empty` is empty; a token has at least 16 letters, digits and `-._~+/`, as `openssl rand -hex 32` makes one
+        ~/deferral.yaml:2:79: the file `~/short` has 15 characters; a token has at least 16 letters, digits and `-._~+/`, as `openssl rand -hex 32` makes one
+        ~/deferral.yaml:2:109: the file `~/odd` has a character that no token has; a token has at least 16 letters, digits and `-._~+/`, as `openssl rand -hex 32` makes one
+        ~/deferral.yaml:2:137: the environment variable `DEFERRAL_TEST_UNSET` is not set
+    "#]]
+    .assert_eq(&format!(
+        "{}\n",
+        said("[{ name: alice, file: none }, { name: alice, file: empty }, { name: alice, file: short }, { name: alice, file: odd }, { name: alice, env: DEFERRAL_TEST_UNSET }]")
+    ));
+    for (tokens, part) in [
+        ("[]", "2:19: `tokens` names no token; remove it"),
+        (
+            "[{ name: a, file: good }, { name: a, file: again }]",
+            "2:45: this token is listed already (line 2)",
+        ),
+        ("[{ name: a, file: good }, { name: b, file: good }]", "2:45: this token is listed already (line 2)"),
+        ("[{ file: good }]", "2:20: the token has no `name`"),
+        ("[{ name: '', file: good }]", "2:28: `name` must be 1 to 64 letters"),
+        (&format!("[{{ name: {}, file: good }}]", "n".repeat(65)), "2:28: `name` must be 1 to 64 letters"),
+        ("[{ name: 'a b', file: good }]", "2:28: `name` must be 1 to 64 letters"),
+        ("[{ name: \"a\\nb\", file: good }]", "2:28: `name` must be 1 to 64 letters"),
+        ("[{ name: a }]", "2:20: the token has neither `file` nor `env`"),
+        ("[{ name: a, file: good, env: X }]", "2:20: the token has both `file` and `env`"),
+        ("[{ name: a, env: 'A=B' }]", "2:36: `env` must be the name of an environment variable"),
+        ("[{ name: a, token: correct-horse-battery-staple }]", "2:31: unknown key `token` in a token"),
+        (TOKEN, "2:19: `tokens` must be a list"),
+        (&format!("[{TOKEN}]"), "2:20: a token is not written here; say where it is"),
+        (&format!("[{{ name: {KEY}, file: good }}]"), "2:28: `name` must say whose the token is, not be the"),
+        (
+            &format!("[{{ name: a, env: {KEY} }}]"),
+            "2:36: `env` must name a variable that holds the token, not",
+        ),
+        (&format!("[{{ name: a, file: {KEY} }}]"), "2:37: `file` must name a file that holds the token, not"),
+    ] {
+        let said = said(tokens);
+        assert!(said.contains(part), "{tokens}: {said}");
+        assert!(!said.contains(TOKEN) && !said.contains(KEY), "{tokens}: {said}");
+    }
+}
+
+#[test]
+fn who_needs_a_token_is_told_apart_by_it() {
+    let doubts = |access: &str| {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("deferral.yaml");
+        std::fs::write(folder.path().join("token"), TOKEN).expect("it can be written");
+        let text = format!("listen: 0.0.0.0:80\n{access}routes: [{{ upstream: {{ url: 'http://x' }} }}]\n");
+        std::fs::write(&path, text).expect("it can be written");
+        config::check(&path).expect("it is right").1.map(|doubts| doubts.to_string())
+    };
+    assert!(doubts("").expect("a doubt").contains("all callers without `Authorization` count as one"));
+    assert_eq!(doubts("access: { tokens: [{ name: alice, file: token }] }\n"), None);
 }
 
 #[test]

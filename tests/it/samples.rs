@@ -5,20 +5,44 @@ use std::{
     fs,
     path::{Path, PathBuf},
 };
+use tempfile::TempDir;
 
-fn samples() -> Vec<PathBuf> {
-    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/config");
-    let mut files: Vec<_> =
-        fs::read_dir(folder).expect("the folder is there").map(|entry| entry.unwrap().path()).collect();
-    files.sort();
-    files
+/// What the samples name and their readers make.
+const SECRETS: &[&str] = &["alice.token", "alice-new.token", "ci.token"];
+
+/// The samples, in a folder that has what they name, for as long as that is held.
+struct Samples {
+    folder: TempDir,
+}
+
+impl Samples {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        for name in SECRETS {
+            fs::write(folder.path().join(name), format!("{name}-0000-0000\n")).expect("it can be written");
+        }
+        let samples = concat!(env!("CARGO_MANIFEST_DIR"), "/config");
+        for entry in fs::read_dir(samples).expect("the folder is there") {
+            let path = entry.unwrap().path();
+            fs::copy(&path, folder.path().join(path.file_name().unwrap())).expect("it can be copied");
+        }
+        Self { folder }
+    }
+
+    fn files(&self) -> Vec<PathBuf> {
+        let entries = fs::read_dir(self.folder.path()).expect("the folder is there");
+        let mut files: Vec<_> = entries.map(|entry| entry.unwrap().path()).collect();
+        files.retain(|path| path.extension().is_some_and(|extension| extension == "yaml"));
+        files.sort();
+        files
+    }
 }
 
 #[test]
 fn every_sample_is_accepted() {
-    let samples = samples();
-    assert!(samples.len() >= 4, "{samples:?}");
-    for path in samples {
+    let samples = Samples::new();
+    assert!(samples.files().len() >= 4, "{:?}", samples.files());
+    for path in samples.files() {
         if let Err(problems) = config::load(&path) {
             panic!("{problems}");
         }
@@ -27,7 +51,8 @@ fn every_sample_is_accepted() {
 
 #[tokio::test]
 async fn every_sample_starts() {
-    for path in samples() {
+    let samples = Samples::new();
+    for path in samples.files() {
         let mut config = config::load(&path).unwrap_or_else(|problems| panic!("{problems}"));
         // On free ports of this machine, and with a certificate that is there.
         config.front.listen = vec!["127.0.0.1:0".parse().unwrap(); config.front.listen.len()];
@@ -44,7 +69,8 @@ async fn every_sample_starts() {
 
 #[test]
 fn the_upgrade_sample_shows_the_defaults_where_it_says_so() {
-    let path = samples().into_iter().find(|path| path.ends_with("upgrade.yaml")).expect("there is one");
+    let samples = Samples::new();
+    let path = samples.files().into_iter().find(|path| path.ends_with("upgrade.yaml")).expect("there is one");
     let text = fs::read_to_string(&path).unwrap();
     let plain = config::parse(&path, &text).expect("it is accepted");
     // What is commented out as a default, put in, changes nothing.

@@ -3,4 +3,5 @@
 pub(super) mod access;
 pub(super) mod principal;
 pub(super) mod shed;
+pub(super) mod tokens;
 pub(super) mod trace;

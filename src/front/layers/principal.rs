@@ -6,20 +6,30 @@ use crate::{
 };
 use http::{HeaderMap, HeaderValue, header::AUTHORIZATION};
 
-/// What the caller is, on this route. [`Principal::ANONYMOUS`] where it shows nothing of the kind
-/// the route looks at.
-pub(in crate::front) fn principal(route: &Route, headers: &HeaderMap) -> Principal {
+/// What the caller is, on this route: the name of the token it was let in by, if it needed one, and what it shows of
+/// the kind the route looks at. A header never makes one of another's token: it tells apart those who share a token.
+/// [`Principal::ANONYMOUS`] where there is neither.
+pub(in crate::front) fn principal(route: &Route, token: Option<&str>, headers: &HeaderMap) -> Principal {
     let name = match &route.principal {
         PrincipalSource::Authorization => &AUTHORIZATION,
         PrincipalSource::Header(name) => name,
     };
-    let mut parts = vec![name.as_str().as_bytes()];
+    let mut parts = Vec::with_capacity(4);
+    parts.extend(token.into_iter().flat_map(|token| [TOKEN, token.as_bytes()]));
+    let before = parts.len();
+    parts.push(name.as_str().as_bytes());
     parts.extend(headers.get_all(name).iter().map(HeaderValue::as_bytes));
+    if parts.len() == before + 1 {
+        parts.truncate(before);
+    }
     match parts.len() {
-        1 => Principal::ANONYMOUS,
+        0 => Principal::ANONYMOUS,
         _ => Principal::of(&parts),
     }
 }
+
+/// What stands before a token's name: no header has it for its own.
+const TOKEN: &[u8] = b"token:";
 
 /// What the server is shown on the caller's behalf, on this route.
 pub(in crate::front) fn credentials(route: &Route, headers: &HeaderMap) -> Credentials {
@@ -58,19 +68,43 @@ mod tests {
     #[test]
     fn callers_are_told_apart_by_authorization() {
         let route = route(PrincipalSource::Authorization, &[]);
-        let of = |value| principal(&route, &headers(&[("authorization", value), ("x-user", "u")]));
+        let of = |value| principal(&route, None, &headers(&[("authorization", value), ("x-user", "u")]));
         assert_eq!(of("Bearer a"), of("Bearer a"));
         assert_ne!(of("Bearer a"), of("Bearer b"));
-        assert_eq!(principal(&route, &headers(&[("x-user", "u")])), Principal::ANONYMOUS);
+        assert_eq!(principal(&route, None, &headers(&[("x-user", "u")])), Principal::ANONYMOUS);
     }
 
     #[test]
     fn callers_are_told_apart_by_a_header_where_the_route_says_so() {
         let route = route(PrincipalSource::Header(HeaderName::from_static("x-user")), &[]);
-        let of = |token, user| principal(&route, &headers(&[("authorization", token), ("x-user", user)]));
+        let of =
+            |token, user| principal(&route, None, &headers(&[("authorization", token), ("x-user", user)]));
         assert_eq!(of("Bearer a", "u"), of("Bearer refreshed", "u"));
         assert_ne!(of("Bearer a", "u"), of("Bearer a", "v"));
-        assert!(principal(&route, &headers(&[("authorization", "Bearer a")])).is_anonymous());
+        assert!(principal(&route, None, &headers(&[("authorization", "Bearer a")])).is_anonymous());
+    }
+
+    #[test]
+    fn a_token_names_its_caller_and_a_header_can_make_it_nobody_elses() {
+        let plain = route(PrincipalSource::Authorization, &[]);
+        let of = |token, pairs: &[_]| principal(&plain, Some(token), &headers(pairs));
+        assert_eq!(of("alice", &[]), of("alice", &[("x-user", "bob")]));
+        assert_ne!(of("alice", &[]), of("bob", &[]));
+        assert!(!of("alice", &[]).is_anonymous());
+
+        let by_user = route(PrincipalSource::Header(HeaderName::from_static("x-user")), &[]);
+        let of = |token, pairs: &[_]| principal(&by_user, token, &headers(pairs));
+        let (a, b) = (Some("alice"), Some("bob"));
+        let all = [
+            of(a, &[]),
+            of(b, &[]),
+            of(a, &[("x-user", "alice")]),
+            of(a, &[("x-user", "bob")]),
+            of(b, &[("x-user", "alice")]),
+            of(None, &[("x-user", "alice")]),
+        ];
+        let distinct: std::collections::BTreeSet<_> = all.into_iter().collect();
+        assert_eq!(distinct.len(), all.len(), "each is somebody else");
     }
 
     #[test]

@@ -35,6 +35,8 @@ struct Fields {
     method: Name,
     target: Option<String>,
     route: Option<Arc<str>>,
+    /// The name of the token that was shown.
+    token: Option<Arc<str>>,
     principal: Principal,
     client: Option<Era>,
     session: Option<SessionTag>,
@@ -81,6 +83,7 @@ impl Line {
             method: Name::Http(method),
             target: None,
             route: None,
+            token: None,
             principal: Principal::ANONYMOUS,
             client: None,
             session: None,
@@ -103,6 +106,15 @@ impl Line {
 
     pub(in crate::front) fn on_route(&mut self, route: &Arc<str>) {
         self.0.route = Some(Arc::clone(route));
+    }
+
+    /// A token of this name was shown.
+    pub(in crate::front) fn shows(&mut self, token: Arc<str>) {
+        self.0.token = Some(token);
+    }
+
+    pub(in crate::front) fn token(&self) -> Option<&str> {
+        self.0.token.as_deref()
     }
 
     /// On whose behalf.
@@ -192,6 +204,7 @@ impl Drop for Fields {
             },
             target: self.target.as_deref().unwrap_or_default(),
             route: self.route.as_deref().unwrap_or_default(),
+            token: self.token.as_deref(),
             principal: &self.principal,
             client_era: self.client.map_or("", Era::as_str),
             task: end.account.task.as_ref().map(|task| task as _),

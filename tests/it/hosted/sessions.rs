@@ -177,3 +177,38 @@ async fn a_child_that_nobody_uses_ends_and_a_session_that_comes_back_has_another
     let listening = client.listen().await.follow();
     assert_eq!(heard(&listening).await.len(), 1);
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_session_is_unknown_to_whoever_shows_the_token_of_another_name() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let tokens = ["alice", "alice", "bob"].into_iter().enumerate().map(|(n, name)| {
+        let path = folder.path().join(n.to_string());
+        std::fs::write(&path, format!("token-number-{n:04}")).expect("it can be written");
+        format!("{{ name: {name}, file: '{}' }}", path.display())
+    });
+    let tokens = tokens.collect::<Vec<_>>().join(", ");
+    let mut world = World::new(&format!("defer: {{ after: 1s }}\naccess: {{ tokens: [{tokens}] }}"));
+    let bearing = |n: usize| world.client().with("authorization", &format!("Bearer token-number-{n:04}"));
+    let (alice, renewed, bob) = (bearing(0), bearing(1), bearing(2));
+    let (alice, mut child) = tokio::join!(hello(&alice, json!({})), world.child());
+    let bobs = hello(&bob, json!({})).await;
+
+    // Somebody else's session is not known, to call in, to listen to or to end.
+    let list = r#"{"jsonrpc":"2.0","id":1,"method":"tools/list"}"#;
+    let foreign = bob.within(&alice.session());
+    assert_eq!(foreign.post(list).await.answer().await.status, 404);
+    assert_eq!(foreign.listen().await.answer().await.status, 404);
+    assert_eq!(foreign.send(Method::DELETE, "/mcp", "").await.answer().await.status, 404);
+    // Without a token nothing is known at all.
+    let nobody = world.client().within(&alice.session());
+    assert_eq!(nobody.post(list).await.answer().await.status, 401);
+
+    // It goes on under a new token of the same name, and what others do changes nothing.
+    for client in [renewed.within(&alice.session()), bobs] {
+        let waiting = client.post(list).await;
+        let asked = child.told("tools/list").await;
+        child.answers(&asked, json!({ "tools": [] })).await;
+        assert_eq!(waiting.answer().await.result()["tools"], json!([]));
+    }
+    assert_eq!(world.started(), 0, "to the server they are one");
+}

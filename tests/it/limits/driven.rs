@@ -296,6 +296,11 @@ const BOUNDS: &[(&str, Held)] = &[
     ("telemetry/line.rs VALUE", By("of_a_long_value_the_beginning_is_written")),
     ("config/mod.rs MAX_FILE", By("a_configuration_without_end_or_bottom_is_refused")),
     ("config/secret.rs MAX_FILE", By("a_configuration_without_end_or_bottom_is_refused")),
+    (
+        "config/secret.rs SHORTEST_TOKEN",
+        By("a_token_that_cannot_be_used_is_named_by_its_place_and_never_shown"),
+    ),
+    ("config/values.rs TOKEN_NAME", By("a_token_that_cannot_be_used_is_named_by_its_place_and_never_shown")),
     ("config/values.rs LONGEST", By("a_configuration_without_end_or_bottom_is_refused")),
     ("config/yaml.rs MAX_DEPTH", By("a_configuration_without_end_or_bottom_is_refused")),
     ("config/yaml.rs MAX_NODES", By("aliases_of_aliases_do_not_grow_without_bound")),

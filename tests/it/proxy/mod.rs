@@ -20,6 +20,7 @@ mod questions;
 mod quotas;
 mod shutdown;
 mod store;
+mod tokens;
 mod told;
 mod transport;
 pub(crate) mod world;

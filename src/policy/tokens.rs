@@ -1,0 +1,167 @@
+//! The bearer tokens by which clients are known (RFC 6750).
+//!
+//! A token says who its client is: the principal is the token's name, so that a new token under the same name is
+//! the same caller. What is kept of a token is its digest, and what is shown is compared with all of them: how long
+//! that takes tells neither which one it was like, nor how much of it was right.
+
+use http::{
+    HeaderMap, HeaderValue,
+    header::{AUTHORIZATION, Entry},
+};
+use ring::digest::{SHA256, digest};
+use std::{fmt, sync::Arc};
+use subtle::{ConditionallySelectable, ConstantTimeEq};
+
+/// The tokens that clients may show. None: nobody is asked for one.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct Tokens(Vec<Token>);
+
+#[derive(Clone, PartialEq, Eq)]
+struct Token {
+    name: Arc<str>,
+    digest: [u8; 32],
+}
+
+/// Why a request is not let in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NotKnown {
+    #[error("clients are known by a token here: send `Authorization: Bearer TOKEN` (access.tokens)")]
+    NoToken,
+    #[error("the token is not known here (access.tokens)")]
+    WrongToken,
+    #[error("there are several `Authorization`s; send one")]
+    Several,
+}
+
+// === impl Tokens ===
+
+impl Tokens {
+    /// These, each with the name of whom it belongs to. A name may have several.
+    pub fn new<'a>(tokens: impl IntoIterator<Item = (Arc<str>, &'a str)>) -> Self {
+        let token = |(name, token): (_, &str)| Token { name, digest: digest_of(token.as_bytes()) };
+        Self(tokens.into_iter().map(token).collect())
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The name of the token that a request shows. It is taken out of the headers: it was for us, and no server is
+    /// to see it.
+    ///
+    /// # Errors
+    /// [`NotKnown`]
+    pub fn take(&self, headers: &mut HeaderMap) -> Result<Arc<str>, NotKnown> {
+        let Entry::Occupied(shown) = headers.entry(AUTHORIZATION) else { return Err(NotKnown::NoToken) };
+        if shown.iter().count() > 1 {
+            return Err(NotKnown::Several);
+        }
+        let name = self.name_of(bearer(shown.get()).ok_or(NotKnown::NoToken)?);
+        let name = name.ok_or(NotKnown::WrongToken)?;
+        shown.remove();
+        Ok(name)
+    }
+
+    fn name_of(&self, token: &[u8]) -> Option<Arc<str>> {
+        let shown = digest_of(token);
+        let mut found = u64::MAX;
+        for (index, known) in (0..).zip(&self.0) {
+            found.conditional_assign(&index, known.digest.ct_eq(&shown));
+        }
+        self.0.get(usize::try_from(found).ok()?).map(|token| token.name.clone())
+    }
+}
+
+impl fmt::Debug for Tokens {
+    /// Names only.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_set().entries(self.0.iter().map(|token| &token.name)).finish()
+    }
+}
+
+// === impl NotKnown ===
+
+impl NotKnown {
+    /// What `WWW-Authenticate` says (RFC 6750, 3): an error only of a token that was shown.
+    pub fn challenge(self) -> HeaderValue {
+        HeaderValue::from_static(match self {
+            Self::NoToken => r#"Bearer realm="deferral""#,
+            Self::WrongToken | Self::Several => r#"Bearer realm="deferral", error="invalid_token""#,
+        })
+    }
+}
+
+/// The token of an `Authorization`, if that is what it holds. The scheme's name is written as one likes (RFC 9110,
+/// 11.1), and blanks follow it.
+fn bearer(authorization: &HeaderValue) -> Option<&[u8]> {
+    let (scheme, rest) = authorization.as_bytes().split_at_checked(BEARER.len())?;
+    let token = rest.trim_ascii();
+    let is_bearer = scheme.eq_ignore_ascii_case(BEARER) && rest.first() == Some(&b' ') && !token.is_empty();
+    is_bearer.then_some(token)
+}
+
+const BEARER: &[u8] = b"Bearer";
+
+fn digest_of(token: &[u8]) -> [u8; 32] {
+    digest(&SHA256, token).as_ref().try_into().expect("SHA-256 has 32 bytes")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tokens() -> Tokens {
+        Tokens::new([("alice", "a-token"), ("bob", "b-token"), ("alice", "new-token")].map(named))
+    }
+
+    fn named((name, token): (&str, &'static str)) -> (Arc<str>, &'static str) {
+        (name.into(), token)
+    }
+
+    fn take(shown: &[&'static str]) -> (Result<Arc<str>, NotKnown>, bool) {
+        let mut headers = HeaderMap::new();
+        for value in shown {
+            headers.append(AUTHORIZATION, HeaderValue::from_static(value));
+        }
+        let taken = tokens().take(&mut headers);
+        (taken, headers.contains_key(AUTHORIZATION))
+    }
+
+    #[test]
+    fn each_token_is_known_by_its_name_and_is_taken_out() {
+        for (shown, name) in [
+            ("Bearer a-token", "alice"),
+            ("bearer b-token", "bob"),
+            ("BEARER   new-token", "alice"),
+            ("Bearer a-token ", "alice"),
+        ] {
+            assert_eq!(take(&[shown]), (Ok(name.into()), false), "{shown}");
+        }
+    }
+
+    #[test]
+    fn whatever_else_is_shown_is_not_known() {
+        for (shown, why) in [
+            (&[][..], NotKnown::NoToken),
+            (&["Basic YTpi"], NotKnown::NoToken),
+            (&["Bearer"], NotKnown::NoToken),
+            (&["Bearer "], NotKnown::NoToken),
+            (&["Bearera-token"], NotKnown::NoToken),
+            (&["a-token"], NotKnown::NoToken),
+            (&["Bearer a-toke"], NotKnown::WrongToken),
+            (&["Bearer a-tokens"], NotKnown::WrongToken),
+            (&["Bearer A-token"], NotKnown::WrongToken),
+            (&["Bearer a-token, Bearer b-token"], NotKnown::WrongToken),
+            (&["Bearer a-token", "Bearer a-token"], NotKnown::Several),
+        ] {
+            let (taken, _) = take(shown);
+            assert_eq!(taken, Err(why), "{shown:?}");
+            assert_eq!(why.challenge().to_str().unwrap().contains("error="), why != NotKnown::NoToken);
+        }
+    }
+
+    #[test]
+    fn tokens_do_not_show_themselves() {
+        assert_eq!(format!("{:?}", tokens()), r#"{"alice", "bob", "alice"}"#);
+    }
+}
