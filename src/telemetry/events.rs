@@ -308,80 +308,6 @@ impl Started<'_> {
     }
 }
 
-// === impl TaskTransition ===
-
-impl TaskTransition<'_> {
-    pub fn emit(&self) {
-        let Self { task, tool, principal, from, to } = *self;
-        tracing::info!(target: "deferral::task", event = "transition", %task, tool, %principal, from, to);
-    }
-}
-
-// === impl LookupFailed ===
-
-impl LookupFailed<'_> {
-    pub fn emit(&self) {
-        let Self { method, principal, reason } = *self;
-        tracing::warn!(target: "deferral::task", event = "lookup_failed", method, %principal, reason);
-    }
-}
-
-// === impl WouldDefer ===
-
-impl WouldDefer<'_> {
-    pub fn emit(&self) {
-        let Self { tool, route, after, took } = *self;
-        let (after_ms, took_ms) = (millis(after), millis(took));
-        tracing::info!(target: "deferral::task", event = "would_defer", tool, route, after_ms, took_ms);
-    }
-}
-
-// === impl QuotaFull ===
-
-impl QuotaFull<'_> {
-    pub fn emit(&self) {
-        let Self { limit, principal } = *self;
-        tracing::warn!(target: "deferral::task", event = "quota_full", limit, %principal);
-    }
-}
-
-// === impl StoreFailed ===
-
-impl StoreFailed<'_> {
-    pub fn emit(&self) {
-        let Self { doing, error } = *self;
-        tracing::error!(target: "deferral::task", event = "store_failed", doing, %error);
-    }
-}
-
-// === impl QuestionRefused ===
-
-impl QuestionRefused<'_> {
-    pub fn emit(&self) {
-        let Self { method, reason } = *self;
-        tracing::warn!(target: "deferral::question", event = "refused", method, reason);
-    }
-}
-
-// === impl AnswersDropped ===
-
-impl AnswersDropped {
-    pub fn emit(&self) {
-        let Self { waiting } = *self;
-        let limit = "limits.messages";
-        tracing::warn!(target: "deferral::upstream", event = "answers_dropped", limit, waiting);
-    }
-}
-
-// === impl Untold ===
-
-impl Untold<'_> {
-    pub fn emit(&self) {
-        let Self { what, error } = *self;
-        tracing::warn!(target: "deferral::upstream", event = "untold", what, %error);
-    }
-}
-
 // === impl ServerEnded ===
 
 impl ServerEnded<'_> {
@@ -403,77 +329,53 @@ impl ServerEnded<'_> {
     }
 }
 
-// === impl ServerNotStarted ===
-
-impl ServerNotStarted<'_> {
-    pub fn emit(&self) {
-        tracing::warn!(
-            target: "deferral::server",
-            event = "not_started",
-            route = self.route,
-            program = self.program,
-            error = %self.error,
-        );
-    }
+/// How each happening that is one line is written: at which level, for which part of the house, and under which
+/// name. `it` is the happening.
+macro_rules! lines {
+    ($($happening:ident $(<$life:lifetime>)? as $it:ident: $level:ident $target:literal $event:literal $fields:tt)*) => {
+        $(impl $happening $(<$life>)? {
+            pub fn emit(&self) {
+                let $it = self;
+                lines!($level $target $event $fields);
+            }
+        })*
+    };
+    ($level:ident $target:literal $event:literal { $($field:tt)* }) => {
+        tracing::$level!(target: $target, event = $event, $($field)*)
+    };
 }
 
-// === impl ServerSaid ===
-
-impl ServerSaid<'_> {
-    pub fn emit(&self) {
-        tracing::info!(target: "deferral::server", event = "stderr", route = self.route, line = self.line);
+lines! {
+    TaskTransition<'_> as it: info "deferral::task" "transition" {
+        task = %it.task, tool = it.tool, principal = %it.principal, from = it.from, to = it.to
     }
-}
-
-// === impl ServerLinesOmitted ===
-
-impl ServerLinesOmitted<'_> {
-    pub fn emit(&self) {
-        tracing::warn!(
-            target: "deferral::server", event = "stderr_omitted", route = self.route, count = self.count,
-        );
+    LookupFailed<'_> as it: warn "deferral::task" "lookup_failed" {
+        method = it.method, principal = %it.principal, reason = it.reason
     }
-}
-
-// === impl ServerGarbage ===
-
-impl ServerGarbage<'_> {
-    pub fn emit(&self) {
-        tracing::warn!(
-            target: "deferral::server",
-            event = "stdout_skipped",
-            route = self.route,
-            why = self.why,
-            line = self.line,
-            omitted = self.omitted,
-        );
+    WouldDefer<'_> as it: info "deferral::task" "would_defer" {
+        tool = it.tool, route = it.route, after_ms = millis(it.after), took_ms = millis(it.took)
     }
-}
-
-// === impl LogLinesDropped ===
-
-impl LogLinesDropped {
-    pub fn emit(&self) {
-        tracing::warn!(target: "deferral", event = "log_lines_dropped", count = self.count);
+    QuotaFull<'_> as it: warn "deferral::task" "quota_full" { limit = it.limit, principal = %it.principal }
+    StoreFailed<'_> as it: error "deferral::task" "store_failed" { doing = it.doing, error = %it.error }
+    QuestionRefused<'_> as it: warn "deferral::question" "refused" { method = it.method, reason = it.reason }
+    AnswersDropped as it: warn "deferral::upstream" "answers_dropped" {
+        limit = "limits.messages", waiting = it.waiting
     }
-}
-
-// === impl Draining ===
-
-impl Draining {
-    pub fn emit(&self) {
-        let Self { calls, tasks, results, limit } = *self;
-        let limit_ms = millis(limit);
-        tracing::info!(target: "deferral", event = "draining", calls, tasks, results, limit_ms);
+    Untold<'_> as it: warn "deferral::upstream" "untold" { what = it.what, error = %it.error }
+    ServerNotStarted<'_> as it: warn "deferral::server" "not_started" {
+        route = it.route, program = it.program, error = %it.error
     }
-}
-
-// === impl Drained ===
-
-impl Drained {
-    pub fn emit(&self) {
-        let Self { calls_lost, tasks_lost, results_lost, hurried } = *self;
-        tracing::info!(target: "deferral", event = "drained", calls_lost, tasks_lost, results_lost, hurried);
+    ServerSaid<'_> as it: info "deferral::server" "stderr" { route = it.route, line = it.line }
+    ServerLinesOmitted<'_> as it: warn "deferral::server" "stderr_omitted" { route = it.route, count = it.count }
+    ServerGarbage<'_> as it: warn "deferral::server" "stdout_skipped" {
+        route = it.route, why = it.why, line = it.line, omitted = it.omitted
+    }
+    LogLinesDropped as it: warn "deferral" "log_lines_dropped" { count = it.count }
+    Draining as it: info "deferral" "draining" {
+        calls = it.calls, tasks = it.tasks, results = it.results, limit_ms = millis(it.limit)
+    }
+    Drained as it: info "deferral" "drained" {
+        calls_lost = it.calls_lost, tasks_lost = it.tasks_lost, results_lost = it.results_lost, hurried = it.hurried
     }
 }
 
