@@ -219,39 +219,27 @@ pub(super) fn unanswered() -> ErrorObject {
 
 /// Protected-resource metadata could not be fetched.
 fn metadata(lost: CallError) -> Answer {
-    let message = format!("protected-resource metadata: {lost}");
-    let server = |status, code| Answer::of(status, ErrorObject::new(code, message.as_str()), Fault::Server);
-    let proxy = |code| {
-        Answer::of(StatusCode::SERVICE_UNAVAILABLE, ErrorObject::new(code, message.as_str()), Fault::Proxy)
+    // No call was made whose outcome could be unknown.
+    let code = match lost.code() {
+        code::OUTCOME_UNKNOWN => code::UPSTREAM_UNAVAILABLE,
+        code => code,
     };
-    match lost {
-        CallError::Unreachable(_) => server(StatusCode::BAD_GATEWAY, code::UPSTREAM_UNAVAILABLE),
-        CallError::ConnectTimeout(_) => server(StatusCode::GATEWAY_TIMEOUT, code::UPSTREAM_UNAVAILABLE),
-        CallError::CallTimeout(_) | CallError::FirstByteTimeout(_) | CallError::IdleTimeout(_) => {
-            server(StatusCode::GATEWAY_TIMEOUT, code::UPSTREAM_TIMEOUT)
+    let (status, fault) = match &lost {
+        _ if matches!(code, code::BUSY | code::SHUTTING_DOWN) => {
+            (StatusCode::SERVICE_UNAVAILABLE, Fault::Proxy)
         }
-        CallError::Broken(_) | CallError::SessionEnded | CallError::Exited(_) | CallError::Untold(_) => {
-            server(StatusCode::BAD_GATEWAY, code::UPSTREAM_UNAVAILABLE)
-        }
-        CallError::Unauthorized { status, challenge } => {
-            let answer = server(status, code::UNAUTHORIZED);
-            match challenge {
-                Some(challenge) => answer.with(WWW_AUTHENTICATE, challenge),
-                None => answer,
-            }
-        }
-        CallError::Forbidden { .. } => server(StatusCode::FORBIDDEN, code::UNAUTHORIZED),
-        CallError::Status { .. } | CallError::Invalid(_) => {
-            server(StatusCode::BAD_GATEWAY, code::UPSTREAM_INVALID)
-        }
-        CallError::TooLarge { .. } => server(StatusCode::BAD_GATEWAY, code::RESULT_TOO_LARGE),
-        CallError::Busy { .. }
-        | CallError::Waited { .. }
-        | CallError::AllInUse { .. }
-        | CallError::Unread { .. }
-        | CallError::NoRoom { .. } => proxy(code::BUSY),
-        CallError::Closing => proxy(code::SHUTTING_DOWN),
-    }
+        CallError::Unauthorized { status, .. } => (*status, Fault::Server),
+        CallError::Forbidden { .. } => (StatusCode::FORBIDDEN, Fault::Server),
+        CallError::ConnectTimeout(_) => (StatusCode::GATEWAY_TIMEOUT, Fault::Server),
+        _ if code == code::UPSTREAM_TIMEOUT => (StatusCode::GATEWAY_TIMEOUT, Fault::Server),
+        _ => (StatusCode::BAD_GATEWAY, Fault::Server),
+    };
+    let error = ErrorObject::new(code, format!("protected-resource metadata: {lost}"));
+    let challenge = match lost {
+        CallError::Unauthorized { challenge, .. } => challenge,
+        _ => None,
+    };
+    Answer { header: challenge.map(|it| (WWW_AUTHENTICATE, it)), ..Answer::of(status, error, fault) }
 }
 
 // === impl Answer ===

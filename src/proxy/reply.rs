@@ -110,30 +110,23 @@ pub(super) fn verdict(call: &Call, route: &Route, word: CallEnd, refused: Option
 
 /// The error object for an answer that will not come.
 pub(super) fn lost_error(lost: &CallError) -> ErrorObject {
-    let code = match lost {
-        CallError::Forbidden { error: Some(error), .. } => return error.clone().of_this_era(),
-        CallError::Unreachable(_) | CallError::ConnectTimeout(_) => code::UPSTREAM_UNAVAILABLE,
-        CallError::CallTimeout(_) | CallError::FirstByteTimeout(_) | CallError::IdleTimeout(_) => {
-            code::UPSTREAM_TIMEOUT
-        }
-        CallError::Broken(_) | CallError::SessionEnded | CallError::Exited(_) | CallError::Untold(_) => {
-            code::OUTCOME_UNKNOWN
-        }
-        CallError::Unauthorized { .. } | CallError::Forbidden { .. } => code::UNAUTHORIZED,
-        CallError::Status { .. } | CallError::Invalid(_) => code::UPSTREAM_INVALID,
-        CallError::TooLarge { .. } => code::RESULT_TOO_LARGE,
-        CallError::Busy { .. }
-        | CallError::Waited { .. }
-        | CallError::AllInUse { .. }
-        | CallError::Unread { .. }
-        | CallError::NoRoom { .. } => code::BUSY,
-        CallError::Closing => code::SHUTTING_DOWN,
-    };
-    ErrorObject::new(code, lost.to_string())
+    match lost {
+        CallError::Forbidden { error: Some(error), .. } => error.clone().of_this_era(),
+        lost => ErrorObject::new(lost.code(), lost.to_string()),
+    }
 }
 
 pub(super) fn outcome_of(lost: &CallError) -> Outcome {
     lost.fault().into()
+}
+
+/// The status by which a transport says whose fault it is.
+pub(super) fn status_of_fault(fault: Fault) -> StatusCode {
+    match fault {
+        Fault::Client => StatusCode::BAD_REQUEST,
+        Fault::Server => StatusCode::BAD_GATEWAY,
+        Fault::Proxy => StatusCode::SERVICE_UNAVAILABLE,
+    }
 }
 
 /// The status of an error for a client that has been sent nothing yet.
@@ -146,11 +139,7 @@ fn status_of(call: &Call, error: &ErrorObject, lost: Option<&CallError>) -> Stat
     match lost {
         Some(CallError::Unauthorized { status, .. }) => *status,
         Some(CallError::Forbidden { .. }) => StatusCode::FORBIDDEN,
-        Some(lost) if call.method == Method::Discover => match lost.fault() {
-            Fault::Client => StatusCode::BAD_REQUEST,
-            Fault::Server => StatusCode::BAD_GATEWAY,
-            Fault::Proxy => StatusCode::SERVICE_UNAVAILABLE,
-        },
+        Some(lost) if call.method == Method::Discover => status_of_fault(lost.fault()),
         // 2026-07-28, *MissingRequiredClientCapabilityError*: on HTTP the status is 400.
         _ if error.code() == code::MISSING_CAPABILITY => StatusCode::BAD_REQUEST,
         _ => StatusCode::OK,

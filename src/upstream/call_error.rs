@@ -1,9 +1,22 @@
 //! What can be said of an answer that will not come, and of a server that did not speak.
 
 use super::{CallError, Description, Identity};
-use crate::{dialect::Caller, protocol::Fault};
+use crate::{
+    dialect::Caller,
+    protocol::{Fault, code},
+};
 use bytes::Bytes;
 use http::StatusCode;
+
+/// What it means that an answer will not come.
+struct Meaning {
+    fault: Fault,
+    code: i64,
+    /// The server may still be at the call.
+    runs_on: bool,
+    /// What was not taken may be if it is told again.
+    passes: bool,
+}
 
 // === impl CallError ===
 
@@ -15,55 +28,56 @@ impl CallError {
 
     /// Whose fault it is.
     pub fn fault(&self) -> Fault {
-        match self {
-            Self::Unauthorized { .. } | Self::Forbidden { .. } => Fault::Client,
-            Self::Status { status, .. } if *status == StatusCode::TOO_MANY_REQUESTS => Fault::Client,
-            Self::Unreachable(_)
-            | Self::ConnectTimeout(_)
-            | Self::CallTimeout(_)
-            | Self::FirstByteTimeout(_)
-            | Self::IdleTimeout(_)
-            | Self::Broken(_)
-            | Self::SessionEnded
-            | Self::Exited(_)
-            | Self::Unread { .. }
-            | Self::Untold(_)
-            | Self::Status { .. }
-            | Self::Invalid(_) => Fault::Server,
-            Self::TooLarge { .. }
-            | Self::Busy { .. }
-            | Self::Waited { .. }
-            | Self::AllInUse { .. }
-            | Self::NoRoom { .. }
-            | Self::Closing => Fault::Proxy,
-        }
+        self.meaning().fault
+    }
+
+    /// By what code a client hears of it.
+    pub fn code(&self) -> i64 {
+        self.meaning().code
     }
 
     /// Whether the server may still be at a call that ended with this. An HTTP error says that it is not,
     /// but where a gateway has given up what the server behind it may go on with. 524 is what a large one
     /// in the field says instead of 504.
     pub fn leaves_it_running(&self) -> bool {
+        self.meaning().runs_on
+    }
+
+    /// Whether a message that was not taken may be taken if it is told again. One that the server left
+    /// without an answer has been waited for long enough.
+    pub(super) fn may_be_taken_later(&self) -> bool {
+        self.meaning().passes
+    }
+
+    fn meaning(&self) -> Meaning {
+        let is = |fault, code, runs_on, passes| Meaning { fault, code, runs_on, passes };
         match self {
-            Self::Status { status, .. } => matches!(status.as_u16(), 502 | 504 | 524),
-            Self::Unreachable(_)
-            | Self::ConnectTimeout(_)
-            | Self::NoRoom { .. }
-            | Self::Busy { .. }
-            | Self::Waited { .. }
-            | Self::AllInUse { .. }
-            | Self::Unread { .. }
-            | Self::Exited(_)
-            | Self::Unauthorized { .. }
-            | Self::Forbidden { .. }
-            | Self::SessionEnded => false,
-            Self::CallTimeout(_)
-            | Self::FirstByteTimeout(_)
-            | Self::IdleTimeout(_)
-            | Self::Broken(_)
-            | Self::Untold(_)
-            | Self::Invalid(_)
-            | Self::TooLarge { .. }
-            | Self::Closing => true,
+            Self::Unreachable(_) | Self::ConnectTimeout(_) => {
+                is(Fault::Server, code::UPSTREAM_UNAVAILABLE, false, true)
+            }
+            Self::CallTimeout(_) | Self::FirstByteTimeout(_) | Self::IdleTimeout(_) => {
+                is(Fault::Server, code::UPSTREAM_TIMEOUT, true, false)
+            }
+            Self::Broken(_) => is(Fault::Server, code::OUTCOME_UNKNOWN, true, true),
+            Self::SessionEnded | Self::Exited(_) => is(Fault::Server, code::OUTCOME_UNKNOWN, false, false),
+            Self::Untold(_) => is(Fault::Server, code::OUTCOME_UNKNOWN, true, false),
+            Self::Unauthorized { .. } | Self::Forbidden { .. } => {
+                is(Fault::Client, code::UNAUTHORIZED, false, false)
+            }
+            Self::Status { status, .. } => {
+                let is_too_much = *status == StatusCode::TOO_MANY_REQUESTS;
+                let fault = if is_too_much { Fault::Client } else { Fault::Server };
+                let runs_on = matches!(status.as_u16(), 502 | 504 | 524);
+                is(fault, code::UPSTREAM_INVALID, runs_on, is_too_much || status.is_server_error())
+            }
+            Self::Invalid(_) => is(Fault::Server, code::UPSTREAM_INVALID, true, false),
+            Self::TooLarge { .. } => is(Fault::Proxy, code::RESULT_TOO_LARGE, true, false),
+            Self::Busy { .. } | Self::Waited { .. } | Self::AllInUse { .. } => {
+                is(Fault::Proxy, code::BUSY, false, false)
+            }
+            Self::Unread { .. } => is(Fault::Server, code::BUSY, false, true),
+            Self::NoRoom { .. } => is(Fault::Proxy, code::BUSY, false, true),
+            Self::Closing => is(Fault::Proxy, code::SHUTTING_DOWN, true, false),
         }
     }
 

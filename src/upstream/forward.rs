@@ -19,8 +19,8 @@ use ::http::{HeaderMap, Method, StatusCode, header};
 use bytes::{Bytes, BytesMut};
 use smallvec::SmallVec;
 use std::{
-    fmt,
     future::{Future, poll_fn},
+    ops::{Deref, DerefMut},
     sync::Arc,
     task::{Context, Poll},
 };
@@ -28,7 +28,6 @@ use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 /// A request as the client sent it.
-#[derive(Debug)]
 pub struct Forward {
     /// Who sends it.
     pub principal: Principal,
@@ -79,28 +78,52 @@ pub struct Forwarded {
 pub enum Passing {
     /// The server's own.
     Relayed(Relayed),
-    Made(Box<dyn Made>),
+    /// Made here, from what a server says on another transport.
+    Made(Box<dyn AnswerBody>),
 }
 
-/// The body of an answer that is made here, from what a server says on another transport.
-pub trait Made: Send {
-    /// As [`Passing::poll_chunk`].
+/// The body of an answer. What is made here breaks with its call: there is no more of it to be taken up, and
+/// nothing to be left to the server.
+pub trait AnswerBody: Send {
+    /// The next chunk.
     fn poll_chunk(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, CallError>>>;
 
-    /// As [`Passing::is_over`].
+    /// Whether there is nothing more to come.
     fn is_over(&self) -> bool;
 
-    /// As [`Passing::length`].
-    fn length(&self) -> Option<u64>;
+    /// How many bytes are still to come, where that is known.
+    fn length(&self) -> Option<u64> {
+        None
+    }
 
-    /// As [`Passing::cancel`].
-    fn cancel(&mut self);
+    /// Begins to take up an event stream that broke, behind this event ([`AnswerBody::poll_taken_up`]). Waits
+    /// as long as the server wants, and asks one that cannot be reached for a while.
+    fn take_up(&mut self, _from: Anchor) {}
+
+    /// Whether it has been taken up; what it gives from then on follows the last event.
+    ///
+    /// # Errors
+    /// [`CallError::SessionEnded`] or [`CallError::Broken`] where the server has nothing more to give;
+    /// [`CallError::CallTimeout`] where the answer is due.
+    fn poll_taken_up(&mut self, _cx: &mut Context<'_>) -> Poll<Result<(), CallError>> {
+        Poll::Ready(Err(CallError::SessionEnded))
+    }
+
+    /// The server is told that what is not answered yet is cancelled.
+    fn cancel(&mut self, _why: &'static str) {}
+
+    /// Everything that was asked has been answered: the rest need not be read at any price.
+    fn answered(&mut self) {}
+
+    /// The client goes on with it by itself: it is dropped without a word to the server, which keeps the
+    /// rest for it.
+    fn release(&mut self) {}
 }
 
 /// Somebody who waits for an answer. A departure says nothing of whether it is still wanted; the answer to
 /// a call that was cancelled is not worth a connection that may stay busy for as long as a call may take.
 /// Kept for as long as the answer is read, whoever listens.
-pub trait Interest: fmt::Debug + Send + Sync {
+pub trait Interest: Send + Sync {
     /// Cancelled once the server has been told that the answer is not wanted.
     fn lost(&self) -> &CancellationToken;
 
@@ -144,20 +167,14 @@ impl Forwarded {
 
     /// What it means that a client is answered like this that has come back for the rest of an answer.
     /// `in_session` is whether it named a session.
-    pub async fn not_taken_up(mut self, in_session: bool) -> CallError {
-        self.body.answered();
-        let (status, headers) = (self.status, std::mem::take(&mut self.headers));
-        let body = timeout(ERROR_BODY_TIME, self.whole(ERROR_BODY)).await;
-        not_taken_up(status, &headers, &body.unwrap_or(Ok(Bytes::new())).unwrap_or_default(), in_session)
+    pub async fn not_taken_up(self, in_session: bool) -> CallError {
+        let (status, headers, body) = self.in_short().await;
+        not_taken_up(status, &headers, &body, in_session)
     }
 
     /// What an HTTP error says: a JSON-RPC error, or what else it means.
-    pub async fn error(mut self) -> Result<ErrorObject, CallError> {
-        self.body.answered();
-        let (status, headers) = (self.status, std::mem::take(&mut self.headers));
-        // Where it does not come, the status says enough.
-        let body = timeout(ERROR_BODY_TIME, self.whole(ERROR_BODY)).await;
-        let body = body.unwrap_or(Ok(Bytes::new())).unwrap_or_default();
+    pub async fn error(self) -> Result<ErrorObject, CallError> {
+        let (status, headers, body) = self.in_short().await;
         if !status.is_redirection()
             && let Ok(frame) = Frame::parse(body.clone())
             && let Kind::Failure { error, .. } = frame.kind()
@@ -166,85 +183,34 @@ impl Forwarded {
         }
         Err(refused(status, &headers, &body))
     }
+
+    /// The head, and the body of an error. Where that does not come, the status says enough.
+    async fn in_short(mut self) -> (StatusCode, HeaderMap, Bytes) {
+        self.body.answered();
+        let (status, headers) = (self.status, std::mem::take(&mut self.headers));
+        let body = timeout(ERROR_BODY_TIME, self.whole(ERROR_BODY)).await;
+        (status, headers, body.unwrap_or(Ok(Bytes::new())).unwrap_or_default())
+    }
 }
 
 // === impl Passing ===
 
-impl Passing {
-    /// The next chunk.
-    pub fn poll_chunk(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, CallError>>> {
-        match self {
-            Self::Relayed(body) => body.poll_chunk(cx),
-            Self::Made(body) => body.poll_chunk(cx),
-        }
-    }
+impl Deref for Passing {
+    type Target = dyn AnswerBody;
 
-    /// Whether there is nothing more to come.
-    pub fn is_over(&self) -> bool {
+    fn deref(&self) -> &Self::Target {
         match self {
-            Self::Relayed(body) => body.is_over(),
-            Self::Made(body) => body.is_over(),
-        }
-    }
-
-    /// How many bytes are still to come, where that is known.
-    pub fn length(&self) -> Option<u64> {
-        match self {
-            Self::Relayed(body) => body.length(),
-            Self::Made(body) => body.length(),
-        }
-    }
-
-    /// Begins to take up an event stream that broke, behind this event ([`Passing::poll_taken_up`]). Waits
-    /// as long as the server wants, and asks one that cannot be reached for a while.
-    pub fn take_up(&mut self, from: Anchor) {
-        match self {
-            Self::Relayed(body) => body.take_up(from),
-            // What is made here breaks with its call: there is no more of it.
-            Self::Made(_) => {}
-        }
-    }
-
-    /// Whether it has been taken up; what it gives from then on follows the last event.
-    ///
-    /// # Errors
-    /// [`CallError::SessionEnded`] or [`CallError::Broken`] where the server has nothing more to give;
-    /// [`CallError::CallTimeout`] where the answer is due.
-    pub fn poll_taken_up(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), CallError>> {
-        match self {
-            Self::Relayed(body) => body.poll_taken_up(cx),
-            Self::Made(_) => Poll::Ready(Err(CallError::SessionEnded)),
-        }
-    }
-
-    /// The server is told that what is not answered yet is cancelled.
-    pub fn cancel(&mut self, why: &'static str) {
-        match self {
-            Self::Relayed(body) => body.cancel(why),
-            Self::Made(body) => body.cancel(),
-        }
-    }
-
-    /// Everything that was asked has been answered: the rest need not be read at any price.
-    pub fn answered(&mut self) {
-        match self {
-            Self::Relayed(body) => body.answered(),
-            Self::Made(_) => {}
-        }
-    }
-
-    /// The client goes on with it by itself: it is dropped without a word to the server, which keeps the
-    /// rest for it.
-    pub fn release(&mut self) {
-        match self {
-            Self::Relayed(body) => body.release(),
-            Self::Made(_) => {}
+            Self::Relayed(body) => body,
+            Self::Made(body) => &**body,
         }
     }
 }
 
-impl From<Relayed> for Passing {
-    fn from(body: Relayed) -> Self {
-        Self::Relayed(body)
+impl DerefMut for Passing {
+    fn deref_mut(&mut self) -> &mut Self::Target {
+        match self {
+            Self::Relayed(body) => body,
+            Self::Made(body) => &mut **body,
+        }
     }
 }

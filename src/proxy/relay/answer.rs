@@ -17,7 +17,7 @@ use crate::{
         reply::{lost_error, outcome_of},
     },
     telemetry::Outcome,
-    upstream::{CallError, Passing},
+    upstream::CallError,
 };
 use bytes::Bytes;
 use futures_util::{FutureExt, Stream, future::BoxFuture};
@@ -181,7 +181,7 @@ impl Relaying {
                 }
             }
             Action::Leave(behind, waiting) => self.sent.requester.leave(&behind, waiting),
-            Action::Release => self.body.here().into_iter().for_each(Passing::release),
+            Action::Release => self.body.here().into_iter().for_each(|body| body.release()),
             Action::Cancel => {
                 if let Some(body) = self.body.here() {
                     body.cancel("the proxy is shutting down");

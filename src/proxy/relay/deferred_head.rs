@@ -135,7 +135,7 @@ impl Body {
         }
     }
 
-    /// Whether it has been taken up where it broke ([`upstream::Passing::take_up`]).
+    /// Whether it has been taken up where it broke.
     pub(super) fn poll_taken_up(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), CallError>> {
         // Nothing of it was the server's: there is nothing to go on from.
         let nothing = || Poll::Ready(Err(CallError::Broken("nothing of it has come".to_owned())));
@@ -144,6 +144,6 @@ impl Body {
 
     /// Everything that was asked has been answered: the rest need not be read at any price.
     pub(super) fn answered(&mut self) {
-        self.here().into_iter().for_each(upstream::Passing::answered);
+        self.here().into_iter().for_each(|body| body.answered());
     }
 }

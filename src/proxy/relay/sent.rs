@@ -7,14 +7,14 @@ use super::requester::Requester;
 use crate::{
     dialect::legacy,
     protocol::{
-        ErrorObject, Fault, Frame, Id, Kind,
+        ErrorObject, Frame, Id, Kind,
         glance::{Gist, Glance},
         tool_result,
     },
     proxy::{
         AccessSummary, Passed, Passing,
         passage::{document, events},
-        reply::{lost_error, outcome_of},
+        reply::{lost_error, outcome_of, status_of_fault},
         session::TheirCall,
         shared::Shared,
     },
@@ -128,12 +128,8 @@ impl Sent {
 
 /// Nothing waits for a response: it is the transport's to tell.
 pub(in crate::proxy) fn untold(lost: &CallError, account: AccessSummary) -> Passed {
-    let status = match lost.fault() {
-        Fault::Client => StatusCode::BAD_REQUEST,
-        Fault::Server => StatusCode::BAD_GATEWAY,
-        Fault::Proxy => StatusCode::SERVICE_UNAVAILABLE,
-    };
     let error = lost_error(lost);
+    let status = status_of_fault(lost.fault());
     Passed { status, ..document(legacy::refusal(&[], &error), account.because(&error)) }
 }
 

@@ -23,7 +23,6 @@ use dashmap::{DashMap, mapref::one::RefMut};
 use smallvec::SmallVec;
 use std::{
     collections::{HashMap, hash_map::Entry},
-    fmt,
     iter::repeat_n,
     sync::{
         Arc,
@@ -303,12 +302,6 @@ impl Interest for TheirCall {
             let mut left = self.in_flight.left.lock();
             self.requests.iter().for_each(|request| left.forget(self.key, request));
         }
-    }
-}
-
-impl fmt::Debug for TheirCall {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("TheirCall").field("requests", &self.requests).finish_non_exhaustive()
     }
 }
 

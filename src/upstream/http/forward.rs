@@ -19,7 +19,7 @@ use crate::{
     protocol::headers::SESSION_ID,
     upstream::{
         CallError, Timeouts,
-        forward::{Forward, Forwarded, Purpose},
+        forward::{self, Forward, Forwarded, Purpose},
         http1::{Incoming, Reuse, Traffic},
     },
 };
@@ -83,8 +83,9 @@ pub(super) async fn forward(server: Arc<Http>, request: Forward) -> Result<Forwa
         rest.is_events = true;
     }
     let limit = rest.server.config.limits.result_bytes;
-    let body = Passing { source: Source::Body(body), may_have_mark: false, rest }.into();
-    Ok(Forwarded { status: head.status, headers: without_hop(head.headers), body, limit })
+    let body = Passing { source: Source::Body(body), may_have_mark: false, rest };
+    let (status, headers) = (head.status, without_hop(head.headers));
+    Ok(Forwarded { status, headers, body: forward::Passing::Relayed(body), limit })
 }
 
 /// Sends a request and waits for the head of its answer. What may be sent twice is, where its connection

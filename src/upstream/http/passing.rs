@@ -40,7 +40,7 @@ use crate::{
     runtime::or_never,
     upstream::{
         CallError,
-        forward::Interest,
+        forward::{AnswerBody, Interest},
         http1::{self, Answering, Incoming, Reuse, Traffic},
         root_cause,
     },
@@ -122,8 +122,16 @@ const QUICK: Duration = Duration::from_secs(1);
 // === impl Passing ===
 
 impl Passing {
-    /// The next chunk.
-    pub fn poll_chunk(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, CallError>>> {
+    fn body(&self) -> Option<&Incoming> {
+        match &self.source {
+            Source::Body(body) => Some(body),
+            Source::TakingUp(_) | Source::Over => None,
+        }
+    }
+}
+
+impl AnswerBody for Passing {
+    fn poll_chunk(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, CallError>>> {
         loop {
             let Source::Body(body) = &mut self.source else { return Poll::Ready(None) };
             let Poll::Ready(frame) = Pin::new(body).poll_frame(cx) else {
@@ -151,26 +159,15 @@ impl Passing {
         }
     }
 
-    /// Whether there is nothing more to come.
-    pub fn is_over(&self) -> bool {
+    fn is_over(&self) -> bool {
         self.body().is_none_or(Body::is_end_stream)
     }
 
-    /// How many bytes are still to come, where that is known.
-    pub fn length(&self) -> Option<u64> {
+    fn length(&self) -> Option<u64> {
         self.body().map_or(Some(0), |body| body.size_hint().exact())
     }
 
-    fn body(&self) -> Option<&Incoming> {
-        match &self.source {
-            Source::Body(body) => Some(body),
-            Source::TakingUp(_) | Source::Over => None,
-        }
-    }
-
-    /// Begins to take up an event stream that broke, behind this event ([`Passing::poll_taken_up`]). Waits
-    /// as long as the server wants, and asks one that cannot be reached for a while.
-    pub fn take_up(&mut self, from: Anchor) {
+    fn take_up(&mut self, from: Anchor) {
         let way = self.rest.way.as_ref().filter(|_| self.rest.is_events).map(|way| Way {
             path: way.path.clone(),
             lines: way.going_on(&from.last_id),
@@ -189,12 +186,7 @@ impl Passing {
         );
     }
 
-    /// Whether it has been taken up; what it gives from then on follows the last event.
-    ///
-    /// # Errors
-    /// [`CallError::SessionEnded`] or [`CallError::Broken`] where the server has nothing more to give;
-    /// [`CallError::CallTimeout`] where the answer is due.
-    pub fn poll_taken_up(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), CallError>> {
+    fn poll_taken_up(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), CallError>> {
         let Source::TakingUp(taking_up) = &mut self.source else {
             let lost = CallError::Broken("nothing of it has come".to_owned());
             return Poll::Ready(Err(lost));
@@ -211,19 +203,15 @@ impl Passing {
         Poll::Ready(Ok(()))
     }
 
-    /// The server is told that what is not answered yet is cancelled.
-    pub fn cancel(&mut self, why: &'static str) {
+    fn cancel(&mut self, why: &'static str) {
         self.rest.cancel(why);
     }
 
-    /// Everything that was asked has been answered: the rest need not be read at any price.
-    pub fn answered(&mut self) {
+    fn answered(&mut self) {
         self.rest.soften();
     }
 
-    /// The client goes on with it by itself: it is dropped without a word to the server, which keeps the
-    /// rest for it.
-    pub fn release(&mut self) {
+    fn release(&mut self) {
         self.rest.wanted = Wanted::No;
     }
 }

@@ -25,7 +25,7 @@ use super::{
     reports::Reports,
     request::Request,
     server::Server,
-    telling::{Errand, PAUSES, may_be_taken_later},
+    telling::{Errand, PAUSES},
 };
 use crate::{
     dialect::legacy,
@@ -386,7 +386,7 @@ impl<W: Wire> Session<W> {
     async fn tell_again(&self, errand: &Errand, body: Bytes) -> Result<(), CallError> {
         for pause in PAUSES {
             match self.tell_once(errand, body.clone()).await {
-                Err(lost) if may_be_taken_later(&lost) => {}
+                Err(lost) if lost.may_be_taken_later() => {}
                 other => return other,
             }
             if !pause.is_zero() {

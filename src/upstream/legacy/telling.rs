@@ -16,7 +16,7 @@ use std::{
 };
 use tokio::sync::{Semaphore, SemaphorePermit};
 
-use crate::{protocol::Id, telemetry::AnswersDropped, upstream::CallError};
+use crate::{protocol::Id, telemetry::AnswersDropped};
 
 /// What a message to the server is for.
 pub(super) enum Errand {
@@ -123,34 +123,5 @@ impl Errand {
             Self::Courtesy { .. } => "the answer to a request",
             Self::Cancel => "a cancellation",
         }
-    }
-}
-
-/// Whether a message that was not taken may be taken if it is told again. One that the server left
-/// without an answer has been waited for long enough.
-pub(super) fn may_be_taken_later(lost: &CallError) -> bool {
-    match lost {
-        CallError::Broken(_)
-        | CallError::Unreachable(_)
-        | CallError::ConnectTimeout(_)
-        | CallError::Unread { .. }
-        | CallError::NoRoom { .. } => true,
-        CallError::Status { status, .. } => {
-            status.is_server_error() || *status == http::StatusCode::TOO_MANY_REQUESTS
-        }
-        CallError::CallTimeout(_)
-        | CallError::FirstByteTimeout(_)
-        | CallError::IdleTimeout(_)
-        | CallError::SessionEnded
-        | CallError::Exited(_)
-        | CallError::AllInUse { .. }
-        | CallError::Untold(_)
-        | CallError::Unauthorized { .. }
-        | CallError::Forbidden { .. }
-        | CallError::Invalid(_)
-        | CallError::TooLarge { .. }
-        | CallError::Busy { .. }
-        | CallError::Waited { .. }
-        | CallError::Closing => false,
     }
 }

@@ -20,7 +20,7 @@ use crate::{
     protocol::{Id, code::INTERNAL_ERROR, frame::on_one_line, sse},
     upstream::{
         Asked, CallError, Event, Question,
-        forward::{Interest, Made},
+        forward::{AnswerBody, Interest},
         wire::Wire,
     },
 };
@@ -223,7 +223,7 @@ impl<W: Wire> Events<W> {
     }
 }
 
-impl<W: Wire> Made for Events<W> {
+impl<W: Wire> AnswerBody for Events<W> {
     fn poll_chunk(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, CallError>>> {
         if let Some(first) = self.first.take() {
             return Poll::Ready(Some(Ok(sse::message(&first))));
@@ -249,18 +249,14 @@ impl<W: Wire> Made for Events<W> {
         self.first.is_none() && self.lost.is_none() && self.answers.iter().all(Answering::is_over)
     }
 
-    fn length(&self) -> Option<u64> {
-        None
-    }
-
-    fn cancel(&mut self) {
+    fn cancel(&mut self, _why: &'static str) {
         self.answers.iter_mut().for_each(Answering::cancel);
     }
 }
 
 // === impl Document ===
 
-impl Made for Document {
+impl AnswerBody for Document {
     fn poll_chunk(&mut self, _: &mut Context<'_>) -> Poll<Option<Result<Bytes, CallError>>> {
         Poll::Ready(self.0.take().map(Ok))
     }
@@ -272,6 +268,4 @@ impl Made for Document {
     fn length(&self) -> Option<u64> {
         Some(self.0.as_ref().map_or(0, |body| body.len() as u64))
     }
-
-    fn cancel(&mut self) {}
 }

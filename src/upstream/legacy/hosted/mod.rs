@@ -327,7 +327,7 @@ impl<W: Wire> Sessions<W> {
         self.forwarded(status, HeaderMap::new(), Passing::Made(Box::new(Document(None))))
     }
 
-    fn events(&self, body: impl crate::upstream::forward::Made + 'static) -> Forwarded {
+    fn events(&self, body: impl crate::upstream::forward::AnswerBody + 'static) -> Forwarded {
         let headers = HeaderMap::from_iter([
             (header::CONTENT_TYPE, HeaderValue::from_static(EVENT_STREAM)),
             (header::CACHE_CONTROL, HeaderValue::from_static("no-cache")),

@@ -17,7 +17,7 @@ use std::{
 use crate::{
     protocol::frame::on_one_line,
     runtime::Mutex,
-    upstream::{CallError, forward::Made},
+    upstream::{CallError, forward::AnswerBody},
 };
 
 /// What is said on the stream of one session.
@@ -115,7 +115,7 @@ fn number(id: &[u8]) -> Option<u64> {
 
 // === impl Listening ===
 
-impl Made for Listening {
+impl AnswerBody for Listening {
     fn poll_chunk(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, CallError>>> {
         let mut said = self.feed.0.lock();
         if said.is_over || said.streams != self.stream {
@@ -141,12 +141,6 @@ impl Made for Listening {
     fn is_over(&self) -> bool {
         self.is_over
     }
-
-    fn length(&self) -> Option<u64> {
-        None
-    }
-
-    fn cancel(&mut self) {}
 }
 
 #[cfg(test)]
