@@ -203,55 +203,51 @@ impl<F> Exchange<F> {
 
     /// The server asks something that may be put to the client.
     pub fn handle_question(&mut self, ask: Ask, now: Instant) {
-        match &mut self.state {
-            // Too late for the call itself, though nobody has looked at the time yet.
-            State::Inline { asked, defer_at: Some(at), .. } if asked.is_empty() && *at <= now => {
-                self.state = State::Deferring { asked: BTreeSet::from([ask]), word: None };
-                self.actions.push_back(Action::Store);
-            }
-            State::Inline { asked, settle_at, .. } => {
-                asked.insert(ask);
-                match self.manner {
-                    Manner::Rounds => drop(settle_at.get_or_insert(now + self.deadlines.settle)),
-                    Manner::Stream => self.actions.push_back(Action::AskOnStream(ask)),
-                }
-            }
-            // Put with the next round, when the client comes back.
-            State::Parked { asked, .. } | State::Deferring { asked, .. } => {
-                asked.insert(ask);
-            }
-            State::Handing { settled: false } | State::Deferred => self.ask_in_task(ask, now),
-            State::Handing { settled: true } | State::Abandoned | State::Done => {
-                self.actions.push_back(Action::Decline(ask));
-            }
+        if !self.ask(&BTreeSet::from([ask]), now) {
+            self.actions.push_back(Action::Decline(ask));
         }
     }
 
     /// The server asks these, and ends the call with that: it is made again once all of them are answered.
     pub fn handle_turn_over(&mut self, asks: BTreeSet<Ask>, now: Instant) {
+        self.turned_over = Some(asks.clone());
+        if !self.ask(&asks, now) {
+            self.turned_over = None;
+            return;
+        }
+        // No more will come that could be waited for.
+        if self.manner == Manner::Rounds
+            && matches!(&self.state, State::Inline { asked, .. } if !asked.is_empty())
+        {
+            self.park(now);
+        }
+        self.turn();
+    }
+
+    /// The client is to be asked this. Not where nobody waits for what it says.
+    fn ask(&mut self, asks: &BTreeSet<Ask>, now: Instant) -> bool {
         match &mut self.state {
-            State::Abandoned | State::Handing { settled: true } | State::Done => return,
             // Too late for the call itself, though nobody has looked at the time yet.
             State::Inline { asked, defer_at: Some(at), .. } if asked.is_empty() && *at <= now => {
                 self.state = State::Deferring { asked: asks.clone(), word: None };
                 self.actions.push_back(Action::Store);
             }
-            State::Inline { asked, .. } => {
-                asked.extend(&asks);
+            State::Inline { asked, settle_at, .. } => {
+                asked.extend(asks);
                 match self.manner {
-                    // No more will come that could be waited for.
-                    Manner::Rounds if !asked.is_empty() => self.park(now),
-                    Manner::Rounds => {}
+                    Manner::Rounds if asked.is_empty() => {}
+                    Manner::Rounds => drop(settle_at.get_or_insert(now + self.deadlines.settle)),
                     Manner::Stream => self.actions.extend(asks.iter().copied().map(Action::AskOnStream)),
                 }
             }
-            State::Parked { asked, .. } | State::Deferring { asked, .. } => asked.extend(&asks),
+            // Put with the next round, when the client comes back.
+            State::Parked { asked, .. } | State::Deferring { asked, .. } => asked.extend(asks),
             State::Handing { settled: false } | State::Deferred => {
-                self.actions.extend(asks.iter().copied().map(Action::AskInTask));
+                asks.iter().for_each(|ask| self.ask_in_task(*ask, now));
             }
+            State::Handing { settled: true } | State::Abandoned | State::Done => return false,
         }
-        self.turned_over = Some(asks);
-        self.turn();
+        true
     }
 
     /// A question is answered that was put inside the task or on the stream.
