@@ -106,14 +106,18 @@ pub(super) fn success(id: &Id, result: &[u8], account: AccessSummary) -> Passed 
 
 /// A refusal of ours.
 pub(super) fn refusal(id: &Id, error: &ErrorObject) -> Passed {
-    let body = legacy::refusal(std::slice::from_ref(id), error);
-    document(body, AccessSummary::failed(Outcome::Refused, error))
+    let account = AccessSummary::failed(Outcome::Refused, error);
+    refused(StatusCode::OK, std::slice::from_ref(id), error, account)
 }
 
-/// A refusal that answers no request.
-pub(super) fn refusal_for_none(status: StatusCode, error: &ErrorObject) -> Passed {
-    let account = AccessSummary::failed(Outcome::Refused, error);
-    Passed { status, ..document(legacy::refusal(&[], error), account) }
+/// A refusal of these requests; of none where nothing waits, so that the status alone tells.
+pub(super) fn refused(
+    status: StatusCode,
+    waiting: &[Id],
+    error: &ErrorObject,
+    account: AccessSummary,
+) -> Passed {
+    Passed { status, ..document(legacy::refusal(waiting, error), account) }
 }
 
 pub(super) fn document(body: Bytes, account: AccessSummary) -> Passed {

@@ -5,7 +5,7 @@
 //! (`legacy::hosted`). Whoever relays the answer cannot tell which.
 
 use super::{
-    CallError,
+    CallError, ClientSession,
     http::{ERROR_BODY, ERROR_BODY_TIME, Passing as Relayed, not_taken_up, refused},
 };
 use crate::{
@@ -130,6 +130,16 @@ pub trait Interest: Send + Sync {
     /// The answer has come to its end although nobody listened any more: the server is done with what was
     /// asked.
     fn answered(&self);
+}
+
+// === impl ClientSession ===
+
+impl ClientSession {
+    /// A request of ours in it.
+    pub fn request(self, method: Method, body: Bytes, purpose: Purpose) -> Forward {
+        let Self { principal, query, headers } = self;
+        Forward { principal, method, query, headers, body, purpose, calls: SmallVec::new(), interest: None }
+    }
 }
 
 // === impl Forwarded ===

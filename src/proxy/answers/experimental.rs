@@ -9,7 +9,7 @@ use crate::{
         AccessSummary, Passage, Passed, Passing, Piece,
         hub::Listener,
         keep::STORE_PAUSE,
-        passage::{document, events, nothing, refusal, success},
+        passage::{document, events, nothing, refusal, refused, success},
         reply::{lost_error, store_error},
         session::Client,
         shared::Shared,
@@ -319,8 +319,8 @@ pub(in crate::proxy) async fn answered(
 /// An answer that cannot be taken: its question stays open (2025-11-25, *Sending Messages to the
 /// Server*).
 fn store_failed() -> Passed {
-    let refused = document(legacy::refusal(&[], &store_error()), AccessSummary::of(Outcome::ProxyFailed));
-    Passed { status: StatusCode::SERVICE_UNAVAILABLE, ..refused }
+    let account = AccessSummary::of(Outcome::ProxyFailed);
+    refused(StatusCode::SERVICE_UNAVAILABLE, &[], &store_error(), account)
 }
 
 #[cfg(test)]

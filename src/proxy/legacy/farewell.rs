@@ -9,7 +9,6 @@
 //! is, is judged by the newest revision it offers itself: a client may be older than its server.
 
 use crate::{
-    dialect::legacy,
     protocol::{ErrorObject, code},
     proxy::{
         AccessSummary, Passage, Passed, passage, relay,
@@ -18,14 +17,13 @@ use crate::{
         shared::Shared,
     },
     telemetry::Outcome,
-    upstream::{ClientSession, Forward, Purpose},
+    upstream::{ClientSession, Purpose},
 };
 use bytes::Bytes;
 use http::{
     Method, StatusCode,
     header::{ACCEPT, CONTENT_TYPE},
 };
-use smallvec::SmallVec;
 use std::sync::Arc;
 
 /// The client ends its session.
@@ -68,24 +66,14 @@ fn answer_here(shared: &Shared, key: Key) -> Passed {
 
 /// Ends a session at its server, whose client has been told so before. A server that does not survive
 /// that, or cannot be reached, is left to forget the session by itself.
-async fn end_at_server(shared: &Shared, session: ClientSession) {
+async fn end_at_server(shared: &Shared, mut session: ClientSession) {
     if !matches!(shared.server_survives_delete(session.principal, &session.headers).await, Ok(true)) {
         return;
     }
-    let ClientSession { principal, query, mut headers } = session;
-    headers.remove(CONTENT_TYPE);
-    headers.remove(ACCEPT);
-    let told = shared.upstream.forward(Forward {
-        principal,
-        method: Method::DELETE,
-        query,
-        headers,
-        body: Bytes::new(),
-        purpose: Purpose::Tell,
-        calls: SmallVec::new(),
-        interest: None,
-    });
-    if let Err(lost) = told.await {
+    session.headers.remove(CONTENT_TYPE);
+    session.headers.remove(ACCEPT);
+    let told = session.request(Method::DELETE, Bytes::new(), Purpose::Tell);
+    if let Err(lost) = shared.upstream.forward(told).await {
         tracing::debug!(error = %lost, "the end of a client's session could not be told");
     }
 }
@@ -100,7 +88,6 @@ pub(super) fn refusal(shared: &Shared, client: &Client, passage: &Passage) -> Op
             "the session was ended by its client: begin another with initialize",
         );
         let account = AccessSummary::failed(Outcome::Departed, &error);
-        let body = legacy::refusal(&passage.post.waiting(), &error);
-        Passed { status: StatusCode::NOT_FOUND, ..passage::document(body, account) }
+        passage::refused(StatusCode::NOT_FOUND, &passage.post.waiting(), &error, account)
     })
 }

@@ -18,7 +18,7 @@ mod task_capability;
 use super::{
     AccessSummary, Passage, Passed,
     answers::experimental,
-    passage::{document, nothing, refusal},
+    passage::{self, nothing, refusal},
     relay::{self, Edit, event_ids},
     reply::{self, stopping_error},
     session::{Client, Whose},
@@ -26,7 +26,7 @@ use super::{
 };
 use crate::{
     bridge::{Drive, NativeCall, Plan, offer, plan_native},
-    dialect::legacy::{self, Message},
+    dialect::legacy::Message,
     policy::Mode,
     protocol::{Id, Method},
     telemetry::Outcome,
@@ -89,9 +89,8 @@ fn begins_something(passage: &Passage) -> bool {
 
 /// The answer to what is new while the proxy stops; nothing is sent. Another process may take it.
 fn stopping(passage: &Passage) -> Passed {
-    let body = legacy::refusal(&passage.post.waiting(), &stopping_error());
-    let mut refused = document(body, AccessSummary::of(Outcome::ProxyFailed));
-    refused.status = StatusCode::SERVICE_UNAVAILABLE;
+    let (status, account) = (StatusCode::SERVICE_UNAVAILABLE, AccessSummary::of(Outcome::ProxyFailed));
+    let mut refused = passage::refused(status, &passage.post.waiting(), &stopping_error(), account);
     refused.headers.insert(RETRY_AFTER, reply::RETRY_AFTER);
     refused
 }

@@ -7,11 +7,9 @@
 use crate::{
     proxy::{AccessSummary, Passage, Passed, Passing, ids, session::Key, shared::Shared},
     telemetry::Outcome,
-    upstream::{Forward, Purpose},
+    upstream::Purpose,
 };
-use bytes::Bytes;
 use http::Method;
-use smallvec::SmallVec;
 use std::time::Duration;
 use tokio::time::timeout;
 
@@ -26,17 +24,8 @@ const REFUSAL: usize = 64 << 10;
 pub(super) async fn refused(shared: &Shared, passage: &Passage, session: Option<Key>) -> Option<Passed> {
     let presence = &shared.sessions.presence;
     let key = session.filter(|key| !presence.knows(*key))?;
-    let session = passage.session();
-    let ping = Forward {
-        principal: session.principal,
-        method: Method::POST,
-        query: session.query,
-        headers: session.headers,
-        body: Bytes::from(format!(r#"{{"jsonrpc":"2.0","id":{},"method":"ping"}}"#, ids::next_in_session())),
-        purpose: Purpose::Ask,
-        calls: SmallVec::new(),
-        interest: None,
-    };
+    let body = format!(r#"{{"jsonrpc":"2.0","id":{},"method":"ping"}}"#, ids::next_in_session());
+    let ping = passage.session().request(Method::POST, body.into(), Purpose::Ask);
     let answer = match timeout(PATIENCE, shared.upstream.forward(ping)).await {
         Ok(Ok(answer)) if answer.status.is_client_error() => answer,
         // A server that is too busy to answer has the session for all we know: waiting for it once

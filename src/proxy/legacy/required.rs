@@ -6,14 +6,10 @@
 //! something to evade.
 
 use crate::{
-    dialect::legacy::{self, Message},
+    dialect::legacy::Message,
     policy::Mode,
     protocol::{ErrorObject, Method, code},
-    proxy::{
-        AccessSummary, Passage, Passed,
-        passage::{document, refusal_for_none},
-        shared::Shared,
-    },
+    proxy::{AccessSummary, Passage, Passed, passage::refused, shared::Shared},
     telemetry::Outcome,
 };
 use http::StatusCode;
@@ -36,13 +32,9 @@ pub(super) async fn refuse(shared: &Shared, passage: &Passage) -> Option<Passed>
     if shared.server_has_tasks(passage.principal, &passage.headers).await {
         return None;
     }
-    Some(match &passage.post.waiting()[..] {
-        [] => refusal_for_none(StatusCode::BAD_REQUEST, &error),
-        waiting => {
-            let account = AccessSummary::failed(Outcome::Refused, &error);
-            document(legacy::refusal(waiting, &error), account)
-        }
-    })
+    let waiting = passage.post.waiting();
+    let status = if waiting.is_empty() { StatusCode::BAD_REQUEST } else { StatusCode::OK };
+    Some(refused(status, &waiting, &error, AccessSummary::failed(Outcome::Refused, &error)))
 }
 
 fn wrong(shared: &Shared, passage: &Passage) -> Option<ErrorObject> {

@@ -19,11 +19,12 @@ use crate::{
     },
     proxy::{
         AccessSummary, Passage, Passed, Passing, Piece, Pieces, Then,
-        passage::{events, refusal_for_none},
+        passage::{events, refused},
         session::{Client, Key},
         shared::Shared,
     },
     runtime::{Mutex, random},
+    telemetry::Outcome,
 };
 use bytes::Bytes;
 use dashmap::DashMap;
@@ -166,13 +167,13 @@ pub(in crate::proxy) fn resume(shared: &Shared, client: &Client, passage: &Passa
     let reader = kept.filter(|kept| kept.session == client.session).and_then(|kept| kept.read_again(number));
     match reader {
         Some(reader) => Some(events(Passing::Pieces(reader.into_pieces()))),
-        None => Some(refusal_for_none(
-            StatusCode::BAD_REQUEST,
-            &ErrorObject::new(
-                code::INVALID_REQUEST,
-                "the stream that this event id belongs to is no longer kept (resume.keep, resume.bytes)",
-            ),
-        )),
+        None => {
+            let words =
+                "the stream that this event id belongs to is no longer kept (resume.keep, resume.bytes)";
+            let error = ErrorObject::new(code::INVALID_REQUEST, words);
+            let account = AccessSummary::failed(Outcome::Refused, &error);
+            Some(refused(StatusCode::BAD_REQUEST, &[], &error, account))
+        }
     }
 }
 

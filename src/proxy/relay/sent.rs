@@ -5,7 +5,6 @@
 
 use super::requester::Requester;
 use crate::{
-    dialect::legacy,
     protocol::{
         ErrorObject, Frame, Id, Kind,
         glance::{Gist, Glance},
@@ -13,7 +12,7 @@ use crate::{
     },
     proxy::{
         AccessSummary, Passed, Passing,
-        passage::{document, events},
+        passage::{events, refused},
         reply::{lost_error, outcome_of, status_of_fault},
         session::TheirCall,
         shared::Shared,
@@ -117,7 +116,7 @@ impl Sent {
 
     /// The error for each request that waits.
     pub(super) fn failed(&self, waiting: &[Id], error: &ErrorObject, outcome: Outcome) -> Passed {
-        document(legacy::refusal(waiting, error), self.account(outcome).because(error))
+        refused(StatusCode::OK, waiting, error, self.account(outcome).because(error))
     }
 
     /// The client has taken back what it asked: its stream just ends.
@@ -129,8 +128,7 @@ impl Sent {
 /// Nothing waits for a response: it is the transport's to tell.
 pub(in crate::proxy) fn untold(lost: &CallError, account: AccessSummary) -> Passed {
     let error = lost_error(lost);
-    let status = status_of_fault(lost.fault());
-    Passed { status, ..document(legacy::refusal(&[], &error), account.because(&error)) }
+    refused(status_of_fault(lost.fault()), &[], &error, account.because(&error))
 }
 
 pub(super) fn outcome(status: StatusCode) -> Outcome {
