@@ -64,8 +64,8 @@ pub mod policy {
 
 pub mod protocol {
     pub use crate::protocol::{
-        Capabilities, ErrorObject, Frame, FrameError, Heartbeat, Id, InputRequest, Kind, Messages, Method,
-        Payload, Timestamp, meta,
+        Capabilities, ErrorObject, Frame, FrameError, Heartbeat, Id, InputRequest, Kind, List, Messages,
+        Method, Payload, Timestamp, meta,
     };
 
     pub mod canonical {

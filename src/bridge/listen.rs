@@ -1,7 +1,7 @@
 //! What a `subscriptions/listen` stream is told (2026-07-28, *Subscriptions*).
 
 use crate::protocol::{
-    Id, Method, Payload, meta,
+    Id, List, Method, Payload, meta,
     splice::{Edit, Object},
 };
 use bytes::Bytes;
@@ -47,6 +47,15 @@ impl Filter {
         // An array would be read as the members in their order.
         Object::read(&raw).map_err(|error| NotAFilter(error.to_string()))?;
         serde_json::from_slice(&raw).map_err(|error| NotAFilter(error.to_string()))
+    }
+
+    /// Whether a change of this list is to be told.
+    pub fn wants_list(&self, list: List) -> bool {
+        match list {
+            List::Tools => self.tools_list_changed,
+            List::Prompts => self.prompts_list_changed,
+            List::Resources => self.resources_list_changed,
+        }
     }
 
     /// Whether an update of this resource is to be told: of a resource that is subscribed, or of

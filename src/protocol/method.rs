@@ -72,6 +72,14 @@ methods! {
     ElicitationComplete = "notifications/elicitation/complete",
 }
 
+/// A list of a server's, which may change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum List {
+    Tools,
+    Prompts,
+    Resources,
+}
+
 /// What a server must have declared in its capabilities before a method is served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Needs {
@@ -156,6 +164,35 @@ impl Method {
 impl fmt::Display for Method {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.as_str())
+    }
+}
+
+// === impl List ===
+
+impl List {
+    pub const ALL: [Self; 3] = [Self::Tools, Self::Prompts, Self::Resources];
+
+    /// The capability under which a server declares that it tells of changes.
+    pub const fn capability(self) -> &'static str {
+        match self {
+            Self::Tools => "tools",
+            Self::Prompts => "prompts",
+            Self::Resources => "resources",
+        }
+    }
+
+    /// How a server tells that it has changed.
+    pub const fn changed(self) -> Method {
+        match self {
+            Self::Tools => Method::ToolsListChanged,
+            Self::Prompts => Method::PromptsListChanged,
+            Self::Resources => Method::ResourcesListChanged,
+        }
+    }
+
+    /// The one that this notification says has changed, if it says that.
+    pub fn of_change(method: &Method) -> Option<Self> {
+        Self::ALL.into_iter().find(|list| list.changed() == *method)
     }
 }
 

@@ -33,6 +33,6 @@ pub use heartbeat::Heartbeat;
 pub use id::Id;
 pub use input::{InputKind, InputRequest, InputResponses};
 pub use messages::Messages;
-pub use method::Method;
+pub use method::{List, Method};
 pub use revision::{Era, Revision};
 pub use time::Timestamp;

@@ -16,7 +16,7 @@ use crate::{
         listen::{Filter, acknowledged, ended, subscription_meta, tagged},
     },
     dialect::{Call, Caller, modern},
-    protocol::{Method, frame::on_one_line},
+    protocol::{List, Method, frame::on_one_line},
     runtime::reached,
     store::StoreError,
     task::{self, Record, TaskId, view},
@@ -25,7 +25,7 @@ use crate::{
 };
 use http::StatusCode;
 use std::{
-    collections::{HashSet, VecDeque},
+    collections::{BTreeSet, HashSet, VecDeque},
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -74,9 +74,7 @@ struct Open {
 
 #[derive(Default)]
 struct Changed {
-    tools: bool,
-    prompts: bool,
-    resources: bool,
+    lists: BTreeSet<List>,
     tell_at: Option<Instant>,
 }
 
@@ -172,8 +170,8 @@ impl Listening {
                 Ok(report) => self.heard(report),
                 // Too many at once to keep: whatever they were, these lists may have changed.
                 Err(RecvError::Lagged(_)) => {
-                    open.changed.all(&open.filter);
-                    open.changed.tell_by(self.shared.clock.now() + MERGE);
+                    let lists = List::ALL.into_iter().filter(|list| open.filter.wants_list(*list));
+                    open.changed.note(lists, self.shared.clock.now() + MERGE);
                 }
                 Err(RecvError::Closed) => self.end(),
             },
@@ -181,10 +179,9 @@ impl Listening {
             // What is due is looked for anew.
             () = reached(open.store_again) => open.store_again = None,
             () = reached(open.changed.tell_at) => {
-                let methods = std::mem::take(&mut open.changed).methods();
-                self.outgoing.extend(
-                    methods.into_iter().map(|method| Item::Notification(tagged(&self.call.id, &method, None))),
-                );
+                let lists = std::mem::take(&mut open.changed).lists;
+                let told = |list: List| Item::Notification(tagged(&self.call.id, &list.changed(), None));
+                self.outgoing.extend(lists.into_iter().map(told));
             }
             () = self.shared.closing.stopped() => self.end(),
         }
@@ -194,20 +191,15 @@ impl Listening {
         let State::Open(open) = &mut self.state else { return };
         let Open { filter, changed, .. } = &mut **open;
         match report {
-            Report::ToolsChanged if filter.tools_list_changed => changed.tools = true,
-            Report::PromptsChanged if filter.prompts_list_changed => changed.prompts = true,
-            Report::ResourcesChanged if filter.resources_list_changed => changed.resources = true,
+            Report::ListChanged(list) if filter.wants_list(list) => {
+                changed.note([list], self.shared.clock.now() + MERGE);
+            }
             Report::ResourceUpdated { uri, params } if filter.wants_resource(&uri) => {
                 let notice = tagged(&self.call.id, &Method::ResourceUpdated, Some(&params));
                 self.outgoing.push_back(Item::Notification(notice));
-                return;
             }
-            Report::ToolsChanged
-            | Report::PromptsChanged
-            | Report::ResourcesChanged
-            | Report::ResourceUpdated { .. } => return,
+            Report::ListChanged(_) | Report::ResourceUpdated { .. } => {}
         }
-        changed.tell_by(self.shared.clock.now() + MERGE);
     }
 
     /// Prepares the notice of the task that has been due the longest; says whether there was one.
@@ -278,25 +270,10 @@ impl Conversation for Listening {
 // === impl Changed ===
 
 impl Changed {
-    fn tell_by(&mut self, at: Instant) {
-        self.tell_at.get_or_insert(at);
-    }
-
-    fn all(&mut self, filter: &Filter) {
-        self.tools |= filter.tools_list_changed;
-        self.prompts |= filter.prompts_list_changed;
-        self.resources |= filter.resources_list_changed;
-    }
-
-    fn methods(self) -> Vec<Method> {
-        [
-            (self.tools, Method::ToolsListChanged),
-            (self.prompts, Method::PromptsListChanged),
-            (self.resources, Method::ResourcesListChanged),
-        ]
-        .into_iter()
-        .filter_map(|(changed, method)| changed.then_some(method))
-        .collect()
+    /// These have changed too, which is told at this time at the latest.
+    fn note(&mut self, lists: impl IntoIterator<Item = List>, tell_at: Instant) {
+        self.lists.extend(lists);
+        self.tell_at.get_or_insert(tell_at);
     }
 }
 

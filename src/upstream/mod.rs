@@ -30,7 +30,7 @@ pub(crate) use legacy::only_one;
 
 use crate::{
     dialect::{Call, Credentials, Principal},
-    protocol::{Capabilities, ErrorObject, Id, Method},
+    protocol::{Capabilities, ErrorObject, Id, List, Method},
     runtime::Net,
 };
 use ::http::{HeaderMap, HeaderValue, StatusCode, Uri};
@@ -56,7 +56,7 @@ pub trait Upstream: Send + Sync + 'static {
     /// both. Its events are all that arrives on the call's own stream, whatever the server asks or tells
     /// there; the session's GET stream is the client's, and what it says of the call is told to the
     /// [`OffStream`]. A server that has lost the session is not sent the call again.
-    fn call_in(&self, session: ClientSession, call: NativeCall) -> (Replies, Option<OffStream>) {
+    fn call_in(&self, session: ClientSession, call: NativeCall) -> (Replies, Option<Arc<dyn OffStream>>) {
         drop((session, call));
         let lost = CallError::not_over_http();
         (Box::pin(futures_util::stream::once(std::future::ready(Event::Lost(lost)))), None)
@@ -289,9 +289,7 @@ pub struct Description {
 /// Something a server reports of its own accord.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Report {
-    ToolsChanged,
-    PromptsChanged,
-    ResourcesChanged,
+    ListChanged(List),
     /// A resource changed. `params` are the notification's own, raw.
     ResourceUpdated {
         uri: String,

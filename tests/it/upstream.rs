@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use deferral::internals::{
     dialect::{Call, Credentials, Principal, modern},
-    protocol::{Capabilities, Frame, Kind, Method},
+    protocol::{Capabilities, Frame, Kind, List, Method},
     upstream::{
         CallError, ClientSession, Config, Event, Identity, NativeCall, Outgoing, Question, Replies, Report,
         Streamable, Upstream,
@@ -1083,7 +1083,7 @@ async fn changes_are_reported_and_lists_come_from_the_session_that_reported() {
     let (a, b) = (world.server.call().await, world.server.call().await);
     let (in_first, in_second) = if a.session() == "s1" { (a, b) } else { (b, a) };
     world.server.listener("s2").await.send(&notification("notifications/tools/list_changed", json!({})));
-    assert_eq!(reports.recv().await, Ok(Report::ToolsChanged));
+    assert_eq!(reports.recv().await, Ok(Report::ListChanged(List::Tools)));
 
     let mut list = world.send(request(3, Method::ToolsList, ASKABLE));
     assert_eq!(world.answer().await, "s2");
@@ -1107,12 +1107,12 @@ async fn a_get_stream_that_ends_is_opened_again_from_its_last_event() {
     let listener = world.server.listener("s1").await;
     let changed = notification("notifications/prompts/list_changed", json!({}));
     listener.raw(format!("id: g1\nretry: 1\ndata: {changed}\n\n"));
-    assert_eq!(reports.recv().await, Ok(Report::PromptsChanged));
+    assert_eq!(reports.recv().await, Ok(Report::ListChanged(List::Prompts)));
     drop(listener);
     world.server.hang_up("s1");
     world.server.seen(|seen| seen.header("last-event-id") == Some("g1")).await;
     world.server.listener("s1").await.send(&changed);
-    assert_eq!(reports.recv().await, Ok(Report::PromptsChanged));
+    assert_eq!(reports.recv().await, Ok(Report::ListChanged(List::Prompts)));
 }
 
 // === who shares what ===
@@ -1574,7 +1574,7 @@ async fn of_notifications_that_nobody_fetches_so_many_are_kept() {
     listener.notify("notifications/prompts/list_changed", json!({}));
     loop {
         match timeout(PATIENCE, busy.recv()).await.expect("it is heard") {
-            Ok(Report::PromptsChanged) => break,
+            Ok(Report::ListChanged(List::Prompts)) => break,
             Ok(_) | Err(RecvError::Lagged(_)) => {}
             Err(RecvError::Closed) => panic!("the upstream is there"),
         }

@@ -60,12 +60,11 @@ struct Calls {
 }
 
 /// One call of ours.
-#[derive(Debug)]
 struct Ours {
     number: u64,
     /// The client's own progress token, a raw JSON token.
     token: Option<Bytes>,
-    call: OffStream,
+    call: Arc<dyn OffStream>,
 }
 
 /// One call of ours in a session. With the last one in a session that its client has left, that ends.
@@ -91,9 +90,9 @@ pub(in crate::proxy) struct TheirCall {
 enum Whose {
     /// No call of ours is in flight.
     Client,
-    Call(OffStream),
+    Call(Arc<dyn OffStream>),
     /// It cannot be told, for this reason; any of our calls can say so.
-    Unclear(OffStream, &'static str),
+    Unclear(Arc<dyn OffStream>, &'static str),
 }
 
 /// How many calls are remembered that have left. Each costs about 100 bytes; where one is forgotten too
@@ -109,7 +108,7 @@ impl InFlight {
         key: Key,
         number: u64,
         token: Option<Bytes>,
-        call: OffStream,
+        call: Arc<dyn OffStream>,
     ) -> OurCall {
         self.calls(key).ours.push(Ours { number, token, call });
         OurCall { in_flight: Arc::clone(self), key, number }
@@ -205,7 +204,7 @@ impl InFlight {
     }
 
     /// The call that progress under this token is about.
-    fn by_token(&self, key: Key, token: &Id) -> Option<OffStream> {
+    fn by_token(&self, key: Key, token: &Id) -> Option<Arc<dyn OffStream>> {
         let number = token.came_back();
         let about = |ours: &&Ours| match &ours.token {
             Some(own) => own == token.as_bytes(),
@@ -215,7 +214,7 @@ impl InFlight {
     }
 
     /// The call that this question of the server was put to.
-    fn by_question(&self, key: Key, id: &Id) -> Option<OffStream> {
+    fn by_question(&self, key: Key, id: &Id) -> Option<Arc<dyn OffStream>> {
         let asked = |ours: &&Ours| ours.call.has_asked(id);
         Some(self.sessions.get(&key)?.ours.iter().find(asked)?.call.clone())
     }

@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{
     protocol::{
-        Frame, Id, Kind, Method, Payload,
+        Frame, Id, Kind, List, Method, Payload,
         code::{INTERNAL_ERROR, METHOD_NOT_FOUND},
     },
     telemetry::QuestionRefused,
@@ -34,36 +34,26 @@ const QUESTIONS: usize = 256;
 /// Stands for the call of a question that was asked outside any.
 const OF_NO_CALL: u64 = 0;
 
-/// What to do with a frame that names no call.
-enum Verdict {
-    Nothing,
-    Reply(Id, Result<Bytes, Bytes>),
-    Report(Report),
-}
-
 // === impl Session ===
 
 impl<W: Wire> Session<W> {
     /// Takes what arrived on the GET stream to where it belongs.
     pub(super) fn hear(self: &Arc<Self>, frame: Frame) {
-        let verdict = match frame.kind() {
+        match frame.kind() {
             Kind::Request { id, method, .. } => match method {
-                Method::Ping => Verdict::Reply(id.clone(), Ok(Bytes::from_static(b"{}"))),
+                Method::Ping => self.respond_later(id, &Ok(Bytes::from_static(b"{}"))),
                 Method::Elicit | Method::CreateMessage | Method::RootsList => {
                     let (id, method) = (id.clone(), method.clone());
-                    self.attribute(frame, id, &method)
+                    self.attribute(frame, &id, &method);
                 }
-                _ => Verdict::Reply(id.clone(), unknown(method)),
+                _ => self.respond_later(id, &unknown(method)),
             },
             Kind::Notification { method, params } => match report(method, params.as_ref()) {
                 Some(report) => {
                     self.is_overheard(&frame);
-                    Verdict::Report(report)
+                    self.report(report);
                 }
-                None => {
-                    self.notify(frame);
-                    Verdict::Nothing
-                }
+                None => self.notify(frame),
             },
             Kind::Success { id, .. } | Kind::Failure { id: Some(id), .. } => {
                 let call =
@@ -72,14 +62,8 @@ impl<W: Wire> Session<W> {
                     Some(mailbox) => mailbox.push(Said::Response(frame)),
                     None => tracing::debug!(%id, "a response to nothing that was asked"),
                 }
-                Verdict::Nothing
             }
-            Kind::Failure { id: None, .. } => Verdict::Nothing,
-        };
-        match verdict {
-            Verdict::Nothing => {}
-            Verdict::Reply(id, outcome) => self.respond_later(&id, &outcome),
-            Verdict::Report(report) => self.report(report),
+            Kind::Failure { id: None, .. } => {}
         }
     }
 
@@ -92,7 +76,7 @@ impl<W: Wire> Session<W> {
     }
 
     /// Gives a question to the one call it can belong to, or refuses it.
-    fn attribute(self: &Arc<Self>, frame: Frame, id: Id, method: &Method) -> Verdict {
+    fn attribute(self: &Arc<Self>, frame: Frame, id: &Id, method: &Method) {
         // Seen to ask here, whether or not it can be told on whose behalf.
         self.server.asks.saw_off_stream();
         let (asked, is_of_no_call, is_abandoned) = {
@@ -101,26 +85,20 @@ impl<W: Wire> Session<W> {
             let is_of_no_call = !abandoned && !inside.calls.values().any(|call| call.may_be_asked);
             let candidates = inside.calls.iter_mut().filter(|(_, call)| call.may_be_asked);
             let asked = only_one(candidates, || abandoned)
-                .map(|(number, call)| (*number, call.mailbox.clone(), call.note(&id)));
+                .map(|(number, call)| (*number, call.mailbox.clone(), call.note(id)));
             (asked, is_of_no_call, abandoned)
         };
         match asked {
-            Ok((_, mailbox, Err(lost))) => {
-                mailbox.push(Said::Lost(lost));
-                Verdict::Nothing
-            }
-            Ok((call, mailbox, Ok(()))) => {
-                mailbox.push(self.asks(call, frame, &id));
-                Verdict::Nothing
-            }
-            Err(_) if is_of_no_call && self.asks_the_only_client(&frame, &id) => Verdict::Nothing,
+            Ok((_, mailbox, Err(lost))) => mailbox.push(Said::Lost(lost)),
+            Ok((call, mailbox, Ok(()))) => mailbox.push(self.asks(call, frame, id)),
+            Err(_) if is_of_no_call && self.asks_the_only_client(&frame, id) => {}
             Err(reason) => {
                 QuestionRefused { method: method.as_str(), reason }.emit();
                 if W::IS_COSTLY && is_abandoned {
                     // It was kept because nothing had been asked; nobody could be in this one any more.
                     self.retire();
                 }
-                Verdict::Reply(id, message::refusal(INTERNAL_ERROR, "cannot be attributed to one call"))
+                self.respond_later(id, &message::refusal(INTERNAL_ERROR, "cannot be attributed to one call"));
             }
         }
     }
@@ -288,14 +266,11 @@ fn unknown(method: &Method) -> Result<Bytes, Bytes> {
 /// What a notification reports of the server as a whole.
 fn report(method: &Method, params: Option<&Payload>) -> Option<Report> {
     match method {
-        Method::ToolsListChanged => Some(Report::ToolsChanged),
-        Method::PromptsListChanged => Some(Report::PromptsChanged),
-        Method::ResourcesListChanged => Some(Report::ResourcesChanged),
         Method::ResourceUpdated => {
             let uri = params?.string("uri")?;
             Some(Report::ResourceUpdated { uri, params: Bytes::clone(params?) })
         }
-        _ => None,
+        _ => List::of_change(method).map(Report::ListChanged),
     }
 }
 

@@ -7,7 +7,7 @@ use std::sync::{
 };
 
 use crate::{
-    protocol::{Frame, Method, splice::Object},
+    protocol::{Frame, List, splice::Object},
     runtime::Mutex,
     upstream::{Answer, Description},
 };
@@ -72,17 +72,12 @@ impl Audience {
     /// changed.
     pub(super) fn is_lost(&self, server: &Description) {
         let Ok(capabilities) = Object::read(&server.capabilities) else { return };
-        let reports = |lists: &str| {
-            let lists = capabilities.get(lists).and_then(|lists| Object::read(&lists).ok());
-            lists.and_then(|lists| lists.get("listChanged")).is_some_and(|reports| reports == "true")
+        let reports = |list: List| {
+            let list = capabilities.get(list.capability()).and_then(|list| Object::read(&list).ok());
+            list.and_then(|list| list.get("listChanged")).is_some_and(|reports| reports == "true")
         };
-        let changed = [
-            ("tools", Method::ToolsListChanged),
-            ("prompts", Method::PromptsListChanged),
-            ("resources", Method::ResourcesListChanged),
-        ];
-        for (_, method) in changed.into_iter().filter(|(lists, _)| reports(lists)) {
-            let message = format!(r#"{{"jsonrpc":"2.0","method":"{method}"}}"#);
+        for list in List::ALL.into_iter().filter(|list| reports(*list)) {
+            let message = format!(r#"{{"jsonrpc":"2.0","method":"{}"}}"#, list.changed());
             self.hears(&Frame::parse(message.into()).expect("it is a message"));
         }
     }

@@ -97,6 +97,7 @@ struct Key(Identity);
 
 /// How often it is looked for sessions that nobody uses.
 const ROUND: Duration = Duration::from_secs(60);
+
 // === impl Legacy ===
 
 impl<W: Wire> Clone for Legacy<W> {
@@ -153,9 +154,9 @@ impl<W: Wire> Upstream for Legacy<W> {
         Exchange::new(group, request).boxed()
     }
 
-    fn call_in(&self, session: ClientSession, call: NativeCall) -> (Replies, Option<OffStream>) {
+    fn call_in(&self, session: ClientSession, call: NativeCall) -> (Replies, Option<Arc<dyn OffStream>>) {
         if let Some(hosted) = &self.0.hosted {
-            return match hosted.call_in(&session, call, |caller| self.0.group(caller)) {
+            return match hosted.call_in(&session, call, &|caller| self.0.group(caller)) {
                 Some(call) => (call.boxed(), None),
                 None => (lost(CallError::SessionEnded), None),
             };
@@ -165,8 +166,7 @@ impl<W: Wire> Upstream for Legacy<W> {
         let Some(session) = self.joined(&session) else {
             return (lost(CallError::not_over_http()), None);
         };
-        let off_stream = OffStream::new(session.clone(), request.id);
-        (Exchange::within(session, request).boxed(), Some(off_stream))
+        (Exchange::within(session.clone(), request).boxed(), Some(session))
     }
 
     fn cancel_in(&self, session: ClientSession, calls: &[Id], reason: &str) {
@@ -234,7 +234,7 @@ impl<W: Wire> Upstream for Legacy<W> {
             None => self.0.server.wire.forward(request),
             Some(hosted) => {
                 let inner = self.0.clone();
-                async move { hosted.serve(request, |caller| inner.group(caller)).await }.boxed()
+                async move { hosted.serve(request, &|caller| inner.group(caller)).await }.boxed()
             }
         }
     }
@@ -272,12 +272,9 @@ impl<W: Wire> Inner<W> {
             || kept() >= most.max(self.crowd_bytes.load(Ordering::Relaxed))
         {
             self.make_room();
-            let left = self.groups.len();
-            let next = if left < limit { limit } else { left + left.div_ceil(8) };
-            self.crowd.store(next, Ordering::Relaxed);
-            let left = kept();
-            let next = if left < most { most } else { left + left.div_ceil(8) };
-            self.crowd_bytes.store(next, Ordering::Relaxed);
+            let next = |left: usize, most| if left < most { most } else { left + left.div_ceil(8) };
+            self.crowd.store(next(self.groups.len(), limit), Ordering::Relaxed);
+            self.crowd_bytes.store(next(kept(), most), Ordering::Relaxed);
         }
         self.sweeping.call_once(|| {
             self.server.work.spawn(sweep(Arc::downgrade(self), self.server.work.closing.clone()))

@@ -6,7 +6,7 @@ use std::sync::{
 };
 use tokio::sync::broadcast::{Receiver, Sender};
 
-use crate::{runtime::Mutex, upstream::Report};
+use crate::{protocol::List, runtime::Mutex, upstream::Report};
 
 /// The reports of one principal's sessions. Clones are the same. Costs about a hundred bytes where nobody
 /// listens.
@@ -39,7 +39,7 @@ const KEPT: usize = 256;
 impl Reports {
     /// Nobody may be hearing it.
     pub(super) fn send(&self, report: Report) {
-        if matches!(report, Report::ToolsChanged) {
+        if report == Report::ListChanged(List::Tools) {
             self.is_unheard();
         }
         if let Some(listened) = &*self.0.listened.lock() {
@@ -54,9 +54,7 @@ impl Reports {
 
     /// The server has lost a session, and what it would have reported there.
     pub(super) fn is_lost(&self) {
-        for report in [Report::ToolsChanged, Report::PromptsChanged, Report::ResourcesChanged] {
-            self.send(report);
-        }
+        List::ALL.into_iter().for_each(|list| self.send(Report::ListChanged(list)));
     }
 
     pub(super) fn listen(&self) -> Receiver<Report> {

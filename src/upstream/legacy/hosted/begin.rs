@@ -8,7 +8,7 @@ use bytes::Bytes;
 use http::{HeaderValue, StatusCode};
 use std::sync::Arc;
 
-use super::{Group, Hosted, Refused, Sessions};
+use super::{Groups, Hosted, Sessions};
 use crate::{
     dialect::{Credentials, Principal, legacy},
     protocol::{
@@ -30,11 +30,11 @@ impl<W: Wire> Sessions<W> {
         principal: Principal,
         id: &Id,
         params: Option<&Payload>,
-        group: impl Fn(&Identity) -> Arc<Group<W>>,
-    ) -> Result<Result<Forwarded, Refused>, CallError> {
+        groups: Groups<'_, W>,
+    ) -> Result<Forwarded, CallError> {
         let refused = |code, words: &str| {
             let error = ErrorObject::new(code, words);
-            Ok(Ok(self.document(StatusCode::OK, legacy::refusal(std::slice::from_ref(id), &error))))
+            Ok(self.document(StatusCode::OK, legacy::refusal(std::slice::from_ref(id), &error)))
         };
         let params = params.and_then(Payload::object);
         let Some(asked) = params.and_then(|params| params.string("protocolVersion")) else {
@@ -56,14 +56,14 @@ impl<W: Wire> Sessions<W> {
             .expect("hexadecimal digits are a header value");
         let session = Hosted::begun(name.clone(), principal, caller);
         // It hears what is said there before the server is started, which may ask at once.
-        let server = session.group(group).lists().await?.description.clone();
+        let server = session.group(groups).lists().await?.description.clone();
         let version = agreed(&asked, &server.version);
         session.agrees(&server, Revision::parse(&version).is_some_and(Revision::has_empty_events));
         let result = welcome(&server, &version);
         self.table.insert(name.clone(), session);
         let mut answer = self.document(StatusCode::OK, legacy::success(id, &result));
         answer.headers.insert(SESSION_ID.clone(), name);
-        Ok(Ok(answer))
+        Ok(answer)
     }
 }
 

@@ -25,10 +25,7 @@ mod words;
 use bytes::Bytes;
 use dashmap::DashMap;
 use http::{HeaderMap, HeaderValue, Method as Verb, StatusCode, header};
-use std::sync::{
-    Arc,
-    atomic::{AtomicUsize, Ordering},
-};
+use std::sync::Arc;
 use tokio::sync::Semaphore;
 
 use super::{exchange::Exchange, group::Group, request::Request, server::Server};
@@ -55,16 +52,18 @@ pub(super) use call::HostedCall;
 pub(super) struct Sessions<W: Wire> {
     server: Arc<Server<W>>,
     table: DashMap<HeaderValue, Arc<Hosted<W>>>,
-    /// How many there must be before it is looked for room again.
-    crowd: AtomicUsize,
     /// Places for calls that go on after their client left.
     departed: Arc<Semaphore>,
 }
 
-/// An answer in place of the server's, and why.
-struct Refused {
-    status: StatusCode,
-    error: ErrorObject,
+/// Gives the sessions of the pool for what a client declares.
+type Groups<'a, W> = &'a (dyn Fn(&Identity) -> Arc<Group<W>> + Sync);
+
+/// Why a request is not answered as it asks.
+enum NotServed {
+    /// This is its answer.
+    Refused(StatusCode, ErrorObject),
+    Lost(CallError),
 }
 
 /// Sessions that are kept. Each costs about a kilobyte, and what is kept for its GET stream.
@@ -79,74 +78,57 @@ const BATCH: usize = 100;
 impl<W: Wire> Sessions<W> {
     pub(super) fn new(server: Arc<Server<W>>) -> Self {
         let departed = server.config.limits.departed.min(Semaphore::MAX_PERMITS);
-        Self {
-            server,
-            table: DashMap::new(),
-            crowd: AtomicUsize::new(SESSIONS),
-            departed: Arc::new(Semaphore::new(departed)),
-        }
+        Self { server, table: DashMap::new(), departed: Arc::new(Semaphore::new(departed)) }
     }
 
-    /// Answers one HTTP request of a client. `group` gives the sessions of the pool for what a client declares.
+    /// Answers one HTTP request of a client.
     ///
     /// # Errors
     /// What became of the one call in it before anything was said, or of the start of a server.
     pub(super) async fn serve(
         &self,
         request: Forward,
-        group: impl Fn(&Identity) -> Arc<Group<W>>,
+        groups: Groups<'_, W>,
     ) -> Result<Forwarded, CallError> {
         if self.server.work.closing.is_cancelled() {
             return Err(CallError::Closing);
         }
         let answer = match request.method {
-            Verb::POST => self.post(request, group).await?,
-            Verb::GET => self.listen(&request, group),
+            Verb::POST => self.post(request, groups).await,
+            Verb::GET => self.listen(&request, groups),
             Verb::DELETE => self.end(&request),
-            _ => Err(Refused::new(
-                StatusCode::METHOD_NOT_ALLOWED,
-                code::INVALID_REQUEST,
-                "only POST, GET and DELETE are served",
-            )),
+            _ => Err(refused(StatusCode::METHOD_NOT_ALLOWED, "only POST, GET and DELETE are served")),
         };
-        Ok(answer.unwrap_or_else(|refused| self.refusal(&refused)))
+        match answer {
+            Ok(answer) => Ok(answer),
+            Err(NotServed::Refused(status, error)) => Ok(self.document(status, legacy::refusal(&[], &error))),
+            Err(NotServed::Lost(lost)) => Err(lost),
+        }
     }
 
-    async fn post(
-        &self,
-        request: Forward,
-        group: impl Fn(&Identity) -> Arc<Group<W>>,
-    ) -> Result<Result<Forwarded, Refused>, CallError> {
-        let messages = match read(&request.body) {
-            Ok(messages) => messages,
-            Err(refused) => return Ok(Err(refused)),
-        };
+    async fn post(&self, request: Forward, groups: Groups<'_, W>) -> Result<Forwarded, NotServed> {
+        let messages = read(&request.body)?;
         if let [message] = &messages[..]
             && let Kind::Request { id, method: Method::Initialize, params } = message.kind()
         {
-            return self.begin(request.principal, id, params.as_ref(), group).await;
+            return Ok(self.begin(request.principal, id, params.as_ref(), groups).await?);
         }
-        let session = match self.find(request.principal, &request.headers) {
-            Ok(session) => session,
-            Err(refused) => return Ok(Err(refused)),
-        };
-        let group = session.group(group);
+        let session = self.find(request.principal, &request.headers)?;
+        let group = session.group(groups);
         let is_batch = request.body.trim_ascii_start().starts_with(b"[");
         let takes_events = accepts(&request.headers, EVENT_STREAM);
         let mut answers = Vec::new();
         for message in messages {
-            if let Some(answer) = self.hear(&session, &group, message, &request, takes_events).await? {
-                answers.push(answer);
-            }
+            answers.extend(self.hear(&session, &group, message, &request, takes_events).await?);
         }
-        Ok(Ok(match answers.pop() {
-            None => self.nothing(StatusCode::ACCEPTED),
-            Some(answer) if answers.is_empty() && !is_batch => self.one(answer, takes_events).await?,
+        match answers.pop() {
+            None => Ok(self.nothing(StatusCode::ACCEPTED)),
+            Some(answer) if answers.is_empty() && !is_batch => Ok(self.one(answer, takes_events).await?),
             Some(last) => {
                 answers.push(last);
-                self.events(Events::of(answers))
+                Ok(self.events(Events::of(answers)))
             }
-        }))
+        }
     }
 
     /// Takes one message of a client's; gives what answers it, where it is a request.
@@ -227,24 +209,16 @@ impl<W: Wire> Sessions<W> {
         }
     }
 
-    fn listen(
-        &self,
-        request: &Forward,
-        group: impl Fn(&Identity) -> Arc<Group<W>>,
-    ) -> Result<Forwarded, Refused> {
+    fn listen(&self, request: &Forward, groups: Groups<'_, W>) -> Result<Forwarded, NotServed> {
         let session = self.find(request.principal, &request.headers)?;
         if !accepts(&request.headers, EVENT_STREAM) {
-            return Err(Refused::new(
-                StatusCode::NOT_ACCEPTABLE,
-                code::INVALID_REQUEST,
-                "what is heard here is text/event-stream",
-            ));
+            return Err(refused(StatusCode::NOT_ACCEPTABLE, "what is heard here is text/event-stream"));
         }
-        Ok(self.events(session.listen(session.group(group), &request.headers)))
+        Ok(self.events(session.listen(session.group(groups), &request.headers)))
     }
 
     /// The client ends its session.
-    fn end(&self, request: &Forward) -> Result<Forwarded, Refused> {
+    fn end(&self, request: &Forward) -> Result<Forwarded, NotServed> {
         let session = self.find(request.principal, &request.headers)?;
         self.table.remove(&session.id);
         session.end();
@@ -256,7 +230,7 @@ impl<W: Wire> Sessions<W> {
         &self,
         session: &ClientSession,
         call: NativeCall,
-        group: impl Fn(&Identity) -> Arc<Group<W>>,
+        groups: Groups<'_, W>,
     ) -> Option<HostedCall<W>> {
         let session = self.find(session.principal, &session.headers).ok()?;
         let NativeCall { id, method, body } = call;
@@ -267,7 +241,7 @@ impl<W: Wire> Sessions<W> {
         let deferral = Deferral::default();
         deferral.comes();
         let request = Request { id, method, body, headers: HeaderMap::new(), deferral: Some(deferral) };
-        Some(HostedCall::new(&session, Exchange::native(session.group(group), request), token))
+        Some(HostedCall::new(&session, Exchange::native(session.group(groups), request), token))
     }
 
     /// Nobody waits for these of a client's calls any more.
@@ -300,17 +274,14 @@ impl<W: Wire> Sessions<W> {
         self.table.clear();
     }
 
-    fn find(&self, principal: Principal, headers: &HeaderMap) -> Result<Arc<Hosted<W>>, Refused> {
-        let Some(id) = headers.get(&SESSION_ID) else {
-            let words = "the request names no session (Mcp-Session-Id): begin one with initialize";
-            return Err(Refused::new(StatusCode::BAD_REQUEST, code::INVALID_REQUEST, words));
-        };
+    fn find(&self, principal: Principal, headers: &HeaderMap) -> Result<Arc<Hosted<W>>, NotServed> {
+        let unnamed = "the request names no session (Mcp-Session-Id): begin one with initialize";
+        let id = headers.get(&SESSION_ID).ok_or_else(|| refused(StatusCode::BAD_REQUEST, unnamed))?;
         let session = self.table.get(id).map(|session| session.clone());
         // Somebody else's is as unknown as none.
-        let session = session.filter(|session| session.principal == principal).ok_or_else(|| {
-            let words = "the session is not known: begin another with initialize";
-            Refused::new(StatusCode::NOT_FOUND, code::INVALID_REQUEST, words)
-        })?;
+        let session = session.filter(|session| session.principal == principal);
+        let unknown = "the session is not known: begin another with initialize";
+        let session = session.ok_or_else(|| refused(StatusCode::NOT_FOUND, unknown))?;
         session.is_used();
         Ok(session)
     }
@@ -335,10 +306,6 @@ impl<W: Wire> Sessions<W> {
         self.forwarded(StatusCode::OK, headers, Passing::Made(Box::new(body)))
     }
 
-    fn refusal(&self, refused: &Refused) -> Forwarded {
-        self.document(refused.status, legacy::refusal(&[], &refused.error))
-    }
-
     fn forwarded(&self, status: StatusCode, headers: HeaderMap, body: Passing) -> Forwarded {
         Forwarded { status, headers, body, limit: self.server.config.limits.result_bytes }
     }
@@ -346,8 +313,8 @@ impl<W: Wire> Sessions<W> {
     /// Makes room for one more session. Where there are too many, those go that have been quiet for the longest, an
     /// eighth of them at a time, so that it is seldom looked for them.
     fn has_room(&self) -> bool {
-        if self.table.len() < self.crowd.load(Ordering::Relaxed) {
-            return self.table.len() < SESSIONS;
+        if self.table.len() < SESSIONS {
+            return true;
         }
         let mut quiet: Vec<_> =
             self.table.iter().map(|session| session.quiet_for()).filter(|&rounds| rounds > 0).collect();
@@ -359,28 +326,32 @@ impl<W: Wire> Sessions<W> {
     }
 }
 
-// === impl Refused ===
+// === impl NotServed ===
 
-impl Refused {
-    fn new(status: StatusCode, code: i64, words: &str) -> Self {
-        Self { status, error: ErrorObject::new(code, words) }
+impl From<CallError> for NotServed {
+    fn from(lost: CallError) -> Self {
+        Self::Lost(lost)
     }
 }
 
+fn refused(status: StatusCode, words: &str) -> NotServed {
+    NotServed::Refused(status, ErrorObject::new(code::INVALID_REQUEST, words))
+}
+
 /// The messages of a POST.
-fn read(body: &Bytes) -> Result<Vec<Frame>, Refused> {
+fn read(body: &Bytes) -> Result<Vec<Frame>, NotServed> {
     let unread = |error: &FrameError| {
         let code = match error {
             FrameError::Syntax(_) => code::PARSE_ERROR,
             FrameError::Id | FrameError::Shape { .. } | FrameError::Depth { .. } => code::INVALID_REQUEST,
         };
-        Refused::new(StatusCode::BAD_REQUEST, code, &error.to_string())
+        NotServed::Refused(StatusCode::BAD_REQUEST, ErrorObject::new(code, error.to_string()))
     };
     let messages = Messages::of(body.clone()).take(BATCH + 1).collect::<Result<Vec<_>, _>>();
     let messages = messages.map_err(|error| unread(&error))?;
     if messages.is_empty() || messages.len() > BATCH {
         let words = format!("a batch has at least one message, and {BATCH} at most");
-        return Err(Refused::new(StatusCode::BAD_REQUEST, code::INVALID_REQUEST, &words));
+        return Err(refused(StatusCode::BAD_REQUEST, &words));
     }
     Ok(messages)
 }

@@ -20,6 +20,7 @@ use super::{
         message,
         subscribe::{self, Guard, NotSubscribed},
     },
+    Groups,
     stream::{Feed, Listening},
     words,
 };
@@ -98,9 +99,9 @@ impl<W: Wire> Hosted<W> {
         })
     }
 
-    /// Where its calls are made now, as `group` says. What is said there beside calls is heard in this session.
-    pub(super) fn group(self: &Arc<Self>, group: impl Fn(&Identity) -> Arc<Group<W>>) -> Arc<Group<W>> {
-        let group = group(&self.caller);
+    /// Where its calls are made now, as `groups` says. What is said there beside calls is heard in this session.
+    pub(super) fn group(self: &Arc<Self>, groups: Groups<'_, W>) -> Arc<Group<W>> {
+        let group = groups(&self.caller);
         let here = Arc::downgrade(&group);
         let before = std::mem::replace(&mut *self.group.lock(), here.clone());
         if !before.ptr_eq(&here) {
