@@ -71,6 +71,7 @@ impl CallError {
                 is(fault, code::UPSTREAM_INVALID, runs_on, is_too_much || status.is_server_error())
             }
             Self::Invalid(_) => is(Fault::Server, code::UPSTREAM_INVALID, true, false),
+            Self::ModernOnly(_) => is(Fault::Server, code::UPSTREAM_INVALID, false, false),
             Self::TooLarge { .. } => is(Fault::Proxy, code::RESULT_TOO_LARGE, true, false),
             Self::Busy { .. } | Self::Waited { .. } | Self::AllInUse { .. } => {
                 is(Fault::Proxy, code::BUSY, false, false)

@@ -215,6 +215,11 @@ pub enum CallError {
     Status { status: StatusCode, detail: String },
     #[error("the server's answer is not valid: {0}")]
     Invalid(String),
+    /// With the versions that it names.
+    #[error(
+        "the server speaks {0} only, and a server is spoken to here in revisions up to 2025-11-25; a client of its own revision can use it without the proxy"
+    )]
+    ModernOnly(String),
     #[error("the server's answer is larger than {limit} bytes (limits.result_bytes)")]
     TooLarge { limit: usize },
     #[error(

@@ -11,7 +11,7 @@
 use super::{CallError, ClientSession, Description, Document, Forward, Forwarded, Identity};
 use crate::{
     dialect::{Credentials, raise},
-    protocol::{ErrorObject, Frame, Id, Kind, Payload, splice::Object},
+    protocol::{Era, ErrorObject, Frame, Id, Kind, Payload, Revision, code, splice::Object},
 };
 use bytes::Bytes;
 use futures_util::{FutureExt, future::BoxFuture};
@@ -206,11 +206,13 @@ impl Hello {
     /// What the server says of itself, if this answers; what it says before is of no concern.
     ///
     /// # Errors
-    /// [`CallError::Invalid`]: it refuses, or does not say what it must.
+    /// [`CallError::ModernOnly`] and [`CallError::Invalid`]: it refuses, or does not say what it must.
     pub(super) fn answer(&self, said: &Frame) -> Result<Option<Description>, CallError> {
         match said.kind() {
             Kind::Success { id, result } if is_ours(id, self.number) => describe(result).map(Some),
-            Kind::Failure { error, .. } => Err(CallError::Invalid(Self::refused(error))),
+            Kind::Failure { error, .. } => {
+                Err(modern_only(error).unwrap_or_else(|| CallError::Invalid(Self::refused(error))))
+            }
             Kind::Success { .. } | Kind::Request { .. } | Kind::Notification { .. } => Ok(None),
         }
     }
@@ -235,6 +237,22 @@ fn describe(result: &Payload) -> Result<Description, CallError> {
         instructions: result.get("instructions"),
         result: result.as_bytes().clone(),
     })
+}
+
+/// What an error says of a server that gives it: that it speaks none of the revisions with a handshake
+/// (2026-07-28, *Versioning and Compatibility*).
+pub(super) fn modern_only(error: &Bytes) -> Option<CallError> {
+    let said = ErrorObject::from_raw(error.clone());
+    let data = Object::read(error).ok()?.get("data").filter(|_| said.code() == code::UNSUPPORTED_VERSION)?;
+    speaks_only(&Object::read(&data).ok()?.get("supported")?)
+}
+
+/// The same, of the versions that it names.
+pub(super) fn speaks_only(versions: &Bytes) -> Option<CallError> {
+    let versions: Vec<String> = serde_json::from_slice(versions).ok()?;
+    let is_modern =
+        |version: &String| Revision::parse(version).is_none_or(|revision| revision.era() == Era::Modern);
+    versions.iter().all(is_modern).then(|| CallError::ModernOnly(versions.join(", ")))
 }
 
 /// Whether a response answers the call with this number.

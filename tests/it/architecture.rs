@@ -96,6 +96,8 @@ const MAY_ASK_THE_ERA: &[(&str, &str)] = &[
     ("upstream/http/line.rs", "what our own handshake came to: the header of its session, and how that ends"),
     ("upstream/legacy/hosted/begin.rs", "the handshake of a hosted session: which revision it agrees on"),
     ("upstream/legacy/message.rs", "the revision that our own handshake asks for"),
+    ("upstream/stdio/hello.rs", "asks a process that refuses our handshake what it speaks"),
+    ("upstream/wire.rs", "a refusal of our handshake may say what the server speaks"),
 ];
 const PEERS: &[&str] = &["cli", "client", "demo", "protocol"];
 

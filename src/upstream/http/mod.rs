@@ -35,7 +35,7 @@ use super::{
     forward::{Forward, Forwarded},
     http1::{self, Answering, Reuse, Traffic},
     legacy::Legacy,
-    wire::{Again, Beside, Heard, Hello, Line, Progress, Refusal, Wire},
+    wire::{Again, Beside, Heard, Hello, Line, Progress, Refusal, Wire, modern_only},
     work::Work,
 };
 use crate::{
@@ -288,5 +288,6 @@ fn unwelcome(status: StatusCode, body: &Bytes) -> Option<CallError> {
         return None;
     }
     let error = Object::read(body).ok()?.get("error")?;
-    Some(CallError::Status { status, detail: Hello::refused(&error) })
+    let refused = || CallError::Status { status, detail: Hello::refused(&error) };
+    Some(modern_only(&error).unwrap_or_else(refused))
 }

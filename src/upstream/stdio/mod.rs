@@ -2,7 +2,7 @@
 //!
 //! A session is a process: `command` says what starts one, `child` is one from its start until nothing is left of
 //! it, `supervisor` watches over it from outside the proxy. `lines` takes what it says apart, `portion` what of it
-//! is for the log, `starts` says when one may be started again. The manual's page is
+//! is for the log, `hello` is how a session with one begins, `starts` says when one may be started again. The manual's page is
 //! [`processes`](crate::manual::processes).
 //!
 //! A process costs much and knows no callers: the one of those that declare the same is shared by all of them,
@@ -10,6 +10,7 @@
 
 mod child;
 mod command;
+mod hello;
 pub mod lines;
 mod portion;
 mod starts;
@@ -50,6 +51,7 @@ use crate::{
 #[cfg(test)]
 use child::Ends;
 use child::{Child, Spawn};
+use hello::{Verdict, welcome};
 use lines::{Line, Lines};
 use portion::Portion;
 use starts::{Start, Starts};
@@ -66,6 +68,7 @@ pub struct Processes {
     spawn: Spawn,
     /// Locked for a question at a time.
     starts: Arc<Mutex<Starts>>,
+    verdict: Verdict,
     /// One for each process there may be.
     places: Arc<Semaphore>,
     most: usize,
@@ -162,6 +165,7 @@ impl Processes {
             config,
             spawn,
             starts: Arc::default(),
+            verdict: Verdict::default(),
             places: Arc::new(Semaphore::new(most.min(Semaphore::MAX_PERMITS))),
             most,
             clock: SystemClock::new(),
@@ -194,6 +198,7 @@ impl Processes {
     }
 
     async fn begin(&self, hello: &Hello) -> Result<(Description, Pipe), CallError> {
+        self.verdict.allows(self.clock.now())?;
         let after = self.config.timeouts.queue;
         let waited = timeout(after, self.places.clone().acquire_owned()).await;
         let place = waited
@@ -216,7 +221,10 @@ impl Processes {
                 format!("its process did not answer `initialize` within {limit:?} (upstream.start_timeout)");
             Err(CallError::Unreachable(why))
         });
-        let description = started.inspect_err(|_| life.did_not_start())?;
+        let description = started.inspect_err(|error| {
+            self.verdict.learn(self.clock.now(), error);
+            life.did_not_start();
+        })?;
         let pipe = Pipe { child, said: Mutex::new(Some(said)), lost: OnceLock::new() };
         Ok((description, pipe))
     }
@@ -246,28 +254,6 @@ impl Wire for Processes {
         };
         let capabilities = Arc::clone(&caller.capabilities);
         Identity { principal, credentials: Credentials::default(), capabilities }
-    }
-}
-
-/// Says `initialize` and reads up to its answer. What the server says before concerns nobody yet.
-async fn welcome(child: &Child, said: &mut Said, hello: &Hello) -> Result<Description, CallError> {
-    child.write(hello.body.clone())?;
-    loop {
-        match said.next().await {
-            Some(Beside::Message(frame)) => {
-                if let Some(description) = hello.answer(&frame)? {
-                    return Ok(description);
-                }
-            }
-            Some(_) => {}
-            None => {
-                let _ = timeout(LAST_WORDS, child.life().ended()).await;
-                let how = child.life().how();
-                let why =
-                    format!("its process did not answer `initialize`, and is not there any more: {how}");
-                return Err(CallError::Unreachable(why));
-            }
-        }
     }
 }
 

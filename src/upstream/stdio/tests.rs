@@ -174,6 +174,12 @@ impl Process {
         assert_eq!(self.reads().await["method"], "notifications/initialized");
     }
 
+    async fn refuses(&mut self, error: &Value) {
+        let hello = self.reads().await;
+        assert_eq!(hello["method"], "initialize");
+        self.says(&format!("{}\n", json!({ "jsonrpc": "2.0", "id": hello["id"], "error": error }))).await;
+    }
+
     /// The call that it is sent next.
     async fn called(&mut self) -> u64 {
         let call = self.reads().await;
@@ -200,6 +206,62 @@ async fn a_start_that_many_wait_for_happens_once_and_all_callers_share_the_proce
         call.is_answered().await;
     }
     assert!(world.is_quiet());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_of_2026_07_28_alone_is_told_apart_and_not_started_again_for_a_while() {
+    let unsupported =
+        json!({ "code": -32022, "message": "no", "data": { "supported": ["2026-07-28"], "requested": "x" } });
+    let unknown = json!({ "code": -32601, "message": "what?" });
+    let discovered = json!({ "result": { "resultType": "complete", "supportedVersions": ["2026-07-28"] } });
+    for (refusal, probed) in [
+        (&unsupported, None),
+        (&unknown, Some(discovered)),
+        (&unknown, Some(json!({ "error": unsupported.clone() }))),
+    ] {
+        let mut world = World::new();
+        let mut call = world.call(1, MUTE);
+        let mut process = world.next().await;
+        process.refuses(refusal).await;
+        if let Some(mut answer) = probed {
+            let probe = process.reads().await;
+            assert_eq!(probe["method"], "server/discover");
+            assert_eq!(probe["params"]["_meta"]["io.modelcontextprotocol/protocolVersion"], "2026-07-28");
+            answer["jsonrpc"] = json!("2.0");
+            answer["id"] = probe["id"].clone();
+            process.says(&format!("{answer}\n")).await;
+        }
+        let lost = call.lost().await;
+        assert!(matches!(&lost, CallError::ModernOnly(versions) if versions == "2026-07-28"), "{lost:?}");
+        process.has_no_more_to_read().await;
+        let again = world.call(2, MUTE).lost().await;
+        assert!(matches!(again, CallError::ModernOnly(_)) && world.is_quiet(), "{again:?}");
+        advance(Duration::from_secs(301)).await;
+        let mut call = world.call(3, MUTE);
+        let mut process = world.up().await;
+        let id = process.called().await;
+        process.answers(id).await;
+        call.is_answered().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_refusal_of_initialize_that_says_nothing_of_revisions_keeps_its_words() {
+    let refusal = json!({ "code": -32000, "message": "not today" });
+    // The probe is answered with an error, or with a result of an older server's, or not at all.
+    for answer in [Some(json!({ "error": refusal.clone() })), Some(json!({ "result": {} })), None] {
+        let mut world = World::new();
+        let mut call = world.call(1, MUTE);
+        let mut process = world.next().await;
+        process.refuses(&refusal).await;
+        let probe = process.reads().await;
+        if let Some(mut answer) = answer {
+            answer["id"] = probe["id"].clone();
+            process.says(&format!("{answer}\n")).await;
+        }
+        let lost = call.lost().await.to_string();
+        assert!(lost.contains("initialize was refused: not today (-32000)"), "{lost}");
+    }
 }
 
 #[tokio::test(start_paused = true)]

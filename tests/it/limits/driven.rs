@@ -181,6 +181,14 @@ const BOUNDS: &[(&str, Held)] = &[
     ),
     ("upstream/stdio/mod.rs LAST_WORDS", By("a_process_that_says_nothing_more_and_lives_is_ended")),
     (
+        "upstream/stdio/hello.rs PATIENCE",
+        By("a_refusal_of_initialize_that_says_nothing_of_revisions_keeps_its_words"),
+    ),
+    (
+        "upstream/stdio/hello.rs REMEMBERED",
+        By("a_server_of_2026_07_28_alone_is_told_apart_and_not_started_again_for_a_while"),
+    ),
+    (
         "upstream/stdio/lines.rs TOKEN",
         By("of_a_line_that_is_too_long_the_call_is_found_wherever_its_id_is_written"),
     ),

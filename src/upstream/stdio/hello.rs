@@ -1,0 +1,107 @@
+//! The first words with a process.
+//!
+//! `initialize` comes first, and `server/discover` only where that is refused: the specification would have it the
+//! other way round (2026-07-28, *stdio, Backward Compatibility*), but there are servers that die of a request before
+//! `initialize`, and one that speaks 2026-07-28 alone says so in either order.
+
+use bytes::Bytes;
+use std::time::{Duration, Instant};
+use tokio::time::timeout;
+
+use super::{LAST_WORDS, Said, child::Child};
+use crate::{
+    protocol::{Frame, Kind, Revision, meta},
+    runtime::Mutex,
+    upstream::{
+        CallError, Description,
+        wire::{Beside, Hello, modern_only, speaks_only},
+    },
+};
+
+/// Whether a server has said that it speaks 2026-07-28 alone: then it is not started for nothing.
+#[derive(Debug, Default)]
+pub(super) struct Verdict(Mutex<Option<(Instant, CallError)>>);
+
+/// How long that is taken for granted. It may have been replaced by one that speaks more.
+const REMEMBERED: Duration = Duration::from_secs(5 * 60);
+/// How long a server that has refused `initialize` may take to say what it speaks.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// The id of that question.
+const PROBE: &str = r#""deferral/probe""#;
+
+// === impl Verdict ===
+
+impl Verdict {
+    /// # Errors
+    /// [`CallError::ModernOnly`], where that is remembered.
+    pub(super) fn allows(&self, now: Instant) -> Result<(), CallError> {
+        match &*self.0.lock() {
+            Some((since, verdict)) if now.duration_since(*since) < REMEMBERED => Err(verdict.clone()),
+            Some(_) | None => Ok(()),
+        }
+    }
+
+    /// It did not come up, because of this.
+    pub(super) fn learn(&self, now: Instant, error: &CallError) {
+        if let CallError::ModernOnly(_) = error {
+            *self.0.lock() = Some((now, error.clone()));
+        }
+    }
+}
+
+/// Says `initialize` and reads up to its answer. What the server says before concerns nobody yet.
+pub(super) async fn welcome(child: &Child, said: &mut Said, hello: &Hello) -> Result<Description, CallError> {
+    child.write(hello.body.clone())?;
+    loop {
+        let Some(frame) = heard(said).await else {
+            let _ = timeout(LAST_WORDS, child.life().ended()).await;
+            let how = child.life().how();
+            let why = format!("its process did not answer `initialize`, and is not there any more: {how}");
+            return Err(CallError::Unreachable(why));
+        };
+        match hello.answer(&frame) {
+            Ok(Some(description)) => return Ok(description),
+            Ok(None) => {}
+            Err(refused @ CallError::ModernOnly(_)) => return Err(refused),
+            Err(refused) => {
+                let verdict = timeout(PATIENCE, probe(child, said)).await;
+                return Err(verdict.ok().flatten().unwrap_or(refused));
+            }
+        }
+    }
+}
+
+/// Asks a server that has refused `initialize` what it speaks; nothing where it is none of 2026-07-28.
+async fn probe(child: &Child, said: &mut Said) -> Option<CallError> {
+    child.write(discover()).ok()?;
+    loop {
+        match heard(said).await?.kind() {
+            Kind::Success { id, result } if id.as_bytes() == PROBE => {
+                return speaks_only(&result.get("supportedVersions")?);
+            }
+            Kind::Failure { error, .. } => return modern_only(error),
+            Kind::Success { .. } | Kind::Request { .. } | Kind::Notification { .. } => {}
+        }
+    }
+}
+
+async fn heard(said: &mut Said) -> Option<Frame> {
+    loop {
+        if let Beside::Message(frame) = said.next().await? {
+            return Some(frame);
+        }
+    }
+}
+
+/// 2026-07-28, *Discovery*.
+fn discover() -> Bytes {
+    format!(
+        r#"{{"jsonrpc":"2.0","id":{PROBE},"method":"server/discover","params":{{"_meta":{{"{}":"{}","{}":{{"name":"deferral","version":"{}"}},"{}":{{}}}}}}}}"#,
+        meta::PROTOCOL_VERSION,
+        Revision::V2026_07_28,
+        meta::CLIENT_INFO,
+        env!("CARGO_PKG_VERSION"),
+        meta::CLIENT_CAPABILITIES,
+    )
+    .into()
+}
