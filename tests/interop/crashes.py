@@ -2,12 +2,14 @@
 """Real clients through the proxy, whose real server is killed (`kill -9`) in the middle of their calls.
 
     crashes.py --server COMMAND --proxy COMMAND --client NAME=COMMAND... [--restart]
+    crashes.py --proxy COMMAND --client NAME=COMMAND...    # the proxy starts the server itself
 
 COMMAND is one shell word; `{url}` in that of the proxy is the server's address, in that of a client the
 proxy's. `--restart` starts the server again at once, at the same address.
 
 Each call must end with its result, or with one clear error of the proxy, within LIMIT seconds, and its client must be
-closed within as many more, DELETE included. Prints `ok CLIENT/CALL` or `FAIL CLIENT/CALL: why`, and at the end
+closed within as many more, DELETE included. A server that the proxy has started itself is known to be dead at once: each
+call ends with the error within AT_ONCE seconds, which says how the process ended, and the next call is served again. Prints `ok CLIENT/CALL` or `FAIL CLIENT/CALL: why`, and at the end
 `done N`. run.py runs it.
 """
 
@@ -15,8 +17,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shlex
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -27,6 +31,7 @@ from urllib.parse import urlsplit
 from run import Process, stop
 
 LIMIT = 12.0  # seconds
+AT_ONCE = 2.0  # seconds
 BEGIN = 60.0  # for all clients to start and their calls to reach the server, in seconds
 LOST = -31002  # the proxy's code for a call that was lost with its server: the outcome is unknown
 LOOK_AWAY = 0.02  # seconds
@@ -69,23 +74,27 @@ def have(clients: dict[str, Told], what: str) -> Callable[[], bool]:
     return lambda: all((what, call) in told.words for name, told in clients.items() for call in CALLS[name])
 
 
-def verdicts(clients: dict[str, Told], killed: float) -> Iterator[tuple[str, str | None]]:
+def verdicts(clients: dict[str, Told], killed: float, is_child: bool) -> Iterator[tuple[str, str | None]]:
     """Each call's name, and what is wrong with how it ended."""
     for name, told in clients.items():
         for call in CALLS[name]:
-            yield f"{name}/{call}", fault(told, call, killed)
+            wrong = fault(told, call, killed, AT_ONCE if is_child else LIMIT)
+            if wrong is None and is_child:
+                _, how = told.words["ended", call]
+                wrong = None if "SIGKILL" in how else f"it does not say how the process ended: {how}"
+            yield f"{name}/{call}", wrong
 
 
-def fault(told: Told, call: str, killed: float) -> str | None:
+def fault(told: Told, call: str, killed: float, limit: float) -> str | None:
     working, ended, left = (told.words.get((what, call)) for what in ("working", "ended", "left"))
     if working is None or working[0] > killed:
         return "the call was not under way when its server was killed"
     if ended is None:
-        return f"the call did not end within {LIMIT:.0f} s"
+        return f"the call did not end within {limit:.0f} s"
     when, how = ended
     if when < killed:
         return f"the call ended before its server was killed: {how}"
-    if when - killed > LIMIT:
+    if when - killed > limit:
         return f"the call took {when - killed:.1f} s to end: {how}"
     code, _, words = how.partition(" ")
     if how != "result" and code != str(LOST):
@@ -99,9 +108,31 @@ def fault(told: Told, call: str, killed: float) -> str | None:
     return None
 
 
+def started_below(pid: int) -> list[int]:
+    """The processes below this one that are no program of ours."""
+    parents = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
+        except OSError:  # it has ended meanwhile
+            continue
+    below = {pid}
+    while more := {child for child, parent in parents.items() if parent in below} - below:
+        below |= more
+    ours = os.readlink(f"/proc/{pid}/exe")
+    return [child for child in below if os.readlink(f"/proc/{child}/exe") != ours]
+
+
+def serves(program: str, url: str) -> str | None:
+    """What is wrong with how a call is answered."""
+    command = [program, "call", url, "add", '{"a": 2, "b": 3}']
+    said = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=False)
+    return None if (said.returncode, said.stdout.strip()) == (0, "5") else f"a call after it: {said}"
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--server", required=True)
+    parser.add_argument("--server")
     parser.add_argument("--proxy", required=True)
     parser.add_argument("--client", action="append", required=True, metavar="NAME=COMMAND")
     parser.add_argument("--restart", action="store_true")
@@ -112,9 +143,12 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="crashes-") as folder:
         logs = Path(folder)
         try:
-            server = Process("server", shlex.split(options.server), logs)
-            url = server.endpoint()
-            proxy = Process("proxy", shlex.split(options.proxy.replace("{url}", url)), logs)
+            server, command = None, options.proxy
+            if options.server:
+                server = Process("server", shlex.split(options.server), logs)
+                url = server.endpoint()
+                command = command.replace("{url}", url)
+            proxy = Process("proxy", shlex.split(command), logs)
             through = proxy.endpoint()
             commands = dict(client.split("=", 1) for client in options.client)
             clients = {
@@ -124,7 +158,11 @@ def main() -> int:
             wait(clients, have(clients, "working"), BEGIN)
 
             killed = time.monotonic()
-            server.signal(signal.SIGKILL)
+            if server is None:
+                for pid in started_below(proxy.child.pid):
+                    os.kill(pid, signal.SIGKILL)
+            else:
+                server.signal(signal.SIGKILL)
             again = None
             if options.restart:
                 server.wait(LIMIT)
@@ -133,7 +171,9 @@ def main() -> int:
             wait(clients, have(clients, "ended"), killed + LIMIT + 1 - time.monotonic())
             wait(clients, have(clients, "left"), LIMIT)
 
-            found = list(verdicts(clients, killed))
+            found = list(verdicts(clients, killed, server is None))
+            if server is None:
+                found.append(("proxy/serves-again", serves(shlex.split(options.proxy)[0], through)))
             if again is not None:
                 again.endpoint()  # or the restart was none
             if proxy.child.poll() is not None:

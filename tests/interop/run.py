@@ -5,7 +5,8 @@
     run.py --deferral target/debug/deferral # run the checks
     run.py --direct                         # the checks that hold without a proxy, without one
 
-Each pair of a client and a server gets a server and a proxy of its own; each `recorded` one runs a
+Each pair of a client and a server gets a server and a proxy of its own; where the server speaks over stdio, the
+proxy starts it; each `recorded` one runs a
 session twice and compares the bytes (recorded.py); below each `crashed` one, which has all clients of
 today, the server is killed in mid-call (crashes.py). Prints one line for each check, `ok PAIR/NAME` or
 `FAIL PAIR/NAME: why`, and at the end `N passed, M failed`; exits with 1 when one failed. Needs nothing
@@ -18,6 +19,7 @@ import argparse
 import ctypes
 import fnmatch
 import hashlib
+import json
 import os
 import re
 import shlex
@@ -55,6 +57,7 @@ class Client:
     command: list[str]  # the first word is one of VENVS, or node
     groups: str
     direct: str
+    revision: str = "2025-11-25"  # the newest with a handshake that it speaks
     extra: tuple[str, ...] = ()  # groups that run only when named
 
 
@@ -64,19 +67,19 @@ CLIENTS = {
         ["client", "python/client.py"],
         "modern,core,tasks,fastmcp,legacy,questions,task-questions",
         "legacy,core,questions",
-        ("extra",),
+        extra=("extra",),
     ),
     "typescript": Client(
         ["node", "typescript/client.mjs"],
         "modern,core,tasks,legacy,legacy-tasks,questions,task-questions",
         "legacy,core,questions",
-        ("extra",),
+        extra=("extra",),
     ),
     "python1.30": Client(
         ["server", *OLDER_PYTHON, "2025-11-25"], "plain,asking,tasks,task-questions,bare", "plain,asking"
     ),
-    "python1.12": Client(["client-1.12", *OLDER_PYTHON, "2025-06-18"], "plain,asking,older", "plain,asking,older"),
-    "python1.9": Client(["client-1.9", *OLDER_PYTHON, "2025-03-26"], "plain,older", "plain,older"),
+    "python1.12": Client(["client-1.12", *OLDER_PYTHON, "2025-06-18"], "plain,asking,older", "plain,asking,older", "2025-06-18"),
+    "python1.9": Client(["client-1.9", *OLDER_PYTHON, "2025-03-26"], "plain,older", "plain,older", "2025-03-26"),
     "typescript1.32": Client(["node", "typescript/older.mjs"], "plain,asking,tasks,task-questions", "plain,asking"),
 }
 # Those whose server is killed in mid-call; crashes.py knows what each does.
@@ -90,6 +93,72 @@ SERVERS = {"python": ["server", "python/server.py"], "typescript": ["node", "typ
 
 
 @dataclass(frozen=True)
+class Program:
+    """A server of the same tools over stdio, which the proxy starts itself."""
+
+    command: list[str]
+    revision: str = "2025-11-25"  # the newest it speaks
+    lacks: frozenset[str] = frozenset()  # groups that need what its SDK has not yet
+    asks: bool = True
+    only: str = ""  # parts of the names of the checks to run; all
+
+
+# Tasks for older clients are those of 2025-11-25, which a server that speaks no such revision keeps them from.
+NO_OLDER_TASKS = frozenset({"legacy-tasks"})
+NO_ELICITATION = NO_OLDER_TASKS | {"questions", "task-questions", "asking"}
+# Everything runs in front of one of them. In front of the others one check or two of each thing that can go through.
+CORE = ",".join((
+    "plain/", "older/", "legacy/", "fastmcp/", "lists", "fast-call", "slow-call", "call-get-result", "stream-of-a-call",
+    "progress-of-a-held", "progress-lasts", "stream-with-progress", "error", "fail", "cancel", "large-result",
+    "of-every-kind", "question-of-a-held", "question-in-a", "as-the-guide-says", "asked-becomes-a-task",
+))  # fmt: skip
+PROGRAMS = {
+    "stdio-typescript": Program(["node", "typescript/server.mjs", "--stdio"]),
+    "stdio-python1.30": Program(["server", "python/server.py", "--stdio"], only=CORE),
+    "stdio-fastmcp": Program(["client", "python/fast.py"], only=CORE),
+    "stdio-python1.12": Program(
+        ["client-1.12", "python/server.py", "--stdio"], "2025-06-18", NO_OLDER_TASKS, only=CORE
+    ),
+    "stdio-python1.9": Program(
+        ["client-1.9", "python/server.py", "--stdio"], "2025-03-26", NO_ELICITATION, asks=False, only=CORE
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Expected:
+    """Checks that fail for a reason of the server's, and with what words."""
+
+    checks: str
+    words: str
+    why: str
+
+
+NO_SCHEMAS = "SDK 1.9 knows no output schemas and no structured content"
+DIES = "SDK 1.9 ends with an exception once a call is cancelled"
+EXPECTED = [
+    Expected("*-stdio-python1.9/core/lists", "NoneType|reading 'properties'", NO_SCHEMAS),
+    Expected("*-stdio-python1.9/core/fast-call", "the structured content: got (None|undefined)", NO_SCHEMAS),
+    Expected("python-stdio-python1.9/core/slow-call-is-held", "the structured content: got None", NO_SCHEMAS),
+    Expected("*-stdio-python1.9/tasks/slow-call-becomes-a-task", "structured content: got (None|undefined)", NO_SCHEMAS),
+    Expected("*-stdio-python1.9/fastmcp/call-tool-follows-its-task", "the structured content: got None", NO_SCHEMAS),
+    Expected("typescript1.32-stdio-python1.9/plain/calls", "the structured content: got undefined", NO_SCHEMAS),
+    Expected("*-stdio-python1.9/*/a-notification-cancels", "process ended .*: exit status: 1", DIES),
+    # The SDK 2.x client may have closed its own streams over it when it says so.
+    Expected("*-stdio-python1.9/core/closing-a-held-call-cancels-the-work", "process ended|BrokenResourceError", DIES),
+    Expected("*-stdio-python1.9/tasks/cancel-reaches-the-server", "got .failed., want .completed.|process ended", DIES),
+    Expected("python-stdio-python1.9/fastmcp/cancel-reaches-the-server", "process ended .*: exit status: 1", DIES),
+]
+
+# A process is shared until it has asked something, and what it asks then is refused where it could be for several
+# (src/manual/processes.md): so one call asks alone, before there are others.
+FIRST_QUESTION = """
+deferral=$0 url=$1; shift
+"$deferral" call "$url" ask '{"question": "First?"}' --answer 'elicitation-1={"answer": "yes"}' >&2 && exec "$@"
+"""
+
+
+@dataclass(frozen=True)
 class Plan:
     """A pair to run. The groups are the client's own but where they are named."""
 
@@ -100,6 +169,7 @@ class Plan:
     groups: str | None = None
     direct: str | None = None
     edits: str | None = None  # a recorded session, in which recorded.py takes these edits for meant
+    only: str = ""  # parts of the names of the checks to run; all
     mode: str = "auto"  # the proxy's
     crash: tuple[str, ...] | None = None  # a server that is killed below all of CRASHED: what crashes.py is told
     terminal: bool = False  # `deferral call` itself, on a terminal: terminal.py has servers of its own
@@ -118,6 +188,17 @@ def crashed(server: str, *flags: str, crash: tuple[str, ...] = ()) -> Plan:
     return Plan(name, "python1.30", server, flags, groups="crash", direct="", crash=crash)
 
 
+OLDER_CLIENTS = ("python1.30", "typescript1.32")  # whose tasks are those of 2025-11-25
+
+
+def groups_at(client: str, program: Program) -> str:
+    """The client's groups without those that need what the program has not."""
+    groups = CLIENTS[client].groups
+    if client in OLDER_CLIENTS and program.revision < "2025-11-25":
+        groups = CLIENTS[client].direct
+    return ",".join(group for group in groups.split(",") if group not in program.lacks)
+
+
 # The longest first.
 PLANS = [
     *(
@@ -126,11 +207,17 @@ PLANS = [
         for server in SERVERS
     ),
     *(
+        Plan(f"{client}-{server}", client, server, groups=groups_at(client, program), direct="", only=program.only)
+        for client in ("python", "typescript", "python1.30", "typescript1.32", "python1.12", "python1.9")
+        for server, program in PROGRAMS.items()
+    ),
+    *(
         crashed(server, *flags, crash=crash)
         for flags in (("--resumable",), ())
         for crash in ((), ("--restart",))
         for server in SERVERS
     ),
+    *(crashed(server) for server in ("stdio-python1.30", "stdio-typescript", "stdio-fastmcp")),
     *(
         Plan(f"{client}-{server}-resumable", client, server, ("--resumable",), "resuming,task-resuming", "resuming")
         for client, server in (("python1.30", "typescript"), ("typescript1.32", "python"))
@@ -292,6 +379,7 @@ class Pair:
     deadline: float = 0
     reported: int = 0
     counts: Counter[str] = field(default_factory=Counter)
+    failures: int = 0  # those that are expected included
 
     @property
     def name(self) -> str:
@@ -304,13 +392,21 @@ class Pair:
 
     def start(self, options: argparse.Namespace, logs: Path) -> None:
         client = located(CLIENTS[self.plan.client].command, options)
-        server = located(SERVERS[self.plan.server], options) + list(self.plan.flags)
+        program = PROGRAMS.get(self.plan.server)
+        server = located(program.command if program else SERVERS[self.plan.server], options) + list(self.plan.flags)
         proxy = [options.deferral, "serve", "--listen", "127.0.0.1:0", "--admin", "off"]
-        proxy += ["--after", AFTER, "--mode", self.plan.mode, "--upstream"]
+        proxy += ["--after", AFTER, "--mode", self.plan.mode]
+        if program is None:
+            proxy.append("--upstream")
+        else:
+            server += ["--labels", logs / f"{self.name}.labels"]
         command: list[str | Path]
         if self.plan.crash is not None:
             command = [sys.executable, HERE / "crashes.py", *self.plan.crash]
-            command += ["--server", words(server), "--proxy", words([*proxy, "{url}"])]
+            if program is not None:
+                command += ["--proxy", words([*proxy, "--", *server])]
+            else:
+                command += ["--server", words(server), "--proxy", words([*proxy, "{url}"])]
             for name, each in CRASHED.items():
                 command += ["--client", f"{name}={words(located(each, options))}"]
         elif self.plan.terminal:
@@ -324,18 +420,36 @@ class Pair:
             if options.only:
                 command += ["--only", options.only]
         elif self.plan.edits is None:
-            url = self.spawn("server", server, logs).endpoint()
-            if not options.direct:
-                url = self.spawn("proxy", [*proxy, url], logs).endpoint()
+            first: list[str | Path] = []
+            if program is not None:
+                url = self.spawn("proxy", [*proxy, "--config", self.configured(server, logs)], logs).endpoint()
+            else:
+                url = self.spawn("server", server, logs).endpoint()
+                if not options.direct:
+                    url = self.spawn("proxy", [*proxy, url], logs).endpoint()
             command = [*client, url, "--groups", self.groups]
-            if options.only:
-                command += ["--only", f"*{options.only}*" if "python" in self.plan.client else options.only]
+            if program is not None:
+                command += ["--revision", min(program.revision, CLIENTS[self.plan.client].revision)]
+                if program.asks:
+                    first = ["sh", "-c", FIRST_QUESTION, options.deferral, url]
+            if only := options.only or self.plan.only:
+                parts = (f"*{part}*" if "python" in self.plan.client else part for part in only.split(","))
+                command += ["--only", ",".join(parts)]
+            command = [*first, *command]
         else:
             command = [sys.executable, HERE / "recorded.py", "--edits", self.plan.edits]
             command += ["--server", words(server), "--proxy", words([*proxy, "{url}"])]
             command += ["--client", words([*client, "{url}", "--groups", self.groups])]
         self.checks = self.spawn("client", command, logs)
         self.deadline = time.monotonic() + PAIR_SECONDS
+
+    def configured(self, server: list[str | Path], logs: Path) -> Path:
+        """A file that starts this server. Clients declare many sets of capabilities here, one after the other; with the
+        default of four processes those that are left would make the tasks of one set wait for one another."""
+        upstream = {"command": [str(word) for word in server], "instances": 16, "inherit_env": "all"}
+        file = logs / f"{self.name}.yaml"
+        file.write_text(json.dumps({"routes": [{"path": "/mcp", "upstream": upstream}]}))
+        return file
 
     def fail(self, name: str, why: str) -> None:
         self.counts["FAIL"] += 1
@@ -347,8 +461,21 @@ class Pair:
             self.reported += 1
             verdict, _, rest = line.partition(" ")
             if verdict in ("ok", "FAIL"):
+                self.failures += verdict == "FAIL"
+                verdict, rest = self.judged(verdict, rest)
                 self.counts[verdict] += 1
                 print(f"{verdict} {self.name}/{rest}", flush=True)
+
+    def judged(self, verdict: str, rest: str) -> tuple[str, str]:
+        """A check that fails as it is expected to is well; one that should fail and does not is none."""
+        name, _, words = rest.partition(": ")
+        for expected in EXPECTED:
+            if fnmatch.fnmatchcase(f"{self.name}/{name}", expected.checks):
+                if verdict == "ok":
+                    return "FAIL", f"{name}: it passes, but was expected to fail: {expected.why}"
+                if re.search(expected.words, words):
+                    return "ok", f"{name}: fails as expected: {expected.why}"
+        return verdict, rest
 
     def step(self) -> bool:
         """Report; true when the client has finished, was given up, or never started."""
@@ -368,13 +495,13 @@ class Pair:
     def judge(self) -> None:
         """A client that died or ran nothing has not passed."""
         done = re.fullmatch(r"done (\d+)", self.checks.lines[-1]) if self.checks.lines else None
-        code, failed = self.checks.child.returncode, self.counts["FAIL"]
+        code = self.checks.child.returncode
         if done is None:
             self.fail("finishes", f"the client ended with code {code} in the middle")
         elif int(done[1]) != self.counts.total():
             self.fail("finishes", f"{self.counts.total()} verdicts for {done[1]} checks")
-        elif code != (1 if failed else 0):
-            self.fail("finishes", f"the client ended with code {code} after {failed} failures")
+        elif code != (1 if self.failures else 0):
+            self.fail("finishes", f"the client ended with code {code} after {self.failures} failures")
         for process in self.processes[:-1]:
             if process.child.poll() is not None:
                 self.fail("survives", f"{process.name} ended with code {process.child.returncode}")
@@ -449,7 +576,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--groups", help="only these groups of checks (README.md has the list)")
     parser.add_argument("--pair", action="append", metavar="PATTERN", help="only pairs of such a name; * is any part")
     parser.add_argument("--only", help="only the checks whose name contains this")
-    parser.add_argument("--jobs", type=int, default=6, help="pairs at once (default: 6)")
+    parser.add_argument("--jobs", type=int, default=8, help="pairs at once (default: 8)")
     parser.add_argument("--list", action="store_true", help="say which pairs and groups there are to run")
     options = parser.parse_args()
 

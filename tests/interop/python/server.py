@@ -1,23 +1,28 @@
-"""A synchronous tool server on the official Python SDK 1.x: Streamable HTTP, stateful sessions.
+"""A synchronous tool server on the official Python SDK 1.x: Streamable HTTP, stateful sessions; or over stdio.
 
-Nothing in it knows about the proxy in front of it, and nothing about tasks unless it is told to.
+Nothing in it knows about the proxy in front of it, and nothing about tasks unless it is told to. Over stdio it
+runs on SDK 1.9 and 1.12, too; what 1.9 has not yet is left out there.
 
     server.py [--port PORT]        # 0, the default, takes a free port and prints it
+              [--stdio]            # a message a line, from the standard input to the standard output
+              [--labels FILE]      # which calls were cancelled is told by all processes that share the file
               [--resumable]        # with an event store: priming events, `retry`, Last-Event-ID
               [--tasks]            # with the SDK's own tasks of 2025-11-25
               [--stateless]        # no sessions: each request stands alone
 """
 
-from __future__ import annotations
-
+# No `annotations` from the future: SDK 1.9 and 1.12 would not find the tools' contexts.
 import argparse
 import asyncio
+import inspect
 import json
 import socket
 import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import anyio
-import uvicorn
 from mcp import types
 from mcp.server.fastmcp import Context, FastMCP
 from mcp.server.fastmcp.exceptions import ToolError
@@ -50,6 +55,8 @@ class Events(EventStore):
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--port", type=int, default=0)
+parser.add_argument("--stdio", action="store_true")
+parser.add_argument("--labels", type=Path)
 parser.add_argument("--resumable", action="store_true")
 parser.add_argument("--tasks", action="store_true")
 parser.add_argument("--stateless", action="store_true")
@@ -59,12 +66,24 @@ app = FastMCP(
     "interop-python",
     instructions="Tools for the interop test.",
     log_level="WARNING",
-    event_store=Events() if options.resumable else None,
-    retry_interval=RETRY_MS if options.resumable else None,
     stateless_http=options.stateless,
+    **({"event_store": Events(), "retry_interval": RETRY_MS} if options.resumable else {}),
 )
 
 cancelled_labels: list[str] = []
+
+
+def remember_cancelled(label: str) -> None:
+    cancelled_labels.append(label)
+    if options.labels:
+        with options.labels.open("a") as file:
+            file.write(f"{label}\n")
+
+
+def text_tool() -> Callable[[Any], Any]:
+    """A tool whose result is a text alone. SDK 1.9 has no others."""
+    structured = "structured_output" in inspect.signature(app.tool).parameters
+    return app.tool(**({"structured_output": False} if structured else {}))
 
 
 async def work(ctx: Context, seconds: float, label: str) -> None:
@@ -75,7 +94,7 @@ async def work(ctx: Context, seconds: float, label: str) -> None:
             await anyio.sleep(seconds / steps)
             await ctx.report_progress(step, steps, f"{label} {step}/{steps}")
     except anyio.get_cancelled_exc_class():
-        cancelled_labels.append(label)
+        remember_cancelled(label)
         raise
 
 
@@ -164,26 +183,30 @@ async def survey(ctx: Context, topic: str, delay: float = 0, nobody: bool = Fals
 async def aside(ctx: Context, question: str, delay: float = 0) -> str:
     """Ask the user a question after a delay, on the session's own stream."""
     await anyio.sleep(delay)
-    reply = await ctx.session.elicit_form(question, Answer.model_json_schema())
+    # SDK 1.12 has one name for all of them.
+    elicit = getattr(ctx.session, "elicit_form", None) or ctx.session.elicit
+    reply = await elicit(question, Answer.model_json_schema())
     return f"{question} {reply.content['answer']}"
 
 
-@app.tool(structured_output=False)
+@text_tool()
 async def big(kib: int, seconds: float = 0) -> str:
     """Return a text of that many KiB, after some seconds."""
     await anyio.sleep(seconds)
     return "0123456789abcdef" * 64 * kib
 
 
-@app.tool(structured_output=False)
+@text_tool()
 def cancelled() -> str:
     """The labels of the calls that were cancelled while they worked."""
+    if options.labels and options.labels.exists():
+        return json.dumps(options.labels.read_text().split())
     return json.dumps(cancelled_labels)
 
 
 if options.resumable:
 
-    @app.tool(structured_output=False)
+    @text_tool()
     async def parting(ctx: Context, seconds: float = 0.5) -> str:
         """Close the stream of the call, and answer to whoever comes back for the rest."""
         await ctx.info("before the parting")
@@ -193,7 +216,7 @@ if options.resumable:
         return "together again"
 
 
-@app.tool(structured_output=False)
+@text_tool()
 async def touch(ctx: Context) -> str:
     """Say that the list of tools has changed."""
     await ctx.session.send_tool_list_changed()
@@ -282,6 +305,11 @@ if options.tasks:
 
 
 async def main() -> None:
+    if options.stdio:
+        await app.run_stdio_async()
+        return
+    import uvicorn
+
     listener = socket.create_server(("127.0.0.1", options.port))
     print(f"listening on http://127.0.0.1:{listener.getsockname()[1]}/mcp", flush=True)
     config = uvicorn.Config(app.streamable_http_app(), log_level="warning", timeout_graceful_shutdown=1)

@@ -135,8 +135,8 @@ check('plain', 'calls', () =>
     const slow = await callTool(client, 'slow', { seconds: 1, label: name });
     assert.equal(textOf(slow), `slow ${name} is done`, 'the text');
     assert.ok(performance.now() - began >= 900, 'answered before the work of 1 s was done');
-    const big = await callTool(client, 'big', { kib: 2048, seconds: 0.4 });
-    assert.ok(textOf(big) === BLOCK.repeat(2048), 'a large text');
+    const big = await callTool(client, 'big', { kib: 5120, seconds: 0.4 });
+    assert.ok(textOf(big) === BLOCK.repeat(5120), 'a large text');
   }),
 );
 
@@ -188,8 +188,11 @@ check('plain', 'a-notification-cancels', () =>
     const [gone, kept] = [label(), label()];
     const other = callTool(client, 'slow', { seconds: 2, label: kept });
     const abort = new AbortController();
-    const call = failure(callTool(client, 'slow', { seconds: 20, label: gone }, { signal: abort.signal }));
-    await sleep(600);
+    let begun;
+    const reached = new Promise((resolve) => (begun = resolve));
+    const options = { signal: abort.signal, onprogress: begun };
+    const call = failure(callTool(client, 'slow', { seconds: 20, label: gone }, options));
+    await reached;
     abort.abort();
     await call;
     const labels = await waitCancelled(client, gone);
@@ -547,9 +550,9 @@ check('tasks', 'status-notifications', () => {
 
 check('tasks', 'a-large-result', () =>
   withClient(async (client) => {
-    const task = await start(client, 'big', { kib: 2048, seconds: 0.6 });
+    const task = await start(client, 'big', { kib: 5120, seconds: 0.6 });
     await finish(client, task);
-    assert.ok(textOf(await resultOf(client, task)) === BLOCK.repeat(2048), 'the text differs');
+    assert.ok(textOf(await resultOf(client, task)) === BLOCK.repeat(5120), 'the text differs');
   }),
 );
 

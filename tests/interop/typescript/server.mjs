@@ -1,13 +1,16 @@
-// A synchronous tool server on the official TypeScript SDK 1.x: Streamable HTTP, stateful sessions.
+// A synchronous tool server on the official TypeScript SDK 1.x: Streamable HTTP, stateful sessions; or over stdio.
 // Nothing in it knows about the proxy in front of it, and nothing about tasks unless it is told to.
 // The tools are those of python/server.py.
 //
 //     node server.mjs [--port PORT]        # 0, the default, takes a free port and prints it
+//                     [--stdio]            # a message a line, from the standard input to the standard output
+//                     [--labels FILE]      # which calls were cancelled is told by all processes that share the file
 //                     [--resumable]        # with an event store: priming events, `retry`, Last-Event-ID; and with a
 //                                          # comment at the head of each event stream
 //                     [--tasks]            # with the SDK's own tasks of 2025-11-25
 
 import { randomUUID } from 'node:crypto';
+import { appendFileSync, existsSync, readFileSync } from 'node:fs';
 import { createServer } from 'node:http';
 import { parseArgs } from 'node:util';
 import {
@@ -15,6 +18,7 @@ import {
   InMemoryTaskStore,
 } from '@modelcontextprotocol/sdk/experimental/tasks/stores/in-memory.js';
 import { Server } from '@modelcontextprotocol/sdk/server/index.js';
+import { StdioServerTransport } from '@modelcontextprotocol/sdk/server/stdio.js';
 import { StreamableHTTPServerTransport } from '@modelcontextprotocol/sdk/server/streamableHttp.js';
 import {
   CallToolRequestSchema,
@@ -37,12 +41,24 @@ const RETRY_MS = 100; // how soon a client may come back for the rest of a strea
 const { values: options } = parseArgs({
   options: {
     port: { type: 'string', default: '0' },
+    stdio: { type: 'boolean', default: false },
+    labels: { type: 'string' },
     resumable: { type: 'boolean', default: false },
     tasks: { type: 'boolean', default: false },
   },
 });
 
 const cancelledLabels = [];
+
+function rememberCancelled(label) {
+  cancelledLabels.push(label);
+  if (options.labels) appendFileSync(options.labels, `${label}\n`);
+}
+
+const allCancelled = () =>
+  options.labels && existsSync(options.labels)
+    ? readFileSync(options.labels, 'utf8').trim().split('\n')
+    : cancelledLabels;
 
 const sleep = (seconds, signal) =>
   new Promise((resolve, reject) => {
@@ -70,7 +86,7 @@ async function work({ seconds = 0, label = 'work' }, extra) {
       }
     }
   } catch (error) {
-    if (extra.signal.aborted) cancelledLabels.push(label);
+    if (extra.signal.aborted) rememberCancelled(label);
     throw error;
   }
 }
@@ -182,7 +198,7 @@ const tools = {
   cancelled: {
     description: 'The labels of the calls that were cancelled while they worked.',
     inputSchema: schema({}),
-    call: async () => text(JSON.stringify(cancelledLabels)),
+    call: async () => text(JSON.stringify(allCancelled())),
   },
   touch: {
     description: 'Say that the list of tools has changed.',
@@ -336,13 +352,17 @@ async function handle(request, response) {
   await transport.handleRequest(request, options.resumable ? withComment(response) : response, body);
 }
 
-const http = createServer((request, response) => {
-  handle(request, response).catch((error) => {
-    console.error(error);
-    if (!response.headersSent) response.writeHead(500);
-    response.end();
+if (options.stdio) {
+  await newServer().connect(new StdioServerTransport());
+} else {
+  const http = createServer((request, response) => {
+    handle(request, response).catch((error) => {
+      console.error(error);
+      if (!response.headersSent) response.writeHead(500);
+      response.end();
+    });
   });
-});
-http.listen(Number(options.port), '127.0.0.1', () => {
-  console.log(`listening on http://127.0.0.1:${http.address().port}/mcp`);
-});
+  http.listen(Number(options.port), '127.0.0.1', () => {
+    console.log(`listening on http://127.0.0.1:${http.address().port}/mcp`);
+  });
+}

@@ -44,7 +44,7 @@ async def main() -> int:
     parser.add_argument("url")
     parser.add_argument("--revision", required=True)
     parser.add_argument("--groups", default="plain")
-    parser.add_argument("--only", default="*", help="run only the checks whose name matches")
+    parser.add_argument("--only", default="*", help="run only the checks whose name matches one of these")
     options = parser.parse_args()
     logging.disable(logging.CRITICAL)
     warnings.simplefilter("ignore")
@@ -54,7 +54,7 @@ async def main() -> int:
     chosen = [
         (f"{group}/{name}", function)
         for group, name, function in CHECKS
-        if group in groups and fnmatch.fnmatch(f"{group}/{name}", options.only)
+        if group in groups and any(fnmatch.fnmatch(f"{group}/{name}", each) for each in options.only.split(","))
     ]
     failed = 0
     for name, function in chosen:

@@ -85,7 +85,7 @@ async def _(url: str) -> None:
         result = await session.call_tool("slow", {"seconds": 1.0, "label": name})
         equal(text_of(result), f"slow {name} is done", "the text")
         true(time.monotonic() - began >= 0.9, "answered before the work of 1 s was done")
-        equal(text_of(await session.call_tool("big", {"kib": 512, "seconds": 0.4})), BLOCK * 512, "a large text")
+        equal(text_of(await session.call_tool("big", {"kib": 5120, "seconds": 0.4})), BLOCK * 5120, "a large text")
 
 
 @check("plain", "calls-do-not-mix")

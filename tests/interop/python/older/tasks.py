@@ -303,9 +303,9 @@ async def _(url: str) -> None:
 @check("tasks", "a-large-result")
 async def _(url: str) -> None:
     async with client(url) as session:
-        task = await start(session, "big", {"kib": 1024, "seconds": 1.0})
+        task = await start(session, "big", {"kib": 5120, "seconds": 1.0})
         await finish(session, task)
-        true(text_of(await result_of(session, task)) == BLOCK * 1024, "the text differs")
+        true(text_of(await result_of(session, task)) == BLOCK * 5120, "the text differs")
 
 
 @check("tasks", "an-unknown-tool")
