@@ -21,56 +21,56 @@ use http::{
 };
 use std::time::Duration;
 
-/// Why the front answers a request itself.
-#[derive(Debug)]
+/// Why the front answers a request itself, in the words that its client gets.
+#[derive(Debug, thiserror::Error)]
 pub(super) enum Refusal {
     /// `Host` or `Origin`.
+    #[error(transparent)]
     Access(Denied),
     /// No token, or a wrong one.
+    #[error(transparent)]
     NotKnown(NotKnown),
     /// Protected-resource metadata, where clients are known by tokens of ours.
-    NoMetadata {
-        path: String,
-    },
-    /// Nothing is served at this path; `served` lists what is.
-    Path {
-        path: String,
-        served: String,
-    },
+    #[error(
+        "nothing is served at `{path}`: clients are known by tokens that the operator gives out (access.tokens), and no authorization server has others"
+    )]
+    NoMetadata { path: String },
+    #[error("nothing is served at `{path}`; served here: {served}")]
+    Path { path: String, served: String },
     /// The path is served, but by `allow` only.
-    Method {
-        method: Method,
-        allow: &'static str,
-    },
+    #[error(
+        "{method} is not served here, only {allow}; {} is spoken over POST alone, and GET and DELETE belong to sessions of older revisions",
+        Revision::V2026_07_28
+    )]
+    Method { method: Method, allow: &'static str },
+    #[error("the body must be one JSON-RPC message; send `Content-Type: application/json`")]
     ContentType,
+    #[error("an answer may be either; send `Accept: application/json, text/event-stream`")]
     Accept,
-    TooLarge {
-        limit: usize,
-    },
-    TooSlow {
-        limit: Duration,
-    },
-    /// The body broke off, or was not valid HTTP.
+    #[error("the request is larger than {limit} bytes (limits.body_bytes)")]
+    TooLarge { limit: usize },
+    #[error("the request did not arrive within {limit:?} (timeouts.read_body)")]
+    TooSlow { limit: Duration },
+    /// Or its body was not valid HTTP.
+    #[error("the request broke off before its end")]
     Broken,
-    /// More headers than the limit.
-    Headers {
-        limit: usize,
-    },
-    /// The limit of calls in flight.
-    Busy {
-        limit: usize,
-    },
-    /// The limit of memory for bodies.
-    NoMemory {
-        limit: usize,
-    },
-    /// The request has been here before.
-    Loop {
-        path: String,
-    },
+    #[error("the request has more than {limit} headers (limits.headers)")]
+    Headers { limit: usize },
+    #[error("all {limit} calls that may be in flight are (limits.calls); try again")]
+    Busy { limit: usize },
+    #[error(
+        "the bodies of other requests take the {limit} bytes there are for them (limits.body_memory); try again"
+    )]
+    NoMemory { limit: usize },
+    #[error(
+        "the request has passed `{path}` of this proxy before: the upstream of that route leads back to it; name the server itself in its `upstream.url`"
+    )]
+    Loop { path: String },
     /// What the message says is wrong.
+    #[error("{}", .0.error.message())]
     Message(Refused),
-    /// Metadata could not be had from the server.
+    /// It could not be had from the server.
+    #[error("protected-resource metadata: {0}")]
     Metadata(CallError),
 }
 
@@ -135,79 +135,32 @@ pub(super) fn empty(status: StatusCode, headers: HeaderMap, mut line: Line) -> R
 
 impl Refusal {
     fn into_answer(self) -> Answer {
-        let invalid = |status, message: String| {
-            Answer::of(status, ErrorObject::new(code::INVALID_REQUEST, message), Fault::Client)
-        };
-        let busy = |message: String| {
-            Answer::of(StatusCode::SERVICE_UNAVAILABLE, ErrorObject::new(code::BUSY, message), Fault::Proxy)
-                .with(RETRY_AFTER, HeaderValue::from_static("1"))
-        };
+        let words = self.to_string();
+        let of = |status, code, fault| Answer::of(status, ErrorObject::new(code, &words), fault);
+        let invalid = |status| of(status, code::INVALID_REQUEST, Fault::Client);
         match self {
-            Self::Access(denied) => invalid(StatusCode::FORBIDDEN, denied.to_string()),
-            Self::NotKnown(why) => Answer::of(
-                StatusCode::UNAUTHORIZED,
-                ErrorObject::new(code::UNAUTHORIZED, why.to_string()),
-                Fault::Client,
-            )
-            .with(WWW_AUTHENTICATE, why.challenge()),
-            Self::NoMetadata { path } => invalid(
-                StatusCode::NOT_FOUND,
-                format!(
-                    "nothing is served at `{path}`: clients are known by tokens that the operator gives out (access.tokens), and no authorization server has others"
-                ),
-            ),
-            Self::Path { path, served } => {
-                invalid(StatusCode::NOT_FOUND, format!("nothing is served at `{path}`; served here: {served}"))
+            Self::Access(_) => invalid(StatusCode::FORBIDDEN),
+            Self::NotKnown(why) => of(StatusCode::UNAUTHORIZED, code::UNAUTHORIZED, Fault::Client)
+                .with(WWW_AUTHENTICATE, why.challenge()),
+            Self::NoMetadata { .. } | Self::Path { .. } => invalid(StatusCode::NOT_FOUND),
+            Self::Method { allow, .. } => {
+                invalid(StatusCode::METHOD_NOT_ALLOWED).with(ALLOW, HeaderValue::from_static(allow))
             }
-            Self::Method { method, allow } => invalid(
-                StatusCode::METHOD_NOT_ALLOWED,
-                format!(
-                    "{method} is not served here, only {allow}; {} is spoken over POST alone, and GET and DELETE belong to sessions of older revisions",
-                    Revision::V2026_07_28
-                ),
-            )
-            .with(ALLOW, HeaderValue::from_static(allow)),
-            Self::ContentType => invalid(
-                StatusCode::UNSUPPORTED_MEDIA_TYPE,
-                "the body must be one JSON-RPC message; send `Content-Type: application/json`".into(),
-            ),
-            Self::Accept => invalid(
-                StatusCode::NOT_ACCEPTABLE,
-                "an answer may be either; send `Accept: application/json, text/event-stream`".into(),
-            ),
-            Self::TooLarge { limit } => invalid(
-                StatusCode::PAYLOAD_TOO_LARGE,
-                format!("the request is larger than {limit} bytes (limits.body_bytes)"),
-            ),
-            Self::TooSlow { limit } => invalid(
-                StatusCode::REQUEST_TIMEOUT,
-                format!("the request did not arrive within {limit:?} (timeouts.read_body)"),
-            ),
-            Self::Headers { limit } => invalid(
-                StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
-                format!("the request has more than {limit} headers (limits.headers)"),
-            ),
-            Self::Broken => {
-                invalid(StatusCode::BAD_REQUEST, "the request broke off before its end".into())
+            Self::ContentType => invalid(StatusCode::UNSUPPORTED_MEDIA_TYPE),
+            Self::Accept => invalid(StatusCode::NOT_ACCEPTABLE),
+            Self::TooLarge { .. } => invalid(StatusCode::PAYLOAD_TOO_LARGE),
+            Self::TooSlow { .. } => invalid(StatusCode::REQUEST_TIMEOUT),
+            Self::Headers { .. } => invalid(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE),
+            Self::Broken => invalid(StatusCode::BAD_REQUEST),
+            Self::Busy { .. } | Self::NoMemory { .. } => {
+                of(StatusCode::SERVICE_UNAVAILABLE, code::BUSY, Fault::Proxy)
+                    .with(RETRY_AFTER, HeaderValue::from_static("1"))
             }
-            Self::Busy { limit } => {
-                busy(format!("all {limit} calls that may be in flight are (limits.calls); try again"))
-            }
-            Self::NoMemory { limit } => busy(format!(
-                "the bodies of other requests take the {limit} bytes there are for them (limits.body_memory); try again"
-            )),
-            Self::Loop { path } => Answer::of(
-                StatusCode::LOOP_DETECTED,
-                ErrorObject::new(
-                    code::UPSTREAM_UNAVAILABLE,
-                    format!("the request has passed `{path}` of this proxy before: the upstream of that route leads back to it; name the server itself in its `upstream.url`"),
-                ),
-                Fault::Proxy,
-            ),
+            Self::Loop { .. } => of(StatusCode::LOOP_DETECTED, code::UPSTREAM_UNAVAILABLE, Fault::Proxy),
             Self::Message(Refused { status, id, error }) => {
-                Answer { status, id, error, fault: Fault::Client, header: None }
+                Answer { id, ..Answer::of(status, error, Fault::Client) }
             }
-            Self::Metadata(lost) => metadata(lost),
+            Self::Metadata(lost) => metadata(lost, &words),
         }
     }
 }
@@ -218,7 +171,7 @@ pub(super) fn unanswered() -> ErrorObject {
 }
 
 /// Protected-resource metadata could not be fetched.
-fn metadata(lost: CallError) -> Answer {
+fn metadata(lost: CallError, words: &str) -> Answer {
     // No call was made whose outcome could be unknown.
     let code = match lost.code() {
         code::OUTCOME_UNKNOWN => code::UPSTREAM_UNAVAILABLE,
@@ -234,7 +187,7 @@ fn metadata(lost: CallError) -> Answer {
         _ if code == code::UPSTREAM_TIMEOUT => (StatusCode::GATEWAY_TIMEOUT, Fault::Server),
         _ => (StatusCode::BAD_GATEWAY, Fault::Server),
     };
-    let error = ErrorObject::new(code, format!("protected-resource metadata: {lost}"));
+    let error = ErrorObject::new(code, words);
     let challenge = match lost {
         CallError::Unauthorized { challenge, .. } => challenge,
         _ => None,
