@@ -5,9 +5,9 @@ use crate::protocol::{
     accept,
     sse::{Decoder, SseEvent},
 };
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Method, Request, Response, Uri, header};
-use http_body_util::{BodyExt, Full};
+use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
 use hyper::body::Incoming;
 use hyper_rustls::HttpsConnector;
 use hyper_util::{
@@ -92,17 +92,12 @@ impl Wire {
     }
 
     /// A body to its end.
-    pub(super) async fn whole(&self, mut body: Incoming) -> Result<Bytes, Error> {
-        let mut bytes = BytesMut::new();
-        while let Some(frame) = body.frame().await {
-            let frame = frame.map_err(|error| broken(&self.url, &error))?;
-            let Ok(data) = frame.into_data() else { continue };
-            if bytes.len() + data.len() > MAX_MESSAGE {
-                return Err(Error::TooLarge);
-            }
-            bytes.extend_from_slice(&data);
+    pub(super) async fn whole(&self, body: Incoming) -> Result<Bytes, Error> {
+        match Limited::new(body, MAX_MESSAGE).collect().await {
+            Ok(body) => Ok(body.to_bytes()),
+            Err(error) if error.is::<LengthLimitError>() => Err(Error::TooLarge),
+            Err(error) => Err(Error::Broken { url: self.url.clone(), detail: causes(&*error) }),
         }
-        Ok(bytes.freeze())
     }
 
     pub(super) fn events(&self, body: Incoming) -> Events {

@@ -106,13 +106,10 @@ impl Client {
         match self.pause.take().expect("answers are given where they were asked for") {
             Pause::Call { state } => self.make(call, Some(answers), state, watch).await,
             Pause::Task { task, mut answered } => {
-                let id = task.id.clone();
                 answered.extend(answers.keys().cloned());
-                let turn = async {
-                    self.update(&task, answers, watch).await?;
-                    self.follow(task, answered, watch).await
-                };
-                turn.await.map_err(|error| error.of_task(&id))
+                let told = self.update(&task, answers, watch).await;
+                told.map_err(|error| error.of_task(&task.id))?;
+                self.follow(task, answered, watch).await
             }
         }
     }
@@ -159,9 +156,7 @@ impl Client {
                     }
                     watch(Step::Handle(&task));
                     self.task = Some(task.id.clone());
-                    let id = task.id.clone();
-                    let turn = self.follow(task, BTreeSet::new(), watch).await;
-                    return turn.map_err(|error| error.of_task(&id));
+                    return self.follow(task, BTreeSet::new(), watch).await;
                 }
                 Some("input_required") => {
                     let questions = outline.questions()?;
@@ -192,40 +187,36 @@ impl Client {
         Ok(())
     }
 
-    /// The same, and whether the server knows the revision.
+    /// The same, and whether the server knows the revision. The tool's parameters that are to be mirrored into
+    /// headers are known then; there are none of a tool that the server does not list, or where it lists nothing.
     ///
     /// # Errors
     /// [`Error`]; where it is [`Error::may_be_of_older`], an older revision may help.
     pub(super) async fn probe(&mut self, tool: Option<&str>) -> Result<Opened, Error> {
-        if let Some(tool) = tool {
-            let opened;
-            (self.mirrored, opened) = self.mirrored(tool).await?;
-            return Ok(opened);
-        }
-        let params = json!({ "_meta": self.meta() });
-        let id = self.next_id();
-        let method = Method::Discover.as_str();
-        Ok(Opened::of(&self.request(id, method, params, HeaderMap::new(), &mut |_| {}).await?))
-    }
-
-    /// The parameters of a tool that are to be mirrored into headers; none for a tool that the
-    /// server does not list, or where it lists nothing. With it what the last answer showed.
-    async fn mirrored(&mut self, tool: &str) -> Result<(Vec<ParamHeader>, Opened), Error> {
+        let Some(tool) = tool else {
+            let params = json!({ "_meta": self.meta() });
+            return Ok(Opened::of(&self.ask(&Method::Discover, params).await?));
+        };
         let mut opened = Opened::Known;
         let found = tools::find(tool, async |cursor| {
             let mut params = json!({ "_meta": self.meta() });
             if let Some(cursor) = cursor {
                 params["cursor"] = cursor.into();
             }
-            let id = self.next_id();
-            let method = Method::ToolsList.as_str();
-            let answer = self.request(id, method, params, HeaderMap::new(), &mut |_| {}).await?;
+            let answer = self.ask(&Method::ToolsList, params).await?;
             opened = Opened::of(&answer);
             Ok(answer)
         });
         let schema = found.await?.and_then(|tool| tool.input_schema);
         let schema = schema.map_or_else(Bytes::new, |raw| Bytes::from(raw.get().to_owned()));
-        Ok((headers::param_headers(&schema), opened))
+        self.mirrored = headers::param_headers(&schema);
+        Ok(opened)
+    }
+
+    /// Asks what is no call and about no task.
+    async fn ask(&mut self, method: &Method, params: Value) -> Result<Answer, Error> {
+        let id = self.next_id();
+        self.request(id, method.as_str(), params, HeaderMap::new(), &mut |_| {}).await
     }
 
     fn next_id(&mut self) -> u64 {

@@ -30,35 +30,36 @@ impl Client {
             poll_interval: POLL_INTERVAL,
             ttl: None,
         };
-        let turn = self.follow(task, BTreeSet::new(), watch).await;
-        turn.map_err(|error| error.of_task(handle))
+        self.follow(task, BTreeSet::new(), watch).await
     }
 
     /// Polls a task to its end, or until it waits for what is not among `answered`.
     pub(super) async fn follow(
         &mut self,
+        task: Task,
+        answered: BTreeSet<String>,
+        watch: Watch<'_>,
+    ) -> Result<Turn, Error> {
+        let id = task.id.clone();
+        self.until_told(task, answered, watch).await.map_err(|error| error.of_task(&id))
+    }
+
+    async fn until_told(
+        &mut self,
         mut task: Task,
         answered: BTreeSet<String>,
         watch: Watch<'_>,
     ) -> Result<Turn, Error> {
-        let mut lost = 0;
         let mut wait = task.status == Status::Working;
         loop {
             if wait {
                 tokio::time::sleep(task.pause()).await;
             }
             wait = true;
-            let result = match self.about_task(Method::TasksGet, &task.id, None).await {
-                Ok(Answer::Result(result)) => result,
-                Ok(Answer::Error(error)) => return Ok(Ending::Error(error).into()),
-                Err(error) if error.is_passing() && lost < LOST_POLLS => {
-                    lost += 1;
-                    watch(Step::Lost(&error));
-                    continue;
-                }
-                Err(error) => return Err(error),
+            let result = match self.until_heard(Method::TasksGet, &task, None, watch).await? {
+                Answer::Result(result) => result,
+                Answer::Error(error) => return Ok(Ending::Error(error).into()),
             };
-            lost = 0;
             let mut outline: Outline<'_> = read(&result)?;
             task = outline.task()?;
             watch(Step::Polled(&task));
@@ -97,23 +98,32 @@ impl Client {
         answers: &Answers,
         watch: Watch<'_>,
     ) -> Result<(), Error> {
-        let mut lost = 0;
-        loop {
-            match self.about_task(Method::TasksUpdate, &task.id, Some(answers)).await {
-                Ok(Answer::Result(_)) => return Ok(()),
-                Ok(Answer::Error(error)) => return Err(Error::Refused(error_text(&error))),
-                Err(error) if error.is_passing() && lost < LOST_POLLS => {
-                    lost += 1;
-                    watch(Step::Lost(&error));
-                    tokio::time::sleep(task.pause()).await;
-                }
-                Err(error) => return Err(error),
-            }
+        match self.until_heard(Method::TasksUpdate, task, Some(answers), watch).await? {
+            Answer::Result(_) => Ok(()),
+            Answer::Error(error) => Err(Error::Refused(error_text(&error))),
         }
     }
 
+    /// Asks about a task, again where the server was not reached.
+    async fn until_heard(
+        &mut self,
+        method: Method,
+        task: &Task,
+        answers: Option<&Answers>,
+        watch: Watch<'_>,
+    ) -> Result<Answer, Error> {
+        for _ in 0..LOST_POLLS {
+            match self.about_task(&method, &task.id, answers).await {
+                Err(error) if error.is_passing() => watch(Step::Lost(&error)),
+                outcome => return outcome,
+            }
+            tokio::time::sleep(task.pause()).await;
+        }
+        self.about_task(&method, &task.id, answers).await
+    }
+
     pub(super) async fn cancel_task(&mut self, task: &str) -> Result<(), Error> {
-        match self.about_task(Method::TasksCancel, task, None).await? {
+        match self.about_task(&Method::TasksCancel, task, None).await? {
             Answer::Result(_) => Ok(()),
             Answer::Error(error) => Err(Error::NotCancelled(error_text(&error))),
         }
@@ -121,7 +131,7 @@ impl Client {
 
     async fn about_task(
         &mut self,
-        method: Method,
+        method: &Method,
         task: &str,
         answers: Option<&Answers>,
     ) -> Result<Answer, Error> {

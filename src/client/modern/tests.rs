@@ -286,10 +286,10 @@ async fn arguments_are_mirrored_where_the_tool_asks_for_it_on_whatever_page_it_i
     ])
     .await;
     let mut client = Client::new(server.url.clone(), HeaderMap::new(), Declared::default());
-    let (mirrored, _) = client.mirrored("tool").await.unwrap();
+    client.probe(Some("tool")).await.unwrap();
     assert_eq!(server.heard()[1].1["params"]["cursor"], "c2");
     let arguments = super::super::arguments(r#"{"region":"Zürich","deep":{"n":42}}"#).unwrap();
-    let headers = params::mirror(&mirrored, &arguments);
+    let headers = params::mirror(&client.mirrored, &arguments);
     assert_eq!(headers["mcp-param-n"], "42");
     assert_eq!(headers["mcp-param-region"], headers::encode("Zürich"));
     assert!(!headers.contains_key("mcp-param-on"));
@@ -301,7 +301,7 @@ async fn a_server_that_is_not_there_is_named() {
     let url: Uri = format!("http://{}/", listener.local_addr().unwrap()).parse().unwrap();
     drop(listener);
     let mut client = Client::new(url.clone(), HeaderMap::new(), ALL);
-    let error = client.mirrored("x").await.unwrap_err().to_string();
+    let error = client.probe(Some("x")).await.unwrap_err().to_string();
     assert!(error.starts_with(&format!("{url} cannot be reached: ")), "{error}");
 }
 
