@@ -6,11 +6,11 @@ use crate::{
     dialect::modern::server_info_meta,
     protocol::{
         ErrorObject, InputKind, InputRequest, code,
-        splice::{Edit, Object},
+        splice::{Edit, Object, items},
     },
 };
 use bytes::Bytes;
-use serde_json::{Value, value::RawValue};
+use serde_json::Value;
 
 pub use crate::protocol::input_keys::Keys;
 pub use form::Invalid;
@@ -61,7 +61,7 @@ fn check_sampling(answer: &Object) -> Result<(), Invalid> {
     let content = once(answer, "content")?.ok_or_else(|| invalid("content", "is required"))?;
     let blocks = match content.first() {
         Some(b'{') => vec![content],
-        Some(b'[') => list(&content).unwrap_or_default(),
+        Some(b'[') => items(&content).unwrap_or_default(),
         _ => return Err(invalid("content", "must be a content block or a list of them")),
     };
     let is_block = |block: &Bytes| Object::read(block).is_ok_and(|block| block.string("type").is_some());
@@ -74,7 +74,7 @@ fn check_sampling(answer: &Object) -> Result<(), Invalid> {
 /// 2026-07-28, *Roots, Data Types*.
 fn check_roots(answer: &Object) -> Result<(), Invalid> {
     let roots = once(answer, "roots")?.ok_or_else(|| invalid("roots", "is required"))?;
-    let roots = list(&roots).ok_or_else(|| invalid("roots", "must be a list"))?;
+    let roots = items(&roots).ok_or_else(|| invalid("roots", "must be a list"))?;
     let is_root = |root: &Bytes| Object::read(root).is_ok_and(|root| root.string("uri").is_some());
     match roots.iter().position(|root| !is_root(root)) {
         Some(at) => Err(invalid(&format!("roots[{at}]"), "must be an object with a `uri`")),
@@ -145,11 +145,6 @@ fn once(answer: &Object, key: &str) -> Result<Option<Bytes>, Invalid> {
         1 => Ok(answer.get(key)),
         _ => Err(invalid(key, "must be given once")),
     }
-}
-
-fn list(raw: &Bytes) -> Option<Vec<Bytes>> {
-    let items: Vec<&RawValue> = serde_json::from_slice(raw).ok()?;
-    Some(items.into_iter().map(|item| raw.slice_ref(item.get().as_bytes())).collect())
 }
 
 fn write_string(text: &str, out: &mut Vec<u8>) {

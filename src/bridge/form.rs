@@ -6,9 +6,11 @@
 //! accepts, and the server judges for itself. What is understood is exact: lengths count
 //! characters, numbers are compared by value, and `5.0` is an integer.
 
-use crate::protocol::{canonical, splice::Object};
+use crate::protocol::{
+    canonical,
+    splice::{Object, items},
+};
 use bytes::Bytes;
-use serde_json::value::RawValue;
 use std::collections::{BTreeMap, HashSet};
 
 /// Which part of an answer is wrong, and what it must be. Never holds what the client answered.
@@ -200,12 +202,6 @@ fn count(count: usize) -> f64 {
 fn types_of(raw: &Bytes) -> Option<Vec<Type>> {
     let names = serde_json::from_slice::<String>(raw).map(|name| vec![name]).ok();
     names.or_else(|| list(raw))?.iter().map(|name| Type::named(name)).collect()
-}
-
-/// The raw items of an array, or `None` where it is something else.
-fn items(raw: &Bytes) -> Option<Vec<Bytes>> {
-    let items: Vec<&RawValue> = serde_json::from_slice(raw).ok()?;
-    Some(items.into_iter().map(|item| raw.slice_ref(item.get().as_bytes())).collect())
 }
 
 fn list<T: serde::de::DeserializeOwned>(raw: &Bytes) -> Option<Vec<T>> {

@@ -72,19 +72,14 @@ impl Filter {
 
 /// The `_meta` that ties a message to its subscription: the listen request's id, spelled as sent.
 pub fn subscription_meta(id: &Id) -> Vec<u8> {
-    let mut out = br#"{"io.modelcontextprotocol/subscriptionId":"#.to_vec();
-    out.extend_from_slice(id.as_bytes());
-    out.push(b'}');
-    out
+    [br#"{"io.modelcontextprotocol/subscriptionId":"#, &**id.as_bytes(), b"}"].concat()
 }
 
 /// The first message of a subscription: what of the filter is honoured.
 pub fn acknowledged(id: &Id, honoured: &Filter) -> Bytes {
-    let mut params = br#"{"_meta":"#.to_vec();
-    params.extend_from_slice(&subscription_meta(id));
-    params.extend_from_slice(br#","notifications":"#);
-    serde_json::to_writer(&mut params, honoured).expect("a filter is written to memory");
-    params.push(b'}');
+    let honoured = serde_json::to_vec(honoured).expect("a filter is written to memory");
+    let about = subscription_meta(id);
+    let params = [br#"{"_meta":"#, &*about, br#","notifications":"#, &honoured, b"}"].concat();
     crate::dialect::modern::notification(&Method::SubscriptionsAcknowledged, &params)
 }
 
@@ -115,17 +110,12 @@ pub fn tagged(id: &Id, method: &Method, params: Option<&Bytes>) -> Bytes {
 ///
 /// The result says who the server is, as every result does (2026-07-28, *Base Protocol, `_meta`*).
 pub fn ended(id: &Id, server_info: &[u8]) -> (Bytes, Bytes) {
-    let mut params = br#"{"requestId":"#.to_vec();
-    params.extend_from_slice(id.as_bytes());
-    params.extend_from_slice(br#","reason":"the server is shutting down","_meta":"#);
-    params.extend_from_slice(&subscription_meta(id));
-    params.push(b'}');
-    let mut result =
-        br#"{"resultType":"complete","_meta":{"io.modelcontextprotocol/subscriptionId":"#.to_vec();
-    result.extend_from_slice(id.as_bytes());
-    result.extend_from_slice(br#","io.modelcontextprotocol/serverInfo":"#);
-    result.extend_from_slice(server_info);
-    result.extend_from_slice(b"}}");
+    let (about, id_bytes) = (subscription_meta(id), &**id.as_bytes());
+    let why = br#","reason":"the server is shutting down","_meta":"#;
+    let params = [br#"{"requestId":"#, id_bytes, why, &about, b"}"].concat();
+    let head = br#"{"resultType":"complete","_meta":{"io.modelcontextprotocol/subscriptionId":"#;
+    let who = br#","io.modelcontextprotocol/serverInfo":"#;
+    let result = [&head[..], id_bytes, who, server_info, b"}}"].concat();
     (
         crate::dialect::modern::notification(&Method::Cancelled, &params),
         crate::dialect::modern::success_response(id, &result),

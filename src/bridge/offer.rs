@@ -9,12 +9,12 @@ use crate::{
         Frame, Id, InputRequest, Kind, Payload, Revision,
         frame::on_one_line,
         meta,
-        splice::{Edit, Object, Patch},
+        splice::{Edit, Object, Patch, items},
     },
     task::TaskId,
 };
 use bytes::Bytes;
-use serde_json::{json, value::RawValue};
+use serde_json::json;
 use std::time::Duration;
 
 /// The ids of questions that are put to clients begin with this; servers count.
@@ -81,12 +81,11 @@ pub fn handshake(answer: &Frame, lists: bool) -> Option<Handshake> {
 /// it does not have.
 pub fn tools(answer: &Frame, mut mode: impl FnMut(&str) -> Mode) -> Option<Bytes> {
     let Kind::Success { result, .. } = answer.kind() else { return None };
-    let list = result.get("tools")?;
-    let tools: Vec<&RawValue> = serde_json::from_slice(&list).ok()?;
+    let tools = items(&result.get("tools")?)?;
     let mut patch = Patch::new(answer.as_bytes().clone());
     let mut changes = false;
-    for raw in tools {
-        let Ok(tool) = Object::read(&list.slice_ref(raw.get().as_bytes())) else { continue };
+    for tool in &tools {
+        let Ok(tool) = Object::read(tool) else { continue };
         let Some(name) = tool.string("name") else { continue };
         let support = match mode(&name) {
             Mode::Auto | Mode::Always => Some("\"optional\""),

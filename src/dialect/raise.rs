@@ -9,10 +9,10 @@ use crate::protocol::{
     ErrorObject, Frame, Id, InputKind, InputRequest, Kind, Method, Payload, code, frame,
     input_keys::Keys,
     meta,
-    splice::{Edit, Object, Patch},
+    splice::{Edit, Object, Patch, items},
 };
 use bytes::Bytes;
-use serde_json::{json, value::RawValue};
+use serde_json::json;
 
 /// A server's answer that cannot be passed on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -139,9 +139,8 @@ fn drop_task_support(tools: &Bytes, patch: &mut Patch) {
     if memchr::memmem::find(tools, b"taskSupport").is_none() {
         return;
     }
-    let Ok(list) = serde_json::from_slice::<Vec<&RawValue>>(tools) else { return };
-    for raw in list {
-        let Ok(tool) = Object::read(&tools.slice_ref(raw.get().as_bytes())) else { continue };
+    for tool in items(tools).unwrap_or_default() {
+        let Ok(tool) = Object::read(&tool) else { continue };
         let Some(Ok(execution)) = tool.get("execution").map(|raw| Object::read(&raw)) else { continue };
         let mut inner = Edit::new(&execution);
         inner.remove("taskSupport");
@@ -185,12 +184,8 @@ pub fn url_required(error: &Bytes) -> Option<Vec<(String, InputRequest)>> {
         return None;
     }
     let data = Object::read(&Object::read(error).ok()?.get("data")?).ok()?;
-    let list = data.get("elicitations")?;
-    let elicitations: Vec<&RawValue> = serde_json::from_slice(&list).ok()?;
-    let questions: Vec<_> = elicitations
-        .into_iter()
-        .map(|raw| to_visit(&list.slice_ref(raw.get().as_bytes())))
-        .collect::<Option<_>>()?;
+    let elicitations = items(&data.get("elicitations")?)?;
+    let questions: Vec<_> = elicitations.iter().map(to_visit).collect::<Option<_>>()?;
     let questions = questions.into_iter().map(|question| (keys.give_url(), question)).collect::<Vec<_>>();
     (!questions.is_empty()).then_some(questions)
 }

@@ -150,6 +150,11 @@ impl Method {
         )
     }
 
+    /// Whether it is one of the requests about tasks of 2025-11-25.
+    pub fn is_about_legacy_tasks(&self) -> bool {
+        matches!(self, Self::TasksGet | Self::TasksResult | Self::TasksCancel | Self::TasksList)
+    }
+
     /// The member of `params` that `Mcp-Name` mirrors.
     pub fn name_member(&self) -> Option<&'static str> {
         match self {

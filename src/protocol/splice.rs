@@ -7,6 +7,7 @@
 
 use super::scan::{self, Member, Members, Scan};
 use bytes::Bytes;
+use serde_json::value::RawValue;
 use smallvec::SmallVec;
 use std::{borrow::Cow, collections::HashSet, ops::Range};
 
@@ -43,6 +44,12 @@ enum Fate {
 pub struct Patch {
     base: Bytes,
     edits: SmallVec<[(Range<usize>, Bytes); 8]>,
+}
+
+/// The raw items of an array, sharing its allocation; `None` for anything else.
+pub fn items(array: &Bytes) -> Option<Vec<Bytes>> {
+    let items: Vec<&RawValue> = serde_json::from_slice(array).ok()?;
+    Some(items.into_iter().map(|item| array.slice_ref(item.get().as_bytes())).collect())
 }
 
 // === impl Object ===

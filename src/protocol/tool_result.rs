@@ -1,8 +1,10 @@
 //! What the result of a `tools/call` says of the tool.
 
-use super::{splice::Object, status_message::shorten};
+use super::{
+    splice::{Object, items},
+    status_message::shorten,
+};
 use bytes::Bytes;
-use serde_json::value::RawValue;
 
 /// Whether the result says that the tool failed: `isError: true`.
 pub fn is_error(result: &Bytes) -> bool {
@@ -24,9 +26,8 @@ pub fn shows_error(message: &[u8]) -> bool {
 /// it should be is passed over.
 pub fn words(result: &Bytes) -> Option<String> {
     let content = Object::read(result).ok()?.get("content")?;
-    let blocks: Vec<&RawValue> = serde_json::from_slice(&content).ok()?;
-    blocks.into_iter().find_map(|block| {
-        let text = Object::read(&content.slice_ref(block.get().as_bytes())).ok()?.string("text")?;
+    items(&content)?.iter().find_map(|block| {
+        let text = Object::read(block).ok()?.string("text")?;
         (!text.trim().is_empty()).then(|| shorten(text))
     })
 }

@@ -2,10 +2,7 @@
 
 use crate::{runtime::Mutex, task::TaskId};
 use dashmap::DashMap;
-use std::sync::{
-    Arc,
-    atomic::{AtomicU64, Ordering},
-};
+use std::sync::Arc;
 use tokio::sync::Notify;
 
 /// Tells listeners which of their tasks have changed. A change is not queued but remembered, so a
@@ -13,13 +10,11 @@ use tokio::sync::Notify;
 #[derive(Debug, Default)]
 pub(super) struct Hub {
     listeners: DashMap<TaskId, Vec<Arc<Subscriber>>>,
-    next: AtomicU64,
 }
 
 /// One listener's end.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Subscriber {
-    number: u64,
     changed: Mutex<Vec<TaskId>>,
     notify: Notify,
 }
@@ -36,11 +31,7 @@ pub(super) struct Listener {
 
 impl Hub {
     pub(super) fn listen(self: &Arc<Self>, ids: Vec<TaskId>) -> Listener {
-        let ear = Arc::new(Subscriber {
-            number: self.next.fetch_add(1, Ordering::Relaxed),
-            changed: Mutex::default(),
-            notify: Notify::new(),
-        });
+        let ear: Arc<Subscriber> = Arc::default();
         for id in &ids {
             self.listeners.entry(id.clone()).or_default().push(Arc::clone(&ear));
         }
@@ -80,7 +71,7 @@ impl Drop for Listener {
     fn drop(&mut self) {
         for id in &self.ids {
             self.hub.listeners.remove_if_mut(id, |_, ears| {
-                ears.retain(|ear| ear.number != self.ear.number);
+                ears.retain(|ear| !Arc::ptr_eq(ear, &self.ear));
                 ears.is_empty()
             });
         }

@@ -5,25 +5,17 @@
 
 use crate::{
     protocol::Revision,
+    runtime::Mutex,
     upstream::{CallError, Identity, Upstream},
 };
-use std::sync::atomic::{AtomicU8, Ordering};
 
 #[derive(Debug, Default)]
 pub(super) struct ServerProfile {
     /// Whether it has tasks of its own.
-    tasks: Known,
+    tasks: Mutex<Option<bool>>,
     /// Whether it goes on serving after a session was ended by a DELETE.
-    survives_delete: Known,
+    survives_delete: Mutex<Option<bool>>,
 }
-
-/// A yes, a no, or nothing yet.
-#[derive(Debug, Default)]
-struct Known(AtomicU8);
-
-const UNKNOWN: u8 = 0;
-const YES: u8 = 1;
-const NO: u8 = 2;
 
 // === impl ServerProfile ===
 
@@ -31,11 +23,11 @@ impl ServerProfile {
     /// Whether the server has tasks of its own. One that does not answer will say so itself to whoever calls
     /// it.
     pub(super) async fn has_tasks(&self, server: &dyn Upstream, caller: impl FnOnce() -> Identity) -> bool {
-        if let Some(known) = self.tasks.get() {
+        if let Some(known) = *self.tasks.lock() {
             return known;
         }
         match self.ask(server, caller()).await {
-            Ok(()) => self.tasks.get().unwrap_or(true),
+            Ok(()) => self.tasks.lock().unwrap_or(true),
             Err(_) => true,
         }
     }
@@ -50,11 +42,11 @@ impl ServerProfile {
         server: &dyn Upstream,
         caller: impl FnOnce() -> Identity,
     ) -> Result<bool, CallError> {
-        if let Some(known) = self.survives_delete.get() {
+        if let Some(known) = *self.survives_delete.lock() {
             return Ok(known);
         }
         match self.ask(server, caller()).await {
-            Ok(()) => Ok(self.survives_delete.get().unwrap_or(false)),
+            Ok(()) => Ok(self.survives_delete.lock().unwrap_or(false)),
             Err(lost @ (CallError::Unreachable(_) | CallError::ConnectTimeout(_) | CallError::Closing)) => {
                 Err(lost)
             }
@@ -71,7 +63,7 @@ impl ServerProfile {
     }
 
     pub(super) fn learn_tasks(&self, has_tasks: bool) {
-        self.tasks.learn(has_tasks);
+        *self.tasks.lock() = Some(has_tasks);
     }
 
     /// The server has answered a client that knows revisions up to `asked`, with one that we know or another. Servers
@@ -81,22 +73,7 @@ impl ServerProfile {
         // One that we do not know is newer than all that we do.
         let survives = answered.is_none_or(Revision::survives_delete);
         if survives || asked.is_some_and(Revision::survives_delete) {
-            self.survives_delete.learn(survives);
-        }
-    }
-}
-
-// === impl Known ===
-
-impl Known {
-    fn learn(&self, yes: bool) {
-        self.0.store(if yes { YES } else { NO }, Ordering::Relaxed);
-    }
-
-    fn get(&self) -> Option<bool> {
-        match self.0.load(Ordering::Relaxed) {
-            UNKNOWN => None,
-            known => Some(known == YES),
+            *self.survives_delete.lock() = Some(survives);
         }
     }
 }

@@ -6,7 +6,10 @@
 
 use crate::{
     bridge::elicit,
-    protocol::{InputKind, InputRequest, splice::Object},
+    protocol::{
+        InputKind, InputRequest,
+        splice::{Object, items},
+    },
 };
 use bytes::Bytes;
 use serde_json::value::RawValue;
@@ -308,11 +311,6 @@ fn quoted(text: &str) -> String {
 fn json(typed: &str) -> Option<Bytes> {
     let raw: Box<RawValue> = serde_json::from_str(typed).ok()?;
     Some(raw.get().to_owned().into())
-}
-
-fn items(raw: &Bytes) -> Option<Vec<Bytes>> {
-    let items: Vec<&RawValue> = serde_json::from_slice(raw).ok()?;
-    Some(items.into_iter().map(|item| raw.slice_ref(item.get().as_bytes())).collect())
 }
 
 fn member<T: serde::de::DeserializeOwned>(schema: &Object, key: &str) -> Option<T> {

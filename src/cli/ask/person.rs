@@ -11,7 +11,10 @@ use super::{
 };
 use crate::{
     cli::call::result_text,
-    protocol::{InputKind, InputRequest, splice::Object},
+    protocol::{
+        InputKind, InputRequest,
+        splice::{Object, items},
+    },
 };
 use bytes::Bytes;
 use http::Uri;
@@ -242,11 +245,8 @@ pub(super) fn message(text: &str) -> String {
 fn asked_for(params: &Object) -> Vec<String> {
     let mut lines = Vec::new();
     lines.extend(params.string("systemPrompt").map(|prompt| format!("system: {prompt}")));
-    let messages = params.get("messages");
-    let messages: Vec<&RawValue> =
-        messages.as_ref().and_then(|raw| serde_json::from_slice(raw).ok()).unwrap_or_default();
-    for raw in messages {
-        let Ok(message) = Object::read(&Bytes::copy_from_slice(raw.get().as_bytes())) else { continue };
+    for message in params.get("messages").and_then(|messages| items(&messages)).unwrap_or_default() {
+        let Ok(message) = Object::read(&message) else { continue };
         let role = message.string("role").unwrap_or_default();
         let content = message.get("content").unwrap_or_default();
         let blocks = String::from_utf8_lossy(&content);

@@ -79,10 +79,7 @@ pub(super) async fn pass(shared: Arc<Shared>, passage: Passage) -> Passed {
 /// Whether a request begins something new: neither about a task, nor an answer, nor a sign of life.
 fn begins_something(passage: &Passage) -> bool {
     passage.post.messages.iter().any(|message| match message {
-        Message::Request { method, .. } => !matches!(
-            method,
-            Method::TasksGet | Method::TasksResult | Method::TasksCancel | Method::TasksList | Method::Ping
-        ),
+        Message::Request { method, .. } => !method.is_about_legacy_tasks() && *method != Method::Ping,
         _ => false,
     })
 }
@@ -113,12 +110,7 @@ fn may_leave(shared: &Shared, client: &Client, passage: &Passage) -> bool {
     }
     match &passage.post.messages[..] {
         [Message::Request { method: Method::ToolsList, .. }] => true,
-        [
-            Message::Request {
-                method: Method::TasksGet | Method::TasksResult | Method::TasksCancel | Method::TasksList,
-                ..
-            },
-        ] => true,
+        [Message::Request { method, .. }] if method.is_about_legacy_tasks() => true,
         [Message::Request { method: Method::ToolsCall, target, .. }] => {
             let mode = shared.route.treatment(target.as_deref().unwrap_or_default()).mode;
             mode == Mode::Required
@@ -153,10 +145,8 @@ async fn dispose(shared: &Arc<Shared>, client: &Client, passage: &Passage) -> Di
             call(shared, passage, client, id, target.as_deref().unwrap_or_default()).await
         }
         [Message::Request { method, id, target }]
-            if matches!(
-                method,
-                Method::TasksGet | Method::TasksResult | Method::TasksCancel | Method::TasksList
-            ) && task_capability::is_offered(shared, client, passage).await =>
+            if method.is_about_legacy_tasks()
+                && task_capability::is_offered(shared, client, passage).await =>
         {
             Disposition::Ends(match ping::refused(shared, passage, client.session).await {
                 Some(refusal) => refusal,

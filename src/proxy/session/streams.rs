@@ -20,7 +20,7 @@ pub(in crate::proxy) struct Streams {
     sessions: DashMap<Key, Arc<SessionStreams>>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct SessionStreams {
     /// The streams that are open: the one to use last.
     open: Mutex<Vec<OpenStream>>,
@@ -88,8 +88,7 @@ impl Streams {
     }
 
     fn session(&self, key: Key) -> Arc<SessionStreams> {
-        let fresh = || Arc::new(SessionStreams { open: Mutex::default(), changed: watch::Sender::new(()) });
-        Arc::clone(&self.sessions.entry(key).or_insert_with(fresh))
+        Arc::clone(&self.sessions.entry(key).or_default())
     }
 
     fn close(&self, key: Key, line: LineId) {
@@ -146,8 +145,7 @@ impl Follower {
 impl Drop for Follower {
     fn drop(&mut self) {
         // A session of its own stands in for the one that is given back.
-        let session = Arc::new(SessionStreams { open: Mutex::default(), changed: watch::Sender::new(()) });
-        drop(std::mem::replace(&mut self.session, session));
+        drop(std::mem::take(&mut self.session));
         self.streams.tidy(self.key);
     }
 }

@@ -48,18 +48,11 @@ pub(super) fn about_resource(id: u64, method: &str, uri: &str) -> Bytes {
 /// A response to a request of the server, whose id goes back byte for byte.
 pub(super) fn response(id: &Id, outcome: &Result<Bytes, Bytes>) -> Bytes {
     let (member, value) = match outcome {
-        Ok(result) => ("result", result),
-        Err(error) => ("error", error),
+        Ok(result) => (&b"result"[..], result),
+        Err(error) => (&b"error"[..], error),
     };
-    let mut message = Vec::with_capacity(value.len() + id.as_bytes().len() + 40);
-    message.extend_from_slice(br#"{"jsonrpc":"2.0","id":"#);
-    message.extend_from_slice(id.as_bytes());
-    message.extend_from_slice(b",\"");
-    message.extend_from_slice(member.as_bytes());
-    message.extend_from_slice(b"\":");
-    message.extend_from_slice(value);
-    message.push(b'}');
-    message.into()
+    let (head, id) = (br#"{"jsonrpc":"2.0","id":"#, id.as_bytes());
+    [head, &**id, b",\"", member, b"\":", value, b"}"].concat().into()
 }
 
 /// An outcome that refuses.

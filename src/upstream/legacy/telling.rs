@@ -10,11 +10,11 @@
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
+        atomic::{AtomicBool, Ordering},
     },
     time::Duration,
 };
-use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit};
 
 use crate::{protocol::Id, telemetry::AnswersDropped};
 
@@ -24,7 +24,7 @@ pub(super) enum Errand {
     Answer { call: u64, id: Id },
     /// It answers a request of the server that concerns no call of ours: a ping, or what is refused
     /// without asking anybody.
-    Courtesy { _counted: Counted },
+    Courtesy { _counted: OwnedSemaphorePermit },
     /// It says that nobody waits for a call any more.
     Cancel,
 }
@@ -34,14 +34,11 @@ pub(super) struct Errands {
     places: Semaphore,
     /// Half of the places: cancellations and the answers of people wait behind no flood of pings.
     courtesies: Semaphore,
-    /// Courtesies that wait or are on their way.
-    counted: Arc<AtomicUsize>,
+    /// Of courtesies that wait or are on their way.
+    counted: Arc<Semaphore>,
     /// Some have been dropped since half of them had been taken: said once in the log.
     overfull: AtomicBool,
 }
-
-/// One courtesy among those that are counted.
-pub(super) struct Counted(Arc<AtomicUsize>);
 
 /// The places that one message holds while it is on its way.
 type Places<'a> = (Option<SemaphorePermit<'a>>, Option<SemaphorePermit<'a>>);
@@ -62,19 +59,17 @@ impl Errands {
         Self {
             places: Semaphore::new(places),
             courtesies: Semaphore::new((places / 2).max(1)),
-            counted: Arc::default(),
+            counted: Arc::new(Semaphore::new(COURTESIES)),
             overfull: AtomicBool::new(false),
         }
     }
 
     /// A courtesy, unless too many wait already.
     pub(super) fn courtesy(&self) -> Option<Errand> {
-        let counted = Counted::one_of(&self.counted);
-        let waiting = counted.0.load(Ordering::Relaxed);
-        if waiting <= COURTESIES / 2 {
+        if self.counted.available_permits() > COURTESIES / 2 {
             self.overfull.store(false, Ordering::Relaxed);
         }
-        if waiting <= COURTESIES {
+        if let Ok(counted) = self.counted.clone().try_acquire_owned() {
             return Some(Errand::Courtesy { _counted: counted });
         }
         if !self.overfull.swap(true, Ordering::Relaxed) {
@@ -96,21 +91,6 @@ impl Errands {
     /// Waits until one more farewell may be on its way.
     pub(super) async fn place(&self) -> Option<SemaphorePermit<'_>> {
         self.places.acquire().await.ok()
-    }
-}
-
-// === impl Counted ===
-
-impl Counted {
-    fn one_of(all: &Arc<AtomicUsize>) -> Self {
-        all.fetch_add(1, Ordering::Relaxed);
-        Self(all.clone())
-    }
-}
-
-impl Drop for Counted {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

@@ -164,7 +164,7 @@ impl<W: Wire> Sessions<W> {
                 Err(ErrorObject::new(code::INVALID_REQUEST, "the session has been initialized"))
             }
             // There are none: those of a server that many share would be everybody's.
-            Method::TasksGet | Method::TasksResult | Method::TasksCancel | Method::TasksList => {
+            method if method.is_about_legacy_tasks() => {
                 Err(ErrorObject::new(code::METHOD_NOT_FOUND, "the server has no tasks of its own"))
             }
             _ => return Ok(Some(self.begin_call(session, group, &message, request, takes_events))),
