@@ -122,7 +122,7 @@ impl Session {
         let mut legacy = older();
         match (legacy.open(tool, watch).await, doubt) {
             (Ok(()), _) => {
-                if legacy.revision() == Revision::NEWEST_LEGACY {
+                if legacy.revision == Revision::NEWEST_LEGACY {
                     watch(Step::Revision(Revision::NEWEST_LEGACY.as_str()));
                 }
                 self.spoken = Spoken::Legacy(legacy);

@@ -62,7 +62,8 @@ const CONNECTION_WINDOW: u32 = 256 << 10;
 /// Sockets that listen.
 pub(super) struct Listeners {
     sockets: Vec<Listener>,
-    addresses: Vec<SocketAddr>,
+    /// What is really listened on.
+    pub(super) addresses: Vec<SocketAddr>,
     /// The socket to ask first next time, so that a busy one does not keep others waiting.
     next: usize,
 }
@@ -283,7 +284,7 @@ impl<S: Serves> Visit<S> {
                 }
             }
         };
-        let rest = self.leaving.guest.rest();
+        let rest = &self.leaving.guest.rest;
         let (io, connection) =
             Io::new(stream, version, head, secure, self.front.timeouts.read_headers, Arc::clone(rest));
         let door = Door { stack: self.stack.clone(), front: Arc::clone(&self.front), connection };
@@ -321,7 +322,7 @@ impl Leaving {
     async fn is_due(&self) {
         tokio::select! {
             () = self.stopping.stopped() => {}
-            () = self.guest.rest().asked_to_leave() => {}
+            () = self.guest.rest.asked_to_leave() => {}
         }
     }
 }
@@ -341,11 +342,6 @@ impl Listeners {
             bound.sockets.push(socket);
         }
         Ok(bound)
-    }
-
-    /// What is really listened on.
-    pub(super) fn addresses(&self) -> &[SocketAddr] {
-        &self.addresses
     }
 
     async fn accept(&mut self) -> io::Result<Stream> {

@@ -24,17 +24,14 @@
 use super::{answer, connection::Connection, layers::trace::Line};
 use crate::{
     dialect::modern,
-    protocol::{ErrorObject, Id, sse},
+    protocol::{ErrorObject, Id, accept::event_stream, sse},
     proxy::{AccessSummary, Commit, Item, Items, KeepAlive, KeepAliveStep, Piece, Pieces, Reply, Then},
     runtime::Clock,
     telemetry::Outcome,
 };
 use bytes::{Buf, Bytes};
 use futures_util::StreamExt;
-use http::{
-    HeaderMap, HeaderName, HeaderValue, Response, StatusCode,
-    header::{CACHE_CONTROL, CONTENT_TYPE},
-};
+use http::{HeaderValue, Response, StatusCode, header::CONTENT_TYPE};
 use http_body::{Body as HttpBody, Frame, SizeHint};
 use pin_project::pin_project;
 use std::{
@@ -158,16 +155,6 @@ fn poll_next(
         Poll::Ready(None) => Next::Nothing,
         Poll::Pending => Next::KeepAliveStep(ready!(ladder.poll(cx, clock, true))),
     })
-}
-
-/// What is said of an event stream. `X-Accel-Buffering` asks proxies in between to pass each
-/// event on at once (2026-07-28, *Streamable HTTP, Receiving Messages*).
-fn event_stream() -> HeaderMap {
-    HeaderMap::from_iter([
-        (CONTENT_TYPE, HeaderValue::from_static("text/event-stream")),
-        (CACHE_CONTROL, HeaderValue::from_static("no-cache")),
-        (HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no")),
-    ])
 }
 
 // === impl Body ===

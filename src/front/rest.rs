@@ -30,7 +30,7 @@ pub(super) struct Guests {
 pub(super) struct Guest {
     guests: Arc<Guests>,
     number: u64,
-    rest: Arc<Rest>,
+    pub(super) rest: Arc<Rest>,
 }
 
 /// Whether a connection rests, and since when.
@@ -83,12 +83,6 @@ pub(super) fn look_again() -> impl Future<Output = ()> {
 }
 
 // === impl Guest ===
-
-impl Guest {
-    pub(super) fn rest(&self) -> &Arc<Rest> {
-        &self.rest
-    }
-}
 
 impl Drop for Guest {
     fn drop(&mut self) {
@@ -158,18 +152,18 @@ mod tests {
         let clock = SystemClock::new();
         let guests = Arc::new(Guests::default());
         let at_work = guests.admit(clock.now());
-        at_work.rest().begin();
+        at_work.rest.begin();
         let first = guests.admit(clock.now());
         sleep(BREATHER).await;
         let second = guests.admit(clock.now());
         assert!(guests.make_room(clock.now()));
-        assert!(first.rest().asked_to_leave().now_or_never().is_some());
+        assert!(first.rest.asked_to_leave().now_or_never().is_some());
         assert!(!guests.make_room(clock.now()), "the other has only just come");
         sleep(BREATHER).await;
         assert!(guests.make_room(clock.now()), "nobody is asked twice");
-        assert!(second.rest().asked_to_leave().now_or_never().is_some());
+        assert!(second.rest.asked_to_leave().now_or_never().is_some());
         assert!(!guests.make_room(clock.now()));
-        at_work.rest().end(clock.now());
+        at_work.rest.end(clock.now());
         sleep(BREATHER).await;
         assert!(guests.make_room(clock.now()));
         drop((at_work, first, second));

@@ -31,7 +31,7 @@ pub fn serve(
 ) -> Result<Bound, Error> {
     let tls = config.tls.as_ref().map(tls::acceptor).transpose()?;
     let listeners = listener::Listeners::bind(&config.listen, net)?;
-    let addresses = listeners.addresses().to_vec();
+    let addresses = listeners.addresses.clone();
     let front = Arc::new(Front {
         services,
         bodies: BodyMemory::new(config.limits.body_memory),

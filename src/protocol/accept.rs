@@ -3,10 +3,23 @@
 //! `Accept` is a list of ranges, each with a weight. The most specific range that covers a media
 //! type decides, whatever its weight: `*/*, text/event-stream;q=0` takes everything but streams.
 
-use http::{HeaderMap, HeaderValue, header::ACCEPT};
+use http::{
+    HeaderMap, HeaderName, HeaderValue,
+    header::{ACCEPT, CACHE_CONTROL, CONTENT_TYPE},
+};
 
 pub const JSON: &str = "application/json";
 pub const EVENT_STREAM: &str = "text/event-stream";
+
+/// What is said of an event stream. `X-Accel-Buffering` asks proxies in between to pass each
+/// event on at once (2026-07-28, *Streamable HTTP, Receiving Messages*).
+pub fn event_stream() -> HeaderMap {
+    HeaderMap::from_iter([
+        (CONTENT_TYPE, HeaderValue::from_static(EVENT_STREAM)),
+        (CACHE_CONTROL, HeaderValue::from_static("no-cache")),
+        (HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no")),
+    ])
+}
 
 /// How closely a range names a media type. The later, the closer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -1,6 +1,9 @@
 //! Error codes and error objects, by revision; whose fault an error is.
 
-use super::splice::{Edit, Object};
+use super::{
+    Frame, Kind,
+    splice::{Edit, Object},
+};
 use bytes::Bytes;
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -153,6 +156,14 @@ impl ErrorObject {
     /// (2026-07-28, *MissingRequiredClientCapabilityError*).
     pub fn missing_capability(message: impl AsRef<str>, required: &Value) -> Self {
         Self::with_data(MISSING_CAPABILITY, message, &json!({ "requiredCapabilities": required }))
+    }
+
+    /// The error that a message is, if it is one.
+    pub fn of(message: &Frame) -> Option<Self> {
+        match message.kind() {
+            Kind::Failure { error, .. } => Some(Self::from_raw(error.clone())),
+            Kind::Request { .. } | Kind::Notification { .. } | Kind::Success { .. } => None,
+        }
     }
 
     pub fn code(&self) -> i64 {

@@ -136,7 +136,12 @@ pub(super) async fn too_late(
 /// A task as its client first hears of it.
 pub(super) fn created(shared: &Shared, record: &Record, server: &Description) -> Vec<u8> {
     let about = server_info_meta(&server.server_info);
-    view::extension::created(record, shared.clock.timestamp(), shared.ledger.poll_bounds(), Some(&about))
+    view::extension::created(
+        record,
+        shared.clock.timestamp(),
+        shared.ledger.quotas.poll_interval,
+        Some(&about),
+    )
 }
 
 /// The refusal of a retry that cannot be given the task its call has become.

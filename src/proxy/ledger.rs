@@ -11,7 +11,7 @@ use crate::{
     protocol::{ErrorObject, code},
     runtime::Clock,
     store::{self, Place, Store, StoreError, Updated, Version},
-    task::{Effect, Event, Owner, PollBounds, Record, TaskId},
+    task::{Effect, Event, Owner, Record, TaskId},
     telemetry::{QuotaFull, StoreFailed, TaskTransition},
 };
 use dashmap::DashMap;
@@ -27,7 +27,7 @@ use tokio::sync::Notify;
 /// The tasks of all routes, as they are kept.
 pub struct Ledger {
     store: Arc<dyn Store>,
-    quotas: Quotas,
+    pub(super) quotas: Quotas,
     clock: Arc<dyn Clock>,
     pub(super) limits: Limits,
     pub(super) hub: Arc<Hub>,
@@ -141,14 +141,6 @@ impl Ledger {
         if self.unfetched.remove(id).is_some() {
             self.fetched.notify_waiters();
         }
-    }
-
-    pub(super) fn poll_bounds(&self) -> PollBounds {
-        self.quotas.poll_interval
-    }
-
-    pub(super) fn result_limit(&self) -> usize {
-        self.quotas.stored_result_bytes
     }
 
     /// Stores a new task, whose call is held here. Nothing that runs is evicted for it. A call that is

@@ -225,7 +225,7 @@ impl Listening {
         let params = view::extension::notified(
             record,
             self.shared.clock.timestamp(),
-            self.shared.ledger.poll_bounds(),
+            self.shared.ledger.quotas.poll_interval,
             Some(&subscription_meta(&self.call.id)),
         );
         Item::Notification(modern::notification(&Method::TasksNotification, &params))

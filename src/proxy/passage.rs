@@ -6,15 +6,15 @@ use crate::{
         Principal,
         legacy::{self, Post},
     },
-    protocol::{ErrorObject, Frame, Id, Payload},
+    protocol::{ErrorObject, Frame, Id, Payload, accept::event_stream},
     telemetry::Outcome,
     upstream::ClientSession,
 };
 use bytes::Bytes;
 use futures_util::stream::BoxStream;
 use http::{
-    HeaderMap, HeaderName, HeaderValue, StatusCode,
-    header::{CACHE_CONTROL, CONTENT_LENGTH, CONTENT_TYPE},
+    HeaderMap, HeaderValue, StatusCode,
+    header::{CONTENT_LENGTH, CONTENT_TYPE},
 };
 use std::time::Duration;
 
@@ -135,10 +135,5 @@ pub(super) fn nothing(status: StatusCode) -> Passed {
 
 /// An event stream of ours.
 pub(super) fn events(body: Passing) -> Passed {
-    let headers = HeaderMap::from_iter([
-        (CONTENT_TYPE, HeaderValue::from_static("text/event-stream")),
-        (CACHE_CONTROL, HeaderValue::from_static("no-cache")),
-        (HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no")),
-    ]);
-    Passed { status: StatusCode::OK, headers, body }
+    Passed { status: StatusCode::OK, headers: event_stream(), body }
 }

@@ -197,7 +197,7 @@ pub(super) fn success(call: &Call, result: &[u8]) -> Reply {
 pub(super) fn handle(call: &Call, created: &[u8], task: TaskId, commit: Option<Commit>) -> Reply {
     let mut reply = success(call, created);
     reply.commit = commit;
-    reply.account = AccessSummary { outcome: Outcome::Task, task: Some(task), ..AccessSummary::default() };
+    reply.account = AccessSummary { task: Some(task), ..AccessSummary::of(Outcome::Task) };
     reply
 }
 
@@ -242,8 +242,7 @@ fn body(call: &Call, error: &ErrorObject) -> Bytes {
 
 impl Reply {
     pub(super) fn new(status: StatusCode, body: Bytes, outcome: Outcome) -> Self {
-        let account = AccessSummary { outcome, ..AccessSummary::default() };
-        Self { status, headers: HeaderMap::new(), body, commit: None, account }
+        Self { status, headers: HeaderMap::new(), body, commit: None, account: AccessSummary::of(outcome) }
     }
 }
 

@@ -100,7 +100,7 @@ impl Shared {
     /// How tasks of 2025-11-25 are shown here.
     pub(super) fn legacy_terms(&self) -> experimental::Terms {
         experimental::Terms {
-            poll: self.ledger.poll_bounds(),
+            poll: self.ledger.quotas.poll_interval,
             tool_errors: match self.route.legacy_tasks.errors_complete {
                 true => experimental::ToolErrors::Completed,
                 false => experimental::ToolErrors::Failed,

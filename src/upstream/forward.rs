@@ -11,7 +11,7 @@ use super::{
 use crate::{
     dialect::{Principal, legacy::Anchor},
     protocol::{
-        ErrorObject, Frame, Id, Kind,
+        ErrorObject, Frame, Id,
         accept::{EVENT_STREAM, is_media},
     },
 };
@@ -186,10 +186,9 @@ impl Forwarded {
     pub async fn error(self) -> Result<ErrorObject, CallError> {
         let (status, headers, body) = self.in_short().await;
         if !status.is_redirection()
-            && let Ok(frame) = Frame::parse(body.clone())
-            && let Kind::Failure { error, .. } = frame.kind()
+            && let Some(error) = Frame::parse(body.clone()).ok().and_then(|frame| ErrorObject::of(&frame))
         {
-            return Ok(ErrorObject::from_raw(error.clone()));
+            return Ok(error);
         }
         Err(refused(status, &headers, &body))
     }

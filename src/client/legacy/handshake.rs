@@ -55,12 +55,12 @@ impl Session {
             watch(Step::Revision(spoken.as_str()));
         }
         self.revision = spoken;
-        self.streams.line_mut().speak(spoken);
+        self.streams.line.speak(spoken);
         let tasks = answer.capabilities.get("tasks").filter(|_| spoken >= Revision::V2025_11_25);
         let has = |path| tasks.and_then(|tasks| tasks.pointer(path)).is_some_and(Value::is_object);
         self.tasks = Tasks { calls: has("/requests/tools/call"), cancel: has("/cancel") };
         let initialized = json!({ "jsonrpc": "2.0", "method": Method::Initialized.as_str() });
-        self.streams.line().tell(initialized.to_string()).await
+        self.streams.line.tell(initialized.to_string()).await
     }
 
     /// Whether a tool is listed as one that can be a task (2025-11-25, *Tool-Level Negotiation*).
@@ -80,7 +80,7 @@ impl Session {
         self.streams.close().await;
         if self.revision >= Revision::V2025_06_18 {
             // A server need not allow it (405), and whoever leaves does not mind.
-            let _ = timeout(CLOSE_PATIENCE, self.streams.line().leave()).await;
+            let _ = timeout(CLOSE_PATIENCE, self.streams.line.leave()).await;
         }
     }
 }

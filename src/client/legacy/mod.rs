@@ -41,7 +41,7 @@ pub struct Session {
     streams: Streams,
     declared: Declared,
     /// What was asked for, and after the handshake what is spoken.
-    revision: Revision,
+    pub(super) revision: Revision,
     /// What the server declared of its tasks.
     tasks: Tasks,
     /// Whether the tool is called as a task.
@@ -119,11 +119,6 @@ impl Session {
         }
     }
 
-    /// What is spoken, once the session has begun.
-    pub(super) const fn revision(&self) -> Revision {
-        self.revision
-    }
-
     /// Begins the session, and finds out whether the tool is one that can be a task, where one is to be called.
     pub(super) async fn open(&mut self, tool: Option<&str>, watch: Watch<'_>) -> Result<(), Error> {
         self.shake_hands(watch).await?;
@@ -156,7 +151,7 @@ impl Session {
                 self.finish(id, watch).await
             }
             Pause::Task(followed) => {
-                told.map_err(|error| error.of_task(followed.id()))?;
+                told.map_err(|error| error.of_task(&followed.task.id))?;
                 self.follow(*followed, watch).await
             }
         }
@@ -169,7 +164,7 @@ impl Session {
                 let params = json!({ "requestId": id, "reason": "the user gave it up" });
                 let notification =
                     json!({ "jsonrpc": "2.0", "method": Method::Cancelled.as_str(), "params": params });
-                self.streams.line().tell(notification.to_string()).await
+                self.streams.line.tell(notification.to_string()).await
             }
             AtWork::Creating(id) => match self.response(id, &mut |_| {}).await? {
                 Answer::Result(result) => match Shown::created(&result)? {
@@ -238,7 +233,7 @@ impl Session {
     async fn tell(&mut self, answers: &Answers) -> Result<(), Error> {
         for (key, answer) in answers {
             if let Some((id, answer)) = self.questions.answer(key, answer) {
-                self.streams.line().tell(response(&id, "result", &answer)).await?;
+                self.streams.line.tell(response(&id, "result", &answer)).await?;
             }
         }
         Ok(())

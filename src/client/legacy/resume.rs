@@ -27,7 +27,7 @@ const ATTEMPTS: u32 = 5;
 #[derive(Default)]
 pub(super) struct Place {
     /// The id of the last event that had one.
-    last_id: Option<String>,
+    pub(super) last_id: Option<String>,
     /// How long the server wants to be left alone before.
     retry: Option<Duration>,
     /// How often the stream was taken up since it last brought a message.
@@ -37,10 +37,6 @@ pub(super) struct Place {
 // === impl Place ===
 
 impl Place {
-    pub(super) fn last_id(&self) -> Option<&str> {
-        self.last_id.as_deref()
-    }
-
     /// Notes an event.
     pub(super) fn pass(&mut self, event: &SseEvent) {
         self.retry = event.retry.or(self.retry);

@@ -32,7 +32,7 @@ const ATTEMPTS: u32 = 5;
 
 /// The streams of a session.
 pub(super) struct Streams {
-    line: Line,
+    pub(super) line: Line,
     /// Each ends with its stream, and all with the session.
     readers: JoinSet<()>,
     heard: mpsc::Receiver<Said>,
@@ -64,14 +64,6 @@ impl Streams {
     pub(super) fn new(line: Line) -> Self {
         let (said, heard) = mpsc::channel(WAITING);
         Self { line, readers: JoinSet::new(), heard, said }
-    }
-
-    pub(super) fn line(&self) -> &Line {
-        &self.line
-    }
-
-    pub(super) fn line_mut(&mut self) -> &mut Line {
-        &mut self.line
     }
 
     /// Posts a request. What becomes of it will be heard.
@@ -214,7 +206,7 @@ async fn take(
 async fn listen(line: Line, opened: oneshot::Sender<()>, said: mpsc::Sender<Said>) {
     let (mut place, mut opened, mut failed) = (Place::default(), Some(opened), 0);
     while failed < ATTEMPTS {
-        match line.listen(place.last_id()).await {
+        match line.listen(place.last_id.as_deref()).await {
             Ok(response) if response.status().is_success() && is_stream(&response) => {
                 failed = 0;
                 opened.take().map(|opened| opened.send(()));

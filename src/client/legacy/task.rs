@@ -33,7 +33,7 @@ pub(super) struct Shown {
 
 /// A task and what is under way about it.
 pub(super) struct Followed {
-    task: Task,
+    pub(super) task: Task,
     /// The `tasks/result` that is open.
     result: Option<u64>,
     /// The task has been heard of since the last `tasks/result` was begun: another may be.
@@ -142,10 +142,6 @@ impl Followed {
     pub(super) fn new(task: Task) -> Self {
         let pause = Box::pin(sleep(task.pause()));
         Self { task, result: None, is_news: true, poll: None, pause, lost: 0, outcome: None }
-    }
-
-    pub(super) fn id(&self) -> &str {
-        &self.task.id
     }
 
     fn wants_result(&self) -> bool {

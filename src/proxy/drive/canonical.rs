@@ -146,7 +146,9 @@ impl Canonical {
     pub(super) fn settled(&self, shared: &Shared, word: CallEnd) -> task::Event {
         let refused = self.refused.as_ref();
         match reply::verdict(&self.call, &shared.route, word, refused) {
-            Verdict::Result(result) => kept(result.len(), shared.ledger.result_limit(), || result),
+            Verdict::Result(result) => {
+                kept(result.len(), shared.ledger.quotas.stored_result_bytes, || result)
+            }
             Verdict::Error(error, _) => failed(&error),
         }
     }

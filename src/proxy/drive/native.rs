@@ -109,9 +109,11 @@ impl Native {
         let (body, account) = match word {
             CallEnd::Said(response) => match response.frame().kind() {
                 Kind::Success { id, .. } => (answer(response.frame(), id), AccessSummary::default()),
-                Kind::Failure { id: Some(id), .. } => (answer(response.frame(), id), server_error()),
+                Kind::Failure { id: Some(id), .. } => {
+                    (answer(response.frame(), id), AccessSummary::of(Outcome::ServerError))
+                }
                 Kind::Failure { id: None, error } => {
-                    (refusal(&ErrorObject::from_raw(error.clone())), server_error())
+                    (refusal(&ErrorObject::from_raw(error.clone())), AccessSummary::of(Outcome::ServerError))
                 }
                 Kind::Request { .. } | Kind::Notification { .. } => return None,
             },
@@ -131,10 +133,12 @@ impl Native {
     pub(super) fn settled(&self, shared: &Shared, word: &CallEnd) -> task::Event {
         let event = match word {
             CallEnd::Said(response) => match response.frame().kind() {
-                Kind::Success { result, .. } => kept(result.len(), shared.ledger.result_limit(), || {
-                    // In memory of its own: a slice would keep the server's whole message alive.
-                    on_one_line(Bytes::copy_from_slice(result))
-                }),
+                Kind::Success { result, .. } => {
+                    kept(result.len(), shared.ledger.quotas.stored_result_bytes, || {
+                        // In memory of its own: a slice would keep the server's whole message alive.
+                        on_one_line(Bytes::copy_from_slice(result))
+                    })
+                }
                 Kind::Failure { error, .. } => failed(&ErrorObject::from_raw(Bytes::copy_from_slice(error))),
                 Kind::Request { .. } | Kind::Notification { .. } => {
                     failed(&lost_error(&CallError::Invalid("it is not a response".to_owned())))
@@ -174,10 +178,6 @@ impl Native {
         let shown = experimental::shown(&record, shared.clock.timestamp(), terms);
         Some(legacy::notification(&Method::TaskStatus, &shown))
     }
-}
-
-fn server_error() -> AccessSummary {
-    AccessSummary { outcome: Outcome::ServerError, ..AccessSummary::default() }
 }
 
 /// A message of the server's for its client.

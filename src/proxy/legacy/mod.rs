@@ -156,19 +156,18 @@ async fn dispose(shared: &Arc<Shared>, client: &Client, passage: &Passage) -> Di
         [Message::Cancelled(_)] if task_call::taken_back(shared, client, passage).await => {
             Disposition::Ends(nothing(StatusCode::ACCEPTED))
         }
-        [Message::Response(Some(id))] => match offer::question(id) {
-            Some((task, key)) => {
-                Disposition::Ends(experimental::answered(shared, passage, client, &task, key).await)
-            }
-            None => {
-                match client.session.and_then(|session| shared.sessions.questions.answered(session, id)) {
-                    Some(Whose::Task(task, key)) => {
-                        Disposition::Ends(experimental::answered(shared, passage, client, &task, key).await)
-                    }
-                    Some(Whose::Call) | None => Disposition::Passes(None),
+        [Message::Response(Some(id))] => {
+            let put_as_it_is = || match shared.sessions.questions.answered(client.session?, id)? {
+                Whose::Task(task, key) => Some((task, key)),
+                Whose::Call => None,
+            };
+            match offer::question(id).or_else(put_as_it_is) {
+                Some((task, key)) => {
+                    Disposition::Ends(experimental::answered(shared, passage, client, &task, key).await)
                 }
+                None => Disposition::Passes(None),
             }
-        },
+        }
         _ => Disposition::Passes(None),
     }
 }

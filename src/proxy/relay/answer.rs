@@ -126,7 +126,7 @@ impl Relaying {
         }
         if self.relay.may_speak()
             && let Changes::OfSession(session) = &mut self.changes
-            && let Poll::Ready(told) = session.told().poll_recv(cx)
+            && let Poll::Ready(told) = session.stream.told.poll_recv(cx)
         {
             // It lives as long as the stream itself.
             self.relay.handle_own(told.expect("its sender is kept where it was opened"));
@@ -172,7 +172,7 @@ impl Relaying {
                 return Some(Piece { bytes: Bytes::new(), account, then: Then::Break });
             }
             Action::Settle(waiting) => {
-                let asked = Arc::clone(self.sent.requester.asked());
+                let asked = Arc::clone(&self.sent.requester.asked);
                 self.settling = Some(async move { asked.owed(waiting).await }.boxed());
             }
             Action::TakeUp(from) => {

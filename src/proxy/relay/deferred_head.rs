@@ -42,11 +42,11 @@ async fn arrive(
     id: Id,
     requester: Requester,
 ) -> Result<Arrived, CallError> {
-    let forwarded = forwarding.await.map_err(|lost| match requester.resumed() {
+    let forwarded = forwarding.await.map_err(|lost| match &requester.resumed {
         Some(_) => lost.when_resuming(),
         None => lost,
     })?;
-    if requester.resumed().is_some() {
+    if requester.resumed.is_some() {
         return match forwarded.status.is_success() && forwarded.is_events() {
             true => Ok(Arrived::Events(forwarded.body)),
             false => Err(forwarded.not_taken_up(requester.is_in_session()).await),
@@ -54,7 +54,7 @@ async fn arrive(
     }
     if !forwarded.status.is_success() {
         let error = forwarded.error().await?;
-        return Ok(match requester.asked().owed(smallvec![id.clone()]).await.is_empty() {
+        return Ok(match requester.asked.owed(smallvec![id.clone()]).await.is_empty() {
             true => Arrived::Said(Bytes::new()),
             false => Arrived::Said(modern::error_response(Some(&id), &error)),
         });

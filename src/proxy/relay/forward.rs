@@ -98,13 +98,13 @@ pub(in crate::proxy) fn pass(
     let interest = is_call.then(|| -> Arc<dyn Interest> {
         match &call {
             Some(call) => call.clone(),
-            None => requester.asked().clone(),
+            None => requester.asked.clone(),
         }
     });
     let calls = if is_call { waiting.clone() } else { SmallVec::new() };
     let forward = Forward { principal, method, query, headers, body, purpose, calls, interest };
     let forwarding = shared.upstream.forward(forward);
-    let is_waited_for = is_call || requester.resumed().is_some();
+    let is_waited_for = is_call || requester.resumed.is_some();
     let sent = Sent { shared, began, _work: work, requester, call, giving_up, stopping };
     let terms = Box::new(Terms { sent, waiting, edit, listens, ladder });
     wait(forwarding, terms, is_waited_for, may_begin)
@@ -128,7 +128,7 @@ async fn wait(
         },
     };
     match forwarded {
-        forwarded if terms.sent.requester.resumed().is_some() => Box::pin(take_up(forwarded, terms)).await,
+        forwarded if terms.sent.requester.resumed.is_some() => Box::pin(take_up(forwarded, terms)).await,
         Ok(forwarded) => answer(forwarded, terms).await,
         Err(lost) => {
             terms.sent.is_lost(&lost);
@@ -158,7 +158,7 @@ fn in_session(
         (Some(key), Purpose::Listen) => (Some(Listens { key, resumed }), None),
         (Some(key), Purpose::Call | Purpose::Resume) => {
             let (in_flight, comes_back) = (&shared.sessions.in_flight, purpose == Purpose::Resume);
-            (None, Some(in_flight.begin_theirs(key, waiting.clone(), comes_back, requester.asked())))
+            (None, Some(in_flight.begin_theirs(key, waiting.clone(), comes_back, &requester.asked)))
         }
         (Some(_), Purpose::Begin | Purpose::Ask | Purpose::Once | Purpose::Tell) | (None, _) => (None, None),
     }
@@ -214,7 +214,7 @@ fn answers(waiting: SmallVec<[Id; 1]>, silence: &Silence, requester: &Requester,
     if silence.wants_messages() {
         answers = answers.listening();
     }
-    if let Some(last_id) = requester.resumed() {
+    if let Some(last_id) = &requester.resumed {
         answers.go_on_after(last_id.as_bytes());
     }
     answers
@@ -236,7 +236,7 @@ async fn answer(forwarded: Forwarded, mut terms: Box<Terms>) -> Passed {
     }
     // One that is only taken (202) is answered on the session's own stream.
     let is_answer = is_waited_for && status.is_success() && status != StatusCode::ACCEPTED;
-    if is_answer && forwarded.body.is_over() && terms.sent.requester.resumed().is_none() {
+    if is_answer && forwarded.body.is_over() && terms.sent.requester.resumed.is_none() {
         return Box::pin(terms.sent.refused(&terms.waiting, &deferred_head::empty())).await;
     }
     let limit = match &terms.edit {
@@ -352,7 +352,7 @@ async fn take_up(forwarded: Result<Forwarded, CallError>, mut terms: Box<Terms>)
         Err(lost) => lost.when_resuming(),
     };
     let Terms { sent, waiting, .. } = *terms;
-    let owed = sent.requester.asked().owed(waiting).await;
+    let owed = sent.requester.asked.owed(waiting).await;
     sent.requester.answered();
     if owed.is_empty() {
         return sent.unanswered();

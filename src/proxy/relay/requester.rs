@@ -16,11 +16,11 @@ use std::sync::Arc;
 /// Who asked, in which session.
 #[derive(Clone)]
 pub(super) struct Requester {
-    asked: Arc<Asked>,
+    pub(super) asked: Arc<Asked>,
     unfinished: Arc<Unfinished>,
     principal: Principal,
     /// The client has come back for it, behind this event.
-    resumed: Option<HeaderValue>,
+    pub(super) resumed: Option<HeaderValue>,
 }
 
 // === impl Requester ===
@@ -46,17 +46,8 @@ impl Requester {
         waiting
     }
 
-    pub(super) fn asked(&self) -> &Arc<Asked> {
-        &self.asked
-    }
-
     pub(super) fn is_in_session(&self) -> bool {
-        self.asked.key().is_some()
-    }
-
-    /// Behind which event the client has come back.
-    pub(super) fn resumed(&self) -> Option<&HeaderValue> {
-        self.resumed.as_ref()
+        self.asked.key.is_some()
     }
 
     /// The stream ends here, or its client leaves, and these are not answered.
@@ -72,7 +63,7 @@ impl Requester {
     }
 
     fn place(&self, last_id: &[u8]) -> Place {
-        Place::of(self.principal, self.asked.key(), last_id)
+        Place::of(self.principal, self.asked.key, last_id)
     }
 
     /// What an error of the server means.

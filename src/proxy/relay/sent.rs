@@ -6,7 +6,7 @@
 use super::requester::Requester;
 use crate::{
     protocol::{
-        ErrorObject, Frame, Id, Kind,
+        ErrorObject, Frame, Id,
         glance::{Gist, Glance},
         tool_result,
     },
@@ -65,10 +65,10 @@ impl Sent {
     /// of them is not waited for.
     pub(super) fn give_up(&mut self) {
         if let Some(session) = self.giving_up.take()
-            && self.requester.asked().lose()
+            && self.requester.asked.lose()
         {
             let reason = "it took longer than the proxy lets a client wait";
-            self.shared.upstream.cancel_in(*session, self.requester.asked().ids(), reason);
+            self.shared.upstream.cancel_in(*session, &self.requester.asked.ids, reason);
         }
     }
 
@@ -82,7 +82,7 @@ impl Sent {
             Some(_) | None => outcome(status),
         };
         let (outcome, reason) = match outcome {
-            Outcome::ServerError if self.requester.asked().is_taken_back() => (Outcome::Departed, None),
+            Outcome::ServerError if self.requester.asked.is_taken_back() => (Outcome::Departed, None),
             Outcome::ServerError => (outcome, Some(in_numbers(status, &body).into())),
             _ => (outcome, None),
         };
@@ -96,7 +96,7 @@ impl Sent {
             Ok(error) => error,
             Err(lost) => return self.refused(waiting, &lost).await,
         };
-        match &self.requester.asked().owed(waiting.into()).await[..] {
+        match &self.requester.asked.owed(waiting.into()).await[..] {
             [] if !waiting.is_empty() => self.unanswered(),
             owed => self.failed(owed, &error, Outcome::UpstreamFailed),
         }
@@ -107,7 +107,7 @@ impl Sent {
         if waiting.is_empty() {
             return untold(lost, self.account(outcome_of(lost)));
         }
-        let owed = self.requester.asked().owed(waiting.into()).await;
+        let owed = self.requester.asked.owed(waiting.into()).await;
         if owed.is_empty() {
             return self.unanswered();
         }
@@ -141,10 +141,8 @@ pub(super) fn outcome(status: StatusCode) -> Outcome {
 
 /// What an error of the server is, without its words.
 fn in_numbers(status: StatusCode, body: &Bytes) -> String {
-    let code = Frame::parse(body.clone()).ok().and_then(|frame| match frame.kind() {
-        Kind::Failure { error, .. } => Some(ErrorObject::from_raw(error.clone()).code()),
-        Kind::Request { .. } | Kind::Notification { .. } | Kind::Success { .. } => None,
-    });
+    let error = Frame::parse(body.clone()).ok().and_then(|frame| ErrorObject::of(&frame));
+    let code = error.map(|error| error.code());
     match (status.is_success(), code) {
         (true, Some(code)) => format!("error {code}"),
         (false, Some(code)) => format!("HTTP {}, error {code}", status.as_u16()),

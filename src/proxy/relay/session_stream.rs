@@ -13,7 +13,6 @@ use crate::{
 };
 use bytes::Bytes;
 use std::sync::Arc;
-use tokio::sync::mpsc;
 
 /// One stream of a session.
 pub(super) struct SessionStream {
@@ -21,7 +20,7 @@ pub(super) struct SessionStream {
     key: Key,
     sieve: Sieve,
     /// What we say on it.
-    stream: Stream,
+    pub(super) stream: Stream,
 }
 
 // === impl SessionStream ===
@@ -46,10 +45,5 @@ impl SessionStream {
     /// The stream has ended: what was held of it.
     pub(super) fn rest(&mut self) -> Bytes {
         self.sieve.rest()
-    }
-
-    /// What is to be said on it.
-    pub(super) fn told(&mut self) -> &mut mpsc::Receiver<Bytes> {
-        self.stream.told()
     }
 }

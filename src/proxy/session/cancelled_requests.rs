@@ -50,8 +50,8 @@ struct Known {
 #[derive(Debug)]
 pub(in crate::proxy) struct Asked {
     ended: Arc<Ended>,
-    key: Option<Key>,
-    ids: SmallVec<[Id; 1]>,
+    pub(in crate::proxy) key: Option<Key>,
+    pub(in crate::proxy) ids: SmallVec<[Id; 1]>,
     /// Of the ids. Held for a look.
     taken_back: Mutex<HashSet<Id>>,
     /// None of it is wanted, and the server has been told so, or is about to be.
@@ -143,14 +143,6 @@ impl Asked {
             }
         }
         asked
-    }
-
-    pub(in crate::proxy) fn ids(&self) -> &SmallVec<[Id; 1]> {
-        &self.ids
-    }
-
-    pub(in crate::proxy) fn key(&self) -> Option<Key> {
-        self.key
     }
 
     fn places(&self) -> impl Iterator<Item = (Key, Id)> {

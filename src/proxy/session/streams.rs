@@ -40,7 +40,8 @@ pub(in crate::proxy) struct Stream {
     streams: Arc<Streams>,
     key: Key,
     line: LineId,
-    told: mpsc::Receiver<Bytes>,
+    /// What is to be said on it.
+    pub(in crate::proxy) told: mpsc::Receiver<Bytes>,
 }
 
 /// Follows the streams of a session.
@@ -108,13 +109,6 @@ impl Streams {
 
 // === impl Stream ===
 
-impl Stream {
-    /// What is to be said on it.
-    pub(in crate::proxy) fn told(&mut self) -> &mut mpsc::Receiver<Bytes> {
-        &mut self.told
-    }
-}
-
 impl Drop for Stream {
     fn drop(&mut self) {
         self.streams.close(self.key, self.line);
@@ -177,7 +171,7 @@ mod tests {
         );
         let sender = follower.sender(second.line).expect("it is open");
         sender.try_send(Bytes::from_static(b"x")).expect("there is room");
-        assert_eq!(second.told().recv().await.as_deref(), Some(&b"x"[..]));
+        assert_eq!(second.told.recv().await.as_deref(), Some(&b"x"[..]));
         drop((first, second));
         assert_eq!(follower.line(), Some(resumed.line));
     }

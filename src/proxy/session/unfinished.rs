@@ -51,7 +51,7 @@ impl Place {
 impl Unfinished {
     /// A stream ended behind this event, and these wait for the rest.
     pub(in crate::proxy) fn leave(&self, place: Place, waiting: SmallVec<[Id; 1]>, asked: Arc<Asked>) {
-        if asked.ids().iter().map(|id| id.as_bytes().len()).sum::<usize>() > IDS {
+        if asked.ids.iter().map(|id| id.as_bytes().len()).sum::<usize>() > IDS {
             return;
         }
         self.known.lock().insert(place, Left { waiting, asked });

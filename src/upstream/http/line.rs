@@ -69,7 +69,7 @@ impl HttpLine {
     /// The session of a client of the older era, by what its requests carry.
     pub(super) fn of_client(http: Arc<Http>, session: &ClientSession) -> Self {
         let ClientSession { principal: _, query, headers } = session;
-        let (host, via) = (&http.host, http.via.value());
+        let (host, via) = (&http.host, &http.via.0);
         Self {
             path: hop::with_query(&http.path, query.as_deref()).into_owned(),
             posting: hop::lines(host, via, headers),

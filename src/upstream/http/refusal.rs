@@ -46,6 +46,6 @@ fn names(answer: &Frame, call: u64) -> bool {
 }
 
 fn is_about_session(answer: &Frame) -> bool {
-    let Kind::Failure { error, .. } = answer.kind() else { return false };
-    ErrorObject::from_raw(error.clone()).message().to_ascii_lowercase().contains("session")
+    let error = ErrorObject::of(answer);
+    error.is_some_and(|error| error.message().to_ascii_lowercase().contains("session"))
 }

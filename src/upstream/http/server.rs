@@ -71,7 +71,7 @@ impl Http {
     pub(super) fn headers(&self, credentials: &Credentials) -> HeaderMap {
         let mut headers = credentials.headers().clone();
         headers.insert(header::HOST, self.host.clone());
-        headers.insert(header::VIA, self.via.value().clone());
+        headers.insert(header::VIA, self.via.0.clone());
         headers.insert(header::USER_AGENT, HeaderValue::from_static(USER_AGENT));
         headers
     }

@@ -10,7 +10,7 @@ use crate::runtime::random;
 
 /// What is said in `Via` of requests to one server.
 #[derive(Clone, Debug)]
-pub(super) struct Via(HeaderValue);
+pub(super) struct Via(pub(super) HeaderValue);
 
 /// The beginning of each name. The rest is random: two proxies in a row are no loop.
 const NAME: &str = "1.1 deferral-";
@@ -22,10 +22,6 @@ impl Via {
     pub(super) fn new() -> Self {
         let name = format!("{NAME}{:016x}", u64::from_be_bytes(random()));
         Self(HeaderValue::try_from(name).expect("visible ASCII is a header value"))
-    }
-
-    pub(super) fn value(&self) -> &HeaderValue {
-        &self.0
     }
 
     /// Whether one of those that a request has passed is this.
@@ -47,7 +43,7 @@ mod tests {
     #[test]
     fn its_own_name_is_found_among_others_and_no_other_is_taken_for_it() {
         let (ours, other) = (Via::new(), Via::new());
-        let (us, them) = (ours.value().to_str().expect("text"), other.value().to_str().expect("text"));
+        let (us, them) = (ours.0.to_str().expect("text"), other.0.to_str().expect("text"));
         for (lines, found) in [
             (vec![], false),
             (vec![us.to_owned()], true),

@@ -184,7 +184,7 @@ impl<W: Wire> Session<W> {
                     self.server.asks.saw_on_stream();
                     Some(self.put(call, id.clone(), frame))
                 }
-                _ if self.is_clients() => Some(self.put(call, id.clone(), frame)),
+                _ if self.is_clients => Some(self.put(call, id.clone(), frame)),
                 _ => {
                     self.respond_later(id, &unknown(method));
                     None
@@ -193,7 +193,7 @@ impl<W: Wire> Session<W> {
             Kind::Notification { method: Method::Cancelled, params } => {
                 cancelled_id(params.as_ref()).map(Said::Withdrawn)
             }
-            Kind::Notification { .. } if self.is_clients() => Some(Said::Notification(frame)),
+            Kind::Notification { .. } if self.is_clients => Some(Said::Notification(frame)),
             Kind::Notification { method, params } => match report(method, params.as_ref()) {
                 Some(report) => {
                     self.report(report);

@@ -170,7 +170,7 @@ impl<W: Wire> Exchange<W> {
         if let Stage::Sent(answer) = std::mem::replace(&mut self.stage, Stage::Over)
             && let Some(stay) = &self.stay
         {
-            stay.session().line.finish(answer);
+            stay.session.line.finish(answer);
         }
         self.leave();
         self.timers = None;
@@ -252,7 +252,7 @@ impl<W: Wire> Exchange<W> {
             Said::Withdrawn(id) => Event::Withdrawn { id },
             Said::Response(frame) if is_native => Event::Final(Response::as_it_is(frame)),
             Said::Response(frame) => {
-                let session = self.stay.as_ref().expect("an answered call has a session").session();
+                let session = &self.stay.as_ref().expect("an answered call has a session").session;
                 Event::Final(Response::raised(frame, session.description.server_info.clone()))
             }
             Said::Lost(lost) => Event::Lost(lost),
@@ -270,7 +270,7 @@ impl<W: Wire> Exchange<W> {
                     Poll::Pending => return Poll::Pending,
                 },
                 Stage::Sent(answer) => {
-                    let session = self.stay.as_ref().expect("a call that was sent has a session").session();
+                    let session = &self.stay.as_ref().expect("a call that was sent has a session").session;
                     let event = match ready!(session.line.poll_answer(answer, self.request.id, cx)) {
                         Heard::Message(frame) => {
                             let said = session.hear_on_stream(self.request.id, frame);
@@ -310,7 +310,7 @@ impl<W: Wire> Exchange<W> {
                 Stage::Elsewhere => {
                     if self.mailbox.is_ended() {
                         let session =
-                            self.stay.as_ref().expect("a call that was sent has a session").session();
+                            &self.stay.as_ref().expect("a call that was sent has a session").session;
                         let lost = session.line.lost();
                         return self.lost(lost);
                     }
@@ -324,7 +324,7 @@ impl<W: Wire> Exchange<W> {
     /// The server has the call.
     fn served(&mut self) {
         if let Some(stay) = &self.stay {
-            stay.session().serves();
+            stay.session.serves();
         }
         // It is not sent again from here on, and may be megabytes.
         self.request.body = Bytes::new();
@@ -343,8 +343,8 @@ impl<W: Wire> Exchange<W> {
             Refusal::NoSession { not_served, words } => {
                 let mut was_there = false;
                 if let Some(stay) = &self.stay {
-                    was_there = stay.session().has_served();
-                    stay.session().ended();
+                    was_there = stay.session.has_served();
+                    stay.session.ended();
                 }
                 // Only what certainly was not served, or may be served twice, is sent again. A server that
                 // was started anew has forgotten all sessions: each that was there once is found out and

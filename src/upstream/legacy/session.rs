@@ -59,7 +59,7 @@ pub(super) struct Session<W: Wire> {
     is_askable: bool,
     /// A client of the older era has opened it, and goes on using it: it is not ours to end, and
     /// what is said in it is for the client to hear.
-    is_clients: bool,
+    pub(super) is_clients: bool,
 }
 
 /// The lock guards a few lines each time. It is never held while waiting; where both are needed,
@@ -113,7 +113,7 @@ pub(super) trait Keeper<W: Wire>: Send + Sync {
 
 /// Keeps a session open. A call's stay also keeps it in the session's table.
 pub(super) struct Stay<W: Wire> {
-    session: Arc<Session<W>>,
+    pub(super) session: Arc<Session<W>>,
     call: Option<u64>,
 }
 
@@ -168,11 +168,6 @@ impl<W: Wire> Session<W> {
             is_askable: true,
             is_clients: false,
         }
-    }
-
-    /// Whether what is said in it is for a client of the older era to hear.
-    pub(super) fn is_clients(&self) -> bool {
-        self.is_clients
     }
 
     pub(super) fn keeper(&self) -> Option<Arc<dyn Keeper<W>>> {
@@ -409,10 +404,6 @@ impl<W: Wire> Session<W> {
 // === impl Stay ===
 
 impl<W: Wire> Stay<W> {
-    pub(super) fn session(&self) -> &Arc<Session<W>> {
-        &self.session
-    }
-
     /// The call has ended. Whether it had still been in flight: whoever hears `true` says what is
     /// to be said about it, and nobody else does.
     pub(super) fn finish(&mut self) -> bool {

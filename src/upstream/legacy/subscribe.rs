@@ -11,7 +11,7 @@ use http::HeaderMap;
 
 use super::{exchange::Exchange, group::Group, message, request::Request, session::Session};
 use crate::{
-    protocol::{ErrorObject, Kind, Method},
+    protocol::{ErrorObject, Method},
     runtime::Mutex,
     upstream::{CallError, Event, wire::Wire},
 };
@@ -137,12 +137,8 @@ async fn ask<W: Wire>(group: &Arc<Group<W>>, method: Method, uri: &str) -> Resul
     while let Some(event) = replies.next().await {
         match event {
             Event::Final(response) => {
-                return match response.frame().kind() {
-                    Kind::Failure { error, .. } => {
-                        Err(NotSubscribed::Refused(ErrorObject::from_raw(error.clone())))
-                    }
-                    Kind::Success { .. } | Kind::Request { .. } | Kind::Notification { .. } => Ok(()),
-                };
+                let refused = ErrorObject::of(response.frame());
+                return refused.map_or(Ok(()), |error| Err(NotSubscribed::Refused(error)));
             }
             Event::Lost(lost) => return Err(lost.into()),
             Event::Notification(_) | Event::Asked(_) | Event::Withdrawn { .. } => {}
