@@ -150,7 +150,10 @@ fn start_each(
     let bound = front::serve(config.front.clone(), services, closed, Arc::clone(&clock), net)?;
     let admin = config
         .admin
-        .map(|listen| admin::serve(admin::Config { listen, access: config.front.access.clone() }, stopping))
+        .map(|listen| {
+            let servers = paths.iter().cloned().zip(upstreams.iter().cloned()).collect();
+            admin::serve(admin::Config { listen, access: config.front.access.clone() }, servers, stopping)
+        })
         .transpose()?;
     if let (Some(allowed), Some(shares)) = (allowed, shares) {
         let admin = admin.as_ref().map(|admin| admin.address);

@@ -7,8 +7,10 @@
 //! |---|---|
 //! | `server.rs` | accepts connections and finds what is asked for |
 //! | `health.rs` | `/live` and `/ready` |
+//! | `processes.rs` | `/processes` |
 
 mod health;
+mod processes;
 mod server;
 
 pub use server::{Bound, Config, Error, serve};

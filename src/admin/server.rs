@@ -1,6 +1,6 @@
 //! Accepts connections and finds what is asked for.
 
-use super::health;
+use super::{health, processes, processes::Servers};
 use crate::{
     policy::Access,
     runtime::{Listener, Net, Stopping, Stream},
@@ -37,7 +37,7 @@ const READ_HEADERS: Duration = Duration::from_secs(10);
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// What is served, for people.
-const PATHS: &str = "/live, /ready";
+const PATHS: &str = "/live, /ready, /processes";
 
 /// How operators are met.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -46,6 +46,13 @@ pub struct Config {
     pub listen: SocketAddr,
     /// Hosts and origins that may come in. Default: this machine and addresses, no names.
     pub access: Access,
+}
+
+/// What every connection shares.
+struct Shared {
+    access: Access,
+    servers: Servers,
+    stopping: Stopping,
 }
 
 /// A server at work.
@@ -69,15 +76,16 @@ pub enum Error {
 ///
 /// # Errors
 /// [`Error`] names the address.
-pub fn serve(config: Config, stopping: Stopping) -> Result<Bound, Error> {
+pub fn serve(config: Config, servers: Servers, stopping: Stopping) -> Result<Bound, Error> {
     let address = config.listen;
     let listener = Net::System.listen(address).map_err(|source| Error::Bind { address, source })?;
     let address = listener.address().unwrap_or(address);
-    let task = tokio::spawn(accept(listener, Arc::new(config.access), stopping));
+    let shared = Shared { access: config.access, servers, stopping };
+    let task = tokio::spawn(accept(listener, Arc::new(shared)));
     Ok(Bound { address, task })
 }
 
-async fn accept(mut listener: Listener, access: Arc<Access>, stopping: Stopping) {
+async fn accept(mut listener: Listener, shared: Arc<Shared>) {
     // Dropped with this task, and every connection with it.
     let mut connections = JoinSet::new();
     loop {
@@ -88,7 +96,7 @@ async fn accept(mut listener: Listener, access: Arc<Access>, stopping: Stopping)
             Some(_ended) = connections.join_next() => {}
             accepted = listener.accept() => match accepted {
                 Ok(stream) => {
-                    connections.spawn(connection(stream, Arc::clone(&access), stopping.clone()));
+                    connections.spawn(connection(stream, Arc::clone(&shared)));
                 }
                 Err(error) => {
                     tracing::warn!(target: "deferral", event = "admin_accept_failed", %error);
@@ -99,9 +107,9 @@ async fn accept(mut listener: Listener, access: Arc<Access>, stopping: Stopping)
     }
 }
 
-async fn connection(stream: Stream, access: Arc<Access>, stopping: Stopping) {
+async fn connection(stream: Stream, shared: Arc<Shared>) {
     let answer = service_fn(|request| {
-        let response = answer(&request, &access, &stopping);
+        let response = answer(&request, &shared);
         async { Ok::<_, Infallible>(response) }
     });
     // What goes wrong here is its client's affair.
@@ -113,14 +121,15 @@ async fn connection(stream: Stream, access: Arc<Access>, stopping: Stopping) {
         .await;
 }
 
-fn answer<B>(request: &Request<B>, access: &Access, stopping: &Stopping) -> Response<Full<Bytes>> {
+fn answer<B>(request: &Request<B>, shared: &Shared) -> Response<Full<Bytes>> {
     // A web page must not reach an operator's tools through a reader's browser.
-    if let Err(denied) = access.check_head(request.uri(), request.headers()) {
+    if let Err(denied) = shared.access.check_head(request.uri(), request.headers()) {
         return problem(StatusCode::FORBIDDEN, &denied.to_string());
     }
     let (status, body) = match request.uri().path() {
-        "/live" => health::live(),
-        "/ready" => health::ready(stopping),
+        "/live" => fixed(health::live()),
+        "/ready" => fixed(health::ready(&shared.stopping)),
+        "/processes" => (StatusCode::OK, processes::shown(&shared.servers)),
         other => {
             let error = format!("nothing is served at `{other}`; served here: {PATHS}");
             return problem(StatusCode::NOT_FOUND, &error);
@@ -131,7 +140,11 @@ fn answer<B>(request: &Request<B>, access: &Access, stopping: &Stopping) -> Resp
         response.headers_mut().insert(ALLOW, HeaderValue::from_static("GET, HEAD"));
         return response;
     }
-    json(status, body.into())
+    json(status, body)
+}
+
+fn fixed((status, body): (StatusCode, &'static str)) -> (StatusCode, Bytes) {
+    (status, Bytes::from_static(body.as_bytes()))
 }
 
 fn problem(status: StatusCode, error: &str) -> Response<Full<Bytes>> {
@@ -176,7 +189,7 @@ mod tests {
 
     fn start(stopping: Stopping) -> Bound {
         let listen = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
-        serve(Config { listen, ..Config::default() }, stopping).expect("a free port")
+        serve(Config { listen, ..Config::default() }, Servers::new(), stopping).expect("a free port")
     }
 
     #[tokio::test]

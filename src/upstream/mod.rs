@@ -24,7 +24,7 @@ pub use duplex::in_memory;
 pub use event::{Answer, Asked, Event, Question, Replies, TurnedOver};
 pub use forward::{Forward, Forwarded, Interest, Passing, Purpose};
 pub use legacy::{Changes, OffStream};
-pub use stdio::{Command, Stdio};
+pub use stdio::{Command, ProcessTable, Stdio};
 
 pub(crate) use legacy::only_one;
 
@@ -128,6 +128,11 @@ pub trait Upstream: Send + Sync + 'static {
     fn has_sent(&self, headers: &HeaderMap) -> bool {
         let _ = headers;
         false
+    }
+
+    /// What an operator is shown of its processes, where it is some.
+    fn processes(&self) -> Option<ProcessTable> {
+        None
     }
 
     /// Closes every session; resolves when the server has been told, or after a short while.

@@ -8,7 +8,7 @@
 //! Nothing here is boxed, and no transport knows what a session is used for: which call a message belongs to,
 //! who may use which session and what is told in which order is the same for all.
 
-use super::{CallError, ClientSession, Description, Document, Forward, Forwarded, Identity};
+use super::{CallError, ClientSession, Description, Document, Forward, Forwarded, Identity, ProcessTable};
 use crate::{
     dialect::{Credentials, raise},
     protocol::{Era, ErrorObject, Frame, Id, Kind, Payload, Revision, code, splice::Object},
@@ -80,6 +80,11 @@ pub trait Wire: Send + Sync + 'static {
     ) -> BoxFuture<'a, Result<Document, CallError>> {
         let _ = (path, credentials);
         ready(Err(CallError::not_over_http())).boxed()
+    }
+
+    /// [`super::Upstream::processes`].
+    fn processes(&self) -> Option<ProcessTable> {
+        None
     }
 
     /// [`super::Upstream::has_sent`].

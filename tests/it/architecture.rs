@@ -14,7 +14,8 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("demo", &["protocol", "runtime"]),
     // The `Config` types of the parts: each part says what it needs, and none knows of a file.
     ("config", &["admin", "front", "policy", "protocol", "proxy", "store", "telemetry", "upstream"]),
-    ("admin", &["policy", "proxy", "runtime", "store", "task", "telemetry"]),
+    // `upstream` for what it shows of the servers.
+    ("admin", &["policy", "proxy", "runtime", "store", "task", "telemetry", "upstream"]),
     // `upstream` for the types that `proxy::Service` speaks of.
     ("front", &["dialect", "policy", "protocol", "proxy", "runtime", "telemetry", "upstream"]),
     (

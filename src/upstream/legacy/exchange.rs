@@ -60,8 +60,8 @@ enum Stage<W: Wire> {
     /// Waits for a session.
     Leasing(BoxFuture<'static, Result<Lease<W>, CallError>>),
     Sent(<W::Line as Line>::Answer),
-    /// The server has the call, and answers beside it.
-    Elsewhere,
+    /// The server has the call, and answers beside it. What it was sent by is held until it has.
+    Elsewhere(<W::Line as Line>::Answer),
     Over,
 }
 
@@ -217,7 +217,7 @@ impl<W: Wire> Exchange<W> {
         match &mut self.stage {
             Stage::New | Stage::Leasing(_) | Stage::Over => Progress::Unsent,
             Stage::Sent(answer) => W::Line::progress(answer),
-            Stage::Elsewhere => Progress::Begun { moved: false },
+            Stage::Elsewhere(_) => Progress::Begun { moved: false },
         }
     }
 
@@ -283,7 +283,9 @@ impl<W: Wire> Exchange<W> {
                         Heard::Elsewhere => {
                             let is_deaf = session.is_deaf();
                             self.served();
-                            self.stage = Stage::Elsewhere;
+                            if let Stage::Sent(answer) = std::mem::replace(&mut self.stage, Stage::Over) {
+                                self.stage = Stage::Elsewhere(answer);
+                            }
                             if is_deaf {
                                 let why = "it took the request without a response".to_owned();
                                 return self.lost(CallError::Invalid(why));
@@ -307,7 +309,7 @@ impl<W: Wire> Exchange<W> {
                         return Poll::Ready(event);
                     }
                 }
-                Stage::Elsewhere => {
+                Stage::Elsewhere(_) => {
                     if self.mailbox.is_ended() {
                         let session =
                             &self.stay.as_ref().expect("a call that was sent has a session").session;

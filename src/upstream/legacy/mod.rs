@@ -49,7 +49,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     CallError, ClientSession, Config, Deferral, Description, Document, Event, Forward, Forwarded, Identity,
-    NativeCall, Outgoing, Replies, Report, Subscription, Upstream, wire::Wire, work::Work,
+    NativeCall, Outgoing, ProcessTable, Replies, Report, Subscription, Upstream, wire::Wire, work::Work,
 };
 use crate::{
     dialect::{Credentials, Principal, raise},
@@ -237,6 +237,10 @@ impl<W: Wire> Upstream for Legacy<W> {
                 async move { hosted.serve(request, &|caller| inner.group(caller)).await }.boxed()
             }
         }
+    }
+
+    fn processes(&self) -> Option<ProcessTable> {
+        self.0.server.wire.processes()
     }
 
     fn has_sent(&self, headers: &HeaderMap) -> bool {

@@ -40,6 +40,7 @@ use super::{
     portion::{Portion, Remarks},
     starts::Starts,
     supervisor::{self, Report, TERMINATE},
+    table::{CallInHand, Entry},
 };
 use crate::{
     runtime::{Clock, Mutex, SystemClock},
@@ -79,6 +80,7 @@ pub struct Life {
     clock: SystemClock,
     started: Instant,
     starts: Arc<Mutex<Starts>>,
+    entry: Entry,
     waiting: Waiting,
     /// It is to end.
     ends: CancellationToken,
@@ -161,11 +163,13 @@ pub fn spawn(command: &Command) -> io::Result<Ends> {
 // === impl Child ===
 
 impl Child {
-    /// Takes charge of a process that was started. `place` is given back when nothing is left of it.
+    /// Takes charge of a process that was started. `place` is given back when nothing is left of it, and it is taken
+    /// out of the table.
     pub fn keep(
         ends: Ends,
         route: Arc<str>,
         starts: Arc<Mutex<Starts>>,
+        entry: Entry,
         place: OwnedSemaphorePermit,
         work: &Work,
     ) -> (Self, Box<dyn AsyncRead + Send + Unpin>) {
@@ -177,6 +181,7 @@ impl Child {
             started: clock.now(),
             clock,
             starts,
+            entry,
             waiting: Waiting::default(),
             ends: CancellationToken::new(),
             end: OnceLock::new(),
@@ -213,6 +218,15 @@ impl Child {
             self.life.waiting.take(length);
             CallError::Unreachable("its process reads nothing any more".to_owned())
         })
+    }
+
+    /// Has a call written, likewise. It counts as in hand until what is given is dropped.
+    ///
+    /// # Errors
+    /// As [`Child::write`].
+    pub fn call(&self, message: Bytes) -> Result<CallInHand, CallError> {
+        self.write(message)?;
+        Ok(self.life.entry.takes_call())
     }
 
     /// Ends it. Resolves when nothing is left of it.
@@ -287,7 +301,9 @@ impl Life {
         }
         let is_wanted = self.end.get().is_some_and(|end| end.is_wanted);
         let up = self.clock.now() - self.started;
-        ServerEnded { route: &self.route, how: self.how(), up, is_wanted, said: &remarks.last() }.emit();
+        let said = remarks.last();
+        ServerEnded { route: &self.route, how: self.how(), up, is_wanted, said: &said.join("\n") }.emit();
+        self.entry.has_ended(self.clock.timestamp(), self.how(), is_wanted, said);
     }
 
     /// Writes what is to be written; what waits when it is to end, too. Then its input ends.
@@ -389,7 +405,10 @@ impl Reports {
             return false;
         };
         match Report::read(&line) {
-            Some(Report::Started { pid }) => self.command = Pid::from_raw(pid),
+            Some(Report::Started { pid }) => {
+                self.command = Pid::from_raw(pid);
+                life.entry.is(pid);
+            }
             Some(Report::NotStarted { why } | Report::Ended { how: why }) => {
                 self.has_ended = true;
                 life.has_ended(&why);

@@ -2,7 +2,8 @@
 //!
 //! A session is a process: `command` says what starts one, `child` is one from its start until nothing is left of
 //! it, `supervisor` watches over it from outside the proxy. `lines` takes what it says apart, `portion` what of it
-//! is for the log, `hello` is how a session with one begins, `starts` says when one may be started again. The manual's page is
+//! is for the log, `table` what an operator is shown of all of them, `hello` is how a session with one begins,
+//! `starts` says when one may be started again. The manual's page is
 //! [`processes`](crate::manual::processes).
 //!
 //! A process costs much and knows no callers: the one of those that declare the same is shared by all of them,
@@ -15,11 +16,13 @@ pub mod lines;
 mod portion;
 mod starts;
 mod supervisor;
+mod table;
 #[cfg(test)]
 mod tests;
 
 pub use command::{Command, INSTANCES, Inherit, Instances, When};
 pub use supervisor::supervise;
+pub use table::Processes as ProcessTable;
 
 use bytes::Bytes;
 use http::HeaderMap;
@@ -55,6 +58,7 @@ use hello::{Verdict, welcome};
 use lines::{Line, Lines};
 use portion::Portion;
 use starts::{Start, Starts};
+use table::{CallInHand, Table};
 
 /// A server of the older era that is started here.
 pub type Stdio = Legacy<Processes>;
@@ -69,6 +73,7 @@ pub struct Processes {
     /// Locked for a question at a time.
     starts: Arc<Mutex<Starts>>,
     verdict: Verdict,
+    table: Arc<Table>,
     /// One for each process there may be.
     places: Arc<Semaphore>,
     most: usize,
@@ -166,6 +171,7 @@ impl Processes {
             spawn,
             starts: Arc::default(),
             verdict: Verdict::default(),
+            table: Arc::default(),
             places: Arc::new(Semaphore::new(most.min(Semaphore::MAX_PERMITS))),
             most,
             clock: SystemClock::new(),
@@ -197,7 +203,7 @@ impl Processes {
         }
     }
 
-    async fn begin(&self, hello: &Hello) -> Result<(Description, Pipe), CallError> {
+    async fn begin(&self, caller: &Identity, hello: &Hello) -> Result<(Description, Pipe), CallError> {
         self.verdict.allows(self.clock.now())?;
         let after = self.config.timeouts.queue;
         let waited = timeout(after, self.places.clone().acquire_owned()).await;
@@ -210,7 +216,9 @@ impl Processes {
             self.starts.lock().failed(now, Duration::ZERO);
             CallError::Unreachable(format!("its process cannot be started: {error}"))
         })?;
-        let (child, stdout) = Child::keep(ends, self.route.clone(), self.starts.clone(), place, &self.work);
+        let entry = self.table.enter(caller.clone(), self.clock.timestamp());
+        let (route, starts) = (self.route.clone(), self.starts.clone());
+        let (child, stdout) = Child::keep(ends, route, starts, entry, place, &self.work);
         let limit = self.config.limits.result_bytes;
         let mut said = Said::new(self.route.clone(), stdout, limit, self.clock);
         let life = child.life().clone();
@@ -238,12 +246,20 @@ impl Wire for Processes {
     /// The process is asked, told, and killed.
     const FAREWELL: Duration = Duration::from_secs(6);
 
-    async fn open(self: &Arc<Self>, _: &Identity, hello: &Hello) -> Result<(Description, Pipe), CallError> {
-        let begun = self.begin(hello).await;
+    async fn open(
+        self: &Arc<Self>,
+        caller: &Identity,
+        hello: &Hello,
+    ) -> Result<(Description, Pipe), CallError> {
+        let begun = self.begin(caller, hello).await;
         if let Err(error) = &begun {
             ServerNotStarted { route: &self.route, program: self.command.program(), error }.emit();
         }
         begun
+    }
+
+    fn processes(&self) -> Option<ProcessTable> {
+        Some(self.table.shown())
     }
 
     /// It has no headers by which it could tell callers apart.
@@ -260,16 +276,16 @@ impl Wire for Processes {
 // === impl Pipe ===
 
 impl wire::Line for Pipe {
-    /// Whether it is to be written.
-    type Answer = Result<(), CallError>;
+    /// In hand for as long as this is held, or why it is not written.
+    type Answer = Result<CallInHand, CallError>;
 
     /// What the process has not read when its client leaves is followed by the cancellation.
     fn send(&self, body: Bytes, _: &HeaderMap) -> Self::Answer {
-        self.child.write(on_one_line(body))
+        self.child.call(on_one_line(body))
     }
 
     fn poll_answer(self: &Arc<Self>, sent: &mut Self::Answer, _: u64, _: &mut Context<'_>) -> Poll<Heard> {
-        Poll::Ready(sent.as_ref().map_or_else(|lost| Heard::Lost(lost.clone()), |()| Heard::Elsewhere))
+        Poll::Ready(sent.as_ref().map_or_else(|lost| Heard::Lost(lost.clone()), |_| Heard::Elsewhere))
     }
 
     fn progress(sent: &mut Self::Answer) -> Progress {

@@ -96,10 +96,8 @@ impl Remarks {
     }
 
     /// The last lines.
-    pub fn last(&self) -> String {
-        let mut last = self.last.iter().map(String::as_str);
-        let first = last.next().unwrap_or_default().to_owned();
-        last.fold(first, |all, line| all + "\n" + line)
+    pub fn last(&self) -> Vec<String> {
+        self.last.iter().cloned().collect()
     }
 }
 
@@ -137,7 +135,7 @@ mod tests {
             let line = format!("{number}\n");
             assert_eq!(remarks.next(&mut line.as_bytes()), Some(number.to_string()));
         }
-        assert_eq!(remarks.last().lines().count(), LAST);
-        assert!(remarks.last().ends_with("18\n19"));
+        assert_eq!(remarks.last().len(), LAST);
+        assert!(remarks.last().ends_with(&["18".to_owned(), "19".to_owned()]));
     }
 }

@@ -2,6 +2,7 @@
 //!
 //! Every process below a proxy is known by a variable of its environment, which it cannot lose.
 
+mod admin;
 mod chaos;
 
 use crate::support::clients::{Client, soon};
