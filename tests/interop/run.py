@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
 """Real SDK clients through the proxy, against real and unmodified SDK servers.
 
-    run.py --setup                          # install the SDKs: four venvs and node_modules
+    run.py --setup                          # install the SDKs and some servers: venvs and node_modules
     run.py --deferral target/debug/deferral # run the checks
     run.py --direct                         # the checks that hold without a proxy, without one
 
 Each pair of a client and a server gets a server and a proxy of its own; where the server speaks over stdio, the
 proxy starts it; each `recorded` one runs a
 session twice and compares the bytes (recorded.py); below each `crashed` one, which has all clients of
-today, the server is killed in mid-call (crashes.py). Prints one line for each check, `ok PAIR/NAME` or
+today, the server is killed in mid-call (crashes.py); each `published` one is a server that others wrote
+(published.py). Prints one line for each check, `ok PAIR/NAME` or
 `FAIL PAIR/NAME: why`, and at the end `N passed, M failed`; exits with 1 when one failed. Needs nothing
 but the standard library, Node >= 20 and npm.
 """
@@ -47,7 +48,9 @@ VENVS = {
     "client": "requirements-client.txt",  # SDK 2.x
     "client-1.12": "requirements-client-1.12.txt",
     "client-1.9": "requirements-client-1.9.txt",
+    "published": "requirements-published.txt",  # servers from PyPI
 }
+PACKAGES = ("typescript", "published")  # where there is a package.json: the SDKs, and servers from npm
 
 
 @dataclass(frozen=True)
@@ -172,6 +175,7 @@ class Plan:
     only: str = ""  # parts of the names of the checks to run; all
     mode: str = "auto"  # the proxy's
     crash: tuple[str, ...] | None = None  # a server that is killed below all of CRASHED: what crashes.py is told
+    published: bool = False  # a server of published.py
     terminal: bool = False  # `deferral call` itself, on a terminal: terminal.py has servers of its own
 
 
@@ -216,6 +220,10 @@ PLANS = [
         for flags in (("--resumable",), ())
         for crash in ((), ("--restart",))
         for server in SERVERS
+    ),
+    *(
+        Plan(f"published-{server}", "python1.30", server, groups="published", direct="", published=True)
+        for server in ("everything", "filesystem", "git", "memory", "time")
     ),
     *(crashed(server) for server in ("stdio-python1.30", "stdio-typescript", "stdio-fastmcp")),
     *(
@@ -268,13 +276,13 @@ def setup(cache: Path) -> None:
         install([folder / "bin" / "python", "-m", "pip", "install", "--quiet", "--requirement", pins])
         stamp.write_text(want)
 
-    folder = HERE / "typescript"
-    want = digest(folder / "package.json", folder / "package-lock.json")
-    stamp = folder / "node_modules" / ".installed"
-    if not installed(stamp, want):
-        print(f"# installing package-lock.json into {folder / 'node_modules'}", flush=True)
-        install(["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--silent"], cwd=folder)
-        stamp.write_text(want)
+    for folder in (HERE / name for name in PACKAGES):
+        want = digest(folder / "package.json", folder / "package-lock.json")
+        stamp = folder / "node_modules" / ".installed"
+        if not installed(stamp, want):
+            print(f"# installing package-lock.json into {folder / 'node_modules'}", flush=True)
+            install(["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--silent"], cwd=folder)
+            stamp.write_text(want)
 
 
 def install(command: list[str | Path], **options: object) -> None:
@@ -392,10 +400,11 @@ class Pair:
 
     def start(self, options: argparse.Namespace, logs: Path) -> None:
         client = located(CLIENTS[self.plan.client].command, options)
+        if self.plan.published:
+            return self.start_published(options, logs)
         program = PROGRAMS.get(self.plan.server)
         server = located(program.command if program else SERVERS[self.plan.server], options) + list(self.plan.flags)
-        proxy = [options.deferral, "serve", "--listen", "127.0.0.1:0", "--admin", "off"]
-        proxy += ["--after", AFTER, "--mode", self.plan.mode]
+        proxy = self.proxy(options)
         if program is None:
             proxy.append("--upstream")
         else:
@@ -440,6 +449,23 @@ class Pair:
             command = [sys.executable, HERE / "recorded.py", "--edits", self.plan.edits]
             command += ["--server", words(server), "--proxy", words([*proxy, "{url}"])]
             command += ["--client", words([*client, "{url}", "--groups", self.groups])]
+        self.check(command, logs)
+
+    def start_published(self, options: argparse.Namespace, logs: Path) -> None:
+        command = [sys.executable, HERE / "published.py", "--server", self.plan.server]
+        command += ["--proxy", words(self.proxy(options))]
+        command += ["--bin", HERE / "published" / "node_modules" / ".bin"]
+        command += ["--bin", options.interpreters["published"].parent]
+        for name, venv_name in (("python1.30", "server"), ("python", "client")):
+            command += ["--client", f"{name}={words(located([venv_name, 'python/steps.py'], options))}"]
+        self.check(command, logs)
+
+    def proxy(self, options: argparse.Namespace) -> list[str | Path]:
+        """The proxy's program and its flags, but for what it stands in front of."""
+        own = ["--listen", "127.0.0.1:0", "--admin", "off", "--after", AFTER, "--mode", self.plan.mode]
+        return [options.deferral, "serve", *own]
+
+    def check(self, command: list[str | Path], logs: Path) -> None:
         self.checks = self.spawn("client", command, logs)
         self.deadline = time.monotonic() + PAIR_SECONDS
 
@@ -603,7 +629,7 @@ def main() -> int:
     if not (options.deferral or options.direct):
         return 0
     interpreters = [path for name, path in options.interpreters.items() if name != "node"]
-    for needed in (*interpreters, HERE / "typescript" / "node_modules"):
+    for needed in (*interpreters, *(HERE / name / "node_modules" for name in PACKAGES)):
         if not needed.exists():
             sys.exit(f"{needed} is missing: run {Path(__file__).name} --setup")
 
