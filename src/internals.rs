@@ -27,7 +27,7 @@ pub mod bridge {
     }
 
     pub mod resume {
-        pub use crate::bridge::resume::{Binding, CallId, Keyring, Resumes, State, Unusable};
+        pub use crate::bridge::resume::{Binding, Keyring, Resumes, State, Unusable};
     }
 }
 

@@ -17,6 +17,7 @@
 use crate::{
     dialect::Principal,
     protocol::{Method, Payload, Timestamp, canonical, splice::Edit},
+    task::TaskId,
 };
 use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
 use ring::{
@@ -26,7 +27,7 @@ use ring::{
 use std::fmt;
 
 /// What a retry is to go on with.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct State {
     pub resumes: Resumes,
     /// How often the client has been asked, counted from one.
@@ -37,17 +38,13 @@ pub struct State {
 }
 
 /// The call a retry belongs to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Resumes {
     /// A call that waits for its answers.
-    Parked(CallId),
+    Parked(TaskId),
     /// A call that ended in `-32042`, to be made again.
     Again,
 }
-
-/// Names one parked call, in this process.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct CallId([u8; 16]);
 
 /// Who asked what where, as a digest: a state is of use for the same request of the same caller
 /// only.
@@ -186,8 +183,8 @@ impl Key {
 
 impl State {
     fn write(&self, out: &mut Vec<u8>) {
-        let (kind, call) = match self.resumes {
-            Resumes::Parked(CallId(call)) => (PARKED, call),
+        let (kind, call) = match &self.resumes {
+            Resumes::Parked(call) => (PARKED, call.entropy()),
             Resumes::Again => (AGAIN, [0; 16]),
         };
         out.push(kind);
@@ -203,7 +200,7 @@ impl State {
         let (&round, rest) = rest.split_first_chunk()?;
         let (&expires, rest) = rest.split_first_chunk()?;
         let resumes = match kind {
-            PARKED => Resumes::Parked(CallId(call)),
+            PARKED => Resumes::Parked(TaskId::from_entropy(call)),
             AGAIN => Resumes::Again,
             _ => return None,
         };
@@ -213,26 +210,6 @@ impl State {
             expires: Timestamp::from_millis(u64::from_be_bytes(expires)),
             binding: Binding(rest.try_into().ok()?),
         })
-    }
-}
-
-// === impl CallId ===
-
-impl CallId {
-    /// A new id from given entropy.
-    pub const fn from_entropy(entropy: [u8; 16]) -> Self {
-        Self(entropy)
-    }
-
-    /// The entropy it was made of.
-    pub const fn entropy(self) -> [u8; 16] {
-        self.0
-    }
-}
-
-impl fmt::Debug for CallId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "CallId({:032x})", u128::from_be_bytes(self.0))
     }
 }
 
@@ -302,7 +279,7 @@ mod tests {
     }
 
     fn state() -> State {
-        let resumes = Resumes::Parked(CallId::from_entropy([9; 16]));
+        let resumes = Resumes::Parked(TaskId::from_entropy([9; 16]));
         State { resumes, round: 1, expires: LATER, binding: binding("{}") }
     }
 
@@ -312,9 +289,9 @@ mod tests {
 
     #[test]
     fn a_state_opens_as_it_was_sealed() {
-        for resumes in [Resumes::Parked(CallId::from_entropy([0xfe; 16])), Resumes::Again] {
+        for resumes in [Resumes::Parked(TaskId::from_entropy([0xfe; 16])), Resumes::Again] {
             for round in [0, 1, u32::MAX] {
-                let state = State { resumes, round, ..state() };
+                let state = State { resumes: resumes.clone(), round, ..state() };
                 let text = ring().seal(&state, NONCE);
                 assert_eq!(text.len(), 126);
                 assert!(
@@ -469,7 +446,7 @@ mod tests {
         fn any_state_opens_as_it_was_sealed(
             call in any::<[u8; 16]>(), round in any::<u32>(), expires in 1u64.., nonce in any::<[u8; 12]>(), key in any::<[u8; 32]>(),
         ) {
-            let resumes = Resumes::Parked(CallId::from_entropy(call));
+            let resumes = Resumes::Parked(TaskId::from_entropy(call));
             let state = State { resumes, round, expires: Timestamp::from_millis(expires), ..state() };
             let ring = Keyring::new(key, &[]);
             let text = ring.seal(&state, nonce);

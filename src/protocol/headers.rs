@@ -5,7 +5,7 @@
 //! something else: otherwise two parts of a system act on two different requests. Text that is not
 //! safe in a header travels in a base64 *sentinel*, `=?base64?…?=`.
 
-use super::splice::Object;
+use super::{canonical, splice::Object};
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue};
@@ -218,49 +218,18 @@ impl Argument {
         match (self, kind) {
             (Self::Null | Self::Compound, _) => false,
             (Self::Number(number), ParamKind::Integer) => {
-                number == header || Decimal::read(number).is_some_and(|it| Some(it) == Decimal::read(header))
+                is_number(header) && canonical::same(number.as_bytes(), header.as_bytes())
             }
             (Self::Text(text) | Self::Number(text), _) => text == header,
         }
     }
 }
 
-/// A number in its one normal form, exact at any size: `42`, `42.0` and `4.2e1` are equal, while
-/// `9007199254740993` is not `9007199254740992`, as it would be in floating point.
-#[derive(Debug, PartialEq, Eq)]
-struct Decimal {
-    is_negative: bool,
-    /// Without zeros at either end; empty for zero.
-    digits: String,
-    exponent: i64,
-}
-
-// === impl Decimal ===
-
-impl Decimal {
-    /// Reads a number by the grammar of JSON. `None` for anything else, and for an exponent that
-    /// no one can mean.
-    fn read(text: &str) -> Option<Self> {
-        let number = serde_json::from_str::<&RawValue>(text).ok()?.get();
-        let (is_negative, rest) = match number.strip_prefix('-') {
-            Some(rest) => (true, rest),
-            None => (false, number),
-        };
-        if number.len() != text.len() || !rest.starts_with(|first: char| first.is_ascii_digit()) {
-            return None;
-        }
-        let (mantissa, exponent) = rest.split_once(['e', 'E']).unwrap_or((rest, "0"));
-        let (whole, fraction) = mantissa.split_once('.').unwrap_or((mantissa, ""));
-        let all = [whole, fraction].concat();
-        let significant = all.trim_end_matches('0');
-        let digits = significant.trim_start_matches('0').to_owned();
-        if digits.is_empty() {
-            return Some(Self { is_negative: false, digits, exponent: 0 });
-        }
-        let shift = (all.len() - significant.len()) as i64 - fraction.len() as i64;
-        let exponent = exponent.parse::<i64>().ok()?.checked_add(shift)?;
-        Some(Self { is_negative, digits, exponent })
-    }
+/// Whether a text is a number by the grammar of JSON, and nothing beside it.
+fn is_number(text: &str) -> bool {
+    text.starts_with(|first: char| first == '-' || first.is_ascii_digit())
+        && text.ends_with(|last: char| last.is_ascii_digit())
+        && serde_json::from_str::<&RawValue>(text).is_ok()
 }
 
 /// An annotation with a well-formed name. Its type may still be one that cannot be mirrored.

@@ -66,7 +66,7 @@ pub(super) fn attempt_of(shared: &Shared, caller: &Caller, call: &Call) -> Resul
     let State { resumes, .. } =
         shared.keyring.open(&state, binding, shared.clock.timestamp()).map_err(|error| wrong(&error))?;
     match resumes {
-        Resumes::Parked(id) => Ok(CallAttempt::Back(TaskId::from_entropy(id.entropy()), answers)),
+        Resumes::Parked(id) => Ok(CallAttempt::Back(id, answers)),
         Resumes::Again if answers.iter().any(|(_, answer)| declines(answer)) => {
             Err(wrong(&"the server asked for an address to be visited first, and that was declined"))
         }

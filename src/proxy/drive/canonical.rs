@@ -4,7 +4,7 @@ use super::{First, book::OpenQuestion};
 use crate::{
     bridge::{
         elicit,
-        resume::{Binding, CallId, Resumes, State},
+        resume::{Binding, Resumes, State},
     },
     dialect::{Call, Caller},
     policy::ToolPolicy,
@@ -114,7 +114,7 @@ impl Canonical {
         open: impl Iterator<Item = &'a OpenQuestion>,
     ) -> Vec<u8> {
         let state = State {
-            resumes: Resumes::Parked(CallId::from_entropy(id.entropy())),
+            resumes: Resumes::Parked(id.clone()),
             round,
             // A little longer than the call is parked, so that a late client hears that it is gone.
             expires: shared.clock.timestamp() + shared.route.questions.park * 2,

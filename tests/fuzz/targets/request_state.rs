@@ -2,9 +2,10 @@
 
 use bytes::Bytes;
 use deferral::internals::{
-    bridge::resume::{Binding, CallId, Keyring, Resumes, State, Unusable},
+    bridge::resume::{Binding, Keyring, Resumes, State, Unusable},
     dialect::Principal,
     protocol::{Method, Payload, Timestamp},
+    task::TaskId,
 };
 use serde_json::Value;
 
@@ -29,7 +30,7 @@ pub fn target(sent: &[u8]) {
     let resumes = if sent.len().is_multiple_of(2) {
         Resumes::Again
     } else {
-        Resumes::Parked(CallId::from_entropy(entropy))
+        Resumes::Parked(TaskId::from_entropy(entropy))
     };
     let round = u32::from_be_bytes([entropy[0], entropy[1], entropy[2], entropy[3]]);
     let state = State { resumes, round, expires: LATER, binding };
@@ -41,7 +42,7 @@ pub fn target(sent: &[u8]) {
         let opened = keyring.open(text, || panic!("a digest is made of what anybody sends"), NOW);
         assert_eq!(opened, Err(Unusable::Malformed));
     }
-    assert_eq!(keyring.open(&sealed, || binding, NOW), Ok(state));
+    assert_eq!(keyring.open(&sealed, || binding, NOW).as_ref(), Ok(&state));
     assert_eq!(keyring.open(&sealed, || binding, LATER), Err(Unusable::Expired));
     let rolled = Keyring::new([3; 32], &[[2; 32], [1; 32]]);
     assert_eq!(rolled.open(&sealed, || binding, NOW), Ok(state));
