@@ -7,7 +7,6 @@
 
 use super::server::{Answer, Running};
 use bytes::Bytes;
-use futures_util::{Stream, stream};
 use serde_json::{Value, json};
 use std::time::Duration;
 use tokio::sync::oneshot;
@@ -35,13 +34,9 @@ impl Booking {
         Self { running, stage: Stage::Looking(looks) }
     }
 
-    pub(super) fn events(self) -> impl Stream<Item = Bytes> + Send + Sync {
-        stream::unfold(Some(self), |booking| async move { booking?.next().await })
-    }
-
     /// The next event: the question, or the response, after which there is none. A cancelled call
     /// has no response.
-    async fn next(mut self) -> Option<(Bytes, Option<Self>)> {
+    pub(super) async fn next(mut self) -> Option<(Bytes, Option<Self>)> {
         let answer = tokio::select! {
             () = self.running.given_up() => return None,
             answer = self.stage.over() => answer,

@@ -11,7 +11,7 @@ use crate::{
     runtime::{Mutex, Stopping, random},
 };
 use bytes::Bytes;
-use futures_util::{Stream, StreamExt, stream};
+use futures_util::{StreamExt, stream};
 use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, header};
 use http_body_util::{BodyExt, Full, Limited, StreamBody, combinators::BoxBody};
 use hyper::{
@@ -290,16 +290,16 @@ impl Server {
                     return result(id, &text("seconds must be a number from 0 to 3600", true));
                 };
                 let token = params.meta.and_then(|meta| meta.progress_token);
-                events(
-                    Report::begin(self.begin(session, id), token, Duration::from_secs_f64(seconds)).events(),
-                )
+                let (running, total) = (self.begin(session, id), Duration::from_secs_f64(seconds));
+                events(Report { running, token, elapsed: Duration::ZERO, total }, Report::next)
             }
             booking::NAME => {
                 let seconds = params.arguments["seconds"].as_f64().unwrap_or_default();
                 if !(0.0..=MAX_SECONDS).contains(&seconds) {
                     return result(id, &text("seconds must be a number from 0 to 3600", true));
                 }
-                events(Booking::begin(self.begin(session, id), Duration::from_secs_f64(seconds)).events())
+                let booking = Booking::begin(self.begin(session, id), Duration::from_secs_f64(seconds));
+                events(booking, Booking::next)
             }
             other => error(id, code::INVALID_PARAMS, &format!("unknown tool {other}")),
         }
@@ -372,14 +372,6 @@ impl Drop for Running {
 // === impl Report ===
 
 impl Report {
-    const fn begin(running: Running, token: Option<Box<RawValue>>, total: Duration) -> Self {
-        Self { running, token, elapsed: Duration::ZERO, total }
-    }
-
-    fn events(self) -> impl Stream<Item = Bytes> + Send + Sync {
-        stream::unfold(Some(self), |report| async move { report?.next().await })
-    }
-
     /// The next event: progress, or the response, after which there is none. A cancelled call has
     /// no response (2025-11-25, *Cancellation*).
     async fn next(mut self) -> Option<(Bytes, Option<Self>)> {
@@ -482,7 +474,13 @@ fn empty(status: StatusCode) -> Response<Body> {
     response
 }
 
-fn events(events: impl Stream<Item = Bytes> + Send + Sync + 'static) -> Response<Body> {
+/// The events of a call, one after another: `next` gives one, and the call where more follow.
+fn events<C, N>(call: C, next: fn(C) -> N) -> Response<Body>
+where
+    C: Send + Sync + 'static,
+    N: Future<Output = Option<(Bytes, Option<C>)>> + Send + Sync + 'static,
+{
+    let events = stream::unfold(Some(call), move |call| async move { next(call?).await });
     let frames = events.map(|event| Ok(BodyFrame::data(event)));
     let mut response = Response::new(BodyExt::boxed(StreamBody::new(frames)));
     let headers = response.headers_mut();

@@ -2,7 +2,7 @@
 
 use super::Key;
 use crate::protocol::Id;
-use dashmap::{DashMap, mapref::one::RefMut};
+use dashmap::DashMap;
 use std::sync::Arc;
 
 /// Such things, by session and request.
@@ -11,8 +11,8 @@ pub(in crate::proxy) struct ByRequest<V>(pub(super) DashMap<(Key, Id), V>);
 
 /// One of them, until it is dropped.
 pub(in crate::proxy) struct Registered<V> {
-    of: Arc<ByRequest<V>>,
-    name: (Key, Id),
+    pub(super) of: Arc<ByRequest<V>>,
+    pub(super) name: (Key, Id),
 }
 
 // === impl ByRequest ===
@@ -49,16 +49,6 @@ impl<V> ByRequest<V> {
 }
 
 // === impl Registered ===
-
-impl<V> Registered<V> {
-    pub(super) fn is_there(&self) -> bool {
-        self.of.0.contains_key(&self.name)
-    }
-
-    pub(super) fn get_mut(&self) -> Option<RefMut<'_, (Key, Id), V>> {
-        self.of.0.get_mut(&self.name)
-    }
-}
 
 impl<V> Drop for Registered<V> {
     fn drop(&mut self) {

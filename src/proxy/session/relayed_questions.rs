@@ -49,12 +49,12 @@ impl RelayedQuestions {
 
 impl RelayedQuestion {
     pub(in crate::proxy) fn is_open(&self) -> bool {
-        self.is_there()
+        self.of.0.contains_key(&self.name)
     }
 
     /// The answer is the task's from now on. Not where it has passed already.
     pub(in crate::proxy) fn hand_over(&self, task: &TaskId, key: &str) -> bool {
-        let Some(mut whose) = self.get_mut() else { return false };
+        let Some(mut whose) = self.of.0.get_mut(&self.name) else { return false };
         *whose = Whose::Task(task.clone(), key.to_owned());
         true
     }
