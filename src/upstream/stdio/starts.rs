@@ -8,7 +8,7 @@ use std::{
 /// What has become of the starts of one server. Time comes in with every question.
 #[derive(Debug, Default)]
 pub struct Starts {
-    /// Starts of the last minute.
+    /// Starts of the last minute, but for as many as have been ended by us since.
     lately: VecDeque<Instant>,
     /// How often in a row it has not come up, or not stayed up.
     failures: u32,
@@ -26,7 +26,8 @@ pub enum Start {
     NotBefore(Instant),
 }
 
-/// Starts of one server in a [`MINUTE`], whatever they are for.
+/// Starts of one server in a [`MINUTE`], whatever they are for. A process that we have ended ourselves gives its start
+/// back: tasks that come and go have processes that come and go.
 const BUDGET: usize = 60;
 const MINUTE: Duration = Duration::from_secs(60);
 /// The pause after a failure; doubles with each.
@@ -69,6 +70,7 @@ impl Starts {
 
     /// One has been up for so long, and was ended.
     pub fn was_up(&mut self, up: Duration) {
+        self.lately.pop_front();
         if up >= STEADY {
             self.failures = 0;
         }
@@ -110,6 +112,10 @@ mod tests {
         }
         assert_eq!(starts.begin(now + seconds(1)), Start::NotBefore(now + seconds(60)));
         assert_eq!(starts.begin(now + seconds(56)), Start::At(now + seconds(60)));
+        // One that was ended leaves room for another.
+        starts.was_up(seconds(1));
+        assert_eq!(starts.begin(now + seconds(1)), Start::Now);
+        assert_eq!(starts.begin(now + seconds(1)), Start::NotBefore(now + seconds(60)));
         assert_eq!(starts.begin(now + seconds(60)), Start::Now);
     }
 }

@@ -8,7 +8,7 @@ use tokio::{
     io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, DuplexStream, Lines, duplex},
     sync::mpsc,
     task::JoinHandle,
-    time::{advance, sleep},
+    time::{advance, sleep, timeout},
 };
 
 use super::{Command, Ends, Instances, Stdio, supervisor::Report};
@@ -302,6 +302,26 @@ async fn what_ends_again_and_again_is_started_ever_later_and_whoever_would_wait_
     let id = process.called().await;
     process.answers(id).await;
     call.is_answered().await;
+}
+
+/// Tasks that come and go in bursts have processes that come and go: that is no server that ends again and again.
+#[tokio::test(start_paused = true)]
+async fn processes_that_are_ended_because_nobody_needs_them_are_no_reason_to_start_no_more() {
+    let mut world = World::new();
+    let began = world.clock.now();
+    for id in 0..70 {
+        let mut call = world.call(id, ASKABLE);
+        let up = timeout(Duration::from_secs(5), world.up()).await;
+        let mut process = up.unwrap_or_else(|_| panic!("process {id} is not started"));
+        assert_eq!(process.called().await, id);
+        process.asks("q").await;
+        assert!(matches!(call.next().await, Event::Asked(_)));
+        // It has been seen to ask, so that a cancelled call costs it.
+        call.work.abort();
+        while process.stdin.next_line().await.expect("it can be read").is_some() {}
+        process.ends("exit status: 0").await;
+    }
+    assert!((world.clock.now() - began).as_secs() < 60, "a minute has gone by");
 }
 
 #[tokio::test(start_paused = true)]
