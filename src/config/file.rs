@@ -582,6 +582,13 @@ fn upstream_limits(s: &mut Section<'_, '_>) -> upstream::Limits {
                  departure for a cancel. Further ones are closed.",
             )
             .or(count(0), defaults.departed),
+        client_sessions: s
+            .key(
+                "client_sessions",
+                "Sessions of legacy clients with one server that is a process. For a further one those end that nobody \
+                 has used for the longest; where all are in use it is refused.",
+            )
+            .or(count(1), defaults.client_sessions),
     }
 }
 
@@ -654,6 +661,12 @@ fn timeouts(s: &mut Section<'_, '_>) -> Timeouts {
                 "For a session with a server, where `limits.sessions` are busy. A call that has become a task \
                  meanwhile waits on.",
                 upstream.queue,
+            ),
+            idle_session: time(
+                "idle_session",
+                "For the next use of a legacy client's session with a server that is a process. Then it ends, within a \
+                 minute.",
+                upstream.idle_session,
             ),
         },
         front: front::Timeouts {

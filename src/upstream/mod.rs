@@ -350,6 +350,9 @@ pub struct Timeouts {
     /// For a session, where all that there may be are busy. A call that has become a task meanwhile
     /// waits on. Default 30 s.
     pub queue: Duration,
+    /// For the next use of a session of a legacy client that is kept here; then it ends. Looked at once a
+    /// minute. Default 24 h.
+    pub idle_session: Duration,
 }
 
 /// How much of what a server may take.
@@ -382,6 +385,10 @@ pub struct Limits {
     /// take the departure for a cancel; a further one is closed. Each costs a connection and its
     /// buffer. Default 1000.
     pub departed: usize,
+    /// Sessions of legacy clients that are kept here, where the server is not spoken to over HTTP. For a
+    /// further one those that nobody has used for the longest end, if there are any. Each costs about a
+    /// kilobyte, and what is kept for its GET stream. Default 10 000.
+    pub client_sessions: usize,
 }
 
 /// The deepest reason of an error, which is where libraries put the telling one.
@@ -415,6 +422,7 @@ impl Default for Timeouts {
             idle: Duration::from_secs(60),
             call: Duration::from_secs(24 * 60 * 60),
             queue: Duration::from_secs(30),
+            idle_session: Duration::from_secs(24 * 60 * 60),
         }
     }
 }
@@ -432,6 +440,7 @@ impl Default for Limits {
             identity_bytes: 64 << 20,
             result_bytes: 64 << 20,
             departed: 1000,
+            client_sessions: 10_000,
         }
     }
 }

@@ -68,6 +68,7 @@ limits:
   messages: 15
   identity_bytes: 8KiB
   departed: 12
+  client_sessions: 16
   tasks: 4
   tasks_per_principal: 5
   stored_bytes: 6
@@ -78,7 +79,7 @@ limits:
   listens_per_principal: 10
   poll_interval_min: 1ms
   poll_interval_max: 2ms
-timeouts: { connect: 1s, first_byte: 2s, idle: 3s, call: 4s, queue: 10s, read_headers: 5s, read_body: 6s, idle_connection: 8s, write: 9s, keep_alive: 7s }
+timeouts: { connect: 1s, first_byte: 2s, idle: 3s, call: 4s, queue: 10s, idle_session: 11m, read_headers: 5s, read_body: 6s, idle_connection: 8s, write: 9s, keep_alive: 7s }
 routes:
   - path: /a
     upstream: { url: "http://127.0.0.1:9000/mcp" }

@@ -363,7 +363,7 @@ impl<W: Wire> Inner<W> {
     /// Closes what nobody uses, and forgets identities that have nothing left.
     fn sweep(&self) {
         self.server.wire.sweep();
-        self.hosted.iter().for_each(|hosted| hosted.sweep());
+        self.hosted.iter().for_each(|hosted| hosted.sweep(ROUND));
         for group in &self.groups {
             group.sweep(group.reports.is_listened_to());
         }

@@ -39,6 +39,10 @@ const BOUNDS: &[(&str, Held)] = &[
     ("limits.identity_bytes", By("identities_are_bounded_by_what_they_keep_too")),
     ("limits.result_bytes", By("an_answer_over_the_limit_is_refused_and_the_call_cancelled")),
     ("limits.departed", By("only_so_many_answers_are_read_on")),
+    (
+        "limits.client_sessions",
+        By("there_are_so_many_sessions_and_those_that_have_been_quiet_make_room"),
+    ),
     ("limits.tasks", By("at_the_quota_of_all_tasks_calls_stay_synchronous")),
     ("limits.tasks_per_principal", By("at_the_callers_quota_calls_stay_synchronous_and_nothing_is_evicted")),
     ("limits.stored_bytes", By("what_does_not_fit_is_refused_and_changes_nothing_however_many_come_at_once")),
@@ -54,6 +58,10 @@ const BOUNDS: &[(&str, Held)] = &[
     ("timeouts.idle", By("first_byte_and_idle_limit_what_is_not_a_call")),
     ("timeouts.call", By("a_call_as_a_whole_is_limited_and_cancelled_then")),
     ("timeouts.queue", By("who_waits_too_long_for_a_session_is_told_which_limit_keeps_it_waiting")),
+    (
+        "timeouts.idle_session",
+        By("a_session_that_nobody_uses_ends_after_a_day_and_none_in_which_something_is_in_flight"),
+    ),
     ("timeouts.read_headers", By("a_connection_that_does_not_get_to_a_request_is_closed")),
     ("timeouts.read_body", By("a_body_that_does_not_arrive_is_given_up")),
     ("timeouts.idle_connection", By("a_connection_that_rests_too_long_is_closed")),
@@ -246,14 +254,6 @@ const BOUNDS: &[(&str, Held)] = &[
     (
         "upstream/http/stream_before_call.rs BEGINS",
         By("a_client_that_does_not_listen_is_waited_for_a_moment_only"),
-    ),
-    (
-        "upstream/legacy/hosted/mod.rs SESSIONS",
-        By("there_are_so_many_sessions_and_those_that_have_been_quiet_make_room"),
-    ),
-    (
-        "upstream/legacy/hosted/mod.rs QUIET",
-        By("a_session_that_nobody_uses_ends_after_a_day_and_none_in_which_something_is_in_flight"),
     ),
     ("upstream/legacy/hosted/mod.rs BATCH", By("a_client_of_an_older_revision_gets_its_own")),
     ("upstream/legacy/hosted/session.rs MAX_RESOURCES", By("one_session_subscribes_to_so_many_resources")),

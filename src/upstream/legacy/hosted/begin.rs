@@ -46,10 +46,10 @@ impl<W: Wire> Sessions<W> {
             Err(error) => return refused(code::INVALID_PARAMS, &error.to_string()),
         };
         if !self.has_room() {
-            return refused(
-                code::BUSY,
-                &format!("all {} sessions of clients with this server are in use", super::SESSIONS),
-            );
+            let limit = self.server.config.limits.client_sessions;
+            let words =
+                format!("all {limit} sessions of clients with this server are in use (limits.client_sessions)");
+            return refused(code::BUSY, &words);
         }
         let caller = Identity { principal, credentials: Credentials::default(), capabilities };
         let name = HeaderValue::from_str(&format!("{:032x}", u128::from_be_bytes(random())))

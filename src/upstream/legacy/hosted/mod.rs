@@ -25,7 +25,7 @@ mod words;
 use bytes::Bytes;
 use dashmap::DashMap;
 use http::{HeaderMap, HeaderValue, Method as Verb, StatusCode, header};
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 use tokio::sync::Semaphore;
 
 use super::{exchange::Exchange, group::Group, request::Request, server::Server};
@@ -66,10 +66,6 @@ enum NotServed {
     Lost(CallError),
 }
 
-/// Sessions that are kept. Each costs about a kilobyte, and what is kept for its GET stream.
-const SESSIONS: usize = 10_000;
-/// Rounds (minutes) for which a session that has nothing in flight, and on whose stream nobody listens, is kept.
-const QUIET: u32 = 24 * 60;
 /// Messages of one batch (2025-03-26).
 const BATCH: usize = 100;
 
@@ -251,10 +247,13 @@ impl<W: Wire> Sessions<W> {
         }
     }
 
-    /// Ends what nobody has used for long. Called once a minute.
-    pub(super) fn sweep(&self) {
+    /// Ends the sessions that have had nothing in flight, and on whose stream nobody has listened, for so many rounds.
+    /// Called once a `round`.
+    pub(super) fn sweep(&self, round: Duration) {
+        // The first round is counted when less than one has passed.
+        let enough = self.server.config.timeouts.idle_session.as_secs().div_ceil(round.as_secs()) + 1;
         // A session is handed out under its shard's lock, so one that only the table holds is nobody's.
-        self.let_go(|session| session.is_quiet_for_another_round() >= QUIET);
+        self.let_go(|session| u64::from(session.is_quiet_for_another_round()) >= enough);
     }
 
     fn let_go(&self, goes: impl Fn(&Hosted<W>) -> bool) {
@@ -313,16 +312,17 @@ impl<W: Wire> Sessions<W> {
     /// Makes room for one more session. Where there are too many, those go that have been quiet for the longest, an
     /// eighth of them at a time, so that it is seldom looked for them.
     fn has_room(&self) -> bool {
-        if self.table.len() < SESSIONS {
+        let limit = self.server.config.limits.client_sessions;
+        if self.table.len() < limit {
             return true;
         }
         let mut quiet: Vec<_> =
             self.table.iter().map(|session| session.quiet_for()).filter(|&rounds| rounds > 0).collect();
         quiet.sort_unstable_by(|a, b| b.cmp(a));
-        if let Some(&enough) = quiet.get((SESSIONS / 8).min(quiet.len().saturating_sub(1))) {
+        if let Some(&enough) = quiet.get((limit / 8).min(quiet.len().saturating_sub(1))) {
             self.let_go(|session| session.quiet_for() >= enough);
         }
-        self.table.len() < SESSIONS
+        self.table.len() < limit
     }
 }
 

@@ -12,14 +12,11 @@ use tokio::{
     time::sleep,
 };
 
-use super::{
-    SESSIONS,
-    session::{MAX_OPEN, MAX_RESOURCES},
-};
+use super::session::{MAX_OPEN, MAX_RESOURCES};
 use crate::{
     dialect::Principal,
     protocol::headers::SESSION_ID,
-    upstream::{Config, Forward, Forwarded, Purpose, Upstream, in_memory},
+    upstream::{Config, Forward, Forwarded, Limits, Purpose, Upstream, in_memory},
 };
 
 /// What a child is to say, and what it is told that is no request.
@@ -30,7 +27,11 @@ struct Child {
 
 /// A server all of whose requests are answered at once.
 fn server() -> (Arc<dyn Upstream>, Child) {
-    let (server, mut started) = in_memory(Config::default()).expect("a runtime is entered");
+    limited(Limits::default())
+}
+
+fn limited(limits: Limits) -> (Arc<dyn Upstream>, Child) {
+    let (server, mut started) = in_memory(Config { limits, ..Config::default() }).expect("a runtime is entered");
     let (says, mut to_say) = mpsc::unbounded_channel::<Value>();
     let (tells, told) = mpsc::unbounded_channel();
     tokio::spawn(async move {
@@ -87,14 +88,14 @@ async fn ping(server: &dyn Upstream, session: &HeaderValue) -> StatusCode {
 
 #[tokio::test(start_paused = true)]
 async fn there_are_so_many_sessions_and_those_that_have_been_quiet_make_room() {
-    let (server, _child) = server();
+    let (server, _child) = limited(Limits { client_sessions: 100, ..Limits::default() });
     let first = begin(&*server).await.expect("a session");
-    for _ in 1..SESSIONS {
+    for _ in 1..100 {
         begin(&*server).await.expect("a session");
     }
     let refused = begin(&*server).await.expect_err("there is no room");
     assert_eq!(refused["code"], -31006, "{refused}");
-    assert!(refused["message"].as_str().is_some_and(|words| words.contains("10000")), "{refused}");
+    assert!(refused["message"].as_str().is_some_and(|words| words.contains("all 100 ") && words.contains("limits.client_sessions")), "{refused}");
     sleep(Duration::from_secs(61)).await;
     assert_eq!(ping(&*server, &first).await, 200);
     let newest = begin(&*server).await.expect("those that were quiet made room");
