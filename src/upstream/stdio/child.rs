@@ -232,7 +232,7 @@ impl Child {
     /// Ends it. Resolves when nothing is left of it.
     pub async fn end(&self) {
         self.life.ends.cancel();
-        self.life.gone.cancelled().await;
+        self.life.gone().await;
     }
 }
 
@@ -242,6 +242,11 @@ impl Life {
     /// Resolves when the process has ended, or cannot go on.
     pub async fn ended(&self) {
         self.ended.cancelled().await;
+    }
+
+    /// Resolves when nothing is left of it.
+    pub async fn gone(&self) {
+        self.gone.cancelled().await;
     }
 
     /// How it has ended, in words.

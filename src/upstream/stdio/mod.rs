@@ -28,7 +28,7 @@ use bytes::Bytes;
 use http::HeaderMap;
 use std::{
     future::Future,
-    io,
+    io, mem,
     sync::{Arc, OnceLock},
     task::{Context, Poll},
     time::Duration,
@@ -53,7 +53,7 @@ use crate::{
 };
 #[cfg(test)]
 use child::Ends;
-use child::{Child, Spawn};
+use child::{Child, Life, Spawn};
 use hello::{Verdict, welcome};
 use lines::{Line, Lines};
 use portion::Portion;
@@ -102,6 +102,8 @@ struct Said {
     messages: Messages,
     clock: SystemClock,
     garbage: Portion,
+    life: Arc<Life>,
+    work: Work,
 }
 
 /// What is read at a time: all that a pipe holds, mostly.
@@ -220,8 +222,8 @@ impl Processes {
         let (route, starts) = (self.route.clone(), self.starts.clone());
         let (child, stdout) = Child::keep(ends, route, starts, entry, place, &self.work);
         let limit = self.config.limits.result_bytes;
-        let mut said = Said::new(self.route.clone(), stdout, limit, self.clock);
         let life = child.life().clone();
+        let mut said = Said::new(self.route.clone(), stdout, limit, life.clone(), self.work.clone());
         let welcomed = timeout(self.command.start_timeout, welcome(&child, &mut said, hello)).await;
         let started = welcomed.unwrap_or_else(|_| {
             let limit = self.command.start_timeout;
@@ -342,8 +344,10 @@ impl Said {
         route: Arc<str>,
         stdout: Box<dyn AsyncRead + Send + Unpin>,
         limit: usize,
-        clock: SystemClock,
+        life: Arc<Life>,
+        work: Work,
     ) -> Self {
+        let clock = SystemClock::new();
         Self {
             route,
             stdout,
@@ -353,6 +357,8 @@ impl Said {
             messages: Messages::default(),
             garbage: Portion::new(clock.now()),
             clock,
+            life,
+            work,
         }
     }
 
@@ -387,5 +393,21 @@ impl Said {
         let Some(omitted) = self.garbage.take(self.clock.now()) else { return };
         let line = String::from_utf8_lossy(&line[..line.len().min(SHOWN)]);
         ServerGarbage { route: &self.route, why, line: &line, omitted }.emit();
+    }
+}
+
+impl Drop for Said {
+    /// A process that is being ended may still write. It is read on until nothing is left of it, so that it meets no
+    /// closed pipe; nobody hears what it says.
+    fn drop(&mut self) {
+        let mut stdout = mem::replace(&mut self.stdout, Box::new(tokio::io::empty()));
+        let (mut read, life) = (mem::take(&mut self.read), self.life.clone());
+        self.work.spawn(async move {
+            let to_its_end = async { while let Ok(1..) = stdout.read(&mut read).await {} };
+            tokio::select! {
+                () = to_its_end => {}
+                () = life.gone() => {}
+            }
+        });
     }
 }

@@ -356,6 +356,36 @@ async fn a_process_that_says_nothing_more_and_lives_is_ended() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_process_that_is_ended_while_it_writes_is_read_on_until_it_has_ended() {
+    for fails_at_its_start in [false, true] {
+        let mut world = World::with(|command, _| command.start_timeout = Duration::from_secs(7));
+        let mut call = world.call(1, MUTE);
+        let mut process = world.next().await;
+        let server = world.server.clone();
+        if fails_at_its_start {
+            process.reads().await;
+            call.lost().await;
+        } else {
+            process.comes_up().await;
+            let id = process.called().await;
+            process.answers(id).await;
+            call.is_answered().await;
+            tokio::spawn(async move { server.close().await });
+        }
+        process.has_no_more_to_read().await;
+        // It meets no closed pipe, however much it has still to say.
+        process.says(&"x".repeat(3 * PIPE)).await;
+        sleep(Duration::from_secs(1)).await;
+        process.says(&"y".repeat(3 * PIPE)).await;
+        // What it has left behind has nothing to say, and is not read for ever.
+        let report = Report::Ended { how: "exit status: 0".to_owned() }.to_line();
+        process.control.write_all(report.as_bytes()).await.expect("it is heard");
+        sleep(Duration::from_secs(10)).await;
+        process.stdout.write_all(b"z").await.expect_err("nobody reads it any more");
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn what_is_no_message_is_skipped_and_one_that_is_too_large_fails_its_call_alone() {
     let mut world = World::with(|_, config| config.limits.result_bytes = 200);
     let mut calls = [world.call(1, MUTE), world.call(2, MUTE), world.call(3, MUTE)];
