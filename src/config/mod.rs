@@ -1,6 +1,6 @@
 //! The configuration: as written, then as meant.
 //!
-//! `yaml` is what somebody wrote and where. [`mod@file`] says which keys there are, each in one place, and turns
+//! `yaml` is what somebody wrote and where. [`mod@file`], with `route`, `server` and `limits`, says which keys there are, each in one place, and turns
 //! what was written into what the parts need, each of which owns the type of its own configuration; `together`
 //! judges what crosses keys. Everything that is wrong is reported at once, as `file:line:column: message` with the
 //! remedy ([`Problems`]); doubts are for what may be right. The command line goes the same way: its flags are laid
@@ -11,9 +11,12 @@
 
 pub mod file;
 mod kind;
+mod limits;
 mod problem;
+mod route;
 pub mod secret;
 mod section;
+mod server;
 mod together;
 pub mod values;
 mod yaml;

@@ -2,9 +2,10 @@
 
 use super::{
     At, Place, RouteConfig,
-    file::{Route, Timeouts},
     kind::Unsolicited,
+    limits::Timeouts,
     problem::Problem,
+    route::Route,
     secret::{self, Source, TokenSource},
     section::{Section, Set},
     values::{Invalid, show_duration, show_size},

@@ -39,10 +39,7 @@ const BOUNDS: &[(&str, Held)] = &[
     ("limits.identity_bytes", By("identities_are_bounded_by_what_they_keep_too")),
     ("limits.result_bytes", By("an_answer_over_the_limit_is_refused_and_the_call_cancelled")),
     ("limits.departed", By("only_so_many_answers_are_read_on")),
-    (
-        "limits.client_sessions",
-        By("there_are_so_many_sessions_and_those_that_have_been_quiet_make_room"),
-    ),
+    ("limits.client_sessions", By("there_are_so_many_sessions_and_those_that_have_been_quiet_make_room")),
     ("limits.tasks", By("at_the_quota_of_all_tasks_calls_stay_synchronous")),
     ("limits.tasks_per_principal", By("at_the_callers_quota_calls_stay_synchronous_and_nothing_is_evicted")),
     ("limits.stored_bytes", By("what_does_not_fit_is_refused_and_changes_nothing_however_many_come_at_once")),

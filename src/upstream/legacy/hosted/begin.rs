@@ -47,8 +47,9 @@ impl<W: Wire> Sessions<W> {
         };
         if !self.has_room() {
             let limit = self.server.config.limits.client_sessions;
-            let words =
-                format!("all {limit} sessions of clients with this server are in use (limits.client_sessions)");
+            let words = format!(
+                "all {limit} sessions of clients with this server are in use (limits.client_sessions)"
+            );
             return refused(code::BUSY, &words);
         }
         let caller = Identity { principal, credentials: Credentials::default(), capabilities };

@@ -31,7 +31,8 @@ fn server() -> (Arc<dyn Upstream>, Child) {
 }
 
 fn limited(limits: Limits) -> (Arc<dyn Upstream>, Child) {
-    let (server, mut started) = in_memory(Config { limits, ..Config::default() }).expect("a runtime is entered");
+    let (server, mut started) =
+        in_memory(Config { limits, ..Config::default() }).expect("a runtime is entered");
     let (says, mut to_say) = mpsc::unbounded_channel::<Value>();
     let (tells, told) = mpsc::unbounded_channel();
     tokio::spawn(async move {
@@ -95,7 +96,12 @@ async fn there_are_so_many_sessions_and_those_that_have_been_quiet_make_room() {
     }
     let refused = begin(&*server).await.expect_err("there is no room");
     assert_eq!(refused["code"], -31006, "{refused}");
-    assert!(refused["message"].as_str().is_some_and(|words| words.contains("all 100 ") && words.contains("limits.client_sessions")), "{refused}");
+    assert!(
+        refused["message"]
+            .as_str()
+            .is_some_and(|words| words.contains("all 100 ") && words.contains("limits.client_sessions")),
+        "{refused}"
+    );
     sleep(Duration::from_secs(61)).await;
     assert_eq!(ping(&*server, &first).await, 200);
     let newest = begin(&*server).await.expect("those that were quiet made room");

@@ -1,0 +1,253 @@
+//! The keys of a route.
+
+use super::{
+    At, RouteConfig,
+    file::DEFAULT_PATH,
+    kind::{
+        Unsolicited, count, duration, duration_or_off, mode, path, pattern, principal, requires, size,
+        some_duration, string, text, tool_errors, truth, unsolicited,
+    },
+    limits::{Limits, Timeouts},
+    section::{Section, Set, mapping},
+    server::server,
+    together, values,
+};
+use crate::{
+    policy::{self, Defer, Held, LegacyTasks, PrincipalSource, Questions, Resume, ToolRule},
+    upstream,
+};
+use std::{path::Path, sync::Arc};
+
+/// A route as it is written; `None` of what is wrong with it.
+pub(super) struct Route {
+    pub(super) path: Option<At<String>>,
+    pub(super) config: Option<RouteConfig>,
+}
+
+pub(super) fn route(
+    s: &mut Section<'_, '_>,
+    limits: &Limits,
+    timeouts: &Timeouts,
+    is_exposed: bool,
+    folder: &Path,
+    look: bool,
+) -> Route {
+    let written = s.key("path", "The path that clients use.").with_default(DEFAULT_PATH).set(path());
+    let name = match written {
+        Set::To(path) => Some(path),
+        Set::Unset => Some(At::new(s.place, DEFAULT_PATH.to_owned())),
+        Set::Wrong => None,
+    };
+    let written =
+        s.key("upstream", "The server.").required(mapping("`upstream`", |s| Some(server(s, folder))));
+    let defer = s.key("defer", "When a `tools/call` becomes a task.").section("`defer`", defer);
+    let rules = s
+        .key("tools", "What is different for some tools. The first rule that matches holds.")
+        .list(mapping("a tool rule", |s| Some(tool(s))));
+    let tools = together::tools(rules, s);
+    let held = s
+        .key("held", "What a client gets that waits for a slow call without a task.")
+        .section("`held`", |s| held(s, &defer, &tools, timeouts));
+    let principal = caller(s, name.as_ref().filter(|_| is_exposed));
+    let forward = s
+        .key("forward", "Further headers by which the server knows the caller; they are passed on to it.")
+        .list(string(values::forwarded_header));
+    let server = together::server(written, is_exposed, look, s);
+    let route = policy::Route {
+        path: name.as_ref().map_or(DEFAULT_PATH, |path| &path.value).into(),
+        defer,
+        tools,
+        principal,
+        resume: s
+            .key(
+                "resume",
+                "Whether a client of an older revision can take up an answer where it broke, although the server \
+                 gives its events no ids.",
+            )
+            .section("`resume`", resume),
+        legacy_tasks: s
+            .key(
+                "tasks",
+                "Tasks of 2025-11-25, for clients of that revision in front of a server that has none.",
+            )
+            .section("`tasks`", legacy_tasks),
+        held,
+        questions: s
+            .key("questions", "Questions that the server asks during a call.")
+            .section("`questions`", questions),
+        forward: together::once(forward, s, |name| format!("`{name}` is listed twice")),
+        empty_contents_is_error: s
+            .key(
+                "empty_contents_is_error",
+                "Answer a `resources/read` that found nothing with an error instead of an empty list.",
+            )
+            .or(truth(), false),
+    };
+    let upstream = upstream::Config { timeouts: timeouts.upstream, limits: limits.upstream };
+    Route { path: name, config: server.map(|server| RouteConfig { route, server, upstream }) }
+}
+
+/// What a caller is, on a route of this path, if that is open to clients from elsewhere.
+fn caller(s: &mut Section<'_, '_>, exposed: Option<&At<String>>) -> PrincipalSource {
+    let principal = s
+        .key(
+            "principal",
+            "What a caller is: its `Authorization`, or a header that something trusted sets. A task belongs to the \
+             caller that made it.",
+        )
+        .with_default("authorization")
+        .set(principal());
+    if let (Some(path), Set::Unset) = (exposed, &principal) {
+        together::one_caller(&path.value, s);
+    }
+    principal.given().unwrap_or(PrincipalSource::Authorization)
+}
+
+fn defer(s: &mut Section<'_, '_>) -> Defer {
+    let defaults = Defer::default();
+    let retention = s
+        .key(
+            "retention",
+            "How long the result of a finished task stays, at least a second. A task that works is kept whatever \
+             this is.",
+        )
+        .at(duration(), defaults.retention);
+    together::gone_soon("retention", &retention, s);
+    Defer {
+        mode: s.key("mode", "Which calls become tasks.").or(mode(), defaults.mode),
+        after: s
+            .key("after", "How long a call may run before it becomes a task.")
+            .or(duration(), defaults.after),
+        retention: retention.value,
+    }
+}
+
+fn tool(s: &mut Section<'_, '_>) -> Option<At<ToolRule>> {
+    let matches =
+        s.key("match", "The tool's name; `*` stands for any characters, `?` for one.").required(pattern());
+    if matches.is_unset() {
+        s.wrong(s.place, "the rule has no `match`; name the tool, or `*` for every one");
+    }
+    let mode = s.key("mode", "Which calls become tasks; the route's, where it is left out.").set(mode());
+    let after = s
+        .key("after", "How long a call may run before it becomes a task; the route's, where it is left out.")
+        .set(duration());
+    let keys = s.key("keys", "Names for the questions the tool asks, in their order.").list(text());
+    let keys = together::once(keys, s, |key| {
+        format!("the key `{key}` is listed twice; each question needs its own")
+    });
+    let requires = s
+        .key("requires", "What a client must declare to call the tool, such as `{ sampling: {} }`.")
+        .set(requires());
+    let Set::To(At { place, value: matches }) = matches else { return None };
+    let (mode, after, requires) = (mode.given(), after.given(), requires.given().map(Arc::new));
+    Some(At::new(place, ToolRule { matches, mode, after, keys: keys.into(), requires }))
+}
+
+fn questions(s: &mut Section<'_, '_>) -> Questions {
+    let defaults = Questions::default();
+    Questions {
+        settle: s
+            .key(
+                "settle",
+                "How long to wait for further questions after the first, so that they are put together.",
+            )
+            .or(duration(), defaults.settle),
+        park: s
+            .key("park", "How long an unanswered question may wait before its call is given up; in front of a process, also before \
+                 a task goes on without its answer, because others wait for the process.")
+            .or(duration(), defaults.park),
+    }
+}
+
+fn legacy_tasks(s: &mut Section<'_, '_>) -> LegacyTasks {
+    let defaults = LegacyTasks::default();
+    let max_ttl = s
+        .key(
+            "max_ttl",
+            "The longest time that a client can have its result kept, at least a second. A task that works is kept \
+             whatever this is.",
+        )
+        .at(some_duration(), defaults.max_ttl);
+    together::gone_soon("max_ttl", &max_ttl, s);
+    let unsolicited = s
+        .key(
+            "unsolicited",
+            "Who may be given a task without having asked for one (SEP-2229, draft): `never`, `always`, or a list of \
+             what such clients are known by. Clients that do not understand it break.",
+        )
+        .at(unsolicited(), Unsolicited::Never);
+    LegacyTasks {
+        max_ttl: max_ttl.value,
+        errors_complete: s
+            .key(
+                "tool_errors",
+                "What a task becomes whose tool returned an error: `failed`, as the revision has it, or `completed`, \
+                 for clients that drop the result of a failed task.",
+            )
+            .or(tool_errors(), defaults.errors_complete),
+        immediate_response: s
+            .key("immediate_response", "What a model may go on with while a task works.")
+            .set(text())
+            .given(),
+        across_eras: s
+            .key(
+                "across_eras",
+                "Let a caller find in one era the tasks that it made in the other. Never holds for callers without \
+                 credentials.",
+            )
+            .or(truth(), defaults.across_eras),
+        unsolicited: together::unsolicited(unsolicited, s),
+    }
+}
+
+fn held(s: &mut Section<'_, '_>, defer: &Defer, tools: &[ToolRule], timeouts: &Timeouts) -> Held {
+    let defaults = Held::default();
+    let deadline = s
+        .key(
+            "deadline",
+            "How long a client waits at most, or `off`. Then it gets an error, and the call is cancelled.",
+        )
+        .at(duration_or_off(), defaults.deadline);
+    together::deadline(&deadline, defer, tools, timeouts, s);
+    Held {
+        progress: s
+            .key(
+                "progress",
+                "After how much silence a client that gave a progress token is told that the call still runs, or \
+                 `off`.",
+            )
+            .or(duration_or_off(), defaults.progress),
+        comments: s
+            .key(
+                "comments",
+                "After how much silence a comment keeps the connection open; `timeouts.keep_alive`, where it is left \
+                 out.",
+            )
+            .set(some_duration())
+            .given()
+            .unwrap_or(timeouts.keep_alive),
+        deadline: deadline.value,
+    }
+}
+
+fn resume(s: &mut Section<'_, '_>) -> Resume {
+    let defaults = Resume::default();
+    Resume {
+        mint: s
+            .key(
+                "mint",
+                "Give the events of answers ids, and keep them. Answers whose server gives ids are left as they are.",
+            )
+            .or(truth(), defaults.mint),
+        keep: s
+            .key("keep", "How long an answer is kept after its end.")
+            .or(some_duration(), defaults.keep),
+        bytes: s
+            .key("bytes", "Bytes of one answer that are kept: the latest.")
+            .or(size(1), defaults.bytes),
+        streams: s
+            .key("streams", "Answers that are kept at a time. Further ones go without ids.")
+            .or(count(1), defaults.streams),
+    }
+}
