@@ -7,7 +7,7 @@ use crate::{
     config::Config,
     front, policy,
     proxy::{Endpoint, Ledger, Service, Switchboard},
-    runtime::{Clock, Descriptors, Drain, Net, Room, Shares, SystemClock, or_never, random},
+    runtime::{Clock, Descriptors, Drain, Net, Room, Shares, Stopping, SystemClock, or_never, random},
     store::{Bounds, Memory, Store},
     telemetry::{Drained, Draining, Started},
     upstream::{self, NotStarted, Server, Upstream},
@@ -101,18 +101,12 @@ fn start_each(
     store: Arc<dyn Store>,
     to: impl Fn(Server, &str, upstream::Config, &Net) -> Result<Arc<dyn Upstream>, NotStarted>,
 ) -> Result<Running, Error> {
-    let allowed = match net {
-        Net::System => Some(Descriptors::raise()),
+    let shared = match net {
+        Net::System => Some(share(&mut config)),
         Net::Within(_) | Net::Pipes(_) => None,
     };
-    let written = (config.connections.clients, config.connections.servers);
-    let most = (config.front.limits.connections, upstream::CONNECTIONS);
-    let shares = allowed.map(|allowed| allowed.share(written, most));
-    let net = match shares {
-        Some(Shares { clients, servers, .. }) => {
-            config.front.limits.connections = clients;
-            &Net::Within(Room::of(servers))
-        }
+    let net = match &shared {
+        Some((_, shares)) => &Net::Within(Room::of(shares.servers)),
         None => net,
     };
     let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
@@ -125,40 +119,30 @@ fn start_each(
     tokio::spawn(Arc::clone(&ledger).look_after(too_late.clone()));
 
     let keyring = Arc::new(keyring(&config.state_keys));
-    let mut upstreams = Vec::new();
-    let mut services: Vec<Arc<dyn Service>> = Vec::new();
-    let mut paths = Vec::new();
     let told = in_words(&config.routes);
-    for config::RouteConfig { route, server, upstream } in mem::take(&mut config.routes) {
-        let route: Arc<policy::Route> = Arc::new(route);
-        let path = Arc::clone(&route.path);
-        let upstream = to(server, &path, upstream, net)
-            .map_err(|source| Error::Upstream { path: Arc::clone(&path), source })?;
-        upstreams.push(Arc::clone(&upstream));
-        services.push(Arc::new(Endpoint::new(
-            route,
-            upstream,
+    let routes = connected(mem::take(&mut config.routes), net, to)?;
+    let service = |(route, upstream): &Connected| -> Arc<dyn Service> {
+        Arc::new(Endpoint::new(
+            Arc::clone(route),
+            Arc::clone(upstream),
             Arc::clone(&ledger),
             Arc::clone(&switchboard),
             Arc::clone(&clock),
             Arc::clone(&keyring),
             [stopping.clone(), too_late.clone(), closed.clone()],
-        )));
-        paths.push(path);
-    }
+        ))
+    };
+    let services = routes.iter().map(service).collect();
+    let servers: Vec<_> =
+        routes.into_iter().map(|(route, upstream)| (Arc::clone(&route.path), upstream)).collect();
 
     let bound = front::serve(config.front.clone(), services, closed, Arc::clone(&clock), net)?;
-    let admin = config
-        .admin
-        .map(|listen| {
-            let servers = paths.iter().cloned().zip(upstreams.iter().cloned()).collect();
-            admin::serve(admin::Config { listen, access: config.front.access.clone() }, servers, stopping)
-        })
-        .transpose()?;
-    if let (Some(allowed), Some(shares)) = (allowed, shares) {
+    let admin = serve_operators(&config, servers.clone(), stopping)?;
+    if let Some(shared) = shared {
         let admin = admin.as_ref().map(|admin| admin.address);
-        tell_started(&config, &told, &bound.addresses, admin, allowed, shares);
+        tell_started(&config, &told, &bound.addresses, admin, shared);
     }
+    let (paths, upstreams) = servers.into_iter().unzip();
     Ok(Running {
         addresses: bound.addresses,
         admin,
@@ -172,13 +156,47 @@ fn start_each(
     })
 }
 
+/// A route with its server.
+type Connected = (Arc<policy::Route>, Arc<dyn Upstream>);
+
+fn connected(
+    routes: Vec<config::RouteConfig>,
+    net: &Net,
+    to: impl Fn(Server, &str, upstream::Config, &Net) -> Result<Arc<dyn Upstream>, NotStarted>,
+) -> Result<Vec<Connected>, Error> {
+    let connect = |config::RouteConfig { route, server, upstream }| {
+        let upstream = to(server, &route.path, upstream, net)
+            .map_err(|source| Error::Upstream { path: Arc::clone(&route.path), source })?;
+        Ok((Arc::new(route), upstream))
+    };
+    routes.into_iter().map(connect).collect()
+}
+
+/// Shares out what descriptors the system allows. Clients may have as many connections as that makes.
+fn share(config: &mut Config) -> (Descriptors, Shares) {
+    let allowed = Descriptors::raise();
+    let written = (config.connections.clients, config.connections.servers);
+    let shares = allowed.share(written, (config.front.limits.connections, upstream::CONNECTIONS));
+    config.front.limits.connections = shares.clients;
+    (allowed, shares)
+}
+
+fn serve_operators(
+    config: &Config,
+    servers: Vec<(Arc<str>, Arc<dyn Upstream>)>,
+    stopping: Stopping,
+) -> Result<Option<admin::Bound>, Error> {
+    let Some(listen) = config.admin else { return Ok(None) };
+    let access = config.front.access.clone();
+    Ok(Some(admin::serve(admin::Config { listen, access }, servers, stopping)?))
+}
+
 fn tell_started(
     config: &Config,
     routes: &str,
     listen: &[SocketAddr],
     admin: Option<SocketAddr>,
-    allowed: Descriptors,
-    shares: Shares,
+    (allowed, shares): (Descriptors, Shares),
 ) {
     Started {
         listen: &listen.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "),

@@ -79,41 +79,56 @@ pub(super) fn limits(s: &mut Section<'_, '_>) -> Limits {
 
 fn upstream_limits(s: &mut Section<'_, '_>) -> upstream::Limits {
     let defaults = upstream::Limits::default();
+    let mut number = |name, about, least, default| s.key(name, about).or(count(least), default);
     upstream::Limits {
-        sessions: s
-            .key(
-                "sessions",
-                "Sessions with one server for one caller and what it declares. Calls that need one more wait.",
-            )
-            .or(count(1), defaults.sessions),
-        task_sessions: s
-            .key(
-                "task_sessions",
-                "Sessions that tasks hold beside `sessions`, so that they keep no calls waiting. A task beyond them \
+        sessions: number(
+            "sessions",
+            "Sessions with one server for one caller and what it declares. Calls that need one more wait.",
+            1,
+            defaults.sessions,
+        ),
+        task_sessions: number(
+            "task_sessions",
+            "Sessions that tasks hold beside `sessions`, so that they keep no calls waiting. A task beyond them \
                  counts as a call.",
-            )
-            .or(count(0), defaults.task_sessions),
-        queue: s
-            .key(
-                "queue",
-                "Calls of one caller, with what it declares, that wait for a session with one server. A further one \
+            0,
+            defaults.task_sessions,
+        ),
+        queue: number(
+            "queue",
+            "Calls of one caller, with what it declares, that wait for a session with one server. A further one \
                  is refused.",
-            )
-            .or(count(0), defaults.queue),
-        messages: s
-            .key(
-                "messages",
-                "Messages on their way to one server at a time that are no calls: answers to what it asks, its pings \
+            0,
+            defaults.queue,
+        ),
+        messages: number(
+            "messages",
+            "Messages on their way to one server at a time that are no calls: answers to what it asks, its pings \
                  among it, and cancellations. Further ones wait.",
-            )
-            .or(count(1), defaults.messages),
-        identities: s
-            .key(
-                "identities",
-                "Callers, each with what it declares, whose sessions with one server are kept. For a further one \
+            1,
+            defaults.messages,
+        ),
+        identities: number(
+            "identities",
+            "Callers, each with what it declares, whose sessions with one server are kept. For a further one \
                  those of the caller that has called least lately are closed.",
-            )
-            .or(count(1), defaults.identities),
+            1,
+            defaults.identities,
+        ),
+        departed: number(
+            "departed",
+            "Calls of legacy clients that left, whose answers are read on so that the server does not take the \
+                 departure for a cancel. Further ones are closed.",
+            0,
+            defaults.departed,
+        ),
+        client_sessions: number(
+            "client_sessions",
+            "Sessions of legacy clients with one server that is a process. For a further one those end that nobody \
+                 has used for the longest; where all are in use it is refused.",
+            1,
+            defaults.client_sessions,
+        ),
         identity_bytes: s
             .key(
                 "identity_bytes",
@@ -123,20 +138,6 @@ fn upstream_limits(s: &mut Section<'_, '_>) -> upstream::Limits {
         result_bytes: s
             .key("result_bytes", "Bytes of one message of a server. A larger one fails its call.")
             .or(size(1), defaults.result_bytes),
-        departed: s
-            .key(
-                "departed",
-                "Calls of legacy clients that left, whose answers are read on so that the server does not take the \
-                 departure for a cancel. Further ones are closed.",
-            )
-            .or(count(0), defaults.departed),
-        client_sessions: s
-            .key(
-                "client_sessions",
-                "Sessions of legacy clients with one server that is a process. For a further one those end that nobody \
-                 has used for the longest; where all are in use it is refused.",
-            )
-            .or(count(1), defaults.client_sessions),
     }
 }
 

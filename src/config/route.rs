@@ -32,12 +32,7 @@ pub(super) fn route(
     folder: &Path,
     look: bool,
 ) -> Route {
-    let written = s.key("path", "The path that clients use.").with_default(DEFAULT_PATH).set(path());
-    let name = match written {
-        Set::To(path) => Some(path),
-        Set::Unset => Some(At::new(s.place, DEFAULT_PATH.to_owned())),
-        Set::Wrong => None,
-    };
+    let name = name(s);
     let written =
         s.key("upstream", "The server.").required(mapping("`upstream`", |s| Some(server(s, folder))));
     let defer = s.key("defer", "When a `tools/call` becomes a task.").section("`defer`", defer);
@@ -85,6 +80,15 @@ pub(super) fn route(
     };
     let upstream = upstream::Config { timeouts: timeouts.upstream, limits: limits.upstream };
     Route { path: name, config: server.map(|server| RouteConfig { route, server, upstream }) }
+}
+
+/// The path of a route, if it is right.
+fn name(s: &mut Section<'_, '_>) -> Option<At<String>> {
+    match s.key("path", "The path that clients use.").with_default(DEFAULT_PATH).set(path()) {
+        Set::To(path) => Some(path),
+        Set::Unset => Some(At::new(s.place, DEFAULT_PATH.to_owned())),
+        Set::Wrong => None,
+    }
 }
 
 /// What a caller is, on a route of this path, if that is open to clients from elsewhere.

@@ -1,7 +1,7 @@
 //! The keys of `upstream`: the server's address, or the command that starts it.
 
 use super::{
-    At, Place,
+    At,
     kind::{inherit, instances, some_duration, start, text, truth, url, variables},
     section::{Section, Set, list},
     together, values,
@@ -13,9 +13,33 @@ use std::path::Path;
 pub(super) fn server(s: &mut Section<'_, '_>, folder: &Path) -> together::Server {
     s.either(&[&["url"], &["command"]]);
     let url = s.key("url", "Its MCP endpoint, over Streamable HTTP.").set(url(values::upstream_url));
-    let command = s
+    let words = s
         .key("command", "The command that starts it, with its arguments: a server over stdio.")
         .set(list(text()).some());
+    let mut with_command = Vec::new();
+    let started = started(s, folder, &mut with_command);
+    let shared = s
+        .key(
+            "shared",
+            "Whether clients from elsewhere may use the command. To it all of them are one: each may do whatever it \
+             can do with the files and the credentials it has.",
+        )
+        .with_default("false")
+        .set(truth());
+    let is_shared = given("shared", shared, &mut with_command).unwrap_or(false);
+    let command = match words {
+        Set::Unset => Set::Unset,
+        Set::Wrong => Set::Wrong,
+        Set::To(At { place, value: words }) => {
+            let words = words.into_iter().map(|word| word.value).collect();
+            Set::To(At::new(place, upstream::Command { words, ..started }))
+        }
+    };
+    together::Server { url, command, with_command, is_shared }
+}
+
+/// How a command is started, whose words are elsewhere. The keys that are written go to `written`.
+fn started(s: &mut Section<'_, '_>, folder: &Path, written: &mut Vec<At<&'static str>>) -> upstream::Command {
     let defaults = upstream::Command::new(Vec::new());
     let env = s.key("env", "Variables that the command gets, beside those it inherits.").set(variables());
     let inherit = s
@@ -26,7 +50,7 @@ pub(super) fn server(s: &mut Section<'_, '_>, folder: &Path) -> together::Server
         )
         .with_default("safe")
         .set(inherit());
-    let folder_ = s.key("cwd", "The folder the command runs in; relative to this file's.").set(text());
+    let cwd = s.key("cwd", "The folder the command runs in; relative to this file's.").set(text());
     let start = s
         .key("start", "When the command is started: `lazy`, with the first call, or `eager`, with the proxy.")
         .with_default("lazy")
@@ -42,49 +66,21 @@ pub(super) fn server(s: &mut Section<'_, '_>, folder: &Path) -> together::Server
              own, for a server that keeps what belongs to one.",
         )
         .set(instances());
-    let shared = s
-        .key(
-            "shared",
-            "Whether clients from elsewhere may use the command. To it all of them are one: each may do whatever it \
-             can do with the files and the credentials it has.",
-        )
-        .with_default("false")
-        .set(truth());
-    let with_command = [
-        ("env", place(&env)),
-        ("inherit_env", place(&inherit)),
-        ("cwd", place(&folder_)),
-        ("start", place(&start)),
-        ("start_timeout", place(&start_timeout)),
-        ("instances", place(&instances)),
-        ("shared", place(&shared)),
-    ];
-    let with_command =
-        with_command.into_iter().filter_map(|(key, place)| Some(At::new(place?, key))).collect();
-    let command = match command {
-        Set::Unset => Set::Unset,
-        Set::Wrong => Set::Wrong,
-        Set::To(At { place, value: words }) => Set::To(At::new(
-            place,
-            upstream::Command {
-                words: words.into_iter().map(|word| word.value).collect(),
-                env: env.given().unwrap_or_default(),
-                inherit: inherit.given().unwrap_or_default(),
-                folder: folder_.given().map(|path| folder.join(path)),
-                start: start.given().unwrap_or_default(),
-                start_timeout: start_timeout.given().unwrap_or(defaults.start_timeout),
-                instances: instances.given().unwrap_or(defaults.instances),
-                ..defaults
-            },
-        )),
-    };
-    together::Server { url, command, with_command, is_shared: shared.given().unwrap_or(false) }
+    upstream::Command {
+        env: given("env", env, written).unwrap_or_default(),
+        inherit: given("inherit_env", inherit, written).unwrap_or_default(),
+        folder: given("cwd", cwd, written).map(|path| folder.join(path)),
+        start: given("start", start, written).unwrap_or_default(),
+        start_timeout: given("start_timeout", start_timeout, written).unwrap_or(defaults.start_timeout),
+        instances: given("instances", instances, written).unwrap_or(defaults.instances),
+        ..defaults
+    }
 }
 
-/// Where it was written, if it was.
-fn place<T>(set: &Set<T>) -> Option<Place> {
-    match set {
-        Set::To(at) => Some(at.place),
-        Set::Unset | Set::Wrong => None,
+/// What is written under a key. Where something is, the key goes to `written`.
+fn given<T>(key: &'static str, set: Set<T>, written: &mut Vec<At<&'static str>>) -> Option<T> {
+    if let Set::To(At { place, .. }) = &set {
+        written.push(At::new(*place, key));
     }
+    set.given()
 }
