@@ -234,13 +234,13 @@ const BOUNDS: &[(&str, Held)] = &[
         By("what_ends_again_and_again_is_started_ever_later_and_whoever_would_wait_long_is_told"),
     ),
     ("upstream/http/passing.rs QUICK", Not("a wait of nobody: the client has left")),
-    ("upstream/legacy/group.rs QUIET", By("sessions_that_nobody_uses_are_closed_the_list_session_last")),
+    ("upstream/legacy/group/mod.rs QUIET", By("sessions_that_nobody_uses_are_closed_the_list_session_last")),
     (
-        "upstream/legacy/group.rs QUIET_LISTS",
+        "upstream/legacy/group/mod.rs QUIET_LISTS",
         By("sessions_that_nobody_uses_are_closed_the_list_session_last"),
     ),
     (
-        "upstream/legacy/group.rs LONGEST_PAUSE",
+        "upstream/legacy/group/mod.rs LONGEST_PAUSE",
         Not("a pause between attempts, which nobody outside lengthens"),
     ),
     ("upstream/legacy/handshake.rs OPENING", Not("a wait; the call goes out after it")),

@@ -1,0 +1,149 @@
+//! Who has which session, and who waits for one.
+
+use futures_util::future::{BoxFuture, Shared};
+use std::{collections::VecDeque, sync::Arc};
+use tokio::sync::oneshot;
+
+use super::{
+    super::{request::Request, session::Session},
+    leases::Turn,
+};
+use crate::upstream::{CallError, Deferral, Limits, wire::Wire};
+
+/// The lock guards a few lines each time and is never held while waiting.
+pub(super) struct Seats<W: Wire> {
+    /// Every session that takes calls, the last used last.
+    pub(super) all: Vec<Seat<W>>,
+    /// Where lists, and all calls that need no session for themselves, go.
+    pub(super) lists: Option<Arc<Session<W>>>,
+    /// The list session on its way.
+    pub(super) opening: Option<Opening<W>>,
+    /// Sessions on their way for calls that lease one.
+    pub(super) promised: Vec<Holder>,
+    /// Who waits for a session, the longest first.
+    pub(super) queue: VecDeque<Waiting<W>>,
+}
+
+pub(super) struct Seat<W: Wire> {
+    pub(super) session: Arc<Session<W>>,
+    /// Whom it is leased to.
+    pub(super) holder: Option<Holder>,
+    /// Rounds of [`Group::sweep`] in which it was not used.
+    pub(super) quiet: u32,
+}
+
+/// A call that has a session to itself, or will have.
+#[derive(Clone, Debug)]
+pub(in crate::upstream::legacy) struct Holder {
+    pub(super) call: u64,
+    pub(super) deferral: Option<Deferral>,
+}
+
+pub(super) struct Waiting<W: Wire> {
+    pub(super) who: Holder,
+    pub(super) turn: oneshot::Sender<Turn<W>>,
+}
+
+pub(super) type Opening<W> = Shared<BoxFuture<'static, Result<Arc<Session<W>>, CallError>>>;
+
+// === impl Seats ===
+
+impl<W: Wire> Default for Seats<W> {
+    fn default() -> Self {
+        Self { all: Vec::new(), lists: None, opening: None, promised: Vec::new(), queue: VecDeque::new() }
+    }
+}
+
+impl<W: Wire> Seats<W> {
+    pub(super) fn seat(&mut self, session: &Arc<Session<W>>, holder: Option<Holder>) {
+        self.all.push(Seat { session: session.clone(), holder, quiet: 0 });
+    }
+
+    /// Makes a session idle again, and the first to be used next.
+    pub(super) fn release(&mut self, session: &Arc<Session<W>>) {
+        if let Some(at) = self.all.iter().position(|seat| Arc::ptr_eq(&seat.session, session)) {
+            let mut seat = self.all.remove(at);
+            seat.holder = None;
+            self.all.push(seat);
+        }
+    }
+
+    /// Whether one more session may be opened, for a task or for a call.
+    pub(super) fn has_room(&self, limits: &Limits, for_task: bool) -> bool {
+        self.counted(limits) < limits.sessions.max(1) || for_task && self.tasks() < limits.task_sessions
+    }
+
+    pub(super) fn tasks(&self) -> usize {
+        let seated = self.all.iter().filter(|seat| seat.is_tasks()).count();
+        seated + self.promised.iter().filter(|holder| holder.is_task()).count()
+    }
+
+    /// How many sessions count as the calls' own: all but those of tasks, as far as tasks have theirs.
+    pub(super) fn counted(&self, limits: &Limits) -> usize {
+        let all = self.all.len() + self.promised.len() + usize::from(self.opening.is_some());
+        all - self.tasks().min(limits.task_sessions)
+    }
+
+    /// Whether somebody who waits could go on right now.
+    pub(super) fn can_serve(&self, limits: &Limits) -> bool {
+        self.has_room(limits, false) || self.all.iter().any(Seat::is_idle)
+    }
+
+    /// Whether there are more sessions than calls may have, now that a task has given back its own.
+    pub(super) fn is_surplus(&self, session: &Arc<Session<W>>, limits: &Limits) -> bool {
+        let is_lists = self.lists.as_ref().is_some_and(|lists| Arc::ptr_eq(lists, session));
+        !is_lists && self.queue.is_empty() && self.counted(limits) > limits.sessions.max(1)
+    }
+
+    /// A promise that will not be kept, or has been. Gives whom it was made to.
+    pub(super) fn unpromise(&mut self, call: u64) -> Option<Holder> {
+        let at = self.promised.iter().position(|holder| holder.call == call)?;
+        Some(self.promised.swap_remove(at))
+    }
+
+    /// Undoes a turn that nobody is there to take. What would undo it by itself needs the lock.
+    pub(super) fn take_back(&mut self, turn: Turn<W>) {
+        match turn {
+            Turn::Lease(mut lease) => {
+                if lease.exclusive.take().is_some() {
+                    self.release(&lease.session);
+                }
+            }
+            Turn::Open(mut promise) => {
+                if promise.group.take().is_some() {
+                    self.unpromise(promise.call);
+                }
+            }
+        }
+    }
+}
+
+// === impl Seat ===
+
+impl<W: Wire> Seat<W> {
+    /// Calls that came while sessions were shared may still be asked something in theirs.
+    pub(super) fn is_idle(&self) -> bool {
+        self.holder.is_none() && !self.session.may_be_asked()
+    }
+
+    /// Whether it is tasks that keep it from calls: the one it is leased to, or those that came while
+    /// sessions were shared.
+    pub(super) fn is_tasks(&self) -> bool {
+        match &self.holder {
+            Some(holder) => holder.is_task(),
+            None => self.session.is_kept_by_tasks(),
+        }
+    }
+}
+
+// === impl Holder ===
+
+impl Holder {
+    pub(in crate::upstream::legacy) fn of(request: &Request) -> Self {
+        Self { call: request.id, deferral: request.deferral.clone() }
+    }
+
+    pub(super) fn is_task(&self) -> bool {
+        self.deferral.as_ref().is_some_and(Deferral::has_come)
+    }
+}
