@@ -42,7 +42,7 @@ pub(crate) async fn measure(yard: &Yard, options: &Options, report: &mut Report)
         let about = |error| Failure::from(format!("{}, {}: {error}", proxy.name(), scenario.name()));
         let ask = scenario.prepare(address).await.map_err(about)?;
         let load = Load::open(address, options.connections, ask).await.map_err(about)?;
-        let base = base(&all, scenario);
+        let base = base(&all, proxy, scenario);
         all.push(Series { proxy, scenario, base, baseline: None, process, load, rounds: Vec::new() });
     }
     for at in 0..all.len() {
@@ -85,23 +85,36 @@ fn plan(options: &Options) -> Vec<(Proxy, Scenario)> {
     ];
     let quiet = [plain[0], Scenario::Completed];
     let peers = peers().flat_map(|peer| plain.map(|scenario| (peer, scenario)));
+    let lines = [
+        (Proxy::BareLines, plain[0]),
+        (Proxy::Lines, plain[0]),
+        (Proxy::Lines, Scenario::Fast(Client::Tasks)),
+        (Proxy::Lines, Scenario::Completed),
+    ];
     peers
         .chain(ours.into_iter().flat_map(|scenario| options.ours().map(move |proxy| (proxy, scenario))))
         .chain(quiet.map(|scenario| (Proxy::Quiet, scenario)))
+        .chain(lines)
         // Without the bare proxy there is nothing to compare with.
         .filter(|(proxy, scenario)| {
-            *proxy == Proxy::Bare || options.wants(proxy.name()) || options.wants(scenario.name())
+            matches!(proxy, Proxy::Bare | Proxy::BareLines)
+                || options.wants(proxy.name())
+                || options.wants(scenario.name())
         })
         .collect()
 }
 
 /// The bare proxy under the like: events beside events, all else beside a JSON answer.
-fn base(all: &[Series], scenario: Scenario) -> usize {
+fn base(all: &[Series], proxy: Proxy, scenario: Scenario) -> usize {
     let like = match scenario {
         Scenario::Streamed(_) => Scenario::Streamed(Client::Plain),
         Scenario::Fast(_) | Scenario::Completed | Scenario::Working => Scenario::Fast(Client::Plain),
     };
-    let found = all.iter().position(|series| series.proxy == Proxy::Bare && series.scenario == like);
+    let bare = match proxy {
+        Proxy::BareLines | Proxy::Lines => Proxy::BareLines,
+        _ => Proxy::Bare,
+    };
+    let found = all.iter().position(|series| series.proxy == bare && series.scenario == like);
     // Its own base.
     found.unwrap_or(all.len())
 }
@@ -122,6 +135,11 @@ fn cost(series: &Series, base: &Series, baseline: Option<&Series>, calls: usize)
         ratio_least: ratios.iter().copied().fold(f64::INFINITY, f64::min),
         ratio_most: ratios.iter().copied().fold(0.0, f64::max),
         baseline: baseline.map(|other| median(to(other).into_iter())),
-        goal: matches!(series.proxy, Proxy::Deferral | Proxy::Quiet).then(|| series.scenario.goal()),
+        goal: match series.proxy {
+            Proxy::Deferral | Proxy::Quiet => Some(series.scenario.goal()),
+            // Nothing is saved by giving an answer of ours: writing a line costs as little.
+            Proxy::Lines => Some(1.5),
+            Proxy::Bare | Proxy::Nginx | Proxy::Baseline | Proxy::BareLines => None,
+        },
     }
 }

@@ -8,6 +8,7 @@
 mod bare;
 mod cost;
 mod instructions;
+mod lines;
 mod load;
 mod memory;
 mod process;
@@ -47,6 +48,10 @@ enum Part {
     Upstream,
     /// Be the bare proxy in front of a server.
     Bare { upstream: SocketAddr },
+    /// Be the server over standard input and output.
+    Lines,
+    /// Be the bare relay in front of that.
+    Relay,
 }
 
 #[derive(Debug, clap::Args)]
@@ -92,6 +97,8 @@ async fn main() -> ExitCode {
     let ended = match part {
         Some(Part::Upstream) => upstream::serve().await,
         Some(Part::Bare { upstream }) => bare::serve(upstream).await,
+        Some(Part::Lines) => lines::serve().await,
+        Some(Part::Relay) => lines::relay().await,
         None if options.bench => measure(&options).await,
         // `cargo test --benches` runs everything it finds; this takes minutes and asserts nothing.
         None => {

@@ -7,7 +7,7 @@ use super::{
     process::Process,
     proxies::{Proxy, Yard},
     report::{Memory, Report},
-    scenario::{Client, Scenario, deferred, slow},
+    scenario::{Client, Scenario, deferred, slow, tells_held},
 };
 use rustix::process::{Resource, getrlimit, setrlimit};
 use std::{net::SocketAddr, time::Duration};
@@ -29,8 +29,9 @@ pub(crate) async fn measure(yard: &Yard, options: &Options, report: &mut Report)
     let count = affordable(options.held(), report)?;
     // The older binary first, so that there is something to hold the other against.
     let ours: Vec<_> = options.ours().collect();
-    let held = peers().chain(ours.iter().rev().copied()).map(|proxy| (proxy, "held call"));
-    for (proxy, what) in held.chain(ours.iter().rev().map(|proxy| (*proxy, PARKED))) {
+    let lines = [(Proxy::Lines, HELD), (Proxy::Lines, PARKED)];
+    let held = peers().chain(ours.iter().rev().copied()).map(|proxy| (proxy, HELD));
+    for (proxy, what) in held.chain(ours.iter().rev().map(|proxy| (*proxy, PARKED))).chain(lines) {
         if !options.wants(proxy.name()) && !options.wants(what) {
             continue;
         }
@@ -42,7 +43,11 @@ pub(crate) async fn measure(yard: &Yard, options: &Options, report: &mut Report)
             PARKED => park(&process, count).await?,
             _ => hold(&process, count).await?,
         };
-        arrived(yard.upstream, count).await?;
+        let server = match proxy {
+            Proxy::Lines => (process.address, tells_held()),
+            _ => (yard.upstream, Ask::get("/held")),
+        };
+        arrived(&server, count).await?;
         sleep(SETTLE).await;
         let kib = (process.resident()? - before) / count as f64;
         let older = report.memory.iter().find(|one| one.proxy == Proxy::Baseline.name() && one.what == what);
@@ -54,14 +59,21 @@ pub(crate) async fn measure(yard: &Yard, options: &Options, report: &mut Report)
             kib,
             before_mib: before / 1024.0,
             baseline,
-            goal: (what == PARKED).then_some(24.0),
+            goal: match (proxy, what) {
+                (Proxy::Lines, _) => Some(4.0),
+                (_, PARKED) => Some(24.0),
+                _ => None,
+            },
         });
         drop((connections, process));
-        arrived(yard.upstream, 0).await?;
+        if proxy != Proxy::Lines {
+            arrived(&server, 0).await?;
+        }
     }
     Ok(())
 }
 
+const HELD: &str = "held call";
 const PARKED: &str = "parked task";
 
 /// How many can be held: each takes two descriptors of a proxy.
@@ -114,12 +126,14 @@ async fn hold(process: &Process, count: usize) -> Result<Vec<Connection>, Failur
 }
 
 /// Waits until the upstream holds as many calls.
-async fn arrived(upstream: SocketAddr, count: usize) -> Result<(), Failure> {
+async fn arrived((server, ask): &(SocketAddr, Ask), count: usize) -> Result<(), Failure> {
     let mut held = 0;
     let all = timeout(ARRIVAL, async {
         loop {
-            let answer = load::once(upstream, &Ask::get("/held")).await?;
-            held = std::str::from_utf8(&answer.body)?.parse::<usize>()?;
+            let answer = String::from_utf8(load::once(*server, ask).await?.body)?;
+            // A number, or `held 7.` in a tool's result.
+            let said = answer.split_once("held ").map_or(&*answer, |(_, rest)| rest);
+            held = said.split('.').next().unwrap_or_default().parse::<usize>()?;
             if held == count {
                 return Ok::<_, Failure>(());
             }

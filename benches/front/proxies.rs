@@ -28,6 +28,10 @@ pub(crate) enum Proxy {
     Baseline,
     /// With warnings only.
     Quiet,
+    /// The least that stands in front of a process.
+    BareLines,
+    /// In front of a process.
+    Lines,
 }
 
 // === impl Proxy ===
@@ -40,6 +44,8 @@ impl Proxy {
             Self::Deferral => "deferral",
             Self::Baseline => "baseline",
             Self::Quiet => "deferral, log off",
+            Self::BareLines => "bare lines",
+            Self::Lines => "deferral, process",
         }
     }
 
@@ -72,13 +78,18 @@ impl Proxy {
                 command.arg("-p").arg(&folder).args(["-c", "nginx.conf", "-e", "stderr"]);
                 Process::start_at(&mut command, address).await
             }
-            Self::Deferral | Self::Baseline | Self::Quiet => {
+            Self::BareLines => Process::start(command(&env::current_exe()?).arg("relay")).await,
+            Self::Deferral | Self::Baseline | Self::Quiet | Self::Lines => {
                 let program = match self {
                     Self::Baseline => yard.baseline.as_ref().ok_or("no baseline is named")?,
                     _ => &yard.deferral,
                 };
-                let config = yard.folder.join("deferral.yaml");
-                fs::write(&config, deferral_config(yard.upstream))?;
+                let config = yard.folder.join(format!("{}.yaml", self.name()));
+                let upstream = match self {
+                    Self::Lines => format!("command: [{:?}, lines]", env::current_exe()?),
+                    _ => format!("url: \"http://{}/mcp\"", yard.upstream),
+                };
+                fs::write(&config, deferral_config(&upstream))?;
                 let mut command = command(program);
                 command.arg("serve").arg("--config").arg(config).env_remove("DEFERRAL_LOG");
                 if self == Self::Quiet {
@@ -135,13 +146,13 @@ http {{
 
 /// The defaults but for a limit that all of this bench's clients together, who are one principal,
 /// would reach.
-fn deferral_config(upstream: SocketAddr) -> String {
+fn deferral_config(upstream: &str) -> String {
     format!(
         "listen: 127.0.0.1:0
 admin: off
 limits: {{ polls_per_second: 1000000 }}
 routes:
-  - upstream: {{ url: \"http://{upstream}/mcp\" }}
+  - upstream: {{ {upstream} }}
     tools:
       - {{ match: slow, mode: always }}
 "

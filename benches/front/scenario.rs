@@ -94,6 +94,11 @@ pub(crate) fn slow(seconds: f64, client: Client) -> Ask {
     call("slow", &format!(r#"{{"seconds":{seconds}}}"#), client)
 }
 
+/// The tool of a process that says how many calls it holds.
+pub(crate) fn tells_held() -> Ask {
+    call("held", "{}", Client::Plain)
+}
+
 /// The handle that a slow call is answered with.
 pub(crate) fn deferred(seconds: f64) -> Ask {
     Ask { wants: r#""resultType":"task""#, ..slow(seconds, Client::Tasks) }

@@ -25,8 +25,8 @@ use tokio::{net::TcpListener, time::sleep};
 /// The size of the result object of each tool.
 pub(crate) const RESULT_BYTES: usize = 200;
 
-const INITIALIZED: &str = r#"{"protocolVersion":"2025-11-25","capabilities":{"tools":{}},"serverInfo":{"name":"bench","version":"1.0.0"}}"#;
-const TOOLS: &str = r#"{"tools":[{"name":"fast","inputSchema":{"type":"object"}},{"name":"streamed","inputSchema":{"type":"object"}},{"name":"slow","inputSchema":{"type":"object","properties":{"seconds":{"type":"number"}}}}]}"#;
+pub(crate) const INITIALIZED: &str = r#"{"protocolVersion":"2025-11-25","capabilities":{"tools":{}},"serverInfo":{"name":"bench","version":"1.0.0"}}"#;
+pub(crate) const TOOLS: &str = r#"{"tools":[{"name":"fast","inputSchema":{"type":"object"}},{"name":"streamed","inputSchema":{"type":"object"}},{"name":"slow","inputSchema":{"type":"object","properties":{"seconds":{"type":"number"}}}}]}"#;
 
 /// Serves until the process is ended.
 pub(crate) async fn serve() -> Result<(), Failure> {
@@ -55,16 +55,16 @@ struct Server {
 struct Held(Arc<AtomicUsize>);
 
 #[derive(Deserialize)]
-struct Params {
-    name: String,
+pub(crate) struct Params {
+    pub(crate) name: String,
     #[serde(default)]
-    arguments: Arguments,
+    pub(crate) arguments: Arguments,
 }
 
 #[derive(Default, Deserialize)]
-struct Arguments {
+pub(crate) struct Arguments {
     #[serde(default)]
-    seconds: f64,
+    pub(crate) seconds: f64,
 }
 
 // === impl Server ===
@@ -145,12 +145,12 @@ impl Drop for Held {
     }
 }
 
-fn result() -> String {
+pub(crate) fn result() -> String {
     let (before, after) = (r#"{"content":[{"type":"text","text":""#, r#""}],"isError":false}"#);
     [before, &".".repeat(RESULT_BYTES - before.len() - after.len()), after].concat()
 }
 
-fn success(id: &Id, result: &str) -> String {
+pub(crate) fn success(id: &Id, result: &str) -> String {
     format!(r#"{{"jsonrpc":"2.0","id":{},"result":{result}}}"#, shown(id))
 }
 
