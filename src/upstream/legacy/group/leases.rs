@@ -14,25 +14,28 @@ use tokio::{sync::oneshot, time::sleep};
 use super::{
     super::{request::Request, session::Session},
     Group,
-    seats::{Holder, Seats, Waiting},
+    seats::{self, Holder, Waiting},
 };
 use crate::{
     protocol::Method,
     upstream::{CallError, wire::Wire},
 };
 
+/// Who has which session here, and who waits for a turn.
+pub(super) type Seats<W> = seats::Seats<W, Turn<W>>;
+
 /// The use of a session for one call.
 pub(in crate::upstream::legacy) struct Lease<W: Wire> {
     pub(in crate::upstream::legacy) session: Arc<Session<W>>,
     /// Where to give it back, if nobody else may use it meanwhile.
-    pub(super) exclusive: Option<Arc<Group<W>>>,
+    exclusive: Option<Arc<Group<W>>>,
 }
 
 /// The right of one call to open one more session.
 pub(super) struct Promise<W: Wire> {
     /// Taken when it is kept.
-    pub(super) group: Option<Arc<Group<W>>>,
-    pub(super) call: u64,
+    group: Option<Arc<Group<W>>>,
+    call: u64,
 }
 
 /// What somebody at the head of the queue gets.
@@ -155,13 +158,13 @@ impl<W: Wire> Group<W> {
 
     /// Gives whatever is free to those who wait.
     pub(in crate::upstream::legacy) fn pass_on(self: &Arc<Self>) {
-        let mut spare = None;
+        let mut spare: Option<Turn<W>> = None;
         loop {
             let (next, turn) = {
                 let mut seats = self.seats.lock();
                 // Somebody who no longer waits leaves what was meant for them to the next.
                 if let Some(turn) = spare.take() {
-                    seats.take_back(turn);
+                    turn.undo(&mut seats);
                 }
                 match self.next_turn(&mut seats) {
                     Some(found) => found,
@@ -198,6 +201,26 @@ impl<W: Wire> Group<W> {
         let promise = Promise { group: Some(self.clone()), call: next.who.call };
         seats.promised.push(next.who);
         Some((next.turn, Turn::Open(promise)))
+    }
+}
+
+// === impl Turn ===
+
+impl<W: Wire> Turn<W> {
+    /// Undoes it where nobody is there to take it. What would undo it by itself needs the lock.
+    fn undo(self, seats: &mut Seats<W>) {
+        match self {
+            Self::Lease(mut lease) => {
+                if lease.exclusive.take().is_some() {
+                    seats.release(&lease.session);
+                }
+            }
+            Self::Open(mut promise) => {
+                if promise.group.take().is_some() {
+                    seats.unpromise(promise.call);
+                }
+            }
+        }
     }
 }
 

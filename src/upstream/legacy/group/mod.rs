@@ -9,8 +9,9 @@ mod leases;
 mod seats;
 
 pub(super) use leases::Lease;
+use leases::Seats;
 pub(super) use seats::Holder;
-use seats::{Opening, Seats};
+use seats::Opening;
 
 use bytes::Bytes;
 use futures_util::{FutureExt, future::BoxFuture};

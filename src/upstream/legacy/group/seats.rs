@@ -4,14 +4,11 @@ use futures_util::future::{BoxFuture, Shared};
 use std::{collections::VecDeque, sync::Arc};
 use tokio::sync::oneshot;
 
-use super::{
-    super::{request::Request, session::Session},
-    leases::Turn,
-};
+use super::super::{request::Request, session::Session};
 use crate::upstream::{CallError, Deferral, Limits, wire::Wire};
 
 /// The lock guards a few lines each time and is never held while waiting.
-pub(super) struct Seats<W: Wire> {
+pub(super) struct Seats<W: Wire, T> {
     /// Every session that takes calls, the last used last.
     pub(super) all: Vec<Seat<W>>,
     /// Where lists, and all calls that need no session for themselves, go.
@@ -21,7 +18,7 @@ pub(super) struct Seats<W: Wire> {
     /// Sessions on their way for calls that lease one.
     pub(super) promised: Vec<Holder>,
     /// Who waits for a session, the longest first.
-    pub(super) queue: VecDeque<Waiting<W>>,
+    pub(super) queue: VecDeque<Waiting<T>>,
 }
 
 pub(super) struct Seat<W: Wire> {
@@ -39,22 +36,23 @@ pub(in crate::upstream::legacy) struct Holder {
     pub(super) deferral: Option<Deferral>,
 }
 
-pub(super) struct Waiting<W: Wire> {
+/// A call that waits for its turn, which is a `T`.
+pub(super) struct Waiting<T> {
     pub(super) who: Holder,
-    pub(super) turn: oneshot::Sender<Turn<W>>,
+    pub(super) turn: oneshot::Sender<T>,
 }
 
 pub(super) type Opening<W> = Shared<BoxFuture<'static, Result<Arc<Session<W>>, CallError>>>;
 
 // === impl Seats ===
 
-impl<W: Wire> Default for Seats<W> {
+impl<W: Wire, T> Default for Seats<W, T> {
     fn default() -> Self {
         Self { all: Vec::new(), lists: None, opening: None, promised: Vec::new(), queue: VecDeque::new() }
     }
 }
 
-impl<W: Wire> Seats<W> {
+impl<W: Wire, T> Seats<W, T> {
     pub(super) fn seat(&mut self, session: &Arc<Session<W>>, holder: Option<Holder>) {
         self.all.push(Seat { session: session.clone(), holder, quiet: 0 });
     }
@@ -99,22 +97,6 @@ impl<W: Wire> Seats<W> {
     pub(super) fn unpromise(&mut self, call: u64) -> Option<Holder> {
         let at = self.promised.iter().position(|holder| holder.call == call)?;
         Some(self.promised.swap_remove(at))
-    }
-
-    /// Undoes a turn that nobody is there to take. What would undo it by itself needs the lock.
-    pub(super) fn take_back(&mut self, turn: Turn<W>) {
-        match turn {
-            Turn::Lease(mut lease) => {
-                if lease.exclusive.take().is_some() {
-                    self.release(&lease.session);
-                }
-            }
-            Turn::Open(mut promise) => {
-                if promise.group.take().is_some() {
-                    self.unpromise(promise.call);
-                }
-            }
-        }
     }
 }
 
