@@ -25,7 +25,7 @@ pub(super) struct Seat<W: Wire> {
     pub(super) session: Arc<Session<W>>,
     /// Whom it is leased to.
     pub(super) holder: Option<Holder>,
-    /// Rounds of [`Group::sweep`] in which it was not used.
+    /// Rounds of [`Group::sweep`](super::Group::sweep) in which it was not used.
     pub(super) quiet: u32,
 }
 
