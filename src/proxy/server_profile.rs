@@ -54,9 +54,12 @@ impl ServerProfile {
         }
     }
 
-    /// Asks the server what it is, with the newest revision of its era.
+    /// Asks the server what it is, with the newest revision of its era, unless it has said so to us.
     async fn ask(&self, server: &dyn Upstream, caller: Identity) -> Result<(), CallError> {
-        let server = server.describe(&caller).await?;
+        let server = match server.described() {
+            Some(said) => said,
+            None => server.describe(&caller).await?,
+        };
         self.learn_tasks(server.has_tasks);
         self.learn_revision(Some(Revision::NEWEST_LEGACY), Revision::parse(&server.version));
         Ok(())

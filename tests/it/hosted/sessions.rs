@@ -54,6 +54,24 @@ async fn a_client_of_an_older_revision_gets_its_own() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn what_a_server_is_for_an_older_client_is_known_from_its_child() {
+    let mut world = World::new("defer: { after: 1s }");
+    let client = world.client();
+    let hello = json!({
+        "jsonrpc": "2.0", "id": 0, "method": "initialize", "params": {
+            "protocolVersion": "2025-03-26", "capabilities": { "sampling": {} },
+            "clientInfo": { "name": "c", "version": "1" } },
+    });
+    let hello = hello.to_string();
+    let waiting = client.post(&hello).await;
+    let _child = world.child().await;
+    let client = client.with("mcp-session-id", waiting.answer().await.header("mcp-session-id"));
+    assert_eq!(client.send(Method::DELETE, "/mcp", "").await.answer().await.status, 200);
+    settle().await;
+    assert_eq!(world.started(), 0, "no child is started to be asked what it is");
+}
+
+#[tokio::test(start_paused = true)]
 async fn clients_that_declare_the_same_share_a_child_and_others_have_one_of_their_own() {
     let mut world = World::new("defer: { after: 1s }");
     let (first, mut child) = world.begin(json!({})).await;
