@@ -56,8 +56,12 @@ impl<W: Wire> Session<W> {
                 None => self.notify(frame),
             },
             Kind::Success { id, .. } | Kind::Failure { id: Some(id), .. } => {
-                let call =
-                    id.came_back().and_then(|id| Some(self.inside.lock().calls.get(&id)?.mailbox.clone()));
+                let call = id.came_back().and_then(|id| {
+                    let mut inside = self.inside.lock();
+                    // Some servers answer what was cancelled: it is over then, and asks nothing more.
+                    inside.abandoned.remove(&id);
+                    Some(inside.calls.get(&id)?.mailbox.clone())
+                });
                 match call {
                     Some(mailbox) => mailbox.push(Said::Response(frame)),
                     None => tracing::debug!(%id, "a response to nothing that was asked"),
@@ -81,7 +85,7 @@ impl<W: Wire> Session<W> {
         self.server.asks.saw_off_stream();
         let (asked, is_of_no_call, is_abandoned) = {
             let mut inside = self.inside.lock();
-            let abandoned = inside.abandoned;
+            let abandoned = !inside.abandoned.is_empty();
             let is_of_no_call = !abandoned && !inside.calls.values().any(|call| call.may_be_asked);
             let candidates = inside.calls.iter_mut().filter(|(_, call)| call.may_be_asked);
             let asked = only_one(candidates, || abandoned)
@@ -150,7 +154,7 @@ impl<W: Wire> Session<W> {
                 };
                 (call.mailbox.clone(), Said::Notification(frame))
             }
-            _ if inside.abandoned => return,
+            _ if !inside.abandoned.is_empty() => return,
             _ => {
                 let mut calls = inside.calls.values();
                 let only = match (calls.next(), inside.calls.len()) {

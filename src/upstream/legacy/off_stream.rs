@@ -35,7 +35,7 @@ impl<W: Wire> OffStream for Session<W> {
     }
 
     fn has_left(&self) -> bool {
-        self.inside.lock().abandoned
+        !self.inside.lock().abandoned.is_empty()
     }
 
     fn has_asked(&self, id: &Id) -> bool {

@@ -5,7 +5,7 @@
 use bytes::Bytes;
 use futures_util::{StreamExt, future::BoxFuture, stream};
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     sync::{
         Arc, Weak,
         atomic::{AtomicBool, Ordering},
@@ -67,9 +67,9 @@ pub(super) struct Session<W: Wire> {
 #[derive(Default)]
 pub(super) struct Inside {
     pub(super) calls: HashMap<u64, InFlight>,
-    /// A call that may be asked has left without its end. The server may still be at it, so what it
-    /// asks or says without naming a call may be meant for that one, whoever else is in flight.
-    pub(super) abandoned: bool,
+    /// Calls that may be asked and have left without their ends. The server may still be at them, so what it
+    /// asks or says without naming a call may be meant for one of those, whoever else is in flight.
+    pub(super) abandoned: HashSet<u64>,
     /// Everybody who still needs the session: calls, and farewells under way.
     stays: usize,
     /// No new calls; closed when the last stay ends.
@@ -119,6 +119,9 @@ pub(super) struct Stay<W: Wire> {
 
 /// How long a message waits for those before it: a server that takes none holds up none.
 const TURN: Duration = Duration::from_secs(1);
+
+/// Calls that may have left a session without their ends, where it is kept for others.
+const ABANDONED: usize = 256;
 
 /// Calls of a session that are cancelled at the same time when it is closed.
 const AT_ONCE: usize = 32;
@@ -418,15 +421,17 @@ impl<W: Wire> Stay<W> {
         let Some(call) = self.call.take() else { return false };
         let was_in_flight = {
             let mut inside = self.session.inside.lock();
-            let left = inside.calls.remove(&call);
-            inside.abandoned |= left.as_ref().is_some_and(|call| call.may_be_asked);
-            left.map(|call| call.may_be_asked)
+            let left = inside.calls.remove(&call).map(|call| call.may_be_asked);
+            if left == Some(true) {
+                inside.abandoned.insert(call);
+            }
+            left.map(|may_be_asked| may_be_asked && inside.abandoned.len() < ABANDONED)
         };
         // Where nobody can be asked, what is left of a call can be put to nobody else. Nor is it where the server
         // asks for the first time: the session is given up then.
         let is_trusted = !self.session.is_askable || self.session.server.asks.tells_apart();
         let is_kept = W::IS_COSTLY && is_trusted;
-        if was_in_flight.is_some_and(|may_be_asked| !(is_kept && may_be_asked)) {
+        if was_in_flight.is_some_and(|may_stay| !(is_kept && may_stay)) {
             self.session.retire();
         }
         was_in_flight.is_some()

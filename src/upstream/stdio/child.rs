@@ -129,6 +129,8 @@ const LEFT_BEHIND: Duration = Duration::from_secs(1);
 const KILLING: Duration = Duration::from_secs(5);
 /// How long the last remarks of a process that is gone are waited for.
 const LAST_WORDS: Duration = Duration::from_millis(100);
+/// Messages that wait are written together up to this many bytes; a longer one is written by itself.
+const TOGETHER: usize = 16 << 10;
 /// What is read of remarks at a time.
 const REMARKS: usize = 8 << 10;
 
@@ -215,7 +217,7 @@ impl Child {
         self.life.waiting.add(message.len())?;
         let length = message.len();
         self.lines.send(message).map_err(|_| {
-            self.life.waiting.take(length);
+            self.life.waiting.take(1, length);
             CallError::Unreachable("its process reads nothing any more".to_owned())
         })
     }
@@ -311,8 +313,9 @@ impl Life {
         self.entry.has_ended(self.clock.timestamp(), self.how(), is_wanted, said);
     }
 
-    /// Writes what is to be written; what waits when it is to end, too. Then its input ends.
+    /// Writes what is to be written, short messages together; what waits when it is to end, too. Then its input ends.
     async fn write(&self, mut stdin: impl AsyncWrite + Unpin, mut lines: UnboundedReceiver<Bytes>) {
+        let mut short = Vec::new();
         loop {
             let line = tokio::select! {
                 line = lines.recv() => line,
@@ -321,10 +324,27 @@ impl Life {
                     continue;
                 }
             };
-            let Some(line) = line else { return };
-            let length = line.len();
-            let written = stdin.write_all_buf(&mut line.chain(&b"\n"[..])).await;
-            self.waiting.take(length);
+            let Some(first) = line else { return };
+            short.clear();
+            let (mut long, mut taken, mut bytes) = (None, 0, 0);
+            let mut next = Some(first);
+            while let Some(line) = next.take() {
+                (taken, bytes) = (taken + 1, bytes + line.len());
+                if line.len() > TOGETHER {
+                    long = Some(line.chain(&b"\n"[..]));
+                    break;
+                }
+                short.extend_from_slice(&line);
+                short.push(b'\n');
+                if short.len() < TOGETHER {
+                    next = lines.try_recv().ok();
+                }
+            }
+            let mut written = stdin.write_all(&short).await;
+            if let (Ok(()), Some(mut long)) = (&written, long) {
+                written = stdin.write_all_buf(&mut long).await;
+            }
+            self.waiting.take(taken, bytes);
             if let Err(error) = written {
                 // A process that has ended reads nothing either, and its supervisor is about to say how it has.
                 let _ = timeout(LAST_WORDS, self.ended.cancelled()).await;
@@ -435,12 +455,12 @@ impl Waiting {
         if lines < WAITING && (others == 0 || others + bytes <= WAITING_BYTES) {
             return Ok(());
         }
-        self.take(bytes);
+        self.take(1, bytes);
         Err(CallError::Unread { waiting: lines })
     }
 
-    fn take(&self, bytes: usize) {
-        self.lines.fetch_sub(1, Ordering::Relaxed);
+    fn take(&self, lines: usize, bytes: usize) {
+        self.lines.fetch_sub(lines, Ordering::Relaxed);
         self.bytes.fetch_sub(bytes, Ordering::Relaxed);
     }
 }

@@ -568,6 +568,49 @@ async fn a_cancelled_call_costs_a_process_only_where_what_it_asks_could_be_put_t
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_cancelled_call_that_is_answered_is_over_and_what_names_no_call_is_told_again() {
+    let mut world = World::new();
+    let call = world.call(1, MUTE);
+    let mut process = world.up().await;
+    process.called().await;
+    call.work.abort();
+    assert_eq!(process.reads().await["method"], "notifications/cancelled");
+    let mut next = world.call(2, MUTE);
+    assert_eq!(process.called().await, 2);
+    let line = |text: &str| {
+        let params = json!({ "level": "info", "data": text });
+        format!("{}\n", json!({ "jsonrpc": "2.0", "method": "notifications/message", "params": params }))
+    };
+    process.says(&line("of either")).await;
+    process.answers(1).await;
+    process.says(&line("of the second")).await;
+    let Event::Notification(heard) = next.next().await else { panic!("a notification") };
+    assert!(String::from_utf8_lossy(heard.as_bytes()).contains("of the second"), "{heard:?}");
+    process.answers(2).await;
+    next.is_answered().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_process_that_answers_none_of_many_cancelled_calls_is_given_up() {
+    let mut world = World::new();
+    let keeper = world.call(0, MUTE);
+    let mut process = world.up().await;
+    process.called().await;
+    for id in 1..=256 {
+        let call = world.call(id, MUTE);
+        assert_eq!(process.called().await, id);
+        call.work.abort();
+        assert_eq!(process.reads().await["method"], "notifications/cancelled");
+    }
+    let mut last = world.call(257, MUTE);
+    let mut another = world.up().await;
+    assert_eq!(another.called().await, 257);
+    another.answers(257).await;
+    last.is_answered().await;
+    drop(keeper);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_caller_can_have_a_process_of_its_own() {
     let mut world = World::with(|command, _| command.instances = Instances::PerCaller);
     let [a, b] = ["a", "b"].map(|name| Principal::of(&[name.as_bytes()]));

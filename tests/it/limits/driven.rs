@@ -220,6 +220,10 @@ const BOUNDS: &[(&str, Held)] = &[
         By("what_a_process_leaves_behind_is_killed_after_a_moment_and_not_waited_for_for_ever"),
     ),
     ("upstream/stdio/child.rs LAST_WORDS", Not("a wait; what comes later is not in the log")),
+    (
+        "upstream/stdio/child.rs TOGETHER",
+        Not("a portion: what waits to be written is bounded by `WAITING_BYTES`"),
+    ),
     ("upstream/stdio/child.rs REMARKS", Not("a portion: what is kept of it is bounded by `LINE`")),
     ("upstream/stdio/portion.rs LINES", By("so_many_lines_are_logged_and_the_others_counted")),
     ("upstream/stdio/portion.rs LINE", By("of_a_line_without_end_the_beginning_is_kept")),
@@ -266,6 +270,10 @@ const BOUNDS: &[(&str, Held)] = &[
     ("upstream/legacy/telling.rs COURTESIES", By("answers_that_nobody_takes_wait_in_a_bounded_number")),
     ("upstream/legacy/mailbox.rs KEPT", By("of_notifications_that_nobody_fetches_so_many_are_kept")),
     ("upstream/legacy/reports.rs KEPT", By("of_notifications_that_nobody_fetches_so_many_are_kept")),
+    (
+        "upstream/legacy/session.rs ABANDONED",
+        By("a_process_that_answers_none_of_many_cancelled_calls_is_given_up"),
+    ),
     ("upstream/legacy/session.rs AT_ONCE", By("many_calls_that_do_not_end_in_time_are_all_told_so")),
     (
         "upstream/legacy/session.rs TURN",
