@@ -58,6 +58,11 @@ pub trait Wire: Send + Sync + 'static {
         None
     }
 
+    /// Resolves when somebody waits for a session that there is no place for: one that nobody uses should give way.
+    fn is_crowded(&self) -> impl Future<Output = ()> + Send {
+        std::future::pending()
+    }
+
     /// Lets go of what nobody has used for a while. Called once a minute.
     fn sweep(&self) {}
 

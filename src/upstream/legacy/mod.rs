@@ -281,7 +281,8 @@ impl<W: Wire> Inner<W> {
             self.crowd_bytes.store(next(kept(), most), Ordering::Relaxed);
         }
         self.sweeping.call_once(|| {
-            self.server.work.spawn(sweep(Arc::downgrade(self), self.server.work.closing.clone()))
+            let (wire, closing) = (self.server.wire.clone(), self.server.work.closing.clone());
+            self.server.work.spawn(sweep(Arc::downgrade(self), wire, closing))
         });
         let identity = key.0.clone();
         let reports = self.reports_of(identity.principal);
@@ -406,16 +407,20 @@ fn lost(why: CallError) -> Replies {
     stream::once(std::future::ready(Event::Lost(why))).boxed()
 }
 
-async fn sweep<W: Wire>(inner: Weak<Inner<W>>, closing: CancellationToken) {
+/// Lets go of what nobody uses: what has not been used for a while, and one at once where there is no place for
+/// another.
+async fn sweep<W: Wire>(inner: Weak<Inner<W>>, wire: Arc<W>, closing: CancellationToken) {
     let mut rounds = interval(ROUND);
     // The first tick is at once.
     rounds.tick().await;
     loop {
-        tokio::select! {
+        let is_crowded = tokio::select! {
             () = closing.cancelled() => return,
-            _ = rounds.tick() => {}
-        }
+            _ = rounds.tick() => false,
+            () = wire.is_crowded() => true,
+        };
         match inner.upgrade() {
+            Some(inner) if is_crowded => inner.let_go(1, true),
             Some(inner) => inner.sweep(),
             None => return,
         }

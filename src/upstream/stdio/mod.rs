@@ -29,13 +29,14 @@ use http::HeaderMap;
 use std::{
     future::Future,
     io, mem,
+    pin::pin,
     sync::{Arc, OnceLock},
     task::{Context, Poll},
     time::Duration,
 };
 use tokio::{
     io::{AsyncRead, AsyncReadExt},
-    sync::Semaphore,
+    sync::{Notify, OwnedSemaphorePermit, Semaphore},
     time::{sleep_until, timeout},
 };
 
@@ -77,6 +78,8 @@ pub struct Processes {
     /// One for each process there may be.
     places: Arc<Semaphore>,
     most: usize,
+    /// Somebody waits for a place.
+    crowded: Notify,
     clock: SystemClock,
     work: Work,
 }
@@ -108,6 +111,8 @@ struct Said {
 
 /// What is read at a time: all that a pipe holds, mostly.
 const READ: usize = 64 << 10;
+/// How often those who wait for a place ask for one.
+const ASK: Duration = Duration::from_millis(100);
 /// How much of a line that is no message is shown.
 const SHOWN: usize = 200;
 /// How long a process that says nothing more may take to say how it ended, and one that has ended what it had
@@ -176,6 +181,7 @@ impl Processes {
             table: Arc::default(),
             places: Arc::new(Semaphore::new(most.min(Semaphore::MAX_PERMITS))),
             most,
+            crowded: Notify::new(),
             clock: SystemClock::new(),
             work,
         }
@@ -185,6 +191,21 @@ impl Processes {
     /// they have to, and what has become a task keeps none of them from its turn.
     fn limits(&self, limits: Limits) -> Limits {
         Limits { sessions: 1, task_sessions: self.most - 1, identities: self.most, ..limits }
+    }
+
+    /// Waits for one of the places there are. What nobody uses is asked to give way, again and again: it may
+    /// have been in use before.
+    async fn place(&self) -> Result<OwnedSemaphorePermit, CallError> {
+        let after = self.config.timeouts.queue;
+        let mut free = pin!(timeout(after, self.places.clone().acquire_owned()));
+        loop {
+            let place = timeout(ASK, &mut free).await;
+            match place {
+                Ok(Ok(place)) => return place.map_err(|_| CallError::Closing),
+                Ok(Err(_)) => return Err(CallError::AllInUse { limit: self.most, after }),
+                Err(_) => self.crowded.notify_one(),
+            }
+        }
     }
 
     /// Waits until one more may be started.
@@ -207,11 +228,7 @@ impl Processes {
 
     async fn begin(&self, caller: &Identity, hello: &Hello) -> Result<(Description, Pipe), CallError> {
         self.verdict.allows(self.clock.now())?;
-        let after = self.config.timeouts.queue;
-        let waited = timeout(after, self.places.clone().acquire_owned()).await;
-        let place = waited
-            .map_err(|_| CallError::AllInUse { limit: self.most, after })?
-            .map_err(|_| CallError::Closing)?;
+        let place = self.place().await?;
         self.may_start().await?;
         let ends = (self.spawn)(&self.command).map_err(|error| {
             let now = self.clock.now();
@@ -262,6 +279,10 @@ impl Wire for Processes {
 
     fn processes(&self) -> Option<ProcessTable> {
         Some(self.table.shown())
+    }
+
+    async fn is_crowded(&self) {
+        self.crowded.notified().await;
     }
 
     /// It has no headers by which it could tell callers apart.

@@ -16,7 +16,7 @@ use crate::{
     dialect::{Credentials, Principal, modern},
     protocol::{Capabilities, Method},
     runtime::{Clock, Net, SystemClock},
-    upstream::{CallError, Config, Event, Identity, Limits, Outgoing, Replies, Upstream},
+    upstream::{CallError, Config, Deferral, Event, Identity, Limits, Outgoing, Replies, Upstream},
 };
 
 /// A server, and its processes as they are started.
@@ -92,13 +92,18 @@ impl World {
 
     /// A call, polled to its end.
     fn made(&self, principal: Principal, id: u64, capabilities: &'static str, argument: &str) -> Call {
-        let capabilities =
-            Capabilities::read(Bytes::from_static(capabilities.as_bytes())).expect("an object");
-        let caller =
-            Identity { principal, credentials: Credentials::default(), capabilities: Arc::new(capabilities) };
         let params = json!({ "name": "t", "arguments": { "a": argument } }).to_string();
-        let call = Arc::new(modern::request(&Method::ToolsCall, &params));
-        let mut replies: Replies = self.server.call(Outgoing { id, call, caller, deferral: None });
+        self.sent(outgoing(principal, id, capabilities, &params))
+    }
+
+    /// A call that may become a task.
+    fn call_deferred(&self, id: u64, capabilities: &'static str, deferral: &Deferral) -> Call {
+        let call = outgoing(Principal::of(&[&id.to_be_bytes()]), id, capabilities, r#"{"name":"t"}"#);
+        self.sent(Outgoing { deferral: Some(deferral.clone()), ..call })
+    }
+
+    fn sent(&self, outgoing: Outgoing) -> Call {
+        let mut replies: Replies = self.server.call(outgoing);
         let (said, heard) = mpsc::unbounded_channel();
         let work = tokio::spawn(async move {
             while let Some(event) = replies.next().await {
@@ -112,6 +117,14 @@ impl World {
     fn is_quiet(&mut self) -> bool {
         self.started.try_recv().is_err()
     }
+}
+
+fn outgoing(principal: Principal, id: u64, capabilities: &'static str, params: &str) -> Outgoing {
+    let capabilities = Capabilities::read(Bytes::from_static(capabilities.as_bytes())).expect("an object");
+    let caller =
+        Identity { principal, credentials: Credentials::default(), capabilities: Arc::new(capabilities) };
+    let call = Arc::new(modern::request(&Method::ToolsCall, params));
+    Outgoing { id, call, caller, deferral: None }
 }
 
 struct Call {
@@ -502,6 +515,35 @@ async fn those_who_declare_otherwise_have_a_process_of_their_own_until_there_are
     assert_eq!(process.called().await, 4);
     process.answers(4).await;
     again.is_answered().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_process_that_nobody_uses_gives_way_to_tasks_that_need_one() {
+    let mut world = World::with(|command, _| command.instances = Instances::Shared(2));
+    let mut mute = world.call(1, MUTE);
+    let mut for_mute = world.up().await;
+    assert_eq!(for_mute.called().await, 1);
+    let [task, another] = [Deferral::default(), Deferral::default()];
+    let first = world.call_deferred(2, ASKABLE, &task);
+    let mut process = world.up().await;
+    assert_eq!(process.called().await, 2);
+    process.asks("q").await;
+    task.comes();
+    let mut second = world.call_deferred(3, ASKABLE, &another);
+    another.comes();
+    // The other process is in use.
+    sleep(Duration::from_secs(1)).await;
+    assert!(world.is_quiet());
+    for_mute.answers(1).await;
+    mute.is_answered().await;
+    drop(mute);
+    for_mute.has_no_more_to_read().await;
+    for_mute.ends("exit status: 0").await;
+    let mut process = world.up().await;
+    assert_eq!(process.called().await, 3);
+    process.answers(3).await;
+    second.is_answered().await;
+    drop(first);
 }
 
 #[tokio::test(start_paused = true)]

@@ -41,6 +41,7 @@ const NO_BOUND: &[(&str, &str)] = &[
     ("upstream/legacy/attribution.rs OF_NO_CALL", "it stands for a call that there is not"),
     ("upstream/legacy/group/mod.rs IDENTITY", "an estimate, counted towards `limits.identity_bytes`"),
     ("upstream/legacy/group/mod.rs PAUSE", PAUSE),
+    ("upstream/stdio/mod.rs ASK", "how often it is asked for; `timeouts.queue` ends the wait"),
     ("upstream/http/listen.rs PAUSE", PAUSE),
     ("upstream/mod.rs CONNECTIONS", DEFAULT),
     ("upstream/stdio/command.rs INSTANCES", DEFAULT),
