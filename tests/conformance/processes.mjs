@@ -65,6 +65,32 @@ export const atUrl = url => ({ url });
 // until `park` is over; so there are some processes, and it is over soon.
 export const asProcess = hard => ({ command: [NODE, ...fixture(hard, '--stdio')], instances: 16 });
 
+// A process is started for each set of capabilities that clients declare, which on a busy machine takes longer than
+// `after`, and than the suite waits for a stream to begin. Those that it declares are there before it begins.
+const DECLARED = [{}, { elicitation: {} }, { sampling: {} }, { roots: {} }, { elicitation: {}, sampling: {}, roots: {} }];
+
+export async function warm(url) {
+  for (const capabilities of DECLARED) {
+    const _meta = {
+      'io.modelcontextprotocol/protocolVersion': '2026-07-28',
+      'io.modelcontextprotocol/clientInfo': { name: 'warm', version: '1' },
+      'io.modelcontextprotocol/clientCapabilities': capabilities
+    };
+    const response = await fetch(url, {
+      method: 'POST',
+      headers: {
+        'Content-Type': 'application/json',
+        Accept: 'application/json, text/event-stream',
+        'MCP-Protocol-Version': '2026-07-28',
+        'Mcp-Method': 'tools/list'
+      },
+      body: JSON.stringify({ jsonrpc: '2.0', id: 1, method: 'tools/list', params: { _meta } })
+    });
+    const said = await response.text();
+    if (!response.ok) throw new Error(`a process does not start: ${said}`);
+  }
+}
+
 // Four facts that no synchronous server can express, and one to keep an instant tool out of the timing.
 const config = upstream => `\
 listen: 127.0.0.1:0

@@ -20,7 +20,7 @@ import { availableParallelism, tmpdir } from 'node:os';
 import { join, resolve } from 'node:path';
 import { parseArgs } from 'node:util';
 import { parse as parseYaml } from 'yaml';
-import { NODE, asProcess, atUrl, start, startFixture, startProxy, stop } from './processes.mjs';
+import { NODE, asProcess, atUrl, start, startFixture, startProxy, stop, warm } from './processes.mjs';
 
 const here = import.meta.dirname;
 const suite = join(here, 'node_modules/@modelcontextprotocol/conformance');
@@ -173,6 +173,7 @@ async function runServerJob(job, dir) {
       processes.push(await startProxy(binary, upstream, dir));
     }
     const { url } = processes.at(-1);
+    if (job.stdio) await warm(url);
     for (const part of parts) await probe(url, part.set);
     const unfinished = new Set(parts);
     await Promise.all(
