@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from run import Process, stop
+from run import Process, exit_code, stop
 
 LIMIT = 12.0  # seconds
 AT_ONCE = 2.0  # seconds
@@ -187,10 +187,7 @@ def main() -> int:
                     print("\n".join(process.tail()), file=sys.stderr)
         finally:
             stop(Process.everyone)
-    for name, why in found:
-        print(f"FAIL {name}: {why}" if why else f"ok {name}", flush=True)
-    print(f"done {len(found)}", flush=True)
-    return 1 if any(why for _, why in found) else 0
+    return exit_code(found)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from run import Process, stop
+from run import Process, exit_code, stop
 
 SESSION_SECONDS = 60
 
@@ -331,10 +331,7 @@ def main() -> int:
                     print("\n".join(process.tail()), file=sys.stderr)
         finally:
             stop(Process.everyone)
-    for name, why in found:
-        print(f"FAIL {name}: {why}" if why else f"ok {name}", flush=True)
-    print(f"done {len(found)}", flush=True)
-    return 1 if any(why for _, why in found) else 0
+    return exit_code(found)
 
 
 if __name__ == "__main__":

@@ -374,6 +374,14 @@ def stop(processes: list[Process]) -> None:
         process.wait(STOP_SECONDS)
 
 
+def exit_code(found: list[tuple[str, str | None]]) -> int:
+    """Tell what each check came to, and why where it failed; the exit code that says so, too."""
+    for name, why in found:
+        print(f"FAIL {name}: {why}" if why else f"ok {name}", flush=True)
+    print(f"done {len(found)}", flush=True)
+    return 1 if any(why for _, why in found) else 0
+
+
 # --- pairs ---------------------------------------------------------------------------------------
 
 
