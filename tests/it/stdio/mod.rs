@@ -359,6 +359,23 @@ async fn what_is_to_start_with_the_proxy_does() {
 }
 
 #[tokio::test]
+async fn a_call_that_waits_for_its_process_to_start_becomes_a_task() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let gate = folder.path().join("gate");
+    assert!(Command::new("mkfifo").arg(&gate).status().expect("it runs").success());
+    // Nothing is read or said before somebody opens the gate.
+    let script = format!("read _ < {}; exec python3 {SERVER}", gate.display());
+    let proxy = Proxy::of(&["--after", "50ms"], &["sh", "-c", &script]);
+    let client = proxy.client().with_tasks();
+    let task = client.call("echo").await.answer().await.task();
+    assert_eq!(client.task(&task).await["status"], "working");
+    fs::write(&gate, "go\n").expect("somebody waits at the gate");
+    let ended = client.ended(&task).await;
+    assert_eq!(ended["result"]["content"][0]["text"], "x", "{ended}");
+    proxy.stops().await;
+}
+
+#[tokio::test]
 async fn calls_may_end_within_the_drain_and_their_process_ends_after_them() {
     let proxy = Proxy::of(&[], &["python3", SERVER]);
     let client = proxy.client();
