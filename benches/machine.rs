@@ -80,13 +80,15 @@ fn in_hand(now: Instant) -> Exchange<u64> {
 fn steps() {
     let record = working();
     let asked = step(&record, question("a"));
-    let answer = [("a".to_owned(), Bytes::from_static(br#"{"action":"accept"}"#))];
+    let answer = [("a".to_owned(), Ok(Bytes::from_static(br#"{"action":"accept"}"#)))];
     let result = result(200);
     Group::new("one step of a task")
         .case("returned", 0, || step(&record, Event::Returned { result: result.clone() }))
         .case("progressed", 0, || step(&record, Event::Progressed { message: "half (1/2)".into() }))
         .case("asked", 0, || step(&record, question("a")))
-        .case("answered", 0, || step(&asked, Event::Answered { answers: answer.clone().into() }))
+        .case("answered", 0, || {
+            step(&asked, Event::Answered { answers: answer.clone().into(), are_kept: false })
+        })
         .case("cancelled", 0, || step(&record, Event::Cancelled))
         .run();
 }

@@ -5,10 +5,11 @@ use crate::{
     bridge::resume::Keyring,
     config,
     config::Config,
+    dialect::PrincipalKey,
     front, policy,
     proxy::{Endpoint, Ledger, Service, Switchboard},
     runtime::{Clock, Descriptors, Drain, Net, Room, Shares, Stopping, SystemClock, or_never, random},
-    store::{Bounds, Memory, Store},
+    store::{Bounds, Disk, Memory, Secret, Store, Use, disk},
     telemetry::{Drained, Draining, Started},
     upstream::{self, NotStarted, Server, Upstream},
 };
@@ -52,6 +53,8 @@ pub enum Error {
     Front(#[from] front::Error),
     #[error(transparent)]
     Admin(#[from] admin::Error),
+    #[error(transparent)]
+    Store(#[from] disk::Error),
     #[error("route {path}: {source}")]
     Upstream { path: Arc<str>, source: NotStarted },
     #[error("stopped at once by a second signal; the log says what was lost")]
@@ -74,16 +77,21 @@ pub fn start(config: Config) -> Result<Running, Error> {
 /// # Errors
 /// As [`start`].
 pub fn start_on(config: Config, net: &Net) -> Result<Running, Error> {
-    let store = store(&config.store, &config.quotas);
-    start_with(config, net, store)
+    let (store, secret) = store(&config.store, &config.quotas)?;
+    start_with(config, net, store, secret)
 }
 
 /// The same, with tasks kept in this store, whatever the configuration names.
 ///
 /// # Errors
 /// As [`start`].
-pub fn start_with(config: Config, net: &Net, store: Arc<dyn Store>) -> Result<Running, Error> {
-    start_each(config, net, store, upstream::to)
+pub fn start_with(
+    config: Config,
+    net: &Net,
+    store: Arc<dyn Store>,
+    secret: Option<Secret>,
+) -> Result<Running, Error> {
+    start_each(config, net, (store, secret), upstream::to)
 }
 
 /// The same, in front of this server, whatever the configuration names.
@@ -91,14 +99,14 @@ pub fn start_with(config: Config, net: &Net, store: Arc<dyn Store>) -> Result<Ru
 /// # Errors
 /// As [`start`].
 pub fn start_before(config: Config, net: &Net, server: &Arc<dyn Upstream>) -> Result<Running, Error> {
-    let store = store(&config.store, &config.quotas);
+    let store = store(&config.store, &config.quotas)?;
     start_each(config, net, store, |_, _, _, _| Ok(Arc::clone(server)))
 }
 
 fn start_each(
     mut config: Config,
     net: &Net,
-    store: Arc<dyn Store>,
+    (store, secret): Kept,
     to: impl Fn(Server, &str, upstream::Config, &Net) -> Result<Arc<dyn Upstream>, NotStarted>,
 ) -> Result<Running, Error> {
     let shared = match net {
@@ -115,14 +123,13 @@ fn start_each(
     let (closing, closed) = Drain::new();
 
     let switchboard = Arc::<Switchboard>::default();
-    let ledger = Ledger::new(store, config.quotas, Arc::clone(&clock));
-    tokio::spawn(Arc::clone(&ledger).look_after(too_late.clone()));
-
-    let keyring = Arc::new(keyring(&config.state_keys));
+    let ledger = Ledger::new(store, secret.as_ref(), config.quotas, Arc::clone(&clock));
+    let keyring = Arc::new(keyring(&config.state_keys, secret.as_ref()));
+    let principals = secret.as_ref().map(|secret| PrincipalKey::new(&secret.key(Use::Principals)));
     let told = in_words(&config.routes);
     let routes = connected(mem::take(&mut config.routes), net, to)?;
-    let service = |(route, upstream): &Connected| -> Arc<dyn Service> {
-        Arc::new(Endpoint::new(
+    let endpoint = |(route, upstream): &Connected| {
+        Endpoint::new(
             Arc::clone(route),
             Arc::clone(upstream),
             Arc::clone(&ledger),
@@ -130,14 +137,24 @@ fn start_each(
             Arc::clone(&clock),
             Arc::clone(&keyring),
             [stopping.clone(), too_late.clone(), closed.clone()],
-        ))
+        )
     };
-    let services = routes.iter().map(service).collect();
+    let endpoints: Vec<_> = routes.iter().map(endpoint).collect();
+    let services =
+        endpoints.iter().map(|endpoint| -> Arc<dyn Service> { Arc::new(endpoint.clone()) }).collect();
+    tokio::spawn(Arc::clone(&ledger).look_after(endpoints, too_late.clone()));
     let servers: Vec<_> =
         routes.into_iter().map(|(route, upstream)| (Arc::clone(&route.path), upstream)).collect();
 
-    let bound = front::serve(config.front.clone(), services, closed, Arc::clone(&clock), net)?;
-    let admin = serve_operators(&config, servers.clone(), stopping)?;
+    let bound = front::serve(
+        config.front.clone(),
+        services,
+        principals.unwrap_or_default(),
+        closed,
+        Arc::clone(&clock),
+        net,
+    )?;
+    let admin = serve_operators(&config, servers.clone(), &ledger, stopping)?;
     if let Some(shared) = shared {
         let admin = admin.as_ref().map(|admin| admin.address);
         tell_started(&config, &told, &bound.addresses, admin, shared);
@@ -155,6 +172,9 @@ fn start_each(
         limit: config.drain,
     })
 }
+
+/// A store, and its secret where it outlives the process.
+type Kept = (Arc<dyn Store>, Option<Secret>);
 
 /// A route with its server.
 type Connected = (Arc<policy::Route>, Arc<dyn Upstream>);
@@ -184,11 +204,12 @@ fn share(config: &mut Config) -> (Descriptors, Shares) {
 fn serve_operators(
     config: &Config,
     servers: Vec<(Arc<str>, Arc<dyn Upstream>)>,
+    ledger: &Arc<Ledger>,
     stopping: Stopping,
 ) -> Result<Option<admin::Bound>, Error> {
     let Some(listen) = config.admin else { return Ok(None) };
     let access = config.front.access.clone();
-    Ok(Some(admin::serve(admin::Config { listen, access }, servers, stopping)?))
+    Ok(Some(admin::serve(admin::Config { listen, access }, servers, Arc::clone(ledger), stopping)?))
 }
 
 fn tell_started(
@@ -203,8 +224,9 @@ fn tell_started(
         admin: &admin.map_or_else(|| "off".to_owned(), |address| address.to_string()),
         tls: config.front.tls.is_some(),
         routes,
-        store: match config.store {
-            config::Store::Memory => "memory",
+        store: &match &config.store {
+            config::Store::Memory => "memory".to_owned(),
+            config::Store::Disk { path, .. } => format!("disk:{}", path.display()),
         },
         state_keys: if config.state_keys.is_empty() { "made at start" } else { "configured" },
         drain: config.drain,
@@ -242,20 +264,27 @@ fn in_words(routes: &[config::RouteConfig]) -> String {
     routes.collect::<Vec<_>>().join("; ")
 }
 
-/// A key of its own where none is given: what was sealed with it ends with the process.
-fn keyring(keys: &[config::secret::Key]) -> Keyring {
+/// A key of its own where none is given: what was sealed with it ends with the process, or with the store if
+/// that lasts longer.
+fn keyring(keys: &[config::secret::Key], secret: Option<&Secret>) -> Keyring {
     let mut keys = keys.iter().map(|key| *key.expose());
-    let sealing = keys.next().unwrap_or_else(random);
+    let own = || secret.map_or_else(random, |secret| secret.key(Use::States));
+    let sealing = keys.next().unwrap_or_else(own);
     Keyring::new(sealing, &keys.collect::<Vec<_>>())
 }
 
-fn store(store: &config::Store, quotas: &policy::Quotas) -> Arc<dyn Store> {
+/// Where tasks are kept, and the secret of what outlives this process.
+fn store(store: &config::Store, quotas: &policy::Quotas) -> Result<Kept, Error> {
     let &policy::Quotas { stored_bytes, stored_bytes_per_principal, .. } = quotas;
-    match store {
-        config::Store::Memory => {
-            Arc::new(Memory::bounded(Bounds { stored_bytes, stored_bytes_per_principal }))
+    let bounds = Bounds { stored_bytes, stored_bytes_per_principal };
+    Ok(match store {
+        config::Store::Memory => (Arc::new(Memory::bounded(bounds)), None),
+        config::Store::Disk { path, key, max_bytes } => {
+            let store = Disk::open(path, bounds, max_bytes.map(|bytes| bytes as u64))?;
+            let secret = Secret::new(&disk::key(path, key.as_deref())?);
+            (Arc::new(store), Some(secret))
         }
-    }
+    })
 }
 
 // === impl Running ===
@@ -275,6 +304,7 @@ impl Running {
 
     /// Stops in order, or leaves it at that when `hurry` resolves. Says whether it did.
     async fn stop_unless(self, hurry: impl Future<Output = ()>) -> bool {
+        let (begun, made) = (self.left(), self.ledger.made());
         let mut left = Left::default();
         let hurried = tokio::select! {
             // What is done is done.
@@ -288,7 +318,17 @@ impl Running {
             admin.task.abort();
         }
         let Left { calls, tasks, results, .. } = lost;
-        Drained { calls_lost: calls, tasks_lost: tasks, results_lost: results, hurried }.emit();
+        let tasks_released = self.ledger.released();
+        Drained {
+            ended: (begun.calls + begun.tasks).saturating_sub(calls + tasks),
+            became_tasks: self.ledger.made().saturating_sub(made),
+            tasks_released,
+            calls_lost: calls,
+            tasks_lost: tasks.saturating_sub(tasks_released),
+            results_lost: results,
+            hurried,
+        }
+        .emit();
         hurried
     }
 
@@ -309,6 +349,7 @@ impl Running {
         futures_util::future::join_all(self.upstreams.iter().map(|upstream| upstream.close())).await;
         // What is told of that must still be written.
         let _ = timeout(LAST_WORDS, closing.over()).await;
+        let _ = timeout(LAST_WORDS, self.ledger.close()).await;
     }
 
     /// Resolves when nothing works any more and every result has been fetched.

@@ -36,7 +36,7 @@ pub mod config {
 }
 
 pub mod dialect {
-    pub use crate::dialect::{Call, Caller, Credentials, Principal};
+    pub use crate::dialect::{Call, Caller, Credentials, Principal, PrincipalKey};
 
     pub mod legacy {
         pub use crate::dialect::legacy::{Anchor, Answers, Message, Post};
@@ -116,7 +116,14 @@ pub mod runtime {
 }
 
 pub mod store {
-    pub use crate::store::{Bounds, Memory, Place, Store, StoreError, Updated, Usage, Version, update};
+    pub use crate::store::{
+        Bounds, Disk, Due, Flush, Memory, Orphan, Place, Secret, Store, StoreError, Updated, Usage, Version,
+        update,
+    };
+
+    pub mod disk {
+        pub use crate::store::disk::{Error, key};
+    }
 }
 
 pub mod task {

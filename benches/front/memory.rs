@@ -29,7 +29,7 @@ pub(crate) async fn measure(yard: &Yard, options: &Options, report: &mut Report)
     let count = affordable(options.held(), report)?;
     // The older binary first, so that there is something to hold the other against.
     let ours: Vec<_> = options.ours().collect();
-    let lines = [(Proxy::Lines, HELD), (Proxy::Lines, PARKED)];
+    let lines = [IDLE, HELD, ADDED, PARKED].map(|what| (Proxy::Lines, what));
     let held = peers().chain(ours.iter().rev().copied()).map(|proxy| (proxy, HELD));
     for (proxy, what) in held.chain(ours.iter().rev().map(|proxy| (*proxy, PARKED))).chain(lines) {
         if !options.wants(proxy.name()) && !options.wants(what) {
@@ -38,16 +38,29 @@ pub(crate) async fn measure(yard: &Yard, options: &Options, report: &mut Report)
         eprintln!("memory: {}, {what}", proxy.name());
         let process = proxy.start(yard).await?;
         warm(&process, options).await?;
-        let before = process.resident()?;
-        let connections = match what {
+        let mut before = process.resident()?;
+        let mut connections = Vec::new();
+        match what {
             PARKED => park(&process, count).await?,
-            _ => hold(&process, count).await?,
-        };
+            HELD => {
+                open(&process, count, &mut connections).await?;
+                hold(&mut connections).await?;
+            }
+            _ => {
+                open(&process, count, &mut connections).await?;
+                use_once(&process, &mut connections).await?;
+                if what == ADDED {
+                    sleep(SETTLE).await;
+                    before = process.resident()?;
+                    hold(&mut connections).await?;
+                }
+            }
+        }
         let server = match proxy {
             Proxy::Lines => (process.address, tells_held()),
             _ => (yard.upstream, Ask::get("/held")),
         };
-        arrived(&server, count).await?;
+        arrived(&server, if what == IDLE { 0 } else { count }).await?;
         sleep(SETTLE).await;
         let kib = (process.resident()? - before) / count as f64;
         let older = report.memory.iter().find(|one| one.proxy == Proxy::Baseline.name() && one.what == what);
@@ -60,7 +73,7 @@ pub(crate) async fn measure(yard: &Yard, options: &Options, report: &mut Report)
             before_mib: before / 1024.0,
             baseline,
             goal: match (proxy, what) {
-                (Proxy::Lines, _) => Some(4.0),
+                (Proxy::Lines, ADDED | PARKED) => Some(4.0),
                 (_, PARKED) => Some(24.0),
                 _ => None,
             },
@@ -73,7 +86,12 @@ pub(crate) async fn measure(yard: &Yard, options: &Options, report: &mut Report)
     Ok(())
 }
 
+/// A connection that has been used and waits for its client's next request.
+const IDLE: &str = "idle connection";
+/// With the connection of its client.
 const HELD: &str = "held call";
+/// Without it: on connections that were idle.
+const ADDED: &str = "held call, its connection left out";
 const PARKED: &str = "parked task";
 
 /// How many can be held: each takes two descriptors of a proxy.
@@ -105,24 +123,37 @@ async fn warm(process: &Process, options: &Options) -> Result<(), Failure> {
 }
 
 /// Makes tasks; their clients have left when this returns.
-async fn park(process: &Process, count: usize) -> Result<Vec<Connection>, Failure> {
+async fn park(process: &Process, count: usize) -> Result<(), Failure> {
     let mut connection = Connection::open(process.address).await?;
     for _ in 0..count {
         connection.ask(&deferred(LONG)).await?;
     }
-    Ok(Vec::new())
+    Ok(())
+}
+
+async fn open(process: &Process, count: usize, connections: &mut Vec<Connection>) -> Result<(), Failure> {
+    for _ in 0..count {
+        connections.push(Connection::open(process.address).await?);
+    }
+    Ok(())
+}
+
+/// Makes a call on each that is answered at once.
+async fn use_once(process: &Process, connections: &mut [Connection]) -> Result<(), Failure> {
+    let ask = Scenario::Fast(Client::Plain).prepare(process.address).await?;
+    for connection in connections {
+        connection.ask(&ask).await?;
+    }
+    Ok(())
 }
 
 /// Makes calls whose clients wait.
-async fn hold(process: &Process, count: usize) -> Result<Vec<Connection>, Failure> {
+async fn hold(connections: &mut [Connection]) -> Result<(), Failure> {
     let ask = slow(LONG, Client::Plain);
-    let mut connections = Vec::with_capacity(count);
-    for _ in 0..count {
-        let mut connection = Connection::open(process.address).await?;
+    for connection in connections {
         connection.send(&ask).await?;
-        connections.push(connection);
     }
-    Ok(connections)
+    Ok(())
 }
 
 /// Waits until the upstream holds as many calls.

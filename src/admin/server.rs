@@ -3,6 +3,7 @@
 use super::{health, processes, processes::Servers};
 use crate::{
     policy::Access,
+    proxy::Ledger,
     runtime::{Listener, Net, Stopping, Stream},
 };
 use bytes::Bytes;
@@ -52,6 +53,7 @@ pub struct Config {
 struct Shared {
     access: Access,
     servers: Servers,
+    ledger: Arc<Ledger>,
     stopping: Stopping,
 }
 
@@ -76,11 +78,16 @@ pub enum Error {
 ///
 /// # Errors
 /// [`Error`] names the address.
-pub fn serve(config: Config, servers: Servers, stopping: Stopping) -> Result<Bound, Error> {
+pub fn serve(
+    config: Config,
+    servers: Servers,
+    ledger: Arc<Ledger>,
+    stopping: Stopping,
+) -> Result<Bound, Error> {
     let address = config.listen;
     let listener = Net::System.listen(address).map_err(|source| Error::Bind { address, source })?;
     let address = listener.address().unwrap_or(address);
-    let shared = Shared { access: config.access, servers, stopping };
+    let shared = Shared { access: config.access, servers, ledger, stopping };
     let task = tokio::spawn(accept(listener, Arc::new(shared)));
     Ok(Bound { address, task })
 }
@@ -128,7 +135,7 @@ fn answer<B>(request: &Request<B>, shared: &Shared) -> Response<Full<Bytes>> {
     }
     let (status, body) = match request.uri().path() {
         "/live" => fixed(health::live()),
-        "/ready" => fixed(health::ready(&shared.stopping)),
+        "/ready" => fixed(health::ready(&shared.stopping, &shared.ledger)),
         "/processes" => (StatusCode::OK, processes::shown(&shared.servers)),
         other => {
             let error = format!("nothing is served at `{other}`; served here: {PATHS}");
@@ -173,6 +180,7 @@ impl Default for Config {
 mod tests {
     use super::*;
     use crate::runtime::Drain;
+    use crate::{policy::Quotas, runtime::SystemClock, store::Memory};
     use tokio::{
         io::{AsyncReadExt, AsyncWriteExt},
         net::TcpStream,
@@ -189,7 +197,9 @@ mod tests {
 
     fn start(stopping: Stopping) -> Bound {
         let listen = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
-        serve(Config { listen, ..Config::default() }, Servers::new(), stopping).expect("a free port")
+        let (quotas, clock) = (Quotas::default(), Arc::new(SystemClock::new()));
+        let ledger = Ledger::new(Arc::new(Memory::default()), None, quotas, clock);
+        serve(Config { listen, ..Config::default() }, Servers::new(), ledger, stopping).expect("a free port")
     }
 
     #[tokio::test]

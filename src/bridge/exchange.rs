@@ -347,6 +347,15 @@ impl<F> Exchange<F> {
         self.turn();
     }
 
+    /// The proxy is to stop, and its tasks outlive it: a call that may become one does so now, so that its
+    /// client can have from the next process what this one has no time for.
+    pub fn handle_draining(&mut self, now: Instant) {
+        if let State::Inline { defer_at: Some(at), settle_at: None, .. } = &mut self.state {
+            *at = now.min(*at);
+            self.handle_timeout(now);
+        }
+    }
+
     /// The proxy stops: a client that has been asked can no longer come back.
     pub fn handle_stopping(&mut self, now: Instant) {
         if let State::Parked { expires_at, .. } = &mut self.state {
@@ -513,8 +522,21 @@ impl<F> Exchange<F> {
         }
     }
 
+    /// The task goes on without this process.
+    pub fn handle_released(&mut self) {
+        if matches!(self.state, State::Deferred) {
+            self.actions.clear();
+            self.state = State::Done;
+        }
+    }
+
     pub fn poll_action(&mut self) -> Option<Action<F>> {
-        self.actions.pop_front()
+        let action = self.actions.pop_front();
+        if self.actions.is_empty() {
+            // Room for the next ones would be kept for as long as a task takes.
+            self.actions = VecDeque::new();
+        }
+        action
     }
 
     /// When the exchange wants to hear of the time.
@@ -528,6 +550,11 @@ impl<F> Exchange<F> {
                 None
             }
         }
+    }
+
+    /// Whether it may become a task, and waits for that.
+    pub fn may_defer(&self) -> bool {
+        matches!(self.state, State::Inline { defer_at: Some(_), settle_at: None, .. })
     }
 
     /// Whether a client whose leaving cancels nothing has left.

@@ -1,14 +1,14 @@
 //! `requestState`: how a client's retry finds its call again, and nobody else's does
 //! (2026-07-28, *Multi Round-Trip Requests, Server Requirements*).
 //!
-//! The state is 94 bytes in 126 characters. It is sealed, so that it tells nothing and cannot be
+//! The state is 102 bytes in 136 characters. It is sealed, so that it tells nothing and cannot be
 //! made up or altered; it is bound to who asked what where; it carries the round, so that no two
 //! are alike; and it expires. Text is taken only in the one spelling it was given in: a decoder that
 //! overlooks what follows, or spare bits, would take an altered state for the same.
 //!
 //! ```text
-//! version 1 | key id 4 | nonce 12 | kind 1 | call 16 | round 4 | expires 8 | binding 32 | tag 16
-//! '------ authenticated -------'   '--------------- encrypted ----------------------'
+//! version 1 | key id 4 | nonce 12 | kind 1 | call 16 | node 8 | round 4 | expires 8 | binding 32 | tag 16
+//! '------ authenticated -------'   '------------------- encrypted ---------------------------'
 //! ```
 //!
 //! What a seal cannot promise is that a state is used once: whoever keeps the parked calls feeds
@@ -30,6 +30,8 @@ use std::fmt;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct State {
     pub resumes: Resumes,
+    /// The process that gave it, by a number drawn at its start: no other holds the call.
+    pub node: u64,
     /// How often the client has been asked, counted from one.
     pub round: u32,
     /// The first moment the state is too old.
@@ -79,7 +81,7 @@ const VERSION: u8 = 1;
 const KEY_ID: usize = 4;
 /// What is readable, and authenticated along.
 const HEADER: usize = 1 + KEY_ID;
-const PAYLOAD: usize = 1 + 16 + 4 + 8 + 32;
+const PAYLOAD: usize = 1 + 16 + 8 + 4 + 8 + 32;
 const TAG: usize = 16;
 const SEALED: usize = HEADER + NONCE_LEN + PAYLOAD + TAG;
 const TEXT: usize = (SEALED * 4).div_ceil(3);
@@ -189,6 +191,7 @@ impl State {
         };
         out.push(kind);
         out.extend_from_slice(&call);
+        out.extend_from_slice(&self.node.to_be_bytes());
         out.extend_from_slice(&self.round.to_be_bytes());
         out.extend_from_slice(&self.expires.as_millis().to_be_bytes());
         out.extend_from_slice(&self.binding.0);
@@ -197,6 +200,7 @@ impl State {
     fn read(payload: &[u8]) -> Option<Self> {
         let (&[kind], rest) = payload.split_first_chunk()?;
         let (&call, rest) = rest.split_first_chunk()?;
+        let (&node, rest) = rest.split_first_chunk()?;
         let (&round, rest) = rest.split_first_chunk()?;
         let (&expires, rest) = rest.split_first_chunk()?;
         let resumes = match kind {
@@ -206,6 +210,7 @@ impl State {
         };
         Some(Self {
             resumes,
+            node: u64::from_be_bytes(node),
             round: u32::from_be_bytes(round),
             expires: Timestamp::from_millis(u64::from_be_bytes(expires)),
             binding: Binding(rest.try_into().ok()?),
@@ -280,7 +285,7 @@ mod tests {
 
     fn state() -> State {
         let resumes = Resumes::Parked(TaskId::from_entropy([9; 16]));
-        State { resumes, round: 1, expires: LATER, binding: binding("{}") }
+        State { resumes, node: 7, round: 1, expires: LATER, binding: binding("{}") }
     }
 
     fn ring() -> Keyring {
@@ -290,10 +295,10 @@ mod tests {
     #[test]
     fn a_state_opens_as_it_was_sealed() {
         for resumes in [Resumes::Parked(TaskId::from_entropy([0xfe; 16])), Resumes::Again] {
-            for round in [0, 1, u32::MAX] {
-                let state = State { resumes: resumes.clone(), round, ..state() };
+            for (round, node) in [(0, 0), (1, u64::MAX), (u32::MAX, 1)] {
+                let state = State { resumes: resumes.clone(), node, round, ..state() };
                 let text = ring().seal(&state, NONCE);
-                assert_eq!(text.len(), 126);
+                assert_eq!(text.len(), 136);
                 assert!(
                     text.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_')),
                     "{text}"
@@ -358,12 +363,12 @@ mod tests {
             format!("{text}\n"),
             format!(" {text}"),
             format!("{text}A"),
-            text[..125].to_owned(),
+            text[..135].to_owned(),
             text[4..].to_owned(),
             standard,
             String::new(),
-            "=".repeat(126),
-            "\u{e9}".repeat(63),
+            "=".repeat(136),
+            "\u{e9}".repeat(68),
         ] {
             assert_eq!(ring().open(&other, || state().binding, NOW), Err(Unusable::Malformed), "{other}");
         }
@@ -454,7 +459,7 @@ mod tests {
         }
 
         #[test]
-        fn text_that_was_not_sealed_here_is_refused(text in "[A-Za-z0-9_-]{126}", any in ".{0,200}") {
+        fn text_that_was_not_sealed_here_is_refused(text in "[A-Za-z0-9_-]{136}", any in ".{0,200}") {
             for text in [text, any] {
                 prop_assert_eq!(ring().open(&text, || state().binding, NOW), Err(Unusable::Malformed));
             }

@@ -9,6 +9,7 @@ mod check;
 mod demo;
 mod plain;
 mod serve;
+mod store;
 mod supervise;
 
 use crate::runtime::or_never;
@@ -42,6 +43,8 @@ enum Command {
     Demo(demo::Args),
     /// Check a configuration file, and say everything that is wrong with it.
     Check(check::Args),
+    /// Look after the folder in which a proxy keeps its tasks.
+    Store(store::Args),
     /// What the proxy starts to watch over a server's process.
     #[command(hide = true)]
     Supervise(supervise::Args),
@@ -63,6 +66,9 @@ pub fn run() -> ExitCode {
         // A reader that went away (`| head`) has seen enough.
         Command::Check(args) => {
             check::run(&args, &mut io::stdout().lock(), &mut io::stderr().lock()).unwrap_or_default().into()
+        }
+        Command::Store(args) => {
+            store::run(&args, &mut io::stdout().lock(), &mut io::stderr().lock()).unwrap_or_default().into()
         }
         Command::Supervise(args) => supervise::run(&args),
         Command::Call(args) => runtime().block_on(call::run(args)).into(),

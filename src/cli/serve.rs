@@ -43,7 +43,7 @@ pub struct Args {
     /// match holds.
     #[arg(long = "tool", value_name = "PATTERN=MODE[:AFTER]", value_parser = tool)]
     tools: Vec<Tool>,
-    /// Where tasks are kept: memory [default: memory].
+    /// Where tasks are kept: memory, or disk:PATH for a folder that outlives the process [default: memory].
     #[arg(long, value_name = "STORE", value_parser = like(values::store))]
     store: Option<String>,
     /// How the log is written: text or json [default: text].
@@ -365,6 +365,18 @@ routes:
         assert_eq!(route.defer.retention, Duration::from_secs(60));
         assert_eq!(route.treatment("y").mode, Mode::Never);
         assert_eq!(route.treatment("x").mode, Mode::Always);
+    }
+
+    #[test]
+    fn the_folder_of_a_store_is_where_we_are_by_a_flag_and_where_the_file_is_by_the_file() {
+        let folder = |config: Config| match config.store {
+            config::Store::Disk { path, .. } => path,
+            config::Store::Memory => panic!("it is on disk"),
+        };
+        let by_flag = beside(FILE, &["--store", "disk:data"]).expect("right");
+        assert_eq!(folder(by_flag), Path::new("data"));
+        let by_file = beside(&format!("store: {{ disk: data }}{FILE}"), &[]).expect("right");
+        assert!(folder(by_file).is_absolute());
     }
 
     #[test]

@@ -60,8 +60,8 @@ pub(super) fn file(s: &mut Section<'_, '_>, folder: &Path, look: bool) -> Config
     Config {
         admin: admin.value,
         store: s
-            .key("store", "Where tasks are kept. With `memory` they end with the process.")
-            .or(store(), Store::Memory),
+            .key("store", "Where tasks are kept: `memory`, where they end with the process, or a folder that outlives it, as in `{ disk: ./data }`.")
+            .or(store(folder), Store::Memory),
         quotas: limits.quotas,
         state_keys: s
             .key(

@@ -3,7 +3,7 @@
 
 use super::{
     At, LogFormat, Store,
-    problem::{Problem, nearest},
+    problem::{Place, Problem, nearest},
     secret::{self, Source, TokenSource},
     section::{Kind, Report, Section, Set, leaf, list, mapping},
     values::{self, Invalid, show_duration, show_size},
@@ -16,7 +16,14 @@ use crate::{
 };
 use http::Uri;
 use serde_json::{Value as Json, json};
-use std::{net::SocketAddr, path::PathBuf, time::Duration};
+use std::{
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+/// Bytes of the folder of a store: it takes a part of this when it is empty.
+const SMALLEST_STORE: usize = 16 << 20;
 
 /// Who may be given a task without having asked for one.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -143,20 +150,56 @@ pub(super) fn admin() -> Kind<'static, Option<SocketAddr>> {
         .shown(|address| address.map_or_else(|| "off".into(), |address| address.to_string().into()))
 }
 
-pub(super) fn store() -> Kind<'static, Store> {
-    let read = |node: &Node, report: &mut Report| {
-        if let Value::Scalar { .. } = node.value {
-            return leaf(node, report, values::store);
-        }
-        let only = "must be `memory`, which forgets tasks at exit: this version has no other";
-        report.problems.push(Problem::new(node.place, format!("{only}, not {}", node.what())));
-        None
+/// Where tasks are kept. A path in the file is relative to `folder`, one on the command line to where we are.
+pub(super) fn store(folder: &Path) -> Kind<'_, Store> {
+    let disk = mapping("`store`", move |s| disk(s, folder));
+    let Kind { schema, read, .. } = disk;
+    let schema = move || {
+        let word = json!({ "type": "string", "pattern": "^(memory|disk:.+)$", "examples": ["memory", "disk:./data"] });
+        json!({ "anyOf": [word, schema()] })
     };
-    Kind {
-        schema: Box::new(|| json!({ "enum": ["memory"] })),
-        show: |Store::Memory| "memory".into(),
-        read: Box::new(read),
+    let read = move |node: &Node, report: &mut Report| match node.value {
+        Value::Map(_) => read(node, report),
+        _ => leaf(node, report, values::store).map(|store| match (store, node.place) {
+            (Store::Disk { path, key, max_bytes }, Place::File { .. } | Place::Whole) => {
+                Store::Disk { path: folder.join(path), key, max_bytes }
+            }
+            (store, _) => store,
+        }),
+    };
+    let show = |store: &Store| match store {
+        Store::Memory => "memory".into(),
+        Store::Disk { path, .. } => format!("disk:{}", path.display()).into(),
+    };
+    Kind { schema: Box::new(schema), show, read: Box::new(read) }
+}
+
+fn disk(s: &mut Section<'_, '_>, folder: &Path) -> Option<Store> {
+    let path = s
+        .key(
+            "disk",
+            "The folder that tasks are kept in, and outlive the process. It is made where there is none.",
+        )
+        .required(text());
+    let key = s
+        .key(
+            "key",
+            "The file with the key by which callers are known in the folder. Left out, it is the folder's name with `.key` \
+             behind it, and made at the first start.",
+        )
+        .set(text());
+    let max_bytes = s
+        .key("max_bytes", "Bytes of the folder. Where it is full, calls stay synchronous.")
+        .set(size(SMALLEST_STORE));
+    if path.is_unset() {
+        s.wrong(s.place, "`store` names no folder, as in `{ disk: ./data }`");
     }
+    let (path, key) = (path.given()?, key.given());
+    Some(Store::Disk {
+        path: folder.join(path),
+        key: key.map(|key| folder.join(key)),
+        max_bytes: max_bytes.given(),
+    })
 }
 
 pub(super) fn log() -> Kind<'static, LogFormat> {

@@ -77,11 +77,19 @@ pub struct Connections {
 }
 
 /// Where tasks are kept.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Store {
     /// In this process; forgotten at its end.
     #[default]
     Memory,
+    /// In a folder, for the next process, too.
+    Disk {
+        path: PathBuf,
+        /// The file with the store's key; `None` for the one beside the folder.
+        key: Option<PathBuf>,
+        /// Bytes of the folder; `None` for as many as the disk has.
+        max_bytes: Option<usize>,
+    },
 }
 
 /// How the log is written.

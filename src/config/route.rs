@@ -247,6 +247,13 @@ fn resume(s: &mut Section<'_, '_>) -> Resume {
         keep: s
             .key("keep", "How long an answer is kept after its end.")
             .or(some_duration(), defaults.keep),
+        wait: s
+            .key(
+                "wait",
+                "How long a call that the process before this one has made waits for its caller, without whose \
+                 credentials it cannot be taken up. Needs a store that lasts.",
+            )
+            .or(some_duration(), defaults.wait),
         bytes: s
             .key("bytes", "Bytes of one answer that are kept: the latest.")
             .or(size(1), defaults.bytes),

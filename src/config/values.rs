@@ -409,9 +409,13 @@ pub fn mode(text: &str) -> Result<Mode> {
 pub fn store(text: &str) -> Result<Store> {
     match text {
         "memory" => Ok(Store::Memory),
-        _ => invalid(format!(
-            "there is no store `{text}` in this version; use memory, which forgets tasks at exit"
-        )),
+        _ => match text.strip_prefix("disk:") {
+            Some("") => invalid(format!("`{text}` names no folder; write it as in `disk:./data`")),
+            Some(path) => Ok(Store::Disk { path: path.into(), key: None, max_bytes: None }),
+            None => invalid(format!(
+                "there is no store `{text}` in this version; use memory, which forgets tasks at exit, or disk:PATH"
+            )),
+        },
     }
 }
 

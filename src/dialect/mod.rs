@@ -56,6 +56,10 @@ pub struct Caller {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
 pub struct Principal([u8; 16]);
 
+/// What principals are derived with.
+#[derive(Clone, Debug, Default)]
+pub struct PrincipalKey(Option<ring::hmac::Key>);
+
 /// The headers by which a server knows the caller.
 #[derive(Clone, Default)]
 pub struct Credentials(Arc<HeaderMap>);
@@ -92,14 +96,37 @@ impl Call {
     }
 }
 
+// === impl PrincipalKey ===
+
+impl PrincipalKey {
+    /// For principals that are kept for longer than the process lives: whoever reads them without the key can
+    /// neither tell whose they are nor try what they may be.
+    pub fn new(key: &[u8; 32]) -> Self {
+        Self(Some(ring::hmac::Key::new(ring::hmac::HMAC_SHA256, key)))
+    }
+
+    /// Derived from what identifies the caller.
+    pub fn principal(&self, parts: &[&[u8]]) -> Principal {
+        let Some(key) = &self.0 else { return Principal::of(parts) };
+        let mut tag = ring::hmac::Context::with_key(key);
+        for part in parts {
+            tag.update(&(part.len() as u64).to_be_bytes());
+            tag.update(part);
+        }
+        let mut short = [0; 16];
+        short.copy_from_slice(&tag.sign().as_ref()[..16]);
+        Principal(short)
+    }
+}
+
 // === impl Principal ===
 
 impl Principal {
     /// Everybody who shows no credentials.
     pub const ANONYMOUS: Self = Self([0; 16]);
 
-    /// Derived from what identifies the caller. Keyed by nothing: the digest is stored, so what
-    /// goes in must not be guessable where that matters (tokens are not).
+    /// Derived from what identifies the caller. Keyed by nothing: what goes in must not be guessable where
+    /// the digest leaves the process ([`PrincipalKey`]).
     pub fn of(parts: &[&[u8]]) -> Self {
         let mut digest = ring::digest::Context::new(&ring::digest::SHA256);
         for part in parts {
@@ -171,6 +198,11 @@ impl Credentials {
 
     pub fn headers(&self) -> &HeaderMap {
         &self.0
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
     }
 }
 

@@ -114,7 +114,7 @@ where
             let Arrival { request, mut line } = arrival;
             // What a body would mean here nobody has said.
             let (head, _body) = request.into_parts();
-            line.by(principal(service.route(), line.token(), &head.headers));
+            line.by(principal(&front.principals, service.route(), line.token(), &head.headers));
             Either::Left(Either::Right(legacy::pass(front, service, head, Default::default(), line)))
         }
         Method::GET | Method::DELETE => {
@@ -136,7 +136,7 @@ where
 {
     let Arrival { request, mut line } = arrival;
     let (head, body) = request.into_parts();
-    line.by(principal(service.route(), line.token(), &head.headers));
+    line.by(principal(&front.principals, service.route(), line.token(), &head.headers));
     async move {
         let asked = match read(&front, &head, body, turned_away, &mut line).await {
             Reading::Request(call, capabilities) => {

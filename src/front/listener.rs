@@ -299,19 +299,26 @@ impl<S: Serves> Visit<S> {
                 }
                 let _ = serving.await;
             }
-            Version::Http2 => {
-                let builder = http2(&self.front, self.leaving.stopping.clone());
-                let mut serving = Box::pin(builder.serve_connection(io, Streams(door)));
-                tokio::select! {
-                    _ = serving.as_mut() => return,
-                    () = self.leaving.is_due() => serving.as_mut().graceful_shutdown(),
-                    // hyper has a time for this over HTTP/1 alone, and over HTTP/2 any frame is a sign of life.
-                    () = rest.over(self.front.timeouts.idle, &*self.front.clock) => serving.as_mut().graceful_shutdown(),
-                }
-                // A client that does not take its leave is not waited for; its requests are.
-                while timeout(FAREWELL, serving.as_mut()).await.is_err() && rest.since().is_none() {}
-            }
+            // Boxed: connections of HTTP/1 need not pay for it.
+            Version::Http2 => Box::pin(self.http2(io, door)).await,
         }
+    }
+
+    async fn http2<T>(&self, io: Io<T>, door: Door<S>)
+    where
+        T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    {
+        let rest = &self.leaving.guest.rest;
+        let builder = http2(&self.front, self.leaving.stopping.clone());
+        let mut serving = pin!(builder.serve_connection(io, Streams(door)));
+        tokio::select! {
+            _ = serving.as_mut() => return,
+            () = self.leaving.is_due() => serving.as_mut().graceful_shutdown(),
+            // hyper has a time for this over HTTP/1 alone, and over HTTP/2 any frame is a sign of life.
+            () = rest.over(self.front.timeouts.idle, &*self.front.clock) => serving.as_mut().graceful_shutdown(),
+        }
+        // A client that does not take its leave is not waited for; its requests are.
+        while timeout(FAREWELL, serving.as_mut()).await.is_err() && rest.since().is_none() {}
     }
 }
 

@@ -93,7 +93,7 @@ async fn fetch(front: &Front, head: &Parts, mut line: Line) -> Response<Body> {
     if service.leads_back(&head.headers) {
         return refuse(Refusal::Loop { path: route.path.to_string() }, line);
     }
-    line.by(principal(route, None, &head.headers));
+    line.by(principal(&front.principals, route, None, &head.headers));
     let credentials = credentials(route, &head.headers);
     let address = Address::of(front, head, line.connection());
     match service.metadata(path, &credentials).await {

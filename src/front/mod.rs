@@ -47,11 +47,12 @@ mod tls;
 mod write_timeout;
 
 use crate::{
+    dialect::PrincipalKey,
     policy::{Access, Tokens},
     proxy::Service,
     runtime::{Clock, Room},
 };
-use http::Uri;
+use http::{Uri, uri::Scheme};
 use receive::BodyMemory;
 use std::{
     io,
@@ -153,6 +154,7 @@ pub enum Error {
 /// What every connection shares.
 struct Front {
     services: Vec<Arc<dyn Service>>,
+    principals: PrincipalKey,
     limits: Limits,
     timeouts: Timeouts,
     public_url: Option<Uri>,
@@ -165,6 +167,17 @@ struct Front {
 }
 
 // === impl Config ===
+
+impl Config {
+    /// The address on which clients from elsewhere show their tokens to whoever listens in, if there is one.
+    fn shows_tokens_on(&self) -> Option<SocketAddr> {
+        let is_https = |url: &Uri| url.scheme() == Some(&Scheme::HTTPS);
+        if self.tokens.is_empty() || self.tls.is_some() || self.public_url.as_ref().is_some_and(is_https) {
+            return None;
+        }
+        self.listen.iter().copied().find(|address| !address.ip().to_canonical().is_loopback())
+    }
+}
 
 impl Default for Config {
     fn default() -> Self {

@@ -10,6 +10,7 @@ use super::{
     tls,
 };
 use crate::{
+    dialect::PrincipalKey,
     policy,
     proxy::Service,
     runtime::{Clock, Net, Stopping},
@@ -25,6 +26,7 @@ use tower::{ServiceBuilder, layer::layer_fn, service_fn};
 pub fn serve(
     config: Config,
     services: Vec<Arc<dyn Service>>,
+    principals: PrincipalKey,
     stopping: Stopping,
     clock: Arc<dyn Clock>,
     net: &Net,
@@ -32,8 +34,17 @@ pub fn serve(
     let tls = config.tls.as_ref().map(tls::acceptor).transpose()?;
     let listeners = listener::Listeners::bind(&config.listen, net)?;
     let addresses = listeners.addresses.clone();
+    if let Some(listen) = config.shows_tokens_on() {
+        tracing::warn!(
+            target: "deferral",
+            event = "tokens_unencrypted",
+            %listen,
+            remedy = "serve `tls`, or name the `https` address of what stands in front in `public_url`",
+        );
+    }
     let front = Arc::new(Front {
         services,
+        principals,
         bodies: BodyMemory::new(config.limits.body_memory),
         limits: config.limits,
         timeouts: config.timeouts,

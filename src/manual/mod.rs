@@ -18,6 +18,9 @@ pub mod engine {}
 #[doc = include_str!("tasks.md")]
 pub mod tasks {}
 
+#[doc = include_str!("durable.md")]
+pub mod durable {}
+
 #[doc = include_str!("questions.md")]
 pub mod questions {}
 

@@ -81,7 +81,7 @@ pub struct LegacyTasks {
 }
 
 /// Whether the answers of a server without event ids can be taken up by legacy clients where they
-/// broke.
+/// broke, and how long calls wait to be taken up after a restart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Resume {
     /// Whether events are given ids and kept. Off by default: it costs memory, and work of its own for
@@ -91,6 +91,9 @@ pub struct Resume {
     pub keep: Duration,
     /// How much of one answer is kept, in bytes: the latest. Default 1 MiB.
     pub bytes: usize,
+    /// How long a call that the process before this one has made waits for its caller to show its credentials
+    /// again, without which it cannot be taken up. Default 5 min.
+    pub wait: Duration,
     /// Answers that are kept at a time; further ones go without ids. Default 1000.
     pub streams: usize,
 }
@@ -127,7 +130,13 @@ impl Default for Held {
 
 impl Default for Resume {
     fn default() -> Self {
-        Self { mint: false, keep: Duration::from_secs(5 * 60), bytes: 1 << 20, streams: 1000 }
+        Self {
+            mint: false,
+            keep: Duration::from_secs(5 * 60),
+            wait: Duration::from_secs(5 * 60),
+            bytes: 1 << 20,
+            streams: 1000,
+        }
     }
 }
 

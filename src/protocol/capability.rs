@@ -89,6 +89,11 @@ impl Capabilities {
         &self.legacy
     }
 
+    /// As they were declared, raw JSON.
+    pub fn as_bytes(&self) -> &Bytes {
+        &self.raw
+    }
+
     /// Bytes that keeping them takes.
     pub fn kept(&self) -> usize {
         let is_same = self.raw.as_ptr() == self.legacy.as_ptr();

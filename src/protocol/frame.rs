@@ -247,9 +247,9 @@ impl Index {
     fn routed(&self, bytes: &[u8]) -> Result<Routed, FrameError> {
         let (mut found, mut resembled) = ([const { None }; ROUTED.len()], None);
         for member in &self.members {
-            let key = scan::meant(&bytes[member.key()]);
-            let Some(at) = ROUTED.iter().position(|name| *name == key) else {
-                let asked = (0..).zip(&ROUTED[..3]);
+            let spelled = &bytes[member.key()];
+            let Some(at) = ROUTED.iter().position(|name| scan::is(spelled, name)) else {
+                let (key, asked) = (scan::meant(spelled), (0..).zip(&ROUTED[..3]));
                 resembled = resembled
                     .or_else(|| asked.filter(|(_, name)| is_like(&key, name)).map(|(at, _)| at).next());
                 continue;

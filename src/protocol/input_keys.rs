@@ -36,6 +36,12 @@ impl Keys {
         keys
     }
 
+    /// This key was given before, to a question of the same call.
+    pub fn has_used(&mut self, key: &str) {
+        self.unused.retain(|name| name != key);
+        self.chosen.insert(key.to_owned());
+    }
+
     /// The key of the next question.
     pub fn give(&mut self, kind: InputKind) -> String {
         let slot = match kind {

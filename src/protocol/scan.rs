@@ -39,17 +39,29 @@ struct Brackets {
 
 /// Whether a key, as it is spelled, is this one.
 pub(super) fn is(spelled: &[u8], key: &str) -> bool {
-    let is_escaped = || memchr::memchr(b'\\', spelled).is_some();
     // Hardly any key is spelled with escapes, and one that is is longer than what it means.
     match spelled.len() == key.len() {
-        true => spelled == key.as_bytes() && !is_escaped(),
-        false => spelled.len() > key.len() && is_escaped() && meant(spelled) == key,
+        true => spelled == key.as_bytes() && !is_escaped(spelled),
+        // Mostly the first byte tells it from another.
+        false => {
+            let may_begin_alike = || spelled[0] == b'\\' || spelled.first() == key.as_bytes().first();
+            spelled.len() > key.len() && may_begin_alike() && is_escaped(spelled) && meant(spelled) == key
+        }
     }
+}
+
+/// Whether two keys, as they are spelled, are the same.
+pub(super) fn is_same(one: &[u8], other: &[u8]) -> bool {
+    one == other || (is_escaped(one) || is_escaped(other)) && meant(one) == meant(other)
+}
+
+fn is_escaped(spelled: &[u8]) -> bool {
+    memchr::memchr(b'\\', spelled).is_some()
 }
 
 /// A key as it is meant, its escapes resolved.
 pub(super) fn meant(spelled: &[u8]) -> Cow<'_, str> {
-    if memchr::memchr(b'\\', spelled).is_none() {
+    if !is_escaped(spelled) {
         return String::from_utf8_lossy(spelled);
     }
     let quoted = [b"\"", spelled, b"\""].concat();
@@ -386,6 +398,18 @@ mod tests {
         fn what_is_valid_here_is_for_serde_json(json in "[\\[\\]{}\",:0-2eE.+\\-tfn \\\\ua-f\n]{0,14}") {
             let read: Result<&RawValue, _> = serde_json::from_str(&json);
             prop_assert_eq!(is_valid(json.as_bytes()), read.is_ok(), "{}", json);
+        }
+
+        #[test]
+        fn a_key_is_what_it_means(spelled in r#"([ab]|\\\\(u0061|n|\\\\)){0,5}"#, key in "[ab\n\\\\]{0,5}") {
+            let means: String = serde_json::from_str(&format!("\"{spelled}\"")).expect("a string");
+            prop_assert_eq!(meant(spelled.as_bytes()), means.as_str());
+            for key in [&key, &means] {
+                prop_assert_eq!(is(spelled.as_bytes(), key), means == **key, "{} {}", spelled, key);
+                let plainly = serde_json::to_string(key).expect("it is written to memory");
+                let plainly = &plainly.as_bytes()[1..plainly.len() - 1];
+                prop_assert_eq!(is_same(spelled.as_bytes(), plainly), means == **key, "{} {}", spelled, key);
+            }
         }
 
         #[test]

@@ -85,7 +85,12 @@ impl Object {
 
     /// The value of a member that is a string.
     pub fn string(&self, key: &str) -> Option<String> {
-        serde_json::from_slice(&self.get(key)?).ok()
+        let value = self.get(key)?;
+        let text = value.strip_prefix(b"\"")?.strip_suffix(b"\"")?;
+        match memchr::memchr(b'\\', text) {
+            None => std::str::from_utf8(text).ok().map(str::to_owned),
+            Some(_) => serde_json::from_slice(&value).ok(),
+        }
     }
 
     pub fn contains(&self, key: &str) -> bool {
@@ -106,9 +111,10 @@ impl Object {
             let repeated = self.members.iter().find(|member| !seen.insert(self.key(member)));
             return repeated.map(|member| self.key(member));
         }
+        let spelled = |member: &Member| &self.bytes[member.key()];
         let seen = |at: usize| {
-            let key = self.key(&self.members[at]);
-            self.members[..at].iter().any(|other| self.is(other, &key))
+            let key = spelled(&self.members[at]);
+            self.members[..at].iter().any(|other| scan::is_same(spelled(other), key))
         };
         (1..self.members.len()).find(|&at| seen(at)).map(|at| self.key(&self.members[at]))
     }
@@ -149,6 +155,8 @@ impl<'a> Edit<'a> {
     pub fn set(&mut self, key: &str, value: impl Into<Bytes>) -> &mut Self {
         let value = value.into();
         if !self.object.contains(key) {
+            // The key in its quotes, a colon, and commas on either side.
+            self.added.reserve(key.len() + value.len() + 5);
             if !self.added.is_empty() {
                 self.added.push(b',');
             }

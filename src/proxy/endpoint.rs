@@ -2,6 +2,7 @@
 
 use super::{
     Item, Items, Ledger, Passage, Passed, Reply, Service, Switchboard,
+    absent::Absent,
     answers::extension,
     catalogues::Catalogues,
     conversation::Conversation,
@@ -60,8 +61,13 @@ impl Endpoint {
                 server_profile: ServerProfile::default(),
                 minted: Arc::default(),
                 sessions: Sessions::default(),
+                absent: Absent::default(),
             }),
         }
+    }
+
+    pub(super) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
     }
 }
 
@@ -72,6 +78,7 @@ impl Service for Endpoint {
 
     fn call(&self, call: Call, caller: Caller) -> Items {
         let shared = Arc::clone(&self.shared);
+        shared.absent.is_here(caller.principal, || caller.credentials.clone());
         if shared.stopping.is_stopped() && begins_something(&call) {
             return once(async move { reply::stopping(&call) });
         }
@@ -94,6 +101,7 @@ impl Service for Endpoint {
     }
 
     fn pass(&self, passage: Passage) -> BoxFuture<'static, Passed> {
+        self.shared.absent.is_here(passage.principal, || self.shared.credentials(&passage.headers));
         legacy::pass(Arc::clone(&self.shared), passage).boxed()
     }
 
@@ -119,9 +127,10 @@ fn once(reply: impl Future<Output = Reply> + Send + 'static) -> Items {
     stream::once(reply.map(Item::Reply)).boxed()
 }
 
-/// A conversation as a stream; dropping it drops the conversation.
+/// A conversation as a stream; dropping it drops the conversation. No `async` closure: what one takes by value it
+/// keeps twice.
 fn each(conversation: impl Conversation) -> Items {
-    stream::unfold(conversation, async |mut conversation| {
+    stream::unfold(conversation, |mut conversation| async move {
         let item = conversation.next().await?;
         Some((item, conversation))
     })

@@ -13,7 +13,7 @@ use crate::{
     },
     dialect::{Call, Caller, modern::server_info_meta},
     protocol::{
-        Capabilities, ErrorObject,
+        Capabilities, ErrorObject, code,
         input::{InputRequest, InputResponses, request_state},
         splice::Object,
     },
@@ -32,9 +32,16 @@ pub(super) enum CallAttempt {
     /// A call of its own, perhaps with answers to what it may be asked.
     Fresh(InputResponses),
     /// A client coming back to a call that is parked.
-    Back(TaskId, InputResponses),
+    Back(Parked, InputResponses),
     /// A client that has been where the server sent it: the call is to be made again.
     Again,
+}
+
+/// A call that waits for its client's answers.
+pub(super) struct Parked {
+    id: TaskId,
+    /// It was parked by this process; else by one that holds it no more.
+    is_ours: bool,
 }
 
 /// What a client would have had to declare to be asked all of these.
@@ -63,10 +70,12 @@ pub(super) fn attempt_of(shared: &Shared, caller: &Caller, call: &Call) -> Resul
         return Ok(CallAttempt::Fresh(answers));
     };
     let binding = || binding(shared, caller, call);
-    let State { resumes, .. } =
+    let State { resumes, node, .. } =
         shared.keyring.open(&state, binding, shared.clock.timestamp()).map_err(|error| wrong(&error))?;
     match resumes {
-        Resumes::Parked(id) => Ok(CallAttempt::Back(id, answers)),
+        Resumes::Parked(id) => {
+            Ok(CallAttempt::Back(Parked { id, is_ours: node == shared.switchboard.node }, answers))
+        }
         Resumes::Again if answers.iter().any(|(_, answer)| declines(answer)) => {
             Err(wrong(&"the server asked for an address to be visited first, and that was declined"))
         }
@@ -92,7 +101,7 @@ pub(super) async fn rejoin(
     shared: &Shared,
     caller: &Caller,
     call: &Call,
-    id: &TaskId,
+    Parked { id, is_ours }: &Parked,
     answers: InputResponses,
     defer_after: Option<Duration>,
 ) -> Result<mpsc::Receiver<Item>, Box<Reply>> {
@@ -108,7 +117,7 @@ pub(super) async fn rejoin(
     // Only what a task's handle says of its server depends on it.
     let server = shared.upstream.describe(&Identity::of(caller)).await;
     let server = server.unwrap_or_else(|_| Arc::new(Description::unknown()));
-    Err(Box::new(too_late(shared, call, &server, id, declares_tasks).await))
+    Err(Box::new(too_late(shared, call, &server, (id, *is_ours), declares_tasks).await))
 }
 
 /// The answer to a retry whose call waits for nobody any more. If it has become a task since, that
@@ -117,7 +126,7 @@ pub(super) async fn too_late(
     shared: &Shared,
     call: &Call,
     server: &Description,
-    id: &TaskId,
+    (id, is_ours): (&TaskId, bool),
     declares_tasks: bool,
 ) -> Reply {
     let now = shared.clock.timestamp();
@@ -129,7 +138,7 @@ pub(super) async fn too_late(
             reply::handle(call, &created(shared, &record, server), id.clone(), None)
         }
         Some(_) => became_a_task(call),
-        None => gone(call),
+        None => gone(call, is_ours),
     }
 }
 
@@ -153,13 +162,20 @@ pub(super) fn became_a_task(call: &Call) -> Reply {
     reply::refuse(call, StatusCode::BAD_REQUEST, &error)
 }
 
-/// The refusal of a retry whose call is no more. It was sent, and is known no longer: after a restart, or
-/// a while after it ended. It may well have run, so nobody is told simply to make it again.
-fn gone(call: &Call) -> Reply {
-    reply::invalid_params(
-        call,
-        "the call that `requestState` belongs to has ended, or is not held by this process; it may have run, so make it anew, without `requestState`, only if it may run twice",
-    )
+/// The refusal of a retry whose call is no more. It was sent, and is known no longer: a while after it ended, or
+/// as its process is gone. It may well have run, so nobody is told simply to make it again.
+fn gone(call: &Call, is_ours: bool) -> Reply {
+    if is_ours {
+        return reply::invalid_params(
+            call,
+            "the call that `requestState` belongs to has ended; it may have run, so make it anew, without `requestState`, only if it may run twice",
+        );
+    }
+    let error = ErrorObject::new(
+        code::OUTCOME_UNKNOWN,
+        "the call that `requestState` belongs to is not held by this process, and its own may be gone; it may have run, and its outcome is unknown: make it anew, without `requestState`, only if it may run twice",
+    );
+    reply::refuse(call, StatusCode::OK, &error)
 }
 
 /// What a call is answered with whose server wants addresses visited first: those, and a state with
@@ -180,6 +196,7 @@ pub(super) fn again(
     }
     let state = State {
         resumes: Resumes::Again,
+        node: shared.switchboard.node,
         round: 1,
         expires: shared.clock.timestamp() + shared.route.questions.park,
         binding: binding(),

@@ -78,6 +78,7 @@ fn bytes(event: &Event) -> usize {
         Event::Progressed { .. }
         | Event::Withdrawn { .. }
         | Event::Answered { .. }
+        | Event::Delivered { .. }
         | Event::Cancelled
         | Event::Renewed => 0,
     }

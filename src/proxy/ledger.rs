@@ -1,19 +1,26 @@
 //! What is kept of the tasks of all routes: their records, within quotas, for as long as they are to be found.
 //!
 //! Whoever learns what has become of a task has it kept here, wherever its call is held. A store that fails
-//! is said so in the log, once for each failure, and whoever asked is told by the type of what they get:
+//! is said so in the log, once a minute while that lasts, and whoever asked is told by the type of what they get:
 //! what was not kept is neither shown nor acknowledged.
 
-use super::{hub::Hub, keep::NO_ROOM_BYTES, limits::Limits};
+use super::{
+    anchor::{Anchor, AnchorSeal},
+    hub::Hub,
+    keep::NO_ROOM_BYTES,
+    limits::Limits,
+    store_health::StoreHealth,
+};
 use crate::{
     dialect::Principal,
     policy::Quotas,
     protocol::{ErrorObject, code},
     runtime::Clock,
-    store::{self, Place, Store, StoreError, Updated, Version},
+    store::{self, Due, Orphan, Place, Secret, Store, StoreError, Updated, Version},
     task::{Effect, Event, Owner, Record, TaskId},
-    telemetry::{QuotaFull, StoreFailed, TaskTransition},
+    telemetry::{QuotaFull, TaskTransition},
 };
+use bytes::Bytes;
 use dashmap::DashMap;
 use std::{
     collections::HashSet,
@@ -27,6 +34,9 @@ use tokio::sync::Notify;
 /// The tasks of all routes, as they are kept.
 pub struct Ledger {
     store: Arc<dyn Store>,
+    /// Where the store outlives the process: seals what a call can be taken up with.
+    seal: Option<AnchorSeal>,
+    health: StoreHealth,
     pub(super) quotas: Quotas,
     clock: Arc<dyn Clock>,
     pub(super) limits: Limits,
@@ -38,12 +48,21 @@ pub struct Ledger {
     parked_in_all: AtomicUsize,
     /// Bytes of results that a failing store has not taken.
     aside: AtomicUsize,
-    /// Tasks that have ended, and nobody has fetched how: a proxy that stops waits for that. Its size is
-    /// bounded with the number of tasks.
+    /// Tasks that have ended, and nobody has fetched how: a proxy that stops waits for that, unless the next
+    /// process has them, too. Its size is bounded with the number of tasks.
     unfetched: DashMap<TaskId, ()>,
     /// Told whenever there is one less of them.
     fetched: Notify,
+    /// Tasks that have been made.
+    made: AtomicUsize,
+    /// Tasks that have been left to the next process.
+    released: AtomicUsize,
+    /// Tasks of a former process whose callers are waited for: nobody works at them meanwhile.
+    waiting: AtomicUsize,
 }
+
+/// A task of a former process whose caller is waited for.
+pub(super) struct Waits(Arc<Ledger>);
 
 /// What is known of a task whose call is held here.
 struct Held {
@@ -86,15 +105,23 @@ pub enum NoRoom {
 /// The status message of a task whose store does not take what has become of it.
 const WAITS_FOR_STORE: &str = "the call has gone on, which cannot be shown before the task store takes it";
 
-/// Why a task failed that the proxy no longer holds.
-const LOST: &str = "the proxy lost hold of the call; its outcome is unknown";
+/// Why a task failed whose call no process holds any more.
+const LOST: &str = "the proxy that had made the call is gone, or lost hold of it; the call may have run, and its outcome is unknown";
 
 // === impl Ledger ===
 
 impl Ledger {
-    pub fn new(store: Arc<dyn Store>, quotas: Quotas, clock: Arc<dyn Clock>) -> Arc<Self> {
+    /// `secret` is what lies beside a store that outlives the process.
+    pub fn new(
+        store: Arc<dyn Store>,
+        secret: Option<&Secret>,
+        quotas: Quotas,
+        clock: Arc<dyn Clock>,
+    ) -> Arc<Self> {
         Arc::new(Self {
             store,
+            seal: secret.map(AnchorSeal::new),
+            health: StoreHealth::default(),
             limits: Limits::new(&quotas),
             quotas,
             clock,
@@ -105,20 +132,28 @@ impl Ledger {
             aside: AtomicUsize::new(0),
             unfetched: DashMap::new(),
             fetched: Notify::new(),
+            made: AtomicUsize::new(0),
+            released: AtomicUsize::new(0),
+            waiting: AtomicUsize::new(0),
         })
     }
 
     /// The tasks whose calls this process holds.
     pub fn working(&self) -> usize {
-        self.held.len()
+        self.held.len().saturating_sub(self.waiting.load(Ordering::Relaxed))
     }
 
-    /// The results that have been kept and not been fetched by anybody.
+    /// How many tasks have been made.
+    pub fn made(&self) -> usize {
+        self.made.load(Ordering::Relaxed)
+    }
+
+    /// The results that have not been fetched by anybody, and end with the process.
     pub fn unfetched(&self) -> usize {
         self.unfetched.len()
     }
 
-    /// Resolves when every result that there is has been fetched or has outlived its time.
+    /// Resolves when every result that ends with the process has been fetched or has outlived its time.
     pub async fn all_fetched(&self) {
         loop {
             let fetched = self.fetched.notified();
@@ -160,6 +195,8 @@ impl Ledger {
         kept.map_err(|error| self.no_room("storing a task", &error))?;
         let (task, tool) = (&custody.id, &record.tool);
         TaskTransition { task, tool, principal: &principal, from: "call", to: "working" }.emit();
+        self.made.fetch_add(1, Ordering::Relaxed);
+        self.health.works();
         Ok(custody)
     }
 
@@ -211,6 +248,77 @@ impl Ledger {
         }
     }
 
+    /// Whether the store took the last change that it was asked for.
+    pub fn is_failing(&self) -> bool {
+        self.health.is_failing()
+    }
+
+    /// Whether what is kept is there for the next process.
+    pub fn outlives(&self) -> bool {
+        self.store.outlives()
+    }
+
+    /// Keeps where the call of a task can be taken up.
+    ///
+    /// # Errors
+    /// [`StoreError`], which is in the log by then.
+    pub(super) async fn anchor(&self, id: &TaskId, anchor: &Anchor) -> Result<(), StoreError> {
+        let sealed = self.seal.as_ref().map(|seal| seal.seal(id, anchor));
+        let kept = self.store.anchor(id, sealed).await;
+        kept.inspect_err(|error| self.failed("keeping where a call is", error))
+    }
+
+    /// What was kept so of a task, if it was sealed with this secret.
+    pub(super) fn anchored(&self, id: &TaskId, sealed: Option<&Bytes>) -> Option<Anchor> {
+        self.seal.as_ref()?.open(id, sealed?)
+    }
+
+    /// Nothing need be known any more of where the call of a task is.
+    ///
+    /// # Errors
+    /// [`StoreError`], which is in the log by then.
+    pub(super) async fn let_go(&self, id: &TaskId) -> Result<(), StoreError> {
+        let kept = self.store.anchor(id, None).await;
+        kept.inspect_err(|error| self.failed("forgetting where a call is", error))
+    }
+
+    /// A task of a former process whose caller is waited for is no work, until this is dropped.
+    pub(super) fn waits(self: &Arc<Self>) -> Waits {
+        self.waiting.fetch_add(1, Ordering::Relaxed);
+        Waits(Arc::clone(self))
+    }
+
+    /// A task is left to the next process.
+    pub(super) fn was_released(&self) {
+        self.released.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// The tasks that have been left to the next process.
+    pub fn released(&self) -> usize {
+        self.released.load(Ordering::Relaxed)
+    }
+
+    /// Nothing is kept from here on; what has been is written.
+    pub async fn close(&self) {
+        self.store.close().await;
+    }
+
+    /// A task that another process held is held by this one from here on.
+    pub(super) fn adopt(self: &Arc<Self>, version: Version, record: &Arc<Record>) -> Custody {
+        let held = Held { version, record: Arc::clone(record), waits: false };
+        self.held.insert(record.id.clone(), held);
+        Custody { ledger: Arc::clone(self), id: record.id.clone() }
+    }
+
+    /// Tasks of a process that is gone; see [`Store::orphans`].
+    ///
+    /// # Errors
+    /// [`StoreError`], which is in the log by then.
+    pub(super) async fn orphans(&self, limit: usize) -> Result<Vec<Orphan>, StoreError> {
+        let found = self.store.orphans(limit).await;
+        found.inspect_err(|error| self.failed("looking for tasks of a former process", error))
+    }
+
     fn no_room(&self, doing: &str, error: &StoreError) -> NoRoom {
         self.failed(doing, error);
         NoRoom::StoreFailed
@@ -229,11 +337,13 @@ impl Ledger {
         }
     }
 
-    /// Says so in the log. That there is no room is no failure, and is said where it is felt.
-    fn failed(&self, doing: &str, error: &StoreError) {
+    /// Says so in the log, once a minute. That there is no room is no failure, and is said where it is felt.
+    pub(crate) fn failed(&self, doing: &str, error: &StoreError) {
         match error {
             StoreError::Full(_) => {}
-            StoreError::Exists | StoreError::Unavailable(_) => StoreFailed { doing, error }.emit(),
+            StoreError::Exists | StoreError::Unavailable(_) => {
+                self.health.failed(doing, error, self.clock.now())
+            }
         }
     }
 
@@ -285,7 +395,7 @@ impl Ledger {
     /// [`StoreError`], which is in the log by then: nothing has changed.
     pub async fn change(&self, id: &TaskId, event: &Event) -> Result<Updated, StoreError> {
         let is_result = matches!(event, Event::Returned { .. } | Event::Failed { .. });
-        if is_result {
+        if is_result && !self.outlives() {
             // Before anybody can fetch it.
             self.unfetched.insert(id.clone(), ());
         }
@@ -296,6 +406,7 @@ impl Ledger {
         let updated = updated.inspect_err(|error| self.failed("updating a task", error))?;
         if let Updated::Done { before, after, version, effects } = &updated {
             self.note(*version, after);
+            self.health.works();
             let (from, to) = (before.state.status(), after.state.status());
             if from != to {
                 TaskTransition {
@@ -364,9 +475,8 @@ impl Ledger {
     pub(super) async fn sweep(&self, batch: usize) -> Result<usize, StoreError> {
         let now = self.clock.timestamp();
         let due = self.store.due(now, batch).await?;
-        for id in &due {
-            let Some((_, record)) = self.store.load(id).await? else { continue };
-            if record.is_expired(now) {
+        for Due { id, is_ended } in &due {
+            if *is_ended {
                 self.store.remove(id).await?;
                 self.fetched(id);
                 tracing::debug!(target: "deferral::task", event = "forgotten", task = %id);
@@ -374,9 +484,7 @@ impl Ledger {
                 self.change(id, &Event::Renewed).await?;
             } else {
                 // A call leaves its place only once its end is kept, so this one is not at work anywhere.
-                let error = ErrorObject::new(code::OUTCOME_UNKNOWN, LOST);
-                let message = Some(LOST.to_owned());
-                self.change(id, &Event::Failed { error: error.as_bytes().clone(), message }).await?;
+                self.change(id, &lost()).await?;
             }
         }
         self.limits.forget_silent();
@@ -403,6 +511,14 @@ impl Drop for Custody {
     }
 }
 
+// === impl Waits ===
+
+impl Drop for Waits {
+    fn drop(&mut self) {
+        self.0.waiting.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
 // === impl Aside ===
 
 impl Drop for Aside<'_> {
@@ -421,6 +537,12 @@ impl Drop for Parked {
             *count == 0
         });
     }
+}
+
+/// The end of a task whose call no process holds any more.
+pub(super) fn lost() -> Event {
+    let error = ErrorObject::new(code::OUTCOME_UNKNOWN, LOST);
+    Event::Failed { error: error.as_bytes().clone(), message: Some(LOST.to_owned()) }
 }
 
 fn principal_of(principal: &[u8; 16]) -> Principal {

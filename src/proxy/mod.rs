@@ -10,7 +10,9 @@
 //! ([`Service::pass`], `relay`), but for what concerns the tasks of 2025-11-25 (`legacy`). What is known of
 //! its session is in `session`.
 
+mod absent;
 mod access_summary;
+mod anchor;
 mod answers;
 mod catalogues;
 mod conversation;
@@ -29,10 +31,12 @@ mod passage;
 mod recent;
 pub mod relay;
 mod reply;
+mod restart;
 mod server_profile;
 mod service;
 mod session;
 mod shared;
+mod store_health;
 mod sweep;
 mod switchboard;
 

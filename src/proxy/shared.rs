@@ -1,8 +1,8 @@
 //! What every call on a route needs.
 
 use super::{
-    Ledger, Switchboard, catalogues::Catalogues, ids, relay::Minted, server_profile::ServerProfile,
-    session::Sessions,
+    Ledger, Switchboard, absent::Absent, catalogues::Catalogues, ids, relay::Minted,
+    server_profile::ServerProfile, session::Sessions,
 };
 use crate::{
     bridge::{Catalogue, describe, resume::Keyring},
@@ -39,6 +39,8 @@ pub(super) struct Shared {
     pub(super) minted: Arc<Minted>,
     /// The sessions of legacy clients.
     pub(super) sessions: Sessions,
+    /// The callers whose calls wait to be taken up.
+    pub(super) absent: Absent,
 }
 
 // === impl Shared ===
@@ -50,6 +52,11 @@ impl Shared {
             route: Arc::clone(&self.route.path),
             scope: Scope::Principal,
         }
+    }
+
+    /// What a client shows the server, by the headers of its request.
+    pub(super) fn credentials(&self, headers: &HeaderMap) -> Credentials {
+        Credentials::of(headers, &self.route.forward)
     }
 
     /// The server as it described itself last. It is not asked: what is said of a task must not wait
@@ -92,7 +99,7 @@ impl Shared {
     fn asker(&self, principal: Principal, headers: &HeaderMap) -> Identity {
         Identity {
             principal,
-            credentials: Credentials::of(headers, &self.route.forward),
+            credentials: self.credentials(headers),
             capabilities: Arc::new(Capabilities::none()),
         }
     }

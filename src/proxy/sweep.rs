@@ -1,7 +1,7 @@
 //! What is due: lives to be extended, results to be forgotten.
 
-use super::Ledger;
-use crate::{runtime::Stopping, telemetry::StoreFailed};
+use super::{Endpoint, Ledger};
+use crate::runtime::Stopping;
 use std::{sync::Arc, time::Duration};
 use tokio::time::{MissedTickBehavior, interval};
 
@@ -13,8 +13,10 @@ const PERIOD: Duration = Duration::from_secs(5);
 const BATCH: usize = 1000;
 
 impl Ledger {
-    /// Looks after the tasks until the proxy stops.
-    pub async fn look_after(self: Arc<Self>, stopping: Stopping) {
+    /// Looks after the tasks until the proxy stops, those first that a process before this one left behind.
+    pub async fn look_after(self: Arc<Self>, endpoints: Vec<Endpoint>, stopping: Stopping) {
+        // What nobody holds would be taken for lost.
+        self.take_over(&endpoints, &stopping).await;
         let mut ticks = interval(PERIOD);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
@@ -30,7 +32,7 @@ impl Ledger {
             match self.sweep(BATCH).await {
                 Ok(BATCH) => {}
                 Ok(_) => return,
-                Err(error) => return StoreFailed { doing: "sweeping", error: &error }.emit(),
+                Err(error) => return self.failed("sweeping", &error),
             }
         }
     }
@@ -49,7 +51,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_task_that_works_and_is_held_by_nobody_ends() {
         let (store, clock) = (Arc::new(Memory::default()), Arc::new(SystemClock::new()));
-        let ledger = Ledger::new(store.clone(), Quotas::default(), clock.clone());
+        let ledger = Ledger::new(store.clone(), None, Quotas::default(), clock.clone());
         let owner = Owner { principal: [1; 16], route: "/mcp".into(), scope: Scope::Principal };
         let record = |id| Record::new(id, owner.clone(), "slow", Duration::ZERO, clock.timestamp());
         let [held, lost] = [6, 7].map(|id| TaskId::from_entropy([id; 16]));

@@ -4,20 +4,44 @@ use super::Item;
 use crate::{
     dialect::Call,
     protocol::{Capabilities, Id, InputResponses},
-    runtime::random,
+    runtime::{Mutex, random},
     task::TaskId,
 };
 use bytes::Bytes;
 use dashmap::DashMap;
-use std::{sync::Arc, time::Duration};
-use tokio::sync::mpsc;
+use std::{
+    collections::VecDeque,
+    future::poll_fn,
+    sync::Arc,
+    task::{Context, Poll, Waker},
+    time::Duration,
+};
+use tokio::sync::{Semaphore, mpsc};
 
 /// The calls that are held in this process.
-#[derive(Default)]
 pub struct Switchboard {
+    /// Which process this is: drawn anew at each start.
+    pub(super) node: u64,
     /// How to tell them something. Sharded.
-    lines: DashMap<TaskId, mpsc::Sender<Box<Control>>>,
+    lines: DashMap<TaskId, Arc<Line>>,
 }
+
+/// What one call is told. No channel of tokio's: those set room aside, 800 bytes at least, and nearly every call
+/// is told nothing.
+struct Line {
+    /// For what it has not heard. Closed when it listens no more.
+    room: Semaphore,
+    told: Mutex<Told>,
+}
+
+#[derive(Default)]
+struct Told {
+    waiting: VecDeque<Control>,
+    listener: Option<Waker>,
+}
+
+/// What a call may have been told and not heard; whoever tells more waits until it has listened.
+const WAITING: usize = 8;
 
 /// What a held call can be told.
 pub(super) enum Control {
@@ -74,20 +98,28 @@ pub(super) struct Retry {
 pub(super) struct Hold {
     switchboard: Arc<Switchboard>,
     id: TaskId,
-    told: mpsc::Receiver<Box<Control>>,
+    line: Arc<Line>,
 }
 
 // === impl Switchboard ===
 
+impl Default for Switchboard {
+    fn default() -> Self {
+        Self { node: u64::from_be_bytes(random()), lines: DashMap::new() }
+    }
+}
+
 impl Switchboard {
     /// A place for a call that is to be held, under an id that nobody can guess.
     pub(super) fn hold(self: &Arc<Self>) -> Hold {
-        let id = TaskId::from_entropy(random());
-        // A few: whoever tells more waits until the call has listened. Boxed, because a channel sets room aside
-        // for 32, and nearly every call is told nothing.
-        let (tell, told) = mpsc::channel(8);
-        self.lines.insert(id.clone(), tell);
-        Hold { switchboard: Arc::clone(self), id, told }
+        self.hold_as(TaskId::from_entropy(random()))
+    }
+
+    /// A place for a call that has its id.
+    pub(super) fn hold_as(self: &Arc<Self>, id: TaskId) -> Hold {
+        let line = Arc::new(Line { room: Semaphore::new(WAITING), told: Mutex::default() });
+        self.lines.insert(id.clone(), Arc::clone(&line));
+        Hold { switchboard: Arc::clone(self), id, line }
     }
 
     /// Delivers mail to a call; says whether it is held here.
@@ -101,8 +133,44 @@ impl Switchboard {
     }
 
     async fn tell(&self, id: &TaskId, control: Control) -> bool {
-        let Some(tell) = self.lines.get(id).map(|tell| tell.clone()) else { return false };
-        tell.send(Box::new(control)).await.is_ok()
+        let Some(line) = self.lines.get(id).map(|line| Arc::clone(&line)) else { return false };
+        line.tell(control).await
+    }
+}
+
+// === impl Line ===
+
+impl Line {
+    /// Says whether the call still listens.
+    async fn tell(&self, control: Control) -> bool {
+        let Ok(room) = self.room.acquire().await else { return false };
+        let listener = {
+            let mut told = self.told.lock();
+            // Under the lock: what is told before the call has closed is given back to it.
+            if self.room.is_closed() {
+                return false;
+            }
+            room.forget();
+            told.waiting.push_back(control);
+            told.listener.take()
+        };
+        listener.into_iter().for_each(Waker::wake);
+        true
+    }
+
+    fn poll(&self, cx: &Context<'_>) -> Poll<Control> {
+        let mut told = self.told.lock();
+        if let Some(control) = told.waiting.pop_front() {
+            self.room.add_permits(1);
+            return Poll::Ready(control);
+        }
+        told.listener = Some(cx.waker().clone());
+        Poll::Pending
+    }
+
+    fn close(&self) -> VecDeque<Control> {
+        self.room.close();
+        std::mem::take(&mut self.told.lock().waiting)
     }
 }
 
@@ -115,31 +183,29 @@ impl Hold {
     }
 
     /// The next thing the call is told.
-    pub(super) async fn told(&mut self) -> Option<Control> {
-        self.told.recv().await.map(|told| *told)
+    pub(super) async fn told(&mut self) -> Control {
+        poll_fn(|cx| self.line.poll(cx)).await
     }
 
     /// Nothing more is told to the call. Gives what it was told and has not heard.
-    pub(super) async fn close(&mut self) -> Vec<Control> {
-        self.told.close();
-        let mut rest = Vec::new();
-        while let Some(told) = self.told.recv().await {
-            rest.push(*told);
-        }
-        rest
+    pub(super) fn close(&mut self) -> VecDeque<Control> {
+        self.line.close()
     }
 }
 
 impl Drop for Hold {
     fn drop(&mut self) {
         self.switchboard.lines.remove(&self.id);
+        drop(self.close());
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use futures_util::{FutureExt, poll};
     use serde_json::{Value, json};
+    use std::pin::pin;
 
     /// Mail as another process could be sent it. A kind that has no such form has no place in it.
     fn written(mail: &Mail) -> Vec<u8> {
@@ -187,9 +253,28 @@ mod tests {
             Mail::Cancelled,
         ] {
             assert!(switchboard.post(hold.id(), read(&written(&mail))).await);
-            let Some(Control::Mail(told)) = hold.told().await else { panic!("it is told no mail") };
+            let Control::Mail(told) = hold.told().await else { panic!("it is told no mail") };
             assert_eq!(told, mail);
         }
+    }
+
+    #[tokio::test]
+    async fn whoever_tells_a_call_more_than_there_is_room_for_waits_until_it_has_listened() {
+        let switchboard = Arc::new(Switchboard::default());
+        let mut hold = switchboard.hold();
+        let id = hold.id().clone();
+        for _ in 0..WAITING {
+            assert_eq!(switchboard.post(&id, Mail::Cancelled).now_or_never(), Some(true));
+        }
+        let mut one_more = pin!(switchboard.post(&id, Mail::TakenBack));
+        assert_eq!(poll!(&mut one_more), Poll::Pending);
+        hold.told().await;
+        assert!(one_more.await, "there is room");
+        // Nobody waits for a call that is held no more.
+        let mut too_late = pin!(switchboard.post(&id, Mail::TakenBack));
+        assert_eq!(poll!(&mut too_late), Poll::Pending);
+        drop(hold);
+        assert!(!too_late.await);
     }
 
     #[tokio::test]
@@ -198,7 +283,7 @@ mod tests {
         let mut hold = switchboard.hold();
         let id = hold.id().clone();
         assert!(switchboard.post(&id, Mail::Cancelled).await);
-        let rest = hold.close().await;
+        let rest = Vec::from(hold.close());
         assert!(matches!(rest[..], [Control::Mail(Mail::Cancelled)]), "it was told before it closed");
         assert!(!switchboard.post(&id, Mail::TakenBack).await);
         drop(hold);

@@ -4,13 +4,17 @@
 //! must be known across all of them, which are due and how much there is, stands in one small
 //! index behind one lock; a change that leaves it as it is does not take the lock.
 
-use super::{Bounds, Place, Store, StoreError, Usage, Version};
+use super::{
+    Bounds, Due, Flush, Orphan, Place, Store, StoreError, Usage, Version,
+    counts::{Counts, Share},
+};
 use crate::{
     protocol::Timestamp,
     runtime::Mutex,
-    task::{Owner, Record, TaskId},
+    task::{Owner, Record, State, TaskId},
 };
 use async_trait::async_trait;
+use bytes::Bytes;
 use dashmap::{DashMap, Entry};
 use std::{
     collections::{BTreeSet, HashMap},
@@ -21,6 +25,13 @@ use std::{
 /// Forgets everything at exit.
 #[derive(Debug)]
 pub struct Memory {
+    kept: Arc<Records>,
+    /// Which of the processes that use it one after the other this is. The first forgets everything at exit.
+    node: u64,
+}
+
+#[derive(Debug)]
+struct Records {
     bounds: Bounds,
     records: DashMap<TaskId, Kept>,
     /// Taken after the entry of `records` that it is about, where one is held, never before.
@@ -31,24 +42,18 @@ pub struct Memory {
 struct Kept {
     version: Version,
     record: Arc<Record>,
+    /// Who holds it.
+    node: u64,
+    anchor: Option<Bytes>,
 }
 
 /// What is known of all records together.
 #[derive(Debug, Default)]
 struct Index {
     due: BTreeSet<(Timestamp, TaskId)>,
-    /// What each principal has; one that has no task is not in it.
-    principals: HashMap<[u8; 16], Share>,
     /// The tasks of each owner in their order; one that has none is not in it.
     owners: HashMap<Owner, BTreeSet<Place>>,
-    stored_bytes: usize,
-}
-
-/// What one principal has.
-#[derive(Clone, Copy, Debug, Default)]
-struct Share {
-    tasks: usize,
-    stored_bytes: usize,
+    counts: Counts,
 }
 
 // === impl Memory ===
@@ -63,54 +68,102 @@ impl Default for Memory {
 impl Memory {
     /// Keeps no more than this.
     pub fn bounded(bounds: Bounds) -> Self {
-        Self { bounds, records: DashMap::new(), index: Mutex::default() }
+        let kept = Records { bounds, records: DashMap::new(), index: Mutex::default() };
+        Self { kept: Arc::new(kept), node: 0 }
+    }
+
+    /// The same records as the next process finds them: a restart without a disk, for tests.
+    #[must_use]
+    pub fn restarted(&self) -> Self {
+        Self { kept: Arc::clone(&self.kept), node: self.node + 1 }
     }
 }
 
 #[async_trait]
 impl Store for Memory {
     async fn insert(&self, record: Arc<Record>) -> Result<(), StoreError> {
-        match self.records.entry(record.id.clone()) {
+        match self.kept.records.entry(record.id.clone()) {
             Entry::Occupied(_) => Err(StoreError::Exists),
             Entry::Vacant(slot) => {
                 // Held until the index knows the record too: nobody may remove it in between.
-                let _kept = slot.insert(Kept { version: Version::FIRST, record: Arc::clone(&record) });
-                self.index.lock().add(&record);
+                let _kept = slot.insert(Kept {
+                    version: Version::FIRST,
+                    record: Arc::clone(&record),
+                    node: self.node,
+                    anchor: None,
+                });
+                self.kept.index.lock().add(&record);
                 Ok(())
             }
         }
     }
 
     async fn load(&self, id: &TaskId) -> Result<Option<(Version, Arc<Record>)>, StoreError> {
-        Ok(self.records.get(id).map(|kept| (kept.version, Arc::clone(&kept.record))))
+        Ok(self.kept.records.get(id).map(|kept| (kept.version, Arc::clone(&kept.record))))
     }
 
-    async fn swap(&self, version: Version, record: Arc<Record>) -> Result<bool, StoreError> {
-        let Some(mut kept) = self.records.get_mut(&record.id).filter(|kept| kept.version == version) else {
+    async fn swap(&self, version: Version, record: Arc<Record>, _: Flush) -> Result<bool, StoreError> {
+        let Some(mut kept) = self.kept.records.get_mut(&record.id).filter(|kept| kept.version == version)
+        else {
             return Ok(false);
         };
         if Facts::of(&kept.record) != Facts::of(&record) {
-            let mut index = self.index.lock();
-            self.bounds.admit(&kept.record, &record, index.usage(&record.owner.principal))?;
+            let mut index = self.kept.index.lock();
+            let was = kept.record.stored_bytes();
+            self.kept.bounds.admit(was, &record, index.counts.usage(&record.owner.principal))?;
             index.subtract(&kept.record);
             index.add(&record);
         }
-        *kept = Kept { version: version.next(), record };
+        if record.state.is_ended() && record.state != State::Cancelled {
+            kept.anchor = None;
+        }
+        (kept.version, kept.record) = (version.next(), record);
         Ok(true)
     }
 
+    async fn anchor(&self, id: &TaskId, anchor: Option<Bytes>) -> Result<(), StoreError> {
+        if let Some(mut kept) = self.kept.records.get_mut(id) {
+            kept.anchor = anchor;
+        }
+        Ok(())
+    }
+
+    async fn orphans(&self, limit: usize) -> Result<Vec<Orphan>, StoreError> {
+        let mut found = Vec::new();
+        // Asked at a start, and in tests: no index is kept for it.
+        for mut kept in self.kept.records.iter_mut() {
+            if found.len() == limit {
+                break;
+            }
+            if kept.node != self.node && (!kept.record.state.is_ended() || kept.anchor.is_some()) {
+                kept.node = self.node;
+                let (record, anchor) = (Arc::clone(&kept.record), kept.anchor.clone());
+                found.push(Orphan { version: kept.version, record, anchor });
+            }
+        }
+        Ok(found)
+    }
+
     async fn remove(&self, id: &TaskId) -> Result<(), StoreError> {
-        if let Entry::Occupied(slot) = self.records.entry(id.clone()) {
-            self.index.lock().subtract(&slot.get().record);
+        if let Entry::Occupied(slot) = self.kept.records.entry(id.clone()) {
+            self.kept.index.lock().subtract(&slot.get().record);
             slot.remove();
         }
         Ok(())
     }
 
-    async fn due(&self, now: Timestamp, limit: usize) -> Result<Vec<TaskId>, StoreError> {
-        let index = self.index.lock();
-        let due = index.due.iter().take_while(|(due, _)| *due <= now);
-        Ok(due.take(limit).map(|(_, id)| id.clone()).collect())
+    fn outlives(&self) -> bool {
+        self.node > 0
+    }
+
+    async fn due(&self, now: Timestamp, limit: usize) -> Result<Vec<Due>, StoreError> {
+        let ids: Vec<_> = {
+            let index = self.kept.index.lock();
+            let due = index.due.iter().take_while(|(due, _)| *due <= now);
+            due.take(limit).map(|(_, id)| id.clone()).collect()
+        };
+        let is_ended = |id: &TaskId| Some(self.kept.records.get(id)?.record.state.is_ended());
+        Ok(ids.into_iter().filter_map(|id| is_ended(&id).map(|is_ended| Due { id, is_ended })).collect())
     }
 
     async fn list(
@@ -123,7 +176,7 @@ impl Store for Memory {
         let mut from = after.map_or(Bound::Unbounded, |place| Bound::Excluded(place.clone()));
         loop {
             let page: Vec<_> = {
-                let index = self.index.lock();
+                let index = self.kept.index.lock();
                 let places = index.owners.get(owner).into_iter();
                 let places = places.flat_map(|places| places.range((from.clone(), Bound::Unbounded)));
                 places.take(limit - found.len()).cloned().collect()
@@ -131,7 +184,7 @@ impl Store for Memory {
             // What has been forgotten in this moment is made up for by what comes behind it. An id may
             // even be somebody else's by now.
             let there = |place: &Place| {
-                let record = Arc::clone(&self.records.get(&place.id)?.record);
+                let record = Arc::clone(&self.kept.records.get(&place.id)?.record);
                 (record.owner == *owner && Place::of(&record) == *place).then_some(record)
             };
             found.extend(page.iter().filter_map(there));
@@ -143,45 +196,24 @@ impl Store for Memory {
     }
 
     async fn usage(&self, principal: &[u8; 16]) -> Result<Usage, StoreError> {
-        Ok(self.index.lock().usage(principal))
+        Ok(self.kept.index.lock().counts.usage(principal))
     }
 }
 
 // === impl Index ===
 
 impl Index {
-    fn usage(&self, principal: &[u8; 16]) -> Usage {
-        let share = self.principals.get(principal).copied().unwrap_or_default();
-        Usage {
-            tasks_of_principal: share.tasks,
-            // Every record is due some time, so this is all of them.
-            tasks: self.due.len(),
-            stored_bytes: self.stored_bytes,
-            stored_bytes_of_principal: share.stored_bytes,
-        }
-    }
-
     fn add(&mut self, record: &Record) {
         let facts = Facts::of(record);
         self.due.insert((facts.due, record.id.clone()));
-        let share = self.principals.entry(facts.owner.principal).or_default();
-        share.tasks += 1;
-        share.stored_bytes += facts.stored_bytes;
-        self.stored_bytes += facts.stored_bytes;
+        self.counts.add(facts.owner.principal, Share::of_one(facts.stored_bytes));
         self.owners.entry(facts.owner.clone()).or_default().insert(Place::of(record));
     }
 
     fn subtract(&mut self, record: &Record) {
         let facts = Facts::of(record);
         self.due.remove(&(facts.due, record.id.clone()));
-        self.stored_bytes -= facts.stored_bytes;
-        if let Some(share) = self.principals.get_mut(&facts.owner.principal) {
-            share.tasks -= 1;
-            share.stored_bytes -= facts.stored_bytes;
-            if share.tasks == 0 {
-                self.principals.remove(&facts.owner.principal);
-            }
-        }
+        self.counts.subtract(&facts.owner.principal, Share::of_one(facts.stored_bytes));
         if let Some(places) = self.owners.get_mut(facts.owner) {
             places.remove(&Place::of(record));
             if places.is_empty() {
@@ -230,8 +262,8 @@ mod tests {
             store.insert(Arc::new(record)).await.expect("inserted");
             store.remove(&id).await.expect("removed");
         }
-        assert!(store.records.is_empty());
-        let Index { due, principals, owners, stored_bytes } = &*store.index.lock();
-        assert_eq!((due.len(), principals.len(), owners.len(), *stored_bytes), (0, 0, 0, 0));
+        assert!(store.kept.records.is_empty());
+        let Index { due, owners, counts } = &*store.kept.index.lock();
+        assert!(due.is_empty() && owners.is_empty() && counts.is_empty());
     }
 }

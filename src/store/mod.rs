@@ -4,24 +4,36 @@
 //! loads, applies an event, and swaps; a lost race means loading again ([`update`]). Records are
 //! shared, not copied: a result of megabytes is kept once however many ask for it.
 //!
+//! A record is held by the process that inserted it, until another takes it over. What no process works at any
+//! more is an orphan: a store that outlives its process gives the next one what it left behind, and its
+//! [anchor](Store::anchor), by which a call may be taken up again.
+//!
 //! What every store promises is written as tests (`tests/it/stores.rs`), and each store is asked
-//! the same questions. [`Memory`] keeps tasks in this process.
+//! the same questions. [`Memory`] keeps tasks in this process, [`Disk`] in a folder.
 
 use crate::{
     protocol::Timestamp,
     task::{Effect, Event, Owner, Record, Refusal, TaskId, apply},
 };
 use async_trait::async_trait;
+use bytes::Bytes;
 use std::sync::Arc;
 
+mod counts;
+pub mod disk;
 mod memory;
+mod secret;
+
+pub use disk::Disk;
 pub use memory::Memory;
+pub use secret::{Secret, Use};
 
 /// Keeps task records, one version at a time.
 #[async_trait]
 pub trait Store: Send + Sync + 'static {
-    /// Keeps a new record, as [`Version::FIRST`]. Once this returns, [`Store::load`] finds it, here and in
-    /// every replica.
+    /// Keeps a new record, as [`Version::FIRST`], held by this process. Once this returns, [`Store::load`] finds
+    /// it, here and in every replica, and does so after a loss of power if the store [outlives](Store::outlives)
+    /// its process.
     ///
     /// # Errors
     /// [`StoreError::Exists`] where the id is taken; the record there is left alone.
@@ -31,19 +43,36 @@ pub trait Store: Send + Sync + 'static {
     async fn load(&self, id: &TaskId) -> Result<Option<(Version, Arc<Record>)>, StoreError>;
 
     /// Keeps `record` where the kept version is still `version`, as the [next](Version::next); says whether
-    /// it was. A record that was removed meanwhile has no version, and stays removed.
+    /// it was. A record that was removed meanwhile has no version, and stays removed. What has ended by
+    /// itself needs its anchor no more.
     ///
     /// # Errors
     /// [`StoreError::Full`] where it would grow beyond the store's [`Bounds`]; the record stays as it was.
-    async fn swap(&self, version: Version, record: Arc<Record>) -> Result<bool, StoreError>;
+    async fn swap(&self, version: Version, record: Arc<Record>, flush: Flush) -> Result<bool, StoreError>;
+
+    /// Keeps by what the call of a task can be taken up again, or told that it is cancelled: bytes of whoever
+    /// holds it. `None` where there is nothing of the kind, or no need of it any more. Survives the process,
+    /// not a loss of power. Unknown ids are no error.
+    async fn anchor(&self, id: &TaskId, anchor: Option<Bytes>) -> Result<(), StoreError>;
+
+    /// At most `limit` of the records that a process held which is gone, and that somebody must see to: those
+    /// that have not ended, and those that were cancelled and still have an anchor. They are this process's
+    /// from then on, so each is given once.
+    async fn orphans(&self, limit: usize) -> Result<Vec<Orphan>, StoreError>;
+
+    /// Whether what it keeps is there for the next process.
+    fn outlives(&self) -> bool {
+        false
+    }
 
     /// Forgets a record; unknown ids are no error.
     async fn remove(&self, id: &TaskId) -> Result<(), StoreError>;
 
-    /// At most `limit` ids of records whose [`Record::due`] is not after `now`, the longest due first.
-    async fn due(&self, now: Timestamp, limit: usize) -> Result<Vec<TaskId>, StoreError>;
+    /// At most `limit` of the records whose [`Record::due`] is not after `now`, the longest due first.
+    async fn due(&self, now: Timestamp, limit: usize) -> Result<Vec<Due>, StoreError>;
 
-    /// At most `limit` records of one owner in the order of their [`Place`], from behind `after` on;
+    /// At most `limit` records of one owner in the order of their [`Place`], from behind `after` on, whose
+    /// results may be left out (empty), as lists show none;
     /// fewer only where there are no more. Going on behind the last of one page, page by page, meets
     /// every record once that is there all the while, whatever comes and goes meanwhile.
     async fn list(
@@ -56,6 +85,34 @@ pub trait Store: Send + Sync + 'static {
     /// How much is kept, in all and for one principal ([`Owner::principal`](crate::task::Owner)), for
     /// the quotas. Costs the same however much that is.
     async fn usage(&self, principal: &[u8; 16]) -> Result<Usage, StoreError>;
+
+    /// Writes what is not written yet, and lets go of what it is kept in. Nothing is asked of it afterwards.
+    async fn close(&self) {}
+}
+
+/// What a change must survive once it is acknowledged, where the store outlives its process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Flush {
+    /// The end of the process.
+    Process,
+    /// A loss of power, too.
+    Machine,
+}
+
+/// A record that is due.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Due {
+    pub id: TaskId,
+    /// It may be forgotten; else it is to be renewed.
+    pub is_ended: bool,
+}
+
+/// A record that a process held which is gone.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Orphan {
+    pub version: Version,
+    pub record: Arc<Record>,
+    pub anchor: Option<Bytes>,
 }
 
 /// Counts the changes of one record, so that the later of two is known by it.
@@ -143,8 +200,26 @@ pub async fn update(
             Err(refusal) => return Ok(Updated::Refused(refusal)),
         };
         let after = Arc::new(after);
-        if store.swap(version, Arc::clone(&after)).await? {
+        if store.swap(version, Arc::clone(&after), Flush::of(event)).await? {
             return Ok(Updated::Done { before, after, version: version.next(), effects });
+        }
+    }
+}
+
+// === impl Flush ===
+
+impl Flush {
+    /// What must survive of what happened to a task: its end does, as it was shown, and cannot be made to happen
+    /// again. What a task asks, or was answered, is of use to nobody but the call, which a loss of power ends.
+    pub const fn of(event: &Event) -> Self {
+        match event {
+            Event::Returned { .. } | Event::Failed { .. } | Event::Cancelled => Self::Machine,
+            Event::Progressed { .. }
+            | Event::Asked { .. }
+            | Event::Withdrawn { .. }
+            | Event::Answered { .. }
+            | Event::Delivered { .. }
+            | Event::Renewed => Self::Process,
         }
     }
 }
@@ -160,15 +235,13 @@ impl Bounds {
     /// bounded elsewhere.
     pub const ALWAYS: usize = 1 << 10;
 
-    /// Whether `after` may take the place of `before`, as so much is kept.
+    /// Whether `after` may take the place of a record of `was` bytes, as so much is kept.
     ///
     /// # Errors
     /// [`StoreError::Full`] names the limit.
-    fn admit(&self, before: &Record, after: &Record, kept: Usage) -> Result<(), StoreError> {
-        let (was, is) = (before.stored_bytes(), after.stored_bytes());
-        let grows = is.saturating_sub(was);
-        let needed = if after.state.is_ended() { grows } else { is };
-        if grows == 0 || needed <= Self::ALWAYS {
+    fn admit(&self, was: usize, after: &Record, kept: Usage) -> Result<(), StoreError> {
+        let grows = after.stored_bytes().saturating_sub(was);
+        if Self::always(was, after) {
             return Ok(());
         }
         let of_principal = kept.stored_bytes_of_principal.saturating_add(grows);
@@ -179,6 +252,13 @@ impl Bounds {
             return Err(StoreError::Full("limits.stored_bytes"));
         }
         Ok(())
+    }
+
+    /// Whether `after` may take the place of a record of `was` bytes however much is kept.
+    fn always(was: usize, after: &Record) -> bool {
+        let is = after.stored_bytes();
+        let grows = is.saturating_sub(was);
+        grows == 0 || (if after.state.is_ended() { grows } else { is }) <= Self::ALWAYS
     }
 }
 

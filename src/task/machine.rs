@@ -3,7 +3,7 @@
 //! [`apply`] reads no clock, draws no random numbers and touches no store. The same record, event
 //! and time give the same answer, so a store may call it again after losing a race.
 
-use super::{Record, State, retention};
+use super::{Answer, Record, State, retention};
 use crate::protocol::{Timestamp, frame::on_one_line, status_message::shorten, tool_result};
 use bytes::Bytes;
 use std::{collections::BTreeMap, sync::Arc};
@@ -19,8 +19,11 @@ pub enum Event {
     Asked { key: String, request: Bytes },
     /// The server took a question back, or nobody waits for its answer any more.
     Withdrawn { key: String },
-    /// The client answered some questions, raw. Keys that are not outstanding are ignored.
-    Answered { answers: BTreeMap<String, Bytes> },
+    /// The client answered some questions. Keys that are not outstanding are ignored. Where they `are_kept`, another
+    /// process can deliver them.
+    Answered { answers: BTreeMap<String, Answer>, are_kept: bool },
+    /// The server has the answers under these keys.
+    Delivered { keys: Vec<String> },
     /// The call returned a result, raw (also one with `isError: true`).
     Returned { result: Bytes },
     /// The call ended in a JSON-RPC error, raw; `message` says it in words.
@@ -35,7 +38,7 @@ pub enum Event {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Effect {
     /// Give the server the answer to the question under this key.
-    AnswerUpstream { key: String, response: Bytes },
+    AnswerUpstream { key: String, response: Answer },
     /// Tell the server the call is cancelled.
     CancelUpstream,
     /// Tell those who listen to the task.
@@ -69,7 +72,8 @@ pub fn apply(record: &Record, event: Event, now: Timestamp) -> Result<(Record, V
         Event::Progressed { message } => progressed(record, message, now),
         Event::Asked { key, request } => asked(record, key, on_one_line(request), now),
         Event::Withdrawn { key } => withdrawn(record, &key, now),
-        Event::Answered { answers } => answered(record, answers, now),
+        Event::Answered { answers, are_kept } => answered(record, answers, are_kept, now),
+        Event::Delivered { keys } => delivered(record, &keys),
         Event::Returned { result } => {
             // "Halfway there" beside a result would only confuse. Why a tool failed would not.
             let is_error = tool_result::is_error(&result);
@@ -125,7 +129,7 @@ fn withdrawn(record: &Record, key: &str, now: Timestamp) -> Applied {
     Ok((moved(record, waiting_for(left), now), vec![Effect::Announce]))
 }
 
-fn answered(record: &Record, answers: BTreeMap<String, Bytes>, now: Timestamp) -> Applied {
+fn answered(record: &Record, answers: BTreeMap<String, Answer>, are_kept: bool, now: Timestamp) -> Applied {
     let mut left = outstanding(record).cloned().unwrap_or_default();
     let mut effects: Vec<_> = answers
         .into_iter()
@@ -135,8 +139,26 @@ fn answered(record: &Record, answers: BTreeMap<String, Bytes>, now: Timestamp) -
     if effects.is_empty() {
         return Err(Refusal::NotAsked);
     }
+    let mut next = moved(record, waiting_for(left), now);
+    if are_kept {
+        let kept = effects.iter().filter_map(|effect| match effect {
+            Effect::AnswerUpstream { key, response } => Some((key.clone(), response.clone())),
+            Effect::CancelUpstream | Effect::Announce => None,
+        });
+        next.undelivered.extend(kept);
+    }
     effects.push(Effect::Announce);
-    Ok((moved(record, waiting_for(left), now), effects))
+    Ok((next, effects))
+}
+
+fn delivered(record: &Record, keys: &[String]) -> Applied {
+    let mut next = record.clone();
+    next.undelivered.retain(|key, _| !keys.contains(key));
+    if next.undelivered.len() == record.undelivered.len() {
+        return Err(Refusal::Unchanged);
+    }
+    // Nothing that a client could see.
+    Ok((next, vec![]))
 }
 
 fn renewed(record: &Record, now: Timestamp) -> Applied {
@@ -180,6 +202,7 @@ fn moved(record: &Record, state: State, now: Timestamp) -> Record {
         raised: record.raised,
         message: record.message.clone(),
         keys_used: Arc::clone(&record.keys_used),
+        undelivered: if state.is_ended() { BTreeMap::new() } else { record.undelivered.clone() },
         state,
     }
 }

@@ -34,8 +34,14 @@ pub struct Record {
     /// Every key a question of this task has had, so that none is used twice (tasks extension,
     /// *Task Update Requests*). Shared, as it seldom changes.
     pub keys_used: Arc<BTreeSet<String>>,
+    /// What the client has answered and the server may not have, by key. Only while the task works, and only where
+    /// another process may have to deliver it.
+    pub undelivered: BTreeMap<String, Answer>,
     pub state: State,
 }
+
+/// An answer to a question, as JSON-RPC has it: a result or an error, raw.
+pub type Answer = Result<Bytes, Bytes>;
 
 /// Where a task stands. Each state holds exactly what is true in it. What is raw is on one line, as
 /// views of it are sent in events, which end with theirs.
@@ -84,6 +90,7 @@ impl Record {
             raised: true,
             message: None,
             keys_used: Arc::default(),
+            undelivered: BTreeMap::new(),
             state: State::Working,
         }
     }
@@ -100,8 +107,12 @@ impl Record {
             State::Failed { error } => error.len(),
         };
         let keys: usize = self.keys_used.iter().map(String::len).sum();
+        let answer = |(key, answer): (&String, &Answer)| {
+            key.len() + answer.as_ref().map_or_else(|error| error.len(), |result| result.len())
+        };
+        let undelivered: usize = self.undelivered.iter().map(answer).sum();
         let message = self.message.as_ref().map_or(0, String::len);
-        state + keys + message + self.tool.len()
+        state + keys + undelivered + message + self.tool.len()
     }
 }
 

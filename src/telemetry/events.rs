@@ -111,11 +111,14 @@ pub struct QuotaFull<'a> {
     pub principal: &'a dyn fmt::Display,
 }
 
-/// The task store failed.
+/// The task store does not do what it is asked; said once a minute while that lasts.
 pub struct StoreFailed<'a> {
     pub doing: &'a str,
     pub error: &'a dyn fmt::Display,
 }
+
+/// The task store takes changes again.
+pub struct StoreBack;
 
 /// A question of a server was refused, because nobody could be asked.
 pub struct QuestionRefused<'a> {
@@ -184,6 +187,19 @@ pub struct LogLinesDropped {
     pub count: u64,
 }
 
+/// What became of the tasks that a process before this one has left behind.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct TakenOver {
+    /// Calls that are taken up again.
+    pub resumed: usize,
+    /// Calls that are taken up once their caller comes with its credentials.
+    pub waiting: usize,
+    /// Tasks that have failed, as their calls are gone.
+    pub failed: usize,
+    /// Cancelled ones, of which their servers are told again.
+    pub cancelled: usize,
+}
+
 /// The proxy has begun to stop; what it waits for.
 pub struct Draining {
     pub calls: usize,
@@ -194,8 +210,15 @@ pub struct Draining {
     pub limit: Duration,
 }
 
-/// The proxy has stopped; what was lost.
+/// The proxy has stopped; what has become of all that it had to do.
+#[derive(Default)]
 pub struct Drained {
+    /// Calls and tasks that have ended by themselves.
+    pub ended: usize,
+    /// Calls that have become tasks meanwhile.
+    pub became_tasks: usize,
+    /// Tasks whose calls go on, and are left to the next process.
+    pub tasks_released: usize,
     pub calls_lost: usize,
     pub tasks_lost: usize,
     /// Results of tasks that nobody had fetched and nobody can fetch any more.
@@ -356,7 +379,8 @@ lines! {
         tool = it.tool, route = it.route, after_ms = millis(it.after), took_ms = millis(it.took)
     }
     QuotaFull<'_> as it: warn "deferral::task" "quota_full" { limit = it.limit, principal = %it.principal }
-    StoreFailed<'_> as it: error "deferral::task" "store_failed" { doing = it.doing, error = %it.error }
+    StoreBack as _it: info "deferral::task" "store_back" {}
+    StoreFailed<'_> as it: warn "deferral::task" "store_failed" { doing = it.doing, error = %it.error }
     QuestionRefused<'_> as it: warn "deferral::question" "refused" { method = it.method, reason = it.reason }
     AnswersDropped as it: warn "deferral::upstream" "answers_dropped" {
         limit = "limits.messages", waiting = it.waiting
@@ -371,11 +395,14 @@ lines! {
         route = it.route, why = it.why, line = it.line, omitted = it.omitted
     }
     LogLinesDropped as it: warn "deferral" "log_lines_dropped" { count = it.count }
+    TakenOver as it: info "deferral::task" "taken_over" {
+        resumed = it.resumed, waiting = it.waiting, failed = it.failed, cancelled = it.cancelled
+    }
     Draining as it: info "deferral" "draining" {
         calls = it.calls, tasks = it.tasks, results = it.results, limit_ms = millis(it.limit)
     }
     Drained as it: info "deferral" "drained" {
-        calls_lost = it.calls_lost, tasks_lost = it.tasks_lost, results_lost = it.results_lost, hurried = it.hurried
+        ended = it.ended, became_tasks = it.became_tasks, tasks_released = it.tasks_released, calls_lost = it.calls_lost, tasks_lost = it.tasks_lost, results_lost = it.results_lost, hurried = it.hurried
     }
 }
 

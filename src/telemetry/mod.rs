@@ -6,7 +6,7 @@ pub mod log;
 
 pub use events::{
     Access, AnswersDropped, Drained, Draining, LookupFailed, Outcome, QuestionRefused, QuotaFull,
-    ServerEnded, ServerGarbage, ServerLinesOmitted, ServerNotStarted, ServerSaid, Started, StoreFailed,
-    TaskTransition, Untold, WouldDefer,
+    ServerEnded, ServerGarbage, ServerLinesOmitted, ServerNotStarted, ServerSaid, Started, StoreBack,
+    StoreFailed, TakenOver, TaskTransition, Untold, WouldDefer,
 };
 pub use line::{Format, Lines};

@@ -8,6 +8,7 @@
 //! `http`, over connections of `http1`, and `stdio`, over the pipes of a process. `event` is what a caller hears, `work` what goes on beside
 //! calls.
 
+mod anchor;
 mod call_error;
 mod duplex;
 mod event;
@@ -20,6 +21,7 @@ mod wire;
 mod work;
 
 pub use self::http::Streamable;
+pub use anchor::Anchor;
 pub use duplex::in_memory;
 pub use event::{Answer, Asked, Event, Question, Replies, TurnedOver};
 pub use forward::{Forward, Forwarded, Interest, Passing, Purpose};
@@ -31,19 +33,20 @@ pub(crate) use legacy::only_one;
 use crate::{
     dialect::{Call, Credentials, Principal},
     protocol::{Capabilities, ErrorObject, Id, List, Method},
-    runtime::Net,
+    runtime::{Mutex, Net},
 };
 use ::http::{HeaderMap, HeaderValue, StatusCode, Uri};
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use std::{
+    future::pending,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
 };
-use tokio::sync::broadcast;
+use tokio::sync::{Notify, broadcast};
 
 /// A server that can be called.
 pub trait Upstream: Send + Sync + 'static {
@@ -60,6 +63,28 @@ pub trait Upstream: Send + Sync + 'static {
         drop((session, call));
         let lost = CallError::not_over_http();
         (Box::pin(futures_util::stream::once(std::future::ready(Event::Lost(lost)))), None)
+    }
+
+    /// Goes on hearing of a call that the process before this one has made, where it was when that ended. Nothing
+    /// is called. `None` where that cannot be: the server is none that sessions and streams can be taken up with.
+    /// The events are in the words of 2026-07-28, or in the client's own where the session is its own; a question
+    /// that is open comes again as it came, where the server sends it again.
+    fn take_up(
+        &self,
+        caller: &Identity,
+        anchor: &Anchor,
+        open: Vec<Id>,
+        deferral: Deferral,
+    ) -> Option<TakenUp> {
+        let _ = (caller, anchor, open, deferral);
+        None
+    }
+
+    /// Tells the server, in the background, that nobody waits any more for a call that the process before this
+    /// one has made. Resolves when it has been told, or cannot be.
+    fn cancel_at(&self, caller: &Identity, anchor: &Anchor) -> BoxFuture<'_, ()> {
+        let _ = (caller, anchor);
+        Box::pin(std::future::ready(()))
     }
 
     /// Tells the server, in the background and in the session that a legacy client has opened itself, that
@@ -178,11 +203,36 @@ pub struct NativeCall {
     pub method: Method,
     /// The whole JSON-RPC message, with that id. Its progress token may be the client's own.
     pub body: Bytes,
+    /// As in [`Outgoing`].
+    pub deferral: Option<Deferral>,
 }
 
-/// Whether a call has become a task ([`Upstream::deferred`]). Clones speak of the same call.
+/// Whether a call has become a task ([`Upstream::deferred`]), and what its task wants of it. Clones speak of the
+/// same call.
 #[derive(Clone, Debug, Default)]
-pub struct Deferral(Arc<AtomicBool>);
+pub struct Deferral(Arc<Told>);
+
+#[derive(Debug, Default)]
+struct Told {
+    has_come: AtomicBool,
+    is_released: AtomicBool,
+    /// Where its call is, for a task that outlives the process.
+    whereabouts: Option<Whereabouts>,
+}
+
+#[derive(Debug, Default)]
+struct Whereabouts {
+    /// What has not been taken yet.
+    anchor: Mutex<Option<Box<Anchor>>>,
+    moved: Notify,
+}
+
+/// A call that is taken up, the ways back for the answers to what was open, and what may be told of it elsewhere.
+pub struct TakenUp {
+    pub replies: Replies,
+    pub open: Vec<Box<dyn Answer>>,
+    pub elsewhere: Option<Arc<dyn OffStream>>,
+}
 
 /// Why there will be no response. Each knows what can be said about whether the call ran.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -403,12 +453,59 @@ fn root_cause(error: &dyn std::error::Error) -> String {
 // === impl Deferral ===
 
 impl Deferral {
-    fn comes(&self) {
-        self.0.store(true, Ordering::Relaxed);
+    /// Of a call whose task `outlives` the process, or does not.
+    pub fn new(outlives: bool) -> Self {
+        let whereabouts = outlives.then(Whereabouts::default);
+        Self(Arc::new(Told { whereabouts, ..Told::default() }))
+    }
+
+    /// It is one.
+    pub fn comes(&self) {
+        self.0.has_come.store(true, Ordering::Relaxed);
     }
 
     fn has_come(&self) -> bool {
-        self.0.load(Ordering::Relaxed)
+        self.0.has_come.load(Ordering::Relaxed)
+    }
+
+    /// Waits until the call can be taken up from elsewhere than was said last, and says from where. Never, where
+    /// its task does not outlive the process.
+    pub async fn moved(&self) -> Box<Anchor> {
+        let Some(Whereabouts { anchor, moved }) = &self.0.whereabouts else { return pending().await };
+        loop {
+            let again = moved.notified();
+            if let Some(anchor) = anchor.lock().take() {
+                return anchor;
+            }
+            again.await;
+        }
+    }
+
+    /// Whether its task outlives the process.
+    pub fn outlives(&self) -> bool {
+        self.0.whereabouts.is_some()
+    }
+
+    /// Whether it is of use to know where the call is.
+    fn wants_anchor(&self) -> bool {
+        self.0.whereabouts.is_some() && self.has_come()
+    }
+
+    fn moves(&self, to: Anchor) {
+        if let Some(Whereabouts { anchor, moved }) = &self.0.whereabouts {
+            *anchor.lock() = Some(Box::new(to));
+            moved.notify_one();
+        }
+    }
+
+    /// Another process goes on with the call: dropping its replies from now on neither cancels it nor ends its
+    /// session.
+    pub fn release(&self) {
+        self.0.is_released.store(true, Ordering::Relaxed);
+    }
+
+    fn is_released(&self) -> bool {
+        self.0.is_released.load(Ordering::Relaxed)
     }
 }
 

@@ -8,7 +8,9 @@
 //! Nothing here is boxed, and no transport knows what a session is used for: which call a message belongs to,
 //! who may use which session and what is told in which order is the same for all.
 
-use super::{CallError, ClientSession, Description, Document, Forward, Forwarded, Identity, ProcessTable};
+use super::{
+    Anchor, CallError, ClientSession, Description, Document, Forward, Forwarded, Identity, ProcessTable,
+};
 use crate::{
     dialect::{Credentials, raise},
     protocol::{Era, ErrorObject, Frame, Id, Kind, Payload, Revision, code, splice::Object},
@@ -58,6 +60,13 @@ pub trait Wire: Send + Sync + 'static {
         None
     }
 
+    /// What carries a session that the process before this one has used; and what becomes of its call, whose stream
+    /// is taken up behind the last event that is known. `None` where the transport knows no such thing.
+    fn take_up(self: &Arc<Self>, credentials: &Credentials, anchor: &Anchor) -> TakenUpOn<Self::Line, Self> {
+        let _ = (credentials, anchor);
+        None
+    }
+
     /// Resolves when somebody waits for a session that there is no place for: one that nobody uses should give way.
     fn is_crowded(&self) -> impl Future<Output = ()> + Send {
         std::future::pending()
@@ -99,6 +108,12 @@ pub trait Wire: Send + Sync + 'static {
     }
 }
 
+/// What becomes of a call on a line of this wire.
+pub type AnswerOf<W> = <<W as Wire>::Line as Line>::Answer;
+
+/// What carries the session of a call that is taken up, and what becomes of that, if it can be heard.
+pub type TakenUpOn<S, W> = Option<(Arc<S>, Option<AnswerOf<W>>)>;
+
 /// What carries the messages of one session.
 pub trait Line: Send + Sync + 'static {
     /// What becomes of a call that was sent. Dropping it closes what is open for it.
@@ -123,6 +138,12 @@ pub trait Line: Send + Sync + 'static {
     /// How far the call has come.
     fn progress(answer: &mut Self::Answer) -> Progress;
 
+    /// Where a call is, if another process could go on with it.
+    fn anchor<'a>(&'a self, answer: &'a Self::Answer) -> Option<Place<'a>> {
+        let _ = answer;
+        None
+    }
+
     /// The call is over: what is open for it may serve another.
     fn finish(&self, answer: Self::Answer) {
         drop(answer);
@@ -141,6 +162,17 @@ pub trait Line: Send + Sync + 'static {
 
     /// Ends the session, as far as the server survives that.
     fn close(&self) -> impl Future<Output = ()> + Send;
+}
+
+/// Where a call is at its server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place<'a> {
+    /// The id of the session.
+    pub session: &'a str,
+    /// The revision that is spoken there.
+    pub revision: &'a str,
+    /// The last event of the call's own stream that had an id.
+    pub last_event: Option<&'a str>,
 }
 
 /// The first message of a session: `initialize`.

@@ -8,7 +8,8 @@
 Each pair of a client and a server gets a server and a proxy of its own; where the server speaks over stdio, the
 proxy starts it; each `recorded` one runs a
 session twice and compares the bytes (recorded.py); below each `crashed` one, which has all clients of
-today, the server is killed in mid-call (crashes.py); each `published` one is a server that others wrote
+today, the server is killed in mid-call (crashes.py); each `restarted` one has all that know tasks, and its proxy ends
+in the middle of them (restarts.py); each `published` one is a server that others wrote
 (published.py). Prints one line for each check, `ok PAIR/NAME` or
 `FAIL PAIR/NAME: why`, and at the end `N passed, M failed`; exits with 1 when one failed. Needs nothing
 but the standard library, Node >= 20 and npm.
@@ -91,6 +92,13 @@ CRASHED = {
     "typescript1.32": ["node", "typescript/crash.mjs", "{url}", "1.x"],
     "python": ["client", "python/crash.py", "{url}"],
     "typescript": ["node", "typescript/crash.mjs", "{url}", "2.x"],
+}
+# Those whose proxy ends in the middle of their tasks; restarts.py knows what each has.
+RESTARTED = {
+    "python1.30": ["server", "python/restart.py", "{url}", "{folder}"],
+    "typescript1.32": ["node", "typescript/restart.mjs", "{url}", "{folder}", "1.x"],
+    "python": ["client", "python/restart.py", "{url}", "{folder}"],
+    "typescript": ["node", "typescript/restart.mjs", "{url}", "{folder}", "2.x"],
 }
 SERVERS = {"python": ["server", "python/server.py"], "typescript": ["node", "typescript/server.mjs"]}
 
@@ -175,6 +183,7 @@ class Plan:
     only: str = ""  # parts of the names of the checks to run; all
     mode: str = "auto"  # the proxy's
     crash: tuple[str, ...] | None = None  # a server that is killed below all of CRASHED: what crashes.py is told
+    restart: tuple[str, ...] | None = None  # a proxy that ends below all of RESTARTED: what restarts.py is told
     published: bool = False  # a server of published.py
     terminal: bool = False  # `deferral call` itself, on a terminal: terminal.py has servers of its own
 
@@ -190,6 +199,11 @@ def recorded(client: str, server: str, *flags: str, mode: str = "auto") -> Plan:
 def crashed(server: str, *flags: str, crash: tuple[str, ...] = ()) -> Plan:
     name = "-".join(["crashed", server, *(flag.strip("-") for flag in (*flags, *crash))])
     return Plan(name, "python1.30", server, flags, groups="crash", direct="", crash=crash)
+
+
+def restarted(server: str, *flags: str, drain: tuple[str, ...] = ()) -> Plan:
+    name = "-".join(["restarted", server, *(flag.strip("-") for flag in (*flags, *drain))])
+    return Plan(name, "python1.30", server, flags, groups="restart", direct="", restart=(*flags, *drain))
 
 
 OLDER_CLIENTS = ("python1.30", "typescript1.32")  # whose tasks are those of 2025-11-25
@@ -219,6 +233,11 @@ PLANS = [
         crashed(server, *flags, crash=crash)
         for flags in (("--resumable",), ())
         for crash in ((), ("--restart",))
+        for server in SERVERS
+    ),
+    *(
+        restarted(server, *flags, drain=drain)
+        for flags, drain in ((("--resumable",), ("--drain",)), (("--resumable",), ()), ((), ()))
         for server in SERVERS
     ),
     *(
@@ -425,6 +444,11 @@ class Pair:
             else:
                 command += ["--server", words(server), "--proxy", words([*proxy, "{url}"])]
             for name, each in CRASHED.items():
+                command += ["--client", f"{name}={words(located(each, options))}"]
+        elif self.plan.restart is not None:
+            command = [sys.executable, HERE / "restarts.py", *self.plan.restart, "--server", words(server)]
+            command += ["--proxy", words([*proxy, "{url}"])]
+            for name, each in RESTARTED.items():
                 command += ["--client", f"{name}={words(located(each, options))}"]
         elif self.plan.terminal:
             servers = {name: words(located(command, options)) for name, command in SERVERS.items()}

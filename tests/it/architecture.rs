@@ -8,7 +8,10 @@ use std::{
 
 /// What each folder may name. Read it from the bottom up.
 const MAY_USE: &[(&str, &[&str])] = &[
-    ("cli", &["app", "bridge", "client", "config", "demo", "policy", "protocol", "runtime", "telemetry"]),
+    (
+        "cli",
+        &["app", "bridge", "client", "config", "demo", "policy", "protocol", "runtime", "store", "telemetry"],
+    ),
     ("app", EVERYTHING),
     ("client", &["protocol"]),
     ("demo", &["protocol", "runtime"]),
@@ -48,6 +51,7 @@ const HARMLESS: &[&str] = &[
     "memchr",
     "ring::aead",
     "ring::digest",
+    "ring::hmac",
     "serde",
     "serde_json",
     "smallvec",

@@ -102,7 +102,7 @@ fn what_is_not_there_is_not_offered() {
     let help = deferral(&["serve", "--help"]);
     let store = deferral(&["--upstream", "http://x/", "--store", "tape"]);
     let said = [&schema.stdout, &nothing.stderr, &help.stdout, &store.stderr].map(|bytes| text(bytes));
-    for word in ["supervise", "redis", "disk"] {
+    for word in ["supervise", "redis"] {
         assert!(!said.iter().any(|said| said.contains(word)), "{word}: {said:#?}");
     }
     assert!(said[3].contains("use memory"), "{}", said[3]);
@@ -159,8 +159,8 @@ fn a_flag_that_cannot_be_used_says_why_and_exits_with_2() {
         (&["--upstream", "http://x/", "--mode", "maybe"], "use auto, never, always, required or observe"),
         (&["--upstream", "http://x/", "--tool", "x"], "write PATTERN=MODE"),
         (
-            &["--upstream", "http://x/", "--store", "disk:./x"],
-            "'--store <STORE>': there is no store `disk:./x` in this version; use memory",
+            &["--upstream", "http://x/", "--store", "disk:"],
+            "'--store <STORE>': `disk:` names no folder; write it as in `disk:./data`",
         ),
         (&["--", "no-such-program", "x"], "-- CMD: `no-such-program` is not found in PATH ("),
         (&["--listen", "0.0.0.0:0", "--", "sh"], "write `shared: true` under `upstream` (`--shared`)"),
@@ -671,7 +671,10 @@ fn replicas_that_share_a_key_understand_each_others_states() {
     let message =
         |answer: &serde_json::Value| answer["error"]["message"].as_str().expect("an error").to_owned();
     // The call itself is held by one process.
-    assert!(message(&two.book(Some(state))).starts_with("the call that `requestState` belongs to has ended"));
+    assert!(
+        message(&two.book(Some(state)))
+            .starts_with("the call that `requestState` belongs to is not held by this process")
+    );
     assert_eq!(message(&three.book(Some(state))), "`requestState` is not one of this server's");
     // The first key seals.
     let asked = two.book(None);

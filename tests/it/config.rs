@@ -41,7 +41,7 @@ fn everything_that_can_be_said_arrives_where_it_belongs() {
 listen: ["127.0.0.1:1", "[::1]:2"]
 tls: { cert: a.pem, key: /etc/b.pem }
 admin: off
-store: memory
+store: { disk: data, key: data.secret, max_bytes: 2GiB }
 drain: 5s
 log: json
 request_state: { keys: [{ file: tests/it/config.key }] }
@@ -98,7 +98,7 @@ routes:
       across_eras: true
       unsolicited: [{ header: X-Takes-Tasks, value: 1 }, { principal: 0F3C000000000016 }]
     held: { progress: 3s, comments: 4s, deadline: 3600ms }
-    resume: { mint: true, keep: 1m, bytes: 2KiB, streams: 7 }
+    resume: { mint: true, keep: 1m, wait: 2m, bytes: 2KiB, streams: 7 }
   - path: /b
     held: { progress: off, deadline: off }
     upstream: { url: "https://example.com/mcp" }
@@ -124,7 +124,7 @@ fn one_run_reports_everything_that_is_wrong() {
     refused(
         r#"lisen: 127.0.0.1:8808
 admin: localhost:8809
-store: { disk: ./data }
+store: { disc: ./data, max_bytes: 1KiB }
 drain: 30
 log: xml
 public_url: https://mcp.example.com/base
@@ -192,7 +192,9 @@ routes:
         expect![[r#"
             deferral.yaml:1:1: unknown key `lisen` at the top level; did you mean `listen`?
             deferral.yaml:2:8: `localhost:8809` is not an address; did you mean `127.0.0.1:8809`?
-            deferral.yaml:3:8: `store` must be `memory`, which forgets tasks at exit: this version has no other, not a mapping
+            deferral.yaml:3:8: `store` names no folder, as in `{ disk: ./data }`
+            deferral.yaml:3:10: unknown key `disc` in `store`; did you mean `disk`?
+            deferral.yaml:3:35: `max_bytes` must be at least 16MiB
             deferral.yaml:4:8: `30` has no unit; did you mean `30s` or `30ms`?
             deferral.yaml:5:6: unknown log format `xml`; use text or json
             deferral.yaml:6:13: `https://mcp.example.com/base` has a path; write scheme and host only, as in `https://mcp.example.com`
@@ -388,6 +390,22 @@ fn a_command_that_clients_from_elsewhere_could_use_needs_a_word_that_they_may() 
     assert!(said.contains("give clients tokens (`access.tokens`)"), "{said}");
 }
 
+#[test]
+fn the_folder_of_a_store_is_relative_to_the_file() {
+    let store = |store: &str| {
+        let text = format!("store: {store}\nroutes: [{{ upstream: {{ url: 'http://a' }} }}]\n");
+        let config = config::parse(Path::new("etc/deferral.yaml"), &text).expect("it is right");
+        format!("{:?}", config.store)
+    };
+    assert_eq!(store("memory"), "Memory");
+    assert_eq!(
+        store("{ disk: data, key: k }"),
+        r#"Disk { path: "etc/data", key: Some("etc/k"), max_bytes: None }"#
+    );
+    assert_eq!(store("disk:/data"), r#"Disk { path: "/data", key: None, max_bytes: None }"#);
+    assert_eq!(store("'disk:./data'"), r#"Disk { path: "etc/./data", key: None, max_bytes: None }"#);
+}
+
 /// Each of these would otherwise mean a default that nobody asked for.
 #[test]
 fn a_choice_that_chooses_nothing_is_a_problem() {
@@ -399,7 +417,7 @@ request_state: { keys: [{}] }
 routes: [{ upstream: {}, principal: {}, tools: [{}] }]
 "#,
         expect![[r#"
-            deferral.yaml:2:8: `store` must be `memory`, which forgets tasks at exit: this version has no other, not a mapping
+            deferral.yaml:2:8: `store` names no folder, as in `{ disk: ./data }`
             deferral.yaml:3:6: `tls` has no `cert`; name a PEM file
             deferral.yaml:3:6: `tls` has no `key`; name a PEM file
             deferral.yaml:4:25: the key has neither `file` nor `env`; give it one

@@ -68,7 +68,7 @@ const TURNED_OVER: [(&str, &[Step]); 5] = [
     ),
 ];
 
-const EVENTS: [(&str, Step); 19] = [
+const EVENTS: [(&str, Step); 20] = [
     ("final", |e, _| e.handle_final("final")),
     ("question", |e, start| e.handle_question(2, start)),
     ("late question", |e, start| e.handle_question(2, start + AFTER)),
@@ -78,6 +78,7 @@ const EVENTS: [(&str, Step); 19] = [
     ("too early", |e, start| e.handle_timeout(start)),
     ("deadline", DEADLINE),
     ("park is over", |e, start| e.handle_timeout(start + SETTLE + PARK)),
+    ("draining", |e, start| e.handle_draining(start)),
     ("stopping", |e, start| e.handle_stopping(start)),
     ("stored", STORED),
     ("not stored", NOT_STORED),

@@ -8,7 +8,7 @@ use self::world::{
     once, post, reply, tls_paths, whole,
 };
 use deferral::internals::{
-    dialect::Principal,
+    dialect::{Principal, PrincipalKey},
     front::{self, Config},
     policy::{self, PrincipalSource},
     protocol::Id,
@@ -1271,7 +1271,14 @@ async fn a_client_that_leaves_leaves_a_line() {
 
 fn start(config: Config) -> Result<front::Bound, front::Error> {
     let (_drain, stopping) = Drain::new();
-    front::serve(config, Vec::new(), stopping, Arc::new(SystemClock::new()), &Net::System)
+    front::serve(
+        config,
+        Vec::new(),
+        PrincipalKey::default(),
+        stopping,
+        Arc::new(SystemClock::new()),
+        &Net::System,
+    )
 }
 
 #[tokio::test]

@@ -14,7 +14,7 @@ use std::{sync::Arc, time::Duration};
 /// A ledger of a store that works so far.
 fn ledger(quotas: Quotas) -> (Arc<Ledger>, Arc<Faulty>, Arc<SystemClock>) {
     let (store, clock) = (Faulty::new(), Arc::new(SystemClock::new()));
-    (Ledger::new(store.clone(), quotas, clock.clone()), store, clock)
+    (Ledger::new(store.clone(), None, quotas, clock.clone()), store, clock)
 }
 
 /// A task that has just begun.
@@ -109,7 +109,7 @@ async fn a_task_that_could_not_be_forgotten_ends_and_is_not_renewed() {
     store.works();
     assert_eq!(ledger.working(), 0, "nobody holds it");
     let (_drain, stopping) = Drain::new();
-    let looking_after = tokio::spawn(Arc::clone(&ledger).look_after(stopping));
+    let looking_after = tokio::spawn(Arc::clone(&ledger).look_after(Vec::new(), stopping));
     // When half of its life is over it is to be renewed, or ended.
     tokio::time::sleep(Duration::from_secs(40 * 60)).await;
     let known = ledger.load(&record.id).await.expect("it answers").expect("it is there");

@@ -277,8 +277,8 @@ impl World {
                     unreachable!("it is possible only then")
                 };
                 let key = outstanding.keys().next().expect("never empty").clone();
-                let answers = BTreeMap::from([(key, Bytes::from_static(b"{}"))]);
-                for effect in self.apply(Event::Answered { answers }) {
+                let answers = BTreeMap::from([(key, Ok(Bytes::from_static(b"{}")))]);
+                for effect in self.apply(Event::Answered { answers, are_kept: false }) {
                     if let Effect::AnswerUpstream { key, .. } = effect {
                         let ask = key.parse().expect("a number");
                         self.answer(ask);

@@ -56,8 +56,8 @@ fn withdrawn(key: &str) -> Event {
 }
 
 fn answered(keys: &[&str]) -> Event {
-    let answer = |key: &&str| ((*key).to_owned(), Bytes::from(format!(r#"{{"action":"{key}"}}"#)));
-    Event::Answered { answers: keys.iter().map(answer).collect() }
+    let answer = |key: &&str| ((*key).to_owned(), Ok(Bytes::from(format!(r#"{{"action":"{key}"}}"#))));
+    Event::Answered { answers: keys.iter().map(answer).collect(), are_kept: false }
 }
 
 fn returned() -> Event {
@@ -131,12 +131,31 @@ fn told(record: &Record) -> String {
 fn done(effects: &[Effect]) -> String {
     let word = |effect: &Effect| match effect {
         Effect::AnswerUpstream { key, response } => {
-            format!("answer {key} {}", String::from_utf8_lossy(response))
+            format!("answer {key} {}", String::from_utf8_lossy(response.as_ref().expect("a result")))
         }
         Effect::CancelUpstream => "cancel".to_owned(),
         Effect::Announce => "announce".to_owned(),
     };
     effects.iter().map(word).collect::<Vec<_>>().join(" + ")
+}
+
+#[test]
+fn an_answer_that_is_kept_is_there_until_it_is_delivered_or_the_task_ends() {
+    let answers = BTreeMap::from([("a".to_owned(), Ok(Bytes::from_static(b"{}")))]);
+    let kept = |are_kept| after([asked("a"), Event::Answered { answers: answers.clone(), are_kept }]);
+    assert!(kept(false).undelivered.is_empty());
+    let waits = kept(true);
+    assert_eq!(waits.undelivered, answers);
+    let bytes = waits.stored_bytes() - kept(false).stored_bytes();
+    assert_eq!(bytes, "a{}".len());
+    let apply = |event| apply(&waits, event, START);
+    let (delivered, effects) = apply(Event::Delivered { keys: vec!["a".into()] }).expect("it was not");
+    assert!(delivered.undelivered.is_empty() && effects.is_empty());
+    assert_eq!(delivered.updated, waits.updated, "nobody can see it");
+    assert_eq!(apply(Event::Delivered { keys: vec!["b".into()] }), Err(Refusal::Unchanged));
+    for end in [Event::Cancelled, Event::Returned { result: "{}".into() }] {
+        assert!(apply(end).expect("it works").0.undelivered.is_empty());
+    }
 }
 
 #[test]

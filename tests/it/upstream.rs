@@ -94,7 +94,7 @@ async fn what_was_sent_is_let_go_once_the_server_answers() {
         json!({ "jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": { "name": "t", "text": text } });
     let body = Bytes::from_owner(Watched { bytes: body.to_string().into(), _alive: Arc::clone(&alive) });
     let session = ClientSession { principal: Principal::ANONYMOUS, query: None, headers: HeaderMap::new() };
-    let call = NativeCall { id: 1, method: Method::ToolsCall, body };
+    let call = NativeCall { id: 1, method: Method::ToolsCall, body, deferral: None };
     let mut running = Running::new(world.upstream.call_in(session, call).0);
     let call = world.server.call().await;
     assert_eq!(Arc::strong_count(&alive), 2);
@@ -1054,7 +1054,8 @@ async fn what_2026_07_28_has_no_word_for_ends_at_the_seam_and_a_native_call_hear
     let kept = notification("notifications/vendor", json!({ "n": 1 }));
     let session = ClientSession { principal: Principal::ANONYMOUS, query: None, headers: HeaderMap::new() };
     let body = json!({ "jsonrpc": "2.0", "id": 2, "method": "tools/call", "params": { "name": "t" } });
-    let native = NativeCall { id: 2, method: Method::ToolsCall, body: body.to_string().into() };
+    let native =
+        NativeCall { id: 2, method: Method::ToolsCall, body: body.to_string().into(), deferral: None };
     for (id, is_native) in [(1, false), (2, true)] {
         let mut running = match is_native {
             true => Running::new(world.upstream.call_in(session.clone(), native.clone()).0),

@@ -1,7 +1,7 @@
 //! Who asks, by what the request's head shows.
 
 use crate::{
-    dialect::{Credentials, Principal},
+    dialect::{Credentials, Principal, PrincipalKey},
     policy::{PrincipalSource, Route},
 };
 use http::{HeaderMap, HeaderValue, header::AUTHORIZATION};
@@ -9,7 +9,12 @@ use http::{HeaderMap, HeaderValue, header::AUTHORIZATION};
 /// What the caller is, on this route: the name of the token it was let in by, if it needed one, and what it shows of
 /// the kind the route looks at. A header never makes one of another's token: it tells apart those who share a token.
 /// [`Principal::ANONYMOUS`] where there is neither.
-pub(in crate::front) fn principal(route: &Route, token: Option<&str>, headers: &HeaderMap) -> Principal {
+pub(in crate::front) fn principal(
+    key: &PrincipalKey,
+    route: &Route,
+    token: Option<&str>,
+    headers: &HeaderMap,
+) -> Principal {
     let name = match &route.principal {
         PrincipalSource::Authorization => &AUTHORIZATION,
         PrincipalSource::Header(name) => name,
@@ -24,7 +29,7 @@ pub(in crate::front) fn principal(route: &Route, token: Option<&str>, headers: &
     }
     match parts.len() {
         0 => Principal::ANONYMOUS,
-        _ => Principal::of(&parts),
+        _ => key.principal(&parts),
     }
 }
 
@@ -68,32 +73,52 @@ mod tests {
     #[test]
     fn callers_are_told_apart_by_authorization() {
         let route = route(PrincipalSource::Authorization, &[]);
-        let of = |value| principal(&route, None, &headers(&[("authorization", value), ("x-user", "u")]));
+        let of = |value| {
+            principal(
+                &PrincipalKey::default(),
+                &route,
+                None,
+                &headers(&[("authorization", value), ("x-user", "u")]),
+            )
+        };
         assert_eq!(of("Bearer a"), of("Bearer a"));
         assert_ne!(of("Bearer a"), of("Bearer b"));
-        assert_eq!(principal(&route, None, &headers(&[("x-user", "u")])), Principal::ANONYMOUS);
+        assert_eq!(
+            principal(&PrincipalKey::default(), &route, None, &headers(&[("x-user", "u")])),
+            Principal::ANONYMOUS
+        );
     }
 
     #[test]
     fn callers_are_told_apart_by_a_header_where_the_route_says_so() {
         let route = route(PrincipalSource::Header(HeaderName::from_static("x-user")), &[]);
-        let of =
-            |token, user| principal(&route, None, &headers(&[("authorization", token), ("x-user", user)]));
+        let of = |token, user| {
+            principal(
+                &PrincipalKey::default(),
+                &route,
+                None,
+                &headers(&[("authorization", token), ("x-user", user)]),
+            )
+        };
         assert_eq!(of("Bearer a", "u"), of("Bearer refreshed", "u"));
         assert_ne!(of("Bearer a", "u"), of("Bearer a", "v"));
-        assert!(principal(&route, None, &headers(&[("authorization", "Bearer a")])).is_anonymous());
+        assert!(
+            principal(&PrincipalKey::default(), &route, None, &headers(&[("authorization", "Bearer a")]))
+                .is_anonymous()
+        );
     }
 
     #[test]
     fn a_token_names_its_caller_and_a_header_can_make_it_nobody_elses() {
         let plain = route(PrincipalSource::Authorization, &[]);
-        let of = |token, pairs: &[_]| principal(&plain, Some(token), &headers(pairs));
+        let of =
+            |token, pairs: &[_]| principal(&PrincipalKey::default(), &plain, Some(token), &headers(pairs));
         assert_eq!(of("alice", &[]), of("alice", &[("x-user", "bob")]));
         assert_ne!(of("alice", &[]), of("bob", &[]));
         assert!(!of("alice", &[]).is_anonymous());
 
         let by_user = route(PrincipalSource::Header(HeaderName::from_static("x-user")), &[]);
-        let of = |token, pairs: &[_]| principal(&by_user, token, &headers(pairs));
+        let of = |token, pairs: &[_]| principal(&PrincipalKey::default(), &by_user, token, &headers(pairs));
         let (a, b) = (Some("alice"), Some("bob"));
         let all = [
             of(a, &[]),

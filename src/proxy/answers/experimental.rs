@@ -303,9 +303,10 @@ pub(in crate::proxy) async fn answered(
         LookupFailed { method: "response", principal: &client.principal, reason }.emit();
         return taken();
     }
-    let answers = BTreeMap::from([(key.clone(), Bytes::from_static(b"null"))]);
+    let answers = BTreeMap::from([(key.clone(), outcome.clone())]);
+    let are_kept = shared.ledger.outlives();
     // What the record does not speak of may still be asked; what is not kept is not taken.
-    if shared.ledger.change(task, &task::Event::Answered { answers }).await.is_err() {
+    if shared.ledger.change(task, &task::Event::Answered { answers, are_kept }).await.is_err() {
         return store_failed();
     }
     if let (Some(session), Some(id)) = (client.session, id) {

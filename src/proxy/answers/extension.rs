@@ -68,7 +68,9 @@ async fn update(shared: &Shared, call: &Call, record: &Record) -> Reply {
         Ok(checked) => checked,
         Err(error) => return reply::refuse(call, StatusCode::OK, &error),
     };
-    let effects = match shared.ledger.change(&record.id, &Event::Answered { answers }).await {
+    let answers = answers.into_iter().map(|(key, answer)| (key, Ok(answer))).collect();
+    let are_kept = shared.ledger.outlives();
+    let effects = match shared.ledger.change(&record.id, &Event::Answered { answers, are_kept }).await {
         Ok(Updated::Done { effects, .. }) => effects,
         Ok(Updated::Refused(_) | Updated::Unknown) => Vec::new(),
         // What is not kept is not acknowledged: the client answers again.
@@ -77,7 +79,7 @@ async fn update(shared: &Shared, call: &Call, record: &Record) -> Reply {
     let answered: Vec<_> = effects
         .into_iter()
         .filter_map(|effect| match effect {
-            Effect::AnswerUpstream { key, response } => Some((key, response)),
+            Effect::AnswerUpstream { key, response } => Some((key, response.ok()?)),
             Effect::CancelUpstream | Effect::Announce => None,
         })
         .collect();

@@ -114,7 +114,8 @@ impl Attended {
             },
         };
         if is_back && self.call.method == Method::ToolsCall {
-            check_mirrored(&self.shared, &self.call, &self.caller).await?;
+            // Boxed, as what only a client that comes back needs: every call that waits would pay for it.
+            Box::pin(check_mirrored(&self.shared, &self.call, &self.caller)).await?;
         }
         self.waited += self.shared.clock.now() - began;
         let server = Server::default();
@@ -134,14 +135,15 @@ impl Attended {
             CallAttempt::Again => InputResponses::default(),
             CallAttempt::Back(id, answers) => {
                 let (shared, caller, call) = (&self.shared, &self.caller, &self.call);
-                let items = input_requests::rejoin(shared, caller, call, &id, answers, defer_after).await?;
+                let back = input_requests::rejoin(shared, caller, call, &id, answers, defer_after);
+                let items = Box::pin(back).await?;
                 self.moved(items);
                 return Ok(());
             }
         };
         let is_late = !server.is_known();
         let (shared, call, caller) = (&self.shared, &self.call, &self.caller);
-        let deferral = defer_after.map(|_| Deferral::default());
+        let deferral = defer_after.map(|_| Deferral::new(self.shared.ledger.outlives()));
         let replies = match is_late {
             false => shared.upstream.call(outgoing(call, caller, deferral.clone())),
             true => prepared_later(preparing, shared, call, caller, &server, deferral.clone()),
@@ -183,6 +185,7 @@ impl Attended {
             Happening::Server(Event::Final(said)) => driver.exchange.handle_final(CallEnd::Said(said)),
             Happening::Server(Event::Lost(lost)) => driver.exchange.handle_final(CallEnd::Lost(lost)),
             Happening::Due => driver.exchange.handle_timeout(now),
+            Happening::Draining => driver.exchange.handle_draining(now),
             Happening::TooLate => driver.exchange.handle_final(CallEnd::Lost(CallError::Closing)),
             Happening::Stored(_)
             | Happening::Departed(_)
@@ -190,7 +193,8 @@ impl Attended {
             | Happening::Told(_)
             | Happening::Lines(_)
             | Happening::Changed
-            | Happening::ProgressDue
+            | Happening::WriteDue
+            | Happening::Moved(_)
             | Happening::Stopping => unreachable!("this happens to calls that are held"),
         }
         match driver.exchange.poll_action() {

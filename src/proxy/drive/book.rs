@@ -12,7 +12,7 @@ use crate::{
     upstream::{Answer, Asked},
 };
 use bytes::Bytes;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The questions of one call, by number.
 pub(super) struct Book {
@@ -21,6 +21,8 @@ pub(super) struct Book {
     /// How often the client has been sent back with questions.
     pub(super) round: u32,
     open: BTreeMap<Ask, OpenQuestion>,
+    /// Counts what has been recorded and closed.
+    pub(super) changes: u32,
     /// Answers that came with the call itself, before anything was asked.
     supplied: InputResponses,
 }
@@ -60,7 +62,14 @@ pub(in crate::proxy) const MAX_OPEN: usize = 64;
 
 impl Book {
     pub(super) fn new(keys: &[String], supplied: InputResponses) -> Self {
-        Self { keys: Keys::new(keys.iter().cloned()), next: 0, round: 0, open: BTreeMap::new(), supplied }
+        Self {
+            keys: Keys::new(keys.iter().cloned()),
+            next: 0,
+            round: 0,
+            open: BTreeMap::new(),
+            changes: 0,
+            supplied,
+        }
     }
 
     pub(super) fn is_full(&self) -> bool {
@@ -83,6 +92,18 @@ impl Book {
         (ask, supplied)
     }
 
+    /// These keys have been given to questions of the call before.
+    pub(super) fn has_used(&mut self, keys: &BTreeSet<String>) {
+        keys.iter().for_each(|key| self.keys.has_used(key));
+    }
+
+    /// A question of which the record speaks already.
+    pub(super) fn restore(&mut self, key: String, asked: Asked, id: Id, way: Way) {
+        let ask = self.next;
+        self.next += 1;
+        self.open.insert(ask, OpenQuestion { key, asked, id: Some(id), way, is_recorded: true, put: None });
+    }
+
     pub(super) fn get(&self, ask: Ask) -> Option<&OpenQuestion> {
         self.open.get(&ask)
     }
@@ -99,6 +120,14 @@ impl Book {
         self.open.keys().copied().collect()
     }
 
+    /// The task's record speaks of the question.
+    pub(super) fn is_recorded(&mut self, ask: Ask) {
+        self.changes += 1;
+        if let Some(open) = self.open.get_mut(&ask) {
+            open.is_recorded = true;
+        }
+    }
+
     /// The question to which the server gave this id.
     pub(super) fn by_id(&self, id: &Id) -> Option<Ask> {
         self.iter().find(|(_, open)| open.id.as_ref() == Some(id)).map(|(ask, _)| ask)
@@ -110,6 +139,7 @@ impl Book {
 
     /// The question is open no more; what becomes of it is the caller's business.
     pub(super) fn close(&mut self, ask: Ask) -> Option<OpenQuestion> {
+        self.changes += 1;
         self.open.remove(&ask)
     }
 
@@ -121,7 +151,7 @@ impl Book {
     /// The client answered, with a result or an error. Gives the answer, with its key, where the server is to
     /// have it in its next turn.
     pub(super) fn answer(&mut self, ask: Ask, outcome: Result<Bytes, Bytes>) -> Option<(String, Bytes)> {
-        let OpenQuestion { asked, way, .. } = self.open.remove(&ask)?;
+        let OpenQuestion { asked, way, .. } = self.close(ask)?;
         match way {
             Way::Answer(answer) => {
                 answer.send(outcome.map(|result| offer::unrelated(&result)));

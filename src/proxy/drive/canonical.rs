@@ -115,6 +115,7 @@ impl Canonical {
     ) -> Vec<u8> {
         let state = State {
             resumes: Resumes::Parked(id.clone()),
+            node: shared.switchboard.node,
             round,
             // A little longer than the call is parked, so that a late client hears that it is gone.
             expires: shared.clock.timestamp() + shared.route.questions.park * 2,
@@ -127,8 +128,8 @@ impl Canonical {
 
     /// The call has become a task: it is shown as its client first hears of it.
     pub(super) fn created(&mut self, shared: &Shared, record: &Record) -> Vec<u8> {
-        if let Some(deferral) = self.deferral.take() {
-            shared.upstream.deferred(&Identity::of(&self.caller), &deferral);
+        if let Some(deferral) = &self.deferral {
+            shared.upstream.deferred(&Identity::of(&self.caller), deferral);
         }
         // A task that was made before its session was open: another may have been.
         let server = if self.server.is_known() { self.server.known() } else { shared.server() };
@@ -139,7 +140,7 @@ impl Canonical {
     pub(super) async fn too_late(&self, shared: &Shared, request: &Request, id: &TaskId) -> Option<Reply> {
         let Request::Canonical { call, capabilities } = request else { return None };
         let (server, declares_tasks) = (self.server.known(), capabilities.declares_tasks());
-        Some(input_requests::too_late(shared, call, &server, id, declares_tasks).await)
+        Some(input_requests::too_late(shared, call, &server, (id, true), declares_tasks).await)
     }
 
     /// What the call came to, as the task keeps it.

@@ -12,17 +12,20 @@
 //!
 //! The commit point of a task is the moment a client's socket takes the handle ([`Commit`](super::Commit)).
 
+mod anchored;
 mod attended;
 mod audience;
 mod book;
 mod canonical;
 mod native;
 mod questions;
+mod taken_up;
 #[cfg(test)]
 mod tests;
 
 pub(super) use attended::Attended;
 pub(super) use native::Native;
+pub(super) use taken_up::take_up;
 
 use super::{
     Item,
@@ -44,8 +47,9 @@ use crate::{
     runtime::{Stopping, or_never, reached},
     store::{StoreError, Updated},
     task::{self, Record, TaskId},
-    upstream::{CallError, Event, Replies, TurnedOver},
+    upstream::{self, CallError, Deferral, Event, Replies, TurnedOver},
 };
+use anchored::Anchored;
 use audience::{Lines, OnLines};
 use book::Book;
 use bytes::Bytes;
@@ -93,15 +97,17 @@ struct Held {
     /// Requests that wait for the call itself.
     waiters: Vec<Waiter>,
     /// Where a legacy client hears of the task.
-    lines: Option<Lines>,
+    lines: Option<Box<Lines>>,
     /// From its first question until it is a task.
     parked: Option<Parked>,
     storing: Option<BoxFuture<'static, Option<Custody>>>,
     /// One for each request that was given the handle.
     committed: Vec<oneshot::Receiver<()>>,
     progress: Progress,
+    /// Where it can be taken up, once it is a task that outlives the process.
+    anchored: Option<Box<Anchored>>,
     /// How the call is made again, which the server has turned over, and the answers so far.
-    turned_over: Option<(TurnedOver, BTreeMap<String, Bytes>)>,
+    turned_over: Option<Box<(TurnedOver, BTreeMap<String, Bytes>)>>,
     /// Of the status, where the client is told it.
     changes: Option<Listener>,
 }
@@ -118,13 +124,17 @@ enum Happening {
     Stored(Option<Custody>),
     Departed(usize),
     Committed(bool),
-    Told(Option<Control>),
+    Told(Control),
     Lines(OnLines),
     /// The task's record.
     Changed,
     Server(Event),
     Due,
-    ProgressDue,
+    /// Something of it may be written now.
+    WriteDue,
+    /// Where the call can be taken up.
+    Moved(Box<upstream::Anchor>),
+    Draining,
     Stopping,
     TooLate,
 }
@@ -223,21 +233,23 @@ impl Driver {
             self.held = Some(held);
         }
         let shared = Arc::clone(&self.shared);
-        shared.stopping.spawn(Box::new(self).run_from(first));
+        let begun = Box::pin(Box::new(self).begun(first));
+        shared.stopping.spawn(async move { begun.await.run().await });
     }
 
-    async fn run_from(mut self: Box<Self>, first: First) {
+    async fn begun(mut self: Box<Self>, first: First) -> Box<Self> {
         match first {
             First::Store => self.held().storing = Some(self.store()),
-            First::Asked(event) => Box::pin(self.heard(event)).await,
+            First::Asked(event) => self.heard(event).await,
         }
-        self.run().await;
+        self
     }
 
     /// The call is a task from here on: a legacy client hears of it where it listens.
     fn is_task(&mut self) {
         let (Form::Native(native), Some(held)) = (&self.form, &mut self.held) else { return };
-        held.lines = Some(native.lines(&self.shared));
+        native.deferral.comes();
+        held.lines = Some(Box::new(native.lines(&self.shared)));
         held.changes = Some(self.shared.ledger.hub.listen(vec![held.hold.id().clone()]));
     }
 
@@ -258,6 +270,9 @@ impl Driver {
                 return Box::pin(self.close()).await;
             }
             self.put();
+            if self.has_new_questions() {
+                Box::pin(self.write_anchor()).await;
+            }
             let happening = self.wait().await;
             Box::pin(self.handle(happening)).await;
         }
@@ -265,7 +280,7 @@ impl Driver {
 
     /// Waits for one thing to happen to the call: the only place where one is waited for.
     async fn wait(&mut self) -> Happening {
-        let phase = self.exchange.phase();
+        let is_parked = self.exchange.phase() == Phase::Parked;
         let clock = &self.shared.clock;
         let is_read = self.exchange.awaits_server()
             && self
@@ -273,7 +288,13 @@ impl Driver {
                 .as_mut()
                 .and_then(|held| held.lines.as_mut())
                 .is_none_or(|lines| !lines.is_full(|| clock.now()));
-        let progress_due = self.held.as_ref().and_then(|held| held.progress.due());
+        // In memory a task would be gone with the process; the result that there may still be goes to a client
+        // that waits for it.
+        let drains = self.exchange.may_defer() && self.shared.ledger.outlives();
+        // Boxed: seldom wanted, and its size is what each call costs.
+        let draining = drains.then(|| Box::pin(self.shared.stopping.stopped()));
+        let write_due = self.held.as_ref().and_then(|held| held.write_due());
+        let deferral = self.form.deferral();
         let now = || clock.now();
         let (held, is_attended) = (self.held.as_deref_mut(), self.exchange.is_attended());
         tokio::select! {
@@ -281,13 +302,15 @@ impl Driver {
             // nobody. A result that is there at the deadline is a result: a handle would only cost a poll.
             biased;
             // Nothing while the call is polled in place: its client leaves by dropping it.
-            happening = or_never(held.map(|held| held.happens(is_attended, now))) => happening,
+            happening = or_never(held.map(|held| held.happens(is_attended, deferral, now))) => happening,
             event = next(&mut self.replies), if is_read => Happening::Server(event),
-            () = reached(self.exchange.poll_timeout()) => Happening::Due,
-            () = reached(progress_due) => Happening::ProgressDue,
+            happening = due(self.exchange.poll_timeout(), write_due) => happening,
+            () = or_never(draining) => Happening::Draining,
             // What is left of the call is dropped with it, which cancels it at the server.
-            () = self.shared.overdue.stopped(), if phase == Phase::Parked => Happening::Stopping,
-            () = self.shared.overdue.stopped(), if self.exchange.is_unsettled() => Happening::TooLate,
+            () = self.shared.overdue.stopped(), if is_parked || self.exchange.is_unsettled() => match is_parked {
+                true => Happening::Stopping,
+                false => Happening::TooLate,
+            },
         }
     }
 
@@ -311,28 +334,27 @@ impl Driver {
                 self.exchange.handle_committed();
             }
             Happening::Committed(false) => self.exchange.handle_departed(),
-            Happening::Told(Some(Control::Local(Local::Retry(retry)))) => self.came_back(*retry).await,
-            Happening::Told(Some(Control::Mail(Mail::Answered(answers)))) => {
+            Happening::Told(Control::Local(Local::Retry(retry))) => self.came_back(*retry).await,
+            Happening::Told(Control::Mail(Mail::Answered(answers))) => {
                 for (key, response) in answers {
-                    self.answered(&key, Ok(response), true);
+                    self.answered(&key, Ok(response), true).await;
                 }
             }
-            Happening::Told(Some(Control::Mail(Mail::Replied(key, outcome)))) => {
-                self.answered(&key, outcome, false)
+            Happening::Told(Control::Mail(Mail::Replied(key, outcome))) => {
+                self.answered(&key, outcome, false).await
             }
-            Happening::Told(Some(Control::Local(Local::Waiting(tell)))) => {
+            Happening::Told(Control::Local(Local::Waiting(tell))) => {
                 let Held { book, lines, .. } = self.held();
                 let fresh = || {
                     let mut lines = Lines::default();
                     // A task of the other era, which has been asking nobody here so far.
                     book.asks().into_iter().for_each(|ask| lines.ask(ask, false));
-                    lines
+                    Box::new(lines)
                 };
                 lines.get_or_insert_with(fresh).waits(tell, |ask| book.get(ask).is_some());
             }
-            Happening::Told(Some(Control::Mail(Mail::TakenBack))) => self.exchange.handle_taken_back(),
-            // Nobody can tell us anything any more: only where the map of held calls is gone.
-            Happening::Told(Some(Control::Mail(Mail::Cancelled)) | None) => self.exchange.handle_cancelled(),
+            Happening::Told(Control::Mail(Mail::TakenBack)) => self.exchange.handle_taken_back(),
+            Happening::Told(Control::Mail(Mail::Cancelled)) => self.exchange.handle_cancelled(),
             Happening::Lines(happening) => {
                 let Held { book, lines, .. } = self.held();
                 if let Some(lines) = lines {
@@ -342,8 +364,19 @@ impl Driver {
             Happening::Changed => self.tell_status(),
             Happening::Server(event) => self.heard(event).await,
             Happening::Due => self.exchange.handle_timeout(now),
-            Happening::ProgressDue => self.write_progress().await,
+            Happening::WriteDue => {
+                let is_due = |due: Option<Instant>| due.is_some_and(|due| due <= now);
+                if is_due(self.held().progress.due()) {
+                    self.write_progress().await;
+                }
+                if is_due(self.held().anchored.as_ref().and_then(|anchored| anchored.due())) {
+                    self.write_anchor().await;
+                }
+            }
+            Happening::Moved(anchor) => self.moved(anchor).await,
+            Happening::Draining => self.exchange.handle_draining(now),
             Happening::Stopping => self.exchange.handle_stopping(now),
+            Happening::TooLate if self.release().await => {}
             Happening::TooLate => self.exchange.handle_final(CallEnd::Lost(CallError::Closing)),
         }
     }
@@ -392,7 +425,8 @@ impl Driver {
         let open = self.take_back_all("the task has ended");
         self.replies = None;
         drop(open);
-        for told in self.held().hold.close().await {
+        self.let_go().await;
+        for told in self.held().hold.close() {
             match told {
                 Control::Local(Local::Retry(retry)) => self.turn_away(retry.waiter).await,
                 Control::Local(Local::Waiting(_)) | Control::Mail(_) => {}
@@ -583,25 +617,38 @@ impl Driver {
 
 impl Held {
     fn new(shared: &Shared, policy: &ToolPolicy, supplied: InputResponses) -> Box<Self> {
+        Self::with(shared.switchboard.hold(), Book::new(&policy.keys, supplied))
+    }
+
+    fn with(hold: Hold, book: Book) -> Box<Self> {
         Box::new(Self {
-            hold: shared.switchboard.hold(),
+            hold,
             task: None,
-            book: Book::new(&policy.keys, supplied),
+            book,
             waiters: Vec::new(),
             lines: None,
             parked: None,
             storing: None,
             committed: Vec::new(),
             progress: Progress::default(),
+            anchored: None,
             turned_over: None,
             changes: None,
         })
     }
 
-    /// Boxed: a call whose client waits in place has nothing of it, and there are many of those.
+    /// When something may be written that is not, the first of it.
+    fn write_due(&self) -> Option<Instant> {
+        let anchor = self.anchored.as_ref().and_then(|anchored| anchored.due());
+        [self.progress.due(), anchor].into_iter().flatten().min()
+    }
+
+    /// Boxed: a call whose client waits in place has nothing of it, and there are many of those. So is what only
+    /// some of the held ones wait for.
     fn happens<'a>(
         &'a mut self,
         is_attended: bool,
+        deferral: Option<&'a Deferral>,
         now: impl FnOnce() -> Instant + Send + 'a,
     ) -> BoxFuture<'a, Happening> {
         Box::pin(async move {
@@ -609,12 +656,19 @@ impl Held {
                 biased;
                 stored = or_never(self.storing.as_mut()) => Happening::Stored(stored),
                 committed = any_committed(&mut self.committed) => Happening::Committed(committed),
-                who = audience::any_left(&self.waiters), if is_attended => Happening::Departed(who),
+                who = or_never(is_attended.then(|| Box::pin(audience::any_left(&self.waiters)))) => {
+                    Happening::Departed(who)
+                }
                 told = self.hold.told() => Happening::Told(told),
-                happening = or_never(self.lines.as_mut().map(|lines| lines.happens(now))) => {
+                happening = or_never(self.lines.as_mut().map(|lines| Box::pin(lines.happens(now)))) => {
                     Happening::Lines(happening)
                 }
-                _ = or_never(self.changes.as_ref().map(Listener::changed)) => Happening::Changed,
+                _ = or_never(self.changes.as_ref().map(|changes| Box::pin(changes.changed()))) => {
+                    Happening::Changed
+                }
+                anchor = or_never(deferral.filter(|it| it.outlives() && self.task.is_some()).map(|it| Box::pin(it.moved()))) => {
+                    Happening::Moved(anchor)
+                }
             }
         })
     }
@@ -651,6 +705,20 @@ async fn any_committed(receivers: &mut Vec<oneshot::Receiver<()>>) -> bool {
         if receivers.is_empty() { Poll::Ready(false) } else { Poll::Pending }
     })
     .await
+}
+
+/// What is due first, if anything ever is: the exchange's own time, where both are at once.
+async fn due(exchange: Option<Instant>, write: Option<Instant>) -> Happening {
+    match (exchange, write) {
+        (exchange, Some(write)) if exchange.is_none_or(|exchange| write < exchange) => {
+            reached(Some(write)).await;
+            Happening::WriteDue
+        }
+        (exchange, _) => {
+            reached(exchange).await;
+            Happening::Due
+        }
+    }
 }
 
 async fn next(replies: &mut Option<Replies>) -> Event {

@@ -25,7 +25,7 @@ use crate::{
     },
     task::{self, Owner, Record, TaskId, view::experimental},
     telemetry::Outcome,
-    upstream::{Asked, CallError},
+    upstream::{Asked, CallError, Deferral},
 };
 use bytes::Bytes;
 use http::StatusCode;
@@ -44,6 +44,10 @@ pub(in crate::proxy) struct Native {
     pub(in crate::proxy) ttl: Option<Duration>,
     /// Whether the client wants to hear of progress; else the token is ours.
     pub(in crate::proxy) wants_progress: bool,
+    /// Tells the upstream that the call has become a task.
+    pub(in crate::proxy) deferral: Deferral,
+    /// Its client shows credentials.
+    pub(in crate::proxy) needs_credentials: bool,
     /// Given back after the replies.
     pub(in crate::proxy) _in_flight: Option<OurCall>,
     pub(in crate::proxy) began: Instant,

@@ -34,6 +34,10 @@ impl Driver {
         let Some(held) = &mut self.held else { return };
         let phase = self.exchange.phase();
         let is_task = matches!(phase, Phase::Handing | Phase::Deferred);
+        if is_task && held.book.by_id(&question.id).is_some() {
+            // A stream that is taken up may bring it twice.
+            return question.answer.withdrawn();
+        }
         let question = match &mut self.form {
             Form::Canonical(canonical) => match canonical.may_be_put(question) {
                 Some(question) => question,
@@ -121,22 +125,23 @@ impl Driver {
             let error = ErrorObject::new(code::BUSY, no_room.to_string());
             return self.exchange.handle_final(CallEnd::Refused(error, Outcome::ProxyFailed));
         }
-        self.held().turned_over = Some((turned_over, answers));
+        self.held().turned_over = Some(Box::new((turned_over, answers)));
         self.exchange.handle_turn_over(asks, self.shared.clock.now());
     }
 
     /// Everything is answered for which the server turned the call over: it is made again.
     pub(super) fn turn(&mut self) {
-        if let Some((turned_over, answers)) = self.held().turned_over.take() {
+        if let Some((turned_over, answers)) = self.held().turned_over.take().map(|boxed| *boxed) {
             self.replies = Some((turned_over.again)(answers));
         }
     }
 
     /// A task's client answered, and the record knows. Where the question stands on a stream it is taken back
     /// there, unless it was answered there.
-    pub(super) fn answered(&mut self, key: &str, outcome: Result<Bytes, Bytes>, was_elsewhere: bool) {
+    pub(super) async fn answered(&mut self, key: &str, outcome: Result<Bytes, Bytes>, was_elsewhere: bool) {
         let Some(held) = &mut self.held else { return };
         let Some(ask) = held.book.by_key(key) else { return };
+        let recorded = held.book.get(ask).filter(|open| open.is_recorded).map(|open| open.id.clone());
         let place = held.lines.as_mut().and_then(|lines| lines.close(ask));
         // It may stand in two places, and has been answered in one.
         let was_elsewhere =
@@ -146,12 +151,17 @@ impl Driver {
         }
         self.close_with(ask, outcome);
         self.exchange.handle_answered(ask);
+        if let Some(id) = recorded {
+            self.answers(id, key.to_owned()).await;
+        }
     }
 
     /// Gives a question its answer.
     fn close_with(&mut self, ask: Ask, outcome: Result<Bytes, Bytes>) {
         let Held { book, turned_over, .. } = self.held();
-        if let (Some((key, answer)), Some((_, answers))) = (book.answer(ask, outcome), turned_over) {
+        if let (Some((key, answer)), Some((_, answers))) =
+            (book.answer(ask, outcome), turned_over.as_deref_mut())
+        {
             answers.insert(key, answer);
         }
     }
@@ -248,11 +258,7 @@ impl Driver {
         if let Some(request) = request {
             let event = task::Event::Asked { key: key.clone(), request };
             match keep(held.task.as_ref(), event, &shared.overdue).await {
-                Ok(Updated::Done { .. }) => {
-                    if let Some(open) = held.book.get_mut(ask) {
-                        open.is_recorded = true;
-                    }
-                }
+                Ok(Updated::Done { .. }) => held.book.is_recorded(ask),
                 Err(full @ StoreError::Full(_)) => {
                     held.book.refuse(ask, code::BUSY, &full.to_string());
                     return self.exchange.handle_answered(ask);

@@ -47,7 +47,7 @@ fn with_ledger(
     quotas: policy::Quotas,
 ) -> (Endpoint, Arc<SystemClock>, Arc<Ledger>) {
     let clock = Arc::new(SystemClock::new());
-    let ledger = Ledger::new(Arc::new(Memory::default()), quotas, clock.clone());
+    let ledger = Ledger::new(Arc::new(Memory::default()), None, quotas, clock.clone());
     let signals = [Drain::new(), Drain::new(), Drain::new()];
     let heard = signals.each_ref().map(|(_, heard)| heard.clone());
     // Nobody stops it.

@@ -26,7 +26,7 @@ use crate::{
         switchboard::{Mail, Request, Waiter},
     },
     telemetry::Outcome,
-    upstream::{CallError, NativeCall, Replies},
+    upstream::{CallError, Deferral, NativeCall, Replies},
 };
 use bytes::Bytes;
 use futures_util::{StreamExt, stream};
@@ -60,7 +60,9 @@ pub(super) fn in_session(
     ttl: Option<Duration>,
 ) -> (Native, Replies) {
     let number = ids::next_in_session();
-    let call = NativeCall { id: number, method: Method::ToolsCall, body: offer::call(message, number) };
+    let deferral = Deferral::new(shared.ledger.outlives());
+    let body = offer::call(message, number);
+    let call = NativeCall { id: number, method: Method::ToolsCall, body, deferral: Some(deferral.clone()) };
     let token = message.params().and_then(offer::progress_token);
     let wants_progress = token.is_some();
     // A slice of the message would keep all of it.
@@ -74,6 +76,8 @@ pub(super) fn in_session(
         tool: tool.to_owned(),
         ttl,
         wants_progress,
+        deferral,
+        needs_credentials: !shared.credentials(&passage.headers).is_empty(),
         _in_flight: in_flight,
         began: shared.clock.now(),
         told: "working",

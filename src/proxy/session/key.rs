@@ -20,6 +20,11 @@ impl Key {
         Self(Principal::of(&[principal.as_bytes(), id.as_bytes()]))
     }
 
+    /// As it was kept.
+    pub(in crate::proxy) fn from_digest(digest: [u8; 16]) -> Self {
+        Self(Principal::from_bytes(digest))
+    }
+
     pub(in crate::proxy) fn digest(self) -> [u8; 16] {
         *self.0.as_bytes()
     }

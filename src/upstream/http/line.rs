@@ -11,7 +11,7 @@ use crate::{
         headers::{LAST_EVENT_ID, METHOD, NAME, PROTOCOL_VERSION, SESSION_ID},
     },
     upstream::{
-        CallError, ClientSession, Description,
+        Anchor, CallError, ClientSession, Description,
         http1::{self, Answering, Reuse, Traffic},
     },
 };
@@ -79,6 +79,32 @@ impl HttpLine {
             survives: false,
             http,
         }
+    }
+
+    /// A session that the process before this one has used. `None` where what is known of it is no header.
+    pub(super) fn taken_up(http: Arc<Http>, mut posting: HeaderMap, anchor: &Anchor) -> Option<Self> {
+        posting.insert(&PROTOCOL_VERSION, HeaderValue::from_str(&anchor.revision).ok()?);
+        posting.insert(&SESSION_ID, HeaderValue::from_str(&anchor.session).ok()?);
+        Some(Self {
+            path: http.path.clone(),
+            posting: http1::lines(&posting),
+            bodiless: http1::lines(&without_content(&posting)),
+            names: posting,
+            has_id: true,
+            survives: !anchor.is_clients
+                && Revision::parse(&anchor.revision).is_none_or(Revision::survives_delete),
+            http,
+        })
+    }
+
+    /// The session's id and revision, if with those it can be gone on with: what a client adds to the server's URL
+    /// may be a key, and is kept nowhere.
+    pub(super) fn can_be_taken_up(&self) -> Option<(&str, &str)> {
+        if self.path != self.http.path {
+            return None;
+        }
+        let text = |name| self.names.get(name).and_then(|value| value.to_str().ok());
+        Some((text(&SESSION_ID)?, text(&PROTOCOL_VERSION)?))
     }
 
     /// Its id, where it has one.

@@ -31,11 +31,11 @@ use std::{
 use tokio::time::timeout;
 
 use super::{
-    CallError, ClientSession, Config, Description, Document, Identity, NotStarted,
+    Anchor, CallError, ClientSession, Config, Description, Document, Identity, NotStarted,
     forward::{Forward, Forwarded},
     http1::{self, Answering, Reuse, Traffic},
     legacy::Legacy,
-    wire::{Again, Beside, Heard, Hello, Line, Progress, Refusal, Wire, modern_only},
+    wire::{Again, Beside, Heard, Hello, Line, Place, Progress, Refusal, Wire, modern_only},
     work::Work,
 };
 use crate::{
@@ -44,7 +44,7 @@ use crate::{
     runtime::Net,
 };
 use line::HttpLine;
-use messages::{Messages, Opening, Stop};
+use messages::{Messages, Opening, Resumption, Stop};
 use server::{Http, error_body};
 
 pub use passing::Passing;
@@ -89,6 +89,19 @@ impl Wire for Http {
 
     fn join(self: &Arc<Self>, session: &ClientSession) -> Option<HttpLine> {
         Some(HttpLine::of_client(Arc::clone(self), session))
+    }
+
+    fn take_up(
+        self: &Arc<Self>,
+        credentials: &Credentials,
+        anchor: &Anchor,
+    ) -> Option<(Arc<HttpLine>, Option<Answer>)> {
+        let line = Arc::new(HttpLine::taken_up(Arc::clone(self), self.posting(credentials), anchor)?);
+        let answer = anchor.last_event.clone().map(|last_id| {
+            let from = Resumption { last_id: Some(last_id), ..Resumption::default() };
+            Answer(Stage::Resuming(resume::resume(Arc::clone(&line), from).boxed()))
+        });
+        Some((line, answer))
     }
 
     fn sweep(&self) {
@@ -219,6 +232,16 @@ impl Line for HttpLine {
             Stage::Resuming(_) => Progress::Begun { moved: false },
             Stage::Refused(_) => Progress::Refused,
         }
+    }
+
+    fn anchor<'a>(&'a self, answer: &'a Answer) -> Option<Place<'a>> {
+        let (session, revision) = self.can_be_taken_up()?;
+        let last_event = match &answer.0 {
+            Stage::Reading(messages) => messages.resumption()?.last_id.as_deref(),
+            // Known already, or there is none.
+            Stage::Sent(_) | Stage::Resuming(_) | Stage::Refused(_) => return None,
+        };
+        Some(Place { session, revision, last_event })
     }
 
     /// Reads the rest of an answer, so that its connection can be used again. Mostly it is there.

@@ -24,10 +24,10 @@ use super::{
 };
 use crate::{
     dialect::{Response, raise},
-    protocol::{InputRequest, Kind, Method},
+    protocol::{Id, InputRequest, Kind, Method},
     upstream::{
-        Asked, CallError, Event, Question,
-        wire::{Heard, Line, Progress, Refusal, Wire},
+        Anchor, Asked, CallError, Deferral, Event, Question,
+        wire::{Heard, Line, Place, Progress, Refusal, Wire},
     },
 };
 
@@ -46,6 +46,8 @@ pub(super) struct Exchange<W: Wire> {
     timers: Option<Timers>,
     /// It was refused where it should have been served, certainly not served, and sent again.
     again: bool,
+    /// The event behind which it can be taken up, as far as that has been told.
+    told_anchor: Option<Option<Box<str>>>,
 }
 
 /// Where a call finds its session.
@@ -106,7 +108,50 @@ impl<W: Wire> Exchange<W> {
             mailbox: Arc::default(),
             timers: None,
             again: false,
+            told_anchor: None,
         }
+    }
+
+    /// A call that the process before this one has made, in a session that nobody else is given. `answer` is what
+    /// becomes of it.
+    pub(super) fn taken_up(
+        session: Arc<Session<W>>,
+        request: Request,
+        answer: <W::Line as Line>::Answer,
+        open: &[Id],
+    ) -> Option<Self> {
+        let is_native = session.is_clients;
+        let mut call = Self::at(Home::Own(session.clone()), request, is_native);
+        let stay = session.enter(&call.request, &call.mailbox, true)?;
+        session.takes_up(call.request.id, open);
+        // Where it is ours it serves this call and no other.
+        session.retire();
+        (call.stay, call.lease) = (Some(stay), Some(Lease::shared(session)));
+        call.stage = Stage::Sent(answer);
+        Some(call)
+    }
+
+    /// Says where the call is, if that has changed and is of use to anybody.
+    fn tell_where(&mut self) {
+        let Some(deferral) = self.request.deferral.as_ref().filter(|deferral| deferral.wants_anchor()) else {
+            return;
+        };
+        let (Stage::Sent(answer), Some(stay)) = (&self.stage, &self.stay) else { return };
+        let session = &stay.session;
+        let Some(Place { session: id, revision, last_event }) = session.line.anchor(answer) else { return };
+        if self.told_anchor.as_ref().is_some_and(|told| told.as_deref() == last_event) {
+            return;
+        }
+        let anchor = Anchor {
+            session: id.to_owned(),
+            revision: revision.to_owned(),
+            call: self.request.id,
+            last_event: last_event.map(str::to_owned),
+            server_info: String::from_utf8_lossy(&session.description.server_info).into_owned(),
+            is_clients: session.is_clients,
+        };
+        self.told_anchor = Some(last_event.map(Box::from));
+        deferral.moves(anchor);
     }
 
     /// Looks for a session, and sends the call where there is one.
@@ -194,6 +239,9 @@ impl<W: Wire> Exchange<W> {
         let progress = self.progress();
         let _stage = std::mem::replace(&mut self.stage, Stage::Over);
         let Some(mut stay) = self.stay.take() else { return };
+        if self.request.deferral.as_ref().is_some_and(Deferral::is_released) {
+            return stay.release();
+        }
         match progress {
             Progress::Sent | Progress::Begun { .. } => stay.cancel(reason),
             // What the refusal says is not known.
@@ -451,7 +499,10 @@ impl<W: Wire> Stream for Exchange<W> {
             Poll::Ready(event) => Poll::Ready(event),
             Poll::Pending => match this.overdue(cx) {
                 Some(lost) => this.give_up(lost),
-                None => Poll::Pending,
+                None => {
+                    this.tell_where();
+                    Poll::Pending
+                }
             },
         }
     }

@@ -65,7 +65,7 @@ async fn attempt<W: Wire>(
 
 /// Hears what the server says beside calls, in the background until the session is over. Returns when it is
 /// known whether there is anything to hear, or after a short while.
-async fn listen<W: Wire>(session: &Arc<Session<W>>) {
+pub(super) async fn listen<W: Wire>(session: &Arc<Session<W>>) {
     let (settled, known) = oneshot::channel::<()>();
     let mut settled = Some(settled);
     let listener = session.clone();

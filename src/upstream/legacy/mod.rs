@@ -48,14 +48,19 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    CallError, ClientSession, Config, Deferral, Description, Document, Event, Forward, Forwarded, Identity,
-    NativeCall, Outgoing, ProcessTable, Replies, Report, Subscription, Upstream, wire::Wire, work::Work,
+    Anchor, Answer, CallError, ClientSession, Config, Deferral, Description, Document, Event, Forward,
+    Forwarded, Identity, NativeCall, Outgoing, ProcessTable, Replies, Report, Subscription, TakenUp,
+    Upstream,
+    wire::{Again, Line, TakenUpOn, Wire},
+    work::Work,
 };
 use crate::{
     dialect::{Credentials, Principal, raise},
-    protocol::{Capabilities, Id},
+    protocol::{Capabilities, Id, Method},
     runtime::{Net, Relieve},
 };
+use answer::Reply;
+use bytes::Bytes;
 use exchange::Exchange;
 use group::Group;
 use hosted::Sessions;
@@ -130,6 +135,13 @@ impl<W: Wire> Legacy<W> {
         Self(inner)
     }
 
+    /// The session of a call that the process before this one has made, and what becomes of that call.
+    fn taken_up(&self, caller: &Identity, anchor: &Anchor) -> TakenUpOn<Session<W>, W> {
+        let server = self.0.server.clone();
+        let (line, answer) = server.wire.take_up(&caller.credentials, anchor)?;
+        Some((Arc::new(Session::taken_up(server, line, anchor)), answer))
+    }
+
     /// The session that a client has opened itself.
     fn joined(&self, session: &ClientSession) -> Option<Arc<Session<W>>> {
         let line = self.0.server.wire.join(session)?;
@@ -161,12 +173,52 @@ impl<W: Wire> Upstream for Legacy<W> {
                 None => (lost(CallError::SessionEnded), None),
             };
         }
-        let NativeCall { id, method, body } = call;
-        let request = Request { id, method, body, headers: HeaderMap::new(), deferral: None };
+        let NativeCall { id, method, body, deferral } = call;
+        let request = Request { id, method, body, headers: HeaderMap::new(), deferral };
         let Some(session) = self.joined(&session) else {
             return (lost(CallError::not_over_http()), None);
         };
         (Exchange::within(session.clone(), request).boxed(), Some(session))
+    }
+
+    fn take_up(
+        &self,
+        caller: &Identity,
+        anchor: &Anchor,
+        open: Vec<Id>,
+        deferral: Deferral,
+    ) -> Option<TakenUp> {
+        let (session, answer) = self.taken_up(caller, anchor)?;
+        let request = Request {
+            id: anchor.call,
+            method: Method::ToolsCall,
+            body: Bytes::new(),
+            headers: HeaderMap::new(),
+            deferral: Some(deferral),
+        };
+        let call = Exchange::taken_up(session.clone(), request, answer?, &open)?;
+        if !anchor.is_clients {
+            let session = session.clone();
+            self.0.server.work.spawn(async move { handshake::listen(&session).await });
+        }
+        let way = |id| -> Box<dyn Answer> { Box::new(Reply::new(session.clone(), anchor.call, id)) };
+        Some(TakenUp {
+            replies: call.boxed(),
+            open: open.into_iter().map(way).collect(),
+            elsewhere: anchor.is_clients.then(|| session.clone() as Arc<dyn OffStream>),
+        })
+    }
+
+    fn cancel_at(&self, caller: &Identity, anchor: &Anchor) -> BoxFuture<'_, ()> {
+        let taken_up = self.taken_up(caller, anchor);
+        let call = anchor.call;
+        async move {
+            let Some((session, _)) = taken_up else { return };
+            let cancelled = message::cancelled(call, "the client no longer waits");
+            let _ = session.line.tell(cancelled, Again::Yes).await;
+            session.retire();
+        }
+        .boxed()
     }
 
     fn cancel_in(&self, session: ClientSession, calls: &[Id], reason: &str) {

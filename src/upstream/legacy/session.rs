@@ -33,7 +33,7 @@ use crate::{
     runtime::Mutex,
     telemetry::Untold,
     upstream::{
-        CallError, Deferral, Description,
+        Anchor, CallError, Deferral, Description,
         wire::{Again, Line, Wire},
     },
 };
@@ -76,6 +76,8 @@ pub(super) struct Inside {
     retired: bool,
     /// The server has ended it, or it has been closed: nothing more to say to it.
     ended: bool,
+    /// Another process goes on with a call in it: it is not ours to end.
+    is_released: bool,
     /// Resolves when what was last to be told in the background has been told.
     told: Option<oneshot::Receiver<()>>,
 }
@@ -138,14 +140,27 @@ impl<W: Wire> Session<W> {
         keeper: Weak<dyn Keeper<W>>,
         reports: Reports,
     ) -> Self {
-        let session = Self { is_askable, reports, ..Self::at(server, description, line, Some(keeper)) };
+        let session =
+            Self { is_askable, reports, ..Self::at(server, description, Arc::new(line), Some(keeper)) };
         session.server.describes_itself(&session.description);
         session
     }
 
+    /// The session that the process before this one has used for a call.
+    pub(super) fn taken_up(server: Arc<Server<W>>, line: Arc<W::Line>, anchor: &Anchor) -> Self {
+        let description = Description {
+            version: anchor.revision.clone(),
+            server_info: Bytes::copy_from_slice(anchor.server_info.as_bytes()),
+            ..Description::unknown()
+        };
+        let session = Self::at(server, description, line, None);
+        session.deaf.store(anchor.is_clients, Ordering::Relaxed);
+        Self { is_clients: anchor.is_clients, ..session }
+    }
+
     /// The session of a client of the older era.
     pub(super) fn of_client(server: Arc<Server<W>>, line: W::Line) -> Self {
-        let session = Self::at(server, Description::unknown(), line, None);
+        let session = Self::at(server, Description::unknown(), Arc::new(line), None);
         // What is said there beside calls is heard by the client.
         session.deaf.store(true, Ordering::Relaxed);
         Self { is_clients: true, ..session }
@@ -154,14 +169,14 @@ impl<W: Wire> Session<W> {
     fn at(
         server: Arc<Server<W>>,
         description: Description,
-        line: W::Line,
+        line: Arc<W::Line>,
         keeper: Option<Weak<dyn Keeper<W>>>,
     ) -> Self {
         Self {
             over: server.work.closing.child_token(),
             server,
             description: Arc::new(description),
-            line: Arc::new(line),
+            line,
             keeper,
             reports: Reports::default(),
             inside: Mutex::default(),
@@ -201,6 +216,13 @@ impl<W: Wire> Session<W> {
         inside.calls.insert(request.id, call);
         inside.stays += 1;
         Some(Stay { session: self.clone(), call: Some(request.id) })
+    }
+
+    /// These questions were put to a call before it was taken up.
+    pub(super) fn takes_up(&self, call: u64, open: &[Id]) {
+        if let Some(call) = self.inside.lock().calls.get_mut(&call) {
+            call.questions.extend_from_slice(open);
+        }
     }
 
     /// Keeps the session open for something that is no call.
@@ -363,6 +385,9 @@ impl<W: Wire> Session<W> {
 
     async fn bid_farewell(&self) {
         self.over.cancel();
+        if self.inside.lock().is_released {
+            return;
+        }
         let _place = self.server.errands.place().await;
         self.line.close().await;
     }
@@ -435,6 +460,12 @@ impl<W: Wire> Stay<W> {
             self.session.retire();
         }
         was_in_flight.is_some()
+    }
+
+    /// Another process goes on with the call: its server hears nothing, and the session stays.
+    pub(super) fn release(&mut self) {
+        self.session.inside.lock().is_released = true;
+        self.finish();
     }
 
     /// Tells the server that nobody waits for this call any more, and keeps the session from

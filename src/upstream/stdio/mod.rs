@@ -80,6 +80,8 @@ pub struct Processes {
     most: usize,
     /// Somebody waits for a place.
     crowded: Notify,
+    /// What a process is shown of its callers: nothing.
+    credentials: Credentials,
     clock: SystemClock,
     work: Work,
 }
@@ -182,6 +184,7 @@ impl Processes {
             places: Arc::new(Semaphore::new(most.min(Semaphore::MAX_PERMITS))),
             most,
             crowded: Notify::new(),
+            credentials: Credentials::default(),
             clock: SystemClock::new(),
             work,
         }
@@ -292,23 +295,25 @@ impl Wire for Processes {
             Instances::PerCaller => caller.principal,
         };
         let capabilities = Arc::clone(&caller.capabilities);
-        Identity { principal, credentials: Credentials::default(), capabilities }
+        Identity { principal, credentials: self.credentials.clone(), capabilities }
     }
 }
 
 // === impl Pipe ===
 
 impl wire::Line for Pipe {
-    /// In hand for as long as this is held, or why it is not written.
-    type Answer = Result<CallInHand, CallError>;
+    /// In hand for as long as this is held, or why it is not written: boxed, as a call that waits has no such thing.
+    type Answer = Result<CallInHand, Box<CallError>>;
 
     /// What the process has not read when its client leaves is followed by the cancellation.
     fn send(&self, body: Bytes, _: &HeaderMap) -> Self::Answer {
-        self.child.call(on_one_line(body))
+        self.child.call(on_one_line(body)).map_err(Box::new)
     }
 
     fn poll_answer(self: &Arc<Self>, sent: &mut Self::Answer, _: u64, _: &mut Context<'_>) -> Poll<Heard> {
-        Poll::Ready(sent.as_ref().map_or_else(|lost| Heard::Lost(lost.clone()), |_| Heard::Elsewhere))
+        Poll::Ready(
+            sent.as_ref().map_or_else(|lost| Heard::Lost(CallError::clone(lost)), |_| Heard::Elsewhere),
+        )
     }
 
     fn progress(sent: &mut Self::Answer) -> Progress {

@@ -33,7 +33,7 @@ pub fn target(sent: &[u8]) {
         Resumes::Parked(TaskId::from_entropy(entropy))
     };
     let round = u32::from_be_bytes([entropy[0], entropy[1], entropy[2], entropy[3]]);
-    let state = State { resumes, round, expires: LATER, binding };
+    let state = State { resumes, node: u64::from(round), round, expires: LATER, binding };
     let nonce = std::array::from_fn(|at| entropy[15 - at]);
     let sealed = keyring.seal(&state, nonce);
 

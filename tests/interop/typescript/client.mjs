@@ -17,8 +17,8 @@ import {
   toolDeclarationFromMcpTool,
 } from '@modelcontextprotocol/ext-tasks/client';
 import { check, failure, isDatabaseError, label, runChecks, textOf } from './checks.mjs';
+import { dispatcher, MODERN } from './dispatcher.mjs';
 
-const MODERN = '2026-07-28';
 const TASKS = 'io.modelcontextprotocol/tasks';
 const CHECK_SECONDS = 15;
 const BLOCK = '0123456789abcdef'.repeat(64); // the KiB of which `big` is made
@@ -265,51 +265,13 @@ check('extra', 'listen-hears-list-changed', () =>
 
 // --- tasks, with ext-tasks -----------------------------------------------------------------------
 
-/** The dispatcher ext-tasks asks its host for: one HTTP exchange for each request. */
-function dispatcher(counts) {
-  let nextId = 0;
-  return async ({ method, params }, { signal, context } = {}) => {
-    counts[method] = (counts[method] ?? 0) + 1;
-    const id = `ext-${++nextId}`;
-    const headers = new Headers({
-      'content-type': 'application/json',
-      accept: 'application/json, text/event-stream',
-      'mcp-protocol-version': MODERN,
-      'mcp-method': method,
-      'mcp-name': params.taskId ?? params.name,
-    });
-    // Replacing, not adding: ext-tasks sends Mcp-Name itself on tasks/*.
-    for (const [name, value] of Object.entries(context?.headers ?? {})) headers.set(name, value);
-    const response = await fetch(url, {
-      method: 'POST',
-      headers,
-      body: JSON.stringify({ jsonrpc: '2.0', id, method, params }),
-      signal: signal ?? null,
-    });
-    const body = await response.text();
-    const messages = response.headers.get('content-type')?.startsWith('text/event-stream')
-      ? body.split(/\r?\n\r?\n/).map(eventData).filter(Boolean).map((data) => JSON.parse(data))
-      : [JSON.parse(body)];
-    const answer = messages.find((message) => message.id === id);
-    assert.ok(answer, `no answer to ${method} in ${body.slice(0, 300)}`);
-    return answer.error ? { kind: 'error', error: answer.error } : { kind: 'result', result: answer.result };
-  };
-}
-
-const eventData = (event) =>
-  event
-    .split(/\r?\n/)
-    .filter((line) => line.startsWith('data:'))
-    .map((line) => line.slice(5).trim())
-    .join('\n');
-
 function withSession(use, { onInputRequest, capabilities = {} } = {}) {
   return withClient(
     async (client) => {
       const counts = {};
       const session = createTaskSessionFromClient(client, {
         endpointId: 'interop',
-        rawDispatch: dispatcher(counts),
+        rawDispatch: dispatcher(url, counts),
         v2RequestFraming: {
           protocolVersion: MODERN,
           clientInfo: { name: 'interop', version: '1.0.0' },

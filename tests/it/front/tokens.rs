@@ -1,8 +1,9 @@
 //! Clients that are known by a token.
 
-use super::world::{Answer, Desk, Lines, Version, World, bare, call, post};
+use super::world::{Answer, Desk, Lines, Version, World, bare, call, post, tls_paths};
 use deferral::internals::{
     dialect::Principal,
+    front::Config,
     policy::{PrincipalSource, Tokens},
 };
 use http::{HeaderMap, HeaderName, HeaderValue, Request, StatusCode};
@@ -222,4 +223,32 @@ async fn those_who_are_not_known_take_no_place_from_those_who_are() {
     let mut other = world.client(Version::Http1).await;
     is_refused(&other.ask(call("work")).await, None);
     assert_eq!(other.ask(bearing(call("work"), ALICE)).await.status, StatusCode::SERVICE_UNAVAILABLE);
+}
+
+#[tokio::test]
+async fn tokens_that_others_can_read_on_their_way_are_warned_of() {
+    let warned = |listen: &[&str], change: fn(&mut Config)| {
+        let lines = Lines::record();
+        let _front = World::on_pipes(&[], |config| {
+            config.listen = listen.iter().map(|address| address.parse().expect("an address")).collect();
+            config.tokens = Tokens::new([("alice".into(), ALICE)]);
+            change(config);
+        });
+        let lines = lines.of("tokens_unencrypted").into_iter();
+        lines.map(|line| line["listen"].as_str().expect("an address").to_owned()).collect::<Vec<_>>()
+    };
+    let elsewhere = ["127.0.0.1:80", "192.0.2.1:80"];
+    assert_eq!(warned(&elsewhere, |_| {}), ["192.0.2.1:80"]);
+    assert_eq!(
+        warned(&elsewhere, |config| config.public_url = "http://example.com".parse().ok()),
+        ["192.0.2.1:80"]
+    );
+    for fine in [
+        warned(&["127.0.0.1:80", "[::1]:80"], |_| {}),
+        warned(&elsewhere, |config| config.tokens = Tokens::default()),
+        warned(&elsewhere, |config| config.tls = Some(tls_paths())),
+        warned(&elsewhere, |config| config.public_url = "https://example.com".parse().ok()),
+    ] {
+        assert!(fine.is_empty(), "{fine:?}");
+    }
 }

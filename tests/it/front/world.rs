@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use deferral::internals::{
-    dialect::{Call, Caller, Credentials},
+    dialect::{Call, Caller, Credentials, PrincipalKey},
     front::{self, Config, TlsPaths},
     policy::{Defer, Held, LegacyTasks, Mode, PrincipalSource, Resume, Route},
     protocol::Id,
@@ -247,8 +247,15 @@ impl World {
 
     fn start_on(desks: &[&Arc<Desk>], config: Config, drain: Drain, stopping: Stopping, net: &Net) -> Self {
         let services = desks.iter().map(|&desk| Arc::clone(desk) as Arc<dyn Service>).collect();
-        let bound =
-            front::serve(config, services, stopping, Arc::new(SystemClock::new()), net).expect("it starts");
+        let bound = front::serve(
+            config,
+            services,
+            PrincipalKey::default(),
+            stopping,
+            Arc::new(SystemClock::new()),
+            net,
+        )
+        .expect("it starts");
         Self { addresses: bound.addresses, drain, task: bound.task }
     }
 
@@ -397,9 +404,18 @@ impl Lines {
     }
 
     pub(crate) fn so_far(&self) -> Vec<serde_json::Value> {
+        self.all().filter(|line| line["logger"] == "deferral::access").collect()
+    }
+
+    /// Those of one event, which are no access lines.
+    pub(crate) fn of(&self, event: &str) -> Vec<serde_json::Value> {
+        self.all().filter(|line| line["event"] == event).collect()
+    }
+
+    fn all(&self) -> impl Iterator<Item = serde_json::Value> {
         let written = self.written.lock().unwrap().clone();
-        let lines = written.lines().map(|line| serde_json::from_str(line).expect("JSON"));
-        lines.filter(|line: &serde_json::Value| line["logger"] == "deferral::access").collect()
+        let lines: Vec<_> = written.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+        lines.into_iter()
     }
 }
 

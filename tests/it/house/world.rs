@@ -395,7 +395,8 @@ impl House {
         let config = config::parse(Path::new("house.yaml"), &yaml).unwrap_or_else(|error| panic!("{error}"));
         let store = Faulty::taking(profile.storing);
         let net = Net::Pipes(pipes.clone());
-        let proxy = app::start_with(config, &net, Arc::clone(&store) as Arc<dyn Store>).expect("it starts");
+        let proxy =
+            app::start_with(config, &net, Arc::clone(&store) as Arc<dyn Store>, None).expect("it starts");
         let at: SocketAddr = PROXY.parse().expect("an address");
         let modern = |name, tasks| Person::modern(&pipes, at, name, tasks, profile.askable);
         let legacy = |name| Person::legacy(&pipes, at, name, false);

@@ -105,6 +105,10 @@ const BOUNDS: &[(&str, Held)] = &[
     ("protocol/status_message.rs LONGEST", By("long_words_are_cut_between_characters")),
     ("bridge/form.rs DEPTH", By("a_schema_is_not_followed_for_ever")),
     // Calls and tasks.
+    (
+        "proxy/switchboard.rs WAITING",
+        By("whoever_tells_a_call_more_than_there_is_room_for_waits_until_it_has_listened"),
+    ),
     ("proxy/drive/book.rs MAX_OPEN", By("a_server_that_asks_without_end_is_refused_at_some_point")),
     ("proxy/drive/mod.rs PROGRESS_PERIOD", By("of_much_progress_the_last_word_is_told")),
     ("proxy/drive/questions.rs MAX_TURNS", By("a_server_that_turns_a_call_over_without_end_loses_it")),
@@ -117,7 +121,30 @@ const BOUNDS: &[(&str, Held)] = &[
     ("proxy/catalogues.rs MAX_PAGES", By("a_list_of_tools_without_end_is_read_so_far_and_keeps_no_call")),
     ("proxy/catalogues.rs RETRY", By("a_server_that_fails_or_hangs_at_listing_holds_up_no_further_call")),
     ("proxy/keep.rs STORE_PAUSE", Not("a pause between attempts, which nobody outside lengthens")),
+    ("proxy/restart.rs BATCH", Not("a share of the work: the rest is looked at right after it")),
     ("proxy/sweep.rs BATCH", Not("a share of the work: the rest is looked at right after it")),
+    ("store/disk/mod.rs QUEUE", By("more_changes_at_once_than_wait_in_a_queue_or_fit_a_commit_are_all_kept")),
+    ("store/disk/mod.rs FILES", By("large_results_at_once_wait_their_turn_and_hold_up_nobody")),
+    (
+        "store/disk/writer.rs BATCH",
+        By("more_changes_at_once_than_wait_in_a_queue_or_fit_a_commit_are_all_kept"),
+    ),
+    (
+        "store/disk/writer.rs BATCH_BYTES",
+        By("more_changes_at_once_than_wait_in_a_queue_or_fit_a_commit_are_all_kept"),
+    ),
+    (
+        "store/disk/readers.rs READERS",
+        By("more_changes_at_once_than_wait_in_a_queue_or_fit_a_commit_are_all_kept"),
+    ),
+    ("store/disk/held.rs ENDED_BYTES", By("of_those_that_have_ended_the_last_used_stay_as_far_as_they_fit")),
+    ("store/disk/results.rs LARGEST_IN_ROW", By("a_result_over_256_kib_is_a_file_and_comes_back_whole")),
+    (
+        "store/disk/folder.rs LOG_PAGES",
+        Not("when pages are carried over, which SQLite does; nobody is refused"),
+    ),
+    ("store/disk/folder.rs CACHE_KIB", Not("told to SQLite, which keeps no more pages than that in memory")),
+    ("store/disk/folder.rs BUSY", Not("told to SQLite, which waits; a change that waits longer is not made")),
     ("store/mod.rs ALWAYS", By("a_result_that_does_not_fit_ends_its_task_with_the_limit_named")),
     ("task/retention.rs SHORTEST_GRANT", By("a_new_task_is_given_its_retention_or_a_minute")),
     ("task/retention.rs SHORTEST", By("a_result_stays_for_the_whole_retention")),

@@ -4,6 +4,7 @@
 //! Where a test says that something does *not* happen, it waits for something that comes after it.
 
 mod cancelling;
+mod crashes;
 mod crowd;
 mod deferring;
 mod faults;
@@ -16,10 +17,13 @@ mod mirrored;
 mod passing;
 mod policies;
 mod principals;
+pub(crate) mod program;
 mod questions;
 mod quotas;
+mod restart;
 mod shutdown;
 mod store;
+mod taking_up;
 mod tokens;
 mod told;
 mod transport;

@@ -1,6 +1,9 @@
 //! The end of the proxy.
 
-use super::world::{ALWAYS, Setup, World, start};
+use super::{
+    program::Program,
+    world::{ALWAYS, Setup, World},
+};
 use crate::{
     legacy::world::{HELLO, Older},
     support::{
@@ -8,80 +11,8 @@ use crate::{
         servers::{LegacyServer, Options, Seen},
     },
 };
-use deferral::internals::{app::Running, telemetry};
 use serde_json::{Value, json};
-use std::{
-    net::SocketAddr,
-    sync::{Arc, Mutex},
-    time::UNIX_EPOCH,
-};
-use tokio::{net::TcpListener, runtime::Builder, sync::oneshot};
-use tracing_subscriber::layer::SubscriberExt as _;
-
-/// Members of the configuration.
-type Members = &'static [&'static str];
-
-/// A proxy with a runtime of its own that ends when it has stopped, as the program does: what it
-/// still had to say is then not said.
-struct Program {
-    addr: SocketAddr,
-    stop: Option<oneshot::Sender<()>>,
-    log: Log,
-    thread: Option<std::thread::JoinHandle<()>>,
-}
-
-impl Program {
-    async fn start(server: &LegacyServer, route: Members, top: Members) -> Self {
-        Self::before(server.url(), route, top).await
-    }
-
-    async fn before(url: String, route: Members, top: Members) -> Self {
-        // On one thread: at the end nothing goes on by chance.
-        Self::on(Builder::new_current_thread(), url, route, top).await
-    }
-
-    async fn on(mut threads: Builder, url: String, route: Members, top: Members) -> Self {
-        let (stop, stopping) = oneshot::channel();
-        let (tell, told) = oneshot::channel();
-        let log = Log::default();
-        let written = log.clone();
-        let thread = std::thread::spawn(move || {
-            let take = move |_: &tracing::Level, line: &str| {
-                written.0.lock().expect("nothing panics while it is held").push_str(line);
-            };
-            let lines = telemetry::Lines::new(telemetry::Format::Json, || UNIX_EPOCH, take);
-            let _log = tracing::subscriber::set_default(tracing_subscriber::registry().with(lines));
-            let runtime = threads.enable_all().build().expect("a runtime");
-            runtime.block_on(async {
-                let running: Running = start(&url, route, top);
-                tell.send(running.addresses[0]).expect("the test waits");
-                let _ = stopping.await;
-                running.stop().await;
-            });
-            runtime.shutdown_background();
-        });
-        Self { addr: told.await.expect("it starts"), stop: Some(stop), log, thread: Some(thread) }
-    }
-
-    fn client(&self) -> Client {
-        Client::new(self.addr)
-    }
-
-    /// Tells it to stop, as SIGTERM does.
-    fn stop(&mut self) {
-        self.stop.take().expect("it is stopped once").send(()).expect("it runs");
-    }
-
-    /// Waits until it is gone; gives the line that says what was lost.
-    async fn gone(mut self) -> Value {
-        let thread = self.thread.take().expect("it is waited for once");
-        soon("its end is waited for", tokio::task::spawn_blocking(|| thread.join()))
-            .await
-            .expect("it is waited for")
-            .expect("it does not panic");
-        self.log.drained()
-    }
-}
+use tokio::{net::TcpListener, runtime::Builder};
 
 fn server() -> Options {
     let options = Setup::new().options;
@@ -99,22 +30,6 @@ async fn refusing(client: &Client) -> Answer {
         }
     };
     soon("the door is watched", refused).await
-}
-
-/// Every line of the log so far.
-#[derive(Clone, Default)]
-struct Log(Arc<Mutex<String>>);
-
-impl Log {
-    fn lines(&self) -> Vec<Value> {
-        let written = self.0.lock().expect("nothing panics while it is held").clone();
-        written.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect()
-    }
-
-    /// The line that says what was lost.
-    fn drained(&self) -> Value {
-        self.lines().into_iter().rfind(|line| line["event"] == "drained").expect("it has drained")
-    }
 }
 
 #[tokio::test]

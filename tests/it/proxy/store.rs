@@ -1,11 +1,15 @@
 //! A store that fails while the proxy runs: nothing is lost, and nothing that was not kept is acknowledged.
 
-use super::world::{ALWAYS, Setup, World};
+use super::{
+    program::Program,
+    world::{ALWAYS, Setup, World},
+};
 use crate::support::{
     clients::Client,
     faulty::{EVERYTHING, Faulty, Op},
-    servers::Call,
+    servers::{Call, LegacyServer},
 };
+use deferral::internals::store::{Secret, Store};
 use serde_json::json;
 use std::sync::Arc;
 
@@ -161,4 +165,27 @@ async fn a_store_that_fails_leaves_calls_synchronous_and_their_questions_open() 
     events.raw(format!("data: {QUESTION}\n\n"));
     let asked = waiting.answer().await.result();
     assert_eq!(asked["resultType"], "input_required", "{asked:#}");
+}
+
+#[tokio::test]
+async fn operators_are_told_once_that_the_store_fails_and_once_that_it_is_back() {
+    let server = LegacyServer::start(Setup::new().options).await;
+    let store = Faulty::new();
+    let kept = (store.clone() as Arc<dyn Store>, Secret::new(&[1; 32]));
+    let proxy = Program::kept(&server, kept, &[ALWAYS], &[]).await;
+    let client = proxy.client().with_tasks();
+    let said = |event: &str| proxy.log.lines().iter().filter(|line| line["event"] == event).count();
+    store.fails(&[Op::Insert]);
+    for _ in 0..3 {
+        let waiting = client.call("t").await;
+        server.call().await.says("as it is");
+        assert_eq!(waiting.answer().await.text(), "as it is", "it stays a call");
+    }
+    assert_eq!((said("store_failed"), said("store_back")), (1, 0));
+    store.works();
+    let waiting = client.call("t").await;
+    server.call().await.says("as a task");
+    waiting.answer().await.task();
+    assert_eq!((said("store_failed"), said("store_back")), (1, 1));
+    proxy.killed().await;
 }

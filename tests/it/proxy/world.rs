@@ -5,7 +5,11 @@ use crate::support::{
     faulty::Faulty,
     servers::{LegacyServer, Options},
 };
-use deferral::internals::{app, config, runtime::Net};
+use deferral::internals::{
+    app, config,
+    runtime::Net,
+    store::{Secret, Store},
+};
 use serde_json::json;
 use std::{net::SocketAddr, path::Path, sync::Arc};
 
@@ -108,7 +112,7 @@ impl Setup {
         let server = LegacyServer::start(self.options).await;
         let config = written(&server.url(), &self.route, &self.top);
         let proxy = match self.store {
-            Some(store) => app::start_with(config, &Net::System, store),
+            Some(store) => app::start_with(config, &Net::System, store, None),
             None => app::start(config),
         };
         World { server, proxy: proxy.expect("the proxy starts") }
@@ -118,6 +122,15 @@ impl Setup {
 /// A proxy in front of a URL.
 pub(crate) fn start(url: &str, route: &[&str], top: &[&str]) -> app::Running {
     app::start(written(url, route, top)).expect("the proxy starts")
+}
+
+/// Where tasks are kept for longer than a proxy lives, and the secret beside it.
+pub(crate) type Kept = (Arc<dyn Store>, Secret);
+
+/// The same, with tasks kept there.
+pub(crate) fn start_kept(url: &str, (store, secret): Kept, route: &[&str], top: &[&str]) -> app::Running {
+    let config = written(url, route, top);
+    app::start_with(config, &Net::System, store, Some(secret)).expect("the proxy starts")
 }
 
 fn written(url: &str, route: &[&str], top: &[&str]) -> config::Config {

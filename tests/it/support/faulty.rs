@@ -1,16 +1,19 @@
 //! A store that fails when a test says so.
 //!
 //! It keeps tasks in memory, and refuses the operations it is told to. A refused one has done nothing. It may
-//! also take its time for a new task.
+//! also take its time for a new task, or halt in the middle of an operation, and do nothing ever after: so it looks
+//! to a process that is killed there.
 
 use async_trait::async_trait;
+use bytes::Bytes;
 use deferral::internals::{
     protocol::Timestamp,
-    store::{Memory, Place, Store, StoreError, Usage, Version},
+    store::{Due, Flush, Memory, Orphan, Place, Store, StoreError, Usage, Version},
     task::{Owner, Record, TaskId},
 };
 use std::{
     collections::BTreeSet,
+    future::pending,
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicUsize, Ordering},
@@ -32,6 +35,19 @@ pub(crate) struct Faulty {
     failing: Mutex<BTreeSet<Op>>,
     /// Every operation that was refused, in its order.
     refused: watch::Sender<Vec<Op>>,
+    /// Where it halts, and how many operations of that kind are still to come before.
+    halt: Mutex<Option<(Halt, usize)>>,
+    has_halted: watch::Sender<bool>,
+}
+
+/// Where a store halts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Halt {
+    pub(crate) op: Op,
+    /// Counted from one.
+    pub(crate) time: usize,
+    /// It has been done, and nobody is told so.
+    pub(crate) is_done: bool,
 }
 
 /// What a store is asked to do.
@@ -40,14 +56,16 @@ pub(crate) enum Op {
     Insert,
     Load,
     Swap,
+    Anchor,
+    Orphans,
     Remove,
     Due,
     List,
     Usage,
 }
 
-pub(crate) const EVERYTHING: [Op; 7] =
-    [Op::Insert, Op::Load, Op::Swap, Op::Remove, Op::Due, Op::List, Op::Usage];
+pub(crate) const EVERYTHING: [Op; 9] =
+    [Op::Insert, Op::Load, Op::Swap, Op::Anchor, Op::Orphans, Op::Remove, Op::Due, Op::List, Op::Usage];
 
 // === impl Faulty ===
 
@@ -59,13 +77,49 @@ impl Faulty {
 
     /// One that takes so long to keep a new task.
     pub(crate) fn taking(takes: Duration) -> Arc<Self> {
-        Arc::new(Self {
-            inner: Memory::default(),
+        Arc::new(Self::of(Memory::default(), takes))
+    }
+
+    /// One of these records, which halts there.
+    pub(crate) fn halting(inner: Memory, halt: Halt) -> Arc<Self> {
+        let store = Self::of(inner, Duration::ZERO);
+        *store.halt.lock().unwrap_or_else(PoisonError::into_inner) = Some((halt, halt.time));
+        Arc::new(store)
+    }
+
+    fn of(inner: Memory, takes: Duration) -> Self {
+        Self {
+            inner,
             takes,
             busy: AtomicUsize::new(0),
             failing: Mutex::default(),
             refused: watch::Sender::new(Vec::new()),
-        })
+            halt: Mutex::default(),
+            has_halted: watch::Sender::new(false),
+        }
+    }
+
+    /// Resolves when it has halted.
+    pub(crate) async fn halted(&self) {
+        let _ = self.has_halted.subscribe().wait_for(|halted| *halted).await;
+    }
+
+    /// Goes on unless it is to halt here, or has halted.
+    async fn passes(&self, op: Op, is_done: bool) {
+        if *self.has_halted.borrow() {
+            return pending().await;
+        }
+        let halts = match &mut *self.halt.lock().unwrap_or_else(PoisonError::into_inner) {
+            Some((halt, left)) if halt.op == op && halt.is_done == is_done => {
+                *left -= 1;
+                *left == 0
+            }
+            _ => false,
+        };
+        if halts {
+            self.has_halted.send_replace(true);
+            pending().await
+        }
     }
 
     /// Whether a new task is being kept.
@@ -103,12 +157,15 @@ impl Faulty {
 impl Store for Faulty {
     async fn insert(&self, record: Arc<Record>) -> Result<(), StoreError> {
         self.ask(Op::Insert)?;
+        self.passes(Op::Insert, false).await;
         if self.takes > Duration::ZERO {
             self.busy.fetch_add(1, Ordering::Relaxed);
             sleep(self.takes).await;
             self.busy.fetch_sub(1, Ordering::Relaxed);
         }
-        self.inner.insert(record).await
+        let done = self.inner.insert(record).await;
+        self.passes(Op::Insert, true).await;
+        done
     }
 
     async fn load(&self, id: &TaskId) -> Result<Option<(Version, Arc<Record>)>, StoreError> {
@@ -116,17 +173,36 @@ impl Store for Faulty {
         self.inner.load(id).await
     }
 
-    async fn swap(&self, version: Version, record: Arc<Record>) -> Result<bool, StoreError> {
+    async fn swap(&self, version: Version, record: Arc<Record>, flush: Flush) -> Result<bool, StoreError> {
         self.ask(Op::Swap)?;
-        self.inner.swap(version, record).await
+        self.passes(Op::Swap, false).await;
+        let done = self.inner.swap(version, record, flush).await;
+        self.passes(Op::Swap, true).await;
+        done
+    }
+
+    async fn anchor(&self, id: &TaskId, anchor: Option<Bytes>) -> Result<(), StoreError> {
+        self.ask(Op::Anchor)?;
+        self.passes(Op::Anchor, false).await;
+        let done = self.inner.anchor(id, anchor).await;
+        self.passes(Op::Anchor, true).await;
+        done
+    }
+
+    async fn orphans(&self, limit: usize) -> Result<Vec<Orphan>, StoreError> {
+        self.ask(Op::Orphans)?;
+        self.inner.orphans(limit).await
     }
 
     async fn remove(&self, id: &TaskId) -> Result<(), StoreError> {
         self.ask(Op::Remove)?;
-        self.inner.remove(id).await
+        self.passes(Op::Remove, false).await;
+        let done = self.inner.remove(id).await;
+        self.passes(Op::Remove, true).await;
+        done
     }
 
-    async fn due(&self, now: Timestamp, limit: usize) -> Result<Vec<TaskId>, StoreError> {
+    async fn due(&self, now: Timestamp, limit: usize) -> Result<Vec<Due>, StoreError> {
         self.ask(Op::Due)?;
         self.inner.due(now, limit).await
     }
@@ -144,5 +220,9 @@ impl Store for Faulty {
     async fn usage(&self, principal: &[u8; 16]) -> Result<Usage, StoreError> {
         self.ask(Op::Usage)?;
         self.inner.usage(principal).await
+    }
+
+    fn outlives(&self) -> bool {
+        self.inner.outlives()
     }
 }

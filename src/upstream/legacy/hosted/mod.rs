@@ -229,7 +229,7 @@ impl<W: Wire> Sessions<W> {
         groups: Groups<'_, W>,
     ) -> Option<HostedCall<W>> {
         let session = self.find(session.principal, &session.headers).ok()?;
-        let NativeCall { id, method, body } = call;
+        let NativeCall { id, method, body, .. } = call;
         let (body, token) = match Frame::parse(body.clone()) {
             Ok(message) => words::request(&message, id),
             Err(_) => (body, None),

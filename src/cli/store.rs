@@ -1,0 +1,91 @@
+//! `deferral store`: looks after a store on disk, whether a proxy uses it or not.
+
+use super::USAGE;
+use crate::store::disk::{self, Contents, Copied};
+use std::{
+    io::{self, Write},
+    path::PathBuf,
+};
+
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum What {
+    /// Read everything in a store, and say what is there and what is not; exits with 2 where something is lost.
+    Check {
+        /// The folder of the store.
+        path: PathBuf,
+    },
+    /// Copy a store to a new folder, which can be used as one. Its key is not copied.
+    Backup {
+        /// The folder of the store.
+        path: PathBuf,
+        /// The folder to make.
+        to: PathBuf,
+    },
+}
+
+/// Prints what was found or done to `out`, and to `err` why nothing could be. Gives the exit code.
+///
+/// # Errors
+/// Where nothing can be printed.
+pub fn run(args: &Args, out: &mut impl Write, err: &mut impl Write) -> io::Result<u8> {
+    let done = match &args.what {
+        What::Check { path } => disk::check(path).map(|contents| (is_whole(&contents), found(&contents))),
+        What::Backup { path, to } => disk::backup(path, to).map(|Copied { tasks, files }| {
+            let copied = format!("{}: {}, {}", to.display(), some(tasks, "task"), some(files, "file"));
+            (true, vec![copied, "the key is not in it; keep a copy of it in another place".to_owned()])
+        }),
+    };
+    match done {
+        Ok((is_good, lines)) => {
+            for line in lines {
+                writeln!(out, "{line}")?;
+            }
+            Ok(if is_good { 0 } else { USAGE })
+        }
+        Err(error) => {
+            writeln!(err, "error: {error}")?;
+            Ok(USAGE)
+        }
+    }
+}
+
+fn is_whole(contents: &Contents) -> bool {
+    contents.lost.is_empty()
+}
+
+/// A line for each thing that is there or is not.
+fn found(contents: &Contents) -> Vec<String> {
+    let Contents { user, schema, tasks, live, files, stored_bytes, unnamed, lost } = contents;
+    let mut lines = Vec::new();
+    match user {
+        Some(Some(pid)) => {
+            lines.push(format!("in use by process {pid}: this is what was there at one moment"))
+        }
+        Some(None) => lines.push("in use: this is what was there at one moment".to_owned()),
+        None => {}
+    }
+    lines.push(format!("schema {schema}"));
+    lines.push(format!("{}, {live} of them at work, {stored_bytes} bytes", some(*tasks, "task")));
+    lines.push(format!("{} of results", some(*files, "file")));
+    if *unnamed > 0 {
+        let remedy = if user.is_some() { "some may be in the making" } else { "the next start removes them" };
+        lines.push(format!("{} that no task names; {remedy}", some(*unnamed, "file")));
+    }
+    lines.extend(lost.iter().map(|lost| format!("LOST {lost}")));
+    lines.push(if is_whole(contents) {
+        "ok".to_owned()
+    } else {
+        format!("{} lost", some(lost.len(), "thing"))
+    });
+    lines
+}
+
+fn some(count: usize, noun: &str) -> String {
+    format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
+}

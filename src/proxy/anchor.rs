@@ -1,0 +1,79 @@
+//! What is kept of a task's call beside its record, so that the next process can go on with it.
+//!
+//! It is sealed with the secret that lies beside the store: the id of a session is as good as a key to it with
+//! many servers.
+
+use crate::{
+    runtime::random,
+    store::{Secret, Use},
+    task::TaskId,
+    upstream,
+};
+use bytes::Bytes;
+use ring::aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
+use serde::{Deserialize, Serialize};
+
+/// What the next process needs to go on with a call.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Anchor {
+    pub(super) call: upstream::Anchor,
+    /// Its caller showed credentials, which are not kept: it must come again first.
+    pub(super) needs_credentials: bool,
+    pub(super) words: Words,
+    /// What is asked in the task: the server's id, a raw token, and the key.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(super) questions: Vec<(String, String)>,
+}
+
+/// In which words the call is made, and what must be known for that.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Words {
+    /// Those of 2026-07-28.
+    Canonical {
+        /// What its client declared, raw JSON.
+        declared: String,
+    },
+    /// Its client's own.
+    Native {
+        /// The client's session, by its digest, where it has an id.
+        session: Option<[u8; 16]>,
+        /// Whether the client wants to hear of progress.
+        wants_progress: bool,
+    },
+}
+
+/// Seals anchors.
+pub(super) struct AnchorSeal(LessSafeKey);
+
+// === impl AnchorSeal ===
+
+impl AnchorSeal {
+    pub(super) fn new(secret: &Secret) -> Self {
+        let key = UnboundKey::new(&AES_256_GCM, &secret.key(Use::Anchors));
+        Self(LessSafeKey::new(key.expect("the key has the cipher's length")))
+    }
+
+    /// The bytes that [`AnchorSeal::open`] turns into the anchor again, for the same task.
+    pub(super) fn seal(&self, task: &TaskId, anchor: &Anchor) -> Bytes {
+        let nonce: [u8; NONCE_LEN] = random();
+        let mut sealed = serde_json::to_vec(anchor).expect("an anchor is JSON");
+        self.0
+            .seal_in_place_append_tag(
+                Nonce::assume_unique_for_key(nonce),
+                Aad::from(task.as_str().as_bytes()),
+                &mut sealed,
+            )
+            .expect("an anchor is far shorter than the cipher allows");
+        [&nonce[..], &sealed].concat().into()
+    }
+
+    /// What was sealed for this task, if it was sealed here.
+    pub(super) fn open(&self, task: &TaskId, sealed: &[u8]) -> Option<Anchor> {
+        let (nonce, rest) = sealed.split_first_chunk::<NONCE_LEN>()?;
+        let mut rest = rest.to_vec();
+        let nonce = Nonce::assume_unique_for_key(*nonce);
+        let plain = self.0.open_in_place(nonce, Aad::from(task.as_str().as_bytes()), &mut rest).ok()?;
+        serde_json::from_slice(plain).ok()
+    }
+}

@@ -1,0 +1,193 @@
+//! What is kept of a task's call for the process after this one, and how it is left to that process.
+//!
+//! Only where the store outlives the process, and the server gives its events ids: without them nobody could hear
+//! again what it has said meanwhile.
+
+use super::{Driver, Form, Held};
+use crate::{
+    bridge::exchange::Phase,
+    protocol::Id,
+    proxy::{
+        anchor::{Anchor, Words},
+        keep::STORE_PAUSE,
+    },
+    task::{self, State},
+    upstream::{self, Deferral},
+};
+use std::time::{Duration, Instant};
+use tokio::time::sleep;
+
+/// Where the call is, as the next process is to know it.
+pub(super) struct Anchored {
+    call: Box<upstream::Anchor>,
+    /// When it is to be written, if it is not.
+    due: Option<Instant>,
+    not_before: Instant,
+    /// What had changed in the book when it was written.
+    changes: u32,
+    /// What the client has answered, and the server may not have: its id for the question, and the key.
+    answered: Vec<(Id, String)>,
+}
+
+/// It is written at most this often, but for questions: a store write each. What the server says twice because of
+/// that is progress.
+const PERIOD: Duration = Duration::from_millis(500);
+
+// === impl Driver ===
+
+impl Driver {
+    /// The call can be taken up from here.
+    pub(super) async fn moved(&mut self, call: Box<upstream::Anchor>) {
+        let now = self.shared.clock.now();
+        let held = self.held();
+        let Some(anchored) = &mut held.anchored else {
+            held.anchored = Some(Box::new(Anchored {
+                call,
+                due: Some(now),
+                not_before: now,
+                changes: 0,
+                answered: Vec::new(),
+            }));
+            return;
+        };
+        anchored.call = call;
+        anchored.due = Some(anchored.not_before);
+        // The server has gone on behind them. One that it did not have all the same is lost only if this process
+        // ends within the moment that it takes to send it.
+        let keys: Vec<_> = std::mem::take(&mut anchored.answered).into_iter().map(|(_, key)| key).collect();
+        self.delivered(keys).await;
+    }
+
+    /// An answer is on its way to the server.
+    pub(super) async fn answers(&mut self, id: Option<Id>, key: String) {
+        let held = self.held();
+        match (&mut held.anchored, id) {
+            (Some(anchored), Some(id)) => anchored.answered.push((id, key)),
+            // Nobody else will have to deliver it.
+            _ => self.delivered(vec![key]).await,
+        }
+    }
+
+    async fn delivered(&mut self, keys: Vec<String>) {
+        if !keys.is_empty() && self.shared.ledger.outlives() {
+            self.keep(task::Event::Delivered { keys }).await;
+        }
+    }
+
+    /// Whether something is asked, or is not any more, since it was written: the next process must know by which
+    /// id the server knows what.
+    pub(super) fn has_new_questions(&self) -> bool {
+        let Some(held) = &self.held else { return false };
+        held.anchored.as_ref().is_some_and(|anchored| anchored.changes != held.book.changes)
+    }
+
+    /// Writes it. Says whether it is written.
+    pub(super) async fn write_anchor(&mut self) -> bool {
+        let shared = self.shared.clone();
+        let Some(anchor) = self.anchor() else { return false };
+        let is_kept = shared.ledger.anchor(self.id(), &anchor).await.is_ok();
+        let now = shared.clock.now();
+        let held = self.held();
+        if let Some(anchored) = &mut held.anchored {
+            // Where it was not kept it is due soon.
+            anchored.changes = held.book.changes;
+            anchored.not_before = now + if is_kept { PERIOD } else { STORE_PAUSE };
+            anchored.due = (!is_kept).then_some(anchored.not_before);
+        }
+        is_kept
+    }
+
+    /// The call is over. Of one that was cancelled the server has been told by now, or would be again by the next
+    /// process.
+    pub(super) async fn let_go(&mut self) {
+        let shared = self.shared.clone();
+        let id = self.id().clone();
+        let is_cancelled =
+            || shared.ledger.last_kept(&id).is_some_and(|record| record.state == State::Cancelled);
+        if self.held().anchored.is_none() || !is_cancelled() {
+            return;
+        }
+        tokio::select! {
+            () = sleep(PERIOD) => {}
+            () = shared.overdue.stopped() => {}
+        }
+        // Else it is told twice.
+        let _ = shared.ledger.let_go(&id).await;
+    }
+
+    fn anchor(&self) -> Option<Anchor> {
+        let held = self.held.as_ref()?;
+        let anchored = held.anchored.as_ref()?;
+        let open = held.book.iter().filter(|(_, open)| open.is_recorded);
+        let open = open.filter_map(|(_, open)| Some((open.id.as_ref()?.to_string(), open.key.clone())));
+        let answered = anchored.answered.iter().map(|(id, key)| (id.to_string(), key.clone()));
+        let questions = open.chain(answered);
+        let (needs_credentials, words) = match &self.form {
+            Form::Canonical(canonical) => {
+                let declared = String::from_utf8_lossy(canonical.caller.capabilities.as_bytes()).into_owned();
+                (!canonical.caller.credentials.is_empty(), Words::Canonical { declared })
+            }
+            Form::Native(native) => {
+                let session = native.session.map(|session| session.digest());
+                (native.needs_credentials, Words::Native { session, wants_progress: native.wants_progress })
+            }
+        };
+        Some(Anchor {
+            call: (*anchored.call).clone(),
+            needs_credentials,
+            words,
+            questions: questions.collect(),
+        })
+    }
+
+    /// Leaves the call to the process after this one, if that can take it up: it goes on at its server, and what is
+    /// asked in it stays asked.
+    pub(super) async fn release(&mut self) -> bool {
+        let can_be_taken_up = |anchored: &Anchored| anchored.call.last_event.is_some();
+        let is_task = self.exchange.phase() == Phase::Deferred;
+        if !is_task
+            || !self.held().anchored.as_deref().is_some_and(can_be_taken_up)
+            || !self.write_anchor().await
+        {
+            return false;
+        }
+        if let Some(deferral) = self.form.deferral() {
+            deferral.release();
+        }
+        self.replies = None;
+        self.held().book.close_all().into_iter().for_each(|open| open.way.withdrawn());
+        self.exchange.handle_released();
+        self.shared.ledger.was_released();
+        true
+    }
+}
+
+// === impl Held ===
+
+impl Held {
+    /// The call is where the process before this one has left it.
+    pub(super) fn restored(&mut self, call: upstream::Anchor, answered: Vec<(Id, String)>, now: Instant) {
+        let call = Box::new(call);
+        self.anchored = Some(Box::new(Anchored { call, due: None, not_before: now, changes: 0, answered }));
+    }
+}
+
+// === impl Anchored ===
+
+impl Anchored {
+    pub(super) fn due(&self) -> Option<Instant> {
+        self.due
+    }
+}
+
+// === impl Form ===
+
+impl Form {
+    /// Tells the upstream what has become of the call.
+    pub(super) fn deferral(&self) -> Option<&Deferral> {
+        match self {
+            Self::Canonical(canonical) => canonical.deferral.as_ref(),
+            Self::Native(native) => Some(&native.deferral),
+        }
+    }
+}

@@ -1,0 +1,193 @@
+//! A task's call that the process before this one has held, gone on with where it is now.
+
+use super::{
+    Driver, Exchange, Form, Held,
+    book::{Book, Way},
+    canonical::{Canonical, Server},
+    deadlines,
+    native::Native,
+};
+use crate::{
+    bridge::exchange::Manner,
+    dialect::{Call, Caller, Credentials, Principal},
+    protocol::{Capabilities, Frame, Id, InputRequest, InputResponses, Method},
+    proxy::{
+        anchor::{Anchor, Words},
+        ledger::Custody,
+        session::Key,
+        shared::Shared,
+    },
+    task::{self, Answer, Record, State},
+    upstream::{Asked, Deferral, Identity, TakenUp},
+};
+use bytes::Bytes;
+use http::HeaderMap;
+use std::sync::Arc;
+
+/// Goes on with a task's call, in the background; nothing is called. Where that cannot be, gives back the place of
+/// the task: its server is none that it can be done with, or an answer may not have reached it and cannot be given to it any more.
+pub(in crate::proxy) fn take_up(
+    shared: &Arc<Shared>,
+    custody: Custody,
+    record: &Record,
+    anchor: &Anchor,
+    credentials: Credentials,
+) -> Result<(), Custody> {
+    let asked = open(record, anchor);
+    let Some(undelivered) = undelivered(record, anchor) else { return Err(custody) };
+    let principal = Principal::from_bytes(record.owner.principal);
+    let declared = match &anchor.words {
+        Words::Canonical { declared } => Capabilities::read(Bytes::copy_from_slice(declared.as_bytes())),
+        Words::Native { .. } => Ok(Capabilities::none()),
+    };
+    let Ok(capabilities) = declared.map(Arc::new) else { return Err(custody) };
+    let caller = Identity { principal, credentials, capabilities };
+    let deferral = Deferral::new(true);
+    deferral.comes();
+    let ids =
+        asked.iter().map(|question| &question.id).chain(undelivered.iter().map(|answered| &answered.id));
+    let ids = ids.cloned().collect();
+    let taken_up = shared.upstream.take_up(&caller, &anchor.call, ids, deferral.clone());
+    let Some(TakenUp { replies, open: ways, elsewhere }) = taken_up else { return Err(custody) };
+    let mut ways = ways.into_iter();
+
+    let policy = shared.route.treatment(&record.tool);
+    let mut book = Book::new(&policy.keys, InputResponses::default());
+    book.has_used(&record.keys_used);
+    for (question, way) in asked.into_iter().zip(ways.by_ref()) {
+        book.restore(question.key, question.asked, question.id, Way::Answer(way));
+    }
+    let mut answered = Vec::new();
+    for (Undelivered { key, id, answer }, way) in undelivered.into_iter().zip(ways) {
+        // The server may have it already: it waits for none under this id then.
+        way.send(answer);
+        answered.push((id, key));
+    }
+    let (manner, form) = match &anchor.words {
+        Words::Canonical { .. } => {
+            (Manner::Rounds, Form::Canonical(canonical(caller, record, anchor, deferral)))
+        }
+        Words::Native { session, wants_progress } => {
+            let session = session.map(Key::from_digest);
+            let begin = |(key, call)| shared.sessions.in_flight.begin(key, anchor.call.call, None, call);
+            let native = Native {
+                owner: record.owner.clone(),
+                session,
+                tool: record.tool.clone(),
+                ttl: None,
+                wants_progress: *wants_progress,
+                deferral,
+                needs_credentials: anchor.needs_credentials,
+                _in_flight: session.zip(elsewhere).map(begin),
+                began: shared.clock.now(),
+                told: record.state.status(),
+            };
+            (Manner::Stream, Form::Native(Box::new(native)))
+        }
+    };
+    let hold = shared.switchboard.hold_as(record.id.clone());
+    let mut driver = Box::new(Driver {
+        shared: Arc::clone(shared),
+        exchange: Exchange::of_a_task(manner, deadlines(shared, None)),
+        replies: Some(replies),
+        turns: 0,
+        policy,
+        held: Some(Held::with(hold, book)),
+        form,
+    });
+    driver.held().task = Some(custody);
+    driver.held().restored(anchor.call.clone(), answered, shared.clock.now());
+    driver.is_task();
+    if let (Form::Native(_), Some(Held { book, lines: Some(lines), .. })) =
+        (&driver.form, driver.held.as_deref_mut())
+    {
+        book.asks().into_iter().for_each(|ask| lines.ask(ask, false));
+    }
+    let forgotten = forgotten(record, anchor);
+    shared.stopping.spawn(async move {
+        for key in forgotten {
+            // Nobody knows any more what the server calls it: an answer would reach nobody.
+            driver.keep(task::Event::Withdrawn { key }).await;
+        }
+        driver.run().await;
+    });
+    Ok(())
+}
+
+/// A question that was open.
+struct Open {
+    key: String,
+    id: Id,
+    asked: Asked,
+}
+
+/// An answer that the server may not have.
+struct Undelivered {
+    key: String,
+    id: Id,
+    answer: Answer,
+}
+
+/// The answers that the server may not have. `None` where one of them cannot be delivered, as it is not known what
+/// the server calls its question.
+fn undelivered(record: &Record, anchor: &Anchor) -> Option<Vec<Undelivered>> {
+    let answered = |(key, answer): (&String, &Answer)| {
+        let (token, _) = anchor.questions.iter().find(|(_, known)| known == key)?;
+        let id = Id::from_token(Bytes::copy_from_slice(token.as_bytes()))?;
+        Some(Undelivered { key: key.clone(), id, answer: answer.clone() })
+    };
+    record.undelivered.iter().map(answered).collect()
+}
+
+/// The questions that are open.
+fn open(record: &Record, anchor: &Anchor) -> Vec<Open> {
+    let none = Default::default();
+    let outstanding = match &record.state {
+        State::InputRequired { outstanding } => outstanding,
+        State::Working | State::Completed { .. } | State::Failed { .. } | State::Cancelled => &none,
+    };
+    let question = |(token, key): &(String, String)| {
+        let id = Id::from_token(Bytes::copy_from_slice(token.as_bytes()))?;
+        let request = outstanding.get(key)?;
+        let asked = match anchor.words {
+            Words::Canonical { .. } => Asked::Canonical(InputRequest::from_raw(request.clone())?),
+            // The members of `request` are those of the message but for two.
+            Words::Native { .. } => {
+                let head = format!(r#"{{"jsonrpc":"2.0","id":{token},"#);
+                Asked::Native(Frame::parse([head.as_bytes(), request.get(1..)?].concat().into()).ok()?)
+            }
+        };
+        Some(Open { key: key.clone(), id, asked })
+    };
+    anchor.questions.iter().filter_map(question).collect()
+}
+
+/// The keys under which something is asked that the anchor knows nothing of.
+fn forgotten(record: &Record, anchor: &Anchor) -> Vec<String> {
+    let State::InputRequired { outstanding } = &record.state else { return Vec::new() };
+    let is_known = |key: &&String| anchor.questions.iter().any(|(_, known)| known == *key);
+    outstanding.keys().filter(|key| !is_known(key)).cloned().collect()
+}
+
+fn canonical(caller: Identity, record: &Record, anchor: &Anchor, deferral: Deferral) -> Canonical {
+    let Identity { principal, credentials, capabilities } = caller;
+    let call = Call {
+        bytes: Bytes::new(),
+        id: Id::from_number(anchor.call.call),
+        method: Method::ToolsCall,
+        params: None,
+        target: Some(record.tool.clone()),
+        progress_token: None,
+        log_level: None,
+        headers: HeaderMap::new(),
+    };
+    Canonical {
+        call: Arc::new(call),
+        caller: Arc::new(Caller { principal, credentials, capabilities }),
+        server: Server::default(),
+        binding: None,
+        refused: None,
+        supplied: InputResponses::default(),
+        deferral: Some(deferral),
+    }
+}

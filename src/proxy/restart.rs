@@ -1,0 +1,172 @@
+//! What a process before this one has left behind in a store that lasts.
+//!
+//! What had ended is there, and needs nobody. A task that had not is this process's from its start on, so that
+//! none is ever `working` that nobody works at: its call is taken up where it is, if its server keeps what it says
+//! for that, and otherwise its task ends, with an error that says that the call may have run. It is never made
+//! again. A task that was cancelled, and whose server may not have heard of it, is told to the server.
+//!
+//! Credentials are not kept. A call whose caller showed any is taken up when the caller next comes, whatever it
+//! comes for, as that request shows them again; it is waited for no longer than `resume.wait`.
+
+use super::{
+    Ledger,
+    anchor::Anchor,
+    drive,
+    endpoint::Endpoint,
+    keep::STORE_PAUSE,
+    ledger::{Custody, lost},
+    shared::Shared,
+};
+use crate::{
+    dialect::{Credentials, Principal},
+    protocol::Capabilities,
+    runtime::Stopping,
+    store::Orphan,
+    task::{Record, State},
+    telemetry::TakenOver,
+    upstream::Identity,
+};
+use std::sync::Arc;
+use tokio::time::sleep;
+
+/// How many are asked for at a time.
+const BATCH: usize = 256;
+
+/// A task of a process that is gone, and what is known of its call.
+struct LeftBehind {
+    custody: Custody,
+    record: Arc<Record>,
+    anchor: Anchor,
+}
+
+// === impl Ledger ===
+
+impl Ledger {
+    /// Sees to all that was left behind, or to as much as there is time for.
+    pub(super) async fn take_over(self: &Arc<Self>, endpoints: &[Endpoint], overdue: &Stopping) {
+        let mut told = TakenOver::default();
+        loop {
+            let orphans = tokio::select! {
+                biased;
+                () = overdue.stopped() => return,
+                orphans = self.orphans(BATCH) => orphans,
+            };
+            match orphans {
+                Ok(orphans) if orphans.is_empty() => break,
+                Ok(orphans) => {
+                    for orphan in orphans {
+                        self.see_to(orphan, endpoints, overdue, &mut told).await;
+                    }
+                }
+                // Nothing of them is lost meanwhile: they are nobody's.
+                Err(_) => tokio::select! {
+                    () = overdue.stopped() => return,
+                    () = sleep(STORE_PAUSE) => {}
+                },
+            }
+        }
+        if told != TakenOver::default() {
+            told.emit();
+        }
+    }
+
+    async fn see_to(
+        self: &Arc<Self>,
+        Orphan { version, record, anchor }: Orphan,
+        endpoints: &[Endpoint],
+        overdue: &Stopping,
+        told: &mut TakenOver,
+    ) {
+        let anchor = self.anchored(&record.id, anchor.as_ref());
+        let shared =
+            endpoints.iter().map(Endpoint::shared).find(|shared| shared.route.path == record.owner.route);
+        let custody = self.adopt(version, &record);
+        match (shared, anchor) {
+            (Some(shared), Some(anchor)) => {
+                let needs_credentials = anchor.needs_credentials;
+                let left = LeftBehind { custody, record, anchor };
+                match () {
+                    () if left.record.state.is_ended() => told.cancelled += 1,
+                    () if needs_credentials => told.waiting += 1,
+                    () => told.resumed += 1,
+                }
+                match needs_credentials {
+                    true => left.wait(shared),
+                    false => left.take_up(shared, Credentials::default()),
+                }
+            }
+            _ if record.state.is_ended() => drop(self.let_go(&record.id).await),
+            _ => {
+                told.failed += 1;
+                let _ = custody.keep(lost(), overdue).await;
+            }
+        }
+    }
+}
+
+// === impl LeftBehind ===
+
+impl LeftBehind {
+    /// Goes on with the call, or says why that cannot be; in the background.
+    fn take_up(self, shared: &Arc<Shared>, credentials: Credentials) {
+        let Self { custody, record, anchor } = self;
+        if record.state.is_ended() {
+            return tell_cancelled(shared, custody, &record, &anchor, credentials);
+        }
+        if let Err(custody) = drive::take_up(shared, custody, &record, &anchor, credentials) {
+            let overdue = shared.overdue.clone();
+            shared.stopping.spawn(async move { drop(custody.keep(lost(), &overdue).await) });
+        }
+    }
+
+    /// The same once its caller comes, if it does so in time; in the background.
+    fn wait(self, shared: &Arc<Shared>) {
+        let principal = Principal::from_bytes(self.record.owner.principal);
+        let came = shared.absent.await_caller(principal);
+        let shared = Arc::clone(shared);
+        let Self { custody, record, anchor } = self;
+        let waits = shared.ledger.waits();
+        // Nothing that a proxy that stops waits for: the next process waits anew.
+        tokio::spawn(async move {
+            tokio::select! {
+                biased;
+                () = shared.overdue.stopped() => {}
+                Ok(credentials) = came => {
+                    // It may have come to cancel the task.
+                    drop(waits);
+                    match shared.ledger.last_kept(&record.id) {
+                        Some(record) if !record.state.is_ended() || record.state == State::Cancelled => {
+                            Self { custody, record, anchor }.take_up(&shared, credentials);
+                        }
+                        _ => {}
+                    }
+                }
+                () = sleep(shared.route.resume.wait) => match record.state.is_ended() {
+                    true => drop(shared.ledger.let_go(&record.id).await),
+                    false => drop(custody.keep(lost(), &shared.overdue).await),
+                },
+            }
+        });
+    }
+}
+
+/// Tells the server that nobody waits any more for the call of a cancelled task, in the background.
+fn tell_cancelled(
+    shared: &Arc<Shared>,
+    custody: Custody,
+    record: &Record,
+    anchor: &Anchor,
+    credentials: Credentials,
+) {
+    let principal = Principal::from_bytes(record.owner.principal);
+    let caller = Identity { principal, credentials, capabilities: Arc::new(Capabilities::none()) };
+    let (work, id, anchor) = (Arc::clone(shared), record.id.clone(), anchor.call.clone());
+    shared.stopping.spawn(async move {
+        tokio::select! {
+            () = work.overdue.stopped() => return,
+            () = work.upstream.cancel_at(&caller, &anchor) => {}
+        }
+        let _ = work.ledger.let_go(&id).await;
+        drop(custody);
+    });
+}

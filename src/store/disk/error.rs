@@ -1,0 +1,111 @@
+//! Why a folder cannot be used, and why one that is used fails.
+
+use crate::store::StoreError;
+use rusqlite::{ErrorCode, ffi};
+use std::{
+    fmt, io,
+    path::{Path, PathBuf},
+};
+
+/// Why a folder cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("the task store {} cannot be used: {source}", path.display())]
+    Folder { path: PathBuf, source: io::Error },
+    #[error("the task store {} is no folder; name one, or a path where one can be made", path.display())]
+    NoFolder { path: PathBuf },
+    #[error("the task store {} is in use by another process{}; each needs a folder of its own", path.display(), Process(*pid))]
+    InUse { path: PathBuf, pid: Option<u32> },
+    #[error(
+        "the task store {} was written by a newer version of this program (schema {found}, and this one knows {known}); \
+         use that version, or another folder", path.display()
+    )]
+    Newer { path: PathBuf, found: i64, known: i64 },
+    #[error("{} is a database of another program; name another folder", path.display())]
+    Foreign { path: PathBuf },
+    #[error(
+        "the task store {} is damaged ({source}); `deferral store check {}` says what is lost; move the folder away to \
+         begin anew, or put a backup in its place", path.display(), path.display()
+    )]
+    Damaged { path: PathBuf, source: rusqlite::Error },
+    #[error("the task store {} cannot be used: {}", path.display(), reason(source))]
+    Database { path: PathBuf, source: rusqlite::Error },
+    #[error("there is no task store in {}", path.display())]
+    Nothing { path: PathBuf },
+    #[error("{} is there already; a backup overwrites nothing", path.display())]
+    Exists { path: PathBuf },
+    #[error("the key {} of the task store cannot be used: {source}", path.display())]
+    Key { path: PathBuf, source: io::Error },
+    #[error("{} is no key: one is 64 hex digits, as `openssl rand -hex 32` makes it", path.display())]
+    NoKey { path: PathBuf },
+    #[error(
+        "the task store {} has tasks, and its key {} is not there: they would belong to nobody; put the key back, or \
+         move the folder away to begin anew", path.display(), key.display()
+    )]
+    KeyLost { path: PathBuf, key: PathBuf },
+    #[error("the task store {} has no place for a key beside it; name one with `key`", path.display())]
+    KeyPlace { path: PathBuf },
+}
+
+/// A process, where it is known.
+struct Process(Option<u32>);
+
+// === impl Error ===
+
+impl Error {
+    pub(super) fn folder(path: &Path) -> impl FnOnce(io::Error) -> Self {
+        let path = path.to_owned();
+        |source| Self::Folder { path, source }
+    }
+
+    pub(super) fn database(path: &Path) -> impl FnOnce(rusqlite::Error) -> Self {
+        let path = path.to_owned();
+        |source| match is_damage(&source) {
+            true => Self::Damaged { path, source },
+            false => Self::Database { path, source },
+        }
+    }
+}
+
+// === impl Process ===
+
+impl fmt::Display for Process {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.map_or(Ok(()), |pid| write!(f, " (pid {pid})"))
+    }
+}
+
+/// What is said where the store in `folder` fails.
+pub(super) fn unavailable(folder: &Path, error: &rusqlite::Error) -> StoreError {
+    let folder = folder.display();
+    StoreError::Unavailable(match is_damage(error) {
+        true => format!("{folder}: {error}; `deferral store check {folder}` says what is lost"),
+        false => format!("{folder}: {}", reason(error)),
+    })
+}
+
+/// The same of a file.
+pub(super) fn unavailable_file(path: &Path, error: &io::Error) -> StoreError {
+    StoreError::Unavailable(format!("{}: {error}", path.display()))
+}
+
+fn is_damage(error: &rusqlite::Error) -> bool {
+    matches!(error.sqlite_error_code(), Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase))
+}
+
+/// In words an operator knows; what the system says where there are any.
+fn reason(error: &rusqlite::Error) -> String {
+    let words = match error.sqlite_error_code() {
+        Some(ErrorCode::DiskFull) => "the disk is full",
+        Some(ErrorCode::ReadOnly) => "it is read-only",
+        Some(ErrorCode::SystemIoFailure) => "the disk does not read or write",
+        Some(ErrorCode::CannotOpen) => "its database cannot be opened",
+        Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => "another program holds its database",
+        Some(ErrorCode::OutOfMemory) => "there is no memory left",
+        _ => return error.to_string(),
+    };
+    match error.sqlite_error() {
+        Some(ffi::Error { extended_code, .. }) => format!("{words} (SQLite says {extended_code})"),
+        None => words.to_owned(),
+    }
+}

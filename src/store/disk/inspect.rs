@@ -1,0 +1,273 @@
+//! What an operator does with a store, whether a process uses it or not: look whether all of it is there, and copy
+//! it. Neither changes it.
+
+use super::{
+    Error, folder, results,
+    row::{self, Columns, Unreadable},
+    schema,
+};
+use crate::task::TaskId;
+use rusqlite::{Connection, OptionalExtension, params};
+use std::{
+    collections::{BTreeMap, HashSet},
+    fs::{self, DirBuilder, OpenOptions},
+    io,
+    os::unix::fs::{DirBuilderExt, OpenOptionsExt},
+    path::{Path, PathBuf},
+};
+
+/// What is in a store, and what is not.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Contents {
+    /// The process that uses it, if one does; `None` of it where that is not known.
+    pub user: Option<Option<u32>>,
+    pub schema: i64,
+    pub tasks: usize,
+    /// Those of them that have not ended.
+    pub live: usize,
+    /// Results that are files.
+    pub files: usize,
+    /// Bytes of all that count towards the quotas.
+    pub stored_bytes: u64,
+    /// Files that no task names: a start removes them.
+    pub unnamed: usize,
+    /// What is lost or wrong, one by one.
+    pub lost: Vec<String>,
+}
+
+/// A task as it is read.
+struct Found {
+    id: TaskId,
+    principal: [u8; 16],
+    bytes: i64,
+    is_live: bool,
+    file: Option<String>,
+    /// Of its body.
+    length: usize,
+}
+
+/// What a copy has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Copied {
+    pub tasks: usize,
+    pub files: usize,
+}
+
+/// Reads everything in a store.
+///
+/// # Errors
+/// [`Error`] where there is nothing that can be read.
+pub fn check(path: &Path) -> Result<Contents, Error> {
+    let (connection, schema) = open(path)?;
+    let failed = || Error::database(path);
+    // One state of it, however it changes meanwhile.
+    connection.execute_batch("BEGIN").map_err(failed())?;
+    let mut contents = Contents { user: folder::user(path), schema, ..Contents::default() };
+    contents.lost.extend(faults_of_database(&connection));
+    let mut named = HashSet::new();
+    let mut gone = Vec::new();
+    let mut usage = BTreeMap::<_, (i64, i64)>::new();
+    let read = each(&connection, |found| {
+        contents.tasks += 1;
+        match found {
+            Err((id, error)) => contents.lost.push(format!("task {id}: {error}")),
+            Ok(Found { id, principal, bytes, is_live, file, length }) => {
+                contents.live += usize::from(is_live);
+                contents.stored_bytes += bytes.cast_unsigned();
+                let (tasks, sum) = usage.entry(principal).or_default();
+                (*tasks, *sum) = (*tasks + 1, sum.saturating_add(bytes));
+                if let Some(file) = file {
+                    contents.files += 1;
+                    gone.extend(fault_of_file(path, &file, length).map(|fault| (id, fault)));
+                    named.insert(file);
+                }
+            }
+        }
+    });
+    match read.and_then(|()| read_usage(&connection)) {
+        Ok(counted) if counted == usage => {}
+        Ok(_) => {
+            contents.lost.push("what each caller has: the table `usage` differs from the tasks".to_owned())
+        }
+        Err(error) => contents.lost.push(format!("what cannot be read any more: {error}")),
+    }
+    // It has only read.
+    let _ = connection.execute_batch("COMMIT");
+    for (id, fault) in gone {
+        // It may have been forgotten while this was read.
+        if is_there(&connection, &id).unwrap_or(true) {
+            contents.lost.push(format!("task {id}: {fault}"));
+        }
+    }
+    contents.unnamed = results::each(path).filter(|(name, _)| !named.contains(name)).count();
+    Ok(contents)
+}
+
+/// Copies a store to a folder that is made for it, and can be used as one.
+///
+/// # Errors
+/// [`Error`]; nothing is left there then.
+pub fn backup(path: &Path, to: &Path) -> Result<Copied, Error> {
+    let (connection, _) = open(path)?;
+    if to.symlink_metadata().is_ok() {
+        return Err(Error::Exists { path: to.to_owned() });
+    }
+    DirBuilder::new().mode(0o700).create(to).map_err(Error::folder(to))?;
+    copy(path, &connection, to).inspect_err(|_| drop(fs::remove_dir_all(to)))
+}
+
+fn copy(path: &Path, connection: &Connection, to: &Path) -> Result<Copied, Error> {
+    let failed = || Error::database(to);
+    let file = folder::database(to);
+    folder::private(&file).map_err(Error::folder(to))?;
+    // A name that is no text cannot be told to SQLite.
+    let name =
+        file.to_str().ok_or_else(|| io::ErrorKind::InvalidFilename.into()).map_err(Error::folder(to))?;
+    connection.execute("VACUUM INTO ?1", [name]).map_err(failed())?;
+    let copy = Connection::open(&file).map_err(failed())?;
+    let named = files_of(&copy).map_err(failed())?;
+    let mut forgotten = Vec::new();
+    let mut files = 0;
+    for (id, name) in named {
+        match copy_file(path, to, &name) {
+            Ok(()) => files += 1,
+            // A process beside us may have forgotten the task since.
+            Err(error)
+                if error.kind() == io::ErrorKind::NotFound
+                    && !is_there(connection, &id).map_err(Error::database(path))? =>
+            {
+                forgotten.push(id);
+            }
+            Err(error) => return Err(Error::folder(path)(error)),
+        }
+    }
+    if !forgotten.is_empty() {
+        forget(&copy, &forgotten).map_err(failed())?;
+    }
+    let tasks: i64 = copy.query_row("SELECT count(*) FROM tasks", [], |row| row.get(0)).map_err(failed())?;
+    drop(copy);
+    let flushed = fs::File::open(&file).and_then(|file| file.sync_all());
+    flushed.and_then(|()| folder::flush_folder(to)).map_err(Error::folder(to))?;
+    folder::flush_folder(&folder::above(to)).map_err(Error::folder(to))?;
+    Ok(Copied { tasks: usize::try_from(tasks).unwrap_or_default(), files })
+}
+
+fn copy_file(path: &Path, to: &Path, name: &str) -> io::Result<()> {
+    let place =
+        |folder| results::path(folder, name).ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData));
+    let (from, to) = (place(path)?, place(to)?);
+    let mut from = fs::File::open(from)?;
+    let folder = folder::above(&to);
+    DirBuilder::new().recursive(true).mode(0o700).create(&folder)?;
+    let mut copy = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&to)?;
+    io::copy(&mut from, &mut copy)?;
+    copy.sync_all()?;
+    folder::flush_folder(&folder)
+}
+
+/// The tasks whose results are files.
+fn files_of(connection: &Connection) -> rusqlite::Result<Vec<(TaskId, String)>> {
+    let mut statement = connection.prepare("SELECT id, file FROM tasks WHERE file IS NOT NULL")?;
+    let rows = statement.query_map([], |row| Ok((TaskId::from_entropy(row.get(0)?), row.get(1)?)))?;
+    rows.collect()
+}
+
+/// Makes a copy one of a moment later.
+fn forget(copy: &Connection, ids: &[TaskId]) -> rusqlite::Result<()> {
+    copy.execute_batch("BEGIN")?;
+    for id in ids {
+        copy.execute("DELETE FROM tasks WHERE id = ?1", [id.entropy()])?;
+    }
+    copy.execute_batch(
+        "DELETE FROM usage;
+        INSERT INTO usage SELECT substr(owner, 1, 16), count(*), sum(bytes) FROM tasks GROUP BY 1;
+        COMMIT",
+    )
+}
+
+fn open(path: &Path) -> Result<(Connection, i64), Error> {
+    if !folder::database(path).is_file() {
+        return Err(Error::Nothing { path: path.to_owned() });
+    }
+    let connection = folder::open_to_read(path).map_err(Error::database(path))?;
+    match schema::version(path, &connection)? {
+        0 => Err(Error::Nothing { path: path.to_owned() }),
+        found if found > schema::KNOWN => {
+            Err(Error::Newer { path: path.to_owned(), found, known: schema::KNOWN })
+        }
+        found => Ok((connection, found)),
+    }
+}
+
+/// What SQLite finds wrong with its own file.
+fn faults_of_database(connection: &Connection) -> Vec<String> {
+    let said = (|| {
+        let mut statement = connection.prepare("PRAGMA integrity_check")?;
+        let said = statement.query_map([], |row| row.get::<_, String>(0))?;
+        said.collect::<rusqlite::Result<Vec<_>>>()
+    })();
+    let said = said.unwrap_or_else(|error| vec![error.to_string()]);
+    said.into_iter().filter(|said| said != "ok").map(|said| format!("the database: {said}")).collect()
+}
+
+fn each(
+    connection: &Connection,
+    mut look: impl FnMut(Result<Found, (TaskId, Unreadable)>),
+) -> rusqlite::Result<()> {
+    let text = "SELECT id, owner, created, head, state, bytes, file, body FROM tasks";
+    let mut statement = connection.prepare(text)?;
+    let mut rows = statement.query([])?;
+    while let Some(row) = rows.next()? {
+        let columns = Columns {
+            id: row.get(0)?,
+            owner: row.get_ref(1)?.as_blob()?,
+            created: row.get(2)?,
+            head: row.get_ref(3)?.as_str()?,
+        };
+        let id = TaskId::from_entropy(columns.id);
+        let file: Option<String> = row.get(6)?;
+        let body: Option<Vec<u8>> = row.get(7)?;
+        let read = match (&file, row::body_bytes(columns.head)) {
+            (_, Err(error)) => Err(error),
+            // Its length is looked at where it is.
+            (Some(_), Ok(length)) => columns.listed().map(|record| (record, length)),
+            (None, Ok(length)) => {
+                columns.record(body.unwrap_or_default().into()).map(|record| (record, length))
+            }
+        };
+        let (state, bytes): (String, i64) = (row.get(4)?, row.get(5)?);
+        look(match read {
+            Ok((record, _)) if record.state.status() != state => Err((id, Unreadable::State)),
+            Ok((record, length)) => Ok(Found {
+                id,
+                principal: record.owner.principal,
+                bytes,
+                is_live: !record.state.is_ended(),
+                file,
+                length,
+            }),
+            Err(error) => Err((id, error)),
+        });
+    }
+    Ok(())
+}
+
+fn fault_of_file(folder: &Path, name: &str, length: usize) -> Option<String> {
+    let path = results::path(folder, name).unwrap_or_else(|| PathBuf::from(name));
+    match fs::metadata(&path) {
+        Ok(found) if found.len() == length as u64 => None,
+        Ok(found) => Some(format!("its result has {} of {length} bytes ({})", found.len(), path.display())),
+        Err(error) => Some(format!("its result cannot be read: {error} ({})", path.display())),
+    }
+}
+
+fn read_usage(connection: &Connection) -> rusqlite::Result<BTreeMap<[u8; 16], (i64, i64)>> {
+    let mut statement = connection.prepare("SELECT principal, tasks, bytes FROM usage")?;
+    let rows = statement.query_map(params![], |row| Ok((row.get(0)?, (row.get(1)?, row.get(2)?))))?;
+    rows.collect()
+}
+
+fn is_there(connection: &Connection, id: &TaskId) -> rusqlite::Result<bool> {
+    let found = connection.query_row("SELECT 1 FROM tasks WHERE id = ?1", [id.entropy()], |_| Ok(()));
+    Ok(found.optional()?.is_some())
+}

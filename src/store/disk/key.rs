@@ -1,0 +1,74 @@
+//! The key of a store: what is written of callers is keyed with it, so that the folder alone says nothing of them.
+//!
+//! It lies beside the folder and not in it, so that a copy of the folder does not hold both.
+
+use super::{Error, folder};
+use crate::runtime::random;
+use rusqlite::OptionalExtension;
+use std::{
+    fs::{self, OpenOptions},
+    io::{self, Write},
+    os::unix::fs::OpenOptionsExt,
+    path::{Path, PathBuf},
+};
+
+/// The key of the store in `folder`: in the file that is given, or in `FOLDER.key`. One is made where there is none and no
+/// task yet that would need the one there was.
+///
+/// # Errors
+/// [`Error`] says what is wrong with the file, and what helps.
+pub fn key(folder: &Path, given: Option<&Path>) -> Result<[u8; 32], Error> {
+    let path = given.map_or_else(|| beside(folder), |given| Ok(given.to_owned()))?;
+    match fs::read_to_string(&path) {
+        Ok(text) => read(&text).ok_or(Error::NoKey { path }),
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(Error::Key { path, source: error }),
+        Err(_) if has_tasks(folder)? => Err(Error::KeyLost { path: folder.to_owned(), key: path }),
+        Err(_) => {
+            let key = random();
+            write(&path, &key).map_err(|source| Error::Key { path, source })?;
+            Ok(key)
+        }
+    }
+}
+
+fn beside(folder: &Path) -> Result<PathBuf, Error> {
+    // `.` has no name of its own.
+    let named = if folder.file_name().is_none() { fs::canonicalize(folder).ok() } else { None };
+    let named = named.unwrap_or_else(|| folder.to_owned());
+    let mut name = named.file_name().ok_or(Error::KeyPlace { path: folder.to_owned() })?.to_owned();
+    name.push(".key");
+    Ok(named.with_file_name(name))
+}
+
+fn has_tasks(folder: &Path) -> Result<bool, Error> {
+    if !folder::database(folder).exists() {
+        return Ok(false);
+    }
+    let found = folder::open_to_read(folder).and_then(|database| {
+        let tables = "SELECT 1 FROM sqlite_schema WHERE name = 'tasks'";
+        let has_table = database.query_row(tables, [], |_| Ok(())).optional()?.is_some();
+        Ok(has_table
+            && database.query_row("SELECT 1 FROM tasks LIMIT 1", [], |_| Ok(())).optional()?.is_some())
+    });
+    found.map_err(Error::database(folder))
+}
+
+fn read(text: &str) -> Option<[u8; 32]> {
+    let text = text.trim();
+    if text.len() != 64 || !text.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+        return None;
+    }
+    let mut key = [0; 32];
+    for (at, byte) in key.iter_mut().enumerate() {
+        *byte = u8::from_str_radix(&text[2 * at..2 * at + 2], 16).ok()?;
+    }
+    Some(key)
+}
+
+fn write(path: &Path, key: &[u8; 32]) -> io::Result<()> {
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
+    let text: String = key.iter().map(|byte| format!("{byte:02x}")).collect();
+    writeln!(file, "{text}")?;
+    file.sync_all()?;
+    folder::flush_folder(&folder::above(path))
+}

@@ -1,0 +1,230 @@
+//! Tasks kept in a folder, which outlive the process.
+//!
+//! A database (SQLite, with a write-ahead log) has a row for each task; results that are too large for it are files
+//! beside it. What is promised when, and what is not, is in [`durable`](crate::manual::durable).
+//!
+//! * `folder`: made, locked, opened; `schema`: the tables; `row`: a record as a row of them
+//! * `writer`: the one thread that changes anything, one commit for all that is asked for by then
+//! * `held`: what is in memory, too, so that most of what is read costs no look at the disk
+//! * `readers`: who looks there, on threads that may wait
+//! * `results`: the files
+//! * `inspect`: what an operator does with a store, whether a process uses it or not
+//! * `key`: what is secret about a store, beside it
+
+mod error;
+mod folder;
+mod held;
+mod inspect;
+mod key;
+mod readers;
+mod results;
+mod row;
+mod schema;
+mod writer;
+
+pub use error::Error;
+pub use inspect::{Contents, Copied, backup, check};
+pub use key::key;
+
+use super::{Bounds, Due, Flush, Orphan, Place, Store, StoreError, Usage, Version};
+use crate::{
+    protocol::Timestamp,
+    runtime::{Mutex, random},
+    task::{Owner, Record, TaskId},
+};
+use async_trait::async_trait;
+use bytes::Bytes;
+use error::unavailable_file;
+use held::Held;
+use readers::Readers;
+use results::{Broom, LARGEST_IN_ROW, Written};
+use row::Row;
+use std::{
+    path::{Path, PathBuf},
+    sync::{Arc, mpsc},
+    thread,
+};
+use tokio::{
+    sync::{Semaphore, oneshot},
+    task::spawn_blocking,
+};
+use writer::{Ask, Change, Done, Shared, Told, Writer};
+
+/// Keeps tasks in a folder.
+#[derive(Debug)]
+pub struct Disk {
+    folder: PathBuf,
+    /// Which of the processes that use it one after the other this is.
+    node: i64,
+    shared: Arc<Shared>,
+    readers: Arc<Readers>,
+    writer: mpsc::Sender<Told>,
+    /// Places in the writer's queue.
+    places: Arc<Semaphore>,
+    /// Those who write a file.
+    files: Semaphore,
+}
+
+/// Changes that wait for the writer or are being committed; whoever comes then waits for a place.
+const QUEUE: usize = 1024;
+/// Files that are written at a time.
+const FILES: usize = 4;
+
+// === impl Disk ===
+
+impl Disk {
+    /// Opens the store in `folder`, which is made if it is not there, and keeps others out of it. `max_bytes` bounds
+    /// the folder. Waits for the disk.
+    ///
+    /// # Errors
+    /// [`Error`] says what is wrong with the folder, and what helps.
+    pub fn open(folder: &Path, bounds: Bounds, max_bytes: Option<u64>) -> Result<Self, Error> {
+        let lock = folder::take(folder)?;
+        let connection = folder::open(folder)?;
+        let failed = || Error::folder(folder);
+        let identity = folder::identity(folder).map_err(failed())?;
+        let (counts, file_bytes) = writer::read_counts(&connection).map_err(Error::database(folder))?;
+        let node = i64::from_be_bytes(random());
+        let folder = folder.to_owned();
+        let named = {
+            let folder = folder.clone();
+            move || results::named(&folder::open_to_read(&folder).ok()?).ok()
+        };
+        let broom = Broom::start(folder.clone(), node, named).map_err(failed())?;
+        let shared = Arc::new(Shared { held: Held::new(), counts: Mutex::new(counts) });
+        let (told, asks) = mpsc::channel();
+        let writer = Writer {
+            folder: folder.clone(),
+            node,
+            bounds,
+            max_bytes,
+            connection,
+            identity,
+            shared: Arc::clone(&shared),
+            told: asks,
+            broom,
+            file_bytes,
+            is_broken: false,
+            survives: None,
+            _lock: lock,
+        };
+        let thread = thread::Builder::new().name("deferral-store".to_owned());
+        thread.spawn(move || writer.run()).map_err(failed())?;
+        Ok(Self {
+            readers: Readers::new(folder.clone()),
+            folder,
+            node,
+            shared,
+            writer: told,
+            places: Arc::new(Semaphore::new(QUEUE)),
+            files: Semaphore::new(FILES),
+        })
+    }
+
+    /// Has a change made.
+    async fn ask(&self, change: Change) -> Result<Done, StoreError> {
+        let place = Arc::clone(&self.places).acquire_owned().await.map_err(|_| closed())?;
+        let (answer, answered) = oneshot::channel();
+        self.writer.send(Told::Change(Ask { change, answer, place })).map_err(|_| closed())?;
+        answered.await.map_err(|_| closed())?
+    }
+
+    /// The file of a body that is too large for the database.
+    async fn file(&self, row: &Row) -> Result<Option<Written>, StoreError> {
+        if row.body.len() <= LARGEST_IN_ROW || !row.record.state.is_ended() {
+            return Ok(None);
+        }
+        let _turn = self.files.acquire().await.map_err(|_| closed())?;
+        let (folder, node, id, body) =
+            (self.folder.clone(), self.node, row.record.id.clone(), row.body.clone());
+        let written = spawn_blocking(move || {
+            results::write(&folder, node, &id, &body).map_err(|error| unavailable_file(&folder, &error))
+        });
+        written.await.map_err(|error| StoreError::Unavailable(error.to_string()))?.map(Some)
+    }
+}
+
+fn closed() -> StoreError {
+    StoreError::Unavailable("it is closed".to_owned())
+}
+
+#[async_trait]
+impl Store for Disk {
+    async fn insert(&self, record: Arc<Record>) -> Result<(), StoreError> {
+        let row = Row::of(record);
+        let file = self.file(&row).await?;
+        self.ask(Change::Insert(row, file)).await.map(drop)
+    }
+
+    async fn load(&self, id: &TaskId) -> Result<Option<(Version, Arc<Record>)>, StoreError> {
+        if let Some(found) = self.shared.held.get(id) {
+            return Ok(Some(found));
+        }
+        let (forgotten, id) = (self.shared.held.forgotten(), id.clone());
+        let found =
+            self.readers.read(move |folder, connection| readers::load(folder, connection, &id)).await?;
+        Ok(found.map(|kept| {
+            let found = (kept.version, Arc::clone(&kept.record));
+            if kept.record.state.is_ended() {
+                self.shared.held.add(forgotten, kept);
+            }
+            found
+        }))
+    }
+
+    async fn swap(&self, version: Version, record: Arc<Record>, flush: Flush) -> Result<bool, StoreError> {
+        let row = Row::of(record);
+        let file = self.file(&row).await?;
+        let done = self.ask(Change::Swap { version, row, file, flush }).await?;
+        Ok(matches!(done, Done::Kept))
+    }
+
+    async fn anchor(&self, id: &TaskId, anchor: Option<Bytes>) -> Result<(), StoreError> {
+        self.ask(Change::Anchor { id: id.clone(), anchor }).await.map(drop)
+    }
+
+    async fn orphans(&self, limit: usize) -> Result<Vec<Orphan>, StoreError> {
+        match self.ask(Change::Orphans { limit }).await? {
+            Done::Orphans(orphans) => Ok(orphans),
+            Done::Kept | Done::Lost => Ok(Vec::new()),
+        }
+    }
+
+    fn outlives(&self) -> bool {
+        true
+    }
+
+    async fn remove(&self, id: &TaskId) -> Result<(), StoreError> {
+        self.ask(Change::Remove(id.clone())).await.map(drop)
+    }
+
+    async fn due(&self, now: Timestamp, limit: usize) -> Result<Vec<Due>, StoreError> {
+        self.readers.read(move |folder, connection| readers::due(folder, connection, now, limit)).await
+    }
+
+    async fn list(
+        &self,
+        owner: &Owner,
+        after: Option<&Place>,
+        limit: usize,
+    ) -> Result<Vec<Arc<Record>>, StoreError> {
+        let (owner, after) = (owner.clone(), after.cloned());
+        let read = self
+            .readers
+            .read(move |folder, connection| readers::list(folder, connection, &owner, after.as_ref(), limit));
+        read.await
+    }
+
+    async fn usage(&self, principal: &[u8; 16]) -> Result<Usage, StoreError> {
+        Ok(self.shared.counts.lock().usage(principal))
+    }
+
+    async fn close(&self) {
+        self.readers.close();
+        let (answer, closed) = oneshot::channel();
+        // Where it is closed already there is nobody to wait for.
+        if self.writer.send(Told::Close(answer)).is_ok() {
+            let _ = closed.await;
+        }
+    }
+}

@@ -1,0 +1,167 @@
+//! Those who read what is not in memory, beside the one who writes and not on its thread.
+
+use super::{
+    error::{unavailable, unavailable_file},
+    folder,
+    held::Kept,
+    results,
+    row::{Columns, Unreadable, time},
+    writer::version,
+};
+use crate::{
+    protocol::Timestamp,
+    runtime::Mutex,
+    store::{Due, Place, StoreError},
+    task::{Owner, Record, State, TaskId},
+};
+use rusqlite::{Connection, Row, params};
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+use tokio::{sync::Semaphore, task::spawn_blocking};
+
+/// Who reads, one after the other where there are many.
+#[derive(Debug)]
+pub(super) struct Readers {
+    folder: PathBuf,
+    /// Nobody uses these now.
+    idle: Mutex<Vec<Connection>>,
+    permits: Arc<Semaphore>,
+}
+
+/// Those who read at a time; each has a connection.
+const READERS: usize = 2;
+
+// === impl Readers ===
+
+impl Readers {
+    pub(super) fn new(folder: PathBuf) -> Arc<Self> {
+        let permits = Arc::new(Semaphore::new(READERS));
+        Arc::new(Self { folder, idle: Mutex::default(), permits })
+    }
+
+    /// Reads on a thread that may wait.
+    ///
+    /// # Errors
+    /// [`StoreError::Unavailable`].
+    pub(super) async fn read<T: Send + 'static>(
+        self: &Arc<Self>,
+        read: impl FnOnce(&Path, &Connection) -> Result<T, StoreError> + Send + 'static,
+    ) -> Result<T, StoreError> {
+        let closed = |_| StoreError::Unavailable("it is closed".to_owned());
+        let permit = Arc::clone(&self.permits).acquire_owned().await.map_err(closed)?;
+        let this = Arc::clone(self);
+        let read = spawn_blocking(move || {
+            let _permit = permit;
+            let idle = this.idle.lock().pop();
+            let failed = |error| unavailable(&this.folder, &error);
+            let connection = idle.map_or_else(|| folder::open_to_read(&this.folder), Ok).map_err(failed)?;
+            let read = read(&this.folder, &connection)?;
+            // One that has failed is not used again.
+            this.idle.lock().push(connection);
+            Ok(read)
+        });
+        // It does not panic; where it did, or the runtime ends, nobody can be answered.
+        read.await.unwrap_or_else(|error| Err(StoreError::Unavailable(error.to_string())))
+    }
+
+    /// Nothing is read any more.
+    pub(super) fn close(&self) {
+        self.permits.close();
+        self.idle.lock().clear();
+    }
+}
+
+/// The record of this id, whole.
+pub(super) fn load(folder: &Path, connection: &Connection, id: &TaskId) -> Result<Option<Kept>, StoreError> {
+    let failed = |error| unavailable(folder, &error);
+    let mut statement = connection.prepare_cached(LOAD).map_err(failed)?;
+    let mut rows = statement.query([id.entropy()]).map_err(failed)?;
+    let Some(row) = rows.next().map_err(failed)? else { return Ok(None) };
+    let file: Option<String> = row.get(6).map_err(failed)?;
+    let body = match &file {
+        Some(name) => {
+            let path = results::path(folder, name);
+            let read = path.as_ref().ok_or_else(|| io::ErrorKind::InvalidData.into()).and_then(fs::read);
+            read.map_err(|error| unavailable_file(&path.unwrap_or_else(|| name.into()), &error))?.into()
+        }
+        None => row.get::<_, Option<Vec<u8>>>(7).map_err(failed)?.unwrap_or_default().into(),
+    };
+    let record =
+        columns(row).map_err(failed)?.record(body).map_err(|error| unreadable(folder, id, &error))?;
+    let (number, version) = (row.get(4).map_err(failed)?, version(row.get(5).map_err(failed)?));
+    Ok(Some(Kept { version, record: Arc::new(record), number }))
+}
+
+pub(super) fn due(
+    folder: &Path,
+    connection: &Connection,
+    now: Timestamp,
+    limit: usize,
+) -> Result<Vec<Due>, StoreError> {
+    let found: rusqlite::Result<_> = (|| {
+        let mut statement = connection.prepare_cached(DUE)?;
+        let due = statement.query_map(params![time(now), count(limit)], |row| {
+            let state = row.get_ref(1)?.as_str()?;
+            let is_ended = ![State::Working.status(), "input_required"].contains(&state);
+            Ok(Due { id: TaskId::from_entropy(row.get(0)?), is_ended })
+        });
+        due?.collect()
+    })();
+    found.map_err(|error| unavailable(folder, &error))
+}
+
+/// The records of an owner, without what they ended with.
+pub(super) fn list(
+    folder: &Path,
+    connection: &Connection,
+    owner: &Owner,
+    after: Option<&Place>,
+    limit: usize,
+) -> Result<Vec<Arc<Record>>, StoreError> {
+    let failed = |error| unavailable(folder, &error);
+    let (created, id) =
+        after.map_or((-1, Vec::new()), |Place { created, id }| (time(*created), id.entropy().into()));
+    let mut statement = connection.prepare_cached(LIST).map_err(failed)?;
+    let place = params![super::row::owner(owner), created, id, count(limit)];
+    let mut rows = statement.query(place).map_err(failed)?;
+    let mut found = Vec::new();
+    while let Some(row) = rows.next().map_err(failed)? {
+        let columns = columns(row).map_err(failed)?;
+        let record = match row.get::<_, Option<Vec<u8>>>(4).map_err(failed)? {
+            Some(body) => columns.record(body.into()),
+            None => columns.listed(),
+        };
+        found.push(Arc::new(
+            record.map_err(|error| unreadable(folder, &TaskId::from_entropy(columns.id), &error))?,
+        ));
+    }
+    Ok(found)
+}
+
+fn columns<'a>(row: &'a Row<'_>) -> rusqlite::Result<Columns<'a>> {
+    Ok(Columns {
+        id: row.get(0)?,
+        owner: row.get_ref(1)?.as_blob()?,
+        created: row.get(2)?,
+        head: row.get_ref(3)?.as_str()?,
+    })
+}
+
+fn unreadable(folder: &Path, id: &TaskId, error: &Unreadable) -> StoreError {
+    let folder = folder.display();
+    StoreError::Unavailable(format!(
+        "task {id} in {folder}: {error}; `deferral store check {folder}` tells more"
+    ))
+}
+
+fn count(limit: usize) -> i64 {
+    i64::try_from(limit).unwrap_or(i64::MAX)
+}
+
+const LOAD: &str = "SELECT id, owner, created, head, number, version, file, body FROM tasks WHERE id = ?1";
+const DUE: &str = "SELECT id, state FROM tasks WHERE due <= ?1 ORDER BY due LIMIT ?2";
+const LIST: &str = "SELECT id, owner, created, head, CASE state WHEN 'input_required' THEN body END \
+    FROM tasks WHERE owner = ?1 AND (created, id) > (?2, ?3) ORDER BY created, id LIMIT ?4";

@@ -1,0 +1,261 @@
+//! A record as a row: what is asked for by itself in columns, what grows as bytes, and the rest as JSON.
+//!
+//! The columns say whose a task is, when it is due and whether it has ended. `head` is a JSON object, so that a
+//! member may be added without a new schema. `body` is what was sent to us, byte for byte: a result or an error, or
+//! the questions that are open, one behind the other, with their lengths in the head.
+
+use crate::{
+    protocol::Timestamp,
+    task::{Answer, Owner, Record, Scope, State, TaskId},
+};
+use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+use std::{borrow::Cow, collections::BTreeSet, str, sync::Arc, time::Duration};
+
+/// A record, ready to be written.
+pub(super) struct Row {
+    pub(super) record: Arc<Record>,
+    pub(super) head: String,
+    pub(super) body: Bytes,
+}
+
+/// What is read of a row.
+pub(super) struct Columns<'a> {
+    pub(super) id: [u8; 16],
+    pub(super) owner: &'a [u8],
+    pub(super) created: i64,
+    pub(super) head: &'a str,
+}
+
+/// What has no column of its own.
+#[derive(Serialize, Deserialize)]
+struct Head<'a> {
+    #[serde(borrow)]
+    tool: Cow<'a, str>,
+    updated: Timestamp,
+    status_since: Timestamp,
+    ttl_ms: u64,
+    retention_ms: u64,
+    raised: bool,
+    #[serde(borrow)]
+    message: Option<Cow<'a, str>>,
+    keys_used: Cow<'a, BTreeSet<String>>,
+    /// Raw JSON each; the flag says whether it is a result.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    undelivered: Vec<(String, bool, String)>,
+    #[serde(borrow)]
+    state: Shape<'a>,
+}
+
+/// A state without its bytes, but with their lengths.
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Shape<'a> {
+    Working,
+    InputRequired {
+        #[serde(borrow)]
+        outstanding: Vec<(Cow<'a, str>, usize)>,
+    },
+    Completed {
+        is_error: bool,
+        bytes: usize,
+    },
+    Failed {
+        bytes: usize,
+    },
+    Cancelled,
+}
+
+/// How a row is no record: it was damaged, or written by something else.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum Unreadable {
+    #[error("its head cannot be read: {0}")]
+    Head(String),
+    #[error("its owner cannot be read")]
+    Owner,
+    #[error("its state is not what its head says")]
+    State,
+    #[error("its body has {is} bytes, and should have {should}")]
+    Body { is: usize, should: usize },
+}
+
+// === impl Row ===
+
+impl Row {
+    pub(super) fn of(record: Arc<Record>) -> Self {
+        let (state, body) = match &record.state {
+            State::Working => (Shape::Working, Bytes::new()),
+            State::InputRequired { outstanding } => {
+                let lengths = outstanding.iter().map(|(key, request)| (key.as_str().into(), request.len()));
+                let requests: Vec<_> = outstanding.values().map(|request| &request[..]).collect();
+                (Shape::InputRequired { outstanding: lengths.collect() }, requests.concat().into())
+            }
+            State::Completed { result, is_error } => {
+                (Shape::Completed { is_error: *is_error, bytes: result.len() }, result.clone())
+            }
+            State::Failed { error } => (Shape::Failed { bytes: error.len() }, error.clone()),
+            State::Cancelled => (Shape::Cancelled, Bytes::new()),
+        };
+        let head = Head {
+            tool: (&record.tool).into(),
+            updated: record.updated,
+            status_since: record.status_since,
+            ttl_ms: millis(record.ttl),
+            retention_ms: millis(record.retention),
+            raised: record.raised,
+            message: record.message.as_ref().map(Into::into),
+            keys_used: Cow::Borrowed(&record.keys_used),
+            undelivered: record.undelivered.iter().map(written).collect(),
+            state,
+        };
+        let head = serde_json::to_string(&head).expect("text and numbers are JSON");
+        Self { record, head, body }
+    }
+}
+
+fn written((key, answer): (&String, &Answer)) -> (String, bool, String) {
+    let text = |bytes: &Bytes| String::from_utf8_lossy(bytes).into_owned();
+    match answer {
+        Ok(result) => (key.clone(), true, text(result)),
+        Err(error) => (key.clone(), false, text(error)),
+    }
+}
+
+fn answer_of((key, is_result, raw): (String, bool, String)) -> (String, Answer) {
+    (key, if is_result { Ok(raw.into()) } else { Err(raw.into()) })
+}
+
+// === impl Columns ===
+
+impl Columns<'_> {
+    /// The record with this body.
+    ///
+    /// # Errors
+    /// [`Unreadable`].
+    pub(super) fn record(&self, body: Bytes) -> Result<Record, Unreadable> {
+        self.read(Some(body))
+    }
+
+    /// The record without what it ended with.
+    ///
+    /// # Errors
+    /// [`Unreadable`].
+    pub(super) fn listed(&self) -> Result<Record, Unreadable> {
+        self.read(None)
+    }
+
+    fn read(&self, body: Option<Bytes>) -> Result<Record, Unreadable> {
+        let head = head(self.head)?;
+        let should = head.state.bytes();
+        let body = match body {
+            Some(body) if body.len() == should => body,
+            Some(body) => return Err(Unreadable::Body { is: body.len(), should }),
+            None => Bytes::new(),
+        };
+        Ok(Record {
+            id: TaskId::from_entropy(self.id),
+            owner: owner_of(self.owner).ok_or(Unreadable::Owner)?,
+            tool: head.tool.into_owned(),
+            created: Timestamp::from_millis(self.created.cast_unsigned()),
+            updated: head.updated,
+            status_since: head.status_since,
+            ttl: Duration::from_millis(head.ttl_ms),
+            retention: Duration::from_millis(head.retention_ms),
+            raised: head.raised,
+            message: head.message.map(Cow::into_owned),
+            keys_used: Arc::new(head.keys_used.into_owned()),
+            undelivered: head.undelivered.into_iter().map(answer_of).collect(),
+            state: head.state.with(body),
+        })
+    }
+}
+
+// === impl Shape ===
+
+impl Shape<'_> {
+    /// Those of the body.
+    fn bytes(&self) -> usize {
+        match self {
+            Self::Working | Self::Cancelled => 0,
+            Self::InputRequired { outstanding } => {
+                outstanding.iter().fold(0, |sum, (_, bytes)| sum.saturating_add(*bytes))
+            }
+            Self::Completed { bytes, .. } | Self::Failed { bytes } => *bytes,
+        }
+    }
+
+    /// The state with its bytes, which are as many as it says, or none where they are left out.
+    fn with(self, mut body: Bytes) -> State {
+        match self {
+            Self::Working => State::Working,
+            Self::InputRequired { outstanding } => {
+                let mut one = |(key, bytes): (Cow<'_, str>, usize)| {
+                    (key.into_owned(), body.split_to(bytes.min(body.len())))
+                };
+                State::InputRequired { outstanding: outstanding.into_iter().map(&mut one).collect() }
+            }
+            Self::Completed { is_error, .. } => State::Completed { result: body, is_error },
+            Self::Failed { .. } => State::Failed { error: body },
+            Self::Cancelled => State::Cancelled,
+        }
+    }
+}
+
+fn head(text: &str) -> Result<Head<'_>, Unreadable> {
+    serde_json::from_str(text).map_err(|error| Unreadable::Head(error.to_string()))
+}
+
+/// How many bytes the body has of a row with this head.
+///
+/// # Errors
+/// [`Unreadable::Head`].
+pub(super) fn body_bytes(text: &str) -> Result<usize, Unreadable> {
+    Ok(head(text)?.state.bytes())
+}
+
+/// An owner as it is compared: the principal, what shares its tasks, and the route.
+pub(super) fn owner(owner: &Owner) -> Vec<u8> {
+    let Owner { principal, route, scope } = owner;
+    let mut bytes = Vec::with_capacity(principal.len() + 17 + route.len());
+    bytes.extend(principal);
+    match scope {
+        Scope::Principal => bytes.push(PRINCIPAL),
+        Scope::Legacy => bytes.push(LEGACY),
+        Scope::Session(session) => {
+            bytes.push(SESSION);
+            bytes.extend(session);
+        }
+    }
+    bytes.extend(route.as_bytes());
+    bytes
+}
+
+fn owner_of(bytes: &[u8]) -> Option<Owner> {
+    let (principal, rest) = bytes.split_first_chunk()?;
+    let (scope, rest) = rest.split_first()?;
+    let (scope, route) = match *scope {
+        PRINCIPAL => (Scope::Principal, rest),
+        LEGACY => (Scope::Legacy, rest),
+        SESSION => rest.split_first_chunk().map(|(session, rest)| (Scope::Session(*session), rest))?,
+        _ => return None,
+    };
+    Some(Owner { principal: *principal, route: str::from_utf8(route).ok()?.into(), scope })
+}
+
+/// The principal of an owner that was read.
+pub(super) fn principal(owner: &[u8]) -> Result<[u8; 16], Unreadable> {
+    owner.first_chunk().copied().ok_or(Unreadable::Owner)
+}
+
+/// A time as a column has it.
+pub(super) fn time(at: Timestamp) -> i64 {
+    i64::try_from(at.as_millis()).unwrap_or(i64::MAX)
+}
+
+fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+const PRINCIPAL: u8 = b'p';
+const LEGACY: u8 = b'l';
+const SESSION: u8 = b's';

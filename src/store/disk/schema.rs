@@ -1,0 +1,132 @@
+//! The tables, and how an older file becomes one of today.
+//!
+//! A file says which version its tables have (`PRAGMA user_version`) and that they are ours (`application_id`). A
+//! change of the tables is one more entry of [`MIGRATIONS`], and never a change of one that was released.
+
+use super::Error;
+use rusqlite::{Connection, Transaction, TransactionBehavior};
+use std::path::Path;
+
+/// `defr`, as `file` and SQLite's own tools show it.
+const APPLICATION: i32 = i32::from_be_bytes(*b"defr");
+
+/// What makes the tables of each version out of those of the one before; the first out of nothing.
+pub(super) const MIGRATIONS: &[&str] = &["
+    CREATE TABLE tasks (
+        number INTEGER PRIMARY KEY,
+        id BLOB NOT NULL UNIQUE,
+        version INTEGER NOT NULL,
+        -- The process that holds it, or held it last.
+        node INTEGER NOT NULL,
+        state TEXT NOT NULL,
+        -- Whether somebody must see to it: it has not ended, or its server is to be told that it is cancelled.
+        open INTEGER NOT NULL,
+        due INTEGER NOT NULL,
+        owner BLOB NOT NULL,
+        created INTEGER NOT NULL,
+        -- Those that count towards the quotas.
+        bytes INTEGER NOT NULL,
+        head TEXT NOT NULL,
+        anchor BLOB,
+        -- The name of the file below `results` that has the body; NULL where that is here.
+        file TEXT,
+        -- Last, as nothing behind it could be read without it.
+        body BLOB
+    ) STRICT;
+    CREATE INDEX due ON tasks (due);
+    CREATE INDEX owned ON tasks (owner, created, id);
+    CREATE INDEX orphans ON tasks (node) WHERE open;
+    CREATE INDEX files ON tasks (file) WHERE file IS NOT NULL;
+    CREATE TABLE usage (
+        principal BLOB PRIMARY KEY,
+        tasks INTEGER NOT NULL,
+        bytes INTEGER NOT NULL
+    ) STRICT, WITHOUT ROWID;
+"];
+
+/// The version of today.
+pub(super) const KNOWN: i64 = MIGRATIONS.len().cast_signed() as i64;
+
+/// Makes the tables those of this version. All of it is done or nothing.
+///
+/// # Errors
+/// [`Error::Newer`], [`Error::Foreign`], and what the database says.
+pub(super) fn bring_up(folder: &Path, connection: &mut Connection) -> Result<(), Error> {
+    migrate(folder, connection, MIGRATIONS)
+}
+
+fn migrate(folder: &Path, connection: &mut Connection, migrations: &[&str]) -> Result<(), Error> {
+    let known = i64::try_from(migrations.len()).unwrap_or(i64::MAX);
+    let path = folder.to_owned();
+    let found = version(folder, connection)?;
+    if found > known {
+        return Err(Error::Newer { path, found, known });
+    }
+    if found == known {
+        return Ok(());
+    }
+    let applied = (|| {
+        let transaction = Transaction::new(connection, TransactionBehavior::Immediate)?;
+        for migration in &migrations[usize::try_from(found).unwrap_or_default()..] {
+            transaction.execute_batch(migration)?;
+        }
+        transaction.pragma_update(None, "application_id", APPLICATION)?;
+        transaction.pragma_update(None, "user_version", known)?;
+        transaction.commit()
+    })();
+    applied.map_err(Error::database(folder))
+}
+
+/// The version of the tables; 0 where there are none.
+///
+/// # Errors
+/// [`Error::Foreign`], and what the database says.
+pub(super) fn version(folder: &Path, connection: &Connection) -> Result<i64, Error> {
+    let number = |name| connection.pragma_query_value(None, name, |row| row.get::<_, i64>(0));
+    let tables =
+        || connection.query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get::<_, i64>(0));
+    let found = (|| Ok((number("application_id")?, number("user_version")?, tables()?)))();
+    match found.map_err(Error::database(folder))? {
+        (0, 0, 0) => Ok(0),
+        (application, version, _) if application == i64::from(APPLICATION) => Ok(version),
+        _ => Err(Error::Foreign { path: folder.to_owned() }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FIRST: &str = "CREATE TABLE a (x INTEGER) STRICT; INSERT INTO a VALUES (7)";
+
+    fn sum(connection: &Connection) -> rusqlite::Result<i64> {
+        connection.query_row("SELECT sum(x + y) FROM a", [], |row| row.get(0))
+    }
+
+    #[test]
+    fn an_older_file_is_brought_up_with_what_is_in_it() {
+        let (folder, mut file) = (Path::new("folder"), Connection::open_in_memory().expect("opens"));
+        migrate(folder, &mut file, &[FIRST]).expect("new");
+        assert_eq!(version(folder, &file).expect("ours"), 1);
+        let second = "ALTER TABLE a ADD COLUMN y INTEGER NOT NULL DEFAULT 1";
+        // One that fails changes nothing, whatever came before it.
+        let failed = migrate(folder, &mut file, &[FIRST, second, "nonsense"]).expect_err("fails");
+        assert!(matches!(failed, Error::Database { .. }), "{failed}");
+        assert_eq!(version(folder, &file).expect("ours"), 1);
+        sum(&file).expect_err("it has no second column yet");
+        for _ in 0..2 {
+            migrate(folder, &mut file, &[FIRST, second]).expect("brought up");
+            assert_eq!((version(folder, &file).expect("ours"), sum(&file)), (2, Ok(8)));
+        }
+        let newer = migrate(folder, &mut file, &[FIRST]).expect_err("newer");
+        assert!(matches!(newer, Error::Newer { found: 2, known: 1, .. }), "{newer}");
+    }
+
+    #[test]
+    fn what_another_program_wrote_is_left_alone() {
+        let mut file = Connection::open_in_memory().expect("opens");
+        file.execute_batch(FIRST).expect("written");
+        let foreign = bring_up(Path::new("folder"), &mut file).expect_err("foreign");
+        assert!(matches!(foreign, Error::Foreign { .. }), "{foreign}");
+    }
+}

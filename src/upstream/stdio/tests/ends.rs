@@ -1,0 +1,184 @@
+//! What a process says, what it does not read, and how it ends.
+
+use std::time::Duration;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    time::sleep,
+};
+
+use super::{Call, MUTE, PIPE, World};
+use crate::{
+    runtime::Clock,
+    upstream::{
+        CallError, Event, Upstream,
+        stdio::{Instances, child::WAITING_BYTES, supervisor::Report},
+    },
+};
+
+#[tokio::test(start_paused = true)]
+async fn a_process_that_ends_fails_its_calls_with_how_it_ended_and_not_with_what_it_said() {
+    let mut world = World::new();
+    let mut calls = [world.call(1, MUTE), world.call(2, MUTE)];
+    let mut process = world.up().await;
+    process.called().await;
+    process.called().await;
+    process.stderr.write_all(b"the password is secret\n").await.expect("it is read");
+    process.says(r#"{"jsonrpc":"2.0","id":1,"#).await;
+    process.ends("signal: 11 (SIGSEGV)").await;
+    for call in &mut calls {
+        let lost = call.lost().await;
+        assert!(matches!(lost, CallError::Exited(_)), "{lost:?}");
+        let lost = lost.to_string();
+        assert!(lost.contains("signal: 11 (SIGSEGV), in the middle of a message; whether"), "{lost}");
+        assert!(!lost.contains("secret"), "{lost}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_process_that_says_nothing_more_and_lives_is_ended() {
+    let mut world = World::new();
+    let mut call = world.call(1, MUTE);
+    let mut process = world.up().await;
+    process.called().await;
+    process.stdout.shutdown().await.expect("it is open");
+    let lost = call.lost().await.to_string();
+    assert!(lost.contains("it says nothing any more"), "{lost}");
+    process.has_no_more_to_read().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_process_that_is_ended_while_it_writes_is_read_on_until_it_has_ended() {
+    for fails_at_its_start in [false, true] {
+        let mut world = World::with(|command, _| command.start_timeout = Duration::from_secs(7));
+        let mut call = world.call(1, MUTE);
+        let mut process = world.next().await;
+        let server = world.server.clone();
+        if fails_at_its_start {
+            process.reads().await;
+            call.lost().await;
+        } else {
+            process.comes_up().await;
+            let id = process.called().await;
+            process.answers(id).await;
+            call.is_answered().await;
+            tokio::spawn(async move { server.close().await });
+        }
+        process.has_no_more_to_read().await;
+        // It meets no closed pipe, however much it has still to say.
+        process.says(&"x".repeat(3 * PIPE)).await;
+        sleep(Duration::from_secs(1)).await;
+        process.says(&"y".repeat(3 * PIPE)).await;
+        // What it has left behind has nothing to say, and is not read for ever.
+        let report = Report::Ended { how: "exit status: 0".to_owned() }.to_line();
+        process.control.write_all(report.as_bytes()).await.expect("it is heard");
+        sleep(Duration::from_secs(10)).await;
+        process.stdout.write_all(b"z").await.expect_err("nobody reads it any more");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_no_message_is_skipped_and_one_that_is_too_large_fails_its_call_alone() {
+    let mut world = World::with(|_, config| config.limits.result_bytes = 200);
+    let mut calls = [world.call(1, MUTE), world.call(2, MUTE), world.call(3, MUTE)];
+    let mut process = world.up().await;
+    for _ in 0..3 {
+        process.called().await;
+    }
+    process.says("Listening on nothing\n\n{\"a\": 1}\n[1, 2]\n").await;
+    process.says(&format!("{{\"result\":\"{}\",\"id\":2}}\n", "x".repeat(3000))).await;
+    process.says(&format!("{}\n", "y".repeat(3000))).await;
+    let batch = r#"[{"jsonrpc":"2.0","id":1,"result":{}},{"jsonrpc":"2.0","id":3,"result":{}}]"#;
+    process.says(&format!("{batch}\n")).await;
+    let lost = calls[1].lost().await;
+    assert!(matches!(lost, CallError::TooLarge { limit: 200 }), "{lost:?}");
+    calls[0].is_answered().await;
+    calls[2].is_answered().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_process_that_does_not_read_is_waited_for_by_so_many_and_the_next_is_told() {
+    let mut world = World::new();
+    let mut first = world.call(1, MUTE);
+    let mut process = world.up().await;
+    let id = process.called().await;
+    let mut calls: Vec<_> =
+        (2..=crate::upstream::stdio::child::WAITING as u64 + 200).map(|id| world.call(id, MUTE)).collect();
+    sleep(Duration::from_secs(1)).await;
+    let mut told = 0;
+    for call in &mut calls {
+        if let Ok(event) = call.heard.try_recv() {
+            assert!(matches!(&event, Event::Lost(CallError::Unread { .. })), "{event:?}");
+            told += 1;
+        }
+    }
+    assert!((100..200).contains(&told), "{told}");
+    // Nobody is kept from an answer by that.
+    process.answers(id).await;
+    first.is_answered().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_waits_for_a_process_that_does_not_read_is_bounded_in_bytes() {
+    let large = 1 << 20;
+    let mut world = World::new();
+    let mut first = world.call(1, MUTE);
+    let mut process = world.up().await;
+    let id = process.called().await;
+    let mut calls: Vec<_> = (2..30).map(|id| world.call_with(id, MUTE, &"x".repeat(large))).collect();
+    sleep(Duration::from_secs(1)).await;
+    let lost = |call: &mut Call| matches!(call.heard.try_recv(), Ok(Event::Lost(CallError::Unread { .. })));
+    let told = calls.iter_mut().filter_map(|call| lost(call).then_some(())).count();
+    let room = WAITING_BYTES / large;
+    assert!((28 - room..=28 - room + 2).contains(&told), "{told}");
+    process.answers(id).await;
+    first.is_answered().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_a_process_leaves_behind_is_killed_after_a_moment_and_not_waited_for_for_ever() {
+    let mut world = World::with(|command, _| command.instances = Instances::Shared(1));
+    let mut call = world.call(1, MUTE);
+    let mut process = world.up().await;
+    process.called().await;
+    let began = world.clock.now();
+    let report = Report::Ended { how: "exit status: 0".to_owned() }.to_line();
+    process.control.write_all(report.as_bytes()).await.expect("it is heard");
+    assert!(matches!(call.lost().await, CallError::Exited(_)));
+    let _next = world.call(2, MUTE);
+    // The supervisor is told by the end of what it hears, and never says that nothing is left.
+    assert!(process.control.read_u8().await.is_err());
+    assert_eq!((world.clock.now() - began).as_secs(), 1);
+    world.up().await;
+    assert_eq!((world.clock.now() - began).as_secs(), 6, "the place of what cannot be killed is given back");
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_a_process_remarks_takes_bounded_memory_and_holds_it_up_never() {
+    let mut world = World::new();
+    let mut call = world.call(1, MUTE);
+    let mut process = world.up().await;
+    process.called().await;
+    let flood = [b'x'; PIPE];
+    for _ in 0..(50 << 20) / PIPE {
+        process.stderr.write_all(&flood).await.expect("it is read");
+    }
+    process.answers(1).await;
+    call.is_answered().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_that_closes_ends_its_processes_in_order_and_waits_for_them() {
+    let mut world = World::new();
+    let mut call = world.call(1, MUTE);
+    let mut process = world.up().await;
+    process.called().await;
+    let server = world.server.clone();
+    let closing = tokio::spawn(async move { server.close().await });
+    assert!(matches!(call.lost().await, CallError::Closing));
+    assert_eq!(process.reads().await["method"], "notifications/cancelled");
+    process.has_no_more_to_read().await;
+    assert!(!closing.is_finished());
+    process.ends("exit status: 0").await;
+    closing.await.expect("it ends");
+    assert!(matches!(world.call(2, MUTE).lost().await, CallError::Closing));
+}

@@ -1,0 +1,211 @@
+//! Processes as the rest meets them, on paused time: the test is the process, and its supervisor:
+//! how it `starts`, whose `turns` it is in it, how it `ends`.
+
+mod ends;
+mod starts;
+mod turns;
+
+use bytes::Bytes;
+use futures_util::{FutureExt, StreamExt};
+use serde_json::{Value, json};
+use std::sync::Arc;
+use tokio::{
+    io::{AsyncBufReadExt, AsyncWriteExt, BufReader, DuplexStream, Lines, duplex},
+    sync::mpsc,
+    task::JoinHandle,
+};
+
+use super::{Command, Ends, Stdio, supervisor::Report};
+use crate::{
+    dialect::{Credentials, Principal, modern},
+    protocol::{Capabilities, Method},
+    runtime::{Net, SystemClock},
+    upstream::{CallError, Config, Deferral, Event, Identity, Outgoing, Replies, Upstream},
+};
+
+/// A server, and its processes as they are started.
+struct World {
+    server: Stdio,
+    started: mpsc::UnboundedReceiver<Process>,
+    clock: SystemClock,
+}
+
+/// The other side of everything.
+struct Process {
+    stdin: Lines<BufReader<DuplexStream>>,
+    stdout: DuplexStream,
+    stderr: DuplexStream,
+    control: DuplexStream,
+}
+
+const MUTE: &str = "{}";
+const ASKABLE: &str = r#"{"elicitation":{}}"#;
+const MORE: &str = r#"{"elicitation":{},"roots":{},"sampling":{}}"#;
+/// What fits into each pipe.
+const PIPE: usize = 1 << 12;
+
+impl World {
+    fn new() -> Self {
+        Self::with(|_, _| {})
+    }
+
+    fn with(change: impl FnOnce(&mut Command, &mut Config)) -> Self {
+        let (sender, started) = mpsc::unbounded_channel();
+        let spawn = move |_: &Command| {
+            let [input, output, remarks, control] = [(); 4].map(|()| duplex(PIPE));
+            let stdin = BufReader::new(input.1).lines();
+            let process = Process { stdin, stdout: output.1, stderr: remarks.1, control: control.1 };
+            let _ = sender.send(process);
+            Ok(Ends {
+                stdin: Box::new(input.0),
+                stdout: Box::new(output.0),
+                stderr: Box::new(remarks.0),
+                control: Box::new(control.0),
+                reaped: std::future::ready(()).boxed(),
+            })
+        };
+        let (mut command, mut config) = (Command::new(vec!["server".to_owned()]), Config::default());
+        change(&mut command, &mut config);
+        let server = Stdio::spawned_by(Box::new(spawn), "/mcp", command, config, &Net::System);
+        Self { server: server.expect("a runtime is entered"), started, clock: SystemClock::new() }
+    }
+
+    async fn next(&mut self) -> Process {
+        self.started.recv().await.expect("a process")
+    }
+
+    /// A process that has come up.
+    async fn up(&mut self) -> Process {
+        let mut process = self.next().await;
+        process.comes_up().await;
+        process
+    }
+
+    /// A call of a caller that makes no other.
+    fn call(&self, id: u64, capabilities: &'static str) -> Call {
+        self.call_with(id, capabilities, "")
+    }
+
+    fn call_with(&self, id: u64, capabilities: &'static str, argument: &str) -> Call {
+        self.made(Principal::of(&[&id.to_be_bytes()]), id, capabilities, argument)
+    }
+
+    fn call_of(&self, principal: Principal, id: u64, capabilities: &'static str) -> Call {
+        self.made(principal, id, capabilities, "")
+    }
+
+    /// A call, polled to its end.
+    fn made(&self, principal: Principal, id: u64, capabilities: &'static str, argument: &str) -> Call {
+        let params = json!({ "name": "t", "arguments": { "a": argument } }).to_string();
+        self.sent(outgoing(principal, id, capabilities, &params))
+    }
+
+    /// A call that may become a task.
+    fn call_deferred(&self, id: u64, capabilities: &'static str, deferral: &Deferral) -> Call {
+        let call = outgoing(Principal::of(&[&id.to_be_bytes()]), id, capabilities, r#"{"name":"t"}"#);
+        self.sent(Outgoing { deferral: Some(deferral.clone()), ..call })
+    }
+
+    fn sent(&self, outgoing: Outgoing) -> Call {
+        let mut replies: Replies = self.server.call(outgoing);
+        let (said, heard) = mpsc::unbounded_channel();
+        let work = tokio::spawn(async move {
+            while let Some(event) = replies.next().await {
+                let _ = said.send(event);
+            }
+        });
+        Call { heard, work }
+    }
+
+    /// How many processes have been started that nobody has looked at.
+    fn is_quiet(&mut self) -> bool {
+        self.started.try_recv().is_err()
+    }
+}
+
+fn outgoing(principal: Principal, id: u64, capabilities: &'static str, params: &str) -> Outgoing {
+    let capabilities = Capabilities::read(Bytes::from_static(capabilities.as_bytes())).expect("an object");
+    let caller =
+        Identity { principal, credentials: Credentials::default(), capabilities: Arc::new(capabilities) };
+    let call = Arc::new(modern::request(&Method::ToolsCall, params));
+    Outgoing { id, call, caller, deferral: None }
+}
+
+struct Call {
+    heard: mpsc::UnboundedReceiver<Event>,
+    work: JoinHandle<()>,
+}
+
+impl Call {
+    async fn next(&mut self) -> Event {
+        self.heard.recv().await.expect("it goes on")
+    }
+
+    async fn lost(&mut self) -> CallError {
+        match self.next().await {
+            Event::Lost(lost) => lost,
+            other => panic!("it is lost, not {other:?}"),
+        }
+    }
+
+    async fn is_answered(&mut self) {
+        let event = self.next().await;
+        assert!(matches!(event, Event::Final(_)), "{event:?}");
+    }
+}
+
+impl Process {
+    async fn reads(&mut self) -> Value {
+        let line = self.stdin.next_line().await.expect("it can be read").expect("it is open");
+        serde_json::from_str(&line).expect("JSON")
+    }
+
+    async fn has_no_more_to_read(&mut self) {
+        assert_eq!(self.stdin.next_line().await.expect("it can be read"), None);
+    }
+
+    async fn says(&mut self, text: &str) {
+        self.stdout.write_all(text.as_bytes()).await.expect("it is read");
+    }
+
+    async fn answers(&mut self, id: u64) {
+        self.says(&format!("{{\"jsonrpc\":\"2.0\",\"id\":{id},\"result\":{{\"content\":[]}}}}\n")).await;
+    }
+
+    async fn asks(&mut self, id: &str) {
+        let question = json!({
+            "jsonrpc": "2.0", "id": id, "method": "elicitation/create",
+            "params": { "message": "?", "requestedSchema": { "type": "object" } },
+        });
+        self.says(&format!("{question}\n")).await;
+    }
+
+    async fn comes_up(&mut self) {
+        let hello = self.reads().await;
+        assert_eq!(hello["method"], "initialize");
+        let result = json!({
+            "protocolVersion": "2025-11-25", "capabilities": { "tools": {} },
+            "serverInfo": { "name": "process", "version": "1" },
+        });
+        self.says(&format!("{}\n", json!({ "jsonrpc": "2.0", "id": hello["id"], "result": result }))).await;
+        assert_eq!(self.reads().await["method"], "notifications/initialized");
+    }
+
+    async fn refuses(&mut self, error: &Value) {
+        let hello = self.reads().await;
+        assert_eq!(hello["method"], "initialize");
+        self.says(&format!("{}\n", json!({ "jsonrpc": "2.0", "id": hello["id"], "error": error }))).await;
+    }
+
+    /// The call that it is sent next.
+    async fn called(&mut self) -> u64 {
+        let call = self.reads().await;
+        assert_eq!(call["method"], "tools/call", "{call}");
+        call["id"].as_u64().expect("a number")
+    }
+
+    async fn ends(mut self, how: &str) {
+        let report = Report::Ended { how: how.to_owned() }.to_line();
+        self.control.write_all(report.as_bytes()).await.expect("it is heard");
+    }
+}

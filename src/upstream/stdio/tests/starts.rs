@@ -1,0 +1,289 @@
+//! When a process is started, for whom, and how many there may be.
+
+use serde_json::json;
+use std::time::Duration;
+use tokio::{
+    io::AsyncReadExt,
+    time::{advance, sleep, timeout},
+};
+
+use super::{ASKABLE, MORE, MUTE, World};
+use crate::{
+    dialect::Principal,
+    runtime::Clock,
+    upstream::{
+        CallError, Deferral, Event, Limits,
+        stdio::{Instances, command::PER_CALLER},
+    },
+};
+
+#[tokio::test(start_paused = true)]
+async fn a_start_that_many_wait_for_happens_once_and_all_callers_share_the_process() {
+    let mut world = World::new();
+    let mut calls: Vec<_> = (1..=20).map(|id| world.call(id, ASKABLE)).collect();
+    let mut process = world.up().await;
+    for _ in 0..20 {
+        let id = process.called().await;
+        process.answers(id).await;
+    }
+    for call in &mut calls {
+        call.is_answered().await;
+    }
+    assert!(world.is_quiet());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_of_2026_07_28_alone_is_told_apart_and_not_started_again_for_a_while() {
+    let unsupported =
+        json!({ "code": -32022, "message": "no", "data": { "supported": ["2026-07-28"], "requested": "x" } });
+    let unknown = json!({ "code": -32601, "message": "what?" });
+    let discovered = json!({ "result": { "resultType": "complete", "supportedVersions": ["2026-07-28"] } });
+    for (refusal, probed) in [
+        (&unsupported, None),
+        (&unknown, Some(discovered)),
+        (&unknown, Some(json!({ "error": unsupported.clone() }))),
+    ] {
+        let mut world = World::new();
+        let mut call = world.call(1, MUTE);
+        let mut process = world.next().await;
+        process.refuses(refusal).await;
+        if let Some(mut answer) = probed {
+            let probe = process.reads().await;
+            assert_eq!(probe["method"], "server/discover");
+            assert_eq!(probe["params"]["_meta"]["io.modelcontextprotocol/protocolVersion"], "2026-07-28");
+            answer["jsonrpc"] = json!("2.0");
+            answer["id"] = probe["id"].clone();
+            process.says(&format!("{answer}\n")).await;
+        }
+        let lost = call.lost().await;
+        assert!(matches!(&lost, CallError::ModernOnly(versions) if versions == "2026-07-28"), "{lost:?}");
+        process.has_no_more_to_read().await;
+        let again = world.call(2, MUTE).lost().await;
+        assert!(matches!(again, CallError::ModernOnly(_)) && world.is_quiet(), "{again:?}");
+        advance(Duration::from_secs(301)).await;
+        let mut call = world.call(3, MUTE);
+        let mut process = world.up().await;
+        let id = process.called().await;
+        process.answers(id).await;
+        call.is_answered().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_refusal_of_initialize_that_says_nothing_of_revisions_keeps_its_words() {
+    let refusal = json!({ "code": -32000, "message": "not today" });
+    // The probe is answered with an error, or with a result of an older server's, or not at all.
+    for answer in [Some(json!({ "error": refusal.clone() })), Some(json!({ "result": {} })), None] {
+        let mut world = World::new();
+        let mut call = world.call(1, MUTE);
+        let mut process = world.next().await;
+        process.refuses(&refusal).await;
+        let probe = process.reads().await;
+        if let Some(mut answer) = answer {
+            answer["id"] = probe["id"].clone();
+            process.says(&format!("{answer}\n")).await;
+        }
+        let lost = call.lost().await.to_string();
+        assert!(lost.contains("initialize was refused: not today (-32000)"), "{lost}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_process_that_hangs_at_its_start_is_given_up_told_and_killed() {
+    let mut world = World::with(|command, _| command.start_timeout = Duration::from_secs(7));
+    let began = world.clock.now();
+    let mut call = world.call(1, MUTE);
+    let mut process = world.next().await;
+    assert_eq!(process.reads().await["method"], "initialize");
+    let lost = call.lost().await.to_string();
+    assert!(lost.contains("`initialize` within 7s (upstream.start_timeout)"), "{lost}");
+    assert_eq!((world.clock.now() - began).as_secs(), 7);
+    // Its input ends, then its group is sent SIGTERM, then everything is killed.
+    process.has_no_more_to_read().await;
+    assert_eq!(process.control.read_u8().await.expect("an order"), b't');
+    assert_eq!((world.clock.now() - began).as_secs(), 9);
+    assert!(process.control.read_u8().await.is_err(), "the end");
+    assert_eq!((world.clock.now() - began).as_secs(), 11);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_ends_again_and_again_is_started_ever_later_and_whoever_would_wait_long_is_told() {
+    let mut world = World::new();
+    let began = world.clock.now();
+    for seconds in [0, 1, 3, 7] {
+        let mut call = world.call(1, MUTE);
+        world.next().await.ends("exit status: 1").await;
+        let lost = call.lost().await.to_string();
+        assert!(lost.contains("is not there any more: exit status: 1"), "{lost}");
+        assert_eq!((world.clock.now() - began).as_secs(), seconds);
+    }
+    let lost = world.call(1, MUTE).lost().await.to_string();
+    assert!(lost.contains("is not started for 8 s") || lost.contains("is not started for 9 s"), "{lost}");
+    assert!(world.is_quiet());
+    advance(Duration::from_secs(4)).await;
+    let mut call = world.call(1, MUTE);
+    let mut process = world.up().await;
+    let id = process.called().await;
+    process.answers(id).await;
+    call.is_answered().await;
+}
+
+/// Tasks that come and go in bursts have processes that come and go: that is no server that ends again and again.
+#[tokio::test(start_paused = true)]
+async fn processes_that_are_ended_because_nobody_needs_them_are_no_reason_to_start_no_more() {
+    let mut world = World::new();
+    let began = world.clock.now();
+    for id in 0..70 {
+        let mut call = world.call(id, ASKABLE);
+        let up = timeout(Duration::from_secs(5), world.up()).await;
+        let mut process = up.unwrap_or_else(|_| panic!("process {id} is not started"));
+        assert_eq!(process.called().await, id);
+        process.asks("q").await;
+        assert!(matches!(call.next().await, Event::Asked(_)));
+        // It has been seen to ask, so that a cancelled call costs it.
+        call.work.abort();
+        while process.stdin.next_line().await.expect("it can be read").is_some() {}
+        process.ends("exit status: 0").await;
+    }
+    assert!((world.clock.now() - began).as_secs() < 60, "a minute has gone by");
+}
+
+#[tokio::test(start_paused = true)]
+async fn those_who_declare_otherwise_have_a_process_of_their_own_until_there_are_enough() {
+    let mut world = World::with(|command, _| command.instances = Instances::Shared(2));
+    let mut mute = world.call(1, MUTE);
+    let mut for_mute = world.up().await;
+    assert_eq!(for_mute.called().await, 1);
+    let mut more = world.call(2, MORE);
+    let mut for_more = world.up().await;
+    assert_eq!(for_more.called().await, 2);
+    // A third is with those who declare most, as long as both are in use.
+    let mut third = world.call(3, ASKABLE);
+    assert_eq!(for_more.called().await, 3);
+    for (process, call, id) in [(&mut for_mute, &mut mute, 1), (&mut for_more, &mut more, 2)] {
+        process.answers(id).await;
+        call.is_answered().await;
+    }
+    for_more.answers(3).await;
+    third.is_answered().await;
+    // Once there is one that nobody uses, it gives way.
+    drop((mute, more, third));
+    let mut again = world.call(4, ASKABLE);
+    for_mute.has_no_more_to_read().await;
+    for_mute.ends("exit status: 0").await;
+    let mut process = world.up().await;
+    assert_eq!(process.called().await, 4);
+    process.answers(4).await;
+    again.is_answered().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_process_that_nobody_uses_gives_way_to_tasks_that_need_one() {
+    let mut world = World::with(|command, _| command.instances = Instances::Shared(2));
+    let mut mute = world.call(1, MUTE);
+    let mut for_mute = world.up().await;
+    assert_eq!(for_mute.called().await, 1);
+    let [task, another] = [Deferral::default(), Deferral::default()];
+    let first = world.call_deferred(2, ASKABLE, &task);
+    let mut process = world.up().await;
+    assert_eq!(process.called().await, 2);
+    process.asks("q").await;
+    task.comes();
+    let mut second = world.call_deferred(3, ASKABLE, &another);
+    another.comes();
+    // The other process is in use.
+    sleep(Duration::from_secs(1)).await;
+    assert!(world.is_quiet());
+    for_mute.answers(1).await;
+    mute.is_answered().await;
+    drop(mute);
+    for_mute.has_no_more_to_read().await;
+    for_mute.ends("exit status: 0").await;
+    let mut process = world.up().await;
+    assert_eq!(process.called().await, 3);
+    process.answers(3).await;
+    second.is_answered().await;
+    drop(first);
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_more_processes_are_started_than_there_may_be_and_who_waits_too_long_is_told() {
+    let mut world = World::with(|command, config| {
+        command.instances = Instances::Shared(1);
+        config.limits = Limits { sessions: 99, ..Limits::default() };
+    });
+    let (mut first, second) = (world.call(1, ASKABLE), world.call(2, ASKABLE));
+    let mut process = world.up().await;
+    process.called().await;
+    process.called().await;
+    process.asks("q").await;
+    assert_eq!(process.reads().await["id"], "q");
+    // What has been given up may go on in it, so it takes no more calls; and it is there until the first has ended.
+    second.work.abort();
+    assert_eq!(process.reads().await["method"], "notifications/cancelled");
+    let lost = world.call(3, ASKABLE).lost().await;
+    assert!(matches!(lost, CallError::AllInUse { limit: 1, .. }), "{lost:?}");
+    let mut fourth = world.call(4, ASKABLE);
+    process.answers(1).await;
+    first.is_answered().await;
+    process.has_no_more_to_read().await;
+    assert!(world.is_quiet());
+    process.ends("exit status: 0").await;
+    let mut process = world.up().await;
+    process.called().await;
+    process.answers(4).await;
+    fourth.is_answered().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_caller_can_have_a_process_of_its_own() {
+    let mut world = World::with(|command, _| command.instances = Instances::PerCaller);
+    let [a, b] = ["a", "b"].map(|name| Principal::of(&[name.as_bytes()]));
+    let mut calls = [world.call_of(a, 1, MUTE), world.call_of(b, 2, MUTE)];
+    let mut processes = [world.up().await, world.up().await];
+    for process in &mut processes {
+        let id = process.called().await;
+        process.answers(id).await;
+    }
+    for call in &mut calls {
+        call.is_answered().await;
+    }
+    let mut again = world.call_of(a, 3, MUTE);
+    let [first, second] = &mut processes;
+    let called = tokio::select! {
+        called = first.called() => (called, first),
+        called = second.called() => (called, second),
+    };
+    called.1.answers(3).await;
+    again.is_answered().await;
+    assert!(world.is_quiet());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_caller_more_than_may_have_a_process_is_told() {
+    let most = PER_CALLER as u64;
+    let mut world = World::with(|command, _| command.instances = Instances::PerCaller);
+    let mut processes = Vec::new();
+    let mut calls = Vec::new();
+    for id in 1..=most {
+        calls.push(world.call(id, MUTE));
+        // A start for each: more of them in a minute would be too many.
+        advance(Duration::from_secs(2)).await;
+        let mut process = world.up().await;
+        process.called().await;
+        processes.push(process);
+    }
+    let lost = world.call(most + 1, MUTE).lost().await;
+    assert!(matches!(lost, CallError::AllInUse { .. }), "{lost:?}");
+    // Once one of them rests, it gives way.
+    processes[0].answers(1).await;
+    calls[0].is_answered().await;
+    let mut next = world.call(most + 2, MUTE);
+    let mut resting = processes.swap_remove(0);
+    resting.has_no_more_to_read().await;
+    resting.ends("exit status: 0").await;
+    let mut process = world.up().await;
+    let id = process.called().await;
+    process.answers(id).await;
+    next.is_answered().await;
+}

@@ -1,0 +1,134 @@
+//! Whose turn it is in a process that many share, and what a cancelled call leaves behind in it.
+
+use bytes::Bytes;
+use serde_json::json;
+
+use super::{ASKABLE, MUTE, World};
+use crate::upstream::{CallError, Event};
+
+#[tokio::test(start_paused = true)]
+async fn a_process_is_shared_until_it_asks_and_those_who_can_be_asked_take_turns_then() {
+    let mut world = World::new();
+    let mut calls = [world.call(1, ASKABLE), world.call(2, ASKABLE)];
+    let mut process = world.up().await;
+    process.called().await;
+    process.called().await;
+    // It cannot be told whom this is for.
+    process.asks("q1").await;
+    let answer = process.reads().await;
+    assert_eq!((&answer["id"], answer["error"]["code"].as_i64()), (&json!("q1"), Some(-32603)));
+    process.answers(1).await;
+    process.answers(2).await;
+    for call in &mut calls {
+        call.is_answered().await;
+    }
+    let mut first = world.call(3, ASKABLE);
+    assert_eq!(process.called().await, 3);
+    let mut second = world.call(4, ASKABLE);
+    process.asks("q2").await;
+    let Event::Asked(question) = first.next().await else { panic!("it is asked") };
+    question.answer.send(Ok(Bytes::from_static(br#"{"action":"decline"}"#)));
+    // The second is sent once the first is over.
+    assert_eq!(process.reads().await["id"], "q2");
+    process.answers(3).await;
+    first.is_answered().await;
+    assert_eq!(process.called().await, 4);
+    process.answers(4).await;
+    second.is_answered().await;
+    assert!(world.is_quiet(), "there is one process for all of them");
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_waits_too_long_for_a_turn_is_told_what_it_waited_for() {
+    let mut world = World::new();
+    let _first = world.call(1, ASKABLE);
+    let mut process = world.up().await;
+    process.called().await;
+    process.asks("q").await;
+    // One that cannot be asked waits for nobody.
+    let lost = world.call(2, ASKABLE).lost().await;
+    assert!(matches!(lost, CallError::Waited { .. }), "{lost:?}");
+    assert!(lost.to_string().contains("(callers that can be asked take turns in a process)"), "{lost}");
+    let mut mute = world.call(3, MUTE);
+    let mut other = world.up().await;
+    other.called().await;
+    other.answers(3).await;
+    mute.is_answered().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_cancelled_call_costs_a_process_only_where_what_it_asks_could_be_put_to_others() {
+    for capabilities in [MUTE, ASKABLE] {
+        let mut world = World::new();
+        let call = world.call(1, capabilities);
+        let mut process = world.up().await;
+        process.called().await;
+        call.work.abort();
+        assert_eq!(process.reads().await["method"], "notifications/cancelled");
+        let mut next = world.call(2, capabilities);
+        assert_eq!(process.called().await, 2);
+        if capabilities == ASKABLE {
+            // It may be the cancelled call that asks. Nobody can be asked in this process any more.
+            process.asks("q").await;
+            assert_eq!(process.reads().await["error"]["code"], -32603);
+        }
+        process.answers(2).await;
+        next.is_answered().await;
+        let mut third = world.call(3, capabilities);
+        if capabilities == ASKABLE {
+            process.has_no_more_to_read().await;
+            process = world.up().await;
+        }
+        assert_eq!(process.called().await, 3);
+        // It has been seen to ask.
+        third.work.abort();
+        assert_eq!(process.reads().await["method"], "notifications/cancelled");
+        if capabilities == ASKABLE {
+            process.has_no_more_to_read().await;
+        }
+        let _ = &mut third;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_cancelled_call_that_is_answered_is_over_and_what_names_no_call_is_told_again() {
+    let mut world = World::new();
+    let call = world.call(1, MUTE);
+    let mut process = world.up().await;
+    process.called().await;
+    call.work.abort();
+    assert_eq!(process.reads().await["method"], "notifications/cancelled");
+    let mut next = world.call(2, MUTE);
+    assert_eq!(process.called().await, 2);
+    let line = |text: &str| {
+        let params = json!({ "level": "info", "data": text });
+        format!("{}\n", json!({ "jsonrpc": "2.0", "method": "notifications/message", "params": params }))
+    };
+    process.says(&line("of either")).await;
+    process.answers(1).await;
+    process.says(&line("of the second")).await;
+    let Event::Notification(heard) = next.next().await else { panic!("a notification") };
+    assert!(String::from_utf8_lossy(heard.as_bytes()).contains("of the second"), "{heard:?}");
+    process.answers(2).await;
+    next.is_answered().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_process_that_answers_none_of_many_cancelled_calls_is_given_up() {
+    let mut world = World::new();
+    let keeper = world.call(0, MUTE);
+    let mut process = world.up().await;
+    process.called().await;
+    for id in 1..=256 {
+        let call = world.call(id, MUTE);
+        assert_eq!(process.called().await, id);
+        call.work.abort();
+        assert_eq!(process.reads().await["method"], "notifications/cancelled");
+    }
+    let mut last = world.call(257, MUTE);
+    let mut another = world.up().await;
+    assert_eq!(another.called().await, 257);
+    another.answers(257).await;
+    last.is_answered().await;
+    drop(keeper);
+}
