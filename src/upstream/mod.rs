@@ -32,7 +32,7 @@ pub(crate) use legacy::only_one;
 
 use crate::{
     dialect::{Call, Credentials, Principal},
-    protocol::{Capabilities, ErrorObject, Id, List, Method},
+    protocol::{Capabilities, ErrorObject, Id, List, Method, splice::Object},
     runtime::{Mutex, Net},
 };
 use ::http::{HeaderMap, HeaderValue, StatusCode, Uri};
@@ -344,6 +344,18 @@ pub struct Description {
     pub instructions: Option<Bytes>,
     /// All of it, as the server wrote it: the result of `initialize`, raw. Empty where it has said nothing.
     pub result: Bytes,
+}
+
+impl Description {
+    /// The lists of which it says that it reports their changes.
+    pub(crate) fn reported(&self) -> impl Iterator<Item = List> + use<> {
+        let capabilities = Object::read(&self.capabilities).ok();
+        List::ALL.into_iter().filter(move |list| {
+            let list = capabilities.as_ref().and_then(|capabilities| capabilities.get(list.capability()));
+            let reports = list.and_then(|list| Object::read(&list).ok()?.get("listChanged"));
+            reports.is_some_and(|reports| reports == "true")
+        })
+    }
 }
 
 /// Something a server reports of its own accord.

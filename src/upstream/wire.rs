@@ -229,6 +229,8 @@ pub enum Beside {
     TooLarge(u64),
     /// It is known by now whether there is anything to hear.
     Settled,
+    /// What was said for a while was not heard.
+    Missed,
     /// Nothing is heard here, or not any more.
     Deaf,
     /// The server no longer knows the session.

@@ -1,8 +1,12 @@
 //! Reading what a server says of its own accord: the session's GET stream.
 //!
 //! (2025-11-25, *Transports*, Listening for Messages from the Server.) A server need not offer one.
-//! One that does may close it when it likes; then it is opened again, from the last event if events
-//! have ids.
+//! One that does may close it when it likes; then it is opened again, as a new one.
+//!
+//! Not behind the last event, whatever ids the events have: a server that keeps the events of all its sessions in
+//! one place gives back what was said on the GET stream of any of them, questions included, and those would be put
+//! to somebody they were not meant for. (The event stores that SDKs give as examples are such, where a server
+//! hands all its sessions the same.) What was said in between is told to be [missed](Beside::Missed).
 
 use http::StatusCode;
 use std::{future::poll_fn, time::Duration};
@@ -10,7 +14,7 @@ use tokio::time::sleep;
 
 use super::{
     line::HttpLine,
-    messages::{Messages, Opening, Resumption, Stop},
+    messages::{Messages, Opening, Stop},
 };
 use crate::upstream::{http1::Incoming, wire::Beside};
 
@@ -36,29 +40,30 @@ enum Attempt {
 
 /// Asks for the stream and reads it, again and again, until it is refused or the session is gone.
 pub(super) async fn listen(line: &HttpLine, mut tell: impl FnMut(Beside) + Send) {
-    let mut resumption = Resumption::default();
+    let mut retry = None;
     let mut fruitless = 0;
     let mut had_one = false;
     loop {
-        let attempt = ask(line, resumption.last_id.as_deref(), had_one).await;
-        if matches!(attempt, Attempt::Refused) {
-            tell(Beside::Deaf);
+        let attempt = ask(line, had_one).await;
+        match attempt {
+            Attempt::Refused => tell(Beside::Deaf),
+            Attempt::Open(_) if had_one => tell(Beside::Missed),
+            Attempt::Open(_) | Attempt::Ended | Attempt::Failed => {}
         }
         tell(Beside::Settled);
         match attempt {
             Attempt::Open(mut messages) => {
                 had_one = true;
-                messages.go_on_from(resumption.clone());
                 if read(&mut messages, &mut tell).await {
                     fruitless = 0;
                 }
-                resumption = messages.resumption().cloned().unwrap_or_default();
+                retry = messages.resumption().and_then(|resumption| resumption.retry).or(retry);
             }
             Attempt::Refused => return,
             Attempt::Ended => return tell(Beside::Ended),
             Attempt::Failed => {}
         }
-        sleep(pause(resumption.retry, fruitless)).await;
+        sleep(pause(retry, fruitless)).await;
         fruitless = fruitless.saturating_add(1);
     }
 }
@@ -73,8 +78,8 @@ fn pause(named: Option<Duration>, fruitless: u32) -> Duration {
     }
 }
 
-async fn ask(line: &HttpLine, last_id: Option<&str>, had_one: bool) -> Attempt {
-    let Ok(response) = line.get(last_id).await else { return Attempt::Failed };
+async fn ask(line: &HttpLine, had_one: bool) -> Attempt {
+    let Ok(response) = line.get(None).await else { return Attempt::Failed };
     let status = response.status();
     match Opening::of(response, line.http.config.limits.result_bytes) {
         Ok(Opening::Messages(messages)) if messages.resumption().is_some() => Attempt::Open(messages),

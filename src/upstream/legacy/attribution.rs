@@ -121,13 +121,17 @@ impl<W: Wire> Session<W> {
         }
     }
 
-    /// A request of the server that is known to be of this call.
-    pub(super) fn put(self: &Arc<Self>, call: u64, id: Id, frame: Frame) -> Said {
-        let noted = self.inside.lock().calls.get_mut(&call).map_or(Ok(()), |call| call.note(&id));
-        match noted {
+    /// A request of the server that is known to be of this call. `None` of one that it had before it was taken up.
+    pub(super) fn put(self: &Arc<Self>, call: u64, id: Id, frame: Frame) -> Option<Said> {
+        let noted = match self.inside.lock().calls.get_mut(&call) {
+            Some(call) if call.known.contains(&id) => return None,
+            Some(call) => call.note(&id),
+            None => Ok(()),
+        };
+        Some(match noted {
             Ok(()) => self.asks(call, frame, &id),
             Err(lost) => Said::Lost(lost),
-        }
+        })
     }
 
     fn asks(self: &Arc<Self>, call: u64, frame: Frame, id: &Id) -> Said {
@@ -186,9 +190,9 @@ impl<W: Wire> Session<W> {
                 }
                 Method::Elicit | Method::CreateMessage | Method::RootsList => {
                     self.server.asks.saw_on_stream();
-                    Some(self.put(call, id.clone(), frame))
+                    self.put(call, id.clone(), frame)
                 }
-                _ if self.is_clients => Some(self.put(call, id.clone(), frame)),
+                _ if self.is_clients => self.put(call, id.clone(), frame),
                 _ => {
                     self.respond_later(id, &unknown(method));
                     None

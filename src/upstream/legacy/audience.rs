@@ -6,8 +6,9 @@ use std::sync::{
     atomic::{AtomicBool, Ordering},
 };
 
+use super::message;
 use crate::{
-    protocol::{Frame, List, splice::Object},
+    protocol::Frame,
     runtime::Mutex,
     upstream::{Answer, Description},
 };
@@ -71,15 +72,7 @@ impl Audience {
     /// A session of the server is lost, and what it would have reported there: what it says it reports may have
     /// changed.
     pub(super) fn is_lost(&self, server: &Description) {
-        let Ok(capabilities) = Object::read(&server.capabilities) else { return };
-        let reports = |list: List| {
-            let list = capabilities.get(list.capability()).and_then(|list| Object::read(&list).ok());
-            list.and_then(|list| list.get("listChanged")).is_some_and(|reports| reports == "true")
-        };
-        for list in List::ALL.into_iter().filter(|list| reports(*list)) {
-            let message = format!(r#"{{"jsonrpc":"2.0","method":"{}"}}"#, list.changed());
-            self.hears(&Frame::parse(message.into()).expect("it is a message"));
-        }
+        server.reported().for_each(|list| self.hears(&message::list_changed(list)));
     }
 
     /// The least severe of the messages that anybody has asked to hear.

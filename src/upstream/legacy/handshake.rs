@@ -74,6 +74,7 @@ pub(super) async fn listen<W: Wire>(session: &Arc<Session<W>>) {
             Beside::Message(frame) => listener.hear(frame),
             Beside::TooLarge(call) => listener.hear_too_large(call),
             Beside::Settled => drop(settled.take()),
+            Beside::Missed => listener.has_missed(),
             Beside::Deaf => listener.set_deaf(),
             Beside::Ended => listener.ended(),
         };

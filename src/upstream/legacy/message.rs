@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use serde::Serialize;
 
-use crate::protocol::{ErrorObject, Id, Revision};
+use crate::protocol::{ErrorObject, Frame, Id, List, Method, Revision};
 
 /// Who we say we are in `initialize`.
 const NAME: &str = "deferral";
@@ -45,6 +45,19 @@ pub(super) fn about_resource(id: u64, method: &str, uri: &str) -> Bytes {
     format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"{method}","params":{{"uri":{}}}}}"#, quoted(uri)).into()
 }
 
+/// What a server says where this list has changed.
+pub(super) fn list_changed(list: List) -> Frame {
+    let message = format!(r#"{{"jsonrpc":"2.0","method":"{}"}}"#, list.changed());
+    Frame::parse(message.into()).expect("it is a message")
+}
+
+/// What a server says where this resource has changed.
+pub(super) fn resource_updated(uri: &str) -> Frame {
+    let method = Method::ResourceUpdated;
+    let message = format!(r#"{{"jsonrpc":"2.0","method":"{method}","params":{{"uri":{}}}}}"#, quoted(uri));
+    Frame::parse(message.into()).expect("it is a message")
+}
+
 /// A response to a request of the server, whose id goes back byte for byte.
 pub(super) fn response(id: &Id, outcome: &Result<Bytes, Bytes>) -> Bytes {
     let (member, value) = match outcome {
@@ -67,7 +80,7 @@ fn quoted(text: &(impl Serialize + ?Sized)) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::protocol::{Frame, Kind};
+    use crate::protocol::Kind;
 
     #[test]
     fn capabilities_are_declared_word_for_word() {

@@ -49,7 +49,9 @@ impl<W: Wire> OffStream for Session<W> {
             Kind::Request { id, .. } if self.has_asked(id) => {}
             Kind::Request { id, .. } => {
                 let id = id.clone();
-                mailbox.push(self.put(call, id, frame));
+                if let Some(said) = self.put(call, id, frame) {
+                    mailbox.push(said);
+                }
             }
             Kind::Notification { method: Method::Cancelled, params } => {
                 if let Some(id) = attribution::cancelled_id(params.as_ref()) {

@@ -29,7 +29,7 @@ use super::{
 };
 use crate::{
     dialect::legacy,
-    protocol::Id,
+    protocol::{Frame, Id},
     runtime::Mutex,
     telemetry::Untold,
     upstream::{
@@ -93,6 +93,9 @@ pub(super) struct InFlight {
     pub(super) exclusive: bool,
     /// The server's questions that were put to this call, until the server has their answers.
     pub(super) questions: Vec<Id>,
+    /// Those that were put to it before it was taken up. A server may say them again, as they may stand behind the
+    /// event that is the last that is known, and they may have been answered by then.
+    pub(super) known: Box<[Id]>,
 }
 
 /// Who keeps the sessions of somebody, and hears what becomes of each.
@@ -102,6 +105,9 @@ pub(super) trait Keeper<W: Wire>: Send + Sync {
 
     /// It has reported a change of what is listed.
     fn lists_from(&self, session: &Arc<Session<W>>);
+
+    /// That each of the resources that are subscribed in it has changed.
+    fn subscribed(&self, session: &Arc<Session<W>>) -> Vec<Frame>;
 
     /// Who else hears what is said in it.
     fn audience(&self) -> &Audience;
@@ -206,6 +212,7 @@ impl<W: Wire> Session<W> {
             deferral: request.deferral.clone(),
             exclusive,
             questions: Vec::new(),
+            known: Box::default(),
         };
         self.used.store(true, Ordering::Relaxed);
         let mut inside = self.inside.lock();
@@ -222,6 +229,7 @@ impl<W: Wire> Session<W> {
     pub(super) fn takes_up(&self, call: u64, open: &[Id]) {
         if let Some(call) = self.inside.lock().calls.get_mut(&call) {
             call.questions.extend_from_slice(open);
+            call.known = open.into();
         }
     }
 
@@ -281,6 +289,14 @@ impl<W: Wire> Session<W> {
         // Nothing can be asked where it could not be told apart: who waits for a session can share it.
         if let Some(keeper) = self.keeper() {
             keeper.pass_on();
+        }
+    }
+
+    /// What was said beside calls for a while was not heard: whatever the server says it reports may have changed.
+    pub(super) fn has_missed(self: &Arc<Self>) {
+        let Some(keeper) = self.keeper() else { return };
+        for notice in self.description.reported().map(message::list_changed).chain(keeper.subscribed(self)) {
+            self.hear(notice);
         }
     }
 

@@ -11,7 +11,7 @@ use http::HeaderMap;
 
 use super::{exchange::Exchange, group::Group, message, request::Request, session::Session};
 use crate::{
-    protocol::{ErrorObject, Method},
+    protocol::{ErrorObject, Frame, Method},
     runtime::Mutex,
     upstream::{CallError, Event, wire::Wire},
 };
@@ -77,6 +77,14 @@ impl<W: Wire> Subscribed<W> {
                 }
             });
         }
+    }
+
+    /// That each of what is subscribed in this session has changed.
+    pub(super) fn updates(&self, session: &Arc<Session<W>>) -> Vec<Frame> {
+        let here = Arc::downgrade(session);
+        let held = self.0.lock();
+        let held = held.iter().filter(|(_, held)| held.session.ptr_eq(&here));
+        held.map(|(uri, _)| message::resource_updated(uri)).collect()
     }
 
     /// A session takes no more calls: what was subscribed in it is subscribed in another.

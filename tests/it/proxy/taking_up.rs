@@ -124,13 +124,13 @@ async fn what_was_asked_stays_asked_and_its_answer_reaches_the_server() {
         (&shown["status"], &shown["inputRequests"]),
         (&json!("input_required"), &asked["inputRequests"])
     );
-    // The event may be one of those behind which the stream is taken up, and come again.
-    events.raw(format!("id: e4\ndata: {question}\n\n"));
     let key = shown["inputRequests"].as_object().expect("questions").keys().next().expect("one").clone();
     let answers = json!({ "taskId": task, "inputResponses": { key: { "action": "accept", "content": {} } } });
     client.ask("tasks/update", answers).await.result();
     let answered = place.server.seen(|seen| seen.answers(&json!("q7"))).await;
     assert_eq!(answered.json["result"]["action"], "accept");
+    // The event may be one of those behind which the stream is taken up, and come again: here behind the answer.
+    events.raw(format!("id: e4\ndata: {question}\n\n"));
     // A further question has a key of its own.
     let question = question.to_string().replace("q7", "q8");
     events.raw(format!("id: e5\ndata: {question}\n\n"));

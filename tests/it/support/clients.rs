@@ -265,7 +265,10 @@ impl Client {
 
     /// Asks for a task until it has ended.
     pub(crate) async fn ended(&self, task: &str) -> Value {
-        self.until(task, |task| task["status"] != "working").await
+        let has_ended = |task: &Value| {
+            ["completed", "failed", "cancelled"].into_iter().any(|ended| task["status"] == ended)
+        };
+        self.until(task, has_ended).await
     }
 
     /// Listens; the acknowledgement is still to be read.

@@ -33,6 +33,7 @@ use super::{
     subscribe::Subscribed,
 };
 use crate::{
+    protocol::Frame,
     runtime::Mutex,
     upstream::{CallError, Identity, wire::Wire},
 };
@@ -291,6 +292,10 @@ impl<W: Wire> Keeper<W> for Group<W> {
         if seats.all.iter().any(|seat| Arc::ptr_eq(&seat.session, session)) {
             seats.lists = Some(session.clone());
         }
+    }
+
+    fn subscribed(&self, session: &Arc<Session<W>>) -> Vec<Frame> {
+        self.subscribed.updates(session)
     }
 
     fn audience(&self) -> &Audience {
