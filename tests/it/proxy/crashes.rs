@@ -204,8 +204,8 @@ async fn wherever_a_process_is_killed_client_server_and_store_agree() {
         }
     }
     let cuts = stream::iter(lives).map(|(life, halt)| async move { (halt, cut(life, halt).await) });
-    let cut: Vec<_> =
-        cuts.buffer_unordered(6).filter_map(async |(halt, cut)| cut.then_some(halt)).collect().await;
+    let cuts: Vec<_> = cuts.buffer_unordered(6).collect().await;
+    let cut: Vec<_> = cuts.into_iter().filter_map(|(halt, is_cut)| is_cut.then_some(halt)).collect();
     // A life has fewer of them than that, some by chance: but it has been cut off everywhere.
     for (op, least) in [(Op::Insert, 4), (Op::Swap, 10), (Op::Anchor, 4)] {
         let count = cut.iter().filter(|halt| halt.op == op).count();
