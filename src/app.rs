@@ -4,19 +4,19 @@ use crate::{
     admin,
     bridge::resume::Keyring,
     config,
-    config::Config,
+    config::{Config, DrainTimes},
     dialect::PrincipalKey,
     front, policy,
     proxy::{Endpoint, Ledger, Service, Switchboard},
     runtime::{Clock, Descriptors, Drain, Net, Room, Shares, Stopping, SystemClock, or_never, random},
     store::{Bounds, Disk, Memory, Secret, Store, Use, disk},
-    telemetry::{Drained, Draining, Started},
+    telemetry::{Drained, Draining, Leaving, Started},
     upstream::{self, NotStarted, Server, Upstream},
 };
 use std::{mem, net::SocketAddr, sync::Arc, time::Duration};
 use tokio::{
     signal::unix::{Signal, SignalKind, signal},
-    time::{timeout, timeout_at},
+    time::{sleep, timeout, timeout_at},
 };
 
 /// A proxy at work.
@@ -33,11 +33,14 @@ pub struct Running {
     clock: Arc<dyn Clock>,
     upstreams: Vec<Arc<dyn Upstream>>,
     ledger: Arc<Ledger>,
-    limit: Duration,
+    times: DrainTimes,
 }
 
 /// How the proxy stops, one after the other.
 struct Stages {
+    /// Everything is served, and clients are shown the way out: `/ready` says so, and connections end with what
+    /// they are answered.
+    leaving: Drain,
     /// New calls are refused; what has begun goes on. Knows the calls and the tasks that are at work.
     draining: Drain,
     /// The time is over: what still works is told so.
@@ -118,6 +121,7 @@ fn start_each(
         None => net,
     };
     let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
+    let (leaving, left) = Drain::new();
     let (draining, stopping) = Drain::new();
     let (overdue, too_late) = Drain::new();
     let (closing, closed) = Drain::new();
@@ -150,11 +154,11 @@ fn start_each(
         config.front.clone(),
         services,
         principals.unwrap_or_default(),
-        closed,
+        [left.clone(), closed],
         Arc::clone(&clock),
         net,
     )?;
-    let admin = serve_operators(&config, servers.clone(), &ledger, stopping)?;
+    let admin = serve_operators(&config, servers.clone(), &ledger, left)?;
     if let Some(shared) = shared {
         let admin = admin.as_ref().map(|admin| admin.address);
         tell_started(&config, &told, &bound.addresses, admin, shared);
@@ -165,11 +169,11 @@ fn start_each(
         admin,
         paths,
         tls: config.front.tls.is_some(),
-        stages: Stages { draining, overdue, closing },
+        stages: Stages { leaving, draining, overdue, closing },
         clock,
         upstreams,
         ledger,
-        limit: config.drain,
+        times: config.drain,
     })
 }
 
@@ -205,11 +209,11 @@ fn serve_operators(
     config: &Config,
     servers: Vec<(Arc<str>, Arc<dyn Upstream>)>,
     ledger: &Arc<Ledger>,
-    stopping: Stopping,
+    leaving: Stopping,
 ) -> Result<Option<admin::Bound>, Error> {
     let Some(listen) = config.admin else { return Ok(None) };
     let access = config.front.access.clone();
-    Ok(Some(admin::serve(admin::Config { listen, access }, servers, Arc::clone(ledger), stopping)?))
+    Ok(Some(admin::serve(admin::Config { listen, access }, servers, Arc::clone(ledger), leaving)?))
 }
 
 fn tell_started(
@@ -229,7 +233,8 @@ fn tell_started(
             config::Store::Disk { path, .. } => format!("disk:{}", path.display()),
         },
         state_keys: if config.state_keys.is_empty() { "made at start" } else { "configured" },
-        drain: config.drain,
+        notice: config.drain.notice,
+        drain: config.drain.limit,
         descriptors: allowed.limit,
         descriptors_before: allowed.before,
         connections: shares.clients,
@@ -296,7 +301,7 @@ impl Running {
         format!("{scheme}://{address}{path}")
     }
 
-    /// Stops in order: new calls are refused, what ends within the drain time does and is fetched, the
+    /// Stops in order: where notice is given they are served for that long; then new calls are refused, what ends within the drain time does and is fetched, the
     /// rest is ended with a clear error and its servers are told; listen streams end last.
     pub async fn stop(self) {
         self.stop_unless(std::future::pending()).await;
@@ -333,11 +338,17 @@ impl Running {
     }
 
     async fn wind_down(&self, left: &mut Left) {
-        let Stages { draining, overdue, closing } = &self.stages;
-        let until = (self.clock.now() + self.limit).into();
+        let Stages { leaving, draining, overdue, closing } = &self.stages;
+        let DrainTimes { notice, limit } = self.times;
+        leaving.tell();
+        if !notice.is_zero() {
+            Leaving { notice }.emit();
+            sleep(notice).await;
+        }
+        let until = (self.clock.now() + limit).into();
         draining.tell();
         let Left { calls, tasks, results, .. } = self.left();
-        Draining { calls, tasks, results, limit: self.limit }.emit();
+        Draining { calls, tasks, results, limit }.emit();
         let _ = timeout_at(until, self.at_rest()).await;
         // Whatever is left is lost from here on.
         *left = Left { is_final: true, ..self.left() };

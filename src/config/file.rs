@@ -8,8 +8,8 @@
 //! server behind it, `limits` those of `limits` and `timeouts`.
 
 use super::{
-    At, Config, LogFormat, Store,
-    kind::{addresses, admin, duration, key_source, log, store, string, text, token_source, url},
+    At, Config, DEFAULT_DRAIN, LogFormat, Store,
+    kind::{addresses, admin, drain, key_source, log, store, string, text, token_source, url},
     limits::{limits, timeouts},
     route::route,
     secret,
@@ -20,12 +20,11 @@ use crate::{
     front,
     policy::{self, Access},
 };
-use std::{path::Path, time::Duration};
+use std::path::Path;
 
 pub const DEFAULT_LISTEN: &str = "127.0.0.1:8808";
 pub const DEFAULT_PATH: &str = "/mcp";
 const DEFAULT_ADMIN: &str = "127.0.0.1:8809";
-const DEFAULT_DRAIN: Duration = Duration::from_secs(30);
 
 /// The whole file. `folder` is what relative paths are relative to; `look` whether certificates are looked at.
 pub(super) fn file(s: &mut Section<'_, '_>, folder: &Path, look: bool) -> Config {
@@ -72,8 +71,12 @@ pub(super) fn file(s: &mut Section<'_, '_>, folder: &Path, look: bool) -> Config
             .section("`request_state`", |s| state_keys(s, folder)),
         connections: limits.connections,
         drain: s
-            .key("drain", "How long calls in flight may go on after the signal to stop.")
-            .or(duration(), DEFAULT_DRAIN),
+            .key(
+                "drain",
+                "How long calls in flight may go on after the signal to stop, as in `30s`; or a mapping that also says \
+                 for how long new ones are served before that, as in `{ notice: 5s, limit: 30s }`.",
+            )
+            .or(drain(), DEFAULT_DRAIN),
         log: s.key("log", "How the log is written, on the standard error.").or(log(), LogFormat::Text),
         routes: together::routes(routes, s),
         front: front::Config {

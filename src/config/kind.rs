@@ -2,7 +2,7 @@
 //! texts are in [`values`], which the command line uses too.
 
 use super::{
-    At, LogFormat, Store,
+    At, DEFAULT_DRAIN, DrainTimes, LogFormat, Store,
     problem::{Place, Problem, nearest},
     secret::{self, Source, TokenSource},
     section::{Kind, Report, Section, Set, leaf, list, mapping},
@@ -200,6 +200,32 @@ fn disk(s: &mut Section<'_, '_>, folder: &Path) -> Option<Store> {
         key: key.map(|key| folder.join(key)),
         max_bytes: max_bytes.given(),
     })
+}
+
+/// How long stopping takes: its limit alone, or a mapping.
+pub(super) fn drain() -> Kind<'static, DrainTimes> {
+    let Kind { schema, read, .. } = mapping("`drain`", |s| Some(drain_times(s)));
+    let Kind { schema: limit, read: read_limit, .. } = duration();
+    let read = move |node: &Node, report: &mut Report| match node.value {
+        Value::Map(_) => read(node, report),
+        _ => read_limit(node, report).map(|limit| DrainTimes { limit, ..DEFAULT_DRAIN }),
+    };
+    Kind {
+        schema: Box::new(move || json!({ "anyOf": [limit(), schema()] })),
+        show: |drain| show_duration(drain.limit).into(),
+        read: Box::new(read),
+    }
+}
+
+fn drain_times(s: &mut Section<'_, '_>) -> DrainTimes {
+    let notice = s.key(
+        "notice",
+        "How long after the signal to stop new calls are still served, while `/ready` says 503 and connections are \
+         let go: as long as it takes load balancers to hear of it.",
+    );
+    let notice = notice.or(duration(), DEFAULT_DRAIN.notice);
+    let limit = s.key("limit", "How long calls in flight may go on from then on.");
+    DrainTimes { notice, limit: limit.or(duration(), DEFAULT_DRAIN.limit) }
 }
 
 pub(super) fn log() -> Kind<'static, LogFormat> {

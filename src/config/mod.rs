@@ -53,8 +53,7 @@ pub struct Config {
     /// and states end with the process.
     pub state_keys: Vec<secret::Key>,
     pub connections: Connections,
-    /// How long calls in flight may go on after the signal to stop. Default 30 s.
-    pub drain: Duration,
+    pub drain: DrainTimes,
     pub log: LogFormat,
 }
 
@@ -65,6 +64,18 @@ pub struct RouteConfig {
     pub server: upstream::Server,
     pub upstream: upstream::Config,
 }
+
+/// How long stopping in order takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DrainTimes {
+    /// How long after the signal to stop new calls are still served, while `/ready` says 503 and connections are let
+    /// go: what it takes load balancers to hear of it. Default 0.
+    pub notice: Duration,
+    /// How long calls in flight may go on from then on. Default 30 s.
+    pub limit: Duration,
+}
+
+const DEFAULT_DRAIN: DrainTimes = DrainTimes { notice: Duration::ZERO, limit: Duration::from_secs(30) };
 
 /// How many connections there may be, where that was written; else it follows from what the system
 /// allows ([`crate::runtime::Descriptors`]).

@@ -3,6 +3,7 @@
 
 use super::rest::Rest;
 use crate::{proxy::Commit, runtime::Mutex};
+use http::{HeaderMap, HeaderValue, header::CONNECTION};
 use hyper::rt::{Read, ReadBuf, ReadBufCursor, Write};
 use hyper_util::rt::TokioIo;
 use pin_project::pin_project;
@@ -120,6 +121,15 @@ impl Connection {
         self.rest.end(now);
         if self.version == Version::Http1 {
             self.enter(Phase::Idle);
+        }
+    }
+
+    /// The answer with these headers is its last: HTTP/1 says so in the answer (RFC 9112, 9.6), and HTTP/2 by a GOAWAY
+    /// beside it, behind which what has begun goes on (RFC 9113, 6.8).
+    pub(super) fn ends_with(&self, headers: &mut HeaderMap) {
+        match self.version {
+            Version::Http1 => drop(headers.insert(CONNECTION, HeaderValue::from_static("close"))),
+            Version::Http2 => self.rest.ask_to_leave(),
         }
     }
 

@@ -28,14 +28,15 @@ use hyper::{
     server::conn::{http1, http2},
 };
 use hyper_util::rt::TokioTimer;
+use pin_project::pin_project;
 use std::{
     convert::Infallible,
     future::{Future, poll_fn},
     io,
     net::SocketAddr,
-    pin::pin,
+    pin::{Pin, pin},
     sync::Arc,
-    task::{Context, Poll},
+    task::{Context, Poll, ready},
     time::Duration,
 };
 use tokio::{
@@ -85,6 +86,15 @@ struct Leaving {
 #[derive(Clone)]
 struct Door<S> {
     stack: S,
+    front: Arc<Front>,
+    connection: Arc<Connection>,
+}
+
+/// The answer to one request, on the way to its connection.
+#[pin_project]
+struct Answering<F> {
+    #[pin]
+    answer: F,
     front: Arc<Front>,
     connection: Arc<Connection>,
 }
@@ -373,15 +383,31 @@ impl Listeners {
 impl<S: Serves> hyper::service::Service<http::Request<Incoming>> for Door<S> {
     type Response = http::Response<Body>;
     type Error = Infallible;
-    type Future = S::Future;
+    type Future = Answering<S::Future>;
 
-    fn call(&self, request: http::Request<Incoming>) -> S::Future {
+    fn call(&self, request: http::Request<Incoming>) -> Self::Future {
         self.connection.begin();
         let clock = Arc::clone(&self.front.clock);
         let line = Line::begin(clock, Arc::clone(&self.connection), request.method().clone());
         let arrival = Arrival { request, line };
         // Each layer of the stack is always ready: what it has no room for it refuses.
-        self.stack.clone().call(arrival)
+        let answer = self.stack.clone().call(arrival);
+        Answering { answer, front: Arc::clone(&self.front), connection: Arc::clone(&self.connection) }
+    }
+}
+
+// === impl Answering ===
+
+impl<F: Future<Output = Served>> Future for Answering<F> {
+    type Output = Served;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Served> {
+        let this = self.project();
+        let Ok(mut response) = ready!(this.answer.poll(cx));
+        if this.front.leaving.is_stopped() {
+            this.connection.ends_with(response.headers_mut());
+        }
+        Poll::Ready(Ok(response))
     }
 }
 
@@ -390,11 +416,12 @@ impl<S: Serves> hyper::service::Service<http::Request<Incoming>> for Door<S> {
 impl<S: Serves> hyper::service::Service<http::Request<Incoming>> for Streams<S> {
     type Response = http::Response<Portions>;
     type Error = Infallible;
-    type Future = Map<S::Future, fn(Served) -> Result<Self::Response, Infallible>>;
+    type Future = Map<Answering<S::Future>, fn(Served) -> Result<Self::Response, Infallible>>;
 
     fn call(&self, mut request: http::Request<Incoming>) -> Self::Future {
         join_cookies(request.headers_mut());
-        self.0.call(request).map(|served| served.map(|response| response.map(Portions::of)))
+        hyper::service::Service::call(&self.0, request)
+            .map(|served| served.map(|response| response.map(Portions::of)))
     }
 }
 

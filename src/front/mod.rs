@@ -50,7 +50,7 @@ use crate::{
     dialect::PrincipalKey,
     policy::{Access, Tokens},
     proxy::Service,
-    runtime::{Clock, Room},
+    runtime::{Clock, Room, Stopping},
 };
 use http::{Uri, uri::Scheme};
 use receive::BodyMemory;
@@ -160,6 +160,8 @@ struct Front {
     public_url: Option<Uri>,
     clock: Arc<dyn Clock>,
     guests: Arc<Guests>,
+    /// Whether a connection ends with what it is answered: its client is to go elsewhere.
+    leaving: Stopping,
     /// Where connections to servers are bounded.
     room: Option<Room>,
     /// What the bodies of requests take.

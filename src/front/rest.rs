@@ -71,8 +71,7 @@ impl Guests {
         if now.saturating_duration_since(since) < BREATHER {
             return false;
         }
-        longest.asked.store(true, Ordering::Relaxed);
-        longest.leave.notify_one();
+        longest.ask_to_leave();
         true
     }
 }
@@ -120,6 +119,13 @@ impl Rest {
     pub(super) fn since(&self) -> Option<Instant> {
         let ended = || self.began + Duration::from_millis(self.ended.load(Ordering::Acquire));
         (self.busy.load(Ordering::Acquire) == 0).then(ended)
+    }
+
+    /// It is to end as soon as it can.
+    pub(super) fn ask_to_leave(&self) {
+        if !self.asked.swap(true, Ordering::Relaxed) {
+            self.leave.notify_one();
+        }
     }
 
     /// Resolves when it is asked to leave.

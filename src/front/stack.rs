@@ -18,8 +18,9 @@ use crate::{
 use std::sync::Arc;
 use tower::{ServiceBuilder, layer::layer_fn, service_fn};
 
-/// Begins to listen on `net`, and serves `services` until `stopping` says so. Must be called within a
-/// runtime. Once it returns, connections are accepted.
+/// Begins to listen on `net`, and serves `services` until `stopping` says so; from when `leaving` does each connection
+/// ends with what it is answered, and new ones are accepted. Must be called within a runtime. Once it returns,
+/// connections are accepted.
 ///
 /// # Errors
 /// [`Error`] names the address or the file that is at fault.
@@ -27,7 +28,7 @@ pub fn serve(
     config: Config,
     services: Vec<Arc<dyn Service>>,
     principals: PrincipalKey,
-    stopping: Stopping,
+    [leaving, stopping]: [Stopping; 2],
     clock: Arc<dyn Clock>,
     net: &Net,
 ) -> Result<Bound, Error> {
@@ -51,6 +52,7 @@ pub fn serve(
         public_url: config.public_url,
         clock,
         guests: Arc::default(),
+        leaving,
         room: net.room().cloned(),
     });
     let stack = stack(Arc::clone(&front), config.access, config.tokens);

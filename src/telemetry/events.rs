@@ -66,6 +66,7 @@ pub struct Started<'a> {
     pub store: &'a str,
     /// Whether `requestState`s outlive this process: `configured`, or `made at start`.
     pub state_keys: &'a str,
+    pub notice: Duration,
     pub drain: Duration,
     /// How many descriptors the system allows this process.
     pub descriptors: usize,
@@ -200,6 +201,12 @@ pub struct TakenOver {
     pub cancelled: usize,
 }
 
+/// The proxy is told to stop, and serves new calls for a while yet.
+pub struct Leaving {
+    /// How long new calls are still served.
+    pub notice: Duration,
+}
+
 /// The proxy has begun to stop; what it waits for.
 pub struct Draining {
     pub calls: usize,
@@ -311,6 +318,7 @@ impl Started<'_> {
             routes = self.routes,
             store = self.store,
             state_keys = self.state_keys,
+            notice_ms = millis(self.notice),
             drain_ms = millis(self.drain),
             descriptors = self.descriptors,
             descriptors_before = self.descriptors_before,
@@ -398,6 +406,7 @@ lines! {
     TakenOver as it: info "deferral::task" "taken_over" {
         resumed = it.resumed, waiting = it.waiting, failed = it.failed, cancelled = it.cancelled
     }
+    Leaving as it: info "deferral" "leaving" { notice_ms = millis(it.notice) }
     Draining as it: info "deferral" "draining" {
         calls = it.calls, tasks = it.tasks, results = it.results, limit_ms = millis(it.limit)
     }

@@ -5,7 +5,7 @@ mod line;
 pub mod log;
 
 pub use events::{
-    Access, AnswersDropped, Drained, Draining, LookupFailed, Outcome, QuestionRefused, QuotaFull,
+    Access, AnswersDropped, Drained, Draining, Leaving, LookupFailed, Outcome, QuestionRefused, QuotaFull,
     ServerEnded, ServerGarbage, ServerLinesOmitted, ServerNotStarted, ServerSaid, Started, StoreBack,
     StoreFailed, TakenOver, TaskTransition, Untold, WouldDefer,
 };

@@ -8,6 +8,7 @@ use http_body_util::{BodyExt, Full};
 use hyper_util::{client::legacy::Client, rt::TokioExecutor};
 use std::{
     io::{BufRead, BufReader, Write},
+    net::TcpStream,
     path::Path,
     process::{Child, ChildStdout, Command, Output, Stdio},
 };
@@ -369,7 +370,7 @@ fn a_name_that_is_given_by_host_is_served_and_another_is_told_how() {
     let address = said.trim().strip_prefix("listening on http://").and_then(|url| url.split('/').next());
     let address = address.expect("where it listens").to_owned();
     let ask = |host: &str| {
-        let mut socket = std::net::TcpStream::connect(&address).expect("it listens");
+        let mut socket = TcpStream::connect(&address).expect("it listens");
         write!(socket, "DELETE /nowhere HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n")
             .expect("it reads");
         let mut answer = String::new();
@@ -610,6 +611,27 @@ impl Serving {
     }
 }
 
+impl Serving {
+    /// Whether the connection ends with what is answered on it.
+    fn lets_go(&self) -> bool {
+        let answer = http_get(&self.url);
+        answer.to_ascii_lowercase().contains("\r\nconnection: close\r\n")
+    }
+}
+
+/// The head of the answer to a GET that asks for nothing.
+fn http_get(url: &str) -> String {
+    let (address, path) = url.strip_prefix("http://").and_then(|url| url.split_once('/')).expect("a URL");
+    let mut socket = TcpStream::connect(address).expect("it listens");
+    write!(socket, "GET /{path} HTTP/1.1\r\nhost: {address}\r\n\r\n").expect("it is read");
+    let mut head = String::new();
+    let mut lines = BufReader::new(socket);
+    while !head.ends_with("\r\n\r\n") {
+        assert_ne!(lines.read_line(&mut head).expect("a head"), 0, "{head}");
+    }
+    head
+}
+
 impl Drop for Serving {
     fn drop(&mut self) {
         let _ = self.child.kill();
@@ -643,6 +665,26 @@ fn a_hangup_ends_nothing_and_a_second_signal_ends_everything_at_once() {
     while !refused() {}
     signal(&proxy.child, "-HUP");
     assert!(refused());
+    assert_eq!(proxy.child.try_wait().expect("it can be asked"), None, "an hour is not over");
+    signal(&proxy.child, "-TERM");
+    assert_eq!(proxy.child.wait().expect("it ends").code(), Some(1));
+}
+
+#[test]
+fn until_others_have_had_notice_of_its_end_new_calls_are_served_and_connections_let_go() {
+    let demo = Demo::start();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("deferral.yaml");
+    let text = format!(
+        "listen: 127.0.0.1:0\nadmin: off\ndrain: {{ notice: 1h }}\nroutes: [{{ upstream: {{ url: '{}' }} }}]\n",
+        demo.server
+    );
+    std::fs::write(&path, text).unwrap();
+    let mut proxy = Serving::start(&path, "");
+    assert!(!proxy.lets_go());
+    signal(&proxy.child, "-TERM");
+    while !proxy.lets_go() {}
+    assert_eq!(proxy.book(None)["result"]["resultType"], "input_required");
     assert_eq!(proxy.child.try_wait().expect("it can be asked"), None, "an hour is not over");
     signal(&proxy.child, "-TERM");
     assert_eq!(proxy.child.wait().expect("it ends").code(), Some(1));

@@ -23,7 +23,7 @@ fn what_is_left_out_has_the_documented_default() {
     let config = parse("routes: [{ upstream: { url: 'http://127.0.0.1:9000/mcp' } }]");
     assert_eq!(config.front.listen, ["127.0.0.1:8808".parse().unwrap()]);
     assert_eq!(config.admin, Some("127.0.0.1:8809".parse().unwrap()));
-    assert_eq!(config.drain, Duration::from_secs(30));
+    assert_eq!((config.drain.notice, config.drain.limit), (Duration::ZERO, Duration::from_secs(30)));
     assert_eq!(config.log, LogFormat::Text);
     assert!(config.front.tls.is_none());
     let [route] = &config.routes[..] else { panic!("one route") };
@@ -42,7 +42,7 @@ listen: ["127.0.0.1:1", "[::1]:2"]
 tls: { cert: a.pem, key: /etc/b.pem }
 admin: off
 store: { disk: data, key: data.secret, max_bytes: 2GiB }
-drain: 5s
+drain: { notice: 3s, limit: 5s }
 log: json
 request_state: { keys: [{ file: tests/it/config.key }] }
 public_url: https://mcp.example.com

@@ -1275,7 +1275,7 @@ fn start(config: Config) -> Result<front::Bound, front::Error> {
         config,
         Vec::new(),
         PrincipalKey::default(),
-        stopping,
+        [stopping.clone(), stopping],
         Arc::new(SystemClock::new()),
         &Net::System,
     )

@@ -251,7 +251,7 @@ impl World {
             config,
             services,
             PrincipalKey::default(),
-            stopping,
+            [stopping.clone(), stopping],
             Arc::new(SystemClock::new()),
             net,
         )

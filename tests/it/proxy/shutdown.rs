@@ -150,7 +150,7 @@ async fn a_task_that_ends_while_the_proxy_stops_is_fetched_and_not_cancelled() {
     for kept in [false, true] {
         let mut proxy = Program::start(&server, &[ALWAYS], &[]).await;
         let client = proxy.client().with_tasks();
-        // One that has a connection keeps it; one that comes on a new one is served, too.
+        // One that has a connection is served on it once more; one that comes on a new one is served, too.
         let mut connection = client.kept().await;
         let waiting = client.call("slow").await;
         let call = server.call().await;
@@ -173,6 +173,51 @@ async fn a_task_that_ends_while_the_proxy_stops_is_fetched_and_not_cancelled() {
         let lost = proxy.gone().await;
         assert_eq!((&lost["tasks_lost"], &lost["results_lost"]), (&json!(0), &json!(0)));
         assert_eq!(server.messages("notifications/cancelled"), 0);
+    }
+}
+
+#[tokio::test]
+async fn a_connection_ends_with_what_it_is_answered_while_the_proxy_stops_and_what_it_carries_goes_on() {
+    let server = LegacyServer::start(server()).await;
+    for version in [Version::Http1, Version::Http2] {
+        let mut proxy = Program::start(&server, &[ALWAYS], &[]).await;
+        let client = proxy.client().with_tasks();
+        let mut connection = client.clone().over(version).kept().await;
+        let task = connection.ask("tools/call", json!({ "name": "slow" })).await.task();
+        let call = server.call().await;
+        assert_eq!(connection.ended(), 0);
+        // Over HTTP/2 it carries a listener, too.
+        let listened = json!({ "notifications": { "taskIds": [task] } });
+        let listening = match version {
+            Version::Http1 => None,
+            Version::Http2 => {
+                let request = connection.client().request("subscriptions/listen", listened);
+                Some(connection.begin(request).await.stream().await)
+            }
+        };
+        proxy.stop();
+        refusing(&client).await;
+        let shown = connection.ask("tasks/get", json!({ "taskId": task })).await;
+        let closes = (version == Version::Http1).then_some("close");
+        assert_eq!(shown.header("connection"), closes.unwrap_or_default());
+        assert_eq!(shown.result()["status"], "working");
+        // What is asked before the client has heard of it is answered.
+        while connection.ended() == 0 {
+            connection.ask("tasks/get", json!({ "taskId": task })).await.result();
+        }
+        call.says("finished");
+        match listening {
+            Some(mut listening) => {
+                listening.notice("notifications/subscriptions/acknowledged").await;
+                assert_eq!(listening.notice("notifications/tasks").await["status"], "completed");
+            }
+            None => {
+                let ended = client.ended(&task).await;
+                assert_eq!(ended["result"]["content"][0]["text"], "finished");
+            }
+        }
+        drop(connection);
+        proxy.gone().await;
     }
 }
 

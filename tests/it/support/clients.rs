@@ -71,7 +71,8 @@ struct Heard {
 pub(crate) struct Kept {
     client: Client,
     link: Link,
-    _connection: Open,
+    /// The last is the one in use.
+    connections: Vec<Open>,
 }
 
 /// A whole answer.
@@ -283,7 +284,7 @@ impl Client {
 
     pub(crate) async fn kept(&self) -> Kept {
         let (link, connection) = self.connect().await;
-        Kept { client: self.clone(), link, _connection: connection }
+        Kept { client: self.clone(), link, connections: vec![connection] }
     }
 
     async fn reach(&self) -> io::Result<Socket> {
@@ -320,13 +321,14 @@ impl Waiting {
     }
 
     pub(crate) async fn answer_within(self, limit: Duration) -> Answer {
-        let answer = async {
-            let (head, body) = self.response.await.expect("an answer").into_parts();
-            let body = body.collect().await.expect("a whole body").to_bytes();
-            let body = String::from_utf8(body.to_vec()).expect("utf-8");
-            Answer { status: head.status, headers: head.headers, body }
-        };
-        timeout(limit, answer).await.expect("the proxy answers")
+        timeout(limit, self.outcome()).await.expect("the proxy answers").expect("an answer")
+    }
+
+    async fn outcome(self) -> hyper::Result<Answer> {
+        let (head, body) = self.response.await?.into_parts();
+        let body = body.collect().await.expect("a whole body").to_bytes();
+        let body = String::from_utf8(body.to_vec()).expect("utf-8");
+        Ok(Answer { status: head.status, headers: head.headers, body })
     }
 
     /// The answer as it comes.
@@ -410,17 +412,35 @@ impl Kept {
     }
 
     pub(crate) async fn ask_as(&mut self, id: &Value, method: &str, params: Value) -> Answer {
-        self.begin(self.client.request_as(id, method, params)).await.answer().await
+        let request = self.client.request_as(id, method, params);
+        loop {
+            let answered = self.begin(request.clone()).await.outcome();
+            match timeout(PATIENCE, answered).await.expect("the proxy answers") {
+                // The connection had been ended by the time: nothing was sent.
+                Err(error) if error.is_canceled() => {}
+                answered => return answered.expect("an answer"),
+            }
+        }
     }
 
-    /// Sends a request; giving it up leaves an HTTP/2 connection as it is.
+    /// Sends a request, on a new connection where the proxy has ended this one; giving it up leaves an HTTP/2
+    /// connection as it is.
     pub(crate) async fn begin(&mut self, request: Request<Full<Bytes>>) -> Waiting {
-        self.link.ready().await;
+        if !self.link.is_ready().await {
+            let (link, connection) = self.client.connect().await;
+            self.link = link;
+            self.connections.push(connection);
+        }
         Waiting { response: self.link.send(request), connection: Open(tokio::spawn(async {})) }
     }
 
     pub(crate) fn client(&self) -> &Client {
         &self.client
+    }
+
+    /// How often the proxy has ended the connection.
+    pub(crate) fn ended(&self) -> usize {
+        self.connections.len() - 1
     }
 }
 
@@ -442,10 +462,11 @@ impl Link {
         }
     }
 
-    async fn ready(&mut self) {
+    /// Waits until it takes a request. Whether it ever will.
+    async fn is_ready(&mut self) -> bool {
         match self {
-            Self::Http1(sender) => sender.ready().await.expect("the connection is kept"),
-            Self::Http2(sender) => sender.ready().await.expect("the connection is kept"),
+            Self::Http1(sender) => sender.ready().await.is_ok(),
+            Self::Http2(sender) => sender.ready().await.is_ok(),
         }
     }
 }
