@@ -9,7 +9,7 @@ use tokio::sync::oneshot;
 #[derive(Default)]
 pub(super) struct Absent {
     callers: DashMap<Principal, Vec<oneshot::Sender<Credentials>>>,
-    /// How many there are: nearly always none.
+    /// How many are waited for: nearly always none.
     count: AtomicUsize,
 }
 
@@ -24,6 +24,16 @@ impl Absent {
         told
     }
 
+    /// Whoever waited for this caller may not do so any more.
+    pub(super) fn given_up(&self, principal: Principal) {
+        self.callers.remove_if_mut(&principal, |_, waiting| {
+            let before = waiting.len();
+            waiting.retain(|tell| !tell.is_closed());
+            self.count.fetch_sub(before - waiting.len(), Ordering::Relaxed);
+            waiting.is_empty()
+        });
+    }
+
     /// A caller is here, and shows these.
     pub(super) fn is_here(&self, principal: Principal, credentials: impl FnOnce() -> Credentials) {
         if self.count.load(Ordering::Relaxed) == 0 {
@@ -36,5 +46,26 @@ impl Absent {
             // It may have been waited for long enough.
             let _ = tell.send(credentials.clone());
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn nothing_is_left_of_a_caller_who_is_not_waited_for_any_more() {
+        let absent = Absent::default();
+        let principal = Principal::ANONYMOUS;
+        let (first, second) = (absent.await_caller(principal), absent.await_caller(principal));
+        drop(first);
+        absent.given_up(principal);
+        assert_eq!((absent.callers.len(), absent.count.load(Ordering::Relaxed)), (1, 1));
+        absent.is_here(principal, Credentials::default);
+        assert!(second.await.is_ok(), "the other is told all the same");
+        let third = absent.await_caller(principal);
+        drop(third);
+        absent.given_up(principal);
+        assert_eq!((absent.callers.len(), absent.count.load(Ordering::Relaxed)), (0, 0));
     }
 }

@@ -122,7 +122,7 @@ impl LeftBehind {
     /// The same once its caller comes, if it does so in time; in the background.
     fn wait(self, shared: &Arc<Shared>) {
         let principal = Principal::from_bytes(self.record.owner.principal);
-        let came = shared.absent.await_caller(principal);
+        let mut came = shared.absent.await_caller(principal);
         let shared = Arc::clone(shared);
         let Self { custody, record, anchor } = self;
         let waits = shared.ledger.waits();
@@ -131,7 +131,7 @@ impl LeftBehind {
             tokio::select! {
                 biased;
                 () = shared.overdue.stopped() => {}
-                Ok(credentials) = came => {
+                Ok(credentials) = &mut came => {
                     // It may have come to cancel the task.
                     drop(waits);
                     match shared.ledger.last_kept(&record.id) {
@@ -141,10 +141,14 @@ impl LeftBehind {
                         _ => {}
                     }
                 }
-                () = sleep(shared.route.resume.wait) => match record.state.is_ended() {
-                    true => drop(shared.ledger.let_go(&record.id).await),
-                    false => drop(custody.keep(lost(), &shared.overdue).await),
-                },
+                () = sleep(shared.route.resume.wait) => {
+                    drop(came);
+                    shared.absent.given_up(principal);
+                    match record.state.is_ended() {
+                        true => drop(shared.ledger.let_go(&record.id).await),
+                        false => drop(custody.keep(lost(), &shared.overdue).await),
+                    }
+                }
             }
         });
     }

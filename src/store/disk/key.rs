@@ -65,10 +65,16 @@ fn read(text: &str) -> Option<[u8; 32]> {
     Some(key)
 }
 
+/// Writes it beside its place first: a process that is killed meanwhile leaves no key that is half of one. One that
+/// another process has made meanwhile is an error.
 fn write(path: &Path, key: &[u8; 32]) -> io::Result<()> {
-    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(format!(".{}.new", std::process::id()));
+    let new = path.with_file_name(name);
+    let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
     let text: String = key.iter().map(|byte| format!("{byte:02x}")).collect();
-    writeln!(file, "{text}")?;
-    file.sync_all()?;
+    let put =
+        writeln!(file, "{text}").and_then(|()| file.sync_all()).and_then(|()| fs::hard_link(&new, path));
+    fs::remove_file(&new).and(put)?;
     folder::flush_folder(&folder::above(path))
 }

@@ -24,7 +24,6 @@ const NO_BOUND: &[(&str, &str)] = &[
     ("cli/demo.rs SECONDS", PLAY),
     ("demo/booking.rs MAX_PARTY", PLAY),
     ("demo/server.rs TICK", PLAY),
-    ("config/file.rs DEFAULT_DRAIN", DEFAULT),
     ("config/secret.rs LENGTH", FORMAT),
     ("config/together.rs SOON", "where a word of advice begins"),
     ("front/listener.rs ACCEPT_PAUSE", PAUSE),
