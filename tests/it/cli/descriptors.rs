@@ -2,7 +2,7 @@
 
 use crate::support::{
     clients::{Client, soon},
-    servers::{LegacyServer, Options},
+    servers::{LegacyServer, Options, PATIENCE},
 };
 use futures_util::{StreamExt, stream};
 use serde_json::{Value, json};
@@ -141,8 +141,9 @@ async fn calls_that_wait_keep_out_neither_each_other_for_ever_nor_the_operator()
     let callers = 0..260;
     let waiting: Vec<_> = callers
         .map(|caller| {
+            // Each waits for all the others.
             let client = program.client().bearing(&format!("caller-{caller}"));
-            tokio::spawn(async move { client.call("slow").await.answer().await })
+            tokio::spawn(async move { client.call("slow").await.answer_within(4 * PATIENCE).await })
         })
         .collect();
     // As many at a time as the proxy lets in.

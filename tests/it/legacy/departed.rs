@@ -7,10 +7,12 @@ use crate::{
     support::{
         clients::{Stream, Waiting},
         servers::{Events, Get},
+        time::passes,
     },
 };
 use http::Method;
 use serde_json::json;
+use std::time::Duration;
 
 /// Waits until the proxy has seen a client leave.
 pub(super) async fn departed(lines: &Lines) {
@@ -84,10 +86,13 @@ async fn only_so_many_answers_are_read_on() {
 
 #[tokio::test]
 async fn an_answer_is_read_on_only_for_as_long_as_a_call_may_take() {
-    let world = Setup::new().top("timeouts: { call: 100ms }").start().await;
+    let world = Setup::new().top("timeouts: { call: 10s, keep_alive: 1h }").start().await;
     let waiting = Older::new(world.addr()).within("s1").call(1).await;
     let events = world.server.call().await.stream();
+    let lines = Lines::record();
     waiting.stream().await.leave();
+    lines.until(1).await;
+    passes(Duration::from_secs(10)).await;
     events.left().await;
 }
 
@@ -134,20 +139,25 @@ async fn read_from(waiting: Waiting, events: &Events) -> Stream {
 #[tokio::test]
 async fn a_server_hears_that_a_call_has_taken_longer_than_one_may() {
     for stage in ["before its answer", "within it", "while it is taken up"] {
-        let setup = Setup::new().top("timeouts: { call: 300ms }");
+        let setup = Setup::new().top("timeouts: { call: 10s, keep_alive: 1h }");
         let world = setup.server(|options| options.get = Get::Silent).start().await;
         let waiting = Older::new(world.addr()).within("s1").call(1).await;
         let call = world.server.call().await;
         let (mut call, mut events) = (Some(call), None);
         let rest = if stage == "before its answer" {
+            passes(Duration::from_secs(10)).await;
             waiting.answer().await.body
         } else {
             let begun = call.take().expect("it is there").stream();
             let mut stream = read_from(waiting, &begun).await;
             match stage {
                 "within it" => events = Some(begun),
-                _ => begun.break_off(),
+                _ => {
+                    begun.break_off();
+                    world.server.seen(|seen| seen.http == Method::GET).await;
+                }
             }
+            passes(Duration::from_secs(10)).await;
             stream.rest().await
         };
         assert!(rest.contains("-31003"), "{stage}: {rest}");

@@ -6,10 +6,12 @@ use crate::{
     support::{
         clients::{Answer, soon},
         servers::Canned,
+        time::passes,
     },
 };
 use http::Method;
 use serde_json::{Value, json};
+use std::time::Duration;
 
 fn session(world: &World) -> Older {
     Older::new(world.addr()).within("s1")
@@ -169,14 +171,18 @@ async fn a_document_that_breaks_off_is_not_taken_for_whole() {
 
 #[tokio::test]
 async fn a_call_that_takes_too_long_is_answered() {
-    let world = Setup::new().top("timeouts: { call: 50ms }").start().await;
+    let world = Setup::new().top("timeouts: { call: 10s, keep_alive: 1h }").start().await;
     let waiting = session(&world).call(7).await;
     let _call = world.server.call().await;
+    passes(Duration::from_secs(10)).await;
     assert_eq!(waiting.answer().await.refusal(), (200, -31003));
     let waiting = session(&world).call(8).await;
     let events = world.server.call().await.stream();
     events.raw("id: 1\ndata:\n\n");
-    let (messages, _) = messages(&waiting.stream().await.rest().await.replace("id: 1\ndata:\n\n", ""));
+    let mut stream = waiting.stream().await;
+    stream.piece().await.expect("it goes on").expect("it does not break off");
+    passes(Duration::from_secs(10)).await;
+    let (messages, _) = messages(&stream.rest().await);
     assert_eq!((&messages[0]["id"], &messages[0]["error"]["code"]), (&json!(8), &json!(-31003)));
 }
 
@@ -271,11 +277,13 @@ async fn a_document_that_breaks_before_it_begins_is_an_error() {
 
 #[tokio::test]
 async fn a_document_that_has_not_begun_is_an_error_at_the_deadline() {
-    let route = ["defer: { mode: never }", "held: { progress: off, deadline: 50ms }"];
+    let route = ["defer: { mode: never }", "held: { progress: off, deadline: 10s }"];
     let world = Setup::new().route(route[0]).route(route[1]).start().await;
     let waiting = session(&world).call(7).await;
     let _document = world.server.call().await.document();
-    let answer: Value = serde_json::from_str(&waiting.stream().await.rest().await).expect("one error");
+    let mut stream = waiting.stream().await;
+    passes(Duration::from_secs(10)).await;
+    let answer: Value = serde_json::from_str(&stream.rest().await).expect("one error");
     assert_eq!((&answer["id"], &answer["error"]["code"]), (&json!(7), &json!(-31003)));
 }
 

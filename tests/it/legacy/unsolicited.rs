@@ -5,12 +5,15 @@ use crate::proxy::world::{Setup, World};
 use crate::support::{
     clients::{Stream, soon},
     faulty::{Faulty, Op},
+    time::passes,
 };
 use serde_json::{Value, json};
 use std::time::Duration;
 
 const NOW: &str = "defer: { after: 0s }";
-const SOON: &str = "defer: { after: 200ms }";
+/// Nothing that is to happen before it takes as long.
+const SOON: &str = "defer: { after: 10s }";
+const AFTER: Duration = Duration::from_secs(10);
 const LATE: &str = "defer: { after: 1h }";
 const MARKED: &str = "tasks: { unsolicited: [{ header: X-Takes-Tasks, value: yes }] }";
 
@@ -82,6 +85,7 @@ async fn a_slow_call_is_a_task_whose_result_is_fetched() {
     let client = taker(&world).await;
     let waiting = client.call(7).await;
     let call = world.server.call().await;
+    passes(AFTER).await;
     let answer = waiting.answer().await;
     assert_eq!(answer.json()["id"], 7);
     let task = answer.result()["task"].clone();
@@ -224,6 +228,7 @@ async fn what_was_asked_before_there_was_a_task_is_asked_by_the_task() {
         events.send(&asks(77));
         let mut stream = waiting.stream().await;
         assert_eq!(stream.next().await, asks(77), "as it is");
+        passes(AFTER).await;
         let task = stream.next().await["result"]["task"]["taskId"].as_str().expect("a task").to_owned();
         becomes(&client, &task, "input_required").await;
         // Whoever waits for the result is asked.
@@ -262,6 +267,7 @@ async fn an_answer_that_could_not_be_kept_can_be_given_again() {
     events.send(&asks(77));
     let mut stream = waiting.stream().await;
     assert_eq!(stream.next().await, asks(77));
+    passes(AFTER).await;
     let task = stream.next().await["result"]["task"]["taskId"].as_str().expect("a task").to_owned();
     becomes(&client, &task, "input_required").await;
     let answer = json!({ "jsonrpc": "2.0", "id": 77, "result": { "action": "decline" } }).to_string();

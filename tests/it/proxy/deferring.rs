@@ -4,6 +4,7 @@ use super::world::{ALWAYS, SLOW, Setup, World};
 use crate::support::{
     clients::{Event, Version, indistinguishable},
     servers::Canned,
+    time::passes,
 };
 use serde_json::{Value, json};
 use std::time::Duration;
@@ -116,7 +117,7 @@ async fn progress_is_told_in_the_status_message() {
 
 #[tokio::test]
 async fn progress_before_the_handle_goes_to_the_client_that_asked_for_it() {
-    let world = World::with("defer: { after: 300ms }").await;
+    let world = World::with("defer: { after: 10s }").await;
     let client = world.tasker();
     let params = json!({ "name": "slow", "_meta": { "progressToken": "mine" } });
     let mut stream = {
@@ -134,6 +135,7 @@ async fn progress_before_the_handle_goes_to_the_client_that_asked_for_it() {
         stream.notice("notifications/progress").await,
         json!({ "progressToken": "mine", "progress": 1 })
     );
+    passes(Duration::from_secs(10)).await;
     let handle = stream.next().await;
     assert_eq!((stream.status.as_u16(), &handle["result"]["resultType"]), (200, &json!("task")));
     assert_eq!(stream.event().await, None, "the connection is given back");

@@ -4,8 +4,10 @@ use super::world::{ALWAYS, Setup, World, start};
 use crate::support::{
     clients::Client,
     servers::{Call, Canned, LegacyServer, Options},
+    time::passes,
 };
 use serde_json::{Value, json};
+use std::time::Duration;
 use tokio::net::TcpListener;
 
 /// What becomes of a call that waits, and of one that is a task, when its server does this.
@@ -92,19 +94,21 @@ async fn a_server_error_without_a_message_is_no_answer() {
 
 #[tokio::test]
 async fn a_call_that_takes_too_long_is_given_up_and_the_server_told() {
-    let world = Setup::new().top("timeouts: { call: 300ms }").start().await;
+    let world = Setup::new().top("timeouts: { call: 10s, keep_alive: 1h }").start().await;
     let waiting = world.client().call("t").await;
     let call = world.server.call().await;
+    passes(Duration::from_secs(10)).await;
     let answer = waiting.answer().await;
     assert_eq!(answer.refusal(), (200, -31003), "{answer:?}");
     let told = world.server.message("notifications/cancelled").await;
     assert_eq!(told.json["params"]["requestId"], call.id());
 
-    let world = Setup::new().route(ALWAYS).top("timeouts: { call: 300ms }").start().await;
+    let world = Setup::new().route(ALWAYS).top("timeouts: { call: 10s, keep_alive: 1h }").start().await;
     let client = world.tasker();
     let waiting = client.call("t").await;
     let call = world.server.call().await;
     let task = waiting.answer().await.task();
+    passes(Duration::from_secs(10)).await;
     let ended = client.ended(&task).await;
     assert_eq!((&ended["status"], code(&ended["error"])), (&json!("failed"), -31003));
     let told = world.server.message("notifications/cancelled").await;

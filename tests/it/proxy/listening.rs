@@ -4,12 +4,16 @@ use super::world::{ALWAYS, Setup, World};
 use crate::support::{
     clients::{Client, Event, Stream, TASKS},
     servers::{Canned, Events, PATIENCE, Seen},
+    time::Still,
 };
 use http::Method;
 use serde_json::{Value, json};
-use std::sync::{
-    Arc,
-    atomic::{AtomicBool, Ordering},
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
 };
 
 const ACK: &str = "notifications/subscriptions/acknowledged";
@@ -109,26 +113,35 @@ async fn a_change_that_all_sessions_report_is_told_once() {
     assert_ne!(one, two);
     let (mut stream, _) =
         acknowledged(&client, json!({ "toolsListChanged": true, "resourcesListChanged": true })).await;
-    // A machine that is busy may hear them far apart; then it was no one change.
-    for _ in 0..100 {
-        a.notify("notifications/tools/list_changed", json!({}));
-        // Long enough to be told of by itself, if changes were not held back.
-        for _ in 0..8 {
-            client.ask("tools/list", json!({})).await;
-        }
-        b.notify("notifications/tools/list_changed", json!({}));
-        stream.notice("notifications/tools/list_changed").await;
-        // Had there been a second, it would come before this.
-        b.notify("notifications/resources/list_changed", json!({}));
-        if stream.next().await["method"] == "notifications/resources/list_changed" {
-            // And a later change is told again.
-            b.notify("notifications/tools/list_changed", json!({}));
-            stream.notice("notifications/tools/list_changed").await;
-            return;
-        }
-        stream.notice("notifications/resources/list_changed").await;
+    // However busy the machine is, it hears them at once.
+    let still = Still::stands();
+    a.notify("notifications/tools/list_changed", json!({}));
+    // Long enough to be told of by itself, if changes were not held back.
+    for _ in 0..8 {
+        client.ask("tools/list", json!({})).await;
     }
-    panic!("told twice each time");
+    b.notify("notifications/tools/list_changed", json!({}));
+    heard(&world, &b, "h1").await;
+    still.passes(Duration::from_secs(1)).await;
+    stream.notice("notifications/tools/list_changed").await;
+    // Had there been a second, it would come before this.
+    b.notify("notifications/resources/list_changed", json!({}));
+    heard(&world, &b, "h2").await;
+    still.passes(Duration::from_secs(1)).await;
+    stream.notice("notifications/resources/list_changed").await;
+    // And a later change is told again.
+    b.notify("notifications/tools/list_changed", json!({}));
+    heard(&world, &b, "h3").await;
+    still.passes(Duration::from_secs(1)).await;
+    stream.notice("notifications/tools/list_changed").await;
+}
+
+/// Waits until the proxy has heard all that this stream has said.
+async fn heard(world: &World, events: &Events, id: &str) {
+    events.send(&json!({ "jsonrpc": "2.0", "id": id, "method": "ping" }));
+    world.server.seen(|seen| seen.answers(&json!(id))).await;
+    // Those who listen have it by then.
+    world.client().ask("tools/list", json!({})).await;
 }
 
 #[tokio::test]

@@ -5,7 +5,7 @@ use crate::{
     legacy::world::Older,
     support::{
         clients::{Client, indistinguishable},
-        servers::Options,
+        servers::{Canned, Options, Seen},
     },
 };
 use serde_json::json;
@@ -69,7 +69,12 @@ async fn the_server_sees_no_token_of_ours_from_whatever_client() {
 
 #[tokio::test]
 async fn the_tasks_of_an_older_client_belong_to_the_name_of_its_token() {
-    let (world, _folder) = world(|_| {}).await;
+    // Its server says that the session is there when it is asked.
+    let pong = |seen: &Seen| {
+        let answer = json!({ "jsonrpc": "2.0", "id": seen.json["id"], "result": {} });
+        (seen.method() == "ping").then(|| Canned::json(200, &answer))
+    };
+    let (world, _folder) = world(|options| *options = std::mem::take(options).hook(pong)).await;
     let as_who = |token: &str| Older::new(world.addr()).with("authorization", &format!("Bearer {token}"));
     let alice = as_who(ALICE).hello().await;
     let task = r#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"t","task":{}}}"#;

@@ -4,8 +4,9 @@ use super::talk::{
     ALWAYS, Asking, Questions, Setup, Talk, Way, World, accept, asked, asked_with_tasks, form, refusal,
     with_tasks,
 };
-use crate::support::clients::soon;
+use crate::support::{clients::soon, time::passes};
 use serde_json::{Value, json};
+use std::time::Duration;
 
 fn elsewhere() -> Value {
     let place = |at: &str| json!({ "mode": "url", "elicitationId": at, "url": format!("https://example.com/{at}"), "message": "Sign in", "x": 1 });
@@ -170,19 +171,15 @@ async fn after_questions_of_its_own_a_call_may_send_the_user_elsewhere() {
 
 #[tokio::test]
 async fn the_call_that_is_made_again_may_become_a_task() {
-    let world = World::with("defer: { after: 50ms }").await;
+    let world = World::with("defer: { after: 10s }").await;
     let client = asked_with_tasks(&world);
     let talk = Talk::tool(&client);
     let waiting = talk.begin().await;
     let server = Asking::next(&world, Way::OnTheCall).await;
     server.fails(elsewhere());
-    // Unless this machine is slower than the threshold.
-    let answer = waiting.answer().await;
-    if answer.result()["resultType"] == "task" {
-        return;
-    }
-    let waiting = talk.retry(&Questions::of(&answer), been_there()).await;
+    let waiting = talk.retry(&Questions::of(&waiting.answer().await), been_there()).await;
     let server = Asking::next(&world, Way::OnTheCall).await;
+    passes(Duration::from_secs(10)).await;
     let task = waiting.answer().await.task();
     server.says("Hello");
     assert_eq!(client.ended(&task).await["result"]["content"][0]["text"], "Hello");
@@ -204,7 +201,7 @@ async fn inside_a_task_it_is_a_failure() {
 
 #[tokio::test]
 async fn a_state_to_call_again_is_bound_and_expires_as_any_other() {
-    let world = Setup::new().route("questions: { park: 200ms }").start().await;
+    let world = Setup::new().route("questions: { park: 10s }").start().await;
     let alice = asked(&world).bearing("alice");
     let talk = Talk::tool(&alice);
     let questions = sent_elsewhere(&world, &talk).await;
@@ -213,6 +210,7 @@ async fn a_state_to_call_again_is_bound_and_expires_as_any_other() {
         assert_eq!(code, -32602);
         assert!(message.contains("another"), "{message}");
     }
+    passes(Duration::from_secs(10)).await;
     // Declining calls nothing, so it can be asked until the time is over.
     let decline = json!({ "url-1": { "action": "decline" } });
     soon("expiring", async {

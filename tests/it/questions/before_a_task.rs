@@ -4,8 +4,9 @@ use super::talk::{
     Asking, Questions, Setup, Talk, WAYS, Way, World, accept, asked, asked_with_tasks, fitting, form,
     refusal, roots, sampling,
 };
-use crate::support::clients::Event;
+use crate::support::{clients::Event, time::passes};
 use serde_json::{Value, json};
+use std::time::Duration;
 
 /// Every question as a legacy server may put it, and as a client of 2026-07-28 is to see it.
 fn kinds() -> Vec<(&'static str, Value, Value)> {
@@ -108,7 +109,7 @@ async fn what_belongs_to_the_retry_never_reaches_the_server() {
 #[tokio::test]
 async fn parallel_questions_are_gathered_in_one_result() {
     for way in WAYS {
-        let world = World::with("questions: { settle: 1s }").await;
+        let world = World::with("questions: { settle: 5s }").await;
         let talk = Talk::tool(&asked(&world)).with("_meta", json!({ "progressToken": "p" }));
         let waiting = talk.begin().await;
         let server = Asking::next(&world, way).await;
@@ -118,12 +119,13 @@ async fn parallel_questions_are_gathered_in_one_result() {
         let mut stream = waiting.stream().await;
         stream.notice("notifications/progress").await;
         // The others take their time.
-        for _ in 0..30 {
-            world.client().ask("server/discover", json!({})).await;
-        }
+        passes(Duration::from_secs(4)).await;
+        world.client().ask("server/discover", json!({})).await;
         server.ask(1, &sampling());
         server.ask(2, &roots());
         server.ask(3, &form("And where?"));
+        server.heard(&world).await;
+        passes(Duration::from_secs(1)).await;
 
         let questions = Questions::of_result(&stream.next().await["result"]);
         assert_eq!(

@@ -6,8 +6,10 @@ use super::talk::{
 use crate::support::{
     clients::soon,
     servers::{Get, Seen},
+    time::passes,
 };
 use serde_json::json;
+use std::time::Duration;
 
 #[tokio::test]
 async fn calls_of_clients_that_can_be_asked_have_sessions_of_their_own() {
@@ -117,7 +119,7 @@ async fn a_call_that_waits_for_a_session_becomes_a_task_in_the_queue() {
         .route("defer: { after: 100ms }")
         .top("limits: { sessions: 1, task_sessions: 0 }")
         // A task waits for as long as it takes.
-        .top("timeouts: { queue: 150ms }")
+        .top("timeouts: { queue: 10s, keep_alive: 1h }")
         .start()
         .await;
     let client = asked_with_tasks(&world);
@@ -126,6 +128,7 @@ async fn a_call_that_waits_for_a_session_becomes_a_task_in_the_queue() {
     let a = Asking::next(&world, Way::OnTheSession).await;
     let first = first.answer().await.task();
     let second = talk.begin().await.answer().await.task();
+    passes(Duration::from_secs(10)).await;
     assert_eq!(client.task(&second).await["status"], "working");
     assert_eq!(world.calls(), 1, "it has not been sent");
     a.says("one");
@@ -267,7 +270,8 @@ async fn a_task_that_shares_its_session_keeps_no_call_from_its_turn_either() {
 async fn the_sessions_of_tasks_are_bounded_and_beyond_them_a_task_counts_as_a_call() {
     let world = with_jobs()
         .top("limits: { sessions: 1, task_sessions: 2 }")
-        .top("timeouts: { queue: 30ms }")
+        // Long enough for a session that is given back.
+        .top("timeouts: { queue: 1s }")
         .start()
         .await;
     let client = asked_with_tasks(&world);

@@ -3,9 +3,14 @@
 use super::talk::{
     Asking, Questions, Talk, WAYS, Way, World, accept, asked, asked_with_tasks, form, refusal,
 };
-use crate::support::clients::soon;
+use crate::support::{clients::soon, time::passes};
 use futures_util::future::join_all;
 use serde_json::{Value, json};
+use std::time::Duration;
+
+/// The threshold of some of these tests: nothing that is to happen before it takes as long.
+const LATER: &str = "defer: { after: 10s }";
+const AFTER: Duration = Duration::from_secs(10);
 
 #[tokio::test]
 async fn a_state_that_was_changed_is_refused_and_the_call_still_waits() {
@@ -254,7 +259,7 @@ async fn retries_that_arrive_in_the_moment_the_call_ends_are_all_answered_with_w
 
 #[tokio::test]
 async fn a_retry_that_no_longer_declares_tasks_is_never_given_one() {
-    let world = World::with("defer: { after: 200ms }").await;
+    let world = World::with(LATER).await;
     let tasker = asked_with_tasks(&world);
     let talk = Talk::tool(&tasker);
     let (server, questions) = talk.is_asked(&world, Way::OnTheCall, &form("Who?")).await;
@@ -264,6 +269,7 @@ async fn a_retry_that_no_longer_declares_tasks_is_never_given_one() {
     // As long as it takes another call to become a task.
     let other = Talk::tool(&tasker).begin().await;
     let _held = Asking::next(&world, Way::OnTheCall).await;
+    passes(AFTER).await;
     other.answer().await.task();
     server.says("waited for");
     assert_eq!(waiting.answer().await.text(), "waited for");
@@ -271,12 +277,13 @@ async fn a_retry_that_no_longer_declares_tasks_is_never_given_one() {
 
 #[tokio::test]
 async fn a_retry_that_declares_tasks_only_now_may_be_given_one() {
-    let world = World::with("defer: { after: 50ms }").await;
+    let world = World::with(LATER).await;
     let talk = Talk::tool(&asked(&world));
     let (server, questions) = talk.is_asked(&world, Way::OnTheCall, &form("Who?")).await;
     let tasker = asked_with_tasks(&world);
     let waiting = talk.by(&tasker).retry(&questions, json!({ "elicitation-1": accept("Ada") })).await;
     server.answered(&world, 0).await;
+    passes(AFTER).await;
     let task = waiting.answer().await.task();
     server.says("done");
     assert_eq!(tasker.ended(&task).await["result"]["content"][0]["text"], "done");
@@ -284,13 +291,16 @@ async fn a_retry_that_declares_tasks_only_now_may_be_given_one() {
 
 #[tokio::test]
 async fn of_two_retries_only_the_one_that_declares_tasks_is_given_the_task() {
-    let world = World::with("defer: { after: 200ms }").await;
+    let world = World::with(LATER).await;
     let tasker = asked_with_tasks(&world);
     let talk = Talk::tool(&tasker);
     let (server, questions) = talk.is_asked(&world, Way::OnTheCall, &form("Who?")).await;
     let one = talk.retry(&questions, json!({ "elicitation-1": accept("Ada") })).await;
     server.answered(&world, 0).await;
     let other = talk.by(&asked(&world)).retry(&questions, json!({})).await;
+    // It has arrived when one that was sent after it is answered.
+    asked(&world).ask("server/discover", json!({})).await.result();
+    passes(AFTER).await;
     let task = one.answer().await.task();
     // Not that its call has ended: it would make it anew.
     let other = other.answer().await;

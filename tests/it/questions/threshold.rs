@@ -4,25 +4,26 @@ use super::talk::{
     Asking, Questions, Setup, TASKS, Talk, WAYS, Way, World, accept, asked, asked_with_tasks, form, sampled,
     sampling, update,
 };
+use crate::support::time::passes;
 use serde_json::{Value, json};
+use std::time::Duration;
 
-/// Lets the threshold of calls made before this pass: as long as it takes another one to become a task.
-async fn threshold_passes(world: &World) -> Asking {
-    let waiting = Talk::tool(&asked_with_tasks(world).bearing("somebody else")).begin().await;
-    let server = Asking::next(world, Way::OnTheCall).await;
-    waiting.answer().await.task();
-    server
-}
+/// The threshold of these tests: nothing that is to happen before it takes as long.
+const LATER: &str = "defer: { after: 10s }";
+const AFTER: Duration = Duration::from_secs(10);
+/// How long the questions of some are gathered.
+const SETTLE: Duration = Duration::from_secs(15);
 
 #[tokio::test]
 async fn a_call_that_asked_becomes_a_task_when_it_is_slow_after_its_answer() {
     for way in WAYS {
-        let world = World::with("defer: { after: 300ms }").await;
+        let world = World::with(LATER).await;
         let client = asked_with_tasks(&world);
         let talk = Talk::tool(&client);
         let (server, questions) = talk.is_asked(&world, way, &form("Who?")).await;
         let waiting = talk.retry(&questions, json!({ "elicitation-1": accept("Ada") })).await;
         assert_eq!(server.answered(&world, 0).await, accept("Ada"));
+        passes(AFTER).await;
         let answer = waiting.answer().await;
         let task = answer.task();
         for member in ["requestState", "inputRequests"] {
@@ -39,10 +40,10 @@ async fn a_call_that_asked_becomes_a_task_when_it_is_slow_after_its_answer() {
 
 #[tokio::test]
 async fn the_time_its_client_thinks_does_not_count_against_the_threshold() {
-    let world = World::with("defer: { after: 300ms }").await;
+    let world = World::with(LATER).await;
     let talk = Talk::tool(&asked_with_tasks(&world));
     let (server, questions) = talk.is_asked(&world, Way::OnTheCall, &form("Who?")).await;
-    let _other = threshold_passes(&world).await;
+    passes(AFTER).await;
     let waiting = talk.retry(&questions, json!({ "elicitation-1": accept("Ada") })).await;
     server.answered(&world, 0).await;
     server.says("quick enough");
@@ -51,10 +52,18 @@ async fn the_time_its_client_thinks_does_not_count_against_the_threshold() {
 
 #[tokio::test]
 async fn a_question_that_is_being_settled_wins_over_the_threshold() {
-    let setup = Setup::new().route("defer: { after: 300ms }");
-    let world = setup.route("questions: { settle: 600ms }").start().await;
+    let setup = Setup::new().route(LATER);
+    let world = setup.route("questions: { settle: 15s }").start().await;
     let talk = Talk::tool(&asked_with_tasks(&world));
-    let (server, questions) = talk.is_asked(&world, Way::OnTheCall, &form("Who?")).await;
+    let waiting = talk.begin().await;
+    let server = Asking::next(&world, Way::OnTheCall).await;
+    server.ask(0, &form("Who?"));
+    server.heard(&world).await;
+    passes(AFTER).await;
+    // What was due has been done when others have been answered.
+    asked(&world).ask("server/discover", json!({})).await.result();
+    passes(SETTLE - AFTER).await;
+    let questions = Questions::of(&waiting.answer().await);
     assert_eq!(questions.key(), "elicitation-1");
     let waiting = talk.retry(&questions, json!({ "elicitation-1": accept("Ada") })).await;
     server.answered(&world, 0).await;
@@ -65,13 +74,14 @@ async fn a_question_that_is_being_settled_wins_over_the_threshold() {
 #[tokio::test]
 async fn questions_before_and_after_the_task_have_keys_of_one_kind() {
     for way in WAYS {
-        let world = World::with("defer: { after: 300ms }").await;
+        let world = World::with(LATER).await;
         let client = asked_with_tasks(&world);
         let talk = Talk::tool(&client);
         let (server, questions) = talk.is_asked(&world, way, &form("Who?")).await;
         assert_eq!(questions.key(), "elicitation-1");
         let waiting = talk.retry(&questions, json!({ "elicitation-1": accept("Ada") })).await;
         server.answered(&world, 0).await;
+        passes(AFTER).await;
         let task = waiting.answer().await.task();
         server.ask(1, &form("And where?"));
         let asks = client.until(&task, |task| task["status"] == "input_required").await;
@@ -85,31 +95,37 @@ async fn questions_before_and_after_the_task_have_keys_of_one_kind() {
 
 #[tokio::test]
 async fn what_is_left_unanswered_is_asked_on_the_call_before_it_may_become_a_task() {
-    let setup = Setup::new().route("defer: { after: 100ms }");
-    let world = setup.route("questions: { settle: 200ms }").start().await;
+    let setup = Setup::new().route(LATER);
+    let world = setup.route("questions: { settle: 15s }").start().await;
     let talk = Talk::tool(&asked_with_tasks(&world));
     let waiting = talk.begin().await;
     let server = Asking::next(&world, Way::OnTheCall).await;
     server.ask(0, &form("Who?"));
     server.ask(1, &sampling());
+    server.heard(&world).await;
+    passes(SETTLE).await;
     let first = Questions::of(&waiting.answer().await);
     assert_eq!(first.requests.len(), 2);
     let waiting = talk.retry(&first, json!({ "sampling-1": sampled() })).await;
+    server.answered(&world, 1).await;
+    passes(SETTLE).await;
     let rest = Questions::of(&waiting.answer().await);
     assert_eq!(rest.key(), "elicitation-1");
     let waiting = talk.retry(&rest, json!({ "elicitation-1": accept("Ada") })).await;
     server.answered(&world, 0).await;
+    passes(AFTER).await;
     waiting.answer().await.task();
 }
 
 #[tokio::test]
 async fn the_state_of_a_call_that_has_become_a_task_finds_the_task() {
-    let world = World::with("defer: { after: 50ms }").await;
+    let world = World::with(LATER).await;
     let client = asked_with_tasks(&world);
     let talk = Talk::tool(&client);
     let (server, questions) = talk.is_asked(&world, Way::OnTheCall, &form("Who?")).await;
     let waiting = talk.retry(&questions, json!({ "elicitation-1": accept("Ada") })).await;
     server.answered(&world, 0).await;
+    passes(AFTER).await;
     let task = waiting.answer().await.task();
     // Its client did not see that answer, and comes back once more.
     let again = talk.retry(&questions, json!({ "elicitation-1": accept("Ada") })).await.answer().await;
@@ -141,7 +157,7 @@ async fn a_client_that_leaves_before_it_has_the_handle_cancels_the_call_it_answe
 #[tokio::test]
 async fn a_call_that_waits_for_answers_counts_as_the_task_it_may_become() {
     for way in WAYS {
-        let setup = Setup::new().route("defer: { after: 300ms }");
+        let setup = Setup::new().route(LATER);
         let world = setup.top("limits: { tasks_per_principal: 1 }").start().await;
         let client = asked_with_tasks(&world).bearing("alice");
         let talk = Talk::tool(&client);
@@ -177,6 +193,7 @@ async fn a_call_that_waits_for_answers_counts_as_the_task_it_may_become() {
         let questions = Questions::of(&waiting.answer().await);
         let waiting = talk.retry(&questions, json!({ "elicitation-2": accept("sure") })).await;
         server.answered(&world, 1).await;
+        passes(AFTER).await;
         let task = waiting.answer().await.task();
         server.says("Hello");
         assert_eq!(client.ended(&task).await["status"], "completed");
@@ -187,10 +204,11 @@ async fn a_call_that_waits_for_answers_counts_as_the_task_it_may_become() {
 #[tokio::test]
 async fn a_question_after_the_threshold_is_asked_inside_the_task() {
     for way in WAYS {
-        let world = World::with("defer: { after: 50ms }").await;
+        let world = World::with(LATER).await;
         let client = asked_with_tasks(&world);
         let waiting = Talk::tool(&client).begin().await;
         let server = Asking::next(&world, way).await;
+        passes(AFTER).await;
         let task = waiting.answer().await.task();
         server.ask(0, &form("Who?"));
         let asks = client.until(&task, |task| task["status"] != "working").await;

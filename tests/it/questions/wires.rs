@@ -3,9 +3,10 @@
 use super::talk::{
     ALWAYS, Asking, Questions, Setup, Talk, WAYS, Way, World, accept, asked, asked_with_tasks, form, update,
 };
-use crate::support::clients::Version;
+use crate::support::{clients::Version, time::passes};
 use http::Method;
 use serde_json::json;
+use std::time::Duration;
 
 #[tokio::test]
 async fn a_question_is_answered_under_the_servers_own_id_letter_for_letter() {
@@ -26,7 +27,7 @@ async fn a_question_is_answered_under_the_servers_own_id_letter_for_letter() {
 #[tokio::test]
 async fn over_http_2_one_connection_carries_the_call_its_retries_and_much_else() {
     for way in WAYS {
-        let world = World::with("defer: { after: 200ms }").await;
+        let world = World::with("defer: { after: 10s }").await;
         let client = asked_with_tasks(&world).over(Version::Http2);
         let mut kept = client.kept().await;
         let talk = Talk::tool(&client);
@@ -39,8 +40,12 @@ async fn over_http_2_one_connection_carries_the_call_its_retries_and_much_else()
         let questions = Questions::of(&waiting.await.expect("an answer"));
         kept.ask("server/discover", json!({})).await.result();
         let retry = talk.retrying(&questions, json!({ "elicitation-1": accept("Ada") }));
-        let task = kept.ask("tools/call", retry).await.task();
-        assert_eq!(server.answered(&world, 0).await, accept("Ada"));
+        let slow = async {
+            assert_eq!(server.answered(&world, 0).await, accept("Ada"));
+            passes(Duration::from_secs(10)).await;
+        };
+        let (answer, ()) = tokio::join!(kept.ask("tools/call", retry), slow);
+        let task = answer.task();
         server.ask(1, &form("And where?"));
         client.until(&task, |task| task["status"] == "input_required").await;
         let answers = json!({ "taskId": task, "inputResponses": { "elicitation-2": accept("Turin") } });

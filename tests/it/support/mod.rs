@@ -4,3 +4,4 @@ pub(crate) mod clients;
 pub(crate) mod faulty;
 pub(crate) mod json;
 pub(crate) mod servers;
+pub(crate) mod time;

@@ -1,7 +1,10 @@
 //! Calls that leave without their end: what their server asks afterwards is put to nobody else.
 
 use super::{ASKABLE, Running, World, elicitation, notification, request};
-use crate::support::servers::{Call, Canned, Options};
+use crate::support::{
+    servers::{Call, Canned, Options},
+    time::passes,
+};
 use deferral::internals::{protocol::Method, upstream::Event};
 use serde_json::json;
 use std::time::Duration;
@@ -22,13 +25,6 @@ enum Leaving {
 }
 
 const LIMIT: Duration = Duration::from_secs(3600);
-
-/// Lets time go by for the timers alone.
-pub(super) async fn pass(time: Duration) {
-    tokio::time::pause();
-    tokio::time::advance(time).await;
-    tokio::time::resume();
-}
 
 /// A server that is known to ask on its calls' own streams, so that calls share its session.
 async fn sharing() -> World {
@@ -61,7 +57,7 @@ async fn leave(how: Leaving, call: Running, arrived: Call) {
             lost(call).await;
         }
         Leaving::TimedOut => {
-            pass(Duration::from_secs(20)).await;
+            passes(Duration::from_secs(20)).await;
             lost(call).await;
         }
     }
@@ -79,7 +75,7 @@ async fn a_question_that_may_be_for_a_call_that_left_is_put_to_nobody() {
         let leaving = world.ask(2);
         let leaves = world.server.call().await;
         if how == TimedOut {
-            pass(LIMIT - Duration::from_secs(10)).await;
+            passes(LIMIT - Duration::from_secs(10)).await;
         }
         let mut staying = world.ask(3);
         let stays = world.server.call().await;

@@ -1,8 +1,11 @@
 //! What a server is told beside calls: answers and cancellations arrive, or somebody hears that they do
 //! not; and a server that asks without end takes no more than its share.
 
-use super::{ASKABLE, Running, World, elicitation, left::pass, request};
-use crate::support::servers::{Call, Canned, Events, Options, Seen};
+use super::{ASKABLE, Running, World, elicitation, request};
+use crate::support::{
+    servers::{Call, Canned, Events, Options, Seen},
+    time::passes,
+};
 use bytes::Bytes;
 use deferral::internals::{
     protocol::Method,
@@ -94,7 +97,7 @@ async fn a_call_whose_answer_cannot_be_delivered_ends_and_says_so() {
     // Within a bound: at once, and after each of these.
     times(&world, is_answer, 2).await;
     for (told, pause) in [(3, 100), (4, 1_000), (5, 5_000)] {
-        pass(Duration::from_millis(pause + 10)).await;
+        passes(Duration::from_millis(pause + 10)).await;
         times(&world, is_answer, told).await;
     }
     let CallError::Untold(why) = call.lost().await else { panic!("a loss that says what is missing") };
@@ -191,7 +194,7 @@ async fn flood() -> Flood {
     listener.notify("notifications/message", json!({ "data": "that was all" }));
     call.notice().await;
     // None waits for the one before it any more.
-    pass(Duration::from_secs(2)).await;
+    passes(Duration::from_secs(2)).await;
     times(&world, is_pong, PLACES / 2).await;
     Flood { world, relents, other: (call, arrived) }
 }
@@ -227,7 +230,7 @@ async fn answers_that_nobody_takes_wait_in_a_bounded_number() {
     let Flood { world, relents, other: _other } = flood().await;
     relents.store(true, Ordering::Relaxed);
     // Those on their way are given up.
-    pass(Duration::from_secs(31)).await;
+    passes(Duration::from_secs(31)).await;
     times(&world, is_pong, 1024).await;
     let listener = world.server.listener("s1").await;
     let last: Value = json!("ping, the last");

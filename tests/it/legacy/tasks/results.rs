@@ -6,7 +6,7 @@ use super::talk::{
 };
 use crate::{
     proxy::world::ALWAYS,
-    support::{clients::Event, json::member, servers::Options},
+    support::{clients::Event, json::member, servers::Options, time::passes},
 };
 use deferral::internals::policy::LegacyTasks;
 use std::sync::{
@@ -303,10 +303,11 @@ async fn a_client_whose_session_was_lost_in_a_task_hears_of_it_and_finds_the_tas
 
 #[tokio::test]
 async fn a_call_that_takes_too_long_fails_and_is_cancelled() {
-    let world = setup().route(ALWAYS).top("timeouts: { call: 50ms }").start().await;
+    let world = setup().route(ALWAYS).top("timeouts: { call: 10s, keep_alive: 1h }").start().await;
     let client = Tasker::hello(&world).await;
     let (task, call) = client.makes(&world).await;
     let id = call.id();
+    passes(Duration::from_secs(10)).await;
     let error = client.result(&task).await.error();
     assert_eq!(error["code"], -31003, "{error}");
     let cancelled = world.server.message("notifications/cancelled").await;
