@@ -5,12 +5,14 @@
 //!
 //! * `folder`: made, locked, opened; `schema`: the tables; `row`: a record as a row of them
 //! * `writer`: the one thread that changes anything, one commit for all that is asked for by then
+//! * `changes`: the SQL of each change
 //! * `held`: what is in memory, too, so that most of what is read costs no look at the disk
 //! * `readers`: who looks there, on threads that may wait
 //! * `results`: the files
 //! * `inspect`: what an operator does with a store, whether a process uses it or not
 //! * `key`: what is secret about a store, beside it
 
+mod changes;
 mod error;
 mod folder;
 mod held;
@@ -83,7 +85,7 @@ impl Disk {
         let connection = folder::open(folder)?;
         let failed = || Error::folder(folder);
         let identity = folder::identity(folder).map_err(failed())?;
-        let (counts, file_bytes) = writer::read_counts(&connection).map_err(Error::database(folder))?;
+        let (counts, file_bytes) = changes::read_counts(&connection).map_err(Error::database(folder))?;
         let node = i64::from_be_bytes(random());
         let folder = folder.to_owned();
         let named = {

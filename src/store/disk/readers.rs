@@ -1,12 +1,12 @@
 //! Those who read what is not in memory, beside the one who writes and not on its thread.
 
 use super::{
+    changes::version,
     error::{unavailable, unavailable_file},
     folder,
     held::Kept,
     results,
     row::{Columns, Unreadable, time},
-    writer::version,
 };
 use crate::{
     protocol::Timestamp,

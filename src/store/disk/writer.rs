@@ -6,24 +6,21 @@
 
 use super::{
     Error,
+    changes::{Batch, count, read_counts},
     error::unavailable,
     folder,
-    held::{Held, Kept},
-    results::{self, Broom, Written},
-    row::{self, Columns, Row},
+    held::Held,
+    results::{Broom, Written},
+    row::Row,
 };
 use crate::{
     runtime::Mutex,
-    store::{
-        Bounds, Flush, Orphan, StoreError, Version,
-        counts::{Counts, Share},
-    },
-    task::{Record, State, TaskId},
+    store::{Bounds, Flush, Orphan, StoreError, Version, counts::Counts},
+    task::TaskId,
 };
 use bytes::Bytes;
-use rusqlite::{CachedStatement, Connection, ErrorCode, OptionalExtension, ffi, params};
+use rusqlite::{CachedStatement, Connection, ErrorCode, ffi};
 use std::{
-    collections::HashMap,
     fs::File,
     path::PathBuf,
     sync::{
@@ -94,33 +91,6 @@ pub(super) struct Writer {
 pub(super) struct Shared {
     pub(super) held: Held,
     pub(super) counts: Mutex<Counts>,
-}
-
-/// What a commit changes besides the database.
-#[derive(Default)]
-struct Batch {
-    records: HashMap<TaskId, Option<Kept>>,
-    /// What the counts had, and have.
-    counted: Vec<(Owned, Owned)>,
-    /// Files that no row names any more, and the bytes of files that have come and gone.
-    dropped: Vec<PathBuf>,
-    file_bytes: (u64, u64),
-    /// How much the folder has and may get, where that is bounded.
-    room: Option<u64>,
-}
-
-/// A share, and the principal whose it is.
-type Owned = Option<([u8; 16], Share)>;
-
-/// What is there of a record that is to be changed.
-struct Before {
-    number: i64,
-    version: Version,
-    principal: [u8; 16],
-    bytes: usize,
-    file: Option<String>,
-    /// As it is in memory.
-    record: Option<Arc<Record>>,
 }
 
 /// Changes in one commit.
@@ -293,227 +263,6 @@ impl Writer {
         }
     }
 
-    fn apply(&self, change: &Change, batch: &mut Batch) -> rusqlite::Result<Result<Done, StoreError>> {
-        match change {
-            Change::Insert(row, file) => self.insert(row, file.as_ref(), batch),
-            Change::Swap { version, row, file, .. } => self.swap(*version, row, file.as_ref(), batch),
-            Change::Anchor { id, anchor } => {
-                self.statement(ANCHOR)?.execute(params![id.entropy(), anchor.as_deref()])?;
-                Ok(Ok(Done::Kept))
-            }
-            Change::Orphans { limit } => Ok(Ok(Done::Orphans(self.orphans(*limit, batch)?))),
-            Change::Remove(id) => self.remove(id, batch),
-        }
-    }
-
-    fn insert(
-        &self,
-        row: &Row,
-        file: Option<&Written>,
-        batch: &mut Batch,
-    ) -> rusqlite::Result<Result<Done, StoreError>> {
-        let Row { record, head, body } = row;
-        if !batch.takes(row.bytes()) {
-            return Ok(Err(StoreError::Full(MAX_BYTES)));
-        }
-        let inserted = self.statement(INSERT)?.execute(params![
-            record.id.entropy(),
-            number(Version::FIRST),
-            self.node,
-            record.state.status(),
-            !record.state.is_ended(),
-            row::time(record.due()),
-            row::owner(&record.owner),
-            row::time(record.created),
-            saturated(record.stored_bytes()),
-            head,
-            file.map(|file| &file.name),
-            in_row(body, file),
-        ])?;
-        if inserted == 0 {
-            return Ok(Err(StoreError::Exists));
-        }
-        self.count(batch, None, Some((record.owner.principal, Share::of_one(record.stored_bytes()))));
-        batch.file_bytes.0 += file.map_or(0, |_| wide(body.len()));
-        let number = self.connection.last_insert_rowid();
-        let kept = Kept { version: Version::FIRST, record: Arc::clone(record), number };
-        batch.records.insert(record.id.clone(), Some(kept));
-        Ok(Ok(Done::Kept))
-    }
-
-    fn swap(
-        &self,
-        version: Version,
-        row: &Row,
-        file: Option<&Written>,
-        batch: &mut Batch,
-    ) -> rusqlite::Result<Result<Done, StoreError>> {
-        let Row { record, head, body } = row;
-        let Some(before) = self.before(&record.id, batch)?.filter(|before| before.version == version) else {
-            return Ok(Ok(Done::Lost));
-        };
-        let bytes = record.stored_bytes();
-        let usage = self.shared.counts.lock().usage(&record.owner.principal);
-        if let Err(full) = self.bounds.admit(before.bytes, record, usage) {
-            return Ok(Err(full));
-        }
-        if !Bounds::always(before.bytes, record) && !batch.takes(bytes.saturating_sub(before.bytes)) {
-            return Ok(Err(StoreError::Full(MAX_BYTES)));
-        }
-        let version = version.next();
-        let was = before.record.as_deref();
-        if was.is_none_or(|was| was.owner != record.owner || was.created != record.created) {
-            let (owner, created) = (row::owner(&record.owner), row::time(record.created));
-            self.statement(OWN)?.execute(params![before.number, owner, created])?;
-        }
-        let is_ended = record.state.is_ended();
-        if was.is_some_and(|was| was.due() == record.due() && !was.state.is_ended() && !is_ended) {
-            // No index is touched.
-            self.statement(CHANGE)?.execute(params![
-                before.number,
-                number(version),
-                record.state.status(),
-                saturated(bytes),
-                head,
-                in_row(body, file),
-            ])?;
-        } else {
-            self.statement(SWAP)?.execute(params![
-                before.number,
-                number(version),
-                record.state.status(),
-                !is_ended,
-                row::time(record.due()),
-                saturated(bytes),
-                head,
-                file.map(|file| &file.name),
-                in_row(body, file),
-                // What has ended by itself needs it no more.
-                !is_ended || record.state == State::Cancelled,
-            ])?;
-        }
-        self.count(
-            batch,
-            Some((before.principal, Share::of_one(before.bytes))),
-            Some((record.owner.principal, Share::of_one(bytes))),
-        );
-        self.drop_file(before.file, before.bytes, batch);
-        batch.file_bytes.0 += file.map_or(0, |_| wide(body.len()));
-        let kept = Kept { version, record: Arc::clone(record), number: before.number };
-        batch.records.insert(record.id.clone(), Some(kept));
-        Ok(Ok(Done::Kept))
-    }
-
-    fn remove(&self, id: &TaskId, batch: &mut Batch) -> rusqlite::Result<Result<Done, StoreError>> {
-        let mut statement = self.statement(REMOVE)?;
-        let removed = statement.query_row([id.entropy()], |row| {
-            let owner = row.get_ref(0)?.as_blob()?;
-            // One that cannot be read was counted for nobody.
-            Ok((row::principal(owner).unwrap_or_default(), size(row.get(1)?), row.get(2)?))
-        });
-        if let Some((principal, bytes, file)) = removed.optional()? {
-            self.count(batch, Some((principal, Share::of_one(bytes))), None);
-            self.drop_file(file, bytes, batch);
-            batch.records.insert(id.clone(), None);
-        }
-        Ok(Ok(Done::Kept))
-    }
-
-    fn orphans(&self, limit: usize, batch: &mut Batch) -> rusqlite::Result<Vec<Orphan>> {
-        let mut orphans = Vec::new();
-        let mut statement = self.statement(ORPHANS)?;
-        let mut rows = statement.query(params![self.node, saturated(limit)])?;
-        while let Some(row) = rows.next()? {
-            let (number, version) = (row.get(0)?, version(row.get(1)?));
-            let columns = Columns {
-                id: row.get(2)?,
-                owner: row.get_ref(3)?.as_blob()?,
-                created: row.get(4)?,
-                head: row.get_ref(5)?.as_str()?,
-            };
-            let body: Option<Vec<u8>> = row.get(6)?;
-            match columns.record(body.unwrap_or_default().into()) {
-                Ok(record) => {
-                    let record = Arc::new(record);
-                    let kept = Kept { version, record: Arc::clone(&record), number };
-                    batch.records.insert(record.id.clone(), Some(kept));
-                    let anchor = row.get::<_, Option<Vec<u8>>>(7)?.map(Bytes::from);
-                    orphans.push((number, Some(Orphan { version, record, anchor })));
-                }
-                Err(error) => {
-                    let task = TaskId::from_entropy(columns.id);
-                    tracing::error!(target: "deferral::task", event = "task_unreadable", %task, %error);
-                    orphans.push((number, None));
-                }
-            }
-        }
-        for (number, _) in &orphans {
-            self.statement("UPDATE tasks SET node = ?2 WHERE number = ?1")?
-                .execute(params![number, self.node])?;
-        }
-        Ok(orphans.into_iter().filter_map(|(_, orphan)| orphan).collect())
-    }
-
-    /// The record as this commit would leave it.
-    fn before(&self, id: &TaskId, batch: &Batch) -> rusqlite::Result<Option<Before>> {
-        let kept = match batch.records.get(id) {
-            Some(None) => return Ok(None),
-            Some(Some(kept)) => Some(kept.clone()),
-            None => self.shared.held.live(id),
-        };
-        // What has ended may have a file.
-        if let Some(Kept { version, record, number }) = kept.filter(|kept| !kept.record.state.is_ended()) {
-            let (principal, bytes) = (record.owner.principal, record.stored_bytes());
-            return Ok(Some(Before { number, version, principal, bytes, file: None, record: Some(record) }));
-        }
-        let found = self.statement(BEFORE)?.query_row([id.entropy()], |row| {
-            let owner = row.get_ref(2)?.as_blob()?;
-            Ok(Before {
-                number: row.get(0)?,
-                version: version(row.get(1)?),
-                principal: row::principal(owner).unwrap_or_default(),
-                bytes: size(row.get(3)?),
-                file: row.get(4)?,
-                record: None,
-            })
-        });
-        found.optional()
-    }
-
-    fn drop_file(&self, file: Option<String>, bytes: usize, batch: &mut Batch) {
-        if let Some(path) = file.and_then(|file| results::path(&self.folder, &file)) {
-            batch.file_bytes.1 += wide(bytes);
-            batch.dropped.push(path);
-        }
-    }
-
-    fn count(&self, batch: &mut Batch, was: Owned, is: Owned) {
-        if was != is {
-            count(&mut self.shared.counts.lock(), was, is);
-            batch.counted.push((was, is));
-        }
-    }
-
-    /// Writes down what the principals have by now that this commit is about.
-    fn write_counts(&self, batch: &Batch) -> rusqlite::Result<()> {
-        let mut principals: Vec<_> =
-            batch.counted.iter().flat_map(|(was, is)| [was, is]).flatten().map(|(of, _)| *of).collect();
-        principals.sort_unstable();
-        principals.dedup();
-        for principal in principals {
-            let Share { tasks, stored_bytes } = self.shared.counts.lock().share(&principal);
-            match tasks {
-                0 => self.statement("DELETE FROM usage WHERE principal = ?1")?.execute([principal])?,
-                _ => self.statement(COUNT)?.execute(params![
-                    principal,
-                    saturated(tasks),
-                    saturated(stored_bytes)
-                ])?,
-            };
-        }
-        Ok(())
-    }
-
     /// Bytes of the folder that cannot be used again.
     fn used(&self) -> rusqlite::Result<u64> {
         let number = |name| self.connection.pragma_query_value(None, name, |row| row.get::<_, i64>(0));
@@ -540,7 +289,7 @@ impl Writer {
         Ok(free <= PAGES)
     }
 
-    fn statement(&self, text: &str) -> rusqlite::Result<CachedStatement<'_>> {
+    pub(super) fn statement(&self, text: &str) -> rusqlite::Result<CachedStatement<'_>> {
         self.connection.prepare_cached(text)
     }
 }
@@ -586,40 +335,6 @@ impl Change {
     }
 }
 
-// === impl Batch ===
-
-impl Batch {
-    /// Whether the folder has room for so many bytes more; they are taken then.
-    fn takes(&mut self, bytes: usize) -> bool {
-        let Some(room) = &mut self.room else { return true };
-        let left = room.checked_sub(wide(bytes));
-        *room = left.unwrap_or(*room);
-        left.is_some()
-    }
-}
-
-fn count(counts: &mut Counts, was: Owned, is: Owned) {
-    if let Some((principal, share)) = is {
-        counts.add(principal, share);
-    }
-    if let Some((principal, share)) = was {
-        counts.subtract(&principal, share);
-    }
-}
-
-/// How much there is, as the tables say, and bytes of results that are files.
-pub(super) fn read_counts(connection: &Connection) -> rusqlite::Result<(Counts, u64)> {
-    let mut counts = Counts::default();
-    let mut statement = connection.prepare("SELECT principal, tasks, bytes FROM usage")?;
-    let mut rows = statement.query([])?;
-    while let Some(row) = rows.next()? {
-        counts.add(row.get(0)?, Share { tasks: size(row.get(1)?), stored_bytes: size(row.get(2)?) });
-    }
-    let files = "SELECT ifnull(sum(bytes), 0) FROM tasks WHERE file IS NOT NULL";
-    let files = connection.query_row(files, [], |row| row.get(0))?;
-    Ok((counts, wide(size(files))))
-}
-
 /// The connection is not to be used again.
 fn is_broken(error: &rusqlite::Error) -> bool {
     use ErrorCode::{CannotOpen, DatabaseCorrupt, NotADatabase, ReadOnly, SystemIoFailure};
@@ -633,59 +348,4 @@ fn is_broken(error: &rusqlite::Error) -> bool {
 fn is_unflushed(error: &rusqlite::Error) -> bool {
     let code = error.sqlite_error().map(|error| error.extended_code);
     matches!(code, Some(ffi::SQLITE_IOERR_FSYNC | ffi::SQLITE_IOERR_DIR_FSYNC))
-}
-
-/// The body where it is in the row.
-fn in_row<'a>(body: &'a Bytes, file: Option<&Written>) -> Option<&'a [u8]> {
-    (file.is_none() && !body.is_empty()).then_some(body)
-}
-
-fn number(version: Version) -> i64 {
-    version.0.cast_signed()
-}
-
-pub(super) fn version(number: i64) -> Version {
-    Version(number.cast_unsigned())
-}
-
-fn saturated(size: usize) -> i64 {
-    i64::try_from(size).unwrap_or(i64::MAX)
-}
-
-/// A size as a column has it.
-pub(super) fn size(number: i64) -> usize {
-    usize::try_from(number).unwrap_or_default()
-}
-
-fn wide(size: usize) -> u64 {
-    size as u64
-}
-
-/// The limit on the folder, as the configuration calls it.
-const MAX_BYTES: &str = "store.max_bytes";
-
-const INSERT: &str = "INSERT INTO tasks \
-    (id, version, node, state, open, due, owner, created, bytes, head, file, body) \
-    VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12) ON CONFLICT (id) DO NOTHING";
-const CHANGE: &str =
-    "UPDATE tasks SET version = ?2, state = ?3, bytes = ?4, head = ?5, body = ?6 WHERE number = ?1";
-const SWAP: &str = "UPDATE tasks SET version = ?2, state = ?3, open = ?4 OR (?10 AND anchor IS NOT NULL), due = ?5, \
-    bytes = ?6, head = ?7, file = ?8, body = ?9, anchor = CASE WHEN ?10 THEN anchor END WHERE number = ?1";
-const OWN: &str = "UPDATE tasks SET owner = ?2, created = ?3 WHERE number = ?1";
-const BEFORE: &str = "SELECT number, version, owner, bytes, file FROM tasks WHERE id = ?1";
-const REMOVE: &str = "DELETE FROM tasks WHERE id = ?1 RETURNING owner, bytes, file";
-const ANCHOR: &str = "UPDATE tasks SET anchor = ?2, \
-    open = state IN ('working', 'input_required') OR ?2 IS NOT NULL WHERE id = ?1";
-const ORPHANS: &str = "SELECT number, version, id, owner, created, head, body, anchor FROM tasks \
-    WHERE open AND node <> ?1 LIMIT ?2";
-const COUNT: &str = "INSERT INTO usage (principal, tasks, bytes) VALUES (?1, ?2, ?3) \
-    ON CONFLICT (principal) DO UPDATE SET tasks = ?2, bytes = ?3";
-
-// === impl Row ===
-
-impl Row {
-    /// Bytes that are written, about.
-    fn bytes(&self) -> usize {
-        self.head.len() + self.body.len()
-    }
 }
