@@ -24,7 +24,7 @@ use std::{collections::HashMap, path::PathBuf, sync::Arc};
 pub(super) struct Batch {
     pub(super) records: HashMap<TaskId, Option<Kept>>,
     /// What the counts had, and have.
-    pub(super) counted: Vec<(Owned, Owned)>,
+    pub(super) counted: Vec<(Option<Counted>, Option<Counted>)>,
     /// Files that no row names any more, and the bytes of files that have come and gone.
     pub(super) dropped: Vec<PathBuf>,
     pub(super) file_bytes: (u64, u64),
@@ -32,15 +32,19 @@ pub(super) struct Batch {
     pub(super) room: Option<u64>,
 }
 
-/// A share, and the principal whose it is.
-pub(super) type Owned = Option<([u8; 16], Share)>;
+/// A task as it is counted.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) struct Counted {
+    principal: [u8; 16],
+    bytes: usize,
+    is_ended: bool,
+}
 
 /// What is there of a record that is to be changed.
 struct Before {
     number: i64,
     version: Version,
-    principal: [u8; 16],
-    bytes: usize,
+    counted: Counted,
     file: Option<String>,
     /// As it is in memory.
     record: Option<Arc<Record>>,
@@ -58,7 +62,13 @@ impl Writer {
             Change::Insert(row, file) => self.insert(row, file.as_ref(), batch),
             Change::Swap { version, row, file, .. } => self.swap(*version, row, file.as_ref(), batch),
             Change::Anchor { id, anchor } => {
-                self.statement(ANCHOR)?.execute(params![id.entropy(), anchor.as_deref()])?;
+                match self.live(id, batch) {
+                    // No index is touched.
+                    Some(live) => {
+                        self.statement(ANCHOR_LIVE)?.execute(params![live.number, anchor.as_deref()])?
+                    }
+                    None => self.statement(ANCHOR)?.execute(params![id.entropy(), anchor.as_deref()])?,
+                };
                 Ok(Ok(Done::Kept))
             }
             Change::Orphans { limit } => Ok(Ok(Done::Orphans(self.orphans(*limit, batch)?))),
@@ -93,7 +103,7 @@ impl Writer {
         if inserted == 0 {
             return Ok(Err(StoreError::Exists));
         }
-        self.count(batch, None, Some((record.owner.principal, Share::of_one(record.stored_bytes()))));
+        self.count(batch, None, Some(Counted::of(record)));
         batch.file_bytes.0 += file.map_or(0, |_| wide(body.len()));
         let number = self.connection.last_insert_rowid();
         let kept = Kept { version: Version::FIRST, record: Arc::clone(record), number };
@@ -114,10 +124,12 @@ impl Writer {
         };
         let bytes = record.stored_bytes();
         let usage = self.shared.counts.lock().usage(&record.owner.principal);
-        if let Err(full) = self.bounds.admit(before.bytes, record, usage) {
+        if let Err(full) = self.bounds.admit(before.counted.bytes, record, usage) {
             return Ok(Err(full));
         }
-        if !Bounds::always(before.bytes, record) && !batch.takes(bytes.saturating_sub(before.bytes)) {
+        if !Bounds::always(before.counted.bytes, record)
+            && !batch.takes(bytes.saturating_sub(before.counted.bytes))
+        {
             return Ok(Err(StoreError::Full(MAX_BYTES)));
         }
         let version = version.next();
@@ -152,12 +164,8 @@ impl Writer {
                 !is_ended || record.state == State::Cancelled,
             ])?;
         }
-        self.count(
-            batch,
-            Some((before.principal, Share::of_one(before.bytes))),
-            Some((record.owner.principal, Share::of_one(bytes))),
-        );
-        self.drop_file(before.file, before.bytes, batch);
+        self.count(batch, Some(before.counted), Some(Counted::of(record)));
+        self.drop_file(before.file, before.counted.bytes, batch);
         batch.file_bytes.0 += file.map_or(0, |_| wide(body.len()));
         let kept = Kept { version, record: Arc::clone(record), number: before.number };
         batch.records.insert(record.id.clone(), Some(kept));
@@ -166,14 +174,10 @@ impl Writer {
 
     fn remove(&self, id: &TaskId, batch: &mut Batch) -> rusqlite::Result<Result<Done, StoreError>> {
         let mut statement = self.statement(REMOVE)?;
-        let removed = statement.query_row([id.entropy()], |row| {
-            let owner = row.get_ref(0)?.as_blob()?;
-            // One that cannot be read was counted for nobody.
-            Ok((row::principal(owner).unwrap_or_default(), size(row.get(1)?), row.get(2)?))
-        });
-        if let Some((principal, bytes, file)) = removed.optional()? {
-            self.count(batch, Some((principal, Share::of_one(bytes))), None);
-            self.drop_file(file, bytes, batch);
+        let removed = statement.query_row([id.entropy()], |row| Ok((Counted::read(row, 0)?, row.get(3)?)));
+        if let Some((counted, file)) = removed.optional()? {
+            self.count(batch, Some(counted), None);
+            self.drop_file(file, counted.bytes, batch);
             batch.records.insert(id.clone(), None);
         }
         Ok(Ok(Done::Kept))
@@ -216,28 +220,33 @@ impl Writer {
 
     /// The record as this commit would leave it.
     fn before(&self, id: &TaskId, batch: &Batch) -> rusqlite::Result<Option<Before>> {
-        let kept = match batch.records.get(id) {
-            Some(None) => return Ok(None),
-            Some(Some(kept)) => Some(kept.clone()),
-            None => self.shared.held.live(id),
-        };
+        if let Some(None) = batch.records.get(id) {
+            return Ok(None);
+        }
         // What has ended may have a file.
-        if let Some(Kept { version, record, number }) = kept.filter(|kept| !kept.record.state.is_ended()) {
-            let (principal, bytes) = (record.owner.principal, record.stored_bytes());
-            return Ok(Some(Before { number, version, principal, bytes, file: None, record: Some(record) }));
+        if let Some(Kept { version, record, number }) = self.live(id, batch) {
+            let counted = Counted::of(&record);
+            return Ok(Some(Before { number, version, counted, file: None, record: Some(record) }));
         }
         let found = self.statement(BEFORE)?.query_row([id.entropy()], |row| {
-            let owner = row.get_ref(2)?.as_blob()?;
             Ok(Before {
                 number: row.get(0)?,
                 version: version(row.get(1)?),
-                principal: row::principal(owner).unwrap_or_default(),
-                bytes: size(row.get(3)?),
-                file: row.get(4)?,
+                counted: Counted::read(row, 2)?,
+                file: row.get(5)?,
                 record: None,
             })
         });
         found.optional()
+    }
+
+    /// The record as this commit would leave it, where it is in memory and has not ended.
+    fn live(&self, id: &TaskId, batch: &Batch) -> Option<Kept> {
+        let kept = match batch.records.get(id) {
+            Some(changed) => changed.clone(),
+            None => self.shared.held.live(id),
+        };
+        kept.filter(|kept| !kept.record.state.is_ended())
     }
 
     fn drop_file(&self, file: Option<String>, bytes: usize, batch: &mut Batch) {
@@ -247,31 +256,59 @@ impl Writer {
         }
     }
 
-    fn count(&self, batch: &mut Batch, was: Owned, is: Owned) {
+    fn count(&self, batch: &mut Batch, was: Option<Counted>, is: Option<Counted>) {
         if was != is {
             count(&mut self.shared.counts.lock(), was, is);
             batch.counted.push((was, is));
         }
     }
 
-    /// Writes down what the principals have by now that this commit is about.
+    /// Writes down by how much this commit changes what has ended of each principal.
     pub(super) fn write_counts(&self, batch: &Batch) -> rusqlite::Result<()> {
-        let mut principals: Vec<_> =
-            batch.counted.iter().flat_map(|(was, is)| [was, is]).flatten().map(|(of, _)| *of).collect();
-        principals.sort_unstable();
-        principals.dedup();
-        for principal in principals {
-            let Share { tasks, stored_bytes } = self.shared.counts.lock().share(&principal);
-            match tasks {
-                0 => self.statement("DELETE FROM usage WHERE principal = ?1")?.execute([principal])?,
-                _ => self.statement(COUNT)?.execute(params![
-                    principal,
-                    saturated(tasks),
-                    saturated(stored_bytes)
-                ])?,
-            };
+        let mut changed = HashMap::<_, (i64, i64)>::new();
+        for (was, is) in &batch.counted {
+            for (sign, counted) in [(-1, was), (1, is)] {
+                if let Some(Counted { principal, bytes, is_ended: true }) = counted {
+                    let (tasks, sum) = changed.entry(principal).or_default();
+                    (*tasks, *sum) = (*tasks + sign, sum.saturating_add(sign * saturated(*bytes)));
+                }
+            }
+        }
+        for (principal, (tasks, bytes)) in changed {
+            if (tasks, bytes) != (0, 0) {
+                self.statement(COUNT)?.execute(params![principal, tasks, bytes])?;
+            }
+            if tasks < 0 {
+                self.statement(UNCOUNT)?.execute([principal])?;
+            }
         }
         Ok(())
+    }
+}
+
+// === impl Counted ===
+
+impl Counted {
+    fn of(record: &Record) -> Self {
+        Self {
+            principal: record.owner.principal,
+            bytes: record.stored_bytes(),
+            is_ended: record.state.is_ended(),
+        }
+    }
+
+    /// Of a row whose columns from `first` on are the owner, the bytes and the state.
+    fn read(row: &rusqlite::Row<'_>, first: usize) -> rusqlite::Result<Self> {
+        Ok(Self {
+            // One that cannot be read was counted for nobody.
+            principal: row::principal(row.get_ref(first)?.as_blob()?).unwrap_or_default(),
+            bytes: size(row.get(first + 1)?),
+            is_ended: row::is_ended(row.get_ref(first + 2)?.as_str()?),
+        })
+    }
+
+    const fn share(&self) -> Share {
+        Share::of_one(self.bytes)
     }
 }
 
@@ -287,22 +324,24 @@ impl Batch {
     }
 }
 
-pub(super) fn count(counts: &mut Counts, was: Owned, is: Owned) {
-    if let Some((principal, share)) = is {
-        counts.add(principal, share);
+pub(super) fn count(counts: &mut Counts, was: Option<Counted>, is: Option<Counted>) {
+    if let Some(is) = is {
+        counts.add(is.principal, is.share());
     }
-    if let Some((principal, share)) = was {
-        counts.subtract(&principal, share);
+    if let Some(was) = was {
+        counts.subtract(&was.principal, was.share());
     }
 }
 
 /// How much there is, as the tables say, and bytes of results that are files.
 pub(super) fn read_counts(connection: &Connection) -> rusqlite::Result<(Counts, u64)> {
     let mut counts = Counts::default();
-    let mut statement = connection.prepare("SELECT principal, tasks, bytes FROM usage")?;
-    let mut rows = statement.query([])?;
-    while let Some(row) = rows.next()? {
-        counts.add(row.get(0)?, Share { tasks: size(row.get(1)?), stored_bytes: size(row.get(2)?) });
+    for text in ["SELECT principal, tasks, bytes FROM usage", LIVE] {
+        let mut statement = connection.prepare(text)?;
+        let mut rows = statement.query([])?;
+        while let Some(row) = rows.next()? {
+            counts.add(row.get(0)?, Share { tasks: size(row.get(1)?), stored_bytes: size(row.get(2)?) });
+        }
     }
     let files = "SELECT ifnull(sum(bytes), 0) FROM tasks WHERE file IS NOT NULL";
     let files = connection.query_row(files, [], |row| row.get(0))?;
@@ -346,14 +385,19 @@ const CHANGE: &str =
 const SWAP: &str = "UPDATE tasks SET version = ?2, state = ?3, open = ?4 OR (?10 AND anchor IS NOT NULL), due = ?5, \
     bytes = ?6, head = ?7, file = ?8, body = ?9, anchor = CASE WHEN ?10 THEN anchor END WHERE number = ?1";
 const OWN: &str = "UPDATE tasks SET owner = ?2, created = ?3 WHERE number = ?1";
-const BEFORE: &str = "SELECT number, version, owner, bytes, file FROM tasks WHERE id = ?1";
-const REMOVE: &str = "DELETE FROM tasks WHERE id = ?1 RETURNING owner, bytes, file";
+const BEFORE: &str = "SELECT number, version, owner, bytes, state, file FROM tasks WHERE id = ?1";
+const REMOVE: &str = "DELETE FROM tasks WHERE id = ?1 RETURNING owner, bytes, state, file";
 const ANCHOR: &str = "UPDATE tasks SET anchor = ?2, \
     open = state IN ('working', 'input_required') OR ?2 IS NOT NULL WHERE id = ?1";
+const ANCHOR_LIVE: &str = "UPDATE tasks SET anchor = ?2 WHERE number = ?1";
 const ORPHANS: &str = "SELECT number, version, id, owner, created, head, body, anchor FROM tasks \
-    WHERE open AND node <> ?1 LIMIT ?2";
+    WHERE number IN (SELECT number FROM tasks WHERE open AND node < ?1 \
+    UNION ALL SELECT number FROM tasks WHERE open AND node > ?1 LIMIT ?2)";
+const LIVE: &str = "SELECT substr(owner, 1, 16), count(*), sum(bytes) FROM tasks \
+    WHERE open AND state IN ('working', 'input_required') AND length(owner) >= 16 GROUP BY 1";
 const COUNT: &str = "INSERT INTO usage (principal, tasks, bytes) VALUES (?1, ?2, ?3) \
-    ON CONFLICT (principal) DO UPDATE SET tasks = ?2, bytes = ?3";
+    ON CONFLICT (principal) DO UPDATE SET tasks = tasks + ?2, bytes = bytes + ?3";
+const UNCOUNT: &str = "DELETE FROM usage WHERE principal = ?1 AND tasks <= 0";
 
 // === impl Row ===
 

@@ -74,8 +74,10 @@ pub fn check(path: &Path) -> Result<Contents, Error> {
             Ok(Found { id, principal, bytes, is_live, file, length }) => {
                 contents.live += usize::from(is_live);
                 contents.stored_bytes += bytes.cast_unsigned();
-                let (tasks, sum) = usage.entry(principal).or_default();
-                (*tasks, *sum) = (*tasks + 1, sum.saturating_add(bytes));
+                if !is_live {
+                    let (tasks, sum) = usage.entry(principal).or_default();
+                    (*tasks, *sum) = (*tasks + 1, sum.saturating_add(bytes));
+                }
                 if let Some(file) = file {
                     contents.files += 1;
                     gone.extend(fault_of_file(path, &file, length).map(|fault| (id, fault)));
@@ -180,7 +182,8 @@ fn forget(copy: &Connection, ids: &[TaskId]) -> rusqlite::Result<()> {
     }
     copy.execute_batch(
         "DELETE FROM usage;
-        INSERT INTO usage SELECT substr(owner, 1, 16), count(*), sum(bytes) FROM tasks GROUP BY 1;
+        INSERT INTO usage SELECT substr(owner, 1, 16), count(*), sum(bytes) FROM tasks
+            WHERE state NOT IN ('working', 'input_required') GROUP BY 1;
         COMMIT",
     )
 }

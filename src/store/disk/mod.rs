@@ -201,7 +201,8 @@ impl Store for Disk {
     }
 
     async fn due(&self, now: Timestamp, limit: usize) -> Result<Vec<Due>, StoreError> {
-        self.readers.read(move |folder, connection| readers::due(folder, connection, now, limit)).await
+        let node = self.node;
+        self.readers.read(move |folder, connection| readers::due(folder, connection, node, now, limit)).await
     }
 
     async fn list(

@@ -6,15 +6,15 @@ use super::{
     folder,
     held::Kept,
     results,
-    row::{Columns, Unreadable, time},
+    row::{self, Columns, Unreadable, time},
 };
 use crate::{
     protocol::Timestamp,
     runtime::Mutex,
     store::{Due, Place, StoreError},
-    task::{Owner, Record, State, TaskId},
+    task::{Owner, Record, TaskId},
 };
-use rusqlite::{Connection, Row, params};
+use rusqlite::{Connection, ToSql, params};
 use std::{
     fs, io,
     path::{Path, PathBuf},
@@ -95,22 +95,33 @@ pub(super) fn load(folder: &Path, connection: &Connection, id: &TaskId) -> Resul
     Ok(Some(Kept { version, record: Arc::new(record), number }))
 }
 
+/// What is due, as process `node` asks.
 pub(super) fn due(
     folder: &Path,
     connection: &Connection,
+    node: i64,
     now: Timestamp,
     limit: usize,
 ) -> Result<Vec<Due>, StoreError> {
-    let found: rusqlite::Result<_> = (|| {
-        let mut statement = connection.prepare_cached(DUE)?;
-        let due = statement.query_map(params![time(now), count(limit)], |row| {
-            let state = row.get_ref(1)?.as_str()?;
-            let is_ended = ![State::Working.status(), "input_required"].contains(&state);
-            Ok(Due { id: TaskId::from_entropy(row.get(0)?), is_ended })
-        });
-        due?.collect()
-    })();
-    found.map_err(|error| unavailable(folder, &error))
+    let (now, limit_of_each) = (time(now), count(limit));
+    let mut found = Vec::new();
+    let mut add = |text, values: &[&dyn ToSql]| -> rusqlite::Result<()> {
+        let mut statement = connection.prepare_cached(text)?;
+        let mut rows = statement.query(values)?;
+        while let Some(row) = rows.next()? {
+            let is_ended = row::is_ended(row.get_ref(2)?.as_str()?);
+            let due: i64 = row.get(0)?;
+            found.push((due, Due { id: TaskId::from_entropy(row.get(1)?), is_ended }));
+        }
+        Ok(())
+    };
+    add(DUE_ENDED, params![now, limit_of_each])
+        .and_then(|()| add(DUE_OPEN, params![now, limit_of_each, node]))
+        .and_then(|()| add(DUE_ELSEWHERE, params![now, limit_of_each, node]))
+        .map_err(|error| unavailable(folder, &error))?;
+    found.sort_by_key(|(due, _)| *due);
+    found.truncate(limit);
+    Ok(found.into_iter().map(|(_, due)| due).collect())
 }
 
 /// The records of an owner, without what they ended with.
@@ -125,7 +136,7 @@ pub(super) fn list(
     let (created, id) =
         after.map_or((-1, Vec::new()), |Place { created, id }| (time(*created), id.entropy().into()));
     let mut statement = connection.prepare_cached(LIST).map_err(failed)?;
-    let place = params![super::row::owner(owner), created, id, count(limit)];
+    let place = params![row::owner(owner), created, id, count(limit)];
     let mut rows = statement.query(place).map_err(failed)?;
     let mut found = Vec::new();
     while let Some(row) = rows.next().map_err(failed)? {
@@ -141,7 +152,7 @@ pub(super) fn list(
     Ok(found)
 }
 
-fn columns<'a>(row: &'a Row<'_>) -> rusqlite::Result<Columns<'a>> {
+fn columns<'a>(row: &'a rusqlite::Row<'_>) -> rusqlite::Result<Columns<'a>> {
     Ok(Columns {
         id: row.get(0)?,
         owner: row.get_ref(1)?.as_blob()?,
@@ -162,6 +173,11 @@ fn count(limit: usize) -> i64 {
 }
 
 const LOAD: &str = "SELECT id, owner, created, head, number, version, file, body FROM tasks WHERE id = ?1";
-const DUE: &str = "SELECT id, state FROM tasks WHERE due <= ?1 ORDER BY due LIMIT ?2";
+const DUE_ENDED: &str = "SELECT due, id, state FROM tasks WHERE NOT open AND due <= ?1 ORDER BY due LIMIT ?2";
+const DUE_OPEN: &str =
+    "SELECT due, id, state FROM tasks WHERE open AND node = ?3 AND due <= ?1 ORDER BY due LIMIT ?2";
+/// There are none once what a former process held is taken over.
+const DUE_ELSEWHERE: &str = "SELECT due, id, state FROM tasks WHERE open AND node < ?3 AND due <= ?1 \
+    UNION ALL SELECT due, id, state FROM tasks WHERE open AND node > ?3 AND due <= ?1 ORDER BY due LIMIT ?2";
 const LIST: &str = "SELECT id, owner, created, head, CASE state WHEN 'input_required' THEN body END \
     FROM tasks WHERE owner = ?1 AND (created, id) > (?2, ?3) ORDER BY created, id LIMIT ?4";

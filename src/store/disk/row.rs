@@ -247,6 +247,11 @@ pub(super) fn principal(owner: &[u8]) -> Result<[u8; 16], Unreadable> {
     owner.first_chunk().copied().ok_or(Unreadable::Owner)
 }
 
+/// Whether a task with this in the column `state` has ended.
+pub(super) fn is_ended(state: &str) -> bool {
+    ![State::Working.status(), "input_required"].contains(&state)
+}
+
 /// A time as a column has it.
 pub(super) fn time(at: Timestamp) -> i64 {
     i64::try_from(at.as_millis()).unwrap_or(i64::MAX)

@@ -33,10 +33,12 @@ pub(super) const MIGRATIONS: &[&str] = &["
         -- Last, as nothing behind it could be read without it.
         body BLOB
     ) STRICT;
-    CREATE INDEX due ON tasks (due);
     CREATE INDEX owned ON tasks (owner, created, id);
-    CREATE INDEX orphans ON tasks (node) WHERE open;
+    -- A task is in one of the two, so that each change touches as few pages as can be.
+    CREATE INDEX open ON tasks (node, due) WHERE open;
+    CREATE INDEX ended ON tasks (due) WHERE NOT open;
     CREATE INDEX files ON tasks (file) WHERE file IS NOT NULL;
+    -- Tasks that have ended, of each principal; those that have not are few, and are counted at a start.
     CREATE TABLE usage (
         principal BLOB PRIMARY KEY,
         tasks INTEGER NOT NULL,
