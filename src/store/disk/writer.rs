@@ -99,8 +99,10 @@ const BATCH: usize = 1024;
 const BATCH_BYTES: usize = 4 << 20;
 /// How long nothing is asked for before pages that are free are given back.
 const IDLE: Duration = Duration::from_secs(1);
-/// Pages that are given back at a time.
-const PAGES: i64 = 1024;
+/// How long after some of them the next are, if nothing is asked for meanwhile.
+const BETWEEN: Duration = Duration::from_millis(10);
+/// Pages that are given back at a time: a change that comes then waits for it.
+const PAGES: i64 = 256;
 /// Pages that are kept, as they will be needed again.
 const SPARE_PAGES: i64 = 256;
 /// Bytes that the log beside the database takes, and what else is in the folder.
@@ -111,10 +113,13 @@ const BESIDE: u64 = 8 << 20;
 impl Writer {
     /// Works until it is told to close, or nobody can tell it anything.
     pub(super) fn run(mut self) {
-        let mut is_tidy = false;
+        // How long it is waited before pages are given back, where there are any.
+        let mut patience = Some(IDLE);
         loop {
-            let mut told =
-                if is_tidy { self.told.recv().map_err(Into::into) } else { self.told.recv_timeout(IDLE) };
+            let mut told = match patience {
+                Some(patience) => self.told.recv_timeout(patience),
+                None => self.told.recv().map_err(Into::into),
+            };
             let mut asks = Vec::new();
             let mut bytes = 0;
             let closing = loop {
@@ -136,10 +141,12 @@ impl Writer {
                 });
             };
             if asks.is_empty() && closing.is_none() {
-                is_tidy = self.tidy().unwrap_or(true);
+                let is_tidy = self.tidy().unwrap_or(true);
+                patience = (!is_tidy).then_some(BETWEEN);
                 continue;
             }
-            is_tidy &= !asks.iter().any(|ask| matches!(ask.change, Change::Remove(_)));
+            let removes = asks.iter().any(|ask| matches!(ask.change, Change::Remove(_)));
+            patience = (removes || patience.is_some()).then_some(IDLE);
             self.commit(asks);
             if let Some(answer) = closing {
                 // The last connection carries the log over, and the folder is free.

@@ -43,6 +43,7 @@ const NO_BOUND: &[(&str, &str)] = &[
     ("store/disk/schema.rs KNOWN", "the version of the tables"),
     ("store/disk/schema.rs APPLICATION", "a mark by which a file is known"),
     ("store/disk/writer.rs BESIDE", "an estimate, counted towards `store.max_bytes`"),
+    ("store/disk/writer.rs BETWEEN", PAUSE),
     ("store/disk/writer.rs IDLE", PAUSE),
     ("store/disk/writer.rs PAGES", "a portion: the rest is given back right after it"),
     ("store/disk/writer.rs SPARE_PAGES", "what is left where pages are given back"),
