@@ -26,6 +26,7 @@ use crate::{
     telemetry::TakenOver,
     upstream::Identity,
 };
+use futures_util::future::join_all;
 use std::sync::Arc;
 use tokio::time::sleep;
 
@@ -37,6 +38,14 @@ struct LeftBehind {
     custody: Custody,
     record: Arc<Record>,
     anchor: Anchor,
+}
+
+/// How a task ends that nobody can go on with.
+enum End {
+    /// It had not ended: its call is lost.
+    Lost(Custody),
+    /// It is cancelled, and nobody can be told.
+    Forgotten(Custody),
 }
 
 // === impl Ledger ===
@@ -54,9 +63,9 @@ impl Ledger {
             match orphans {
                 Ok(orphans) if orphans.is_empty() => break,
                 Ok(orphans) => {
-                    for orphan in orphans {
-                        self.see_to(orphan, endpoints, overdue, &mut told).await;
-                    }
+                    let ends = orphans.into_iter().filter_map(|one| self.see_to(one, endpoints, &mut told));
+                    // All of them at once: in a store that flushes they share one.
+                    join_all(ends.map(|end| end.keep(self, overdue))).await;
                 }
                 // Nothing of them is lost meanwhile: they are nobody's.
                 Err(_) => tokio::select! {
@@ -70,13 +79,13 @@ impl Ledger {
         }
     }
 
-    async fn see_to(
+    /// Goes on with the call in the background; or gives how it ends, where nothing else can be done for it.
+    fn see_to(
         self: &Arc<Self>,
         Orphan { version, record, anchor }: Orphan,
         endpoints: &[Endpoint],
-        overdue: &Stopping,
         told: &mut TakenOver,
-    ) {
+    ) -> Option<End> {
         let anchor = self.anchored(&record.id, anchor.as_ref());
         let shared =
             endpoints.iter().map(Endpoint::shared).find(|shared| shared.route.path == record.owner.route);
@@ -94,12 +103,24 @@ impl Ledger {
                     true => left.wait(shared),
                     false => left.take_up(shared, Credentials::default()),
                 }
+                None
             }
-            _ if record.state.is_ended() => drop(self.let_go(&record.id).await),
+            _ if record.state.is_ended() => Some(End::Forgotten(custody)),
             _ => {
                 told.failed += 1;
-                let _ = custody.keep(lost(), overdue).await;
+                Some(End::Lost(custody))
             }
+        }
+    }
+}
+
+// === impl End ===
+
+impl End {
+    async fn keep(self, ledger: &Ledger, overdue: &Stopping) {
+        match self {
+            Self::Lost(custody) => drop(custody.keep(lost(), overdue).await),
+            Self::Forgotten(custody) => drop(ledger.let_go(&custody.id).await),
         }
     }
 }

@@ -6,7 +6,7 @@ use deferral::internals::{
     policy::Quotas,
     proxy::{Ledger, NoRoom},
     runtime::{Clock, Drain, SystemClock},
-    store::{StoreError, Updated},
+    store::{Memory, Store, StoreError, Updated},
     task::{Event, Owner, Record, Scope, State, TaskId},
 };
 use std::{sync::Arc, time::Duration};
@@ -115,5 +115,25 @@ async fn a_task_that_could_not_be_forgotten_ends_and_is_not_renewed() {
     let known = ledger.load(&record.id).await.expect("it answers").expect("it is there");
     let State::Failed { error } = &known.state else { panic!("{known:?}") };
     assert!(error.starts_with(br#"{"code":-31002,"#), "{error:?}");
+    looking_after.abort();
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_a_process_left_behind_ends_together_and_not_one_by_one() {
+    let (memory, clock) = (Memory::default(), Arc::new(SystemClock::new()));
+    let ids: Vec<_> = (0..100).map(|number| TaskId::from_entropy([number; 16])).collect();
+    for id in &ids {
+        let record = Record { id: id.clone(), ..record(&clock) };
+        memory.insert(Arc::new(record)).await.expect("kept");
+    }
+    let store = Faulty::awaiting(memory.restarted(), ids.len());
+    let ledger = Ledger::new(store, None, Quotas::default(), clock);
+    let (_drain, stopping) = Drain::new();
+    let looking_after = tokio::spawn(Arc::clone(&ledger).look_after(Vec::new(), stopping));
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    for id in &ids {
+        let known = ledger.load(id).await.expect("it answers").expect("it is there");
+        assert!(matches!(known.state, State::Failed { .. }), "{known:?}");
+    }
     looking_after.abort();
 }

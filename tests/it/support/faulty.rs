@@ -21,7 +21,7 @@ use std::{
     time::Duration,
 };
 use tokio::{
-    sync::watch,
+    sync::{Barrier, watch},
     time::{sleep, timeout},
 };
 
@@ -38,6 +38,8 @@ pub(crate) struct Faulty {
     /// Where it halts, and how many operations of that kind are still to come before.
     halt: Mutex<Option<(Halt, usize)>>,
     has_halted: watch::Sender<bool>,
+    /// No change is made before so many are asked for.
+    crowd: Option<Barrier>,
 }
 
 /// Where a store halts.
@@ -87,6 +89,11 @@ impl Faulty {
         Arc::new(store)
     }
 
+    /// One of these records, which makes no change before so many are asked for at once.
+    pub(crate) fn awaiting(inner: Memory, changes: usize) -> Arc<Self> {
+        Arc::new(Self { crowd: Some(Barrier::new(changes)), ..Self::of(inner, Duration::ZERO) })
+    }
+
     fn of(inner: Memory, takes: Duration) -> Self {
         Self {
             inner,
@@ -96,6 +103,7 @@ impl Faulty {
             refused: watch::Sender::new(Vec::new()),
             halt: Mutex::default(),
             has_halted: watch::Sender::new(false),
+            crowd: None,
         }
     }
 
@@ -175,6 +183,9 @@ impl Store for Faulty {
 
     async fn swap(&self, version: Version, record: Arc<Record>, flush: Flush) -> Result<bool, StoreError> {
         self.ask(Op::Swap)?;
+        if let Some(crowd) = &self.crowd {
+            crowd.wait().await;
+        }
         self.passes(Op::Swap, false).await;
         let done = self.inner.swap(version, record, flush).await;
         self.passes(Op::Swap, true).await;
