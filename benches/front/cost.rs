@@ -21,6 +21,8 @@ struct Series {
     base: usize,
     /// The series of the binary that it is held against.
     baseline: Option<usize>,
+    /// The series with the memory store.
+    memory: Option<usize>,
     /// Which process it is.
     process: usize,
     load: Load,
@@ -43,11 +45,24 @@ pub(crate) async fn measure(yard: &Yard, options: &Options, report: &mut Report)
         let ask = scenario.prepare(address).await.map_err(about)?;
         let load = Load::open(address, options.connections, ask).await.map_err(about)?;
         let base = base(&all, proxy, scenario);
-        all.push(Series { proxy, scenario, base, baseline: None, process, load, rounds: Vec::new() });
+        all.push(Series {
+            proxy,
+            scenario,
+            base,
+            baseline: None,
+            memory: None,
+            process,
+            load,
+            rounds: Vec::new(),
+        });
     }
     for at in 0..all.len() {
-        let like = |one: &Series| one.proxy == Proxy::Baseline && one.scenario == all[at].scenario;
-        all[at].baseline = all.iter().position(like).filter(|_| all[at].proxy == Proxy::Deferral);
+        let like = |proxy| {
+            all.iter().position(|one: &Series| one.proxy == proxy && one.scenario == all[at].scenario)
+        };
+        let baseline = like(Proxy::Baseline).filter(|_| all[at].proxy == Proxy::Deferral);
+        let memory = like(Proxy::Deferral).filter(|_| all[at].proxy == Proxy::Disk);
+        (all[at].baseline, all[at].memory) = (baseline, memory);
     }
     for round in 1..=options.rounds() {
         eprintln!("round {round} of {}", options.rounds());
@@ -63,8 +78,7 @@ pub(crate) async fn measure(yard: &Yard, options: &Options, report: &mut Report)
         }
     }
     for series in &all {
-        let baseline = series.baseline.map(|at| &all[at]);
-        report.costs.push(cost(series, &all[series.base], baseline, options.calls()));
+        report.costs.push(cost(series, &all, options.calls()));
     }
     Ok(())
 }
@@ -92,17 +106,30 @@ fn plan(options: &Options) -> Vec<(Proxy, Scenario)> {
         (Proxy::Lines, Scenario::Completed),
     ];
     peers
-        .chain(ours.into_iter().flat_map(|scenario| options.ours().map(move |proxy| (proxy, scenario))))
+        .chain(ours.into_iter().flat_map(|scenario| {
+            let disk = ON_DISK.contains(&scenario).then_some(Proxy::Disk);
+            options.ours().chain(disk).map(move |proxy| (proxy, scenario))
+        }))
         .chain(quiet.map(|scenario| (Proxy::Quiet, scenario)))
         .chain(lines)
         // Without the bare proxy there is nothing to compare with.
         .filter(|(proxy, scenario)| {
-            matches!(proxy, Proxy::Bare | Proxy::BareLines)
-                || options.wants(proxy.name())
-                || options.wants(scenario.name())
+            matches!(proxy, Proxy::Bare | Proxy::BareLines) || wants(options, *proxy, *scenario)
         })
         .collect()
 }
+
+/// Whether it is to be measured: by itself, or as another is held against it.
+pub(crate) fn wants(options: &Options, proxy: Proxy, scenario: Scenario) -> bool {
+    let is_beside_disk = proxy == Proxy::Deferral && ON_DISK.contains(&scenario);
+    options.wants(proxy.name())
+        || options.wants(scenario.name())
+        || is_beside_disk && options.wants(Proxy::Disk.name())
+}
+
+/// What no store is asked for, and what is answered from memory by every store.
+pub(crate) const ON_DISK: [Scenario; 4] =
+    [Scenario::Fast(Client::Plain), Scenario::Fast(Client::Tasks), Scenario::Completed, Scenario::Working];
 
 /// The bare proxy under the like: events beside events, all else beside a JSON answer.
 fn base(all: &[Series], proxy: Proxy, scenario: Scenario) -> usize {
@@ -119,12 +146,13 @@ fn base(all: &[Series], proxy: Proxy, scenario: Scenario) -> usize {
     found.unwrap_or(all.len())
 }
 
-fn cost(series: &Series, base: &Series, baseline: Option<&Series>, calls: usize) -> Cost {
+fn cost(series: &Series, others: &[Series], calls: usize) -> Cost {
     let each = |cpu: &Cpu| cpu.ns as f64 / 1e3 / calls as f64;
     let to = |other: &Series| -> Vec<f64> {
         series.rounds.iter().zip(&other.rounds).map(|(one, other)| one.ns as f64 / other.ns as f64).collect()
     };
-    let ratios = to(base);
+    let ratios = to(&others[series.base]);
+    let median_to = |at: Option<usize>| at.map(|at| median(to(&others[at]).into_iter()));
     let all = series.rounds.iter().fold(Cpu::default(), |sum, round| sum.and(*round));
     Cost {
         proxy: series.proxy.name(),
@@ -134,9 +162,10 @@ fn cost(series: &Series, base: &Series, baseline: Option<&Series>, calls: usize)
         ratio: median(ratios.iter().copied()),
         ratio_least: ratios.iter().copied().fold(f64::INFINITY, f64::min),
         ratio_most: ratios.iter().copied().fold(0.0, f64::max),
-        baseline: baseline.map(|other| median(to(other).into_iter())),
+        baseline: median_to(series.baseline),
+        memory: median_to(series.memory),
         goal: match series.proxy {
-            Proxy::Deferral | Proxy::Quiet => Some(series.scenario.goal()),
+            Proxy::Deferral | Proxy::Disk | Proxy::Quiet => Some(series.scenario.goal()),
             // Nothing is saved by giving an answer of ours: writing a line costs as little.
             Proxy::Lines => Some(1.5),
             Proxy::Bare | Proxy::Nginx | Proxy::Baseline | Proxy::BareLines => None,

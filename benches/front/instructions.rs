@@ -5,6 +5,7 @@
 
 use super::{
     Failure, Options,
+    cost::{self, ON_DISK},
     load::Load,
     peers,
     proxies::{self, Proxy, Yard},
@@ -37,12 +38,13 @@ pub(crate) async fn measure(yard: &Yard, options: &Options, report: &mut Report)
         // The older binary first, so that there is something to hold the other against.
         .chain(ours.into_iter().flat_map(|scenario| {
             let proxies: Vec<_> = options.ours().collect();
-            proxies.into_iter().rev().map(move |proxy| (proxy, scenario))
+            let disk = ON_DISK.contains(&scenario).then_some(Proxy::Disk);
+            proxies.into_iter().rev().chain(disk).map(move |proxy| (proxy, scenario))
         }))
         .chain([(Proxy::Quiet, Scenario::Fast(Client::Plain)), (Proxy::Quiet, Scenario::Completed)]);
     let mut bare = None;
     for (proxy, scenario) in plan {
-        if proxy != Proxy::Bare && !options.wants(proxy.name()) && !options.wants(scenario.name()) {
+        if proxy != Proxy::Bare && !cost::wants(options, proxy, scenario) {
             continue;
         }
         eprintln!("instructions: {}, {}", proxy.name(), scenario.name());
@@ -50,17 +52,20 @@ pub(crate) async fn measure(yard: &Yard, options: &Options, report: &mut Report)
         let many = count(yard, &valgrind, proxy, scenario, MANY).await?;
         let each = many.saturating_sub(few) as f64 / (MANY - FEW) as f64;
         let base = *bare.get_or_insert(each);
-        let older = report
-            .instructions
-            .iter()
-            .find(|one| one.proxy == Proxy::Baseline.name() && one.scenario == scenario.name());
-        let baseline = older.filter(|_| proxy == Proxy::Deferral).map(|older| each / older.each);
+        let to = |other: Proxy| {
+            let all = &mut report.instructions.iter();
+            let other = all.find(|one| one.proxy == other.name() && one.scenario == scenario.name());
+            other.map(|other| each / other.each)
+        };
+        let baseline = to(Proxy::Baseline).filter(|_| proxy == Proxy::Deferral);
+        let memory = to(Proxy::Deferral).filter(|_| proxy == Proxy::Disk);
         report.instructions.push(Instructions {
             proxy: proxy.name(),
             scenario: scenario.name(),
             each,
             ratio: each / base,
             baseline,
+            memory,
         });
     }
     Ok(())

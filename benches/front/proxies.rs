@@ -24,6 +24,8 @@ pub(crate) enum Proxy {
     Nginx,
     /// As people start it: one access line a call, to a descriptor nobody reads.
     Deferral,
+    /// The same with its tasks in a folder.
+    Disk,
     /// Another binary of it, started likewise.
     Baseline,
     /// With warnings only.
@@ -42,6 +44,7 @@ impl Proxy {
             Self::Bare => "bare hyper",
             Self::Nginx => "nginx",
             Self::Deferral => "deferral",
+            Self::Disk => "deferral, disk",
             Self::Baseline => "baseline",
             Self::Quiet => "deferral, log off",
             Self::BareLines => "bare lines",
@@ -79,7 +82,7 @@ impl Proxy {
                 Process::start_at(&mut command, address).await
             }
             Self::BareLines => Process::start(command(&env::current_exe()?).arg("relay")).await,
-            Self::Deferral | Self::Baseline | Self::Quiet | Self::Lines => {
+            Self::Deferral | Self::Disk | Self::Baseline | Self::Quiet | Self::Lines => {
                 let program = match self {
                     Self::Baseline => yard.baseline.as_ref().ok_or("no baseline is named")?,
                     _ => &yard.deferral,
@@ -89,7 +92,11 @@ impl Proxy {
                     Self::Lines => format!("command: [{:?}, lines]", env::current_exe()?),
                     _ => format!("url: \"http://{}/mcp\"", yard.upstream),
                 };
-                fs::write(&config, deferral_config(&upstream))?;
+                let store = match self {
+                    Self::Disk => format!("{{ disk: {:?} }}", free_folder(&yard.folder)),
+                    _ => "memory".to_owned(),
+                };
+                fs::write(&config, deferral_config(&upstream, &store))?;
                 let mut command = command(program);
                 command.arg("serve").arg("--config").arg(config).env_remove("DEFERRAL_LOG");
                 if self == Self::Quiet {
@@ -119,6 +126,12 @@ fn free_address() -> Result<SocketAddr, Failure> {
     Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?)
 }
 
+/// Where nothing is yet.
+fn free_folder(above: &Path) -> PathBuf {
+    let names = (0..).map(|number| above.join(format!("tasks-{number}")));
+    names.into_iter().find(|folder| !folder.exists()).expect("numbers do not end")
+}
+
 /// The defaults but for what would end connections, and for the access log, which costs a write.
 fn nginx_config(listen: SocketAddr, upstream: SocketAddr) -> String {
     format!(
@@ -146,10 +159,11 @@ http {{
 
 /// The defaults but for a limit that all of this bench's clients together, who are one principal,
 /// would reach.
-fn deferral_config(upstream: &str) -> String {
+fn deferral_config(upstream: &str, store: &str) -> String {
     format!(
         "listen: 127.0.0.1:0
 admin: off
+store: {store}
 limits: {{ polls_per_second: 1000000 }}
 routes:
   - upstream: {{ {upstream} }}

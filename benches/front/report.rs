@@ -27,6 +27,8 @@ pub(crate) struct Cost {
     pub(crate) ratio_most: f64,
     /// To the older binary in the same round, the median.
     pub(crate) baseline: Option<f64>,
+    /// To the same with the memory store in the same round, the median.
+    pub(crate) memory: Option<f64>,
     pub(crate) goal: Option<f64>,
 }
 
@@ -39,6 +41,8 @@ pub(crate) struct Instructions {
     pub(crate) ratio: f64,
     /// To the older binary.
     pub(crate) baseline: Option<f64>,
+    /// To the same with the memory store.
+    pub(crate) memory: Option<f64>,
 }
 
 /// Resident memory of a proxy for each thing it holds.
@@ -77,14 +81,14 @@ impl Report {
     }
 
     fn print_costs(&self) {
-        let head = ("CPU a call", "us", "user", "x bare", "rounds", "goal", "x old");
+        let head = ("CPU a call", "us", "user", "x bare", "rounds", "goal", "x old", "x memory");
         println!(
-            "\n{:<60} {:>7} {:>6} {:>7} {:>12} {:>6} {:>6}",
-            head.0, head.1, head.2, head.3, head.4, head.5, head.6
+            "\n{:<60} {:>7} {:>6} {:>7} {:>12} {:>6} {:>6} {:>8}",
+            head.0, head.1, head.2, head.3, head.4, head.5, head.6, head.7
         );
         for cost in &self.costs {
             println!(
-                "{:<18} {:<41} {:>7.1} {:>5.0}% {:>7.2} {:>12} {:>6} {:>6}",
+                "{:<18} {:<41} {:>7.1} {:>5.0}% {:>7.2} {:>12} {:>6} {:>6} {:>8}",
                 cost.proxy,
                 cost.scenario,
                 cost.cpu_us,
@@ -93,6 +97,7 @@ impl Report {
                 format!("{:.2}..{:.2}", cost.ratio_least, cost.ratio_most),
                 shown(cost.goal),
                 against(cost.baseline),
+                against(cost.memory),
             );
         }
     }
@@ -102,17 +107,18 @@ impl Report {
             return;
         }
         println!(
-            "\n{:<60} {:>7} {:>14} {:>6}",
-            "instructions a call, kernel not counted", "", "x bare", "x old"
+            "\n{:<60} {:>7} {:>14} {:>6} {:>8}",
+            "instructions a call, kernel not counted", "", "x bare", "x old", "x memory"
         );
         for count in &self.instructions {
             println!(
-                "{:<18} {:<41} {:>7.0} {:>14.2} {:>6}",
+                "{:<18} {:<41} {:>7.0} {:>14.2} {:>6} {:>8}",
                 count.proxy,
                 count.scenario,
                 count.each,
                 count.ratio,
-                against(count.baseline)
+                against(count.baseline),
+                against(count.memory)
             );
         }
     }
@@ -140,9 +146,9 @@ fn shown(goal: Option<f64>) -> String {
     goal.map(|goal| format!("{goal:.1}")).unwrap_or_default()
 }
 
-/// With the two digits that a comparison with what was needs.
+/// With the digits that a comparison with ourselves needs.
 fn against(ratio: Option<f64>) -> String {
-    ratio.map(|ratio| format!("{ratio:.2}")).unwrap_or_default()
+    ratio.map(|ratio| format!("{ratio:.3}")).unwrap_or_default()
 }
 
 /// The middle one, or 0 of none.

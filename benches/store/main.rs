@@ -15,12 +15,15 @@ use std::{
     collections::BTreeMap,
     env, fs,
     io::{BufRead, BufReader},
+    os::unix::fs::FileExt,
     path::Path,
     process::{Command, Stdio},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
+        mpsc,
     },
+    thread,
     time::{Duration, Instant},
 };
 use tokio::{sync::Semaphore, task::JoinSet};
@@ -32,6 +35,8 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 const START: Timestamp = Timestamp::from_millis(1_785_234_600_000);
 /// Tasks that are at work at a time, where there are many.
 const AT_ONCE: usize = 1000;
+/// How often that is measured; the middle one is shown.
+const ROUNDS: u32 = 5;
 /// Bytes of a result.
 const RESULT: usize = 1000;
 
@@ -42,6 +47,7 @@ async fn main() {
         ["fill", path, tasks] => fill(path, number(tasks)).await,
         ["open", path, tasks] => open(path, number(tasks)).await,
         ["work", path, tasks, at_once] => work(path, number(tasks), number(at_once)).await,
+        ["least", path, tasks] => least(path, number(tasks)).await,
         ["large", path] => large(path).await,
         _ if !words.iter().any(|word| word == "--bench") => {}
         _ => all(words.iter().any(|word| word == "--quick")),
@@ -74,21 +80,7 @@ fn all(quick: bool) {
     println!("\na task: insert, a question, its answer, the end");
     println!("  {:<22} {:>12} {:>14} {:>12}", "", "CPU us", "time us", "flushes");
     for at_once in [1, AT_ONCE] {
-        let tasks = if quick { 2_000 } else { 20_000 };
-        for store in ["memory", "disk"] {
-            let path = folder.path().join(format!("work-{store}-{at_once}"));
-            let path = if store == "disk" { shown(&path) } else { "memory".to_owned() };
-            let words = ["work", &path, &tasks.to_string(), &at_once.to_string()];
-            let did = run(&words);
-            let flushes = if store == "disk" { flushes(folder.path(), at_once) } else { Some(0.0) };
-            let flushes = flushes.map_or_else(|| "no strace".to_owned(), |flushes| format!("{flushes:.3}"));
-            println!(
-                "  {:<22} {:>12.1} {:>14.1} {flushes:>12}",
-                format!("{store}, {at_once} at once"),
-                did["cpu_us"],
-                did["us"]
-            );
-        }
+        tasks_cost(folder.path(), at_once, if quick { 1_000 } else { 5_000 });
     }
     println!("\nan insert, in ms");
     let did = run(&["large", &shown(&folder.path().join("large"))]);
@@ -99,6 +91,41 @@ fn all(quick: bool) {
             did[&format!("{beside} p50")],
             did[&format!("{beside} p99")]
         );
+    }
+}
+
+/// What a task costs in each store, in turns, and what the disk and the hand-over to it cost at least.
+fn tasks_cost(folder: &Path, at_once: usize, tasks: u32) {
+    let (tasks, many) = (tasks.to_string(), at_once.to_string());
+    let mut figures = BTreeMap::<_, Vec<_>>::new();
+    for round in 0..ROUNDS {
+        let path = |store| shown(&folder.join(format!("{store}-{at_once}-{round}")));
+        let mut did = vec![
+            ("memory", run(&["work", "memory", &tasks, &many])),
+            ("disk", run(&["work", &path("disk"), &tasks, &many])),
+        ];
+        if at_once == 1 {
+            did.push(("the least", run(&["least", &path("least"), &tasks])));
+        }
+        for (store, did) in did {
+            figures.entry(store).or_default().push((did["cpu_us"], did["us"]));
+        }
+    }
+    for (store, rounds) in figures {
+        let middle = |figure: fn(&(f64, f64)) -> f64| {
+            let mut all: Vec<_> = rounds.iter().map(figure).collect();
+            all.sort_by(f64::total_cmp);
+            all[all.len() / 2]
+        };
+        let flushes = match store {
+            "disk" => {
+                flushes(folder, at_once).map_or_else(|| "no strace".to_owned(), |count| format!("{count:.3}"))
+            }
+            "memory" => "0".to_owned(),
+            _ => "2".to_owned(),
+        };
+        let name = format!("{store}, {at_once} at once");
+        println!("  {name:<22} {:>12.1} {:>14.1} {flushes:>12}", middle(|did| did.0), middle(|did| did.1));
     }
 }
 
@@ -117,7 +144,8 @@ fn filled_and_killed(path: &Path, tasks: u32) -> f64 {
 
 /// Flushes of a task, as the system saw them.
 fn flushes(folder: &Path, at_once: usize) -> Option<f64> {
-    let tasks = at_once.max(200) * 2;
+    // Enough that opening it does not matter.
+    let tasks = at_once.max(1000) * 2;
     let told = folder.join("strace");
     let store = folder.join(format!("strace-{at_once}"));
     let output = Command::new("strace")
@@ -209,6 +237,46 @@ async fn work(path: &str, tasks: u32, at_once: u32) {
     .await;
     println!("us {}", began.elapsed().as_secs_f64() * 1e6 / f64::from(tasks));
     println!("cpu_us {}", (self::cpu() - cpu).as_secs_f64() * 1e6 / f64::from(tasks));
+}
+
+/// What nobody who writes on another thread is spared: four changes are handed over, written, and answered one
+/// after the other; two of them are flushed. Nothing else is done.
+async fn least(path: &str, tasks: u32) {
+    /// The change's place, and who waits for it.
+    type Handed = (u64, tokio::sync::oneshot::Sender<()>);
+    /// Pages of the file that are written again and again.
+    const PAGES: u64 = 1000;
+    /// Pages that a task writes.
+    const EACH: u64 = 10;
+    let file = fs::File::create(path).expect("made");
+    let page = [7; 4096];
+    (0..PAGES).for_each(|at| file.write_all_at(&page, at * 4096).expect("written"));
+    file.sync_all().expect("flushed");
+    let (hand, handed) = mpsc::channel::<Handed>();
+    let writer = thread::spawn(move || {
+        for (change, answer) in handed {
+            // The first and the last have four pages, and are flushed.
+            let (first, pages, flush) = [(0, 4, true), (4, 1, false), (5, 1, false), (6, 4, true)]
+                [usize::try_from(change % 4).expect("small")];
+            for at in first..first + pages {
+                file.write_all_at(&page, (change / 4 * EACH + at) % PAGES * 4096).expect("written");
+            }
+            if flush {
+                file.sync_data().expect("flushed");
+            }
+            let _ = answer.send(());
+        }
+    });
+    let (began, cpu) = (now(), cpu());
+    for change in 0..u64::from(tasks) * 4 {
+        let (answer, answered) = tokio::sync::oneshot::channel();
+        hand.send((change, answer)).expect("it listens");
+        answered.await.expect("answered");
+    }
+    println!("us {}", began.elapsed().as_secs_f64() * 1e6 / f64::from(tasks));
+    println!("cpu_us {}", (self::cpu() - cpu).as_secs_f64() * 1e6 / f64::from(tasks));
+    drop(hand);
+    writer.join().expect("ends");
 }
 
 /// How long an insert takes, alone and while results of 10 MiB are written one after the other.
