@@ -36,6 +36,7 @@ use tokio::{
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::{
+    STATUS,
     command::Command,
     portion::{Portion, Remarks},
     starts::Starts,
@@ -347,7 +348,7 @@ impl Life {
             self.waiting.take(taken, bytes);
             if let Err(error) = written {
                 // A process that has ended reads nothing either, and its supervisor is about to say how it has.
-                let _ = timeout(LAST_WORDS, self.ended.cancelled()).await;
+                let _ = timeout(STATUS, self.ended.cancelled()).await;
                 return self.cannot_go_on(&format!("it reads nothing any more ({error})"));
             }
         }

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use std::time::{Duration, Instant};
 use tokio::time::timeout;
 
-use super::{LAST_WORDS, Said, child::Child};
+use super::{STATUS, Said, child::Child};
 use crate::{
     protocol::{Frame, Kind, Revision, meta},
     runtime::Mutex,
@@ -54,7 +54,7 @@ pub(super) async fn welcome(child: &Child, said: &mut Said, hello: &Hello) -> Re
     child.write(hello.body.clone())?;
     loop {
         let Some(frame) = heard(said).await else {
-            let _ = timeout(LAST_WORDS, child.life().ended()).await;
+            let _ = timeout(STATUS, child.life().ended()).await;
             let how = child.life().how();
             let why = format!("its process did not answer `initialize`, and is not there any more: {how}");
             return Err(CallError::Unreachable(why));

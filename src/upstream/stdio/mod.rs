@@ -117,9 +117,11 @@ const READ: usize = 64 << 10;
 const ASK: Duration = Duration::from_millis(100);
 /// How much of a line that is no message is shown.
 const SHOWN: usize = 200;
-/// How long a process that says nothing more may take to say how it ended, and one that has ended what it had
-/// still to say.
+/// How long a process that has ended may take with what it had still to say.
 const LAST_WORDS: Duration = Duration::from_millis(200);
+/// How long it may take to be heard how a process ended that says or reads nothing more. On a machine that is busy
+/// its supervisor has its turn late; one that goes on without its output is rare, and about to be ended.
+const STATUS: Duration = Duration::from_secs(2);
 
 // === impl Stdio ===
 
@@ -344,7 +346,7 @@ impl wire::Line for Pipe {
                 }
             }
         }
-        let _ = timeout(LAST_WORDS, life.ended()).await;
+        let _ = timeout(STATUS, life.ended()).await;
         life.cannot_go_on("it says nothing any more");
         let how = match said.lines.is_within() {
             true => format!("{}, in the middle of a message", life.how()),

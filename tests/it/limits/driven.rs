@@ -211,7 +211,11 @@ const BOUNDS: &[(&str, Held)] = &[
         "upstream/stdio/mod.rs SHOWN",
         Not("the beginning of a line that is there whole; how many are told is bounded"),
     ),
-    ("upstream/stdio/mod.rs LAST_WORDS", By("a_process_that_says_nothing_more_and_lives_is_ended")),
+    (
+        "upstream/stdio/mod.rs LAST_WORDS",
+        By("a_process_that_is_ended_while_it_writes_is_read_on_until_it_has_ended"),
+    ),
+    ("upstream/stdio/mod.rs STATUS", By("a_process_that_says_nothing_more_and_lives_is_ended")),
     (
         "upstream/stdio/hello.rs PATIENCE",
         By("a_refusal_of_initialize_that_says_nothing_of_revisions_keeps_its_words"),

@@ -47,6 +47,19 @@ async fn a_process_that_says_nothing_more_and_lives_is_ended() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn how_a_process_ended_is_told_although_it_is_heard_a_second_after_its_last_word() {
+    let mut world = World::new();
+    let mut call = world.call(1, MUTE);
+    let mut process = world.up().await;
+    process.called().await;
+    process.stdout.shutdown().await.expect("it is open");
+    sleep(Duration::from_secs(1)).await;
+    process.ends("exit status: 3").await;
+    let lost = call.lost().await.to_string();
+    assert!(lost.contains("exit status: 3"), "{lost}");
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_process_that_is_ended_while_it_writes_is_read_on_until_it_has_ended() {
     for fails_at_its_start in [false, true] {
         let mut world = World::with(|command, _| command.start_timeout = Duration::from_secs(7));
