@@ -21,7 +21,7 @@ use std::{
 };
 use tokio::time::timeout;
 
-use crate::support::servers::{Canned, Get, LegacyServer, Options, PATIENCE, Seen, tls_before};
+use crate::support::servers::{Canned, Get, LegacyServer, Nobody, Options, PATIENCE, Seen, tls_before};
 
 mod left;
 mod told;
@@ -739,11 +739,8 @@ async fn a_connection_that_breaks_before_the_answer_loses_a_call_and_repeats_a_l
 
 #[tokio::test]
 async fn a_server_that_is_not_there_is_unreachable() {
-    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
-    let addr = listener.local_addr().expect("an address");
-    drop(listener);
-    let mut replies =
-        connect(&format!("http://{addr}/mcp"), |_| {}).call(request(1, Method::ToolsCall, MUTE));
+    let nobody = Nobody::new();
+    let mut replies = connect(&nobody.url(), |_| {}).call(request(1, Method::ToolsCall, MUTE));
     assert!(matches!(replies.next().await, Some(Event::Lost(CallError::Unreachable(_)))));
     assert!(replies.next().await.is_none());
 }

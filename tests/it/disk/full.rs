@@ -5,6 +5,7 @@ use deferral::internals::{
     store::{StoreError, Updated, update},
     task::Event,
 };
+use futures_util::future::join_all;
 use std::{fs, path::PathBuf};
 
 const MIB: u64 = 1 << 20;
@@ -26,12 +27,12 @@ async fn beyond_max_bytes_nothing_is_inserted_and_nothing_grows_until_there_is_r
     // Why it failed must always fit.
     let error = Event::Failed { error: "{}".into(), message: Some("x".repeat(300)) };
     assert!(matches!(update(&*store, &id(full), &error, START).await, Ok(Updated::Done { .. })));
-    for more in 1000..20_000 {
-        match store.insert(record(more)).await {
-            Ok(()) => continue,
-            Err(StoreError::Full("store.max_bytes")) => {}
-            other => panic!("{other:?}"),
-        }
+    // Many at a time, as a commit takes them.
+    for first in (1000..20_000).step_by(50) {
+        let inserts = join_all((first..first + 50).map(|more| store.insert(record(more)))).await;
+        let Some(at) = inserts.iter().position(Result::is_err) else { continue };
+        assert!(matches!(inserts[at], Err(StoreError::Full("store.max_bytes"))), "{:?}", inserts[at]);
+        let more = first + u32::try_from(at).expect("few");
         store.remove(&id(0)).await.expect("removed");
         insert(&*store, more).await;
         store.close().await;

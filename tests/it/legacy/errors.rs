@@ -5,7 +5,7 @@ use crate::{
     proxy::world::{Setup, World, start},
     support::{
         clients::{Answer, soon},
-        servers::Canned,
+        servers::{Canned, Nobody},
         time::passes,
     },
 };
@@ -89,10 +89,8 @@ async fn each_request_of_a_batch_gets_its_error() {
 
 #[tokio::test]
 async fn a_server_that_is_not_there_is_told_to_those_who_wait_and_to_those_who_do_not() {
-    let nobody = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a free port");
-    let url = format!("http://{}/mcp", nobody.local_addr().expect("bound"));
-    drop(nobody);
-    let proxy = start(&url, &[], &[]);
+    let nobody = Nobody::new();
+    let proxy = start(&nobody.url(), &[], &[]);
     let client = Older::new(proxy.addresses[0]).within("s1");
     assert_eq!(client.call(7).await.answer().await.refusal(), (200, -31001));
     for waiting in [client.listen().await, client.post(READY).await] {

@@ -3,7 +3,7 @@
 use super::world::{HELLO, Older, READY};
 use crate::{
     proxy::world::{Setup, World, start},
-    support::servers::{Canned, Seen},
+    support::servers::{Canned, Nobody, Seen},
 };
 use http::Method;
 use serde_json::json;
@@ -117,10 +117,8 @@ async fn the_end_of_a_session_is_answered_where_its_server_is_gone() {
 
 #[tokio::test]
 async fn the_end_of_a_session_is_answered_where_its_server_was_never_there() {
-    let nobody = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a free port");
-    let url = format!("http://{}/mcp", nobody.local_addr().expect("bound"));
-    drop(nobody);
-    let proxy = start(&url, &[], &[]);
+    let nobody = Nobody::new();
+    let proxy = start(&nobody.url(), &[], &[]);
     let client = Older::new(proxy.addresses[0]).within("s1");
     let answer = client.send(Method::DELETE, "/mcp", "").await.answer().await;
     assert_eq!(answer.refusal(), (502, -31001));

@@ -3,7 +3,7 @@
 use super::world::{ALWAYS, Setup, World, start};
 use crate::support::{
     clients::Client,
-    servers::{Call, Canned, LegacyServer, Options},
+    servers::{Call, Canned, LegacyServer, Nobody, Options},
     time::passes,
 };
 use serde_json::{Value, json};
@@ -126,10 +126,8 @@ async fn an_answer_over_the_limit_ends_the_call_with_the_limits_name() {
 
 #[tokio::test]
 async fn a_server_that_is_not_there_is_unreachable_until_it_comes() {
-    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
-    let addr = listener.local_addr().expect("bound");
-    drop(listener);
-    let proxy = start(&format!("http://{addr}/mcp"), &[ALWAYS], &[]);
+    let nobody = Nobody::new();
+    let proxy = start(&nobody.url(), &[ALWAYS], &[]);
     let client = Client::new(proxy.addresses[0]);
     for client in [client.clone(), client.with_tasks()] {
         let call = client.call("t").await.answer().await;
@@ -140,8 +138,7 @@ async fn a_server_that_is_not_there_is_unreachable_until_it_comes() {
         assert_eq!(listen.error()["code"], -31001);
     }
 
-    let listener = TcpListener::bind(addr).await.expect("the port is free again");
-    let _server = LegacyServer::on(listener, Options::default());
+    let _server = LegacyServer::on(nobody.listens(), Options::default());
     assert_eq!(client.ask("server/discover", json!({})).await.status, 200);
 }
 

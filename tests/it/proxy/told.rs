@@ -4,10 +4,9 @@ use super::world::{Setup, World, start};
 use crate::{
     front::world::Lines,
     legacy::world::Older,
-    support::servers::{Call, Canned},
+    support::servers::{Call, Canned, Nobody},
 };
 use serde_json::{Value, json};
-use tokio::net::TcpListener;
 
 /// The access line of the last of so many requests.
 async fn last(lines: &Lines, count: usize) -> Value {
@@ -25,10 +24,8 @@ fn said(line: &Value) -> (&str, &str, &str) {
 
 #[tokio::test]
 async fn a_server_that_is_down_is_warned_of_with_the_reason() {
-    let free = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
-    let url = format!("http://{}/mcp", free.local_addr().expect("bound"));
-    drop(free);
-    let proxy = start(&url, &[], &[]);
+    let nobody = Nobody::new();
+    let proxy = start(&nobody.url(), &[], &[]);
     let lines = Lines::record();
     let modern = crate::support::clients::Client::new(proxy.addresses[0]);
     modern.ask("tools/list", json!({})).await;

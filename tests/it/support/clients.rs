@@ -324,6 +324,11 @@ impl Waiting {
         timeout(limit, self.outcome()).await.expect("the proxy answers").expect("an answer")
     }
 
+    /// The same; `None` where the connection is closed before it begins.
+    pub(crate) async fn answer_if_any(self, limit: Duration) -> Option<Answer> {
+        timeout(limit, self.outcome()).await.expect("the proxy answers, or hangs up").ok()
+    }
+
     async fn outcome(self) -> hyper::Result<Answer> {
         let (head, body) = self.response.await?.into_parts();
         let body = body.collect().await.expect("a whole body").to_bytes();

@@ -21,7 +21,7 @@ use std::{
     time::Duration,
 };
 use tokio::{
-    net::TcpListener,
+    net::{TcpListener, TcpSocket},
     sync::{mpsc, oneshot, watch},
     task::JoinHandle,
     time::timeout,
@@ -34,6 +34,11 @@ pub(crate) struct LegacyServer {
     calls: tokio::sync::Mutex<mpsc::UnboundedReceiver<Call>>,
     accepting: JoinHandle<()>,
 }
+
+/// An address at which nobody listens, and at which nobody else can before this does.
+///
+/// One that was only free a moment ago may be given to the next who asks for any, as a proxy in front of it does.
+pub(crate) struct Nobody(TcpSocket);
 
 /// How a server keeps house.
 pub(crate) struct Options {
@@ -253,6 +258,25 @@ impl LegacyServer {
 impl Drop for LegacyServer {
     fn drop(&mut self) {
         self.accepting.abort();
+    }
+}
+
+// === impl Nobody ===
+
+impl Nobody {
+    pub(crate) fn new() -> Self {
+        let socket = TcpSocket::new_v4().expect("a socket");
+        socket.bind(SocketAddr::from(([127, 0, 0, 1], 0))).expect("a free port");
+        Self(socket)
+    }
+
+    /// What would be its MCP endpoint.
+    pub(crate) fn url(&self) -> String {
+        format!("http://{}/mcp", self.0.local_addr().expect("a bound socket"))
+    }
+
+    pub(crate) fn listens(self) -> TcpListener {
+        self.0.listen(64).expect("it is bound")
     }
 }
 
