@@ -58,7 +58,7 @@ pub mod front {
 pub mod policy {
     pub use crate::policy::{
         Access, Defer, Held, LegacyTasks, Mode, Pattern, PrincipalSource, Questions, Quotas, Resume, Route,
-        SHORTEST_RETENTION, Silence, Tokens,
+        SHORTEST_RETENTION, Silence, Tickets, Tokens,
     };
 }
 

@@ -82,6 +82,8 @@ pub enum Manner {
     /// is owed what comes of it: as a task, where it may be one (2025-11-25, *Sending Messages to the
     /// Server*).
     Stream,
+    /// The same of one that could not find its task by itself, so that what it has left makes none.
+    Ticket,
 }
 
 /// One call in flight.
@@ -237,7 +239,9 @@ impl<F> Exchange<F> {
                 match self.manner {
                     Manner::Rounds if asked.is_empty() => {}
                     Manner::Rounds => drop(settle_at.get_or_insert(now + self.deadlines.settle)),
-                    Manner::Stream => self.actions.extend(asks.iter().copied().map(Action::AskOnStream)),
+                    Manner::Stream | Manner::Ticket => {
+                        self.actions.extend(asks.iter().copied().map(Action::AskOnStream))
+                    }
                 }
             }
             // Put with the next round, when the client comes back.
@@ -418,7 +422,7 @@ impl<F> Exchange<F> {
             (State::Deferring { word: None, asked }, false) => {
                 let settle_at = match self.manner {
                     Manner::Rounds => (!asked.is_empty()).then_some(now),
-                    Manner::Stream => {
+                    Manner::Stream | Manner::Ticket => {
                         self.actions.extend(asked.iter().copied().map(Action::AskOnStream));
                         None
                     }
@@ -426,7 +430,7 @@ impl<F> Exchange<F> {
                 self.state = State::Inline { defer_at: None, asked, settle_at };
             }
             (State::Deferring { word: Some(word), asked }, true)
-                if self.deadlines.is_at_once() || self.left =>
+                if self.deadlines.is_at_once() || self.left && self.manner == Manner::Stream =>
             {
                 self.actions.push_back(Action::ReplyTask);
                 self.actions.extend(asked.into_iter().map(Action::Decline));
@@ -448,7 +452,7 @@ impl<F> Exchange<F> {
     /// The handle goes to the client. One whose leaving cancels nothing need not have taken it.
     fn hand(&mut self, settled: bool) {
         self.state = State::Handing { settled };
-        if self.manner == Manner::Stream {
+        if self.manner != Manner::Rounds {
             self.handle_committed();
         }
     }
@@ -470,6 +474,13 @@ impl<F> Exchange<F> {
                 self.left = true;
                 if matches!(self.state, State::Inline { defer_at: Some(_), .. }) {
                     self.defer();
+                }
+            }
+            Manner::Ticket => {
+                self.left = true;
+                // Nobody is left to be given one.
+                if let State::Inline { defer_at, .. } = &mut self.state {
+                    *defer_at = None;
                 }
             }
         }

@@ -22,6 +22,8 @@ pub mod outbox;
 pub mod plan;
 pub mod relay;
 pub mod resume;
+mod sealed;
+pub mod ticket;
 
 pub use catalogue::Catalogue;
 pub use exchange::{Action, Exchange};

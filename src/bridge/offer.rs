@@ -217,9 +217,22 @@ pub fn related(message: &Frame, task: &str, id: Option<&Id>) -> Bytes {
     }
 }
 
-/// A question that is kept as `{method, params}`, as the request of this id that belongs to a task.
-pub fn asked(question: &InputRequest, id: &Id, task: &str) -> Bytes {
-    let about = format!(r#"{{"{}":{}}}"#, meta::RELATED_TASK, json!({ "taskId": task }));
+/// A request of the server under an id of ours, on one line.
+pub fn renamed(message: &Frame, id: &Id) -> Bytes {
+    let mut patch = Patch::new(message.as_bytes().clone());
+    if let Kind::Request { id: own, .. } = message.kind() {
+        patch.replace(own.as_bytes(), id.as_bytes().clone());
+    }
+    on_one_line(patch.apply())
+}
+
+/// A question that is kept as `{method, params}`, as the request of this id, which says to which task it belongs where
+/// its client knows of one.
+pub fn asked(question: &InputRequest, id: &Id, task: Option<&str>) -> Bytes {
+    let about = match task {
+        Some(task) => format!(r#"{{"{}":{}}}"#, meta::RELATED_TASK, json!({ "taskId": task })),
+        None => "{}".to_owned(),
+    };
     let params = match question.params().as_ref().map(Object::read) {
         Some(Ok(params)) => {
             let mut edit = Edit::new(&params);

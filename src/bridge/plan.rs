@@ -34,6 +34,8 @@ pub enum Drive {
     Observe { after: Duration },
     /// If the server has not answered after this long; at once where it is nothing.
     Defer { after: Duration },
+    /// If the server has not answered after this long, its client, which knows no tasks, is answered with a ticket.
+    Ticket { after: Duration },
     /// Before it is made: it is stored first, and refused where there is no room.
     Task,
 }
@@ -47,13 +49,16 @@ pub struct NativeCall<'a> {
     /// Whether the operator named the client as one that understands a task it did not ask for (SEP-2229,
     /// draft).
     pub takes_unasked: bool,
+    /// After how long the client is answered with a ticket, if it may be.
+    pub ticket: Option<Duration>,
 }
 
 /// The plan for `call`, of a client of 2026-07-28. What each mode means is said at [`Mode`].
 ///
 /// Only `tools/call` ever becomes a task (tasks extension, *Supported Methods*), and only for a
 /// client that declares the extension on this very request (*Capability Negotiation*).
-pub fn plan(call: &Call, caller: &Caller, policy: &ToolPolicy) -> Plan {
+/// `ticket` is after how long another is answered with a ticket, if it may be.
+pub fn plan(call: &Call, caller: &Caller, policy: &ToolPolicy, ticket: Option<Duration>) -> Plan {
     if call.method != Method::ToolsCall {
         return Plan::Drive(Drive::Hold);
     }
@@ -69,7 +74,10 @@ pub fn plan(call: &Call, caller: &Caller, policy: &ToolPolicy) -> Plan {
         (Mode::Auto | Mode::Required | Mode::Always, true) => Plan::Drive(deferred(policy)),
         (Mode::Observe, _) => Plan::Drive(Drive::Observe { after: policy.after }),
         (Mode::Required, false) => Plan::Refuse(tasks_required()),
-        (Mode::Auto | Mode::Always, false) | (Mode::Never, _) => Plan::Drive(Drive::Hold),
+        (Mode::Auto | Mode::Always, false) | (Mode::Never, _) => Plan::Drive(match ticket {
+            Some(after) => Drive::Ticket { after },
+            None => Drive::Hold,
+        }),
     }
 }
 
@@ -80,7 +88,10 @@ pub fn plan_native(call: &NativeCall<'_>, policy: &ToolPolicy) -> Plan {
     let refuse = |code, words: String| Plan::Refuse(ErrorObject::new(code, words));
     match call.wish {
         Ok(None) if takes_unasked => Plan::Drive(deferred(policy)),
-        Ok(None) if policy.mode != Mode::Required => Plan::Relay,
+        Ok(None) if policy.mode != Mode::Required => match call.ticket {
+            Some(after) => Plan::Drive(Drive::Ticket { after }),
+            None => Plan::Relay,
+        },
         Ok(None) => refuse(
             code::METHOD_NOT_FOUND,
             format!("the tool {} runs as a task only: call it with params.task (2025-11-25)", call.tool),
@@ -126,14 +137,8 @@ mod tests {
         for mode in [Mode::Auto, Mode::Never, Mode::Always, Mode::Required, Mode::Observe] {
             for (asked, wish) in wishes {
                 let plans = [false, true].map(|takes_unasked| {
-                    let call = NativeCall { tool: "t", wish, takes_unasked };
-                    let policy = ToolPolicy {
-                        mode,
-                        after: Duration::from_secs(5),
-                        retention: Duration::ZERO,
-                        keys: [].into(),
-                        requires: None,
-                    };
+                    let call = NativeCall { tool: "t", wish, takes_unasked, ticket: None };
+                    let policy = ToolPolicy { mode, after: Duration::from_secs(5), ..ToolPolicy::default() };
                     match plan_native(&call, &policy) {
                         Plan::Relay => "relay".to_owned(),
                         Plan::Drive(drive) => format!("{drive:?}"),

@@ -14,6 +14,7 @@
 //! What a seal cannot promise is that a state is used once: whoever keeps the parked calls feeds
 //! each of them an answer once.
 
+use super::sealed::Seal;
 use crate::{
     dialect::Principal,
     protocol::{Method, Payload, Timestamp, canonical, splice::Edit},
@@ -56,13 +57,15 @@ pub struct Binding([u8; 32]);
 /// The keys states are sealed with. The first seals; each opens, so that a new key can be put
 /// before an old one while states of the old are about. Replicas that share keys open each other's.
 pub struct Keyring {
-    sealing: Key,
-    older: Vec<Key>,
+    pub(super) sealing: Key,
+    pub(super) older: Vec<Key>,
 }
 
-struct Key {
+pub(super) struct Key {
     id: [u8; 4],
     cipher: LessSafeKey,
+    /// For tickets.
+    pub(super) seal: Seal,
 }
 
 /// Why a `requestState` cannot be gone on with: `-32602`.
@@ -171,7 +174,7 @@ impl Key {
         id.update(b"deferral requestState key id\0");
         id.update(key);
         let id = *id.finish().as_ref().first_chunk().expect("a digest is longer than an id");
-        Self { id, cipher: LessSafeKey::new(cipher) }
+        Self { id, cipher: LessSafeKey::new(cipher), seal: Seal::new(key) }
     }
 
     fn header(&self) -> [u8; HEADER] {

@@ -17,6 +17,7 @@ mod route;
 pub mod secret;
 mod section;
 mod server;
+mod tickets;
 mod together;
 pub mod values;
 mod yaml;

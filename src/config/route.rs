@@ -10,10 +10,11 @@ use super::{
     limits::{Limits, Timeouts},
     section::{Section, Set, mapping},
     server::server,
+    tickets::{after as ticket_after, tickets},
     together, values,
 };
 use crate::{
-    policy::{self, Defer, Held, LegacyTasks, PrincipalSource, Questions, Resume, ToolRule},
+    policy::{self, Defer, Held, LegacyTasks, PrincipalSource, Questions, Resume, TicketAfter, ToolRule},
     upstream,
 };
 use std::{path::Path, sync::Arc};
@@ -43,6 +44,14 @@ pub(super) fn route(
     let held = s
         .key("held", "What a client gets that waits for a slow call without a task.")
         .section("`held`", |s| held(s, &defer, &tools, timeouts));
+    let has_times = held.ticket.is_some()
+        || tools.iter().any(|rule: &ToolRule| matches!(rule.ticket, TicketAfter::After(_)));
+    let tickets = s
+        .key(
+            "tickets",
+            "Tickets for clients that know no tasks: the model fetches the result with a tool of ours.",
+        )
+        .section("`tickets`", |s| tickets(s, has_times));
     let principal = caller(s, name.as_ref().filter(|_| is_exposed));
     let forward = s
         .key("forward", "Further headers by which the server knows the caller; they are passed on to it.")
@@ -67,6 +76,7 @@ pub(super) fn route(
             )
             .section("`tasks`", legacy_tasks),
         held,
+        tickets,
         questions: s
             .key("questions", "Questions that the server asks during a call.")
             .section("`questions`", questions),
@@ -136,6 +146,11 @@ fn tool(s: &mut Section<'_, '_>) -> Option<At<ToolRule>> {
     let after = s
         .key("after", "How long a call may run before it becomes a task; the route's, where it is left out.")
         .set(duration());
+    let ticket = ticket_after(
+        s,
+        "How long a call may run before a client that knows no tasks is answered with a ticket, or `off`; the \
+         route's (`held.ticket`), where it is left out.",
+    );
     let keys = s.key("keys", "Names for the questions the tool asks, in their order.").list(text());
     let keys = together::once(keys, s, |key| {
         format!("the key `{key}` is listed twice; each question needs its own")
@@ -145,7 +160,7 @@ fn tool(s: &mut Section<'_, '_>) -> Option<At<ToolRule>> {
         .set(requires());
     let Set::To(At { place, value: matches }) = matches else { return None };
     let (mode, after, requires) = (mode.given(), after.given(), requires.given().map(Arc::new));
-    Some(At::new(place, ToolRule { matches, mode, after, keys: keys.into(), requires }))
+    Some(At::new(place, ToolRule { matches, mode, after, ticket, keys: keys.into(), requires }))
 }
 
 fn questions(s: &mut Section<'_, '_>) -> Questions {
@@ -214,6 +229,14 @@ fn held(s: &mut Section<'_, '_>, defer: &Defer, tools: &[ToolRule], timeouts: &T
         )
         .at(duration_or_off(), defaults.deadline);
     together::deadline(&deadline, defer, tools, timeouts, s);
+    let ticket = s
+        .key(
+            "ticket",
+            "How long a `tools/call` may run before a client that knows no tasks is answered with a ticket, with \
+             which its model fetches the result, or `off`.",
+        )
+        .at(duration_or_off(), defaults.ticket);
+    together::ticket(&ticket, deadline.value, timeouts, s);
     Held {
         progress: s
             .key(
@@ -232,6 +255,7 @@ fn held(s: &mut Section<'_, '_>, defer: &Defer, tools: &[ToolRule], timeouts: &T
             .given()
             .unwrap_or(timeouts.keep_alive),
         deadline: deadline.value,
+        ticket: ticket.value,
     }
 }
 

@@ -294,6 +294,29 @@ pub(super) fn deadline(
     s.wrong(written.place, message);
 }
 
+/// A ticket for calls that have ended by then.
+pub(super) fn ticket(
+    written: &At<Option<Duration>>,
+    deadline: Option<Duration>,
+    timeouts: &Timeouts,
+    s: &mut Section<'_, '_>,
+) {
+    let Some(after) = written.value else { return };
+    let call = timeouts.upstream.call;
+    let (name, limit) = match deadline {
+        Some(deadline) if deadline < call => ("deadline", deadline),
+        _ => ("timeouts.call", call),
+    };
+    if after >= limit {
+        let message = format!(
+            "`ticket` ({}) would never be given: `{name}` ({}) ends every call before; raise that or lower this",
+            show_duration(after),
+            show_duration(limit)
+        );
+        s.wrong(written.place, message);
+    }
+}
+
 /// The longest that a call of the route may run before it becomes a task; nothing where none does.
 fn longest_threshold(defer: &policy::Defer, tools: &[policy::ToolRule]) -> Duration {
     let tools = tools.iter().map(|tool| (tool.mode.unwrap_or(defer.mode), tool.after.unwrap_or(defer.after)));

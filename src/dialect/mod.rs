@@ -49,6 +49,8 @@ pub struct Caller {
     /// What is shown to the server on the caller's behalf, and never stored.
     pub credentials: Credentials,
     pub capabilities: Arc<Capabilities>,
+    /// All headers of the request, where the operator tells by them who gets tickets. Never passed on.
+    pub signs: Option<Arc<HeaderMap>>,
 }
 
 /// What a caller is, as far as sharing goes: the hash of what the route was told to look at, or

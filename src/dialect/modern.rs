@@ -9,7 +9,7 @@ use crate::protocol::{
 };
 use bytes::{BufMut, Bytes, BytesMut};
 use http::{HeaderMap, HeaderName, StatusCode};
-use serde_json::{json, value::RawValue};
+use serde_json::{Value, json, value::RawValue};
 
 /// A request that is refused before anything is done about it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -157,6 +157,15 @@ pub fn server_info_meta(server_info: &[u8]) -> Vec<u8> {
     out.extend_from_slice(server_info);
     out.push(b'}');
     out
+}
+
+/// A result of ours, whole: it says that it is complete, and who the server is.
+pub fn complete(mut result: Value, server_info: &[u8]) -> Vec<u8> {
+    result["resultType"] = "complete".into();
+    if let Ok(server_info) = serde_json::from_slice::<Value>(server_info) {
+        result["_meta"][meta::SERVER_INFO] = server_info;
+    }
+    result.to_string().into_bytes()
 }
 
 /// A notification of the server on a call's way, for the client; `None` where the client is not to

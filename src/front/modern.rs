@@ -36,6 +36,7 @@ pub(super) fn ask(
         principal: line.principal(),
         credentials: credentials(service.route(), &head.headers),
         capabilities: Arc::new(capabilities),
+        signs: service.route().tickets.ask_for_headers().then(|| Arc::new(head.headers.clone())),
     };
     Asked {
         id: call.id.clone(),

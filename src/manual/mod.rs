@@ -45,5 +45,8 @@ pub mod log {}
 #[doc = include_str!("limits.md")]
 pub mod limits {}
 
+#[doc = include_str!("tickets.md")]
+pub mod tickets {}
+
 #[doc = include_str!("shutdown.md")]
 pub mod shutdown {}

@@ -9,6 +9,7 @@ pub mod limit;
 pub mod route;
 pub mod silence;
 pub mod threshold;
+pub mod tickets;
 pub mod tokens;
 
 pub use access::{Access, Checked, Denied};
@@ -16,4 +17,5 @@ pub use limit::Quotas;
 pub use route::{ClientMatch, Held, LegacyTasks, PrincipalSource, Questions, Resume, Route, Unsolicited};
 pub use silence::{KeepAliveStep, Silence};
 pub use threshold::{Defer, Mode, Pattern, SHORTEST_RETENTION, ToolPolicy, ToolRule};
+pub use tickets::{HolderSign, Holding, TicketAfter, TicketHolder, TicketTerms, Tickets};
 pub use tokens::{NotKnown, Tokens};

@@ -1,6 +1,6 @@
 //! Where calls come in and which server they go to.
 
-use super::{Defer, Mode, ToolPolicy, ToolRule};
+use super::{Defer, Mode, TicketAfter, Tickets, ToolPolicy, ToolRule};
 use http::{HeaderMap, HeaderName};
 use std::{sync::Arc, time::Duration};
 
@@ -17,6 +17,7 @@ pub struct Route {
     pub legacy_tasks: LegacyTasks,
     pub resume: Resume,
     pub held: Held,
+    pub tickets: Tickets,
     /// Headers beside `Authorization` and cookies by which the server knows the caller. They are
     /// forwarded, and callers that differ in them share no session.
     pub forward: Vec<HeaderName>,
@@ -61,6 +62,9 @@ pub struct Held {
     /// told that the call is cancelled. Default none; the server's own time is
     /// `upstream::Timeouts::call`.
     pub deadline: Option<Duration>,
+    /// How long a `tools/call` may run before a client that knows no tasks is answered with a ticket. Default
+    /// none: it waits.
+    pub ticket: Option<Duration>,
 }
 
 /// How tasks are made for clients of 2025-11-25.
@@ -122,7 +126,12 @@ pub enum ClientMatch {
 
 impl Default for Held {
     fn default() -> Self {
-        Self { progress: Some(Duration::from_secs(10)), comments: Duration::from_secs(5), deadline: None }
+        Self {
+            progress: Some(Duration::from_secs(10)),
+            comments: Duration::from_secs(5),
+            deadline: None,
+            ticket: None,
+        }
     }
 }
 
@@ -164,12 +173,19 @@ impl Unsolicited {
             Self::Everybody => return true,
             Self::Some(signs) => signs,
         };
-        signs.iter().any(|sign| match sign {
-            ClientMatch::Header(name, value) => {
-                headers.get_all(name).iter().any(|sent| sent == value.as_str())
-            }
-            ClientMatch::Principal(known) => *known == principal(),
-        })
+        signs.iter().any(|sign| sign.is_of(headers, &principal))
+    }
+}
+
+// === impl ClientMatch ===
+
+impl ClientMatch {
+    /// Whether it is true of a client that sends these headers and whom the log knows as `principal`.
+    pub(super) fn is_of(&self, headers: &HeaderMap, principal: impl Fn() -> String) -> bool {
+        match self {
+            Self::Header(name, value) => headers.get_all(name).iter().any(|sent| sent == value.as_str()),
+            Self::Principal(known) => *known == principal(),
+        }
     }
 }
 
@@ -186,7 +202,17 @@ impl Default for Questions {
 impl Route {
     /// What holds for a tool on this route.
     pub fn treatment(&self, tool: &str) -> ToolPolicy {
-        self.defer.treatment(&self.tools, tool)
+        let mut policy = self.defer.treatment(&self.tools, tool);
+        if let (TicketAfter::Unsaid, Some(after)) = (policy.ticket, self.held.ticket) {
+            policy.ticket = TicketAfter::After(after);
+        }
+        policy
+    }
+
+    /// Whether any call may be answered with a ticket.
+    pub fn has_tickets(&self) -> bool {
+        let is_after = |rule: &ToolRule| matches!(rule.ticket, TicketAfter::After(_));
+        self.held.ticket.is_some() || self.tools.iter().any(is_after) || self.tickets.have_times()
     }
 
     /// Whether any tool may be run as a task of 2025-11-25.

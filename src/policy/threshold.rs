@@ -1,5 +1,6 @@
 //! How long to wait before a call becomes a task, per tool.
 
+use super::TicketAfter;
 use serde_json::Value;
 use std::{fmt, str::FromStr, sync::Arc, time::Duration};
 
@@ -38,6 +39,7 @@ pub struct ToolRule {
     pub matches: Pattern,
     pub mode: Option<Mode>,
     pub after: Option<Duration>,
+    pub ticket: TicketAfter,
     /// Names for the questions the tool asks, in order.
     pub keys: Arc<[String]>,
     /// What a client must declare to call it: an object of objects, in the shape of
@@ -47,10 +49,11 @@ pub struct ToolRule {
 
 /// What holds for one tool, all rules considered. Looked up for each call, so it copies nothing of
 /// its rule.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct ToolPolicy {
     pub mode: Mode,
     pub after: Duration,
+    pub ticket: TicketAfter,
     pub retention: Duration,
     pub keys: Arc<[String]>,
     pub requires: Option<Arc<Value>>,
@@ -134,6 +137,7 @@ impl Defer {
         ToolPolicy {
             mode: rule.and_then(|rule| rule.mode).unwrap_or(self.mode),
             after: rule.and_then(|rule| rule.after).unwrap_or(self.after),
+            ticket: rule.map(|rule| rule.ticket).unwrap_or_default(),
             retention: self.retention,
             keys: rule.map(|rule| Arc::clone(&rule.keys)).unwrap_or_default(),
             requires: rule.and_then(|rule| rule.requires.clone()),
@@ -237,6 +241,7 @@ mod tests {
             matches: Pattern::new(pattern),
             mode: Some(mode),
             after: None,
+            ticket: TicketAfter::Unsaid,
             keys: Arc::default(),
             requires: None,
         };
@@ -254,6 +259,7 @@ mod tests {
             matches: Pattern::new("*x*"),
             mode: None,
             after: None,
+            ticket: TicketAfter::Unsaid,
             keys: ["a".to_owned(), "b".to_owned()].into(),
             requires: Some(Arc::new(serde_json::json!({ "roots": {} }))),
         }];

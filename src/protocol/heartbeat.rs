@@ -68,6 +68,11 @@ impl Heartbeat {
     /// The next of ours, a whole message on one line, after the call has run for `elapsed`. `None`
     /// where no number is greater than what the server has said.
     pub fn beat(&mut self, elapsed: Duration) -> Option<Bytes> {
+        self.tell(&format!("still running, {}", spoken(elapsed)))
+    }
+
+    /// The same with words of the server's.
+    pub fn tell(&mut self, words: &str) -> Option<Bytes> {
         let next = (self.highest + STEP).max(self.highest.next_up());
         if !next.is_finite() {
             return None;
@@ -81,9 +86,8 @@ impl Heartbeat {
         message.extend_from_slice(br#","progress":"#);
         message.extend_from_slice(number.as_bytes());
         if self.speaks {
-            message.extend_from_slice(br#","message":"still running, "#);
-            message.extend_from_slice(spoken(elapsed).as_bytes());
-            message.push(b'"');
+            message.extend_from_slice(br#","message":"#);
+            serde_json::to_writer(&mut message, words).expect("a string is written to memory");
         }
         message.extend_from_slice(b"}}");
         Some(message.into())

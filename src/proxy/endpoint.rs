@@ -13,6 +13,8 @@ use super::{
     server_profile::ServerProfile,
     session::Sessions,
     shared::Shared,
+    ticket_call::TicketCall,
+    tickets,
 };
 use crate::{
     bridge::{describe, resume::Keyring},
@@ -79,6 +81,12 @@ impl Service for Endpoint {
     fn call(&self, call: Call, caller: Caller) -> Items {
         let shared = Arc::clone(&self.shared);
         shared.absent.is_here(caller.principal, || caller.credentials.clone());
+        if call.method == Method::ToolsCall
+            && tickets::wanted_by(&shared, &call, &caller, call.target.as_deref().unwrap_or_default())
+                .is_some()
+        {
+            return each(TicketCall::new(shared, call, caller));
+        }
         if shared.stopping.is_stopped() && begins_something(&call) {
             return once(async move { reply::stopping(&call) });
         }

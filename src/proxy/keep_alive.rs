@@ -35,7 +35,7 @@ impl KeepAlive {
 
     /// For what is no call: comments alone.
     pub fn of_comments(comments: Duration, began: Instant) -> Self {
-        Self::new(Held { progress: None, comments, deadline: None }, None, began)
+        Self::new(Held { progress: None, comments, deadline: None, ticket: None }, None, began)
     }
 
     /// The silence, and a timer for whoever goes on with it.
@@ -141,7 +141,7 @@ mod tests {
     }
 
     fn held() -> Held {
-        Held { progress: Some(10 * SECOND), comments: 4 * SECOND, deadline: Some(25 * SECOND) }
+        Held { progress: Some(10 * SECOND), comments: 4 * SECOND, deadline: Some(25 * SECOND), ticket: None }
     }
 
     #[tokio::test(start_paused = true)]

@@ -39,6 +39,8 @@ mod shared;
 mod store_health;
 mod sweep;
 mod switchboard;
+mod ticket_call;
+mod tickets;
 
 pub use crate::policy::KeepAliveStep;
 pub use access_summary::AccessSummary;

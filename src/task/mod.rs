@@ -21,5 +21,5 @@ pub mod view;
 pub use id::TaskId;
 pub use machine::{Effect, Event, Refusal, apply};
 pub use owner::{Owner, Scope};
-pub use record::{Answer, Record, State};
+pub use record::{Answer, Record, State, View};
 pub use retention::PollBounds;

@@ -3,6 +3,7 @@
 use super::{Owner, TaskId, retention};
 use crate::protocol::Timestamp;
 use bytes::Bytes;
+use serde::{Deserialize, Serialize};
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
@@ -27,6 +28,8 @@ pub struct Record {
     pub ttl: Duration,
     /// How long a result stays once the task has ended.
     pub retention: Duration,
+    /// How the task is shown to whoever made the call.
+    pub view: View,
     /// Whether the result is one of 2026-07-28, made so by us.
     pub raised: bool,
     /// What the server last said of its progress, or why the task ended.
@@ -38,6 +41,18 @@ pub struct Record {
     /// another process may have to deliver it.
     pub undelivered: BTreeMap<String, Answer>,
     pub state: State,
+}
+
+/// How a task is shown. It is one for others, too, but a ticket: whoever holds one knows no task.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum View {
+    /// As the tasks extension has it.
+    Extension,
+    /// As 2025-11-25 has it.
+    Experimental,
+    /// As a ticket.
+    Ticket,
 }
 
 /// An answer to a question, as JSON-RPC has it: a result or an error, raw.
@@ -87,6 +102,7 @@ impl Record {
             status_since: now,
             ttl: retention::grant(retention),
             retention,
+            view: View::Extension,
             raised: true,
             message: None,
             keys_used: Arc::default(),

@@ -16,7 +16,8 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("client", &["protocol"]),
     ("demo", &["protocol", "runtime"]),
     // The `Config` types of the parts: each part says what it needs, and none knows of a file.
-    ("config", &["admin", "front", "policy", "protocol", "proxy", "store", "telemetry", "upstream"]),
+    // `task` for what may stand in the words of a ticket.
+    ("config", &["admin", "front", "policy", "protocol", "proxy", "store", "task", "telemetry", "upstream"]),
     // `upstream` for what it shows of the servers.
     ("admin", &["policy", "proxy", "runtime", "store", "task", "telemetry", "upstream"]),
     // `upstream` for the types that `proxy::Service` speaks of.

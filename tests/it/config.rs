@@ -97,7 +97,8 @@ routes:
       immediate_response: "started: go on"
       across_eras: true
       unsolicited: [{ header: X-Takes-Tasks, value: 1 }, { principal: 0F3C000000000016 }]
-    held: { progress: 3s, comments: 4s, deadline: 3600ms }
+    held: { progress: 3s, comments: 4s, deadline: 3600ms, ticket: 45ms }
+    tickets: { for: [{ client: "codex*", after: 4s, wait: 5s }, { header: X-Agent, value: "1" }, { principal: 0123456789abcdef }], wait: 6s, text: "{result} {ticket}" }
     resume: { mint: true, keep: 1m, wait: 2m, bytes: 2KiB, streams: 7 }
   - path: /b
     held: { progress: off, deadline: off }

@@ -22,4 +22,5 @@ mod stdio;
 mod stores;
 mod support;
 mod tasks;
+mod tickets;
 mod upstream;

@@ -28,7 +28,7 @@ type Make = fn(Instant) -> Subject;
 
 const COMMENTS: Duration = Duration::from_secs(5);
 const DEADLINE: Duration = Duration::from_secs(60);
-const HELD: Held = Held { progress: None, comments: COMMENTS, deadline: Some(DEADLINE) };
+const HELD: Held = Held { progress: None, comments: COMMENTS, deadline: Some(DEADLINE), ticket: None };
 
 const PRIMING: &str = "id: e1\nretry: 10\ndata:\n\n";
 const RESULT: &str = "id: e2\ndata: {\"id\":7,\"result\":{}}\n\n";

@@ -59,6 +59,7 @@ mod tests {
             legacy_tasks: LegacyTasks::default(),
             resume: Resume::default(),
             held: Held::default(),
+            tickets: crate::policy::Tickets::default(),
             empty_contents_is_error: false,
         }
     }

@@ -17,7 +17,7 @@ use crate::{
     },
     runtime::{or_never, reached},
     store::Place,
-    task::{self, Record, TaskId, view::experimental},
+    task::{self, Record, TaskId, View, view::experimental},
     telemetry::{LookupFailed, Outcome},
     upstream::CallError,
 };
@@ -120,8 +120,9 @@ async fn list(shared: &Shared, passage: &Passage, client: &Client, id: &Id) -> P
     };
     let next = records.last().filter(|_| more).map(|last| written(&Place::of(last)));
     let now = shared.clock.timestamp();
-    // What has outlived its time cannot be fetched either.
-    let living = records.iter().filter(|record| !record.is_expired(now)).map(|record| &**record);
+    // What has outlived its time cannot be fetched either; and whoever holds a ticket knows no task.
+    let is_shown = |record: &&Arc<Record>| !record.is_expired(now) && record.view != View::Ticket;
+    let living = records.iter().filter(is_shown).map(|record| &**record);
     let view = experimental::listed(living, next.as_deref(), now, shared.legacy_terms());
     success(id, &view, AccessSummary::default())
 }

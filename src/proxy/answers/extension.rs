@@ -64,17 +64,30 @@ fn show(shared: &Shared, call: &Call, record: &Record) -> Reply {
 /// or no longer, are ignored. One that is no answer to its question leaves it open, and is refused by its
 /// key; those beside it are given to the server all the same.
 async fn update(shared: &Shared, call: &Call, record: &Record) -> Reply {
-    let Checked { answers, unfit } = match checked_answers(call, record) {
-        Ok(checked) => checked,
-        Err(error) => return reply::refuse(call, StatusCode::OK, &error),
-    };
+    match answered(shared, call, record).await {
+        Ok(()) => acknowledged(shared, call),
+        Err(refusal) => *refusal,
+    }
+}
+
+/// Takes the answers that came with a call about a task.
+///
+/// # Errors
+/// What the client hears of those that were not taken.
+pub(in crate::proxy) async fn answered(
+    shared: &Shared,
+    call: &Call,
+    record: &Record,
+) -> Result<(), Box<Reply>> {
+    let refuse = |error: &ErrorObject| Box::new(reply::refuse(call, StatusCode::OK, error));
+    let Checked { answers, unfit } = checked_answers(call, record).map_err(|error| refuse(&error))?;
     let answers = answers.into_iter().map(|(key, answer)| (key, Ok(answer))).collect();
     let are_kept = shared.ledger.outlives();
     let effects = match shared.ledger.change(&record.id, &Event::Answered { answers, are_kept }).await {
         Ok(Updated::Done { effects, .. }) => effects,
         Ok(Updated::Refused(_) | Updated::Unknown) => Vec::new(),
         // What is not kept is not acknowledged: the client answers again.
-        Err(error) => return not_found(call, error.into()),
+        Err(error) => return Err(Box::new(not_found(call, error.into()))),
     };
     let answered: Vec<_> = effects
         .into_iter()
@@ -87,10 +100,7 @@ async fn update(shared: &Shared, call: &Call, record: &Record) -> Reply {
         // Gone only where the call ended in this moment.
         shared.switchboard.post(&record.id, Mail::Answered(answered)).await;
     }
-    match unfit {
-        None => acknowledged(shared, call),
-        Some(error) => reply::refuse(call, StatusCode::OK, &error),
-    }
+    unfit.map_or(Ok(()), |error| Err(refuse(&error)))
 }
 
 /// `tasks/cancel` (tasks extension, *Task Cancellation*): acknowledged also where the task has ended; the

@@ -4,20 +4,21 @@
 
 pub(super) mod experimental;
 pub(super) mod extension;
+pub(super) mod ticket;
 
 use super::{reply, shared::Shared, switchboard::Mail};
 use crate::{
     dialect::Principal,
     protocol::{ErrorObject, Method, code},
     store::{StoreError, Updated},
-    task::{Effect, Event, Owner, Record, TaskId},
+    task::{Effect, Event, Owner, Record, TaskId, View},
     telemetry::LookupFailed,
 };
 use std::sync::Arc;
 
 /// Why there is no task to speak of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum NotFound {
+pub(super) enum NotFound {
     /// The caller has met this limit.
     TooMany(&'static str),
     /// It is not there, or not the caller's.
@@ -43,6 +44,8 @@ async fn look_up(
     };
     let reason = match found {
         Some(record) if !owner.owns(&record) => "foreign",
+        // Whoever holds a ticket knows no task, and the other way round.
+        Some(record) if (record.view == View::Ticket) != (*method == Method::ToolsCall) => "of another view",
         Some(record) if record.is_expired(shared.clock.timestamp()) => "expired",
         Some(record) => return Ok(shared.ledger.as_it_stands(record)),
         None => "unknown",
@@ -85,7 +88,7 @@ async fn cancel(shared: &Shared, id: &TaskId) -> Result<Option<Arc<Record>>, Sto
 
 impl NotFound {
     /// What the caller hears, `unknown` being its view's words for a task that is not there.
-    fn error(self, unknown: &str) -> ErrorObject {
+    pub(super) fn error(self, unknown: &str) -> ErrorObject {
         match self {
             Self::TooMany(limit) => reply::too_many(limit),
             Self::Unknown => ErrorObject::new(code::INVALID_PARAMS, unknown),

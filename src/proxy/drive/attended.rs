@@ -20,6 +20,7 @@ use crate::{
         reply::{self, CallEnd},
         shared::Shared,
         switchboard::{Request, Waiter},
+        ticket_call, tickets,
     },
     runtime::reached,
     telemetry::WouldDefer,
@@ -86,7 +87,9 @@ impl Attended {
     /// or a list that takes longer does not hold up the handle: the call is then a task before it is sent.
     async fn start(&mut self) -> Result<(), Box<Reply>> {
         let policy = self.shared.route.treatment(self.call.target.as_deref().unwrap_or_default());
-        let planned = plan(&self.call, &self.caller, &policy);
+        let ticketing = tickets::ticketing_of(&self.shared, &self.call, &self.caller, &policy);
+        let planned =
+            plan(&self.call, &self.caller, &policy, ticketing.as_ref().map(|(terms, _)| terms.after));
         let attempt = match self.call.method.may_ask() {
             true => input_requests::attempt_of(&self.shared, &self.caller, &self.call),
             false => Ok(CallAttempt::Fresh(InputResponses::default())),
@@ -95,9 +98,10 @@ impl Attended {
         // A client that comes back waits for its call, wherever that is.
         let is_back = matches!(attempt, Ok(CallAttempt::Back(..)));
         let due = match (&planned, &attempt) {
-            (Plan::Drive(Drive::Defer { after }), Ok(CallAttempt::Fresh(_) | CallAttempt::Again)) => {
-                Some(began + *after)
-            }
+            (
+                Plan::Drive(Drive::Defer { after } | Drive::Ticket { after }),
+                Ok(CallAttempt::Fresh(_) | CallAttempt::Again),
+            ) => Some(began + *after),
             _ => None,
         };
         let mut preparing =
@@ -124,7 +128,7 @@ impl Attended {
         }
         let (defer_after, observed_after) = match planned {
             Plan::Drive(Drive::Observe { after }) => (None, Some(after)),
-            Plan::Drive(Drive::Defer { after }) => (Some(after), None),
+            Plan::Drive(Drive::Defer { after } | Drive::Ticket { after }) => (Some(after), None),
             Plan::Drive(Drive::Hold | Drive::Task) | Plan::Relay => (None, None),
             Plan::Refuse(error) => {
                 return Err(Box::new(reply::refuse(&self.call, StatusCode::BAD_REQUEST, &error)));
@@ -156,6 +160,7 @@ impl Attended {
             refused: None,
             supplied,
             deferral,
+            ticketing: ticketing.map(|(_, ticketing)| Box::new(ticketing)),
         };
         let driver = Driver::in_place(shared, canonical, replies, policy, (defer_after, began));
         self.stage = Stage::InPlace { driver, observed_after };
@@ -201,7 +206,10 @@ impl Attended {
             None => None,
             Some(Action::Reply(word)) => {
                 let Form::Canonical(canonical) = &driver.form else { return None };
-                let reply = canonical.reply(&self.shared, &self.call, word);
+                let mut reply = canonical.reply(&self.shared, &self.call, word);
+                if self.call.method == Method::ToolsList {
+                    ticket_call::lists(&self.shared, &self.call, &self.caller, &mut reply);
+                }
                 self.observe();
                 Some(self.last(reply))
             }

@@ -6,7 +6,7 @@ use crate::{
         elicit,
         resume::{Binding, Resumes, State},
     },
-    dialect::{Call, Caller},
+    dialect::{Call, Caller, modern},
     policy::ToolPolicy,
     protocol::{Capabilities, ErrorObject, InputRequest, InputResponses, Timestamp, code},
     proxy::{
@@ -15,9 +15,10 @@ use crate::{
         reply::{self, CallEnd, Verdict},
         shared::Shared,
         switchboard::Request,
+        tickets::Ticketing,
     },
     runtime::random,
-    task::{self, Record, TaskId},
+    task::{self, Record, TaskId, View},
     telemetry::Outcome,
     upstream::{Deferral, Description, Event, Identity, Question},
 };
@@ -41,6 +42,8 @@ pub(super) struct Canonical {
     pub(super) supplied: InputResponses,
     /// Tells the upstream when the call has become a task, where it may.
     pub(super) deferral: Option<Deferral>,
+    /// How its client is given a ticket, if that is how.
+    pub(super) ticketing: Option<Box<Ticketing>>,
 }
 
 /// The server of a call, once it has spoken.
@@ -91,7 +94,13 @@ impl Canonical {
 
     pub(super) fn record(&self, id: TaskId, shared: &Shared, policy: &ToolPolicy, now: Timestamp) -> Record {
         let tool = self.call.target.clone().unwrap_or_default();
-        Record::new(id, shared.owner(&self.caller), tool, policy.retention, now)
+        let record = Record::new(id, shared.owner(&self.caller), tool, policy.retention, now);
+        Record { view: self.view(), ..record }
+    }
+
+    /// How the task is shown that it may become.
+    pub(super) fn view(&self) -> View {
+        if self.ticketing.is_some() { View::Ticket } else { View::Extension }
     }
 
     /// The response to `call`, which is this one or a client's coming back to it.
@@ -133,7 +142,10 @@ impl Canonical {
         }
         // A task that was made before its session was open: another may have been.
         let server = if self.server.is_known() { self.server.known() } else { shared.server() };
-        input_requests::created(shared, record, &server)
+        match &self.ticketing {
+            Some(ticketing) => modern::complete(ticketing.running(shared, record), &server.server_info),
+            None => input_requests::created(shared, record, &server),
+        }
     }
 
     /// The answer to a client that came back too late to wait for the call itself.
@@ -189,8 +201,9 @@ pub(super) fn handle(
     capabilities: &Capabilities,
     created: &[u8],
     id: &TaskId,
+    is_ticket: bool,
 ) -> (Reply, Option<oneshot::Receiver<()>>) {
-    if !capabilities.declares_tasks() {
+    if !is_ticket && !capabilities.declares_tasks() {
         return (input_requests::became_a_task(call), None);
     }
     let (confirm, committed) = oneshot::channel();

@@ -46,7 +46,7 @@ use crate::{
     protocol::{Frame, InputResponses, Kind, status_message},
     runtime::{Stopping, or_never, reached},
     store::{StoreError, Updated},
-    task::{self, Record, TaskId},
+    task::{self, Record, TaskId, View},
     upstream::{self, CallError, Deferral, Event, Replies, TurnedOver},
 };
 use anchored::Anchored;
@@ -158,7 +158,7 @@ impl Driver {
         policy: ToolPolicy,
         (defer_after, now): (Option<Duration>, Instant),
     ) -> Self {
-        let deadlines = deadlines(shared, defer_after);
+        let deadlines = deadlines(shared, defer_after, canonical.view());
         Self {
             exchange: Exchange::new(Manner::Rounds, deadlines, now),
             shared: Arc::clone(shared),
@@ -178,9 +178,12 @@ impl Driver {
         defer_after: Duration,
         waiter: Waiter,
     ) -> Box<Self> {
-        let (deadlines, began) = (deadlines(shared, Some(defer_after)), native.began);
-        let mut driver =
-            Self::native(shared, native, replies, Exchange::new(Manner::Stream, deadlines, began));
+        let (deadlines, began) = (deadlines(shared, Some(defer_after), native.view), native.began);
+        let manner = match native.view {
+            View::Ticket => Manner::Ticket,
+            View::Extension | View::Experimental => Manner::Stream,
+        };
+        let mut driver = Self::native(shared, native, replies, Exchange::new(manner, deadlines, began));
         driver.held().waiters.push(waiter);
         driver
     }
@@ -195,7 +198,7 @@ impl Driver {
         native: Native,
         replies: Replies,
     ) -> Result<(Box<Self>, Vec<u8>), NoRoom> {
-        let exchange = Exchange::of_a_task(Manner::Stream, deadlines(shared, None));
+        let exchange = Exchange::of_a_task(Manner::Stream, deadlines(shared, None, View::Experimental));
         let mut driver = Self::native(shared, native, replies, exchange);
         let record = driver.record();
         let created = Native::created(shared, &record);
@@ -564,7 +567,9 @@ impl Driver {
                 let created = canonical.created(&shared, &record);
                 for waiter in waiters {
                     let Request::Canonical { call, capabilities } = &waiter.request else { continue };
-                    let (reply, committed) = canonical::handle(call, capabilities, &created, held.hold.id());
+                    let is_ticket = canonical.ticketing.is_some();
+                    let (reply, committed) =
+                        canonical::handle(call, capabilities, &created, held.hold.id(), is_ticket);
                     held.committed.extend(committed);
                     waiter.tell(reply.into()).await;
                 }
@@ -682,9 +687,10 @@ impl Progress {
     }
 }
 
-fn deadlines(shared: &Shared, defer_after: Option<Duration>) -> Deadlines {
+fn deadlines(shared: &Shared, defer_after: Option<Duration>, view: View) -> Deadlines {
     let questions = &shared.route.questions;
-    let turn = shared.upstream.takes_turns().then_some(questions.park);
+    // Whoever holds a ticket may never come back, and sees no task that waits for an answer.
+    let turn = (shared.upstream.takes_turns() || view == View::Ticket).then_some(questions.park);
     Deadlines { defer_after, settle: questions.settle, park: questions.park, turn }
 }
 

@@ -22,8 +22,9 @@ use crate::{
         reply::{CallEnd, lost_error, outcome_of},
         session::{Key, OurCall, Whose},
         shared::Shared,
+        tickets::Ticketing,
     },
-    task::{self, Owner, Record, TaskId, view::experimental},
+    task::{self, Owner, Record, TaskId, View, view::experimental},
     telemetry::Outcome,
     upstream::{Asked, CallError, Deferral},
 };
@@ -44,6 +45,10 @@ pub(in crate::proxy) struct Native {
     pub(in crate::proxy) ttl: Option<Duration>,
     /// Whether the client wants to hear of progress; else the token is ours.
     pub(in crate::proxy) wants_progress: bool,
+    /// How the task is shown.
+    pub(in crate::proxy) view: View,
+    /// How its client is given a ticket, if that is how.
+    pub(in crate::proxy) ticketing: Option<Ticketing>,
     /// Tells the upstream that the call has become a task.
     pub(in crate::proxy) deferral: Deferral,
     /// Its client shows credentials.
@@ -67,6 +72,10 @@ impl Native {
     /// The same for a client that has a task, and is somewhere else by now.
     pub(super) fn in_task(&self, frame: &Frame, task: &TaskId) -> Option<Bytes> {
         let Kind::Notification { method, .. } = frame.kind() else { return None };
+        if self.view == View::Ticket {
+            // Its token was that of a request that has been answered.
+            return status_message::of_progress(frame).is_none().then(|| as_it_is(frame));
+        }
         if status_message::of_progress(frame).is_some() && !self.wants_progress {
             return None;
         }
@@ -84,7 +93,7 @@ impl Native {
         let most = shared.route.legacy_tasks.max_ttl;
         let retention = self.ttl.map_or(policy.retention, |ttl| ttl.min(most));
         let mut record = Record::new(id, self.owner.clone(), self.tool.clone(), retention, now);
-        record.raised = false;
+        (record.view, record.raised) = (self.view, false);
         record
     }
 
@@ -96,7 +105,11 @@ impl Native {
 
     /// The handle, for a client that waits for the call itself.
     pub(super) fn handle(&self, shared: &Shared, id: &Id, record: &Record) -> Reply {
-        let body = legacy::success(id, &Self::created(shared, record));
+        let result = match &self.ticketing {
+            Some(ticketing) => ticketing.running(shared, record).to_string().into_bytes(),
+            None => Self::created(shared, record),
+        };
+        let body = legacy::success(id, &result);
         let mut reply = Reply::new(StatusCode::OK, body, Outcome::Task);
         reply.account.task = Some(record.id.clone());
         reply
@@ -173,7 +186,7 @@ impl Native {
     /// What the client is to hear of the status, if it has changed
     /// (2025-11-25, *Tasks, Task Status Notification*).
     pub(super) fn status(&mut self, shared: &Shared, task: &TaskId) -> Option<Bytes> {
-        let record = shared.ledger.last_kept(task)?;
+        let record = shared.ledger.last_kept(task).filter(|record| record.view != View::Ticket)?;
         let terms = shared.legacy_terms();
         let status = experimental::status(&record, terms.tool_errors);
         if std::mem::replace(&mut self.told, status) == status {
@@ -203,11 +216,15 @@ pub(super) fn recorded(frame: &Frame) -> Option<Bytes> {
     Some(InputRequest::new(kind, params.as_deref()).as_bytes().clone())
 }
 
-/// A question as it is put in the task.
-pub(super) fn put_in_task(open: &OpenQuestion, task: &TaskId) -> Bytes {
+/// A question as it is put in the task. `knows` is whether its client knows that there is one.
+pub(super) fn put_in_task(open: &OpenQuestion, task: &TaskId, knows: bool) -> Bytes {
     let id = offer::question_id(task, &open.key);
+    let named = knows.then(|| task.as_str());
     match &open.asked {
-        Asked::Canonical(request) => offer::asked(request, &id, task.as_str()),
-        Asked::Native(frame) => offer::related(frame, task.as_str(), Some(&id)),
+        Asked::Canonical(request) => offer::asked(request, &id, named),
+        Asked::Native(frame) => match named {
+            Some(named) => offer::related(frame, named, Some(&id)),
+            None => offer::renamed(frame, &id),
+        },
     }
 }

@@ -15,7 +15,7 @@ use crate::{
     protocol::{ErrorObject, code, sse},
     proxy::{ledger::NoRoom, reply::CallEnd, switchboard::Retry},
     store::{StoreError, Updated},
-    task::{self, TaskId},
+    task::{self, TaskId, View},
     telemetry::Outcome,
     upstream::{Asked, CallError, Question, TurnedOver},
 };
@@ -220,8 +220,7 @@ impl Driver {
         let Some(open) = self.take_back(ask, "nobody answered it in time") else { return };
         open.decline();
         let park = shared.route.questions.park.as_secs();
-        let message =
-            format!("nobody answered {key} within {park} s (questions.park), and others wait for the server");
+        let message = format!("nobody answered {key} within {park} s (questions.park)");
         self.keep(task::Event::Progressed { message }).await;
     }
 
@@ -290,7 +289,8 @@ impl Driver {
     pub(super) fn put(&mut self) {
         let Some(Held { book, lines: Some(lines), hold, .. }) = self.held.as_deref_mut() else { return };
         let id = hold.id();
-        lines.put(|ask| book.get(ask).map(|open| native::put_in_task(open, id)));
+        let knows = !matches!(&self.form, Form::Native(native) if native.view == View::Ticket);
+        lines.put(|ask| book.get(ask).map(|open| native::put_in_task(open, id, knows)));
     }
 
     /// Closes a question that the client need not answer any more, and tells it so where it was put in the

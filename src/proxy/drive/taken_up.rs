@@ -76,6 +76,8 @@ pub(in crate::proxy) fn take_up(
                 tool: record.tool.clone(),
                 ttl: None,
                 wants_progress: *wants_progress,
+                view: record.view,
+                ticketing: None,
                 deferral,
                 needs_credentials: anchor.needs_credentials,
                 _in_flight: session.zip(elsewhere).map(begin),
@@ -88,7 +90,7 @@ pub(in crate::proxy) fn take_up(
     let hold = shared.switchboard.hold_as(record.id.clone());
     let mut driver = Box::new(Driver {
         shared: Arc::clone(shared),
-        exchange: Exchange::of_a_task(manner, deadlines(shared, None)),
+        exchange: Exchange::of_a_task(manner, deadlines(shared, None, record.view)),
         replies: Some(replies),
         turns: 0,
         policy,
@@ -183,11 +185,12 @@ fn canonical(caller: Identity, record: &Record, anchor: &Anchor, deferral: Defer
     };
     Canonical {
         call: Arc::new(call),
-        caller: Arc::new(Caller { principal, credentials, capabilities }),
+        caller: Arc::new(Caller { principal, credentials, capabilities, signs: None }),
         server: Server::default(),
         binding: None,
         refused: None,
         supplied: InputResponses::default(),
         deferral: Some(deferral),
+        ticketing: None,
     }
 }

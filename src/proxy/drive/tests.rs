@@ -60,6 +60,7 @@ fn with_ledger(
         questions: policy::Questions::default(),
         legacy_tasks: policy::LegacyTasks::default(),
         resume: policy::Resume::default(),
+        tickets: policy::Tickets::default(),
         held: policy::Held::default(),
         forward: Vec::new(),
         empty_contents_is_error: false,
@@ -100,6 +101,7 @@ fn begin(endpoint: &Endpoint, method: &str, declares: &str, mut params: Value) -
         principal: Principal::from_bytes([1; 16]),
         credentials: Credentials::default(),
         capabilities: Arc::new(capabilities),
+        signs: None,
     };
     endpoint.call(*call, caller)
 }

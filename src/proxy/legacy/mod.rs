@@ -14,6 +14,7 @@ mod ping;
 mod required;
 mod task_call;
 mod task_capability;
+mod ticket_call;
 
 use super::{
     AccessSummary, Passage, Passed,
@@ -23,6 +24,7 @@ use super::{
     reply::{self, stopping_error},
     session::{Client, Whose},
     shared::Shared,
+    tickets,
 };
 use crate::{
     bridge::{Drive, NativeCall, Plan, offer, plan_native},
@@ -48,7 +50,10 @@ pub(super) async fn pass(shared: Arc<Shared>, passage: Passage) -> Passed {
     if let Some(gone) = farewell::refusal(&shared, &client, &passage) {
         return gone;
     }
-    if shared.stopping.is_stopped() && begins_something(&passage) {
+    if shared.stopping.is_stopped()
+        && begins_something(&passage)
+        && !ticket_call::is_one(&shared, &client, &passage)
+    {
         return stopping(&passage);
     }
     // Apart, so that their futures are not a part of every call's.
@@ -98,6 +103,9 @@ fn may_leave(shared: &Shared, client: &Client, passage: &Passage) -> bool {
     if let [Message::Request { method: Method::Initialize, .. }] = &passage.post.messages[..] {
         return true;
     }
+    if shared.route.has_tickets() && ticket_call::may_concern(shared, client, passage) {
+        return true;
+    }
     if !shared.route.has_tasks() {
         // Nothing is offered, so nothing is understood; but a client that the operator named as one
         // that knows tasks is told that there are none.
@@ -136,10 +144,14 @@ async fn dispose(shared: &Arc<Shared>, client: &Client, passage: &Passage) -> Di
         [Message::Request { method: Method::Initialize, .. }] => Disposition::Passes(Some(
             task_capability::handshake(Arc::clone(shared), passage.params(), client.principal),
         )),
-        [Message::Request { method: Method::ToolsList, .. }]
-            if task_capability::is_offered(shared, client, passage).await =>
-        {
-            Disposition::Passes(Some(task_capability::tools(Arc::clone(shared))))
+        [Message::Request { method: Method::ToolsList, .. }] => {
+            let offered =
+                shared.route.has_tasks() && task_capability::is_offered(shared, client, passage).await;
+            let edit = offered.then(|| task_capability::tools(Arc::clone(shared)));
+            Disposition::Passes(match tickets::holding(shared, client, passage) {
+                Some(holding) => Some(ticket_call::tools(shared, client, holding, edit)),
+                None => edit,
+            })
         }
         [Message::Request { method: Method::ToolsCall, id, target }] => {
             call(shared, passage, client, id, target.as_deref().unwrap_or_default()).await
@@ -175,6 +187,9 @@ async fn dispose(shared: &Arc<Shared>, client: &Client, passage: &Passage) -> Di
 /// A `tools/call`: relayed, or one that is to be a task here.
 async fn call(shared: &Arc<Shared>, passage: &Passage, client: &Client, id: &Id, tool: &str) -> Disposition {
     let Some(message) = &passage.message else { return Disposition::Passes(None) };
+    if let Some(answered) = ticket_call::serve(shared, passage, client, id, tool).await {
+        return Disposition::Ends(answered);
+    }
     let Some(params) = message.params() else { return Disposition::Passes(None) };
     let wish = match client.knows_tasks() {
         true => offer::wish(params),
@@ -182,8 +197,13 @@ async fn call(shared: &Arc<Shared>, passage: &Passage, client: &Client, id: &Id,
         false => Ok(None),
     };
     let takes_unasked = task_call::takes_unasked(shared, client, passage);
-    let plan = plan_native(&NativeCall { tool, wish, takes_unasked }, &shared.route.treatment(tool));
-    if plan == Plan::Relay || shared.server_has_tasks(passage.principal, &passage.headers).await {
+    let ticketing = tickets::ticketing(shared, client, passage, tool);
+    let ticket = ticketing.as_ref().map(|(terms, _)| terms.after);
+    let plan = plan_native(&NativeCall { tool, wish, takes_unasked, ticket }, &shared.route.treatment(tool));
+    let is_ticket = matches!(plan, Plan::Drive(Drive::Ticket { .. }));
+    // What it has of its own is nothing to whoever knows no tasks.
+    let is_its_own = || shared.server_has_tasks(passage.principal, &passage.headers);
+    if plan == Plan::Relay || !is_ticket && is_its_own().await {
         return Disposition::Passes(None);
     }
     let drive = match plan {
@@ -195,9 +215,10 @@ async fn call(shared: &Arc<Shared>, passage: &Passage, client: &Client, id: &Id,
         return Disposition::Ends(refusal);
     }
     let ttl = wish.ok().flatten().and_then(|wish| wish.ttl);
-    let call = task_call::in_session(shared, passage, client, message, tool, ttl);
+    let ticketing = ticketing.filter(|_| is_ticket).map(|(_, ticketing)| ticketing);
+    let call = task_call::in_session(shared, passage, client, message, tool, ttl, ticketing);
     Disposition::Ends(match drive {
-        Drive::Defer { after } => {
+        Drive::Defer { after } | Drive::Ticket { after } => {
             task_call::on_stream(shared, call, id.clone(), after, passage.keep_alive).await
         }
         Drive::Task | Drive::Hold | Drive::Observe { .. } => task_call::as_task(shared, call, id).await,

@@ -24,7 +24,9 @@ use crate::{
         session::Client,
         shared::Shared,
         switchboard::{Mail, Request, Waiter},
+        tickets::Ticketing,
     },
+    task::View,
     telemetry::Outcome,
     upstream::{CallError, Deferral, NativeCall, Replies},
 };
@@ -58,6 +60,7 @@ pub(super) fn in_session(
     message: &Frame,
     tool: &str,
     ttl: Option<Duration>,
+    ticketing: Option<Ticketing>,
 ) -> (Native, Replies) {
     let number = ids::next_in_session();
     let deferral = Deferral::new(shared.ledger.outlives());
@@ -76,6 +79,8 @@ pub(super) fn in_session(
         tool: tool.to_owned(),
         ttl,
         wants_progress,
+        view: if ticketing.is_some() { View::Ticket } else { View::Experimental },
+        ticketing,
         deferral,
         needs_credentials: !shared.credentials(&passage.headers).is_empty(),
         _in_flight: in_flight,

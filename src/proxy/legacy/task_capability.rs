@@ -8,7 +8,7 @@ use crate::{
     proxy::{
         Passage,
         relay::Edit,
-        session::{Client, Key},
+        session::{Client, ClientInfo, Key},
         shared::Shared,
     },
 };
@@ -23,7 +23,11 @@ pub(super) async fn is_offered(shared: &Shared, client: &Client, passage: &Passa
 /// from.
 pub(super) fn handshake(shared: Arc<Shared>, params: Option<&Payload>, principal: Principal) -> Edit {
     let asked = params.and_then(legacy::asked_revision);
+    let client = shared.route.has_tickets().then(|| ClientInfo::of(params));
     Box::new(move |answer, in_session| {
+        if let (Some(client), Some(session)) = (&client, in_session) {
+            shared.sessions.holders.opens(Key::named(principal, session), client.clone());
+        }
         if let Some(answered) = legacy::answered_revision(answer) {
             let revision = Revision::parse(&answered);
             shared.server_profile.learn_revision(asked, revision);

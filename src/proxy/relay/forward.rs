@@ -153,7 +153,8 @@ fn in_session(
     requester: &Requester,
     resumed: bool,
 ) -> (Option<Listens>, Option<Arc<TheirCall>>) {
-    let key = client.session.filter(|_| shared.route.has_tasks() && client.knows_tasks());
+    let has_tasks = || shared.route.has_tasks() && client.knows_tasks() || shared.route.has_tickets();
+    let key = client.session.filter(|_| has_tasks());
     match (key, purpose) {
         (Some(key), Purpose::Listen) => (Some(Listens { key, resumed }), None),
         (Some(key), Purpose::Call | Purpose::Resume) => {

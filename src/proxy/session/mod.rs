@@ -12,6 +12,7 @@ mod latest;
 mod presence;
 mod relayed_questions;
 mod streams;
+mod tickets;
 mod unfinished;
 
 pub(super) use cancelled_requests::{Asked, Ended};
@@ -20,6 +21,7 @@ pub(super) use in_flight::{InFlight, OurCall, TheirCall};
 pub(super) use key::Key;
 pub(super) use relayed_questions::{RelayedQuestion, Whose};
 pub(super) use streams::{Follower, Stream, next_line};
+pub(super) use tickets::{ClientInfo, Holders};
 pub(super) use unfinished::{Left, Place, Unfinished};
 
 use crate::task::TaskId;
@@ -48,6 +50,8 @@ pub(super) struct Sessions {
     /// The calls that may become tasks unasked, by the client's own id: a cancel of one names that, which its
     /// server has never heard of.
     pub(super) waiting: Arc<ByRequest<TaskId>>,
+    /// Which of them hold tickets.
+    pub(super) holders: Holders,
     /// The streams on which sessions listen.
     pub(super) streams: Arc<Streams>,
 }

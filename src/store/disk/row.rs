@@ -6,7 +6,7 @@
 
 use crate::{
     protocol::Timestamp,
-    task::{Answer, Owner, Record, Scope, State, TaskId},
+    task::{Answer, Owner, Record, Scope, State, TaskId, View},
 };
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
@@ -36,6 +36,7 @@ struct Head<'a> {
     status_since: Timestamp,
     ttl_ms: u64,
     retention_ms: u64,
+    view: View,
     raised: bool,
     #[serde(borrow)]
     message: Option<Cow<'a, str>>,
@@ -102,6 +103,7 @@ impl Row {
             status_since: record.status_since,
             ttl_ms: millis(record.ttl),
             retention_ms: millis(record.retention),
+            view: record.view,
             raised: record.raised,
             message: record.message.as_ref().map(Into::into),
             keys_used: Cow::Borrowed(&record.keys_used),
@@ -161,6 +163,7 @@ impl Columns<'_> {
             status_since: head.status_since,
             ttl: Duration::from_millis(head.ttl_ms),
             retention: Duration::from_millis(head.retention_ms),
+            view: head.view,
             raised: head.raised,
             message: head.message.map(Cow::into_owned),
             keys_used: Arc::new(head.keys_used.into_owned()),

@@ -1,12 +1,14 @@
 //! A record as a client sees it.
 //!
-//! One record, two views: that of the tasks extension ([`extension`], for 2026-07-28) and that of
-//! the experimental tasks of 2025-11-25 ([`experimental`]). They differ in more than names. In the
-//! first the result is in the task; in the second it is fetched by a request of its own, and a tool
-//! that failed makes the task a failed one.
+//! One record, three views: that of the tasks extension ([`extension`], for 2026-07-28), that of
+//! the experimental tasks of 2025-11-25 ([`experimental`]), and that of clients that know no tasks, whose
+//! model holds a [`ticket`]. They differ in more than names. In the first the result is in the task; in the
+//! second it is fetched by a request of its own, and a tool that failed makes the task a failed one; in the third
+//! it is the result of one more tool.
 
 pub mod experimental;
 pub mod extension;
+pub mod ticket;
 
 /// A JSON object that is being written, straight into one buffer.
 struct Writer(Vec<u8>);

@@ -104,7 +104,8 @@ impl Desk {
             legacy_tasks: LegacyTasks::default(),
             resume: Resume::default(),
             // A test that waits says so.
-            held: Held { progress: None, comments: Duration::from_secs(600), deadline: None },
+            held: Held { progress: None, comments: Duration::from_secs(600), deadline: None, ticket: None },
+            tickets: deferral::internals::policy::Tickets::default(),
             empty_contents_is_error: false,
         };
         change(&mut route);

@@ -166,6 +166,9 @@ const BOUNDS: &[(&str, Held)] = &[
         "proxy/session/client.rs REMEMBERED",
         By("only_so_many_sessions_of_a_revision_with_tasks_are_remembered"),
     ),
+    ("proxy/session/tickets.rs REMEMBERED", By("only_so_many_sessions_are_remembered_the_last_of_them")),
+    ("proxy/session/tickets.rs NAME", By("a_client_says_who_it_is_and_whether_it_knows_tasks")),
+    ("proxy/session/tickets.rs ALIKE", By("what_a_server_calls_its_tools_takes_no_more_memory_than_that")),
     (
         "proxy/session/presence.rs REMEMBERED",
         By("a_storm_of_sessions_makes_others_forgotten_by_eighths_the_oldest_first"),
@@ -179,6 +182,7 @@ const BOUNDS: &[(&str, Held)] = &[
     ("proxy/legacy/ping.rs PATIENCE", Not("a wait; whoever waited is served as if there were no answer")),
     ("proxy/relay/forward.rs WHOLE", By("a_large_document_comes_as_it_is_sent")),
     ("proxy/answers/experimental.rs PAGE", By("a_list_has_pages_and_every_task_once")),
+    ("proxy/answers/ticket.rs WAITING", By("a_holder_that_reads_nothing_does_not_hold_up_its_call")),
     ("proxy/answers/experimental.rs WAITING", By("what_nobody_can_hear_does_not_hold_up_the_task")),
     (
         "proxy/session/streams.rs WAITING",

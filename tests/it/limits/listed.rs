@@ -24,6 +24,7 @@ const NO_BOUND: &[(&str, &str)] = &[
     ("cli/demo.rs SECONDS", PLAY),
     ("demo/booking.rs MAX_PARTY", PLAY),
     ("demo/server.rs TICK", PLAY),
+    ("proxy/tickets.rs WAIT", DEFAULT),
     ("config/secret.rs LENGTH", FORMAT),
     ("config/together.rs SOON", "where a word of advice begins"),
     ("front/listener.rs ACCEPT_PAUSE", PAUSE),

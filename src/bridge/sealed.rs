@@ -1,0 +1,106 @@
+//! A task's id as a ticket: sealed, so that it can neither be made up nor be used as the id, nor an id as a ticket.
+//!
+//! The seal is a synthetic one (as in RFC 5297): the tag is a keyed digest of the id, and what hides the id is a keyed
+//! digest of the tag. So the ticket of a task is the same whenever it is told, and short: a model copies it letter by
+//! letter.
+//!
+//! ```text
+//! tk_ | base64url( tag 16 | id 16, hidden )
+//! ```
+
+use super::resume::Keyring;
+use crate::task::TaskId;
+use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
+use ring::hmac::{self, HMAC_SHA256};
+use subtle::ConstantTimeEq;
+
+/// What tickets are sealed with.
+pub(super) struct Seal {
+    tag: hmac::Key,
+    mask: hmac::Key,
+}
+
+const PREFIX: &str = "tk_";
+
+// === impl Keyring ===
+
+impl Keyring {
+    /// The ticket of this task.
+    pub fn ticket(&self, task: &TaskId) -> String {
+        format!("{PREFIX}{}", URL_SAFE_NO_PAD.encode(self.sealing.seal.sealed(task.entropy())))
+    }
+
+    /// The task that a ticket of ours is for.
+    pub fn task_of(&self, ticket: &str) -> Option<TaskId> {
+        let sealed = URL_SAFE_NO_PAD.decode(ticket.strip_prefix(PREFIX)?).ok()?.try_into().ok()?;
+        let keys = [&self.sealing].into_iter().chain(&self.older);
+        keys.into_iter().find_map(|key| key.seal.opened(&sealed)).map(TaskId::from_entropy)
+    }
+}
+
+// === impl Seal ===
+
+impl Seal {
+    pub(super) fn new(key: &[u8; 32]) -> Self {
+        let from = hmac::Key::new(HMAC_SHA256, key);
+        let derived = |label: &[u8]| hmac::Key::new(HMAC_SHA256, hmac::sign(&from, label).as_ref());
+        Self { tag: derived(b"deferral ticket tag"), mask: derived(b"deferral ticket mask") }
+    }
+
+    fn sealed(&self, id: [u8; 16]) -> [u8; 32] {
+        let tag = half(&self.tag, &id);
+        let mut sealed = [0; 32];
+        sealed[..16].copy_from_slice(&tag);
+        sealed[16..].copy_from_slice(&self.hidden(&tag, id));
+        sealed
+    }
+
+    fn opened(&self, sealed: &[u8; 32]) -> Option<[u8; 16]> {
+        let (tag, hidden) = sealed.split_at(16);
+        let id = self.hidden(tag, hidden.try_into().ok()?);
+        bool::from(half(&self.tag, &id).ct_eq(tag)).then_some(id)
+    }
+
+    /// What is hidden under a tag; hidden twice it is there again.
+    fn hidden(&self, tag: &[u8], mut id: [u8; 16]) -> [u8; 16] {
+        id.iter_mut().zip(half(&self.mask, tag)).for_each(|(byte, mask)| *byte ^= mask);
+        id
+    }
+}
+
+fn half(key: &hmac::Key, of: &[u8]) -> [u8; 16] {
+    *hmac::sign(key, of).as_ref().first_chunk().expect("a digest has 32 bytes")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_ticket_is_its_tasks_and_can_neither_be_made_up_nor_altered() {
+        let keyring = Keyring::new([1; 32], &[]);
+        let task = TaskId::from_entropy([7; 16]);
+        let ticket = keyring.ticket(&task);
+        assert_eq!(ticket.len(), 46);
+        assert_eq!(keyring.ticket(&task), ticket, "it is told again as it was");
+        assert_eq!(keyring.task_of(&ticket), Some(task.clone()));
+        for at in PREFIX.len()..ticket.len() {
+            let mut altered = ticket.clone().into_bytes();
+            altered[at] = if altered[at] == b'A' { b'E' } else { b'A' };
+            let altered = String::from_utf8(altered).expect("ASCII");
+            assert_eq!(keyring.task_of(&altered), None, "{altered}");
+        }
+        for other in ["", "tk_", task.as_str(), &format!("{ticket}A"), &ticket[3..]] {
+            assert_eq!(keyring.task_of(other), None, "{other}");
+        }
+        assert_eq!(Keyring::new([2; 32], &[]).task_of(&ticket), None);
+        assert!(!ticket.contains(task.as_str()));
+    }
+
+    #[test]
+    fn a_new_key_opens_the_tickets_of_the_old_one() {
+        let task = TaskId::from_entropy([9; 16]);
+        let ticket = Keyring::new([1; 32], &[]).ticket(&task);
+        assert_eq!(Keyring::new([2; 32], &[[1; 32]]).task_of(&ticket), Some(task));
+    }
+}

@@ -1,0 +1,92 @@
+//! What of the configuration is about tickets.
+
+use super::{
+    kind::{client_sign, duration_or_off, pattern, some_duration, text, word},
+    section::{Kind, Section, Set, list, mapping},
+    values::Invalid,
+};
+use crate::{
+    policy::{HolderSign, TicketAfter, TicketHolder, Tickets},
+    task::view::ticket::{NEEDED, PLACES, places},
+};
+use serde_json::Value as Json;
+
+/// How long a call may run before a client that knows no tasks is answered with a ticket.
+pub(super) fn after(s: &mut Section<'_, '_>, about: &'static str) -> TicketAfter {
+    match s.key("ticket", about).set(duration_or_off()).given() {
+        None => TicketAfter::Unsaid,
+        Some(None) => TicketAfter::Never,
+        Some(Some(after)) => TicketAfter::After(after),
+    }
+}
+
+/// `has_times` says whether the route or a tool of it says when.
+pub(super) fn tickets(s: &mut Section<'_, '_>, has_times: bool) -> Tickets {
+    let holders = s.key(
+        "for",
+        "Who gets tickets, of the clients that know no tasks; every one of them, where it is left out. The first that \
+         is meant counts.",
+    );
+    let holders = holders.set(list(mapping("a holder of tickets", holder)).some()).given();
+    let wait = s.key(
+        "wait",
+        "How long the result is waited for at a time; as long as the call was, where it is left out.",
+    );
+    let tickets = Tickets {
+        holders: holders.map(|holders| holders.into_iter().map(|holder| holder.value).collect()),
+        wait: wait.set(some_duration()).given(),
+        text: s
+            .key(
+                "text",
+                "What the model is told, in the place of our words. `{ticket}` and `{result}` must be in it.",
+            )
+            .set(words())
+            .given()
+            .map(Into::into),
+    };
+    if s.is_written() && !has_times && !tickets.have_times() {
+        s.wrong(
+            s.place,
+            "`tickets` are given after no time; say `held: { ticket: 45s }`, the `ticket` of a tool, or an `after`",
+        );
+    }
+    tickets
+}
+
+fn holder(s: &mut Section<'_, '_>) -> Option<TicketHolder> {
+    s.either(&[&["header", "value"], &["principal"], &["client"]]);
+    let name = s.key(
+        "client",
+        "What such a client calls itself (`clientInfo.name`); `*` stands for any characters, `?` for one.",
+    );
+    let name = name.set(pattern());
+    let sign = match name {
+        Set::Unset => client_sign(s).map(HolderSign::Client),
+        Set::Wrong => None,
+        Set::To(name) => Some(HolderSign::Name(name.value)),
+    };
+    let after = s.key("after", "After how long, if not when the route or the tool says; the shorter counts.");
+    let after = after.set(some_duration()).given();
+    let wait = s.key("wait", "How long the result is waited for at a time, for this one.");
+    let wait = wait.set(some_duration()).given();
+    Some(TicketHolder { sign: sign?, after, wait })
+}
+
+/// Words for a model, with places for what is known of the call.
+fn words() -> Kind<'static, String> {
+    let Kind { schema, show, .. } = text();
+    let read = word(Json::Null, |text: &str| {
+        if let Some(missing) = NEEDED.into_iter().find(|place| !text.contains(place)) {
+            let why = format!("has no `{missing}`, without which the model cannot come back");
+            return Err(Invalid(why));
+        }
+        match places(text).find(|place| !PLACES.contains(place)) {
+            Some(unknown) => {
+                Err(Invalid(format!("`{unknown}` stands for nothing; there are {}", PLACES.join(", "))))
+            }
+            None => Ok(text.to_owned()),
+        }
+    })
+    .read;
+    Kind { schema, show, read }
+}

@@ -1,0 +1,203 @@
+//! Tickets for clients of older revisions: the list of tools as they are to see it, and calls of the tools that take a
+//! ticket. A call that is answered with one is made as a task is ([`task_call`](super::task_call)).
+
+use crate::{
+    bridge::{offer, ticket},
+    dialect::legacy::{self, Message},
+    policy::Holding,
+    protocol::{ErrorObject, Frame, Heartbeat, Id, Method, sse},
+    proxy::{
+        AccessSummary, Passage, Passed, Passing, Piece,
+        answers::ticket::{Answer, Holder, Next, Watch, answer},
+        passage::{document, events, refusal, success},
+        relay::Edit,
+        reply::lost_error,
+        session::Client,
+        shared::Shared,
+        tickets,
+    },
+    task::{Record, view},
+    telemetry::Outcome,
+    upstream::CallError,
+};
+use bytes::Bytes;
+use futures_util::{StreamExt, stream};
+use serde_json::Value;
+use std::{sync::Arc, time::Duration};
+use tokio::time::timeout;
+
+/// Whether a request is a call of a tool that takes a ticket, which begins nothing new.
+pub(super) fn is_one(shared: &Shared, client: &Client, passage: &Passage) -> bool {
+    let [Message::Request { method: Method::ToolsCall, target: Some(tool), .. }] = &passage.post.messages[..]
+    else {
+        return false;
+    };
+    tickets::wanted(shared, client, tool, || ticket::argument(passage.params())).is_some()
+}
+
+/// Whether a request could be one of those that do not simply pass, where there are tickets.
+pub(super) fn may_concern(shared: &Shared, client: &Client, passage: &Passage) -> bool {
+    match &passage.post.messages[..] {
+        [Message::Request { method: Method::ToolsList, .. }] => true,
+        [Message::Request { method: Method::ToolsCall, target, .. }] => {
+            let tool = target.as_deref().unwrap_or_default();
+            tool.starts_with(ticket::ToolNames::BEGINNING)
+                || tickets::ticketing(shared, client, passage, tool).is_some()
+        }
+        [Message::Cancelled(_)] => !shared.sessions.waiting.is_empty(),
+        [Message::Response(Some(id))] => offer::is_ours(id) || !shared.sessions.questions.is_empty(),
+        _ => false,
+    }
+}
+
+/// What the answer to `tools/list` becomes for a client that gets tickets, behind what else is changed in it.
+pub(super) fn tools(shared: &Arc<Shared>, client: &Client, holding: Holding, before: Option<Edit>) -> Edit {
+    let (shared, session) = (Arc::clone(shared), client.session);
+    let mut before = before;
+    Box::new(move |answer, in_session| {
+        let changed = before.as_mut().and_then(|edit| edit(answer, in_session));
+        let frame = changed.clone().and_then(|bytes| Frame::parse(bytes).ok());
+        let answer = frame.as_ref().unwrap_or(answer);
+        tickets::list(&shared, answer, holding, |names| {
+            // Without a session it is not known who has been given them; the operator has said so.
+            session.is_none_or(|session| {
+                shared.sessions.holders.give(session, names);
+                true
+            })
+        })
+        .or(changed)
+    })
+}
+
+/// Answers a call of one of the tools that take a ticket; `None` where it is a tool of the server's.
+pub(super) async fn serve(
+    shared: &Arc<Shared>,
+    passage: &Passage,
+    client: &Client,
+    id: &Id,
+    tool: &str,
+) -> Option<Passed> {
+    let params = passage.params();
+    let (wanted, names) = tickets::wanted(shared, client, tool, || ticket::argument(params))?;
+    let holding = tickets::holding(shared, client, passage);
+    let holder = Holder {
+        owner: client.owner(&shared.route),
+        principal: client.principal,
+        names: &names,
+        wait: tickets::wait(shared, holding),
+        hears: true,
+    };
+    let watch = match answer(shared, holder, wanted, params).await {
+        Answer::Said(result) => return Some(said(id, &result, AccessSummary::default())),
+        Answer::Refused(refused) => return Some(refusal(id, &refused.error("the ticket is not known"))),
+        Answer::Waits(watch) => watch,
+    };
+    let token = params.and_then(offer::progress_token).and_then(Id::from_token);
+    let heartbeat =
+        token.map(|token| Heartbeat::new(token.detached().as_bytes().clone(), client.hears_messages()));
+    Some(waited(Waiting { watch, id: id.detached(), heartbeat, over: false }, passage.keep_alive).await)
+}
+
+fn said(id: &Id, result: &Value, account: AccessSummary) -> Passed {
+    success(id, result.to_string().as_bytes(), account)
+}
+
+/// A client that waits for a result.
+struct Waiting {
+    watch: Box<Watch>,
+    id: Id,
+    /// For a client that gave its request a progress token.
+    heartbeat: Option<Heartbeat>,
+    over: bool,
+}
+
+/// Waits a moment for what is there at once, which is answered as a document; else on a stream.
+async fn waited(mut waiting: Waiting, keep_alive: Duration) -> Passed {
+    let first = match timeout(keep_alive, waiting.next()).await {
+        Ok(Said::Last(body, account)) => return document(body, account),
+        Ok(Said::Event(event)) => Piece::of(event),
+        Err(_silence) => Piece::of(sse::KEEP_ALIVE),
+    };
+    let rest = stream::unfold(waiting, move |mut waiting| async move {
+        if waiting.over {
+            return None;
+        }
+        let piece = match timeout(keep_alive, waiting.next()).await {
+            Ok(Said::Last(body, account)) => Piece::last(sse::message(&body), account),
+            Ok(Said::Event(event)) => Piece::of(event),
+            Err(_silence) => Piece::of(sse::KEEP_ALIVE),
+        };
+        Some((piece, waiting))
+    });
+    events(Passing::Pieces(stream::once(std::future::ready(first)).chain(rest).boxed()))
+}
+
+/// What the client hears next.
+enum Said {
+    /// As it stands on its stream.
+    Event(Bytes),
+    /// The response.
+    Last(Bytes, AccessSummary),
+}
+
+// === impl Waiting ===
+
+impl Waiting {
+    async fn next(&mut self) -> Said {
+        loop {
+            match self.watch.next().await {
+                Next::Said(event) => return Said::Event(event),
+                Next::Progress(message) => {
+                    let beat = self.heartbeat.as_mut().and_then(|beat| beat.tell(&message));
+                    if let Some(beat) = beat {
+                        return Said::Event(sse::message(&beat));
+                    }
+                }
+                // It is put on this very stream, or on the session's.
+                Next::Asked(_) => {}
+                Next::Ended(record) => return self.ended(&record),
+                Next::Runs(record) => {
+                    let running = self.watch.running(&record);
+                    return self.last(
+                        &running,
+                        AccessSummary { shown: Some("working"), ..AccessSummary::default() },
+                    );
+                }
+                Next::Gone => {
+                    return self.last(&view::ticket::unknown(), AccessSummary::of(Outcome::Refused));
+                }
+                Next::Closing => {
+                    let error = lost_error(&CallError::Closing);
+                    self.over = true;
+                    let body = legacy::refusal(std::slice::from_ref(&self.id), &error);
+                    return Said::Last(body, AccessSummary::of(Outcome::ProxyFailed));
+                }
+            }
+        }
+    }
+
+    /// Exactly what the call would have been answered with.
+    fn ended(&mut self, record: &Record) -> Said {
+        self.over = true;
+        let shown = AccessSummary { shown: Some(record.state.status()), ..AccessSummary::default() };
+        match view::ticket::outcome(record, false) {
+            Some(view::ticket::Outcome::Result(result)) => {
+                Said::Last(legacy::success(&self.id, &result), shown)
+            }
+            Some(view::ticket::Outcome::Error(error)) => {
+                let error = ErrorObject::from_raw(error);
+                let account = AccessSummary { outcome: Outcome::ServerError, ..shown };
+                Said::Last(legacy::refusal(std::slice::from_ref(&self.id), &error), account)
+            }
+            Some(view::ticket::Outcome::Cancelled) | None => {
+                let result = view::ticket::over(record, &self.watch.ticketing.names.result);
+                self.last(&result, shown)
+            }
+        }
+    }
+
+    fn last(&mut self, result: &Value, account: AccessSummary) -> Said {
+        self.over = true;
+        Said::Last(legacy::success(&self.id, result.to_string().as_bytes()), account)
+    }
+}

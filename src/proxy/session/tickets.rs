@@ -1,0 +1,143 @@
+//! Which sessions were given the tools that take tickets, and what is known of their clients.
+//!
+//! A client that has read its list of tools before tickets were on does not know the tools, and its model would not know
+//! what to do with a ticket: it is given none. So is one whose session has been forgotten here.
+
+use super::{Key, latest::Latest};
+use crate::{
+    bridge::ticket::ToolNames,
+    protocol::{Payload, splice::Object},
+    runtime::Mutex,
+};
+use std::{collections::BTreeSet, sync::Arc};
+
+/// The holders of tickets among the sessions of one route.
+#[derive(Debug, Default)]
+pub(in crate::proxy) struct Holders {
+    /// Each lock is held for one insertion or look-up.
+    given: Mutex<Latest<Key, Arc<ToolNames>, REMEMBERED>>,
+    clients: Mutex<Latest<Key, Arc<ClientInfo>, REMEMBERED>>,
+    /// The server's own names that could be ours.
+    alike: Mutex<BTreeSet<String>>,
+}
+
+/// What a client has said of itself in its handshake.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in crate::proxy) struct ClientInfo {
+    /// `clientInfo.name`.
+    pub(in crate::proxy) name: Option<Box<str>>,
+    /// It has declared tasks (2025-11-25), so that it is given no tickets.
+    pub(in crate::proxy) declares_tasks: bool,
+}
+
+/// How many sessions are remembered. Each costs about 200 bytes.
+const REMEMBERED: usize = 16 << 10;
+
+/// How much of a name is, in bytes.
+const NAME: usize = 128;
+
+/// How many names of the server's own are known that could be ours.
+const ALIKE: usize = 64;
+
+// === impl Holders ===
+
+impl Holders {
+    /// A client opens this session.
+    pub(in crate::proxy) fn opens(&self, session: Key, client: ClientInfo) {
+        self.clients.lock().insert(session, Arc::new(client));
+    }
+
+    pub(in crate::proxy) fn client(&self, session: Key) -> Option<Arc<ClientInfo>> {
+        self.clients.lock().get(&session).cloned()
+    }
+
+    /// What the tools are called that this session was given, if it was.
+    pub(in crate::proxy) fn given(&self, session: Key) -> Option<Arc<ToolNames>> {
+        self.given.lock().get(&session).cloned()
+    }
+
+    pub(in crate::proxy) fn give(&self, session: Key, names: &Arc<ToolNames>) {
+        self.given.lock().insert(session, Arc::clone(names));
+    }
+
+    /// The server uses these names.
+    pub(in crate::proxy) fn learn(&self, alike: Vec<String>) {
+        let mut known = self.alike.lock();
+        for name in alike {
+            if known.len() < ALIKE {
+                known.insert(name);
+            }
+        }
+    }
+
+    /// What the tools are called beside those of the server.
+    pub(in crate::proxy) fn names(&self) -> Arc<ToolNames> {
+        let known = self.alike.lock();
+        Arc::new(ToolNames::beside(|name| known.contains(name)))
+    }
+}
+
+// === impl ClientInfo ===
+
+impl ClientInfo {
+    /// What the params of `initialize` say.
+    pub(in crate::proxy) fn of(params: Option<&Payload>) -> Self {
+        let of = |key: &str| Object::read(&params?.get(key)?).ok();
+        let name = of("clientInfo").and_then(|about| about.string("name"));
+        Self {
+            name: name.filter(|name| name.len() <= NAME).map(Into::into),
+            declares_tasks: of("capabilities").is_some_and(|capabilities| capabilities.contains("tasks")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use bytes::Bytes;
+
+    fn key(n: u8) -> Key {
+        Key::from_digest([n; 16])
+    }
+
+    #[test]
+    fn a_session_is_given_names_that_the_server_does_not_use() {
+        let holders = Holders::default();
+        assert_eq!(holders.given(key(1)), None);
+        holders.give(key(1), &holders.names());
+        holders.learn(vec!["deferral_result".to_owned()]);
+        assert_eq!(&*holders.given(key(1)).expect("given").result, "deferral_result", "as it was told");
+        holders.give(key(1), &holders.names());
+        assert_eq!(&*holders.given(key(1)).expect("given").result, "deferral_result_2");
+    }
+
+    #[test]
+    fn only_so_many_sessions_are_remembered_the_last_of_them() {
+        let (holders, names) = (Holders::default(), Holders::default().names());
+        let key = |n: usize| Key::from_digest((n as u128).to_be_bytes());
+        for n in 0..=REMEMBERED {
+            holders.give(key(n), &names);
+            holders.opens(key(n), ClientInfo::of(None));
+        }
+        let is_known = |n| (holders.given(key(n)).is_some(), holders.client(key(n)).is_some());
+        assert_eq!([0, 1, REMEMBERED].map(is_known), [(false, false), (true, true), (true, true)]);
+    }
+
+    #[test]
+    fn what_a_server_calls_its_tools_takes_no_more_memory_than_that() {
+        let holders = Holders::default();
+        holders.learn((0..10_000).map(|n| format!("deferral_{n}")).collect());
+        assert_eq!(holders.alike.lock().len(), ALIKE);
+    }
+
+    #[test]
+    fn a_client_says_who_it_is_and_whether_it_knows_tasks() {
+        let of =
+            |params: &str| ClientInfo::of(Some(&Payload::read(Bytes::copy_from_slice(params.as_bytes()))));
+        let known = of(r#"{"clientInfo":{"name":"codex"},"capabilities":{"tasks":{}}}"#);
+        assert_eq!(known, ClientInfo { name: Some("codex".into()), declares_tasks: true });
+        let long = format!(r#"{{"clientInfo":{{"name":"{}"}}}}"#, "x".repeat(NAME + 1));
+        assert_eq!(of(&long), ClientInfo { name: None, declares_tasks: false });
+        assert_eq!(ClientInfo::of(None), ClientInfo { name: None, declares_tasks: false });
+    }
+}

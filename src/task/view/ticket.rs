@@ -1,0 +1,263 @@
+//! A record as clients see it that know no tasks: an ordinary result of their call, in words for the model.
+//!
+//! The words say what runs, for how long, what it last said of its progress, and how to go on. A model knows nothing
+//! of tasks, so the words are all there is: they name the tools to call and their one argument. `_meta` has the
+//! same for programs, under [`META`].
+
+use crate::{
+    protocol::{
+        Timestamp, meta,
+        splice::{Edit, Object},
+    },
+    task::{Record, State},
+};
+use bytes::Bytes;
+use serde_json::{Value, json};
+use std::time::Duration;
+
+/// The key of `_meta` under which a ticket is found by programs.
+pub const META: &str = "deferral/ticket";
+
+/// What stands for something in words of the operator's.
+pub const PLACES: [&str; 7] =
+    ["{tool}", "{elapsed}", "{progress}", "{ticket}", "{result}", "{cancel}", "{wait}"];
+/// What must be in them: without it no model comes back.
+pub const NEEDED: [&str; 2] = ["{ticket}", "{result}"];
+
+const WORDS: &str = "{tool} is still running, {elapsed} so far{progress}. This is not its result yet. To get it, call the tool \
+     {result} with {\"ticket\": \"{ticket}\"}: it waits up to {wait}, and is to be called again for as long as it says \
+     that {tool} is still running. Do not call {tool} again for this; it runs only once. To stop it, call {cancel} \
+     with the same ticket.";
+
+/// How a ticket is spoken of.
+#[derive(Clone, Copy, Debug)]
+pub struct Terms<'a> {
+    pub ticket: &'a str,
+    /// The tools that take it, as this client was given them.
+    pub result: &'a str,
+    pub cancel: &'a str,
+    /// How long the first of them waits.
+    pub wait: Duration,
+    /// The operator's own words.
+    pub text: Option<&'a str>,
+}
+
+/// The result of a call, or of asking for it, that is not done yet.
+pub fn running(record: &Record, now: Timestamp, terms: &Terms<'_>) -> Value {
+    let elapsed = now.since(record.created);
+    let progress = record.message.as_deref().map(|said| format!(" (last progress: {said})"));
+    let text = filled(terms.text.unwrap_or(WORDS), |place| {
+        Some(match place {
+            "{tool}" => record.tool.clone(),
+            "{elapsed}" => in_words(elapsed),
+            "{progress}" => progress.clone().unwrap_or_default(),
+            "{ticket}" => terms.ticket.to_owned(),
+            "{result}" => terms.result.to_owned(),
+            "{cancel}" => terms.cancel.to_owned(),
+            "{wait}" => in_words(terms.wait),
+            _ => return None,
+        })
+    });
+    let mut about = json!({
+        "ticket": terms.ticket,
+        "tool": record.tool,
+        "status": record.state.status(),
+        "elapsedMs": millis(elapsed),
+        "waitMs": millis(terms.wait),
+        "resultTool": terms.result,
+        "cancelTool": terms.cancel,
+    });
+    if let Some(message) = &record.message {
+        about["statusMessage"] = message.as_str().into();
+    }
+    json!({ "content": [{ "type": "text", "text": text }], "_meta": { META: about } })
+}
+
+/// What a call has come to, exactly as it would have been answered; nothing while it runs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// The raw result object.
+    Result(Bytes),
+    /// The raw error object.
+    Error(Bytes),
+    Cancelled,
+}
+
+/// What a call has come to, in the words of 2026-07-28 where `modern`, else in those of before.
+pub fn outcome(record: &Record, modern: bool) -> Option<Outcome> {
+    match &record.state {
+        State::Working | State::InputRequired { .. } => None,
+        State::Completed { result, .. } if record.raised && !modern => Some(Outcome::Result(lowered(result))),
+        State::Completed { result, .. } => Some(Outcome::Result(result.clone())),
+        State::Failed { error } => Some(Outcome::Error(error.clone())),
+        State::Cancelled => Some(Outcome::Cancelled),
+    }
+}
+
+/// A result of 2026-07-28 without what older clients do not know.
+fn lowered(result: &Bytes) -> Bytes {
+    let Ok(object) = Object::read(result) else { return result.clone() };
+    let mut edit = Edit::new(&object);
+    edit.remove("resultType");
+    if let Some(Ok(about)) = object.get("_meta").map(|raw| Object::read(&raw)) {
+        let mut inner = Edit::new(&about);
+        inner.remove(meta::SERVER_INFO);
+        edit.set("_meta", inner.apply());
+    }
+    edit.apply()
+}
+
+/// The result of stopping a tool.
+pub fn cancelled(tool: &str) -> Value {
+    json!({ "content": [{ "type": "text", "text": format!("{tool} was told to stop. It has no result.") }] })
+}
+
+/// The result of stopping a tool that is done.
+pub fn over(record: &Record, result_tool: &str) -> Value {
+    let tool = &record.tool;
+    let text = match record.state {
+        State::Cancelled => format!("{tool} had been stopped already. It has no result."),
+        _ => format!("{tool} is done: it cannot be stopped any more. Its result is had from {result_tool}."),
+    };
+    json!({ "content": [{ "type": "text", "text": text }] })
+}
+
+/// What everybody hears of a ticket that is not known, or not theirs, or whose result is gone.
+pub fn unknown() -> Value {
+    let text = "This ticket is not known: it is not written exactly as it was given, or its result was kept for as long as \
+                results are and is gone.";
+    json!({ "content": [{ "type": "text", "text": text }], "isError": true })
+}
+
+/// What a tool of ours that takes a ticket says where it was given none.
+pub fn missing(name: &str) -> Value {
+    let text = format!("{name} needs the argument `ticket`: the ticket, exactly as it was given.");
+    json!({ "content": [{ "type": "text", "text": text }], "isError": true })
+}
+
+/// What looks like a place in a text: `{`, small letters, `}`.
+pub fn places(text: &str) -> impl Iterator<Item = &str> {
+    let mut rest = text;
+    std::iter::from_fn(move || {
+        loop {
+            let from = rest.find('{')?;
+            let behind = &rest[from + 1..];
+            let letters = behind.bytes().take_while(u8::is_ascii_lowercase).count();
+            if letters > 0 && behind[letters..].starts_with('}') {
+                let place = &rest[from..from + letters + 2];
+                rest = &behind[letters + 1..];
+                return Some(place);
+            }
+            rest = behind;
+        }
+    })
+}
+
+/// A text with its places filled. What is filled in is not looked at again.
+fn filled(text: &str, value: impl Fn(&str) -> Option<String>) -> String {
+    let mut out = String::with_capacity(text.len() + 128);
+    let mut rest = text;
+    for place in places(text) {
+        let at = place.as_ptr() as usize - rest.as_ptr() as usize;
+        out.push_str(&rest[..at]);
+        out.push_str(value(place).as_deref().unwrap_or(place));
+        rest = &rest[at + place.len()..];
+    }
+    out.push_str(rest);
+    out
+}
+
+/// A time as a model reads it: `45 s`, `2 min 5 s`, `1 h 3 min`.
+fn in_words(duration: Duration) -> String {
+    let seconds = duration.as_secs();
+    let two = |most: u64, unit: &str, rest: u64, small: &str| match rest {
+        0 => format!("{most} {unit}"),
+        rest => format!("{most} {unit} {rest} {small}"),
+    };
+    match seconds {
+        0 => format!("{} ms", duration.as_millis()),
+        1..60 => format!("{seconds} s"),
+        60..3600 => two(seconds / 60, "min", seconds % 60, "s"),
+        _ => two(seconds / 3600, "h", seconds % 3600 / 60, "min"),
+    }
+}
+
+fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::task::{Owner, Scope, TaskId, View};
+    use expect_test::expect;
+
+    fn record() -> Record {
+        let owner = Owner { principal: [1; 16], route: "/mcp".into(), scope: Scope::Legacy };
+        let id = TaskId::from_entropy([7; 16]);
+        let mut record = Record::new(id, owner, "index_repo", Duration::ZERO, Timestamp::from_millis(1000));
+        record.view = View::Ticket;
+        record
+    }
+
+    fn terms(text: Option<&str>) -> Terms<'_> {
+        let (result, cancel) = ("deferral_result", "deferral_cancel");
+        Terms { ticket: "T-1", result, cancel, wait: Duration::from_secs(45), text }
+    }
+
+    #[test]
+    fn the_words_name_the_tool_the_time_the_progress_and_how_to_go_on() {
+        let mut record = record();
+        let now = Timestamp::from_millis(46_000);
+        let first = running(&record, now, &terms(None));
+        expect![[r#"index_repo is still running, 45 s so far. This is not its result yet. To get it, call the tool deferral_result with {"ticket": "T-1"}: it waits up to 45 s, and is to be called again for as long as it says that index_repo is still running. Do not call index_repo again for this; it runs only once. To stop it, call deferral_cancel with the same ticket."#]]
+        .assert_eq(first["content"][0]["text"].as_str().expect("text"));
+        record.message = Some("40 of 100: reading".to_owned());
+        let later = running(&record, Timestamp::from_millis(126_000), &terms(None));
+        let text = later["content"][0]["text"].as_str().expect("text");
+        assert!(text.contains("2 min 5 s so far (last progress: 40 of 100: reading)."), "{text}");
+        assert_eq!(later["_meta"][META]["statusMessage"], "40 of 100: reading");
+        assert_eq!(later["_meta"][META]["elapsedMs"], 125_000);
+    }
+
+    #[test]
+    fn words_of_the_operators_are_filled_in_once() {
+        let mut record = record();
+        record.tool = "{ticket}".to_owned();
+        let text = Some("{tool} runs: {result}({\"ticket\":\"{ticket}\"}) { {Tool} {}");
+        let said = running(&record, Timestamp::from_millis(1000), &terms(text));
+        assert_eq!(
+            said["content"][0]["text"],
+            "{ticket} runs: deferral_result({\"ticket\":\"T-1\"}) { {Tool} {}"
+        );
+    }
+
+    #[test]
+    fn only_small_letters_in_braces_are_a_place() {
+        let found: Vec<_> = places("{a} {{b}} {\"c\"} {d {e} {F} {}").collect();
+        assert_eq!(found, ["{a}", "{b}", "{e}"]);
+    }
+
+    #[test]
+    fn a_result_is_what_the_call_would_have_given_in_the_callers_words() {
+        let mut record = record();
+        assert_eq!(outcome(&record, false), None);
+        let result: Bytes =
+            r#"{"resultType":"complete","content":[],"_meta":{"io.modelcontextprotocol/serverInfo":{},"x":1}}"#
+                .into();
+        record.state = State::Completed { result: result.clone(), is_error: false };
+        assert_eq!(outcome(&record, true), Some(Outcome::Result(result)));
+        let lowered = Outcome::Result(r#"{"content":[],"_meta":{"x":1}}"#.into());
+        assert_eq!(outcome(&record, false), Some(lowered));
+        record.raised = false;
+        let same = outcome(&record, false);
+        assert_eq!(same, outcome(&record, true));
+    }
+
+    #[test]
+    fn times_are_read_by_people() {
+        let shown = |seconds| in_words(Duration::from_secs(seconds));
+        assert_eq!([45, 60, 125, 3600, 3780].map(shown), ["45 s", "1 min", "2 min 5 s", "1 h", "1 h 3 min"]);
+        assert_eq!(in_words(Duration::from_millis(300)), "300 ms");
+    }
+}
