@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     client::{
-        self, Ending, Error, Progress, REVISIONS, Session, Step, Task, Turn, arguments, error_text,
+        self, Ending, Error, Progress, REVISIONS, Session, Step, Task, Ticket, Turn, arguments, error_text,
         no_arguments, revisions,
     },
     config::values::{self, Invalid, show_duration},
@@ -56,6 +56,9 @@ pub struct Args {
     /// Want no task: wait for the result on the call itself.
     #[arg(long)]
     no_tasks: bool,
+    /// Print the ticket that a proxy may answer a slow call with, and the words that go with it, instead of following it.
+    #[arg(long, conflicts_with = "task")]
+    ticket: bool,
     /// Print the result as the JSON it came as.
     #[arg(long)]
     json: bool,
@@ -109,8 +112,9 @@ pub async fn run(args: Args) -> Exit {
     let declared = asker.declared(!args.no_tasks);
     let mut session = Session::new(args.url.clone(), headers, declared, args.protocol);
     let mut screen = Screen::new(io::stderr().is_terminal(), args.what());
+    let mut held = None;
     let ending = tokio::select! {
-        ending = talk(&mut session, &mut asker, &mut screen, &args) => ending,
+        ending = talk(&mut session, &mut asker, &mut screen, &args, &mut held) => ending,
         () = interrupted() => Err(Stopped::Interrupted),
         limit = or_never(args.timeout.map(passed)) => Err(Stopped::Overdue(limit)),
     };
@@ -118,50 +122,70 @@ pub async fn run(args: Args) -> Exit {
     for key in asker.unused() {
         tell(&format!("note: nothing was asked under the key `{key}`"));
     }
-    let exit = conclude(ending, &mut session, args.json).await;
+    let exit = conclude(ending, &mut session, held.as_ref(), args.json).await;
     session.close().await;
     exit
 }
 
-/// The call from its beginning to its end, with everything that is asked in between.
+/// The call from its beginning to its end, with everything that is asked in between, and with the ticket that it may be
+/// answered with in `held`.
 async fn talk(
     session: &mut Session,
     asker: &mut Asker,
     screen: &mut Screen,
     args: &Args,
+    held: &mut Option<Ticket>,
 ) -> Result<Ending, Stopped> {
-    let arguments = args.arguments.clone().unwrap_or_else(no_arguments);
-    let call = client::Call { tool: args.tool.as_deref().unwrap_or_default(), arguments: &arguments };
+    let mut arguments = args.arguments.clone().unwrap_or_else(no_arguments);
+    let mut tool = args.tool.clone().unwrap_or_default();
     let mut turn = match &args.task {
         Some(handle) => session.resume(handle, &mut |step| screen.show(&step)).await?,
         None => {
-            session.open(call.tool, &mut |step| screen.show(&step)).await?;
+            session.open(&tool, &mut |step| screen.show(&step)).await?;
+            let call = client::Call { tool: &tool, arguments: &arguments };
             session.call(&call, &mut |step| screen.show(&step)).await?
         }
     };
     loop {
         let questions = match turn {
+            Turn::Ended(Ending::Result(result)) => match Ticket::of(&result).filter(|_| !args.ticket) {
+                Some(ticket) => {
+                    screen.holds(&ticket, held.is_some());
+                    (tool, arguments) = (ticket.result_tool.clone(), ticket.arguments());
+                    *held = Some(ticket);
+                    let call = client::Call { tool: &tool, arguments: &arguments };
+                    turn = session.call(&call, &mut |step| screen.show(&step)).await?;
+                    continue;
+                }
+                None => return Ok(Ending::Result(result)),
+            },
             Turn::Ended(ending) => return Ok(ending),
             Turn::Asked(questions) => questions,
         };
         screen.make_room();
         let answers = asker.answer(&questions).await?;
         screen.begin();
+        let call = client::Call { tool: &tool, arguments: &arguments };
         turn = session.answer(&call, &answers, &mut |step| screen.show(&step)).await?;
     }
 }
 
 /// Shows how it ended, and takes the call back where nobody waits for it any more.
-async fn conclude(ending: Result<Ending, Stopped>, session: &mut Session, json: bool) -> Exit {
+async fn conclude(
+    ending: Result<Ending, Stopped>,
+    session: &mut Session,
+    held: Option<&Ticket>,
+    json: bool,
+) -> Exit {
     match ending {
         Err(Stopped::Lost(error)) => failed(&error),
         Err(why @ (Stopped::Interrupted | Stopped::Unanswered(Unanswered::Declined))) => {
-            cancel(session).await;
+            cancel(session, held).await;
             tell(&why.to_string());
             Exit::Cancelled
         }
         Err(why @ (Stopped::Overdue(_) | Stopped::Unanswered(_))) => {
-            cancel(session).await;
+            cancel(session, held).await;
             tell(&format!("error: {why}"));
             Exit::Failed
         }
@@ -212,8 +236,15 @@ async fn passed(limit: Duration) -> Duration {
     limit
 }
 
-async fn cancel(session: &mut Session) {
-    match tokio::time::timeout(CANCEL_PATIENCE, session.cancel()).await {
+/// Takes back what is waited for, and stops the call itself where that is known by a ticket.
+async fn cancel(session: &mut Session, held: Option<&Ticket>) {
+    let cancelled = async {
+        session.cancel().await?;
+        let Some(ticket) = held else { return Ok(()) };
+        let call = client::Call { tool: &ticket.cancel_tool, arguments: &ticket.arguments() };
+        session.call(&call, &mut |_| {}).await.map(drop)
+    };
+    match tokio::time::timeout(CANCEL_PATIENCE, cancelled).await {
         Ok(Ok(())) => {}
         Ok(Err(error)) => tell(&format!("the call could not be cancelled: {error}")),
         Err(_) => tell(&format!("the call could not be cancelled: no answer within {CANCEL_PATIENCE:?}")),
@@ -273,6 +304,16 @@ impl Screen {
                 self.say(&format!("the server asks something ({method}), and was told that nobody answers"));
             }
             Step::Revision(spoken) => self.say(&format!("the server speaks revision {spoken}")),
+        }
+    }
+
+    /// The call is answered with a ticket, for the first time or `again`.
+    fn holds(&mut self, ticket: &Ticket, again: bool) {
+        if !again {
+            self.say(&format!("still running; its result is fetched with the ticket {}", ticket.ticket));
+        }
+        if let Some(message) = &ticket.status_message {
+            self.say_unless_drawn(message);
         }
     }
 

@@ -8,7 +8,7 @@
 //!
 //! What a server sends is kept as it came: results are raw JSON, numbers included.
 //!
-//! `wire` makes requests and reads bodies, `message` is JSON-RPC, `tools` looks a tool up, `task` and
+//! `ticket` is what a proxy gives a client that wants no tasks, `wire` makes requests and reads bodies, `message` is JSON-RPC, `tools` looks a tool up, `task` and
 //! `progress` are what a server shows of a call at work, `error` is why there is no answer.
 
 mod error;
@@ -18,6 +18,7 @@ mod modern;
 mod progress;
 mod session;
 mod task;
+mod ticket;
 mod tools;
 mod wire;
 
@@ -26,6 +27,7 @@ pub use message::Message;
 pub use progress::Progress;
 pub use session::Session;
 pub use task::{Status, Task};
+pub use ticket::Ticket;
 pub use tools::{arguments, no_arguments};
 
 use crate::protocol::{InputKind, InputRequest, Revision, splice::Object};

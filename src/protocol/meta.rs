@@ -18,6 +18,8 @@ pub const RELATED_TASK: &str = "io.modelcontextprotocol/related-task";
 pub const IMMEDIATE_RESPONSE: &str = "io.modelcontextprotocol/model-immediate-response";
 /// Opts a request into progress notifications (all revisions).
 pub const PROGRESS_TOKEN: &str = "progressToken";
+/// What stands for a result that is fetched later, in a result of ours.
+pub const TICKET: &str = "deferral/ticket";
 /// The tasks extension (SEP-2663), as it stands in `capabilities.extensions`.
 pub const TASKS_EXTENSION: &str = "io.modelcontextprotocol/tasks";
 

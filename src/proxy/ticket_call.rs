@@ -123,11 +123,11 @@ impl TicketCall {
 
 impl Conversation for TicketCall {
     async fn next(&mut self) -> Option<Item> {
-        if matches!(self.stage, Stage::Fresh) {
-            if let Some(reply) = self.begin().await {
-                self.stage = Stage::Ended;
-                return Some(reply.into());
-            }
+        if matches!(self.stage, Stage::Fresh)
+            && let Some(reply) = self.begin().await
+        {
+            self.stage = Stage::Ended;
+            return Some(reply.into());
         }
         loop {
             let Stage::Waits(watch, heartbeat) = &mut self.stage else { return None };

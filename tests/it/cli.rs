@@ -690,6 +690,35 @@ fn until_others_have_had_notice_of_its_end_new_calls_are_served_and_connections_
     assert_eq!(proxy.child.wait().expect("it ends").code(), Some(1));
 }
 
+/// A proxy that answers slow calls of clients that know no tasks with tickets.
+fn giving_tickets(demo: &Demo, folder: &Path) -> Serving {
+    let path = folder.join("deferral.yaml");
+    let text = format!(
+        "listen: 127.0.0.1:0\nadmin: off\nroutes: [{{ upstream: {{ url: '{}' }}, held: {{ ticket: 100ms }}, tickets: {{ for: [{{ client: 'deferral-*' }}] }} }}]\n",
+        demo.server
+    );
+    std::fs::write(&path, text).unwrap();
+    Serving::start(&path, "")
+}
+
+#[test]
+fn a_call_that_wants_no_task_is_followed_by_its_ticket() {
+    let demo = Demo::start();
+    let folder = tempfile::tempdir().unwrap();
+    let proxy = giving_tickets(&demo, folder.path());
+    for protocol in ["2026-07-28", "2025-11-25", "2025-06-18"] {
+        let words =
+            ["call", &proxy.url, "report", r#"{"seconds":0.6}"#, "--no-tasks", "--protocol", protocol];
+        let output = deferral(&words);
+        assert_eq!(output.status.code(), Some(0), "{output:?}");
+        assert!(text(&output.stdout).contains("The report is done"), "{output:?}");
+        assert!(text(&output.stderr).contains("ticket tk_"), "{protocol}: {output:?}");
+        let shown = deferral(&[&words[..], &["--ticket"]].concat());
+        assert_eq!(shown.status.code(), Some(0));
+        assert!(text(&shown.stdout).contains("deferral_result"), "{shown:?}");
+    }
+}
+
 #[test]
 fn replicas_that_share_a_key_understand_each_others_states() {
     let demo = Demo::start();

@@ -123,8 +123,13 @@ impl Session {
     pub(super) async fn open(&mut self, tool: Option<&str>, watch: Watch<'_>) -> Result<(), Error> {
         self.shake_hands(watch).await?;
         let listening = self.streams.listen();
-        if let Some(tool) = tool.filter(|_| self.declared.tasks && self.tasks.calls) {
-            self.as_task = self.can_be_task(tool, watch).await?;
+        match tool {
+            Some(tool) if self.declared.tasks && self.tasks.calls => {
+                self.as_task = self.can_be_task(tool, watch).await?;
+            }
+            // A proxy gives tickets to those only who have read that there are tools that take them.
+            Some(tool) if !self.declared.tasks => drop(self.can_be_task(tool, watch).await),
+            Some(_) | None => {}
         }
         listening.opened().await;
         Ok(())

@@ -2,7 +2,7 @@
 //!
 //! The words say what runs, for how long, what it last said of its progress, and how to go on. A model knows nothing
 //! of tasks, so the words are all there is: they name the tools to call and their one argument. `_meta` has the
-//! same for programs, under [`META`].
+//! same for programs, under [`meta::TICKET`].
 
 use crate::{
     protocol::{
@@ -14,9 +14,6 @@ use crate::{
 use bytes::Bytes;
 use serde_json::{Value, json};
 use std::time::Duration;
-
-/// The key of `_meta` under which a ticket is found by programs.
-pub const META: &str = "deferral/ticket";
 
 /// What stands for something in words of the operator's.
 pub const PLACES: [&str; 7] =
@@ -70,7 +67,7 @@ pub fn running(record: &Record, now: Timestamp, terms: &Terms<'_>) -> Value {
     if let Some(message) = &record.message {
         about["statusMessage"] = message.as_str().into();
     }
-    json!({ "content": [{ "type": "text", "text": text }], "_meta": { META: about } })
+    json!({ "content": [{ "type": "text", "text": text }], "_meta": { meta::TICKET: about } })
 }
 
 /// What a call has come to, exactly as it would have been answered; nothing while it runs.
@@ -216,8 +213,8 @@ mod tests {
         let later = running(&record, Timestamp::from_millis(126_000), &terms(None));
         let text = later["content"][0]["text"].as_str().expect("text");
         assert!(text.contains("2 min 5 s so far (last progress: 40 of 100: reading)."), "{text}");
-        assert_eq!(later["_meta"][META]["statusMessage"], "40 of 100: reading");
-        assert_eq!(later["_meta"][META]["elapsedMs"], 125_000);
+        assert_eq!(later["_meta"][meta::TICKET]["statusMessage"], "40 of 100: reading");
+        assert_eq!(later["_meta"][meta::TICKET]["elapsedMs"], 125_000);
     }
 
     #[test]
