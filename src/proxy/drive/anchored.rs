@@ -25,13 +25,20 @@ pub(super) struct Anchored {
     not_before: Instant,
     /// What had changed in the book when it was written.
     changes: u32,
-    /// What the client has answered, and the server may not have: its id for the question, and the key.
-    answered: Vec<(Id, String)>,
+    /// It can be taken up from where it was written last.
+    is_kept: bool,
+    /// What the client has answered, and the server may not have, with the time when it was sent: its id for the
+    /// question, and the key.
+    answered: Vec<(Instant, Id, String)>,
 }
 
 /// It is written at most this often, but for questions: a store write each. What the server says twice because of
 /// that is progress.
 const PERIOD: Duration = Duration::from_millis(500);
+
+/// How long an answer may be on its way. What the server says within it may have been said before the answer came, or
+/// be what it said before the call was taken up.
+const ON_ITS_WAY: Duration = Duration::from_secs(5);
 
 // === impl Driver ===
 
@@ -46,23 +53,26 @@ impl Driver {
                 due: Some(now),
                 not_before: now,
                 changes: 0,
+                is_kept: false,
                 answered: Vec::new(),
             }));
             return;
         };
         anchored.call = call;
         anchored.due = Some(anchored.not_before);
-        // The server has gone on behind them. One that it did not have all the same is lost only if this process
-        // ends within the moment that it takes to send it.
-        let keys: Vec<_> = std::mem::take(&mut anchored.answered).into_iter().map(|(_, key)| key).collect();
+        // The server has gone on behind them. An answer that it is given twice is nothing to it; one that it is never
+        // given is waited for.
+        let has_arrived = |sent: Instant| now.saturating_duration_since(sent) >= ON_ITS_WAY;
+        let arrived = anchored.answered.extract_if(.., |(sent, ..)| has_arrived(*sent));
+        let keys: Vec<_> = arrived.map(|(_, _, key)| key).collect();
         self.delivered(keys).await;
     }
 
     /// An answer is on its way to the server.
     pub(super) async fn answers(&mut self, id: Option<Id>, key: String) {
-        let held = self.held();
-        match (&mut held.anchored, id) {
-            (Some(anchored), Some(id)) => anchored.answered.push((id, key)),
+        let now = self.shared.clock.now();
+        match (&mut self.held().anchored, id) {
+            (Some(anchored), Some(id)) => anchored.answered.push((now, id, key)),
             // Nobody else will have to deliver it.
             _ => self.delivered(vec![key]).await,
         }
@@ -81,10 +91,10 @@ impl Driver {
         held.anchored.as_ref().is_some_and(|anchored| anchored.changes != held.book.changes)
     }
 
-    /// Writes it. Says whether it is written.
-    pub(super) async fn write_anchor(&mut self) -> bool {
+    /// Writes it, where there is anything to write.
+    pub(super) async fn write_anchor(&mut self) {
         let shared = self.shared.clone();
-        let Some(anchor) = self.anchor() else { return false };
+        let Some(anchor) = self.anchor() else { return };
         let is_kept = shared.ledger.anchor(self.id(), &anchor).await.is_ok();
         let now = shared.clock.now();
         let held = self.held();
@@ -93,8 +103,8 @@ impl Driver {
             anchored.changes = held.book.changes;
             anchored.not_before = now + if is_kept { PERIOD } else { STORE_PAUSE };
             anchored.due = (!is_kept).then_some(anchored.not_before);
+            anchored.is_kept |= is_kept && anchored.call.last_event.is_some();
         }
-        is_kept
     }
 
     /// The call is over. Of one that was cancelled the server has been told by now, or would be again by the next
@@ -120,7 +130,7 @@ impl Driver {
         let anchored = held.anchored.as_ref()?;
         let open = held.book.iter().filter(|(_, open)| open.is_recorded);
         let open = open.filter_map(|(_, open)| Some((open.id.as_ref()?.to_string(), open.key.clone())));
-        let answered = anchored.answered.iter().map(|(id, key)| (id.to_string(), key.clone()));
+        let answered = anchored.answered.iter().map(|(_, id, key)| (id.to_string(), key.clone()));
         let questions = open.chain(answered);
         let (needs_credentials, words) = match &self.form {
             Form::Canonical(canonical) => {
@@ -141,14 +151,14 @@ impl Driver {
     }
 
     /// Leaves the call to the process after this one, if that can take it up: it goes on at its server, and what is
-    /// asked in it stays asked.
+    /// asked in it stays asked. Where the store fails now, it is taken up from where it was when it was written last: to
+    /// cancel it would leave a task at work whose server works at it no more.
     pub(super) async fn release(&mut self) -> bool {
-        let can_be_taken_up = |anchored: &Anchored| anchored.call.last_event.is_some();
-        let is_task = self.exchange.phase() == Phase::Deferred;
-        if !is_task
-            || !self.held().anchored.as_deref().is_some_and(can_be_taken_up)
-            || !self.write_anchor().await
-        {
+        if self.exchange.phase() != Phase::Deferred {
+            return false;
+        }
+        self.write_anchor().await;
+        if !self.held().anchored.as_deref().is_some_and(|anchored| anchored.is_kept) {
             return false;
         }
         if let Some(deferral) = self.form.deferral() {
@@ -168,7 +178,10 @@ impl Held {
     /// The call is where the process before this one has left it.
     pub(super) fn restored(&mut self, call: upstream::Anchor, answered: Vec<(Id, String)>, now: Instant) {
         let call = Box::new(call);
-        self.anchored = Some(Box::new(Anchored { call, due: None, not_before: now, changes: 0, answered }));
+        let answered = answered.into_iter().map(|(id, key)| (now, id, key)).collect();
+        let is_kept = true;
+        self.anchored =
+            Some(Box::new(Anchored { call, due: None, not_before: now, changes: 0, is_kept, answered }));
     }
 }
 

@@ -212,8 +212,8 @@ impl Driver {
         if open.is_recorded {
             let event = task::Event::Withdrawn { key: key.clone() };
             let kept = keep(held.task.as_ref(), event, &shared.overdue).await;
-            // It has been answered in this moment, and the answer is on its way; or the task has ended.
-            if matches!(kept, Ok(Updated::Refused(_) | Updated::Unknown)) {
+            // It has been answered in this moment, and the answer is on its way; or the task has ended, or the proxy does.
+            if !matches!(kept, Ok(Updated::Done { .. })) {
                 return;
             }
         }
@@ -262,8 +262,10 @@ impl Driver {
                     held.book.refuse(ask, code::BUSY, &full.to_string());
                     return self.exchange.handle_answered(ask);
                 }
-                // The task has ended, or the proxy does: nobody will see the question.
-                Ok(Updated::Refused(_) | Updated::Unknown) | Err(_) => return held.book.decline(ask),
+                // The task has ended: nobody will see the question.
+                Ok(Updated::Refused(_) | Updated::Unknown) => return held.book.decline(ask),
+                // The proxy ends. The call may be left to the next process, which hears the question again.
+                Err(StoreError::Exists | StoreError::Unavailable(_)) => return,
             }
         }
         let Some(open) = held.book.get_mut(ask) else { return };

@@ -44,9 +44,14 @@ pub(in crate::proxy) fn take_up(
     let caller = Identity { principal, credentials, capabilities };
     let deferral = Deferral::new(true);
     deferral.comes();
-    let ids =
-        asked.iter().map(|question| &question.id).chain(undelivered.iter().map(|answered| &answered.id));
-    let ids = ids.cloned().collect();
+    let mut ids: Vec<_> = asked.iter().map(|question| question.id.clone()).collect();
+    ids.extend(undelivered.iter().map(|answered| answered.id.clone()));
+    // The server has the answers to the others, and may say those questions again all the same.
+    for id in anchor.questions.iter().filter_map(|(token, _)| id_of(token)) {
+        if !ids.contains(&id) {
+            ids.push(id);
+        }
+    }
     let taken_up = shared.upstream.take_up(&caller, &anchor.call, ids, deferral.clone());
     let Some(TakenUp { replies, open: ways, elsewhere }) = taken_up else { return Err(custody) };
     let mut ways = ways.into_iter();
@@ -58,11 +63,12 @@ pub(in crate::proxy) fn take_up(
         book.restore(question.key, question.asked, question.id, Way::Answer(way));
     }
     let mut answered = Vec::new();
-    for (Undelivered { key, id, answer }, way) in undelivered.into_iter().zip(ways) {
+    for (Undelivered { key, id, answer }, way) in undelivered.into_iter().zip(ways.by_ref()) {
         // The server may have it already: it waits for none under this id then.
         way.send(answer);
         answered.push((id, key));
     }
+    ways.for_each(|way| way.withdrawn());
     let (manner, form) = match &anchor.words {
         Words::Canonical { .. } => {
             (Manner::Rounds, Form::Canonical(canonical(caller, record, anchor, deferral)))
@@ -130,12 +136,16 @@ struct Undelivered {
     answer: Answer,
 }
 
+fn id_of(token: &str) -> Option<Id> {
+    Id::from_token(Bytes::copy_from_slice(token.as_bytes()))
+}
+
 /// The answers that the server may not have. `None` where one of them cannot be delivered, as it is not known what
 /// the server calls its question.
 fn undelivered(record: &Record, anchor: &Anchor) -> Option<Vec<Undelivered>> {
     let answered = |(key, answer): (&String, &Answer)| {
         let (token, _) = anchor.questions.iter().find(|(_, known)| known == key)?;
-        let id = Id::from_token(Bytes::copy_from_slice(token.as_bytes()))?;
+        let id = id_of(token)?;
         Some(Undelivered { key: key.clone(), id, answer: answer.clone() })
     };
     record.undelivered.iter().map(answered).collect()
@@ -149,7 +159,7 @@ fn open(record: &Record, anchor: &Anchor) -> Vec<Open> {
         State::Working | State::Completed { .. } | State::Failed { .. } | State::Cancelled => &none,
     };
     let question = |(token, key): &(String, String)| {
-        let id = Id::from_token(Bytes::copy_from_slice(token.as_bytes()))?;
+        let id = id_of(token)?;
         let request = outstanding.get(key)?;
         let asked = match anchor.words {
             Words::Canonical { .. } => Asked::Canonical(InputRequest::from_raw(request.clone())?),

@@ -29,6 +29,7 @@ const NO_BOUND: &[(&str, &str)] = &[
     ("config/together.rs SOON", "where a word of advice begins"),
     ("front/listener.rs ACCEPT_PAUSE", PAUSE),
     ("front/rest.rs BREATHER", PAUSE),
+    ("proxy/drive/anchored.rs ON_ITS_WAY", PAUSE),
     ("proxy/drive/anchored.rs PERIOD", PAUSE),
     ("proxy/ids.rs IN_SESSION", NUMBERS),
     ("proxy/keep.rs FIRST_PAUSE", PAUSE),

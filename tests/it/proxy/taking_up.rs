@@ -5,10 +5,12 @@ use crate::{
     legacy::world::Older,
     support::{
         clients::{Client, soon},
+        faulty::{Faulty, Op},
         servers::{Call, Canned, Events, Options, Seen},
     },
 };
 use serde_json::{Value, json};
+use std::sync::Arc;
 
 /// A server that keeps what it says: it takes up the streams of calls, and has no other.
 pub(crate) fn keeps_events(options: &mut Options) {
@@ -142,6 +144,68 @@ async fn what_was_asked_stays_asked_and_its_answer_reaches_the_server() {
     events.result(&id, result());
     assert_eq!(client.ended(&task).await["result"]["content"][0]["text"], RESULT);
     assert_eq!(place.server.count(|seen| seen.answers(&json!("q7"))), 1);
+    second.killed().await;
+}
+
+fn askable(program: &Program) -> Client {
+    let tasks = json!({ "io.modelcontextprotocol/tasks": {} });
+    program.client().declaring(json!({ "elicitation": {}, "extensions": tasks }))
+}
+
+fn question() -> Value {
+    json!({ "jsonrpc": "2.0", "id": "q7", "method": "elicitation/create", "params": {
+        "mode": "form", "message": "who?", "requestedSchema": { "type": "object", "properties": {} },
+    } })
+}
+
+#[tokio::test]
+async fn an_answer_that_may_not_have_arrived_is_given_again_although_the_server_has_gone_on() {
+    let mut place = Place::before(keeps_events).await;
+    let first = place.start(&[ALWAYS], &[]).await;
+    let client = askable(&first);
+    let (task, id, events) = begun(&place, &client).await;
+    events.raw(format!("id: e3\ndata: {}\n\n", question()));
+    let asked = client.until(&task, |shown| shown["status"] == "input_required").await;
+    let key = asked["inputRequests"].as_object().expect("questions").keys().next().expect("one").clone();
+    let answers = json!({ "taskId": task, "inputResponses": { key: { "action": "accept", "content": {} } } });
+    client.ask("tasks/update", answers).await.result();
+    let is_answer = |seen: &Seen| seen.answers(&json!("q7"));
+    place.server.seen(is_answer).await;
+    let progress = json!({ "progressToken": id, "progress": 2, "message": "on" });
+    let notice = json!({ "jsonrpc": "2.0", "method": "notifications/progress", "params": progress });
+    // Said before the answer had arrived, for all that the proxy knows.
+    events.raw(format!("id: e4\ndata: {notice}\n\n"));
+    client.until(&task, |shown| shown["statusMessage"] == "on").await;
+    first.killed().await;
+
+    let second = place.start(&[ALWAYS], &[]).await;
+    let (_, events) = taken_up(&place).await;
+    place.server.last_of(2, is_answer).await;
+    events.result(&id, result());
+    assert_eq!(askable(&second).ended(&task).await["result"]["content"][0]["text"], RESULT);
+    second.killed().await;
+}
+
+#[tokio::test]
+async fn a_call_is_left_to_the_next_process_although_the_store_fails_at_the_end() {
+    let mut place = Place::before(keeps_events).await;
+    let store = Faulty::around(Arc::new(place.next()));
+    let mut first = place.start_on(store.clone(), &[ALWAYS], &["drain: 20ms"]).await;
+    let (task, id, events) = begun(&place, &askable(&first)).await;
+    store.fails(&[Op::Insert, Op::Swap, Op::Anchor, Op::Remove]);
+    // What it asks then is not kept, and so not seen.
+    events.raw(format!("id: e3\ndata: {}\n\n", question()));
+    store.refused(Op::Swap).await;
+    first.stop();
+    first.gone().await;
+    assert_eq!(counted(&place), [1, 0, 0], "its server goes on");
+    assert_eq!(place.server.count(|seen| seen.answers(&json!("q7"))), 0, "nobody has declined");
+
+    let second = place.start(&[ALWAYS], &[]).await;
+    let (_, events) = taken_up(&place).await;
+    events.result(&id, result());
+    let ended = askable(&second).ended(&task).await;
+    assert_eq!(ended["result"]["content"][0]["text"], RESULT);
     second.killed().await;
 }
 

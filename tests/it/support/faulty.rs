@@ -1,6 +1,6 @@
 //! A store that fails when a test says so.
 //!
-//! It keeps tasks in memory, and refuses the operations it is told to. A refused one has done nothing. It may
+//! It keeps tasks in another store, and refuses the operations it is told to. A refused one has done nothing. It may
 //! also take its time for a new task, or halt in the middle of an operation, and do nothing ever after: so it looks
 //! to a process that is killed there.
 
@@ -27,7 +27,7 @@ use tokio::{
 
 /// The store.
 pub(crate) struct Faulty {
-    inner: Memory,
+    inner: Arc<dyn Store>,
     /// How long a new task takes.
     takes: Duration,
     /// New tasks that are being kept.
@@ -79,22 +79,27 @@ impl Faulty {
 
     /// One that takes so long to keep a new task.
     pub(crate) fn taking(takes: Duration) -> Arc<Self> {
-        Arc::new(Self::of(Memory::default(), takes))
+        Arc::new(Self::of(Arc::new(Memory::default()), takes))
     }
 
-    /// One of these records, which halts there.
+    /// One that works so far, and keeps tasks there.
+    pub(crate) fn around(inner: Arc<dyn Store>) -> Arc<Self> {
+        Arc::new(Self::of(inner, Duration::ZERO))
+    }
+
+    /// One that keeps tasks there, and halts so.
     pub(crate) fn halting(inner: Memory, halt: Halt) -> Arc<Self> {
-        let store = Self::of(inner, Duration::ZERO);
-        *store.halt.lock().unwrap_or_else(PoisonError::into_inner) = Some((halt, halt.time));
-        Arc::new(store)
+        let store = Self::around(Arc::new(inner));
+        store.halts(halt);
+        store
     }
 
     /// One of these records, which makes no change before so many are asked for at once.
     pub(crate) fn awaiting(inner: Memory, changes: usize) -> Arc<Self> {
-        Arc::new(Self { crowd: Some(Barrier::new(changes)), ..Self::of(inner, Duration::ZERO) })
+        Arc::new(Self { crowd: Some(Barrier::new(changes)), ..Self::of(Arc::new(inner), Duration::ZERO) })
     }
 
-    fn of(inner: Memory, takes: Duration) -> Self {
+    fn of(inner: Arc<dyn Store>, takes: Duration) -> Self {
         Self {
             inner,
             takes,
@@ -105,6 +110,16 @@ impl Faulty {
             has_halted: watch::Sender::new(false),
             crowd: None,
         }
+    }
+
+    /// It halts there, counted from now.
+    pub(crate) fn halts(&self, halt: Halt) {
+        *self.halt.lock().unwrap_or_else(PoisonError::into_inner) = Some((halt, halt.time));
+    }
+
+    /// It halts nowhere, if it has not.
+    pub(crate) fn goes_on(&self) {
+        *self.halt.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
     /// Resolves when it has halted.
@@ -235,5 +250,9 @@ impl Store for Faulty {
 
     fn outlives(&self) -> bool {
         self.inner.outlives()
+    }
+
+    async fn close(&self) {
+        self.inner.close().await;
     }
 }
