@@ -475,20 +475,29 @@ impl Ledger {
     pub(super) async fn sweep(&self, batch: usize) -> Result<usize, StoreError> {
         let now = self.clock.timestamp();
         let due = self.store.due(now, batch).await?;
+        let mut failed = None;
         for Due { id, is_ended } in &due {
-            if *is_ended {
-                self.store.remove(id).await?;
-                self.fetched(id);
-                tracing::debug!(target: "deferral::task", event = "forgotten", task = %id);
-            } else if self.held.contains_key(id) {
-                self.change(id, &Event::Renewed).await?;
-            } else {
-                // A call leaves its place only once its end is kept, so this one is not at work anywhere.
-                self.change(id, &lost()).await?;
+            // A record that cannot be read any more keeps no other from its turn.
+            if let Err(error) = self.see_to_due(id, *is_ended).await {
+                failed.get_or_insert(error);
             }
         }
         self.limits.forget_silent();
-        Ok(due.len())
+        failed.map_or(Ok(due.len()), Err)
+    }
+
+    async fn see_to_due(&self, id: &TaskId, is_ended: bool) -> Result<(), StoreError> {
+        if is_ended {
+            self.store.remove(id).await?;
+            self.fetched(id);
+            tracing::debug!(target: "deferral::task", event = "forgotten", task = %id);
+        } else if self.held.contains_key(id) {
+            self.change(id, &Event::Renewed).await?;
+        } else {
+            // A call leaves its place only once its end is kept, so this one is not at work anywhere.
+            self.change(id, &lost()).await?;
+        }
+        Ok(())
     }
 }
 

@@ -1,6 +1,7 @@
 //! What is true of the store on disk beyond what every store promises (`stores`).
 
 mod crash;
+mod damaged;
 mod folder;
 mod full;
 mod inspect;

@@ -1,0 +1,61 @@
+//! Rows that cannot be read any more.
+
+use super::{START, World, end, id, insert};
+use crate::support::clients::soon;
+use deferral::internals::{
+    policy::Quotas,
+    proxy::Ledger,
+    runtime::{Drain, SystemClock},
+    store::StoreError,
+};
+use rusqlite::Connection;
+use std::sync::Arc;
+use tokio::task::yield_now;
+
+/// A store of a process that is gone, with a task that was at work and cannot be read, and one that has ended.
+async fn damaged() -> World {
+    let world = World::new();
+    let store = world.open();
+    insert(&*store, 1).await;
+    insert(&*store, 2).await;
+    end(&*store, 2, 10).await;
+    store.close().await;
+    let database = Connection::open(world.database()).expect("opens");
+    // The first that is due.
+    database
+        .execute("UPDATE tasks SET head = '{\"tool\":', due = 0 WHERE id = ?1", [id(1).entropy()])
+        .expect("spoiled");
+    world
+}
+
+#[tokio::test]
+async fn a_task_that_cannot_be_read_is_an_error_that_says_what_helps() {
+    let world = damaged().await;
+    let store = world.open();
+    let told = store.load(&id(1)).await;
+    let Err(StoreError::Unavailable(words)) = &told else { panic!("{told:?}") };
+    assert!(words.contains(&id(1).to_string()) && words.contains("its head cannot be read"), "{words}");
+    assert!(words.contains("`deferral store check "), "{words}");
+    assert!(store.load(&id(2)).await.expect("answers").is_some(), "the rest is there");
+    assert_eq!(store.orphans(9).await.expect("answers"), []);
+    store.close().await;
+}
+
+#[tokio::test]
+async fn a_task_that_cannot_be_read_keeps_no_other_from_being_forgotten() {
+    let world = damaged().await;
+    let store = world.open();
+    let clock = Arc::new(SystemClock::new());
+    let ledger = Ledger::new(store.clone(), None, Quotas::default(), clock);
+    let (_drain, stopping) = Drain::new();
+    let looking_after = tokio::spawn(ledger.look_after(Vec::new(), stopping));
+    let is_there = async || store.load(&id(2)).await.expect("answers").is_some();
+    let forgotten = async {
+        while is_there().await {
+            yield_now().await;
+        }
+    };
+    soon(&format!("what ended in {START:?} is over"), forgotten).await;
+    looking_after.abort();
+    store.close().await;
+}
