@@ -1,6 +1,7 @@
 //! What every store promises. Each store is asked the same questions: a new one is one more line of
 //! `each_store!`.
 
+use crate::support::faulty::{EVERYTHING, Faulty};
 use async_trait::async_trait;
 use bytes::Bytes;
 use deferral::internals::{
@@ -82,7 +83,7 @@ macro_rules! promises {
     };
 }
 
-each_store! { memory disk troubled }
+each_store! { memory disk troubled faulty }
 
 async fn memory() -> Fresh {
     let mut memory = Memory::default();
@@ -106,24 +107,37 @@ async fn troubled() -> Fresh {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("tasks");
     let next = move || -> Arc<dyn Store> {
-        let inner = Disk::open(&path, Bounds::NONE, None).expect("opens");
-        Arc::new(Troubled {
-            inner,
-            path: path.clone(),
-            asked: AtomicUsize::new(0),
-            trouble: Mutex::default(),
-        })
+        let inner = Arc::new(Disk::open(&path, Bounds::NONE, None).expect("opens"));
+        Arc::new(Troubled::new(inner, Trouble::Away(path.clone())))
     };
     Fresh { store: next(), next: Box::new(next), rounds: 1000, _kept: Box::new(folder) }
 }
 
-/// Its folder is away while every third thing is asked for; what was refused then is asked for again.
+/// One on a disk, in front of which everything is refused now and then.
+async fn faulty() -> Fresh {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("tasks");
+    let next = move || -> Arc<dyn Store> {
+        let inner = Faulty::around(Arc::new(Disk::open(&path, Bounds::NONE, None).expect("opens")));
+        Arc::new(Troubled::new(inner.clone(), Trouble::Refused(inner)))
+    };
+    Fresh { store: next(), next: Box::new(next), rounds: 1000, _kept: Box::new(folder) }
+}
+
+/// It is in trouble while every third thing is asked for; what was refused then is asked for again.
 struct Troubled {
-    inner: Disk,
-    path: PathBuf,
+    inner: Arc<dyn Store>,
+    trouble: Trouble,
     asked: AtomicUsize,
-    /// Whether somebody has moved the folder.
-    trouble: Mutex<bool>,
+    /// Whether somebody has made trouble.
+    is_in_trouble: Mutex<bool>,
+}
+
+/// What makes a store fail.
+enum Trouble {
+    /// The folder is away.
+    Away(PathBuf),
+    Refused(Arc<Faulty>),
 }
 
 /// Asks again for what was refused.
@@ -131,12 +145,12 @@ macro_rules! asked {
     ($self:ident, $answer:expr) => {{
         let mut troubles = $self.asked.fetch_add(1, Ordering::Relaxed).is_multiple_of(3);
         loop {
-            let away = if mem::take(&mut troubles) { $self.trouble() } else { None };
+            let made = if mem::take(&mut troubles) { $self.make() } else { None };
             let answer = $answer.await;
-            drop(away);
+            drop(made);
             match answer {
                 Err(StoreError::Unavailable(words)) => {
-                    assert!(words.contains(&$self.path.display().to_string()), "it says where: {words}");
+                    assert!(words.contains(&$self.trouble.words()), "it says why: {words}");
                     tokio::task::yield_now().await;
                 }
                 answer => return answer,
@@ -148,31 +162,49 @@ macro_rules! asked {
 // === impl Troubled ===
 
 impl Troubled {
-    /// Moves the folder away until what is given is dropped; `None` where it is away already.
-    fn trouble(&self) -> Option<Away<'_>> {
-        let mut is_away = self.trouble.lock().expect("unharmed");
-        if mem::replace(&mut *is_away, true) {
+    fn new(inner: Arc<dyn Store>, trouble: Trouble) -> Self {
+        Self { inner, trouble, asked: AtomicUsize::new(0), is_in_trouble: Mutex::default() }
+    }
+
+    /// Makes trouble until what is given is dropped; `None` where there is some already.
+    fn make(&self) -> Option<Made<'_>> {
+        let mut is_in_trouble = self.is_in_trouble.lock().expect("unharmed");
+        if mem::replace(&mut *is_in_trouble, true) {
             return None;
         }
-        let to = self.path.with_extension("away");
-        fs::rename(&self.path, &to).expect("moved");
-        Some(Away { store: self, to })
+        match &self.trouble {
+            Trouble::Away(path) => fs::rename(path, path.with_extension("away")).expect("moved"),
+            Trouble::Refused(store) => store.fails(&EVERYTHING),
+        }
+        Some(Made(self))
     }
 }
 
-/// The folder is away.
-struct Away<'a> {
-    store: &'a Troubled,
-    to: PathBuf,
+// === impl Trouble ===
+
+impl Trouble {
+    /// What is said then.
+    fn words(&self) -> String {
+        match self {
+            Self::Away(path) => path.display().to_string(),
+            Self::Refused(_) => "the test says so".to_owned(),
+        }
+    }
 }
 
-// === impl Away ===
+/// There is trouble.
+struct Made<'a>(&'a Troubled);
 
-impl Drop for Away<'_> {
+// === impl Made ===
+
+impl Drop for Made<'_> {
     fn drop(&mut self) {
-        let mut is_away = self.store.trouble.lock().expect("unharmed");
-        fs::rename(&self.to, &self.store.path).expect("moved back");
-        *is_away = false;
+        let mut is_in_trouble = self.0.is_in_trouble.lock().expect("unharmed");
+        match &self.0.trouble {
+            Trouble::Away(path) => fs::rename(path.with_extension("away"), path).expect("moved back"),
+            Trouble::Refused(store) => store.works(),
+        }
+        *is_in_trouble = false;
     }
 }
 
