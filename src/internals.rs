@@ -36,7 +36,7 @@ pub mod config {
 }
 
 pub mod dialect {
-    pub use crate::dialect::{Call, Caller, Credentials, Principal, PrincipalKey};
+    pub use crate::dialect::{Call, Caller, Credentials, Principal, PrincipalKey, Response};
 
     pub mod legacy {
         pub use crate::dialect::legacy::{Anchor, Answers, Message, Post};
@@ -107,7 +107,8 @@ pub mod protocol {
 
 pub mod proxy {
     pub use crate::proxy::{
-        AccessSummary, Commit, Item, Items, Ledger, NoRoom, Passage, Passed, Passing, Reply, Service,
+        AccessSummary, Commit, Endpoint, Item, Items, Ledger, NoRoom, Passage, Passed, Passing, Reply,
+        Service, Switchboard,
     };
 }
 
@@ -152,8 +153,9 @@ pub mod telemetry {
 
 pub mod upstream {
     pub use crate::upstream::{
-        Asked, CallError, ClientSession, Config, Document, Event, Identity, Limits, NativeCall, Outgoing,
-        Question, Replies, Report, Streamable, Timeouts, Upstream, in_memory,
+        Anchor, Answer, Asked, CallError, Changes, ClientSession, Config, Deferral, Description, Document,
+        Event, Identity, Limits, NativeCall, Outgoing, Question, Replies, Report, Streamable, Subscription,
+        TakenUp, Timeouts, Upstream, in_memory,
     };
 
     pub mod lines {

@@ -499,11 +499,12 @@ impl Deferral {
     }
 
     /// Whether it is of use to know where the call is.
-    fn wants_anchor(&self) -> bool {
+    pub fn wants_anchor(&self) -> bool {
         self.0.whereabouts.is_some() && self.has_come()
     }
 
-    fn moves(&self, to: Anchor) {
+    /// From now on the call can be taken up from here.
+    pub fn moves(&self, to: Anchor) {
         if let Some(Whereabouts { anchor, moved }) = &self.0.whereabouts {
             *anchor.lock() = Some(Box::new(to));
             moved.notify_one();
@@ -516,7 +517,8 @@ impl Deferral {
         self.0.is_released.store(true, Ordering::Relaxed);
     }
 
-    fn is_released(&self) -> bool {
+    /// Whether dropping the replies neither cancels the call nor ends its session.
+    pub fn is_released(&self) -> bool {
         self.0.is_released.load(Ordering::Relaxed)
     }
 }

@@ -11,6 +11,7 @@ mod hosted;
 mod house;
 mod ledger;
 mod legacy;
+mod lifetimes;
 mod limits;
 mod passthrough;
 mod proxy;

@@ -1,0 +1,67 @@
+//! The lives of a proxy, one after the other, on the same records and a paused clock.
+//!
+//! A route with its ledger and its drivers, as the program joins them; before it a server that goes on whatever becomes of
+//! the proxy, and clients that come back with what they have. What happens next is drawn from a seed: calls, questions, answers,
+//! cancellations, time; a store that fails and is back; a process that is told to stop, or killed: anywhere, or
+//! before or after a write. What must hold is checked of every answer when it comes, against what is kept in that
+//! moment, and of everything at the end: no handle is lost, nor anything that was shown; no call is made twice; nothing is `working` that
+//! nobody works at; nothing is acknowledged that was not kept; who cancels is obeyed, also at the server; a status never goes back; what
+//! was answered is answered once; what is counted is what is there.
+//!
+//! Sockets, HTTP and the sessions of servers are not in it: `house` has those, and `proxy::crashes` a process that is
+//! killed with them.
+
+mod chance;
+mod process;
+mod promises;
+mod records;
+mod server;
+mod world;
+
+use std::panic::catch_unwind;
+use world::{Profile, World};
+
+/// So many seeds for each profile, which take a core two seconds: more with `LIFETIMES`, for all of them together; or
+/// that one alone, with `LIFETIME`.
+const SEEDS: u64 = 512;
+
+#[test]
+fn calls_go_on_over_restarts_where_their_server_keeps_its_events() {
+    holds(Profile::Resumable);
+}
+
+#[test]
+fn calls_end_with_an_honest_error_where_their_server_keeps_nothing() {
+    holds(Profile::Forgetful);
+}
+
+#[test]
+fn nothing_is_said_that_a_failing_store_has_not_kept() {
+    holds(Profile::FailingStore);
+}
+
+#[test]
+fn nothing_is_lost_or_done_twice_whatever_happens_in_however_many_lives() {
+    holds(Profile::Anything);
+}
+
+fn holds(profile: Profile) {
+    let number = |name| std::env::var(name).ok().and_then(|number| number.parse().ok());
+    let seeds = match number("LIFETIME") {
+        Some(seed) => seed..seed + 1,
+        None => 0..number("LIFETIMES").map_or(SEEDS, |all: u64| all / 4),
+    };
+    for seed in seeds {
+        if catch_unwind(|| live(profile, seed, false)).is_err() {
+            eprintln!("\n{profile:?}, seed {seed} (LIFETIME={seed}):");
+            live(profile, seed, true);
+            panic!("seed {seed} held when it was tried again");
+        }
+    }
+}
+
+fn live(profile: Profile, seed: u64, is_told: bool) {
+    let mut world = World::new(profile, seed, is_told);
+    world.live();
+    world.end();
+}

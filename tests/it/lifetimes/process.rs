@@ -1,0 +1,232 @@
+//! One process of the proxy: a route and its tasks on a runtime of their own, which can be killed at any moment.
+
+use super::{records::Records, server::Server};
+use crate::support::faulty::Faulty;
+use bytes::Bytes;
+use deferral::internals::{
+    bridge::resume::Keyring,
+    dialect::{
+        Caller, Credentials, Principal,
+        modern::{Read, read},
+    },
+    policy::{Defer, Held, LegacyTasks, Mode, PrincipalSource, Questions, Quotas, Resume, Route, Tickets},
+    protocol::{Frame, Timestamp},
+    proxy::{Endpoint, Item, Ledger, Service as _},
+    runtime::{Clock, Drain, SystemClock},
+    store::{Secret, Store},
+};
+use futures_util::StreamExt;
+use http::{HeaderMap, HeaderValue};
+use serde_json::Value;
+use std::{
+    sync::{Arc, Mutex},
+    time::{Duration, Instant},
+};
+use tokio::{
+    runtime::{Builder, Runtime},
+    task::{JoinHandle, yield_now},
+    time::sleep,
+};
+
+/// The process.
+pub(super) struct Process {
+    runtime: Runtime,
+    pub(super) store: Arc<Faulty>,
+    endpoint: Endpoint,
+    ledger: Arc<Ledger>,
+    clock: Arc<Time>,
+    /// To begin nothing new; to end; to listen no more.
+    drains: [Drain; 3],
+}
+
+/// A request of a client, and what it was answered with.
+pub(super) struct Request {
+    task: JoinHandle<()>,
+    told: Arc<Mutex<Option<Value>>>,
+}
+
+/// The time as it goes on from one process to the next.
+struct Time {
+    clock: SystemClock,
+    started: Instant,
+    at: Timestamp,
+}
+
+/// How long a caller is waited for without whom its call cannot be taken up.
+pub(super) const RESUME_WAIT: Duration = Duration::from_secs(10);
+/// How long a result stays: less than a task is granted at a time could end its time earlier than was shown.
+pub(super) const RETENTION: Duration = Duration::from_secs(60);
+/// What is under way goes round in it: time does not move before everything waits.
+const MOMENT: Duration = Duration::from_millis(1);
+
+// === impl Process ===
+
+impl Process {
+    pub(super) fn start(server: &Server, records: &Records, always: bool, at: Timestamp) -> Self {
+        let runtime = Builder::new_current_thread().enable_time().start_paused(true).build();
+        let runtime = runtime.expect("a runtime");
+        let within = runtime.enter();
+        let clock = SystemClock::new();
+        let clock = Arc::new(Time { clock, started: clock.now(), at });
+        let store = Faulty::around(Arc::new(records.clone()) as Arc<dyn Store>);
+        let secret = Secret::new(&[9; 32]);
+        let quotas = Quotas { polls_per_second: u32::MAX, misses_per_minute: u32::MAX, ..Quotas::default() };
+        let ledger = Ledger::new(store.clone(), Some(&secret), quotas, clock.clone());
+        let [(draining, stopping), (overdue, too_late), (closing, closed)] =
+            [Drain::new(), Drain::new(), Drain::new()];
+        let endpoint = Endpoint::new(
+            Arc::new(route(always)),
+            Arc::new(server.clone()),
+            Arc::clone(&ledger),
+            Arc::default(),
+            clock.clone(),
+            Arc::new(Keyring::new([7; 32], &[])),
+            [stopping, too_late.clone(), closed],
+        );
+        runtime.spawn(Arc::clone(&ledger).look_after(vec![endpoint.clone()], too_late));
+        drop(within);
+        Self { runtime, store, endpoint, ledger, clock, drains: [draining, overdue, closing] }
+    }
+
+    pub(super) fn now(&self) -> Timestamp {
+        let _within = self.runtime.enter();
+        self.clock.timestamp()
+    }
+
+    /// Everything goes round until it waits, and then for so long. Says whether the store has not halted meanwhile.
+    pub(super) fn passes(&self, time: Duration) -> bool {
+        self.runtime.block_on(async {
+            tokio::select! {
+                biased;
+                () = self.store.halted() => false,
+                () = sleep(MOMENT + time) => true,
+            }
+        })
+    }
+
+    /// Only so much of what is under way goes on.
+    pub(super) fn goes_on(&self, steps: usize) {
+        self.runtime.block_on(async {
+            for _ in 0..steps {
+                yield_now().await;
+            }
+        });
+    }
+
+    /// It is told to stop, and has stopped, unless its store has halted.
+    pub(super) fn stops(&self, drain: Duration) {
+        self.drains[0].tell();
+        if self.passes(drain) {
+            self.drains[1].tell();
+            if self.passes(Duration::from_secs(2)) {
+                self.drains[2].tell();
+                self.runtime.block_on(self.ledger.close());
+            }
+        }
+    }
+
+    /// The tasks that are at work here.
+    pub(super) fn working(&self) -> usize {
+        self.ledger.working()
+    }
+
+    /// It is no more, wherever it was.
+    pub(super) fn dies(self, server: &Server) {
+        // With the runtime goes whatever is at work; what is left then only knows, and does nothing.
+        server.is_left_by(|| drop(self));
+    }
+
+    /// A client asks this.
+    pub(super) fn asked(&self, who: usize, method: &'static str, name: &str, params: &str) -> Request {
+        let told = Arc::new(Mutex::new(None));
+        let (tell, endpoint) = (Arc::clone(&told), self.endpoint.clone());
+        let (call, capabilities) = read_request(method, name, params);
+        let mut headers = HeaderMap::new();
+        if who == 1 {
+            headers.insert("authorization", HeaderValue::from_static("Bearer one"));
+        }
+        let caller = Caller {
+            principal: principal(who),
+            credentials: Credentials::of(&headers, &[]),
+            capabilities: Arc::new(capabilities),
+            signs: None,
+        };
+        let task = self.runtime.spawn(async move {
+            let mut items = endpoint.call(call, caller);
+            while let Some(item) = items.next().await {
+                let Item::Reply(mut reply) = item else { continue };
+                let said = serde_json::from_slice(&reply.body).expect("JSON");
+                *tell.lock().expect("nothing panics while it is held") = Some(said);
+                if let Some(commit) = reply.commit.take() {
+                    commit.confirm();
+                }
+            }
+        });
+        Request { task, told }
+    }
+}
+
+// === impl Request ===
+
+impl Request {
+    /// Its answer, once.
+    pub(super) fn answer(&self) -> Option<Value> {
+        self.told.lock().expect("nothing panics while it is held").take()
+    }
+
+    /// Its client waits no longer.
+    pub(super) fn leaves(self) {
+        self.task.abort();
+    }
+}
+
+/// Who these are: the first shows nothing, the second does.
+pub(super) fn principal(who: usize) -> Principal {
+    Principal::from_bytes([u8::try_from(who).expect("few") + 1; 16])
+}
+
+fn read_request(
+    method: &str,
+    name: &str,
+    params: &str,
+) -> (deferral::internals::dialect::Call, deferral::internals::protocol::Capabilities) {
+    const DECLARED: &str = r#""_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientCapabilities":{"elicitation":{},"extensions":{"io.modelcontextprotocol/tasks":{}}}}"#;
+    let body = format!(r#"{{"jsonrpc":"2.0","id":1,"method":"{method}","params":{{{DECLARED},{params}}}}}"#);
+    let mut headers = HeaderMap::new();
+    headers.insert("mcp-protocol-version", HeaderValue::from_static("2026-07-28"));
+    headers.insert("mcp-method", HeaderValue::from_str(method).expect("a header"));
+    headers.insert("mcp-name", HeaderValue::from_str(name).expect("a header"));
+    let Ok(Read::Request(call, capabilities)) = read(Frame::parse(Bytes::from(body)), &headers) else {
+        panic!("{method} {params} is no request")
+    };
+    (*call, capabilities)
+}
+
+fn route(always: bool) -> Route {
+    let mode = if always { Mode::Always } else { Mode::Auto };
+    Route {
+        path: "/mcp".into(),
+        defer: Defer { mode, after: Duration::from_secs(5), retention: RETENTION },
+        tools: Vec::new(),
+        principal: PrincipalSource::Authorization,
+        questions: Questions { park: Duration::from_secs(30), ..Questions::default() },
+        legacy_tasks: LegacyTasks::default(),
+        resume: Resume { wait: RESUME_WAIT, ..Resume::default() },
+        held: Held::default(),
+        forward: Vec::new(),
+        empty_contents_is_error: false,
+        tickets: Tickets::default(),
+    }
+}
+
+// === impl Time ===
+
+impl Clock for Time {
+    fn now(&self) -> Instant {
+        self.clock.now()
+    }
+
+    fn timestamp(&self) -> Timestamp {
+        self.at + self.clock.now().saturating_duration_since(self.started)
+    }
+}
