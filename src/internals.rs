@@ -123,7 +123,7 @@ pub mod store {
     };
 
     pub mod disk {
-        pub use crate::store::disk::{Error, key};
+        pub use crate::store::disk::{Columns, Error, Row, key, owner};
     }
 }
 

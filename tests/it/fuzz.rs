@@ -64,6 +64,11 @@ fn no_request_state_opens_that_was_not_sealed() {
 }
 
 #[test]
+fn no_row_of_the_disk_store_is_read_as_what_was_never_written() {
+    holds("rows");
+}
+
+#[test]
 fn no_configuration_is_refused_without_a_place_or_accepted_and_does_not_start() {
     holds("config");
 }

@@ -27,6 +27,7 @@ mod writer;
 pub use error::Error;
 pub use inspect::{Contents, Copied, backup, check};
 pub use key::key;
+pub use row::{Columns, Row, owner};
 
 use super::{Bounds, Due, Flush, Orphan, Place, Store, StoreError, Usage, Version};
 use crate::{
@@ -40,7 +41,6 @@ use error::unavailable_file;
 use held::Held;
 use readers::Readers;
 use results::{Broom, LARGEST_IN_ROW, Written};
-use row::Row;
 use std::{
     path::{Path, PathBuf},
     sync::{Arc, mpsc},

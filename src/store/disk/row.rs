@@ -13,18 +13,18 @@ use serde::{Deserialize, Serialize};
 use std::{borrow::Cow, collections::BTreeSet, str, sync::Arc, time::Duration};
 
 /// A record, ready to be written.
-pub(super) struct Row {
-    pub(super) record: Arc<Record>,
-    pub(super) head: String,
-    pub(super) body: Bytes,
+pub struct Row {
+    pub record: Arc<Record>,
+    pub head: String,
+    pub body: Bytes,
 }
 
 /// What is read of a row.
-pub(super) struct Columns<'a> {
-    pub(super) id: [u8; 16],
-    pub(super) owner: &'a [u8],
-    pub(super) created: i64,
-    pub(super) head: &'a str,
+pub struct Columns<'a> {
+    pub id: [u8; 16],
+    pub owner: &'a [u8],
+    pub created: i64,
+    pub head: &'a str,
 }
 
 /// What has no column of its own.
@@ -69,13 +69,15 @@ enum Shape<'a> {
 
 /// How a row is no record: it was damaged, or written by something else.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub(super) enum Unreadable {
+pub enum Unreadable {
     #[error("its head cannot be read: {0}")]
     Head(String),
     #[error("its owner cannot be read")]
     Owner,
     #[error("its state is not what its head says")]
     State,
+    #[error("its head names no question that is open, or one of them twice")]
+    Questions,
     #[error("its body has {is} bytes, and should have {should}")]
     Body { is: usize, should: usize },
 }
@@ -83,7 +85,7 @@ pub(super) enum Unreadable {
 // === impl Row ===
 
 impl Row {
-    pub(super) fn of(record: Arc<Record>) -> Self {
+    pub fn of(record: Arc<Record>) -> Self {
         let (state, body) = match &record.state {
             State::Working => (Shape::Working, Bytes::new()),
             State::InputRequired { outstanding } => {
@@ -134,7 +136,7 @@ impl Columns<'_> {
     ///
     /// # Errors
     /// [`Unreadable`].
-    pub(super) fn record(&self, body: Bytes) -> Result<Record, Unreadable> {
+    pub fn record(&self, body: Bytes) -> Result<Record, Unreadable> {
         self.read(Some(body))
     }
 
@@ -142,12 +144,15 @@ impl Columns<'_> {
     ///
     /// # Errors
     /// [`Unreadable`].
-    pub(super) fn listed(&self) -> Result<Record, Unreadable> {
+    pub fn listed(&self) -> Result<Record, Unreadable> {
         self.read(None)
     }
 
     fn read(&self, body: Option<Bytes>) -> Result<Record, Unreadable> {
         let head = head(self.head)?;
+        if !head.state.has_questions() {
+            return Err(Unreadable::Questions);
+        }
         let should = head.state.bytes();
         let body = match body {
             Some(body) if body.len() == should => body,
@@ -187,6 +192,17 @@ impl Shape<'_> {
         }
     }
 
+    /// Whether it has each question once, and one at least where it waits for answers.
+    fn has_questions(&self) -> bool {
+        match self {
+            Self::InputRequired { outstanding } => {
+                let keys: BTreeSet<_> = outstanding.iter().map(|(key, _)| key).collect();
+                !keys.is_empty() && keys.len() == outstanding.len()
+            }
+            Self::Working | Self::Completed { .. } | Self::Failed { .. } | Self::Cancelled => true,
+        }
+    }
+
     /// The state with its bytes, which are as many as it says, or none where they are left out.
     fn with(self, mut body: Bytes) -> State {
         match self {
@@ -217,7 +233,7 @@ pub(super) fn body_bytes(text: &str) -> Result<usize, Unreadable> {
 }
 
 /// An owner as it is compared: the principal, what shares its tasks, and the route.
-pub(super) fn owner(owner: &Owner) -> Vec<u8> {
+pub fn owner(owner: &Owner) -> Vec<u8> {
     let Owner { principal, route, scope } = owner;
     let mut bytes = Vec::with_capacity(principal.len() + 17 + route.len());
     bytes.extend(principal);

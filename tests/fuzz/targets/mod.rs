@@ -2,8 +2,8 @@
 //! it does not.
 //!
 //! libFuzzer runs them (`fuzz_targets`), and so does the ordinary test suite, on the seeds and on what
-//! becomes of them (`tests/it/fuzz.rs`). Each takes what a peer would send and nothing else, so a seed is a
-//! file that can be read.
+//! becomes of them (`tests/it/fuzz.rs`). Each takes what a peer would send, or what lies on a disk, and
+//! nothing else, so a seed is a file that can be read.
 
 pub mod config;
 pub mod frame;
@@ -12,6 +12,7 @@ pub mod http1;
 pub mod lines;
 pub mod post;
 pub mod request_state;
+pub mod rows;
 pub mod splice;
 pub mod sse;
 
@@ -19,7 +20,7 @@ pub mod sse;
 pub type Target = fn(&[u8]);
 
 /// Every target, by the name of its folder of seeds.
-pub const ALL: [(&str, Target); 9] = [
+pub const ALL: [(&str, Target); 10] = [
     ("config", config::target),
     ("frame", frame::target),
     ("headers", headers::target),
@@ -27,6 +28,7 @@ pub const ALL: [(&str, Target); 9] = [
     ("lines", lines::target),
     ("post", post::target),
     ("request_state", request_state::target),
+    ("rows", rows::target),
     ("splice", splice::target),
     ("sse", sse::target),
 ];

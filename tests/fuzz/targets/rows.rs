@@ -1,0 +1,64 @@
+//! Rows of the disk store: whatever is in one, it is a record, which is written the same again and goes on as any
+//! other, or an error that says what is wrong.
+
+use bytes::Bytes;
+use deferral::internals::{
+    protocol::Timestamp,
+    store::disk::{Columns, Row, owner},
+    task::{
+        Event, Record, State, apply,
+        view::{experimental, extension},
+    },
+};
+use std::{sync::Arc, time::Duration};
+
+const NOW: Timestamp = Timestamp::from_millis(1_785_234_600_000);
+const POLLS: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
+
+/// Three lines: the owner, when the task was made, the head; what is behind them is the body.
+pub fn target(row: &[u8]) {
+    let mut parts = row.splitn(4, |byte| *byte == b'\n');
+    let (Some(owner), Some(created), Some(head)) = (parts.next(), parts.next(), parts.next()) else { return };
+    let Ok(head) = std::str::from_utf8(head) else { return };
+    let created = std::str::from_utf8(created).ok().and_then(|created| created.parse().ok());
+    let columns = Columns { id: [7; 16], owner, created: created.unwrap_or_default(), head };
+    let body = Bytes::copy_from_slice(parts.next().unwrap_or_default());
+    // What is listed is read without its body.
+    let listed = columns.listed();
+    match columns.record(body) {
+        Ok(record) => {
+            let listed = listed.expect("what is read whole is read in part");
+            assert_eq!(listed.state.status(), record.state.status());
+            is_written_the_same(record.clone());
+            goes_on(&record);
+        }
+        Err(error) => assert!(error.to_string().len() > 10, "{error}"),
+    }
+}
+
+fn is_written_the_same(record: Record) {
+    let row = Row::of(Arc::new(record.clone()));
+    let owner = owner(&record.owner);
+    let created = i64::try_from(record.created.as_millis()).unwrap_or(i64::MAX);
+    let columns = Columns { id: record.id.entropy(), owner: &owner, created, head: &row.head };
+    let again = columns.record(row.body.clone()).expect("what was written is read");
+    // A time that no column can have is the last that one can.
+    let created = again.created;
+    assert_eq!(again, Record { created, ..record });
+}
+
+/// It is shown, renewed and ended as any other.
+fn goes_on(record: &Record) {
+    if let State::InputRequired { outstanding } = &record.state {
+        assert!(!outstanding.is_empty(), "a task waits for nothing");
+    }
+    let _ = (record.due(), record.is_expired(NOW), record.stored_bytes());
+    extension::detailed(record, NOW, POLLS, None);
+    let terms = experimental::Terms { poll: POLLS, tool_errors: experimental::ToolErrors::Failed };
+    experimental::shown(record, NOW, terms);
+    for event in [Event::Renewed, Event::Cancelled, Event::Returned { result: "{}".into() }] {
+        if let Ok((next, _)) = apply(record, event, NOW) {
+            is_written_the_same(next);
+        }
+    }
+}
