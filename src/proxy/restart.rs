@@ -134,9 +134,17 @@ impl LeftBehind {
         if record.state.is_ended() {
             return tell_cancelled(shared, custody, &record, &anchor, credentials);
         }
-        if let Err(custody) = drive::take_up(shared, custody, &record, &anchor, credentials) {
-            let overdue = shared.overdue.clone();
-            shared.stopping.spawn(async move { drop(custody.keep(lost(), &overdue).await) });
+        if let Err(custody) = drive::take_up(shared, custody, &record, &anchor, credentials.clone()) {
+            let work = Arc::clone(shared);
+            shared.stopping.spawn(async move {
+                drop(custody.keep(lost(), &work.overdue).await);
+                // While the store failed its client may have come first, and cancelled it.
+                if let Some(record) = work.ledger.last_kept(&record.id)
+                    && record.state == State::Cancelled
+                {
+                    tell_cancelled(&work, custody, &record, &anchor, credentials);
+                }
+            });
         }
     }
 
