@@ -55,6 +55,17 @@ impl ToolNames {
         }
     }
 
+    /// What a call of this tool wants if it is one that could be ours, whatever it was told to be called.
+    pub fn alike(tool: &str) -> Option<Wanted> {
+        let is = |name: &str| {
+            let rest = tool.strip_prefix(name)?;
+            let digits = rest.strip_prefix('_').unwrap_or_default();
+            (rest.is_empty() || !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit()))
+                .then_some(())
+        };
+        is(RESULT).map(|()| Wanted::Result).or_else(|| is(CANCEL).map(|()| Wanted::Cancel))
+    }
+
     /// Their descriptions, schemas and annotations, as they stand in a list.
     fn listed(&self) -> [Value; 2] {
         let schema = json!({
@@ -167,6 +178,11 @@ mod tests {
         assert_eq!(names.wanted("deferral_result_3"), Some(Wanted::Result));
         assert_eq!(names.wanted("deferral_cancel"), Some(Wanted::Cancel));
         assert_eq!(names.wanted("deferral_result"), None);
+        let alike = ["deferral_result", "deferral_result_12", "deferral_cancel_2"].map(ToolNames::alike);
+        assert_eq!(alike, [Some(Wanted::Result), Some(Wanted::Result), Some(Wanted::Cancel)]);
+        for other in ["deferral_resulting", "deferral_result_", "deferral_result_x", "result"] {
+            assert_eq!(ToolNames::alike(other), None, "{other}");
+        }
     }
 
     #[test]

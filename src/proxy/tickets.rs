@@ -83,18 +83,11 @@ pub(super) fn wanted(
     if !tool.starts_with(ToolNames::BEGINNING) || !shared.route.has_tickets() {
         return None;
     }
-    let given = client.session.and_then(|session| shared.sessions.holders.given(session));
-    let is_known = given.is_some();
-    let names = given.unwrap_or_else(|| shared.sessions.holders.names());
-    let wanted = names.wanted(tool)?;
-    let is_ours = is_known || ticket().is_some_and(|ticket| task_of(shared, &ticket).is_some());
-    is_ours.then_some((wanted, names))
-}
-
-/// How long a result is waited for at a time by this client, where nothing is known of the call that it was.
-pub(super) fn wait(shared: &Shared, holding: Option<Holding>) -> Duration {
-    let route = &shared.route;
-    holding.and_then(|holding| holding.waits()).or(route.tickets.wait).or(route.held.ticket).unwrap_or(WAIT)
+    if let Some(names) = client.session.and_then(|session| shared.sessions.holders.given(session)) {
+        return names.wanted(tool).map(|wanted| (wanted, names));
+    }
+    let is_ours = || ticket().is_some_and(|ticket| task_of(shared, &ticket).is_some());
+    ToolNames::alike(tool).filter(|_| is_ours()).map(|wanted| (wanted, shared.sessions.holders.names()))
 }
 
 /// What holds for a client of 2026-07-28, if it gets tickets. It has no session in which it could have been given the tools,
@@ -151,6 +144,12 @@ pub(super) fn list(
     let names = page.is_last.then(|| shared.sessions.holders.names()).filter(|names| give(names));
     let may_defer = |tool: &str| holding.terms(&shared.route.treatment(tool)).is_some();
     tools(answer, names.as_deref(), may_defer)
+}
+
+/// How long a result is waited for at a time by this client, where nothing is known of the call that it was.
+pub(super) fn wait(shared: &Shared, holding: Option<Holding>) -> Duration {
+    let route = &shared.route;
+    holding.and_then(|holding| holding.waits()).or(route.tickets.wait).or(route.held.ticket).unwrap_or(WAIT)
 }
 
 /// The task that a ticket of ours is for.

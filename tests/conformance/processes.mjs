@@ -92,7 +92,7 @@ export async function warm(url) {
 }
 
 // Four facts that no synchronous server can express, and one to keep an instant tool out of the timing.
-const config = upstream => `\
+const config = (upstream, tickets) => `\
 listen: 127.0.0.1:0
 admin: off
 routes:
@@ -106,10 +106,10 @@ routes:
       - { match: greet, mode: never }
       - { match: test_input_required_result_elicitation, keys: [user_name] }
     questions: { park: ${upstream.command ? '3s' : '5m'} }
-`;
+${tickets ? '    tickets: { for: [{ client: "*", after: 45s }] }\n' : ''}`;
 
-export function startProxy(binary, upstream, dir) {
+export function startProxy(binary, upstream, dir, tickets = false) {
   const file = join(dir, 'deferral.yaml');
-  writeFileSync(file, config(upstream));
+  writeFileSync(file, config(upstream, tickets));
   return listening(start(binary, ['serve', '--config', file], join(dir, 'deferral.log'), { cwd: dir }), 'the proxy');
 }

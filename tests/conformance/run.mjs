@@ -10,6 +10,7 @@
 //                         together-legacy, together-modern and together-tasks. The set that is done first starts again
 //                         until the other is done, so that neither ever has the proxy to itself
 //         stdio-legacy    the proxy in front of the fixture as a process, at 2025-11-25; stdio-modern, stdio-tasks likewise
+//         tickets-legacy  the proxy where every client that knows no tasks gets tickets; tickets-modern, tickets-tasks
 //         NAME-hard       the same against the fixture's --hard variant
 //         client          the proxy's upstream side: the suite plays the server
 // Without --deferral only the legacy-alone groups run. A scenario passes when all of N runs did.
@@ -66,6 +67,8 @@ const jobs = [
   { group: 'together-hard', sets: [legacy, modern], hard: true },
   { group: 'stdio-legacy', set: legacy, stdio: true },
   { group: 'stdio-modern', set: modern, stdio: true },
+  { group: 'tickets-legacy', set: legacy, tickets: true },
+  { group: 'tickets-modern', set: modern, tickets: true },
   { group: 'client', client: true }
 ].flatMap(job => {
   if (!binary && !job.alone) return [];
@@ -170,7 +173,7 @@ async function runServerJob(job, dir) {
     if (!job.stdio) processes.push(await startFixture(dir, job.hard));
     if (!job.alone) {
       const upstream = job.stdio ? asProcess(job.hard) : atUrl(processes[0].url);
-      processes.push(await startProxy(binary, upstream, dir));
+      processes.push(await startProxy(binary, upstream, dir, job.tickets));
     }
     const { url } = processes.at(-1);
     if (job.stdio) await warm(url);
