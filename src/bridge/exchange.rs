@@ -82,7 +82,7 @@ pub enum Manner {
     /// is owed what comes of it: as a task, where it may be one (2025-11-25, *Sending Messages to the
     /// Server*).
     Stream,
-    /// The same of one that could not find its task by itself, so that what it has left makes none.
+    /// The same of one that could not find its task by itself, so that what it has left makes none, and asks nobody.
     Ticket,
 }
 
@@ -229,6 +229,7 @@ impl<F> Exchange<F> {
     /// The client is to be asked this. Not where nobody waits for what it says.
     fn ask(&mut self, asks: &BTreeSet<Ask>, now: Instant) -> bool {
         match &mut self.state {
+            State::Inline { .. } if self.left && self.manner == Manner::Ticket => return false,
             // Too late for the call itself, though nobody has looked at the time yet.
             State::Inline { asked, defer_at: Some(at), .. } if asked.is_empty() && *at <= now => {
                 self.state = State::Deferring { asked: asks.clone(), word: None };
@@ -478,9 +479,10 @@ impl<F> Exchange<F> {
             }
             Manner::Ticket => {
                 self.left = true;
-                // Nobody is left to be given one.
-                if let State::Inline { defer_at, .. } = &mut self.state {
+                // Nobody is left to be given one, or to be asked.
+                if let State::Inline { defer_at, asked, .. } = &mut self.state {
                     *defer_at = None;
+                    self.actions.extend(std::mem::take(asked).into_iter().map(Action::Decline));
                 }
             }
         }

@@ -22,7 +22,7 @@ pub mod outbox;
 pub mod plan;
 pub mod relay;
 pub mod resume;
-mod sealed;
+pub mod sealed;
 pub mod ticket;
 
 pub use catalogue::Catalogue;

@@ -22,6 +22,11 @@ pub(super) struct Seal {
 
 const PREFIX: &str = "tk_";
 
+/// Whether a text is meant to be a ticket.
+pub fn looks_sealed(text: &str) -> bool {
+    text.starts_with(PREFIX)
+}
+
 // === impl Keyring ===
 
 impl Keyring {

@@ -121,7 +121,8 @@ pub fn page(answer: &Frame) -> Option<Page> {
     let names = tools.iter().filter_map(|tool| Object::read(tool).ok()?.string("name"));
     Some(Page {
         alike: names.filter(|name| name.starts_with(ToolNames::BEGINNING)).collect(),
-        is_last: result.get("nextCursor").is_none_or(|next| next == "null"),
+        // Clients stop at an empty one, too.
+        is_last: result.get("nextCursor").is_none_or(|next| next == "null" || next == "\"\""),
     })
 }
 

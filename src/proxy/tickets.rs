@@ -2,7 +2,10 @@
 
 use super::{Passage, session::Client, shared::Shared};
 use crate::{
-    bridge::ticket::{ToolNames, Wanted, argument, page, tools},
+    bridge::{
+        sealed::looks_sealed,
+        ticket::{ToolNames, Wanted, argument, page, tools},
+    },
     dialect::{Call, Caller},
     policy::{Holding, TicketTerms, ToolPolicy},
     protocol::{Frame, meta, splice::Object},
@@ -52,11 +55,14 @@ pub(super) fn holding(shared: &Shared, client: &Client, passage: &Passage) -> Op
         return None;
     }
     let name = known.as_ref().and_then(|known| known.name.as_deref());
-    shared.route.tickets.of(&passage.headers, || passage.principal.to_string(), name)
+    let holding = shared.route.tickets.of(&passage.headers, || passage.principal.to_string(), name)?;
+    // Of one that is not known it is not known either whether it has declared tasks.
+    (known.is_some() || holding.is_named).then_some(holding)
 }
 
 /// When, and how, a call of this tool is answered with a ticket: where the client was given the tools that take it. One
-/// that has no session is believed to have been, if the operator has named it.
+/// that the operator has named is believed to have been, if it has no session, or one that was opened here: some
+/// clients open one for each call, and have read the list in another.
 pub(super) fn ticketing(
     shared: &Shared,
     client: &Client,
@@ -65,10 +71,11 @@ pub(super) fn ticketing(
 ) -> Option<(TicketTerms, Ticketing)> {
     let holding = holding(shared, client, passage)?;
     let terms = holding.terms(&shared.route.treatment(tool))?;
-    let names = match client.session {
-        Some(session) => shared.sessions.holders.given(session)?,
-        None => holding.is_named.then(|| shared.sessions.holders.names())?,
-    };
+    let holders = &shared.sessions.holders;
+    let given = client.session.and_then(|session| holders.given(session));
+    let is_believed =
+        || holding.is_named && client.session.is_none_or(|session| holders.client(session).is_some());
+    let names = given.or_else(|| is_believed().then(|| holders.names()))?;
     Some((terms, Ticketing { names, wait: terms.wait }))
 }
 
@@ -86,8 +93,21 @@ pub(super) fn wanted(
     if let Some(names) = client.session.and_then(|session| shared.sessions.holders.given(session)) {
         return names.wanted(tool).map(|wanted| (wanted, names));
     }
-    let is_ours = || ticket().is_some_and(|ticket| task_of(shared, &ticket).is_some());
-    ToolNames::alike(tool).filter(|_| is_ours()).map(|wanted| (wanted, shared.sessions.holders.names()))
+    alike(shared, tool, ticket)
+}
+
+/// The same where it is not known what the client was given: a ticket shows it.
+fn alike(
+    shared: &Shared,
+    tool: &str,
+    ticket: impl FnOnce() -> Option<String>,
+) -> Option<(Wanted, Arc<ToolNames>)> {
+    let holders = &shared.sessions.holders;
+    let wanted = ToolNames::alike(tool)?;
+    let ticket = ticket()?;
+    // One that is not copied well is none of the server's either, unless it has a tool of that name.
+    let is_ours = task_of(shared, &ticket).is_some() || looks_sealed(&ticket) && !holders.uses(tool);
+    is_ours.then(|| (wanted, holders.names()))
 }
 
 /// What holds for a client of 2026-07-28, if it gets tickets. It has no session in which it could have been given the tools,
@@ -126,10 +146,10 @@ pub(super) fn wanted_by(
         return None;
     }
     let names = shared.sessions.holders.names();
-    let wanted = names.wanted(tool)?;
-    let is_ours = holding_of(shared, call, caller).is_some()
-        || argument(call.params.as_ref()).is_some_and(|ticket| task_of(shared, &ticket).is_some());
-    is_ours.then_some((wanted, names))
+    match names.wanted(tool) {
+        Some(wanted) if holding_of(shared, call, caller).is_some() => Some((wanted, names)),
+        Some(_) | None => alike(shared, tool, || argument(call.params.as_ref())),
+    }
 }
 
 /// A page of `tools/list` as a holder sees it: `give` is told of the names that are added to the last.

@@ -158,8 +158,15 @@ impl Watch {
     pub(in crate::proxy) async fn next(&mut self) -> Next {
         loop {
             tokio::select! {
-                // What was said before the end is heard before it.
+                // What was said before the end is heard before it; but a call that always has something to say does not
+                // hold its client for longer than that.
                 biased;
+                () = sleep_until(self.until.into()) => return Next::Runs(Arc::clone(&self.last)),
+                () = self.shared.overdue.stopped() => match self.shared.ledger.outlives() {
+                    // The next process knows the ticket. An error would have the model make the call again.
+                    true => return Next::Runs(Arc::clone(&self.last)),
+                    false => return Next::Closing,
+                },
                 event = or_never(self.told.as_mut().map(mpsc::Receiver::recv)) => match event {
                     Some(event) => return Next::Said(event),
                     None => self.told = None,
@@ -169,14 +176,14 @@ impl Watch {
                         return next;
                     }
                 }
-                () = self.shared.overdue.stopped() => return Next::Closing,
-                () = sleep_until(self.until.into()) => return Next::Runs(Arc::clone(&self.last)),
             }
         }
     }
 
     /// Looks at the record, where something may have changed in it.
     async fn look(&mut self) -> Option<Next> {
+        // Whoever gives this wait up has heard of the change, and would not hear of it again.
+        self.store_again = Some(self.shared.clock.now());
         let Ok(found) = self.shared.ledger.load(&self.task).await else {
             self.store_again = Some(self.shared.clock.now() + STORE_PAUSE);
             return None;

@@ -161,6 +161,7 @@ impl Attended {
             supplied,
             deferral,
             ticketing: ticketing.map(|(_, ticketing)| Box::new(ticketing)),
+            said: None,
         };
         let driver = Driver::in_place(shared, canonical, replies, policy, (defer_after, began));
         self.stage = Stage::InPlace { driver, observed_after };
@@ -176,6 +177,9 @@ impl Attended {
         self.waited += now - began;
         match happening {
             Happening::Server(Event::Notification(frame)) => {
+                if let Form::Canonical(canonical) = &mut driver.form {
+                    canonical.hears(&frame);
+                }
                 return modern::notice(&self.call, &frame).map(Item::Notification);
             }
             Happening::Server(event @ (Event::Asked(_) | Event::TurnOver(_))) => {

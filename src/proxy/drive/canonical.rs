@@ -8,7 +8,9 @@ use crate::{
     },
     dialect::{Call, Caller, modern},
     policy::ToolPolicy,
-    protocol::{Capabilities, ErrorObject, InputRequest, InputResponses, Timestamp, code},
+    protocol::{
+        Capabilities, ErrorObject, Frame, InputRequest, InputResponses, Timestamp, code, status_message,
+    },
     proxy::{
         Commit, Reply,
         input_requests::{self, missing},
@@ -44,6 +46,8 @@ pub(super) struct Canonical {
     pub(super) deferral: Option<Deferral>,
     /// How its client is given a ticket, if that is how.
     pub(super) ticketing: Option<Box<Ticketing>>,
+    /// What was last said of the progress, where the ticket is to say it.
+    pub(super) said: Option<Box<str>>,
 }
 
 /// The server of a call, once it has spoken.
@@ -95,7 +99,16 @@ impl Canonical {
     pub(super) fn record(&self, id: TaskId, shared: &Shared, policy: &ToolPolicy, now: Timestamp) -> Record {
         let tool = self.call.target.clone().unwrap_or_default();
         let record = Record::new(id, shared.owner(&self.caller), tool, policy.retention, now);
-        Record { view: self.view(), ..record }
+        Record { view: self.view(), message: self.said.as_deref().map(str::to_owned), ..record }
+    }
+
+    /// What the server tells on the way.
+    pub(super) fn hears(&mut self, frame: &Frame) {
+        if self.ticketing.is_some()
+            && let Some(said) = status_message::of_progress(frame)
+        {
+            self.said = Some(said.into());
+        }
     }
 
     /// How the task is shown that it may become.

@@ -463,8 +463,11 @@ impl Driver {
             progress.not_before.get_or_insert(now);
         }
         let Some(held) = &mut self.held else { return };
-        match &self.form {
-            Form::Canonical(_) => {
+        match &mut self.form {
+            Form::Canonical(canonical) => {
+                if is_attended {
+                    canonical.hears(frame);
+                }
                 for waiter in &held.waiters {
                     if let Request::Canonical { call, .. } = &waiter.request
                         && let Some(notice) = modern::notice(call, frame)
@@ -474,6 +477,11 @@ impl Driver {
                 }
             }
             Form::Native(native) if is_attended => {
+                if native.view == View::Ticket
+                    && let Some(said) = status_message::of_progress(frame)
+                {
+                    native.said = Some(said);
+                }
                 if let Some(message) = native.on_the_way(frame) {
                     tell_all(&held.waiters, &message).await;
                 }

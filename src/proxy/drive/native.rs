@@ -49,6 +49,8 @@ pub(in crate::proxy) struct Native {
     pub(in crate::proxy) view: View,
     /// How its client is given a ticket, if that is how.
     pub(in crate::proxy) ticketing: Option<Ticketing>,
+    /// What was last said of the progress, where the ticket is to say it.
+    pub(in crate::proxy) said: Option<String>,
     /// Tells the upstream that the call has become a task.
     pub(in crate::proxy) deferral: Deferral,
     /// Its client shows credentials.
@@ -93,7 +95,7 @@ impl Native {
         let most = shared.route.legacy_tasks.max_ttl;
         let retention = self.ttl.map_or(policy.retention, |ttl| ttl.min(most));
         let mut record = Record::new(id, self.owner.clone(), self.tool.clone(), retention, now);
-        (record.view, record.raised) = (self.view, false);
+        (record.view, record.raised, record.message) = (self.view, false, self.said.clone());
         record
     }
 

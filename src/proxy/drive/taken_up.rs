@@ -84,6 +84,7 @@ pub(in crate::proxy) fn take_up(
                 wants_progress: *wants_progress,
                 view: record.view,
                 ticketing: None,
+                said: None,
                 deferral,
                 needs_credentials: anchor.needs_credentials,
                 _in_flight: session.zip(elsewhere).map(begin),
@@ -202,5 +203,6 @@ fn canonical(caller: Identity, record: &Record, anchor: &Anchor, deferral: Defer
         supplied: InputResponses::default(),
         deferral: Some(deferral),
         ticketing: None,
+        said: None,
     }
 }

@@ -165,6 +165,9 @@ async fn dispose(shared: &Arc<Shared>, client: &Client, passage: &Passage) -> Di
                 None => experimental::serve(shared, passage, client, method, id, target.as_deref()).await,
             })
         }
+        [Message::Cancelled(_)] if ticket_call::taken_back(shared, client, passage) => {
+            Disposition::Ends(nothing(StatusCode::ACCEPTED))
+        }
         [Message::Cancelled(_)] if task_call::taken_back(shared, client, passage).await => {
             Disposition::Ends(nothing(StatusCode::ACCEPTED))
         }

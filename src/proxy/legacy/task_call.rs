@@ -81,6 +81,7 @@ pub(super) fn in_session(
         wants_progress,
         view: if ticketing.is_some() { View::Ticket } else { View::Experimental },
         ticketing,
+        said: None,
         deferral,
         needs_credentials: !shared.credentials(&passage.headers).is_empty(),
         _in_flight: in_flight,

@@ -9,10 +9,10 @@ use crate::{
     proxy::{
         AccessSummary, Passage, Passed, Passing, Piece,
         answers::ticket::{Answer, Holder, Next, Watch, answer},
-        passage::{document, events, refusal, success},
+        passage::{Then, document, events, nothing, refusal, success},
         relay::Edit,
         reply::lost_error,
-        session::Client,
+        session::{Client, Registered},
         shared::Shared,
         tickets,
     },
@@ -22,9 +22,10 @@ use crate::{
 };
 use bytes::Bytes;
 use futures_util::{StreamExt, stream};
+use http::StatusCode;
 use serde_json::Value;
 use std::{sync::Arc, time::Duration};
-use tokio::time::timeout;
+use tokio::{sync::Notify, time::timeout};
 
 /// Whether a request is a call of a tool that takes a ticket, which begins nothing new.
 pub(super) fn is_one(shared: &Shared, client: &Client, passage: &Passage) -> bool {
@@ -44,7 +45,9 @@ pub(super) fn may_concern(shared: &Shared, client: &Client, passage: &Passage) -
             tool.starts_with(ticket::ToolNames::BEGINNING)
                 || tickets::ticketing(shared, client, passage, tool).is_some()
         }
-        [Message::Cancelled(_)] => !shared.sessions.waiting.is_empty(),
+        [Message::Cancelled(_)] => {
+            !shared.sessions.waiting.is_empty() || !shared.sessions.with_tickets.is_empty()
+        }
         [Message::Response(Some(id))] => offer::is_ours(id) || !shared.sessions.questions.is_empty(),
         _ => false,
     }
@@ -95,7 +98,27 @@ pub(super) async fn serve(
     let token = params.and_then(offer::progress_token).and_then(Id::from_token);
     let heartbeat =
         token.map(|token| Heartbeat::new(token.detached().as_bytes().clone(), client.hears_messages()));
-    Some(waited(Waiting { watch, id: id.detached(), heartbeat, over: false }, passage.keep_alive).await)
+    let taken_back = Arc::new(Notify::new());
+    let registered = client
+        .session
+        .map(|session| shared.sessions.with_tickets.register(session, id, Arc::clone(&taken_back)));
+    let waiting =
+        Waiting { watch, id: id.detached(), heartbeat, taken_back, _registered: registered, over: false };
+    Some(waited(waiting, passage.keep_alive).await)
+}
+
+/// The client takes requests back (2025-11-25, *Cancellation*): those that wait with a ticket end, and the calls that
+/// they wait for go on. Whether all of them did; the server has never heard of them.
+pub(super) fn taken_back(shared: &Shared, client: &Client, passage: &Passage) -> bool {
+    let Some(session) = client.session else { return false };
+    let mut all = true;
+    for id in passage.post.cancels() {
+        match shared.sessions.with_tickets.get(session, id.clone()) {
+            Some(waiting) => waiting.notify_one(),
+            None => all = false,
+        }
+    }
+    all
 }
 
 fn said(id: &Id, result: &Value, account: AccessSummary) -> Passed {
@@ -108,6 +131,9 @@ struct Waiting {
     id: Id,
     /// For a client that gave its request a progress token.
     heartbeat: Option<Heartbeat>,
+    /// Told where the client takes its request back: then it is owed no answer, and some take one amiss.
+    taken_back: Arc<Notify>,
+    _registered: Option<Registered<Arc<Notify>>>,
     over: bool,
 }
 
@@ -115,6 +141,7 @@ struct Waiting {
 async fn waited(mut waiting: Waiting, keep_alive: Duration) -> Passed {
     let first = match timeout(keep_alive, waiting.next()).await {
         Ok(Said::Last(body, account)) => return document(body, account),
+        Ok(Said::Nothing) => return nothing(StatusCode::ACCEPTED),
         Ok(Said::Event(event)) => Piece::of(event),
         Err(_silence) => Piece::of(sse::KEEP_ALIVE),
     };
@@ -124,6 +151,7 @@ async fn waited(mut waiting: Waiting, keep_alive: Duration) -> Passed {
         }
         let piece = match timeout(keep_alive, waiting.next()).await {
             Ok(Said::Last(body, account)) => Piece::last(sse::message(&body), account),
+            Ok(Said::Nothing) => Piece { bytes: Bytes::new(), account: None, then: Then::End },
             Ok(Said::Event(event)) => Piece::of(event),
             Err(_silence) => Piece::of(sse::KEEP_ALIVE),
         };
@@ -138,6 +166,8 @@ enum Said {
     Event(Bytes),
     /// The response.
     Last(Bytes, AccessSummary),
+    /// The end, as it has taken its request back.
+    Nothing,
 }
 
 // === impl Waiting ===
@@ -145,7 +175,15 @@ enum Said {
 impl Waiting {
     async fn next(&mut self) -> Said {
         loop {
-            match self.watch.next().await {
+            let next = tokio::select! {
+                biased;
+                () = self.taken_back.notified() => {
+                    self.over = true;
+                    return Said::Nothing;
+                }
+                next = self.watch.next() => next,
+            };
+            match next {
                 Next::Said(event) => return Said::Event(event),
                 Next::Progress(message) => {
                     let beat = self.heartbeat.as_mut().and_then(|beat| beat.tell(&message));

@@ -15,6 +15,7 @@ mod streams;
 mod tickets;
 mod unfinished;
 
+pub(super) use by_request::Registered;
 pub(super) use cancelled_requests::{Asked, Ended};
 pub(super) use client::Client;
 pub(super) use in_flight::{InFlight, OurCall, TheirCall};
@@ -31,6 +32,7 @@ use presence::Presence;
 use relayed_questions::RelayedQuestions;
 use std::sync::Arc;
 use streams::Streams;
+use tokio::sync::Notify;
 
 /// What is known of the sessions of one route.
 #[derive(Default)]
@@ -52,6 +54,8 @@ pub(super) struct Sessions {
     pub(super) waiting: Arc<ByRequest<TaskId>>,
     /// Which of them hold tickets.
     pub(super) holders: Holders,
+    /// The requests that wait with a ticket, by the client's own id: a cancel of one ends the wait.
+    pub(super) with_tickets: Arc<ByRequest<Arc<Notify>>>,
     /// The streams on which sessions listen.
     pub(super) streams: Arc<Streams>,
 }

@@ -70,6 +70,11 @@ impl Holders {
         }
     }
 
+    /// Whether the server uses this name.
+    pub(in crate::proxy) fn uses(&self, name: &str) -> bool {
+        self.alike.lock().contains(name)
+    }
+
     /// What the tools are called beside those of the server.
     pub(in crate::proxy) fn names(&self) -> Arc<ToolNames> {
         let known = self.alike.lock();

@@ -9,8 +9,12 @@
 //! hands all its sessions the same.) What was said in between is told to be [missed](Beside::Missed).
 
 use http::StatusCode;
-use std::{future::poll_fn, time::Duration};
-use tokio::time::sleep;
+use std::{
+    future::{pending, poll_fn},
+    pin::Pin,
+    time::Duration,
+};
+use tokio::time::{Sleep, sleep};
 
 use super::{
     line::HttpLine,
@@ -24,6 +28,8 @@ const PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 /// The pause never is shorter, whatever the server names: it may close what it has just opened.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(10);
+/// It is told at most this often that something was missed: a server may close the stream every second.
+const MISSED_PERIOD: Duration = Duration::from_secs(30);
 /// Attempts in a row that bring nothing, before it is [`PAUSE`] at least.
 const FRUITLESS: u32 = 5;
 
@@ -38,23 +44,49 @@ enum Attempt {
     Failed,
 }
 
+/// What was said while there was no stream.
+#[derive(Default)]
+struct Missed {
+    /// There is something to tell.
+    any: bool,
+    /// Until it may be told again.
+    quiet: Option<Pin<Box<Sleep>>>,
+}
+
+// === impl Missed ===
+
+impl Missed {
+    /// Resolves when it is to be told, once for each time that something was missed. Dropping it in between loses
+    /// nothing.
+    async fn is_due(&mut self) {
+        if !self.any {
+            return pending().await;
+        }
+        if let Some(quiet) = &mut self.quiet {
+            quiet.await;
+        }
+        *self = Self { any: false, quiet: Some(Box::pin(sleep(MISSED_PERIOD))) };
+    }
+}
+
 /// Asks for the stream and reads it, again and again, until it is refused or the session is gone.
 pub(super) async fn listen(line: &HttpLine, mut tell: impl FnMut(Beside) + Send) {
     let mut retry = None;
     let mut fruitless = 0;
     let mut had_one = false;
+    let mut missed = Missed::default();
     loop {
         let attempt = ask(line, had_one).await;
         match attempt {
             Attempt::Refused => tell(Beside::Deaf),
-            Attempt::Open(_) if had_one => tell(Beside::Missed),
+            Attempt::Open(_) if had_one => missed.any = true,
             Attempt::Open(_) | Attempt::Ended | Attempt::Failed => {}
         }
         tell(Beside::Settled);
         match attempt {
             Attempt::Open(mut messages) => {
                 had_one = true;
-                if read(&mut messages, &mut tell).await {
+                if read(&mut messages, &mut missed, &mut tell).await {
                     fruitless = 0;
                 }
                 retry = messages.resumption().and_then(|resumption| resumption.retry).or(retry);
@@ -102,11 +134,19 @@ fn refused(line: &HttpLine, status: StatusCode, body: Incoming, had_one: bool) -
     }
 }
 
-/// Reads a stream to its end. Whether it was worth having.
-async fn read(messages: &mut Messages, tell: &mut (impl FnMut(Beside) + Send)) -> bool {
+/// Reads a stream to its end, and tells what was missed before it. Whether it was worth having.
+async fn read(messages: &mut Messages, missed: &mut Missed, tell: &mut (impl FnMut(Beside) + Send)) -> bool {
     let mut worth = false;
     loop {
-        match poll_fn(|cx| messages.poll_next(cx)).await {
+        let next = tokio::select! {
+            biased;
+            () = missed.is_due() => {
+                tell(Beside::Missed);
+                continue;
+            }
+            next = poll_fn(|cx| messages.poll_next(cx)) => next,
+        };
+        match next {
             Ok(frame) => {
                 worth = true;
                 tell(Beside::Message(frame));
@@ -124,6 +164,22 @@ async fn read(messages: &mut Messages, tell: &mut (impl FnMut(Beside) + Send)) -
 #[cfg(test)]
 mod tests {
     use super::*;
+    use futures_util::FutureExt;
+    use tokio::time::timeout;
+
+    #[tokio::test(start_paused = true)]
+    async fn what_was_missed_is_told_at_once_and_then_only_so_often() {
+        let mut missed = Missed { any: true, quiet: None };
+        assert!(missed.is_due().now_or_never().is_some(), "at once");
+        assert!(missed.is_due().now_or_never().is_none(), "nothing more was missed");
+        missed.any = true;
+        assert!(timeout(MISSED_PERIOD - PAUSE, missed.is_due()).await.is_err());
+        missed.any = true;
+        missed.is_due().await;
+        sleep(10 * MISSED_PERIOD).await;
+        missed.any = true;
+        assert!(missed.is_due().now_or_never().is_some());
+    }
 
     #[test]
     fn a_server_is_not_besieged_whatever_pause_it_names() {

@@ -283,6 +283,7 @@ const BOUNDS: &[(&str, Held)] = &[
         Not("a pause between attempts, which nobody outside lengthens"),
     ),
     ("upstream/legacy/handshake.rs OPENING", Not("a wait; the call goes out after it")),
+    ("upstream/http/listen.rs MISSED_PERIOD", By("what_was_missed_is_told_at_once_and_then_only_so_often")),
     ("upstream/http/listen.rs LONGEST_PAUSE", By("a_server_is_not_besieged_whatever_pause_it_names")),
     ("upstream/http/listen.rs SHORTEST_PAUSE", By("a_server_is_not_besieged_whatever_pause_it_names")),
     ("upstream/http/listen.rs FRUITLESS", By("a_server_is_not_besieged_whatever_pause_it_names")),

@@ -7,7 +7,7 @@ use crate::{
         program::Program,
         world::{Setup, World},
     },
-    support::clients::Answer,
+    support::clients::{Answer, soon},
 };
 use serde_json::{Value, json};
 
@@ -395,4 +395,123 @@ async fn fifty_holders_of_two_principals_get_what_is_theirs() {
         let (other, _) = &tickets[(n + 25) % 50];
         assert_eq!(result_of(other, held).await["isError"], true, "{n}");
     }
+}
+
+#[tokio::test]
+async fn a_named_client_that_opens_a_session_for_each_call_gets_its_ticket_and_its_result() {
+    let world = setup()
+        .route("tickets: { for: [{ header: X-Agent, value: \"1\", after: 50ms }], wait: 1h }")
+        .start()
+        .await;
+    let session = async || Older::new(world.addr()).with("x-agent", "1").hello().await;
+    list(&session().await).await;
+    let waiting = session().await.call(7).await;
+    let call = world.server.call().await;
+    let (held, _) = ticket(&waiting.answer().await.result());
+    call.says("done");
+    assert_eq!(result_of(&session().await, &held).await["content"][0]["text"], "done");
+}
+
+#[tokio::test]
+async fn who_has_left_before_its_ticket_is_asked_nothing_and_its_call_goes_on() {
+    let world = setup().route("held: { ticket: 1h }").start().await;
+    let client = holder(&world).await;
+    let waiting = client.call(7).await;
+    let call = world.server.call().await;
+    let (id, events) = (call.id(), call.stream());
+    let asks = |id: u64| json!({ "jsonrpc": "2.0", "id": id, "method": "elicitation/create", "params": { "message": "?" } });
+    events.send(&asks(40));
+    let mut stream = waiting.stream().await;
+    assert_eq!(stream.next().await["id"], 40);
+    drop(stream);
+    world.server.seen(|seen| seen.answers(&json!(40))).await;
+    events.send(&asks(41));
+    world.server.seen(|seen| seen.answers(&json!(41))).await;
+    events.result(&id, json!({ "content": [] }));
+    assert_eq!(world.server.messages("notifications/cancelled"), 0);
+}
+
+#[tokio::test]
+async fn the_first_ticket_says_how_far_its_call_has_come() {
+    let world = setup().route("held: { ticket: 300ms }").route(PATIENT).start().await;
+    let client = holder(&world).await;
+    let waiting = client.call(7).await;
+    let call = world.server.call().await;
+    let (token, events) = (call.seen.json["params"]["_meta"]["progressToken"].clone(), call.stream());
+    let progress = json!({ "progressToken": token, "progress": 3, "total": 4, "message": "reading" });
+    events.notify("notifications/progress", progress);
+    let result = waiting.answer().await.result();
+    let (_, words) = ticket(&result);
+    assert!(words.contains("reading"), "{words}");
+}
+
+#[tokio::test]
+async fn a_wait_that_is_taken_back_ends_without_an_answer_and_its_call_goes_on() {
+    let world = setup().route(SOON).route(PATIENT).start().await;
+    let client = holder(&world).await;
+    let waiting = client.call(7).await;
+    let call = world.server.call().await;
+    let (held, _) = ticket(&waiting.answer().await.result());
+    let params = json!({ "name": "deferral_result", "arguments": { "ticket": held } });
+    let ask = json!({ "jsonrpc": "2.0", "id": 5, "method": "tools/call", "params": params });
+    let waiting = client.post(&ask.to_string()).await.follow();
+    let cancel = r#"{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":5}}"#;
+    // Again and again: before the request is there nothing is known of it.
+    let taken = async {
+        while !waiting.is_over() {
+            assert_eq!(client.post(cancel).await.answer().await.status, 202);
+        }
+    };
+    soon("the wait ends", taken).await;
+    assert_eq!(waiting.messages(), [Value::Null; 0]);
+    call.says("done");
+    assert_eq!(result_of(&client, &held).await["content"][0]["text"], "done");
+}
+
+#[tokio::test]
+async fn after_a_restart_sessions_of_before_are_given_none_but_their_tickets_are_good_under_any_name() {
+    let mut place = crate::proxy::restart::Place::before(|options| {
+        crate::proxy::taking_up::keeps_events(options);
+        options.tools = Some(json!([{ "name": "deferral_result", "inputSchema": {} }]));
+    })
+    .await;
+    let first: Program = place.start(&[SOON, PATIENT], &[]).await;
+    let client = Older::new(first.addr).hello().await;
+    list(&client).await;
+    let waiting = client.call(7).await;
+    let call = place.server.call().await;
+    let (held, _) = ticket(&waiting.answer().await.result());
+    call.says("done");
+    assert_eq!(use_ticket(&client, "deferral_result_2", &held).await.text(), "done");
+    first.killed().await;
+
+    let second = place.start(&[SOON, PATIENT], &[]).await;
+    let client = Older::new(second.addr).within(&client.session());
+    assert_eq!(use_ticket(&client, "deferral_result_2", &held).await.text(), "done");
+    let garbled = use_ticket(&client, "deferral_result_2", &held[..40]).await.result();
+    assert_eq!(garbled["isError"], true);
+    assert_eq!(names(&list(&client).await), ["deferral_result"], "it may have declared tasks");
+    second.killed().await;
+}
+
+#[tokio::test]
+async fn a_stop_has_no_model_make_its_call_again() {
+    let mut place = crate::proxy::restart::Place::before(|options| {
+        crate::proxy::taking_up::keeps_events(options);
+        options.tools = Some(tools());
+    })
+    .await;
+    let mut first: Program = place.start(&[SOON, PATIENT], &["drain: 20ms"]).await;
+    let client = Older::new(first.addr).hello().await;
+    list(&client).await;
+    let waiting = client.call(7).await;
+    let _call = place.server.call().await;
+    let (held, _) = ticket(&waiting.answer().await.result());
+    let params = json!({ "name": "deferral_result", "arguments": { "ticket": held } });
+    let ask = json!({ "jsonrpc": "2.0", "id": 5, "method": "tools/call", "params": params });
+    let waiting = client.post(&ask.to_string()).await;
+    first.stop();
+    let answer = waiting.answer().await.json();
+    assert_ne!(answer["error"]["code"], -31007, "{answer:#}");
+    first.gone().await;
 }
