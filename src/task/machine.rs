@@ -199,6 +199,7 @@ fn moved(record: &Record, state: State, now: Timestamp) -> Record {
             retention::while_live(record, now)
         },
         retention: record.retention,
+        waited: record.waited,
         view: record.view,
         raised: record.raised,
         message: record.message.clone(),

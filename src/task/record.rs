@@ -19,6 +19,8 @@ pub struct Record {
     /// The tool that was called.
     pub tool: String,
     pub created: Timestamp,
+    /// How long its call had run by then.
+    pub waited: Duration,
     /// The last change a client can see. A mere extension of `ttl` is none.
     pub updated: Timestamp,
     /// When the status last changed; the poll interval follows the time since.
@@ -98,6 +100,7 @@ impl Record {
             owner,
             tool: tool.into(),
             created: now,
+            waited: Duration::ZERO,
             updated: now,
             status_since: now,
             ttl: retention::grant(retention),

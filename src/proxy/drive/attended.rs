@@ -162,6 +162,7 @@ impl Attended {
             deferral,
             ticketing: ticketing.map(|(_, ticketing)| Box::new(ticketing)),
             said: None,
+            began,
         };
         let driver = Driver::in_place(shared, canonical, replies, policy, (defer_after, began));
         self.stage = Stage::InPlace { driver, observed_after };

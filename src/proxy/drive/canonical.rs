@@ -27,7 +27,10 @@ use crate::{
 use bytes::Bytes;
 use http::StatusCode;
 use serde_json::Value;
-use std::sync::{Arc, OnceLock};
+use std::{
+    sync::{Arc, OnceLock},
+    time::Instant,
+};
 use tokio::sync::oneshot;
 
 /// What is known of such a call.
@@ -48,6 +51,7 @@ pub(super) struct Canonical {
     pub(super) ticketing: Option<Box<Ticketing>>,
     /// What was last said of the progress, where the ticket is to say it.
     pub(super) said: Option<Box<str>>,
+    pub(super) began: Instant,
 }
 
 /// The server of a call, once it has spoken.
@@ -99,7 +103,8 @@ impl Canonical {
     pub(super) fn record(&self, id: TaskId, shared: &Shared, policy: &ToolPolicy, now: Timestamp) -> Record {
         let tool = self.call.target.clone().unwrap_or_default();
         let record = Record::new(id, shared.owner(&self.caller), tool, policy.retention, now);
-        Record { view: self.view(), message: self.said.as_deref().map(str::to_owned), ..record }
+        let waited = shared.clock.now().saturating_duration_since(self.began);
+        Record { view: self.view(), waited, message: self.said.as_deref().map(str::to_owned), ..record }
     }
 
     /// What the server tells on the way.

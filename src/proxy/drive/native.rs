@@ -96,6 +96,7 @@ impl Native {
         let retention = self.ttl.map_or(policy.retention, |ttl| ttl.min(most));
         let mut record = Record::new(id, self.owner.clone(), self.tool.clone(), retention, now);
         (record.view, record.raised, record.message) = (self.view, false, self.said.clone());
+        record.waited = shared.clock.now().saturating_duration_since(self.began);
         record
     }
 

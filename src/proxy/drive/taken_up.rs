@@ -22,7 +22,7 @@ use crate::{
 };
 use bytes::Bytes;
 use http::HeaderMap;
-use std::sync::Arc;
+use std::{sync::Arc, time::Instant};
 
 /// Goes on with a task's call, in the background; nothing is called. Where that cannot be, gives back the place of
 /// the task: its server is none that it can be done with, or an answer may not have reached it and cannot be given to it any more.
@@ -71,7 +71,8 @@ pub(in crate::proxy) fn take_up(
     ways.for_each(|way| way.withdrawn());
     let (manner, form) = match &anchor.words {
         Words::Canonical { .. } => {
-            (Manner::Rounds, Form::Canonical(canonical(caller, record, anchor, deferral)))
+            let began = shared.clock.now();
+            (Manner::Rounds, Form::Canonical(canonical(caller, record, anchor, deferral, began)))
         }
         Words::Native { session, wants_progress } => {
             let session = session.map(Key::from_digest);
@@ -182,7 +183,13 @@ fn forgotten(record: &Record, anchor: &Anchor) -> Vec<String> {
     outstanding.keys().filter(|key| !is_known(key)).cloned().collect()
 }
 
-fn canonical(caller: Identity, record: &Record, anchor: &Anchor, deferral: Deferral) -> Canonical {
+fn canonical(
+    caller: Identity,
+    record: &Record,
+    anchor: &Anchor,
+    deferral: Deferral,
+    began: Instant,
+) -> Canonical {
     let Identity { principal, credentials, capabilities } = caller;
     let call = Call {
         bytes: Bytes::new(),
@@ -204,5 +211,6 @@ fn canonical(caller: Identity, record: &Record, anchor: &Anchor, deferral: Defer
         deferral: Some(deferral),
         ticketing: None,
         said: None,
+        began,
     }
 }

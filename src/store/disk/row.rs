@@ -37,6 +37,7 @@ struct Head<'a> {
     ttl_ms: u64,
     retention_ms: u64,
     view: View,
+    waited_ms: u64,
     raised: bool,
     #[serde(borrow)]
     message: Option<Cow<'a, str>>,
@@ -106,6 +107,7 @@ impl Row {
             ttl_ms: millis(record.ttl),
             retention_ms: millis(record.retention),
             view: record.view,
+            waited_ms: millis(record.waited),
             raised: record.raised,
             message: record.message.as_ref().map(Into::into),
             keys_used: Cow::Borrowed(&record.keys_used),
@@ -168,6 +170,7 @@ impl Columns<'_> {
             status_since: head.status_since,
             ttl: Duration::from_millis(head.ttl_ms),
             retention: Duration::from_millis(head.retention_ms),
+            waited: Duration::from_millis(head.waited_ms),
             view: head.view,
             raised: head.raised,
             message: head.message.map(Cow::into_owned),

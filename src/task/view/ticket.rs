@@ -41,7 +41,7 @@ pub struct Terms<'a> {
 
 /// The result of a call, or of asking for it, that is not done yet.
 pub fn running(record: &Record, now: Timestamp, terms: &Terms<'_>) -> Value {
-    let elapsed = now.since(record.created);
+    let elapsed = record.waited + now.since(record.created);
     let progress = record.message.as_deref().map(|said| format!(" (last progress: {said})"));
     let text = filled(terms.text.unwrap_or(WORDS), |place| {
         Some(match place {
@@ -192,8 +192,8 @@ mod tests {
     fn record() -> Record {
         let owner = Owner { principal: [1; 16], route: "/mcp".into(), scope: Scope::Legacy };
         let id = TaskId::from_entropy([7; 16]);
-        let mut record = Record::new(id, owner, "index_repo", Duration::ZERO, Timestamp::from_millis(1000));
-        record.view = View::Ticket;
+        let mut record = Record::new(id, owner, "index_repo", Duration::ZERO, Timestamp::from_millis(41_000));
+        (record.view, record.waited) = (View::Ticket, Duration::from_secs(40));
         record
     }
 
@@ -222,7 +222,7 @@ mod tests {
         let mut record = record();
         record.tool = "{ticket}".to_owned();
         let text = Some("{tool} runs: {result}({\"ticket\":\"{ticket}\"}) { {Tool} {}");
-        let said = running(&record, Timestamp::from_millis(1000), &terms(text));
+        let said = running(&record, Timestamp::from_millis(46_000), &terms(text));
         assert_eq!(
             said["content"][0]["text"],
             "{ticket} runs: deferral_result({\"ticket\":\"T-1\"}) { {Tool} {}"

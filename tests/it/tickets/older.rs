@@ -443,6 +443,8 @@ async fn the_first_ticket_says_how_far_its_call_has_come() {
     let result = waiting.answer().await.result();
     let (_, words) = ticket(&result);
     assert!(words.contains("reading"), "{words}");
+    let elapsed = result["_meta"]["deferral/ticket"]["elapsedMs"].as_u64().expect("a number");
+    assert!(elapsed >= 300, "from the call on: {elapsed}");
 }
 
 #[tokio::test]
