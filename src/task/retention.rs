@@ -72,7 +72,7 @@ impl Record {
 }
 
 /// A retention as it is kept: whole milliseconds, from [`SHORTEST`] to [`LONGEST`].
-pub(super) fn kept(retention: Duration) -> Duration {
+pub(crate) fn kept(retention: Duration) -> Duration {
     whole_millis(retention.clamp(SHORTEST, LONGEST))
 }
 

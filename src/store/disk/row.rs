@@ -6,7 +6,7 @@
 
 use crate::{
     protocol::Timestamp,
-    task::{Answer, Owner, Record, Scope, State, TaskId, View},
+    task::{Answer, Owner, Record, Scope, State, TaskId, View, retention},
 };
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
@@ -75,6 +75,8 @@ pub enum Unreadable {
     Head(String),
     #[error("its owner cannot be read")]
     Owner,
+    #[error("its retention is none that a task can have")]
+    Retention,
     #[error("its state is not what its head says")]
     State,
     #[error("its head names no question that is open, or one of them twice")]
@@ -155,6 +157,10 @@ impl Columns<'_> {
         if !head.state.has_questions() {
             return Err(Unreadable::Questions);
         }
+        let retention = Duration::from_millis(head.retention_ms);
+        if retention::kept(retention) != retention {
+            return Err(Unreadable::Retention);
+        }
         let should = head.state.bytes();
         let body = match body {
             Some(body) if body.len() == should => body,
@@ -169,7 +175,7 @@ impl Columns<'_> {
             updated: head.updated,
             status_since: head.status_since,
             ttl: Duration::from_millis(head.ttl_ms),
-            retention: Duration::from_millis(head.retention_ms),
+            retention,
             waited: Duration::from_millis(head.waited_ms),
             view: head.view,
             raised: head.raised,
