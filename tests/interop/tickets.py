@@ -37,14 +37,13 @@ TURNS = 60  # calls by one model before it is given up
 class Client:
     home: str  # a venv, or node
     dies: bool  # without tickets, by a tool of 75 s
-    given: bool = True  # gets tickets: not one with a session for each call, in which it never asks for the tools
 
 
 CLIENTS = {
     "python1.30": Client("server", dies=False),
     "typescript1.32": Client("node", dies=True),
     "langchain": Client("langchain", dies=False),
-    "langchain-sessions": Client("langchain", dies=False, given=False),
+    "langchain-sessions": Client("langchain", dies=False),
     "pydantic-ai": Client("pydantic-ai", dies=False),
     "openai-agents": Client("openai-agents", dies=True),
     "mcp-use": Client("mcp-use", dies=False),
@@ -173,9 +172,9 @@ def why_not(name: str, talked: Talk, with_tickets: bool, options: argparse.Names
             return f"no result of the tool's: {last}"
         if not re.search(r'\\?"begun\\?":\s*1\b', last["said"]):
             return f"the tool was begun again: {last}"
-        if CLIENTS[name].given == (len(talked.turns) > 1):
+        if len(talked.turns) > 1:
             return None
-        return "it was given no ticket" if CLIENTS[name].given else "it was given a ticket, other than expected"
+        return "it was given no ticket"
     if options.slow < 75 or CLIENTS[name].dies != bool(done):
         return None
     return f"it {'lives' if done else 'dies'}, other than expected: {last}"
