@@ -9,8 +9,8 @@ use crate::{
     front, policy,
     proxy::{Endpoint, Ledger, Service, Switchboard},
     runtime::{Clock, Descriptors, Drain, Net, Room, Shares, Stopping, SystemClock, or_never, random},
-    store::{Bounds, Disk, Memory, Secret, Store, Use, disk},
-    telemetry::{Drained, Draining, Leaving, Started},
+    store::{Bounds, Disk, Memory, Secret, Store, Timed, Use, disk},
+    telemetry::{Drained, Draining, Leaving, Limit, Started},
     upstream::{self, NotStarted, Server, Upstream},
 };
 use std::{mem, net::SocketAddr, sync::Arc, time::Duration};
@@ -120,6 +120,7 @@ fn start_each(
         Some((_, shares)) => &Net::Within(Room::of(shares.servers)),
         None => net,
     };
+    tell_limits(&config);
     let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
     let (leaving, left) = Drain::new();
     let (draining, stopping) = Drain::new();
@@ -127,7 +128,7 @@ fn start_each(
     let (closing, closed) = Drain::new();
 
     let switchboard = Arc::<Switchboard>::default();
-    let ledger = Ledger::new(store, secret.as_ref(), config.quotas, Arc::clone(&clock));
+    let ledger = Ledger::new(Arc::new(Timed::new(store)), secret.as_ref(), config.quotas, Arc::clone(&clock));
     let keyring = Arc::new(keyring(&config.state_keys, secret.as_ref()));
     let principals = secret.as_ref().map(|secret| PrincipalKey::new(&secret.key(Use::Principals)));
     let told = in_words(&config.routes);
@@ -202,6 +203,7 @@ fn share(config: &mut Config) -> (Descriptors, Shares) {
     let written = (config.connections.clients, config.connections.servers);
     let shares = allowed.share(written, (config.front.limits.connections, upstream::CONNECTIONS));
     config.front.limits.connections = shares.clients;
+    Limit::UpstreamConnections.is(shares.servers as f64);
     (allowed, shares)
 }
 
@@ -243,6 +245,55 @@ fn tell_started(
         overcommitted: shares.overcommitted,
     }
     .emit();
+}
+
+/// What each limit is, for operators. Those that differ by route are told where they are met.
+fn tell_limits(config: &Config) {
+    let front::Config { limits, timeouts, .. } = &config.front;
+    let count = |limit: Limit, value: usize| limit.is(value as f64);
+    let time = |limit: Limit, value: Duration| limit.is(value.as_secs_f64());
+    count(Limit::BodyBytes, limits.body_bytes);
+    count(Limit::BodyMemory, limits.body_memory);
+    count(Limit::HeaderBytes, limits.header_bytes);
+    count(Limit::Headers, limits.headers);
+    count(Limit::Connections, limits.connections);
+    count(Limit::Calls, limits.calls);
+    count(Limit::Streams, limits.streams as usize);
+    count(Limit::Depth, limits.depth);
+    time(Limit::ReadHeaders, timeouts.read_headers);
+    time(Limit::ReadBody, timeouts.read_body);
+    time(Limit::IdleConnection, timeouts.idle);
+    time(Limit::Write, timeouts.write);
+    let quotas = &config.quotas;
+    count(Limit::Tasks, quotas.tasks);
+    count(Limit::TasksPerPrincipal, quotas.tasks_per_principal);
+    count(Limit::StoredBytes, quotas.stored_bytes);
+    count(Limit::StoredBytesPerPrincipal, quotas.stored_bytes_per_principal);
+    count(Limit::StoredResultBytes, quotas.stored_result_bytes);
+    count(Limit::PollsPerSecond, quotas.polls_per_second as usize);
+    count(Limit::MissesPerMinute, quotas.misses_per_minute as usize);
+    count(Limit::ListensPerPrincipal, quotas.listens_per_principal);
+    // One for all routes.
+    let Some(config::RouteConfig { upstream: upstream::Config { limits, timeouts }, .. }) =
+        config.routes.first()
+    else {
+        return;
+    };
+    count(Limit::Sessions, limits.sessions);
+    count(Limit::TaskSessions, limits.task_sessions);
+    count(Limit::Queue, limits.queue);
+    count(Limit::Messages, limits.messages);
+    count(Limit::Identities, limits.identities);
+    count(Limit::IdentityBytes, limits.identity_bytes);
+    count(Limit::ResultBytes, limits.result_bytes);
+    count(Limit::Departed, limits.departed);
+    count(Limit::ClientSessions, limits.client_sessions);
+    time(Limit::Connect, timeouts.connect);
+    time(Limit::FirstByte, timeouts.first_byte);
+    time(Limit::Idle, timeouts.idle);
+    time(Limit::Call, timeouts.call);
+    time(Limit::QueueTime, timeouts.queue);
+    time(Limit::IdleSession, timeouts.idle_session);
 }
 
 /// The path of each route, its server and its mode, for the log.

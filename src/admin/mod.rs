@@ -7,9 +7,11 @@
 //! |---|---|
 //! | `server.rs` | accepts connections and finds what is asked for |
 //! | `health.rs` | `/live` and `/ready` |
+//! | `metrics.rs` | `/metrics`, `/tools`, `/limits` |
 //! | `processes.rs` | `/processes` |
 
 mod health;
+mod metrics;
 mod processes;
 mod server;
 

@@ -1,10 +1,11 @@
 //! Accepts connections and finds what is asked for.
 
-use super::{health, processes, processes::Servers};
+use super::{health, metrics, processes, processes::Servers};
 use crate::{
     policy::Access,
     proxy::Ledger,
     runtime::{Listener, Net, Stopping, Stream},
+    telemetry,
 };
 use bytes::Bytes;
 use http::{
@@ -38,7 +39,7 @@ const READ_HEADERS: Duration = Duration::from_secs(10);
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// What is served, for people.
-const PATHS: &str = "/live, /ready, /processes";
+const PATHS: &str = "/live, /ready, /metrics, /tools, /limits, /processes";
 
 /// How operators are met.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -116,8 +117,8 @@ async fn accept(mut listener: Listener, shared: Arc<Shared>) {
 
 async fn connection(stream: Stream, shared: Arc<Shared>) {
     let answer = service_fn(|request| {
-        let response = answer(&request, &shared);
-        async { Ok::<_, Infallible>(response) }
+        let shared = Arc::clone(&shared);
+        async move { Ok::<_, Infallible>(answer(&request, &shared).await) }
     });
     // What goes wrong here is its client's affair.
     let _ = http1::Builder::new()
@@ -128,7 +129,7 @@ async fn connection(stream: Stream, shared: Arc<Shared>) {
         .await;
 }
 
-fn answer<B>(request: &Request<B>, shared: &Shared) -> Response<Full<Bytes>> {
+async fn answer<B>(request: &Request<B>, shared: &Shared) -> Response<Full<Bytes>> {
     // A web page must not reach an operator's tools through a reader's browser.
     if let Err(denied) = shared.access.check_head(request.uri(), request.headers()) {
         return problem(StatusCode::FORBIDDEN, &denied.to_string());
@@ -136,6 +137,9 @@ fn answer<B>(request: &Request<B>, shared: &Shared) -> Response<Full<Bytes>> {
     let (status, body) = match request.uri().path() {
         "/live" => fixed(health::live()),
         "/ready" => fixed(health::ready(&shared.stopping, &shared.ledger)),
+        "/metrics" => (StatusCode::OK, metrics::written(&shared.servers, &shared.ledger).await),
+        "/tools" => (StatusCode::OK, metrics::tools()),
+        "/limits" => (StatusCode::OK, metrics::limits(&shared.ledger).await),
         "/processes" => (StatusCode::OK, processes::shown(&shared.servers)),
         other => {
             let error = format!("nothing is served at `{other}`; served here: {PATHS}");
@@ -147,7 +151,11 @@ fn answer<B>(request: &Request<B>, shared: &Shared) -> Response<Full<Bytes>> {
         response.headers_mut().insert(ALLOW, HeaderValue::from_static("GET, HEAD"));
         return response;
     }
-    json(status, body)
+    let mut response = json(status, body);
+    if request.uri().path() == "/metrics" {
+        response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(telemetry::metrics::TEXT));
+    }
+    response
 }
 
 fn fixed((status, body): (StatusCode, &'static str)) -> (StatusCode, Bytes) {

@@ -12,6 +12,7 @@ use crate::{
     policy::{Denied, NotKnown},
     protocol::{ErrorObject, Fault, Id, Revision, code},
     proxy::AccessSummary,
+    telemetry::Limit,
     upstream::CallError,
 };
 use bytes::Bytes;
@@ -134,7 +135,32 @@ pub(super) fn empty(status: StatusCode, headers: HeaderMap, mut line: Line) -> R
 // === impl Refusal ===
 
 impl Refusal {
+    /// The limit of the configuration that was met.
+    fn limit(&self) -> Option<Limit> {
+        match self {
+            Self::TooLarge { .. } => Some(Limit::BodyBytes),
+            Self::TooSlow { .. } => Some(Limit::ReadBody),
+            Self::Headers { .. } => Some(Limit::Headers),
+            Self::Busy { .. } => Some(Limit::Calls),
+            Self::NoMemory { .. } => Some(Limit::BodyMemory),
+            Self::Access(_)
+            | Self::NotKnown(_)
+            | Self::NoMetadata { .. }
+            | Self::Path { .. }
+            | Self::Method { .. }
+            | Self::ContentType
+            | Self::Accept
+            | Self::Broken
+            | Self::Loop { .. }
+            | Self::Message(_)
+            | Self::Metadata(_) => None,
+        }
+    }
+
     fn into_answer(self) -> Answer {
+        if let Some(limit) = self.limit() {
+            limit.hit();
+        }
         let words = self.to_string();
         let of = |status, code, fault| Answer::of(status, ErrorObject::new(code, &words), fault);
         let invalid = |status| of(status, code::INVALID_REQUEST, Fault::Client);

@@ -2,6 +2,7 @@
 //! rest, and when a task handle has left through it.
 
 use super::rest::Rest;
+use crate::telemetry::Limit;
 use crate::{proxy::Commit, runtime::Mutex};
 use http::{HeaderMap, HeaderValue, header::CONNECTION};
 use hyper::rt::{Read, ReadBuf, ReadBufCursor, Write};
@@ -231,6 +232,7 @@ impl<S: AsyncRead> Read for Io<S> {
         }
         let overdue = this.overdue.get_or_insert_with(|| Box::pin(sleep(*this.read_headers)));
         ready!(overdue.as_mut().poll(cx));
+        Limit::ReadHeaders.hit();
         Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
     }
 }

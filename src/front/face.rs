@@ -31,6 +31,7 @@ use crate::{
         meta,
     },
     proxy::Service,
+    telemetry::Limit,
 };
 use bytes::Bytes;
 use futures_util::future::{Either, Ready, ready};
@@ -171,7 +172,10 @@ where
     };
     let mut messages = Messages::of(body.clone());
     let contents = Contents::read(&mut messages);
-    let too_deep = || message::check_depth(messages.depth(), front.limits.depth).map_err(Refusal::Message);
+    let too_deep = || {
+        let checked = message::check_depth(messages.depth(), front.limits.depth).map_err(Refusal::Message);
+        checked.inspect_err(|_| Limit::Depth.hit())
+    };
     let refused = busy.or_else(|| too_deep().err());
     // First of all: what a legacy client must send is for its server to say.
     match (sender(&head.headers, contents, &body), refused) {

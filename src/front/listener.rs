@@ -20,6 +20,7 @@ use super::{
     write_timeout::{Paced, Paces, Portions},
 };
 use crate::runtime::{Listener, Net, Stopping, Stream, is_out_of_descriptors};
+use crate::telemetry::Limit;
 use futures_util::{FutureExt, future::Map};
 use http::{HeaderMap, HeaderValue, header::COOKIE};
 use hyper::{
@@ -169,7 +170,7 @@ pub(super) async fn accept<S: Serves>(
                 let visit = Visit { front: Arc::clone(&front), stack: stack.clone(), leaving };
                 let tls = tls.clone();
                 stopping.spawn(async move {
-                    let _place = place;
+                    let _place = (place, Limit::Connections.take(1));
                     visit.connection(stream, tls).await;
                 });
             }
@@ -196,6 +197,7 @@ async fn place(places: &Arc<Semaphore>, front: &Front) -> OwnedSemaphorePermit {
         limit = "limits.connections",
         connections = front.limits.connections,
     );
+    Limit::Connections.hit();
     let mut waiting = pin!(Arc::clone(places).acquire_owned());
     loop {
         front.guests.make_room(front.clock.now());
@@ -204,6 +206,15 @@ async fn place(places: &Arc<Semaphore>, front: &Front) -> OwnedSemaphorePermit {
             place = &mut waiting => return place.expect("the semaphore is never closed"),
             () = rest::look_again() => {}
         }
+    }
+}
+
+/// Counts the limit that a connection of HTTP/1 has ended with. That a head is overdue is counted where it is read.
+fn count(error: &hyper::Error) {
+    if error.is_parse_too_large() {
+        Limit::HeaderBytes.hit();
+    } else if error.is_timeout() {
+        Limit::IdleConnection.hit();
     }
 }
 
@@ -271,7 +282,10 @@ impl<S: Serves> Visit<S> {
                 self.http(stream, agreed, true).await;
             }
             Ok(Err(error)) => tracing::debug!(target: "deferral", event = "tls_handshake_failed", %error),
-            Err(_elapsed) => tracing::debug!(target: "deferral", event = "tls_handshake_overdue"),
+            Err(_elapsed) => {
+                Limit::ReadHeaders.hit();
+                tracing::debug!(target: "deferral", event = "tls_handshake_overdue");
+            }
         }
     }
 
@@ -290,7 +304,8 @@ impl<S: Serves> Visit<S> {
                 };
                 match read {
                     Ok(Ok(told)) => told,
-                    Ok(Err(_)) | Err(_) => return,
+                    Ok(Err(_)) => return,
+                    Err(_elapsed) => return Limit::ReadHeaders.hit(),
                 }
             }
         };
@@ -303,11 +318,16 @@ impl<S: Serves> Visit<S> {
         match version {
             Version::Http1 => {
                 let mut serving = pin!(http1(&self.front).serve_connection(io, door));
-                tokio::select! {
-                    _ = serving.as_mut() => return,
-                    () = self.leaving.is_due() => serving.as_mut().graceful_shutdown(),
+                let ended = tokio::select! {
+                    ended = serving.as_mut() => ended,
+                    () = self.leaving.is_due() => {
+                        serving.as_mut().graceful_shutdown();
+                        serving.await
+                    }
+                };
+                if let Err(error) = ended {
+                    count(&error);
                 }
-                let _ = serving.await;
             }
             // Boxed: connections of HTTP/1 need not pay for it.
             Version::Http2 => Box::pin(self.http2(io, door)).await,
@@ -325,7 +345,10 @@ impl<S: Serves> Visit<S> {
             _ = serving.as_mut() => return,
             () = self.leaving.is_due() => serving.as_mut().graceful_shutdown(),
             // hyper has a time for this over HTTP/1 alone, and over HTTP/2 any frame is a sign of life.
-            () = rest.over(self.front.timeouts.idle, &*self.front.clock) => serving.as_mut().graceful_shutdown(),
+            () = rest.over(self.front.timeouts.idle, &*self.front.clock) => {
+                Limit::IdleConnection.hit();
+                serving.as_mut().graceful_shutdown();
+            }
         }
         // A client that does not take its leave is not waited for; its requests are.
         while timeout(FAREWELL, serving.as_mut()).await.is_err() && rest.since().is_none() {}

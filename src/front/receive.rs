@@ -1,6 +1,7 @@
 //! A request's body, bounded in bytes and time, and with all others in memory.
 
 use super::answer::Refusal;
+use crate::telemetry::Limit;
 use bytes::Bytes;
 use http_body::Body;
 use http_body_util::BodyExt;
@@ -130,12 +131,14 @@ impl Reserved {
         });
         taken.map_err(|_| Refusal::NoMemory { limit })?;
         self.bytes = to;
+        Limit::BodyMemory.used(signed(more));
         Ok(())
     }
 
     /// Gives back what it has beyond `to` bytes.
     fn shrink(&mut self, to: usize) {
         self.memory.taken.fetch_sub(self.bytes - to, Ordering::Relaxed);
+        Limit::BodyMemory.used(-signed(self.bytes - to));
         self.bytes = to;
     }
 }
@@ -144,6 +147,10 @@ impl Drop for Reserved {
     fn drop(&mut self) {
         self.shrink(0);
     }
+}
+
+fn signed(bytes: usize) -> i64 {
+    i64::try_from(bytes).unwrap_or(i64::MAX)
 }
 
 // === impl Counted ===

@@ -27,7 +27,7 @@ use crate::{
     protocol::{ErrorObject, Id, accept::event_stream, sse},
     proxy::{AccessSummary, Commit, Item, Items, KeepAlive, KeepAliveStep, Piece, Pieces, Reply, Then},
     runtime::Clock,
-    telemetry::Outcome,
+    telemetry::{Limit, Outcome},
 };
 use bytes::{Buf, Bytes};
 use futures_util::StreamExt;
@@ -115,6 +115,7 @@ pub(super) async fn respond(mut items: Items, answering: Answering) -> Response<
         Next::KeepAliveStep(KeepAliveStep::Comment) => Chunk::plain(sse::KEEP_ALIVE),
         Next::KeepAliveStep(KeepAliveStep::Deadline) => {
             drop(items);
+            Limit::HeldDeadline.hit();
             return failed(&id, StatusCode::OK, &ladder.overdue(), Outcome::UpstreamFailed, line);
         }
     };
@@ -268,6 +269,7 @@ impl Events {
             Next::Nothing => self.fail(&answer::unanswered(), Outcome::ProxyFailed, line),
             Next::KeepAliveStep(KeepAliveStep::Comment) => Chunk::plain(sse::KEEP_ALIVE),
             Next::KeepAliveStep(KeepAliveStep::Deadline) => {
+                Limit::HeldDeadline.hit();
                 self.fail(&self.ladder.overdue(), Outcome::UpstreamFailed, line)
             }
         };

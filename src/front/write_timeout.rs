@@ -11,6 +11,7 @@
 //! answer is handed to hyper in portions, and a stream that cannot be rid of one in time is reset.
 
 use super::reply::{Body, BrokenOff, Chunk};
+use crate::telemetry::Limit;
 use bytes::Buf;
 use http_body::{Body as HttpBody, Frame, SizeHint};
 use pin_project::pin_project;
@@ -98,6 +99,7 @@ fn in_time<T>(
         return written;
     }
     ready!(overdue.get_or_insert_with(|| Box::pin(sleep(patience))).as_mut().poll(cx));
+    Limit::Write.hit();
     Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
 }
 
@@ -210,7 +212,11 @@ impl<F: Future<Output = ()>> Future for Paces<F> {
             Got::Portion => *this.overdue = Some(Box::pin(sleep(*this.patience))),
         }
         match this.overdue {
-            Some(overdue) => overdue.as_mut().poll(cx),
+            Some(overdue) => {
+                ready!(overdue.as_mut().poll(cx));
+                Limit::Write.hit();
+                Poll::Ready(())
+            }
             None => Poll::Pending,
         }
     }

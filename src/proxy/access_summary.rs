@@ -1,7 +1,11 @@
 //! What the access line says of a call.
 
-use crate::{protocol::ErrorObject, task::TaskId, telemetry::Outcome};
-use std::time::Duration;
+use crate::{
+    protocol::{ErrorObject, code as codes},
+    task::TaskId,
+    telemetry::Outcome,
+};
+use std::{num::NonZeroI32, time::Duration};
 
 /// What the access line says of a call.
 #[derive(Clone, Debug, Default)]
@@ -9,6 +13,8 @@ pub struct AccessSummary {
     pub outcome: Outcome,
     /// Why, where it is no result.
     pub reason: Option<Box<str>>,
+    /// The code of the error that the client is given, where it is ours.
+    pub code: Option<NonZeroI32>,
     pub task: Option<TaskId>,
     /// The status of the task that was shown.
     pub shown: Option<&'static str>,
@@ -37,10 +43,17 @@ impl AccessSummary {
             | Outcome::Task
             | Outcome::InputRequired
             | Outcome::Refused
+            | Outcome::TimedOut
             | Outcome::UpstreamFailed
             | Outcome::ProxyFailed
             | Outcome::Departed => error.message(),
         };
-        Self { reason: Some(reason.into()), ..self }
+        let ours = Some(error.code()).filter(|_| self.outcome != Outcome::ServerError);
+        let code = ours.and_then(|code| NonZeroI32::new(i32::try_from(code).ok()?));
+        let outcome = match (self.outcome, error.code()) {
+            (Outcome::UpstreamFailed, codes::UPSTREAM_TIMEOUT) => Outcome::TimedOut,
+            (outcome, _) => outcome,
+        };
+        Self { outcome, reason: Some(reason.into()), code, ..self }
     }
 }

@@ -6,6 +6,7 @@
 
 use super::{
     anchor::{Anchor, AnchorSeal},
+    collection::Collection,
     hub::Hub,
     keep::NO_ROOM_BYTES,
     limits::Limits,
@@ -16,9 +17,9 @@ use crate::{
     policy::Quotas,
     protocol::{ErrorObject, code},
     runtime::Clock,
-    store::{self, Due, Orphan, Place, Secret, Store, StoreError, Updated, Version},
-    task::{Effect, Event, Owner, Record, TaskId},
-    telemetry::{QuotaFull, TaskTransition},
+    store::{self, Due, Orphan, Place, Secret, Store, StoreError, Tally, Updated, Usage, Version},
+    task::{Effect, Event, Owner, Record, State, TaskId},
+    telemetry::{QuotaFull, TaskCreated, TaskEnd, TaskTransition},
 };
 use bytes::Bytes;
 use dashmap::DashMap;
@@ -51,6 +52,7 @@ pub struct Ledger {
     /// Tasks that have ended, and nobody has fetched how: a proxy that stops waits for that, unless the next
     /// process has them, too. Its size is bounded with the number of tasks.
     unfetched: DashMap<TaskId, ()>,
+    collection: Collection,
     /// Told whenever there is one less of them.
     fetched: Notify,
     /// Tasks that have been made.
@@ -131,6 +133,7 @@ impl Ledger {
             parked_in_all: AtomicUsize::new(0),
             aside: AtomicUsize::new(0),
             unfetched: DashMap::new(),
+            collection: Collection::default(),
             fetched: Notify::new(),
             made: AtomicUsize::new(0),
             released: AtomicUsize::new(0),
@@ -166,13 +169,20 @@ impl Ledger {
 
     /// Somebody was shown the task: if that was its result, it need not be waited for.
     pub(super) fn shown(&self, record: &Record) {
+        self.collection.shown(&record.id, &record.state);
         if record.state.is_ended() {
-            self.fetched(&record.id);
+            self.need_not_wait(&record.id);
         }
     }
 
-    /// The task's result has been fetched, or is there no more.
+    /// The task's result has been fetched.
     pub(super) fn fetched(&self, id: &TaskId) {
+        self.collection.fetched(id);
+        self.need_not_wait(id);
+    }
+
+    /// The task's result has been fetched, or is there no more.
+    fn need_not_wait(&self, id: &TaskId) {
         if self.unfetched.remove(id).is_some() {
             self.fetched.notify_waiters();
         }
@@ -193,8 +203,9 @@ impl Ledger {
         let custody = Custody { ledger: Arc::clone(self), id };
         let kept = self.store.insert(Arc::clone(&record)).await;
         kept.map_err(|error| self.no_room("storing a task", &error))?;
-        let (task, tool) = (&custody.id, &record.tool);
-        TaskTransition { task, tool, principal: &principal, from: "call", to: "working" }.emit();
+        let (task, route, tool) = (&custody.id, &record.owner.route, &record.tool);
+        TaskCreated { task, route, tool, principal: &principal }.emit();
+        self.collection.begins(&record);
         self.made.fetch_add(1, Ordering::Relaxed);
         self.health.works();
         Ok(custody)
@@ -253,6 +264,16 @@ impl Ledger {
         self.health.is_failing()
     }
 
+    /// How many tasks there are of each route and status, and how much is kept in all; for operators.
+    ///
+    /// # Errors
+    /// [`StoreError`], which is in the log by then.
+    pub async fn census(&self) -> Result<(Vec<Tally>, Usage), StoreError> {
+        let nobody = Principal::ANONYMOUS;
+        let counted = async { Ok((self.store.census().await?, self.store.usage(nobody.as_bytes()).await?)) };
+        counted.await.inspect_err(|error| self.failed("counting tasks", error))
+    }
+
     /// Whether what is kept is there for the next process.
     pub fn outlives(&self) -> bool {
         self.store.outlives()
@@ -306,6 +327,7 @@ impl Ledger {
     /// A task that another process held is held by this one from here on.
     pub(super) fn adopt(self: &Arc<Self>, version: Version, record: &Arc<Record>) -> Custody {
         let held = Held { version, record: Arc::clone(record), waits: false };
+        self.collection.goes_on(record);
         self.held.insert(record.id.clone(), held);
         Custody { ledger: Arc::clone(self), id: record.id.clone() }
     }
@@ -401,20 +423,25 @@ impl Ledger {
         }
         let updated = store::update(&*self.store, id, event, self.clock.timestamp()).await;
         if is_result && !matches!(updated, Ok(Updated::Done { .. })) {
-            self.fetched(id);
+            self.need_not_wait(id);
         }
         let updated = updated.inspect_err(|error| self.failed("updating a task", error))?;
         if let Updated::Done { before, after, version, effects } = &updated {
             self.note(*version, after);
             self.health.works();
             let (from, to) = (before.state.status(), after.state.status());
+            if after.state == State::Cancelled {
+                self.collection.cancelled(id);
+            }
             if from != to {
                 TaskTransition {
                     task: id,
+                    route: &after.owner.route,
                     tool: &after.tool,
                     principal: &principal_of(&after.owner.principal),
                     from,
                     to,
+                    end: end(after),
                 }
                 .emit();
             }
@@ -489,7 +516,8 @@ impl Ledger {
     async fn see_to_due(&self, id: &TaskId, is_ended: bool) -> Result<(), StoreError> {
         if is_ended {
             self.store.remove(id).await?;
-            self.fetched(id);
+            self.collection.forgotten(id);
+            self.need_not_wait(id);
             tracing::debug!(target: "deferral::task", event = "forgotten", task = %id);
         } else if self.held.contains_key(id) {
             self.change(id, &Event::Renewed).await?;
@@ -508,7 +536,10 @@ impl Custody {
     /// that works and is held by nobody.
     pub async fn forget(self) {
         match self.ledger.store.remove(&self.id).await {
-            Ok(()) => self.ledger.fetched(&self.id),
+            Ok(()) => {
+                self.ledger.collection.never_was(&self.id);
+                self.ledger.need_not_wait(&self.id);
+            }
             Err(error) => self.ledger.failed("forgetting a task", &error),
         }
     }
@@ -552,6 +583,17 @@ impl Drop for Parked {
 pub(super) fn lost() -> Event {
     let error = ErrorObject::new(code::OUTCOME_UNKNOWN, LOST);
     Event::Failed { error: error.as_bytes().clone(), message: Some(LOST.to_owned()) }
+}
+
+/// How a task ended, where it has.
+fn end(record: &Record) -> Option<TaskEnd> {
+    let code = match &record.state {
+        State::Working | State::InputRequired { .. } => return None,
+        State::Failed { error } => Some(ErrorObject::from_raw(error.clone()).code()),
+        State::Completed { .. } | State::Cancelled => None,
+    };
+    let age = record.status_since.since(record.created);
+    Some(TaskEnd { waited: record.waited, age, code })
 }
 
 fn principal_of(principal: &[u8; 16]) -> Principal {

@@ -15,6 +15,7 @@ mod access_summary;
 mod anchor;
 mod answers;
 mod catalogues;
+mod collection;
 mod conversation;
 mod drive;
 mod endpoint;

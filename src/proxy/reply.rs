@@ -7,7 +7,7 @@ use crate::{
     policy::Route,
     protocol::{ErrorObject, Fault, Kind, Method, code, tool_result},
     task::TaskId,
-    telemetry::Outcome,
+    telemetry::{Limit, Outcome},
     upstream::CallError,
 };
 use bytes::Bytes;
@@ -108,8 +108,11 @@ pub(super) fn verdict(call: &Call, route: &Route, word: CallEnd, refused: Option
     }
 }
 
-/// The error object for an answer that will not come.
+/// The error object for an answer that will not come. Where a limit is the reason, it counts as met.
 pub(super) fn lost_error(lost: &CallError) -> ErrorObject {
+    if let Some(limit) = lost.limit() {
+        limit.hit();
+    }
     match lost {
         CallError::Forbidden { error: Some(error), .. } => error.clone().of_this_era(),
         lost => ErrorObject::new(lost.code(), lost.to_string()),
@@ -158,6 +161,7 @@ pub(super) fn refuse(call: &Call, status: StatusCode, error: &ErrorObject) -> Re
 
 /// A caller has met one of its limits, which is named.
 pub(super) fn too_many(limit: &str) -> ErrorObject {
+    Limit::hit_by_key(limit);
     ErrorObject::new(code::BUSY, format!("too many requests; the limit is {limit}"))
 }
 

@@ -5,8 +5,8 @@
 //! index behind one lock; a change that leaves it as it is does not take the lock.
 
 use super::{
-    Bounds, Due, Flush, Orphan, Place, Store, StoreError, Usage, Version,
-    counts::{Counts, Share},
+    Bounds, Due, Flush, Orphan, Place, Store, StoreError, Tally, Usage, Version,
+    counts::{Counted, Counts},
 };
 use crate::{
     protocol::Timestamp,
@@ -198,6 +198,10 @@ impl Store for Memory {
     async fn usage(&self, principal: &[u8; 16]) -> Result<Usage, StoreError> {
         Ok(self.kept.index.lock().counts.usage(principal))
     }
+
+    async fn census(&self) -> Result<Vec<Tally>, StoreError> {
+        Ok(self.kept.index.lock().counts.census())
+    }
 }
 
 // === impl Index ===
@@ -206,14 +210,14 @@ impl Index {
     fn add(&mut self, record: &Record) {
         let facts = Facts::of(record);
         self.due.insert((facts.due, record.id.clone()));
-        self.counts.add(facts.owner.principal, Share::of_one(facts.stored_bytes));
+        self.counts.add(&Counted::of(record));
         self.owners.entry(facts.owner.clone()).or_default().insert(Place::of(record));
     }
 
     fn subtract(&mut self, record: &Record) {
         let facts = Facts::of(record);
         self.due.remove(&(facts.due, record.id.clone()));
-        self.counts.subtract(&facts.owner.principal, Share::of_one(facts.stored_bytes));
+        self.counts.subtract(&Counted::of(record));
         if let Some(places) = self.owners.get_mut(facts.owner) {
             places.remove(&Place::of(record));
             if places.is_empty() {
@@ -230,6 +234,7 @@ struct Facts<'a> {
     owner: &'a Owner,
     created: Timestamp,
     stored_bytes: usize,
+    status: &'static str,
 }
 
 // === impl Facts ===
@@ -241,6 +246,7 @@ impl<'a> Facts<'a> {
             owner: &record.owner,
             created: record.created,
             stored_bytes: record.stored_bytes(),
+            status: record.state.status(),
         }
     }
 }

@@ -23,10 +23,12 @@ mod counts;
 pub mod disk;
 mod memory;
 mod secret;
+mod timed;
 
 pub use disk::Disk;
 pub use memory::Memory;
 pub use secret::{Secret, Use};
+pub use timed::Timed;
 
 /// Keeps task records, one version at a time.
 #[async_trait]
@@ -86,6 +88,10 @@ pub trait Store: Send + Sync + 'static {
     /// the quotas. Costs the same however much that is.
     async fn usage(&self, principal: &[u8; 16]) -> Result<Usage, StoreError>;
 
+    /// How many records there are of each route and status, in no order; none of which there are none. Costs the
+    /// same however many that are.
+    async fn census(&self) -> Result<Vec<Tally>, StoreError>;
+
     /// Writes what is not written yet, and lets go of what it is kept in. Nothing is asked of it afterwards.
     async fn close(&self) {}
 }
@@ -138,6 +144,15 @@ pub struct Usage {
     pub stored_bytes: usize,
     /// The same for the principal that was asked about.
     pub stored_bytes_of_principal: usize,
+}
+
+/// How many tasks of one route and status are kept.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Tally {
+    pub route: Arc<str>,
+    /// See [`State::status`](crate::task::State::status).
+    pub status: &'static str,
+    pub tasks: usize,
 }
 
 /// How much a store keeps at most, in bytes of [`Record::stored_bytes`]. A change that makes a record grow

@@ -1,7 +1,8 @@
 //! One struct for each happening. Emitting it writes the log line; fields, not sentences; no
 //! bodies and no credentials.
 
-use crate::protocol::Fault;
+use super::metrics;
+use crate::protocol::{Fault, code::OUTCOME_UNKNOWN};
 use std::{fmt, time::Duration};
 
 /// How a request ended, for the access line.
@@ -20,6 +21,8 @@ pub enum Outcome {
     InputRequired,
     /// The request was refused by the proxy: the client's fault.
     Refused,
+    /// The server did not answer the call in time.
+    TimedOut,
     /// The server failed the call.
     UpstreamFailed,
     /// A limit or fault of the proxy.
@@ -31,6 +34,10 @@ pub enum Outcome {
 /// One request, once its answer has been given or its client has left. The access line.
 pub struct Access<'a> {
     pub method: &'a str,
+    /// The same where it is one of those that are counted by name.
+    pub counted_as: &'a str,
+    /// The tool whose call has ended with this, or has become a task.
+    pub tool: Option<&'a str>,
     /// The tool, prompt or resource; empty where there is none.
     pub target: &'a str,
     pub route: &'a str,
@@ -49,6 +56,8 @@ pub struct Access<'a> {
     /// Why, where it is no result: in our own words, or the code of the server's error. Never what was
     /// sent or what came back.
     pub reason: Option<&'a str>,
+    /// The code of the error that the client was given, where it is ours.
+    pub code: Option<i64>,
     /// Time spent waiting for the server.
     pub upstream: Duration,
     /// From the request's last byte to the answer's first, without `upstream`.
@@ -80,13 +89,34 @@ pub struct Started<'a> {
     pub overcommitted: bool,
 }
 
+/// A call has become a task.
+pub struct TaskCreated<'a> {
+    pub task: &'a dyn fmt::Display,
+    pub route: &'a str,
+    pub tool: &'a str,
+    pub principal: &'a dyn fmt::Display,
+}
+
 /// A task moved from one state to another.
 pub struct TaskTransition<'a> {
     pub task: &'a dyn fmt::Display,
+    pub route: &'a str,
     pub tool: &'a str,
     pub principal: &'a dyn fmt::Display,
     pub from: &'a str,
     pub to: &'a str,
+    /// Where it has ended with that.
+    pub end: Option<TaskEnd>,
+}
+
+/// How long a task took to end, and with which code where it failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TaskEnd {
+    /// How long its call had run when it became a task.
+    pub waited: Duration,
+    /// From then on.
+    pub age: Duration,
+    pub code: Option<i64>,
 }
 
 /// Somebody asked for a task that is not there, or not theirs.
@@ -123,8 +153,10 @@ pub struct StoreBack;
 
 /// A question of a server was refused, because nobody could be asked.
 pub struct QuestionRefused<'a> {
+    pub route: &'a str,
     pub method: &'a str,
     pub reason: &'a str,
+    pub outcome: metrics::QuestionOutcome,
 }
 
 /// A server asks things that nobody need be asked (pings, above all) faster than it takes the answers:
@@ -245,6 +277,7 @@ impl Outcome {
             Self::Task => "task",
             Self::InputRequired => "input_required",
             Self::Refused => "refused",
+            Self::TimedOut => "timed_out",
             Self::UpstreamFailed => "upstream_failed",
             Self::ProxyFailed => "proxy_failed",
             Self::Departed => "departed",
@@ -281,6 +314,7 @@ macro_rules! access {
             status = $line.status,
             outcome = $line.outcome.as_str(),
             reason = $line.reason,
+            code = $line.code,
             upstream_us = micros($line.upstream),
             own_us = micros($line.own),
         )
@@ -290,8 +324,15 @@ macro_rules! access {
 impl Access<'_> {
     /// A warning where the server is at fault: the operator can do something about that.
     pub fn emit(&self) {
+        metrics::request(self.route, self.counted_as, self.outcome);
+        if let Some(tool) = self.tool {
+            metrics::call(self.route, tool, self.outcome, self.upstream + self.own);
+        }
+        if self.code == Some(OUTCOME_UNKNOWN) {
+            metrics::outcome_unknown(self.route);
+        }
         match self.outcome {
-            Outcome::UpstreamFailed => access!(warn, self),
+            Outcome::UpstreamFailed | Outcome::TimedOut => access!(warn, self),
             Outcome::Result
             | Outcome::ToolError
             | Outcome::ServerError
@@ -360,6 +401,93 @@ impl ServerEnded<'_> {
     }
 }
 
+// === impl TaskCreated, TaskTransition, WouldDefer, QuestionRefused, QuotaFull, LogLinesDropped ===
+
+impl TaskCreated<'_> {
+    pub fn emit(&self) {
+        metrics::task_created(self.route, self.tool);
+        tracing::info!(
+            target: "deferral::task",
+            event = "transition",
+            task = %self.task,
+            route = self.route,
+            tool = self.tool,
+            principal = %self.principal,
+            from = "call",
+            to = "working",
+        );
+    }
+}
+
+impl TaskTransition<'_> {
+    pub fn emit(&self) {
+        if let Some(TaskEnd { waited, age, code }) = self.end {
+            metrics::task_ended(self.route, self.tool, self.to, waited, age);
+            if code == Some(OUTCOME_UNKNOWN) {
+                metrics::outcome_unknown(self.route);
+            }
+        }
+        tracing::info!(
+            target: "deferral::task",
+            event = "transition",
+            task = %self.task,
+            route = self.route,
+            tool = self.tool,
+            principal = %self.principal,
+            from = self.from,
+            to = self.to,
+            code = self.end.and_then(|end| end.code),
+            took_ms = self.end.map(|end| millis(end.waited + end.age)),
+        );
+    }
+}
+
+impl WouldDefer<'_> {
+    pub fn emit(&self) {
+        metrics::would_defer(self.route, self.tool);
+        tracing::info!(
+            target: "deferral::task",
+            event = "would_defer",
+            tool = self.tool,
+            route = self.route,
+            after_ms = millis(self.after),
+            took_ms = millis(self.took),
+        );
+    }
+}
+
+impl QuestionRefused<'_> {
+    pub fn emit(&self) {
+        metrics::question(self.route, self.method, self.outcome);
+        tracing::warn!(
+            target: "deferral::question",
+            event = "refused",
+            route = self.route,
+            method = self.method,
+            reason = self.reason,
+        );
+    }
+}
+
+impl QuotaFull<'_> {
+    pub fn emit(&self) {
+        metrics::Limit::hit_by_key(self.limit);
+        tracing::warn!(
+            target: "deferral::task",
+            event = "quota_full",
+            limit = self.limit,
+            principal = %self.principal,
+        );
+    }
+}
+
+impl LogLinesDropped {
+    pub fn emit(&self) {
+        metrics::log_lines_dropped(self.count);
+        tracing::warn!(target: "deferral", event = "log_lines_dropped", count = self.count);
+    }
+}
+
 /// How each happening that is one line is written: at which level, for which part of the house, and under which
 /// name. `it` is the happening.
 macro_rules! lines {
@@ -377,19 +505,11 @@ macro_rules! lines {
 }
 
 lines! {
-    TaskTransition<'_> as it: info "deferral::task" "transition" {
-        task = %it.task, tool = it.tool, principal = %it.principal, from = it.from, to = it.to
-    }
     LookupFailed<'_> as it: warn "deferral::task" "lookup_failed" {
         method = it.method, principal = %it.principal, reason = it.reason
     }
-    WouldDefer<'_> as it: info "deferral::task" "would_defer" {
-        tool = it.tool, route = it.route, after_ms = millis(it.after), took_ms = millis(it.took)
-    }
-    QuotaFull<'_> as it: warn "deferral::task" "quota_full" { limit = it.limit, principal = %it.principal }
     StoreBack as _it: info "deferral::task" "store_back" {}
     StoreFailed<'_> as it: warn "deferral::task" "store_failed" { doing = it.doing, error = %it.error }
-    QuestionRefused<'_> as it: warn "deferral::question" "refused" { method = it.method, reason = it.reason }
     AnswersDropped as it: warn "deferral::upstream" "answers_dropped" {
         limit = "limits.messages", waiting = it.waiting
     }
@@ -402,7 +522,6 @@ lines! {
     ServerGarbage<'_> as it: warn "deferral::server" "stdout_skipped" {
         route = it.route, why = it.why, line = it.line, omitted = it.omitted
     }
-    LogLinesDropped as it: warn "deferral" "log_lines_dropped" { count = it.count }
     TakenOver as it: info "deferral::task" "taken_over" {
         resumed = it.resumed, waiting = it.waiting, failed = it.failed, cancelled = it.cancelled
     }

@@ -3,10 +3,12 @@
 mod events;
 mod line;
 pub mod log;
+pub mod metrics;
 
 pub use events::{
     Access, AnswersDropped, Drained, Draining, Leaving, LookupFailed, Outcome, QuestionRefused, QuotaFull,
     ServerEnded, ServerGarbage, ServerLinesOmitted, ServerNotStarted, ServerSaid, Started, StoreBack,
-    StoreFailed, TakenOver, TaskTransition, Untold, WouldDefer,
+    StoreFailed, TakenOver, TaskCreated, TaskEnd, TaskTransition, Untold, WouldDefer,
 };
 pub use line::{Format, Lines};
+pub use metrics::{Limit, Taken};

@@ -4,6 +4,7 @@ use super::{CallError, Description, Identity};
 use crate::{
     dialect::Caller,
     protocol::{Fault, code},
+    telemetry::Limit,
 };
 use bytes::Bytes;
 use http::StatusCode;
@@ -41,6 +42,33 @@ impl CallError {
     /// in the field says instead of 504.
     pub fn leaves_it_running(&self) -> bool {
         self.meaning().runs_on
+    }
+
+    /// The limit of the configuration that was met.
+    pub fn limit(&self) -> Option<Limit> {
+        match self {
+            Self::ConnectTimeout(_) => Some(Limit::Connect),
+            Self::CallTimeout(_) => Some(Limit::Call),
+            Self::FirstByteTimeout(_) => Some(Limit::FirstByte),
+            Self::IdleTimeout(_) => Some(Limit::Idle),
+            Self::TooLarge { .. } => Some(Limit::ResultBytes),
+            Self::Busy { .. } => Some(Limit::Queue),
+            Self::Waited { .. } => Some(Limit::QueueTime),
+            Self::AllInUse { .. } => Some(Limit::Instances),
+            Self::NoRoom { .. } => Some(Limit::UpstreamConnections),
+            Self::Unreachable(_)
+            | Self::Broken(_)
+            | Self::SessionEnded
+            | Self::Exited(_)
+            | Self::Untold(_)
+            | Self::Unauthorized { .. }
+            | Self::Forbidden { .. }
+            | Self::Status { .. }
+            | Self::Invalid(_)
+            | Self::ModernOnly(_)
+            | Self::Unread { .. }
+            | Self::Closing => None,
+        }
     }
 
     /// Whether a message that was not taken may be taken if it is told again. One that the server left

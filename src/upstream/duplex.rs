@@ -46,7 +46,7 @@ pub fn in_memory(
     config: Config,
 ) -> Result<(Arc<dyn Upstream>, mpsc::UnboundedReceiver<DuplexStream>), NotStarted> {
     let (started, starting) = mpsc::unbounded_channel();
-    let server = Legacy::over(Duplexes(started), config, Work::new()?, &Net::System);
+    let server = Legacy::over(Duplexes(started), "", config, Work::new()?, &Net::System);
     Ok((Arc::new(server), starting))
 }
 

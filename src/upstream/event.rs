@@ -4,7 +4,7 @@ use super::CallError;
 use crate::{
     dialect::Response,
     protocol::{ErrorObject, Frame, Id, InputKind, InputRequest, Kind, Method},
-    telemetry::QuestionRefused,
+    telemetry::{QuestionRefused, metrics::QuestionOutcome},
 };
 use bytes::Bytes;
 use futures_util::stream::BoxStream;
@@ -112,9 +112,10 @@ impl fmt::Debug for TurnedOver {
 
 impl Question {
     /// Answers that it cannot be put to the client.
-    pub fn refuse(self, code: i64, reason: &str) {
+    pub fn refuse(self, route: &str, code: i64, reason: &str) {
         if let Some(method) = self.asked.method() {
-            QuestionRefused { method: method.as_str(), reason }.emit();
+            let outcome = QuestionOutcome::Refused;
+            QuestionRefused { route, method: method.as_str(), reason, outcome }.emit();
         }
         self.answer.send(Err(ErrorObject::new(code, reason).as_bytes().clone()));
     }

@@ -155,6 +155,11 @@ pub trait Upstream: Send + Sync + 'static {
         false
     }
 
+    /// What an operator is shown of how it is.
+    fn health(&self) -> Health {
+        Health::default()
+    }
+
     /// What an operator is shown of its processes, where it is some.
     fn processes(&self) -> Option<ProcessTable> {
         None
@@ -301,6 +306,15 @@ pub enum CallError {
 /// and its session's stream for each client of the front's own default. Each is a descriptor.
 pub const CONNECTIONS: usize = 20_000;
 
+/// How a server is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Health {
+    /// Whether it could be reached when that was tried last; none where it was not tried.
+    pub is_up: Option<bool>,
+    /// Sessions that are open with it, but for those that legacy clients have opened themselves.
+    pub sessions: usize,
+}
+
 /// Why a server cannot be spoken to at all.
 #[derive(Debug, thiserror::Error)]
 pub enum NotStarted {
@@ -324,7 +338,7 @@ pub enum NotStarted {
 /// [`NotStarted`].
 pub fn to(server: Server, route: &str, config: Config, net: &Net) -> Result<Arc<dyn Upstream>, NotStarted> {
     Ok(match server {
-        Server::Url(url) => Arc::new(Streamable::on(&url, config, net)?),
+        Server::Url(url) => Arc::new(Streamable::on(route, &url, config, net)?),
         Server::Command(command) => Arc::new(Stdio::new(route, *command, config, net)?),
     })
 }

@@ -97,6 +97,11 @@ pub trait Wire: Send + Sync + 'static {
     }
 
     /// [`super::Upstream::processes`].
+    /// Whether the server could be reached when that was tried last; none where it was not tried.
+    fn is_up(&self) -> Option<bool> {
+        None
+    }
+
     fn processes(&self) -> Option<ProcessTable> {
         None
     }

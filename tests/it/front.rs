@@ -298,7 +298,7 @@ async fn a_call_that_has_waited_long_enough_gets_an_error_and_is_given_up() {
             assert_eq!((&message["id"], &message["error"]["code"]), (&json!(7), &json!(-31003)));
             let why = message["error"]["message"].as_str().expect("a text");
             assert!(why.contains("10s (held.deadline)"), "{why}");
-            assert_eq!(lines.until(1).await[0]["outcome"], "upstream_failed");
+            assert_eq!(lines.until(1).await[0]["outcome"], "timed_out");
         }
     }
 }

@@ -13,6 +13,7 @@ mod ledger;
 mod legacy;
 mod lifetimes;
 mod limits;
+mod metrics;
 mod passthrough;
 mod proxy;
 mod questions;

@@ -7,7 +7,8 @@ use bytes::Bytes;
 use deferral::internals::{
     protocol::Timestamp,
     store::{
-        Bounds, Disk, Due, Flush, Memory, Orphan, Place, Store, StoreError, Updated, Usage, Version, update,
+        Bounds, Disk, Due, Flush, Memory, Orphan, Place, Store, StoreError, Tally, Updated, Usage, Version,
+        update,
     },
     task::{Event, Owner, Record, Refusal, Scope, State, TaskId},
 };
@@ -54,6 +55,7 @@ macro_rules! each_store {
         a_record_that_changes_hands_is_listed_by_its_new_owner_alone
         usage_follows_what_is_kept
         usage_adds_up_after_a_crowd
+        the_census_follows_what_is_kept
         a_large_result_comes_back_whole
         every_member_of_a_record_is_kept
         random_changes_agree_with_a_plain_map
@@ -255,6 +257,10 @@ impl Store for Troubled {
         asked!(self, self.inner.usage(principal))
     }
 
+    async fn census(&self) -> Result<Vec<Tally>, StoreError> {
+        asked!(self, self.inner.census())
+    }
+
     async fn close(&self) {
         self.inner.close().await;
     }
@@ -362,6 +368,7 @@ async fn what_was_kept_is_there_for_the_next_process(mut fresh: Fresh) {
         for principal in 0..3 {
             usage.push(store.usage(&[principal; 16]).await.expect("answers"));
         }
+        let usage = (usage, census(store).await);
         let listed = listed(store, &owner, None, 99).await.len();
         (found, usage, due(store, late, 99).await, listed)
     };
@@ -813,6 +820,38 @@ async fn usage_follows_what_is_kept(store: Arc<dyn Store>) {
     assert_eq!(usage(1).await, (0, 0, 0));
 }
 
+/// How many records there are of each route and status.
+async fn census(store: &dyn Store) -> BTreeMap<(String, &'static str), usize> {
+    let census = store.census().await.expect("answers");
+    census.into_iter().map(|Tally { route, status, tasks }| ((route.to_string(), status), tasks)).collect()
+}
+
+async fn the_census_follows_what_is_kept(store: Arc<dyn Store>) {
+    assert!(census(&*store).await.is_empty());
+    let elsewhere = |number| {
+        let mut record = Record::clone(&record_of(number, 1, START));
+        record.owner.route = "/other".into();
+        Arc::new(record)
+    };
+    inserted(&*store, record(1)).await;
+    inserted(&*store, record_of(2, 2, START)).await;
+    inserted(&*store, elsewhere(3)).await;
+    let route = record(1).owner.route.to_string();
+    let of = |counts: &[(&str, &'static str, usize)]| -> BTreeMap<_, _> {
+        counts.iter().map(|(route, status, tasks)| (((*route).to_owned(), *status), *tasks)).collect()
+    };
+    assert_eq!(census(&*store).await, of(&[(&route, "working", 2), ("/other", "working", 1)]));
+    let result = Event::Returned { result: Bytes::from_static(b"{}") };
+    update(&*store, &id(1), &result, START).await.expect("answers");
+    update(&*store, &id(3), &Event::Cancelled, START).await.expect("answers");
+    let wanted = [(&*route, "completed", 1), (&route, "working", 1), ("/other", "cancelled", 1)];
+    assert_eq!(census(&*store).await, of(&wanted));
+    for number in 1..=3 {
+        store.remove(&id(number)).await.expect("removed");
+    }
+    assert!(census(&*store).await.is_empty());
+}
+
 async fn usage_adds_up_after_a_crowd(store: Arc<dyn Store>) {
     let crowd: Vec<_> = (0..64u8)
         .map(|number| {
@@ -1000,6 +1039,11 @@ async fn random_changes_agree_with_a_plain_map(store: Arc<dyn Store>) {
         for number in 0..8 {
             assert_eq!(kept(&*store, number).await.as_ref(), model.get(&number), "{operation:?}");
         }
+        let mut wanted = BTreeMap::<_, usize>::new();
+        for record in model.values() {
+            *wanted.entry((record.owner.route.to_string(), record.state.status())).or_default() += 1;
+        }
+        assert_eq!(census(&*store).await, wanted, "{operation:?}");
         for principal in 0..3 {
             let of_principal = |record: &&Arc<Record>| record.owner.principal == [principal; 16];
             let wanted = Usage {
@@ -1111,6 +1155,10 @@ impl Store for Contended {
 
     async fn usage(&self, principal: &[u8; 16]) -> Result<Usage, StoreError> {
         self.inner.usage(principal).await
+    }
+
+    async fn census(&self) -> Result<Vec<Tally>, StoreError> {
+        self.inner.census().await
     }
 }
 

@@ -71,7 +71,7 @@ where
         if face::may_be_legacy(&admitted.arrival.request)
             && let Ok(place) = Arc::clone(&self.waiting_room).try_acquire_owned()
         {
-            admitted.arrival.line.hold(place);
+            admitted.arrival.line.waits(place);
             admitted.turned_away = Some(self.limit);
             return Either::Left(self.inner.call(admitted));
         }

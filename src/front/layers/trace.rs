@@ -10,10 +10,13 @@ use crate::{
         legacy::{Message, Post, SessionTag},
     },
     front::connection::Connection,
-    protocol::Era,
+    protocol::{Era, Method},
     proxy::AccessSummary,
     runtime::Clock,
-    telemetry::{Access, Outcome},
+    telemetry::{
+        Access, Limit, Outcome,
+        metrics::{InFlight, Taken, method_label},
+    },
 };
 use http::StatusCode;
 use std::{
@@ -35,6 +38,8 @@ struct Fields {
     method: Name,
     target: Option<String>,
     route: Option<Arc<str>>,
+    /// Counts the request among those of its route that are being answered.
+    in_flight: Option<InFlight>,
     /// The name of the token that was shown.
     token: Option<Arc<str>>,
     principal: Principal,
@@ -45,7 +50,7 @@ struct Fields {
     status: Option<StatusCode>,
     end: Option<End>,
     /// The place among the calls in flight, held for as long as the line is open.
-    permit: Option<OwnedSemaphorePermit>,
+    permit: Option<(OwnedSemaphorePermit, Option<Taken>)>,
 }
 
 /// Characters of a target that are written.
@@ -53,7 +58,7 @@ const TARGET: usize = 200;
 
 enum Name {
     Http(http::Method),
-    Rpc(crate::protocol::Method),
+    Rpc(Method),
     /// What one POST of a legacy client holds.
     Post(Box<str>),
 }
@@ -83,6 +88,7 @@ impl Line {
             method: Name::Http(method),
             target: None,
             route: None,
+            in_flight: None,
             token: None,
             principal: Principal::ANONYMOUS,
             client: None,
@@ -101,11 +107,17 @@ impl Line {
 
     /// The call takes its place among those in flight.
     pub(in crate::front) fn hold(&mut self, permit: OwnedSemaphorePermit) {
-        self.0.permit = Some(permit);
+        self.0.permit = Some((permit, Some(Limit::Calls.take(1))));
+    }
+
+    /// There is no place for the call among those in flight; it is read to be told so.
+    pub(in crate::front) fn waits(&mut self, permit: OwnedSemaphorePermit) {
+        self.0.permit = Some((permit, None));
     }
 
     pub(in crate::front) fn on_route(&mut self, route: &Arc<str>) {
         self.0.route = Some(Arc::clone(route));
+        self.0.in_flight = Some(InFlight::on(route));
     }
 
     /// A token of this name was shown.
@@ -196,12 +208,28 @@ impl Drop for Fields {
             let account = AccessSummary { outcome: Outcome::Departed, upstream, ..AccessSummary::default() };
             End { own: waited.saturating_sub(upstream), account }
         });
+        let tool = match &self.method {
+            Name::Rpc(Method::ToolsCall) if self.asked && end.account.shown.is_none() => {
+                self.target.as_deref()
+            }
+            Name::Http(_) | Name::Rpc(_) | Name::Post(_) => None,
+        };
         Access {
             method: match &self.method {
                 Name::Http(method) => method.as_str(),
                 Name::Rpc(method) => method.as_str(),
                 Name::Post(names) => names,
             },
+            counted_as: match &self.method {
+                Name::Http(http::Method::GET) => "GET",
+                Name::Http(http::Method::POST) => "POST",
+                Name::Http(http::Method::DELETE) => "DELETE",
+                Name::Http(http::Method::OPTIONS) => "OPTIONS",
+                Name::Http(_) => "other",
+                Name::Rpc(method) => method_label(method),
+                Name::Post(_) => "batch",
+            },
+            tool,
             target: self.target.as_deref().unwrap_or_default(),
             route: self.route.as_deref().unwrap_or_default(),
             token: self.token.as_deref(),
@@ -214,6 +242,7 @@ impl Drop for Fields {
             status: self.status.map_or(499, |status| status.as_u16()),
             outcome: end.account.outcome,
             reason: end.account.reason.as_deref(),
+            code: end.account.code.map(|code| code.get().into()),
             upstream: end.account.upstream,
             own: end.own,
         }

@@ -185,7 +185,7 @@ impl Attended {
             }
             Happening::Server(event @ (Event::Asked(_) | Event::TurnOver(_))) => {
                 if let Form::Canonical(canonical) = &mut driver.form
-                    && let Some(first) = canonical.asked_in_place(event)
+                    && let Some(first) = canonical.asked_in_place(&self.shared.route.path, event)
                 {
                     self.hand_over(first);
                 }

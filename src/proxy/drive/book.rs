@@ -6,16 +6,23 @@ use crate::{
         exchange::Ask,
         offer,
     },
-    protocol::{ErrorObject, Id, input::InputResponses},
+    protocol::{ErrorObject, Id, Method, input::InputResponses},
     proxy::session::RelayedQuestion,
-    telemetry::QuestionRefused,
+    telemetry::{
+        QuestionRefused,
+        metrics::{self, QuestionOutcome},
+    },
     upstream::{Answer, Asked},
 };
 use bytes::Bytes;
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 /// The questions of one call, by number.
 pub(super) struct Book {
+    route: Arc<str>,
     keys: Keys,
     next: Ask,
     /// How often the client has been sent back with questions.
@@ -39,6 +46,7 @@ pub(super) struct OpenQuestion {
     pub(super) is_recorded: bool,
     /// It was put on the stream of the call itself, before there was a task.
     pub(super) put: Option<Put>,
+    counted: metrics::OpenQuestion,
 }
 
 /// How the answer goes to the server.
@@ -61,8 +69,9 @@ pub(in crate::proxy) const MAX_OPEN: usize = 64;
 // === impl Book ===
 
 impl Book {
-    pub(super) fn new(keys: &[String], supplied: InputResponses) -> Self {
+    pub(super) fn new(route: &Arc<str>, keys: &[String], supplied: InputResponses) -> Self {
         Self {
+            route: Arc::clone(route),
             keys: Keys::new(keys.iter().cloned()),
             next: 0,
             round: 0,
@@ -88,7 +97,8 @@ impl Book {
             }
             Asked::Native(_) => None,
         };
-        self.open.insert(ask, OpenQuestion { key, asked, id, way, is_recorded: false, put: None });
+        let counted = self.counted(&asked);
+        self.open.insert(ask, OpenQuestion { key, asked, id, way, is_recorded: false, put: None, counted });
         (ask, supplied)
     }
 
@@ -101,7 +111,12 @@ impl Book {
     pub(super) fn restore(&mut self, key: String, asked: Asked, id: Id, way: Way) {
         let ask = self.next;
         self.next += 1;
-        self.open.insert(ask, OpenQuestion { key, asked, id: Some(id), way, is_recorded: true, put: None });
+        let (id, counted) = (Some(id), self.counted(&asked));
+        self.open.insert(ask, OpenQuestion { key, asked, id, way, is_recorded: true, put: None, counted });
+    }
+
+    fn counted(&self, asked: &Asked) -> metrics::OpenQuestion {
+        metrics::OpenQuestion::asked(&self.route, asked.method().as_ref().map_or("", Method::as_str))
     }
 
     pub(super) fn get(&self, ask: Ask) -> Option<&OpenQuestion> {
@@ -151,7 +166,8 @@ impl Book {
     /// The client answered, with a result or an error. Gives the answer, with its key, where the server is to
     /// have it in its next turn.
     pub(super) fn answer(&mut self, ask: Ask, outcome: Result<Bytes, Bytes>) -> Option<(String, Bytes)> {
-        let OpenQuestion { asked, way, .. } = self.close(ask)?;
+        let OpenQuestion { asked, way, counted, .. } = self.close(ask)?;
+        counted.answered();
         match way {
             Way::Answer(answer) => {
                 answer.send(outcome.map(|result| offer::unrelated(&result)));
@@ -168,14 +184,14 @@ impl Book {
     /// A question that cannot be put to the client after all.
     pub(super) fn refuse(&mut self, ask: Ask, code: i64, reason: &str) {
         if let Some(open) = self.close(ask) {
-            open.refuse(code, reason);
+            open.refuse(&self.route, code, reason);
         }
     }
 
     /// Nobody answers any more: the server is told so in the way of the question.
     pub(super) fn decline(&mut self, ask: Ask) {
         let Some(open) = self.close(ask) else { return };
-        open.decline();
+        open.decline(&self.route);
     }
 
     /// Those that the client has answered on the stream of the call itself are open no more.
@@ -184,6 +200,7 @@ impl Book {
         let over: Vec<_> = self.iter().filter(|(_, open)| is_over(open)).map(|(ask, _)| ask).collect();
         for ask in &over {
             if let Some(open) = self.close(*ask) {
+                open.counted.answered();
                 open.way.withdrawn();
             }
         }
@@ -201,25 +218,32 @@ impl OpenQuestion {
     }
 
     /// Tells the server that nobody answers.
-    pub(super) fn decline(self) {
+    pub(super) fn decline(self, route: &str) {
         let is_answered = self.was_answered_elsewhere();
-        let Self { asked, way, .. } = self;
+        let Self { asked, way, counted, .. } = self;
         match (asked, way) {
-            (Asked::Native(_), way) if is_answered => way.withdrawn(),
+            (Asked::Native(_), way) if is_answered => {
+                counted.answered();
+                way.withdrawn();
+            }
             (Asked::Canonical(request), Way::Answer(answer)) => {
                 let method = request.kind().method();
-                QuestionRefused { method: method.as_str(), reason: "nobody answered" }.emit();
+                counted.told();
+                let (method, outcome) = (method.as_str(), QuestionOutcome::Declined);
+                QuestionRefused { route, method, reason: "nobody answered", outcome }.emit();
                 answer
                     .send(elicit::cancelled_answer(request.kind()).map_err(|error| error.as_bytes().clone()));
             }
             // Dropped unanswered, which refuses it.
-            (Asked::Native(_), _) | (_, Way::Turn(_)) => {}
+            (Asked::Native(_), _) | (_, Way::Turn(_)) => counted.declined(),
         }
     }
 
-    fn refuse(self, code: i64, reason: &str) {
+    fn refuse(self, route: &str, code: i64, reason: &str) {
+        self.counted.told();
         if let Some(method) = self.asked.method() {
-            QuestionRefused { method: method.as_str(), reason }.emit();
+            let outcome = QuestionOutcome::Refused;
+            QuestionRefused { route, method: method.as_str(), reason, outcome }.emit();
         }
         if let Way::Answer(answer) = self.way {
             answer.send(Err(ErrorObject::new(code, reason).as_bytes().clone()));

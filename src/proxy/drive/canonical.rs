@@ -71,10 +71,10 @@ impl Canonical {
 
     /// What the server asks where the client is polled in place: for that it must be held, unless there is
     /// nobody who can be asked.
-    pub(super) fn asked_in_place(&mut self, event: Event) -> Option<First> {
+    pub(super) fn asked_in_place(&mut self, route: &str, event: Event) -> Option<First> {
         match event {
             Event::Asked(question) if !self.caller.capabilities.can_be_asked() => {
-                self.may_be_put(question);
+                self.may_be_put(route, question);
                 None
             }
             asked => Some(First::Asked(asked)),
@@ -83,13 +83,17 @@ impl Canonical {
 
     /// The question if it can be put to this client. What the client did not declare is refused, and
     /// remembered: a call that fails after that failed for it.
-    pub(super) fn may_be_put(&mut self, question: Question) -> Option<Question> {
+    pub(super) fn may_be_put(&mut self, route: &str, question: Question) -> Option<Question> {
         let request = question.asked.canonical();
         let Some(missing) = missing(&self.caller.capabilities, request.into_iter()) else {
             return Some(question);
         };
         self.refused = Some(missing);
-        question.refuse(code::METHOD_NOT_FOUND, "the client did not declare that it can be asked this");
+        question.refuse(
+            route,
+            code::METHOD_NOT_FOUND,
+            "the client did not declare that it can be asked this",
+        );
         None
     }
 

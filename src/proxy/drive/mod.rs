@@ -630,7 +630,7 @@ impl Driver {
 
 impl Held {
     fn new(shared: &Shared, policy: &ToolPolicy, supplied: InputResponses) -> Box<Self> {
-        Self::with(shared.switchboard.hold(), Book::new(&policy.keys, supplied))
+        Self::with(shared.switchboard.hold(), Book::new(&shared.route.path, &policy.keys, supplied))
     }
 
     fn with(hold: Hold, book: Book) -> Box<Self> {

@@ -16,7 +16,7 @@ use crate::{
     proxy::{ledger::NoRoom, reply::CallEnd, switchboard::Retry},
     store::{StoreError, Updated},
     task::{self, TaskId, View},
-    telemetry::Outcome,
+    telemetry::{Limit, Outcome},
     upstream::{Asked, CallError, Question, TurnedOver},
 };
 use bytes::Bytes;
@@ -39,7 +39,7 @@ impl Driver {
             return question.answer.withdrawn();
         }
         let question = match &mut self.form {
-            Form::Canonical(canonical) => match canonical.may_be_put(question) {
+            Form::Canonical(canonical) => match canonical.may_be_put(&self.shared.route.path, question) {
                 Some(question) => question,
                 None => return,
             },
@@ -59,7 +59,11 @@ impl Driver {
             }
         };
         if held.book.is_full() {
-            return question.refuse(code::INTERNAL_ERROR, "too many questions are open in one call");
+            return question.refuse(
+                &self.shared.route.path,
+                code::INTERNAL_ERROR,
+                "too many questions are open in one call",
+            );
         }
         let Question { asked, id, answer } = question;
         let (ask, supplied) = held.book.take_in(asked, Some(id), Way::Answer(answer));
@@ -218,7 +222,8 @@ impl Driver {
             }
         }
         let Some(open) = self.take_back(ask, "nobody answered it in time") else { return };
-        open.decline();
+        Limit::Park.hit();
+        open.decline(&shared.route.path);
         let park = shared.route.questions.park.as_secs();
         let message = format!("nobody answered {key} within {park} s (questions.park)");
         self.keep(task::Event::Progressed { message }).await;

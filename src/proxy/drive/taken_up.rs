@@ -57,7 +57,7 @@ pub(in crate::proxy) fn take_up(
     let mut ways = ways.into_iter();
 
     let policy = shared.route.treatment(&record.tool);
-    let mut book = Book::new(&policy.keys, InputResponses::default());
+    let mut book = Book::new(&shared.route.path, &policy.keys, InputResponses::default());
     book.has_used(&record.keys_used);
     for (question, way) in asked.into_iter().zip(ways.by_ref()) {
         book.restore(question.key, question.asked, question.id, Way::Answer(way));

@@ -16,7 +16,7 @@ use crate::{
         keep_alive::Timer,
         reply::{lost_error, outcome_of},
     },
-    telemetry::Outcome,
+    telemetry::{Limit, Outcome},
     upstream::CallError,
 };
 use bytes::Bytes;
@@ -221,7 +221,10 @@ impl Relaying {
                 self.sent.requester.answered();
                 (outcome_of(&lost), lost.error())
             }
-            Verdict::Overdue(error) => (Outcome::UpstreamFailed, error),
+            Verdict::Overdue(error) => {
+                Limit::HeldDeadline.hit();
+                (Outcome::UpstreamFailed, error)
+            }
         };
         self.sent.account(outcome).because(&error)
     }

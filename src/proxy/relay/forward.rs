@@ -32,7 +32,7 @@ use crate::{
         session::{Client, Key, TheirCall},
         shared::Shared,
     },
-    telemetry::Outcome,
+    telemetry::{Limit, Outcome},
     upstream::{CallError, Forward, Forwarded, Interest, Purpose},
 };
 use bytes::Bytes;
@@ -326,8 +326,9 @@ fn go_by(forwarded: Forwarded, is_answer: bool, terms: Terms) -> Passed {
                 Changes::Edited(Box::new(Edited { edit, in_session, editor: Editor::new(limit) }))
             }
             (None, Some(Listens { key, resumed })) => {
-                let sessions = &relaying.sent.shared.sessions;
-                Changes::OfSession(Box::new(SessionStream::open(sessions, key, resumed, limit)))
+                let shared = &relaying.sent.shared;
+                let of = (&shared.route.path, &shared.sessions);
+                Changes::OfSession(Box::new(SessionStream::open(of, key, resumed, limit)))
             }
             (None, None) => Changes::None,
         };
@@ -366,6 +367,7 @@ async fn take_up(forwarded: Result<Forwarded, CallError>, mut terms: Box<Terms>)
 /// The client has waited long enough, and nothing has begun.
 fn give_up(terms: &mut Terms) -> Passed {
     terms.sent.give_up();
+    Limit::HeldDeadline.hit();
     terms.sent.failed(&terms.waiting, &terms.ladder.overdue(), Outcome::UpstreamFailed)
 }
 

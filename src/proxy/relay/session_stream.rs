@@ -16,6 +16,7 @@ use std::sync::Arc;
 
 /// One stream of a session.
 pub(super) struct SessionStream {
+    route: Arc<str>,
     in_flight: Arc<InFlight>,
     key: Key,
     sieve: Sieve,
@@ -27,8 +28,14 @@ pub(super) struct SessionStream {
 
 impl SessionStream {
     /// `resumed` is whether it goes on where another stream broke, `limit` for one event, in bytes.
-    pub(super) fn open(sessions: &Sessions, key: Key, resumed: bool, limit: usize) -> Self {
+    pub(super) fn open(
+        (route, sessions): (&Arc<str>, &Sessions),
+        key: Key,
+        resumed: bool,
+        limit: usize,
+    ) -> Self {
         Self {
+            route: Arc::clone(route),
             in_flight: Arc::clone(&sessions.in_flight),
             key,
             sieve: Sieve::new(limit),
@@ -38,8 +45,8 @@ impl SessionStream {
 
     /// Takes the next chunk; gives what goes on. Nothing is not the end of it.
     pub(super) fn feed(&mut self, chunk: Bytes) -> Bytes {
-        let (in_flight, key) = (&self.in_flight, self.key);
-        self.sieve.feed(chunk, || in_flight.has_ours(key), |frame| in_flight.take(key, frame))
+        let (route, in_flight, key) = (&self.route, &self.in_flight, self.key);
+        self.sieve.feed(chunk, || in_flight.has_ours(key), |frame| in_flight.take(route, key, frame))
     }
 
     /// The stream has ended: what was held of it.

@@ -15,7 +15,7 @@ use crate::{
     protocol::{Frame, Id, Kind, Method},
     proxy::ids,
     runtime::Mutex,
-    telemetry::QuestionRefused,
+    telemetry::{QuestionRefused, metrics::QuestionOutcome},
     upstream::{Interest, OffStream, only_one},
 };
 use bytes::Bytes;
@@ -148,7 +148,7 @@ impl InFlight {
     }
 
     /// Takes what the session's own stream has said, where it is for a call of ours. Whether it was.
-    pub(in crate::proxy) fn take(&self, key: Key, frame: Frame) -> bool {
+    pub(in crate::proxy) fn take(&self, route: &str, key: Key, frame: Frame) -> bool {
         match frame.kind() {
             Kind::Notification { method: Method::Progress, params: Some(params) } => {
                 let Some(token) = params.get("progressToken").and_then(Id::from_token) else { return false };
@@ -176,7 +176,8 @@ impl InFlight {
                     true
                 }
                 Whose::Unclear(call, reason) => {
-                    QuestionRefused { method: method.as_str(), reason }.emit();
+                    let (method, outcome) = (method.as_str(), QuestionOutcome::Refused);
+                    QuestionRefused { route, method, reason, outcome }.emit();
                     call.refuse(id, reason);
                     true
                 }

@@ -11,7 +11,7 @@ use super::{
 use crate::{
     store::{
         Bounds, Orphan, StoreError, Version,
-        counts::{Counts, Share},
+        counts::{Counted, Counts, Share},
     },
     task::{Record, State, TaskId},
 };
@@ -30,14 +30,6 @@ pub(super) struct Batch {
     pub(super) file_bytes: (u64, u64),
     /// How much the folder has and may get, where that is bounded.
     pub(super) room: Option<u64>,
-}
-
-/// A task as it is counted.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) struct Counted {
-    principal: [u8; 16],
-    bytes: usize,
-    is_ended: bool,
 }
 
 /// What is there of a record that is to be changed.
@@ -164,8 +156,8 @@ impl Writer {
                 !is_ended || record.state == State::Cancelled,
             ])?;
         }
-        self.count(batch, Some(before.counted), Some(Counted::of(record)));
         self.drop_file(before.file, before.counted.bytes, batch);
+        self.count(batch, Some(before.counted), Some(Counted::of(record)));
         batch.file_bytes.0 += file.map_or(0, |_| wide(body.len()));
         let kept = Kept { version, record: Arc::clone(record), number: before.number };
         batch.records.insert(record.id.clone(), Some(kept));
@@ -174,10 +166,10 @@ impl Writer {
 
     fn remove(&self, id: &TaskId, batch: &mut Batch) -> rusqlite::Result<Result<Done, StoreError>> {
         let mut statement = self.statement(REMOVE)?;
-        let removed = statement.query_row([id.entropy()], |row| Ok((Counted::read(row, 0)?, row.get(3)?)));
+        let removed = statement.query_row([id.entropy()], |row| Ok((counted(row, 0)?, row.get(3)?)));
         if let Some((counted, file)) = removed.optional()? {
-            self.count(batch, Some(counted), None);
             self.drop_file(file, counted.bytes, batch);
+            self.count(batch, Some(counted), None);
             batch.records.insert(id.clone(), None);
         }
         Ok(Ok(Done::Kept))
@@ -232,7 +224,7 @@ impl Writer {
             Ok(Before {
                 number: row.get(0)?,
                 version: version(row.get(1)?),
-                counted: Counted::read(row, 2)?,
+                counted: counted(row, 2)?,
                 file: row.get(5)?,
                 record: None,
             })
@@ -258,57 +250,33 @@ impl Writer {
 
     fn count(&self, batch: &mut Batch, was: Option<Counted>, is: Option<Counted>) {
         if was != is {
-            count(&mut self.shared.counts.lock(), was, is);
+            count(&mut self.shared.counts.lock(), was.as_ref(), is.as_ref());
             batch.counted.push((was, is));
         }
     }
 
-    /// Writes down by how much this commit changes what has ended of each principal.
+    /// Writes down by how much this commit changes what has ended.
     pub(super) fn write_counts(&self, batch: &Batch) -> rusqlite::Result<()> {
         let mut changed = HashMap::<_, (i64, i64)>::new();
         for (was, is) in &batch.counted {
             for (sign, counted) in [(-1, was), (1, is)] {
-                if let Some(Counted { principal, bytes, is_ended: true }) = counted {
-                    let (tasks, sum) = changed.entry(principal).or_default();
+                if let Some(Counted { principal, route, status, bytes }) = counted
+                    && row::is_ended(status)
+                {
+                    let (tasks, sum) = changed.entry((principal, route, *status)).or_default();
                     (*tasks, *sum) = (*tasks + sign, sum.saturating_add(sign * saturated(*bytes)));
                 }
             }
         }
-        for (principal, (tasks, bytes)) in changed {
+        for ((principal, route, status), (tasks, bytes)) in changed {
             if (tasks, bytes) != (0, 0) {
-                self.statement(COUNT)?.execute(params![principal, tasks, bytes])?;
+                self.statement(COUNT)?.execute(params![principal, &**route, status, tasks, bytes])?;
             }
             if tasks < 0 {
-                self.statement(UNCOUNT)?.execute([principal])?;
+                self.statement(UNCOUNT)?.execute(params![principal, &**route, status])?;
             }
         }
         Ok(())
-    }
-}
-
-// === impl Counted ===
-
-impl Counted {
-    fn of(record: &Record) -> Self {
-        Self {
-            principal: record.owner.principal,
-            bytes: record.stored_bytes(),
-            is_ended: record.state.is_ended(),
-        }
-    }
-
-    /// Of a row whose columns from `first` on are the owner, the bytes and the state.
-    fn read(row: &rusqlite::Row<'_>, first: usize) -> rusqlite::Result<Self> {
-        Ok(Self {
-            // One that cannot be read was counted for nobody.
-            principal: row::principal(row.get_ref(first)?.as_blob()?).unwrap_or_default(),
-            bytes: size(row.get(first + 1)?),
-            is_ended: row::is_ended(row.get_ref(first + 2)?.as_str()?),
-        })
-    }
-
-    const fn share(&self) -> Share {
-        Share::of_one(self.bytes)
     }
 }
 
@@ -324,24 +292,44 @@ impl Batch {
     }
 }
 
-pub(super) fn count(counts: &mut Counts, was: Option<Counted>, is: Option<Counted>) {
+pub(super) fn count(counts: &mut Counts, was: Option<&Counted>, is: Option<&Counted>) {
     if let Some(is) = is {
-        counts.add(is.principal, is.share());
+        counts.add(is);
     }
     if let Some(was) = was {
-        counts.subtract(&was.principal, was.share());
+        counts.subtract(was);
     }
+}
+
+/// What is counted of a row whose columns from `first` on are the owner, the bytes and the state.
+fn counted(row: &rusqlite::Row<'_>, first: usize) -> rusqlite::Result<Counted> {
+    let owner = row.get_ref(first)?.as_blob()?;
+    Ok(Counted {
+        // One that cannot be read was counted for nobody.
+        principal: row::principal(owner).unwrap_or_default(),
+        route: row::route(owner),
+        status: row::status(row.get_ref(first + 2)?.as_str()?),
+        bytes: size(row.get(first + 1)?),
+    })
 }
 
 /// How much there is, as the tables say, and bytes of results that are files.
 pub(super) fn read_counts(connection: &Connection) -> rusqlite::Result<(Counts, u64)> {
     let mut counts = Counts::default();
-    for text in ["SELECT principal, tasks, bytes FROM usage", LIVE] {
-        let mut statement = connection.prepare(text)?;
-        let mut rows = statement.query([])?;
-        while let Some(row) = rows.next()? {
-            counts.add(row.get(0)?, Share { tasks: size(row.get(1)?), stored_bytes: size(row.get(2)?) });
-        }
+    let mut statement = connection.prepare(ENDED)?;
+    let mut rows = statement.query([])?;
+    while let Some(row) = rows.next()? {
+        let (route, status) = (row.get::<_, String>(1)?.into(), row::status(row.get_ref(2)?.as_str()?));
+        let of = Counted { principal: row.get(0)?, route, status, bytes: 0 };
+        counts.add_share(&of, Share { tasks: size(row.get(3)?), stored_bytes: size(row.get(4)?) });
+    }
+    let mut statement = connection.prepare(LIVE)?;
+    let mut rows = statement.query([])?;
+    while let Some(row) = rows.next()? {
+        counts.add_share(
+            &counted(row, 0)?,
+            Share { tasks: size(row.get(3)?), stored_bytes: size(row.get(1)?) },
+        );
     }
     let files = "SELECT ifnull(sum(bytes), 0) FROM tasks WHERE file IS NOT NULL";
     let files = connection.query_row(files, [], |row| row.get(0))?;
@@ -393,11 +381,13 @@ const ANCHOR_LIVE: &str = "UPDATE tasks SET anchor = ?2 WHERE number = ?1";
 const ORPHANS: &str = "SELECT number, version, id, owner, created, head, body, anchor FROM tasks \
     WHERE number IN (SELECT number FROM tasks WHERE open AND node < ?1 \
     UNION ALL SELECT number FROM tasks WHERE open AND node > ?1 LIMIT ?2)";
-const LIVE: &str = "SELECT substr(owner, 1, 16), count(*), sum(bytes) FROM tasks \
-    WHERE open AND state IN ('working', 'input_required') AND length(owner) >= 16 GROUP BY 1";
-const COUNT: &str = "INSERT INTO usage (principal, tasks, bytes) VALUES (?1, ?2, ?3) \
-    ON CONFLICT (principal) DO UPDATE SET tasks = tasks + ?2, bytes = bytes + ?3";
-const UNCOUNT: &str = "DELETE FROM usage WHERE principal = ?1 AND tasks <= 0";
+/// By the index of those that are open: the one that has owners in order has all tasks.
+const LIVE: &str = "SELECT owner, sum(bytes), state, count(*) FROM tasks INDEXED BY open \
+    WHERE open AND state IN ('working', 'input_required') AND length(owner) >= 16 GROUP BY owner, state";
+const ENDED: &str = "SELECT principal, route, state, tasks, bytes FROM usage";
+const COUNT: &str = "INSERT INTO usage (principal, route, state, tasks, bytes) VALUES (?1, ?2, ?3, ?4, ?5) \
+    ON CONFLICT (principal, route, state) DO UPDATE SET tasks = tasks + ?4, bytes = bytes + ?5";
+const UNCOUNT: &str = "DELETE FROM usage WHERE principal = ?1 AND route = ?2 AND state = ?3 AND tasks <= 0";
 
 // === impl Row ===
 

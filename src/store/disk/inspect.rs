@@ -35,10 +35,13 @@ pub struct Contents {
     pub lost: Vec<String>,
 }
 
+/// Of whom, of which route and with which status a task is counted.
+type Counting = ([u8; 16], String, String);
+
 /// A task as it is read.
 struct Found {
     id: TaskId,
-    principal: [u8; 16],
+    of: Counting,
     bytes: i64,
     is_live: bool,
     file: Option<String>,
@@ -71,11 +74,11 @@ pub fn check(path: &Path) -> Result<Contents, Error> {
         contents.tasks += 1;
         match found {
             Err((id, error)) => contents.lost.push(format!("task {id}: {error}")),
-            Ok(Found { id, principal, bytes, is_live, file, length }) => {
+            Ok(Found { id, of, bytes, is_live, file, length }) => {
                 contents.live += usize::from(is_live);
                 contents.stored_bytes += bytes.cast_unsigned();
                 if !is_live {
-                    let (tasks, sum) = usage.entry(principal).or_default();
+                    let (tasks, sum) = usage.entry(of).or_default();
                     (*tasks, *sum) = (*tasks + 1, sum.saturating_add(bytes));
                 }
                 if let Some(file) = file {
@@ -182,8 +185,10 @@ fn forget(copy: &Connection, ids: &[TaskId]) -> rusqlite::Result<()> {
     }
     copy.execute_batch(
         "DELETE FROM usage;
-        INSERT INTO usage SELECT substr(owner, 1, 16), count(*), sum(bytes) FROM tasks
-            WHERE state NOT IN ('working', 'input_required') GROUP BY 1;
+        INSERT INTO usage SELECT substr(owner, 1, 16),
+            CAST(substr(owner, CASE substr(owner, 17, 1) WHEN x'73' THEN 34 ELSE 18 END) AS TEXT),
+            state, count(*), sum(bytes) FROM tasks
+            WHERE state NOT IN ('working', 'input_required') GROUP BY 1, 2, 3;
         COMMIT",
     )
 }
@@ -243,7 +248,7 @@ fn each(
             Ok((record, _)) if record.state.status() != state => Err((id, Unreadable::State)),
             Ok((record, length)) => Ok(Found {
                 id,
-                principal: record.owner.principal,
+                of: (record.owner.principal, record.owner.route.to_string(), state),
                 bytes,
                 is_live: !record.state.is_ended(),
                 file,
@@ -264,9 +269,11 @@ fn fault_of_file(folder: &Path, name: &str, length: usize) -> Option<String> {
     }
 }
 
-fn read_usage(connection: &Connection) -> rusqlite::Result<BTreeMap<[u8; 16], (i64, i64)>> {
-    let mut statement = connection.prepare("SELECT principal, tasks, bytes FROM usage")?;
-    let rows = statement.query_map(params![], |row| Ok((row.get(0)?, (row.get(1)?, row.get(2)?))))?;
+fn read_usage(connection: &Connection) -> rusqlite::Result<BTreeMap<Counting, (i64, i64)>> {
+    let mut statement = connection.prepare("SELECT principal, route, state, tasks, bytes FROM usage")?;
+    let rows = statement.query_map(params![], |row| {
+        Ok(((row.get(0)?, row.get(1)?, row.get(2)?), (row.get(3)?, row.get(4)?)))
+    })?;
     rows.collect()
 }
 

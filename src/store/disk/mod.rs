@@ -29,7 +29,7 @@ pub use inspect::{Contents, Copied, backup, check};
 pub use key::key;
 pub use row::{Columns, Row, owner};
 
-use super::{Bounds, Due, Flush, Orphan, Place, Store, StoreError, Usage, Version};
+use super::{Bounds, Due, Flush, Orphan, Place, Store, StoreError, Tally, Usage, Version};
 use crate::{
     protocol::Timestamp,
     runtime::{Mutex, random},
@@ -220,6 +220,10 @@ impl Store for Disk {
 
     async fn usage(&self, principal: &[u8; 16]) -> Result<Usage, StoreError> {
         Ok(self.shared.counts.lock().usage(principal))
+    }
+
+    async fn census(&self) -> Result<Vec<Tally>, StoreError> {
+        Ok(self.shared.counts.lock().census())
     }
 
     async fn close(&self) {

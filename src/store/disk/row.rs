@@ -275,6 +275,19 @@ pub(super) fn principal(owner: &[u8]) -> Result<[u8; 16], Unreadable> {
     owner.first_chunk().copied().ok_or(Unreadable::Owner)
 }
 
+/// The route of an owner that was read; one that cannot be read has none.
+pub(super) fn route(owner: &[u8]) -> Arc<str> {
+    owner_of(owner).map_or_else(|| "".into(), |owner| owner.route)
+}
+
+/// A status as the column `state` has it. What is none of them is taken for the end that says least.
+pub(super) fn status(state: &str) -> &'static str {
+    ["working", "input_required", "completed", "cancelled"]
+        .into_iter()
+        .find(|status| *status == state)
+        .unwrap_or("failed")
+}
+
 /// Whether a task with this in the column `state` has ended.
 pub(super) fn is_ended(state: &str) -> bool {
     ![State::Working.status(), "input_required"].contains(&state)

@@ -40,9 +40,12 @@ pub(super) const MIGRATIONS: &[&str] = &["
     CREATE INDEX files ON tasks (file) WHERE file IS NOT NULL;
     -- Tasks that have ended, of each principal; those that have not are few, and are counted at a start.
     CREATE TABLE usage (
-        principal BLOB PRIMARY KEY,
+        principal BLOB NOT NULL,
+        route TEXT NOT NULL,
+        state TEXT NOT NULL,
         tasks INTEGER NOT NULL,
-        bytes INTEGER NOT NULL
+        bytes INTEGER NOT NULL,
+        PRIMARY KEY (principal, route, state)
     ) STRICT, WITHOUT ROWID;
 "];
 

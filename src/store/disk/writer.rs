@@ -266,7 +266,7 @@ impl Writer {
     fn undo(&self, batch: &Batch) {
         let mut counts = self.shared.counts.lock();
         for (was, is) in batch.counted.iter().rev() {
-            count(&mut counts, *is, *was);
+            count(&mut counts, is.as_ref(), was.as_ref());
         }
     }
 

@@ -108,6 +108,10 @@ impl Wire for Http {
         self.client.sweep();
     }
 
+    fn is_up(&self) -> Option<bool> {
+        self.client.reached()
+    }
+
     fn close_idle(&self) -> bool {
         self.client.close_idle()
     }
@@ -291,17 +295,17 @@ impl Streamable {
     /// [`NotStarted`] where the URL is not one to speak HTTP to, the system's certificates cannot be
     /// read, or there is no tokio runtime around.
     pub fn new(url: &Uri, config: Config) -> Result<Self, NotStarted> {
-        Self::on(url, config, &Net::System)
+        Self::on("", url, config, &Net::System)
     }
 
-    /// The same, on a network of the caller's choice.
+    /// The same for this route, on a network of the caller's choice.
     ///
     /// # Errors
     /// As [`Streamable::new`].
-    pub fn on(url: &Uri, config: Config, net: &Net) -> Result<Self, NotStarted> {
+    pub fn on(route: &str, url: &Uri, config: Config, net: &Net) -> Result<Self, NotStarted> {
         let work = Work::new()?;
         let http = Http::new(url, config, work.clone(), net)?;
-        Ok(Self::over(http, config, work, net))
+        Ok(Self::over(http, route, config, work, net))
     }
 }
 

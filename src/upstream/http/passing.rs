@@ -38,6 +38,7 @@ use crate::{
         sse::{BYTE_ORDER_MARK, Watch},
     },
     runtime::or_never,
+    telemetry::Limit,
     upstream::{
         CallError,
         forward::{AnswerBody, Interest},
@@ -328,10 +329,11 @@ impl Rest {
             Wanted::AtAnyPrice => {
                 let Ok(place) = server.departed.clone().try_acquire_owned() else {
                     let limit = server.config.limits.departed;
+                    Limit::Departed.hit();
                     tracing::warn!(target: "deferral::upstream", event = "departed_full", limit);
                     return;
                 };
-                (Some(place), self.due.take())
+                (Some((place, Limit::Departed.take(1))), self.due.take())
             }
         };
         let closing = server.work.closing.clone();

@@ -24,6 +24,7 @@ use tokio_util::either::Either;
 
 use super::{Framing, HeadReader, Next, is_kept, pool::Pool};
 use crate::runtime::{Place, Stream};
+use crate::telemetry::{Limit, Taken};
 
 /// A connection, plain or encrypted.
 pub(super) type Io = Either<Stream, Box<dyn Encrypted>>;
@@ -39,6 +40,7 @@ pub(super) struct Connection {
     /// What has arrived and was not yet understood. Empty while a call waits for its answer.
     read: BytesMut,
     place: Place,
+    _counted: Taken,
 }
 
 /// A request on its way out, until the head of its answer is there.
@@ -76,7 +78,7 @@ const READ_IN_PLACE: usize = 64 << 10;
 
 impl Connection {
     pub(super) fn new(io: Io, place: Place) -> Self {
-        Self { io, read: BytesMut::new(), place }
+        Self { io, read: BytesMut::new(), place, _counted: Limit::UpstreamConnections.take(1) }
     }
 
     /// Whether it may be kept for another request.

@@ -46,6 +46,8 @@ pub(super) struct Pool {
     /// Guarded for a few lines each time.
     idle: Mutex<Shelves>,
     clock: SystemClock,
+    /// Whether the last connection that was tried came about.
+    reached: Mutex<Option<bool>>,
 }
 
 /// The last used last, on each.
@@ -162,9 +164,16 @@ impl HttpClient {
         };
         async move {
             let place = timeout(limit, place).await.map_err(|_| CallError::NoRoom { limit: places })?;
-            let io = timeout(limit, connecting).await.unwrap_or(Err(CallError::ConnectTimeout(limit)))?;
+            let io = timeout(limit, connecting).await.unwrap_or(Err(CallError::ConnectTimeout(limit)));
+            *pool.reached.lock() = Some(io.is_ok());
+            let io = io?;
             Ok(Sending::new(Box::new(Connection::new(io, place)), head, body, pool))
         }
+    }
+
+    /// Whether the last connection that was tried came about; none where none was.
+    pub(in crate::upstream) fn reached(&self) -> Option<bool> {
+        *self.pool.reached.lock()
     }
 
     /// Closes all idle connections; says whether there were any.

@@ -20,7 +20,7 @@ use crate::{
         Frame, Id, Kind, List, Method, Payload,
         code::{INTERNAL_ERROR, METHOD_NOT_FOUND},
     },
-    telemetry::QuestionRefused,
+    telemetry::{QuestionRefused, metrics::QuestionOutcome},
     upstream::{
         CallError, Report,
         wire::{Wire, is_ours},
@@ -97,7 +97,8 @@ impl<W: Wire> Session<W> {
             Ok((call, mailbox, Ok(()))) => mailbox.push(self.asks(call, frame, id)),
             Err(_) if is_of_no_call && self.asks_the_only_client(&frame, id) => {}
             Err(reason) => {
-                QuestionRefused { method: method.as_str(), reason }.emit();
+                let (route, outcome) = (&self.server.route, QuestionOutcome::Refused);
+                QuestionRefused { route, method: method.as_str(), reason, outcome }.emit();
                 if W::IS_COSTLY && is_abandoned {
                     // It was kept because nothing had been asked; nobody could be in this one any more.
                     self.retire();

@@ -457,6 +457,13 @@ impl<W: Wire> Exchange<W> {
     }
 }
 
+impl<W: Wire> Exchange<W> {
+    /// The route of its server.
+    pub(super) fn route(&self) -> Arc<str> {
+        Arc::clone(&self.home.server().route)
+    }
+}
+
 // === impl Home ===
 
 impl<W: Wire> Home<W> {

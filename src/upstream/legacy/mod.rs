@@ -49,7 +49,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     Anchor, Answer, CallError, ClientSession, Config, Deferral, Description, Document, Event, Forward,
-    Forwarded, Identity, NativeCall, Outgoing, ProcessTable, Replies, Report, Subscription, TakenUp,
+    Forwarded, Health, Identity, NativeCall, Outgoing, ProcessTable, Replies, Report, Subscription, TakenUp,
     Upstream,
     wire::{Again, Line, TakenUpOn, Wire},
     work::Work,
@@ -58,6 +58,7 @@ use crate::{
     dialect::{Credentials, Principal, raise},
     protocol::{Capabilities, Id, Method},
     runtime::{Net, Relieve},
+    telemetry::Limit,
 };
 use answer::Reply;
 use bytes::Bytes;
@@ -113,8 +114,8 @@ impl<W: Wire> Clone for Legacy<W> {
 
 impl<W: Wire> Legacy<W> {
     /// A server at the end of this wire.
-    pub(in crate::upstream) fn over(wire: W, config: Config, work: Work, net: &Net) -> Self {
-        let server = Arc::new(Server::new(wire, config, work));
+    pub(in crate::upstream) fn over(wire: W, route: &str, config: Config, work: Work, net: &Net) -> Self {
+        let server = Arc::new(Server::new(wire, route, config, work));
         let hosted = (!W::IS_HTTP).then(|| Arc::new(Sessions::new(server.clone())));
         let inner = Arc::new(Inner {
             server,
@@ -291,6 +292,10 @@ impl<W: Wire> Upstream for Legacy<W> {
         }
     }
 
+    fn health(&self) -> Health {
+        self.0.server.health()
+    }
+
     fn processes(&self) -> Option<ProcessTable> {
         self.0.server.wire.processes()
     }
@@ -348,6 +353,10 @@ impl<W: Wire> Inner<W> {
     /// may be, so that it is seldom looked for.
     fn make_room(&self) {
         let limit = self.server.config.limits.identities.max(1);
+        match self.groups.len() >= limit {
+            true => Limit::Identities.hit(),
+            false => Limit::IdentityBytes.hit(),
+        }
         self.let_go(self.groups.len().saturating_sub(limit) + limit.div_ceil(8), true);
     }
 

@@ -64,7 +64,7 @@ impl Child {
 fn server() -> (Legacy<Duplexes>, mpsc::UnboundedReceiver<DuplexStream>) {
     let (children, started) = mpsc::unbounded_channel();
     let work = Work::new().expect("a runtime is entered");
-    (Legacy::over(Duplexes(children), Config::default(), work, &Net::System), started)
+    (Legacy::over(Duplexes(children), "", Config::default(), work, &Net::System), started)
 }
 
 /// A call of a client that can be asked, polled to its first event in a task of its own.

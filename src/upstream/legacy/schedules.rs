@@ -175,7 +175,7 @@ fn world() -> (Arc<Server>, Arc<Streamable>) {
     let url = format!("http://{ADDRESS}/mcp").parse().expect("a URL");
     let limits = Limits { sessions: SESSIONS, ..Limits::default() };
     let config = Config { limits, ..Config::default() };
-    let upstream = Streamable::on(&url, config, &Net::Pipes(pipes)).expect("a runtime is entered");
+    let upstream = Streamable::on("", &url, config, &Net::Pipes(pipes)).expect("a runtime is entered");
     // What is begun once for all is begun before anybody could meet it half done.
     drop(upstream.call(call(0, "{}")));
     (server, Arc::new(upstream))

@@ -8,12 +8,14 @@ use tokio_util::sync::CancellationToken;
 
 use super::telling::Errands;
 use crate::{
-    runtime::Mutex,
-    upstream::{Config, Description, wire::Wire, work::Work},
+    runtime::{Mutex, SystemClock},
+    upstream::{Config, Description, Health, wire::Wire, work::Work},
 };
 
 /// What all sessions with one server share.
 pub(super) struct Server<W> {
+    /// The route it is for, by which it is known to operators.
+    pub(super) route: Arc<str>,
     pub(super) config: Config,
     pub(super) wire: Arc<W>,
     pub(super) asks: Asks,
@@ -25,7 +27,13 @@ pub(super) struct Server<W> {
     pub(super) identity_bytes: Arc<AtomicUsize>,
     own_ids: AtomicU64,
     pub(super) work: Work,
+    pub(super) clock: SystemClock,
+    /// Sessions that are open.
+    sessions: Arc<AtomicUsize>,
 }
+
+/// A session that is open; counted until it is dropped.
+pub(super) struct OpenSession(Arc<AtomicUsize>);
 
 /// Where a server has been seen to ask its questions. Learned for the server as a whole: it is a
 /// habit of its code.
@@ -44,9 +52,21 @@ const OWN_IDS: u64 = 1 << 52;
 
 // === impl Server ===
 
+impl Drop for OpenSession {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
 impl<W: Wire> Server<W> {
-    pub(super) fn new(wire: W, config: Config, work: Work) -> Self {
+    /// How it is, for operators.
+    pub(super) fn health(&self) -> Health {
+        Health { is_up: self.wire.is_up(), sessions: self.sessions.load(Ordering::Relaxed) }
+    }
+
+    pub(super) fn new(wire: W, route: &str, config: Config, work: Work) -> Self {
         Self {
+            route: route.into(),
             errands: Errands::new(config.limits.messages),
             config,
             wire: Arc::new(wire),
@@ -55,7 +75,15 @@ impl<W: Wire> Server<W> {
             identity_bytes: Arc::default(),
             own_ids: AtomicU64::new(OWN_IDS),
             work,
+            clock: SystemClock::new(),
+            sessions: Arc::default(),
         }
+    }
+
+    /// One more session is open.
+    pub(super) fn opens_session(&self) -> OpenSession {
+        self.sessions.fetch_add(1, Ordering::Relaxed);
+        OpenSession(Arc::clone(&self.sessions))
     }
 
     /// An id for a request of our own.

@@ -24,14 +24,14 @@ use super::{
     message,
     reports::Reports,
     request::Request,
-    server::Server,
+    server::{OpenSession, Server},
     telling::{Errand, PAUSES},
 };
 use crate::{
     dialect::legacy,
     protocol::{Frame, Id},
-    runtime::Mutex,
-    telemetry::Untold,
+    runtime::{Clock, Mutex},
+    telemetry::{Untold, metrics},
     upstream::{
         Anchor, CallError, Deferral, Description,
         wire::{Again, Line, Wire},
@@ -60,6 +60,8 @@ pub(super) struct Session<W: Wire> {
     /// A client of the older era has opened it, and goes on using it: it is not ours to end, and
     /// what is said in it is for the client to hear.
     pub(super) is_clients: bool,
+    /// Where it is ours.
+    _counted: Option<OpenSession>,
 }
 
 /// The lock guards a few lines each time. It is never held while waiting; where both are needed,
@@ -146,8 +148,12 @@ impl<W: Wire> Session<W> {
         keeper: Weak<dyn Keeper<W>>,
         reports: Reports,
     ) -> Self {
-        let session =
-            Self { is_askable, reports, ..Self::at(server, description, Arc::new(line), Some(keeper)) };
+        let session = Self {
+            is_askable,
+            reports,
+            _counted: Some(server.opens_session()),
+            ..Self::at(server, description, Arc::new(line), Some(keeper))
+        };
         session.server.describes_itself(&session.description);
         session
     }
@@ -191,6 +197,7 @@ impl<W: Wire> Session<W> {
             has_served: AtomicBool::new(false),
             is_askable: true,
             is_clients: false,
+            _counted: None,
         }
     }
 
@@ -411,7 +418,11 @@ impl<W: Wire> Session<W> {
     /// Tells the server something, again where it was not taken. If it cannot be told, whom it
     /// concerns hears of it.
     async fn run_errand(&self, errand: Errand, body: Bytes) {
+        let since = self.server.clock.now();
         let outcome = self.tell_again(&errand, body).await;
+        if let (Errand::Cancel, Ok(())) = (&errand, &outcome) {
+            metrics::cancelled(&self.server.route, self.server.clock.now() - since);
+        }
         if let Err(lost) = &outcome {
             Untold { what: errand.what(), error: lost }.emit();
         }

@@ -16,7 +16,10 @@ use std::{
 };
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit};
 
-use crate::{protocol::Id, telemetry::AnswersDropped};
+use crate::{
+    protocol::Id,
+    telemetry::{AnswersDropped, Limit},
+};
 
 /// What a message to the server is for.
 pub(super) enum Errand {
@@ -85,11 +88,14 @@ impl Errands {
             Errand::Courtesy { .. } => self.courtesies.acquire().await.ok(),
             Errand::Answer { .. } | Errand::Cancel => None,
         };
-        (courtesy, self.places.acquire().await.ok())
+        (courtesy, self.place().await)
     }
 
     /// Waits until one more farewell may be on its way.
     pub(super) async fn place(&self) -> Option<SemaphorePermit<'_>> {
+        if self.places.available_permits() == 0 {
+            Limit::Messages.hit();
+        }
         self.places.acquire().await.ok()
     }
 }

@@ -50,7 +50,7 @@ use crate::{
     dialect::{Credentials, Principal},
     protocol::{Capabilities, Messages, frame::on_one_line},
     runtime::{Clock, Mutex, Net, SystemClock},
-    telemetry::{ServerGarbage, ServerNotStarted},
+    telemetry::{Limit, ServerGarbage, ServerNotStarted, metrics},
 };
 #[cfg(test)]
 use child::Ends;
@@ -74,6 +74,8 @@ pub struct Processes {
     /// Locked for a question at a time.
     starts: Arc<Mutex<Starts>>,
     verdict: Verdict,
+    /// Whether the last start came to something.
+    came_up: Mutex<Option<bool>>,
     table: Arc<Table>,
     /// One for each process there may be.
     places: Arc<Semaphore>,
@@ -150,7 +152,7 @@ impl Stdio {
         let start = command.start;
         let processes = Processes::new(spawn, route, command, config, work.clone());
         let config = Config { limits: processes.limits(config.limits), ..config };
-        let server = Self::over(processes, config, work.clone(), net);
+        let server = Self::over(processes, route, config, work.clone(), net);
         if start == When::Eager {
             let eager = server.clone();
             work.spawn(async move {
@@ -182,6 +184,7 @@ impl Processes {
             spawn,
             starts: Arc::default(),
             verdict: Verdict::default(),
+            came_up: Mutex::default(),
             table: Arc::default(),
             places: Arc::new(Semaphore::new(most.min(Semaphore::MAX_PERMITS))),
             most,
@@ -217,9 +220,17 @@ impl Processes {
     async fn may_start(&self) -> Result<(), CallError> {
         loop {
             let now = self.clock.now();
-            let start = self.starts.lock().begin(now);
+            let (start, is_again) = {
+                let mut starts = self.starts.lock();
+                (starts.begin(now), starts.stands_in())
+            };
             match start {
-                Start::Now => return Ok(()),
+                Start::Now => {
+                    if is_again {
+                        metrics::child_restarted(&self.route);
+                    }
+                    return Ok(());
+                }
                 Start::At(next) => sleep_until(next.into()).await,
                 Start::NotBefore(next) => {
                     let wait = (next - now).as_secs() + 1;
@@ -249,6 +260,7 @@ impl Processes {
         let welcomed = timeout(self.command.start_timeout, welcome(&child, &mut said, hello)).await;
         let started = welcomed.unwrap_or_else(|_| {
             let limit = self.command.start_timeout;
+            Limit::StartTimeout.hit();
             let why =
                 format!("its process did not answer `initialize` within {limit:?} (upstream.start_timeout)");
             Err(CallError::Unreachable(why))
@@ -276,10 +288,15 @@ impl Wire for Processes {
         hello: &Hello,
     ) -> Result<(Description, Pipe), CallError> {
         let begun = self.begin(caller, hello).await;
+        *self.came_up.lock() = Some(begun.is_ok());
         if let Err(error) = &begun {
             ServerNotStarted { route: &self.route, program: self.command.program(), error }.emit();
         }
         begun
+    }
+
+    fn is_up(&self) -> Option<bool> {
+        *self.came_up.lock()
     }
 
     fn processes(&self) -> Option<ProcessTable> {

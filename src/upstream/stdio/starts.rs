@@ -12,6 +12,10 @@ pub struct Starts {
     lately: VecDeque<Instant>,
     /// How often in a row it has not come up, or not stayed up.
     failures: u32,
+    /// How many have ended by themselves that no other was started for.
+    missed: usize,
+    /// The last start was for one of those.
+    stands_in: bool,
     /// Not before.
     next: Option<Instant>,
 }
@@ -51,6 +55,8 @@ impl Starts {
         match next {
             None => {
                 self.lately.push_back(now);
+                self.stands_in = self.missed > 0;
+                self.missed = self.missed.saturating_sub(1);
                 Start::Now
             }
             Some(next) if next - now > PATIENCE => Start::NotBefore(next),
@@ -58,11 +64,17 @@ impl Starts {
         }
     }
 
+    /// Whether the last start was for one that had ended by itself.
+    pub fn stands_in(&self) -> bool {
+        self.stands_in
+    }
+
     /// One has ended that nobody ended, after so long; nothing where it did not come up.
     pub fn failed(&mut self, now: Instant, up: Duration) {
         if up >= STEADY {
             self.failures = 0;
         }
+        self.missed += 1;
         let pause = PAUSE.saturating_mul(1 << self.failures.min(16)).min(LONGEST_PAUSE);
         self.failures += 1;
         self.next = self.next.max(Some(now + pause));

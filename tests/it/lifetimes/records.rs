@@ -4,7 +4,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use deferral::internals::{
     protocol::Timestamp,
-    store::{Due, Flush, Memory, Orphan, Place, Store, StoreError, Usage, Version},
+    store::{Due, Flush, Memory, Orphan, Place, Store, StoreError, Tally, Usage, Version},
     task::{Owner, Record, State, TaskId},
 };
 use futures_util::FutureExt;
@@ -137,5 +137,9 @@ impl Store for Records {
 
     async fn usage(&self, principal: &[u8; 16]) -> Result<Usage, StoreError> {
         self.kept.usage(principal).await
+    }
+
+    async fn census(&self) -> Result<Vec<Tally>, StoreError> {
+        self.kept.census().await
     }
 }

@@ -7,6 +7,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
+const STEPS: &str = "how finely time is counted";
+
 /// Constants with a number or a time that bound nothing, with the word for what each is.
 const NO_BOUND: &[(&str, &str)] = &[
     ("admin/server.rs ACCEPT_PAUSE", PAUSE),
@@ -49,6 +51,12 @@ const NO_BOUND: &[(&str, &str)] = &[
     ("store/disk/writer.rs IDLE", PAUSE),
     ("store/disk/writer.rs PAGES", "a portion: the rest is given back right after it"),
     ("store/disk/writer.rs SPARE_PAGES", "what is left where pages are given back"),
+    ("telemetry/metrics/latency.rs IN_TEN", STEPS),
+    ("telemetry/metrics/latency.rs POWERS", STEPS),
+    ("telemetry/metrics/latency.rs STEPS", STEPS),
+    ("telemetry/metrics/latency.rs BOUNDS", STEPS),
+    ("telemetry/metrics/latency.rs SHOWN", STEPS),
+    ("telemetry/metrics/limits.rs COUNT", "how many there are"),
     ("telemetry/log.rs ENOUGH", "a portion: it is written right then"),
     ("upstream/legacy/attribution.rs OF_NO_CALL", "it stands for a call that there is not"),
     ("upstream/legacy/group/mod.rs IDENTITY", "an estimate, counted towards `limits.identity_bytes`"),

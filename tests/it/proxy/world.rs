@@ -134,7 +134,10 @@ pub(crate) fn start_kept(url: &str, (store, secret): Kept, route: &[&str], top: 
 }
 
 fn written(url: &str, route: &[&str], top: &[&str]) -> config::Config {
-    let mut yaml = String::from("listen: 127.0.0.1:0\nadmin: \"off\"\n");
+    let mut yaml = String::from("listen: 127.0.0.1:0\n");
+    if !top.iter().any(|member| member.starts_with("admin:")) {
+        yaml.push_str("admin: \"off\"\n");
+    }
     if !top.iter().any(|member| member.starts_with("timeouts:")) {
         // However long a busy machine takes: a comment makes an answer a stream.
         yaml.push_str("timeouts: { keep_alive: 1h }\n");

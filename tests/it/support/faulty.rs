@@ -8,7 +8,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use deferral::internals::{
     protocol::Timestamp,
-    store::{Due, Flush, Memory, Orphan, Place, Store, StoreError, Usage, Version},
+    store::{Due, Flush, Memory, Orphan, Place, Store, StoreError, Tally, Usage, Version},
     task::{Owner, Record, TaskId},
 };
 use std::{
@@ -246,6 +246,11 @@ impl Store for Faulty {
     async fn usage(&self, principal: &[u8; 16]) -> Result<Usage, StoreError> {
         self.ask(Op::Usage)?;
         self.inner.usage(principal).await
+    }
+
+    async fn census(&self) -> Result<Vec<Tally>, StoreError> {
+        self.ask(Op::Usage)?;
+        self.inner.census().await
     }
 
     fn outlives(&self) -> bool {

@@ -18,6 +18,7 @@ use super::{
 };
 use crate::{
     protocol::Method,
+    telemetry::Limit,
     upstream::{CallError, wire::Wire},
 };
 
@@ -104,8 +105,14 @@ impl<W: Wire> Group<W> {
             if self.server.work.closing.is_cancelled() {
                 return Err(CallError::Closing);
             }
+            let is_task = who.is_task();
             seats.queue.push_back(Waiting { who, turn: sender });
-            if seats.queue.len() > limits.queue && !seats.can_serve(limits) {
+            let must_wait = !seats.can_serve(limits);
+            if must_wait {
+                // It may still be served at once, where a task makes room.
+                if is_task { Limit::TaskSessions.hit() } else { Limit::Sessions.hit() }
+            }
+            if seats.queue.len() > limits.queue && must_wait {
                 // Those who left while they waited take nobody's place.
                 seats.queue.retain(|waiting| !waiting.turn.is_closed());
                 if seats.queue.len() > limits.queue {

@@ -35,6 +35,7 @@ use super::{
 use crate::{
     protocol::Frame,
     runtime::Mutex,
+    telemetry::{Limit, Taken},
     upstream::{CallError, Identity, wire::Wire},
 };
 
@@ -60,6 +61,7 @@ pub(super) struct Group<W: Wire> {
 struct Weight {
     bytes: usize,
     all: Arc<AtomicUsize>,
+    _counted: [Taken; 2],
 }
 
 /// What an identity costs beside what it declares and is known by, in bytes.
@@ -80,7 +82,8 @@ impl Weight {
         let known_by: usize = headers.map(|(name, value)| name.as_str().len() + value.len()).sum();
         let bytes = IDENTITY + known_by + identity.capabilities.kept();
         all.fetch_add(bytes, Ordering::Relaxed);
-        Self { bytes, all: Arc::clone(all) }
+        let counted = [Limit::Identities.take(1), Limit::IdentityBytes.take(bytes)];
+        Self { bytes, all: Arc::clone(all), _counted: counted }
     }
 }
 

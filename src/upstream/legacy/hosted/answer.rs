@@ -18,6 +18,7 @@ use super::{super::server::Server, call::HostedCall, session::InFlight, words};
 use crate::{
     dialect::legacy,
     protocol::{Id, code::INTERNAL_ERROR, frame::on_one_line, sse},
+    telemetry::Limit,
     upstream::{
         Asked, CallError, Event, Question,
         forward::{AnswerBody, Interest},
@@ -115,7 +116,11 @@ impl<W: Wire> Answering<W> {
             let said = match event {
                 Some(Event::Notification(_) | Event::Withdrawn { .. }) if waiting.is_quiet => continue,
                 Some(Event::Asked(question)) if waiting.is_quiet => {
-                    question.refuse(INTERNAL_ERROR, "the client takes no event stream");
+                    question.refuse(
+                        &waiting.server.route,
+                        INTERNAL_ERROR,
+                        "the client takes no event stream",
+                    );
                     continue;
                 }
                 Some(Event::Notification(frame)) => Ok(on_one_line(frame.as_bytes().clone())),
@@ -179,17 +184,20 @@ impl<W: Wire> Waiting<W> {
     fn go_on(self: Box<Self>) {
         let Ok(place) = self.departed.clone().try_acquire_owned() else {
             let limit = self.server.config.limits.departed;
+            Limit::Departed.hit();
             tracing::warn!(target: "deferral::upstream", event = "departed_full", limit);
             return;
         };
-        let server = self.server.clone();
+        let (server, route) = (self.server.clone(), Arc::clone(&self.server.route));
         server.work.spawn(async move {
             let Self { mut call, mut in_flight, taken_back, interest, .. } = *self;
-            let _place = place;
+            let _place = (place, Limit::Departed.take(1));
             let mut goes_on = async || {
                 while let Some(event) = call.next().await {
                     match event {
-                        Event::Asked(question) => question.refuse(INTERNAL_ERROR, "the client has left"),
+                        Event::Asked(question) => {
+                            question.refuse(&route, INTERNAL_ERROR, "the client has left")
+                        }
                         Event::Withdrawn { id } => in_flight.withdrawn(&id),
                         Event::Notification(_) => {}
                         Event::Lost(lost) => return !lost.leaves_it_running(),

@@ -18,6 +18,7 @@ use crate::{
         splice::{Edit, Object, Patch},
     },
     runtime::random,
+    telemetry::Limit,
     upstream::{CallError, Description, Forwarded, Identity, wire::Wire},
 };
 
@@ -47,6 +48,7 @@ impl<W: Wire> Sessions<W> {
         };
         if !self.has_room() {
             let limit = self.server.config.limits.client_sessions;
+            Limit::ClientSessions.hit();
             let words = format!(
                 "all {limit} sessions of clients with this server are in use (limits.client_sessions)"
             );

@@ -38,8 +38,11 @@ impl<W: Wire> HostedCall<W> {
         Some(match event {
             Event::Notification(frame) => Event::Notification(self.notification(frame)?),
             Event::Asked(question) if !self.can_be_asked(&question.asked) => {
-                question
-                    .refuse(code::METHOD_NOT_FOUND, "the client did not declare that it can be asked this");
+                question.refuse(
+                    &self.exchange.route(),
+                    code::METHOD_NOT_FOUND,
+                    "the client did not declare that it can be asked this",
+                );
                 return None;
             }
             Event::Asked(Question { asked: Asked::Native(frame), id, answer }) => {

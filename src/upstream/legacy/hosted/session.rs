@@ -28,6 +28,7 @@ use crate::{
     dialect::Principal,
     protocol::{ErrorObject, Frame, Id, Kind, Method, Payload, code, headers::LAST_EVENT_ID, splice::Object},
     runtime::Mutex,
+    telemetry::{Limit, Taken},
     upstream::{Answer, CallError, Description, Identity, Report, wire::Wire},
 };
 
@@ -50,6 +51,7 @@ pub(super) struct Hosted<W: Wire> {
     next_question: AtomicU64,
     /// Rounds in which it was not used.
     quiet: AtomicU32,
+    _counted: Taken,
 }
 
 struct Agreed {
@@ -96,6 +98,7 @@ impl<W: Wire> Hosted<W> {
             feed: Arc::default(),
             next_question: AtomicU64::new(0),
             quiet: AtomicU32::new(0),
+            _counted: Limit::ClientSessions.take(1),
         })
     }
 

@@ -1,0 +1,65 @@
+//! What is counted, as Prometheus reads it.
+
+use super::processes::Servers;
+use crate::{
+    proxy::Ledger,
+    store::Tally,
+    telemetry::{
+        Limit,
+        metrics::{self, Seen, SeenServer, ToolSnapshot},
+    },
+};
+use bytes::Bytes;
+use serde::Serialize;
+
+/// A tool, with the times within which so many of its calls were over.
+#[derive(Serialize)]
+struct Tool {
+    #[serde(flatten)]
+    tool: ToolSnapshot,
+    p50_us: Option<u128>,
+    p90_us: Option<u128>,
+    p99_us: Option<u128>,
+}
+
+/// What is counted and what there is at this moment. Where the store does not say what it keeps, that is missing.
+pub(super) async fn written(servers: &Servers, ledger: &Ledger) -> Bytes {
+    let tasks = count(ledger).await.into_iter().map(|tally| (tally.route, tally.status, tally.tasks));
+    let servers = servers.iter().map(|(route, server)| {
+        let health = server.health();
+        SeenServer {
+            route: route.clone(),
+            is_up: health.is_up,
+            sessions: health.sessions,
+            children: server.processes().map(|processes| processes.running.len()),
+        }
+    });
+    metrics::write(&Seen { tasks: tasks.collect(), servers: servers.collect() }).into()
+}
+
+/// What is counted of each tool, as JSON.
+pub(super) fn tools() -> Bytes {
+    let shown = |tool: ToolSnapshot| {
+        let within = |share| tool.calls.quantile(share).map(|time| time.as_micros());
+        Tool { p50_us: within(0.5), p90_us: within(0.9), p99_us: within(0.99), tool }
+    };
+    json(&metrics::tools().into_iter().map(shown).collect::<Vec<_>>())
+}
+
+/// Each limit, as JSON.
+pub(super) async fn limits(ledger: &Ledger) -> Bytes {
+    count(ledger).await;
+    json(&metrics::limits())
+}
+
+/// How many tasks there are; what they take of the limits is told by it.
+async fn count(ledger: &Ledger) -> Vec<Tally> {
+    let Ok((census, usage)) = ledger.census().await else { return Vec::new() };
+    Limit::Tasks.is_used(usage.tasks);
+    Limit::StoredBytes.is_used(usage.stored_bytes);
+    census
+}
+
+fn json(shown: &impl Serialize) -> Bytes {
+    serde_json::to_vec(shown).expect("it is written to memory").into()
+}

@@ -1,0 +1,72 @@
+//! What is counted, in the types of the library that writes it down.
+
+use super::latency::{LatencySnapshot, SHOWN};
+use prometheus::proto::{Bucket, Counter, Gauge, Histogram, LabelPair, Metric, MetricFamily, MetricType};
+use std::time::Duration;
+
+pub(super) const COUNTER: MetricType = MetricType::COUNTER;
+pub(super) const GAUGE: MetricType = MetricType::GAUGE;
+pub(super) const HISTOGRAM: MetricType = MetricType::HISTOGRAM;
+
+/// Values of one name. Without any it is not written.
+pub(super) fn family(
+    name: &str,
+    help: &str,
+    kind: MetricType,
+    values: impl IntoIterator<Item = Metric>,
+) -> MetricFamily {
+    let mut family = MetricFamily::default();
+    family.set_name(name.to_owned());
+    family.set_help(help.to_owned());
+    family.set_field_type(kind);
+    family.set_metric(values.into_iter().collect());
+    family
+}
+
+pub(super) fn counter(labels: &[(&str, &str)], value: f64) -> Metric {
+    let mut counter = Counter::default();
+    counter.set_value(value);
+    let mut metric = labelled(labels);
+    metric.set_counter(counter);
+    metric
+}
+
+pub(super) fn gauge(labels: &[(&str, &str)], value: f64) -> Metric {
+    let mut gauge = Gauge::default();
+    gauge.set_value(value);
+    let mut metric = labelled(labels);
+    metric.set_gauge(gauge);
+    metric
+}
+
+pub(super) fn histogram(labels: &[(&str, &str)], counted: &LatencySnapshot) -> Metric {
+    let bucket = |bound: &u64| {
+        let mut bucket = Bucket::default();
+        // Exact, as each bound is the end of a step.
+        bucket.set_cumulative_count(counted.within(Duration::from_micros(*bound)) as u64);
+        bucket.set_upper_bound(*bound as f64 / 1e6);
+        bucket
+    };
+    let mut histogram = Histogram::default();
+    histogram.set_sample_count(counted.count);
+    histogram.set_sample_sum(counted.sum_us as f64 / 1e6);
+    histogram.set_bucket(SHOWN.iter().map(bucket).collect());
+    let mut metric = labelled(labels);
+    metric.set_histogram(histogram);
+    metric
+}
+
+/// In the order of their names, as the library has its own.
+fn labelled(labels: &[(&str, &str)]) -> Metric {
+    let mut labels: Vec<_> = labels
+        .iter()
+        .map(|(name, value)| {
+            let mut pair = LabelPair::default();
+            pair.set_name((*name).to_owned());
+            pair.set_value((*value).to_owned());
+            pair
+        })
+        .collect();
+    labels.sort_by(|one, other| one.name().cmp(other.name()));
+    Metric::from_label(labels)
+}

@@ -1,0 +1,209 @@
+//! How long things took, counted in steps fine enough to draw and to ask "how many took longer than this?".
+//!
+//! The steps are the same for everything that is counted, ten to a power of ten, and every threshold that an
+//! operator is likely to think of is one of them. Prometheus is shown fewer of them ([`SHOWN`]).
+
+use serde::Serialize;
+use std::{
+    sync::atomic::{AtomicU64, Ordering},
+    time::Duration,
+};
+
+/// Steps in each power of ten, in tenths.
+const IN_TEN: [u64; 10] = [10, 12, 15, 20, 25, 30, 40, 50, 60, 80];
+/// Powers of ten, from 100 µs to 100,000 s: longer than any call may take by default.
+const POWERS: usize = 9;
+const STEPS: usize = IN_TEN.len() * POWERS + 1;
+
+/// The upper end of each step, in microseconds. What took longer than the last is in a step of its own.
+const BOUNDS: [u64; STEPS] = {
+    let (mut bounds, mut at, mut unit) = ([0; STEPS], 0, 10);
+    while at + 1 < STEPS {
+        bounds[at] = IN_TEN[at % IN_TEN.len()] * unit;
+        at += 1;
+        if at % IN_TEN.len() == 0 {
+            unit *= 10;
+        }
+    }
+    bounds[at] = 10 * unit;
+    bounds
+};
+
+/// The upper ends that Prometheus is shown, in microseconds; each is one of the steps.
+pub(super) const SHOWN: [u64; 18] = [
+    5_000,
+    10_000,
+    25_000,
+    50_000,
+    100_000,
+    250_000,
+    500_000,
+    1_000_000,
+    2_000_000,
+    5_000_000,
+    10_000_000,
+    30_000_000,
+    60_000_000,
+    120_000_000,
+    300_000_000,
+    600_000_000,
+    1_200_000_000,
+    3_000_000_000,
+];
+
+/// Counts how long things took. Some 750 bytes.
+#[derive(Debug)]
+pub(super) struct Latencies {
+    counts: [AtomicU64; STEPS + 1],
+    /// In microseconds.
+    sum: AtomicU64,
+    longest: AtomicU64,
+}
+
+/// What was counted up to a moment.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct LatencySnapshot {
+    pub count: u64,
+    /// In microseconds.
+    pub sum_us: u64,
+    pub longest_us: u64,
+    /// How many took so long or less, and longer than the step before: the upper end of the step in microseconds,
+    /// and the count. Steps without any are left out; the last may have no end, which is `None`.
+    pub steps: Vec<(Option<u64>, u64)>,
+}
+
+// === impl Latencies ===
+
+impl Default for Latencies {
+    fn default() -> Self {
+        Self {
+            counts: [const { AtomicU64::new(0) }; STEPS + 1],
+            sum: AtomicU64::new(0),
+            longest: AtomicU64::new(0),
+        }
+    }
+}
+
+impl Latencies {
+    pub(super) fn add(&self, took: Duration) {
+        let took = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
+        let step = BOUNDS.partition_point(|bound| *bound < took);
+        self.counts[step].fetch_add(1, Ordering::Relaxed);
+        self.sum.fetch_add(took, Ordering::Relaxed);
+        self.longest.fetch_max(took, Ordering::Relaxed);
+    }
+
+    pub(super) fn snapshot(&self) -> LatencySnapshot {
+        let counts = self.counts.iter().map(|count| count.load(Ordering::Relaxed));
+        let bounds = BOUNDS.into_iter().map(Some).chain([None]);
+        let steps: Vec<_> = bounds.zip(counts).filter(|(_, count)| *count > 0).collect();
+        LatencySnapshot {
+            count: steps.iter().map(|(_, count)| count).sum(),
+            sum_us: self.sum.load(Ordering::Relaxed),
+            longest_us: self.longest.load(Ordering::Relaxed),
+            steps,
+        }
+    }
+}
+
+// === impl LatencySnapshot ===
+
+impl LatencySnapshot {
+    /// How many took so long or less. Exact where `took` is the end of a step; else those of the step that it is
+    /// in are taken for evenly spread.
+    pub fn within(&self, took: Duration) -> f64 {
+        let took = took.as_micros() as f64;
+        let mut within = 0.0;
+        for (start, end, count) in self.spans() {
+            within += count * ((took - start) / (end - start)).clamp(0.0, 1.0);
+        }
+        within
+    }
+
+    /// The time within which this share of all was over, of `0.0..=1.0`; `None` where nothing was counted. Within
+    /// the step that it is in the times are taken for evenly spread.
+    pub fn quantile(&self, share: f64) -> Option<Duration> {
+        let mut left = share.clamp(0.0, 1.0) * self.count as f64;
+        let mut found = None;
+        for (start, end, count) in self.spans() {
+            let part = (left / count).min(1.0);
+            found = Some(start + (end - start) * part);
+            left -= count;
+            if left <= 0.0 {
+                break;
+            }
+        }
+        found.map(|micros| Duration::from_micros(micros as u64))
+    }
+
+    /// The start and the end of each step that has any, and how many. What took longest bounds the last.
+    fn spans(&self) -> impl Iterator<Item = (f64, f64, f64)> {
+        self.steps.iter().map(|&(end, count)| {
+            let end = end.unwrap_or(u64::MAX);
+            let start = match BOUNDS.partition_point(|bound| *bound < end) {
+                0 => 0,
+                step => BOUNDS[step - 1],
+            };
+            let end = end.min(self.longest_us).max(start + 1);
+            (start as f64, end as f64, count as f64)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn of(times: &[Duration]) -> LatencySnapshot {
+        let latencies = Latencies::default();
+        times.iter().for_each(|time| latencies.add(*time));
+        latencies.snapshot()
+    }
+
+    #[test]
+    fn every_bound_that_is_shown_and_every_threshold_that_is_advised_on_is_a_step() {
+        assert!(BOUNDS.is_sorted());
+        assert_eq!((BOUNDS[0], BOUNDS[STEPS - 1]), (100, 100_000_000_000));
+        let advised = [1, 2, 5, 10, 30, 60].map(|seconds| seconds * 1_000_000);
+        for bound in SHOWN.into_iter().chain(advised) {
+            assert!(BOUNDS.contains(&bound), "{bound}");
+        }
+    }
+
+    #[test]
+    fn what_took_as_long_as_a_threshold_is_within_it() {
+        let seconds = |n| Duration::from_secs(n);
+        let counted = of(&[seconds(1), seconds(5), seconds(5) + Duration::from_micros(1), seconds(60)]);
+        assert_eq!(counted.within(seconds(1)), 1.0);
+        assert_eq!(counted.within(seconds(5)), 2.0);
+        assert_eq!(counted.within(seconds(30)), 3.0);
+        assert_eq!(counted.within(seconds(60)), 4.0);
+        assert_eq!(counted.longest_us, 60_000_000);
+    }
+
+    #[test]
+    fn what_took_longer_than_all_steps_is_counted_and_ends_with_the_longest() {
+        let counted = of(&[Duration::from_secs(200_000), Duration::MAX]);
+        assert_eq!(counted.steps, [(None, 2)]);
+        assert_eq!(counted.quantile(1.0), Some(Duration::from_micros(u64::MAX)));
+        assert_eq!(of(&[]).quantile(0.5), None);
+    }
+
+    proptest! {
+        #[test]
+        fn a_quantile_is_in_the_step_of_the_time_it_stands_for(
+            mut times in prop::collection::vec(0_u64..4_000_000_000, 1..200),
+            share in 0.01_f64..=1.0,
+        ) {
+            let counted = of(&times.iter().map(|time| Duration::from_micros(*time)).collect::<Vec<_>>());
+            times.sort_unstable();
+            let at = ((share * times.len() as f64).ceil() as usize).clamp(1, times.len());
+            let exact = times[at - 1];
+            let found = counted.quantile(share).expect("something was counted").as_micros() as u64;
+            let step = |time| BOUNDS.partition_point(|bound| *bound < time);
+            prop_assert!(step(found).abs_diff(step(exact)) <= 1, "{found} for {exact}");
+            prop_assert!(found <= counted.longest_us.max(1));
+        }
+    }
+}

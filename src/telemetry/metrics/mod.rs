@@ -1,0 +1,470 @@
+//! What is counted of what happens, for Prometheus, for the operator's page and for advice.
+//!
+//! There is one set of counts a process, as there is one log: whoever lets something be known
+//! ([`events`](super::events)) moves the count with the line, so that the two agree. What is not counted but there
+//! (tasks, sessions, processes) is asked of whoever has it when the counts are read: [`write()`] takes it as [`Seen`].
+//!
+//! Names and labels are an interface: dashboards and alerts are made of them. `manual::metrics` lists them, and
+//! `tests/it/metrics.rs` holds the list to what is written. A label's values are bounded: routes are the
+//! configuration's, methods the specification's, tools are at most [`tools::TOOLS`] a route.
+//!
+//! | file | |
+//! |---|---|
+//! | `latency.rs` | how long things took |
+//! | `tools.rs` | what is counted of each tool |
+//! | `limits.rs` | what is known of each limit |
+//! | `process.rs` | what the system knows of this process |
+//! | `expose.rs` | the types of the library that writes it down |
+
+mod expose;
+mod latency;
+mod limits;
+mod process;
+mod tools;
+
+pub use limits::{Limit, LimitSnapshot, Taken};
+pub use tools::ToolSnapshot;
+
+use super::events::Outcome;
+use prometheus::{
+    Encoder, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGaugeVec, Opts, Registry,
+    TextEncoder, core::Collector,
+};
+use std::{
+    sync::{Arc, LazyLock, atomic::Ordering},
+    time::Duration,
+};
+use tools::{Tool, Tools};
+
+/// What is counted.
+struct Metrics {
+    registry: Registry,
+    tools: Tools,
+    calls: IntCounterVec,
+    calls_in_flight: IntGaugeVec,
+    task_polls: HistogramVec,
+    results_uncollected: IntCounterVec,
+    questions: IntCounterVec,
+    questions_waiting: IntGaugeVec,
+    cancel_seconds: HistogramVec,
+    outcome_unknown: IntCounterVec,
+    child_restarts: IntCounterVec,
+    store_seconds: HistogramVec,
+    tickets: IntCounterVec,
+    log_lines_dropped: IntCounter,
+}
+
+/// What there is when the counts are read, which nobody counts as it comes and goes.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Seen {
+    /// Route, status and how many.
+    pub tasks: Vec<(Arc<str>, &'static str, usize)>,
+    pub servers: Vec<SeenServer>,
+}
+
+/// One route's server at a moment.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SeenServer {
+    pub route: Arc<str>,
+    /// Whether it could be spoken to when that was tried last; none where it was not.
+    pub is_up: Option<bool>,
+    /// Sessions that are open with it.
+    pub sessions: usize,
+    /// Processes of it that run; none where it is none.
+    pub children: Option<usize>,
+}
+
+/// How a method is called that nobody specified.
+const UNSPECIFIED: &str = "other";
+
+/// The route of what is on none.
+const NOWHERE: &str = "none";
+
+static METRICS: LazyLock<Metrics> = LazyLock::new(Metrics::new);
+
+/// A request is being answered on a route, until it is dropped.
+#[derive(Debug)]
+pub struct InFlight(Arc<str>);
+
+/// A question of a server that waits for its answer. Dropped before it was told what it came to, it was withdrawn.
+#[derive(Debug)]
+pub struct OpenQuestion {
+    route: Arc<str>,
+    kind: &'static str,
+    is_over: bool,
+}
+
+/// What became of something that a server asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum QuestionOutcome {
+    /// Its client answered, with a result or an error.
+    Answered,
+    /// Nobody answered in time.
+    Declined,
+    /// Nobody could be asked.
+    Refused,
+    /// The server took it back, or the call ended first.
+    Withdrawn,
+}
+
+/// What became of a ticket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TicketOutcome {
+    Given,
+    /// The result was fetched with it.
+    Collected,
+    /// Its time was over before anybody fetched the result.
+    NeverCollected,
+}
+
+// === impl Metrics ===
+
+impl Metrics {
+    fn new() -> Self {
+        let registry = Registry::new();
+        let counters = |name, help, labels: &[&str]| {
+            registered(&registry, IntCounterVec::new(Opts::new(name, help), labels))
+        };
+        let gauges = |name, help, labels: &[&str]| {
+            registered(&registry, IntGaugeVec::new(Opts::new(name, help), labels))
+        };
+        let histograms = |name, help, labels: &[&str], buckets: &[f64]| {
+            let options = HistogramOpts::new(name, help).buckets(buckets.to_vec());
+            registered(&registry, HistogramVec::new(options, labels))
+        };
+        Self {
+            tools: Tools::default(),
+            calls: counters(
+                "deferral_calls_total",
+                "Requests of clients, by how they ended.",
+                &["route", "method", "outcome"],
+            ),
+            calls_in_flight: gauges(
+                "deferral_calls_in_flight",
+                "Requests of clients that are being answered.",
+                &["route"],
+            ),
+            task_polls: histograms(
+                "deferral_task_polls",
+                "How often a task was asked for until its end was fetched.",
+                &["route"],
+                &[1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0],
+            ),
+            results_uncollected: counters(
+                "deferral_results_uncollected_total",
+                "Results of tasks whose time was over before anybody fetched them.",
+                &["route"],
+            ),
+            questions: counters(
+                "deferral_questions_total",
+                "What servers asked, by what became of it.",
+                &["route", "kind", "outcome"],
+            ),
+            questions_waiting: gauges(
+                "deferral_questions_waiting",
+                "What servers asked and wait for.",
+                &["route"],
+            ),
+            cancel_seconds: histograms(
+                "deferral_cancel_seconds",
+                "From a cancel until its server had taken it.",
+                &["route"],
+                &[0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0],
+            ),
+            outcome_unknown: counters(
+                "deferral_outcome_unknown_total",
+                "Calls that were lost after they had been sent: whether they ran is unknown.",
+                &["route"],
+            ),
+            child_restarts: counters(
+                "deferral_child_restarts_total",
+                "Processes of servers that were started after one had ended by itself.",
+                &["route"],
+            ),
+            store_seconds: histograms(
+                "deferral_store_seconds",
+                "What the task store was asked, by how long it took.",
+                &["op"],
+                &[0.000_01, 0.000_1, 0.000_5, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0],
+            ),
+            tickets: counters(
+                "deferral_tickets_total",
+                "Tickets, by what became of them.",
+                &["route", "outcome"],
+            ),
+            log_lines_dropped: registered(
+                &registry,
+                IntCounter::new(
+                    "deferral_log_lines_dropped_total",
+                    "Lines of the log that there was no room for, as it was not taken.",
+                ),
+            ),
+            registry,
+        }
+    }
+
+    fn tool(&self, route: &str, tool: &str, is_real: bool) -> Arc<Tool> {
+        self.tools.get(route, tool, is_real)
+    }
+}
+
+fn registered<M: Collector + Clone + 'static>(registry: &Registry, metric: prometheus::Result<M>) -> M {
+    let metric = metric.expect("its name and labels are well formed");
+    registry.register(Box::new(metric.clone())).expect("no two have one name");
+    metric
+}
+
+/// All that is counted, as Prometheus reads it (text format 0.0.4).
+pub fn write(seen: &Seen) -> Vec<u8> {
+    let metrics = &*METRICS;
+    let mut families = metrics.registry.gather();
+    families.extend(metrics.tools.families());
+    families.extend(limits::families());
+    families.extend(process::families());
+    families.extend(seen.families());
+    families.retain(|family| !family.get_metric().is_empty());
+    families.sort_by(|one, other| one.name().cmp(other.name()));
+    let mut text = Vec::new();
+    TextEncoder::new().encode(&families, &mut text).expect("it is written to memory");
+    text
+}
+
+/// The media type of what [`write()`] writes.
+pub const TEXT: &str = prometheus::TEXT_FORMAT;
+
+/// What is counted of each tool.
+pub fn tools() -> Vec<ToolSnapshot> {
+    METRICS.tools.snapshot()
+}
+
+/// What is known of each limit.
+pub fn limits() -> Vec<LimitSnapshot> {
+    Limit::ALL.iter().map(|limit| limit.snapshot()).collect()
+}
+
+/// One request has ended so.
+pub(super) fn request(route: &str, method: &str, outcome: Outcome) {
+    let route = if route.is_empty() { NOWHERE } else { route };
+    let labels = [route, method, outcome.as_str()];
+    METRICS.calls.with_label_values(&labels).inc();
+}
+
+/// The call of a tool has ended so, after this time. One that has become a task ends with that.
+pub(super) fn call(route: &str, tool: &str, outcome: Outcome, took: Duration) {
+    let is_real = match outcome {
+        Outcome::Task => return,
+        Outcome::ServerError | Outcome::Refused | Outcome::ProxyFailed => false,
+        Outcome::Result
+        | Outcome::ToolError
+        | Outcome::InputRequired
+        | Outcome::TimedOut
+        | Outcome::UpstreamFailed => true,
+        // Of a call that waited with a ticket.
+        Outcome::Departed => !tool.starts_with("deferral_"),
+    };
+    let tool = METRICS.tool(route, tool, is_real);
+    match outcome {
+        // Nothing was asked of the server, or it is asked again.
+        Outcome::Refused | Outcome::InputRequired => return,
+        Outcome::TimedOut => drop(tool.timed_out.fetch_add(1, Ordering::Relaxed)),
+        Outcome::Departed => drop(tool.departed.fetch_add(1, Ordering::Relaxed)),
+        Outcome::Result
+        | Outcome::ToolError
+        | Outcome::ServerError
+        | Outcome::Task
+        | Outcome::UpstreamFailed
+        | Outcome::ProxyFailed => {}
+    }
+    tool.calls.add(took);
+}
+
+pub(super) fn task_created(route: &str, tool: &str) {
+    METRICS.tool(route, tool, true).tasks_created.fetch_add(1, Ordering::Relaxed);
+}
+
+/// A task has ended with this status, `age` after its creation; its call had run for `waited` by then.
+pub(super) fn task_ended(route: &str, tool: &str, status: &str, waited: Duration, age: Duration) {
+    METRICS.tool(route, tool, true).ended(status, waited, age);
+}
+
+pub(super) fn would_defer(route: &str, tool: &str) {
+    METRICS.tool(route, tool, true).would_defer.fetch_add(1, Ordering::Relaxed);
+}
+
+pub(super) fn log_lines_dropped(count: u64) {
+    METRICS.log_lines_dropped.inc_by(count);
+}
+
+pub(super) fn outcome_unknown(route: &str) {
+    METRICS.outcome_unknown.with_label_values(&[route]).inc();
+}
+
+/// A process of a server is started after one had ended by itself.
+pub fn child_restarted(route: &str) {
+    METRICS.child_restarts.with_label_values(&[route]).inc();
+}
+
+/// A task's end was fetched, after so many questions after it.
+pub fn task_fetched(route: &str, polls: u32) {
+    METRICS.task_polls.with_label_values(&[route]).observe(f64::from(polls));
+}
+
+/// The time of a task's result was over before anybody fetched it.
+pub fn result_uncollected(route: &str) {
+    METRICS.results_uncollected.with_label_values(&[route]).inc();
+}
+
+/// What a server asked by this method has come to this.
+pub(super) fn question(route: &str, method: &str, outcome: QuestionOutcome) {
+    METRICS.questions.with_label_values(&[route, kind_of(method), outcome.as_str()]).inc();
+}
+
+fn kind_of(method: &str) -> &'static str {
+    match method.split_once('/') {
+        Some(("elicitation", _)) => "elicitation",
+        Some(("sampling", _)) => "sampling",
+        Some(("roots", _)) => "roots",
+        _ => UNSPECIFIED,
+    }
+}
+
+/// A server has taken a cancel, this long after it was told.
+pub fn cancelled(route: &str, took: Duration) {
+    METRICS.cancel_seconds.with_label_values(&[route]).observe(took.as_secs_f64());
+}
+
+/// The store has done this, in this time.
+pub fn stored(op: &str, took: Duration) {
+    METRICS.store_seconds.with_label_values(&[op]).observe(took.as_secs_f64());
+}
+
+pub fn ticket(route: &str, outcome: TicketOutcome) {
+    METRICS.tickets.with_label_values(&[route, outcome.as_str()]).inc();
+}
+
+// === impl InFlight ===
+
+impl InFlight {
+    pub fn on(route: &Arc<str>) -> Self {
+        METRICS.calls_in_flight.with_label_values(&[&**route]).inc();
+        Self(Arc::clone(route))
+    }
+}
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        METRICS.calls_in_flight.with_label_values(&[&*self.0]).dec();
+    }
+}
+
+// === impl OpenQuestion ===
+
+impl OpenQuestion {
+    /// A server asks by this method.
+    pub fn asked(route: &Arc<str>, method: &str) -> Self {
+        METRICS.questions_waiting.with_label_values(&[&**route]).inc();
+        Self { route: Arc::clone(route), kind: kind_of(method), is_over: false }
+    }
+
+    /// Its client has answered.
+    pub fn answered(self) {
+        self.came_to(QuestionOutcome::Answered);
+    }
+
+    /// Nobody has answered it in time.
+    pub fn declined(self) {
+        self.came_to(QuestionOutcome::Declined);
+    }
+
+    fn came_to(mut self, outcome: QuestionOutcome) {
+        self.is_over = true;
+        METRICS.questions.with_label_values(&[&*self.route, self.kind, outcome.as_str()]).inc();
+    }
+
+    /// It is told of elsewhere what it came to.
+    pub fn told(mut self) {
+        self.is_over = true;
+    }
+}
+
+impl Drop for OpenQuestion {
+    fn drop(&mut self) {
+        METRICS.questions_waiting.with_label_values(&[&*self.route]).dec();
+        if !self.is_over {
+            let labels = [&*self.route, self.kind, QuestionOutcome::Withdrawn.as_str()];
+            METRICS.questions.with_label_values(&labels).inc();
+        }
+    }
+}
+
+// === impl QuestionOutcome ===
+
+impl QuestionOutcome {
+    const fn as_str(self) -> &'static str {
+        match self {
+            Self::Answered => "answered",
+            Self::Declined => "declined",
+            Self::Refused => "refused",
+            Self::Withdrawn => "withdrawn",
+        }
+    }
+}
+
+// === impl TicketOutcome ===
+
+impl TicketOutcome {
+    const fn as_str(self) -> &'static str {
+        match self {
+            Self::Given => "given",
+            Self::Collected => "collected",
+            Self::NeverCollected => "never_collected",
+        }
+    }
+}
+
+// === impl Seen ===
+
+impl Seen {
+    fn families(&self) -> Vec<prometheus::proto::MetricFamily> {
+        let version = [("version", env!("CARGO_PKG_VERSION"))];
+        let tasks = self.tasks.iter().map(|(route, status, count)| {
+            expose::gauge(&[("route", &**route), ("status", *status)], *count as f64)
+        });
+        let of_servers = |value: fn(&SeenServer) -> Option<f64>| {
+            let each = self.servers.iter();
+            each.filter_map(move |server| Some(expose::gauge(&[("route", &*server.route)], value(server)?)))
+        };
+        let gauge = |name, help, values: Vec<_>| expose::family(name, help, expose::GAUGE, values);
+        vec![
+            gauge(
+                "deferral_build_info",
+                "Always 1; what runs is in the labels.",
+                vec![expose::gauge(&version, 1.0)],
+            ),
+            gauge("deferral_tasks", "Tasks that are kept, by status.", tasks.collect()),
+            gauge(
+                "deferral_upstream_up",
+                "Whether a route's server could be spoken to when that was tried last.",
+                of_servers(|server| server.is_up.map(f64::from)).collect(),
+            ),
+            gauge(
+                "deferral_upstream_sessions",
+                "Sessions that are open with a route's server.",
+                of_servers(|server| Some(server.sessions as f64)).collect(),
+            ),
+            gauge(
+                "deferral_children",
+                "Processes of a route's server that run.",
+                of_servers(|server| server.children.map(|count| count as f64)).collect(),
+            ),
+        ]
+    }
+}
+
+/// The method as a label, of those there are.
+pub fn method_label(method: &crate::protocol::Method) -> &str {
+    match method {
+        crate::protocol::Method::Other(_) => UNSPECIFIED,
+        known => known.as_str(),
+    }
+}

@@ -1,0 +1,232 @@
+//! What is counted of each tool.
+//!
+//! A tool's name is what clients say it is, so no name gets a place that no server has answered to, and there are
+//! places for so many on a route: the rest is counted together, as [`OTHER`].
+
+use super::{
+    expose,
+    latency::{Latencies, LatencySnapshot},
+};
+use prometheus::proto::MetricFamily;
+use serde::Serialize;
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc, PoisonError, RwLock,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+/// Tools of one route that are counted by name.
+pub const TOOLS: usize = 200;
+
+/// What all others are counted as.
+pub const OTHER: &str = "other";
+
+/// The tools of all routes.
+#[derive(Debug, Default)]
+pub(super) struct Tools(RwLock<BTreeMap<Arc<str>, OfRoute>>);
+
+/// Those of one route, by name.
+type OfRoute = BTreeMap<Box<str>, Arc<Tool>>;
+
+/// One of the counts.
+type Count = fn(&ToolSnapshot) -> u64;
+
+/// What is counted of one tool.
+#[derive(Debug, Default)]
+pub(super) struct Tool {
+    /// Calls, from the request to the server's answer, whether or not they became tasks; of one that was left or
+    /// cancelled how long it had run by then.
+    pub(super) calls: Latencies,
+    /// Of those, calls whose servers did not answer in time.
+    pub(super) timed_out: AtomicU64,
+    /// Of those, calls whose clients left before the answer, or cancelled them.
+    pub(super) departed: AtomicU64,
+    pub(super) tasks_created: AtomicU64,
+    pub(super) completed: AtomicU64,
+    pub(super) failed: AtomicU64,
+    pub(super) cancelled: AtomicU64,
+    /// Tasks, from their creation to their end.
+    pub(super) tasks: Latencies,
+    /// Calls that would have become tasks, in mode `observe`.
+    pub(super) would_defer: AtomicU64,
+}
+
+/// What was counted of one tool up to a moment.
+#[derive(Clone, Debug, Serialize)]
+pub struct ToolSnapshot {
+    pub route: Arc<str>,
+    /// [`OTHER`] for those that have no place of their own.
+    pub tool: Box<str>,
+    pub calls: LatencySnapshot,
+    pub timed_out: u64,
+    pub departed: u64,
+    pub tasks_created: u64,
+    pub tasks_completed: u64,
+    pub tasks_failed: u64,
+    pub tasks_cancelled: u64,
+    pub tasks: LatencySnapshot,
+    pub would_defer: u64,
+}
+
+// === impl Tools ===
+
+impl Tools {
+    /// The tool of this name, or where all others are counted. `is_real` where a server has answered to the name.
+    pub(super) fn get(&self, route: &str, tool: &str, is_real: bool) -> Arc<Tool> {
+        let tools = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        let of_route = tools.get(route);
+        if let Some(known) = of_route.and_then(|tools| tools.get(tool)) {
+            return Arc::clone(known);
+        }
+        let has_room = of_route.is_none_or(|tools| tools.len() < TOOLS);
+        drop(tools);
+        self.enter(route, if is_real && has_room { tool } else { OTHER })
+    }
+
+    fn enter(&self, route: &str, tool: &str) -> Arc<Tool> {
+        let mut tools = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        if !tools.contains_key(route) {
+            tools.insert(route.into(), BTreeMap::new());
+        }
+        let of_route = tools.get_mut(route).expect("it is there by now");
+        // Another may have taken the last place meanwhile.
+        let is_full = !of_route.contains_key(tool) && of_route.len() >= TOOLS;
+        let name = if is_full { OTHER } else { tool };
+        Arc::clone(of_route.entry(name.into()).or_default())
+    }
+
+    pub(super) fn snapshot(&self) -> Vec<ToolSnapshot> {
+        let tools = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        let each = tools.iter().flat_map(|(route, tools)| {
+            tools.iter().map(|(name, tool)| (Arc::clone(route), name.clone(), Arc::clone(tool)))
+        });
+        let each: Vec<_> = each.collect();
+        drop(tools);
+        each.into_iter().map(|(route, name, tool)| tool.snapshot(route, name)).collect()
+    }
+}
+
+// === impl Tool ===
+
+impl Tool {
+    fn snapshot(&self, route: Arc<str>, tool: Box<str>) -> ToolSnapshot {
+        let now = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        ToolSnapshot {
+            route,
+            tool,
+            calls: self.calls.snapshot(),
+            timed_out: now(&self.timed_out),
+            departed: now(&self.departed),
+            tasks_created: now(&self.tasks_created),
+            tasks_completed: now(&self.completed),
+            tasks_failed: now(&self.failed),
+            tasks_cancelled: now(&self.cancelled),
+            tasks: self.tasks.snapshot(),
+            would_defer: now(&self.would_defer),
+        }
+    }
+
+    /// A task of this tool has ended, with this status.
+    pub(super) fn ended(&self, status: &str, waited: Duration, age: Duration) {
+        let count = match status {
+            "completed" => &self.completed,
+            "failed" => &self.failed,
+            _ => {
+                self.departed.fetch_add(1, Ordering::Relaxed);
+                &self.cancelled
+            }
+        };
+        count.fetch_add(1, Ordering::Relaxed);
+        self.tasks.add(age);
+        self.calls.add(waited.saturating_add(age));
+    }
+}
+
+impl Tools {
+    /// As Prometheus is shown them.
+    pub(super) fn families(&self) -> Vec<MetricFamily> {
+        let tools = self.snapshot();
+        let count = |name: &str, help: &str, of: Count| {
+            let each = tools.iter().filter(|tool| of(tool) > 0);
+            let each = each.map(|tool| expose::counter(&labels(tool), of(tool) as f64));
+            expose::family(name, help, expose::COUNTER, each)
+        };
+        let took = |name: &str, help: &str, of: fn(&ToolSnapshot) -> &LatencySnapshot| {
+            let each = tools.iter().filter(|tool| of(tool).count > 0);
+            let each = each.map(|tool| expose::histogram(&labels(tool), of(tool)));
+            expose::family(name, help, expose::HISTOGRAM, each)
+        };
+        let ended: [(_, Count); 3] = [
+            ("completed", |tool| tool.tasks_completed),
+            ("failed", |tool| tool.tasks_failed),
+            ("cancelled", |tool| tool.tasks_cancelled),
+        ];
+        let ended = tools.iter().flat_map(|tool| {
+            let each = ended.iter().filter(|(_, of)| of(tool) > 0);
+            each.map(|(status, of)| {
+                let [route, name] = labels(tool);
+                expose::counter(&[route, name, ("status", status)], of(tool) as f64)
+            })
+        });
+        vec![
+            took(
+                "deferral_call_duration_seconds",
+                "Calls of tools, from the request to the server's answer, whether or not they became tasks.",
+                |tool| &tool.calls,
+            ),
+            count("deferral_tasks_created_total", "Calls that have become tasks.", |tool| tool.tasks_created),
+            expose::family(
+                "deferral_tasks_ended_total",
+                "Tasks that have ended, by how.",
+                expose::COUNTER,
+                ended,
+            ),
+            took("deferral_task_duration_seconds", "Tasks, from their creation to their end.", |tool| {
+                &tool.tasks
+            }),
+            count(
+                "deferral_would_defer_total",
+                "Calls that would have become tasks, in mode observe.",
+                |tool| tool.would_defer,
+            ),
+        ]
+    }
+}
+
+fn labels(tool: &ToolSnapshot) -> [(&str, &str); 2] {
+    [("route", &tool.route), ("tool", &tool.tool)]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tools_beyond_the_places_of_a_route_are_counted_together() {
+        let tools = Tools::default();
+        for number in 0..TOOLS + 50 {
+            tools.get("/a", &format!("tool-{number}"), true).would_defer.fetch_add(1, Ordering::Relaxed);
+        }
+        let counted = tools.snapshot();
+        assert_eq!(counted.len(), TOOLS + 1);
+        let other = counted.iter().find(|tool| &*tool.tool == OTHER).expect("the rest");
+        assert_eq!(other.would_defer, 50);
+        tools.get("/b", "tool-7", true);
+        assert_eq!(tools.snapshot().len(), TOOLS + 2, "another route has places of its own");
+    }
+
+    #[test]
+    fn a_name_that_no_server_has_answered_to_takes_no_place() {
+        let tools = Tools::default();
+        for number in 0..1000 {
+            tools.get("/a", &format!("nonsense-{number}"), false);
+        }
+        assert_eq!(tools.snapshot().len(), 1);
+        tools.get("/a", "real", true).timed_out.fetch_add(1, Ordering::Relaxed);
+        let again = tools.get("/a", "real", false);
+        assert_eq!(again.timed_out.load(Ordering::Relaxed), 1, "it is known by then");
+    }
+}
