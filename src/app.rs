@@ -8,11 +8,17 @@ use crate::{
     dialect::PrincipalKey,
     front, policy,
     proxy::{Endpoint, Ledger, Service, Switchboard},
-    runtime::{Clock, Descriptors, Drain, Net, Room, Shares, Stopping, SystemClock, or_never, random},
+    runtime::{
+        Clock, Descriptors, Drain, Net, Room, Shares, Stopping, SystemClock, or_never, random, wall_clock,
+    },
     store::{Bounds, Disk, Memory, Secret, Store, Timed, Use, disk},
-    telemetry::{Drained, Draining, Leaving, Limit, Started},
+    telemetry::{
+        Drained, Draining, Leaving, Limit, Started,
+        trace::{self, Exporting, Tracer},
+    },
     upstream::{self, NotStarted, Server, Upstream},
 };
+use http::Uri;
 use std::{mem, net::SocketAddr, sync::Arc, time::Duration};
 use tokio::{
     signal::unix::{Signal, SignalKind, signal},
@@ -34,6 +40,7 @@ pub struct Running {
     upstreams: Vec<Arc<dyn Upstream>>,
     ledger: Arc<Ledger>,
     times: DrainTimes,
+    traces: Option<Exporting>,
 }
 
 /// How the proxy stops, one after the other.
@@ -66,6 +73,9 @@ pub enum Error {
 
 /// After the time to end by itself is over, calls and tasks are told and given this long to say so.
 const LAST_WORDS: Duration = Duration::from_secs(2);
+
+/// How long a collector may take for the last spans.
+const LAST_SPANS: Duration = Duration::from_secs(2);
 
 /// Starts a proxy. Once this returns, clients are served.
 ///
@@ -127,6 +137,7 @@ fn start_each(
     let (overdue, too_late) = Drain::new();
     let (closing, closed) = Drain::new();
 
+    let (tracer, traces) = trace_to(&config);
     let switchboard = Arc::<Switchboard>::default();
     let ledger = Ledger::new(Arc::new(Timed::new(store)), secret.as_ref(), config.quotas, Arc::clone(&clock));
     let keyring = Arc::new(keyring(&config.state_keys, secret.as_ref()));
@@ -157,6 +168,7 @@ fn start_each(
         principals.unwrap_or_default(),
         [left.clone(), closed],
         Arc::clone(&clock),
+        tracer,
         net,
     )?;
     let admin = serve_operators(&config, servers.clone(), &ledger, left)?;
@@ -175,7 +187,15 @@ fn start_each(
         upstreams,
         ledger,
         times: config.drain,
+        traces,
     })
+}
+
+/// Makes spans, and sends them where the configuration says so.
+fn trace_to(config: &Config) -> (Tracer, Option<Exporting>) {
+    let Some(settings) = &config.traces else { return (Tracer::default(), None) };
+    let (tracer, exporting) = trace::start(settings, trace::World { now: wall_clock, random });
+    (tracer, Some(exporting))
 }
 
 /// A store, and its secret where it outlives the process.
@@ -234,6 +254,10 @@ fn tell_started(
             config::Store::Memory => "memory".to_owned(),
             config::Store::Disk { path, .. } => format!("disk:{}", path.display()),
         },
+        traces: &config
+            .traces
+            .as_ref()
+            .map_or_else(|| "off".to_owned(), |traces| without_query(&traces.endpoint)),
         state_keys: if config.state_keys.is_empty() { "made at start" } else { "configured" },
         notice: config.drain.notice,
         drain: config.drain.limit,
@@ -306,18 +330,21 @@ fn in_words(routes: &[config::RouteConfig]) -> String {
                 format!("{} after {}", mode.as_str(), config::values::show_duration(after))
             }
         };
-        // Without what may hold a key: a query, arguments.
+        // Without what may hold a key: arguments, and a query.
         let server = match server {
-            Server::Url(url) => {
-                let scheme = url.scheme_str().unwrap_or_default();
-                let authority = url.authority().map(|authority| authority.as_str()).unwrap_or_default();
-                format!("{scheme}://{authority}{}", url.path())
-            }
+            Server::Url(url) => without_query(url),
             Server::Command(command) => format!("`{}`", command.program()),
         };
         format!("{} -> {server} ({mode})", route.path)
     });
     routes.collect::<Vec<_>>().join("; ")
+}
+
+/// A URL without what may hold a key.
+fn without_query(url: &Uri) -> String {
+    let scheme = url.scheme_str().unwrap_or_default();
+    let authority = url.authority().map(|authority| authority.as_str()).unwrap_or_default();
+    format!("{scheme}://{authority}{}", url.path())
 }
 
 /// A key of its own where none is given: what was sealed with it ends with the process, or with the store if
@@ -372,6 +399,9 @@ impl Running {
         // It has answered to the last, so that operators saw us stopping.
         if let Some(admin) = self.admin {
             admin.task.abort();
+        }
+        if let (Some(traces), false) = (self.traces, hurried) {
+            traces.close(LAST_SPANS).await;
         }
         let Left { calls, tasks, results, .. } = lost;
         let tasks_released = self.ledger.released();

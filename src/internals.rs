@@ -148,7 +148,7 @@ pub mod task {
 }
 
 pub mod telemetry {
-    pub use crate::telemetry::{Format, Lines, Outcome};
+    pub use crate::telemetry::{Format, Lines, Outcome, trace::Tracer};
 }
 
 pub mod upstream {

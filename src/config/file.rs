@@ -14,13 +14,14 @@ use super::{
     route::route,
     secret,
     section::{Section, Set, list, mapping},
+    telemetry::{telemetry, traces},
     together, values,
 };
 use crate::{
     front,
     policy::{self, Access},
 };
-use std::path::Path;
+use std::{env, path::Path};
 
 pub const DEFAULT_LISTEN: &str = "127.0.0.1:8808";
 pub const DEFAULT_PATH: &str = "/mcp";
@@ -56,6 +57,8 @@ pub(super) fn file(s: &mut Section<'_, '_>, folder: &Path, look: bool) -> Config
     let routes = s.key("routes", "The endpoints of the proxy and the servers behind them.").required(
         list(mapping("a route", |s| Some(route(s, &limits, &timeouts, is_exposed, folder, look)))).some(),
     );
+    let telemetry =
+        s.key("telemetry", "What is told of what happens, beside the log.").section("`telemetry`", telemetry);
     Config {
         admin: admin.value,
         store: s
@@ -78,6 +81,7 @@ pub(super) fn file(s: &mut Section<'_, '_>, folder: &Path, look: bool) -> Config
             )
             .or(drain(), DEFAULT_DRAIN),
         log: s.key("log", "How the log is written, on the standard error.").or(log(), LogFormat::Text),
+        traces: traces(telemetry, folder, &|name| env::var(name).ok(), s),
         routes: together::routes(routes, s),
         front: front::Config {
             listen: listen.value.into_iter().map(|address| address.value).collect(),

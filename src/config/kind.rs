@@ -465,7 +465,7 @@ pub(super) fn token_source() -> Kind<'static, TokenSource> {
 }
 
 /// The keys that say where a secret is, which is `what`: never the secret.
-fn source(s: &mut Section<'_, '_>, what: &'static str) -> Option<Source> {
+pub(super) fn source(s: &mut Section<'_, '_>, what: &'static str) -> Option<Source> {
     fn of<T>(
         place: &'static str,
         what: &'static str,
@@ -495,7 +495,7 @@ fn source(s: &mut Section<'_, '_>, what: &'static str) -> Option<Source> {
 }
 
 /// A mapping that says where a secret is. What stands in its place is not shown: it may be the secret.
-fn elsewhere<T: 'static>(what: &'static str, mapping: Kind<'static, T>) -> Kind<'static, T> {
+pub(super) fn elsewhere<T: 'static>(what: &'static str, mapping: Kind<'static, T>) -> Kind<'static, T> {
     let Kind { schema, show, read } = mapping;
     let read = move |node: &Node, report: &mut Report| {
         if let Value::Map(_) = node.value {

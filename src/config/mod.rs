@@ -17,6 +17,7 @@ mod route;
 pub mod secret;
 mod section;
 mod server;
+mod telemetry;
 mod tickets;
 mod together;
 pub mod values;
@@ -25,7 +26,7 @@ mod yaml;
 pub use problem::{At, Place, Problem, Problems};
 pub use yaml::Node;
 
-use crate::{front, policy, upstream};
+use crate::{front, policy, telemetry::trace, upstream};
 use section::{Report, TOP};
 use serde_json::json;
 use std::{
@@ -56,6 +57,8 @@ pub struct Config {
     pub connections: Connections,
     pub drain: DrainTimes,
     pub log: LogFormat,
+    /// Where traces go; `None` for nowhere.
+    pub traces: Option<trace::Settings>,
 }
 
 /// One endpoint and the server behind it.

@@ -9,6 +9,7 @@ use base64::{
     Engine as _, alphabet,
     engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig},
 };
+use http::HeaderValue;
 use std::{
     env, fmt,
     fs::File,
@@ -102,6 +103,19 @@ impl Source {
                 "{self} {why}; a token has at least {SHORTEST_TOKEN} letters, digits and `-._~+/`, as `openssl rand -hex 32` makes one"
             ))
         })
+    }
+
+    /// Reads the value of a header.
+    ///
+    /// # Errors
+    /// Says what is missing, or that it is none.
+    pub(super) fn header(&self) -> Result<HeaderValue, Invalid> {
+        let mut value = HeaderValue::from_str(self.text()?.trim())
+            .ok()
+            .filter(|value| !value.is_empty())
+            .ok_or_else(|| Invalid(format!("{self} holds nothing that a header can say")))?;
+        value.set_sensitive(true);
+        Ok(value)
     }
 
     fn text(&self) -> Result<String, Invalid> {

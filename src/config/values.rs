@@ -292,6 +292,18 @@ pub fn forwarded_header(text: &str) -> Result<HeaderName> {
     }
 }
 
+/// A header that we may send beside our own.
+///
+/// # Errors
+/// Says that it belongs to the connection.
+pub fn forwarded_name(text: &str) -> Result<HeaderName> {
+    match text.to_ascii_lowercase().as_str() {
+        // Theirs is the way that keys go.
+        "authorization" | "cookie" => header(text),
+        _ => forwarded_header(text),
+    }
+}
+
 /// A header that a client may be known by.
 ///
 /// # Errors

@@ -13,7 +13,7 @@ mod response;
 
 pub use response::Response;
 
-use crate::protocol::{Capabilities, Id, Method, Payload};
+use crate::protocol::{Capabilities, Id, Method, Payload, TraceContext};
 use bytes::Bytes;
 use http::{
     HeaderMap, HeaderName, HeaderValue,
@@ -40,6 +40,9 @@ pub struct Call {
     /// Headers that mirror parameters or that the server may be interested in (`Mcp-Param-*`,
     /// `traceparent`, …).
     pub headers: HeaderMap,
+    /// The span that it is a part of, where it is traced: the client's request as we see it. When it is sent, that
+    /// which its server is told of.
+    pub trace: Option<Arc<TraceContext>>,
 }
 
 /// Who asks. Travels beside the call.
@@ -94,6 +97,7 @@ impl Call {
             progress_token: self.progress_token.as_deref().map(Bytes::copy_from_slice),
             log_level: self.log_level,
             headers: HeaderMap::new(),
+            trace: self.trace.clone(),
         }
     }
 }

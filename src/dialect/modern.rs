@@ -85,6 +85,7 @@ pub fn read(frame: Result<Frame, FrameError>, headers: &HeaderMap) -> Result<Rea
         progress_token: about.progress_token,
         log_level: about.log_level,
         headers: passed_on(headers),
+        trace: None,
     };
     Ok(Read::Request(Box::new(call), about.capabilities))
 }
@@ -229,6 +230,7 @@ pub fn request(method: &Method, params: &str) -> Call {
         progress_token: None,
         log_level: None,
         headers: HeaderMap::new(),
+        trace: None,
     }
 }
 

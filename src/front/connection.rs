@@ -111,6 +111,14 @@ impl Connection {
         }
     }
 
+    /// The version of HTTP that is spoken.
+    pub(super) const fn http_version(&self) -> &'static str {
+        match self.version {
+            Version::Http1 => "1.1",
+            Version::Http2 => "2",
+        }
+    }
+
     /// A request's head is complete.
     pub(super) fn begin(&self) {
         self.rest.begin();

@@ -5,7 +5,13 @@
 //! side adds what its own front owes every request (access, limits, one access line) and leads a
 //! challenge for credentials to our address. Everything else happens in [`Service::pass`].
 
-use super::{Front, arrival::Answered, layers::trace::Line, metadata::Address, reply::Body};
+use super::{
+    Front,
+    arrival::Answered,
+    layers::{span, trace::Line},
+    metadata::Address,
+    reply::Body,
+};
 use crate::{
     dialect::legacy::{Post, SessionTag},
     protocol::{Frame, headers::SESSION_ID},
@@ -36,6 +42,8 @@ pub(super) fn pass(
     mut line: Line,
 ) -> BoxFuture<'static, Answered> {
     line.passes(&post);
+    let span = span::of_post(&front.tracer, &post, message.as_ref(), line.method(), &head.headers);
+    let trace = line.spans(span);
     tag(&mut line, &head.headers);
     let address = Address::of(&front, &head, line.connection());
     let passage = Passage {
@@ -47,6 +55,7 @@ pub(super) fn pass(
         message,
         post,
         keep_alive: service.route().held.comments,
+        trace,
     };
     let passing = service.pass(passage);
     async move {

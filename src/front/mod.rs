@@ -51,6 +51,7 @@ use crate::{
     policy::{Access, Tokens},
     proxy::Service,
     runtime::{Clock, Room, Stopping},
+    telemetry::trace::Tracer,
 };
 use http::{Uri, uri::Scheme};
 use receive::BodyMemory;
@@ -159,6 +160,7 @@ struct Front {
     timeouts: Timeouts,
     public_url: Option<Uri>,
     clock: Arc<dyn Clock>,
+    tracer: Tracer,
     guests: Arc<Guests>,
     /// Whether a connection ends with what it is answered: its client is to go elsewhere.
     leaving: Stopping,

@@ -2,7 +2,7 @@
 
 use super::{
     Front,
-    layers::{principal::credentials, trace::Line},
+    layers::{principal::credentials, span, trace::Line},
     metadata::Address,
 };
 use crate::{
@@ -28,10 +28,11 @@ pub(super) fn ask(
     front: &Front,
     service: &dyn Service,
     head: &Parts,
-    (call, capabilities): (Call, Capabilities),
+    (mut call, capabilities): (Call, Capabilities),
     line: &mut Line,
 ) -> Asked {
     line.asks(&call);
+    call.trace = line.spans(span::of_call(&front.tracer, &call, &head.headers));
     let caller = Caller {
         principal: line.principal(),
         credentials: credentials(service.route(), &head.headers),

@@ -14,6 +14,7 @@ use crate::{
     policy,
     proxy::Service,
     runtime::{Clock, Net, Stopping},
+    telemetry::trace::Tracer,
 };
 use std::sync::Arc;
 use tower::{ServiceBuilder, layer::layer_fn, service_fn};
@@ -30,6 +31,7 @@ pub fn serve(
     principals: PrincipalKey,
     [leaving, stopping]: [Stopping; 2],
     clock: Arc<dyn Clock>,
+    tracer: Tracer,
     net: &Net,
 ) -> Result<Bound, Error> {
     let tls = config.tls.as_ref().map(tls::acceptor).transpose()?;
@@ -51,6 +53,7 @@ pub fn serve(
         timeouts: config.timeouts,
         public_url: config.public_url,
         clock,
+        tracer,
         guests: Arc::default(),
         leaving,
         room: net.room().cloned(),

@@ -45,6 +45,9 @@ pub mod log {}
 #[doc = include_str!("metrics.md")]
 pub mod metrics {}
 
+#[doc = include_str!("traces.md")]
+pub mod traces {}
+
 #[doc = include_str!("limits.md")]
 pub mod limits {}
 

@@ -25,6 +25,7 @@ pub mod sse;
 pub mod status_message;
 pub mod time;
 pub mod tool_result;
+pub mod trace_context;
 
 pub use capability::Capabilities;
 pub use code::{ErrorObject, Fault};
@@ -36,3 +37,4 @@ pub use messages::Messages;
 pub use method::{List, Method};
 pub use revision::{Era, Revision};
 pub use time::Timestamp;
+pub use trace_context::TraceContext;

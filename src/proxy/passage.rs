@@ -6,7 +6,7 @@ use crate::{
         Principal,
         legacy::{self, Post},
     },
-    protocol::{ErrorObject, Frame, Id, Payload, accept::event_stream},
+    protocol::{ErrorObject, Frame, Id, Payload, TraceContext, accept::event_stream},
     telemetry::Outcome,
     upstream::ClientSession,
 };
@@ -16,7 +16,7 @@ use http::{
     HeaderMap, HeaderValue, StatusCode,
     header::{CONTENT_LENGTH, CONTENT_TYPE},
 };
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 /// One HTTP request of a legacy client.
 #[derive(Debug)]
@@ -33,6 +33,8 @@ pub struct Passage {
     pub post: Post,
     /// After this much silence an event stream that the server has begun gets a comment.
     pub keep_alive: Duration,
+    /// The span of the request, where it is traced.
+    pub trace: Option<Arc<TraceContext>>,
 }
 
 /// What a legacy client is answered with.

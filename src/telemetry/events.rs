@@ -73,6 +73,8 @@ pub struct Started<'a> {
     /// Each route: its path, its server, its mode.
     pub routes: &'a str,
     pub store: &'a str,
+    /// Where traces go.
+    pub traces: &'a str,
     /// Whether `requestState`s outlive this process: `configured`, or `made at start`.
     pub state_keys: &'a str,
     pub notice: Duration,
@@ -220,6 +222,17 @@ pub struct LogLinesDropped {
     pub count: u64,
 }
 
+/// Spans that no collector has got; said once a minute at most.
+#[cfg(feature = "otlp")]
+pub struct TracesLost<'a> {
+    /// For want of room: the collector does not take them as fast as they are made.
+    pub dropped: u64,
+    /// The collector could not be reached, or has refused them.
+    pub refused: u64,
+    /// Why, the last time; empty where it took all that it was sent.
+    pub why: &'a str,
+}
+
 /// What became of the tasks that a process before this one has left behind.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct TakenOver {
@@ -358,6 +371,7 @@ impl Started<'_> {
             tls = self.tls,
             routes = self.routes,
             store = self.store,
+            traces = self.traces,
             state_keys = self.state_keys,
             notice_ms = millis(self.notice),
             drain_ms = millis(self.drain),
@@ -531,6 +545,13 @@ lines! {
     }
     Drained as it: info "deferral" "drained" {
         ended = it.ended, became_tasks = it.became_tasks, tasks_released = it.tasks_released, calls_lost = it.calls_lost, tasks_lost = it.tasks_lost, results_lost = it.results_lost, hurried = it.hurried
+    }
+}
+
+#[cfg(feature = "otlp")]
+lines! {
+    TracesLost<'_> as it: warn "deferral::traces" "spans_lost" {
+        dropped = it.dropped, refused = it.refused, why = it.why
     }
 }
 

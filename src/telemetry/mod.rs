@@ -4,6 +4,7 @@ mod events;
 mod line;
 pub mod log;
 pub mod metrics;
+pub mod trace;
 
 pub use events::{
     Access, AnswersDropped, Drained, Draining, Leaving, LookupFailed, Outcome, QuestionRefused, QuotaFull,

@@ -95,6 +95,7 @@ const MAY_ASK_THE_ERA: &[(&str, &str)] = &[
     ("dialect/modern.rs", "reads the revision that a request names, and refuses any but its own"),
     ("front/answer.rs", "a refusal says which revision is spoken"),
     ("front/face.rs", "decides who speaks, once for each request"),
+    ("front/layers/span.rs", "the span of a request says which revision it names"),
     ("front/layers/trace.rs", "the access line says what has been decided"),
     ("proxy/legacy/task_capability.rs", "a handshake that goes by: what it agrees on is remembered"),
     ("proxy/server_profile.rs", "decides what a server can do, once for each server"),

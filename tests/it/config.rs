@@ -44,6 +44,7 @@ admin: off
 store: { disk: data, key: data.secret, max_bytes: 2GiB }
 drain: { notice: 3s, limit: 5s }
 log: json
+telemetry: { otlp: { endpoint: "https://collector.example.com/otlp", protocol: http, headers: { x-key: { file: tests/it/config.key } }, sample: 12.5%, timeout: 3s } }
 request_state: { keys: [{ file: tests/it/config.key }] }
 public_url: https://mcp.example.com
 access:
@@ -552,6 +553,8 @@ fn the_schema_knows_exactly_the_keys_that_are_read() {
         "routes[].held",
         "request_state",
         "request_state.keys[]",
+        "telemetry",
+        "telemetry.otlp",
     ] {
         let mut text = String::from("{ qqqqqqqqqqqqqqqqqqqq: 1 }");
         for part in path.rsplit('.').filter(|part| !part.is_empty()) {

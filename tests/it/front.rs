@@ -16,7 +16,7 @@ use deferral::internals::{
     proxy::{AccessSummary, Item},
     runtime::{Drain, Net, SystemClock},
     task::TaskId,
-    telemetry::Outcome,
+    telemetry::{self, Outcome},
     upstream::{CallError, Document},
 };
 use futures_util::{StreamExt, stream};
@@ -1299,6 +1299,7 @@ fn start(config: Config) -> Result<front::Bound, front::Error> {
         PrincipalKey::default(),
         [stopping.clone(), stopping],
         Arc::new(SystemClock::new()),
+        telemetry::Tracer::default(),
         &Net::System,
     )
 }

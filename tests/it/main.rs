@@ -25,4 +25,6 @@ mod stores;
 mod support;
 mod tasks;
 mod tickets;
+#[cfg(feature = "otlp")]
+mod traces;
 mod upstream;

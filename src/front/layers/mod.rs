@@ -3,5 +3,6 @@
 pub(super) mod access;
 pub(super) mod principal;
 pub(super) mod shed;
+pub(super) mod span;
 pub(super) mod tokens;
 pub(super) mod trace;

@@ -4,18 +4,20 @@
 //! its response. It is written when it is dropped, so that no way out can forget it: a client that
 //! leaves makes hyper drop the request's future or the response's body, and the line with it.
 
+use super::span;
 use crate::{
     dialect::{
         Principal,
         legacy::{Message, Post, SessionTag},
     },
     front::connection::Connection,
-    protocol::{Era, Method},
+    protocol::{Era, Method, TraceContext},
     proxy::AccessSummary,
     runtime::Clock,
     telemetry::{
         Access, Limit, Outcome,
         metrics::{InFlight, Taken, method_label},
+        trace::Span,
     },
 };
 use http::StatusCode;
@@ -49,6 +51,8 @@ struct Fields {
     asked: bool,
     status: Option<StatusCode>,
     end: Option<End>,
+    /// Ends with the line.
+    span: Span,
     /// The place among the calls in flight, held for as long as the line is open.
     permit: Option<(OwnedSemaphorePermit, Option<Taken>)>,
 }
@@ -96,6 +100,7 @@ impl Line {
             asked: false,
             status: None,
             end: None,
+            span: Span::default(),
             permit: None,
         }))
     }
@@ -173,6 +178,17 @@ impl Line {
         }
     }
 
+    /// The request has a span, if it is traced. Gives what names it to others.
+    pub(in crate::front) fn spans(&mut self, span: Span) -> Option<Arc<TraceContext>> {
+        self.0.span = span;
+        self.0.span.context().cloned().map(Arc::new)
+    }
+
+    /// What of a POST of a legacy client is asked for.
+    pub(in crate::front) fn method(&self) -> &str {
+        self.0.method.as_str()
+    }
+
     /// The session that a legacy client has, or gets.
     pub(in crate::front) fn in_session(&mut self, session: SessionTag) {
         self.0.session = Some(session);
@@ -195,6 +211,18 @@ fn shown(target: &str) -> String {
     target.chars().take(TARGET).collect()
 }
 
+// === impl Name ===
+
+impl Name {
+    fn as_str(&self) -> &str {
+        match self {
+            Self::Http(method) => method.as_str(),
+            Self::Rpc(method) => method.as_str(),
+            Self::Post(names) => names,
+        }
+    }
+}
+
 // === impl Fields ===
 
 impl Drop for Fields {
@@ -214,12 +242,14 @@ impl Drop for Fields {
             }
             Name::Http(_) | Name::Rpc(_) | Name::Post(_) => None,
         };
+        let session = self.session.as_ref().map(|session| session as &dyn std::fmt::Display);
+        let route = self.route.as_deref().unwrap_or_default();
+        span::end(
+            &mut self.span,
+            &span::Ending { connection: &self.connection, route, session, account: &end.account },
+        );
         Access {
-            method: match &self.method {
-                Name::Http(method) => method.as_str(),
-                Name::Rpc(method) => method.as_str(),
-                Name::Post(names) => names,
-            },
+            method: self.method.as_str(),
             counted_as: match &self.method {
                 Name::Http(http::Method::GET) => "GET",
                 Name::Http(http::Method::POST) => "POST",
@@ -231,12 +261,12 @@ impl Drop for Fields {
             },
             tool,
             target: self.target.as_deref().unwrap_or_default(),
-            route: self.route.as_deref().unwrap_or_default(),
+            route,
             token: self.token.as_deref(),
             principal: &self.principal,
             client_era: self.client.map_or("", Era::as_str),
             task: end.account.task.as_ref().map(|task| task as _),
-            session: self.session.as_ref().map(|session| session as _),
+            session,
             shown: end.account.shown,
             // Nothing was sent to a client that left first; 499 is what proxies call that.
             status: self.status.map_or(499, |status| status.as_u16()),

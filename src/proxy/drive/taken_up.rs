@@ -200,6 +200,7 @@ fn canonical(
         progress_token: None,
         log_level: None,
         headers: HeaderMap::new(),
+        trace: None,
     };
     Canonical {
         call: Arc::new(call),

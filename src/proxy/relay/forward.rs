@@ -85,7 +85,8 @@ pub(in crate::proxy) fn pass(
     let may_begin = (is_call && edit.is_none() || left.len() == 1) && may_begin(&passage);
     let has_deadline = is_call && shared.route.held.deadline.is_some();
     let giving_up = has_deadline.then(|| Box::new(passage.session()));
-    let Passage { principal, method, query, headers, body, message: _, post, keep_alive: _ } = passage;
+    let Passage { principal, method, query, headers, body, message: _, post, keep_alive: _, trace: _ } =
+        passage;
     let waiting = if left.is_empty() { post.waiting() } else { left };
     // A client that only listens can listen elsewhere; one that waits for an answer is waited for.
     let (stopping, work) = match method {
@@ -392,6 +393,7 @@ mod tests {
                 message: None,
                 body,
                 keep_alive: Duration::ZERO,
+                trace: None,
             })
         };
         let both = "application/json, text/event-stream";

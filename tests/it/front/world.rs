@@ -254,6 +254,7 @@ impl World {
             PrincipalKey::default(),
             [stopping.clone(), stopping],
             Arc::new(SystemClock::new()),
+            telemetry::Tracer::default(),
             net,
         )
         .expect("it starts");

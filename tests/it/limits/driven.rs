@@ -354,6 +354,30 @@ const BOUNDS: &[(&str, Held)] = &[
     ("config/values.rs LONGEST", By("a_configuration_without_end_or_bottom_is_refused")),
     ("config/yaml.rs MAX_DEPTH", By("a_configuration_without_end_or_bottom_is_refused")),
     ("config/yaml.rs MAX_NODES", By("aliases_of_aliases_do_not_grow_without_bound")),
+    (
+        "telemetry/trace/otlp/mod.rs QUEUE",
+        By("beside_a_collector_that_stalls_spans_beyond_the_queue_are_dropped_and_counted"),
+    ),
+    (
+        "telemetry/trace/otlp/mod.rs BATCH",
+        By("spans_are_sent_together_after_a_while_or_as_soon_as_there_are_enough"),
+    ),
+    (
+        "telemetry/trace/otlp/mod.rs RETRIES",
+        By("a_collector_that_is_gone_is_asked_again_and_the_loss_is_told_once_a_minute"),
+    ),
+    ("telemetry/trace/otlp/mod.rs LONGEST_PAUSE", By("a_collector_may_want_a_pause_of_some_length")),
+    ("telemetry/trace/otlp/collector.rs ANSWER", By("an_answer_without_end_is_not_read")),
+    (
+        "telemetry/trace/otlp/collector.rs SAID",
+        Not("the beginning of a text; how often it is told is bounded"),
+    ),
+    ("telemetry/trace/span.rs EVENTS", By("a_span_keeps_so_many_events_and_links_and_counts_the_others")),
+    ("telemetry/trace/span.rs LINKS", By("a_span_keeps_so_many_events_and_links_and_counts_the_others")),
+    ("telemetry/trace/mcp.rs SHOWN", By("of_what_a_client_has_chosen_the_beginning_is_told")),
+    ("telemetry/trace/mcp.rs TASK", By("of_what_a_client_has_chosen_the_beginning_is_told")),
+    ("protocol/trace_context.rs STATE_CHARS", By("headers_are_read_as_meta_is")),
+    ("app.rs LAST_SPANS", By("a_collector_that_stalls_keeps_neither_a_call_nor_the_end_waiting")),
     ("app.rs LAST_WORDS", Not("a wait at the end of the process, which nobody outside lengthens")),
     // What runs for one user, at whose terminal it shows.
     ("client/wire.rs MAX_MESSAGE", Not(OF_ONE_USER)),

@@ -1,6 +1,8 @@
 //! What several topics need.
 
 pub(crate) mod clients;
+#[cfg(feature = "otlp")]
+pub(crate) mod collector;
 pub(crate) mod faulty;
 pub(crate) mod json;
 pub(crate) mod servers;

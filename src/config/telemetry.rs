@@ -1,0 +1,430 @@
+//! The keys of `telemetry`: where traces go. What the file does not say, the variables of OpenTelemetry do.
+
+use super::{
+    At, Place,
+    kind::{elsewhere, some_duration, source, url, word},
+    problem::Problem,
+    secret::Source,
+    section::{Kind, Report, Section, Set, mapping},
+    values::{self, Invalid},
+    yaml::{Entry, Node, Scalar, Value},
+};
+use crate::telemetry::trace::{
+    Settings,
+    settings::{Protocol, Sampler, TIMEOUT},
+};
+use http::{HeaderName, HeaderValue, Uri};
+use serde_json::{Value as Json, json};
+use std::{path::Path, time::Duration};
+
+/// What the file says of traces.
+pub(super) enum Otlp {
+    Off,
+    To(Box<Written>),
+}
+
+#[derive(Default)]
+pub(super) struct Written {
+    endpoint: Option<Uri>,
+    protocol: Option<Protocol>,
+    headers: Vec<(HeaderName, At<Source>)>,
+    share: Option<f64>,
+    timeout: Option<Duration>,
+}
+
+/// The variables of the environment, by their names. One that is empty says nothing (OpenTelemetry, *Environment
+/// Variable Specification*).
+struct Variables<'a>(&'a dyn Fn(&str) -> Option<String>);
+
+/// The keys of `telemetry`.
+pub(super) fn telemetry(s: &mut Section<'_, '_>) -> Set<Otlp> {
+    let about = "Where traces go: the URL of a collector that takes OTLP, a mapping that says more, or `off`. Left \
+                 out, the variables of OpenTelemetry hold (`OTEL_EXPORTER_OTLP_ENDPOINT`).";
+    s.key("otlp", about).set(otlp())
+}
+
+/// Where traces go, if anywhere. `variable` reads one of the environment's.
+pub(super) fn traces(
+    written: Set<Otlp>,
+    folder: &Path,
+    variable: &dyn Fn(&str) -> Option<String>,
+    s: &mut Section<'_, '_>,
+) -> Option<Settings> {
+    let written = match written {
+        Set::To(At { value: Otlp::Off, .. }) | Set::Wrong => return None,
+        Set::To(At { place, value: Otlp::To(written) }) => Some((place, *written)),
+        Set::Unset => None,
+    };
+    let place = written.as_ref().map_or(Place::Whole, |(place, _)| *place);
+    if !cfg!(feature = "otlp") {
+        if written.is_some() {
+            s.wrong(place, "`otlp` needs a program that was built with the feature `otlp`; remove it");
+        }
+        return None;
+    }
+    match settings(written.map(|(_, written)| written), &Variables(variable), folder) {
+        Ok(settings) => settings,
+        Err(problems) => {
+            for (at, message) in problems {
+                s.wrong(at.unwrap_or(place), message);
+            }
+            None
+        }
+    }
+}
+
+fn otlp() -> Kind<'static, Otlp> {
+    let Kind { schema, read, .. } = mapping("`otlp`", |s| Some(Otlp::To(Box::new(more(s)))));
+    let url = || url(values::upstream_url);
+    let schema = move || json!({ "anyOf": [(url().schema)(), { "enum": ["off", false] }, schema()] });
+    let single = url().read;
+    let read = move |node: &Node, report: &mut Report| match &node.value {
+        Value::Map(_) => read(node, report),
+        _ if node.scalar() == Some(Scalar::Bool(false)) || node.characters() == Some("off") => {
+            Some(Otlp::Off)
+        }
+        _ => single(node, report)
+            .map(|url| Otlp::To(Box::new(Written { endpoint: Some(url), ..Written::default() }))),
+    };
+    Kind { schema: Box::new(schema), show: |_| Json::Null, read: Box::new(read) }
+}
+
+fn more(s: &mut Section<'_, '_>) -> Written {
+    let endpoint = s.key("endpoint", "The URL of the collector, as in `http://127.0.0.1:4318`.");
+    let endpoint = endpoint.set(url(values::upstream_url));
+    let protocol = s.key("protocol", "How spans are sent: `http` (protobuf in a POST) or `grpc`.");
+    let protocol = protocol.with_default("http").set(word(json!({ "enum": ["http", "grpc"] }), protocol_of));
+    let headers = s.key("headers", "Headers of each export, such as a key: where each is, never what it is.");
+    let headers = headers.set(headers_kind());
+    let share = s.key(
+        "sample",
+        "The share of the traces that begin here which is recorded, as in `10%`; where a client has a trace, what it has decided holds.",
+    );
+    let share =
+        share.with_default("100%").set(word(json!({ "type": "string", "pattern": "^[0-9.]+%$" }), percent));
+    let timeout = s.key("timeout", "How long one export may take.");
+    let timeout = timeout.with_default(&values::show_duration(TIMEOUT)).set(some_duration());
+    Written {
+        endpoint: endpoint.given(),
+        protocol: protocol.given(),
+        headers: headers.given().unwrap_or_default(),
+        share: share.given(),
+        timeout: timeout.given(),
+    }
+}
+
+fn protocol_of(text: &str) -> Result<Protocol, Invalid> {
+    match text {
+        "http" | "http/protobuf" => Ok(Protocol::Http),
+        "grpc" => Ok(Protocol::Grpc),
+        _ => Err(Invalid(format!("unknown protocol `{text}`; use http or grpc"))),
+    }
+}
+
+fn percent(text: &str) -> Result<f64, Invalid> {
+    let number = text.strip_suffix('%').and_then(|number| number.trim().parse::<f64>().ok());
+    number
+        .filter(|number| (0.0..=100.0).contains(number))
+        .map(|number| number / 100.0)
+        .ok_or_else(|| Invalid(format!("`{text}` is no share; write it from `0%` to `100%`, as in `10%`")))
+}
+
+/// Headers: a mapping of names to where their values are.
+fn headers_kind() -> Kind<'static, Vec<(HeaderName, At<Source>)>> {
+    let value = || elsewhere("the header's value", mapping("a header", |s| source(s, "the header's value")));
+    let reader = value().read;
+    let read = move |node: &Node, report: &mut Report| {
+        let Value::Map(entries) = &node.value else {
+            let message = format!("must be a mapping (`NAME: {{ env: VARIABLE }}`), not {}", node.what());
+            report.problems.push(Problem::new(node.place, message));
+            return None;
+        };
+        let read = |entry: &Entry| {
+            let name = values::forwarded_name(&entry.key);
+            if let Err(Invalid(message)) = &name {
+                report.problems.push(Problem::new(entry.key_place, message.clone()));
+            }
+            let value = reader(&entry.node, report);
+            Some((name.ok()?, At::new(entry.node.place, value?)))
+        };
+        let read: Vec<_> = entries.iter().map(read).collect();
+        read.into_iter().collect()
+    };
+    let schema = move || json!({ "type": "object", "additionalProperties": (value().schema)() });
+    Kind { schema: Box::new(schema), show: |_| Json::Null, read: Box::new(read) }
+}
+
+/// What is wrong, with its place where it stands in the file.
+type Wrong = Vec<(Option<Place>, String)>;
+
+/// What file and environment say together; `None` where neither names a collector.
+fn settings(written: Option<Written>, of: &Variables<'_>, folder: &Path) -> Result<Option<Settings>, Wrong> {
+    let is_written = written.is_some();
+    let Written { endpoint, protocol, headers, share, timeout } = written.unwrap_or_default();
+    if !is_written && of.turned_off() {
+        return Ok(None);
+    }
+    let mut wrong = Wrong::new();
+    let protocol = protocol.unwrap_or_else(|| of.protocol(&mut wrong));
+    let endpoint = match endpoint {
+        Some(url) => Some(protocol.endpoint(&url)),
+        None => of.endpoint(protocol, &mut wrong),
+    };
+    let Some(endpoint) = endpoint else {
+        if is_written && wrong.is_empty() {
+            let message =
+                "`otlp` names no collector; add `endpoint`, as in `endpoint: http://127.0.0.1:4318`";
+            wrong.push((None, message.to_owned()));
+        }
+        return if wrong.is_empty() { Ok(None) } else { Err(wrong) };
+    };
+    let mut settings = Settings {
+        endpoint,
+        sampler: share
+            .map_or_else(|| of.sampler(&mut wrong), |share| Sampler { share, ..Sampler::default() }),
+        timeout: timeout.unwrap_or_else(|| of.timeout(&mut wrong)),
+        resource: of.resource(&mut wrong),
+        ..Settings::to(&Uri::from_static("http://collector"), protocol)
+    };
+    of.headers(&mut settings, &mut wrong);
+    for (name, At { place, value }) in headers {
+        match value.within(folder).header() {
+            Ok(value) => drop(settings.headers.insert(name, value)),
+            Err(Invalid(message)) => wrong.push((Some(place), message)),
+        }
+    }
+    if wrong.is_empty() { Ok(Some(settings)) } else { Err(wrong) }
+}
+
+// === impl Variables ===
+
+impl Variables<'_> {
+    fn get(&self, name: &str) -> Option<String> {
+        (self.0)(name).map(|text| text.trim().to_owned()).filter(|text| !text.is_empty())
+    }
+
+    /// The variable for traces, or else that for everything, with its name.
+    fn otlp(&self, what: &str) -> Option<(String, String)> {
+        let names = [format!("OTEL_EXPORTER_OTLP_TRACES_{what}"), format!("OTEL_EXPORTER_OTLP_{what}")];
+        names.into_iter().find_map(|name| self.get(&name).map(|text| (name, text)))
+    }
+
+    fn turned_off(&self) -> bool {
+        self.get("OTEL_SDK_DISABLED").is_some_and(|text| text.eq_ignore_ascii_case("true"))
+            || self.get("OTEL_TRACES_EXPORTER").is_some_and(|text| text == "none")
+    }
+
+    fn endpoint(&self, protocol: Protocol, wrong: &mut Wrong) -> Option<Uri> {
+        let (name, text) = self.otlp("ENDPOINT")?;
+        match values::upstream_url(&text) {
+            // That for traces alone is taken at its word.
+            Ok(url) if name.contains("TRACES") && protocol == Protocol::Http => Some(url),
+            Ok(url) => Some(protocol.endpoint(&url)),
+            Err(Invalid(message)) => {
+                wrong.push(in_variable(&name, &message));
+                None
+            }
+        }
+    }
+
+    fn protocol(&self, wrong: &mut Wrong) -> Protocol {
+        let Some((name, text)) = self.otlp("PROTOCOL") else { return Protocol::default() };
+        protocol_of(&text).unwrap_or_else(|_| {
+            let message = format!("unknown protocol `{text}`; use http/protobuf or grpc");
+            wrong.push(in_variable(&name, &message));
+            Protocol::default()
+        })
+    }
+
+    fn timeout(&self, wrong: &mut Wrong) -> Duration {
+        let Some((name, text)) = self.otlp("TIMEOUT") else { return TIMEOUT };
+        match text.parse() {
+            Ok(millis) if millis > 0 => Duration::from_millis(millis),
+            _ => {
+                wrong.push(in_variable(&name, &format!("`{text}` is no number of milliseconds")));
+                TIMEOUT
+            }
+        }
+    }
+
+    /// `key=value` pairs, whose values may hold secrets and are not shown.
+    fn headers(&self, settings: &mut Settings, wrong: &mut Wrong) {
+        let Some((name, text)) = self.otlp("HEADERS") else { return };
+        for pair in text.split(',').filter(|pair| !pair.trim().is_empty()) {
+            let read = pair.split_once('=').and_then(|(key, value)| {
+                let value = HeaderValue::from_str(&decoded(value.trim())?).ok()?;
+                Some((values::forwarded_name(key.trim()).ok()?, value))
+            });
+            match read {
+                Some((key, value)) => drop(settings.headers.insert(key, value)),
+                None => {
+                    return wrong.push(in_variable(
+                        &name,
+                        "it is no list of `name=value` pairs with commas between them",
+                    ));
+                }
+            }
+        }
+    }
+
+    fn sampler(&self, wrong: &mut Wrong) -> Sampler {
+        let Some(text) = self.get("OTEL_TRACES_SAMPLER") else { return Sampler::default() };
+        let (follows_parent, root) = match text.strip_prefix("parentbased_") {
+            Some(root) => (true, root),
+            None => (false, text.as_str()),
+        };
+        let share = match root {
+            "always_on" => 1.0,
+            "always_off" => 0.0,
+            "traceidratio" => match self.get("OTEL_TRACES_SAMPLER_ARG").map(|share| (share.parse(), share)) {
+                None => 1.0,
+                Some((Ok(share), _)) if (0.0..=1.0).contains(&share) => share,
+                Some((_, share)) => {
+                    let message = format!("`{share}` is no share from 0 to 1");
+                    wrong.push(in_variable("OTEL_TRACES_SAMPLER_ARG", &message));
+                    1.0
+                }
+            },
+            _ => {
+                let message = format!(
+                    "unknown sampler `{text}`; use always_on, always_off or traceidratio, or parentbased_ before one of them"
+                );
+                wrong.push(in_variable("OTEL_TRACES_SAMPLER", &message));
+                1.0
+            }
+        };
+        Sampler { follows_parent, share }
+    }
+
+    fn resource(&self, wrong: &mut Wrong) -> Vec<(String, String)> {
+        let name = "OTEL_RESOURCE_ATTRIBUTES";
+        let mut resource = Vec::new();
+        for pair in self.get(name).iter().flat_map(|text| text.split(',')).filter(|it| !it.trim().is_empty())
+        {
+            match pair.split_once('=').and_then(|(key, value)| Some((key, decoded(value.trim())?))) {
+                Some((key, value)) if !key.trim().is_empty() => resource.push((key.trim().to_owned(), value)),
+                _ => wrong.push(in_variable(name, &format!("`{pair}` is no `key=value`"))),
+            }
+        }
+        if let Some(service) = self.get("OTEL_SERVICE_NAME") {
+            resource.retain(|(key, _)| key != "service.name");
+            resource.push(("service.name".to_owned(), service));
+        }
+        resource
+    }
+}
+
+fn in_variable(name: &str, message: &str) -> (Option<Place>, String) {
+    (Some(Place::Whole), format!("the environment variable `{name}` cannot be used: {message}"))
+}
+
+/// A value as baggage has it: what is no plain character is written as `%XX`.
+fn decoded(text: &str) -> Option<String> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let Some((&byte, more)) = rest.split_first() {
+        rest = more;
+        if byte != b'%' {
+            bytes.push(byte);
+            continue;
+        }
+        let (pair, more) = rest.split_at_checked(2)?;
+        bytes.push(u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok()?);
+        rest = more;
+    }
+    String::from_utf8(bytes).ok()
+}
+
+#[cfg(all(test, feature = "otlp"))]
+mod tests {
+    use super::*;
+
+    /// What variables say, with `written` before them.
+    fn said(written: Option<Written>, variables: &[(&str, &str)]) -> Result<Option<Settings>, Vec<String>> {
+        let get = |name: &str| {
+            let found = variables.iter().find(|(known, _)| *known == name);
+            found.map(|(_, text)| (*text).to_owned())
+        };
+        settings(written, &Variables(&get), Path::new(""))
+            .map_err(|wrong| wrong.into_iter().map(|(_, message)| message).collect())
+    }
+
+    fn collector(url: &'static str) -> Option<Written> {
+        Some(Written { endpoint: Some(Uri::from_static(url)), ..Written::default() })
+    }
+
+    #[test]
+    fn nothing_is_sent_where_nobody_names_a_collector() {
+        assert_eq!(said(None, &[]), Ok(None));
+        assert_eq!(said(None, &[("OTEL_SERVICE_NAME", "x"), ("OTEL_EXPORTER_OTLP_ENDPOINT", "")]), Ok(None));
+        for off in [("OTEL_SDK_DISABLED", "true"), ("OTEL_TRACES_EXPORTER", "none")] {
+            assert_eq!(said(None, &[("OTEL_EXPORTER_OTLP_ENDPOINT", "http://c"), off]), Ok(None));
+            assert!(said(collector("http://c"), &[off]).unwrap().is_some(), "the file holds");
+        }
+        assert!(said(Some(Written::default()), &[]).unwrap_err()[0].contains("names no collector"));
+    }
+
+    #[test]
+    fn the_variables_of_open_telemetry_hold_where_the_file_says_nothing() {
+        let variables = [
+            ("OTEL_EXPORTER_OTLP_ENDPOINT", "https://all:4318/base"),
+            ("OTEL_EXPORTER_OTLP_HEADERS", "api-key=a%20b, x-more=1"),
+            ("OTEL_EXPORTER_OTLP_TIMEOUT", "2500"),
+            ("OTEL_TRACES_SAMPLER", "traceidratio"),
+            ("OTEL_TRACES_SAMPLER_ARG", "0.25"),
+            ("OTEL_RESOURCE_ATTRIBUTES", "service.name=old,deployment.environment.name=te%2Cst"),
+            ("OTEL_SERVICE_NAME", "gateway"),
+        ];
+        let settings = said(None, &variables).unwrap().expect("one is named");
+        assert_eq!(settings.endpoint, "https://all:4318/base/v1/traces");
+        assert_eq!(
+            (&settings.headers["api-key"], &settings.headers["x-more"]),
+            (&"a b".parse().unwrap(), &"1".parse().unwrap())
+        );
+        assert_eq!((settings.timeout, settings.sampler.share), (Duration::from_millis(2500), 0.25));
+        assert!(!settings.sampler.follows_parent);
+        let resource: Vec<_> = settings.resource.iter().map(|(key, value)| (&**key, &**value)).collect();
+        assert_eq!(resource, [("deployment.environment.name", "te,st"), ("service.name", "gateway")]);
+        let settings = said(collector("http://own:1"), &variables).unwrap().unwrap();
+        assert_eq!(settings.endpoint, "http://own:1/v1/traces");
+        assert_eq!(settings.headers.len(), 2);
+    }
+
+    #[test]
+    fn what_is_said_of_traces_alone_goes_before() {
+        let settings = said(
+            None,
+            &[
+                ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://all"),
+                ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "http://traces/as/it/is"),
+                ("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc"),
+                ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "http/protobuf"),
+            ],
+        );
+        let settings = settings.unwrap().unwrap();
+        assert_eq!(
+            (settings.endpoint.to_string().as_str(), settings.protocol),
+            ("http://traces/as/it/is", Protocol::Http)
+        );
+    }
+
+    #[test]
+    fn a_variable_that_cannot_be_used_is_named_and_no_header_is_shown() {
+        for (name, text) in [
+            ("OTEL_EXPORTER_OTLP_ENDPOINT", "collector:4318"),
+            ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json"),
+            ("OTEL_EXPORTER_OTLP_TIMEOUT", "0"),
+            ("OTEL_EXPORTER_OTLP_HEADERS", "secret-0000"),
+            ("OTEL_TRACES_SAMPLER", "jaeger_remote"),
+            ("OTEL_RESOURCE_ATTRIBUTES", "x"),
+        ] {
+            let wrong = said(None, &[("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "http://c"), (name, text)]);
+            let wrong = match name {
+                "OTEL_EXPORTER_OTLP_ENDPOINT" => said(None, &[(name, text)]),
+                _ => wrong,
+            };
+            let [wrong] = &wrong.expect_err(name)[..] else { panic!("{name}") };
+            assert!(wrong.contains(name) && !wrong.contains("secret-0000"), "{wrong}");
+        }
+    }
+}

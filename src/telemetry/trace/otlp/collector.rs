@@ -1,0 +1,214 @@
+//! The collector: one export is one request to it, over HTTP or as a call of gRPC. Both go over hyper, as all of our
+//! requests do.
+
+use super::protobuf::PartialSuccess;
+use crate::telemetry::trace::settings::{Protocol, Settings};
+use bytes::{BufMut, Bytes, BytesMut};
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Uri, header};
+use http_body_util::{BodyExt, Collected, Full, Limited};
+use hyper_rustls::HttpsConnector;
+use hyper_util::{
+    client::legacy::{Client, connect::HttpConnector},
+    rt::TokioExecutor,
+};
+use std::{error::Error, sync::Arc, time::Duration};
+use tokio::time::timeout;
+
+/// Where spans go.
+pub(super) struct Collector {
+    client: Client<HttpsConnector<HttpConnector>, Full<Bytes>>,
+    endpoint: Uri,
+    protocol: Protocol,
+    headers: HeaderMap,
+    timeout: Duration,
+}
+
+/// Why spans were not taken.
+#[derive(Debug)]
+pub(super) struct NotTaken {
+    pub(super) why: String,
+    /// Trying again could help; where the collector has said so, after this long.
+    pub(super) again: Option<Option<Duration>>,
+}
+
+/// Bytes of an answer that are read.
+const ANSWER: usize = 64 << 10;
+
+/// Characters of what a collector says that stand in the log.
+pub(super) const SAID: usize = 200;
+
+// === impl Collector ===
+
+impl Collector {
+    pub(super) fn new(settings: &Settings) -> Self {
+        let mut roots = rustls::RootCertStore::empty();
+        // Without any, the connection's error says so.
+        if settings.endpoint.scheme_str() == Some("https") {
+            roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+        }
+        let tls =
+            rustls::ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+                .with_safe_default_protocol_versions()
+                .expect("ring has the default versions")
+                .with_root_certificates(roots)
+                .with_no_client_auth();
+        let connector = hyper_rustls::HttpsConnectorBuilder::new().with_tls_config(tls).https_or_http();
+        let connector = match settings.protocol {
+            Protocol::Http => connector.enable_all_versions().build(),
+            Protocol::Grpc => connector.enable_http2().build(),
+        };
+        let mut client = Client::builder(TokioExecutor::new());
+        client.http2_only(settings.protocol == Protocol::Grpc);
+        let mut headers = settings.headers.clone();
+        let mut carry = |name, value| headers.insert(name, HeaderValue::from_static(value));
+        carry(header::USER_AGENT, concat!("deferral/", env!("CARGO_PKG_VERSION")));
+        match settings.protocol {
+            Protocol::Http => drop(carry(header::CONTENT_TYPE, "application/x-protobuf")),
+            Protocol::Grpc => {
+                carry(header::CONTENT_TYPE, "application/grpc");
+                carry(header::TE, "trailers");
+            }
+        }
+        Self {
+            client: client.build(connector),
+            endpoint: settings.endpoint.clone(),
+            protocol: settings.protocol,
+            headers,
+            timeout: settings.timeout,
+        }
+    }
+
+    /// Sends one request, and gives what of it was not taken, if that was not all.
+    ///
+    /// # Errors
+    /// [`NotTaken`]: nothing of it was.
+    pub(super) async fn export(&self, request: Bytes) -> Result<Option<PartialSuccess>, NotTaken> {
+        let body = match self.protocol {
+            Protocol::Http => request,
+            Protocol::Grpc => framed(&request),
+        };
+        let mut post = Request::new(Full::new(body));
+        *post.method_mut() = Method::POST;
+        *post.uri_mut() = self.endpoint.clone();
+        *post.headers_mut() = self.headers.clone();
+        let answered = async {
+            let answer = self.client.request(post).await.map_err(|error| lost(&error))?;
+            let (head, body) = answer.into_parts();
+            let body = Limited::new(body, ANSWER).collect().await.map_err(|error| lost(&*error))?;
+            Ok(Response::from_parts(head, body))
+        };
+        let answer = timeout(self.timeout, answered).await.unwrap_or_else(|_| {
+            let why = format!("no answer within {:?}", self.timeout);
+            Err(NotTaken { why, again: Some(None) })
+        })?;
+        match self.protocol {
+            Protocol::Http => over_http(answer),
+            Protocol::Grpc => over_grpc(answer),
+        }
+    }
+}
+
+fn lost(error: &(dyn Error + 'static)) -> NotTaken {
+    let causes = std::iter::successors(Some(error), |error| (*error).source());
+    let words: Vec<_> = causes.map(ToString::to_string).collect();
+    NotTaken { why: words.join(": "), again: Some(None) }
+}
+
+/// A message as gRPC sends it: not compressed, with its length before it.
+fn framed(message: &[u8]) -> Bytes {
+    let mut framed = BytesMut::with_capacity(message.len() + 5);
+    framed.put_u8(0);
+    framed.put_u32(u32::try_from(message.len()).expect("a batch of spans is no 4 GiB"));
+    framed.put_slice(message);
+    framed.freeze()
+}
+
+fn over_http(answer: Response<Collected<Bytes>>) -> Result<Option<PartialSuccess>, NotTaken> {
+    let (head, body) = answer.into_parts();
+    if head.status.is_success() {
+        return Ok(PartialSuccess::read(&body.to_bytes()));
+    }
+    // OTLP, *Failures*.
+    let again = matches!(
+        head.status,
+        StatusCode::TOO_MANY_REQUESTS
+            | StatusCode::BAD_GATEWAY
+            | StatusCode::SERVICE_UNAVAILABLE
+            | StatusCode::GATEWAY_TIMEOUT
+    );
+    let after = head.headers.get(header::RETRY_AFTER).and_then(|after| after.to_str().ok()?.parse().ok());
+    Err(NotTaken {
+        why: format!("HTTP {}", head.status.as_u16()),
+        again: again.then(|| after.map(Duration::from_secs)),
+    })
+}
+
+fn over_grpc(answer: Response<Collected<Bytes>>) -> Result<Option<PartialSuccess>, NotTaken> {
+    let (head, body) = answer.into_parts();
+    // It stands in the head where there is nothing else.
+    let trailers = body.trailers().filter(|trailers| trailers.contains_key("grpc-status"));
+    let end = trailers.unwrap_or(&head.headers).clone();
+    let said = |name: &str| end.get(name).and_then(|value| value.to_str().ok());
+    let code: Option<u8> = said("grpc-status").and_then(|code| code.parse().ok());
+    match code {
+        Some(0) => Ok(body.to_bytes().get(5..).and_then(PartialSuccess::read)),
+        Some(code) => {
+            let words: String = said("grpc-message").unwrap_or_default().chars().take(SAID).collect();
+            // OTLP, *OTLP/gRPC Response*: what may be sent again.
+            let again = matches!(code, 1 | 4 | 8 | 10 | 11 | 14 | 15);
+            Err(NotTaken { why: format!("gRPC status {code} {words}"), again: again.then_some(None) })
+        }
+        None => {
+            let again = head.status.is_server_error() || head.status == StatusCode::TOO_MANY_REQUESTS;
+            let why = format!("HTTP {} without a gRPC status", head.status.as_u16());
+            Err(NotTaken { why, again: again.then_some(None) })
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::{
+        io::{AsyncReadExt, AsyncWriteExt},
+        net::TcpListener,
+    };
+
+    #[tokio::test]
+    async fn an_answer_without_end_is_not_read() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let url = format!("http://{}", listener.local_addr().expect("it is bound"));
+        let server = tokio::spawn(async move {
+            let (mut socket, _) = listener.accept().await.expect("it is asked");
+            let _ = socket.read(&mut [0; 4096]).await;
+            let _ = socket.write_all(b"HTTP/1.1 200 OK\r\n\r\n").await;
+            // Until nobody takes it any more.
+            while socket.write_all(&[0; 4096]).await.is_ok() {}
+        });
+        let collector = Collector::new(&Settings::to(&url.parse().expect("a URL"), Protocol::Http));
+        let not_taken = collector.export(Bytes::new()).await.expect_err("it never ends");
+        assert!(not_taken.why.contains("limit"), "{not_taken:?}");
+        server.await.expect("it is let go");
+    }
+
+    #[test]
+    fn an_error_says_whether_trying_again_could_help() {
+        let answer = |status: u16, headers: &[(&'static str, &'static str)]| {
+            let mut answer = Response::new(Collected::default());
+            *answer.status_mut() = status.try_into().expect("a status");
+            for (name, value) in headers {
+                answer.headers_mut().insert(*name, HeaderValue::from_static(value));
+            }
+            answer
+        };
+        let again = |answer| over_http(answer).expect_err("nothing was taken").again;
+        assert_eq!(again(answer(400, &[])), None);
+        assert_eq!(again(answer(503, &[])), Some(None));
+        assert_eq!(again(answer(429, &[("retry-after", "7")])), Some(Some(Duration::from_secs(7))));
+        let grpc = |status| over_grpc(answer(200, &[("grpc-status", status)]));
+        assert_eq!(grpc("0").expect("all was taken"), None);
+        assert_eq!(grpc("14").expect_err("it is away").again, Some(None));
+        assert_eq!(grpc("3").expect_err("it is no use").again, None);
+        assert_eq!(over_grpc(answer(502, &[])).expect_err("something in between").again, Some(None));
+    }
+}

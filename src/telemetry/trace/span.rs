@@ -1,0 +1,309 @@
+//! What is recorded of one request or call, from its beginning until it is dropped.
+
+use super::{Kind, Value, World, settings::Sampler};
+use crate::protocol::{
+    TraceContext,
+    trace_context::{RANDOM, SAMPLED},
+};
+use smallvec::SmallVec;
+use std::{
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::SystemTime,
+};
+use tokio::sync::mpsc;
+
+/// Makes spans, or none where traces are off. Clones are the same.
+#[derive(Clone, Default)]
+pub struct Tracer(Option<Arc<Recorder>>);
+
+/// Where spans go that have ended.
+pub(super) struct Recorder {
+    pub(super) sampler: Sampler,
+    pub(super) world: World,
+    pub(super) ended: mpsc::Sender<Box<Recorded>>,
+    /// Those that there was no room for.
+    pub(super) dropped: Arc<AtomicU64>,
+}
+
+/// One span. Where traces are off there is nothing in it; one that is not sampled has a name that others are told,
+/// and nothing else. It ends when it is dropped.
+#[derive(Default)]
+pub struct Span(Option<Box<Live>>);
+
+struct Live {
+    context: TraceContext,
+    /// Absent where the trace is not sampled.
+    recorded: Option<(Box<Recorded>, Arc<Recorder>)>,
+}
+
+/// What the collector is told.
+#[derive(Debug)]
+pub(super) struct Recorded {
+    pub(super) context: TraceContext,
+    pub(super) parent: Option<Parent>,
+    pub(super) kind: Kind,
+    pub(super) name: String,
+    pub(super) began: SystemTime,
+    pub(super) ended: SystemTime,
+    pub(super) attributes: SmallVec<[(&'static str, Value); 10]>,
+    pub(super) events: Vec<Happened>,
+    /// Events that are not told.
+    pub(super) events_omitted: u32,
+    pub(super) links: SmallVec<[TraceContext; 1]>,
+    /// It has failed, with these words.
+    pub(super) failed: Option<Box<str>>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Parent {
+    pub(super) span: [u8; 8],
+    /// It is somebody else's.
+    pub(super) is_remote: bool,
+}
+
+/// An event of a span.
+#[derive(Debug)]
+pub(super) struct Happened {
+    pub(super) at: SystemTime,
+    pub(super) name: &'static str,
+    pub(super) with: SmallVec<[(&'static str, Value); 2]>,
+}
+
+/// Events of one span; further ones are counted. As many as the SDKs keep.
+const EVENTS: usize = 128;
+
+/// Spans that one links to.
+const LINKS: usize = 8;
+
+// === impl Tracer ===
+
+impl Tracer {
+    pub(super) fn new(recorder: Recorder) -> Self {
+        Self(Some(Arc::new(recorder)))
+    }
+
+    pub const fn is_on(&self) -> bool {
+        self.0.is_some()
+    }
+
+    /// Begins a span. The parent of one of a client's request is the client's own, that of a server's call one of
+    /// ours; without a parent it begins a trace. `name` is asked for where it is recorded.
+    pub fn begin(&self, kind: Kind, parent: Option<&TraceContext>, name: impl FnOnce() -> String) -> Span {
+        let Some(recorder) = &self.0 else { return Span::default() };
+        let [trace, span] = ids((recorder.world.random)());
+        let trace = parent.map_or(trace, |parent| parent.trace);
+        let mut context = match parent {
+            Some(parent) => parent.at(last(span)),
+            None => TraceContext { trace, span: last(span), flags: RANDOM, state: None },
+        };
+        // What is ours has been decided with its parent.
+        let is_sampled = match (kind, parent) {
+            (Kind::Client, Some(parent)) => parent.is_sampled(),
+            (Kind::Client | Kind::Server, _) => recorder.sampler.samples(&trace, parent),
+        };
+        context.flags = context.flags & !SAMPLED | if is_sampled { SAMPLED } else { 0 };
+        let recorded = is_sampled.then(|| {
+            let now = (recorder.world.now)();
+            let parent = parent.map(|parent| Parent { span: parent.span, is_remote: kind == Kind::Server });
+            let recorded = Recorded {
+                context: context.clone(),
+                parent,
+                kind,
+                name: name(),
+                began: now,
+                ended: now,
+                attributes: SmallVec::new(),
+                events: Vec::new(),
+                events_omitted: 0,
+                links: SmallVec::new(),
+                failed: None,
+            };
+            (Box::new(recorded), Arc::clone(recorder))
+        });
+        Span(Some(Box::new(Live { context, recorded })))
+    }
+}
+
+impl fmt::Debug for Tracer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.is_on() { "Tracer(on)" } else { "Tracer(off)" })
+    }
+}
+
+/// Two ids of what was drawn. All zeros would be none, and are as likely as any other.
+fn ids(drawn: [u8; 24]) -> [[u8; 16]; 2] {
+    let (mut trace, mut span) = ([0; 16], [0; 16]);
+    trace.copy_from_slice(&drawn[..16]);
+    span[8..].copy_from_slice(&drawn[16..]);
+    [trace, span].map(|id| if id == [0; 16] { [1; 16] } else { id })
+}
+
+fn last([.., a, b, c, d, e, f, g, h]: [u8; 16]) -> [u8; 8] {
+    [a, b, c, d, e, f, g, h]
+}
+
+// === impl Span ===
+
+impl Span {
+    fn recorded(&mut self) -> Option<(&mut Recorded, &Recorder)> {
+        let (recorded, recorder) = self.0.as_mut()?.recorded.as_mut()?;
+        Some((recorded, recorder))
+    }
+
+    /// Whether anybody will see what is said of it.
+    pub fn is_recorded(&self) -> bool {
+        self.0.as_ref().is_some_and(|live| live.recorded.is_some())
+    }
+
+    /// By what others know it; `None` where traces are off.
+    pub fn context(&self) -> Option<&TraceContext> {
+        self.0.as_ref().map(|live| &live.context)
+    }
+
+    /// Says something of it, once for each key.
+    pub fn set(&mut self, key: &'static str, value: impl Into<Value>) {
+        if let Some((recorded, _)) = self.recorded() {
+            recorded.attributes.push((key, value.into()));
+        }
+    }
+
+    /// Something happens to it now.
+    pub fn event<const N: usize>(&mut self, name: &'static str, with: [(&'static str, Value); N]) {
+        let Some((recorded, recorder)) = self.recorded() else { return };
+        if recorded.events.len() >= EVENTS {
+            recorded.events_omitted = recorded.events_omitted.saturating_add(1);
+            return;
+        }
+        let at = (recorder.world.now)();
+        recorded.events.push(Happened { at, name, with: SmallVec::from_iter(with) });
+    }
+
+    /// It has to do with another span, which is not its parent.
+    pub fn link(&mut self, to: &TraceContext) {
+        if let Some((recorded, _)) = self.recorded()
+            && recorded.links.len() < LINKS
+        {
+            recorded.links.push(to.clone());
+        }
+    }
+
+    /// It has failed: of this kind (`error.type`), in words of ours where there are some.
+    pub fn fail(&mut self, kind: impl Into<Value>, message: Option<&str>) {
+        if let Some((recorded, _)) = self.recorded() {
+            recorded.attributes.push(("error.type", kind.into()));
+            recorded.failed = Some(message.unwrap_or_default().into());
+        }
+    }
+}
+
+impl Drop for Span {
+    fn drop(&mut self) {
+        let Some((mut recorded, recorder)) = self.0.take().and_then(|live| live.recorded) else { return };
+        // A clock that was set back meanwhile makes it no shorter than nothing.
+        recorded.ended = (recorder.world.now)().max(recorded.began);
+        if recorder.ended.try_send(recorded).is_err() {
+            recorder.dropped.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+impl fmt::Debug for Span {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.context() {
+            Some(context) => write!(f, "Span({context})"),
+            None => f.write_str("Span(off)"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    fn tracer(share: f64, room: usize) -> (Tracer, mpsc::Receiver<Box<Recorded>>, Arc<AtomicU64>) {
+        static DRAWN: AtomicU64 = AtomicU64::new(1);
+        let now = || SystemTime::UNIX_EPOCH + Duration::from_secs(1);
+        let random = || {
+            let mut drawn = [7; 24];
+            drawn[16..].copy_from_slice(&DRAWN.fetch_add(1, Ordering::Relaxed).to_be_bytes());
+            drawn
+        };
+        let (ended, received) = mpsc::channel(room);
+        let dropped = Arc::<AtomicU64>::default();
+        let sampler = Sampler { share, ..Sampler::default() };
+        let recorder =
+            Recorder { sampler, world: World { now, random }, ended, dropped: Arc::clone(&dropped) };
+        (Tracer::new(recorder), received, dropped)
+    }
+
+    fn named() -> String {
+        "n".to_owned()
+    }
+
+    #[test]
+    fn a_span_is_sent_when_it_is_dropped() {
+        let (tracer, mut received, _) = tracer(1.0, 8);
+        let mut server = tracer.begin(Kind::Server, None, named);
+        let client = tracer.begin(Kind::Client, server.context(), named);
+        server.set("k", 1);
+        server.event("e", [("a", true.into())]);
+        server.fail("timeout", None);
+        assert!(received.try_recv().is_err());
+        let outer = server.context().expect("it is on").clone();
+        drop((client, server));
+        let (client, server) = (received.try_recv().unwrap(), received.try_recv().unwrap());
+        assert_eq!(client.context.trace, outer.trace);
+        assert_eq!(client.parent, Some(Parent { span: outer.span, is_remote: false }));
+        assert_eq!((server.parent, server.events.len()), (None, 1));
+        assert_eq!(server.attributes[..], [("k", 1.into()), ("error.type", "timeout".into())]);
+        assert!(server.failed.is_some());
+    }
+
+    #[test]
+    fn what_is_not_sampled_is_told_to_others_and_not_recorded() {
+        let (tracer, mut received, _) = tracer(0.0, 8);
+        let server = tracer.begin(Kind::Server, None, || unreachable!("nobody sees its name"));
+        let context = server.context().expect("it is on").clone();
+        assert!(!context.is_sampled() && !server.is_recorded());
+        let client = tracer.begin(Kind::Client, Some(&context), named);
+        assert_eq!(client.context().unwrap().trace, context.trace);
+        drop((server, client));
+        assert!(received.try_recv().is_err());
+    }
+
+    #[test]
+    fn what_there_is_no_room_for_is_counted_and_nobody_waits() {
+        let (tracer, _received, dropped) = tracer(1.0, 3);
+        for _ in 0..10 {
+            tracer.begin(Kind::Server, None, named);
+        }
+        assert_eq!(dropped.load(Ordering::Relaxed), 7);
+    }
+
+    #[test]
+    fn a_span_keeps_so_many_events_and_links_and_counts_the_others() {
+        let (tracer, mut received, _) = tracer(1.0, 1);
+        let mut span = tracer.begin(Kind::Client, None, named);
+        let other = span.context().unwrap().clone();
+        for _ in 0..EVENTS + 5 {
+            span.event("e", []);
+            span.link(&other);
+        }
+        drop(span);
+        let span = received.try_recv().unwrap();
+        assert_eq!((span.events.len(), span.events_omitted, span.links.len()), (EVENTS, 5, LINKS));
+    }
+
+    #[test]
+    fn off_it_is_nothing() {
+        let mut span = Tracer::default().begin(Kind::Server, None, || unreachable!());
+        span.set("k", 1);
+        assert!(span.context().is_none() && !span.is_recorded());
+        assert_eq!(size_of::<Span>(), size_of::<usize>());
+    }
+}
