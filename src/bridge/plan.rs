@@ -73,8 +73,9 @@ pub fn plan(call: &Call, caller: &Caller, policy: &ToolPolicy, ticket: Option<Du
     match (policy.mode, caller.capabilities.declares_tasks()) {
         (Mode::Auto | Mode::Required | Mode::Always, true) => Plan::Drive(deferred(policy)),
         (Mode::Observe, _) => Plan::Drive(Drive::Observe { after: policy.after }),
+        (Mode::Never, _) => Plan::Drive(Drive::Hold),
         (Mode::Required, false) => Plan::Refuse(tasks_required()),
-        (Mode::Auto | Mode::Always, false) | (Mode::Never, _) => Plan::Drive(match ticket {
+        (Mode::Auto | Mode::Always, false) => Plan::Drive(match ticket {
             Some(after) => Drive::Ticket { after },
             None => Drive::Hold,
         }),
@@ -88,14 +89,14 @@ pub fn plan_native(call: &NativeCall<'_>, policy: &ToolPolicy) -> Plan {
     let refuse = |code, words: String| Plan::Refuse(ErrorObject::new(code, words));
     match call.wish {
         Ok(None) if takes_unasked => Plan::Drive(deferred(policy)),
-        Ok(None) if policy.mode != Mode::Required => match call.ticket {
-            Some(after) => Plan::Drive(Drive::Ticket { after }),
-            None => Plan::Relay,
+        Ok(None) => match (policy.mode, call.ticket) {
+            (Mode::Required, _) => refuse(
+                code::METHOD_NOT_FOUND,
+                format!("the tool {} runs as a task only: call it with params.task (2025-11-25)", call.tool),
+            ),
+            (Mode::Auto | Mode::Always, Some(after)) => Plan::Drive(Drive::Ticket { after }),
+            (Mode::Auto | Mode::Always, None) | (Mode::Never | Mode::Observe, _) => Plan::Relay,
         },
-        Ok(None) => refuse(
-            code::METHOD_NOT_FOUND,
-            format!("the tool {} runs as a task only: call it with params.task (2025-11-25)", call.tool),
-        ),
         Err(wrong) => refuse(code::INVALID_PARAMS, wrong.to_string()),
         Ok(Some(_)) if !policy.mode.makes_tasks() => refuse(
             code::METHOD_NOT_FOUND,
@@ -126,45 +127,116 @@ pub fn tasks() -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{
+        dialect::{Credentials, Principal},
+        protocol::{Capabilities, Id},
+    };
+    use bytes::Bytes;
     use expect_test::expect;
+    use http::HeaderMap;
+    use std::sync::Arc;
 
+    const MODES: [Mode; 5] = [Mode::Auto, Mode::Never, Mode::Always, Mode::Required, Mode::Observe];
+    const TICKET: Duration = Duration::from_secs(3);
+
+    fn policy(mode: Mode) -> ToolPolicy {
+        ToolPolicy { mode, after: Duration::from_secs(5), ..ToolPolicy::default() }
+    }
+
+    fn shown(plan: Plan) -> String {
+        match plan {
+            Plan::Relay => "relay".to_owned(),
+            Plan::Drive(drive) => format!("{drive:?}"),
+            Plan::Refuse(error) => format!("refuse {}", error.code()),
+        }
+    }
+
+    fn call() -> Call {
+        Call {
+            bytes: Bytes::new(),
+            id: Id::from_number(1),
+            method: Method::ToolsCall,
+            params: None,
+            target: Some("t".to_owned()),
+            progress_token: None,
+            log_level: None,
+            headers: HeaderMap::new(),
+            trace: None,
+        }
+    }
+
+    fn caller(capabilities: Value) -> Caller {
+        Caller {
+            principal: Principal::ANONYMOUS,
+            credentials: Credentials::default(),
+            capabilities: Arc::new(
+                Capabilities::read(capabilities.to_string().into()).expect("capabilities"),
+            ),
+            signs: None,
+        }
+    }
+
+    /// Whether the client declares tasks stands before the bar; what is planned behind, without a ticket and with one.
+    #[test]
+    fn what_becomes_of_a_modern_clients_call_in_every_mode() {
+        let mut table = String::new();
+        for mode in MODES {
+            for (declares, capabilities) in [("tasks", tasks()), ("none", json!({}))] {
+                let plans = [None, Some(TICKET)]
+                    .map(|ticket| shown(plan(&call(), &caller(capabilities.clone()), &policy(mode), ticket)));
+                table +=
+                    &format!("{:8} | {declares:5} | {:21} | {}\n", format!("{mode:?}"), plans[0], plans[1]);
+            }
+        }
+        expect![[r#"
+            Auto     | tasks | Defer { after: 5s }   | Defer { after: 5s }
+            Auto     | none  | Hold                  | Ticket { after: 3s }
+            Never    | tasks | Hold                  | Hold
+            Never    | none  | Hold                  | Hold
+            Always   | tasks | Defer { after: 0ns }  | Defer { after: 0ns }
+            Always   | none  | Hold                  | Ticket { after: 3s }
+            Required | tasks | Defer { after: 5s }   | Defer { after: 5s }
+            Required | none  | refuse -32021         | refuse -32021
+            Observe  | tasks | Observe { after: 5s } | Observe { after: 5s }
+            Observe  | none  | Observe { after: 5s } | Observe { after: 5s }
+        "#]]
+        .assert_eq(&table);
+    }
+
+    /// Behind the bars: what is planned, what for a client that takes tasks unasked, and the same two with a ticket.
     #[test]
     fn what_becomes_of_an_older_clients_call_in_every_mode() {
         let wish = TaskParam { ttl: None };
         let wishes =
             [("plain", Ok(None)), ("a task", Ok(Some(wish))), ("unread", Err(NotAWish::NotAnObject))];
         let mut table = String::new();
-        for mode in [Mode::Auto, Mode::Never, Mode::Always, Mode::Required, Mode::Observe] {
+        for mode in MODES {
             for (asked, wish) in wishes {
-                let plans = [false, true].map(|takes_unasked| {
-                    let call = NativeCall { tool: "t", wish, takes_unasked, ticket: None };
-                    let policy = ToolPolicy { mode, after: Duration::from_secs(5), ..ToolPolicy::default() };
-                    match plan_native(&call, &policy) {
-                        Plan::Relay => "relay".to_owned(),
-                        Plan::Drive(drive) => format!("{drive:?}"),
-                        Plan::Refuse(error) => format!("refuse {}", error.code()),
-                    }
+                let columns = [(None, false), (None, true), (Some(TICKET), false), (Some(TICKET), true)];
+                let plans = columns.map(|(ticket, takes_unasked)| {
+                    let call = NativeCall { tool: "t", wish, takes_unasked, ticket };
+                    format!("{:20}", shown(plan_native(&call, &policy(mode))))
                 });
-                table += &format!("{:8} | {asked:6} | {:21} | {}\n", format!("{mode:?}"), plans[0], plans[1]);
+                let row = format!("{:8} | {asked:6} | {}", format!("{mode:?}"), plans.join(" | "));
+                table += &format!("{}\n", row.trim_end());
             }
         }
         expect![[r#"
-            Auto     | plain  | relay                 | Defer { after: 5s }
-            Auto     | a task | Task                  | Defer { after: 5s }
-            Auto     | unread | refuse -32602         | refuse -32602
-            Never    | plain  | relay                 | relay
-            Never    | a task | refuse -32601         | refuse -32601
-            Never    | unread | refuse -32602         | refuse -32602
-            Always   | plain  | relay                 | Defer { after: 0ns }
-            Always   | a task | Task                  | Defer { after: 0ns }
-            Always   | unread | refuse -32602         | refuse -32602
-            Required | plain  | refuse -32601         | Defer { after: 5s }
-            Required | a task | Task                  | Defer { after: 5s }
-            Required | unread | refuse -32602         | refuse -32602
-            Observe  | plain  | relay                 | relay
-            Observe  | a task | refuse -32601         | refuse -32601
-            Observe  | unread | refuse -32602         | refuse -32602
-        "#]]
-        .assert_eq(&table);
+            Auto     | plain  | relay                | Defer { after: 5s }  | Ticket { after: 3s } | Defer { after: 5s }
+            Auto     | a task | Task                 | Defer { after: 5s }  | Task                 | Defer { after: 5s }
+            Auto     | unread | refuse -32602        | refuse -32602        | refuse -32602        | refuse -32602
+            Never    | plain  | relay                | relay                | relay                | relay
+            Never    | a task | refuse -32601        | refuse -32601        | refuse -32601        | refuse -32601
+            Never    | unread | refuse -32602        | refuse -32602        | refuse -32602        | refuse -32602
+            Always   | plain  | relay                | Defer { after: 0ns } | Ticket { after: 3s } | Defer { after: 0ns }
+            Always   | a task | Task                 | Defer { after: 0ns } | Task                 | Defer { after: 0ns }
+            Always   | unread | refuse -32602        | refuse -32602        | refuse -32602        | refuse -32602
+            Required | plain  | refuse -32601        | Defer { after: 5s }  | refuse -32601        | Defer { after: 5s }
+            Required | a task | Task                 | Defer { after: 5s }  | Task                 | Defer { after: 5s }
+            Required | unread | refuse -32602        | refuse -32602        | refuse -32602        | refuse -32602
+            Observe  | plain  | relay                | relay                | relay                | relay
+            Observe  | a task | refuse -32601        | refuse -32601        | refuse -32601        | refuse -32601
+            Observe  | unread | refuse -32602        | refuse -32602        | refuse -32602        | refuse -32602
+        "#]].assert_eq(&table);
     }
 }
