@@ -26,6 +26,7 @@ const FINAL: Step = |e, _| e.handle_final("word");
 const TURN_OVER: Step = |e, start| e.handle_turn_over(BTreeSet::from([1, 2]), start);
 const STORED: Step = |e, start| e.handle_stored(true, start + AFTER);
 const NOT_STORED: Step = |e, start| e.handle_stored(false, start + AFTER);
+const DEPARTED: Step = |e, _| e.handle_departed();
 
 /// Each phase, and how a call gets there.
 const PHASES: [(&str, &[Step]); 14] = [
@@ -37,7 +38,7 @@ const PHASES: [(&str, &[Step]); 14] = [
     ("deferring", &[DEADLINE]),
     ("deferring, asked", &[DEADLINE, ASK]),
     ("deferring, answered", &[DEADLINE, FINAL]),
-    ("abandoned", &[DEADLINE, |e, _| e.handle_departed()]),
+    ("abandoned", &[DEADLINE, DEPARTED]),
     ("handing", &[DEADLINE, STORED]),
     ("handing, settled", &[DEADLINE, STORED, FINAL]),
     ("deferred", &[DEADLINE, STORED, |e, _| e.handle_committed()]),
@@ -50,10 +51,25 @@ const ON_STREAM: [(&str, &[Step]); 7] = [
     ("inline", &[]),
     ("inline for good", &[DEADLINE, NOT_STORED]),
     ("inline, asked", &[ASK]),
-    ("inline, left", &[DEADLINE, NOT_STORED, |e, _| e.handle_departed()]),
+    ("inline, left", &[DEADLINE, NOT_STORED, DEPARTED]),
     ("deferring, asked", &[DEADLINE, ASK]),
     ("deferring, answered", &[DEADLINE, FINAL]),
     ("deferred", &[DEADLINE, STORED]),
+];
+
+/// Each phase of a call whose client, which knows no tasks, may be answered with a ticket.
+const WITH_TICKET: [(&str, &[Step]); 11] = [
+    ("inline", &[]),
+    ("inline, asked", &[ASK]),
+    ("inline, left", &[DEPARTED]),
+    ("inline, asked, left", &[ASK, DEPARTED]),
+    ("inline for good", &[DEADLINE, NOT_STORED]),
+    ("deferring", &[DEADLINE]),
+    ("deferring, asked", &[DEADLINE, ASK]),
+    ("deferring, answered", &[DEADLINE, FINAL]),
+    ("deferring, left", &[DEADLINE, DEPARTED]),
+    ("deferred", &[DEADLINE, STORED]),
+    ("done", &[FINAL]),
 ];
 
 /// Each phase in which the server has turned the call over for two questions.
@@ -83,7 +99,7 @@ const EVENTS: [(&str, Step); 20] = [
     ("stored", STORED),
     ("not stored", NOT_STORED),
     ("committed", |e, _| e.handle_committed()),
-    ("departed", |e, _| e.handle_departed()),
+    ("departed", DEPARTED),
     ("cancelled", |e, _| e.handle_cancelled()),
     ("taken back", |e, _| e.handle_taken_back()),
     ("turned over", TURN_OVER),
@@ -120,6 +136,11 @@ fn every_phase_meets_every_event() {
 #[test]
 fn every_phase_meets_every_event_where_the_client_is_asked_on_its_stream() {
     expect_file!["golden/exchange-stream.txt"].assert_eq(&table(Manner::Stream, &ON_STREAM));
+}
+
+#[test]
+fn every_phase_meets_every_event_where_the_client_may_be_answered_with_a_ticket() {
+    expect_file!["golden/exchange-ticket.txt"].assert_eq(&table(Manner::Ticket, &WITH_TICKET));
 }
 
 #[test]
