@@ -292,36 +292,39 @@ pub(super) fn tool_errors() -> Kind<'static, bool> {
 }
 
 /// What a client is told by: a header of this value, or the principal.
-pub(super) fn client_sign(s: &mut Section<'_, '_>) -> Option<ClientMatch> {
+/// Unset where it has none of them.
+pub(super) fn client_sign(s: &mut Section<'_, '_>) -> Set<ClientMatch> {
     let header = s.key("header", "A header that such clients send.").set(string(values::sign_header));
     let value = s.key("value", "Its value.").set(string(values::header_value));
     let principal = word(json!({ "type": "string", "pattern": "^[0-9a-f]{16}$" }), values::principal);
     let principal = s.key("principal", "A caller, as the access log shows it.").set(principal);
     let message = match (header, value, principal) {
-        (Set::Wrong, ..) | (_, Set::Wrong, _) | (.., Set::Wrong) => return None,
+        (Set::Unset, Set::Unset, Set::Unset) => return Set::Unset,
+        (Set::Wrong, ..) | (_, Set::Wrong, _) | (.., Set::Wrong) => return Set::Wrong,
         (Set::To(header), Set::To(value), Set::Unset) => {
-            return Some(ClientMatch::Header(header.value, value.value));
+            return Set::To(At::new(header.place, ClientMatch::Header(header.value, value.value)));
         }
-        (Set::Unset, Set::Unset, Set::To(principal)) => {
-            return Some(ClientMatch::Principal(principal.value));
+        (Set::Unset, Set::Unset, Set::To(At { place, value })) => {
+            return Set::To(At::new(place, ClientMatch::Principal(value)));
         }
         (Set::To(_), Set::Unset, Set::Unset) => "the sign has no `value` for its `header`; add one",
         (Set::Unset, Set::To(_), Set::Unset) => "the sign has no `header` for its `value`; add one",
-        (Set::Unset, Set::Unset, Set::Unset) => {
-            "the sign has neither `header` with `value` nor `principal`; give it one"
-        }
         (Set::To(_), _, Set::To(_)) | (_, Set::To(_), Set::To(_)) => {
             "the sign has both a header and `principal`; make two of it, either is enough"
         }
     };
     s.wrong(s.place, message);
-    None
+    Set::Wrong
 }
 
 pub(super) fn unsolicited() -> Kind<'static, Unsolicited> {
     let signs = list(mapping("a client's sign", |s| {
         s.either(&[&["header", "value"], &["principal"]]);
-        client_sign(s)
+        let sign = client_sign(s);
+        if sign.is_unset() {
+            s.wrong(s.place, "the sign has neither `header` with `value` nor `principal`; give it one");
+        }
+        sign.given()
     }))
     .some();
     let Kind { schema, read, .. } = signs;

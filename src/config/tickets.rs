@@ -1,6 +1,7 @@
 //! What of the configuration is about tickets.
 
 use super::{
+    At,
     kind::{client_sign, duration_or_off, pattern, some_duration, text, word},
     section::{Kind, Section, Set, list, mapping},
     values::Invalid,
@@ -27,13 +28,20 @@ pub(super) fn tickets(s: &mut Section<'_, '_>, has_times: bool) -> Tickets {
         "Who gets tickets, of the clients that know no tasks; every one of them, where it is left out. The first that \
          is meant counts.",
     );
-    let holders = holders.set(list(mapping("a holder of tickets", holder)).some()).given();
+    let holders = holders.set(list(mapping("a holder of tickets", holder)).some());
+    if let Set::To(At { place, value }) = &holders
+        && value.is_empty()
+    {
+        s.wrong(*place, "`for` names nobody; leave it out for every client that knows no tasks");
+    }
+    // Of what cannot be read it is not known whether it has a time.
+    let may_have_times = has_times || holders == Set::Wrong;
     let wait = s.key(
         "wait",
         "How long the result is waited for at a time; as long as the call was, where it is left out.",
     );
     let tickets = Tickets {
-        holders: holders.map(|holders| holders.into_iter().map(|holder| holder.value).collect()),
+        holders: holders.given().map(|holders| holders.into_iter().map(|holder| holder.value).collect()),
         wait: wait.set(some_duration()).given(),
         text: s
             .key(
@@ -44,7 +52,7 @@ pub(super) fn tickets(s: &mut Section<'_, '_>, has_times: bool) -> Tickets {
             .given()
             .map(Into::into),
     };
-    if s.is_written() && !has_times && !tickets.have_times() {
+    if s.is_written() && !may_have_times && !tickets.have_times() {
         s.wrong(
             s.place,
             "`tickets` are given after no time; say `held: { ticket: 45s }`, the `ticket` of a tool, or an `after`",
@@ -59,11 +67,20 @@ fn holder(s: &mut Section<'_, '_>) -> Option<TicketHolder> {
         "client",
         "What such a client calls itself (`clientInfo.name`); `*` stands for any characters, `?` for one.",
     );
-    let name = name.set(pattern());
-    let sign = match name {
-        Set::Unset => client_sign(s).map(HolderSign::Client),
-        Set::Wrong => None,
-        Set::To(name) => Some(HolderSign::Name(name.value)),
+    let sign = match (name.set(pattern()), client_sign(s)) {
+        (Set::Wrong, _) | (_, Set::Wrong) => None,
+        (Set::To(name), Set::Unset) => Some(HolderSign::Name(name.value)),
+        (Set::Unset, Set::To(sign)) => Some(HolderSign::Client(sign.value)),
+        (Set::To(_), Set::To(_)) => {
+            s.wrong(s.place, "the sign has both `client` and another; make two of it, either is enough");
+            None
+        }
+        (Set::Unset, Set::Unset) => {
+            let message =
+                "the sign has neither `client`, nor `header` with `value`, nor `principal`; give it one";
+            s.wrong(s.place, message);
+            None
+        }
     };
     let after = s.key("after", "After how long, if not when the route or the tool says; the shorter counts.");
     let after = after.set(some_duration()).given();
@@ -77,7 +94,7 @@ fn words() -> Kind<'static, String> {
     let Kind { schema, show, .. } = text();
     let read = word(Json::Null, |text: &str| {
         if let Some(missing) = NEEDED.into_iter().find(|place| !text.contains(place)) {
-            let why = format!("has no `{missing}`, without which the model cannot come back");
+            let why = format!("must have `{missing}` in it, without which the model cannot come back");
             return Err(Invalid(why));
         }
         match places(text).find(|place| !PLACES.contains(place)) {

@@ -478,6 +478,90 @@ routes:
 }
 
 #[test]
+fn tickets_that_nobody_could_get_or_use_are_a_problem() {
+    refused(
+        r#"
+timeouts: { call: 1m }
+routes:
+  - path: /never
+    upstream: { url: "http://127.0.0.1/" }
+    tickets: { wait: 5s }
+  - path: /off
+    upstream: { url: "http://127.0.0.1/" }
+    held: { ticket: off }
+    tools: [{ match: t, ticket: off }]
+    tickets: { for: [{ client: c }] }
+  - path: /words
+    upstream: { url: "http://127.0.0.1/" }
+    held: { ticket: 5s }
+    tickets: { text: "{tool} runs: {result} {ticket} {eta}" }
+  - path: /half
+    upstream: { url: "http://127.0.0.1/" }
+    held: { ticket: 5s }
+    tickets: { text: "call {result}" }
+  - path: /nobody
+    upstream: { url: "http://127.0.0.1/" }
+    held: { ticket: 5s }
+    tickets: { for: [], wait: 0s }
+  - path: /at_once
+    upstream: { url: "http://127.0.0.1/" }
+    held: { ticket: 0s }
+  - path: /unsigned
+    upstream: { url: "http://127.0.0.1/" }
+    tickets: { for: [{ after: 5s }, { client: c, principal: 0123456789abcdef }, { header: X-A }, c] }
+  - path: /late
+    upstream: { url: "http://127.0.0.1/" }
+    held: { ticket: 30s, deadline: 30s }
+  - path: /later
+    upstream: { url: "http://127.0.0.1/" }
+    held: { ticket: 1m }
+"#,
+        expect![[r#"
+            deferral.yaml:6:14: `tickets` are given after no time; say `held: { ticket: 45s }`, the `ticket` of a tool, or an `after`
+            deferral.yaml:11:14: `tickets` are given after no time; say `held: { ticket: 45s }`, the `ticket` of a tool, or an `after`
+            deferral.yaml:15:22: `{eta}` stands for nothing; there are {tool}, {elapsed}, {progress}, {ticket}, {result}, {cancel}, {wait}
+            deferral.yaml:19:22: `text` must have `{ticket}` in it, without which the model cannot come back
+            deferral.yaml:23:21: `for` names nobody; leave it out for every client that knows no tasks
+            deferral.yaml:23:31: `wait` must be more than 0; leave it out for the default
+            deferral.yaml:26:21: `ticket` must be more than 0; `off` is for never
+            deferral.yaml:29:22: the sign has neither `client`, nor `header` with `value`, nor `principal`; give it one
+            deferral.yaml:29:37: the sign has both `client` and another; make two of it, either is enough
+            deferral.yaml:29:81: the sign has no `value` for its `header`; add one
+            deferral.yaml:29:98: a holder of tickets must be a mapping (`key: value`), not a text
+            deferral.yaml:32:21: `ticket` (30s) would never be given: `deadline` (30s) ends every call before; raise that or lower this
+            deferral.yaml:35:21: `ticket` (1m) would never be given: `timeouts.call` (1m) ends every call before; raise that or lower this
+        "#]],
+    );
+}
+
+#[test]
+fn a_drain_that_is_a_mapping_is_read_key_by_key() {
+    let route = "routes: [{ upstream: { url: 'http://x' } }]";
+    let said = |drain: &str| {
+        let drain = parse(&format!("drain: {drain}\n{route}")).drain;
+        (drain.notice, drain.limit)
+    };
+    let (none, ten, thirty) = (Duration::ZERO, Duration::from_secs(10), Duration::from_secs(30));
+    assert_eq!(said("10s"), (none, ten));
+    assert_eq!(said("{ notice: 10s }"), (ten, thirty));
+    assert_eq!(said("{ limit: 10s }"), (none, ten));
+    refused(
+        &format!("drain: {{ notice: 5, limit: soon, notise: 1s }}\n{route}"),
+        expect![[r#"
+        deferral.yaml:1:18: `5` has no unit; did you mean `5s` or `5ms`?
+        deferral.yaml:1:28: `soon` is not a duration; write a number and ms, s, m, h or d, as in `250ms` or `5s`
+        deferral.yaml:1:34: unknown key `notise` in `drain`; did you mean `notice`?
+    "#]],
+    );
+    refused(
+        &format!("drain: [5s]\n{route}"),
+        expect![[r#"
+        deferral.yaml:1:8: `drain` must be a single value, not a list
+    "#]],
+    );
+}
+
+#[test]
 fn aliases_may_repeat_what_was_written_once() {
     let config = parse(
         r#"
