@@ -65,10 +65,7 @@ impl TicketCall {
             hears: false,
         };
         match answer(shared, holder, wanted, call.params.as_ref()).await {
-            Answer::Said(result) => Some(self.said(result)),
-            Answer::Refused(refused) => {
-                Some(reply::refuse(call, StatusCode::OK, &refused.error("the ticket is not known")))
-            }
+            Answer::Said(result, account) => Some(Reply { account, ..self.said(result) }),
             Answer::Waits(watch) => {
                 let answers =
                     call.params.as_ref().is_some_and(|params| params.get("inputResponses").is_some());

@@ -9,6 +9,7 @@ use crate::{
     dialect::Principal,
     protocol::{Method, Payload},
     proxy::{
+        AccessSummary,
         hub::Listener,
         keep::STORE_PAUSE,
         shared::Shared,
@@ -17,6 +18,7 @@ use crate::{
     },
     runtime::{or_never, reached},
     task::{Owner, Record, State, TaskId, view::ticket},
+    telemetry::Outcome,
 };
 use bytes::Bytes;
 use serde_json::Value;
@@ -31,10 +33,8 @@ const WAITING: usize = 64;
 
 /// What a call of one of the tools comes to.
 pub(in crate::proxy) enum Answer {
-    /// A result of ours.
-    Said(Value),
-    /// A limit, or a store that fails: no fault of the ticket's.
-    Refused(NotFound),
+    /// A result of ours, and what the access line says of it.
+    Said(Value, AccessSummary),
     /// The result is waited for.
     Waits(Box<Watch>),
 }
@@ -96,7 +96,7 @@ pub(in crate::proxy) async fn answer(
             Wanted::Result => &names.result,
             Wanted::Cancel => &names.cancel,
         };
-        return Answer::Said(ticket::missing(name));
+        return Answer::Said(ticket::missing(name), AccessSummary::of(Outcome::Refused));
     };
     // What opens to no task is looked up all the same: it counts as a miss.
     let task = tickets::task_of(shared, &ticket);
@@ -104,8 +104,7 @@ pub(in crate::proxy) async fn answer(
     let found = super::look_up(shared, &Method::ToolsCall, named, &holder.owner, holder.principal).await;
     let record = match found {
         Ok(record) => record,
-        Err(NotFound::Unknown) => return Answer::Said(ticket::unknown()),
-        Err(refused) => return Answer::Refused(refused),
+        Err(why) => return refused(why),
     };
     match wanted {
         Wanted::Cancel => cancel(shared, &record, names).await,
@@ -114,15 +113,29 @@ pub(in crate::proxy) async fn answer(
 }
 
 async fn cancel(shared: &Shared, record: &Record, names: &ToolNames) -> Answer {
+    let said = |result| Answer::Said(result, AccessSummary::default());
     match super::cancel(shared, &record.id).await {
-        Ok(Some(_)) => Answer::Said(ticket::cancelled(&record.tool)),
+        Ok(Some(_)) => said(ticket::cancelled(&record.tool)),
         Ok(None) => match shared.ledger.load(&record.id).await {
-            Ok(Some(ended)) => Answer::Said(ticket::over(&ended, &names.result)),
-            Ok(None) => Answer::Said(ticket::unknown()),
-            Err(error) => Answer::Refused(error.into()),
+            Ok(Some(ended)) => said(ticket::over(&ended, &names.result)),
+            Ok(None) => refused(NotFound::Unknown),
+            Err(error) => refused(error.into()),
         },
-        Err(error) => Answer::Refused(error.into()),
+        Err(error) => refused(error.into()),
     }
+}
+
+/// The model is told what is wrong, and whether its ticket is.
+fn refused(why: NotFound) -> Answer {
+    let outcome = match why {
+        NotFound::Unknown => {
+            return Answer::Said(ticket::unknown(), AccessSummary::of(Outcome::Refused));
+        }
+        NotFound::TooMany(_) => Outcome::Refused,
+        NotFound::StoreFailed => Outcome::ProxyFailed,
+    };
+    let error = why.error("the ticket is not known");
+    Answer::Said(ticket::busy(&error.message()), AccessSummary::failed(outcome, &error))
 }
 
 // === impl Watch ===

@@ -9,7 +9,7 @@ use crate::{
     proxy::{
         AccessSummary, Passage, Passed, Passing, Piece,
         answers::ticket::{Answer, Holder, Next, Watch, answer},
-        passage::{Then, document, events, nothing, refusal, success},
+        passage::{Then, document, events, nothing, success},
         relay::Edit,
         reply::lost_error,
         session::{Client, Registered},
@@ -91,8 +91,7 @@ pub(super) async fn serve(
         hears: true,
     };
     let watch = match answer(shared, holder, wanted, params).await {
-        Answer::Said(result) => return Some(said(id, &result, AccessSummary::default())),
-        Answer::Refused(refused) => return Some(refusal(id, &refused.error("the ticket is not known"))),
+        Answer::Said(result, account) => return Some(success(id, result.to_string().as_bytes(), account)),
         Answer::Waits(watch) => watch,
     };
     let token = params.and_then(offer::progress_token).and_then(Id::from_token);
@@ -119,10 +118,6 @@ pub(super) fn taken_back(shared: &Shared, client: &Client, passage: &Passage) ->
         }
     }
     all
-}
-
-fn said(id: &Id, result: &Value, account: AccessSummary) -> Passed {
-    success(id, result.to_string().as_bytes(), account)
 }
 
 /// A client that waits for a result.

@@ -126,6 +126,15 @@ pub fn unknown() -> Value {
     json!({ "content": [{ "type": "text", "text": text }], "isError": true })
 }
 
+/// What is heard where a ticket cannot be looked at just now, for this reason: nothing is wrong with it.
+pub fn busy(reason: &str) -> Value {
+    let text = format!(
+        "This could not be done just now: {reason}. The ticket is as good as before: wait a little, then call this again \
+         with the same ticket."
+    );
+    json!({ "content": [{ "type": "text", "text": text }], "isError": true })
+}
+
 /// What a tool of ours that takes a ticket says where it was given none.
 pub fn missing(name: &str) -> Value {
     let text = format!("{name} needs the argument `ticket`: the ticket, exactly as it was given.");

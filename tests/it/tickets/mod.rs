@@ -1,5 +1,6 @@
 //! Clients that know no tasks: their model holds a ticket.
 
+mod busy;
 mod modern;
 mod older;
 

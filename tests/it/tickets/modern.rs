@@ -13,11 +13,11 @@ async fn world(route: &'static str) -> World {
     Setup::new().server(|options| options.tools = Some(tools())).route(route).start().await
 }
 
-fn holder(world: &World) -> Client {
+pub(super) fn holder(world: &World) -> Client {
     world.client().with("x-agent", "1")
 }
 
-async fn use_ticket(client: &Client, tool: &str, ticket: &str) -> Answer {
+pub(super) async fn use_ticket(client: &Client, tool: &str, ticket: &str) -> Answer {
     client.ask("tools/call", json!({ "name": tool, "arguments": { "ticket": ticket } })).await
 }
 

@@ -16,7 +16,7 @@ fn setup() -> Setup {
 }
 
 /// One whose client has read the list of tools.
-async fn holder(world: &World) -> Older {
+pub(super) async fn holder(world: &World) -> Older {
     let client = Older::new(world.addr()).hello().await;
     list(&client).await;
     client
@@ -27,13 +27,13 @@ async fn list(client: &Older) -> Value {
     client.post(&ask.to_string()).await.answer().await.result()
 }
 
-async fn use_ticket(client: &Older, tool: &str, ticket: &str) -> Answer {
+pub(super) async fn use_ticket(client: &Older, tool: &str, ticket: &str) -> Answer {
     let params = json!({ "name": tool, "arguments": { "ticket": ticket } });
     let ask = json!({ "jsonrpc": "2.0", "id": 5, "method": "tools/call", "params": params });
     client.post(&ask.to_string()).await.answer().await
 }
 
-async fn result_of(client: &Older, ticket: &str) -> Value {
+pub(super) async fn result_of(client: &Older, ticket: &str) -> Value {
     use_ticket(client, "deferral_result", ticket).await.result()
 }
 

@@ -1,0 +1,75 @@
+//! A limit or a store in the way of a ticket: the model is told so, as nobody else reads an answer to its tool.
+
+use super::{IMPATIENT, SOON, modern, older, ticket, tools};
+use crate::{
+    proxy::world::Setup,
+    support::faulty::{Faulty, Op},
+};
+use serde_json::Value;
+
+const NAMED: &str = "tickets: { for: [{ header: X-Agent, value: \"1\", after: 50ms, wait: 10ms }] }";
+const FEW: &str = "limits: { polls_per_second: 2 }";
+
+fn setup() -> Setup {
+    Setup::new().server(|options| options.tools = Some(tools()))
+}
+
+/// What a model is told that may go on with its ticket.
+fn is_told(result: &Value, reason: &str) -> bool {
+    let words = result["content"][0]["text"].as_str().expect("words");
+    let is_busy = words.contains(reason);
+    if is_busy {
+        assert_eq!(result["isError"], true);
+        assert!(words.contains("again with the same ticket"), "{words}");
+    }
+    is_busy
+}
+
+#[tokio::test]
+async fn a_model_that_asks_too_often_is_told_which_limit_it_met_and_to_ask_again() {
+    let world = setup().route(SOON).route(IMPATIENT).top(FEW).start().await;
+    let client = older::holder(&world).await;
+    let waiting = client.call(7).await;
+    let _call = world.server.call().await;
+    let (held, _) = ticket(&waiting.answer().await.result());
+    for _ in 0..200 {
+        if is_told(&older::result_of(&client, &held).await, "limits.polls_per_second") {
+            return;
+        }
+    }
+    panic!("never told");
+}
+
+#[tokio::test]
+async fn a_modern_clients_model_is_told_the_same() {
+    let world = setup().route(NAMED).top(FEW).start().await;
+    let client = modern::holder(&world);
+    let waiting = client.call("t").await;
+    let _call = world.server.call().await;
+    let (held, _) = ticket(&waiting.answer().await.result());
+    for _ in 0..200 {
+        let result = modern::use_ticket(&client, "deferral_result", &held).await.result();
+        assert_eq!(result["resultType"], "complete");
+        if is_told(&result, "limits.polls_per_second") {
+            return;
+        }
+    }
+    panic!("never told");
+}
+
+#[tokio::test]
+async fn a_tool_that_cannot_be_stopped_as_the_store_fails_can_be_later() {
+    let store = Faulty::new();
+    let world = setup().route(SOON).route(IMPATIENT).store(&store).start().await;
+    let client = older::holder(&world).await;
+    let waiting = client.call(7).await;
+    let _call = world.server.call().await;
+    let (held, _) = ticket(&waiting.answer().await.result());
+    store.fails(&[Op::Swap]);
+    let told = older::use_ticket(&client, "deferral_cancel", &held).await.result();
+    assert!(is_told(&told, "the task store does not answer"), "{told}");
+    assert_eq!(world.server.messages("notifications/cancelled"), 0);
+    store.works();
+    let told = older::use_ticket(&client, "deferral_cancel", &held).await.result();
+    assert!(told["content"][0]["text"].as_str().expect("words").contains("told to stop"), "{told}");
+}
