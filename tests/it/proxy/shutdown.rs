@@ -2,7 +2,7 @@
 
 use super::{
     program::Program,
-    world::{ALWAYS, Setup, World},
+    world::{ALWAYS, Setup, World, start},
 };
 use crate::{
     legacy::world::{HELLO, Older},
@@ -11,7 +11,9 @@ use crate::{
         servers::{LegacyServer, Options, Seen},
     },
 };
+use http::{Method, StatusCode};
 use serde_json::{Value, json};
+use std::net::SocketAddr;
 use tokio::{net::TcpListener, runtime::Builder};
 
 fn server() -> Options {
@@ -53,6 +55,30 @@ async fn calls_in_flight_are_finished_while_new_ones_are_refused() {
     let lost = proxy.gone().await;
     assert_eq!((&lost["calls_lost"], &lost["tasks_lost"]), (&json!(0), &json!(0)));
     assert_eq!(server.messages("notifications/cancelled"), 0);
+}
+
+/// Whether balancers are to send clients here.
+async fn ready(admin: SocketAddr) -> StatusCode {
+    let client = Client::new(admin).with("host", "localhost");
+    let mut request = client.spelled("", None, String::new());
+    *request.method_mut() = Method::GET;
+    *request.uri_mut() = "/ready".parse().expect("a path");
+    client.send_request(request).await.answer().await.status
+}
+
+#[tokio::test]
+async fn until_notice_is_over_balancers_hear_of_the_end_and_new_calls_are_served() {
+    let server = LegacyServer::start(server()).await;
+    let proxy = start(&server.url(), &[], &["admin: 127.0.0.1:0", "drain: { notice: 1h }"]);
+    let (client, admin) = (Client::new(proxy.addresses[0]), proxy.admin.as_ref().expect("it is on").address);
+    assert_eq!(ready(admin).await, 200);
+    let stopping = tokio::spawn(proxy.stop());
+    soon("balancers hear of it", async { while ready(admin).await == 200 {} }).await;
+    assert_eq!(ready(admin).await, 503);
+    let waiting = client.call("new").await;
+    server.call().await.says("served");
+    assert_eq!(waiting.answer().await.text(), "served");
+    assert!(!stopping.is_finished(), "an hour is not over");
 }
 
 #[tokio::test]
@@ -368,5 +394,5 @@ async fn the_servers_sessions_are_ended() {
     world.server.call().await.says("hi");
     waiting.answer().await;
     world.proxy.stop().await;
-    assert_eq!(world.server.count(|seen| seen.http == http::Method::DELETE), 1);
+    assert_eq!(world.server.count(|seen| seen.http == Method::DELETE), 1);
 }
