@@ -1,6 +1,6 @@
 //! A limit or a store in the way of a ticket: the model is told so, as nobody else reads an answer to its tool.
 
-use super::{IMPATIENT, SOON, modern, older, ticket, tools};
+use super::{IMPATIENT, SOON, modern, older, tools};
 use crate::{
     proxy::world::Setup,
     support::faulty::{Faulty, Op},
@@ -29,9 +29,7 @@ fn is_told(result: &Value, reason: &str) -> bool {
 async fn a_model_that_asks_too_often_is_told_which_limit_it_met_and_to_ask_again() {
     let world = setup().route(SOON).route(IMPATIENT).top(FEW).start().await;
     let client = older::holder(&world).await;
-    let waiting = client.call(7).await;
-    let _call = world.server.call().await;
-    let (held, _) = ticket(&waiting.answer().await.result());
+    let (_call, held) = older::deferred(&world.server, &client).await;
     for _ in 0..200 {
         if is_told(&older::result_of(&client, &held).await, "limits.polls_per_second") {
             return;
@@ -44,9 +42,7 @@ async fn a_model_that_asks_too_often_is_told_which_limit_it_met_and_to_ask_again
 async fn a_modern_clients_model_is_told_the_same() {
     let world = setup().route(NAMED).top(FEW).start().await;
     let client = modern::holder(&world);
-    let waiting = client.call("t").await;
-    let _call = world.server.call().await;
-    let (held, _) = ticket(&waiting.answer().await.result());
+    let (_call, held) = modern::deferred(&world, &client).await;
     for _ in 0..200 {
         let result = modern::use_ticket(&client, "deferral_result", &held).await.result();
         assert_eq!(result["resultType"], "complete");
@@ -62,9 +58,7 @@ async fn a_tool_that_cannot_be_stopped_as_the_store_fails_can_be_later() {
     let store = Faulty::new();
     let world = setup().route(SOON).route(IMPATIENT).store(&store).start().await;
     let client = older::holder(&world).await;
-    let waiting = client.call(7).await;
-    let _call = world.server.call().await;
-    let (held, _) = ticket(&waiting.answer().await.result());
+    let (_call, held) = older::deferred(&world.server, &client).await;
     store.fails(&[Op::Swap]);
     let told = older::use_ticket(&client, "deferral_cancel", &held).await.result();
     assert!(is_told(&told, "the task store does not answer"), "{told}");

@@ -3,7 +3,10 @@
 use super::{names, ticket, tools};
 use crate::{
     proxy::world::{Setup, World},
-    support::clients::{Answer, Client},
+    support::{
+        clients::{Answer, Client},
+        servers::Call,
+    },
 };
 use serde_json::{Value, json};
 
@@ -19,6 +22,13 @@ pub(super) fn holder(world: &World) -> Client {
 
 pub(super) async fn use_ticket(client: &Client, tool: &str, ticket: &str) -> Answer {
     client.ask("tools/call", json!({ "name": tool, "arguments": { "ticket": ticket } })).await
+}
+
+/// A call whose client has been answered with this ticket.
+pub(super) async fn deferred(world: &World, client: &Client) -> (Call, String) {
+    let waiting = client.call("t").await;
+    let call = world.server.call().await;
+    (call, ticket(&waiting.answer().await.result()).0)
 }
 
 #[tokio::test]
@@ -70,10 +80,8 @@ async fn the_tools_are_listed_for_those_alone_who_hold_tickets() {
 async fn what_the_server_asks_meanwhile_is_asked_of_whoever_waits() {
     let world = world(NAMED).await;
     let client = holder(&world).declaring(json!({ "elicitation": {} }));
-    let waiting = client.call("t").await;
-    let call = world.server.call().await;
+    let (call, held) = deferred(&world, &client).await;
     let (id, events) = (call.id(), call.stream());
-    let (held, _) = ticket(&waiting.answer().await.result());
     let question = json!({ "mode": "form", "message": "who?", "requestedSchema": { "type": "object", "properties": {} } });
     events.send(&json!({ "jsonrpc": "2.0", "id": 40, "method": "elicitation/create", "params": question }));
     let asked = use_ticket(&client, "deferral_result", &held).await.result();
@@ -96,9 +104,7 @@ async fn what_the_server_asks_meanwhile_is_asked_of_whoever_waits() {
 async fn a_call_is_stopped_and_what_is_no_ticket_is_not_known() {
     let world = world(NAMED).await;
     let client = holder(&world);
-    let waiting = client.call("t").await;
-    let _call = world.server.call().await;
-    let (held, _) = ticket(&waiting.answer().await.result());
+    let (_call, held) = deferred(&world, &client).await;
     let stopped = use_ticket(&client, "deferral_cancel", &held).await.result();
     assert!(stopped["content"][0]["text"].as_str().expect("text").contains("told to stop"));
     world.server.message("notifications/cancelled").await;

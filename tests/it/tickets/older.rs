@@ -7,7 +7,10 @@ use crate::{
         program::Program,
         world::{Setup, World},
     },
-    support::clients::{Answer, soon},
+    support::{
+        clients::{Answer, Waiting, soon},
+        servers::{Call, LegacyServer},
+    },
 };
 use serde_json::{Value, json};
 
@@ -27,14 +30,26 @@ async fn list(client: &Older) -> Value {
     client.post(&ask.to_string()).await.answer().await.result()
 }
 
-pub(super) async fn use_ticket(client: &Older, tool: &str, ticket: &str) -> Answer {
+/// Request 5, which may wait.
+async fn shown(client: &Older, tool: &str, ticket: &str) -> Waiting {
     let params = json!({ "name": tool, "arguments": { "ticket": ticket } });
     let ask = json!({ "jsonrpc": "2.0", "id": 5, "method": "tools/call", "params": params });
-    client.post(&ask.to_string()).await.answer().await
+    client.post(&ask.to_string()).await
+}
+
+pub(super) async fn use_ticket(client: &Older, tool: &str, ticket: &str) -> Answer {
+    shown(client, tool, ticket).await.answer().await
 }
 
 pub(super) async fn result_of(client: &Older, ticket: &str) -> Value {
     use_ticket(client, "deferral_result", ticket).await.result()
+}
+
+/// A call whose client has been answered with this ticket.
+pub(super) async fn deferred(server: &LegacyServer, client: &Older) -> (Call, String) {
+    let waiting = client.call(7).await;
+    let call = server.call().await;
+    (call, ticket(&waiting.answer().await.result()).0)
 }
 
 #[tokio::test]
@@ -75,10 +90,8 @@ async fn a_quick_call_is_answered_as_it_is() {
 async fn a_call_that_still_runs_says_so_again_and_how_far_it_is() {
     let world = setup().route(SOON).route(IMPATIENT).start().await;
     let client = holder(&world).await;
-    let waiting = client.call(7).await;
-    let call = world.server.call().await;
+    let (call, held) = deferred(&world.server, &client).await;
     let (id, events) = (call.seen.json["params"]["_meta"]["progressToken"].clone(), call.stream());
-    let (held, _) = ticket(&waiting.answer().await.result());
     events.notify(
         "notifications/progress",
         json!({ "progressToken": id, "progress": 3, "total": 4, "message": "reading" }),
@@ -120,28 +133,29 @@ async fn somebody_has_a_ticket(world: &World) {
     ticket(&client.post(&ask.to_string()).await.answer().await.result());
 }
 
+/// The client's call is answered with its result, however long that takes.
+async fn waits_as_before(world: &World, client: &Older) {
+    let waiting = client.call(7).await;
+    let call = world.server.call().await;
+    somebody_has_a_ticket(world).await;
+    call.says("late");
+    assert_eq!(waiting.answer().await.text(), "late");
+}
+
 #[tokio::test]
 async fn a_tool_without_tickets_keeps_its_schema_and_waits() {
     let world = setup().route(SOON).route("tools: [{ match: t, ticket: off }]").start().await;
     let client = Older::new(world.addr()).hello().await;
     let listed = list(&client).await;
     assert!(listed["tools"][0]["outputSchema"].is_object());
-    let waiting = client.call(7).await;
-    let call = world.server.call().await;
-    somebody_has_a_ticket(&world).await;
-    call.says("late");
-    assert_eq!(waiting.answer().await.text(), "late");
+    waits_as_before(&world, &client).await;
 }
 
 #[tokio::test]
 async fn a_client_that_was_not_given_the_tools_waits_as_before() {
     let world = setup().route(SOON).route(PATIENT).start().await;
     let client = Older::new(world.addr()).hello().await;
-    let waiting = client.call(7).await;
-    let call = world.server.call().await;
-    somebody_has_a_ticket(&world).await;
-    call.says("late");
-    assert_eq!(waiting.answer().await.text(), "late");
+    waits_as_before(&world, &client).await;
 }
 
 #[tokio::test]
@@ -210,9 +224,7 @@ async fn a_tool_of_the_server_keeps_its_name() {
 async fn a_call_is_stopped_with_its_ticket() {
     let world = setup().route(SOON).route(PATIENT).start().await;
     let client = holder(&world).await;
-    let waiting = client.call(7).await;
-    let call = world.server.call().await;
-    let (held, _) = ticket(&waiting.answer().await.result());
+    let (call, held) = deferred(&world.server, &client).await;
     let stopped = use_ticket(&client, "deferral_cancel", &held).await.result();
     assert!(stopped["content"][0]["text"].as_str().expect("text").contains("told to stop"), "{stopped}");
     let told = world.server.message("notifications/cancelled").await;
@@ -228,9 +240,7 @@ async fn a_call_that_failed_fails_as_it_would_have() {
     let world = setup().route(SOON).route(PATIENT).start().await;
     let client = holder(&world).await;
     for error in [false, true] {
-        let waiting = client.call(7).await;
-        let call = world.server.call().await;
-        let (held, _) = ticket(&waiting.answer().await.result());
+        let (call, held) = deferred(&world.server, &client).await;
         match error {
             false => {
                 call.result(json!({ "content": [{ "type": "text", "text": "no disk" }], "isError": true }))
@@ -257,9 +267,7 @@ async fn what_is_no_ticket_of_the_callers_is_answered_alike() {
         }
     };
     let (client, other) = (owner("Bearer a").await, owner("Bearer b").await);
-    let waiting = client.call(7).await;
-    let call = world.server.call().await;
-    let (held, _) = ticket(&waiting.answer().await.result());
+    let (call, held) = deferred(&world.server, &client).await;
     let foreign = result_of(&other, &held).await;
     assert_eq!(foreign["isError"], true);
     let task = "0".repeat(32);
@@ -277,9 +285,7 @@ async fn what_is_no_ticket_of_the_callers_is_answered_alike() {
 async fn a_ticket_is_no_task_and_is_in_no_list_of_tasks() {
     let world = setup().route(SOON).route(PATIENT).start().await;
     let client = holder(&world).await;
-    let waiting = client.call(7).await;
-    let _call = world.server.call().await;
-    let (held, _) = ticket(&waiting.answer().await.result());
+    let (_call, held) = deferred(&world.server, &client).await;
     for (method, params) in [("tasks/get", json!({ "taskId": held })), ("tasks/list", json!({}))] {
         let ask = json!({ "jsonrpc": "2.0", "id": 9, "method": method, "params": params });
         let answer = client.post(&ask.to_string()).await.answer().await.json();
@@ -294,14 +300,10 @@ async fn a_ticket_is_no_task_and_is_in_no_list_of_tasks() {
 async fn what_the_server_asks_meanwhile_is_asked_of_whoever_waits() {
     let world = setup().route(SOON).route(PATIENT).start().await;
     let client = holder(&world).await;
-    let waiting = client.call(7).await;
-    let call = world.server.call().await;
+    let (call, held) = deferred(&world.server, &client).await;
     let (id, events) = (call.id(), call.stream());
-    let (held, _) = ticket(&waiting.answer().await.result());
-    let params = json!({ "name": "deferral_result", "arguments": { "ticket": held } });
-    let ask = json!({ "jsonrpc": "2.0", "id": 5, "method": "tools/call", "params": params });
     let mut stream = {
-        let waiting = client.post(&ask.to_string()).await;
+        let waiting = shown(&client, "deferral_result", &held).await;
         events.send(&json!({ "jsonrpc": "2.0", "id": 40, "method": "elicitation/create", "params": { "message": "?" } }));
         waiting.stream().await
     };
@@ -330,9 +332,7 @@ async fn a_ticket_is_good_after_the_proxy_has_been_killed() {
     let first: Program = place.start(&[SOON, PATIENT], &[]).await;
     let client = Older::new(first.addr).hello().await;
     list(&client).await;
-    let waiting = client.call(7).await;
-    let call = place.server.call().await;
-    let (held, _) = ticket(&waiting.answer().await.result());
+    let (call, held) = deferred(&place.server, &client).await;
     call.says("done");
     assert_eq!(result_of(&client, &held).await["content"][0]["text"], "done");
     first.killed().await;
@@ -347,13 +347,9 @@ async fn a_ticket_is_good_after_the_proxy_has_been_killed() {
 async fn a_holder_that_reads_nothing_does_not_hold_up_its_call() {
     let world = setup().route(SOON).route(PATIENT).start().await;
     let client = holder(&world).await;
-    let waiting = client.call(7).await;
-    let call = world.server.call().await;
+    let (call, held) = deferred(&world.server, &client).await;
     let (id, events) = (call.id(), call.stream());
-    let (held, _) = ticket(&waiting.answer().await.result());
-    let params = json!({ "name": "deferral_result", "arguments": { "ticket": held } });
-    let ask = json!({ "jsonrpc": "2.0", "id": 5, "method": "tools/call", "params": params });
-    let _unread = client.post(&ask.to_string()).await;
+    let _unread = shown(&client, "deferral_result", &held).await;
     for number in 0..1000 {
         events.notify("notifications/message", json!({ "data": number }));
     }
@@ -451,12 +447,8 @@ async fn the_first_ticket_says_how_far_its_call_has_come() {
 async fn a_wait_that_is_taken_back_ends_without_an_answer_and_its_call_goes_on() {
     let world = setup().route(SOON).route(PATIENT).start().await;
     let client = holder(&world).await;
-    let waiting = client.call(7).await;
-    let call = world.server.call().await;
-    let (held, _) = ticket(&waiting.answer().await.result());
-    let params = json!({ "name": "deferral_result", "arguments": { "ticket": held } });
-    let ask = json!({ "jsonrpc": "2.0", "id": 5, "method": "tools/call", "params": params });
-    let waiting = client.post(&ask.to_string()).await.follow();
+    let (call, held) = deferred(&world.server, &client).await;
+    let waiting = shown(&client, "deferral_result", &held).await.follow();
     let cancel = r#"{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":5}}"#;
     // Again and again: before the request is there nothing is known of it.
     let taken = async {
@@ -480,9 +472,7 @@ async fn after_a_restart_sessions_of_before_are_given_none_but_their_tickets_are
     let first: Program = place.start(&[SOON, PATIENT], &[]).await;
     let client = Older::new(first.addr).hello().await;
     list(&client).await;
-    let waiting = client.call(7).await;
-    let call = place.server.call().await;
-    let (held, _) = ticket(&waiting.answer().await.result());
+    let (call, held) = deferred(&place.server, &client).await;
     call.says("done");
     assert_eq!(use_ticket(&client, "deferral_result_2", &held).await.text(), "done");
     first.killed().await;
@@ -506,12 +496,8 @@ async fn a_stop_has_no_model_make_its_call_again() {
     let mut first: Program = place.start(&[SOON, PATIENT], &["drain: 20ms"]).await;
     let client = Older::new(first.addr).hello().await;
     list(&client).await;
-    let waiting = client.call(7).await;
-    let _call = place.server.call().await;
-    let (held, _) = ticket(&waiting.answer().await.result());
-    let params = json!({ "name": "deferral_result", "arguments": { "ticket": held } });
-    let ask = json!({ "jsonrpc": "2.0", "id": 5, "method": "tools/call", "params": params });
-    let waiting = client.post(&ask.to_string()).await;
+    let (_call, held) = deferred(&place.server, &client).await;
+    let waiting = shown(&client, "deferral_result", &held).await;
     first.stop();
     let answer = waiting.answer().await.json();
     assert_ne!(answer["error"]["code"], -31007, "{answer:#}");
