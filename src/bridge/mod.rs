@@ -6,6 +6,9 @@
 //! way is carried by [`elicit`], and [`resume`] finds its call again when the client comes back with the
 //! answer.
 //!
+//! A client that knows no tasks may hold a ticket: [`ticket`] says what changes for it in what its server says, and
+//! [`sealed`] makes the ticket of a task's id.
+//!
 //! A call that needs no translation goes by: [`Relay`] follows its answer from its first byte to its end.
 //!
 //! For clients of 2025-11-25, [`offer`] adds the tasks of that revision to what a server without any
