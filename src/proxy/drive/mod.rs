@@ -3,7 +3,7 @@
 //! A [`Driver`] is one call in flight. While its client waits it is polled in place, by the connection that
 //! the client came in on ([`Attended`]); when it asks something that sends the client away, or becomes a
 //! task, the same driver moves to a runtime task of its own, so that no departure can cut a step in half,
-//! and so that it outlives the request that brought it. What a held call needs beside ([`Held`]) is absent
+//! and so that it outlives the request that brought it. What a held call needs beside (`held`) is absent
 //! until then: its questions (`book`; `questions` takes them to the client and back), and who hears of it
 //! (`audience`).
 //!
@@ -17,6 +17,7 @@ mod attended;
 mod audience;
 mod book;
 mod canonical;
+mod held;
 mod native;
 mod questions;
 mod taken_up;
@@ -29,12 +30,11 @@ pub(super) use taken_up::take_up;
 
 use super::{
     Item,
-    hub::Listener,
     keep::STORE_PAUSE,
-    ledger::{Custody, NoRoom, Parked},
+    ledger::{Custody, NoRoom},
     reply::CallEnd,
     shared::Shared,
-    switchboard::{Control, Hold, Local, Mail, Request, Waiter},
+    switchboard::{Control, Local, Mail, Request, Waiter},
 };
 use crate::{
     bridge::{
@@ -47,23 +47,17 @@ use crate::{
     runtime::{Stopping, or_never, reached},
     store::{StoreError, Updated},
     task::{self, Record, TaskId, View},
-    upstream::{self, CallError, Deferral, Event, Replies, TurnedOver},
+    upstream::{self, CallError, Event, Replies},
 };
-use anchored::Anchored;
 use audience::{Lines, OnLines};
-use book::Book;
 use bytes::Bytes;
 use canonical::Canonical;
 use futures_util::{StreamExt, future::BoxFuture};
+use held::Held;
 use std::{
-    collections::BTreeMap,
-    future::{pending, poll_fn},
-    pin::Pin,
     sync::Arc,
-    task::Poll,
     time::{Duration, Instant},
 };
-use tokio::sync::oneshot;
 
 /// Progress is written to the task at most this often: a store write each.
 const PROGRESS_PERIOD: Duration = Duration::from_millis(500);
@@ -86,37 +80,6 @@ pub(super) struct Driver {
 enum Form {
     Canonical(Canonical),
     Native(Box<Native>),
-}
-
-/// What a held call needs beside.
-struct Held {
-    hold: Hold,
-    /// Once it is a task.
-    task: Option<Custody>,
-    book: Book,
-    /// Requests that wait for the call itself.
-    waiters: Vec<Waiter>,
-    /// Where a legacy client hears of the task.
-    lines: Option<Box<Lines>>,
-    /// From its first question until it is a task.
-    parked: Option<Parked>,
-    storing: Option<BoxFuture<'static, Option<Custody>>>,
-    /// One for each request that was given the handle.
-    committed: Vec<oneshot::Receiver<()>>,
-    progress: Progress,
-    /// Where it can be taken up, once it is a task that outlives the process.
-    anchored: Option<Box<Anchored>>,
-    /// How the call is made again, which the server has turned over, and the answers so far.
-    turned_over: Option<Box<(TurnedOver, BTreeMap<String, Bytes>)>>,
-    /// Of the status, where the client is told it.
-    changes: Option<Listener>,
-}
-
-/// The latest word on progress, and when it may be written.
-#[derive(Default)]
-struct Progress {
-    message: Option<String>,
-    not_before: Option<Instant>,
 }
 
 /// What happened next.
@@ -626,99 +589,11 @@ impl Driver {
     }
 }
 
-// === impl Held ===
-
-impl Held {
-    fn new(shared: &Shared, policy: &ToolPolicy, supplied: InputResponses) -> Box<Self> {
-        Self::with(shared.switchboard.hold(), Book::new(&shared.route.path, &policy.keys, supplied))
-    }
-
-    fn with(hold: Hold, book: Book) -> Box<Self> {
-        Box::new(Self {
-            hold,
-            task: None,
-            book,
-            waiters: Vec::new(),
-            lines: None,
-            parked: None,
-            storing: None,
-            committed: Vec::new(),
-            progress: Progress::default(),
-            anchored: None,
-            turned_over: None,
-            changes: None,
-        })
-    }
-
-    /// When something may be written that is not, the first of it.
-    fn write_due(&self) -> Option<Instant> {
-        let anchor = self.anchored.as_ref().and_then(|anchored| anchored.due());
-        [self.progress.due(), anchor].into_iter().flatten().min()
-    }
-
-    /// Boxed: a call whose client waits in place has nothing of it, and there are many of those. So is what only
-    /// some of the held ones wait for.
-    fn happens<'a>(
-        &'a mut self,
-        is_attended: bool,
-        deferral: Option<&'a Deferral>,
-        now: impl FnOnce() -> Instant + Send + 'a,
-    ) -> BoxFuture<'a, Happening> {
-        Box::pin(async move {
-            tokio::select! {
-                biased;
-                stored = or_never(self.storing.as_mut()) => Happening::Stored(stored),
-                committed = any_committed(&mut self.committed) => Happening::Committed(committed),
-                who = or_never(is_attended.then(|| Box::pin(audience::any_left(&self.waiters)))) => {
-                    Happening::Departed(who)
-                }
-                told = self.hold.told() => Happening::Told(told),
-                happening = or_never(self.lines.as_mut().map(|lines| Box::pin(lines.happens(now)))) => {
-                    Happening::Lines(happening)
-                }
-                _ = or_never(self.changes.as_ref().map(|changes| Box::pin(changes.changed()))) => {
-                    Happening::Changed
-                }
-                anchor = or_never(deferral.filter(|it| it.outlives() && self.task.is_some()).map(|it| Box::pin(it.moved()))) => {
-                    Happening::Moved(anchor)
-                }
-            }
-        })
-    }
-}
-
-// === impl Progress ===
-
-impl Progress {
-    fn due(&self) -> Option<Instant> {
-        self.message.as_ref().and(self.not_before)
-    }
-}
-
 fn deadlines(shared: &Shared, defer_after: Option<Duration>, view: View) -> Deadlines {
     let questions = &shared.route.questions;
     // Whoever holds a ticket may never come back, and sees no task that waits for an answer.
     let turn = (shared.upstream.takes_turns() || view == View::Ticket).then_some(questions.park);
     Deadlines { defer_after, settle: questions.settle, park: questions.park, turn }
-}
-
-/// Whether one of those who were given the handle has it: as soon as one has, or all have left.
-async fn any_committed(receivers: &mut Vec<oneshot::Receiver<()>>) -> bool {
-    if receivers.is_empty() {
-        return pending().await;
-    }
-    poll_fn(|cx| {
-        let mut at = 0;
-        while let Some(receiver) = receivers.get_mut(at) {
-            match Pin::new(receiver).poll(cx) {
-                Poll::Ready(Ok(())) => return Poll::Ready(true),
-                Poll::Ready(Err(_)) => drop(receivers.swap_remove(at)),
-                Poll::Pending => at += 1,
-            }
-        }
-        if receivers.is_empty() { Poll::Ready(false) } else { Poll::Pending }
-    })
-    .await
 }
 
 /// What is due first, if anything ever is: the exchange's own time, where both are at once.

@@ -1,0 +1,151 @@
+//! What a call needs that is held by somebody else than the connection of its client: its questions, who hears of it,
+//! and its task.
+
+use super::{
+    Happening,
+    anchored::Anchored,
+    audience::{self, Lines},
+    book::Book,
+};
+use crate::{
+    policy::ToolPolicy,
+    protocol::InputResponses,
+    proxy::{
+        hub::Listener,
+        ledger::{Custody, Parked},
+        shared::Shared,
+        switchboard::{Hold, Waiter},
+    },
+    runtime::or_never,
+    upstream::{Deferral, TurnedOver},
+};
+use bytes::Bytes;
+use futures_util::future::BoxFuture;
+use std::{
+    collections::BTreeMap,
+    future::{pending, poll_fn},
+    pin::Pin,
+    task::Poll,
+    time::Instant,
+};
+use tokio::sync::oneshot;
+
+/// What a held call needs beside.
+pub(super) struct Held {
+    pub(super) hold: Hold,
+    /// Once it is a task.
+    pub(super) task: Option<Custody>,
+    pub(super) book: Book,
+    /// Requests that wait for the call itself.
+    pub(super) waiters: Vec<Waiter>,
+    /// Where a legacy client hears of the task.
+    pub(super) lines: Option<Box<Lines>>,
+    /// From its first question until it is a task.
+    pub(super) parked: Option<Parked>,
+    pub(super) storing: Option<BoxFuture<'static, Option<Custody>>>,
+    /// One for each request that was given the handle.
+    pub(super) committed: Vec<oneshot::Receiver<()>>,
+    pub(super) progress: Progress,
+    /// Where it can be taken up, once it is a task that outlives the process.
+    pub(super) anchored: Option<Box<Anchored>>,
+    /// How the call is made again, which the server has turned over, and the answers so far.
+    pub(super) turned_over: Option<Box<(TurnedOver, BTreeMap<String, Bytes>)>>,
+    /// Of the status, where the client is told it.
+    pub(super) changes: Option<Listener>,
+}
+
+/// The latest word on progress, and when it may be written.
+#[derive(Default)]
+pub(super) struct Progress {
+    pub(super) message: Option<String>,
+    pub(super) not_before: Option<Instant>,
+}
+
+// === impl Held ===
+
+impl Held {
+    pub(super) fn new(shared: &Shared, policy: &ToolPolicy, supplied: InputResponses) -> Box<Self> {
+        Self::with(shared.switchboard.hold(), Book::new(&shared.route.path, &policy.keys, supplied))
+    }
+
+    pub(super) fn with(hold: Hold, book: Book) -> Box<Self> {
+        Box::new(Self {
+            hold,
+            task: None,
+            book,
+            waiters: Vec::new(),
+            lines: None,
+            parked: None,
+            storing: None,
+            committed: Vec::new(),
+            progress: Progress::default(),
+            anchored: None,
+            turned_over: None,
+            changes: None,
+        })
+    }
+
+    /// When something may be written that is not, the first of it.
+    pub(super) fn write_due(&self) -> Option<Instant> {
+        let anchor = self.anchored.as_ref().and_then(|anchored| anchored.due());
+        [self.progress.due(), anchor].into_iter().flatten().min()
+    }
+
+    /// Boxed: a call whose client waits in place has nothing of it, and there are many of those. So is what only
+    /// some of the held ones wait for.
+    pub(super) fn happens<'a>(
+        &'a mut self,
+        is_attended: bool,
+        deferral: Option<&'a Deferral>,
+        now: impl FnOnce() -> Instant + Send + 'a,
+    ) -> BoxFuture<'a, Happening> {
+        Box::pin(async move {
+            tokio::select! {
+                biased;
+                stored = or_never(self.storing.as_mut()) => Happening::Stored(stored),
+                committed = any_committed(&mut self.committed) => Happening::Committed(committed),
+                who = or_never(is_attended.then(|| Box::pin(audience::any_left(&self.waiters)))) => {
+                    Happening::Departed(who)
+                }
+                told = self.hold.told() => Happening::Told(told),
+                happening = or_never(self.lines.as_mut().map(|lines| Box::pin(lines.happens(now)))) => {
+                    Happening::Lines(happening)
+                }
+                _ = or_never(self.changes.as_ref().map(|changes| Box::pin(changes.changed()))) => {
+                    Happening::Changed
+                }
+                anchor = or_never(deferral.filter(|it| it.outlives() && self.task.is_some()).map(|it| Box::pin(it.moved()))) => {
+                    Happening::Moved(anchor)
+                }
+            }
+        })
+    }
+}
+
+// === impl Progress ===
+
+impl Progress {
+    /// When it may be written, if there is anything.
+    pub(super) fn due(&self) -> Option<Instant> {
+        self.message.as_ref().and(self.not_before)
+    }
+}
+
+/// Whether one of those who were given the handle has it: as soon as one has, or all have left.
+async fn any_committed(receivers: &mut Vec<oneshot::Receiver<()>>) -> bool {
+    if receivers.is_empty() {
+        return pending().await;
+    }
+    poll_fn(|cx| {
+        let mut at = 0;
+        while let Some(receiver) = receivers.get_mut(at) {
+            match Pin::new(receiver).poll(cx) {
+                Poll::Ready(Ok(())) => return Poll::Ready(true),
+                Poll::Ready(Err(_)) => drop(receivers.swap_remove(at)),
+                Poll::Pending => at += 1,
+            }
+        }
+        if receivers.is_empty() { Poll::Ready(false) } else { Poll::Pending }
+    })
+    .await
+}
