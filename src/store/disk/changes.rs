@@ -3,6 +3,7 @@
 //! What a change does besides is gathered in a [`Batch`], and done once it is committed.
 
 use super::{
+    error::tell_unreadable,
     held::Kept,
     results::{self, Written},
     row::{self, Columns, Row},
@@ -197,8 +198,7 @@ impl Writer {
                     orphans.push((number, Some(Orphan { version, record, anchor })));
                 }
                 Err(error) => {
-                    let task = TaskId::from_entropy(columns.id);
-                    tracing::error!(target: "deferral::task", event = "task_unreadable", %task, %error);
+                    tell_unreadable(&TaskId::from_entropy(columns.id), &error);
                     orphans.push((number, None));
                 }
             }

@@ -1,6 +1,7 @@
 //! Why a folder cannot be used, and why one that is used fails.
 
-use crate::store::StoreError;
+use super::row::Unreadable;
+use crate::{store::StoreError, task::TaskId};
 use rusqlite::{ErrorCode, ffi};
 use std::{
     fmt, io,
@@ -87,6 +88,11 @@ pub(super) fn unavailable(folder: &Path, error: &rusqlite::Error) -> StoreError 
 /// The same of a file.
 pub(super) fn unavailable_file(path: &Path, error: &io::Error) -> StoreError {
     StoreError::Unavailable(format!("{}: {error}", path.display()))
+}
+
+/// A row that is no record is passed over, and told.
+pub(super) fn tell_unreadable(task: &TaskId, error: &Unreadable) {
+    tracing::error!(target: "deferral::task", event = "task_unreadable", %task, %error);
 }
 
 fn is_damage(error: &rusqlite::Error) -> bool {

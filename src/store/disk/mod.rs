@@ -37,9 +37,9 @@ use crate::{
 };
 use async_trait::async_trait;
 use bytes::Bytes;
-use error::unavailable_file;
+use error::{tell_unreadable, unavailable_file};
 use held::Held;
-use readers::Readers;
+use readers::{Listed, Readers};
 use results::{Broom, LARGEST_IN_ROW, Written};
 use std::{
     path::{Path, PathBuf},
@@ -215,7 +215,11 @@ impl Store for Disk {
         let read = self
             .readers
             .read(move |folder, connection| readers::list(folder, connection, &owner, after.as_ref(), limit));
-        read.await
+        let Listed { records, unreadable } = read.await?;
+        for (id, error) in unreadable {
+            tell_unreadable(&id, &error);
+        }
+        Ok(records)
     }
 
     async fn usage(&self, principal: &[u8; 16]) -> Result<Usage, StoreError> {

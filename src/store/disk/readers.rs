@@ -124,6 +124,14 @@ pub(super) fn due(
     Ok(found.into_iter().map(|(_, due)| due).collect())
 }
 
+/// A page of an owner's records.
+#[derive(Default)]
+pub(super) struct Listed {
+    pub(super) records: Vec<Arc<Record>>,
+    /// What stands between them and is none.
+    pub(super) unreadable: Vec<(TaskId, Unreadable)>,
+}
+
 /// The records of an owner, without what they ended with.
 pub(super) fn list(
     folder: &Path,
@@ -131,25 +139,28 @@ pub(super) fn list(
     owner: &Owner,
     after: Option<&Place>,
     limit: usize,
-) -> Result<Vec<Arc<Record>>, StoreError> {
+) -> Result<Listed, StoreError> {
     let failed = |error| unavailable(folder, &error);
     let (created, id) =
         after.map_or((-1, Vec::new()), |Place { created, id }| (time(*created), id.entropy().into()));
     let mut statement = connection.prepare_cached(LIST).map_err(failed)?;
-    let place = params![row::owner(owner), created, id, count(limit)];
-    let mut rows = statement.query(place).map_err(failed)?;
-    let mut found = Vec::new();
-    while let Some(row) = rows.next().map_err(failed)? {
+    let mut rows = statement.query(params![row::owner(owner), created, id]).map_err(failed)?;
+    let mut listed = Listed::default();
+    // A page that is not full says that there are no more: so many are read, whatever else is met on the way.
+    while listed.records.len() < limit
+        && let Some(row) = rows.next().map_err(failed)?
+    {
         let columns = columns(row).map_err(failed)?;
         let record = match row.get::<_, Option<Vec<u8>>>(4).map_err(failed)? {
             Some(body) => columns.record(body.into()),
             None => columns.listed(),
         };
-        found.push(Arc::new(
-            record.map_err(|error| unreadable(folder, &TaskId::from_entropy(columns.id), &error))?,
-        ));
+        match record {
+            Ok(record) => listed.records.push(Arc::new(record)),
+            Err(error) => listed.unreadable.push((TaskId::from_entropy(columns.id), error)),
+        }
     }
-    Ok(found)
+    Ok(listed)
 }
 
 fn columns<'a>(row: &'a rusqlite::Row<'_>) -> rusqlite::Result<Columns<'a>> {
@@ -180,4 +191,4 @@ const DUE_OPEN: &str =
 const DUE_ELSEWHERE: &str = "SELECT due, id, state FROM tasks WHERE open AND node < ?3 AND due <= ?1 \
     UNION ALL SELECT due, id, state FROM tasks WHERE open AND node > ?3 AND due <= ?1 ORDER BY due LIMIT ?2";
 const LIST: &str = "SELECT id, owner, created, head, CASE state WHEN 'input_required' THEN body END \
-    FROM tasks WHERE owner = ?1 AND (created, id) > (?2, ?3) ORDER BY created, id LIMIT ?4";
+    FROM tasks WHERE owner = ?1 AND (created, id) > (?2, ?3) ORDER BY created, id";

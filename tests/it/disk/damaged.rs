@@ -1,7 +1,7 @@
 //! Rows that cannot be read any more.
 
-use super::{START, World, end, id, insert};
-use crate::support::clients::soon;
+use super::{START, World, end, id, insert, record};
+use crate::{front::world::Lines, support::clients::soon};
 use deferral::internals::{
     policy::Quotas,
     proxy::Ledger,
@@ -57,5 +57,21 @@ async fn a_task_that_cannot_be_read_keeps_no_other_from_being_forgotten() {
     };
     soon(&format!("what ended in {START:?} is over"), forgotten).await;
     looking_after.abort();
+    store.close().await;
+}
+
+#[tokio::test]
+async fn a_task_that_cannot_be_read_is_left_out_of_lists_and_the_log_names_it() {
+    let world = damaged().await;
+    let store = world.open();
+    insert(&*store, 3).await;
+    let log = Lines::record();
+    let page = async |limit| {
+        let records = store.list(&record(1).owner, None, limit).await.expect("answers");
+        records.iter().map(|record| record.id.clone()).collect::<Vec<_>>()
+    };
+    assert_eq!(page(9).await, [id(2), id(3)]);
+    assert_eq!(log.of("task_unreadable")[0]["task"], id(1).as_str());
+    assert_eq!(page(1).await, [id(2)], "a page that is not full would be the last");
     store.close().await;
 }
