@@ -154,6 +154,7 @@ fn start_each(
             Arc::clone(&keyring),
             [stopping.clone(), too_late.clone(), closed.clone()],
         )
+        .traced(tracer.clone())
     };
     let endpoints: Vec<_> = routes.iter().map(endpoint).collect();
     let services =

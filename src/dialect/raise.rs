@@ -44,16 +44,23 @@ pub fn request(call: &Call, hop: u64, wants_progress: bool) -> Bytes {
                 Some(token) => inner.set(meta::PROGRESS_TOKEN, token),
                 None => inner.remove(meta::PROGRESS_TOKEN),
             };
+            if let Some(trace) = &call.trace {
+                trace.put_in_meta(&mut inner);
+            }
             if inner.leaves_nothing() {
                 edit.remove("_meta");
             } else {
                 inner.put(&mut patch);
             }
         }
-        (None, Some(token)) => {
-            edit.set("_meta", Bytes::from([br#"{"progressToken":"#, &*token, b"}"].concat()));
+        (None, token) => {
+            let token = token.map(|token| format!(r#""progressToken":{}"#, String::from_utf8_lossy(&token)));
+            match (&call.trace, token) {
+                (Some(trace), token) => drop(edit.set("_meta", trace.meta_with(&token.unwrap_or_default()))),
+                (None, Some(token)) => drop(edit.set("_meta", format!("{{{token}}}"))),
+                (None, None) => {}
+            }
         }
-        (None, None) => {}
     }
     edit.put(&mut patch);
     patch.apply()

@@ -1,7 +1,7 @@
 //! What the access line says of a call.
 
 use crate::{
-    protocol::{ErrorObject, code as codes},
+    protocol::{ErrorObject, TraceContext, code as codes},
     task::TaskId,
     telemetry::Outcome,
 };
@@ -18,6 +18,9 @@ pub struct AccessSummary {
     pub task: Option<TaskId>,
     /// The status of the task that was shown.
     pub shown: Option<&'static str>,
+    /// The span of another request that it has to do with: the one that made the call of the task, or that began the
+    /// call that its client comes back to.
+    pub origin: Option<Box<TraceContext>>,
     /// Time spent waiting for the server.
     pub upstream: Duration,
 }

@@ -22,6 +22,7 @@ use crate::{
     policy::Route,
     protocol::{Method, frame::on_one_line, input::request_state},
     runtime::{Clock, Stopping},
+    telemetry::trace::Tracer,
     upstream::{CallError, Document, Identity, Upstream},
 };
 use futures_util::{FutureExt, StreamExt, future::BoxFuture, stream};
@@ -55,6 +56,7 @@ impl Endpoint {
                 ledger,
                 switchboard,
                 clock,
+                tracer: Tracer::default(),
                 stopping,
                 overdue,
                 closing,
@@ -66,6 +68,15 @@ impl Endpoint {
                 absent: Absent::default(),
             }),
         }
+    }
+
+    /// The same, with spans of its calls.
+    ///
+    /// # Panics
+    /// Where it is shared already.
+    pub fn traced(mut self, tracer: Tracer) -> Self {
+        Arc::get_mut(&mut self.shared).expect("it is new").tracer = tracer;
+        self
     }
 
     pub(super) fn shared(&self) -> &Arc<Shared> {

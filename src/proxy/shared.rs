@@ -11,6 +11,7 @@ use crate::{
     protocol::{Capabilities, Method, method::Needs},
     runtime::{Clock, Stopping},
     task::{Owner, Scope, view::experimental},
+    telemetry::trace::Tracer,
     upstream::{CallError, Description, Identity, Upstream},
 };
 use http::HeaderMap;
@@ -25,6 +26,7 @@ pub(super) struct Shared {
     /// The calls that are held in this process.
     pub(super) switchboard: Arc<Switchboard>,
     pub(super) clock: Arc<dyn Clock>,
+    pub(super) tracer: Tracer,
     /// Begins when the proxy is told to stop: new calls are refused. Knows who is at work.
     pub(super) stopping: Stopping,
     /// Begins when the time to end by itself is over.

@@ -97,6 +97,7 @@ impl TicketCall {
             }
         };
         reply.account.shown = Some(record.state.status());
+        reply.account.origin = record.trace.clone();
         reply
     }
 
@@ -146,6 +147,7 @@ impl Conversation for TicketCall {
                     let running = watch.running(&record);
                     let mut reply = self.said(running);
                     reply.account.shown = Some(record.state.status());
+                    reply.account.origin = record.trace.clone();
                     reply
                 }
                 Next::Gone => self.said(view::ticket::unknown()),

@@ -200,6 +200,7 @@ fn moved(record: &Record, state: State, now: Timestamp) -> Record {
         },
         retention: record.retention,
         waited: record.waited,
+        trace: record.trace.clone(),
         view: record.view,
         raised: record.raised,
         message: record.message.clone(),

@@ -1,7 +1,7 @@
 //! What a task is, at rest.
 
 use super::{Owner, TaskId, retention};
-use crate::protocol::Timestamp;
+use crate::protocol::{Timestamp, TraceContext};
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use std::{
@@ -30,6 +30,8 @@ pub struct Record {
     pub ttl: Duration,
     /// How long a result stays once the task has ended.
     pub retention: Duration,
+    /// The span of the request that made the call, where it is traced.
+    pub trace: Option<Box<TraceContext>>,
     /// How the task is shown to whoever made the call.
     pub view: View,
     /// Whether the result is one of 2026-07-28, made so by us.
@@ -105,6 +107,7 @@ impl Record {
             status_since: now,
             ttl: retention::grant(retention),
             retention,
+            trace: None,
             view: View::Extension,
             raised: true,
             message: None,

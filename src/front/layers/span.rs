@@ -121,20 +121,29 @@ pub(super) fn end(span: &mut Span, ending: &Ending<'_>) {
     if let Some(status) = account.shown {
         span.set("deferral.task.status", status);
     }
+    if let Some(origin) = &account.origin {
+        span.link(origin);
+    }
     let (outcome, reason) = (account.outcome, account.reason.as_deref());
     match outcome {
         Outcome::Result | Outcome::Task | Outcome::InputRequired => {}
         Outcome::ToolError | Outcome::Departed => span.fail(outcome.as_str(), None),
         Outcome::ServerError => match reason.and_then(code_in) {
             Some(code) => fail(span, code, None),
-            None => span.fail(outcome.as_str(), reason),
+            // An HTTP error.
+            None => span.fail(outcome.as_str(), None),
         },
-        Outcome::Refused | Outcome::TimedOut | Outcome::UpstreamFailed | Outcome::ProxyFailed => {
-            match account.code {
-                Some(code) => fail(span, code.get().into(), reason),
-                None => span.fail(outcome.as_str(), reason),
-            }
-        }
+        // Its words may be those of the server.
+        Outcome::UpstreamFailed => ours(span, account, None),
+        Outcome::Refused | Outcome::TimedOut | Outcome::ProxyFailed => ours(span, account, reason),
+    }
+}
+
+/// With an error of ours.
+fn ours(span: &mut Span, account: &AccessSummary, reason: Option<&str>) {
+    match account.code {
+        Some(code) => fail(span, code.get().into(), reason),
+        None => span.fail(account.outcome.as_str(), reason),
     }
 }
 

@@ -79,7 +79,8 @@ fn show(shared: &Shared, id: &Id, record: &Record) -> Passed {
 
 /// The audit trail of retrievals is in the access line.
 fn account(record: &Record, terms: experimental::Terms) -> AccessSummary {
-    AccessSummary { shown: Some(experimental::status(record, terms.tool_errors)), ..AccessSummary::default() }
+    let shown = Some(experimental::status(record, terms.tool_errors));
+    AccessSummary { shown, origin: record.trace.clone(), ..AccessSummary::default() }
 }
 
 /// The task is cancelled before the answer is given; one that has ended cannot be.

@@ -32,11 +32,13 @@ pub(in crate::proxy) async fn serve(shared: &Shared, call: &Call, caller: &Calle
         Ok(record) => record,
         Err(missing) => return not_found(call, missing),
     };
-    match call.method {
+    let mut reply = match call.method {
         Method::TasksUpdate => update(shared, call, &record).await,
         Method::TasksCancel => cancel(shared, call, &record.id).await,
         _ => show(shared, call, &record),
-    }
+    };
+    reply.account.origin = record.trace.clone();
+    reply
 }
 
 fn not_found(call: &Call, missing: NotFound) -> Reply {

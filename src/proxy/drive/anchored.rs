@@ -166,6 +166,7 @@ impl Driver {
         }
         self.replies = None;
         self.held().book.close_all().into_iter().for_each(|open| open.way.withdrawn());
+        self.span.released();
         self.exchange.handle_released();
         self.shared.ledger.was_released();
         true

@@ -7,7 +7,7 @@
 //! the upstream stream goes with it, which cancels the call at the server; after the move, the other side
 //! notices the closed channel.
 
-use super::{Canonical, Driver, First, Form, Happening, canonical::Server};
+use super::{CallSpan, Canonical, Driver, First, Form, Happening, canonical::Server};
 use crate::{
     bridge::{Action, Drive, Plan, plan},
     dialect::{Call, Caller, Response, modern},
@@ -146,6 +146,7 @@ impl Attended {
             }
         };
         let is_late = !server.is_known();
+        let span = CallSpan::of_call(&self.shared, &mut self.call);
         let (shared, call, caller) = (&self.shared, &self.call, &self.caller);
         let deferral = defer_after.map(|_| Deferral::new(self.shared.ledger.outlives()));
         let replies = match is_late {
@@ -164,7 +165,7 @@ impl Attended {
             said: None,
             began,
         };
-        let driver = Driver::in_place(shared, canonical, replies, policy, (defer_after, began));
+        let driver = Driver::in_place(shared, canonical, replies, policy, (defer_after, began), span);
         self.stage = Stage::InPlace { driver, observed_after };
         Ok(())
     }
@@ -192,11 +193,11 @@ impl Attended {
                 return None;
             }
             Happening::Server(Event::Withdrawn { .. }) => {}
-            Happening::Server(Event::Final(said)) => driver.exchange.handle_final(CallEnd::Said(said)),
-            Happening::Server(Event::Lost(lost)) => driver.exchange.handle_final(CallEnd::Lost(lost)),
+            Happening::Server(Event::Final(said)) => driver.ends(CallEnd::Said(said)),
+            Happening::Server(Event::Lost(lost)) => driver.ends(CallEnd::Lost(lost)),
             Happening::Due => driver.exchange.handle_timeout(now),
             Happening::Draining => driver.exchange.handle_draining(now),
-            Happening::TooLate => driver.exchange.handle_final(CallEnd::Lost(CallError::Closing)),
+            Happening::TooLate => driver.ends(CallEnd::Lost(CallError::Closing)),
             Happening::Stored(_)
             | Happening::Departed(_)
             | Happening::Committed(_)

@@ -20,12 +20,14 @@ mod canonical;
 mod held;
 mod native;
 mod questions;
+mod span;
 mod taken_up;
 #[cfg(test)]
 mod tests;
 
 pub(super) use attended::Attended;
 pub(super) use native::Native;
+pub(super) use span::CallSpan;
 pub(super) use taken_up::take_up;
 
 use super::{
@@ -74,6 +76,7 @@ pub(super) struct Driver {
     /// What somebody else than the connection of its client holds.
     held: Option<Box<Held>>,
     form: Form,
+    span: CallSpan,
 }
 
 /// In which words a call is made, and its client spoken to.
@@ -120,6 +123,7 @@ impl Driver {
         replies: Replies,
         policy: ToolPolicy,
         (defer_after, now): (Option<Duration>, Instant),
+        span: CallSpan,
     ) -> Self {
         let deadlines = deadlines(shared, defer_after, canonical.view());
         Self {
@@ -130,6 +134,7 @@ impl Driver {
             policy,
             held: None,
             form: Form::Canonical(canonical),
+            span,
         }
     }
 
@@ -137,7 +142,7 @@ impl Driver {
     pub(super) fn on_stream(
         shared: &Arc<Shared>,
         native: Native,
-        replies: Replies,
+        (replies, span): (Replies, CallSpan),
         defer_after: Duration,
         waiter: Waiter,
     ) -> Box<Self> {
@@ -146,7 +151,8 @@ impl Driver {
             View::Ticket => Manner::Ticket,
             View::Extension | View::Experimental => Manner::Stream,
         };
-        let mut driver = Self::native(shared, native, replies, Exchange::new(manner, deadlines, began));
+        let mut driver =
+            Self::native(shared, native, (replies, span), Exchange::new(manner, deadlines, began));
         driver.held().waiters.push(waiter);
         driver
     }
@@ -159,22 +165,22 @@ impl Driver {
     pub(super) async fn of_a_task(
         shared: &Arc<Shared>,
         native: Native,
-        replies: Replies,
+        (replies, span): (Replies, CallSpan),
     ) -> Result<(Box<Self>, Vec<u8>), NoRoom> {
         let exchange = Exchange::of_a_task(Manner::Stream, deadlines(shared, None, View::Experimental));
-        let mut driver = Self::native(shared, native, replies, exchange);
+        let mut driver = Self::native(shared, native, (replies, span), exchange);
         let record = driver.record();
         let created = Native::created(shared, &record);
         // The stream of replies does nothing until it is polled.
         driver.held().task = Some(shared.ledger.admit(record, false).await?);
-        driver.is_task();
+        driver.becomes_task();
         Ok((driver, created))
     }
 
     fn native(
         shared: &Arc<Shared>,
         native: Native,
-        replies: Replies,
+        (replies, span): (Replies, CallSpan),
         exchange: Exchange<CallEnd>,
     ) -> Box<Self> {
         let policy = shared.route.treatment(&native.tool);
@@ -186,6 +192,7 @@ impl Driver {
             turns: 0,
             policy,
             form: Form::Native(Box::new(native)),
+            span,
         })
     }
 
@@ -209,6 +216,19 @@ impl Driver {
             First::Asked(event) => self.heard(event).await,
         }
         self
+    }
+
+    /// The call has ended.
+    fn ends(&mut self, word: CallEnd) {
+        self.span.ends(&word);
+        self.exchange.handle_final(word);
+    }
+
+    fn becomes_task(&mut self) {
+        if let Some(held) = &self.held {
+            self.span.becomes(held.hold.id());
+        }
+        self.is_task();
     }
 
     /// The call is a task from here on: a legacy client hears of it where it listens.
@@ -319,8 +339,14 @@ impl Driver {
                 };
                 lines.get_or_insert_with(fresh).waits(tell, |ask| book.get(ask).is_some());
             }
-            Happening::Told(Control::Mail(Mail::TakenBack)) => self.exchange.handle_taken_back(),
-            Happening::Told(Control::Mail(Mail::Cancelled)) => self.exchange.handle_cancelled(),
+            Happening::Told(Control::Mail(Mail::TakenBack)) => {
+                self.span.event("deferral.call.taken_back", &[]);
+                self.exchange.handle_taken_back();
+            }
+            Happening::Told(Control::Mail(Mail::Cancelled)) => {
+                self.span.event("deferral.task.cancelled", &[]);
+                self.exchange.handle_cancelled();
+            }
             Happening::Lines(happening) => {
                 let Held { book, lines, .. } = self.held();
                 if let Some(lines) = lines {
@@ -343,7 +369,7 @@ impl Driver {
             Happening::Draining => self.exchange.handle_draining(now),
             Happening::Stopping => self.exchange.handle_stopping(now),
             Happening::TooLate if self.release().await => {}
-            Happening::TooLate => self.exchange.handle_final(CallEnd::Lost(CallError::Closing)),
+            Happening::TooLate => self.ends(CallEnd::Lost(CallError::Closing)),
         }
     }
 
@@ -360,7 +386,7 @@ impl Driver {
             Action::ReplyTask => {
                 // It counts as a task from here on.
                 self.held().parked = None;
-                self.is_task();
+                self.becomes_task();
                 self.give_handle().await;
             }
             Action::AskInTask(ask) => self.ask_in_task(ask).await,
@@ -411,8 +437,8 @@ impl Driver {
                 }
             }
             Event::TurnOver(turned_over) => self.turned_over(turned_over).await,
-            Event::Final(response) => self.exchange.handle_final(CallEnd::Said(response)),
-            Event::Lost(lost) => self.exchange.handle_final(CallEnd::Lost(lost)),
+            Event::Final(response) => self.ends(CallEnd::Said(response)),
+            Event::Lost(lost) => self.ends(CallEnd::Lost(lost)),
         }
     }
 
@@ -489,12 +515,13 @@ impl Driver {
     /// The task that the call may become.
     fn record(&self) -> Record {
         let now = self.shared.clock.timestamp();
-        match &self.form {
+        let record = match &self.form {
             Form::Canonical(canonical) => {
                 canonical.record(self.id().clone(), &self.shared, &self.policy, now)
             }
             Form::Native(native) => native.record(self.id().clone(), &self.shared, &self.policy, now),
-        }
+        };
+        Record { trace: self.span.origin(), ..record }
     }
 
     /// Answers everybody who waits with the server's word.
@@ -504,7 +531,8 @@ impl Driver {
             Form::Canonical(canonical) => {
                 for waiter in waiters {
                     let Request::Canonical { call, .. } = &waiter.request else { continue };
-                    let reply = canonical.reply(&self.shared, call, word.clone());
+                    let mut reply = canonical.reply(&self.shared, call, word.clone());
+                    reply.account.origin = self.span.origin_for(call);
                     waiter.tell(reply.into()).await;
                 }
             }
@@ -539,9 +567,10 @@ impl Driver {
                 for waiter in waiters {
                     let Request::Canonical { call, capabilities } = &waiter.request else { continue };
                     let is_ticket = canonical.ticketing.is_some();
-                    let (reply, committed) =
+                    let (mut reply, committed) =
                         canonical::handle(call, capabilities, &created, held.hold.id(), is_ticket);
                     held.committed.extend(committed);
+                    reply.account.origin = self.span.origin_for(call);
                     waiter.tell(reply.into()).await;
                 }
                 if held.committed.is_empty() {
@@ -573,6 +602,7 @@ impl Driver {
             Form::Canonical(canonical) => canonical.settled(&self.shared, word),
             Form::Native(native) => native.settled(&self.shared, &word),
         };
+        self.span.settled(&event);
         self.keep(event).await;
     }
 

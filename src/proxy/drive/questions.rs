@@ -12,7 +12,7 @@ use crate::{
         offer,
     },
     dialect::legacy,
-    protocol::{ErrorObject, code, sse},
+    protocol::{ErrorObject, Kind, code, sse},
     proxy::{ledger::NoRoom, reply::CallEnd, switchboard::Retry},
     store::{StoreError, Updated},
     task::{self, TaskId, View},
@@ -66,7 +66,11 @@ impl Driver {
             );
         }
         let Question { asked, id, answer } = question;
+        let method = method_of(&asked);
         let (ask, supplied) = held.book.take_in(asked, Some(id), Way::Answer(answer));
+        if let Some(open) = held.book.get(ask) {
+            self.span.asked(&open.key, &method);
+        }
         if let Some(supplied) = supplied {
             held.book.answer(ask, Ok(supplied));
             return;
@@ -108,12 +112,16 @@ impl Driver {
             Form::Canonical(canonical) => canonical.lacks(asked.iter().map(|(_, request)| request)),
         };
         if let Some(end) = end {
-            return self.exchange.handle_final(end);
+            return self.ends(end);
         }
         let (mut asks, mut answers) = (BTreeSet::new(), BTreeMap::new());
         for (theirs, request) in asked {
             let way = Way::Turn(theirs.clone());
+            let method = request.kind().method();
             let (ask, supplied) = self.held().book.take_in(Asked::Canonical(request), None, way);
+            if let Some(key) = self.held().book.get(ask).map(|open| open.key.clone()) {
+                self.span.asked(&key, method.as_str());
+            }
             match supplied {
                 Some(answer) => {
                     self.held().book.close(ask);
@@ -127,7 +135,7 @@ impl Driver {
         {
             // Nothing is in flight to which a question could be refused: the call ends.
             let error = ErrorObject::new(code::BUSY, no_room.to_string());
-            return self.exchange.handle_final(CallEnd::Refused(error, Outcome::ProxyFailed));
+            return self.ends(CallEnd::Refused(error, Outcome::ProxyFailed));
         }
         self.held().turned_over = Some(Box::new((turned_over, answers)));
         self.exchange.handle_turn_over(asks, self.shared.clock.now());
@@ -145,6 +153,7 @@ impl Driver {
     pub(super) async fn answered(&mut self, key: &str, outcome: Result<Bytes, Bytes>, was_elsewhere: bool) {
         let Some(held) = &mut self.held else { return };
         let Some(ask) = held.book.by_key(key) else { return };
+        self.span.event("deferral.question.answered", &[("deferral.question.key", key)]);
         let recorded = held.book.get(ask).filter(|open| open.is_recorded).map(|open| open.id.clone());
         let place = held.lines.as_mut().and_then(|lines| lines.close(ask));
         // It may stand in two places, and has been answered in one.
@@ -184,6 +193,8 @@ impl Driver {
             };
             // What is not an answer to its question leaves it open, and it is asked again.
             if let Ok(answer) = elicit::check_answer(request, &answer) {
+                let key = open.key.clone();
+                self.span.event("deferral.question.answered", &[("deferral.question.key", &key)]);
                 self.close_with(ask, Ok(answer));
                 answered.insert(ask);
             }
@@ -197,6 +208,7 @@ impl Driver {
         let why = "the server took it back";
         let is_task = matches!(self.exchange.phase(), Phase::Handing | Phase::Deferred);
         let Some(open) = self.take_back(ask, why) else { return };
+        self.span.event("deferral.question.withdrawn", &[("deferral.question.key", &open.key)]);
         if let (Some(_), Some(id), false) = (&open.put, &open.id, is_task) {
             tell_all(&self.held().waiters, &legacy::cancelled(id, why)).await;
         }
@@ -222,6 +234,7 @@ impl Driver {
             }
         }
         let Some(open) = self.take_back(ask, "nobody answered it in time") else { return };
+        self.span.event("deferral.question.lapsed", &[("deferral.question.key", &key)]);
         Limit::Park.hit();
         open.decline(&shared.route.path);
         let park = shared.route.questions.park.as_secs();
@@ -335,6 +348,17 @@ impl Driver {
         for (reply, waiter) in replies {
             waiter.tell(reply.into()).await;
         }
+    }
+}
+
+/// What a question is called.
+fn method_of(asked: &Asked) -> String {
+    match asked {
+        Asked::Canonical(request) => request.kind().method().to_string(),
+        Asked::Native(frame) => match frame.kind() {
+            Kind::Request { method, .. } => method.to_string(),
+            Kind::Notification { .. } | Kind::Success { .. } | Kind::Failure { .. } => String::new(),
+        },
     }
 }
 

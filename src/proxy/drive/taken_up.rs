@@ -1,7 +1,7 @@
 //! A task's call that the process before this one has held, gone on with where it is now.
 
 use super::{
-    Driver, Exchange, Form, Held,
+    CallSpan, Driver, Exchange, Form, Held,
     book::{Book, Way},
     canonical::{Canonical, Server},
     deadlines,
@@ -104,6 +104,7 @@ pub(in crate::proxy) fn take_up(
         policy,
         held: Some(Held::with(hold, book)),
         form,
+        span: CallSpan::of_record(shared, record),
     });
     driver.held().task = Some(custody);
     driver.held().restored(anchor.call.clone(), answered, shared.clock.now());

@@ -17,7 +17,7 @@ use crate::{
     protocol::{ErrorObject, Frame, Id, Method, code, sse},
     proxy::{
         AccessSummary, Item, Passage, Passed, Passing, Piece, Then,
-        drive::{Driver, Native},
+        drive::{CallSpan, Driver, Native},
         ids,
         passage::{self, document, events},
         reply::lost_error,
@@ -51,6 +51,9 @@ pub(super) fn is_named(shared: &Shared, passage: &Passage) -> bool {
     shared.route.legacy_tasks.unsolicited.holds_for(&passage.headers, || passage.principal.to_string())
 }
 
+/// A call in its client's own session, what comes of it, and its span.
+type Begun = (Native, (Replies, CallSpan));
+
 /// The call that `message` asks for, made in its client's own session. Nothing is sent before its replies are
 /// polled.
 pub(super) fn in_session(
@@ -61,16 +64,22 @@ pub(super) fn in_session(
     tool: &str,
     ttl: Option<Duration>,
     ticketing: Option<Ticketing>,
-) -> (Native, Replies) {
+) -> Begun {
     let number = ids::next_in_session();
     let deferral = Deferral::new(shared.ledger.outlives());
-    let body = offer::call(message, number);
+    let span = CallSpan::begin(shared, passage.trace.as_deref(), (&Method::ToolsCall, Some(tool)));
+    let mut session = passage.session();
+    let named = span.context().and_then(|context| {
+        context.put_in_headers(&mut session.headers);
+        Frame::parse(context.put_in(message)?).ok()
+    });
+    let body = offer::call(named.as_ref().unwrap_or(message), number);
     let call = NativeCall { id: number, method: Method::ToolsCall, body, deferral: Some(deferral.clone()) };
     let token = message.params().and_then(offer::progress_token);
     let wants_progress = token.is_some();
     // A slice of the message would keep all of it.
     let token = token.map(|token| Bytes::copy_from_slice(&token));
-    let (replies, call) = shared.upstream.call_in(passage.session(), call);
+    let (replies, call) = shared.upstream.call_in(session, call);
     let in_flight = &shared.sessions.in_flight;
     let in_flight = client.session.zip(call).map(|(key, call)| in_flight.begin(key, number, token, call));
     let native = Native {
@@ -88,11 +97,11 @@ pub(super) fn in_session(
         began: shared.clock.now(),
         told: "working",
     };
-    (native, replies)
+    (native, (replies, span))
 }
 
 /// Makes the task, and begins the call.
-pub(super) async fn as_task(shared: &Arc<Shared>, (call, replies): (Native, Replies), id: &Id) -> Passed {
+pub(super) async fn as_task(shared: &Arc<Shared>, (call, replies): Begun, id: &Id) -> Passed {
     let (made, asked) = oneshot::channel();
     let work = Arc::clone(shared);
     // On its own from the start: a client that leaves while the task is stored must not leave a task
@@ -121,7 +130,7 @@ pub(super) async fn as_task(shared: &Arc<Shared>, (call, replies): (Native, Repl
 /// Makes the call, and waits with its client.
 pub(super) async fn on_stream(
     shared: &Arc<Shared>,
-    (call, replies): (Native, Replies),
+    (call, replies): Begun,
     id: Id,
     after: Duration,
     keep_alive: Duration,

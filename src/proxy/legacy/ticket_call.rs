@@ -193,7 +193,11 @@ impl Waiting {
                     let running = self.watch.running(&record);
                     return self.last(
                         &running,
-                        AccessSummary { shown: Some("working"), ..AccessSummary::default() },
+                        AccessSummary {
+                            shown: Some("working"),
+                            origin: record.trace.clone(),
+                            ..AccessSummary::default()
+                        },
                     );
                 }
                 Next::Gone => {
@@ -212,7 +216,8 @@ impl Waiting {
     /// Exactly what the call would have been answered with.
     fn ended(&mut self, record: &Record) -> Said {
         self.over = true;
-        let shown = AccessSummary { shown: Some(record.state.status()), ..AccessSummary::default() };
+        let (shown, origin) = (Some(record.state.status()), record.trace.clone());
+        let shown = AccessSummary { shown, origin, ..AccessSummary::default() };
         match view::ticket::outcome(record, false) {
             Some(view::ticket::Outcome::Result(result)) => {
                 Said::Last(legacy::success(&self.id, &result), shown)

@@ -27,11 +27,13 @@ use crate::{
     },
     proxy::{
         KeepAlive, Passage, Passed, Passing,
+        drive::CallSpan,
         passage::events,
         reply::{lost_error, outcome_of},
         session::{Client, Key, TheirCall},
         shared::Shared,
     },
+    runtime::Mutex,
     telemetry::{Limit, Outcome},
     upstream::{CallError, Forward, Forwarded, Interest, Purpose},
 };
@@ -85,6 +87,7 @@ pub(in crate::proxy) fn pass(
     let may_begin = (is_call && edit.is_none() || left.len() == 1) && may_begin(&passage);
     let has_deadline = is_call && shared.route.held.deadline.is_some();
     let giving_up = has_deadline.then(|| Box::new(passage.session()));
+    let (span, passage) = traced(&shared, passage);
     let Passage { principal, method, query, headers, body, message: _, post, keep_alive: _, trace: _ } =
         passage;
     let waiting = if left.is_empty() { post.waiting() } else { left };
@@ -106,9 +109,28 @@ pub(in crate::proxy) fn pass(
     let forward = Forward { principal, method, query, headers, body, purpose, calls, interest };
     let forwarding = shared.upstream.forward(forward);
     let is_waited_for = is_call || requester.resumed.is_some();
-    let sent = Sent { shared, began, _work: work, requester, call, giving_up, stopping };
+    let span = Mutex::new(span);
+    let sent = Sent { shared, began, _work: work, requester, call, giving_up, stopping, span };
     let terms = Box::new(Terms { sent, waiting, edit, listens, ladder });
     wait(forwarding, terms, is_waited_for, may_begin)
+}
+
+/// The request as its server is sent it, and the span of the server's call, where it is traced: both name it. A
+/// notification has none, nor has a batch.
+fn traced(shared: &Shared, mut passage: Passage) -> (CallSpan, Passage) {
+    let span = match &passage.post.messages[..] {
+        [Message::Request { method, target, .. }] => {
+            CallSpan::begin(shared, passage.trace.as_deref(), (method, target.as_deref()))
+        }
+        _ => CallSpan::default(),
+    };
+    if let Some(context) = span.context() {
+        context.put_in_headers(&mut passage.headers);
+        if let Some(named) = passage.message.as_ref().and_then(|message| context.put_in(message)) {
+            passage.body = named;
+        }
+    }
+    (span, passage)
 }
 
 /// Waits for the server to begin its answer, or, where `may_begin`, until one is begun for it.

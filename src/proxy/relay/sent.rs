@@ -12,12 +12,13 @@ use crate::{
     },
     proxy::{
         AccessSummary, Passed, Passing,
+        drive::CallSpan,
         passage::{events, refused},
         reply::{lost_error, outcome_of, status_of_fault},
         session::TheirCall,
         shared::Shared,
     },
-    runtime::Stopping,
+    runtime::{Mutex, Stopping},
     telemetry::Outcome,
     upstream::{CallError, ClientSession, Forwarded, Interest},
 };
@@ -39,12 +40,15 @@ pub(super) struct Sent {
     pub(super) giving_up: Option<Box<ClientSession>>,
     /// When it is not waited for any longer.
     pub(super) stopping: Stopping,
+    /// Of the server's call that it is. The lock is held to say how it has ended.
+    pub(super) span: Mutex<CallSpan>,
 }
 
 // === impl Sent ===
 
 impl Sent {
     pub(super) fn account(&self, outcome: Outcome) -> AccessSummary {
+        self.span.lock().passes(outcome);
         let upstream = self.shared.clock.now().saturating_duration_since(self.began);
         AccessSummary { upstream, ..AccessSummary::of(outcome) }
     }

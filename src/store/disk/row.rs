@@ -5,7 +5,7 @@
 //! the questions that are open, one behind the other, with their lengths in the head.
 
 use crate::{
-    protocol::Timestamp,
+    protocol::{Timestamp, TraceContext},
     task::{Answer, Owner, Record, Scope, State, TaskId, View, retention},
 };
 use bytes::Bytes;
@@ -45,6 +45,9 @@ struct Head<'a> {
     /// Raw JSON each; the flag says whether it is a result.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     undelivered: Vec<(String, bool, String)>,
+    /// As a `traceparent`. What cannot be read is left out: it is nothing that the task needs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    trace: Option<String>,
     #[serde(borrow)]
     state: Shape<'a>,
 }
@@ -114,6 +117,7 @@ impl Row {
             message: record.message.as_ref().map(Into::into),
             keys_used: Cow::Borrowed(&record.keys_used),
             undelivered: record.undelivered.iter().map(written).collect(),
+            trace: record.trace.as_ref().map(ToString::to_string),
             state,
         };
         let head = serde_json::to_string(&head).expect("text and numbers are JSON");
@@ -182,6 +186,7 @@ impl Columns<'_> {
             message: head.message.map(Cow::into_owned),
             keys_used: Arc::new(head.keys_used.into_owned()),
             undelivered: head.undelivered.into_iter().map(answer_of).collect(),
+            trace: head.trace.and_then(|text| TraceContext::parse(&text)).map(Box::new),
             state: head.state.with(body),
         })
     }

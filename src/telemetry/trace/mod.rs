@@ -1,6 +1,7 @@
 //! Traces: a span for each request of a client, one for each call of a server, sent to a collector over OTLP.
 //!
-//! A [`Tracer`] makes [`Span`]s; a span is sent when it is dropped. Whoever makes one says what it is about in the
+//! A [`Tracer`] makes [`Span`]s; a span is sent when it is dropped. Those of requests are made in `front::layers::span`, those of
+//! servers' calls in `proxy::drive`. Whoever makes one says what it is about in the
 //! names of the semantic conventions for MCP ([`crate::manual::traces`]), and never what was sent or came back. What
 //! names a span to others is a [`TraceContext`](crate::protocol::TraceContext).
 //!

@@ -164,6 +164,13 @@ impl Span {
         self.0.as_ref().map(|live| &live.context)
     }
 
+    /// The span that it is a part of, where it is recorded and is a part of one.
+    pub fn parent(&self) -> Option<TraceContext> {
+        let (recorded, _) = self.0.as_ref()?.recorded.as_ref()?;
+        let parent = recorded.parent?;
+        Some(TraceContext { state: None, ..recorded.context.at(parent.span) })
+    }
+
     /// Says something of it, once for each key.
     pub fn set(&mut self, key: &'static str, value: impl Into<Value>) {
         if let Some((recorded, _)) = self.recorded() {

@@ -47,10 +47,12 @@ pub(crate) struct Span {
     pub(crate) is_client: bool,
     /// In hexadecimal digits, like those below.
     pub(crate) trace: String,
+    pub(crate) id: String,
     /// Empty where it has none.
     pub(crate) parent: String,
     pub(crate) links: Vec<String>,
     pub(crate) attributes: BTreeMap<String, String>,
+    pub(crate) events: Vec<(String, BTreeMap<String, String>)>,
     /// The words of its failure, where it is one.
     pub(crate) failed: Option<String>,
     /// All of it, for what must not be in it.
@@ -205,9 +207,11 @@ impl Span {
             name: raw.name.clone(),
             is_client: raw.kind == 3,
             trace: hex(&raw.trace_id),
+            id: hex(&raw.span_id),
             parent: hex(&raw.parent_span_id),
             links: raw.links.iter().map(|link| hex(&link.span_id)).collect(),
             attributes,
+            events: raw.events.iter().map(|event| (event.name.clone(), pairs(&event.attributes))).collect(),
             failed: raw
                 .status
                 .as_ref()
@@ -219,5 +223,10 @@ impl Span {
 
     pub(crate) fn says(&self, key: &str) -> Option<&str> {
         self.attributes.get(key).map(String::as_str)
+    }
+
+    pub(crate) fn event(&self, name: &str) -> &BTreeMap<String, String> {
+        let found = self.events.iter().find(|(known, _)| known == name);
+        &found.unwrap_or_else(|| panic!("no {name}: {self:#?}")).1
     }
 }

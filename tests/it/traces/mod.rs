@@ -1,7 +1,9 @@
 //! Traces: what a collector is told of what clients ask and servers are asked.
 
+mod calls;
 mod exporting;
 mod requests;
+mod tasks;
 
 use crate::{
     proxy::world::{Setup, World},
