@@ -1,5 +1,5 @@
-//! What single values may be: how each is read, and what an editor is told of it. The readers of their
-//! texts are in [`values`], which the command line uses too.
+//! What single values may be: how each is read, and what an editor is told of it; those of a command are with its
+//! keys (`server`). The readers of their texts are in [`values`], which the command line uses too.
 
 use super::{
     At, DEFAULT_DRAIN, DrainTimes, LogFormat, Store,
@@ -12,7 +12,6 @@ use super::{
 use crate::{
     policy::{ClientMatch, Mode, Pattern, PrincipalSource},
     protocol::capability,
-    upstream::stdio::{INSTANCES, Inherit, Instances, When},
 };
 use http::Uri;
 use serde_json::{Value as Json, json};
@@ -348,96 +347,12 @@ pub(super) fn unsolicited() -> Kind<'static, Unsolicited> {
     Kind { schema, show: |_| "never".into(), read: Box::new(read) }
 }
 
-/// Environment variables: a mapping of names to texts.
-pub(super) fn variables() -> Kind<'static, Vec<(String, String)>> {
-    let read = |node: &Node, report: &mut Report| {
-        let Value::Map(entries) = &node.value else {
-            let message = format!("must be a mapping (`NAME: value`), not {}", node.what());
-            report.problems.push(Problem::new(node.place, message));
-            return None;
-        };
-        let read = |entry: &Entry| {
-            let name = variable_name(&entry.key);
-            if let Err(Invalid(message)) = &name {
-                report.problems.push(Problem::new(entry.key_place, message.clone()));
-            }
-            let value = leaf(&entry.node, report, |text| match text.contains('\0') {
-                true => Err(Invalid("must not have a NUL in it".to_owned())),
-                false => Ok(text.to_owned()),
-            });
-            Some((name.ok()?, value?))
-        };
-        let read: Vec<_> = entries.iter().map(read).collect();
-        read.into_iter().collect()
-    };
-    let schema = || {
-        let value = json!({ "type": ["string", "number", "boolean"] });
-        json!({ "type": "object", "additionalProperties": value })
-    };
-    Kind { schema: Box::new(schema), show: |_| Json::Null, read: Box::new(read) }
-}
-
-fn variable_name(text: &str) -> Result<String, Invalid> {
+/// The name of an environment variable.
+pub(super) fn variable_name(text: &str) -> Result<String, Invalid> {
     match text.is_empty() || text.contains(['=', '\0']) {
         true => Err(Invalid("must be the name of an environment variable, which has no `=`".to_owned())),
         false => Ok(text.to_owned()),
     }
-}
-
-/// What of the environment is inherited.
-pub(super) fn inherit() -> Kind<'static, Inherit> {
-    let Kind { schema, read, .. } = list(string(variable_name)).some();
-    let schema = Box::new(move || json!({ "anyOf": [{ "enum": ["all", "safe"] }, schema()] }));
-    let read = move |node: &Node, report: &mut Report| match node.value {
-        Value::List(_) => {
-            let names = read(node, report)?;
-            Some(Inherit::Also(names.into_iter().map(|name| name.value).collect()))
-        }
-        Value::Map(_) | Value::Scalar { .. } => leaf(node, report, |text| match text {
-            "all" => Ok(Inherit::All),
-            "safe" => Ok(Inherit::Safe),
-            _ => Err(Invalid(format!("`{text}` does not say what; use all, safe or a list of names"))),
-        }),
-    };
-    Kind { schema, show: |_| Json::Null, read: Box::new(read) }
-}
-
-/// When a command is started.
-pub(super) fn start() -> Kind<'static, When> {
-    word(json!({ "enum": ["lazy", "eager"] }), |text| match text {
-        "lazy" => Ok(When::Lazy),
-        "eager" => Ok(When::Eager),
-        _ => Err(Invalid(format!("`{text}` does not say when; use lazy or eager"))),
-    })
-}
-
-/// Who shares a process: so many of all, or each caller has its own.
-pub(super) fn instances() -> Kind<'static, Instances> {
-    let per = mapping("`instances`", |s| {
-        let caller = |text: &str| match text {
-            "caller" => Ok(()),
-            _ => Err(Invalid(format!("must be `caller`, not `{text}`"))),
-        };
-        let per = s
-            .key("per", "Who has a process of their own.")
-            .required(word(json!({ "const": "caller" }), caller));
-        if per.is_unset() {
-            s.wrong(s.place, "`instances` says nothing; write a number, or `{ per: caller }`");
-        }
-        per.given().map(|()| Instances::PerCaller)
-    });
-    let number = || count::<usize>(1);
-    let (several, Kind { schema, read, .. }) = (number().read, per);
-    let schema = Box::new(move || {
-        let mut number = (number().schema)();
-        number["default"] = INSTANCES.into();
-        json!({ "anyOf": [number, schema()] })
-    });
-    let read = move |node: &Node, report: &mut Report| match node.value {
-        Value::Map(_) => read(node, report),
-        Value::List(_) | Value::Scalar { .. } => several(node, report).map(Instances::Shared),
-    };
-    Kind { schema, show: |_| Json::Null, read: Box::new(read) }
 }
 
 /// Where a key is: never the key.

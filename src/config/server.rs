@@ -1,12 +1,19 @@
-//! The keys of `upstream`: the server's address, or the command that starts it.
+//! The keys of `upstream`: the server's address, or the command that starts it, and what may be said of that.
 
 use super::{
     At,
-    kind::{inherit, instances, some_duration, start, text, truth, url, variables},
-    section::{Section, Set, list},
-    together, values,
+    kind::{count, some_duration, string, text, truth, url, variable_name, word},
+    problem::Problem,
+    section::{Kind, Report, Section, Set, leaf, list, mapping},
+    together,
+    values::{self, Invalid},
+    yaml::{Entry, Node, Value},
 };
-use crate::upstream;
+use crate::upstream::{
+    self,
+    stdio::{INSTANCES, Inherit, Instances, When},
+};
+use serde_json::{Value as Json, json};
 use std::path::Path;
 
 /// The server's URL, or the command that starts it and what goes with that.
@@ -83,4 +90,89 @@ fn given<T>(key: &'static str, set: Set<T>, written: &mut Vec<At<&'static str>>)
         written.push(At::new(*place, key));
     }
     set.given()
+}
+
+/// Environment variables: a mapping of names to texts.
+fn variables() -> Kind<'static, Vec<(String, String)>> {
+    let read = |node: &Node, report: &mut Report| {
+        let Value::Map(entries) = &node.value else {
+            let message = format!("must be a mapping (`NAME: value`), not {}", node.what());
+            report.problems.push(Problem::new(node.place, message));
+            return None;
+        };
+        let read = |entry: &Entry| {
+            let name = variable_name(&entry.key);
+            if let Err(Invalid(message)) = &name {
+                report.problems.push(Problem::new(entry.key_place, message.clone()));
+            }
+            let value = leaf(&entry.node, report, |text| match text.contains('\0') {
+                true => Err(Invalid("must not have a NUL in it".to_owned())),
+                false => Ok(text.to_owned()),
+            });
+            Some((name.ok()?, value?))
+        };
+        let read: Vec<_> = entries.iter().map(read).collect();
+        read.into_iter().collect()
+    };
+    let schema = || {
+        let value = json!({ "type": ["string", "number", "boolean"] });
+        json!({ "type": "object", "additionalProperties": value })
+    };
+    Kind { schema: Box::new(schema), show: |_| Json::Null, read: Box::new(read) }
+}
+
+/// What of the environment is inherited.
+fn inherit() -> Kind<'static, Inherit> {
+    let Kind { schema, read, .. } = list(string(variable_name)).some();
+    let schema = Box::new(move || json!({ "anyOf": [{ "enum": ["all", "safe"] }, schema()] }));
+    let read = move |node: &Node, report: &mut Report| match node.value {
+        Value::List(_) => {
+            let names = read(node, report)?;
+            Some(Inherit::Also(names.into_iter().map(|name| name.value).collect()))
+        }
+        Value::Map(_) | Value::Scalar { .. } => leaf(node, report, |text| match text {
+            "all" => Ok(Inherit::All),
+            "safe" => Ok(Inherit::Safe),
+            _ => Err(Invalid(format!("`{text}` does not say what; use all, safe or a list of names"))),
+        }),
+    };
+    Kind { schema, show: |_| Json::Null, read: Box::new(read) }
+}
+
+/// When a command is started.
+fn start() -> Kind<'static, When> {
+    word(json!({ "enum": ["lazy", "eager"] }), |text| match text {
+        "lazy" => Ok(When::Lazy),
+        "eager" => Ok(When::Eager),
+        _ => Err(Invalid(format!("`{text}` does not say when; use lazy or eager"))),
+    })
+}
+
+/// Who shares a process: so many of all, or each caller has its own.
+fn instances() -> Kind<'static, Instances> {
+    let per = mapping("`instances`", |s| {
+        let caller = |text: &str| match text {
+            "caller" => Ok(()),
+            _ => Err(Invalid(format!("must be `caller`, not `{text}`"))),
+        };
+        let per = s
+            .key("per", "Who has a process of their own.")
+            .required(word(json!({ "const": "caller" }), caller));
+        if per.is_unset() {
+            s.wrong(s.place, "`instances` says nothing; write a number, or `{ per: caller }`");
+        }
+        per.given().map(|()| Instances::PerCaller)
+    });
+    let number = || count::<usize>(1);
+    let (several, Kind { schema, read, .. }) = (number().read, per);
+    let schema = Box::new(move || {
+        let mut number = (number().schema)();
+        number["default"] = INSTANCES.into();
+        json!({ "anyOf": [number, schema()] })
+    });
+    let read = move |node: &Node, report: &mut Report| match node.value {
+        Value::Map(_) => read(node, report),
+        Value::List(_) | Value::Scalar { .. } => several(node, report).map(Instances::Shared),
+    };
+    Kind { schema, show: |_| Json::Null, read: Box::new(read) }
 }
