@@ -1,0 +1,302 @@
+// The operator's page in a browser, in front of a proxy that is played: what it shows, and that nothing breaks it.
+
+import assert from 'node:assert/strict';
+import { after, afterEach, before, beforeEach, test } from 'node:test';
+import { launch, open, until } from './browser.mjs';
+import { Fake, TOKEN, counts, task, tool } from './fake.mjs';
+import { EVIL, busy, crowded } from './states.mjs';
+
+let browser, fake, page;
+
+before(async () => {
+  browser = await launch();
+});
+after(() => browser?.stop());
+beforeEach(async () => {
+  fake = await new Fake().start();
+  fake.every = 100;
+});
+afterEach(async () => {
+  await page?.close();
+  await fake.stop();
+});
+
+async function visit(options, fragment = '') {
+  page = await open(browser.context, fake.url + fragment, options);
+}
+const tell = tasks => {
+  fake.state.tasks = { tasks, next: null, counts: counts(tasks) };
+};
+const text = selector => page.locator(selector).innerText();
+const rows = () => page.locator('#rows tr');
+const row = handle => page.locator(`#rows tr[data-task="${handle}"]`);
+const says = (selector, words) => until(page, ([at, words]) => document.querySelector(at)?.innerText.includes(words), [selector, words]);
+const spotless = () => assert.deepEqual(page.faults, []);
+
+test('a proxy with which nothing has happened yet is shown as such', async () => {
+  await visit();
+  await says('#connection', 'live');
+  await says('#no-tasks', 'No tasks');
+  await says('#no-tools', 'No tool has been called yet');
+  assert.equal(await text('#in-flight'), '0');
+  spotless();
+});
+
+test('a task appears with all that is known of it, ages, and ends', async () => {
+  const one = task('0123456789ab', { message: 'page 3 of 7', questions: [{ key: 'when', kind: 'elicitation', since_ms: 4_000 }], waits: 2, age_ms: 61_000 });
+  await visit();
+  await says('#connection', 'live');
+  assert.equal(await rows().count(), 0);
+  tell([one]);
+  await says('#rows', 'export_report');
+  const shown = await row('0123456789ab').innerText();
+  for (const words of ['/mcp', '0123456789ab', 'working', '1 min', 'page 3 of 7', 'elicitation when', '2 clients', 'anonymous']) {
+    assert.ok(shown.includes(words), `${words} in ${shown}`);
+  }
+  one.age_ms = 125_000;
+  await says('#rows .age', '2 min 5 s');
+  one.status = 'completed';
+  await says('#rows .status', 'completed');
+  assert.equal(await row('0123456789ab').getByRole('button').count(), 0, 'what has ended cannot be cancelled');
+  tell([]);
+  await until(page, () => document.querySelectorAll('#rows tr').length === 0);
+  spotless();
+});
+
+test('what strangers call things stays text', async () => {
+  tell([task('0123456789ab', { tool: EVIL, message: EVIL, principal: EVIL, route: EVIL, questions: [{ key: EVIL, kind: 'elicitation', since_ms: 0 }] })]);
+  fake.state.tools = [tool(EVIL, [[1_000_000, 5]], { route: EVIL })];
+  fake.state.routes[0] = { ...fake.state.routes[0], path: EVIL, server: EVIL };
+  fake.state.limits = [{ limit: EVIL, value: 1, used: 1, hits: 1 }];
+  fake.state.processes = { routes: [{ path: EVIL, starts: 1, running: [], last_ended: { pid: 1, since: new Date(), at: new Date(), how: EVIL, is_wanted: false, said: [EVIL] } }] };
+  await visit();
+  for (const place of ['#rows .name', '#rows .message', '#rows .caller', '#rows .asked', '#chosen-name', '#tools .name', '#of-tool', '#routes h3', '#routes .ended pre', '#near code']) {
+    await says(place, EVIL);
+  }
+  await row('0123456789ab').getByRole('button').click();
+  await says('#confirm-tool', EVIL);
+  assert.equal(await page.locator('img, main script').count(), 0);
+  assert.equal(await page.evaluate(() => window.hurt), undefined);
+  spotless();
+});
+
+test('the token goes from the address into the tab, and a cancel is asked about, and told', async () => {
+  tell([task('0123456789ab'), task('ba9876543210')]);
+  await visit({}, `#token=${TOKEN}`);
+  assert.equal(page.url(), fake.url, 'it does not stay in the address');
+  await row('0123456789ab').getByRole('button').click();
+  await page.getByRole('button', { name: 'Keep it' }).click();
+  assert.deepEqual(fake.cancelled, []);
+  await row('0123456789ab').getByRole('button').click();
+  await page.getByRole('button', { name: 'Cancel the task' }).click();
+  await says('#toast', 'export_report is cancelled');
+  assert.equal(await row('0123456789ab').locator('.status').innerText(), 'cancelled');
+  assert.deepEqual(fake.cancelled, ['0123456789ab'], 'that one alone');
+  await says('#token', 'kept');
+  spotless();
+});
+
+test('whoever has no token is asked for it, again where it is wrong', async () => {
+  tell([task('0123456789ab')]);
+  await visit({ expected: /401/ });
+  const give = async token => {
+    await page.locator('#ask-input').fill(token);
+    await page.getByRole('button', { name: 'Use it' }).click();
+  };
+  await row('0123456789ab').getByRole('button').click();
+  await page.getByRole('button', { name: 'Cancel the task' }).click();
+  await says('#ask-why', 'Changes need the token');
+  await give('wrong');
+  await says('#ask-why', 'the line that the proxy prints');
+  assert.deepEqual(fake.cancelled, []);
+  await give(TOKEN);
+  await until(page, () => document.querySelector('#rows .status').innerText === 'cancelled');
+  assert.deepEqual(fake.cancelled, ['0123456789ab']);
+  spotless();
+});
+
+test('a tool has its histogram with the threshold, and another threshold another share', async () => {
+  // 60 calls within 1 s, 20 within 2 s, 20 within 10 s; the threshold is 5 s.
+  fake.state.tools = [tool('slow', [[1_000_000, 60], [2_000_000, 20], [10_000_000, 20]]), tool('quick', [[1_500, 400]])];
+  await visit();
+  await says('#share', '20 %');
+  await says('.mark.is-after', 'after 5 s');
+  await says('#share-of', '20 of 100');
+  assert.equal(await text('#chosen-name'), 'slow', 'it is the one that the threshold means most to');
+  const right = selector => page.locator(selector).evaluate(mark => new DOMMatrix(getComputedStyle(mark).transform).e);
+  const full = () => page.locator('#share-bar').evaluate(bar => bar.style.transform);
+  assert.equal(await full(), 'scaleX(0.2)');
+  const configured = await right('.mark.is-after');
+  // The slider goes from 10 ms, ten steps to a power of ten: at 20 is 1 s.
+  await page.locator('#threshold').fill('20');
+  await says('#share', '40 %');
+  await says('#threshold-said', '1 s');
+  await says('.mark.is-what-if', 'if 1 s');
+  await says('#share-now', '5 s: 20 %');
+  assert.equal(await full(), 'scaleX(0.4)');
+  assert.equal(await right('.mark.is-after'), configured, 'what is configured stays where it is');
+  assert.ok((await right('.mark.is-what-if')) < configured);
+  assert.match(await page.locator('#tools li', { hasText: 'quick' }).innerText(), /\n0 %/);
+  await page.getByRole('button', { name: 'as configured' }).click();
+  await says('#share', '20 %');
+  // By the keyboard.
+  await page.locator('#threshold').focus();
+  for (let at = 0; at < 7; at += 1) await page.keyboard.press('ArrowLeft');
+  await says('#share', '40 %');
+  spotless();
+});
+
+test('thresholds are those of the first pattern that a tool matches', async () => {
+  fake.state.routes[0].tools = [{ match: 'train_?', mode: 'always', after_ms: 7_000 }, { match: 'train_*', mode: 'required', after_ms: 2_000 }];
+  for (const [name, words, after] of [['train_x', 'always: every call is a task at once', '7 s'], ['train_all', 'required: as auto (2 s)', '2 s'], ['other', 'longer than 5 s', '5 s']]) {
+    fake.state.tools = [tool(name, [[1_000_000, 9]])];
+    await visit();
+    await says('#chosen-mode', words);
+    await says('.mark.is-after', `after ${after}`);
+    spotless();
+    if (name !== 'other') await page.close();
+  }
+});
+
+test('calls a second are the difference of what was counted', async () => {
+  let at = Date.now();
+  fake.before = () => {
+    Object.assign(fake.state, { at: new Date((at += 2_000)).toISOString() });
+    fake.state.calls = { in_flight: 3, total: fake.state.calls.total + 90, by_outcome: { result: 80, tool_error: 10 } };
+  };
+  await visit();
+  await until(page, () => document.querySelector('#rate').innerText === '45');
+  await says('#outcomes', 'tool error');
+  assert.equal(await text('#in-flight'), '3');
+  spotless();
+});
+
+test('limits, servers, their last words and the configuration are shown', async () => {
+  busy(fake);
+  await visit();
+  await says('#near', 'limits.tasks');
+  const full = page.locator('#near li', { hasText: 'limits.tasks' }).first().getByRole('meter', { includeHidden: true });
+  assert.equal(await page.getByRole('meter', { name: 'limits.tasks', exact: true }).getAttribute('aria-valuenow'), '7630');
+  assert.equal(await full.count(), 1);
+  await says('#near', 'met 41 times');
+  await says('#near', '239.4 MiB of 256 MiB');
+  await says('#others-said', '8 others');
+  await says('#routes', "No such file or directory: 'archive.idx'");
+  await says('#routes', 'process 4711');
+  await says('#questions', '3');
+  await page.locator('#config summary').click();
+  await says('#settings', '"tokens": "…"');
+  spotless();
+});
+
+test('a page that loses its proxy says so, and finds it again by itself', async () => {
+  tell([task('0123456789ab')]);
+  await visit({ expected: /ERR_(CONNECTION_REFUSED|INCOMPLETE_CHUNKED_ENCODING|CONNECTION_RESET|EMPTY_RESPONSE)/ });
+  await says('#connection', 'live');
+  await fake.stop();
+  await says('#connection', 'not connected');
+  await says('#lost', 'Trying again in');
+  const age = await text('#rows .age');
+  const state = fake.state;
+  fake = await new Fake().start(fake.port);
+  fake.every = 100;
+  fake.state = state;
+  assert.equal(await text('#rows .age'), age, 'what nobody tells does not age');
+  await says('#connection', 'live');
+  assert.ok(await page.locator('#lost').isHidden());
+  spotless();
+});
+
+test('a state or a tool that is beyond the newest is asked for', async () => {
+  fake.everything = Array.from({ length: 500 }, (_, at) => task(`task${at}`, { status: at < 499 ? 'working' : 'failed', tool: at === 499 ? 'broken' : 'export_report' }));
+  fake.state.tasks = { tasks: fake.everything.slice(0, 200), next: 'more', counts: counts(fake.everything) };
+  await visit();
+  await says('#more', 'And 300 more');
+  await page.getByRole('button', { name: 'failed' }).click();
+  await says('#rows', 'broken');
+  assert.equal(await rows().count(), 1);
+  assert.ok(fake.asked.includes('GET /tasks'));
+  spotless();
+});
+
+test('rows keep their places while a mouse points at them', async () => {
+  const [old, born] = [task('0000000000aa'), task('0000000000bb')];
+  tell([old]);
+  await visit();
+  await row(old.task).hover();
+  tell([born, { ...old, message: 'changed' }]);
+  await says('#rows', 'changed');
+  assert.equal(await rows().count(), 1);
+  await says('#more', 'keeps still');
+  await page.locator('h1').hover();
+  await until(page, () => document.querySelectorAll('#rows tr').length === 2);
+  assert.equal(await rows().first().getAttribute('data-task'), born.task);
+  spotless();
+});
+
+test('a keyboard is enough to cancel, or not', async () => {
+  tell([task('0123456789ab')]);
+  await visit({}, `#token=${TOKEN}`);
+  await says('#rows', 'export_report');
+  const button = row('0123456789ab').getByRole('button', { name: 'Cancel export_report, task 0123456789ab' });
+  for (let tabs = 0; !(await button.evaluate(it => it === document.activeElement)); tabs += 1) {
+    assert.ok(tabs < 40, 'it is reached');
+    await page.keyboard.press('Tab');
+  }
+  const outline = await button.evaluate(it => getComputedStyle(it).outlineStyle);
+  assert.equal(outline, 'solid', 'it is seen where one is');
+  await page.keyboard.press('Enter');
+  await says('#confirm', 'Cancel this task?');
+  await page.keyboard.press('Escape');
+  assert.deepEqual(fake.cancelled, []);
+  assert.ok(await button.evaluate(it => it === document.activeElement), 'one is back where one was');
+  await page.keyboard.press('Enter');
+  await page.keyboard.press('Tab');
+  await page.keyboard.press('Enter');
+  await says('#rows .status', 'cancelled');
+  spotless();
+});
+
+for (const width of [320, 400, 800, 1280, 2000]) {
+  test(`at ${width} px nothing is wider than the window, in light and in dark`, async () => {
+    busy(fake);
+    for (const colorScheme of ['light', 'dark']) {
+      await visit({ width, colorScheme });
+      await says('#rows', 'export_report');
+      await says('#plot-said', 'Histogram');
+      assert.ok(await page.evaluate(() => document.documentElement.scrollWidth <= innerWidth));
+      spotless();
+      if (colorScheme === 'light') await page.close();
+    }
+  });
+}
+
+const frame = () => until(page, () => new Promise(resolve => requestAnimationFrame(() => resolve(true))));
+
+test('ten thousand tasks, a hundred of them new each second, do not freeze it', async () => {
+  crowded(fake, 200);
+  fake.every = 1_000;
+  await visit();
+  await says('#live', '10,000');
+  await says('#more', 'And 9,800 more');
+  for (const from = fake.told; fake.told < from + 8; ) await frame();
+  assert.equal(await rows().count(), 200);
+  await page.locator('#threshold').press('ArrowLeft');
+  await page.getByRole('button', { name: 'working' }).click();
+  await frame();
+  const longest = await page.evaluate(() => Math.max(0, ...window.longTasks));
+  console.log(`the longest task of the page took ${longest} ms`);
+  assert.ok(longest < 200, `${longest} ms`);
+  spotless();
+});
+
+test('of more tasks than are asked for no more are drawn', async () => {
+  crowded(fake, 10_000);
+  fake.every = 1_000;
+  await visit();
+  await says('#more', 'And 9,800 more');
+  assert.equal(await rows().count(), 200);
+  await page.locator('#words').fill('caller 96');
+  await until(page, () => [...document.querySelectorAll('#rows .caller')].every(caller => caller.textContent === 'caller 96'));
+  spotless();
+});
