@@ -128,7 +128,9 @@ pub mod store {
 }
 
 pub mod task {
-    pub use crate::task::{Effect, Event, Owner, PollBounds, Record, Refusal, Scope, State, TaskId, apply};
+    pub use crate::task::{
+        By, Effect, Event, Moment, Owner, PollBounds, Record, Refusal, Scope, State, TaskId, What, apply,
+    };
 
     pub mod retention {
         pub use crate::task::retention::SHORTEST;

@@ -1,6 +1,6 @@
 //! Where calls come in and which server they go to.
 
-use super::{Defer, Mode, TicketAfter, Tickets, ToolPolicy, ToolRule};
+use super::{Defer, Mode, Pattern, TicketAfter, Tickets, ToolPolicy, ToolRule};
 use http::{HeaderMap, HeaderName};
 use std::{sync::Arc, time::Duration};
 
@@ -207,6 +207,11 @@ impl Route {
             policy.ticket = TicketAfter::After(after);
         }
         policy
+    }
+
+    /// The pattern of the rule that holds for a tool; none where it has none.
+    pub fn rule(&self, tool: &str) -> Option<&Pattern> {
+        self.tools.iter().map(|rule| &rule.matches).find(|pattern| pattern.matches(tool))
     }
 
     /// Whether any call may be answered with a ticket.

@@ -3,7 +3,7 @@
 //! [`apply`] reads no clock, draws no random numbers and touches no store. The same record, event
 //! and time give the same answer, so a store may call it again after losing a race.
 
-use super::{Answer, Record, State, retention};
+use super::{Answer, Record, State, What, retention};
 use crate::protocol::{Timestamp, frame::on_one_line, status_message::shorten, tool_result};
 use bytes::Bytes;
 use std::{collections::BTreeMap, sync::Arc};
@@ -79,17 +79,21 @@ pub fn apply(record: &Record, event: Event, now: Timestamp) -> Result<(Record, V
             let is_error = tool_result::is_error(&result);
             let message = is_error.then(|| why(tool_result::words(&result), TOOL_FAILED));
             let result = on_one_line(result);
-            let next = Record { message, ..moved(record, State::Completed { result, is_error }, now) };
+            let what = if is_error { What::ToolFailed } else { What::Completed };
+            let next = Record { message, ..moved(record, State::Completed { result, is_error }, what, now) };
             Ok((next, vec![Effect::Announce]))
         }
         Event::Failed { error, message } => {
             let message = Some(why(message, FAILED));
             let error = on_one_line(error);
-            let next = Record { message, ..moved(record, State::Failed { error }, now) };
+            let next = Record { message, ..moved(record, State::Failed { error }, What::Failed, now) };
             Ok((next, vec![Effect::Announce]))
         }
         Event::Cancelled => {
-            let next = Record { message: Some(CANCELLED.to_owned()), ..moved(record, State::Cancelled, now) };
+            let next = Record {
+                message: Some(CANCELLED.to_owned()),
+                ..moved(record, State::Cancelled, What::Cancelled, now)
+            };
             Ok((next, vec![Effect::CancelUpstream, Effect::Announce]))
         }
         Event::Renewed => renewed(record, now),
@@ -103,7 +107,8 @@ fn progressed(record: &Record, message: String, now: Timestamp) -> Applied {
     if record.message.as_ref() == Some(&message) {
         return Err(Refusal::Unchanged);
     }
-    let next = Record { message: Some(message), ..moved(record, record.state.clone(), now) };
+    let next =
+        Record { message: Some(message), ..moved(record, record.state.clone(), What::Progressed, now) };
     Ok((next, vec![Effect::Announce]))
 }
 
@@ -117,7 +122,7 @@ fn asked(record: &Record, key: String, request: Bytes, now: Timestamp) -> Applie
     Arc::make_mut(&mut keys_used).insert(key.clone());
     let mut outstanding = outstanding(record).cloned().unwrap_or_default();
     outstanding.insert(key, request);
-    let next = Record { keys_used, ..moved(record, State::InputRequired { outstanding }, now) };
+    let next = Record { keys_used, ..moved(record, State::InputRequired { outstanding }, What::Asked, now) };
     Ok((next, vec![Effect::Announce]))
 }
 
@@ -126,7 +131,7 @@ fn withdrawn(record: &Record, key: &str, now: Timestamp) -> Applied {
     if left.remove(key).is_none() {
         return Err(Refusal::Unchanged);
     }
-    Ok((moved(record, waiting_for(left), now), vec![Effect::Announce]))
+    Ok((moved(record, waiting_for(left), What::Withdrawn, now), vec![Effect::Announce]))
 }
 
 fn answered(record: &Record, answers: BTreeMap<String, Answer>, are_kept: bool, now: Timestamp) -> Applied {
@@ -139,7 +144,7 @@ fn answered(record: &Record, answers: BTreeMap<String, Answer>, are_kept: bool, 
     if effects.is_empty() {
         return Err(Refusal::NotAsked);
     }
-    let mut next = moved(record, waiting_for(left), now);
+    let mut next = moved(record, waiting_for(left), What::Answered, now);
     if are_kept {
         let kept = effects.iter().filter_map(|effect| match effect {
             Effect::AnswerUpstream { key, response } => Some((key.clone(), response.clone())),
@@ -183,8 +188,8 @@ fn waiting_for(left: BTreeMap<String, Bytes>) -> State {
     if left.is_empty() { State::Working } else { State::InputRequired { outstanding: left } }
 }
 
-/// The record in another state, or changed within its state, with its times brought along.
-fn moved(record: &Record, state: State, now: Timestamp) -> Record {
+/// The record in another state, or changed within its state, with its times and its life brought along.
+fn moved(record: &Record, state: State, what: What, now: Timestamp) -> Record {
     let same_status = state.status() == record.state.status();
     Record {
         id: record.id.clone(),
@@ -205,6 +210,8 @@ fn moved(record: &Record, state: State, now: Timestamp) -> Record {
         raised: record.raised,
         message: record.message.clone(),
         keys_used: Arc::clone(&record.keys_used),
+        cause: record.cause.clone(),
+        life: record.life.and(what, now),
         undelivered: if state.is_ended() { BTreeMap::new() } else { record.undelivered.clone() },
         state,
     }

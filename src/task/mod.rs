@@ -7,11 +7,13 @@
 //! Begin with [`record`], then [`machine`]. The rest is one idea each:
 //!
 //! * [`id`]: names nobody can guess
+//! * [`life`]: how it came to be and what has become of it, for operators
 //! * [`owner`]: who may see or touch a task
 //! * [`retention`]: how long a task lives, how often to ask for it, when to forget it
 //! * [`view`]: a record as a client sees it
 
 pub mod id;
+pub mod life;
 pub mod machine;
 pub mod owner;
 pub mod record;
@@ -19,6 +21,7 @@ pub mod retention;
 pub mod view;
 
 pub use id::TaskId;
+pub use life::{By, Cause, Life, Moment, What};
 pub use machine::{Effect, Event, Refusal, apply};
 pub use owner::{Owner, Scope};
 pub use record::{Answer, Record, State, View};

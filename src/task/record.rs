@@ -1,6 +1,6 @@
 //! What a task is, at rest.
 
-use super::{Owner, TaskId, retention};
+use super::{Cause, Life, Owner, TaskId, retention};
 use crate::protocol::{Timestamp, TraceContext};
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
@@ -44,6 +44,10 @@ pub struct Record {
     /// What the client has answered and the server may not have, by key. Only while the task works, and only where
     /// another process may have to deliver it.
     pub undelivered: BTreeMap<String, Answer>,
+    /// How the call became a task. Shared, as it never changes.
+    pub cause: Option<Arc<Cause>>,
+    /// What has become of it since.
+    pub life: Life,
     pub state: State,
 }
 
@@ -113,6 +117,8 @@ impl Record {
             message: None,
             keys_used: Arc::default(),
             undelivered: BTreeMap::new(),
+            cause: None,
+            life: Life::default(),
             state: State::Working,
         }
     }

@@ -44,11 +44,11 @@ use crate::{
         exchange::{Deadlines, Manner, Phase},
     },
     dialect::modern,
-    policy::ToolPolicy,
+    policy::{Mode, ToolPolicy},
     protocol::{Frame, InputResponses, Kind, status_message},
     runtime::{Stopping, or_never, reached},
     store::{StoreError, Updated},
-    task::{self, Record, TaskId, View},
+    task::{self, By, Cause, Record, TaskId, View},
     upstream::{self, CallError, Event, Replies},
 };
 use audience::{Lines, OnLines};
@@ -169,7 +169,7 @@ impl Driver {
     ) -> Result<(Box<Self>, Vec<u8>), NoRoom> {
         let exchange = Exchange::of_a_task(Manner::Stream, deadlines(shared, None, View::Experimental));
         let mut driver = Self::native(shared, native, (replies, span), exchange);
-        let record = driver.record();
+        let record = driver.record(By::Request);
         let created = Native::created(shared, &record);
         // The stream of replies does nothing until it is polled.
         driver.held().task = Some(shared.ledger.admit(record, false).await?);
@@ -506,22 +506,39 @@ impl Driver {
 
     /// Stores the task, unless a quota is full.
     fn store(&self) -> BoxFuture<'static, Option<Custody>> {
-        let record = self.record();
+        let record = self.record(self.cause());
         let ledger = Arc::clone(&self.shared.ledger);
         let parked = self.held.as_ref().is_some_and(|held| held.parked.is_some());
         Box::pin(async move { ledger.admit(record, parked).await.ok() })
     }
 
     /// The task that the call may become.
-    fn record(&self) -> Record {
-        let now = self.shared.clock.timestamp();
-        let record = match &self.form {
-            Form::Canonical(canonical) => {
-                canonical.record(self.id().clone(), &self.shared, &self.policy, now)
-            }
-            Form::Native(native) => native.record(self.id().clone(), &self.shared, &self.policy, now),
+    fn record(&self, by: By) -> Record {
+        let (shared, policy, now) = (&self.shared, &self.policy, self.shared.clock.timestamp());
+        let mut record = match &self.form {
+            Form::Canonical(canonical) => canonical.record(self.id().clone(), shared, policy, now),
+            Form::Native(native) => native.record(self.id().clone(), shared, policy, now),
         };
-        Record { trace: self.span.origin(), ..record }
+        let rule = shared.route.rule(&record.tool).map(|pattern| pattern.as_str().to_owned());
+        let mode = policy.mode.as_str().to_owned();
+        record.trace = self.span.origin();
+        record.cause = Some(Arc::new(Cause { by, mode, after: policy.after, rule }));
+        record
+    }
+
+    /// What makes a task of the call at this moment.
+    fn cause(&self) -> By {
+        let view = match &self.form {
+            Form::Canonical(canonical) => canonical.view(),
+            Form::Native(native) => native.view,
+        };
+        match () {
+            () if view == View::Ticket => By::Ticket,
+            () if self.policy.mode == Mode::Always => By::Mode,
+            () if self.exchange.has_left() => By::Departure,
+            () if self.shared.stopping.is_stopped() => By::Stop,
+            () => By::Threshold,
+        }
     }
 
     /// Answers everybody who waits with the server's word.

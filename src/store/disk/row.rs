@@ -6,7 +6,7 @@
 
 use crate::{
     protocol::{Timestamp, TraceContext},
-    task::{Answer, Owner, Record, Scope, State, TaskId, View, retention},
+    task::{Answer, Cause, Life, Owner, Record, Scope, State, TaskId, View, retention},
 };
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
@@ -48,6 +48,9 @@ struct Head<'a> {
     /// As a `traceparent`. What cannot be read is left out: it is nothing that the task needs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     trace: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    cause: Option<Cow<'a, Cause>>,
+    life: Cow<'a, Life>,
     #[serde(borrow)]
     state: Shape<'a>,
 }
@@ -118,6 +121,8 @@ impl Row {
             keys_used: Cow::Borrowed(&record.keys_used),
             undelivered: record.undelivered.iter().map(written).collect(),
             trace: record.trace.as_ref().map(ToString::to_string),
+            cause: record.cause.as_deref().map(Cow::Borrowed),
+            life: Cow::Borrowed(&record.life),
             state,
         };
         let head = serde_json::to_string(&head).expect("text and numbers are JSON");
@@ -187,6 +192,8 @@ impl Columns<'_> {
             keys_used: Arc::new(head.keys_used.into_owned()),
             undelivered: head.undelivered.into_iter().map(answer_of).collect(),
             trace: head.trace.and_then(|text| TraceContext::parse(&text)).map(Box::new),
+            cause: head.cause.map(|cause| Arc::new(cause.into_owned())),
+            life: head.life.into_owned(),
             state: head.state.with(body),
         })
     }
