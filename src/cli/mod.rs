@@ -7,7 +7,9 @@ mod ask;
 mod call;
 mod check;
 mod demo;
+mod operator;
 mod plain;
+mod report;
 mod serve;
 mod store;
 mod supervise;
@@ -43,6 +45,8 @@ enum Command {
     Demo(demo::Args),
     /// Check a configuration file, and say everything that is wrong with it.
     Check(check::Args),
+    /// Show how long calls take, tool by tool, and which threshold is advised.
+    Report(report::Args),
     /// Look after the folder in which a proxy keeps its tasks.
     Store(store::Args),
     /// What the proxy starts to watch over a server's process.
@@ -70,6 +74,10 @@ pub fn run() -> ExitCode {
         Command::Store(args) => {
             store::run(&args, &mut io::stdout().lock(), &mut io::stderr().lock()).unwrap_or_default().into()
         }
+        Command::Report(args) => runtime()
+            .block_on(report::run(args, &mut io::stdout().lock(), &mut io::stderr().lock()))
+            .unwrap_or_default()
+            .into(),
         Command::Supervise(args) => supervise::run(&args),
         Command::Call(args) => runtime().block_on(call::run(args)).into(),
         Command::Demo(args) => match runtime().block_on(demo::run(args, &mut io::stdout())) {

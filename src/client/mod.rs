@@ -9,12 +9,13 @@
 //! What a server sends is kept as it came: results are raw JSON, numbers included.
 //!
 //! `ticket` is what a proxy gives a client that wants no tasks, `wire` makes requests and reads bodies, `message` is JSON-RPC, `tools` looks a tool up, `task` and
-//! `progress` are what a server shows of a call at work, `error` is why there is no answer.
+//! `progress` are what a server shows of a call at work, `error` is why there is no answer. `operator` asks a proxy at its operator's address.
 
 mod error;
 mod legacy;
 mod message;
 mod modern;
+mod operator;
 mod progress;
 mod session;
 mod task;
@@ -24,6 +25,7 @@ mod wire;
 
 pub use error::{Error, error_text};
 pub use message::Message;
+pub use operator::Operator;
 pub use progress::Progress;
 pub use session::Session;
 pub use task::{Status, Task};

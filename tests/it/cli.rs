@@ -2,6 +2,7 @@
 
 mod descriptors;
 mod older;
+mod report;
 
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full};

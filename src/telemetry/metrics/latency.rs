@@ -3,7 +3,7 @@
 //! The steps are the same for everything that is counted, ten to a power of ten, and every threshold that an
 //! operator is likely to think of is one of them. Prometheus is shown fewer of them ([`SHOWN`]).
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::{
     sync::atomic::{AtomicU64, Ordering},
     time::Duration,
@@ -53,7 +53,7 @@ pub(super) const SHOWN: [u64; 18] = [
 
 /// Counts how long things took. Some 750 bytes.
 #[derive(Debug)]
-pub(super) struct Latencies {
+pub struct Latencies {
     counts: [AtomicU64; STEPS + 1],
     /// In microseconds.
     sum: AtomicU64,
@@ -61,7 +61,7 @@ pub(super) struct Latencies {
 }
 
 /// What was counted up to a moment.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LatencySnapshot {
     pub count: u64,
     /// In microseconds.
@@ -85,7 +85,7 @@ impl Default for Latencies {
 }
 
 impl Latencies {
-    pub(super) fn add(&self, took: Duration) {
+    pub fn add(&self, took: Duration) {
         let took = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
         let step = BOUNDS.partition_point(|bound| *bound < took);
         self.counts[step].fetch_add(1, Ordering::Relaxed);
@@ -93,7 +93,7 @@ impl Latencies {
         self.longest.fetch_max(took, Ordering::Relaxed);
     }
 
-    pub(super) fn snapshot(&self) -> LatencySnapshot {
+    pub fn snapshot(&self) -> LatencySnapshot {
         let counts = self.counts.iter().map(|count| count.load(Ordering::Relaxed));
         let bounds = BOUNDS.into_iter().map(Some).chain([None]);
         let steps: Vec<_> = bounds.zip(counts).filter(|(_, count)| *count > 0).collect();

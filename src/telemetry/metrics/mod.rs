@@ -22,6 +22,7 @@ mod limits;
 mod process;
 mod tools;
 
+pub use latency::{Latencies, LatencySnapshot};
 pub use limits::{Limit, LimitSnapshot, Taken};
 pub use tools::ToolSnapshot;
 

@@ -7,6 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+const ADVICE: &str = "where a word of advice begins or ends";
 const STEPS: &str = "how finely time is counted";
 
 /// Constants with a number or a time that bound nothing, with the word for what each is.
@@ -24,6 +25,11 @@ const NO_BOUND: &[(&str, &str)] = &[
     ("client/mod.rs POLL_INTERVAL", DEFAULT),
     ("client/modern/mod.rs COME_BACK_AFTER", PAUSE),
     ("cli/demo.rs SECONDS", PLAY),
+    ("cli/report/advice.rs FEW", ADVICE),
+    ("cli/report/advice.rs GIVES_UP", ADVICE),
+    ("cli/report/advice.rs LONGEST", ADVICE),
+    ("cli/report/advice.rs THRESHOLDS", ADVICE),
+    ("cli/report/mod.rs BAR", "how wide a picture is"),
     ("demo/booking.rs MAX_PARTY", PLAY),
     ("demo/server.rs TICK", PLAY),
     ("proxy/tickets.rs WAIT", DEFAULT),

@@ -1,0 +1,57 @@
+//! How commands find the operator's address of a running proxy.
+
+use crate::client::{Error, Operator};
+use http::Uri;
+use std::{env, fs, path::PathBuf};
+
+#[derive(Clone, Debug, clap::Args)]
+pub struct Address {
+    /// The operator's address of the proxy (`admin`).
+    #[arg(long, value_name = "URL", default_value = DEFAULT)]
+    admin: Uri,
+    /// A file with the operator's token; else DEFERRAL_ADMIN_TOKEN has it.
+    #[arg(long, value_name = "FILE")]
+    token_file: Option<PathBuf>,
+}
+
+const DEFAULT: &str = "http://127.0.0.1:8809";
+const TOKEN: &str = "DEFERRAL_ADMIN_TOKEN";
+
+// === impl Address ===
+
+impl Address {
+    /// The way there.
+    ///
+    /// # Errors
+    /// What is wrong with the address or the token, in words.
+    pub fn operator(&self) -> Result<Operator, String> {
+        if !matches!(self.admin.scheme_str(), Some("http" | "https")) {
+            return Err(format!("--admin {} must begin with http:// or https://", self.admin));
+        }
+        let token = match &self.token_file {
+            Some(path) => {
+                let text = fs::read_to_string(path);
+                Some(text.map_err(|error| format!("--token-file {}: {error}", path.display()))?)
+            }
+            None => env::var(TOKEN).ok(),
+        };
+        let token = token.as_deref().map(str::trim).filter(|token| !token.is_empty());
+        Operator::new(self.admin.clone(), token).map_err(|error| error.to_string())
+    }
+
+    /// An error as people can do something about it.
+    pub fn explain(&self, error: &Error) -> String {
+        match error {
+            Error::Unreachable { .. } => format!(
+                "nothing answers at {}: is the proxy running, and is its `admin` address that one, and not `off`? (--admin URL)",
+                self.admin
+            ),
+            Error::Status { status, .. } if status.as_u16() == 401 => {
+                format!(
+                    "{error}\nthe token is in the line that the proxy prints at its start, or in what `admin.token` names; give it by {TOKEN} or --token-file"
+                )
+            }
+            other => other.to_string(),
+        }
+    }
+}

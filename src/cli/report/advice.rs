@@ -1,0 +1,158 @@
+//! What threshold is advised for a tool, and why. Decides from counts alone.
+
+use crate::telemetry::metrics::LatencySnapshot;
+use serde::Serialize;
+use std::time::Duration;
+
+/// The thresholds that are looked at, in seconds.
+pub(super) const THRESHOLDS: [u64; 6] = [1, 2, 5, 10, 30, 60];
+
+/// What is advised, in the words of the configuration, and why.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(super) struct Advice {
+    /// None where nothing need be changed, or too little is known.
+    pub(super) setting: Option<String>,
+    pub(super) reason: String,
+}
+
+/// Calls below which nothing is advised.
+const FEW: u64 = 20;
+/// Clients that cannot be told otherwise give up after this long: the SDKs' own default.
+const GIVES_UP: Duration = Duration::from_secs(60);
+/// The longest threshold that is advised: half of what the most impatient of the clients in use allow (30 s), with room for
+/// what is between.
+const LONGEST: u64 = 10;
+/// The share of calls that may become tasks where nothing else speaks for more.
+const SELDOM: f64 = 0.1;
+
+/// The share of calls that took longer, of `0.0..=1.0`.
+pub(super) fn share_over(calls: &LatencySnapshot, threshold: Duration) -> f64 {
+    match calls.count {
+        0 => 0.0,
+        count => ((count as f64 - calls.within(threshold)) / count as f64).clamp(0.0, 1.0),
+    }
+}
+
+/// What is advised for a tool with these calls, of which so many ended because somebody gave up.
+pub(super) fn advice(calls: &LatencySnapshot, timed_out: u64, departed: u64) -> Advice {
+    let keep = |reason: String| Advice { setting: None, reason };
+    if calls.count < FEW {
+        return keep(format!("{} calls are too few to advise on; {FEW} are needed", calls.count));
+    }
+    let over = |seconds| share_over(calls, Duration::from_secs(seconds));
+    let shown = |share: f64| percent(share);
+    let lost = timed_out + departed;
+    let given_up = match lost {
+        0 => String::new(),
+        lost => format!(", and {lost} ended because the client or the server gave up"),
+    };
+    if calls.longest_us < 1_000_000 {
+        return keep("every call was over within 1 s: no threshold makes a difference".to_owned());
+    }
+    if over(30) > 0.5 {
+        let setting = Some("mode: always".to_owned());
+        return Advice {
+            setting,
+            reason: format!(
+                "{} of the calls take longer than 30 s{given_up}: a task at once spares the wait",
+                shown(over(30))
+            ),
+        };
+    }
+    let best =
+        THRESHOLDS.into_iter().filter(|seconds| *seconds <= LONGEST).find(|seconds| over(*seconds) <= SELDOM);
+    let seconds = best.unwrap_or(LONGEST);
+    let share = over(seconds);
+    let give_up = share_over(calls, GIVES_UP);
+    let why = match () {
+        () if give_up > 0.0 => {
+            format!("{} take longer than 60 s, when most clients give up{given_up}", shown(give_up))
+        }
+        () if lost > 0 => format!("{lost} ended because the client or the server gave up"),
+        () => format!("the longest took {}", seconds_of(calls.longest_us)),
+    };
+    Advice {
+        setting: Some(format!("after: {seconds}s")),
+        reason: format!("{} of the calls would become tasks; {why}", shown(share)),
+    }
+}
+
+/// A share as people read it: none and all only where it is none and all.
+pub(super) fn percent(share: f64) -> String {
+    match share * 100.0 {
+        0.0 => "0 %".to_owned(),
+        less if less < 1.0 => "<1 %".to_owned(),
+        most if most > 99.0 && most < 100.0 => ">99 %".to_owned(),
+        other => format!("{other:.0} %"),
+    }
+}
+
+/// A time with two or three digits that matter.
+pub(super) fn seconds_of(micros: u64) -> String {
+    let seconds = micros as f64 / 1e6;
+    match seconds {
+        _ if micros < 1_000 => format!("{micros}us"),
+        _ if micros < 1_000_000 => format!("{:.0}ms", micros as f64 / 1e3),
+        _ if seconds < 10.0 => format!("{seconds:.1}s"),
+        _ if seconds < 120.0 => format!("{seconds:.0}s"),
+        _ if seconds < 7200.0 => format!("{:.0}min", seconds / 60.0),
+        _ => format!("{:.0}h", seconds / 3600.0),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::telemetry::metrics::Latencies;
+
+    fn calls(times: &[(u64, u64)]) -> LatencySnapshot {
+        let latencies = Latencies::default();
+        for (count, millis) in times {
+            (0..*count).for_each(|_| latencies.add(Duration::from_millis(*millis)));
+        }
+        latencies.snapshot()
+    }
+
+    #[test]
+    fn what_is_advised_follows_from_the_calls() {
+        for (times, timed_out, setting, reason) in [
+            (&[(19, 90_000)][..], 0, None, "19 calls are too few to advise on; 20 are needed"),
+            (&[(100, 900)], 0, None, "every call was over within 1 s: no threshold makes a difference"),
+            (
+                &[(40, 1_000), (60, 45_000)],
+                0,
+                Some("mode: always"),
+                "60 % of the calls take longer than 30 s: a task at once spares the wait",
+            ),
+            (
+                &[(95, 800), (5, 20_000)],
+                0,
+                Some("after: 1s"),
+                "5 % of the calls would become tasks; the longest took 20s",
+            ),
+            (
+                &[(95, 4_000), (5, 90_000)],
+                3,
+                Some("after: 5s"),
+                "5 % of the calls would become tasks; 5 % take longer than 60 s, when most clients give up, and 3 ended because the client or the server gave up",
+            ),
+            (
+                &[(60, 4_000), (40, 29_000)],
+                0,
+                Some("after: 10s"),
+                "40 % of the calls would become tasks; the longest took 29s",
+            ),
+        ] {
+            let found = advice(&calls(times), timed_out, 0);
+            assert_eq!((found.setting.as_deref(), &*found.reason), (setting, reason), "{times:?}");
+        }
+    }
+
+    #[test]
+    fn shares_and_times_are_told_as_people_read_them() {
+        let shares = [0.0, 0.001, 0.5, 0.999, 1.0].map(percent);
+        assert_eq!(shares, ["0 %", "<1 %", "50 %", ">99 %", "100 %"]);
+        let times = [7, 70_000, 1_500_000, 59_000_000, 300_000_000, 86_400_000_000].map(seconds_of);
+        assert_eq!(times, ["7us", "70ms", "1.5s", "59s", "5min", "24h"]);
+    }
+}

@@ -1,0 +1,249 @@
+//! Reads what the log says of calls, in both of its formats.
+
+use crate::telemetry::metrics::Latencies;
+use serde_json::Value;
+use std::{
+    collections::BTreeMap,
+    io::{self, BufRead},
+    time::Duration,
+};
+
+/// What is known of one tool.
+#[derive(Debug, Default)]
+pub(super) struct Seen {
+    pub(super) calls: Latencies,
+    pub(super) timed_out: u64,
+    pub(super) departed: u64,
+    pub(super) tasks: u64,
+}
+
+/// What was read.
+#[derive(Debug, Default)]
+pub(super) struct Log {
+    /// By route and tool.
+    pub(super) tools: BTreeMap<(String, String), Seen>,
+    pub(super) lines: u64,
+    /// Lines that are of no log of ours.
+    pub(super) foreign: u64,
+}
+
+/// Bytes of one line that are looked at. A line of ours is shorter.
+const LONGEST: usize = 64 << 10;
+
+// === impl Log ===
+
+impl Log {
+    /// Reads to the end. Takes memory for the tools there are, however long the log is.
+    ///
+    /// # Errors
+    /// What became of reading.
+    pub(super) fn read(mut from: impl BufRead) -> io::Result<Self> {
+        let (mut log, mut line) = (Self::default(), Vec::new());
+        while next_line(&mut from, &mut line)? {
+            log.lines += 1;
+            match fields(&String::from_utf8_lossy(&line)) {
+                Some(fields) => log.take(&fields),
+                None => log.foreign += 1,
+            }
+        }
+        Ok(log)
+    }
+
+    fn take(&mut self, fields: &BTreeMap<String, String>) {
+        let text = |name: &str| fields.get(name).map(String::as_str);
+        match text("logger") {
+            Some("deferral::access") => self.take_request(text),
+            Some("deferral::task") if text("event") == Some("transition") => self.take_task(text),
+            _ => {}
+        }
+    }
+
+    /// A call that has become a task ends with that, in another line; what is told of a ticket is no call.
+    fn take_request<'a>(&mut self, text: impl Fn(&str) -> Option<&'a str>) {
+        let micros = |name| text(name)?.parse().ok().map(Duration::from_micros);
+        let (Some(route), Some(tool), Some(outcome)) = (text("route"), text("target"), text("outcome"))
+        else {
+            return;
+        };
+        let is_call = text("method") == Some("tools/call") && text("shown").is_none();
+        if !is_call || matches!(outcome, "task" | "refused" | "input_required") {
+            return;
+        }
+        let took = micros("upstream_us").unwrap_or_default() + micros("own_us").unwrap_or_default();
+        let seen = self.tool(route, tool);
+        seen.calls.add(took);
+        seen.timed_out += u64::from(outcome == "timed_out");
+        seen.departed += u64::from(outcome == "departed");
+    }
+
+    fn take_task<'a>(&mut self, text: impl Fn(&str) -> Option<&'a str>) {
+        let (Some(route), Some(tool), Some(to)) = (text("route"), text("tool"), text("to")) else { return };
+        if text("from") == Some("call") {
+            self.tool(route, tool).tasks += 1;
+        }
+        let millis = text("took_ms").and_then(|millis| millis.parse::<f64>().ok());
+        if let Some(took) = millis.and_then(|millis| Duration::try_from_secs_f64(millis / 1e3).ok()) {
+            let seen = self.tool(route, tool);
+            seen.calls.add(took);
+            seen.departed += u64::from(to == "cancelled");
+        }
+    }
+
+    fn tool(&mut self, route: &str, tool: &str) -> &mut Seen {
+        self.tools.entry((route.to_owned(), tool.to_owned())).or_default()
+    }
+}
+
+/// Reads one line without its end, of which no more is kept than [`LONGEST`]. Whether there was one.
+fn next_line(from: &mut impl BufRead, line: &mut Vec<u8>) -> io::Result<bool> {
+    line.clear();
+    let mut any = false;
+    loop {
+        let there = from.fill_buf()?;
+        if there.is_empty() {
+            return Ok(any);
+        }
+        any = true;
+        let end = there.iter().position(|byte| *byte == b'\n');
+        let of_line = &there[..end.unwrap_or(there.len())];
+        line.extend_from_slice(&of_line[..of_line.len().min(LONGEST - line.len())]);
+        let read = end.map_or(there.len(), |end| end + 1);
+        from.consume(read);
+        if end.is_some() {
+            return Ok(true);
+        }
+    }
+}
+
+/// The fields of a line of ours, in either format; `logger` is what it is about.
+fn fields(line: &str) -> Option<BTreeMap<String, String>> {
+    if line.starts_with('{') {
+        let object: BTreeMap<String, Value> = serde_json::from_str(line).ok()?;
+        object.contains_key("logger").then_some(())?;
+        let text = |value: Value| match value {
+            Value::String(text) => text,
+            other => other.to_string(),
+        };
+        return Some(object.into_iter().map(|(name, value)| (name, text(value))).collect());
+    }
+    // TIME LEVEL LOGGER: name=value …
+    let (_time, rest) = line.trim_start().split_once(' ')?;
+    let (_level, rest) = rest.trim_start().split_once(' ')?;
+    let (logger, mut rest) = rest.trim_start().split_once(": ")?;
+    if !logger.starts_with("deferral") {
+        return None;
+    }
+    let mut fields = BTreeMap::from([("logger".to_owned(), logger.to_owned())]);
+    while let Some((name, value)) = rest.split_once('=') {
+        // What stands before it is a message.
+        let name = name.rsplit(' ').next()?;
+        let (value, after) = if value.starts_with('"') {
+            let mut values = serde_json::Deserializer::from_str(value).into_iter::<String>();
+            let text = values.next()?.ok()?;
+            (text, &value[values.byte_offset()..])
+        } else {
+            let (word, after) = value.split_once(' ').unwrap_or((value, ""));
+            (word.to_owned(), after)
+        };
+        fields.insert(name.to_owned(), value);
+        rest = after.trim_start();
+    }
+    Some(fields)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::telemetry::{Access, Format, Lines, Outcome, TaskEnd, TaskTransition};
+    use std::sync::{Arc, Mutex, PoisonError};
+    use std::time::{SystemTime, UNIX_EPOCH};
+    use tracing_subscriber::layer::SubscriberExt;
+
+    /// What the log has of this.
+    fn logged(format: Format, tell: impl FnOnce()) -> String {
+        let text = Arc::new(Mutex::new(String::new()));
+        let taken = Arc::clone(&text);
+        let now = || -> SystemTime { UNIX_EPOCH };
+        let take = move |_: &tracing::Level, line: &str| {
+            taken.lock().unwrap_or_else(PoisonError::into_inner).push_str(line);
+        };
+        let lines = Lines::new(format, now, take);
+        tracing::subscriber::with_default(tracing_subscriber::registry().with(lines), tell);
+        text.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn access(tool: &str, outcome: Outcome, upstream: Duration) {
+        Access {
+            method: "tools/call",
+            counted_as: "tools/call",
+            tool: None,
+            target: tool,
+            route: "/mcp",
+            token: None,
+            principal: &"anonymous",
+            client_era: "modern",
+            task: None,
+            session: None,
+            shown: None,
+            status: 200,
+            outcome,
+            reason: Some("no answer = \"late\""),
+            code: None,
+            upstream,
+            own: Duration::from_millis(1),
+        }
+        .emit();
+    }
+
+    #[test]
+    fn what_the_log_says_of_calls_is_read_in_both_formats() {
+        for format in [Format::Text, Format::Json] {
+            let text = logged(format, || {
+                access("a tool=x", Outcome::Result, Duration::from_secs(4));
+                access("a tool=x", Outcome::TimedOut, Duration::from_secs(60));
+                access("a tool=x", Outcome::Departed, Duration::from_secs(30));
+                access("a tool=x", Outcome::Task, Duration::from_secs(5));
+                access("a tool=x", Outcome::Refused, Duration::ZERO);
+                let (waited, age) = (Duration::from_secs(5), Duration::from_secs(15));
+                TaskTransition {
+                    task: &"t",
+                    route: "/mcp",
+                    tool: "a tool=x",
+                    principal: &"anonymous",
+                    from: "working",
+                    to: "completed",
+                    end: Some(TaskEnd { waited, age, code: None }),
+                }
+                .emit();
+            });
+            let log = Log::read(text.as_bytes()).expect("memory can be read");
+            assert_eq!((log.lines, log.foreign), (6, 0), "{text}");
+            let seen = &log.tools[&("/mcp".to_owned(), "a tool=x".to_owned())];
+            let calls = seen.calls.snapshot();
+            assert_eq!((calls.count, calls.longest_us), (4, 60_001_000), "{text}");
+            assert_eq!(calls.sum_us, 114_003_000);
+            assert_eq!((seen.timed_out, seen.departed), (1, 1));
+        }
+    }
+
+    #[test]
+    fn lines_of_others_are_counted_and_long_ones_take_no_memory() {
+        let long = format!("{{\"logger\":\"{}", "x".repeat(10 << 20));
+        let text = format!("hello\n{long}\n\n=\n: = :\n{{}}\n");
+        let log = Log::read(text.as_bytes()).expect("memory can be read");
+        assert_eq!((log.lines, log.foreign), (6, 6));
+        assert!(log.tools.is_empty());
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn any_bytes_whatever_can_be_read(bytes: Vec<u8>) {
+            let _ = Log::read(&bytes[..]);
+        }
+
+        #[test]
+        fn any_fields_whatever_can_be_read(line in "1970 INFO deferral::access: [a-z=\" \\\\{}]{0,60}") {
+            let _ = fields(&line);
+        }
+    }
+}

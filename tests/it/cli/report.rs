@@ -1,0 +1,98 @@
+//! `deferral report`: from a log, and from a proxy that runs.
+
+use crate::proxy::world::{SLOW, Setup};
+use expect_test::expect;
+use serde_json::Value;
+use std::{fs, process::Command};
+
+/// What it prints, on both, and its exit code.
+fn report(args: &[&str]) -> (String, String, Option<i32>) {
+    let output =
+        Command::new(env!("CARGO_BIN_EXE_deferral")).arg("report").args(args).output().expect("it runs");
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("it is text");
+    (text(output.stdout), text(output.stderr), output.status.code())
+}
+
+#[test]
+fn a_log_is_reported_on_tool_by_tool_with_advice() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("log");
+    let line = |tool: &str, outcome: &str, upstream_ms: u64| {
+        format!(
+            "2026-07-28T10:30:00.007008Z  INFO deferral::access: method=tools/call target={tool} route=/mcp principal=anonymous client=2025 status=200 outcome={outcome} upstream_us={} own_us=100\n",
+            upstream_ms * 1000
+        )
+    };
+    let mut log = String::from("something else\n");
+    for number in 0..100 {
+        log += &line("quick", "result", 20);
+        log += &line(
+            "export",
+            if number < 3 { "departed" } else { "result" },
+            if number < 90 { 4_000 } else { 70_000 },
+        );
+    }
+    log += &line("\"a \\u001b[31mtool\"", "result", 1);
+    log += "{\"timestamp\":\"2026-07-28T10:30:00.007008Z\",\"level\":\"INFO\",\"logger\":\"deferral::access\",\"method\":\"tools/call\",\"target\":\"quick\",\"route\":\"/mcp\",\"outcome\":\"result\",\"upstream_us\":20000,\"own_us\":100}\n";
+    fs::write(&path, log).unwrap();
+    let path = path.to_str().unwrap();
+    let (out, err, code) = report(&[path]);
+    assert_eq!((err.as_str(), code), ("note: 1 of 203 lines are of no log of deferral\n", Some(0)));
+    expect![[r#"
+        /mcp quick
+          101 calls: p50 20ms, p90 20ms, p99 20ms, max 20ms; 0 timed out, 0 left or cancelled, 0 became tasks
+          over  1 s  ······························    0 %
+          over  2 s  ······························    0 %
+          over  5 s  ······························    0 %
+          over 10 s  ······························    0 %
+          over 30 s  ······························    0 %
+          over 60 s  ······························    0 %
+          advice: none (every call was over within 1 s: no threshold makes a difference)
+
+    "#]]
+    .assert_eq(out.split_inclusive("\n\n").next().unwrap());
+    assert!(!out.contains('\u{1b}'), "{out}");
+    assert!(out.contains("  over 10 s  ███···························   10 %"), "{out}");
+    assert!(
+        out.contains("  advice: after: 5s (10 % of the calls would become tasks; 10 % take longer than 60 s, when most clients give up, and 3 ended because the client or the server gave up)"),
+        "{out}"
+    );
+    let (json, _, _) = report(&["--json", path]);
+    let json: Value = serde_json::from_str(&json).expect("JSON");
+    assert_eq!((&json[1]["tool"], &json[1]["calls"]), (&"export".into(), &100.into()));
+    assert_eq!(json[1]["advice"]["setting"], "after: 5s");
+    assert_eq!(json[1]["thresholds"][5]["share"], 0.1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_proxy_that_runs_is_reported_on() {
+    let world = Setup::new().top("admin: 127.0.0.1:0").route(SLOW).start().await;
+    let client = world.tasker();
+    let waiting = client.call("t").await;
+    let call = world.server.call().await;
+    let task = waiting.answer().await.task();
+    call.says("done");
+    client.ended(&task).await;
+    let admin = format!("http://{}", world.proxy.admin.as_ref().expect("there is one").address);
+    let (out, err, code) =
+        tokio::task::spawn_blocking(move || report(&["--admin", &admin])).await.expect("it runs");
+    assert_eq!((err.as_str(), code), ("", Some(0)));
+    assert!(out.starts_with("/mcp t\n  1 calls: ") && out.contains("1 became tasks"), "{out}");
+}
+
+#[test]
+fn where_nothing_can_be_reported_on_it_says_why() {
+    let (_, err, code) = report(&["--admin", "http://127.0.0.1:1"]);
+    assert!(
+        err.contains("nothing answers at http://127.0.0.1:1") && err.contains("`admin` address"),
+        "{err}"
+    );
+    assert_eq!(code, Some(2));
+    let (_, err, code) = report(&["/nowhere/at/all"]);
+    assert!(err.contains("/nowhere/at/all: No such file"), "{err}");
+    assert_eq!(code, Some(2));
+    let (_, err, _) = report(&["--admin", "127.0.0.1:8809"]);
+    assert!(err.contains("must begin with http://"), "{err}");
+    let (out, _, code) = report(&["/dev/null"]);
+    assert_eq!((out.as_str(), code), ("no calls of tools have ended yet\n", Some(0)));
+}
