@@ -65,7 +65,7 @@ pub mod policy {
 pub mod protocol {
     pub use crate::protocol::{
         Capabilities, ErrorObject, Frame, FrameError, Heartbeat, Id, InputRequest, Kind, List, Messages,
-        Method, Payload, Timestamp, meta,
+        Method, Payload, Timestamp, TraceContext, meta,
     };
 
     pub mod canonical {

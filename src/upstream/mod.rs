@@ -160,6 +160,11 @@ pub trait Upstream: Send + Sync + 'static {
         Health::default()
     }
 
+    /// Where it is, where that is an address.
+    fn address(&self) -> Option<&Uri> {
+        None
+    }
+
     /// What an operator is shown of its processes, where it is some.
     fn processes(&self) -> Option<ProcessTable> {
         None

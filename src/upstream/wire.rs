@@ -17,7 +17,7 @@ use crate::{
 };
 use bytes::Bytes;
 use futures_util::{FutureExt, future::BoxFuture};
-use http::HeaderMap;
+use http::{HeaderMap, Uri};
 use std::{
     future::{Future, ready},
     sync::Arc,
@@ -44,6 +44,11 @@ pub trait Wire: Send + Sync + 'static {
     /// Who a caller is to the server. Those who are the same share sessions.
     fn known_as(&self, caller: &Identity) -> Identity {
         caller.clone()
+    }
+
+    /// Where the server is, where that is an address.
+    fn address(&self) -> Option<&Uri> {
+        None
     }
 
     /// Says [`Hello`] on behalf of somebody. Gives what the server said of itself, and what carries the session

@@ -561,6 +561,35 @@ fn a_drain_that_is_a_mapping_is_read_key_by_key() {
     );
 }
 
+#[cfg(feature = "otlp")]
+#[test]
+fn what_is_wrong_with_traces_is_named_by_its_place_and_no_key_is_shown() {
+    for (otlp, wrong) in [
+        ("collector:4318", "did you mean `http://collector:4318`?"),
+        ("{ sample: 10% }", "`otlp` names no collector; add `endpoint`"),
+        (
+            "{ endpoint: \"http://c\", sample: 0.1 }",
+            "`0.1` is no share; write it from `0%` to `100%`, as in `10%`",
+        ),
+        ("{ endpoint: \"http://c\", sample: 101% }", "`101%` is no share"),
+        ("{ endpoint: \"http://c\", protocol: json }", "unknown protocol `json`; use http or grpc"),
+        ("{ endpoint: \"http://c\", timeout: 0 }", "`timeout` must be more than 0"),
+        ("{ endpoint: \"http://c\", headers: { api-key: k-0000 } }", "is not written here; say where it is"),
+        ("{ endpoint: \"http://c\", headers: { host: { env: A } } }", "`host` belongs to the connection"),
+        (
+            "{ endpoint: \"http://c\", headers: { k: { file: tests/it/gone } } }",
+            "`tests/it/gone` cannot be read",
+        ),
+        ("{ endpiont: \"http://c\" }", "did you mean `endpoint`?"),
+    ] {
+        let text =
+            format!("telemetry: {{ otlp: {otlp} }}\nroutes: [{{ upstream: {{ url: \"http://s\" }} }}]\n");
+        let said = config::parse(Path::new("x.yaml"), &text).expect_err(otlp).to_string();
+        assert!(said.contains("x.yaml:1:") && said.contains(wrong), "{otlp}: {said}");
+        assert!(!said.contains("k-0000"), "{said}");
+    }
+}
+
 #[test]
 fn aliases_may_repeat_what_was_written_once() {
     let config = parse(

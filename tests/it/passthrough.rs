@@ -11,11 +11,12 @@ use deferral::internals::{
         raise,
     },
     policy::Mode,
-    protocol::{Frame, Kind, Method, Payload, frame},
+    protocol::{Frame, Kind, Method, Payload, TraceContext, frame},
 };
 use http::{HeaderMap, HeaderValue};
 use proptest::prelude::*;
 use serde_json::value::RawValue;
+use std::sync::Arc;
 
 const HOP: u64 = 4_711;
 const SERVER_INFO: &str = r#"{"name":"s","version":"1"}"#;
@@ -24,9 +25,9 @@ fn m(key: &str, value: impl Into<String>) -> Member {
     (key.to_owned(), value.into())
 }
 
-/// `_meta` of a modern request, with or without a token, among members nobody knows.
+/// `_meta` of a modern request, with or without a token and a trace, among members nobody knows.
 fn modern_meta() -> impl Strategy<Value = String> {
-    any::<bool>().prop_flat_map(|with_token| {
+    any::<[bool; 2]>().prop_flat_map(|[with_token, with_trace]| {
         let mut known = vec![
             m("io.modelcontextprotocol/protocolVersion", r#""2026-07-28""#),
             m("io.modelcontextprotocol/clientCapabilities", r#"{ "elicitation" : {} }"#),
@@ -36,8 +37,19 @@ fn modern_meta() -> impl Strategy<Value = String> {
         if with_token {
             known.push(m("progressToken", "\"p\""));
         }
+        if with_trace {
+            known.push(m("traceparent", "\"theirs\""));
+            known.push(m("tracestate", "\"of theirs\""));
+        }
         mixed(known)
     })
+}
+
+/// The span that a call is a part of.
+fn trace() -> impl Strategy<Value = TraceContext> {
+    (any::<[u8; 16]>(), any::<[u8; 8]>(), 0..4_u8, prop::option::of("[a-z]{1,8}=[a-z0-9]{1,8}")).prop_map(
+        |(trace, span, flags, state)| TraceContext { trace, span, flags, state: state.map(Into::into) },
+    )
 }
 
 /// A whole modern `tools/call`, with what its era knows and what nobody knows on every level.
@@ -106,8 +118,14 @@ fn set_if_absent(members: Vec<Member>, key: &str, value: &str) -> Vec<Member> {
 
 proptest! {
     #[test]
-    fn a_request_reaches_the_server_with_the_listed_edits_only(sent in modern_call(), wants_progress: bool) {
-        let got = text(&raise::request(&read(&sent), HOP, wants_progress));
+    fn a_request_reaches_the_server_with_the_listed_edits_only(
+        sent in modern_call(),
+        wants_progress: bool,
+        trace in prop::option::of(trace()),
+    ) {
+        let mut call = read(&sent);
+        call.trace = trace.clone().map(Arc::new);
+        let got = text(&raise::request(&call, HOP, wants_progress));
 
         let outer = |text: &str| with(members(text), &[("params", None)]);
         prop_assert_eq!(outer(&got), with(outer(&sent), &[("id", Some(HOP.to_string()))]));
@@ -124,6 +142,13 @@ proptest! {
             ("io.modelcontextprotocol/logLevel", None),
         ]);
         want = if wants_progress { set(want, "progressToken", &HOP.to_string()) } else { with(want, &[("progressToken", None)]) };
+        if let Some(trace) = &trace {
+            want = set(want, "traceparent", &format!("\"{trace}\""));
+            want = match &trace.state {
+                Some(state) => set(want, "tracestate", &format!("\"{state}\"")),
+                None => with(want, &[("tracestate", None)]),
+            };
+        }
         let got = member(&got, "_meta").map(|about| members(&about));
         prop_assert_eq!(got.unwrap_or_default(), want);
     }

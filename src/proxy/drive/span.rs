@@ -18,6 +18,7 @@ use crate::{
         },
     },
 };
+use http::Uri;
 use std::sync::Arc;
 
 /// The span of a server's call. Dropped before the call has ended, the call has been left.
@@ -42,6 +43,7 @@ impl CallSpan {
         let mut span = message.begin(&shared.tracer, SpanKind::Client, Some(parent));
         if span.is_recorded() {
             span.set("deferral.route", shared.route.path.to_string());
+            located(&mut span, shared.upstream.address());
         }
         Self { span, is_over: false }
     }
@@ -174,6 +176,17 @@ impl CallSpan {
         self.event("deferral.task.released", &[]);
         self.is_over = true;
     }
+}
+
+/// Says where the server is: what its URL has beside that may hold a key.
+fn located(span: &mut Span, address: Option<&Uri>) {
+    let Some(url) = address else { return span.set("network.transport", "pipe") };
+    span.set("network.transport", "tcp");
+    span.set("network.protocol.name", "http");
+    span.set("network.protocol.version", "1.1");
+    span.set("server.address", url.host().unwrap_or_default().trim_matches(['[', ']']).to_owned());
+    let usual = if url.scheme_str() == Some("https") { 443 } else { 80 };
+    span.set("server.port", i64::from(url.port_u16().unwrap_or(usual)));
 }
 
 impl Drop for CallSpan {

@@ -74,6 +74,10 @@ impl Wire for Http {
 
     const IS_HTTP: bool = true;
 
+    fn address(&self) -> Option<&Uri> {
+        Some(self.client.url())
+    }
+
     async fn open(
         self: &Arc<Self>,
         caller: &Identity,

@@ -102,6 +102,11 @@ const TCP_KEEP_ALIVE: Duration = Duration::from_secs(60);
 // === impl HttpClient ===
 
 impl HttpClient {
+    /// Where the server is.
+    pub(in crate::upstream) const fn url(&self) -> &Uri {
+        &self.url
+    }
+
     /// A client for the server of `url`.
     ///
     /// # Errors

@@ -31,7 +31,7 @@ mod telling;
 
 use dashmap::DashMap;
 use futures_util::{FutureExt, StreamExt, future::BoxFuture, stream};
-use http::HeaderMap;
+use http::{HeaderMap, Uri};
 use smallvec::SmallVec;
 use std::{
     hash::{Hash, Hasher},
@@ -294,6 +294,10 @@ impl<W: Wire> Upstream for Legacy<W> {
 
     fn health(&self) -> Health {
         self.0.server.health()
+    }
+
+    fn address(&self) -> Option<&Uri> {
+        self.0.server.wire.address()
     }
 
     fn processes(&self) -> Option<ProcessTable> {

@@ -12,13 +12,19 @@ use serde_json::{Value, json};
 async fn a_call_of_a_server_is_a_part_of_the_request_it_was_made_for() {
     let traced = Traced::new().await;
     traced.called(&traced.client(), with_meta(json!({ "traceparent": PARENT, "tracestate": "a=1" }))).await;
-    let seen = traced.world.server.message("tools/call").await;
+    let (seen, address) = (traced.world.server.message("tools/call").await, traced.world.server.addr());
     let collector = traced.told().await;
     let (server, client) =
         (collector.span("tools/call greet", false), collector.span("tools/call greet", true));
     assert_eq!((server.trace.as_str(), server.parent.as_str()), (TRACE, SPAN));
     assert_eq!((client.trace.as_str(), client.parent.as_str()), (TRACE, server.id.as_str()));
     assert_eq!((client.says("gen_ai.tool.name"), &client.failed), (Some("greet"), &None));
+    let port = address.port().to_string();
+    for (key, value) in
+        [("server.address", "127.0.0.1"), ("server.port", &port), ("network.transport", "tcp")]
+    {
+        assert_eq!(client.says(key), Some(value));
+    }
     let told = format!("00-{TRACE}-{}-01", client.id);
     let meta = &seen.json["params"]["_meta"];
     assert_eq!((&meta["traceparent"], &meta["tracestate"]), (&json!(told), &json!("a=1")));

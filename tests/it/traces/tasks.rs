@@ -125,6 +125,28 @@ async fn a_client_that_comes_back_with_answers_is_linked_to_its_call() {
 }
 
 #[tokio::test]
+async fn a_result_that_is_fetched_with_a_ticket_is_linked_to_its_call() {
+    let tickets = "tickets: { for: [{ header: X-Agent, value: \"1\", after: 50ms, wait: 1h }] }";
+    let tools = json!([{ "name": "slow", "inputSchema": { "type": "object" } }]);
+    let traced =
+        Traced::with(Setup::new().route(tickets).server(|options| options.tools = Some(tools))).await;
+    let client = traced.client().with("x-agent", "1");
+    let waiting = client.send("tools/call", call()).await;
+    let call = traced.world.server.call().await;
+    let result = waiting.answer().await.result();
+    let ticket = result["_meta"]["deferral/ticket"]["ticket"].as_str().expect("a ticket").to_owned();
+    call.says("done");
+    let fetch = json!({ "name": "deferral_result", "arguments": { "ticket": ticket } });
+    client.ask("tools/call", fetch).await.result();
+    let collector = traced.told().await;
+    let request = collector.span("tools/call slow", false);
+    let fetched = collector.span("tools/call deferral_result", false);
+    assert_eq!((&fetched.links[..], request.trace.as_str()), (&[request.id.clone()][..], TRACE));
+    assert_eq!(collector.span("tools/call slow", true).parent, request.id);
+    assert!(!format!("{:?}", collector.all()).contains(&ticket));
+}
+
+#[tokio::test]
 async fn an_older_clients_task_is_traced_as_well() {
     let setup = Setup::new().route(ALWAYS).server(|options| options.capabilities = json!({ "tools": {} }));
     let traced = Traced::with(setup).await;
