@@ -234,9 +234,9 @@ fn serve_operators(
     ledger: &Arc<Ledger>,
     leaving: Stopping,
 ) -> Result<Option<admin::Bound>, Error> {
-    let Some(listen) = config.admin else { return Ok(None) };
-    let access = config.front.access.clone();
-    Ok(Some(admin::serve(admin::Config { listen, access }, servers, Arc::clone(ledger), leaving)?))
+    let Some(admin) = config.admin.clone() else { return Ok(None) };
+    let (access, ledger) = (config.front.access.clone(), Arc::clone(ledger));
+    Ok(Some(admin::serve(admin, admin::Parts { access, servers, ledger, stopping: leaving })?))
 }
 
 fn tell_started(

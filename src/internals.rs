@@ -31,6 +31,10 @@ pub mod bridge {
     }
 }
 
+pub mod admin {
+    pub use crate::admin::Config;
+}
+
 pub mod config {
     pub use crate::config::{Config, LogFormat, check, load, load_with, parse, schema};
 }

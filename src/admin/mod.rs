@@ -5,14 +5,20 @@
 //!
 //! | file | |
 //! |---|---|
-//! | `server.rs` | accepts connections and finds what is asked for |
+//! | `server.rs` | accepts connections, and lets requests in |
+//! | `gate.rs` | who may do what: the operator's token |
+//! | `router.rs` | what is served, in one table |
+//! | `answer.rs` | what operators are answered with |
 //! | `health.rs` | `/live` and `/ready` |
 //! | `metrics.rs` | `/metrics`, `/tools`, `/limits` |
 //! | `processes.rs` | `/processes` |
 
+mod answer;
+mod gate;
 mod health;
 mod metrics;
 mod processes;
+mod router;
 mod server;
 
-pub use server::{Bound, Config, Error, serve};
+pub use server::{Bound, Config, Error, Parts, serve};

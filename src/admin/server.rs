@@ -1,61 +1,77 @@
 //! Accepts connections and finds what is asked for.
 
-use super::{health, metrics, processes, processes::Servers};
+use super::{
+    answer::{Answer, problem},
+    gate::{self, Gate},
+    processes::Servers,
+    router,
+};
 use crate::{
-    policy::Access,
+    front::{Paced, TlsError, TlsPaths, acceptor},
+    policy::{Access, Tokens},
     proxy::Ledger,
-    runtime::{Listener, Net, Stopping, Stream},
-    telemetry,
+    runtime::{Listener, Net, Stopping, Stream, random},
 };
 use bytes::Bytes;
-use http::{
-    HeaderValue, Method, Request, Response, StatusCode,
-    header::{ALLOW, CACHE_CONTROL, CONTENT_TYPE},
-};
-use http_body_util::Full;
-use hyper::{server::conn::http1, service::service_fn};
+use http::{Request, StatusCode};
+use http_body_util::{BodyExt, Limited};
+use hyper::{body::Body, server::conn::http1, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
-use serde_json::json;
 use std::{
-    convert::Infallible,
-    io,
-    net::{Ipv4Addr, SocketAddr},
-    sync::Arc,
-    time::Duration,
+    convert::Infallible, error::Error as StdError, fmt, io, net::SocketAddr, sync::Arc, time::Duration,
 };
 use tokio::{
+    io::{AsyncRead, AsyncWrite},
     task::{JoinHandle, JoinSet},
-    time::sleep,
+    time::{sleep, timeout},
 };
+use tokio_rustls::TlsAcceptor;
 
 /// Open connections; further ones wait in the system's queue. Operators are few, and the descriptors
 /// that are kept for them are not many.
 const CONNECTIONS: usize = 24;
 
-/// For a head, and for the next request on a connection.
+/// For a head, for the next request on a connection, and for a TLS handshake.
 const READ_HEADERS: Duration = Duration::from_secs(10);
+
+/// For a body.
+const READ_BODY: Duration = Duration::from_secs(10);
+
+/// Bytes of a request's body; more is refused with 413.
+const BODY_BYTES: usize = 16 << 10;
+
+/// How long a connection may take nothing of what it is sent before it is closed.
+const WRITE: Duration = Duration::from_secs(10);
 
 /// How long to let be after an accept that failed.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// What is served, for people.
-const PATHS: &str = "/live, /ready, /metrics, /tools, /limits, /processes";
-
 /// How operators are met.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// Default `127.0.0.1:8809`. There is no authentication: whoever reaches it is an operator.
+    /// Default `127.0.0.1:8809`. One that is not on loopback needs `tls` and `tokens`; whoever makes a
+    /// configuration sees to that.
     pub listen: SocketAddr,
-    /// Hosts and origins that may come in. Default: this machine and addresses, no names.
+    /// What an operator shows to change something, and to read where others can reach the address. Default
+    /// none: a token is made at start, and ends with the process.
+    pub tokens: Tokens,
+    /// Serve TLS, and nothing else. Default off.
+    pub tls: Option<TlsPaths>,
+}
+
+/// What operators are shown, and may change.
+pub struct Parts {
+    /// Hosts and origins that may come in: those of the clients' address.
     pub access: Access,
+    pub servers: Servers,
+    pub ledger: Arc<Ledger>,
+    pub stopping: Stopping,
 }
 
 /// What every connection shares.
 struct Shared {
-    access: Access,
-    servers: Servers,
-    ledger: Arc<Ledger>,
-    stopping: Stopping,
+    parts: Arc<Parts>,
+    gate: Gate,
 }
 
 /// A server at work.
@@ -63,37 +79,48 @@ struct Shared {
 pub struct Bound {
     /// What is really listened on: port 0 has become a number.
     pub address: SocketAddr,
+    /// For people: where it is, with the token where one was made.
+    pub link: Link,
     /// Serves until it is aborted, and takes its connections with it.
     pub task: JoinHandle<()>,
 }
+
+/// A URL that may hold a token: shown to whoever started the proxy, and to no log. `Debug` hides it.
+#[derive(Clone)]
+pub struct Link(String);
 
 /// Why the server cannot begin.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("cannot listen on {address} (admin): {source}")]
     Bind { address: SocketAddr, source: io::Error },
+    #[error("admin: {0}")]
+    Tls(#[from] TlsError),
 }
 
 /// Begins to serve operators. Must be called within a runtime, once clients are served: from here
 /// on `/ready` says so.
 ///
 /// # Errors
-/// [`Error`] names the address.
-pub fn serve(
-    config: Config,
-    servers: Servers,
-    ledger: Arc<Ledger>,
-    stopping: Stopping,
-) -> Result<Bound, Error> {
+/// [`Error`] names the address or the file.
+pub fn serve(config: Config, parts: Parts) -> Result<Bound, Error> {
     let address = config.listen;
+    let tls = config.tls.as_ref().map(|paths| acceptor(paths, &[b"http/1.1"])).transpose()?;
     let listener = Net::System.listen(address).map_err(|source| Error::Bind { address, source })?;
     let address = listener.address().unwrap_or(address);
-    let shared = Shared { access: config.access, servers, ledger, stopping };
-    let task = tokio::spawn(accept(listener, Arc::new(shared)));
-    Ok(Bound { address, task })
+    let made = config.tokens.is_empty().then(|| hex(&random::<32>()));
+    let link = Link::new(address, tls.is_some(), made.as_deref());
+    let gate = Gate {
+        is_exposed: config.is_exposed(),
+        where_found: if made.is_some() { gate::PRINTED } else { gate::CONFIGURED },
+        tokens: made.map_or(config.tokens, |token| gate::only(&token)),
+    };
+    let shared = Shared { parts: Arc::new(parts), gate };
+    let task = tokio::spawn(accept(listener, tls, Arc::new(shared)));
+    Ok(Bound { address, link, task })
 }
 
-async fn accept(mut listener: Listener, shared: Arc<Shared>) {
+async fn accept(mut listener: Listener, tls: Option<TlsAcceptor>, shared: Arc<Shared>) {
     // Dropped with this task, and every connection with it.
     let mut connections = JoinSet::new();
     loop {
@@ -104,7 +131,7 @@ async fn accept(mut listener: Listener, shared: Arc<Shared>) {
             Some(_ended) = connections.join_next() => {}
             accepted = listener.accept() => match accepted {
                 Ok(stream) => {
-                    connections.spawn(connection(stream, Arc::clone(&shared)));
+                    connections.spawn(met(stream, tls.clone(), Arc::clone(&shared)));
                 }
                 Err(error) => {
                     tracing::warn!(target: "deferral", event = "admin_accept_failed", %error);
@@ -115,10 +142,20 @@ async fn accept(mut listener: Listener, shared: Arc<Shared>) {
     }
 }
 
-async fn connection(stream: Stream, shared: Arc<Shared>) {
+async fn met(stream: Stream, tls: Option<TlsAcceptor>, shared: Arc<Shared>) {
+    // Right on the socket, so that a client that takes nothing holds no place among the few.
+    let stream = Paced::new(stream, WRITE);
+    let Some(tls) = tls else { return connection(stream, shared).await };
+    // What goes wrong here is its client's affair.
+    if let Ok(Ok(stream)) = timeout(READ_HEADERS, tls.accept(stream)).await {
+        connection(stream, shared).await;
+    }
+}
+
+async fn connection(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, shared: Arc<Shared>) {
     let answer = service_fn(|request| {
         let shared = Arc::clone(&shared);
-        async move { Ok::<_, Infallible>(answer(&request, &shared).await) }
+        async move { Ok::<_, Infallible>(answer(request, &shared).await) }
     });
     // What goes wrong here is its client's affair.
     let _ = http1::Builder::new()
@@ -129,58 +166,71 @@ async fn connection(stream: Stream, shared: Arc<Shared>) {
         .await;
 }
 
-async fn answer<B>(request: &Request<B>, shared: &Shared) -> Response<Full<Bytes>> {
+async fn answer<B>(request: Request<B>, shared: &Shared) -> Answer
+where
+    B: Body<Data = Bytes>,
+    B::Error: Into<Box<dyn StdError + Send + Sync>>,
+{
+    let (mut head, body) = request.into_parts();
     // A web page must not reach an operator's tools through a reader's browser.
-    if let Err(denied) = shared.access.check_head(request.uri(), request.headers()) {
+    if let Err(denied) = shared.parts.access.check_head(&head.uri, &head.headers) {
         return problem(StatusCode::FORBIDDEN, &denied.to_string());
     }
-    let (status, body) = match request.uri().path() {
-        "/live" => fixed(health::live()),
-        "/ready" => fixed(health::ready(&shared.stopping, &shared.ledger)),
-        "/metrics" => (StatusCode::OK, metrics::written(&shared.servers, &shared.ledger).await),
-        "/tools" => (StatusCode::OK, metrics::tools()),
-        "/limits" => (StatusCode::OK, metrics::limits(&shared.ledger).await),
-        "/processes" => (StatusCode::OK, processes::shown(&shared.servers)),
-        other => {
-            let error = format!("nothing is served at `{other}`; served here: {PATHS}");
-            return problem(StatusCode::NOT_FOUND, &error);
-        }
+    let (served, asked) = match router::find(&head.method, head.uri.path()) {
+        Ok(found) => found,
+        Err(answer) => return *answer,
     };
-    if !matches!(*request.method(), Method::GET | Method::HEAD) {
-        let mut response = problem(StatusCode::METHOD_NOT_ALLOWED, "only GET is served here");
-        response.headers_mut().insert(ALLOW, HeaderValue::from_static("GET, HEAD"));
-        return response;
+    if let Err(answer) = shared.gate.admit(served.may, &mut head.headers) {
+        return *answer;
     }
-    let mut response = json(status, body);
-    if request.uri().path() == "/metrics" {
-        response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(telemetry::metrics::TEXT));
+    // Nothing that is served takes one; what is read to its end leaves the connection to the next request.
+    match timeout(READ_BODY, Limited::new(body, BODY_BYTES).collect()).await {
+        Ok(Ok(_)) => (served.answer)(Arc::clone(&shared.parts), asked).await,
+        Ok(Err(_)) => {
+            let error = format!("the body is cut off, or longer than {BODY_BYTES} bytes");
+            problem(StatusCode::PAYLOAD_TOO_LARGE, &error)
+        }
+        Err(_) => problem(StatusCode::REQUEST_TIMEOUT, "the body did not come in time"),
     }
-    response
 }
 
-fn fixed((status, body): (StatusCode, &'static str)) -> (StatusCode, Bytes) {
-    (status, Bytes::from_static(body.as_bytes()))
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-fn problem(status: StatusCode, error: &str) -> Response<Full<Bytes>> {
-    json(status, json!({ "error": error }).to_string().into())
+// === impl Link ===
+
+impl Link {
+    fn new(address: SocketAddr, tls: bool, token: Option<&str>) -> Self {
+        let scheme = if tls { "https" } else { "http" };
+        // Behind `#`, which no browser sends.
+        let token = token.map(|token| format!("#token={token}")).unwrap_or_default();
+        Self(format!("{scheme}://{address}/{token}"))
+    }
+
+    /// The URL, for whoever started the proxy.
+    pub fn expose(&self) -> &str {
+        &self.0
+    }
 }
 
-fn json(status: StatusCode, body: Bytes) -> Response<Full<Bytes>> {
-    let mut response = Response::new(Full::new(body));
-    *response.status_mut() = status;
-    let headers = response.headers_mut();
-    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-    // What was true a moment ago is of no use.
-    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
-    response
+impl fmt::Debug for Link {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Link(..)")
+    }
 }
 
 // === impl Config ===
 
-impl Default for Config {
-    fn default() -> Self {
-        Self { listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 8809)), access: Access::default() }
+impl Config {
+    /// At this address, with a token that is made at start and without TLS.
+    pub fn on(listen: SocketAddr) -> Self {
+        Self { listen, tokens: Tokens::default(), tls: None }
+    }
+
+    /// Whether others than this machine can reach the address.
+    pub fn is_exposed(&self) -> bool {
+        !self.listen.ip().to_canonical().is_loopback()
     }
 }
 
@@ -189,6 +239,7 @@ mod tests {
     use super::*;
     use crate::runtime::Drain;
     use crate::{policy::Quotas, runtime::SystemClock, store::Memory};
+    use std::net::Ipv4Addr;
     use tokio::{
         io::{AsyncReadExt, AsyncWriteExt},
         net::TcpStream,
@@ -207,7 +258,8 @@ mod tests {
         let listen = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
         let (quotas, clock) = (Quotas::default(), Arc::new(SystemClock::new()));
         let ledger = Ledger::new(Arc::new(Memory::default()), None, quotas, clock);
-        serve(Config { listen, ..Config::default() }, Servers::new(), ledger, stopping).expect("a free port")
+        let (access, servers) = (Access::default(), Servers::new());
+        serve(Config::on(listen), Parts { access, servers, ledger, stopping }).expect("a free port")
     }
 
     #[tokio::test]

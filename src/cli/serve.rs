@@ -101,6 +101,10 @@ pub fn run(args: &Args) -> ExitCode {
                 println!("listening on {}", running.url(address, path));
             }
         }
+        // Not on the standard output, which is kept more often than not: it may hold a token.
+        if let Some(admin) = &running.admin {
+            eprintln!("for operators: {}", admin.link.expose());
+        }
     }));
     match served {
         Ok(()) => ExitCode::SUCCESS,
@@ -132,7 +136,7 @@ impl Args {
 
     fn overlay(&self, file: &mut Node, problems: &mut Vec<Problem>) {
         set(file, "listen", "--listen", self.listen.as_ref());
-        set(file, "admin", "--admin", self.admin.as_ref());
+        self.move_operators(file);
         set(file, "store", "--store", self.store.as_ref());
         set(file, "log", "--log", self.log.as_ref());
         // Beside those of the file.
@@ -147,6 +151,15 @@ impl Args {
             self.define_route(file, problems);
         } else {
             self.change_route(file, problems);
+        }
+    }
+
+    /// `--admin`: another address, with the token and the certificate of the file if it has them.
+    fn move_operators(&self, file: &mut Node) {
+        let is_off = self.admin.as_deref() == Some("off");
+        match file.get_mut("admin") {
+            Some(admin) if admin.is_map() && !is_off => set(admin, "listen", "--admin", self.admin.as_ref()),
+            Some(_) | None => set(file, "admin", "--admin", self.admin.as_ref()),
         }
     }
 
@@ -355,7 +368,7 @@ routes:
         let config =
             beside(FILE, &["--listen", "127.0.0.1:7", "--after", "1s", "--tool", "y=never"]).expect("right");
         assert_eq!(config.front.listen, ["127.0.0.1:7".parse().unwrap()]);
-        assert_eq!(config.admin, Some("127.0.0.1:2".parse().unwrap()));
+        assert_eq!(config.admin.map(|admin| admin.listen), Some("127.0.0.1:2".parse().unwrap()));
         assert_eq!(config.log, LogFormat::Json);
         let route = &config.routes[0].route;
         assert_eq!(
@@ -365,6 +378,17 @@ routes:
         assert_eq!(route.defer.retention, Duration::from_secs(60));
         assert_eq!(route.treatment("y").mode, Mode::Never);
         assert_eq!(route.treatment("x").mode, Mode::Always);
+    }
+
+    #[test]
+    fn another_address_of_operators_keeps_the_token_of_the_file() {
+        let file = "admin: { listen: 127.0.0.1:2, token: { file: operator.token } }\nroutes: [{ upstream: { url: 'http://a' } }]\n";
+        let moved = beside(file, &["--admin", "127.0.0.1:3"]).expect_err("there is no such file");
+        assert!(moved.starts_with("deferral.yaml:1:38: the file ") && moved.lines().count() == 1, "{moved}");
+        assert_eq!(beside(file, &["--admin", "off"]).expect("right").admin, None);
+        let exposed = beside("routes: [{ upstream: { url: 'http://a' } }]", &["--admin", "0.0.0.0:3"]);
+        let said = exposed.expect_err("it is refused");
+        assert!(said.starts_with("--admin: `admin` on 0.0.0.0:3 can be reached from elsewhere"), "{said}");
     }
 
     #[test]

@@ -9,8 +9,9 @@
 
 use super::{
     At, Config, DEFAULT_DRAIN, LogFormat, Store,
-    kind::{addresses, admin, drain, key_source, log, store, string, text, token_source, url},
+    kind::{addresses, drain, key_source, log, store, string, text, token_source, url},
     limits::{limits, timeouts},
+    operators::{self, operators},
     route::route,
     secret,
     section::{Section, Set, list, mapping},
@@ -25,7 +26,6 @@ use std::{env, path::Path};
 
 pub const DEFAULT_LISTEN: &str = "127.0.0.1:8808";
 pub const DEFAULT_PATH: &str = "/mcp";
-const DEFAULT_ADMIN: &str = "127.0.0.1:8809";
 
 /// The whole file. `folder` is what relative paths are relative to; `look` whether certificates are looked at.
 pub(super) fn file(s: &mut Section<'_, '_>, folder: &Path, look: bool) -> Config {
@@ -36,9 +36,12 @@ pub(super) fn file(s: &mut Section<'_, '_>, folder: &Path, look: bool) -> Config
         )
         .at(addresses(), vec![At::unwritten(DEFAULT_LISTEN.parse().expect("the default is an address"))]);
     let admin = s
-        .key("admin", "Where the operator's listener is, or `off`.")
-        .at(admin(), Some(DEFAULT_ADMIN.parse().expect("the default is an address")));
-    together::listeners(&listen, &admin, s);
+        .key(
+            "admin",
+            "Where operators come in: an address, a mapping that also says with which token and over TLS, or `off`.",
+        )
+        .at(operators(folder, look), Some(operators::Written::default()));
+    let admin = together::operators(admin, &listen, folder, s);
     let limits = s.key("limits", "How much of everything there may be.").section("`limits`", limits);
     let timeouts = s.key("timeouts", "How long to wait for what.").section("`timeouts`", timeouts);
     let public_url = s
@@ -60,7 +63,7 @@ pub(super) fn file(s: &mut Section<'_, '_>, folder: &Path, look: bool) -> Config
     let telemetry =
         s.key("telemetry", "What is told of what happens, beside the log.").section("`telemetry`", telemetry);
     Config {
-        admin: admin.value,
+        admin,
         store: s
             .key("store", "Where tasks are kept: `memory`, where they end with the process, or a folder that outlives it, as in `{ disk: ./data }`.")
             .or(store(folder), Store::Memory),
@@ -96,7 +99,7 @@ pub(super) fn file(s: &mut Section<'_, '_>, folder: &Path, look: bool) -> Config
 }
 
 /// Relative paths are relative to `folder`.
-fn tls(s: &mut Section<'_, '_>, folder: &Path, look: bool) -> Option<front::TlsPaths> {
+pub(super) fn tls(s: &mut Section<'_, '_>, folder: &Path, look: bool) -> Option<front::TlsPaths> {
     let cert = s.key("cert", "The certificate chain, the server's own first.").required(text());
     let key = s.key("key", "The private key of the first certificate.").required(text());
     for (key, unset) in [("cert", cert.is_unset()), ("key", key.is_unset())] {

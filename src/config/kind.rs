@@ -39,7 +39,7 @@ pub(super) fn word<'a, T>(schema: Json, read: impl Fn(&str) -> Result<T, Invalid
 }
 
 /// A value, or `off`: YAML 1.1 takes that for false, and whoever wrote `false` meant the same.
-fn or_off<T: 'static>(
+pub(super) fn or_off<T: 'static>(
     schema: Json,
     read: fn(&str) -> Result<Option<T>, Invalid>,
 ) -> Kind<'static, Option<T>> {
@@ -141,12 +141,6 @@ pub(super) fn addresses() -> Kind<'static, Vec<At<SocketAddr>>> {
         show: |all| all.iter().map(|address| address.value.to_string()).collect::<Vec<_>>().join(", ").into(),
         read: Box::new(read),
     }
-}
-
-/// An address, or `off`.
-pub(super) fn admin() -> Kind<'static, Option<SocketAddr>> {
-    or_off(json!({ "type": "string", "examples": ["127.0.0.1:8809", "off"] }), values::admin)
-        .shown(|address| address.map_or_else(|| "off".into(), |address| address.to_string().into()))
 }
 
 /// Where tasks are kept. A path in the file is relative to `folder`, one on the command line to where we are.
@@ -358,6 +352,11 @@ pub(super) fn variable_name(text: &str) -> Result<String, Invalid> {
 /// Where a key is: never the key.
 pub(super) fn key_source() -> Kind<'static, Source> {
     elsewhere("a key", mapping("a key", |s| source(s, "the key")))
+}
+
+/// The operator's token: where it is, never the token.
+pub(super) fn operator_token() -> Kind<'static, Source> {
+    elsewhere("a token", mapping("a token", |s| source(s, "the token")))
 }
 
 /// A client's token, by its name: where it is, never the token.

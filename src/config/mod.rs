@@ -12,6 +12,7 @@
 pub mod file;
 mod kind;
 mod limits;
+mod operators;
 mod problem;
 mod route;
 pub mod secret;
@@ -26,12 +27,11 @@ mod yaml;
 pub use problem::{At, Place, Problem, Problems};
 pub use yaml::Node;
 
-use crate::{front, policy, telemetry::trace, upstream};
+use crate::{admin, front, policy, telemetry::trace, upstream};
 use section::{Report, TOP};
 use serde_json::json;
 use std::{
     io::Read,
-    net::SocketAddr,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -46,7 +46,7 @@ const STDIN: &str = "-";
 pub struct Config {
     pub front: front::Config,
     /// The operator's listener; `None` for none.
-    pub admin: Option<SocketAddr>,
+    pub admin: Option<admin::Config>,
     pub store: Store,
     /// At least one; no two of one path.
     pub routes: Vec<RouteConfig>,

@@ -4,21 +4,63 @@ use super::{
     At, Place, RouteConfig,
     kind::Unsolicited,
     limits::Timeouts,
+    operators::Written,
     problem::Problem,
     route::Route,
     secret::{self, Source, TokenSource},
     section::{Section, Set},
     values::{Invalid, show_duration, show_size},
 };
-use crate::{front, policy, upstream};
+use crate::{admin, front, policy, upstream};
 use http::Uri;
 use std::{net::SocketAddr, path::Path, time::Duration};
 
-pub(super) fn listeners(
+/// Where operators are met, beside where clients are.
+pub(super) fn operators(
+    written: At<Option<Written>>,
     listen: &At<Vec<At<SocketAddr>>>,
-    admin: &At<Option<SocketAddr>>,
+    folder: &Path,
     s: &mut Section<'_, '_>,
-) {
+) -> Option<admin::Config> {
+    listeners(listen, written.value.as_ref().map(|admin| &admin.listen), s);
+    let Written { listen, token, tls, has_tls } = written.value?;
+    let has_token = !token.is_unset();
+    let admin =
+        admin::Config { tokens: operator_token(token, folder, s), tls, ..admin::Config::on(listen.value) };
+    let missing = match (has_tls, has_token) {
+        (true, true) => return Some(admin),
+        (false, true) => "`tls`",
+        (true, false) => "a `token`",
+        (false, false) => "`tls` and a `token`",
+    };
+    if admin.is_exposed() {
+        let address = listen.value;
+        s.wrong(
+            listen.place,
+            format!(
+                "`admin` on {address} can be reached from elsewhere, and needs {missing}: write `admin: {{ listen: \
+                 \"{address}\", token: {{ file: PATH }}, tls: {{ cert: PATH, key: PATH }} }}`, or listen on loopback"
+            ),
+        );
+    }
+    Some(admin)
+}
+
+fn operator_token(written: Set<Source>, folder: &Path, s: &mut Section<'_, '_>) -> policy::Tokens {
+    let Set::To(At { place, value: source }) = written else { return policy::Tokens::default() };
+    match source.within(folder).token() {
+        Ok(token) => policy::Tokens::new([(OPERATOR.into(), token.expose().as_str())]),
+        Err(Invalid(message)) => {
+            s.wrong(place, message);
+            policy::Tokens::default()
+        }
+    }
+}
+
+/// Whose the operator's token is, beside those of clients.
+const OPERATOR: &str = "operator";
+
+fn listeners(listen: &At<Vec<At<SocketAddr>>>, admin: Option<&At<SocketAddr>>, s: &mut Section<'_, '_>) {
     if listen.value.is_empty() {
         s.wrong(listen.place, "`listen` names no address; remove it for the default");
     }
@@ -27,10 +69,10 @@ pub(super) fn listeners(
     for again in repeated(fixed()) {
         s.wrong(again.place, format!("`{}` is listed twice", again.value));
     }
-    if let Some(address) = admin.value
-        && let Some(same) = fixed().find(|other| other.value == address)
+    if let Some(admin) = admin
+        && let Some(same) = fixed().find(|other| other.value == admin.value)
     {
-        let place = if admin.is_written() { admin.place } else { same.place };
+        let (place, address) = (if admin.is_written() { admin.place } else { same.place }, admin.value);
         s.wrong(
             place,
             format!(

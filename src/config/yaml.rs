@@ -88,6 +88,10 @@ impl Node {
         Self { place, value: Value::Map(Vec::new()) }
     }
 
+    pub const fn is_map(&self) -> bool {
+        matches!(self.value, Value::Map(_))
+    }
+
     /// Where it is written, and the items of a list.
     pub fn items(&self) -> Option<(Place, &[Self])> {
         let Value::List(items) = &self.value else { return None };

@@ -66,7 +66,8 @@ use tokio::task::JoinHandle;
 use self::rest::Guests;
 pub use receive::SMALL_BODY;
 pub use stack::serve;
-pub use tls::{TlsError, TlsPaths};
+pub use tls::{TlsError, TlsPaths, acceptor};
+pub use write_timeout::Paced;
 
 /// How clients are met.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -34,7 +34,7 @@ pub fn serve(
     tracer: Tracer,
     net: &Net,
 ) -> Result<Bound, Error> {
-    let tls = config.tls.as_ref().map(tls::acceptor).transpose()?;
+    let tls = config.tls.as_ref().map(|paths| tls::acceptor(paths, &[b"h2", b"http/1.1"])).transpose()?;
     let listeners = listener::Listeners::bind(&config.listen, net)?;
     let addresses = listeners.addresses.clone();
     if let Some(listen) = config.shows_tokens_on() {

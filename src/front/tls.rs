@@ -41,12 +41,15 @@ impl TlsPaths {
     /// # Errors
     /// [`TlsError`] names the file and what is wrong with it.
     pub fn check(&self) -> Result<(), TlsError> {
-        acceptor(self).map(|_| ())
+        acceptor(self, &[]).map(|_| ())
     }
 }
 
-/// Reads the files.
-pub(super) fn acceptor(paths: &TlsPaths) -> Result<TlsAcceptor, TlsError> {
+/// Reads the files, and offers these protocols, the best first (RFC 7301).
+///
+/// # Errors
+/// [`TlsError`] names the file and what is wrong with it.
+pub fn acceptor(paths: &TlsPaths, protocols: &[&[u8]]) -> Result<TlsAcceptor, TlsError> {
     let chain = certificates(&paths.cert)?;
     let key = PrivateKeyDer::from_pem_file(&paths.key)
         .map_err(|source| TlsError::Key { path: paths.key.clone(), source })?;
@@ -57,7 +60,7 @@ pub(super) fn acceptor(paths: &TlsPaths) -> Result<TlsAcceptor, TlsError> {
         .with_no_client_auth()
         .with_single_cert(chain, key)
         .map_err(pair)?;
-    config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+    config.alpn_protocols = protocols.iter().map(|name| name.to_vec()).collect();
     Ok(TlsAcceptor::from(Arc::new(config)))
 }
 

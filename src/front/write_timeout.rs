@@ -32,7 +32,7 @@ use tokio::{
 ///
 /// It belongs right on the socket, beneath TLS, which takes bytes itself before it sends them.
 #[pin_project]
-pub(super) struct Paced<S> {
+pub struct Paced<S> {
     #[pin]
     stream: S,
     patience: Duration,
@@ -82,7 +82,7 @@ thread_local! {
 // === impl Paced ===
 
 impl<S> Paced<S> {
-    pub(super) const fn new(stream: S, patience: Duration) -> Self {
+    pub const fn new(stream: S, patience: Duration) -> Self {
         Self { stream, patience, overdue: None }
     }
 }

@@ -18,8 +18,8 @@ const MAY_USE: &[(&str, &[&str])] = &[
     // The `Config` types of the parts: each part says what it needs, and none knows of a file.
     // `task` for what may stand in the words of a ticket.
     ("config", &["admin", "front", "policy", "protocol", "proxy", "store", "task", "telemetry", "upstream"]),
-    // `upstream` for what it shows of the servers.
-    ("admin", &["policy", "proxy", "runtime", "store", "task", "telemetry", "upstream"]),
+    // `front` for TLS and the sockets of clients that read nothing, `upstream` for what it shows of the servers.
+    ("admin", &["front", "policy", "proxy", "runtime", "store", "task", "telemetry", "upstream"]),
     // `upstream` for the types that `proxy::Service` speaks of.
     ("front", &["dialect", "policy", "protocol", "proxy", "runtime", "telemetry", "upstream"]),
     (

@@ -1,6 +1,7 @@
 //! The configuration file: what it means, and what is said of one that is wrong.
 
 use deferral::internals::{
+    admin,
     config::{self, Config, LogFormat},
     policy::{self, Mode, PrincipalSource},
     task::retention,
@@ -22,7 +23,7 @@ fn refused(text: &str, expected: Expect) {
 fn what_is_left_out_has_the_documented_default() {
     let config = parse("routes: [{ upstream: { url: 'http://127.0.0.1:9000/mcp' } }]");
     assert_eq!(config.front.listen, ["127.0.0.1:8808".parse().unwrap()]);
-    assert_eq!(config.admin, Some("127.0.0.1:8809".parse().unwrap()));
+    assert_eq!(config.admin, Some(admin::Config::on("127.0.0.1:8809".parse().unwrap())));
     assert_eq!((config.drain.notice, config.drain.limit), (Duration::ZERO, Duration::from_secs(30)));
     assert_eq!(config.log, LogFormat::Text);
     assert!(config.front.tls.is_none());
@@ -390,6 +391,46 @@ fn a_command_that_clients_from_elsewhere_could_use_needs_a_word_that_they_may() 
     assert_eq!(refused(known, ""), None);
     let said = refused("listen: 0.0.0.0:80\n", "").expect("it is refused");
     assert!(said.contains("give clients tokens (`access.tokens`)"), "{said}");
+}
+
+#[test]
+fn operators_from_elsewhere_need_tls_and_a_token() {
+    const ROUTES: &str = "routes: [{ upstream: { url: 'http://x' } }]\n";
+    const TOKEN: &str = "token: { file: tests/it/config.key }";
+    const TLS: &str = "tls: { cert: a.pem, key: a.key }";
+    let said = |admin: &str| {
+        let text = format!("admin: {admin}\n{ROUTES}");
+        config::parse(Path::new("deferral.yaml"), &text).err().map(|problems| problems.to_string())
+    };
+    for (admin, place, missing) in [
+        ("0.0.0.0:8809".to_owned(), "1:8", "needs `tls` and a `token`:"),
+        ("'[::]:8809'".to_owned(), "1:8", "needs `tls` and a `token`:"),
+        ("{ listen: 10.0.0.7:8809 }".to_owned(), "1:18", "needs `tls` and a `token`:"),
+        (format!("{{ listen: 10.0.0.7:8809, {TOKEN} }}"), "1:18", "needs `tls`:"),
+        (format!("{{ listen: 10.0.0.7:8809, {TLS} }}"), "1:18", "needs a `token`:"),
+    ] {
+        let said = said(&admin).expect("it is refused");
+        assert!(said.starts_with(&format!("deferral.yaml:{place}: `admin` on ")), "{said}");
+        assert!(said.contains(missing) && said.contains("or listen on loopback"), "{said}");
+        assert_eq!(said.lines().count(), 1, "{said}");
+    }
+    for right in [
+        "'[::1]:8809'".to_owned(),
+        "'[::ffff:127.0.0.1]:8809'".to_owned(),
+        "{}".to_owned(),
+        format!("{{ {TOKEN} }}"),
+        format!("{{ listen: '[::]:8809', {TOKEN}, {TLS} }}"),
+    ] {
+        assert_eq!(said(&right), None, "{right}");
+    }
+    refused(
+        "admin: { token: secret, tls: { cert: a.pem }, port: 1 }\nroutes: [{ upstream: { url: 'http://x' } }]\n",
+        expect![[r#"
+            deferral.yaml:1:17: a token is not written here; say where it is: `{ file: PATH }` or `{ env: NAME }`
+            deferral.yaml:1:30: `tls` has no `key`; name a PEM file
+            deferral.yaml:1:47: unknown key `port` in `admin`; there are listen, tls, token
+        "#]],
+    );
 }
 
 #[test]

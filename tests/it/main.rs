@@ -14,6 +14,7 @@ mod legacy;
 mod lifetimes;
 mod limits;
 mod metrics;
+mod operators;
 mod passthrough;
 mod proxy;
 mod questions;

@@ -8,7 +8,7 @@ use std::{
 use tempfile::TempDir;
 
 /// What the samples name and their readers make.
-const SECRETS: &[&str] = &["alice.token", "alice-new.token", "ci.token"];
+const SECRETS: &[&str] = &["alice.token", "alice-new.token", "ci.token", "operator.token"];
 
 /// The samples, in a folder that has what they name, for as long as that is held.
 struct Samples {
@@ -56,8 +56,11 @@ async fn every_sample_starts() {
         let mut config = config::load(&path).unwrap_or_else(|problems| panic!("{problems}"));
         // On free ports of this machine, and with a certificate that is there.
         config.front.listen = vec!["127.0.0.1:0".parse().unwrap(); config.front.listen.len()];
-        config.admin = config.admin.map(|_| "127.0.0.1:0".parse().unwrap());
-        if let Some(tls) = &mut config.front.tls {
+        if let Some(admin) = &mut config.admin {
+            admin.listen = "127.0.0.1:0".parse().unwrap();
+        }
+        let of_operators = config.admin.as_mut().and_then(|admin| admin.tls.as_mut());
+        for tls in config.front.tls.as_mut().into_iter().chain(of_operators) {
             let files = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/front");
             (tls.cert, tls.key) = (files.join("cert.pem"), files.join("key.pem"));
         }

@@ -96,6 +96,12 @@ const BOUNDS: &[(&str, Held)] = &[
         By("operators_have_so_many_connections_and_clients_are_served_beside_them"),
     ),
     ("admin/server.rs READ_HEADERS", Not("a wait; each of the few connections ends after it")),
+    ("admin/server.rs READ_BODY", Not("a wait; the request is refused after it")),
+    ("admin/server.rs BODY_BYTES", By("a_body_that_nobody_wants_is_read_so_far_and_no_further")),
+    (
+        "admin/server.rs WRITE",
+        By("a_client_that_takes_nothing_is_let_go_and_one_that_has_nothing_to_take_is_not"),
+    ),
     ("protocol/capability.rs LARGEST", By("capabilities_of_a_megabyte_are_refused_and_not_kept")),
     ("protocol/canonical.rs DEPTH", By("what_lies_too_deep_is_compared_byte_for_byte")),
     ("protocol/headers.rs MAX_NESTING", By("a_schema_nested_without_end_is_survived")),

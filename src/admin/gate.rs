@@ -1,0 +1,107 @@
+//! Who may do what at the operator's address.
+//!
+//! On loopback everybody on the machine may read. What changes something needs the operator's token, so that
+//! neither another person of the machine nor a page in a browser ends somebody's task. Where others can reach the
+//! address, reading needs the token, too, and it goes over TLS ([`Config`](super::Config)).
+
+use super::answer::{Answer, problem};
+use crate::policy::{NotKnown, Tokens};
+use http::{HeaderMap, StatusCode, header::WWW_AUTHENTICATE};
+use std::sync::Arc;
+
+/// Who may ask for something.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum May {
+    /// Whoever reaches the address: probes have no token, and are told nothing that is anybody's.
+    Probe,
+    /// Operators: on loopback whoever is there, elsewhere whoever has the token.
+    Read,
+    /// Operators with the token.
+    #[cfg_attr(not(test), expect(dead_code, reason = "the first change comes with the tasks"))]
+    Change,
+}
+
+/// What lets operators in.
+pub(super) struct Gate {
+    pub(super) tokens: Tokens,
+    /// Whether others than this machine can reach the address.
+    pub(super) is_exposed: bool,
+    /// Where the token is found, for those who have none.
+    pub(super) where_found: &'static str,
+}
+
+/// Where a token is found that was made at start.
+pub(super) const PRINTED: &str = "it was printed when the proxy started, behind `for operators`; to have one that lasts, set `admin.token`";
+/// Where a configured one is.
+pub(super) const CONFIGURED: &str = "it is where `admin.token` of the configuration says";
+
+// === impl Gate ===
+
+impl Gate {
+    /// Lets a request in.
+    ///
+    /// # Errors
+    /// An answer that says what is missing, and where to find it.
+    pub(super) fn admit(&self, may: May, headers: &mut HeaderMap) -> Result<(), Box<Answer>> {
+        let needs_token = match may {
+            May::Probe => false,
+            May::Read => self.is_exposed,
+            May::Change => true,
+        };
+        match needs_token.then(|| self.tokens.take(headers)) {
+            None | Some(Ok(_)) => Ok(()),
+            Some(Err(refused)) => Err(Box::new(self.refusal(refused))),
+        }
+    }
+
+    fn refusal(&self, refused: NotKnown) -> Answer {
+        let why = match refused {
+            NotKnown::NoToken => "this needs the operator's token: send `Authorization: Bearer TOKEN`",
+            NotKnown::WrongToken => "that is not the operator's token",
+            NotKnown::Several => "there are several `Authorization`s; send one",
+        };
+        let mut answer = problem(StatusCode::UNAUTHORIZED, &format!("{why} ({})", self.where_found));
+        answer.headers_mut().insert(WWW_AUTHENTICATE, refused.challenge());
+        answer
+    }
+}
+
+/// The operator's token as it is compared: by its digest.
+pub(super) fn only(token: &str) -> Tokens {
+    Tokens::new([(Arc::from("operator"), token)])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use http::{HeaderValue, header::AUTHORIZATION};
+
+    fn admitted(is_exposed: bool, may: May, shown: &[&'static str]) -> Result<(), StatusCode> {
+        let gate = Gate { tokens: only("the-right-token"), is_exposed, where_found: PRINTED };
+        let mut headers = HeaderMap::new();
+        for shown in shown {
+            headers.append(AUTHORIZATION, HeaderValue::from_static(shown));
+        }
+        gate.admit(may, &mut headers).map_err(|answer| answer.status())
+    }
+
+    #[test]
+    fn a_change_needs_the_token_and_so_does_reading_where_others_can_reach_it() {
+        const RIGHT: &[&str] = &["Bearer the-right-token"];
+        const WRONG: &[&str] = &["Bearer the-wrong-token"];
+        for (may, is_exposed, is_open) in [
+            (May::Probe, false, true),
+            (May::Probe, true, true),
+            (May::Read, false, true),
+            (May::Read, true, false),
+            (May::Change, false, false),
+            (May::Change, true, false),
+        ] {
+            let without = if is_open { Ok(()) } else { Err(StatusCode::UNAUTHORIZED) };
+            assert_eq!(admitted(is_exposed, may, &[]), without, "{may:?} {is_exposed}");
+            assert_eq!(admitted(is_exposed, may, WRONG), without, "{may:?} {is_exposed}");
+            assert_eq!(admitted(is_exposed, may, &[RIGHT[0], RIGHT[0]]), without, "{may:?} {is_exposed}");
+            assert_eq!(admitted(is_exposed, may, RIGHT), Ok(()), "{may:?} {is_exposed}");
+        }
+    }
+}

@@ -1,0 +1,156 @@
+//! What is served, in one table: where, to whom, and by what.
+
+use super::{
+    answer::{Answer, json, problem, text},
+    gate::May,
+    health, metrics, processes,
+    server::Parts,
+};
+use crate::telemetry;
+use bytes::Bytes;
+use futures_util::future::BoxFuture;
+use http::{HeaderValue, Method, StatusCode, header::ALLOW};
+use std::sync::Arc;
+
+/// One thing that is served.
+pub(super) struct Served {
+    pub(super) method: Method,
+    /// Segments in braces stand for any one.
+    path: &'static str,
+    pub(super) may: May,
+    pub(super) answer: fn(Arc<Parts>, Asked) -> BoxFuture<'static, Answer>,
+}
+
+/// What of a request is left once it is known what it asks for.
+pub(super) struct Asked {
+    /// What stands in the place of the segments in braces, in their order.
+    #[expect(dead_code, reason = "the first of these come with the tasks")]
+    pub(super) named: Vec<String>,
+}
+
+/// The table. What begins a line is what people look for.
+pub(super) static SERVED: &[Served] = &[
+    Served {
+        method: Method::GET,
+        path: "/live",
+        may: May::Probe,
+        answer: |_, _| Box::pin(async { fixed(health::live()) }),
+    },
+    Served {
+        method: Method::GET,
+        path: "/ready",
+        may: May::Probe,
+        answer: |parts, _| Box::pin(async move { fixed(health::ready(&parts.stopping, &parts.ledger)) }),
+    },
+    Served {
+        method: Method::GET,
+        path: "/metrics",
+        may: May::Read,
+        answer: |parts, _| {
+            Box::pin(async move {
+                let written = metrics::written(&parts.servers, &parts.ledger).await;
+                text(StatusCode::OK, telemetry::metrics::TEXT, written)
+            })
+        },
+    },
+    Served {
+        method: Method::GET,
+        path: "/tools",
+        may: May::Read,
+        answer: |_, _| Box::pin(async { json(StatusCode::OK, metrics::tools()) }),
+    },
+    Served {
+        method: Method::GET,
+        path: "/limits",
+        may: May::Read,
+        answer: |parts, _| {
+            Box::pin(async move { json(StatusCode::OK, metrics::limits(&parts.ledger).await) })
+        },
+    },
+    Served {
+        method: Method::GET,
+        path: "/processes",
+        may: May::Read,
+        answer: |parts, _| Box::pin(async move { json(StatusCode::OK, processes::shown(&parts.servers)) }),
+    },
+];
+
+/// What a request asks for.
+///
+/// # Errors
+/// An answer that says what there is instead.
+pub(super) fn find(method: &Method, path: &str) -> Result<(&'static Served, Asked), Box<Answer>> {
+    let there: Vec<_> =
+        SERVED.iter().filter_map(|served| Some((served, matched(served.path, path)?))).collect();
+    if there.is_empty() {
+        let paths: Vec<_> = SERVED.iter().map(|served| served.path).collect();
+        let error = format!("nothing is served at `{path}`; served here: {}", paths.join(", "));
+        return Err(Box::new(problem(StatusCode::NOT_FOUND, &error)));
+    }
+    let allowed: Vec<_> = there.iter().flat_map(|(served, _)| methods(&served.method)).copied().collect();
+    let wanted = if *method == Method::HEAD { &Method::GET } else { method };
+    match there.into_iter().find(|(served, _)| served.method == wanted) {
+        Some((served, named)) => Ok((served, Asked { named })),
+        None => Err(Box::new(not_allowed(path, &allowed.join(", ")))),
+    }
+}
+
+fn not_allowed(path: &str, allowed: &str) -> Answer {
+    let error = format!("`{path}` takes {allowed} only");
+    let mut answer = problem(StatusCode::METHOD_NOT_ALLOWED, &error);
+    let allowed = HeaderValue::from_str(allowed).expect("names of methods");
+    answer.headers_mut().insert(ALLOW, allowed);
+    answer
+}
+
+fn methods(served: &Method) -> &'static [&'static str] {
+    if *served == Method::GET { &["GET", "HEAD"] } else { &["POST"] }
+}
+
+/// What stands in the place of a pattern's segments in braces, if the path is of that form.
+fn matched(pattern: &str, path: &str) -> Option<Vec<String>> {
+    let (mut wanted, mut given) = (pattern.split('/'), path.split('/'));
+    let mut named = Vec::new();
+    loop {
+        match (wanted.next(), given.next()) {
+            (None, None) => return Some(named),
+            (Some(wanted), Some(given)) if wanted.starts_with('{') && !given.is_empty() => {
+                named.push(given.to_owned());
+            }
+            (Some(wanted), Some(given)) if wanted == given => {}
+            (None | Some(_), _) => return None,
+        }
+    }
+}
+
+fn fixed((status, body): (StatusCode, &'static str)) -> Answer {
+    json(status, Bytes::from_static(body.as_bytes()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_is_of_a_pattern_segment_by_segment() {
+        for (pattern, path, named) in [
+            ("/tasks", "/tasks", Some(&[][..])),
+            ("/tasks/{task}", "/tasks/ab12", Some(&["ab12"])),
+            ("/tasks/{task}/cancel", "/tasks/ab12/cancel", Some(&["ab12"])),
+            ("/tasks", "/tasks/", None),
+            ("/tasks/{task}", "/tasks/", None),
+            ("/tasks/{task}", "/tasks", None),
+            ("/tasks/{task}", "/tasks/a/b", None),
+            ("/", "/", Some(&[])),
+            ("/", "/x", None),
+        ] {
+            assert_eq!(
+                matched(pattern, path).as_deref(),
+                named
+                    .map(|named| { named.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>() })
+                    .as_deref(),
+                "{pattern} {path}"
+            );
+        }
+    }
+}
