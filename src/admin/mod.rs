@@ -12,11 +12,13 @@
 //! | `health.rs` | `/live` and `/ready` |
 //! | `metrics.rs` | `/metrics`, `/tools`, `/limits` |
 //! | `processes.rs` | `/processes` |
+//! | `page.rs`, `page/` | `/`, for a browser |
 
 mod answer;
 mod gate;
 mod health;
 mod metrics;
+mod page;
 mod processes;
 mod router;
 mod server;

@@ -3,7 +3,7 @@
 use super::{
     answer::{Answer, json, problem, text},
     gate::May,
-    health, metrics, processes,
+    health, metrics, page, processes,
     server::Parts,
 };
 use crate::telemetry;
@@ -73,7 +73,18 @@ pub(super) static SERVED: &[Served] = &[
         may: May::Read,
         answer: |parts, _| Box::pin(async move { json(StatusCode::OK, processes::shown(&parts.servers)) }),
     },
+    file("/", |_, _| Box::pin(async { page::INDEX.answer() })),
+    file("/app.js", |_, _| Box::pin(async { page::SCRIPT.answer() })),
+    file("/style.css", |_, _| Box::pin(async { page::STYLE.answer() })),
+    file("/icon.svg", |_, _| Box::pin(async { page::ICON.answer() })),
+    file("/uplot.js", |_, _| Box::pin(async { page::PLOT.answer() })),
+    file("/uplot.css", |_, _| Box::pin(async { page::PLOT_STYLE.answer() })),
 ];
+
+/// A file of the page. A browser asks for them without a token, and what they show with one.
+const fn file(path: &'static str, answer: fn(Arc<Parts>, Asked) -> BoxFuture<'static, Answer>) -> Served {
+    Served { method: Method::GET, path, may: May::Probe, answer }
+}
 
 /// What a request asks for.
 ///

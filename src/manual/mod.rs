@@ -48,6 +48,9 @@ pub mod metrics {}
 #[doc = include_str!("traces.md")]
 pub mod traces {}
 
+#[doc = include_str!("page.md")]
+pub mod page {}
+
 #[doc = include_str!("limits.md")]
 pub mod limits {}
 

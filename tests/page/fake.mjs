@@ -4,17 +4,17 @@ import { createServer } from 'node:http';
 import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
 
-const page = join(import.meta.dirname, '../../src/admin/page');
-const FILES = {
-  '/': ['index.html', 'text/html; charset=utf-8'],
-  '/app.js': ['app.js', 'text/javascript; charset=utf-8'],
-  '/icon.svg': ['icon.svg', 'image/svg+xml'],
-  '/style.css': ['style.css', 'text/css; charset=utf-8'],
-  '/uplot.js': ['uPlot.iife.min.js', 'text/javascript; charset=utf-8'],
-  '/uplot.css': ['uPlot.min.css', 'text/css; charset=utf-8']
+const read = name => readFileSync(join(import.meta.dirname, '../../src/admin/page', name), 'utf8');
+/** What is served where, as src/admin/page.rs has it: its type, and what is in it. */
+export const FILES = {
+  '/': ['text/html; charset=utf-8', () => read('index.html')],
+  '/app.js': ['text/javascript; charset=utf-8', () => read('app.js')],
+  '/icon.svg': ['image/svg+xml', () => read('icon.svg')],
+  '/style.css': ['text/css; charset=utf-8', () => read('style.css')],
+  '/uplot.js': ['text/javascript; charset=utf-8', () => `/*\n${read('uPlot.LICENSE')}*/\n${read('uPlot.iife.min.js')}`],
+  '/uplot.css': ['text/css; charset=utf-8', () => read('uPlot.min.css')]
 };
-// As src/admin/page.rs has it.
-const HEADERS = {
+export const HEADERS = {
   'content-security-policy':
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
   'x-content-type-options': 'nosniff',
@@ -68,6 +68,8 @@ export class Fake {
   state = nothing();
   /** Milliseconds between states. */
   every = 1_000;
+  /** Whether reading needs the token, as it does where others can reach the address. */
+  isExposed = false;
   cancelled = [];
   asked = [];
   /** How often the state was told. */
@@ -93,20 +95,23 @@ export class Fake {
     const { pathname, searchParams } = new URL(request.url, this.url);
     this.asked.push(`${request.method} ${pathname}`);
     if (FILES[pathname]) {
-      const [name, type] = FILES[pathname];
+      const [type, body] = FILES[pathname];
       response.writeHead(200, { 'content-type': type, ...HEADERS });
-      return response.end(readFileSync(join(page, name)));
+      return response.end(body());
     }
     const json = (status, body) => {
       response.writeHead(status, { 'content-type': 'application/json', 'cache-control': 'no-store' });
       response.end(JSON.stringify(body));
     };
+    const isOperator = request.headers.authorization === `Bearer ${TOKEN}`;
+    const refused = () => json(401, { error: 'the token is in the line that the proxy prints at its start' });
+    if (this.isExposed && !isOperator) return refused();
     if (pathname === '/events') return this.#tell(response);
     if (pathname === '/tasks') return json(200, this.#page(searchParams));
     if (pathname === '/config') return json(200, { file: 'deferral.yaml', settings: { listen: ['127.0.0.1:8808'], access: { tokens: '…' } } });
     const cancel = /^\/tasks\/(\w+)\/cancel$/.exec(pathname);
     if (cancel && request.method === 'POST') {
-      if (request.headers.authorization !== `Bearer ${TOKEN}`) return json(401, { error: 'the token is in the line that the proxy prints at its start' });
+      if (!isOperator) return refused();
       const found = this.state.tasks.tasks.find(each => each.task === cancel[1]);
       if (!found) return json(404, { error: 'no such task' });
       this.cancelled.push(found.task);

@@ -31,6 +31,7 @@ const text = selector => page.locator(selector).innerText();
 const rows = () => page.locator('#rows tr');
 const row = handle => page.locator(`#rows tr[data-task="${handle}"]`);
 const says = (selector, words) => until(page, ([at, words]) => document.querySelector(at)?.innerText.includes(words), [selector, words]);
+const frame = () => until(page, () => new Promise(resolve => requestAnimationFrame(() => resolve(true))));
 const spotless = () => assert.deepEqual(page.faults, []);
 
 test('a proxy with which nothing has happened yet is shown as such', async () => {
@@ -112,6 +113,22 @@ test('whoever has no token is asked for it, again where it is wrong', async () =
   await give(TOKEN);
   await until(page, () => document.querySelector('#rows .status').innerText === 'cancelled');
   assert.deepEqual(fake.cancelled, ['0123456789ab']);
+  spotless();
+});
+
+test('where reading needs the token, too, it is asked for once, and when one wants', async () => {
+  fake.isExposed = true;
+  await visit({ expected: /401/ });
+  await says('#ask-why', 'the line that the proxy prints');
+  await page.getByRole('button', { name: 'Not now' }).click();
+  await says('#lost', 'Not connected: the token is in the line');
+  const asked = fake.asked.length;
+  while (fake.asked.length < asked + 2) await frame();
+  assert.ok(await page.locator('#ask-token').isHidden(), 'it is tried again, and not asked for');
+  await page.getByRole('button', { name: 'Try now' }).click();
+  await page.locator('#ask-input').fill(TOKEN);
+  await page.getByRole('button', { name: 'Use it' }).click();
+  await says('#connection', 'live');
   spotless();
 });
 
@@ -270,8 +287,6 @@ for (const width of [320, 400, 800, 1280, 2000]) {
     }
   });
 }
-
-const frame = () => until(page, () => new Promise(resolve => requestAnimationFrame(() => resolve(true))));
 
 test('ten thousand tasks, a hundred of them new each second, do not freeze it', async () => {
   crowded(fake, 200);

@@ -158,6 +158,8 @@ async function* events(body) {
 }
 
 let wake = () => {};
+/** Whether the token may be asked for unasked: not again once somebody had none to give. */
+let mayAsk = true;
 
 /** Follows the proxy for as long as the page is open. */
 async function follow() {
@@ -168,8 +170,13 @@ async function follow() {
     let why = 'the proxy ended the connection';
     try {
       const response = await fetch('/events', { headers: authorized(), signal: stop.signal, cache: 'no-store' });
-      if (response.status === 401 && (await askToken(await problem(response)))) continue;
-      if (!response.ok) throw new Error(await problem(response));
+      if (!response.ok) {
+        const said = await problem(response);
+        // Nobody types against the time that silence has.
+        clearTimeout(silence);
+        if (response.status === 401 && mayAsk && (mayAsk = await askToken(said))) continue;
+        throw new Error(said);
+      }
       for await (const state of events(response.body)) {
         clearTimeout(silence);
         silence = setTimeout(() => stop.abort(), SILENCE);
@@ -870,8 +877,14 @@ $('find-tool').addEventListener('input', event => {
 $('threshold').addEventListener('input', event => tryThreshold(THRESHOLDS[event.target.value]));
 $('as-configured').addEventListener('click', () => tryThreshold(null));
 $('config').addEventListener('toggle', showConfig);
-$('retry').addEventListener('click', () => wake());
-$('token').addEventListener('click', () => askToken(authorized().Authorization ? 'There is one already; another takes its place.' : 'Changes need it.'));
+$('retry').addEventListener('click', () => {
+  mayAsk = true;
+  wake();
+});
+$('token').addEventListener('click', async () => {
+  await askToken(authorized().Authorization ? 'There is one already; another takes its place.' : 'Changes need it.');
+  wake();
+});
 addEventListener('hashchange', takeToken);
 
 takeToken();

@@ -1,6 +1,7 @@
 //! The operator's address, over real sockets.
 
 mod gate;
+mod page;
 
 use crate::support::clients::soon;
 use rustls::pki_types::{CertificateDer, ServerName, pem::PemObject};

@@ -1,0 +1,60 @@
+//! The page for operators: files that are served as they stand in `page/`. Nothing builds them.
+//!
+//! What they show was said by strangers (names of tools, messages), so the browser is told that nothing but these
+//! files may run, and that nothing but this address may be asked.
+
+use super::answer::{Answer, text};
+use bytes::Bytes;
+use http::{
+    HeaderName, HeaderValue, StatusCode,
+    header::{CONTENT_SECURITY_POLICY, REFERRER_POLICY, X_CONTENT_TYPE_OPTIONS},
+};
+
+/// What a browser may do with them. `tests/page/fake.mjs` has the same.
+const HEADERS: [(HeaderName, &str); 3] = [
+    (
+        CONTENT_SECURITY_POLICY,
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    ),
+    (X_CONTENT_TYPE_OPTIONS, "nosniff"),
+    (REFERRER_POLICY, "no-referrer"),
+];
+
+/// A file of the page. There is nothing in it that is anybody's.
+pub(super) struct File {
+    media: &'static str,
+    body: &'static [u8],
+}
+
+pub(super) static INDEX: File =
+    File { media: "text/html; charset=utf-8", body: include_bytes!("page/index.html") };
+
+pub(super) static SCRIPT: File =
+    File { media: "text/javascript; charset=utf-8", body: include_bytes!("page/app.js") };
+
+pub(super) static STYLE: File =
+    File { media: "text/css; charset=utf-8", body: include_bytes!("page/style.css") };
+
+pub(super) static ICON: File = File { media: "image/svg+xml", body: include_bytes!("page/icon.svg") };
+
+/// uPlot 1.6.32 as it is published, behind its licence, which has to be wherever it is.
+pub(super) static PLOT: File = File {
+    media: "text/javascript; charset=utf-8",
+    body: concat!("/*\n", include_str!("page/uPlot.LICENSE"), "*/\n", include_str!("page/uPlot.iife.min.js"))
+        .as_bytes(),
+};
+
+pub(super) static PLOT_STYLE: File =
+    File { media: "text/css; charset=utf-8", body: include_bytes!("page/uPlot.min.css") };
+
+// === impl File ===
+
+impl File {
+    pub(super) fn answer(&self) -> Answer {
+        let mut answer = text(StatusCode::OK, self.media, Bytes::from_static(self.body));
+        for (name, value) in HEADERS {
+            answer.headers_mut().insert(name, HeaderValue::from_static(value));
+        }
+        answer
+    }
+}
