@@ -3,6 +3,7 @@
 mod architecture;
 mod cli;
 mod config;
+mod deploy;
 mod disk;
 mod exchange;
 mod front;
