@@ -275,6 +275,8 @@ const AT_ONCE: Duration = Duration::from_secs(2);
 const CALLS: usize = 14;
 /// What is waited for to go round: everything runs until it waits, and then time moves on.
 const MOMENT: Duration = Duration::from_millis(1);
+/// How long the proxy gathers questions.
+const SETTLE: Duration = Duration::from_millis(25);
 
 // === impl Odds ===
 
@@ -386,10 +388,11 @@ impl House {
              - upstream: {{ url: \"http://{}/mcp\" }}\n    defer: {{ mode: {mode}, after: 5s, retention: 24h }}\n    \
              tools: [{{ match: plain, mode: never }}]\n    \
              tasks: {{ unsolicited: [{{ header: X-Takes-Tasks, value: yes }}] }}\n    \
-             questions: {{ settle: 25ms, park: {}s }}\n",
+             questions: {{ settle: {}ms, park: {}s }}\n",
             DRAIN.as_secs(),
             profile.sessions,
             server::ADDRESS,
+            SETTLE.as_millis(),
             PARK.as_secs(),
         );
         let config = config::parse(Path::new("house.yaml"), &yaml).unwrap_or_else(|error| panic!("{error}"));
@@ -657,7 +660,18 @@ impl House {
         }
         // A departure is no cancel in older revisions.
         if !is_legacy {
-            call.is_called_off(self.clock.now());
+            let now = self.clock.now();
+            call.is_called_off(now);
+            // In this moment the client may be answered with what it is asked. Nobody knows then that it has not
+            // read that, and it is waited for as one that was asked.
+            let is_due = |question: &Question| now + MOMENT * 2 >= question.asked + SETTLE;
+            if self
+                .questions
+                .values()
+                .any(|question| question.call == n && question.answers == 0 && is_due(question))
+            {
+                call.hushed = None;
+            }
         }
     }
 
