@@ -7,10 +7,8 @@ use crate::{
     config::{Config, DrainTimes},
     dialect::PrincipalKey,
     front, policy,
-    proxy::{Endpoint, Ledger, Service, Switchboard},
-    runtime::{
-        Clock, Descriptors, Drain, Net, Room, Shares, Stopping, SystemClock, or_never, random, wall_clock,
-    },
+    proxy::{Endpoint, Ledger, Operators, Service, Switchboard},
+    runtime::{Clock, Descriptors, Drain, Net, Room, Shares, SystemClock, or_never, random, wall_clock},
     store::{Bounds, Disk, Memory, Secret, Store, Timed, Use, disk},
     telemetry::{
         Drained, Draining, Leaving, Limit, Started,
@@ -143,6 +141,7 @@ fn start_each(
     let keyring = Arc::new(keyring(&config.state_keys, secret.as_ref()));
     let principals = secret.as_ref().map(|secret| PrincipalKey::new(&secret.key(Use::Principals)));
     let told = in_words(&config.routes);
+    let named: Vec<_> = config.routes.iter().map(|route| server_in_words(&route.server)).collect();
     let routes = connected(mem::take(&mut config.routes), net, to)?;
     let endpoint = |(route, upstream): &Connected| {
         Endpoint::new(
@@ -161,18 +160,31 @@ fn start_each(
         endpoints.iter().map(|endpoint| -> Arc<dyn Service> { Arc::new(endpoint.clone()) }).collect();
     tokio::spawn(Arc::clone(&ledger).look_after(endpoints, too_late.clone()));
     let servers: Vec<_> =
-        routes.into_iter().map(|(route, upstream)| (Arc::clone(&route.path), upstream)).collect();
+        routes.iter().map(|(route, upstream)| (Arc::clone(&route.path), Arc::clone(upstream))).collect();
+    let shown = routes.into_iter().zip(named);
+    let shown = shown.map(|((route, upstream), server)| admin::ShownRoute { route, server, upstream });
+    let handles = secret.as_ref().map_or_else(random, |secret| secret.key(Use::Handles));
+    let parts = admin::Parts {
+        access: config.front.access.clone(),
+        servers: servers.clone(),
+        routes: shown.collect(),
+        settings: config.settings.json().to_string().into(),
+        ledger: Arc::clone(&ledger),
+        operators: Operators::new(Arc::clone(&ledger), switchboard, &handles),
+        stopping: left.clone(),
+        events: admin::Events::new(clock.timestamp().to_string()),
+    };
 
     let bound = front::serve(
         config.front.clone(),
         services,
         principals.unwrap_or_default(),
-        [left.clone(), closed],
+        [left, closed],
         Arc::clone(&clock),
         tracer,
         net,
     )?;
-    let admin = serve_operators(&config, servers.clone(), &ledger, left)?;
+    let admin = config.admin.clone().map(|admin| admin::serve(admin, parts)).transpose()?;
     if let Some(shared) = shared {
         let admin = admin.as_ref().map(|admin| admin.address);
         tell_started(&config, &told, &bound.addresses, admin, shared);
@@ -226,17 +238,6 @@ fn share(config: &mut Config) -> (Descriptors, Shares) {
     config.front.limits.connections = shares.clients;
     Limit::UpstreamConnections.is(shares.servers as f64);
     (allowed, shares)
-}
-
-fn serve_operators(
-    config: &Config,
-    servers: Vec<(Arc<str>, Arc<dyn Upstream>)>,
-    ledger: &Arc<Ledger>,
-    leaving: Stopping,
-) -> Result<Option<admin::Bound>, Error> {
-    let Some(admin) = config.admin.clone() else { return Ok(None) };
-    let (access, ledger) = (config.front.access.clone(), Arc::clone(ledger));
-    Ok(Some(admin::serve(admin, admin::Parts { access, servers, ledger, stopping: leaving })?))
 }
 
 fn tell_started(
@@ -331,20 +332,25 @@ fn in_words(routes: &[config::RouteConfig]) -> String {
                 format!("{} after {}", mode.as_str(), config::values::show_duration(after))
             }
         };
-        // Without what may hold a key: arguments, and a query.
-        let server = match server {
-            Server::Url(url) => without_query(url),
-            Server::Command(command) => format!("`{}`", command.program()),
-        };
+        let server = server_in_words(server);
         format!("{} -> {server} ({mode})", route.path)
     });
     routes.collect::<Vec<_>>().join("; ")
+}
+
+/// A server without what may hold a key: a query, arguments.
+fn server_in_words(server: &Server) -> String {
+    match server {
+        Server::Url(url) => without_query(url),
+        Server::Command(command) => format!("`{}`", command.program()),
+    }
 }
 
 /// A URL without what may hold a key.
 fn without_query(url: &Uri) -> String {
     let scheme = url.scheme_str().unwrap_or_default();
     let authority = url.authority().map(|authority| authority.as_str()).unwrap_or_default();
+    let authority = authority.rsplit_once('@').map_or(authority, |(_, host)| host);
     format!("{scheme}://{authority}{}", url.path())
 }
 

@@ -17,7 +17,6 @@ pub(super) enum May {
     /// Operators: on loopback whoever is there, elsewhere whoever has the token.
     Read,
     /// Operators with the token.
-    #[cfg_attr(not(test), expect(dead_code, reason = "the first change comes with the tasks"))]
     Change,
 }
 

@@ -9,18 +9,26 @@
 //! | `gate.rs` | who may do what: the operator's token |
 //! | `router.rs` | what is served, in one table |
 //! | `answer.rs` | what operators are answered with |
+//! | `tasks.rs` | `/tasks`, one task, and its cancel |
+//! | `routes.rs` | `/routes` |
+//! | `events.rs` | `/events`: all of it once a second, for a page |
 //! | `health.rs` | `/live` and `/ready` |
 //! | `metrics.rs` | `/metrics`, `/tools`, `/limits` |
 //! | `processes.rs` | `/processes` |
 //! | `page.rs`, `page/` | `/`, for a browser |
 
 mod answer;
+mod events;
 mod gate;
 mod health;
 mod metrics;
 mod page;
 mod processes;
 mod router;
+mod routes;
 mod server;
+mod tasks;
 
+pub use events::Events;
+pub use routes::ShownRoute;
 pub use server::{Bound, Config, Error, Parts, serve};

@@ -2,9 +2,11 @@
 
 use super::{
     answer::{Answer, json, problem, text},
+    events,
     gate::May,
-    health, metrics, page, processes,
+    health, metrics, page, processes, routes,
     server::Parts,
+    tasks,
 };
 use crate::telemetry;
 use bytes::Bytes;
@@ -24,8 +26,9 @@ pub(super) struct Served {
 /// What of a request is left once it is known what it asks for.
 pub(super) struct Asked {
     /// What stands in the place of the segments in braces, in their order.
-    #[expect(dead_code, reason = "the first of these come with the tasks")]
     pub(super) named: Vec<String>,
+    /// What stands behind `?`, as it is written.
+    pub(super) query: String,
 }
 
 /// The table. What begins a line is what people look for.
@@ -69,6 +72,42 @@ pub(super) static SERVED: &[Served] = &[
     },
     Served {
         method: Method::GET,
+        path: "/tasks",
+        may: May::Read,
+        answer: |parts, asked| Box::pin(async move { tasks::page(&parts, &asked.query).await }),
+    },
+    Served {
+        method: Method::GET,
+        path: "/tasks/{task}",
+        may: May::Read,
+        answer: |parts, asked| Box::pin(async move { tasks::one(&parts, &asked.named[0]).await }),
+    },
+    Served {
+        method: Method::POST,
+        path: "/tasks/{task}/cancel",
+        may: May::Change,
+        answer: |parts, asked| Box::pin(async move { tasks::cancel(&parts, &asked.named[0]).await }),
+    },
+    Served {
+        method: Method::GET,
+        path: "/routes",
+        may: May::Read,
+        answer: |parts, _| Box::pin(async move { json(StatusCode::OK, routes::shown(&parts.routes)) }),
+    },
+    Served {
+        method: Method::GET,
+        path: "/config",
+        may: May::Read,
+        answer: |parts, _| Box::pin(async move { json(StatusCode::OK, parts.settings.clone()) }),
+    },
+    Served {
+        method: Method::GET,
+        path: "/events",
+        may: May::Read,
+        answer: |parts, _| Box::pin(async move { events::stream(&parts) }),
+    },
+    Served {
+        method: Method::GET,
         path: "/processes",
         may: May::Read,
         answer: |parts, _| Box::pin(async move { json(StatusCode::OK, processes::shown(&parts.servers)) }),
@@ -101,7 +140,7 @@ pub(super) fn find(method: &Method, path: &str) -> Result<(&'static Served, Aske
     let allowed: Vec<_> = there.iter().flat_map(|(served, _)| methods(&served.method)).copied().collect();
     let wanted = if *method == Method::HEAD { &Method::GET } else { method };
     match there.into_iter().find(|(served, _)| served.method == wanted) {
-        Some((served, named)) => Ok((served, Asked { named })),
+        Some((served, named)) => Ok((served, Asked { named, query: String::new() })),
         None => Err(Box::new(not_allowed(path, &allowed.join(", ")))),
     }
 }

@@ -2,14 +2,16 @@
 
 use super::{
     answer::{Answer, problem},
+    events::{self, Events},
     gate::{self, Gate},
     processes::Servers,
-    router,
+    router::{self, Asked},
+    routes::ShownRoute,
 };
 use crate::{
     front::{Paced, TlsError, TlsPaths, acceptor},
     policy::{Access, Tokens},
-    proxy::Ledger,
+    proxy::{Ledger, Operators},
     runtime::{Listener, Net, Stopping, Stream, random},
 };
 use bytes::Bytes;
@@ -64,8 +66,13 @@ pub struct Parts {
     /// Hosts and origins that may come in: those of the clients' address.
     pub access: Access,
     pub servers: Servers,
+    pub routes: Vec<ShownRoute>,
+    /// The configuration in force, as JSON without secrets.
+    pub settings: Bytes,
     pub ledger: Arc<Ledger>,
+    pub operators: Operators,
     pub stopping: Stopping,
+    pub events: Events,
 }
 
 /// What every connection shares.
@@ -122,7 +129,8 @@ pub fn serve(config: Config, parts: Parts) -> Result<Bound, Error> {
 
 async fn accept(mut listener: Listener, tls: Option<TlsAcceptor>, shared: Arc<Shared>) {
     // Dropped with this task, and every connection with it.
-    let mut connections = JoinSet::new();
+    let (mut connections, mut own) = (JoinSet::new(), JoinSet::new());
+    own.spawn(events::told(Arc::clone(&shared.parts)));
     loop {
         while connections.len() >= CONNECTIONS {
             connections.join_next().await;
@@ -177,7 +185,9 @@ where
         return problem(StatusCode::FORBIDDEN, &denied.to_string());
     }
     let (served, asked) = match router::find(&head.method, head.uri.path()) {
-        Ok(found) => found,
+        Ok((served, asked)) => {
+            (served, Asked { query: head.uri.query().unwrap_or_default().to_owned(), ..asked })
+        }
         Err(answer) => return *answer,
     };
     if let Err(answer) = shared.gate.admit(served.may, &mut head.headers) {
@@ -238,7 +248,11 @@ impl Config {
 mod tests {
     use super::*;
     use crate::runtime::Drain;
-    use crate::{policy::Quotas, runtime::SystemClock, store::Memory};
+    use crate::{
+        policy::Quotas,
+        runtime::{Clock, SystemClock},
+        store::Memory,
+    };
     use std::net::Ipv4Addr;
     use tokio::{
         io::{AsyncReadExt, AsyncWriteExt},
@@ -256,10 +270,26 @@ mod tests {
 
     fn start(stopping: Stopping) -> Bound {
         let listen = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+        let ledger = ledger();
+        serve(Config::on(listen), parts(ledger, stopping)).expect("a free port")
+    }
+
+    fn parts(ledger: Arc<Ledger>, stopping: Stopping) -> Parts {
+        Parts {
+            access: Access::default(),
+            servers: Servers::new(),
+            routes: Vec::new(),
+            settings: "{}".into(),
+            operators: Operators::new(Arc::clone(&ledger), Arc::default(), &[1; 32]),
+            ledger,
+            stopping,
+            events: Events::new("2026-07-28T10:30:00.000Z".to_owned()),
+        }
+    }
+
+    fn ledger() -> Arc<Ledger> {
         let (quotas, clock) = (Quotas::default(), Arc::new(SystemClock::new()));
-        let ledger = Ledger::new(Arc::new(Memory::default()), None, quotas, clock);
-        let (access, servers) = (Access::default(), Servers::new());
-        serve(Config::on(listen), Parts { access, servers, ledger, stopping }).expect("a free port")
+        Ledger::new(Arc::new(Memory::default()), None, quotas, clock)
     }
 
     #[tokio::test]
@@ -285,6 +315,45 @@ mod tests {
         assert!(answer.starts_with("HTTP/1.1 405 ") && answer.contains("allow: GET, HEAD"), "{answer}");
         let answer = ask(admin.address, "GET http://evil.example.com/live").await;
         assert!(answer.starts_with("HTTP/1.1 403 ") && answer.contains("access.hosts"), "{answer}");
+    }
+
+    /// Reads what comes until the end of an event.
+    async fn event(socket: &mut (impl AsyncRead + Unpin)) -> String {
+        let mut heard = String::new();
+        while !heard.ends_with("\n\n\r\n") {
+            let mut some = [0; 4096];
+            let length = socket.read(&mut some).await.expect("it goes on");
+            assert!(length > 0, "it ends: {heard}");
+            heard.push_str(std::str::from_utf8(&some[..length]).expect("text"));
+        }
+        heard
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_client_of_events_that_does_not_read_is_let_go_and_harms_no_other() {
+        const WATCH: &[u8] = b"GET /events HTTP/1.1\r\nhost: localhost\r\n\r\n";
+        let (_drain, stopping) = Drain::new();
+        let gate = Gate { tokens: gate::only("x"), is_exposed: false, where_found: gate::PRINTED };
+        let shared = Arc::new(Shared { parts: Arc::new(parts(ledger(), stopping)), gate });
+        let telling = tokio::spawn(events::told(Arc::clone(&shared.parts)));
+        let watch = |room: usize| {
+            let (client, server) = tokio::io::duplex(room);
+            (client, tokio::spawn(connection(Paced::new(server, WRITE), Arc::clone(&shared))))
+        };
+        let (mut silent, of_silent) = watch(512);
+        silent.write_all(WATCH).await.expect("it is read");
+        let (mut reader, of_reader) = watch(1 << 20);
+        reader.write_all(WATCH).await.expect("it is read");
+        let clock = SystemClock::new();
+        let began = clock.now();
+        // The time of this test goes on only when all wait for it.
+        for _ in 0..30 {
+            event(&mut reader).await;
+        }
+        assert!(clock.now() - began >= WRITE + Duration::from_secs(10));
+        assert!(of_silent.is_finished() && !of_reader.is_finished());
+        of_reader.abort();
+        telling.abort();
     }
 
     #[tokio::test]

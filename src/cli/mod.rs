@@ -13,6 +13,7 @@ mod report;
 mod serve;
 mod store;
 mod supervise;
+mod tasks;
 
 use crate::runtime::or_never;
 use clap::{Parser, Subcommand};
@@ -47,6 +48,8 @@ enum Command {
     Check(check::Args),
     /// Show how long calls take, tool by tool, and which threshold is advised.
     Report(report::Args),
+    /// List, show or cancel the tasks of a proxy that runs.
+    Tasks(tasks::Args),
     /// Look after the folder in which a proxy keeps its tasks.
     Store(store::Args),
     /// What the proxy starts to watch over a server's process.
@@ -76,6 +79,10 @@ pub fn run() -> ExitCode {
         }
         Command::Report(args) => runtime()
             .block_on(report::run(args, &mut io::stdout().lock(), &mut io::stderr().lock()))
+            .unwrap_or_default()
+            .into(),
+        Command::Tasks(args) => runtime()
+            .block_on(tasks::run(args, &mut io::stdout().lock(), &mut io::stderr().lock()))
             .unwrap_or_default()
             .into(),
         Command::Supervise(args) => supervise::run(&args),

@@ -40,6 +40,14 @@ impl Operator {
         self.ask(Method::GET, path).await
     }
 
+    /// Changes what is at this path.
+    ///
+    /// # Errors
+    /// As [`Operator::get`].
+    pub async fn post(&self, path: &str) -> Result<Bytes, Error> {
+        self.ask(Method::POST, path).await
+    }
+
     async fn ask(&self, method: Method, path: &str) -> Result<Bytes, Error> {
         let mut parts = self.base.clone().into_parts();
         let path = PathAndQuery::try_from(path);

@@ -8,7 +8,7 @@
 //! server behind it, `limits` those of `limits` and `timeouts`.
 
 use super::{
-    At, Config, DEFAULT_DRAIN, LogFormat, Store,
+    At, Config, DEFAULT_DRAIN, LogFormat, Settings, Store,
     kind::{addresses, drain, key_source, log, store, string, text, token_source, url},
     limits::{limits, timeouts},
     operators::{self, operators},
@@ -85,6 +85,7 @@ pub(super) fn file(s: &mut Section<'_, '_>, folder: &Path, look: bool) -> Config
             .or(drain(), DEFAULT_DRAIN),
         log: s.key("log", "How the log is written, on the standard error.").or(log(), LogFormat::Text),
         traces: traces(telemetry, folder, &|name| env::var(name).ok(), s),
+        settings: Settings::default(),
         routes: together::routes(routes, s),
         front: front::Config {
             listen: listen.value.into_iter().map(|address| address.value).collect(),

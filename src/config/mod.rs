@@ -18,6 +18,7 @@ mod route;
 pub mod secret;
 mod section;
 mod server;
+mod settings;
 mod telemetry;
 mod tickets;
 mod together;
@@ -25,6 +26,7 @@ pub mod values;
 mod yaml;
 
 pub use problem::{At, Place, Problem, Problems};
+pub use settings::Settings;
 pub use yaml::Node;
 
 use crate::{admin, front, policy, telemetry::trace, upstream};
@@ -59,6 +61,8 @@ pub struct Config {
     pub log: LogFormat,
     /// Where traces go; `None` for nowhere.
     pub traces: Option<trace::Settings>,
+    /// All of it as operators are shown it.
+    pub settings: Settings,
 }
 
 /// One endpoint and the server behind it.
@@ -201,7 +205,9 @@ fn parse_and(
     let folder = path.as_deref().and_then(Path::parent).unwrap_or_else(|| Path::new("")).to_owned();
     let config = read.and_then(|mut node| {
         overlay(&mut node, &mut report.problems);
-        section::read(&node, TOP, &mut report, |s| file::file(s, &folder, look))
+        let name = path.as_deref().map(Path::to_string_lossy);
+        let config = section::read(&node, TOP, &mut report, |s| file::file(s, &folder, look))?;
+        Some(Config { settings: Settings::of(name.as_deref(), &node), ..config })
     });
     let Report { problems, doubts } = report;
     let config = Problems::or_ok(path.clone(), problems, config)?;

@@ -42,6 +42,9 @@ pub mod errors {}
 #[doc = include_str!("log.md")]
 pub mod log {}
 
+#[doc = include_str!("operate.md")]
+pub mod operate {}
+
 #[doc = include_str!("metrics.md")]
 pub mod metrics {}
 

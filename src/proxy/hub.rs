@@ -38,6 +38,11 @@ impl Hub {
         Listener { hub: Arc::clone(self), ear, ids }
     }
 
+    /// How many listen to a task.
+    pub(super) fn listeners_of(&self, id: &TaskId) -> usize {
+        self.listeners.get(id).map_or(0, |ears| ears.len())
+    }
+
     /// Something a client can see has changed.
     pub(super) fn announce(&self, id: &TaskId) {
         let Some(ears) = self.listeners.get(id) else { return };

@@ -15,7 +15,7 @@ use super::{
 use crate::{
     dialect::Principal,
     policy::Quotas,
-    protocol::{ErrorObject, code},
+    protocol::{ErrorObject, Timestamp, code},
     runtime::Clock,
     store::{self, Due, Orphan, Place, Secret, Store, StoreError, Tally, Updated, Usage, Version},
     task::{Effect, Event, Owner, Record, State, TaskId},
@@ -272,6 +272,30 @@ impl Ledger {
         let nobody = Principal::ANONYMOUS;
         let counted = async { Ok((self.store.census().await?, self.store.usage(nobody.as_bytes()).await?)) };
         counted.await.inspect_err(|error| self.failed("counting tasks", error))
+    }
+
+    /// What time it is for tasks.
+    pub(super) fn now(&self) -> Timestamp {
+        self.clock.timestamp()
+    }
+
+    /// Tasks of all owners; see [`Store::recent`].
+    ///
+    /// # Errors
+    /// [`StoreError`], which is in the log by then.
+    pub(super) async fn recent(
+        &self,
+        is_ended: bool,
+        below: Option<u64>,
+        limit: usize,
+    ) -> Result<Vec<(u64, Arc<Record>)>, StoreError> {
+        let found = self.store.recent(is_ended, below, limit).await;
+        found.inspect_err(|error| self.failed("listing tasks", error))
+    }
+
+    /// Whether the call of a task is held here, and whether something of it waits for the store.
+    pub(super) fn custody_of(&self, id: &TaskId) -> (bool, bool) {
+        self.held.get(id).map_or((false, false), |held| (true, held.waits))
     }
 
     /// Whether what is kept is there for the next process.

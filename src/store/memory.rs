@@ -17,9 +17,12 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use dashmap::{DashMap, Entry};
 use std::{
-    collections::{BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     ops::Bound,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
 /// Forgets everything at exit.
@@ -34,6 +37,8 @@ pub struct Memory {
 struct Records {
     bounds: Bounds,
     records: DashMap<TaskId, Kept>,
+    /// How many records there have been.
+    inserted: AtomicU64,
     /// Taken after the entry of `records` that it is about, where one is held, never before.
     index: Mutex<Index>,
 }
@@ -42,6 +47,8 @@ struct Records {
 struct Kept {
     version: Version,
     record: Arc<Record>,
+    /// In the order in which they were inserted.
+    number: u64,
     /// Who holds it.
     node: u64,
     anchor: Option<Bytes>,
@@ -53,6 +60,8 @@ struct Index {
     due: BTreeSet<(Timestamp, TaskId)>,
     /// The tasks of each owner in their order; one that has none is not in it.
     owners: HashMap<Owner, BTreeSet<Place>>,
+    /// Those that have not ended, and those that have, by their numbers.
+    recent: [BTreeMap<u64, TaskId>; 2],
     counts: Counts,
 }
 
@@ -68,7 +77,8 @@ impl Default for Memory {
 impl Memory {
     /// Keeps no more than this.
     pub fn bounded(bounds: Bounds) -> Self {
-        let kept = Records { bounds, records: DashMap::new(), index: Mutex::default() };
+        let kept =
+            Records { bounds, records: DashMap::new(), inserted: AtomicU64::new(0), index: Mutex::default() };
         Self { kept: Arc::new(kept), node: 0 }
     }
 
@@ -85,14 +95,16 @@ impl Store for Memory {
         match self.kept.records.entry(record.id.clone()) {
             Entry::Occupied(_) => Err(StoreError::Exists),
             Entry::Vacant(slot) => {
+                let number = self.kept.inserted.fetch_add(1, Ordering::Relaxed);
                 // Held until the index knows the record too: nobody may remove it in between.
                 let _kept = slot.insert(Kept {
                     version: Version::FIRST,
                     record: Arc::clone(&record),
+                    number,
                     node: self.node,
                     anchor: None,
                 });
-                self.kept.index.lock().add(&record);
+                self.kept.index.lock().add(&record, number);
                 Ok(())
             }
         }
@@ -111,8 +123,8 @@ impl Store for Memory {
             let mut index = self.kept.index.lock();
             let was = kept.record.stored_bytes();
             self.kept.bounds.admit(was, &record, index.counts.usage(&record.owner.principal))?;
-            index.subtract(&kept.record);
-            index.add(&record);
+            index.subtract(&kept.record, kept.number);
+            index.add(&record, kept.number);
         }
         if record.state.is_ended() && record.state != State::Cancelled {
             kept.anchor = None;
@@ -146,7 +158,7 @@ impl Store for Memory {
 
     async fn remove(&self, id: &TaskId) -> Result<(), StoreError> {
         if let Entry::Occupied(slot) = self.kept.records.entry(id.clone()) {
-            self.kept.index.lock().subtract(&slot.get().record);
+            self.kept.index.lock().subtract(&slot.get().record, slot.get().number);
             slot.remove();
         }
         Ok(())
@@ -195,6 +207,34 @@ impl Store for Memory {
         }
     }
 
+    async fn recent(
+        &self,
+        is_ended: bool,
+        below: Option<u64>,
+        limit: usize,
+    ) -> Result<Vec<(u64, Arc<Record>)>, StoreError> {
+        let mut found = Vec::new();
+        let mut below = below.unwrap_or(u64::MAX);
+        loop {
+            let page: Vec<_> = {
+                let index = self.kept.index.lock();
+                let young = index.recent[usize::from(is_ended)].range(..below).rev();
+                young.take(limit - found.len()).map(|(number, id)| (*number, id.clone())).collect()
+            };
+            // What has changed in this moment is made up for by what comes behind it.
+            let there = |(number, id): &(u64, TaskId)| {
+                let kept = self.kept.records.get(id)?;
+                let is_it = kept.number == *number && kept.record.state.is_ended() == is_ended;
+                is_it.then(|| (*number, Arc::clone(&kept.record)))
+            };
+            found.extend(page.iter().filter_map(there));
+            match page.last() {
+                Some((last, _)) if found.len() < limit => below = *last,
+                _ => return Ok(found),
+            }
+        }
+    }
+
     async fn usage(&self, principal: &[u8; 16]) -> Result<Usage, StoreError> {
         Ok(self.kept.index.lock().counts.usage(principal))
     }
@@ -207,17 +247,19 @@ impl Store for Memory {
 // === impl Index ===
 
 impl Index {
-    fn add(&mut self, record: &Record) {
+    fn add(&mut self, record: &Record, number: u64) {
         let facts = Facts::of(record);
         self.due.insert((facts.due, record.id.clone()));
         self.counts.add(&Counted::of(record));
+        self.recent[usize::from(record.state.is_ended())].insert(number, record.id.clone());
         self.owners.entry(facts.owner.clone()).or_default().insert(Place::of(record));
     }
 
-    fn subtract(&mut self, record: &Record) {
+    fn subtract(&mut self, record: &Record, number: u64) {
         let facts = Facts::of(record);
         self.due.remove(&(facts.due, record.id.clone()));
         self.counts.subtract(&Counted::of(record));
+        self.recent[usize::from(record.state.is_ended())].remove(&number);
         if let Some(places) = self.owners.get_mut(facts.owner) {
             places.remove(&Place::of(record));
             if places.is_empty() {
@@ -269,7 +311,8 @@ mod tests {
             store.remove(&id).await.expect("removed");
         }
         assert!(store.kept.records.is_empty());
-        let Index { due, owners, counts } = &*store.kept.index.lock();
+        let Index { due, owners, recent, counts } = &*store.kept.index.lock();
         assert!(due.is_empty() && owners.is_empty() && counts.is_empty());
+        assert!(recent.iter().all(BTreeMap::is_empty));
     }
 }

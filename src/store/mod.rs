@@ -84,6 +84,17 @@ pub trait Store: Send + Sync + 'static {
         limit: usize,
     ) -> Result<Vec<Arc<Record>>, StoreError>;
 
+    /// At most `limit` records of all owners, of those that have ended or of those that have not, the last inserted
+    /// first, from below `below` on, each with its number in that order, whose results may be left out as in
+    /// [`Store::list`]; fewer only where there are no more. For operators: those that have not ended are all looked
+    /// at, of the others no more than are asked for.
+    async fn recent(
+        &self,
+        is_ended: bool,
+        below: Option<u64>,
+        limit: usize,
+    ) -> Result<Vec<(u64, Arc<Record>)>, StoreError>;
+
     /// How much is kept, in all and for one principal ([`Owner::principal`](crate::task::Owner)), for
     /// the quotas. Costs the same however much that is.
     async fn usage(&self, principal: &[u8; 16]) -> Result<Usage, StoreError>;

@@ -75,6 +75,15 @@ impl Store for Timed {
         self.take("list", self.inner.list(owner, after, limit)).await
     }
 
+    async fn recent(
+        &self,
+        is_ended: bool,
+        below: Option<u64>,
+        limit: usize,
+    ) -> Result<Vec<(u64, Arc<Record>)>, StoreError> {
+        self.take("recent", self.inner.recent(is_ended, below, limit)).await
+    }
+
     async fn usage(&self, principal: &[u8; 16]) -> Result<Usage, StoreError> {
         // In memory in every store there is.
         self.inner.usage(principal).await

@@ -111,6 +111,14 @@ pub struct TaskTransition<'a> {
     pub end: Option<TaskEnd>,
 }
 
+/// An operator has cancelled a task, whose transition is told besides.
+pub struct OperatorCancelled<'a> {
+    pub task: &'a dyn fmt::Display,
+    pub route: &'a str,
+    pub tool: &'a str,
+    pub principal: &'a dyn fmt::Display,
+}
+
 /// How long a task took to end, and with which code where it failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TaskEnd {
@@ -415,7 +423,20 @@ impl ServerEnded<'_> {
     }
 }
 
-// === impl TaskCreated, TaskTransition, WouldDefer, QuestionRefused, QuotaFull, LogLinesDropped ===
+// === impl TaskCreated, TaskTransition, OperatorCancelled, WouldDefer, QuestionRefused, QuotaFull, LogLinesDropped ===
+
+impl OperatorCancelled<'_> {
+    pub fn emit(&self) {
+        tracing::info!(
+            target: "deferral::task",
+            event = "cancelled_by_operator",
+            task = %self.task,
+            route = self.route,
+            tool = self.tool,
+            principal = %self.principal,
+        );
+    }
+}
 
 impl TaskCreated<'_> {
     pub fn emit(&self) {

@@ -19,7 +19,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     // `task` for what may stand in the words of a ticket.
     ("config", &["admin", "front", "policy", "protocol", "proxy", "store", "task", "telemetry", "upstream"]),
     // `front` for TLS and the sockets of clients that read nothing, `upstream` for what it shows of the servers.
-    ("admin", &["front", "policy", "proxy", "runtime", "store", "task", "telemetry", "upstream"]),
+    ("admin", &["front", "policy", "protocol", "proxy", "runtime", "store", "task", "telemetry", "upstream"]),
     // `upstream` for the types that `proxy::Service` speaks of.
     ("front", &["dialect", "policy", "protocol", "proxy", "runtime", "telemetry", "upstream"]),
     (

@@ -52,6 +52,7 @@ macro_rules! each_store {
         a_list_goes_on_behind_a_place_that_no_longer_exists
         a_list_has_no_more_than_was_asked_for
         a_list_shows_records_as_they_are_now
+        operators_find_the_youngest_first_and_what_works_apart_from_what_has_ended
         a_record_that_changes_hands_is_listed_by_its_new_owner_alone
         usage_follows_what_is_kept
         usage_adds_up_after_a_crowd
@@ -251,6 +252,15 @@ impl Store for Troubled {
         limit: usize,
     ) -> Result<Vec<Arc<Record>>, StoreError> {
         asked!(self, self.inner.list(owner, after, limit))
+    }
+
+    async fn recent(
+        &self,
+        is_ended: bool,
+        below: Option<u64>,
+        limit: usize,
+    ) -> Result<Vec<(u64, Arc<Record>)>, StoreError> {
+        asked!(self, self.inner.recent(is_ended, below, limit))
     }
 
     async fn usage(&self, principal: &[u8; 16]) -> Result<Usage, StoreError> {
@@ -699,6 +709,39 @@ async fn a_list_shows_records_as_they_are_now(store: Arc<dyn Store>) {
         let wanted = [owned(1, owner, 0), after, owned(3, owner, 0)];
         assert_eq!(listed(&*store, owner, None, 99).await, wanted);
     }
+}
+
+async fn operators_find_the_youngest_first_and_what_works_apart_from_what_has_ended(store: Arc<dyn Store>) {
+    let recent = async |is_ended, below, limit| {
+        let found = store.recent(is_ended, below, limit).await.expect("answers");
+        let ids: Vec<_> = found.iter().map(|(_, record)| record.id.clone()).collect();
+        (ids, found.last().map(|(number, _)| *number))
+    };
+    let ids = |numbers: &[u8]| numbers.iter().map(|number| id(*number)).collect::<Vec<_>>();
+    assert_eq!(recent(false, None, 9).await, (vec![], None));
+    for number in 1..=6 {
+        // Of many owners, and created in no order.
+        let created = START + MINUTE * u32::from(number % 3);
+        inserted(&*store, record_of(number, number, created)).await;
+    }
+    for (number, event) in
+        [(2, Event::Cancelled), (5, Event::Returned { result: "{}".into() }), (4, asked("a"))]
+    {
+        update(&*store, &id(number), &event, START).await.expect("answers");
+    }
+    for limit in [0, 1, 3, 4, 5, usize::MAX] {
+        assert_eq!(recent(false, None, limit).await.0, ids(&[6, 4, 3, 1][..limit.min(4)]));
+        assert_eq!(recent(true, None, limit).await.0, ids(&[5, 2][..limit.min(2)]));
+    }
+    let (_, place) = recent(false, None, 2).await;
+    assert_eq!(recent(false, place, 9).await.0, ids(&[3, 1]));
+    // A place is good when what was there is gone, or has ended.
+    store.remove(&id(4)).await.expect("removed");
+    assert_eq!(recent(false, place, 9).await.0, ids(&[3, 1]));
+    update(&*store, &id(6), &Event::Cancelled, START).await.expect("answers");
+    assert_eq!(recent(false, None, 9).await.0, ids(&[3, 1]));
+    assert_eq!(recent(true, None, 9).await.0, ids(&[6, 5, 2]));
+    assert_eq!(recent(true, recent(true, None, 1).await.1, 9).await.0, ids(&[5, 2]));
 }
 
 async fn a_record_that_changes_hands_is_listed_by_its_new_owner_alone(store: Arc<dyn Store>) {
@@ -1151,6 +1194,15 @@ impl Store for Contended {
         limit: usize,
     ) -> Result<Vec<Arc<Record>>, StoreError> {
         self.inner.list(owner, after, limit).await
+    }
+
+    async fn recent(
+        &self,
+        is_ended: bool,
+        below: Option<u64>,
+        limit: usize,
+    ) -> Result<Vec<(u64, Arc<Record>)>, StoreError> {
+        self.inner.recent(is_ended, below, limit).await
     }
 
     async fn usage(&self, principal: &[u8; 16]) -> Result<Usage, StoreError> {

@@ -85,7 +85,7 @@ fn account(record: &Record, terms: experimental::Terms) -> AccessSummary {
 
 /// The task is cancelled before the answer is given; one that has ended cannot be.
 async fn cancel(shared: &Shared, id: &Id, record: &Record) -> Passed {
-    let now = match super::cancel(shared, &record.id).await {
+    let now = match super::cancel(&shared.ledger, &shared.switchboard, &record.id).await {
         Ok(Some(cancelled)) => return show(shared, id, &cancelled),
         Ok(None) => shared.ledger.load(&record.id).await,
         Err(error) => Err(error),

@@ -108,7 +108,7 @@ pub(in crate::proxy) async fn answered(
 /// `tasks/cancel` (tasks extension, *Task Cancellation*): acknowledged also where the task has ended; the
 /// server is told where it has not.
 async fn cancel(shared: &Shared, call: &Call, id: &TaskId) -> Reply {
-    match super::cancel(shared, id).await {
+    match super::cancel(&shared.ledger, &shared.switchboard, id).await {
         Ok(_) => acknowledged(shared, call),
         Err(error) => not_found(call, error.into()),
     }

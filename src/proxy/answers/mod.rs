@@ -6,7 +6,7 @@ pub(super) mod experimental;
 pub(super) mod extension;
 pub(super) mod ticket;
 
-use super::{reply, shared::Shared, switchboard::Mail};
+use super::{Ledger, Switchboard, reply, shared::Shared, switchboard::Mail};
 use crate::{
     dialect::Principal,
     protocol::{ErrorObject, Method, code},
@@ -71,12 +71,16 @@ fn may_poll(shared: &Shared, principal: Principal) -> Result<(), NotFound> {
 ///
 /// # Errors
 /// [`StoreError`]: what is not kept is not acknowledged and the server not told. The client cancels again.
-async fn cancel(shared: &Shared, id: &TaskId) -> Result<Option<Arc<Record>>, StoreError> {
-    match shared.ledger.change(id, &Event::Cancelled).await? {
+pub(super) async fn cancel(
+    ledger: &Ledger,
+    switchboard: &Switchboard,
+    id: &TaskId,
+) -> Result<Option<Arc<Record>>, StoreError> {
+    match ledger.change(id, &Event::Cancelled).await? {
         Updated::Done { after, effects, .. } => {
             if effects.contains(&Effect::CancelUpstream) {
                 // Gone only where the call ended in this moment.
-                shared.switchboard.post(id, Mail::Cancelled).await;
+                switchboard.post(id, Mail::Cancelled).await;
             }
             Ok(Some(after))
         }

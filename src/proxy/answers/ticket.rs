@@ -114,7 +114,7 @@ pub(in crate::proxy) async fn answer(
 
 async fn cancel(shared: &Shared, record: &Record, names: &ToolNames) -> Answer {
     let said = |result| Answer::Said(result, AccessSummary::default());
-    match super::cancel(shared, &record.id).await {
+    match super::cancel(&shared.ledger, &shared.switchboard, &record.id).await {
         Ok(Some(_)) => said(ticket::cancelled(&record.tool)),
         Ok(None) => match shared.ledger.load(&record.id).await {
             Ok(Some(ended)) => said(ticket::over(&ended, &names.result)),

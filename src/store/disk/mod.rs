@@ -222,6 +222,18 @@ impl Store for Disk {
         Ok(records)
     }
 
+    async fn recent(
+        &self,
+        is_ended: bool,
+        below: Option<u64>,
+        limit: usize,
+    ) -> Result<Vec<(u64, Arc<Record>)>, StoreError> {
+        let read = self
+            .readers
+            .read(move |folder, connection| readers::recent(folder, connection, is_ended, below, limit));
+        read.await
+    }
+
     async fn usage(&self, principal: &[u8; 16]) -> Result<Usage, StoreError> {
         Ok(self.shared.counts.lock().usage(principal))
     }

@@ -163,6 +163,36 @@ pub(super) fn list(
     Ok(listed)
 }
 
+/// The records of all owners that have ended, or have not, the last inserted first, without what they ended with. One
+/// that cannot be read is left out: whoever asks is to see the others.
+pub(super) fn recent(
+    folder: &Path,
+    connection: &Connection,
+    is_ended: bool,
+    below: Option<u64>,
+    limit: usize,
+) -> Result<Vec<(u64, Arc<Record>)>, StoreError> {
+    let failed = |error| unavailable(folder, &error);
+    let mut statement = connection.prepare_cached(if is_ended { ENDED } else { LIVE }).map_err(failed)?;
+    let below = below.map_or(i64::MAX, |below| i64::try_from(below).unwrap_or(i64::MAX));
+    let mut rows = statement.query(params![below]).map_err(failed)?;
+    let mut found = Vec::new();
+    while found.len() < limit
+        && let Some(row) = rows.next().map_err(failed)?
+    {
+        let columns = columns(row).map_err(failed)?;
+        let record = match row.get::<_, Option<Vec<u8>>>(4).map_err(failed)? {
+            Some(body) => columns.record(body.into()),
+            None => columns.listed(),
+        };
+        if let Ok(record) = record {
+            let number: i64 = row.get(5).map_err(failed)?;
+            found.push((number.cast_unsigned(), Arc::new(record)));
+        }
+    }
+    Ok(found)
+}
+
 fn columns<'a>(row: &'a rusqlite::Row<'_>) -> rusqlite::Result<Columns<'a>> {
     Ok(Columns {
         id: row.get(0)?,
@@ -192,3 +222,9 @@ const DUE_ELSEWHERE: &str = "SELECT due, id, state FROM tasks WHERE open AND nod
     UNION ALL SELECT due, id, state FROM tasks WHERE open AND node > ?3 AND due <= ?1 ORDER BY due LIMIT ?2";
 const LIST: &str = "SELECT id, owner, created, head, CASE state WHEN 'input_required' THEN body END \
     FROM tasks WHERE owner = ?1 AND (created, id) > (?2, ?3) ORDER BY created, id";
+/// By the index of those that are open, of which all are looked at: others are many more.
+const LIVE: &str = "SELECT id, owner, created, head, CASE state WHEN 'input_required' THEN body END, number \
+    FROM tasks INDEXED BY open WHERE open AND state IN ('working', 'input_required') AND number < ?1 \
+    ORDER BY number DESC";
+const ENDED: &str = "SELECT id, owner, created, head, NULL, number FROM tasks NOT INDEXED \
+    WHERE number < ?1 AND state NOT IN ('working', 'input_required') ORDER BY number DESC";

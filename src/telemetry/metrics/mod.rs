@@ -29,9 +29,13 @@ pub use tools::ToolSnapshot;
 use super::events::Outcome;
 use prometheus::{
     Encoder, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGaugeVec, Opts, Registry,
-    TextEncoder, core::Collector,
+    TextEncoder,
+    core::Collector,
+    proto::{Metric, MetricFamily},
 };
+use serde::Serialize;
 use std::{
+    collections::BTreeMap,
     sync::{Arc, LazyLock, atomic::Ordering},
     time::Duration,
 };
@@ -213,6 +217,50 @@ fn registered<M: Collector + Clone + 'static>(registry: &Registry, metric: prome
     let metric = metric.expect("its name and labels are well formed");
     registry.register(Box::new(metric.clone())).expect("no two have one name");
     metric
+}
+
+/// What is counted of the requests of clients.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Calls {
+    /// That are being answered.
+    pub in_flight: u64,
+    /// That have ended, since the start.
+    pub total: u64,
+    /// The same by how they ended.
+    pub by_outcome: BTreeMap<String, u64>,
+}
+
+/// What is counted of the requests of clients, on all routes.
+pub fn calls() -> Calls {
+    let mut calls = Calls { in_flight: sum(&METRICS.calls_in_flight, None), ..Calls::default() };
+    for metric in METRICS.calls.collect().iter().flat_map(MetricFamily::get_metric) {
+        let count = metric.get_counter().get_value() as u64;
+        calls.total += count;
+        let outcome = metric.get_label().iter().find(|label| label.name() == "outcome");
+        *calls.by_outcome.entry(outcome.map_or("", |outcome| outcome.value()).to_owned()).or_default() +=
+            count;
+    }
+    calls
+}
+
+/// The requests that are being answered on a route.
+pub fn in_flight(route: &str) -> u64 {
+    sum(&METRICS.calls_in_flight, Some(route))
+}
+
+/// The questions of servers that wait for their answers.
+pub fn questions_waiting() -> u64 {
+    sum(&METRICS.questions_waiting, None)
+}
+
+/// The sum of what is gauged on all routes, or on one.
+fn sum(gauges: &IntGaugeVec, route: Option<&str>) -> u64 {
+    let families = gauges.collect();
+    let metrics = families.iter().flat_map(MetricFamily::get_metric);
+    let is_of = |metric: &&Metric| {
+        route.is_none_or(|route| metric.get_label().iter().any(|label| label.value() == route))
+    };
+    metrics.filter(is_of).map(|metric| metric.get_gauge().get_value() as u64).sum()
 }
 
 /// All that is counted, as Prometheus reads it (text format 0.0.4).
@@ -426,7 +474,7 @@ impl TicketOutcome {
 // === impl Seen ===
 
 impl Seen {
-    fn families(&self) -> Vec<prometheus::proto::MetricFamily> {
+    fn families(&self) -> Vec<MetricFamily> {
         let version = [("version", env!("CARGO_PKG_VERSION"))];
         let tasks = self.tasks.iter().map(|(route, status, count)| {
             expose::gauge(&[("route", &**route), ("status", *status)], *count as f64)

@@ -135,6 +135,15 @@ impl Store for Records {
         self.kept.list(owner, after, limit).await
     }
 
+    async fn recent(
+        &self,
+        is_ended: bool,
+        below: Option<u64>,
+        limit: usize,
+    ) -> Result<Vec<(u64, Arc<Record>)>, StoreError> {
+        self.kept.recent(is_ended, below, limit).await
+    }
+
     async fn usage(&self, principal: &[u8; 16]) -> Result<Usage, StoreError> {
         self.kept.usage(principal).await
     }

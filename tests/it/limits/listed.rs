@@ -12,7 +12,11 @@ const STEPS: &str = "how finely time is counted";
 
 /// Constants with a number or a time that bound nothing, with the word for what each is.
 const NO_BOUND: &[(&str, &str)] = &[
+    ("admin/events.rs PERIOD", PAUSE),
     ("admin/server.rs ACCEPT_PAUSE", PAUSE),
+    ("admin/tasks.rs SOME", DEFAULT),
+    ("proxy/operators.rs BATCH", "a portion: the rest is asked for right after it"),
+    ("proxy/operators.rs HANDLE", FORMAT),
     ("bridge/resume.rs HEADER", FORMAT),
     ("bridge/resume.rs KEY_ID", FORMAT),
     ("bridge/resume.rs PAYLOAD", FORMAT),
@@ -30,6 +34,8 @@ const NO_BOUND: &[(&str, &str)] = &[
     ("cli/report/advice.rs LONGEST", ADVICE),
     ("cli/report/advice.rs THRESHOLDS", ADVICE),
     ("cli/report/mod.rs BAR", "how wide a picture is"),
+    ("cli/tasks.rs ROUTE", "how wide a column is"),
+    ("cli/tasks.rs TOOL", "how wide a column is"),
     ("demo/booking.rs MAX_PARTY", PLAY),
     ("demo/server.rs TICK", PLAY),
     ("proxy/tickets.rs WAIT", DEFAULT),

@@ -1,7 +1,9 @@
 //! The operator's address, over real sockets.
 
+mod cli;
 mod gate;
 mod page;
+mod tasks;
 
 use crate::support::clients::soon;
 use rustls::pki_types::{CertificateDer, ServerName, pem::PemObject};

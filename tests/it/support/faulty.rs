@@ -243,6 +243,16 @@ impl Store for Faulty {
         self.inner.list(owner, after, limit).await
     }
 
+    async fn recent(
+        &self,
+        is_ended: bool,
+        below: Option<u64>,
+        limit: usize,
+    ) -> Result<Vec<(u64, Arc<Record>)>, StoreError> {
+        self.ask(Op::List)?;
+        self.inner.recent(is_ended, below, limit).await
+    }
+
     async fn usage(&self, principal: &[u8; 16]) -> Result<Usage, StoreError> {
         self.ask(Op::Usage)?;
         self.inner.usage(principal).await

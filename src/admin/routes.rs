@@ -1,0 +1,65 @@
+//! `/routes`: each with its server, and how that is.
+
+use crate::{policy, telemetry::metrics, upstream::Upstream};
+use bytes::Bytes;
+use serde::Serialize;
+use std::sync::Arc;
+
+/// A route as it was configured, with what it is in front of.
+pub struct ShownRoute {
+    pub route: Arc<policy::Route>,
+    /// The URL without what may hold a key, or the name of the program.
+    pub server: String,
+    pub upstream: Arc<dyn Upstream>,
+}
+
+#[derive(Serialize)]
+struct Shown<'a> {
+    path: &'a str,
+    mode: &'a str,
+    after_ms: u128,
+    ticket_ms: Option<u128>,
+    tools: Vec<Tool<'a>>,
+    server: &'a str,
+    is_up: Option<bool>,
+    sessions: usize,
+    children: Option<usize>,
+    in_flight: u64,
+}
+
+/// A rule for some tools; what it leaves out is the route's.
+#[derive(Serialize)]
+struct Tool<'a> {
+    r#match: &'a str,
+    mode: &'a str,
+    after_ms: u128,
+}
+
+pub(super) fn shown(routes: &[ShownRoute]) -> Bytes {
+    let shown: Vec<_> = routes.iter().map(of).collect();
+    serde_json::to_vec(&shown).expect("it is written to memory").into()
+}
+
+fn of(ShownRoute { route, server, upstream }: &ShownRoute) -> Shown<'_> {
+    let (defer, health) = (&route.defer, upstream.health());
+    Shown {
+        path: &route.path,
+        mode: defer.mode.as_str(),
+        after_ms: defer.after.as_millis(),
+        ticket_ms: route.held.ticket.map(|ticket| ticket.as_millis()),
+        tools: route.tools.iter().map(|rule| tool(rule, defer)).collect(),
+        server,
+        is_up: health.is_up,
+        sessions: health.sessions,
+        children: upstream.processes().map(|processes| processes.running.len()),
+        in_flight: metrics::in_flight(&route.path),
+    }
+}
+
+fn tool<'a>(rule: &'a policy::ToolRule, of_route: &policy::Defer) -> Tool<'a> {
+    Tool {
+        r#match: rule.matches.as_str(),
+        mode: rule.mode.unwrap_or(of_route.mode).as_str(),
+        after_ms: rule.after.unwrap_or(of_route.after).as_millis(),
+    }
+}

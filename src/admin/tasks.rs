@@ -1,0 +1,275 @@
+//! `/tasks`: how they stand, of all owners. Arguments and results are never shown.
+
+use super::{
+    answer::{Answer, json, problem},
+    server::Parts,
+};
+use crate::{
+    protocol::Timestamp,
+    proxy::{Cancelled, Cursor, SeenTask},
+    store::StoreError,
+    task::{Record, State, View},
+};
+use http::StatusCode;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use std::collections::BTreeMap;
+
+/// A task, as operators are shown it.
+#[derive(Serialize)]
+struct Shown<'a> {
+    task: &'a str,
+    route: &'a str,
+    tool: &'a str,
+    status: &'static str,
+    view: View,
+    created: String,
+    age_ms: u128,
+    updated: String,
+    status_since: String,
+    ttl_ms: u128,
+    kept_until: String,
+    message: Option<&'a str>,
+    principal: String,
+    questions: Vec<Question<'a>>,
+    waits: usize,
+    is_held: bool,
+    waits_for_store: bool,
+}
+
+/// A question that is open. What it says is between its server and its client.
+#[derive(Serialize)]
+struct Question<'a> {
+    key: &'a str,
+    kind: String,
+    /// Since the task began to wait for answers.
+    since_ms: u128,
+}
+
+#[derive(Serialize)]
+pub(super) struct Page {
+    tasks: Vec<Value>,
+    next: Option<String>,
+    /// How many there are of each status, whatever was asked for.
+    counts: BTreeMap<&'static str, usize>,
+}
+
+/// What of the tasks somebody wants to see.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Wanted {
+    route: Option<String>,
+    tool: Option<String>,
+    status: Option<String>,
+    limit: Option<usize>,
+    after: Option<Cursor>,
+}
+
+/// Tasks of a page where nobody says how many.
+const SOME: usize = 100;
+
+/// Tasks of the largest page.
+const MOST: usize = 1000;
+
+/// One page, as the query wants it.
+pub(super) async fn page(parts: &Parts, query: &str) -> Answer {
+    let wanted = match Wanted::read(query) {
+        Ok(wanted) => wanted,
+        Err(error) => return problem(StatusCode::BAD_REQUEST, &error),
+    };
+    match found(parts, &wanted).await {
+        Ok(page) => shown(StatusCode::OK, &page),
+        Err(error) => store_failed(&error),
+    }
+}
+
+/// The first page of all tasks.
+///
+/// # Errors
+/// [`StoreError`], which is in the log by then.
+pub(super) async fn first(parts: &Parts, limit: usize) -> Result<Page, StoreError> {
+    found(parts, &Wanted { limit: Some(limit), ..Wanted::default() }).await
+}
+
+async fn found(parts: &Parts, wanted: &Wanted) -> Result<Page, StoreError> {
+    let size = wanted.limit.unwrap_or(SOME).clamp(1, MOST);
+    let is_wanted = |record: &Record| wanted.matches(record);
+    let page = parts.operators.page(is_wanted, wanted.after, size).await?;
+    let now = parts.operators.now();
+    let mut counts = BTreeMap::new();
+    for tally in parts.ledger.census().await?.0 {
+        *counts.entry(tally.status).or_default() += tally.tasks;
+    }
+    Ok(Page {
+        tasks: page.tasks.iter().map(|task| task_json(task, now)).collect(),
+        next: page.next.map(|next| next.to_string()),
+        counts,
+    })
+}
+
+pub(super) async fn one(parts: &Parts, name: &str) -> Answer {
+    match parts.operators.find(name).await {
+        Ok(Some(task)) => shown(StatusCode::OK, &task_json(&task, parts.operators.now())),
+        Ok(None) => unknown(name),
+        Err(error) => store_failed(&error),
+    }
+}
+
+pub(super) async fn cancel(parts: &Parts, name: &str) -> Answer {
+    match parts.operators.cancel(name).await {
+        Ok(Cancelled::Done(task)) => shown(StatusCode::OK, &task_json(&task, parts.operators.now())),
+        Ok(Cancelled::Ended(task)) => {
+            let error =
+                format!("it is {} already; what has ended is not cancelled", task.record.state.status());
+            problem(StatusCode::CONFLICT, &error)
+        }
+        Ok(Cancelled::Unknown) => unknown(name),
+        Err(error) => store_failed(&error),
+    }
+}
+
+fn unknown(name: &str) -> Answer {
+    let name: String = name.chars().take(NAME).collect();
+    let error = format!("there is no task `{name}`, or no longer; `/tasks` lists those there are");
+    problem(StatusCode::NOT_FOUND, &error)
+}
+
+/// Characters of a name that are said again.
+const NAME: usize = 64;
+
+fn store_failed(error: &StoreError) -> Answer {
+    problem(StatusCode::SERVICE_UNAVAILABLE, &error.to_string())
+}
+
+fn shown(status: StatusCode, shown: &impl Serialize) -> Answer {
+    json(status, serde_json::to_vec(shown).expect("it is written to memory").into())
+}
+
+fn task_json(seen: &SeenTask, now: Timestamp) -> Value {
+    let record = &*seen.record;
+    let questions = match &record.state {
+        State::InputRequired { outstanding } => {
+            let since_ms = now.since(record.status_since).as_millis();
+            outstanding.iter().map(|(key, raw)| Question { key, kind: kind(raw), since_ms }).collect()
+        }
+        State::Working | State::Completed { .. } | State::Failed { .. } | State::Cancelled => Vec::new(),
+    };
+    let shown = Shown {
+        task: &seen.handle,
+        route: &record.owner.route,
+        tool: &record.tool,
+        status: record.state.status(),
+        view: record.view,
+        created: record.created.to_string(),
+        age_ms: now.since(record.created).as_millis(),
+        updated: record.updated.to_string(),
+        status_since: record.status_since.to_string(),
+        ttl_ms: record.ttl.as_millis(),
+        kept_until: (record.created + record.ttl).to_string(),
+        message: record.message.as_deref(),
+        principal: seen.principal.to_string(),
+        questions,
+        waits: seen.waits,
+        is_held: seen.is_held,
+        waits_for_store: seen.waits_for_store,
+    };
+    serde_json::to_value(shown).expect("names are text")
+}
+
+/// The method of a question.
+fn kind(raw: &[u8]) -> String {
+    #[derive(Deserialize)]
+    struct Asked {
+        method: String,
+    }
+    serde_json::from_slice::<Asked>(raw).map(|asked| asked.method).unwrap_or_default()
+}
+
+// === impl Wanted ===
+
+impl Wanted {
+    /// # Errors
+    /// What is wrong with the query.
+    fn read(query: &str) -> Result<Self, String> {
+        let mut wanted = Self::default();
+        for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+            let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
+            let value = decoded(value).ok_or_else(|| format!("`{key}` is not text"))?;
+            match key {
+                "route" => wanted.route = Some(value),
+                "tool" => wanted.tool = Some(value),
+                "status" if STATUSES.contains(&&*value) => wanted.status = Some(value),
+                "status" => {
+                    return Err(format!("there is no status `{value}`; there are {}", STATUSES.join(", ")));
+                }
+                "limit" => {
+                    let limit = value.parse().ok().filter(|limit| (1..=MOST).contains(limit));
+                    wanted.limit =
+                        Some(limit.ok_or_else(|| format!("`limit` is a number from 1 to {MOST}"))?);
+                }
+                "after" => {
+                    let after = Cursor::parse(&value).ok_or("`after` is what `next` of a page said")?;
+                    wanted.after = Some(after);
+                }
+                _ => {
+                    return Err(format!("`{key}` is not known; there are route, tool, status, limit, after"));
+                }
+            }
+        }
+        Ok(wanted)
+    }
+
+    fn matches(&self, record: &Record) -> bool {
+        let is =
+            |wanted: &Option<String>, found: &str| wanted.as_deref().is_none_or(|wanted| wanted == found);
+        is(&self.route, &record.owner.route)
+            && is(&self.tool, &record.tool)
+            && is(&self.status, record.state.status())
+    }
+}
+
+const STATUSES: [&str; 5] = ["working", "input_required", "completed", "failed", "cancelled"];
+
+/// A value of a query (WHATWG URL, `application/x-www-form-urlencoded`); none where it is no text.
+fn decoded(value: &str) -> Option<String> {
+    let mut bytes = Vec::with_capacity(value.len());
+    let mut rest = value.bytes();
+    while let Some(byte) = rest.next() {
+        bytes.push(match byte {
+            b'+' => b' ',
+            b'%' => {
+                let digits = [rest.next()?, rest.next()?];
+                u8::from_str_radix(std::str::from_utf8(&digits).ok()?, 16).ok()?
+            }
+            _ => byte,
+        });
+    }
+    String::from_utf8(bytes).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_query_says_what_is_wanted_or_what_is_wrong_with_it() {
+        let wanted =
+            Wanted::read("tool=a%2Fb+c%C3%A9&status=failed&limit=7&after=e12&route=/mcp").expect("right");
+        assert_eq!(wanted.tool.as_deref(), Some("a/b cé"));
+        assert_eq!((wanted.status.as_deref(), wanted.limit), (Some("failed"), Some(7)));
+        assert_eq!(wanted.after.map(|after| after.to_string()).as_deref(), Some("e12"));
+        assert_eq!(Wanted::read(""), Ok(Wanted::default()));
+        for (query, why) in [
+            ("limit=0", "`limit` is a number from 1 to 1000"),
+            ("limit=1001", "`limit` is a number from 1 to 1000"),
+            ("status=done", "there is no status `done`; there are working, "),
+            ("after=x1", "`after` is what `next` of a page said"),
+            ("after=%C3%A9", "`after` is what `next` of a page said"),
+            ("tool=%F", "`tool` is not text"),
+            ("tool=%FF", "`tool` is not text"),
+            ("owner=x", "`owner` is not known"),
+        ] {
+            let wrong = Wanted::read(query).expect_err(query);
+            assert!(wrong.starts_with(why), "{query}: {wrong}");
+        }
+    }
+}

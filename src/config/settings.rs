@@ -1,0 +1,116 @@
+//! The configuration as operators are shown it: as it was written, with what the flags say, and without what may be
+//! a secret.
+//!
+//! Keys and tokens are never written in a configuration. What else may hold one is not shown: the values of
+//! variables and headers, the arguments of a command, the query and the user of a URL.
+
+use super::yaml::{Entry, Node, Scalar, Value};
+use serde_json::{Value as Json, json};
+use std::fmt;
+
+/// What is shown. `Debug` says nothing of it: two configurations that mean the same may be written in two ways.
+#[derive(Clone, Default)]
+pub struct Settings(Json);
+
+/// What stands in the place of what is not shown.
+const HIDDEN: &str = "…";
+
+// === impl Settings ===
+
+impl Settings {
+    /// `file` is what the file is called, where there is one.
+    pub(super) fn of(file: Option<&str>, node: &Node) -> Self {
+        Self(json!({ "file": file, "settings": shown(node) }))
+    }
+
+    /// As JSON.
+    pub const fn json(&self) -> &Json {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Settings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Settings(..)")
+    }
+}
+
+fn shown(node: &Node) -> Json {
+    match &node.value {
+        Value::List(items) => items.iter().map(shown).collect(),
+        Value::Map(entries) => entries.iter().map(|entry| (entry.key.clone(), shown_under(entry))).collect(),
+        Value::Scalar { text, .. } => match node.scalar() {
+            Some(Scalar::Null) => Json::Null,
+            Some(Scalar::Bool(is_true)) => is_true.into(),
+            Some(Scalar::Number) => serde_json::from_str(text).unwrap_or_else(|_| text.as_str().into()),
+            Some(Scalar::Text) | None => without_secrets(text).into(),
+        },
+    }
+}
+
+fn shown_under(Entry { key, node, .. }: &Entry) -> Json {
+    match (key.as_str(), &node.value) {
+        // Variables of a command; a name where something else is found is a text.
+        ("env", Value::Map(entries)) => {
+            entries.iter().map(|entry| (entry.key.clone(), Json::from(HIDDEN))).collect()
+        }
+        ("env", Value::List(items)) => items.iter().map(|_| Json::from(HIDDEN)).collect(),
+        ("command", Value::List(items)) => {
+            let program = items.iter().take(1).map(shown);
+            program.chain(items.iter().skip(1).map(|_| HIDDEN.into())).collect()
+        }
+        ("value", _) => HIDDEN.into(),
+        _ => shown(node),
+    }
+}
+
+/// A URL without its user, its query and its fragment; another text as it is.
+fn without_secrets(text: &str) -> String {
+    let Some((scheme, rest)) = text.split_once("://") else { return text.to_owned() };
+    let end = rest.find(['?', '#']).unwrap_or(rest.len());
+    let (plain, cut) = rest.split_at(end);
+    let slash = plain.find('/').unwrap_or(plain.len());
+    let (authority, path) = plain.split_at(slash);
+    let host = authority.rsplit_once('@').map_or(authority, |(_, host)| host);
+    let user = if host == authority { "" } else { "…@" };
+    let cut = if cut.is_empty() { "" } else { "?…" };
+    format!("{scheme}://{user}{host}{path}{cut}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_may_be_a_secret_is_not_shown() {
+        let text = "
+listen: 127.0.0.1:1
+log: json
+access: { tokens: [{ name: alice, env: ALICE_TOKEN }] }
+limits: { calls: 7, body_bytes: 1MiB }
+routes:
+  - upstream: { url: 'https://me:secret@host:1/mcp?key=secret#secret' }
+    tasks: { unsolicited: [{ header: X-Key, value: secret }] }
+  - upstream: { command: [run, --key, secret], env: { KEY: secret }, shared: true }
+";
+        let node = super::super::yaml::parse(text, &mut Vec::new()).expect("it is right");
+        let settings = Settings::of(Some("deferral.yaml"), &node);
+        assert_eq!(
+            *settings.json(),
+            json!({ "file": "deferral.yaml", "settings": {
+                "listen": "127.0.0.1:1",
+                "log": "json",
+                "access": { "tokens": [{ "name": "alice", "env": "ALICE_TOKEN" }] },
+                "limits": { "calls": 7, "body_bytes": "1MiB" },
+                "routes": [
+                    {
+                        "upstream": { "url": "https://…@host:1/mcp?…" },
+                        "tasks": { "unsolicited": [{ "header": "X-Key", "value": "…" }] },
+                    },
+                    { "upstream": { "command": ["run", "…", "…"], "env": { "KEY": "…" }, "shared": true } },
+                ],
+            } })
+        );
+        assert_eq!(format!("{settings:?}"), "Settings(..)");
+    }
+}
