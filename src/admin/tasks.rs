@@ -1,18 +1,18 @@
 //! `/tasks`: how they stand, of all owners. Arguments and results are never shown.
 
 use super::{
-    answer::{Answer, json, problem},
+    answer::{self, Answer, problem},
     server::Parts,
 };
 use crate::{
     protocol::Timestamp,
     proxy::{Cancelled, Cursor, SeenTask},
     store::StoreError,
-    task::{Record, State, View},
+    task::{Moment, Record, State, View},
 };
 use http::StatusCode;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
 /// A task, as operators are shown it.
@@ -108,7 +108,13 @@ async fn found(parts: &Parts, wanted: &Wanted) -> Result<Page, StoreError> {
 
 pub(super) async fn one(parts: &Parts, name: &str) -> Answer {
     match parts.operators.find(name).await {
-        Ok(Some(task)) => shown(StatusCode::OK, &task_json(&task, parts.operators.now())),
+        Ok(Some(task)) => {
+            let mut body = task_json(&task, parts.operators.now());
+            body["waited_ms"] = json!(u64::try_from(task.record.waited.as_millis()).unwrap_or(u64::MAX));
+            body["cause"] = json!(task.record.cause);
+            body["life"] = task.record.life.moments().iter().map(moment).collect();
+            shown(StatusCode::OK, &body)
+        }
         Ok(None) => unknown(name),
         Err(error) => store_failed(&error),
     }
@@ -141,7 +147,7 @@ fn store_failed(error: &StoreError) -> Answer {
 }
 
 fn shown(status: StatusCode, shown: &impl Serialize) -> Answer {
-    json(status, serde_json::to_vec(shown).expect("it is written to memory").into())
+    answer::json(status, serde_json::to_vec(shown).expect("it is written to memory").into())
 }
 
 fn task_json(seen: &SeenTask, now: Timestamp) -> Value {
@@ -173,6 +179,17 @@ fn task_json(seen: &SeenTask, now: Timestamp) -> Value {
         waits_for_store: seen.waits_for_store,
     };
     serde_json::to_value(shown).expect("names are text")
+}
+
+/// Some of a task's life.
+fn moment(moment: &Moment) -> Value {
+    let again = moment.again();
+    json!({
+        "what": moment.what,
+        "at": moment.at.to_string(),
+        "until": again.until.to_string(),
+        "times": again.times,
+    })
 }
 
 /// The method of a question.

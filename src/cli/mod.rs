@@ -7,6 +7,7 @@ mod ask;
 mod call;
 mod check;
 mod demo;
+mod explain;
 mod operator;
 mod plain;
 mod report;
@@ -50,6 +51,8 @@ enum Command {
     Report(report::Args),
     /// List, show or cancel the tasks of a proxy that runs.
     Tasks(tasks::Args),
+    /// Tell how a task came to be, by which rule, and its whole life.
+    Explain(explain::Args),
     /// Look after the folder in which a proxy keeps its tasks.
     Store(store::Args),
     /// What the proxy starts to watch over a server's process.
@@ -83,6 +86,10 @@ pub fn run() -> ExitCode {
             .into(),
         Command::Tasks(args) => runtime()
             .block_on(tasks::run(args, &mut io::stdout().lock(), &mut io::stderr().lock()))
+            .unwrap_or_default()
+            .into(),
+        Command::Explain(args) => runtime()
+            .block_on(explain::run(args, &mut io::stdout().lock(), &mut io::stderr().lock()))
             .unwrap_or_default()
             .into(),
         Command::Supervise(args) => supervise::run(&args),

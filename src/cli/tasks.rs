@@ -186,7 +186,8 @@ fn cut(text: &str, most: usize) -> String {
 }
 
 /// A value as it may stand in a URL.
-fn encoded(value: &str) -> String {
+/// As a path or a query has it.
+pub(super) fn encoded(value: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);
     value
         .bytes()

@@ -1,6 +1,7 @@
 //! What people type, and what they read: the program itself.
 
 mod descriptors;
+mod explain;
 mod older;
 mod report;
 

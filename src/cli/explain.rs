@@ -1,0 +1,186 @@
+//! `deferral explain`: how a task came to be, by which rule, and its whole life.
+
+use super::{USAGE, operator, plain::plain};
+use crate::client::Error;
+use serde::Deserialize;
+use serde_json::Value;
+use std::io::{self, Write};
+
+#[derive(Clone, Debug, clap::Args)]
+pub struct Args {
+    /// The task's handle, as `deferral tasks list` has it, or its whole id.
+    task: String,
+    #[command(flatten)]
+    address: operator::Address,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+/// What the proxy tells of a task.
+#[derive(Debug, Deserialize)]
+struct Told {
+    task: String,
+    route: String,
+    tool: String,
+    status: String,
+    view: String,
+    created: String,
+    waited_ms: u64,
+    kept_until: String,
+    message: Option<String>,
+    principal: String,
+    is_held: bool,
+    waits: usize,
+    cause: Option<Cause>,
+    life: Vec<Moment>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Cause {
+    by: String,
+    mode: String,
+    after_ms: u64,
+    rule: Option<String>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Moment {
+    what: String,
+    at: String,
+    until: String,
+    times: u32,
+}
+
+/// Prints the story to `out`, or to `err` why it cannot be told. Gives the exit code.
+///
+/// # Errors
+/// Where nothing can be printed.
+pub async fn run(args: Args, out: &mut impl Write, err: &mut impl Write) -> io::Result<u8> {
+    let operator = match args.address.operator() {
+        Ok(operator) => operator,
+        Err(why) => {
+            writeln!(err, "error: {why}")?;
+            return Ok(USAGE);
+        }
+    };
+    let found = operator.get(&format!("/tasks/{}", super::tasks::encoded(&args.task))).await;
+    let read = found.and_then(|body| {
+        let told: Told = serde_json::from_slice(&body).map_err(|error| invalid(&error))?;
+        Ok((serde_json::from_slice::<Value>(&body).map_err(|error| invalid(&error))?, told))
+    });
+    match read {
+        Ok((body, _)) if args.json => writeln!(out, "{body:#}")?,
+        Ok((_, told)) => write!(out, "{}", plain(&told.story()))?,
+        Err(error) => {
+            writeln!(err, "error: {}", plain(&args.address.explain(&error)))?;
+            return Ok(1);
+        }
+    }
+    Ok(0)
+}
+
+fn invalid(error: &serde_json::Error) -> Error {
+    Error::Invalid(format!("that is no deferral of this version: {error}"))
+}
+
+// === impl Told ===
+
+impl Told {
+    fn story(&self) -> String {
+        let Self { task, route, tool, status, view, principal, .. } = self;
+        let shown = match view.as_str() {
+            "extension" => "as a task of the tasks extension (2026-07-28)",
+            "experimental" => "as a task of 2025-11-25",
+            "ticket" => "by a ticket",
+            other => other,
+        };
+        let mut text = format!("{task}: {tool} on {route}, {status}\n");
+        text.push_str(&format!("  its caller is {principal}, and is shown it {shown}\n"));
+        text.push_str(&format!("  {}\n", self.why()));
+        text.push_str(&format!(
+            "  {}  became a task, after its call had run for {}\n",
+            self.created,
+            time(self.waited_ms)
+        ));
+        for moment in &self.life {
+            text.push_str(&format!("  {}  {}\n", moment.at, moment.words()));
+        }
+        if let Some(message) = &self.message {
+            text.push_str(&format!("  its status message: {message}\n"));
+        }
+        text.push_str(&match status.as_str() {
+            "working" | "input_required" if self.is_held => {
+                format!(
+                    "  its call is held by this process, and {} wait for it\n",
+                    some(self.waits, "client")
+                )
+            }
+            "working" | "input_required" => {
+                "  its call is held by no process any more: it ends soon\n".to_owned()
+            }
+            _ => format!("  it is kept until {}\n", self.kept_until),
+        });
+        text
+    }
+
+    fn why(&self) -> String {
+        let Some(Cause { by, mode, after_ms, rule }) = &self.cause else {
+            return "how it came to be a task is not known".to_owned();
+        };
+        let rule = match rule {
+            Some(pattern) => format!("by the rule `match: {pattern}` of its route's tools"),
+            None => "by its route's `defer`".to_owned(),
+        };
+        let after = time(*after_ms);
+        match by.as_str() {
+            "threshold" => {
+                format!("its call had run for as long as the threshold: mode {mode}, after {after}, {rule}")
+            }
+            "mode" => format!("every call of it is a task at once: mode {mode}, {rule}"),
+            "request" => format!("its client asked for a task (`params.task`): mode {mode}, {rule}"),
+            "ticket" => {
+                "its client knows no tasks, and its call had run for as long as it may wait without a ticket"
+                    .to_owned()
+            }
+            "departure" => format!("its client left before the answer, and is owed it: mode {mode}, {rule}"),
+            "stop" => "the proxy was told to stop, and the next one was to go on with it".to_owned(),
+            other => format!("it was made a task by {other}: mode {mode}, {rule}"),
+        }
+    }
+}
+
+// === impl Moment ===
+
+impl Moment {
+    fn words(&self) -> String {
+        let what = match self.what.as_str() {
+            "progressed" => "the server said how far it is",
+            "asked" => "the server asked something",
+            "withdrawn" => "a question was taken back, or nobody answered it in time",
+            "answered" => "the client answered",
+            "completed" => "the tool gave its result",
+            "tool_failed" => "the tool gave a result that says that it failed",
+            "failed" => "the call ended in an error",
+            "cancelled" => "it was cancelled",
+            "omitted" => "(changes that are not kept)",
+            other => other,
+        };
+        match self.times {
+            1 => what.to_owned(),
+            times => format!("{what}, {times} times until {}", self.until),
+        }
+    }
+}
+
+fn some(count: usize, noun: &str) -> String {
+    format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
+}
+
+/// A time in seconds, as fine as it matters.
+fn time(millis: u64) -> String {
+    match millis {
+        0..10_000 => format!("{} s", millis as f64 / 1e3),
+        _ => format!("{} s", millis / 1000),
+    }
+}
