@@ -224,6 +224,19 @@ test('a page that loses its proxy says so, and finds it again by itself', async 
   spotless();
 });
 
+test('while the store fails it is said, and the tasks that were known stay', async () => {
+  tell([task('0123456789ab')]);
+  await visit();
+  await says('#rows', 'export_report');
+  Object.assign(fake.state, { tasks: null, ready: { status: 'ready', store: 'failing' } });
+  await says('#ready', 'the store fails');
+  assert.equal(await rows().count(), 1);
+  await page.close();
+  await visit();
+  await says('#connection', 'live');
+  spotless();
+});
+
 test('a state or a tool that is beyond the newest is asked for', async () => {
   fake.everything = Array.from({ length: 500 }, (_, at) => task(`task${at}`, { status: at < 499 ? 'working' : 'failed', tool: at === 499 ? 'broken' : 'export_report' }));
   fake.state.tasks = { tasks: fake.everything.slice(0, 200), next: 'more', counts: counts(fake.everything) };

@@ -195,9 +195,10 @@ async function follow() {
 }
 
 function took(state) {
-  // What has not changed may be left out.
-  known.state = { ...known.state, ...state };
-  known.at = performance.now();
+  // What has not changed may be left out; of a store that fails there are no tasks.
+  const tasks = state.tasks ?? known.state?.tasks ?? { tasks: [], next: null, counts: {} };
+  known.state = { ...known.state, ...state, tasks };
+  if (state.tasks) known.at = performance.now();
   connected = true;
   count(known.state);
   search();
