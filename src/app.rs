@@ -5,16 +5,18 @@ use crate::{
     bridge::resume::Keyring,
     config,
     config::{Config, DrainTimes},
-    dialect::PrincipalKey,
+    dialect::{Credentials, Principal, PrincipalKey},
     front, policy,
+    protocol::Capabilities,
     proxy::{Endpoint, Ledger, Operators, Service, Switchboard},
+    runtime::Stopping,
     runtime::{Clock, Descriptors, Drain, Net, Room, Shares, SystemClock, or_never, random, wall_clock},
     store::{Bounds, Disk, Memory, Secret, Store, Timed, Use, disk},
     telemetry::{
         Drained, Draining, Leaving, Limit, Started,
         trace::{self, Exporting, Tracer},
     },
-    upstream::{self, NotStarted, Server, Upstream},
+    upstream::{self, Identity, NotStarted, Server, Upstream},
 };
 use http::Uri;
 use std::{mem, net::SocketAddr, sync::Arc, time::Duration};
@@ -172,9 +174,13 @@ fn start_each(
         ledger: Arc::clone(&ledger),
         operators: Operators::new(Arc::clone(&ledger), switchboard, &handles),
         stopping: left.clone(),
+        needs_servers: config.ready.needs_servers,
         events: admin::Events::new(clock.timestamp().to_string()),
     };
 
+    if config.ready.needs_servers {
+        tokio::spawn(ask_servers(servers.clone(), left.clone()));
+    }
     let bound = front::serve(
         config.front.clone(),
         services,
@@ -271,6 +277,31 @@ fn tell_started(
         overcommitted: shares.overcommitted,
     }
     .emit();
+}
+
+/// How often a server is asked whether it is there that was not heard of, or could not be reached.
+const ASK_AGAIN: Duration = Duration::from_secs(5);
+
+/// Asks servers of which it is not known that they can be reached, until the proxy stops.
+async fn ask_servers(servers: Vec<(Arc<str>, Arc<dyn Upstream>)>, stopping: Stopping) {
+    let nobody = Identity {
+        principal: Principal::ANONYMOUS,
+        credentials: Credentials::default(),
+        capabilities: Arc::new(Capabilities::none()),
+    };
+    loop {
+        let unknown = servers.iter().filter(|(_, server)| server.health().is_up != Some(true));
+        // What comes of it is what is known from then on.
+        let asked = futures_util::future::join_all(unknown.map(|(_, server)| server.describe(&nobody)));
+        tokio::select! {
+            () = stopping.stopped() => return,
+            _ = asked => {}
+        }
+        tokio::select! {
+            () = stopping.stopped() => return,
+            () = sleep(ASK_AGAIN) => {}
+        }
+    }
 }
 
 /// What each limit is, for operators. Those that differ by route are told where they are met.

@@ -6,7 +6,7 @@
 
 use super::{
     answer::{Answer, problem},
-    health, metrics, processes, routes,
+    metrics, processes, routes,
     server::Parts,
     tasks,
 };
@@ -118,12 +118,12 @@ pub(super) async fn told(parts: Arc<Parts>) {
 
 /// Everything, on one line. Of a store that fails there are no tasks.
 async fn state(parts: &Parts) -> String {
-    let (_, ready) = health::ready(&parts.stopping, &parts.ledger);
+    let (_, ready) = parts.ready();
     let state = State {
         at: parts.operators.now().to_string(),
         version: env!("CARGO_PKG_VERSION"),
         started: &parts.events.started,
-        ready: raw(Bytes::from_static(ready.as_bytes())),
+        ready: raw(ready),
         calls: counted::calls(),
         tasks: tasks::first(parts, TASKS).await.ok(),
         tools: raw(metrics::tools()),

@@ -1,24 +1,41 @@
 //! Whether the process lives, and whether it should be sent clients.
 
+use super::processes::Servers;
 use crate::{proxy::Ledger, runtime::Stopping};
+use bytes::Bytes;
 use http::StatusCode;
+use serde_json::json;
+use std::collections::BTreeMap;
 
 /// Always: a process that answers at all need not be started again.
-pub(super) fn live() -> (StatusCode, &'static str) {
-    (StatusCode::OK, r#"{"status":"live"}"#)
+pub(super) fn live() -> (StatusCode, Bytes) {
+    (StatusCode::OK, Bytes::from_static(br#"{"status":"live"}"#))
 }
 
 /// Until it is time to stop. From then on new clients belong elsewhere, while those that are here
 /// are still served. A store that fails is said so, and is no reason to send clients elsewhere: calls are answered
-/// all the same, and only become no tasks.
-pub(super) fn ready(stopping: &Stopping, ledger: &Ledger) -> (StatusCode, &'static str) {
+/// all the same, and only become no tasks. So is a server that cannot be reached, unless the operator says that it is
+/// needed (`ready.upstream`).
+pub(super) fn ready(stopping: &Stopping, ledger: &Ledger, needed: Option<&Servers>) -> (StatusCode, Bytes) {
+    let unavailable = |body: String| (StatusCode::SERVICE_UNAVAILABLE, body.into());
     if stopping.is_stopped() {
-        (StatusCode::SERVICE_UNAVAILABLE, r#"{"status":"stopping"}"#)
-    } else if ledger.is_failing() {
-        (StatusCode::OK, r#"{"status":"ready","store":"failing"}"#)
-    } else {
-        (StatusCode::OK, r#"{"status":"ready"}"#)
+        return unavailable(r#"{"status":"stopping"}"#.to_owned());
     }
+    let down = needed.into_iter().flatten().filter_map(|(route, server)| match server.health().is_up {
+        Some(true) => None,
+        Some(false) => Some((&**route, "cannot be reached")),
+        None => Some((&**route, "has not been heard of yet")),
+    });
+    let down: BTreeMap<_, _> = down.collect();
+    if !down.is_empty() {
+        return unavailable(json!({ "status": "waiting", "upstream": down }).to_string());
+    }
+    let body = if ledger.is_failing() {
+        &br#"{"status":"ready","store":"failing"}"#[..]
+    } else {
+        br#"{"status":"ready"}"#
+    };
+    (StatusCode::OK, Bytes::from_static(body))
 }
 
 #[cfg(test)]
@@ -36,8 +53,9 @@ mod tests {
         let (_drain, stopping) = Drain::new();
         let clock = Arc::new(SystemClock::new());
         let ledger = Ledger::new(Arc::new(Memory::default()), None, Quotas::default(), clock);
-        assert_eq!(ready(&stopping, &ledger), (StatusCode::OK, r#"{"status":"ready"}"#));
+        let ready = || ready(&stopping, &ledger, None);
+        assert_eq!(ready(), (StatusCode::OK, r#"{"status":"ready"}"#.into()));
         ledger.failed("testing", &StoreError::Unavailable("the test says so".into()));
-        assert_eq!(ready(&stopping, &ledger), (StatusCode::OK, r#"{"status":"ready","store":"failing"}"#));
+        assert_eq!(ready(), (StatusCode::OK, r#"{"status":"ready","store":"failing"}"#.into()));
     }
 }

@@ -43,7 +43,7 @@ pub(super) static SERVED: &[Served] = &[
         method: Method::GET,
         path: "/ready",
         may: May::Probe,
-        answer: |parts, _| Box::pin(async move { fixed(health::ready(&parts.stopping, &parts.ledger)) }),
+        answer: |parts, _| Box::pin(async move { fixed(parts.ready()) }),
     },
     Served {
         method: Method::GET,
@@ -173,8 +173,8 @@ fn matched(pattern: &str, path: &str) -> Option<Vec<String>> {
     }
 }
 
-fn fixed((status, body): (StatusCode, &'static str)) -> Answer {
-    json(status, Bytes::from_static(body.as_bytes()))
+fn fixed((status, body): (StatusCode, Bytes)) -> Answer {
+    json(status, body)
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@ use super::{
     answer::{Answer, problem},
     events::{self, Events},
     gate::{self, Gate},
+    health,
     processes::Servers,
     router::{self, Asked},
     routes::ShownRoute,
@@ -72,7 +73,18 @@ pub struct Parts {
     pub ledger: Arc<Ledger>,
     pub operators: Operators,
     pub stopping: Stopping,
+    /// Whether `/ready` needs each route's server.
+    pub needs_servers: bool,
     pub events: Events,
+}
+
+// === impl Parts ===
+
+impl Parts {
+    /// Whether clients should be sent here, and why not.
+    pub(super) fn ready(&self) -> (StatusCode, Bytes) {
+        health::ready(&self.stopping, &self.ledger, self.needs_servers.then_some(&self.servers))
+    }
 }
 
 /// What every connection shares.
@@ -283,6 +295,7 @@ mod tests {
             operators: Operators::new(Arc::clone(&ledger), Arc::default(), &[1; 32]),
             ledger,
             stopping,
+            needs_servers: false,
             events: Events::new("2026-07-28T10:30:00.000Z".to_owned()),
         }
     }

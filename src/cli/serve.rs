@@ -49,6 +49,9 @@ pub struct Args {
     /// How the log is written: text or json [default: text].
     #[arg(long, value_name = "FORMAT", value_parser = like(values::log))]
     log: Option<String>,
+    /// What of the log is written: error, warn, info, debug or trace, or a list as in info,deferral::access=warn [default: info].
+    #[arg(long, value_name = "LEVEL", value_parser = like(values::log_level))]
+    log_level: Option<String>,
     /// Let clients from elsewhere use the command: to it all of them are one.
     #[arg(long, requires = "command")]
     shared: bool,
@@ -90,11 +93,11 @@ pub fn run(args: &Args) -> ExitCode {
             return USAGE.into();
         }
     };
-    let format = match config.log {
+    let format = match config.log.format {
         LogFormat::Text => telemetry::Format::Text,
         LogFormat::Json => telemetry::Format::Json,
     };
-    let _log = telemetry::log::start(format, wall_clock);
+    let _log = telemetry::log::start(format, config.log.level.as_deref(), wall_clock);
     let served = super::runtime().block_on(app::run(config, |running| {
         for path in &running.paths {
             for address in &running.addresses {
@@ -134,11 +137,32 @@ impl Args {
         Ok(config::load_with(self.config.as_deref(), |file, problems| self.overlay(file, problems))?)
     }
 
+    /// `log` may be a word or a mapping; where a level is given it is one.
+    fn write_log(&self, file: &mut Node) {
+        if self.log_level.is_none() && self.log.is_none() {
+            return;
+        }
+        let written = file.get_mut("log").cloned();
+        let is_mapping = written.as_ref().is_some_and(Node::is_map);
+        if self.log_level.is_none() && !is_mapping {
+            return set(file, "log", "--log", self.log.as_ref());
+        }
+        if !is_mapping {
+            file.set("log", Node::map(flag("--log-level")));
+        }
+        let Some(log) = file.get_or_insert("log", Node::map(flag("--log-level"))) else { return };
+        if let Some(format) = written.filter(|_| !is_mapping) {
+            log.set("format", format);
+        }
+        set(log, "format", "--log", self.log.as_ref());
+        set(log, "level", "--log-level", self.log_level.as_ref());
+    }
+
     fn overlay(&self, file: &mut Node, problems: &mut Vec<Problem>) {
         set(file, "listen", "--listen", self.listen.as_ref());
         self.move_operators(file);
         set(file, "store", "--store", self.store.as_ref());
-        set(file, "log", "--log", self.log.as_ref());
+        self.write_log(file);
         // Beside those of the file.
         if let ([_, ..], Some(access)) =
             (&self.hosts[..], file.get_or_insert("access", Node::map(flag("--host"))))
@@ -358,6 +382,25 @@ routes:
     }
 
     #[test]
+    fn what_of_the_log_is_written_may_be_a_flag_or_stand_in_the_file() {
+        let log = |file: &str, flags: &[&str]| {
+            let file = format!("{file}\n{}", FILE.replace("log: json\n", ""));
+            beside(&file, flags).map(|config| (config.log.format, config.log.level))
+        };
+        let warn = || Some("warn".to_owned());
+        assert_eq!(log("log: json", &["--log-level", "warn"]), Ok((LogFormat::Json, warn())));
+        assert_eq!(log("log: { level: warn }", &["--log", "json"]), Ok((LogFormat::Json, warn())));
+        assert_eq!(
+            log("log: { format: json, level: debug }", &["--log-level", "warn"]),
+            Ok((LogFormat::Json, warn()))
+        );
+        assert_eq!(log("", &["--log-level", "warn"]), Ok((LogFormat::Text, warn())));
+        assert_eq!(log("log: text", &[]), Ok((LogFormat::Text, None)));
+        let wrong = log("log: { level: 'deferral=loud' }", &[]).expect_err("it is no level");
+        assert!(wrong.contains("deferral.yaml:1:15: `deferral=loud` is no level"), "{wrong}");
+    }
+
+    #[test]
     fn a_flag_that_is_given_overrides_the_file_and_one_that_is_not_does_not() {
         let config =
             beside(FILE, &["--listen", "127.0.0.1:7", "--after", "1s", "--tool", "x=never"]).expect_err("x");
@@ -369,7 +412,7 @@ routes:
             beside(FILE, &["--listen", "127.0.0.1:7", "--after", "1s", "--tool", "y=never"]).expect("right");
         assert_eq!(config.front.listen, ["127.0.0.1:7".parse().unwrap()]);
         assert_eq!(config.admin.map(|admin| admin.listen), Some("127.0.0.1:2".parse().unwrap()));
-        assert_eq!(config.log, LogFormat::Json);
+        assert_eq!(config.log.format, LogFormat::Json);
         let route = &config.routes[0].route;
         assert_eq!(
             (&*route.path, route.defer.mode, route.defer.after),

@@ -8,8 +8,8 @@
 //! server behind it, `limits` those of `limits` and `timeouts`.
 
 use super::{
-    At, Config, DEFAULT_DRAIN, LogFormat, Settings, Store,
-    kind::{addresses, drain, key_source, log, store, string, text, token_source, url},
+    At, Config, DEFAULT_DRAIN, Log, Ready, Settings, Store,
+    kind::{addresses, drain, key_source, log, required, store, string, text, token_source, url},
     limits::{limits, timeouts},
     operators::{self, operators},
     route::route,
@@ -83,7 +83,13 @@ pub(super) fn file(s: &mut Section<'_, '_>, folder: &Path, look: bool) -> Config
                  for how long new ones are served before that, as in `{ notice: 5s, limit: 30s }`.",
             )
             .or(drain(), DEFAULT_DRAIN),
-        log: s.key("log", "How the log is written, on the standard error.").or(log(), LogFormat::Text),
+        log: s
+            .key(
+                "log",
+                "How the log is written, on the standard error: `text` or `json`; or a mapping that also says what of it.",
+            )
+            .or(log(), Log::default()),
+        ready: s.key("ready", "What `/ready` of the operator's address needs.").section("`ready`", ready),
         traces: traces(telemetry, folder, &|name| env::var(name).ok(), s),
         settings: Settings::default(),
         routes: together::routes(routes, s),
@@ -119,6 +125,15 @@ pub(super) fn tls(s: &mut Section<'_, '_>, folder: &Path, look: bool) -> Option<
         s.wrong(place, error.to_string());
     }
     Some(paths)
+}
+
+fn ready(s: &mut Section<'_, '_>) -> Ready {
+    let upstream = s.key(
+        "upstream",
+        "`required`: `/ready` says 503 while a route's server cannot be reached, as far as that is known; one that was not \
+         called yet, or could not be, is asked every 5 s.",
+    );
+    Ready { needs_servers: upstream.or(required(), false) }
 }
 
 fn state_keys(s: &mut Section<'_, '_>, folder: &Path) -> Vec<secret::Key> {

@@ -2,7 +2,7 @@
 //! keys (`server`). The readers of their texts are in [`values`], which the command line uses too.
 
 use super::{
-    At, DEFAULT_DRAIN, DrainTimes, LogFormat, Store,
+    At, DEFAULT_DRAIN, DrainTimes, Log, LogFormat, Store,
     problem::{Place, Problem, nearest},
     secret::{self, Source, TokenSource},
     section::{Kind, Report, Section, Set, leaf, list, mapping},
@@ -221,11 +221,42 @@ fn drain_times(s: &mut Section<'_, '_>) -> DrainTimes {
     DrainTimes { notice, limit: limit.or(duration(), DEFAULT_DRAIN.limit) }
 }
 
-pub(super) fn log() -> Kind<'static, LogFormat> {
+pub(super) fn log() -> Kind<'static, Log> {
+    let Kind { schema, read, .. } = mapping("`log`", |s| Some(log_of(s)));
+    let Kind { schema: one, read: read_one, .. } = log_format();
+    let read = move |node: &Node, report: &mut Report| match node.value {
+        Value::Map(_) => read(node, report),
+        _ => read_one(node, report).map(|format| Log { format, level: None }),
+    };
+    Kind {
+        schema: Box::new(move || json!({ "anyOf": [one(), schema()] })),
+        show: |log| (log_format().show)(&log.format),
+        read: Box::new(read),
+    }
+}
+
+fn log_of(s: &mut Section<'_, '_>) -> Log {
+    let format = s.key("format", "`text` for people, `json` for programs.").or(log_format(), LogFormat::Text);
+    let level = s.key(
+        "level",
+        "What is told: error, warn, info, debug or trace; for a part of the house alone as in \
+         `info,deferral::access=warn`. DEFERRAL_LOG outweighs it.",
+    );
+    let level = level.set(string(values::log_level)).given();
+    Log { format, level }
+}
+
+fn log_format() -> Kind<'static, LogFormat> {
     word(json!({ "enum": ["text", "json"] }), values::log).shown(|format| match format {
         LogFormat::Text => "text".into(),
         LogFormat::Json => "json".into(),
     })
+}
+
+/// Whether something is `required`, or `ignored`.
+pub(super) fn required() -> Kind<'static, bool> {
+    word(json!({ "enum": ["required", "ignored"] }), values::required)
+        .shown(|required| if *required { "required".into() } else { "ignored".into() })
 }
 
 pub(super) fn url(read: fn(&str) -> Result<Uri, Invalid>) -> Kind<'static, Uri> {

@@ -58,7 +58,8 @@ pub struct Config {
     pub state_keys: Vec<secret::Key>,
     pub connections: Connections,
     pub drain: DrainTimes,
-    pub log: LogFormat,
+    pub log: Log,
+    pub ready: Ready,
     /// Where traces go; `None` for nowhere.
     pub traces: Option<trace::Settings>,
     /// All of it as operators are shown it.
@@ -109,6 +110,21 @@ pub enum Store {
         /// Bytes of the folder; `None` for as many as the disk has.
         max_bytes: Option<usize>,
     },
+}
+
+/// How the log is written, and what of it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Log {
+    pub format: LogFormat,
+    /// In the syntax of `tracing`'s filters, as in `warn` or `info,deferral::access=warn`; `None` for `info`.
+    pub level: Option<String>,
+}
+
+/// What `/ready` needs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Ready {
+    /// Each route's server can be reached. Default no: clients of the others are served, and those of this one are told.
+    pub needs_servers: bool,
 }
 
 /// How the log is written.

@@ -443,6 +443,31 @@ pub fn log(text: &str) -> Result<LogFormat> {
     }
 }
 
+/// What of the log is written, as a filter of `tracing`'s.
+///
+/// # Errors
+/// Says what is wrong with it.
+pub fn log_level(text: &str) -> Result<String> {
+    match crate::telemetry::log::is_filter(text) {
+        Ok(()) => Ok(text.to_owned()),
+        Err(error) => invalid(format!(
+            "`{text}` is no level: {error}; write error, warn, info, debug or trace, or a list as in `info,deferral::access=warn`"
+        )),
+    }
+}
+
+/// Whether something is needed.
+///
+/// # Errors
+/// Names the two words there are.
+pub fn required(text: &str) -> Result<bool> {
+    match text {
+        "required" => Ok(true),
+        "ignored" => Ok(false),
+        _ => invalid(format!("unknown word `{text}`; use required or ignored")),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

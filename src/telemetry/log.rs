@@ -72,12 +72,24 @@ const CHOICE: &str = "DEFERRAL_LOG";
 /// What is told where nothing was chosen.
 const USUAL: &str = "info";
 
-/// Begins to write the log, for the whole process. `DEFERRAL_LOG` chooses what (`info` by default), in
+/// Whether this can choose what is told.
+///
+/// # Errors
+/// What is wrong with it, in words.
+pub fn is_filter(text: &str) -> Result<(), String> {
+    if text.trim().is_empty() {
+        return Err("it is empty".to_owned());
+    }
+    EnvFilter::try_new(text).map(drop).map_err(|error| error.to_string())
+}
+
+/// Begins to write the log, for the whole process. `DEFERRAL_LOG` chooses what, else `level` (`info` by default), in
 /// the syntax of `tracing`'s filters: `warn,deferral::task=info`. `now` is the wall clock.
 ///
 /// Once only: a second call changes nothing.
-pub fn start(format: Format, now: fn() -> SystemTime) -> Log {
-    let (filter, wrong) = filter(env::var(CHOICE).ok().as_deref());
+pub fn start(format: Format, level: Option<&str>, now: fn() -> SystemTime) -> Log {
+    let chosen = env::var(CHOICE).ok().filter(|chosen| !chosen.trim().is_empty());
+    let (filter, wrong) = filter(chosen.as_deref().or(level));
     let gathered = Arc::new(Gathered::default());
     let writer = Arc::clone(&gathered);
     thread::Builder::new()

@@ -25,7 +25,7 @@ fn what_is_left_out_has_the_documented_default() {
     assert_eq!(config.front.listen, ["127.0.0.1:8808".parse().unwrap()]);
     assert_eq!(config.admin, Some(admin::Config::on("127.0.0.1:8809".parse().unwrap())));
     assert_eq!((config.drain.notice, config.drain.limit), (Duration::ZERO, Duration::from_secs(30)));
-    assert_eq!(config.log, LogFormat::Text);
+    assert_eq!(config.log.format, LogFormat::Text);
     assert!(config.front.tls.is_none());
     let [route] = &config.routes[..] else { panic!("one route") };
     assert_eq!(&*route.route.path, "/mcp");

@@ -3,6 +3,7 @@
 mod cli;
 mod gate;
 mod page;
+mod ready;
 mod tasks;
 
 use crate::support::clients::soon;
