@@ -8,7 +8,7 @@ use std::io::{self, Write};
 
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
-    /// The task's handle, as `deferral tasks list` has it, or its whole id.
+    /// The task's handle, as `deferral tasks list` has it, the eight digits that the log has, or its whole id.
     task: String,
     #[command(flatten)]
     address: operator::Address,

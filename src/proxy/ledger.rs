@@ -203,8 +203,8 @@ impl Ledger {
         let custody = Custody { ledger: Arc::clone(self), id };
         let kept = self.store.insert(Arc::clone(&record)).await;
         kept.map_err(|error| self.no_room("storing a task", &error))?;
-        let (task, route, tool) = (&custody.id, &record.owner.route, &record.tool);
-        TaskCreated { task, route, tool, principal: &principal }.emit();
+        let (task, route, tool) = (custody.id.tag(), &record.owner.route, &record.tool);
+        TaskCreated { task: &task, route, tool, principal: &principal }.emit();
         self.collection.begins(&record);
         self.made.fetch_add(1, Ordering::Relaxed);
         self.health.works();
@@ -459,7 +459,7 @@ impl Ledger {
             }
             if from != to {
                 TaskTransition {
-                    task: id,
+                    task: &id.tag(),
                     route: &after.owner.route,
                     tool: &after.tool,
                     principal: &principal_of(&after.owner.principal),
@@ -542,7 +542,7 @@ impl Ledger {
             self.store.remove(id).await?;
             self.collection.forgotten(id);
             self.need_not_wait(id);
-            tracing::debug!(target: "deferral::task", event = "forgotten", task = %id);
+            tracing::debug!(target: "deferral::task", event = "forgotten", task = %id.tag());
         } else if self.held.contains_key(id) {
             self.change(id, &Event::Renewed).await?;
         } else {

@@ -158,7 +158,7 @@ impl Listening {
             prompts_list_changed: asked.prompts_list_changed && offers("prompts", "listChanged"),
             resources_list_changed: asked.resources_list_changed && offers("resources", "listChanged"),
             resource_subscriptions: uris,
-            task_ids: records.iter().map(|record| record.id.to_string()).collect(),
+            task_ids: records.iter().map(|record| record.id.as_str().to_owned()).collect(),
         };
         Ok((filter, subscriptions, records))
     }

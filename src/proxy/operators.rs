@@ -8,7 +8,7 @@ use crate::{
     dialect::Principal,
     protocol::Timestamp,
     store::StoreError,
-    task::{Record, TaskId},
+    task::{Record, TaskId, TaskTag},
     telemetry::OperatorCancelled,
 };
 use ring::hmac;
@@ -105,7 +105,7 @@ impl Operators {
         Ok(TaskPage { tasks, next: stopped })
     }
 
-    /// The task of this handle or id, if it is there.
+    /// The task of this handle, this beginning of an id as the log has it, or this id, if it is there.
     ///
     /// # Errors
     /// [`StoreError`], which is in the log by then.
@@ -125,7 +125,7 @@ impl Operators {
             Some(record) => {
                 let (id, owner) = (&record.id, &record.owner);
                 let (route, tool, principal) = (&owner.route, &record.tool, &task.principal);
-                OperatorCancelled { task: id, route, tool, principal }.emit();
+                OperatorCancelled { task: &id.tag(), route, tool, principal }.emit();
                 Ok(Cancelled::Done(self.seen(record)))
             }
             None => Ok(self.find(name).await?.map_or(Cancelled::Unknown, Cancelled::Ended)),
@@ -136,7 +136,8 @@ impl Operators {
         if let Some(id) = TaskId::parse(name) {
             return Ok(Some(id));
         }
-        if !is_handle(name) {
+        let is_tag = name.len() == TaskTag::DIGITS && is_hexadecimal(name);
+        if !is_tag && !is_handle(name) {
             return Ok(None);
         }
         if let Some(id) = self.named.get(&name.to_owned()) {
@@ -144,7 +145,9 @@ impl Operators {
         }
         let mut found = None;
         self.each(None, |record| {
-            found = (self.handle(&record.id) == name).then(|| record.id.clone());
+            let is_it =
+                if is_tag { record.id.as_str().starts_with(name) } else { self.handle(&record.id) == name };
+            found = is_it.then(|| record.id.clone());
             found.is_none()
         })
         .await?;
@@ -205,7 +208,11 @@ impl Operators {
 const HANDLE: usize = 12;
 
 fn is_handle(name: &str) -> bool {
-    name.len() == HANDLE && name.bytes().all(|byte| byte.is_ascii_hexdigit())
+    name.len() == HANDLE && is_hexadecimal(name)
+}
+
+fn is_hexadecimal(name: &str) -> bool {
+    name.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
 // === impl Cursor ===

@@ -11,6 +11,10 @@ use std::{fmt, sync::Arc};
 #[serde(try_from = "String")]
 pub struct TaskId(Arc<str>);
 
+/// The beginning of an id: what the log calls a task. It tells tasks apart, and nobody can use it as the id.
+#[derive(Clone, Copy, Debug)]
+pub struct TaskTag<'a>(&'a TaskId);
+
 /// The text could not be the id of one of our tasks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a task id is 32 lower-case hexadecimal digits")]
@@ -34,10 +38,20 @@ impl TaskId {
         &self.0
     }
 
+    /// What the log calls the task.
+    pub fn tag(&self) -> TaskTag<'_> {
+        TaskTag(self)
+    }
+
     /// The entropy it was made of.
     pub fn entropy(&self) -> [u8; 16] {
         u128::from_str_radix(&self.0, 16).expect("an id is 32 hexadecimal digits").to_be_bytes()
     }
+}
+
+impl TaskTag<'_> {
+    /// How long it is.
+    pub const DIGITS: usize = 8;
 }
 
 impl TryFrom<String> for TaskId {
@@ -48,15 +62,16 @@ impl TryFrom<String> for TaskId {
     }
 }
 
-impl fmt::Display for TaskId {
+// Not `Display`: where an id is written, it is said which of the two.
+impl fmt::Display for TaskTag<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
+        f.write_str(&self.0.0[..TaskTag::DIGITS])
     }
 }
 
 impl fmt::Debug for TaskId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "TaskId({})", self.0)
+        write!(f, "TaskId({}…)", self.tag())
     }
 }
 

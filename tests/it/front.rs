@@ -1223,7 +1223,7 @@ async fn each_request_leaves_one_line() {
             assert_eq!(line["client"], "modern");
             assert_eq!(line["status"], 200);
             assert_eq!(line["outcome"], "task");
-            assert_eq!(line["task"], "0a".repeat(16));
+            assert_eq!(line["task"], "0a".repeat(4));
             assert_eq!(line["upstream_us"], 3000);
             let known = line["principal"].as_str().expect("text");
             assert!(known != "anonymous" && !known.contains("Bearer"), "{line}");

@@ -822,7 +822,7 @@ async fn pages_lose_nothing_and_repeat_nothing_while_others_come_and_go(fresh: F
         }
         assert!(seen.is_sorted_by(|one, next| one < next), "out of order, or twice: {seen:?}");
         for record in &stay {
-            assert!(seen.binary_search(&Place::of(record)).is_ok(), "{} was left out", record.id);
+            assert!(seen.binary_search(&Place::of(record)).is_ok(), "{} was left out", record.id.as_str());
         }
         tokio::task::yield_now().await;
     }

@@ -59,6 +59,8 @@ struct Fields {
 
 /// Characters of a target that are written.
 const TARGET: usize = 200;
+/// Of a task's id.
+const TASK: usize = 8;
 
 enum Name {
     Http(http::Method),
@@ -151,7 +153,7 @@ impl Line {
     pub(in crate::front) fn asks(&mut self, call: &crate::dialect::Call) {
         self.0.since = self.0.clock.now();
         self.0.method = Name::Rpc(call.method.clone());
-        self.0.target = call.target.as_deref().map(shown);
+        self.0.target = call.target.as_deref().map(|target| shown(&call.method, target));
         self.0.asked = true;
     }
 
@@ -168,7 +170,7 @@ impl Line {
             }
             [Message::Request { method, target, .. }] => {
                 self.0.method = Name::Rpc(method.clone());
-                self.0.target = target.as_deref().map(shown);
+                self.0.target = target.as_deref().map(|target| shown(method, target));
             }
             [Message::Notification(method)] => self.0.method = Name::Rpc(method.clone()),
             several => {
@@ -206,9 +208,14 @@ impl Line {
     }
 }
 
-/// The beginning of a name: how long it is, is the client's choice.
-fn shown(target: &str) -> String {
-    target.chars().take(TARGET).collect()
+/// The beginning of a name: how long it is, is the client's choice. Of a task's id no more than is needed to find it:
+/// who has it may have what it came to.
+fn shown(method: &Method, target: &str) -> String {
+    let length = match method {
+        Method::TasksGet | Method::TasksUpdate | Method::TasksCancel | Method::TasksResult => TASK,
+        _ => TARGET,
+    };
+    target.chars().take(length).collect()
 }
 
 // === impl Name ===
@@ -236,6 +243,7 @@ impl Drop for Fields {
             let account = AccessSummary { outcome: Outcome::Departed, upstream, ..AccessSummary::default() };
             End { own: waited.saturating_sub(upstream), account }
         });
+        let tag = end.account.task.as_ref().map(|task| task.tag());
         let tool = match &self.method {
             Name::Rpc(Method::ToolsCall) if self.asked && end.account.shown.is_none() => {
                 self.target.as_deref()
@@ -265,7 +273,7 @@ impl Drop for Fields {
             token: self.token.as_deref(),
             principal: &self.principal,
             client_era: self.client.map_or("", Era::as_str),
-            task: end.account.task.as_ref().map(|task| task as _),
+            task: tag.as_ref().map(|tag| tag as _),
             session,
             shown: end.account.shown,
             // Nothing was sent to a client that left first; 499 is what proxies call that.

@@ -21,7 +21,7 @@ use crate::{
     },
     runtime::random,
     task::{self, Record, TaskId, View},
-    telemetry::Outcome,
+    telemetry::{Limit, Outcome},
     upstream::{Deferral, Description, Event, Identity, Question},
 };
 use bytes::Bytes;
@@ -194,6 +194,7 @@ pub(super) fn kept(size: usize, limit: usize, result: impl FnOnce() -> Bytes) ->
     if size <= limit {
         return task::Event::Returned { result: result() };
     }
+    Limit::StoredResultBytes.hit();
     let why =
         format!("the result is {size} bytes; the proxy keeps at most {limit} (limits.stored_result_bytes)");
     failed(&ErrorObject::new(code::RESULT_TOO_LARGE, why))

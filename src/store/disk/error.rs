@@ -92,7 +92,7 @@ pub(super) fn unavailable_file(path: &Path, error: &io::Error) -> StoreError {
 
 /// A row that is no record is passed over, and told.
 pub(super) fn tell_unreadable(task: &TaskId, error: &Unreadable) {
-    tracing::error!(target: "deferral::task", event = "task_unreadable", %task, %error);
+    tracing::error!(target: "deferral::task", event = "task_unreadable", task = %task.tag(), %error);
 }
 
 fn is_damage(error: &rusqlite::Error) -> bool {

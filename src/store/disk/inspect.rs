@@ -73,7 +73,7 @@ pub fn check(path: &Path) -> Result<Contents, Error> {
     let read = each(&connection, |found| {
         contents.tasks += 1;
         match found {
-            Err((id, error)) => contents.lost.push(format!("task {id}: {error}")),
+            Err((id, error)) => contents.lost.push(format!("task {}: {error}", id.as_str())),
             Ok(Found { id, of, bytes, is_live, file, length }) => {
                 contents.live += usize::from(is_live);
                 contents.stored_bytes += bytes.cast_unsigned();
@@ -101,7 +101,7 @@ pub fn check(path: &Path) -> Result<Contents, Error> {
     for (id, fault) in gone {
         // It may have been forgotten while this was read.
         if is_there(&connection, &id).unwrap_or(true) {
-            contents.lost.push(format!("task {id}: {fault}"));
+            contents.lost.push(format!("task {}: {fault}", id.as_str()));
         }
     }
     contents.unnamed = results::each(path).filter(|(name, _)| !named.contains(name)).count();

@@ -205,7 +205,8 @@ fn columns<'a>(row: &'a rusqlite::Row<'_>) -> rusqlite::Result<Columns<'a>> {
 fn unreadable(folder: &Path, id: &TaskId, error: &Unreadable) -> StoreError {
     let folder = folder.display();
     StoreError::Unavailable(format!(
-        "task {id} in {folder}: {error}; `deferral store check {folder}` tells more"
+        "task {} in {folder}: {error}; `deferral store check {folder}` tells more",
+        id.tag()
     ))
 }
 

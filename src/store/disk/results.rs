@@ -64,7 +64,7 @@ fn all(folder: &Path) -> PathBuf {
 /// Where the disk fails; nothing is left then.
 pub(super) fn write(folder: &Path, node: i64, id: &TaskId, body: &[u8]) -> io::Result<Written> {
     let count = WRITTEN.fetch_add(1, Ordering::Relaxed);
-    let name = format!("{id}.{}.{count:x}", of_process(node));
+    let name = format!("{}.{}.{count:x}", id.as_str(), of_process(node));
     let path = path(folder, &name).expect("an id is hexadecimal digits");
     let parent = path.parent().expect("it is in a folder");
     if !parent.is_dir() {

@@ -56,6 +56,8 @@ async fn a_task_is_explained_from_its_call_to_its_end() {
         assert!(story.contains(words), "no {words:?} in\n{story}");
     }
     assert!(!story.contains(&task), "whoever has its id has the task:\n{story}");
+    // The log names it by the beginning of its id.
+    assert_eq!(explain(&world, &[&task[..8]]).await.0, story);
     client.of_task("tasks/cancel", &task).await;
     client.ended(&task).await;
     let (story, ..) = explain(&world, &[&task]).await;

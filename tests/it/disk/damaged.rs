@@ -34,7 +34,7 @@ async fn a_task_that_cannot_be_read_is_an_error_that_says_what_helps() {
     let store = world.open();
     let told = store.load(&id(1)).await;
     let Err(StoreError::Unavailable(words)) = &told else { panic!("{told:?}") };
-    assert!(words.contains(&id(1).to_string()) && words.contains("its head cannot be read"), "{words}");
+    assert!(words.contains(&id(1).as_str()[..8]) && words.contains("its head cannot be read"), "{words}");
     assert!(words.contains("`deferral store check "), "{words}");
     assert!(store.load(&id(2)).await.expect("answers").is_some(), "the rest is there");
     assert_eq!(store.orphans(9).await.expect("answers"), []);
@@ -71,7 +71,7 @@ async fn a_task_that_cannot_be_read_is_left_out_of_lists_and_the_log_names_it() 
         records.iter().map(|record| record.id.clone()).collect::<Vec<_>>()
     };
     assert_eq!(page(9).await, [id(2), id(3)]);
-    assert_eq!(log.of("task_unreadable")[0]["task"], id(1).as_str());
+    assert_eq!(log.of("task_unreadable")[0]["task"], id(1).as_str()[..8]);
     assert_eq!(page(1).await, [id(2)], "a page that is not full would be the last");
     store.close().await;
 }

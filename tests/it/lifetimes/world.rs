@@ -428,7 +428,7 @@ impl World {
             }
             What::Call => unreachable!("it is none of a task"),
         };
-        self.send(call, what, method, task.as_str(), &format!(r#""taskId":"{task}"{more}"#));
+        self.send(call, what, method, task.as_str(), &format!(r#""taskId":"{}"{more}"#, task.as_str()));
     }
 
     fn send(&mut self, call: usize, what: What, method: &'static str, name: &str, params: &str) {

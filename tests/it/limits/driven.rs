@@ -350,6 +350,7 @@ const BOUNDS: &[(&str, Held)] = &[
         By("a_stalled_reader_of_the_log_keeps_no_call_waiting_and_is_told_what_it_missed"),
     ),
     ("cli/report/log.rs LONGEST", By("lines_of_others_are_counted_and_long_ones_take_no_memory")),
+    ("front/layers/trace.rs TASK", By("no_line_has_the_id_of_a_task_or_of_a_session_whole")),
     ("task/life.rs ENTRIES", By("however_much_happens_the_first_and_the_last_are_there_and_all_are_counted")),
     ("telemetry/metrics/tools.rs TOOLS", By("tools_beyond_the_places_of_a_route_are_counted_together")),
     ("telemetry/log.rs LAST_WORDS", By("the_end_waits_for_what_is_left_but_not_for_ever")),

@@ -64,6 +64,7 @@ const NO_BOUND: &[(&str, &str)] = &[
     ("store/disk/writer.rs IDLE", PAUSE),
     ("store/disk/writer.rs PAGES", "a portion: the rest is given back right after it"),
     ("store/disk/writer.rs SPARE_PAGES", "what is left where pages are given back"),
+    ("task/id.rs DIGITS", FORMAT),
     ("telemetry/metrics/latency.rs IN_TEN", STEPS),
     ("telemetry/metrics/latency.rs POWERS", STEPS),
     ("telemetry/metrics/latency.rs STEPS", STEPS),

@@ -272,7 +272,7 @@ async fn a_result_that_nobody_fetches_in_time_is_counted() {
     let (unfetched, call) = next();
     call.says("nobody wants to know");
     // It is kept once the log says so.
-    let kept = |line: &Value| line["task"] == json!(unfetched) && line["to"] == "completed";
+    let kept = |line: &Value| line["task"] == json!(unfetched[..8]) && line["to"] == "completed";
     soon("its end is waited for", async {
         while !proxy.log.lines().iter().any(kept) {
             tokio::task::yield_now().await;

@@ -148,3 +148,28 @@ async fn a_legacy_client_that_left_is_said_to_have_left() {
     let line = last(&lines, so_far + 2).await;
     assert_eq!((said(&line).0, &line["method"]), ("departed", &json!("GET")), "{line:#}");
 }
+
+#[tokio::test]
+async fn no_line_has_the_id_of_a_task_or_of_a_session_whole() {
+    let world = World::with("defer: { after: 20ms }").await;
+    let lines = Lines::record();
+    let client = world.tasker();
+    let waiting = client.call("t").await;
+    let call = world.server.call().await;
+    let task = waiting.answer().await.task();
+    call.says("done");
+    client.ended(&task).await;
+    let older = Older::new(world.addr()).hello().await;
+    let waiting = older.call(7).await;
+    world.server.call().await.says("done");
+    let session = waiting.answer().await.header("mcp-session-id").to_owned();
+    client.of_task("tasks/get", "0123456789abcdef0123456789abcdef").await;
+    lines.until(6).await;
+    let said: Vec<_> = lines.so_far().into_iter().chain(lines.of("transition")).collect();
+    let of_task = said.iter().filter(|line| line["task"] == task[..8]).count();
+    assert!(of_task >= 3, "created, ended, and the answer with its handle: {said:#?}");
+    for line in &said {
+        let line = line.to_string();
+        assert!(!line.contains(&task) && (session.is_empty() || !line.contains(&session)), "{line}");
+    }
+}

@@ -37,6 +37,7 @@ use crate::{
         code,
         headers::SESSION_ID,
     },
+    telemetry::Limit,
     upstream::{
         CallError, ClientSession, Deferral, Identity, NativeCall,
         forward::{Forward, Forwarded, Interest, Passing},
@@ -253,10 +254,12 @@ impl<W: Wire> Sessions<W> {
         // The first round is counted when less than one has passed.
         let enough = self.server.config.timeouts.idle_session.as_secs().div_ceil(round.as_secs()) + 1;
         // A session is handed out under its shard's lock, so one that only the table holds is nobody's.
-        self.let_go(|session| u64::from(session.is_quiet_for_another_round()) >= enough);
+        let gone = self.let_go(|session| u64::from(session.is_quiet_for_another_round()) >= enough);
+        (0..gone).for_each(|_| Limit::IdleSession.hit());
     }
 
-    fn let_go(&self, goes: impl Fn(&Hosted<W>) -> bool) {
+    /// Ends those that are nobody's at this moment and are to go; gives how many.
+    fn let_go(&self, goes: impl Fn(&Hosted<W>) -> bool) -> usize {
         let mut gone = Vec::new();
         self.table.retain(|_, session| {
             let goes = Arc::strong_count(session) == 1 && goes(session);
@@ -266,6 +269,7 @@ impl<W: Wire> Sessions<W> {
             !goes
         });
         gone.iter().for_each(|session| session.end());
+        gone.len()
     }
 
     pub(super) fn close(&self) {
@@ -320,7 +324,8 @@ impl<W: Wire> Sessions<W> {
             self.table.iter().map(|session| session.quiet_for()).filter(|&rounds| rounds > 0).collect();
         quiet.sort_unstable_by(|a, b| b.cmp(a));
         if let Some(&enough) = quiet.get((limit / 8).min(quiet.len().saturating_sub(1))) {
-            self.let_go(|session| session.quiet_for() >= enough);
+            let gone = self.let_go(|session| session.quiet_for() >= enough);
+            (0..gone).for_each(|_| Limit::ClientSessions.hit());
         }
         self.table.len() < limit
     }

@@ -245,11 +245,17 @@ async fn what_becomes_of_a_task_is_in_the_log() {
         let line = access.iter().rev().find(|line| line["method"] == method);
         line.unwrap_or_else(|| panic!("{method} is not in {access:#?}")).clone()
     };
-    assert_eq!((&of("tools/call")["outcome"], &of("tools/call")["task"]), (&json!("task"), &json!(task)));
-    assert_eq!((&of("tasks/get")["target"], &of("tasks/get")["shown"]), (&json!(task), &json!("completed")));
+    assert_eq!(
+        (&of("tools/call")["outcome"], &of("tools/call")["task"]),
+        (&json!("task"), &json!(task[..8]))
+    );
+    assert_eq!(
+        (&of("tasks/get")["target"], &of("tasks/get")["shown"]),
+        (&json!(task[..8]), &json!("completed"))
+    );
     assert_eq!(
         (&of("tasks/result")["target"], &of("tasks/result")["shown"]),
-        (&json!(task), &json!("completed"))
+        (&json!(task[..8]), &json!("completed"))
     );
 }
 
