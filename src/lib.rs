@@ -32,7 +32,7 @@
 //! | `proxy` | what is done with a request; tasks, and who listens to them |
 //! | `upstream` | the servers behind: connections, sessions, who is asked what |
 //! | `store` | where records of tasks are kept |
-//! | `telemetry` | the access line and other happenings, and the log they go to |
+//! | `telemetry` | the access line and other happenings; the log, the counts and the traces they go to |
 //! | `runtime` | the clock, randomness, the network and its descriptors, and the signal to stop |
 //! | `bridge` | one era's messages for a client of the other, and what becomes of a call |
 //! | `dialect` | what clients send, read; an older server's words, raised |

@@ -423,20 +423,7 @@ impl ServerEnded<'_> {
     }
 }
 
-// === impl TaskCreated, TaskTransition, OperatorCancelled, WouldDefer, QuestionRefused, QuotaFull, LogLinesDropped ===
-
-impl OperatorCancelled<'_> {
-    pub fn emit(&self) {
-        tracing::info!(
-            target: "deferral::task",
-            event = "cancelled_by_operator",
-            task = %self.task,
-            route = self.route,
-            tool = self.tool,
-            principal = %self.principal,
-        );
-    }
-}
+// === impl TaskCreated, TaskTransition, WouldDefer, QuestionRefused, QuotaFull, LogLinesDropped ===
 
 impl TaskCreated<'_> {
     pub fn emit(&self) {
@@ -556,6 +543,9 @@ lines! {
     ServerLinesOmitted<'_> as it: warn "deferral::server" "stderr_omitted" { route = it.route, count = it.count }
     ServerGarbage<'_> as it: warn "deferral::server" "stdout_skipped" {
         route = it.route, why = it.why, line = it.line, omitted = it.omitted
+    }
+    OperatorCancelled<'_> as it: info "deferral::task" "cancelled_by_operator" {
+        task = %it.task, route = it.route, tool = it.tool, principal = %it.principal
     }
     TakenOver as it: info "deferral::task" "taken_over" {
         resumed = it.resumed, waiting = it.waiting, failed = it.failed, cancelled = it.cancelled

@@ -235,3 +235,28 @@ async fn tools_and_limits_are_there_as_json() {
     let calls = limits.as_array().unwrap().iter().find(|limit| limit["limit"] == "limits.calls");
     assert_eq!(calls.expect("it is a limit")["value"], 10_000.0);
 }
+
+#[tokio::test]
+async fn the_tools_by_which_tickets_are_used_are_no_tools_of_the_server() {
+    let named = "tickets: { for: [{ header: X-Agent, value: \"1\", after: 50ms, wait: 1h }] }";
+    let world = Setup::new().top(ADMIN).route(named).start().await;
+    let holder = world.client().with("x-agent", "1");
+    let waiting = holder.call("t").await;
+    let call = world.server.call().await;
+    let given = waiting.answer().await.result();
+    let ticket = &given["_meta"]["deferral/ticket"]["ticket"];
+    assert!(ticket.is_string(), "{given}");
+    for _ in 0..2 {
+        let params = json!({ "name": "deferral_cancel", "arguments": { "ticket": ticket } });
+        let told = holder.ask("tools/call", params).await.result();
+        assert_eq!(told.get("isError"), None, "{told}");
+    }
+    let calls = |scrape: &Scrape| -> f64 {
+        let of = r#"deferral_calls_total{method="tools/call","#;
+        scrape.samples.iter().filter(|(name, _)| name.starts_with(of)).map(|(_, count)| count).sum()
+    };
+    let scrape = until(&world, |scrape| calls(scrape) == 3.0).await;
+    let named: Vec<_> = scrape.samples.keys().filter(|name| name.contains("deferral_cancel\"")).collect();
+    assert_eq!(named, [""; 0]);
+    drop(call);
+}

@@ -113,11 +113,13 @@ pub(in crate::proxy) async fn answer(
 }
 
 async fn cancel(shared: &Shared, record: &Record, names: &ToolNames) -> Answer {
-    let said = |result| Answer::Said(result, AccessSummary::default());
+    let said = |result, status| {
+        Answer::Said(result, AccessSummary { shown: Some(status), ..AccessSummary::default() })
+    };
     match super::cancel(&shared.ledger, &shared.switchboard, &record.id).await {
-        Ok(Some(_)) => said(ticket::cancelled(&record.tool)),
+        Ok(Some(cancelled)) => said(ticket::cancelled(&record.tool), cancelled.state.status()),
         Ok(None) => match shared.ledger.load(&record.id).await {
-            Ok(Some(ended)) => said(ticket::over(&ended, &names.result)),
+            Ok(Some(ended)) => said(ticket::over(&ended, &names.result), ended.state.status()),
             Ok(None) => refused(NotFound::Unknown),
             Err(error) => refused(error.into()),
         },
