@@ -10,7 +10,9 @@ use crate::{
     protocol::Capabilities,
     proxy::{Endpoint, Ledger, Operators, Service, Switchboard},
     runtime::Stopping,
-    runtime::{Clock, Descriptors, Drain, Net, Room, Shares, SystemClock, or_never, random, wall_clock},
+    runtime::{
+        Clock, Descriptors, Drain, Net, Room, Shares, SystemClock, notify, or_never, random, wall_clock,
+    },
     store::{Bounds, Disk, Memory, Secret, Store, Timed, Use, disk},
     telemetry::{
         Drained, Draining, Leaving, Limit, Started,
@@ -523,7 +525,9 @@ pub async fn run(config: Config, ready: impl FnOnce(&Running)) -> Result<(), Err
     let mut signals = Signals::listen();
     let running = start(config)?;
     ready(&running);
+    notify::ready();
     signals.stop().await;
+    notify::stopping();
     match running.stop_unless(signals.stop()).await {
         true => Err(Error::Hurried),
         false => Ok(()),
@@ -566,11 +570,15 @@ impl Signals {
             tokio::select! {
                 _ = or_never(self.terminate.as_mut().map(Signal::recv)) => return,
                 _ = or_never(self.interrupt.as_mut().map(Signal::recv)) => return,
-                _ = or_never(self.hangup.as_mut().map(Signal::recv)) => tracing::warn!(
-                    target: "deferral",
-                    event = "hangup",
-                    "SIGHUP changes nothing: restart to read the configuration again",
-                ),
+                _ = or_never(self.hangup.as_mut().map(Signal::recv)) => {
+                    notify::reloading();
+                    tracing::warn!(
+                        target: "deferral",
+                        event = "hangup",
+                        "SIGHUP changes nothing: restart to read the configuration again",
+                    );
+                    notify::ready();
+                }
             }
         }
     }

@@ -1,11 +1,12 @@
 //! The few places where the outside world is met: the clock, entropy, the network and
-//! how many connections the system allows, the signal to stop.
+//! how many connections the system allows, the signal to stop, and whoever started the process.
 
 mod clock;
 mod descriptors;
 mod drain;
 mod entropy;
 mod net;
+pub mod notify;
 mod room;
 mod turns;
 

@@ -2,6 +2,7 @@
 
 mod descriptors;
 mod explain;
+mod notify;
 mod older;
 mod report;
 

@@ -1,5 +1,6 @@
 //! What starts a server, and in which surroundings.
 
+use crate::runtime::notify;
 use std::{
     env,
     ffi::{OsStr, OsString},
@@ -150,7 +151,8 @@ impl Command {
         // What begins so is a function of a shell, and a danger to others (as the SDKs have it).
         let is_function = |value: &OsStr| self.inherit != Inherit::All && value.as_bytes().starts_with(b"()");
         let inherited = env::vars_os()
-            .filter(|(name, value)| is_inherited(name) && !is_written(name) && !is_function(value));
+            .filter(|(name, value)| is_inherited(name) && !is_written(name) && !is_function(value))
+            .filter(|(name, _)| name != notify::SOCKET);
         let written = self.env.iter().map(|(name, value)| (name.into(), value.into()));
         inherited.chain(written).collect()
     }

@@ -1,0 +1,98 @@
+//! What the service manager that started the process is told: systemd's notification protocol (`sd_notify(3)`).
+//!
+//! A unit with `Type=notify` counts as started once it has said so. Where nobody asks (`NOTIFY_SOCKET` is not set),
+//! nothing is said.
+
+use rustix::time::{ClockId, clock_gettime};
+use std::{
+    env,
+    ffi::{OsStr, OsString},
+    io,
+    os::unix::net::UnixDatagram,
+};
+
+/// Names the socket of who wants to be told. Servers over stdio do not inherit it: they are not the service.
+pub const SOCKET: &str = "NOTIFY_SOCKET";
+
+/// Clients are served, from now on or again after [`reloading`].
+pub fn ready() {
+    tell("READY=1");
+}
+
+/// The configuration is being read again. [`ready`] ends it, whether something has changed or not.
+pub fn reloading() {
+    // `Type=notify-reload` wants to know that this is not of an earlier reload.
+    let now = clock_gettime(ClockId::Monotonic);
+    let micros = now.tv_sec * 1_000_000 + now.tv_nsec / 1_000;
+    tell(&format!("RELOADING=1\nMONOTONIC_USEC={micros}"));
+}
+
+/// The process ends in order.
+pub fn stopping() {
+    tell("STOPPING=1");
+}
+
+fn tell(state: &str) {
+    let Some(socket) = env::var_os(SOCKET).filter(|socket| !socket.is_empty()) else { return };
+    if let Err(error) = send(&socket, state) {
+        // Who waits for it gives up by itself; clients are served all the same.
+        tracing::warn!(
+            target: "deferral",
+            event = "not_notified",
+            %error,
+            "the service manager cannot be told: {SOCKET} is {}",
+            OsString::from(&socket).display(),
+        );
+    }
+}
+
+/// Sends one datagram to a socket at a path, or, behind `@`, with an abstract name.
+fn send(socket: &OsStr, state: &str) -> io::Result<()> {
+    let from = UnixDatagram::unbound()?;
+    match socket.as_encoded_bytes() {
+        #[cfg(target_os = "linux")]
+        [b'@', name @ ..] => {
+            use std::os::{linux::net::SocketAddrExt, unix::net::SocketAddr};
+            from.send_to_addr(state.as_bytes(), &SocketAddr::from_abstract_name(name)?)?
+        }
+        _ => from.send_to(state.as_bytes(), socket)?,
+    };
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn heard(by: &UnixDatagram) -> String {
+        let mut datagram = [0; 256];
+        let length = by.recv(&mut datagram).expect("something was sent");
+        String::from_utf8(datagram[..length].to_vec()).expect("it is text")
+    }
+
+    #[test]
+    fn a_socket_at_a_path_is_told() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("notify");
+        let manager = UnixDatagram::bind(&path).expect("nobody has it");
+        send(path.as_os_str(), "READY=1").expect("it is there");
+        assert_eq!(heard(&manager), "READY=1");
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn a_socket_with_an_abstract_name_is_told() {
+        use std::os::{linux::net::SocketAddrExt, unix::net::SocketAddr};
+        let name = format!("deferral-notify-{}", std::process::id());
+        let address = SocketAddr::from_abstract_name(&name).expect("a short name");
+        let manager = UnixDatagram::bind_addr(&address).expect("nobody has it");
+        send(format!("@{name}").as_ref(), "STOPPING=1").expect("it is there");
+        assert_eq!(heard(&manager), "STOPPING=1");
+    }
+
+    #[test]
+    fn a_socket_that_is_gone_is_an_error_and_no_more() {
+        let folder = tempfile::tempdir().expect("a folder");
+        assert!(send(folder.path().join("none").as_os_str(), "READY=1").is_err());
+    }
+}
