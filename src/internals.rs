@@ -36,7 +36,9 @@ pub mod admin {
 }
 
 pub mod config {
-    pub use crate::config::{Config, LogFormat, check, load, load_with, parse, schema};
+    pub use crate::config::{
+        Config, Environment, LogFormat, check, check_in, load, load_with, parse, schema,
+    };
 }
 
 pub mod dialect {
@@ -160,8 +162,8 @@ pub mod telemetry {
 pub mod upstream {
     pub use crate::upstream::{
         Anchor, Answer, Asked, CallError, Changes, ClientSession, Config, Deferral, Description, Document,
-        Event, Identity, Limits, NativeCall, Outgoing, Question, Replies, Report, Streamable, Subscription,
-        TakenUp, Timeouts, Upstream, in_memory,
+        Event, Identity, Limits, NativeCall, Outgoing, Question, Replies, Report, Server, Streamable,
+        Subscription, TakenUp, Timeouts, Upstream, in_memory,
     };
 
     pub mod lines {

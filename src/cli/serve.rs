@@ -382,6 +382,14 @@ routes:
     }
 
     #[test]
+    fn what_a_flag_says_is_taken_as_it_is() {
+        let flags = ["--upstream", "http://a/?${HOME}", "--tool", "${HOME}=never"];
+        let config = args(&flags).config().expect("a shell has replaced what it should");
+        assert_eq!(format!("{:?}", config.routes[0].server), "Url(http://a/?${HOME})");
+        assert_eq!(config.routes[0].route.tools[0].matches.as_str(), "${HOME}");
+    }
+
+    #[test]
     fn what_of_the_log_is_written_may_be_a_flag_or_stand_in_the_file() {
         let log = |file: &str, flags: &[&str]| {
             let file = format!("{file}\n{}", FILE.replace("log: json\n", ""));

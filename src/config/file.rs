@@ -15,6 +15,7 @@ use super::{
     route::route,
     secret,
     section::{Section, Set, list, mapping},
+    surroundings::Surroundings,
     telemetry::{telemetry, traces},
     together, values,
 };
@@ -22,13 +23,12 @@ use crate::{
     front,
     policy::{self, Access},
 };
-use std::{env, path::Path};
 
 pub const DEFAULT_LISTEN: &str = "127.0.0.1:8808";
 pub const DEFAULT_PATH: &str = "/mcp";
 
-/// The whole file. `folder` is what relative paths are relative to; `look` whether certificates are looked at.
-pub(super) fn file(s: &mut Section<'_, '_>, folder: &Path, look: bool) -> Config {
+/// The whole file, read in these surroundings.
+pub(super) fn file(s: &mut Section<'_, '_>, around: Surroundings<'_>) -> Config {
     let listen = s
         .key(
             "listen",
@@ -40,8 +40,8 @@ pub(super) fn file(s: &mut Section<'_, '_>, folder: &Path, look: bool) -> Config
             "admin",
             "Where operators come in: an address, a mapping that also says with which token and over TLS, or `off`.",
         )
-        .at(operators(folder, look), Some(operators::Written::default()));
-    let admin = together::operators(admin, &listen, folder, s);
+        .at(operators(around), Some(operators::Written::default()));
+    let admin = together::operators(admin, &listen, around, s);
     let limits = s.key("limits", "How much of everything there may be.").section("`limits`", limits);
     let timeouts = s.key("timeouts", "How long to wait for what.").section("`timeouts`", timeouts);
     let public_url = s
@@ -54,11 +54,11 @@ pub(super) fn file(s: &mut Section<'_, '_>, folder: &Path, look: bool) -> Config
     // person's.
     let is_exposed = matches!(public_url, Set::To(_))
         || listen.value.iter().any(|address| !address.value.ip().to_canonical().is_loopback());
-    let access = s.key("access", "Who may come in.").section("`access`", |s| access(s, folder));
+    let access = s.key("access", "Who may come in.").section("`access`", |s| access(s, around));
     // To those who need a token nothing is open.
     let is_exposed = is_exposed && !access.needs_token;
     let routes = s.key("routes", "The endpoints of the proxy and the servers behind them.").required(
-        list(mapping("a route", |s| Some(route(s, &limits, &timeouts, is_exposed, folder, look)))).some(),
+        list(mapping("a route", |s| Some(route(s, &limits, &timeouts, is_exposed, around)))).some(),
     );
     let telemetry =
         s.key("telemetry", "What is told of what happens, beside the log.").section("`telemetry`", telemetry);
@@ -66,7 +66,7 @@ pub(super) fn file(s: &mut Section<'_, '_>, folder: &Path, look: bool) -> Config
         admin,
         store: s
             .key("store", "Where tasks are kept: `memory`, where they end with the process, or a folder that outlives it, as in `{ disk: ./data }`.")
-            .or(store(folder), Store::Memory),
+            .or(store(around.folder), Store::Memory),
         quotas: limits.quotas,
         state_keys: s
             .key(
@@ -74,7 +74,7 @@ pub(super) fn file(s: &mut Section<'_, '_>, folder: &Path, look: bool) -> Config
                 "What the `requestState`s of questions are sealed with. Left out, a key is made at start: the \
                  states end with the process, and no other process understands them.",
             )
-            .section("`request_state`", |s| state_keys(s, folder)),
+            .section("`request_state`", |s| state_keys(s, around)),
         connections: limits.connections,
         drain: s
             .key(
@@ -90,12 +90,12 @@ pub(super) fn file(s: &mut Section<'_, '_>, folder: &Path, look: bool) -> Config
             )
             .or(log(), Log::default()),
         ready: s.key("ready", "What `/ready` of the operator's address needs.").section("`ready`", ready),
-        traces: traces(telemetry, folder, &|name| env::var(name).ok(), s),
+        traces: traces(telemetry, around, s),
         settings: Settings::default(),
         routes: together::routes(routes, s),
         front: front::Config {
             listen: listen.value.into_iter().map(|address| address.value).collect(),
-            tls: s.key("tls", "Serve HTTPS.").section("`tls`", |s| tls(s, folder, look)),
+            tls: s.key("tls", "Serve HTTPS.").section("`tls`", |s| tls(s, around)),
             access: access.access,
             tokens: access.tokens,
             limits: limits.front,
@@ -105,8 +105,8 @@ pub(super) fn file(s: &mut Section<'_, '_>, folder: &Path, look: bool) -> Config
     }
 }
 
-/// Relative paths are relative to `folder`.
-pub(super) fn tls(s: &mut Section<'_, '_>, folder: &Path, look: bool) -> Option<front::TlsPaths> {
+/// What HTTPS is served with.
+pub(super) fn tls(s: &mut Section<'_, '_>, around: Surroundings<'_>) -> Option<front::TlsPaths> {
     let cert = s.key("cert", "The certificate chain, the server's own first.").required(text());
     let key = s.key("key", "The private key of the first certificate.").required(text());
     for (key, unset) in [("cert", cert.is_unset()), ("key", key.is_unset())] {
@@ -115,6 +115,7 @@ pub(super) fn tls(s: &mut Section<'_, '_>, folder: &Path, look: bool) -> Option<
         }
     }
     let (Set::To(cert), Set::To(key)) = (cert, key) else { return None };
+    let Surroundings { folder, look, .. } = around;
     let paths = front::TlsPaths { cert: folder.join(cert.value), key: folder.join(key.value) };
     if look && let Err(error) = paths.check() {
         let place = match &error {
@@ -136,7 +137,7 @@ fn ready(s: &mut Section<'_, '_>) -> Ready {
     Ready { needs_servers: upstream.or(required(), false) }
 }
 
-fn state_keys(s: &mut Section<'_, '_>, folder: &Path) -> Vec<secret::Key> {
+fn state_keys(s: &mut Section<'_, '_>, around: Surroundings<'_>) -> Vec<secret::Key> {
     let keys = s
         .key(
             "keys",
@@ -144,7 +145,7 @@ fn state_keys(s: &mut Section<'_, '_>, folder: &Path) -> Vec<secret::Key> {
              keys, put the new one first, and take the old one out later than `park`. Replicas share theirs.",
         )
         .required(list(key_source()).some());
-    together::keys(keys, folder, s)
+    together::keys(keys, around, s)
 }
 
 /// What `access` sets.
@@ -156,7 +157,7 @@ struct WhoMayComeIn {
 }
 
 /// `localhost` and IP addresses may always be named as host.
-fn access(s: &mut Section<'_, '_>, folder: &Path) -> WhoMayComeIn {
+fn access(s: &mut Section<'_, '_>, around: Surroundings<'_>) -> WhoMayComeIn {
     let hosts = s.key("hosts", "Host names that clients may use, or `*` for every one.");
     let hosts = hosts.list(string(values::host));
     let origins = s.key("origins", "Origins whose pages may call, or `*` for every one.");
@@ -173,6 +174,6 @@ fn access(s: &mut Section<'_, '_>, folder: &Path) -> WhoMayComeIn {
     WhoMayComeIn {
         access: Access { hosts: plain(hosts), origins: plain(origins) },
         needs_token: !tokens.is_unset(),
-        tokens: together::tokens(tokens, folder, s),
+        tokens: together::tokens(tokens, around, s),
     }
 }

@@ -34,8 +34,22 @@ pub(super) enum Unsolicited {
 
 /// A value that is read from its text.
 pub(super) fn word<'a, T>(schema: Json, read: impl Fn(&str) -> Result<T, Invalid> + 'a) -> Kind<'a, T> {
-    let schema = Box::new(move || schema.clone());
+    let schema = Box::new(move || or_variable(schema.clone()));
     Kind { schema, show: |_| Json::Null, read: Box::new(move |node, report| leaf(node, report, &read)) }
+}
+
+/// What an editor is told of a value that variables may have a part in: what can be any text can be that.
+pub(super) fn or_variable(schema: Json) -> Json {
+    let is_any = schema["type"] == "string" && schema["pattern"].is_null() && schema["enum"].is_null();
+    let variable = json!({ "type": "string", "pattern": r"\$\{[A-Za-z_][A-Za-z0-9_]*(:-[^}]*)?\}" });
+    match schema {
+        any if is_any => any,
+        Json::Object(mut several) if several.contains_key("anyOf") => {
+            several["anyOf"].as_array_mut().expect("it is a list").push(variable);
+            several.into()
+        }
+        one => json!({ "anyOf": [one, variable] }),
+    }
 }
 
 /// A value, or `off`: YAML 1.1 takes that for false, and whoever wrote `false` meant the same.
@@ -47,7 +61,7 @@ pub(super) fn or_off<T: 'static>(
         Some(Scalar::Bool(false)) => Some(None),
         _ => leaf(node, report, read),
     };
-    let schema = move || json!({ "anyOf": [schema, { "const": false }] });
+    let schema = move || or_variable(json!({ "anyOf": [schema, { "const": false }] }));
     Kind { schema: Box::new(schema), show: |_| Json::Null, read: Box::new(read) }
 }
 
@@ -63,6 +77,12 @@ pub(super) fn truth() -> Kind<'static, bool> {
         if let Some(Scalar::Bool(truth)) = node.scalar() {
             return Some(truth);
         }
+        // Within `{ }` a variable stands in quotes, or it would not be YAML.
+        if node.given().is_some() || node.is_wrong() {
+            return leaf(node, report, |text| {
+                text.parse().map_err(|_| Invalid(format!("must be true or false, not `{text}`")))
+            });
+        }
         let shown = match node.characters() {
             Some(text) if !text.is_empty() => format!("`{text}`"),
             _ => node.what().to_owned(),
@@ -72,7 +92,7 @@ pub(super) fn truth() -> Kind<'static, bool> {
         None
     };
     Kind {
-        schema: Box::new(|| json!({ "type": "boolean" })),
+        schema: Box::new(|| or_variable(json!({ "type": "boolean" }))),
         show: |truth| (*truth).into(),
         read: Box::new(read),
     }

@@ -19,14 +19,17 @@ pub mod secret;
 mod section;
 mod server;
 mod settings;
+mod surroundings;
 mod telemetry;
 mod tickets;
 mod together;
 pub mod values;
+mod variables;
 mod yaml;
 
 pub use problem::{At, Place, Problem, Problems};
 pub use settings::Settings;
+pub use surroundings::Environment;
 pub use yaml::Node;
 
 use crate::{admin, front, policy, telemetry::trace, upstream};
@@ -37,6 +40,8 @@ use std::{
     path::{Path, PathBuf},
     time::Duration,
 };
+use surroundings::Surroundings;
+use variables::Used;
 
 /// A file larger than this is not a configuration.
 const MAX_FILE: u64 = 4 << 20;
@@ -139,7 +144,9 @@ pub enum LogFormat {
 
 /// The JSON Schema (2020-12) of the configuration file, every part written out in its place.
 pub fn schema() -> serde_json::Value {
-    let mut schema = section::schema(TOP, |s| file::file(s, Path::new(""), false));
+    let nowhere = Environment::default();
+    let around = Surroundings { folder: Path::new(""), look: false, environment: &nowhere };
+    let mut schema = section::schema(TOP, |s| file::file(s, around));
     schema["$schema"] = json!("https://json-schema.org/draft/2020-12/schema");
     schema["title"] = json!("deferral");
     schema["description"] = json!("The configuration of deferral, a proxy for MCP servers.");
@@ -181,14 +188,15 @@ fn load_and(
     overlay: impl FnOnce(&mut Node, &mut Vec<Problem>),
     look: bool,
 ) -> Result<(Config, Option<Problems>), Problems> {
-    let Some(path) = path else { return parse_and(None, None, overlay, look) };
+    let environment = Environment::of_process();
+    let Some(path) = path else { return parse_and(None, None, overlay, look, &environment) };
     let name = shown(path).to_owned();
     let read = if path == Path::new(STDIN) { read_all(std::io::stdin()) } else { read_file(path) };
     let text = match read {
         Ok(text) => text,
         Err(message) => return Err(Problems::one(Some(name), Problem::new(Place::Whole, message))),
     };
-    parse_and(Some(name), Some(&text), overlay, look)
+    parse_and(Some(name), Some(&text), overlay, look, &environment)
 }
 
 /// What a file is called where something is wrong with it.
@@ -201,7 +209,19 @@ pub fn shown(path: &Path) -> &Path {
 /// # Errors
 /// Everything that is wrong with it.
 pub fn parse(path: &Path, text: &str) -> Result<Config, Problems> {
-    Ok(parse_and(Some(path.to_owned()), Some(text), |_, _| {}, false)?.0)
+    Ok(parse_and(Some(path.to_owned()), Some(text), |_, _| {}, false, &Environment::of_process())?.0)
+}
+
+/// As [`check`], of a text, where the environment has these variables.
+///
+/// # Errors
+/// Everything that is wrong with it.
+pub fn check_in(
+    path: &Path,
+    text: &str,
+    environment: &Environment,
+) -> Result<(Config, Option<Problems>), Problems> {
+    parse_and(Some(path.to_owned()), Some(text), |_, _| {}, true, environment)
 }
 
 fn parse_and(
@@ -209,6 +229,7 @@ fn parse_and(
     text: Option<&str>,
     overlay: impl FnOnce(&mut Node, &mut Vec<Problem>),
     look: bool,
+    environment: &Environment,
 ) -> Result<(Config, Option<Problems>), Problems> {
     let mut report = Report::default();
     let read = match text {
@@ -219,13 +240,19 @@ fn parse_and(
         report.problems.push(Problem::new(Place::START, "the file is empty; it needs at least one route"));
     }
     let folder = path.as_deref().and_then(Path::parent).unwrap_or_else(|| Path::new("")).to_owned();
+    let around = Surroundings { folder: &folder, look, environment };
+    let mut used = Used::new();
     let config = read.and_then(|mut node| {
+        // Before the flags, which a shell has replaced variables in already.
+        used = variables::substitute(&mut node, environment, &mut report);
         overlay(&mut node, &mut report.problems);
         let name = path.as_deref().map(Path::to_string_lossy);
-        let config = section::read(&node, TOP, &mut report, |s| file::file(s, &folder, look))?;
+        let config = section::read(&node, TOP, &mut report, |s| file::file(s, around))?;
         Some(Config { settings: Settings::of(name.as_deref(), &node), ..config })
     });
-    let Report { problems, doubts } = report;
+    let Report { mut problems, mut doubts } = report;
+    variables::name_values(&mut problems, &used);
+    variables::name_values(&mut doubts, &used);
     let config = Problems::or_ok(path.clone(), problems, config)?;
     let config = config.expect("what cannot be read is a problem");
     Ok((config, Problems::or_ok(path, doubts, ()).err()))

@@ -6,12 +6,13 @@ use super::{
     kind::{operator_token, or_off, word},
     secret::Source,
     section::{Kind, Report, Section, Set, mapping},
+    surroundings::Surroundings,
     values,
     yaml::{Node, Value},
 };
 use crate::front;
 use serde_json::json;
-use std::{net::SocketAddr, path::Path};
+use std::net::SocketAddr;
 
 const DEFAULT: &str = "127.0.0.1:8809";
 
@@ -24,11 +25,10 @@ pub(super) struct Written {
     pub(super) has_tls: bool,
 }
 
-/// An address, a mapping, or `off`. Relative paths are relative to `folder`; `look` is whether certificates are
-/// looked at.
-pub(super) fn operators(folder: &Path, look: bool) -> Kind<'_, Option<Written>> {
+/// An address, a mapping, or `off`.
+pub(super) fn operators(around: Surroundings<'_>) -> Kind<'_, Option<Written>> {
     let one = or_off(json!({ "type": "string", "examples": [DEFAULT, "off"] }), values::admin);
-    let all = mapping("`admin`", move |s| Some(keys(s, folder, look)));
+    let all = mapping("`admin`", move |s| Some(keys(s, around)));
     let (one_schema, one, all_schema, all) = (one.schema, one.read, all.schema, all.read);
     let read = move |node: &Node, report: &mut Report| match node.value {
         Value::Map(_) => all(node, report).map(Some),
@@ -45,7 +45,7 @@ pub(super) fn operators(folder: &Path, look: bool) -> Kind<'_, Option<Written>> 
     }
 }
 
-fn keys(s: &mut Section<'_, '_>, folder: &Path, look: bool) -> Written {
+fn keys(s: &mut Section<'_, '_>, around: Surroundings<'_>) -> Written {
     let address = word(json!({ "type": "string", "examples": [DEFAULT] }), values::address)
         .shown(|address| address.to_string().into());
     let listen = s.key("listen", "Where operators come in.").at(address, default());
@@ -56,7 +56,7 @@ fn keys(s: &mut Section<'_, '_>, folder: &Path, look: bool) -> Written {
     );
     let token = token.set(operator_token());
     let paths = s.key("tls", "Serve HTTPS to operators.");
-    let paths = paths.set(mapping("`tls`", |s| Some(tls(s, folder, look))));
+    let paths = paths.set(mapping("`tls`", |s| Some(tls(s, around))));
     Written { listen, token, has_tls: !paths.is_unset(), tls: paths.given().flatten() }
 }
 

@@ -80,6 +80,8 @@ impl Problems {
             return Ok(value);
         }
         list.sort_by_key(|problem| problem.place);
+        // What aliases repeat is wrong once.
+        list.dedup();
         Err(Self { file, list })
     }
 

@@ -10,6 +10,7 @@ use super::{
     limits::{Limits, Timeouts},
     section::{Section, Set, mapping},
     server::server,
+    surroundings::Surroundings,
     tickets::{after as ticket_after, tickets},
     together, values,
 };
@@ -17,7 +18,7 @@ use crate::{
     policy::{self, Defer, Held, LegacyTasks, PrincipalSource, Questions, Resume, TicketAfter, ToolRule},
     upstream,
 };
-use std::{path::Path, sync::Arc};
+use std::sync::Arc;
 
 /// A route as it is written; `None` of what is wrong with it.
 pub(super) struct Route {
@@ -30,12 +31,11 @@ pub(super) fn route(
     limits: &Limits,
     timeouts: &Timeouts,
     is_exposed: bool,
-    folder: &Path,
-    look: bool,
+    around: Surroundings<'_>,
 ) -> Route {
     let name = name(s);
     let written =
-        s.key("upstream", "The server.").required(mapping("`upstream`", |s| Some(server(s, folder))));
+        s.key("upstream", "The server.").required(mapping("`upstream`", |s| Some(server(s, around))));
     let defer = s.key("defer", "When a `tools/call` becomes a task.").section("`defer`", defer);
     let rules = s
         .key("tools", "What is different for some tools. The first rule that matches holds.")
@@ -56,7 +56,7 @@ pub(super) fn route(
     let forward = s
         .key("forward", "Further headers by which the server knows the caller; they are passed on to it.")
         .list(string(values::forwarded_header));
-    let server = together::server(written, is_exposed, look, s);
+    let server = together::server(written, is_exposed, around, s);
     let route = policy::Route {
         path: name.as_ref().map_or(DEFAULT_PATH, |path| &path.value).into(),
         defer,

@@ -4,18 +4,13 @@
 //! version control: it is in a file or in the environment, and the configuration says where. No
 //! message about one holds any of it.
 
-use super::values::Invalid;
+use super::{surroundings::Surroundings, values::Invalid};
 use base64::{
     Engine as _, alphabet,
     engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig},
 };
 use http::HeaderValue;
-use std::{
-    env, fmt,
-    fs::File,
-    io::Read,
-    path::{Path, PathBuf},
-};
+use std::{fmt, fs::File, io::Read, path::PathBuf};
 
 /// A value that is not shown: `Debug` hides it, and there is no `Display`.
 #[derive(Clone, PartialEq, Eq)]
@@ -72,22 +67,15 @@ impl<T> fmt::Debug for Secret<T> {
 // === impl Source ===
 
 impl Source {
-    /// The same, where relative paths are relative to `folder`.
-    pub(super) fn within(self, folder: &Path) -> Self {
-        match self {
-            Self::File(path) => Self::File(folder.join(path)),
-            Self::Env(_) => self,
-        }
-    }
-
     /// Reads a key.
     ///
     /// # Errors
     /// Says what is missing, or in which way it is no key.
-    pub(super) fn key(&self) -> Result<Key, Invalid> {
-        decode(&self.text()?).map_err(|why| {
+    pub(super) fn key(&self, around: Surroundings<'_>) -> Result<Key, Invalid> {
+        decode(&self.text(around)?).map_err(|why| {
             Invalid(format!(
-                "{self} {why}; a key is 32 bytes as 64 hex digits or base64, as `openssl rand -hex 32` makes one"
+                "{} {why}; a key is 32 bytes as 64 hex digits or base64, as `openssl rand -hex 32` makes one",
+                self.within(around)
             ))
         })
     }
@@ -96,11 +84,12 @@ impl Source {
     ///
     /// # Errors
     /// Says what is missing, or in which way it is no token.
-    pub(super) fn token(&self) -> Result<Token, Invalid> {
-        let text = self.text()?;
+    pub(super) fn token(&self, around: Surroundings<'_>) -> Result<Token, Invalid> {
+        let text = self.text(around)?;
         token(&text).map_err(|why| {
             Invalid(format!(
-                "{self} {why}; a token has at least {SHORTEST_TOKEN} letters, digits and `-._~+/`, as `openssl rand -hex 32` makes one"
+                "{} {why}; a token has at least {SHORTEST_TOKEN} letters, digits and `-._~+/`, as `openssl rand -hex 32` makes one",
+                self.within(around)
             ))
         })
     }
@@ -109,24 +98,47 @@ impl Source {
     ///
     /// # Errors
     /// Says what is missing, or that it is none.
-    pub(super) fn header(&self) -> Result<HeaderValue, Invalid> {
-        let mut value = HeaderValue::from_str(self.text()?.trim())
+    pub(super) fn header(&self, around: Surroundings<'_>) -> Result<HeaderValue, Invalid> {
+        let mut value = HeaderValue::from_str(self.text(around)?.trim())
             .ok()
             .filter(|value| !value.is_empty())
-            .ok_or_else(|| Invalid(format!("{self} holds nothing that a header can say")))?;
+            .ok_or_else(|| Invalid(format!("{} holds nothing that a header can say", self.within(around))))?;
         value.set_sensitive(true);
         Ok(value)
     }
 
-    fn text(&self) -> Result<String, Invalid> {
+    /// Reads the value of a variable of a command. A file ends in a line break, which is no part of it.
+    ///
+    /// # Errors
+    /// Says what is missing, or that no variable can have it.
+    pub(super) fn variable(&self, around: Surroundings<'_>) -> Result<String, Invalid> {
+        let mut text = self.text(around)?;
+        if let (Self::File(_), Some(line)) = (self, text.strip_suffix('\n')) {
+            text.truncate(line.strip_suffix('\r').unwrap_or(line).len());
+        }
+        match text.contains('\0') {
+            true => Err(Invalid(format!("{} has a NUL in it", self.within(around)))),
+            false => Ok(text),
+        }
+    }
+
+    fn text(&self, around: Surroundings<'_>) -> Result<String, Invalid> {
+        match self.within(around) {
+            Self::File(path) => {
+                read(&path).map_err(|why| Invalid(format!("{} {why}", Self::File(path.clone()))))
+            }
+            Self::Env(name) => match around.environment.get(&name)? {
+                Some(value) => Ok(value.to_owned()),
+                None => Err(Invalid(format!("{self} is not set"))),
+            },
+        }
+    }
+
+    /// The same, where a path is what it is for us.
+    fn within(&self, around: Surroundings<'_>) -> Self {
         match self {
-            Self::File(path) => read(path).map_err(|why| Invalid(format!("{self} {why}"))),
-            Self::Env(name) => env::var(name).map_err(|error| {
-                Invalid(match error {
-                    env::VarError::NotPresent => format!("{self} is not set"),
-                    env::VarError::NotUnicode(_) => format!("{self} is not text"),
-                })
-            }),
+            Self::File(path) => Self::File(around.folder.join(path)),
+            Self::Env(name) => Self::Env(name.clone()),
         }
     }
 }

@@ -10,6 +10,7 @@
 use super::{
     problem::{At, Place, Problem, nearest},
     values::Invalid,
+    variables::Given,
     yaml::{Entry, Node, Scalar, Value},
 };
 use serde_json::{Map, Value as Json, json};
@@ -155,7 +156,13 @@ impl<'n, 'r> Section<'n, 'r> {
     fn take<T>(&mut self, key: &'static str, kind: Kind<'_, T>) -> Set<T> {
         let Some(entry) = self.entries.iter().find(|entry| entry.key == key) else { return Set::Unset };
         if entry.node.scalar() == Some(Scalar::Null) {
-            self.wrong(entry.key_place, format!("`{key}` has no value; give it one or remove the line"));
+            match entry.node.given() {
+                Some(Given { written, .. }) => self.wrong(
+                    entry.node.place,
+                    format!("`{key}` has no value: `{written}` gives nothing; set it, or say what holds without it as in `${{NAME:-default}}`"),
+                ),
+                None => self.wrong(entry.key_place, format!("`{key}` has no value; give it one or remove the line")),
+            }
             return Set::Wrong;
         }
         let before = self.report.problems.len();
@@ -326,10 +333,16 @@ pub(super) fn list<'a, T: 'a>(item: Kind<'a, T>) -> Kind<'a, Vec<At<T>>> {
 pub(super) fn leaf<T>(
     node: &Node,
     report: &mut Report,
-    read: impl FnOnce(&str) -> Result<T, Invalid>,
+    read: impl Fn(&str) -> Result<T, Invalid>,
 ) -> Option<T> {
-    let result = match node.characters() {
-        Some(text) if node.scalar() != Some(Scalar::Null) => read(text),
+    if node.is_wrong() {
+        return None;
+    }
+    let result = match (node.characters(), node.given()) {
+        (Some(text), None) if node.scalar() != Some(Scalar::Null) => read(text),
+        (Some(text), Some(given)) => {
+            read(text).map_err(|said| given.wrong(text, said, || read(&given.written).err()))
+        }
         _ => Err(Invalid(format!("must be a single value, not {}", node.what()))),
     };
     result.map_err(|Invalid(message)| report.problems.push(Problem::new(node.place, message))).ok()

@@ -2,29 +2,29 @@
 
 use super::{
     At,
-    kind::{count, some_duration, string, text, truth, url, variable_name, word},
+    kind::{count, some_duration, source, string, text, truth, url, variable_name, word},
     problem::Problem,
     section::{Kind, Report, Section, Set, leaf, list, mapping},
+    surroundings::Surroundings,
     together,
     values::{self, Invalid},
     yaml::{Entry, Node, Value},
 };
 use crate::upstream::{
     self,
-    stdio::{INSTANCES, Inherit, Instances, When},
+    stdio::{INSTANCES, Inherit, Instances, Variables, When},
 };
 use serde_json::{Value as Json, json};
-use std::path::Path;
 
 /// The server's URL, or the command that starts it and what goes with that.
-pub(super) fn server(s: &mut Section<'_, '_>, folder: &Path) -> together::Server {
+pub(super) fn server(s: &mut Section<'_, '_>, around: Surroundings<'_>) -> together::Server {
     s.either(&[&["url"], &["command"]]);
     let url = s.key("url", "Its MCP endpoint, over Streamable HTTP.").set(url(values::upstream_url));
     let words = s
         .key("command", "The command that starts it, with its arguments: a server over stdio.")
         .set(list(text()).some());
     let mut with_command = Vec::new();
-    let started = started(s, folder, &mut with_command);
+    let started = started(s, around, &mut with_command);
     let shared = s
         .key(
             "shared",
@@ -46,9 +46,17 @@ pub(super) fn server(s: &mut Section<'_, '_>, folder: &Path) -> together::Server
 }
 
 /// How a command is started, whose words are elsewhere. The keys that are written go to `written`.
-fn started(s: &mut Section<'_, '_>, folder: &Path, written: &mut Vec<At<&'static str>>) -> upstream::Command {
+fn started(
+    s: &mut Section<'_, '_>,
+    around: Surroundings<'_>,
+    written: &mut Vec<At<&'static str>>,
+) -> upstream::Command {
     let defaults = upstream::Command::new(Vec::new());
-    let env = s.key("env", "Variables that the command gets, beside those it inherits.").set(variables());
+    let env = s.key(
+        "env",
+        "Variables that the command gets, beside those it inherits: each a text, or where that is (`{ file: PATH }`, `{ env: NAME }`).",
+    );
+    let env = env.set(variables(around));
     let inherit = s
         .key(
             "inherit_env",
@@ -76,7 +84,7 @@ fn started(s: &mut Section<'_, '_>, folder: &Path, written: &mut Vec<At<&'static
     upstream::Command {
         env: given("env", env, written).unwrap_or_default(),
         inherit: given("inherit_env", inherit, written).unwrap_or_default(),
-        folder: given("cwd", cwd, written).map(|path| folder.join(path)),
+        folder: given("cwd", cwd, written).map(|path| around.folder.join(path)),
         start: given("start", start, written).unwrap_or_default(),
         start_timeout: given("start_timeout", start_timeout, written).unwrap_or(defaults.start_timeout),
         instances: given("instances", instances, written).unwrap_or(defaults.instances),
@@ -92,9 +100,20 @@ fn given<T>(key: &'static str, set: Set<T>, written: &mut Vec<At<&'static str>>)
     set.given()
 }
 
-/// Environment variables: a mapping of names to texts.
-fn variables() -> Kind<'static, Vec<(String, String)>> {
-    let read = |node: &Node, report: &mut Report| {
+/// Environment variables: a mapping of names to texts, or to where those are.
+fn variables(around: Surroundings<'_>) -> Kind<'_, Variables> {
+    let Kind { schema: elsewhere, read: where_it_is, .. } = mapping("a variable", |s| source(s, "the value"));
+    let value = move |node: &Node, report: &mut Report| match node.value {
+        Value::Map(_) => {
+            let value = where_it_is(node, report)?.variable(around);
+            value.map_err(|Invalid(message)| report.problems.push(Problem::new(node.place, message))).ok()
+        }
+        Value::List(_) | Value::Scalar { .. } => leaf(node, report, |text| match text.contains('\0') {
+            true => Err(Invalid("must not have a NUL in it".to_owned())),
+            false => Ok(text.to_owned()),
+        }),
+    };
+    let read = move |node: &Node, report: &mut Report| {
         let Value::Map(entries) = &node.value else {
             let message = format!("must be a mapping (`NAME: value`), not {}", node.what());
             report.problems.push(Problem::new(node.place, message));
@@ -105,17 +124,14 @@ fn variables() -> Kind<'static, Vec<(String, String)>> {
             if let Err(Invalid(message)) = &name {
                 report.problems.push(Problem::new(entry.key_place, message.clone()));
             }
-            let value = leaf(&entry.node, report, |text| match text.contains('\0') {
-                true => Err(Invalid("must not have a NUL in it".to_owned())),
-                false => Ok(text.to_owned()),
-            });
+            let value = value(&entry.node, report);
             Some((name.ok()?, value?))
         };
         let read: Vec<_> = entries.iter().map(read).collect();
         read.into_iter().collect()
     };
-    let schema = || {
-        let value = json!({ "type": ["string", "number", "boolean"] });
+    let schema = move || {
+        let value = json!({ "anyOf": [{ "type": ["string", "number", "boolean"] }, elsewhere()] });
         json!({ "type": "object", "additionalProperties": value })
     };
     Kind { schema: Box::new(schema), show: |_| Json::Null, read: Box::new(read) }

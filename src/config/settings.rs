@@ -2,9 +2,10 @@
 //! a secret.
 //!
 //! Keys and tokens are never written in a configuration. What else may hold one is not shown: the values of
-//! variables and headers, the arguments of a command, the query and the user of a URL.
+//! variables and headers, the arguments of a command, the query and the user of a URL. Where a variable of the
+//! environment has a part in a value, it is shown as it was written: `${NAME}`.
 
-use super::yaml::{Entry, Node, Scalar, Value};
+use super::yaml::{Entry, Node, Origin, Scalar, Value};
 use serde_json::{Value as Json, json};
 use std::fmt;
 
@@ -39,6 +40,8 @@ fn shown(node: &Node) -> Json {
     match &node.value {
         Value::List(items) => items.iter().map(shown).collect(),
         Value::Map(entries) => entries.iter().map(|entry| (entry.key.clone(), shown_under(entry))).collect(),
+        // What a variable gives may be a secret.
+        Value::Scalar { origin: Origin::Variables(given), .. } => without_secrets(&given.written).into(),
         Value::Scalar { text, .. } => match node.scalar() {
             Some(Scalar::Null) => Json::Null,
             Some(Scalar::Bool(is_true)) => is_true.into(),
@@ -51,9 +54,14 @@ fn shown(node: &Node) -> Json {
 fn shown_under(Entry { key, node, .. }: &Entry) -> Json {
     match (key.as_str(), &node.value) {
         // Variables of a command; a name where something else is found is a text.
-        ("env", Value::Map(entries)) => {
-            entries.iter().map(|entry| (entry.key.clone(), Json::from(HIDDEN))).collect()
-        }
+        ("env" | "headers", Value::Map(entries)) => entries
+            .iter()
+            .map(|entry| match entry.node.value {
+                // Where the value is.
+                Value::Map(_) => (entry.key.clone(), shown(&entry.node)),
+                Value::List(_) | Value::Scalar { .. } => (entry.key.clone(), HIDDEN.into()),
+            })
+            .collect(),
         ("env", Value::List(items)) => items.iter().map(|_| Json::from(HIDDEN)).collect(),
         ("command", Value::List(items)) => {
             let program = items.iter().take(1).map(shown);
@@ -91,7 +99,8 @@ limits: { calls: 7, body_bytes: 1MiB }
 routes:
   - upstream: { url: 'https://me:secret@host:1/mcp?key=secret#secret' }
     tasks: { unsolicited: [{ header: X-Key, value: secret }] }
-  - upstream: { command: [run, --key, secret], env: { KEY: secret }, shared: true }
+  - upstream: { command: [run, --key, secret], env: { KEY: secret, TOKEN: { file: a.token } }, shared: true }
+  - upstream: { url: 'http://host:2', headers: { X-Key: secret, X-Token: { env: TOKEN } } }
 ";
         let node = super::super::yaml::parse(text, &mut Vec::new()).expect("it is right");
         let settings = Settings::of(Some("deferral.yaml"), &node);
@@ -107,7 +116,15 @@ routes:
                         "upstream": { "url": "https://…@host:1/mcp?…" },
                         "tasks": { "unsolicited": [{ "header": "X-Key", "value": "…" }] },
                     },
-                    { "upstream": { "command": ["run", "…", "…"], "env": { "KEY": "…" }, "shared": true } },
+                    { "upstream": {
+                        "command": ["run", "…", "…"],
+                        "env": { "KEY": "…", "TOKEN": { "file": "a.token" } },
+                        "shared": true,
+                    } },
+                    { "upstream": {
+                        "url": "http://host:2",
+                        "headers": { "X-Key": "…", "X-Token": { "env": "TOKEN" } },
+                    } },
                 ],
             } })
         );

@@ -6,6 +6,7 @@ use super::{
     problem::Problem,
     secret::Source,
     section::{Kind, Report, Section, Set, mapping},
+    surroundings::{Environment, Surroundings},
     values::{self, Invalid},
     yaml::{Entry, Node, Scalar, Value},
 };
@@ -15,7 +16,7 @@ use crate::telemetry::trace::{
 };
 use http::{HeaderName, HeaderValue, Uri};
 use serde_json::{Value as Json, json};
-use std::{path::Path, time::Duration};
+use std::time::Duration;
 
 /// What the file says of traces.
 pub(super) enum Otlp {
@@ -34,7 +35,7 @@ pub(super) struct Written {
 
 /// The variables of the environment, by their names. One that is empty says nothing (OpenTelemetry, *Environment
 /// Variable Specification*).
-struct Variables<'a>(&'a dyn Fn(&str) -> Option<String>);
+struct Variables<'a>(&'a Environment);
 
 /// The keys of `telemetry`.
 pub(super) fn telemetry(s: &mut Section<'_, '_>) -> Set<Otlp> {
@@ -43,11 +44,10 @@ pub(super) fn telemetry(s: &mut Section<'_, '_>) -> Set<Otlp> {
     s.key("otlp", about).set(otlp())
 }
 
-/// Where traces go, if anywhere. `variable` reads one of the environment's.
+/// Where traces go, if anywhere.
 pub(super) fn traces(
     written: Set<Otlp>,
-    folder: &Path,
-    variable: &dyn Fn(&str) -> Option<String>,
+    around: Surroundings<'_>,
     s: &mut Section<'_, '_>,
 ) -> Option<Settings> {
     let written = match written {
@@ -62,7 +62,7 @@ pub(super) fn traces(
         }
         return None;
     }
-    match settings(written.map(|(_, written)| written), &Variables(variable), folder) {
+    match settings(written.map(|(_, written)| written), around) {
         Ok(settings) => settings,
         Err(problems) => {
             for (at, message) in problems {
@@ -158,7 +158,8 @@ fn headers_kind() -> Kind<'static, Vec<(HeaderName, At<Source>)>> {
 type Wrong = Vec<(Option<Place>, String)>;
 
 /// What file and environment say together; `None` where neither names a collector.
-fn settings(written: Option<Written>, of: &Variables<'_>, folder: &Path) -> Result<Option<Settings>, Wrong> {
+fn settings(written: Option<Written>, around: Surroundings<'_>) -> Result<Option<Settings>, Wrong> {
+    let of = Variables(around.environment);
     let is_written = written.is_some();
     let Written { endpoint, protocol, headers, share, timeout } = written.unwrap_or_default();
     if !is_written && of.turned_off() {
@@ -188,7 +189,7 @@ fn settings(written: Option<Written>, of: &Variables<'_>, folder: &Path) -> Resu
     };
     of.headers(&mut settings, &mut wrong);
     for (name, At { place, value }) in headers {
-        match value.within(folder).header() {
+        match value.header(around) {
             Ok(value) => drop(settings.headers.insert(name, value)),
             Err(Invalid(message)) => wrong.push((Some(place), message)),
         }
@@ -200,7 +201,7 @@ fn settings(written: Option<Written>, of: &Variables<'_>, folder: &Path) -> Resu
 
 impl Variables<'_> {
     fn get(&self, name: &str) -> Option<String> {
-        (self.0)(name).map(|text| text.trim().to_owned()).filter(|text| !text.is_empty())
+        self.0.text(name).map(|text| text.trim().to_owned()).filter(|text| !text.is_empty())
     }
 
     /// The variable for traces, or else that for everything, with its name.
@@ -338,15 +339,13 @@ fn decoded(text: &str) -> Option<String> {
 #[cfg(all(test, feature = "otlp"))]
 mod tests {
     use super::*;
+    use std::path::Path;
 
     /// What variables say, with `written` before them.
     fn said(written: Option<Written>, variables: &[(&str, &str)]) -> Result<Option<Settings>, Vec<String>> {
-        let get = |name: &str| {
-            let found = variables.iter().find(|(known, _)| *known == name);
-            found.map(|(_, text)| (*text).to_owned())
-        };
-        settings(written, &Variables(&get), Path::new(""))
-            .map_err(|wrong| wrong.into_iter().map(|(_, message)| message).collect())
+        let environment = variables.iter().copied().collect();
+        let around = Surroundings { folder: Path::new(""), look: false, environment: &environment };
+        settings(written, around).map_err(|wrong| wrong.into_iter().map(|(_, message)| message).collect())
     }
 
     fn collector(url: &'static str) -> Option<Written> {

@@ -9,24 +9,25 @@ use super::{
     route::Route,
     secret::{self, Source, TokenSource},
     section::{Section, Set},
+    surroundings::Surroundings,
     values::{Invalid, show_duration, show_size},
 };
 use crate::{admin, front, policy, upstream};
 use http::Uri;
-use std::{net::SocketAddr, path::Path, time::Duration};
+use std::{net::SocketAddr, time::Duration};
 
 /// Where operators are met, beside where clients are.
 pub(super) fn operators(
     written: At<Option<Written>>,
     listen: &At<Vec<At<SocketAddr>>>,
-    folder: &Path,
+    around: Surroundings<'_>,
     s: &mut Section<'_, '_>,
 ) -> Option<admin::Config> {
     listeners(listen, written.value.as_ref().map(|admin| &admin.listen), s);
     let Written { listen, token, tls, has_tls } = written.value?;
     let has_token = !token.is_unset();
     let admin =
-        admin::Config { tokens: operator_token(token, folder, s), tls, ..admin::Config::on(listen.value) };
+        admin::Config { tokens: operator_token(token, around, s), tls, ..admin::Config::on(listen.value) };
     let missing = match (has_tls, has_token) {
         (true, true) => return Some(admin),
         (false, true) => "`tls`",
@@ -46,9 +47,9 @@ pub(super) fn operators(
     Some(admin)
 }
 
-fn operator_token(written: Set<Source>, folder: &Path, s: &mut Section<'_, '_>) -> policy::Tokens {
+fn operator_token(written: Set<Source>, around: Surroundings<'_>, s: &mut Section<'_, '_>) -> policy::Tokens {
     let Set::To(At { place, value: source }) = written else { return policy::Tokens::default() };
-    match source.within(folder).token() {
+    match source.token(around) {
         Ok(token) => policy::Tokens::new([(OPERATOR.into(), token.expose().as_str())]),
         Err(Invalid(message)) => {
             s.wrong(place, message);
@@ -107,7 +108,7 @@ pub(super) fn once<T: PartialEq>(
 /// Reads the keys. Each that is wrong is a problem of its own.
 pub(super) fn keys(
     written: Set<Vec<At<Source>>>,
-    folder: &Path,
+    around: Surroundings<'_>,
     s: &mut Section<'_, '_>,
 ) -> Vec<secret::Key> {
     let sources = match written {
@@ -123,7 +124,7 @@ pub(super) fn keys(
     }
     let mut keys: Vec<At<secret::Key>> = Vec::new();
     for At { place, value: source } in sources.value {
-        match source.within(folder).key() {
+        match source.key(around) {
             Err(Invalid(message)) => s.wrong(place, message),
             Ok(key) => {
                 if let Some(first) = keys.iter().find(|first| first.value == key) {
@@ -140,7 +141,7 @@ pub(super) fn keys(
 /// Reads the tokens of clients. Each that is wrong is a problem of its own.
 pub(super) fn tokens(
     written: Set<Vec<At<TokenSource>>>,
-    folder: &Path,
+    around: Surroundings<'_>,
     s: &mut Section<'_, '_>,
 ) -> policy::Tokens {
     let Set::To(At { place, value: sources }) = written else { return policy::Tokens::default() };
@@ -149,7 +150,7 @@ pub(super) fn tokens(
     }
     let mut tokens: Vec<(Place, String, secret::Token)> = Vec::new();
     for At { place, value: TokenSource { name, source } } in sources {
-        match source.within(folder).token() {
+        match source.token(around) {
             Err(Invalid(message)) => s.wrong(place, message),
             Ok(token) => {
                 if let Some((first, ..)) = tokens.iter().find(|(.., known)| *known == token) {
@@ -202,11 +203,11 @@ pub(super) struct Server {
     pub(super) is_shared: bool,
 }
 
-/// `look` is whether the command is looked for.
+/// The server that is meant, if that is clear.
 pub(super) fn server(
     written: Set<Server>,
     is_exposed: bool,
-    look: bool,
+    around: Surroundings<'_>,
     s: &mut Section<'_, '_>,
 ) -> Option<upstream::Server> {
     let At { place, value: Server { url, command, with_command, is_shared } } = match written {
@@ -240,7 +241,9 @@ pub(super) fn server(
                 s.wrong(place, "`command` has no words; name the program first");
                 return None;
             }
-            if look && let Err(missing) = command.find() {
+            if around.look
+                && let Err(missing) = command.find()
+            {
                 s.wrong(place, missing.to_string());
             }
             if is_exposed && !is_shared {

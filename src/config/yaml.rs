@@ -4,7 +4,10 @@
 //! aliases work; tags, merge keys and several documents are refused by name. A key written twice
 //! is a problem, not a choice.
 
-use super::problem::{Place, Problem};
+use super::{
+    problem::{Place, Problem},
+    variables::Given,
+};
 use saphyr_parser::{Event, Parser, ScalarStyle, Span};
 use std::collections::HashMap;
 
@@ -26,9 +29,21 @@ pub(super) enum Value {
     Scalar {
         text: String,
         plain: bool,
+        origin: Origin,
     },
     List(Vec<Node>),
     Map(Vec<Entry>),
+}
+
+/// Where a text comes from.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Origin {
+    /// It is written like that.
+    Written,
+    /// It has been made of what variables give.
+    Variables(Box<Given>),
+    /// It should have been, and that it cannot be is a problem already.
+    Wrong,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -54,11 +69,21 @@ pub(super) fn parse(text: &str, problems: &mut Vec<Problem>) -> Option<Node> {
         Reader { parser: Parser::new_from_str(text), anchors: HashMap::new(), nodes: 0, problems };
     match reader.document() {
         Ok(node) => node,
-        Err(Stop(problem)) => {
+        Err(Stop(mut problem)) => {
+            if stops_at_variable(text, problem.place) {
+                problem.message += "; within `{ }` and `[ ]` a variable needs quotes, as in `\"${NAME}\"`";
+            }
             problems.push(problem);
             None
         }
     }
+}
+
+/// Whether this is the brace of a `${`: within `{ }` and `[ ]` it would begin a mapping.
+fn stops_at_variable(text: &str, place: Place) -> bool {
+    let Place::File { line, column } = place else { return false };
+    let line = text.lines().nth(line.saturating_sub(1)).unwrap_or_default();
+    line.chars().skip(column.saturating_sub(2)).take(2).eq("${".chars())
 }
 
 /// A problem after which there is no reading on.
@@ -76,7 +101,7 @@ struct Reader<'i, 'p> {
 impl Node {
     /// A text that stands in no file.
     pub fn text(place: Place, text: &str) -> Self {
-        Self { place, value: Value::Scalar { text: text.to_owned(), plain: false } }
+        Self { place, value: Value::Scalar { text: text.to_owned(), plain: false, origin: Origin::Written } }
     }
 
     pub fn list(place: Place, items: impl IntoIterator<Item = Self>) -> Self {
@@ -142,7 +167,7 @@ impl Node {
 
     /// What YAML takes a scalar for; `None` for lists and mappings.
     pub(super) fn scalar(&self) -> Option<Scalar> {
-        let Value::Scalar { text, plain } = &self.value else { return None };
+        let Value::Scalar { text, plain, .. } = &self.value else { return None };
         if !plain {
             return Some(Scalar::Text);
         }
@@ -161,6 +186,21 @@ impl Node {
             Value::Scalar { text, .. } => Some(text),
             Value::List(_) | Value::Map(_) => None,
         }
+    }
+
+    /// A text as it was written, where variables have a part in it; else `None`.
+    pub(super) fn given(&self) -> Option<&Given> {
+        match &self.value {
+            Value::Scalar { origin: Origin::Variables(given), .. } => Some(given),
+            Value::Scalar { origin: Origin::Written | Origin::Wrong, .. }
+            | Value::List(_)
+            | Value::Map(_) => None,
+        }
+    }
+
+    /// Whether it should have been made of what variables give, and that it cannot be is a problem already.
+    pub(super) const fn is_wrong(&self) -> bool {
+        matches!(self.value, Value::Scalar { origin: Origin::Wrong, .. })
     }
 
     fn size(&self) -> usize {
@@ -226,7 +266,7 @@ impl<'i> Reader<'i, '_> {
             Event::Alias(anchor) => return self.alias(anchor, place),
             Event::Scalar(text, style, anchor, tag) => {
                 let plain = matches!(style, ScalarStyle::Plain);
-                (anchor, tag, Value::Scalar { text: text.into_owned(), plain })
+                (anchor, tag, Value::Scalar { text: text.into_owned(), plain, origin: Origin::Written })
             }
             Event::SequenceStart(anchor, tag) => (anchor, tag, Value::List(self.list(depth)?)),
             Event::MappingStart(anchor, tag) => (anchor, tag, Value::Map(self.map(depth)?)),
@@ -274,7 +314,7 @@ impl<'i> Reader<'i, '_> {
             let key = self.node(event, depth + 1)?;
             let event = self.next()?;
             let node = self.node(event, depth + 1)?;
-            let Value::Scalar { text, plain } = key.value else {
+            let Value::Scalar { text, plain, .. } = key.value else {
                 self.problems
                     .push(Problem::new(key.place, format!("a key must be a text, not {}", key.what())));
                 continue;

@@ -30,6 +30,9 @@ pub mod sessions {}
 #[doc = include_str!("processes.md")]
 pub mod processes {}
 
+#[doc = include_str!("configuration.md")]
+pub mod configuration {}
+
 #[doc = include_str!("access.md")]
 pub mod access {}
 

@@ -1,5 +1,6 @@
 //! What people type, and what they read: the program itself.
 
+mod configured;
 mod descriptors;
 mod explain;
 mod notify;

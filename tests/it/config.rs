@@ -1,5 +1,7 @@
 //! The configuration file: what it means, and what is said of one that is wrong.
 
+mod variables;
+
 use deferral::internals::{
     admin,
     config::{self, Config, LogFormat},

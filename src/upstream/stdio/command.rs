@@ -4,6 +4,7 @@ use crate::runtime::notify;
 use std::{
     env,
     ffi::{OsStr, OsString},
+    fmt,
     os::unix::{ffi::OsStrExt, fs::PermissionsExt},
     path::{Path, PathBuf},
     time::Duration,
@@ -15,7 +16,7 @@ pub struct Command {
     /// The program and its arguments: one word at least.
     pub words: Vec<String>,
     /// Variables beside those that are inherited, or in their place.
-    pub env: Vec<(String, String)>,
+    pub env: Variables,
     pub inherit: Inherit,
     /// Where it runs; else where the proxy does.
     pub folder: Option<PathBuf>,
@@ -26,6 +27,10 @@ pub struct Command {
     /// What watches over each process, where it is not this program but that of a test.
     pub supervisor: Option<PathBuf>,
 }
+
+/// Variables by their names. `Debug` shows the names alone: what they hold may be a secret.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct Variables(pub Vec<(String, String)>);
 
 /// What of the proxy's environment a process gets.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -87,7 +92,7 @@ impl Command {
     pub fn new(words: Vec<String>) -> Self {
         Self {
             words,
-            env: Vec::new(),
+            env: Variables::default(),
             inherit: Inherit::default(),
             folder: None,
             start: When::default(),
@@ -140,7 +145,7 @@ impl Command {
 
     /// Every variable that a process gets.
     pub fn environment(&self) -> Vec<(OsString, OsString)> {
-        let is_written = |name: &OsStr| self.env.iter().any(|(written, _)| name == written.as_str());
+        let is_written = |name: &OsStr| self.env.0.iter().any(|(written, _)| name == written.as_str());
         let is_inherited = |name: &OsStr| match &self.inherit {
             Inherit::All => true,
             Inherit::Safe => SAFE.iter().any(|safe| name == *safe),
@@ -153,8 +158,22 @@ impl Command {
         let inherited = env::vars_os()
             .filter(|(name, value)| is_inherited(name) && !is_written(name) && !is_function(value))
             .filter(|(name, _)| name != notify::SOCKET);
-        let written = self.env.iter().map(|(name, value)| (name.into(), value.into()));
+        let written = self.env.0.iter().map(|(name, value)| (name.into(), value.into()));
         inherited.chain(written).collect()
+    }
+}
+
+// === impl Variables ===
+
+impl FromIterator<(String, String)> for Variables {
+    fn from_iter<I: IntoIterator<Item = (String, String)>>(variables: I) -> Self {
+        Self(variables.into_iter().collect())
+    }
+}
+
+impl fmt::Debug for Variables {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.0.iter().map(|(name, _)| name)).finish()
     }
 }
 
@@ -187,7 +206,8 @@ mod tests {
         assert_eq!(here.find(), Ok(folder.path().join("./server")));
 
         here.words = vec!["server".to_owned()];
-        here.env = vec![("PATH".to_owned(), folder.path().to_str().expect("a plain path").to_owned())];
+        here.env =
+            Variables(vec![("PATH".to_owned(), folder.path().to_str().expect("a plain path").to_owned())]);
         assert!(here.find().is_ok());
         here.folder = Some(folder.path().join("none"));
         assert_eq!(here.find(), Err(NotFound::NoFolder(folder.path().join("none"))));

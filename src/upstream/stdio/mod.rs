@@ -20,7 +20,7 @@ mod table;
 #[cfg(test)]
 mod tests;
 
-pub use command::{Command, INSTANCES, Inherit, Instances, When};
+pub use command::{Command, INSTANCES, Inherit, Instances, Variables, When};
 pub use supervisor::supervise;
 pub use table::Processes as ProcessTable;
 

@@ -42,6 +42,8 @@ const NO_BOUND: &[(&str, &str)] = &[
     ("proxy/tickets.rs WAIT", DEFAULT),
     ("config/secret.rs LENGTH", FORMAT),
     ("config/together.rs SOON", "where a word of advice begins"),
+    ("config/variables.rs PIECE", "what gives a value away"),
+    ("config/variables.rs TELLING", "what gives a value away"),
     ("front/listener.rs ACCEPT_PAUSE", PAUSE),
     ("front/rest.rs BREATHER", PAUSE),
     ("proxy/drive/anchored.rs ON_ITS_WAY", PAUSE),

@@ -28,4 +28,14 @@ fn a_configuration_without_end_or_bottom_is_refused() {
         .expect("it can be written");
     let said = config::load(&path).map(drop).expect_err("no key is as long").to_string();
     assert!(said.contains("longer than 4096 bytes"), "{said}");
+
+    // What a variable gives counts each time.
+    let value = "x".repeat(3 << 20);
+    let environment = config::Environment::from_iter([("LONG", &*value)]);
+    let text = format!("{valid}store: &long disk:${{LONG}}\npublic_url: *long\n");
+    let said =
+        config::check_in(Path::new("x.yaml"), &text, &environment).map(drop).expect_err("it is too long");
+    let said = said.to_string();
+    let wrong = "x.yaml:2:8: with the value of `LONG` all variables together give more than 4194304 bytes";
+    assert!(said.contains(wrong) && said.len() < 1000, "{}", &said[..200]);
 }

@@ -1,0 +1,88 @@
+//! A configuration from the standard input, with variables of the environment in it.
+
+use super::{interrupt, text};
+use std::{
+    io::{BufRead, BufReader, Read, Write},
+    net::TcpStream,
+    process::{Child, Command, Stdio},
+};
+
+const KEY: &str = "hunter2-hunter2";
+
+/// The program with these words, to which this file is typed.
+fn typed(words: &[&str], file: &str) -> Child {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_deferral"))
+        .args(words)
+        .envs([("DEFERRAL_TEST_NAME", "tools"), ("DEFERRAL_TEST_KEY", KEY)])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the program starts");
+    child.stdin.take().expect("it is piped").write_all(file.as_bytes()).expect("it is read");
+    child
+}
+
+/// What operators are shown at this address of the configuration in force.
+fn settings(address: &str) -> serde_json::Value {
+    let mut socket = TcpStream::connect(address).expect("it listens");
+    write!(socket, "GET /config HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\r\n")
+        .expect("it is read");
+    let mut answer = String::new();
+    socket.read_to_string(&mut answer).expect("it is text");
+    let (_, body) = answer.split_once("\r\n\r\n").expect("there is a body");
+    serde_json::from_str(body).expect("it is JSON")
+}
+
+#[test]
+fn what_variables_give_is_served_and_shown_to_nobody() {
+    let file = "
+listen: 127.0.0.1:${DEFERRAL_TEST_PORT:-0}
+admin: 127.0.0.1:0
+routes:
+  - path: /${DEFERRAL_TEST_NAME}
+    upstream:
+      url: http://127.0.0.1:1/mcp?key=${DEFERRAL_TEST_KEY}
+    tasks: { unsolicited: [{ header: X-Key, value: '${DEFERRAL_TEST_KEY}' }] }
+";
+    let checked = typed(&["check", "-"], file).wait_with_output().expect("it ends");
+    assert_eq!(text(&checked.stdout), "<stdin>: ok (1 route)\n", "{}", text(&checked.stderr));
+
+    let mut child = typed(&["--config", "-", "--after", "9s"], file);
+    let mut url = String::new();
+    BufReader::new(child.stdout.as_mut().expect("it is piped")).read_line(&mut url).expect("a line");
+    assert!(url.starts_with("listening on ") && url.ends_with("/tools\n"), "{url}");
+    let mut said = BufReader::new(child.stderr.take().expect("it is piped"));
+    let (mut log, mut line) = (String::new(), String::new());
+    while !line.starts_with("for operators: ") {
+        line.clear();
+        assert_ne!(said.read_line(&mut line).expect("it is text"), 0, "{log}");
+        log.push_str(&line);
+    }
+    let link = line.trim().trim_start_matches("for operators: ");
+    let operators = link.split_once("/#").map_or(link, |(url, _)| url);
+    let config = settings(operators.trim_start_matches("http://").trim_end_matches('/'));
+    let route = &config["settings"]["routes"][0];
+    assert_eq!(route["path"], "/${DEFERRAL_TEST_NAME}", "{config}");
+    assert_eq!(route["defer"]["after"], "9s");
+    assert!(!config.to_string().contains(KEY), "{config}");
+    interrupt(&child);
+    said.read_to_string(&mut log).expect("it is text");
+    assert!(!log.contains(KEY) && log.contains("127.0.0.1:1/mcp"), "{log}");
+    assert_eq!(child.wait().expect("it ends").code(), Some(0));
+}
+
+#[test]
+fn check_points_to_the_place_of_a_variable_and_does_not_show_it() {
+    let file = "
+listen: 127.0.0.1:${DEFERRAL_TEST_UNSET}
+drain: ${DEFERRAL_TEST_KEY}
+";
+    let checked = typed(&["check", "-"], file).wait_with_output().expect("it ends");
+    assert_eq!(checked.status.code(), Some(2));
+    let said: Vec<_> = text(&checked.stderr).lines().collect();
+    assert!(said[0].starts_with("<stdin>:2:9: the variable `DEFERRAL_TEST_UNSET` is not set; "), "{said:?}");
+    assert!(said[1].starts_with("<stdin>:3:8: `${DEFERRAL_TEST_KEY}` is not a duration; "), "{said:?}");
+    assert!(said[2].starts_with("<stdin>: no route; add one"), "{said:?}");
+    assert!(said.len() == 3 && !text(&checked.stderr).contains(KEY), "{said:?}");
+}
