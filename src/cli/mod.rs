@@ -6,10 +6,13 @@
 mod ask;
 mod call;
 mod check;
+mod completions;
 mod demo;
 mod explain;
+mod man;
 mod operator;
 mod plain;
+mod ready;
 mod report;
 mod serve;
 mod store;
@@ -17,7 +20,7 @@ mod supervise;
 mod tasks;
 
 use crate::runtime::or_never;
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 use std::{io, process::ExitCode};
 use tokio::{
     runtime::{self, Runtime},
@@ -49,12 +52,18 @@ enum Command {
     Check(check::Args),
     /// Show how long calls take, tool by tool, and which threshold is advised.
     Report(report::Args),
+    /// Ask a proxy that runs whether it should be sent clients: for health checks.
+    Ready(ready::Args),
     /// List, show or cancel the tasks of a proxy that runs.
     Tasks(tasks::Args),
     /// Tell how a task came to be, by which rule, and its whole life.
     Explain(explain::Args),
     /// Look after the folder in which a proxy keeps its tasks.
     Store(store::Args),
+    /// Print what a shell needs to complete commands and flags.
+    Completions(completions::Args),
+    /// Print the manual page, of a command if one is named, for `man -l -`.
+    Man(man::Args),
     /// What the proxy starts to watch over a server's process.
     #[command(hide = true)]
     Supervise(supervise::Args),
@@ -92,6 +101,23 @@ pub fn run() -> ExitCode {
             .block_on(explain::run(args, &mut io::stdout().lock(), &mut io::stderr().lock()))
             .unwrap_or_default()
             .into(),
+        Command::Ready(args) => runtime()
+            .block_on(ready::run(args, &mut io::stdout().lock(), &mut io::stderr().lock()))
+            .unwrap_or_default()
+            .into(),
+        Command::Completions(args) => {
+            completions::run(&args, &<Cli as CommandFactory>::command(), &mut io::stdout().lock())
+                .unwrap_or_default()
+                .into()
+        }
+        Command::Man(args) => man::run(
+            &args,
+            <Cli as CommandFactory>::command(),
+            &mut io::stdout().lock(),
+            &mut io::stderr().lock(),
+        )
+        .unwrap_or_default()
+        .into(),
         Command::Supervise(args) => supervise::run(&args),
         Command::Call(args) => runtime().block_on(call::run(args)).into(),
         Command::Demo(args) => match runtime().block_on(demo::run(args, &mut io::stdout())) {
@@ -126,7 +152,6 @@ async fn interrupted() {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::CommandFactory;
 
     #[test]
     fn the_command_line_is_well_formed() {

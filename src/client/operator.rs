@@ -63,9 +63,9 @@ impl Operator {
     }
 }
 
-/// What the proxy says of an error, if it does.
+/// What the proxy says of an error, if it does; `/ready` says what it is instead.
 fn said(body: &[u8]) -> String {
     let said = serde_json::from_slice::<Value>(body).ok();
-    let said = said.as_ref().and_then(|body| body["error"].as_str());
+    let said = said.as_ref().and_then(|body| body["error"].as_str().or_else(|| body["status"].as_str()));
     said.map_or_else(String::new, |said| format!(": {said}"))
 }

@@ -6,6 +6,7 @@ mod explain;
 mod notify;
 mod older;
 mod report;
+mod shells;
 
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full};

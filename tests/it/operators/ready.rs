@@ -8,7 +8,9 @@ use crate::{
         servers::{LegacyServer, Nobody, Options},
     },
 };
+use deferral::internals::app;
 use serde_json::json;
+use std::process::Command;
 
 const TOP: [&str; 2] = ["admin: 127.0.0.1:0", "ready: { upstream: required }"];
 
@@ -28,6 +30,8 @@ async fn a_proxy_whose_server_is_needed_is_ready_when_that_can_be_reached() {
         }
     })
     .await;
+    let (code, said) = deferral_ready(&proxy).await;
+    assert!(code == Some(1) && said.contains("503") && said.contains("waiting"), "{said}");
     assert_eq!(operator.get("/live").await.status, 200);
     let _server =
         LegacyServer::on(nobody.listens(), Options { tools: Some(json!([])), ..Options::default() });
@@ -35,6 +39,18 @@ async fn a_proxy_whose_server_is_needed_is_ready_when_that_can_be_reached() {
     Client::new(proxy.addresses[0]).ask("tools/list", json!({})).await;
     let answer = operator.get("/ready").await;
     assert_eq!((answer.status, answer.json()), (200, json!({ "status": "ready" })));
+    assert_eq!(deferral_ready(&proxy).await, (Some(0), "{\"status\":\"ready\"}\n".to_owned()));
+}
+
+/// How `deferral ready` ends, which health checks of containers run, and what it says.
+async fn deferral_ready(proxy: &app::Running) -> (Option<i32>, String) {
+    let admin = format!("http://{}", proxy.admin.as_ref().expect("there is one").address);
+    let mut command = Command::new(env!("CARGO_BIN_EXE_deferral"));
+    command.args(["ready", "--admin", &admin]);
+    let ended = tokio::task::spawn_blocking(move || command.output().expect("it starts"));
+    let ended = ended.await.expect("it ends");
+    let said = [ended.stdout, ended.stderr].concat();
+    (ended.status.code(), String::from_utf8(said).expect("text"))
 }
 
 #[tokio::test]
