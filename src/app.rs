@@ -333,7 +333,7 @@ fn tell_limits(config: &Config) {
     count(Limit::MissesPerMinute, quotas.misses_per_minute as usize);
     count(Limit::ListensPerPrincipal, quotas.listens_per_principal);
     // One for all routes.
-    let Some(config::RouteConfig { upstream: upstream::Config { limits, timeouts }, .. }) =
+    let Some(config::RouteConfig { upstream: upstream::Config { limits, timeouts, .. }, .. }) =
         config.routes.first()
     else {
         return;

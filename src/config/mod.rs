@@ -14,6 +14,7 @@ mod kind;
 mod limits;
 mod operators;
 mod problem;
+mod reach;
 mod route;
 pub mod secret;
 mod section;

@@ -88,8 +88,11 @@ pub(super) fn route(
             )
             .or(truth(), false),
     };
-    let upstream = upstream::Config { timeouts: timeouts.upstream, limits: limits.upstream };
-    Route { path: name, config: server.map(|server| RouteConfig { route, server, upstream }) }
+    let config = server.map(|(server, reached)| {
+        let upstream = upstream::Config { timeouts: timeouts.upstream, limits: limits.upstream, ..reached };
+        RouteConfig { route, server, upstream }
+    });
+    Route { path: name, config }
 }
 
 /// The path of a route, if it is right.

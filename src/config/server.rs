@@ -4,6 +4,7 @@ use super::{
     At,
     kind::{count, some_duration, source, string, text, truth, url, variable_name, word},
     problem::Problem,
+    reach,
     section::{Kind, Report, Section, Set, leaf, list, mapping},
     surroundings::Surroundings,
     together,
@@ -28,12 +29,12 @@ pub(super) fn server(s: &mut Section<'_, '_>, around: Surroundings<'_>) -> toget
     let shared = s
         .key(
             "shared",
-            "Whether clients from elsewhere may use the command. To it all of them are one: each may do whatever it \
-             can do with the files and the credentials it has.",
+            "Whether clients from elsewhere may use a server to which all of them are one, as they are to a command, or by \
+             an `Authorization` in `headers`: each may do whatever it can do with the files and the credentials it has.",
         )
         .with_default("false")
         .set(truth());
-    let is_shared = given("shared", shared, &mut with_command).unwrap_or(false);
+    let reached = reach::written(s, around);
     let command = match words {
         Set::Unset => Set::Unset,
         Set::Wrong => Set::Wrong,
@@ -42,7 +43,7 @@ pub(super) fn server(s: &mut Section<'_, '_>, around: Surroundings<'_>) -> toget
             Set::To(At::new(place, upstream::Command { words, ..started }))
         }
     };
-    together::Server { url, command, with_command, is_shared }
+    together::Server { url, command, with_command, shared, reached }
 }
 
 /// How a command is started, whose words are elsewhere. The keys that are written go to `written`.

@@ -6,6 +6,7 @@ use super::{
     limits::Timeouts,
     operators::Written,
     problem::Problem,
+    reach,
     route::Route,
     secret::{self, Source, TokenSource},
     section::{Section, Set},
@@ -200,17 +201,19 @@ pub(super) struct Server {
     pub(super) command: Set<upstream::Command>,
     /// The keys that are written and go with a command.
     pub(super) with_command: Vec<At<&'static str>>,
-    pub(super) is_shared: bool,
+    pub(super) shared: Set<bool>,
+    /// What goes with a URL.
+    pub(super) reached: reach::Written,
 }
 
-/// The server that is meant, if that is clear.
+/// The server that is meant, if that is clear, and how it is spoken to.
 pub(super) fn server(
     written: Set<Server>,
     is_exposed: bool,
     around: Surroundings<'_>,
     s: &mut Section<'_, '_>,
-) -> Option<upstream::Server> {
-    let At { place, value: Server { url, command, with_command, is_shared } } = match written {
+) -> Option<(upstream::Server, upstream::Config)> {
+    let At { place, value: Server { url, command, with_command, shared, reached } } = match written {
         Set::To(server) => server,
         Set::Unset => {
             s.wrong(s.place, "the route has no `upstream`; add `upstream: { url: \"http://…\" }`");
@@ -234,7 +237,9 @@ pub(super) fn server(
                     format!("`{key}` is for a server that is started by a `command`; this has a `url`"),
                 );
             }
-            Some(upstream::Server::Url(url.value))
+            shared_by_url(&shared, &reached, is_exposed, s);
+            let config = reached.to(&url, around, s);
+            Some((upstream::Server::Url(url.value), config))
         }
         (Set::Unset, Set::To(At { place, value: command })) => {
             if command.words.is_empty() {
@@ -246,17 +251,45 @@ pub(super) fn server(
             {
                 s.wrong(place, missing.to_string());
             }
-            if is_exposed && !is_shared {
-                s.wrong(place, EVERYBODYS);
+            for At { place, value: key } in reached.keys() {
+                let message =
+                    format!("`{key}` is for a server with a `url`; this one is started by a `command`");
+                s.wrong(place, message);
             }
-            Some(upstream::Server::Command(Box::new(command)))
+            if is_exposed && !shared.given().unwrap_or(false) {
+                let message = everybodys("to the command all of them are one", "it can do", " (`--shared`)");
+                s.wrong(place, message);
+            }
+            Some((upstream::Server::Command(Box::new(command)), upstream::Config::default()))
         }
         (Set::Wrong, _) | (Set::Unset, Set::Wrong) => None,
     }
 }
 
-/// Said of a command behind a listener that others can reach.
-const EVERYBODYS: &str = "clients from elsewhere can come in, and to the command all of them are one: whoever reaches the listener may do whatever it can do; listen on loopback, give clients tokens (`access.tokens`), or write `shared: true` under `upstream` (`--shared`) if that is meant";
+/// A server at a URL is shared where it knows all callers as one: by our own credentials in its headers.
+fn shared_by_url(shared: &Set<bool>, reached: &reach::Written, is_exposed: bool, s: &mut Section<'_, '_>) {
+    match (reached.makes_one(), shared) {
+        (Some(_), Set::To(At { value: true, .. })) | (Some(_), Set::Wrong) => {}
+        (Some(At { place, value: header }), Set::To(_) | Set::Unset) if is_exposed => {
+            let one = format!("to the server all of them are one, by the `{header}` in its `headers`");
+            s.wrong(place, everybodys(&one, "that lets them", ""));
+        }
+        (None, Set::To(At { place, .. })) => s.wrong(
+            *place,
+            "`shared` is for a server to which all callers are one: one that is started by a `command`, or has an \
+             `Authorization` in its `headers`; remove it",
+        ),
+        (Some(_), Set::To(_) | Set::Unset) | (None, Set::Unset | Set::Wrong) => {}
+    }
+}
+
+/// Said of a server to which all callers are one, behind a listener that others can reach.
+fn everybodys(one: &str, can: &str, flag: &str) -> String {
+    format!(
+        "clients from elsewhere can come in, and {one}: whoever reaches the listener may do whatever {can}; listen on \
+         loopback, give clients tokens (`access.tokens`), or write `shared: true` under `upstream`{flag} if that is meant"
+    )
+}
 
 /// The rules that can be read. One that never holds is a problem.
 pub(super) fn tools(

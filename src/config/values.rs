@@ -304,6 +304,43 @@ pub fn forwarded_name(text: &str) -> Result<HeaderName> {
     }
 }
 
+/// A header that we may add to every request to a server.
+///
+/// # Errors
+/// Says that it is set for each.
+pub fn sent_header(text: &str) -> Result<HeaderName> {
+    let name = header(text)?;
+    match name.as_str() {
+        "host"
+        | "connection"
+        | "te"
+        | "trailer"
+        | "transfer-encoding"
+        | "upgrade"
+        | "keep-alive"
+        | "proxy-connection"
+        | "proxy-authenticate"
+        | "proxy-authorization"
+        | "expect"
+        | "via"
+        | "accept"
+        | "accept-encoding"
+        | "origin" => {
+            invalid(format!("`{text}` belongs to the connection, and the proxy sets it itself; leave it out"))
+        }
+        content if content.starts_with("content-") => {
+            invalid(format!("`{text}` belongs to the body of each request; leave it out"))
+        }
+        mcp if mcp.starts_with("mcp-") || mcp == "last-event-id" => {
+            invalid(format!("`{text}` belongs to the protocol, which the proxy speaks itself; leave it out"))
+        }
+        "traceparent" | "tracestate" | "baggage" => {
+            invalid(format!("`{text}` belongs to the trace of each request; leave it out"))
+        }
+        _ => Ok(name),
+    }
+}
+
 /// A header that a client may be known by.
 ///
 /// # Errors

@@ -25,6 +25,7 @@ pub use anchor::Anchor;
 pub use duplex::in_memory;
 pub use event::{Answer, Asked, Event, Question, Replies, TurnedOver};
 pub use forward::{Forward, Forwarded, Interest, Passing, Purpose};
+pub use http1::{NoProxy, Proxy, Tls, TlsError, TlsFiles};
 pub use legacy::{Changes, OffStream};
 pub use stdio::{Command, ProcessTable, Stdio};
 
@@ -328,7 +329,7 @@ pub enum NotStarted {
     #[error("the upstream URL {0} names no host")]
     NoHost(Uri),
     #[error(
-        "no usable certificate authority on this system; set SSL_CERT_FILE or install its certificates {0}"
+        "no usable certificate authority on this system; set SSL_CERT_FILE, name it by upstream.tls.ca, or install its certificates {0}"
     )]
     NoRoots(String),
     #[error("TLS cannot be set up: {0}")]
@@ -409,10 +410,16 @@ pub enum Server {
 }
 
 /// How a server is spoken to.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Config {
     pub timeouts: Timeouts,
     pub limits: Limits,
+    /// Of every request over HTTP, in the place of its caller's own. Their values are marked as sensitive.
+    pub headers: Arc<HeaderMap>,
+    /// `None` where nothing is particular: the system's roots, no certificate of ours.
+    pub tls: Option<Arc<Tls>>,
+    /// What stands between us and the server.
+    pub proxy: Option<Arc<Proxy>>,
 }
 
 /// How long to wait for what. Each ends a call with an error of its own.

@@ -1,5 +1,6 @@
 //! The configuration file: what it means, and what is said of one that is wrong.
 
+mod reach;
 mod variables;
 
 use deferral::internals::{
@@ -351,7 +352,7 @@ routes:
         expect![[r#"
             deferral.yaml:4:40: `env` is for a server that is started by a `command`; this has a `url`
             deferral.yaml:4:55: `cwd` is for a server that is started by a `command`; this has a `url`
-            deferral.yaml:4:66: `shared` is for a server that is started by a `command`; this has a `url`
+            deferral.yaml:4:66: `shared` is for a server to which all callers are one: one that is started by a `command`, or has an `Authorization` in its `headers`; remove it
             deferral.yaml:4:83: `instances` is for a server that is started by a `command`; this has a `url`
             deferral.yaml:6:26: `command` has no words; name the program first
             deferral.yaml:8:26: `command` must be a list (`- …` or `[…]`), not a text
@@ -367,7 +368,7 @@ routes:
             deferral.yaml:10:86: `inherit_env` must be the name of an environment variable, which has no `=`
             deferral.yaml:10:105: `instances` says nothing; write a number, or `{ per: caller }`
             deferral.yaml:12:54: `per` must be `caller`, not `user`
-            deferral.yaml:12:62: unknown key `args` in `upstream`; there are command, cwd, env, inherit_env, instances, shared, start, start_timeout, url
+            deferral.yaml:12:62: unknown key `args` in `upstream`; there are command, cwd, env, headers, inherit_env, instances, proxy, shared, start, start_timeout, tls, url
         "#]],
     );
 }

@@ -8,7 +8,9 @@ use std::{
 use tempfile::TempDir;
 
 /// What the samples name and their readers make.
-const SECRETS: &[&str] = &["alice.token", "alice-new.token", "ci.token", "operator.token"];
+const SECRETS: &[&str] = &["alice.token", "alice-new.token", "ci.token", "operator.token", "search.token"];
+/// The certificates that they name.
+const CERTIFICATES: &[&str] = &["house-authority.pem", "client.pem", "client-key.pem"];
 
 /// The samples, in a folder that has what they name, for as long as that is held.
 struct Samples {
@@ -20,6 +22,10 @@ impl Samples {
         let folder = tempfile::tempdir().expect("a folder");
         for name in SECRETS {
             fs::write(folder.path().join(name), format!("{name}-0000-0000\n")).expect("it can be written");
+        }
+        let certificates = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/support/tls");
+        for name in CERTIFICATES {
+            fs::copy(certificates.join(name), folder.path().join(name)).expect("it can be copied");
         }
         let samples = concat!(env!("CARGO_MANIFEST_DIR"), "/config");
         for entry in fs::read_dir(samples).expect("the folder is there") {

@@ -24,6 +24,7 @@ use tokio::time::timeout;
 use crate::support::servers::{Canned, Get, LegacyServer, Nobody, Options, PATIENCE, Seen, tls_before};
 
 mod left;
+mod reached;
 mod told;
 mod waiting;
 

@@ -41,7 +41,7 @@ pub(super) async fn forward(server: Arc<Http>, request: Forward) -> Result<Forwa
     }
     let way = Arc::new(Way {
         path: query.map(|query| with_query(&server.path, Some(&query)).into_owned()),
-        lines: lines(&server.host, &server.via.0, &headers),
+        lines: lines(&server.host, &server.via.0, &headers, &server.config.headers),
         in_session: session.is_some(),
     });
     drop(headers);

@@ -40,16 +40,20 @@ fn names(query: &str) -> impl Iterator<Item = Vec<u8>> {
     })
 }
 
-/// The header lines of a request: the client's own but those of its hop, with the server's name, and ours
-/// behind those it has passed before.
-pub(super) fn lines(host: &HeaderValue, via: &HeaderValue, headers: &HeaderMap) -> Vec<u8> {
+/// The header lines of a request: the client's own but those of its hop and those that are `ours`, with the server's
+/// name, and ours behind those it has passed before.
+pub(super) fn lines(host: &HeaderValue, via: &HeaderValue, headers: &HeaderMap, ours: &HeaderMap) -> Vec<u8> {
     let mut lines = Vec::with_capacity(64 + headers.len() * 48);
     http1::line(&mut lines, &header::HOST, host);
     let named = named_by_connection(headers);
     for (name, value) in headers {
-        if !is_of_hop(name) && !is_of_front(name) && !named.contains(name) {
+        let is_theirs = !is_of_hop(name) && !is_of_front(name) && !named.contains(name);
+        if is_theirs && !ours.contains_key(name) {
             http1::line(&mut lines, name, value);
         }
+    }
+    for (name, value) in ours {
+        http1::line(&mut lines, name, value);
     }
     http1::line(&mut lines, &header::VIA, via);
     lines

@@ -69,11 +69,11 @@ impl HttpLine {
     /// The session of a client of the older era, by what its requests carry.
     pub(super) fn of_client(http: Arc<Http>, session: &ClientSession) -> Self {
         let ClientSession { principal: _, query, headers } = session;
-        let (host, via) = (&http.host, &http.via.0);
+        let (host, via, ours) = (&http.host, &http.via.0, &http.config.headers);
         Self {
             path: hop::with_query(&http.path, query.as_deref()).into_owned(),
-            posting: hop::lines(host, via, headers),
-            bodiless: hop::lines(host, via, &without_content(headers)),
+            posting: hop::lines(host, via, headers, ours),
+            bodiless: hop::lines(host, via, &without_content(headers), ours),
             names: headers.clone(),
             has_id: headers.contains_key(&SESSION_ID),
             survives: false,
@@ -116,7 +116,8 @@ impl HttpLine {
     pub(super) fn call(&self, body: Bytes, further: &HeaderMap) -> Answering {
         let mut lines = Vec::new();
         for (name, value) in further {
-            if is_passed_on(name) && !self.names.contains_key(name) {
+            let is_said = self.names.contains_key(name) || self.http.config.headers.contains_key(name);
+            if is_passed_on(name) && !is_said {
                 http1::line(&mut lines, name, value);
             }
         }

@@ -308,7 +308,7 @@ impl Streamable {
     /// As [`Streamable::new`].
     pub fn on(route: &str, url: &Uri, config: Config, net: &Net) -> Result<Self, NotStarted> {
         let work = Work::new()?;
-        let http = Http::new(url, config, work.clone(), net)?;
+        let http = Http::new(url, config.clone(), work.clone(), net)?;
         Ok(Self::over(http, route, config, work, net))
     }
 }

@@ -54,7 +54,7 @@ impl Http {
     /// # Errors
     /// [`NotStarted`] where the URL cannot be spoken to.
     pub(super) fn new(url: &Uri, config: Config, work: Work, net: &Net) -> Result<Self, NotStarted> {
-        let client = HttpClient::new(url.clone(), config.timeouts.connect, net)?;
+        let client = HttpClient::new(url.clone(), &config, net)?;
         let path = url.path_and_query().map_or("/", |path| path.as_str()).to_owned();
         let host = url.authority().map(|authority| {
             let whole = authority.as_str();
@@ -73,6 +73,9 @@ impl Http {
         headers.insert(header::HOST, self.host.clone());
         headers.insert(header::VIA, self.via.0.clone());
         headers.insert(header::USER_AGENT, HeaderValue::from_static(USER_AGENT));
+        for (name, value) in &*self.config.headers {
+            headers.insert(name, value.clone());
+        }
         headers
     }
 

@@ -22,7 +22,7 @@ use tokio::{
 };
 use tokio_util::either::Either;
 
-use super::{Framing, HeadReader, Next, is_kept, pool::Pool};
+use super::{Framing, HeadReader, Next, is_kept, pool::Pool, tls::is_refusal};
 use crate::runtime::{Place, Stream};
 use crate::telemetry::{Limit, Taken};
 
@@ -184,6 +184,8 @@ impl Future for Sending {
             Some(head) => *head,
             None => match ready!(connection.poll_head(&mut this.reader, cx)) {
                 Ok(head) => head,
+                // That it was refused says more than that it could not be sent.
+                Err(error) if is_refusal(&error) => return Poll::Ready(Err(error)),
                 Err(error) => return Poll::Ready(Err(this.unsent.take().unwrap_or(error))),
             },
         };

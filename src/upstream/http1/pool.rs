@@ -6,10 +6,8 @@
 //! the hundred and first call, and every cancellation, waiting for ever.
 
 use bytes::Bytes;
-use futures_util::future::BoxFuture;
+use futures_util::{FutureExt, TryFutureExt, future::BoxFuture};
 use http::{Method, Uri};
-use rustls::ClientConfig;
-use rustls_pki_types::ServerName;
 use std::{
     future::Future,
     io,
@@ -19,23 +17,25 @@ use std::{
     time::{Duration, Instant},
 };
 use tokio::time::timeout;
-use tokio_rustls::TlsConnector;
 
 use super::{
     connection::{Connection, Incoming, Io, Sending},
     head::request_head,
+    proxy::Proxy,
+    tls::{self, Secure},
 };
 use crate::{
     runtime::{Clock, Connector, Mutex, Net, SystemClock},
-    upstream::{CallError, NotStarted, root_cause},
+    upstream::{CallError, Config, NotStarted, root_cause},
 };
 
 /// Sends requests with whole bodies to one server.
 pub(in crate::upstream) struct HttpClient {
     url: Uri,
     tcp: Connector,
-    tls: Option<(TlsConnector, ServerName<'static>)>,
-    /// For a connection, TLS included.
+    proxy: Option<Arc<Proxy>>,
+    tls: Option<Secure>,
+    /// For a connection, a tunnel and TLS included.
     limit: Duration,
     pool: Arc<Pool>,
 }
@@ -107,27 +107,16 @@ impl HttpClient {
         &self.url
     }
 
-    /// A client for the server of `url`.
+    /// A client for the server of `url`, which is reached as it is configured.
     ///
     /// # Errors
     /// [`NotStarted`] where the URL is not one to speak HTTP to, or the system's certificates
     /// cannot be read.
-    pub(in crate::upstream) fn new(url: Uri, limit: Duration, net: &Net) -> Result<Self, NotStarted> {
-        let Some(host) = url.host().filter(|host| !host.is_empty()) else {
-            return Err(NotStarted::NoHost(url));
-        };
-        let tls = match url.scheme_str() {
-            // The system's certificates are not even read.
-            Some("http") => None,
-            Some("https") => {
-                let name = host.trim_start_matches('[').trim_end_matches(']').to_owned();
-                let name = ServerName::try_from(name).map_err(|_| NotStarted::NoHost(url.clone()))?;
-                Some((TlsConnector::from(Arc::new(system_trust()?)), name))
-            }
-            _ => return Err(NotStarted::Scheme(url)),
-        };
-        let tcp = net.connector(TCP_KEEP_ALIVE);
-        Ok(Self { url, tcp, tls, limit, pool: Arc::default() })
+    pub(in crate::upstream) fn new(url: Uri, config: &Config, net: &Net) -> Result<Self, NotStarted> {
+        let tls = tls::secure(&url, config.tls.as_deref())?;
+        let (proxy, limit, tcp) =
+            (config.proxy.clone(), config.timeouts.connect, net.connector(TCP_KEEP_ALIVE));
+        Ok(Self { url, tcp, proxy, tls, limit, pool: Arc::default() })
     }
 
     /// Sends a request. `lines` are header lines ([`super::lines`]): the same for many requests, and those of
@@ -156,13 +145,16 @@ impl HttpClient {
     ) -> impl Future<Output = Result<Sending, CallError>> + 'static {
         let (mut tcp, tls, limit, pool) = (self.tcp.clone(), self.tls.clone(), self.limit, self.pool.clone());
         let (place, places) = (tcp.place(traffic == Traffic::InPassing), tcp.places());
-        let tcp = tcp.connect(self.url.clone());
+        let tcp = match &self.proxy {
+            None => tcp.connect(self.url.clone()).map_err(|error| root_cause(&*error)).boxed(),
+            Some(proxy) => proxy.connect(&tcp, &self.url),
+        };
         let connecting = async move {
-            let tcp = tcp.await.map_err(|error| CallError::Unreachable(root_cause(&*error)))?;
+            let tcp = tcp.await.map_err(CallError::Unreachable)?;
             Ok(match tls {
                 None => Io::Left(tcp),
-                Some((tls, name)) => {
-                    let stream = tls.connect(name, tcp).await;
+                Some(Secure { connector, name }) => {
+                    let stream = connector.connect(name, tcp).await;
                     Io::Right(Box::new(stream.map_err(|error| CallError::Unreachable(error.to_string()))?))
                 }
             })
@@ -191,22 +183,6 @@ impl HttpClient {
     pub(in crate::upstream) fn sweep(&self) {
         self.pool.sweep();
     }
-}
-
-/// Trusts what the system trusts, or what `SSL_CERT_FILE` and `SSL_CERT_DIR` name.
-fn system_trust() -> Result<ClientConfig, NotStarted> {
-    let found = rustls_native_certs::load_native_certs();
-    let mut roots = rustls::RootCertStore::empty();
-    let (usable, _) = roots.add_parsable_certificates(found.certs);
-    if usable == 0 {
-        let problems: Vec<_> = found.errors.iter().map(ToString::to_string).collect();
-        return Err(NotStarted::NoRoots(problems.join("; ")));
-    }
-    Ok(ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
-        .with_safe_default_protocol_versions()
-        .map_err(NotStarted::Tls)?
-        .with_root_certificates(roots)
-        .with_no_client_auth())
 }
 
 // === impl Pool ===
@@ -302,6 +278,9 @@ impl Future for Answering {
 /// What a connection that failed after it was made means: how far the request got is not known.
 fn lost(error: &io::Error) -> CallError {
     match error.kind() {
+        _ if tls::is_refusal(error) => {
+            CallError::Unreachable(format!("in TLS it refuses whom it is called by (upstream.tls): {error}"))
+        }
         io::ErrorKind::InvalidData => CallError::Invalid(error.to_string()),
         _ => CallError::Broken(root_cause(error)),
     }

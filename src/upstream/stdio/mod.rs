@@ -150,7 +150,7 @@ impl Stdio {
     ) -> Result<Self, NotStarted> {
         let work = Work::new()?;
         let start = command.start;
-        let processes = Processes::new(spawn, route, command, config, work.clone());
+        let processes = Processes::new(spawn, route, command, config.clone(), work.clone());
         let config = Config { limits: processes.limits(config.limits), ..config };
         let server = Self::over(processes, route, config, work.clone(), net);
         if start == When::Eager {

@@ -43,6 +43,33 @@ async fn a_version_of_the_other_era_in_a_handshake_is_the_servers_to_answer() {
 }
 
 #[tokio::test]
+async fn our_headers_are_in_the_place_of_the_clients() {
+    let server = LegacyServer::start(Options::default()).await;
+    let upstream = format!(
+        "{}\", headers: {{ Authorization: Bearer ours, x-key: \"our key\" }}, proxy: \"off",
+        server.url()
+    );
+    let running = start(&upstream, &["forward: [X-Key]"], &[]);
+    let client =
+        Older::new(running.addresses[0]).with("authorization", "Bearer theirs").with("x-key", "their key");
+    let client = client.hello().await;
+    let listening = client.listen().await;
+    let waiting = client.call(7).await;
+    server.call().await.says("hello");
+    assert_eq!(waiting.answer().await.text(), "hello");
+    client.send(Method::DELETE, "/mcp", "").await.answer().await;
+    drop(listening);
+    server.seen(|seen| seen.http == Method::GET).await;
+    let log = server.log();
+    assert_eq!(log.len(), 5, "{log:?}");
+    for seen in &log {
+        let all =
+            |name| seen.headers.get_all(name).iter().map(|it| it.to_str().expect("text")).collect::<Vec<_>>();
+        assert_eq!((all("authorization"), all("x-key")), (vec!["Bearer ours"], vec!["our key"]), "{seen:?}");
+    }
+}
+
+#[tokio::test]
 async fn headers_pass_but_those_of_the_hop() {
     let world = Setup::new().top("access: { origins: [\"https://a.example\"] }").start().await;
     let client = older(&world).within("s1");

@@ -356,6 +356,10 @@ const BOUNDS: &[(&str, Held)] = &[
     ("telemetry/log.rs LAST_WORDS", By("the_end_waits_for_what_is_left_but_not_for_ever")),
     ("telemetry/log.rs PATIENCE", Not("a wait of a line, which holds up nobody")),
     ("telemetry/line.rs VALUE", By("of_a_long_value_the_beginning_is_written")),
+    (
+        "upstream/http1/tls.rs MAX_PEM",
+        By("what_is_particular_about_tls_is_read_and_what_is_wrong_is_named_by_its_place"),
+    ),
     ("config/mod.rs MAX_FILE", By("a_configuration_without_end_or_bottom_is_refused")),
     ("config/secret.rs MAX_FILE", By("a_configuration_without_end_or_bottom_is_refused")),
     (

@@ -3,6 +3,7 @@
 pub(crate) mod clients;
 #[cfg(feature = "otlp")]
 pub(crate) mod collector;
+pub(crate) mod connect_proxy;
 pub(crate) mod faulty;
 pub(crate) mod json;
 pub(crate) mod servers;

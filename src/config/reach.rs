@@ -1,0 +1,259 @@
+//! The keys of `upstream` that say how a server at a URL is reached: with which headers, with whose certificates, and
+//! by which proxy.
+
+use super::{
+    At,
+    kind::{or_variable, source, string, text},
+    problem::Problem,
+    section::{Kind, Report, Section, Set, leaf, mapping},
+    surroundings::Surroundings,
+    values::{self, Invalid},
+    yaml::{Entry, Node, Scalar, Value},
+};
+use crate::upstream::{self, NoProxy, Proxy, Tls, TlsError, TlsFiles};
+use http::{HeaderMap, HeaderName, HeaderValue, Uri, header};
+use rustls_pki_types::ServerName;
+use serde_json::{Value as Json, json};
+use std::sync::Arc;
+
+/// What is written of it.
+pub(super) struct Written {
+    pub(super) headers: Set<HeaderMap>,
+    pub(super) tls: Set<Tls>,
+    /// `None` for `off`.
+    pub(super) proxy: Set<Option<Proxy>>,
+}
+
+/// Headers by which a server knows all callers as one.
+const WHO_CALLS: [HeaderName; 2] = [header::AUTHORIZATION, header::COOKIE];
+
+pub(super) fn written(s: &mut Section<'_, '_>, around: Surroundings<'_>) -> Written {
+    let headers = s.key(
+        "headers",
+        "Headers of every request to the server, in the place of its caller's own: each a text, or where that is \
+         (`{ file: PATH }`, `{ env: NAME }`). With `Authorization` or `Cookie` all callers are one to it.",
+    );
+    let headers = headers.set(headers_kind(around));
+    let tls = s.key("tls", "What is particular about TLS with the server.");
+    let tls = tls.set(mapping("`tls`", move |s| tls_of(s, around)));
+    let proxy = s.key(
+        "proxy",
+        "The HTTP proxy that is asked for a tunnel to the server, or `off`. Left out, HTTPS_PROXY, HTTP_PROXY, ALL_PROXY and \
+         NO_PROXY hold.",
+    );
+    Written { headers, tls, proxy: proxy.set(proxy_kind()) }
+}
+
+/// Headers: a mapping of names to values, or to where those are.
+fn headers_kind(around: Surroundings<'_>) -> Kind<'_, HeaderMap> {
+    let Kind { schema: elsewhere, read: where_it_is, .. } = mapping("a header", |s| source(s, "the value"));
+    let value = move |node: &Node, report: &mut Report| match node.value {
+        Value::Map(_) => {
+            let value = where_it_is(node, report)?.header(around);
+            value.map_err(|Invalid(message)| report.problems.push(Problem::new(node.place, message))).ok()
+        }
+        Value::List(_) | Value::Scalar { .. } => leaf(node, report, |text| {
+            values::header_value(text)?;
+            let mut value = HeaderValue::from_str(text).expect("it can be said by a header");
+            value.set_sensitive(true);
+            Ok(value)
+        }),
+    };
+    let read = move |node: &Node, report: &mut Report| {
+        let Value::Map(entries) = &node.value else {
+            let message = format!("must be a mapping (`NAME: value`), not {}", node.what());
+            report.problems.push(Problem::new(node.place, message));
+            return None;
+        };
+        let mut headers = HeaderMap::new();
+        let (mut names, before) = (Vec::new(), report.problems.len());
+        for Entry { key, key_place, node } in entries {
+            let name = values::sent_header(key).and_then(|name| match names.contains(&name) {
+                true => {
+                    Err(Invalid(format!("`{key}` is listed twice, in other letters; remove one of the two")))
+                }
+                false => Ok(name),
+            });
+            let name =
+                name.map_err(|Invalid(message)| report.problems.push(Problem::new(*key_place, message))).ok();
+            names.extend(name.clone());
+            let known = report.problems.len();
+            let value = value(node, report);
+            for Problem { message, .. } in &mut report.problems[known..] {
+                if message.starts_with("must ") {
+                    message.insert_str(0, &format!("the header `{key}` "));
+                }
+            }
+            if let (Some(name), Some(value)) = (name, value) {
+                headers.insert(name, value);
+            }
+        }
+        (report.problems.len() == before).then_some(headers)
+    };
+    let schema = move || {
+        let value = json!({ "anyOf": [{ "type": "string" }, elsewhere()] });
+        json!({ "type": "object", "additionalProperties": value })
+    };
+    Kind { schema: Box::new(schema), show: |_| Json::Null, read: Box::new(read) }
+}
+
+fn tls_of(s: &mut Section<'_, '_>, around: Surroundings<'_>) -> Option<Tls> {
+    let ca = s.key("ca", "The certificates of who signs for the server, in a PEM file, in the place of those whom the system trusts.");
+    let ca = ca.set(text());
+    let cert = s.key(
+        "cert",
+        "The certificate that the server knows us by, and those that lead to its root, in a PEM file.",
+    );
+    let cert = cert.set(text());
+    let key = s.key("key", "The private key of that certificate, in a PEM file.").set(text());
+    let name = s.key("server_name", "The name that the server is asked for (SNI) and that its certificate has, where that is not the URL's host.");
+    let name = name.set(string(server_name));
+    match (&cert, &key) {
+        (Set::To(cert), Set::Unset) => {
+            s.wrong(cert.place, "`cert` has no `key`; name the file with its private key")
+        }
+        (Set::Unset, Set::To(key)) => {
+            s.wrong(key.place, "`key` has no `cert`; name the file with its certificate")
+        }
+        _ => {}
+    }
+    if ca.is_unset() && cert.is_unset() && key.is_unset() && name.is_unset() {
+        s.wrong(s.place, "`tls` says nothing; write `ca`, `cert` and `key`, or `server_name`");
+        return None;
+    }
+    let file = |set: &Set<String>| match set {
+        Set::To(At { place, value }) => Ok(Some((*place, around.folder.join(value)))),
+        Set::Unset => Ok(None),
+        Set::Wrong => Err(()),
+    };
+    let (Ok(ca), Ok(cert), Ok(key)) = (file(&ca), file(&cert), file(&key)) else { return None };
+    let identity = match (&cert, &key) {
+        (Some((_, cert)), Some((_, key))) => Some((cert.clone(), key.clone())),
+        (None, None) => None,
+        (Some(_), None) | (None, Some(_)) => return None,
+    };
+    let name = match name {
+        Set::To(name) => Some(name.value),
+        Set::Unset => None,
+        Set::Wrong => return None,
+    };
+    let path = |file: &Option<_>| file.as_ref().map(|(place, _)| *place);
+    let places = (path(&ca), path(&cert), path(&key));
+    match Tls::read(TlsFiles { ca: ca.map(|(_, path)| path), identity, name }) {
+        Ok(tls) => Some(tls),
+        Err(error) => {
+            let place = match &error {
+                TlsError::Authorities { .. } => places.0,
+                TlsError::Certificate { .. } | TlsError::Pair { .. } => places.1,
+                TlsError::Key { .. } => places.2,
+            };
+            s.wrong(place.unwrap_or(s.place), error.to_string());
+            None
+        }
+    }
+}
+
+fn server_name(text: &str) -> Result<ServerName<'static>, Invalid> {
+    ServerName::try_from(text.to_owned()).map_err(|_| {
+        Invalid(format!("`{text}` is not the name of a server; write it alone, as in `tools.example.com`"))
+    })
+}
+
+/// The URL of a proxy, which may hold a password and is not shown, or `off`.
+fn proxy_kind() -> Kind<'static, Option<Proxy>> {
+    let read = |node: &Node, report: &mut Report| match node.scalar() {
+        Some(Scalar::Bool(false)) => Some(None),
+        _ => leaf(node, report, |text| match text {
+            "off" => Ok(None),
+            text => {
+                Proxy::at(text).map(Some).map_err(|why| Invalid(format!("this is no proxy: {why}; or `off`")))
+            }
+        }),
+    };
+    let schema = || {
+        let url = json!({ "type": "string", "pattern": "^(off|http://.+)$", "examples": ["http://proxy.example.com:3128", "off"] });
+        or_variable(json!({ "anyOf": [url, { "const": false }] }))
+    };
+    Kind { schema: Box::new(schema), show: |_| Json::Null, read: Box::new(read) }
+}
+
+/// The proxy that the environment names for this server, as curl and others read it: in capitals first, then in small
+/// letters. What `HTTP_PROXY` says does not count where `REQUEST_METHOD` is set: in a CGI program it is a header of
+/// some request.
+///
+/// # Errors
+/// Names the variable that names no proxy.
+fn in_environment(url: &Uri, around: Surroundings<'_>) -> Result<Option<Proxy>, Invalid> {
+    let of = |name: &'static str| {
+        let value = around.environment.text(name).map(str::trim).filter(|value| !value.is_empty());
+        value.map(|value| (name, value))
+    };
+    let first = |names: &[&'static str]| names.iter().find_map(|name| of(name));
+    let named = match url.scheme_str() {
+        Some("https") => first(&["HTTPS_PROXY", "https_proxy"]),
+        _ if of("REQUEST_METHOD").is_some() => of("http_proxy"),
+        _ => first(&["HTTP_PROXY", "http_proxy"]),
+    };
+    let Some((name, value)) = named.or_else(|| first(&["ALL_PROXY", "all_proxy"])) else { return Ok(None) };
+    let spared = first(&["NO_PROXY", "no_proxy"]).map_or("", |(_, spared)| spared);
+    if Proxy::spares(url, spared) {
+        return Ok(None);
+    }
+    Proxy::at(value).map(Some).map_err(|why: NoProxy| {
+        Invalid(format!(
+            "the environment variable `{name}` cannot be used: {why}; or write `proxy: off` under `upstream`"
+        ))
+    })
+}
+
+// === impl Written ===
+
+impl Written {
+    /// Where the keys are that were written.
+    pub(super) fn keys(&self) -> Vec<At<&'static str>> {
+        fn key<T>(name: &'static str, set: &Set<T>) -> Option<At<&'static str>> {
+            match set {
+                Set::To(At { place, .. }) => Some(At::new(*place, name)),
+                Set::Unset | Set::Wrong => None,
+            }
+        }
+        let keys = [key("headers", &self.headers), key("tls", &self.tls), key("proxy", &self.proxy)];
+        keys.into_iter().flatten().collect()
+    }
+
+    /// Whether the server knows all callers as one by what is written; by which header, and where.
+    pub(super) fn makes_one(&self) -> Option<At<&HeaderName>> {
+        let Set::To(At { place, value: headers }) = &self.headers else { return None };
+        WHO_CALLS.iter().find(|name| headers.contains_key(*name)).map(|name| At::new(*place, name))
+    }
+
+    /// How the server at this URL is spoken to.
+    pub(super) fn to(
+        self,
+        url: &At<Uri>,
+        around: Surroundings<'_>,
+        s: &mut Section<'_, '_>,
+    ) -> upstream::Config {
+        let is_plain = url.value.scheme_str() == Some("http");
+        if let (Set::To(At { place, .. }), true) = (&self.tls, is_plain) {
+            s.wrong(
+                *place,
+                "`tls` is for a server with `https`, and the `url` has `http`; change that, or remove this",
+            );
+        }
+        let proxy = match self.proxy {
+            Set::To(proxy) => proxy.value,
+            Set::Wrong => None,
+            Set::Unset => in_environment(&url.value, around).unwrap_or_else(|Invalid(message)| {
+                s.wrong(url.place, message);
+                None
+            }),
+        };
+        upstream::Config {
+            headers: Arc::new(self.headers.given().unwrap_or_default()),
+            tls: self.tls.given().map(Arc::new),
+            proxy: proxy.map(Arc::new),
+            ..upstream::Config::default()
+        }
+    }
+}

@@ -1,0 +1,214 @@
+//! TLS to a server: whom we trust there, what we show, and by which name the server is known.
+
+use http::Uri;
+use rustls::{AlertDescription as Alert, ClientConfig, RootCertStore, crypto::ring};
+use rustls_pki_types::{
+    CertificateDer, PrivateKeyDer, ServerName,
+    pem::{self, PemObject},
+};
+use std::{
+    fmt,
+    fs::File,
+    io::{self, Read},
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+use tokio_rustls::TlsConnector;
+
+use crate::upstream::NotStarted;
+
+/// What is particular about TLS with one server. Two are the same where what they hold is.
+#[derive(Default, PartialEq, Eq)]
+pub struct Tls {
+    /// Who signs for the server, in the place of those whom the system trusts.
+    authorities: Option<Vec<CertificateDer<'static>>>,
+    /// What we show to a server that wants to know its clients.
+    identity: Option<Certified>,
+    /// The name that the server is asked for (SNI) and that its certificate must have; `None` for the URL's host.
+    name: Option<ServerName<'static>>,
+}
+
+/// Our certificate, followed by those that lead to its root, and its key.
+#[derive(PartialEq, Eq)]
+struct Certified {
+    chain: Vec<CertificateDer<'static>>,
+    key: PrivateKeyDer<'static>,
+}
+
+/// Where that is: PEM files, each of at most 1 MiB.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TlsFiles {
+    pub ca: Option<PathBuf>,
+    /// The certificate and its private key: PKCS #8, PKCS #1 or SEC 1, not encrypted.
+    pub identity: Option<(PathBuf, PathBuf)>,
+    pub name: Option<ServerName<'static>>,
+}
+
+/// Why a server cannot be spoken to with what is there.
+#[derive(Debug, thiserror::Error)]
+pub enum TlsError {
+    #[error("no certificate authority can be read from {path} (tls.ca): {why}")]
+    Authorities { path: PathBuf, why: String },
+    #[error("no certificate can be read from {path} (tls.cert): {why}")]
+    Certificate { path: PathBuf, why: String },
+    #[error("no private key can be read from {path} (tls.key): {why}")]
+    Key { path: PathBuf, why: String },
+    #[error("{cert} (tls.cert) and {key} (tls.key) cannot be used together: {source}")]
+    Pair { cert: PathBuf, key: PathBuf, source: rustls::Error },
+}
+
+/// Speaks TLS on connections to one server.
+#[derive(Clone)]
+pub(super) struct Secure {
+    pub(super) connector: TlsConnector,
+    pub(super) name: ServerName<'static>,
+}
+
+/// Bytes of a file with certificates: those of all public authorities are a fifth of it.
+const MAX_PEM: u64 = 1 << 20;
+
+/// What speaks TLS with the server at this URL; `None` for one that is spoken to without.
+///
+/// # Errors
+/// [`NotStarted`] where the URL is not one to speak HTTP to, or the system's certificates cannot be read.
+pub(super) fn secure(url: &Uri, tls: Option<&Tls>) -> Result<Option<Secure>, NotStarted> {
+    let Some(host) = url.host().filter(|host| !host.is_empty()) else {
+        return Err(NotStarted::NoHost(url.clone()));
+    };
+    match url.scheme_str() {
+        // The system's certificates are not even read.
+        Some("http") => return Ok(None),
+        Some("https") => {}
+        _ => return Err(NotStarted::Scheme(url.clone())),
+    }
+    let name = match tls.and_then(|tls| tls.name.clone()) {
+        Some(name) => name,
+        None => {
+            let name = host.trim_start_matches('[').trim_end_matches(']').to_owned();
+            ServerName::try_from(name).map_err(|_| NotStarted::NoHost(url.clone()))?
+        }
+    };
+    let roots = match tls.and_then(|tls| tls.authorities.as_deref()) {
+        Some(authorities) => trusting(authorities),
+        None => system_trust()?,
+    };
+    let config = client(roots, tls.and_then(|tls| tls.identity.as_ref())).map_err(NotStarted::Tls)?;
+    Ok(Some(Secure { connector: TlsConnector::from(Arc::new(config)), name }))
+}
+
+fn client(roots: RootCertStore, identity: Option<&Certified>) -> Result<ClientConfig, rustls::Error> {
+    let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+        .with_safe_default_protocol_versions()?
+        .with_root_certificates(roots);
+    match identity {
+        Some(Certified { chain, key }) => config.with_client_auth_cert(chain.clone(), key.clone_key()),
+        None => Ok(config.with_no_client_auth()),
+    }
+}
+
+/// Trusts what the system trusts, or what `SSL_CERT_FILE` and `SSL_CERT_DIR` name.
+fn system_trust() -> Result<RootCertStore, NotStarted> {
+    let found = rustls_native_certs::load_native_certs();
+    let mut roots = RootCertStore::empty();
+    let (usable, _) = roots.add_parsable_certificates(found.certs);
+    if usable == 0 {
+        let problems: Vec<_> = found.errors.iter().map(ToString::to_string).collect();
+        return Err(NotStarted::NoRoots(problems.join("; ")));
+    }
+    Ok(roots)
+}
+
+/// Trusts these, as far as they can be read.
+fn trusting(authorities: &[CertificateDer<'static>]) -> RootCertStore {
+    let mut roots = RootCertStore::empty();
+    roots.add_parsable_certificates(authorities.iter().cloned());
+    roots
+}
+
+/// Whether the server refuses, in TLS, whom we show ourselves to be. In TLS 1.3 it does so when our handshake is over
+/// already, in the place of an answer; it has read nothing of what was asked (RFC 8446, 4.4.2 and 6.2).
+pub(super) fn is_refusal(error: &io::Error) -> bool {
+    let error = error.get_ref().and_then(|error| error.downcast_ref::<rustls::Error>());
+    let Some(rustls::Error::AlertReceived(alert)) = error else { return false };
+    matches!(
+        alert,
+        Alert::BadCertificate
+            | Alert::UnsupportedCertificate
+            | Alert::CertificateRevoked
+            | Alert::CertificateExpired
+            | Alert::CertificateUnknown
+            | Alert::UnknownCA
+            | Alert::AccessDenied
+            | Alert::CertificateRequired
+    )
+}
+
+// === impl Tls ===
+
+impl Tls {
+    /// Reads the files.
+    ///
+    /// # Errors
+    /// [`TlsError`] names the file and what is wrong with it.
+    pub fn read(files: TlsFiles) -> Result<Self, TlsError> {
+        let TlsFiles { ca, identity, name } = files;
+        let authorities = ca.map(authorities).transpose()?;
+        let identity = identity.map(|(cert, key)| certified(cert, key)).transpose()?;
+        Ok(Self { authorities, identity, name })
+    }
+}
+
+fn authorities(path: PathBuf) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+    match certificates(&path) {
+        Err(why) => Err(TlsError::Authorities { path, why }),
+        Ok(found) if trusting(&found).is_empty() => {
+            Err(TlsError::Authorities { path, why: "none of its certificates is one".to_owned() })
+        }
+        Ok(found) => Ok(found),
+    }
+}
+
+fn certified(cert: PathBuf, key: PathBuf) -> Result<Certified, TlsError> {
+    let chain = certificates(&cert).map_err(|why| TlsError::Certificate { path: cert.clone(), why })?;
+    let unread = |why| TlsError::Key { path: key.clone(), why };
+    let bytes = bytes(&key).map_err(unread)?;
+    let certified = Certified {
+        chain,
+        key: PrivateKeyDer::from_pem_slice(&bytes).map_err(|error| unread(error.to_string()))?,
+    };
+    match client(RootCertStore::empty(), Some(&certified)) {
+        Ok(_) => Ok(certified),
+        Err(source) => Err(TlsError::Pair { cert, key, source }),
+    }
+}
+
+fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
+    let bytes = bytes(path)?;
+    let found: Result<Vec<_>, pem::Error> = CertificateDer::pem_slice_iter(&bytes).collect();
+    match found {
+        Ok(found) if found.is_empty() => Err("it holds none".to_owned()),
+        Ok(found) => Ok(found),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+fn bytes(path: &Path) -> Result<Vec<u8>, String> {
+    let mut bytes = Vec::new();
+    let file = File::open(path).map_err(|error| error.to_string())?;
+    let read = file.take(MAX_PEM + 1).read_to_end(&mut bytes).map_err(|error| error.to_string())?;
+    match read as u64 > MAX_PEM {
+        true => Err(format!("it is longer than {MAX_PEM} bytes")),
+        false => Ok(bytes),
+    }
+}
+
+impl fmt::Debug for Tls {
+    /// Without what the files hold.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Tls")
+            .field("authorities", &self.authorities.as_ref().map(Vec::len))
+            .field("has_identity", &self.identity.is_some())
+            .field("name", &self.name)
+            .finish()
+    }
+}
