@@ -156,7 +156,7 @@ pub mod task {
 }
 
 pub mod telemetry {
-    pub use crate::telemetry::{Format, Lines, Outcome, trace::Tracer};
+    pub use crate::telemetry::{Format, Lines, Outcome, metrics::limits, trace::Tracer};
 }
 
 pub mod upstream {

@@ -15,6 +15,7 @@ use super::{
     arrival::Arrival,
     connection::{Connection, Head, Io, Version, tell_version},
     layers::trace::Line,
+    refused_streams::Counted,
     reply::Body,
     rest::{self, Guest},
     write_timeout::{Paced, Paces, Portions},
@@ -340,7 +341,7 @@ impl<S: Serves> Visit<S> {
     {
         let rest = &self.leaving.guest.rest;
         let builder = http2(&self.front, self.leaving.stopping.clone());
-        let mut serving = pin!(builder.serve_connection(io, Streams(door)));
+        let mut serving = pin!(builder.serve_connection(Counted::new(io), Streams(door)));
         tokio::select! {
             _ = serving.as_mut() => return,
             () = self.leaving.is_due() => serving.as_mut().graceful_shutdown(),

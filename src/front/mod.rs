@@ -17,6 +17,7 @@
 //! | `listener.rs` | accepts connections and drives HTTP on them |
 //! | `connection.rs` | one socket as hyper sees it |
 //! | `rest.rs` | connections that rest, and which goes first when there is no room |
+//! | `refused_streams.rs` | calls on one HTTP/2 connection beyond what it may carry |
 //! | `write_timeout.rs` | clients that take nothing of what is written to them |
 //! | `tls.rs` | certificates |
 //! | `stack.rs` | begins; the layers, the outermost first |
@@ -40,6 +41,7 @@ mod listener;
 mod metadata;
 mod modern;
 mod receive;
+mod refused_streams;
 mod reply;
 mod rest;
 mod stack;

@@ -113,6 +113,11 @@ pub(super) fn lost_error(lost: &CallError) -> ErrorObject {
     if let Some(limit) = lost.limit() {
         limit.hit();
     }
+    error_of(lost)
+}
+
+/// The same, for whoever is told of it beside the client.
+pub(super) fn error_of(lost: &CallError) -> ErrorObject {
     match lost {
         CallError::Forbidden { error: Some(error), .. } => error.clone().of_this_era(),
         lost => ErrorObject::new(lost.code(), lost.to_string()),
@@ -255,5 +260,27 @@ impl Reply {
 impl From<Reply> for Item {
     fn from(reply: Reply) -> Self {
         Self::Reply(reply)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::telemetry::metrics;
+    use std::time::Duration;
+
+    fn hits(key: &str) -> u64 {
+        metrics::limits().iter().find(|limit| limit.limit == key).expect("it is counted").hits
+    }
+
+    #[test]
+    fn a_limit_that_a_call_was_lost_to_is_counted_when_its_client_is_told() {
+        let lost = CallError::AllInUse { limit: 1, after: Duration::from_secs(30) };
+        let before = hits("upstream.instances");
+        assert_eq!(lost_error(&lost).code(), code::BUSY);
+        assert_eq!(hits("upstream.instances"), before + 1);
+        // Whoever is told of it beside the client has not met it once more.
+        assert_eq!(error_of(&lost).code(), code::BUSY);
+        assert_eq!(hits("upstream.instances"), before + 1);
     }
 }

@@ -7,7 +7,7 @@ use self::world::{
     Client, Desk, Lines, Version, Watch, World, bare, call, channel, frame, handle, items, message, notice,
     once, post, reply, tls_paths, whole,
 };
-use crate::support::time::passes;
+use crate::support::{hits::Hits, time::passes};
 use deferral::internals::{
     dialect::{Principal, PrincipalKey},
     front::{self, Config},
@@ -709,11 +709,13 @@ async fn a_body_over_the_limit_is_refused() {
 
 #[tokio::test]
 async fn a_body_of_unknown_length_is_refused_once_it_is_over_the_limit() {
+    let hits = Hits::of("limits.body_bytes");
     let world = World::new(&[&Desk::prompt()], |config| config.limits.body_bytes = 1000);
     let head = "POST /mcp HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n";
     let chunk = format!("320\r\n{}\r\n", " ".repeat(800));
     let answer = world.raw(format!("{head}{chunk}{chunk}").as_bytes()).await;
     assert!(answer.starts_with("HTTP/1.1 413 "), "{answer}");
+    hits.are(1).await;
 }
 
 #[tokio::test]
@@ -755,6 +757,7 @@ async fn a_body_in_many_pieces_arrives_whole() {
 
 #[tokio::test]
 async fn a_body_that_does_not_arrive_is_given_up() {
+    let hits = Hits::of("timeouts.read_body");
     let world = World::new(&[&Desk::prompt()], |config| {
         config.timeouts.read_body = Duration::from_millis(50);
     });
@@ -762,19 +765,23 @@ async fn a_body_that_does_not_arrive_is_given_up() {
     let answer = world.raw(head.as_bytes()).await;
     assert!(answer.starts_with("HTTP/1.1 408 "), "{answer}");
     assert!(answer.contains("timeouts.read_body"), "{answer}");
+    hits.are(1).await;
 }
 
 #[tokio::test]
 async fn a_head_over_the_limit_is_refused() {
+    let hits = Hits::of("limits.header_bytes");
     let world = World::new(&[&Desk::prompt()], |_| {});
     let large = format!("POST /mcp HTTP/1.1\r\nhost: localhost\r\nx: {}\r\n\r\n", "x".repeat(17 << 10));
     assert!(world.raw(large.as_bytes()).await.starts_with("HTTP/1.1 431 "));
+    hits.are(1).await;
     let many = format!("POST /mcp HTTP/1.1\r\nhost: localhost\r\n{}\r\n", "x: y\r\n".repeat(101));
     assert!(world.raw(many.as_bytes()).await.starts_with("HTTP/1.1 431 "));
 }
 
 #[tokio::test]
 async fn a_connection_that_does_not_get_to_a_request_is_closed() {
+    let hits = Hits::of("timeouts.read_headers");
     let world = World::new(&[&Desk::prompt()], |config| {
         config.timeouts.read_headers = Duration::from_millis(50);
         config.timeouts.idle = NEVER;
@@ -783,6 +790,7 @@ async fn a_connection_that_does_not_get_to_a_request_is_closed() {
     for start in ["", "POST /mcp HTTP/1.1\r\nhost: loc", "PRI * HTTP/2.0\r\n", "P"] {
         world.raw(start.as_bytes()).await;
     }
+    hits.are(4).await;
 }
 
 #[tokio::test]
@@ -805,6 +813,7 @@ async fn a_connection_may_rest_between_requests_but_not_within_a_head() {
 
 #[tokio::test]
 async fn a_client_that_takes_nothing_is_let_go_and_one_that_has_nothing_to_take_is_not() {
+    let hits = Hits::of("timeouts.write");
     for (version, secure) in BOTH.into_iter().flat_map(|version| [(version, false), (version, true)]) {
         let (said, quiet) = channel();
         let quiet = Mutex::new(Some(quiet));
@@ -845,15 +854,18 @@ async fn a_client_that_takes_nothing_is_let_go_and_one_that_has_nothing_to_take_
         let rest = waits.collect().await.expect("the stream goes on").to_bytes();
         assert!(String::from_utf8_lossy(&rest).contains("done"), "{version:?}");
     }
+    hits.are(4).await;
 }
 
 #[tokio::test]
 async fn a_connection_that_rests_too_long_is_closed() {
+    let hits = Hits::of("timeouts.idle_connection");
     let world = World::new(&[&Desk::prompt()], |config| {
         config.timeouts.idle = Duration::from_millis(50);
     });
     let answer = world.raw(b"GET /mcp HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
     assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
+    hits.are(1).await;
 }
 
 /// An HTTP/2 client that asks nothing and sends PINGs, until its connection ends. Time is paused.
@@ -939,6 +951,7 @@ async fn where_there_is_no_room_a_connection_that_rests_goes_and_one_at_work_sta
 
 #[tokio::test]
 async fn more_calls_than_the_limit_are_shed_and_places_are_given_back() {
+    let hits = Hits::of("limits.calls");
     for version in BOTH {
         let (sender, stream) = channel();
         let stream = Mutex::new(Some(stream));
@@ -968,10 +981,12 @@ async fn more_calls_than_the_limit_are_shed_and_places_are_given_back() {
         whole(slow).await;
         assert_eq!(second.ask(call("fast")).await.status.as_u16(), 200);
     }
+    hits.are(4).await;
 }
 
 #[tokio::test]
 async fn more_connections_than_the_limit_wait_for_one_to_close() {
+    let hits = Hits::of("limits.connections");
     let world = World::new(&[&Desk::prompt()], |config| config.limits.connections = 1);
     let mut first = world.client(Version::Http1).await;
     assert_eq!(first.ask(call("greet")).await.status, StatusCode::OK);
@@ -979,6 +994,7 @@ async fn more_connections_than_the_limit_wait_for_one_to_close() {
     let waiting = tokio::spawn(second.send(call("greet")));
     assert_eq!(first.ask(call("greet")).await.status, StatusCode::OK);
     assert!(!waiting.is_finished());
+    hits.are(1).await;
     drop(first);
     assert_eq!(waiting.await.expect("no panic").expect("an answer").status(), StatusCode::OK);
 }

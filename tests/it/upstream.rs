@@ -21,7 +21,10 @@ use std::{
 };
 use tokio::time::timeout;
 
-use crate::support::servers::{Canned, Get, LegacyServer, Nobody, Options, PATIENCE, Seen, tls_before};
+use crate::support::{
+    hits::Hits,
+    servers::{Canned, Get, LegacyServer, Nobody, Options, PATIENCE, Seen, crowded, tls_before},
+};
 
 mod left;
 mod reached;
@@ -852,16 +855,8 @@ async fn first_byte_and_idle_limit_what_is_not_a_call() {
 
 #[tokio::test]
 async fn a_connection_that_does_not_come_about_has_its_own_error() {
-    // A queue of one that nobody empties: the system answers no further handshake.
-    let socket = tokio::net::TcpSocket::new_v4().expect("a socket");
-    socket.bind("127.0.0.1:0".parse().expect("an address")).expect("a port");
-    let listener = socket.listen(1).expect("a queue");
-    let addr = listener.local_addr().expect("an address");
-    let mut waiting = Vec::new();
-    while let Ok(Ok(socket)) = timeout(Duration::from_millis(100), tokio::net::TcpStream::connect(addr)).await
-    {
-        waiting.push(socket);
-    }
+    let crowd = crowded().await;
+    let addr = crowd.addr;
     let limit = Duration::from_millis(50);
     let upstream = connect(&format!("http://{addr}/mcp"), |config| config.timeouts.connect = limit);
     let mut replies = upstream.call(request(1, Method::ToolsCall, MUTE));
@@ -1147,6 +1142,7 @@ async fn callers_that_differ_in_credentials_or_capabilities_share_no_session() {
 
 #[tokio::test]
 async fn of_too_many_callers_those_that_called_least_lately_are_let_go() {
+    let hits = Hits::of("limits.identities");
     let world = World::with(Options::default(), |config| config.limits.identities = 4).await;
     let callers = ["Bearer a", "Bearer b", "Bearer c", "Bearer d", "Bearer e", "Bearer f"].map(token);
     let from = |caller: usize, id| {
@@ -1170,6 +1166,7 @@ async fn of_too_many_callers_those_that_called_least_lately_are_let_go() {
     held.result(json!({ "still": "there" }));
     assert_eq!(waiting.result().await, json!({ "still": "there" }));
     assert_eq!(world.server.count(|seen| seen.http == http::Method::DELETE), 2);
+    hits.are(2).await;
 }
 
 #[tokio::test]

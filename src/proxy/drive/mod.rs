@@ -49,6 +49,7 @@ use crate::{
     runtime::{Stopping, or_never, reached},
     store::{StoreError, Updated},
     task::{self, By, Cause, Record, TaskId, View},
+    telemetry::Limit,
     upstream::{self, CallError, Event, Replies},
 };
 use audience::{Lines, OnLines};
@@ -355,7 +356,7 @@ impl Driver {
             }
             Happening::Changed => self.tell_status(),
             Happening::Server(event) => self.heard(event).await,
-            Happening::Due => self.exchange.handle_timeout(now),
+            Happening::Due => self.due(now),
             Happening::WriteDue => {
                 let is_due = |due: Option<Instant>| due.is_some_and(|due| due <= now);
                 if is_due(self.held().progress.due()) {
@@ -621,6 +622,15 @@ impl Driver {
         };
         self.span.settled(&event);
         self.keep(event).await;
+    }
+
+    /// The time has come for something, if only for a client that was asked and did not come back.
+    fn due(&mut self, now: Instant) {
+        let was_parked = self.exchange.phase() == Phase::Parked;
+        self.exchange.handle_timeout(now);
+        if was_parked && self.exchange.is_done() {
+            Limit::Park.hit();
+        }
     }
 
     /// Tells a client that hears of its task that the status has changed.

@@ -3,7 +3,7 @@
 //! and answered, that it is cancelled.
 
 use super::super::{
-    reply::{CallEnd, lost_error},
+    reply::{CallEnd, error_of},
     shared::Shared,
 };
 use crate::{
@@ -135,7 +135,7 @@ impl CallSpan {
         }
         match word {
             CallEnd::Said(response) => self.answered(response.frame()),
-            CallEnd::Lost(lost) => self.span.fail(lost_error(lost).code().to_string(), None),
+            CallEnd::Lost(lost) => self.span.fail(error_of(lost).code().to_string(), None),
             CallEnd::Refused(error, _) => self.span.fail(error.code().to_string(), Some(&error.message())),
         }
     }

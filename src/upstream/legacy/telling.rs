@@ -83,21 +83,25 @@ impl Errands {
 
     /// Waits until one more message may be on its way.
     pub(super) async fn places(&self, errand: &Errand) -> Places<'_> {
-        // Neither is ever closed.
         let courtesy = match errand {
-            Errand::Courtesy { .. } => self.courtesies.acquire().await.ok(),
+            Errand::Courtesy { .. } => Some(one_of(&self.courtesies).await),
             Errand::Answer { .. } | Errand::Cancel => None,
         };
-        (courtesy, self.place().await)
+        (courtesy.flatten(), self.place().await)
     }
 
     /// Waits until one more farewell may be on its way.
     pub(super) async fn place(&self) -> Option<SemaphorePermit<'_>> {
-        if self.places.available_permits() == 0 {
-            Limit::Messages.hit();
-        }
-        self.places.acquire().await.ok()
+        one_of(&self.places).await
     }
+}
+
+/// One of these places, which are never closed. Whoever has to wait for it has met the limit.
+async fn one_of(places: &Semaphore) -> Option<SemaphorePermit<'_>> {
+    if places.available_permits() == 0 {
+        Limit::Messages.hit();
+    }
+    places.acquire().await.ok()
 }
 
 // === impl Errand ===

@@ -7,4 +7,4 @@ mod questions;
 mod sessions;
 mod streams;
 mod tasks;
-mod world;
+pub(crate) mod world;

@@ -1,6 +1,7 @@
 //! How sessions begin, end, and outlive their servers.
 
 use super::world::{World, ask, heard, hello, settle, tell};
+use crate::support::hits::Hits;
 use http::Method;
 use serde_json::{Value, json};
 
@@ -157,6 +158,7 @@ async fn a_child_that_dies_loses_its_calls_and_the_session_goes_on_with_another(
 
 #[tokio::test(start_paused = true)]
 async fn a_session_that_nobody_uses_ends_after_a_day_and_none_in_which_something_is_in_flight() {
+    let hits = Hits::of("timeouts.idle_session");
     let mut world = World::new("defer: { mode: never }");
     let (quiet, mut child) = world.begin(json!({})).await;
     let listens = hello(&world.client(), json!({})).await;
@@ -178,6 +180,7 @@ async fn a_session_that_nobody_uses_ends_after_a_day_and_none_in_which_something
         json!({ "jsonrpc": "2.0", "method": "notifications/cancelled", "params": { "requestId": 9 } }),
     )
     .await;
+    hits.are(1).await;
 }
 
 #[tokio::test(start_paused = true)]

@@ -6,6 +6,7 @@ use crate::{
     proxy::world::{Setup, World},
     support::{
         clients::{Stream, Waiting},
+        hits::Hits,
         servers::{Events, Get},
         time::passes,
     },
@@ -71,6 +72,7 @@ async fn a_call_whose_client_leaves_goes_on_in_the_middle_of_its_answer() {
 
 #[tokio::test]
 async fn only_so_many_answers_are_read_on() {
+    let hits = Hits::of("limits.departed");
     let world = Setup::new().top("limits: { departed: 1 }").start().await;
     let client = Older::new(world.addr()).within("s1");
     let lines = Lines::record();
@@ -82,6 +84,7 @@ async fn only_so_many_answers_are_read_on() {
     let second_call = world.server.call().await;
     second.leave();
     second_call.left().await;
+    hits.are(1).await;
 }
 
 #[tokio::test]

@@ -5,6 +5,7 @@ use crate::{
     proxy::world::{Setup, World, start},
     support::{
         clients::{Stream, soon},
+        hits::Hits,
         servers::{Call, Canned, Seen},
         time::passes,
     },
@@ -239,6 +240,7 @@ async fn nobody_elses_answer_is_begun_before_its_servers() {
 
 #[tokio::test]
 async fn a_call_that_has_waited_long_enough_gets_an_error_and_is_cancelled() {
+    let hits = Hits::of("held.deadline");
     let world = World::with(OVERDUE).await;
     // Before the server has begun.
     let waiting = session(&world).call(1).await;
@@ -248,6 +250,7 @@ async fn a_call_that_has_waited_long_enough_gets_an_error_and_is_cancelled() {
     assert_eq!((answer.status.as_u16(), answer.header("content-type")), (200, "application/json"));
     overdue(&answer.error());
     given_up(&world, called, 1).await;
+    hits.are(1).await;
 }
 
 #[tokio::test]
@@ -274,6 +277,7 @@ async fn that_a_call_has_waited_long_enough_is_told_again_where_the_server_does_
 
 #[tokio::test]
 async fn a_stream_that_has_begun_ends_at_the_deadline_even_within_an_event() {
+    let hits = Hits::of("held.deadline");
     for begun in ["", ": ping\n\n", "data: {\"jsonrpc\":\"2.0\",\"id\":2,"] {
         let world = World::with(OVERDUE).await;
         let waiting = session(&world).call(2).await;
@@ -295,10 +299,12 @@ async fn a_stream_that_has_begun_ends_at_the_deadline_even_within_an_event() {
         assert_eq!((told.session(), &told.json["params"]["requestId"]), ("s1", &json!(2)));
         events.left().await;
     }
+    hits.are(3).await;
 }
 
 #[tokio::test]
 async fn an_answer_that_was_begun_for_a_server_ends_at_the_deadline() {
+    let hits = Hits::of("held.deadline");
     let world =
         World::with("defer: { mode: never }\n    held: { progress: off, comments: 20ms, deadline: 10s }")
             .await;
@@ -310,10 +316,12 @@ async fn an_answer_that_was_begun_for_a_server_ends_at_the_deadline() {
     let rest = stream.rest().await;
     overdue(&message(rest.trim_start_matches(":\n\n"))["error"]);
     given_up(&world, called, 3).await;
+    hits.are(1).await;
 }
 
 #[tokio::test]
 async fn a_document_that_has_begun_breaks_off_at_the_deadline() {
+    let hits = Hits::of("held.deadline");
     let world = World::with(OVERDUE).await;
     let waiting = session(&world).call(4).await;
     let document = world.server.call().await.document();
@@ -323,10 +331,12 @@ async fn a_document_that_has_begun_breaks_off_at_the_deadline() {
     passes(DEADLINE).await;
     assert!(soon("it ends", stream.piece()).await.expect("it does not just end").is_err());
     world.server.message("notifications/cancelled").await;
+    hits.are(1).await;
 }
 
 #[tokio::test]
 async fn a_short_document_that_does_not_come_ends_at_the_deadline() {
+    let hits = Hits::of("held.deadline");
     let world = World::with(OVERDUE).await;
     let waiting = session(&world).call(4).await;
     let document = world.server.call().await.document_of(500);
@@ -337,6 +347,7 @@ async fn a_short_document_that_does_not_come_ends_at_the_deadline() {
     let told = world.server.message("notifications/cancelled").await;
     assert_eq!((told.session(), &told.json["params"]["requestId"]), ("s1", &json!(4)));
     document.left().await;
+    hits.are(1).await;
 }
 
 #[tokio::test]

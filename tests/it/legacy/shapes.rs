@@ -5,7 +5,7 @@ use super::world::{Older, call};
 use crate::{
     front::world::Lines,
     proxy::world::{Setup, World},
-    support::clients::Version,
+    support::{clients::Version, hits::Hits},
 };
 use http::Method;
 use serde_json::json;
@@ -156,6 +156,7 @@ async fn a_message_of_a_legacy_client_may_be_nested_no_deeper_than_the_limit() {
 
 #[tokio::test]
 async fn a_request_over_http_2_may_have_no_more_headers_than_the_limit() {
+    let hits = Hits::of("limits.headers");
     let world = Setup::new().top("limits: { headers: 32 }").start().await;
     let client = Older::new(world.addr()).hello().await;
     for modern in [false, true] {
@@ -180,4 +181,5 @@ async fn a_request_over_http_2_may_have_no_more_headers_than_the_limit() {
         assert!(answer.error()["message"].as_str().expect("a message").contains("limits.headers"));
     }
     assert_eq!(world.calls(), 2);
+    hits.are(2).await;
 }

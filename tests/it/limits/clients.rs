@@ -6,6 +6,7 @@ use crate::{
     proxy::world::Setup,
     support::{
         clients::{Version, soon},
+        hits::Hits,
         servers::{LegacyServer, Options},
     },
 };
@@ -119,7 +120,51 @@ async fn more_calls_on_one_connection_than_it_may_carry_wait_at_their_client() {
 }
 
 #[tokio::test]
+async fn calls_beyond_what_a_connection_may_carry_are_refused_where_its_client_does_not_queue_them() {
+    let hits = Hits::of("limits.streams");
+    let world = Setup::new().top("limits: { streams: 2 }").start().await;
+    let frame = |length: usize, kind: u8, stream: u8| {
+        let length = u8::try_from(length).expect("it is short");
+        vec![0, 0, length, kind, END_HEADERS, 0, 0, 0, stream]
+    };
+    // Behind an empty SETTINGS. No header is indexed that HPACK does not know by itself (RFC 7541, A), and no body comes.
+    let mut sent = [&b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"[..], &[0, 0, 0, SETTINGS, 0, 0, 0, 0, 0]].concat();
+    let mut head = vec![0x83, 0x86];
+    for (name, value) in [(&[0x04][..], "/mcp"), (&[0x01], "localhost"), (&[0x0f, 0x10], "application/json")]
+    {
+        let length = u8::try_from(value.len()).expect("it is short");
+        head.extend([name, &[length], value.as_bytes()].concat());
+    }
+    for stream in [1, 3, 5, 7] {
+        sent.extend([frame(head.len(), HEADERS, stream), head.clone()].concat());
+    }
+    let mut socket = TcpStream::connect(world.addr()).await.expect("it listens");
+    socket.write_all(&sent).await.expect("it is read");
+    let mut refused = Vec::new();
+    while refused.len() < 2 {
+        let mut head = [0; 9];
+        soon("a frame", socket.read_exact(&mut head)).await.expect("it goes on");
+        let mut payload = vec![0; usize::from(head[1]) << 8 | usize::from(head[2])];
+        soon("the rest of it", socket.read_exact(&mut payload)).await.expect("it goes on");
+        if head[3] == RST_STREAM {
+            assert_eq!(payload, REFUSED_STREAM);
+            refused.push(head[8]);
+        }
+    }
+    assert_eq!(refused, [5, 7]);
+    hits.are(2).await;
+}
+
+// Of HTTP/2 (RFC 9113, 6 and 7).
+const HEADERS: u8 = 1;
+const RST_STREAM: u8 = 3;
+const SETTINGS: u8 = 4;
+const END_HEADERS: u8 = 4;
+const REFUSED_STREAM: [u8; 4] = [0, 0, 0, 7];
+
+#[tokio::test]
 async fn calls_beyond_the_connections_to_servers_wait_and_the_limit_is_named() {
+    let hits = Hits::of("limits.upstream_connections");
     let setup = Setup::new().server(|options| options.get = crate::support::servers::Get::Refused(405));
     let world =
         setup.top("limits: { upstream_connections: 2 }").top("timeouts: { connect: 200ms }").start().await;
@@ -139,6 +184,7 @@ async fn calls_beyond_the_connections_to_servers_wait_and_the_limit_is_named() {
     let waiting = world.client().call("later").await;
     world.server.call().await.says("done");
     assert_eq!(waiting.answer().await.text(), "done");
+    hits.are(1).await;
 }
 
 #[tokio::test]

@@ -5,10 +5,10 @@
 //! or whose end is nothing but a wait, says so instead, and why.
 
 use super::listed::{in_sources, rows};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// How a bound is known to hold.
-enum Held {
+pub(super) enum Held {
     /// By this test.
     By(&'static str),
     /// It is not driven to its end, for this reason.
@@ -18,7 +18,7 @@ enum Held {
 use Held::{By, Not};
 
 /// Key or `file` and constant, and what holds it.
-const BOUNDS: &[(&str, Held)] = &[
+pub(super) const BOUNDS: &[(&str, Held)] = &[
     ("limits.body_bytes", By("a_body_of_unknown_length_is_refused_once_it_is_over_the_limit")),
     ("limits.body_memory", By("unfinished_bodies_have_one_bound_and_keep_nobody_out")),
     ("limits.header_bytes", By("a_head_over_the_limit_is_refused")),
@@ -415,18 +415,26 @@ const BOUNDS: &[(&str, Held)] = &[
 
 const OF_ONE_USER: &str = "of a command that one user runs and ends";
 
-/// Every function of the sources and the tests that is a test.
-fn tests() -> BTreeSet<String> {
-    let mut tests = BTreeSet::new();
+/// Every function of the sources and the tests that is a test, and what it does.
+pub(super) fn tests() -> BTreeMap<String, String> {
+    let mut tests = BTreeMap::new();
     for (_, text) in in_sources("src").chain(in_sources("tests/it")) {
         let mut is_test = false;
+        let mut of: Option<&mut String> = None;
         for line in text.lines().map(str::trim) {
-            is_test |= line == "#[test]" || line.starts_with("#[tokio::test");
+            let begins = line == "#[test]" || line.starts_with("#[tokio::test");
+            is_test |= begins;
+            if begins {
+                of = None;
+            }
             let name = line.strip_prefix("async ").unwrap_or(line).strip_prefix("fn ");
             if let Some((name, _)) = name.and_then(|rest| rest.split_once('('))
                 && std::mem::take(&mut is_test)
             {
-                tests.insert(name.to_owned());
+                of = Some(tests.entry(name.to_owned()).or_default());
+            }
+            if let Some(text) = &mut of {
+                text.extend([line, "\n"]);
             }
         }
     }
@@ -448,7 +456,7 @@ fn every_bound_that_is_listed_is_driven_to_its_end_or_says_why_not() {
     let tests = tests();
     for (bound, held) in BOUNDS {
         match held {
-            By(test) => assert!(tests.contains(*test), "{bound}: there is no test {test}"),
+            By(test) => assert!(tests.contains_key(*test), "{bound}: there is no test {test}"),
             Not(reason) => {
                 assert!(bound.contains(' '), "{bound} is the operator's to set: nothing excuses it");
                 assert!(reason.len() > 20, "{bound}: {reason}");

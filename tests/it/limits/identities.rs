@@ -3,7 +3,10 @@
 use super::program::{Log, Program};
 use crate::{
     proxy::world::Setup,
-    support::servers::{Canned, LegacyServer, Options},
+    support::{
+        hits::Hits,
+        servers::{Canned, LegacyServer, Options},
+    },
 };
 use http::Method;
 use serde_json::json;
@@ -40,6 +43,7 @@ async fn capabilities_of_a_megabyte_are_refused_and_not_kept() {
 
 #[tokio::test]
 async fn identities_are_bounded_by_what_they_keep_too() {
+    let hits = Hits::of("limits.identity_bytes");
     let world = Setup::new().top("limits: { identity_bytes: 256KiB }").start().await;
     for number in 0..32 {
         let client = world.client().declaring(declared(number, 32 << 10));
@@ -52,6 +56,7 @@ async fn identities_are_bounded_by_what_they_keep_too() {
     }
     assert!(left() >= 4, "{}", left());
     assert_eq!(world.server.messages("initialize"), 32);
+    assert!(hits.now() > 0);
 }
 
 #[tokio::test]

@@ -11,6 +11,7 @@
 //! | `identities.rs` | what callers declare and are known by |
 //! | `listed.rs` | the manual's list of all bounds is true, and complete |
 //! | `driven.rs` | which test drives which bound to its end |
+//! | `counted.rs` | which test looks at the count of which limit |
 //! | `clients.rs` | what clients may take |
 //! | `settings.rs` | what a configuration may take |
 //! | `log.rs` | a log that nobody reads |
@@ -18,6 +19,7 @@
 
 mod bodies;
 mod clients;
+mod counted;
 mod driven;
 mod growth;
 mod identities;

@@ -3,6 +3,7 @@
 use super::world::{ALWAYS, SLOW, Setup, World};
 use crate::support::{
     clients::{Event, Version, indistinguishable},
+    hits::Hits,
     servers::Canned,
     time::passes,
 };
@@ -158,6 +159,7 @@ async fn a_large_result_comes_as_one_document() {
 
 #[tokio::test]
 async fn a_result_over_the_limit_fails_its_task_and_the_limit_is_named() {
+    let hits = Hits::of("limits.stored_result_bytes");
     let world = Setup::new().route(ALWAYS).top("limits: { stored_result_bytes: 1000 }").start().await;
     let client = world.tasker();
     let waiting = client.call("slow").await;
@@ -168,6 +170,7 @@ async fn a_result_over_the_limit_fails_its_task_and_the_limit_is_named() {
     assert_eq!((&ended["status"], &ended["error"]["code"]), (&json!("failed"), &json!(-31005)));
     let message = ended["error"]["message"].as_str().expect("words");
     assert!(message.contains("limits.stored_result_bytes") && message.contains("1000"), "{message}");
+    hits.are(1).await;
 }
 
 #[tokio::test]

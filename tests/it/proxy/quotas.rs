@@ -1,7 +1,7 @@
 //! At a limit a call stays synchronous, or is refused with the limit's name.
 
 use super::world::{ALWAYS, Setup, World};
-use crate::support::clients::Client;
+use crate::support::{clients::Client, hits::Hits};
 use serde_json::{Value, json};
 
 async fn limited(limits: &'static str) -> World {
@@ -27,6 +27,7 @@ async fn stays_synchronous(world: &World, client: &Client) {
 
 #[tokio::test]
 async fn at_the_callers_quota_calls_stay_synchronous_and_nothing_is_evicted() {
+    let hits = Hits::of("limits.tasks_per_principal");
     let world = limited("limits: { tasks_per_principal: 1 }").await;
     let (alice, bob) = (world.tasker().bearing("alice"), world.tasker().bearing("bob"));
     let waiting = alice.call("slow").await;
@@ -40,13 +41,16 @@ async fn at_the_callers_quota_calls_stay_synchronous_and_nothing_is_evicted() {
     // A result that is kept counts.
     stays_synchronous(&world, &alice).await;
     assert_eq!(alice.task(&task).await["status"], "completed");
+    hits.are(2).await;
 }
 
 #[tokio::test]
 async fn at_the_quota_of_all_tasks_calls_stay_synchronous() {
+    let hits = Hits::of("limits.tasks");
     let world = limited("limits: { tasks: 1 }").await;
     becomes_a_task(&world, &world.tasker().bearing("alice"), "done").await;
     stays_synchronous(&world, &world.tasker().bearing("bob")).await;
+    hits.are(1).await;
 }
 
 #[tokio::test]
@@ -70,6 +74,7 @@ async fn does_not_fit(world: &World, client: &Client, text: &str) -> String {
 
 #[tokio::test]
 async fn a_result_that_does_not_fit_ends_its_task_with_the_limit_named() {
+    let hits = Hits::of("limits.stored_bytes");
     let world = limited("limits: { stored_bytes: 100000 }").await;
     let client = world.tasker();
     // All of them are admitted, as nothing is kept yet.
@@ -94,10 +99,12 @@ async fn a_result_that_does_not_fit_ends_its_task_with_the_limit_named() {
     assert_eq!(kept, 3);
     let small = becomes_a_task(&world, &client, "what is small is kept").await;
     assert_eq!(client.task(&small).await["status"], "completed");
+    hits.are(5).await;
 }
 
 #[tokio::test]
 async fn one_caller_cannot_take_the_room_of_all() {
+    let hits = Hits::of("limits.stored_bytes_per_principal");
     let world = limited("limits: { stored_bytes_per_principal: 50000 }").await;
     let (alice, bob) = (world.tasker().bearing("alice"), world.tasker().bearing("bob"));
     let large = "x".repeat(30_000);
@@ -108,6 +115,7 @@ async fn one_caller_cannot_take_the_room_of_all() {
     let others = becomes_a_task(&world, &bob, &large).await;
     assert_eq!(bob.task(&others).await["status"], "completed");
     assert_eq!(alice.task(&kept).await["status"], "completed", "nothing is evicted");
+    hits.are(1).await;
 }
 
 #[tokio::test]
@@ -143,6 +151,7 @@ async fn refused_in_the_end(client: &Client, method: &str, params: Value) -> Str
 
 #[tokio::test]
 async fn a_caller_that_polls_too_often_is_told_which_limit_it_met() {
+    let hits = Hits::of("limits.polls_per_second");
     let world = limited("limits: { polls_per_second: 2 }").await;
     let (alice, bob) = (world.tasker().bearing("alice"), world.tasker().bearing("bob"));
     let waiting = alice.call("slow").await;
@@ -152,10 +161,12 @@ async fn a_caller_that_polls_too_often_is_told_which_limit_it_met() {
     assert!(message.contains("limits.polls_per_second"), "{message}");
     assert_eq!(bob.of_task("tasks/get", &task).await.refusal(), (200, -32602), "others are not concerned");
     call.says("done");
+    hits.are(1).await;
 }
 
 #[tokio::test]
 async fn a_caller_that_guesses_ids_is_told_which_limit_it_met() {
+    let hits = Hits::of("limits.misses_per_minute");
     let world = limited("limits: { misses_per_minute: 2 }").await;
     let client = world.tasker();
     let message = refused_in_the_end(&client, "tasks/get", json!({ "taskId": "guess" })).await;
@@ -166,10 +177,12 @@ async fn a_caller_that_guesses_ids_is_told_which_limit_it_met() {
     let task = waiting.answer().await.task();
     assert_eq!(client.task(&task).await["status"], "working");
     call.says("done");
+    hits.are(1).await;
 }
 
 #[tokio::test]
 async fn a_caller_may_have_so_many_streams_to_listen_on() {
+    let hits = Hits::of("limits.listens_per_principal");
     let world = limited("limits: { listens_per_principal: 1 }").await;
     let (alice, bob) = (world.client().bearing("alice"), world.client().bearing("bob"));
     let asked = json!({ "toolsListChanged": true });
@@ -180,6 +193,7 @@ async fn a_caller_may_have_so_many_streams_to_listen_on() {
     assert_eq!(refused.refusal(), (429, -31006));
     let message = refused.error()["message"].as_str().expect("words").to_owned();
     assert!(message.contains("limits.listens_per_principal"), "{message}");
+    hits.are(1).await;
     bob.listen(asked.clone()).await.notice("notifications/subscriptions/acknowledged").await;
     open.leave();
     // Its place is free as soon as its end has been noticed.

@@ -2,7 +2,7 @@
 //! none of it is lost when everything is joined.
 
 use super::world::{ALWAYS, Setup, World};
-use crate::support::clients::Version;
+use crate::support::{clients::Version, hits::Hits};
 use serde_json::json;
 
 #[tokio::test]
@@ -50,6 +50,8 @@ async fn http_2_serves_calls_tasks_and_listeners_on_one_connection() {
 
 #[tokio::test]
 async fn what_is_too_large_or_too_deep_is_refused_before_the_server_hears_of_it() {
+    let large_ones = Hits::of("limits.body_bytes");
+    let deep_ones = Hits::of("limits.depth");
     let world = Setup::new().top("limits: { body_bytes: 4KiB, depth: 16 }").start().await;
     let large = json!({ "name": "t", "arguments": { "a": "x".repeat(8 << 10) } });
     let answer = world.client().ask("tools/call", large).await;
@@ -59,6 +61,7 @@ async fn what_is_too_large_or_too_deep_is_refused_before_the_server_hears_of_it(
     let answer = world.client().ask("tools/call", json!({ "name": "t", "arguments": { "a": deep } })).await;
     assert_eq!(answer.refusal(), (400, -32600));
     assert_eq!(world.server.log().len(), 0);
+    tokio::join!(large_ones.are(1), deep_ones.are(1));
 }
 
 #[tokio::test]

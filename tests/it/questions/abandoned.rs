@@ -4,7 +4,7 @@ use super::talk::{
     Asking, Questions, Setup, Talk, WAYS, Way, World, accept, asked, asked_with_tasks, form, refusal, roots,
     sampling,
 };
-use crate::support::time::passes;
+use crate::support::{hits::Hits, time::passes};
 use http::Method;
 use serde_json::json;
 use std::time::Duration;
@@ -13,6 +13,7 @@ const BRIEFLY: &str = "questions: { park: 200ms }";
 
 #[tokio::test]
 async fn a_question_nobody_answers_in_time_is_cancelled_and_so_is_its_call() {
+    let hits = Hits::of("questions.park");
     for way in WAYS {
         let world = World::with(BRIEFLY).await;
         let talk = Talk::tool(&asked(&world));
@@ -38,6 +39,8 @@ async fn a_question_nobody_answers_in_time_is_cancelled_and_so_is_its_call() {
         world.server.seen(|seen| seen.http == Method::DELETE && seen.session() == session).await;
         assert_eq!(world.calls(), 1);
     }
+    // Once a call, however much it has asked.
+    hits.are(WAYS.len() as u64).await;
 }
 
 #[tokio::test]

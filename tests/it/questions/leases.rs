@@ -5,6 +5,7 @@ use super::talk::{
 };
 use crate::support::{
     clients::soon,
+    hits::Hits,
     servers::{Get, Seen},
     time::passes,
 };
@@ -93,6 +94,7 @@ async fn one_callers_sequential_calls_meet_the_same_session() {
 
 #[tokio::test]
 async fn at_the_limit_of_sessions_calls_wait_for_one() {
+    let hits = Hits::of("limits.sessions");
     let world = Setup::new().top("limits: { sessions: 2 }").start().await;
     let talk = Talk::tool(&asked(&world));
     let waiting = [talk.begin().await, talk.begin().await, talk.begin().await];
@@ -111,6 +113,7 @@ async fn at_the_limit_of_sessions_calls_wait_for_one() {
         waiting.answer().await.result();
     }
     assert_eq!(world.server.messages("initialize"), 2);
+    hits.are(1).await;
 }
 
 #[tokio::test]
@@ -268,6 +271,7 @@ async fn a_task_that_shares_its_session_keeps_no_call_from_its_turn_either() {
 
 #[tokio::test]
 async fn the_sessions_of_tasks_are_bounded_and_beyond_them_a_task_counts_as_a_call() {
+    let hits = Hits::of("limits.task_sessions");
     let world = with_jobs()
         .top("limits: { sessions: 1, task_sessions: 2 }")
         // Long enough for a session that is given back.
@@ -295,6 +299,7 @@ async fn the_sessions_of_tasks_are_bounded_and_beyond_them_a_task_counts_as_a_ca
     let waiting = Talk::tool(&client).begin().await;
     Asking::next(&world, Way::OnTheSession).await.says("fast");
     waiting.answer().await.result();
+    hits.are(1).await;
 }
 
 #[tokio::test]

@@ -21,17 +21,23 @@ impl Proxy {
     }
 }
 
-async fn asked(admin: &Client, host: &str) -> Answer {
+async fn asked(admin: &Client, host: &str, path: &str) -> Answer {
     let mut request = admin.with("host", host).spelled("", None, String::new());
     *request.method_mut() = Method::GET;
-    *request.uri_mut() = "/processes".parse().expect("a path");
+    *request.uri_mut() = path.parse().expect("a path");
     admin.send_request(request).await.answer().await
 }
 
-/// What is said of the only route.
+/// How often this limit was met.
+async fn hits(admin: &Client, key: &str) -> u64 {
+    let limits = asked(admin, "localhost", "/limits").await.json();
+    let limit = limits.as_array().expect("a list").iter().find(|limit| limit["limit"] == key);
+    limit.expect("it is there")["hits"].as_u64().expect("a number")
+}
+
+/// What is said of the first route.
 async fn processes(admin: &Client) -> Value {
-    let mut said = asked(admin, "localhost").await.json();
-    assert_eq!(said["routes"].as_array().map(Vec::len), Some(1), "{said}");
+    let mut said = asked(admin, "localhost", "/processes").await.json();
     assert_eq!(said["routes"][0]["path"], "/mcp");
     said["routes"][0].take()
 }
@@ -94,7 +100,7 @@ async fn an_operator_sees_what_runs_and_what_the_last_that_ended_said() {
     assert_eq!((&said["starts"], &said["last_ended"]), (&json!(3), ended));
     assert_ne!(said["running"][1]["pid"], running[0]["pid"]);
     // As everything there: a web page must not reach it through a reader's browser.
-    let foreign = asked(&admin, "evil.example.com").await;
+    let foreign = asked(&admin, "evil.example.com", "/processes").await;
     assert!(foreign.status == 403 && !foreign.body.contains("last words"), "{foreign:?}");
     waiting.abort();
     proxy.dies().await;
@@ -120,5 +126,23 @@ async fn a_process_of_one_caller_says_whose_and_one_that_did_not_come_up_is_told
     assert_eq!(proxy.client().call("echo").await.answer().await.error()["code"], -31001);
     let said = until(&admin, |said| !said["last_ended"].is_null()).await;
     assert_eq!(said["last_ended"]["how"], "exit status: 7");
+    proxy.stops().await;
+}
+
+#[tokio::test]
+async fn an_operator_sees_that_a_process_did_not_come_up_in_time() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("deferral.yaml");
+    let text = format!(
+        "listen: 127.0.0.1:0\nadmin: 127.0.0.1:0\nroutes:\n\
+         - {{ upstream: {{ command: [python3, '{SERVER}', hangs], inherit_env: all, start_timeout: 200ms }} }}\n"
+    );
+    std::fs::write(&path, text).expect("it can be written");
+    let proxy = Proxy::with(&["--config", path.to_str().expect("a plain path")]);
+    let admin = proxy.admin().await;
+    assert_eq!(hits(&admin, "upstream.start_timeout").await, 0);
+    let hanging = proxy.client().call("echo").await.answer().await.error();
+    assert!(hanging["message"].to_string().contains("upstream.start_timeout"), "{hanging}");
+    assert_eq!(hits(&admin, "upstream.start_timeout").await, 1);
     proxy.stops().await;
 }

@@ -5,6 +5,7 @@ pub(crate) mod clients;
 pub(crate) mod collector;
 pub(crate) mod connect_proxy;
 pub(crate) mod faulty;
+pub(crate) mod hits;
 pub(crate) mod json;
 pub(crate) mod servers;
 pub(crate) mod time;

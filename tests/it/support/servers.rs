@@ -22,7 +22,7 @@ use std::{
     time::Duration,
 };
 use tokio::{
-    net::{TcpListener, TcpSocket},
+    net::{TcpListener, TcpSocket, TcpStream},
     sync::{mpsc, oneshot, watch},
     task::JoinHandle,
     time::timeout,
@@ -40,6 +40,26 @@ pub(crate) struct LegacyServer {
 ///
 /// One that was only free a moment ago may be given to the next who asks for any, as a proxy in front of it does.
 pub(crate) struct Nobody(TcpSocket);
+
+/// A server that takes no further connection: its queue is one, and nobody empties it.
+pub(crate) struct Crowd {
+    pub(crate) addr: SocketAddr,
+    _listener: TcpListener,
+    _waiting: Vec<TcpStream>,
+}
+
+/// The system answers no further handshake there.
+pub(crate) async fn crowded() -> Crowd {
+    let socket = TcpSocket::new_v4().expect("a socket");
+    socket.bind("127.0.0.1:0".parse().expect("an address")).expect("a port");
+    let listener = socket.listen(1).expect("a queue");
+    let addr = listener.local_addr().expect("an address");
+    let mut waiting = Vec::new();
+    while let Ok(Ok(socket)) = timeout(Duration::from_millis(100), TcpStream::connect(addr)).await {
+        waiting.push(socket);
+    }
+    Crowd { addr, _listener: listener, _waiting: waiting }
+}
 
 /// How a server keeps house.
 pub(crate) struct Options {
@@ -713,7 +733,7 @@ async fn accepting(
                 // A client that trusts nobody here, or is not trusted, leaves in the middle.
                 let Ok(mut client) = acceptor.accept(socket).await else { return };
                 note(client.get_ref().1.server_name());
-                let mut server = tokio::net::TcpStream::connect(server).await.expect("the server runs");
+                let mut server = TcpStream::connect(server).await.expect("the server runs");
                 let _ = tokio::io::copy_bidirectional(&mut client, &mut server).await;
             });
         }

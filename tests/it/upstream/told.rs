@@ -3,6 +3,7 @@
 
 use super::{ASKABLE, Running, World, elicitation, request};
 use crate::support::{
+    hits::Hits,
     servers::{Call, Canned, Events, Options, Seen},
     time::passes,
 };
@@ -201,6 +202,7 @@ async fn flood() -> Flood {
 
 #[tokio::test]
 async fn pings_without_end_take_a_bounded_number_of_connections_and_hold_up_nobody() {
+    let hits = Hits::of("limits.messages");
     let Flood { world, other, relents: _relents } = flood().await;
     let (mut call, arrived) = other;
     // Lists, other calls, and what must reach the server have their way.
@@ -223,6 +225,7 @@ async fn pings_without_end_take_a_bounded_number_of_connections_and_hold_up_nobo
     assert_eq!(world.server.count(is_pong), PLACES / 2, "half of the places at most");
     let connections = world.server.log().iter().map(|seen| seen.connection).max();
     assert!(connections.is_some_and(|n| n < 3 * PLACES), "{connections:?} for {PINGS} pings");
+    assert!(hits.now() > 0, "{}", hits.now());
 }
 
 #[tokio::test]

@@ -19,7 +19,7 @@ use super::{
 use crate::{
     protocol::Method,
     telemetry::Limit,
-    upstream::{CallError, wire::Wire},
+    upstream::{CallError, Limits, wire::Wire},
 };
 
 /// Who has which session here, and who waits for a turn.
@@ -109,8 +109,7 @@ impl<W: Wire> Group<W> {
             seats.queue.push_back(Waiting { who, turn: sender });
             let must_wait = !seats.can_serve(limits);
             if must_wait {
-                // It may still be served at once, where a task makes room.
-                if is_task { Limit::TaskSessions.hit() } else { Limit::Sessions.hit() }
+                count(&seats, limits, is_task);
             }
             if seats.queue.len() > limits.queue && must_wait {
                 // Those who left while they waited take nobody's place.
@@ -208,6 +207,21 @@ impl<W: Wire> Group<W> {
         let promise = Promise { group: Some(self.clone()), call: next.who.call };
         seats.promised.push(next.who);
         Some((next.turn, Turn::Open(promise)))
+    }
+}
+
+/// Counts the limits by which a call, or a task, is kept waiting.
+fn count<W: Wire>(seats: &Seats<W>, limits: &Limits, is_task: bool) {
+    if !is_task {
+        Limit::Sessions.hit();
+    }
+    // Tasks may have room where calls have none; those beyond it have the room of calls.
+    let is_full = match is_task {
+        true => !seats.has_room(limits, true),
+        false => seats.tasks() > limits.task_sessions,
+    };
+    if is_full {
+        Limit::TaskSessions.hit();
     }
 }
 
