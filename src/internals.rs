@@ -4,7 +4,7 @@
 //! A test that needs more adds its line to the folder it needs it from.
 
 pub mod app {
-    pub use crate::app::{Running, start, start_before, start_on, start_with};
+    pub use crate::app::{Error, Running, start, start_before, start_on, start_with};
 }
 
 pub mod bridge {
@@ -32,7 +32,7 @@ pub mod bridge {
 }
 
 pub mod admin {
-    pub use crate::admin::Config;
+    pub use crate::admin::{Changed, Config};
 }
 
 pub mod config {

@@ -101,8 +101,9 @@ pub(super) fn stream(parts: &Parts) -> Answer {
 }
 
 /// Tells those who watch, for as long as it is polled.
-pub(super) async fn told(parts: Arc<Parts>) {
-    let Events { latest, begins, .. } = &parts.events;
+pub(super) async fn told(parts: impl Fn() -> Arc<Parts> + Send) {
+    let events = Arc::clone(&parts().events);
+    let Events { latest, begins, .. } = &*events;
     loop {
         if latest.receiver_count() == 0 {
             // What was is of no use to whoever comes later.
@@ -110,7 +111,7 @@ pub(super) async fn told(parts: Arc<Parts>) {
             begins.notified().await;
             continue;
         }
-        let event = format!("event: state\ndata: {}\n\n", state(&parts).await);
+        let event = format!("event: state\ndata: {}\n\n", state(&parts()).await);
         latest.send_replace(event.into());
         sleep(PERIOD).await;
     }

@@ -14,6 +14,7 @@
 //! | `events.rs` | `/events`: all of it once a second, for a page |
 //! | `health.rs` | `/live` and `/ready` |
 //! | `metrics.rs` | `/metrics`, `/tools`, `/limits` |
+//! | `reload.rs` | `/reload` |
 //! | `processes.rs` | `/processes` |
 //! | `page.rs`, `page/` | `/`, for a browser |
 
@@ -24,11 +25,13 @@ mod health;
 mod metrics;
 mod page;
 mod processes;
+mod reload;
 mod router;
 mod routes;
 mod server;
 mod tasks;
 
 pub use events::Events;
+pub use reload::{Asked, Changed, Reloaded, Reloads};
 pub use routes::ShownRoute;
-pub use server::{Bound, Config, Error, Parts, serve};
+pub use server::{Bound, Config, Error, Parts, Prepared, serve};

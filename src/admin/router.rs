@@ -101,6 +101,12 @@ pub(super) static SERVED: &[Served] = &[
         answer: |parts, _| Box::pin(async move { json(StatusCode::OK, parts.settings.clone()) }),
     },
     Served {
+        method: Method::POST,
+        path: "/reload",
+        may: May::Change,
+        answer: |parts, _| Box::pin(async move { parts.reloads.answer().await }),
+    },
+    Served {
         method: Method::GET,
         path: "/events",
         may: May::Read,

@@ -6,6 +6,7 @@ use serde::Serialize;
 use std::sync::Arc;
 
 /// A route as it was configured, with what it is in front of.
+#[derive(Clone)]
 pub struct ShownRoute {
     pub route: Arc<policy::Route>,
     /// The URL without what may hold a key, or the name of the program.

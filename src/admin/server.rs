@@ -6,6 +6,7 @@ use super::{
     gate::{self, Gate},
     health,
     processes::Servers,
+    reload::Reloads,
     router::{self, Asked},
     routes::ShownRoute,
 };
@@ -13,7 +14,7 @@ use crate::{
     front::{Paced, TlsError, TlsPaths, acceptor},
     policy::{Access, Tokens},
     proxy::{Ledger, Operators},
-    runtime::{Listener, Net, Stopping, Stream, random},
+    runtime::{Listener, Live, Net, Stopping, Stream, random},
 };
 use bytes::Bytes;
 use http::{Request, StatusCode};
@@ -63,6 +64,7 @@ pub struct Config {
 }
 
 /// What operators are shown, and may change.
+#[derive(Clone)]
 pub struct Parts {
     /// Hosts and origins that may come in: those of the clients' address.
     pub access: Access,
@@ -71,11 +73,13 @@ pub struct Parts {
     /// The configuration in force, as JSON without secrets.
     pub settings: Bytes,
     pub ledger: Arc<Ledger>,
-    pub operators: Operators,
+    pub operators: Arc<Operators>,
     pub stopping: Stopping,
     /// Whether `/ready` needs each route's server.
     pub needs_servers: bool,
-    pub events: Events,
+    pub events: Arc<Events>,
+    /// Where to ask for the configuration to be read again.
+    pub reloads: Reloads,
 }
 
 // === impl Parts ===
@@ -87,14 +91,14 @@ impl Parts {
     }
 }
 
-/// What every connection shares.
+/// What every request shares, until the configuration is read again.
 struct Shared {
     parts: Arc<Parts>,
     gate: Gate,
+    tls: Option<TlsAcceptor>,
 }
 
 /// A server at work.
-#[derive(Debug)]
 pub struct Bound {
     /// What is really listened on: port 0 has become a number.
     pub address: SocketAddr,
@@ -102,6 +106,15 @@ pub struct Bound {
     pub link: Link,
     /// Serves until it is aborted, and takes its connections with it.
     pub task: JoinHandle<()>,
+    shared: Live<Shared>,
+    /// The token that was made, where none is configured.
+    made: Tokens,
+}
+
+/// How operators are let in from now on.
+pub struct Prepared {
+    gate: Gate,
+    tls: Option<TlsAcceptor>,
 }
 
 /// A URL that may hold a token: shown to whoever started the proxy, and to no log. `Debug` hides it.
@@ -124,25 +137,22 @@ pub enum Error {
 /// [`Error`] names the address or the file.
 pub fn serve(config: Config, parts: Parts) -> Result<Bound, Error> {
     let address = config.listen;
-    let tls = config.tls.as_ref().map(|paths| acceptor(paths, &[b"http/1.1"])).transpose()?;
+    let made = config.tokens.is_empty().then(|| hex(&random::<32>()));
+    let tokens = made.as_deref().map(gate::only).unwrap_or_default();
+    let Prepared { gate, tls } = Prepared::of(&config, &tokens)?;
     let listener = Net::System.listen(address).map_err(|source| Error::Bind { address, source })?;
     let address = listener.address().unwrap_or(address);
-    let made = config.tokens.is_empty().then(|| hex(&random::<32>()));
     let link = Link::new(address, tls.is_some(), made.as_deref());
-    let gate = Gate {
-        is_exposed: config.is_exposed(),
-        where_found: if made.is_some() { gate::PRINTED } else { gate::CONFIGURED },
-        tokens: made.map_or(config.tokens, |token| gate::only(&token)),
-    };
-    let shared = Shared { parts: Arc::new(parts), gate };
-    let task = tokio::spawn(accept(listener, tls, Arc::new(shared)));
-    Ok(Bound { address, link, task })
+    let shared = Live::new(Shared { parts: Arc::new(parts), gate, tls });
+    let task = tokio::spawn(accept(listener, shared.clone()));
+    Ok(Bound { address, link, task, shared, made: tokens })
 }
 
-async fn accept(mut listener: Listener, tls: Option<TlsAcceptor>, shared: Arc<Shared>) {
+async fn accept(mut listener: Listener, shared: Live<Shared>) {
     // Dropped with this task, and every connection with it.
     let (mut connections, mut own) = (JoinSet::new(), JoinSet::new());
-    own.spawn(events::told(Arc::clone(&shared.parts)));
+    let parts = shared.clone();
+    own.spawn(events::told(move || Arc::clone(&parts.now().parts)));
     loop {
         while connections.len() >= CONNECTIONS {
             connections.join_next().await;
@@ -151,7 +161,7 @@ async fn accept(mut listener: Listener, tls: Option<TlsAcceptor>, shared: Arc<Sh
             Some(_ended) = connections.join_next() => {}
             accepted = listener.accept() => match accepted {
                 Ok(stream) => {
-                    connections.spawn(met(stream, tls.clone(), Arc::clone(&shared)));
+                    connections.spawn(met(stream, shared.now().tls.clone(), shared.clone()));
                 }
                 Err(error) => {
                     tracing::warn!(target: "deferral", event = "admin_accept_failed", %error);
@@ -162,7 +172,7 @@ async fn accept(mut listener: Listener, tls: Option<TlsAcceptor>, shared: Arc<Sh
     }
 }
 
-async fn met(stream: Stream, tls: Option<TlsAcceptor>, shared: Arc<Shared>) {
+async fn met(stream: Stream, tls: Option<TlsAcceptor>, shared: Live<Shared>) {
     // Right on the socket, so that a client that takes nothing holds no place among the few.
     let stream = Paced::new(stream, WRITE);
     let Some(tls) = tls else { return connection(stream, shared).await };
@@ -172,9 +182,9 @@ async fn met(stream: Stream, tls: Option<TlsAcceptor>, shared: Arc<Shared>) {
     }
 }
 
-async fn connection(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, shared: Arc<Shared>) {
+async fn connection(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, shared: Live<Shared>) {
     let answer = service_fn(|request| {
-        let shared = Arc::clone(&shared);
+        let shared = shared.kept();
         async move { Ok::<_, Infallible>(answer(request, &shared).await) }
     });
     // What goes wrong here is its client's affair.
@@ -218,6 +228,44 @@ where
 
 fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+// === impl Bound ===
+
+impl Bound {
+    /// Gets ready to let operators in by another configuration, at the same address.
+    ///
+    /// # Errors
+    /// [`Error::Tls`] names the file.
+    pub fn prepare(&self, config: &Config) -> Result<Prepared, Error> {
+        Prepared::of(config, &self.made)
+    }
+
+    /// What operators are shown.
+    pub fn parts(&self) -> Parts {
+        Parts::clone(&self.shared.now().parts)
+    }
+
+    /// From the next request on they are let in so, and shown this.
+    pub fn renew(&self, Prepared { gate, tls }: Prepared, parts: Parts) {
+        self.shared.set(Shared { parts: Arc::new(parts), gate, tls });
+    }
+}
+
+// === impl Prepared ===
+
+impl Prepared {
+    /// `made` is the token that holds where none is configured.
+    fn of(config: &Config, made: &Tokens) -> Result<Self, Error> {
+        let tls = config.tls.as_ref().map(|paths| acceptor(paths, &[b"http/1.1"])).transpose()?;
+        let is_made = config.tokens.is_empty();
+        let gate = Gate {
+            is_exposed: config.is_exposed(),
+            where_found: if is_made { gate::PRINTED } else { gate::CONFIGURED },
+            tokens: if is_made { made.clone() } else { config.tokens.clone() },
+        };
+        Ok(Self { gate, tls })
+    }
 }
 
 // === impl Link ===
@@ -292,11 +340,12 @@ mod tests {
             servers: Servers::new(),
             routes: Vec::new(),
             settings: "{}".into(),
-            operators: Operators::new(Arc::clone(&ledger), Arc::default(), &[1; 32]),
+            operators: Arc::new(Operators::new(Arc::clone(&ledger), Arc::default(), &[1; 32])),
             ledger,
             stopping,
             needs_servers: false,
-            events: Events::new("2026-07-28T10:30:00.000Z".to_owned()),
+            events: Arc::new(Events::new("2026-07-28T10:30:00.000Z".to_owned())),
+            reloads: Reloads::none(),
         }
     }
 
@@ -347,11 +396,12 @@ mod tests {
         const WATCH: &[u8] = b"GET /events HTTP/1.1\r\nhost: localhost\r\n\r\n";
         let (_drain, stopping) = Drain::new();
         let gate = Gate { tokens: gate::only("x"), is_exposed: false, where_found: gate::PRINTED };
-        let shared = Arc::new(Shared { parts: Arc::new(parts(ledger(), stopping)), gate });
-        let telling = tokio::spawn(events::told(Arc::clone(&shared.parts)));
+        let parts = Arc::new(parts(ledger(), stopping));
+        let shared = Live::new(Shared { parts: Arc::clone(&parts), gate, tls: None });
+        let telling = tokio::spawn(events::told(move || Arc::clone(&parts)));
         let watch = |room: usize| {
             let (client, server) = tokio::io::duplex(room);
-            (client, tokio::spawn(connection(Paced::new(server, WRITE), Arc::clone(&shared))))
+            (client, tokio::spawn(connection(Paced::new(server, WRITE), shared.clone())))
         };
         let (mut silent, of_silent) = watch(512);
         silent.write_all(WATCH).await.expect("it is read");

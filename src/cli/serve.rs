@@ -13,7 +13,10 @@ use crate::{
     runtime::wall_clock,
     telemetry,
 };
-use std::{path::PathBuf, process::ExitCode};
+use std::{
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
 
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct Args {
@@ -23,6 +26,9 @@ pub struct Args {
     /// The configuration file, or `-` for the standard input; flags beside it override it.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
+    /// Read the configuration again when it changes, or a file that it names does, as at SIGHUP.
+    #[arg(long, requires = "config")]
+    watch: bool,
     /// Where clients come in [default: 127.0.0.1:8808].
     #[arg(long, value_name = "ADDR:PORT", value_parser = like(values::address))]
     listen: Option<String>,
@@ -98,7 +104,7 @@ pub fn run(args: &Args) -> ExitCode {
         LogFormat::Json => telemetry::Format::Json,
     };
     let _log = telemetry::log::start(format, config.log.level.as_deref(), wall_clock);
-    let served = super::runtime().block_on(app::run(config, |running| {
+    let served = super::runtime().block_on(app::run(config, args.source(), |running| {
         for path in &running.paths {
             for address in &running.addresses {
                 println!("listening on {}", running.url(address, path));
@@ -135,6 +141,20 @@ impl Args {
             return Err(Error::NoServer);
         }
         Ok(config::load_with(self.config.as_deref(), |file, problems| self.overlay(file, problems))?)
+    }
+
+    /// Where the configuration is read again.
+    fn source(&self) -> app::Source {
+        let args = self.clone();
+        let read = move || match args.config.as_deref() {
+            Some(path) if path == Path::new("-") => Err(
+                "the configuration came on the standard input, which is read once; name a file to have it \
+                     read again"
+                    .to_owned(),
+            ),
+            _ => args.config().map_err(|error| error.to_string()),
+        };
+        app::Source { read: Box::new(read), watched: self.watch }
     }
 
     /// `log` may be a word or a mapping; where a level is given it is one.
@@ -306,7 +326,7 @@ mod tests {
     use super::*;
     use crate::policy::Mode;
     use clap::Parser;
-    use std::{path::Path, time::Duration};
+    use std::time::Duration;
 
     #[derive(Parser)]
     struct Words {

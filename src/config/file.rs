@@ -8,7 +8,7 @@
 //! server behind it, `limits` those of `limits` and `timeouts`.
 
 use super::{
-    At, Config, DEFAULT_DRAIN, Log, Ready, Settings, Store,
+    At, Config, DEFAULT_DRAIN, Files, Log, Ready, Settings, Store,
     kind::{addresses, drain, key_source, log, required, store, string, text, token_source, url},
     limits::{limits, timeouts},
     operators::{self, operators},
@@ -92,6 +92,7 @@ pub(super) fn file(s: &mut Section<'_, '_>, around: Surroundings<'_>) -> Config 
         ready: s.key("ready", "What `/ready` of the operator's address needs.").section("`ready`", ready),
         traces: traces(telemetry, around, s),
         settings: Settings::default(),
+        files: Files::default(),
         routes: together::routes(routes, s),
         front: front::Config {
             listen: listen.value.into_iter().map(|address| address.value).collect(),

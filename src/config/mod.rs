@@ -9,6 +9,7 @@
 //! Begin with [`Config`] and [`load`]. `section` is how keys are declared, `kind` what they may be, [`values`] reads
 //! the single values, [`schema()`] describes the file to editors, [`secret`] keeps what must not be shown.
 
+mod changes;
 pub mod file;
 mod kind;
 mod limits;
@@ -28,6 +29,8 @@ pub mod values;
 mod variables;
 mod yaml;
 
+pub use changes::Files;
+use changes::NamedFile;
 pub use problem::{At, Place, Problem, Problems};
 pub use settings::Settings;
 pub use surroundings::Environment;
@@ -70,6 +73,8 @@ pub struct Config {
     pub traces: Option<trace::Settings>,
     /// All of it as operators are shown it.
     pub settings: Settings,
+    /// The files it was read from: itself, where it is one, and those that it names.
+    pub files: Files,
 }
 
 /// One endpoint and the server behind it.
@@ -249,7 +254,9 @@ fn parse_and(
         overlay(&mut node, &mut report.problems);
         let name = path.as_deref().map(Path::to_string_lossy);
         let config = section::read(&node, TOP, &mut report, |s| file::file(s, around))?;
-        Some(Config { settings: Settings::of(name.as_deref(), &node), ..config })
+        let itself = path.clone().filter(|path| path != Path::new(STDIN)).map(NamedFile::itself);
+        let files = Files(itself.into_iter().chain(changes::named(&node, &folder)).collect());
+        Some(Config { settings: Settings::of(name.as_deref(), &node), files, ..config })
     });
     let Report { mut problems, mut doubts } = report;
     variables::name_values(&mut problems, &used);

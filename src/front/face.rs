@@ -139,6 +139,7 @@ where
     let (head, body) = request.into_parts();
     line.by(principal(&front.principals, service.route(), line.token(), &head.headers));
     async move {
+        let _arriving = service.arriving();
         let asked = match read(&front, &head, body, turned_away, &mut line).await {
             Reading::Request(call, capabilities) => {
                 modern::ask(&front, &*service, &head, (*call, capabilities), &mut line)

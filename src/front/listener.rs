@@ -11,7 +11,7 @@
 //! what is rare and large is boxed.
 
 use super::{
-    Error, Front,
+    Error, Front, Lasting,
     arrival::Arrival,
     connection::{Connection, Head, Io, Version, tell_version},
     layers::trace::Line,
@@ -20,7 +20,7 @@ use super::{
     rest::{self, Guest},
     write_timeout::{Paced, Paces, Portions},
 };
-use crate::runtime::{Listener, Net, Stopping, Stream, is_out_of_descriptors};
+use crate::runtime::{Listener, Live, Net, Stopping, Stream, is_out_of_descriptors};
 use crate::telemetry::Limit;
 use futures_util::{FutureExt, future::Map};
 use http::{HeaderMap, HeaderValue, header::COOKIE};
@@ -43,7 +43,7 @@ use std::{
 };
 use tokio::{
     io::{AsyncRead, AsyncWrite},
-    sync::{OwnedSemaphorePermit, Semaphore},
+    sync::{OwnedSemaphorePermit, Semaphore, mpsc},
     time::{sleep, timeout},
 };
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
@@ -64,17 +64,38 @@ const CONNECTION_WINDOW: u32 = 256 << 10;
 
 /// Sockets that listen.
 pub(super) struct Listeners {
-    sockets: Vec<Listener>,
-    /// What is really listened on.
-    pub(super) addresses: Vec<SocketAddr>,
+    /// With the addresses that were asked for, and are really listened on.
+    sockets: Vec<(Listening, Listener)>,
     /// The socket to ask first next time, so that a busy one does not keep others waiting.
     next: usize,
+}
+
+/// Where a socket listens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Listening {
+    /// As it is configured.
+    pub(super) wanted: SocketAddr,
+    /// Port 0 has become a number.
+    pub(super) address: SocketAddr,
+}
+
+/// To other addresses.
+pub(super) struct Move {
+    pub(super) kept: Vec<Listening>,
+    pub(super) further: Listeners,
+}
+
+/// By what is served, until the configuration is read again.
+pub(super) struct Generation<S> {
+    pub(super) front: Arc<Front>,
+    pub(super) stack: S,
+    pub(super) tls: Option<TlsAcceptor>,
 }
 
 /// One connection on its way.
 struct Visit<S> {
     front: Arc<Front>,
-    stack: S,
+    generations: Live<Generation<S>>,
     leaving: Leaving,
 }
 
@@ -87,7 +108,7 @@ struct Leaving {
 /// One connection's way into the stack.
 #[derive(Clone)]
 struct Door<S> {
-    stack: S,
+    generations: Live<Generation<S>>,
     front: Arc<Front>,
     connection: Arc<Connection>,
 }
@@ -146,30 +167,38 @@ impl<S> Serves for S where
 /// to close, and asks one that rests to; new ones queue in the system meanwhile.
 pub(super) async fn accept<S: Serves>(
     mut listeners: Listeners,
-    tls: Option<TlsAcceptor>,
-    front: Arc<Front>,
-    stack: S,
+    mut moves: mpsc::UnboundedReceiver<Move>,
+    generations: Live<Generation<S>>,
+    lasting: Arc<Lasting>,
     stopping: Stopping,
 ) {
-    let places = Arc::new(Semaphore::new(front.limits.connections.min(Semaphore::MAX_PERMITS)));
+    let places = Arc::new(Semaphore::new(lasting.connections.min(Semaphore::MAX_PERMITS)));
     let mut stopped = pin!(stopping.stopped());
     loop {
-        let accepted = async {
-            let stream = listeners.accept().await?;
-            Ok::<_, io::Error>((stream, place(&places, &front).await))
-        };
         let accepted = tokio::select! {
             // Stopping wins: what is accepted now could only be turned away.
             biased;
             () = &mut stopped => return,
-            accepted = accepted => accepted,
+            Some(to) = moves.recv() => {
+                listeners.go(to);
+                continue;
+            }
+            accepted = listeners.accept() => accepted,
         };
         match accepted {
-            Ok((stream, place)) => {
-                let guest = front.guests.admit(front.clock.now());
+            Ok(stream) => {
+                let place = tokio::select! {
+                    biased;
+                    () = &mut stopped => return,
+                    place = place(&places, &lasting) => place,
+                };
+                let guest = lasting.guests.admit(lasting.clock.now());
                 let leaving = Leaving { stopping: stopping.clone(), guest };
-                let visit = Visit { front: Arc::clone(&front), stack: stack.clone(), leaving };
-                let tls = tls.clone();
+                let (front, tls) = {
+                    let generation = generations.now();
+                    (Arc::clone(&generation.front), generation.tls.clone())
+                };
+                let visit = Visit { front, generations: generations.clone(), leaving };
                 stopping.spawn(async move {
                     let _place = (place, Limit::Connections.take(1));
                     visit.connection(stream, tls).await;
@@ -178,8 +207,8 @@ pub(super) async fn accept<S: Serves>(
             Err(error) => {
                 tracing::warn!(target: "deferral", event = "accept_failed", %error);
                 // Mostly there are no descriptors left, and what rests has one.
-                front.guests.make_room(front.clock.now());
-                let room = front.room.as_ref().filter(|_| is_out_of_descriptors(&error));
+                lasting.guests.make_room(lasting.clock.now());
+                let room = lasting.room.as_ref().filter(|_| is_out_of_descriptors(&error));
                 let _asked = room.and_then(|room| room.relieve());
                 sleep(ACCEPT_PAUSE).await;
             }
@@ -188,7 +217,7 @@ pub(super) async fn accept<S: Serves>(
 }
 
 /// A place for one more connection.
-async fn place(places: &Arc<Semaphore>, front: &Front) -> OwnedSemaphorePermit {
+async fn place(places: &Arc<Semaphore>, lasting: &Lasting) -> OwnedSemaphorePermit {
     if let Ok(place) = Arc::clone(places).try_acquire_owned() {
         return place;
     }
@@ -196,12 +225,12 @@ async fn place(places: &Arc<Semaphore>, front: &Front) -> OwnedSemaphorePermit {
         target: "deferral",
         event = "connections_full",
         limit = "limits.connections",
-        connections = front.limits.connections,
+        connections = lasting.connections,
     );
     Limit::Connections.hit();
     let mut waiting = pin!(Arc::clone(places).acquire_owned());
     loop {
-        front.guests.make_room(front.clock.now());
+        lasting.guests.make_room(lasting.clock.now());
         tokio::select! {
             biased;
             place = &mut waiting => return place.expect("the semaphore is never closed"),
@@ -313,7 +342,7 @@ impl<S: Serves> Visit<S> {
         let rest = &self.leaving.guest.rest;
         let (io, connection) =
             Io::new(stream, version, head, secure, self.front.timeouts.read_headers, Arc::clone(rest));
-        let door = Door { stack: self.stack.clone(), front: Arc::clone(&self.front), connection };
+        let door = Door { generations: self.generations.clone(), front: Arc::clone(&self.front), connection };
         // Errors of a connection are its client's affair: a departure, or bytes that are not HTTP,
         // which hyper has answered. What it held has been dropped, and that is how we notice.
         match version {
@@ -376,13 +405,28 @@ impl Listeners {
         if addresses.is_empty() {
             return Err(Error::NoAddress);
         }
-        let mut bound = Self { sockets: Vec::new(), addresses: Vec::new(), next: 0 };
-        for &address in addresses {
-            let socket = net.listen(address).map_err(|source| Error::Bind { address, source })?;
-            bound.addresses.push(socket.address().unwrap_or(address));
-            bound.sockets.push(socket);
-        }
-        Ok(bound)
+        let listen = |&wanted: &SocketAddr| {
+            let socket = net.listen(wanted).map_err(|source| Error::Bind { address: wanted, source })?;
+            Ok((Listening { wanted, address: socket.address().unwrap_or(wanted) }, socket))
+        };
+        Ok(Self { sockets: addresses.iter().map(listen).collect::<Result<_, Error>>()?, next: 0 })
+    }
+
+    /// None yet.
+    pub(super) const fn none() -> Self {
+        Self { sockets: Vec::new(), next: 0 }
+    }
+
+    /// What is really listened on.
+    pub(super) fn addresses(&self) -> impl Iterator<Item = Listening> {
+        self.sockets.iter().map(|(listening, _)| *listening)
+    }
+
+    /// Opens no more than is kept and added. Connections that were accepted go on.
+    fn go(&mut self, Move { kept, further }: Move) {
+        self.sockets.retain(|(listening, _)| kept.contains(listening));
+        self.sockets.extend(further.sockets);
+        self.next = 0;
     }
 
     async fn accept(&mut self) -> io::Result<Stream> {
@@ -391,7 +435,7 @@ impl Listeners {
 
     fn poll_accept(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Stream>> {
         for _ in 0..self.sockets.len() {
-            let socket = &mut self.sockets[self.next];
+            let (_, socket) = &mut self.sockets[self.next];
             let accepted = socket.poll_accept(cx);
             self.next = (self.next + 1) % self.sockets.len();
             if accepted.is_ready() {
@@ -415,7 +459,7 @@ impl<S: Serves> hyper::service::Service<http::Request<Incoming>> for Door<S> {
         let line = Line::begin(clock, Arc::clone(&self.connection), request.method().clone());
         let arrival = Arrival { request, line };
         // Each layer of the stack is always ready: what it has no room for it refuses.
-        let answer = self.stack.clone().call(arrival);
+        let answer = self.generations.now().stack.clone().call(arrival);
         Answering { answer, front: Arc::clone(&self.front), connection: Arc::clone(&self.connection) }
     }
 }

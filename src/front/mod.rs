@@ -20,12 +20,14 @@
 //! | `refused_streams.rs` | calls on one HTTP/2 connection beyond what it may carry |
 //! | `write_timeout.rs` | clients that take nothing of what is written to them |
 //! | `tls.rs` | certificates |
+//! | `renewal.rs` | another configuration, while it serves |
 //! | `stack.rs` | begins; the layers, the outermost first |
 //! | `arrival.rs` | a request on its way through them |
 //! | `layers/` | one file each |
 //! | `face.rs` | reads a request, and decides which face it is for |
 //! | `modern.rs` | 2026-07-28 over POST |
 //! | `legacy.rs` | older revisions, passed on to their server |
+//! | `places.rs` | the places of calls in flight |
 //! | `receive.rs` | a request's body, bounded in bytes and time, and all of them in memory |
 //! | `reply.rs` | a reply as JSON or as an event stream |
 //! | `metadata.rs` | protected-resource metadata, made to name us |
@@ -40,8 +42,10 @@ mod legacy;
 mod listener;
 mod metadata;
 mod modern;
+mod places;
 mod receive;
 mod refused_streams;
+mod renewal;
 mod reply;
 mod rest;
 mod stack;
@@ -56,10 +60,12 @@ use crate::{
     telemetry::trace::Tracer,
 };
 use http::{Uri, uri::Scheme};
+use places::Places;
 use receive::BodyMemory;
 use std::{
-    io,
+    fmt, io,
     net::{Ipv4Addr, SocketAddr},
+    ops::Deref,
     sync::Arc,
     time::Duration,
 };
@@ -67,6 +73,7 @@ use tokio::task::JoinHandle;
 
 use self::rest::Guests;
 pub use receive::SMALL_BODY;
+pub use renewal::Renew;
 pub use stack::serve;
 pub use tls::{TlsError, TlsPaths, acceptor};
 pub use write_timeout::Paced;
@@ -136,12 +143,13 @@ pub struct Timeouts {
 }
 
 /// A front at work.
-#[derive(Debug)]
 pub struct Bound {
     /// What is really listened on, in the order of [`Config::listen`]: port 0 has become a number.
     pub addresses: Vec<SocketAddr>,
     /// Accepts connections until it is time to stop. Those it accepted are waited for by the drain.
     pub task: JoinHandle<()>,
+    /// Goes on by another configuration.
+    pub renew: Arc<dyn Renew>,
 }
 
 /// Why the front cannot begin.
@@ -155,13 +163,20 @@ pub enum Error {
     Tls(#[from] TlsError),
 }
 
-/// What every connection shares.
+/// What a request is served with: what the configuration said when its head had been read, and what outlasts that.
 struct Front {
     services: Vec<Arc<dyn Service>>,
-    principals: PrincipalKey,
     limits: Limits,
     timeouts: Timeouts,
     public_url: Option<Uri>,
+    lasting: Arc<Lasting>,
+}
+
+/// What all connections share, whatever the configuration says.
+struct Lasting {
+    principals: PrincipalKey,
+    /// Open connections at most.
+    connections: usize,
     clock: Arc<dyn Clock>,
     tracer: Tracer,
     guests: Arc<Guests>,
@@ -171,6 +186,7 @@ struct Front {
     room: Option<Room>,
     /// What the bodies of requests take.
     bodies: Arc<BodyMemory>,
+    calls: Places,
 }
 
 // === impl Config ===
@@ -230,9 +246,49 @@ impl Default for Timeouts {
     }
 }
 
+// === impl Bound ===
+
+impl fmt::Debug for Bound {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Bound").field("addresses", &self.addresses).finish_non_exhaustive()
+    }
+}
+
+// === impl Lasting ===
+
+impl Lasting {
+    /// From now on these limits hold; what has been taken stays.
+    fn bound_by(&self, before: Limits, limits: Limits) {
+        self.bodies.bound_by(limits.body_memory);
+        self.calls.bound_by(before.calls, limits.calls);
+    }
+}
+
 // === impl Front ===
 
+impl Deref for Front {
+    type Target = Lasting;
+
+    fn deref(&self) -> &Lasting {
+        &self.lasting
+    }
+}
+
 impl Front {
+    fn of(config: &Config, services: Vec<Arc<dyn Service>>, lasting: Arc<Lasting>) -> Arc<Self> {
+        if let Some(listen) = config.shows_tokens_on() {
+            tracing::warn!(
+                target: "deferral",
+                event = "tokens_unencrypted",
+                %listen,
+                remedy = "serve `tls`, or name the `https` address of what stands in front in `public_url`",
+            );
+        }
+        let Config { limits, timeouts, public_url, .. } = config;
+        let (limits, timeouts, public_url) = (*limits, *timeouts, public_url.clone());
+        Arc::new(Self { services, limits, timeouts, public_url, lasting })
+    }
+
     /// The route at a path, matched exactly.
     fn service(&self, path: &str) -> Option<&Arc<dyn Service>> {
         self.services.iter().find(|service| &*service.route().path == path)

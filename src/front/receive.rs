@@ -25,7 +25,7 @@ pub const SMALL_BODY: usize = 64 << 10;
 /// The memory that the bodies of all requests may take together.
 #[derive(Debug)]
 pub(super) struct BodyMemory {
-    limit: usize,
+    limit: AtomicUsize,
     taken: AtomicUsize,
 }
 
@@ -114,7 +114,12 @@ fn room(before: usize, length: usize, expected: usize) -> usize {
 impl BodyMemory {
     /// `limit` is in bytes.
     pub(super) fn new(limit: usize) -> Arc<Self> {
-        Arc::new(Self { limit, taken: AtomicUsize::new(0) })
+        Arc::new(Self { limit: AtomicUsize::new(limit), taken: AtomicUsize::new(0) })
+    }
+
+    /// From now on there may be so many bytes; what has been taken stays.
+    pub(super) fn bound_by(&self, limit: usize) {
+        self.limit.store(limit, Ordering::Relaxed);
     }
 }
 
@@ -123,7 +128,7 @@ impl BodyMemory {
 impl Reserved {
     /// Takes as much as it needs for `to` bytes.
     fn grow(&mut self, to: usize) -> Result<(), Refusal> {
-        let limit = self.memory.limit;
+        let limit = self.memory.limit.load(Ordering::Relaxed);
         let most = if to > SMALL_BODY { limit - limit / 8 } else { limit };
         let more = to - self.bytes;
         let taken = self.memory.taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |taken| {

@@ -1,22 +1,23 @@
 //! How the front begins, and what a request passes through, the outermost first.
 
 use super::{
-    Bound, Config, Error, Front,
+    Bound, Config, Error, Front, Lasting,
     arrival::Admitted,
     face,
     layers::{access::Access, shed::Shed, tokens::Tokens},
-    listener::{self, Serves},
+    listener::{self, Generation, Serves},
+    places::Places,
     receive::BodyMemory,
-    tls,
+    renewal::{self, Renewal},
 };
 use crate::{
     dialect::PrincipalKey,
-    policy,
     proxy::Service,
-    runtime::{Clock, Net, Stopping},
+    runtime::{Clock, Live, Net, Stopping},
     telemetry::trace::Tracer,
 };
 use std::sync::Arc;
+use tokio::sync::mpsc;
 use tower::{ServiceBuilder, layer::layer_fn, service_fn};
 
 /// Begins to listen on `net`, and serves `services` until `stopping` says so; from when `leaving` does each connection
@@ -34,41 +35,45 @@ pub fn serve(
     tracer: Tracer,
     net: &Net,
 ) -> Result<Bound, Error> {
-    let tls = config.tls.as_ref().map(|paths| tls::acceptor(paths, &[b"h2", b"http/1.1"])).transpose()?;
+    let tls = renewal::acceptor(&config)?;
     let listeners = listener::Listeners::bind(&config.listen, net)?;
-    let addresses = listeners.addresses.clone();
-    if let Some(listen) = config.shows_tokens_on() {
-        tracing::warn!(
-            target: "deferral",
-            event = "tokens_unencrypted",
-            %listen,
-            remedy = "serve `tls`, or name the `https` address of what stands in front in `public_url`",
-        );
-    }
-    let front = Arc::new(Front {
-        services,
+    let listening: Vec<_> = listeners.addresses().collect();
+    let addresses = listening.iter().map(|one| one.address).collect();
+    let lasting = Arc::new(Lasting {
         principals,
+        connections: config.limits.connections,
         bodies: BodyMemory::new(config.limits.body_memory),
-        limits: config.limits,
-        timeouts: config.timeouts,
-        public_url: config.public_url,
+        calls: Places::new(config.limits.calls),
         clock,
         tracer,
         guests: Arc::default(),
         leaving,
         room: net.room().cloned(),
     });
-    let stack = stack(Arc::clone(&front), config.access, config.tokens);
-    let task = tokio::spawn(listener::accept(listeners, tls, front, stack, stopping));
-    Ok(Bound { addresses, task })
+    let front = Front::of(&config, services, Arc::clone(&lasting));
+    let generations = Live::new(Generation { stack: stack(&front, &config), front, tls });
+    let (move_to, moves) = mpsc::unbounded_channel();
+    let task =
+        tokio::spawn(listener::accept(listeners, moves, generations.clone(), Arc::clone(&lasting), stopping));
+    let renewal = Renewal {
+        generations,
+        stack,
+        lasting,
+        listening: listening.into(),
+        moves: move_to,
+        net: net.clone(),
+    };
+    Ok(Bound { addresses, task, renew: Arc::new(renewal) })
 }
 
 /// Builds the stack. Every layer is always ready and refuses in `call` what it has no room for:
 /// a request's head is in memory by then, so there is nothing to gain by letting it wait, and its
 /// client is owed an answer. No layer boxes anything; what is boxed
 /// for a request is its line and its items.
-fn stack(front: Arc<Front>, access: policy::Access, tokens: policy::Tokens) -> impl Serves {
-    let (calls, access, tokens) = (front.limits.calls, Arc::new(access), Arc::new(tokens));
+fn stack(front: &Arc<Front>, config: &Config) -> impl Serves + use<> {
+    let (front, calls) = (Arc::clone(front), config.limits.calls);
+    let (access, tokens) = (Arc::new(config.access.clone()), Arc::new(config.tokens.clone()));
+    let places = front.calls.clone();
     ServiceBuilder::new()
         // First, before anything is spent on the request: what a strange web page made a browser
         // send must reach nothing. It also puts on the answers what browsers ask for, refusals of
@@ -78,7 +83,7 @@ fn stack(front: Arc<Front>, access: policy::Access, tokens: policy::Tokens) -> i
         // those who are.
         .layer(layer_fn(|inner| Tokens::new(inner, Arc::clone(&tokens))))
         // Before the body is read, so that bodies in memory are bounded too.
-        .layer(layer_fn(|inner| Shed::new(inner, calls)))
+        .layer(layer_fn(|inner| Shed::new(inner, places.clone(), calls)))
         // Reads bodies within their limits, and knows routes, so principals too.
         .service(service_fn(move |admitted: Admitted<_>| face::serve(Arc::clone(&front), admitted)))
 }

@@ -63,5 +63,8 @@ pub mod limits {}
 #[doc = include_str!("tickets.md")]
 pub mod tickets {}
 
+#[doc = include_str!("reload.md")]
+pub mod reload {}
+
 #[doc = include_str!("shutdown.md")]
 pub mod shutdown {}

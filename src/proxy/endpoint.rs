@@ -2,7 +2,6 @@
 
 use super::{
     Item, Items, Ledger, Passage, Passed, Reply, Service, Switchboard,
-    absent::Absent,
     answers::extension,
     catalogues::Catalogues,
     conversation::Conversation,
@@ -11,8 +10,8 @@ use super::{
     listen::Listening,
     reply::{self, CallEnd},
     server_profile::ServerProfile,
-    session::Sessions,
-    shared::Shared,
+    session::{self, Sessions},
+    shared::{Lasting, Shared},
     ticket_call::TicketCall,
     tickets,
 };
@@ -21,13 +20,18 @@ use crate::{
     dialect::{Call, Caller, Credentials},
     policy::Route,
     protocol::{Method, frame::on_one_line, input::request_state},
-    runtime::{Clock, Stopping},
+    runtime::{Clock, Drain, Stopping, Work},
     telemetry::trace::Tracer,
     upstream::{CallError, Document, Identity, Upstream},
 };
 use futures_util::{FutureExt, StreamExt, future::BoxFuture, stream};
 use http::{HeaderMap, header::VIA};
-use std::{future::Future, sync::Arc};
+use std::{
+    future::Future,
+    sync::{Arc, Weak},
+    time::Duration,
+};
+use tokio::time::sleep;
 
 /// A route, the server behind it, and the tasks of all routes.
 #[derive(Clone)]
@@ -49,25 +53,28 @@ impl Endpoint {
         keyring: Arc<Keyring>,
         [stopping, overdue, closing]: [Stopping; 3],
     ) -> Self {
-        Self {
-            shared: Arc::new(Shared {
-                route,
-                upstream,
-                ledger,
-                switchboard,
-                clock,
-                tracer: Tracer::default(),
-                stopping,
-                overdue,
-                closing,
-                keyring,
-                catalogues: Catalogues::default(),
-                server_profile: ServerProfile::default(),
-                minted: Arc::default(),
-                sessions: Sessions::default(),
-                absent: Absent::default(),
-            }),
-        }
+        let (in_hand, stopping) = stopping.part();
+        let (listening, closing) = closing.part();
+        let lasting = Lasting {
+            upstream,
+            ledger,
+            switchboard,
+            clock,
+            tracer: Tracer::default(),
+            stopping,
+            overdue,
+            closing,
+            arrivals: Drain::new(),
+            in_hand,
+            listening,
+            former: Vec::new(),
+            catalogues: Catalogues::default(),
+            server_profile: ServerProfile::default(),
+            minted: Arc::default(),
+            sessions: Sessions::default(),
+            absent: Arc::default(),
+        };
+        Self { shared: Arc::new(Shared { route, keyring, lasting: Arc::new(lasting) }) }
     }
 
     /// The same, with spans of its calls.
@@ -75,12 +82,64 @@ impl Endpoint {
     /// # Panics
     /// Where it is shared already.
     pub fn traced(mut self, tracer: Tracer) -> Self {
-        Arc::get_mut(&mut self.shared).expect("it is new").tracer = tracer;
+        self.lasting().tracer = tracer;
         self
+    }
+
+    /// The same, in the place of another with another server: who has a session there goes on in it for as long
+    /// as that is kept ([`Endpoint::retire`]).
+    ///
+    /// # Panics
+    /// Where it is shared already.
+    pub fn in_place_of(mut self, other: &Self) -> Self {
+        let before = &other.shared.lasting;
+        let former = before.former.iter().filter(|former| former.strong_count() > 0);
+        let former = [Arc::downgrade(before)].into_iter().chain(former.cloned()).collect();
+        let lasting = self.lasting();
+        lasting.former = former;
+        lasting.absent = Arc::clone(&before.absent);
+        self
+    }
+
+    fn lasting(&mut self) -> &mut Lasting {
+        let shared = Arc::get_mut(&mut self.shared).expect("it is new");
+        Arc::get_mut(&mut shared.lasting).expect("it is new")
+    }
+
+    /// The same route with the same server, by another configuration. What has begun goes on by the one before.
+    pub fn renewed(&self, route: Arc<Route>, keyring: Arc<Keyring>) -> Self {
+        Self { shared: Arc::new(Shared { route, keyring, lasting: Arc::clone(&self.shared.lasting) }) }
+    }
+
+    /// Lets go of a server that is not in the configuration any more: clients go on in their sessions with it for
+    /// this long, and calls and tasks until they end; those of a server that `ends` with that time not beyond it.
+    pub async fn retire(self, after: Duration, ends: bool) {
+        let lasting = Arc::clone(&self.shared.lasting);
+        drop(self);
+        sleep(after).await;
+        lasting.arrivals.0.at_rest().await;
+        if !ends {
+            lasting.in_hand.at_rest().await;
+        }
+        lasting.listening.tell();
+        lasting.upstream.close().await;
     }
 
     pub(super) fn shared(&self) -> &Arc<Shared> {
         &self.shared
+    }
+
+    /// The former server in a session with which a legacy client asks, if there is one.
+    fn where_its_session_is(&self, passage: &Passage) -> Option<Arc<Shared>> {
+        let mut former = self.shared.former.iter().filter_map(Weak::upgrade).peekable();
+        former.peek()?;
+        let session = session::Key::of(passage.principal, &passage.headers)?;
+        if self.shared.sessions.presence.knows(session) {
+            return None;
+        }
+        let lasting = former.find(|lasting| lasting.sessions.presence.knows(session))?;
+        let Shared { route, keyring, .. } = &*self.shared;
+        Some(Arc::new(Shared { route: Arc::clone(route), keyring: Arc::clone(keyring), lasting }))
     }
 }
 
@@ -119,9 +178,14 @@ impl Service for Endpoint {
         headers.contains_key(VIA) && self.shared.upstream.has_sent(headers)
     }
 
+    fn arriving(&self) -> Option<Work> {
+        Some(self.shared.arrivals.1.work())
+    }
+
     fn pass(&self, passage: Passage) -> BoxFuture<'static, Passed> {
         self.shared.absent.is_here(passage.principal, || self.shared.credentials(&passage.headers));
-        legacy::pass(Arc::clone(&self.shared), passage).boxed()
+        let shared = self.where_its_session_is(&passage).unwrap_or_else(|| Arc::clone(&self.shared));
+        legacy::pass(shared, passage).boxed()
     }
 
     fn metadata<'a>(

@@ -148,7 +148,7 @@ pub(super) fn created(shared: &Shared, record: &Record, server: &Description) ->
     view::extension::created(
         record,
         shared.clock.timestamp(),
-        shared.ledger.quotas.poll_interval,
+        shared.ledger.quotas().poll_interval,
         Some(&about),
     )
 }

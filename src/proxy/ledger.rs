@@ -16,7 +16,7 @@ use crate::{
     dialect::Principal,
     policy::Quotas,
     protocol::{ErrorObject, Timestamp, code},
-    runtime::Clock,
+    runtime::{Clock, Live},
     store::{self, Due, Orphan, Place, Secret, Store, StoreError, Tally, Updated, Usage, Version},
     task::{Effect, Event, Owner, Record, State, TaskId},
     telemetry::{QuotaFull, TaskCreated, TaskEnd, TaskTransition},
@@ -38,9 +38,9 @@ pub struct Ledger {
     /// Where the store outlives the process: seals what a call can be taken up with.
     seal: Option<AnchorSeal>,
     health: StoreHealth,
-    pub(super) quotas: Quotas,
+    quotas: Live<Quotas>,
     clock: Arc<dyn Clock>,
-    pub(super) limits: Limits,
+    pub(super) limits: Live<Limits>,
     pub(super) hub: Arc<Hub>,
     /// The tasks whose calls are held in this process. Sharded.
     held: DashMap<TaskId, Held>,
@@ -124,8 +124,8 @@ impl Ledger {
             store,
             seal: secret.map(AnchorSeal::new),
             health: StoreHealth::default(),
-            limits: Limits::new(&quotas),
-            quotas,
+            limits: Limits::new(&quotas).into(),
+            quotas: quotas.into(),
             clock,
             hub: Arc::new(Hub::default()),
             held: DashMap::new(),
@@ -226,6 +226,19 @@ impl Ledger {
         Ok(Parked { ledger: Arc::clone(self), principal })
     }
 
+    /// The bounds that hold now.
+    pub(super) fn quotas(&self) -> Quotas {
+        **self.quotas.now()
+    }
+
+    /// From now on these bounds hold. What there is beyond them stays.
+    pub fn bound_by(&self, quotas: Quotas) {
+        if self.quotas() != quotas {
+            self.limits.set(self.limits.now().renewed(&quotas));
+            self.quotas.set(quotas);
+        }
+    }
+
     /// Whether a principal may have one more task, or one more call that waits for answers: both
     /// hold a call at the server for as long as the client likes. `places` of those that wait are
     /// those of the asker.
@@ -236,18 +249,15 @@ impl Ledger {
         };
         let parked = self.parked.get(&principal).map_or(0, |count| *count).saturating_sub(places);
         let parked_in_all = self.parked_in_all.load(Ordering::Relaxed).saturating_sub(places);
+        let quotas = self.quotas();
         let full = [
-            (
-                "limits.tasks_per_principal",
-                usage.tasks_of_principal + parked,
-                self.quotas.tasks_per_principal,
-            ),
-            ("limits.tasks", usage.tasks + parked_in_all, self.quotas.tasks),
-            ("limits.stored_bytes", usage.stored_bytes, self.quotas.stored_bytes),
+            ("limits.tasks_per_principal", usage.tasks_of_principal + parked, quotas.tasks_per_principal),
+            ("limits.tasks", usage.tasks + parked_in_all, quotas.tasks),
+            ("limits.stored_bytes", usage.stored_bytes, quotas.stored_bytes),
             (
                 "limits.stored_bytes_per_principal",
                 usage.stored_bytes_of_principal,
-                self.quotas.stored_bytes_per_principal,
+                quotas.stored_bytes_per_principal,
             ),
         ];
         match full.into_iter().find(|(_, used, limit)| used >= limit) {
@@ -377,7 +387,7 @@ impl Ledger {
     pub(super) fn set_aside(&self, bytes: usize) -> Result<Aside<'_>, StoreError> {
         let aside = Aside { ledger: self, bytes };
         let before = self.aside.fetch_add(bytes, Ordering::Relaxed);
-        match bytes > NO_ROOM_BYTES && before.saturating_add(bytes) > self.quotas.stored_bytes {
+        match bytes > NO_ROOM_BYTES && before.saturating_add(bytes) > self.quotas().stored_bytes {
             true => Err(StoreError::Full("limits.stored_bytes")),
             false => Ok(aside),
         }
@@ -533,7 +543,7 @@ impl Ledger {
                 failed.get_or_insert(error);
             }
         }
-        self.limits.forget_silent();
+        self.limits.now().forget_silent();
         failed.map_or(Ok(due.len()), Err)
     }
 

@@ -33,6 +33,11 @@ impl Limits {
         }
     }
 
+    /// The same streams, within these bounds.
+    pub(super) fn renewed(&self, quotas: &Quotas) -> Self {
+        Self { listeners: Arc::clone(&self.listeners), ..Self::new(quotas) }
+    }
+
     /// Whether the principal may make one more `tasks/*` call now.
     pub(super) fn admits_poll(&self, principal: Principal) -> bool {
         self.polls.check_key(&principal).is_ok()

@@ -92,7 +92,7 @@ impl Listening {
         if !asked.task_ids.is_empty() && !self.caller.capabilities.declares_tasks() {
             return Err(Box::new(reply::tasks_required(&self.call)));
         }
-        let place = self.shared.ledger.limits.admits_listener(self.caller.principal);
+        let place = self.shared.ledger.limits.now().admits_listener(self.caller.principal);
         let place = place.ok_or_else(|| {
             let error = reply::too_many("limits.listens_per_principal");
             Box::new(reply::refuse(&self.call, StatusCode::TOO_MANY_REQUESTS, &error))
@@ -225,7 +225,7 @@ impl Listening {
         let params = view::extension::notified(
             record,
             self.shared.clock.timestamp(),
-            self.shared.ledger.quotas.poll_interval,
+            self.shared.ledger.quotas().poll_interval,
             Some(&subscription_meta(&self.call.id)),
         );
         Item::Notification(modern::notification(&Method::TasksNotification, &params))

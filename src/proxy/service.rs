@@ -4,6 +4,7 @@ use super::{Items, Passage, Passed};
 use crate::{
     dialect::{Call, Caller, Credentials},
     policy::Route,
+    runtime::Work,
     upstream::{CallError, Document},
 };
 use futures_util::future::BoxFuture;
@@ -13,6 +14,11 @@ use std::sync::Arc;
 /// One route at work.
 pub trait Service: Send + Sync + 'static {
     fn route(&self) -> &Arc<Route>;
+
+    /// A request is on its way here, until this is dropped: its server is not let go meanwhile.
+    fn arriving(&self) -> Option<Work> {
+        None
+    }
 
     /// Serves one call. Everything happens as the stream is polled.
     fn call(&self, call: Call, caller: Caller) -> Items;

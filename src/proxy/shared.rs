@@ -9,17 +9,28 @@ use crate::{
     dialect::{Caller, Credentials, Principal},
     policy::Route,
     protocol::{Capabilities, Method, method::Needs},
-    runtime::{Clock, Stopping},
+    runtime::{Clock, Drain, Stopping},
     task::{Owner, Scope, view::experimental},
     telemetry::trace::Tracer,
     upstream::{CallError, Description, Identity, Upstream},
 };
 use http::HeaderMap;
-use std::sync::Arc;
+use std::{
+    ops::Deref,
+    sync::{Arc, Weak},
+};
 
-/// What every call on a route needs.
+/// What every call on a route needs: what the configuration says of it, as it was when the call began, and what
+/// outlasts that.
 pub(super) struct Shared {
     pub(super) route: Arc<Route>,
+    /// Seals and opens `requestState`.
+    pub(super) keyring: Arc<Keyring>,
+    pub(super) lasting: Arc<Lasting>,
+}
+
+/// What of a route stays as long as its server does, whatever the configuration says of it.
+pub(super) struct Lasting {
     pub(super) upstream: Arc<dyn Upstream>,
     /// The tasks of all routes.
     pub(super) ledger: Arc<Ledger>,
@@ -33,8 +44,14 @@ pub(super) struct Shared {
     pub(super) overdue: Stopping,
     /// Begins when nobody works any more: who only listens is told that it is over.
     pub(super) closing: Stopping,
-    /// Seals and opens `requestState`.
-    pub(super) keyring: Arc<Keyring>,
+    /// Knows the requests that are on their way here.
+    pub(super) arrivals: (Drain, Stopping),
+    /// Knows the calls and the tasks that are at work here.
+    pub(super) in_hand: Drain,
+    /// Tells those who listen that the server is let go.
+    pub(super) listening: Drain,
+    /// What was in this one's place before, and is not let go yet; the last first.
+    pub(super) former: Vec<Weak<Self>>,
     pub(super) catalogues: Catalogues,
     pub(super) server_profile: ServerProfile,
     /// Answers whose events got their ids here.
@@ -42,10 +59,18 @@ pub(super) struct Shared {
     /// The sessions of legacy clients.
     pub(super) sessions: Sessions,
     /// The callers whose calls wait to be taken up.
-    pub(super) absent: Absent,
+    pub(super) absent: Arc<Absent>,
 }
 
 // === impl Shared ===
+
+impl Deref for Shared {
+    type Target = Lasting;
+
+    fn deref(&self) -> &Lasting {
+        &self.lasting
+    }
+}
 
 impl Shared {
     pub(super) fn owner(&self, caller: &Caller) -> Owner {
@@ -109,7 +134,7 @@ impl Shared {
     /// How tasks of 2025-11-25 are shown here.
     pub(super) fn legacy_terms(&self) -> experimental::Terms {
         experimental::Terms {
-            poll: self.ledger.quotas.poll_interval,
+            poll: self.ledger.quotas().poll_interval,
             tool_errors: match self.route.legacy_tasks.errors_complete {
                 true => experimental::ToolErrors::Completed,
                 false => experimental::ToolErrors::Failed,

@@ -17,6 +17,8 @@ impl Ledger {
     pub async fn look_after(self: Arc<Self>, endpoints: Vec<Endpoint>, stopping: Stopping) {
         // What nobody holds would be taken for lost.
         self.take_over(&endpoints, &stopping).await;
+        // Their servers may be let go.
+        drop(endpoints);
         let mut ticks = interval(PERIOD);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {

@@ -1,6 +1,6 @@
 //! Stopping in order: everybody is told once, and who still works is waited for.
 
-use std::{future::Future, time::Duration};
+use std::{future::Future, sync::Arc, time::Duration};
 use tokio::{runtime::Handle, sync::watch};
 use tokio_util::task::{TaskTracker, task_tracker::TaskTrackerToken};
 
@@ -18,6 +18,14 @@ pub struct Drain {
 pub struct Stopping {
     stop: watch::Receiver<bool>,
     tracker: TaskTracker,
+    /// Of what this is a part.
+    whole: Option<Arc<Self>>,
+}
+
+/// Work that a drain waits for, until it is dropped.
+#[derive(Debug)]
+pub struct Work {
+    _tokens: (TaskTrackerToken, Option<TaskTrackerToken>),
 }
 
 // === impl Drain ===
@@ -26,7 +34,7 @@ impl Drain {
     pub fn new() -> (Self, Stopping) {
         let (stop, heard) = watch::channel(false);
         let tracker = TaskTracker::new();
-        (Self { stop, tracker: tracker.clone() }, Stopping { stop: heard, tracker })
+        (Self { stop, tracker: tracker.clone() }, Stopping { stop: heard, tracker, whole: None })
     }
 
     /// Tells everybody to stop and waits, at most `limit`, until all work has ended. Says how much
@@ -48,6 +56,12 @@ impl Drain {
         self.tracker.wait().await;
     }
 
+    /// Waits until there is no work, and tells nobody to end it.
+    pub async fn at_rest(&self) {
+        self.tracker.close();
+        self.tracker.wait().await;
+    }
+
     /// How much work there is.
     pub fn unfinished(&self) -> usize {
         self.tracker.len()
@@ -57,24 +71,44 @@ impl Drain {
 // === impl Stopping ===
 
 impl Stopping {
+    /// A part of what this is the whole of: it stops with the whole, or before it, and both wait for its work.
+    pub fn part(&self) -> (Drain, Self) {
+        let (drain, stopping) = Drain::new();
+        (drain, Self { whole: Some(Arc::new(self.clone())), ..stopping })
+    }
+
     /// Resolves when it is time to stop.
     pub async fn stopped(&self) {
+        match &self.whole {
+            None => self.is_told().await,
+            Some(whole) => tokio::select! {
+                () = self.is_told() => {}
+                () = whole.is_told() => {}
+            },
+        }
+    }
+
+    async fn is_told(&self) {
         // A dropped `Drain` means the same as a signal: nobody is left to wait for us.
         let _ = self.stop.clone().wait_for(|stop| *stop).await;
     }
 
     pub fn is_stopped(&self) -> bool {
-        *self.stop.borrow()
+        *self.stop.borrow() || self.whole.as_ref().is_some_and(|whole| whole.is_stopped())
     }
 
-    /// Work that the drain waits for, for as long as the token lives.
-    pub fn work(&self) -> TaskTrackerToken {
-        self.tracker.token()
+    /// Work that the drain waits for, for as long as this lives.
+    pub fn work(&self) -> Work {
+        Work { _tokens: (self.tracker.token(), self.whole.as_ref().map(|whole| whole.tracker.token())) }
     }
 
     /// Spawns work that the drain waits for.
     pub fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
-        spawn_on(self.tracker.track_future(work), &Handle::current());
+        let counted = self.tracker.track_future(work);
+        match &self.whole {
+            None => spawn_on(counted, &Handle::current()),
+            Some(whole) => spawn_on(whole.tracker.track_future(counted), &Handle::current()),
+        }
     }
 }
 
@@ -126,6 +160,26 @@ mod tests {
         assert!(!stopping.is_stopped());
         assert_eq!(drain.stop(Duration::from_secs(30)).await, 1);
         assert!(stopping.is_stopped());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_part_stops_before_the_whole_or_with_it_and_both_wait_for_its_work() {
+        let (whole, stopping) = Drain::new();
+        let [(one, first), (_other, second)] = [stopping.part(), stopping.part()];
+        let work = first.work();
+        first.spawn(std::future::ready(()));
+        assert_eq!((whole.unfinished(), one.unfinished()), (2, 2));
+        tokio::task::yield_now().await;
+        one.tell();
+        first.stopped().await;
+        assert!(first.is_stopped() && !second.is_stopped() && !stopping.is_stopped());
+        assert_eq!((whole.unfinished(), one.unfinished()), (1, 1));
+        drop(work);
+        one.over().await;
+        whole.tell();
+        second.stopped().await;
+        assert!(second.is_stopped());
+        whole.over().await;
     }
 
     #[tokio::test(start_paused = true)]

@@ -5,6 +5,7 @@ mod clock;
 mod descriptors;
 mod drain;
 mod entropy;
+mod live;
 mod net;
 pub mod notify;
 mod room;
@@ -12,8 +13,9 @@ mod turns;
 
 pub use clock::{Clock, SystemClock, reached, wall_clock};
 pub use descriptors::{Descriptors, Shares};
-pub use drain::{Drain, Stopping};
+pub use drain::{Drain, Stopping, Work};
 pub use entropy::random;
+pub use live::{Live, resize};
 pub use net::{Connector, Listener, Net, Pipes, Stream, is_out_of_descriptors};
 pub use room::{Place, Relieve, Room};
 #[cfg(test)]

@@ -33,6 +33,12 @@ impl<T> Mutex<T> {
     }
 }
 
+impl<T> From<T> for Mutex<T> {
+    fn from(value: T) -> Self {
+        Self::new(value)
+    }
+}
+
 /// Spawns work on a runtime. May be called from a destructor on any thread.
 pub fn spawn_on(work: impl Future<Output = ()> + Send + 'static, runtime: &Handle) {
     #[cfg(test)]

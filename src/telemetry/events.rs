@@ -111,6 +111,25 @@ pub struct TaskTransition<'a> {
     pub end: Option<TaskEnd>,
 }
 
+/// The configuration was read again, and holds.
+#[derive(Clone, Copy, Debug)]
+pub struct ConfigReloaded<'a> {
+    /// Who wanted that.
+    pub by: &'a str,
+    /// The keys that are different.
+    pub changed: &'a str,
+    /// Those that will be with the next start.
+    pub needs_restart: &'a str,
+}
+
+/// The configuration was read again, and nothing was changed.
+#[derive(Clone, Copy, Debug)]
+pub struct ConfigRefused<'a> {
+    pub by: &'a str,
+    /// Everything that is wrong.
+    pub error: &'a str,
+}
+
 /// An operator has cancelled a task, whose transition is told besides.
 pub struct OperatorCancelled<'a> {
     pub task: &'a dyn fmt::Display,
@@ -544,6 +563,10 @@ lines! {
     ServerGarbage<'_> as it: warn "deferral::server" "stdout_skipped" {
         route = it.route, why = it.why, line = it.line, omitted = it.omitted
     }
+    ConfigReloaded<'_> as it: info "deferral" "config_reloaded" {
+        by = it.by, changed = it.changed, needs_restart = it.needs_restart
+    }
+    ConfigRefused<'_> as it: warn "deferral" "config_refused" { by = it.by, error = it.error }
     OperatorCancelled<'_> as it: info "deferral::task" "cancelled_by_operator" {
         task = %it.task, route = it.route, tool = it.tool, principal = %it.principal
     }

@@ -20,6 +20,7 @@ mod passthrough;
 mod proxy;
 mod questions;
 mod relay;
+mod reload;
 mod samples;
 mod simulation;
 mod stdio;

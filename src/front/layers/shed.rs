@@ -10,43 +10,33 @@ use crate::front::{
     answer::{Refusal, refuse},
     arrival::Admitted,
     face,
+    places::Places,
     reply::Body,
 };
 use futures_util::future::{Either, Ready, ready};
 use std::{
     convert::Infallible,
     future::Future,
-    sync::Arc,
     task::{Context, Poll},
 };
-use tokio::sync::Semaphore;
 use tower::Service;
 
 /// Lets `limit` calls in at once.
 #[derive(Clone, Debug)]
 pub(in crate::front) struct Shed<S> {
     inner: S,
-    places: Arc<Semaphore>,
-    /// For those that are read although there is no place for them.
-    waiting_room: Arc<Semaphore>,
+    places: Places,
     limit: usize,
 }
 
 type Response = http::Response<Body>;
 
-/// Requests that are read at a time although there is no place for them.
-const WAITING_ROOM: usize = 64;
-
 // === impl Shed ===
 
 impl<S> Shed<S> {
-    pub(in crate::front) fn new(inner: S, limit: usize) -> Self {
-        Self {
-            inner,
-            places: Arc::new(Semaphore::new(limit.min(Semaphore::MAX_PERMITS))),
-            waiting_room: Arc::new(Semaphore::new(WAITING_ROOM)),
-            limit,
-        }
+    /// `limit` is how many `places` there are.
+    pub(in crate::front) fn new(inner: S, places: Places, limit: usize) -> Self {
+        Self { inner, places, limit }
     }
 }
 
@@ -64,12 +54,12 @@ where
     }
 
     fn call(&mut self, mut admitted: Admitted<B>) -> Self::Future {
-        if let Ok(place) = Arc::clone(&self.places).try_acquire_owned() {
+        if let Some(place) = self.places.call() {
             admitted.arrival.line.hold(place);
             return Either::Left(self.inner.call(admitted));
         }
         if face::may_be_legacy(&admitted.arrival.request)
-            && let Ok(place) = Arc::clone(&self.waiting_room).try_acquire_owned()
+            && let Some(place) = self.places.wait()
         {
             admitted.arrival.line.waits(place);
             admitted.turned_away = Some(self.limit);

@@ -53,7 +53,7 @@ fn not_found(call: &Call, missing: NotFound) -> Reply {
 /// `tasks/get` (tasks extension, *Task Polling*).
 fn show(shared: &Shared, call: &Call, record: &Record) -> Reply {
     let about = server_info_meta(&shared.server().server_info);
-    let (now, bounds) = (shared.clock.timestamp(), shared.ledger.quotas.poll_interval);
+    let (now, bounds) = (shared.clock.timestamp(), shared.ledger.quotas().poll_interval);
     let view = view::extension::detailed(record, now, bounds, Some(&about));
     let mut reply = reply::success(call, &on_one_line(view.into()));
     shared.ledger.shown(record);

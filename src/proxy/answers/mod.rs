@@ -51,7 +51,7 @@ async fn look_up(
         None => "unknown",
     };
     LookupFailed { method: method.as_str(), principal: &principal, reason }.emit();
-    Err(match shared.ledger.limits.admits_miss(principal) {
+    Err(match shared.ledger.limits.now().admits_miss(principal) {
         true => NotFound::Unknown,
         false => NotFound::TooMany("limits.misses_per_minute"),
     })
@@ -60,7 +60,7 @@ async fn look_up(
 /// # Errors
 /// [`NotFound::TooMany`] for a principal that has asked too often just now.
 fn may_poll(shared: &Shared, principal: Principal) -> Result<(), NotFound> {
-    match shared.ledger.limits.admits_poll(principal) {
+    match shared.ledger.limits.now().admits_poll(principal) {
         true => Ok(()),
         false => Err(NotFound::TooMany("limits.polls_per_second")),
     }

@@ -22,7 +22,7 @@ use crate::{
         switchboard::{Request, Waiter},
         ticket_call, tickets,
     },
-    runtime::reached,
+    runtime::{Work, reached},
     telemetry::WouldDefer,
     upstream::{CallError, Deferral, Description, Event, Identity, Outgoing, Replies},
 };
@@ -33,7 +33,6 @@ use std::{
     time::{Duration, Instant},
 };
 use tokio::sync::mpsc;
-use tokio_util::task::task_tracker::TaskTrackerToken;
 
 /// One call and its client.
 pub(in crate::proxy) struct Attended {
@@ -44,7 +43,7 @@ pub(in crate::proxy) struct Attended {
     /// Time spent waiting for the server.
     waited: Duration,
     /// A stopping proxy waits for the call, until somebody else holds it.
-    work: Option<TaskTrackerToken>,
+    work: Option<Work>,
 }
 
 #[expect(

@@ -182,7 +182,7 @@ impl Canonical {
         let refused = self.refused.as_ref();
         match reply::verdict(&self.call, &shared.route, word, refused) {
             Verdict::Result(result) => {
-                kept(result.len(), shared.ledger.quotas.stored_result_bytes, || result)
+                kept(result.len(), shared.ledger.quotas().stored_result_bytes, || result)
             }
             Verdict::Error(error, _) => failed(&error),
         }

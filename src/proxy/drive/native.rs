@@ -154,7 +154,7 @@ impl Native {
         let event = match word {
             CallEnd::Said(response) => match response.frame().kind() {
                 Kind::Success { result, .. } => {
-                    kept(result.len(), shared.ledger.quotas.stored_result_bytes, || {
+                    kept(result.len(), shared.ledger.quotas().stored_result_bytes, || {
                         // In memory of its own: a slice would keep the server's whole message alive.
                         on_one_line(Bytes::copy_from_slice(result))
                     })

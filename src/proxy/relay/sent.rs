@@ -18,21 +18,20 @@ use crate::{
         session::TheirCall,
         shared::Shared,
     },
-    runtime::{Mutex, Stopping},
+    runtime::{Mutex, Stopping, Work},
     telemetry::Outcome,
     upstream::{CallError, ClientSession, Forwarded, Interest},
 };
 use bytes::Bytes;
 use http::{HeaderMap, StatusCode};
 use std::{sync::Arc, time::Instant};
-use tokio_util::task::task_tracker::TaskTrackerToken;
 
 /// A request that was sent on.
 pub(super) struct Sent {
     pub(super) shared: Arc<Shared>,
     pub(super) began: Instant,
     /// A stopping proxy waits for it; not where the client only listens.
-    pub(super) _work: Option<TaskTrackerToken>,
+    pub(super) _work: Option<Work>,
     pub(super) requester: Requester,
     /// The client's own call that it is.
     pub(super) call: Option<Arc<TheirCall>>,

@@ -13,7 +13,8 @@ const STEPS: &str = "how finely time is counted";
 /// Constants with a number or a time that bound nothing, with the word for what each is.
 const NO_BOUND: &[(&str, &str)] = &[
     ("front/refused_streams.rs HEAD", FORMAT),
-    ("app.rs ASK_AGAIN", PAUSE),
+    ("app/mod.rs ASK_AGAIN", PAUSE),
+    ("app/watch.rs PERIOD", PAUSE),
     ("admin/events.rs PERIOD", PAUSE),
     ("admin/server.rs ACCEPT_PAUSE", PAUSE),
     ("admin/tasks.rs SOME", DEFAULT),

@@ -17,7 +17,7 @@ use tokio::{
 
 /// An operator with or without a token.
 #[derive(Clone)]
-pub(super) struct Operator {
+pub(crate) struct Operator {
     address: SocketAddr,
     token: Option<String>,
     tls: bool,
@@ -25,51 +25,51 @@ pub(super) struct Operator {
 
 /// What an operator is answered.
 #[derive(Debug)]
-pub(super) struct Answer {
-    pub(super) status: u16,
-    pub(super) head: String,
-    pub(super) body: String,
+pub(crate) struct Answer {
+    pub(crate) status: u16,
+    pub(crate) head: String,
+    pub(crate) body: String,
 }
 
 // === impl Operator ===
 
 impl Operator {
-    pub(super) const fn at(address: SocketAddr) -> Self {
+    pub(crate) const fn at(address: SocketAddr) -> Self {
         Self { address, token: None, tls: false }
     }
 
     /// One who has followed the link that is printed at start.
-    pub(super) fn by_link(link: &str) -> Self {
+    pub(crate) fn by_link(link: &str) -> Self {
         let (scheme, rest) = link.split_once("://").expect("a URL");
         let (address, token) = rest.split_once("/#token=").expect("it has a token");
         let address = address.parse().expect("an address");
         Self { address, token: Some(token.to_owned()), tls: scheme == "https" }
     }
 
-    pub(super) fn with_token(&self, token: &str) -> Self {
+    pub(crate) fn with_token(&self, token: &str) -> Self {
         Self { token: Some(token.to_owned()), ..self.clone() }
     }
 
-    pub(super) fn over_tls(&self) -> Self {
+    pub(crate) fn over_tls(&self) -> Self {
         Self { tls: true, ..self.clone() }
     }
 
-    pub(super) async fn get(&self, path: &str) -> Answer {
+    pub(crate) async fn get(&self, path: &str) -> Answer {
         self.ask("GET", path, "", "").await
     }
 
-    pub(super) async fn json(&self, path: &str) -> Value {
+    pub(crate) async fn json(&self, path: &str) -> Value {
         let answer = self.get(path).await;
         assert_eq!(answer.status, 200, "{path}: {answer:?}");
         answer.json()
     }
 
-    pub(super) async fn post(&self, path: &str) -> Answer {
+    pub(crate) async fn post(&self, path: &str) -> Answer {
         self.ask("POST", path, "", "").await
     }
 
     /// `headers` are lines.
-    pub(super) async fn ask(&self, method: &str, path: &str, headers: &str, body: &str) -> Answer {
+    pub(crate) async fn ask(&self, method: &str, path: &str, headers: &str, body: &str) -> Answer {
         let token = self.token.as_ref().map(|token| format!("authorization: Bearer {token}\r\n"));
         let host = if headers.contains("host:") { "" } else { "host: localhost\r\n" };
         let request = format!(
@@ -116,11 +116,11 @@ async fn secured(socket: TcpStream) -> tokio_rustls::client::TlsStream<TcpStream
 // === impl Answer ===
 
 impl Answer {
-    pub(super) fn json(&self) -> Value {
+    pub(crate) fn json(&self) -> Value {
         serde_json::from_str(&self.body).unwrap_or_else(|error| panic!("{error}: {self:?}"))
     }
 
-    pub(super) fn error(&self) -> String {
+    pub(crate) fn error(&self) -> String {
         self.json()["error"].as_str().unwrap_or_else(|| panic!("no error: {self:?}")).to_owned()
     }
 }

@@ -6,7 +6,7 @@ use crate::support::{
     servers::{LegacyServer, Options},
 };
 use deferral::internals::{
-    app, config,
+    admin, app, config,
     runtime::Net,
     store::{Secret, Store},
 };
@@ -57,6 +57,11 @@ impl World {
     /// A client that declares the tasks extension.
     pub(crate) fn tasker(&self) -> Client {
         self.client().with_tasks()
+    }
+
+    /// Goes on with these members, in front of the same server.
+    pub(crate) fn reload(&mut self, route: &[&str], top: &[&str]) -> Result<admin::Changed, app::Error> {
+        self.proxy.reload(written(&self.server.url(), route, top))
     }
 
     /// How many `tools/call` the server has seen.
@@ -133,7 +138,7 @@ pub(crate) fn start_kept(url: &str, (store, secret): Kept, route: &[&str], top: 
     app::start_with(config, &Net::System, store, Some(secret)).expect("the proxy starts")
 }
 
-fn written(url: &str, route: &[&str], top: &[&str]) -> config::Config {
+pub(crate) fn written(url: &str, route: &[&str], top: &[&str]) -> config::Config {
     let mut yaml = String::from("listen: 127.0.0.1:0\n");
     if !top.iter().any(|member| member.starts_with("admin:")) {
         yaml.push_str("admin: \"off\"\n");

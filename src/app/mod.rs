@@ -1,18 +1,24 @@
 //! Builds every part and joins them.
+//!
+//! `house` is what all routes share, and how one comes to be served; `reload` goes on by another configuration;
+//! `run` serves until the process is told to stop, and reads the configuration again when it is told so.
+
+mod house;
+mod reload;
+mod run;
+mod watch;
+
+pub use run::{Source, run};
 
 use crate::{
     admin,
-    bridge::resume::Keyring,
-    config,
-    config::{Config, DrainTimes},
+    config::{self, Config, DrainTimes},
     dialect::{Credentials, Principal, PrincipalKey},
-    front, policy,
+    front::{self, Renew},
+    policy,
     protocol::Capabilities,
-    proxy::{Endpoint, Ledger, Operators, Service, Switchboard},
-    runtime::Stopping,
-    runtime::{
-        Clock, Descriptors, Drain, Net, Room, Shares, SystemClock, notify, or_never, random, wall_clock,
-    },
+    proxy::{Ledger, Operators, Switchboard},
+    runtime::{Clock, Descriptors, Drain, Net, Room, Shares, Stopping, SystemClock, random, wall_clock},
     store::{Bounds, Disk, Memory, Secret, Store, Timed, Use, disk},
     telemetry::{
         Drained, Draining, Leaving, Limit, Started,
@@ -20,10 +26,11 @@ use crate::{
     },
     upstream::{self, Identity, NotStarted, Server, Upstream},
 };
+use house::{House, Served, servers, services, shown};
 use http::Uri;
-use std::{mem, net::SocketAddr, sync::Arc, time::Duration};
+use std::{net::SocketAddr, sync::Arc, time::Duration};
 use tokio::{
-    signal::unix::{Signal, SignalKind, signal},
+    task::JoinHandle,
     time::{sleep, timeout, timeout_at},
 };
 
@@ -38,10 +45,15 @@ pub struct Running {
     /// Whether clients are met with TLS.
     pub tls: bool,
     stages: Stages,
-    clock: Arc<dyn Clock>,
-    upstreams: Vec<Arc<dyn Upstream>>,
-    ledger: Arc<Ledger>,
-    times: DrainTimes,
+    house: House,
+    routes: Vec<Served>,
+    front: Arc<dyn Renew>,
+    /// By what it works.
+    config: Config,
+    /// Operators who ask for the configuration to be read again.
+    asked: admin::Asked,
+    /// Servers that are let go, each until that is done.
+    retiring: Vec<(JoinHandle<()>, Arc<dyn Upstream>)>,
     traces: Option<Exporting>,
 }
 
@@ -115,14 +127,18 @@ pub fn start_with(
 /// As [`start`].
 pub fn start_before(config: Config, net: &Net, server: &Arc<dyn Upstream>) -> Result<Running, Error> {
     let store = store(&config.store, &config.quotas)?;
-    start_each(config, net, store, |_, _, _, _| Ok(Arc::clone(server)))
+    let server = Arc::clone(server);
+    start_each(config, net, store, move |_, _, _, _| Ok(Arc::clone(&server)))
 }
 
 fn start_each(
     mut config: Config,
     net: &Net,
     (store, secret): Kept,
-    to: impl Fn(Server, &str, upstream::Config, &Net) -> Result<Arc<dyn Upstream>, NotStarted>,
+    to: impl Fn(Server, &str, upstream::Config, &Net) -> Result<Arc<dyn Upstream>, NotStarted>
+    + Send
+    + Sync
+    + 'static,
 ) -> Result<Running, Error> {
     let shared = match net {
         Net::System => Some(share(&mut config)),
@@ -142,72 +158,65 @@ fn start_each(
     let (tracer, traces) = trace_to(&config);
     let switchboard = Arc::<Switchboard>::default();
     let ledger = Ledger::new(Arc::new(Timed::new(store)), secret.as_ref(), config.quotas, Arc::clone(&clock));
-    let keyring = Arc::new(keyring(&config.state_keys, secret.as_ref()));
-    let principals = secret.as_ref().map(|secret| PrincipalKey::new(&secret.key(Use::Principals)));
-    let told = in_words(&config.routes);
-    let named: Vec<_> = config.routes.iter().map(|route| server_in_words(&route.server)).collect();
-    let routes = connected(mem::take(&mut config.routes), net, to)?;
-    let endpoint = |(route, upstream): &Connected| {
-        Endpoint::new(
-            Arc::clone(route),
-            Arc::clone(upstream),
-            Arc::clone(&ledger),
-            Arc::clone(&switchboard),
-            Arc::clone(&clock),
-            Arc::clone(&keyring),
-            [stopping.clone(), too_late.clone(), closed.clone()],
-        )
-        .traced(tracer.clone())
-    };
-    let endpoints: Vec<_> = routes.iter().map(endpoint).collect();
-    let services =
-        endpoints.iter().map(|endpoint| -> Arc<dyn Service> { Arc::new(endpoint.clone()) }).collect();
-    tokio::spawn(Arc::clone(&ledger).look_after(endpoints, too_late.clone()));
-    let servers: Vec<_> =
-        routes.iter().map(|(route, upstream)| (Arc::clone(&route.path), Arc::clone(upstream))).collect();
-    let shown = routes.into_iter().zip(named);
-    let shown = shown.map(|((route, upstream), server)| admin::ShownRoute { route, server, upstream });
     let handles = secret.as_ref().map_or_else(random, |secret| secret.key(Use::Handles));
+    let principals = secret.as_ref().map(|secret| PrincipalKey::new(&secret.key(Use::Principals)));
+    let house = House {
+        ledger: Arc::clone(&ledger),
+        switchboard: Arc::clone(&switchboard),
+        clock: Arc::clone(&clock),
+        tracer: tracer.clone(),
+        signals: [stopping, too_late.clone(), closed.clone()],
+        net: net.clone(),
+        to: Box::new(to),
+        own_key: secret.as_ref().map_or_else(random, |secret| secret.key(Use::States)),
+    };
+    let routes = house.serve(&config)?;
+    let endpoints = routes.iter().map(|served| served.endpoint.clone()).collect();
+    tokio::spawn(Arc::clone(&ledger).look_after(endpoints, too_late));
+    let servers = servers(&routes);
+    let (reloads, asked) = admin::Reloads::new();
     let parts = admin::Parts {
         access: config.front.access.clone(),
         servers: servers.clone(),
-        routes: shown.collect(),
+        routes: shown(&routes),
         settings: config.settings.json().to_string().into(),
-        ledger: Arc::clone(&ledger),
-        operators: Operators::new(Arc::clone(&ledger), switchboard, &handles),
+        operators: Arc::new(Operators::new(Arc::clone(&ledger), switchboard, &handles)),
+        ledger,
         stopping: left.clone(),
         needs_servers: config.ready.needs_servers,
-        events: admin::Events::new(clock.timestamp().to_string()),
+        events: Arc::new(admin::Events::new(clock.timestamp().to_string())),
+        reloads,
     };
 
     if config.ready.needs_servers {
-        tokio::spawn(ask_servers(servers.clone(), left.clone()));
+        tokio::spawn(ask_servers(servers, left.clone()));
     }
     let bound = front::serve(
         config.front.clone(),
-        services,
+        services(&routes),
         principals.unwrap_or_default(),
         [left, closed],
-        Arc::clone(&clock),
+        clock,
         tracer,
         net,
     )?;
     let admin = config.admin.clone().map(|admin| admin::serve(admin, parts)).transpose()?;
     if let Some(shared) = shared {
         let admin = admin.as_ref().map(|admin| admin.address);
-        tell_started(&config, &told, &bound.addresses, admin, shared);
+        tell_started(&config, &in_words(&config.routes), &bound.addresses, admin, shared);
     }
-    let (paths, upstreams) = servers.into_iter().unzip();
     Ok(Running {
         addresses: bound.addresses,
         admin,
-        paths,
+        paths: routes.iter().map(|served| Arc::clone(served.path())).collect(),
         tls: config.front.tls.is_some(),
         stages: Stages { leaving, draining, overdue, closing },
-        clock,
-        upstreams,
-        ledger,
-        times: config.drain,
+        house,
+        routes,
+        front: bound.renew,
+        config,
+        asked,
+        retiring: Vec::new(),
         traces,
     })
 }
@@ -221,22 +230,6 @@ fn trace_to(config: &Config) -> (Tracer, Option<Exporting>) {
 
 /// A store, and its secret where it outlives the process.
 type Kept = (Arc<dyn Store>, Option<Secret>);
-
-/// A route with its server.
-type Connected = (Arc<policy::Route>, Arc<dyn Upstream>);
-
-fn connected(
-    routes: Vec<config::RouteConfig>,
-    net: &Net,
-    to: impl Fn(Server, &str, upstream::Config, &Net) -> Result<Arc<dyn Upstream>, NotStarted>,
-) -> Result<Vec<Connected>, Error> {
-    let connect = |config::RouteConfig { route, server, upstream }| {
-        let upstream = to(server, &route.path, upstream, net)
-            .map_err(|source| Error::Upstream { path: Arc::clone(&route.path), source })?;
-        Ok((Arc::new(route), upstream))
-    };
-    routes.into_iter().map(connect).collect()
-}
 
 /// Shares out what descriptors the system allows. Clients may have as many connections as that makes.
 fn share(config: &mut Config) -> (Descriptors, Shares) {
@@ -387,15 +380,6 @@ fn without_query(url: &Uri) -> String {
     format!("{scheme}://{authority}{}", url.path())
 }
 
-/// A key of its own where none is given: what was sealed with it ends with the process, or with the store if
-/// that lasts longer.
-fn keyring(keys: &[config::secret::Key], secret: Option<&Secret>) -> Keyring {
-    let mut keys = keys.iter().map(|key| *key.expose());
-    let own = || secret.map_or_else(random, |secret| secret.key(Use::States));
-    let sealing = keys.next().unwrap_or_else(own);
-    Keyring::new(sealing, &keys.collect::<Vec<_>>())
-}
-
 /// Where tasks are kept, and the secret of what outlives this process.
 fn store(store: &config::Store, quotas: &policy::Quotas) -> Result<Kept, Error> {
     let &policy::Quotas { stored_bytes, stored_bytes_per_principal, .. } = quotas;
@@ -427,7 +411,7 @@ impl Running {
 
     /// Stops in order, or leaves it at that when `hurry` resolves. Says whether it did.
     async fn stop_unless(self, hurry: impl Future<Output = ()>) -> bool {
-        let (begun, made) = (self.left(), self.ledger.made());
+        let (begun, made) = (self.left(), self.house.ledger.made());
         let mut left = Left::default();
         let hurried = tokio::select! {
             // What is done is done.
@@ -444,10 +428,10 @@ impl Running {
             traces.close(LAST_SPANS).await;
         }
         let Left { calls, tasks, results, .. } = lost;
-        let tasks_released = self.ledger.released();
+        let tasks_released = self.house.ledger.released();
         Drained {
             ended: (begun.calls + begun.tasks).saturating_sub(calls + tasks),
-            became_tasks: self.ledger.made().saturating_sub(made),
+            became_tasks: self.house.ledger.made().saturating_sub(made),
             tasks_released,
             calls_lost: calls,
             tasks_lost: tasks.saturating_sub(tasks_released),
@@ -460,13 +444,13 @@ impl Running {
 
     async fn wind_down(&self, left: &mut Left) {
         let Stages { leaving, draining, overdue, closing } = &self.stages;
-        let DrainTimes { notice, limit } = self.times;
+        let DrainTimes { notice, limit } = self.config.drain;
         leaving.tell();
         if !notice.is_zero() {
             Leaving { notice }.emit();
             sleep(notice).await;
         }
-        let until = (self.clock.now() + limit).into();
+        let until = (self.house.clock.now() + limit).into();
         draining.tell();
         let Left { calls, tasks, results, .. } = self.left();
         Draining { calls, tasks, results, limit }.emit();
@@ -478,17 +462,19 @@ impl Running {
         let _ = timeout(LAST_WORDS, draining.over()).await;
         closing.tell();
         let _ = timeout_at(until, closing.over()).await;
-        futures_util::future::join_all(self.upstreams.iter().map(|upstream| upstream.close())).await;
+        let served = self.routes.iter().map(|served| &served.upstream);
+        let all = served.chain(self.retiring.iter().map(|(_, upstream)| upstream));
+        futures_util::future::join_all(all.map(|upstream| upstream.close())).await;
         // What is told of that must still be written.
         let _ = timeout(LAST_WORDS, closing.over()).await;
-        let _ = timeout(LAST_WORDS, self.ledger.close()).await;
+        let _ = timeout(LAST_WORDS, self.house.ledger.close()).await;
     }
 
     /// Resolves when nothing works any more and every result has been fetched.
     async fn at_rest(&self) {
         loop {
             self.stages.draining.over().await;
-            self.ledger.all_fetched().await;
+            self.house.ledger.all_fetched().await;
             // A client may have come back meanwhile.
             if self.stages.draining.unfinished() == 0 {
                 return;
@@ -497,9 +483,9 @@ impl Running {
     }
 
     fn left(&self) -> Left {
-        let tasks = self.ledger.working();
+        let tasks = self.house.ledger.working();
         let calls = self.stages.draining.unfinished().saturating_sub(tasks);
-        Left { calls, tasks, results: self.ledger.unfetched(), is_final: false }
+        Left { calls, tasks, results: self.house.ledger.unfetched(), is_final: false }
     }
 }
 
@@ -516,70 +502,10 @@ struct Left {
     is_final: bool,
 }
 
-/// Serves until the process is told to stop, then stops in order; at once where it is told again.
-/// `ready` is told once clients are served.
-///
-/// # Errors
-/// As [`start`]; [`Error::Hurried`].
-pub async fn run(config: Config, ready: impl FnOnce(&Running)) -> Result<(), Error> {
-    let mut signals = Signals::listen();
-    let running = start(config)?;
-    ready(&running);
-    notify::ready();
-    signals.stop().await;
-    notify::stopping();
-    match running.stop_unless(signals.stop()).await {
-        true => Err(Error::Hurried),
-        false => Ok(()),
-    }
-}
-
 /// Watches over a process of a server, for a proxy that has started this program for it. Gives the exit code.
 ///
 /// # Errors
 /// Where no proxy has.
 pub async fn supervise(words: &[String]) -> std::io::Result<u8> {
     upstream::stdio::supervise(words).await
-}
-
-/// What the process may be told from outside.
-struct Signals {
-    terminate: Option<Signal>,
-    interrupt: Option<Signal>,
-    hangup: Option<Signal>,
-}
-
-// === impl Signals ===
-
-impl Signals {
-    /// Listens from now on.
-    fn listen() -> Self {
-        let listen = |kind| signal(kind).ok();
-        Self {
-            terminate: listen(SignalKind::terminate()),
-            interrupt: listen(SignalKind::interrupt()),
-            hangup: listen(SignalKind::hangup()),
-        }
-    }
-
-    /// Resolves at the next SIGTERM or Ctrl-C. SIGHUP asks other programs to read their configuration
-    /// again, and comes when a terminal closes: it ends nothing here.
-    async fn stop(&mut self) {
-        loop {
-            // A signal that cannot be listened to never comes.
-            tokio::select! {
-                _ = or_never(self.terminate.as_mut().map(Signal::recv)) => return,
-                _ = or_never(self.interrupt.as_mut().map(Signal::recv)) => return,
-                _ = or_never(self.hangup.as_mut().map(Signal::recv)) => {
-                    notify::reloading();
-                    tracing::warn!(
-                        target: "deferral",
-                        event = "hangup",
-                        "SIGHUP changes nothing: restart to read the configuration again",
-                    );
-                    notify::ready();
-                }
-            }
-        }
-    }
 }

@@ -1,0 +1,64 @@
+//! `POST /reload`: the configuration is read again, as at SIGHUP.
+
+use super::answer::{Answer, json, problem};
+use http::StatusCode;
+use serde::Serialize;
+use tokio::sync::{mpsc, oneshot};
+
+/// What came of reading the configuration again: what changed, or why nothing did.
+pub type Reloaded = Result<Changed, String>;
+
+/// What another configuration has changed.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Changed {
+    /// The keys that hold from now on, as in `routes./mcp.defer.after`.
+    pub changed: Vec<String>,
+    /// The keys that are written in another way, and hold from the next start on.
+    pub needs_restart: Vec<&'static str>,
+}
+
+/// Where to ask for the configuration to be read again.
+#[derive(Clone, Debug)]
+pub struct Reloads(Option<mpsc::Sender<oneshot::Sender<Reloaded>>>);
+
+/// Whoever reads it.
+pub type Asked = mpsc::Receiver<oneshot::Sender<Reloaded>>;
+
+/// Operators that may wait for their turn.
+const QUEUE: usize = 8;
+
+// === impl Reloads ===
+
+impl Reloads {
+    pub fn new() -> (Self, Asked) {
+        let (ask, asked) = mpsc::channel(QUEUE);
+        (Self(Some(ask)), asked)
+    }
+
+    /// There is nothing to read again.
+    pub const fn none() -> Self {
+        Self(None)
+    }
+
+    pub(super) async fn answer(&self) -> Answer {
+        let (tell, told) = oneshot::channel();
+        let asked = match &self.0 {
+            Some(ask) => ask.send(tell).await.is_ok(),
+            None => false,
+        };
+        if !asked {
+            return problem(
+                StatusCode::CONFLICT,
+                "there is no configuration to read again, or the proxy stops",
+            );
+        }
+        match told.await {
+            Ok(Ok(changed)) => {
+                let body = serde_json::to_vec(&changed).expect("names are JSON");
+                json(StatusCode::OK, body.into())
+            }
+            Ok(Err(why)) => problem(StatusCode::UNPROCESSABLE_ENTITY, &format!("nothing was changed: {why}")),
+            Err(_) => problem(StatusCode::SERVICE_UNAVAILABLE, "the proxy stops"),
+        }
+    }
+}

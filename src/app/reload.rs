@@ -1,0 +1,171 @@
+//! Another configuration, while the proxy serves.
+//!
+//! All that can fail is done first: certificates are read, further addresses are listened on, further servers are
+//! got ready. Only then anything changes, and from there on nothing fails. New calls are served by the new
+//! configuration, and what is in hand goes on by the one it began with. A route keeps its server, with its sessions and its processes, unless that is
+//! another one now; a server that is not in the configuration any more is let go when nobody needs it
+//! ([`Endpoint::retire`](crate::proxy::Endpoint::retire)).
+
+use super::{
+    Error, Running,
+    house::{Served, servers, services, shown},
+    tell_limits,
+};
+use crate::{
+    admin::{self, Changed},
+    bridge::resume::Keyring,
+    config::{Config, RouteConfig},
+    policy,
+    upstream::Server,
+};
+use std::{mem, sync::Arc};
+
+/// What another configuration needs, and has got.
+struct Ready {
+    routes: Vec<Served>,
+    /// Which of them were not served before, by their place.
+    further: Vec<usize>,
+}
+
+// === impl Running ===
+
+impl Running {
+    /// Goes on by another configuration. Says what changed, and what will with the next start.
+    ///
+    /// # Errors
+    /// As [`start`](super::start); nothing has changed then.
+    pub fn reload(&mut self, mut config: Config) -> Result<Changed, Error> {
+        let needs_restart = self.keep_what_needs_a_restart(&mut config);
+        let Ready { routes, further } = self.get_ready(&config)?;
+        let let_go = |routes: &[Served]| {
+            for place in &further {
+                let upstream = Arc::clone(&routes[*place].upstream);
+                tokio::spawn(async move { upstream.close().await });
+            }
+        };
+        let admitting = match (&self.admin, &config.admin) {
+            (Some(bound), Some(admin)) => bound.prepare(admin).map(Some),
+            _ => Ok(None),
+        };
+        let admitting = admitting.inspect_err(|_| let_go(&routes))?;
+        let front = Arc::clone(&self.front);
+        let prepared = front.prepare(config.front.clone(), services(&routes));
+        let prepared = prepared.inspect_err(|_| let_go(&routes))?;
+
+        let changed = self.config.changed_to(&config);
+        self.house.ledger.bound_by(config.quotas);
+        self.addresses = prepared.addresses.clone();
+        prepared.take();
+        self.tls = config.front.tls.is_some();
+        self.paths = routes.iter().map(|served| Arc::clone(served.path())).collect();
+        let ends_after = self.config.drain.limit;
+        let before = mem::replace(&mut self.routes, routes);
+        self.retiring.retain(|(retired, _)| !retired.is_finished());
+        for served in before {
+            let stays = |now: &Served| Arc::ptr_eq(&now.upstream, &served.upstream);
+            if !self.routes.iter().any(stays) {
+                let ends = matches!(served.server, Server::Command(_));
+                let retired = tokio::spawn(served.endpoint.retire(ends_after, ends));
+                self.retiring.push((retired, served.upstream));
+            }
+        }
+        self.config = config;
+        tell_limits(&self.config);
+        let changed = Changed { changed, needs_restart };
+        self.show_operators(admitting);
+        Ok(changed)
+    }
+
+    /// Begins to serve what is not served yet.
+    fn get_ready(&self, config: &Config) -> Result<Ready, Error> {
+        let keyring = self.house.keyring(config);
+        let mut ready = Ready { routes: Vec::new(), further: Vec::new() };
+        for wanted in &config.routes {
+            let route = Arc::new(wanted.route.clone());
+            let before = self.routes.iter().find(|before| *before.path() == route.path);
+            let served = match before {
+                Some(before) if before.server == wanted.server => Ok(before.renewed(wanted, &keyring)),
+                _ => self.house.serve_one(wanted, route, &keyring).map(|served| {
+                    ready.further.push(ready.routes.len());
+                    match before {
+                        Some(before) => served.in_place_of(before),
+                        None => served,
+                    }
+                }),
+            };
+            match served {
+                Ok(served) => ready.routes.push(served),
+                Err(error) => {
+                    for place in ready.further {
+                        let upstream = Arc::clone(&ready.routes[place].upstream);
+                        tokio::spawn(async move { upstream.close().await });
+                    }
+                    return Err(error);
+                }
+            }
+        }
+        Ok(ready)
+    }
+
+    /// What only a start can change stays as it is. Gives the names of what is written in another way.
+    fn keep_what_needs_a_restart(&self, config: &mut Config) -> Vec<&'static str> {
+        let now = &self.config;
+        let mut needs = Vec::new();
+        let mut keep = |name, differs: bool| {
+            if differs {
+                needs.push(name);
+            }
+        };
+        keep("store", config.store != now.store);
+        keep("log", config.log != now.log);
+        keep("ready", config.ready != now.ready);
+        keep("telemetry", config.traces != now.traces);
+        keep("limits.connections", config.connections.clients != now.connections.clients);
+        keep("limits.upstream_connections", config.connections.servers != now.connections.servers);
+        let bounds = |quotas: &policy::Quotas| (quotas.stored_bytes, quotas.stored_bytes_per_principal);
+        keep("limits.stored_bytes", bounds(&config.quotas) != bounds(&now.quotas));
+        let address = |admin: &Option<admin::Config>| admin.as_ref().map(|admin| admin.listen);
+        keep("admin", address(&config.admin) != address(&now.admin));
+        config.store = now.store.clone();
+        config.log = now.log.clone();
+        config.ready = now.ready;
+        config.traces = now.traces.clone();
+        config.connections = now.connections;
+        config.front.limits.connections = now.front.limits.connections;
+        config.quotas.stored_bytes = now.quotas.stored_bytes;
+        config.quotas.stored_bytes_per_principal = now.quotas.stored_bytes_per_principal;
+        if address(&config.admin) != address(&now.admin) {
+            config.admin = now.admin.clone();
+        }
+        needs
+    }
+
+    fn show_operators(&self, admitting: Option<admin::Prepared>) {
+        let (Some(bound), Some(admitting)) = (&self.admin, admitting) else { return };
+        let parts = admin::Parts {
+            access: self.config.front.access.clone(),
+            servers: servers(&self.routes),
+            routes: shown(&self.routes),
+            settings: self.config.settings.json().to_string().into(),
+            ..bound.parts()
+        };
+        bound.renew(admitting, parts);
+    }
+}
+
+// === impl Served ===
+
+impl Served {
+    /// The same server, by another configuration.
+    fn renewed(&self, config: &RouteConfig, keyring: &Arc<Keyring>) -> Self {
+        Self {
+            server: self.server.clone(),
+            upstream: Arc::clone(&self.upstream),
+            endpoint: self.endpoint.renewed(Arc::new(config.route.clone()), Arc::clone(keyring)),
+        }
+    }
+
+    fn in_place_of(self, before: &Self) -> Self {
+        Self { endpoint: self.endpoint.in_place_of(&before.endpoint), ..self }
+    }
+}

@@ -1,0 +1,138 @@
+//! Serves until the process is told to stop, and reads the configuration again when it is told so.
+
+use super::{Error, Running, start, watch::Watch};
+use crate::{
+    admin::Reloaded,
+    config::Config,
+    runtime::{notify, or_never},
+    telemetry::{ConfigRefused, ConfigReloaded},
+};
+use std::{fmt::Display, path::PathBuf};
+use tokio::{
+    signal::unix::{Signal, SignalKind, signal},
+    sync::oneshot,
+};
+
+/// Where the configuration comes from.
+pub struct Source {
+    /// Reads and judges it, or says everything that is wrong with it.
+    pub read: Box<dyn Fn() -> Result<Config, String> + Send>,
+    /// Whether it is read again when one of its files changes.
+    pub watched: bool,
+}
+
+/// What the process may be told from outside.
+struct Signals {
+    terminate: Option<Signal>,
+    interrupt: Option<Signal>,
+}
+
+/// Who wants the configuration to be read again.
+enum By {
+    Signal,
+    Operator(oneshot::Sender<Reloaded>),
+    Watch,
+}
+
+/// Keys that are named in a line of the log.
+const NAMED: usize = 20;
+
+/// Serves until the process is told to stop, then stops in order; at once where it is told again.
+/// `ready` is told once clients are served.
+///
+/// # Errors
+/// As [`start`]; [`Error::Hurried`].
+pub async fn run(config: Config, source: Source, ready: impl FnOnce(&Running)) -> Result<(), Error> {
+    let (mut signals, mut hangup) = (Signals::listen(), listen_to(SignalKind::hangup()));
+    let mut watch = source.watched.then(|| Watch::on(paths(&config)));
+    let mut running = start(config)?;
+    ready(&running);
+    notify::ready();
+    loop {
+        let by = tokio::select! {
+            biased;
+            () = signals.stop() => break,
+            Some(()) = or_never(hangup.as_mut().map(Signal::recv)) => By::Signal,
+            Some(tell) = running.asked.recv() => By::Operator(tell),
+            () = or_never(watch.as_mut().map(Watch::changed)) => By::Watch,
+        };
+        let word = by.word();
+        notify::reloading();
+        let told = (source.read)().and_then(|config| {
+            if let Some(watch) = &mut watch {
+                watch.follow(paths(&config));
+            }
+            running.reload(config).map_err(|error| error.to_string())
+        });
+        match &told {
+            Ok(changed) => {
+                let needs_restart = changed.needs_restart.join(", ");
+                ConfigReloaded {
+                    by: word,
+                    changed: &listed(&changed.changed),
+                    needs_restart: &needs_restart,
+                }
+                .emit();
+            }
+            Err(error) => ConfigRefused { by: word, error }.emit(),
+        }
+        notify::ready();
+        if let By::Operator(tell) = by {
+            // Whoever asked may have gone.
+            let _ = tell.send(told);
+        }
+    }
+    notify::stopping();
+    match running.stop_unless(signals.stop()).await {
+        true => Err(Error::Hurried),
+        false => Ok(()),
+    }
+}
+
+fn paths(config: &Config) -> Vec<PathBuf> {
+    config.files.0.iter().map(|file| file.path.clone()).collect()
+}
+
+/// Names in a line of the log: not all of very many.
+fn listed(names: &[impl Display]) -> String {
+    let mut shown: Vec<_> = names.iter().take(NAMED).map(ToString::to_string).collect();
+    if names.len() > NAMED {
+        shown.push(format!("and {} more", names.len() - NAMED));
+    }
+    shown.join(", ")
+}
+
+// === impl By ===
+
+impl By {
+    const fn word(&self) -> &'static str {
+        match self {
+            Self::Signal => "SIGHUP",
+            Self::Operator(_) => "POST /reload",
+            Self::Watch => "--watch",
+        }
+    }
+}
+
+// === impl Signals ===
+
+impl Signals {
+    /// Listens from now on.
+    fn listen() -> Self {
+        let [terminate, interrupt] = [SignalKind::terminate(), SignalKind::interrupt()].map(listen_to);
+        Self { terminate, interrupt }
+    }
+
+    /// Resolves at the next SIGTERM or Ctrl-C.
+    async fn stop(&mut self) {
+        tokio::select! {
+            _ = or_never(self.terminate.as_mut().map(Signal::recv)) => {}
+            _ = or_never(self.interrupt.as_mut().map(Signal::recv)) => {}
+        }
+    }
+}
+
+/// Listens to a signal from now on. One that cannot be listened to never comes.
+fn listen_to(kind: SignalKind) -> Option<Signal> {
+    signal(kind).ok()
+}
