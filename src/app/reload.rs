@@ -16,15 +16,17 @@ use crate::{
     bridge::resume::Keyring,
     config::{Config, RouteConfig},
     policy,
-    upstream::Server,
+    upstream::{self, Change, Server},
 };
-use std::{mem, sync::Arc};
+use std::{collections::HashSet, mem, sync::Arc};
 
 /// What another configuration needs, and has got.
 struct Ready {
     routes: Vec<Served>,
     /// Which of them were not served before, by their place.
     further: Vec<usize>,
+    /// Those that stay are spoken to so from now on.
+    otherwise: Vec<Change>,
 }
 
 // === impl Running ===
@@ -36,7 +38,7 @@ impl Running {
     /// As [`start`](super::start); nothing has changed then.
     pub fn reload(&mut self, mut config: Config) -> Result<Changed, Error> {
         let needs_restart = self.keep_what_needs_a_restart(&mut config);
-        let Ready { routes, further } = self.get_ready(&config)?;
+        let Ready { routes, further, otherwise } = self.get_ready(&config)?;
         let let_go = |routes: &[Served]| {
             for place in &further {
                 let upstream = Arc::clone(&routes[*place].upstream);
@@ -55,6 +57,7 @@ impl Running {
         let changed = self.config.changed_to(&config);
         self.house.ledger.bound_by(config.quotas);
         self.addresses = prepared.addresses.clone();
+        otherwise.into_iter().for_each(|change| change());
         prepared.take();
         self.tls = config.front.tls.is_some();
         self.paths = routes.iter().map(|served| Arc::clone(served.path())).collect();
@@ -79,12 +82,15 @@ impl Running {
     /// Begins to serve what is not served yet.
     fn get_ready(&self, config: &Config) -> Result<Ready, Error> {
         let keyring = self.house.keyring(config);
-        let mut ready = Ready { routes: Vec::new(), further: Vec::new() };
+        let mut ready = Ready { routes: Vec::new(), further: Vec::new(), otherwise: Vec::new() };
         for wanted in &config.routes {
             let route = Arc::new(wanted.route.clone());
             let before = self.routes.iter().find(|before| *before.path() == route.path);
             let served = match before {
-                Some(before) if before.server == wanted.server => Ok(before.renewed(wanted, &keyring)),
+                Some(before) if self.stays(before, wanted) => before.otherwise(wanted).map(|change| {
+                    ready.otherwise.push(change);
+                    before.renewed(wanted, &keyring)
+                }),
                 _ => self.house.serve_one(wanted, route, &keyring).map(|served| {
                     ready.further.push(ready.routes.len());
                     match before {
@@ -107,6 +113,15 @@ impl Running {
         Ok(ready)
     }
 
+    /// Whether a route's server is the same. With other names among the headers of ours it is not: what its sessions
+    /// always say is without those.
+    fn stays(&self, before: &Served, wanted: &RouteConfig) -> bool {
+        let spoken_to = self.config.routes.iter().find(|route| route.route.path == *before.path());
+        let names = |config: &upstream::Config| config.headers.keys().cloned().collect::<HashSet<_>>();
+        before.server == wanted.server
+            && spoken_to.is_some_and(|route| names(&route.upstream) == names(&wanted.upstream))
+    }
+
     /// What only a start can change stays as it is. Gives the names of what is written in another way.
     fn keep_what_needs_a_restart(&self, config: &mut Config) -> Vec<&'static str> {
         let now = &self.config;
@@ -120,6 +135,8 @@ impl Running {
         keep("log", config.log != now.log);
         keep("ready", config.ready != now.ready);
         keep("telemetry", config.traces != now.traces);
+        let messages = |config: &Config| config.routes.first().map(|route| route.upstream.limits.messages);
+        keep("limits.messages", messages(config) != messages(now));
         keep("limits.connections", config.connections.clients != now.connections.clients);
         keep("limits.upstream_connections", config.connections.servers != now.connections.servers);
         let bounds = |quotas: &policy::Quotas| (quotas.stored_bytes, quotas.stored_bytes_per_principal);
@@ -163,6 +180,12 @@ impl Served {
             upstream: Arc::clone(&self.upstream),
             endpoint: self.endpoint.renewed(Arc::new(config.route.clone()), Arc::clone(keyring)),
         }
+    }
+
+    /// Gets ready to speak to the server so.
+    fn otherwise(&self, config: &RouteConfig) -> Result<Change, Error> {
+        let change = self.upstream.otherwise(&config.upstream);
+        change.map_err(|source| Error::Upstream { path: Arc::clone(self.path()), source })
     }
 
     fn in_place_of(self, before: &Self) -> Self {

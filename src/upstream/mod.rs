@@ -171,9 +171,22 @@ pub trait Upstream: Send + Sync + 'static {
         None
     }
 
+    /// Gets ready to speak to the server in another way: with other limits, times and credentials of ours. What is
+    /// given makes it so, for what is sent from then on; sessions and processes stay.
+    ///
+    /// # Errors
+    /// [`NotStarted`] where it cannot be; nothing has changed then.
+    fn otherwise(&self, config: &Config) -> Result<Change, NotStarted> {
+        let _ = config;
+        Ok(Box::new(|| {}))
+    }
+
     /// Closes every session; resolves when the server has been told, or after a short while.
     fn close(&self) -> BoxFuture<'_, ()>;
 }
+
+/// Makes a change that was got ready.
+pub type Change = Box<dyn FnOnce() + Send>;
 
 /// On whose behalf a session is opened. Two callers that differ in any of it share none.
 #[derive(Clone, Debug)]

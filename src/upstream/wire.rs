@@ -9,7 +9,8 @@
 //! who may use which session and what is told in which order is the same for all.
 
 use super::{
-    Anchor, CallError, ClientSession, Description, Document, Forward, Forwarded, Identity, ProcessTable,
+    Anchor, CallError, Change, ClientSession, Config, Description, Document, Forward, Forwarded, Identity,
+    Limits, NotStarted, ProcessTable,
 };
 use crate::{
     dialect::{Credentials, raise},
@@ -44,6 +45,20 @@ pub trait Wire: Send + Sync + 'static {
     /// Who a caller is to the server. Those who are the same share sessions.
     fn known_as(&self, caller: &Identity) -> Identity {
         caller.clone()
+    }
+
+    /// How many sessions there may be, where each costs more than what is configured is meant for.
+    fn limits(&self, limits: Limits) -> Limits {
+        limits
+    }
+
+    /// Gets ready to speak to the server in another way.
+    ///
+    /// # Errors
+    /// [`NotStarted`] where it cannot be.
+    fn otherwise(self: &Arc<Self>, config: &Config) -> Result<Change, NotStarted> {
+        let _ = config;
+        Ok(Box::new(|| {}))
     }
 
     /// Where the server is, where that is an address.

@@ -39,13 +39,15 @@ pub(super) async fn forward(server: Arc<Http>, request: Forward) -> Result<Forwa
             Purpose::Begin | Purpose::Ask | Purpose::Once | Purpose::Tell => {}
         }
     }
+    let mut head = lines(&server.host, &server.via.0, &headers, &server.config.now().headers);
+    head.extend_from_slice(&server.ours());
     let way = Arc::new(Way {
         path: query.map(|query| with_query(&server.path, Some(&query)).into_owned()),
-        lines: lines(&server.host, &server.via.0, &headers, &server.config.headers),
+        lines: head,
         in_session: session.is_some(),
     });
     drop(headers);
-    let due = purpose.due(&server.config.timeouts).map(|(limit, lost)| (Box::pin(sleep(limit)), lost));
+    let due = purpose.due(&server.config.now().timeouts).map(|(limit, lost)| (Box::pin(sleep(limit)), lost));
     let mut rest = Rest {
         server: server.clone(),
         wanted: purpose.wanted(),
@@ -82,7 +84,7 @@ pub(super) async fn forward(server: Arc<Http>, request: Forward) -> Result<Forwa
         rest.way = Some(way);
         rest.is_events = true;
     }
-    let limit = rest.server.config.limits.result_bytes;
+    let limit = rest.server.config.now().limits.result_bytes;
     let body = Passing { source: Source::Body(body), may_have_mark: false, rest };
     let (status, headers) = (head.status, without_hop(head.headers));
     Ok(Forwarded { status, headers, body: forward::Passing::Relayed(body), limit })

@@ -40,8 +40,8 @@ fn names(query: &str) -> impl Iterator<Item = Vec<u8>> {
     })
 }
 
-/// The header lines of a request: the client's own but those of its hop and those that are `ours`, with the server's
-/// name, and ours behind those it has passed before.
+/// The header lines of a request: the client's own but those of its hop and those that are `ours`, which each request
+/// says as they are then; with the server's name, and that of the proxy behind those it has passed before.
 pub(super) fn lines(host: &HeaderValue, via: &HeaderValue, headers: &HeaderMap, ours: &HeaderMap) -> Vec<u8> {
     let mut lines = Vec::with_capacity(64 + headers.len() * 48);
     http1::line(&mut lines, &header::HOST, host);
@@ -51,9 +51,6 @@ pub(super) fn lines(host: &HeaderValue, via: &HeaderValue, headers: &HeaderMap, 
         if is_theirs && !ours.contains_key(name) {
             http1::line(&mut lines, name, value);
         }
-    }
-    for (name, value) in ours {
-        http1::line(&mut lines, name, value);
     }
     http1::line(&mut lines, &header::VIA, via);
     lines

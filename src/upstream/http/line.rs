@@ -69,7 +69,8 @@ impl HttpLine {
     /// The session of a client of the older era, by what its requests carry.
     pub(super) fn of_client(http: Arc<Http>, session: &ClientSession) -> Self {
         let ClientSession { principal: _, query, headers } = session;
-        let (host, via, ours) = (&http.host, &http.via.0, &http.config.headers);
+        let config = http.config.now();
+        let (host, via, ours) = (&http.host, &http.via.0, &config.headers);
         Self {
             path: hop::with_query(&http.path, query.as_deref()).into_owned(),
             posting: hop::lines(host, via, headers, ours),
@@ -77,7 +78,7 @@ impl HttpLine {
             names: headers.clone(),
             has_id: headers.contains_key(&SESSION_ID),
             survives: false,
-            http,
+            http: Arc::clone(&http),
         }
     }
 
@@ -114,9 +115,10 @@ impl HttpLine {
 
     /// Sends a call.
     pub(super) fn call(&self, body: Bytes, further: &HeaderMap) -> Answering {
-        let mut lines = Vec::new();
+        let config = self.http.config.now();
+        let mut lines = http1::lines(&config.headers);
         for (name, value) in further {
-            let is_said = self.names.contains_key(name) || self.http.config.headers.contains_key(name);
+            let is_said = self.names.contains_key(name) || config.headers.contains_key(name);
             if is_passed_on(name) && !is_said {
                 http1::line(&mut lines, name, value);
             }
@@ -127,7 +129,8 @@ impl HttpLine {
 
     /// Sends what is answered with nothing.
     pub(super) fn post(&self, body: Bytes, reuse: Reuse) -> Answering {
-        let lines: [&[u8]; 2] = [&self.posting, &[]];
+        let ours = self.http.ours();
+        let lines: [&[u8]; 2] = [&self.posting, &ours];
         self.http.client.send(&Method::POST, &self.path, lines, body, reuse, Traffic::InPassing)
     }
 
@@ -148,7 +151,9 @@ impl HttpLine {
     }
 
     fn bodiless(&self, method: &Method, further: &[u8], reuse: Reuse, traffic: Traffic) -> Answering {
-        let lines = [&*self.bodiless, further];
+        let mut more = self.http.ours();
+        more.extend_from_slice(further);
+        let lines = [&*self.bodiless, &more];
         self.http.client.send(method, &self.path, lines, Bytes::new(), reuse, traffic)
     }
 }

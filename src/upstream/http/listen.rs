@@ -113,7 +113,7 @@ fn pause(named: Option<Duration>, fruitless: u32) -> Duration {
 async fn ask(line: &HttpLine, had_one: bool) -> Attempt {
     let Ok(response) = line.get(None).await else { return Attempt::Failed };
     let status = response.status();
-    match Opening::of(response, line.http.config.limits.result_bytes) {
+    match Opening::of(response, line.http.config.now().limits.result_bytes) {
         Ok(Opening::Messages(messages)) if messages.resumption().is_some() => Attempt::Open(messages),
         // Some answer 200 or 202 with nothing in it.
         Ok(Opening::Messages(_) | Opening::Accepted) | Err(_) => Attempt::Refused,

@@ -31,7 +31,7 @@ use std::{
 use tokio::time::timeout;
 
 use super::{
-    Anchor, CallError, ClientSession, Config, Description, Document, Identity, NotStarted,
+    Anchor, CallError, Change, ClientSession, Config, Description, Document, Identity, NotStarted,
     forward::{Forward, Forwarded},
     http1::{self, Answering, Reuse, Traffic},
     legacy::Legacy,
@@ -83,7 +83,7 @@ impl Wire for Http {
         caller: &Identity,
         hello: &Hello,
     ) -> Result<(Description, HttpLine), CallError> {
-        let limit = self.config.timeouts.first_byte;
+        let limit = self.config.now().timeouts.first_byte;
         let posting = self.posting(&caller.credentials);
         let said = timeout(limit, self.hello(&posting, hello)).await;
         let (description, id) = said.unwrap_or(Err(CallError::FirstByteTimeout(limit)))?;
@@ -106,6 +106,10 @@ impl Wire for Http {
             Answer(Stage::Resuming(resume::resume(Arc::clone(&line), from).boxed()))
         });
         Some((line, answer))
+    }
+
+    fn otherwise(self: &Arc<Self>, config: &Config) -> Result<Change, NotStarted> {
+        Self::otherwise(self, config)
     }
 
     fn sweep(&self) {
@@ -146,11 +150,12 @@ impl Http {
     ) -> Result<(Description, Option<HeaderValue>), CallError> {
         let lines = http1::lines(posting);
         let (client, body) = (&self.client, hello.body.clone());
-        let sent = client.send(&Method::POST, &self.path, [&lines, &[]], body, Reuse::Any, Traffic::Call);
+        let sent =
+            client.send(&Method::POST, &self.path, [&lines, &self.ours()], body, Reuse::Any, Traffic::Call);
         let response = self.taken(sent).await?;
         let id = response.headers().get(&headers::SESSION_ID).cloned();
         let status = response.status();
-        match Opening::of(response, self.config.limits.result_bytes)? {
+        match Opening::of(response, self.config.now().limits.result_bytes)? {
             Opening::Messages(messages) => Ok((self.welcome(messages, hello).await?, id)),
             Opening::Accepted => {
                 Err(CallError::Invalid(format!("initialize was answered with HTTP {status} and no body")))
@@ -200,7 +205,7 @@ impl Line for HttpLine {
                         Ok(response) => response,
                         Err(lost) => return Poll::Ready(Heard::Lost(lost)),
                     };
-                    match Opening::of(response, self.http.config.limits.result_bytes) {
+                    match Opening::of(response, self.http.config.now().limits.result_bytes) {
                         Ok(Opening::Messages(messages)) => {
                             answer.0 = Stage::Reading(messages);
                             return Poll::Ready(Heard::Served);

@@ -328,7 +328,7 @@ impl Rest {
             Wanted::IfQuick => (None, None),
             Wanted::AtAnyPrice => {
                 let Ok(place) = server.departed.clone().try_acquire_owned() else {
-                    let limit = server.config.limits.departed;
+                    let limit = server.config.now().limits.departed;
                     Limit::Departed.hit();
                     tracing::warn!(target: "deferral::upstream", event = "departed_full", limit);
                     return;

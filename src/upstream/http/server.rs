@@ -12,9 +12,9 @@ use super::{stream_before_call::InOrder, via::Via};
 use crate::{
     dialect::Credentials,
     protocol::{ErrorObject, Frame, Kind},
-    runtime::Net,
+    runtime::{Live, Net, resize},
     upstream::{
-        CallError, Config, Document, NotStarted,
+        CallError, Change, Config, Document, NotStarted,
         http1::{self, Answering, HttpClient, Incoming, Reuse, Traffic},
         work::Work,
     },
@@ -22,7 +22,7 @@ use crate::{
 
 /// One server over HTTP.
 pub struct Http {
-    pub(super) config: Config,
+    pub(super) config: Live<Config>,
     pub(super) client: HttpClient,
     /// The path of the MCP endpoint, its query included.
     pub(super) path: String,
@@ -64,19 +64,48 @@ impl Http {
             .and_then(|host| HeaderValue::from_str(host).ok())
             .ok_or_else(|| NotStarted::NoHost(url.clone()))?;
         let departed = Arc::new(Semaphore::new(config.limits.departed.min(Semaphore::MAX_PERMITS)));
-        Ok(Self { config, client, path, host, via: Via::new(), departed, order: InOrder::default(), work })
+        Ok(Self {
+            config: config.into(),
+            client,
+            path,
+            host,
+            via: Via::new(),
+            departed,
+            order: InOrder::default(),
+            work,
+        })
     }
 
-    /// What every request of a caller carries.
+    /// What every request of a caller carries, beside [`Http::ours`].
     pub(super) fn headers(&self, credentials: &Credentials) -> HeaderMap {
         let mut headers = credentials.headers().clone();
         headers.insert(header::HOST, self.host.clone());
         headers.insert(header::VIA, self.via.0.clone());
         headers.insert(header::USER_AGENT, HeaderValue::from_static(USER_AGENT));
-        for (name, value) in &*self.config.headers {
-            headers.insert(name, value.clone());
+        // Ours stand in their place, with each request.
+        for name in self.config.now().headers.keys() {
+            headers.remove(name);
         }
         headers
+    }
+
+    /// The header lines that are configured: as they are now, behind what a session always says.
+    pub(super) fn ours(&self) -> Vec<u8> {
+        http1::lines(&self.config.now().headers)
+    }
+
+    /// Gets ready to speak to the server in another way.
+    ///
+    /// # Errors
+    /// [`NotStarted`] where TLS cannot be set up.
+    pub(super) fn otherwise(self: &Arc<Self>, config: &Config) -> Result<Change, NotStarted> {
+        let way = self.client.otherwise(config)?;
+        let (this, config) = (Arc::clone(self), config.clone());
+        Ok(Box::new(move || {
+            resize(&this.departed, this.config.now().limits.departed, config.limits.departed);
+            this.client.goes(way);
+            this.config.set(config);
+        }))
     }
 
     /// What every message of a caller carries.
@@ -89,7 +118,7 @@ impl Http {
 
     /// Waits for an answer that is not worth more than its status. Bounded by the first-byte timeout.
     pub(super) async fn taken(&self, answering: Answering) -> Result<http::Response<Incoming>, CallError> {
-        let limit = self.config.timeouts.first_byte;
+        let limit = self.config.now().timeouts.first_byte;
         timeout(limit, answering).await.unwrap_or(Err(CallError::FirstByteTimeout(limit)))
     }
 
@@ -113,12 +142,18 @@ impl Http {
         // Only a path goes out, whatever is asked for.
         let path: PathAndQuery =
             path.parse().map_err(|error| CallError::Invalid(format!("{path:?} is not a path: {error}")))?;
-        let limit = self.config.timeouts.first_byte;
+        let limit = self.config.now().timeouts.first_byte;
         let lines = http1::lines(&self.headers(credentials));
         let asked = async {
             let (client, path, nothing) = (&self.client, path.as_str(), Bytes::new());
-            let answer =
-                client.send(&Method::GET, path, [&lines, &[]], nothing, Reuse::Proven, Traffic::Call);
+            let answer = client.send(
+                &Method::GET,
+                path,
+                [&lines, &self.ours()],
+                nothing,
+                Reuse::Proven,
+                Traffic::Call,
+            );
             let (head, body) = answer.await?.into_parts();
             let body = whole(body, DOCUMENT).await?;
             Ok(Document { status: head.status, headers: head.headers, body })

@@ -25,18 +25,26 @@ use super::{
     tls::{self, Secure},
 };
 use crate::{
-    runtime::{Clock, Connector, Mutex, Net, SystemClock},
-    upstream::{CallError, Config, NotStarted, root_cause},
+    runtime::{Clock, Connector, Live, Mutex, Net, SystemClock},
+    upstream::{CallError, Config, NotStarted, Tls, root_cause},
 };
 
 /// Sends requests with whole bodies to one server.
 pub(in crate::upstream) struct HttpClient {
     url: Uri,
     tcp: Connector,
+    way: Live<Way>,
+}
+
+/// How the server is reached.
+#[derive(Clone)]
+pub(in crate::upstream) struct Way {
     proxy: Option<Arc<Proxy>>,
-    tls: Option<Secure>,
+    /// As it is configured, and so set up.
+    tls: (Option<Arc<Tls>>, Option<Secure>),
     /// For a connection, a tunnel and TLS included.
     limit: Duration,
+    /// Connections that were made so.
     pool: Arc<Pool>,
 }
 
@@ -113,10 +121,29 @@ impl HttpClient {
     /// [`NotStarted`] where the URL is not one to speak HTTP to, or the system's certificates
     /// cannot be read.
     pub(in crate::upstream) fn new(url: Uri, config: &Config, net: &Net) -> Result<Self, NotStarted> {
-        let tls = tls::secure(&url, config.tls.as_deref())?;
-        let (proxy, limit, tcp) =
-            (config.proxy.clone(), config.timeouts.connect, net.connector(TCP_KEEP_ALIVE));
-        Ok(Self { url, tcp, proxy, tls, limit, pool: Arc::default() })
+        let tls = (config.tls.clone(), tls::secure(&url, config.tls.as_deref())?);
+        let (proxy, limit) = (config.proxy.clone(), config.timeouts.connect);
+        let way = Way { proxy, tls, limit, pool: Arc::default() }.into();
+        Ok(Self { url, tcp: net.connector(TCP_KEEP_ALIVE), way })
+    }
+
+    /// Another way to the same server. Connections are kept where they would be made as they were.
+    ///
+    /// # Errors
+    /// As [`HttpClient::new`].
+    pub(in crate::upstream) fn otherwise(&self, config: &Config) -> Result<Way, NotStarted> {
+        let now = self.way.kept();
+        let (proxy, limit) = (config.proxy.clone(), config.timeouts.connect);
+        if now.proxy == proxy && now.tls.0 == config.tls {
+            return Ok(Way { limit, ..Way::clone(&now) });
+        }
+        let tls = (config.tls.clone(), tls::secure(&self.url, config.tls.as_deref())?);
+        Ok(Way { proxy, tls, limit, pool: Arc::default() })
+    }
+
+    /// Goes this way from now on.
+    pub(in crate::upstream) fn goes(&self, way: Way) {
+        self.way.set(way);
     }
 
     /// Sends a request. `lines` are header lines ([`super::lines`]): the same for many requests, and those of
@@ -131,8 +158,9 @@ impl HttpClient {
         traffic: Traffic,
     ) -> Answering {
         let head = request_head(method, path, lines, body.len());
-        Answering(match self.pool.take(reuse) {
-            Some(connection) => Stage::Sending(Sending::new(connection, head, body, self.pool.clone())),
+        let way = self.way.now();
+        Answering(match way.pool.take(reuse) {
+            Some(connection) => Stage::Sending(Sending::new(connection, head, body, way.pool.clone())),
             None => Stage::Connecting(Box::pin(self.connect(head, body, traffic))),
         })
     }
@@ -143,9 +171,10 @@ impl HttpClient {
         body: Bytes,
         traffic: Traffic,
     ) -> impl Future<Output = Result<Sending, CallError>> + 'static {
-        let (mut tcp, tls, limit, pool) = (self.tcp.clone(), self.tls.clone(), self.limit, self.pool.clone());
+        let mut tcp = self.tcp.clone();
+        let Way { proxy, tls: (_, tls), limit, pool } = Way::clone(&self.way.now());
         let (place, places) = (tcp.place(traffic == Traffic::InPassing), tcp.places());
-        let tcp = match &self.proxy {
+        let tcp = match &proxy {
             None => tcp.connect(self.url.clone()).map_err(|error| root_cause(&*error)).boxed(),
             Some(proxy) => proxy.connect(&tcp, &self.url),
         };
@@ -170,18 +199,18 @@ impl HttpClient {
 
     /// Whether the last connection that was tried came about; none where none was.
     pub(in crate::upstream) fn reached(&self) -> Option<bool> {
-        *self.pool.reached.lock()
+        *self.way.now().pool.reached.lock()
     }
 
     /// Closes all idle connections; says whether there were any.
     pub(in crate::upstream) fn close_idle(&self) -> bool {
-        let Shelves { proven, doubtful } = std::mem::take(&mut *self.pool.idle.lock());
+        let Shelves { proven, doubtful } = std::mem::take(&mut *self.way.now().pool.idle.lock());
         !(proven.is_empty() && doubtful.is_empty())
     }
 
     /// Closes idle connections that are too old to be used.
     pub(in crate::upstream) fn sweep(&self) {
-        self.pool.sweep();
+        self.way.now().pool.sweep();
     }
 }
 

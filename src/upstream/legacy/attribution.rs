@@ -75,7 +75,9 @@ impl<W: Wire> Session<W> {
     pub(super) fn hear_too_large(&self, call: u64) {
         let mailbox = self.inside.lock().calls.get(&call).map(|call| call.mailbox.clone());
         if let Some(mailbox) = mailbox {
-            mailbox.push(Said::Lost(CallError::TooLarge { limit: self.server.config.limits.result_bytes }));
+            mailbox.push(Said::Lost(CallError::TooLarge {
+                limit: self.server.config.now().limits.result_bytes,
+            }));
         }
     }
 

@@ -426,7 +426,7 @@ impl<W: Wire> Exchange<W> {
 
     /// Whether time is up. Polled when nothing else happened.
     fn overdue(&mut self, cx: &mut Context<'_>) -> Option<CallError> {
-        let limits = self.home.server().config.timeouts;
+        let limits = self.home.server().config.now().timeouts;
         let (is_sent, progress) = (matches!(self.stage, Stage::Sent(_)), self.progress());
         let timers =
             self.timers.get_or_insert_with(|| Timers { call: Box::pin(sleep(limits.call)), step: None });

@@ -48,9 +48,9 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    Anchor, Answer, CallError, ClientSession, Config, Deferral, Description, Document, Event, Forward,
-    Forwarded, Health, Identity, NativeCall, Outgoing, ProcessTable, Replies, Report, Subscription, TakenUp,
-    Upstream,
+    Anchor, Answer, CallError, Change, ClientSession, Config, Deferral, Description, Document, Event,
+    Forward, Forwarded, Health, Identity, NativeCall, NotStarted, Outgoing, ProcessTable, Replies, Report,
+    Subscription, TakenUp, Upstream,
     wire::{Again, Line, TakenUpOn, Wire},
     work::Work,
 };
@@ -308,6 +308,19 @@ impl<W: Wire> Upstream for Legacy<W> {
         self.0.server.wire.has_sent(headers)
     }
 
+    fn otherwise(&self, config: &Config) -> Result<Change, NotStarted> {
+        let wired = self.0.server.wire.otherwise(config)?;
+        let (inner, limits) = (Arc::clone(&self.0), self.0.server.wire.limits(config.limits));
+        let config = Config { limits, ..config.clone() };
+        Ok(Box::new(move || {
+            wired();
+            if let Some(hosted) = &inner.hosted {
+                hosted.bound_by(&config.limits);
+            }
+            inner.server.config.set(config);
+        }))
+    }
+
     fn close(&self) -> BoxFuture<'_, ()> {
         self.0.close().boxed()
     }
@@ -323,7 +336,7 @@ impl<W: Wire> Inner<W> {
             group.used.store(now, Ordering::Relaxed);
             return group.clone();
         }
-        let limits = &self.server.config.limits;
+        let limits = self.server.config.now().limits;
         let (limit, most) = (limits.identities.max(1), limits.identity_bytes);
         let kept = || self.server.identity_bytes.load(Ordering::Relaxed);
         if W::IS_COSTLY {
@@ -356,7 +369,7 @@ impl<W: Wire> Inner<W> {
     /// Lets go of identities that have not called for the longest: what is too many, and an eighth of what
     /// may be, so that it is seldom looked for.
     fn make_room(&self) {
-        let limit = self.server.config.limits.identities.max(1);
+        let limit = self.server.config.now().limits.identities.max(1);
         match self.groups.len() >= limit {
             true => Limit::Identities.hit(),
             false => Limit::IdentityBytes.hit(),
@@ -398,7 +411,7 @@ impl<W: Wire> Inner<W> {
     /// Where there may be no more groups, and all are in use: the group of this caller's that declares most. What
     /// its sessions are asked and this caller cannot do is refused where it is asked.
     fn of_those_who_declare_most(&self, key: &Key) -> Option<Arc<Group<W>>> {
-        if self.groups.len() < self.server.config.limits.identities {
+        if self.groups.len() < self.server.config.now().limits.identities {
             return None;
         }
         let of_the_same = self.groups.iter().filter(|group| group.identity.principal == key.0.principal);

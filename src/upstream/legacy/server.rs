@@ -8,7 +8,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::telling::Errands;
 use crate::{
-    runtime::{Mutex, SystemClock},
+    runtime::{Live, Mutex, SystemClock},
     upstream::{Config, Description, Health, wire::Wire, work::Work},
 };
 
@@ -16,7 +16,7 @@ use crate::{
 pub(super) struct Server<W> {
     /// The route it is for, by which it is known to operators.
     pub(super) route: Arc<str>,
-    pub(super) config: Config,
+    pub(super) config: Live<Config>,
     pub(super) wire: Arc<W>,
     pub(super) asks: Asks,
     /// What the server said of itself last. Locked to put it in or to look at it.
@@ -68,7 +68,7 @@ impl<W: Wire> Server<W> {
         Self {
             route: route.into(),
             errands: Errands::new(config.limits.messages),
-            config,
+            config: config.into(),
             wire: Arc::new(wire),
             asks: Asks { is_trusted: W::IS_COSTLY, ..Asks::default() },
             described: Mutex::default(),

@@ -41,7 +41,7 @@ use tokio::{
 };
 
 use super::{
-    CallError, Config, Description, Identity, Limits, NotStarted, Upstream,
+    CallError, Change, Config, Description, Identity, Limits, NotStarted, Upstream,
     legacy::Legacy,
     wire::{self, Again, Beside, Heard, Hello, Progress, Wire},
     work::Work,
@@ -49,7 +49,7 @@ use super::{
 use crate::{
     dialect::{Credentials, Principal},
     protocol::{Capabilities, Messages, frame::on_one_line},
-    runtime::{Clock, Mutex, Net, SystemClock},
+    runtime::{Clock, Live, Mutex, Net, SystemClock},
     telemetry::{Limit, ServerGarbage, ServerNotStarted, metrics},
 };
 #[cfg(test)]
@@ -69,7 +69,7 @@ pub struct Processes {
     /// The route it is for, by which the log names it.
     route: Arc<str>,
     command: Command,
-    config: Config,
+    config: Live<Config>,
     spawn: Spawn,
     /// Locked for a question at a time.
     starts: Arc<Mutex<Starts>>,
@@ -180,7 +180,7 @@ impl Processes {
         Self {
             route: route.into(),
             command,
-            config,
+            config: config.into(),
             spawn,
             starts: Arc::default(),
             verdict: Verdict::default(),
@@ -195,16 +195,10 @@ impl Processes {
         }
     }
 
-    /// How sessions are counted that are processes: calls of those who declare the same take turns on one, once
-    /// they have to, and what has become a task keeps none of them from its turn.
-    fn limits(&self, limits: Limits) -> Limits {
-        Limits { sessions: 1, task_sessions: self.most - 1, identities: self.most, ..limits }
-    }
-
     /// Waits for one of the places there are. What nobody uses is asked to give way, again and again: it may
     /// have been in use before.
     async fn place(&self) -> Result<OwnedSemaphorePermit, CallError> {
-        let after = self.config.timeouts.queue;
+        let after = self.config.now().timeouts.queue;
         let mut free = pin!(timeout(after, self.places.clone().acquire_owned()));
         loop {
             let place = timeout(ASK, &mut free).await;
@@ -254,7 +248,7 @@ impl Processes {
         let entry = self.table.enter(caller.clone(), self.clock.timestamp());
         let (route, starts) = (self.route.clone(), self.starts.clone());
         let (child, stdout) = Child::keep(ends, route, starts, entry, place, &self.work);
-        let limit = self.config.limits.result_bytes;
+        let limit = self.config.now().limits.result_bytes;
         let life = child.life().clone();
         let mut said = Said::new(self.route.clone(), stdout, limit, life.clone(), self.work.clone());
         let welcomed = timeout(self.command.start_timeout, welcome(&child, &mut said, hello)).await;
@@ -281,6 +275,17 @@ impl Wire for Processes {
     const BOUND: &'static str = "callers that can be asked take turns in a process";
     /// The process is asked, told, and killed.
     const FAREWELL: Duration = Duration::from_secs(6);
+
+    /// Calls of those who declare the same take turns on one process, once they have to, and what has become a task
+    /// keeps none of them from its turn.
+    fn limits(&self, limits: Limits) -> Limits {
+        Limits { sessions: 1, task_sessions: self.most - 1, identities: self.most, ..limits }
+    }
+
+    fn otherwise(self: &Arc<Self>, config: &Config) -> Result<Change, NotStarted> {
+        let (this, config) = (Arc::clone(self), config.clone());
+        Ok(Box::new(move || this.config.set(config)))
+    }
 
     async fn open(
         self: &Arc<Self>,

@@ -2,6 +2,7 @@
 
 mod load;
 mod program;
+mod servers;
 
 use crate::{
     legacy::world::Older,

@@ -1,16 +1,18 @@
 //! The program itself, told to read its configuration again.
 
-use crate::operators::Operator;
+use crate::{operators::Operator, support::clients::Client};
 use serde_json::Value;
 use std::{
     io::{BufRead, BufReader, Lines},
+    net::SocketAddr,
     path::{Path, PathBuf},
     process::{Child, ChildStderr, Command, Stdio},
 };
 
 /// The program at work, and what it says.
-struct Program {
+pub(super) struct Program {
     child: Child,
+    addr: SocketAddr,
     lines: Lines<BufReader<ChildStderr>>,
     operator: Operator,
     file: PathBuf,
@@ -20,13 +22,17 @@ const BEFORE: &str = "listen: 127.0.0.1:0\nadmin: 127.0.0.1:0\nlog: json\nroutes
 
 impl Program {
     fn start(folder: &Path, flags: &[&str]) -> Self {
+        Self::with(folder, BEFORE, flags)
+    }
+
+    pub(super) fn with(folder: &Path, text: &str, flags: &[&str]) -> Self {
         let file = folder.join("deferral.yaml");
-        std::fs::write(&file, BEFORE).expect("it can be written");
+        std::fs::write(&file, text).expect("it can be written");
         let mut child = Command::new(env!("CARGO_BIN_EXE_deferral"))
             .arg("--config")
             .arg(&file)
             .args(flags)
-            .stdout(Stdio::null())
+            .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()
             .expect("the program starts");
@@ -36,7 +42,33 @@ impl Program {
             Some(line.strip_prefix("for operators: ")?.to_owned())
         });
         let operator = Operator::by_link(&link.expect("it is said"));
-        Self { child, lines, operator, file }
+        let mut listening = String::new();
+        let stdout = child.stdout.as_mut().expect("it is piped");
+        BufReader::new(stdout).read_line(&mut listening).expect("a line");
+        let addr = listening.trim().strip_prefix("listening on http://").expect("where it listens");
+        let addr = addr.trim_end_matches("/mcp").parse().expect("an address");
+        Self { child, addr, lines, operator, file }
+    }
+
+    pub(super) fn client(&self) -> Client {
+        Client::new(self.addr)
+    }
+
+    /// How many processes it has started that run.
+    pub(super) fn children(&self) -> usize {
+        let pid = self.child.id();
+        let of_threads = std::fs::read_dir(format!("/proc/{pid}/task")).expect("it runs").map(|thread| {
+            let path = thread.expect("a thread").path().join("children");
+            std::fs::read_to_string(path).map_or(0, |pids| pids.split_whitespace().count())
+        });
+        of_threads.sum()
+    }
+
+    /// Has this read.
+    pub(super) async fn goes_on_with(&self, text: &str) {
+        self.write(text);
+        let answer = self.operator.post("/reload").await;
+        assert_eq!(answer.status, 200, "{answer:?}");
     }
 
     fn write(&self, text: &str) {

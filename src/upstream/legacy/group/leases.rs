@@ -100,16 +100,16 @@ impl<W: Wire> Group<W> {
     fn queue(self: &Arc<Self>, who: Holder) -> Result<oneshot::Receiver<Turn<W>>, CallError> {
         let (sender, turn) = oneshot::channel();
         {
-            let limits = &self.server.config.limits;
+            let limits = self.server.config.now().limits;
             let mut seats = self.seats.lock();
             if self.server.work.closing.is_cancelled() {
                 return Err(CallError::Closing);
             }
             let is_task = who.is_task();
             seats.queue.push_back(Waiting { who, turn: sender });
-            let must_wait = !seats.can_serve(limits);
+            let must_wait = !seats.can_serve(&limits);
             if must_wait {
-                count(&seats, limits, is_task);
+                count(&seats, &limits, is_task);
             }
             if seats.queue.len() > limits.queue && must_wait {
                 // Those who left while they waited take nobody's place.
@@ -135,7 +135,7 @@ impl<W: Wire> Group<W> {
         turn: oneshot::Receiver<Turn<W>>,
         who: &Holder,
     ) -> Result<Turn<W>, CallError> {
-        let limit = self.server.config.timeouts.queue;
+        let limit = self.server.config.now().timeouts.queue;
         let (mut turn, mut patience) = (turn, pin!(sleep(limit).fuse()));
         let mut shown = pin!(self.server.asks.shown().fuse());
         loop {
@@ -146,7 +146,7 @@ impl<W: Wire> Group<W> {
                 () = &mut shown => self.pass_on(),
                 () = &mut patience => {
                     if !who.is_task() {
-                        let limits = &self.server.config.limits;
+                        let limits = self.server.config.now().limits;
                         return Err(CallError::Waited { limit: limits.sessions, bound: W::BOUND, after: limit });
                     }
                 }
@@ -185,7 +185,7 @@ impl<W: Wire> Group<W> {
     /// A server that has meanwhile been seen to ask on the calls' own streams has room for everybody.
     /// Where only tasks have room, the first of them.
     fn next_turn(self: &Arc<Self>, seats: &mut Seats<W>) -> Option<(oneshot::Sender<Turn<W>>, Turn<W>)> {
-        let limits = &self.server.config.limits;
+        let limits = self.server.config.now().limits;
         let head = seats.queue.front()?.who.clone();
         if let Some(lists) = seats.lists.as_ref().filter(|lists| self.shares(&Method::ToolsCall, lists)) {
             let lease = Turn::Lease(Lease::shared(lists.clone()));
@@ -195,11 +195,11 @@ impl<W: Wire> Group<W> {
         if let Some(lease) = self.take_idle(seats, || head) {
             return Some((seats.queue.pop_front()?.turn, Turn::Lease(lease)));
         }
-        let next = if seats.has_room(limits, for_task) {
+        let next = if seats.has_room(&limits, for_task) {
             seats.queue.pop_front()?
         } else {
             let at = seats.queue.iter().position(|waiting| waiting.who.is_task())?;
-            if !seats.has_room(limits, true) {
+            if !seats.has_room(&limits, true) {
                 return None;
             }
             seats.queue.remove(at)?
@@ -264,7 +264,7 @@ impl<W: Wire> Drop for Lease<W> {
             let is_surplus = {
                 let mut seats = group.seats.lock();
                 seats.release(&self.session);
-                seats.is_surplus(&self.session, &group.server.config.limits)
+                seats.is_surplus(&self.session, &group.server.config.now().limits)
             };
             match is_surplus {
                 true => self.session.retire(),

@@ -183,7 +183,7 @@ impl<W: Wire> Waiting<W> {
     /// can take the call back.
     fn go_on(self: Box<Self>) {
         let Ok(place) = self.departed.clone().try_acquire_owned() else {
-            let limit = self.server.config.limits.departed;
+            let limit = self.server.config.now().limits.departed;
             Limit::Departed.hit();
             tracing::warn!(target: "deferral::upstream", event = "departed_full", limit);
             return;

@@ -47,7 +47,7 @@ impl<W: Wire> Sessions<W> {
             Err(error) => return refused(code::INVALID_PARAMS, &error.to_string()),
         };
         if !self.has_room() {
-            let limit = self.server.config.limits.client_sessions;
+            let limit = self.server.config.now().limits.client_sessions;
             Limit::ClientSessions.hit();
             let words = format!(
                 "all {limit} sessions of clients with this server are in use (limits.client_sessions)"

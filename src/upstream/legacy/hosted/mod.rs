@@ -37,9 +37,10 @@ use crate::{
         code,
         headers::SESSION_ID,
     },
+    runtime::resize,
     telemetry::Limit,
     upstream::{
-        CallError, ClientSession, Deferral, Identity, NativeCall,
+        CallError, ClientSession, Deferral, Identity, Limits, NativeCall,
         forward::{Forward, Forwarded, Interest, Passing},
         wire::Wire,
     },
@@ -74,8 +75,13 @@ const BATCH: usize = 100;
 
 impl<W: Wire> Sessions<W> {
     pub(super) fn new(server: Arc<Server<W>>) -> Self {
-        let departed = server.config.limits.departed.min(Semaphore::MAX_PERMITS);
+        let departed = server.config.now().limits.departed.min(Semaphore::MAX_PERMITS);
         Self { server, table: DashMap::new(), departed: Arc::new(Semaphore::new(departed)) }
+    }
+
+    /// From now on these limits hold.
+    pub(super) fn bound_by(&self, limits: &Limits) {
+        resize(&self.departed, self.server.config.now().limits.departed, limits.departed);
     }
 
     /// Answers one HTTP request of a client.
@@ -252,7 +258,7 @@ impl<W: Wire> Sessions<W> {
     /// Called once a `round`.
     pub(super) fn sweep(&self, round: Duration) {
         // The first round is counted when less than one has passed.
-        let enough = self.server.config.timeouts.idle_session.as_secs().div_ceil(round.as_secs()) + 1;
+        let enough = self.server.config.now().timeouts.idle_session.as_secs().div_ceil(round.as_secs()) + 1;
         // A session is handed out under its shard's lock, so one that only the table holds is nobody's.
         let gone = self.let_go(|session| u64::from(session.is_quiet_for_another_round()) >= enough);
         (0..gone).for_each(|_| Limit::IdleSession.hit());
@@ -310,13 +316,13 @@ impl<W: Wire> Sessions<W> {
     }
 
     fn forwarded(&self, status: StatusCode, headers: HeaderMap, body: Passing) -> Forwarded {
-        Forwarded { status, headers, body, limit: self.server.config.limits.result_bytes }
+        Forwarded { status, headers, body, limit: self.server.config.now().limits.result_bytes }
     }
 
     /// Makes room for one more session. Where there are too many, those go that have been quiet for the longest, an
     /// eighth of them at a time, so that it is seldom looked for them.
     fn has_room(&self) -> bool {
-        let limit = self.server.config.limits.client_sessions;
+        let limit = self.server.config.now().limits.client_sessions;
         if self.table.len() < limit {
             return true;
         }
