@@ -173,6 +173,7 @@ mod tests {
                 Capabilities::read(capabilities.to_string().into()).expect("capabilities"),
             ),
             signs: None,
+            standing: Default::default(),
         }
     }
 

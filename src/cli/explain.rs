@@ -42,6 +42,8 @@ struct Cause {
     mode: String,
     after_ms: u64,
     rule: Option<String>,
+    #[serde(default)]
+    rollout: Option<String>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -125,12 +127,16 @@ impl Told {
     }
 
     fn why(&self) -> String {
-        let Some(Cause { by, mode, after_ms, rule }) = &self.cause else {
+        let Some(Cause { by, mode, after_ms, rule, rollout }) = &self.cause else {
             return "how it came to be a task is not known".to_owned();
         };
         let rule = match rule {
             Some(pattern) => format!("by the rule `match: {pattern}` of its route's tools"),
             None => "by its route's `defer`".to_owned(),
+        };
+        let rule = match rollout {
+            Some(rollout) => format!("{rule}, within the rollout of {rollout}"),
+            None => rule,
         };
         let after = time(*after_ms);
         match by.as_str() {

@@ -16,6 +16,7 @@ mod limits;
 mod operators;
 mod problem;
 mod reach;
+mod rollout;
 mod route;
 pub mod secret;
 mod section;

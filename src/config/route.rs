@@ -8,6 +8,7 @@ use super::{
         some_duration, string, text, tool_errors, truth, unsolicited,
     },
     limits::{Limits, Timeouts},
+    rollout,
     section::{Section, Set, mapping},
     server::server,
     surroundings::Surroundings,
@@ -15,7 +16,9 @@ use super::{
     together, values,
 };
 use crate::{
-    policy::{self, Defer, Held, LegacyTasks, PrincipalSource, Questions, Resume, TicketAfter, ToolRule},
+    policy::{
+        self, Defer, Held, LegacyTasks, PrincipalSource, Questions, Resume, Rollout, TicketAfter, ToolRule,
+    },
     upstream,
 };
 use std::sync::Arc;
@@ -36,11 +39,12 @@ pub(super) fn route(
     let name = name(s);
     let written =
         s.key("upstream", "The server.").required(mapping("`upstream`", |s| Some(server(s, around))));
-    let defer = s.key("defer", "When a `tools/call` becomes a task.").section("`defer`", defer);
+    let (defer, rolled_out) = s.key("defer", "When a `tools/call` becomes a task.").section("`defer`", defer);
     let rules = s
         .key("tools", "What is different for some tools. The first rule that matches holds.")
         .list(mapping("a tool rule", |s| Some(tool(s))));
     let tools = together::tools(rules, s);
+    rollout::pointless(rolled_out.as_ref(), &defer, &tools, s);
     let held = s
         .key("held", "What a client gets that waits for a slow call without a task.")
         .section("`held`", |s| held(s, &defer, &tools, timeouts));
@@ -120,7 +124,7 @@ fn caller(s: &mut Section<'_, '_>, exposed: Option<&At<String>>) -> PrincipalSou
     principal.given().unwrap_or(PrincipalSource::Authorization)
 }
 
-fn defer(s: &mut Section<'_, '_>) -> Defer {
+fn defer(s: &mut Section<'_, '_>) -> (Defer, Option<At<Arc<Rollout>>>) {
     let defaults = Defer::default();
     let retention = s
         .key(
@@ -130,13 +134,16 @@ fn defer(s: &mut Section<'_, '_>) -> Defer {
         )
         .at(duration(), defaults.retention);
     together::gone_soon("retention", &retention, s);
-    Defer {
+    let rollout = rollout::rollout(s);
+    let defer = Defer {
         mode: s.key("mode", "Which calls become tasks.").or(mode(), defaults.mode),
         after: s
             .key("after", "How long a call may run before it becomes a task.")
             .or(duration(), defaults.after),
         retention: retention.value,
-    }
+        rollout: rollout.as_ref().map(|rollout| Arc::clone(&rollout.value)),
+    };
+    (defer, rollout)
 }
 
 fn tool(s: &mut Section<'_, '_>) -> Option<At<ToolRule>> {
@@ -154,6 +161,7 @@ fn tool(s: &mut Section<'_, '_>) -> Option<At<ToolRule>> {
         "How long a call may run before a client that knows no tasks is answered with a ticket, or `off`; the \
          route's (`held.ticket`), where it is left out.",
     );
+    let rollout = rollout::rollout(s);
     let keys = s.key("keys", "Names for the questions the tool asks, in their order.").list(text());
     let keys = together::once(keys, s, |key| {
         format!("the key `{key}` is listed twice; each question needs its own")
@@ -163,7 +171,9 @@ fn tool(s: &mut Section<'_, '_>) -> Option<At<ToolRule>> {
         .set(requires());
     let Set::To(At { place, value: matches }) = matches else { return None };
     let (mode, after, requires) = (mode.given(), after.given(), requires.given().map(Arc::new));
-    Some(At::new(place, ToolRule { matches, mode, after, ticket, keys: keys.into(), requires }))
+    rollout::pointless_of_tool(rollout.as_ref(), mode, s);
+    let rollout = rollout.map(|rollout| rollout.value);
+    Some(At::new(place, ToolRule { matches, mode, after, rollout, ticket, keys: keys.into(), requires }))
 }
 
 fn questions(s: &mut Section<'_, '_>) -> Questions {

@@ -54,6 +54,8 @@ pub struct Caller {
     pub capabilities: Arc<Capabilities>,
     /// All headers of the request, where the operator tells by them who gets tickets. Never passed on.
     pub signs: Option<Arc<HeaderMap>>,
+    /// For which rollouts of the route it is in, in their order; none where the route has no rollout.
+    pub standing: Option<Arc<[bool]>>,
 }
 
 /// What a caller is, as far as sharing goes: the hash of what the route was told to look at, or

@@ -48,6 +48,7 @@ pub(super) fn pass(
     let address = Address::of(&front, &head, line.connection());
     let passage = Passage {
         principal: line.principal(),
+        standing: service.route().standing(&head.headers, line.token(), line.principal()),
         method: head.method,
         query: head.uri.query().map(str::to_owned),
         headers: head.headers,

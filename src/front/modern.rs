@@ -37,6 +37,7 @@ pub(super) fn ask(
         principal: line.principal(),
         credentials: credentials(service.route(), &head.headers),
         capabilities: Arc::new(capabilities),
+        standing: service.route().standing(&head.headers, line.token(), line.principal()),
         signs: service.route().tickets.ask_for_headers().then(|| Arc::new(head.headers.clone())),
     };
     Asked {

@@ -60,6 +60,9 @@ pub mod page {}
 #[doc = include_str!("limits.md")]
 pub mod limits {}
 
+#[doc = include_str!("rollout.md")]
+pub mod rollout {}
+
 #[doc = include_str!("tickets.md")]
 pub mod tickets {}
 

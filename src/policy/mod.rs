@@ -6,6 +6,7 @@
 
 pub mod access;
 pub mod limit;
+pub mod rollout;
 pub mod route;
 pub mod silence;
 pub mod threshold;
@@ -14,6 +15,7 @@ pub mod tokens;
 
 pub use access::{Access, Checked, Denied};
 pub use limit::Quotas;
+pub use rollout::{Head, Rollout, RolloutBy, Share, Standing};
 pub use route::{ClientMatch, Held, LegacyTasks, PrincipalSource, Questions, Resume, Route, Unsolicited};
 pub use silence::{KeepAliveStep, Silence};
 pub use threshold::{Defer, Mode, Pattern, SHORTEST_RETENTION, ToolPolicy, ToolRule};

@@ -1,8 +1,11 @@
 //! Where calls come in and which server they go to.
 
-use super::{Defer, Mode, Pattern, TicketAfter, Tickets, ToolPolicy, ToolRule};
+use super::{
+    Defer, Head, Mode, Pattern, Rollout, RolloutBy, Standing, TicketAfter, Tickets, ToolPolicy, ToolRule,
+    rollout,
+};
 use http::{HeaderMap, HeaderName};
-use std::{sync::Arc, time::Duration};
+use std::{fmt, sync::Arc, time::Duration};
 
 /// One MCP endpoint of the proxy.
 #[derive(Clone, Debug, PartialEq)]
@@ -200,9 +203,14 @@ impl Default for Questions {
 // === impl Route ===
 
 impl Route {
-    /// What holds for a tool on this route.
+    /// What holds for a tool on this route, once it holds for everybody.
     pub fn treatment(&self, tool: &str) -> ToolPolicy {
-        let mut policy = self.defer.treatment(&self.tools, tool);
+        self.treatment_for(tool, &Standing::default())
+    }
+
+    /// What holds for a tool on this route, and a caller of this standing.
+    pub fn treatment_for(&self, tool: &str, standing: &Standing) -> ToolPolicy {
+        let mut policy = self.defer.treatment(&self.tools, tool, standing);
         if let (TicketAfter::Unsaid, Some(after)) = (policy.ticket, self.held.ticket) {
             policy.ticket = TicketAfter::After(after);
         }
@@ -212,6 +220,47 @@ impl Route {
     /// The pattern of the rule that holds for a tool; none where it has none.
     pub fn rule(&self, tool: &str) -> Option<&Pattern> {
         self.tools.iter().map(|rule| &rule.matches).find(|pattern| pattern.matches(tool))
+    }
+
+    /// The rollout under which a tool's calls become tasks, if there is one.
+    pub fn rollout(&self, tool: &str) -> Option<&Rollout> {
+        let rule = self.tools.iter().find(|rule| rule.matches.matches(tool));
+        rule.and_then(|rule| rule.rollout.as_deref()).or(self.defer.rollout.as_deref())
+    }
+
+    /// For which rollouts of the route the caller with this head is in. Costs nothing where there are none.
+    pub fn standing(
+        &self,
+        headers: &HeaderMap,
+        token: Option<&str>,
+        principal: impl fmt::Display,
+    ) -> Standing {
+        if self.rollouts().flatten().next().is_none() {
+            return Standing::default();
+        }
+        let principal = principal.to_string();
+        let head = Head { headers, token, principal: &principal };
+        let admits = |rollout: &Rollout| rollout.admits(&self.path, &self.principal, head);
+        Some(self.rollouts().map(|rollout| rollout.is_none_or(admits)).collect())
+    }
+
+    /// That of `defer`, and those of the rules.
+    fn rollouts(&self) -> impl Iterator<Item = Option<&Rollout>> {
+        let of_rules = self.tools.iter().map(|rule| rule.rollout.as_deref());
+        [self.defer.rollout.as_deref()].into_iter().chain(of_rules)
+    }
+
+    /// Whether tasks of 2025-11-25 are offered to a caller of this standing that begins a session. Where that
+    /// depends on the session nobody knows yet: the list of tools says it, tool by tool.
+    pub fn offers_tasks(&self, standing: &Standing) -> bool {
+        let by_session = |rollout: &Rollout| rollout.by == RolloutBy::Session;
+        self.has_tasks() && (self.defers_for(standing) || self.rollouts().flatten().any(by_session))
+    }
+
+    /// Whether any tool's calls may become tasks for a caller of this standing. True without a rollout: then
+    /// the modes alone say it.
+    pub fn defers_for(&self, standing: &Standing) -> bool {
+        standing.is_none() || self.modes_for(standing).any(Mode::makes_tasks)
     }
 
     /// Whether any call may be answered with a ticket.
@@ -225,9 +274,18 @@ impl Route {
         self.modes().any(Mode::makes_tasks)
     }
 
-    /// Whether any tool must be run as a task.
-    pub fn requires_tasks(&self) -> bool {
-        self.modes().any(|mode| mode == Mode::Required)
+    /// Whether any tool must be run as a task, by a caller of this standing.
+    pub fn requires_tasks(&self, standing: &Standing) -> bool {
+        self.modes_for(standing).any(|mode| mode == Mode::Required)
+    }
+
+    fn modes_for(&self, standing: &Standing) -> impl Iterator<Item = Mode> {
+        let of_rules = self.tools.iter().enumerate().map(|(number, rule)| {
+            let own = rule.rollout.is_some().then_some(number);
+            (rule.mode.unwrap_or(self.defer.mode), own)
+        });
+        let all = of_rules.chain([(self.defer.mode, None)]);
+        all.filter(|(mode, own)| !mode.makes_tasks() || rollout::admits(standing, *own)).map(|(mode, _)| mode)
     }
 
     fn modes(&self) -> impl Iterator<Item = Mode> {

@@ -1,6 +1,6 @@
 //! How long to wait before a call becomes a task, per tool.
 
-use super::TicketAfter;
+use super::{Rollout, Standing, TicketAfter, rollout};
 use serde_json::Value;
 use std::{fmt, str::FromStr, sync::Arc, time::Duration};
 
@@ -21,13 +21,15 @@ pub enum Mode {
 }
 
 /// What holds for every tool of a route unless a rule says otherwise.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Defer {
     pub mode: Mode,
     /// The latency threshold. Default 5 s.
     pub after: Duration,
     /// How long a finished task's result stays, at least [`SHORTEST_RETENTION`]. Default 1 h.
     pub retention: Duration,
+    /// For whom already; for everybody, where that was not said.
+    pub rollout: Option<Arc<Rollout>>,
 }
 
 /// The shortest time for which a result stays, whatever is written.
@@ -39,6 +41,8 @@ pub struct ToolRule {
     pub matches: Pattern,
     pub mode: Option<Mode>,
     pub after: Option<Duration>,
+    /// For whom already; as the route has it, where that was not said.
+    pub rollout: Option<Arc<Rollout>>,
     pub ticket: TicketAfter,
     /// Names for the questions the tool asks, in order.
     pub keys: Arc<[String]>,
@@ -57,6 +61,8 @@ pub struct ToolPolicy {
     pub retention: Duration,
     pub keys: Arc<[String]>,
     pub requires: Option<Arc<Value>>,
+    /// The caller is outside the rollout, and `mode` would be another if it were not.
+    pub is_outside: bool,
 }
 
 /// A name with `*` (any run of characters) and `?` (any one character), as in a shell. Read once,
@@ -125,15 +131,31 @@ impl fmt::Display for Mode {
 
 impl Default for Defer {
     fn default() -> Self {
-        Self { mode: Mode::Auto, after: Duration::from_secs(5), retention: Duration::from_secs(60 * 60) }
+        Self {
+            mode: Mode::Auto,
+            after: Duration::from_secs(5),
+            retention: Duration::from_secs(60 * 60),
+            rollout: None,
+        }
     }
 }
 
 impl Defer {
     /// What holds for `tool`: the first rule that matches says what it says, the rest is the
-    /// route's own.
-    pub fn treatment(&self, rules: &[ToolRule], tool: &str) -> ToolPolicy {
-        let rule = rules.iter().find(|rule| rule.matches.matches(tool));
+    /// route's own. For a caller of this standing: whoever is outside the rollout of what would make a task is
+    /// treated as `observe` has it.
+    pub fn treatment(&self, rules: &[ToolRule], tool: &str, standing: &Standing) -> ToolPolicy {
+        let found = rules.iter().enumerate().find(|(_, rule)| rule.matches.matches(tool));
+        let policy = self.full(found.map(|(_, rule)| rule));
+        let own = found.filter(|(_, rule)| rule.rollout.is_some()).map(|(number, _)| number);
+        match policy.mode.makes_tasks() && !rollout::admits(standing, own) {
+            true => policy.outside(),
+            false => policy,
+        }
+    }
+
+    /// What holds by this rule for whoever is in.
+    fn full(&self, rule: Option<&ToolRule>) -> ToolPolicy {
         ToolPolicy {
             mode: rule.and_then(|rule| rule.mode).unwrap_or(self.mode),
             after: rule.and_then(|rule| rule.after).unwrap_or(self.after),
@@ -141,7 +163,18 @@ impl Defer {
             retention: self.retention,
             keys: rule.map(|rule| Arc::clone(&rule.keys)).unwrap_or_default(),
             requires: rule.and_then(|rule| rule.requires.clone()),
+            is_outside: false,
         }
+    }
+}
+
+// === impl ToolPolicy ===
+
+impl ToolPolicy {
+    /// The same for a caller outside the rollout.
+    fn outside(self) -> Self {
+        let after = if self.mode == Mode::Always { Duration::ZERO } else { self.after };
+        Self { mode: Mode::Observe, after, is_outside: true, ..self }
     }
 }
 
@@ -241,16 +274,17 @@ mod tests {
             matches: Pattern::new(pattern),
             mode: Some(mode),
             after: None,
+            rollout: None,
             ticket: TicketAfter::Unsaid,
             keys: Arc::default(),
             requires: None,
         };
         let rules = [rule("train_x", Mode::Never), rule("train_*", Mode::Required)];
         let defer = Defer::default();
-        assert_eq!(defer.treatment(&rules, "train_x").mode, Mode::Never);
-        assert_eq!(defer.treatment(&rules, "train_y").mode, Mode::Required);
-        assert_eq!(defer.treatment(&rules, "other").mode, Mode::Auto);
-        assert_eq!(defer.treatment(&rules, "train_x").after, defer.after);
+        assert_eq!(defer.treatment(&rules, "train_x", &Standing::default()).mode, Mode::Never);
+        assert_eq!(defer.treatment(&rules, "train_y", &Standing::default()).mode, Mode::Required);
+        assert_eq!(defer.treatment(&rules, "other", &Standing::default()).mode, Mode::Auto);
+        assert_eq!(defer.treatment(&rules, "train_x", &Standing::default()).after, defer.after);
     }
 
     #[test]
@@ -259,11 +293,12 @@ mod tests {
             matches: Pattern::new("*x*"),
             mode: None,
             after: None,
+            rollout: None,
             ticket: TicketAfter::Unsaid,
             keys: ["a".to_owned(), "b".to_owned()].into(),
             requires: Some(Arc::new(serde_json::json!({ "roots": {} }))),
         }];
-        let treatment = Defer::default().treatment(&rules, "axb");
+        let treatment = Defer::default().treatment(&rules, "axb", &Standing::default());
         assert!(Arc::ptr_eq(&treatment.keys, &rules[0].keys));
         let required = rules[0].requires.as_ref().expect("it requires something");
         assert!(treatment.requires.is_some_and(|shared| Arc::ptr_eq(&shared, required)));

@@ -22,6 +22,8 @@ use std::{sync::Arc, time::Duration};
 #[derive(Debug)]
 pub struct Passage {
     pub principal: Principal,
+    /// For which rollouts of the route the caller is in.
+    pub standing: crate::policy::Standing,
     pub method: http::Method,
     /// The query of the URL that was called.
     pub query: Option<String>,

@@ -166,7 +166,9 @@ impl Conversation for TicketCall {
 pub(super) fn lists(shared: &Shared, call: &Call, caller: &Caller, reply: &mut Reply) {
     let Some(holding) = tickets::holding_of(shared, call, caller) else { return };
     let edited = Frame::parse(reply.body.clone()).ok();
-    if let Some(edited) = edited.and_then(|answer| tickets::list(shared, &answer, holding, |_| true)) {
+    if let Some(edited) =
+        edited.and_then(|answer| tickets::list(shared, &answer, (holding, &caller.standing), |_| true))
+    {
         reply.body = edited;
     }
 }

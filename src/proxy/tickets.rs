@@ -7,7 +7,7 @@ use crate::{
         ticket::{ToolNames, Wanted, argument, page, tools},
     },
     dialect::{Call, Caller},
-    policy::{Holding, TicketTerms, ToolPolicy},
+    policy::{Holding, Standing, TicketTerms, ToolPolicy},
     protocol::{Frame, meta, splice::Object},
     task::{Record, TaskId, view::ticket},
 };
@@ -47,7 +47,7 @@ impl Ticketing {
 
 /// What holds for a client of an older revision, if it gets tickets.
 pub(super) fn holding(shared: &Shared, client: &Client, passage: &Passage) -> Option<Holding> {
-    if !shared.route.has_tickets() {
+    if !shared.route.has_tickets() || !shared.route.defers_for(&passage.standing) {
         return None;
     }
     let known = client.session.and_then(|session| shared.sessions.holders.client(session));
@@ -70,7 +70,7 @@ pub(super) fn ticketing(
     tool: &str,
 ) -> Option<(TicketTerms, Ticketing)> {
     let holding = holding(shared, client, passage)?;
-    let terms = holding.terms(&shared.route.treatment(tool))?;
+    let terms = holding.terms(&shared.route.treatment_for(tool, &passage.standing))?;
     let holders = &shared.sessions.holders;
     let given = client.session.and_then(|session| holders.given(session));
     let is_believed =
@@ -113,7 +113,8 @@ fn alike(
 /// What holds for a client of 2026-07-28, if it gets tickets. It has no session in which it could have been given the tools,
 /// so the operator must have named it.
 pub(super) fn holding_of(shared: &Shared, call: &Call, caller: &Caller) -> Option<Holding> {
-    if !shared.route.has_tickets() || caller.capabilities.declares_tasks() {
+    let route = &shared.route;
+    if !route.has_tickets() || caller.capabilities.declares_tasks() || !route.defers_for(&caller.standing) {
         return None;
     }
     let about = call.params.as_ref().and_then(|params| params.meta()?.get(meta::CLIENT_INFO));
@@ -156,13 +157,13 @@ pub(super) fn wanted_by(
 pub(super) fn list(
     shared: &Shared,
     answer: &Frame,
-    holding: Holding,
+    (holding, standing): (Holding, &Standing),
     give: impl FnOnce(&Arc<ToolNames>) -> bool,
 ) -> Option<Bytes> {
     let page = page(answer)?;
     shared.sessions.holders.learn(page.alike);
     let names = page.is_last.then(|| shared.sessions.holders.names()).filter(|names| give(names));
-    let may_defer = |tool: &str| holding.terms(&shared.route.treatment(tool)).is_some();
+    let may_defer = |tool: &str| holding.terms(&shared.route.treatment_for(tool, standing)).is_some();
     tools(answer, names.as_deref(), may_defer)
 }
 

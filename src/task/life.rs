@@ -18,6 +18,9 @@ pub struct Cause {
     /// The pattern of the tool's rule by which they did; `None` where it was the route's own setting.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rule: Option<String>,
+    /// The rollout that let its caller in, as in `25% by principal`; `None` where it holds for everybody.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rollout: Option<String>,
 }
 
 /// What made a task of a call.

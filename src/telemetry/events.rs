@@ -155,13 +155,15 @@ pub struct LookupFailed<'a> {
     pub reason: &'a str,
 }
 
-/// In mode `observe`: a call that would have become a task.
+/// In mode `observe`, or outside a rollout: a call that would have become a task.
 pub struct WouldDefer<'a> {
     pub tool: &'a str,
     pub route: &'a str,
     /// The threshold.
     pub after: Duration,
     pub took: Duration,
+    /// Where only the rollout keeps it from being one: that.
+    pub rollout: Option<&'a str>,
 }
 
 /// A quota was full, so a call stayed synchronous.
@@ -493,6 +495,7 @@ impl WouldDefer<'_> {
             route = self.route,
             after_ms = millis(self.after),
             took_ms = millis(self.took),
+            rollout = self.rollout,
         );
     }
 }

@@ -21,6 +21,7 @@ mod proxy;
 mod questions;
 mod relay;
 mod reload;
+mod rollout;
 mod samples;
 mod simulation;
 mod stdio;

@@ -51,7 +51,12 @@ mod tests {
     fn route(principal: PrincipalSource, forward: &[&'static str]) -> Route {
         Route {
             path: "/mcp".into(),
-            defer: Defer { mode: Mode::Auto, after: Duration::from_secs(5), retention: Duration::ZERO },
+            defer: Defer {
+                mode: Mode::Auto,
+                after: Duration::from_secs(5),
+                retention: Duration::ZERO,
+                rollout: None,
+            },
             tools: Vec::new(),
             principal,
             questions: crate::policy::Questions::default(),

@@ -85,7 +85,8 @@ impl Attended {
     /// Everything up to the moment the call is sent. The threshold counts from before that. A handshake
     /// or a list that takes longer does not hold up the handle: the call is then a task before it is sent.
     async fn start(&mut self) -> Result<(), Box<Reply>> {
-        let policy = self.shared.route.treatment(self.call.target.as_deref().unwrap_or_default());
+        let tool = self.call.target.as_deref().unwrap_or_default();
+        let policy = self.shared.route.treatment_for(tool, &self.caller.standing);
         let ticketing = tickets::ticketing_of(&self.shared, &self.call, &self.caller, &policy);
         let planned =
             plan(&self.call, &self.caller, &policy, ticketing.as_ref().map(|(terms, _)| terms.after));
@@ -272,7 +273,11 @@ impl Attended {
         let Stage::InPlace { observed_after: Some(after), .. } = &self.stage else { return };
         if self.waited >= *after {
             let tool = self.call.target.as_deref().unwrap_or_default();
-            WouldDefer { tool, route: &self.shared.route.path, after: *after, took: self.waited }.emit();
+            let route = &self.shared.route;
+            let is_outside = route.treatment_for(tool, &self.caller.standing).is_outside;
+            let rollout = route.rollout(tool).filter(|_| is_outside).map(ToString::to_string);
+            let (route, took) = (&route.path, self.waited);
+            WouldDefer { tool, route, after: *after, took, rollout: rollout.as_deref() }.emit();
         }
     }
 }
@@ -414,7 +419,7 @@ mod tests {
         let defer = policy::Defer { after, ..policy::Defer::default() };
         for preparing in [0, 1, 2, 3, 60] {
             let server = slow(preparing * second, None);
-            let (answer, took) = called(server, defer).await;
+            let (answer, took) = called(server, defer.clone()).await;
             assert_eq!(answer["result"]["resultType"], "task", "{answer:#}");
             assert_eq!(took, after, "{preparing}");
         }
@@ -440,7 +445,7 @@ mod tests {
         let defer = policy::Defer { mode: policy::Mode::Always, ..policy::Defer::default() };
         for _ in 0..20 {
             let server = slow(Duration::ZERO, Some(r#"{"content":[]}"#));
-            let (answer, _) = called(server, defer).await;
+            let (answer, _) = called(server, defer.clone()).await;
             assert_eq!(answer["result"]["resultType"], "task", "{answer:#}");
         }
     }

@@ -521,9 +521,10 @@ impl Driver {
             Form::Native(native) => native.record(self.id().clone(), shared, policy, now),
         };
         let rule = shared.route.rule(&record.tool).map(|pattern| pattern.as_str().to_owned());
+        let rollout = shared.route.rollout(&record.tool).map(ToString::to_string);
         let mode = policy.mode.as_str().to_owned();
         record.trace = self.span.origin();
-        record.cause = Some(Arc::new(Cause { by, mode, after: policy.after, rule }));
+        record.cause = Some(Arc::new(Cause { by, mode, after: policy.after, rule, rollout }));
         record
     }
 

@@ -205,7 +205,13 @@ fn canonical(
     };
     Canonical {
         call: Arc::new(call),
-        caller: Arc::new(Caller { principal, credentials, capabilities, signs: None }),
+        caller: Arc::new(Caller {
+            principal,
+            credentials,
+            capabilities,
+            signs: None,
+            standing: Default::default(),
+        }),
         server: Server::default(),
         binding: None,
         refused: None,

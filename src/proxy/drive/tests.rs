@@ -102,6 +102,7 @@ fn begin(endpoint: &Endpoint, method: &str, declares: &str, mut params: Value) -
         credentials: Credentials::default(),
         capabilities: Arc::new(capabilities),
         signs: None,
+        standing: Default::default(),
     };
     endpoint.call(*call, caller)
 }
@@ -256,6 +257,7 @@ const LATE: policy::Defer = policy::Defer {
     mode: policy::Mode::Auto,
     after: Duration::from_secs(5),
     retention: Duration::from_secs(60),
+    rollout: None,
 };
 
 fn turning(rounds: usize, takes: Duration) -> (Endpoint, Arc<AtomicUsize>) {

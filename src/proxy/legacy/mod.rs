@@ -120,15 +120,21 @@ fn may_leave(shared: &Shared, client: &Client, passage: &Passage) -> bool {
         [Message::Request { method: Method::ToolsList, .. }] => true,
         [Message::Request { method, .. }] if method.is_about_legacy_tasks() => true,
         [Message::Request { method: Method::ToolsCall, target, .. }] => {
-            let mode = shared.route.treatment(target.as_deref().unwrap_or_default()).mode;
+            let tool = target.as_deref().unwrap_or_default();
+            let mode = shared.route.treatment_for(tool, &passage.standing).mode;
             mode == Mode::Required
                 || (mode.makes_tasks() && task_call::takes_unasked(shared, client, passage))
-                || wishes(passage)
+                || (is_offered(shared, passage) && wishes(passage))
         }
         [Message::Cancelled(_)] => !shared.sessions.waiting.is_empty(),
         [Message::Response(Some(id))] => offer::is_ours(id) || !shared.sessions.questions.is_empty(),
         _ => false,
     }
+}
+
+/// Whether a caller of this standing was told that there are tasks, or is named as one that knows them.
+fn is_offered(shared: &Shared, passage: &Passage) -> bool {
+    shared.route.offers_tasks(&passage.standing) || task_call::is_named(shared, passage)
 }
 
 /// Whether a call has `params.task`.
@@ -141,15 +147,22 @@ async fn dispose(shared: &Arc<Shared>, client: &Client, passage: &Passage) -> Di
         return Disposition::Ends(refusal);
     }
     match &passage.post.messages[..] {
-        [Message::Request { method: Method::Initialize, .. }] => Disposition::Passes(Some(
-            task_capability::handshake(Arc::clone(shared), passage.params(), client.principal),
-        )),
+        [Message::Request { method: Method::Initialize, .. }] => {
+            Disposition::Passes(Some(task_capability::handshake(
+                Arc::clone(shared),
+                passage.params(),
+                (client.principal, &passage.standing),
+            )))
+        }
         [Message::Request { method: Method::ToolsList, .. }] => {
-            let offered =
-                shared.route.has_tasks() && task_capability::is_offered(shared, client, passage).await;
-            let edit = offered.then(|| task_capability::tools(Arc::clone(shared)));
+            let offered = shared.route.offers_tasks(&passage.standing)
+                && task_capability::is_offered(shared, client, passage).await;
+            let edit = offered.then(|| task_capability::tools(Arc::clone(shared), passage.standing.clone()));
             Disposition::Passes(match tickets::holding(shared, client, passage) {
-                Some(holding) => Some(ticket_call::tools(shared, client, holding, edit)),
+                Some(holding) => {
+                    let holding = (holding, passage.standing.clone());
+                    Some(ticket_call::tools(shared, client, holding, edit))
+                }
                 None => edit,
             })
         }
@@ -202,7 +215,8 @@ async fn call(shared: &Arc<Shared>, passage: &Passage, client: &Client, id: &Id,
     let takes_unasked = task_call::takes_unasked(shared, client, passage);
     let ticketing = tickets::ticketing(shared, client, passage, tool);
     let ticket = ticketing.as_ref().map(|(terms, _)| terms.after);
-    let plan = plan_native(&NativeCall { tool, wish, takes_unasked, ticket }, &shared.route.treatment(tool));
+    let policy = shared.route.treatment_for(tool, &passage.standing);
+    let plan = plan_native(&NativeCall { tool, wish, takes_unasked, ticket }, &policy);
     let is_ticket = matches!(plan, Plan::Drive(Drive::Ticket { .. }));
     // What it has of its own is nothing to whoever knows no tasks.
     let is_its_own = || shared.server_has_tasks(passage.principal, &passage.headers);

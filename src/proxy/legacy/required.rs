@@ -20,7 +20,7 @@ const WHY: &str =
 
 /// Whether messages have to be looked at.
 pub(super) fn may_refuse(shared: &Shared, passage: &Passage) -> bool {
-    shared.route.requires_tasks() && passage.method == http::Method::POST
+    shared.route.requires_tasks(&passage.standing) && passage.method == http::Method::POST
 }
 
 /// The refusal of everything that a POST holds, where something in it must not reach the server.
@@ -46,7 +46,7 @@ fn wrong(shared: &Shared, passage: &Passage) -> Option<ErrorObject> {
     }
     let required = |message: &Message| match message {
         Message::Request { method: Method::ToolsCall, target: Some(tool), .. } => {
-            (shared.route.treatment(tool).mode == Mode::Required).then(|| tool.clone())
+            (shared.route.treatment_for(tool, &passage.standing).mode == Mode::Required).then(|| tool.clone())
         }
         Message::Request { .. } | Message::Notification(_) | Message::Cancelled(_) | Message::Response(_) => {
             None

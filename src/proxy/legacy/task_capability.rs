@@ -4,6 +4,7 @@
 use crate::{
     bridge::offer::{self, Handshake},
     dialect::{Principal, legacy},
+    policy::Standing,
     protocol::{Payload, Revision},
     proxy::{
         Passage,
@@ -21,7 +22,12 @@ pub(super) async fn is_offered(shared: &Shared, client: &Client, passage: &Passa
 
 /// What the answer to this `initialize` becomes: on a route without tasks what it is, and only learned
 /// from.
-pub(super) fn handshake(shared: Arc<Shared>, params: Option<&Payload>, principal: Principal) -> Edit {
+pub(super) fn handshake(
+    shared: Arc<Shared>,
+    params: Option<&Payload>,
+    (principal, standing): (Principal, &Standing),
+) -> Edit {
+    let offers_tasks = shared.route.offers_tasks(standing);
     let asked = params.and_then(legacy::asked_revision);
     let client = shared.route.has_tickets().then(|| ClientInfo::of(params));
     Box::new(move |answer, in_session| {
@@ -45,13 +51,13 @@ pub(super) fn handshake(shared: Arc<Shared>, params: Option<&Payload>, principal
             }
             Handshake::None { offer } => {
                 shared.server_profile.learn_tasks(false);
-                offer
+                offer.filter(|_| offers_tasks)
             }
         }
     })
 }
 
 /// What the answer to `tools/list` becomes.
-pub(super) fn tools(shared: Arc<Shared>) -> Edit {
-    Box::new(move |answer, _| offer::tools(answer, |tool| shared.route.treatment(tool).mode))
+pub(super) fn tools(shared: Arc<Shared>, standing: Standing) -> Edit {
+    Box::new(move |answer, _| offer::tools(answer, |tool| shared.route.treatment_for(tool, &standing).mode))
 }

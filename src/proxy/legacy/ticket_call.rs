@@ -4,7 +4,7 @@
 use crate::{
     bridge::{offer, ticket},
     dialect::legacy::{self, Message},
-    policy::Holding,
+    policy::{Holding, Standing},
     protocol::{ErrorObject, Frame, Heartbeat, Id, Method, sse},
     proxy::{
         AccessSummary, Passage, Passed, Passing, Piece,
@@ -54,14 +54,19 @@ pub(super) fn may_concern(shared: &Shared, client: &Client, passage: &Passage) -
 }
 
 /// What the answer to `tools/list` becomes for a client that gets tickets, behind what else is changed in it.
-pub(super) fn tools(shared: &Arc<Shared>, client: &Client, holding: Holding, before: Option<Edit>) -> Edit {
+pub(super) fn tools(
+    shared: &Arc<Shared>,
+    client: &Client,
+    (holding, standing): (Holding, Standing),
+    before: Option<Edit>,
+) -> Edit {
     let (shared, session) = (Arc::clone(shared), client.session);
     let mut before = before;
     Box::new(move |answer, in_session| {
         let changed = before.as_mut().and_then(|edit| edit(answer, in_session));
         let frame = changed.clone().and_then(|bytes| Frame::parse(bytes).ok());
         let answer = frame.as_ref().unwrap_or(answer);
-        tickets::list(&shared, answer, holding, |names| {
+        tickets::list(&shared, answer, (holding, &standing), |names| {
             // Without a session it is not known who has been given them; the operator has said so.
             session.is_none_or(|session| {
                 shared.sessions.holders.give(session, names);

@@ -88,8 +88,18 @@ pub(in crate::proxy) fn pass(
     let has_deadline = is_call && shared.route.held.deadline.is_some();
     let giving_up = has_deadline.then(|| Box::new(passage.session()));
     let (span, passage) = traced(&shared, passage);
-    let Passage { principal, method, query, headers, body, message: _, post, keep_alive: _, trace: _ } =
-        passage;
+    let Passage {
+        principal,
+        standing: _,
+        method,
+        query,
+        headers,
+        body,
+        message: _,
+        post,
+        keep_alive: _,
+        trace: _,
+    } = passage;
     let waiting = if left.is_empty() { post.waiting() } else { left };
     // A client that only listens can listen elsewhere; one that waits for an answer is waited for.
     let (stopping, work) = match method {
@@ -407,6 +417,7 @@ mod tests {
         let begins = |body: &str, accept: &'static str| {
             let body = Bytes::copy_from_slice(body.as_bytes());
             may_begin(&Passage {
+                standing: Default::default(),
                 principal: Principal::from_bytes([1; 16]),
                 method: Method::POST,
                 query: None,

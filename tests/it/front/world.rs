@@ -96,7 +96,12 @@ impl Desk {
     ) -> Arc<Self> {
         let mut route = Route {
             path: path.into(),
-            defer: Defer { mode: Mode::Auto, after: Duration::from_secs(5), retention: Duration::ZERO },
+            defer: Defer {
+                mode: Mode::Auto,
+                after: Duration::from_secs(5),
+                retention: Duration::ZERO,
+                rollout: None,
+            },
             tools: Vec::new(),
             principal: PrincipalSource::Authorization,
             questions: deferral::internals::policy::Questions::default(),

@@ -150,6 +150,7 @@ impl Process {
             credentials: Credentials::of(&headers, &[]),
             capabilities: Arc::new(capabilities),
             signs: None,
+            standing: Default::default(),
         };
         let task = self.runtime.spawn(async move {
             let mut items = endpoint.call(call, caller);
@@ -206,7 +207,7 @@ fn route(always: bool) -> Route {
     let mode = if always { Mode::Always } else { Mode::Auto };
     Route {
         path: "/mcp".into(),
-        defer: Defer { mode, after: Duration::from_secs(5), retention: RETENTION },
+        defer: Defer { mode, after: Duration::from_secs(5), retention: RETENTION, rollout: None },
         tools: Vec::new(),
         principal: PrincipalSource::Authorization,
         questions: Questions { park: Duration::from_secs(30), ..Questions::default() },

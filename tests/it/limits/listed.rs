@@ -19,6 +19,7 @@ const NO_BOUND: &[(&str, &str)] = &[
     ("admin/server.rs ACCEPT_PAUSE", PAUSE),
     ("admin/tasks.rs SOME", DEFAULT),
     ("proxy/operators.rs BATCH", "a portion: the rest is asked for right after it"),
+    ("policy/rollout.rs MILLION", "how finely shares are counted"),
     ("proxy/operators.rs HANDLE", FORMAT),
     ("bridge/resume.rs HEADER", FORMAT),
     ("bridge/resume.rs KEY_ID", FORMAT),

@@ -14,7 +14,7 @@ const PATIENT: &str = "tickets: { wait: 1h }";
 const IMPATIENT: &str = "tickets: { wait: 10ms }";
 
 /// Two tools, one of which says what its result looks like.
-fn tools() -> Value {
+pub(crate) fn tools() -> Value {
     json!([
         { "name": "t", "inputSchema": { "type": "object" }, "outputSchema": { "type": "object" } },
         { "name": "u", "inputSchema": { "type": "object" } },
@@ -22,7 +22,7 @@ fn tools() -> Value {
 }
 
 /// The names in a list of tools.
-fn names(result: &Value) -> Vec<&str> {
+pub(crate) fn names(result: &Value) -> Vec<&str> {
     let tools = result["tools"].as_array().expect("a list");
     tools.iter().map(|tool| tool["name"].as_str().expect("a name")).collect()
 }

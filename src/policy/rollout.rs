@@ -1,0 +1,326 @@
+//! Which share of callers a policy holds for already.
+//!
+//! A caller's place is fixed by what it is and by the route it calls, by nothing else: it is the same after a
+//! restart, in every replica, and for every share, so that whoever is in at 10 % is in at 25 %.
+
+use super::{Pattern, PrincipalSource};
+use http::{
+    HeaderMap, HeaderName, HeaderValue,
+    header::{AUTHORIZATION, AsHeaderName},
+};
+use ring::digest::{Context, SHA256};
+use std::{fmt, sync::Arc};
+
+/// Who is treated as the mode has it already; the others are treated as `observe` has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rollout {
+    pub share: Share,
+    pub by: RolloutBy,
+    /// Whose keys look like this are in whatever the share is, unless they look like one of `never`.
+    pub always: Vec<Pattern>,
+    /// Whose keys look like this are not.
+    pub never: Vec<Pattern>,
+}
+
+/// Of all, in millionths: 0 for nobody, a million for everybody.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Share(u32);
+
+/// What of a caller its place is taken from.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum RolloutBy {
+    /// What a caller is on the route. Whoever shows nothing has none.
+    #[default]
+    Principal,
+    /// The `Mcp-Session-Id`, which revisions before 2026-07-28 have.
+    Session,
+    /// What this header says.
+    Header(HeaderName),
+}
+
+/// What of a request's head a caller's places are taken from.
+#[derive(Clone, Copy, Debug)]
+pub struct Head<'a> {
+    pub headers: &'a HeaderMap,
+    /// The name of the token that the caller was let in by.
+    pub token: Option<&'a str>,
+    /// The principal, as the log shows it.
+    pub principal: &'a str,
+}
+
+/// For which rollouts of a route a caller is in: those of `defer` and of each tool's rule, in that order. None where
+/// the route has no rollout.
+pub type Standing = Option<Arc<[bool]>>;
+
+/// What one caller is to one rollout.
+struct Key<'a> {
+    /// What the place is taken from; there is none without them.
+    parts: Vec<&'a [u8]>,
+    /// What `always` and `never` may name it by.
+    names: Vec<&'a str>,
+}
+
+const MILLION: u32 = 1_000_000;
+
+/// Whether a caller is in for the rollout of the rule with this number, or of `defer`.
+pub(super) fn admits(standing: &Standing, rule: Option<usize>) -> bool {
+    let number = rule.map_or(0, |rule| rule + 1);
+    standing.as_ref().is_none_or(|all| all.get(number).copied().unwrap_or(true))
+}
+
+/// The header of a session's id.
+const SESSION: &str = "mcp-session-id";
+
+// === impl Share ===
+
+impl Share {
+    pub const ALL: Self = Self(MILLION);
+
+    /// None where that is more than all.
+    pub fn of_millionths(millionths: u32) -> Option<Self> {
+        (millionths <= MILLION).then_some(Self(millionths))
+    }
+}
+
+impl fmt::Display for Share {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (whole, rest) = (self.0 / 10_000, self.0 % 10_000);
+        match format!("{rest:04}").trim_end_matches('0') {
+            "" => write!(f, "{whole}%"),
+            rest => write!(f, "{whole}.{rest}%"),
+        }
+    }
+}
+
+// === impl RolloutBy ===
+
+impl fmt::Display for RolloutBy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Principal => f.write_str("principal"),
+            Self::Session => f.write_str("session"),
+            Self::Header(name) => f.write_str(name.as_str()),
+        }
+    }
+}
+
+// === impl Rollout ===
+
+impl Rollout {
+    /// Whether the caller with this head is in, on the route of this path, whose callers are what `source` says.
+    pub fn admits(&self, path: &str, source: &PrincipalSource, head: Head<'_>) -> bool {
+        let key = self.key(source, head);
+        let is_named = |patterns: &[Pattern]| {
+            patterns.iter().any(|pattern| key.names.iter().any(|name| pattern.matches(name)))
+        };
+        if is_named(&self.never) {
+            return false;
+        }
+        // Whoever has no key has no place; all are all.
+        self.share == Share::ALL
+            || is_named(&self.always)
+            || !key.parts.is_empty() && place(path, &key.parts) < self.share.0
+    }
+
+    fn key<'a>(&self, source: &'a PrincipalSource, head: Head<'a>) -> Key<'a> {
+        match (&self.by, source) {
+            (RolloutBy::Session, _) => Key::of_header(head.headers, SESSION),
+            (RolloutBy::Header(name), _) => Key::of_header(head.headers, name),
+            (RolloutBy::Principal, PrincipalSource::Header(name)) => {
+                Key::of_header(head.headers, name).of_token(head.token).shown(head.principal)
+            }
+            (RolloutBy::Principal, PrincipalSource::Authorization) => {
+                let Key { parts, .. } = Key::of_header(head.headers, AUTHORIZATION);
+                // It is a secret: nobody is named by it.
+                Key { parts, names: Vec::new() }.of_token(head.token).shown(head.principal)
+            }
+        }
+    }
+}
+
+impl fmt::Display for Rollout {
+    /// As in `25% by principal`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} by {}", self.share, self.by)
+    }
+}
+
+// === impl Key ===
+
+impl<'a> Key<'a> {
+    fn of_header(headers: &'a HeaderMap, name: impl AsHeaderName) -> Self {
+        let values = headers.get_all(name);
+        Self {
+            parts: values.iter().map(HeaderValue::as_bytes).collect(),
+            names: values.iter().filter_map(|value| value.to_str().ok()).collect(),
+        }
+    }
+
+    /// Those who share a token are told apart by the rest.
+    fn of_token(mut self, token: Option<&'a str>) -> Self {
+        if let Some(token) = token {
+            self.parts.insert(0, token.as_bytes());
+            self.names.push(token);
+        }
+        self
+    }
+
+    fn shown(mut self, principal: &'a str) -> Self {
+        self.names.push(principal);
+        self
+    }
+}
+
+/// Where a caller stands on the route of this path, of `0..MILLION`: the first eight bytes of a SHA-256 over the path
+/// and each part of the key, a zero byte before each part. No header has one in it.
+fn place(path: &str, key: &[&[u8]]) -> u32 {
+    let mut digest = Context::new(&SHA256);
+    digest.update(path.as_bytes());
+    for part in key {
+        digest.update(&[0]);
+        digest.update(part);
+    }
+    let digest = digest.finish();
+    let first = digest.as_ref().first_chunk().expect("SHA-256 has 32 bytes");
+    let scaled = u128::from(u64::from_be_bytes(*first)) * u128::from(MILLION);
+    u32::try_from(scaled >> 64).expect("it is less than a million")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SOURCE: PrincipalSource = PrincipalSource::Header(HeaderName::from_static("x-user"));
+
+    fn rollout(millionths: u32) -> Rollout {
+        let share = Share::of_millionths(millionths).expect("a share");
+        Rollout { share, by: RolloutBy::Principal, always: Vec::new(), never: Vec::new() }
+    }
+
+    fn headers(pairs: &[(&'static str, &str)]) -> HeaderMap {
+        let value = |text| HeaderValue::from_str(text).expect("a value");
+        pairs.iter().map(|(name, text)| (HeaderName::from_static(name), value(text))).collect()
+    }
+
+    fn admits(rollout: &Rollout, pairs: &[(&'static str, &str)], token: Option<&str>) -> bool {
+        let headers = headers(pairs);
+        rollout.admits("/mcp", &SOURCE, Head { headers: &headers, token, principal: "0123456789abcdef" })
+    }
+
+    /// Those of 10,000 users who are in.
+    fn users(path: &str, millionths: u32) -> Vec<bool> {
+        let rollout = rollout(millionths);
+        let is_in = |number| {
+            let headers = headers(&[("x-user", &format!("user-{number}"))]);
+            rollout.admits(path, &SOURCE, Head { headers: &headers, token: None, principal: "x" })
+        };
+        (0..10_000).map(is_in).collect()
+    }
+
+    #[test]
+    fn of_ten_thousand_principals_a_share_is_in_and_stays_in_as_it_grows() {
+        let mut before = vec![false; 10_000];
+        for percent in [0, 1, 10, 25, 50, 100] {
+            let now = users("/mcp", percent * 10_000);
+            let count = now.iter().filter(|is_in| **is_in).count();
+            let expected = percent as usize * 100;
+            assert!(count.abs_diff(expected) <= 100, "{count} of 10000 at {percent} %");
+            assert!(
+                before.iter().zip(&now).all(|(before, now)| !before || *now),
+                "{percent} % lost somebody"
+            );
+            if matches!(percent, 0 | 100) {
+                assert_eq!(count, expected, "nobody is nobody, and all are all");
+            }
+            before = now;
+        }
+    }
+
+    #[test]
+    fn the_same_callers_are_not_the_first_on_every_route() {
+        let (one, other) = (users("/a", 250_000), users("/b", 250_000));
+        let both = one.iter().zip(&other).filter(|(one, other)| **one && **other).count();
+        assert!(both.abs_diff(625) < 100, "{both} of 10000 are in on both: a quarter of a quarter would be");
+    }
+
+    #[test]
+    fn a_place_is_what_anybody_can_compute_and_never_changes() {
+        // printf '/mcp\0alice' | sha256sum: the first 16 digits, divided by 2^64.
+        let place = |key: &[&str]| place("/mcp", &key.iter().map(|part| part.as_bytes()).collect::<Vec<_>>());
+        assert_eq!(
+            [
+                place(&["alice"]),
+                place(&["bob"]),
+                place(&["carol"]),
+                place(&["Bearer a"]),
+                place(&["ci", "alice"])
+            ],
+            [519_853, 638_453, 560_069, 379_591, 452_717]
+        );
+    }
+
+    #[test]
+    fn whoever_has_no_key_is_out_until_all_are_in() {
+        for by in
+            [RolloutBy::Principal, RolloutBy::Session, RolloutBy::Header(HeaderName::from_static("x-tenant"))]
+        {
+            let of = |millionths| Rollout { by: by.clone(), ..rollout(millionths) };
+            assert!(!admits(&of(999_999), &[], None), "{by}");
+            assert!(admits(&of(1_000_000), &[], None), "{by}");
+        }
+    }
+
+    #[test]
+    fn those_who_are_named_are_in_or_out_whatever_the_share_is() {
+        let patterns = |texts: &[&str]| texts.iter().map(|text| Pattern::new(*text)).collect();
+        let named = |millionths, always: &[&str], never: &[&str]| Rollout {
+            always: patterns(always),
+            never: patterns(never),
+            ..rollout(millionths)
+        };
+        let eve = [("x-user", "eve@example.com")];
+        assert!(admits(&named(0, &["*@example.com"], &[]), &eve, None));
+        assert!(!admits(&named(0, &["*@example.org"], &[]), &eve, None));
+        assert!(!admits(&named(1_000_000, &[], &["eve@*"]), &eve, None));
+        assert!(!admits(&named(0, &["*"], &["eve@*"]), &eve, None), "never outweighs always");
+        assert!(admits(&named(0, &["ci"], &[]), &eve, Some("ci")), "by the token's name");
+        assert!(admits(&named(0, &["0123456789abcdef"], &[]), &eve, None), "as the log shows it");
+    }
+
+    #[test]
+    fn a_secret_is_no_name() {
+        let rollout = Rollout { always: vec![Pattern::new("Bearer*")], ..rollout(0) };
+        let headers = headers(&[("authorization", "Bearer a")]);
+        let head = Head { headers: &headers, token: None, principal: "0123456789abcdef" };
+        assert!(!rollout.admits("/mcp", &PrincipalSource::Authorization, head));
+        let key = rollout.key(&PrincipalSource::Authorization, head);
+        assert_eq!((key.parts, key.names), (vec![&b"Bearer a"[..]], vec!["0123456789abcdef"]));
+    }
+
+    #[test]
+    fn sessions_and_headers_have_places_of_their_own() {
+        let session = Rollout { by: RolloutBy::Session, ..rollout(500_000) };
+        let tenant = RolloutBy::Header(HeaderName::from_static("x-tenant"));
+        let tenant = Rollout { by: tenant, ..rollout(500_000) };
+        let count = |rollout: &Rollout, name: &'static str| {
+            let is_in =
+                |number: &usize| admits(rollout, &[(name, &format!("{number}")), ("x-user", "u")], None);
+            (0..1000).filter(is_in).count()
+        };
+        for (rollout, name) in [(&session, SESSION), (&tenant, "x-tenant")] {
+            let count = count(rollout, name);
+            assert!(count.abs_diff(500) < 60, "{count} of 1000 by {name}");
+        }
+    }
+
+    #[test]
+    fn shares_are_shown_as_they_are_written() {
+        let shown = |millionths| Share::of_millionths(millionths).map(|share| share.to_string());
+        for (millionths, text) in
+            [(0, "0%"), (1, "0.0001%"), (5_000, "0.5%"), (250_000, "25%"), (1_000_000, "100%")]
+        {
+            assert_eq!(shown(millionths).as_deref(), Some(text));
+        }
+        assert_eq!(shown(1_000_001), None);
+    }
+}

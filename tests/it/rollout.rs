@@ -1,0 +1,148 @@
+//! A mode that holds for a share of callers already.
+
+use crate::{
+    legacy::world::Older,
+    proxy::world::{Setup, World},
+    support::clients::Client,
+    tickets::{names, tools},
+};
+use deferral::internals::config;
+use serde_json::{Value, json};
+use std::path::Path;
+
+/// By the manual's formula `carol` is at 56 %, `alice` at 51 % and `bob` at 63 %.
+const HALF: &str = "principal: { header: X-User }\n    defer: { mode: always, rollout: 53% }";
+
+fn user(world: &World, name: &str) -> Client {
+    world.tasker().with("x-user", name)
+}
+
+async fn is_in(world: &World, client: &Client) -> bool {
+    let waiting = client.call("t").await;
+    let call = world.server.call().await;
+    call.says("done");
+    let answer = waiting.answer().await.result();
+    answer["resultType"] == "task"
+}
+
+#[tokio::test]
+async fn who_is_in_gets_tasks_and_who_is_not_is_only_observed() {
+    for _ in 0..2 {
+        // The same in another proxy.
+        let world = World::with(HALF).await;
+        for (name, expected) in [("alice", true), ("bob", false), ("carol", false)] {
+            assert_eq!(is_in(&world, &user(&world, name)).await, expected, "{name}");
+        }
+        assert!(!is_in(&world, &world.tasker()).await, "nobody knows who that is");
+    }
+}
+
+#[tokio::test]
+async fn a_task_says_by_which_rollout_it_is_one() {
+    let world = Setup::new().top("admin: 127.0.0.1:0").route(HALF).start().await;
+    let task = user(&world, "alice").call("t").await.answer().await.task();
+    let link = world.proxy.admin.as_ref().expect("there is one").link.expose().to_owned();
+    let shown = crate::operators::Operator::by_link(&link).json(&format!("/tasks/{task}")).await;
+    assert_eq!(shown["cause"]["rollout"], "53% by principal", "{shown:#}");
+}
+
+#[tokio::test]
+async fn a_tool_has_a_rollout_of_its_own_and_names_outweigh_shares() {
+    let world = World::with(
+        "tools: [{ match: t, mode: always, rollout: { share: 0%, by: { header: X-Tenant }, always: [a*], never: [ab] } }]",
+    )
+    .await;
+    let tenant = |name: &str| world.tasker().with("x-tenant", name);
+    for (name, expected) in [("aa", true), ("ab", false), ("b", false)] {
+        assert_eq!(is_in(&world, &tenant(name)).await, expected, "{name}");
+    }
+}
+
+#[tokio::test]
+async fn a_session_of_2025_11_25_is_told_of_tasks_where_it_is_in() {
+    const ROUTE: &str = "principal: { header: X-User }\n    defer: { mode: auto, after: 10ms, rollout: 53% }\n    tasks: { unsolicited: always }";
+    let world = Setup::new().server(|options| options.tools = Some(tools())).route(ROUTE).start().await;
+    for (name, expected) in [("alice", true), ("bob", false)] {
+        let older = Older::new(world.addr()).with("x-user", name);
+        let session = older.hello().await;
+        let list = json!({ "jsonrpc": "2.0", "id": 1, "method": "tools/list" });
+        let listed = session.post(&list.to_string()).await.answer().await.result();
+        assert_eq!(listed["tools"][0]["execution"].is_object(), expected, "{name}: {listed:#}");
+        let waiting = session.call(7).await;
+        let call = world.server.call().await;
+        if expected {
+            let task: Value = waiting.answer().await.result();
+            assert!(task["task"]["taskId"].is_string(), "{task:#}");
+            call.says("late");
+        } else {
+            call.says("in time");
+            assert_eq!(waiting.answer().await.text(), "in time");
+        }
+    }
+}
+
+#[tokio::test]
+async fn tickets_are_for_those_who_are_in() {
+    const ROUTE: &str = "principal: { header: X-User }\n    defer: { mode: auto, rollout: 53% }\n    held: { ticket: 10ms }\n    tickets: { for: [{ header: X-Agent, value: \"1\" }] }";
+    let world = Setup::new().server(|options| options.tools = Some(tools())).route(ROUTE).start().await;
+    for (name, expected) in [("alice", true), ("bob", false)] {
+        let client = world.client().with("x-agent", "1").with("x-user", name);
+        let listed = client.ask("tools/list", json!({})).await.result();
+        assert_eq!(names(&listed).contains(&"deferral_result"), expected, "{name}");
+        let waiting = client.call("t").await;
+        let call = world.server.call().await;
+        if expected {
+            assert!(waiting.answer().await.result()["_meta"]["deferral/ticket"].is_object());
+            call.says("late");
+        } else {
+            call.says("in time");
+            assert_eq!(waiting.answer().await.text(), "in time");
+        }
+    }
+}
+
+#[test]
+fn what_is_wrong_with_a_rollout_is_told_where_it_is_written() {
+    let wrong = |defer: &str, tools: &str| {
+        let text = format!(
+            "routes:\n- upstream: {{ url: 'http://a' }}\n  defer: {{ {defer} }}\n  tools: [{tools}]\n"
+        );
+        config::parse(Path::new("f"), &text).expect_err(&text).to_string()
+    };
+    for (defer, tools, said) in [
+        ("rollout: 150%", "", "f:3:21: `150%` is more than all; write a share as in 25% or 0.5%"),
+        ("rollout: 25", "", "f:3:21: `25` has no % behind it; write a share as in 25% or 0.5%"),
+        ("rollout: -1%", "", "f:3:21: `-1%` is no share; write a share as in 25% or 0.5%"),
+        (
+            "rollout: 0.00001%",
+            "",
+            "f:3:21: `0.00001%` is finer than a ten-thousandth of a per cent; write a share as in 25% or 0.5%",
+        ),
+        ("rollout: { by: session }", "", "f:3:21: `rollout` has no `share`; name one, as in `share: 25%`"),
+        (
+            "rollout: { share: 1%, by: moon }",
+            "",
+            "f:3:38: `moon` does not tell callers apart; use principal, session or { header: X-Tenant }",
+        ),
+        (
+            "rollout: { share: 1%, always: [a], never: [a] }",
+            "",
+            "f:3:43: `a` is in both `always` and `never`; remove it from one",
+        ),
+        (
+            "mode: never, rollout: 25%",
+            "",
+            "f:3:34: in mode `never` no call becomes a task, so there is nothing to roll out; use `auto`, or remove `rollout`",
+        ),
+        (
+            "mode: auto",
+            "{ match: x, mode: observe, rollout: 25% }",
+            "f:4:47: in mode `observe` no call becomes a task, so there is nothing to roll out; use `auto`, or remove `rollout`",
+        ),
+    ] {
+        assert_eq!(wrong(defer, tools), said);
+    }
+    // A rule of a tool inherits it.
+    let fine = "routes: [{ upstream: { url: 'http://a' }, defer: { mode: never, rollout: 25% }, tools: [{ match: x, mode: auto }] }]";
+    assert!(config::parse(Path::new("f"), fine).is_ok());
+}
