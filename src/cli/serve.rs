@@ -14,6 +14,8 @@ use crate::{
     telemetry,
 };
 use std::{
+    fmt::Display,
+    io::{self, Write},
     path::{Path, PathBuf},
     process::ExitCode,
 };
@@ -95,7 +97,7 @@ pub fn run(args: &Args) -> ExitCode {
     let config = match args.config() {
         Ok(config) => config,
         Err(error) => {
-            eprintln!("{error}");
+            tell(error);
             return USAGE.into();
         }
     };
@@ -107,25 +109,31 @@ pub fn run(args: &Args) -> ExitCode {
     let served = super::runtime().block_on(app::run(config, args.source(), |running| {
         for path in &running.paths {
             for address in &running.addresses {
-                println!("listening on {}", running.url(address, path));
+                // As below.
+                let _ = writeln!(io::stdout(), "listening on {}", running.url(address, path));
             }
         }
         // Not on the standard output, which is kept more often than not: it may hold a token.
         if let Some(admin) = &running.admin {
-            eprintln!("for operators: {}", admin.link.expose());
+            tell(format_args!("for operators: {}", admin.link.expose()));
         }
     }));
     match served {
         Ok(()) => ExitCode::SUCCESS,
         Err(error @ app::Error::Hurried) => {
-            eprintln!("error: {error}");
+            tell(format_args!("error: {error}"));
             ExitCode::FAILURE
         }
         Err(error) => {
-            eprintln!("error: {error}");
+            tell(format_args!("error: {error}"));
             USAGE.into()
         }
     }
+}
+
+/// Says this on the standard error. Where nobody can be told, as the disk behind it is full, the proxy serves nevertheless.
+fn tell(what: impl Display) {
+    let _ = writeln!(io::stderr(), "{what}");
 }
 
 // === impl Args ===

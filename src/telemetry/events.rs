@@ -526,8 +526,8 @@ impl QuotaFull<'_> {
 }
 
 impl LogLinesDropped {
+    /// Each has been counted when it was dropped.
     pub fn emit(&self) {
-        metrics::log_lines_dropped(self.count);
         tracing::warn!(target: "deferral", event = "log_lines_dropped", count = self.count);
     }
 }

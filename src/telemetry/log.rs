@@ -4,15 +4,17 @@
 //! a sixth of its time. What is told waits at most 200 ms; a warning or an error is
 //! written at once, and so is everything when [`Log`] is dropped.
 //!
-//! One thread writes, and nobody waits for it: whoever reads our standard error may have stalled, and
-//! a call must not wait for that. What does not fit meanwhile is dropped and counted, and the count
-//! is the first thing said when lines flow again.
+//! One thread writes, and nobody waits for it: whoever reads our standard error may have stalled, or the disk that it goes to
+//! be full, and a call must not wait for that. What does not fit meanwhile, and what is not taken, is dropped and counted
+//! at once, for whoever looks at the counts; and the count is the first thing said when lines flow again.
 
 use super::{
     events::LogLinesDropped,
     line::{Format, Lines},
+    metrics,
 };
 use std::{
+    cell::Cell,
     env,
     io::{self, IsTerminal, Write},
     mem,
@@ -62,8 +64,15 @@ struct Waiting {
     over: bool,
     /// The writer has taken lines out and not yet written them.
     writing: bool,
-    /// Lines that there was no room for since the last time it was said.
+    /// Lines that there was no room for since the writer last took what there is.
     dropped: u64,
+    /// What the writer has to say itself. It goes out before everything else, and always has room.
+    notice: Vec<u8>,
+}
+
+thread_local! {
+    /// Whether what this thread tells is the writer's own notice.
+    static IS_NOTICE: Cell<bool> = const { Cell::new(false) };
 }
 
 /// Chooses what is told.
@@ -94,8 +103,7 @@ pub fn start(format: Format, level: Option<&str>, now: fn() -> SystemTime) -> Lo
     let writer = Arc::clone(&gathered);
     thread::Builder::new()
         .name("log".into())
-        // A log that cannot be written has nowhere to say so.
-        .spawn(move || writer.write_on(|lines| drop(io::stderr().write_all(lines))))
+        .spawn(move || writer.write_on(|lines| written(&mut io::stderr(), lines)))
         .expect("the system gives threads to a process that starts");
     let taken = Arc::clone(&gathered);
     let take = move |level: &Level, line: &str| taken.add(line.as_bytes(), *level <= Level::WARN);
@@ -107,6 +115,25 @@ pub fn start(format: Format, level: Option<&str>, now: fn() -> SystemTime) -> Lo
         tracing::warn!(target: "deferral", event = "log_filter_invalid", variable = CHOICE, used = USUAL, %error);
     }
     Log(gathered)
+}
+
+/// Writes as much of this as is taken, and says how many bytes that was. Whoever takes nothing at the moment is waited for.
+fn written(to: &mut impl Write, lines: &[u8]) -> usize {
+    let mut count = 0;
+    while count < lines.len() {
+        match to.write(&lines[count..]) {
+            Ok(more) if more > 0 => count += more,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => thread::sleep(PATIENCE),
+            // A log that cannot be written has nowhere to say so but in the counts.
+            Ok(_) | Err(_) => return count,
+        }
+    }
+    count
+}
+
+fn lines_of(bytes: &[u8]) -> u64 {
+    bytes.iter().map(|byte| u64::from(*byte == b'\n')).sum()
 }
 
 /// What was chosen, or the usual and what is wrong with the choice.
@@ -137,10 +164,13 @@ impl Gathered {
     /// Adds a line, or counts it where there is no room for it.
     fn add(&self, line: &[u8], at_once: bool) {
         let mut lines = self.lock();
+        if IS_NOTICE.get() {
+            return lines.notice.extend_from_slice(line);
+        }
         let before = lines.bytes.len();
         if before + line.len() > ROOM {
             lines.dropped += 1;
-            return;
+            return metrics::log_lines_dropped(1);
         }
         let was_due = lines.is_due();
         lines.bytes.extend_from_slice(line);
@@ -153,17 +183,29 @@ impl Gathered {
         }
     }
 
-    /// Gives lines to `write`, some time after the first of them, for ever.
-    fn write_on(&self, mut write: impl FnMut(&[u8])) {
-        let mut taken = Vec::new();
+    /// Gives lines to `write`, some time after the first of them, for ever. It says how many bytes were taken.
+    fn write_on(&self, mut write: impl FnMut(&[u8]) -> usize) {
+        // Lines that are missing and of which nobody has read; and whether the last of what was taken is half a line.
+        let (mut taken, mut missing, mut is_torn) = (Vec::new(), 0, false);
         loop {
-            let dropped = self.take(&mut taken);
-            if dropped > 0 {
-                LogLinesDropped { count: dropped }.emit();
-            }
-            write(&taken);
+            missing += self.take(&mut taken);
+            let lost = put(&taken, &mut is_torn, &mut write);
+            metrics::log_lines_dropped(lost);
+            missing += lost;
             taken.clear();
+            // Not before lines flow: a notice that is lost, too, would be the next to be told of.
+            if lost == 0 && missing > 0 && put(&self.notice(missing), &mut is_torn, &mut write) == 0 {
+                missing = 0;
+            }
         }
+    }
+
+    /// The line that says how many are missing; empty where nothing of the kind is told.
+    fn notice(&self, missing: u64) -> Vec<u8> {
+        IS_NOTICE.set(true);
+        LogLinesDropped { count: missing }.emit();
+        IS_NOTICE.set(false);
+        mem::take(&mut self.lock().notice)
     }
 
     /// Waits until something is to be written, and takes it; says how many lines there was no room for.
@@ -191,6 +233,22 @@ impl Gathered {
         let left = |lines: &mut Waiting| lines.writing || !lines.bytes.is_empty();
         drop(self.written.wait_timeout_while(lines, limit, left));
     }
+}
+
+/// Has lines written, behind the end of one that was torn off, and says how many were lost.
+fn put(lines: &[u8], is_torn: &mut bool, write: &mut impl FnMut(&[u8]) -> usize) -> u64 {
+    if lines.is_empty() {
+        return 0;
+    }
+    if *is_torn {
+        if write(b"\n") == 0 {
+            return lines_of(lines);
+        }
+        *is_torn = false;
+    }
+    let count = write(lines);
+    *is_torn = lines[..count].last().is_some_and(|last| *last != b'\n');
+    lines_of(&lines[count..])
 }
 
 // === impl Waiting ===
@@ -229,6 +287,7 @@ mod tests {
             writer.write_on(|lines| {
                 // The test is over where nobody listens.
                 let _ = said.send(String::from_utf8(lines.to_vec()).expect("lines are text"));
+                lines.len()
             });
         });
         heard
@@ -256,6 +315,46 @@ mod tests {
         assert_eq!(gathered.lock().dropped, 0);
         gathered.add(b"after\n", true);
         assert_eq!(heard.recv().expect("the writer writes"), "after\n");
+    }
+
+    #[test]
+    fn what_a_full_disk_does_not_take_is_counted_and_told_once_it_takes_lines_again() {
+        let gathered = Arc::new(Gathered::default());
+        let (given, room) = mpsc::sync_channel::<usize>(0);
+        let (said, heard) = mpsc::channel();
+        let writer = Arc::clone(&gathered);
+        thread::spawn(move || {
+            let lines = Lines::new(Format::Json, || SystemTime::UNIX_EPOCH, {
+                let writer = Arc::clone(&writer);
+                move |_: &Level, line: &str| writer.add(line.as_bytes(), true)
+            });
+            let _log = tracing::subscriber::set_default(registry().with(lines));
+            // As much of each as the test says.
+            writer.write_on(|lines| {
+                let count = room.recv().unwrap_or_default().min(lines.len());
+                let _ = said.send(String::from_utf8(lines[..count].to_vec()).expect("lines are text"));
+                count
+            });
+        });
+        let dropped = metrics::log_lines_dropped_so_far;
+        let before = dropped();
+        let tell = |lines: &[u8], rooms: &[usize]| {
+            gathered.add(lines, true);
+            rooms
+                .iter()
+                .map(|room| {
+                    given.send(*room).expect("it writes");
+                    heard.recv().expect("it says")
+                })
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(tell(b"first\nsecond\n", &[0]), [""]);
+        assert_eq!(tell(b"third\nfourth\nfifth\n", &[8]), ["third\nfo"], "a line is torn off");
+        let told = tell(b"sixth\n", &[1, 99, 999]);
+        assert_eq!(told[..2], ["\n", "sixth\n"]);
+        assert!(told[2].contains(r#""event":"log_lines_dropped","count":4"#), "{}", told[2]);
+        assert_eq!(dropped(), before + 4);
+        assert_eq!(tell(b"seventh\n", &[99]), ["seventh\n"], "it is told once");
     }
 
     #[test]

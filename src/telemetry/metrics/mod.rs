@@ -201,7 +201,7 @@ impl Metrics {
                 &registry,
                 IntCounter::new(
                     "deferral_log_lines_dropped_total",
-                    "Lines of the log that there was no room for, as it was not taken.",
+                    "Lines of the log that there was no room for, or that were not taken.",
                 ),
             ),
             registry,
@@ -342,6 +342,11 @@ pub(super) fn would_defer(route: &str, tool: &str) {
 
 pub(super) fn log_lines_dropped(count: u64) {
     METRICS.log_lines_dropped.inc_by(count);
+}
+
+#[cfg(test)]
+pub(super) fn log_lines_dropped_so_far() -> u64 {
+    METRICS.log_lines_dropped.get()
 }
 
 pub(super) fn outcome_unknown(route: &str) {

@@ -11,6 +11,8 @@ use std::{
     thread,
 };
 
+const DROPPED: &str = "deferral_log_lines_dropped_total";
+
 #[tokio::test]
 async fn a_stalled_reader_of_the_log_keeps_no_call_waiting_and_is_told_what_it_missed() {
     const CALLS: usize = 600;
@@ -37,6 +39,9 @@ async fn a_stalled_reader_of_the_log_keeps_no_call_waiting_and_is_told_what_it_m
     }
     let taken = program.memory().saturating_sub(before);
     assert!(taken < 16 << 20, "{} KiB", taken >> 10);
+    // Operators see it while it lasts.
+    let counted = program.count(DROPPED).await;
+    assert!(counted > 0, "nothing is missing yet");
 
     // It reads on.
     let log = BufReader::new(program.log.take().expect("it is piped"));
@@ -45,6 +50,9 @@ async fn a_stalled_reader_of_the_log_keeps_no_call_waiting_and_is_told_what_it_m
     let (mut written, mut dropped) = (0, 0);
     while written + dropped < CALLS {
         let line = soon("a line", heard.recv()).await.expect("it goes on");
+        if line.starts_with("for operators: ") {
+            continue;
+        }
         let line: Value = serde_json::from_str(&line).expect("a line is an object");
         match line["event"].as_str() {
             Some("log_lines_dropped") => {
@@ -56,5 +64,21 @@ async fn a_stalled_reader_of_the_log_keeps_no_call_waiting_and_is_told_what_it_m
     }
     assert_eq!(written + dropped, CALLS, "{written} were written, {dropped} dropped");
     assert!(dropped > 0, "all were written");
+    assert_eq!(program.count(DROPPED).await, dropped as u64);
     assert!(program.serves("afterwards").await);
+}
+
+#[tokio::test]
+async fn a_full_disk_under_the_log_keeps_no_call_waiting_and_what_is_missing_is_counted() {
+    const CALLS: u64 = 50;
+    let options = Options { tools: Some(json!([])), ..Options::default() };
+    let server = LegacyServer::start(options).await;
+    let program = Program::start(&server, &[], Log::Full);
+    for caller in 0..CALLS {
+        assert!(program.serves(&caller.to_string()).await);
+    }
+    // The line of the start, and one for each of them.
+    let counted = async { while program.count(DROPPED).await < 1 + CALLS {} };
+    soon("all are counted", counted).await;
+    assert_eq!(program.count(DROPPED).await, 1 + CALLS);
 }

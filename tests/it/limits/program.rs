@@ -1,6 +1,7 @@
 //! The program itself at work in front of a server, to look at what it takes.
 
 use crate::support::{clients::Client, servers::LegacyServer};
+use http::Method;
 use serde_json::json;
 use std::{
     fs,
@@ -14,6 +15,8 @@ use tempfile::TempDir;
 pub(crate) struct Program {
     child: Child,
     pub(crate) addr: SocketAddr,
+    /// For operators.
+    pub(crate) admin: SocketAddr,
     /// Where its log goes. Nobody reads it unless a test does.
     pub(crate) log: Option<ChildStderr>,
     _folder: TempDir,
@@ -23,6 +26,15 @@ pub(crate) struct Program {
 pub(crate) enum Log {
     Nowhere,
     Piped,
+    /// A disk on which there is no room.
+    Full,
+}
+
+/// Where this process's proxies listen for operators: it is written in a log, which is not always there to be read. An address of
+/// this machine that no other process takes; a test has one proxy.
+fn for_operators() -> SocketAddr {
+    let [_, high, middle, low] = std::process::id().to_be_bytes();
+    SocketAddr::from(([127, 64 + high, middle, low], 8809))
 }
 
 // === impl Program ===
@@ -32,9 +44,10 @@ impl Program {
     pub(crate) fn start(server: &LegacyServer, top: &[&str], log: Log) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("deferral.yaml");
+        let admin = for_operators();
         let top: String = top.iter().map(|member| format!("{member}\n")).collect();
         let text = format!(
-            "listen: 127.0.0.1:0\nadmin: \"off\"\n{top}routes: [{{ upstream: {{ url: \"{}\" }} }}]\n",
+            "listen: 127.0.0.1:0\nadmin: {admin}\n{top}routes: [{{ upstream: {{ url: \"{}\" }} }}]\n",
             server.url()
         );
         fs::write(&path, text).expect("it can be written");
@@ -47,6 +60,7 @@ impl Program {
             .stderr(match log {
                 Log::Nowhere => Stdio::null(),
                 Log::Piped => Stdio::piped(),
+                Log::Full => fs::File::options().write(true).open("/dev/full").expect("it is there").into(),
             })
             .spawn()
             .expect("the program starts");
@@ -55,11 +69,21 @@ impl Program {
         let addr = said.trim().strip_prefix("listening on http://").and_then(|url| url.strip_suffix("/mcp"));
         let addr = addr.unwrap_or_else(|| panic!("it says {said:?}")).parse().expect("an address");
         let log = child.stderr.take();
-        Self { child, addr, log, _folder: folder }
+        Self { child, addr, admin, log, _folder: folder }
     }
 
     pub(crate) fn client(&self) -> Client {
         Client::new(self.addr)
+    }
+
+    /// What operators are told of this count.
+    pub(crate) async fn count(&self, name: &str) -> u64 {
+        let mut request = Client::new(self.admin).with("host", "localhost").spelled("", None, String::new());
+        *request.method_mut() = Method::GET;
+        *request.uri_mut() = "/metrics".parse().expect("a path");
+        let answer = Client::new(self.admin).send_request(request).await.answer().await;
+        let line = answer.body.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        line.unwrap_or_else(|| panic!("no {name} in\n{}", answer.body)).parse().expect("a number")
     }
 
     /// Whether a caller whom nobody knows is served.
