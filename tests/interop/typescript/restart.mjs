@@ -9,6 +9,7 @@ import assert from 'node:assert/strict';
 import { existsSync } from 'node:fs';
 import { join } from 'node:path';
 import { setTimeout as sleep } from 'node:timers/promises';
+import { inspect } from 'node:util';
 import { textOf } from './checks.mjs';
 import { dispatcher, MODERN } from './dispatcher.mjs';
 
@@ -23,6 +24,7 @@ const reconnectionOptions = {
   reconnectionDelayGrowFactor: 1.5,
   maxRetries: 100,
 };
+const KEPT = 20; // connections, at most, that a client had to the proxy that ended
 const KINDS = ['done', 'work', 'ask', 'late'];
 
 const [url, folder, version] = process.argv.slice(2);
@@ -66,19 +68,28 @@ async function answer({ message }) {
   return { action: 'accept', content: { answer: `<${message}>` } };
 }
 
-/** Asks until the next process answers. */
+/** Asks while the proxy is away, and until the next process answers. */
 async function polled(task) {
-  for (;;) {
-    const isBack = isThere('again');
+  while (!isThere('again')) {
+    await task.shown().catch(() => {});
+    await sleep(POLL_MS);
+  }
+  await answered(task.shown);
+}
+
+/** On a busy machine a client may not have heard yet that a connection it keeps has ended: what is lost with one is asked again. */
+async function answered(ask) {
+  for (let left = KEPT; ; left -= 1) {
     try {
-      await task.shown();
-      if (isBack) return;
+      return await ask();
     } catch (error) {
-      if (isBack) throw error;
+      if (left === 0 || !isLost(error)) throw error;
     }
     await sleep(POLL_MS);
   }
 }
+
+const isLost = (error) => error?.message === 'fetch failed' || (error?.cause !== undefined && isLost(error.cause));
 
 async function run(kind, name, begin) {
   try {
@@ -86,17 +97,15 @@ async function run(kind, name, begin) {
       while (!isFarEnough[kind](await task.shown())) await sleep(POLL_MS);
       say('working', name);
       await (kind === 'work' ? polled(task) : there('again'));
-      // A busy machine may not have told it yet that the connections it keeps have ended.
-      await sleep(POLL_MS);
       try {
-        say('ended', name, JSON.stringify(textOf(await task.result())));
+        say('ended', name, JSON.stringify(textOf(await answered(task.result))));
       } catch (error) {
         if (!(error instanceof Failed)) throw error;
         say('ended', name, error.code, JSON.stringify(error.message));
       }
     });
   } catch (error) {
-    say('broken', name, JSON.stringify(error?.stack ?? String(error)));
+    say('broken', name, JSON.stringify(inspect(error)));
   }
 }
 
