@@ -138,12 +138,8 @@ pub(super) fn pointless(
 }
 
 /// The same of a tool's own.
-pub(super) fn pointless_of_tool(
-    rollout: Option<&At<Arc<Rollout>>>,
-    mode: Option<Mode>,
-    s: &mut Section<'_, '_>,
-) {
-    if let (Some(At { place, .. }), Some(mode)) = (rollout, mode)
+pub(super) fn pointless_of_tool(rollout: Option<&At<Arc<Rollout>>>, mode: Mode, s: &mut Section<'_, '_>) {
+    if let Some(At { place, .. }) = rollout
         && !mode.makes_tasks()
     {
         s.wrong(*place, without_tasks(mode));

@@ -17,7 +17,8 @@ use super::{
 };
 use crate::{
     policy::{
-        self, Defer, Held, LegacyTasks, PrincipalSource, Questions, Resume, Rollout, TicketAfter, ToolRule,
+        self, Defer, Held, LegacyTasks, Mode, PrincipalSource, Questions, Resume, Rollout, TicketAfter,
+        ToolRule,
     },
     upstream,
 };
@@ -42,7 +43,7 @@ pub(super) fn route(
     let (defer, rolled_out) = s.key("defer", "When a `tools/call` becomes a task.").section("`defer`", defer);
     let rules = s
         .key("tools", "What is different for some tools. The first rule that matches holds.")
-        .list(mapping("a tool rule", |s| Some(tool(s))));
+        .list(mapping("a tool rule", |s| Some(tool(s, defer.mode))));
     let tools = together::tools(rules, s);
     rollout::pointless(rolled_out.as_ref(), &defer, &tools, s);
     let held = s
@@ -146,7 +147,8 @@ fn defer(s: &mut Section<'_, '_>) -> (Defer, Option<At<Arc<Rollout>>>) {
     (defer, rollout)
 }
 
-fn tool(s: &mut Section<'_, '_>) -> Option<At<ToolRule>> {
+/// A rule of a tool, on a route of this mode.
+fn tool(s: &mut Section<'_, '_>, inherited: Mode) -> Option<At<ToolRule>> {
     let matches =
         s.key("match", "The tool's name; `*` stands for any characters, `?` for one.").required(pattern());
     if matches.is_unset() {
@@ -171,7 +173,7 @@ fn tool(s: &mut Section<'_, '_>) -> Option<At<ToolRule>> {
         .set(requires());
     let Set::To(At { place, value: matches }) = matches else { return None };
     let (mode, after, requires) = (mode.given(), after.given(), requires.given().map(Arc::new));
-    rollout::pointless_of_tool(rollout.as_ref(), mode, s);
+    rollout::pointless_of_tool(rollout.as_ref(), mode.unwrap_or(inherited), s);
     let rollout = rollout.map(|rollout| rollout.value);
     Some(At::new(place, ToolRule { matches, mode, after, rollout, ticket, keys: keys.into(), requires }))
 }

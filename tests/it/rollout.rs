@@ -101,6 +101,70 @@ async fn tickets_are_for_those_who_are_in() {
     }
 }
 
+#[tokio::test]
+async fn sessions_have_places_of_their_own_and_keep_them() {
+    let by_session = "defer: { mode: auto, after: 10ms, rollout: { share: 50%, by: session } }\n    tasks: { unsolicited: always }";
+    let world = Setup::new().server(|options| options.tools = Some(tools())).route(by_session).start().await;
+    let older = Older::new(world.addr());
+    let mut seen = [0_u32; 2];
+    while seen.contains(&0) {
+        let session = older.hello().await;
+        let mut shown = Vec::new();
+        for id in 1..=2 {
+            let list = json!({ "jsonrpc": "2.0", "id": id, "method": "tools/list" });
+            let listed = session.post(&list.to_string()).await.answer().await.result();
+            shown.push(listed["tools"][0]["execution"].is_object());
+        }
+        assert_eq!(shown[0], shown[1], "a session stays where it is");
+        seen[usize::from(shown[0])] += 1;
+        // By chance it takes longer once in 2^64 runs.
+        assert!(seen.iter().sum::<u32>() < 64, "all sessions are on one side: {seen:?}");
+        let waiting = session.call(7).await;
+        let call = world.server.call().await;
+        match shown[0] {
+            true => assert!(waiting.answer().await.result()["task"]["taskId"].is_string()),
+            false => {
+                call.says("in time");
+                assert_eq!(waiting.answer().await.text(), "in time");
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn who_is_outside_and_asks_for_a_task_all_the_same_is_answered_without_one() {
+    const ROUTE: &str = "principal: { header: X-User }\n    defer: { mode: auto, after: 10ms, rollout: 53% }";
+    let world = Setup::new().server(|options| options.tools = Some(tools())).route(ROUTE).start().await;
+    let session = Older::new(world.addr()).with("x-user", "bob").hello().await;
+    let ask = json!({
+        "jsonrpc": "2.0", "id": 7, "method": "tools/call",
+        "params": { "name": "t", "arguments": {}, "task": { "ttl": 60_000 } },
+    });
+    // "Receivers that do not declare the task capability … MUST process requests of that type normally" (2025-11-25).
+    let waiting = session.post(&ask.to_string()).await;
+    world.server.call().await.says("in time");
+    assert_eq!(waiting.answer().await.text(), "in time");
+}
+
+#[test]
+fn a_share_by_session_warns_that_clients_of_the_newest_revision_have_none() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let doubts = |by: &str| {
+        let path = folder.path().join("f.yaml");
+        let text = format!(
+            "routes:\n- upstream: {{ url: 'http://a' }}\n  defer: {{ rollout: {{ share: 5%, by: {by} }} }}\n"
+        );
+        std::fs::write(&path, text).expect("it is written");
+        config::check(&path).expect("it is right").1.map(|doubts| doubts.to_string()).unwrap_or_default()
+    };
+    assert!(
+        doubts("session").contains("warning: clients of 2026-07-28 have no sessions"),
+        "{}",
+        doubts("session")
+    );
+    assert!(!doubts("principal").contains("have no sessions"));
+}
+
 #[test]
 fn what_is_wrong_with_a_rollout_is_told_where_it_is_written() {
     let wrong = |defer: &str, tools: &str| {
@@ -143,6 +207,8 @@ fn what_is_wrong_with_a_rollout_is_told_where_it_is_written() {
         assert_eq!(wrong(defer, tools), said);
     }
     // A rule of a tool inherits it.
+    let inherited = "f:4:32: in mode `never` no call becomes a task, so there is nothing to roll out; use `auto`, or remove `rollout`";
+    assert_eq!(wrong("mode: never", "{ match: x, rollout: 25% }"), inherited);
     let fine = "routes: [{ upstream: { url: 'http://a' }, defer: { mode: never, rollout: 25% }, tools: [{ match: x, mode: auto }] }]";
     assert!(config::parse(Path::new("f"), fine).is_ok());
 }

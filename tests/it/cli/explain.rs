@@ -95,3 +95,13 @@ async fn a_task_says_whose_wish_it_was() {
     let (story, ..) = explain(&world, &[&task]).await;
     assert!(story.contains("every call of it is a task at once: mode always"), "{story}");
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_task_of_a_rollout_names_it() {
+    let world = Setup::new().top(ADMIN).route("defer: { mode: always, rollout: 100% }").start().await;
+    let task = world.tasker().call("t").await.answer().await.task();
+    let _call = world.server.call().await;
+    let (story, ..) = explain(&world, &[&task]).await;
+    let words = "mode always, by its route's `defer`, within the rollout of 100% by principal";
+    assert!(story.contains(words), "{story}");
+}
