@@ -13,12 +13,13 @@
 //! | `latency.rs` | how long things took |
 //! | `tools.rs` | what is counted of each tool |
 //! | `limits.rs` | what is known of each limit |
-//! | `process.rs` | what the system knows of this process |
+//! | `process.rs` | what the system knows of this process, where that is Linux |
 //! | `expose.rs` | the types of the library that writes it down |
 
 mod expose;
 mod latency;
 mod limits;
+#[cfg(target_os = "linux")]
 mod process;
 mod tools;
 
@@ -269,6 +270,7 @@ pub fn write(seen: &Seen) -> Vec<u8> {
     let mut families = metrics.registry.gather();
     families.extend(metrics.tools.families());
     families.extend(limits::families());
+    #[cfg(target_os = "linux")]
     families.extend(process::families());
     families.extend(seen.families());
     families.retain(|family| !family.get_metric().is_empty());

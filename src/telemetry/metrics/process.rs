@@ -4,7 +4,7 @@ use super::expose;
 use procfs::process::{LimitValue, Process};
 use prometheus::proto::{MetricFamily, MetricType};
 
-/// Without any where the system has no `/proc`.
+/// Without any where `/proc` is not mounted.
 pub(super) fn families() -> Vec<MetricFamily> {
     let Ok(process) = Process::myself() else { return Vec::new() };
     let Ok(stat) = process.stat() else { return Vec::new() };

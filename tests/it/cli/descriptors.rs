@@ -95,8 +95,7 @@ async fn the_limit_of_descriptors_is_raised_and_what_follows_from_it_is_said() {
         "{:#}",
         program.started
     );
-    #[cfg(target_os = "linux")]
-    {
+    if cfg!(target_os = "linux") {
         let pid = program.child.id().expect("it runs");
         let limits = std::fs::read_to_string(format!("/proc/{pid}/limits")).expect("it runs");
         let open_files =

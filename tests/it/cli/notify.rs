@@ -2,10 +2,7 @@
 
 use std::{
     fs,
-    os::{
-        linux::net::SocketAddrExt,
-        unix::net::{SocketAddr, UnixDatagram},
-    },
+    os::unix::net::UnixDatagram,
     path::Path,
     process::{Child, Command, Stdio},
 };
@@ -59,7 +56,9 @@ fn a_service_manager_is_told_when_clients_are_served_and_when_it_ends() {
 }
 
 #[test]
+#[cfg(target_os = "linux")]
 fn a_socket_without_a_file_is_told_as_well() {
+    use std::os::{linux::net::SocketAddrExt, unix::net::SocketAddr};
     let folder = tempfile::tempdir().expect("a folder");
     let name = folder.path().to_str().expect("a plain path");
     let address = SocketAddr::from_abstract_name(name).expect("a short name");
