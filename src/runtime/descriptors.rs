@@ -4,7 +4,7 @@
 //! so what would use them up is bounded before that: connections of clients, connections to servers,
 //! and a reserve that neither may touch, for the operator's address and the process itself.
 
-use rustix::process::{Resource, getrlimit, setrlimit};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// What the system allows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,6 +28,9 @@ pub struct Shares {
 /// Neither for clients nor for servers: sockets that listen, the operator's connections, the log, names
 /// that are looked up, and what is said in passing when all else is taken ([`Room`](super::Room)).
 const RESERVE: usize = 64;
+/// As many as macOS gives whoever asks for more than it has: there the hard limit says that there is none, and is
+/// refused as a soft one (`setrlimit(2)`, which names this number).
+const OPEN_MAX: u64 = 10_240;
 
 // === impl Descriptors ===
 
@@ -35,16 +38,10 @@ impl Descriptors {
     /// Asks the system for as many as it gives, and says how many that are.
     pub fn raise() -> Self {
         let allowed = getrlimit(Resource::Nofile);
-        let before = count(allowed.current);
-        let raised = match allowed.current == allowed.maximum {
-            true => false,
-            false => {
-                setrlimit(Resource::Nofile, rustix::process::Rlimit { current: allowed.maximum, ..allowed })
-                    .is_ok()
-            }
-        };
+        let raised =
+            asked(&allowed).any(|current| setrlimit(Resource::Nofile, Rlimit { current, ..allowed }).is_ok());
         let limit = count(getrlimit(Resource::Nofile).current);
-        Self { limit, before: Some(before).filter(|_| raised) }
+        Self { limit, before: raised.then(|| count(allowed.current)) }
     }
 
     /// What is for whom, clients first, then servers: what the operator has `written`; else the `most`
@@ -57,6 +54,14 @@ impl Descriptors {
         let servers = written.1.unwrap_or_else(servers);
         Shares { clients, servers, overcommitted: clients.saturating_add(servers) > free }
     }
+}
+
+/// What is asked for, until it is given: each more than there is. `None` is without a limit.
+fn asked(allowed: &Rlimit) -> impl Iterator<Item = Option<u64>> {
+    let number = |limit: Option<u64>| limit.unwrap_or(u64::MAX);
+    let (current, maximum) = (number(allowed.current), number(allowed.maximum));
+    let is_more = move |limit: &Option<u64>| current < number(*limit) && number(*limit) <= maximum;
+    [allowed.maximum, Some(OPEN_MAX)].into_iter().filter(is_more)
 }
 
 /// No limit is more than anybody needs.
@@ -81,6 +86,17 @@ mod tests {
         assert_eq!(shares(1 << 20, (None, None)), (10_000, 20_000, false));
         assert_eq!(shares(count(None), (None, None)), (10_000, 20_000, false));
         assert_eq!(shares(8, (None, None)), (2, 4, false));
+    }
+
+    #[test]
+    fn all_there_is_is_asked_for_and_where_that_is_refused_what_macos_gives() {
+        let asked = |current, maximum| asked(&Rlimit { current, maximum }).collect::<Vec<_>>();
+        assert_eq!(asked(Some(256), None), [None, Some(OPEN_MAX)]);
+        assert_eq!(asked(Some(1024), Some(1 << 20)), [Some(1 << 20), Some(OPEN_MAX)]);
+        assert_eq!(asked(Some(1024), Some(4096)), [Some(4096)]);
+        assert_eq!(asked(Some(20_000), None), [None]);
+        assert_eq!(asked(Some(512), Some(512)), []);
+        assert_eq!(asked(None, None), []);
     }
 
     #[test]
