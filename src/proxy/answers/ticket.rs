@@ -114,7 +114,8 @@ pub(in crate::proxy) async fn answer(
 
 async fn cancel(shared: &Shared, record: &Record, names: &ToolNames) -> Answer {
     let said = |result, status| {
-        Answer::Said(result, AccessSummary { shown: Some(status), ..AccessSummary::default() })
+        let origin = record.trace.clone();
+        Answer::Said(result, AccessSummary { shown: Some(status), origin, ..AccessSummary::default() })
     };
     match super::cancel(&shared.ledger, &shared.switchboard, &record.id).await {
         Ok(Some(cancelled)) => said(ticket::cancelled(&record.tool), cancelled.state.status()),

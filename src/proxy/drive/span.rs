@@ -8,13 +8,13 @@ use super::super::{
 };
 use crate::{
     dialect::Call,
-    protocol::{ErrorObject, Frame, Kind, Method, TraceContext},
+    protocol::{ErrorObject, Frame, Id, Kind, Method, TraceContext},
     task::{self, Record, TaskId},
     telemetry::{
         Outcome,
         trace::{
             Kind as SpanKind, Span,
-            mcp::{Message, task_tag},
+            mcp::{self, Message, task_tag},
         },
     },
 };
@@ -25,6 +25,8 @@ use std::sync::Arc;
 #[derive(Debug, Default)]
 pub(in crate::proxy) struct CallSpan {
     span: Span,
+    /// The id that its server was sent is said.
+    names_id: bool,
     /// How it has ended is said.
     is_over: bool,
 }
@@ -32,25 +34,27 @@ pub(in crate::proxy) struct CallSpan {
 // === impl CallSpan ===
 
 impl CallSpan {
-    /// Begins one for a message that is a part of a span of ours, or of none where it is not traced.
+    /// Begins one for a message that is a part of a span of ours, or of none where it is not traced. The `id` is the one that
+    /// its server is sent, where that is known already.
     pub(in crate::proxy) fn begin(
         shared: &Shared,
         trace: Option<&TraceContext>,
         (method, target): (&Method, Option<&str>),
+        id: Option<&Id>,
     ) -> Self {
         let Some(parent) = trace else { return Self::default() };
-        let message = Message { method: method.as_str(), target, id: None };
+        let message = Message { method: method.as_str(), target, id };
         let mut span = message.begin(&shared.tracer, SpanKind::Client, Some(parent));
         if span.is_recorded() {
             span.set("deferral.route", shared.route.path.to_string());
             located(&mut span, shared.upstream.address());
         }
-        Self { span, is_over: false }
+        Self { span, names_id: id.is_some(), is_over: false }
     }
 
     /// Begins one for a call, which names it to its server from then on.
     pub(super) fn of_call(shared: &Shared, call: &mut Arc<Call>) -> Self {
-        let span = Self::begin(shared, call.trace.as_deref(), (&call.method, call.target.as_deref()));
+        let span = Self::begin(shared, call.trace.as_deref(), (&call.method, call.target.as_deref()), None);
         if let Some(context) = span.context() {
             let call = Arc::make_mut(call);
             context.put_in_headers(&mut call.headers);
@@ -60,9 +64,9 @@ impl CallSpan {
     }
 
     /// Begins one for the call of a task that the process before this one has held, in the trace that it began in.
-    pub(super) fn of_record(shared: &Shared, record: &Record) -> Self {
+    pub(super) fn of_record(shared: &Shared, record: &Record, id: u64) -> Self {
         let call = (&Method::ToolsCall, Some(record.tool.as_str()));
-        let mut span = Self::begin(shared, record.trace.as_deref(), call);
+        let mut span = Self::begin(shared, record.trace.as_deref(), call, Some(&Id::from_number(id)));
         span.event("deferral.task.resumed", &[]);
         span.names(&record.id);
         span
@@ -141,6 +145,12 @@ impl CallSpan {
     }
 
     fn answered(&mut self, frame: &Frame) {
+        // An answer has the id of its request, which is chosen only when that is written.
+        if let (false, Kind::Success { id, .. } | Kind::Failure { id: Some(id), .. }) =
+            (self.names_id, frame.kind())
+        {
+            mcp::name_id(&mut self.span, id);
+        }
         match frame.kind() {
             Kind::Success { result, .. } if result.get("isError").is_some_and(|value| value == "true") => {
                 self.span.fail(Outcome::ToolError.as_str(), None);

@@ -104,7 +104,7 @@ pub(in crate::proxy) fn take_up(
         policy,
         held: Some(Held::with(hold, book)),
         form,
-        span: CallSpan::of_record(shared, record),
+        span: CallSpan::of_record(shared, record, anchor.call.call),
     });
     driver.held().task = Some(custody);
     driver.held().restored(anchor.call.clone(), answered, shared.clock.now());

@@ -67,7 +67,8 @@ pub(super) fn in_session(
 ) -> Begun {
     let number = ids::next_in_session();
     let deferral = Deferral::new(shared.ledger.outlives());
-    let span = CallSpan::begin(shared, passage.trace.as_deref(), (&Method::ToolsCall, Some(tool)));
+    let (called, id) = ((&Method::ToolsCall, Some(tool)), Id::from_number(number));
+    let span = CallSpan::begin(shared, passage.trace.as_deref(), called, Some(&id));
     let mut session = passage.session();
     let named = span.context().and_then(|context| {
         context.put_in_headers(&mut session.headers);

@@ -129,8 +129,10 @@ pub(in crate::proxy) fn pass(
 /// notification has none, nor has a batch.
 fn traced(shared: &Shared, mut passage: Passage) -> (CallSpan, Passage) {
     let span = match &passage.post.messages[..] {
-        [Message::Request { method, target, .. }] => {
-            CallSpan::begin(shared, passage.trace.as_deref(), (method, target.as_deref()))
+        [Message::Request { id, method, target }] => {
+            // A process is sent one of ours, which is chosen where it is written.
+            let id = shared.upstream.address().map(|_| id);
+            CallSpan::begin(shared, passage.trace.as_deref(), (method, target.as_deref()), id)
         }
         _ => CallSpan::default(),
     };

@@ -44,8 +44,8 @@ impl Message<'_> {
         if self.method == Method::ToolsCall.as_str() {
             span.set("gen_ai.operation.name", "execute_tool");
         }
-        if let Some(text) = self.id.and_then(|id| std::str::from_utf8(id.as_bytes()).ok()) {
-            span.set("jsonrpc.request.id", shown(text.trim_matches('"')).to_owned());
+        if let Some(id) = self.id {
+            name_id(span, id);
         }
     }
 
@@ -57,6 +57,13 @@ impl Message<'_> {
             _ => return None,
         };
         Some((key, self.target?))
+    }
+}
+
+/// Says which request it is, to whoever has answered it.
+pub fn name_id(span: &mut Span, id: &Id) {
+    if let Ok(text) = std::str::from_utf8(id.as_bytes()) {
+        span.set("jsonrpc.request.id", shown(text.trim_matches('"')).to_owned());
     }
 }
 

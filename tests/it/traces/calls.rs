@@ -25,6 +25,7 @@ async fn a_call_of_a_server_is_a_part_of_the_request_it_was_made_for() {
     {
         assert_eq!(client.says(key), Some(value));
     }
+    assert_eq!(client.says("jsonrpc.request.id"), Some(&*seen.json["id"].to_string()), "as it was sent");
     let told = format!("00-{TRACE}-{}-01", client.id);
     let meta = &seen.json["params"]["_meta"];
     assert_eq!((&meta["traceparent"], &meta["tracestate"]), (&json!(told), &json!("a=1")));
@@ -106,12 +107,14 @@ async fn an_older_clients_own_parent_gives_way_to_the_span_between() {
     let waiting = older.post(&call.to_string()).await;
     let seen = traced.world.server.call().await;
     let told = seen.seen.json["params"]["_meta"]["traceparent"].clone();
+    let sent = seen.id().to_string();
     seen.error(json!({ "code": -32602, "message": "a-secret" }));
     waiting.answer().await;
     let collector = traced.told().await;
     let (server, client) =
         (collector.span("tools/call greet", false), collector.span("tools/call greet", true));
     assert_eq!((server.parent.as_str(), client.parent.as_str()), (SPAN, server.id.as_str()));
+    assert_eq!(client.says("jsonrpc.request.id"), Some(&*sent));
     assert_eq!(told, Value::from(format!("00-{TRACE}-{}-01", client.id)));
     assert_eq!(
         (server.says("error.type"), client.says("error.type")),

@@ -124,17 +124,22 @@ async fn a_client_that_comes_back_with_answers_is_linked_to_its_call() {
     assert_eq!(call.parent, first.id);
 }
 
-#[tokio::test]
-async fn a_result_that_is_fetched_with_a_ticket_is_linked_to_its_call() {
+/// A call that runs on, and the ticket that its client has for it.
+async fn given_a_ticket() -> (Traced, String) {
     let tickets = "tickets: { for: [{ header: X-Agent, value: \"1\", after: 50ms, wait: 1h }] }";
     let tools = json!([{ "name": "slow", "inputSchema": { "type": "object" } }]);
     let traced =
         Traced::with(Setup::new().route(tickets).server(|options| options.tools = Some(tools))).await;
-    let client = traced.client().with("x-agent", "1");
-    let waiting = client.send("tools/call", call()).await;
-    let call = traced.world.server.call().await;
-    let result = waiting.answer().await.result();
+    let result = traced.client().with("x-agent", "1").ask("tools/call", call()).await.result();
     let ticket = result["_meta"]["deferral/ticket"]["ticket"].as_str().expect("a ticket").to_owned();
+    (traced, ticket)
+}
+
+#[tokio::test]
+async fn a_result_that_is_fetched_with_a_ticket_is_linked_to_its_call() {
+    let (traced, ticket) = given_a_ticket().await;
+    let client = traced.client().with("x-agent", "1");
+    let call = traced.world.server.call().await;
     call.says("done");
     let fetch = json!({ "name": "deferral_result", "arguments": { "ticket": ticket } });
     client.ask("tools/call", fetch).await.result();
@@ -144,6 +149,18 @@ async fn a_result_that_is_fetched_with_a_ticket_is_linked_to_its_call() {
     assert_eq!((&fetched.links[..], request.trace.as_str()), (&[request.id.clone()][..], TRACE));
     assert_eq!(collector.span("tools/call slow", true).parent, request.id);
     assert!(!format!("{:?}", collector.all()).contains(&ticket));
+}
+
+#[tokio::test]
+async fn a_cancel_with_a_ticket_is_linked_to_its_call() {
+    let (traced, ticket) = given_a_ticket().await;
+    let cancel = json!({ "name": "deferral_cancel", "arguments": { "ticket": ticket } });
+    traced.client().with("x-agent", "1").ask("tools/call", cancel).await.result();
+    traced.world.server.message("notifications/cancelled").await;
+    let collector = traced.told().await;
+    let request = collector.span("tools/call slow", false);
+    assert_eq!(collector.span("tools/call deferral_cancel", false).links, [request.id]);
+    assert_eq!(collector.span("tools/call slow", true).says("error.type"), Some("cancelled"));
 }
 
 #[tokio::test]
