@@ -188,6 +188,7 @@ fn settings(written: Option<Written>, around: Surroundings<'_>) -> Result<Option
         ..Settings::to(&Uri::from_static("http://collector"), protocol)
     };
     of.headers(&mut settings, &mut wrong);
+    of.refuse_what_is_not_done(&mut wrong);
     for (name, At { place, value }) in headers {
         match value.header(around) {
             Ok(value) => drop(settings.headers.insert(name, value)),
@@ -208,6 +209,22 @@ impl Variables<'_> {
     fn otlp(&self, what: &str) -> Option<(String, String)> {
         let names = [format!("OTEL_EXPORTER_OTLP_TRACES_{what}"), format!("OTEL_EXPORTER_OTLP_{what}")];
         names.into_iter().find_map(|name| self.get(&name).map(|text| (name, text)))
+    }
+
+    /// What would change how spans are sent, and cannot: whoever has set it counts on it.
+    fn refuse_what_is_not_done(&self, wrong: &mut Wrong) {
+        if let Some((name, text)) = self.otlp("COMPRESSION").filter(|(_, text)| text != "none") {
+            let message = format!("exports are not compressed, as `{text}` wants; use none, or unset it");
+            wrong.push(in_variable(&name, &message));
+        }
+        if let Some((name, _)) = self.otlp("CERTIFICATE") {
+            let message = "collectors are judged by the system's roots; name the file in `SSL_CERT_FILE`, and unset this";
+            wrong.push(in_variable(&name, message));
+        }
+        for (name, _) in ["CLIENT_CERTIFICATE", "CLIENT_KEY"].iter().filter_map(|what| self.otlp(what)) {
+            let message = "collectors are shown no certificate; send a key with `OTEL_EXPORTER_OTLP_HEADERS`, and unset this";
+            wrong.push(in_variable(&name, message));
+        }
     }
 
     fn turned_off(&self) -> bool {
@@ -350,6 +367,25 @@ mod tests {
 
     fn collector(url: &'static str) -> Option<Written> {
         Some(Written { endpoint: Some(Uri::from_static(url)), ..Written::default() })
+    }
+
+    #[test]
+    fn what_cannot_be_done_is_named_with_the_way_out() {
+        let with = |name, value| said(collector("http://c"), &[(name, value)]);
+        for (name, value, way_out) in [
+            ("OTEL_EXPORTER_OTLP_COMPRESSION", "gzip", "use none"),
+            ("OTEL_EXPORTER_OTLP_TRACES_COMPRESSION", "gzip", "use none"),
+            ("OTEL_EXPORTER_OTLP_CERTIFICATE", "/ca.pem", "`SSL_CERT_FILE`"),
+            ("OTEL_EXPORTER_OTLP_TRACES_CERTIFICATE", "/ca.pem", "`SSL_CERT_FILE`"),
+            ("OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE", "/own.pem", "`OTEL_EXPORTER_OTLP_HEADERS`"),
+            ("OTEL_EXPORTER_OTLP_TRACES_CLIENT_KEY", "/own.key", "`OTEL_EXPORTER_OTLP_HEADERS`"),
+        ] {
+            let wrong = with(name, value).expect_err(name);
+            let [message] = &wrong[..] else { panic!("{wrong:?}") };
+            assert!(message.contains(&format!("`{name}`")) && message.contains(way_out), "{message}");
+            assert_eq!(said(None, &[(name, value)]), Ok(None), "nothing is traced");
+        }
+        assert!(with("OTEL_EXPORTER_OTLP_COMPRESSION", "none").is_ok());
     }
 
     #[test]

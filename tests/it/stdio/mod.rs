@@ -4,6 +4,7 @@
 
 mod admin;
 mod chaos;
+mod traces;
 
 use crate::support::clients::{Client, soon};
 use serde_json::{Value, json};
@@ -43,10 +44,15 @@ impl Proxy {
 
     /// Of a file in which this is the upstream.
     fn configured(upstream: &str) -> Self {
+        Self::written("", upstream)
+    }
+
+    /// The same with this before the routes.
+    fn written(top: &str, upstream: &str) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("deferral.yaml");
         let text = format!(
-            "listen: 127.0.0.1:0\nadmin: off\ndrain: 1s\nroutes: [{{ defer: {{ after: 300ms }}, upstream: {upstream} }}]\n"
+            "listen: 127.0.0.1:0\nadmin: off\ndrain: 1s\n{top}routes: [{{ defer: {{ after: 300ms }}, upstream: {upstream} }}]\n"
         );
         fs::write(&path, text).expect("it can be written");
         // It has been read once clients are served.

@@ -37,6 +37,8 @@ def call(id, name, arguments, meta):
     elif name == "die":
         print("the last words", file=sys.stderr, flush=True)
         os._exit(arguments["code"])
+    elif name == "meta":
+        text(id, json.dumps({"id": id, **meta}))
     elif name == "environment":
         text(id, json.dumps({"cwd": os.getcwd(), **os.environ}))
     elif name == "progress":
