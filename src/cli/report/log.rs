@@ -1,6 +1,6 @@
 //! Reads what the log says of calls, in both of its formats.
 
-use crate::telemetry::metrics::Latencies;
+use crate::telemetry::metrics::{Latencies, OTHER, TOOLS};
 use serde_json::Value;
 use std::{
     collections::BTreeMap,
@@ -20,7 +20,8 @@ pub(super) struct Seen {
 /// What was read.
 #[derive(Debug, Default)]
 pub(super) struct Log {
-    /// By route and tool.
+    /// By route and tool. Beyond [`TOOLS`] of a route they are [`OTHER`], as in the metrics: what clients call tools may
+    /// be another with each call.
     pub(super) tools: BTreeMap<(String, String), Seen>,
     pub(super) lines: u64,
     /// Lines that are of no log of ours.
@@ -90,7 +91,17 @@ impl Log {
     }
 
     fn tool(&mut self, route: &str, tool: &str) -> &mut Seen {
-        self.tools.entry((route.to_owned(), tool.to_owned())).or_default()
+        let mut key = (route.to_owned(), tool.to_owned());
+        if !self.tools.contains_key(&key) && self.is_full(route) {
+            OTHER.clone_into(&mut key.1);
+        }
+        self.tools.entry(key).or_default()
+    }
+
+    /// No other tool of the route has a place of its own.
+    fn is_full(&self, route: &str) -> bool {
+        let from = (route.to_owned(), String::new());
+        self.tools.range(from..).take_while(|((of, _), _)| of == route).take(TOOLS).count() == TOOLS
     }
 }
 
@@ -224,6 +235,35 @@ mod tests {
             assert_eq!(calls.sum_us, 114_003_000);
             assert_eq!((seen.timed_out, seen.departed), (1, 1));
         }
+    }
+
+    /// A log that is written while it is read: so many calls, each of another tool.
+    struct Endless {
+        calls: usize,
+        line: Vec<u8>,
+    }
+
+    impl io::Read for Endless {
+        fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+            if self.line.is_empty() && self.calls > 0 {
+                self.calls -= 1;
+                self.line = format!("1970 INFO deferral::access: method=tools/call target=tool-{} route=/mcp outcome=result upstream_us=2000000\n", self.calls).into();
+            }
+            let taken = self.line.len().min(into.len());
+            into[..taken].copy_from_slice(&self.line[..taken]);
+            self.line.drain(..taken);
+            Ok(taken)
+        }
+    }
+
+    #[test]
+    fn a_log_of_many_lines_takes_no_more_than_a_routes_tools_have_places() {
+        let log =
+            Log::read(io::BufReader::new(Endless { calls: 20_000, line: Vec::new() })).expect("it is read");
+        assert_eq!((log.lines, log.foreign), (20_000, 0));
+        assert_eq!(log.tools.len(), TOOLS + 1);
+        let others = &log.tools[&("/mcp".to_owned(), OTHER.to_owned())];
+        assert_eq!(others.calls.snapshot().count, 20_000 - TOOLS as u64);
     }
 
     #[test]

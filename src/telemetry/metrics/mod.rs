@@ -25,7 +25,7 @@ mod tools;
 
 pub use latency::{Latencies, LatencySnapshot};
 pub use limits::{Limit, LimitSnapshot, Taken};
-pub use tools::ToolSnapshot;
+pub use tools::{OTHER, TOOLS, ToolSnapshot};
 
 use super::events::Outcome;
 use prometheus::{
