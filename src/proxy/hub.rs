@@ -15,6 +15,8 @@ pub(super) struct Hub {
 /// One listener's end.
 #[derive(Debug, Default)]
 struct Subscriber {
+    /// It is the call itself that listens, on behalf of nobody.
+    is_own: bool,
     changed: Mutex<Vec<TaskId>>,
     notify: Notify,
 }
@@ -30,17 +32,26 @@ pub(super) struct Listener {
 // === impl Hub ===
 
 impl Hub {
+    /// A client listens.
     pub(super) fn listen(self: &Arc<Self>, ids: Vec<TaskId>) -> Listener {
-        let ear: Arc<Subscriber> = Arc::default();
+        self.subscribe(ids, Arc::default())
+    }
+
+    /// The task's own call listens.
+    pub(super) fn listen_to_own(self: &Arc<Self>, id: TaskId) -> Listener {
+        self.subscribe(vec![id], Arc::new(Subscriber { is_own: true, ..Subscriber::default() }))
+    }
+
+    fn subscribe(self: &Arc<Self>, ids: Vec<TaskId>, ear: Arc<Subscriber>) -> Listener {
         for id in &ids {
             self.listeners.entry(id.clone()).or_default().push(Arc::clone(&ear));
         }
         Listener { hub: Arc::clone(self), ear, ids }
     }
 
-    /// How many listen to a task.
+    /// How many clients listen to a task.
     pub(super) fn listeners_of(&self, id: &TaskId) -> usize {
-        self.listeners.get(id).map_or(0, |ears| ears.len())
+        self.listeners.get(id).map_or(0, |ears| ears.iter().filter(|ear| !ear.is_own).count())
     }
 
     /// Something a client can see has changed.
@@ -86,6 +97,18 @@ impl Drop for Listener {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_call_that_listens_to_its_own_task_is_nobody_who_waits() {
+        let hub = Arc::new(Hub::default());
+        let task = TaskId::from_entropy([1; 16]);
+        let own = hub.listen_to_own(task.clone());
+        assert_eq!(hub.listeners_of(&task), 0);
+        let client = hub.listen(vec![task.clone()]);
+        assert_eq!(hub.listeners_of(&task), 1);
+        drop((own, client));
+        assert!(hub.listeners.is_empty());
+    }
 
     #[tokio::test]
     async fn a_listener_hears_of_its_tasks_once_for_many_changes() {
