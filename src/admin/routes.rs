@@ -20,6 +20,8 @@ struct Shown<'a> {
     mode: &'a str,
     after_ms: u128,
     ticket_ms: Option<u128>,
+    /// For whom it makes tasks already, as in `25% by principal`; none where that is everybody.
+    rollout: Option<String>,
     tools: Vec<Tool<'a>>,
     server: &'a str,
     is_up: Option<bool>,
@@ -34,6 +36,7 @@ struct Tool<'a> {
     r#match: &'a str,
     mode: &'a str,
     after_ms: u128,
+    rollout: Option<String>,
 }
 
 pub(super) fn shown(routes: &[ShownRoute]) -> Bytes {
@@ -48,6 +51,7 @@ fn of(ShownRoute { route, server, upstream }: &ShownRoute) -> Shown<'_> {
         mode: defer.mode.as_str(),
         after_ms: defer.after.as_millis(),
         ticket_ms: route.held.ticket.map(|ticket| ticket.as_millis()),
+        rollout: defer.rollout.as_ref().map(ToString::to_string),
         tools: route.tools.iter().map(|rule| tool(rule, defer)).collect(),
         server,
         is_up: health.is_up,
@@ -62,5 +66,6 @@ fn tool<'a>(rule: &'a policy::ToolRule, of_route: &policy::Defer) -> Tool<'a> {
         r#match: rule.matches.as_str(),
         mode: rule.mode.unwrap_or(of_route.mode).as_str(),
         after_ms: rule.after.unwrap_or(of_route.after).as_millis(),
+        rollout: rule.rollout.as_ref().or(of_route.rollout.as_ref()).map(ToString::to_string),
     }
 }

@@ -175,6 +175,20 @@ test('thresholds are those of the first pattern that a tool matches', async () =
   }
 });
 
+test('a rollout is told where its threshold is, and where its route is', async () => {
+  fake.state.routes[0].rollout = '50% by principal';
+  fake.state.routes[0].tools = [{ match: 'train_*', mode: 'auto', after_ms: 2_000, rollout: '25% by principal' }];
+  for (const [name, share] of [['train_all', '25%'], ['other', '50%']]) {
+    fake.state.tools = [tool(name, [[1_000_000, 9]])];
+    await visit();
+    await says('#chosen-mode', `for ${share} by principal`);
+    await says('#routes', 'for 50% by principal');
+    await says('#facts', 'would be tasks');
+    spotless();
+    if (name !== 'other') await page.close();
+  }
+});
+
 test('calls a second are the difference of what was counted', async () => {
   let at = Date.now();
   fake.before = () => {

@@ -518,7 +518,7 @@ function policyOf(routes, { route, tool }) {
   const of = routes.find(each => each.path === route);
   const rule = of?.tools?.find(each => matches(each.match, tool));
   const ms = rule?.after_ms ?? of?.after_ms ?? null;
-  return { mode: rule?.mode ?? of?.mode ?? 'auto', after: ms === null ? null : ms * 1_000 };
+  return { mode: rule?.mode ?? of?.mode ?? 'auto', after: ms === null ? null : ms * 1_000, rollout: rule?.rollout ?? of?.rollout ?? null };
 }
 
 /** How many calls took longer than that. Within a step they are taken to lie evenly on the axis. */
@@ -614,17 +614,17 @@ function drawSmall(canvas, steps, at) {
   }
 }
 
-function drawChosen(tool, { mode, after }) {
+function drawChosen(tool, { mode, after, rollout }) {
   const at = latency.whatIf ?? after;
   say($('chosen-name'), tool.tool);
-  say($('chosen-mode'), `${tool.route} · ${(MODES[mode] ?? (() => mode))(micro(after))}`);
+  say($('chosen-mode'), `${tool.route} · ${(MODES[mode] ?? (() => mode))(micro(after))}${rollout ? `, for ${rollout}` : ''}`);
   drawThreshold(tool, at, after);
   const facts = [
     ['calls', number.format(tool.calls.count)], ['p50', micro(tool.p50_us)], ['p90', micro(tool.p90_us)], ['p99', micro(tool.p99_us)],
     ['longest', micro(tool.calls.longest_us)], ['timed out', tool.timed_out], ['left by clients', tool.departed],
     ['became tasks', tool.tasks_created], ['completed', tool.tasks_completed], ['failed', tool.tasks_failed], ['cancelled', tool.tasks_cancelled]
   ];
-  if (mode === 'observe') facts.push(['would be tasks', tool.would_defer]);
+  if (mode === 'observe' || rollout) facts.push(['would be tasks', tool.would_defer]);
   drawList($('facts'), facts, ([name]) => name, ([name]) => {
     const fact = make('div');
     fact.append(make('dt', '', name), make('dd'));
@@ -810,7 +810,7 @@ function changeRoute(item, route, processes) {
   say(server, route.server);
   const after = route.after_ms === null || route.after_ms === undefined ? '' : ` after ${lasting(route.after_ms)}`;
   say(facts, [
-    `${route.mode}${after}`, route.ticket_ms ? `tickets after ${lasting(route.ticket_ms)}` : '', several(route.in_flight, 'request') + ' in flight',
+    `${route.mode}${after}`, route.rollout ? `for ${route.rollout}` : '', route.ticket_ms ? `tickets after ${lasting(route.ticket_ms)}` : '', several(route.in_flight, 'request') + ' in flight',
     several(route.sessions, 'session'), processes ? several(processes.starts, 'start') : ''
   ].filter(Boolean).join(' · '));
   drawList(running, processes?.running ?? [], ({ pid, since }) => `${pid} ${since}`, () => make('li'), (child, { pid, since, calls, caller }) =>

@@ -243,14 +243,21 @@ async fn so_many_watch_and_one_more_is_told_so() {
 async fn routes_and_the_configuration_are_shown_without_secrets() {
     let world = Setup::new()
         .top(ADMIN)
-        .route("tools: [{ match: slow_*, mode: always }]")
+        .route("tools: [{ match: slow_*, mode: always }, { match: new_*, rollout: 25% }]")
         .route("tasks: { unsolicited: [{ header: X-Key, value: very-secret }] }")
         .start()
         .await;
     let operator = stranger(&world);
     let routes = operator.json("/routes").await;
     assert_eq!((&routes[0]["path"], &routes[0]["mode"]), (&json!("/mcp"), &json!("auto")));
-    assert_eq!(routes[0]["tools"], json!([{ "match": "slow_*", "mode": "always", "after_ms": 5000 }]));
+    assert_eq!(routes[0]["rollout"], Value::Null, "it is for everybody");
+    assert_eq!(
+        routes[0]["tools"],
+        json!([
+            { "match": "slow_*", "mode": "always", "after_ms": 5000, "rollout": null },
+            { "match": "new_*", "mode": "auto", "after_ms": 5000, "rollout": "25% by principal" },
+        ])
+    );
     assert!(routes[0]["server"].as_str().is_some_and(|server| server.starts_with("http://127.0.0.1:")));
     let config = operator.json("/config").await;
     assert_eq!(config["file"], "test.yaml");
