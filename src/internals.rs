@@ -37,7 +37,7 @@ pub mod admin {
 
 pub mod config {
     pub use crate::config::{
-        Config, Environment, LogFormat, check, check_in, load, load_with, parse, schema,
+        Config, Environment, LogFormat, Store, StoreKey, check, check_in, load, load_with, parse, schema,
     };
 }
 

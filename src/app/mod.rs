@@ -388,7 +388,11 @@ fn store(store: &config::Store, quotas: &policy::Quotas) -> Result<Kept, Error> 
         config::Store::Memory => (Arc::new(Memory::bounded(bounds)), None),
         config::Store::Disk { path, key, max_bytes } => {
             let store = Disk::open(path, bounds, max_bytes.map(|bytes| bytes as u64))?;
-            let secret = Secret::new(&disk::key(path, key.as_deref())?);
+            let secret = Secret::new(&match key {
+                Some(config::StoreKey::Given(key)) => *key.expose(),
+                Some(config::StoreKey::File(file)) => disk::key(path, Some(file))?,
+                None => disk::key(path, None)?,
+            });
             (Arc::new(store), Some(secret))
         }
     })

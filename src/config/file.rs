@@ -9,7 +9,7 @@
 
 use super::{
     At, Config, DEFAULT_DRAIN, Files, Log, Ready, Settings, Store,
-    kind::{addresses, drain, key_source, log, required, store, string, text, token_source, url},
+    kind::{addresses, drain, key_place, key_source, log, required, store, string, text, token_source, url},
     limits::{limits, timeouts},
     operators::{self, operators},
     route::route,
@@ -17,7 +17,8 @@ use super::{
     section::{Section, Set, list, mapping},
     surroundings::Surroundings,
     telemetry::{telemetry, traces},
-    together, values,
+    together::{self, private_key},
+    values,
 };
 use crate::{
     front,
@@ -66,7 +67,7 @@ pub(super) fn file(s: &mut Section<'_, '_>, around: Surroundings<'_>) -> Config 
         admin,
         store: s
             .key("store", "Where tasks are kept: `memory`, where they end with the process, or a folder that outlives it, as in `{ disk: ./data }`.")
-            .or(store(around.folder), Store::Memory),
+            .or(store(around), Store::Memory),
         quotas: limits.quotas,
         state_keys: s
             .key(
@@ -109,15 +110,16 @@ pub(super) fn file(s: &mut Section<'_, '_>, around: Surroundings<'_>) -> Config 
 /// What HTTPS is served with.
 pub(super) fn tls(s: &mut Section<'_, '_>, around: Surroundings<'_>) -> Option<front::TlsPaths> {
     let cert = s.key("cert", "The certificate chain, the server's own first.").required(text());
-    let key = s.key("key", "The private key of the first certificate.").required(text());
+    let key = s.key("key", "The private key of the first certificate: its file, or `{ env: NAME }`.");
+    let key = key.required(key_place());
     for (key, unset) in [("cert", cert.is_unset()), ("key", key.is_unset())] {
         if unset && s.is_written() {
             s.wrong(s.place, format!("`tls` has no `{key}`; name a PEM file"));
         }
     }
-    let (Set::To(cert), Set::To(key)) = (cert, key) else { return None };
+    let (Set::To(cert), Some(key)) = (cert, private_key(key, around, s)) else { return None };
     let Surroundings { folder, look, .. } = around;
-    let paths = front::TlsPaths { cert: folder.join(cert.value), key: folder.join(key.value) };
+    let paths = front::TlsPaths { cert: folder.join(cert.value), key: key.value };
     if look && let Err(error) = paths.check() {
         let place = match &error {
             front::TlsError::Cert { .. } | front::TlsError::NoCert { .. } => cert.place,

@@ -2,10 +2,11 @@
 //! keys (`server`). The readers of their texts are in [`values`], which the command line uses too.
 
 use super::{
-    At, DEFAULT_DRAIN, DrainTimes, Log, LogFormat, Store,
+    At, DEFAULT_DRAIN, DrainTimes, Log, LogFormat, Store, StoreKey,
     problem::{Place, Problem, nearest},
     secret::{self, Source, TokenSource},
     section::{Kind, Report, Section, Set, leaf, list, mapping},
+    surroundings::Surroundings,
     values::{self, Invalid, show_duration, show_size},
     yaml::{Entry, Node, Scalar, Value},
 };
@@ -15,11 +16,7 @@ use crate::{
 };
 use http::Uri;
 use serde_json::{Value as Json, json};
-use std::{
-    net::SocketAddr,
-    path::{Path, PathBuf},
-    time::Duration,
-};
+use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
 /// Bytes of the folder of a store: it takes a part of this when it is empty.
 const SMALLEST_STORE: usize = 16 << 20;
@@ -163,9 +160,10 @@ pub(super) fn addresses() -> Kind<'static, Vec<At<SocketAddr>>> {
     }
 }
 
-/// Where tasks are kept. A path in the file is relative to `folder`, one on the command line to where we are.
-pub(super) fn store(folder: &Path) -> Kind<'_, Store> {
-    let disk = mapping("`store`", move |s| disk(s, folder));
+/// Where tasks are kept. A path in the file is relative to its folder, one on the command line to where we are.
+pub(super) fn store(around: Surroundings<'_>) -> Kind<'_, Store> {
+    let folder = around.folder;
+    let disk = mapping("`store`", move |s| disk(s, around));
     let Kind { schema, read, .. } = disk;
     let schema = move || {
         let word = json!({ "type": "string", "pattern": "^(memory|disk:.+)$", "examples": ["memory", "disk:./data"] });
@@ -187,7 +185,8 @@ pub(super) fn store(folder: &Path) -> Kind<'_, Store> {
     Kind { schema: Box::new(schema), show, read: Box::new(read) }
 }
 
-fn disk(s: &mut Section<'_, '_>, folder: &Path) -> Option<Store> {
+fn disk(s: &mut Section<'_, '_>, around: Surroundings<'_>) -> Option<Store> {
+    let folder = around.folder;
     let path = s
         .key(
             "disk",
@@ -197,22 +196,28 @@ fn disk(s: &mut Section<'_, '_>, folder: &Path) -> Option<Store> {
     let key = s
         .key(
             "key",
-            "The file with the key by which callers are known in the folder. Left out, it is the folder's name with `.key` \
-             behind it, and made at the first start.",
+            "The file with the key by which callers are known in the folder, or `{ env: NAME }`. Left out, it is the folder's \
+             name with `.key` behind it, and made at the first start.",
         )
-        .set(text());
+        .set(key_place());
     let max_bytes = s
         .key("max_bytes", "Bytes of the folder. Where it is full, calls stay synchronous.")
         .set(size(SMALLEST_STORE));
     if path.is_unset() {
         s.wrong(s.place, "`store` names no folder, as in `{ disk: ./data }`");
     }
-    let (path, key) = (path.given()?, key.given());
-    Some(Store::Disk {
-        path: folder.join(path),
-        key: key.map(|key| folder.join(key)),
-        max_bytes: max_bytes.given(),
-    })
+    let key = match key {
+        Set::To(At { value: Source::File(file), .. }) => Some(StoreKey::File(folder.join(file))),
+        Set::To(At { place, value: source }) => match source.key(around) {
+            Ok(key) => Some(StoreKey::Given(key)),
+            Err(Invalid(message)) => {
+                s.wrong(place, message);
+                None
+            }
+        },
+        Set::Unset | Set::Wrong => None,
+    };
+    Some(Store::Disk { path: folder.join(path.given()?), key, max_bytes: max_bytes.given() })
 }
 
 /// How long stopping takes: its limit alone, or a mapping.
@@ -403,6 +408,23 @@ pub(super) fn variable_name(text: &str) -> Result<String, Invalid> {
 /// Where a key is: never the key.
 pub(super) fn key_source() -> Kind<'static, Source> {
     elsewhere("a key", mapping("a key", |s| source(s, "the key")))
+}
+
+/// Where a key is: a file by its name alone, or a mapping that says where; never the key.
+pub(super) fn key_place() -> Kind<'static, Source> {
+    let Kind { schema, show, read } = mapping("a key", |s| source(s, "the key"));
+    let schema = move || json!({ "anyOf": [{ "type": "string" }, schema()] });
+    let read = move |node: &Node, report: &mut Report| match node.value {
+        Value::Map(_) => read(node, report),
+        _ => leaf(node, report, |text| match text {
+            "" => Err(Invalid("must not be empty".to_owned())),
+            text if secret::is_key(text) || text.contains("-----BEGIN") => {
+                Err(Invalid("must name a file that holds the key, not be the key".to_owned()))
+            }
+            text => Ok(Source::File(text.into())),
+        }),
+    };
+    Kind { schema: Box::new(schema), show, read: Box::new(read) }
 }
 
 /// The operator's token: where it is, never the token.

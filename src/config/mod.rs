@@ -117,11 +117,20 @@ pub enum Store {
     /// In a folder, for the next process, too.
     Disk {
         path: PathBuf,
-        /// The file with the store's key; `None` for the one beside the folder.
-        key: Option<PathBuf>,
+        /// The store's key; `None` for the file beside the folder.
+        key: Option<StoreKey>,
         /// Bytes of the folder; `None` for as many as the disk has.
         max_bytes: Option<usize>,
     },
+}
+
+/// Where the key of a store on disk is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum StoreKey {
+    /// In this file, which is made where there is none.
+    File(PathBuf),
+    /// At hand, since the configuration was read.
+    Given(secret::Key),
 }
 
 /// How the log is written, and what of it.

@@ -3,10 +3,11 @@
 
 use super::{
     At,
-    kind::{or_variable, source, string, text},
+    kind::{key_place, or_variable, source, string, text},
     problem::Problem,
     section::{Kind, Report, Section, Set, leaf, mapping},
     surroundings::Surroundings,
+    together::private_key,
     values::{self, Invalid},
     yaml::{Entry, Node, Scalar, Value},
 };
@@ -105,7 +106,9 @@ fn tls_of(s: &mut Section<'_, '_>, around: Surroundings<'_>) -> Option<Tls> {
         "The certificate that the server knows us by, and those that lead to its root, in a PEM file.",
     );
     let cert = cert.set(text());
-    let key = s.key("key", "The private key of that certificate, in a PEM file.").set(text());
+    let key = s
+        .key("key", "The private key of that certificate: its PEM file, or `{ env: NAME }`.")
+        .set(key_place());
     let name = s.key("server_name", "The name that the server is asked for (SNI) and that its certificate has, where that is not the URL's host.");
     let name = name.set(string(server_name));
     match (&cert, &key) {
@@ -126,9 +129,13 @@ fn tls_of(s: &mut Section<'_, '_>, around: Surroundings<'_>) -> Option<Tls> {
         Set::Unset => Ok(None),
         Set::Wrong => Err(()),
     };
-    let (Ok(ca), Ok(cert), Ok(key)) = (file(&ca), file(&cert), file(&key)) else { return None };
+    let (Ok(ca), Ok(cert)) = (file(&ca), file(&cert)) else { return None };
+    let key = match key {
+        Set::Unset => None,
+        written => Some(private_key(written, around, s)?),
+    };
     let identity = match (&cert, &key) {
-        (Some((_, cert)), Some((_, key))) => Some((cert.clone(), key.clone())),
+        (Some((_, cert)), Some(key)) => Some((cert.clone(), key.value.clone())),
         (None, None) => None,
         (Some(_), None) | (None, Some(_)) => return None,
     };
@@ -138,7 +145,7 @@ fn tls_of(s: &mut Section<'_, '_>, around: Surroundings<'_>) -> Option<Tls> {
         Set::Wrong => return None,
     };
     let path = |file: &Option<_>| file.as_ref().map(|(place, _)| *place);
-    let places = (path(&ca), path(&cert), path(&key));
+    let places = (path(&ca), path(&cert), key.map(|key| key.place));
     match Tls::read(TlsFiles { ca: ca.map(|(_, path)| path), identity, name }) {
         Ok(tls) => Some(tls),
         Err(error) => {

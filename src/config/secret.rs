@@ -5,6 +5,7 @@
 //! message about one holds any of it.
 
 use super::{surroundings::Surroundings, values::Invalid};
+use crate::front::PrivateKey;
 use base64::{
     Engine as _, alphabet,
     engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig},
@@ -120,6 +121,17 @@ impl Source {
             true => Err(Invalid(format!("{} has a NUL in it", self.within(around)))),
             false => Ok(text),
         }
+    }
+
+    /// Where the private key of a certificate is. A file is read when it is needed.
+    ///
+    /// # Errors
+    /// Says which variable is not set.
+    pub(super) fn private_key(&self, around: Surroundings<'_>) -> Result<PrivateKey, Invalid> {
+        Ok(match self.within(around) {
+            Self::File(path) => PrivateKey::File(path),
+            env @ Self::Env(_) => PrivateKey::given(env.text(around)?, env.to_string()),
+        })
     }
 
     fn text(&self, around: Surroundings<'_>) -> Result<String, Invalid> {

@@ -13,7 +13,11 @@ use super::{
     surroundings::Surroundings,
     values::{Invalid, show_duration, show_size},
 };
-use crate::{admin, front, policy, upstream};
+use crate::{
+    admin,
+    front::{self, PrivateKey},
+    policy, upstream,
+};
 use http::Uri;
 use std::{net::SocketAddr, time::Duration};
 
@@ -137,6 +141,22 @@ pub(super) fn keys(
         }
     }
     keys.into_iter().map(|key| key.value).collect()
+}
+
+/// Where the private key of a certificate is.
+pub(super) fn private_key(
+    written: Set<Source>,
+    around: Surroundings<'_>,
+    s: &mut Section<'_, '_>,
+) -> Option<At<PrivateKey>> {
+    let Set::To(At { place, value: source }) = written else { return None };
+    match source.private_key(around) {
+        Ok(key) => Some(At::new(place, key)),
+        Err(Invalid(message)) => {
+            s.wrong(place, message);
+            None
+        }
+    }
 }
 
 /// Reads the tokens of clients. Each that is wrong is a problem of its own.

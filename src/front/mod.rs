@@ -72,6 +72,7 @@ use std::{
 use tokio::task::JoinHandle;
 
 use self::rest::Guests;
+pub use crate::runtime::PrivateKey;
 pub use receive::SMALL_BODY;
 pub use renewal::Renew;
 pub use stack::serve;

@@ -1,8 +1,9 @@
 //! Certificates.
 
+use crate::runtime::{PrivateKey, read_pem};
 use rustls::{ServerConfig, crypto::ring};
 use rustls_pki_types::{
-    CertificateDer, PrivateKeyDer,
+    CertificateDer,
     pem::{self, PemObject},
 };
 use std::{
@@ -11,26 +12,26 @@ use std::{
 };
 use tokio_rustls::TlsAcceptor;
 
-/// The files TLS needs, both PEM.
+/// What TLS is served with, in PEM.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TlsPaths {
     /// The certificate, followed by those that lead to its root.
     pub cert: PathBuf,
-    /// Its private key: PKCS #8, PKCS #1 or SEC 1, not encrypted.
-    pub key: PathBuf,
+    /// Its private key.
+    pub key: PrivateKey,
 }
 
 /// Why TLS cannot be served.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
-    #[error("cannot read certificates from {path} (tls.cert): {source}")]
-    Cert { path: PathBuf, source: pem::Error },
+    #[error("cannot read certificates from {path} (tls.cert): {why}")]
+    Cert { path: PathBuf, why: String },
     #[error("{path} (tls.cert) holds no certificate")]
     NoCert { path: PathBuf },
-    #[error("cannot read a private key from {path} (tls.key): {source}")]
-    Key { path: PathBuf, source: pem::Error },
+    #[error("cannot read a private key from {key} (tls.key): {why}")]
+    Key { key: PrivateKey, why: String },
     #[error("{cert} (tls.cert) and {key} (tls.key) cannot be used together: {source}")]
-    Pair { cert: PathBuf, key: PathBuf, source: rustls::Error },
+    Pair { cert: PathBuf, key: PrivateKey, source: rustls::Error },
 }
 
 // === impl TlsPaths ===
@@ -51,8 +52,7 @@ impl TlsPaths {
 /// [`TlsError`] names the file and what is wrong with it.
 pub fn acceptor(paths: &TlsPaths, protocols: &[&[u8]]) -> Result<TlsAcceptor, TlsError> {
     let chain = certificates(&paths.cert)?;
-    let key = PrivateKeyDer::from_pem_file(&paths.key)
-        .map_err(|source| TlsError::Key { path: paths.key.clone(), source })?;
+    let key = paths.key.read().map_err(|why| TlsError::Key { key: paths.key.clone(), why })?;
     let pair = |source| TlsError::Pair { cert: paths.cert.clone(), key: paths.key.clone(), source };
     let mut config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
         .with_safe_default_protocol_versions()
@@ -65,9 +65,10 @@ pub fn acceptor(paths: &TlsPaths, protocols: &[&[u8]]) -> Result<TlsAcceptor, Tl
 }
 
 fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
-    let unread = |source| TlsError::Cert { path: path.to_owned(), source };
-    let chain: Vec<_> =
-        CertificateDer::pem_file_iter(path).map_err(unread)?.collect::<Result<_, _>>().map_err(unread)?;
+    let unread = |why| TlsError::Cert { path: path.to_owned(), why };
+    let bytes = read_pem(path).map_err(unread)?;
+    let found: Result<Vec<_>, pem::Error> = CertificateDer::pem_slice_iter(&bytes).collect();
+    let chain = found.map_err(|error| unread(error.to_string()))?;
     if chain.is_empty() {
         return Err(TlsError::NoCert { path: path.to_owned() });
     }

@@ -8,6 +8,7 @@ mod entropy;
 mod live;
 mod net;
 pub mod notify;
+mod private_key;
 mod room;
 mod turns;
 
@@ -17,6 +18,7 @@ pub use drain::{Drain, Stopping, Work};
 pub use entropy::random;
 pub use live::{Live, resize};
 pub use net::{Connector, Listener, Net, Pipes, Stream, is_out_of_descriptors};
+pub use private_key::{PrivateKey, read_pem};
 pub use room::{Place, Relieve, Room};
 #[cfg(test)]
 pub use turns::try_orders;

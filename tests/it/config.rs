@@ -1,5 +1,6 @@
 //! The configuration file: what it means, and what is said of one that is wrong.
 
+mod keys;
 mod reach;
 mod variables;
 
@@ -446,7 +447,7 @@ fn the_folder_of_a_store_is_relative_to_the_file() {
     assert_eq!(store("memory"), "Memory");
     assert_eq!(
         store("{ disk: data, key: k }"),
-        r#"Disk { path: "etc/data", key: Some("etc/k"), max_bytes: None }"#
+        r#"Disk { path: "etc/data", key: Some(File("etc/k")), max_bytes: None }"#
     );
     assert_eq!(store("disk:/data"), r#"Disk { path: "/data", key: None, max_bytes: None }"#);
     assert_eq!(store("'disk:./data'"), r#"Disk { path: "etc/./data", key: None, max_bytes: None }"#);

@@ -68,7 +68,7 @@ async fn every_sample_starts() {
         let of_operators = config.admin.as_mut().and_then(|admin| admin.tls.as_mut());
         for tls in config.front.tls.as_mut().into_iter().chain(of_operators) {
             let files = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/front");
-            (tls.cert, tls.key) = (files.join("cert.pem"), files.join("key.pem"));
+            (tls.cert, tls.key) = (files.join("cert.pem"), files.join("key.pem").into());
         }
         let running = app::start(config).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
         assert!(!running.addresses.is_empty());

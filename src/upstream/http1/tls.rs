@@ -7,15 +7,16 @@ use rustls_pki_types::{
     pem::{self, PemObject},
 };
 use std::{
-    fmt,
-    fs::File,
-    io::{self, Read},
+    fmt, io,
     path::{Path, PathBuf},
     sync::Arc,
 };
 use tokio_rustls::TlsConnector;
 
-use crate::upstream::NotStarted;
+use crate::{
+    runtime::{PrivateKey, read_pem},
+    upstream::NotStarted,
+};
 
 /// What is particular about TLS with one server. Two are the same where what they hold is.
 #[derive(Default, PartialEq, Eq)]
@@ -35,12 +36,12 @@ struct Certified {
     key: PrivateKeyDer<'static>,
 }
 
-/// Where that is: PEM files, each of at most 1 MiB.
+/// Where that is, in PEM.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TlsFiles {
     pub ca: Option<PathBuf>,
-    /// The certificate and its private key: PKCS #8, PKCS #1 or SEC 1, not encrypted.
-    pub identity: Option<(PathBuf, PathBuf)>,
+    /// The certificate and its private key.
+    pub identity: Option<(PathBuf, PrivateKey)>,
     pub name: Option<ServerName<'static>>,
 }
 
@@ -51,10 +52,10 @@ pub enum TlsError {
     Authorities { path: PathBuf, why: String },
     #[error("no certificate can be read from {path} (tls.cert): {why}")]
     Certificate { path: PathBuf, why: String },
-    #[error("no private key can be read from {path} (tls.key): {why}")]
-    Key { path: PathBuf, why: String },
+    #[error("no private key can be read from {key} (tls.key): {why}")]
+    Key { key: PrivateKey, why: String },
     #[error("{cert} (tls.cert) and {key} (tls.key) cannot be used together: {source}")]
-    Pair { cert: PathBuf, key: PathBuf, source: rustls::Error },
+    Pair { cert: PathBuf, key: PrivateKey, source: rustls::Error },
 }
 
 /// Speaks TLS on connections to one server.
@@ -63,9 +64,6 @@ pub(super) struct Secure {
     pub(super) connector: TlsConnector,
     pub(super) name: ServerName<'static>,
 }
-
-/// Bytes of a file with certificates: those of all public authorities are a fifth of it.
-const MAX_PEM: u64 = 1 << 20;
 
 /// What speaks TLS with the server at this URL; `None` for one that is spoken to without.
 ///
@@ -168,14 +166,10 @@ fn authorities(path: PathBuf) -> Result<Vec<CertificateDer<'static>>, TlsError> 
     }
 }
 
-fn certified(cert: PathBuf, key: PathBuf) -> Result<Certified, TlsError> {
+fn certified(cert: PathBuf, key: PrivateKey) -> Result<Certified, TlsError> {
     let chain = certificates(&cert).map_err(|why| TlsError::Certificate { path: cert.clone(), why })?;
-    let unread = |why| TlsError::Key { path: key.clone(), why };
-    let bytes = bytes(&key).map_err(unread)?;
-    let certified = Certified {
-        chain,
-        key: PrivateKeyDer::from_pem_slice(&bytes).map_err(|error| unread(error.to_string()))?,
-    };
+    let read = key.read().map_err(|why| TlsError::Key { key: key.clone(), why })?;
+    let certified = Certified { chain, key: read };
     match client(RootCertStore::empty(), Some(&certified)) {
         Ok(_) => Ok(certified),
         Err(source) => Err(TlsError::Pair { cert, key, source }),
@@ -183,22 +177,12 @@ fn certified(cert: PathBuf, key: PathBuf) -> Result<Certified, TlsError> {
 }
 
 fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
-    let bytes = bytes(path)?;
+    let bytes = read_pem(path)?;
     let found: Result<Vec<_>, pem::Error> = CertificateDer::pem_slice_iter(&bytes).collect();
     match found {
         Ok(found) if found.is_empty() => Err("it holds none".to_owned()),
         Ok(found) => Ok(found),
         Err(error) => Err(error.to_string()),
-    }
-}
-
-fn bytes(path: &Path) -> Result<Vec<u8>, String> {
-    let mut bytes = Vec::new();
-    let file = File::open(path).map_err(|error| error.to_string())?;
-    let read = file.take(MAX_PEM + 1).read_to_end(&mut bytes).map_err(|error| error.to_string())?;
-    match read as u64 > MAX_PEM {
-        true => Err(format!("it is longer than {MAX_PEM} bytes")),
-        false => Ok(bytes),
     }
 }
 

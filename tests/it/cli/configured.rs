@@ -1,6 +1,11 @@
-//! A configuration from the standard input, with variables of the environment in it.
+//! A configuration from the standard input, with variables of the environment in it; and what they say by themselves.
 
 use super::{interrupt, text};
+use crate::support::{
+    clients::Client,
+    connect_proxy::ConnectProxy,
+    servers::{LegacyServer, Options},
+};
 use std::{
     io::{BufRead, BufReader, Read, Write},
     net::TcpStream,
@@ -85,4 +90,31 @@ drain: ${DEFERRAL_TEST_KEY}
     assert!(said[1].starts_with("<stdin>:3:8: `${DEFERRAL_TEST_KEY}` is not a duration; "), "{said:?}");
     assert!(said[2].starts_with("<stdin>: no route; add one"), "{said:?}");
     assert!(said.len() == 3 && !text(&checked.stderr).contains(KEY), "{said:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn servers_are_reached_by_the_proxy_that_the_environment_names() {
+    let server =
+        LegacyServer::start(Options { tools: Some(serde_json::json!([])), ..Options::default() }).await;
+    let proxy = ConnectProxy::start(Ok(server.addr())).await;
+    let mut child = Command::new(env!("CARGO_BIN_EXE_deferral"))
+        .args(["--listen", "127.0.0.1:0", "--admin", "off", "--upstream", "http://tools.invalid/mcp"])
+        .env_remove("NO_PROXY")
+        .env_remove("no_proxy")
+        .env("HTTP_PROXY", format!("http://{}", proxy.addr))
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("the program starts");
+    let mut said = String::new();
+    BufReader::new(child.stdout.as_mut().expect("it is piped")).read_line(&mut said).expect("a line");
+    let addr = said.trim().trim_start_matches("listening on http://").trim_end_matches("/mcp");
+    let waiting = Client::new(addr.parse().expect("an address")).call("t").await;
+    server.call().await.says("through the proxy");
+    assert_eq!(waiting.answer().await.text(), "through the proxy");
+    let asked = proxy.asked();
+    assert!(!asked.is_empty(), "it was asked");
+    assert!(asked.iter().all(|head| head.starts_with("CONNECT tools.invalid:80 HTTP/1.1\r\n")), "{asked:?}");
+    interrupt(&child);
+    assert_eq!(child.wait().expect("it ends").code(), Some(0));
 }

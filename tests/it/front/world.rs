@@ -309,7 +309,7 @@ impl World {
 
 pub(crate) fn tls_paths() -> TlsPaths {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/front");
-    TlsPaths { cert: folder.join("cert.pem"), key: folder.join("key.pem") }
+    TlsPaths { cert: folder.join("cert.pem"), key: folder.join("key.pem").into() }
 }
 
 // === impl Client ===

@@ -360,7 +360,7 @@ pub(super) const BOUNDS: &[(&str, Held)] = &[
     ("telemetry/log.rs PATIENCE", Not("a wait of a line, which holds up nobody")),
     ("telemetry/line.rs VALUE", By("of_a_long_value_the_beginning_is_written")),
     (
-        "upstream/http1/tls.rs MAX_PEM",
+        "runtime/private_key.rs MAX_PEM",
         By("what_is_particular_about_tls_is_read_and_what_is_wrong_is_named_by_its_place"),
     ),
     ("config/mod.rs MAX_FILE", By("a_configuration_without_end_or_bottom_is_refused")),

@@ -156,7 +156,7 @@ async fn a_server_that_knows_its_clients_by_their_certificates_serves_ours_and_n
                 config.tls = tls(|files| {
                     files.ca = Some(file("house-authority.pem"));
                     files.name = name("tools.house.example");
-                    files.identity = identity.map(|(cert, key)| (file(cert), file(key)));
+                    files.identity = identity.map(|(cert, key)| (file(cert), file(key).into()));
                 });
             }
         };
@@ -179,7 +179,7 @@ fn what_is_particular_about_tls_is_compared_by_what_the_files_hold_and_not_shown
     let ours = |cert: &str, key: &str| {
         Tls::read(TlsFiles {
             ca: Some(file("authority.pem")),
-            identity: Some((file(cert), file(key))),
+            identity: Some((file(cert), file(key).into())),
             name: None,
         })
     };
@@ -190,7 +190,7 @@ fn what_is_particular_about_tls_is_compared_by_what_the_files_hold_and_not_shown
     }
     let copied = Tls::read(TlsFiles {
         ca: Some(file("authority.pem")),
-        identity: Some((folder.path().join("client.pem"), folder.path().join("client-key.pem"))),
+        identity: Some((folder.path().join("client.pem"), folder.path().join("client-key.pem").into())),
         name: None,
     });
     assert!(copied.expect("they fit") == read);
