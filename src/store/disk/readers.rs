@@ -172,25 +172,52 @@ pub(super) fn recent(
     below: Option<u64>,
     limit: usize,
 ) -> Result<Vec<(u64, Arc<Record>)>, StoreError> {
-    let failed = |error| unavailable(folder, &error);
-    let mut statement = connection.prepare_cached(if is_ended { ENDED } else { LIVE }).map_err(failed)?;
     let below = below.map_or(i64::MAX, |below| i64::try_from(below).unwrap_or(i64::MAX));
-    let mut rows = statement.query(params![below]).map_err(failed)?;
+    let found = if is_ended { ended(connection, below, limit) } else { live(connection, below, limit) };
+    found.map_err(|error| unavailable(folder, &error))
+}
+
+type Numbered = (u64, Arc<Record>);
+
+fn ended(connection: &Connection, below: i64, limit: usize) -> rusqlite::Result<Vec<Numbered>> {
+    let mut statement = connection.prepare_cached(ENDED)?;
+    let mut rows = statement.query(params![below])?;
     let mut found = Vec::new();
     while found.len() < limit
-        && let Some(row) = rows.next().map_err(failed)?
+        && let Some(row) = rows.next()?
     {
-        let columns = columns(row).map_err(failed)?;
-        let record = match row.get::<_, Option<Vec<u8>>>(4).map_err(failed)? {
-            Some(body) => columns.record(body.into()),
-            None => columns.listed(),
-        };
-        if let Ok(record) = record {
-            let number: i64 = row.get(5).map_err(failed)?;
-            found.push((number.cast_unsigned(), Arc::new(record)));
+        found.extend(numbered(row)?);
+    }
+    Ok(found)
+}
+
+/// Of all that are at work the index is read, which has their numbers, and of those that are wanted alone the rows: a
+/// page that is open asks each second.
+fn live(connection: &Connection, below: i64, limit: usize) -> rusqlite::Result<Vec<Numbered>> {
+    let mut numbers = connection.prepare_cached(OPEN)?;
+    let mut numbers = numbers.query(params![below])?;
+    let mut statement = connection.prepare_cached(LIVE)?;
+    let mut found = Vec::new();
+    while found.len() < limit
+        && let Some(number) = numbers.next()?
+    {
+        let mut rows = statement.query(params![number.get::<_, i64>(0)?])?;
+        if let Some(row) = rows.next()? {
+            found.extend(numbered(row)?);
         }
     }
     Ok(found)
+}
+
+/// The record in a row, unless it cannot be read.
+fn numbered(row: &rusqlite::Row<'_>) -> rusqlite::Result<Option<Numbered>> {
+    let columns = columns(row)?;
+    let record = match row.get::<_, Option<Vec<u8>>>(4)? {
+        Some(body) => columns.record(body.into()),
+        None => columns.listed(),
+    };
+    let number: i64 = row.get(5)?;
+    Ok(record.ok().map(|record| (number.cast_unsigned(), Arc::new(record))))
 }
 
 fn columns<'a>(row: &'a rusqlite::Row<'_>) -> rusqlite::Result<Columns<'a>> {
@@ -223,9 +250,9 @@ const DUE_ELSEWHERE: &str = "SELECT due, id, state FROM tasks WHERE open AND nod
     UNION ALL SELECT due, id, state FROM tasks WHERE open AND node > ?3 AND due <= ?1 ORDER BY due LIMIT ?2";
 const LIST: &str = "SELECT id, owner, created, head, CASE state WHEN 'input_required' THEN body END \
     FROM tasks WHERE owner = ?1 AND (created, id) > (?2, ?3) ORDER BY created, id";
-/// By the index of those that are open, of which all are looked at: others are many more.
+/// From the index of those that are open alone, of which all are looked at: others are many more.
+const OPEN: &str = "SELECT number FROM tasks INDEXED BY open WHERE open AND number < ?1 ORDER BY number DESC";
 const LIVE: &str = "SELECT id, owner, created, head, CASE state WHEN 'input_required' THEN body END, number \
-    FROM tasks INDEXED BY open WHERE open AND state IN ('working', 'input_required') AND number < ?1 \
-    ORDER BY number DESC";
+    FROM tasks WHERE number = ?1 AND state IN ('working', 'input_required')";
 const ENDED: &str = "SELECT id, owner, created, head, NULL, number FROM tasks NOT INDEXED \
     WHERE number < ?1 AND state NOT IN ('working', 'input_required') ORDER BY number DESC";
