@@ -72,6 +72,8 @@ export class Fake {
   isExposed = false;
   cancelled = [];
   asked = [];
+  /** What `/tasks/NAME` says beside what the list does. */
+  story = { cause: null, life: [] };
   /** How often the state was told. */
   told = 0;
   #streams = new Set();
@@ -119,6 +121,9 @@ export class Fake {
       this.state.tasks.counts = counts(this.state.tasks.tasks);
       return json(200, found);
     }
+    const one = /^\/tasks\/(\w+)$/.exec(pathname);
+    const story = one && this.state.tasks.tasks.find(each => each.task === one[1]);
+    if (story) return json(200, { ...story, ...this.story });
     json(404, { error: 'nothing is served there' });
   }
 

@@ -81,6 +81,28 @@ test('what strangers call things stays text', async () => {
   spotless();
 });
 
+test('a row that is opened tells how it became a task, and what has become of it since', async () => {
+  const one = task('0123456789ab', { age_ms: 61_000 });
+  const at = ms => new Date(Date.parse(one.created) + ms).toISOString();
+  fake.story = {
+    cause: { by: 'threshold', mode: 'auto', after_ms: 5_000, rule: 'export_*', rollout: '25% by principal' },
+    life: [{ what: 'progressed', at: at(2_000), until: at(9_000), times: 3 }, { what: 'asked', at: at(30_000), until: at(30_000), times: 1 }]
+  };
+  await visit();
+  tell([one]);
+  await says('#rows', 'export_report');
+  assert.ok(!fake.asked.includes('GET /tasks/0123456789ab'), 'nobody has opened it');
+  await row('0123456789ab').locator('summary').click();
+  await says('#rows .cause', 'a task because it ran for 5 s, rule export_*, rollout 25% by principal');
+  await says('#rows .life', 'after 2 s: progressed, 3 times');
+  await says('#rows .life', 'after 30 s: asked');
+  fake.story.life.push({ what: EVIL, at: at(40_000), until: at(40_000), times: 1 });
+  one.status = 'completed';
+  await says('#rows .life', `after 40 s: ${EVIL.replaceAll('_', ' ')}`);
+  assert.equal(fake.asked.filter(each => each === 'GET /tasks/0123456789ab').length, 2, 'once, and once it has changed');
+  spotless();
+});
+
 test('the token goes from the address into the tab, and a cancel is asked about, and told', async () => {
   tell([task('0123456789ab'), task('ba9876543210')]);
   await visit({}, `#token=${TOKEN}`);

@@ -406,7 +406,35 @@ function drawTasks(state) {
 function createRow() {
   const row = $('row').content.firstElementChild.cloneNode(true);
   row.parts = Object.fromEntries([...row.querySelectorAll('[class]')].map(each => [each.classList[0], each]));
+  const { story } = row.parts;
+  story.addEventListener('toggle', () => story.open && tellStory(row));
   return row;
+}
+
+const CAUSES = {
+  threshold: ({ after_ms: after }) => `it ran for ${lasting(after)}`, mode: ({ mode }) => `mode ${mode}`, request: () => 'its client asked for a task',
+  ticket: () => 'it ran for as long as a client without tasks waits', departure: () => 'its client left', stop: () => 'the proxy was told to stop'
+};
+
+/** How it became a task, and what has become of it since. Asked for where somebody opens it, as no event tells it. */
+async function tellStory(row) {
+  const { cause, life } = row.parts;
+  const handle = row.dataset.task;
+  row.told = `${handle} ${row.dataset.updated}`;
+  try {
+    const response = await fetch(`/tasks/${encodeURIComponent(handle)}`, { headers: authorized(), cache: 'no-store' });
+    if (!response.ok) throw new Error(await problem(response));
+    const task = await response.json();
+    const by = task.cause && [(CAUSES[task.cause.by] ?? (() => task.cause.by))(task.cause), task.cause.rule && `rule ${task.cause.rule}`, task.cause.rollout && `rollout ${task.cause.rollout}`];
+    say(cause, by ? `a task because ${by.filter(Boolean).join(', ')}` : 'how it became a task is not known');
+    const began = Date.parse(task.created);
+    const lines = (task.life ?? []).map(({ what, at, times }) =>
+      `after ${lasting(Math.max(0, Date.parse(at) - began))}: ${what.replaceAll('_', ' ')}${times > 1 ? `, ${number.format(times)} times` : ''}`);
+    life.replaceChildren(...lines.map(line => make('li', '', line)));
+  } catch (error) {
+    say(cause, `not to be had: ${error.message}`);
+    life.replaceChildren();
+  }
 }
 
 function changeRow(row, task, since) {
@@ -414,6 +442,8 @@ function changeRow(row, task, since) {
   const live = isLive(task);
   row.classList.toggle('is-ended', !live);
   row.dataset.task = task.task;
+  row.dataset.updated = `${task.status} ${task.updated}`;
+  if (row.parts.story.open && row.told !== `${task.task} ${row.dataset.updated}`) tellStory(row);
   say(name, task.tool);
   set(name, 'title', task.tool);
   say(where, `${task.route} · ${task.task}`);
