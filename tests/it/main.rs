@@ -5,6 +5,7 @@ mod cli;
 mod config;
 mod deploy;
 mod disk;
+mod docs;
 mod exchange;
 mod front;
 mod fuzz;

@@ -1,0 +1,262 @@
+//! Every command that the pages show is run: against a proxy with a folder for its tasks, in front of the demo's server.
+
+use super::{Block, all_blocks, root};
+use crate::cli::interrupt;
+use std::{
+    fs::{self, File},
+    io::{BufRead, BufReader, Read, Write},
+    path::{Path, PathBuf},
+    process::{Child, Command, Output, Stdio},
+    sync::mpsc,
+    thread,
+};
+
+/// Programs of others, and what runs them, or reads what they are told, in their place.
+const ELSEWHERE: [(&str, &str); 14] = [
+    ("./scripts/test", ".ci/run"),
+    ("cargo", ".ci/run"),
+    ("scripts/release", "scripts/test"),
+    ("systemctl", "tests/deploy/service.py"),
+    ("docker", "tests/deploy/image.py"),
+    ("kubectl", "tests/deploy/manifests.py"),
+    ("npx", "tests/deploy/packages.py"),
+    ("uvx", "tests/deploy/packages.py"),
+    ("apt", "tests/deploy/packages.py"),
+    ("openssl", "tests/deploy/image.py"),
+    ("curl", "tests/it/operators/mod.rs"),
+    // What people type into a client of theirs is a line of its own manual; nothing of it is ours.
+    ("claude", "docs/clients.md"),
+    ("codex", "docs/clients.md"),
+    ("gemini", "docs/clients.md"),
+];
+
+/// What runs while a command is tried.
+struct World {
+    folder: tempfile::TempDir,
+    demo: Child,
+    proxy: Child,
+    server: String,
+    url: String,
+    admin: String,
+    token: String,
+}
+
+impl World {
+    fn start() -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        fs::copy(root().join("config/minimal.yaml"), folder.path().join("deferral.yaml"))
+            .expect("it is there");
+        fs::write(folder.path().join("operator.token"), "").expect("it can be written");
+        let mut demo = program(folder.path(), &["demo", "--listen", "127.0.0.1:0"])
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("it starts");
+        let server = said(&mut demo, "A legacy server ");
+        let server = server.rsplit(' ').next().expect("a URL").to_owned();
+        let log = folder.path().join("deferral.log");
+        let words = [
+            "--upstream",
+            &server,
+            "--listen",
+            "127.0.0.1:0",
+            "--admin",
+            "127.0.0.1:0",
+            "--after",
+            "100ms",
+            "--store",
+            "disk:./tasks",
+        ];
+        let mut proxy = program(folder.path(), &words)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("it starts");
+        let url = said(&mut proxy, "listening on ").trim_start_matches("listening on ").to_owned();
+        let link = written(proxy.stderr.take().expect("it is piped"), log);
+        let (admin, token) = link.split_once("/#token=").expect("a link");
+        fs::write(folder.path().join("operator.token"), token).expect("it can be written");
+        let (admin, token) = (admin.to_owned(), token.to_owned());
+        Self { folder, demo, proxy, server, url, admin, token }
+    }
+
+    /// The same command, told to this world.
+    fn told(&self, command: &str) -> Vec<String> {
+        let mut command = command
+            .replace("http://127.0.0.1:9000/mcp", &self.server)
+            .replace("http://127.0.0.1:8808/mcp", &self.url);
+        if command.contains("TASK") {
+            command = command.replace("TASK", &self.task());
+        }
+        let mut words = words(&command);
+        let asks_operators = ["tasks", "explain", "report", "ready"].contains(&words[0].as_str());
+        if asks_operators && !command.contains(".log") {
+            words.extend(["--admin".to_owned(), self.admin.clone()]);
+        }
+        words
+    }
+
+    /// A task at work, by its handle.
+    fn task(&self) -> String {
+        let mut caller = program(self.folder.path(), &["call", &self.url, "report", r#"{"seconds": 60}"#])
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("it starts");
+        // It says so once it is one.
+        let stderr = caller.stderr.as_mut().expect("it is piped");
+        BufReader::new(stderr)
+            .lines()
+            .map(|line| line.expect("text"))
+            .find(|line| line.contains("task"))
+            .expect("it is a task");
+        let listed = self.run(&["tasks", "list", "--json", "--admin", &self.admin]);
+        // Killed, not interrupted: that would cancel it.
+        caller.kill().expect("it runs");
+        caller.wait().expect("it ends");
+        let listed: serde_json::Value = serde_json::from_slice(&listed.stdout).expect("it is JSON");
+        listed["tasks"][0]["task"].as_str().expect("one is at work").to_owned()
+    }
+
+    fn run(&self, words: &[&str]) -> Output {
+        program(self.folder.path(), words).env("DEFERRAL_ADMIN_TOKEN", &self.token).output().expect("it runs")
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        for child in [&mut self.proxy, &mut self.demo] {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+/// The operators' link that a log begins with; all of it goes to this file.
+fn written(log: impl Read + Send + 'static, file: PathBuf) -> String {
+    let (told, link) = mpsc::channel();
+    let mut file = File::create(file).expect("it can be made");
+    thread::spawn(move || {
+        for line in BufReader::new(log).lines().map_while(Result::ok) {
+            writeln!(file, "{line}").expect("it can be written");
+            if let Some(link) = line.strip_prefix("for operators: ") {
+                let _ = told.send(link.to_owned());
+            }
+        }
+    });
+    link.recv().expect("it is told")
+}
+
+fn program(folder: &Path, words: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_deferral"));
+    command.args(words).current_dir(folder).stdin(Stdio::null());
+    command
+}
+
+/// The line that begins like this.
+fn said(child: &mut Child, beginning: &str) -> String {
+    let lines = BufReader::new(child.stdout.as_mut().expect("it is piped")).lines();
+    let mut lines = lines.map(|line| line.expect("text"));
+    lines.find(|line| line.starts_with(beginning)).unwrap_or_else(|| panic!("it does not say {beginning:?}"))
+}
+
+/// As a shell takes a line apart that has nothing but words and quotes.
+fn words(line: &str) -> Vec<String> {
+    let (mut words, mut word, mut quote) = (Vec::new(), None::<String>, None);
+    for char in line.chars() {
+        match (quote, char) {
+            (Some(end), char) if char == end => quote = None,
+            (None, '\'' | '"') => {
+                quote = Some(char);
+                word.get_or_insert_default();
+            }
+            (None, ' ') => words.extend(word.take()),
+            (_, char) => word.get_or_insert_default().push(char),
+        }
+    }
+    words.extend(word);
+    words
+}
+
+/// The commands of a block, each in one line, without what a shell does with them.
+fn commands(block: &Block) -> Vec<String> {
+    let joined = block.text.replace("\\\n", " ");
+    let lines = joined.lines().filter_map(|line| line.strip_prefix("$ "));
+    lines.map(|line| line.split("  #").next().expect("a part").trim().to_owned()).collect()
+}
+
+/// Serves until it is told to stop, on free ports.
+fn serves(world: &World, words: &[String]) {
+    let (own, server): (&[String], &[String]) = match words.iter().position(|word| word == "--") {
+        Some(at) => words.split_at(at),
+        None => (words, &[]),
+    };
+    let mut own = own.to_vec();
+    for flag in ["--listen", "--admin"] {
+        let free = "127.0.0.1:0".to_owned();
+        match own.iter().position(|word| word == flag) {
+            Some(at) => own[at + 1] = free,
+            None => own.extend([flag.to_owned(), free]),
+        }
+    }
+    own.extend_from_slice(server);
+    let all: Vec<_> = own.iter().map(String::as_str).collect();
+    // A store that nobody else has.
+    let folder = tempfile::tempdir().expect("a folder");
+    fs::copy(world.folder.path().join("deferral.yaml"), folder.path().join("deferral.yaml"))
+        .expect("it is there");
+    let mut child = program(folder.path(), &all)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("it starts");
+    said(&mut child, "listening on ");
+    interrupt(&child);
+    assert_eq!(child.wait().expect("it ends").code(), Some(0), "{all:?}");
+}
+
+fn is_ours(command: &str) -> Option<&str> {
+    let command = command.strip_prefix("source <(").map_or(command, |inner| inner.trim_end_matches(')'));
+    command.strip_prefix("deferral ").map(|rest| rest.split(" | ").next().expect("a part"))
+}
+
+#[test]
+fn commands_of_others_are_known_and_run_elsewhere() {
+    for block in all_blocks(&["console"]) {
+        for command in commands(&block) {
+            if is_ours(&command).is_some() {
+                continue;
+            }
+            let name = command.split(' ').next().expect("a word");
+            let known = ELSEWHERE.iter().find(|(program, _)| *program == name);
+            let (_, by) = known
+                .unwrap_or_else(|| panic!("{}:{}: `{command}` is run by no test", block.page, block.line));
+            assert!(root().join(by).exists(), "{by} is not there");
+        }
+    }
+}
+
+#[test]
+fn every_command_of_ours_runs() {
+    let world = World::start();
+    let mut ran = 0;
+    for block in all_blocks(&["console"]) {
+        for command in commands(&block) {
+            let Some(ours) = is_ours(&command) else { continue };
+            ran += 1;
+            let told = world.told(ours);
+            if told[0].starts_with("--") {
+                serves(&world, &told);
+                continue;
+            }
+            if told[0] == "demo" {
+                // It serves the others.
+                continue;
+            }
+            let all: Vec<_> = told.iter().map(String::as_str).collect();
+            let output = world.run(&all);
+            let said = String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.success(), "{}:{}: `{command}`: {said}", block.page, block.line);
+        }
+    }
+    assert!(ran > 20, "there are {ran}");
+}

@@ -1,0 +1,123 @@
+//! `docs/configuration.md`: every key, as the declarations that read it have it. `UPDATE_EXPECT=1` writes it anew.
+
+use super::root;
+use deferral::internals::config;
+use serde_json::Value;
+use std::fmt::Write;
+
+const INTRODUCTION: &str = "\
+# Configuration
+
+Every key of the file, as `deferral check --schema` has it for editors. `deferral check FILE` says all that is wrong with a file, each with its
+line and column. Samples are in [`config/`](../config). Flags of the command line override the file.
+
+| it says | what is written |
+|---|---|
+| duration | a number and a unit, or several: `250ms`, `5s`, `1h30m`, `2d` |
+| size | bytes, or with a unit: `64KiB`, `10MB`, `1GiB` |
+| share | per cent: `25%`, `0.5%` |
+| secret | `{ file: PATH }` or `{ env: NAME }`: where it is, never the secret itself |
+
+In any value `${NAME}` is a variable of the environment, and `${NAME:-default}` has a default. Relative paths begin in the folder of the file.
+**Bold** keys must be there.
+";
+
+const DURATION: &str = "ms|s|m|h|d";
+const SIZE: &str = "GiB|MiB";
+/// What a variable may stand for is said once.
+const VARIABLE: &str = r"\$\{";
+
+/// The mapping among what a value may be, and where its keys are: `name`, `name[]`, `name.*`.
+fn mapping(schema: &Value, name: &str) -> Option<(String, Value)> {
+    if schema["properties"].is_object() {
+        return (!is_secret(schema)).then(|| (name.to_owned(), schema.clone()));
+    }
+    let choices = schema["anyOf"].as_array().into_iter().flatten().find_map(|choice| mapping(choice, name));
+    choices.or_else(|| mapping(schema.get("items")?, &format!("{name}[]")))
+}
+
+/// `{ file }` or `{ env }`, and nothing else.
+fn is_secret(schema: &Value) -> bool {
+    let keys: Vec<_> =
+        schema["properties"].as_object().into_iter().flatten().map(|(key, _)| key.as_str()).collect();
+    keys == ["env", "file"]
+}
+
+/// What may be written, in words.
+fn kinds(schema: &Value) -> Vec<String> {
+    let one = |word: &str| vec![word.to_owned()];
+    if let Some(choices) = schema["anyOf"].as_array() {
+        let mut all: Vec<String> = Vec::new();
+        for kind in choices.iter().flat_map(kinds) {
+            if !all.contains(&kind) {
+                all.push(kind);
+            }
+        }
+        return all;
+    }
+    if let Some(words) = schema["enum"].as_array() {
+        return words
+            .iter()
+            .map(|word| format!("`{}`", word.as_str().map_or_else(|| word.to_string(), str::to_owned)))
+            .collect();
+    }
+    if let Some(word) = schema.get("const") {
+        // `off` as YAML may read it, and a duration or a size of none.
+        return word.as_str().map(|word| format!("`{word}`")).into_iter().collect();
+    }
+    if let Some(items) = schema.get("items") {
+        return vec![format!("list of {}", kinds(items).join(" or "))];
+    }
+    match (schema["pattern"].as_str(), schema["type"].as_str()) {
+        (Some(pattern), _) if pattern.starts_with(VARIABLE) => Vec::new(),
+        (Some(pattern), _) if pattern.contains(DURATION) && pattern.contains("off") => {
+            vec!["duration".to_owned(), "`off`".to_owned()]
+        }
+        (Some(pattern), _) if pattern.contains(DURATION) => one("duration"),
+        (Some(pattern), _) if pattern.contains(SIZE) => one("size"),
+        (Some(pattern), _) if pattern.ends_with("%$") => one("share"),
+        (Some(pattern), _) if pattern.contains("http") => one("URL"),
+        (_, Some("object")) if is_secret(schema) => one("secret"),
+        (_, Some("object")) => one("mapping"),
+        (_, Some("integer")) => one(&schema["minimum"]
+            .as_u64()
+            .map_or_else(|| "number".to_owned(), |least| format!("number from {least}"))),
+        (_, Some("boolean")) => vec!["`true`".to_owned(), "`false`".to_owned()],
+        _ => one("text"),
+    }
+}
+
+fn section(name: &str, schema: &Value, out: &mut String) {
+    let required: Vec<_> =
+        schema["required"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+    let (title, place) = match name {
+        "" => ("The top level".to_owned(), String::new()),
+        name => (format!("`{name}`"), format!("{name}.")),
+    };
+    write!(out, "\n## {title}\n\n| key | | default | |\n|---|---|---|---|\n").expect("it is memory");
+    let keys = schema["properties"].as_object().expect("a mapping");
+    let mut below = Vec::new();
+    for (key, value) in keys {
+        let shown =
+            if required.contains(&key.as_str()) { format!("**`{key}`**") } else { format!("`{key}`") };
+        let default = match &value["default"] {
+            Value::Null => String::new(),
+            Value::String(text) => format!("`{text}`"),
+            other => format!("`{other}`"),
+        };
+        let about = value["description"].as_str().unwrap_or_default().replace('|', "\\|");
+        let kinds = kinds(value).join(", ").replace('|', "\\|");
+        writeln!(out, "| {shown} | {kinds} | {default} | {about} |").expect("it is memory");
+        below.extend(mapping(value, &format!("{place}{key}")));
+    }
+    for (name, schema) in below {
+        section(&name, &schema, out);
+    }
+}
+
+#[test]
+fn the_reference_has_every_key_as_it_is_read() {
+    let mut text = INTRODUCTION.to_owned();
+    section("", &config::schema(), &mut text);
+    expect_test::expect_file![root().join("docs/configuration.md")].assert_eq(&text);
+}
