@@ -358,8 +358,10 @@ fn in_words(routes: &[config::RouteConfig]) -> String {
                 format!("{} after {}", mode.as_str(), config::values::show_duration(after))
             }
         };
+        let rollout =
+            route.defer.rollout.as_ref().map_or_else(String::new, |share| format!(", rollout {share}"));
         let server = server_in_words(server);
-        format!("{} -> {server} ({mode})", route.path)
+        format!("{} -> {server} ({mode}{rollout})", route.path)
     });
     routes.collect::<Vec<_>>().join("; ")
 }

@@ -69,9 +69,10 @@ pub async fn run(args: Args, out: &mut (impl Write + Send)) -> Result<(), Error>
         config::parse(Path::new("demo.yaml"), &written).expect("the demo's own configuration is right");
     let proxy = app::start(config)?;
     let url = proxy.url(&proxy.addresses[0], config::file::DEFAULT_PATH);
+    let operators = proxy.admin.as_ref().map_or_else(String::new, |admin| admin.link.expose().to_owned());
 
     let shown = tokio::select! {
-        shown = show(&url, server, &written, out) => shown.map(|()| false),
+        shown = show((&url, &operators), server, &written, out) => shown.map(|()| false),
         () = interrupted() => Ok(true),
     };
     if matches!(shown, Ok(false)) {
@@ -87,7 +88,7 @@ pub async fn run(args: Args, out: &mut (impl Write + Send)) -> Result<(), Error>
 fn config_text(listen: SocketAddr, server: SocketAddr) -> String {
     format!(
         "listen: \"{listen}\"
-admin: off
+admin: \"127.0.0.1:0\"
 drain: 1s
 routes:
   - path: {path}
@@ -106,8 +107,9 @@ struct Teller<'a, W> {
     begun: Instant,
 }
 
+/// Shows what the proxy at this address does, and names that of its operators.
 async fn show(
-    url: &str,
+    (url, operators): (&str, &str),
     server: SocketAddr,
     config: &str,
     out: &mut (impl Write + Send),
@@ -160,6 +162,10 @@ Be asked yourself, on the call or, after two seconds, in its task:
 
   deferral call {url} {book}
   deferral call {url} {book} '{{\"seconds\":2}}'
+
+See what operators see, in a browser:
+
+  {operators}
 
 Serving until Ctrl-C.",
         book = demo::BOOKING,

@@ -293,6 +293,12 @@ fn the_demo_shows_a_task_and_prints_commands_that_work() {
     let theirs = story.split("a task ").nth(1).and_then(|rest| rest.split(' ').next()).expect("an id");
     assert_eq!(curl(get)["result"]["status"], "completed");
     assert_eq!(curl(&get.replace(theirs, shown))["result"]["status"], "working");
+    let link = hints.lines().find(|line| line.contains("/#token=")).expect("an address").trim();
+    let (operators, _) = link.split_once("/#").expect("a link");
+    let listed =
+        Command::new(env!("CARGO_BIN_EXE_deferral")).args(["tasks", "list", "--admin", operators]).output();
+    let listed = text(&listed.expect("it runs").stdout).to_owned();
+    assert!(listed.lines().any(|line| line.contains("report") && line.contains("working")), "{listed}");
     interrupt(&demo.child);
     assert_eq!(demo.child.wait().expect("it ends").code(), Some(0));
 }

@@ -4,6 +4,7 @@
 
 mod admin;
 mod chaos;
+#[cfg(feature = "otlp")]
 mod traces;
 
 use crate::support::clients::{Client, soon};
