@@ -44,11 +44,15 @@ pub(super) fn route(
     let rules = s
         .key("tools", "What is different for some tools. The first rule that matches holds.")
         .list(mapping("a tool rule", |s| Some(tool(s, defer.mode))));
+    let tickets_of_tools = together::tickets_of_tools(&rules);
     let tools = together::tools(rules, s);
     rollout::pointless(rolled_out.as_ref(), &defer, &tools, s);
     let held = s
         .key("held", "What a client gets that waits for a slow call without a task.")
         .section("`held`", |s| held(s, &defer, &tools, timeouts));
+    for after in tickets_of_tools {
+        together::ticket(&after, held.deadline, timeouts, s);
+    }
     let has_times = held.ticket.is_some()
         || tools.iter().any(|rule: &ToolRule| matches!(rule.ticket, TicketAfter::After(_)));
     let tickets = s

@@ -16,7 +16,8 @@ use super::{
 use crate::{
     admin,
     front::{self, PrivateKey},
-    policy, upstream,
+    policy::{self, TicketAfter},
+    upstream,
 };
 use http::Uri;
 use std::{net::SocketAddr, time::Duration};
@@ -390,6 +391,16 @@ pub(super) fn deadline(
         () => return,
     };
     s.wrong(written.place, message);
+}
+
+/// The tickets that rules of tools say themselves, each where its rule is.
+pub(super) fn tickets_of_tools(rules: &[At<Option<At<policy::ToolRule>>>]) -> Vec<At<Option<Duration>>> {
+    let written = rules.iter().filter_map(|rule| rule.value.as_ref());
+    let after = |rule: &At<policy::ToolRule>| match rule.value.ticket {
+        TicketAfter::After(after) => Some(At::new(rule.place, Some(after))),
+        TicketAfter::Unsaid | TicketAfter::Never => None,
+    };
+    written.filter_map(after).collect()
 }
 
 /// A ticket for calls that have ended by then.

@@ -87,7 +87,7 @@ pub(super) fn wanted(
     tool: &str,
     ticket: impl FnOnce() -> Option<String>,
 ) -> Option<(Wanted, Arc<ToolNames>)> {
-    if !tool.starts_with(ToolNames::BEGINNING) || !shared.route.has_tickets() {
+    if !tool.starts_with(ToolNames::BEGINNING) {
         return None;
     }
     if let Some(names) = client.session.and_then(|session| shared.sessions.holders.given(session)) {
@@ -105,8 +105,10 @@ fn alike(
     let holders = &shared.sessions.holders;
     let wanted = ToolNames::alike(tool)?;
     let ticket = ticket()?;
-    // One that is not copied well is none of the server's either, unless it has a tool of that name.
-    let is_ours = task_of(shared, &ticket).is_some() || looks_sealed(&ticket) && !holders.uses(tool);
+    // One that is not copied well is none of the server's either, unless it has a tool of that name. Where no tickets are
+    // given any more, only those that were are ours.
+    let looks_ours = || shared.route.has_tickets() && looks_sealed(&ticket) && !holders.uses(tool);
+    let is_ours = task_of(shared, &ticket).is_some() || looks_ours();
     is_ours.then(|| (wanted, holders.names()))
 }
 
@@ -143,7 +145,7 @@ pub(super) fn wanted_by(
     caller: &Caller,
     tool: &str,
 ) -> Option<(Wanted, Arc<ToolNames>)> {
-    if !tool.starts_with(ToolNames::BEGINNING) || !shared.route.has_tickets() {
+    if !tool.starts_with(ToolNames::BEGINNING) {
         return None;
     }
     let names = shared.sessions.holders.names();

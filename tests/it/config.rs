@@ -560,6 +560,10 @@ routes:
   - path: /later
     upstream: { url: "http://127.0.0.1/" }
     held: { ticket: 1m }
+  - path: /tool
+    upstream: { url: "http://127.0.0.1/" }
+    held: { deadline: 30s }
+    tools: [{ match: a, ticket: 29s }, { match: b, ticket: 30s }, { match: c, ticket: off }]
 "#,
         expect![[r#"
             deferral.yaml:6:14: `tickets` are given after no time; say `held: { ticket: 45s }`, the `ticket` of a tool, or an `after`
@@ -575,6 +579,7 @@ routes:
             deferral.yaml:29:98: a holder of tickets must be a mapping (`key: value`), not a text
             deferral.yaml:32:21: `ticket` (30s) would never be given: `deadline` (30s) ends every call before; raise that or lower this
             deferral.yaml:35:21: `ticket` (1m) would never be given: `timeouts.call` (1m) ends every call before; raise that or lower this
+            deferral.yaml:39:49: `ticket` (30s) would never be given: `deadline` (30s) ends every call before; raise that or lower this
         "#]],
     );
 }

@@ -103,7 +103,7 @@ fn may_leave(shared: &Shared, client: &Client, passage: &Passage) -> bool {
     if let [Message::Request { method: Method::Initialize, .. }] = &passage.post.messages[..] {
         return true;
     }
-    if shared.route.has_tickets() && ticket_call::may_concern(shared, client, passage) {
+    if ticket_call::may_concern(shared, client, passage) {
         return true;
     }
     if !shared.route.has_tasks() {

@@ -36,10 +36,11 @@ pub(super) fn is_one(shared: &Shared, client: &Client, passage: &Passage) -> boo
     tickets::wanted(shared, client, tool, || ticket::argument(passage.params())).is_some()
 }
 
-/// Whether a request could be one of those that do not simply pass, where there are tickets.
+/// Whether a request could be one of those that do not simply pass, where there are tickets or were: those that were given
+/// are good whatever the configuration says by now.
 pub(super) fn may_concern(shared: &Shared, client: &Client, passage: &Passage) -> bool {
     match &passage.post.messages[..] {
-        [Message::Request { method: Method::ToolsList, .. }] => true,
+        [Message::Request { method: Method::ToolsList, .. }] => shared.route.has_tickets(),
         [Message::Request { method: Method::ToolsCall, target, .. }] => {
             let tool = target.as_deref().unwrap_or_default();
             tool.starts_with(ticket::ToolNames::BEGINNING)
@@ -48,7 +49,9 @@ pub(super) fn may_concern(shared: &Shared, client: &Client, passage: &Passage) -
         [Message::Cancelled(_)] => {
             !shared.sessions.waiting.is_empty() || !shared.sessions.with_tickets.is_empty()
         }
-        [Message::Response(Some(id))] => offer::is_ours(id) || !shared.sessions.questions.is_empty(),
+        [Message::Response(Some(id))] => {
+            shared.route.has_tickets() && offer::is_ours(id) || !shared.sessions.questions.is_empty()
+        }
         _ => false,
     }
 }

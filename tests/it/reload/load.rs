@@ -5,7 +5,7 @@ use crate::{
     legacy::world::Older,
     proxy::world::{ALWAYS, World, written},
     support::{
-        clients::{Client, soon},
+        clients::{Client, Kept, Version, soon},
         servers::{Canned, LegacyServer, Options},
     },
 };
@@ -20,7 +20,7 @@ use std::{
         atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
     },
 };
-use tokio::{net::TcpStream, task::JoinHandle};
+use tokio::{net::TcpStream, sync::Mutex, task::JoinHandle};
 
 /// Answers every call at once.
 async fn quick() -> LegacyServer {
@@ -98,6 +98,12 @@ async fn takes_tasks(client: Arc<Client>, _: u64) {
     }
 }
 
+/// One call after the other, on one connection for as long as that is left open.
+async fn on_a_connection(kept: Arc<Mutex<Kept>>, _: u64) {
+    let answer = kept.lock().await.ask("tools/call", json!({ "name": "t", "arguments": {} })).await;
+    assert_eq!(answer.text(), "done");
+}
+
 async fn in_session(client: Arc<Older>, n: u64) {
     assert_eq!(client.call(n).await.answer().await.text(), "done");
 }
@@ -113,6 +119,7 @@ async fn under_load_no_call_fails_no_task_is_lost_and_what_is_broken_changes_not
         load.add(world.client(), asks);
         load.add(world.tasker(), takes_tasks);
         load.add(Older::new(world.addr()).hello().await, in_session);
+        load.add(Mutex::new(world.client().over(Version::Http2).kept().await), on_a_connection);
     }
     let mut broken = 0;
     for n in 0..200 {

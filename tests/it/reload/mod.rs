@@ -49,6 +49,23 @@ async fn new_calls_are_served_by_the_new_configuration_and_those_in_hand_by_the_
 }
 
 #[tokio::test]
+async fn a_ticket_from_before_is_good_although_no_more_are_given() {
+    const TICKETS: &str = "held: { ticket: 10ms }\n    tickets: { for: [{ header: X-Agent, value: \"1\" }] }";
+    let with_tools = |options: &mut Options| options.tools = Some(crate::tickets::tools());
+    let mut world = Setup::new().server(with_tools).route(TICKETS).start().await;
+    let client = world.client().with("x-agent", "1");
+    let given = client.call("t").await.answer().await.result();
+    let ticket = given["_meta"]["deferral/ticket"]["ticket"].as_str().expect("a ticket").to_owned();
+    let call = world.server.call().await;
+    world.reload(&[NEVER], &[]).expect("it is right");
+    let listed = client.ask("tools/list", json!({})).await.result();
+    assert_eq!(crate::tickets::names(&listed), ["t", "u"], "nobody is given tickets any more");
+    call.says("late");
+    let fetch = json!({ "name": "deferral_result", "arguments": { "ticket": ticket } });
+    assert_eq!(client.ask("tools/call", fetch).await.text(), "late");
+}
+
+#[tokio::test]
 async fn what_is_in_hand_at_a_former_server_ends_there_and_then_that_is_let_go() {
     const SHORT: &str = "drain: 1ms";
     let mut world = Setup::new().route(ALWAYS).top(SHORT).start().await;
