@@ -46,6 +46,8 @@ pub struct Running {
     pub tls: bool,
     stages: Stages,
     house: House,
+    /// What the system allows, where connections are bounded by that.
+    descriptors: Option<Descriptors>,
     routes: Vec<Served>,
     front: Arc<dyn Renew>,
     /// By what it works.
@@ -141,11 +143,17 @@ fn start_each(
     + 'static,
 ) -> Result<Running, Error> {
     let shared = match net {
-        Net::System => Some(share(&mut config)),
+        Net::System => {
+            let allowed = Descriptors::raise();
+            Some((allowed, share(allowed, &mut config)))
+        }
         Net::Within(_) | Net::Pipes(_) => None,
     };
     let net = match &shared {
-        Some((_, shares)) => &Net::Within(Room::of(shares.servers)),
+        Some((_, shares)) => {
+            Limit::UpstreamConnections.is(shares.servers as f64);
+            &Net::Within(Room::of(shares.servers))
+        }
         None => net,
     };
     tell_limits(&config);
@@ -212,6 +220,7 @@ fn start_each(
         tls: config.front.tls.is_some(),
         stages: Stages { leaving, draining, overdue, closing },
         house,
+        descriptors: shared.map(|(allowed, _)| allowed),
         routes,
         front: bound.renew,
         config,
@@ -232,13 +241,11 @@ fn trace_to(config: &Config) -> (Tracer, Option<Exporting>) {
 type Kept = (Arc<dyn Store>, Option<Secret>);
 
 /// Shares out what descriptors the system allows. Clients may have as many connections as that makes.
-fn share(config: &mut Config) -> (Descriptors, Shares) {
-    let allowed = Descriptors::raise();
+fn share(allowed: Descriptors, config: &mut Config) -> Shares {
     let written = (config.connections.clients, config.connections.servers);
     let shares = allowed.share(written, (config.front.limits.connections, upstream::CONNECTIONS));
     config.front.limits.connections = shares.clients;
-    Limit::UpstreamConnections.is(shares.servers as f64);
-    (allowed, shares)
+    shares
 }
 
 fn tell_started(

@@ -9,13 +9,13 @@
 use super::{
     Error, Running,
     house::{Served, servers, services, shown},
-    tell_limits,
+    share, tell_limits,
 };
 use crate::{
     admin::{self, Changed},
     bridge::resume::Keyring,
     config::{Config, RouteConfig},
-    policy,
+    telemetry::Limit,
     upstream::{self, Change, Server},
 };
 use std::{collections::HashSet, mem, sync::Arc};
@@ -38,6 +38,7 @@ impl Running {
     /// As [`start`](super::start); nothing has changed then.
     pub fn reload(&mut self, mut config: Config) -> Result<Changed, Error> {
         let needs_restart = self.keep_what_needs_a_restart(&mut config);
+        let shares = self.descriptors.map(|allowed| share(allowed, &mut config));
         let Ready { routes, further, otherwise } = self.get_ready(&config)?;
         let let_go = |routes: &[Served]| {
             for place in &further {
@@ -56,6 +57,10 @@ impl Running {
 
         let changed = self.config.changed_to(&config);
         self.house.ledger.bound_by(config.quotas);
+        if let (Some(shares), Some(room)) = (shares, self.house.net.room()) {
+            room.bound_by(shares.servers);
+            Limit::UpstreamConnections.is(shares.servers as f64);
+        }
         self.addresses = prepared.addresses.clone();
         otherwise.into_iter().for_each(|change| change());
         prepared.take();
@@ -135,22 +140,12 @@ impl Running {
         keep("log", config.log != now.log);
         keep("ready", config.ready != now.ready);
         keep("telemetry", config.traces != now.traces);
-        let messages = |config: &Config| config.routes.first().map(|route| route.upstream.limits.messages);
-        keep("limits.messages", messages(config) != messages(now));
-        keep("limits.connections", config.connections.clients != now.connections.clients);
-        keep("limits.upstream_connections", config.connections.servers != now.connections.servers);
-        let bounds = |quotas: &policy::Quotas| (quotas.stored_bytes, quotas.stored_bytes_per_principal);
-        keep("limits.stored_bytes", bounds(&config.quotas) != bounds(&now.quotas));
         let address = |admin: &Option<admin::Config>| admin.as_ref().map(|admin| admin.listen);
         keep("admin", address(&config.admin) != address(&now.admin));
         config.store = now.store.clone();
         config.log = now.log.clone();
         config.ready = now.ready;
         config.traces = now.traces.clone();
-        config.connections = now.connections;
-        config.front.limits.connections = now.front.limits.connections;
-        config.quotas.stored_bytes = now.quotas.stored_bytes;
-        config.quotas.stored_bytes_per_principal = now.quotas.stored_bytes_per_principal;
         if address(&config.admin) != address(&now.admin) {
             config.admin = now.admin.clone();
         }

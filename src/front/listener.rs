@@ -43,7 +43,7 @@ use std::{
 };
 use tokio::{
     io::{AsyncRead, AsyncWrite},
-    sync::{OwnedSemaphorePermit, Semaphore, mpsc},
+    sync::{OwnedSemaphorePermit, mpsc},
     time::{sleep, timeout},
 };
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
@@ -172,7 +172,6 @@ pub(super) async fn accept<S: Serves>(
     lasting: Arc<Lasting>,
     stopping: Stopping,
 ) {
-    let places = Arc::new(Semaphore::new(lasting.connections.min(Semaphore::MAX_PERMITS)));
     let mut stopped = pin!(stopping.stopped());
     loop {
         let accepted = tokio::select! {
@@ -190,7 +189,7 @@ pub(super) async fn accept<S: Serves>(
                 let place = tokio::select! {
                     biased;
                     () = &mut stopped => return,
-                    place = place(&places, &lasting) => place,
+                    place = place(&lasting, || generations.now().front.limits.connections) => place,
                 };
                 let guest = lasting.guests.admit(lasting.clock.now());
                 let leaving = Leaving { stopping: stopping.clone(), guest };
@@ -217,7 +216,8 @@ pub(super) async fn accept<S: Serves>(
 }
 
 /// A place for one more connection.
-async fn place(places: &Arc<Semaphore>, lasting: &Lasting) -> OwnedSemaphorePermit {
+async fn place(lasting: &Lasting, limit: impl Fn() -> usize) -> OwnedSemaphorePermit {
+    let places = &lasting.connections;
     if let Ok(place) = Arc::clone(places).try_acquire_owned() {
         return place;
     }
@@ -225,7 +225,7 @@ async fn place(places: &Arc<Semaphore>, lasting: &Lasting) -> OwnedSemaphorePerm
         target: "deferral",
         event = "connections_full",
         limit = "limits.connections",
-        connections = lasting.connections,
+        connections = limit(),
     );
     Limit::Connections.hit();
     let mut waiting = pin!(Arc::clone(places).acquire_owned());

@@ -56,7 +56,7 @@ use crate::{
     dialect::PrincipalKey,
     policy::{Access, Tokens},
     proxy::Service,
-    runtime::{Clock, Room, Stopping},
+    runtime::{Clock, Room, Stopping, resize},
     telemetry::trace::Tracer,
 };
 use http::{Uri, uri::Scheme};
@@ -69,7 +69,7 @@ use std::{
     sync::Arc,
     time::Duration,
 };
-use tokio::task::JoinHandle;
+use tokio::{sync::Semaphore, task::JoinHandle};
 
 use self::rest::Guests;
 pub use crate::runtime::PrivateKey;
@@ -176,8 +176,8 @@ struct Front {
 /// What all connections share, whatever the configuration says.
 struct Lasting {
     principals: PrincipalKey,
-    /// Open connections at most.
-    connections: usize,
+    /// Of open connections.
+    connections: Arc<Semaphore>,
     clock: Arc<dyn Clock>,
     tracer: Tracer,
     guests: Arc<Guests>,
@@ -262,6 +262,7 @@ impl Lasting {
     fn bound_by(&self, before: Limits, limits: Limits) {
         self.bodies.bound_by(limits.body_memory);
         self.calls.bound_by(before.calls, limits.calls);
+        resize(&self.connections, before.connections, limits.connections);
     }
 }
 

@@ -17,7 +17,7 @@ use crate::{
     telemetry::trace::Tracer,
 };
 use std::sync::Arc;
-use tokio::sync::mpsc;
+use tokio::sync::{Semaphore, mpsc};
 use tower::{ServiceBuilder, layer::layer_fn, service_fn};
 
 /// Begins to listen on `net`, and serves `services` until `stopping` says so; from when `leaving` does each connection
@@ -41,7 +41,7 @@ pub fn serve(
     let addresses = listening.iter().map(|one| one.address).collect();
     let lasting = Arc::new(Lasting {
         principals,
-        connections: config.limits.connections,
+        connections: Arc::new(Semaphore::new(config.limits.connections.min(Semaphore::MAX_PERMITS))),
         bodies: BodyMemory::new(config.limits.body_memory),
         calls: Places::new(config.limits.calls),
         clock,

@@ -17,7 +17,7 @@ use crate::{
     policy::Quotas,
     protocol::{ErrorObject, Timestamp, code},
     runtime::{Clock, Live},
-    store::{self, Due, Orphan, Place, Secret, Store, StoreError, Tally, Updated, Usage, Version},
+    store::{self, Bounds, Due, Orphan, Place, Secret, Store, StoreError, Tally, Updated, Usage, Version},
     task::{Effect, Event, Owner, Record, State, TaskId},
     telemetry::{QuotaFull, TaskCreated, TaskEnd, TaskTransition},
 };
@@ -234,6 +234,8 @@ impl Ledger {
     /// From now on these bounds hold. What there is beyond them stays.
     pub fn bound_by(&self, quotas: Quotas) {
         if self.quotas() != quotas {
+            let Quotas { stored_bytes, stored_bytes_per_principal, .. } = quotas;
+            self.store.bound_by(Bounds { stored_bytes, stored_bytes_per_principal });
             self.limits.set(self.limits.now().renewed(&quotas));
             self.quotas.set(quotas);
         }

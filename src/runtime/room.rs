@@ -4,11 +4,11 @@
 //! asked to close some ([`Relieve`]), and it is waited. What is said in passing (an answer, a cancel, a
 //! farewell) must not wait for calls that may wait for it in their turn: it has a few places of its own.
 
-use super::Mutex;
+use super::{Mutex, resize};
 use std::{
     sync::{
         Arc, Weak,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -23,7 +23,7 @@ pub struct Room(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
-    limit: usize,
+    limit: AtomicUsize,
     places: Arc<Semaphore>,
     /// For what is said in passing, when there are no others.
     spare: Arc<Semaphore>,
@@ -66,8 +66,8 @@ impl Room {
     /// For so many connections, at least one.
     pub fn of(limit: usize) -> Self {
         Self(Arc::new(Inner {
-            limit,
-            places: Arc::new(Semaphore::new(limit.clamp(1, Semaphore::MAX_PERMITS))),
+            limit: AtomicUsize::new(limit),
+            places: Arc::new(Semaphore::new(at_least_one(limit))),
             spare: Arc::new(Semaphore::new(SPARE)),
             keepers: Mutex::default(),
             asked: AtomicBool::new(false),
@@ -76,7 +76,13 @@ impl Room {
 
     /// How many connections there may be.
     pub fn limit(&self) -> usize {
-        self.0.limit
+        self.0.limit.load(Ordering::Relaxed)
+    }
+
+    /// From now on there may be so many; where there are more, those that end make room for nobody.
+    pub fn bound_by(&self, limit: usize) {
+        let before = self.0.limit.swap(limit, Ordering::Relaxed);
+        resize(&self.0.places, at_least_one(before), at_least_one(limit));
     }
 
     /// `keeper` is asked where there is no room.
@@ -126,6 +132,10 @@ impl Room {
     }
 }
 
+fn at_least_one(limit: usize) -> usize {
+    limit.clamp(1, Semaphore::MAX_PERMITS)
+}
+
 // === impl Asked ===
 
 impl Drop for Asked<'_> {
@@ -147,7 +157,6 @@ impl Place {
 mod tests {
     use super::*;
     use futures_util::{FutureExt, poll};
-    use std::sync::atomic::AtomicUsize;
 
     /// Keeps a place until it is asked often enough.
     #[derive(Default)]
@@ -185,6 +194,24 @@ mod tests {
         assert!(poll!(&mut third).is_pending());
         drop((first, second));
         assert!(!third.await.is_spare());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn there_may_be_more_of_them_and_fewer() {
+        let room = Room::of(1);
+        let first = room.place(false).await;
+        let mut second = Box::pin(room.place(false));
+        assert!(poll!(&mut second).is_pending());
+        room.bound_by(2);
+        let second = second.await;
+        room.bound_by(0);
+        drop(first);
+        tokio::task::yield_now().await;
+        let mut third = Box::pin(room.place(false));
+        assert!(poll!(&mut third).is_pending(), "there is one, as many as there may be at least");
+        drop(second);
+        third.await;
+        assert_eq!(room.limit(), 0);
     }
 
     #[tokio::test(start_paused = true)]

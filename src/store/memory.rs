@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     protocol::Timestamp,
-    runtime::Mutex,
+    runtime::{Live, Mutex},
     task::{Owner, Record, State, TaskId},
 };
 use async_trait::async_trait;
@@ -35,7 +35,7 @@ pub struct Memory {
 
 #[derive(Debug)]
 struct Records {
-    bounds: Bounds,
+    bounds: Live<Bounds>,
     records: DashMap<TaskId, Kept>,
     /// How many records there have been.
     inserted: AtomicU64,
@@ -77,8 +77,12 @@ impl Default for Memory {
 impl Memory {
     /// Keeps no more than this.
     pub fn bounded(bounds: Bounds) -> Self {
-        let kept =
-            Records { bounds, records: DashMap::new(), inserted: AtomicU64::new(0), index: Mutex::default() };
+        let kept = Records {
+            bounds: Live::new(bounds),
+            records: DashMap::new(),
+            inserted: AtomicU64::new(0),
+            index: Mutex::default(),
+        };
         Self { kept: Arc::new(kept), node: 0 }
     }
 
@@ -122,7 +126,7 @@ impl Store for Memory {
         if Facts::of(&kept.record) != Facts::of(&record) {
             let mut index = self.kept.index.lock();
             let was = kept.record.stored_bytes();
-            self.kept.bounds.admit(was, &record, index.counts.usage(&record.owner.principal))?;
+            self.kept.bounds.now().admit(was, &record, index.counts.usage(&record.owner.principal))?;
             index.subtract(&kept.record, kept.number);
             index.add(&record, kept.number);
         }
@@ -166,6 +170,10 @@ impl Store for Memory {
 
     fn outlives(&self) -> bool {
         self.node > 0
+    }
+
+    fn bound_by(&self, bounds: Bounds) {
+        self.kept.bounds.set(bounds);
     }
 
     async fn due(&self, now: Timestamp, limit: usize) -> Result<Vec<Due>, StoreError> {

@@ -67,6 +67,9 @@ pub trait Store: Send + Sync + 'static {
         false
     }
 
+    /// From now on it keeps no more than this; what is kept already stays.
+    fn bound_by(&self, bounds: Bounds);
+
     /// Forgets a record; unknown ids are no error.
     async fn remove(&self, id: &TaskId) -> Result<(), StoreError>;
 

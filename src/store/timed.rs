@@ -1,6 +1,6 @@
 //! How long a store takes for what it is asked, for operators.
 
-use super::{Due, Flush, Orphan, Place, Store, StoreError, Tally, Usage, Version};
+use super::{Bounds, Due, Flush, Orphan, Place, Store, StoreError, Tally, Usage, Version};
 use crate::{
     protocol::Timestamp,
     runtime::{Clock, SystemClock},
@@ -56,6 +56,10 @@ impl Store for Timed {
 
     fn outlives(&self) -> bool {
         self.inner.outlives()
+    }
+
+    fn bound_by(&self, bounds: Bounds) {
+        self.inner.bound_by(bounds);
     }
 
     async fn remove(&self, id: &TaskId) -> Result<(), StoreError> {

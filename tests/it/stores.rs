@@ -237,6 +237,10 @@ impl Store for Troubled {
         true
     }
 
+    fn bound_by(&self, bounds: Bounds) {
+        self.inner.bound_by(bounds);
+    }
+
     async fn remove(&self, id: &TaskId) -> Result<(), StoreError> {
         asked!(self, self.inner.remove(id))
     }
@@ -1155,6 +1159,10 @@ struct Contended {
 
 #[async_trait]
 impl Store for Contended {
+    fn bound_by(&self, bounds: Bounds) {
+        self.inner.bound_by(bounds);
+    }
+
     async fn insert(&self, record: Arc<Record>) -> Result<(), StoreError> {
         self.inner.insert(record).await
     }

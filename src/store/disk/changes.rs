@@ -117,7 +117,7 @@ impl Writer {
         };
         let bytes = record.stored_bytes();
         let usage = self.shared.counts.lock().usage(&record.owner.principal);
-        if let Err(full) = self.bounds.admit(before.counted.bytes, record, usage) {
+        if let Err(full) = self.bounds.now().admit(before.counted.bytes, record, usage) {
             return Ok(Err(full));
         }
         if !Bounds::always(before.counted.bytes, record)

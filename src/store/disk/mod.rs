@@ -32,7 +32,7 @@ pub use row::{Columns, Row, owner};
 use super::{Bounds, Due, Flush, Orphan, Place, Store, StoreError, Tally, Usage, Version};
 use crate::{
     protocol::Timestamp,
-    runtime::{Mutex, random},
+    runtime::{Live, Mutex, random},
     task::{Owner, Record, TaskId},
 };
 use async_trait::async_trait;
@@ -65,6 +65,7 @@ pub struct Disk {
     places: Arc<Semaphore>,
     /// Those who write a file.
     files: Semaphore,
+    bounds: Live<Bounds>,
 }
 
 /// Changes that wait for the writer or are being committed; whoever comes then waits for a place.
@@ -87,7 +88,7 @@ impl Disk {
         let identity = folder::identity(folder).map_err(failed())?;
         let (counts, file_bytes) = changes::read_counts(&connection).map_err(Error::database(folder))?;
         let node = i64::from_be_bytes(random());
-        let folder = folder.to_owned();
+        let (folder, bounds) = (folder.to_owned(), Live::new(bounds));
         let named = {
             let folder = folder.clone();
             move || results::named(&folder::open_to_read(&folder).ok()?).ok()
@@ -98,7 +99,7 @@ impl Disk {
         let writer = Writer {
             folder: folder.clone(),
             node,
-            bounds,
+            bounds: bounds.clone(),
             max_bytes,
             connection,
             identity,
@@ -120,6 +121,7 @@ impl Disk {
             writer: told,
             places: Arc::new(Semaphore::new(QUEUE)),
             files: Semaphore::new(FILES),
+            bounds,
         })
     }
 
@@ -194,6 +196,10 @@ impl Store for Disk {
 
     fn outlives(&self) -> bool {
         true
+    }
+
+    fn bound_by(&self, bounds: Bounds) {
+        self.bounds.set(bounds);
     }
 
     async fn remove(&self, id: &TaskId) -> Result<(), StoreError> {

@@ -14,7 +14,7 @@ use super::{
     row::Row,
 };
 use crate::{
-    runtime::Mutex,
+    runtime::{Live, Mutex},
     store::{Bounds, Flush, Orphan, StoreError, Version, counts::Counts},
     task::TaskId,
 };
@@ -67,7 +67,7 @@ pub(super) enum Done {
 pub(super) struct Writer {
     pub(super) folder: PathBuf,
     pub(super) node: i64,
-    pub(super) bounds: Bounds,
+    pub(super) bounds: Live<Bounds>,
     /// Those of the folder.
     pub(super) max_bytes: Option<u64>,
     pub(super) connection: Connection,

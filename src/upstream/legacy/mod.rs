@@ -317,6 +317,8 @@ impl<W: Wire> Upstream for Legacy<W> {
             if let Some(hosted) = &inner.hosted {
                 hosted.bound_by(&config.limits);
             }
+            let before = inner.server.config.now().limits.messages;
+            inner.server.errands.bound_by(before, config.limits.messages);
             inner.server.config.set(config);
         }))
     }

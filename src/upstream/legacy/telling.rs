@@ -18,6 +18,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit};
 
 use crate::{
     protocol::Id,
+    runtime::resize,
     telemetry::{AnswersDropped, Limit},
 };
 
@@ -34,9 +35,9 @@ pub(super) enum Errand {
 
 /// What is on its way to one server, and what waits for that.
 pub(super) struct Errands {
-    places: Semaphore,
+    places: Arc<Semaphore>,
     /// Half of the places: cancellations and the answers of people wait behind no flood of pings.
-    courtesies: Semaphore,
+    courtesies: Arc<Semaphore>,
     /// Of courtesies that wait or are on their way.
     counted: Arc<Semaphore>,
     /// Some have been dropped since half of them had been taken: said once in the log.
@@ -58,13 +59,20 @@ pub(super) const PAUSES: [Duration; 4] =
 impl Errands {
     /// `messages` may be on their way at the same time.
     pub(super) fn new(messages: usize) -> Self {
-        let places = messages.clamp(1, Semaphore::MAX_PERMITS);
+        let (places, courtesies) = shared_out(messages);
         Self {
-            places: Semaphore::new(places),
-            courtesies: Semaphore::new((places / 2).max(1)),
+            places: Arc::new(Semaphore::new(places)),
+            courtesies: Arc::new(Semaphore::new(courtesies)),
             counted: Arc::new(Semaphore::new(COURTESIES)),
             overfull: AtomicBool::new(false),
         }
+    }
+
+    /// From now on there may be so many, of which there might be `before`; those that are on their way stay.
+    pub(super) fn bound_by(&self, before: usize, messages: usize) {
+        let (before, now) = (shared_out(before), shared_out(messages));
+        resize(&self.places, before.0, now.0);
+        resize(&self.courtesies, before.1, now.1);
     }
 
     /// A courtesy, unless too many wait already.
@@ -96,6 +104,12 @@ impl Errands {
     }
 }
 
+/// The places of all messages, and those of them that courtesies may take.
+fn shared_out(messages: usize) -> (usize, usize) {
+    let places = messages.clamp(1, Semaphore::MAX_PERMITS);
+    (places, (places / 2).max(1))
+}
+
 /// One of these places, which are never closed. Whoever has to wait for it has met the limit.
 async fn one_of(places: &Semaphore) -> Option<SemaphorePermit<'_>> {
     if places.available_permits() == 0 {
@@ -113,5 +127,31 @@ impl Errand {
             Self::Courtesy { .. } => "the answer to a request",
             Self::Cancel => "a cancellation",
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use futures_util::poll;
+
+    #[tokio::test]
+    async fn more_may_be_on_their_way_and_fewer() {
+        let errands = Errands::new(2);
+        let courtesy = errands.courtesy().expect("there is room");
+        let first = errands.places(&courtesy).await;
+        {
+            let mut second = Box::pin(errands.places(&courtesy));
+            assert!(poll!(&mut second).is_pending(), "half of them are for courtesies");
+            errands.bound_by(2, 4);
+            let second = second.await;
+            errands.bound_by(4, 1);
+            drop(second);
+        }
+        tokio::task::yield_now().await;
+        let mut third = Box::pin(errands.place());
+        assert!(poll!(&mut third).is_pending());
+        drop(first);
+        assert!(third.await.is_some());
     }
 }

@@ -4,7 +4,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use deferral::internals::{
     protocol::Timestamp,
-    store::{Due, Flush, Memory, Orphan, Place, Store, StoreError, Tally, Usage, Version},
+    store::{Bounds, Due, Flush, Memory, Orphan, Place, Store, StoreError, Tally, Usage, Version},
     task::{Owner, Record, State, TaskId},
 };
 use futures_util::FutureExt;
@@ -116,6 +116,10 @@ impl Store for Records {
 
     fn outlives(&self) -> bool {
         true
+    }
+
+    fn bound_by(&self, bounds: Bounds) {
+        self.kept.bound_by(bounds);
     }
 
     async fn remove(&self, id: &TaskId) -> Result<(), StoreError> {

@@ -208,6 +208,48 @@ async fn limits_hold_from_then_on_for_what_is_new() {
 }
 
 #[tokio::test]
+async fn connections_may_be_more_and_fewer() {
+    let mut world = Setup::new().route(NEVER).top("limits: { connections: 1 }").start().await;
+    let first = world.client().call("t").await;
+    let held = world.server.call().await;
+    let second = world.client().call("t").await;
+    let third = world.client().call("t").await;
+    world.reload(&[NEVER], &["limits: { connections: 3 }"]).expect("it is right");
+    let (one, other) = (world.server.call().await, world.server.call().await);
+    world.reload(&[NEVER], &["limits: { connections: 1 }"]).expect("it is right");
+    let fourth = world.client().call("t").await;
+    for (call, waiting) in [(one, second), (other, third)] {
+        call.says("done");
+        assert_eq!(waiting.answer().await.text(), "done");
+        assert_eq!(world.server.messages("tools/call"), 3, "there is one already");
+    }
+    held.says("done");
+    assert_eq!(first.answer().await.text(), "done");
+    world.server.call().await.says("at last");
+    assert_eq!(fourth.answer().await.text(), "at last");
+}
+
+#[tokio::test]
+async fn results_may_take_more_room_and_less() {
+    const SMALL: &str = "limits: { stored_bytes: 1KiB }";
+    let mut world = Setup::new().route(ALWAYS).top(SMALL).start().await;
+    let client = world.tasker();
+    let large = "x".repeat(4000);
+    let failed = client.call("t").await.answer().await.task();
+    world.server.call().await.says(&large);
+    assert_eq!(client.ended(&failed).await["status"], "failed", "there is no room for its result");
+    world.reload(&[ALWAYS], &["limits: { stored_bytes: 1MiB }"]).expect("it is right");
+    let kept = client.call("t").await.answer().await.task();
+    world.server.call().await.says(&large);
+    assert_eq!(client.ended(&kept).await["status"], "completed");
+    world.reload(&[ALWAYS], &[SMALL]).expect("it is right");
+    let waiting = client.call("t").await;
+    world.server.call().await.says("there is no room for another");
+    assert_eq!(waiting.answer().await.text(), "there is no room for another");
+    assert_eq!(client.task(&kept).await["status"], "completed", "what is kept stays");
+}
+
+#[tokio::test]
 async fn what_cannot_be_done_changes_nothing() {
     let mut world = World::with(NEVER).await;
     let taken = TcpListener::bind("127.0.0.1:0").await.expect("a port");
@@ -229,8 +271,8 @@ async fn what_only_a_start_can_change_is_named_and_stays() {
     let folder = tempfile::tempdir().expect("a folder");
     let store = format!("store: {{ disk: '{}' }}", folder.path().join("data").display());
     let changed =
-        world.reload(&[NEVER], &[&store, "log: json", "limits: { connections: 9 }"]).expect("it is right");
-    assert_eq!(changed.needs_restart, ["store", "log", "limits.connections"]);
+        world.reload(&[NEVER], &[&store, "log: json", "ready: { upstream: required }"]).expect("it is right");
+    assert_eq!(changed.needs_restart, ["store", "log", "ready"]);
     assert!(!folder.path().join("data").exists());
     let again = world.reload(&[NEVER], &[]).expect("it is right");
     assert_eq!(again.needs_restart, [""; 0]);

@@ -8,7 +8,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use deferral::internals::{
     protocol::Timestamp,
-    store::{Due, Flush, Memory, Orphan, Place, Store, StoreError, Tally, Usage, Version},
+    store::{Bounds, Due, Flush, Memory, Orphan, Place, Store, StoreError, Tally, Usage, Version},
     task::{Owner, Record, TaskId},
 };
 use std::{
@@ -265,6 +265,10 @@ impl Store for Faulty {
 
     fn outlives(&self) -> bool {
         self.inner.outlives()
+    }
+
+    fn bound_by(&self, bounds: Bounds) {
+        self.inner.bound_by(bounds);
     }
 
     async fn close(&self) {
