@@ -323,6 +323,43 @@ test('a keyboard is enough to cancel, or not', async () => {
   spotless();
 });
 
+test('a dialog that is opened again before the browser told that it was closed waits for its own answer', async () => {
+  tell([task('0123456789ab')]);
+  await visit({}, `#token=${TOKEN}`);
+  await says('#rows', 'export_report');
+  // A fast hand: the browser tells of a close once it has time, and the dialog may be open again by then.
+  await page.evaluate(() => {
+    const [button, dialog] = [document.querySelector('#rows button'), document.querySelector('#confirm')];
+    button.click();
+    dialog.close();
+    button.click();
+  });
+  await frame();
+  assert.deepEqual(fake.cancelled, [], 'what was closed without a word cancels nothing');
+  await page.getByRole('button', { name: 'Cancel the task' }).click();
+  await says('#rows .status', 'cancelled');
+  assert.deepEqual(fake.cancelled, ['0123456789ab'], 'once');
+  spotless();
+});
+
+test('what was said to a dialog holds although it is opened again at once', async () => {
+  tell([task('0123456789ab'), task('ba9876543210')]);
+  await visit({}, `#token=${TOKEN}`);
+  await says('#rows', 'export_report');
+  await page.evaluate(() => {
+    const [first, second] = document.querySelectorAll('#rows button');
+    const dialog = document.querySelector('#confirm');
+    first.click();
+    dialog.querySelector('[value="cancel"]').click();
+    second.click();
+  });
+  await until(page, () => document.querySelectorAll('#rows .is-cancelled').length === 1);
+  await page.getByRole('button', { name: 'Keep it' }).click();
+  await frame();
+  assert.deepEqual(fake.cancelled, ['0123456789ab']);
+  spotless();
+});
+
 for (const width of [320, 400, 800, 1280, 2000]) {
   test(`at ${width} px nothing is wider than the window, in light and in dark`, async () => {
     busy(fake);

@@ -93,11 +93,20 @@ function authorized() {
   return token ? { Authorization: `Bearer ${token}` } : {};
 }
 
-/** Shows a dialog, and resolves with the value of the button it was closed with. */
+/**
+ * Shows a dialog, and resolves with the value of the button it was closed with. The browser tells of a close later, when the
+ * dialog may be open again: what was asked before is settled before another is asked, and a close that is told while the
+ * dialog is open is of the one before.
+ */
 function asked(dialog) {
+  dialog.settle?.();
   return new Promise(resolve => {
+    dialog.settle = () => {
+      dialog.settle = null;
+      resolve(dialog.returnValue);
+    };
+    dialog.onclose = () => dialog.open || dialog.settle?.();
     dialog.returnValue = '';
-    dialog.addEventListener('close', () => resolve(dialog.returnValue), { once: true });
     dialog.showModal();
   });
 }
