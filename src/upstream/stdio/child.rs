@@ -31,6 +31,7 @@ use tokio::{
         OwnedSemaphorePermit,
         mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel},
     },
+    task::yield_now,
     time::timeout,
 };
 use tokio_util::sync::{CancellationToken, DropGuard};
@@ -326,6 +327,11 @@ impl Life {
                 }
             };
             let Some(first) = line else { return };
+            if self.entry.calls_in_hand() > 1 {
+                // Whoever else is about to write does so first: calls that come together share a write, and a wake of
+                // the process, where each of them would cost as much as all.
+                yield_now().await;
+            }
             short.clear();
             let (mut long, mut taken, mut bytes) = (None, 0, 0);
             let mut next = Some(first);

@@ -124,6 +124,11 @@ impl Entry {
         CallInHand(self.process.clone())
     }
 
+    /// How many calls' answers are waited for.
+    pub fn calls_in_hand(&self) -> usize {
+        self.process.calls.load(Ordering::Relaxed)
+    }
+
     /// Nothing is left of it.
     pub fn has_ended(&self, now: Timestamp, how: &str, is_wanted: bool, said: Vec<String>) {
         let mut known = self.table.0.lock();
