@@ -3,7 +3,6 @@
 //! What a change does besides is gathered in a [`Batch`], and done once it is committed.
 
 use super::{
-    error::tell_unreadable,
     held::Kept,
     results::{self, Written},
     row::{self, Columns, Row},
@@ -198,7 +197,7 @@ impl Writer {
                     orphans.push((number, Some(Orphan { version, record, anchor })));
                 }
                 Err(error) => {
-                    tell_unreadable(&TaskId::from_entropy(columns.id), &error);
+                    self.shared.unreadables.tell(&TaskId::from_entropy(columns.id), &error);
                     orphans.push((number, None));
                 }
             }

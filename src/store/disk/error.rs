@@ -1,9 +1,10 @@
 //! Why a folder cannot be used, and why one that is used fails.
 
 use super::row::Unreadable;
-use crate::{store::StoreError, task::TaskId};
+use crate::{runtime::Mutex, store::StoreError, task::TaskId};
 use rusqlite::{ErrorCode, ffi};
 use std::{
+    collections::HashSet,
     fmt, io,
     path::{Path, PathBuf},
 };
@@ -48,6 +49,13 @@ pub enum Error {
     KeyPlace { path: PathBuf },
 }
 
+/// The rows that are no records and were told of: each is told once, as clients look at their lists again and again.
+#[derive(Debug, Default)]
+pub(super) struct Unreadables(Mutex<HashSet<TaskId>>);
+
+/// So many of them are told of; further ones are told by `deferral store check` alone.
+const TOLD: usize = 1024;
+
 /// A process, where it is known.
 struct Process(Option<u32>);
 
@@ -64,6 +72,18 @@ impl Error {
         |source| match is_damage(&source) {
             true => Self::Damaged { path, source },
             false => Self::Database { path, source },
+        }
+    }
+}
+
+// === impl Unreadables ===
+
+impl Unreadables {
+    /// The row of this task is passed over.
+    pub(super) fn tell(&self, task: &TaskId, error: &Unreadable) {
+        let mut told = self.0.lock();
+        if told.len() < TOLD && told.insert(task.clone()) {
+            tracing::error!(target: "deferral::task", event = "task_unreadable", task = %task.tag(), %error);
         }
     }
 }
@@ -88,11 +108,6 @@ pub(super) fn unavailable(folder: &Path, error: &rusqlite::Error) -> StoreError 
 /// The same of a file.
 pub(super) fn unavailable_file(path: &Path, error: &io::Error) -> StoreError {
     StoreError::Unavailable(format!("{}: {error}", path.display()))
-}
-
-/// A row that is no record is passed over, and told.
-pub(super) fn tell_unreadable(task: &TaskId, error: &Unreadable) {
-    tracing::error!(target: "deferral::task", event = "task_unreadable", task = %task.tag(), %error);
 }
 
 fn is_damage(error: &rusqlite::Error) -> bool {

@@ -37,7 +37,7 @@ use crate::{
 };
 use async_trait::async_trait;
 use bytes::Bytes;
-use error::{tell_unreadable, unavailable_file};
+use error::{Unreadables, unavailable_file};
 use held::Held;
 use readers::{Listed, Readers};
 use results::{Broom, LARGEST_IN_ROW, Written};
@@ -94,7 +94,9 @@ impl Disk {
             move || results::named(&folder::open_to_read(&folder).ok()?).ok()
         };
         let broom = Broom::start(folder.clone(), node, named).map_err(failed())?;
-        let shared = Arc::new(Shared { held: Held::new(), counts: Mutex::new(counts) });
+        let shared =
+            Shared { held: Held::new(), counts: Mutex::new(counts), unreadables: Unreadables::default() };
+        let shared = Arc::new(shared);
         let (told, asks) = mpsc::channel();
         let writer = Writer {
             folder: folder.clone(),
@@ -223,7 +225,7 @@ impl Store for Disk {
             .read(move |folder, connection| readers::list(folder, connection, &owner, after.as_ref(), limit));
         let Listed { records, unreadable } = read.await?;
         for (id, error) in unreadable {
-            tell_unreadable(&id, &error);
+            self.shared.unreadables.tell(&id, &error);
         }
         Ok(records)
     }

@@ -7,7 +7,7 @@
 use super::{
     Error,
     changes::{Batch, count, read_counts},
-    error::unavailable,
+    error::{Unreadables, unavailable},
     folder,
     held::Held,
     results::{Broom, Written},
@@ -91,6 +91,7 @@ pub(super) struct Writer {
 pub(super) struct Shared {
     pub(super) held: Held,
     pub(super) counts: Mutex<Counts>,
+    pub(super) unreadables: Unreadables,
 }
 
 /// Changes in one commit.

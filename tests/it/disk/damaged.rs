@@ -8,8 +8,9 @@ use deferral::internals::{
     runtime::{Drain, SystemClock},
     store::StoreError,
 };
+use futures_util::future::join_all;
 use rusqlite::Connection;
-use std::sync::Arc;
+use std::{collections::BTreeSet, sync::Arc};
 use tokio::task::yield_now;
 
 /// A store of a process that is gone, with a task that was at work and cannot be read, and one that has ended.
@@ -73,5 +74,28 @@ async fn a_task_that_cannot_be_read_is_left_out_of_lists_and_the_log_names_it() 
     assert_eq!(page(9).await, [id(2), id(3)]);
     assert_eq!(log.of("task_unreadable")[0]["task"], id(1).as_str()[..8]);
     assert_eq!(page(1).await, [id(2)], "a page that is not full would be the last");
+    store.close().await;
+}
+
+#[tokio::test]
+async fn tasks_that_cannot_be_read_are_named_once_each_and_no_more_of_them_than_can_be_looked_through() {
+    let world = World::new();
+    let store = world.open();
+    join_all((0..1030).map(|number| insert(&*store, number))).await;
+    store.close().await;
+    let database = Connection::open(world.database()).expect("opens");
+    database.execute("UPDATE tasks SET head = '{\"tool\":'", []).expect("spoiled");
+    let store = world.open();
+    let log = Lines::record();
+    let named = || {
+        let lines = log.of("task_unreadable");
+        let names: BTreeSet<_> = lines.iter().map(|line| line["task"].to_string()).collect();
+        (lines.len(), names.len())
+    };
+    let list = async |all| store.list(&record(1).owner, None, all).await.expect("answers");
+    // A client looks again every few seconds.
+    assert_eq!(list(9).await, []);
+    assert_eq!(list(9).await, []);
+    assert_eq!(named(), (1024, 1024));
     store.close().await;
 }

@@ -152,6 +152,10 @@ pub(super) const BOUNDS: &[(&str, Held)] = &[
     ("store/disk/held.rs ENDED_BYTES", By("of_those_that_have_ended_the_last_used_stay_as_far_as_they_fit")),
     ("store/disk/results.rs LARGEST_IN_ROW", By("a_result_over_256_kib_is_a_file_and_comes_back_whole")),
     (
+        "store/disk/error.rs TOLD",
+        By("tasks_that_cannot_be_read_are_named_once_each_and_no_more_of_them_than_can_be_looked_through"),
+    ),
+    (
         "store/disk/folder.rs LOG_PAGES",
         Not("when pages are carried over, which SQLite does; nobody is refused"),
     ),
