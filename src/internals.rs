@@ -113,8 +113,8 @@ pub mod protocol {
 
 pub mod proxy {
     pub use crate::proxy::{
-        AccessSummary, Commit, Endpoint, Item, Items, Ledger, NoRoom, Passage, Passed, Passing, Reply,
-        Service, Switchboard,
+        AccessSummary, Anchor, AnchorSeal, Commit, Endpoint, Item, Items, Ledger, Left, NoRoom, Passage,
+        Passed, Passing, Reply, Service, Switchboard,
     };
 }
 
@@ -129,7 +129,7 @@ pub mod store {
     };
 
     pub mod disk {
-        pub use crate::store::disk::{Columns, Error, Row, key, owner};
+        pub use crate::store::disk::{Columns, Error, Row, Unreadable, key, owner};
     }
 }
 

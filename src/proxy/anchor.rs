@@ -15,20 +15,20 @@ use serde::{Deserialize, Serialize};
 
 /// What the next process needs to go on with a call.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Anchor {
-    pub(super) call: upstream::Anchor,
+pub struct Anchor {
+    pub call: upstream::Anchor,
     /// Its caller showed credentials, which are not kept: it must come again first.
-    pub(super) needs_credentials: bool,
-    pub(super) words: Words,
+    pub needs_credentials: bool,
+    pub words: Words,
     /// What is asked in the task: the server's id, a raw token, and the key.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub(super) questions: Vec<(String, String)>,
+    pub questions: Vec<(String, String)>,
 }
 
 /// In which words the call is made, and what must be known for that.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum Words {
+pub enum Words {
     /// Those of 2026-07-28.
     Canonical {
         /// What its client declared, raw JSON.
@@ -44,20 +44,24 @@ pub(super) enum Words {
 }
 
 /// Seals anchors.
-pub(super) struct AnchorSeal(LessSafeKey);
+pub struct AnchorSeal(LessSafeKey);
 
 // === impl AnchorSeal ===
 
 impl AnchorSeal {
-    pub(super) fn new(secret: &Secret) -> Self {
+    pub fn new(secret: &Secret) -> Self {
         let key = UnboundKey::new(&AES_256_GCM, &secret.key(Use::Anchors));
         Self(LessSafeKey::new(key.expect("the key has the cipher's length")))
     }
 
     /// The bytes that [`AnchorSeal::open`] turns into the anchor again, for the same task.
-    pub(super) fn seal(&self, task: &TaskId, anchor: &Anchor) -> Bytes {
+    pub fn seal(&self, task: &TaskId, anchor: &Anchor) -> Bytes {
+        self.seal_bytes(task, serde_json::to_vec(anchor).expect("an anchor is JSON"))
+    }
+
+    /// The same of whatever another version wrote for one.
+    pub fn seal_bytes(&self, task: &TaskId, mut sealed: Vec<u8>) -> Bytes {
         let nonce: [u8; NONCE_LEN] = random();
-        let mut sealed = serde_json::to_vec(anchor).expect("an anchor is JSON");
         self.0
             .seal_in_place_append_tag(
                 Nonce::assume_unique_for_key(nonce),
@@ -69,7 +73,7 @@ impl AnchorSeal {
     }
 
     /// What was sealed for this task, if it was sealed here.
-    pub(super) fn open(&self, task: &TaskId, sealed: &[u8]) -> Option<Anchor> {
+    pub fn open(&self, task: &TaskId, sealed: &[u8]) -> Option<Anchor> {
         let (nonce, rest) = sealed.split_first_chunk::<NONCE_LEN>()?;
         let mut rest = rest.to_vec();
         let nonce = Nonce::assume_unique_for_key(*nonce);

@@ -49,7 +49,9 @@ mod tickets;
 
 pub use crate::policy::KeepAliveStep;
 pub use access_summary::AccessSummary;
+pub use anchor::{Anchor, AnchorSeal};
 pub use conversation::{Commit, Item, Items, Reply};
+pub use drive::Left;
 pub use endpoint::Endpoint;
 pub use keep_alive::KeepAlive;
 pub use ledger::{Ledger, NoRoom};

@@ -28,6 +28,7 @@ mod tests;
 pub(super) use attended::Attended;
 pub(super) use native::Native;
 pub(super) use span::CallSpan;
+pub use taken_up::Left;
 pub(super) use taken_up::take_up;
 
 use super::{

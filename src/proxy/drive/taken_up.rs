@@ -33,8 +33,9 @@ pub(in crate::proxy) fn take_up(
     anchor: &Anchor,
     credentials: Credentials,
 ) -> Result<(), Custody> {
-    let asked = open(record, anchor);
-    let Some(undelivered) = undelivered(record, anchor) else { return Err(custody) };
+    let Some(Left { open: asked, undelivered, forgotten }) = Left::by(record, anchor) else {
+        return Err(custody);
+    };
     let principal = Principal::from_bytes(record.owner.principal);
     let declared = match &anchor.words {
         Words::Canonical { declared } => Capabilities::read(Bytes::copy_from_slice(declared.as_bytes())),
@@ -114,7 +115,6 @@ pub(in crate::proxy) fn take_up(
     {
         book.asks().into_iter().for_each(|ask| lines.ask(ask, false));
     }
-    let forgotten = forgotten(record, anchor);
     shared.stopping.spawn(async move {
         for key in forgotten {
             // Nobody knows any more what the server calls it: an answer would reach nobody.
@@ -125,18 +125,41 @@ pub(in crate::proxy) fn take_up(
     Ok(())
 }
 
+/// What is asked in a task, as the process that goes on with it finds it.
+pub struct Left {
+    /// What can be answered.
+    pub open: Vec<Open>,
+    /// Answers that the server may not have.
+    pub undelivered: Vec<Undelivered>,
+    /// The keys under which something is asked that nobody can answer: what the server calls it is not known.
+    pub forgotten: Vec<String>,
+}
+
 /// A question that was open.
-struct Open {
-    key: String,
-    id: Id,
-    asked: Asked,
+pub struct Open {
+    pub key: String,
+    pub id: Id,
+    pub asked: Asked,
 }
 
 /// An answer that the server may not have.
-struct Undelivered {
-    key: String,
-    id: Id,
-    answer: Answer,
+pub struct Undelivered {
+    pub key: String,
+    pub id: Id,
+    pub answer: Answer,
+}
+
+// === impl Left ===
+
+impl Left {
+    /// By what is kept of the task and of its call. `None` where an answer cannot be delivered, as it is not known what
+    /// the server calls its question.
+    pub fn by(record: &Record, anchor: &Anchor) -> Option<Self> {
+        let undelivered = undelivered(record, anchor)?;
+        let open = open(record, anchor);
+        let forgotten = forgotten(record, &open);
+        Some(Self { open, undelivered, forgotten })
+    }
 }
 
 fn id_of(token: &str) -> Option<Id> {
@@ -174,14 +197,21 @@ fn open(record: &Record, anchor: &Anchor) -> Vec<Open> {
         };
         Some(Open { key: key.clone(), id, asked })
     };
-    anchor.questions.iter().filter_map(question).collect()
+    let mut open: Vec<Open> = Vec::new();
+    for question in anchor.questions.iter().filter_map(question) {
+        if open.iter().all(|known| known.key != question.key) {
+            open.push(question);
+        }
+    }
+    open
 }
 
-/// The keys under which something is asked that the anchor knows nothing of.
-fn forgotten(record: &Record, anchor: &Anchor) -> Vec<String> {
+/// The keys under which something is asked that is not open any more: the anchor knows nothing of it, or it cannot be
+/// read.
+fn forgotten(record: &Record, open: &[Open]) -> Vec<String> {
     let State::InputRequired { outstanding } = &record.state else { return Vec::new() };
-    let is_known = |key: &&String| anchor.questions.iter().any(|(_, known)| known == *key);
-    outstanding.keys().filter(|key| !is_known(key)).cloned().collect()
+    let is_open = |key: &&String| open.iter().any(|open| open.key == **key);
+    outstanding.keys().filter(|key| !is_open(key)).cloned().collect()
 }
 
 fn canonical(

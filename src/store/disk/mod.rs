@@ -27,7 +27,7 @@ mod writer;
 pub use error::Error;
 pub use inspect::{Contents, Copied, backup, check};
 pub use key::key;
-pub use row::{Columns, Row, owner};
+pub use row::{Columns, Row, Unreadable, owner};
 
 use super::{Bounds, Due, Flush, Orphan, Place, Store, StoreError, Tally, Usage, Version};
 use crate::{

@@ -5,6 +5,7 @@
 //! becomes of them (`tests/it/fuzz.rs`). Each takes what a peer would send, or what lies on a disk, and
 //! nothing else, so a seed is a file that can be read.
 
+pub mod anchors;
 pub mod config;
 pub mod frame;
 pub mod headers;
@@ -20,7 +21,8 @@ pub mod sse;
 pub type Target = fn(&[u8]);
 
 /// Every target, by the name of its folder of seeds.
-pub const ALL: [(&str, Target); 10] = [
+pub const ALL: [(&str, Target); 11] = [
+    ("anchors", anchors::target),
     ("config", config::target),
     ("frame", frame::target),
     ("headers", headers::target),

@@ -4,7 +4,7 @@
 use bytes::Bytes;
 use deferral::internals::{
     protocol::Timestamp,
-    store::disk::{Columns, Row, owner},
+    store::disk::{Columns, Row, Unreadable, owner},
     task::{
         Event, Record, State, apply,
         view::{experimental, extension},
@@ -15,25 +15,32 @@ use std::{sync::Arc, time::Duration};
 const NOW: Timestamp = Timestamp::from_millis(1_785_234_600_000);
 const POLLS: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
 
-/// Three lines: the owner, when the task was made, the head; what is behind them is the body.
 pub fn target(row: &[u8]) {
-    let mut parts = row.splitn(4, |byte| *byte == b'\n');
-    let (Some(owner), Some(created), Some(head)) = (parts.next(), parts.next(), parts.next()) else { return };
-    let Ok(head) = std::str::from_utf8(head) else { return };
-    let created = std::str::from_utf8(created).ok().and_then(|created| created.parse().ok());
-    let columns = Columns { id: [7; 16], owner, created: created.unwrap_or_default(), head };
-    let body = Bytes::copy_from_slice(parts.next().unwrap_or_default());
-    // What is listed is read without its body.
-    let listed = columns.listed();
-    match columns.record(body) {
+    let Some(read) = read(row) else { return };
+    match read {
         Ok(record) => {
-            let listed = listed.expect("what is read whole is read in part");
-            assert_eq!(listed.state.status(), record.state.status());
             is_written_the_same(record.clone());
             goes_on(&record);
         }
         Err(error) => assert!(error.to_string().len() > 10, "{error}"),
     }
+}
+
+/// The record in it, if it can be read. Three lines: the owner, when the task was made, the head; what is behind them
+/// is the body.
+pub fn read(row: &[u8]) -> Option<Result<Record, Unreadable>> {
+    let mut parts = row.splitn(4, |byte| *byte == b'\n');
+    let (owner, created, head) = (parts.next()?, parts.next()?, parts.next()?);
+    let head = std::str::from_utf8(head).ok()?;
+    let created = std::str::from_utf8(created).ok().and_then(|created| created.parse().ok());
+    let columns = Columns { id: [7; 16], owner, created: created.unwrap_or_default(), head };
+    let read = columns.record(Bytes::copy_from_slice(parts.next().unwrap_or_default()));
+    if let Ok(record) = &read {
+        // What is listed is read without its body.
+        let listed = columns.listed().expect("what is read whole is read in part");
+        assert_eq!(listed.state.status(), record.state.status());
+    }
+    Some(read)
 }
 
 fn is_written_the_same(record: Record) {
@@ -42,9 +49,9 @@ fn is_written_the_same(record: Record) {
     let created = i64::try_from(record.created.as_millis()).unwrap_or(i64::MAX);
     let columns = Columns { id: record.id.entropy(), owner: &owner, created, head: &row.head };
     let again = columns.record(row.body.clone()).expect("what was written is read");
-    // A time that no column can have is the last that one can.
-    let created = again.created;
-    assert_eq!(again, Record { created, ..record });
+    // A time that no row can have is the last that one can.
+    let (created, ttl) = (again.created, record.ttl.min(Duration::from_millis(u64::MAX)));
+    assert_eq!(again, Record { created, ttl, ..record });
 }
 
 /// It is shown, renewed and ended as any other.
