@@ -150,13 +150,13 @@ fn start_each(
         Net::Within(_) | Net::Pipes(_) => None,
     };
     let net = match &shared {
-        Some((_, shares)) => {
-            Limit::UpstreamConnections.is(shares.servers as f64);
-            &Net::Within(Room::of(shares.servers))
-        }
+        Some((_, shares)) => &Net::Within(Room::of(shares.servers)),
         None => net,
     };
     tell_limits(&config);
+    if let Some((_, shares)) = &shared {
+        Limit::UpstreamConnections.is(shares.servers as f64);
+    }
     let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
     let (leaving, left) = Drain::new();
     let (draining, stopping) = Drain::new();

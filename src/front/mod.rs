@@ -62,6 +62,7 @@ use crate::{
 use http::{Uri, uri::Scheme};
 use places::Places;
 use receive::BodyMemory;
+use rest::Guests;
 use std::{
     fmt, io,
     net::{Ipv4Addr, SocketAddr},
@@ -71,7 +72,6 @@ use std::{
 };
 use tokio::{sync::Semaphore, task::JoinHandle};
 
-use self::rest::Guests;
 pub use crate::runtime::PrivateKey;
 pub use receive::SMALL_BODY;
 pub use renewal::Renew;
@@ -176,7 +176,7 @@ struct Front {
 /// What all connections share, whatever the configuration says.
 struct Lasting {
     principals: PrincipalKey,
-    /// Of open connections.
+    /// A permit for each connection that may be open.
     connections: Arc<Semaphore>,
     clock: Arc<dyn Clock>,
     tracer: Tracer,

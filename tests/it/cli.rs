@@ -8,6 +8,7 @@ mod older;
 mod report;
 mod shells;
 
+use crate::support::program::{interrupt, where_it_listens};
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
 use hyper_util::{client::legacy::Client, rt::TokioExecutor};
@@ -236,11 +237,6 @@ impl Drop for Demo {
     }
 }
 
-pub(crate) fn interrupt(child: &Child) {
-    let sent = Command::new("kill").args(["-INT", &child.id().to_string()]).status().expect("kill is there");
-    assert!(sent.success());
-}
-
 /// Does what `curl` would do with the words of a command, taken apart by a real shell.
 fn curl(command: &str) -> serde_json::Value {
     let script = format!("curl() {{ printf '%s\\0' \"$@\"; }}\n{command}");
@@ -376,12 +372,9 @@ fn a_name_that_is_given_by_host_is_served_and_another_is_told_how() {
         .stderr(Stdio::null())
         .spawn()
         .expect("the program starts");
-    let mut said = String::new();
-    BufReader::new(child.stdout.as_mut().expect("it is piped")).read_line(&mut said).expect("a line");
-    let address = said.trim().strip_prefix("listening on http://").and_then(|url| url.split('/').next());
-    let address = address.expect("where it listens").to_owned();
+    let address = where_it_listens(&mut child);
     let ask = |host: &str| {
-        let mut socket = TcpStream::connect(&address).expect("it listens");
+        let mut socket = TcpStream::connect(address).expect("it listens");
         write!(socket, "DELETE /nowhere HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n")
             .expect("it reads");
         let mut answer = String::new();

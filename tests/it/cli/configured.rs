@@ -1,9 +1,10 @@
 //! A configuration from the standard input, with variables of the environment in it; and what they say by themselves.
 
-use super::{interrupt, text};
+use super::text;
 use crate::support::{
     clients::Client,
     connect_proxy::ConnectProxy,
+    program::{interrupt, where_it_listens},
     servers::{LegacyServer, Options},
 };
 use std::{
@@ -106,10 +107,7 @@ async fn servers_are_reached_by_the_proxy_that_the_environment_names() {
         .stderr(Stdio::null())
         .spawn()
         .expect("the program starts");
-    let mut said = String::new();
-    BufReader::new(child.stdout.as_mut().expect("it is piped")).read_line(&mut said).expect("a line");
-    let addr = said.trim().trim_start_matches("listening on http://").trim_end_matches("/mcp");
-    let waiting = Client::new(addr.parse().expect("an address")).call("t").await;
+    let waiting = Client::new(where_it_listens(&mut child)).call("t").await;
     server.call().await.says("through the proxy");
     assert_eq!(waiting.answer().await.text(), "through the proxy");
     let asked = proxy.asked();

@@ -1,7 +1,7 @@
 //! Every command that the pages show is run: against a proxy with a folder for its tasks, in front of the demo's server.
 
 use super::{Block, all_blocks, root};
-use crate::cli::interrupt;
+use crate::support::program::interrupt;
 use std::{
     fs::{self, File},
     io::{BufRead, BufReader, ErrorKind, Read, Write},

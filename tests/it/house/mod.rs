@@ -48,7 +48,7 @@ fn profile() -> impl Strategy<Value = Profile> {
 
 /// So many houses: more by hand, with `DEFERRAL_HOUSES`.
 fn cases() -> u32 {
-    std::env::var("DEFERRAL_HOUSES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(128)
+    std::env::var("DEFERRAL_HOUSES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(64)
 }
 
 proptest! {

@@ -1,11 +1,10 @@
 //! The program itself at work in front of a server, to look at what it takes.
 
-use crate::support::{clients::Client, servers::LegacyServer};
+use crate::support::{clients::Client, program::where_it_listens, servers::LegacyServer};
 use http::Method;
 use serde_json::json;
 use std::{
     fs,
-    io::{BufRead, BufReader},
     net::SocketAddr,
     path::Path,
     process::{Child, ChildStderr, Command, Stdio},
@@ -64,10 +63,7 @@ impl Program {
             })
             .spawn()
             .expect("the program starts");
-        let mut said = String::new();
-        BufReader::new(child.stdout.as_mut().expect("it is piped")).read_line(&mut said).expect("a line");
-        let addr = said.trim().strip_prefix("listening on http://").and_then(|url| url.strip_suffix("/mcp"));
-        let addr = addr.unwrap_or_else(|| panic!("it says {said:?}")).parse().expect("an address");
+        let addr = where_it_listens(&mut child);
         let log = child.stderr.take();
         Self { child, addr, admin, log, _folder: folder }
     }

@@ -1,6 +1,9 @@
 //! The program itself, told to read its configuration again.
 
-use crate::{operators::Operator, support::clients::Client};
+use crate::{
+    operators::Operator,
+    support::{clients::Client, program::where_it_listens},
+};
 use serde_json::Value;
 use std::{
     io::{BufRead, BufReader, Lines},
@@ -42,11 +45,7 @@ impl Program {
             Some(line.strip_prefix("for operators: ")?.to_owned())
         });
         let operator = Operator::by_link(&link.expect("it is said"));
-        let mut listening = String::new();
-        let stdout = child.stdout.as_mut().expect("it is piped");
-        BufReader::new(stdout).read_line(&mut listening).expect("a line");
-        let addr = listening.trim().strip_prefix("listening on http://").expect("where it listens");
-        let addr = addr.trim_end_matches("/mcp").parse().expect("an address");
+        let addr = where_it_listens(&mut child);
         Self { child, addr, lines, operator, file }
     }
 

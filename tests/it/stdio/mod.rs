@@ -7,11 +7,13 @@ mod chaos;
 #[cfg(feature = "otlp")]
 mod traces;
 
-use crate::support::clients::{Client, soon};
+use crate::support::{
+    clients::{Client, soon},
+    program::where_it_listens,
+};
 use serde_json::{Value, json};
 use std::{
     fs,
-    io::{BufRead, BufReader},
     net::SocketAddr,
     path::Path,
     process::{Child, Command, Stdio},
@@ -75,10 +77,7 @@ impl Proxy {
             .stderr(log)
             .spawn()
             .expect("the program starts");
-        let mut said = String::new();
-        BufReader::new(child.stdout.as_mut().expect("it is piped")).read_line(&mut said).expect("a line");
-        let addr = said.trim().strip_prefix("listening on http://").and_then(|url| url.strip_suffix("/mcp"));
-        let addr = addr.unwrap_or_else(|| panic!("it says {said:?}")).parse().expect("an address");
+        let addr = where_it_listens(&mut child);
         Self { child, addr, mark, folder }
     }
 

@@ -7,5 +7,6 @@ pub(crate) mod connect_proxy;
 pub(crate) mod faulty;
 pub(crate) mod hits;
 pub(crate) mod json;
+pub(crate) mod program;
 pub(crate) mod servers;
 pub(crate) mod time;
