@@ -8,7 +8,7 @@
 
 use super::{
     Id, Method,
-    scan::{self, Members, Scan},
+    scan::{Members, Scan},
     splice::Object,
 };
 use bytes::Bytes;
@@ -220,13 +220,13 @@ impl Index {
     pub(super) fn read(scan: &mut Scan<'_>) -> Option<Self> {
         let (mut carried, mut meta) = (None, None);
         let members = scan.object(0, |scan, key| {
-            if scan.peek() != Some(b'{') || !["params", "result"].iter().any(|name| scan::is(key, name)) {
+            if scan.peek() != Some(b'{') || !["params", "result"].iter().any(|name| key.is(name)) {
                 return scan.value();
             }
             meta = None;
             let start = scan.at();
             let members = scan.object(start, |scan, key| {
-                if !scan::is(key, "_meta") {
+                if !key.is("_meta") {
                     return scan.value();
                 }
                 let start = scan.at();
@@ -247,9 +247,9 @@ impl Index {
     fn routed(&self, bytes: &[u8]) -> Result<Routed, FrameError> {
         let (mut found, mut resembled) = ([const { None }; ROUTED.len()], None);
         for member in &self.members {
-            let spelled = &bytes[member.key()];
-            let Some(at) = ROUTED.iter().position(|name| scan::is(spelled, name)) else {
-                let (key, asked) = (scan::meant(spelled), (0..).zip(&ROUTED[..3]));
+            let key = member.key(bytes);
+            let Some(at) = ROUTED.iter().position(|name| key.is(name)) else {
+                let (key, asked) = (key.meant(), (0..).zip(&ROUTED[..3]));
                 resembled = resembled
                     .or_else(|| asked.filter(|(_, name)| is_like(&key, name)).map(|(at, _)| at).next());
                 continue;

@@ -12,9 +12,19 @@ pub(super) type Members = SmallVec<[Member; 8]>;
 /// Where a member stands. Half the size of two `Range<usize>`: no message is larger than 4 GiB.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Member {
-    /// The key between its quotes, as it is spelled.
-    key: (u32, u32),
+    /// Where the key begins, behind its quote.
+    key: u32,
+    /// Twice its length, and one more where it has escapes.
+    spelling: u32,
     value: (u32, u32),
+}
+
+/// A key between its quotes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Key<'a> {
+    spelled: &'a [u8],
+    /// Hardly any is, so most are compared as they stand.
+    is_escaped: bool,
 }
 
 /// Stands somewhere in some JSON. Whatever reads gives `None` where the grammar is broken, and stops there.
@@ -37,38 +47,6 @@ struct Brackets {
     outer: Vec<u64>,
 }
 
-/// Whether a key, as it is spelled, is this one.
-pub(super) fn is(spelled: &[u8], key: &str) -> bool {
-    // Hardly any key is spelled with escapes, and one that is is longer than what it means.
-    match spelled.len() == key.len() {
-        true => spelled == key.as_bytes() && !is_escaped(spelled),
-        // Mostly the first byte tells it from another.
-        false => {
-            let may_begin_alike = || spelled[0] == b'\\' || spelled.first() == key.as_bytes().first();
-            spelled.len() > key.len() && may_begin_alike() && is_escaped(spelled) && meant(spelled) == key
-        }
-    }
-}
-
-/// Whether two keys, as they are spelled, are the same.
-pub(super) fn is_same(one: &[u8], other: &[u8]) -> bool {
-    one == other || (is_escaped(one) || is_escaped(other)) && meant(one) == meant(other)
-}
-
-fn is_escaped(spelled: &[u8]) -> bool {
-    memchr::memchr(b'\\', spelled).is_some()
-}
-
-/// A key as it is meant, its escapes resolved.
-pub(super) fn meant(spelled: &[u8]) -> Cow<'_, str> {
-    if !is_escaped(spelled) {
-        return String::from_utf8_lossy(spelled);
-    }
-    let quoted = [b"\"", spelled, b"\""].concat();
-    // Half a character means nothing, and stands for itself.
-    serde_json::from_slice(&quoted).map_or_else(|_| String::from_utf8_lossy(spelled), Cow::Owned)
-}
-
 /// Eight times the same byte.
 const fn eight(byte: u8) -> u64 {
     u64::from_le_bytes([byte; 8])
@@ -77,12 +55,49 @@ const fn eight(byte: u8) -> u64 {
 // === impl Member ===
 
 impl Member {
-    pub(super) fn key(self) -> Range<usize> {
-        self.key.0 as usize..self.key.1 as usize
+    /// Its key, in the object's bytes.
+    pub(super) fn key(self, object: &[u8]) -> Key<'_> {
+        let length = (self.spelling / 2) as usize;
+        Key { spelled: &object[self.key_start()..][..length], is_escaped: self.spelling % 2 == 1 }
+    }
+
+    /// Where its key begins, behind the quote.
+    pub(super) fn key_start(self) -> usize {
+        self.key as usize
     }
 
     pub(super) fn value(self) -> Range<usize> {
         self.value.0 as usize..self.value.1 as usize
+    }
+}
+
+// === impl Key ===
+
+impl<'a> Key<'a> {
+    /// Whether it is this one.
+    pub(super) fn is(self, key: &str) -> bool {
+        match self.is_escaped {
+            false => self.spelled == key.as_bytes(),
+            true => self.meant() == key,
+        }
+    }
+
+    /// Whether two are the same.
+    pub(super) fn is_same(self, other: Key<'_>) -> bool {
+        match self.is_escaped || other.is_escaped {
+            false => self.spelled == other.spelled,
+            true => self.meant() == other.meant(),
+        }
+    }
+
+    /// As it is meant, its escapes resolved.
+    pub(super) fn meant(self) -> Cow<'a, str> {
+        if !self.is_escaped {
+            return String::from_utf8_lossy(self.spelled);
+        }
+        let quoted = [b"\"", self.spelled, b"\""].concat();
+        // Half a character means nothing, and stands for itself.
+        serde_json::from_slice(&quoted).map_or_else(|_| String::from_utf8_lossy(self.spelled), Cow::Owned)
     }
 }
 
@@ -117,25 +132,25 @@ impl<'a> Scan<'a> {
         self.at == self.json.len()
     }
 
-    /// Reads one object, and gives where its members stand, counted from `start`. `value` is told each key as it is
-    /// spelled, and reads the value.
+    /// Reads one object, and gives where its members stand, counted from `start`. `value` is told each key, and
+    /// reads the value.
     pub(super) fn object(
         &mut self,
         start: usize,
-        mut value: impl FnMut(&mut Self, &'a [u8]) -> Option<()>,
+        mut value: impl FnMut(&mut Self, Key<'a>) -> Option<()>,
     ) -> Option<Members> {
-        let place = |range: Range<usize>| {
-            Some((u32::try_from(range.start - start).ok()?, u32::try_from(range.end - start).ok()?))
-        };
+        let place = |at: usize| u32::try_from(at - start).ok();
         let mut members = Members::new();
         if !self.opens(b'{', b'}')? {
             return Some(members);
         }
         loop {
+            let from = self.at + 1;
             let key = self.key()?;
-            let from = self.at;
-            value(self, &self.json[key.clone()])?;
-            members.push(Member { key: place(key)?, value: place(from..self.at)? });
+            let twice = u32::try_from(key.spelled.len()).ok()?.checked_mul(2)?;
+            let (key_start, spelling, from) = (place(from)?, twice + u32::from(key.is_escaped), self.at);
+            value(self, key)?;
+            members.push(Member { key: key_start, spelling, value: (place(from)?, place(self.at)?) });
             if self.ends(b'}')? {
                 return Some(members);
             }
@@ -147,7 +162,7 @@ impl<'a> Scan<'a> {
         let mut open = Brackets::default();
         loop {
             let goes_deeper = match self.peek()? {
-                b'"' => self.string().map(|()| false)?,
+                b'"' => self.string().map(|_| false)?,
                 b'{' => self.opens(b'{', b'}')? && open.push(true),
                 b'[' => self.opens(b'[', b']')? && open.push(false),
                 _ => self.scalar().map(|()| false)?,
@@ -196,33 +211,43 @@ impl<'a> Scan<'a> {
         Some(false)
     }
 
-    /// Reads a key and its colon. Gives where it stands, between its quotes.
-    fn key(&mut self) -> Option<Range<usize>> {
+    /// Reads a key and its colon.
+    fn key(&mut self) -> Option<Key<'a>> {
         let start = self.at + 1;
-        self.string()?;
-        let end = self.at - 1;
+        let is_escaped = self.string()?;
+        let spelled = &self.json[start..self.at - 1];
         self.space();
         self.take(b':')?;
         self.space();
-        Some(start..end)
+        Some(Key { spelled, is_escaped })
     }
 
-    fn string(&mut self) -> Option<()> {
+    /// Whether anything in it is escaped.
+    fn string(&mut self) -> Option<bool> {
         self.take(b'"')?;
+        let mut is_escaped = false;
         loop {
             self.at += plain(&self.json[self.at..]);
             match self.peek()? {
                 b'"' => {
                     self.at += 1;
-                    return Some(());
+                    return Some(is_escaped);
                 }
-                b'\\' => match self.json.get(self.at + 1)? {
-                    b'"' | b'\\' | b'/' | b'b' | b'f' | b'n' | b'r' | b't' => self.at += 2,
-                    b'u' if self.json.get(self.at + 2..self.at + 6)?.iter().all(u8::is_ascii_hexdigit) => {
-                        self.at += 6;
-                    }
-                    _ => return None,
-                },
+                b'\\' => {
+                    is_escaped = true;
+                    self.at += match self.json.get(self.at + 1)? {
+                        b'"' | b'\\' | b'/' | b'b' | b'f' | b'n' | b'r' | b't' => 2,
+                        b'u' if self
+                            .json
+                            .get(self.at + 2..self.at + 6)?
+                            .iter()
+                            .all(u8::is_ascii_hexdigit) =>
+                        {
+                            6
+                        }
+                        _ => return None,
+                    };
+                }
                 _control => return None,
             }
         }
@@ -328,6 +353,13 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
     use serde_json::value::RawValue;
+    use std::collections::BTreeMap;
+
+    /// The key of an object of one member.
+    fn key_of(object: &str) -> Key<'_> {
+        let members = Scan::new(object.as_bytes()).object(0, |scan, _| scan.value()).expect("an object");
+        members[0].key(object.as_bytes())
+    }
 
     fn is_valid(json: &[u8]) -> bool {
         let mut scan = Scan::new(json);
@@ -403,12 +435,13 @@ mod tests {
         #[test]
         fn a_key_is_what_it_means(spelled in r#"([ab]|\\\\(u0061|n|\\\\)){0,5}"#, key in "[ab\n\\\\]{0,5}") {
             let means: String = serde_json::from_str(&format!("\"{spelled}\"")).expect("a string");
-            prop_assert_eq!(meant(spelled.as_bytes()), means.as_str());
+            let object = format!("{{\"{spelled}\":1}}");
+            let read = key_of(&object);
+            prop_assert_eq!(read.meant(), means.as_str());
             for key in [&key, &means] {
-                prop_assert_eq!(is(spelled.as_bytes(), key), means == **key, "{} {}", spelled, key);
-                let plainly = serde_json::to_string(key).expect("it is written to memory");
-                let plainly = &plainly.as_bytes()[1..plainly.len() - 1];
-                prop_assert_eq!(is_same(spelled.as_bytes(), plainly), means == **key, "{} {}", spelled, key);
+                prop_assert_eq!(read.is(key), means == **key, "{} {}", spelled, key);
+                let plainly = serde_json::to_string(&BTreeMap::from([(key, 1)])).expect("it is written to memory");
+                prop_assert_eq!(read.is_same(key_of(&plainly)), means == **key, "{} {}", spelled, key);
             }
         }
 

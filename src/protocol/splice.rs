@@ -5,7 +5,7 @@
 //! buffer and applies them in one pass. Key order, spacing and number spelling of everything that
 //! is not named by an edit are kept.
 
-use super::scan::{self, Member, Members, Scan};
+use super::scan::{Member, Members, Scan};
 use bytes::Bytes;
 use serde_json::value::RawValue;
 use smallvec::SmallVec;
@@ -111,10 +111,9 @@ impl Object {
             let repeated = self.members.iter().find(|member| !seen.insert(self.key(member)));
             return repeated.map(|member| self.key(member));
         }
-        let spelled = |member: &Member| &self.bytes[member.key()];
         let seen = |at: usize| {
-            let key = spelled(&self.members[at]);
-            self.members[..at].iter().any(|other| scan::is_same(spelled(other), key))
+            let key = self.members[at].key(&self.bytes);
+            self.members[..at].iter().any(|other| other.key(&self.bytes).is_same(key))
         };
         (1..self.members.len()).find(|&at| seen(at)).map(|at| self.key(&self.members[at]))
     }
@@ -126,11 +125,11 @@ impl Object {
 
     /// A key as it is meant, its escapes resolved.
     fn key(&self, member: &Member) -> Cow<'_, str> {
-        scan::meant(&self.bytes[member.key()])
+        member.key(&self.bytes).meant()
     }
 
     fn is(&self, member: &Member, key: &str) -> bool {
-        scan::is(&self.bytes[member.key()], key)
+        member.key(&self.bytes).is(key)
     }
 
     /// Where the bracket is that opens it.
@@ -140,7 +139,7 @@ impl Object {
 
     /// Where the key of a member begins, with its quote.
     fn key_start(&self, at: usize) -> usize {
-        self.members[at].key().start - 1
+        self.members[at].key_start() - 1
     }
 }
 
