@@ -23,6 +23,9 @@ pub struct Anchor {
     /// What is asked in the task: the server's id, a raw token, and the key.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub questions: Vec<(String, String)>,
+    /// The keys of what the server has taken back, which the record may not know yet: an answer to it is not missed.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub taken_back: Vec<String>,
 }
 
 /// In which words the call is made, and what must be known for that.

@@ -16,7 +16,7 @@ use crate::{
     dialect::Principal,
     policy::Quotas,
     protocol::{ErrorObject, Timestamp, code},
-    runtime::{Clock, Live},
+    runtime::{Clock, Live, Stopping},
     store::{self, Bounds, Due, Orphan, Place, Secret, Store, StoreError, Tally, Updated, Usage, Version},
     task::{Effect, Event, Owner, Record, State, TaskId},
     telemetry::{QuotaFull, TaskCreated, TaskEnd, TaskTransition},
@@ -534,14 +534,14 @@ impl Ledger {
     }
 
     /// Renews what works and forgets what has outlived its time. What works and is held by nobody has
-    /// lost its call: it ends. Called now and then.
-    pub(super) async fn sweep(&self, batch: usize) -> Result<usize, StoreError> {
+    /// lost its call: it ends. Called now and then, until the proxy is `stopping`: nothing is left at work.
+    pub(super) async fn sweep(&self, batch: usize, stopping: &Stopping) -> Result<usize, StoreError> {
         let now = self.clock.timestamp();
         let due = self.store.due(now, batch).await?;
         let mut failed = None;
         for Due { id, is_ended } in &due {
             // A record that cannot be read any more keeps no other from its turn.
-            if let Err(error) = self.see_to_due(id, *is_ended).await {
+            if let Err(error) = self.see_to_due(id, *is_ended, stopping).await {
                 failed.get_or_insert(error);
             }
         }
@@ -549,7 +549,7 @@ impl Ledger {
         failed.map_or(Ok(due.len()), Err)
     }
 
-    async fn see_to_due(&self, id: &TaskId, is_ended: bool) -> Result<(), StoreError> {
+    async fn see_to_due(&self, id: &TaskId, is_ended: bool, stopping: &Stopping) -> Result<(), StoreError> {
         if is_ended {
             self.store.remove(id).await?;
             self.collection.forgotten(id);
@@ -558,8 +558,11 @@ impl Ledger {
         } else if self.held.contains_key(id) {
             self.change(id, &Event::Renewed).await?;
         } else {
-            // A call leaves its place only once its end is kept, so this one is not at work anywhere.
-            self.change(id, &lost()).await?;
+            // A call leaves its place only once its end is kept, so this one is not at work anywhere; or once the
+            // proxy is at its end, and has left it to the next process.
+            if !stopping.is_stopped() {
+                self.change(id, &lost()).await?;
+            }
         }
         Ok(())
     }

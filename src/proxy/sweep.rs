@@ -13,7 +13,7 @@ const PERIOD: Duration = Duration::from_secs(5);
 const BATCH: usize = 1000;
 
 impl Ledger {
-    /// Looks after the tasks until the proxy stops, those first that a process before this one left behind.
+    /// Looks after the tasks until the proxy is at its end, those first that a process before this one left behind.
     pub async fn look_after(self: Arc<Self>, endpoints: Vec<Endpoint>, stopping: Stopping) {
         // What nobody holds would be taken for lost.
         self.take_over(&endpoints, &stopping).await;
@@ -23,15 +23,16 @@ impl Ledger {
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tokio::select! {
+                biased;
                 () = stopping.stopped() => return,
-                _ = ticks.tick() => self.sweep_all().await,
+                _ = ticks.tick() => self.sweep_all(&stopping).await,
             }
         }
     }
 
-    async fn sweep_all(&self) {
+    async fn sweep_all(&self, stopping: &Stopping) {
         loop {
-            match self.sweep(BATCH).await {
+            match self.sweep(BATCH, stopping).await {
                 Ok(BATCH) => {}
                 Ok(_) => return,
                 Err(error) => return self.failed("sweeping", &error),
@@ -45,7 +46,7 @@ mod tests {
     use super::*;
     use crate::{
         policy::Quotas,
-        runtime::{Clock, SystemClock},
+        runtime::{Clock, Drain, SystemClock},
         store::{Memory, Store},
         task::{Owner, Record, Scope, State, TaskId},
     };
@@ -60,10 +61,29 @@ mod tests {
         let _custody = ledger.admit(record(held.clone()), false).await.expect("there is room");
         store.insert(Arc::new(record(lost.clone()))).await.expect("kept");
         tokio::time::sleep(Duration::from_secs(60 * 60)).await;
-        ledger.sweep_all().await;
+        let (_drain, stopping) = Drain::new();
+        ledger.sweep_all(&stopping).await;
         let state = async |id| store.load(id).await.expect("it answers").expect("it is there").1;
         assert_eq!(state(&held).await.state, State::Working);
         let State::Failed { error } = &state(&lost).await.state else { panic!("it still works") };
         assert!(error.starts_with(br#"{"code":-31002,"#), "{error:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_task_that_was_left_to_the_next_process_is_not_taken_for_lost() {
+        let (store, clock) = (Arc::new(Memory::default()), Arc::new(SystemClock::new()));
+        let ledger = Ledger::new(store.clone(), None, Quotas::default(), clock.clone());
+        let owner = Owner { principal: [1; 16], route: "/mcp".into(), scope: Scope::Principal };
+        let id = TaskId::from_entropy([6; 16]);
+        let record = Record::new(id.clone(), owner, "slow", Duration::ZERO, clock.timestamp());
+        let custody = ledger.admit(record, false).await.expect("there is room");
+        tokio::time::sleep(Duration::from_secs(60 * 60)).await;
+        let (drain, stopping) = Drain::new();
+        drain.tell();
+        // As its driver does when it leaves the call to the next process.
+        drop(custody);
+        ledger.sweep_all(&stopping).await;
+        let kept = store.load(&id).await.expect("it answers").expect("it is there").1;
+        assert_eq!(kept.state, State::Working);
     }
 }

@@ -3,7 +3,7 @@
 //! Only where the store outlives the process, and the server gives its events ids: without them nobody could hear
 //! again what it has said meanwhile.
 
-use super::{Driver, Form, Held};
+use super::{Driver, Form, Held, keep};
 use crate::{
     bridge::exchange::Phase,
     protocol::Id,
@@ -11,6 +11,7 @@ use crate::{
         anchor::{Anchor, Words},
         keep::STORE_PAUSE,
     },
+    store::Updated,
     task::{self, State},
     upstream::{self, Deferral},
 };
@@ -30,6 +31,8 @@ pub(super) struct Anchored {
     /// What the client has answered, and the server may not have, with the time when it was sent: its id for the
     /// question, and the key.
     answered: Vec<(Instant, Id, String)>,
+    /// The keys of what the server has taken back, where the store has not taken that.
+    taken_back: Vec<String>,
 }
 
 /// It is written at most this often, but for questions: a store write each. What the server says twice because of
@@ -55,6 +58,7 @@ impl Driver {
                 changes: 0,
                 is_kept: false,
                 answered: Vec::new(),
+                taken_back: Vec::new(),
             }));
             return;
         };
@@ -75,6 +79,23 @@ impl Driver {
             (Some(anchored), Some(id)) => anchored.answered.push((now, id, key)),
             // Nobody else will have to deliver it.
             _ => self.delivered(vec![key]).await,
+        }
+    }
+
+    /// The server has taken a question of the task back, and wants no answer to it any more.
+    pub(super) async fn is_taken_back(&mut self, key: String) {
+        let overdue = self.shared.overdue.clone();
+        let event = task::Event::Withdrawn { key: key.clone() };
+        match keep(self.held().task.as_ref(), event, &overdue).await {
+            Ok(Updated::Done { .. }) => {}
+            // It has been answered in this moment, or the task has ended.
+            Ok(Updated::Refused(_) | Updated::Unknown) => self.delivered(vec![key]).await,
+            // The proxy ends. The record may have an answer by now, or get one.
+            Err(_) => {
+                if let Some(anchored) = &mut self.held().anchored {
+                    anchored.taken_back.push(key);
+                }
+            }
         }
     }
 
@@ -147,6 +168,7 @@ impl Driver {
             needs_credentials,
             words,
             questions: questions.collect(),
+            taken_back: anchored.taken_back.clone(),
         })
     }
 
@@ -181,8 +203,10 @@ impl Held {
         let call = Box::new(call);
         let answered = answered.into_iter().map(|(id, key)| (now, id, key)).collect();
         let is_kept = true;
-        self.anchored =
-            Some(Box::new(Anchored { call, due: None, not_before: now, changes: 0, is_kept, answered }));
+        let taken_back = Vec::new();
+        let anchored =
+            Anchored { call, due: None, not_before: now, changes: 0, is_kept, answered, taken_back };
+        self.anchored = Some(Box::new(anchored));
     }
 }
 

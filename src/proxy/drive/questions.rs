@@ -214,8 +214,7 @@ impl Driver {
         }
         open.way.withdrawn();
         if is_task && open.is_recorded {
-            // Refused where it has been answered or the task has ended meanwhile.
-            self.keep(task::Event::Withdrawn { key: open.key }).await;
+            self.is_taken_back(open.key).await;
         }
     }
 
@@ -295,7 +294,7 @@ impl Driver {
                 open.way.withdrawn();
             }
             if is_recorded {
-                self.keep(task::Event::Withdrawn { key }).await;
+                self.is_taken_back(key).await;
             }
             return;
         }

@@ -17,7 +17,7 @@ use crate::{
         session::Key,
         shared::Shared,
     },
-    task::{self, Answer, Record, State},
+    task::{Answer, Record, State},
     upstream::{Asked, Deferral, Identity, TakenUp},
 };
 use bytes::Bytes;
@@ -117,8 +117,7 @@ pub(in crate::proxy) fn take_up(
     }
     shared.stopping.spawn(async move {
         for key in forgotten {
-            // Nobody knows any more what the server calls it: an answer would reach nobody.
-            driver.keep(task::Event::Withdrawn { key }).await;
+            driver.is_taken_back(key).await;
         }
         driver.run().await;
     });
@@ -131,7 +130,8 @@ pub struct Left {
     pub open: Vec<Open>,
     /// Answers that the server may not have.
     pub undelivered: Vec<Undelivered>,
-    /// The keys under which something is asked that nobody can answer: what the server calls it is not known.
+    /// The keys of what is asked, or answered, and reaches nobody: the server has taken it back, or nobody knows any
+    /// more what the server calls it.
     pub forgotten: Vec<String>,
 }
 
@@ -157,7 +157,8 @@ impl Left {
     pub fn by(record: &Record, anchor: &Anchor) -> Option<Self> {
         let undelivered = undelivered(record, anchor)?;
         let open = open(record, anchor);
-        let forgotten = forgotten(record, &open);
+        let mut forgotten = forgotten(record, &open);
+        forgotten.extend(record.undelivered.keys().filter(|key| anchor.taken_back.contains(key)).cloned());
         Some(Self { open, undelivered, forgotten })
     }
 }
@@ -174,7 +175,8 @@ fn undelivered(record: &Record, anchor: &Anchor) -> Option<Vec<Undelivered>> {
         let id = id_of(token)?;
         Some(Undelivered { key: key.clone(), id, answer: answer.clone() })
     };
-    record.undelivered.iter().map(answered).collect()
+    let is_wanted = |(key, _): &(&String, &Answer)| !anchor.taken_back.contains(key);
+    record.undelivered.iter().filter(is_wanted).map(answered).collect()
 }
 
 /// The questions that are open.
