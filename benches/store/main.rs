@@ -142,12 +142,19 @@ fn filled_and_killed(path: &Path, tasks: u32) -> f64 {
     said.trim().parse().expect("a rate")
 }
 
-/// Flushes of a task, as the system saw them.
+/// Flushes of a task, as the system saw them. Those that make a folder and open it are not among them: that is done
+/// once, however many tasks there are.
 fn flushes(folder: &Path, at_once: usize) -> Option<f64> {
-    // Enough that opening it does not matter.
+    // Enough that the log is carried over a few times.
     let tasks = at_once.max(1000) * 2;
+    let [opening, all] = [0, tasks].map(|tasks| flushes_of(folder, tasks, at_once));
+    Some((all? - opening?) / tasks as f64)
+}
+
+/// Flushes of a process that makes a store for so many tasks.
+fn flushes_of(folder: &Path, tasks: usize, at_once: usize) -> Option<f64> {
     let told = folder.join("strace");
-    let store = folder.join(format!("strace-{at_once}"));
+    let store = folder.join(format!("strace-{at_once}-{tasks}"));
     let output = Command::new("strace")
         .args(["-f", "-qq", "-e", "trace=fsync,fdatasync", "-o"])
         .arg(&told)
@@ -157,8 +164,7 @@ fn flushes(folder: &Path, at_once: usize) -> Option<f64> {
         .stderr(Stdio::null())
         .status();
     output.ok().filter(|status| status.success())?;
-    let calls = fs::read_to_string(told).ok()?.lines().filter(|line| line.contains("sync(")).count();
-    Some(calls as f64 / tasks as f64)
+    Some(fs::read_to_string(told).ok()?.lines().filter(|line| line.contains("sync(")).count() as f64)
 }
 
 fn this(words: &[&str]) -> Command {

@@ -21,9 +21,11 @@ pub(super) fn database(folder: &Path) -> PathBuf {
 
 /// How long another program, such as one that makes a backup, is waited for.
 const BUSY: Duration = Duration::from_secs(5);
-/// Pages in the write-ahead log, from which on a commit carries them over into the database. A start after a crash
-/// reads them.
-const LOG_PAGES: i64 = 1000;
+/// Pages in the write-ahead log, from which on a commit carries them over into the database: three flushes, so that
+/// it is done once for some 350 tasks. A start after a crash reads them.
+const LOG_PAGES: u64 = 4096;
+/// Bytes of a page.
+const PAGE: u64 = 4096;
 /// Memory for pages of one connection.
 const CACHE_KIB: i64 = 2048;
 
@@ -63,11 +65,17 @@ fn pid(lock: &mut File) -> Option<u32> {
     text.trim().parse().ok()
 }
 
+/// Bytes that the write-ahead log takes beside the database, in a folder that may take so many.
+pub(super) fn log_bytes(max_bytes: Option<u64>) -> u64 {
+    let most = LOG_PAGES * PAGE;
+    max_bytes.map_or(most, |max| most.min(max / 4))
+}
+
 /// Opens the database for the one who writes, with the tables of this version.
 ///
 /// # Errors
 /// As [`schema::bring_up`].
-pub(super) fn open(folder: &Path) -> Result<Connection, Error> {
+pub(super) fn open(folder: &Path, max_bytes: Option<u64>) -> Result<Connection, Error> {
     let path = database(folder);
     let is_new = !path.exists();
     // Before SQLite does, which lets others read; what it keeps beside it has the same mode.
@@ -78,7 +86,8 @@ pub(super) fn open(folder: &Path) -> Result<Connection, Error> {
     connection.pragma_update(None, "auto_vacuum", "INCREMENTAL").map_err(failed())?;
     let mode = connection.pragma_update_and_check(None, "journal_mode", "WAL", |row| row.get::<_, String>(0));
     mode.map_err(failed())?;
-    connection.pragma_update(None, "wal_autocheckpoint", LOG_PAGES).map_err(failed())?;
+    let log_pages = i64::try_from(log_bytes(max_bytes) / PAGE).unwrap_or(i64::MAX);
+    connection.pragma_update(None, "wal_autocheckpoint", log_pages).map_err(failed())?;
     schema::bring_up(folder, &mut connection)?;
     if is_new {
         flush_folder(folder).and_then(|()| flush_folder(&above(folder))).map_err(Error::folder(folder))?;

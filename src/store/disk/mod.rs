@@ -83,7 +83,7 @@ impl Disk {
     /// [`Error`] says what is wrong with the folder, and what helps.
     pub fn open(folder: &Path, bounds: Bounds, max_bytes: Option<u64>) -> Result<Self, Error> {
         let lock = folder::take(folder)?;
-        let connection = folder::open(folder)?;
+        let connection = folder::open(folder, max_bytes)?;
         let failed = || Error::folder(folder);
         let identity = folder::identity(folder).map_err(failed())?;
         let (counts, file_bytes) = changes::read_counts(&connection).map_err(Error::database(folder))?;

@@ -106,8 +106,8 @@ const BETWEEN: Duration = Duration::from_millis(10);
 const PAGES: i64 = 256;
 /// Pages that are kept, as they will be needed again.
 const SPARE_PAGES: i64 = 256;
-/// Bytes that the log beside the database takes, and what else is in the folder.
-const BESIDE: u64 = 8 << 20;
+/// Bytes by which the log may be larger than when it is carried over, and of what else is in the folder.
+const BESIDE: u64 = 4 << 20;
 
 // === impl Writer ===
 
@@ -213,7 +213,7 @@ impl Writer {
     }
 
     fn open_anew(&mut self) -> Result<(), Error> {
-        self.connection = folder::open(&self.folder)?;
+        self.connection = folder::open(&self.folder, self.max_bytes)?;
         let (counts, file_bytes) = read_counts(&self.connection).map_err(Error::database(&self.folder))?;
         // What was said to have failed may be there after all.
         self.shared.held.clear();
@@ -276,7 +276,7 @@ impl Writer {
         let number = |name| self.connection.pragma_query_value(None, name, |row| row.get::<_, i64>(0));
         let pages = number("page_count")? - number("freelist_count")?;
         let bytes = pages.saturating_mul(number("page_size")?);
-        Ok(bytes.cast_unsigned() + self.file_bytes + BESIDE)
+        Ok(bytes.cast_unsigned() + self.file_bytes + folder::log_bytes(self.max_bytes) + BESIDE)
     }
 
     /// Gives some of the free pages back to the system. Whether there are no more of them.
