@@ -145,7 +145,7 @@ pub mod task {
     pub mod view {
         pub mod experimental {
             pub use crate::task::view::experimental::{
-                Outcome, Terms, ToolErrors, created, listed, outcome, shown, status,
+                Outcome, Reader, Terms, ToolErrors, created, listed, outcome, shown, status,
             };
         }
 

@@ -34,6 +34,8 @@ pub enum Handshake {
 pub struct TaskParam {
     /// How long the client wants the task to be kept, from its creation on.
     pub ttl: Option<Duration>,
+    /// It stands in `_meta`, as a draft of SEP-1686 had it, and not in `params.task`.
+    pub is_draft: bool,
 }
 
 /// `params.task` is not what it should be.
@@ -127,9 +129,21 @@ fn set_support(tool: &Object, support: Option<&'static str>, patch: &mut Patch) 
 /// # Errors
 /// [`NotAWish`].
 pub fn wish(params: &Payload) -> Result<Option<TaskParam>, NotAWish> {
-    let Some(task) = params.get("task") else { return Ok(None) };
+    let Some(task) = params.get("task") else { return Ok(draft_wish(params)) };
     let task = Object::read(&task).map_err(|_| NotAWish::NotAnObject)?;
-    let ttl = match task.get("ttl") {
+    Ok(Some(TaskParam { ttl: wished(task.get("ttl"))?, is_draft: false }))
+}
+
+/// The same where it stands in `_meta`: what is no wish there is somebody else's, and nothing to us.
+fn draft_wish(params: &Payload) -> Option<TaskParam> {
+    let task = Object::read(&params.meta()?.get(meta::DRAFT_TASK)?).ok()?;
+    // It was called `keepAlive` first.
+    let ttl = wished(task.get("ttl").or_else(|| task.get("keepAlive"))).ok()?;
+    Some(TaskParam { ttl, is_draft: true })
+}
+
+fn wished(ttl: Option<Bytes>) -> Result<Option<Duration>, NotAWish> {
+    Ok(match ttl {
         None => None,
         // Without end: as long as is granted.
         Some(raw) if raw == "null" => Some(Duration::MAX),
@@ -141,8 +155,7 @@ pub fn wish(params: &Payload) -> Result<Option<TaskParam>, NotAWish> {
             // Saturates.
             Some(Duration::from_millis(millis as u64))
         }
-    };
-    Ok(Some(TaskParam { ttl }))
+    })
 }
 
 /// The progress token of a call, as it stands in its `_meta`.
@@ -150,7 +163,7 @@ pub fn progress_token(params: &Payload) -> Option<Bytes> {
     params.meta()?.get(meta::PROGRESS_TOKEN)
 }
 
-/// The call as it is sent in the client's session: with an id of ours, without `params.task`, and
+/// The call as it is sent in the client's session: with an id of ours, without `params.task` (or its draft), and
 /// with a progress token, which is ours where the client gave none.
 pub fn call(message: &Frame, hop: u64) -> Bytes {
     let mut patch = Patch::new(message.as_bytes().clone());
@@ -166,6 +179,7 @@ pub fn call(message: &Frame, hop: u64) -> Bytes {
         Some(about) => {
             let mut inner = Edit::new(about);
             inner.set_if_absent(meta::PROGRESS_TOKEN, number.as_bytes().clone());
+            inner.remove(meta::DRAFT_TASK);
             inner.put(&mut patch);
         }
         // It is no object.
@@ -352,11 +366,15 @@ mod tests {
     #[test]
     fn a_wish_is_read_strictly() {
         let of = |task: &str| wish(&Payload::read(format!(r#"{{"name":"a","task":{task}}}"#).into()));
-        let ttl = |millis| Ok(Some(TaskParam { ttl: Some(Duration::from_millis(millis)) }));
-        assert_eq!(of("{}"), Ok(Some(TaskParam { ttl: None })));
+        let of_draft = |draft: &str| {
+            let params = format!(r#"{{"name":"a","_meta":{{"modelcontextprotocol.io/task":{draft}}}}}"#);
+            wish(&Payload::read(params.into()))
+        };
+        let ttl = |millis| Ok(Some(TaskParam { ttl: Some(Duration::from_millis(millis)), is_draft: false }));
+        assert_eq!(of("{}"), Ok(Some(TaskParam { ttl: None, is_draft: false })));
         assert_eq!(of(r#"{"ttl":60000}"#), ttl(60_000));
         assert_eq!(of(r#"{"ttl":1.5e3,"x":1}"#), ttl(1500));
-        assert_eq!(of(r#"{"ttl":null}"#), Ok(Some(TaskParam { ttl: Some(Duration::MAX) })));
+        assert_eq!(of(r#"{"ttl":null}"#), Ok(Some(TaskParam { ttl: Some(Duration::MAX), is_draft: false })));
         for wrong in ["7", "null", "[]"] {
             assert_eq!(of(wrong), Err(NotAWish::NotAnObject), "{wrong}");
         }
@@ -364,6 +382,15 @@ mod tests {
             assert_eq!(of(wrong), Err(NotAWish::Ttl), "{wrong}");
         }
         assert_eq!(wish(&Payload::read(Bytes::from_static(br#"{"name":"task"}"#))), Ok(None));
+        for (draft, millis) in
+            [(r#"{"ttl":7}"#, Some(7)), (r#"{"taskId":"t","keepAlive":7}"#, Some(7)), ("{}", None)]
+        {
+            let ttl = millis.map(Duration::from_millis);
+            assert_eq!(of_draft(draft), Ok(Some(TaskParam { ttl, is_draft: true })), "{draft}");
+        }
+        for nothing in ["7", "null", "[]", r#"{"ttl":-1}"#] {
+            assert_eq!(of_draft(nothing), Ok(None), "{nothing}");
+        }
     }
 
     #[test]

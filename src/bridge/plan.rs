@@ -207,7 +207,7 @@ mod tests {
     /// Behind the bars: what is planned, what for a client that takes tasks unasked, and the same two with a ticket.
     #[test]
     fn what_becomes_of_an_older_clients_call_in_every_mode() {
-        let wish = TaskParam { ttl: None };
+        let wish = TaskParam { ttl: None, is_draft: false };
         let wishes =
             [("plain", Ok(None)), ("a task", Ok(Some(wish))), ("unread", Err(NotAWish::NotAnObject))];
         let mut table = String::new();

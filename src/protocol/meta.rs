@@ -16,6 +16,8 @@ pub const SUBSCRIPTION_ID: &str = "io.modelcontextprotocol/subscriptionId";
 pub const RELATED_TASK: &str = "io.modelcontextprotocol/related-task";
 /// What a model may go on with while a task works (2025-11-25, *Tasks, Creating Tasks*).
 pub const IMMEDIATE_RESPONSE: &str = "io.modelcontextprotocol/model-immediate-response";
+/// A task as a draft of SEP-1686 had it, and as FastMCP 2.14 looks for it in what a call is answered with.
+pub const DRAFT_TASK: &str = "modelcontextprotocol.io/task";
 /// Opts a request into progress notifications (all revisions).
 pub const PROGRESS_TOKEN: &str = "progressToken";
 /// What stands for a result that is fetched later, in a result of ours.

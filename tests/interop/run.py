@@ -49,6 +49,7 @@ VENVS = {
     "client": "requirements-client.txt",  # SDK 2.x
     "client-1.12": "requirements-client-1.12.txt",
     "client-1.9": "requirements-client-1.9.txt",
+    "fastmcp2": "requirements-fastmcp2.txt",  # FastMCP 2.14, with SDK 1.30
     "published": "requirements-published.txt",  # servers from PyPI
 }
 PACKAGES = ("typescript", "published")  # where there is a package.json: the SDKs, and servers from npm
@@ -85,6 +86,7 @@ CLIENTS = {
     "python1.12": Client(["client-1.12", *OLDER_PYTHON, "2025-06-18"], "plain,asking,older", "plain,asking,older", "2025-06-18"),
     "python1.9": Client(["client-1.9", *OLDER_PYTHON, "2025-03-26"], "plain,older", "plain,older", "2025-03-26"),
     "typescript1.32": Client(["node", "typescript/older.mjs"], "plain,asking,tasks,task-questions", "plain,asking"),
+    "fastmcp2.14": Client(["fastmcp2", *OLDER_PYTHON, "2025-11-25"], "fastmcp2", ""),
 }
 # Those whose server is killed in mid-call; crashes.py knows what each does.
 CRASHED = {
@@ -221,9 +223,10 @@ def groups_at(client: str, program: Program) -> str:
 PLANS = [
     *(
         Plan(f"{client}-{server}", client, server)
-        for client in ("python1.30", "typescript1.32", "python", "typescript", "python1.12", "python1.9")
+        for client in ("python1.30", "typescript1.32", "python", "typescript", "python1.12", "python1.9", "fastmcp2.14")
         for server in SERVERS
     ),
+    Plan("fastmcp2.14-stdio-typescript", "fastmcp2.14", "stdio-typescript", direct=""),
     *(
         Plan(f"{client}-{server}", client, server, groups=groups_at(client, program), direct="", only=program.only)
         for client in ("python", "typescript", "python1.30", "typescript1.32", "python1.12", "python1.9")

@@ -9,7 +9,7 @@ use deferral::internals::{
         Effect, Event, Owner, PollBounds, Record, Refusal, Scope, State, TaskId, apply,
         view::{
             self,
-            experimental::{Outcome, Terms, ToolErrors},
+            experimental::{Outcome, Reader, Terms, ToolErrors},
         },
     },
 };
@@ -354,7 +354,7 @@ fn each_state_is_shown_in_the_older_views() {
         };
         writeln!(shown, "{state}").expect("written to memory");
         for (name, view) in [
-            ("created", text(view::experimental::created(&record, now, TERMS, None))),
+            ("created", text(view::experimental::created(&record, now, TERMS, Reader::Published, None))),
             ("shown", text(view::experimental::shown(&record, now, TERMS))),
             ("outcome", came_to),
         ] {
@@ -419,11 +419,23 @@ fn a_page_of_tasks_shows_each_as_it_is_and_where_the_next_begins() {
 #[test]
 fn a_model_gets_words_to_go_on_with_where_there_are_some() {
     let words = "Started.\nAsk for \"it\" later. \u{2028}";
-    let made = json(&view::experimental::created(&task(), START, TERMS, Some(words)));
+    let made = json(&view::experimental::created(&task(), START, TERMS, Reader::Published, Some(words)));
     assert_eq!(made["_meta"][meta::IMMEDIATE_RESPONSE], words);
     let mut without = made;
     without["_meta"].as_object_mut().expect("an object").remove(meta::IMMEDIATE_RESPONSE);
-    assert_eq!(json(&view::experimental::created(&task(), START, TERMS, None)), without);
+    assert_eq!(json(&view::experimental::created(&task(), START, TERMS, Reader::Published, None)), without);
+}
+
+#[test]
+fn who_reads_a_task_as_a_draft_had_it_finds_it_in_a_result_without_content_beside_that_of_the_revision() {
+    let mut made = json(&view::experimental::created(&task(), START, TERMS, Reader::Draft, Some("wait")));
+    let draft = made["_meta"].as_object_mut().expect("an object").remove(meta::DRAFT_TASK);
+    assert_eq!(draft, Some(serde_json::json!({ "taskId": made["task"]["taskId"], "status": "working" })));
+    assert_eq!(made.as_object_mut().expect("an object").remove("content"), Some(serde_json::json!([])));
+    assert_eq!(
+        made,
+        json(&view::experimental::created(&task(), START, TERMS, Reader::Published, Some("wait")))
+    );
 }
 
 #[test]
@@ -445,7 +457,8 @@ fn every_older_view_is_what_the_schema_of_its_revision_describes() {
                 let shown = json(&view::experimental::shown(&record, now, terms));
                 is_a_task(&shown, state);
 
-                let made = json(&view::experimental::created(&record, now, terms, Some("wait")));
+                let made =
+                    json(&view::experimental::created(&record, now, terms, Reader::Published, Some("wait")));
                 let about = has_members(&made, &["task", "_meta"], &[], state)["_meta"].clone();
                 is_a_task(&made["task"], state);
                 let about = has_members(&about, &[meta::RELATED_TASK, meta::IMMEDIATE_RESPONSE], &[], state);
@@ -917,7 +930,7 @@ proptest! {
                 ToolErrors::Failed if is_tool_error => prop_assert_eq!(&older["status"], "failed"),
                 ToolErrors::Failed | ToolErrors::Completed => prop_assert_eq!(&older["status"], &newer["status"]),
             }
-            let made = json(&view::experimental::created(&record, now, terms, None));
+            let made = json(&view::experimental::created(&record, now, terms, Reader::Published, None));
             prop_assert_eq!(&made["task"], &older);
             let listed = json(&view::experimental::listed([&record], None, now, terms));
             prop_assert_eq!(&listed["tasks"][0], &older);

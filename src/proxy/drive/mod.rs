@@ -170,9 +170,10 @@ impl Driver {
         (replies, span): (Replies, CallSpan),
     ) -> Result<(Box<Self>, Vec<u8>), NoRoom> {
         let exchange = Exchange::of_a_task(Manner::Stream, deadlines(shared, None, View::Experimental));
+        let reader = native.reader;
         let mut driver = Self::native(shared, native, (replies, span), exchange);
         let record = driver.record(By::Request);
-        let created = Native::created(shared, &record);
+        let created = Native::created(shared, &record, reader);
         // The stream of replies does nothing until it is polled.
         driver.held().task = Some(shared.ledger.admit(record, false).await?);
         driver.becomes_task();

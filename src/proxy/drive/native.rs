@@ -24,7 +24,10 @@ use crate::{
         shared::Shared,
         tickets::Ticketing,
     },
-    task::{self, Owner, Record, TaskId, View, view::experimental},
+    task::{
+        self, Owner, Record, TaskId, View,
+        view::experimental::{self, Reader},
+    },
     telemetry::Outcome,
     upstream::{Asked, CallError, Deferral},
 };
@@ -47,6 +50,8 @@ pub(in crate::proxy) struct Native {
     pub(in crate::proxy) wants_progress: bool,
     /// How the task is shown.
     pub(in crate::proxy) view: View,
+    /// Who is told that it is one.
+    pub(in crate::proxy) reader: Reader,
     /// How its client is given a ticket, if that is how.
     pub(in crate::proxy) ticketing: Option<Ticketing>,
     /// What was last said of the progress, where the ticket is to say it.
@@ -101,16 +106,17 @@ impl Native {
     }
 
     /// A task as its client first hears of it: a `CreateTaskResult`.
-    pub(super) fn created(shared: &Shared, record: &Record) -> Vec<u8> {
+    pub(super) fn created(shared: &Shared, record: &Record, reader: Reader) -> Vec<u8> {
         let immediate = shared.route.legacy_tasks.immediate_response.as_deref();
-        experimental::created(record, shared.clock.timestamp(), shared.legacy_terms(), immediate)
+        let (now, terms) = (shared.clock.timestamp(), shared.legacy_terms());
+        experimental::created(record, now, terms, reader, immediate)
     }
 
     /// The handle, for a client that waits for the call itself.
     pub(super) fn handle(&self, shared: &Shared, id: &Id, record: &Record) -> Reply {
         let result = match &self.ticketing {
             Some(ticketing) => ticketing.running(shared, record).to_string().into_bytes(),
-            None => Self::created(shared, record),
+            None => Self::created(shared, record, self.reader),
         };
         let body = legacy::success(id, &result);
         let mut reply = Reply::new(StatusCode::OK, body, Outcome::Task);

@@ -17,7 +17,7 @@ use crate::{
         session::Key,
         shared::Shared,
     },
-    task::{Answer, Record, State},
+    task::{Answer, Record, State, view::experimental::Reader},
     upstream::{Asked, Deferral, Identity, TakenUp},
 };
 use bytes::Bytes;
@@ -85,6 +85,8 @@ pub(in crate::proxy) fn take_up(
                 ttl: None,
                 wants_progress: *wants_progress,
                 view: record.view,
+                // Its client has its handle.
+                reader: Reader::Published,
                 ticketing: None,
                 said: None,
                 deferral,

@@ -137,9 +137,9 @@ fn is_offered(shared: &Shared, passage: &Passage) -> bool {
     shared.route.offers_tasks(&passage.standing) || task_call::is_named(shared, passage)
 }
 
-/// Whether a call has `params.task`.
+/// Whether a call wants to be a task.
 fn wishes(passage: &Passage) -> bool {
-    passage.params().is_some_and(|params| params.get("task").is_some())
+    passage.params().is_some_and(|params| !matches!(offer::wish(params), Ok(None)))
 }
 
 async fn dispose(shared: &Arc<Shared>, client: &Client, passage: &Passage) -> Disposition {
@@ -231,9 +231,9 @@ async fn call(shared: &Arc<Shared>, passage: &Passage, client: &Client, id: &Id,
     if let Some(refusal) = ping::refused(shared, passage, client.session).await {
         return Disposition::Ends(refusal);
     }
-    let ttl = wish.ok().flatten().and_then(|wish| wish.ttl);
+    let wish = wish.ok().flatten();
     let ticketing = ticketing.filter(|_| is_ticket).map(|(_, ticketing)| ticketing);
-    let call = task_call::in_session(shared, passage, client, message, tool, ttl, ticketing);
+    let call = task_call::in_session(shared, passage, client, message, tool, wish, ticketing);
     Disposition::Ends(match drive {
         Drive::Defer { after } | Drive::Ticket { after } => {
             task_call::on_stream(shared, call, id.clone(), after, passage.keep_alive).await

@@ -13,7 +13,7 @@
 //! The events of such an answer are ours: they have no ids, and cannot be resumed.
 
 use crate::{
-    bridge::offer,
+    bridge::offer::{self, TaskParam},
     protocol::{ErrorObject, Frame, Id, Method, code, sse},
     proxy::{
         AccessSummary, Item, Passage, Passed, Passing, Piece, Then,
@@ -26,12 +26,13 @@ use crate::{
         switchboard::{Mail, Request, Waiter},
         tickets::Ticketing,
     },
-    task::View,
+    task::{View, view::experimental::Reader},
     telemetry::Outcome,
     upstream::{CallError, Deferral, NativeCall, Replies},
 };
 use bytes::Bytes;
 use futures_util::{StreamExt, stream};
+use http::header::USER_AGENT;
 use std::{future::ready, sync::Arc, time::Duration};
 use tokio::{
     sync::{mpsc, oneshot},
@@ -40,6 +41,9 @@ use tokio::{
 
 /// Messages that wait for a client that reads slowly, before the server is kept waiting.
 const WAITING: usize = 16;
+
+/// What requests of the official SDK for Python are sent by.
+const PYTHON: &str = "python-httpx/";
 
 /// Whether the client understands a task that it did not ask for.
 pub(super) fn takes_unasked(shared: &Shared, client: &Client, passage: &Passage) -> bool {
@@ -62,7 +66,7 @@ pub(super) fn in_session(
     client: &Client,
     message: &Frame,
     tool: &str,
-    ttl: Option<Duration>,
+    wish: Option<TaskParam>,
     ticketing: Option<Ticketing>,
 ) -> Begun {
     let number = ids::next_in_session();
@@ -87,9 +91,10 @@ pub(super) fn in_session(
         owner: client.owner(&shared.route),
         session: client.session,
         tool: tool.to_owned(),
-        ttl,
+        ttl: wish.and_then(|wish| wish.ttl),
         wants_progress,
         view: if ticketing.is_some() { View::Ticket } else { View::Experimental },
+        reader: reader(passage, wish),
         ticketing,
         said: None,
         deferral,
@@ -99,6 +104,16 @@ pub(super) fn in_session(
         told: "working",
     };
     (native, (replies, span))
+}
+
+/// Who will read that it is a task. FastMCP 2.14 cannot be told from the official SDK for Python, on which it is built;
+/// that reads either, so whatever sends its requests by that SDK's library is answered for both.
+fn reader(passage: &Passage, wish: Option<TaskParam>) -> Reader {
+    let by = passage.headers.get(USER_AGENT).and_then(|agent| agent.to_str().ok());
+    match wish.is_some_and(|wish| wish.is_draft) || by.is_some_and(|agent| agent.starts_with(PYTHON)) {
+        true => Reader::Draft,
+        false => Reader::Published,
+    }
 }
 
 /// Makes the task, and begins the call.

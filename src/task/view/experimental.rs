@@ -33,6 +33,17 @@ pub enum ToolErrors {
     Completed,
 }
 
+/// Who reads a `CreateTaskResult`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reader {
+    /// A client of the revision as it was published.
+    Published,
+    /// One that takes it for the call's own result, which must have `content`, and finds its task by
+    /// `modelcontextprotocol.io/task` in `_meta`. That is what FastMCP 2.14 does, by a draft of SEP-1686. The task is
+    /// where the revision has it, too.
+    Draft,
+}
+
 /// What a call that is a task has come to, as the call itself would have been answered.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
@@ -46,8 +57,18 @@ pub enum Outcome {
 
 /// The `CreateTaskResult`. `immediate` is for the model to go on with
 /// (`io.modelcontextprotocol/model-immediate-response`).
-pub fn created(record: &Record, now: Timestamp, terms: Terms, immediate: Option<&str>) -> Vec<u8> {
+pub fn created(
+    record: &Record,
+    now: Timestamp,
+    terms: Terms,
+    reader: Reader,
+    immediate: Option<&str>,
+) -> Vec<u8> {
     let mut out = Writer::sized(512 + immediate.map_or(0, str::len));
+    if reader == Reader::Draft {
+        out.key("content");
+        out.raw(b"[]");
+    }
     out.key("task");
     out.raw(b"{");
     task(&mut out, record, now, terms);
@@ -56,6 +77,11 @@ pub fn created(record: &Record, now: Timestamp, terms: Terms, immediate: Option<
     out.raw(b"{");
     out.key(meta::RELATED_TASK);
     out.raw(&related(record));
+    if reader == Reader::Draft {
+        out.key(meta::DRAFT_TASK);
+        let status = status(record, terms.tool_errors);
+        out.raw(json!({ "taskId": record.id.as_str(), "status": status }).to_string().as_bytes());
+    }
     if let Some(immediate) = immediate {
         out.string(meta::IMMEDIATE_RESPONSE, immediate);
     }

@@ -23,6 +23,7 @@ import warnings
 
 # Importing a file of checks registers them, in this order.
 import bare  # noqa: F401
+import fastmcp2  # noqa: F401
 import harness
 import plain  # noqa: F401
 import questions  # noqa: F401

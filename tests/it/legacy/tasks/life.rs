@@ -38,6 +38,38 @@ async fn a_task_begins_to_work_and_is_answered_before_its_server_answers() {
     call.says("done");
 }
 
+/// As FastMCP 2.14 does, whose requests are those of the official SDK for Python.
+#[tokio::test]
+async fn a_client_that_takes_a_task_for_the_calls_own_result_finds_it_there_too() {
+    const DRAFT: &str = "modelcontextprotocol.io/task";
+    let world = world(ALWAYS).await;
+    let client = Tasker::hello(&world).await;
+    let is_a_draft = |result: &Value| {
+        assert_eq!(result["content"], json!([]));
+        assert_eq!(
+            result["_meta"][DRAFT],
+            json!({ "taskId": result["task"]["taskId"], "status": "working" })
+        );
+    };
+    for agent in ["python-httpx/0.28.1", "node", "my-python-httpx/1"] {
+        let result = Tasker(client.0.with("user-agent", agent)).begins(json!({})).await.result();
+        match agent.starts_with("python") {
+            true => is_a_draft(&result),
+            false => assert_eq!((result.get("content"), result["_meta"].get(DRAFT)), (None, None), "{agent}"),
+        }
+        world.server.call().await.says("done");
+    }
+    // Or it says so itself, as the draft had it.
+    let wish = json!({ "name": "t", "_meta": { DRAFT: { "taskId": "mine", "keepAlive": 90_000 }, "k": 1 } });
+    let result = client.ask("tools/call", wish).await.result();
+    is_a_draft(&result);
+    assert_eq!(result["task"]["ttl"], 90_000);
+    let call = world.server.call().await;
+    let said = &call.seen.json["params"]["_meta"];
+    assert_eq!((&said["k"], said.get(DRAFT)), (&json!(1), None), "{said:#}");
+    call.says("done");
+}
+
 #[tokio::test]
 async fn a_task_is_whole_in_every_answer_and_moves_only_as_it_may() {
     let world = world(ALWAYS).await;
