@@ -55,6 +55,10 @@ fn all_that_is_asked_is_seen_to(record: &Record, anchor: &Anchor) {
         State::Working | State::Completed { .. } | State::Failed { .. } | State::Cancelled => BTreeSet::new(),
     };
     let answered: BTreeSet<_> = record.undelivered.keys().collect();
+    // No key is given twice, but in a row that nobody has written.
+    if !asked.is_disjoint(&answered) {
+        return;
+    }
     let undelivered: BTreeSet<_> = left.undelivered.iter().map(|answered| &answered.key).collect();
     assert_eq!(&(&open | &undelivered) | &forgotten, &asked | &answered);
     assert!(open.is_disjoint(&forgotten) && undelivered.is_disjoint(&forgotten));
