@@ -8,7 +8,7 @@ mod farewells;
 mod held;
 mod minted;
 mod passing;
-mod recorded;
+pub(crate) mod recorded;
 mod relayed;
 mod repeats;
 mod resuming;

@@ -9,23 +9,47 @@ use http::{HeaderMap, Method, StatusCode};
 use std::net::SocketAddr;
 
 /// Names and values, in order.
-type Headers = Vec<(String, String)>;
+pub(crate) type Headers = Vec<(String, String)>;
 
-/// What one side has seen.
+/// What both sides have seen: the answers, and the requests.
 #[derive(Debug, PartialEq)]
-struct Record {
-    client: Vec<(StatusCode, Headers, String)>,
-    server: Vec<(String, Headers, String)>,
+pub(crate) struct Record {
+    pub(crate) client: Vec<(StatusCode, Headers, String)>,
+    pub(crate) server: Vec<(String, Headers, String)>,
 }
 
 /// What is added to the server's capabilities.
-const TASKS: &str = r#","tasks":{"cancel":{},"list":{},"requests":{"tools":{"call":{}}}}"#;
+pub(crate) const TASKS: &str = r#","tasks":{"cancel":{},"list":{},"requests":{"tools":{"call":{}}}}"#;
 
 /// Of the hop: what each connection says for itself.
 const HOP: [&str; 7] =
     ["host", "date", "connection", "transfer-encoding", "content-length", "accept-encoding", "origin"];
 
-fn headers(headers: &HeaderMap) -> Vec<(String, String)> {
+// === impl Record ===
+
+impl Record {
+    /// Of what came back, and what has arrived there by now, in its order.
+    pub(crate) fn of(client: Vec<(StatusCode, Headers, String)>, server: &LegacyServer) -> Self {
+        let said = |seen: &Seen| {
+            let body = String::from_utf8(seen.body.to_vec()).expect("utf-8");
+            (format!("{} {}", seen.http, seen.path), headers(&seen.headers), body)
+        };
+        Self { client, server: server.log().iter().map(said).collect() }
+    }
+
+    /// Without what each request says of its having passed the proxy.
+    pub(crate) fn unpassed(mut self) -> Self {
+        for (_, headers, _) in &mut self.server {
+            let (passed, others) = std::mem::take(headers).into_iter().partition(|(name, _)| name == "via");
+            let passed: Vec<_> = passed;
+            assert!(matches!(&passed[..], [(_, name)] if name.starts_with("1.1 deferral-")), "{passed:?}");
+            *headers = others;
+        }
+        self
+    }
+}
+
+pub(crate) fn headers(headers: &HeaderMap) -> Headers {
     let mut list: Vec<_> = headers
         .iter()
         .filter(|(name, _)| !HOP.contains(&name.as_str()))
@@ -62,7 +86,7 @@ fn answer(seen: &Seen) -> Option<Canned> {
 }
 
 /// One client's whole session.
-async fn session(addr: SocketAddr) -> Vec<(StatusCode, Vec<(String, String)>, String)> {
+async fn session(addr: SocketAddr) -> Vec<(StatusCode, Headers, String)> {
     let first = Older::new(addr).with("user-agent", "recorder/1").with("authorization", "Bearer t");
     let client = first.within("s1");
     let batch = format!(" [ {} ,{READY}]", call(6));
@@ -91,31 +115,21 @@ async fn record(through_proxy: bool) -> Record {
     let server = LegacyServer::start(Options::default().hook(answer)).await;
     let proxy = through_proxy.then(|| start(&server.url(), &[], &[]));
     let client = session(proxy.as_ref().map_or_else(|| server.addr(), |proxy| proxy.addresses[0])).await;
-    let said = |seen: &Seen| {
-        let body = String::from_utf8(seen.body.to_vec()).expect("utf-8");
-        (format!("{} {}", seen.http, seen.path), headers(&seen.headers), body)
-    };
-    let mut said: Vec<_> = server.log().iter().map(said).collect();
+    let mut record = Record::of(client, &server);
     // They are sent one after another, by connections of their own.
-    said.sort();
-    Record { client, server: said }
+    record.server.sort();
+    record
 }
 
 #[tokio::test]
 async fn a_session_through_the_proxy_is_the_session_without_it() {
-    let (direct, mut proxied) = (record(false).await, record(true).await);
+    let (direct, mut proxied) = (record(false).await, record(true).await.unpassed());
     assert_eq!(direct.client.len(), 12);
     // The edits there are (`manual/passthrough.md`): the server has no tasks, so they are offered, and
     // each request says that it has passed the proxy.
     let hello = &mut proxied.client[0].2;
     assert!(hello.contains(TASKS), "{hello}");
     *hello = hello.replace(TASKS, "");
-    for (_, headers, _) in &mut proxied.server {
-        let (passed, others) = std::mem::take(headers).into_iter().partition(|(name, _)| name == "via");
-        let passed: Vec<_> = passed;
-        assert!(matches!(&passed[..], [(_, name)] if name.starts_with("1.1 deferral-")), "{passed:?}");
-        *headers = others;
-    }
     for (direct, proxied) in direct.client.iter().zip(&proxied.client) {
         assert_eq!(direct, proxied);
     }

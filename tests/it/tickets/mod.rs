@@ -3,6 +3,7 @@
 mod busy;
 mod modern;
 mod older;
+mod recorded;
 
 use serde_json::{Value, json};
 
