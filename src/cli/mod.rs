@@ -19,7 +19,7 @@ mod store;
 mod supervise;
 mod tasks;
 
-use crate::runtime::or_never;
+use crate::runtime::{forget_alarms, keep_alarms, or_never};
 use clap::{CommandFactory, Parser, Subcommand};
 use std::{io, process::ExitCode};
 use tokio::{
@@ -134,6 +134,8 @@ pub fn run() -> ExitCode {
 fn runtime() -> Runtime {
     runtime::Builder::new_multi_thread()
         .enable_all()
+        .on_thread_start(keep_alarms)
+        .on_thread_stop(forget_alarms)
         .build()
         .expect("the system gives threads to a process that starts")
 }

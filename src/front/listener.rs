@@ -12,6 +12,7 @@
 
 use super::{
     Error, Front, Lasting,
+    alarms::Alarms,
     arrival::Arrival,
     connection::{Connection, Head, Io, Version, tell_version},
     layers::trace::Line,
@@ -20,7 +21,7 @@ use super::{
     rest::{self, Guest},
     write_timeout::{Paced, Paces, Portions},
 };
-use crate::runtime::{Listener, Live, Net, Stopping, Stream, is_out_of_descriptors};
+use crate::runtime::{Listener, Live, Net, Seldom, Stopping, Stream, is_out_of_descriptors};
 use crate::telemetry::Limit;
 use futures_util::{FutureExt, future::Map};
 use http::{HeaderMap, HeaderValue, header::COOKIE};
@@ -29,7 +30,6 @@ use hyper::{
     rt::Executor,
     server::conn::{http1, http2},
 };
-use hyper_util::rt::TokioTimer;
 use pin_project::pin_project;
 use std::{
     convert::Infallible,
@@ -260,7 +260,7 @@ fn http1(front: &Front) -> http1::Builder {
     let limits = &front.limits;
     let mut builder = http1::Builder::new();
     builder
-        .timer(TokioTimer::new())
+        .timer(Alarms(Arc::clone(&front.clock)))
         .header_read_timeout(front.timeouts.idle)
         .max_header_size(limits.header_bytes)
         // hyper accepts no less, and by default keeps up to 400 KiB.
@@ -275,7 +275,7 @@ fn http2(front: &Front, stopping: Stopping) -> http2::Builder<Tracked> {
     let limits = &front.limits;
     let mut builder = http2::Builder::new(Tracked { stopping, write: front.timeouts.write });
     builder
-        .timer(TokioTimer::new())
+        .timer(Alarms(Arc::clone(&front.clock)))
         .max_header_list_size(u32::try_from(limits.header_bytes).unwrap_or(u32::MAX))
         .max_concurrent_streams(limits.streams)
         // What a client may send before anybody reads it, so what a connection may cost unasked.
@@ -348,9 +348,11 @@ impl<S: Serves> Visit<S> {
         match version {
             Version::Http1 => {
                 let mut serving = pin!(http1(&self.front).serve_connection(io, door));
+                // Beside each of its requests.
+                let leaves = Seldom::new(Box::pin(self.leaving.is_due()));
                 let ended = tokio::select! {
                     ended = serving.as_mut() => ended,
-                    () = self.leaving.is_due() => {
+                    () = leaves => {
                         serving.as_mut().graceful_shutdown();
                         serving.await
                     }

@@ -34,6 +34,7 @@
 //! | `answer.rs` | the front's own refusals, as status and body |
 
 mod answer;
+mod alarms;
 mod arrival;
 mod connection;
 mod face;

@@ -3,16 +3,14 @@
 use crate::{
     policy::{Held, KeepAliveStep, Silence, silence::Beginning},
     protocol::Heartbeat,
-    runtime::Clock,
+    runtime::{Alarm, Clock, Of},
 };
 use std::{
-    future::{Future, poll_fn},
+    future::poll_fn,
     ops::{Deref, DerefMut},
-    pin::Pin,
     task::{Context, Poll, ready},
     time::{Duration, Instant},
 };
-use tokio::time::{Sleep, sleep_until};
 
 /// A silence, and the timer that says how long it is.
 #[derive(Debug)]
@@ -23,7 +21,7 @@ pub struct KeepAlive {
 
 /// Wakes at one time after another. Made when it is first waited for: most answers are there.
 #[derive(Debug, Default)]
-pub(super) struct Timer(Option<Pin<Box<Sleep>>>);
+pub(super) struct Timer(Option<Alarm>);
 
 // === impl KeepAlive ===
 
@@ -84,12 +82,9 @@ impl DerefMut for KeepAlive {
 
 impl Timer {
     pub(super) fn poll_until(&mut self, cx: &mut Context<'_>, due: Instant) -> Poll<()> {
-        let due = due.into();
-        let timer = self.0.get_or_insert_with(|| Box::pin(sleep_until(due)));
-        if timer.deadline() != due {
-            timer.as_mut().reset(due);
-        }
-        timer.as_mut().poll(cx)
+        let alarm = self.0.get_or_insert_with(|| Alarm::at(due, Of::Silence));
+        alarm.set(due);
+        alarm.poll(cx)
     }
 }
 

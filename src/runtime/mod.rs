@@ -1,6 +1,7 @@
 //! The few places where the outside world is met: the clock, entropy, the network and
 //! how many connections the system allows, the signal to stop, and whoever started the process.
 
+mod alarm;
 mod clock;
 mod descriptors;
 mod drain;
@@ -10,8 +11,10 @@ mod net;
 pub mod notify;
 mod private_key;
 mod room;
+mod seldom;
 mod turns;
 
+pub use alarm::{Alarm, Of, forget_alarms, keep_alarms};
 pub use clock::{Clock, SystemClock, reached, wall_clock};
 pub use descriptors::{Descriptors, Shares};
 pub use drain::{Drain, Stopping, Work};
@@ -20,6 +23,7 @@ pub use live::{Live, resize};
 pub use net::{Connector, Listener, Net, Pipes, Stream, is_out_of_descriptors};
 pub use private_key::{PrivateKey, read_pem};
 pub use room::{Place, Relieve, Room};
+pub use seldom::Seldom;
 #[cfg(test)]
 pub use turns::try_orders;
 pub use turns::{Mutex, spawn_on};

@@ -8,12 +8,10 @@ use bytes::Bytes;
 use futures_util::{FutureExt, Stream, future::BoxFuture};
 use http::HeaderMap;
 use std::{
-    future::Future,
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, ready},
 };
-use tokio::time::{Sleep, sleep};
 
 use super::{
     group::{Group, Holder, Lease},
@@ -25,6 +23,7 @@ use super::{
 use crate::{
     dialect::{Response, raise},
     protocol::{Id, InputRequest, Kind, Method},
+    runtime::{Alarm, Clock, Of},
     upstream::{
         Anchor, Asked, CallError, Deferral, Event, Question,
         wire::{Heard, Line, Place, Progress, Refusal, Wire},
@@ -69,9 +68,9 @@ enum Stage<W: Wire> {
 
 /// What ends a call that takes too long.
 struct Timers {
-    call: Pin<Box<Sleep>>,
+    call: Alarm,
     /// For the next byte; not for calls proper, where silence is work.
-    step: Option<(Pin<Box<Sleep>>, Step)>,
+    step: Option<(Alarm, Step)>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -426,11 +425,12 @@ impl<W: Wire> Exchange<W> {
 
     /// Whether time is up. Polled when nothing else happened.
     fn overdue(&mut self, cx: &mut Context<'_>) -> Option<CallError> {
-        let limits = self.home.server().config.now().timeouts;
+        let server = self.home.server();
+        let (limits, clock) = (server.config.now().timeouts, server.clock);
         let (is_sent, progress) = (matches!(self.stage, Stage::Sent(_)), self.progress());
-        let timers =
-            self.timers.get_or_insert_with(|| Timers { call: Box::pin(sleep(limits.call)), step: None });
-        if timers.call.as_mut().poll(cx).is_ready() {
+        let alarm = |limit| Alarm::at(clock.now() + limit, Of::Answer);
+        let timers = self.timers.get_or_insert_with(|| Timers { call: alarm(limits.call), step: None });
+        if timers.call.poll(cx).is_ready() {
             return Some(CallError::CallTimeout(limits.call));
         }
         if is_call(&self.request.method) {
@@ -448,9 +448,9 @@ impl<W: Wire> Exchange<W> {
         };
         let timer = match &mut timers.step {
             Some((timer, armed)) if *armed == step && !moved => timer,
-            other => &mut other.insert((Box::pin(sleep(limit)), step)).0,
+            other => &mut other.insert((alarm(limit), step)).0,
         };
-        timer.as_mut().poll(cx).is_ready().then(|| match step {
+        timer.poll(cx).is_ready().then(|| match step {
             Step::FirstByte => CallError::FirstByteTimeout(limit),
             Step::Idle => CallError::IdleTimeout(limit),
         })

@@ -1,0 +1,203 @@
+//! Timers that hardly ever go off: what ends a call that takes too long, or a client that says nothing.
+//!
+//! There are some for each call, and each is given up a moment later. To put one into the runtime's wheel of timers and
+//! to take it out again costs two locks, which all threads share, and an allocation: together more than reading the
+//! call. To move one to a *later* moment costs next to nothing, as the wheel only notices when the earlier one has come.
+//! So a thread of the runtime keeps the timers that were given up, and the next that needs one moves it on.
+
+use std::{
+    cell::RefCell,
+    pin::Pin,
+    task::{Context, Poll},
+    time::Instant,
+};
+use tokio::time::{Sleep, sleep_until};
+
+/// A timer that wakes at a moment, and can be moved to another.
+#[derive(Debug)]
+pub struct Alarm {
+    /// There until it is dropped.
+    timer: Option<Pin<Box<Sleep>>>,
+    of: Of,
+}
+
+/// What a timer is for. Those for the same are mostly set for the same time ahead, so that one which is used again is
+/// moved to a later moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Of {
+    /// A connection on which a client is to begin its next request.
+    Request,
+    /// A client that has heard nothing for a while.
+    Silence,
+    /// A server that is to answer.
+    Answer,
+}
+
+/// Timers of a kind that a thread keeps at most: some 200 bytes each. What woke by one that is kept stays allocated until
+/// the timer is used again or has gone off.
+const KEPT: usize = 64;
+
+type Kept = [Vec<Pin<Box<Sleep>>>; 3];
+
+thread_local! {
+    /// Nothing on a thread that does not belong to one runtime for good: a timer is of no use in another.
+    static ALARMS: RefCell<Option<Kept>> = const { RefCell::new(None) };
+}
+
+/// From here on this thread keeps its timers. It belongs to one runtime, and calls [`forget_alarms`] before that ends.
+pub fn keep_alarms() {
+    ALARMS.set(Some(Kept::default()));
+}
+
+/// Gives up the timers that this thread keeps, and keeps none any more.
+pub fn forget_alarms() {
+    drop(ALARMS.take());
+}
+
+// === impl Alarm ===
+
+impl Alarm {
+    /// A timer that is set.
+    ///
+    /// # Panics
+    /// Outside a runtime.
+    pub fn at(due: Instant, of: Of) -> Self {
+        let kept = ALARMS.try_with(|kept| kept.borrow_mut().as_mut()?[of as usize].pop());
+        let timer = match kept.ok().flatten() {
+            Some(mut timer) => {
+                timer.as_mut().reset(due.into());
+                timer
+            }
+            None => Box::pin(sleep_until(due.into())),
+        };
+        Self { timer: Some(timer), of }
+    }
+
+    /// Moves it to another moment, if that is another.
+    pub fn set(&mut self, due: Instant) {
+        let (due, timer) = (due.into(), self.timer());
+        if timer.deadline() != due {
+            timer.reset(due);
+        }
+    }
+
+    /// Resolves when its moment has come.
+    pub fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        self.timer().poll(cx)
+    }
+
+    fn timer(&mut self) -> Pin<&mut Sleep> {
+        self.timer.as_mut().expect("it is not dropped").as_mut()
+    }
+}
+
+impl Future for Alarm {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        Self::poll(&mut self, cx)
+    }
+}
+
+impl Drop for Alarm {
+    fn drop(&mut self) {
+        let _ = ALARMS.try_with(|kept| {
+            let mut kept = kept.borrow_mut();
+            let Some(kept) = kept.as_mut().map(|kept| &mut kept[self.of as usize]) else { return };
+            if kept.len() < KEPT {
+                kept.extend(self.timer.take());
+            }
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::runtime::{Clock, SystemClock};
+    use futures_util::poll;
+    use std::{collections::HashSet, time::Duration};
+    use tokio::time::advance;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    /// How many timers this thread keeps.
+    fn kept() -> usize {
+        ALARMS.with_borrow(|kept| kept.as_ref().map_or(0, |kept| kept.iter().map(Vec::len).sum()))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_that_is_used_again_wakes_at_its_new_moment_earlier_or_later() {
+        let clock = SystemClock::new();
+        keep_alarms();
+        // The first seconds of the former: not polled, running, over.
+        for (former, polled, after) in
+            [(5, false, 0), (5, true, 0), (5, true, 3), (5, true, 5), (1, true, 0), (20, true, 1)]
+        {
+            let mut alarm = Alarm::at(clock.now() + former * SECOND, Of::Answer);
+            if polled {
+                assert!(poll!(&mut alarm).is_pending());
+            }
+            advance(after * SECOND).await;
+            drop(alarm);
+            assert_eq!(kept(), 1);
+            let mut again = Alarm::at(clock.now() + 4 * SECOND, Of::Answer);
+            assert_eq!(kept(), 0, "it is used again");
+            for _ in 0..4 {
+                assert!(poll!(&mut again).is_pending(), "{former} {polled} {after}");
+                advance(SECOND).await;
+            }
+            assert!(poll!(&mut again).is_ready(), "{former} {polled} {after}");
+        }
+        forget_alarms();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_that_is_set_anew_wakes_then() {
+        let clock = SystemClock::new();
+        let began = clock.now();
+        let mut alarm = Alarm::at(began + SECOND, Of::Silence);
+        alarm.set(began + 3 * SECOND);
+        (&mut alarm).await;
+        assert_eq!(clock.now() - began, 3 * SECOND);
+        alarm.set(began + 5 * SECOND);
+        alarm.await;
+        assert_eq!(clock.now() - began, 5 * SECOND);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_thread_keeps_so_many_and_none_once_it_has_forgotten_them() {
+        let due = SystemClock::new().now() + SECOND;
+        let alarms = || (0..2 * KEPT).map(|_| Alarm::at(due, Of::Silence)).collect::<Vec<_>>();
+        drop(alarms());
+        assert_eq!(kept(), 0, "the thread belongs to no runtime");
+        keep_alarms();
+        drop(alarms());
+        assert_eq!(kept(), KEPT);
+        drop(Alarm::at(due, Of::Request));
+        assert_eq!(kept(), KEPT + 1, "others are kept apart");
+        let out = alarms();
+        forget_alarms();
+        drop(out);
+        assert_eq!(kept(), 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn two_at_a_time_are_two_timers() {
+        keep_alarms();
+        let clock = SystemClock::new();
+        drop(Alarm::at(clock.now() + SECOND, Of::Answer));
+        let mut alarms: Vec<_> = (1..=3).map(|n| Alarm::at(clock.now() + n * SECOND, Of::Answer)).collect();
+        let mut woken = HashSet::new();
+        for second in 0..=3 {
+            for (n, alarm) in alarms.iter_mut().enumerate() {
+                if !woken.contains(&n) && poll!(alarm).is_ready() {
+                    woken.insert(n);
+                }
+            }
+            assert_eq!(woken.len(), second);
+            advance(SECOND).await;
+        }
+        forget_alarms();
+    }
+}
