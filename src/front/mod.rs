@@ -33,8 +33,8 @@
 //! | `metadata.rs` | protected-resource metadata, made to name us |
 //! | `answer.rs` | the front's own refusals, as status and body |
 
-mod answer;
 mod alarms;
+mod answer;
 mod arrival;
 mod connection;
 mod face;

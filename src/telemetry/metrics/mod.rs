@@ -29,7 +29,7 @@ pub use tools::{OTHER, TOOLS, ToolSnapshot};
 
 use super::events::Outcome;
 use prometheus::{
-    Encoder, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGaugeVec, Opts, Registry,
+    Encoder, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
     TextEncoder,
     core::Collector,
     proto::{Metric, MetricFamily},
@@ -90,7 +90,7 @@ static METRICS: LazyLock<Metrics> = LazyLock::new(Metrics::new);
 
 /// A request is being answered on a route, until it is dropped.
 #[derive(Debug)]
-pub struct InFlight(Arc<str>);
+pub struct InFlight(IntGauge);
 
 /// A question of a server that waits for its answer. Dropped before it was told what it came to, it was withdrawn.
 #[derive(Debug)]
@@ -402,14 +402,15 @@ pub fn ticket(route: &str, outcome: TicketOutcome) {
 
 impl InFlight {
     pub fn on(route: &Arc<str>) -> Self {
-        METRICS.calls_in_flight.with_label_values(&[&**route]).inc();
-        Self(Arc::clone(route))
+        let gauge = METRICS.calls_in_flight.with_label_values(&[&**route]);
+        gauge.inc();
+        Self(gauge)
     }
 }
 
 impl Drop for InFlight {
     fn drop(&mut self) {
-        METRICS.calls_in_flight.with_label_values(&[&*self.0]).dec();
+        self.0.dec();
     }
 }
 

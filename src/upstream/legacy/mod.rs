@@ -30,6 +30,7 @@ mod subscribe;
 mod telling;
 
 use dashmap::DashMap;
+use foldhash::fast::RandomState;
 use futures_util::{FutureExt, StreamExt, future::BoxFuture, stream};
 use http::{HeaderMap, Uri};
 use smallvec::SmallVec;
@@ -82,7 +83,8 @@ struct Inner<W: Wire> {
     server: Arc<Server<W>>,
     /// Those of legacy clients, where the wire has none that they could open.
     hosted: Option<Arc<Sessions<W>>>,
-    groups: DashMap<Key, Arc<Group<W>>>,
+    /// Hashed for each call: by what is quick, and different in each process.
+    groups: DashMap<Key, Arc<Group<W>>, RandomState>,
     /// For each principal, what its sessions report.
     reports: DashMap<Principal, Reports>,
     sweeping: Once,
@@ -120,7 +122,7 @@ impl<W: Wire> Legacy<W> {
         let inner = Arc::new(Inner {
             server,
             hosted,
-            groups: DashMap::new(),
+            groups: DashMap::default(),
             reports: DashMap::new(),
             sweeping: Once::new(),
             asked: AtomicU64::new(0),

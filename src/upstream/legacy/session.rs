@@ -3,6 +3,7 @@
 //! Which call something belongs to that arrives in it is told in `attribution`.
 
 use bytes::Bytes;
+use foldhash::fast::RandomState;
 use futures_util::{StreamExt, future::BoxFuture, stream};
 use std::{
     collections::{HashMap, HashSet},
@@ -68,10 +69,10 @@ pub(super) struct Session<W: Wire> {
 /// the group's lock is taken first.
 #[derive(Default)]
 pub(super) struct Inside {
-    pub(super) calls: HashMap<u64, InFlight>,
+    pub(super) calls: HashMap<u64, InFlight, RandomState>,
     /// Calls that may be asked and have left without their ends. The server may still be at them, so what it
     /// asks or says without naming a call may be meant for one of those, whoever else is in flight.
-    pub(super) abandoned: HashSet<u64>,
+    pub(super) abandoned: HashSet<u64, RandomState>,
     /// Everybody who still needs the session: calls, and farewells under way.
     stays: usize,
     /// No new calls; closed when the last stay ends.
