@@ -342,7 +342,7 @@ impl<L: Loss> Relay<L> {
     }
 
     /// When the relay wants to hear of the time.
-    pub fn poll_timeout(&mut self, now: Instant) -> Option<Instant> {
+    pub fn poll_timeout(&mut self, now: impl FnOnce() -> Instant) -> Option<Instant> {
         if !self.is_waiting() {
             return None;
         }

@@ -13,7 +13,7 @@ use crate::{
 };
 use bytes::Bytes;
 use http::request::Parts;
-use std::sync::Arc;
+use std::{sync::Arc, time::Instant};
 
 /// A call on its way.
 pub(super) struct Asked {
@@ -31,7 +31,7 @@ pub(super) fn ask(
     (mut call, capabilities): (Call, Capabilities),
     line: &mut Line,
 ) -> Asked {
-    line.asks(&call);
+    let began = line.asks(&call);
     call.trace = line.spans(span::of_call(&front.tracer, &call, &head.headers));
     let caller = Caller {
         principal: line.principal(),
@@ -42,15 +42,14 @@ pub(super) fn ask(
     };
     Asked {
         id: call.id.clone(),
-        ladder: ladder(front, service.route(), &call, &caller),
+        ladder: ladder(service.route(), &call, &caller, began),
         address: Address::of(front, head, line.connection()),
         items: service.call(call, caller),
     }
 }
 
 /// What the client is told while it waits. One that can be given a task is told of progress there.
-fn ladder(front: &Front, route: &Route, call: &Call, caller: &Caller) -> KeepAlive {
-    let began = front.clock.now();
+fn ladder(route: &Route, call: &Call, caller: &Caller, began: Instant) -> KeepAlive {
     if !call.method.may_ask() {
         return KeepAlive::of_comments(route.held.comments, began);
     }

@@ -106,12 +106,15 @@ impl Silence {
     }
 
     /// When the next step is due. `may_speak` is whether something can be put in here; the deadline does
-    /// not wait for that.
-    pub fn poll_timeout(&mut self, now: Instant, may_speak: bool) -> Option<Instant> {
+    /// not wait for that. The time is asked for only where something was said since.
+    pub fn poll_timeout(&mut self, now: impl FnOnce() -> Instant, may_speak: bool) -> Option<Instant> {
         match mem::replace(&mut self.fresh, Fresh::Nothing) {
             Fresh::Nothing => {}
-            Fresh::Bytes => self.heard = now,
-            Fresh::Message => (self.heard, self.told) = (now, now),
+            Fresh::Bytes => self.heard = now(),
+            Fresh::Message => {
+                self.heard = now();
+                self.told = self.heard;
+            }
         }
         self.steps(may_speak).iter().flatten().map(|(due, _)| *due).min()
     }

@@ -8,6 +8,7 @@ use crate::{
     runtime::Clock,
     upstream::{Changes, Event, Identity, Outgoing, Upstream},
 };
+use arc_swap::ArcSwapOption;
 use bytes::Bytes;
 use futures_util::StreamExt;
 use std::{
@@ -29,20 +30,23 @@ const RETRY: Duration = Duration::from_secs(30);
 
 /// The catalogues of one server.
 pub(super) struct Catalogues {
-    of: Recent<Principal, Arc<Mutex<Entry>>>,
+    of: Recent<Principal, Arc<Entry>>,
 }
 
-/// Held while the catalogue is read, so that first calls at the same time read it once.
 #[derive(Default)]
 struct Entry {
-    reading: Option<Reading>,
-    changes: Changes,
+    /// Looked at by each call, side by side.
+    last: ArcSwapOption<Reading>,
+    /// Held while the catalogue is read, so that first calls at the same time read it once.
+    is_read: Mutex<()>,
 }
 
 /// What came of reading a catalogue.
-enum Reading {
-    Known(Arc<Catalogue>),
-    Failed { until: Instant },
+struct Reading {
+    /// Or until when it is not read again.
+    catalogue: Result<Arc<Catalogue>, Instant>,
+    /// Since then.
+    changes: Changes,
 }
 
 // === impl Catalogues ===
@@ -63,37 +67,41 @@ impl Catalogues {
         next_id: impl Fn() -> u64,
     ) -> Option<Arc<Catalogue>> {
         let entry = self.of.get_or_insert_with(caller.principal, Arc::default);
-        let mut entry = entry.lock().await;
-        if !entry.is_fresh(clock.now()) {
-            // Watched from before it is read: a change in between is then seen at the next call.
-            entry.changes = upstream.changes(caller.principal);
-            entry.reading = None;
-            entry.reading = Some(match read(upstream, caller, next_id).await {
-                Some(catalogue) => Reading::Known(Arc::new(catalogue)),
-                None => {
-                    // What came of the failure itself, a session given up, is no change.
-                    entry.changes = upstream.changes(caller.principal);
-                    Reading::Failed { until: clock.now() + RETRY }
-                }
-            });
+        if let Some(last) = entry.fresh(clock) {
+            return last;
         }
-        match entry.reading.as_ref()? {
-            Reading::Known(catalogue) => Some(Arc::clone(catalogue)),
-            Reading::Failed { .. } => None,
+        let _is_read = entry.is_read.lock().await;
+        // Somebody else may just have read it.
+        if let Some(last) = entry.fresh(clock) {
+            return last;
         }
+        // Watched from before it is read: a change in between is then seen at the next call.
+        let changes = upstream.changes(caller.principal);
+        let reading = match read(upstream, caller, next_id).await {
+            Some(catalogue) => Reading { catalogue: Ok(Arc::new(catalogue)), changes },
+            None => {
+                // What came of the failure itself, a session given up, is no change.
+                let changes = upstream.changes(caller.principal);
+                Reading { catalogue: Err(clock.now() + RETRY), changes }
+            }
+        };
+        let catalogue = reading.catalogue.as_ref().ok().map(Arc::clone);
+        entry.last.store(Some(Arc::new(reading)));
+        catalogue
     }
 }
 
 // === impl Entry ===
 
 impl Entry {
-    fn is_fresh(&self, now: Instant) -> bool {
-        !self.changes.are_there()
-            && match &self.reading {
-                Some(Reading::Known(_)) => true,
-                Some(Reading::Failed { until }) => now < *until,
-                None => false,
-            }
+    /// What came of the last reading, if it is not to be read again.
+    fn fresh(&self, clock: &dyn Clock) -> Option<Option<Arc<Catalogue>>> {
+        let last = self.last.load();
+        let last = last.as_ref().filter(|last| !last.changes.are_there())?;
+        match &last.catalogue {
+            Ok(catalogue) => Some(Some(Arc::clone(catalogue))),
+            Err(until) => (clock.now() < *until).then_some(None),
+        }
     }
 }
 

@@ -45,7 +45,9 @@ impl KeepAlive {
     /// deadline does not wait for that.
     pub fn poll(&mut self, cx: &mut Context<'_>, clock: &dyn Clock, may_speak: bool) -> Poll<KeepAliveStep> {
         loop {
-            let Some(due) = self.silence.poll_timeout(clock.now(), may_speak) else { return Poll::Pending };
+            let Some(due) = self.silence.poll_timeout(|| clock.now(), may_speak) else {
+                return Poll::Pending;
+            };
             ready!(self.timer.poll_until(cx, due));
             // The timer may be a little ahead.
             if let Some(step) = self.silence.handle_timeout(clock.now().max(due), may_speak) {

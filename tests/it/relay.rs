@@ -153,7 +153,7 @@ fn every_phase_meets_every_event() {
             let actions: Vec<_> =
                 std::iter::from_fn(|| relay.poll_action()).map(|action| shown(&action)).collect();
             let after = format!("{:?}", relay.phase());
-            let due = relay.poll_timeout(start).map_or_else(String::new, |at| format!("{:?}", at - start));
+            let due = relay.poll_timeout(|| start).map_or_else(String::new, |at| format!("{:?}", at - start));
             let speaks = if relay.may_speak() { "speaks" } else { "" };
             table +=
                 &format!("{phase:18} | {name:17} | {after:8} {due:3} {speaks:6} | {}", actions.join(", "));
@@ -311,7 +311,7 @@ proptest! {
                 }
                 Op::Passes(seconds) => {
                     now += Duration::from_secs(seconds);
-                    if relay.poll_timeout(now).is_some_and(|due| due <= now) {
+                    if relay.poll_timeout(|| now).is_some_and(|due| due <= now) {
                         relay.handle_timeout(now);
                     }
                 }

@@ -149,12 +149,13 @@ impl Line {
         self.0.client = Some(era);
     }
 
-    /// The whole request is here and goes to a server.
-    pub(in crate::front) fn asks(&mut self, call: &crate::dialect::Call) {
+    /// The whole request is here and goes to a server. Gives the moment.
+    pub(in crate::front) fn asks(&mut self, call: &crate::dialect::Call) -> Instant {
         self.0.since = self.0.clock.now();
         self.0.method = Name::Rpc(call.method.clone());
         self.0.target = call.target.as_deref().map(|target| shown(&call.method, target));
         self.0.asked = true;
+        self.0.since
     }
 
     /// The whole request is here and is passed on to a server.

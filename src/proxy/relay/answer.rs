@@ -133,7 +133,7 @@ impl Relaying {
             return Poll::Ready(());
         }
         let clock = &self.sent.shared.clock;
-        let Some(due) = self.relay.poll_timeout(clock.now()) else { return Poll::Pending };
+        let Some(due) = self.relay.poll_timeout(|| clock.now()) else { return Poll::Pending };
         ready!(self.timer.poll_until(cx, due));
         // The timer may be a little ahead.
         self.relay.handle_timeout(clock.now().max(due));
