@@ -74,6 +74,7 @@ pub(super) const BOUNDS: &[(&str, Held)] = &[
     ("dialect/ambiguous.rs SHOWN", By("methods_are_found_in_whatever_names_them")),
     ("dialect/ambiguous.rs SHOWN_OF_ONE", By("methods_are_found_in_whatever_names_them")),
     ("runtime/net.rs BACKLOG", Not("the system's: it refuses or delays what goes beyond")),
+    ("runtime/alarm.rs KEPT", By("a_thread_keeps_so_many_and_none_once_it_has_forgotten_them")),
     ("runtime/room.rs SPARE", By("what_is_said_in_passing_does_not_wait_for_calls")),
     (
         "runtime/descriptors.rs RESERVE",
