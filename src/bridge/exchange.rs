@@ -107,9 +107,9 @@ enum State<F> {
     /// server asks first.
     Inline { defer_at: Option<Instant>, asked: BTreeSet<Ask>, settle_at: Option<Instant> },
     /// The client has been asked and will come back. The server's word may come meanwhile.
-    Parked { asked: BTreeSet<Ask>, word: Option<F>, expires_at: Instant },
+    Parked { asked: BTreeSet<Ask>, word: Option<Box<F>>, expires_at: Instant },
     /// The task is being stored. Questions and the final word may come meanwhile.
-    Deferring { asked: BTreeSet<Ask>, word: Option<F> },
+    Deferring { asked: BTreeSet<Ask>, word: Option<Box<F>> },
     /// The client left while the task was being stored.
     Abandoned,
     /// The handle is on its way to the client's socket.
@@ -178,7 +178,7 @@ impl<F> Exchange<F> {
             State::Inline { defer_at: Some(_), asked, .. }
                 if self.deadlines.is_at_once() && asked.is_empty() =>
             {
-                self.state = State::Deferring { asked: BTreeSet::new(), word: Some(word) };
+                self.state = State::Deferring { asked: BTreeSet::new(), word: Some(Box::new(word)) };
                 self.actions.push_back(Action::Store);
             }
             State::Inline { .. } => {
@@ -188,7 +188,7 @@ impl<F> Exchange<F> {
             // Kept for the retry: a server that gave up waiting has said so in its answer.
             State::Parked { word: pending, .. }
             // Returned plainly once the store has answered, where a handle would only cost a poll.
-            | State::Deferring { word: pending, .. } => *pending = Some(word),
+            | State::Deferring { word: pending, .. } => *pending = Some(Box::new(word)),
             State::Handing { settled } => {
                 if !*settled {
                     self.actions.push_back(Action::Settle(word));
@@ -329,7 +329,7 @@ impl<F> Exchange<F> {
         match &mut self.state {
             State::Parked { asked, word, .. } => {
                 if let Some(word) = word.take() {
-                    self.actions.push_back(Action::Reply(word));
+                    self.actions.push_back(Action::Reply(*word));
                     self.state = State::Done;
                     return;
                 }
@@ -435,14 +435,14 @@ impl<F> Exchange<F> {
             {
                 self.actions.push_back(Action::ReplyTask);
                 self.actions.extend(asked.into_iter().map(Action::Decline));
-                self.actions.push_back(Action::Settle(word));
+                self.actions.push_back(Action::Settle(*word));
                 self.hand(true);
             }
             (State::Deferring { word: Some(word), .. }, stored) => {
                 if stored {
                     self.actions.push_back(Action::Forget);
                 }
-                self.actions.push_back(Action::Reply(word));
+                self.actions.push_back(Action::Reply(*word));
             }
             (State::Abandoned, true) => self.actions.push_back(Action::Forget),
             (State::Abandoned, false) => {}

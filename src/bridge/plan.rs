@@ -128,12 +128,11 @@ pub fn tasks() -> Value {
 mod tests {
     use super::*;
     use crate::{
-        dialect::{Credentials, Principal},
+        dialect::{Credentials, Further, Principal},
         protocol::{Capabilities, Id},
     };
     use bytes::Bytes;
     use expect_test::expect;
-    use http::HeaderMap;
     use std::sync::Arc;
 
     const MODES: [Mode; 5] = [Mode::Auto, Mode::Never, Mode::Always, Mode::Required, Mode::Observe];
@@ -160,7 +159,7 @@ mod tests {
             target: Some("t".to_owned()),
             progress_token: None,
             log_level: None,
-            headers: HeaderMap::new(),
+            headers: Further::default(),
             trace: None,
         }
     }

@@ -6,11 +6,13 @@
 //! into those of a 2026-07-28 client's, and back.
 
 pub mod ambiguous;
+mod further;
 pub mod legacy;
 pub mod modern;
 pub mod raise;
 mod response;
 
+pub use further::Further;
 pub use response::Response;
 
 use crate::protocol::{Capabilities, Id, Method, Payload, TraceContext};
@@ -39,7 +41,7 @@ pub struct Call {
     pub log_level: Option<LogLevel>,
     /// Headers that mirror parameters or that the server may be interested in (`Mcp-Param-*`,
     /// `traceparent`, …).
-    pub headers: HeaderMap,
+    pub headers: Further,
     /// The span that it is a part of, where it is traced: the client's request as we see it. When it is sent, that
     /// which its server is told of.
     pub trace: Option<Arc<TraceContext>>,
@@ -69,7 +71,7 @@ pub struct PrincipalKey(Option<ring::hmac::Key>);
 
 /// The headers by which a server knows the caller.
 #[derive(Clone, Default)]
-pub struct Credentials(Arc<HeaderMap>);
+pub struct Credentials(Further);
 
 /// The severities of RFC 5424, the least severe first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -98,7 +100,7 @@ impl Call {
             // A slice of the bytes, which would keep all of them.
             progress_token: self.progress_token.as_deref().map(Bytes::copy_from_slice),
             log_level: self.log_level,
-            headers: HeaderMap::new(),
+            headers: Further::default(),
             trace: self.trace.clone(),
         }
     }
@@ -186,7 +188,7 @@ impl fmt::Debug for Principal {
 
 impl Credentials {
     pub fn new(headers: HeaderMap) -> Self {
-        Self(Arc::new(headers))
+        Self(headers.into())
     }
 
     /// Those among a request's headers: `Authorization`, cookies, and what is named `further`. What is

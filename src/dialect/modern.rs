@@ -1,7 +1,7 @@
 //! Self-contained requests (2026-07-28 on): every request says which version it speaks and what
 //! its client can do, in `_meta`, and mirrors what routers look at in headers.
 
-use super::{Call, LogLevel};
+use super::{Call, Further, LogLevel};
 use crate::protocol::{
     Capabilities, Era, ErrorObject, Frame, FrameError, Id, Kind, Method, Payload, Revision, code, frame,
     headers, meta,
@@ -84,7 +84,7 @@ pub fn read(frame: Result<Frame, FrameError>, headers: &HeaderMap) -> Result<Rea
         target,
         progress_token: about.progress_token,
         log_level: about.log_level,
-        headers: passed_on(headers),
+        headers: passed_on(headers).into(),
         trace: None,
     };
     Ok(Read::Request(Box::new(call), about.capabilities))
@@ -229,7 +229,7 @@ pub fn request(method: &Method, params: &str) -> Call {
         target: None,
         progress_token: None,
         log_level: None,
-        headers: HeaderMap::new(),
+        headers: Further::default(),
         trace: None,
     }
 }

@@ -205,7 +205,9 @@ fn request(
     refused.map_or(Ok(()), Err)?;
     match message::read(frame, headers).map_err(Refusal::Message)? {
         Read::Request(mut call, capabilities) => {
-            call.headers.values_mut().for_each(|value| *value = detached(value));
+            if !call.headers.is_empty() {
+                call.headers.to_mut().values_mut().for_each(|value| *value = detached(value));
+            }
             Ok(Reading::Request(call, capabilities))
         }
         Read::Notification => Ok(Reading::Notification),

@@ -326,18 +326,11 @@ impl<S: Serves> Visit<S> {
     {
         let (version, head) = match agreed {
             Some(version) => (version, Head::default()),
-            None => {
-                let read = tokio::select! {
-                    // A client that has said nothing yet has nothing to lose.
-                    () = self.leaving.is_due() => return,
-                    read = timeout(self.front.timeouts.read_headers, tell_version(&mut stream)) => read,
-                };
-                match read {
-                    Ok(Ok(told)) => told,
-                    Ok(Err(_)) => return,
-                    Err(_elapsed) => return Limit::ReadHeaders.hit(),
-                }
-            }
+            // Boxed: it is over soon, and the connection may last.
+            None => match Box::pin(self.told_version(&mut stream)).await {
+                Some(told) => told,
+                None => return,
+            },
         };
         let rest = &self.leaving.guest.rest;
         let (io, connection) =
@@ -349,7 +342,8 @@ impl<S: Serves> Visit<S> {
             Version::Http1 => {
                 let mut serving = pin!(http1(&self.front).serve_connection(io, door));
                 // Beside each of its requests.
-                let leaves = Seldom::new(Box::pin(self.leaving.is_due()));
+                let due = pin!(self.leaving.is_due());
+                let leaves = Seldom::new(due);
                 let ended = tokio::select! {
                     ended = serving.as_mut() => ended,
                     () = leaves => {
@@ -363,6 +357,22 @@ impl<S: Serves> Visit<S> {
             }
             // Boxed: connections of HTTP/1 need not pay for it.
             Version::Http2 => Box::pin(self.http2(io, door)).await,
+        }
+    }
+
+    /// The version of HTTP that the first bytes of a connection tell, if there is any.
+    async fn told_version<T: AsyncRead + Unpin>(&self, stream: &mut T) -> Option<(Version, Head)> {
+        let read = tokio::select! {
+            // A client that has said nothing yet has nothing to lose.
+            () = self.leaving.is_due() => return None,
+            read = timeout(self.front.timeouts.read_headers, tell_version(stream)) => read,
+        };
+        match read {
+            Ok(told) => told.ok(),
+            Err(_elapsed) => {
+                Limit::ReadHeaders.hit();
+                None
+            }
         }
     }
 

@@ -3,9 +3,8 @@
 //! There are two kinds of time: [`std::time::Instant`] for waiting, and [`Timestamp`] for what is
 //! stored or shown. Both arrive as arguments everywhere else.
 
-use super::or_never;
+use super::{Alarm, Of, or_never};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
-use tokio::time::sleep_until;
 
 pub use crate::protocol::Timestamp;
 
@@ -67,5 +66,5 @@ impl Clock for SystemClock {
 
 /// Resolves at a moment, if there is one.
 pub async fn reached(due: Option<Instant>) {
-    or_never(due.map(|due| sleep_until(due.into()))).await;
+    or_never(due.map(|due| Alarm::at(due, Of::Answer))).await;
 }

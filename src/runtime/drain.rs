@@ -81,10 +81,16 @@ impl Stopping {
     pub async fn stopped(&self) {
         match &self.whole {
             None => self.is_told().await,
-            Some(whole) => tokio::select! {
-                () = self.is_told() => {}
-                () = whole.is_told() => {}
-            },
+            // Boxed: who waits for a part is seldom somebody of whom there are many.
+            Some(whole) => {
+                Box::pin(async {
+                    tokio::select! {
+                        () = self.is_told() => {}
+                        () = whole.is_told() => {}
+                    }
+                })
+                .await;
+            }
         }
     }
 

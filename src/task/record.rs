@@ -17,7 +17,7 @@ pub struct Record {
     pub id: TaskId,
     pub owner: Owner,
     /// The tool that was called.
-    pub tool: String,
+    pub tool: Box<str>,
     pub created: Timestamp,
     /// How long its call had run by then.
     pub waited: Duration,
@@ -96,7 +96,7 @@ impl Record {
     pub fn new(
         id: TaskId,
         owner: Owner,
-        tool: impl Into<String>,
+        tool: impl Into<Box<str>>,
         retention: Duration,
         now: Timestamp,
     ) -> Self {

@@ -417,7 +417,7 @@ async fn a_session_begins_with_the_newest_revision_and_goes_on_with_the_servers(
         ("mcp-session-id", "forged"),
         ("origin", "http://x"),
     ] {
-        Arc::make_mut(&mut request.call).headers.insert(name, HeaderValue::from_static(value));
+        Arc::make_mut(&mut request.call).headers.to_mut().insert(name, HeaderValue::from_static(value));
     }
     let mut call = world.send(request);
     let arrived = world.server.call().await;

@@ -42,7 +42,7 @@ pub(super) struct Canonical {
     /// Ties a retry to this very request of this caller; there once the call is held.
     pub(super) binding: Option<Binding>,
     /// What the server asked and could not have, if anything.
-    pub(super) refused: Option<Value>,
+    pub(super) refused: Option<Box<Value>>,
     /// Answers that came with the call itself, before anything was asked.
     pub(super) supplied: InputResponses,
     /// Tells the upstream when the call has become a task, where it may.
@@ -88,7 +88,7 @@ impl Canonical {
         let Some(missing) = missing(&self.caller.capabilities, request.into_iter()) else {
             return Some(question);
         };
-        self.refused = Some(missing);
+        self.refused = Some(Box::new(missing));
         question.refuse(
             route,
             code::METHOD_NOT_FOUND,
@@ -129,7 +129,7 @@ impl Canonical {
     pub(super) fn reply(&self, shared: &Shared, call: &Call, word: CallEnd) -> Reply {
         let (server, binding) = (self.server.known(), || self.binding(shared));
         let again = input_requests::again(shared, &self.caller, call, &server, binding, &word);
-        again.unwrap_or_else(|| reply::to_client(call, &shared.route, word, self.refused.as_ref()))
+        again.unwrap_or_else(|| reply::to_client(call, &shared.route, word, self.refused.as_deref()))
     }
 
     fn binding(&self, shared: &Shared) -> Binding {
@@ -179,7 +179,7 @@ impl Canonical {
 
     /// What the call came to, as the task keeps it.
     pub(super) fn settled(&self, shared: &Shared, word: CallEnd) -> task::Event {
-        let refused = self.refused.as_ref();
+        let refused = self.refused.as_deref();
         match reply::verdict(&self.call, &shared.route, word, refused) {
             Verdict::Result(result) => {
                 kept(result.len(), shared.ledger.quotas().stored_result_bytes, || result)

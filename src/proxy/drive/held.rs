@@ -51,7 +51,7 @@ pub(super) struct Held {
     /// How the call is made again, which the server has turned over, and the answers so far.
     pub(super) turned_over: Option<Box<(TurnedOver, BTreeMap<String, Bytes>)>>,
     /// Of the status, where the client is told it.
-    pub(super) changes: Option<Listener>,
+    pub(super) changes: Option<Box<Listener>>,
 }
 
 /// The latest word on progress, and when it may be written.

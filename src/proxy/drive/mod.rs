@@ -239,7 +239,7 @@ impl Driver {
         let (Form::Native(native), Some(held)) = (&self.form, &mut self.held) else { return };
         native.deferral.comes();
         held.lines = Some(Box::new(native.lines(&self.shared)));
-        held.changes = Some(self.shared.ledger.hub.listen_to_own(held.hold.id().clone()));
+        held.changes = Some(Box::new(self.shared.ledger.hub.listen_to_own(held.hold.id().clone())));
     }
 
     /// Names the call, and the task it may become.

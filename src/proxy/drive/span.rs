@@ -57,7 +57,7 @@ impl CallSpan {
         let span = Self::begin(shared, call.trace.as_deref(), (&call.method, call.target.as_deref()), None);
         if let Some(context) = span.context() {
             let call = Arc::make_mut(call);
-            context.put_in_headers(&mut call.headers);
+            context.put_in_headers(call.headers.to_mut());
             call.trace = Some(Arc::new(context.clone()));
         }
         span
@@ -65,7 +65,7 @@ impl CallSpan {
 
     /// Begins one for the call of a task that the process before this one has held, in the trace that it began in.
     pub(super) fn of_record(shared: &Shared, record: &Record, id: u64) -> Self {
-        let call = (&Method::ToolsCall, Some(record.tool.as_str()));
+        let call = (&Method::ToolsCall, Some(&*record.tool));
         let mut span = Self::begin(shared, record.trace.as_deref(), call, Some(&Id::from_number(id)));
         span.event("deferral.task.resumed", &[]);
         span.names(&record.id);

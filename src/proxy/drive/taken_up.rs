@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{
     bridge::exchange::Manner,
-    dialect::{Call, Caller, Credentials, Principal},
+    dialect::{Call, Caller, Credentials, Further, Principal},
     protocol::{Capabilities, Frame, Id, InputRequest, InputResponses, Method},
     proxy::{
         anchor::{Anchor, Words},
@@ -21,7 +21,6 @@ use crate::{
     upstream::{Asked, Deferral, Identity, TakenUp},
 };
 use bytes::Bytes;
-use http::HeaderMap;
 use std::{sync::Arc, time::Instant};
 
 /// Goes on with a task's call, in the background; nothing is called. Where that cannot be, gives back the place of
@@ -81,7 +80,7 @@ pub(in crate::proxy) fn take_up(
             let native = Native {
                 owner: record.owner.clone(),
                 session,
-                tool: record.tool.clone(),
+                tool: record.tool.to_string(),
                 ttl: None,
                 wants_progress: *wants_progress,
                 view: record.view,
@@ -231,10 +230,10 @@ fn canonical(
         id: Id::from_number(anchor.call.call),
         method: Method::ToolsCall,
         params: None,
-        target: Some(record.tool.clone()),
+        target: Some(record.tool.to_string()),
         progress_token: None,
         log_level: None,
-        headers: HeaderMap::new(),
+        headers: Further::default(),
         trace: None,
     };
     Canonical {

@@ -109,7 +109,7 @@ impl Row {
             State::Cancelled => (Shape::Cancelled, Bytes::new()),
         };
         let head = Head {
-            tool: (&record.tool).into(),
+            tool: (&*record.tool).into(),
             updated: record.updated,
             status_since: record.status_since,
             ttl_ms: millis(record.ttl),
@@ -179,7 +179,7 @@ impl Columns<'_> {
         Ok(Record {
             id: TaskId::from_entropy(self.id),
             owner: owner_of(self.owner).ok_or(Unreadable::Owner)?,
-            tool: head.tool.into_owned(),
+            tool: head.tool.into(),
             created: Timestamp::from_millis(self.created.cast_unsigned()),
             updated: head.updated,
             status_since: head.status_since,

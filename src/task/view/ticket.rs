@@ -45,7 +45,7 @@ pub fn running(record: &Record, now: Timestamp, terms: &Terms<'_>) -> Value {
     let progress = record.message.as_deref().map(|said| format!(" (last progress: {said})"));
     let text = filled(terms.text.unwrap_or(WORDS), |place| {
         Some(match place {
-            "{tool}" => record.tool.clone(),
+            "{tool}" => record.tool.to_string(),
             "{elapsed}" => in_words(elapsed),
             "{progress}" => progress.clone().unwrap_or_default(),
             "{ticket}" => terms.ticket.to_owned(),
@@ -229,7 +229,7 @@ mod tests {
     #[test]
     fn words_of_the_operators_are_filled_in_once() {
         let mut record = record();
-        record.tool = "{ticket}".to_owned();
+        record.tool = "{ticket}".into();
         let text = Some("{tool} runs: {result}({\"ticket\":\"{ticket}\"}) { {Tool} {}");
         let said = running(&record, Timestamp::from_millis(46_000), &terms(text));
         assert_eq!(

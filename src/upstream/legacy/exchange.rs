@@ -6,7 +6,6 @@
 
 use bytes::Bytes;
 use futures_util::{FutureExt, Stream, future::BoxFuture};
-use http::HeaderMap;
 use std::{
     pin::Pin,
     sync::Arc,
@@ -21,7 +20,7 @@ use super::{
     session::{Session, Stay},
 };
 use crate::{
-    dialect::{Response, raise},
+    dialect::{Further, Response, raise},
     protocol::{Id, InputRequest, Kind, Method},
     runtime::{Alarm, Clock, Of},
     upstream::{
@@ -377,7 +376,7 @@ impl<W: Wire> Exchange<W> {
         }
         // It is not sent again from here on, and may be megabytes.
         self.request.body = Bytes::new();
-        self.request.headers = HeaderMap::new();
+        self.request.headers = Further::default();
     }
 
     fn refused(&mut self, refusal: Refusal) -> Option<Said> {

@@ -56,7 +56,7 @@ use super::{
     work::Work,
 };
 use crate::{
-    dialect::{Credentials, Principal, raise},
+    dialect::{Credentials, Further, Principal, raise},
     protocol::{Capabilities, Id, Method},
     runtime::{Net, Relieve},
     telemetry::Limit,
@@ -177,7 +177,7 @@ impl<W: Wire> Upstream for Legacy<W> {
             };
         }
         let NativeCall { id, method, body, deferral } = call;
-        let request = Request { id, method, body, headers: HeaderMap::new(), deferral };
+        let request = Request { id, method, body, headers: Further::default(), deferral };
         let Some(session) = self.joined(&session) else {
             return (lost(CallError::not_over_http()), None);
         };
@@ -196,7 +196,7 @@ impl<W: Wire> Upstream for Legacy<W> {
             id: anchor.call,
             method: Method::ToolsCall,
             body: Bytes::new(),
-            headers: HeaderMap::new(),
+            headers: Further::default(),
             deferral: Some(deferral),
         };
         let call = Exchange::taken_up(session.clone(), request, answer?, &open)?;

@@ -1,9 +1,8 @@
 //! A call as it is sent.
 
 use bytes::Bytes;
-use http::HeaderMap;
 
-use crate::{protocol::Method, upstream::Deferral};
+use crate::{dialect::Further, protocol::Method, upstream::Deferral};
 
 /// A request ready to be sent.
 pub(super) struct Request {
@@ -14,6 +13,6 @@ pub(super) struct Request {
     /// number; in a legacy client's session it may be the client's own.
     pub(super) body: Bytes,
     /// Further headers of the client to pass on.
-    pub(super) headers: HeaderMap,
+    pub(super) headers: Further,
     pub(super) deferral: Option<Deferral>,
 }

@@ -7,10 +7,10 @@ use std::{
 };
 
 use futures_util::StreamExt;
-use http::HeaderMap;
 
 use super::{exchange::Exchange, group::Group, message, request::Request, session::Session};
 use crate::{
+    dialect::Further,
     protocol::{ErrorObject, Frame, Method},
     runtime::Mutex,
     upstream::{CallError, Event, wire::Wire},
@@ -138,7 +138,7 @@ async fn ask<W: Wire>(group: &Arc<Group<W>>, method: Method, uri: &str) -> Resul
         id,
         body: message::about_resource(id, method.as_str(), uri),
         method,
-        headers: HeaderMap::new(),
+        headers: Further::default(),
         deferral: None,
     };
     let mut replies = Exchange::new(group.clone(), request);

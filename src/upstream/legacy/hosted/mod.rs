@@ -30,7 +30,7 @@ use tokio::sync::Semaphore;
 
 use super::{exchange::Exchange, group::Group, request::Request, server::Server};
 use crate::{
-    dialect::{Principal, legacy},
+    dialect::{Further, Principal, legacy},
     protocol::{
         ErrorObject, Frame, FrameError, Id, Kind, Messages, Method,
         accept::{EVENT_STREAM, JSON, accepts},
@@ -191,7 +191,7 @@ impl<W: Wire> Sessions<W> {
         let number = self.server.next_id();
         let (body, token) = words::request(message, number);
         let call =
-            Request { id: number, method: method.clone(), body, headers: HeaderMap::new(), deferral: None };
+            Request { id: number, method: method.clone(), body, headers: Further::default(), deferral: None };
         let call = HostedCall::new(session, Exchange::native(group.clone(), call), token);
         let interest: Option<Arc<dyn Interest>> = request.interest.clone();
         Answering::begun(call, id.detached(), number, interest, (&self.server, &self.departed), takes_events)
@@ -243,7 +243,7 @@ impl<W: Wire> Sessions<W> {
         };
         let deferral = Deferral::default();
         deferral.comes();
-        let request = Request { id, method, body, headers: HeaderMap::new(), deferral: Some(deferral) };
+        let request = Request { id, method, body, headers: Further::default(), deferral: Some(deferral) };
         Some(HostedCall::new(&session, Exchange::native(session.group(groups), request), token))
     }
 
