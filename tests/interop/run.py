@@ -148,7 +148,7 @@ class Expected:
 
 
 NO_SCHEMAS = "SDK 1.9 knows no output schemas and no structured content"
-DIES = "SDK 1.9 ends with an exception once a call is cancelled"
+DIES = "SDK 1.9 ends its session once a call is cancelled"
 EXPECTED = [
     Expected("*-stdio-python1.9/core/lists", "NoneType|reading 'properties'", NO_SCHEMAS),
     Expected("*-stdio-python1.9/core/fast-call", "the structured content: got (None|undefined)", NO_SCHEMAS),

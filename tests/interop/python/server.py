@@ -16,7 +16,9 @@ import argparse
 import asyncio
 import inspect
 import json
+import os
 import socket
+import threading
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -31,6 +33,7 @@ from mcp.shared.exceptions import McpError
 from pydantic import BaseModel
 
 STEP = 0.2  # seconds between two progress reports
+LINGER = 5  # seconds that a process over stdio may be there for without a session
 RETRY_MS = 100  # how soon a client may come back for the rest of a stream
 
 
@@ -304,8 +307,26 @@ if options.tasks:
     app._mcp_server.request_handlers[types.ListToolsRequest] = list_tools
 
 
+def to_the_end(run: Callable[..., Any]) -> Callable[..., Any]:
+    """The process does not outlive its session, as that of SDK 1.9 may do once a call is cancelled.
+
+    It ends with the first line that its thread reads afterwards. Whether the line of a client's next call is that one,
+    or was read just before and is never answered, is chance: the process has LINGER for it.
+    """
+
+    async def run_to_the_end(incoming: Any, *rest: object) -> None:
+        await run(incoming, *rest)
+        if incoming.statistics().open_send_streams:  # the standard input has not ended
+            end = threading.Timer(LINGER, os._exit, [1])
+            end.daemon = True
+            end.start()
+
+    return run_to_the_end
+
+
 async def main() -> None:
     if options.stdio:
+        app._mcp_server.run = to_the_end(app._mcp_server.run)
         await app.run_stdio_async()
         return
     import uvicorn
