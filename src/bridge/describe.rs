@@ -3,7 +3,7 @@
 use crate::{
     dialect::modern::{self, server_info_meta},
     protocol::{
-        meta,
+        Payload, meta,
         method::Needs,
         splice::{Edit, Object},
     },
@@ -39,7 +39,7 @@ pub fn discover(server: About<'_>) -> Vec<u8> {
 }
 
 /// Whether the server declared what a method needs.
-pub fn declares(capabilities: &Bytes, needs: Needs) -> bool {
+pub fn declares(capabilities: &Payload, needs: Needs) -> bool {
     let member = match needs {
         Needs::Nothing => return true,
         Needs::Tools => "tools",
@@ -47,15 +47,13 @@ pub fn declares(capabilities: &Bytes, needs: Needs) -> bool {
         Needs::Resources => "resources",
         Needs::Completions => "completions",
     };
-    Object::read(capabilities).is_ok_and(|object| object.contains(member))
+    capabilities.object().is_some_and(|object| object.contains(member))
 }
 
 /// Whether the server declared that it tells of changes: `listChanged` or `subscribe` of a member.
-pub fn declares_flag(capabilities: &Bytes, member: &str, flag: &str) -> bool {
-    Object::read(capabilities)
-        .ok()
-        .and_then(|object| Object::read(&object.get(member)?).ok()?.get(flag))
-        .is_some_and(|value| value == "true")
+pub fn declares_flag(capabilities: &Payload, member: &str, flag: &str) -> bool {
+    let member = capabilities.get(member).and_then(|member| Object::read(&member).ok());
+    member.is_some_and(|member| member.raw(flag) == Some(b"true"))
 }
 
 /// The value of the extension is exactly `{}`: with any member, clients in the field take the
@@ -97,7 +95,8 @@ mod tests {
 
     #[test]
     fn flags_are_read_from_their_member() {
-        let raw = Bytes::from_static(br#"{"tools":{"listChanged":true},"resources":{"subscribe":false}}"#);
+        let raw = r#"{"tools":{"listChanged":true},"resources":{"subscribe":false}}"#;
+        let raw = Payload::read(raw.into());
         assert!(declares(&raw, Needs::Tools));
         assert!(!declares(&raw, Needs::Prompts));
         assert!(declares_flag(&raw, "tools", "listChanged"));

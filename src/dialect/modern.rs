@@ -10,6 +10,7 @@ use crate::protocol::{
 use bytes::{BufMut, Bytes, BytesMut};
 use http::{HeaderMap, HeaderName, StatusCode};
 use serde_json::{Value, json, value::RawValue};
+use std::borrow::Cow;
 
 /// A request that is refused before anything is done about it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -48,8 +49,9 @@ const PASSED_ON: [&str; 3] = ["traceparent", "tracestate", "baggage"];
 /// [`Refused`] carries the status and error to answer with.
 pub fn read(frame: Result<Frame, FrameError>, headers: &HeaderMap) -> Result<Read, Refused> {
     let frame = frame.map_err(|error| unreadable(&error))?;
-    let (id, method, params) = match frame.kind() {
-        Kind::Request { id, method, params } => (id.clone(), method.clone(), params.clone()),
+    let (bytes, kind) = frame.into_parts();
+    let (id, method, params) = match kind {
+        Kind::Request { id, method, params } => (id, method, params),
         Kind::Notification { .. } => return Ok(Read::Notification),
         Kind::Success { .. } | Kind::Failure { .. } => {
             let error = "a client of 2026-07-28 sends no responses; answer questions by retrying the request with inputResponses";
@@ -77,7 +79,7 @@ pub fn read(frame: Result<Frame, FrameError>, headers: &HeaderMap) -> Result<Rea
     }
     let target = read_target(&method, object, headers).map_err(refuse)?;
     let call = Call {
-        bytes: frame.as_bytes().clone(),
+        bytes,
         id,
         method,
         params,
@@ -333,14 +335,14 @@ fn read_target(method: &Method, params: &Object, headers: &HeaderMap) -> Result<
 
 /// The value of a header that may stand once, as it is spelled: the sentinel is for names and
 /// parameters only (2026-07-28, *Value Encoding*).
-fn plain(headers: &HeaderMap, name: &HeaderName) -> Result<Option<String>, ErrorObject> {
-    let mut values = headers.get_all(name).iter();
+fn plain<'a>(lines: &'a HeaderMap, name: &HeaderName) -> Result<Option<Cow<'a, str>>, ErrorObject> {
+    let mut values = lines.get_all(name).iter();
     let Some(value) = values.next() else { return Ok(None) };
     if values.next().is_some() {
         return Err(mismatch(format!("{} occurs twice", shown(name))));
     }
     // Bytes beyond ASCII agree with nothing, and the message says what came.
-    Ok(Some(String::from_utf8_lossy(value.as_bytes()).into_owned()))
+    Ok(Some(headers::text(value)))
 }
 
 fn passed_on(headers: &HeaderMap) -> HeaderMap {

@@ -24,22 +24,21 @@ pub struct NotAResult;
 /// bytes, as they are when it has been read.
 pub fn request(call: &Call, hop: u64, wants_progress: bool) -> Bytes {
     let mut patch = Patch::new(call.bytes.clone());
-    patch.replace(call.id.as_bytes(), Id::from_number(hop).as_bytes().clone());
+    let hop = Id::from_number(hop);
+    patch.replace(call.id.as_bytes(), hop.as_bytes().clone());
 
     let Some(params) = &call.params else { return patch.apply() };
     let Some(object) = params.object() else { return patch.apply() };
     let mut edit = Edit::new(object);
     if call.method.may_ask() {
         // A legacy server would take `task` for the older tasks, and answer in their shape.
-        edit.remove("task").remove("inputResponses").remove("requestState");
+        edit.remove_all(&["task", "inputResponses", "requestState"]);
     }
-    let token = wants_progress.then(|| Id::from_number(hop).as_bytes().clone());
+    let token = wants_progress.then(|| hop.as_bytes().clone());
     match (params.meta(), token) {
         (Some(about), token) => {
             let mut inner = Edit::new(about);
-            for key in meta::PER_REQUEST {
-                inner.remove(key);
-            }
+            inner.remove_all(&meta::PER_REQUEST);
             match token {
                 Some(token) => inner.set(meta::PROGRESS_TOKEN, token),
                 None => inner.remove(meta::PROGRESS_TOKEN),
@@ -137,7 +136,7 @@ fn raise_result(
     {
         drop_task_support(&tools, patch);
     }
-    Ok(*method == Method::ToolsCall && object.get("isError").is_some_and(|value| value == "true"))
+    Ok(*method == Method::ToolsCall && object.raw("isError") == Some(b"true"))
 }
 
 /// Takes `execution.taskSupport` off every tool: it speaks of the older tasks, which a 2026-07-28

@@ -170,7 +170,10 @@ impl Connection {
 
     /// Everything consumed so far has been taken by the socket.
     pub(super) fn flushed(&self) {
-        if !self.waiting.swap(false, atomic::Ordering::AcqRel) {
+        // Looked at first: to change it costs as much as a lock, and there hardly ever is one.
+        if !self.waiting.load(atomic::Ordering::Acquire)
+            || !self.waiting.swap(false, atomic::Ordering::AcqRel)
+        {
             return;
         }
         let commits = match &mut *self.commits.lock() {

@@ -26,7 +26,7 @@ use crate::{
     },
     protocol::{
         Capabilities, Era, Frame, FrameError, Messages, Payload, Revision,
-        accept::{EVENT_STREAM, JSON, accepts, is_media},
+        accept::{JSON, accepts_both, is_media},
         headers::{self, PROTOCOL_VERSION, SESSION_ID},
         meta,
     },
@@ -199,7 +199,7 @@ fn request(
     if !is_media(headers.get(CONTENT_TYPE), JSON) {
         return Err(Refusal::ContentType);
     }
-    if !(accepts(headers, JSON) && accepts(headers, EVENT_STREAM)) {
+    if !accepts_both(headers) {
         return Err(Refusal::Accept);
     }
     refused.map_or(Ok(()), Err)?;

@@ -29,6 +29,7 @@ use hyper::{
     body::Incoming,
     rt::Executor,
     server::conn::{http1, http2},
+    service::Service,
 };
 use pin_project::pin_project;
 use std::{
@@ -138,12 +139,7 @@ type Served = Result<http::Response<Body>, Infallible>;
 
 /// A stack that serves what arrives, as `stack.rs` builds it.
 pub(super) trait Serves:
-    tower::Service<
-        Arrival<Incoming>,
-        Response = http::Response<Body>,
-        Error = Infallible,
-        Future: Send + 'static,
-    > + Clone
+    Service<Arrival<Incoming>, Response = http::Response<Body>, Error = Infallible, Future: Send + 'static>
     + Send
     + Sync
     + 'static
@@ -151,13 +147,12 @@ pub(super) trait Serves:
 }
 
 impl<S> Serves for S where
-    S: tower::Service<
+    S: Service<
             Arrival<Incoming>,
             Response = http::Response<Body>,
             Error = Infallible,
             Future: Send + 'static,
-        > + Clone
-        + Send
+        > + Send
         + Sync
         + 'static
 {
@@ -460,7 +455,7 @@ impl Listeners {
 
 // === impl Door ===
 
-impl<S: Serves> hyper::service::Service<http::Request<Incoming>> for Door<S> {
+impl<S: Serves> Service<http::Request<Incoming>> for Door<S> {
     type Response = http::Response<Body>;
     type Error = Infallible;
     type Future = Answering<S::Future>;
@@ -470,8 +465,7 @@ impl<S: Serves> hyper::service::Service<http::Request<Incoming>> for Door<S> {
         let clock = Arc::clone(&self.front.clock);
         let line = Line::begin(clock, Arc::clone(&self.connection), request.method().clone());
         let arrival = Arrival { request, line };
-        // Each layer of the stack is always ready: what it has no room for it refuses.
-        let answer = self.generations.now().stack.clone().call(arrival);
+        let answer = self.generations.now().stack.call(arrival);
         Answering { answer, front: Arc::clone(&self.front), connection: Arc::clone(&self.connection) }
     }
 }
@@ -493,15 +487,14 @@ impl<F: Future<Output = Served>> Future for Answering<F> {
 
 // === impl Streams ===
 
-impl<S: Serves> hyper::service::Service<http::Request<Incoming>> for Streams<S> {
+impl<S: Serves> Service<http::Request<Incoming>> for Streams<S> {
     type Response = http::Response<Portions>;
     type Error = Infallible;
     type Future = Map<Answering<S::Future>, fn(Served) -> Result<Self::Response, Infallible>>;
 
     fn call(&self, mut request: http::Request<Incoming>) -> Self::Future {
         join_cookies(request.headers_mut());
-        hyper::service::Service::call(&self.0, request)
-            .map(|served| served.map(|response| response.map(Portions::of)))
+        self.0.call(request).map(|served| served.map(|response| response.map(Portions::of)))
     }
 }
 

@@ -183,6 +183,10 @@ impl Address {
         headers: &mut HeaderMap,
     ) {
         let keep = services.len() == 1;
+        // Hardly any answer has one, and an entry is made room for.
+        if !headers.contains_key(WWW_AUTHENTICATE) {
+            return;
+        }
         if let http::header::Entry::Occupied(mut challenges) = headers.entry(WWW_AUTHENTICATE) {
             for challenge in challenges.iter_mut() {
                 if let Some(ours) = self.challenge(challenge, route, keep) {

@@ -262,7 +262,7 @@ impl Lasting {
     /// From now on these limits hold; what has been taken stays.
     fn bound_by(&self, before: Limits, limits: Limits) {
         self.bodies.bound_by(limits.body_memory);
-        self.calls.bound_by(before.calls, limits.calls);
+        self.calls.bound_by(limits.calls);
         resize(&self.connections, before.connections, limits.connections);
     }
 }

@@ -3,6 +3,7 @@
 use super::answer::Refusal;
 use crate::telemetry::Limit;
 use bytes::Bytes;
+use futures_util::poll;
 use http_body::Body;
 use http_body_util::BodyExt;
 use std::{
@@ -11,6 +12,7 @@ use std::{
         Arc,
         atomic::{AtomicUsize, Ordering},
     },
+    task::Poll,
     time::Duration,
 };
 use tokio::time::timeout;
@@ -62,7 +64,12 @@ pub(super) async fn receive<B: Body<Data = Bytes>>(
     if body.size_hint().lower() > limit as u64 {
         return Err(Refusal::TooLarge { limit });
     }
-    timeout(within, collect(memory, body, limit)).await.unwrap_or(Err(Refusal::TooSlow { limit: within }))
+    let mut whole = pin!(collect(memory, body, limit));
+    // Mostly it came with the head, and no time is needed.
+    if let Poll::Ready(received) = poll!(whole.as_mut()) {
+        return received;
+    }
+    timeout(within, whole).await.unwrap_or(Err(Refusal::TooSlow { limit: within }))
 }
 
 async fn collect<B: Body<Data = Bytes>>(

@@ -2,23 +2,24 @@
 
 use super::{
     Bound, Config, Error, Front, Lasting,
-    arrival::Admitted,
+    arrival::{Admitted, Answered},
     face,
     layers::{access::Access, shed::Shed, tokens::Tokens},
     listener::{self, Generation, Serves},
     places::Places,
     receive::BodyMemory,
     renewal::{self, Renewal},
+    reply::Body,
 };
 use crate::{
     dialect::PrincipalKey,
-    proxy::Service,
+    proxy,
     runtime::{Clock, Live, Net, Stopping},
     telemetry::trace::Tracer,
 };
-use std::sync::Arc;
+use hyper::{body::Incoming, service::Service};
+use std::{convert::Infallible, future::Future, sync::Arc};
 use tokio::sync::{Semaphore, mpsc};
-use tower::{ServiceBuilder, layer::layer_fn, service_fn};
 
 /// Begins to listen on `net`, and serves `services` until `stopping` says so; from when `leaving` does each connection
 /// ends with what it is answered, and new ones are accepted. Must be called within a runtime. Once it returns,
@@ -28,7 +29,7 @@ use tower::{ServiceBuilder, layer::layer_fn, service_fn};
 /// [`Error`] names the address or the file that is at fault.
 pub fn serve(
     config: Config,
-    services: Vec<Arc<dyn Service>>,
+    services: Vec<Arc<dyn proxy::Service>>,
     principals: PrincipalKey,
     [leaving, stopping]: [Stopping; 2],
     clock: Arc<dyn Clock>,
@@ -66,24 +67,38 @@ pub fn serve(
     Ok(Bound { addresses, task, renew: Arc::new(renewal) })
 }
 
-/// Builds the stack. Every layer is always ready and refuses in `call` what it has no room for:
+/// What all layers lead to.
+struct Innermost<F>(F);
+
+impl<F, A> Service<Admitted<Incoming>> for Innermost<F>
+where
+    F: Fn(Admitted<Incoming>) -> A,
+    A: Future<Output = Answered>,
+{
+    type Response = http::Response<Body>;
+    type Error = Infallible;
+    type Future = A;
+
+    fn call(&self, admitted: Admitted<Incoming>) -> A {
+        (self.0)(admitted)
+    }
+}
+
+/// Builds the stack. No layer lets a request wait: each refuses what it has no room for, as
 /// a request's head is in memory by then, so there is nothing to gain by letting it wait, and its
 /// client is owed an answer. No layer boxes anything; what is boxed
 /// for a request is its line and its items.
 fn stack(front: &Arc<Front>, config: &Config) -> impl Serves + use<> {
-    let (front, calls) = (Arc::clone(front), config.limits.calls);
-    let (access, tokens) = (Arc::new(config.access.clone()), Arc::new(config.tokens.clone()));
-    let places = front.calls.clone();
-    ServiceBuilder::new()
-        // First, before anything is spent on the request: what a strange web page made a browser
-        // send must reach nothing. It also puts on the answers what browsers ask for, refusals of
-        // the layers below included.
-        .layer(layer_fn(|inner| Access::new(inner, Arc::clone(&access))))
-        // Before there is a place for the request, and before its body is read: who is not known takes nothing from
-        // those who are.
-        .layer(layer_fn(|inner| Tokens::new(inner, Arc::clone(&tokens))))
-        // Before the body is read, so that bodies in memory are bounded too.
-        .layer(layer_fn(|inner| Shed::new(inner, places.clone(), calls)))
-        // Reads bodies within their limits, and knows routes, so principals too.
-        .service(service_fn(move |admitted: Admitted<_>| face::serve(Arc::clone(&front), admitted)))
+    // Reads bodies within their limits, and knows routes, so principals too.
+    let (places, front) = (front.calls.clone(), Arc::clone(front));
+    let face = Innermost(move |admitted| face::serve(Arc::clone(&front), admitted));
+    // Before the body is read, so that bodies in memory are bounded too.
+    let shed = Shed::new(face, places, config.limits.calls);
+    // Before there is a place for the request, and before its body is read: who is not known takes nothing from
+    // those who are.
+    let tokens = Tokens::new(shed, config.tokens.clone());
+    // First, before anything is spent on the request: what a strange web page made a browser
+    // send must reach nothing. It also puts on the answers what browsers ask for, refusals of
+    // the layers below included.
+    Access::new(tokens, config.access.clone())
 }

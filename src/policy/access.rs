@@ -3,6 +3,7 @@
 //! A web page can make a browser send requests to a server on the reader's own machine (DNS
 //! rebinding). Checking `Host` and `Origin` stops it (2026-07-28, *Streamable HTTP, Security*).
 
+use crate::protocol::headers::text;
 use http::{
     HeaderMap, Uri,
     header::{HOST, ORIGIN},
@@ -49,10 +50,10 @@ impl Access {
     pub fn check_head(&self, uri: &Uri, headers: &HeaderMap) -> Result<Checked, Denied> {
         let mut checked = self.check(uri.authority().map(|authority| authority.as_str()), None)?;
         for host in headers.get_all(HOST) {
-            checked = self.check(Some(&String::from_utf8_lossy(host.as_bytes())), None)?;
+            checked = self.check(Some(&text(host)), None)?;
         }
         for origin in headers.get_all(ORIGIN) {
-            checked = self.check(None, Some(&String::from_utf8_lossy(origin.as_bytes())))?;
+            checked = self.check(None, Some(&text(origin)))?;
         }
         Ok(checked)
     }

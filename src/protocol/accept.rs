@@ -40,21 +40,24 @@ enum Closeness {
 /// none, and a client that names one means the media type all the same. A range that cannot be
 /// read admits nothing.
 pub fn accepts(headers: &HeaderMap, media: &str) -> bool {
-    // What nearly every client sends, in the two orders it is sent in.
-    if let Some(accept) = headers.get(ACCEPT)
-        && (accept == "application/json, text/event-stream"
-            || accept == "text/event-stream, application/json")
-        && (media == JSON || media == EVENT_STREAM)
-        && headers.get_all(ACCEPT).iter().nth(1).is_none()
-    {
-        return true;
-    }
     let ranges = headers.get_all(ACCEPT).iter().flat_map(|line| split(line.as_bytes(), b','));
     // Of two equally close ranges the kinder one counts.
     match ranges.filter_map(|range| judge(range, media)).max() {
         Some((_, admits)) => admits,
         None => !headers.contains_key(ACCEPT),
     }
+}
+
+/// Whether both are admitted with which a server may answer a POST (2026-07-28, *Streamable HTTP, Sending Messages*).
+pub fn accepts_both(headers: &HeaderMap) -> bool {
+    let mut lines = headers.get_all(ACCEPT).iter();
+    // What nearly every client sends, in the two orders it is sent in.
+    if let (Some(line), None) = (lines.next(), lines.next())
+        && (line == "application/json, text/event-stream" || line == "text/event-stream, application/json")
+    {
+        return true;
+    }
+    accepts(headers, JSON) && accepts(headers, EVENT_STREAM)
 }
 
 /// Whether a `Content-Type` is `media`, parameters aside.
@@ -165,6 +168,7 @@ mod tests {
             let headers = headers(&[line]);
             assert_eq!(accepts(&headers, JSON), json, "{line}");
             assert_eq!(accepts(&headers, EVENT_STREAM), stream, "{line}");
+            assert_eq!(accepts_both(&headers), json && stream, "{line}");
         }
     }
 
@@ -174,6 +178,13 @@ mod tests {
         assert!(accepts(&headers, JSON));
         assert!(!accepts(&headers, EVENT_STREAM));
         assert!(accepts(&headers, "image/png"));
+        let usual = "application/json, text/event-stream";
+        for (lines, both) in
+            [(&[usual, usual][..], true), (&[usual, "text/event-stream;q=0"], true), (&[], true)]
+        {
+            assert_eq!(accepts_both(&self::headers(lines)), both, "{lines:?}");
+        }
+        assert!(!accepts_both(&self::headers(&["application/json", "text/html"])));
     }
 
     #[test]

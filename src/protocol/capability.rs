@@ -16,8 +16,8 @@ use serde_json::{Map, Value, json};
 /// The capabilities a client declares.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Capabilities {
-    /// The object exactly as it was declared, in an allocation of its own.
-    raw: Bytes,
+    /// The object exactly as it was declared, in an allocation of its own; absent where that is the other.
+    raw: Option<Bytes>,
     legacy: Bytes,
     flags: Flags,
 }
@@ -70,7 +70,7 @@ impl Capabilities {
         let object = Object::read(&raw).map_err(|_| NotCapabilities::NotAnObject)?;
         let (legacy, flags) = (legacy(&object), Flags::of(&object));
         // They outlive the request, which a slice of it would keep. Mostly both are the same: kept once.
-        let raw = if raw == legacy { legacy.clone() } else { Bytes::copy_from_slice(&raw) };
+        let raw = (raw != legacy).then(|| Bytes::copy_from_slice(&raw));
         Ok(Self { raw, legacy, flags })
     }
 
@@ -91,13 +91,12 @@ impl Capabilities {
 
     /// As they were declared, raw JSON.
     pub fn as_bytes(&self) -> &Bytes {
-        &self.raw
+        self.raw.as_ref().unwrap_or(&self.legacy)
     }
 
     /// Bytes that keeping them takes.
     pub fn kept(&self) -> usize {
-        let is_same = self.raw.as_ptr() == self.legacy.as_ptr();
-        self.legacy.len() + if is_same { 0 } else { self.raw.len() }
+        self.legacy.len() + self.raw.as_ref().map_or(0, Bytes::len)
     }
 
     /// Whether the client speaks the tasks extension (SEP-2663).
@@ -141,9 +140,9 @@ impl Capabilities {
     /// A requirement that is no object, such as `true`, is met by the same value.
     pub fn missing(&self, required: &Value) -> Option<Value> {
         if !self.flags.elicitation_form {
-            return missing(&self.raw, required);
+            return missing(self.as_bytes(), required);
         }
-        missing(&with_form_spelt_out(&self.raw), required)
+        missing(&with_form_spelt_out(self.as_bytes()), required)
     }
 }
 
@@ -217,7 +216,7 @@ fn inner(object: &Object, key: &str) -> Option<Object> {
 }
 
 fn declares(object: &Object, key: &str) -> bool {
-    object.get(key).is_some_and(|value| value.starts_with(b"{"))
+    object.raw(key).is_some_and(|value| value.starts_with(b"{"))
 }
 
 #[cfg(test)]
@@ -248,7 +247,7 @@ mod tests {
             let request = Bytes::from_owner(Watched { bytes: declared, _alive: Arc::clone(&alive) });
             let capabilities = Capabilities::read(request).expect("an object");
             assert_eq!(Arc::strong_count(&alive), 1, "{declared}");
-            assert_eq!(capabilities.raw, declared);
+            assert_eq!(capabilities.as_bytes(), declared);
         }
     }
 
@@ -285,7 +284,7 @@ mod tests {
         ] {
             let client = client(declared);
             assert_eq!(client.legacy(), told, "{declared}");
-            assert_eq!(client.raw, declared);
+            assert_eq!(client.as_bytes(), declared);
         }
     }
 
@@ -308,7 +307,7 @@ mod tests {
         for declared in [r#"{"roots":{}}"#, r#"{"roots":{},"tasks":{}}"#] {
             let request = Bytes::from_static(declared.as_bytes());
             let client = Capabilities::read(request.clone()).expect("an object");
-            for kept in [client.legacy(), &client.raw] {
+            for kept in [client.legacy(), client.as_bytes()] {
                 assert!(!request.as_ptr_range().contains(&kept.as_ptr()), "{declared}");
             }
         }

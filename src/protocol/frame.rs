@@ -6,9 +6,10 @@
 //! The bytes are read once ([`Frame::parse`]): that they are JSON, how deep it goes, and where the members of the
 //! message, of what it carries and of that one's `_meta` stand. Whoever wants to know more of it asks that index.
 
+pub use super::scan::is_like;
 use super::{
     Id, Method,
-    scan::{Members, Scan},
+    scan::{Members, Scan, unescaped},
     splice::Object,
 };
 use bytes::Bytes;
@@ -81,10 +82,10 @@ impl Frame {
     /// [`FrameError`] says what is wrong with the bytes. Nesting is not bounded here; see
     /// [`Frame::depth`].
     pub fn parse(bytes: Bytes) -> Result<Self, FrameError> {
-        let mut scan = Scan::new(&bytes);
-        let index = Index::read(&mut scan).filter(|_| scan.is_over() && std::str::from_utf8(&bytes).is_ok());
-        match index {
-            Some(index) => Self::indexed(bytes, index),
+        let mut scan = Scan::of_all(&bytes);
+        let mut index = Index::default();
+        match index.read(&mut scan).filter(|()| scan.is_over() && scan.is_text(&bytes)) {
+            Some(()) => Self::indexed(bytes, index),
             None => Err(unreadable(&bytes)),
         }
     }
@@ -123,6 +124,11 @@ impl Frame {
 
     pub fn kind(&self) -> &Kind {
         &self.kind
+    }
+
+    /// Its bytes and what they are, to be kept apart.
+    pub fn into_parts(self) -> (Bytes, Kind) {
+        (self.bytes, self.kind)
     }
 
     /// Levels that it is nested, at least one.
@@ -195,6 +201,7 @@ impl PartialEq for Payload {
 impl Eq for Payload {}
 
 /// Where the parts of a message stand in its bytes.
+#[derive(Default)]
 pub(super) struct Index {
     members: Members,
     /// The object that it carries, and that one's `_meta`, each with where it stands.
@@ -217,31 +224,33 @@ struct Routed {
 
 impl Index {
     /// Reads the object that begins the bytes; nothing where they begin with none.
-    pub(super) fn read(scan: &mut Scan<'_>) -> Option<Self> {
-        let (mut carried, mut meta) = (None, None);
-        let members = scan.object(0, |scan, key| {
-            if scan.peek() != Some(b'{') || !["params", "result"].iter().any(|name| key.is(name)) {
+    pub(super) fn read(&mut self, scan: &mut Scan<'_>) -> Option<()> {
+        let Self { members, carried, meta, depth } = self;
+        scan.object(0, members, |scan, key| {
+            if scan.peek() != Some(b'{') || !(key.is("params") || key.is("result")) {
                 return scan.value();
             }
-            meta = None;
-            let start = scan.at();
-            let members = scan.object(start, |scan, key| {
+            // The last, if there are several.
+            *meta = None;
+            let (at, members) = carried.insert((scan.at()..0, Members::new()));
+            scan.object(at.start, members, |scan, key| {
                 if !key.is("_meta") {
                     return scan.value();
                 }
-                let start = scan.at();
-                // The last, if it is repeated.
-                meta = match scan.peek() {
-                    Some(b'{') => Some(scan.object(start, |scan, _| scan.value())?),
-                    _ => scan.value().map(|()| None)?,
+                *meta = None;
+                if scan.peek() != Some(b'{') {
+                    return scan.value();
                 }
-                .map(|members| (start..scan.at(), members));
+                let (at, members) = meta.insert((scan.at()..0, Members::new()));
+                scan.object(at.start, members, |scan, _| scan.value())?;
+                at.end = scan.at();
                 Some(())
             })?;
-            carried = Some((start..scan.at(), members));
+            at.end = scan.at();
             Some(())
         })?;
-        Some(Self { members, carried, meta, depth: u32::try_from(scan.deepest()).ok()? })
+        *depth = u32::try_from(scan.deepest()).ok()?;
+        Some(())
     }
 
     fn routed(&self, bytes: &[u8]) -> Result<Routed, FrameError> {
@@ -249,9 +258,8 @@ impl Index {
         for member in &self.members {
             let key = member.key(bytes);
             let Some(at) = ROUTED.iter().position(|name| key.is(name)) else {
-                let (key, asked) = (key.meant(), (0..).zip(&ROUTED[..3]));
-                resembled = resembled
-                    .or_else(|| asked.filter(|(_, name)| is_like(&key, name)).map(|(at, _)| at).next());
+                let asked = || (0..).zip(&ROUTED[..3]).find(|(_, name)| key.is_like(name));
+                resembled = resembled.or_else(|| asked().map(|(at, _)| at));
                 continue;
             };
             if found[at].replace(member.value()).is_some() {
@@ -276,15 +284,11 @@ impl Index {
 }
 
 fn method_of(name: &[u8]) -> Result<Method, FrameError> {
+    if let Some(name) = unescaped(name) {
+        return Ok(Cow::Borrowed(name).into());
+    }
     let name: Name<'_> = serde_json::from_slice(name).map_err(FrameError::Syntax)?;
     Ok(name.0.into())
-}
-
-/// Whether a reader that does not care for case takes `key` for `name`. Go's also takes the two
-/// letters beyond ASCII that fold to one within.
-pub fn is_like(key: &str, name: &str) -> bool {
-    key.eq_ignore_ascii_case(name)
-        || !key.is_ascii() && key.to_lowercase().to_uppercase() == name.to_ascii_uppercase()
 }
 
 /// Why bytes are not a message at all, for people.

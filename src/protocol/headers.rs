@@ -74,6 +74,11 @@ pub fn read<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<Option<Cow<
         .map_err(|Malformed(why)| Mismatch(format!("{name} header value is malformed: {why}")))
 }
 
+/// A value as it is spelled. Hardly any is more than ASCII; bytes that are no text are shown as such.
+pub fn text(value: &HeaderValue) -> Cow<'_, str> {
+    value.to_str().map_or_else(|_| String::from_utf8_lossy(value.as_bytes()), Cow::Borrowed)
+}
+
 /// The text a header value stands for: itself, or what its base64 sentinel
 /// (`=?base64?…?=`, markers case-sensitive, strict padding and alphabet, UTF-8) encodes.
 ///

@@ -60,20 +60,19 @@ impl Messages {
     /// Reads the part of a batch that begins here.
     fn part(&mut self, start: usize) -> Result<Frame, FrameError> {
         let mut scan = Scan::new(&self.bytes[start..]);
-        let index = match scan.peek() {
-            Some(b'{') => Index::read(&mut scan).map(Some),
-            _ => scan.value().map(|()| None),
-        };
+        let mut index = Index::default();
+        let is_object = scan.peek() == Some(b'{');
+        let read = if is_object { index.read(&mut scan) } else { scan.value() };
         let (end, depth) = (start + scan.at(), scan.deepest() + 1);
-        let is_text = || std::str::from_utf8(&self.bytes[start..end]).is_ok();
-        let Some(index) = index.filter(|_| is_text()).filter(|_| self.goes_on(end)) else {
+        let is_text = scan.is_text(&self.bytes[start..end]);
+        if read.is_none() || !is_text || !self.goes_on(end) {
             self.depth = brackets(&self.bytes);
             return Err(unreadable(&self.bytes));
-        };
+        }
         self.depth = self.depth.max(depth);
-        match index {
-            Some(index) => Frame::indexed(self.bytes.slice(start..end), index),
-            None => Err(FrameError::Shape { id: None }),
+        match is_object {
+            true => Frame::indexed(self.bytes.slice(start..end), index),
+            false => Err(FrameError::Shape { id: None }),
         }
     }
 

@@ -35,6 +35,9 @@ pub(super) struct Scan<'a> {
     /// Brackets that are open.
     depth: usize,
     deepest: usize,
+    /// What is known of all the bytes: that they are ASCII, that none is a control character.
+    is_ascii: bool,
+    is_printable: bool,
 }
 
 /// The brackets that are open, a bit each: whether it is an object's.
@@ -82,6 +85,14 @@ impl<'a> Key<'a> {
         }
     }
 
+    /// Whether a reader that does not care for case takes it for `name` ([`is_like`]).
+    pub(super) fn is_like(self, name: &str) -> bool {
+        match self.is_escaped || !self.spelled.is_ascii() {
+            false => self.spelled.eq_ignore_ascii_case(name.as_bytes()),
+            true => is_like(&self.meant(), name),
+        }
+    }
+
     /// Whether two are the same.
     pub(super) fn is_same(self, other: Key<'_>) -> bool {
         match self.is_escaped || other.is_escaped {
@@ -106,14 +117,27 @@ impl<'a> Key<'a> {
 impl<'a> Scan<'a> {
     /// Stands before the first value.
     pub(super) fn new(json: &'a [u8]) -> Self {
-        let mut scan = Self { json, at: 0, depth: 0, deepest: 0 };
+        let mut scan = Self { json, at: 0, depth: 0, deepest: 0, is_ascii: false, is_printable: false };
         scan.space();
         scan
+    }
+
+    /// The same, of bytes that are all to be read. They are looked over once before, many at a time, so that of most
+    /// less has to be asked when they are read.
+    pub(super) fn of_all(json: &'a [u8]) -> Self {
+        let (all, least) =
+            json.iter().fold((0, u8::MAX), |(all, least), &byte| (all | byte, least.min(byte)));
+        Self { is_ascii: all < 0x80, is_printable: least >= b' ', ..Self::new(json) }
     }
 
     /// How many bytes have been read.
     pub(super) fn at(&self) -> usize {
         self.at
+    }
+
+    /// Whether some of the bytes are text.
+    pub(super) fn is_text(&self, read: &[u8]) -> bool {
+        self.is_ascii || std::str::from_utf8(read).is_ok()
     }
 
     /// The most brackets that have been open at a time.
@@ -132,17 +156,17 @@ impl<'a> Scan<'a> {
         self.at == self.json.len()
     }
 
-    /// Reads one object, and gives where its members stand, counted from `start`. `value` is told each key, and
+    /// Reads one object, and puts down where its members stand, counted from `start`. `value` is told each key, and
     /// reads the value.
     pub(super) fn object(
         &mut self,
         start: usize,
+        members: &mut Members,
         mut value: impl FnMut(&mut Self, Key<'a>) -> Option<()>,
-    ) -> Option<Members> {
+    ) -> Option<()> {
         let place = |at: usize| u32::try_from(at - start).ok();
-        let mut members = Members::new();
         if !self.opens(b'{', b'}')? {
-            return Some(members);
+            return Some(());
         }
         loop {
             let from = self.at + 1;
@@ -152,7 +176,7 @@ impl<'a> Scan<'a> {
             value(self, key)?;
             members.push(Member { key: key_start, spelling, value: (place(from)?, place(self.at)?) });
             if self.ends(b'}')? {
-                return Some(members);
+                return Some(());
             }
         }
     }
@@ -227,7 +251,11 @@ impl<'a> Scan<'a> {
         self.take(b'"')?;
         let mut is_escaped = false;
         loop {
-            self.at += plain(&self.json[self.at..]);
+            let rest = &self.json[self.at..];
+            self.at += match self.is_printable {
+                true => memchr::memchr2(b'"', b'\\', rest)?,
+                false => plain(rest),
+            };
             match self.peek()? {
                 b'"' => {
                     self.at += 1;
@@ -330,22 +358,37 @@ impl Brackets {
     }
 }
 
+/// What a value says that is a string without escapes.
+pub(super) fn unescaped(value: &[u8]) -> Option<&str> {
+    let text = value.strip_prefix(b"\"")?.strip_suffix(b"\"")?;
+    memchr::memchr(b'\\', text).is_none().then(|| std::str::from_utf8(text).ok())?
+}
+
+/// Whether a reader that does not care for case takes `key` for `name`. Go's also takes the two
+/// letters beyond ASCII that fold to one within.
+pub fn is_like(key: &str, name: &str) -> bool {
+    key.eq_ignore_ascii_case(name)
+        || !key.is_ascii() && key.to_lowercase().to_uppercase() == name.to_ascii_uppercase()
+}
+
 /// How many bytes come before one that means something in a string, or must not be there: a quote, a backslash or
 /// a control character. Eight are looked at together.
 fn plain(json: &[u8]) -> usize {
-    let is_zero = |word: u64| word.wrapping_sub(eight(1)) & !word;
+    // Borrows the highest bit of each byte that is less; of zero, if it is one less.
+    let less = |word: u64, byte| word.wrapping_sub(eight(byte));
     let mut at = 0;
-    while let Some(chunk) = json.get(at..).and_then(|rest| rest.first_chunk()) {
+    let (chunks, rest) = json.as_chunks();
+    for chunk in chunks {
         let word = u64::from_le_bytes(*chunk);
-        let is_control = word.wrapping_sub(eight(b' ')) & !word;
+        let found = less(word, b' ') | less(word ^ eight(b'"'), 1) | less(word ^ eight(b'\\'), 1);
         // Which byte is the first is exact; those behind it may be told wrongly, as they are borrowed from.
-        let found = (is_zero(word ^ eight(b'"')) | is_zero(word ^ eight(b'\\')) | is_control) & eight(0x80);
+        let found = found & !word & eight(0x80);
         if found != 0 {
             return at + found.trailing_zeros() as usize / 8;
         }
         at += 8;
     }
-    at + json[at..].iter().take_while(|byte| **byte >= b' ' && !matches!(byte, b'"' | b'\\')).count()
+    at + rest.iter().take_while(|byte| **byte >= b' ' && !matches!(byte, b'"' | b'\\')).count()
 }
 
 #[cfg(test)]
@@ -357,13 +400,19 @@ mod tests {
 
     /// The key of an object of one member.
     fn key_of(object: &str) -> Key<'_> {
-        let members = Scan::new(object.as_bytes()).object(0, |scan, _| scan.value()).expect("an object");
+        let mut members = Members::new();
+        Scan::new(object.as_bytes()).object(0, &mut members, |scan, _| scan.value()).expect("an object");
         members[0].key(object.as_bytes())
     }
 
+    /// As both ways of reading find.
     fn is_valid(json: &[u8]) -> bool {
-        let mut scan = Scan::new(json);
-        scan.value().is_some() && scan.is_over()
+        let [carefully, quickly] = [Scan::new, Scan::of_all].map(|scan| {
+            let mut scan = scan(json);
+            scan.value().is_some() && scan.is_over()
+        });
+        assert_eq!(carefully, quickly, "{json:?}");
+        carefully
     }
 
     #[test]

@@ -5,7 +5,7 @@
 //! buffer and applies them in one pass. Key order, spacing and number spelling of everything that
 //! is not named by an edit are kept.
 
-use super::scan::{Member, Members, Scan};
+use super::scan::{Member, Members, Scan, unescaped};
 use bytes::Bytes;
 use serde_json::value::RawValue;
 use smallvec::SmallVec;
@@ -27,15 +27,18 @@ pub struct NotAnObject;
 #[derive(Debug)]
 pub struct Edit<'a> {
     object: &'a Object,
-    /// One for each member: left alone, replaced, or removed.
+    /// One for each member.
     fates: SmallVec<[Fate; 8]>,
+    /// What stands in the place of members.
+    values: SmallVec<[Bytes; 1]>,
     added: Vec<u8>,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 enum Fate {
     Kept,
-    Replaced(Bytes),
+    /// By which of the values.
+    Replaced(u32),
     Removed,
 }
 
@@ -60,8 +63,10 @@ impl Object {
     /// # Errors
     /// [`NotAnObject`] where the bytes are another JSON value, or none.
     pub fn read(bytes: &Bytes) -> Result<Self, NotAnObject> {
-        let mut scan = Scan::new(bytes);
-        let members = scan.object(0, |scan, _| scan.value()).filter(|_| scan.is_over()).ok_or(NotAnObject)?;
+        let mut scan = Scan::of_all(bytes);
+        let mut members = Members::new();
+        let read = scan.object(0, &mut members, |scan, _| scan.value());
+        read.filter(|()| scan.is_over()).ok_or(NotAnObject)?;
         Ok(Self { bytes: bytes.clone(), members })
     }
 
@@ -72,8 +77,16 @@ impl Object {
 
     /// The raw value of a member, sharing the object's allocation. The last one, if it is repeated.
     pub fn get(&self, key: &str) -> Option<Bytes> {
-        let member = self.members.iter().rev().find(|member| self.is(member, key))?;
-        Some(self.bytes.slice(member.value()))
+        Some(self.bytes.slice(self.find(key)?.value()))
+    }
+
+    /// The same, to be looked at.
+    pub fn raw(&self, key: &str) -> Option<&[u8]> {
+        Some(&self.bytes[self.find(key)?.value()])
+    }
+
+    fn find(&self, key: &str) -> Option<&Member> {
+        self.members.iter().rev().find(|member| self.is(member, key))
     }
 
     /// The raw value of a member that is there once.
@@ -85,11 +98,10 @@ impl Object {
 
     /// The value of a member that is a string.
     pub fn string(&self, key: &str) -> Option<String> {
-        let value = self.get(key)?;
-        let text = value.strip_prefix(b"\"")?.strip_suffix(b"\"")?;
-        match memchr::memchr(b'\\', text) {
-            None => std::str::from_utf8(text).ok().map(str::to_owned),
-            Some(_) => serde_json::from_slice(&value).ok(),
+        let value = self.raw(key)?;
+        match unescaped(value) {
+            Some(text) => Some(text.to_owned()),
+            None => serde_json::from_slice(value).ok(),
         }
     }
 
@@ -147,43 +159,61 @@ impl Object {
 
 impl<'a> Edit<'a> {
     pub fn new(object: &'a Object) -> Self {
-        Self { object, fates: smallvec::smallvec![Fate::Kept; object.members.len()], added: Vec::new() }
+        let fates = smallvec::smallvec![Fate::Kept; object.members.len()];
+        Self { object, fates, values: SmallVec::new(), added: Vec::new() }
     }
 
     /// Gives `key` the raw JSON `value`: in its place where it exists, at the end where it does not.
     pub fn set(&mut self, key: &str, value: impl Into<Bytes>) -> &mut Self {
-        let value = value.into();
-        if !self.object.contains(key) {
-            // The key in its quotes, a colon, and commas on either side.
-            self.added.reserve(key.len() + value.len() + 5);
-            if !self.added.is_empty() {
-                self.added.push(b',');
-            }
-            serde_json::to_writer(&mut self.added, key).expect("a string is written to memory");
-            self.added.push(b':');
-            self.added.extend_from_slice(&value);
-            return self;
+        let (value, place) = (value.into(), self.values.len());
+        let place = u32::try_from(place).expect("there are fewer members");
+        match self.decide(&[key], Fate::Replaced(place)) {
+            true => self.values.push(value),
+            false => self.add(key, &value),
         }
-        self.decide(key, &Fate::Replaced(value))
+        self
     }
 
     /// Gives `key` the raw JSON `value` where the object does not have it yet.
     pub fn set_if_absent(&mut self, key: &str, value: impl Into<Bytes>) -> &mut Self {
-        if self.object.contains(key) { self } else { self.set(key, value) }
+        if !self.object.contains(key) {
+            self.add(key, &value.into());
+        }
+        self
     }
 
     /// Takes `key` away, wherever it stands.
     pub fn remove(&mut self, key: &str) -> &mut Self {
-        self.decide(key, &Fate::Removed)
+        self.remove_all(&[key])
     }
 
-    fn decide(&mut self, key: &str, fate: &Fate) -> &mut Self {
+    /// Takes each of these away, wherever it stands.
+    pub fn remove_all(&mut self, keys: &[&str]) -> &mut Self {
+        self.decide(keys, Fate::Removed);
+        self
+    }
+
+    /// Whether there is any of these.
+    fn decide(&mut self, keys: &[&str], fate: Fate) -> bool {
+        let mut is_there = false;
         for (member, slot) in self.object.members.iter().zip(&mut self.fates) {
-            if self.object.is(member, key) {
-                slot.clone_from(fate);
+            let member = member.key(&self.object.bytes);
+            if keys.iter().any(|key| member.is(key)) {
+                (*slot, is_there) = (fate, true);
             }
         }
-        self
+        is_there
+    }
+
+    fn add(&mut self, key: &str, value: &[u8]) {
+        // The key in its quotes, a colon, and commas on either side.
+        self.added.reserve(key.len() + value.len() + 5);
+        if !self.added.is_empty() {
+            self.added.push(b',');
+        }
+        serde_json::to_writer(&mut self.added, key).expect("a string is written to memory");
+        self.added.push(b':');
+        self.added.extend_from_slice(value);
     }
 
     /// Whether nothing changes.
@@ -207,7 +237,7 @@ impl<'a> Edit<'a> {
                 Fate::Kept => kept = true,
                 Fate::Replaced(with) => {
                     kept = true;
-                    patch.push(shift, value, with);
+                    patch.push(shift, value, self.values[with as usize].clone());
                 }
                 // With a member before it, its comma goes too; else the comma after it.
                 Fate::Removed if kept => {
@@ -352,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn a_repeated_member_is_named_and_removed_everywhere() {
+    fn a_repeated_member_is_named_and_changed_everywhere() {
         let text = r#"{"a":1,"b":2,"\u0061":3}"#;
         assert_eq!(object(text).repeated().as_deref(), Some("a"));
         assert_eq!(
@@ -360,6 +390,12 @@ mod tests {
                 e.remove("a");
             }),
             r#"{"b":2}"#
+        );
+        assert_eq!(
+            edited(text, |e| {
+                e.set("a", "9").set("b", "7").set("b", "8");
+            }),
+            r#"{"a":9,"b":8,"\u0061":9}"#
         );
     }
 

@@ -99,6 +99,11 @@ impl Shared {
         describe::declares(&server.capabilities, needs)
     }
 
+    /// What [`catalogue`](Self::catalogue) gives, where nobody has to be waited for.
+    pub(super) fn known_catalogue(&self, caller: &Caller) -> Option<Option<Arc<Catalogue>>> {
+        self.catalogues.known(caller, &*self.clock)
+    }
+
     /// The tools of the server as this caller sees them, or nothing where they cannot be listed.
     pub(super) async fn catalogue(&self, caller: &Caller) -> Option<Arc<Catalogue>> {
         self.catalogues.get(&*self.upstream, caller, &*self.clock, ids::next).await

@@ -1,7 +1,14 @@
 //! Stopping in order: everybody is told once, and who still works is waited for.
 
-use std::{future::Future, sync::Arc, time::Duration};
-use tokio::{runtime::Handle, sync::watch};
+use std::{
+    future::Future,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+use tokio::{runtime::Handle, sync::Notify};
 use tokio_util::task::{TaskTracker, task_tracker::TaskTrackerToken};
 
 use super::spawn_on;
@@ -9,17 +16,35 @@ use super::spawn_on;
 /// Owns the signal to stop and knows who is still at work.
 #[derive(Debug)]
 pub struct Drain {
-    stop: watch::Sender<bool>,
+    signal: Arc<Signal>,
     tracker: TaskTracker,
 }
 
 /// Hears the signal to stop; cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Stopping {
-    stop: watch::Receiver<bool>,
+    signal: Arc<Signal>,
     tracker: TaskTracker,
     /// Of what this is a part.
     whole: Option<Arc<Self>>,
+}
+
+/// Given once, to all who wait for it. Each call waits for some, so it costs little to begin to, and to look.
+#[derive(Debug, Default)]
+struct Signal {
+    is_given: AtomicBool,
+    /// Lists of those who wait, several so that threads seldom meet at the lock of one.
+    waiting: [Notify; LISTS],
+}
+
+const LISTS: usize = 8;
+
+thread_local! {
+    /// The list of a thread.
+    static LIST: usize = {
+        static THREADS: AtomicUsize = AtomicUsize::new(0);
+        THREADS.fetch_add(1, Ordering::Relaxed) % LISTS
+    };
 }
 
 /// Work that a drain waits for, until it is dropped.
@@ -32,9 +57,11 @@ pub struct Work {
 
 impl Drain {
     pub fn new() -> (Self, Stopping) {
-        let (stop, heard) = watch::channel(false);
-        let tracker = TaskTracker::new();
-        (Self { stop, tracker: tracker.clone() }, Stopping { stop: heard, tracker, whole: None })
+        let (signal, tracker) = (Arc::<Signal>::default(), TaskTracker::new());
+        (
+            Self { signal: Arc::clone(&signal), tracker: tracker.clone() },
+            Stopping { signal, tracker, whole: None },
+        )
     }
 
     /// Tells everybody to stop and waits, at most `limit`, until all work has ended. Says how much
@@ -47,7 +74,7 @@ impl Drain {
 
     /// Tells everybody to stop.
     pub fn tell(&self) {
-        self.stop.send_replace(true);
+        self.signal.give();
         self.tracker.close();
     }
 
@@ -68,6 +95,34 @@ impl Drain {
     }
 }
 
+impl Drop for Drain {
+    /// Means the same as a signal: nobody is left to wait for those who work.
+    fn drop(&mut self) {
+        self.signal.give();
+    }
+}
+
+// === impl Signal ===
+
+impl Signal {
+    fn give(&self) {
+        self.is_given.store(true, Ordering::SeqCst);
+        self.waiting.iter().for_each(Notify::notify_waiters);
+    }
+
+    fn is_given(&self) -> bool {
+        self.is_given.load(Ordering::SeqCst)
+    }
+
+    async fn given(&self) {
+        // Before it is looked at: who is made before those who wait are woken, is woken.
+        let woken = self.waiting[LIST.try_with(|list| *list).unwrap_or(0)].notified();
+        if !self.is_given() {
+            woken.await;
+        }
+    }
+}
+
 // === impl Stopping ===
 
 impl Stopping {
@@ -80,13 +135,13 @@ impl Stopping {
     /// Resolves when it is time to stop.
     pub async fn stopped(&self) {
         match &self.whole {
-            None => self.is_told().await,
+            None => self.signal.given().await,
             // Boxed: who waits for a part is seldom somebody of whom there are many.
             Some(whole) => {
                 Box::pin(async {
                     tokio::select! {
-                        () = self.is_told() => {}
-                        () = whole.is_told() => {}
+                        () = self.signal.given() => {}
+                        () = whole.signal.given() => {}
                     }
                 })
                 .await;
@@ -94,13 +149,8 @@ impl Stopping {
         }
     }
 
-    async fn is_told(&self) {
-        // A dropped `Drain` means the same as a signal: nobody is left to wait for us.
-        let _ = self.stop.clone().wait_for(|stop| *stop).await;
-    }
-
     pub fn is_stopped(&self) -> bool {
-        *self.stop.borrow() || self.whole.as_ref().is_some_and(|whole| whole.is_stopped())
+        self.signal.is_given() || self.whole.as_ref().is_some_and(|whole| whole.is_stopped())
     }
 
     /// Work that the drain waits for, for as long as this lives.
@@ -186,6 +236,23 @@ mod tests {
         second.stopped().await;
         assert!(second.is_stopped());
         whole.over().await;
+    }
+
+    #[test]
+    fn the_signal_is_heard_by_whoever_waits_for_it_before_or_after() {
+        try_orders(1000, || async {
+            let (drain, stopping) = Drain::new();
+            let (part, of_it) = stopping.part();
+            let heard = [stopping.clone(), stopping, of_it]
+                .map(|stopping| shuttle::future::spawn(async move { stopping.stopped().await }));
+            yield_now().await;
+            // By its end, too.
+            drop(drain);
+            for heard in heard {
+                heard.await.expect("it hears");
+            }
+            drop(part);
+        });
     }
 
     #[tokio::test(start_paused = true)]

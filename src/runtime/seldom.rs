@@ -1,10 +1,10 @@
 //! Futures that hardly ever have something new, beside others that often have.
 
-use futures_util::task::AtomicWaker;
+use pin_project::pin_project;
 use std::{
     pin::Pin,
     sync::{
-        Arc,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
     task::{Context, Poll, Wake, Waker},
@@ -14,44 +14,52 @@ use std::{
 ///
 /// What waits beside a busy connection for the proxy to stop is polled some times for each request, and each time puts
 /// itself anew on the lists of those to be told, under their locks. This costs a look at a flag.
+#[pin_project]
 #[derive(Debug)]
 pub struct Seldom<F> {
+    #[pin]
     future: F,
     woken: Arc<Woken>,
+    /// Wakes it.
+    waker: Waker,
+    /// Who polled it last.
+    task: Option<Waker>,
 }
 
 #[derive(Debug)]
 struct Woken {
     /// It has not been polled since.
     is: AtomicBool,
-    /// Who is woken in turn.
-    task: AtomicWaker,
+    /// Who is woken in turn. It stays there: who polls again need not leave the same one.
+    task: Mutex<Option<Waker>>,
 }
 
 // === impl Seldom ===
 
-impl<F: Future + Unpin> Seldom<F> {
+impl<F: Future> Seldom<F> {
     /// Polled once, and from then on when it is woken.
     pub fn new(future: F) -> Self {
-        let woken = Woken { is: AtomicBool::new(true), task: AtomicWaker::new() };
-        Self { future, woken: Arc::new(woken) }
+        let woken = Arc::new(Woken { is: AtomicBool::new(true), task: Mutex::default() });
+        Self { future, waker: Waker::from(Arc::clone(&woken)), woken, task: None }
     }
 }
 
-impl<F: Future + Unpin> Future for Seldom<F> {
+impl<F: Future> Future for Seldom<F> {
     type Output = F::Output;
 
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
-        let this = &mut *self;
-        // Each time, and before the flag is looked at: whoever raises it takes the waker away afterwards.
-        this.woken.task.register(cx.waker());
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
+        let this = self.project();
+        // Before the flag is looked at: whoever raises it looks for the waker afterwards.
+        if !this.task.as_ref().is_some_and(|task| task.will_wake(cx.waker())) {
+            let task = Some(this.task.insert(cx.waker().clone()).clone());
+            *this.woken.task.lock().unwrap_or_else(PoisonError::into_inner) = task;
+        }
         if !this.woken.is.load(Ordering::Acquire) {
             return Poll::Pending;
         }
         // Before it is polled: what wakes it from then on is new.
         this.woken.is.swap(false, Ordering::AcqRel);
-        let waker = Waker::from(Arc::clone(&this.woken));
-        Pin::new(&mut this.future).poll(&mut Context::from_waker(&waker))
+        this.future.poll(&mut Context::from_waker(this.waker))
     }
 }
 
@@ -64,14 +72,17 @@ impl Wake for Woken {
 
     fn wake_by_ref(self: &Arc<Self>) {
         self.is.store(true, Ordering::Release);
-        self.task.wake();
+        let task = self.task.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        if let Some(task) = task {
+            task.wake();
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use futures_util::{future::poll_fn, poll};
+    use futures_util::{future::poll_fn, poll, task::AtomicWaker};
     use std::{pin::pin, sync::atomic::AtomicUsize};
     use tokio::sync::{Notify, oneshot};
     use tokio_test::task::spawn;

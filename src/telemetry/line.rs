@@ -215,6 +215,14 @@ impl Fields<'_> {
 
 impl Visit for Fields<'_> {
     fn record_str(&mut self, field: &Field, value: &str) {
+        // A plain word, as nearly all are.
+        if self.format == Format::Text
+            && !value.is_empty()
+            && value.len() <= VALUE
+            && marks(value.as_bytes()) == 0
+        {
+            return self.bare(field, value);
+        }
         self.anything(field, |line| line.write_str(value));
     }
 

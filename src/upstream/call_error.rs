@@ -3,7 +3,7 @@
 use super::{CallError, Description, Identity};
 use crate::{
     dialect::Caller,
-    protocol::{Fault, code},
+    protocol::{Fault, Payload, code},
     telemetry::Limit,
 };
 use bytes::Bytes;
@@ -129,7 +129,7 @@ impl Description {
     pub fn unknown() -> Self {
         Self {
             version: String::new(),
-            capabilities: Bytes::from_static(b"{}"),
+            capabilities: Payload::read(Bytes::from_static(b"{}")),
             has_tasks: false,
             server_info: Bytes::from_static(br#"{"name":"deferral","version":"unknown upstream"}"#),
             instructions: None,

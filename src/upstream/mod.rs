@@ -33,7 +33,7 @@ pub(crate) use legacy::only_one;
 
 use crate::{
     dialect::{Call, Credentials, Principal},
-    protocol::{Capabilities, ErrorObject, Id, List, Method, splice::Object},
+    protocol::{Capabilities, ErrorObject, Id, List, Method, Payload, splice::Object},
     runtime::{Mutex, Net},
 };
 use ::http::{HeaderMap, HeaderValue, StatusCode, Uri};
@@ -110,6 +110,12 @@ pub trait Upstream: Send + Sync + 'static {
     /// What the server said of itself when a session was opened for this caller; opens one if
     /// there is none.
     fn describe(&self, caller: &Identity) -> BoxFuture<'_, Result<Arc<Description>, CallError>>;
+
+    /// The same, where nobody has to be waited for.
+    fn known_description(&self, caller: &Identity) -> Option<Arc<Description>> {
+        let _ = caller;
+        None
+    }
 
     /// What the server said of itself last, to whomever; `None` where it has not been spoken to. Nothing
     /// is sent for it.
@@ -368,7 +374,7 @@ pub struct Description {
     /// The newest revision that it has been heard to speak, as it spelled it.
     pub version: String,
     /// Raw JSON, in the words of 2026-07-28.
-    pub capabilities: Bytes,
+    pub capabilities: Payload,
     /// Whether its clients here can use tasks of its own, of whatever revision.
     pub has_tasks: bool,
     /// Raw JSON.
@@ -382,9 +388,9 @@ pub struct Description {
 impl Description {
     /// The lists of which it says that it reports their changes.
     pub(crate) fn reported(&self) -> impl Iterator<Item = List> + use<> {
-        let capabilities = Object::read(&self.capabilities).ok();
+        let capabilities = self.capabilities.clone();
         List::ALL.into_iter().filter(move |list| {
-            let list = capabilities.as_ref().and_then(|capabilities| capabilities.get(list.capability()));
+            let list = capabilities.get(list.capability());
             let reports = list.and_then(|list| Object::read(&list).ok()?.get("listChanged"));
             reports.is_some_and(|reports| reports == "true")
         })

@@ -301,7 +301,7 @@ fn describe(result: &Payload) -> Result<Description, CallError> {
     Ok(Description {
         version: result.string("protocolVersion").ok_or_else(|| invalid("names no protocolVersion"))?,
         has_tasks: Object::read(&capabilities).is_ok_and(|object| object.contains("tasks")),
-        capabilities: raise::capabilities(&capabilities),
+        capabilities: Payload::read(raise::capabilities(&capabilities)),
         server_info: result.get("serverInfo").unwrap_or_else(empty),
         instructions: result.get("instructions"),
         result: result.as_bytes().clone(),

@@ -1,6 +1,12 @@
 //! Work for one server that outlives a call: cancellations, answers, farewells.
 
-use std::future::Future;
+use std::{
+    future::Future,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
 use tokio::runtime::Handle;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
@@ -14,6 +20,8 @@ pub struct Work {
     runtime: Handle,
     /// Set when the house closes.
     pub(super) closing: CancellationToken,
+    /// The same, for each call to look at without a lock.
+    is_closing: Arc<AtomicBool>,
 }
 
 // === impl Work ===
@@ -23,7 +31,22 @@ impl Work {
     /// [`NotStarted::NoRuntime`].
     pub(super) fn new() -> Result<Self, NotStarted> {
         let runtime = Handle::try_current().map_err(|_| NotStarted::NoRuntime)?;
-        Ok(Self { tasks: TaskTracker::new(), runtime, closing: CancellationToken::new() })
+        Ok(Self {
+            tasks: TaskTracker::new(),
+            runtime,
+            closing: CancellationToken::new(),
+            is_closing: Arc::default(),
+        })
+    }
+
+    /// The house closes.
+    pub(super) fn close(&self) {
+        self.is_closing.store(true, Ordering::Release);
+        self.closing.cancel();
+    }
+
+    pub(super) fn is_closing(&self) -> bool {
+        self.is_closing.load(Ordering::Acquire)
     }
 
     /// Spawns work that [`Work::settle`] waits for. May be called from a destructor on any thread.

@@ -492,7 +492,7 @@ async fn what_the_server_said_of_itself_can_be_asked_for() {
     let world = World::new(Options::default()).await;
     let said = world.upstream.describe(&identity(MUTE)).await.expect("a description");
     assert_eq!(said.version, "2025-11-25");
-    assert_eq!(said.capabilities, r#"{"tools":{"listChanged":true}}"#);
+    assert_eq!(*said.capabilities, r#"{"tools":{"listChanged":true}}"#);
     assert_eq!(said.server_info, r#"{"name":"scripted","version":"1"}"#);
     assert_eq!(said.instructions.as_deref(), Some(&br#""be kind""#[..]));
     world.upstream.describe(&identity(MUTE)).await.expect("a description");

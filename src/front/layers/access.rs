@@ -16,24 +16,23 @@ use http::{
     HeaderMap, HeaderValue,
     header::{ACCESS_CONTROL_ALLOW_ORIGIN, ACCESS_CONTROL_EXPOSE_HEADERS, ORIGIN, VARY},
 };
+use hyper::service::Service;
 use pin_project::pin_project;
 use std::{
     convert::Infallible,
     future::Future,
     pin::Pin,
-    sync::Arc,
     task::{Context, Poll, ready},
 };
-use tower::Service;
 
 /// What a page may read of an answer beside its body.
 const EXPOSED: HeaderValue = HeaderValue::from_static("www-authenticate, retry-after, mcp-session-id");
 
 /// Admits requests or answers them with 403.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(in crate::front) struct Access<S> {
     inner: S,
-    access: Arc<policy::Access>,
+    access: policy::Access,
 }
 
 #[pin_project(project = ResponsePinned)]
@@ -53,7 +52,7 @@ type Response = http::Response<Body>;
 // === impl Access ===
 
 impl<S> Access<S> {
-    pub(in crate::front) fn new(inner: S, access: Arc<policy::Access>) -> Self {
+    pub(in crate::front) fn new(inner: S, access: policy::Access) -> Self {
         Self { inner, access }
     }
 }
@@ -66,11 +65,7 @@ where
     type Error = Infallible;
     type Future = ResponseFuture<S::Future>;
 
-    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
-        self.inner.poll_ready(cx)
-    }
-
-    fn call(&mut self, arrival: Arrival<B>) -> Self::Future {
+    fn call(&self, arrival: Arrival<B>) -> Self::Future {
         match self.access.check_head(arrival.request.uri(), arrival.request.headers()) {
             Ok(proof) => {
                 let origin = arrival.request.headers().get(ORIGIN).map(crate::dialect::detached);

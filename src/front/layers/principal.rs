@@ -5,6 +5,7 @@ use crate::{
     policy::{PrincipalSource, Route},
 };
 use http::{HeaderMap, HeaderValue, header::AUTHORIZATION};
+use smallvec::SmallVec;
 
 /// What the caller is, on this route: the name of the token it was let in by, if it needed one, and what it shows of
 /// the kind the route looks at. A header never makes one of another's token: it tells apart those who share a token.
@@ -19,7 +20,7 @@ pub(in crate::front) fn principal(
         PrincipalSource::Authorization => &AUTHORIZATION,
         PrincipalSource::Header(name) => name,
     };
-    let mut parts = Vec::with_capacity(4);
+    let mut parts = SmallVec::<[&[u8]; 4]>::new();
     parts.extend(token.into_iter().flat_map(|token| [TOKEN, token.as_bytes()]));
     let before = parts.len();
     parts.push(name.as_str().as_bytes());

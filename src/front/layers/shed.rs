@@ -14,15 +14,11 @@ use crate::front::{
     reply::Body,
 };
 use futures_util::future::{Either, Ready, ready};
-use std::{
-    convert::Infallible,
-    future::Future,
-    task::{Context, Poll},
-};
-use tower::Service;
+use hyper::service::Service;
+use std::{convert::Infallible, future::Future};
 
 /// Lets `limit` calls in at once.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(in crate::front) struct Shed<S> {
     inner: S,
     places: Places,
@@ -49,11 +45,7 @@ where
     type Error = Infallible;
     type Future = Either<S::Future, Ready<Result<Response, Infallible>>>;
 
-    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
-        self.inner.poll_ready(cx)
-    }
-
-    fn call(&mut self, mut admitted: Admitted<B>) -> Self::Future {
+    fn call(&self, mut admitted: Admitted<B>) -> Self::Future {
         if let Some(place) = self.places.call() {
             admitted.arrival.line.hold(place);
             return Either::Left(self.inner.call(admitted));
@@ -61,7 +53,7 @@ where
         if face::may_be_legacy(&admitted.arrival.request)
             && let Some(place) = self.places.wait()
         {
-            admitted.arrival.line.waits(place);
+            admitted.arrival.line.hold(place);
             admitted.turned_away = Some(self.limit);
             return Either::Left(self.inner.call(admitted));
         }

@@ -16,19 +16,14 @@ use crate::{
 };
 use futures_util::future::{Either, Ready, ready};
 use http::Method;
-use std::{
-    convert::Infallible,
-    future::Future,
-    sync::Arc,
-    task::{Context, Poll},
-};
-use tower::Service;
+use hyper::service::Service;
+use std::{convert::Infallible, future::Future};
 
 /// Lets in who shows a token, or answers with 401.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(in crate::front) struct Tokens<S> {
     inner: S,
-    tokens: Arc<policy::Tokens>,
+    tokens: policy::Tokens,
 }
 
 type Response = http::Response<Body>;
@@ -36,7 +31,7 @@ type Response = http::Response<Body>;
 // === impl Tokens ===
 
 impl<S> Tokens<S> {
-    pub(in crate::front) fn new(inner: S, tokens: Arc<policy::Tokens>) -> Self {
+    pub(in crate::front) fn new(inner: S, tokens: policy::Tokens) -> Self {
         Self { inner, tokens }
     }
 
@@ -65,11 +60,7 @@ where
     type Error = Infallible;
     type Future = Either<S::Future, Ready<Result<Response, Infallible>>>;
 
-    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
-        self.inner.poll_ready(cx)
-    }
-
-    fn call(&mut self, mut admitted: Admitted<B>) -> Self::Future {
+    fn call(&self, mut admitted: Admitted<B>) -> Self::Future {
         match self.identify(&mut admitted) {
             Ok(()) => Either::Left(self.inner.call(admitted)),
             Err(refusal) => Either::Right(ready(Ok(refuse(refusal, admitted.arrival.line)))),

@@ -10,13 +10,13 @@ use crate::{
         Principal,
         legacy::{Message, Post, SessionTag},
     },
-    front::connection::Connection,
+    front::{connection::Connection, places::Place},
     protocol::{Era, Method, TraceContext},
     proxy::AccessSummary,
     runtime::Clock,
     telemetry::{
-        Access, Limit, Outcome,
-        metrics::{InFlight, Taken, method_label},
+        Access, Outcome,
+        metrics::{InFlight, method_label},
         trace::Span,
     },
 };
@@ -25,7 +25,6 @@ use std::{
     sync::Arc,
     time::{Duration, Instant},
 };
-use tokio::sync::OwnedSemaphorePermit;
 
 /// The access line of one request in the making. Boxed, as it is handed on many times, and waits
 /// in places that are paid for by every call that waits.
@@ -54,7 +53,7 @@ struct Fields {
     /// Ends with the line.
     span: Span,
     /// The place among the calls in flight, held for as long as the line is open.
-    permit: Option<(OwnedSemaphorePermit, Option<Taken>)>,
+    place: Option<Place>,
 }
 
 /// Characters of a target that are written.
@@ -73,6 +72,7 @@ enum Name {
 struct End {
     account: AccessSummary,
     own: Duration,
+    at: Instant,
 }
 
 /// How many messages of a batch are named.
@@ -103,7 +103,7 @@ impl Line {
             status: None,
             end: None,
             span: Span::default(),
-            permit: None,
+            place: None,
         }))
     }
 
@@ -112,14 +112,9 @@ impl Line {
         &self.0.connection
     }
 
-    /// The call takes its place among those in flight.
-    pub(in crate::front) fn hold(&mut self, permit: OwnedSemaphorePermit) {
-        self.0.permit = Some((permit, Some(Limit::Calls.take(1))));
-    }
-
-    /// There is no place for the call among those in flight; it is read to be told so.
-    pub(in crate::front) fn waits(&mut self, permit: OwnedSemaphorePermit) {
-        self.0.permit = Some((permit, None));
+    /// The call takes its place among those in flight, or among those that are read to be told that there is none.
+    pub(in crate::front) fn hold(&mut self, place: Place) {
+        self.0.place = Some(place);
     }
 
     pub(in crate::front) fn on_route(&mut self, route: &Arc<str>) {
@@ -204,8 +199,9 @@ impl Line {
 
     /// The answer is given to the connection. Until then the client may leave without it.
     pub(in crate::front) fn answered(&mut self, account: AccessSummary) {
-        let waited = self.0.clock.now().saturating_duration_since(self.0.since);
-        self.0.end = Some(End { own: waited.saturating_sub(account.upstream), account });
+        let at = self.0.clock.now();
+        let waited = at.saturating_duration_since(self.0.since);
+        self.0.end = Some(End { own: waited.saturating_sub(account.upstream), account, at });
     }
 }
 
@@ -235,15 +231,16 @@ impl Name {
 
 impl Drop for Fields {
     fn drop(&mut self) {
-        self.connection.end(self.clock.now());
         let end = self.end.take().unwrap_or_else(|| {
             // Where the client leaves, nobody tells how long the server took; it was the server we
             // were waiting for.
-            let waited = self.clock.now().saturating_duration_since(self.since);
+            let at = self.clock.now();
+            let waited = at.saturating_duration_since(self.since);
             let upstream = if self.asked { waited } else { Duration::ZERO };
             let account = AccessSummary { outcome: Outcome::Departed, upstream, ..AccessSummary::default() };
-            End { own: waited.saturating_sub(upstream), account }
+            End { own: waited.saturating_sub(upstream), account, at }
         });
+        self.connection.end(end.at);
         let tag = end.account.task.as_ref().map(|task| task.tag());
         let tool = match &self.method {
             Name::Rpc(Method::ToolsCall) if self.asked && end.account.shown.is_none() => {

@@ -9,7 +9,7 @@
 
 use super::{CallSpan, Canonical, Driver, First, Form, Happening, canonical::Server};
 use crate::{
-    bridge::{Action, Drive, Plan, plan},
+    bridge::{Action, Catalogue, Drive, Plan, plan},
     dialect::{Call, Caller, Response, modern},
     protocol::{ErrorObject, Frame, InputResponses, Method, code, headers},
     proxy::{
@@ -104,24 +104,29 @@ impl Attended {
             ) => Some(began + *after),
             _ => None,
         };
-        let mut preparing =
-            Box::pin(prepare(Arc::clone(&self.shared), Arc::clone(&self.call), Arc::clone(&self.caller)));
-        let prepared = match is_back {
+        let mut preparing = None;
+        let mut prepared = match is_back {
             // Its server was asked when the call was made, and may be gone: what has become of the call is
             // known to whoever holds it.
             true => None,
-            false => tokio::select! {
+            false => self.prepared_at_once(),
+        };
+        if !is_back && prepared.is_none() {
+            let prepare = prepare(Arc::clone(&self.shared), Arc::clone(&self.call), Arc::clone(&self.caller));
+            prepared = tokio::select! {
                 biased;
-                prepared = &mut preparing => Some(prepared),
+                prepared = preparing.insert(Box::pin(prepare)) => Some(prepared),
                 () = reached(due) => None,
                 () = self.shared.overdue.stopped() => return Err(Box::new(self.closing())),
-            },
-        };
+            };
+        }
         if is_back && self.call.method == Method::ToolsCall {
             // Boxed, as what only a client that comes back needs: every call that waits would pay for it.
             Box::pin(check_mirrored(&self.shared, &self.call, &self.caller)).await?;
         }
-        self.waited += self.shared.clock.now() - began;
+        if is_back || preparing.is_some() {
+            self.waited += self.shared.clock.now() - began;
+        }
         let server = Server::default();
         if let Some(prepared) = prepared {
             server.learn(prepared?);
@@ -145,13 +150,14 @@ impl Attended {
                 return Ok(());
             }
         };
-        let is_late = !server.is_known();
+        // The server is still being asked who it is.
+        let late = preparing.filter(|_| !server.is_known());
         let span = CallSpan::of_call(&self.shared, &mut self.call);
         let (shared, call, caller) = (&self.shared, &self.call, &self.caller);
         let deferral = defer_after.map(|_| Deferral::new(self.shared.ledger.outlives()));
-        let replies = match is_late {
-            false => shared.upstream.call(outgoing(call, caller, deferral.clone())),
-            true => prepared_later(preparing, shared, call, caller, &server, deferral.clone()),
+        let replies = match late {
+            None => shared.upstream.call(outgoing(call, caller, deferral.clone())),
+            Some(preparing) => prepared_later(preparing, shared, call, caller, &server, deferral.clone()),
         };
         let canonical = Canonical {
             call: Arc::clone(call),
@@ -168,6 +174,22 @@ impl Attended {
         let driver = Driver::in_place(shared, canonical, replies, policy, (defer_after, began), span);
         self.stage = Stage::InPlace { driver, observed_after };
         Ok(())
+    }
+
+    /// What [`prepare`] comes to, where nobody has to be waited for: of nearly every call.
+    fn prepared_at_once(&self) -> Option<Prepared> {
+        let (shared, call, caller) = (&self.shared, &self.call, &self.caller);
+        let server = shared.upstream.known_description(&Identity::of(caller))?;
+        if !shared.serves(&call.method, &server) {
+            return Some(Err(Box::new(reply::not_served(call))));
+        }
+        if call.method == Method::ToolsCall
+            && let Some(catalogue) = shared.known_catalogue(caller)?
+            && let Err(refused) = are_mirrored(call, &catalogue)
+        {
+            return Some(Err(refused));
+        }
+        Some(Ok(server))
     }
 
     /// Waits for one thing to happen to the call. Gives what it means for the client, if anything.
@@ -364,9 +386,12 @@ fn prepared_later(
 /// Compares the `Mcp-Param-*` headers with the arguments (2026-07-28, *Server Behavior for
 /// Custom Headers*). A server whose tools cannot be listed is called all the same.
 async fn check_mirrored(shared: &Shared, call: &Call, caller: &Caller) -> Result<(), Box<Reply>> {
-    let tool = call.target.as_deref().unwrap_or_default();
     let Some(catalogue) = shared.catalogue(caller).await else { return Ok(()) };
-    let wanted = catalogue.mirrored(tool);
+    are_mirrored(call, &catalogue)
+}
+
+fn are_mirrored(call: &Call, catalogue: &Catalogue) -> Result<(), Box<Reply>> {
+    let wanted = catalogue.mirrored(call.target.as_deref().unwrap_or_default());
     if wanted.is_empty() {
         return Ok(());
     }

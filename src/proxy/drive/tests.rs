@@ -4,7 +4,7 @@ use crate::{
     bridge::resume::Keyring,
     dialect::{Caller, Credentials, Principal, Response, modern},
     policy,
-    protocol::{Frame, Id, InputRequest, Method, meta},
+    protocol::{Frame, Id, InputRequest, Method, Payload, meta},
     proxy::{Item, Items, Ledger, Service, endpoint::Endpoint},
     runtime::{Drain, SystemClock},
     store::Memory,
@@ -183,7 +183,7 @@ impl<F: Fn(Outgoing) -> Replies + Send + Sync + 'static> Upstream for StandIn<F>
     fn describe(&self, _: &Identity) -> BoxFuture<'_, Result<Arc<Description>, CallError>> {
         async {
             sleep(self.preparing).await;
-            let capabilities = Bytes::from_static(br#"{"tools":{}}"#);
+            let capabilities = Payload::read(Bytes::from_static(br#"{"tools":{}}"#));
             Ok(Arc::new(Description { capabilities, ..Description::unknown() }))
         }
         .boxed()

@@ -90,7 +90,10 @@ impl Latencies {
         let step = BOUNDS.partition_point(|bound| *bound < took);
         self.counts[step].fetch_add(1, Ordering::Relaxed);
         self.sum.fetch_add(took, Ordering::Relaxed);
-        self.longest.fetch_max(took, Ordering::Relaxed);
+        // It hardly ever is.
+        if took > self.longest.load(Ordering::Relaxed) {
+            self.longest.fetch_max(took, Ordering::Relaxed);
+        }
     }
 
     pub fn snapshot(&self) -> LatencySnapshot {

@@ -26,7 +26,7 @@ use crate::{
 
 /// Sends a request on, and waits for the head of its answer.
 pub(super) async fn forward(server: Arc<Http>, request: Forward) -> Result<Forwarded, CallError> {
-    if server.work.closing.is_cancelled() {
+    if server.work.is_closing() {
         return Err(CallError::Closing);
     }
     let Forward { principal: _, method, query, headers, body, purpose, calls, interest } = request;

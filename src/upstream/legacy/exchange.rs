@@ -154,7 +154,7 @@ impl<W: Wire> Exchange<W> {
 
     /// Looks for a session, and sends the call where there is one.
     fn begin(&mut self) {
-        if self.home.server().work.closing.is_cancelled() {
+        if self.home.server().work.is_closing() {
             self.stage = Stage::Leasing(std::future::ready(Err(CallError::Closing)).boxed());
             return;
         }

@@ -30,8 +30,10 @@ pub(super) struct Mailbox(Mutex<Contents>);
 #[derive(Default)]
 struct Contents {
     said: VecDeque<Said>,
+    /// What nothing follows: most calls hear nothing else, and need no queue.
+    last: Option<Box<Said>>,
     reader: Option<Waker>,
-    /// The last that it hears is among them, or has been fetched.
+    /// The last is here, or has been fetched.
     is_complete: bool,
     /// The session has ended, or has no stream of its own: nothing more will come.
     ended: bool,
@@ -58,8 +60,14 @@ impl Mailbox {
             if contents.is_complete || is_needless {
                 return Some(said);
             }
-            contents.is_complete = matches!(said, Said::Response(_) | Said::Lost(_));
-            contents.said.push_back(said);
+            match said {
+                Said::Response(_) | Said::Lost(_) => {
+                    (contents.last, contents.is_complete) = (Some(Box::new(said)), true);
+                }
+                Said::Notification(_) | Said::Request(..) | Said::Withdrawn(_) => {
+                    contents.said.push_back(said)
+                }
+            }
             None
         });
         // Outside the lock: a question that is dropped refuses itself.
@@ -94,6 +102,9 @@ impl Mailbox {
         if let Some(said) = contents.said.pop_front() {
             return Poll::Ready(said);
         }
+        if let Some(last) = contents.last.take() {
+            return Poll::Ready(*last);
+        }
         match &mut contents.reader {
             Some(reader) => reader.clone_from(cx.waker()),
             none => *none = Some(cx.waker().clone()),
@@ -117,6 +128,7 @@ mod tests {
             mailbox.push(Said::Lost(CallError::SessionEnded));
             mailbox.push(Said::Withdrawn(Id::from_number(4)));
         }
-        assert_eq!(mailbox.0.lock().said.len(), 2, "nothing follows the last");
+        let contents = mailbox.0.lock();
+        assert!(contents.said.len() == 1 && contents.last.is_some(), "nothing follows the last");
     }
 }

@@ -247,6 +247,10 @@ impl<W: Wire> Upstream for Legacy<W> {
         async move { Ok(group.lists().await?.description.clone()) }.boxed()
     }
 
+    fn known_description(&self, caller: &Identity) -> Option<Arc<Description>> {
+        self.0.group(caller).known_description()
+    }
+
     fn described(&self) -> Option<Arc<Description>> {
         self.0.server.described()
     }
@@ -456,7 +460,7 @@ impl<W: Wire> Inner<W> {
     }
 
     async fn close(&self) {
-        self.server.work.closing.cancel();
+        self.server.work.close();
         self.hosted.iter().for_each(|hosted| hosted.close());
         let groups: Vec<_> = self.groups.iter().map(|entry| entry.value().clone()).collect();
         self.groups.clear();

@@ -101,7 +101,7 @@ async fn a_call_over_lines_is_answered_beside_it_and_asked_something_in_between(
     let raised: Value = serde_json::from_slice(&raised).expect("JSON");
     assert_eq!(raised["resultType"], "complete");
     let about = server.described().expect("it has spoken");
-    assert_eq!((&*about.capabilities, about.has_tasks), (&br#"{"tools":{}}"#[..], false));
+    assert_eq!((&**about.capabilities, about.has_tasks), (&br#"{"tools":{}}"#[..], false));
     server.close().await;
     assert_eq!(child.reads().await, None, "its input ends");
 }

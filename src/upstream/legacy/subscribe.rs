@@ -95,7 +95,7 @@ impl<W: Wire> Subscribed<W> {
             held.session = Weak::new();
             any = true;
         }
-        if any && !group.server().work.closing.is_cancelled() {
+        if any && !group.server().work.is_closing() {
             let group = group.clone();
             group.server().clone().work.spawn(async move {
                 if let Ok(session) = group.lists().await {
@@ -180,7 +180,7 @@ impl<W: Wire> Drop for Guard<W> {
             }
             held.remove(&self.uri).is_some_and(|held| held.agreed)
         };
-        if let_go && !self.group.server().work.closing.is_cancelled() {
+        if let_go && !self.group.server().work.is_closing() {
             let (group, uri) = (self.group.clone(), std::mem::take(&mut self.uri));
             self.group.server().clone().work.spawn(async move {
                 if let Err(lost) = ask(&group, Method::ResourcesUnsubscribe, &uri).await {

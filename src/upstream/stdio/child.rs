@@ -213,7 +213,7 @@ impl Child {
     /// # Errors
     /// [`CallError::Unread`] where too much waits; what became of the process where it has ended.
     pub fn write(&self, message: Bytes) -> Result<(), CallError> {
-        if self.life.ended.is_cancelled() || self.life.ends.is_cancelled() {
+        if self.life.end.get().is_some() || self.life.ends.is_cancelled() {
             return Err(CallError::Unreachable(format!("its process has ended: {}", self.life.how())));
         }
         self.life.waiting.add(message.len())?;

@@ -6,7 +6,7 @@
 use bytes::Bytes;
 use deferral::internals::{
     dialect::{Credentials, Principal, Response},
-    protocol::{Frame, Id, InputRequest, Method},
+    protocol::{Frame, Id, InputRequest, Method, Payload},
     upstream::{
         Anchor, Answer, Asked, CallError, Changes, Deferral, Description, Document, Event, Identity,
         Outgoing, Question, Replies, Report, Subscription, TakenUp, Upstream,
@@ -196,7 +196,7 @@ impl Upstream for Server {
     }
 
     fn describe(&self, _: &Identity) -> BoxFuture<'_, Result<Arc<Description>, CallError>> {
-        let capabilities = Bytes::from_static(br#"{"tools":{}}"#);
+        let capabilities = Payload::read(Bytes::from_static(br#"{"tools":{}}"#));
         ready(Ok(Arc::new(Description { capabilities, ..Description::unknown() }))).boxed()
     }
 

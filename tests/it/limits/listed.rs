@@ -58,6 +58,7 @@ const NO_BOUND: &[(&str, &str)] = &[
     ("proxy/store_health.rs AGAIN", PAUSE),
     ("proxy/sweep.rs PERIOD", PAUSE),
     ("runtime/descriptors.rs OPEN_MAX", "the system's number"),
+    ("runtime/drain.rs LISTS", "how finely those who wait are spread"),
     ("runtime/net.rs LET_GO", PAUSE),
     ("runtime/net.rs PIPE", "a stand-in for the system's own buffers"),
     ("runtime/room.rs ASK_AGAIN", PAUSE),

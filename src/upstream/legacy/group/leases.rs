@@ -102,7 +102,7 @@ impl<W: Wire> Group<W> {
         {
             let limits = self.server.config.now().limits;
             let mut seats = self.seats.lock();
-            if self.server.work.closing.is_cancelled() {
+            if self.server.work.is_closing() {
                 return Err(CallError::Closing);
             }
             let is_task = who.is_task();

@@ -36,7 +36,7 @@ use crate::{
     protocol::Frame,
     runtime::Mutex,
     telemetry::{Limit, Taken},
-    upstream::{CallError, Identity, wire::Wire},
+    upstream::{CallError, Description, Identity, wire::Wire},
 };
 
 /// The sessions opened on behalf of one identity.
@@ -121,7 +121,7 @@ impl<W: Wire> Group<W> {
     pub(super) async fn lists(self: &Arc<Self>) -> Result<Arc<Session<W>>, CallError> {
         let opening = {
             let mut seats = self.seats.lock();
-            if self.server.work.closing.is_cancelled() {
+            if self.server.work.is_closing() {
                 return Err(CallError::Closing);
             }
             if let Some(lists) = &seats.lists {
@@ -130,6 +130,13 @@ impl<W: Wire> Group<W> {
             seats.opening.get_or_insert_with(|| self.clone().open_lists()).clone()
         };
         opening.await
+    }
+
+    /// What the server said of itself in the list session, if there is one.
+    pub(super) fn known_description(&self) -> Option<Arc<Description>> {
+        let seats = self.seats.lock();
+        let lists = seats.lists.as_ref().filter(|_| !self.server.work.is_closing())?;
+        Some(lists.description.clone())
     }
 
     /// Opens the list session in a task of its own: a handshake that its first caller abandons is
@@ -168,7 +175,7 @@ impl<W: Wire> Group<W> {
         let is_late = {
             let mut seats = self.seats.lock();
             // Under the lock: whoever closes the others says so first, and looks for them here then.
-            let is_late = self.server.work.closing.is_cancelled();
+            let is_late = self.server.work.is_closing();
             if !is_late {
                 seat(&mut seats, &session);
             }
@@ -211,7 +218,7 @@ impl<W: Wire> Group<W> {
     /// No session is left: where somebody listens, another is opened for that.
     fn listen_on(self: &Arc<Self>) {
         self.reports.is_unheard();
-        if !self.reports.is_listened_to() || self.server.work.closing.is_cancelled() {
+        if !self.reports.is_listened_to() || self.server.work.is_closing() {
             return;
         }
         let group = self.clone();

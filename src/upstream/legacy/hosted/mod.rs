@@ -93,7 +93,7 @@ impl<W: Wire> Sessions<W> {
         request: Forward,
         groups: Groups<'_, W>,
     ) -> Result<Forwarded, CallError> {
-        if self.server.work.closing.is_cancelled() {
+        if self.server.work.is_closing() {
             return Err(CallError::Closing);
         }
         let answer = match request.method {

@@ -26,7 +26,7 @@ use super::{
 };
 use crate::{
     dialect::Principal,
-    protocol::{ErrorObject, Frame, Id, Kind, Method, Payload, code, headers::LAST_EVENT_ID, splice::Object},
+    protocol::{ErrorObject, Frame, Id, Kind, Method, Payload, code, headers::LAST_EVENT_ID},
     runtime::Mutex,
     telemetry::{Limit, Taken},
     upstream::{Answer, CallError, Description, Identity, Report, wire::Wire},
@@ -116,7 +116,7 @@ impl<W: Wire> Hosted<W> {
 
     /// The handshake is over.
     pub(super) fn agrees(&self, server: &Description, primes: bool) {
-        let has_logging = Object::read(&server.capabilities).is_ok_and(|object| object.contains("logging"));
+        let has_logging = server.capabilities.object().is_some_and(|object| object.contains("logging"));
         let _ = self.agreed.set(Agreed { has_logging, primes });
     }
 
