@@ -16,7 +16,7 @@ use deferral::internals::{
 };
 use http::{HeaderMap, HeaderValue};
 use serde_json::Value;
-use std::hint::black_box;
+use std::{hint::black_box, sync::Arc};
 use support::Group;
 
 const SERVER_INFO: &[u8] = br#"{"name":"bench","version":"1.0.0"}"#;
@@ -73,9 +73,9 @@ fn request_in(size: usize, body: &Bytes, headers: &HeaderMap) {
         .run();
 }
 
-fn call_of(body: &Bytes, headers: &HeaderMap) -> Call {
+fn call_of(body: &Bytes, headers: &HeaderMap) -> Arc<Call> {
     match modern::read(Frame::parse(body.clone()), headers) {
-        Ok(Read::Request(call, _)) => *call,
+        Ok(Read::Request(call, _)) => call,
         Ok(Read::Notification) | Err(_) => panic!("a good request"),
     }
 }

@@ -10,7 +10,7 @@ use crate::protocol::{
 use bytes::{BufMut, Bytes, BytesMut};
 use http::{HeaderMap, HeaderName, StatusCode};
 use serde_json::{Value, json, value::RawValue};
-use std::borrow::Cow;
+use std::{borrow::Cow, sync::Arc};
 
 /// A request that is refused before anything is done about it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,7 +24,7 @@ pub struct Refused {
 /// What one HTTP body turned out to be.
 #[derive(Debug)]
 pub enum Read {
-    Request(Box<Call>, Capabilities),
+    Request(Arc<Call>, Capabilities),
     /// A notification: accepted with 202, and of no consequence in this revision over HTTP.
     Notification,
 }
@@ -89,7 +89,7 @@ pub fn read(frame: Result<Frame, FrameError>, headers: &HeaderMap) -> Result<Rea
         headers: passed_on(headers).into(),
         trace: None,
     };
-    Ok(Read::Request(Box::new(call), about.capabilities))
+    Ok(Read::Request(Arc::new(call), about.capabilities))
 }
 
 /// The refusal of a method that is not served: 404, so that nobody mistakes it for an endpoint
@@ -428,7 +428,7 @@ mod tests {
     #[test]
     fn a_good_request_is_read() {
         let Ok(Read::Request(call, _)) = read_text(CALL, &good()) else { panic!("refused") };
-        assert_eq!((call.method, call.target.as_deref()), (Method::ToolsCall, Some("add")));
+        assert_eq!((&call.method, call.target.as_deref()), (&Method::ToolsCall, Some("add")));
     }
 
     #[test]

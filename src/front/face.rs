@@ -54,7 +54,7 @@ const SERVED: &str = "POST, GET, DELETE";
 
 /// What a POST turned out to be.
 enum Reading {
-    Request(Box<Call>, Capabilities),
+    Request(Arc<Call>, Capabilities),
     Notification,
     /// What a legacy client sent.
     Legacy(Posted),
@@ -142,7 +142,7 @@ where
         let _arriving = service.arriving();
         let asked = match read(&front, &head, body, turned_away, &mut line).await {
             Reading::Request(call, capabilities) => {
-                modern::ask(&front, &*service, &head, (*call, capabilities), &mut line)
+                modern::ask(&front, &*service, &head, (call, capabilities), &mut line)
             }
             Reading::Legacy(posted) => return legacy::pass(front, service, head, posted, line).await,
             Reading::Notification => return Ok(answer::empty(StatusCode::ACCEPTED, HeaderMap::new(), line)),
@@ -206,6 +206,7 @@ fn request(
     match message::read(frame, headers).map_err(Refusal::Message)? {
         Read::Request(mut call, capabilities) => {
             if !call.headers.is_empty() {
+                let call = Arc::get_mut(&mut call).expect("nobody else has it yet");
                 call.headers.to_mut().values_mut().for_each(|value| *value = detached(value));
             }
             Ok(Reading::Request(call, capabilities))

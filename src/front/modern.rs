@@ -28,11 +28,14 @@ pub(super) fn ask(
     front: &Front,
     service: &dyn Service,
     head: &Parts,
-    (mut call, capabilities): (Call, Capabilities),
+    (mut call, capabilities): (Arc<Call>, Capabilities),
     line: &mut Line,
 ) -> Asked {
     let began = line.asks(&call);
-    call.trace = line.spans(span::of_call(&front.tracer, &call, &head.headers));
+    let trace = line.spans(span::of_call(&front.tracer, &call, &head.headers));
+    if trace.is_some() {
+        Arc::make_mut(&mut call).trace = trace;
+    }
     let caller = Caller {
         principal: line.principal(),
         credentials: credentials(service.route(), &head.headers),

@@ -23,7 +23,11 @@ use std::{
 
 /// One JSON-RPC message as received.
 #[derive(Clone, Debug)]
-pub struct Frame {
+pub struct Frame(Box<Parts>);
+
+/// Behind a pointer, as a frame is handed on many times.
+#[derive(Clone, Debug)]
+struct Parts {
     bytes: Bytes,
     kind: Kind,
     depth: u32,
@@ -85,13 +89,13 @@ impl Frame {
         let mut scan = Scan::of_all(&bytes);
         let mut index = Index::default();
         match index.read(&mut scan).filter(|()| scan.is_over() && scan.is_text(&bytes)) {
-            Some(()) => Self::indexed(bytes, index),
+            Some(()) => Self::indexed(bytes, &mut index),
             None => Err(unreadable(&bytes)),
         }
     }
 
     /// A message of which it is known where its parts are.
-    pub(super) fn indexed(bytes: Bytes, index: Index) -> Result<Self, FrameError> {
+    pub(super) fn indexed(bytes: Bytes, index: &mut Index) -> Result<Self, FrameError> {
         let Routed { found: [own, method, params, result, error], resembled } = index.routed(&bytes)?;
         let is_given = |at: &Range<usize>| &bytes[at.clone()] != b"null";
         let id = |at: Range<usize>| Id::from_token(bytes.slice(at)).ok_or(FrameError::Id);
@@ -114,37 +118,38 @@ impl Frame {
             }
             (_, own, ..) => return Err(FrameError::Shape { id: own.and_then(|at| id(at).ok()) }),
         };
-        Ok(Self { bytes, kind, depth, resembled })
+        Ok(Self(Box::new(Parts { bytes, kind, depth, resembled })))
     }
 
     /// The message exactly as the peer sent it.
     pub fn as_bytes(&self) -> &Bytes {
-        &self.bytes
+        &self.0.bytes
     }
 
     pub fn kind(&self) -> &Kind {
-        &self.kind
+        &self.0.kind
     }
 
     /// Its bytes and what they are, to be kept apart.
     pub fn into_parts(self) -> (Bytes, Kind) {
-        (self.bytes, self.kind)
+        let Parts { bytes, kind, .. } = *self.0;
+        (bytes, kind)
     }
 
     /// Levels that it is nested, at least one.
     pub fn depth(&self) -> usize {
-        self.depth as usize
+        self.0.depth as usize
     }
 
     /// The name of a member that decides what this is, where another member has nearly the same: some readers, who
     /// do not care for case, would take that one for it.
     pub fn resembled(&self) -> Option<&'static str> {
-        self.resembled.map(|at| ROUTED[usize::from(at)])
+        self.0.resembled.map(|at| ROUTED[usize::from(at)])
     }
 
     /// The `params` of a request or a notification.
     pub fn params(&self) -> Option<&Payload> {
-        match &self.kind {
+        match &self.0.kind {
             Kind::Request { params, .. } | Kind::Notification { params, .. } => params.as_ref(),
             Kind::Success { .. } | Kind::Failure { .. } => None,
         }
@@ -270,11 +275,11 @@ impl Index {
         Ok(Routed { found, resembled })
     }
 
-    fn payload(self, bytes: &Bytes, at: Range<usize>) -> Payload {
+    fn payload(&mut self, bytes: &Bytes, at: Range<usize>) -> Payload {
         let object = |(at, members)| Object::located(bytes.slice(at), members);
-        match self.carried.filter(|(carried, _)| *carried == at) {
+        match self.carried.take_if(|(carried, _)| *carried == at) {
             Some(carried) => {
-                let located = Located { object: object(carried), meta: self.meta.map(object) };
+                let located = Located { object: object(carried), meta: self.meta.take().map(object) };
                 Payload { bytes: bytes.slice(at), located: Some(Arc::new(located)) }
             }
             // It is no object, or there are both.

@@ -71,7 +71,7 @@ impl Messages {
         }
         self.depth = self.depth.max(depth);
         match is_object {
-            true => Frame::indexed(self.bytes.slice(start..end), index),
+            true => Frame::indexed(self.bytes.slice(start..end), &mut index),
             false => Err(FrameError::Shape { id: None }),
         }
     }

@@ -58,9 +58,16 @@ impl Default for Catalogues {
 }
 
 impl Catalogues {
-    /// What [`get`](Self::get) gives, where nothing has to be read for it.
-    pub(super) fn known(&self, caller: &Caller, clock: &dyn Clock) -> Option<Option<Arc<Catalogue>>> {
-        self.of.get(&caller.principal)?.fresh(clock)
+    /// Looks at what [`get`](Self::get) gives, where nothing has to be read for it. The others wait for this look
+    /// if they want to write to the same part of the map: it is to be short.
+    pub(super) fn known<T>(
+        &self,
+        caller: &Caller,
+        clock: &dyn Clock,
+        look: impl FnOnce(Option<&Catalogue>) -> T,
+    ) -> Option<T> {
+        self.of
+            .with(&caller.principal, |entry| entry.fresh(clock, |known| look(known.map(|known| &**known))))?
     }
 
     /// The catalogue as `caller` sees it, or nothing where the server does not list its tools.
@@ -72,12 +79,12 @@ impl Catalogues {
         next_id: impl Fn() -> u64,
     ) -> Option<Arc<Catalogue>> {
         let entry = self.of.get_or_insert_with(caller.principal, Arc::default);
-        if let Some(last) = entry.fresh(clock) {
+        if let Some(last) = entry.fresh(clock, |known| known.cloned()) {
             return last;
         }
         let _is_read = entry.is_read.lock().await;
         // Somebody else may just have read it.
-        if let Some(last) = entry.fresh(clock) {
+        if let Some(last) = entry.fresh(clock, |known| known.cloned()) {
             return last;
         }
         // Watched from before it is read: a change in between is then seen at the next call.
@@ -99,13 +106,13 @@ impl Catalogues {
 // === impl Entry ===
 
 impl Entry {
-    /// What came of the last reading, if it is not to be read again.
-    fn fresh(&self, clock: &dyn Clock) -> Option<Option<Arc<Catalogue>>> {
+    /// Looks at what came of the last reading, if it is not to be read again.
+    fn fresh<T>(&self, clock: &dyn Clock, look: impl FnOnce(Option<&Arc<Catalogue>>) -> T) -> Option<T> {
         let last = self.last.load();
         let last = last.as_ref().filter(|last| !last.changes.are_there())?;
         match &last.catalogue {
-            Ok(catalogue) => Some(Some(Arc::clone(catalogue))),
-            Err(until) => (clock.now() < *until).then_some(None),
+            Ok(catalogue) => Some(look(Some(catalogue))),
+            Err(until) => (clock.now() < *until).then(|| look(None)),
         }
     }
 }

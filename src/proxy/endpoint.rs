@@ -148,7 +148,7 @@ impl Service for Endpoint {
         &self.shared.route
     }
 
-    fn call(&self, call: Call, caller: Caller) -> Items {
+    fn call(&self, call: Arc<Call>, caller: Caller) -> Items {
         let shared = Arc::clone(&self.shared);
         shared.absent.is_here(caller.principal, || caller.credentials.clone());
         if call.method == Method::ToolsCall
@@ -210,13 +210,14 @@ fn once(reply: impl Future<Output = Reply> + Send + 'static) -> Items {
     stream::once(reply.map(Item::Reply)).boxed()
 }
 
-/// A conversation as a stream; dropping it drops the conversation. No `async` closure: what one takes by value it
-/// keeps twice.
-fn each(conversation: impl Conversation) -> Items {
-    stream::unfold(conversation, |mut conversation| async move {
-        let item = conversation.next().await?;
-        Some((item, conversation))
-    })
+/// A conversation as a stream; dropping it drops the conversation. A generator: `stream::unfold` would move the
+/// conversation, a kilobyte, into each of its steps and out again.
+fn each(mut conversation: impl Conversation) -> Items {
+    async_stream::stream! {
+        while let Some(item) = conversation.next().await {
+            yield item;
+        }
+    }
     .boxed()
 }
 

@@ -42,7 +42,7 @@ const MAX_RESOURCES: usize = 1000;
 /// One client's subscription.
 pub(super) struct Listening {
     shared: Arc<Shared>,
-    call: Call,
+    call: Arc<Call>,
     caller: Caller,
     state: State,
     outgoing: VecDeque<Item>,
@@ -81,7 +81,7 @@ struct Changed {
 // === impl Listening ===
 
 impl Listening {
-    pub(super) fn new(shared: Arc<Shared>, call: Call, caller: Caller) -> Self {
+    pub(super) fn new(shared: Arc<Shared>, call: Arc<Call>, caller: Caller) -> Self {
         Self { shared, call, caller, state: State::Fresh, outgoing: VecDeque::new() }
     }
 

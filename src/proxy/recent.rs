@@ -41,9 +41,14 @@ impl<K: Eq + Hash + Clone, V: Clone> Recent<K, V> {
 
     /// What is kept under this key; now it is what was used last.
     pub(super) fn get(&self, key: &K) -> Option<V> {
+        self.with(key, V::clone)
+    }
+
+    /// The same, looked at where it is.
+    pub(super) fn with<T>(&self, key: &K, look: impl FnOnce(&V) -> T) -> Option<T> {
         let kept = self.kept.get(key)?;
         kept.used.store(self.now(), Ordering::Relaxed);
-        Some(kept.value.clone())
+        Some(look(&kept.value))
     }
 
     /// What is kept under this key, or from now on.

@@ -21,7 +21,7 @@ pub trait Service: Send + Sync + 'static {
     }
 
     /// Serves one call. Everything happens as the stream is polled.
-    fn call(&self, call: Call, caller: Caller) -> Items;
+    fn call(&self, call: Arc<Call>, caller: Caller) -> Items;
 
     /// Passes one request of a legacy client on to its session at the server.
     fn pass(&self, passage: Passage) -> BoxFuture<'static, Passed>;

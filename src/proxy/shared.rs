@@ -99,9 +99,13 @@ impl Shared {
         describe::declares(&server.capabilities, needs)
     }
 
-    /// What [`catalogue`](Self::catalogue) gives, where nobody has to be waited for.
-    pub(super) fn known_catalogue(&self, caller: &Caller) -> Option<Option<Arc<Catalogue>>> {
-        self.catalogues.known(caller, &*self.clock)
+    /// Looks at what [`catalogue`](Self::catalogue) gives, where nobody has to be waited for.
+    pub(super) fn known_catalogue<T>(
+        &self,
+        caller: &Caller,
+        look: impl FnOnce(Option<&Catalogue>) -> T,
+    ) -> Option<T> {
+        self.catalogues.known(caller, &*self.clock, look)
     }
 
     /// The tools of the server as this caller sees them, or nothing where they cannot be listed.

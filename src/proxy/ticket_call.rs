@@ -32,7 +32,7 @@ use std::sync::Arc;
 /// One call of such a tool.
 pub(super) struct TicketCall {
     shared: Arc<Shared>,
-    call: Call,
+    call: Arc<Call>,
     caller: Caller,
     stage: Stage,
 }
@@ -46,7 +46,7 @@ enum Stage {
 // === impl TicketCall ===
 
 impl TicketCall {
-    pub(super) fn new(shared: Arc<Shared>, call: Call, caller: Caller) -> Self {
+    pub(super) fn new(shared: Arc<Shared>, call: Arc<Call>, caller: Caller) -> Self {
         Self { shared, call, caller, stage: Stage::Fresh }
     }
 

@@ -111,8 +111,8 @@ pub trait Upstream: Send + Sync + 'static {
     /// there is none.
     fn describe(&self, caller: &Identity) -> BoxFuture<'_, Result<Arc<Description>, CallError>>;
 
-    /// The same, where nobody has to be waited for.
-    fn known_description(&self, caller: &Identity) -> Option<Arc<Description>> {
+    /// The same, where nobody has to be waited for, and where the caller's calls go then.
+    fn known(&self, caller: &Identity) -> Option<Known> {
         let _ = caller;
         None
     }
@@ -212,6 +212,19 @@ pub struct ClientSession {
     /// The query of the URL that the client calls.
     pub query: Option<String>,
     pub headers: HeaderMap,
+}
+
+/// A server that a caller has been told of ([`Upstream::known`]).
+pub struct Known {
+    pub description: Arc<Description>,
+    /// Where the caller's calls go. Not for longer than the next: who has it keeps what is there for the caller.
+    pub calls: Arc<dyn Calls>,
+}
+
+/// Where the calls of one caller go, once it has been looked for.
+pub trait Calls: Send + Sync {
+    /// What [`Upstream::call`] does.
+    fn call(self: Arc<Self>, id: u64, call: &Call, deferral: Option<Deferral>) -> Replies;
 }
 
 /// A call in the words of 2026-07-28, whatever its server speaks.

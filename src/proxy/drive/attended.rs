@@ -24,7 +24,7 @@ use crate::{
     },
     runtime::{Work, reached},
     telemetry::WouldDefer,
-    upstream::{CallError, Deferral, Description, Event, Identity, Outgoing, Replies},
+    upstream::{CallError, Deferral, Description, Event, Identity, Known, Outgoing, Replies},
 };
 use futures_util::{StreamExt, future::ready, stream};
 use http::StatusCode;
@@ -68,14 +68,17 @@ enum Stage {
 /// Who the server is, or the refusal of a call that it does not serve.
 type Prepared = Result<Arc<Description>, Box<Reply>>;
 
+/// The same, and where the call goes.
+type PreparedAtOnce = Result<Known, Box<Reply>>;
+
 // === impl Attended ===
 
 impl Attended {
-    pub(in crate::proxy) fn new(shared: Arc<Shared>, call: Call, caller: Caller) -> Self {
+    pub(in crate::proxy) fn new(shared: Arc<Shared>, call: Arc<Call>, caller: Caller) -> Self {
         Self {
             work: Some(shared.stopping.work()),
             shared,
-            call: Arc::new(call),
+            call,
             caller: Arc::new(caller),
             stage: Stage::Fresh,
             waited: Duration::ZERO,
@@ -104,12 +107,16 @@ impl Attended {
             ) => Some(began + *after),
             _ => None,
         };
-        let mut preparing = None;
+        let (mut preparing, mut calls) = (None, None);
         let mut prepared = match is_back {
             // Its server was asked when the call was made, and may be gone: what has become of the call is
             // known to whoever holds it.
             true => None,
-            false => self.prepared_at_once(),
+            false => self.prepared_at_once().map(|prepared| {
+                let Known { description, calls: its } = prepared?;
+                calls = Some(its);
+                Ok(description)
+            }),
         };
         if !is_back && prepared.is_none() {
             let prepare = prepare(Arc::clone(&self.shared), Arc::clone(&self.call), Arc::clone(&self.caller));
@@ -155,9 +162,12 @@ impl Attended {
         let span = CallSpan::of_call(&self.shared, &mut self.call);
         let (shared, call, caller) = (&self.shared, &self.call, &self.caller);
         let deferral = defer_after.map(|_| Deferral::new(self.shared.ledger.outlives()));
-        let replies = match late {
-            None => shared.upstream.call(outgoing(call, caller, deferral.clone())),
-            Some(preparing) => prepared_later(preparing, shared, call, caller, &server, deferral.clone()),
+        let replies = match (late, calls) {
+            (None, Some(calls)) => calls.call(ids::next(), call, deferral.clone()),
+            (None, None) => shared.upstream.call(outgoing(call, caller, deferral.clone())),
+            (Some(preparing), _) => {
+                prepared_later(preparing, shared, call, caller, &server, deferral.clone())
+            }
         };
         let canonical = Canonical {
             call: Arc::clone(call),
@@ -177,15 +187,16 @@ impl Attended {
     }
 
     /// What [`prepare`] comes to, where nobody has to be waited for: of nearly every call.
-    fn prepared_at_once(&self) -> Option<Prepared> {
+    fn prepared_at_once(&self) -> Option<PreparedAtOnce> {
         let (shared, call, caller) = (&self.shared, &self.call, &self.caller);
-        let server = shared.upstream.known_description(&Identity::of(caller))?;
-        if !shared.serves(&call.method, &server) {
+        let server = shared.upstream.known(&Identity::of(caller))?;
+        if !shared.serves(&call.method, &server.description) {
             return Some(Err(Box::new(reply::not_served(call))));
         }
         if call.method == Method::ToolsCall
-            && let Some(catalogue) = shared.known_catalogue(caller)?
-            && let Err(refused) = are_mirrored(call, &catalogue)
+            && let Err(refused) = shared.known_catalogue(caller, |catalogue| {
+                catalogue.map_or(Ok(()), |catalogue| are_mirrored(call, catalogue))
+            })?
         {
             return Some(Err(refused));
         }

@@ -104,7 +104,7 @@ fn begin(endpoint: &Endpoint, method: &str, declares: &str, mut params: Value) -
         signs: None,
         standing: Default::default(),
     };
-    endpoint.call(*call, caller)
+    endpoint.call(call, caller)
 }
 
 async fn answer(mut items: Items) -> Value {

@@ -49,14 +49,14 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    Anchor, Answer, CallError, Change, ClientSession, Config, Deferral, Description, Document, Event,
-    Forward, Forwarded, Health, Identity, NativeCall, NotStarted, Outgoing, ProcessTable, Replies, Report,
-    Subscription, TakenUp, Upstream,
+    Anchor, Answer, CallError, Calls, Change, ClientSession, Config, Deferral, Description, Document, Event,
+    Forward, Forwarded, Health, Identity, Known, NativeCall, NotStarted, Outgoing, ProcessTable, Replies,
+    Report, Subscription, TakenUp, Upstream,
     wire::{Again, Line, TakenUpOn, Wire},
     work::Work,
 };
 use crate::{
-    dialect::{Credentials, Further, Principal, raise},
+    dialect::{Call, Credentials, Further, Principal, raise},
     protocol::{Capabilities, Id, Method},
     runtime::{Net, Relieve},
     telemetry::Limit,
@@ -152,21 +152,26 @@ impl<W: Wire> Legacy<W> {
     }
 }
 
-impl<W: Wire> Upstream for Legacy<W> {
-    fn call(&self, call: Outgoing) -> Replies {
-        let Outgoing { id, call, caller, deferral } = call;
+impl<W: Wire> Calls for Group<W> {
+    fn call(self: Arc<Self>, id: u64, call: &Call, deferral: Option<Deferral>) -> Replies {
         // What may become a task is watched: its progress is shown in the task's status message.
         let wants_progress = call.progress_token.is_some() || deferral.is_some();
         let request = Request {
             id,
             method: call.method.clone(),
-            body: raise::request(&call, id, wants_progress),
+            body: raise::request(call, id, wants_progress),
             headers: call.headers.clone(),
             deferral,
         };
-        let group = self.0.group(&caller);
-        group.audience.is_joined_by_another();
-        Exchange::new(group, request).boxed()
+        self.audience.is_joined_by_another();
+        Exchange::new(self, request).boxed()
+    }
+}
+
+impl<W: Wire> Upstream for Legacy<W> {
+    fn call(&self, call: Outgoing) -> Replies {
+        let Outgoing { id, call, caller, deferral } = call;
+        self.0.group(&caller).call(id, &call, deferral)
     }
 
     fn call_in(&self, session: ClientSession, call: NativeCall) -> (Replies, Option<Arc<dyn OffStream>>) {
@@ -247,8 +252,9 @@ impl<W: Wire> Upstream for Legacy<W> {
         async move { Ok(group.lists().await?.description.clone()) }.boxed()
     }
 
-    fn known_description(&self, caller: &Identity) -> Option<Arc<Description>> {
-        self.0.group(caller).known_description()
+    fn known(&self, caller: &Identity) -> Option<Known> {
+        let group = self.0.group(caller);
+        Some(Known { description: group.known_description()?, calls: group })
     }
 
     fn described(&self) -> Option<Arc<Description>> {

@@ -1,7 +1,7 @@
 //! What the sessions of one principal report, and who hears it.
 
 use std::sync::{
-    Arc, Weak,
+    Arc,
     atomic::{AtomicU64, Ordering},
 };
 use tokio::sync::broadcast::{Receiver, Sender};
@@ -19,15 +19,15 @@ struct Inner {
     /// as there is one, a session is kept open to hear for it. Held for a report.
     listened: Mutex<Option<Sender<Report>>>,
     /// How often the tools have changed, or may have.
-    tools: AtomicU64,
+    tools: Arc<AtomicU64>,
 }
 
 /// Whether the tools may have changed since they were read. Keeps nothing open: what nobody has used for
 /// long is read again, which costs less than a session. The default is of tools that have changed.
 #[derive(Debug, Default)]
 pub struct Changes {
-    /// Gone with the last session that would have reported a change.
-    of: Weak<Inner>,
+    /// As in [`Inner`]; changed also with the end of the last session that would have reported a change.
+    tools: Option<Arc<AtomicU64>>,
     seen: u64,
 }
 
@@ -62,7 +62,8 @@ impl Reports {
     }
 
     pub(super) fn changes(&self) -> Changes {
-        Changes { of: Arc::downgrade(&self.0), seen: self.0.tools.load(Ordering::Relaxed) }
+        let tools = &self.0.tools;
+        Changes { seen: tools.load(Ordering::Relaxed), tools: Some(Arc::clone(tools)) }
     }
 
     pub(super) fn is_listened_to(&self) -> bool {
@@ -77,11 +78,20 @@ impl Reports {
     }
 }
 
+// === impl Inner ===
+
+impl Drop for Inner {
+    /// Nobody is left to report a change.
+    fn drop(&mut self) {
+        self.tools.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
 // === impl Changes ===
 
 impl Changes {
     /// Whether there was one, or could have been one that nobody heard.
     pub fn are_there(&self) -> bool {
-        self.of.upgrade().is_none_or(|reports| reports.tools.load(Ordering::Relaxed) != self.seen)
+        self.tools.as_ref().is_none_or(|tools| tools.load(Ordering::Relaxed) != self.seen)
     }
 }

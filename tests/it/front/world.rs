@@ -167,9 +167,9 @@ impl Service for Desk {
         &self.route
     }
 
-    fn call(&self, call: Call, caller: Caller) -> Items {
-        self.seen.lock().unwrap().push((call.clone(), caller));
-        (self.script)(call)
+    fn call(&self, call: Arc<Call>, caller: Caller) -> Items {
+        self.seen.lock().unwrap().push((Call::clone(&call), caller));
+        (self.script)(Arc::unwrap_or_clone(call))
     }
 
     fn pass(&self, passage: Passage) -> BoxFuture<'static, Passed> {

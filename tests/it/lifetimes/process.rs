@@ -190,7 +190,7 @@ fn read_request(
     method: &str,
     name: &str,
     params: &str,
-) -> (deferral::internals::dialect::Call, deferral::internals::protocol::Capabilities) {
+) -> (Arc<deferral::internals::dialect::Call>, deferral::internals::protocol::Capabilities) {
     const DECLARED: &str = r#""_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientCapabilities":{"elicitation":{},"extensions":{"io.modelcontextprotocol/tasks":{}}}}"#;
     let body = format!(r#"{{"jsonrpc":"2.0","id":1,"method":"{method}","params":{{{DECLARED},{params}}}}}"#);
     let mut headers = HeaderMap::new();
@@ -200,7 +200,7 @@ fn read_request(
     let Ok(Read::Request(call, capabilities)) = read(Frame::parse(Bytes::from(body)), &headers) else {
         panic!("{method} {params} is no request")
     };
-    (*call, capabilities)
+    (call, capabilities)
 }
 
 fn route(always: bool) -> Route {
