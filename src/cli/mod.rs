@@ -19,9 +19,9 @@ mod store;
 mod supervise;
 mod tasks;
 
-use crate::runtime::{forget_alarms, keep_alarms, or_never};
+use crate::runtime::{forget_alarms, has_rest, keep_alarms, or_never};
 use clap::{CommandFactory, Parser, Subcommand};
-use std::{io, process::ExitCode};
+use std::{env, io, num::NonZeroUsize, process::ExitCode, thread};
 use tokio::{
     runtime::{self, Runtime},
     signal::unix::{Signal, SignalKind, signal},
@@ -80,7 +80,12 @@ impl Cli {
 
 /// Does what the command line of this process says.
 pub fn run() -> ExitCode {
-    match Cli::parse().command() {
+    let command = Cli::parse().command();
+    if let Err(wrong) = threads() {
+        eprintln!("error: {wrong}");
+        return USAGE.into();
+    }
+    match command {
         Command::Serve(args) => serve::run(&args),
         // A reader that went away (`| head`) has seen enough.
         Command::Check(args) => {
@@ -130,11 +135,37 @@ pub fn run() -> ExitCode {
     }
 }
 
+/// Says how many threads serve calls, and outweighs [`threads_for`]. As tokio calls it.
+const THREADS: &str = "TOKIO_WORKER_THREADS";
+
+/// The threads that serve calls.
+///
+/// # Errors
+/// What is wrong with the number that was asked for, in words.
+fn threads() -> Result<usize, String> {
+    match env::var_os(THREADS).filter(|asked| !asked.is_empty()) {
+        None => Ok(threads_for(thread::available_parallelism().map_or(1, NonZeroUsize::get))),
+        Some(asked) => {
+            let count = asked.to_str().and_then(|count| count.trim().parse::<NonZeroUsize>().ok());
+            let wrong = || format!("`{THREADS}` is {asked:?}, and has to be a number of threads, at least 1");
+            count.map(NonZeroUsize::get).ok_or_else(wrong)
+        }
+    }
+}
+
+/// One for two cores: who calls and who is called are often on the same machine, and a call that two threads have their
+/// hands in costs a third more than where it stays on one (`benches/README.md`).
+const fn threads_for(cores: usize) -> usize {
+    if cores < 2 { 1 } else { cores / 2 }
+}
+
 /// The runtime everything runs on.
 fn runtime() -> Runtime {
     runtime::Builder::new_multi_thread()
+        .worker_threads(threads().unwrap_or(1))
         .enable_all()
         .on_thread_start(keep_alarms)
+        .on_thread_park(has_rest)
         .on_thread_stop(forget_alarms)
         .build()
         .expect("the system gives threads to a process that starts")
@@ -158,6 +189,13 @@ mod tests {
     #[test]
     fn the_command_line_is_well_formed() {
         <Cli as CommandFactory>::command().debug_assert();
+    }
+
+    #[test]
+    fn one_thread_serves_calls_for_two_cores() {
+        for (cores, threads) in [(1, 1), (2, 1), (3, 1), (4, 2), (7, 3), (64, 32)] {
+            assert_eq!(threads_for(cores), threads, "{cores}");
+        }
     }
 
     #[test]

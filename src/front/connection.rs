@@ -3,7 +3,10 @@
 
 use super::rest::Rest;
 use crate::telemetry::Limit;
-use crate::{proxy::Commit, runtime::Mutex};
+use crate::{
+    proxy::Commit,
+    runtime::{Clock, Mutex, Stopping, give_way, is_busy},
+};
 use http::{HeaderMap, HeaderValue, header::CONNECTION};
 use hyper::rt::{Read, ReadBuf, ReadBufCursor, Write};
 use hyper_util::rt::TokioIo;
@@ -28,12 +31,15 @@ const PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 const LINGER: Duration = Duration::from_secs(2);
 
 /// What is known of one connection and shared by its requests.
-#[derive(Debug)]
 pub(super) struct Connection {
     /// Whether the client used TLS to reach us.
     pub(super) secure: bool,
     version: Version,
     rest: Arc<Rest>,
+    /// Here and not with each request: connections on different threads would meet at its count of references.
+    clock: Arc<dyn Clock>,
+    /// Whether it is to end with what it is answered.
+    leaving: Stopping,
     /// Handles whose bytes the socket has been given, but has not yet flushed. The lock guards
     /// this list alone and is held for a push or a take.
     commits: Mutex<Commits>,
@@ -76,6 +82,8 @@ pub(super) struct Io<S> {
     /// How long the client may still go on sending once we have ended our side.
     lingering: Option<Pin<Box<Sleep>>>,
     connection: Arc<Connection>,
+    /// The others of the thread have gone first, if there were any.
+    gave_way: bool,
 }
 
 /// The first bytes of a connection.
@@ -95,7 +103,13 @@ pub(super) enum Version {
 // === impl Connection ===
 
 impl Connection {
-    pub(super) fn new(secure: bool, version: Version, rest: Arc<Rest>) -> Self {
+    pub(super) fn new(
+        secure: bool,
+        version: Version,
+        rest: Arc<Rest>,
+        clock: Arc<dyn Clock>,
+        leaving: Stopping,
+    ) -> Self {
         let phase = match version {
             Version::Http1 => Phase::Idle,
             // Has many requests at once, and keeps its own time.
@@ -107,6 +121,8 @@ impl Connection {
             waiting: atomic::AtomicBool::new(false),
             version,
             rest,
+            clock,
+            leaving,
             phase: atomic::AtomicU8::new(phase as u8),
         }
     }
@@ -117,6 +133,15 @@ impl Connection {
             Version::Http1 => "1.1",
             Version::Http2 => "2",
         }
+    }
+
+    pub(super) fn clock(&self) -> &dyn Clock {
+        &*self.clock
+    }
+
+    /// Whether its client is to go elsewhere with its next request.
+    pub(super) fn is_to_end(&self) -> bool {
+        self.leaving.is_stopped()
     }
 
     /// A request's head is complete.
@@ -193,25 +218,29 @@ impl Connection {
 // === impl Io ===
 
 impl<S> Io<S> {
+    /// Lets the others of a busy thread go first, once before each write.
+    fn poll_turn(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        let this = self.project();
+        if !*this.gave_way && is_busy() {
+            *this.gave_way = true;
+            give_way(cx);
+            return Poll::Pending;
+        }
+        *this.gave_way = false;
+        Poll::Ready(())
+    }
+
     /// A stream that begins with `head`, and what its requests share.
-    pub(super) fn new(
-        stream: S,
-        version: Version,
-        head: Head,
-        secure: bool,
-        read_headers: Duration,
-        rest: Arc<Rest>,
-    ) -> (Self, Arc<Connection>) {
-        let connection = Arc::new(Connection::new(secure, version, rest));
-        let io = Self {
+    pub(super) fn new(stream: S, head: Head, read_headers: Duration, connection: Arc<Connection>) -> Self {
+        Self {
             stream: TokioIo::new(stream),
             head,
             overdue: None,
             read_headers,
             lingering: None,
-            connection: Arc::clone(&connection),
-        };
-        (io, connection)
+            connection,
+            gave_way: false,
+        }
     }
 }
 
@@ -249,15 +278,17 @@ impl<S: AsyncRead> Read for Io<S> {
 }
 
 impl<S: AsyncRead + AsyncWrite> Write for Io<S> {
-    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        ready!(self.as_mut().poll_turn(cx));
         self.project().stream.poll_write(cx, buf)
     }
 
     fn poll_write_vectored(
-        self: Pin<&mut Self>,
+        mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
         bufs: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
+        ready!(self.as_mut().poll_turn(cx));
         self.project().stream.poll_write_vectored(cx, bufs)
     }
 
@@ -335,7 +366,7 @@ pub(super) async fn tell_version(stream: &mut (impl AsyncRead + Unpin)) -> io::R
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::runtime::{Clock, SystemClock};
+    use crate::runtime::{Drain, SystemClock, has_rest};
     use std::{future::poll_fn, task::Waker};
     use tokio::sync::oneshot::{self, Receiver, error::TryRecvError};
 
@@ -346,12 +377,18 @@ mod tests {
         fate
     }
 
-    fn io<S>(stream: S) -> (Io<S>, Arc<Connection>) {
-        Io::new(stream, Version::Http1, Head::default(), false, Duration::from_secs(10), rest())
+    impl Connection {
+        /// One by itself.
+        pub(in crate::front) fn of(version: Version) -> Arc<Self> {
+            let clock = Arc::new(SystemClock::new());
+            let (rest, (_drain, leaving)) = (Arc::new(Rest::new(clock.now())), Drain::new());
+            Arc::new(Self::new(false, version, rest, clock, leaving))
+        }
     }
 
-    fn rest() -> Arc<Rest> {
-        Arc::new(Rest::new(SystemClock::new().now()))
+    fn io<S>(stream: S) -> (Io<S>, Arc<Connection>) {
+        let connection = Connection::of(Version::Http1);
+        (Io::new(stream, Head::default(), Duration::from_secs(10), Arc::clone(&connection)), connection)
     }
 
     #[test]
@@ -387,6 +424,28 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn what_is_written_on_a_busy_thread_lets_the_others_go_first_once() {
+        let (stream, _client) = tokio::io::duplex(64);
+        let (mut io, _connection) = io(stream);
+        let mut polls_for_a_write = async || {
+            let mut polls = 0;
+            let written = poll_fn(|cx| {
+                polls += 1;
+                Pin::new(&mut io).poll_write(cx, b"x")
+            });
+            assert_eq!(written.await.expect("there is room"), 1);
+            polls
+        };
+        // Nobody says when this thread sleeps.
+        assert_eq!((polls_for_a_write().await, polls_for_a_write().await), (1, 1));
+        for _ in 0..3 {
+            has_rest();
+            assert_eq!(polls_for_a_write().await, 1, "the first has nobody to wait for");
+            assert_eq!((polls_for_a_write().await, polls_for_a_write().await), (2, 2));
+        }
+    }
+
+    #[tokio::test]
     async fn the_version_is_told_by_as_few_bytes_as_it_takes() {
         for (bytes, version, read) in [
             (&b"GET / HTTP/1.1\r\n"[..], Version::Http1, 16),
@@ -397,8 +456,7 @@ mod tests {
             let (told, head) = tell_version(&mut rest).await.expect("enough");
             assert_eq!((told, bytes.len() - rest.len()), (version, read));
             assert_eq!(head.left(), &bytes[..read]);
-            let (mut io, _connection) =
-                Io::new(rest, told, head, false, Duration::from_secs(10), self::rest());
+            let mut io = Io::new(rest, head, Duration::from_secs(10), Connection::of(told));
             let mut again = Vec::new();
             while again.len() < bytes.len() {
                 let mut piece = [0; 10];

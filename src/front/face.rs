@@ -30,7 +30,6 @@ use crate::{
         headers::{self, PROTOCOL_VERSION, SESSION_ID},
         meta,
     },
-    proxy::Service,
     telemetry::Limit,
 };
 use bytes::Bytes;
@@ -96,19 +95,20 @@ where
         return Either::Right(ready(Ok(refuse(Refusal::Headers { limit }, arrival.line))));
     }
     let path = request.uri().path();
-    let Some(service) = front.service(path).cloned() else {
+    let Some(position) = front.position(path) else {
         if metadata::is_asked(path) && request.method() == Method::GET {
             return Either::Left(Either::Right(metadata::serve(front, arrival)));
         }
         return Either::Right(ready(Ok(elsewhere(&front, arrival))));
     };
-    arrival.line.on_route(&service.route().path);
+    let service = &front.services[position];
+    arrival.line.on_route(&front.paths[position]);
     if service.leads_back(request.headers()) {
         let refusal = Refusal::Loop { path: service.route().path.to_string() };
         return Either::Right(ready(Ok(refuse(refusal, arrival.line))));
     }
     match *request.method() {
-        Method::POST => Either::Left(Either::Left(post(front, service, arrival, turned_away))),
+        Method::POST => Either::Left(Either::Left(post(front, position, arrival, turned_away))),
         Method::OPTIONS => Either::Right(ready(Ok(preflight(&arrival.request, SERVED, arrival.line)))),
         // 2026-07-28 knows neither streams to listen on nor sessions to end.
         Method::GET | Method::DELETE if !is_modern(request.headers()) => {
@@ -116,6 +116,7 @@ where
             // What a body would mean here nobody has said.
             let (head, _body) = request.into_parts();
             line.by(principal(&front.principals, service.route(), line.token(), &head.headers));
+            let service = Arc::clone(service);
             Either::Left(Either::Right(legacy::pass(front, service, head, Default::default(), line)))
         }
         Method::GET | Method::DELETE => {
@@ -128,7 +129,7 @@ where
 /// Answers one POST on a route.
 fn post<B>(
     front: Arc<Front>,
-    service: Arc<dyn Service>,
+    position: usize,
     arrival: Arrival<B>,
     turned_away: Option<usize>,
 ) -> impl Future<Output = Answered> + use<B>
@@ -137,14 +138,20 @@ where
 {
     let Arrival { request, mut line } = arrival;
     let (head, body) = request.into_parts();
-    line.by(principal(&front.principals, service.route(), line.token(), &head.headers));
+    let route = front.services[position].route();
+    line.by(principal(&front.principals, route, line.token(), &head.headers));
     async move {
+        // Where it is, and not another reference to it: all calls of a route would meet at their count.
+        let service = &front.services[position];
         let _arriving = service.arriving();
         let asked = match read(&front, &head, body, turned_away, &mut line).await {
             Reading::Request(call, capabilities) => {
-                modern::ask(&front, &*service, &head, (call, capabilities), &mut line)
+                modern::ask(&front, &**service, &head, (call, capabilities), &mut line)
             }
-            Reading::Legacy(posted) => return legacy::pass(front, service, head, posted, line).await,
+            Reading::Legacy(posted) => {
+                let service = Arc::clone(service);
+                return legacy::pass(Arc::clone(&front), service, head, posted, line).await;
+            }
             Reading::Notification => return Ok(answer::empty(StatusCode::ACCEPTED, HeaderMap::new(), line)),
             Reading::Refused(refusal, None) => return Ok(refuse(refusal, line)),
             Reading::Refused(refusal, Some(post)) => return Ok(refuse_post(refusal, &post, line)),
@@ -152,8 +159,7 @@ where
         // The head is a part of the connection's read buffer; the call may take hours.
         drop(head);
         let Asked { id, items, ladder, address } = asked;
-        let clock = Arc::clone(&front.clock);
-        let mut response = reply::respond(items, Answering { id, line, ladder, clock }).await;
+        let mut response = reply::respond(items, Answering { id, line, ladder }).await;
         address.put_in_challenge(&front.services, service.route(), response.headers_mut());
         Ok(response)
     }

@@ -110,7 +110,6 @@ struct Leaving {
 #[derive(Clone)]
 struct Door<S> {
     generations: Live<Generation<S>>,
-    front: Arc<Front>,
     connection: Arc<Connection>,
 }
 
@@ -119,7 +118,6 @@ struct Door<S> {
 struct Answering<F> {
     #[pin]
     answer: F,
-    front: Arc<Front>,
     connection: Arc<Connection>,
 }
 
@@ -328,9 +326,10 @@ impl<S: Serves> Visit<S> {
             },
         };
         let rest = &self.leaving.guest.rest;
-        let (io, connection) =
-            Io::new(stream, version, head, secure, self.front.timeouts.read_headers, Arc::clone(rest));
-        let door = Door { generations: self.generations.clone(), front: Arc::clone(&self.front), connection };
+        let (clock, leaving) = (Arc::clone(&self.front.clock), self.front.leaving.clone());
+        let connection = Arc::new(Connection::new(secure, version, Arc::clone(rest), clock, leaving));
+        let io = Io::new(stream, head, self.front.timeouts.read_headers, Arc::clone(&connection));
+        let door = Door { generations: self.generations.clone(), connection };
         // Errors of a connection are its client's affair: a departure, or bytes that are not HTTP,
         // which hyper has answered. What it held has been dropped, and that is how we notice.
         match version {
@@ -462,11 +461,10 @@ impl<S: Serves> Service<http::Request<Incoming>> for Door<S> {
 
     fn call(&self, request: http::Request<Incoming>) -> Self::Future {
         self.connection.begin();
-        let clock = Arc::clone(&self.front.clock);
-        let line = Line::begin(clock, Arc::clone(&self.connection), request.method().clone());
+        let line = Line::begin(Arc::clone(&self.connection), request.method().clone());
         let arrival = Arrival { request, line };
         let answer = self.generations.now().stack.call(arrival);
-        Answering { answer, front: Arc::clone(&self.front), connection: Arc::clone(&self.connection) }
+        Answering { answer, connection: Arc::clone(&self.connection) }
     }
 }
 
@@ -478,7 +476,7 @@ impl<F: Future<Output = Served>> Future for Answering<F> {
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Served> {
         let this = self.project();
         let Ok(mut response) = ready!(this.answer.poll(cx));
-        if this.front.leaving.is_stopped() {
+        if this.connection.is_to_end() {
             this.connection.ends_with(response.headers_mut());
         }
         Poll::Ready(Ok(response))

@@ -168,6 +168,8 @@ pub enum Error {
 /// What a request is served with: what the configuration said when its head had been read, and what outlasts that.
 struct Front {
     services: Vec<Arc<dyn Service>>,
+    /// Where they are, for the access lines.
+    paths: Vec<Arc<str>>,
     limits: Limits,
     timeouts: Timeouts,
     public_url: Option<Uri>,
@@ -289,16 +291,40 @@ impl Front {
         }
         let Config { limits, timeouts, public_url, .. } = config;
         let (limits, timeouts, public_url) = (*limits, *timeouts, public_url.clone());
-        Arc::new(Self { services, limits, timeouts, public_url, lasting })
+        Arc::new(Self { paths: paths(&services), services, limits, timeouts, public_url, lasting })
+    }
+
+    /// The same once more. Requests on different threads have different ones, and with each its paths: else they
+    /// would all meet at the counts of references.
+    fn copy(&self) -> Self {
+        let (services, public_url) = (self.services.clone(), self.public_url.clone());
+        Self {
+            paths: paths(&services),
+            services,
+            limits: self.limits,
+            timeouts: self.timeouts,
+            public_url,
+            lasting: Arc::clone(&self.lasting),
+        }
     }
 
     /// The route at a path, matched exactly.
     fn service(&self, path: &str) -> Option<&Arc<dyn Service>> {
-        self.services.iter().find(|service| &*service.route().path == path)
+        Some(&self.services[self.position(path)?])
+    }
+
+    /// Which of the services that is.
+    fn position(&self, path: &str) -> Option<usize> {
+        self.services.iter().position(|service| &*service.route().path == path)
     }
 
     /// The paths served, for people.
     fn paths(&self) -> String {
-        self.services.iter().map(|service| &*service.route().path).collect::<Vec<_>>().join(", ")
+        self.paths.join(", ")
     }
+}
+
+/// The path of each, none of which is shared with the others that this gives.
+fn paths(services: &[Arc<dyn Service>]) -> Vec<Arc<str>> {
+    services.iter().map(|service| Arc::from(&*service.route().path)).collect()
 }

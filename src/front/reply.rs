@@ -47,7 +47,6 @@ pub(super) struct Answering {
     pub(super) id: Id,
     pub(super) line: Line,
     pub(super) ladder: KeepAlive,
-    pub(super) clock: Arc<dyn Clock>,
 }
 
 /// The body of every response of the front.
@@ -80,7 +79,6 @@ struct Events {
     /// What begins the stream.
     first: Option<Chunk>,
     ladder: KeepAlive,
-    clock: Arc<dyn Clock>,
     id: Id,
 }
 
@@ -95,11 +93,12 @@ pub(super) struct Chunk {
 
 /// Waits for the first item and answers as it asks for.
 pub(super) async fn respond(mut items: Items, answering: Answering) -> Response<Body> {
-    let Answering { id, mut line, mut ladder, clock } = answering;
-    let first = match poll_fn(|cx| poll_next(&mut items, &mut ladder, &*clock, cx)).await {
+    let Answering { id, mut line, mut ladder } = answering;
+    let connection = Arc::clone(line.connection());
+    let first = match poll_fn(|cx| poll_next(&mut items, &mut ladder, connection.clock(), cx)).await {
         Next::Item(Item::Reply(Reply { status, headers, body, commit, account })) => {
             line.status(status);
-            let commit = commit.map(|commit| (commit, Arc::clone(line.connection())));
+            let commit = commit.map(|commit| (commit, connection));
             let mut response = Response::new(Body::whole(body, commit, account, line));
             *response.status_mut() = status;
             *response.headers_mut() = headers;
@@ -120,7 +119,7 @@ pub(super) async fn respond(mut items: Items, answering: Answering) -> Response<
         }
     };
     line.status(StatusCode::OK);
-    let events = Events { items: Some(items), first: Some(first), ladder, clock, id };
+    let events = Events { items: Some(items), first: Some(first), ladder, id };
     let mut response = Response::new(Body { kind: Kind::Events(events), line });
     *response.headers_mut() = event_stream();
     response
@@ -257,7 +256,7 @@ impl Events {
             return Poll::Ready(Some(first));
         }
         let Some(items) = &mut self.items else { return Poll::Ready(None) };
-        let chunk = match ready!(poll_next(items, &mut self.ladder, &*self.clock, cx)) {
+        let chunk = match ready!(poll_next(items, &mut self.ladder, line.connection().clock(), cx)) {
             Next::Item(Item::Notification(message))
             | Next::KeepAliveStep(KeepAliveStep::Progress(message)) => Chunk::event(message, None),
             Next::Item(Item::Reply(Reply { body, commit, account, .. })) => {
@@ -354,11 +353,7 @@ impl Buf for Chunk {
 
 #[cfg(test)]
 mod tests {
-    use super::{
-        super::{connection::Version, rest::Rest},
-        *,
-    };
-    use crate::runtime::SystemClock;
+    use super::{super::connection::Version, *};
     use proptest::prelude::*;
     use tokio::sync::oneshot::error::TryRecvError;
 
@@ -381,8 +376,7 @@ mod tests {
 
     #[test]
     fn a_chunk_split_anywhere_is_the_same_and_its_handle_goes_with_the_end() {
-        let rest = Arc::new(Rest::new(SystemClock::new().now()));
-        let connection = Arc::new(Connection::new(false, Version::Http2, rest));
+        let connection = Connection::of(Version::Http2);
         for at in 0..=12 {
             let (commit, mut fate) = tokio::sync::oneshot::channel();
             let mut rest = event("{}");

@@ -14,7 +14,7 @@ use super::{
 use crate::{
     dialect::PrincipalKey,
     proxy,
-    runtime::{Clock, Live, Net, Stopping},
+    runtime::{Clock, Live, Net, Stopping, Striped},
     telemetry::trace::Tracer,
 };
 use hyper::{body::Incoming, service::Service};
@@ -90,8 +90,8 @@ where
 /// for a request is its line and its items.
 fn stack(front: &Arc<Front>, config: &Config) -> impl Serves + use<> {
     // Reads bodies within their limits, and knows routes, so principals too.
-    let (places, front) = (front.calls.clone(), Arc::clone(front));
-    let face = Innermost(move |admitted| face::serve(Arc::clone(&front), admitted));
+    let (places, fronts) = (front.calls.clone(), Striped::of(|| Arc::new(front.copy())));
+    let face = Innermost(move |admitted| face::serve(Arc::clone(fronts.mine()), admitted));
     // Before the body is read, so that bodies in memory are bounded too.
     let shed = Shed::new(face, places, config.limits.calls);
     // Before there is a place for the request, and before its body is read: who is not known takes nothing from

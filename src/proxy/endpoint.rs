@@ -20,7 +20,7 @@ use crate::{
     dialect::{Call, Caller, Credentials},
     policy::Route,
     protocol::{Method, frame::on_one_line, input::request_state},
-    runtime::{Clock, Drain, Stopping, Work},
+    runtime::{Clock, Drain, Stopping, Striped, Work},
     telemetry::trace::Tracer,
     upstream::{CallError, Document, Identity, Upstream},
 };
@@ -28,7 +28,7 @@ use futures_util::{FutureExt, StreamExt, future::BoxFuture, stream};
 use http::{HeaderMap, header::VIA};
 use std::{
     future::Future,
-    sync::{Arc, Weak},
+    sync::{Arc, OnceLock, Weak},
     time::Duration,
 };
 use tokio::time::sleep;
@@ -37,6 +37,8 @@ use tokio::time::sleep;
 #[derive(Clone)]
 pub struct Endpoint {
     shared: Arc<Shared>,
+    /// The same for the calls, each of which has it for as long as it lasts: once they begin.
+    for_calls: Arc<OnceLock<Striped<Arc<Shared>>>>,
 }
 
 // === impl Endpoint ===
@@ -74,7 +76,11 @@ impl Endpoint {
             sessions: Sessions::default(),
             absent: Arc::default(),
         };
-        Self { shared: Arc::new(Shared { route, keyring, lasting: Arc::new(lasting) }) }
+        Self::of(Shared { route, keyring, lasting: Arc::new(lasting) })
+    }
+
+    fn of(shared: Shared) -> Self {
+        Self { shared: Arc::new(shared), for_calls: Arc::default() }
     }
 
     /// The same, with spans of its calls.
@@ -108,7 +114,7 @@ impl Endpoint {
 
     /// The same route with the same server, by another configuration. What has begun goes on by the one before.
     pub fn renewed(&self, route: Arc<Route>, keyring: Arc<Keyring>) -> Self {
-        Self { shared: Arc::new(Shared { route, keyring, lasting: Arc::clone(&self.shared.lasting) }) }
+        Self::of(Shared { route, keyring, lasting: Arc::clone(&self.shared.lasting) })
     }
 
     /// Lets go of a server that is not in the configuration any more: clients go on in their sessions with it for
@@ -117,16 +123,17 @@ impl Endpoint {
         let lasting = Arc::clone(&self.shared.lasting);
         drop(self);
         sleep(after).await;
-        lasting.arrivals.0.at_rest().await;
+        lasting.arrivals.0.over().await;
         if !ends {
-            lasting.in_hand.at_rest().await;
+            lasting.in_hand.over().await;
         }
         lasting.listening.tell();
         lasting.upstream.close().await;
     }
 
+    /// What a call has for as long as it lasts.
     pub(super) fn shared(&self) -> &Arc<Shared> {
-        &self.shared
+        self.for_calls.get_or_init(|| Striped::of(|| Arc::new(self.shared.copy()))).mine()
     }
 
     /// The former server in a session with which a legacy client asks, if there is one.
@@ -138,8 +145,7 @@ impl Endpoint {
             return None;
         }
         let lasting = former.find(|lasting| lasting.sessions.presence.knows(session))?;
-        let Shared { route, keyring, .. } = &*self.shared;
-        Some(Arc::new(Shared { route: Arc::clone(route), keyring: Arc::clone(keyring), lasting }))
+        Some(Arc::new(Shared { lasting, ..self.shared.copy() }))
     }
 }
 
@@ -149,7 +155,7 @@ impl Service for Endpoint {
     }
 
     fn call(&self, call: Arc<Call>, caller: Caller) -> Items {
-        let shared = Arc::clone(&self.shared);
+        let shared = Arc::clone(self.shared());
         shared.absent.is_here(caller.principal, || caller.credentials.clone());
         if call.method == Method::ToolsCall
             && tickets::wanted_by(&shared, &call, &caller, call.target.as_deref().unwrap_or_default())
@@ -184,7 +190,7 @@ impl Service for Endpoint {
 
     fn pass(&self, passage: Passage) -> BoxFuture<'static, Passed> {
         self.shared.absent.is_here(passage.principal, || self.shared.credentials(&passage.headers));
-        let shared = self.where_its_session_is(&passage).unwrap_or_else(|| Arc::clone(&self.shared));
+        let shared = self.where_its_session_is(&passage).unwrap_or_else(|| Arc::clone(self.shared()));
         legacy::pass(shared, passage).boxed()
     }
 

@@ -16,7 +16,7 @@ use std::{
 pub(super) struct Recent<K, V> {
     kept: DashMap<K, Kept<V>>,
     most: usize,
-    /// How often something was used, in all.
+    /// How often something was used that was not what was used last.
     uses: AtomicU64,
     /// Held by whoever makes room, so that it is done once.
     making_room: Mutex<()>,
@@ -47,7 +47,10 @@ impl<K: Eq + Hash + Clone, V: Clone> Recent<K, V> {
     /// The same, looked at where it is.
     pub(super) fn with<T>(&self, key: &K, look: impl FnOnce(&V) -> T) -> Option<T> {
         let kept = self.kept.get(key)?;
-        kept.used.store(self.now(), Ordering::Relaxed);
+        // Written only where another was used in between: threads that all use the same one need not meet here.
+        if kept.used.load(Ordering::Relaxed) != self.uses.load(Ordering::Relaxed) {
+            kept.used.store(self.now(), Ordering::Relaxed);
+        }
         Some(look(&kept.value))
     }
 
@@ -68,7 +71,7 @@ impl<K: Eq + Hash + Clone, V: Clone> Recent<K, V> {
     }
 
     fn now(&self) -> u64 {
-        self.uses.fetch_add(1, Ordering::Relaxed)
+        self.uses.fetch_add(1, Ordering::Relaxed) + 1
     }
 
     fn make_room(&self) {

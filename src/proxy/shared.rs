@@ -73,6 +73,11 @@ impl Deref for Shared {
 }
 
 impl Shared {
+    pub(super) fn copy(&self) -> Self {
+        let Self { route, keyring, lasting } = self;
+        Self { route: Arc::clone(route), keyring: Arc::clone(keyring), lasting: Arc::clone(lasting) }
+    }
+
     pub(super) fn owner(&self, caller: &Caller) -> Owner {
         Owner {
             principal: *caller.principal.as_bytes(),

@@ -2,13 +2,13 @@
 //!
 //! There are some for each call, and each is given up a moment later. To put one into the runtime's wheel of timers and
 //! to take it out again costs two locks, which all threads share, and an allocation: together more than reading the
-//! call. To move one to a *later* moment costs next to nothing, as the wheel only notices when the earlier one has come.
-//! So a thread of the runtime keeps the timers that were given up, and the next that needs one moves it on.
+//! call. So a thread of the runtime keeps the timers that were given up, for the next that needs one; and one that is
+//! to go off *later* than it would is left as it is: when it does, it is moved on to what has been asked for since.
 
 use std::{
     cell::RefCell,
     pin::Pin,
-    task::{Context, Poll},
+    task::{Context, Poll, ready},
     time::Instant,
 };
 use tokio::time::{Sleep, sleep_until};
@@ -18,11 +18,13 @@ use tokio::time::{Sleep, sleep_until};
 pub struct Alarm {
     /// There until it is dropped.
     timer: Option<Pin<Box<Sleep>>>,
+    /// When it is to wake. The timer goes off then or before.
+    due: Instant,
     of: Of,
 }
 
-/// What a timer is for. Those for the same are mostly set for the same time ahead, so that one which is used again is
-/// moved to a later moment.
+/// What a timer is for. Those for the same are mostly set for the same time ahead, so that one which is used again goes
+/// off before it is wanted, hardly ever after.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Of {
     /// A connection on which a client is to begin its next request.
@@ -63,27 +65,30 @@ impl Alarm {
     /// Outside a runtime.
     pub fn at(due: Instant, of: Of) -> Self {
         let kept = ALARMS.try_with(|kept| kept.borrow_mut().as_mut()?[of as usize].pop());
-        let timer = match kept.ok().flatten() {
-            Some(mut timer) => {
-                timer.as_mut().reset(due.into());
-                timer
-            }
-            None => Box::pin(sleep_until(due.into())),
-        };
-        Self { timer: Some(timer), of }
+        let timer = kept.ok().flatten().unwrap_or_else(|| Box::pin(sleep_until(due.into())));
+        let mut alarm = Self { timer: Some(timer), due, of };
+        alarm.set(due);
+        alarm
     }
 
-    /// Moves it to another moment, if that is another.
+    /// Moves it to another moment.
     pub fn set(&mut self, due: Instant) {
-        let (due, timer) = (due.into(), self.timer());
-        if timer.deadline() != due {
-            timer.reset(due);
+        self.due = due;
+        if self.timer().deadline() > due.into() {
+            self.timer().reset(due.into());
         }
     }
 
     /// Resolves when its moment has come.
     pub fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        self.timer().poll(cx)
+        let due = self.due.into();
+        let mut timer = self.timer();
+        ready!(timer.as_mut().poll(cx));
+        if timer.deadline() < due {
+            timer.as_mut().reset(due);
+            ready!(timer.poll(cx));
+        }
+        Poll::Ready(())
     }
 
     fn timer(&mut self) -> Pin<&mut Sleep> {

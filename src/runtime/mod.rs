@@ -2,6 +2,7 @@
 //! how many connections the system allows, the signal to stop, and whoever started the process.
 
 mod alarm;
+mod busy;
 mod clock;
 mod descriptors;
 mod drain;
@@ -12,9 +13,11 @@ pub mod notify;
 mod private_key;
 mod room;
 mod seldom;
+mod striped;
 mod turns;
 
 pub use alarm::{Alarm, Of, forget_alarms, keep_alarms};
+pub use busy::{give_way, has_rest, is_busy};
 pub use clock::{Clock, SystemClock, reached, wall_clock};
 pub use descriptors::{Descriptors, Shares};
 pub use drain::{Drain, Stopping, Work};
@@ -24,6 +27,7 @@ pub use net::{Connector, Listener, Net, Pipes, Stream, is_out_of_descriptors};
 pub use private_key::{PrivateKey, read_pem};
 pub use room::{Place, Relieve, Room};
 pub use seldom::Seldom;
+pub use striped::Striped;
 #[cfg(test)]
 pub use turns::try_orders;
 pub use turns::{Mutex, spawn_on};

@@ -28,7 +28,8 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ),
     ("upstream", &["dialect", "protocol", "runtime", "telemetry"]),
     ("store", &["protocol", "runtime", "task", "telemetry"]),
-    ("telemetry", &["protocol"]),
+    // `runtime` for counts that threads do not share.
+    ("telemetry", &["protocol", "runtime"]),
     ("runtime", &["protocol"]),
     ("bridge", &["dialect", "policy", "protocol", "task"]),
     ("policy", &["protocol"]),

@@ -7,6 +7,7 @@ mod notify;
 mod older;
 mod report;
 mod shells;
+mod threads;
 
 use crate::support::program::{interrupt, where_it_listens};
 use bytes::Bytes;

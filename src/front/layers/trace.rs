@@ -13,7 +13,6 @@ use crate::{
     front::{connection::Connection, places::Place},
     protocol::{Era, Method, TraceContext},
     proxy::AccessSummary,
-    runtime::Clock,
     telemetry::{
         Access, Outcome,
         metrics::{InFlight, method_label},
@@ -31,16 +30,14 @@ use std::{
 pub(in crate::front) struct Line(Box<Fields>);
 
 struct Fields {
-    clock: Arc<dyn Clock>,
     connection: Arc<Connection>,
     /// When the whole request was there; the head until then.
     since: Instant,
     /// The HTTP method until the message has been read.
     method: Name,
     target: Option<String>,
-    route: Option<Arc<str>>,
-    /// Counts the request among those of its route that are being answered.
-    in_flight: Option<InFlight>,
+    /// Its route. Counts the request among those that are being answered there.
+    route: Option<InFlight>,
     /// The name of the token that was shown.
     token: Option<Arc<str>>,
     principal: Principal,
@@ -82,19 +79,13 @@ const SHOWN: usize = 8;
 
 impl Line {
     /// A request's head is here.
-    pub(in crate::front) fn begin(
-        clock: Arc<dyn Clock>,
-        connection: Arc<Connection>,
-        method: http::Method,
-    ) -> Self {
+    pub(in crate::front) fn begin(connection: Arc<Connection>, method: http::Method) -> Self {
         Self(Box::new(Fields {
-            since: clock.now(),
-            clock,
+            since: connection.clock().now(),
             connection,
             method: Name::Http(method),
             target: None,
             route: None,
-            in_flight: None,
             token: None,
             principal: Principal::ANONYMOUS,
             client: None,
@@ -118,8 +109,7 @@ impl Line {
     }
 
     pub(in crate::front) fn on_route(&mut self, route: &Arc<str>) {
-        self.0.route = Some(Arc::clone(route));
-        self.0.in_flight = Some(InFlight::on(route));
+        self.0.route = Some(InFlight::on(route));
     }
 
     /// A token of this name was shown.
@@ -146,7 +136,7 @@ impl Line {
 
     /// The whole request is here and goes to a server. Gives the moment.
     pub(in crate::front) fn asks(&mut self, call: &crate::dialect::Call) -> Instant {
-        self.0.since = self.0.clock.now();
+        self.0.since = self.0.connection.clock().now();
         self.0.method = Name::Rpc(call.method.clone());
         self.0.target = call.target.as_deref().map(|target| shown(&call.method, target));
         self.0.asked = true;
@@ -155,7 +145,7 @@ impl Line {
 
     /// The whole request is here and is passed on to a server.
     pub(in crate::front) fn passes(&mut self, post: &Post) {
-        self.0.since = self.0.clock.now();
+        self.0.since = self.0.connection.clock().now();
         self.0.client = Some(Era::Legacy);
         self.0.asked = true;
         match &*post.messages {
@@ -199,7 +189,7 @@ impl Line {
 
     /// The answer is given to the connection. Until then the client may leave without it.
     pub(in crate::front) fn answered(&mut self, account: AccessSummary) {
-        let at = self.0.clock.now();
+        let at = self.0.connection.clock().now();
         let waited = at.saturating_duration_since(self.0.since);
         self.0.end = Some(End { own: waited.saturating_sub(account.upstream), account, at });
     }
@@ -212,6 +202,10 @@ fn shown(method: &Method, target: &str) -> String {
         Method::TasksGet | Method::TasksUpdate | Method::TasksCancel | Method::TasksResult => TASK,
         _ => TARGET,
     };
+    // As most are, and nothing has to be counted.
+    if target.len() <= length {
+        return target.to_owned();
+    }
     target.chars().take(length).collect()
 }
 
@@ -234,7 +228,7 @@ impl Drop for Fields {
         let end = self.end.take().unwrap_or_else(|| {
             // Where the client leaves, nobody tells how long the server took; it was the server we
             // were waiting for.
-            let at = self.clock.now();
+            let at = self.connection.clock().now();
             let waited = at.saturating_duration_since(self.since);
             let upstream = if self.asked { waited } else { Duration::ZERO };
             let account = AccessSummary { outcome: Outcome::Departed, upstream, ..AccessSummary::default() };
@@ -249,7 +243,7 @@ impl Drop for Fields {
             Name::Http(_) | Name::Rpc(_) | Name::Post(_) => None,
         };
         let session = self.session.as_ref().map(|session| session as &dyn std::fmt::Display);
-        let route = self.route.as_deref().unwrap_or_default();
+        let route = self.route.as_ref().map_or("", InFlight::route);
         span::end(
             &mut self.span,
             &span::Ending { connection: &self.connection, route, session, account: &end.account },

@@ -2,9 +2,13 @@
 //! it was met.
 
 use super::expose;
+use crate::runtime::Striped;
 use prometheus::proto::MetricFamily;
 use serde::Serialize;
-use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::sync::{
+    LazyLock,
+    atomic::{AtomicI64, AtomicU64, Ordering},
+};
 
 macro_rules! limits {
     ($($name:ident $key:literal,)*) => {
@@ -78,11 +82,15 @@ const COUNT: usize = Limit::ALL.len();
 struct Known {
     /// Its value, as the bits of a float: times are in seconds. Not a number where it was not told.
     value: AtomicU64,
-    used: AtomicI64,
     /// Whether it is a limit on what there is at a time, so that some of it can be taken.
     is_taken: bool,
     hits: AtomicU64,
 }
+
+/// How much of each is taken. Each call takes of some, and gives it back; what it took on one stripe it may give back
+/// on another.
+static USED: LazyLock<Striped<[AtomicI64; COUNT]>> =
+    LazyLock::new(|| Striped::of(|| [const { AtomicI64::new(0) }; COUNT]));
 
 static KNOWN: [Known; COUNT] = {
     let mut known = [const { Known::new(false) }; COUNT];
@@ -131,12 +139,7 @@ pub struct LimitSnapshot {
 
 impl Known {
     const fn new(is_taken: bool) -> Self {
-        Self {
-            value: AtomicU64::new(f64::NAN.to_bits()),
-            used: AtomicI64::new(0),
-            is_taken,
-            hits: AtomicU64::new(0),
-        }
+        Self { value: AtomicU64::new(f64::NAN.to_bits()), is_taken, hits: AtomicU64::new(0) }
     }
 }
 
@@ -166,12 +169,15 @@ impl Limit {
 
     /// So much more of it is taken, or less.
     pub fn used(self, more: i64) {
-        self.known().used.fetch_add(more, Ordering::Relaxed);
+        USED.mine()[self as usize].fetch_add(more, Ordering::Relaxed);
     }
 
-    /// So much of it is taken.
+    /// So much of it is taken, where one place knows that: nobody says then of what becomes more or less.
     pub fn is_used(self, amount: usize) {
-        self.known().used.store(i64::try_from(amount).unwrap_or(i64::MAX), Ordering::Relaxed);
+        let amount = i64::try_from(amount).unwrap_or(i64::MAX);
+        for (stripe, used) in USED.iter().enumerate() {
+            used[self as usize].store(if stripe == 0 { amount } else { 0 }, Ordering::Relaxed);
+        }
     }
 
     /// So much of it is taken until what is given is dropped.
@@ -182,12 +188,13 @@ impl Limit {
     }
 
     pub(super) fn snapshot(self) -> LimitSnapshot {
-        let Known { value, used, is_taken, hits } = self.known();
+        let Known { value, is_taken, hits } = self.known();
+        let used = || USED.iter().map(|used| used[self as usize].load(Ordering::Relaxed)).sum();
         let value = f64::from_bits(value.load(Ordering::Relaxed));
         LimitSnapshot {
             limit: self.key(),
             value: (!value.is_nan()).then_some(value),
-            used: is_taken.then(|| used.load(Ordering::Relaxed)),
+            used: is_taken.then(used),
             hits: hits.load(Ordering::Relaxed),
         }
     }

@@ -10,6 +10,7 @@
 //!
 //! | file | |
 //! |---|---|
+//! | `requests.rs` | what is counted of the requests of clients |
 //! | `latency.rs` | how long things took |
 //! | `tools.rs` | what is counted of each tool |
 //! | `limits.rs` | what is known of each limit |
@@ -21,19 +22,20 @@ mod latency;
 mod limits;
 #[cfg(target_os = "linux")]
 mod process;
+mod requests;
 mod tools;
 
 pub use latency::{Latencies, LatencySnapshot};
 pub use limits::{Limit, LimitSnapshot, Taken};
+pub use requests::InFlight;
 pub use tools::{OTHER, TOOLS, ToolSnapshot};
 
 use super::events::Outcome;
 use prometheus::{
-    Encoder, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
-    TextEncoder,
-    core::Collector,
-    proto::{Metric, MetricFamily},
+    Encoder, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGaugeVec, Opts, Registry,
+    TextEncoder, core::Collector, proto::MetricFamily,
 };
+use requests::Requests;
 use serde::Serialize;
 use std::{
     collections::BTreeMap,
@@ -45,9 +47,8 @@ use tools::{Tool, Tools};
 /// What is counted.
 struct Metrics {
     registry: Registry,
+    requests: Requests,
     tools: Tools,
-    calls: IntCounterVec,
-    calls_in_flight: IntGaugeVec,
     task_polls: HistogramVec,
     results_uncollected: IntCounterVec,
     questions: IntCounterVec,
@@ -87,10 +88,6 @@ const UNSPECIFIED: &str = "other";
 const NOWHERE: &str = "none";
 
 static METRICS: LazyLock<Metrics> = LazyLock::new(Metrics::new);
-
-/// A request is being answered on a route, until it is dropped.
-#[derive(Debug)]
-pub struct InFlight(IntGauge);
 
 /// A question of a server that waits for its answer. Dropped before it was told what it came to, it was withdrawn.
 #[derive(Debug)]
@@ -139,17 +136,8 @@ impl Metrics {
             registered(&registry, HistogramVec::new(options, labels))
         };
         Self {
+            requests: Requests::default(),
             tools: Tools::default(),
-            calls: counters(
-                "deferral_calls_total",
-                "Requests of clients, by how they ended.",
-                &["route", "method", "outcome"],
-            ),
-            calls_in_flight: gauges(
-                "deferral_calls_in_flight",
-                "Requests of clients that are being answered.",
-                &["route"],
-            ),
             task_polls: histograms(
                 "deferral_task_polls",
                 "How often a task was asked for until its end was fetched.",
@@ -209,8 +197,8 @@ impl Metrics {
         }
     }
 
-    fn tool(&self, route: &str, tool: &str, is_real: bool) -> Arc<Tool> {
-        self.tools.get(route, tool, is_real)
+    fn tool<T>(&self, route: &str, tool: &str, is_real: bool, count: impl FnOnce(&Tool) -> T) -> T {
+        self.tools.with(route, tool, is_real, count)
     }
 }
 
@@ -233,41 +221,36 @@ pub struct Calls {
 
 /// What is counted of the requests of clients, on all routes.
 pub fn calls() -> Calls {
-    let mut calls = Calls { in_flight: sum(&METRICS.calls_in_flight, None), ..Calls::default() };
-    for metric in METRICS.calls.collect().iter().flat_map(MetricFamily::get_metric) {
-        let count = metric.get_counter().get_value() as u64;
-        calls.total += count;
-        let outcome = metric.get_label().iter().find(|label| label.name() == "outcome");
-        *calls.by_outcome.entry(outcome.map_or("", |outcome| outcome.value()).to_owned()).or_default() +=
-            count;
+    let mut calls = Calls::default();
+    for of_route in METRICS.requests.snapshot().values() {
+        calls.in_flight += of_route.in_flight.and_then(|count| u64::try_from(count).ok()).unwrap_or_default();
+        for ended in &of_route.ended {
+            calls.total += ended.count;
+            *calls.by_outcome.entry(ended.outcome.as_str().to_owned()).or_default() += ended.count;
+        }
     }
     calls
 }
 
 /// The requests that are being answered on a route.
 pub fn in_flight(route: &str) -> u64 {
-    sum(&METRICS.calls_in_flight, Some(route))
+    let counted = METRICS.requests.snapshot();
+    let of_route = counted.get(route).and_then(|of_route| of_route.in_flight);
+    of_route.and_then(|count| u64::try_from(count).ok()).unwrap_or_default()
 }
 
 /// The questions of servers that wait for their answers.
 pub fn questions_waiting() -> u64 {
-    sum(&METRICS.questions_waiting, None)
-}
-
-/// The sum of what is gauged on all routes, or on one.
-fn sum(gauges: &IntGaugeVec, route: Option<&str>) -> u64 {
-    let families = gauges.collect();
+    let families = METRICS.questions_waiting.collect();
     let metrics = families.iter().flat_map(MetricFamily::get_metric);
-    let is_of = |metric: &&Metric| {
-        route.is_none_or(|route| metric.get_label().iter().any(|label| label.value() == route))
-    };
-    metrics.filter(is_of).map(|metric| metric.get_gauge().get_value() as u64).sum()
+    metrics.map(|metric| metric.get_gauge().get_value() as u64).sum()
 }
 
 /// All that is counted, as Prometheus reads it (text format 0.0.4).
 pub fn write(seen: &Seen) -> Vec<u8> {
     let metrics = &*METRICS;
     let mut families = metrics.registry.gather();
+    families.extend(metrics.requests.families());
     families.extend(metrics.tools.families());
     families.extend(limits::families());
     #[cfg(target_os = "linux")]
@@ -296,8 +279,7 @@ pub fn limits() -> Vec<LimitSnapshot> {
 /// One request has ended so.
 pub(super) fn request(route: &str, method: &str, outcome: Outcome) {
     let route = if route.is_empty() { NOWHERE } else { route };
-    let labels = [route, method, outcome.as_str()];
-    METRICS.calls.with_label_values(&labels).inc();
+    METRICS.requests.ended(route, method, outcome);
 }
 
 /// The call of a tool has ended so, after this time. One that has become a task ends with that.
@@ -313,33 +295,34 @@ pub(super) fn call(route: &str, tool: &str, outcome: Outcome, took: Duration) {
         // Of a call that waited with a ticket.
         Outcome::Departed => !tool.starts_with("deferral_"),
     };
-    let tool = METRICS.tool(route, tool, is_real);
-    match outcome {
-        // Nothing was asked of the server, or it is asked again.
-        Outcome::Refused | Outcome::InputRequired => return,
-        Outcome::TimedOut => drop(tool.timed_out.fetch_add(1, Ordering::Relaxed)),
-        Outcome::Departed => drop(tool.departed.fetch_add(1, Ordering::Relaxed)),
-        Outcome::Result
-        | Outcome::ToolError
-        | Outcome::ServerError
-        | Outcome::Task
-        | Outcome::UpstreamFailed
-        | Outcome::ProxyFailed => {}
-    }
-    tool.calls.add(took);
+    METRICS.tool(route, tool, is_real, |tool| {
+        match outcome {
+            // Nothing was asked of the server, or it is asked again.
+            Outcome::Refused | Outcome::InputRequired => return,
+            Outcome::TimedOut => drop(tool.timed_out.fetch_add(1, Ordering::Relaxed)),
+            Outcome::Departed => drop(tool.departed.fetch_add(1, Ordering::Relaxed)),
+            Outcome::Result
+            | Outcome::ToolError
+            | Outcome::ServerError
+            | Outcome::Task
+            | Outcome::UpstreamFailed
+            | Outcome::ProxyFailed => {}
+        }
+        tool.calls.add(took);
+    });
 }
 
 pub(super) fn task_created(route: &str, tool: &str) {
-    METRICS.tool(route, tool, true).tasks_created.fetch_add(1, Ordering::Relaxed);
+    METRICS.tool(route, tool, true, |tool| tool.tasks_created.fetch_add(1, Ordering::Relaxed));
 }
 
 /// A task has ended with this status, `age` after its creation; its call had run for `waited` by then.
 pub(super) fn task_ended(route: &str, tool: &str, status: &str, waited: Duration, age: Duration) {
-    METRICS.tool(route, tool, true).ended(status, waited, age);
+    METRICS.tool(route, tool, true, |tool| tool.ended(status, waited, age));
 }
 
 pub(super) fn would_defer(route: &str, tool: &str) {
-    METRICS.tool(route, tool, true).would_defer.fetch_add(1, Ordering::Relaxed);
+    METRICS.tool(route, tool, true, |tool| tool.would_defer.fetch_add(1, Ordering::Relaxed));
 }
 
 pub(super) fn log_lines_dropped(count: u64) {
@@ -396,22 +379,6 @@ pub fn stored(op: &str, took: Duration) {
 
 pub fn ticket(route: &str, outcome: TicketOutcome) {
     METRICS.tickets.with_label_values(&[route, outcome.as_str()]).inc();
-}
-
-// === impl InFlight ===
-
-impl InFlight {
-    pub fn on(route: &Arc<str>) -> Self {
-        let gauge = METRICS.calls_in_flight.with_label_values(&[&**route]);
-        gauge.inc();
-        Self(gauge)
-    }
-}
-
-impl Drop for InFlight {
-    fn drop(&mut self) {
-        self.0.dec();
-    }
 }
 
 // === impl OpenQuestion ===

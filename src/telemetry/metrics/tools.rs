@@ -7,12 +7,13 @@ use super::{
     expose,
     latency::{Latencies, LatencySnapshot},
 };
+use arc_swap::ArcSwap;
 use prometheus::proto::MetricFamily;
 use serde::Serialize;
 use std::{
     collections::BTreeMap,
     sync::{
-        Arc, PoisonError, RwLock,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
     time::Duration,
@@ -26,9 +27,15 @@ pub const OTHER: &str = "other";
 
 /// The tools of all routes.
 #[derive(Debug, Default)]
-pub(super) struct Tools(RwLock<BTreeMap<Arc<str>, OfRoute>>);
+pub(super) struct Tools {
+    /// Looked at by each call, side by side.
+    known: ArcSwap<Known>,
+    /// Held while one is added, to what is then known instead.
+    adding: Mutex<()>,
+}
 
-/// Those of one route, by name.
+/// The tools of each route, by name.
+type Known = BTreeMap<Arc<str>, Arc<OfRoute>>;
 type OfRoute = BTreeMap<Box<str>, Arc<Tool>>;
 
 /// One of the counts.
@@ -74,38 +81,46 @@ pub struct ToolSnapshot {
 // === impl Tools ===
 
 impl Tools {
-    /// The tool of this name, or where all others are counted. `is_real` where a server has answered to the name.
-    pub(super) fn get(&self, route: &str, tool: &str, is_real: bool) -> Arc<Tool> {
-        let tools = self.0.read().unwrap_or_else(PoisonError::into_inner);
-        let of_route = tools.get(route);
+    /// Counts what a tool of this name has done, or does so where all others are counted. `is_real` where a server
+    /// has answered to the name.
+    pub(super) fn with<T>(
+        &self,
+        route: &str,
+        tool: &str,
+        is_real: bool,
+        count: impl FnOnce(&Tool) -> T,
+    ) -> T {
+        let known = self.known.load();
+        let of_route = known.get(route);
         if let Some(known) = of_route.and_then(|tools| tools.get(tool)) {
-            return Arc::clone(known);
+            return count(known);
         }
-        let has_room = of_route.is_none_or(|tools| tools.len() < TOOLS);
-        drop(tools);
-        self.enter(route, if is_real && has_room { tool } else { OTHER })
+        let name = if is_real { tool } else { OTHER };
+        // Once all places are taken there is nothing to add for any further name.
+        let others = of_route.filter(|tools| !is_real || tools.len() >= TOOLS);
+        match others.and_then(|tools| tools.get(OTHER)) {
+            Some(others) => count(others),
+            None => count(&self.add(route, name)),
+        }
     }
 
-    fn enter(&self, route: &str, tool: &str) -> Arc<Tool> {
-        let mut tools = self.0.write().unwrap_or_else(PoisonError::into_inner);
-        if !tools.contains_key(route) {
-            tools.insert(route.into(), BTreeMap::new());
-        }
-        let of_route = tools.get_mut(route).expect("it is there by now");
+    fn add(&self, route: &str, tool: &str) -> Arc<Tool> {
+        let _adding = self.adding.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = Known::clone(&self.known.load());
+        let mut of_route = known.get(route).map(|tools| OfRoute::clone(tools)).unwrap_or_default();
         // Another may have taken the last place meanwhile.
         let is_full = !of_route.contains_key(tool) && of_route.len() >= TOOLS;
         let name = if is_full { OTHER } else { tool };
-        Arc::clone(of_route.entry(name.into()).or_default())
+        let added = Arc::clone(of_route.entry(name.into()).or_default());
+        known.insert(route.into(), Arc::new(of_route));
+        self.known.store(Arc::new(known));
+        added
     }
 
     pub(super) fn snapshot(&self) -> Vec<ToolSnapshot> {
-        let tools = self.0.read().unwrap_or_else(PoisonError::into_inner);
-        let each = tools.iter().flat_map(|(route, tools)| {
-            tools.iter().map(|(name, tool)| (Arc::clone(route), name.clone(), Arc::clone(tool)))
-        });
-        let each: Vec<_> = each.collect();
-        drop(tools);
-        each.into_iter().map(|(route, name, tool)| tool.snapshot(route, name)).collect()
+        let known = self.known.load();
+        let each = known.iter().flat_map(|(route, tools)| tools.iter().map(move |tool| (route, tool)));
+        each.map(|(route, (name, tool))| tool.snapshot(Arc::clone(route), name.clone())).collect()
     }
 }
 
@@ -208,13 +223,14 @@ mod tests {
     fn tools_beyond_the_places_of_a_route_are_counted_together() {
         let tools = Tools::default();
         for number in 0..TOOLS + 50 {
-            tools.get("/a", &format!("tool-{number}"), true).would_defer.fetch_add(1, Ordering::Relaxed);
+            let name = format!("tool-{number}");
+            tools.with("/a", &name, true, |tool| tool.would_defer.fetch_add(1, Ordering::Relaxed));
         }
         let counted = tools.snapshot();
         assert_eq!(counted.len(), TOOLS + 1);
         let other = counted.iter().find(|tool| &*tool.tool == OTHER).expect("the rest");
         assert_eq!(other.would_defer, 50);
-        tools.get("/b", "tool-7", true);
+        tools.with("/b", "tool-7", true, |_| ());
         assert_eq!(tools.snapshot().len(), TOOLS + 2, "another route has places of its own");
     }
 
@@ -222,11 +238,11 @@ mod tests {
     fn a_name_that_no_server_has_answered_to_takes_no_place() {
         let tools = Tools::default();
         for number in 0..1000 {
-            tools.get("/a", &format!("nonsense-{number}"), false);
+            tools.with("/a", &format!("nonsense-{number}"), false, |_| ());
         }
         assert_eq!(tools.snapshot().len(), 1);
-        tools.get("/a", "real", true).timed_out.fetch_add(1, Ordering::Relaxed);
-        let again = tools.get("/a", "real", false);
-        assert_eq!(again.timed_out.load(Ordering::Relaxed), 1, "it is known by then");
+        tools.with("/a", "real", true, |tool| tool.timed_out.fetch_add(1, Ordering::Relaxed));
+        let again = tools.with("/a", "real", false, |tool| tool.timed_out.load(Ordering::Relaxed));
+        assert_eq!(again, 1, "it is known by then");
     }
 }

@@ -88,7 +88,7 @@ struct Inner<W: Wire> {
     /// For each principal, what its sessions report.
     reports: DashMap<Principal, Reports>,
     sweeping: Once,
-    /// How often a group was asked for.
+    /// How often a group was asked for that was not the one which was asked for last.
     asked: AtomicU64,
     /// How many groups there must be before it is looked for room again: where all of them are in use,
     /// each further one would look through all of them in vain.
@@ -125,7 +125,7 @@ impl<W: Wire> Legacy<W> {
             groups: DashMap::default(),
             reports: DashMap::new(),
             sweeping: Once::new(),
-            asked: AtomicU64::new(0),
+            asked: AtomicU64::new(1),
             crowd: AtomicUsize::new(0),
             crowd_bytes: AtomicUsize::new(0),
             #[cfg(test)]
@@ -344,10 +344,9 @@ impl<W: Wire> Upstream for Legacy<W> {
 
 impl<W: Wire> Inner<W> {
     fn group(self: &Arc<Self>, caller: &Identity) -> Arc<Group<W>> {
-        let now = self.asked.fetch_add(1, Ordering::Relaxed);
         let key = Key(self.server.wire.known_as(caller));
         if let Some(group) = self.groups.get(&key) {
-            group.used.store(now, Ordering::Relaxed);
+            self.uses(&group);
             return group.clone();
         }
         let limits = self.server.config.now().limits;
@@ -376,8 +375,16 @@ impl<W: Wire> Inner<W> {
         let reports = self.reports_of(identity.principal);
         let fresh = || Arc::new(Group::new(self.server.clone(), identity, reports));
         let group = self.groups.entry(key).or_insert_with(fresh).clone();
-        group.used.store(now, Ordering::Relaxed);
+        self.uses(&group);
         group
+    }
+
+    /// It is the one that is used last. Written only where another was in between: threads whose callers are all the
+    /// same need not meet here.
+    fn uses(&self, group: &Group<W>) {
+        if group.used.load(Ordering::Relaxed) != self.asked.load(Ordering::Relaxed) {
+            group.used.store(self.asked.fetch_add(1, Ordering::Relaxed) + 1, Ordering::Relaxed);
+        }
     }
 
     /// Lets go of identities that have not called for the longest: what is too many, and an eighth of what

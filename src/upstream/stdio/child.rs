@@ -45,7 +45,7 @@ use super::{
     table::{CallInHand, Entry},
 };
 use crate::{
-    runtime::{Clock, Mutex, SystemClock},
+    runtime::{Clock, Mutex, Seldom, SystemClock},
     telemetry::{ServerEnded, ServerLinesOmitted, ServerSaid},
     upstream::{CallError, work::Work},
 };
@@ -86,6 +86,8 @@ pub struct Life {
     waiting: Waiting,
     /// It is to end.
     ends: CancellationToken,
+    /// The same where whoever has it said so, for each call to look at without a lock.
+    is_ending: AtomicBool,
     end: OnceLock<End>,
     /// It has ended, or cannot go on.
     ended: CancellationToken,
@@ -188,6 +190,7 @@ impl Child {
             entry,
             waiting: Waiting::default(),
             ends: CancellationToken::new(),
+            is_ending: AtomicBool::new(false),
             end: OnceLock::new(),
             ended: CancellationToken::new(),
             gone: CancellationToken::new(),
@@ -213,7 +216,7 @@ impl Child {
     /// # Errors
     /// [`CallError::Unread`] where too much waits; what became of the process where it has ended.
     pub fn write(&self, message: Bytes) -> Result<(), CallError> {
-        if self.life.end.get().is_some() || self.life.ends.is_cancelled() {
+        if self.life.end.get().is_some() || self.life.is_ending.load(Ordering::Relaxed) {
             return Err(CallError::Unreachable(format!("its process has ended: {}", self.life.how())));
         }
         self.life.waiting.add(message.len())?;
@@ -235,7 +238,7 @@ impl Child {
 
     /// Ends it. Resolves when nothing is left of it.
     pub async fn end(&self) {
-        self.life.ends.cancel();
+        self.life.ends();
         self.life.gone().await;
     }
 }
@@ -261,6 +264,12 @@ impl Life {
     /// It cannot go on, for this reason: it is ended.
     pub fn cannot_go_on(&self, why: &str) {
         self.has_ended(why);
+        self.ends();
+    }
+
+    /// It is to end.
+    fn ends(&self) {
+        self.is_ending.store(true, Ordering::Relaxed);
         self.ends.cancel();
     }
 
@@ -297,13 +306,15 @@ impl Life {
         let mut remarks = Remarks::default();
         {
             let mut writing = pin!(self.write(stdin, to_write).fuse());
-            let mut remarking = pin!(self.remark(stderr, &mut remarks).fuse());
-            let mut living = pin!(self.live(control));
+            // Beside the lines that are written for each call.
+            let mut remarking = pin!(Seldom::new(self.remark(stderr, &mut remarks).fuse()));
+            let mut living = pin!(Seldom::new(self.live(control)));
             loop {
                 tokio::select! {
-                    () = &mut writing => {}
-                    () = &mut remarking => {}
+                    biased;
                     () = &mut living => break,
+                    () = &mut remarking => {}
+                    () = &mut writing => {}
                 }
             }
             let _ = timeout(LAST_WORDS, remarking).await;
@@ -318,10 +329,11 @@ impl Life {
     /// Writes what is to be written, short messages together; what waits when it is to end, too. Then its input ends.
     async fn write(&self, mut stdin: impl AsyncWrite + Unpin, mut lines: UnboundedReceiver<Bytes>) {
         let mut short = Vec::new();
+        let mut ends = pin!(Seldom::new(self.ends.cancelled()));
         loop {
             let line = tokio::select! {
                 line = lines.recv() => line,
-                () = self.ends.cancelled(), if !lines.is_closed() => {
+                () = &mut ends, if !lines.is_closed() => {
                     lines.close();
                     continue;
                 }

@@ -1,0 +1,182 @@
+//! What is counted of the requests of clients.
+//!
+//! Each of them moves three counts, so it moves those of its thread's stripe: what is shown is the sum.
+
+use super::expose;
+use crate::{runtime::Striped, telemetry::events::Outcome};
+use prometheus::proto::MetricFamily;
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+/// The requests on all routes.
+#[derive(Debug, Default)]
+pub(super) struct Requests(Striped<Mutex<Counts>>);
+
+/// What was counted on one stripe, or in all, by route.
+type Counts = BTreeMap<Box<str>, OfRoute>;
+
+#[derive(Debug, Default)]
+pub(super) struct OfRoute {
+    /// That have begun here, less those that have ended here: on another stripe than they began, mostly. None where
+    /// none began: of what is on no route, nothing is in flight there.
+    pub(super) in_flight: Option<i64>,
+    /// Few, so they are looked through.
+    pub(super) ended: Vec<Ended>,
+}
+
+/// Requests of one method that ended in the same way.
+#[derive(Clone, Debug)]
+pub(super) struct Ended {
+    pub(super) method: Box<str>,
+    pub(super) outcome: Outcome,
+    pub(super) count: u64,
+}
+
+// === impl Requests ===
+
+impl Requests {
+    /// One more is being answered on a route, or one less.
+    pub(super) fn in_flight(&self, route: &str, more: i64) {
+        self.at(route, |of_route| *of_route.in_flight.get_or_insert(0) += more);
+    }
+
+    /// One has ended so.
+    pub(super) fn ended(&self, route: &str, method: &str, outcome: Outcome) {
+        self.at(route, |of_route| of_route.add(method, outcome, 1));
+    }
+
+    fn at(&self, route: &str, change: impl FnOnce(&mut OfRoute)) {
+        let mut counts = lock(self.0.mine());
+        match counts.get_mut(route) {
+            Some(of_route) => change(of_route),
+            None => change(counts.entry(route.into()).or_default()),
+        }
+    }
+
+    /// What was counted so far.
+    pub(super) fn snapshot(&self) -> Counts {
+        let mut sum = Counts::new();
+        for stripe in self.0.iter() {
+            for (route, counted) in &*lock(stripe) {
+                let of_route = sum.entry(route.clone()).or_default();
+                if let Some(in_flight) = counted.in_flight {
+                    *of_route.in_flight.get_or_insert(0) += in_flight;
+                }
+                for Ended { method, outcome, count } in &counted.ended {
+                    of_route.add(method, *outcome, *count);
+                }
+            }
+        }
+        sum
+    }
+
+    /// As Prometheus is shown them.
+    pub(super) fn families(&self) -> [MetricFamily; 2] {
+        let counts = self.snapshot();
+        let ended = counts.iter().flat_map(|(route, of_route)| {
+            of_route.ended.iter().map(move |ended| {
+                let labels =
+                    [("route", &**route), ("method", &*ended.method), ("outcome", ended.outcome.as_str())];
+                expose::counter(&labels, ended.count as f64)
+            })
+        });
+        let in_flight = counts.iter().filter_map(|(route, of_route)| {
+            Some(expose::gauge(&[("route", &**route)], of_route.in_flight? as f64))
+        });
+        [
+            expose::family(
+                "deferral_calls_total",
+                "Requests of clients, by how they ended.",
+                expose::COUNTER,
+                ended,
+            ),
+            expose::family(
+                "deferral_calls_in_flight",
+                "Requests of clients that are being answered.",
+                expose::GAUGE,
+                in_flight,
+            ),
+        ]
+    }
+}
+
+fn lock(counts: &Mutex<Counts>) -> MutexGuard<'_, Counts> {
+    counts.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+// === impl OfRoute ===
+
+impl OfRoute {
+    fn add(&mut self, method: &str, outcome: Outcome, more: u64) {
+        let known = self.ended.iter_mut().find(|ended| ended.outcome == outcome && *ended.method == *method);
+        match known {
+            Some(ended) => ended.count += more,
+            None => self.ended.push(Ended { method: method.into(), outcome, count: more }),
+        }
+    }
+}
+
+/// A request is being answered on a route, until this is dropped.
+#[derive(Debug)]
+pub struct InFlight {
+    route: Arc<str>,
+}
+
+// === impl InFlight ===
+
+impl InFlight {
+    pub fn on(route: &Arc<str>) -> Self {
+        super::METRICS.requests.in_flight(route, 1);
+        Self { route: Arc::clone(route) }
+    }
+
+    pub fn route(&self) -> &str {
+        &self.route
+    }
+}
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        super::METRICS.requests.in_flight(&self.route, -1);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::thread;
+
+    #[test]
+    fn what_is_shown_is_the_sum_of_what_all_threads_have_counted() {
+        let requests = Requests::default();
+        thread::scope(|threads| {
+            for number in 0..20_i64 {
+                let requests = &requests;
+                // It begins on one thread, and ends on another.
+                threads.spawn(move || requests.in_flight("/a", 1));
+                threads.spawn(move || {
+                    requests.ended(
+                        "/a",
+                        "tools/call",
+                        if number < 5 { Outcome::Task } else { Outcome::Result },
+                    );
+                    if number < 17 {
+                        requests.in_flight("/a", -1);
+                    }
+                });
+            }
+        });
+        requests.ended("none", "GET", Outcome::Refused);
+        let counted = requests.snapshot();
+        let of_route = &counted["/a"];
+        assert_eq!(of_route.in_flight, Some(3));
+        let count =
+            |outcome| of_route.ended.iter().find(|ended| ended.outcome == outcome).map(|ended| ended.count);
+        assert_eq!((count(Outcome::Task), count(Outcome::Result)), (Some(5), Some(15)));
+        assert_eq!(counted["none"].in_flight, None);
+        let shown = requests.families().map(|family| family.get_metric().len());
+        assert_eq!(shown, [3, 1]);
+    }
+}
