@@ -36,6 +36,10 @@ pub enum Next {
     Over,
 }
 
+/// The longest body, in bytes, that may be announced. The two numbers above it mean something else to hyper, which
+/// refuses them for a length.
+const LONGEST: u64 = u64::MAX - 2;
+
 /// What follows the last chunk, mostly.
 const END: &[u8] = b"\r\n0\r\n\r\n";
 
@@ -77,8 +81,8 @@ impl Framing {
         let digits = length.to_str().ok().filter(|text| text.bytes().all(|byte| byte.is_ascii_digit()));
         match digits.and_then(|text| text.parse().ok()) {
             Some(0) => Ok(Self::Over),
-            Some(length) => Ok(Self::Length(length)),
-            None => Err(invalid("its length is no number")),
+            Some(length) if length <= LONGEST => Ok(Self::Length(length)),
+            Some(_) | None => Err(invalid("its length is no number, or no body's")),
         }
     }
 
@@ -188,6 +192,18 @@ fn chunk_size(line: &[u8]) -> io::Result<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_length_that_nobody_could_send_is_refused() {
+        let framing = |length: &str| {
+            let head = http::Response::builder().header(header::CONTENT_LENGTH, length).body(());
+            Framing::of(&head.expect("a head"))
+        };
+        assert_eq!(framing("00018446744073709551613").expect("the longest"), Framing::Length(u64::MAX - 2));
+        for length in ["18446744073709551614", "0018446744073709551615", "18446744073709551616"] {
+            assert_eq!(framing(length).expect_err(length).kind(), io::ErrorKind::InvalidData, "{length}");
+        }
+    }
 
     #[test]
     fn a_size_may_have_any_number_of_zeros_in_front() {
