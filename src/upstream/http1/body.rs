@@ -36,10 +36,6 @@ pub enum Next {
     Over,
 }
 
-/// The longest body, in bytes, that may be announced. The two numbers above it mean something else to hyper, which
-/// refuses them for a length.
-const LONGEST: u64 = u64::MAX - 2;
-
 /// What follows the last chunk, mostly.
 const END: &[u8] = b"\r\n0\r\n\r\n";
 
@@ -81,7 +77,8 @@ impl Framing {
         let digits = length.to_str().ok().filter(|text| text.bytes().all(|byte| byte.is_ascii_digit()));
         match digits.and_then(|text| text.parse().ok()) {
             Some(0) => Ok(Self::Over),
-            Some(length) if length <= LONGEST => Ok(Self::Length(length)),
+            // The two greatest numbers mean something else to hyper, which refuses them for a length.
+            Some(length) if length < u64::MAX - 1 => Ok(Self::Length(length)),
             Some(_) | None => Err(invalid("its length is no number, or no body's")),
         }
     }
