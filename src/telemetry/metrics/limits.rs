@@ -189,7 +189,11 @@ impl Limit {
 
     pub(super) fn snapshot(self) -> LimitSnapshot {
         let Known { value, is_taken, hits } = self.known();
-        let used = || USED.iter().map(|used| used[self as usize].load(Ordering::Relaxed)).sum();
+        // What began on a stripe that was looked at and ended on one that was not is missing for a moment.
+        let used = || {
+            let sum: i64 = USED.iter().map(|used| used[self as usize].load(Ordering::Relaxed)).sum();
+            sum.max(0)
+        };
         let value = f64::from_bits(value.load(Ordering::Relaxed));
         LimitSnapshot {
             limit: self.key(),

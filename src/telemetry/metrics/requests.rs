@@ -83,7 +83,7 @@ impl Requests {
             })
         });
         let in_flight = counts.iter().filter_map(|(route, of_route)| {
-            Some(expose::gauge(&[("route", &**route)], of_route.in_flight? as f64))
+            Some(expose::gauge(&[("route", &**route)], of_route.in_flight?.max(0) as f64))
         });
         [
             expose::family(

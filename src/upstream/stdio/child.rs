@@ -136,7 +136,7 @@ const LAST_WORDS: Duration = Duration::from_millis(100);
 /// Messages that wait are written together up to this many bytes; a longer one is written by itself.
 const TOGETHER: usize = 16 << 10;
 /// What is read of remarks at a time.
-const REMARKS: usize = 8 << 10;
+pub const REMARKS: usize = 8 << 10;
 
 /// Starts a real process under its supervisor.
 ///
@@ -313,8 +313,9 @@ impl Life {
                 tokio::select! {
                     biased;
                     () = &mut living => break,
-                    () = &mut remarking => {}
+                    // Before what it remarks: who never stops to takes all that a turn of a runtime's task may do.
                     () = &mut writing => {}
+                    () = &mut remarking => {}
                 }
             }
             let _ = timeout(LAST_WORDS, remarking).await;
@@ -393,6 +394,8 @@ impl Life {
             if count == 0 {
                 return self.omitted(portion.omitted());
             }
+            // There may always be more, and others of this thread have calls.
+            yield_now().await;
         }
     }
 

@@ -1,17 +1,22 @@
 //! What a process says, what it does not read, and how it ends.
 
-use std::time::Duration;
+use std::{sync::atomic::Ordering, time::Duration};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
+    task::yield_now,
     time::sleep,
 };
 
-use super::{Call, MUTE, PIPE, World};
+use super::{Call, MUTE, PIPE, World, soon};
 use crate::{
     runtime::Clock,
     upstream::{
         CallError, Event, Upstream,
-        stdio::{Instances, child::WAITING_BYTES, supervisor::Report},
+        stdio::{
+            Instances,
+            child::{REMARKS, WAITING_BYTES},
+            supervisor::Report,
+        },
     },
 };
 
@@ -177,6 +182,25 @@ async fn what_a_process_remarks_takes_bounded_memory_and_holds_it_up_never() {
     }
     process.answers(1).await;
     call.is_answered().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_process_that_never_stops_remarking_is_written_to_and_leaves_turns_to_others() {
+    let (mut world, taken) = World::remarking();
+    let calls = [1, 2, 3].map(|id| world.call(id, MUTE));
+    let mut process = soon(world.up()).await;
+    let mut ids = Vec::new();
+    for _ in &calls {
+        ids.push(soon(process.called()).await);
+    }
+    for (id, mut call) in ids.into_iter().zip(calls) {
+        soon(process.answers(id)).await;
+        soon(call.is_answered()).await;
+    }
+    let before = taken.load(Ordering::Relaxed);
+    yield_now().await;
+    let meanwhile = taken.load(Ordering::Relaxed) - before;
+    assert!((1..=4 * REMARKS).contains(&meanwhile), "{meanwhile} bytes in one turn");
 }
 
 #[tokio::test(start_paused = true)]

@@ -8,11 +8,22 @@ mod turns;
 use bytes::Bytes;
 use futures_util::{FutureExt, StreamExt};
 use serde_json::{Value, json};
-use std::sync::Arc;
+use std::{
+    io,
+    pin::{Pin, pin},
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    task::{Context, Poll, ready},
+};
 use tokio::{
-    io::{AsyncBufReadExt, AsyncWriteExt, BufReader, DuplexStream, Lines, duplex},
+    io::{
+        AsyncBufReadExt, AsyncRead, AsyncWriteExt, BufReader, DuplexStream, Lines, ReadBuf, Repeat, duplex,
+        repeat,
+    },
     sync::mpsc,
-    task::JoinHandle,
+    task::{JoinHandle, yield_now},
 };
 
 use super::{Command, Ends, Stdio, supervisor::Report};
@@ -28,6 +39,15 @@ struct World {
     server: Stdio,
     started: mpsc::UnboundedReceiver<Process>,
     clock: SystemClock,
+}
+
+/// What is read of what a process remarks.
+type Stderr = Box<dyn AsyncRead + Send + Unpin>;
+
+/// There is always more of it.
+struct Endless {
+    bytes: Repeat,
+    taken: Arc<AtomicUsize>,
 }
 
 /// The other side of everything.
@@ -50,6 +70,21 @@ impl World {
     }
 
     fn with(change: impl FnOnce(&mut Command, &mut Config)) -> Self {
+        Self::of(change, |stderr| Box::new(stderr))
+    }
+
+    /// Whose processes never come to the end of a remark, and how many bytes of it were taken.
+    fn remarking() -> (Self, Arc<AtomicUsize>) {
+        let taken = Arc::<AtomicUsize>::default();
+        let count = Arc::clone(&taken);
+        let endless = move |_| -> Stderr { Box::new(Endless { bytes: repeat(b'x'), taken: count.clone() }) };
+        (Self::of(|_, _| {}, endless), taken)
+    }
+
+    fn of(
+        change: impl FnOnce(&mut Command, &mut Config),
+        stderr: impl Fn(DuplexStream) -> Stderr + Send + Sync + 'static,
+    ) -> Self {
         let (sender, started) = mpsc::unbounded_channel();
         let spawn = move |_: &Command| {
             let [input, output, remarks, control] = [(); 4].map(|()| duplex(PIPE));
@@ -59,7 +94,7 @@ impl World {
             Ok(Ends {
                 stdin: Box::new(input.0),
                 stdout: Box::new(output.0),
-                stderr: Box::new(remarks.0),
+                stderr: stderr(remarks.0),
                 control: Box::new(control.0),
                 reaped: std::future::ready(()).boxed(),
             })
@@ -129,6 +164,31 @@ fn outgoing(principal: Principal, id: u64, capabilities: &'static str, params: &
         Identity { principal, credentials: Credentials::default(), capabilities: Arc::new(capabilities) };
     let call = Arc::new(modern::request(&Method::ToolsCall, params));
     Outgoing { id, call, caller, deferral: None }
+}
+
+/// What comes while all others have so many turns: where there is always something to do, no time passes.
+async fn soon<T>(what: impl Future<Output = T>) -> T {
+    let turns = pin!(async {
+        for _ in 0..1_000 {
+            yield_now().await;
+        }
+    });
+    tokio::select! {
+        it = what => it,
+        () = turns => panic!("the others had their turns, and it did not come"),
+    }
+}
+
+impl AsyncRead for Endless {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        ready!(Pin::new(&mut self.bytes).poll_read(cx, buf))?;
+        self.taken.fetch_add(buf.filled().len(), Ordering::Relaxed);
+        Poll::Ready(Ok(()))
+    }
 }
 
 struct Call {
