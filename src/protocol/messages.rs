@@ -38,6 +38,15 @@ impl Messages {
         self.is_batch
     }
 
+    /// One of these by itself: a part of a batch would keep the bytes of all.
+    pub fn apart(&self, frame: Frame) -> Frame {
+        if !self.is_batch {
+            return frame;
+        }
+        // It has been read before.
+        Frame::parse(Bytes::copy_from_slice(frame.as_bytes())).unwrap_or(frame)
+    }
+
     /// What it reads.
     pub fn bytes(&self) -> &Bytes {
         &self.bytes

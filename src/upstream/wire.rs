@@ -252,6 +252,8 @@ pub enum Beside {
     Message(Frame),
     /// The answer to this call, which is too large to be kept.
     TooLarge(u64),
+    /// The answer to this call, which is no message, and why.
+    Invalid(u64, String),
     /// It is known by now whether there is anything to hear.
     Settled,
     /// What was said for a while was not heard.

@@ -13,7 +13,7 @@ use super::{
     answer::Reply,
     mailbox::Said,
     message,
-    session::{InFlight, Session},
+    session::{InFlight, Inside, Session},
 };
 use crate::{
     protocol::{
@@ -59,7 +59,7 @@ impl<W: Wire> Session<W> {
                 let call = id.came_back().and_then(|id| {
                     let mut inside = self.inside.lock();
                     // Some servers answer what was cancelled: it is over then, and asks nothing more.
-                    inside.abandoned.remove(&id);
+                    inside.is_answered(id);
                     Some(inside.calls.get(&id)?.mailbox.clone())
                 });
                 match call {
@@ -73,11 +73,26 @@ impl<W: Wire> Session<W> {
 
     /// The answer to this call is not kept.
     pub(super) fn hear_too_large(&self, call: u64) {
-        let mailbox = self.inside.lock().calls.get(&call).map(|call| call.mailbox.clone());
-        if let Some(mailbox) = mailbox {
-            mailbox.push(Said::Lost(CallError::TooLarge {
-                limit: self.server.config.now().limits.result_bytes,
-            }));
+        self.is_answered_in_vain(
+            call,
+            CallError::TooLarge { limit: self.server.config.now().limits.result_bytes },
+        );
+    }
+
+    /// The answer to this call is none that could be given to anybody.
+    pub(super) fn hear_invalid(&self, call: u64, why: String) {
+        self.is_answered_in_vain(call, CallError::Invalid(why));
+    }
+
+    /// The server is done with this call: there is nothing to cancel, and it asks nothing more.
+    fn is_answered_in_vain(&self, call: u64, lost: CallError) {
+        let in_flight = {
+            let mut inside = self.inside.lock();
+            inside.is_answered(call);
+            inside.calls.remove(&call)
+        };
+        if let Some(in_flight) = in_flight {
+            in_flight.mailbox.push(Said::Lost(lost));
         }
     }
 
@@ -233,6 +248,15 @@ impl<W: Wire> Session<W> {
             keeper.lists_from(self);
         }
         self.reports.send(report);
+    }
+}
+
+// === impl Inside ===
+
+impl Inside {
+    /// This call is over at the server, if it had left without its end.
+    fn is_answered(&mut self, call: u64) {
+        let _ = self.abandoned.remove(&call) || self.unanswered.remove(&call);
     }
 }
 

@@ -73,6 +73,7 @@ pub(super) async fn listen<W: Wire>(session: &Arc<Session<W>>) {
         let tell = |beside| match beside {
             Beside::Message(frame) => listener.hear(frame),
             Beside::TooLarge(call) => listener.hear_too_large(call),
+            Beside::Invalid(call, why) => listener.hear_invalid(call, why),
             Beside::Settled => drop(settled.take()),
             Beside::Missed => listener.has_missed(),
             Beside::Deaf => listener.set_deaf(),

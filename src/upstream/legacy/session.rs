@@ -73,6 +73,8 @@ pub(super) struct Inside {
     /// Calls that may be asked and have left without their ends. The server may still be at them, so what it
     /// asks or says without naming a call may be meant for one of those, whoever else is in flight.
     pub(super) abandoned: HashSet<u64, RandomState>,
+    /// Others that have left so. Nothing that names no call is for those; a server that answers none of many is given up.
+    pub(super) unanswered: HashSet<u64, RandomState>,
     /// Everybody who still needs the session: calls, and farewells under way.
     stays: usize,
     /// No new calls; closed when the last stay ends.
@@ -308,6 +310,12 @@ impl<W: Wire> Session<W> {
         }
     }
 
+    /// Whether somebody still needs it, who has to be told when it is closed.
+    pub(super) fn is_needed(&self) -> bool {
+        let inside = self.inside.lock();
+        inside.stays > 0 && !inside.ended
+    }
+
     /// Whether a call is in flight on it that the server may ask something.
     pub(super) fn may_be_asked(&self) -> bool {
         self.inside.lock().calls.values().any(|call| call.may_be_asked)
@@ -474,20 +482,23 @@ impl<W: Wire> Stay<W> {
         let Some(call) = self.call.take() else { return false };
         let was_in_flight = {
             let mut inside = self.session.inside.lock();
-            let left = inside.calls.remove(&call).map(|call| call.may_be_asked);
-            if left == Some(true) {
-                inside.abandoned.insert(call);
-            }
-            left.map(|may_be_asked| may_be_asked && inside.abandoned.len() < ABANDONED)
+            inside.calls.remove(&call).map(|in_flight| {
+                let left = match in_flight.may_be_asked {
+                    true => &mut inside.abandoned,
+                    false => &mut inside.unanswered,
+                };
+                left.insert(call);
+                (in_flight.may_be_asked, left.len())
+            })
         };
+        let Some((may_be_asked, left)) = was_in_flight else { return false };
         // Where nobody can be asked, what is left of a call can be put to nobody else. Nor is it where the server
         // asks for the first time: the session is given up then.
-        let is_trusted = !self.session.is_askable || self.session.server.asks.tells_apart();
-        let is_kept = W::IS_COSTLY && is_trusted;
-        if was_in_flight.is_some_and(|may_stay| !(is_kept && may_stay)) {
+        let is_trusted = !may_be_asked || !self.session.is_askable || self.session.server.asks.tells_apart();
+        if !(W::IS_COSTLY && is_trusted && left < ABANDONED) {
             self.session.retire();
         }
-        was_in_flight.is_some()
+        true
     }
 
     /// Another process goes on with the call: its server hears nothing, and the session stays.

@@ -41,6 +41,8 @@ struct Outline {
     in_id: bool,
     /// It has a `method`: its id is its sender's.
     is_request: bool,
+    /// It has a `result` or an `error`.
+    has_outcome: bool,
 }
 
 /// Whether one is in a string.
@@ -121,10 +123,23 @@ impl Lines {
         let mut line = std::mem::take(&mut self.begun);
         line.extend_from_slice(piece);
         line.truncate(line.trim_ascii_end().len());
-        let blank = line.len() - line.trim_ascii_start().len();
-        let line = Bytes::from(line.into_boxed_slice()).slice(blank..);
+        // What stands before it would be kept as long as any part of it.
+        let line = match line.trim_ascii_start() {
+            text if text.len() < line.len() => Bytes::copy_from_slice(text),
+            _ => Bytes::from(line.into_boxed_slice()),
+        };
         (!line.is_empty()).then_some(Line::Whole(line))
     }
+}
+
+/// The call that a line answers which is no message, where that can be told. What a program prints beside its messages
+/// may have an `id` too: an answer has an outcome.
+pub fn answered_by(line: &[u8]) -> Option<u64> {
+    let mut outline = Outline::default();
+    if line.first() == Some(&b'{') {
+        outline.see(line);
+    }
+    outline.answers().filter(|_| outline.has_outcome)
 }
 
 // === impl Outline ===
@@ -159,6 +174,7 @@ impl Outline {
                 self.text = Text::Outside;
                 self.in_id = self.key.is(b"id");
                 self.is_request |= self.key.is(b"method");
+                self.has_outcome |= self.key.is(b"result") || self.key.is(b"error");
                 if self.in_id {
                     self.id = Token::default();
                 }

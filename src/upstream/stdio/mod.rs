@@ -27,6 +27,7 @@ pub use table::Processes as ProcessTable;
 use bytes::Bytes;
 use http::HeaderMap;
 use std::{
+    fmt::Display,
     future::Future,
     io, mem,
     pin::pin,
@@ -37,6 +38,7 @@ use std::{
 use tokio::{
     io::{AsyncRead, AsyncReadExt},
     sync::{Notify, OwnedSemaphorePermit, Semaphore},
+    task::coop::consume_budget,
     time::{sleep_until, timeout},
 };
 
@@ -56,7 +58,7 @@ use crate::{
 use child::Ends;
 use child::{Child, Life, Spawn};
 use hello::{Verdict, welcome};
-use lines::{Line, Lines};
+use lines::{Line, Lines, answered_by};
 use portion::Portion;
 use starts::{Start, Starts};
 use table::{CallInHand, Table};
@@ -415,11 +417,17 @@ impl Said {
     /// What it says next; `None` where it says nothing more. Nothing is lost where this is dropped.
     async fn next(&mut self) -> Option<Beside> {
         loop {
+            // There may be millions in what has been read, and others of this thread have calls.
+            consume_budget().await;
             match self.messages.next() {
-                Some(Ok(frame)) => return Some(Beside::Message(frame)),
+                Some(Ok(frame)) => return Some(Beside::Message(self.messages.apart(frame))),
                 Some(Err(error)) => {
-                    self.skip(&error.to_string(), &self.messages.bytes().clone());
-                    continue;
+                    let line = self.messages.bytes().clone();
+                    self.skip(&error, &line);
+                    match answered_by(&line) {
+                        Some(call) => return Some(Beside::Invalid(call, error.to_string())),
+                        None => continue,
+                    }
                 }
                 None => {}
             }
@@ -429,7 +437,7 @@ impl Said {
             match line {
                 Some(Line::Whole(line)) => self.messages = Messages::of(line),
                 Some(Line::TooLong { answers: Some(call) }) => return Some(Beside::TooLarge(call)),
-                Some(Line::TooLong { answers: None }) => self.skip("a line that is too long", b""),
+                Some(Line::TooLong { answers: None }) => self.skip(&"a line that is too long", b""),
                 None => match self.stdout.read(&mut self.read).await {
                     Ok(count @ 1..) => self.left = 0..count,
                     Ok(0) | Err(_) => return None,
@@ -439,10 +447,10 @@ impl Said {
     }
 
     /// Tells the operator of what is no message: what a program prints on standard output beside them, mostly.
-    fn skip(&mut self, why: &str, line: &[u8]) {
+    fn skip(&mut self, why: &dyn Display, line: &[u8]) {
         let Some(omitted) = self.garbage.take(self.clock.now()) else { return };
         let line = String::from_utf8_lossy(&line[..line.len().min(SHOWN)]);
-        ServerGarbage { route: &self.route, why, line: &line, omitted }.emit();
+        ServerGarbage { route: &self.route, why: &why.to_string(), line: &line, omitted }.emit();
     }
 }
 

@@ -201,7 +201,7 @@ impl<W: Wire> Group<W> {
     pub(super) fn remove(self: &Arc<Self>, session: &Arc<Session<W>>) {
         let nobody_hears = {
             let mut seats = self.seats.lock();
-            seats.all.retain(|seat| !Arc::ptr_eq(&seat.session, session));
+            seats.leaves(session);
             if seats.lists.as_ref().is_some_and(|lists| Arc::ptr_eq(lists, session)) {
                 // The oldest of the others; what is left of none opens one when it is needed.
                 seats.lists = seats.all.first().map(|seat| seat.session.clone());
@@ -268,7 +268,8 @@ impl<W: Wire> Group<W> {
     /// Whether nothing is left that anybody could miss.
     pub(super) fn is_empty(&self) -> bool {
         let seats = self.seats.lock();
-        seats.all.is_empty() && seats.opening.is_none() && seats.promised.is_empty() && seats.queue.is_empty()
+        let is_vacant = seats.all.is_empty() && !seats.some_leave();
+        is_vacant && seats.opening.is_none() && seats.promised.is_empty() && seats.queue.is_empty()
     }
 
     /// Whether its sessions can be closed without anybody's call or subscription being lost. Only
@@ -276,18 +277,20 @@ impl<W: Wire> Group<W> {
     pub(super) fn is_idle(&self) -> bool {
         let seats = self.seats.lock();
         let at_rest = seats.opening.is_none() && seats.promised.is_empty() && seats.queue.is_empty();
-        at_rest && self.subscribed.is_empty() && seats.all.iter().all(|seat| seat.holder.is_none())
+        at_rest
+            && !seats.some_leave()
+            && self.subscribed.is_empty()
+            && seats.all.iter().all(|seat| seat.holder.is_none())
     }
 
     /// Takes all sessions out, for good; who waits is told.
     pub(super) fn close(&self) -> Vec<Arc<Session<W>>> {
         let mut seats = self.seats.lock();
-        seats.lists = None;
         let queue = std::mem::take(&mut seats.queue);
-        let all = std::mem::take(&mut seats.all);
+        let all = seats.take_all();
         drop(seats);
         drop(queue);
-        all.into_iter().map(|seat| seat.session).collect()
+        all
     }
 }
 

@@ -1,7 +1,10 @@
 //! Who has which session, and who waits for one.
 
 use futures_util::future::{BoxFuture, Shared};
-use std::{collections::VecDeque, sync::Arc};
+use std::{
+    collections::VecDeque,
+    sync::{Arc, Weak},
+};
 use tokio::sync::oneshot;
 
 use super::super::{request::Request, session::Session};
@@ -11,6 +14,8 @@ use crate::upstream::{CallError, Deferral, Limits, wire::Wire};
 pub(super) struct Seats<W: Wire, T> {
     /// Every session that takes calls, the last used last.
     pub(super) all: Vec<Seat<W>>,
+    /// Those that take none any more, and have some in flight.
+    leaving: Vec<Weak<Session<W>>>,
     /// Where lists, and all calls that need no session for themselves, go.
     pub(super) lists: Option<Arc<Session<W>>>,
     /// The list session on its way.
@@ -48,13 +53,44 @@ pub(super) type Opening<W> = Shared<BoxFuture<'static, Result<Arc<Session<W>>, C
 
 impl<W: Wire, T> Default for Seats<W, T> {
     fn default() -> Self {
-        Self { all: Vec::new(), lists: None, opening: None, promised: Vec::new(), queue: VecDeque::new() }
+        Self {
+            all: Vec::new(),
+            leaving: Vec::new(),
+            lists: None,
+            opening: None,
+            promised: Vec::new(),
+            queue: VecDeque::new(),
+        }
     }
 }
 
 impl<W: Wire, T> Seats<W, T> {
     pub(super) fn seat(&mut self, session: &Arc<Session<W>>, holder: Option<Holder>) {
         self.all.push(Seat { session: session.clone(), holder, quiet: 0 });
+    }
+
+    /// It takes no more calls: it is gone once those in flight are, and until then whoever closes all closes it, too.
+    pub(super) fn leaves(&mut self, session: &Arc<Session<W>>) {
+        self.all.retain(|seat| !Arc::ptr_eq(&seat.session, session));
+        self.leaving.retain(|leaving| leaving.strong_count() > 0);
+        let is_known =
+            self.leaving.iter().any(|leaving| std::ptr::eq(leaving.as_ptr(), Arc::as_ptr(session)));
+        if !is_known && session.is_needed() {
+            self.leaving.push(Arc::downgrade(session));
+        }
+    }
+
+    /// Whether a call may be in flight in one that takes no more.
+    pub(super) fn some_leave(&self) -> bool {
+        self.leaving.iter().any(|leaving| leaving.strong_count() > 0)
+    }
+
+    /// Takes out all there are.
+    pub(super) fn take_all(&mut self) -> Vec<Arc<Session<W>>> {
+        self.lists = None;
+        let leaving = std::mem::take(&mut self.leaving);
+        let all = std::mem::take(&mut self.all).into_iter().map(|seat| seat.session);
+        all.chain(leaving.iter().filter_map(Weak::upgrade)).collect()
     }
 
     /// Makes a session idle again, and the first to be used next.

@@ -1,13 +1,19 @@
 //! What a process says, what it does not read, and how it ends.
 
-use std::{sync::atomic::Ordering, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     task::yield_now,
     time::sleep,
 };
 
-use super::{Call, MUTE, PIPE, World, soon};
+use super::{ASKABLE, Call, MUTE, PIPE, World, soon};
 use crate::{
     runtime::Clock,
     upstream::{
@@ -111,6 +117,77 @@ async fn what_is_no_message_is_skipped_and_one_that_is_too_large_fails_its_call_
     assert!(matches!(lost, CallError::TooLarge { limit: 200 }), "{lost:?}");
     calls[0].is_answered().await;
     calls[2].is_answered().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_whose_answer_is_too_large_is_over_and_leaves_nothing_behind() {
+    let mut world = World::with(|_, config| config.limits.result_bytes = 200);
+    let mut large = world.call(1, ASKABLE);
+    let mut process = world.up().await;
+    process.called().await;
+    process.says(&format!("{{\"result\":\"{}\",\"id\":1}}\n", "x".repeat(300))).await;
+    let lost = large.lost().await;
+    assert!(matches!(lost, CallError::TooLarge { limit: 200 }), "{lost:?}");
+    let mut next = world.call(2, ASKABLE);
+    assert_eq!(process.called().await, 2, "what has been answered is not cancelled");
+    // Both can be meant for the one call that there is.
+    process.says("{\"jsonrpc\":\"2.0\",\"method\":\"notifications/message\",\"params\":{}}\n").await;
+    assert!(matches!(next.next().await, Event::Notification(_)));
+    process.asks("q").await;
+    assert!(matches!(next.next().await, Event::Asked(_)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_answer_that_is_no_message_fails_its_call_and_what_only_has_an_id_does_not() {
+    let mut world = World::new();
+    let broken: [&[u8]; 3] = [
+        br#"{"jsonrpc":"2.0","id":1,"result":{},"error":{"code":1,"message":"both"}}"#,
+        br#"{"jsonrpc":"2.0","id":1,"error":null}"#,
+        b"{\"jsonrpc\":\"2.0\",\"id\":1,\"result\":{\"name\":\"\xe9\"}}",
+    ];
+    let mut other = world.call(0, MUTE);
+    let mut process = world.up().await;
+    process.called().await;
+    for line in [
+        &br#"{"id":0,"level":"info"}"#[..],
+        br#"{"id":0,"method":5,"result":{}}"#,
+        br#"[{"id":0,"error":null}]"#,
+    ] {
+        process.stdout.write_all(&[line, b"\n"].concat()).await.expect("it is read");
+    }
+    for (id, line) in (1..).zip(broken) {
+        let mut call = world.call(id, MUTE);
+        assert_eq!(process.called().await, id);
+        let at = line.windows(6).position(|part| part == br#""id":1"#).expect("an id");
+        let line = [&line[..at], format!("\"id\":{id}").as_bytes(), &line[at + 6..], b"\n"].concat();
+        process.stdout.write_all(&line).await.expect("it is read");
+        let lost = call.lost().await;
+        assert!(matches!(lost, CallError::Invalid(_)), "{lost:?}");
+    }
+    process.answers(0).await;
+    other.is_answered().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_process_that_says_much_at_a_time_leaves_turns_to_others() {
+    let mut world = World::new();
+    let mut call = world.call(1, MUTE);
+    let mut process = world.up().await;
+    process.called().await;
+    process.says(&format!("[1{}]", ",1".repeat(50_000))).await;
+    let turns = Arc::<AtomicUsize>::default();
+    let count = Arc::clone(&turns);
+    let others = tokio::spawn(async move {
+        loop {
+            count.fetch_add(1, Ordering::Relaxed);
+            yield_now().await;
+        }
+    });
+    process.says("\n").await;
+    process.answers(1).await;
+    call.is_answered().await;
+    others.abort();
+    assert!(turns.load(Ordering::Relaxed) > 100, "{turns:?}");
 }
 
 #[tokio::test(start_paused = true)]

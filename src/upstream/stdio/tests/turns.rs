@@ -2,9 +2,14 @@
 
 use bytes::Bytes;
 use serde_json::json;
+use std::sync::Arc;
 
-use super::{ASKABLE, MUTE, World};
-use crate::upstream::{CallError, Event};
+use super::{ASKABLE, MUTE, World, outgoing};
+use crate::{
+    dialect::{Principal, modern},
+    protocol::Method,
+    upstream::{CallError, Event, Outgoing, Upstream},
+};
 
 #[tokio::test(start_paused = true)]
 async fn a_process_is_shared_until_it_asks_and_those_who_can_be_asked_take_turns_then() {
@@ -88,6 +93,62 @@ async fn a_cancelled_call_costs_a_process_only_where_what_it_asks_could_be_put_t
         }
         let _ = &mut third;
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_process_that_is_given_up_with_a_call_in_flight_ends_with_its_server() {
+    let mut world = World::new();
+    let (first, mut second) = (world.call(1, ASKABLE), world.call(2, ASKABLE));
+    let mut process = world.up().await;
+    process.called().await;
+    process.called().await;
+    first.work.abort();
+    assert_eq!(process.reads().await["method"], "notifications/cancelled");
+    process.asks("q").await;
+    assert_eq!(process.reads().await["error"]["code"], -32603);
+    let server = world.server.clone();
+    let closing = tokio::spawn(async move { server.close().await });
+    let lost = second.lost().await;
+    assert!(matches!(lost, CallError::Closing), "{lost:?}");
+    assert_eq!(process.reads().await["method"], "notifications/cancelled");
+    process.has_no_more_to_read().await;
+    process.ends("exit status: 0").await;
+    closing.await.expect("it ends");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_cancelled_list_costs_no_process_until_there_are_many() {
+    let mut world = World::new();
+    let list = |id| Outgoing {
+        call: Arc::new(modern::request(&Method::ToolsList, "{}")),
+        ..outgoing(Principal::of(&[b"lists"]), id, ASKABLE, "{}")
+    };
+    let _other = world.call(0, ASKABLE);
+    let mut process = world.up().await;
+    process.called().await;
+    for id in 1..=256 {
+        let call = world.sent(list(id));
+        assert_eq!(process.reads().await["method"], "tools/list");
+        call.work.abort();
+        assert_eq!(process.reads().await["method"], "notifications/cancelled");
+        if id == 1 {
+            // What is left of it asks nobody.
+            let _next = world.call(1000, ASKABLE);
+            assert_eq!(process.called().await, 1000);
+            process.answers(1000).await;
+            process.answers(1).await;
+        }
+    }
+    assert!(world.is_quiet());
+    let _last = [257, 258].map(|id| world.call(id, ASKABLE));
+    assert_eq!([process.called().await, process.called().await], [257, 258]);
+    // The first was answered after all, so this is the 256th that was not.
+    let call = world.sent(list(259));
+    assert_eq!(process.reads().await["method"], "tools/list");
+    call.work.abort();
+    assert_eq!(process.reads().await["method"], "notifications/cancelled");
+    let _elsewhere = world.call(260, ASKABLE);
+    assert_eq!(world.up().await.called().await, 260);
 }
 
 #[tokio::test(start_paused = true)]
