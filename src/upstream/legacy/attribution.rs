@@ -127,7 +127,8 @@ impl<W: Wire> Session<W> {
 
     /// Puts a question that is asked outside any call to the client that alone can be meant, where there is one.
     fn asks_the_only_client(self: &Arc<Self>, frame: &Frame, id: &Id) -> bool {
-        let Some(client) = self.keeper().and_then(|keeper| keeper.audience().only()) else { return false };
+        let only = self.keeper().and_then(|keeper| keeper.audience().only(self.census));
+        let Some(client) = only else { return false };
         client.asked(frame, Box::new(Reply::new(self.clone(), OF_NO_CALL, id.detached())));
         true
     }

@@ -17,9 +17,24 @@ use crate::{
 #[derive(Default)]
 pub(super) struct Audience {
     /// The lock guards a few lines each time.
-    listeners: Mutex<Vec<Weak<dyn Listener>>>,
+    listeners: Mutex<Listeners>,
     /// Calls of clients that have no hosted session are made there too, or were.
     has_others: AtomicBool,
+}
+
+#[derive(Default)]
+struct Listeners {
+    /// Those that have gone included.
+    all: Vec<Weak<dyn Listener>>,
+    /// How many have joined, ever.
+    joined: u64,
+}
+
+/// Who there was when a session with the server began.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Census {
+    present: u64,
+    joined: u64,
 }
 
 /// One that hears what is said beside calls.
@@ -45,8 +60,19 @@ const LEVELS: [&str; 8] = ["debug", "info", "notice", "warning", "error", "criti
 impl Audience {
     pub(super) fn join(&self, listener: Weak<dyn Listener>) {
         let mut listeners = self.listeners.lock();
-        listeners.retain(|listener| listener.strong_count() > 0);
-        listeners.push(listener);
+        listeners.all.retain(|listener| listener.strong_count() > 0);
+        // One that was elsewhere for a while is no other.
+        if !listeners.all.iter().any(|known| known.ptr_eq(&listener)) {
+            listeners.all.push(listener);
+            listeners.joined += 1;
+        }
+    }
+
+    /// Who there is now.
+    pub(super) fn census(&self) -> Census {
+        let listeners = self.listeners.lock();
+        let present = listeners.all.iter().filter(|listener| listener.strong_count() > 0).count() as u64;
+        Census { present, joined: listeners.joined }
     }
 
     /// A call is made for somebody who is not among it.
@@ -56,13 +82,15 @@ impl Audience {
         }
     }
 
-    /// The only client that the server can know of.
-    pub(super) fn only(&self) -> Option<Arc<dyn Listener>> {
-        let mut all = self.all().into_iter();
-        match (all.next(), all.next()) {
-            (Some(only), None) if !self.has_others.load(Ordering::Relaxed) => Some(only),
-            (Some(_) | None, _) => None,
+    /// The only client that the server can know of in a session that began at this `census`: another that was served
+    /// there and has gone may have left something behind, which asks for it.
+    pub(super) fn only(&self, census: Census) -> Option<Arc<dyn Listener>> {
+        if self.has_others.load(Ordering::Relaxed) {
+            return None;
         }
+        let listeners = self.listeners.lock();
+        let ever = census.present + (listeners.joined - census.joined);
+        listeners.all.iter().find_map(Weak::upgrade).filter(|_| ever <= 1)
     }
 
     pub(super) fn hears(&self, frame: &Frame) {
@@ -81,7 +109,7 @@ impl Audience {
     }
 
     fn all(&self) -> Vec<Arc<dyn Listener>> {
-        self.listeners.lock().iter().filter_map(Weak::upgrade).collect()
+        self.listeners.lock().all.iter().filter_map(Weak::upgrade).collect()
     }
 }
 

@@ -20,7 +20,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    audience::Audience,
+    audience::{Audience, Census},
     mailbox::{Mailbox, Said},
     message,
     reports::Reports,
@@ -47,6 +47,8 @@ pub(super) struct Session<W: Wire> {
     /// Whom to tell when it ends; gone when nobody is left who could use another.
     keeper: Option<Weak<dyn Keeper<W>>>,
     pub(super) reports: Reports,
+    /// Who there was that could be served in it, when it began.
+    pub(super) census: Census,
     pub(super) inside: Mutex<Inside>,
     /// Stops the reader of what is said beside calls.
     pub(super) over: CancellationToken,
@@ -154,6 +156,7 @@ impl<W: Wire> Session<W> {
         let session = Self {
             is_askable,
             reports,
+            census: keeper.upgrade().map(|keeper| keeper.audience().census()).unwrap_or_default(),
             _counted: Some(server.opens_session()),
             ..Self::at(server, description, Arc::new(line), Some(keeper))
         };
@@ -194,6 +197,7 @@ impl<W: Wire> Session<W> {
             line,
             keeper,
             reports: Reports::default(),
+            census: Census::default(),
             inside: Mutex::default(),
             deaf: AtomicBool::new(false),
             used: AtomicBool::new(true),

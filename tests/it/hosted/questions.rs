@@ -2,6 +2,7 @@
 
 use super::world::{Child, World, ask, heard, hello, settle, tell};
 use crate::{legacy::world::Older, support::clients::Following};
+use http::Method;
 use serde_json::{Value, json};
 
 const ALL: [&str; 3] = ["elicitation/create", "sampling/createMessage", "roots/list"];
@@ -98,6 +99,37 @@ async fn a_question_outside_any_call_is_put_to_the_only_client_there_is_and_else
     assert_eq!((&refused["id"], &refused["error"]["code"]), (&json!("later"), &json!(-32603)));
     settle().await;
     assert_eq!(listening.messages().len(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_a_client_left_behind_that_has_gone_asks_nobody_else_until_its_child_has_gone_too() {
+    let mut world = World::new("defer: { after: 1h }");
+    let (first, mut child) = world.begin(everything()).await;
+    let listening = first.listen().await.follow();
+    let second = hello(&world.client(), everything()).await;
+    let waiting = ask(&second, &json!(1), "tools/call", json!({ "name": "t" })).await;
+    let at_child = child.told("tools/call").await;
+    child.answers(&at_child, json!({ "content": [] })).await;
+    assert_eq!(heard(&waiting).await.len(), 1);
+    assert_eq!(second.send(Method::DELETE, "/mcp", "").await.answer().await.status, 200);
+    settle().await;
+    // A job of the second client's, perhaps.
+    child.asks("later", "elicitation/create").await;
+    let refused = child.next().await.expect("an answer");
+    assert_eq!((&refused["id"], &refused["error"]["code"]), (&json!("later"), &json!(-32603)));
+    settle().await;
+    assert_eq!(listening.messages().len(), 0);
+    // Another child knows the first client alone.
+    drop(child);
+    settle().await;
+    let waiting = ask(&first, &json!(2), "tools/call", json!({ "name": "t" })).await;
+    let mut child = world.child().await;
+    let at_child = child.told("tools/call").await;
+    child.answers(&at_child, json!({ "content": [] })).await;
+    assert_eq!(heard(&waiting).await.len(), 1);
+    child.asks("its own", "elicitation/create").await;
+    let put = heard(&listening).await.pop().expect("it is put");
+    assert_eq!(put["method"], "elicitation/create");
 }
 
 #[tokio::test(start_paused = true)]
