@@ -30,6 +30,8 @@ pub(super) struct Mailbox(Mutex<Contents>);
 #[derive(Default)]
 struct Contents {
     said: VecDeque<Said>,
+    /// Of the notifications among them.
+    bytes: usize,
     /// What nothing follows: most calls hear nothing else, and need no queue.
     last: Option<Box<Said>>,
     reader: Option<Waker>,
@@ -42,16 +44,33 @@ struct Contents {
 /// Notifications kept for a call that does not fetch them; further ones are dropped. Costs this
 /// many messages for each call in flight, in the worst case.
 const KEPT: usize = 256;
+/// Bytes of them; of a larger one nothing is kept beside it.
+const KEPT_BYTES: usize = 4 << 20;
+
+// === impl Said ===
+
+impl Said {
+    /// Bytes that it counts for.
+    fn weight(&self) -> usize {
+        match self {
+            Self::Notification(frame) => frame.as_bytes().len(),
+            Self::Request(..) | Self::Withdrawn(_) | Self::Response(_) | Self::Lost(_) => 0,
+        }
+    }
+}
 
 // === impl Mailbox ===
 
 impl Mailbox {
-    /// Delivers something. Only notifications are ever lost. All is bounded: they by number, questions by how
-    /// many a call may have open, each is taken back once, and nothing follows the last.
+    /// Delivers something. Only notifications are ever lost. All is bounded: they by number and bytes, questions by
+    /// how many a call may have open, each is taken back once, and nothing follows the last.
     pub(super) fn push(&self, said: Said) {
         let dropped = self.change(|contents| {
             let is_needless = match &said {
-                Said::Notification(_) => contents.said.len() >= KEPT,
+                Said::Notification(frame) => {
+                    let bytes = contents.bytes + frame.as_bytes().len();
+                    contents.said.len() >= KEPT || contents.bytes > 0 && bytes > KEPT_BYTES
+                }
                 Said::Withdrawn(id) => {
                     contents.said.iter().any(|said| matches!(said, Said::Withdrawn(other) if other == id))
                 }
@@ -65,7 +84,8 @@ impl Mailbox {
                     (contents.last, contents.is_complete) = (Some(Box::new(said)), true);
                 }
                 Said::Notification(_) | Said::Request(..) | Said::Withdrawn(_) => {
-                    contents.said.push_back(said)
+                    contents.bytes += said.weight();
+                    contents.said.push_back(said);
                 }
             }
             None
@@ -100,6 +120,7 @@ impl Mailbox {
     pub(super) fn poll(&self, cx: &Context<'_>) -> Poll<Said> {
         let mut contents = self.0.lock();
         if let Some(said) = contents.said.pop_front() {
+            contents.bytes -= said.weight();
             return Poll::Ready(said);
         }
         if let Some(last) = contents.last.take() {
@@ -116,6 +137,32 @@ impl Mailbox {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn of_notifications_that_nobody_fetches_so_many_bytes_are_kept() {
+        let mailbox = Mailbox::default();
+        let notification = |bytes: usize| {
+            let text = format!(
+                r#"{{"method":"notifications/message","params":{{"data":"{}"}}}}"#,
+                "x".repeat(bytes)
+            );
+            Said::Notification(Frame::parse(text.into()).expect("a message"))
+        };
+        let kept = || mailbox.0.lock().said.len();
+        for _ in 0..8 {
+            mailbox.push(notification(1 << 20));
+        }
+        assert_eq!(kept(), 3, "with what is around it the fourth is too much");
+        let cx = &Context::from_waker(Waker::noop());
+        while let Poll::Ready(said) = mailbox.poll(cx) {
+            assert!(matches!(said, Said::Notification(_)));
+        }
+        // A single one that is larger is somebody's all the same.
+        for _ in 0..2 {
+            mailbox.push(notification(KEPT_BYTES));
+        }
+        assert_eq!((kept(), mailbox.poll(cx).is_ready(), mailbox.0.lock().bytes), (1, true, 0));
+    }
 
     #[test]
     fn what_a_server_says_again_and_again_to_a_call_that_does_not_fetch_it_is_kept_once() {

@@ -322,6 +322,10 @@ pub(super) const BOUNDS: &[(&str, Held)] = &[
     ),
     ("upstream/legacy/telling.rs COURTESIES", By("answers_that_nobody_takes_wait_in_a_bounded_number")),
     ("upstream/legacy/mailbox.rs KEPT", By("of_notifications_that_nobody_fetches_so_many_are_kept")),
+    (
+        "upstream/legacy/mailbox.rs KEPT_BYTES",
+        By("of_notifications_that_nobody_fetches_so_many_bytes_are_kept"),
+    ),
     ("upstream/legacy/reports.rs KEPT", By("of_notifications_that_nobody_fetches_so_many_are_kept")),
     (
         "upstream/legacy/session.rs ABANDONED",
