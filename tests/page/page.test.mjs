@@ -113,6 +113,8 @@ test('the token goes from the address into the tab, and a cancel is asked about,
   await row('0123456789ab').getByRole('button').click();
   await page.getByRole('button', { name: 'Cancel the task' }).click();
   await says('#toast', 'export_report is cancelled');
+  // The row is drawn with the next state that is fetched.
+  await until(page, () => [...document.querySelectorAll('#rows .status')].some(status => status.innerText === 'cancelled'));
   assert.equal(await row('0123456789ab').locator('.status').innerText(), 'cancelled');
   assert.deepEqual(fake.cancelled, ['0123456789ab'], 'that one alone');
   await says('#token', 'kept');
