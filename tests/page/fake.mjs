@@ -74,6 +74,8 @@ export class Fake {
   asked = [];
   /** What `/tasks/NAME` says beside what the list does. */
   story = { cause: null, life: [] };
+  /** What `/tasks/NAME` waits for, with what it had to say when it was asked. */
+  held = Promise.resolve();
   /** How often the state was told. */
   told = 0;
   #streams = new Set();
@@ -123,7 +125,10 @@ export class Fake {
     }
     const one = /^\/tasks\/(\w+)$/.exec(pathname);
     const story = one && this.state.tasks.tasks.find(each => each.task === one[1]);
-    if (story) return json(200, { ...story, ...this.story });
+    if (story) {
+      const said = { ...story, ...this.story };
+      return this.held.then(() => json(200, said));
+    }
     json(404, { error: 'nothing is served there' });
   }
 

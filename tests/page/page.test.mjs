@@ -96,10 +96,36 @@ test('a row that is opened tells how it became a task, and what has become of it
   await says('#rows .cause', 'a task because it ran for 5 s, rule export_*, rollout 25% by principal');
   await says('#rows .life', 'after 2 s: progressed, 3 times');
   await says('#rows .life', 'after 30 s: asked');
+  // Told late, when the row has been drawn open: it is known already.
+  await row('0123456789ab').locator('details').dispatchEvent('toggle');
   fake.story.life.push({ what: EVIL, at: at(40_000), until: at(40_000), times: 1 });
   one.status = 'completed';
   await says('#rows .life', `after 40 s: ${EVIL.replaceAll('_', ' ')}`);
   assert.equal(fake.asked.filter(each => each === 'GET /tasks/0123456789ab').length, 2, 'once, and once it has changed');
+  spotless();
+});
+
+test('what is told of a row late does not take the place of what is newer', async () => {
+  let release;
+  fake.held = new Promise(resolve => (release = resolve));
+  fake.story = { cause: { by: 'stop' }, life: [] };
+  await visit();
+  tell([task('0123456789ab')]);
+  await says('#rows', 'export_report');
+  const summary = row('0123456789ab').locator('summary');
+  const asked = page.waitForRequest(/0123456789ab/);
+  await summary.click();
+  await asked;
+  await summary.click();
+  fake.held = Promise.resolve();
+  fake.story = { cause: { by: 'departure' }, life: [] };
+  await summary.click();
+  await says('#rows .cause', 'its client left');
+  const answered = page.waitForResponse(/0123456789ab/);
+  release();
+  await (await answered).finished();
+  await frame();
+  assert.equal(await row('0123456789ab').locator('.cause').textContent(), 'a task because its client left');
   spotless();
 });
 

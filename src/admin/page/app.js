@@ -416,7 +416,11 @@ function createRow() {
   const row = $('row').content.firstElementChild.cloneNode(true);
   row.parts = Object.fromEntries([...row.querySelectorAll('[class]')].map(each => [each.classList[0], each]));
   const { story } = row.parts;
-  story.addEventListener('toggle', () => story.open && tellStory(row));
+  // The browser tells of an opening later: the row may have been drawn in between, and its story asked for.
+  story.addEventListener('toggle', () => {
+    if (!story.open) row.asking = null;
+    else if (row.asking?.version !== versionOf(row)) tellStory(row);
+  });
   return row;
 }
 
@@ -425,15 +429,20 @@ const CAUSES = {
   ticket: () => 'it ran for as long as a client without tasks waits', departure: () => 'its client left', stop: () => 'the proxy was told to stop'
 };
 
+/** Which task a row shows, and as of when. */
+const versionOf = ({ dataset }) => `${dataset.task} ${dataset.updated}`;
+
 /** How it became a task, and what has become of it since. Asked for where somebody opens it, as no event tells it. */
 async function tellStory(row) {
   const { cause, life } = row.parts;
   const handle = row.dataset.task;
-  row.told = `${handle} ${row.dataset.updated}`;
+  const asking = (row.asking = { version: versionOf(row) });
   try {
     const response = await fetch(`/tasks/${encodeURIComponent(handle)}`, { headers: authorized(), cache: 'no-store' });
     if (!response.ok) throw new Error(await problem(response));
     const task = await response.json();
+    // It has been closed, or asked for anew, while this was under way.
+    if (row.asking !== asking) return;
     const by = task.cause && [(CAUSES[task.cause.by] ?? (() => task.cause.by))(task.cause), task.cause.rule && `rule ${task.cause.rule}`, task.cause.rollout && `rollout ${task.cause.rollout}`];
     say(cause, by ? `a task because ${by.filter(Boolean).join(', ')}` : 'how it became a task is not known');
     const began = Date.parse(task.created);
@@ -441,6 +450,7 @@ async function tellStory(row) {
       `after ${lasting(Math.max(0, Date.parse(at) - began))}: ${what.replaceAll('_', ' ')}${times > 1 ? `, ${number.format(times)} times` : ''}`);
     life.replaceChildren(...lines.map(line => make('li', '', line)));
   } catch (error) {
+    if (row.asking !== asking) return;
     say(cause, `not to be had: ${error.message}`);
     life.replaceChildren();
   }
@@ -452,7 +462,7 @@ function changeRow(row, task, since) {
   row.classList.toggle('is-ended', !live);
   row.dataset.task = task.task;
   row.dataset.updated = `${task.status} ${task.updated}`;
-  if (row.parts.story.open && row.told !== `${task.task} ${row.dataset.updated}`) tellStory(row);
+  if (row.parts.story.open && row.asking?.version !== versionOf(row)) tellStory(row);
   say(name, task.tool);
   set(name, 'title', task.tool);
   say(where, `${task.route} · ${task.task}`);
