@@ -13,7 +13,7 @@ use super::{
     answer::Reply,
     mailbox::Said,
     message,
-    session::{InFlight, Inside, Session},
+    session::{InFlight, Inside, OfNoCall, Session},
 };
 use crate::{
     protocol::{
@@ -32,7 +32,7 @@ use crate::{
 const QUESTIONS: usize = 256;
 
 /// Stands for the call of a question that was asked outside any.
-const OF_NO_CALL: u64 = 0;
+pub(super) const OF_NO_CALL: u64 = 0;
 
 // === impl Session ===
 
@@ -129,7 +129,17 @@ impl<W: Wire> Session<W> {
     fn asks_the_only_client(self: &Arc<Self>, frame: &Frame, id: &Id) -> bool {
         let only = self.keeper().and_then(|keeper| keeper.audience().only(self.census));
         let Some(client) = only else { return false };
-        client.asked(frame, Box::new(Reply::new(self.clone(), OF_NO_CALL, id.detached())));
+        let (theirs, own) = (id.detached(), client.next_question());
+        let question = OfNoCall { theirs: theirs.clone(), own: own.clone(), client: Arc::downgrade(&client) };
+        {
+            let mut inside = self.inside.lock();
+            // Nobody would take it back any more.
+            if inside.ended {
+                return true;
+            }
+            inside.of_no_call.push(question);
+        }
+        client.asked(own, frame, Box::new(Reply::new(self.clone(), OF_NO_CALL, theirs)));
         true
     }
 
@@ -161,11 +171,16 @@ impl<W: Wire> Session<W> {
     /// hear what is said beside calls; else drops it.
     fn notify(&self, frame: Frame) {
         let Kind::Notification { method, params } = frame.kind() else { return };
-        let inside = self.inside.lock();
+        let mut inside = self.inside.lock();
         let (mailbox, said) = match method {
             Method::Cancelled => {
                 let Some(id) = cancelled_id(params.as_ref()) else { return };
                 let Some(call) = inside.calls.values().find(|call| call.questions.contains(&id)) else {
+                    let question = inside.take_of_no_call(&id);
+                    drop(inside);
+                    if let Some(question) = question {
+                        question.is_taken_back("the server has taken it back");
+                    }
                     return;
                 };
                 (call.mailbox.clone(), Said::Withdrawn(id))
@@ -258,6 +273,23 @@ impl Inside {
     /// This call is over at the server, if it had left without its end.
     fn is_answered(&mut self, call: u64) {
         let _ = self.abandoned.remove(&call) || self.unanswered.remove(&call);
+    }
+
+    /// Takes out a question outside any call, which is over.
+    pub(super) fn take_of_no_call(&mut self, id: &Id) -> Option<OfNoCall> {
+        let at = self.of_no_call.iter().position(|question| question.theirs == *id)?;
+        Some(self.of_no_call.swap_remove(at))
+    }
+}
+
+// === impl OfNoCall ===
+
+impl OfNoCall {
+    /// It is over at the server: the client is told.
+    pub(super) fn is_taken_back(&self, reason: &str) {
+        if let Some(client) = self.client.upgrade() {
+            client.withdrawn(&self.own, reason);
+        }
     }
 }
 

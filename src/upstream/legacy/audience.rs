@@ -1,6 +1,7 @@
 //! Who hears what a server says beside calls, in the sessions of one group: the hosted sessions of legacy
 //! clients whose calls are made there.
 
+use bytes::Bytes;
 use std::sync::{
     Arc, Weak,
     atomic::{AtomicBool, Ordering},
@@ -8,7 +9,7 @@ use std::sync::{
 
 use super::message;
 use crate::{
-    protocol::Frame,
+    protocol::{Frame, Id, frame::on_one_line},
     runtime::Mutex,
     upstream::{Answer, Description},
 };
@@ -39,10 +40,17 @@ pub(super) struct Census {
 
 /// One that hears what is said beside calls.
 pub(super) trait Listener: Send + Sync {
-    fn hears(&self, frame: &Frame);
+    /// `line` is the same on one line.
+    fn hears(&self, frame: &Frame, line: &Bytes);
 
-    /// A question that can be meant for it alone.
-    fn asked(&self, frame: &Frame, answer: Box<dyn Answer>);
+    /// An id for a question to it.
+    fn next_question(&self) -> Id;
+
+    /// A question that can be meant for it alone, under the id that was given for that.
+    fn asked(&self, id: Id, frame: &Frame, answer: Box<dyn Answer>);
+
+    /// A question is taken back: its answer reaches nobody.
+    fn withdrawn(&self, id: &Id, reason: &str);
 
     /// The least severe of the messages that its client has asked to hear, if it has.
     fn level(&self) -> Option<Level>;
@@ -94,7 +102,9 @@ impl Audience {
     }
 
     pub(super) fn hears(&self, frame: &Frame) {
-        self.all().iter().for_each(|listener| listener.hears(frame));
+        // Once: what many keep is the memory of all of them.
+        let line = on_one_line(frame.as_bytes().clone());
+        self.all().iter().for_each(|listener| listener.hears(frame, &line));
     }
 
     /// A session of the server is lost, and what it would have reported there: what it says it reports may have
@@ -126,5 +136,46 @@ impl Level {
 
     fn as_str(self) -> &'static str {
         LEVELS[self.0]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Default)]
+    struct Hearing(Mutex<Vec<Bytes>>);
+
+    impl Listener for Hearing {
+        fn hears(&self, _: &Frame, line: &Bytes) {
+            self.0.lock().push(line.clone());
+        }
+
+        fn next_question(&self) -> Id {
+            Id::from_number(0)
+        }
+
+        fn asked(&self, _: Id, _: &Frame, _: Box<dyn Answer>) {}
+
+        fn withdrawn(&self, _: &Id, _: &str) {}
+
+        fn level(&self) -> Option<Level> {
+            None
+        }
+    }
+
+    #[test]
+    fn what_all_hear_is_in_memory_once() {
+        let audience = Audience::default();
+        let all = [Arc::new(Hearing::default()), Arc::new(Hearing::default())];
+        for hearing in &all {
+            let listener: Arc<dyn Listener> = hearing.clone();
+            audience.join(Arc::downgrade(&listener));
+        }
+        let said = Bytes::from_static(b"{\"jsonrpc\":\"2.0\",\r\"method\":\"notifications/x\"}");
+        audience.hears(&Frame::parse(said).expect("a message"));
+        let [first, second] = all.map(|hearing| hearing.0.lock().pop().expect("it has heard"));
+        assert_eq!(&first[..], b"{\"jsonrpc\":\"2.0\", \"method\":\"notifications/x\"}");
+        assert_eq!(first.as_ptr(), second.as_ptr());
     }
 }

@@ -20,7 +20,8 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    audience::{Audience, Census},
+    attribution::OF_NO_CALL,
+    audience::{Audience, Census, Listener},
     mailbox::{Mailbox, Said},
     message,
     reports::Reports,
@@ -77,12 +78,14 @@ pub(super) struct Inside {
     pub(super) abandoned: HashSet<u64, RandomState>,
     /// Others that have left so. Nothing that names no call is for those; a server that answers none of many is given up.
     pub(super) unanswered: HashSet<u64, RandomState>,
+    /// The server's questions outside any call that were put to a client, until the server has their answers.
+    pub(super) of_no_call: Vec<OfNoCall>,
     /// Everybody who still needs the session: calls, and farewells under way.
     stays: usize,
     /// No new calls; closed when the last stay ends.
     retired: bool,
     /// The server has ended it, or it has been closed: nothing more to say to it.
-    ended: bool,
+    pub(super) ended: bool,
     /// Another process goes on with a call in it: it is not ours to end.
     is_released: bool,
     /// Resolves when what was last to be told in the background has been told.
@@ -103,6 +106,15 @@ pub(super) struct InFlight {
     /// Those that were put to it before it was taken up. A server may say them again, as they may stand behind the
     /// event that is the last that is known, and they may have been answered by then.
     pub(super) known: Box<[Id]>,
+}
+
+/// A question outside any call.
+pub(super) struct OfNoCall {
+    /// Its id at the server.
+    pub(super) theirs: Id,
+    /// Its id at the client that it was put to.
+    pub(super) own: Id,
+    pub(super) client: Weak<dyn Listener>,
 }
 
 /// Who keeps the sessions of somebody, and hears what becomes of each.
@@ -281,6 +293,9 @@ impl<W: Wire> Session<W> {
     /// still in flight.
     pub(super) fn was_answered(&self, call: u64, id: &Id) -> Option<Arc<Mailbox>> {
         let mut inside = self.inside.lock();
+        if call == OF_NO_CALL {
+            inside.take_of_no_call(id);
+        }
         let call = inside.calls.get_mut(&call)?;
         if let Some(at) = call.questions.iter().position(|question| question == id) {
             call.questions.swap_remove(at);
@@ -378,6 +393,7 @@ impl<W: Wire> Session<W> {
             inside.calls.values().map(|call| call.mailbox.clone()).collect()
         };
         self.over.cancel();
+        self.takes_back_questions();
         self.reports.is_lost();
         if let Some(keeper) = self.keeper() {
             keeper.audience().is_lost(&self.description);
@@ -424,8 +440,15 @@ impl<W: Wire> Session<W> {
         if self.inside.lock().is_released {
             return;
         }
+        self.takes_back_questions();
         let _place = self.server.errands.place().await;
         self.line.close().await;
+    }
+
+    /// What was asked in it outside any call is answered by nobody any more.
+    fn takes_back_questions(&self) {
+        let questions = std::mem::take(&mut self.inside.lock().of_no_call);
+        questions.iter().for_each(|question| question.is_taken_back("the server is no longer there"));
     }
 
     /// Tells the server something, again where it was not taken. If it cannot be told, whom it

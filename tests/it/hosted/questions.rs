@@ -74,6 +74,59 @@ async fn a_question_that_is_taken_back_is_taken_back_from_the_client() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn of_an_id_that_a_server_uses_again_the_question_that_is_open_is_taken_back() {
+    let mut world = World::new("defer: { after: 1h }");
+    let (client, mut child) = world.begin(everything()).await;
+    let (waiting, _) = call(&client, &mut child, 1).await;
+    child.asks(1, "elicitation/create").await;
+    let first = heard(&waiting).await.remove(0);
+    tell(&client, json!({ "jsonrpc": "2.0", "id": first["id"], "result": { "action": "accept" } })).await;
+    child.next().await.expect("an answer");
+    child.asks(1, "elicitation/create").await;
+    let second = heard(&waiting).await.remove(1);
+    assert_ne!(first["id"], second["id"]);
+    child.notifies("notifications/cancelled", json!({ "requestId": 1 })).await;
+    let taken_back = heard(&waiting).await.remove(2);
+    assert_eq!(taken_back["params"]["requestId"], second["id"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_question_outside_any_call_that_is_taken_back_is_taken_back_from_the_client_and_leaves_its_place() {
+    let mut world = World::new("defer: { after: 1h }");
+    let (client, mut child) = world.begin(everything()).await;
+    let listening = client.listen().await.follow();
+    // More than may be open at a time.
+    for n in 0..100 {
+        child.asks(n, "roots/list").await;
+        let put = heard(&listening).await.pop().expect("it is put");
+        assert_eq!(put["method"], "roots/list", "{n}");
+        child.notifies("notifications/cancelled", json!({ "requestId": n })).await;
+        let taken_back = heard(&listening).await.pop().expect("it is told");
+        assert_eq!(taken_back["method"], "notifications/cancelled");
+        assert_eq!(taken_back["params"]["requestId"], put["id"]);
+        tell(&client, json!({ "jsonrpc": "2.0", "id": put["id"], "result": { "roots": [] } })).await;
+    }
+    child.asks("last", "roots/list").await;
+    let put = heard(&listening).await.pop().expect("it is put");
+    tell(&client, json!({ "jsonrpc": "2.0", "id": put["id"], "result": { "roots": [] } })).await;
+    assert_eq!(child.next().await.expect("one answer")["id"], "last");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_question_outside_any_call_of_a_server_that_dies_is_taken_back() {
+    let mut world = World::new("defer: { after: 1h }");
+    let (client, mut child) = world.begin(everything()).await;
+    let listening = client.listen().await.follow();
+    child.asks("q", "elicitation/create").await;
+    let put = heard(&listening).await.remove(0);
+    drop(child);
+    settle().await;
+    let taken_back = heard(&listening).await.remove(1);
+    assert_eq!(taken_back["method"], "notifications/cancelled");
+    assert_eq!(taken_back["params"]["requestId"], put["id"]);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_question_outside_any_call_is_put_to_the_only_client_there_is_and_else_refused() {
     let mut world = World::new("defer: { after: 1h }");
     let client = world.client();

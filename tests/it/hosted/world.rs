@@ -155,12 +155,12 @@ impl Child {
         self.says(json!({ "jsonrpc": "2.0", "id": request["id"], "result": result })).await;
     }
 
-    pub(crate) async fn asks(&mut self, id: &str, method: &str) {
+    pub(crate) async fn asks(&mut self, id: impl Into<Value>, method: &str) {
         let params = match method {
             "roots/list" => json!({}),
             _ => json!({ "message": "?", "requestedSchema": { "type": "object", "properties": {} } }),
         };
-        self.says(json!({ "jsonrpc": "2.0", "id": id, "method": method, "params": params })).await;
+        self.says(json!({ "jsonrpc": "2.0", "id": id.into(), "method": method, "params": params })).await;
     }
 
     pub(crate) async fn notifies(&mut self, method: &str, params: Value) {

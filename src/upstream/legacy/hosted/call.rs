@@ -8,10 +8,15 @@ use std::{
     task::{Context, Poll, ready},
 };
 
-use super::{super::exchange::Exchange, session::Hosted, words};
+use super::{
+    super::{audience::Listener, exchange::Exchange},
+    session::Hosted,
+    words,
+};
 use crate::{
     protocol::{Frame, Id, Kind, Method, code},
-    upstream::{Asked, Event, Question, wire::Wire},
+    runtime::Mutex,
+    upstream::{Answer, Asked, Event, Question, wire::Wire},
 };
 use bytes::Bytes;
 
@@ -21,16 +26,26 @@ pub(in crate::upstream::legacy) struct HostedCall<W: Wire> {
     exchange: Exchange<W>,
     /// The client's own progress token.
     token: Option<Bytes>,
-    /// The server's questions, by its ids and by those that the client knows: the sessions of the pool count each
-    /// for themselves.
-    asked: Vec<(Id, Id)>,
+    /// Made with the first question.
+    open: Option<Arc<Open>>,
+}
+
+/// The questions of a call that wait for their answers, by the server's ids and by those that the client knows: the
+/// sessions of the pool count each for themselves.
+type Open = Mutex<Vec<(Id, Id)>>;
+
+/// Takes the answer to one of them.
+struct Closing {
+    answer: Option<Box<dyn Answer>>,
+    own: Id,
+    open: Arc<Open>,
 }
 
 // === impl HostedCall ===
 
 impl<W: Wire> HostedCall<W> {
     pub(super) fn new(session: &Arc<Hosted<W>>, exchange: Exchange<W>, token: Option<Bytes>) -> Self {
-        Self { session: session.clone(), exchange, token, asked: Vec::new() }
+        Self { session: session.clone(), exchange, token, open: None }
     }
 
     /// An event as the client is to hear it, where it is.
@@ -48,12 +63,15 @@ impl<W: Wire> HostedCall<W> {
             Event::Asked(Question { asked: Asked::Native(frame), id, answer }) => {
                 let own = self.session.next_question();
                 let frame = Frame::parse(words::with_id(&frame, &own)?).ok()?;
-                self.asked.push((id, own.clone()));
+                let open = self.open.get_or_insert_default();
+                open.lock().push((id, own.clone()));
+                let answer = Box::new(Closing { answer: Some(answer), own: own.clone(), open: open.clone() });
                 Event::Asked(Question { asked: Asked::Native(frame), id: own, answer })
             }
             Event::Withdrawn { id } => {
-                let at = self.asked.iter().position(|(theirs, _)| *theirs == id)?;
-                Event::Withdrawn { id: self.asked.swap_remove(at).1 }
+                let mut open = self.open.as_ref()?.lock();
+                let at = open.iter().position(|(theirs, _)| *theirs == id)?;
+                Event::Withdrawn { id: open.swap_remove(at).1 }
             }
             Event::Asked(_) | Event::TurnOver(_) | Event::Final(_) | Event::Lost(_) => event,
         })
@@ -86,5 +104,27 @@ impl<W: Wire> Stream for HostedCall<W> {
                 return Poll::Ready(Some(event));
             }
         }
+    }
+}
+
+// === impl Closing ===
+
+impl Answer for Closing {
+    fn send(mut self: Box<Self>, outcome: Result<Bytes, Bytes>) {
+        if let Some(answer) = self.answer.take() {
+            answer.send(outcome);
+        }
+    }
+
+    fn withdrawn(mut self: Box<Self>) {
+        if let Some(answer) = self.answer.take() {
+            answer.withdrawn();
+        }
+    }
+}
+
+impl Drop for Closing {
+    fn drop(&mut self) {
+        self.open.lock().retain(|(_, own)| *own != self.own);
     }
 }

@@ -25,7 +25,7 @@ use super::{
     words,
 };
 use crate::{
-    dialect::Principal,
+    dialect::{Principal, legacy},
     protocol::{ErrorObject, Frame, Id, Kind, Method, Payload, code, headers::LAST_EVENT_ID},
     runtime::Mutex,
     telemetry::{Limit, Taken},
@@ -65,9 +65,16 @@ struct Inside<W: Wire> {
     /// By their ids, the calls that its client waits for: how each is taken back, and our number for it.
     calls: HashMap<Id, (u64, CancellationToken)>,
     /// What it is asked, by the ids that it knows.
-    questions: HashMap<Id, Box<dyn Answer>>,
+    questions: HashMap<Id, Open>,
     subscribed: HashMap<String, Guard<W>>,
     level: Option<Level>,
+}
+
+/// A question that waits for its client's answer.
+struct Open {
+    /// Our number for the call that it is asked in; none where it is asked outside any.
+    call: Option<u64>,
+    answer: Box<dyn Answer>,
 }
 
 /// A call that its client waits for, or has left; taken out with what it still asks when this is dropped.
@@ -75,7 +82,6 @@ pub(super) struct InFlight<W: Wire> {
     session: Arc<Hosted<W>>,
     id: Id,
     number: u64,
-    asked: Vec<Id>,
 }
 
 /// Resources that one session may subscribe to.
@@ -120,11 +126,6 @@ impl<W: Wire> Hosted<W> {
         let _ = self.agreed.set(Agreed { has_logging, primes });
     }
 
-    /// An id for a question of the server, of its own in the session.
-    pub(super) fn next_question(&self) -> Id {
-        Id::from_number(self.next_question.fetch_add(1, Ordering::Relaxed))
-    }
-
     /// Whether the client has declared that it can be asked this.
     pub(super) fn can_be_asked(&self, question: &Frame) -> bool {
         let Kind::Request { method, params, .. } = question.kind() else { return false };
@@ -135,7 +136,7 @@ impl<W: Wire> Hosted<W> {
     pub(super) fn enter(self: &Arc<Self>, id: &Id, number: u64) -> (InFlight<W>, CancellationToken) {
         let taken_back = CancellationToken::new();
         self.inside.lock().calls.insert(id.clone(), (number, taken_back.clone()));
-        let call = InFlight { session: self.clone(), id: id.clone(), number, asked: Vec::new() };
+        let call = InFlight { session: self.clone(), id: id.clone(), number };
         (call, taken_back)
     }
 
@@ -158,11 +159,17 @@ impl<W: Wire> Hosted<W> {
 
     /// The client has answered a question.
     pub(super) fn answered(&self, id: &Id, outcome: Result<Bytes, Bytes>) {
-        let answer = self.inside.lock().questions.remove(id);
-        match answer {
-            Some(answer) => answer.send(outcome),
+        let question = self.inside.lock().questions.remove(id);
+        match question {
+            Some(question) => question.answer.send(outcome),
             None => tracing::debug!(%id, "an answer to nothing that was asked"),
         }
+    }
+
+    /// The server has taken a question back. Whether it was open.
+    fn take_back(&self, id: &Id) -> bool {
+        let question = self.inside.lock().questions.remove(id);
+        question.map(|question| question.answer.withdrawn()).is_some()
     }
 
     /// The client wants to hear only what is as severe as this, or all there is. The server says what the least
@@ -270,26 +277,37 @@ impl<W: Wire> Hosted<W> {
 }
 
 impl<W: Wire> Listener for Hosted<W> {
-    fn hears(&self, frame: &Frame) {
+    fn hears(&self, frame: &Frame, line: &Bytes) {
         if self.wants(frame) {
-            self.feed.say(frame.as_bytes().clone());
+            self.feed.say(line.clone());
         }
     }
 
-    fn asked(&self, frame: &Frame, answer: Box<dyn Answer>) {
-        let id = self.next_question();
+    /// Of its own in the session.
+    fn next_question(&self) -> Id {
+        Id::from_number(self.next_question.fetch_add(1, Ordering::Relaxed))
+    }
+
+    fn asked(&self, id: Id, frame: &Frame, answer: Box<dyn Answer>) {
         let Some(message) = words::with_id(frame, &id) else { return };
         let is_open = {
             let mut inside = self.inside.lock();
-            let has_room = inside.questions.len() < MAX_OPEN && self.can_be_asked(frame);
+            let open = inside.questions.values().filter(|question| question.call.is_none()).count();
+            let has_room = open < MAX_OPEN && self.can_be_asked(frame);
             if has_room {
-                inside.questions.insert(id, answer);
+                inside.questions.insert(id, Open { call: None, answer });
             }
             has_room
         };
         // Else it was refused when it was dropped.
         if is_open {
             self.feed.say(message);
+        }
+    }
+
+    fn withdrawn(&self, id: &Id, reason: &str) {
+        if self.take_back(id) {
+            self.feed.say(legacy::cancelled(id, reason));
         }
     }
 
@@ -311,17 +329,13 @@ impl<W: Wire> Default for Inside<W> {
 impl<W: Wire> InFlight<W> {
     /// The client is asked something in the course of it.
     pub(super) fn asks(&mut self, id: Id, answer: Box<dyn Answer>) {
-        self.session.inside.lock().questions.insert(id.clone(), answer);
-        self.asked.push(id);
+        let question = Open { call: Some(self.number), answer };
+        self.session.inside.lock().questions.insert(id, question);
     }
 
     /// The server has taken a question back.
     pub(super) fn withdrawn(&mut self, id: &Id) {
-        self.asked.retain(|asked| asked != id);
-        let answer = self.session.inside.lock().questions.remove(id);
-        if let Some(answer) = answer {
-            answer.withdrawn();
-        }
+        self.session.take_back(id);
     }
 }
 
@@ -331,7 +345,7 @@ impl<W: Wire> Drop for InFlight<W> {
         if inside.calls.get(&self.id).is_some_and(|(number, _)| *number == self.number) {
             inside.calls.remove(&self.id);
         }
-        let open: Vec<_> = self.asked.iter().filter_map(|id| inside.questions.remove(id)).collect();
+        let open: Vec<_> = inside.questions.extract_if(|_, open| open.call == Some(self.number)).collect();
         drop(inside);
         // Outside the lock: a question that is dropped refuses itself.
         drop(open);
