@@ -110,6 +110,15 @@ impl Capabilities {
         elicitation_form || elicitation_url || sampling || roots
     }
 
+    /// How much of what a server may ask is declared: each kind of question, and what may come with it.
+    pub fn askable(&self) -> usize {
+        let declared = Object::read(&self.legacy).expect("it was read as an object");
+        let Flags { elicitation_form, elicitation_url, sampling, roots, tasks: _ } = self.flags;
+        let with = |name| inner(&declared, "sampling").is_some_and(|sampling| declares(&sampling, name));
+        let all = [elicitation_form, elicitation_url, sampling, roots, with("tools"), with("context")];
+        all.into_iter().filter(|is_declared| *is_declared).count()
+    }
+
     /// What the client would have had to declare to be asked this, in the shape of
     /// `requiredCapabilities` (`{"sampling":{}}`, `{"elicitation":{"url":{}}}`), or `None` where it
     /// did. `params` decides: an elicitation of mode `url` needs `elicitation.url`; `{}` declares
@@ -340,6 +349,19 @@ mod tests {
             ["{}", r#"{"sampling":null}"#, r#"{"elicitation":{"form":false}}"#, r#"{"experimental":{}}"#]
         {
             assert!(!client(none).can_be_asked(), "{none}");
+        }
+    }
+
+    #[test]
+    fn what_a_server_may_ask_is_counted_not_the_words_for_it() {
+        for (declared, count) in [
+            ("{}", 0),
+            (r#"{"experimental":{"a":{},"b":{},"c":{},"d":{},"e":{},"f":{},"g":{}}}"#, 0),
+            (r#"{"elicitation":{}}"#, 1),
+            (r#"{"elicitation":{"form":{},"url":{}}}"#, 2),
+            (r#"{"sampling":{"tools":{}},"roots":{"listChanged":true}}"#, 3),
+        ] {
+            assert_eq!(client(declared).askable(), count, "{declared}");
         }
     }
 

@@ -60,6 +60,9 @@ async fn write(writes: &tokio::sync::Mutex<WriteHalf<DuplexStream>>, body: &[u8]
 impl Wire for Duplexes {
     type Line = Pipe;
 
+    /// As processes are, which these stand for.
+    const IS_COSTLY: bool = true;
+
     /// All callers are one to it.
     fn known_as(&self, caller: &Identity) -> Identity {
         Identity { principal: Principal::ANONYMOUS, ..caller.clone() }

@@ -92,6 +92,19 @@ pub trait Wire: Send + Sync + 'static {
         std::future::pending()
     }
 
+    /// Whether there is no place for another session now.
+    fn is_full(&self) -> bool {
+        false
+    }
+
+    /// Nothing gives way: whoever waits for [`Wire::none_gives_way`] is told.
+    fn nothing_gave_way(&self) {}
+
+    /// Resolves when somebody waits for a session that there is no place for, and all that take one are in use.
+    fn none_gives_way(&self) -> impl Future<Output = ()> + Send {
+        std::future::pending()
+    }
+
     /// Lets go of what nobody has used for a while. Called once a minute.
     fn sweep(&self) {}
 
@@ -116,12 +129,12 @@ pub trait Wire: Send + Sync + 'static {
         ready(Err(CallError::not_over_http())).boxed()
     }
 
-    /// [`super::Upstream::processes`].
     /// Whether the server could be reached when that was tried last; none where it was not tried.
     fn is_up(&self) -> Option<bool> {
         None
     }
 
+    /// [`super::Upstream::processes`].
     fn processes(&self) -> Option<ProcessTable> {
         None
     }
@@ -216,6 +229,8 @@ pub enum Heard {
     Elsewhere,
     /// The last, likewise.
     Refused(Refusal),
+    /// The session had ended before it was sent: another may take it, and this is what is said where none does.
+    Gone(CallError),
     /// There will be nothing more.
     Lost(CallError),
 }

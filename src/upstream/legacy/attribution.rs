@@ -31,6 +31,9 @@ use crate::{
 /// included. A server that asks more fails its call: each costs its message.
 const QUESTIONS: usize = 256;
 
+/// Bytes of what a server may say of a change of a resource: where that is, and little else.
+const UPDATE: usize = 64 << 10;
+
 /// Stands for the call of a question that was asked outside any.
 pub(super) const OF_NO_CALL: u64 = 0;
 
@@ -48,6 +51,11 @@ impl<W: Wire> Session<W> {
                 }
                 _ => self.respond_later(id, &unknown(method)),
             },
+            Kind::Notification { method: Method::ResourceUpdated, params }
+                if is_too_large(params.as_ref()) =>
+            {
+                tracing::debug!("a resource is said to have changed in too many words");
+            }
             Kind::Notification { method, params } => match report(method, params.as_ref()) {
                 Some(report) => {
                     self.is_overheard(&frame);
@@ -100,9 +108,10 @@ impl<W: Wire> Session<W> {
     fn attribute(self: &Arc<Self>, frame: Frame, id: &Id, method: &Method) {
         // Seen to ask here, whether or not it can be told on whose behalf.
         self.server.asks.saw_off_stream();
+        let is_own = self.what_is_left_is_its_own();
         let (asked, is_of_no_call, is_abandoned) = {
             let mut inside = self.inside.lock();
-            let abandoned = !inside.abandoned.is_empty();
+            let abandoned = !inside.abandoned.is_empty() && !is_own;
             let is_of_no_call = !abandoned && !inside.calls.values().any(|call| call.may_be_asked);
             let candidates = inside.calls.iter_mut().filter(|(_, call)| call.may_be_asked);
             let asked = only_one(candidates, || abandoned)
@@ -123,6 +132,14 @@ impl<W: Wire> Session<W> {
                 self.respond_later(id, &message::refusal(INTERNAL_ERROR, "cannot be attributed to one call"));
             }
         }
+    }
+
+    /// Whether calls have left without their ends, and all of them are of the one client that there is: what names no
+    /// call is that client's, whichever it is of. What leaves after this is not looked at.
+    fn what_is_left_is_its_own(&self) -> bool {
+        // Mostly nothing has left, and it need not be asked who there is.
+        let some_left = !self.inside.lock().abandoned.is_empty();
+        some_left && self.is_of_one_client()
     }
 
     /// Puts a question that is asked outside any call to the client that alone can be meant, where there is one.
@@ -171,6 +188,7 @@ impl<W: Wire> Session<W> {
     /// hear what is said beside calls; else drops it.
     fn notify(&self, frame: Frame) {
         let Kind::Notification { method, params } = frame.kind() else { return };
+        let is_own = self.what_is_left_is_its_own();
         let mut inside = self.inside.lock();
         let (mailbox, said) = match method {
             Method::Cancelled => {
@@ -192,7 +210,7 @@ impl<W: Wire> Session<W> {
                 };
                 (call.mailbox.clone(), Said::Notification(frame))
             }
-            _ if !inside.abandoned.is_empty() => return,
+            _ if !inside.abandoned.is_empty() && !is_own => return,
             _ => {
                 let mut calls = inside.calls.values();
                 let only = match (calls.next(), inside.calls.len()) {
@@ -236,6 +254,11 @@ impl<W: Wire> Session<W> {
                 cancelled_id(params.as_ref()).map(Said::Withdrawn)
             }
             Kind::Notification { .. } if self.is_clients => Some(Said::Notification(frame)),
+            Kind::Notification { method: Method::ResourceUpdated, params }
+                if is_too_large(params.as_ref()) =>
+            {
+                None
+            }
             Kind::Notification { method, params } => match report(method, params.as_ref()) {
                 Some(report) => {
                     self.report(report);
@@ -327,6 +350,11 @@ pub(crate) fn only_one<C>(
     }
 }
 
+/// Whether what is said of a resource is more than is kept for those who listen, hundreds of times.
+fn is_too_large(params: Option<&Payload>) -> bool {
+    params.is_some_and(|params| params.len() > UPDATE)
+}
+
 fn unknown(method: &Method) -> Result<Bytes, Bytes> {
     message::refusal(METHOD_NOT_FOUND, &format!("{method} is not served here"))
 }
@@ -336,7 +364,8 @@ fn report(method: &Method, params: Option<&Payload>) -> Option<Report> {
     match method {
         Method::ResourceUpdated => {
             let uri = params?.string("uri")?;
-            Some(Report::ResourceUpdated { uri, params: Bytes::clone(params?) })
+            // It may be kept for long: not with the line that it came in.
+            Some(Report::ResourceUpdated { uri, params: Bytes::copy_from_slice(params?) })
         }
         _ => List::of_change(method).map(Report::ListChanged),
     }

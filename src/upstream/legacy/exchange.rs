@@ -349,7 +349,14 @@ impl<W: Wire> Exchange<W> {
                             self.repeat();
                             None
                         }
-                        Heard::Lost(lost) => return self.lost(lost),
+                        Heard::Gone(_) if !self.again && matches!(self.home, Home::Group(_)) => {
+                            // It is found out before the session's reader has come to its end.
+                            session.retire();
+                            self.again = true;
+                            self.repeat();
+                            None
+                        }
+                        Heard::Gone(lost) | Heard::Lost(lost) => return self.lost(lost),
                     };
                     if event.is_some() {
                         return Poll::Ready(event);

@@ -30,7 +30,7 @@ pub(super) struct Mailbox(Mutex<Contents>);
 #[derive(Default)]
 struct Contents {
     said: VecDeque<Said>,
-    /// Of the notifications among them.
+    /// Of the notifications and the requests among them.
     bytes: usize,
     /// What nothing follows: most calls hear nothing else, and need no queue.
     last: Option<Box<Said>>,
@@ -44,7 +44,7 @@ struct Contents {
 /// Notifications kept for a call that does not fetch them; further ones are dropped. Costs this
 /// many messages for each call in flight, in the worst case.
 const KEPT: usize = 256;
-/// Bytes of them; of a larger one nothing is kept beside it.
+/// Bytes of them and of requests, further ones of which are refused; of a larger one nothing is kept beside it.
 const KEPT_BYTES: usize = 4 << 20;
 
 // === impl Said ===
@@ -53,8 +53,8 @@ impl Said {
     /// Bytes that it counts for.
     fn weight(&self) -> usize {
         match self {
-            Self::Notification(frame) => frame.as_bytes().len(),
-            Self::Request(..) | Self::Withdrawn(_) | Self::Response(_) | Self::Lost(_) => 0,
+            Self::Notification(frame) | Self::Request(frame, _) => frame.as_bytes().len(),
+            Self::Withdrawn(_) | Self::Response(_) | Self::Lost(_) => 0,
         }
     }
 }
@@ -63,18 +63,17 @@ impl Said {
 
 impl Mailbox {
     /// Delivers something. Only notifications are ever lost. All is bounded: they by number and bytes, questions by
-    /// how many a call may have open, each is taken back once, and nothing follows the last.
+    /// how many a call may have open and by bytes, each is taken back once, and nothing follows the last.
     pub(super) fn push(&self, said: Said) {
         let dropped = self.change(|contents| {
             let is_needless = match &said {
-                Said::Notification(frame) => {
-                    let bytes = contents.bytes + frame.as_bytes().len();
-                    contents.said.len() >= KEPT || contents.bytes > 0 && bytes > KEPT_BYTES
-                }
+                Said::Notification(_) => contents.said.len() >= KEPT || contents.has_no_room(&said),
+                // It refuses itself when it is dropped.
+                Said::Request(..) => contents.has_no_room(&said),
                 Said::Withdrawn(id) => {
                     contents.said.iter().any(|said| matches!(said, Said::Withdrawn(other) if other == id))
                 }
-                Said::Request(..) | Said::Response(_) | Said::Lost(_) => false,
+                Said::Response(_) | Said::Lost(_) => false,
             };
             if contents.is_complete || is_needless {
                 return Some(said);
@@ -134,9 +133,51 @@ impl Mailbox {
     }
 }
 
+// === impl Contents ===
+
+impl Contents {
+    fn has_no_room(&self, said: &Said) -> bool {
+        self.bytes > 0 && self.bytes + said.weight() > KEPT_BYTES
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use bytes::Bytes;
+    use std::sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    };
+
+    /// Counts those that were dropped.
+    struct Unanswered(Arc<AtomicUsize>);
+
+    impl Answer for Unanswered {
+        fn send(self: Box<Self>, _: Result<Bytes, Bytes>) {}
+
+        fn withdrawn(self: Box<Self>) {}
+    }
+
+    impl Drop for Unanswered {
+        fn drop(&mut self) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn of_questions_that_nobody_fetches_so_many_bytes_are_kept_and_the_others_refused() {
+        let (mailbox, refused) = (Mailbox::default(), Arc::<AtomicUsize>::default());
+        for id in 0..8 {
+            let text = format!(
+                r#"{{"id":{id},"method":"sampling/createMessage","params":{{"data":"{}"}}}}"#,
+                "x".repeat(1 << 20)
+            );
+            let frame = Frame::parse(text.into()).expect("a message");
+            mailbox.push(Said::Request(frame, Box::new(Unanswered(refused.clone()))));
+        }
+        assert_eq!((mailbox.0.lock().said.len(), refused.load(Ordering::Relaxed)), (3, 5));
+    }
 
     #[test]
     fn of_notifications_that_nobody_fetches_so_many_bytes_are_kept() {

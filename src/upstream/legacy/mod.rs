@@ -103,6 +103,15 @@ struct Inner<W: Wire> {
 /// An identity as a key. Credentials and capabilities are compared byte for byte.
 struct Key(Identity);
 
+/// Which identities nobody uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Idle {
+    /// Those that have no call now.
+    Now,
+    /// Those that have had none for a [`ROUND`] at least.
+    ForAWhile,
+}
+
 /// How often it is looked for sessions that nobody uses.
 const ROUND: Duration = Duration::from_secs(60);
 
@@ -346,18 +355,27 @@ impl<W: Wire> Inner<W> {
     fn group(self: &Arc<Self>, caller: &Identity) -> Arc<Group<W>> {
         let key = Key(self.server.wire.known_as(caller));
         if let Some(group) = self.groups.get(&key) {
-            self.uses(&group);
-            return group.clone();
+            // One that has lost its sessions has no place any more, where there are no more of those.
+            if !(W::IS_COSTLY && self.server.wire.is_full() && group.is_empty()) {
+                self.uses(&group);
+                return group.clone();
+            }
         }
         let limits = self.server.config.now().limits;
         let (limit, most) = (limits.identities.max(1), limits.identity_bytes);
         let kept = || self.server.identity_bytes.load(Ordering::Relaxed);
         if W::IS_COSTLY {
-            if self.groups.len() >= limit {
-                self.make_room();
-            }
-            if let Some(group) = self.of_those_who_declare_most(&key) {
-                return group;
+            if self.groups.len() >= limit || self.server.wire.is_full() {
+                Limit::Identities.hit();
+                self.forget_empty();
+                let most = self.of_those_who_declare_most(&key);
+                // Nobody's is ended for somebody who can share another's, but what has not been used for a while.
+                let gone = self.let_go(1, true, if most.is_some() { Idle::ForAWhile } else { Idle::Now });
+                let is_full = self.groups.len() >= limit || self.server.wire.is_full() && gone == 0;
+                if let Some(group) = most.filter(|_| is_full) {
+                    self.uses(&group);
+                    return group;
+                }
             }
         } else if self.groups.len() >= limit.max(self.crowd.load(Ordering::Relaxed))
             || kept() >= most.max(self.crowd_bytes.load(Ordering::Relaxed))
@@ -395,48 +413,53 @@ impl<W: Wire> Inner<W> {
             true => Limit::Identities.hit(),
             false => Limit::IdentityBytes.hit(),
         }
-        self.let_go(self.groups.len().saturating_sub(limit) + limit.div_ceil(8), true);
+        self.let_go(self.groups.len().saturating_sub(limit) + limit.div_ceil(8), true, Idle::Now);
     }
 
     /// Lets go of so many identities, those that have not called for the longest. First those for whose
-    /// principal nobody listens to reports; others only where they are meant too.
-    fn let_go(&self, count: usize, listened: bool) {
+    /// principal nobody listens to reports; others only where they are meant too. Gives how many those are.
+    fn let_go(&self, count: usize, listened: bool, idle: Idle) -> usize {
         #[cfg(test)]
         self.searches.fetch_add(1, Ordering::Relaxed);
-        let mut idle: Vec<_> = self
+        let mut unused: Vec<_> = self
             .groups
             .iter()
             .filter(|group| Arc::strong_count(group) == 1 && group.is_idle())
             .filter(|group| listened || !group.reports.is_listened_to())
+            .filter(|group| idle == Idle::Now || group.is_quiet())
             .map(|group| {
                 let used = group.used.load(Ordering::Relaxed);
                 (group.reports.is_listened_to(), used, Key(group.identity.clone()))
             })
             .collect();
-        idle.sort_unstable_by_key(|(listened, used, _)| (*listened, *used));
-        idle.truncate(count);
-        for (.., key) in idle {
+        unused.sort_unstable_by_key(|(listened, used, _)| (*listened, *used));
+        unused.truncate(count);
+        let mut count = 0;
+        for (.., key) in unused {
             // Looked at again under the lock of its shard, where nobody can be handed it meanwhile.
             let gone = self
                 .groups
                 .remove_if(&key, |_, group| Arc::strong_count(group) == 1 && group.is_idle())
                 .map(|(_, group)| group.close());
+            count += usize::from(gone.is_some());
             // The group is no more by now, so that it opens no other session in their place.
             for session in gone.into_iter().flatten() {
                 session.retire();
             }
             self.reports.remove_if(&key.0.principal, |_, reports| !reports.is_needed());
         }
+        count
     }
 
-    /// Where there may be no more groups, and all are in use: the group of this caller's that declares most. What
-    /// its sessions are asked and this caller cannot do is refused where it is asked.
+    /// Of the groups of this caller's that have a session, the one that declares most. What its sessions are asked
+    /// and this caller cannot do is refused where it is asked.
     fn of_those_who_declare_most(&self, key: &Key) -> Option<Arc<Group<W>>> {
-        if self.groups.len() < self.server.config.now().limits.identities {
-            return None;
-        }
         let of_the_same = self.groups.iter().filter(|group| group.identity.principal == key.0.principal);
-        let most = of_the_same.max_by_key(|group| group.identity.capabilities.legacy().len())?;
+        let declared = |group: &Group<W>| {
+            let capabilities = &group.identity.capabilities;
+            (capabilities.askable(), capabilities.legacy().len())
+        };
+        let most = of_the_same.filter(|group| !group.is_empty()).max_by_key(|group| declared(group))?;
         Some(most.value().clone())
     }
 
@@ -467,9 +490,14 @@ impl<W: Wire> Inner<W> {
         for group in &self.groups {
             group.sweep(group.reports.is_listened_to());
         }
+        self.forget_empty();
+        self.reports.retain(|_, reports| reports.is_needed());
+    }
+
+    /// Forgets identities that have nothing left.
+    fn forget_empty(&self) {
         // A group is handed out under its shard's lock, so one that only the map holds is nobody's.
         self.groups.retain(|_, group| Arc::strong_count(group) > 1 || !group.is_empty());
-        self.reports.retain(|_, reports| reports.is_needed());
     }
 
     async fn close(&self) {
@@ -497,7 +525,7 @@ impl<W: Wire> Relieve for Inner<W> {
 
     /// With their sessions go the streams on which they would be heard of: each is a connection.
     fn close_sessions(&self) {
-        self.let_go(self.groups.len().div_ceil(8), false);
+        self.let_go(self.groups.len().div_ceil(8), false, Idle::Now);
     }
 }
 
@@ -519,7 +547,12 @@ async fn sweep<W: Wire>(inner: Weak<Inner<W>>, wire: Arc<W>, closing: Cancellati
             () = wire.is_crowded() => true,
         };
         match inner.upgrade() {
-            Some(inner) if is_crowded => inner.let_go(1, true),
+            Some(inner) if is_crowded => {
+                inner.forget_empty();
+                if inner.let_go(1, true, Idle::Now) == 0 {
+                    wire.nothing_gave_way();
+                }
+            }
             Some(inner) => inner.sweep(),
             None => return,
         }

@@ -246,6 +246,10 @@ impl<W: Wire> Session<W> {
         if inside.ended && !self.is_clients {
             return None;
         }
+        if call.may_be_asked && !exclusive {
+            // It is beside others, then, whatever they were promised: nothing can be told to be theirs.
+            inside.calls.values_mut().for_each(|other| other.exclusive = false);
+        }
         inside.calls.insert(request.id, call);
         inside.stays += 1;
         Some(Stay { session: self.clone(), call: Some(request.id) })
@@ -340,11 +344,30 @@ impl<W: Wire> Session<W> {
         self.inside.lock().calls.values().any(|call| call.may_be_asked)
     }
 
+    /// Calls that are in flight on it.
+    pub(super) fn in_flight(&self) -> usize {
+        self.inside.lock().calls.len()
+    }
+
+    /// Whether a call is in flight on it that the server may ask something, and that is a task.
+    pub(super) fn has_task(&self) -> bool {
+        self.inside.lock().calls.values().any(|call| call.may_be_asked && call.is_task())
+    }
+
+    /// The same, and that is none.
+    pub(super) fn is_in_turn(&self) -> bool {
+        self.inside.lock().calls.values().any(|call| call.may_be_asked && !call.is_task())
+    }
+
     /// Whether all calls in flight on it that the server may ask something are tasks, and there is one.
     pub(super) fn is_kept_by_tasks(&self) -> bool {
-        let inside = self.inside.lock();
-        let mut asked = inside.calls.values().filter(|call| call.may_be_asked).peekable();
-        asked.peek().is_some() && asked.all(|call| call.deferral.as_ref().is_some_and(Deferral::has_come))
+        self.has_task() && !self.is_in_turn()
+    }
+
+    /// Whether all that was ever called in it was called by one client: what is left of a call of its is nobody
+    /// else's. It takes the audience's lock, and may drop the last of a listener: not under the session's.
+    pub(super) fn is_of_one_client(&self) -> bool {
+        self.keeper().is_some_and(|keeper| keeper.audience().only(self.census).is_some())
     }
 
     /// The server serves a call in it.
@@ -492,6 +515,14 @@ impl<W: Wire> Session<W> {
     }
 }
 
+// === impl InFlight ===
+
+impl InFlight {
+    fn is_task(&self) -> bool {
+        self.deferral.as_ref().is_some_and(Deferral::has_come)
+    }
+}
+
 // === impl Stay ===
 
 impl<W: Wire> Stay<W> {
@@ -521,7 +552,10 @@ impl<W: Wire> Stay<W> {
         let Some((may_be_asked, left)) = was_in_flight else { return false };
         // Where nobody can be asked, what is left of a call can be put to nobody else. Nor is it where the server
         // asks for the first time: the session is given up then.
-        let is_trusted = !may_be_asked || !self.session.is_askable || self.session.server.asks.tells_apart();
+        let is_trusted = !may_be_asked
+            || !self.session.is_askable
+            || self.session.server.asks.tells_apart()
+            || self.session.is_of_one_client();
         if !(W::IS_COSTLY && is_trusted && left < ABANDONED) {
             self.session.retire();
         }

@@ -34,7 +34,7 @@ use tokio::{
     task::yield_now,
     time::timeout,
 };
-use tokio_util::sync::{CancellationToken, DropGuard};
+use tokio_util::sync::CancellationToken;
 
 use super::{
     STATUS,
@@ -45,6 +45,7 @@ use super::{
     table::{CallInHand, Entry},
 };
 use crate::{
+    dialect::Principal,
     runtime::{Clock, Mutex, Seldom, SystemClock},
     telemetry::{ServerEnded, ServerLinesOmitted, ServerSaid},
     upstream::{CallError, work::Work},
@@ -65,6 +66,13 @@ pub trait Control: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<C: AsyncRead + AsyncWrite + Send + Unpin> Control for C {}
 
+/// The place of a process among those of its server.
+pub struct Place {
+    pub permit: OwnedSemaphorePermit,
+    /// How many leave theirs.
+    pub leaving: Arc<AtomicUsize>,
+}
+
 /// Starts a process.
 pub type Spawn = Box<dyn Fn(&Command) -> io::Result<Ends> + Send + Sync>;
 
@@ -72,8 +80,6 @@ pub type Spawn = Box<dyn Fn(&Command) -> io::Result<Ends> + Send + Sync>;
 pub struct Child {
     lines: UnboundedSender<Bytes>,
     life: Arc<Life>,
-    /// A process that nobody holds ends.
-    _ends: DropGuard,
 }
 
 /// What is known of a process.
@@ -82,12 +88,16 @@ pub struct Life {
     clock: SystemClock,
     started: Instant,
     starts: Arc<Mutex<Starts>>,
+    /// Whose start it was.
+    caller: Principal,
+    /// How many of the same server leave their places.
+    leaving: Arc<AtomicUsize>,
     entry: Entry,
     waiting: Waiting,
     /// It is to end.
     ends: CancellationToken,
-    /// The same where whoever has it said so, for each call to look at without a lock.
-    is_ending: AtomicBool,
+    /// The same, or it has ended: for each call to look at without a lock, and for whoever waits for its place.
+    is_leaving: AtomicBool,
     end: OnceLock<End>,
     /// It has ended, or cannot go on.
     ended: CancellationToken,
@@ -174,12 +184,13 @@ impl Child {
     pub fn keep(
         ends: Ends,
         route: Arc<str>,
-        starts: Arc<Mutex<Starts>>,
+        (starts, caller): (Arc<Mutex<Starts>>, Principal),
         entry: Entry,
-        place: OwnedSemaphorePermit,
+        place: Place,
         work: &Work,
     ) -> (Self, Box<dyn AsyncRead + Send + Unpin>) {
         let Ends { stdin, stdout, stderr, control, reaped } = ends;
+        let Place { permit, leaving } = place;
         let clock = SystemClock::new();
         let (lines, to_write) = unbounded_channel();
         let life = Arc::new(Life {
@@ -187,10 +198,12 @@ impl Child {
             started: clock.now(),
             clock,
             starts,
+            caller,
+            leaving,
             entry,
             waiting: Waiting::default(),
             ends: CancellationToken::new(),
-            is_ending: AtomicBool::new(false),
+            is_leaving: AtomicBool::new(false),
             end: OnceLock::new(),
             ended: CancellationToken::new(),
             gone: CancellationToken::new(),
@@ -201,9 +214,11 @@ impl Child {
             kept.keep(stdin, to_write, stderr, control).await;
             let _ = timeout(KILLING, reaped).await;
             kept.gone.cancel();
-            drop(place);
+            kept.leaves();
+            kept.leaving.fetch_sub(1, Ordering::Relaxed);
+            drop(permit);
         });
-        let child = Self { lines, _ends: life.ends.clone().drop_guard(), life };
+        let child = Self { lines, life };
         (child, stdout)
     }
 
@@ -216,7 +231,7 @@ impl Child {
     /// # Errors
     /// [`CallError::Unread`] where too much waits; what became of the process where it has ended.
     pub fn write(&self, message: Bytes) -> Result<(), CallError> {
-        if self.life.end.get().is_some() || self.life.is_ending.load(Ordering::Relaxed) {
+        if self.life.is_leaving.load(Ordering::Relaxed) {
             return Err(CallError::Unreachable(format!("its process has ended: {}", self.life.how())));
         }
         self.life.waiting.add(message.len())?;
@@ -240,6 +255,13 @@ impl Child {
     pub async fn end(&self) {
         self.life.ends();
         self.life.gone().await;
+    }
+}
+
+impl Drop for Child {
+    /// A process that nobody holds ends.
+    fn drop(&mut self) {
+        self.life.ends();
     }
 }
 
@@ -269,13 +291,20 @@ impl Life {
 
     /// It is to end.
     fn ends(&self) {
-        self.is_ending.store(true, Ordering::Relaxed);
+        self.leaves();
         self.ends.cancel();
+    }
+
+    /// It is about to leave its place.
+    fn leaves(&self) {
+        if !self.is_leaving.swap(true, Ordering::Relaxed) {
+            self.leaving.fetch_add(1, Ordering::Relaxed);
+        }
     }
 
     /// It did not come up.
     pub fn did_not_start(&self) {
-        self.count(|starts, now| starts.failed(now, Duration::ZERO));
+        self.count(|starts, now| starts.failed(now, self.caller, self.started, Duration::ZERO));
     }
 
     /// The first time, it has ended like this.
@@ -283,9 +312,13 @@ impl Life {
         let is_wanted = self.ends.is_cancelled();
         self.count(|starts, now| {
             let up = now - self.started;
-            if is_wanted { starts.was_up(up) } else { starts.failed(now, up) }
+            match is_wanted {
+                true => starts.was_up(self.caller, up),
+                false => starts.failed(now, self.caller, self.started, up),
+            }
         });
         let _ = self.end.set(End { how: how.to_owned(), is_wanted });
+        self.leaves();
         self.ended.cancel();
     }
 

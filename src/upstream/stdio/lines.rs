@@ -8,9 +8,8 @@ use bytes::Bytes;
 use crate::protocol::Id;
 
 /// Takes a stream apart into lines. Keeps no more than one line, and of one that is too long next to nothing.
+#[derive(Default)]
 pub struct Lines {
-    /// Bytes that a line may have.
-    limit: usize,
     /// The beginning of a line whose end has not come.
     begun: Vec<u8>,
     /// What is known of a line that is too long.
@@ -71,20 +70,16 @@ const TOKEN: usize = 24;
 // === impl Lines ===
 
 impl Lines {
-    pub fn new(limit: usize) -> Self {
-        Self { limit, begun: Vec::new(), outline: None }
-    }
-
     /// The next line, once its end is in `input`, of which what has been read is taken off. `None` means that all
-    /// of it has been.
-    pub fn next(&mut self, input: &mut &[u8]) -> Option<Line> {
+    /// of it has been. `limit` is how many bytes a line may have.
+    pub fn next(&mut self, input: &mut &[u8], limit: usize) -> Option<Line> {
         while !input.is_empty() {
             let (piece, rest, has_ended) = match memchr::memchr(b'\n', input) {
                 Some(end) => (&input[..end], &input[end + 1..], true),
                 None => (*input, &input[input.len()..], false),
             };
             *input = rest;
-            if let Some(line) = self.take(piece, has_ended) {
+            if let Some(line) = self.take(piece, has_ended, limit) {
                 return Some(line);
             }
         }
@@ -96,8 +91,8 @@ impl Lines {
         self.outline.is_some() || !self.begun.trim_ascii().is_empty()
     }
 
-    fn take(&mut self, piece: &[u8], has_ended: bool) -> Option<Line> {
-        if self.outline.is_none() && self.begun.len() + piece.len() > self.limit {
+    fn take(&mut self, piece: &[u8], has_ended: bool, limit: usize) -> Option<Line> {
+        if self.outline.is_none() && self.begun.len() + piece.len() > limit {
             let mut outline = Outline::default();
             outline.see(&std::mem::take(&mut self.begun));
             self.outline = Some(outline);
@@ -247,8 +242,8 @@ mod tests {
     use super::*;
 
     fn lines(limit: usize, text: &str) -> Vec<Line> {
-        let (mut lines, mut input) = (Lines::new(limit), text.as_bytes());
-        std::iter::from_fn(|| lines.next(&mut input)).collect()
+        let (mut lines, mut input) = (Lines::default(), text.as_bytes());
+        std::iter::from_fn(|| lines.next(&mut input, limit)).collect()
     }
 
     fn whole(text: &str) -> Line {
@@ -258,10 +253,10 @@ mod tests {
     #[test]
     fn lines_end_as_they_do_anywhere_and_blank_ones_say_nothing() {
         assert_eq!(lines(99, "{}\n\n \r\n[1] \r\nx\nrest"), [whole("{}"), whole("[1]"), whole("x")]);
-        let mut lines = Lines::new(99);
-        assert_eq!(lines.next(&mut &b" {\"a\""[..]), None);
+        let mut lines = Lines::default();
+        assert_eq!(lines.next(&mut &b" {\"a\""[..], 99), None);
         assert!(lines.is_within());
-        assert_eq!(lines.next(&mut &b":1}\n"[..]), Some(whole(r#"{"a":1}"#)));
+        assert_eq!(lines.next(&mut &b":1}\n"[..], 99), Some(whole(r#"{"a":1}"#)));
         assert!(!lines.is_within());
     }
 
@@ -269,6 +264,15 @@ mod tests {
     fn a_line_may_be_as_long_as_the_limit_and_no_longer() {
         assert_eq!(lines(4, "1234\n"), [whole("1234")]);
         assert_eq!(lines(4, "12345\n1\n"), [Line::TooLong { answers: None }, whole("1")]);
+    }
+
+    #[test]
+    fn a_limit_that_changes_holds_for_the_line_that_has_begun() {
+        let mut lines = Lines::default();
+        assert_eq!(lines.next(&mut &b"1234"[..], 4), None);
+        assert_eq!(lines.next(&mut &b"56\n"[..], 6), Some(whole("123456")));
+        assert_eq!(lines.next(&mut &b"1234"[..], 4), None);
+        assert_eq!(lines.next(&mut &b"\n"[..], 3), Some(Line::TooLong { answers: None }));
     }
 
     #[test]

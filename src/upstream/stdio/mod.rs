@@ -31,7 +31,10 @@ use std::{
     future::Future,
     io, mem,
     pin::pin,
-    sync::{Arc, OnceLock},
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicUsize, Ordering},
+    },
     task::{Context, Poll},
     time::Duration,
 };
@@ -56,11 +59,11 @@ use crate::{
 };
 #[cfg(test)]
 use child::Ends;
-use child::{Child, Life, Spawn};
+use child::{Child, Life, Place, Spawn};
 use hello::{Verdict, welcome};
 use lines::{Line, Lines, answered_by};
 use portion::Portion;
-use starts::{Start, Starts};
+use starts::{BUDGET, Start, Starts, Why};
 use table::{CallInHand, Table};
 
 /// A server of the older era that is started here.
@@ -82,8 +85,12 @@ pub struct Processes {
     /// One for each process there may be.
     places: Arc<Semaphore>,
     most: usize,
+    /// How many have ended, or are to, and still have theirs.
+    leaving: Arc<AtomicUsize>,
     /// Somebody waits for a place.
     crowded: Notify,
+    /// There is none for whoever waits, for now.
+    full: Notify,
     /// What a process is shown of its callers: nothing.
     credentials: Credentials,
     clock: SystemClock,
@@ -104,6 +111,7 @@ struct Said {
     route: Arc<str>,
     stdout: Box<dyn AsyncRead + Send + Unpin>,
     lines: Lines,
+    config: Live<Config>,
     read: Box<[u8]>,
     /// What of `read` is still to be looked at.
     left: std::ops::Range<usize>,
@@ -190,7 +198,9 @@ impl Processes {
             table: Arc::default(),
             places: Arc::new(Semaphore::new(most.min(Semaphore::MAX_PERMITS))),
             most,
+            leaving: Arc::default(),
             crowded: Notify::new(),
+            full: Notify::new(),
             credentials: Credentials::default(),
             clock: SystemClock::new(),
             work,
@@ -207,31 +217,33 @@ impl Processes {
             match place {
                 Ok(Ok(place)) => return place.map_err(|_| CallError::Closing),
                 Ok(Err(_)) => return Err(CallError::AllInUse { limit: self.most, after }),
+                // One that has ended, or is to, leaves its place in a moment.
+                Err(_) if self.leaving.load(Ordering::Relaxed) > 0 => {}
                 Err(_) => self.crowded.notify_one(),
             }
         }
     }
 
     /// Waits until one more may be started.
-    async fn may_start(&self) -> Result<(), CallError> {
+    async fn may_start(&self, caller: Principal) -> Result<(), CallError> {
         loop {
             let now = self.clock.now();
-            let (start, is_again) = {
-                let mut starts = self.starts.lock();
-                (starts.begin(now), starts.stands_in())
-            };
+            let start = self.starts.lock().begin(now, caller);
             match start {
-                Start::Now => {
-                    if is_again {
+                Start::Now { stands_in } => {
+                    if stands_in {
                         metrics::child_restarted(&self.route);
                     }
                     return Ok(());
                 }
                 Start::At(next) => sleep_until(next.into()).await,
-                Start::NotBefore(next) => {
+                Start::NotBefore(next, why) => {
                     let wait = (next - now).as_secs() + 1;
-                    let why =
-                        format!("its process has ended again and again, and is not started for {wait} s");
+                    let why = match why {
+                        Why::Failing => "its process has ended again and again".to_owned(),
+                        Why::Spent => format!("{BUDGET} of its processes were started within a minute"),
+                    };
+                    let why = format!("{why}, and it is not started for {wait} s");
                     return Err(CallError::Unreachable(why));
                 }
             }
@@ -241,18 +253,19 @@ impl Processes {
     async fn begin(&self, caller: &Identity, hello: &Hello) -> Result<(Description, Pipe), CallError> {
         self.verdict.allows(self.clock.now())?;
         let place = self.place().await?;
-        self.may_start().await?;
+        self.may_start(caller.principal).await?;
         let ends = (self.spawn)(&self.command).map_err(|error| {
             let now = self.clock.now();
-            self.starts.lock().failed(now, Duration::ZERO);
+            self.starts.lock().failed(now, caller.principal, now, Duration::ZERO);
             CallError::Unreachable(format!("its process cannot be started: {error}"))
         })?;
         let entry = self.table.enter(caller.clone(), self.clock.timestamp());
-        let (route, starts) = (self.route.clone(), self.starts.clone());
+        let (route, starts) = (self.route.clone(), (self.starts.clone(), caller.principal));
+        let place = Place { permit: place, leaving: self.leaving.clone() };
         let (child, stdout) = Child::keep(ends, route, starts, entry, place, &self.work);
-        let limit = self.config.now().limits.result_bytes;
         let life = child.life().clone();
-        let mut said = Said::new(self.route.clone(), stdout, limit, life.clone(), self.work.clone());
+        let config = self.config.clone();
+        let mut said = Said::new(self.route.clone(), stdout, config, life.clone(), self.work.clone());
         let welcomed = timeout(self.command.start_timeout, welcome(&child, &mut said, hello)).await;
         let started = welcomed.unwrap_or_else(|_| {
             let limit = self.command.start_timeout;
@@ -295,7 +308,10 @@ impl Wire for Processes {
         hello: &Hello,
     ) -> Result<(Description, Pipe), CallError> {
         let begun = self.begin(caller, hello).await;
-        *self.came_up.lock() = Some(begun.is_ok());
+        // Where there is no place, it was not tried.
+        if !matches!(begun, Err(CallError::AllInUse { .. } | CallError::Closing)) {
+            *self.came_up.lock() = Some(begun.is_ok());
+        }
         if let Err(error) = &begun {
             ServerNotStarted { route: &self.route, program: self.command.program(), error }.emit();
         }
@@ -312,6 +328,18 @@ impl Wire for Processes {
 
     async fn is_crowded(&self) {
         self.crowded.notified().await;
+    }
+
+    fn is_full(&self) -> bool {
+        self.places.available_permits() == 0
+    }
+
+    fn nothing_gave_way(&self) {
+        self.full.notify_waiters();
+    }
+
+    async fn none_gives_way(&self) {
+        self.full.notified().await;
     }
 
     /// It has no headers by which it could tell callers apart.
@@ -337,9 +365,11 @@ impl wire::Line for Pipe {
     }
 
     fn poll_answer(self: &Arc<Self>, sent: &mut Self::Answer, _: u64, _: &mut Context<'_>) -> Poll<Heard> {
-        Poll::Ready(
-            sent.as_ref().map_or_else(|lost| Heard::Lost(CallError::clone(lost)), |_| Heard::Elsewhere),
-        )
+        Poll::Ready(match sent {
+            Ok(_) => Heard::Elsewhere,
+            Err(lost) if matches!(**lost, CallError::Unreachable(_)) => Heard::Gone(CallError::clone(lost)),
+            Err(lost) => Heard::Lost(CallError::clone(lost)),
+        })
     }
 
     fn progress(sent: &mut Self::Answer) -> Progress {
@@ -395,7 +425,7 @@ impl Said {
     fn new(
         route: Arc<str>,
         stdout: Box<dyn AsyncRead + Send + Unpin>,
-        limit: usize,
+        config: Live<Config>,
         life: Arc<Life>,
         work: Work,
     ) -> Self {
@@ -403,7 +433,8 @@ impl Said {
         Self {
             route,
             stdout,
-            lines: Lines::new(limit),
+            lines: Lines::default(),
+            config,
             read: vec![0; READ].into_boxed_slice(),
             left: 0..0,
             messages: Messages::default(),
@@ -432,7 +463,7 @@ impl Said {
                 None => {}
             }
             let mut input = &self.read[self.left.clone()];
-            let line = self.lines.next(&mut input);
+            let line = self.lines.next(&mut input, self.config.now().limits.result_bytes);
             self.left.start = self.left.end - input.len();
             match line {
                 Some(Line::Whole(line)) => self.messages = Messages::of(line),

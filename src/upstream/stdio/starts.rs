@@ -1,38 +1,59 @@
 //! When a server that ends may be started again.
 
 use std::{
-    collections::VecDeque,
+    collections::{HashMap, VecDeque},
     time::{Duration, Instant},
 };
+
+use crate::dialect::Principal;
 
 /// What has become of the starts of one server. Time comes in with every question.
 #[derive(Debug, Default)]
 pub struct Starts {
     /// Starts of the last minute, but for as many as have been ended by us since.
     lately: VecDeque<Instant>,
-    /// How often in a row it has not come up, or not stayed up.
-    failures: u32,
-    /// How many have ended by themselves that no other was started for.
+    /// By the caller whose process it is; where all share, they are one. What ends for one may stay up for another.
+    failing: HashMap<Principal, Failing>,
+}
+
+/// Processes that have ended by themselves.
+#[derive(Debug, Default)]
+struct Failing {
+    /// How often in a row one has not come up, or not stayed up.
+    in_a_row: u32,
+    /// How many have ended that no other was started for.
     missed: usize,
-    /// The last start was for one of those.
-    stands_in: bool,
-    /// Not before.
+    /// When the last of those ended that count.
+    last: Option<Instant>,
+    /// The next is started not before.
     next: Option<Instant>,
 }
 
 /// Whether it is started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Start {
-    Now,
+    Now {
+        /// One has ended by itself, and this is for that.
+        stands_in: bool,
+    },
     /// In a moment, and that is worth waiting for.
     At(Instant),
     /// Whoever needs it is told so.
-    NotBefore(Instant),
+    NotBefore(Instant, Why),
+}
+
+/// Why it is not started yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Why {
+    /// It has ended by itself, again and again.
+    Failing,
+    /// [`BUDGET`] of them have been started within a minute.
+    Spent,
 }
 
 /// Starts of one server in a [`MINUTE`], whatever they are for. A process that we have ended ourselves gives its start
 /// back: tasks that come and go have processes that come and go.
-const BUDGET: usize = 60;
+pub const BUDGET: usize = 60;
 const MINUTE: Duration = Duration::from_secs(60);
 /// The pause after a failure; doubles with each.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -41,50 +62,62 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 const PATIENCE: Duration = Duration::from_secs(5);
 /// A server that has been up for so long has not failed to start.
 const STEADY: Duration = Duration::from_secs(60);
+/// How long after its last pause it is remembered of a caller that its process ended.
+const REMEMBERED: Duration = Duration::from_secs(600);
 
 // === impl Starts ===
 
 impl Starts {
-    /// Whether it is started now. [`Start::Now`] counts as a start.
-    pub fn begin(&mut self, now: Instant) -> Start {
+    /// Whether one is started now for this caller. [`Start::Now`] counts as a start.
+    pub fn begin(&mut self, now: Instant, caller: Principal) -> Start {
         while self.lately.front().is_some_and(|start| now.duration_since(*start) >= MINUTE) {
             self.lately.pop_front();
         }
         let spent = self.lately.front().filter(|_| self.lately.len() >= BUDGET);
-        let next = self.next.max(spent.map(|first| *first + MINUTE)).filter(|next| *next > now);
-        match next {
+        let spent = spent.map(|first| (*first + MINUTE, Why::Spent));
+        let failing = self.failing.get_mut(&caller);
+        let paused = failing.as_ref().and_then(|failing| Some((failing.next?, Why::Failing)));
+        match paused.into_iter().chain(spent).filter(|(next, _)| *next > now).max_by_key(|(next, _)| *next) {
             None => {
                 self.lately.push_back(now);
-                self.stands_in = self.missed > 0;
-                self.missed = self.missed.saturating_sub(1);
-                Start::Now
+                let stands_in = failing.is_some_and(|failing| {
+                    let is_one = failing.missed > 0;
+                    failing.missed -= usize::from(is_one);
+                    is_one
+                });
+                Start::Now { stands_in }
             }
-            Some(next) if next - now > PATIENCE => Start::NotBefore(next),
-            Some(next) => Start::At(next),
+            Some((next, why)) if next - now > PATIENCE => Start::NotBefore(next, why),
+            Some((next, _)) => Start::At(next),
         }
     }
 
-    /// Whether the last start was for one that had ended by itself.
-    pub fn stands_in(&self) -> bool {
-        self.stands_in
-    }
-
-    /// One has ended that nobody ended, after so long; nothing where it did not come up.
-    pub fn failed(&mut self, now: Instant, up: Duration) {
+    /// One that was started at `began` has ended that nobody ended, after it was up for so long; nothing where it did
+    /// not come up.
+    pub fn failed(&mut self, now: Instant, caller: Principal, began: Instant, up: Duration) {
+        self.failing.retain(|_, failing| failing.next.is_none_or(|next| next + REMEMBERED > now));
+        let failing = self.failing.entry(caller).or_default();
+        failing.missed += 1;
+        // Several that end together have ended once: it was not tried again in between.
+        if failing.last.is_some_and(|last| began < last) {
+            return;
+        }
         if up >= STEADY {
-            self.failures = 0;
+            failing.in_a_row = 0;
         }
-        self.missed += 1;
-        let pause = PAUSE.saturating_mul(1 << self.failures.min(16)).min(LONGEST_PAUSE);
-        self.failures += 1;
-        self.next = self.next.max(Some(now + pause));
+        let pause = PAUSE.saturating_mul(1 << failing.in_a_row.min(16)).min(LONGEST_PAUSE);
+        failing.in_a_row += 1;
+        failing.last = Some(now);
+        failing.next = failing.next.max(Some(now + pause));
     }
 
     /// One has been up for so long, and was ended.
-    pub fn was_up(&mut self, up: Duration) {
+    pub fn was_up(&mut self, caller: Principal, up: Duration) {
         self.lately.pop_front();
-        if up >= STEADY {
-            self.failures = 0;
+        if up >= STEADY
+            && let Some(failing) = self.failing.get_mut(&caller)
+        {
+            failing.in_a_row = 0;
         }
     }
 }
@@ -94,6 +127,10 @@ mod tests {
     use super::*;
     use crate::runtime::{Clock, SystemClock};
 
+    const ALL: Principal = Principal::ANONYMOUS;
+    const NOW: Start = Start::Now { stands_in: false };
+    const AGAIN: Start = Start::Now { stands_in: true };
+
     fn seconds(seconds: u64) -> Duration {
         Duration::from_secs(seconds)
     }
@@ -101,33 +138,72 @@ mod tests {
     #[test]
     fn the_pause_doubles_to_a_minute_and_only_a_steady_server_starts_over() {
         let (mut starts, mut now) = (Starts::default(), SystemClock::new().now());
+        let mut start = NOW;
         for pause in [1, 2, 4, 8, 16, 32, 60, 60] {
-            assert_eq!(starts.begin(now), Start::Now);
+            assert_eq!(starts.begin(now, ALL), start);
+            let began = now;
             now += seconds(59);
-            starts.failed(now, seconds(59));
+            starts.failed(now, ALL, began, seconds(59));
             let next = now + seconds(pause);
-            let wanted = if pause > 5 { Start::NotBefore(next) } else { Start::At(next) };
-            assert_eq!(starts.begin(now), wanted);
-            now = next;
+            let wanted = if pause > 5 { Start::NotBefore(next, Why::Failing) } else { Start::At(next) };
+            assert_eq!(starts.begin(now, ALL), wanted);
+            (now, start) = (next, AGAIN);
         }
-        assert_eq!(starts.begin(now), Start::Now);
+        assert_eq!(starts.begin(now, ALL), AGAIN);
+        let began = now;
         now += seconds(60);
-        starts.failed(now, seconds(60));
-        assert_eq!(starts.begin(now), Start::At(now + seconds(1)));
+        starts.failed(now, ALL, began, seconds(60));
+        assert_eq!(starts.begin(now, ALL), Start::At(now + seconds(1)));
+    }
+
+    #[test]
+    fn processes_that_end_together_have_ended_once() {
+        let (mut starts, now) = (Starts::default(), SystemClock::new().now());
+        for _ in 0..4 {
+            assert_eq!(starts.begin(now, ALL), NOW);
+        }
+        let end = now + seconds(10);
+        for _ in 0..4 {
+            starts.failed(end, ALL, now, seconds(10));
+        }
+        assert_eq!(starts.begin(end, ALL), Start::At(end + seconds(1)));
+        // Each of them has one started for it.
+        let next = end + seconds(1);
+        for start in [AGAIN, AGAIN, AGAIN, AGAIN, NOW] {
+            assert_eq!(starts.begin(next, ALL), start);
+        }
+        starts.failed(next + seconds(1), ALL, next, seconds(1));
+        assert_eq!(starts.begin(next + seconds(1), ALL), Start::At(next + seconds(3)));
+    }
+
+    #[test]
+    fn what_ends_for_one_caller_is_started_for_another() {
+        let (mut starts, now) = (Starts::default(), SystemClock::new().now());
+        let [one, other] = ["one", "other"].map(|name| Principal::of(&[name.as_bytes()]));
+        for at in 0..5 {
+            starts.failed(now + seconds(at), one, now + seconds(at), Duration::ZERO);
+        }
+        let now = now + seconds(5);
+        assert!(matches!(starts.begin(now, one), Start::NotBefore(_, Why::Failing)));
+        assert_eq!(starts.begin(now, other), NOW);
+        // It is not remembered for ever.
+        starts.failed(now + seconds(700), other, now, Duration::ZERO);
+        assert_eq!(starts.failing.len(), 1);
     }
 
     #[test]
     fn so_many_starts_in_a_minute_are_enough() {
         let (mut starts, now) = (Starts::default(), SystemClock::new().now());
         for _ in 0..BUDGET {
-            assert_eq!(starts.begin(now), Start::Now);
+            assert_eq!(starts.begin(now, ALL), NOW);
         }
-        assert_eq!(starts.begin(now + seconds(1)), Start::NotBefore(now + seconds(60)));
-        assert_eq!(starts.begin(now + seconds(56)), Start::At(now + seconds(60)));
+        let spent = Start::NotBefore(now + seconds(60), Why::Spent);
+        assert_eq!(starts.begin(now + seconds(1), ALL), spent);
+        assert_eq!(starts.begin(now + seconds(56), ALL), Start::At(now + seconds(60)));
         // One that was ended leaves room for another.
-        starts.was_up(seconds(1));
-        assert_eq!(starts.begin(now + seconds(1)), Start::Now);
-        assert_eq!(starts.begin(now + seconds(1)), Start::NotBefore(now + seconds(60)));
-        assert_eq!(starts.begin(now + seconds(60)), Start::Now);
+        starts.was_up(ALL, seconds(1));
+        assert_eq!(starts.begin(now + seconds(1), ALL), NOW);
+        assert_eq!(starts.begin(now + seconds(1), ALL), spent);
+        assert_eq!(starts.begin(now + seconds(60), ALL), NOW);
     }
 }

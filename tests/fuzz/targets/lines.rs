@@ -12,11 +12,11 @@ const LIMIT: usize = 48;
 pub fn target(output: &[u8]) {
     let (wanted, is_within) = plainly(output);
     for pieces in cuttings(output) {
-        let mut lines = Lines::new(LIMIT);
+        let mut lines = Lines::default();
         let mut found = Vec::new();
         for piece in &pieces {
             let mut input = *piece;
-            while let Some(line) = lines.next(&mut input) {
+            while let Some(line) = lines.next(&mut input, LIMIT) {
                 found.push(line);
             }
             assert!(input.is_empty());

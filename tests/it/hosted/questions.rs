@@ -41,6 +41,15 @@ async fn two_clients_of_a_kind_are_asked_each_about_its_own_call() {
     let mut world = World::new("defer: { after: 1h }");
     let (first, mut child) = world.begin(everything()).await;
     let second = hello(&world.client(), everything()).await;
+    // They share a child until it asks, for it cannot be told then whom.
+    let (one, of_one) = call(&first, &mut child, 0).await;
+    let (other, of_other) = call(&second, &mut child, 0).await;
+    child.asks("whose", "elicitation/create").await;
+    assert_eq!(child.next().await.expect("an answer")["error"]["code"], -32603);
+    for (call, at_child) in [(&one, &of_one), (&other, &of_other)] {
+        child.answers(at_child, json!({ "content": [] })).await;
+        assert_eq!(heard(call).await.len(), 1);
+    }
     let (one, of_one) = call(&first, &mut child, 1).await;
     let other = ask(&second, &json!(1), "tools/call", json!({ "name": "t" })).await;
     // Where it could not be told whose a question is, a call has a child for itself.
@@ -110,6 +119,50 @@ async fn a_question_outside_any_call_that_is_taken_back_is_taken_back_from_the_c
     let put = heard(&listening).await.pop().expect("it is put");
     tell(&client, json!({ "jsonrpc": "2.0", "id": put["id"], "result": { "roots": [] } })).await;
     assert_eq!(child.next().await.expect("one answer")["id"], "last");
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_the_only_client_there_is_has_cancelled_leaves_its_child_and_its_questions_as_they_are() {
+    let mut world = World::new("defer: { after: 1h }");
+    let (client, mut child) = world.begin(everything()).await;
+    let listening = client.listen().await.follow();
+    for id in 1..4 {
+        let (waiting, at_child) = call(&client, &mut child, id).await;
+        tell(
+            &client,
+            json!({ "jsonrpc": "2.0", "method": "notifications/cancelled", "params": { "requestId": id } }),
+        )
+        .await;
+        // It is not answered, as it should be.
+        assert_eq!(child.told("notifications/cancelled").await["params"]["requestId"], at_child["id"]);
+        assert_eq!(heard(&waiting).await.len(), 0);
+        child.notifies("notifications/message", json!({ "level": "info", "data": id })).await;
+        let said = heard(&listening).await.pop().expect("it is heard");
+        assert_eq!((&said["method"], &said["params"]["data"]), (&json!("notifications/message"), &json!(id)));
+        let (waiting, at_child) = call(&client, &mut child, 10 + id).await;
+        child.asks("q", "elicitation/create").await;
+        let put = heard(&waiting).await.pop().expect("it is put");
+        assert_eq!(put["method"], "elicitation/create", "{put}");
+        tell(&client, json!({ "jsonrpc": "2.0", "id": put["id"], "result": { "action": "cancel" } })).await;
+        assert_eq!(child.next().await.expect("an answer")["id"], "q");
+        child.answers(&at_child, json!({ "content": [] })).await;
+        assert_eq!(heard(&waiting).await.len(), 2);
+    }
+    assert_eq!(world.started(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_question_outside_any_call_that_is_too_large_to_be_kept_is_refused() {
+    let mut world = World::new("defer: { after: 1h }");
+    let (client, mut child) = world.begin(everything()).await;
+    let listening = client.listen().await.follow();
+    let large = json!({ "messages": [], "maxTokens": 1, "systemPrompt": "x".repeat(1 << 20) });
+    let asks = |id, params| json!({ "jsonrpc": "2.0", "id": id, "method": "sampling/createMessage", "params": params });
+    child.says(asks("large", large)).await;
+    let refused = child.next().await.expect("an answer");
+    assert_eq!((&refused["id"], &refused["error"]["code"]), (&json!("large"), &json!(-32603)));
+    child.says(asks("small", json!({ "messages": [], "maxTokens": 1 }))).await;
+    assert_eq!(heard(&listening).await.len(), 1);
 }
 
 #[tokio::test(start_paused = true)]

@@ -285,6 +285,7 @@ pub(super) const BOUNDS: &[(&str, Held)] = &[
         "upstream/stdio/starts.rs LONGEST_PAUSE",
         By("the_pause_doubles_to_a_minute_and_only_a_steady_server_starts_over"),
     ),
+    ("upstream/stdio/starts.rs REMEMBERED", By("what_ends_for_one_caller_is_started_for_another")),
     (
         "upstream/stdio/starts.rs PATIENCE",
         By("what_ends_again_and_again_is_started_ever_later_and_whoever_would_wait_long_is_told"),
@@ -351,6 +352,10 @@ pub(super) const BOUNDS: &[(&str, Held)] = &[
     (
         "upstream/http/resume.rs REFUSED_PAUSE",
         By("a_server_is_not_asked_again_faster_or_later_than_it_is_good_for"),
+    ),
+    (
+        "upstream/legacy/attribution.rs UPDATE",
+        By("a_change_of_a_resource_that_is_told_in_too_many_words_is_not_kept_for_those_who_listen"),
     ),
     (
         "upstream/legacy/attribution.rs QUESTIONS",

@@ -93,8 +93,27 @@ impl<W: Wire> Group<W> {
         };
         match self.await_turn(turn, &who).await? {
             Turn::Lease(lease) => Ok(lease),
-            Turn::Open(promise) => promise.keep().await,
+            Turn::Open(promise) => {
+                let wire = self.server.wire.clone();
+                let mut opened = pin!(promise.keep());
+                loop {
+                    tokio::select! {
+                        biased;
+                        opened = &mut opened => return opened,
+                        () = wire.none_gives_way() => if let Some(lease) = self.beside_tasks(&who) {
+                            return Ok(lease);
+                        }
+                    }
+                }
+            }
         }
+    }
+
+    /// The use of a session beside the tasks that keep all there are, where there may be no more: a task keeps no call
+    /// from being made. What is asked there meanwhile cannot be told apart, and is refused.
+    fn beside_tasks(&self, who: &Holder) -> Option<Lease<W>> {
+        let session = if who.is_task() { None } else { self.seats.lock().beside_tasks() };
+        session.map(Lease::shared)
     }
 
     fn queue(self: &Arc<Self>, who: Holder) -> Result<oneshot::Receiver<Turn<W>>, CallError> {
@@ -183,7 +202,8 @@ impl<W: Wire> Group<W> {
 
     /// Who can go on, and with what: the head of the queue, with an idle session or room for one more.
     /// A server that has meanwhile been seen to ask on the calls' own streams has room for everybody.
-    /// Where only tasks have room, the first of them.
+    /// Where only tasks have room, the first of them; where a session is costly and tasks keep all there may be, the
+    /// first that is none is made beside them.
     fn next_turn(self: &Arc<Self>, seats: &mut Seats<W>) -> Option<(oneshot::Sender<Turn<W>>, Turn<W>)> {
         let limits = self.server.config.now().limits;
         let head = seats.queue.front()?.who.clone();
@@ -198,11 +218,16 @@ impl<W: Wire> Group<W> {
         let next = if seats.has_room(&limits, for_task) {
             seats.queue.pop_front()?
         } else {
-            let at = seats.queue.iter().position(|waiting| waiting.who.is_task())?;
-            if !seats.has_room(&limits, true) {
-                return None;
+            let is_task = |waiting: &Waiting<_>| waiting.who.is_task();
+            match seats.queue.iter().position(is_task).filter(|_| seats.has_room(&limits, true)) {
+                Some(at) => seats.queue.remove(at)?,
+                None if W::IS_COSTLY && seats.promised.iter().all(Holder::is_task) => {
+                    let session = seats.beside_tasks()?;
+                    let at = seats.queue.iter().position(|waiting| !waiting.who.is_task())?;
+                    return Some((seats.queue.remove(at)?.turn, Turn::Lease(Lease::shared(session))));
+                }
+                None => return None,
             }
-            seats.queue.remove(at)?
         };
         let promise = Promise { group: Some(self.clone()), call: next.who.call };
         seats.promised.push(next.who);

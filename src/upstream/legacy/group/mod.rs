@@ -283,6 +283,11 @@ impl<W: Wire> Group<W> {
             && seats.all.iter().all(|seat| seat.holder.is_none())
     }
 
+    /// Whether its sessions have not been used in a whole round of [`Group::sweep`].
+    pub(super) fn is_quiet(&self) -> bool {
+        self.seats.lock().all.iter().all(|seat| seat.quiet > 0)
+    }
+
     /// Takes all sessions out, for good; who waits is told.
     pub(super) fn close(&self) -> Vec<Arc<Session<W>>> {
         let mut seats = self.seats.lock();

@@ -120,7 +120,19 @@ impl<W: Wire, T> Seats<W, T> {
 
     /// Whether somebody who waits could go on right now.
     pub(super) fn can_serve(&self, limits: &Limits) -> bool {
-        self.has_room(limits, false) || self.all.iter().any(Seat::is_idle)
+        self.has_room(limits, false)
+            || self.all.iter().any(Seat::is_idle)
+            || W::IS_COSTLY && self.beside_tasks().is_some()
+    }
+
+    /// Where tasks are in all there are, and no other is on its way: the session in which a call would be beside the
+    /// fewest tasks, and beside nothing else that can be asked. Where calls are beside all of them, they take turns.
+    pub(super) fn beside_tasks(&self) -> Option<Arc<Session<W>>> {
+        if self.opening.is_some() || !self.all.iter().all(Seat::has_task) {
+            return None;
+        }
+        let free = self.all.iter().filter(|seat| !seat.session.is_in_turn());
+        Some(free.min_by_key(|seat| seat.session.in_flight())?.session.clone())
     }
 
     /// Whether there are more sessions than calls may have, now that a task has given back its own.
@@ -142,6 +154,11 @@ impl<W: Wire> Seat<W> {
     /// Calls that came while sessions were shared may still be asked something in theirs.
     pub(super) fn is_idle(&self) -> bool {
         self.holder.is_none() && !self.session.may_be_asked()
+    }
+
+    /// Whether a task is in it.
+    pub(super) fn has_task(&self) -> bool {
+        self.holder.as_ref().is_some_and(Holder::is_task) || self.session.has_task()
     }
 
     /// Whether it is tasks that keep it from calls: the one it is leased to, or those that came while

@@ -21,7 +21,7 @@ use super::{
         subscribe::{self, Guard, NotSubscribed},
     },
     Groups,
-    stream::{Feed, Listening},
+    stream::{EVENT_BYTES, Feed, Listening},
     words,
 };
 use crate::{
@@ -293,7 +293,8 @@ impl<W: Wire> Listener for Hosted<W> {
         let is_open = {
             let mut inside = self.inside.lock();
             let open = inside.questions.values().filter(|question| question.call.is_none()).count();
-            let has_room = open < MAX_OPEN && self.can_be_asked(frame);
+            // What is larger would not be kept until its stream is read.
+            let has_room = open < MAX_OPEN && message.len() <= EVENT_BYTES && self.can_be_asked(frame);
             if has_room {
                 inside.questions.insert(id, Open { call: None, answer });
             }

@@ -56,7 +56,7 @@ pub(super) struct Listening {
 /// Messages that are kept for one session. Sessions that share a server share them, but for what they ask each.
 const EVENTS: usize = 256;
 /// Bytes of them; of a larger one nothing is kept.
-const EVENT_BYTES: usize = 1 << 20;
+pub(super) const EVENT_BYTES: usize = 1 << 20;
 /// Before the number of each.
 const PREFIX: &str = "get-";
 

@@ -1,5 +1,6 @@
 //! What a process says, what it does not read, and how it ends.
 
+use serde_json::json;
 use std::{
     sync::{
         Arc,
@@ -15,9 +16,10 @@ use tokio::{
 
 use super::{ASKABLE, Call, MUTE, PIPE, World, soon};
 use crate::{
+    dialect::Principal,
     runtime::Clock,
     upstream::{
-        CallError, Event, Upstream,
+        CallError, Config, Event, Limits, Report as Reported, Upstream,
         stdio::{
             Instances,
             child::{REMARKS, WAITING_BYTES},
@@ -117,6 +119,46 @@ async fn what_is_no_message_is_skipped_and_one_that_is_too_large_fails_its_call_
     assert!(matches!(lost, CallError::TooLarge { limit: 200 }), "{lost:?}");
     calls[0].is_answered().await;
     calls[2].is_answered().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_change_of_a_resource_that_is_told_in_too_many_words_is_not_kept_for_those_who_listen() {
+    let mut world = World::new();
+    let mut heard = world.server.watch(Principal::ANONYMOUS);
+    let _call = world.call(1, MUTE);
+    let mut process = world.up().await;
+    process.called().await;
+    let updated = |uri: &str, more: usize| {
+        let params = json!({ "uri": uri, "more": "x".repeat(more) });
+        json!({ "jsonrpc": "2.0", "method": "notifications/resources/updated", "params": params }).to_string()
+    };
+    process.says(&format!("{}\n{}\n", updated("large", 64 << 10), updated("small", 1000))).await;
+    match heard.recv().await.expect("a report") {
+        Reported::ResourceUpdated { uri, .. } => assert_eq!(uri, "small"),
+        other => panic!("a resource has changed, not {other:?}"),
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_process_that_runs_keeps_to_a_limit_that_is_changed() {
+    let mut world = World::new();
+    let (mut small, mut large) = (world.call(1, MUTE), world.call(2, MUTE));
+    let mut process = world.up().await;
+    process.called().await;
+    process.called().await;
+    let otherwise = |result_bytes| {
+        let limits = Limits { result_bytes, ..Limits::default() };
+        world.server.otherwise(&Config { limits, ..Config::default() }).expect("it can be changed")();
+    };
+    otherwise(200);
+    process.says(&format!("{{\"result\":\"{}\",\"id\":1}}\n", "x".repeat(300))).await;
+    let lost = small.lost().await;
+    assert!(matches!(lost, CallError::TooLarge { limit: 200 }), "{lost:?}");
+    otherwise(400);
+    process
+        .says(&format!("{{\"jsonrpc\":\"2.0\",\"result\":{{\"a\":\"{}\"}},\"id\":2}}\n", "x".repeat(300)))
+        .await;
+    large.is_answered().await;
 }
 
 #[tokio::test(start_paused = true)]

@@ -1,19 +1,21 @@
 //! When a process is started, for whom, and how many there may be.
 
+use bytes::Bytes;
+use futures_util::FutureExt;
 use serde_json::json;
 use std::time::Duration;
 use tokio::{
-    io::AsyncReadExt,
+    io::{AsyncReadExt, AsyncWriteExt},
     time::{advance, sleep, timeout},
 };
 
-use super::{ASKABLE, MORE, MUTE, World};
+use super::{ASKABLE, Call, MORE, MUTE, Process, World};
 use crate::{
     dialect::Principal,
     runtime::Clock,
     upstream::{
         CallError, Deferral, Event, Limits,
-        stdio::{Instances, command::PER_CALLER},
+        stdio::{Instances, command::PER_CALLER, supervisor::Report},
     },
 };
 
@@ -166,15 +168,160 @@ async fn those_who_declare_otherwise_have_a_process_of_their_own_until_there_are
     }
     for_more.answers(3).await;
     third.is_answered().await;
-    // Once there is one that nobody uses, it gives way.
-    drop((mute, more, third));
-    let mut again = world.call(4, ASKABLE);
+    // One that is at rest is nobody's to end who can share another.
+    let mut fourth = world.call(4, ASKABLE);
+    assert_eq!(for_more.called().await, 4);
+    for_more.answers(4).await;
+    fourth.is_answered().await;
+    // Once there is one that has not been used for a while, it gives way.
+    for id in 5..9 {
+        sleep(Duration::from_secs(30)).await;
+        let mut more = world.call(id, MORE);
+        assert_eq!(for_more.called().await, id);
+        for_more.answers(id).await;
+        more.is_answered().await;
+    }
+    let mut again = world.call(9, ASKABLE);
     for_mute.has_no_more_to_read().await;
     for_mute.ends("exit status: 0").await;
     let mut process = world.up().await;
-    assert_eq!(process.called().await, 4);
-    process.answers(4).await;
+    assert_eq!(process.called().await, 9);
+    process.answers(9).await;
     again.is_answered().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn those_who_share_share_with_those_who_can_be_asked_most_not_with_those_who_say_most() {
+    let mut world = World::with(|command, _| command.instances = Instances::Shared(2));
+    let wordy = r#"{"experimental":{"a":{},"b":{},"c":{},"d":{},"e":{},"f":{},"g":{},"h":{},"i":{},"j":{}}}"#;
+    let _wordy = world.call(1, wordy);
+    let mut for_wordy = world.up().await;
+    assert_eq!(for_wordy.called().await, 1);
+    let _more = world.call(2, MORE);
+    let mut for_more = world.up().await;
+    assert_eq!(for_more.called().await, 2);
+    let _third = world.call(3, ASKABLE);
+    assert_eq!(for_more.called().await, 3);
+}
+
+/// Two tasks of those who can be asked have two processes, which are all there may be.
+async fn kept_by_tasks(world: &mut World) -> ([Process; 2], [(Call, Deferral); 2]) {
+    let [first, second] = [Deferral::default(), Deferral::default()];
+    let mut one = world.call_deferred(1, ASKABLE, &first);
+    let mut process = world.up().await;
+    assert_eq!(process.called().await, 1);
+    process.asks("q").await;
+    let Event::Asked(question) = one.next().await else { panic!("it is asked") };
+    question.answer.send(Ok(Bytes::from_static(br#"{"action":"decline"}"#)));
+    assert_eq!(process.reads().await["id"], "q");
+    first.comes();
+    let other = world.call_deferred(2, ASKABLE, &second);
+    let mut beside = world.up().await;
+    assert_eq!(beside.called().await, 2);
+    second.comes();
+    ([process, beside], [(one, first), (other, second)])
+}
+
+#[tokio::test(start_paused = true)]
+async fn where_tasks_keep_all_there_may_be_calls_are_made_beside_them() {
+    let mut world = World::with(|command, _| command.instances = Instances::Shared(2));
+    let ([mut first, mut second], mut tasks) = kept_by_tasks(&mut world).await;
+    let began = world.clock.now();
+    let mut call = world.call(3, ASKABLE);
+    let (process, other) = tokio::select! {
+        called = first.called() => { assert_eq!(called, 3); (&mut first, &mut second) }
+        called = second.called() => { assert_eq!(called, 3); (&mut second, &mut first) }
+    };
+    // It cannot be told whom this is for, and it is nobody's.
+    process.asks("whose").await;
+    let refused = process.reads().await;
+    assert_eq!((&refused["id"], &refused["error"]["code"]), (&json!("whose"), &json!(-32603)));
+    // Nor whose this is.
+    process.says("{\"jsonrpc\":\"2.0\",\"method\":\"notifications/message\",\"params\":{}}\n").await;
+    // The next has the other, where it is beside fewer.
+    let mut next = world.call(4, ASKABLE);
+    assert_eq!(other.called().await, 4);
+    process.answers(3).await;
+    call.is_answered().await;
+    other.answers(4).await;
+    next.is_answered().await;
+    assert!(world.clock.now() - began < Duration::from_secs(1), "nobody waited");
+    // Beside nobody a task is asked again.
+    process.asks("its own").await;
+    let (one, other) = tasks.split_at_mut(1);
+    let question = tokio::select! {
+        question = one[0].0.heard.recv() => question,
+        question = other[0].0.heard.recv() => question,
+    };
+    assert!(matches!(question, Some(Event::Asked(_))), "{question:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn those_who_declare_otherwise_share_what_tasks_keep() {
+    for capabilities in [MUTE, MORE] {
+        let mut world = World::with(|command, _| command.instances = Instances::Shared(2));
+        let ([mut first, mut second], _tasks) = kept_by_tasks(&mut world).await;
+        let mut call = world.call(3, capabilities);
+        let process = tokio::select! {
+            called = first.called() => { assert_eq!(called, 3); &mut first }
+            called = second.called() => { assert_eq!(called, 3); &mut second }
+        };
+        process.answers(3).await;
+        call.is_answered().await;
+        assert!(world.is_quiet());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn where_the_last_place_is_anothers_a_call_is_made_beside_its_own_kinds_task() {
+    let mut world = World::with(|command, _| command.instances = Instances::Shared(2));
+    let task = Deferral::default();
+    let _task = world.call_deferred(1, ASKABLE, &task);
+    let mut process = world.up().await;
+    assert_eq!(process.called().await, 1);
+    process.asks("q").await;
+    task.comes();
+    let _mute = world.call(2, MUTE);
+    let mut for_mute = world.up().await;
+    assert_eq!(for_mute.called().await, 2);
+    // There might be one more of its kind, but not of all.
+    let mut call = world.call(3, ASKABLE);
+    assert_eq!(process.called().await, 3);
+    process.answers(3).await;
+    call.is_answered().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_that_comes_when_its_process_has_ended_is_made_in_another() {
+    let mut world = World::new();
+    let mut first = world.call(1, MUTE);
+    let mut process = world.up().await;
+    process.called().await;
+    process.answers(1).await;
+    first.is_answered().await;
+    // Its end is known before its output has ended.
+    let report = Report::Ended { how: "exit status: 1".to_owned() }.to_line();
+    process.control.write_all(report.as_bytes()).await.expect("it is heard");
+    sleep(Duration::from_millis(50)).await;
+    let mut second = world.call(2, MUTE);
+    let mut other = world.up().await;
+    assert_eq!(other.called().await, 2);
+    other.answers(2).await;
+    second.is_answered().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn so_many_starts_in_a_minute_are_told_as_such() {
+    let mut world = World::with(|command, _| command.instances = Instances::PerCaller);
+    let mut kept = Vec::new();
+    for id in 0..60 {
+        let call = world.call(id, MUTE);
+        let mut process = world.up().await;
+        process.called().await;
+        kept.push((call, process));
+    }
+    let lost = world.call(60, MUTE).lost().await.to_string();
+    assert!(lost.contains("60 of its processes were started within a minute"), "{lost}");
 }
 
 #[tokio::test(start_paused = true)]
@@ -275,9 +422,11 @@ async fn a_caller_more_than_may_have_a_process_is_told() {
     }
     let lost = world.call(most + 1, MUTE).lost().await;
     assert!(matches!(lost, CallError::AllInUse { .. }), "{lost:?}");
-    // Once one of them rests, it gives way.
-    processes[0].answers(1).await;
-    calls[0].is_answered().await;
+    // Once one of them rests, it gives way; others that do, do not.
+    for (at, id) in [(0, 1), (1, 2)] {
+        processes[at].answers(id).await;
+        calls[at].is_answered().await;
+    }
     let mut next = world.call(most + 2, MUTE);
     let mut resting = processes.swap_remove(0);
     resting.has_no_more_to_read().await;
@@ -286,4 +435,5 @@ async fn a_caller_more_than_may_have_a_process_is_told() {
     let id = process.called().await;
     process.answers(id).await;
     next.is_answered().await;
+    assert!(processes[1].stdin.next_line().now_or_never().is_none(), "another has been ended");
 }
