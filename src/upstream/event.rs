@@ -88,6 +88,15 @@ impl Asked {
         }
     }
 
+    /// Its bytes, as the server put it.
+    #[expect(clippy::len_without_is_empty, reason = "a question is never empty")]
+    pub fn len(&self) -> usize {
+        match self {
+            Self::Canonical(request) => request.as_bytes().len(),
+            Self::Native(frame) => frame.as_bytes().len(),
+        }
+    }
+
     /// Its method, as the server named it.
     pub fn method(&self) -> Option<Method> {
         match self {

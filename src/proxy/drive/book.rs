@@ -65,6 +65,8 @@ pub(super) struct Put {
 
 /// Questions one call may have open at a time; a server that asks more is answered with an error.
 pub(in crate::proxy) const MAX_OPEN: usize = 64;
+/// Bytes of them. One that is alone may be larger.
+const MAX_OPEN_BYTES: usize = 16 << 20;
 
 // === impl Book ===
 
@@ -81,8 +83,10 @@ impl Book {
         }
     }
 
-    pub(super) fn is_full(&self) -> bool {
-        self.open.len() >= MAX_OPEN
+    /// Whether there is room for this question, too.
+    pub(super) fn has_room(&self, asked: &Asked) -> bool {
+        let bytes = self.open.values().map(|open| open.asked.len()).sum::<usize>();
+        self.open.len() < MAX_OPEN && (self.open.is_empty() || bytes + asked.len() <= MAX_OPEN_BYTES)
     }
 
     /// Gives a question its key and its number. Where it was answered beforehand, it is closed again at once,

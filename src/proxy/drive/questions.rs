@@ -44,11 +44,11 @@ impl Driver {
                 None => return,
             },
             Form::Native(_) => {
-                if !is_task && held.book.is_full() {
+                if !is_task && !held.book.has_room(&question.asked) {
                     for ask in held.book.close_answered_elsewhere() {
                         self.exchange.handle_answered(ask);
                     }
-                    if held.book.is_full() {
+                    if !held.book.has_room(&question.asked) {
                         // It is the client's to answer on its stream, whatever becomes of the call.
                         question.answer.withdrawn();
                         let Asked::Native(frame) = &question.asked else { return };
@@ -58,7 +58,7 @@ impl Driver {
                 question
             }
         };
-        if held.book.is_full() {
+        if !held.book.has_room(&question.asked) {
             return question.refuse(
                 &self.shared.route.path,
                 code::INTERNAL_ERROR,

@@ -123,6 +123,7 @@ pub(super) const BOUNDS: &[(&str, Held)] = &[
         By("whoever_tells_a_call_more_than_there_is_room_for_waits_until_it_has_listened"),
     ),
     ("proxy/drive/book.rs MAX_OPEN", By("a_server_that_asks_without_end_is_refused_at_some_point")),
+    ("proxy/drive/book.rs MAX_OPEN_BYTES", By("a_server_that_asks_in_many_words_is_refused_at_some_point")),
     ("proxy/drive/mod.rs PROGRESS_PERIOD", By("of_much_progress_the_last_word_is_told")),
     ("proxy/drive/questions.rs MAX_TURNS", By("a_server_that_turns_a_call_over_without_end_loses_it")),
     (

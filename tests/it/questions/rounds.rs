@@ -351,3 +351,17 @@ async fn a_server_that_asks_without_end_is_refused_at_some_point() {
     assert!(refused["message"].as_str().expect("words").contains("too many"), "{refused}");
     assert_eq!(Questions::of(&waiting.answer().await).requests.len(), 64);
 }
+
+#[tokio::test]
+async fn a_server_that_asks_in_many_words_is_refused_at_some_point() {
+    let world = World::new().await;
+    let talk = Talk::tool(&asked(&world));
+    let waiting = talk.begin().await;
+    let server = Asking::next(&world, Way::OnTheCall).await;
+    for id in 0..2 {
+        server.ask(id, &form(&"x".repeat(9 << 20)));
+    }
+    let refused = server.answered(&world, 1).await;
+    assert!(refused["message"].as_str().expect("words").contains("too many"), "{refused}");
+    assert_eq!(Questions::of(&waiting.answer().await).requests.len(), 1);
+}
