@@ -37,6 +37,8 @@ LOST = -31002  # the proxy's code for a call that was lost with its server: the 
 LOOK_AWAY = 0.02  # seconds
 
 CALLS = {
+    "python1.9": ("talking", "talking-delete", "silent", "silent-delete"),
+    "python1.12": ("talking", "talking-delete", "silent", "silent-delete"),
     "python1.30": ("talking", "talking-delete", "silent", "silent-delete"),
     "typescript1.32": ("talking", "talking-delete", "silent", "silent-delete"),
     "python": ("talking", "silent", "task"),

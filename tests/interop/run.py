@@ -90,6 +90,8 @@ CLIENTS = {
 }
 # Those whose server is killed in mid-call; crashes.py knows what each does.
 CRASHED = {
+    "python1.9": ["client-1.9", "python/crash.py", "{url}"],
+    "python1.12": ["client-1.12", "python/crash.py", "{url}"],
     "python1.30": ["server", "python/crash.py", "{url}"],
     "typescript1.32": ["node", "typescript/crash.mjs", "{url}", "1.x"],
     "python": ["client", "python/crash.py", "{url}"],
@@ -247,7 +249,7 @@ PLANS = [
         Plan(f"published-{server}", "python1.30", server, groups="published", direct="", published=True)
         for server in ("everything", "filesystem", "git", "memory", "time")
     ),
-    *(crashed(server) for server in ("stdio-python1.30", "stdio-typescript", "stdio-fastmcp")),
+    *(crashed(server) for server in PROGRAMS),
     *(
         Plan(f"{client}-{server}-resumable", client, server, ("--resumable",), "resuming,task-resuming", "resuming")
         for client, server in (("python1.30", "typescript"), ("typescript1.32", "python"))

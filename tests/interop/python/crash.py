@@ -1,4 +1,4 @@
-"""The calls of a Python client whose server is killed in the middle of them. Runs on the SDK 1.30 and on 2.x.
+"""The calls of a Python client whose server is killed in the middle of them. Runs on the SDKs 1.9, 1.12, 1.30 and on 2.x.
 
     crash.py URL    # a proxy in front of python/server.py or typescript/server.mjs
 
@@ -101,10 +101,12 @@ def say(*words: Any) -> None:
 
 async def older(url: str, name: str, call: Call, ends: bool) -> None:
     from mcp import ClientSession
-    from mcp.client.streamable_http import streamable_http_client
+    from mcp.client import streamable_http
 
+    # Its name until 1.24.
+    connect = getattr(streamable_http, "streamable_http_client", None) or streamable_http.streamablehttp_client
     async with (
-        streamable_http_client(url, terminate_on_close=ends) as (read, write, _),
+        connect(url, terminate_on_close=ends) as (read, write, _),
         ClientSession(read, write, message_handler=astray(name)) as session,
     ):
         await session.initialize()
