@@ -27,6 +27,8 @@ struct Flags {
     elicitation_form: bool,
     elicitation_url: bool,
     sampling: bool,
+    sampling_tools: bool,
+    sampling_context: bool,
     roots: bool,
     tasks: bool,
 }
@@ -106,17 +108,17 @@ impl Capabilities {
 
     /// Whether a server may ask this client anything.
     pub fn can_be_asked(&self) -> bool {
-        let Flags { elicitation_form, elicitation_url, sampling, roots, tasks: _ } = self.flags;
-        elicitation_form || elicitation_url || sampling || roots
+        self.askable() > 0
     }
 
     /// How much of what a server may ask is declared: each kind of question, and what may come with it.
     pub fn askable(&self) -> usize {
-        let declared = Object::read(&self.legacy).expect("it was read as an object");
-        let Flags { elicitation_form, elicitation_url, sampling, roots, tasks: _ } = self.flags;
-        let with = |name| inner(&declared, "sampling").is_some_and(|sampling| declares(&sampling, name));
-        let all = [elicitation_form, elicitation_url, sampling, roots, with("tools"), with("context")];
-        all.into_iter().filter(|is_declared| *is_declared).count()
+        self.flags.askable().into_iter().filter(|is_declared| *is_declared).count()
+    }
+
+    /// Whether a server may ask this client all that it may ask the other.
+    pub fn covers(&self, other: &Self) -> bool {
+        self.flags.askable().into_iter().zip(other.flags.askable()).all(|(ours, theirs)| ours >= theirs)
     }
 
     /// What the client would have had to declare to be asked this, in the shape of
@@ -160,6 +162,8 @@ impl Capabilities {
 impl Flags {
     fn of(capabilities: &Object) -> Self {
         let elicitation = inner(capabilities, "elicitation");
+        let sampling = inner(capabilities, "sampling");
+        let with = |name| sampling.as_ref().is_some_and(|sampling| declares(sampling, name));
         let mode = |name| elicitation.as_ref().is_some_and(|modes| declares(modes, name));
         // An elicitation that names no mode is from before there were two (2026-07-28, *Elicitation*).
         let names_no_mode = |modes: &Object| ["form", "url"].into_iter().all(|name| !modes.contains(name));
@@ -167,9 +171,21 @@ impl Flags {
             elicitation_form: mode("form") || elicitation.as_ref().is_some_and(names_no_mode),
             elicitation_url: mode("url"),
             sampling: declares(capabilities, "sampling"),
+            sampling_tools: with("tools"),
+            sampling_context: with("context"),
             roots: declares(capabilities, "roots"),
             tasks: inner(capabilities, "extensions").is_some_and(|it| declares(&it, TASKS_EXTENSION)),
         }
+    }
+}
+
+impl Flags {
+    /// What can be asked.
+    fn askable(self) -> [bool; 6] {
+        let Self {
+            elicitation_form, elicitation_url, sampling, sampling_tools, sampling_context, roots, ..
+        } = self;
+        [elicitation_form, elicitation_url, sampling, sampling_tools, sampling_context, roots]
     }
 }
 
@@ -362,6 +378,22 @@ mod tests {
             (r#"{"sampling":{"tools":{}},"roots":{"listChanged":true}}"#, 3),
         ] {
             assert_eq!(client(declared).askable(), count, "{declared}");
+        }
+    }
+
+    #[test]
+    fn one_covers_another_who_can_be_asked_all_of_it() {
+        let covers = |one: &'static str, other: &'static str| client(one).covers(&client(other));
+        let all = r#"{"elicitation":{"form":{},"url":{}},"roots":{},"sampling":{"tools":{}}}"#;
+        for less in ["{}", r#"{"elicitation":{}}"#, r#"{"sampling":{}, "experimental":{"a":{}}}"#, all] {
+            assert!(covers(all, less), "{less}");
+        }
+        for (one, other) in [
+            (r#"{"sampling":{},"roots":{}}"#, r#"{"elicitation":{}}"#),
+            (r#"{"elicitation":{}}"#, r#"{"elicitation":{"url":{}}}"#),
+            (r#"{"sampling":{}}"#, r#"{"sampling":{"tools":{}}}"#),
+        ] {
+            assert!(!covers(one, other), "{one} {other}");
         }
     }
 

@@ -63,7 +63,7 @@ export function startFixture(dir, hard) {
 export const atUrl = url => ({ url });
 // The suite walks away from questions, in calls and in tasks, and each keeps its process from others that may be asked
 // until `park` is over; so there are some processes, and it is over soon.
-export const asProcess = hard => ({ command: [NODE, ...fixture(hard, '--stdio')], instances: 16 });
+export const asProcess = hard => ({ command: [NODE, ...fixture(hard, '--stdio')] });
 
 // A process is started for each set of capabilities that clients declare, which on a busy machine takes longer than
 // `after`, and than the suite waits for a stream to begin. Those that it declares are there before it begins.

@@ -369,8 +369,9 @@ impl<W: Wire> Inner<W> {
                 Limit::Identities.hit();
                 self.forget_empty();
                 let most = self.of_those_who_declare_most(&key);
-                // Nobody's is ended for somebody who can share another's, but what has not been used for a while.
-                let gone = self.let_go(1, true, if most.is_some() { Idle::ForAWhile } else { Idle::Now });
+                // None is ended for somebody who can share another's and be asked all there, but what has not been used for a while.
+                let can_share = most.as_ref().is_some_and(|group| group.covers(&key.0));
+                let gone = self.let_go(1, true, if can_share { Idle::ForAWhile } else { Idle::Now });
                 let is_full = self.groups.len() >= limit || self.server.wire.is_full() && gone == 0;
                 if let Some(group) = most.filter(|_| is_full) {
                     self.uses(&group);
@@ -451,13 +452,13 @@ impl<W: Wire> Inner<W> {
         count
     }
 
-    /// Of the groups of this caller's that have a session, the one that declares most. What its sessions are asked
-    /// and this caller cannot do is refused where it is asked.
+    /// Of the groups of this caller's that have a session, the one that declares most, first of those that declare
+    /// what this caller does. What its sessions are asked and this caller cannot do is refused where it is asked.
     fn of_those_who_declare_most(&self, key: &Key) -> Option<Arc<Group<W>>> {
         let of_the_same = self.groups.iter().filter(|group| group.identity.principal == key.0.principal);
         let declared = |group: &Group<W>| {
             let capabilities = &group.identity.capabilities;
-            (capabilities.askable(), capabilities.legacy().len())
+            (group.covers(&key.0), capabilities.askable(), capabilities.legacy().len())
         };
         let most = of_the_same.filter(|group| !group.is_empty()).max_by_key(|group| declared(group))?;
         Some(most.value().clone())

@@ -114,6 +114,11 @@ impl<W: Wire> Group<W> {
         &self.server
     }
 
+    /// Whether somebody can be asked here all that they declare.
+    pub(super) fn covers(&self, caller: &Identity) -> bool {
+        self.identity.capabilities.covers(&caller.capabilities)
+    }
+
     /// The list session; opens it, once for all who ask at the same time.
     ///
     /// # Errors

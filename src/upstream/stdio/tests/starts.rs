@@ -204,6 +204,33 @@ async fn those_who_share_share_with_those_who_can_be_asked_most_not_with_those_w
     assert_eq!(for_more.called().await, 3);
 }
 
+#[tokio::test(start_paused = true)]
+async fn one_that_is_at_rest_gives_way_to_those_who_can_be_asked_more_than_anywhere() {
+    let mut world = World::with(|command, _| command.instances = Instances::Shared(2));
+    let mut processes = Vec::new();
+    for (id, capabilities) in [(1, MUTE), (2, ASKABLE)] {
+        let mut call = world.call(id, capabilities);
+        let mut process = world.up().await;
+        assert_eq!(process.called().await, id);
+        process.answers(id).await;
+        call.is_answered().await;
+        processes.push(process);
+    }
+    let mut more = world.call(3, MORE);
+    let mut for_mute = processes.swap_remove(0);
+    for_mute.has_no_more_to_read().await;
+    for_mute.ends("exit status: 0").await;
+    let mut for_more = world.up().await;
+    assert_eq!(for_more.called().await, 3);
+    for_more.answers(3).await;
+    more.is_answered().await;
+    // Those who had it can be asked nothing that the others cannot.
+    let mut mute = world.call(4, MUTE);
+    assert_eq!(for_more.called().await, 4);
+    for_more.answers(4).await;
+    mute.is_answered().await;
+}
+
 /// Two tasks of those who can be asked have two processes, which are all there may be.
 async fn kept_by_tasks(world: &mut World) -> ([Process; 2], [(Call, Deferral); 2]) {
     let [first, second] = [Deferral::default(), Deferral::default()];
