@@ -62,7 +62,7 @@ export function startFixture(dir, hard) {
 /** The fixture as a route's `upstream`: at its address, or as a process. */
 export const atUrl = url => ({ url });
 // The suite walks away from questions, in calls and in tasks, and each keeps its process from others that may be asked
-// until `park` is over; so there are some processes, and it is over soon.
+// until `park` is over; so that is soon. It declares more sets of capabilities than there are processes by default.
 export const asProcess = hard => ({ command: [NODE, ...fixture(hard, '--stdio')] });
 
 // A process is started for each set of capabilities that clients declare, which on a busy machine takes longer than
