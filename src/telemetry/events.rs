@@ -236,6 +236,12 @@ pub struct ServerLinesOmitted<'a> {
     pub count: u64,
 }
 
+/// So many lines on the standard output of a server that has ended were no message, and are not in the log.
+pub struct ServerGarbageOmitted<'a> {
+    pub route: &'a str,
+    pub count: u64,
+}
+
 /// What a server has written on its standard output is no message, and was skipped.
 pub struct ServerGarbage<'a> {
     pub route: &'a str,
@@ -566,6 +572,7 @@ lines! {
     ServerGarbage<'_> as it: warn "deferral::server" "stdout_skipped" {
         route = it.route, why = it.why, line = it.line, omitted = it.omitted
     }
+    ServerGarbageOmitted<'_> as it: warn "deferral::server" "stdout_omitted" { route = it.route, count = it.count }
     ConfigReloaded<'_> as it: info "deferral" "config_reloaded" {
         by = it.by, changed = it.changed, needs_restart = it.needs_restart
     }

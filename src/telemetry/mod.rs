@@ -8,9 +8,9 @@ pub mod trace;
 
 pub use events::{
     Access, AnswersDropped, ConfigRefused, ConfigReloaded, Drained, Draining, Leaving, LookupFailed,
-    OperatorCancelled, Outcome, QuestionRefused, QuotaFull, ServerEnded, ServerGarbage, ServerLinesOmitted,
-    ServerNotStarted, ServerSaid, Started, StoreBack, StoreFailed, TakenOver, TaskCreated, TaskEnd,
-    TaskTransition, Untold, WouldDefer,
+    OperatorCancelled, Outcome, QuestionRefused, QuotaFull, ServerEnded, ServerGarbage, ServerGarbageOmitted,
+    ServerLinesOmitted, ServerNotStarted, ServerSaid, Started, StoreBack, StoreFailed, TakenOver,
+    TaskCreated, TaskEnd, TaskTransition, Untold, WouldDefer,
 };
 pub use line::{Format, Lines};
 pub use metrics::{Limit, Taken};

@@ -68,7 +68,8 @@ impl<W: Wire> Session<W> {
                     let mut inside = self.inside.lock();
                     // Some servers answer what was cancelled: it is over then, and asks nothing more.
                     inside.is_answered(id);
-                    Some(inside.calls.get(&id)?.mailbox.clone())
+                    // What follows is not for it, though nobody may have fetched this yet.
+                    Some(inside.calls.remove(&id)?.mailbox)
                 });
                 match call {
                     Some(mailbox) => mailbox.push(Said::Response(frame)),

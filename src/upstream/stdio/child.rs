@@ -58,8 +58,8 @@ pub struct Ends {
     pub stderr: Box<dyn AsyncRead + Send + Unpin>,
     /// To its supervisor.
     pub control: Box<dyn Control>,
-    /// Resolves when the supervisor has been reaped.
-    pub reaped: BoxFuture<'static, ()>,
+    /// Resolves when the supervisor has been reaped: whether it was killed.
+    pub reaped: BoxFuture<'static, bool>,
 }
 
 pub trait Control: AsyncRead + AsyncWrite + Send + Unpin {}
@@ -98,6 +98,8 @@ pub struct Life {
     ends: CancellationToken,
     /// The same, or it has ended: for each call to look at without a lock, and for whoever waits for its place.
     is_leaving: AtomicBool,
+    /// The id of the command, and of its group.
+    command: OnceLock<Pid>,
     end: OnceLock<End>,
     /// It has ended, or cannot go on.
     ended: CancellationToken,
@@ -118,7 +120,6 @@ struct End {
 /// What the supervisor says.
 struct Reports {
     lines: Lines<BufReader<ReadHalf<Box<dyn Control>>>>,
-    command: Option<Pid>,
     has_ended: bool,
 }
 
@@ -172,7 +173,7 @@ pub fn spawn(command: &Command) -> io::Result<Ends> {
         stdout: Box::new(pipe::Receiver::from_owned_fd(stdout.into())?),
         stderr: Box::new(supervisor.stderr.take().expect("it is piped")),
         control: Box::new(tokio::net::UnixStream::from_std(ours)?),
-        reaped: async move { drop(supervisor.wait().await) }.boxed(),
+        reaped: async move { supervisor.wait().await.is_ok_and(|status| status.code().is_none()) }.boxed(),
     })
 }
 
@@ -204,6 +205,7 @@ impl Child {
             waiting: Waiting::default(),
             ends: CancellationToken::new(),
             is_leaving: AtomicBool::new(false),
+            command: OnceLock::new(),
             end: OnceLock::new(),
             ended: CancellationToken::new(),
             gone: CancellationToken::new(),
@@ -212,7 +214,9 @@ impl Child {
         let kept = life.clone();
         work.spawn(async move {
             kept.keep(stdin, to_write, stderr, control).await;
-            let _ = timeout(KILLING, reaped).await;
+            if timeout(KILLING, reaped).await == Ok(true) {
+                kept.kill_group();
+            }
             kept.gone.cancel();
             kept.leaves();
             kept.leaving.fetch_sub(1, Ordering::Relaxed);
@@ -300,6 +304,11 @@ impl Life {
         if !self.is_leaving.swap(true, Ordering::Relaxed) {
             self.leaving.fetch_add(1, Ordering::Relaxed);
         }
+    }
+
+    /// Its supervisor was killed, which kills nothing any more. What has left the command's group is out of reach then.
+    fn kill_group(&self) {
+        let _ = self.command.get().map(|command| kill_process_group(*command, Signal::KILL));
     }
 
     /// It did not come up.
@@ -441,7 +450,7 @@ impl Life {
     /// Until nothing is left of it.
     async fn live(&self, control: Box<dyn Control>) {
         let (reports, mut orders) = split(control);
-        let mut reports = Reports { lines: BufReader::new(reports).lines(), command: None, has_ended: false };
+        let mut reports = Reports { lines: BufReader::new(reports).lines(), has_ended: false };
         tokio::select! {
             () = reports.until_it_ends(self) => {}
             () = self.ends.cancelled() => {}
@@ -479,14 +488,13 @@ impl Reports {
             if !self.has_ended {
                 self.has_ended = true;
                 life.has_ended("its supervisor was killed");
-                // What has left the group is out of reach by now.
-                let _ = self.command.map(|command| kill_process_group(command, Signal::KILL));
+                life.kill_group();
             }
             return false;
         };
         match Report::read(&line) {
             Some(Report::Started { pid }) => {
-                self.command = Pid::from_raw(pid);
+                let _ = Pid::from_raw(pid).map(|command| life.command.set(command));
                 life.entry.is(pid);
             }
             Some(Report::NotStarted { why } | Report::Ended { how: why }) => {

@@ -55,7 +55,7 @@ use crate::{
     dialect::{Credentials, Principal},
     protocol::{Capabilities, Messages, frame::on_one_line},
     runtime::{Clock, Live, Mutex, Net, SystemClock},
-    telemetry::{Limit, ServerGarbage, ServerNotStarted, metrics},
+    telemetry::{Limit, ServerGarbage, ServerGarbageOmitted, ServerNotStarted, metrics},
 };
 #[cfg(test)]
 use child::Ends;
@@ -486,9 +486,13 @@ impl Said {
 }
 
 impl Drop for Said {
-    /// A process that is being ended may still write. It is read on until nothing is left of it, so that it meets no
+    /// What was not told of is counted. A process that is being ended may still write. It is read on until nothing is left of it, so that it meets no
     /// closed pipe; nobody hears what it says.
     fn drop(&mut self) {
+        let count = self.garbage.omitted();
+        if count > 0 {
+            ServerGarbageOmitted { route: &self.route, count }.emit();
+        }
         let mut stdout = mem::replace(&mut self.stdout, Box::new(tokio::io::empty()));
         let (mut read, life) = (mem::take(&mut self.read), self.life.clone());
         self.work.spawn(async move {

@@ -13,7 +13,7 @@ impl Proxy {
     }
 
     /// The operator's address.
-    async fn admin(&self) -> Client {
+    pub(super) async fn admin(&self) -> Client {
         self.has_logged("event=started").await;
         let log = self.log();
         let said = log.split_whitespace().find_map(|word| word.strip_prefix("admin="));
@@ -43,7 +43,7 @@ async fn processes(admin: &Client) -> Value {
 }
 
 /// The same, once it is as wished.
-async fn until(admin: &Client, wished: impl Fn(&Value) -> bool) -> Value {
+pub(super) async fn until(admin: &Client, wished: impl Fn(&Value) -> bool) -> Value {
     let reached = async {
         loop {
             let said = processes(admin).await;

@@ -1,9 +1,15 @@
 //! The proxy in front of real processes: what they are served as, how they end, and what is left of them.
 //!
+//! Beside this: `shared` with others who declare more; `nasty` ones; those whose command changes with a `reload`; what is left
+//! after `chaos`; what of them an operator sees (`admin`, `traces`).
+//!
 //! Every process below a proxy is known by a variable of its environment, which it cannot lose.
 
 mod admin;
 mod chaos;
+mod nasty;
+mod reload;
+mod shared;
 #[cfg(feature = "otlp")]
 mod traces;
 
@@ -26,8 +32,10 @@ use tokio::time::sleep;
 const SERVER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/it/stdio/server.py");
 /// The variable by which processes are known.
 const MARK: &str = "DEFERRAL_TEST_TREE";
+/// What a proxy is configured by.
+const FILE: &str = "deferral.yaml";
 
-/// A proxy in front of a command. Dropping it looks whether anything is left of it.
+/// A proxy in front of a command. Nothing is left of it when it is dropped.
 struct Proxy {
     child: Child,
     addr: SocketAddr,
@@ -52,19 +60,23 @@ impl Proxy {
 
     /// The same with this before the routes.
     fn written(top: &str, upstream: &str) -> Self {
+        Self::of_file(&text("1s", top, upstream))
+    }
+
+    /// Of a file, which can be read again.
+    fn of_file(text: &str) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
-        let path = folder.path().join("deferral.yaml");
-        let text = format!(
-            "listen: 127.0.0.1:0\nadmin: off\ndrain: 1s\n{top}routes: [{{ defer: {{ after: 300ms }}, upstream: {upstream} }}]\n"
-        );
+        let path = folder.path().join(FILE);
         fs::write(&path, text).expect("it can be written");
-        // It has been read once clients are served.
-        Self::with(&["--config", path.to_str().expect("a plain path")])
+        Self::within(folder, &["--config", path.to_str().expect("a plain path")])
     }
 
     fn with(words: &[&str]) -> Self {
+        Self::within(tempfile::tempdir().expect("a folder"), words)
+    }
+
+    fn within(folder: TempDir, words: &[&str]) -> Self {
         static NUMBER: AtomicUsize = AtomicUsize::new(0);
-        let folder = tempfile::tempdir().expect("a folder");
         let mark = format!("{}-{}", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed));
         let log = fs::File::create(folder.path().join("log")).expect("it can be written");
         let mut child = Command::new(env!("CARGO_BIN_EXE_deferral"))
@@ -72,6 +84,8 @@ impl Proxy {
             .env(MARK, &mark)
             .env("SECRET", "of the proxy")
             .env_remove("DEFERRAL_LOG")
+            // What it does not need any more is given back at once: its memory is looked at.
+            .env("MIMALLOC_PURGE_DELAY", "0")
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(log)
@@ -79,6 +93,15 @@ impl Proxy {
             .expect("the program starts");
         let addr = where_it_listens(&mut child);
         Self { child, addr, mark, folder }
+    }
+
+    /// Has this read in place of what its file had.
+    async fn goes_on_with(&self, text: &str) {
+        const READ: &str = "event=config_reloaded";
+        let before = self.logged(READ);
+        fs::write(self.folder.path().join(FILE), text).expect("it can be written");
+        self.signal("-HUP");
+        self.has_logged_more(READ, before).await;
     }
 
     fn client(&self) -> Client {
@@ -89,9 +112,19 @@ impl Proxy {
         fs::read_to_string(self.folder.path().join("log")).expect("it is text")
     }
 
+    /// How often its log says so.
+    fn logged(&self, text: &str) -> usize {
+        self.log().matches(text).count()
+    }
+
     async fn has_logged(&self, text: &str) {
+        self.has_logged_more(text, 0).await;
+    }
+
+    /// Waits until its log says so more often than before.
+    async fn has_logged_more(&self, text: &str, before: usize) {
         let reached = async {
-            while !self.log().contains(text) {
+            while self.logged(text) <= before {
                 sleep(Duration::from_millis(10)).await;
             }
         };
@@ -143,7 +176,23 @@ impl Drop for Proxy {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
+        // A test that has failed leaves nothing either.
+        self.below().into_iter().for_each(|pid| send("-KILL", pid));
     }
+}
+
+/// A file with this before the routes, in which this is the upstream.
+fn text(drain: &str, top: &str, upstream: &str) -> String {
+    format!(
+        "listen: 127.0.0.1:0\nadmin: off\ndrain: {drain}\n{top}routes: [{{ defer: {{ after: 300ms }}, upstream: {upstream} }}]\n"
+    )
+}
+
+/// So much of it, in kilobytes, as `/proc` counts it.
+fn memory(pid: u32, what: &str) -> usize {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("it runs");
+    let line = status.lines().find_map(|line| line.strip_prefix(what)).expect("it has memory");
+    line.trim().trim_end_matches(" kB").parse().expect("a number")
 }
 
 fn send(signal: &str, pid: u32) {
@@ -157,17 +206,18 @@ fn is_supervisor(pid: u32) -> bool {
 
 /// The processes that have this mark, those that have ended and are not reaped left out.
 fn marked(mark: &str) -> Vec<u32> {
-    let mark = format!("{MARK}={mark}\0");
     let entries = fs::read_dir("/proc").expect("there is one").flatten();
     let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
-    let is_marked = |pid: &u32| {
-        let environment = fs::read(Path::new("/proc").join(pid.to_string()).join("environ"));
-        environment.is_ok_and(|all| {
-            let all = [b"\0", &all[..]].concat();
-            memchr::memmem::find(&all, format!("\0{mark}").as_bytes()).is_some()
-        })
-    };
-    pids.filter(is_marked).collect()
+    pids.filter(|pid| has_variable(*pid, MARK, mark)).collect()
+}
+
+/// Whether this is in the environment of a process that runs.
+fn has_variable(pid: u32, name: &str, value: &str) -> bool {
+    let environment = fs::read(Path::new("/proc").join(pid.to_string()).join("environ"));
+    environment.is_ok_and(|all| {
+        let all = [b"\0", &all[..]].concat();
+        memchr::memmem::find(&all, format!("\0{name}={value}\0").as_bytes()).is_some()
+    })
 }
 
 fn arguments(tool: &str, arguments: Value) -> Value {
@@ -305,6 +355,18 @@ async fn a_supervisor_that_is_killed_takes_its_command_with_it() {
 }
 
 #[tokio::test]
+async fn a_supervisor_that_is_killed_behind_its_command_takes_what_that_has_left_behind_with_it() {
+    let proxy = Proxy::start("helper");
+    let lost = proxy.client().ask("tools/call", arguments("die", json!({ "code": 0 }))).await;
+    assert_eq!(lost.refusal(), (200, -31002));
+    // What it has left behind has a second from here on.
+    let supervisor = proxy.below().into_iter().find(|pid| is_supervisor(*pid));
+    supervisor.into_iter().for_each(|pid| send("-KILL", pid));
+    proxy.leaves_nothing().await;
+    proxy.stops().await;
+}
+
+#[tokio::test]
 async fn a_server_that_does_not_come_up_says_so_and_leaves_nothing() {
     let proxy = Proxy::start("exits");
     let error = proxy.client().call("echo").await.answer().await.error();
@@ -324,9 +386,7 @@ async fn a_server_that_does_not_come_up_says_so_and_leaves_nothing() {
 async fn what_floods_its_standard_error_is_served_and_takes_no_memory() {
     let proxy = Proxy::start("floods");
     assert_eq!(proxy.client().call("echo").await.answer().await.text(), "x");
-    let status = fs::read_to_string(format!("/proc/{}/status", proxy.child.id())).expect("it runs");
-    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("it has memory");
-    let peak: usize = peak.trim().trim_end_matches(" kB").parse().expect("a number");
+    let peak = memory(proxy.child.id(), "VmHWM:");
     assert!(peak < 45_000, "{peak} kB");
     assert!(proxy.log().len() < 20_000, "{}", proxy.log().len());
     proxy.stops().await;

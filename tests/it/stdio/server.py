@@ -7,6 +7,8 @@ import subprocess
 import sys
 import time
 
+# Calls that are answered when another comes.
+LATER = []
 NASTY = sys.argv[1] if len(sys.argv) > 1 else "plain"
 
 
@@ -25,6 +27,15 @@ def stubborn():
     return ["sh", "-c", words]
 
 
+def is_first(path):
+    """Whether this is the first process that asks, of all that are given this path."""
+    try:
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL))
+        return True
+    except FileExistsError:
+        return False
+
+
 def call(id, name, arguments, meta):
     if name == "echo":
         text(id, "x" * arguments.get("size", 1))
@@ -32,6 +43,21 @@ def call(id, name, arguments, meta):
         print("it sleeps", file=sys.stderr, flush=True)
         time.sleep(arguments["seconds"])
         text(id, "slept")
+    elif name == "wait":
+        print("it waits", file=sys.stderr, flush=True)
+        # Until somebody writes to it.
+        open(arguments["gate"]).read()
+        text(id, "waited")
+    elif name == "remark":
+        for number in range(arguments["lines"]):
+            print("remark", number, file=sys.stderr)
+        sys.stderr.flush()
+        text(id, "remarked")
+    elif name == "print":
+        for line in arguments["lines"]:
+            print(line)
+        os.write(1, b"\xff\xfe is no text\n")
+        text(id, "printed")
     elif name == "fail":
         text(id, "it failed", isError=True)
     elif name == "die":
@@ -47,12 +73,31 @@ def call(id, name, arguments, meta):
             say({"method": "notifications/progress", "params": {"progressToken": token, "progress": at, "total": 3}})
         text(id, "done")
     elif name == "ask":
+        if "gate" in arguments:
+            open(arguments["gate"]).read()
         form = {"type": "object", "properties": {"name": {"type": "string"}}}
         say({"id": "q", "method": "elicitation/create", "params": {"message": "who?", "requestedSchema": form}})
+        if arguments.get("exits") == "asking":
+            os._exit(5)
         answer = json.loads(sys.stdin.readline())
-        if arguments.get("exit"):
-            os._exit(0)
-        text(id, json.dumps(answer["result"]))
+        if arguments.get("exits") == "answered":
+            os._exit(6)
+        if "error" in answer:
+            text(id, answer["error"]["message"], isError=True)
+        else:
+            text(id, json.dumps(answer["result"]))
+    elif name == "later":
+        print("it is left for later", file=sys.stderr, flush=True)
+        LATER.append(id)
+    elif name == "ask behind":
+        # With what answers another call, at once.
+        answer = {"jsonrpc": "2.0", "id": LATER.pop(), "result": {"content": [{"type": "text", "text": "later"}]}}
+        form = {"type": "object", "properties": {}}
+        question = {"message": "who?", "requestedSchema": form}
+        question = {"jsonrpc": "2.0", "id": "q", "method": "elicitation/create", "params": question}
+        os.write(1, (json.dumps(answer) + "\n" + json.dumps(question) + "\n").encode())
+        answer = json.loads(sys.stdin.readline())
+        text(id, json.dumps(answer.get("result", answer.get("error"))), isError="error" in answer)
     elif name == "half":
         sys.stdout.write('{"jsonrpc":"2.0","id":%d,"result":{' % id)
         sys.stdout.flush()
@@ -90,7 +135,7 @@ def main():
             say({"id": id, "result": result})
         elif method == "tools/list":
             say({"id": id, "result": {"tools": [{"name": "echo", "inputSchema": {"type": "object"}}]}})
-            if NASTY == "deaf":
+            if NASTY == "deaf" and is_first(sys.argv[2]):
                 time.sleep(1000)
         elif method == "tools/call":
             call(id, params["name"], params.get("arguments", {}), params.get("_meta", {}))

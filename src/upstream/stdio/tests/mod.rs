@@ -96,7 +96,7 @@ impl World {
                 stdout: Box::new(output.0),
                 stderr: stderr(remarks.0),
                 control: Box::new(control.0),
-                reaped: std::future::ready(()).boxed(),
+                reaped: std::future::ready(false).boxed(),
             })
         };
         let (mut command, mut config) = (Command::new(vec!["server".to_owned()]), Config::default());
