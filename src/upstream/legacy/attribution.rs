@@ -28,7 +28,8 @@ use crate::{
 };
 
 /// Questions that one call may have at a time, those whose answers are on their way to the server
-/// included. A server that asks more fails its call: each costs its message.
+/// included. A server that asks more fails its call: each costs its message. As many may be outside any call; further
+/// ones are refused.
 const QUESTIONS: usize = 256;
 
 /// Bytes of what a server may say of a change of a resource: where that is, and little else.
@@ -154,6 +155,9 @@ impl<W: Wire> Session<W> {
             // Nobody would take it back any more.
             if inside.ended {
                 return true;
+            }
+            if inside.of_no_call.len() >= QUESTIONS {
+                return false;
             }
             inside.of_no_call.push(question);
         }

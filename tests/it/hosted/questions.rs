@@ -4,6 +4,7 @@ use super::world::{Child, World, ask, heard, hello, settle, tell};
 use crate::{legacy::world::Older, support::clients::Following};
 use http::Method;
 use serde_json::{Value, json};
+use tokio::time::{Duration, timeout};
 
 const ALL: [&str; 3] = ["elicitation/create", "sampling/createMessage", "roots/list"];
 
@@ -163,6 +164,23 @@ async fn a_question_outside_any_call_that_is_too_large_to_be_kept_is_refused() {
     assert_eq!((&refused["id"], &refused["error"]["code"]), (&json!("large"), &json!(-32603)));
     child.says(asks("small", json!({ "messages": [], "maxTokens": 1 }))).await;
     assert_eq!(heard(&listening).await.len(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_that_asks_without_end_and_takes_no_answers_does_not_get_them_all() {
+    const ASKED: u64 = 6000;
+    let mut world = World::new("defer: { after: 1h }");
+    let (_client, mut child) = world.begin(everything()).await;
+    for n in 0..ASKED {
+        child.asks(n, "roots/list").await;
+    }
+    settle().await;
+    let mut answers = 0;
+    while timeout(Duration::from_secs(60), child.later()).await.is_ok_and(|answer| answer.is_some()) {
+        answers += 1;
+    }
+    // Those that are open have none yet, and some are in the pipe.
+    assert!((1000..2500).contains(&answers), "{answers}");
 }
 
 #[tokio::test(start_paused = true)]
