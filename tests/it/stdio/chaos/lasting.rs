@@ -264,10 +264,7 @@ impl Lane<'_> {
         };
         let proxy = &self.world.proxy;
         let lane = proxy.below().into_iter().filter(|pid| has_variable(*pid, LANE, self.path));
-        let (mut supervisors, others): (Vec<_>, Vec<_>) = lane.partition(|pid| is_supervisor(*pid));
-        // What a command that has ended has left behind is not killed where its supervisor is
-        // (`a_supervisor_that_is_killed_behind_its_command_takes_what_that_has_left_behind_with_it`).
-        supervisors.retain(|pid| children(*pid).iter().any(|child| is_server(*child)));
+        let (supervisors, others): (Vec<_>, Vec<_>) = lane.partition(|pid| is_supervisor(*pid));
         // What has left the group of its command is out of reach without its supervisor.
         let is_supervisors = self.path != "/setsid" && self.chance.of(2) == 0;
         let meant = if is_supervisors { supervisors } else { others };
@@ -312,11 +309,6 @@ fn children(pid: u32) -> Vec<u32> {
     let pids: Vec<_> =
         children.map(|pids| pids.split(' ').flat_map(str::parse).collect::<Vec<_>>()).collect();
     pids.concat()
-}
-
-fn is_server(pid: u32) -> bool {
-    fs::read_to_string(format!("/proc/{pid}/cmdline"))
-        .is_ok_and(|words| words.starts_with("sh\0") && words.contains(SERVER))
 }
 
 fn descriptors(proxy: &Proxy) -> usize {
