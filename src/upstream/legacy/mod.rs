@@ -372,7 +372,10 @@ impl<W: Wire> Inner<W> {
                 // None is ended for somebody who can share another's and be asked all there, but what has not been used for a while.
                 let can_share = most.as_ref().is_some_and(|group| group.covers(&key.0));
                 let gone = self.let_go(1, true, if can_share { Idle::ForAWhile } else { Idle::Now });
-                let is_full = self.groups.len() >= limit || self.server.wire.is_full() && gone == 0;
+                // Nor does somebody share who can wait for what could be asked nowhere, unless there is no end to that.
+                let waits = || !can_share && !self.groups.iter().all(|group| group.is_of_tasks());
+                let is_full =
+                    self.groups.len() >= limit || self.server.wire.is_full() && gone == 0 && !waits();
                 if let Some(group) = most.filter(|_| is_full) {
                     self.uses(&group);
                     return group;

@@ -87,6 +87,8 @@ pub struct Processes {
     most: usize,
     /// How many have ended, or are to, and still have theirs.
     leaving: Arc<AtomicUsize>,
+    /// How many wait for a place.
+    waiting: AtomicUsize,
     /// Somebody waits for a place.
     crowded: Notify,
     /// There is none for whoever waits, for now.
@@ -96,6 +98,9 @@ pub struct Processes {
     clock: SystemClock,
     work: Work,
 }
+
+/// Somebody who waits for a place, counted.
+struct Waits<'a>(&'a AtomicUsize);
 
 /// One process, as the line of a session.
 pub struct Pipe {
@@ -199,6 +204,7 @@ impl Processes {
             places: Arc::new(Semaphore::new(most.min(Semaphore::MAX_PERMITS))),
             most,
             leaving: Arc::default(),
+            waiting: AtomicUsize::new(0),
             crowded: Notify::new(),
             full: Notify::new(),
             credentials: Credentials::default(),
@@ -211,14 +217,15 @@ impl Processes {
     /// have been in use before.
     async fn place(&self) -> Result<OwnedSemaphorePermit, CallError> {
         let after = self.config.now().timeouts.queue;
+        let _waits = Waits::on(&self.waiting);
         let mut free = pin!(timeout(after, self.places.clone().acquire_owned()));
         loop {
             let place = timeout(ASK, &mut free).await;
             match place {
                 Ok(Ok(place)) => return place.map_err(|_| CallError::Closing),
                 Ok(Err(_)) => return Err(CallError::AllInUse { limit: self.most, after }),
-                // One that has ended, or is to, leaves its place in a moment.
-                Err(_) if self.leaving.load(Ordering::Relaxed) > 0 => {}
+                // Those that have ended, or are to, leave their places in a moment.
+                Err(_) if self.leaving.load(Ordering::Relaxed) >= self.waiting.load(Ordering::Relaxed) => {}
                 Err(_) => self.crowded.notify_one(),
             }
         }
@@ -280,6 +287,21 @@ impl Processes {
         })?;
         let pipe = Pipe { child, said: Mutex::new(Some(said)), lost: OnceLock::new() };
         Ok((description, pipe))
+    }
+}
+
+// === impl Waits ===
+
+impl<'a> Waits<'a> {
+    fn on(count: &'a AtomicUsize) -> Self {
+        count.fetch_add(1, Ordering::Relaxed);
+        Self(count)
+    }
+}
+
+impl Drop for Waits<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

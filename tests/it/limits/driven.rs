@@ -286,6 +286,10 @@ pub(super) const BOUNDS: &[(&str, Held)] = &[
         "upstream/stdio/starts.rs LONGEST_PAUSE",
         By("the_pause_doubles_to_a_minute_and_only_a_steady_server_starts_over"),
     ),
+    (
+        "upstream/legacy/group/leases.rs BESIDE",
+        By("where_the_last_place_is_anothers_a_call_is_made_beside_its_own_kinds_task"),
+    ),
     ("upstream/stdio/starts.rs REMEMBERED", By("what_ends_for_one_caller_is_started_for_another")),
     (
         "upstream/stdio/starts.rs PATIENCE",

@@ -8,8 +8,11 @@
 //! turn. Who finds all in use waits in a queue, whose length and patience are bounded.
 
 use futures_util::FutureExt;
-use std::{pin::pin, sync::Arc};
-use tokio::{sync::oneshot, time::sleep};
+use std::{pin::pin, sync::Arc, time::Duration};
+use tokio::{
+    sync::oneshot,
+    time::{sleep, timeout},
+};
 
 use super::{
     super::{request::Request, session::Session},
@@ -44,6 +47,9 @@ pub(super) enum Turn<W: Wire> {
     Lease(Lease<W>),
     Open(Promise<W>),
 }
+
+/// How long a call waits for a place of its own where tasks keep what its group has.
+const BESIDE: Duration = Duration::from_secs(1);
 
 // === impl Group ===
 
@@ -96,6 +102,10 @@ impl<W: Wire> Group<W> {
             Turn::Open(promise) => {
                 let wire = self.server.wire.clone();
                 let mut opened = pin!(promise.keep());
+                // A place may come free in a moment.
+                if let Ok(opened) = timeout(BESIDE, &mut opened).await {
+                    return opened;
+                }
                 loop {
                     tokio::select! {
                         biased;

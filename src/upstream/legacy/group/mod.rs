@@ -288,6 +288,11 @@ impl<W: Wire> Group<W> {
             && seats.all.iter().all(|seat| seat.holder.is_none())
     }
 
+    /// Whether a task is in each of its sessions.
+    pub(super) fn is_of_tasks(&self) -> bool {
+        self.seats.lock().all.iter().all(seats::Seat::has_task)
+    }
+
     /// Whether its sessions have not been used in a whole round of [`Group::sweep`].
     pub(super) fn is_quiet(&self) -> bool {
         self.seats.lock().all.iter().all(|seat| seat.quiet > 0)

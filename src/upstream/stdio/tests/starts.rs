@@ -311,9 +311,11 @@ async fn where_the_last_place_is_anothers_a_call_is_made_beside_its_own_kinds_ta
     let _mute = world.call(2, MUTE);
     let mut for_mute = world.up().await;
     assert_eq!(for_mute.called().await, 2);
-    // There might be one more of its kind, but not of all.
+    // There might be one more of its kind, but not of all; in a moment perhaps.
+    let began = world.clock.now();
     let mut call = world.call(3, ASKABLE);
     assert_eq!(process.called().await, 3);
+    assert!((1..3).contains(&(world.clock.now() - began).as_secs()));
     process.answers(3).await;
     call.is_answered().await;
 }
