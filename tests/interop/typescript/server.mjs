@@ -307,13 +307,18 @@ function newServer() {
   return server;
 }
 
-/** Writes a comment at the head of an event stream, as servers do that want their headers sent at once. */
+/**
+ * Writes a comment at the head of an event stream, as servers do that want their headers sent at once. One whose length
+ * is announced is written as it is: the SDK writes an answer whole to those who know no priming event.
+ */
 function withComment(response) {
   const { writeHead } = response;
   response.writeHead = (...args) => {
     writeHead.apply(response, args);
-    const type = args.flatMap((arg) => (arg instanceof Object ? Object.entries(arg) : [])).flat(2).join(' ');
-    if (type.includes('text/event-stream')) response.write(': the stream is open\n\n');
+    const words = args.flatMap((arg) => (arg instanceof Object ? Object.entries(arg) : [])).flat(2).join(' ').toLowerCase();
+    if (words.includes('text/event-stream') && !words.includes('content-length')) {
+      response.write(': the stream is open\n\n');
+    }
     return response;
   };
   return response;
