@@ -177,9 +177,7 @@ impl Flags {
             tasks: inner(capabilities, "extensions").is_some_and(|it| declares(&it, TASKS_EXTENSION)),
         }
     }
-}
 
-impl Flags {
     /// What can be asked.
     fn askable(self) -> [bool; 6] {
         let Self {

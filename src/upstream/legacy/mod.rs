@@ -366,10 +366,11 @@ impl<W: Wire> Inner<W> {
         let kept = || self.server.identity_bytes.load(Ordering::Relaxed);
         if W::IS_COSTLY {
             if self.groups.len() >= limit || self.server.wire.is_full() {
-                Limit::Identities.hit();
+                Limit::Instances.hit();
                 self.forget_empty();
                 let most = self.of_those_who_declare_most(&key);
-                // None is ended for somebody who can share another's and be asked all there, but what has not been used for a while.
+                // None is ended for somebody who can share another's and be asked all there, but what has not been
+                // used for a while.
                 let can_share = most.as_ref().is_some_and(|group| group.covers(&key.0));
                 let gone = self.let_go(1, true, if can_share { Idle::ForAWhile } else { Idle::Now });
                 // Nor does somebody share who can wait for what could be asked nowhere, unless there is no end to that.
@@ -453,6 +454,14 @@ impl<W: Wire> Inner<W> {
             self.reports.remove_if(&key.0.principal, |_, reports| !reports.is_needed());
         }
         count
+    }
+
+    /// Closes a session that nobody uses of those whose group has others in use. Gives whether there is one.
+    fn spares_one(&self) -> bool {
+        let Some(session) = self.groups.iter().find_map(|group| group.spare()) else { return false };
+        // A call that is given it in this moment ends in it.
+        session.retire();
+        true
     }
 
     /// Of the groups of this caller's that have a session, the one that declares most, first of those that declare
@@ -553,7 +562,7 @@ async fn sweep<W: Wire>(inner: Weak<Inner<W>>, wire: Arc<W>, closing: Cancellati
         match inner.upgrade() {
             Some(inner) if is_crowded => {
                 inner.forget_empty();
-                if inner.let_go(1, true, Idle::Now) == 0 {
+                if inner.let_go(1, true, Idle::Now) == 0 && !inner.spares_one() {
                     wire.nothing_gave_way();
                 }
             }

@@ -361,7 +361,9 @@ impl<W: Wire> Session<W> {
 
     /// Whether all calls in flight on it that the server may ask something are tasks, and there is one.
     pub(super) fn is_kept_by_tasks(&self) -> bool {
-        self.has_task() && !self.is_in_turn()
+        let inside = self.inside.lock();
+        let mut askable = inside.calls.values().filter(|call| call.may_be_asked).peekable();
+        askable.peek().is_some() && askable.all(InFlight::is_task)
     }
 
     /// Whether all that was ever called in it was called by one client: what is left of a call of its is nobody

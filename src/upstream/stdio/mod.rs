@@ -508,8 +508,8 @@ impl Said {
 }
 
 impl Drop for Said {
-    /// What was not told of is counted. A process that is being ended may still write. It is read on until nothing is left of it, so that it meets no
-    /// closed pipe; nobody hears what it says.
+    /// What was not told of is counted. A process that is being ended may still write: it is read on until nothing is
+    /// left of it, so that it meets no closed pipe; nobody hears what it says.
     fn drop(&mut self) {
         let count = self.garbage.omitted();
         if count > 0 {

@@ -9,10 +9,7 @@
 
 use futures_util::FutureExt;
 use std::{pin::pin, sync::Arc, time::Duration};
-use tokio::{
-    sync::oneshot,
-    time::{sleep, timeout},
-};
+use tokio::{sync::oneshot, time::sleep};
 
 use super::{
     super::{request::Request, session::Session},
@@ -103,15 +100,18 @@ impl<W: Wire> Group<W> {
                 let wire = self.server.wire.clone();
                 let mut opened = pin!(promise.keep());
                 // A place may come free in a moment.
-                if let Ok(opened) = timeout(BESIDE, &mut opened).await {
-                    return opened;
-                }
+                let (mut patience, mut is_over) = (pin!(sleep(BESIDE)), false);
                 loop {
                     tokio::select! {
                         biased;
                         opened = &mut opened => return opened,
-                        () = wire.none_gives_way() => if let Some(lease) = self.beside_tasks(&who) {
-                            return Ok(lease);
+                        () = &mut patience, if !is_over => is_over = true,
+                        () = wire.none_gives_way() => {
+                            let free = self.take_idle(&mut self.seats.lock(), || who.clone());
+                            let beside = || if is_over { self.beside_tasks(&who) } else { None };
+                            if let Some(lease) = free.or_else(beside) {
+                                return Ok(lease);
+                            }
                         }
                     }
                 }

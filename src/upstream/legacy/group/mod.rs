@@ -288,6 +288,16 @@ impl<W: Wire> Group<W> {
             && seats.all.iter().all(|seat| seat.holder.is_none())
     }
 
+    /// One of its sessions that no call uses or waits for, where it has others; what it has alone goes with the group
+    /// ([`Group::is_idle`]).
+    pub(super) fn spare(&self) -> Option<Arc<Session<W>>> {
+        let seats = self.seats.lock();
+        let is_wanted = seats.opening.is_some() || !seats.promised.is_empty() || !seats.queue.is_empty();
+        let is_unused = |seat: &&seats::Seat<W>| seat.holder.is_none() && !seat.session.is_needed();
+        let spare = seats.all.iter().filter(|_| !is_wanted && seats.all.len() > 1).find(is_unused)?;
+        Some(spare.session.clone())
+    }
+
     /// Whether a task is in each of its sessions.
     pub(super) fn is_of_tasks(&self) -> bool {
         self.seats.lock().all.iter().all(seats::Seat::has_task)

@@ -190,7 +190,7 @@ impl<W: Wire> Waiting<W> {
         };
         let (server, route) = (self.server.clone(), Arc::clone(&self.server.route));
         server.work.spawn(async move {
-            let Self { mut call, mut in_flight, taken_back, interest, .. } = *self;
+            let Self { mut call, in_flight, taken_back, interest, .. } = *self;
             let _place = (place, Limit::Departed.take(1));
             let mut goes_on = async || {
                 while let Some(event) = call.next().await {

@@ -329,13 +329,13 @@ impl<W: Wire> Default for Inside<W> {
 
 impl<W: Wire> InFlight<W> {
     /// The client is asked something in the course of it.
-    pub(super) fn asks(&mut self, id: Id, answer: Box<dyn Answer>) {
+    pub(super) fn asks(&self, id: Id, answer: Box<dyn Answer>) {
         let question = Open { call: Some(self.number), answer };
         self.session.inside.lock().questions.insert(id, question);
     }
 
     /// The server has taken a question back.
-    pub(super) fn withdrawn(&mut self, id: &Id) {
+    pub(super) fn withdrawn(&self, id: &Id) {
         self.session.take_back(id);
     }
 }

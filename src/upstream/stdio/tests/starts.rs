@@ -466,3 +466,121 @@ async fn a_caller_more_than_may_have_a_process_is_told() {
     next.is_answered().await;
     assert!(processes[1].stdin.next_line().now_or_never().is_none(), "another has been ended");
 }
+
+/// What those who declare it can be asked nowhere else.
+const SAMPLING: &str = r#"{"sampling":{}}"#;
+
+#[tokio::test(start_paused = true)]
+async fn who_could_be_asked_something_nowhere_waits_for_a_place_while_a_call_has_one() {
+    let mut world = World::with(|command, _| command.instances = Instances::Shared(2));
+    let task = Deferral::default();
+    let _task = world.call_deferred(1, ASKABLE, &task);
+    let mut process = world.up().await;
+    assert_eq!(process.called().await, 1);
+    process.asks("q").await;
+    task.comes();
+    let mut call = world.call(2, ASKABLE);
+    let mut beside = world.up().await;
+    assert_eq!(beside.called().await, 2);
+    let mut sampling = world.call(3, SAMPLING);
+    sleep(Duration::from_secs(5)).await;
+    assert!(world.is_quiet());
+    for process in [&mut process, &mut beside] {
+        assert!(process.stdin.next_line().now_or_never().is_none(), "it shares");
+    }
+    beside.answers(2).await;
+    call.is_answered().await;
+    beside.has_no_more_to_read().await;
+    beside.ends("exit status: 0").await;
+    let mut process = world.up().await;
+    assert_eq!(process.called().await, 3);
+    process.answers(3).await;
+    sampling.is_answered().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn as_many_processes_give_way_as_are_waited_for() {
+    let mut world = World::with(|command, _| command.instances = Instances::Shared(3));
+    let mut resting = Vec::new();
+    for (id, capabilities) in [(1, MUTE), (2, r#"{"experimental":{}}"#)] {
+        let mut call = world.call(id, capabilities);
+        let mut process = world.up().await;
+        process.called().await;
+        process.answers(id).await;
+        call.is_answered().await;
+        resting.push(process);
+    }
+    let deferrals = [(); 3].map(|()| Deferral::default());
+    let mut tasks = vec![world.call_deferred(3, ASKABLE, &deferrals[0])];
+    let mut process = world.up().await;
+    assert_eq!(process.called().await, 3);
+    process.asks("q").await;
+    deferrals[0].comes();
+    for (id, deferral) in [(4, &deferrals[1]), (5, &deferrals[2])] {
+        tasks.push(world.call_deferred(id, ASKABLE, deferral));
+        deferral.comes();
+    }
+    // Each is told to end, whether or not the other has ended.
+    let began = world.clock.now();
+    for process in &mut resting {
+        process.has_no_more_to_read().await;
+    }
+    assert!(world.clock.now() - began < Duration::from_secs(1), "one has waited for the other");
+    for process in resting {
+        process.ends("exit status: 0").await;
+    }
+    let mut processes = [world.up().await, world.up().await];
+    let [one, other] = &mut processes;
+    let called = [one.called().await, other.called().await];
+    assert!(called == [4, 5] || called == [5, 4], "{called:?}");
+}
+
+/// One that is at rest gives way like any other, though a task has another of its set.
+#[tokio::test(start_paused = true)]
+async fn a_set_that_has_a_task_gives_up_the_process_it_does_not_use() {
+    for at_rest in [0, 1] {
+        let mut world = World::with(|command, _| command.instances = Instances::Shared(2));
+        let (processes, mut tasks) = kept_by_tasks(&mut world).await;
+        let mut processes = Vec::from(processes);
+        let mut resting = processes.swap_remove(at_rest);
+        resting.answers(at_rest as u64 + 1).await;
+        tasks[at_rest].0.is_answered().await;
+        let mut call = world.call(3, SAMPLING);
+        timeout(Duration::from_secs(1), resting.has_no_more_to_read()).await.expect("it gives way");
+        resting.ends("exit status: 0").await;
+        let mut process = world.up().await;
+        assert_eq!(process.called().await, 3);
+        process.answers(3).await;
+        call.is_answered().await;
+        // The task goes on in the other.
+        let [mut at_work] = processes.try_into().ok().expect("the other");
+        at_work.answers(2 - at_rest as u64).await;
+        tasks[1 - at_rest].0.is_answered().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_that_waits_for_a_place_has_what_comes_free_among_its_own() {
+    let mut world = World::with(|command, _| command.instances = Instances::Shared(2));
+    let _mute = world.call(1, MUTE);
+    let mut for_mute = world.up().await;
+    assert_eq!(for_mute.called().await, 1);
+    let task = Deferral::default();
+    let mut first = world.call_deferred(2, ASKABLE, &task);
+    let mut process = world.up().await;
+    assert_eq!(process.called().await, 2);
+    process.asks("q").await;
+    let Event::Asked(question) = first.next().await else { panic!("it is asked") };
+    question.answer.send(Ok(Bytes::from_static(br#"{"action":"decline"}"#)));
+    assert_eq!(process.reads().await["id"], "q");
+    task.comes();
+    let mut call = world.call(3, ASKABLE);
+    sleep(Duration::from_millis(50)).await;
+    process.answers(2).await;
+    first.is_answered().await;
+    let began = world.clock.now();
+    assert_eq!(process.called().await, 3);
+    assert!(world.clock.now() - began < Duration::from_secs(1), "it waits for another");
+    process.answers(3).await;
+    call.is_answered().await;
+}
