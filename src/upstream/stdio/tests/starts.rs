@@ -519,6 +519,8 @@ async fn as_many_processes_give_way_as_are_waited_for() {
     for (id, deferral) in [(4, &deferrals[1]), (5, &deferrals[2])] {
         tasks.push(world.call_deferred(id, ASKABLE, deferral));
         deferral.comes();
+        // By when the next waits, one is on its way out.
+        sleep(Duration::from_millis(250)).await;
     }
     // Each is told to end, whether or not the other has ended.
     let began = world.clock.now();
