@@ -24,7 +24,7 @@ pub struct Refused {
 /// What one HTTP body turned out to be.
 #[derive(Debug)]
 pub enum Read {
-    Request(Arc<Call>, Arc<Capabilities>),
+    Request(Arc<Call>, Capabilities),
     /// A notification: accepted with 202, and of no consequence in this revision over HTTP.
     Notification,
 }
@@ -252,7 +252,7 @@ impl Refused {
 /// What `_meta` says of a request.
 struct About {
     version: String,
-    capabilities: Arc<Capabilities>,
+    capabilities: Capabilities,
     progress_token: Option<Bytes>,
     log_level: Option<LogLevel>,
 }
@@ -295,7 +295,7 @@ fn read_meta(params: Option<&Payload>) -> Result<(&Object, About), ErrorObject> 
     let version = about.string(meta::PROTOCOL_VERSION).ok_or_else(|| absent(meta::PROTOCOL_VERSION))?;
     let capabilities =
         about.get(meta::CLIENT_CAPABILITIES).ok_or_else(|| absent(meta::CLIENT_CAPABILITIES))?;
-    let capabilities = Capabilities::read_again(capabilities)
+    let capabilities = Capabilities::read(capabilities)
         .map_err(|error| wrong(format!("params._meta[\"{}\"]: {error}", meta::CLIENT_CAPABILITIES)))?;
     let progress_token = about.get(meta::PROGRESS_TOKEN);
     if progress_token.as_ref().is_some_and(|token| Id::from_token(token.clone()).is_none()) {

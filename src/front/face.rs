@@ -53,7 +53,7 @@ const SERVED: &str = "POST, GET, DELETE";
 
 /// What a POST turned out to be.
 enum Reading {
-    Request(Arc<Call>, Arc<Capabilities>),
+    Request(Arc<Call>, Capabilities),
     Notification,
     /// What a legacy client sent.
     Legacy(Posted),

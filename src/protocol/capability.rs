@@ -12,7 +12,6 @@ use super::{
 };
 use bytes::Bytes;
 use serde_json::{Map, Value, json};
-use std::{cell::RefCell, collections::VecDeque, sync::Arc};
 
 /// The capabilities a client declares.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -58,15 +57,6 @@ pub const OF_CLIENTS: [(&str, &[&str]); 6] = [
     ("tasks", &["cancel", "list", "requests"]),
 ];
 
-/// How many are remembered by each thread.
-const REMEMBERED: usize = 4;
-/// How many bytes of them, so that nobody fills memory by what they declare.
-const SMALL: usize = 1 << 10;
-
-thread_local! {
-    static LAST: RefCell<VecDeque<Arc<Capabilities>>> = const { RefCell::new(VecDeque::new()) };
-}
-
 // === impl Capabilities ===
 
 impl Capabilities {
@@ -84,27 +74,6 @@ impl Capabilities {
         // They outlive the request, which a slice of it would keep. Mostly both are the same: kept once.
         let raw = (raw != legacy).then(|| Bytes::copy_from_slice(&raw));
         Ok(Self { raw, legacy, flags })
-    }
-
-    /// The same, of one that declares them with every request: what was declared last on this thread is not read again.
-    /// One client says the same each time, and most say what others do.
-    ///
-    /// # Errors
-    /// As [`Capabilities::read`].
-    pub fn read_again(raw: Bytes) -> Result<Arc<Self>, NotCapabilities> {
-        LAST.with_borrow_mut(|last| {
-            if let Some(known) = last.iter().find(|known| known.as_bytes() == &raw) {
-                return Ok(Arc::clone(known));
-            }
-            let read = Arc::new(Self::read(raw)?);
-            if read.kept() <= SMALL {
-                if last.len() == REMEMBERED {
-                    last.pop_front();
-                }
-                last.push_back(Arc::clone(&read));
-            }
-            Ok(read)
-        })
     }
 
     /// Nothing is declared.
@@ -276,7 +245,7 @@ fn declares(object: &Object, key: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::borrow::Cow;
+    use std::{borrow::Cow, sync::Arc};
 
     /// Bytes that say when the last slice of them is gone.
     struct Watched {
@@ -302,26 +271,6 @@ mod tests {
             let capabilities = Capabilities::read(request).expect("an object");
             assert_eq!(Arc::strong_count(&alive), 1, "{declared}");
             assert_eq!(capabilities.as_bytes(), declared);
-        }
-    }
-
-    #[test]
-    fn what_is_declared_again_is_read_once_and_little_is_remembered() {
-        let read = |text: String| Capabilities::read_again(text.into());
-        let declared = |n: usize| format!(r#"{{"roots":{{}},"tasks":{{}},"experimental":{{"{n}":{{}}}}}}"#);
-        let again = |n| read(declared(n)).expect("an object");
-        let first = again(0);
-        assert_eq!(*first, client(&declared(0)));
-        assert!(Arc::ptr_eq(&first, &again(0)));
-        for n in 1..=REMEMBERED {
-            assert_eq!(*again(n), client(&declared(n)));
-        }
-        // Nobody has it but us.
-        assert_eq!(Arc::strong_count(&first), 1);
-        let large = format!(r#"{{"experimental":{{"{}":{{}}}}}}"#, "x".repeat(SMALL));
-        assert_eq!(Arc::strong_count(&read(large).expect("an object")), 1);
-        for wrong in ["[]", "{", ""] {
-            assert_eq!(read(wrong.to_owned()), Err(NotCapabilities::NotAnObject));
         }
     }
 

@@ -100,7 +100,7 @@ fn begin(endpoint: &Endpoint, method: &str, declares: &str, mut params: Value) -
     let caller = Caller {
         principal: Principal::from_bytes([1; 16]),
         credentials: Credentials::default(),
-        capabilities,
+        capabilities: Arc::new(capabilities),
         signs: None,
         standing: Default::default(),
     };

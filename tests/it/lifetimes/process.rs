@@ -148,7 +148,7 @@ impl Process {
         let caller = Caller {
             principal: principal(who),
             credentials: Credentials::of(&headers, &[]),
-            capabilities,
+            capabilities: Arc::new(capabilities),
             signs: None,
             standing: Default::default(),
         };
@@ -190,7 +190,7 @@ fn read_request(
     method: &str,
     name: &str,
     params: &str,
-) -> (Arc<deferral::internals::dialect::Call>, Arc<deferral::internals::protocol::Capabilities>) {
+) -> (Arc<deferral::internals::dialect::Call>, deferral::internals::protocol::Capabilities) {
     const DECLARED: &str = r#""_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientCapabilities":{"elicitation":{},"extensions":{"io.modelcontextprotocol/tasks":{}}}}"#;
     let body = format!(r#"{{"jsonrpc":"2.0","id":1,"method":"{method}","params":{{{DECLARED},{params}}}}}"#);
     let mut headers = HeaderMap::new();
