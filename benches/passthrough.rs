@@ -64,7 +64,7 @@ fn request_in(size: usize, body: &Bytes, headers: &HeaderMap) {
         })
         .case("Frame::parse", body.len(), || Frame::parse(body.clone()).expect("a request"))
         .case("modern::read", body.len(), || {
-            modern::read(Frame::parse(body.clone()), headers).expect("a good request")
+            modern::read(Frame::parse(body.clone()), headers, None).expect("a good request")
         })
         .case("raise::request", body.len(), || raise::request(black_box(&call), 7, false))
         .case("raise::request with a progress token", body.len(), || {
@@ -74,7 +74,7 @@ fn request_in(size: usize, body: &Bytes, headers: &HeaderMap) {
 }
 
 fn call_of(body: &Bytes, headers: &HeaderMap) -> Arc<Call> {
-    match modern::read(Frame::parse(body.clone()), headers) {
+    match modern::read(Frame::parse(body.clone()), headers, None) {
         Ok(Read::Request(call, _)) => call,
         Ok(Read::Notification) | Err(_) => panic!("a good request"),
     }

@@ -24,7 +24,7 @@ pub struct Refused {
 /// What one HTTP body turned out to be.
 #[derive(Debug)]
 pub enum Read {
-    Request(Arc<Call>, Capabilities),
+    Request(Arc<Call>, Arc<Capabilities>),
     /// A notification: accepted with 202, and of no consequence in this revision over HTTP.
     Notification,
 }
@@ -45,9 +45,16 @@ const PASSED_ON: [&str; 3] = ["traceparent", "tracestate", "baggage"];
 /// JSON, shape, version header, `_meta`, agreement of the two, version, `Mcp-Method`, method,
 /// `Mcp-Name` (2026-07-28, *Streamable HTTP, Server Validation*).
 ///
+/// `declared` is what the client declared with its request before, if that is known: mostly it declares the same, which
+/// is not read again then.
+///
 /// # Errors
 /// [`Refused`] carries the status and error to answer with.
-pub fn read(frame: Result<Frame, FrameError>, headers: &HeaderMap) -> Result<Read, Refused> {
+pub fn read(
+    frame: Result<Frame, FrameError>,
+    headers: &HeaderMap,
+    declared: Option<&Arc<Capabilities>>,
+) -> Result<Read, Refused> {
     let frame = frame.map_err(|error| unreadable(&error))?;
     let (bytes, kind) = frame.into_parts();
     let (id, method, params) = match kind {
@@ -62,7 +69,7 @@ pub fn read(frame: Result<Frame, FrameError>, headers: &HeaderMap) -> Result<Rea
 
     let named = plain(headers, &headers::PROTOCOL_VERSION).map_err(refuse)?;
     let named = named.ok_or_else(|| refuse(missing(&headers::PROTOCOL_VERSION)))?;
-    let (object, about) = read_meta(params.as_ref()).map_err(refuse)?;
+    let (object, about) = read_meta(params.as_ref(), declared).map_err(refuse)?;
     if named != about.version {
         return Err(refuse(differs(&headers::PROTOCOL_VERSION, &named, &about.version)));
     }
@@ -252,7 +259,7 @@ impl Refused {
 /// What `_meta` says of a request.
 struct About {
     version: String,
-    capabilities: Capabilities,
+    capabilities: Arc<Capabilities>,
     progress_token: Option<Bytes>,
     log_level: Option<LogLevel>,
 }
@@ -278,7 +285,10 @@ fn unreadable(error: &FrameError) -> Refused {
 }
 
 /// The params and what their `_meta` says (2026-07-28, *Per-request protocol fields*).
-fn read_meta(params: Option<&Payload>) -> Result<(&Object, About), ErrorObject> {
+fn read_meta<'a>(
+    params: Option<&'a Payload>,
+    declared: Option<&Arc<Capabilities>>,
+) -> Result<(&'a Object, About), ErrorObject> {
     let wrong = |message: String| ErrorObject::new(code::INVALID_PARAMS, message);
     let absent = |key: &str| wrong(format!("params._meta[\"{key}\"] is required"));
     let payload = params.ok_or_else(|| absent(meta::PROTOCOL_VERSION))?;
@@ -295,8 +305,12 @@ fn read_meta(params: Option<&Payload>) -> Result<(&Object, About), ErrorObject> 
     let version = about.string(meta::PROTOCOL_VERSION).ok_or_else(|| absent(meta::PROTOCOL_VERSION))?;
     let capabilities =
         about.get(meta::CLIENT_CAPABILITIES).ok_or_else(|| absent(meta::CLIENT_CAPABILITIES))?;
-    let capabilities = Capabilities::read(capabilities)
-        .map_err(|error| wrong(format!("params._meta[\"{}\"]: {error}", meta::CLIENT_CAPABILITIES)))?;
+    let capabilities = match declared.filter(|declared| *declared.as_bytes() == capabilities) {
+        Some(declared) => Arc::clone(declared),
+        None => Capabilities::read(capabilities)
+            .map(Arc::new)
+            .map_err(|error| wrong(format!("params._meta[\"{}\"]: {error}", meta::CLIENT_CAPABILITIES)))?,
+    };
     let progress_token = about.get(meta::PROGRESS_TOKEN);
     if progress_token.as_ref().is_some_and(|token| Id::from_token(token.clone()).is_none()) {
         return Err(wrong("params._meta.progressToken must be a string or an integer".into()));
@@ -413,10 +427,32 @@ mod tests {
         let mut messages = Messages::of(text.replace("META", META).into());
         let frame = messages.next().expect("there is one");
         check_depth(messages.depth(), 16)?;
-        read(frame, headers)
+        read(frame, headers, None)
     }
 
     const CALL: &str = r#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"add",META}}"#;
+
+    #[test]
+    fn what_a_client_declares_again_is_not_read_again_and_what_it_declares_instead_is() {
+        let declaring = |capabilities: &str, declared: Option<&Arc<Capabilities>>| {
+            let text = CALL.replace("META", &META.replace("{}", capabilities));
+            let Ok(Read::Request(_, capabilities)) = read(Frame::parse(text.into()), &good(), declared)
+            else {
+                panic!("refused")
+            };
+            capabilities
+        };
+        let first = declaring(r#"{"roots":{}}"#, None);
+        assert!(Arc::ptr_eq(&first, &declaring(r#"{"roots":{}}"#, Some(&first))));
+        for other in ["{}", r#"{"roots": {}}"#, r#"{"sampling":{}}"#, r#"{"roots":{},"tasks":{}}"#] {
+            let read = declaring(other, Some(&first));
+            assert_eq!(read.as_bytes(), other);
+            assert_eq!(
+                *read,
+                Capabilities::read(Bytes::copy_from_slice(other.as_bytes())).expect("an object")
+            );
+        }
+    }
 
     fn refused(text: &str, headers: &HeaderMap) -> (u16, i64, bool) {
         match read_text(text, headers) {

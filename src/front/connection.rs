@@ -4,9 +4,11 @@
 use super::rest::Rest;
 use crate::telemetry::Limit;
 use crate::{
+    protocol::Capabilities,
     proxy::Commit,
     runtime::{Clock, Mutex, Stopping, give_way, is_busy},
 };
+use arc_swap::{ArcSwapOption, Guard};
 use http::{HeaderMap, HeaderValue, header::CONNECTION};
 use hyper::rt::{Read, ReadBuf, ReadBufCursor, Write};
 use hyper_util::rt::TokioIo;
@@ -30,6 +32,9 @@ const PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// How long a client that is sending may go on after its connection was ended.
 const LINGER: Duration = Duration::from_secs(2);
 
+/// The most that is remembered of what a client declares, in bytes: there may be many connections.
+const REMEMBERED: usize = 512;
+
 /// What is known of one connection and shared by its requests.
 pub(super) struct Connection {
     /// Whether the client used TLS to reach us.
@@ -47,6 +52,8 @@ pub(super) struct Connection {
     waiting: atomic::AtomicBool,
     /// A [`Phase`], of HTTP/1 alone.
     phase: atomic::AtomicU8,
+    /// What its client declared last, if that is little: it declares it with every request.
+    declared: ArcSwapOption<Capabilities>,
 }
 
 /// Where an HTTP/1 connection stands between two requests. hyper has one timeout for the wait and
@@ -124,6 +131,20 @@ impl Connection {
             clock,
             leaving,
             phase: atomic::AtomicU8::new(phase as u8),
+            declared: ArcSwapOption::empty(),
+        }
+    }
+
+    /// What its client declared last, if that is remembered.
+    pub(super) fn declared(&self) -> Guard<Option<Arc<Capabilities>>> {
+        self.declared.load()
+    }
+
+    /// Its client declares this now.
+    pub(super) fn declares(&self, capabilities: &Arc<Capabilities>) {
+        let is_known = self.declared.load().as_ref().is_some_and(|known| Arc::ptr_eq(known, capabilities));
+        if !is_known && capabilities.kept() <= REMEMBERED {
+            self.declared.store(Some(Arc::clone(capabilities)));
         }
     }
 
@@ -389,6 +410,25 @@ mod tests {
     fn io<S>(stream: S) -> (Io<S>, Arc<Connection>) {
         let connection = Connection::of(Version::Http1);
         (Io::new(stream, Head::default(), Duration::from_secs(10), Arc::clone(&connection)), connection)
+    }
+
+    #[test]
+    fn what_was_declared_last_is_remembered_as_long_as_it_is_little() {
+        let connection = Connection::of(Version::Http2);
+        assert!(connection.declared().is_none());
+        let declares = |length: usize| {
+            let text = format!(r#"{{"experimental":{{"{}":{{}}}}}}"#, "x".repeat(length));
+            let capabilities = Arc::new(Capabilities::read(text.into()).expect("an object"));
+            connection.declares(&capabilities);
+            capabilities
+        };
+        for length in [1, 2] {
+            let last = declares(length);
+            assert!(connection.declared().as_ref().is_some_and(|known| Arc::ptr_eq(known, &last)));
+            assert_eq!(Arc::strong_count(&last), 2);
+        }
+        let large = declares(REMEMBERED);
+        assert_eq!(Arc::strong_count(&large), 1);
     }
 
     #[test]

@@ -11,6 +11,7 @@ use super::{
     Front,
     answer::{self, Refusal, refuse, refuse_post},
     arrival::{Admitted, Answered, Arrival},
+    connection::Connection,
     layers::{principal::principal, trace::Line},
     legacy::{self, Posted},
     metadata,
@@ -53,7 +54,7 @@ const SERVED: &str = "POST, GET, DELETE";
 
 /// What a POST turned out to be.
 enum Reading {
-    Request(Arc<Call>, Capabilities),
+    Request(Arc<Call>, Arc<Capabilities>),
     Notification,
     /// What a legacy client sent.
     Legacy(Posted),
@@ -191,7 +192,8 @@ where
         (Sender::Modern(_), Some(busy @ Refusal::Busy { .. })) => Reading::Refused(busy, None),
         (Sender::Modern(frame), refused) => {
             line.client_is(Era::Modern);
-            request(frame, &head.headers, refused).unwrap_or_else(|refusal| Reading::Refused(refusal, None))
+            request(frame, &head.headers, refused, line.connection())
+                .unwrap_or_else(|refusal| Reading::Refused(refusal, None))
         }
     }
 }
@@ -201,6 +203,7 @@ fn request(
     frame: Result<Frame, FrameError>,
     headers: &HeaderMap,
     refused: Option<Refusal>,
+    connection: &Connection,
 ) -> Result<Reading, Refusal> {
     if !is_media(headers.get(CONTENT_TYPE), JSON) {
         return Err(Refusal::ContentType);
@@ -209,8 +212,10 @@ fn request(
         return Err(Refusal::Accept);
     }
     refused.map_or(Ok(()), Err)?;
-    match message::read(frame, headers).map_err(Refusal::Message)? {
+    let declared = connection.declared();
+    match message::read(frame, headers, declared.as_ref()).map_err(Refusal::Message)? {
         Read::Request(mut call, capabilities) => {
+            connection.declares(&capabilities);
             if !call.headers.is_empty() {
                 let call = Arc::get_mut(&mut call).expect("nobody else has it yet");
                 call.headers.to_mut().values_mut().for_each(|value| *value = detached(value));

@@ -28,7 +28,7 @@ pub(super) fn ask(
     front: &Front,
     service: &dyn Service,
     head: &Parts,
-    (mut call, capabilities): (Arc<Call>, Capabilities),
+    (mut call, capabilities): (Arc<Call>, Arc<Capabilities>),
     line: &mut Line,
 ) -> Asked {
     let began = line.asks(&call);
@@ -39,7 +39,7 @@ pub(super) fn ask(
     let caller = Caller {
         principal: line.principal(),
         credentials: credentials(service.route(), &head.headers),
-        capabilities: Arc::new(capabilities),
+        capabilities,
         standing: service.route().standing(&head.headers, line.token(), line.principal()),
         signs: service.route().tickets.ask_for_headers().then(|| Arc::new(head.headers.clone())),
     };

@@ -81,7 +81,7 @@ fn read(text: &str) -> Call {
     headers.insert("mcp-protocol-version", HeaderValue::from_static("2026-07-28"));
     headers.insert("mcp-method", HeaderValue::from_static("tools/call"));
     headers.insert("mcp-name", HeaderValue::from_static("tool"));
-    match modern::read(Frame::parse(Bytes::copy_from_slice(text.as_bytes())), &headers) {
+    match modern::read(Frame::parse(Bytes::copy_from_slice(text.as_bytes())), &headers, None) {
         Ok(Read::Request(call, _)) => Arc::unwrap_or_clone(call),
         other => panic!("{other:?}: {text}"),
     }

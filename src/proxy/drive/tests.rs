@@ -95,12 +95,12 @@ fn begin(endpoint: &Endpoint, method: &str, declares: &str, mut params: Value) -
     if let Some(name) = name {
         headers.insert("mcp-name", HeaderValue::from_str(&name).expect("a header"));
     }
-    let read = modern::read(Frame::parse(body.to_string().into()), &headers).expect("it is right");
+    let read = modern::read(Frame::parse(body.to_string().into()), &headers, None).expect("it is right");
     let modern::Read::Request(call, capabilities) = read else { panic!("it is a request") };
     let caller = Caller {
         principal: Principal::from_bytes([1; 16]),
         credentials: Credentials::default(),
-        capabilities: Arc::new(capabilities),
+        capabilities,
         signs: None,
         standing: Default::default(),
     };

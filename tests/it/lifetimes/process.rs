@@ -148,7 +148,7 @@ impl Process {
         let caller = Caller {
             principal: principal(who),
             credentials: Credentials::of(&headers, &[]),
-            capabilities: Arc::new(capabilities),
+            capabilities,
             signs: None,
             standing: Default::default(),
         };
@@ -190,14 +190,14 @@ fn read_request(
     method: &str,
     name: &str,
     params: &str,
-) -> (Arc<deferral::internals::dialect::Call>, deferral::internals::protocol::Capabilities) {
+) -> (Arc<deferral::internals::dialect::Call>, Arc<deferral::internals::protocol::Capabilities>) {
     const DECLARED: &str = r#""_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientCapabilities":{"elicitation":{},"extensions":{"io.modelcontextprotocol/tasks":{}}}}"#;
     let body = format!(r#"{{"jsonrpc":"2.0","id":1,"method":"{method}","params":{{{DECLARED},{params}}}}}"#);
     let mut headers = HeaderMap::new();
     headers.insert("mcp-protocol-version", HeaderValue::from_static("2026-07-28"));
     headers.insert("mcp-method", HeaderValue::from_str(method).expect("a header"));
     headers.insert("mcp-name", HeaderValue::from_str(name).expect("a header"));
-    let Ok(Read::Request(call, capabilities)) = read(Frame::parse(Bytes::from(body)), &headers) else {
+    let Ok(Read::Request(call, capabilities)) = read(Frame::parse(Bytes::from(body)), &headers, None) else {
         panic!("{method} {params} is no request")
     };
     (call, capabilities)
