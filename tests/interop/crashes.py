@@ -32,7 +32,7 @@ from run import Process, exit_code, stop
 
 LIMIT = 12.0  # seconds
 AT_ONCE = 2.0  # seconds
-BEGIN = 60.0  # for all clients to start and their calls to reach the server, in seconds
+BEGIN = 60.0  # for all clients to start and their calls to reach the server, or for another to start, in seconds
 LOST = -31002  # the proxy's code for a call that was lost with its server: the outcome is unknown
 LOOK_AWAY = 0.02  # seconds
 
@@ -128,7 +128,7 @@ def started_below(pid: int) -> list[int]:
 def serves(program: str, url: str) -> str | None:
     """What is wrong with how a call is answered."""
     command = [program, "call", url, "add", '{"a": 2, "b": 3}']
-    said = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=False)
+    said = subprocess.run(command, capture_output=True, text=True, timeout=BEGIN, check=False)
     return None if (said.returncode, said.stdout.strip()) == (0, "5") else f"a call after it: {said}"
 
 

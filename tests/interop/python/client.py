@@ -29,7 +29,7 @@ from pydantic import ConfigDict, Field
 
 MODERN = "2026-07-28"
 TASKS = "io.modelcontextprotocol/tasks"
-CHECK_SECONDS = 15.0
+CHECK_SECONDS = 60.0  # one may wait for processes to start, while others do on the same two cores
 TERMINAL = ("completed", "failed", "cancelled")
 BLOCK = "0123456789abcdef" * 64  # the KiB of which `big` is made
 ASKING = {"ask", "dialogue", "survey", "aside"}

@@ -20,7 +20,7 @@ import { check, failure, isDatabaseError, label, runChecks, textOf } from './che
 import { dispatcher, MODERN } from './dispatcher.mjs';
 
 const TASKS = 'io.modelcontextprotocol/tasks';
-const CHECK_SECONDS = 15;
+const CHECK_SECONDS = 60; // as in ../python/client.py
 const BLOCK = '0123456789abcdef'.repeat(64); // the KiB of which `big` is made
 const ASKING = ['aside', 'ask', 'dialogue', 'survey'];
 const TOOLS = ['add', 'big', 'broken', 'cancelled', 'rpc_error', 'slow', 'touch', ...ASKING].sort();

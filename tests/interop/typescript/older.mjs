@@ -23,7 +23,7 @@ import {
 } from '@modelcontextprotocol/sdk/types.js';
 import { check, failure, isDatabaseError, label, runChecks, textOf } from './checks.mjs';
 
-const CHECK_SECONDS = 20;
+const CHECK_SECONDS = 60; // as in ../python/client.py
 const BLOCK = '0123456789abcdef'.repeat(64); // the KiB of which `big` is made
 const RELATED = 'io.modelcontextprotocol/related-task';
 const TTL_MS = 60_000;

@@ -20,7 +20,7 @@ try:
 except ImportError:  # 1.9 and 1.12
     from mcp.client.streamable_http import streamablehttp_client as connect
 
-CHECK_SECONDS = 20.0
+CHECK_SECONDS = 60.0  # as in ../client.py
 TERMINAL = ("completed", "failed", "cancelled")
 BLOCK = "0123456789abcdef" * 64  # the KiB of which `big` is made
 RELATED = "io.modelcontextprotocol/related-task"
