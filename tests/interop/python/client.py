@@ -825,7 +825,7 @@ def answer_to(params: Any) -> types.ElicitResult:
 async def answer_in(client: Client, handle: TaskHandle) -> DetailedTask:
     """Follow a task to its end, answering each of its questions once."""
     answered: set[str] = set()
-    deadline = time.monotonic() + 14  # each task may have a process of its own that is still to be started
+    deadline = time.monotonic() + 50  # each task may have a process of its own that is still to be started
     while True:
         true(time.monotonic() < deadline, "the task never ended")
         task = await get_task(client.session, handle.task_id)
