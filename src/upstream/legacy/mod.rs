@@ -459,7 +459,7 @@ impl<W: Wire> Inner<W> {
     /// Closes a session that nobody uses of those whose group has others in use. Gives whether there is one.
     fn spares_one(&self) -> bool {
         let Some(session) = self.groups.iter().find_map(|group| group.spare()) else { return false };
-        // A call that is given it in this moment ends in it.
+        // A call that is given it in this moment has its end there, or looks for another.
         session.retire();
         true
     }

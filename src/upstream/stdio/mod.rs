@@ -290,21 +290,6 @@ impl Processes {
     }
 }
 
-// === impl Waits ===
-
-impl<'a> Waits<'a> {
-    fn on(count: &'a AtomicUsize) -> Self {
-        count.fetch_add(1, Ordering::Relaxed);
-        Self(count)
-    }
-}
-
-impl Drop for Waits<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
 impl Wire for Processes {
     type Line = Pipe;
 
@@ -372,6 +357,21 @@ impl Wire for Processes {
         };
         let capabilities = Arc::clone(&caller.capabilities);
         Identity { principal, credentials: self.credentials.clone(), capabilities }
+    }
+}
+
+// === impl Waits ===
+
+impl<'a> Waits<'a> {
+    fn on(count: &'a AtomicUsize) -> Self {
+        count.fetch_add(1, Ordering::Relaxed);
+        Self(count)
+    }
+}
+
+impl Drop for Waits<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

@@ -209,12 +209,7 @@ async fn one_that_is_at_rest_gives_way_to_those_who_can_be_asked_more_than_anywh
     let mut world = World::with(|command, _| command.instances = Instances::Shared(2));
     let mut processes = Vec::new();
     for (id, capabilities) in [(1, MUTE), (2, ASKABLE)] {
-        let mut call = world.call(id, capabilities);
-        let mut process = world.up().await;
-        assert_eq!(process.called().await, id);
-        process.answers(id).await;
-        call.is_answered().await;
-        processes.push(process);
+        processes.push(at_rest(&mut world, id, capabilities).await);
     }
     let mut more = world.call(3, MORE);
     let mut for_mute = processes.swap_remove(0);
@@ -231,22 +226,39 @@ async fn one_that_is_at_rest_gives_way_to_those_who_can_be_asked_more_than_anywh
     mute.is_answered().await;
 }
 
-/// Two tasks of those who can be asked have two processes, which are all there may be.
-async fn kept_by_tasks(world: &mut World) -> ([Process; 2], [(Call, Deferral); 2]) {
-    let [first, second] = [Deferral::default(), Deferral::default()];
-    let mut one = world.call_deferred(1, ASKABLE, &first);
+/// A process that was started for a call, which it has answered.
+async fn at_rest(world: &mut World, id: u64, capabilities: &'static str) -> Process {
+    let mut call = world.call(id, capabilities);
     let mut process = world.up().await;
-    assert_eq!(process.called().await, 1);
+    assert_eq!(process.called().await, id);
+    process.answers(id).await;
+    call.is_answered().await;
+    process
+}
+
+/// A task of those who can be asked, and its process, which has asked once and been answered.
+async fn task_that_was_asked(world: &mut World, id: u64) -> (Process, (Call, Deferral)) {
+    let deferral = Deferral::default();
+    let mut call = world.call_deferred(id, ASKABLE, &deferral);
+    let mut process = world.up().await;
+    assert_eq!(process.called().await, id);
     process.asks("q").await;
-    let Event::Asked(question) = one.next().await else { panic!("it is asked") };
+    let Event::Asked(question) = call.next().await else { panic!("it is asked") };
     question.answer.send(Ok(Bytes::from_static(br#"{"action":"decline"}"#)));
     assert_eq!(process.reads().await["id"], "q");
-    first.comes();
+    deferral.comes();
+    (process, (call, deferral))
+}
+
+/// Two tasks of those who can be asked have two processes, which are all there may be.
+async fn kept_by_tasks(world: &mut World) -> ([Process; 2], [(Call, Deferral); 2]) {
+    let (process, first) = task_that_was_asked(world, 1).await;
+    let second = Deferral::default();
     let other = world.call_deferred(2, ASKABLE, &second);
     let mut beside = world.up().await;
     assert_eq!(beside.called().await, 2);
     second.comes();
-    ([process, beside], [(one, first), (other, second)])
+    ([process, beside], [first, (other, second)])
 }
 
 #[tokio::test(start_paused = true)]
@@ -503,12 +515,7 @@ async fn as_many_processes_give_way_as_are_waited_for() {
     let mut world = World::with(|command, _| command.instances = Instances::Shared(3));
     let mut resting = Vec::new();
     for (id, capabilities) in [(1, MUTE), (2, r#"{"experimental":{}}"#)] {
-        let mut call = world.call(id, capabilities);
-        let mut process = world.up().await;
-        process.called().await;
-        process.answers(id).await;
-        call.is_answered().await;
-        resting.push(process);
+        resting.push(at_rest(&mut world, id, capabilities).await);
     }
     let deferrals = [(); 3].map(|()| Deferral::default());
     let mut tasks = vec![world.call_deferred(3, ASKABLE, &deferrals[0])];
@@ -567,15 +574,7 @@ async fn a_call_that_waits_for_a_place_has_what_comes_free_among_its_own() {
     let _mute = world.call(1, MUTE);
     let mut for_mute = world.up().await;
     assert_eq!(for_mute.called().await, 1);
-    let task = Deferral::default();
-    let mut first = world.call_deferred(2, ASKABLE, &task);
-    let mut process = world.up().await;
-    assert_eq!(process.called().await, 2);
-    process.asks("q").await;
-    let Event::Asked(question) = first.next().await else { panic!("it is asked") };
-    question.answer.send(Ok(Bytes::from_static(br#"{"action":"decline"}"#)));
-    assert_eq!(process.reads().await["id"], "q");
-    task.comes();
+    let (mut process, (mut first, _task)) = task_that_was_asked(&mut world, 2).await;
     let mut call = world.call(3, ASKABLE);
     sleep(Duration::from_millis(50)).await;
     process.answers(2).await;
