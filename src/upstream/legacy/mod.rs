@@ -261,8 +261,9 @@ impl<W: Wire> Upstream for Legacy<W> {
         async move { Ok(group.lists().await?.description.clone()) }.boxed()
     }
 
+    /// Looks, and no more: a session that another has to give way to is for whoever then opens it.
     fn known(&self, caller: &Identity) -> Option<Known> {
-        let group = self.0.group(caller);
+        let group = self.0.kept(&Key(self.0.server.wire.known_as(caller)))?;
         Some(Known { description: group.known_description()?, calls: group })
     }
 
@@ -352,14 +353,21 @@ impl<W: Wire> Upstream for Legacy<W> {
 // === impl Inner ===
 
 impl<W: Wire> Inner<W> {
+    /// The group of an identity, where there is one that has a place.
+    fn kept(&self, key: &Key) -> Option<Arc<Group<W>>> {
+        let group = self.groups.get(key)?;
+        // One that has lost its sessions has none any more, where there are no more of those.
+        if W::IS_COSTLY && self.server.wire.is_full() && group.is_empty() {
+            return None;
+        }
+        self.uses(&group);
+        Some(group.clone())
+    }
+
     fn group(self: &Arc<Self>, caller: &Identity) -> Arc<Group<W>> {
         let key = Key(self.server.wire.known_as(caller));
-        if let Some(group) = self.groups.get(&key) {
-            // One that has lost its sessions has no place any more, where there are no more of those.
-            if !(W::IS_COSTLY && self.server.wire.is_full() && group.is_empty()) {
-                self.uses(&group);
-                return group.clone();
-            }
+        if let Some(group) = self.kept(&key) {
+            return group;
         }
         let limits = self.server.config.now().limits;
         let (limit, most) = (limits.identities.max(1), limits.identity_bytes);

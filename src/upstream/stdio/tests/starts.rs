@@ -9,12 +9,12 @@ use tokio::{
     time::{advance, sleep, timeout},
 };
 
-use super::{ASKABLE, Call, MORE, MUTE, Process, World};
+use super::{ASKABLE, Call, MORE, MUTE, Process, World, outgoing};
 use crate::{
     dialect::Principal,
     runtime::Clock,
     upstream::{
-        CallError, Deferral, Event, Limits,
+        CallError, Deferral, Event, Limits, Upstream,
         stdio::{Instances, command::PER_CALLER, supervisor::Report},
     },
 };
@@ -224,6 +224,39 @@ async fn one_that_is_at_rest_gives_way_to_those_who_can_be_asked_more_than_anywh
     assert_eq!(for_more.called().await, 4);
     for_more.answers(4).await;
     mute.is_answered().await;
+}
+
+/// As it is with every call: it is looked what is known of the server, then the server is asked, then it is called.
+#[tokio::test(start_paused = true)]
+async fn one_gives_way_to_a_further_set_and_no_other() {
+    let mut world = World::with(|command, _| command.instances = Instances::Shared(3));
+    let mut processes = Vec::new();
+    for (id, capabilities) in [(1, MUTE), (2, ASKABLE), (3, r#"{"roots":{}}"#)] {
+        processes.push(at_rest(&mut world, id, capabilities).await);
+    }
+    let caller = outgoing(Principal::ANONYMOUS, 4, MORE, "{}").caller;
+    assert!(world.server.known(&caller).is_none());
+    let server = world.server.clone();
+    let described = tokio::spawn(async move { server.describe(&caller).await.is_ok() });
+    let mut for_mute = processes.remove(0);
+    for_mute.has_no_more_to_read().await;
+    // What is looked for while that one leaves.
+    let mut more = world.call(4, MORE);
+    sleep(Duration::from_millis(500)).await;
+    for_mute.ends("exit status: 0").await;
+    let mut for_more = world.up().await;
+    assert!(described.await.expect("it is told"));
+    assert_eq!(for_more.called().await, 4);
+    for_more.answers(4).await;
+    more.is_answered().await;
+    for (id, capabilities) in [(5, ASKABLE), (6, r#"{"roots":{}}"#)] {
+        let mut call = world.call(id, capabilities);
+        let process = &mut processes[id as usize - 5];
+        assert_eq!(process.called().await, id);
+        process.answers(id).await;
+        call.is_answered().await;
+    }
+    assert!(world.is_quiet());
 }
 
 /// A process that was started for a call, which it has answered.
