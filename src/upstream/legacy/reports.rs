@@ -2,7 +2,7 @@
 
 use std::sync::{
     Arc,
-    atomic::{AtomicU64, Ordering},
+    atomic::{AtomicU64, AtomicUsize, Ordering},
 };
 use tokio::sync::broadcast::{Receiver, Sender};
 
@@ -18,9 +18,14 @@ struct Inner {
     /// For clients that listen; none while nobody does, because it is as large as all it may keep. As long
     /// as there is one, a session is kept open to hear for it. Held for a report.
     listened: Mutex<Option<Sender<Report>>>,
+    /// How many sessions would report something.
+    hearing: AtomicUsize,
     /// How often the tools have changed, or may have.
     tools: Arc<AtomicU64>,
 }
+
+/// A session that reports what it hears, counted.
+pub(super) struct Hearing(Reports);
 
 /// Whether the tools may have changed since they were read. Keeps nothing open: what nobody has used for
 /// long is read again, which costs less than a session. The default is of tools that have changed.
@@ -72,6 +77,11 @@ impl Reports {
         listened.is_some()
     }
 
+    /// How many sessions would report something.
+    pub(super) fn hearing(&self) -> usize {
+        self.0.hearing.load(Ordering::Relaxed)
+    }
+
     /// Whether somebody other than its owner may still report something or wait for it.
     pub(super) fn is_needed(&self) -> bool {
         self.is_listened_to() || Arc::strong_count(&self.0) > 1
@@ -84,6 +94,21 @@ impl Drop for Inner {
     /// Nobody is left to report a change.
     fn drop(&mut self) {
         self.tools.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+// === impl Hearing ===
+
+impl Hearing {
+    pub(super) fn of(reports: &Reports) -> Self {
+        reports.0.hearing.fetch_add(1, Ordering::Relaxed);
+        Self(reports.clone())
+    }
+}
+
+impl Drop for Hearing {
+    fn drop(&mut self) {
+        self.0.0.hearing.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

@@ -220,17 +220,23 @@ impl<W: Wire> Group<W> {
         self.pass_on();
     }
 
+    /// Whether another session is to be opened for those who listen. What is costly is not, where one of another set of
+    /// capabilities hears for them, too.
+    fn must_listen(&self) -> bool {
+        self.reports.is_listened_to() && !(W::IS_COSTLY && self.reports.hearing() > 0)
+    }
+
     /// No session is left: where somebody listens, another is opened for that.
     fn listen_on(self: &Arc<Self>) {
         self.reports.is_unheard();
-        if !self.reports.is_listened_to() || self.server.work.is_closing() {
+        if !self.must_listen() || self.server.work.is_closing() {
             return;
         }
         let group = self.clone();
         self.server.work.spawn(async move {
             let closing = group.server.work.closing.clone();
             let mut pause = PAUSE;
-            while group.reports.is_listened_to() && group.lists().await.is_err() {
+            while group.must_listen() && group.lists().await.is_err() {
                 tokio::select! {
                     () = closing.cancelled() => return,
                     () = sleep(pause) => pause = (pause * 2).min(LONGEST_PAUSE),
@@ -246,7 +252,8 @@ impl<W: Wire> Group<W> {
         {
             let mut seats = self.seats.lock();
             let Seats { all, lists, .. } = &mut *seats;
-            let needed = watched || !self.subscribed.is_empty();
+            let others_hear = W::IS_COSTLY && self.reports.hearing() > all.len();
+            let needed = watched && !others_hear || !self.subscribed.is_empty();
             all.retain_mut(|seat| {
                 let in_use = seat.holder.is_some() || seat.session.was_used();
                 seat.quiet = if in_use { 0 } else { seat.quiet + 1 };
@@ -346,7 +353,7 @@ impl<W: Wire> Keeper<W> for Group<W> {
 
     fn has_successor(self: Arc<Self>) -> BoxFuture<'static, ()> {
         async move {
-            if self.reports.is_listened_to() {
+            if self.must_listen() {
                 // Whether it works is seen to by `listen_on`.
                 let _ = self.lists().await;
             }

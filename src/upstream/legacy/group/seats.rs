@@ -7,7 +7,7 @@ use std::{
 };
 use tokio::sync::oneshot;
 
-use super::super::{request::Request, session::Session};
+use super::super::{reports::Hearing, request::Request, session::Session};
 use crate::upstream::{CallError, Deferral, Limits, wire::Wire};
 
 /// The lock guards a few lines each time and is never held while waiting.
@@ -32,6 +32,7 @@ pub(super) struct Seat<W: Wire> {
     pub(super) holder: Option<Holder>,
     /// Rounds of [`Group::sweep`](super::Group::sweep) in which it was not used.
     pub(super) quiet: u32,
+    _hears: Hearing,
 }
 
 /// A call that has a session to itself, or will have.
@@ -66,7 +67,8 @@ impl<W: Wire, T> Default for Seats<W, T> {
 
 impl<W: Wire, T> Seats<W, T> {
     pub(super) fn seat(&mut self, session: &Arc<Session<W>>, holder: Option<Holder>) {
-        self.all.push(Seat { session: session.clone(), holder, quiet: 0 });
+        let hears = Hearing::of(&session.reports);
+        self.all.push(Seat { session: session.clone(), holder, quiet: 0, _hears: hears });
     }
 
     /// It takes no more calls: it is gone once those in flight are, and until then whoever closes all closes it, too.

@@ -2,6 +2,7 @@
 //! how it `starts`, whose `turns` it is in it, how it `ends`.
 
 mod ends;
+mod listened;
 mod starts;
 mod turns;
 

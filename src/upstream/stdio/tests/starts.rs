@@ -260,7 +260,7 @@ async fn one_gives_way_to_a_further_set_and_no_other() {
 }
 
 /// A process that was started for a call, which it has answered.
-async fn at_rest(world: &mut World, id: u64, capabilities: &'static str) -> Process {
+pub(super) async fn at_rest(world: &mut World, id: u64, capabilities: &'static str) -> Process {
     let mut call = world.call(id, capabilities);
     let mut process = world.up().await;
     assert_eq!(process.called().await, id);

@@ -1,0 +1,65 @@
+//! What is kept, and what is started again, for those who listen to what is reported.
+
+use std::time::Duration;
+use tokio::time::sleep;
+
+use super::{ASKABLE, MORE, MUTE, Process, World, starts::at_rest};
+use crate::{dialect::Principal, upstream::Upstream};
+
+/// Processes of two sets that are at rest, the one of those who can be asked once has asked before.
+async fn two_at_rest(world: &mut World) -> [Process; 2] {
+    [at_rest(world, 1, ASKABLE).await, at_rest(world, 2, MORE).await]
+}
+
+/// Its call is cancelled while it asks, which costs it: it takes no more.
+async fn is_lost(world: &World, process: &mut Process, id: u64, capabilities: &'static str) {
+    let mut call = world.call(id, capabilities);
+    assert_eq!(process.called().await, id);
+    process.asks("q").await;
+    call.next().await;
+    call.work.abort();
+}
+
+#[tokio::test(start_paused = true)]
+async fn none_is_started_for_those_who_listen_where_one_of_another_set_hears_for_them() {
+    let mut world = World::new();
+    let _heard = world.server.watch(Principal::ANONYMOUS);
+    let [mut first, mut second] = two_at_rest(&mut world).await;
+    is_lost(&world, &mut first, 3, ASKABLE).await;
+    while first.stdin.next_line().await.expect("it can be read").is_some() {}
+    first.ends("exit status: 0").await;
+    sleep(Duration::from_secs(60)).await;
+    assert!(world.is_quiet(), "the other hears");
+    // For the last there is another, before it is gone.
+    is_lost(&world, &mut second, 4, MORE).await;
+    let _successor = world.up().await;
+    while second.stdin.next_line().await.expect("it can be read").is_some() {}
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_is_kept_for_those_who_listen() {
+    let mut world = World::new();
+    let heard = world.server.watch(Principal::ANONYMOUS);
+    let mut processes = vec![at_rest(&mut world, 1, MUTE).await];
+    processes.extend(two_at_rest(&mut world).await);
+    let ended = async |processes: &mut Vec<Process>, after: Duration| {
+        sleep(after).await;
+        let mut left = Vec::new();
+        for mut process in processes.drain(..) {
+            let mut line = Box::pin(process.stdin.next_line());
+            let is_over = futures_util::poll!(&mut line).is_ready();
+            drop(line);
+            if !is_over {
+                left.push(process);
+            }
+        }
+        *processes = left;
+        processes.len()
+    };
+    assert_eq!(ended(&mut processes, Duration::from_secs(29 * 60)).await, 3);
+    assert_eq!(ended(&mut processes, Duration::from_secs(3 * 60)).await, 1);
+    assert_eq!(ended(&mut processes, Duration::from_secs(60 * 60)).await, 1);
+    drop(heard);
+    assert_eq!(ended(&mut processes, Duration::from_secs(60 * 60)).await, 0);
+    assert!(world.is_quiet());
+}
