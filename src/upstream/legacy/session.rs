@@ -455,7 +455,11 @@ impl<W: Wire> Session<W> {
     /// Says goodbye, but not before another session hears what somebody listens for.
     async fn depart(&self) {
         if let Some(keeper) = self.keeper() {
-            keeper.has_successor().await;
+            tokio::select! {
+                () = keeper.has_successor() => {}
+                // There is no place for another but its own.
+                () = self.server.wire.none_gives_way() => {}
+            }
         }
         self.bid_farewell().await;
     }

@@ -4,7 +4,11 @@ use std::time::Duration;
 use tokio::time::sleep;
 
 use super::{ASKABLE, MORE, MUTE, Process, World, starts::at_rest};
-use crate::{dialect::Principal, upstream::Upstream};
+use crate::{
+    dialect::Principal,
+    runtime::Clock,
+    upstream::{Upstream, stdio::Instances},
+};
 
 /// Processes of two sets that are at rest, the one of those who can be asked once has asked before.
 async fn two_at_rest(world: &mut World) -> [Process; 2] {
@@ -62,4 +66,17 @@ async fn one_is_kept_for_those_who_listen() {
     drop(heard);
     assert_eq!(ended(&mut processes, Duration::from_secs(60 * 60)).await, 0);
     assert!(world.is_quiet());
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_only_one_that_leaves_does_not_wait_for_another() {
+    let mut world = World::with(|command, _| command.instances = Instances::Shared(1));
+    let _heard = world.server.watch(Principal::ANONYMOUS);
+    let mut process = at_rest(&mut world, 1, ASKABLE).await;
+    let began = world.clock.now();
+    is_lost(&world, &mut process, 2, ASKABLE).await;
+    while process.stdin.next_line().await.expect("it can be read").is_some() {}
+    process.ends("exit status: 0").await;
+    let _successor = world.up().await;
+    assert!(world.clock.now() - began < Duration::from_secs(5));
 }
