@@ -25,7 +25,7 @@ use crate::{
 use bytes::Bytes;
 use futures_util::{FutureExt, future::BoxFuture};
 use http::{
-    HeaderMap, HeaderValue, Response, Uri,
+    HeaderMap, HeaderName, HeaderValue, Response, Uri,
     header::{CACHE_CONTROL, CONTENT_TYPE, HOST, WWW_AUTHENTICATE},
     request::Parts,
 };
@@ -33,6 +33,9 @@ use std::{ops::Range, sync::Arc};
 
 /// Where RFC 9728 puts metadata: before the path of the resource.
 const WELL_KNOWN: &str = "/.well-known/oauth-protected-resource";
+
+/// By what a proxy in front of us was called.
+const FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 
 /// The challenge's parameter that says where the metadata is (RFC 9728, 5.1).
 const PARAMETER: &str = "resource_metadata";
@@ -138,7 +141,7 @@ impl Address {
             return Self { scheme: Scheme::Public, authority: base(public).into() };
         }
         // Where several proxies added theirs, the client's own is the first.
-        let forwarded = head.headers.get("x-forwarded-proto").map(HeaderValue::as_bytes);
+        let forwarded = head.headers.get(&FORWARDED_PROTO).map(HeaderValue::as_bytes);
         let forwarded = forwarded.and_then(|list| list.split(|&byte| byte == b',').next());
         let scheme = match forwarded.map(<[u8]>::trim_ascii) {
             Some(b"https") => Scheme::Https,
