@@ -187,7 +187,7 @@ impl Limit {
         Taken { limit: self, amount }
     }
 
-    pub(super) fn snapshot(self) -> LimitSnapshot {
+    pub(crate) fn snapshot(self) -> LimitSnapshot {
         let Known { value, is_taken, hits } = self.known();
         // What began on a stripe that was looked at and ended on one that was not is missing for a moment.
         let used = || {

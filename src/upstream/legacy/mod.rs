@@ -261,9 +261,10 @@ impl<W: Wire> Upstream for Legacy<W> {
         async move { Ok(group.lists().await?.description.clone()) }.boxed()
     }
 
-    /// Looks, and no more: a session that another has to give way to is for whoever then opens it.
+    /// Only looks: what has to give way to a further session does to whoever then opens it.
     fn known(&self, caller: &Identity) -> Option<Known> {
-        let group = self.0.kept(&Key(self.0.server.wire.known_as(caller)))?;
+        let key = Key(self.0.server.wire.known_as(caller));
+        let group = self.0.kept(&key).or_else(|| self.0.shared(&key))?;
         Some(Known { description: group.known_description()?, calls: group })
     }
 
@@ -364,18 +365,43 @@ impl<W: Wire> Inner<W> {
         Some(group.clone())
     }
 
+    /// The group that an identity without one shares, where it can be asked all there that it declares, and none would
+    /// be ended for it but such as have not been used for a while. Ends none.
+    fn shared(&self, key: &Key) -> Option<Arc<Group<W>>> {
+        if !self.is_full() {
+            return None;
+        }
+        let most = self.of_those_who_declare_most(key).filter(|group| group.covers(&key.0))?;
+        if self.groups.iter().any(|group| Idle::ForAWhile.is_of(&group)) {
+            return None;
+        }
+        Limit::Instances.hit();
+        self.uses(&most);
+        Some(most)
+    }
+
+    /// Whether there is no place for the session of a further identity, where sessions are costly.
+    fn is_full(&self) -> bool {
+        let limit = self.server.config.now().limits.identities.max(1);
+        let is_full = || self.groups.len() >= limit || self.server.wire.is_full();
+        if !W::IS_COSTLY || !is_full() {
+            return false;
+        }
+        self.forget_empty();
+        is_full()
+    }
+
     fn group(self: &Arc<Self>, caller: &Identity) -> Arc<Group<W>> {
         let key = Key(self.server.wire.known_as(caller));
-        if let Some(group) = self.kept(&key) {
+        if let Some(group) = self.kept(&key).or_else(|| self.shared(&key)) {
             return group;
         }
         let limits = self.server.config.now().limits;
         let (limit, most) = (limits.identities.max(1), limits.identity_bytes);
         let kept = || self.server.identity_bytes.load(Ordering::Relaxed);
         if W::IS_COSTLY {
-            if self.groups.len() >= limit || self.server.wire.is_full() {
+            if self.is_full() {
                 Limit::Instances.hit();
-                self.forget_empty();
                 let most = self.of_those_who_declare_most(&key);
                 // None is ended for somebody who can share another's and be asked all there, but what has not been
                 // used for a while.
@@ -437,9 +463,8 @@ impl<W: Wire> Inner<W> {
         let mut unused: Vec<_> = self
             .groups
             .iter()
-            .filter(|group| Arc::strong_count(group) == 1 && group.is_idle())
+            .filter(|group| idle.is_of(group))
             .filter(|group| listened || !group.reports.is_listened_to())
-            .filter(|group| idle == Idle::Now || group.is_quiet())
             .map(|group| {
                 let used = group.used.load(Ordering::Relaxed);
                 (group.reports.is_listened_to(), used, Key(group.identity.clone()))
@@ -452,7 +477,7 @@ impl<W: Wire> Inner<W> {
             // Looked at again under the lock of its shard, where nobody can be handed it meanwhile.
             let gone = self
                 .groups
-                .remove_if(&key, |_, group| Arc::strong_count(group) == 1 && group.is_idle())
+                .remove_if(&key, |_, group| Idle::Now.is_of(group))
                 .map(|(_, group)| group.close());
             count += usize::from(gone.is_some());
             // The group is no more by now, so that it opens no other session in their place.
@@ -534,6 +559,15 @@ impl<W: Wire> Inner<W> {
         };
         // A server that does not take its farewell will find out by itself.
         let _ = timeout(W::FAREWELL, all).await;
+    }
+}
+
+// === impl Idle ===
+
+impl Idle {
+    /// Looked at under the lock of its shard, where nobody can be handed it meanwhile.
+    fn is_of<W: Wire>(self, group: &Arc<Group<W>>) -> bool {
+        Arc::strong_count(group) == 1 && group.is_idle() && (self == Self::Now || group.is_quiet())
     }
 }
 

@@ -1,7 +1,7 @@
 //! When a process is started, for whom, and how many there may be.
 
 use bytes::Bytes;
-use futures_util::FutureExt;
+use futures_util::{FutureExt, StreamExt};
 use serde_json::json;
 use std::time::Duration;
 use tokio::{
@@ -13,8 +13,9 @@ use super::{ASKABLE, Call, MORE, MUTE, Process, World, outgoing};
 use crate::{
     dialect::Principal,
     runtime::Clock,
+    telemetry::Limit,
     upstream::{
-        CallError, Deferral, Event, Limits, Upstream,
+        CallError, Deferral, Event, Limits, Outgoing, Upstream,
         stdio::{Instances, command::PER_CALLER, supervisor::Report},
     },
 };
@@ -188,6 +189,22 @@ async fn those_who_declare_otherwise_have_a_process_of_their_own_until_there_are
     assert_eq!(process.called().await, 9);
     process.answers(9).await;
     again.is_answered().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_known_to_those_who_share_is_known_at_once_and_that_they_share_is_counted_once() {
+    let mut world = World::with(|command, _| command.instances = Instances::Shared(2));
+    let _for_askable = at_rest(&mut world, 1, ASKABLE).await;
+    let mut for_more = at_rest(&mut world, 2, MORE).await;
+    let Outgoing { id, call, caller, .. } = outgoing(Principal::ANONYMOUS, 3, MUTE, "{}");
+    let before = Limit::Instances.snapshot().hits;
+    let known = world.server.known(&caller).expect("what the others know");
+    let mut replies = known.calls.call(id, &call, None);
+    let call = tokio::spawn(async move { replies.next().await });
+    assert_eq!(for_more.called().await, 3);
+    for_more.answers(3).await;
+    assert!(matches!(call.await.expect("it is heard"), Some(Event::Final(_))));
+    assert_eq!(Limit::Instances.snapshot().hits, before + 1);
 }
 
 #[tokio::test(start_paused = true)]
