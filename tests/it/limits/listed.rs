@@ -106,7 +106,7 @@ const NO_BOUND: &[(&str, &str)] = &[
     ("upstream/http/resume.rs SHORTEST_PAUSES", PAUSE),
     ("upstream/legacy/schedules.rs SESSIONS", "a test's"),
     ("upstream/legacy/server.rs OWN_IDS", NUMBERS),
-    ("upstream/legacy/mod.rs ROUND", PAUSE),
+    ("upstream/legacy/groups.rs ROUND", PAUSE),
     ("upstream/legacy/telling.rs PAUSES", PAUSE),
 ];
 
