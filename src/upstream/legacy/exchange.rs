@@ -137,6 +137,7 @@ impl<W: Wire> Exchange<W> {
         let (Stage::Sent(answer), Some(stay)) = (&self.stage, &self.stay) else { return };
         let session = &stay.session;
         let Some(Place { session: id, revision, last_event }) = session.line.anchor(answer) else { return };
+        session.has_come_to(last_event);
         if self.told_anchor.as_ref().is_some_and(|told| told.as_deref() == last_event) {
             return;
         }

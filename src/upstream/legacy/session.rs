@@ -64,9 +64,24 @@ pub(super) struct Session<W: Wire> {
     /// A client of the older era has opened it, and goes on using it: it is not ours to end, and
     /// what is said in it is for the client to hear.
     pub(super) is_clients: bool,
+    /// Of one whose call the process before this one has made.
+    resuming: Option<Box<Resuming>>,
     /// Where it is ours.
     _counted: Option<OpenSession>,
 }
+
+/// The stream of a call that is taken up.
+struct Resuming {
+    /// The last event that is known.
+    behind: Option<String>,
+    /// The server has said something in it.
+    begun: CancellationToken,
+}
+
+/// How long the answer to a question waits for the stream of its call to be taken up. Until a server has written to
+/// the new stream it may have registered neither, and what it says then, in either, is lost: the call would end, and
+/// nobody hear of it.
+const TAKING_UP: Duration = Duration::from_secs(2);
 
 /// The lock guards a few lines each time. It is never held while waiting; where both are needed,
 /// the group's lock is taken first.
@@ -185,7 +200,25 @@ impl<W: Wire> Session<W> {
         };
         let session = Self::at(server, description, line, None);
         session.deaf.store(anchor.is_clients, Ordering::Relaxed);
-        Self { is_clients: anchor.is_clients, ..session }
+        let resuming = Resuming { behind: anchor.last_event.clone(), begun: CancellationToken::new() };
+        Self { is_clients: anchor.is_clients, resuming: Some(Box::new(resuming)), ..session }
+    }
+
+    /// The stream of a call in it has come to this event.
+    pub(super) fn has_come_to(&self, event: Option<&str>) {
+        if let Some(resuming) = self.resuming.as_ref().filter(|resuming| resuming.behind.as_deref() != event)
+        {
+            resuming.begun.cancel();
+        }
+    }
+
+    /// Waits until the stream of the call is taken up, but no longer than that may take.
+    async fn is_taken_up(&self) {
+        let Some(resuming) = &self.resuming else { return };
+        tokio::select! {
+            _ = timeout(TAKING_UP, resuming.begun.cancelled()) => {}
+            () = self.server.work.closing.cancelled() => {}
+        }
     }
 
     /// The session of a client of the older era.
@@ -216,6 +249,7 @@ impl<W: Wire> Session<W> {
             has_served: AtomicBool::new(false),
             is_askable: true,
             is_clients: false,
+            resuming: None,
             _counted: None,
         }
     }
@@ -483,6 +517,9 @@ impl<W: Wire> Session<W> {
     /// Tells the server something, again where it was not taken. If it cannot be told, whom it
     /// concerns hears of it.
     async fn run_errand(&self, errand: Errand, body: Bytes) {
+        if let Errand::Answer { .. } = errand {
+            self.is_taken_up().await;
+        }
         let since = self.server.clock.now();
         let outcome = self.tell_again(&errand, body).await;
         if let (Errand::Cancel, Ok(())) = (&errand, &outcome) {

@@ -344,6 +344,10 @@ pub(super) const BOUNDS: &[(&str, Held)] = &[
         By("pings_without_end_take_a_bounded_number_of_connections_and_hold_up_nobody"),
     ),
     (
+        "upstream/legacy/session.rs TAKING_UP",
+        By("an_answer_waits_for_the_stream_of_its_call_but_not_for_ever"),
+    ),
+    (
         "upstream/http/resume.rs PATIENCE",
         By("a_server_that_refuses_is_given_up_ten_seconds_after_the_first_attempt"),
     ),

@@ -129,13 +129,19 @@ async fn what_was_asked_stays_asked_and_its_answer_reaches_the_server() {
     let key = shown["inputRequests"].as_object().expect("questions").keys().next().expect("one").clone();
     let answers = json!({ "taskId": task, "inputResponses": { key: { "action": "accept", "content": {} } } });
     client.ask("tasks/update", answers).await.result();
+    for _ in 0..10 {
+        client.task(&task).await;
+    }
+    // What the server makes of the answer could be written to no stream.
+    assert_eq!(place.server.count(|seen| seen.answers(&json!("q7"))), 0, "the stream is not taken up yet");
+    events.raw("id: e4\ndata:\n\n");
     let answered = place.server.seen(|seen| seen.answers(&json!("q7"))).await;
     assert_eq!(answered.json["result"]["action"], "accept");
     // The event may be one of those behind which the stream is taken up, and come again: here behind the answer.
-    events.raw(format!("id: e4\ndata: {question}\n\n"));
+    events.raw(format!("id: e5\ndata: {question}\n\n"));
     // A further question has a key of its own.
     let question = question.to_string().replace("q7", "q8");
-    events.raw(format!("id: e5\ndata: {question}\n\n"));
+    events.raw(format!("id: e6\ndata: {question}\n\n"));
     let again = client.until(&task, |shown| shown["status"] == "input_required").await;
     assert_ne!(
         again["inputRequests"].as_object().expect("questions").keys().next(),
@@ -156,6 +162,31 @@ fn question() -> Value {
     json!({ "jsonrpc": "2.0", "id": "q7", "method": "elicitation/create", "params": {
         "mode": "form", "message": "who?", "requestedSchema": { "type": "object", "properties": {} },
     } })
+}
+
+#[tokio::test]
+async fn an_answer_waits_for_the_stream_of_its_call_but_not_for_ever() {
+    let mut place = Place::before(keeps_events).await;
+    let first = place.start(&[ALWAYS], &[]).await;
+    let client = askable(&first);
+    let (task, id, events) = begun(&place, &client).await;
+    events.raw(format!("id: e3\ndata: {}\n\n", question()));
+    let asked = client.until(&task, |shown| shown["status"] == "input_required").await;
+    // What is kept of it is written right behind it.
+    client.task(&task).await;
+    first.killed().await;
+
+    let second = place.start(&[ALWAYS], &[]).await;
+    let client = askable(&second);
+    let (_, events) = taken_up(&place).await;
+    let key = asked["inputRequests"].as_object().expect("questions").keys().next().expect("one").clone();
+    let answers = json!({ "taskId": task, "inputResponses": { key: { "action": "accept", "content": {} } } });
+    client.ask("tasks/update", answers).await.result();
+    // A server of before 2025-11-25 says nothing in a stream that is taken up, where it has nothing to say.
+    place.server.seen(|seen| seen.answers(&json!("q7"))).await;
+    events.result(&id, result());
+    assert_eq!(client.ended(&task).await["result"]["content"][0]["text"], RESULT);
+    second.killed().await;
 }
 
 #[tokio::test]
