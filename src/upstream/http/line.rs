@@ -82,7 +82,7 @@ impl HttpLine {
         }
     }
 
-    /// A session that the process before this one has used. `None` where what is known of it is no header.
+    /// A session that the process before this one has used, and which is left to the server's own limit. `None` where what is known of it is no header.
     pub(super) fn taken_up(http: Arc<Http>, mut posting: HeaderMap, anchor: &Anchor) -> Option<Self> {
         posting.insert(&PROTOCOL_VERSION, HeaderValue::from_str(&anchor.revision).ok()?);
         posting.insert(&SESSION_ID, HeaderValue::from_str(&anchor.session).ok()?);
@@ -92,8 +92,8 @@ impl HttpLine {
             bodiless: http1::lines(&without_content(&posting)),
             names: posting,
             has_id: true,
-            survives: !anchor.is_clients
-                && Revision::parse(&anchor.revision).is_none_or(Revision::survives_delete),
+            // Others of that process's calls may be in it, and be taken up later: the first to end would end them all.
+            survives: false,
             http,
         })
     }
