@@ -82,7 +82,8 @@ impl HttpLine {
         }
     }
 
-    /// A session that the process before this one has used, and which is left to the server's own limit. `None` where what is known of it is no header.
+    /// A session that the process before this one has used, and which is left to the server's own limit. `None` where
+    /// what is known of it is no header.
     pub(super) fn taken_up(http: Arc<Http>, mut posting: HeaderMap, anchor: &Anchor) -> Option<Self> {
         posting.insert(&PROTOCOL_VERSION, HeaderValue::from_str(&anchor.revision).ok()?);
         posting.insert(&SESSION_ID, HeaderValue::from_str(&anchor.session).ok()?);

@@ -144,9 +144,9 @@ impl<W: Wire> Groups<W> {
                 let gone = self.let_go(1, true, if can_share { Idle::ForAWhile } else { Idle::Now });
                 // Nor does somebody share who can wait for what could be asked nowhere, unless there is no end to that.
                 let waits = || !can_share && !self.groups.iter().all(|group| group.is_of_tasks());
-                let is_full =
+                let shares =
                     self.groups.len() >= limit || self.server.wire.is_full() && gone == 0 && !waits();
-                if let Some(group) = most.filter(|_| is_full) {
+                if let Some(group) = most.filter(|_| shares) {
                     self.uses(&group);
                     return group;
                 }

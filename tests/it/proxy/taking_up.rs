@@ -60,7 +60,7 @@ async fn a_call_goes_on_after_a_kill_and_ends_with_its_own_result() {
     let (task, id, _events) = begun(&place, &first.client().with_tasks()).await;
     first.killed().await;
 
-    let second = place.start(&[ALWAYS], &[]).await;
+    let mut second = place.start(&[ALWAYS], &[]).await;
     let client = second.client().with_tasks();
     let (seen, events) = taken_up(&place).await;
     let called = place.server.message("tools/call").await;
@@ -74,7 +74,6 @@ async fn a_call_goes_on_after_a_kill_and_ends_with_its_own_result() {
     let ended = client.ended(&task).await;
     assert_eq!(ended["result"]["content"][0]["text"], RESULT);
     // A proxy that stops ends its own sessions first.
-    let mut second = second;
     second.stop();
     second.gone().await;
     assert_eq!(counted(&place), [1, 0, 0], "another call might be in its session");
@@ -165,14 +164,22 @@ fn question() -> Value {
     } })
 }
 
+/// A call that has become a task and asks something; with what answers it.
+async fn asked(place: &Place, client: &Client) -> (String, Value, Events, Value) {
+    let (task, id, events) = begun(place, client).await;
+    events.raw(format!("id: e3\ndata: {}\n\n", question()));
+    let asked = client.until(&task, |shown| shown["status"] == "input_required").await;
+    let key = asked["inputRequests"].as_object().expect("questions").keys().next().expect("one").clone();
+    let answers = json!({ "taskId": task, "inputResponses": { key: { "action": "accept", "content": {} } } });
+    (task, id, events, answers)
+}
+
 #[tokio::test]
 async fn an_answer_waits_for_the_stream_of_its_call_but_not_for_ever() {
     let mut place = Place::before(keeps_events).await;
     let first = place.start(&[ALWAYS], &[]).await;
     let client = askable(&first);
-    let (task, id, events) = begun(&place, &client).await;
-    events.raw(format!("id: e3\ndata: {}\n\n", question()));
-    let asked = client.until(&task, |shown| shown["status"] == "input_required").await;
+    let (task, id, _events, answers) = asked(&place, &client).await;
     // What is kept of it is written right behind it.
     client.task(&task).await;
     first.killed().await;
@@ -180,8 +187,6 @@ async fn an_answer_waits_for_the_stream_of_its_call_but_not_for_ever() {
     let second = place.start(&[ALWAYS], &[]).await;
     let client = askable(&second);
     let (_, events) = taken_up(&place).await;
-    let key = asked["inputRequests"].as_object().expect("questions").keys().next().expect("one").clone();
-    let answers = json!({ "taskId": task, "inputResponses": { key: { "action": "accept", "content": {} } } });
     client.ask("tasks/update", answers).await.result();
     // A server of before 2025-11-25 says nothing in a stream that is taken up, where it has nothing to say.
     place.server.seen(|seen| seen.answers(&json!("q7"))).await;
@@ -195,11 +200,7 @@ async fn an_answer_that_may_not_have_arrived_is_given_again_although_the_server_
     let mut place = Place::before(keeps_events).await;
     let first = place.start(&[ALWAYS], &[]).await;
     let client = askable(&first);
-    let (task, id, events) = begun(&place, &client).await;
-    events.raw(format!("id: e3\ndata: {}\n\n", question()));
-    let asked = client.until(&task, |shown| shown["status"] == "input_required").await;
-    let key = asked["inputRequests"].as_object().expect("questions").keys().next().expect("one").clone();
-    let answers = json!({ "taskId": task, "inputResponses": { key: { "action": "accept", "content": {} } } });
+    let (task, id, events, answers) = asked(&place, &client).await;
     client.ask("tasks/update", answers).await.result();
     let is_answer = |seen: &Seen| seen.answers(&json!("q7"));
     place.server.seen(is_answer).await;

@@ -10,7 +10,7 @@ use crate::{
     upstream::{Upstream, stdio::Instances},
 };
 
-/// Processes of two sets that are at rest, the one of those who can be asked once has asked before.
+/// Processes of two sets.
 async fn two_at_rest(world: &mut World) -> [Process; 2] {
     [at_rest(world, 1, ASKABLE).await, at_rest(world, 2, MORE).await]
 }

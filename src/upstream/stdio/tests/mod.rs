@@ -1,5 +1,5 @@
 //! Processes as the rest meets them, on paused time: the test is the process, and its supervisor:
-//! how it `starts`, whose `turns` it is in it, how it `ends`.
+//! how it `starts`, whose `turns` it is in it, how it `ends`, what is kept where somebody `listened`.
 
 mod ends;
 mod listened;
