@@ -130,8 +130,9 @@ struct Waiting {
     bytes: AtomicUsize,
 }
 
-/// Messages that wait to be written to one process. Each costs its bytes.
-pub(super) const WAITING: usize = 1024;
+/// Messages that wait to be written to one process. Each costs its bytes. More than are let in at once by default
+/// (`limits.calls`): those that come together, or wait for its start, say nothing of whether it reads.
+pub(super) const WAITING: usize = 16 << 10;
 /// Bytes of them. One that is alone may be larger: what a client sends is bounded by itself.
 pub(super) const WAITING_BYTES: usize = 16 << 20;
 /// How long a process may take to end once its input is closed; then it is sent SIGTERM.

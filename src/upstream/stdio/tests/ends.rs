@@ -17,6 +17,7 @@ use tokio::{
 use super::{ASKABLE, Call, MUTE, PIPE, World, soon};
 use crate::{
     dialect::Principal,
+    front,
     runtime::Clock,
     upstream::{
         CallError, Config, Event, Limits, Report as Reported, Upstream,
@@ -252,6 +253,26 @@ async fn a_process_that_does_not_read_is_waited_for_by_so_many_and_the_next_is_t
     // Nobody is kept from an answer by that.
     process.answers(id).await;
     first.is_answered().await;
+}
+
+/// They are all there before the process has had a turn: that says nothing of whether it reads.
+#[tokio::test(start_paused = true)]
+async fn as_many_calls_as_are_let_in_may_come_at_one_moment() {
+    let mut world = World::new();
+    let mut first = world.call(1, MUTE);
+    let mut process = world.up().await;
+    let id = process.called().await;
+    process.answers(id).await;
+    first.is_answered().await;
+    let count = front::Limits::default().calls as u64;
+    let mut calls: Vec<_> = (0..count).map(|id| world.call(id, MUTE)).collect();
+    for _ in &calls {
+        let id = process.called().await;
+        process.answers(id).await;
+    }
+    for call in &mut calls {
+        call.is_answered().await;
+    }
 }
 
 #[tokio::test(start_paused = true)]
