@@ -17,7 +17,6 @@ use tokio::{
 use super::{ASKABLE, Call, MUTE, PIPE, World, soon};
 use crate::{
     dialect::Principal,
-    front,
     runtime::Clock,
     upstream::{
         CallError, Config, Event, Limits, Report as Reported, Upstream,
@@ -264,8 +263,8 @@ async fn as_many_calls_as_are_let_in_may_come_at_one_moment() {
     let id = process.called().await;
     process.answers(id).await;
     first.is_answered().await;
-    let count = front::Limits::default().calls as u64;
-    let mut calls: Vec<_> = (0..count).map(|id| world.call(id, MUTE)).collect();
+    // The default of `limits.calls`.
+    let mut calls: Vec<_> = (0..10_000).map(|id| world.call(id, MUTE)).collect();
     for _ in &calls {
         let id = process.called().await;
         process.answers(id).await;
