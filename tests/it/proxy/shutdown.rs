@@ -9,6 +9,7 @@ use crate::{
     support::{
         clients::{Answer, Client, Version, soon},
         servers::{LegacyServer, Options, Seen},
+        time::a_moment,
     },
 };
 use http::{Method, StatusCode};
@@ -192,6 +193,7 @@ async fn a_task_that_ends_while_the_proxy_stops_is_fetched_and_not_cancelled() {
                 if shown["status"] != "working" {
                     break shown;
                 }
+                a_moment().await;
             },
         };
         assert_eq!(ended["result"]["content"][0]["text"], "finished");

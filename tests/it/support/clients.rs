@@ -5,7 +5,7 @@
 //! [`Waiting`]: it can be waited for as one [`Answer`] or read as a [`Stream`] of messages, or be
 //! left.
 
-use super::servers::PATIENCE;
+use super::{servers::PATIENCE, time::a_moment};
 use bytes::Bytes;
 use deferral::internals::runtime::{Pipes, Stream as Socket};
 use futures_util::{FutureExt, future::BoxFuture};
@@ -256,6 +256,7 @@ impl Client {
                 if wished(&last) {
                     return last.clone();
                 }
+                a_moment().await;
             }
         };
         match timeout(PATIENCE, asked).await {

@@ -13,6 +13,13 @@ pub(crate) async fn passes(time: Duration) {
     tokio::time::resume();
 }
 
+/// Between two questions of a client that asks until something is so: without it a fast machine asks more often than is
+/// allowed (`limits.polls_per_second`), and keeps a core from whom it waits for. Of no clock of a test.
+pub(crate) async fn a_moment() {
+    let pause = || std::thread::sleep(Duration::from_millis(2));
+    tokio::task::spawn_blocking(pause).await.expect("it does not panic");
+}
+
 /// Time stands still for as long as this lives, but for [`Still::passes`]. The network goes on.
 pub(crate) struct Still {
     _until: mpsc::Sender<()>,

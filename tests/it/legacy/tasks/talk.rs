@@ -1,6 +1,9 @@
 //! A client of 2025-11-25 that runs calls as tasks, and what its server does with them.
 
-use crate::support::servers::{LegacyServer, Options, PATIENCE, Seen};
+use crate::support::{
+    servers::{LegacyServer, Options, PATIENCE, Seen},
+    time::a_moment,
+};
 pub(super) use crate::{
     legacy::world::Older,
     proxy::world::{Setup, World},
@@ -187,6 +190,7 @@ impl Tasker {
         let mut last = Value::Null;
         let asked = async {
             loop {
+                a_moment().await;
                 let answer = self.of("tasks/get", task).await;
                 if answer.json()["error"]["code"] == -31006 {
                     // Asked too often.
