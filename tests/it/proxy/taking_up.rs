@@ -21,8 +21,13 @@ pub(crate) fn keeps_events(options: &mut Options) {
     }));
 }
 
-/// A call that has become a task, and whose server has given its first event an id.
+/// A call that has become a task, and whose server has given its events ids; `e2` is the last.
 async fn begun(place: &Place, client: &Client) -> (String, Value, Events) {
+    begun_up_to(place, client, "e2").await
+}
+
+/// The same, and `last` is the last.
+async fn begun_up_to(place: &Place, client: &Client, last: &str) -> (String, Value, Events) {
     let waiting = client.call("slow").await;
     let call: Call = place.server.call().await;
     let (id, task) = (call.id(), waiting.answer().await.task());
@@ -30,7 +35,7 @@ async fn begun(place: &Place, client: &Client) -> (String, Value, Events) {
     events.raw("id: e1\ndata:\n\n");
     let progress = json!({ "progressToken": id, "progress": 1, "message": "begun" });
     let notice = json!({ "jsonrpc": "2.0", "method": "notifications/progress", "params": progress });
-    events.raw(format!("id: e2\ndata: {notice}\n\n"));
+    events.raw(format!("id: {last}\ndata: {notice}\n\n"));
     client.until(&task, |shown| shown["statusMessage"] == "begun").await;
     (task, id, events)
 }
@@ -77,6 +82,30 @@ async fn a_call_goes_on_after_a_kill_and_ends_with_its_own_result() {
     second.stop();
     second.gone().await;
     assert_eq!(counted(&place), [1, 0, 0], "another call might be in its session");
+}
+
+#[tokio::test]
+async fn calls_of_one_session_go_on_and_the_first_to_end_does_not_end_the_others() {
+    let mut place = Place::before(keeps_events).await;
+    let first = place.start(&[ALWAYS], &[]).await;
+    let client = first.client().with_tasks();
+    let (one, id_of_one, _events) = begun_up_to(&place, &client, "of one").await;
+    let (other, id_of_other, _events) = begun_up_to(&place, &client, "of another").await;
+    assert_eq!(place.server.messages("initialize"), 1, "they are in one session");
+    first.killed().await;
+
+    let mut second = place.start(&[ALWAYS], &[]).await;
+    let client = second.client().with_tasks();
+    let streams = [place.server.taken_up("of one").await, place.server.taken_up("of another").await];
+    streams[0].result(&id_of_one, result());
+    assert_eq!(client.ended(&one).await["result"]["content"][0]["text"], RESULT);
+    assert_eq!(client.task(&other).await["status"], "working");
+    streams[1].result(&id_of_other, json!({ "content": [{ "type": "text", "text": "another" }] }));
+    assert_eq!(client.ended(&other).await["result"]["content"][0]["text"], "another");
+    // A proxy that stops ends its own sessions first.
+    second.stop();
+    second.gone().await;
+    assert_eq!(counted(&place), [2, 0, 0]);
 }
 
 #[tokio::test]

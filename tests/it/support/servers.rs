@@ -138,6 +138,8 @@ struct State {
     logged: watch::Sender<usize>,
     calls: mpsc::UnboundedSender<Call>,
     listeners: Mutex<HashMap<String, Events>>,
+    /// Streams that were taken up, by the event behind which they were.
+    taken_up: Mutex<HashMap<String, Events>>,
     sessions: Mutex<usize>,
     /// Held until the server goes: heads that never come.
     silent: Mutex<Vec<oneshot::Sender<Response<Body>>>>,
@@ -176,6 +178,7 @@ impl LegacyServer {
             logged: watch::Sender::new(0),
             calls,
             listeners: Mutex::default(),
+            taken_up: Mutex::default(),
             sessions: Mutex::default(),
             silent: Mutex::default(),
         });
@@ -268,6 +271,12 @@ impl LegacyServer {
     pub(crate) fn listening(&self, session: &str) -> Option<Events> {
         let events = locked(&self.state.listeners).get(session).cloned();
         events.filter(|events| !events.chunks.is_closed())
+    }
+
+    /// The stream that is taken up behind this event, once it is: several of a session may be.
+    pub(crate) async fn taken_up(&self, event: &str) -> Events {
+        self.seen(|seen| seen.header("last-event-id") == Some(event)).await;
+        locked(&self.state.taken_up).get(event).expect("GET is answered by a stream").clone()
     }
 
     /// Ends the GET stream of a session.
@@ -604,6 +613,9 @@ fn keep_house(seen: &Seen, state: &State) -> House {
         (&Method::GET, _) => match state.options.get {
             Get::Stream => {
                 let (events, body) = events();
+                if let Some(event) = seen.header("last-event-id") {
+                    locked(&state.taken_up).insert(event.to_owned(), events.clone());
+                }
                 locked(&state.listeners).insert(seen.session().to_owned(), events);
                 House::Done(event_stream(body))
             }
