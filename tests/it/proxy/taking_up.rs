@@ -6,7 +6,7 @@ use crate::{
     support::{
         clients::{Client, soon},
         faulty::{Faulty, Op},
-        servers::{Call, Canned, Events, Options, Seen},
+        servers::{Call, Canned, Events, Get, Options, Seen},
     },
 };
 use serde_json::{Value, json};
@@ -86,7 +86,11 @@ async fn a_call_goes_on_after_a_kill_and_ends_with_its_own_result() {
 
 #[tokio::test]
 async fn calls_of_one_session_go_on_and_the_first_to_end_does_not_end_the_others() {
-    let mut place = Place::before(keeps_events).await;
+    let mut place = Place::before(|options| {
+        keeps_events(options);
+        options.get = Get::StreamEach;
+    })
+    .await;
     let first = place.start(&[ALWAYS], &[]).await;
     let client = first.client().with_tasks();
     let (one, id_of_one, _events) = begun_up_to(&place, &client, "of one").await;

@@ -91,7 +91,10 @@ pub(crate) type Fits = Box<dyn Fn(&Seen) -> bool + Send + Sync>;
 /// What becomes of a GET.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Get {
+    /// One for a session: the next ends that before it.
     Stream,
+    /// One for each event that one is taken up behind.
+    StreamEach,
     Refused(u16),
     /// The head never comes.
     Silent,
@@ -137,9 +140,8 @@ struct State {
     /// How much there is in the log.
     logged: watch::Sender<usize>,
     calls: mpsc::UnboundedSender<Call>,
+    /// By the session, or by the event that one was taken up behind ([`Get::StreamEach`]).
     listeners: Mutex<HashMap<String, Events>>,
-    /// Streams that were taken up, by the event behind which they were.
-    taken_up: Mutex<HashMap<String, Events>>,
     sessions: Mutex<usize>,
     /// Held until the server goes: heads that never come.
     silent: Mutex<Vec<oneshot::Sender<Response<Body>>>>,
@@ -178,7 +180,6 @@ impl LegacyServer {
             logged: watch::Sender::new(0),
             calls,
             listeners: Mutex::default(),
-            taken_up: Mutex::default(),
             sessions: Mutex::default(),
             silent: Mutex::default(),
         });
@@ -273,10 +274,10 @@ impl LegacyServer {
         events.filter(|events| !events.chunks.is_closed())
     }
 
-    /// The stream that is taken up behind this event, once it is: several of a session may be.
+    /// The stream that is taken up behind this event, once it is, of a server that has one for each.
     pub(crate) async fn taken_up(&self, event: &str) -> Events {
         self.seen(|seen| seen.header("last-event-id") == Some(event)).await;
-        locked(&self.state.taken_up).get(event).expect("GET is answered by a stream").clone()
+        locked(&self.state.listeners).get(event).expect("GET is answered by a stream").clone()
     }
 
     /// Ends the GET stream of a session.
@@ -611,12 +612,10 @@ fn keep_house(seen: &Seen, state: &State) -> House {
         }
         (&Method::POST, _) => House::Ask,
         (&Method::GET, _) => match state.options.get {
-            Get::Stream => {
+            Get::Stream | Get::StreamEach => {
                 let (events, body) = events();
-                if let Some(event) = seen.header("last-event-id") {
-                    locked(&state.taken_up).insert(event.to_owned(), events.clone());
-                }
-                locked(&state.listeners).insert(seen.session().to_owned(), events);
+                let event = seen.header("last-event-id").filter(|_| state.options.get == Get::StreamEach);
+                locked(&state.listeners).insert(event.unwrap_or(seen.session()).to_owned(), events);
                 House::Done(event_stream(body))
             }
             Get::Refused(status) => House::Done(respond(status, String::new())),
