@@ -615,7 +615,8 @@ fn keep_house(seen: &Seen, state: &State) -> House {
             Get::Stream | Get::StreamEach => {
                 let (events, body) = events();
                 let event = seen.header("last-event-id").filter(|_| state.options.get == Get::StreamEach);
-                locked(&state.listeners).insert(event.unwrap_or(seen.session()).to_owned(), events);
+                let name = event.unwrap_or_else(|| seen.session()).to_owned();
+                locked(&state.listeners).insert(name, events);
                 House::Done(event_stream(body))
             }
             Get::Refused(status) => House::Done(respond(status, String::new())),
