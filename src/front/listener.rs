@@ -40,7 +40,7 @@ use std::{
     pin::{Pin, pin},
     sync::Arc,
     task::{Context, Poll, ready},
-    time::Duration,
+    time::{Duration, Instant},
 };
 use tokio::{
     io::{AsyncRead, AsyncWrite},
@@ -52,6 +52,9 @@ use tokio_rustls::{TlsAcceptor, server::TlsStream};
 /// How long to let be after an accept that failed for want of descriptors or memory. Nothing else
 /// can be done about it, and trying again at once would only keep a core busy.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// How long it is not told again that connections wait: where there is no place there may be thousands.
+const TELL_AGAIN: Duration = Duration::from_secs(10);
 
 /// How long a client of HTTP/2 may take to acknowledge that its connection ends.
 const FAREWELL: Duration = Duration::from_secs(2);
@@ -69,6 +72,14 @@ pub(super) struct Listeners {
     sockets: Vec<(Listening, Listener)>,
     /// The socket to ask first next time, so that a busy one does not keep others waiting.
     next: usize,
+}
+
+/// Connections that wait for a place, as the log is told of them.
+#[derive(Debug, Default)]
+struct Full {
+    told: Option<Instant>,
+    /// Those that the log has not been told of.
+    waited: u64,
 }
 
 /// Where a socket listens.
@@ -166,6 +177,7 @@ pub(super) async fn accept<S: Serves>(
     stopping: Stopping,
 ) {
     let mut stopped = pin!(stopping.stopped());
+    let mut full = Full::default();
     loop {
         let accepted = tokio::select! {
             // Stopping wins: what is accepted now could only be turned away.
@@ -182,7 +194,7 @@ pub(super) async fn accept<S: Serves>(
                 let place = tokio::select! {
                     biased;
                     () = &mut stopped => return,
-                    place = place(&lasting, || generations.now().front.limits.connections) => place,
+                    place = place(&lasting, &mut full, || generations.now().front.limits.connections) => place,
                 };
                 let guest = lasting.guests.admit(lasting.clock.now());
                 let leaving = Leaving { stopping: stopping.clone(), guest };
@@ -209,17 +221,20 @@ pub(super) async fn accept<S: Serves>(
 }
 
 /// A place for one more connection.
-async fn place(lasting: &Lasting, limit: impl Fn() -> usize) -> OwnedSemaphorePermit {
+async fn place(lasting: &Lasting, full: &mut Full, limit: impl Fn() -> usize) -> OwnedSemaphorePermit {
     let places = &lasting.connections;
     if let Ok(place) = Arc::clone(places).try_acquire_owned() {
         return place;
     }
-    tracing::warn!(
-        target: "deferral",
-        event = "connections_full",
-        limit = "limits.connections",
-        connections = limit(),
-    );
+    if let Some(waited) = full.waits(lasting.clock.now()) {
+        tracing::warn!(
+            target: "deferral",
+            event = "connections_full",
+            limit = "limits.connections",
+            connections = limit(),
+            waited,
+        );
+    }
     Limit::Connections.hit();
     let mut waiting = pin!(Arc::clone(places).acquire_owned());
     loop {
@@ -229,6 +244,20 @@ async fn place(lasting: &Lasting, limit: impl Fn() -> usize) -> OwnedSemaphorePe
             place = &mut waiting => return place.expect("the semaphore is never closed"),
             () = rest::look_again() => {}
         }
+    }
+}
+
+// === impl Full ===
+
+impl Full {
+    /// One more waits. How many have since it was told, where it is to be told again.
+    fn waits(&mut self, now: Instant) -> Option<u64> {
+        self.waited += 1;
+        if self.told.is_some_and(|told| now.saturating_duration_since(told) < TELL_AGAIN) {
+            return None;
+        }
+        self.told = Some(now);
+        Some(std::mem::take(&mut self.waited))
     }
 }
 

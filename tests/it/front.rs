@@ -999,6 +999,28 @@ async fn more_connections_than_the_limit_wait_for_one_to_close() {
     assert_eq!(waiting.await.expect("no panic").expect("an answer").status(), StatusCode::OK);
 }
 
+#[tokio::test]
+async fn that_there_is_no_place_is_logged_now_and_then_and_not_for_each_connection() {
+    let (lines, hits) = (Lines::record(), Hits::of("limits.connections"));
+    let world = World::new(&[&Desk::prompt()], |config| config.limits.connections = 1);
+    let mut client = world.client(Version::Http1).await;
+    for met in 1..=5 {
+        let mut next = world.client(Version::Http1).await;
+        let waiting = tokio::spawn(next.send(call("greet")));
+        hits.are(met).await;
+        drop(client);
+        assert_eq!(waiting.await.expect("no panic").expect("an answer").status(), StatusCode::OK);
+        client = next;
+    }
+    let told = lines.of("connections_full");
+    assert_eq!(told.len(), 1, "{told:#?}");
+    passes(Duration::from_secs(10)).await;
+    let _next = world.client(Version::Http1).await;
+    hits.are(6).await;
+    let told = lines.of("connections_full");
+    assert_eq!((told.len(), &told[1]["waited"]), (2, &json!(5)), "{told:#?}");
+}
+
 // === who asks ===
 
 #[tokio::test]

@@ -48,6 +48,7 @@ const NO_BOUND: &[(&str, &str)] = &[
     ("config/variables.rs PIECE", "what gives a value away"),
     ("config/variables.rs TELLING", "what gives a value away"),
     ("front/listener.rs ACCEPT_PAUSE", PAUSE),
+    ("front/listener.rs TELL_AGAIN", PAUSE),
     ("front/rest.rs BREATHER", PAUSE),
     ("proxy/drive/anchored.rs ON_ITS_WAY", PAUSE),
     ("proxy/drive/anchored.rs PERIOD", PAUSE),
