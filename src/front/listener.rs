@@ -247,20 +247,6 @@ async fn place(lasting: &Lasting, full: &mut Full, limit: impl Fn() -> usize) ->
     }
 }
 
-// === impl Full ===
-
-impl Full {
-    /// One more waits. How many have since it was told, where it is to be told again.
-    fn waits(&mut self, now: Instant) -> Option<u64> {
-        self.waited += 1;
-        if self.told.is_some_and(|told| now.saturating_duration_since(told) < TELL_AGAIN) {
-            return None;
-        }
-        self.told = Some(now);
-        Some(std::mem::take(&mut self.waited))
-    }
-}
-
 /// Counts the limit that a connection of HTTP/1 has ended with. That a head is overdue is counted where it is read.
 fn count(error: &hyper::Error) {
     if error.is_parse_too_large() {
@@ -306,6 +292,20 @@ fn http2(front: &Front, stopping: Stopping) -> http2::Builder<Tracked> {
         .initial_connection_window_size(CONNECTION_WINDOW)
         .keep_alive_interval(PING_INTERVAL);
     builder
+}
+
+// === impl Full ===
+
+impl Full {
+    /// One more waits. How many have since it was told, where it is to be told again.
+    fn waits(&mut self, now: Instant) -> Option<u64> {
+        self.waited += 1;
+        if self.told.is_some_and(|told| now.saturating_duration_since(told) < TELL_AGAIN) {
+            return None;
+        }
+        self.told = Some(now);
+        Some(std::mem::take(&mut self.waited))
+    }
 }
 
 // === impl Visit ===
