@@ -56,6 +56,7 @@ impl CallError {
             Self::Waited { .. } => Some(Limit::QueueTime),
             Self::AllInUse { .. } => Some(Limit::Instances),
             Self::NoRoom { .. } => Some(Limit::UpstreamConnections),
+            Self::NotSent(cause) => cause.limit(),
             Self::Unreachable(_)
             | Self::Broken(_)
             | Self::SessionEnded
@@ -99,7 +100,11 @@ impl CallError {
                 is(fault, code::UPSTREAM_INVALID, runs_on, is_too_much || status.is_server_error())
             }
             Self::Invalid(_) => is(Fault::Server, code::UPSTREAM_INVALID, true, false),
-            Self::ModernOnly(_) => is(Fault::Server, code::UPSTREAM_INVALID, false, false),
+            Self::ModernOnly(_) => is(Fault::Server, code::UPSTREAM_UNAVAILABLE, false, false),
+            Self::NotSent(cause) => {
+                let cause = cause.meaning();
+                is(cause.fault, code::UPSTREAM_UNAVAILABLE, false, cause.passes)
+            }
             Self::TooLarge { .. } => is(Fault::Proxy, code::RESULT_TOO_LARGE, true, false),
             Self::Busy { .. } | Self::Waited { .. } | Self::AllInUse { .. } => {
                 is(Fault::Proxy, code::BUSY, false, false)
@@ -107,6 +112,46 @@ impl CallError {
             Self::Unread { .. } => is(Fault::Server, code::BUSY, false, true),
             Self::NoRoom { .. } => is(Fault::Proxy, code::BUSY, false, true),
             Self::Closing => is(Fault::Proxy, code::SHUTTING_DOWN, true, false),
+        }
+    }
+
+    /// The same error for a request that was not sent because of it. Errors that say so by themselves, and those
+    /// about credentials, stay as they are.
+    #[must_use]
+    pub fn before_sending(self) -> Self {
+        match self {
+            Self::CallTimeout(_)
+            | Self::FirstByteTimeout(_)
+            | Self::IdleTimeout(_)
+            | Self::Broken(_)
+            | Self::SessionEnded
+            | Self::Exited(_)
+            | Self::Untold(_)
+            | Self::Status { .. }
+            | Self::Invalid(_)
+            | Self::TooLarge { .. } => Self::NotSent(Box::new(self)),
+            Self::Unreachable(_)
+            | Self::ConnectTimeout(_)
+            | Self::Unauthorized { .. }
+            | Self::Forbidden { .. }
+            | Self::ModernOnly(_)
+            | Self::NotSent(_)
+            | Self::Busy { .. }
+            | Self::Waited { .. }
+            | Self::AllInUse { .. }
+            | Self::Unread { .. }
+            | Self::NoRoom { .. }
+            | Self::Closing => self,
+        }
+    }
+
+    /// The reason alone, without a word about whether a call ran.
+    pub(super) fn without_outcome(&self) -> String {
+        match self {
+            Self::Broken(why) => format!("the connection was lost: {why}"),
+            Self::SessionEnded => "the session ended".to_owned(),
+            Self::Exited(how) => format!("the process ended: {how}"),
+            other => other.to_string(),
         }
     }
 

@@ -318,6 +318,9 @@ pub enum CallError {
         "the server speaks {0} only, and a server is spoken to here in revisions up to 2025-11-25; a client of its own revision can use it without the proxy"
     )]
     ModernOnly(String),
+    /// The handshake of its session failed, or its time ended before it was sent: the request did not run.
+    #[error("no session with the server: {}; no call was sent", .0.without_outcome())]
+    NotSent(Box<CallError>),
     #[error("the server's answer is larger than {limit} bytes (limits.result_bytes)")]
     TooLarge { limit: usize },
     #[error(

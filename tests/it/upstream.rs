@@ -26,6 +26,7 @@ use crate::support::{
     servers::{Canned, Get, LegacyServer, Nobody, Options, PATIENCE, Seen, crowded, tls_before},
 };
 
+mod handshake;
 mod left;
 mod reached;
 mod told;
@@ -530,10 +531,16 @@ async fn a_refused_handshake_is_told_in_the_servers_words_and_tried_again() {
     let world = World::new(Options::default().hook(hook)).await;
     let words = |lost: &CallError| assert!(lost.to_string().contains("go away"), "{lost}");
     let lost = world.call(1).lost().await;
-    assert!(matches!(lost, CallError::Status { status: StatusCode::BAD_REQUEST, .. }));
+    let is_not_sent = |lost: &CallError, cause: fn(&CallError) -> bool| match lost {
+        CallError::NotSent(lost) => cause(lost),
+        _ => false,
+    };
+    let is_bad_request =
+        |lost: &CallError| matches!(lost, CallError::Status { status: StatusCode::BAD_REQUEST, .. });
+    assert!(is_not_sent(&lost, is_bad_request), "{lost}");
     words(&lost);
     let lost = world.call(2).lost().await;
-    assert!(matches!(lost, CallError::Invalid(_)));
+    assert!(is_not_sent(&lost, |lost| matches!(lost, CallError::Invalid(_))), "{lost}");
     words(&lost);
     assert!(matches!(world.call(3).lost().await, CallError::Unauthorized { challenge: Some(_), .. }));
     assert!(world.call(4).lost().await.to_string().contains("protocolVersion"));

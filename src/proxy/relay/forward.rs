@@ -20,7 +20,7 @@ use crate::{
     dialect::legacy::{Answers, Message, Post},
     policy::{Silence, silence::Beginning},
     protocol::{
-        Frame, Heartbeat, Id,
+        self, Frame, Heartbeat, Id,
         accept::{EVENT_STREAM, accepts},
         headers::{LAST_EVENT_ID, SESSION_ID},
         sse::Editor,
@@ -107,6 +107,8 @@ pub(in crate::proxy) fn pass(
         _ => (shared.overdue.clone(), Some(shared.stopping.work())),
     };
     let purpose = purpose(&method, &post, &waiting);
+    let is_handshake = purpose == Purpose::Begin
+        || matches!(&post.messages[..], [Message::Request { method: protocol::Method::Initialize, .. }]);
     let resumed = headers.contains_key(&LAST_EVENT_ID);
     let (listens, call) = in_session(&shared, &client, purpose, &waiting, &requester, resumed);
     let interest = is_call.then(|| -> Arc<dyn Interest> {
@@ -120,7 +122,7 @@ pub(in crate::proxy) fn pass(
     let forwarding = shared.upstream.forward(forward);
     let is_waited_for = is_call || requester.resumed.is_some();
     let span = Mutex::new(span);
-    let sent = Sent { shared, began, _work: work, requester, call, giving_up, stopping, span };
+    let sent = Sent { shared, began, _work: work, requester, is_handshake, call, giving_up, stopping, span };
     let terms = Box::new(Terms { sent, waiting, edit, listens, ladder });
     wait(forwarding, terms, is_waited_for, may_begin)
 }

@@ -33,6 +33,8 @@ pub(super) struct Sent {
     /// A stopping proxy waits for it; not where the client only listens.
     pub(super) _work: Option<Work>,
     pub(super) requester: Requester,
+    /// It belongs to a handshake, so no call can have run because of it.
+    pub(super) is_handshake: bool,
     /// The client's own call that it is.
     pub(super) call: Option<Arc<TheirCall>>,
     /// Where the server is told that a call is given up which has a deadline.
@@ -107,6 +109,8 @@ impl Sent {
 
     /// There will be no answer, and this is why.
     pub(super) async fn refused(&self, waiting: &[Id], lost: &CallError) -> Passed {
+        let not_sent = self.is_handshake.then(|| lost.clone().before_sending());
+        let lost = not_sent.as_ref().unwrap_or(lost);
         if waiting.is_empty() {
             return untold(lost, self.account(outcome_of(lost)));
         }

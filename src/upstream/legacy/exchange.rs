@@ -437,8 +437,12 @@ impl<W: Wire> Exchange<W> {
         let (is_sent, progress) = (matches!(self.stage, Stage::Sent(_)), self.progress());
         let alarm = |limit| Alarm::at(clock.now() + limit, Of::Answer);
         let timers = self.timers.get_or_insert_with(|| Timers { call: alarm(limits.call), step: None });
+        let lost = |error: CallError| match progress {
+            Progress::Unsent => error.before_sending(),
+            Progress::Sent | Progress::Begun { .. } | Progress::Refused => error,
+        };
         if timers.call.poll(cx).is_ready() {
-            return Some(CallError::CallTimeout(limits.call));
+            return Some(lost(CallError::CallTimeout(limits.call)));
         }
         if is_call(&self.request.method) {
             return None;
@@ -458,7 +462,7 @@ impl<W: Wire> Exchange<W> {
             other => &mut other.insert((alarm(limit), step)).0,
         };
         timer.poll(cx).is_ready().then(|| match step {
-            Step::FirstByte => CallError::FirstByteTimeout(limit),
+            Step::FirstByte => lost(CallError::FirstByteTimeout(limit)),
             Step::Idle => CallError::IdleTimeout(limit),
         })
     }

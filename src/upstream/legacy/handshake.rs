@@ -25,7 +25,7 @@ const OPENING: Duration = Duration::from_millis(100);
 /// then listens beside calls, because many servers put a call's questions there.
 ///
 /// # Errors
-/// What became of `initialize`; a server's own error keeps its words.
+/// What became of the handshake, as an error that says that no call was sent ([`CallError::before_sending`]).
 pub(super) async fn open<W: Wire>(
     server: &Arc<Server<W>>,
     caller: &Identity,
@@ -33,12 +33,13 @@ pub(super) async fn open<W: Wire>(
     reports: &Reports,
 ) -> Result<Arc<Session<W>>, CallError> {
     let keeper = Arc::downgrade(&keeper);
-    match attempt(server, caller, keeper.clone(), reports).await {
+    let opened = match attempt(server, caller, keeper.clone(), reports).await {
         // A kept connection that the server closed in this very moment. A handshake runs nothing of a
         // caller's, so it is begun anew, once.
         Err(CallError::Broken(_)) => attempt(server, caller, keeper, reports).await,
         other => other,
-    }
+    };
+    opened.map_err(CallError::before_sending)
 }
 
 async fn attempt<W: Wire>(

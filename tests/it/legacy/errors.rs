@@ -257,7 +257,9 @@ async fn an_empty_answer_to_what_we_would_have_added_to_is_an_error_too() {
                 _ => Older::new(world.addr()).hello().await,
             };
             let answer = client.post(&ask.to_string()).await.answer().await;
-            assert_eq!(answer.refusal(), (200, -31004), "{method}");
+            // A handshake that fails has run no call.
+            let code = if method == "initialize" { -31001 } else { -31004 };
+            assert_eq!(answer.refusal(), (200, code), "{method}");
         }
     }
 }
