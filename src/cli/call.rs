@@ -31,6 +31,9 @@ use std::{
 
 /// How long to wait for the answer to a cancellation before leaving anyhow.
 const CANCEL_PATIENCE: Duration = Duration::from_secs(2);
+/// How often a server may ask in one call. Options such as `--sampling` answer every time, so that a server could ask
+/// for ever.
+const MAX_ROUNDS: u32 = 100;
 
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
@@ -93,6 +96,10 @@ enum Stopped {
     Interrupted,
     #[error("no result within {}; the call was cancelled", show_duration(*.0))]
     Overdue(Duration),
+    #[error("no result after {} calls of `{tool}`; the call was cancelled", Ticket::MAX_POLLS)]
+    Polls { tool: String },
+    #[error("the server has asked {MAX_ROUNDS} times; the call was cancelled")]
+    Rounds,
 }
 
 /// What the user sees while the call runs.
@@ -138,6 +145,8 @@ async fn talk(
 ) -> Result<Ending, Stopped> {
     let mut arguments = args.arguments.clone().unwrap_or_else(no_arguments);
     let mut tool = args.tool.clone().unwrap_or_default();
+    let called = tool.clone();
+    let (mut polls, mut rounds) = (0, 0);
     let mut turn = match &args.task {
         Some(handle) => session.resume(handle, &mut |step| screen.show(&step)).await?,
         None => {
@@ -148,20 +157,34 @@ async fn talk(
     };
     loop {
         let questions = match turn {
-            Turn::Ended(Ending::Result(result)) => match Ticket::of(&result).filter(|_| !args.ticket) {
-                Some(ticket) => {
-                    screen.holds(&ticket, held.is_some());
-                    (tool, arguments) = (ticket.result_tool.clone(), ticket.arguments());
-                    *held = Some(ticket);
-                    let call = client::Call { tool: &tool, arguments: &arguments };
-                    turn = session.call(&call, &mut |step| screen.show(&step)).await?;
-                    continue;
+            Turn::Ended(Ending::Result(result)) => {
+                let ticket = Ticket::of(&result, &called).filter(|_| !args.ticket);
+                let is_next =
+                    |next: &Ticket| held.as_ref().is_none_or(|held: &Ticket| held.is_continued_by(next));
+                let Some(ticket) = ticket.filter(is_next) else { return Ok(Ending::Result(result)) };
+                screen.holds(&ticket, held.is_some());
+                if polls == Ticket::MAX_POLLS {
+                    return Err(Stopped::Polls { tool: ticket.result_tool });
                 }
-                None => return Ok(Ending::Result(result)),
-            },
+                polls += 1;
+                (tool, arguments) = (ticket.result_tool.clone(), ticket.arguments());
+                *held = Some(ticket);
+                let call = client::Call { tool: &tool, arguments: &arguments };
+                // Runs beside the call: a proxy that waits for the result takes longer than this.
+                let pause = tokio::time::sleep(Ticket::PAUSE);
+                turn = session.call(&call, &mut |step| screen.show(&step)).await?;
+                if matches!(&turn, Turn::Ended(Ending::Result(next)) if Ticket::of(next, &called).is_some()) {
+                    pause.await;
+                }
+                continue;
+            }
             Turn::Ended(ending) => return Ok(ending),
             Turn::Asked(questions) => questions,
         };
+        rounds += 1;
+        if rounds > MAX_ROUNDS {
+            return Err(Stopped::Rounds);
+        }
         screen.make_room();
         let answers = asker.answer(&questions).await?;
         screen.begin();
@@ -184,7 +207,9 @@ async fn conclude(
             tell(&why.to_string());
             Exit::Cancelled
         }
-        Err(why @ (Stopped::Overdue(_) | Stopped::Unanswered(_))) => {
+        Err(
+            why @ (Stopped::Overdue(_) | Stopped::Polls { .. } | Stopped::Rounds | Stopped::Unanswered(_)),
+        ) => {
             cancel(session, held).await;
             tell(&format!("error: {why}"));
             Exit::Failed
@@ -291,8 +316,9 @@ impl Screen {
     fn show(&mut self, step: &Step<'_>) {
         match step {
             Step::Progress(progress) => {
-                self.draw(progress);
-                self.say_unless_drawn(&progress.to_string());
+                let text = progress.to_string();
+                self.draw(progress, &text);
+                self.say_unless_drawn(&text);
             }
             Step::Handle(task) => {
                 self.say(&handle_text(task));
@@ -322,15 +348,18 @@ impl Screen {
         if let Some(message) = &task.message {
             let _ = write!(text, ": {message}");
         }
-        if let Some(progress) = task.message.as_deref().and_then(Progress::from_status) {
-            self.draw(&progress);
+        if let Some((progress, message)) =
+            task.message.as_deref().and_then(|message| Some((Progress::from_status(message)?, message)))
+        {
+            self.draw(&progress, message);
         } else if let Some(bar) = &self.bar {
             bar.set_message(plain(&text));
         }
         self.say_unless_drawn(&text);
     }
 
-    fn draw(&self, progress: &Progress) {
+    /// Moves the bar; `text` stands beside it as it was sent.
+    fn draw(&self, progress: &Progress, text: &str) {
         let Some(bar) = &self.bar else { return };
         if let Some(total) = progress.total.filter(|total| *total > 0.0) {
             // In thousandths, as the counts of a bar are whole.
@@ -340,7 +369,7 @@ impl Screen {
             #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "from 0 to 1000")]
             bar.set_position(share as u64);
         }
-        bar.set_message(plain(&progress.to_string()));
+        bar.set_message(plain(text));
     }
 
     fn say(&mut self, line: &str) {

@@ -26,6 +26,8 @@ pub enum Error {
     Refused(String),
     #[error("the server does not cancel it: {0}")]
     NotCancelled(String),
+    #[error("the server does not list its tools: {0}")]
+    NoTools(String),
     #[error("initialize was refused: {0}")]
     Handshake(String),
     #[error("the server speaks revision {spoken}, which this client does not; it speaks {}", revisions())]
@@ -59,6 +61,7 @@ impl Error {
             | Self::TooLarge
             | Self::Refused(_)
             | Self::NotCancelled(_)
+            | Self::NoTools(_)
             | Self::Handshake(_)
             | Self::Revision { .. }
             | Self::SessionLost

@@ -8,7 +8,7 @@
 //!
 //! What a server sends is kept as it came: results are raw JSON, numbers included.
 //!
-//! `ticket` is what a proxy gives a client that wants no tasks, `wire` makes requests and reads bodies, `message` is JSON-RPC, `tools` looks a tool up, `task` and
+//! `ticket` is what a proxy gives a client that wants no tasks, `wire` makes requests and reads bodies, `message` is JSON-RPC, `tools` lists tools, `task` and
 //! `progress` are what a server shows of a call at work, `error` is why there is no answer. `operator` asks a proxy at its operator's address.
 
 mod error;
@@ -30,7 +30,7 @@ pub use progress::Progress;
 pub use session::Session;
 pub use task::{Status, Task};
 pub use ticket::Ticket;
-pub use tools::{arguments, no_arguments};
+pub use tools::{ToolList, arguments, no_arguments};
 
 use crate::protocol::{InputKind, InputRequest, Revision, splice::Object};
 use serde_json::{Value, json, value::RawValue};

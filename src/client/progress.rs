@@ -1,6 +1,6 @@
 //! How far a call is, from a notification or from what a task says.
 
-use crate::protocol::{Frame, Kind, Method};
+use crate::protocol::{Frame, Kind, Method, status_message};
 use serde::Deserialize;
 use std::fmt;
 
@@ -51,14 +51,13 @@ impl Progress {
     }
 }
 
+/// As a proxy writes it into a task's status message.
 impl fmt::Display for Progress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match (&self.message, self.total) {
-            (Some(message), Some(total)) => write!(f, "{message} ({}/{total})", self.done),
-            (Some(message), None) => f.write_str(message),
-            (None, Some(total)) => write!(f, "{}/{total}", self.done),
-            (None, None) => write!(f, "{}", self.done),
-        }
+        let total = self.total.map(|total| total.to_string());
+        let text =
+            status_message::progress_text(self.message.clone(), &self.done.to_string(), total.as_deref());
+        f.write_str(&text)
     }
 }
 

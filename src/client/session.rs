@@ -3,7 +3,7 @@
 //! *Versioning, Backward Compatibility*).
 
 use super::{
-    Answers, Call, Declared, Error, Step, Turn, Watch, legacy,
+    Answers, Call, Declared, Error, Step, ToolList, Turn, Watch, legacy,
     modern::{self, Opened},
 };
 use crate::protocol::{Era, Revision};
@@ -45,6 +45,18 @@ impl Session {
     /// [`Error`], where the server cannot be reached or does not speak this dialect.
     pub async fn open(&mut self, tool: &str, watch: Watch<'_>) -> Result<(), Error> {
         self.begin(Some(tool), watch).await
+    }
+
+    /// The tools of the server.
+    ///
+    /// # Errors
+    /// [`Error`], where the server cannot be reached or does not list its tools.
+    pub async fn tools(&mut self, watch: Watch<'_>) -> Result<ToolList, Error> {
+        self.begin(None, watch).await?;
+        match &mut self.spoken {
+            Spoken::Modern(modern) => modern.tools().await,
+            Spoken::Legacy(legacy) => legacy.tools(watch).await,
+        }
     }
 
     /// Calls a tool, and follows its task if it becomes one.

@@ -1,36 +1,89 @@
-//! The ticket that a proxy answers a slow call with, for a client that wants no tasks.
+//! The ticket that a deferral proxy answers a slow call with, for a client that declares no tasks.
+//!
+//! Any server can put such an object into `_meta`. It is followed only where it is exactly what a proxy writes: the
+//! tools that it names are the proxy's own, so that no server chooses which tool is called, and with what.
 
 use crate::protocol::meta;
 use serde::Deserialize;
 use serde_json::value::{RawValue, to_raw_value};
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Duration};
 
-/// What is fetched later, and by which tools.
+/// A call that is still running, and the tools by which its result is fetched or it is stopped.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Ticket {
     pub ticket: String,
+    /// The tool whose call this is about.
+    tool: String,
+    status: String,
+    /// How long a call of `result_tool` waits, in milliseconds.
+    wait_ms: u64,
     /// The tool that waits for the result.
     pub result_tool: String,
     /// The tool that stops the call.
     pub cancel_tool: String,
-    /// What was last said of the progress.
+    /// The last progress message.
     pub status_message: Option<String>,
 }
 
 #[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
 struct Outcome {
     #[serde(rename = "_meta")]
-    about: BTreeMap<String, Box<RawValue>>,
+    meta: BTreeMap<String, Box<RawValue>>,
+    content: Vec<Content>,
+    #[serde(default)]
+    is_error: bool,
 }
+
+#[derive(Deserialize)]
+struct Content {
+    r#type: String,
+    #[serde(default)]
+    text: String,
+}
+
+/// Names of the proxy's tools; a number is added where the server behind it has a tool of that name (`…_2`).
+const RESULT_TOOL: &str = "deferral_result";
+const CANCEL_TOOL: &str = "deferral_cancel";
+/// Bytes of a ticket; those of a proxy are shorter.
+const MAX_TICKET: usize = 512;
 
 // === impl Ticket ===
 
 impl Ticket {
-    /// The ticket that a result stands for, if it does.
-    pub fn of(result: &RawValue) -> Option<Self> {
+    /// The least time between two calls of the result tool. A proxy answers after [`Ticket::wait_ms`] only, so this
+    /// matters where a server answers at once.
+    pub const PAUSE: Duration = Duration::from_millis(500);
+    /// How often the result tool is called at most.
+    pub const MAX_POLLS: u32 = 10_000;
+
+    /// The ticket in the result of a call of `tool`, where the result is one that a proxy writes for a call that is
+    /// still running.
+    pub fn of(result: &RawValue, tool: &str) -> Option<Self> {
         let outcome: Outcome = serde_json::from_str(result.get()).ok()?;
-        serde_json::from_str(outcome.about.get(meta::TICKET)?.get()).ok()
+        let ticket: Self = serde_json::from_str(outcome.meta.get(meta::TICKET)?.get()).ok()?;
+        let [Content { r#type, text }] = &outcome.content[..] else { return None };
+        // An operator may choose the words, which must have these two in them (`tickets.text`).
+        let has_words =
+            r#type == "text" && text.contains(&ticket.ticket) && text.contains(&ticket.result_tool);
+        let is_ours = !outcome.is_error
+            && has_words
+            && ticket.tool == tool
+            && matches!(&*ticket.status, "working" | "input_required")
+            && is_named(&ticket.result_tool, RESULT_TOOL)
+            && is_named(&ticket.cancel_tool, CANCEL_TOOL)
+            && (1..=MAX_TICKET).contains(&ticket.ticket.len())
+            && ticket.ticket.bytes().all(|byte| byte.is_ascii_graphic());
+        is_ours.then_some(ticket)
+    }
+
+    /// Whether `next`, the answer of the result tool, is about the same call by the same tools.
+    pub fn is_continued_by(&self, next: &Self) -> bool {
+        let key = |ticket: &Self| {
+            [&ticket.ticket, &ticket.tool, &ticket.result_tool, &ticket.cancel_tool].map(Clone::clone)
+        };
+        key(self) == key(next)
     }
 
     /// The arguments of the tools that take it.
@@ -39,20 +92,74 @@ impl Ticket {
     }
 }
 
+/// `deferral_result`, or that with a number from 2 behind it.
+fn is_named(tool: &str, name: &str) -> bool {
+    let Some(rest) = tool.strip_prefix(name) else { return false };
+    let number = rest.strip_prefix('_').and_then(|digits| digits.parse::<u32>().ok());
+    rest.is_empty() || number.is_some_and(|number| number >= 2 && rest == format!("_{number}"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::{Value, json};
+
+    fn running() -> Value {
+        json!({
+            "content": [{ "type": "text", "text": "index is still running: call deferral_result with tk_1" }],
+            "_meta": { "x": [1], "deferral/ticket": {
+                "ticket": "tk_1", "tool": "index", "status": "working", "elapsedMs": 7, "waitMs": 5,
+                "resultTool": "deferral_result", "cancelTool": "deferral_cancel_2",
+            } },
+        })
+    }
+
+    fn of(result: &Value) -> Option<Ticket> {
+        Ticket::of(&RawValue::from_string(result.to_string()).expect("JSON"), "index")
+    }
 
     #[test]
-    fn a_result_that_stands_for_a_later_one_is_known_by_its_meta() {
-        let of = |text: &str| Ticket::of(&RawValue::from_string(text.to_owned()).expect("JSON"));
-        let about = r#"{"ticket":"tk_1","resultTool":"r","cancelTool":"c","waitMs":5}"#;
-        let ticket = of(&format!(r#"{{"content":[],"_meta":{{"x":[1],"deferral/ticket":{about}}}}}"#));
-        let ticket = ticket.expect("a ticket");
-        assert_eq!((&*ticket.result_tool, &*ticket.cancel_tool), ("r", "c"));
+    fn a_proxys_answer_for_a_running_call_is_a_ticket() {
+        let ticket = of(&running()).expect("a ticket");
+        assert_eq!((&*ticket.result_tool, &*ticket.cancel_tool), ("deferral_result", "deferral_cancel_2"));
         assert_eq!(ticket.arguments().get(), r#"{"ticket":"tk_1"}"#);
-        for other in [r#"{"content":[]}"#, r#"{"_meta":{}}"#, r#"{"_meta":{"deferral/ticket":5}}"#, "5"] {
-            assert_eq!(of(other), None, "{other}");
+        assert!(ticket.is_continued_by(&Ticket { status_message: Some("half".into()), ..ticket.clone() }));
+        assert!(!ticket.is_continued_by(&Ticket { ticket: "tk_2".into(), ..ticket.clone() }));
+    }
+
+    #[test]
+    fn an_answer_that_no_proxy_writes_is_no_ticket() {
+        let ticket = |key: &str, value: Value| {
+            let mut result = running();
+            result["_meta"]["deferral/ticket"][key] = value;
+            result
+        };
+        let with = |key: &str, value: Value| {
+            let mut result = running();
+            result[key] = value;
+            result
+        };
+        for made_up in [
+            ticket("resultTool", json!("delete_everything")),
+            ticket("resultTool", json!("deferral_result_x")),
+            ticket("resultTool", json!("deferral_result_02")),
+            ticket("resultTool", json!("deferral_results")),
+            ticket("cancelTool", json!("delete_everything")),
+            ticket("tool", json!("other")),
+            ticket("status", json!("completed")),
+            ticket("waitMs", json!("5")),
+            ticket("ticket", json!("")),
+            ticket("ticket", json!("a b")),
+            ticket("ticket", json!("x".repeat(1000))),
+            with("content", json!([])),
+            with("content", json!([{ "type": "text", "text": "done" }])),
+            with("content", json!([{ "type": "image", "data": "" }])),
+            with("isError", json!(true)),
+            with("_meta", json!({ "deferral/ticket": 5 })),
+            with("_meta", json!({})),
+            json!(5),
+        ] {
+            assert_eq!(of(&made_up), None, "{made_up}");
         }
     }
 }

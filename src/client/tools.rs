@@ -1,19 +1,22 @@
 //! Looking a tool up, and what it is called with.
 
 use super::{
-    Error,
+    Error, error_text,
     message::{Answer, read},
 };
-use serde::Deserialize;
+use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::{
     Value,
     value::{RawValue, to_raw_value},
 };
+use std::collections::BTreeSet;
 
-/// Pages of `tools/list` that are looked through for a tool.
-const MAX_PAGES: usize = 1_000;
+/// Pages of `tools/list` that are read at most.
+const MAX_PAGES: usize = 100;
+/// Tools that are kept of a list at most.
+const MAX_TOOLS: usize = 10_000;
 
-/// What a server says of one tool.
+/// A tool, as far as it matters before its call.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Tool {
@@ -31,32 +34,89 @@ pub(super) struct Execution {
     pub(super) task_support: Option<String>,
 }
 
+/// The tools of a server.
+#[derive(Debug, Default)]
+pub struct ToolList {
+    /// Each as the server describes it: a raw object.
+    pub tools: Vec<Box<RawValue>>,
+    /// The server has more pages, or more tools, than are read.
+    pub is_cut: bool,
+}
+
 #[derive(Deserialize)]
-struct Page {
-    tools: Vec<Tool>,
+struct Page<T> {
+    tools: Vec<T>,
     #[serde(rename = "nextCursor")]
     next_cursor: Option<String>,
+}
+
+/// How reading a list ended.
+enum Read {
+    /// The last page was read, or enough of them.
+    Whole,
+    /// There are more pages than [`MAX_PAGES`], or the server repeats a cursor.
+    Cut,
+    /// The server answered with this error.
+    Refused(Box<RawValue>),
 }
 
 /// Looks a tool up. `page` asks for the page at a cursor. `None` for a tool that the server does not
 /// list, or where it lists nothing.
 pub(super) async fn find(
     tool: &str,
-    mut page: impl AsyncFnMut(Option<String>) -> Result<Answer, Error>,
+    page: impl AsyncFnMut(Option<String>) -> Result<Answer, Error>,
 ) -> Result<Option<Tool>, Error> {
+    let mut found = None;
+    let take = |tools: Vec<Tool>| {
+        found = tools.into_iter().find(|known| known.name == tool);
+        found.is_none()
+    };
+    pages(page, take).await?;
+    Ok(found)
+}
+
+/// All tools that the server lists. `page` asks for the page at a cursor.
+pub(super) async fn all(
+    page: impl AsyncFnMut(Option<String>) -> Result<Answer, Error>,
+) -> Result<ToolList, Error> {
+    let mut list = ToolList::default();
+    let take = |tools: Vec<Box<RawValue>>| {
+        list.tools.extend(tools);
+        list.tools.len() <= MAX_TOOLS
+    };
+    let read = pages(page, take).await?;
+    list.is_cut = matches!(read, Read::Cut) || list.tools.len() > MAX_TOOLS;
+    list.tools.truncate(MAX_TOOLS);
+    match read {
+        Read::Refused(error) => Err(Error::NoTools(error_text(&error))),
+        Read::Whole | Read::Cut => Ok(list),
+    }
+}
+
+/// Reads pages for as long as `take` wants more. A server decides how many there are, so they are bounded, and a cursor
+/// that comes twice ends them.
+async fn pages<T: DeserializeOwned>(
+    mut page: impl AsyncFnMut(Option<String>) -> Result<Answer, Error>,
+    mut take: impl FnMut(Vec<T>) -> bool,
+) -> Result<Read, Error> {
+    let mut cursors = BTreeSet::new();
     let mut cursor = None;
     for _ in 0..MAX_PAGES {
-        let Answer::Result(result) = page(cursor).await? else { break };
-        let page: Page = read(&result)?;
-        if let Some(found) = page.tools.into_iter().find(|known| known.name == tool) {
-            return Ok(Some(found));
+        let result = match page(cursor).await? {
+            Answer::Result(result) => result,
+            Answer::Error(error) => return Ok(Read::Refused(error)),
+        };
+        let Page { tools, next_cursor } = read(&result)?;
+        if !take(tools) {
+            return Ok(Read::Whole);
         }
-        match page.next_cursor {
-            Some(next) => cursor = Some(next),
-            None => break,
+        match next_cursor.filter(|next| !next.is_empty()) {
+            Some(next) if cursors.insert(next.clone()) => cursor = Some(next),
+            Some(_) => return Ok(Read::Cut),
+            None => return Ok(Read::Whole),
         }
     }
-    Ok(None)
+    Ok(Read::Cut)
 }
 
 /// A JSON object from what somebody typed.
@@ -76,4 +136,42 @@ pub fn arguments(text: &str) -> Result<Box<RawValue>, String> {
 /// No arguments at all.
 pub fn no_arguments() -> Box<RawValue> {
     to_raw_value(&serde_json::json!({})).expect("an object is JSON")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    /// Lists with pages as `page` has them for their numbers; gives how many were asked for.
+    async fn listed(page: impl Fn(usize) -> Value) -> (Result<ToolList, Error>, usize) {
+        let mut asked = 0;
+        let list = all(async |_| {
+            asked += 1;
+            Ok(Answer::Result(to_raw_value(&page(asked)).expect("JSON")))
+        });
+        (list.await, asked)
+    }
+
+    #[tokio::test]
+    async fn pages_are_read_until_the_last_or_until_a_cursor_repeats() {
+        let tool = json!({ "name": "a" });
+        let (list, asked) = listed(|number| match number {
+            1 => json!({ "tools": [tool], "nextCursor": "b" }),
+            _ => json!({ "tools": [tool] }),
+        })
+        .await;
+        let list = list.expect("a list");
+        assert_eq!((list.tools.len(), list.is_cut, asked), (2, false, 2));
+        let (list, asked) = listed(|_| json!({ "tools": [tool], "nextCursor": "" })).await;
+        assert_eq!((list.expect("a list").is_cut, asked), (false, 1));
+        let (list, asked) = listed(|_| json!({ "tools": [tool], "nextCursor": "same" })).await;
+        assert_eq!((list.expect("a list").is_cut, asked), (true, 2));
+        let (list, asked) = listed(|number| json!({ "tools": [], "nextCursor": number.to_string() })).await;
+        assert_eq!((list.expect("a list").is_cut, asked), (true, MAX_PAGES));
+        let (list, asked) =
+            listed(|number| json!({ "tools": vec![&tool; 6_000], "nextCursor": number.to_string() })).await;
+        let list = list.expect("a list");
+        assert_eq!((list.tools.len(), list.is_cut, asked), (MAX_TOOLS, true, 2));
+    }
 }

@@ -5,6 +5,7 @@ mod descriptors;
 mod explain;
 mod notify;
 mod older;
+mod peers;
 mod report;
 mod shells;
 mod threads;

@@ -65,13 +65,19 @@ impl Session {
 
     /// Whether a tool is listed as one that can be a task (2025-11-25, *Tool-Level Negotiation*).
     pub(super) async fn can_be_task(&mut self, tool: &str, watch: Watch<'_>) -> Result<bool, Error> {
-        let found = tools::find(tool, async |cursor| {
-            let params = cursor.map_or_else(|| json!({}), |cursor| json!({ "cursor": cursor }));
-            let id = self.request(&Method::ToolsList, params);
-            self.response(id, watch).await
-        });
+        let found = tools::find(tool, async |cursor| self.tools_page(cursor, watch).await);
         let support = found.await?.and_then(|tool| tool.execution.task_support);
         Ok(matches!(support.as_deref(), Some("optional" | "required")))
+    }
+
+    pub(in crate::client) async fn tools(&mut self, watch: Watch<'_>) -> Result<tools::ToolList, Error> {
+        tools::all(async |cursor| self.tools_page(cursor, watch).await).await
+    }
+
+    async fn tools_page(&mut self, cursor: Option<String>, watch: Watch<'_>) -> Result<Answer, Error> {
+        let params = cursor.map_or_else(|| json!({}), |cursor| json!({ "cursor": cursor }));
+        let id = self.request(&Method::ToolsList, params);
+        self.response(id, watch).await
     }
 
     /// Ends the session, its streams first: servers complain of a session that ends with readers.

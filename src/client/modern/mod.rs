@@ -199,11 +199,7 @@ impl Client {
         };
         let mut opened = Opened::Known;
         let found = tools::find(tool, async |cursor| {
-            let mut params = json!({ "_meta": self.meta() });
-            if let Some(cursor) = cursor {
-                params["cursor"] = cursor.into();
-            }
-            let answer = self.ask(&Method::ToolsList, params).await?;
+            let answer = self.tools_page(cursor).await?;
             opened = Opened::of(&answer);
             Ok(answer)
         });
@@ -211,6 +207,18 @@ impl Client {
         let schema = schema.map_or_else(Bytes::new, |raw| Bytes::from(raw.get().to_owned()));
         self.mirrored = headers::param_headers(&schema);
         Ok(opened)
+    }
+
+    pub(super) async fn tools(&mut self) -> Result<tools::ToolList, Error> {
+        tools::all(async |cursor| self.tools_page(cursor).await).await
+    }
+
+    async fn tools_page(&mut self, cursor: Option<String>) -> Result<Answer, Error> {
+        let mut params = json!({ "_meta": self.meta() });
+        if let Some(cursor) = cursor {
+            params["cursor"] = cursor.into();
+        }
+        self.ask(&Method::ToolsList, params).await
     }
 
     /// Asks what is no call and about no task.

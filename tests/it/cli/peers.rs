@@ -1,0 +1,63 @@
+//! `deferral call` in front of a server that answers what it likes.
+
+use crate::support::servers::{Canned, LegacyServer, Options, Seen};
+use serde_json::{Value, json};
+use std::process::{Command, Output};
+
+/// A server whose tool `t` is answered with this.
+async fn answering(result: impl Fn(&Seen) -> Value + Send + Sync + 'static) -> LegacyServer {
+    let options = Options { tools: Some(json!([])), ..Options::default() };
+    let hook = move |seen: &Seen| {
+        let answer = json!({ "jsonrpc": "2.0", "id": seen.json["id"], "result": result(seen) });
+        (seen.method() == "tools/call").then(|| Canned::json(200, &answer))
+    };
+    LegacyServer::start(options.hook(hook)).await
+}
+
+async fn call(server: &LegacyServer, words: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_deferral"));
+    command.args(["call", &server.url(), "t", "--no-tasks", "--protocol", "2025-11-25"]).args(words);
+    tokio::task::spawn_blocking(move || command.output().expect("it starts")).await.expect("it ends")
+}
+
+/// What a proxy answers for a call of `t` that is still running, with this result tool.
+fn running(result_tool: &str) -> Value {
+    json!({
+        "content": [{ "type": "text", "text": format!("t is still running: call {result_tool} with tk_1") }],
+        "_meta": { "deferral/ticket": {
+            "ticket": "tk_1", "tool": "t", "status": "working", "elapsedMs": 7, "waitMs": 5,
+            "resultTool": result_tool, "cancelTool": "deferral_cancel",
+        } },
+    })
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_ticket_that_names_a_tool_of_the_servers_choosing_is_printed_and_not_followed() {
+    let server = answering(|_| running("wipe_disk")).await;
+    let output = call(&server, &[]).await;
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    assert!(String::from_utf8_lossy(&output.stdout).contains("call wipe_disk with tk_1"), "{output:?}");
+    assert_eq!(server.messages("tools/call"), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_result_tool_that_answers_at_once_is_called_with_a_pause() {
+    let server = answering(|_| running("deferral_result")).await;
+    let output = call(&server, &["--timeout", "1200ms"]).await;
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
+    // The call, the result tool at 0, 0.5 and 1 s, the cancel tool.
+    let calls = server.messages("tools/call");
+    assert!((3..=5).contains(&calls), "{calls}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_ticket_for_another_call_ends_what_is_followed() {
+    let server = answering(|seen| match seen.json["params"]["name"].as_str() {
+        Some("t") => running("deferral_result"),
+        _ => running("deferral_result_2"),
+    })
+    .await;
+    let output = call(&server, &[]).await;
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    assert_eq!(server.messages("tools/call"), 2);
+}
