@@ -2,6 +2,7 @@
 
 use crate::upstream::http1;
 use http::{HeaderMap, HeaderName, HeaderValue, header};
+use smallvec::SmallVec;
 use std::borrow::Cow;
 
 /// The path of the server with the client's query behind its own. What the operator has written into
@@ -56,13 +57,19 @@ pub(super) fn lines(host: &HeaderValue, via: &HeaderValue, headers: &HeaderMap, 
     lines
 }
 
-/// The headers of an answer but those of its hop.
+/// The headers of an answer but those of its hop, and those by which a server lets pages of other sites read it: who
+/// may is said by `access.origins` alone.
 pub(super) fn without_hop(mut headers: HeaderMap) -> HeaderMap {
     // A length beside a coding does not count (RFC 9112, 6.3).
     if headers.contains_key(header::TRANSFER_ENCODING) {
         headers.remove(header::CONTENT_LENGTH);
     }
     for name in named_by_connection(&headers).iter().chain(&OF_HOP) {
+        headers.remove(name);
+    }
+    let is_for_pages = |name: &HeaderName| name.as_str().starts_with("access-control-");
+    let for_pages: SmallVec<[_; 8]> = headers.keys().filter(|name| is_for_pages(name)).cloned().collect();
+    for name in for_pages {
         headers.remove(name);
     }
     headers

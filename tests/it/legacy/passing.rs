@@ -109,6 +109,9 @@ async fn headers_pass_but_those_of_the_hop() {
             .header("x-server", "kept")
             .header("x-hop", "1")
             .header("connection", "x-hop")
+            .header("access-control-allow-origin", "*")
+            .header("access-control-allow-credentials", "true")
+            .header("access-control-expose-headers", "x-server")
             .header("mcp-session-id", "s1"),
     );
     let answer = waiting.answer().await;
@@ -117,6 +120,8 @@ async fn headers_pass_but_those_of_the_hop() {
     // A page may read its session.
     assert_eq!(answer.header("access-control-allow-origin"), "https://a.example");
     assert!(answer.header("access-control-expose-headers").contains("mcp-session-id"));
+    let for_pages = answer.headers.iter().filter(|(name, _)| name.as_str().starts_with("access-control-"));
+    assert_eq!(for_pages.count(), 2, "none of the server's own: {:?}", answer.headers);
 }
 
 #[tokio::test]
