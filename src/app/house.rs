@@ -5,9 +5,10 @@ use crate::{
     admin,
     bridge::resume::Keyring,
     config::{Config, RouteConfig},
+    dialect::SessionSeal,
     policy,
     proxy::{Endpoint, Ledger, Service, Switchboard},
-    runtime::{Clock, Net, Stopping},
+    runtime::{Clock, Live, Net, Stopping},
     telemetry::trace::Tracer,
     upstream::{self, NotStarted, Server, Upstream},
 };
@@ -26,6 +27,8 @@ pub(super) struct House {
     /// What `requestState`s are sealed with where no key is configured; ends with the process, or with the store
     /// if that lasts longer.
     pub(super) own_key: [u8; 32],
+    /// Binds session ids of legacy clients to their principal, by the same keys.
+    pub(super) sessions: Live<SessionSeal>,
 }
 
 /// Makes what speaks to a server.
@@ -80,11 +83,27 @@ impl House {
 
     /// The configured keys, and our own: what was sealed while there were none is opened, too.
     pub(super) fn keyring(&self, config: &Config) -> Arc<Keyring> {
-        let keys = config.state_keys.iter().map(|key| *key.expose());
-        let mut keys = keys.chain([self.own_key]);
-        let sealing = keys.next().expect("there is our own");
-        Arc::new(Keyring::new(sealing, &keys.collect::<Vec<_>>()))
+        let (sealing, older) = keys(config, self.own_key);
+        Arc::new(Keyring::new(sealing, &older))
     }
+
+    /// From now on session ids are bound by the keys of this configuration.
+    pub(super) fn bind_sessions(&self, config: &Config) {
+        self.sessions.set(session_seal(config, self.own_key));
+    }
+}
+
+/// Binds session ids by the configured keys, and opens what was bound by our own.
+pub(super) fn session_seal(config: &Config, own_key: [u8; 32]) -> SessionSeal {
+    let (sealing, older) = keys(config, own_key);
+    SessionSeal::new(sealing, older)
+}
+
+/// The key that seals, and the older ones: those of the configuration, and our own as the last.
+fn keys(config: &Config, own_key: [u8; 32]) -> ([u8; 32], Vec<[u8; 32]>) {
+    let mut keys = config.state_keys.iter().map(|key| *key.expose()).chain([own_key]);
+    let sealing = keys.next().expect("there is our own");
+    (sealing, keys.collect())
 }
 
 // === impl Served ===

@@ -18,7 +18,9 @@ use crate::{
     policy,
     protocol::Capabilities,
     proxy::{Ledger, Operators, Switchboard},
-    runtime::{Clock, Descriptors, Drain, Net, Room, Shares, Stopping, SystemClock, random, wall_clock},
+    runtime::{
+        Clock, Descriptors, Drain, Live, Net, Room, Shares, Stopping, SystemClock, random, wall_clock,
+    },
     store::{Bounds, Disk, Memory, Secret, Store, Timed, Use, disk},
     telemetry::{
         Drained, Draining, Leaving, Limit, Started,
@@ -168,6 +170,7 @@ fn start_each(
     let ledger = Ledger::new(Arc::new(Timed::new(store)), secret.as_ref(), config.quotas, Arc::clone(&clock));
     let handles = secret.as_ref().map_or_else(random, |secret| secret.key(Use::Handles));
     let principals = secret.as_ref().map(|secret| PrincipalKey::new(&secret.key(Use::Principals)));
+    let own_key = secret.as_ref().map_or_else(random, |secret| secret.key(Use::States));
     let house = House {
         ledger: Arc::clone(&ledger),
         switchboard: Arc::clone(&switchboard),
@@ -176,7 +179,8 @@ fn start_each(
         signals: [stopping, too_late.clone(), closed.clone()],
         net: net.clone(),
         to: Box::new(to),
-        own_key: secret.as_ref().map_or_else(random, |secret| secret.key(Use::States)),
+        own_key,
+        sessions: Live::new(house::session_seal(&config, own_key)),
     };
     let routes = house.serve(&config)?;
     let endpoints = routes.iter().map(|served| served.endpoint.clone()).collect();
@@ -202,7 +206,7 @@ fn start_each(
     let bound = front::serve(
         config.front.clone(),
         services(&routes),
-        principals.unwrap_or_default(),
+        front::Keys { principals: principals.unwrap_or_default(), sessions: house.sessions.clone() },
         [left, closed],
         clock,
         tracer,

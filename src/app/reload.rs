@@ -63,6 +63,7 @@ impl Running {
         }
         self.addresses = prepared.addresses.clone();
         otherwise.into_iter().for_each(|change| change());
+        self.house.bind_sessions(&config);
         prepared.take();
         self.tls = config.front.tls.is_some();
         self.paths = routes.iter().map(|served| Arc::clone(served.path())).collect();

@@ -11,9 +11,11 @@ pub mod legacy;
 pub mod modern;
 pub mod raise;
 mod response;
+mod session_seal;
 
 pub use further::Further;
 pub use response::Response;
+pub use session_seal::SessionSeal;
 
 use crate::protocol::{Capabilities, Id, Method, Payload, TraceContext};
 use bytes::Bytes;

@@ -67,6 +67,10 @@ pub(super) enum Refusal {
         "the request has passed `{path}` of this proxy before: the upstream of that route leads back to it; name the server itself in its `upstream.url`"
     )]
     Loop { path: String },
+    #[error(
+        "the session is not known: it has ended, or belongs to another principal; begin another with initialize"
+    )]
+    Session,
     /// What the message says is wrong.
     #[error("{}", .0.error.message())]
     Message(Refused),
@@ -106,6 +110,15 @@ pub(super) fn refuse_post(refusal: Refusal, post: &Post, mut line: Line) -> Resp
             json(StatusCode::OK, legacy::refusal(waiting, &error), account, line)
         }
     }
+}
+
+/// Refuses a request in a session that is not its principal's. By status, too: a client begins another session on 404
+/// (2025-11-25, *Session Management*).
+pub(super) fn refuse_session(post: &Post, mut line: Line) -> Response<Body> {
+    line.passes(post);
+    let Answer { status, error, fault, .. } = Refusal::Session.into_answer();
+    let account = AccessSummary::failed(fault.into(), &error);
+    json(status, legacy::refusal(&post.waiting(), &error), account, line)
 }
 
 /// A JSON body with its status.
@@ -152,6 +165,7 @@ impl Refusal {
             | Self::Accept
             | Self::Broken
             | Self::Loop { .. }
+            | Self::Session
             | Self::Message(_)
             | Self::Metadata(_) => None,
         }
@@ -168,7 +182,7 @@ impl Refusal {
             Self::Access(_) => invalid(StatusCode::FORBIDDEN),
             Self::NotKnown(why) => of(StatusCode::UNAUTHORIZED, code::UNAUTHORIZED, Fault::Client)
                 .with(WWW_AUTHENTICATE, why.challenge()),
-            Self::NoMetadata { .. } | Self::Path { .. } => invalid(StatusCode::NOT_FOUND),
+            Self::NoMetadata { .. } | Self::Path { .. } | Self::Session => invalid(StatusCode::NOT_FOUND),
             Self::Method { allow, .. } => {
                 invalid(StatusCode::METHOD_NOT_ALLOWED).with(ALLOW, HeaderValue::from_static(allow))
             }

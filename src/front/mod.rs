@@ -17,6 +17,7 @@
 //! | `listener.rs` | accepts connections and drives HTTP on them |
 //! | `connection.rs` | one socket as hyper sees it |
 //! | `rest.rs` | connections that rest, and which goes first when there is no room |
+//! | `removed_token.rs` | ends the open streams of a client whose token a reload removes |
 //! | `refused_streams.rs` | calls on one HTTP/2 connection beyond what it may carry |
 //! | `write_timeout.rs` | clients that take nothing of what is written to them |
 //! | `tls.rs` | certificates |
@@ -46,6 +47,7 @@ mod modern;
 mod places;
 mod receive;
 mod refused_streams;
+mod removed_token;
 mod renewal;
 mod reply;
 mod rest;
@@ -54,10 +56,10 @@ mod tls;
 mod write_timeout;
 
 use crate::{
-    dialect::PrincipalKey,
+    dialect::{PrincipalKey, SessionSeal},
     policy::{Access, Tokens},
     proxy::Service,
-    runtime::{Clock, Room, Stopping, resize},
+    runtime::{Clock, Live, Room, Stopping, random, resize},
     telemetry::trace::Tracer,
 };
 use http::{Uri, uri::Scheme};
@@ -71,7 +73,10 @@ use std::{
     sync::Arc,
     time::Duration,
 };
-use tokio::{sync::Semaphore, task::JoinHandle};
+use tokio::{
+    sync::{Semaphore, watch},
+    task::JoinHandle,
+};
 
 pub use crate::runtime::PrivateKey;
 pub use receive::SMALL_BODY;
@@ -144,6 +149,14 @@ pub struct Timeouts {
     pub write: Duration,
 }
 
+/// The secrets by which principals and sessions are recognised.
+#[derive(Clone)]
+pub struct Keys {
+    pub principals: PrincipalKey,
+    /// Binds the session ids of legacy clients to their principal. Can be replaced while the front serves.
+    pub sessions: Live<SessionSeal>,
+}
+
 /// A front at work.
 pub struct Bound {
     /// What is really listened on, in the order of [`Config::listen`]: port 0 has become a number.
@@ -179,6 +192,9 @@ struct Front {
 /// What all connections share, whatever the configuration says.
 struct Lasting {
     principals: PrincipalKey,
+    sessions: Live<SessionSeal>,
+    /// The tokens of the newest configuration.
+    tokens: watch::Sender<Tokens>,
     /// A permit for each connection that may be open.
     connections: Arc<Semaphore>,
     clock: Arc<dyn Clock>,
@@ -191,6 +207,15 @@ struct Lasting {
     /// What the bodies of requests take.
     bodies: Arc<BodyMemory>,
     calls: Places,
+}
+
+// === impl Keys ===
+
+impl From<PrincipalKey> for Keys {
+    /// Session ids are bound by a key that is made here, and so for as long as the process lives.
+    fn from(principals: PrincipalKey) -> Self {
+        Self { principals, sessions: Live::new(SessionSeal::new(random(), [])) }
+    }
 }
 
 // === impl Config ===

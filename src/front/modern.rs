@@ -4,11 +4,12 @@ use super::{
     Front,
     layers::{principal::credentials, span, trace::Line},
     metadata::Address,
+    removed_token,
 };
 use crate::{
     dialect::{Call, Caller},
     policy::Route,
-    protocol::{Capabilities, Heartbeat, Id},
+    protocol::{Capabilities, Heartbeat, Id, Method},
     proxy::{Items, KeepAlive, Service},
 };
 use bytes::Bytes;
@@ -47,7 +48,13 @@ pub(super) fn ask(
         id: call.id.clone(),
         ladder: ladder(service.route(), &call, &caller, began),
         address: Address::of(front, head, line.connection()),
-        items: service.call(call, caller),
+        items: match call.method {
+            Method::Listen => {
+                let (removal, id) = (removed_token::removal(front, line), call.id.clone());
+                removed_token::end_listening(removal, service.call(call, caller), id)
+            }
+            _ => service.call(call, caller),
+        },
     }
 }
 

@@ -84,6 +84,8 @@ impl<S: Serves, F: Fn(&Arc<Front>, &Config) -> S + Send + Sync> Renew for Renewa
             self.lasting.bound_by(before.front.limits, front.limits);
             let stack = (self.stack)(&front, &config);
             self.generations.set(Generation { front, stack, tls });
+            // Behind it, so that a client whose stream ends here is judged by the new tokens when it comes back.
+            self.lasting.tokens.send_replace(config.tokens);
             *self.listening.lock() = listening;
             // It has ended where the proxy stops.
             let _ = self.moves.send(Move { kept, further });

@@ -1,7 +1,7 @@
 //! How the front begins, and what a request passes through, the outermost first.
 
 use super::{
-    Bound, Config, Error, Front, Lasting,
+    Bound, Config, Error, Front, Keys, Lasting,
     arrival::{Admitted, Answered},
     face,
     layers::{access::Access, shed::Shed, tokens::Tokens},
@@ -12,14 +12,13 @@ use super::{
     reply::Body,
 };
 use crate::{
-    dialect::PrincipalKey,
     proxy,
     runtime::{Clock, Live, Net, Stopping, Striped},
     telemetry::trace::Tracer,
 };
 use hyper::{body::Incoming, service::Service};
 use std::{convert::Infallible, future::Future, sync::Arc};
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::{Semaphore, mpsc, watch};
 
 /// Begins to listen on `net`, and serves `services` until `stopping` says so; from when `leaving` does each connection
 /// ends with what it is answered, and new ones are accepted. Must be called within a runtime. Once it returns,
@@ -30,7 +29,7 @@ use tokio::sync::{Semaphore, mpsc};
 pub fn serve(
     config: Config,
     services: Vec<Arc<dyn proxy::Service>>,
-    principals: PrincipalKey,
+    keys: impl Into<Keys>,
     [leaving, stopping]: [Stopping; 2],
     clock: Arc<dyn Clock>,
     tracer: Tracer,
@@ -40,8 +39,11 @@ pub fn serve(
     let listeners = listener::Listeners::bind(&config.listen, net)?;
     let listening: Vec<_> = listeners.addresses().collect();
     let addresses = listening.iter().map(|one| one.address).collect();
+    let Keys { principals, sessions } = keys.into();
     let lasting = Arc::new(Lasting {
         principals,
+        sessions,
+        tokens: watch::Sender::new(config.tokens.clone()),
         connections: Arc::new(Semaphore::new(config.limits.connections.min(Semaphore::MAX_PERMITS))),
         bodies: BodyMemory::new(config.limits.body_memory),
         calls: Places::new(config.limits.calls),

@@ -20,4 +20,4 @@ pub use route::{ClientMatch, Held, LegacyTasks, PrincipalSource, Questions, Resu
 pub use silence::{KeepAliveStep, Silence};
 pub use threshold::{Defer, Mode, Pattern, SHORTEST_RETENTION, ToolPolicy, ToolRule};
 pub use tickets::{HolderSign, Holding, TicketAfter, TicketHolder, TicketTerms, Tickets};
-pub use tokens::{NotKnown, Tokens};
+pub use tokens::{NotKnown, Token, Tokens};

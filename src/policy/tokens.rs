@@ -14,10 +14,11 @@ use subtle::{ConditionallySelectable, ConstantTimeEq};
 
 /// The tokens that clients may show. None: nobody is asked for one.
 #[derive(Clone, Default, PartialEq, Eq)]
-pub struct Tokens(Vec<Token>);
+pub struct Tokens(Vec<Arc<Token>>);
 
-#[derive(Clone, PartialEq, Eq)]
-struct Token {
+/// A token as it is kept: its name, and the digest of its text.
+#[derive(PartialEq, Eq)]
+pub struct Token {
     name: Arc<str>,
     digest: [u8; 32],
 }
@@ -38,7 +39,7 @@ pub enum NotKnown {
 impl Tokens {
     /// These, each with the name of whom it belongs to. A name may have several.
     pub fn new<'a>(tokens: impl IntoIterator<Item = (Arc<str>, &'a str)>) -> Self {
-        let token = |(name, token): (_, &str)| Token { name, digest: digest_of(token.as_bytes()) };
+        let token = |(name, token): (_, &str)| Arc::new(Token { name, digest: digest_of(token.as_bytes()) });
         Self(tokens.into_iter().map(token).collect())
     }
 
@@ -46,36 +47,54 @@ impl Tokens {
         self.0.is_empty()
     }
 
-    /// The name of the token that a request shows. It is taken out of the headers: it was for us, and no server is
-    /// to see it.
+    /// The token that a request shows. It is taken out of the headers: it was for us, and no server is to see it.
     ///
     /// # Errors
     /// [`NotKnown`]
-    pub fn take(&self, headers: &mut HeaderMap) -> Result<Arc<str>, NotKnown> {
+    pub fn take(&self, headers: &mut HeaderMap) -> Result<Arc<Token>, NotKnown> {
         let Entry::Occupied(shown) = headers.entry(AUTHORIZATION) else { return Err(NotKnown::NoToken) };
         if shown.iter().count() > 1 {
             return Err(NotKnown::Several);
         }
-        let name = self.name_of(bearer(shown.get()).ok_or(NotKnown::NoToken)?);
-        let name = name.ok_or(NotKnown::WrongToken)?;
+        let token = self.find(bearer(shown.get()).ok_or(NotKnown::NoToken)?);
+        let token = token.ok_or(NotKnown::WrongToken)?;
         shown.remove();
-        Ok(name)
+        Ok(token)
     }
 
-    fn name_of(&self, token: &[u8]) -> Option<Arc<str>> {
+    /// Whether a request that was admitted with this token, or without one, would be admitted as the same caller now.
+    pub fn still_admit(&self, shown: Option<&Token>) -> bool {
+        shown.map_or(self.is_empty(), |shown| self.0.iter().any(|known| **known == *shown))
+    }
+
+    fn find(&self, token: &[u8]) -> Option<Arc<Token>> {
         let shown = digest_of(token);
         let mut found = u64::MAX;
         for (index, known) in (0..).zip(&self.0) {
             found.conditional_assign(&index, known.digest.ct_eq(&shown));
         }
-        self.0.get(usize::try_from(found).ok()?).map(|token| token.name.clone())
+        self.0.get(usize::try_from(found).ok()?).map(Arc::clone)
+    }
+}
+
+impl Token {
+    /// The name of whom it belongs to.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+}
+
+impl fmt::Debug for Token {
+    /// The name only.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.name.fmt(f)
     }
 }
 
 impl fmt::Debug for Tokens {
     /// Names only.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_set().entries(self.0.iter().map(|token| &token.name)).finish()
+        f.debug_set().entries(&self.0).finish()
     }
 }
 
@@ -123,7 +142,7 @@ mod tests {
         for value in shown {
             headers.append(AUTHORIZATION, HeaderValue::from_static(value));
         }
-        let taken = tokens().take(&mut headers);
+        let taken = tokens().take(&mut headers).map(|token| token.name().into());
         (taken, headers.contains_key(AUTHORIZATION))
     }
 
@@ -158,6 +177,21 @@ mod tests {
             assert_eq!(taken, Err(why), "{shown:?}");
             assert_eq!(why.challenge().to_str().unwrap().contains("error="), why != NotKnown::NoToken);
         }
+    }
+
+    #[test]
+    fn a_token_that_was_removed_or_renamed_admits_nobody_any_more() {
+        let mut headers = HeaderMap::from_iter([(AUTHORIZATION, HeaderValue::from_static("Bearer a-token"))]);
+        let shown = tokens().take(&mut headers).expect("it is known");
+        let admitted = |kept: &[(&'static str, &'static str)], shown| {
+            Tokens::new(kept.iter().copied().map(named)).still_admit(shown)
+        };
+        assert!(admitted(&[("bob", "b-token"), ("alice", "a-token")], Some(&shown)));
+        for kept in [&[("alice", "new-token")][..], &[("bob", "a-token")], &[]] {
+            assert!(!admitted(kept, Some(&shown)), "{kept:?}");
+        }
+        assert!(admitted(&[], None));
+        assert!(!admitted(&[("alice", "a-token")], None), "tokens are asked for now");
     }
 
     #[test]

@@ -45,8 +45,8 @@ impl<S> Tokens<S> {
         if metadata::is_asked(path) {
             return Err(Refusal::NoMetadata { path: path.to_owned() });
         }
-        let name = self.tokens.take(request.headers_mut()).map_err(Refusal::NotKnown)?;
-        admitted.arrival.line.shows(name);
+        let token = self.tokens.take(request.headers_mut()).map_err(Refusal::NotKnown)?;
+        admitted.arrival.line.shows(token);
         Ok(())
     }
 }

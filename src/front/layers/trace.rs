@@ -11,6 +11,7 @@ use crate::{
         legacy::{Message, Post, SessionTag},
     },
     front::{connection::Connection, places::Place},
+    policy::Token,
     protocol::{Era, Method, TraceContext},
     proxy::AccessSummary,
     telemetry::{
@@ -38,8 +39,8 @@ struct Fields {
     target: Option<String>,
     /// Its route. Counts the request among those that are being answered there.
     route: Option<InFlight>,
-    /// The name of the token that was shown.
-    token: Option<Arc<str>>,
+    /// The token that was shown.
+    token: Option<Arc<Token>>,
     principal: Principal,
     client: Option<Era>,
     session: Option<SessionTag>,
@@ -112,13 +113,18 @@ impl Line {
         self.0.route = Some(InFlight::on(route));
     }
 
-    /// A token of this name was shown.
-    pub(in crate::front) fn shows(&mut self, token: Arc<str>) {
+    /// This token was shown.
+    pub(in crate::front) fn shows(&mut self, token: Arc<Token>) {
         self.0.token = Some(token);
     }
 
+    /// The name of the token that was shown.
     pub(in crate::front) fn token(&self) -> Option<&str> {
-        self.0.token.as_deref()
+        self.0.token.as_deref().map(Token::name)
+    }
+
+    pub(in crate::front) fn shown_token(&self) -> Option<&Arc<Token>> {
+        self.0.token.as_ref()
     }
 
     /// On whose behalf.
@@ -262,7 +268,7 @@ impl Drop for Fields {
             tool,
             target: self.target.as_deref().unwrap_or_default(),
             route,
-            token: self.token.as_deref(),
+            token: self.token.as_deref().map(Token::name),
             principal: &self.principal,
             client_era: self.client.map_or("", Era::as_str),
             task: tag.as_ref().map(|tag| tag as _),

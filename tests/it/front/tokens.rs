@@ -104,9 +104,8 @@ async fn a_caller_is_the_name_of_its_token_whichever_of_its_tokens_it_shows() {
     for token in [ALICE, ALICES_NEW, BOB] {
         let answer = client.ask(bearing(call("greet"), token)).await;
         assert_eq!(answer.status, StatusCode::OK);
-        let session = [("mcp-session-id", "s"), ("mcp-protocol-version", "2025-11-25")];
-        for request in [post(LIST, &session), bare("GET", "/mcp", &session), bare("DELETE", "/mcp", &session)]
-        {
+        let older = [("mcp-protocol-version", "2025-11-25")];
+        for request in [post(LIST, &older), bare("GET", "/mcp", &older), bare("DELETE", "/mcp", &older)] {
             assert_eq!(client.ask(bearing(request, token)).await.status, StatusCode::OK);
         }
     }
@@ -123,7 +122,8 @@ async fn a_token_goes_no_further_and_what_else_the_client_shows_does() {
     let world = world(&[&desk]);
     let mut client = world.client(Version::Http1).await;
     let also = [("cookie", "c=1"), ("x-tenant", "t")];
-    client.ask(bearing(post(LIST, &[&also[..], &[("mcp-session-id", "s")]].concat()), ALICE)).await;
+    let older = [&also[..], &[("mcp-protocol-version", "2025-11-25")]].concat();
+    client.ask(bearing(post(LIST, &older), ALICE)).await;
     let mut request = call("greet");
     for (name, value) in also {
         request.headers_mut().insert(name, HeaderValue::from_static(value));

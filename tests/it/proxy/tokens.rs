@@ -1,26 +1,34 @@
 //! Clients that are known by a token of ours.
 
-use super::world::{ALWAYS, Setup, World};
+use super::world::{ALWAYS, Kept, Setup, World, start_kept};
 use crate::{
     legacy::world::Older,
     support::{
-        clients::{Client, indistinguishable},
-        servers::{Canned, Options, Seen},
+        clients::{Client, indistinguishable, soon},
+        servers::{Canned, LegacyServer, Options, Seen},
     },
 };
+use deferral::internals::store::{Memory, Secret};
+use http::Method;
 use serde_json::json;
+use std::{path::Path, sync::Arc};
 use tempfile::TempDir;
 
 /// A world in which alice has two tokens and bob has one, and the folder they are in.
 async fn world(change: impl FnOnce(&mut Options)) -> (World, TempDir) {
     let folder = tempfile::tempdir().expect("a folder");
-    let tokens = [("alice", ALICE), ("alice", ALICES_NEW), ("bob", BOB)].map(|(name, token)| {
-        let path = folder.path().join(token);
+    let access = access(folder.path(), &[("alice", ALICE), ("alice", ALICES_NEW), ("bob", BOB)]);
+    (Setup::new().route(ALWAYS).top(access.leak()).server(change).start().await, folder)
+}
+
+/// `access` with these tokens, which are in files of this folder.
+fn access(folder: &Path, tokens: &[(&str, &str)]) -> String {
+    let tokens = tokens.iter().map(|(name, token)| {
+        let path = folder.join(token);
         std::fs::write(&path, token).expect("it can be written");
         format!("{{ name: {name}, file: '{}' }}", path.display())
     });
-    let access = format!("access: {{ tokens: [{}] }}", tokens.join(", "));
-    (Setup::new().route(ALWAYS).top(access.leak()).server(change).start().await, folder)
+    format!("access: {{ tokens: [{}] }}", tokens.collect::<Vec<_>>().join(", "))
 }
 
 const ALICE: &str = "alices-token-0000";
@@ -57,7 +65,7 @@ async fn the_server_sees_no_token_of_ours_from_whatever_client() {
     let waiting = older.call(1).await;
     world.server.call().await.says("hi");
     assert_eq!(waiting.answer().await.status, 200);
-    assert_eq!(older.send(http::Method::DELETE, "/mcp", "").await.answer().await.status, 200);
+    assert_eq!(older.send(Method::DELETE, "/mcp", "").await.answer().await.status, 200);
 
     let log = world.server.log();
     assert!(log.iter().any(|seen| seen.header("cookie") == Some("c=1")), "what is not ours goes along");
@@ -83,9 +91,10 @@ async fn the_tasks_of_an_older_client_belong_to_the_name_of_its_token() {
     let get = json!({ "jsonrpc": "2.0", "id": 2, "method": "tasks/get", "params": { "taskId": task } });
     let renewed = as_who(ALICES_NEW).within(&alice.session());
     assert_eq!(renewed.post(&get.to_string()).await.answer().await.result()["status"], "working");
-    // A session is the server's own, and it sees nothing of ours that would tell the two apart: it serves both. The
-    // task is here, and it is alice's.
+    // The task is alice's. Bob cannot use her session, and does not find it from his own either.
     let bob = as_who(BOB).within(&alice.session());
+    assert_eq!(bob.post(&get.to_string()).await.answer().await.status, 404);
+    let bob = as_who(BOB).hello().await;
     assert_eq!(bob.post(&get.to_string()).await.answer().await.error()["code"], -32602);
     let list = r#"{"jsonrpc":"2.0","id":3,"method":"tasks/list"}"#;
     assert_eq!(bob.post(list).await.answer().await.result()["tasks"], json!([]));
@@ -102,4 +111,158 @@ async fn a_client_that_listens_needs_a_token_too() {
     assert_eq!(listens(world.client()).await.answer().await.status, 401);
     let mut stream = listens(world.client().bearing(BOB)).await.stream().await;
     stream.notice("notifications/subscriptions/acknowledged").await;
+}
+
+/// What a client sends in a session: a request, a notification, a batch, a GET and a DELETE.
+async fn statuses(client: &Older) -> Vec<u16> {
+    const LIST: &str = r#"{"jsonrpc":"2.0","id":3,"method":"tools/list"}"#;
+    let mut statuses = Vec::new();
+    for (method, body) in [
+        (Method::POST, LIST),
+        (Method::POST, r#"{"jsonrpc":"2.0","method":"notifications/initialized"}"#),
+        (Method::POST, r#"[{"jsonrpc":"2.0","id":4,"method":"ping"}]"#),
+        (Method::GET, ""),
+        (Method::DELETE, ""),
+    ] {
+        statuses.push(client.send(method, "/mcp", body).await.stream().await.status.as_u16());
+    }
+    statuses
+}
+
+/// Every request of this client in the session is answered 404 and reaches no server.
+async fn is_shut_out(world: &World, client: &Older) {
+    let before = world.server.log().len();
+    assert_eq!(statuses(client).await, [404; 5], "{client:?}");
+    assert_eq!(world.server.log().len(), before, "nothing of it reaches the server");
+}
+
+#[tokio::test]
+async fn a_session_serves_the_name_it_was_opened_by_and_is_unknown_to_others() {
+    let (world, _folder) = world(|_| {}).await;
+    let as_who = |token: &str| Older::new(world.addr()).with("authorization", &format!("Bearer {token}"));
+    let alice = as_who(ALICE).hello().await;
+    let servers = world.server.message("notifications/initialized").await.session().to_owned();
+    assert!(alice.session().starts_with(&servers), "{} {servers}", alice.session());
+    assert_ne!(alice.session(), servers);
+    for foreign in [
+        as_who(BOB).within(&alice.session()),
+        // The server's own id, which may show in its logs, is of no use.
+        as_who(ALICE).within(&servers),
+        as_who(BOB).within(&servers),
+        as_who(ALICE).within(&format!("{}x", alice.session())),
+    ] {
+        is_shut_out(&world, &foreign).await;
+    }
+    let list = r#"{"jsonrpc":"2.0","id":3,"method":"tools/list"}"#;
+    let refused = as_who(BOB).within(&alice.session()).post(list).await.answer().await;
+    assert_eq!(refused.json()["id"], 3);
+    assert_eq!(refused.error()["code"], -32600);
+    let renewed = as_who(ALICES_NEW).within(&alice.session());
+    let served = statuses(&renewed).await;
+    assert!(!served.contains(&404), "{served:?}");
+    assert!(world.server.log().iter().all(|seen| seen.session().is_empty() || seen.session() == servers));
+}
+
+#[tokio::test]
+async fn a_session_belongs_to_the_header_that_names_the_principal() {
+    let world = Setup::new().route("principal: { header: X-User }").start().await;
+    let user = |name: &str| Older::new(world.addr()).with("x-user", name);
+    let alice = user("alice").hello().await;
+    let servers = world.server.message("notifications/initialized").await.session().to_owned();
+    let nobody = Older::new(world.addr());
+    for foreign in
+        [user("bob").within(&alice.session()), nobody.within(&alice.session()), nobody.within(&servers)]
+    {
+        is_shut_out(&world, &foreign).await;
+    }
+    // A session that was opened without the header is nobody else's either.
+    let anonymous = nobody.hello().await;
+    is_shut_out(&world, &user("alice").within(&anonymous.session())).await;
+    for client in [alice, anonymous] {
+        let served = statuses(&client).await;
+        assert!(!served.contains(&404), "{served:?}");
+    }
+}
+
+#[tokio::test]
+async fn where_authorization_passes_the_server_judges_who_uses_a_session() {
+    let world = World::new().await;
+    let bearing = |token: &str| Older::new(world.addr()).with("authorization", token);
+    let alice = bearing("Bearer a").hello().await;
+    assert_eq!(alice.session(), "s1");
+    let refreshed = bearing("Bearer b").within("s1");
+    let waiting = refreshed.call(1).await;
+    world.server.call().await.says("hi");
+    assert_eq!(waiting.answer().await.text(), "hi");
+}
+
+#[tokio::test]
+async fn a_session_belongs_to_its_principal_after_a_restart() {
+    let server = LegacyServer::start(Setup::new().options).await;
+    let mut memory = Memory::default();
+    let mut next = |secret: u8| {
+        memory = memory.restarted();
+        let kept: Kept = (Arc::new(memory.restarted()), Secret::new(&[secret; 32]));
+        start_kept(&server.url(), kept, &["principal: { header: X-User }"], &[])
+    };
+    let first = next(1);
+    let alice = Older::new(first.addresses[0]).with("x-user", "alice").hello().await;
+    first.stop().await;
+    let second = next(1);
+    let user = |name: &str| Older::new(second.addresses[0]).with("x-user", name).within(&alice.session());
+    let waiting = user("alice").call(1).await;
+    server.call().await.says("hi");
+    assert_eq!(waiting.answer().await.text(), "hi");
+    assert_eq!(user("bob").call(2).await.answer().await.status, 404);
+    second.stop().await;
+    // With another key it is known to nobody.
+    let third = next(2);
+    let alice = Older::new(third.addresses[0]).with("x-user", "alice").within(&alice.session());
+    assert_eq!(alice.call(3).await.answer().await.status, 404);
+    third.stop().await;
+}
+
+#[tokio::test]
+async fn a_removed_tokens_streams_end_and_its_calls_end_as_they_began() {
+    let (mut world, folder) =
+        world(|options| options.capabilities = json!({ "tools": { "listChanged": true } })).await;
+    let as_who = |token: &str| Older::new(world.addr()).with("authorization", &format!("Bearer {token}"));
+    let (alice, bob) = (as_who(ALICE).hello().await, as_who(BOB).hello().await);
+    let mut gets = [alice.listen().await.stream().await, bob.listen().await.stream().await];
+    let lists = || json!({ "toolsListChanged": true });
+    let as_modern = |token| world.client().bearing(token);
+    let mut listens = [as_modern(ALICE).listen(lists()).await, as_modern(BOB).listen(lists()).await];
+    for stream in &mut listens {
+        stream.notice("notifications/subscriptions/acknowledged").await;
+    }
+    // Held, of either era.
+    let (older, held) = (bob.call(7).await, world.client().bearing(BOB).call("t").await);
+    let calls = [world.server.call().await, world.server.call().await];
+
+    let access = access(folder.path(), &[("alice", ALICE), ("alice", ALICES_NEW)]);
+    world.reload(&[ALWAYS], &[&access]).expect("it is right");
+    assert_eq!(soon("bob's GET stream ends", gets[1].rest()).await, "");
+    let last = listens[1].next().await;
+    assert_eq!(last["error"]["code"], -31008, "{last}");
+    assert_eq!(soon("bob's other stream ends", listens[1].rest()).await, "");
+    assert_eq!(bob.listen().await.answer().await.status, 401);
+
+    for call in calls {
+        call.says("to the end");
+    }
+    assert_eq!(older.answer().await.text(), "to the end");
+    assert_eq!(held.answer().await.text(), "to the end");
+    // Alice hears on.
+    let session = world
+        .server
+        .log()
+        .iter()
+        .find(|seen| seen.http == Method::GET)
+        .expect("a stream")
+        .session()
+        .to_owned();
+    world.server.listener(&session).await.notify("notifications/x", json!({}));
+    let piece =
+        soon("alice's stream goes on", gets[0].piece()).await.expect("it is open").expect("it is whole");
+    assert!(piece.contains("notifications/x"), "{piece}");
 }

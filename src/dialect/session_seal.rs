@@ -1,0 +1,140 @@
+//! Session ids bound to the principal that opened the session.
+//!
+//! A server's session id is a bearer secret: every client that knows it could use the session. Where the server
+//! cannot check who calls, because the principal is known to the proxy alone, the client is given the id with a tag
+//! behind it, a keyed digest of id and principal. Nothing has to be remembered: the tag is checked against the
+//! principal of each later request, also after a restart and by other processes with the same key.
+
+use super::Principal;
+use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
+use http::HeaderValue;
+use ring::hmac;
+use std::fmt;
+use subtle::ConstantTimeEq;
+
+/// Seals and opens session ids. One key seals; the older ones open, too, so that a new key can be put before an old
+/// one.
+pub struct SessionSeal {
+    sealing: hmac::Key,
+    older: Vec<hmac::Key>,
+}
+
+/// Bytes of the digest that are kept: 128 bits.
+const TAG: usize = 16;
+/// Characters of a tag, in base64 for URLs without padding.
+const TAG_TEXT: usize = (TAG * 4).div_ceil(3);
+/// Stands between id and tag. Session ids are visible ASCII (2025-11-25, *Session Management*).
+const SEPARATOR: u8 = b'.';
+
+// === impl SessionSeal ===
+
+impl SessionSeal {
+    /// `sealing` and `older` are secret random bytes. They may serve other uses too: the keys are derived from them
+    /// (one step of HKDF, RFC 5869, 2.3).
+    pub fn new(sealing: [u8; 32], older: impl IntoIterator<Item = [u8; 32]>) -> Self {
+        let derived = |bytes: [u8; 32]| {
+            let secret = hmac::Key::new(hmac::HMAC_SHA256, &bytes);
+            hmac::Key::new(hmac::HMAC_SHA256, hmac::sign(&secret, b"deferral sessions\x01").as_ref())
+        };
+        Self { sealing: derived(sealing), older: older.into_iter().map(derived).collect() }
+    }
+
+    /// The id as the client is given it: `ID.TAG`.
+    pub fn seal(&self, principal: Principal, id: &HeaderValue) -> HeaderValue {
+        let mut text = Vec::with_capacity(id.len() + 1 + TAG_TEXT);
+        text.extend_from_slice(id.as_bytes());
+        text.push(SEPARATOR);
+        text.extend_from_slice(&tag(&self.sealing, principal, id.as_bytes()));
+        HeaderValue::from_bytes(&text).expect("a header value with visible ASCII behind it is one")
+    }
+
+    /// The server's own id; `None` where the tag is missing, was altered, or is of another principal.
+    pub fn open(&self, principal: Principal, sealed: &HeaderValue) -> Option<HeaderValue> {
+        let bytes = sealed.as_bytes();
+        let (id, rest) = bytes.split_at_checked(bytes.len().checked_sub(TAG_TEXT + 1)?)?;
+        let (separator, shown) = rest.split_first()?;
+        let is_ours = |key: &hmac::Key| bool::from(tag(key, principal, id)[..].ct_eq(shown));
+        let opens = *separator == SEPARATOR && (is_ours(&self.sealing) || self.older.iter().any(is_ours));
+        opens.then(|| HeaderValue::from_bytes(id).expect("a part of a header value is one"))
+    }
+}
+
+impl fmt::Debug for SessionSeal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SessionSeal").finish_non_exhaustive()
+    }
+}
+
+fn tag(key: &hmac::Key, principal: Principal, id: &[u8]) -> [u8; TAG_TEXT] {
+    let mut context = hmac::Context::with_key(key);
+    // Of a fixed length, so that no id can be read as a part of it.
+    context.update(principal.as_bytes());
+    context.update(id);
+    let mut text = [0; TAG_TEXT];
+    let written = URL_SAFE_NO_PAD.encode_slice(&context.sign().as_ref()[..TAG], &mut text);
+    assert_eq!(written, Ok(TAG_TEXT), "the length is that of the encoding");
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ID: HeaderValue = HeaderValue::from_static("s-1.2");
+
+    fn seal(keys: &[u8]) -> SessionSeal {
+        SessionSeal::new([keys[0]; 32], keys[1..].iter().map(|&byte| [byte; 32]))
+    }
+
+    #[test]
+    fn a_sealed_id_opens_for_its_principal_alone() {
+        let (alice, bob) = (Principal::of(&[b"alice"]), Principal::of(&[b"bob"]));
+        let seal = seal(&[1]);
+        let sealed = seal.seal(alice, &ID);
+        assert!(sealed.as_bytes().starts_with(b"s-1.2."), "{sealed:?}");
+        assert!(sealed.to_str().is_ok(), "{sealed:?}");
+        assert_eq!(seal.open(alice, &sealed), Some(ID));
+        for other in [bob, Principal::ANONYMOUS] {
+            assert_eq!(seal.open(other, &sealed), None);
+        }
+    }
+
+    #[test]
+    fn an_id_without_its_tag_or_with_another_is_not_opened() {
+        let alice = Principal::of(&[b"alice"]);
+        let seal = seal(&[1]);
+        let sealed = seal.seal(alice, &ID).to_str().expect("text").to_owned();
+        let altered = |at: usize, with: &str| [&sealed[..at], with, &sealed[at + 1..]].concat();
+        let shorter = sealed[..sealed.len() - 1].to_owned();
+        let short = "x".repeat(TAG_TEXT);
+        for shown in [
+            "s-1.2",
+            "",
+            ".",
+            &short,
+            &shorter,
+            &format!("{sealed}x"),
+            &altered(0, "t"),
+            &altered(5, "-"),
+            &altered(sealed.len() - 3, "_"),
+        ] {
+            if shown != sealed {
+                assert_eq!(
+                    seal.open(alice, &HeaderValue::try_from(shown).expect("a value")),
+                    None,
+                    "{shown}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn an_older_key_opens_and_the_first_seals() {
+        let alice = Principal::of(&[b"alice"]);
+        let (before, after, another) = (seal(&[1]), seal(&[2, 1]), seal(&[2]));
+        let (old, new) = (before.seal(alice, &ID), after.seal(alice, &ID));
+        assert_eq!(after.open(alice, &old), Some(ID));
+        assert_eq!(another.open(alice, &new), Some(ID));
+        assert_eq!(another.open(alice, &old), None);
+    }
+}
