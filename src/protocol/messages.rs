@@ -38,6 +38,11 @@ impl Messages {
         self.is_batch
     }
 
+    /// Whether there is no further one: at the beginning, whether the batch is empty.
+    pub fn is_empty(&self) -> bool {
+        self.next.is_none()
+    }
+
     /// One of these by itself: a part of a batch would keep the bytes of all.
     pub fn apart(&self, frame: Frame) -> Frame {
         if !self.is_batch {

@@ -197,6 +197,12 @@ pub struct AnswersDropped {
     pub waiting: usize,
 }
 
+/// An event of a server's stream is no message, and was skipped.
+pub struct EventSkipped<'a> {
+    pub route: &'a str,
+    pub why: &'a dyn fmt::Display,
+}
+
 /// A server could not be told something, however often it was tried.
 pub struct Untold<'a> {
     pub what: &'a str,
@@ -446,6 +452,18 @@ impl ServerEnded<'_> {
             how = self.how,
             up_ms = millis(self.up),
             said = self.said,
+        );
+    }
+}
+
+// === impl EventSkipped ===
+
+impl EventSkipped<'_> {
+    /// Counts it. The line is one for debugging: a server may keep its streams alive with such events.
+    pub fn emit(&self) {
+        metrics::event_skipped(self.route);
+        tracing::debug!(
+            target: "deferral::upstream", event = "event_skipped", route = self.route, why = %self.why,
         );
     }
 }

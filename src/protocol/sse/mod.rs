@@ -43,6 +43,12 @@ pub const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 /// A comment, which keeps a silent stream alive.
 pub const KEEP_ALIVE: Bytes = Bytes::from_static(b":\n\n");
 
+/// An event's data with U+FFFD for each sequence that is no UTF-8, where there is one: so readers decode a stream
+/// (WHATWG HTML, *Parsing an event stream*).
+pub fn replaced(data: &[u8]) -> Option<Bytes> {
+    std::str::from_utf8(data).is_err().then(|| String::from_utf8_lossy(data).into_owned().into())
+}
+
 /// One message as an event: a single `data:` line. `json` holds no line break
 /// ([`super::frame::on_one_line`]).
 pub fn message(json: &[u8]) -> Bytes {

@@ -56,6 +56,7 @@ struct Metrics {
     cancel_seconds: HistogramVec,
     outcome_unknown: IntCounterVec,
     child_restarts: IntCounterVec,
+    events_skipped: IntCounterVec,
     store_seconds: HistogramVec,
     tickets: IntCounterVec,
     log_lines_dropped: IntCounter,
@@ -173,6 +174,11 @@ impl Metrics {
             child_restarts: counters(
                 "deferral_child_restarts_total",
                 "Processes of servers that were started after one had ended by itself.",
+                &["route"],
+            ),
+            events_skipped: counters(
+                "deferral_upstream_events_skipped_total",
+                "Events in servers' streams that were no message and were skipped.",
                 &["route"],
             ),
             store_seconds: histograms(
@@ -341,6 +347,11 @@ pub(super) fn outcome_unknown(route: &str) {
 /// A process of a server is started after one had ended by itself.
 pub fn child_restarted(route: &str) {
     METRICS.child_restarts.with_label_values(&[route]).inc();
+}
+
+/// An event in a stream of a route's server was no message.
+pub(super) fn event_skipped(route: &str) {
+    METRICS.events_skipped.with_label_values(&[route]).inc();
 }
 
 /// A task's end was fetched, after so many questions after it.

@@ -1,8 +1,12 @@
 //! How the messages of one session are sent over HTTP.
 
 use bytes::Bytes;
+use dashmap::{DashMap, Entry};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, header};
-use std::sync::Arc;
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
+};
 
 use super::{hop, server::Http};
 use crate::{
@@ -29,8 +33,55 @@ pub struct HttpLine {
     names: HeaderMap,
     /// The server gave the session an id, and so can lose it.
     pub(super) has_id: bool,
+    /// That id, where the session is ours to end.
+    open_id: Option<OpenId>,
     /// The server goes on after a DELETE.
     survives: bool,
+}
+
+/// The ids of the sessions of ours that are open. A server may give one id to several sessions: one that is derived
+/// from the user, or the only one that there is. The end of one would be the end of all.
+#[derive(Clone, Debug, Default)]
+pub(super) struct OpenIds(Arc<DashMap<HeaderValue, usize>>);
+
+/// The id of one of them.
+struct OpenId {
+    ids: OpenIds,
+    id: HeaderValue,
+    is_closed: AtomicBool,
+}
+
+// === impl OpenIds ===
+
+impl OpenIds {
+    fn open(&self, id: &HeaderValue) -> OpenId {
+        *self.0.entry(id.clone()).or_default() += 1;
+        OpenId { ids: self.clone(), id: id.clone(), is_closed: AtomicBool::new(false) }
+    }
+}
+
+// === impl OpenId ===
+
+impl OpenId {
+    /// The session ends. Whether no other has its id.
+    fn close(&self) -> bool {
+        if self.is_closed.swap(true, Ordering::Relaxed) {
+            return false;
+        }
+        let Entry::Occupied(mut open) = self.ids.0.entry(self.id.clone()) else { return true };
+        *open.get_mut() -= 1;
+        let is_last = *open.get() == 0;
+        if is_last {
+            open.remove();
+        }
+        is_last
+    }
+}
+
+impl Drop for OpenId {
+    fn drop(&mut self) {
+        self.close();
+    }
 }
 
 // === impl HttpLine ===
@@ -50,6 +101,7 @@ impl HttpLine {
             .map_err(|_| CallError::Invalid("its protocol version is not a header value".to_owned()))?;
         posting.insert(&PROTOCOL_VERSION, version);
         let has_id = id.is_some();
+        let open_id = id.as_ref().map(|id| http.open_ids.open(id));
         if let Some(id) = id {
             posting.insert(&SESSION_ID, id);
         }
@@ -59,6 +111,7 @@ impl HttpLine {
             bodiless: http1::lines(&without_content(&posting)),
             names: posting,
             has_id,
+            open_id,
             // Servers on the Python SDK before 2025-06-18 fail all their sessions for ever after one (WIRE, B
             // 1.5), so they are left to forget the session by themselves.
             survives: Revision::parse(&description.version).is_none_or(Revision::survives_delete),
@@ -77,6 +130,7 @@ impl HttpLine {
             bodiless: hop::lines(host, via, &without_content(headers), ours),
             names: headers.clone(),
             has_id: headers.contains_key(&SESSION_ID),
+            open_id: None,
             survives: false,
             http: Arc::clone(&http),
         }
@@ -93,6 +147,7 @@ impl HttpLine {
             bodiless: http1::lines(&without_content(&posting)),
             names: posting,
             has_id: true,
+            open_id: None,
             // Others of that process's calls may be in it, and be taken up later: the first to end would end them all.
             survives: false,
             http,
@@ -145,10 +200,11 @@ impl HttpLine {
         self.bodiless(&Method::GET, &lines, Reuse::Any, Traffic::Call)
     }
 
-    /// Says DELETE, where the session can be ended.
+    /// Sends DELETE, where the session can be ended, and no other session of ours has its id.
     pub(super) fn delete(&self) -> Option<Answering> {
-        let can_be_ended = self.survives && self.has_id;
-        can_be_ended.then(|| self.bodiless(&Method::DELETE, &[], Reuse::Proven, Traffic::InPassing))
+        let is_last = self.open_id.as_ref().is_some_and(OpenId::close);
+        (self.survives && is_last)
+            .then(|| self.bodiless(&Method::DELETE, &[], Reuse::Proven, Traffic::InPassing))
     }
 
     fn bodiless(&self, method: &Method, further: &[u8], reuse: Reuse, traffic: Traffic) -> Answering {

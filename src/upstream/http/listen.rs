@@ -113,7 +113,7 @@ fn pause(named: Option<Duration>, fruitless: u32) -> Duration {
 async fn ask(line: &HttpLine, had_one: bool) -> Attempt {
     let Ok(response) = line.get(None).await else { return Attempt::Failed };
     let status = response.status();
-    match Opening::of(response, line.http.config.now().limits.result_bytes) {
+    match Opening::of(response, &line.http) {
         Ok(Opening::Messages(messages)) if messages.resumption().is_some() => Attempt::Open(messages),
         // Some answer 200 or 202 with nothing in it.
         Ok(Opening::Messages(_) | Opening::Accepted) | Err(_) => Attempt::Refused,
@@ -153,8 +153,8 @@ async fn read(messages: &mut Messages, missed: &mut Missed, tell: &mut (impl FnM
             }
             Err(Stop::Ended(_)) => return worth,
             Err(Stop::Lost(lost)) => {
-                // What a bad message leaves behind is unknown: begin with a new stream.
-                tracing::debug!(error = %lost, "a message on the session's own stream was not valid");
+                // Where the next event begins behind one that is too large is unknown: begin with a new stream.
+                tracing::debug!(error = %lost, "an event on the session's own stream could not be read");
                 return worth;
             }
         }

@@ -1,20 +1,27 @@
 //! The messages in one HTTP answer, be it one JSON document or a stream of events.
+//!
+//! An event that is no message (a keep-alive as text, a member too many, an empty batch) is skipped and counted, as
+//! the clients of SDKs do: only the end of the stream says that there is no response. The text of a stream is decoded
+//! as that of event streams is (WHATWG HTML, *Parsing an event stream*): bytes that are no UTF-8 become U+FFFD.
 
 use bytes::{Bytes, BytesMut};
 use http::{HeaderMap, StatusCode, header};
 use http_body::Body;
 use std::{
     pin::Pin,
+    sync::Arc,
     task::{Context, Poll, ready},
     time::Duration,
 };
 
+use super::server::Http;
 use crate::{
     protocol::{
         Frame, FrameError, Messages as Parts,
         accept::{self, is_media},
-        sse::Decoder,
+        sse::{self, Decoder},
     },
+    telemetry::EventSkipped,
     upstream::{CallError, http1::Incoming, root_cause},
 };
 
@@ -38,6 +45,10 @@ pub(super) struct Messages {
     progress: bool,
     /// What is left of the last document or event: there were batches (2025-03-26).
     left: Parts,
+    /// The route whose server answers, which skipped events are counted for.
+    route: Arc<str>,
+    /// Why the last part that was skipped is no message.
+    skipped: Option<FrameError>,
 }
 
 enum Form {
@@ -75,7 +86,12 @@ pub(super) enum Stop {
 // === impl Opening ===
 
 impl Opening {
-    pub(super) fn of(response: http::Response<Incoming>, limit: usize) -> Result<Self, CallError> {
+    /// Reads the head of an answer of `server`.
+    ///
+    /// # Errors
+    /// [`CallError::Invalid`] where no message can follow: the body is empty, or of another content type.
+    pub(super) fn of(response: http::Response<Incoming>, server: &Http) -> Result<Self, CallError> {
+        let limit = server.config.now().limits.result_bytes;
         let (head, body) = response.into_parts();
         if !head.status.is_success() {
             return Ok(Self::Refused(head, body));
@@ -99,12 +115,16 @@ impl Opening {
                 )));
             }
         };
-        Ok(Self::Messages(Messages { body, form, limit, progress: true, left: Parts::default() }))
+        Ok(Self::Messages(Messages {
+            body,
+            form,
+            limit,
+            progress: true,
+            left: Parts::default(),
+            route: Arc::clone(&server.route),
+            skipped: None,
+        }))
     }
-}
-
-fn invalid(error: &FrameError) -> CallError {
-    CallError::Invalid(error.to_string())
 }
 
 pub(super) fn is_events(headers: &HeaderMap) -> bool {
@@ -145,14 +165,18 @@ impl Messages {
     /// The next message. Once this has given [`Stop`] there is no further one.
     pub(super) fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Result<Frame, Stop>> {
         loop {
-            if let Some(frame) = self.left.next() {
-                return Poll::Ready(frame.map_err(|error| invalid(&error)).map_err(Stop::Lost));
+            while let Some(part) = self.left.next() {
+                match part {
+                    Ok(frame) => return Poll::Ready(Ok(frame)),
+                    Err(error) => self.skip(error),
+                }
             }
             match &mut self.form {
-                Form::Ended => return Poll::Ready(Err(Stop::Lost(no_response()))),
+                Form::Ended => return Poll::Ready(Err(Stop::Lost(self.no_response()))),
                 Form::Events(events) => match events.next() {
                     Ok(Some(data)) => {
-                        return Poll::Ready(self.take(data).map_err(Stop::Lost));
+                        self.take_event(data);
+                        continue;
                     }
                     Ok(None) => {}
                     Err(lost) => return Poll::Ready(Err(Stop::Lost(lost))),
@@ -164,7 +188,7 @@ impl Messages {
                     self.progress = true;
                     let Ok(chunk) = frame.into_data() else { continue };
                     if let Some(document) = self.feed(chunk)? {
-                        return Poll::Ready(self.take(document).map_err(Stop::Lost));
+                        self.left = Parts::of(document);
                     }
                 }
                 Some(Err(error)) => {
@@ -172,11 +196,11 @@ impl Messages {
                 }
                 None => match std::mem::replace(&mut self.form, Form::Ended) {
                     Form::Document(document) if !document.is_empty() => {
-                        return Poll::Ready(self.take(document.freeze()).map_err(Stop::Lost));
+                        self.left = Parts::of(document.freeze());
                     }
                     events @ Form::Events(_) => {
                         self.form = events;
-                        return Poll::Ready(Err(Stop::Ended(None)));
+                        return Poll::Ready(Err(Stop::Ended(self.why_ended())));
                     }
                     Form::Document(_) | Form::Ended => {}
                 },
@@ -209,11 +233,47 @@ impl Messages {
         Ok(None)
     }
 
-    /// The first message of a document or an event.
-    fn take(&mut self, data: Bytes) -> Result<Frame, CallError> {
-        self.left = Parts::of(data);
-        let first = self.left.next().ok_or_else(|| CallError::Invalid("an empty batch".to_owned()))?;
-        first.map_err(|error| invalid(&error))
+    /// Takes the data of an event, which may hold several messages, or none.
+    fn take_event(&mut self, data: Bytes) {
+        let parts = Parts::of(data);
+        // One message is looked at again where it cannot be read; the parts of a batch are read one by one.
+        self.left = match parts.is_batch() {
+            true => sse::replaced(parts.bytes()).map_or(parts, Parts::of),
+            false => parts,
+        };
+        if self.left.is_empty() {
+            self.skip(FrameError::Shape { id: None });
+        }
+    }
+
+    /// Passes over a part of the answer that is no message. Of a document, that is all of it.
+    fn skip(&mut self, error: FrameError) {
+        if matches!(self.form, Form::Events(_)) {
+            if !self.left.is_batch()
+                && let Some(text) = sse::replaced(self.left.bytes())
+            {
+                self.left = Parts::of(text);
+                return;
+            }
+            EventSkipped { route: &self.route, why: &error }.emit();
+        }
+        self.skipped = Some(error);
+    }
+
+    /// Why a document has no response, or no further one.
+    fn no_response(&self) -> CallError {
+        match &self.skipped {
+            Some(error) => CallError::Invalid(error.to_string()),
+            None => no_response(),
+        }
+    }
+
+    /// Why a stream that came to its end may have none, where that is known.
+    fn why_ended(&self) -> Option<String> {
+        let error = self.skipped.as_ref()?;
+        Some(format!(
+            "the answer ended without a response; an event in it was skipped, which is no message: {error}"
+        ))
     }
 
     /// Whether anything has arrived since this was last asked.

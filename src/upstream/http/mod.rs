@@ -155,7 +155,7 @@ impl Http {
         let response = self.taken(sent).await?;
         let id = response.headers().get(&headers::SESSION_ID).cloned();
         let status = response.status();
-        match Opening::of(response, self.config.now().limits.result_bytes)? {
+        match Opening::of(response, self)? {
             Opening::Messages(messages) => Ok((self.welcome(messages, hello).await?, id)),
             Opening::Accepted => {
                 Err(CallError::Invalid(format!("initialize was answered with HTTP {status} and no body")))
@@ -205,7 +205,7 @@ impl Line for HttpLine {
                         Ok(response) => response,
                         Err(lost) => return Poll::Ready(Heard::Lost(lost)),
                     };
-                    match Opening::of(response, self.http.config.now().limits.result_bytes) {
+                    match Opening::of(response, &self.http) {
                         Ok(Opening::Messages(messages)) => {
                             answer.0 = Stage::Reading(messages);
                             return Poll::Ready(Heard::Served);
@@ -313,7 +313,7 @@ impl Streamable {
     /// As [`Streamable::new`].
     pub fn on(route: &str, url: &Uri, config: Config, net: &Net) -> Result<Self, NotStarted> {
         let work = Work::new()?;
-        let http = Http::new(url, config.clone(), work.clone(), net)?;
+        let http = Http::new(route, url, config.clone(), work.clone(), net)?;
         Ok(Self::over(http, route, config, work, net))
     }
 }

@@ -146,8 +146,7 @@ async fn attempt(
         Ok(response) => response,
         Err(lost) => return Err(Refused::ForNow(lost.when_resuming())),
     };
-    let limit = line.http.config.now().limits.result_bytes;
-    let (head, body) = match Opening::of(response, limit).map_err(Refused::ForGood)? {
+    let (head, body) = match Opening::of(response, &line.http).map_err(Refused::ForGood)? {
         Opening::Messages(mut messages) => {
             messages.go_on_from(from.clone());
             return Ok(messages);

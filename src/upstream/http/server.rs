@@ -8,7 +8,7 @@ use http_body_util::{BodyExt, Limited};
 use std::{sync::Arc, time::Duration};
 use tokio::{sync::Semaphore, time::timeout};
 
-use super::{stream_before_call::InOrder, via::Via};
+use super::{line::OpenIds, stream_before_call::InOrder, via::Via};
 use crate::{
     dialect::Credentials,
     protocol::{ErrorObject, Frame, Kind},
@@ -22,6 +22,8 @@ use crate::{
 
 /// One server over HTTP.
 pub struct Http {
+    /// The route it is for.
+    pub(super) route: Arc<str>,
     pub(super) config: Live<Config>,
     pub(super) client: HttpClient,
     /// The path of the MCP endpoint, its query included.
@@ -34,6 +36,8 @@ pub struct Http {
     pub(super) departed: Arc<Semaphore>,
     /// GET streams of legacy clients that are about to be opened.
     pub(super) order: InOrder,
+    /// The ids of the sessions of ours.
+    pub(super) open_ids: OpenIds,
     pub(super) work: Work,
 }
 
@@ -53,7 +57,13 @@ const DOCUMENT: usize = 1 << 20;
 impl Http {
     /// # Errors
     /// [`NotStarted`] where the URL cannot be spoken to.
-    pub(super) fn new(url: &Uri, config: Config, work: Work, net: &Net) -> Result<Self, NotStarted> {
+    pub(super) fn new(
+        route: &str,
+        url: &Uri,
+        config: Config,
+        work: Work,
+        net: &Net,
+    ) -> Result<Self, NotStarted> {
         let client = HttpClient::new(url.clone(), &config, net)?;
         let path = url.path_and_query().map_or("/", |path| path.as_str()).to_owned();
         let host = url.authority().map(|authority| {
@@ -65,6 +75,7 @@ impl Http {
             .ok_or_else(|| NotStarted::NoHost(url.clone()))?;
         let departed = Arc::new(Semaphore::new(config.limits.departed.min(Semaphore::MAX_PERMITS)));
         Ok(Self {
+            route: route.into(),
             config: config.into(),
             client,
             path,
@@ -72,6 +83,7 @@ impl Http {
             via: Via::new(),
             departed,
             order: InOrder::default(),
+            open_ids: OpenIds::default(),
             work,
         })
     }

@@ -16,7 +16,7 @@ enum Leaving {
     Dropped,
     /// Its stream ends without the response.
     Broken,
-    /// Its stream says something that is no message.
+    /// Its answer is no message.
     Garbled,
     /// A gateway in front of the server has waited long enough.
     GatewayTimeout,
@@ -49,7 +49,9 @@ async fn leave(how: Leaving, call: Running, arrived: Call) {
             lost(call).await;
         }
         Leaving::Garbled => {
-            arrived.stream().raw("data: {\n\n");
+            let document = arrived.document();
+            document.raw("{");
+            drop(document);
             lost(call).await;
         }
         Leaving::GatewayTimeout => {
