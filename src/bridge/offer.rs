@@ -269,7 +269,7 @@ pub fn question_id(task: &TaskId, key: &str) -> Id {
 
 /// Whether an id is that of a question we have put.
 pub fn is_ours(id: &Id) -> bool {
-    id.as_bytes().starts_with(br#""deferral:"#)
+    id.value().starts_with(br#""deferral:"#)
 }
 
 /// The task and the key of a question we have put.

@@ -360,6 +360,16 @@ impl<L: Loss> Relay<L> {
         }
     }
 
+    /// The ids of events that a client may come back behind which has lost what followed
+    /// ([`Answers::earlier_ids`]).
+    pub fn earlier_ids(&self) -> impl Iterator<Item = &[u8]> {
+        let answers = match &self.kind {
+            Kind::Events(answers) => Some(answers),
+            Kind::Document { .. } => None,
+        };
+        answers.into_iter().flat_map(Answers::earlier_ids)
+    }
+
     pub fn phase(&self) -> Phase {
         match self.state {
             State::Flowing => Phase::Flowing,

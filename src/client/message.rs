@@ -47,12 +47,12 @@ impl Answer {
             serde_json::from_slice::<Box<RawValue>>(bytes).map_err(|error| Error::Invalid(error.to_string()))
         };
         match frame.kind() {
-            Kind::Success { id: theirs, result } if theirs.as_number() == Some(id) => {
+            Kind::Success { id: theirs, result } if theirs.came_back() == Some(id) => {
                 Some(raw(result).map(Self::Result))
             }
             // A server that could not read the id leaves it out.
             Kind::Failure { id: theirs, error }
-                if theirs.as_ref().is_none_or(|theirs| theirs.as_number() == Some(id)) =>
+                if theirs.as_ref().is_none_or(|theirs| theirs.came_back() == Some(id)) =>
             {
                 Some(raw(error).map(Self::Error))
             }

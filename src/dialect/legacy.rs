@@ -13,7 +13,7 @@ use crate::protocol::{
     ErrorObject, Frame, FrameError, Id, Kind, Messages, Method, Payload, Revision,
     glance::Gist,
     headers::PROTOCOL_VERSION,
-    sse::{Decoder, Watch},
+    sse::{self, Decoder, Watch},
 };
 use bytes::Bytes;
 use http::HeaderValue;
@@ -301,6 +301,11 @@ impl Answers {
         Some(Anchor { last_id, retry: self.watch.retry(), fruitless: self.fruitless })
     }
 
+    /// The ids of the last events before that ([`Watch::earlier_ids`]).
+    pub fn earlier_ids(&self) -> impl Iterator<Item = &[u8]> {
+        self.watch.earlier_ids()
+    }
+
     /// It is taken up once more.
     pub fn taken_up(&mut self) {
         self.fruitless = self.fruitless.saturating_add(1);
@@ -338,7 +343,8 @@ impl Answers {
 
 /// The ids that an event's data answers, a batch included.
 fn responses(data: &Bytes) -> impl Iterator<Item = (Id, Gist)> {
-    Messages::of(data.clone()).filter_map(|frame| match frame.ok()?.kind() {
+    let text = sse::replaced(data).unwrap_or_else(|| data.clone());
+    Messages::of(text).filter_map(|frame| match frame.ok()?.kind() {
         Kind::Success { id, .. } => Some((id.clone(), Gist::Result)),
         Kind::Failure { id: Some(id), .. } => Some((id.clone(), Gist::Error)),
         Kind::Failure { id: None, .. } | Kind::Request { .. } | Kind::Notification { .. } => None,

@@ -1,12 +1,22 @@
 //! Request ids: exactly as a peer sent them, and our own on each hop.
 
 use bytes::Bytes;
-use std::fmt;
+use std::{
+    borrow::Cow,
+    fmt,
+    hash::{Hash, Hasher},
+};
 
 /// A JSON-RPC request id as the raw JSON token that was sent: a string with its quotes and
 /// escapes, or a number with its spelling (`9007199254740993` and `1.0` are kept as they are).
-#[derive(Clone, PartialEq, Eq, Hash)]
+///
+/// Ids are equal where their values are (JSON-RPC 2.0, *Response object*: `id` "MUST be the same as the value"), however
+/// each is spelled: `1.0`, `1e0` and `1`; `"a\/b"` and `"a/b"`. A number and a string are never equal.
+#[derive(Clone)]
 pub struct Id(Bytes);
+
+/// Digits of a whole number that is compared with one written in another way: more than those of any double.
+const DIGITS: usize = 400;
 
 // === impl Id ===
 
@@ -32,16 +42,49 @@ impl Id {
         Self(Bytes::copy_from_slice(&self.0))
     }
 
-    /// The number, where it is one we could have minted with [`Id::from_number`].
+    /// What is the same for all spellings of the value, and different for different values. Mostly the token.
+    pub fn value(&self) -> Cow<'_, [u8]> {
+        match self.0.first() {
+            Some(b'"') if memchr::memchr(b'\\', &self.0).is_none() => Cow::Borrowed(&self.0),
+            Some(b'"') => match serde_json::from_slice::<String>(&self.0) {
+                // The quote keeps it apart from numbers.
+                Ok(text) => Cow::Owned([b"\"", text.as_bytes(), b"\""].concat()),
+                // Half of a surrogate pair, which no other spelling can mean.
+                Err(_) => Cow::Borrowed(&self.0),
+            },
+            _ => whole(&self.0).unwrap_or(Cow::Borrowed(&self.0)),
+        }
+    }
+
+    /// The number, where it is one that we could have made with [`Id::from_number`].
     pub fn as_number(&self) -> Option<u64> {
-        std::str::from_utf8(&self.0).ok()?.parse().ok()
+        if self.0.first() == Some(&b'"') {
+            return None;
+        }
+        number(&self.0)
     }
 
     /// The number that an id or a token of ours came back as. We send numbers alone, but some servers
-    /// hand them back as strings.
+    /// hand them back as strings, and some as `1.0`.
     pub fn came_back(&self) -> Option<u64> {
-        let bare = self.0.strip_prefix(b"\"").and_then(|rest| rest.strip_suffix(b"\"")).unwrap_or(&self.0);
-        std::str::from_utf8(bare).ok()?.parse().ok()
+        match self.0.strip_prefix(b"\"").and_then(|rest| rest.strip_suffix(b"\"")) {
+            Some(text) => text.iter().all(u8::is_ascii_digit).then(|| number(text))?,
+            None => self.as_number(),
+        }
+    }
+}
+
+impl PartialEq for Id {
+    fn eq(&self, other: &Self) -> bool {
+        self.0 == other.0 || self.value() == other.value()
+    }
+}
+
+impl Eq for Id {}
+
+impl Hash for Id {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.value().hash(state);
     }
 }
 
@@ -57,18 +100,76 @@ impl fmt::Display for Id {
     }
 }
 
+/// A number that is whole, not negative, and no larger than a `u64`.
+fn number(token: &[u8]) -> Option<u64> {
+    let is_plain = !token.is_empty() && token.iter().all(u8::is_ascii_digit);
+    let whole = if is_plain { Cow::Borrowed(token) } else { whole(token)? };
+    std::str::from_utf8(&whole).ok()?.parse().ok()
+}
+
+/// A number as it is written shortest: a whole one as its digits, without a fraction or an exponent, another as its
+/// digits and an exponent. `None` of what is no number, or one whose exponent is beyond counting.
+fn whole(token: &[u8]) -> Option<Cow<'_, [u8]>> {
+    let (sign, digits) = match token.strip_prefix(b"-") {
+        Some(digits) => (&b"-"[..], digits),
+        None => (&b""[..], token),
+    };
+    if digits == b"0" {
+        return Some(Cow::Borrowed(digits));
+    }
+    if digits.iter().all(u8::is_ascii_digit) && digits.first().is_some_and(|&first| first != b'0') {
+        return Some(Cow::Borrowed(token));
+    }
+    let (mantissa, exponent) = match memchr::memchr2(b'e', b'E', digits) {
+        Some(at) => {
+            let exponent = std::str::from_utf8(&digits[at + 1..]).ok()?;
+            (&digits[..at], exponent.strip_prefix('+').unwrap_or(exponent).parse::<i32>().ok()?)
+        }
+        None => (digits, 0),
+    };
+    let (before, behind) = match memchr::memchr(b'.', mantissa) {
+        Some(at) => (&mantissa[..at], &mantissa[at + 1..]),
+        None => (mantissa, &b""[..]),
+    };
+    let mut significant = [before, behind].concat();
+    if significant.is_empty() || !significant.iter().all(u8::is_ascii_digit) {
+        return None;
+    }
+    let mut exponent = i64::from(exponent) - i64::try_from(behind.len()).ok()?;
+    let zeros = significant.iter().rev().take_while(|&&digit| digit == b'0').count();
+    significant.truncate(significant.len() - zeros);
+    exponent += i64::try_from(zeros).ok()?;
+    let leading = significant.iter().take_while(|&&digit| digit == b'0').count();
+    significant.drain(..leading);
+    if significant.is_empty() {
+        return Some(Cow::Borrowed(b"0"));
+    }
+    Some(Cow::Owned(match usize::try_from(exponent) {
+        Ok(zeros) if significant.len() + zeros <= DIGITS => {
+            significant.resize(significant.len() + zeros, b'0');
+            [sign, &significant].concat()
+        }
+        _ => [sign, &significant, b"e", exponent.to_string().as_bytes()].concat(),
+    }))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
+    use std::collections::HashSet;
+
+    fn id(token: &str) -> Id {
+        Id::from_token(Bytes::copy_from_slice(token.as_bytes())).expect(token)
+    }
 
     #[test]
     fn only_strings_and_numbers_are_ids() {
         for good in ["0", "-1", "9007199254740993", "1.0", r#""x\n""#] {
-            let id = Id::from_token(Bytes::copy_from_slice(good.as_bytes())).expect(good);
-            assert_eq!(id.as_bytes(), good.as_bytes());
+            assert_eq!(id(good).as_bytes(), good.as_bytes());
         }
         for bad in ["null", "true", "{}", "[]", ""] {
-            assert_eq!(Id::from_token(Bytes::copy_from_slice(bad.as_bytes())), None, "{bad}");
+            assert!(Id::from_token(Bytes::copy_from_slice(bad.as_bytes())).is_none(), "{bad}");
         }
     }
 
@@ -76,6 +177,53 @@ mod tests {
     fn our_own_ids_come_back_as_numbers() {
         assert_eq!(Id::from_number(u64::MAX).as_number(), Some(u64::MAX));
         assert_eq!(Id::from_number(0).as_bytes(), "0");
-        assert_eq!(Id::from_token(Bytes::from_static(b"\"7\"")).and_then(|id| id.as_number()), None);
+        assert_eq!(id("\"7\"").as_number(), None);
+        for seven in ["7", "7.0", "7e0", "70E-1", "0.7e+1", "\"7\""] {
+            assert_eq!(id(seven).came_back(), Some(7), "{seven}");
+        }
+        for other in ["7.5", "-7", "\"\"", "\"x\"", "\"7", "7e99", "1e99999999999", "\"7.0\"", "\"-7\""] {
+            assert_eq!(id(other).came_back(), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn ids_are_equal_where_their_values_are() {
+        let same: [&[&str]; 7] = [
+            &["1", "1.0", "1e0", "10e-1", "0.1E+1"],
+            &["0", "-0", "0.00", "0e5"],
+            &["-120", "-1.2e2", "-120.0"],
+            &["1.5", "15e-1", "1.50"],
+            &["1e300", "10e299"],
+            &[r#""a/b""#, r#""a\/b""#, r#""\u0061/b""#],
+            &[r#""1""#],
+        ];
+        for (at, group) in same.iter().enumerate() {
+            for one in *group {
+                assert_eq!(HashSet::from([id(one), id(group[0])]).len(), 1, "{one}");
+                for other in same.iter().enumerate().filter(|(other, _)| *other != at).flat_map(|(_, g)| *g) {
+                    assert_ne!(id(one), id(other), "{one} and {other}");
+                }
+            }
+        }
+        assert_ne!(id("9007199254740993"), id("9007199254740992"), "no double is made of it");
+        assert_ne!(id(r#""\ud800""#), id(r#""\ud801""#), "half of a pair is only itself");
+    }
+
+    proptest! {
+        #[test]
+        fn a_number_is_equal_to_itself_in_any_spelling(value in any::<i32>(), zeros in 0usize..5, shift in 0usize..9) {
+            let plain = value.to_string();
+            let moved = format!("{value}{}e-{shift}", "0".repeat(shift));
+            let spelled = format!("{plain}.{}", "0".repeat(zeros + 1));
+            prop_assert_eq!(&id(&moved), &id(&plain));
+            prop_assert_eq!(&id(&spelled), &id(&plain));
+        }
+
+        #[test]
+        fn whatever_stands_there_is_equal_to_itself(token in "[-0-9.eE+\"\\\\]{1,12}") {
+            if let Some(id) = Id::from_token(token.into()) {
+                prop_assert_eq!(HashSet::from([id.clone(), id]).len(), 1);
+            }
+        }
     }
 }

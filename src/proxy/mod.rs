@@ -23,7 +23,6 @@ mod conversation;
 mod drive;
 mod endpoint;
 mod hub;
-mod ids;
 mod input_requests;
 mod keep;
 mod keep_alive;

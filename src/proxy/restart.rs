@@ -24,7 +24,7 @@ use crate::{
     store::Orphan,
     task::{Record, State},
     telemetry::TakenOver,
-    upstream::Identity,
+    upstream::{Identity, own_ids},
 };
 use futures_util::future::join_all;
 use std::sync::Arc;
@@ -93,6 +93,7 @@ impl Ledger {
         match (shared, anchor) {
             (Some(shared), Some(anchor)) => {
                 let needs_credentials = anchor.needs_credentials;
+                own_ids::begin_behind(anchor.call.call);
                 let left = LeftBehind { custody, record, anchor };
                 match () {
                     () if left.record.state.is_ended() => told.cancelled += 1,

@@ -1,7 +1,7 @@
 //! What every call on a route needs.
 
 use super::{
-    Ledger, Switchboard, absent::Absent, catalogues::Catalogues, ids, relay::Minted,
+    Ledger, Switchboard, absent::Absent, catalogues::Catalogues, relay::Minted,
     server_profile::ServerProfile, session::Sessions,
 };
 use crate::{
@@ -12,7 +12,7 @@ use crate::{
     runtime::{Clock, Drain, Stopping},
     task::{Owner, Scope, view::experimental},
     telemetry::trace::Tracer,
-    upstream::{CallError, Description, Identity, Upstream},
+    upstream::{CallError, Description, Identity, Upstream, own_ids},
 };
 use http::HeaderMap;
 use std::{
@@ -115,7 +115,7 @@ impl Shared {
 
     /// The tools of the server as this caller sees them, or nothing where they cannot be listed.
     pub(super) async fn catalogue(&self, caller: &Caller) -> Option<Arc<Catalogue>> {
-        self.catalogues.get(&*self.upstream, caller, &*self.clock, ids::next).await
+        self.catalogues.get(&*self.upstream, caller, &*self.clock, own_ids::next).await
     }
 
     /// Whether the legacy server has tasks of its own.

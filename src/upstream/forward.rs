@@ -21,11 +21,14 @@ use smallvec::SmallVec;
 use std::{
     future::{Future, poll_fn},
     ops::{Deref, DerefMut},
-    sync::Arc,
+    sync::{Arc, OnceLock},
     task::{Context, Poll},
 };
 use tokio::time::timeout;
-use tokio_util::sync::CancellationToken;
+use tokio_util::{
+    sync::CancellationToken,
+    task::{TaskTracker, task_tracker::TaskTrackerToken},
+};
 
 /// A request as the client sent it.
 pub struct Forward {
@@ -130,6 +133,40 @@ pub trait Interest: Send + Sync {
     /// The answer has come to its end although nobody listened any more: the server is done with what was
     /// asked.
     fn answered(&self);
+
+    /// Whoever reads the answer to its end after its client has left.
+    fn reading_on(&self) -> &ReadingOn;
+}
+
+/// The reading of an answer whose client has left, as its client sees it that comes back for the rest.
+///
+/// A server may give a stream to one connection at a time (the TypeScript SDK answers 409 to a second), and sees ours
+/// where the client's is gone. So ours is closed before the client's is opened.
+#[derive(Debug, Default)]
+pub struct ReadingOn(OnceLock<Reading>);
+
+#[derive(Debug, Default)]
+struct Reading {
+    ends: CancellationToken,
+    readers: TaskTracker,
+}
+
+// === impl ReadingOn ===
+
+impl ReadingOn {
+    /// One begins to read on: when it has to end, and what says that it has when it is dropped.
+    pub(super) fn begin(&self) -> (CancellationToken, TaskTrackerToken) {
+        let reading = self.0.get_or_init(Reading::default);
+        (reading.ends.clone(), reading.readers.token())
+    }
+
+    /// Ends it, and keeps it from beginning. Resolves when its connection is closed.
+    pub async fn end(&self) {
+        let reading = self.0.get_or_init(Reading::default);
+        reading.ends.cancel();
+        reading.readers.close();
+        reading.readers.wait().await;
+    }
 }
 
 // === impl ClientSession ===

@@ -61,6 +61,7 @@ const HARMLESS: &[&str] = &[
     "std::char",
     "std::collections",
     "std::fmt",
+    "std::hash",
     "std::iter",
     "std::mem",
     "std::net::IpAddr",

@@ -28,6 +28,7 @@ use crate::support::{
 
 mod handshake;
 mod left;
+mod odd_events;
 mod reached;
 mod told;
 mod waiting;
@@ -381,6 +382,38 @@ async fn what_arrives_on_the_get_stream_finds_its_call_also_where_the_number_cam
     listener.result(&json!("1"), json!({ "for": 1 }));
     assert_eq!(second.result().await, json!({ "for": 2 }));
     assert_eq!(first.result().await, json!({ "for": 1 }));
+}
+
+/// Some servers read numbers as floating-point ones.
+#[tokio::test]
+async fn the_answer_to_a_call_is_found_however_its_number_is_spelled() {
+    let world = World::new(Options::default()).await;
+    for (spelled, in_call) in
+        [("1.0", true), ("1e0", true), ("\"1\"", true), ("1.0", false), ("10e-1", false)]
+    {
+        let mut call = world.call(1);
+        let arrived = world.server.call().await;
+        let answer = format!("data: {{\"jsonrpc\":\"2.0\",\"id\":{spelled},\"result\":{{}}}}\n\n");
+        if in_call {
+            arrived.stream().raw(answer);
+        } else {
+            arrived.canned(Canned::status(202));
+            world.server.listener("s1").await.raw(answer);
+        }
+        assert_eq!(call.result().await, json!({}), "{spelled}");
+    }
+}
+
+#[tokio::test]
+async fn no_id_of_ours_is_wider_than_31_bits() {
+    let world = World::new(Options::default()).await;
+    world.upstream.describe(&identity(ASKABLE)).await.expect("a session");
+    let caller = identity(ASKABLE);
+    let subscribing = world.upstream.subscribe(&caller, "a://b");
+    let answering = async { world.server.call().await.result(json!({})) };
+    assert!(tokio::join!(subscribing, answering).0.is_ok());
+    let ids: Vec<_> = world.server.log().iter().filter_map(|seen| seen.json["id"].as_u64()).collect();
+    assert!(ids.len() >= 2 && ids.iter().all(|id| (1..1 << 31).contains(id)), "{ids:?}");
 }
 
 #[tokio::test]
@@ -1296,6 +1329,30 @@ async fn sessions_that_nobody_uses_are_closed_the_list_session_last() {
     let mut call = world.ask(3);
     assert_eq!(world.answer().await, "s3");
     call.result().await;
+}
+
+/// An id may be derived from the user, or be the only one that there is.
+#[tokio::test]
+async fn a_session_is_not_ended_while_another_has_its_id() {
+    let world = World::new(Options::default().hook(|seen| {
+        let result = json!({ "protocolVersion": "2025-11-25", "capabilities": {}, "serverInfo": { "name": "s", "version": "1" } });
+        let answer = json!({ "jsonrpc": "2.0", "id": seen.json["id"], "result": result });
+        (seen.method() == "initialize").then(|| Canned::json(200, &answer).header("mcp-session-id", "only"))
+    }))
+    .await;
+    let (mut first, second) = (world.ask(1), world.ask(2));
+    let (a, b) = (world.server.call().await, world.server.call().await);
+    assert_eq!((world.server.messages("initialize"), a.session(), b.session()), (2, "only", "only"));
+    // A session in which a call was cancelled is given up.
+    drop(second);
+    world.server.message("notifications/cancelled").await;
+    let (running, _left) = if a.id() == 1 { (a, b) } else { (b, a) };
+    running.result(json!({}));
+    first.result().await;
+    let ends = |world: &World| world.server.count(|seen| seen.http == http::Method::DELETE);
+    assert_eq!(ends(&world), 0);
+    world.upstream.close().await;
+    assert_eq!(ends(&world), 1, "the last is ended");
 }
 
 #[tokio::test]

@@ -160,6 +160,11 @@ impl Piece {
         matches!(self.data, Data::Line(_) | Data::Lines)
     }
 
+    /// The same, or it is not known.
+    pub fn may_have_data(&self) -> bool {
+        !matches!(self.data, Data::Nowhere)
+    }
+
     /// The lines of an event.
     pub(super) fn lines(&self) -> impl Iterator<Item = Line<'_>> {
         let mut reader = Reader::within();

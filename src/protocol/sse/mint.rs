@@ -20,6 +20,8 @@ pub struct Numbered {
     pub bytes: Bytes,
     /// That of the id that we gave it, so that it can be delivered again.
     pub number: Option<u64>,
+    /// Without an id, it tells readers something all the same: it cannot be delivered again.
+    pub is_unnumbered_message: bool,
 }
 
 /// An id of ours: `deferral-STREAM-NUMBER`.
@@ -50,7 +52,8 @@ impl Minter {
                 self.events.stop();
             }
             if event.has_id || !event.has_data() {
-                told.push(Numbered { bytes: event.bytes, number: None });
+                let is_unnumbered_message = event.may_have_data();
+                told.push(Numbered { bytes: event.bytes, number: None, is_unnumbered_message });
                 continue;
             }
             if std::mem::take(&mut self.primes) {
@@ -64,7 +67,8 @@ impl Minter {
     /// What is left when the stream has ended.
     pub fn rest(&mut self) -> Option<Numbered> {
         let bytes = self.events.pass();
-        (!bytes.is_empty()).then_some(Numbered { bytes, number: None })
+        // Readers pass over an event that has not ended.
+        (!bytes.is_empty()).then_some(Numbered { bytes, number: None, is_unnumbered_message: false })
     }
 
     /// The event with its id.
@@ -73,7 +77,7 @@ impl Minter {
         let mut bytes = format!("id: {}\n", self.next).into_bytes();
         bytes.extend_from_slice(event);
         self.next.number += 1;
-        Numbered { bytes: bytes.into(), number: Some(number) }
+        Numbered { bytes: bytes.into(), number: Some(number), is_unnumbered_message: false }
     }
 }
 

@@ -8,7 +8,7 @@
 
 use super::{Field, Part, Reader, decode::milliseconds};
 use crate::protocol::glance::{Gist, Glance};
-use std::{mem, time::Duration};
+use std::{collections::VecDeque, mem, time::Duration};
 
 /// An event stream as it goes by.
 #[derive(Clone, Debug, Default)]
@@ -31,6 +31,8 @@ pub struct Watch {
 struct Anchor {
     /// The id of the last event that had one, if it is one to resume from.
     last: Option<Vec<u8>>,
+    /// The ids before it, the oldest first.
+    earlier: VecDeque<Vec<u8>>,
     /// That of the event that is going by, where it has one.
     of_event: Option<Vec<u8>>,
     coming: Coming,
@@ -55,6 +57,9 @@ struct Notes {
 
 /// Longer messages are heard without their bytes.
 const NOTE: usize = 16 << 10;
+
+/// A client may have lost the last events that were sent to it: it comes back behind one of so many before them.
+const EARLIER: usize = 8;
 
 /// Longer ids are cut off here: a client may resume from one, nobody else can.
 const ID: usize = 1 << 10;
@@ -122,6 +127,11 @@ impl Watch {
     pub fn last_id(&self) -> Option<&[u8]> {
         let last = self.anchor.as_ref()?.last.as_deref()?;
         (last.len() <= ID).then_some(last)
+    }
+
+    /// The ids of the last events before that, of eight at most.
+    pub fn earlier_ids(&self) -> impl Iterator<Item = &[u8]> {
+        self.anchor.iter().flat_map(|anchor| anchor.earlier.iter().map(Vec::as_slice))
     }
 
     /// How long the server wants to be left alone before the stream is taken up, where it said so.
@@ -196,7 +206,13 @@ impl Watch {
         if let Some(anchor) = &mut self.anchor
             && let Some(id) = anchor.of_event.take()
         {
-            anchor.last = Some(id).filter(|id| id.iter().any(|&byte| byte != b' '));
+            let id = Some(id).filter(|id| id.iter().any(|&byte| byte != b' '));
+            if let Some(before) = mem::replace(&mut anchor.last, id).filter(|before| before.len() <= ID) {
+                if anchor.earlier.len() == EARLIER {
+                    anchor.earlier.pop_front();
+                }
+                anchor.earlier.push_back(before);
+            }
         }
     }
 }
@@ -254,6 +270,17 @@ mod tests {
         assert_eq!(watched("data: {\"method\":\"a\"}\n\n: result\n\nx: {\"result\":1}\n\n").response(), None);
         assert_eq!(watched("\u{feff}data: {\"result\":1}\n\n").response(), Some(Gist::Result));
         assert_eq!(watched("\n\u{feff}data: {\"result\":1}\n\n").response(), None);
+    }
+
+    #[test]
+    fn the_ids_of_the_last_events_are_known() {
+        let text: String = (0..20).map(|n| format!("id: {n}\ndata: x\n\n")).collect();
+        let watch = watched(&text);
+        let earlier: Vec<_> =
+            watch.earlier_ids().map(|id| String::from_utf8_lossy(id).into_owned()).collect();
+        assert_eq!(earlier, ["11", "12", "13", "14", "15", "16", "17", "18"]);
+        assert_eq!(watch.last_id(), Some(&b"19"[..]));
+        assert_eq!(watched("data: x\n\nid: 1\ndata: y\n\n").earlier_ids().count(), 0);
     }
 
     #[test]

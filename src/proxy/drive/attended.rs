@@ -15,7 +15,6 @@ use crate::{
     proxy::{
         Item, Reply,
         conversation::Conversation,
-        ids,
         input_requests::{self, CallAttempt},
         reply::{self, CallEnd},
         shared::Shared,
@@ -24,7 +23,7 @@ use crate::{
     },
     runtime::{Work, reached},
     telemetry::WouldDefer,
-    upstream::{CallError, Deferral, Description, Event, Identity, Known, Outgoing, Replies},
+    upstream::{CallError, Deferral, Description, Event, Identity, Known, Outgoing, Replies, own_ids},
 };
 use futures_util::{StreamExt, future::ready, stream};
 use http::StatusCode;
@@ -163,7 +162,7 @@ impl Attended {
         let (shared, call, caller) = (&self.shared, &self.call, &self.caller);
         let deferral = defer_after.map(|_| Deferral::new(self.shared.ledger.outlives()));
         let replies = match (late, calls) {
-            (None, Some(calls)) => calls.call(ids::next(), call, deferral.clone()),
+            (None, Some(calls)) => calls.call(own_ids::next(), call, deferral.clone()),
             (None, None) => shared.upstream.call(outgoing(call, caller, deferral.clone())),
             (Some(preparing), _) => {
                 prepared_later(preparing, shared, call, caller, &server, deferral.clone())
@@ -361,7 +360,7 @@ async fn prepare(shared: Arc<Shared>, call: Arc<Call>, caller: Arc<Caller>) -> P
 
 /// The call, on its way to the server.
 fn outgoing(call: &Arc<Call>, caller: &Caller, deferral: Option<Deferral>) -> Outgoing {
-    Outgoing { id: ids::next(), call: Arc::clone(call), caller: Identity::of(caller), deferral }
+    Outgoing { id: own_ids::next(), call: Arc::clone(call), caller: Identity::of(caller), deferral }
 }
 
 /// A call whose client waits no longer while its server is still being made ready. What judges it

@@ -9,7 +9,8 @@
 //! is, is judged by the newest revision it offers itself: a client may be older than its server.
 
 use crate::{
-    protocol::{ErrorObject, code},
+    dialect::legacy::Message,
+    protocol::{ErrorObject, Method as RpcMethod, code},
     proxy::{
         AccessSummary, Passage, Passed, passage, relay,
         reply::outcome_of,
@@ -79,10 +80,12 @@ async fn end_at_server(shared: &Shared, mut session: ClientSession) {
 }
 
 /// What a request is answered with whose session its client has ended here (2025-11-25, *Session
-/// Management*); nothing for any other.
+/// Management*); nothing for any other, nor for a handshake, which begins another.
 pub(super) fn refusal(shared: &Shared, client: &Client, passage: &Passage) -> Option<Passed> {
     let ended = &shared.sessions.ended;
-    client.session.filter(|key| ended.is_closed(*key)).map(|_| {
+    let begins =
+        matches!(&passage.post.messages[..], [Message::Request { method: RpcMethod::Initialize, .. }]);
+    client.session.filter(|key| !begins && ended.is_closed(*key)).map(|_| {
         let error = ErrorObject::new(
             code::INVALID_REQUEST,
             "the session was ended by its client: begin another with initialize",

@@ -4,12 +4,13 @@
 //! no tasks of its own, some messages leave that road, because tasks of 2025-11-25 are made here:
 //! `task_capability` adds them to what the server says of itself; `required` refuses what must not reach the
 //! server in any shape; `task_call` makes a call a task, [`Driver`](super::drive) holds it, and
-//! `answers::experimental` answers for it, in a session that is there (`ping`). `farewell` ends sessions. What is
+//! `answers::experimental` answers for it, in a session that is there (`ping`). `farewell` ends sessions; `outliving` makes a call whose client leaves before it is sent. What is
 //! known of a session is in [`session`](super::session).
 //!
 //! A client of another revision, or one whose server has tasks, notices nothing of all this.
 
 mod farewell;
+mod outliving;
 mod ping;
 mod required;
 mod task_call;
@@ -34,6 +35,7 @@ use crate::{
     telemetry::Outcome,
 };
 use http::{StatusCode, header::RETRY_AFTER};
+use outliving::{Decided, Outliving};
 use std::sync::Arc;
 
 /// What a request means to us.
@@ -60,18 +62,41 @@ pub(super) async fn pass(shared: Arc<Shared>, passage: Passage) -> Passed {
     if passage.method == http::Method::DELETE {
         return Box::pin(farewell::leave(shared, client, passage)).await;
     }
-    let disposition = match may_leave(&shared, &client, &passage) {
-        true => Box::pin(dispose(&shared, &client, &passage)).await,
-        false => Disposition::Passes(None),
+    if !may_leave(&shared, &client, &passage) {
+        return carry_out(shared, client, passage, Disposition::Passes(None)).await;
+    }
+    let decided = Decided::default();
+    // A call outlives its client; one that waits for the result of another does not.
+    let outlives = passage.post.may_ask() && !ticket_call::is_one(&shared, &client, &passage);
+    let (work, is_decided) = (shared.stopping.clone(), decided.clone());
+    let disposed = async move {
+        let disposition = dispose(&shared, &client, &passage, &decided).await;
+        decided.set();
+        carry_out(shared, client, passage, disposition).await
     };
+    match outlives {
+        true => Outliving::new(work, is_decided, disposed).await,
+        false => Box::pin(disposed).await,
+    }
+}
+
+/// Does with a request what was decided.
+async fn carry_out(
+    shared: Arc<Shared>,
+    client: Client,
+    passage: Passage,
+    disposition: Disposition,
+) -> Passed {
     match disposition {
         Disposition::Passes(edit) => {
             if let Some(resumed) = event_ids::resume(&shared, &client, &passage) {
                 return resumed;
             }
             let kept = event_ids::terms(&shared, &client, &passage);
+            let begins =
+                matches!(&passage.post.messages[..], [Message::Request { method: Method::Initialize, .. }]);
             let passed = relay::pass(Arc::clone(&shared), client, passage, edit).await;
-            shared.sessions.presence.saw(&client, false, &passed);
+            shared.sessions.saw(&client, begins, &passed);
             match kept {
                 Some(terms) => event_ids::keep(&shared, terms, passed),
                 None => passed,
@@ -142,7 +167,7 @@ fn wishes(passage: &Passage) -> bool {
     passage.params().is_some_and(|params| !matches!(offer::wish(params), Ok(None)))
 }
 
-async fn dispose(shared: &Arc<Shared>, client: &Client, passage: &Passage) -> Disposition {
+async fn dispose(shared: &Arc<Shared>, client: &Client, passage: &Passage, decided: &Decided) -> Disposition {
     if let Some(refusal) = required::refuse(shared, passage).await {
         return Disposition::Ends(refusal);
     }
@@ -167,7 +192,8 @@ async fn dispose(shared: &Arc<Shared>, client: &Client, passage: &Passage) -> Di
             })
         }
         [Message::Request { method: Method::ToolsCall, id, target }] => {
-            call(shared, passage, client, id, target.as_deref().unwrap_or_default()).await
+            let tool = target.as_deref().unwrap_or_default();
+            call(shared, passage, client, (id, tool), decided).await
         }
         [Message::Request { method, id, target }]
             if method.is_about_legacy_tasks()
@@ -201,7 +227,13 @@ async fn dispose(shared: &Arc<Shared>, client: &Client, passage: &Passage) -> Di
 }
 
 /// A `tools/call`: relayed, or one that is to be a task here.
-async fn call(shared: &Arc<Shared>, passage: &Passage, client: &Client, id: &Id, tool: &str) -> Disposition {
+async fn call(
+    shared: &Arc<Shared>,
+    passage: &Passage,
+    client: &Client,
+    (id, tool): (&Id, &str),
+    decided: &Decided,
+) -> Disposition {
     let Some(message) = &passage.message else { return Disposition::Passes(None) };
     if let Some(answered) = ticket_call::serve(shared, passage, client, id, tool).await {
         return Disposition::Ends(answered);
@@ -234,6 +266,7 @@ async fn call(shared: &Arc<Shared>, passage: &Passage, client: &Client, id: &Id,
     let wish = wish.ok().flatten();
     let ticketing = ticketing.filter(|_| is_ticket).map(|(_, ticketing)| ticketing);
     let call = task_call::in_session(shared, passage, client, message, tool, wish, ticketing);
+    decided.set();
     Disposition::Ends(match drive {
         Drive::Defer { after } | Drive::Ticket { after } => {
             task_call::on_stream(shared, call, id.clone(), after, passage.keep_alive).await

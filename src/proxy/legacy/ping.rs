@@ -5,7 +5,7 @@
 //! `ping` in it.
 
 use crate::{
-    proxy::{AccessSummary, Passage, Passed, Passing, ids, session::Key, shared::Shared},
+    proxy::{AccessSummary, Passage, Passed, Passing, session::Key, shared::Shared},
     telemetry::Outcome,
     upstream::Purpose,
 };
@@ -24,7 +24,8 @@ const REFUSAL: usize = 64 << 10;
 pub(super) async fn refused(shared: &Shared, passage: &Passage, session: Option<Key>) -> Option<Passed> {
     let presence = &shared.sessions.presence;
     let key = session.filter(|key| !presence.knows(*key))?;
-    let body = format!(r#"{{"jsonrpc":"2.0","id":{},"method":"ping"}}"#, ids::next_in_session());
+    let id = shared.sessions.client_ids.next_of_ours(session);
+    let body = format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"ping"}}"#);
     let ping = passage.session().request(Method::POST, body.into(), Purpose::Ask);
     let answer = match timeout(PATIENCE, shared.upstream.forward(ping)).await {
         Ok(Ok(answer)) if answer.status.is_client_error() => answer,

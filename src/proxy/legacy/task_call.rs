@@ -18,7 +18,6 @@ use crate::{
     proxy::{
         AccessSummary, Item, Passage, Passed, Passing, Piece, Then,
         drive::{CallSpan, Driver, Native},
-        ids,
         passage::{self, document, events},
         reply::lost_error,
         session::Client,
@@ -28,7 +27,7 @@ use crate::{
     },
     task::{View, view::experimental::Reader},
     telemetry::Outcome,
-    upstream::{CallError, Deferral, NativeCall, Replies},
+    upstream::{CallError, Deferral, NativeCall, Replies, own_ids},
 };
 use bytes::Bytes;
 use futures_util::{StreamExt, stream};
@@ -69,7 +68,11 @@ pub(super) fn in_session(
     wish: Option<TaskParam>,
     ticketing: Option<Ticketing>,
 ) -> Begun {
-    let number = ids::next_in_session();
+    // The session of a client whose server is a process is kept here: its calls are made in sessions of ours.
+    let number = match shared.upstream.address() {
+        Some(_) => shared.sessions.client_ids.next_of_ours(client.session),
+        None => own_ids::next(),
+    };
     let deferral = Deferral::new(shared.ledger.outlives());
     let (called, id) = ((&Method::ToolsCall, Some(tool)), Id::from_number(number));
     let span = CallSpan::begin(shared, passage.trace.as_deref(), called, Some(&id));
@@ -83,7 +86,7 @@ pub(super) fn in_session(
     let token = message.params().and_then(offer::progress_token);
     let wants_progress = token.is_some();
     // A slice of the message would keep all of it.
-    let token = token.map(|token| Bytes::copy_from_slice(&token));
+    let token = token.and_then(Id::from_token).map(|token| token.detached());
     let (replies, call) = shared.upstream.call_in(session, call);
     let in_flight = &shared.sessions.in_flight;
     let in_flight = client.session.zip(call).map(|(key, call)| in_flight.begin(key, number, token, call));

@@ -180,7 +180,9 @@ impl Relaying {
                     body.take_up(from);
                 }
             }
-            Action::Leave(behind, waiting) => self.sent.requester.leave(&behind, waiting),
+            Action::Leave(behind, waiting) => {
+                self.sent.requester.leave(&behind, self.relay.earlier_ids(), &waiting);
+            }
             Action::Release => self.body.here().into_iter().for_each(|body| body.release()),
             Action::Cancel => {
                 if let Some(body) = self.body.here() {

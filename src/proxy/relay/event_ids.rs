@@ -10,8 +10,9 @@
 //! answers at a time, beyond which answers go without ids.
 
 use crate::{
+    dialect::legacy::Answers,
     protocol::{
-        ErrorObject,
+        ErrorObject, Id,
         accept::{EVENT_STREAM, is_media},
         code,
         headers::LAST_EVENT_ID,
@@ -30,6 +31,7 @@ use bytes::Bytes;
 use dashmap::DashMap;
 use futures_util::{StreamExt, stream};
 use http::{Method, StatusCode, header::CONTENT_TYPE};
+use smallvec::SmallVec;
 use std::{collections::VecDeque, sync::Arc};
 use tokio::{sync::watch, time::sleep};
 
@@ -45,6 +47,10 @@ struct Kept {
     name: [u8; 16],
     /// Whose it is.
     session: Option<Key>,
+    /// The requests that it answers.
+    waiting: SmallVec<[Id; 1]>,
+    /// Bytes that are kept of it.
+    limit: usize,
     log: Mutex<Log>,
     changed: watch::Sender<()>,
 }
@@ -58,6 +64,9 @@ struct Log {
     bytes: usize,
     /// The last id that was given.
     last_id: Option<u64>,
+    /// It has said something without an id, which cannot be given again: an event that is too large, or one for which
+    /// the server has an id of its own.
+    has_unnumbered: bool,
     /// Where each who reads it is.
     readers: Vec<(u64, u64)>,
     next_reader: u64,
@@ -83,16 +92,30 @@ struct Reader {
     over: bool,
 }
 
+/// What there is for a client that comes back.
+enum Again {
+    Rest(Reader),
+    /// The event was one of this answer, and what follows is not kept.
+    Overflowed,
+    /// No event of this answer has that id.
+    Unknown,
+}
+
 /// How an answer is to be kept, where it is.
 pub(in crate::proxy) struct Terms {
     session: Option<Key>,
+    waiting: SmallVec<[Id; 1]>,
     primes: bool,
 }
 
 /// Whether the answer to this request is to be kept: a route's calls and what else waits for an answer.
 pub(in crate::proxy) fn terms(shared: &Shared, client: &Client, passage: &Passage) -> Option<Terms> {
     let waits = shared.route.resume.mint && passage.method == Method::POST && passage.post.may_ask();
-    waits.then(|| Terms { session: client.session, primes: client.knows_tasks() })
+    waits.then(|| Terms {
+        session: client.session,
+        waiting: passage.post.waiting(),
+        primes: client.knows_tasks(),
+    })
 }
 
 /// Keeps an answer, and gives its events ids, if it is an event stream.
@@ -113,6 +136,8 @@ pub(in crate::proxy) fn keep(shared: &Arc<Shared>, terms: Terms, passed: Passed)
     let kept = Arc::new(Kept {
         name,
         session: terms.session,
+        waiting: terms.waiting,
+        limit: shared.route.resume.bytes,
         log: Mutex::default(),
         changed: watch::Sender::new(()),
     });
@@ -164,10 +189,12 @@ pub(in crate::proxy) fn resume(shared: &Shared, client: &Client, passage: &Passa
     let id = passage.headers.get(&LAST_EVENT_ID)?.to_str().ok()?;
     let EventId { stream, number } = EventId::parse(id)?;
     let kept = shared.minted.kept.get(&stream).map(|kept| Arc::clone(&kept));
-    let reader = kept.filter(|kept| kept.session == client.session).and_then(|kept| kept.read_again(number));
-    match reader {
-        Some(reader) => Some(events(Passing::Pieces(reader.into_pieces()))),
-        None => {
+    let kept = kept.filter(|kept| kept.session == client.session);
+    let again = kept.as_ref().map_or(Again::Unknown, |kept| kept.read_again(number));
+    match (again, kept) {
+        (Again::Rest(reader), _) => Some(events(Passing::Pieces(reader.into_pieces()))),
+        (Again::Overflowed, Some(kept)) => Some(kept.overflowed()),
+        (Again::Overflowed | Again::Unknown, _) => {
             let words =
                 "the stream that this event id belongs to is no longer kept (resume.keep, resume.bytes)";
             let error = ErrorObject::new(code::INVALID_REQUEST, words);
@@ -188,6 +215,7 @@ impl Kept {
             let is_read = !log.readers.is_empty();
             for entry in entries {
                 log.last_id = entry.told.number.or(log.last_id);
+                log.has_unnumbered |= entry.told.is_unnumbered_message;
                 // A comment to nobody.
                 if entry.told.number.is_some() || is_read {
                     log.bytes += entry.told.bytes.len();
@@ -211,10 +239,16 @@ impl Kept {
         self.reader(0, 0)
     }
 
-    /// What follows the event with this id; nothing where that is not here any more.
-    fn read_again(self: &Arc<Self>, id: u64) -> Option<Reader> {
+    /// What follows the event with this id.
+    fn read_again(self: &Arc<Self>, id: u64) -> Again {
         let (at, until) = {
             let log = self.log.lock();
+            if log.last_id.is_none_or(|last| last < id) {
+                return Again::Unknown;
+            }
+            if log.has_unnumbered {
+                return Again::Overflowed;
+            }
             let end = log.first + log.entries.len() as u64;
             let found =
                 log.entries.iter().zip(log.first..).find_map(|(entry, place)| match entry.told.number {
@@ -224,9 +258,25 @@ impl Kept {
                     Some(kept) if id.checked_add(1) == Some(kept) => Some(place),
                     _ => None,
                 });
-            (found.or_else(|| (log.last_id == Some(id)).then_some(end))?, end)
+            match found.or_else(|| (log.last_id == Some(id)).then_some(end)) {
+                Some(at) => (at, end),
+                None => return Again::Overflowed,
+            }
         };
-        Some(self.reader(at, until))
+        Again::Rest(self.reader(at, until))
+    }
+
+    /// The answer to a client that has come back too late: an HTTP error would answer none of its requests, and it
+    /// would wait for ever.
+    fn overflowed(&self) -> Passed {
+        let words = format!(
+            "the rest of this answer cannot be given again, as it is larger than {} bytes (resume.bytes) or has event ids of \
+             its server's; the call may have run",
+            self.limit
+        );
+        let error = ErrorObject::new(code::RESULT_TOO_LARGE, words);
+        let account = AccessSummary::failed(Outcome::ProxyFailed, &error);
+        events(Passing::Whole(Answers::to(self.waiting.clone(), 0).last_words(&error), account))
     }
 
     fn reader(self: &Arc<Self>, at: u64, again_until: u64) -> Reader {

@@ -38,7 +38,7 @@ use crate::{
     upstream::{CallError, Forward, Forwarded, Interest, Purpose},
 };
 use bytes::Bytes;
-use futures_util::{StreamExt, future::BoxFuture};
+use futures_util::{FutureExt, StreamExt, future::BoxFuture};
 use http::{
     HeaderMap, Method, StatusCode,
     header::{CONTENT_ENCODING, CONTENT_LENGTH},
@@ -87,6 +87,7 @@ pub(in crate::proxy) fn pass(
     let may_begin = (is_call && edit.is_none() || left.len() == 1) && may_begin(&passage);
     let has_deadline = is_call && shared.route.held.deadline.is_some();
     let giving_up = has_deadline.then(|| Box::new(passage.session()));
+    let token = passage.params().and_then(offer::progress_token).and_then(Id::from_token);
     let (span, passage) = traced(&shared, passage);
     let Passage {
         principal,
@@ -111,7 +112,11 @@ pub(in crate::proxy) fn pass(
         || matches!(&post.messages[..], [Message::Request { method: protocol::Method::Initialize, .. }]);
     let resumed = headers.contains_key(&LAST_EVENT_ID);
     let (listens, call) = in_session(&shared, &client, purpose, &waiting, &requester, resumed);
-    let interest = is_call.then(|| -> Arc<dyn Interest> {
+    if let Some(key) = client.session {
+        waiting.iter().chain(&token).for_each(|id| shared.sessions.client_ids.mark_used(key, id));
+    }
+    let is_answered = method == Method::POST && !waiting.is_empty();
+    let interest = is_answered.then(|| -> Arc<dyn Interest> {
         match &call {
             Some(call) => call.clone(),
             None => requester.asked.clone(),
@@ -119,7 +124,17 @@ pub(in crate::proxy) fn pass(
     });
     let calls = if is_call { waiting.clone() } else { SmallVec::new() };
     let forward = Forward { principal, method, query, headers, body, purpose, calls, interest };
-    let forwarding = shared.upstream.forward(forward);
+    let forwarding = match requester.reader() {
+        None => shared.upstream.forward(forward),
+        Some(asked) => {
+            let shared = Arc::clone(&shared);
+            let resuming = async move {
+                asked.reading_on.end().await;
+                shared.upstream.forward(forward).await
+            };
+            resuming.boxed()
+        }
+    };
     let is_waited_for = is_call || requester.resumed.is_some();
     let span = Mutex::new(span);
     let sent = Sent { shared, began, _work: work, requester, is_handshake, call, giving_up, stopping, span };
@@ -177,7 +192,10 @@ async fn wait(
 /// The client may take requests back.
 fn takes_back(shared: &Shared, client: &Client, passage: &Passage) {
     if let Some(key) = client.session {
-        passage.post.cancels().for_each(|id| shared.sessions.ended.cancel(key, id.clone()));
+        for id in passage.post.cancels() {
+            shared.sessions.ended.cancel(key, id.clone());
+            shared.sessions.in_flight.cancel(key);
+        }
     }
 }
 

@@ -50,9 +50,23 @@ impl Requester {
         self.asked.key.is_some()
     }
 
-    /// The stream ends here, or its client leaves, and these are not answered.
-    pub(super) fn leave(&self, behind: &Anchor, waiting: SmallVec<[Id; 1]>) {
-        self.unfinished.leave(self.place(behind.last_id.as_bytes()), waiting, Arc::clone(&self.asked));
+    /// The stream ends here, or its client leaves, and these are not answered. The client may have lost the last
+    /// events, and come back behind an `earlier` one.
+    pub(super) fn leave<'a>(
+        &self,
+        behind: &'a Anchor,
+        earlier: impl Iterator<Item = &'a [u8]>,
+        waiting: &SmallVec<[Id; 1]>,
+    ) {
+        for last_id in earlier.chain([behind.last_id.as_bytes()]) {
+            self.unfinished.leave(self.place(last_id), waiting.clone(), Arc::clone(&self.asked));
+        }
+    }
+
+    /// Whose reading of the answer has to end before the server is asked for the rest, as it may give that to one
+    /// connection alone.
+    pub(super) fn reader(&self) -> Option<Arc<Asked>> {
+        self.resumed.is_some().then(|| Arc::clone(&self.asked))
     }
 
     /// All has been answered.

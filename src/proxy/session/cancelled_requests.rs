@@ -10,7 +10,11 @@
 //! told (`farewell`).
 
 use super::{Key, latest::Latest};
-use crate::{protocol::Id, runtime::Mutex, upstream::Interest};
+use crate::{
+    protocol::Id,
+    runtime::Mutex,
+    upstream::{Interest, ReadingOn},
+};
 use dashmap::{DashMap, Entry};
 use smallvec::{SmallVec, smallvec};
 use std::{
@@ -56,6 +60,7 @@ pub(in crate::proxy) struct Asked {
     taken_back: Mutex<HashSet<Id>>,
     /// None of it is wanted, and the server has been told so, or is about to be.
     lost: CancellationToken,
+    pub(in crate::proxy) reading_on: ReadingOn,
 }
 
 /// What is under way to end one session.
@@ -63,6 +68,8 @@ pub(in crate::proxy) struct Asked {
 struct EndRequests {
     /// Never 0.
     count: usize,
+    /// The server has given the session's id again meanwhile.
+    is_reopened: bool,
     all_over: CancellationToken,
 }
 
@@ -107,6 +114,16 @@ impl Ended {
         Leaving { ended: Arc::clone(self), key }
     }
 
+    /// A handshake has opened a session of this id, which its server may have given before: it is not over any more.
+    pub(in crate::proxy) fn reopen(&self, key: Key) {
+        let mut known = self.known.lock();
+        known.over.remove(&key);
+        known.closed.remove(&key);
+        if let Some(requests) = known.leaving.get_mut(&key) {
+            requests.is_reopened = true;
+        }
+    }
+
     /// Whether the client has ended the session, as far as it is concerned.
     fn is_over(&self, key: Key) -> bool {
         let known = self.known.lock();
@@ -134,6 +151,7 @@ impl Asked {
             ids,
             taken_back: Mutex::default(),
             lost: CancellationToken::new(),
+            reading_on: ReadingOn::default(),
         });
         for place in asked.places() {
             let this = Arc::downgrade(&asked);
@@ -193,6 +211,10 @@ impl Interest for Asked {
 
     /// Nobody else's question could be taken for one of its.
     fn answered(&self) {}
+
+    fn reading_on(&self) -> &ReadingOn {
+        &self.reading_on
+    }
 }
 
 impl Drop for Asked {
@@ -213,7 +235,10 @@ impl Drop for Asked {
 impl Leaving {
     /// The server has said that the session is over.
     pub(in crate::proxy) fn is_over(&self) {
-        self.ended.known.lock().over.insert(self.key, ());
+        let mut known = self.ended.known.lock();
+        if known.leaving.get(&self.key).is_some_and(|requests| !requests.is_reopened) {
+            known.over.insert(self.key, ());
+        }
     }
 }
 
@@ -299,6 +324,38 @@ mod tests {
         }
         assert_eq!(b.owed(ids(&[7])).await, ids(&[7]));
         assert!(ended.known.lock().leaving.is_empty());
+    }
+
+    #[tokio::test]
+    async fn a_session_whose_id_is_given_again_is_not_over() {
+        let ended = Arc::new(Ended::default());
+        ended.close(key("a"));
+        ended.leave(key("b")).is_over();
+        ended.reopen(key("a"));
+        ended.reopen(key("b"));
+        assert!(!ended.is_closed(key("a")));
+        assert_eq!(asked(&ended, "b", &[1]).owed(ids(&[1])).await, ids(&[1]));
+        // The answer to the DELETE comes behind that to the handshake.
+        let leaving = ended.leave(key("b"));
+        ended.reopen(key("b"));
+        leaving.is_over();
+        drop(leaving);
+        assert_eq!(asked(&ended, "b", &[1]).owed(ids(&[1])).await, ids(&[1]));
+        ended.leave(key("b")).is_over();
+        assert!(asked(&ended, "b", &[1]).owed(ids(&[1])).await.is_empty(), "it can be ended again");
+    }
+
+    #[tokio::test]
+    async fn a_request_is_taken_back_under_any_spelling_of_its_id() {
+        let ended = Arc::new(Ended::default());
+        let id = |token: &str| Id::from_token(Bytes::copy_from_slice(token.as_bytes())).expect("an id");
+        let both = [id("1.0"), id(r#""a\/b""#)];
+        let asked = Asked::new(&ended, Some(key("a")), both.iter().cloned().collect());
+        ended.cancel(key("a"), id("1"));
+        ended.cancel(key("a"), id(r#""a/b""#));
+        assert!(asked.is_taken_back() && asked.lost().is_cancelled());
+        drop(asked);
+        assert!(ended.asked.is_empty());
     }
 
     #[tokio::test]

@@ -80,8 +80,11 @@ impl Client {
 impl Revisions {
     /// The handshake that opened this session has agreed on this revision.
     pub(in crate::proxy) fn learn(&self, session: Key, revision: Revision) {
-        if revision.has_tasks() {
-            self.sessions.lock().insert(session, revision);
+        let mut sessions = self.sessions.lock();
+        match revision.has_tasks() {
+            true => drop(sessions.insert(session, revision)),
+            // Its server may have given the id before.
+            false => drop(sessions.remove(&session)),
         }
     }
 

@@ -8,35 +8,40 @@
 //! And what a server says on the session's own stream may be about one of our calls. Progress names its
 //! call; a question names none, and belongs to the only call in flight. Where there are several it is
 //! nobody's, and so it is where a call has left without its end: the server may still be at that one.
+//!
+//! A call that its client has cancelled is neither in flight nor has it left: its server has been told, and sends no
+//! response ([`CANCELLED`]). Otherwise one cancelled call would keep all later ones in its session from asking.
 
 use super::{Key, cancelled_requests::Asked, latest::Latest};
 use crate::{
     dialect::Principal,
     protocol::{Frame, Id, Kind, Method},
-    proxy::ids,
-    runtime::Mutex,
+    runtime::{Clock, Mutex, SystemClock},
     telemetry::{QuestionRefused, metrics::QuestionOutcome},
-    upstream::{Interest, OffStream, only_one},
+    upstream::{Interest, OffStream, ReadingOn, only_one},
 };
-use bytes::Bytes;
 use dashmap::{DashMap, mapref::one::RefMut};
 use smallvec::SmallVec;
 use std::{
     collections::{HashMap, hash_map::Entry},
-    iter::repeat_n,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
+    time::{Duration, Instant},
 };
 use tokio_util::sync::CancellationToken;
 
 /// The sessions in which calls are in flight.
 #[derive(Default)]
 pub(in crate::proxy) struct InFlight {
+    clock: SystemClock,
     sessions: DashMap<Key, Calls>,
     /// Held for one insertion or look-up.
     left: Mutex<Left>,
+    /// The numbers of our calls that have ended lately: what is still said of their progress is for nobody. Held for
+    /// one insertion or look-up.
+    ended: Mutex<Latest<(Key, u64), (), REMEMBERED>>,
 }
 
 /// The calls that have left their sessions without their ends, the last [`REMEMBERED`] of them.
@@ -45,6 +50,8 @@ struct Left {
     calls: Latest<(Key, Mark), (), REMEMBERED>,
     /// How many of them there are in a session; never 0.
     in_session: HashMap<Key, usize>,
+    /// When a call was last cancelled in a session.
+    cancelled: Latest<Key, Instant, REMEMBERED>,
 }
 
 /// A request's id: a digest.
@@ -54,7 +61,7 @@ type Mark = [u8; 16];
 struct Calls {
     ours: Vec<Ours>,
     /// Those that the client makes and hears the answers of itself.
-    theirs: usize,
+    theirs: Vec<Arc<Asked>>,
     /// The client has ended it: what is to be done once the last of ours has ended.
     end: Option<Box<dyn FnOnce() + Send + Sync>>,
 }
@@ -62,8 +69,9 @@ struct Calls {
 /// One call of ours.
 struct Ours {
     number: u64,
-    /// The client's own progress token, a raw JSON token.
-    token: Option<Bytes>,
+    began: Instant,
+    /// The client's own progress token.
+    token: Option<Id>,
     call: Arc<dyn OffStream>,
 }
 
@@ -95,9 +103,13 @@ enum Whose {
     Unclear(Arc<dyn OffStream>, &'static str),
 }
 
-/// How many calls are remembered that have left. Each costs about 100 bytes; where one is forgotten too
+/// How many calls are remembered that have left, and of ours that have ended. Each costs about 100 bytes; where one is forgotten too
 /// early, what it asks may be put to the client of another call in its session.
 const REMEMBERED: usize = 16 << 10;
+
+/// How long a call that was cancelled may still ask, where another was in flight by then: what the server has sent
+/// before it read of the cancellation is on its way. What begins later is sent behind the cancellation.
+const CANCELLED: Duration = Duration::from_secs(10);
 
 // === impl InFlight ===
 
@@ -107,10 +119,11 @@ impl InFlight {
         self: &Arc<Self>,
         key: Key,
         number: u64,
-        token: Option<Bytes>,
+        token: Option<Id>,
         call: Arc<dyn OffStream>,
     ) -> OurCall {
-        self.calls(key).ours.push(Ours { number, token, call });
+        let began = self.clock.now();
+        self.calls(key).ours.push(Ours { number, began, token, call });
         OurCall { in_flight: Arc::clone(self), key, number }
     }
 
@@ -122,7 +135,7 @@ impl InFlight {
         comes_back: bool,
         asked: &Arc<Asked>,
     ) -> Arc<TheirCall> {
-        self.calls(key).theirs += 1;
+        self.calls(key).theirs.push(Arc::clone(asked));
         let (in_flight, asked) = (Arc::clone(self), Arc::clone(asked));
         let answered = AtomicBool::new(false);
         Arc::new(TheirCall { in_flight, key, requests, comes_back, answered, asked })
@@ -142,6 +155,22 @@ impl InFlight {
         true
     }
 
+    /// The client cancels something in this session.
+    pub(in crate::proxy) fn cancel(&self, key: Key) {
+        if self.sessions.contains_key(&key) {
+            self.left.lock().cancelled.insert(key, self.clock.now());
+        }
+    }
+
+    /// A handshake has opened a session of this id, which its server may have given before: what was left in that one
+    /// is over, and its end is not told in the new one.
+    pub(in crate::proxy) fn reopen(&self, key: Key) {
+        self.left.lock().forget_session(key);
+        if let Some(mut calls) = self.sessions.get_mut(&key) {
+            calls.end = None;
+        }
+    }
+
     /// Whether a call of ours is in flight in a session.
     pub(in crate::proxy) fn has_ours(&self, key: Key) -> bool {
         self.sessions.get(&key).is_some_and(|calls| !calls.ours.is_empty())
@@ -155,7 +184,7 @@ impl InFlight {
                 match self.by_token(key, &token) {
                     Some(call) => call.hear(frame),
                     // Of a call of ours that has ended.
-                    None => return token.came_back().is_some_and(ids::is_of_session),
+                    None => return token.came_back().is_some_and(|number| self.has_ended(key, number)),
                 }
                 true
             }
@@ -192,15 +221,20 @@ impl InFlight {
     /// Whose a question is that came on the session's own stream.
     fn whose(&self, key: Key) -> Whose {
         let Some(calls) = self.sessions.get(&key) else { return Whose::Client };
-        let in_flight = || calls.ours.iter().map(|ours| &ours.call).filter(|call| call.is_in_flight());
+        let in_flight = || calls.ours.iter().filter(|ours| ours.call.is_in_flight());
         let Some(first) = in_flight().next() else { return Whose::Client };
         let is_abandoned = || {
-            calls.ours.iter().any(|ours| ours.call.has_left())
-                || self.left.lock().in_session.contains_key(&key)
+            let now = self.clock.now();
+            let may_ask = |ours: &Ours| {
+                let is_over = |at| !may_still_ask(at, first.began, now);
+                ours.call.has_left() && !ours.call.cancelled_at().is_some_and(is_over)
+            };
+            calls.ours.iter().any(may_ask) || self.left.lock().may_ask(key, first.began, now)
         };
-        match only_one(in_flight().chain(repeat_n(first, calls.theirs)), is_abandoned) {
-            Ok(call) => Whose::Call(call.clone()),
-            Err(reason) => Whose::Unclear(first.clone(), reason),
+        let theirs = calls.theirs.iter().filter(|asked| !asked.lost().is_cancelled());
+        match only_one(in_flight().chain(theirs.map(|_| first)), is_abandoned) {
+            Ok(ours) => Whose::Call(ours.call.clone()),
+            Err(reason) => Whose::Unclear(first.call.clone(), reason),
         }
     }
 
@@ -208,7 +242,7 @@ impl InFlight {
     fn by_token(&self, key: Key, token: &Id) -> Option<Arc<dyn OffStream>> {
         let number = token.came_back();
         let about = |ours: &&Ours| match &ours.token {
-            Some(own) => own == token.as_bytes(),
+            Some(own) => own == token,
             None => number == Some(ours.number),
         };
         Some(self.sessions.get(&key)?.ours.iter().find(about)?.call.clone())
@@ -220,6 +254,11 @@ impl InFlight {
         Some(self.sessions.get(&key)?.ours.iter().find(asked)?.call.clone())
     }
 
+    /// Whether a call of ours with this number has ended lately.
+    fn has_ended(&self, key: Key, number: u64) -> bool {
+        self.ended.lock().contains(&(key, number))
+    }
+
     fn calls(&self, key: Key) -> RefMut<'_, Key, Calls> {
         self.sessions.entry(key).or_default()
     }
@@ -229,7 +268,7 @@ impl InFlight {
 
 impl Calls {
     fn are_over(&self) -> bool {
-        self.ours.is_empty() && self.theirs == 0
+        self.ours.is_empty() && self.theirs.is_empty()
     }
 }
 
@@ -248,6 +287,19 @@ impl Left {
         }
     }
 
+    /// Whether something that has left a session may still ask, where a call is in flight that began then.
+    fn may_ask(&self, key: Key, began: Instant, now: Instant) -> bool {
+        let cancelled = self.cancelled.get(&key).filter(|at| may_still_ask(**at, began, now));
+        cancelled.is_some() || self.in_session.contains_key(&key)
+    }
+
+    fn forget_session(&mut self, key: Key) {
+        if self.in_session.remove(&key).is_some() {
+            self.calls.retain(|(session, _)| *session != key);
+        }
+        self.cancelled.remove(&key);
+    }
+
     fn forget(&mut self, key: Key, request: &Id) {
         if self.calls.remove(&(key, mark(request))) {
             self.one_less(key);
@@ -264,9 +316,14 @@ impl Left {
     }
 }
 
+/// Whether a call that was cancelled at this time may ask something that could be taken for one that `began`.
+fn may_still_ask(at: Instant, began: Instant, now: Instant) -> bool {
+    began <= at && now < at + CANCELLED
+}
+
 /// An id may be as long as its client likes.
 fn mark(request: &Id) -> Mark {
-    *Principal::of(&[request.as_bytes()]).as_bytes()
+    *Principal::of(&[&request.value()]).as_bytes()
 }
 
 // === impl OurCall ===
@@ -274,11 +331,16 @@ fn mark(request: &Id) -> Mark {
 impl Drop for OurCall {
     fn drop(&mut self) {
         let Self { in_flight, key, number } = self;
+        in_flight.ended.lock().insert((*key, *number), ());
         let mut end = None;
         in_flight.sessions.remove_if_mut(key, |_, calls| {
             let is_this = |ours: &mut Ours| ours.number == *number;
-            if calls.ours.extract_if(.., is_this).any(|ours| ours.call.has_left()) {
-                in_flight.left.lock().remember(*key, &Id::from_number(*number));
+            for ours in calls.ours.extract_if(.., is_this).filter(|ours| ours.call.has_left()) {
+                let mut left = in_flight.left.lock();
+                match ours.call.cancelled_at() {
+                    Some(at) => drop(left.cancelled.insert(*key, at)),
+                    None => left.remember(*key, &Id::from_number(*number)),
+                }
             }
             end = calls.end.take_if(|_| calls.ours.is_empty());
             calls.are_over()
@@ -296,6 +358,10 @@ impl Interest for TheirCall {
         self.asked.lost()
     }
 
+    fn reading_on(&self) -> &ReadingOn {
+        &self.asked.reading_on
+    }
+
     /// It has been answered, or the server never had it. Dropped without, it has left without its end.
     fn answered(&self) {
         if !self.answered.swap(true, Relaxed) && self.comes_back {
@@ -307,13 +373,15 @@ impl Interest for TheirCall {
 
 impl Drop for TheirCall {
     fn drop(&mut self) {
-        // One that comes back had left before.
-        if !*self.answered.get_mut() && !self.comes_back {
+        // One that comes back had left before; the server has been told of one that was cancelled.
+        if !*self.answered.get_mut() && !self.comes_back && !self.asked.lost().is_cancelled() {
             let mut left = self.in_flight.left.lock();
             self.requests.iter().for_each(|request| left.remember(self.key, request));
         }
         self.in_flight.sessions.remove_if_mut(&self.key, |_, calls| {
-            calls.theirs -= 1;
+            if let Some(at) = calls.theirs.iter().position(|asked| Arc::ptr_eq(asked, &self.asked)) {
+                calls.theirs.swap_remove(at);
+            }
             calls.are_over()
         });
     }
@@ -323,6 +391,22 @@ impl Drop for TheirCall {
 mod tests {
     use super::*;
     use http::HeaderValue;
+
+    #[test]
+    fn a_cancelled_call_may_ask_for_a_while_and_only_where_another_was_in_flight_by_then() {
+        let key = Key::named(Principal::ANONYMOUS, &HeaderValue::from_static("a"));
+        let before = SystemClock::new().now();
+        let (at, after) = (before + Duration::from_secs(1), before + Duration::from_secs(2));
+        let mut left = Left::default();
+        left.cancelled.insert(key, at);
+        assert!(left.may_ask(key, before, after) && left.may_ask(key, at, after));
+        assert!(!left.may_ask(key, after, after), "it began behind the cancellation");
+        assert!(!left.may_ask(key, before, at + CANCELLED));
+        left.remember(key, &Id::from_number(1));
+        assert!(left.may_ask(key, after, at + CANCELLED), "another has left without a word to the server");
+        left.forget_session(key);
+        assert!(!left.may_ask(key, before, after) && left.calls.sizes().0 == 0);
+    }
 
     #[test]
     fn only_so_many_calls_that_have_left_are_remembered_and_none_that_was_answered() {

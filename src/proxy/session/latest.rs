@@ -45,6 +45,11 @@ impl<K: Clone + Eq + Hash, V, const MOST: usize> Latest<K, V, MOST> {
         self.all.remove(key).is_some()
     }
 
+    /// Keeps only these. Looks at all.
+    pub(super) fn retain(&mut self, mut stays: impl FnMut(&K) -> bool) {
+        self.all.retain(|key, _| stays(key));
+    }
+
     #[cfg(test)]
     pub(super) fn sizes(&self) -> (usize, usize) {
         (self.all.len(), self.order.len())

@@ -6,6 +6,7 @@
 mod by_request;
 mod cancelled_requests;
 mod client;
+mod client_ids;
 mod in_flight;
 mod key;
 mod latest;
@@ -26,8 +27,10 @@ pub(super) use tickets::{ClientInfo, Holders};
 pub(super) use unfinished::{Left, Place, Unfinished};
 
 use crate::task::TaskId;
+use crate::{protocol::headers::SESSION_ID, proxy::Passed};
 use by_request::ByRequest;
 use client::Revisions;
+use client_ids::ClientIds;
 use presence::Presence;
 use relayed_questions::RelayedQuestions;
 use std::sync::Arc;
@@ -43,6 +46,8 @@ pub(super) struct Sessions {
     pub(super) revisions: Revisions,
     /// What clients have asked and taken back, and which sessions they have ended.
     pub(super) ended: Arc<Ended>,
+    /// Which ids of our range clients have used.
+    pub(super) client_ids: ClientIds,
     /// What streams have left unanswered whose clients may come back.
     pub(super) unfinished: Arc<Unfinished>,
     /// The calls in flight, ours and the clients', and so whose a question is that names no call.
@@ -58,4 +63,22 @@ pub(super) struct Sessions {
     pub(super) with_tickets: Arc<ByRequest<Arc<Notify>>>,
     /// The streams on which sessions listen.
     pub(super) streams: Arc<Streams>,
+}
+
+// === impl Sessions ===
+
+impl Sessions {
+    /// What has become of a session, by what its server has answered. `begins` is whether it was asked for a handshake.
+    ///
+    /// A server may give the id of a session again that is over: one that is derived from the user, or the only one that
+    /// there is. Then the session lives again.
+    pub(super) fn saw(&self, client: &Client, begins: bool, passed: &Passed) {
+        self.presence.saw(client, false, passed);
+        let opened = passed.headers.get(&SESSION_ID).filter(|_| begins && passed.status.is_success());
+        if let Some(opened) = opened {
+            let key = Key::named(client.principal, opened);
+            self.ended.reopen(key);
+            self.in_flight.reopen(key);
+        }
+    }
 }

@@ -30,7 +30,7 @@ pub(in crate::proxy) struct Left {
     pub(in crate::proxy) asked: Arc<Asked>,
 }
 
-/// How many streams are remembered. Each costs about 500 bytes; the client of one that is forgotten too
+/// How many events of such streams are remembered, of each stream the last nine. Each costs about 200 bytes; the client of one that is forgotten too
 /// early may wait for ever if its server has died.
 const REMEMBERED: usize = 16 << 10;
 

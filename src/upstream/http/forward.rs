@@ -4,6 +4,7 @@
 //! of the hop, and the answer comes back as it comes, a chunk at a time ([`Passing`]).
 
 use bytes::Bytes;
+use futures_util::future::BoxFuture;
 use http::Method;
 use std::{future::poll_fn, sync::Arc, time::Duration};
 use tokio::time::sleep;
@@ -11,7 +12,7 @@ use tokio::time::sleep;
 use super::{
     hop::{lines, with_query, without_hop},
     messages,
-    passing::{Asking, Ending, Passing, Rest, Source, Wanted, Way},
+    passing::{Asked, Asking, Ending, Passing, Rest, Source, Wanted, Way},
     resume::{self, Reached, Refused},
     server::Http,
 };
@@ -32,10 +33,11 @@ pub(super) async fn forward(server: Arc<Http>, request: Forward) -> Result<Forwa
     let Forward { principal: _, method, query, headers, body, purpose, calls, interest } = request;
     let session = headers.get(&SESSION_ID).cloned();
     let mut opening = None;
+    let mut after = None;
     if let Some(session) = &session {
         match purpose {
             Purpose::Listen | Purpose::Resume => opening = Some(server.order.opens(session)),
-            Purpose::Call => server.order.wait(session).await,
+            Purpose::Call => after = server.order.awaited(session),
             Purpose::Begin | Purpose::Ask | Purpose::Once | Purpose::Tell => {}
         }
     }
@@ -67,7 +69,7 @@ pub(super) async fn forward(server: Arc<Http>, request: Forward) -> Result<Forwa
             };
             (response?, rest)
         }
-        _ => ask(&method, &way, body, rest, purpose).await?,
+        _ => ask(&method, &way, body, rest, (purpose, after)).await?,
     };
     drop(opening);
     if !matches!(purpose, Purpose::Call | Purpose::Ask | Purpose::Once) {
@@ -90,25 +92,32 @@ pub(super) async fn forward(server: Arc<Http>, request: Forward) -> Result<Forwa
     Ok(Forwarded { status, headers, body: forward::Passing::Relayed(body), limit })
 }
 
-/// Sends a request and waits for the head of its answer. What may be sent twice is, where its connection
-/// breaks: a server closes idle ones, and the request may be on its way just then.
+/// Sends a request, behind what it has to come `after`, and waits for the head of its answer. What may be sent twice
+/// is, where its connection breaks: a server closes idle ones, and the request may be on its way just then.
 async fn ask(
     method: &Method,
-    way: &Way,
+    way: &Arc<Way>,
     body: Bytes,
     rest: Rest,
-    purpose: Purpose,
+    (purpose, after): (Purpose, Option<BoxFuture<'static, ()>>),
 ) -> Result<(http::Response<Incoming>, Rest), CallError> {
     let twice = purpose.may_repeat();
     let reuse = if twice { Reuse::Any } else { Reuse::Proven };
     let again = twice.then(|| body.clone());
     let traffic = if purpose == Purpose::Tell { Traffic::InPassing } else { Traffic::Call };
-    let answering = way.send(&rest.server, method, body, reuse, traffic);
-    let rest = match (Asking { asked: Some(answering), rest: Some(rest) }.await, again) {
+    let asked = match after {
+        None => Asked::Sent(way.send(&rest.server, method, body, reuse, traffic)),
+        Some(wait) => {
+            let (server, way, method) = (rest.server.clone(), way.clone(), method.clone());
+            let send = move || way.send(&server, &method, body, reuse, traffic);
+            Asked::Waiting { wait, send: Box::new(send) }
+        }
+    };
+    let rest = match (Asking { asked: Some(asked), rest: Some(rest) }.await, again) {
         (Err((CallError::Broken(_), rest)), Some(body)) => {
             // The next of those whose last answer was a 202 may be closed as well.
             let answering = way.send(&rest.server, method, body, Reuse::Proven, traffic);
-            Asking { asked: Some(answering), rest: Some(rest) }.await
+            Asking { asked: Some(Asked::Sent(answering)), rest: Some(rest) }.await
         }
         (answer, _) => answer,
     };

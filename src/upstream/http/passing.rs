@@ -113,8 +113,20 @@ pub(super) enum Ending {
 /// Waits for the head of an answer.
 pub(super) struct Asking {
     /// `None` once the head is here.
-    pub(super) asked: Option<Answering>,
+    pub(super) asked: Option<Asked>,
     pub(super) rest: Option<Rest>,
+}
+
+/// A request on its way to the server.
+pub(super) enum Asked {
+    Sent(Answering),
+    /// It is sent when this is over: also where its client has left by then.
+    Waiting {
+        wait: BoxFuture<'static, ()>,
+        send: Box<dyn FnOnce() -> Answering + Send>,
+    },
+    /// It is about to be sent.
+    Sending,
 }
 
 /// What is quick.
@@ -322,6 +334,10 @@ impl Rest {
         if self.is_lost() {
             self.soften();
         }
+        let reading_on = self.interest.as_ref().map(|interest| interest.reading_on().begin());
+        if reading_on.as_ref().is_some_and(|(ends, _)| ends.is_cancelled()) {
+            return;
+        }
         let server = &self.server;
         let (place, due) = match self.wanted {
             Wanted::No => return,
@@ -341,6 +357,7 @@ impl Rest {
         let (to, calls) = (server.clone(), mem::take(&mut self.calls));
         server.work.spawn(async move {
             let _place = place;
+            let (ends, _reader) = reading_on.unzip();
             // Made here: a destructor may run where there is no timer.
             let due = async {
                 match due {
@@ -356,6 +373,8 @@ impl Rest {
                 sleep(QUICK).await;
             };
             tokio::select! {
+                // The client has come back for the rest, which the server keeps for it.
+                () = or_never(ends.as_ref().map(CancellationToken::cancelled)) => {}
                 is_answered = reading => {
                     if let Some(interest) = interest.as_ref().filter(|_| is_answered) {
                         interest.answered();
@@ -371,6 +390,26 @@ impl Rest {
                 }
             }
         });
+    }
+}
+
+// === impl Asked ===
+
+impl Future for Asked {
+    type Output = Result<http::Response<Incoming>, CallError>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = &mut *self;
+        if let Self::Waiting { wait, .. } = this {
+            ready!(wait.poll_unpin(cx));
+            if let Self::Waiting { send, .. } = mem::replace(this, Self::Sending) {
+                *this = Self::Sent(send());
+            }
+        }
+        match this {
+            Self::Sent(answering) => Pin::new(answering).poll(cx),
+            Self::Waiting { .. } | Self::Sending => unreachable!("it has just been sent"),
+        }
     }
 }
 

@@ -8,6 +8,7 @@
 //! stream that is about to be asked for.
 
 use dashmap::{DashMap, Entry};
+use futures_util::future::BoxFuture;
 use http::HeaderValue;
 use std::{future::Future, sync::Arc, time::Duration};
 use tokio::time::{sleep, timeout};
@@ -71,13 +72,21 @@ impl InOrder {
 
     /// Waits for the stream that comes before a call.
     pub(super) async fn wait(&self, session: &HeaderValue) {
-        let Some(settled) = self.sessions.get(session).map(|awaited| awaited.settled.clone()) else {
-            return;
-        };
-        if timeout(OPENS, settled.cancelled()).await.is_err() {
-            // Nobody else need wait for it.
-            settle(&self.sessions, session, &settled);
+        if let Some(awaited) = self.awaited(session) {
+            awaited.await;
         }
+    }
+
+    /// The wait for the stream that comes before a call, where there is one. It may outlast the call's client.
+    pub(super) fn awaited(&self, session: &HeaderValue) -> Option<BoxFuture<'static, ()>> {
+        let settled = self.sessions.get(session)?.settled.clone();
+        let (sessions, session) = (self.sessions.clone(), session.clone());
+        Some(Box::pin(async move {
+            if timeout(OPENS, settled.cancelled()).await.is_err() {
+                // Nobody else need wait for it.
+                settle(&sessions, &session, &settled);
+            }
+        }))
     }
 }
 

@@ -25,6 +25,7 @@ use crate::{
     runtime::{Alarm, Clock, Of},
     upstream::{
         Anchor, Asked, CallError, Deferral, Event, Question,
+        own_ids::{self, InUse},
         wire::{Heard, Line, Place, Progress, Refusal, Wire},
     },
 };
@@ -35,6 +36,8 @@ pub(super) struct Exchange<W: Wire> {
     /// Whether what is said stays as it is; else it is raised.
     is_native: bool,
     request: Request,
+    /// Of the request's id.
+    _in_use: InUse,
     stage: Stage<W>,
     /// Once there is a session. Dropped in this order: the call leaves the session before another
     /// may lease it.
@@ -99,6 +102,7 @@ impl<W: Wire> Exchange<W> {
         Self {
             home,
             is_native,
+            _in_use: own_ids::in_use(request.id),
             request,
             stage: Stage::New,
             stay: None,

@@ -1,7 +1,7 @@
 //! A call in a client's own session, as whoever reads the session's GET stream sees it: some servers ask
 //! there, and tell of progress, and name no call.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Instant};
 
 use super::{attribution, mailbox::Said, message, session::Session};
 use crate::{
@@ -17,6 +17,9 @@ pub trait OffStream: Send + Sync {
 
     /// Whether it has left without its end: the server may still be at it.
     fn has_left(&self) -> bool;
+
+    /// When it was cancelled, where it has left because of that: the server has been told, or is about to be.
+    fn cancelled_at(&self) -> Option<Instant>;
 
     /// Whether this question of the server was put to it, and the server does not have its answer.
     fn has_asked(&self, id: &Id) -> bool;
@@ -36,6 +39,10 @@ impl<W: Wire> OffStream for Session<W> {
 
     fn has_left(&self) -> bool {
         !self.inside.lock().abandoned.is_empty()
+    }
+
+    fn cancelled_at(&self) -> Option<Instant> {
+        self.inside.lock().cancelled_at
     }
 
     fn has_asked(&self, id: &Id) -> bool {

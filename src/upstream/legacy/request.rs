@@ -6,7 +6,7 @@ use crate::{dialect::Further, protocol::Method, upstream::Deferral};
 
 /// A request ready to be sent.
 pub(super) struct Request {
-    /// The id that `body` carries: unique in this process, so also in any session.
+    /// The id that `body` carries: unique among those in use in this process, so also in any session.
     pub(super) id: u64,
     pub(super) method: Method,
     /// The whole JSON-RPC message, in the server's words. Its progress token, if it has one, is `id` as a

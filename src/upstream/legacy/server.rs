@@ -2,14 +2,14 @@
 
 use std::sync::{
     Arc,
-    atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
+    atomic::{AtomicBool, AtomicUsize, Ordering},
 };
 use tokio_util::sync::CancellationToken;
 
 use super::telling::Errands;
 use crate::{
     runtime::{Live, Mutex, SystemClock},
-    upstream::{Config, Description, Health, wire::Wire, work::Work},
+    upstream::{Config, Description, Health, own_ids, wire::Wire, work::Work},
 };
 
 /// What all sessions with one server share.
@@ -25,7 +25,6 @@ pub(super) struct Server<W> {
     pub(super) errands: Errands,
     /// Bytes that the identities with sessions keep together.
     pub(super) identity_bytes: Arc<AtomicUsize>,
-    own_ids: AtomicU64,
     pub(super) work: Work,
     pub(super) clock: SystemClock,
     /// Sessions that are open.
@@ -46,9 +45,6 @@ pub(super) struct Asks {
     /// Cancelled with the first question on a call's own stream.
     shown: CancellationToken,
 }
-
-/// Our own requests are numbered from here: far above any call's id, and still exact in a double.
-const OWN_IDS: u64 = 1 << 52;
 
 // === impl Server ===
 
@@ -73,7 +69,6 @@ impl<W: Wire> Server<W> {
             asks: Asks { is_trusted: W::IS_COSTLY, ..Asks::default() },
             described: Mutex::default(),
             identity_bytes: Arc::default(),
-            own_ids: AtomicU64::new(OWN_IDS),
             work,
             clock: SystemClock::new(),
             sessions: Arc::default(),
@@ -88,7 +83,7 @@ impl<W: Wire> Server<W> {
 
     /// An id for a request of our own.
     pub(super) fn next_id(&self) -> u64 {
-        self.own_ids.fetch_add(1, Ordering::Relaxed)
+        own_ids::next()
     }
 
     /// The server has said something of itself.

@@ -11,7 +11,7 @@ use std::{
         Arc, Weak,
         atomic::{AtomicBool, Ordering},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 use tokio::{
     sync::oneshot,
@@ -101,6 +101,8 @@ pub(super) struct Inside {
     retired: bool,
     /// The server has ended it, or it has been closed: nothing more to say to it.
     pub(super) ended: bool,
+    /// When a call in it was last cancelled.
+    pub(super) cancelled_at: Option<Instant>,
     /// Another process goes on with a call in it: it is not ours to end.
     is_released: bool,
     /// Resolves when what was last to be told in the background has been told.
@@ -616,6 +618,7 @@ impl<W: Wire> Stay<W> {
     /// cancelled request ends the session).
     pub(super) fn cancel(mut self, reason: &'static str) {
         let Some(call) = self.call else { return };
+        self.session.inside.lock().cancelled_at = Some(self.session.server.clock.now());
         if self.abandon() {
             self.tell_in_turn(Errand::Cancel, message::cancelled(call, reason));
         }

@@ -10,7 +10,7 @@ use tokio::time::timeout;
 
 use super::{STATUS, Said, child::Child};
 use crate::{
-    protocol::{Frame, Kind, Revision, meta},
+    protocol::{Frame, Id, Kind, Revision, meta},
     runtime::Mutex,
     upstream::{
         CallError, Description,
@@ -76,7 +76,7 @@ async fn probe(child: &Child, said: &mut Said) -> Option<CallError> {
     child.write(discover()).ok()?;
     loop {
         match heard(said).await?.kind() {
-            Kind::Success { id, result } if id.as_bytes() == PROBE => {
+            Kind::Success { id, result } if is_probe(id) => {
                 return speaks_only(&result.get("supportedVersions")?);
             }
             Kind::Failure { error, .. } => return modern_only(error),
@@ -91,6 +91,11 @@ async fn heard(said: &mut Said) -> Option<Frame> {
             return Some(frame);
         }
     }
+}
+
+/// Whether a response answers the probe. Some servers write a slash as `\/`.
+fn is_probe(id: &Id) -> bool {
+    Id::from_token(Bytes::from_static(PROBE.as_bytes())).is_some_and(|probe| *id == probe)
 }
 
 /// 2026-07-28, *Discovery*.

@@ -70,6 +70,28 @@ async fn a_call_whose_client_leaves_goes_on_in_the_middle_of_its_answer() {
     assert_eq!(world.server.messages("notifications/cancelled"), 0);
 }
 
+/// A call that its server would have read on the direct way.
+#[tokio::test]
+async fn a_call_is_made_although_its_client_leaves_while_it_is_decided_how() {
+    let lines = Lines::record();
+    let world = Setup::new().route("defer: { mode: always }").start().await;
+    let client = Older::new(world.addr()).within("s1");
+    // In a session that is older than the proxy it is asked for that first.
+    let call = r#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"t","task":{}}}"#;
+    let waiting = client.post(call).await;
+    let asked = world.server.call().await;
+    assert_ne!(asked.method(), "tools/call");
+    waiting.leave();
+    departed(&lines).await;
+    asked.result(json!({}));
+    while world.server.messages("tools/call") == 0 {
+        let asked = world.server.call().await;
+        if asked.method() != "tools/call" {
+            asked.result(json!({}));
+        }
+    }
+}
+
 #[tokio::test]
 async fn only_so_many_answers_are_read_on() {
     let hits = Hits::of("limits.departed");

@@ -136,3 +136,27 @@ async fn the_end_of_a_session_is_answered_where_its_server_redirects() {
     let answer = client.send(Method::DELETE, "/mcp", "").await.answer().await;
     assert_eq!(answer.refusal(), (502, -31004));
 }
+
+/// An id may be derived from the user, or be the only one that there is.
+#[tokio::test]
+async fn a_session_whose_id_its_server_gives_again_lives_again() {
+    for newest in ["2025-03-26", "2025-11-25"] {
+        // The first is answered here, and goes on at a server that would not survive its end.
+        let world = offering(newest, Setup::new().route("defer: { mode: never }")).await;
+        let first = begun(&world, newest).await;
+        assert!(end(&first).await < 300, "{newest}");
+        if newest == "2025-03-26" {
+            assert_eq!(first.call(1).await.answer().await.status, 404);
+        }
+        let again = begun(&world, newest).await;
+        let waiting = again.call(2).await;
+        world.server.call().await.says("done");
+        assert_eq!(waiting.answer().await.text(), "done", "{newest}");
+        // What breaks there is owed an error, and so is a call in a session that is not over.
+        let waiting = again.call(3).await;
+        world.server.call().await.stream().notify("notifications/x", json!({}));
+        let messages = waiting.answer().await.messages();
+        assert_eq!(messages.last().expect("an error")["error"]["code"], -31002, "{newest}: {messages:?}");
+        assert!(end(&again).await < 300, "it can be ended again");
+    }
+}

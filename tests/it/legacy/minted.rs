@@ -165,10 +165,32 @@ async fn no_more_is_kept_than_the_bound_says() {
     until(&mut stream, "notifications/large").await;
     events.notify("notifications/last", json!({}));
     let last = until(&mut stream, "notifications/last").await;
-    assert_eq!(resume(&client, &first).await.answer().await.status, 400);
+    let late = resume(&client, &first).await.answer().await;
+    assert_eq!(late.status, 200);
+    let error: Value = late.messages().pop().expect("an error");
+    assert_eq!((&error["id"], &error["error"]["code"]), (&json!(1), &json!(-31005)), "{late:?}");
     let mut again = resume(&client, id_of(&last)).await.stream().await;
     events.notify("notifications/more", json!({}));
     until(&mut again, "notifications/more").await;
+}
+
+#[tokio::test]
+async fn an_event_that_is_too_large_to_be_kept_is_an_error_for_who_comes_back() {
+    let world = Setup::new().route("resume: { mint: true, bytes: 1KiB }").start().await;
+    let client = Older::new(world.addr()).hello().await;
+    let (id, events, mut stream) = called(&world, &client).await;
+    let first = id_of(&until(&mut stream, "notifications/x").await).to_owned();
+    // It comes in two pieces, and so cannot be held until its end.
+    events.raw(format!("data: {{\"jsonrpc\":\"2.0\",\"id\":{id},\"result\":{{\"x\":\"{}", "y".repeat(2000)));
+    while !stream.piece().await.expect("more").expect("it does not break off").contains("yyy") {}
+    stream.leave();
+    let errors = resume(&client, &first).await.answer().await.messages();
+    assert_eq!((&errors[0]["id"], &errors[0]["error"]["code"]), (&json!(1), &json!(-31005)), "{errors:?}");
+    // What was left without a reader is gone, and the answer ends in an error all the same.
+    events.raw("\"}}\n\n");
+    drop(events);
+    let errors = resume(&client, &first).await.answer().await.messages();
+    assert_eq!((&errors[0]["id"], &errors[0]["error"]["code"]), (&json!(1), &json!(-31005)), "{errors:?}");
 }
 
 #[tokio::test]

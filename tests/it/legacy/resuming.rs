@@ -1,8 +1,12 @@
 //! Streams that end or break before the response, with a server whose events have ids: the client gets
 //! the rest, or one error that says so.
 
-use super::world::{Older, call};
+use super::{
+    departed::departed,
+    world::{Older, call},
+};
 use crate::{
+    front::world::Lines,
     proxy::world::{Setup, World},
     support::{
         clients::{Stream, soon},
@@ -305,6 +309,45 @@ async fn who_left_and_comes_back_gets_the_error_where_the_server_has_no_more() {
     };
     let answer = soon("it is told", told).await;
     assert_eq!(errors(&answer.body), [(7, -31002)]);
+}
+
+/// A client that has left a call whose events go on; what is read of it meanwhile is read by the proxy.
+async fn left_behind(client: &Older, world: &World, events: &[&'static str]) -> Events {
+    let lines = Lines::record();
+    let (mut stream, said) = begun(client, &world.server).await;
+    for event in events {
+        said.raw(*event);
+        assert_eq!(beyond_comments(&mut stream).await, *event);
+    }
+    stream.leave();
+    departed(&lines).await;
+    said
+}
+
+/// A server may give a stream to one connection at a time.
+#[tokio::test]
+async fn an_answer_is_not_read_on_for_a_client_that_comes_back_for_it() {
+    let world = World::new().await;
+    let client = within(&world);
+    let said = left_behind(&client, &world, &[]).await;
+    let back = client.with("last-event-id", "e1").listen().await;
+    said.left().await;
+    world.server.seen(comes_back).await;
+    world.server.listener("s1").await.raw(ANSWER);
+    world.server.hang_up("s1");
+    assert_eq!(back.stream().await.rest().await, ANSWER);
+    assert_eq!(world.server.messages("notifications/cancelled"), 0);
+}
+
+#[tokio::test]
+async fn a_client_may_come_back_behind_an_earlier_event_than_the_last_that_was_sent() {
+    let world = resumed_with(|| Canned::status(404)).await;
+    let client = within(&world);
+    let notes = ["id: e2\ndata:\n\n", "id: e3\ndata:\n\n"];
+    let said = left_behind(&client, &world, &notes).await;
+    let answer = client.with("last-event-id", "e2").listen().await.answer().await;
+    assert_eq!((answer.status.as_u16(), &errors(&answer.body)[..]), (200, &[(7, -31002)][..]));
+    said.left().await;
 }
 
 #[tokio::test]

@@ -52,7 +52,8 @@ const NO_BOUND: &[(&str, &str)] = &[
     ("front/rest.rs BREATHER", PAUSE),
     ("proxy/drive/anchored.rs ON_ITS_WAY", PAUSE),
     ("proxy/drive/anchored.rs PERIOD", PAUSE),
-    ("proxy/ids.rs IN_SESSION", NUMBERS),
+    ("upstream/own_ids.rs SEGMENT", NUMBERS),
+    ("upstream/own_ids.rs SIZE", NUMBERS),
     ("proxy/keep.rs FIRST_PAUSE", PAUSE),
     ("proxy/keep.rs NO_ROOM_BYTES", "an estimate: what the words that say so take"),
     ("proxy/listen.rs MERGE", PAUSE),
@@ -106,7 +107,6 @@ const NO_BOUND: &[(&str, &str)] = &[
     ("upstream/http/resume.rs PAUSE", PAUSE),
     ("upstream/http/resume.rs SHORTEST_PAUSES", PAUSE),
     ("upstream/legacy/schedules.rs SESSIONS", "a test's"),
-    ("upstream/legacy/server.rs OWN_IDS", NUMBERS),
     ("upstream/legacy/groups.rs ROUND", PAUSE),
     ("upstream/legacy/telling.rs PAUSES", PAUSE),
 ];

@@ -6,7 +6,7 @@ use std::{
     collections::HashMap,
     sync::{
         Arc, OnceLock, Weak,
-        atomic::{AtomicU32, AtomicU64, Ordering},
+        atomic::{AtomicU32, Ordering},
     },
 };
 use tokio::sync::broadcast;
@@ -48,7 +48,7 @@ pub(super) struct Hosted<W: Wire> {
     inside: Mutex<Inside<W>>,
     /// What is said on its GET stream.
     feed: Arc<Feed>,
-    next_question: AtomicU64,
+    next_question: AtomicU32,
     /// Rounds in which it was not used.
     quiet: AtomicU32,
     _counted: Taken,
@@ -102,7 +102,7 @@ impl<W: Wire> Hosted<W> {
             agreed: OnceLock::new(),
             inside: Mutex::default(),
             feed: Arc::default(),
-            next_question: AtomicU64::new(0),
+            next_question: AtomicU32::new(0),
             quiet: AtomicU32::new(0),
             _counted: Limit::ClientSessions.take(1),
         })
@@ -283,9 +283,15 @@ impl<W: Wire> Listener for Hosted<W> {
         }
     }
 
-    /// Of its own in the session.
+    /// Of its own in the session. After 2^31 the ids begin anew, and those of open questions are passed over.
     fn next_question(&self) -> Id {
-        Id::from_number(self.next_question.fetch_add(1, Ordering::Relaxed))
+        loop {
+            let number = self.next_question.fetch_add(1, Ordering::Relaxed) & (u32::MAX >> 1);
+            let id = Id::from_number(number.into());
+            if !self.inside.lock().questions.contains_key(&id) {
+                return id;
+            }
+        }
     }
 
     fn asked(&self, id: Id, frame: &Frame, answer: Box<dyn Answer>) {

@@ -152,6 +152,27 @@ async fn where_a_call_has_left_without_its_end_a_question_is_refused() {
 }
 
 #[tokio::test]
+async fn a_call_that_was_cancelled_keeps_no_later_task_from_asking() {
+    let world = world(ALWAYS).await;
+    let (client, mut stream, first, _first_call) = listening(&world).await;
+    client.of("tasks/cancel", &first).await.result();
+    world.server.message("notifications/cancelled").await;
+    // A call of the client's own, whose server ends the stream of it, or does not, behind the cancellation.
+    let mut open = Vec::new();
+    for (id, ends) in [(8, true), (9, false)] {
+        let plain = client.0.call(id).await;
+        let events = world.server.call().await.stream();
+        let cancel =
+            json!({ "jsonrpc": "2.0", "method": "notifications/cancelled", "params": { "requestId": id } });
+        client.posts(&cancel).await;
+        open.push((plain, (!ends).then_some(events)));
+    }
+    let (later, _call) = client.makes(&world).await;
+    says(&world, &question(5, "who?")).await;
+    assert_eq!(related(&beyond_status(&mut stream).await), &json!(later));
+}
+
+#[tokio::test]
 async fn a_call_whose_answer_was_read_to_its_end_after_its_client_left_is_in_no_questions_way() {
     for has_begun in [false, true] {
         let lines = Lines::record();
