@@ -30,7 +30,7 @@ use crate::{
 };
 use house::{House, Served, servers, services, shown};
 use http::Uri;
-use std::{net::SocketAddr, sync::Arc, time::Duration};
+use std::{collections::BTreeSet, net::SocketAddr, sync::Arc, time::Duration};
 use tokio::{
     task::JoinHandle,
     time::{sleep, timeout, timeout_at},
@@ -203,6 +203,7 @@ fn start_each(
     if config.ready.needs_servers {
         tokio::spawn(ask_servers(servers, left.clone()));
     }
+    routes.iter().for_each(|served| served.endpoint.takes_effect());
     let bound = front::serve(
         config.front.clone(),
         services(&routes),
@@ -354,7 +355,9 @@ fn tell_limits(config: &Config) {
     time(Limit::Connect, timeouts.connect);
     time(Limit::FirstByte, timeouts.first_byte);
     time(Limit::Idle, timeouts.idle);
-    time(Limit::Call, timeouts.call);
+    let calls: BTreeSet<_> = config.routes.iter().map(|route| route.upstream.timeouts.call).collect();
+    // One that differs by route has no value here.
+    Limit::Call.is(if calls.len() == 1 { timeouts.call.as_secs_f64() } else { f64::NAN });
     time(Limit::QueueTime, timeouts.queue);
     time(Limit::IdleSession, timeouts.idle_session);
 }
@@ -364,7 +367,7 @@ fn in_words(routes: &[config::RouteConfig]) -> String {
     let routes = routes.iter().map(|config::RouteConfig { route, server, .. }| {
         let policy::Defer { mode, after, .. } = route.defer;
         let mode = match mode {
-            policy::Mode::Never | policy::Mode::Always => mode.as_str().to_owned(),
+            policy::Mode::Never | policy::Mode::Always | policy::Mode::Deny => mode.as_str().to_owned(),
             policy::Mode::Auto | policy::Mode::Required | policy::Mode::Observe => {
                 format!("{} after {}", mode.as_str(), config::values::show_duration(after))
             }

@@ -78,6 +78,7 @@ impl Running {
                 self.retiring.push((retired, served.upstream));
             }
         }
+        self.routes.iter().for_each(|served| served.endpoint.takes_effect());
         self.config = config;
         tell_limits(&self.config);
         let changed = Changed { changed, needs_restart };

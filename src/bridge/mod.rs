@@ -11,10 +11,13 @@
 //!
 //! A call that needs no translation goes by: [`Relay`] follows its answer from its first byte to its end.
 //!
+//! [`deny`] takes the tools that the operator denies out of a server's list.
+//!
 //! For clients of 2025-11-25, [`offer`] adds the tasks of that revision to what a server without any
 //! says, and [`outbox`] knows where such a task can speak to its client.
 
 pub mod catalogue;
+pub mod deny;
 pub mod describe;
 pub mod elicit;
 pub mod exchange;

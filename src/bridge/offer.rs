@@ -92,7 +92,7 @@ pub fn tools(answer: &Frame, mut mode: impl FnMut(&str) -> Mode) -> Option<Bytes
         let support = match mode(&name) {
             Mode::Auto | Mode::Always => Some("\"optional\""),
             Mode::Required => Some("\"required\""),
-            Mode::Never | Mode::Observe => None,
+            Mode::Never | Mode::Observe | Mode::Deny => None,
         };
         changes |= set_support(&tool, support, &mut patch);
     }

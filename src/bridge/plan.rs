@@ -62,6 +62,9 @@ pub fn plan(call: &Call, caller: &Caller, policy: &ToolPolicy, ticket: Option<Du
     if call.method != Method::ToolsCall {
         return Plan::Drive(Drive::Hold);
     }
+    if policy.mode == Mode::Deny {
+        return Plan::Refuse(denied(call.target.as_deref().unwrap_or_default()));
+    }
     if let Some(missing) = policy.requires.as_ref().and_then(|required| caller.capabilities.missing(required))
     {
         let tool = call.target.as_deref().unwrap_or_default();
@@ -73,7 +76,7 @@ pub fn plan(call: &Call, caller: &Caller, policy: &ToolPolicy, ticket: Option<Du
     match (policy.mode, caller.capabilities.declares_tasks()) {
         (Mode::Auto | Mode::Required | Mode::Always, true) => Plan::Drive(deferred(policy)),
         (Mode::Observe, _) => Plan::Drive(Drive::Observe { after: policy.after }),
-        (Mode::Never, _) => Plan::Drive(Drive::Hold),
+        (Mode::Never | Mode::Deny, _) => Plan::Drive(Drive::Hold),
         (Mode::Required, false) => Plan::Refuse(tasks_required()),
         (Mode::Auto | Mode::Always, false) => Plan::Drive(match ticket {
             Some(after) => Drive::Ticket { after },
@@ -87,6 +90,9 @@ pub fn plan(call: &Call, caller: &Caller, policy: &ToolPolicy, ticket: Option<Du
 pub fn plan_native(call: &NativeCall<'_>, policy: &ToolPolicy) -> Plan {
     let takes_unasked = call.takes_unasked && policy.mode.makes_tasks();
     let refuse = |code, words: String| Plan::Refuse(ErrorObject::new(code, words));
+    if policy.mode == Mode::Deny {
+        return Plan::Refuse(denied(call.tool));
+    }
     match call.wish {
         Ok(None) if takes_unasked => Plan::Drive(deferred(policy)),
         Ok(None) => match (policy.mode, call.ticket) {
@@ -95,7 +101,7 @@ pub fn plan_native(call: &NativeCall<'_>, policy: &ToolPolicy) -> Plan {
                 format!("the tool {} runs as a task only: call it with params.task (2025-11-25)", call.tool),
             ),
             (Mode::Auto | Mode::Always, Some(after)) => Plan::Drive(Drive::Ticket { after }),
-            (Mode::Auto | Mode::Always, None) | (Mode::Never | Mode::Observe, _) => Plan::Relay,
+            (Mode::Auto | Mode::Always, None) | (Mode::Never | Mode::Observe | Mode::Deny, _) => Plan::Relay,
         },
         Err(wrong) => refuse(code::INVALID_PARAMS, wrong.to_string()),
         Ok(Some(_)) if !policy.mode.makes_tasks() => refuse(
@@ -119,6 +125,15 @@ pub fn tasks_required() -> ErrorObject {
     )
 }
 
+/// The refusal of a call of a tool of mode `deny`: `-32602`, as of an unknown tool (2026-07-28 and 2025-11-25,
+/// *Tools, Error Handling*).
+pub fn denied(tool: &str) -> ErrorObject {
+    ErrorObject::new(
+        code::INVALID_PARAMS,
+        format!("Unknown tool: {tool} is not served on this route (mode: deny)"),
+    )
+}
+
 /// The capability a client needs to be given a task.
 pub fn tasks() -> Value {
     json!({ "extensions": { meta::TASKS_EXTENSION: {} } })
@@ -135,7 +150,7 @@ mod tests {
     use expect_test::expect;
     use std::sync::Arc;
 
-    const MODES: [Mode; 5] = [Mode::Auto, Mode::Never, Mode::Always, Mode::Required, Mode::Observe];
+    const MODES: [Mode; 6] = Mode::ALL;
     const TICKET: Duration = Duration::from_secs(3);
 
     fn policy(mode: Mode) -> ToolPolicy {
@@ -199,6 +214,8 @@ mod tests {
             Required | none  | refuse -32021         | refuse -32021
             Observe  | tasks | Observe { after: 5s } | Observe { after: 5s }
             Observe  | none  | Observe { after: 5s } | Observe { after: 5s }
+            Deny     | tasks | refuse -32602         | refuse -32602
+            Deny     | none  | refuse -32602         | refuse -32602
         "#]]
         .assert_eq(&table);
     }
@@ -237,6 +254,9 @@ mod tests {
             Observe  | plain  | relay                | relay                | relay                | relay
             Observe  | a task | refuse -32601        | refuse -32601        | refuse -32601        | refuse -32601
             Observe  | unread | refuse -32602        | refuse -32602        | refuse -32602        | refuse -32602
+            Deny     | plain  | refuse -32602        | refuse -32602        | refuse -32602        | refuse -32602
+            Deny     | a task | refuse -32602        | refuse -32602        | refuse -32602        | refuse -32602
+            Deny     | unread | refuse -32602        | refuse -32602        | refuse -32602        | refuse -32602
         "#]].assert_eq(&table);
     }
 }

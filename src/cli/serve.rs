@@ -326,7 +326,7 @@ fn tool(text: &str) -> Result<Tool, Invalid> {
         Some((mode, after)) => (mode, Some(like(values::duration)(after)?)),
         None => (rest, None),
     };
-    Ok(Tool { pattern: like(values::pattern)(pattern)?, mode: like(values::mode)(mode)?, after })
+    Ok(Tool { pattern: like(values::pattern)(pattern)?, mode: like(values::tool_mode)(mode)?, after })
 }
 
 #[cfg(test)]

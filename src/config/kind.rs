@@ -292,9 +292,15 @@ pub(super) fn path() -> Kind<'static, String> {
     word(json!({ "type": "string", "pattern": "^/" }), values::path)
 }
 
+/// The mode of a route, which is not `deny`.
 pub(super) fn mode() -> Kind<'static, Mode> {
-    let modes = [Mode::Auto, Mode::Never, Mode::Always, Mode::Required, Mode::Observe];
-    word(json!({ "enum": modes.map(Mode::as_str) }), values::mode).shown(|mode| mode.as_str().into())
+    let modes: Vec<_> = Mode::ALL.into_iter().filter(|mode| *mode != Mode::Deny).map(Mode::as_str).collect();
+    word(json!({ "enum": modes }), values::mode).shown(|mode| mode.as_str().into())
+}
+
+/// The mode of a tool.
+pub(super) fn tool_mode() -> Kind<'static, Mode> {
+    word(json!({ "enum": Mode::ALL.map(Mode::as_str) }), values::tool_mode).shown(|mode| mode.as_str().into())
 }
 
 pub(super) fn pattern() -> Kind<'static, Pattern> {

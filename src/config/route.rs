@@ -5,7 +5,7 @@ use super::{
     file::DEFAULT_PATH,
     kind::{
         Unsolicited, count, duration, duration_or_off, mode, path, pattern, principal, requires, size,
-        some_duration, string, text, tool_errors, truth, unsolicited,
+        some_duration, string, text, tool_errors, tool_mode, truth, unsolicited,
     },
     limits::{Limits, Timeouts},
     rollout,
@@ -17,12 +17,16 @@ use super::{
 };
 use crate::{
     policy::{
-        self, Defer, Held, LegacyTasks, Mode, PrincipalSource, Questions, Resume, Rollout, TicketAfter,
-        ToolRule,
+        self, CallLimits, CallQueue, Defer, Held, LegacyTasks, Mode, PrincipalSource, Questions, Resume,
+        Rollout, TicketAfter, ToolRule,
     },
     upstream,
 };
-use std::sync::Arc;
+use std::{
+    num::{NonZeroU32, NonZeroUsize},
+    sync::Arc,
+    time::Duration,
+};
 
 /// A route as it is written; `None` of what is wrong with it.
 pub(super) struct Route {
@@ -37,21 +41,39 @@ pub(super) fn route(
     is_exposed: bool,
     around: Surroundings<'_>,
 ) -> Route {
-    let name = name(s);
+    let (name, limits_of_server) = (name(s), limits.upstream);
     let written =
         s.key("upstream", "The server.").required(mapping("`upstream`", |s| Some(server(s, around))));
+    let timeout = s
+        .key(
+            "timeout",
+            "The longest time of a call at the server, from when it is sent. Then it is cancelled, and it or its task fails with \
+             `-31003`. Left out: `timeouts.call`, which it outweighs.",
+        )
+        .set(some_duration())
+        .given();
+    let limits = call_limits(
+        s,
+        "Calls of the route's tools at the server at a time, of all callers. Further ones wait, those of each caller in turn: at \
+         most `limits.queue` of one caller, and at most `timeouts.queue` unless they have become tasks; then `-31006`. Left out: no limit.",
+        "Calls of the route's tools by one caller in a minute. A further one is refused (`-31006`, `Retry-After`). Left out: no limit.",
+    );
     let (defer, rolled_out) = s.key("defer", "When a `tools/call` becomes a task.").section("`defer`", defer);
     let rules = s
         .key("tools", "What is different for some tools. The first rule that matches holds.")
         .list(mapping("a tool rule", |s| Some(tool(s, defer.mode))));
     let tickets_of_tools = together::tickets_of_tools(&rules);
+    together::call_limits(&rules, &limits, s);
     let tools = together::tools(rules, s);
+    // A server is held to the longest time of all; a call whose own is shorter ends before.
+    let of_route = together::CallTime::of(timeout, timeouts);
+    let longest = tools.iter().filter_map(|rule| rule.timeout).fold(of_route.time, Duration::max);
     rollout::pointless(rolled_out.as_ref(), &defer, &tools, s);
     let held = s
         .key("held", "What a client gets that waits for a slow call without a task.")
-        .section("`held`", |s| held(s, &defer, &tools, timeouts));
+        .section("`held`", |s| held(s, &defer, &tools, (timeouts.keep_alive, of_route)));
     for after in tickets_of_tools {
-        together::ticket(&after, held.deadline, timeouts, s);
+        together::ticket(&after, held.deadline, of_route, s);
     }
     let has_times = held.ticket.is_some()
         || tools.iter().any(|rule: &ToolRule| matches!(rule.ticket, TicketAfter::After(_)));
@@ -70,6 +92,9 @@ pub(super) fn route(
         path: name.as_ref().map_or(DEFAULT_PATH, |path| &path.value).into(),
         defer,
         tools,
+        limits,
+        queue: CallQueue { length: limits_of_server.queue, patience: timeouts.upstream.queue },
+        timeout: (of_route.time < longest).then_some(of_route.time),
         principal,
         resume: s
             .key(
@@ -98,7 +123,8 @@ pub(super) fn route(
             .or(truth(), false),
     };
     let config = server.map(|(server, reached)| {
-        let upstream = upstream::Config { timeouts: timeouts.upstream, limits: limits.upstream, ..reached };
+        let timeouts = upstream::Timeouts { call: longest, ..timeouts.upstream };
+        let upstream = upstream::Config { timeouts, limits: limits_of_server, ..reached };
         RouteConfig { route, server, upstream }
     });
     Route { path: name, config }
@@ -158,7 +184,13 @@ fn tool(s: &mut Section<'_, '_>, inherited: Mode) -> Option<At<ToolRule>> {
     if matches.is_unset() {
         s.wrong(s.place, "the rule has no `match`; name the tool, or `*` for every one");
     }
-    let mode = s.key("mode", "Which calls become tasks; the route's, where it is left out.").set(mode());
+    let mode = s
+        .key(
+            "mode",
+            "Which calls become tasks, or `deny`: the tool is left out of `tools/list`, and its calls are refused as those \
+             of an unknown tool. The route's mode, where it is left out.",
+        )
+        .set(tool_mode());
     let after = s
         .key("after", "How long a call may run before it becomes a task; the route's, where it is left out.")
         .set(duration());
@@ -175,11 +207,36 @@ fn tool(s: &mut Section<'_, '_>, inherited: Mode) -> Option<At<ToolRule>> {
     let requires = s
         .key("requires", "What a client must declare to call the tool, such as `{ sampling: {} }`.")
         .set(requires());
+    let timeout = s
+        .key(
+            "timeout",
+            "The longest time of a call at the server, from when it is sent. Then it is cancelled, and it or its task fails with \
+             `-31003`. The route's, where it is left out.",
+        )
+        .set(some_duration())
+        .given();
+    let limits = call_limits(
+        s,
+        "Calls of these tools together at the server at a time, of all callers, within the route's limit. Further ones wait as the \
+         route's do. Left out: the route's limit alone.",
+        "Calls of these tools together by one caller in a minute, within the route's limit. Left out: the route's limit alone.",
+    );
     let Set::To(At { place, value: matches }) = matches else { return None };
     let (mode, after, requires) = (mode.given(), after.given(), requires.given().map(Arc::new));
     rollout::pointless_of_tool(rollout.as_ref(), mode.unwrap_or(inherited), s);
     let rollout = rollout.map(|rollout| rollout.value);
-    Some(At::new(place, ToolRule { matches, mode, after, rollout, ticket, keys: keys.into(), requires }))
+    let keys = keys.into();
+    Some(At::new(place, ToolRule { matches, mode, after, rollout, ticket, limits, timeout, keys, requires }))
+}
+
+/// How many calls there may be at a time and in a minute, by these descriptions.
+fn call_limits(s: &mut Section<'_, '_>, at_a_time: &'static str, in_a_minute: &'static str) -> CallLimits {
+    let concurrency = s.key("concurrency", at_a_time).set(count::<usize>(1)).given();
+    let calls_per_minute = s.key("calls_per_minute", in_a_minute).set(count::<u32>(1)).given();
+    CallLimits {
+        concurrency: concurrency.and_then(NonZeroUsize::new),
+        calls_per_minute: calls_per_minute.and_then(NonZeroU32::new),
+    }
 }
 
 fn questions(s: &mut Section<'_, '_>) -> Questions {
@@ -239,7 +296,12 @@ fn legacy_tasks(s: &mut Section<'_, '_>) -> LegacyTasks {
     }
 }
 
-fn held(s: &mut Section<'_, '_>, defer: &Defer, tools: &[ToolRule], timeouts: &Timeouts) -> Held {
+fn held(
+    s: &mut Section<'_, '_>,
+    defer: &Defer,
+    tools: &[ToolRule],
+    (keep_alive, call): (Duration, together::CallTime),
+) -> Held {
     let defaults = Held::default();
     let deadline = s
         .key(
@@ -247,7 +309,7 @@ fn held(s: &mut Section<'_, '_>, defer: &Defer, tools: &[ToolRule], timeouts: &T
             "How long a client waits at most, or `off`. Then it gets an error, and the call is cancelled.",
         )
         .at(duration_or_off(), defaults.deadline);
-    together::deadline(&deadline, defer, tools, timeouts, s);
+    together::deadline(&deadline, defer, tools, call, s);
     let ticket = s
         .key(
             "ticket",
@@ -255,7 +317,7 @@ fn held(s: &mut Section<'_, '_>, defer: &Defer, tools: &[ToolRule], timeouts: &T
              which its model fetches the result, or `off`.",
         )
         .at(duration_or_off(), defaults.ticket);
-    together::ticket(&ticket, deadline.value, timeouts, s);
+    together::ticket(&ticket, deadline.value, call, s);
     Held {
         progress: s
             .key(
@@ -272,7 +334,7 @@ fn held(s: &mut Section<'_, '_>, defer: &Defer, tools: &[ToolRule], timeouts: &T
             )
             .set(some_duration())
             .given()
-            .unwrap_or(timeouts.keep_alive),
+            .unwrap_or(keep_alive),
         deadline: deadline.value,
         ticket: ticket.value,
     }

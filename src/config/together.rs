@@ -367,20 +367,78 @@ pub(super) fn unsolicited(written: At<Unsolicited>, s: &mut Section<'_, '_>) -> 
     policy::Unsolicited::Some(signs.into_iter().map(|sign| sign.value).collect())
 }
 
+/// The longest time of a call of a route at its server, and the key that says it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct CallTime {
+    pub(super) key: &'static str,
+    pub(super) time: Duration,
+}
+
+impl CallTime {
+    /// The route's own outweighs that of all routes.
+    pub(super) fn of(of_route: Option<Duration>, timeouts: &Timeouts) -> Self {
+        match of_route {
+            Some(time) => Self { key: "timeout", time },
+            None => Self { key: "timeouts.call", time: timeouts.upstream.call },
+        }
+    }
+}
+
+/// Limits of tools that the route's lower ones keep from ever being reached, and keys of tools that are denied.
+pub(super) fn call_limits(
+    rules: &[At<Option<At<policy::ToolRule>>>],
+    of_route: &policy::CallLimits,
+    s: &mut Section<'_, '_>,
+) {
+    for At { place, value: rule } in rules.iter().filter_map(|rule| rule.value.as_ref()) {
+        let tools = rule.matches.as_str();
+        let mut doubt = |message: String| s.report.doubts.push(Problem::new(*place, message));
+        if rule.mode == Some(policy::Mode::Deny) {
+            let is_pointless = rule.after.is_some()
+                || rule.timeout.is_some()
+                || rule.ticket != TicketAfter::Unsaid
+                || rule.requires.is_some()
+                || !rule.keys.is_empty()
+                || !rule.limits.is_empty();
+            if is_pointless {
+                doubt(format!(
+                    "warning: calls of `{tools}` are refused (mode: deny), so no other key of its rule is used"
+                ));
+            }
+            continue;
+        }
+        let lower = |key: &str, of_tool: Option<usize>, of_route: Option<usize>| {
+            let (of_tool, of_route) = (of_tool?, of_route?);
+            (of_tool > of_route).then(|| {
+                format!(
+                    "warning: `{key}` ({of_tool}) of `{tools}` is never reached: that of the route ({of_route}) holds for \
+                     these calls, too; raise that or lower this"
+                )
+            })
+        };
+        let limits = rule.limits;
+        let at_a_time = (limits.concurrency, of_route.concurrency);
+        let in_a_minute = (limits.calls_per_minute, of_route.calls_per_minute);
+        let size = |count: std::num::NonZeroU32| count.get() as usize;
+        lower("concurrency", at_a_time.0.map(usize::from), at_a_time.1.map(usize::from)).map(&mut doubt);
+        lower("calls_per_minute", in_a_minute.0.map(size), in_a_minute.1.map(size)).map(&mut doubt);
+    }
+}
+
 /// A deadline that is never reached, or ends calls before they can become tasks.
 pub(super) fn deadline(
     written: &At<Option<Duration>>,
     defer: &policy::Defer,
     tools: &[policy::ToolRule],
-    timeouts: &Timeouts,
+    CallTime { key, time: call }: CallTime,
     s: &mut Section<'_, '_>,
 ) {
     let (true, Some(deadline)) = (written.is_written(), written.value) else { return };
-    let (after, call) = (longest_threshold(defer, tools), timeouts.upstream.call);
+    let after = longest_threshold(defer, tools);
     let shown = show_duration(deadline);
     let message = match () {
         () if deadline >= call => format!(
-            "`deadline` ({shown}) would never be reached: `timeouts.call` ({}) ends every call before; raise that \
+            "`deadline` ({shown}) would never be reached: `{key}` ({}) ends every call before; raise that \
              or lower this",
             show_duration(call)
         ),
@@ -407,14 +465,13 @@ pub(super) fn tickets_of_tools(rules: &[At<Option<At<policy::ToolRule>>>]) -> Ve
 pub(super) fn ticket(
     written: &At<Option<Duration>>,
     deadline: Option<Duration>,
-    timeouts: &Timeouts,
+    CallTime { key, time: call }: CallTime,
     s: &mut Section<'_, '_>,
 ) {
     let Some(after) = written.value else { return };
-    let call = timeouts.upstream.call;
     let (name, limit) = match deadline {
         Some(deadline) if deadline < call => ("deadline", deadline),
-        _ => ("timeouts.call", call),
+        _ => (key, call),
     };
     if after >= limit {
         let message = format!(
@@ -431,7 +488,7 @@ fn longest_threshold(defer: &policy::Defer, tools: &[policy::ToolRule]) -> Durat
     let tools = tools.iter().map(|tool| (tool.mode.unwrap_or(defer.mode), tool.after.unwrap_or(defer.after)));
     let waits = tools.chain([(defer.mode, defer.after)]).filter(|(mode, _)| match mode {
         policy::Mode::Auto | policy::Mode::Required => true,
-        policy::Mode::Always | policy::Mode::Never | policy::Mode::Observe => false,
+        policy::Mode::Always | policy::Mode::Never | policy::Mode::Observe | policy::Mode::Deny => false,
     });
     waits.map(|(_, after)| after).max().unwrap_or_default()
 }

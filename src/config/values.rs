@@ -443,11 +443,25 @@ pub fn pattern(text: &str) -> Result<crate::policy::Pattern> {
     Ok(crate::policy::Pattern::new(text))
 }
 
-/// A mode by name.
+/// The mode of a route by name.
+///
+/// # Errors
+/// Names the modes there are, and where `deny` belongs.
+pub fn mode(text: &str) -> Result<Mode> {
+    match tool_mode(text)? {
+        Mode::Deny => invalid(
+            "`deny` hides single tools, not a route; write it for a tool, as in `tools: [{ match: delete_*, mode: deny \
+             }]` (`--tool 'delete_*=deny'`), or remove the route",
+        ),
+        mode => Ok(mode),
+    }
+}
+
+/// The mode of a tool by name.
 ///
 /// # Errors
 /// Names the modes there are.
-pub fn mode(text: &str) -> Result<Mode> {
+pub fn tool_mode(text: &str) -> Result<Mode> {
     text.parse().map_err(|error: crate::policy::threshold::UnknownMode| Invalid(error.to_string()))
 }
 

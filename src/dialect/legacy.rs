@@ -138,6 +138,19 @@ impl Post {
         })
     }
 
+    /// The tools that it calls, in order; an empty name where one cannot be read.
+    pub fn calls(&self) -> impl Iterator<Item = &str> {
+        self.messages.iter().filter_map(|message| match message {
+            Message::Request { method: Method::ToolsCall, target, .. } => {
+                Some(target.as_deref().unwrap_or_default())
+            }
+            Message::Request { .. }
+            | Message::Notification(_)
+            | Message::Cancelled(_)
+            | Message::Response(_) => None,
+        })
+    }
+
     /// Whether it says that the handshake is over.
     pub fn begins(&self) -> bool {
         self.messages.contains(&Message::Notification(Method::Initialized))

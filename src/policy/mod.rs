@@ -5,6 +5,7 @@
 //! here waits or looks anything up.
 
 pub mod access;
+pub mod call_limits;
 pub mod limit;
 pub mod rollout;
 pub mod route;
@@ -14,6 +15,7 @@ pub mod tickets;
 pub mod tokens;
 
 pub use access::{Access, Checked, Denied};
+pub use call_limits::{CallLimits, CallQueue};
 pub use limit::Quotas;
 pub use rollout::{Head, Rollout, RolloutBy, Share, Standing};
 pub use route::{ClientMatch, Held, LegacyTasks, PrincipalSource, Questions, Resume, Route, Unsolicited};

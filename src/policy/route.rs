@@ -1,8 +1,8 @@
 //! Where calls come in and which server they go to.
 
 use super::{
-    Defer, Head, Mode, Pattern, Rollout, RolloutBy, Standing, TicketAfter, Tickets, ToolPolicy, ToolRule,
-    rollout,
+    CallLimits, CallQueue, Defer, Head, Mode, Pattern, Rollout, RolloutBy, Standing, TicketAfter, Tickets,
+    ToolPolicy, ToolRule, rollout,
 };
 use http::{HeaderMap, HeaderName};
 use std::{fmt, sync::Arc, time::Duration};
@@ -15,6 +15,12 @@ pub struct Route {
     pub defer: Defer,
     /// The first match wins.
     pub tools: Vec<ToolRule>,
+    /// Of all its `tools/call` together.
+    pub limits: CallLimits,
+    pub queue: CallQueue,
+    /// The time of a call at the server, where it is shorter than what its server is held to: that is the longest time of
+    /// all tools.
+    pub timeout: Option<Duration>,
     pub principal: PrincipalSource,
     pub questions: Questions,
     pub legacy_tasks: LegacyTasks,
@@ -220,6 +226,28 @@ impl Route {
     /// The pattern of the rule that holds for a tool; none where it has none.
     pub fn rule(&self, tool: &str) -> Option<&Pattern> {
         self.tools.iter().map(|rule| &rule.matches).find(|pattern| pattern.matches(tool))
+    }
+
+    /// The time of a call of this tool at the server, where it is not what its server is held to.
+    pub fn call_timeout(&self, tool: &str) -> Option<Duration> {
+        let rule = self.tools.iter().find(|rule| rule.matches.matches(tool));
+        rule.and_then(|rule| rule.timeout).or(self.timeout)
+    }
+
+    /// Whether calls may have a time of their own.
+    pub fn has_timeouts(&self) -> bool {
+        self.timeout.is_some() || self.tools.iter().any(|rule| rule.timeout.is_some())
+    }
+
+    /// Whether calls of this tool are refused, and it is hidden.
+    pub fn denies(&self, tool: &str) -> bool {
+        let rule = self.tools.iter().find(|rule| rule.matches.matches(tool));
+        rule.is_some_and(|rule| rule.mode == Some(Mode::Deny))
+    }
+
+    /// Whether any tool is denied.
+    pub fn denies_tools(&self) -> bool {
+        self.tools.iter().any(|rule| rule.mode == Some(Mode::Deny))
     }
 
     /// The rollout under which a tool's calls become tasks, if there is one.

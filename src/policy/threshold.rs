@@ -1,6 +1,6 @@
 //! How long to wait before a call becomes a task, per tool.
 
-use super::{Rollout, Standing, TicketAfter, rollout};
+use super::{CallLimits, Rollout, Standing, TicketAfter, rollout};
 use serde_json::Value;
 use std::{fmt, str::FromStr, sync::Arc, time::Duration};
 
@@ -18,6 +18,8 @@ pub enum Mode {
     Required,
     /// Held, and recorded as what would have become a task.
     Observe,
+    /// Hidden from `tools/list`, and refused as an unknown tool is. For rules of tools only.
+    Deny,
 }
 
 /// What holds for every tool of a route unless a rule says otherwise.
@@ -44,6 +46,10 @@ pub struct ToolRule {
     /// For whom already; as the route has it, where that was not said.
     pub rollout: Option<Arc<Rollout>>,
     pub ticket: TicketAfter,
+    /// Of the calls of these tools together, beside those of the route.
+    pub limits: CallLimits,
+    /// The time of a call at the server; the route's, where that was not said.
+    pub timeout: Option<Duration>,
     /// Names for the questions the tool asks, in order.
     pub keys: Arc<[String]>,
     /// What a client must declare to call it: an object of objects, in the shape of
@@ -85,12 +91,16 @@ enum Shape {
 
 /// A word that names no mode.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("unknown mode `{0}`; use auto, never, always, required or observe")]
+#[error("unknown mode `{0}`; use auto, never, always, required, observe or, for a tool, deny")]
 pub struct UnknownMode(pub String);
 
 // === impl Mode ===
 
 impl Mode {
+    /// Every mode.
+    pub const ALL: [Self; 6] =
+        [Self::Auto, Self::Never, Self::Always, Self::Required, Self::Observe, Self::Deny];
+
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Auto => "auto",
@@ -98,6 +108,7 @@ impl Mode {
             Self::Always => "always",
             Self::Required => "required",
             Self::Observe => "observe",
+            Self::Deny => "deny",
         }
     }
 
@@ -105,7 +116,7 @@ impl Mode {
     pub const fn makes_tasks(self) -> bool {
         match self {
             Self::Auto | Self::Always | Self::Required => true,
-            Self::Never | Self::Observe => false,
+            Self::Never | Self::Observe | Self::Deny => false,
         }
     }
 }
@@ -114,10 +125,7 @@ impl FromStr for Mode {
     type Err = UnknownMode;
 
     fn from_str(text: &str) -> Result<Self, UnknownMode> {
-        [Self::Auto, Self::Never, Self::Always, Self::Required, Self::Observe]
-            .into_iter()
-            .find(|mode| mode.as_str() == text)
-            .ok_or_else(|| UnknownMode(text.to_owned()))
+        Self::ALL.into_iter().find(|mode| mode.as_str() == text).ok_or_else(|| UnknownMode(text.to_owned()))
     }
 }
 
@@ -276,6 +284,8 @@ mod tests {
             after: None,
             rollout: None,
             ticket: TicketAfter::Unsaid,
+            limits: CallLimits::default(),
+            timeout: None,
             keys: Arc::default(),
             requires: None,
         };
@@ -295,6 +305,8 @@ mod tests {
             after: None,
             rollout: None,
             ticket: TicketAfter::Unsaid,
+            limits: CallLimits::default(),
+            timeout: None,
             keys: ["a".to_owned(), "b".to_owned()].into(),
             requires: Some(Arc::new(serde_json::json!({ "roots": {} }))),
         }];

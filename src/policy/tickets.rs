@@ -108,7 +108,7 @@ impl Holding {
     pub fn terms(&self, policy: &ToolPolicy) -> Option<TicketTerms> {
         match policy.mode {
             Mode::Auto | Mode::Always => {}
-            Mode::Never | Mode::Required | Mode::Observe => return None,
+            Mode::Never | Mode::Required | Mode::Observe | Mode::Deny => return None,
         }
         let after = match (policy.ticket, self.after) {
             (TicketAfter::Never, _) | (TicketAfter::Unsaid, None) => return None,
@@ -182,7 +182,7 @@ mod tests {
         let terms = |mode| holding.terms(&policy(mode, TicketAfter::Unsaid));
         let given = Some(TicketTerms { after: SECOND, wait: 2 * SECOND });
         assert_eq!((terms(Mode::Auto), terms(Mode::Always)), (given, given));
-        for mode in [Mode::Never, Mode::Required, Mode::Observe] {
+        for mode in [Mode::Never, Mode::Required, Mode::Observe, Mode::Deny] {
             assert_eq!(terms(mode), None, "{mode}");
         }
     }

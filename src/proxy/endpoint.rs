@@ -2,6 +2,7 @@
 
 use super::{
     Item, Items, Ledger, Passage, Passed, Reply, Service, Switchboard,
+    admission::Gates,
     answers::extension,
     catalogues::Catalogues,
     conversation::Conversation,
@@ -75,8 +76,9 @@ impl Endpoint {
             minted: Arc::default(),
             sessions: Sessions::default(),
             absent: Arc::default(),
+            gates: Gates::default(),
         };
-        Self::of(Shared { route, keyring, lasting: Arc::new(lasting) })
+        Self::of(Shared { route, keyring, limiters: None, lasting: Arc::new(lasting) })
     }
 
     fn of(shared: Shared) -> Self {
@@ -114,7 +116,13 @@ impl Endpoint {
 
     /// The same route with the same server, by another configuration. What has begun goes on by the one before.
     pub fn renewed(&self, route: Arc<Route>, keyring: Arc<Keyring>) -> Self {
-        Self::of(Shared { route, keyring, lasting: Arc::clone(&self.shared.lasting) })
+        Self::of(Shared { route, keyring, limiters: None, lasting: Arc::clone(&self.shared.lasting) })
+    }
+
+    /// The configuration is in force: the limits of calls are its own from now on, also for those that wait. With the first
+    /// call at the latest.
+    pub fn takes_effect(&self) {
+        self.shared();
     }
 
     /// Lets go of a server that is not in the configuration any more: clients go on in their sessions with it for
@@ -133,7 +141,11 @@ impl Endpoint {
 
     /// What a call has for as long as it lasts.
     pub(super) fn shared(&self) -> &Arc<Shared> {
-        self.for_calls.get_or_init(|| Striped::of(|| Arc::new(self.shared.copy()))).mine()
+        let for_calls = || {
+            let limiters = self.shared.gates.limiters(&self.shared.route);
+            Striped::of(|| Arc::new(Shared { limiters: limiters.clone(), ..self.shared.copy() }))
+        };
+        self.for_calls.get_or_init(for_calls).mine()
     }
 
     /// The former server in a session with which a legacy client asks, if there is one.
@@ -145,7 +157,7 @@ impl Endpoint {
             return None;
         }
         let lasting = former.find(|lasting| lasting.sessions.presence.knows(session))?;
-        Some(Arc::new(Shared { lasting, ..self.shared.copy() }))
+        Some(Arc::new(Shared { lasting, ..self.shared().copy() }))
     }
 }
 

@@ -10,11 +10,14 @@
 //! ([`Service::pass`], `relay`), but for what concerns the tasks of 2025-11-25 (`legacy`). What is known of
 //! its session is in `session`.
 //!
+//! `admission` has the limits of the calls of a route and of its tools.
+//!
 //! Who holds a ticket in the place of a task is said by `tickets`, for both eras; calls of the tools that take one are
 //! in `ticket_call` and `legacy/ticket_call`, and what they are told in `answers/ticket`.
 
 mod absent;
 mod access_summary;
+mod admission;
 mod anchor;
 mod answers;
 mod catalogues;

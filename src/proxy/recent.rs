@@ -70,6 +70,11 @@ impl<K: Eq + Hash + Clone, V: Clone> Recent<K, V> {
         self.kept.remove(key);
     }
 
+    #[cfg(test)]
+    pub(super) fn len(&self) -> usize {
+        self.kept.len()
+    }
+
     fn now(&self) -> u64 {
         self.uses.fetch_add(1, Ordering::Relaxed) + 1
     }

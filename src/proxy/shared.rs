@@ -1,8 +1,13 @@
 //! What every call on a route needs.
 
 use super::{
-    Ledger, Switchboard, absent::Absent, catalogues::Catalogues, relay::Minted,
-    server_profile::ServerProfile, session::Sessions,
+    Ledger, Switchboard,
+    absent::Absent,
+    admission::{CallLimiters, GatePath, Gates, LimitedCall, NotAdmitted, Turn},
+    catalogues::Catalogues,
+    relay::Minted,
+    server_profile::ServerProfile,
+    session::Sessions,
 };
 use crate::{
     bridge::{Catalogue, describe, resume::Keyring},
@@ -12,7 +17,7 @@ use crate::{
     runtime::{Clock, Drain, Stopping},
     task::{Owner, Scope, view::experimental},
     telemetry::trace::Tracer,
-    upstream::{CallError, Description, Identity, Upstream, own_ids},
+    upstream::{CallError, Deferral, Description, Identity, Upstream, own_ids},
 };
 use http::HeaderMap;
 use std::{
@@ -26,6 +31,8 @@ pub(super) struct Shared {
     pub(super) route: Arc<Route>,
     /// Seals and opens `requestState`.
     pub(super) keyring: Arc<Keyring>,
+    /// Limits of its calls; `None` where there are none.
+    pub(super) limiters: Option<Arc<CallLimiters>>,
     pub(super) lasting: Arc<Lasting>,
 }
 
@@ -60,6 +67,8 @@ pub(super) struct Lasting {
     pub(super) sessions: Sessions,
     /// The callers whose calls wait to be taken up.
     pub(super) absent: Arc<Absent>,
+    /// The gates and allowances of its calls.
+    pub(super) gates: Gates,
 }
 
 // === impl Shared ===
@@ -74,8 +83,40 @@ impl Deref for Shared {
 
 impl Shared {
     pub(super) fn copy(&self) -> Self {
-        let Self { route, keyring, lasting } = self;
-        Self { route: Arc::clone(route), keyring: Arc::clone(keyring), lasting: Arc::clone(lasting) }
+        let Self { route, keyring, limiters, lasting } = self;
+        Self {
+            route: Arc::clone(route),
+            keyring: Arc::clone(keyring),
+            limiters: limiters.clone(),
+            lasting: Arc::clone(lasting),
+        }
+    }
+
+    /// Admits a new call of this tool, or those of a batch. `None` where its route has no limits.
+    ///
+    /// # Errors
+    /// [`NotAdmitted`]: nothing is to be sent.
+    pub(super) fn admit<'a>(
+        &self,
+        tools: impl Iterator<Item = &'a str>,
+        principal: Principal,
+    ) -> Result<Option<Turn>, NotAdmitted> {
+        let Some(limiters) = &self.limiters else { return Ok(None) };
+        limiters.admit(&self.route, tools, principal, self.clock.now()).map(Some)
+    }
+
+    /// What limits a driven call of this tool; `None` where nothing does.
+    pub(super) fn limited(
+        &self,
+        tool: &str,
+        principal: Principal,
+        deferral: Option<&Deferral>,
+    ) -> Option<Box<LimitedCall>> {
+        let timeout = self.route.has_timeouts().then(|| self.route.call_timeout(tool)).flatten();
+        let path = self.limiters.as_ref();
+        let path = path.and_then(|limiters| GatePath::of(limiters, &self.route, tool, principal));
+        let is_limited = timeout.is_some() || path.is_some();
+        is_limited.then(|| Box::new(LimitedCall { path, timeout, deferral: deferral.cloned() }))
     }
 
     pub(super) fn owner(&self, caller: &Caller) -> Owner {

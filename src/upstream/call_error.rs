@@ -53,7 +53,7 @@ impl CallError {
             Self::IdleTimeout(_) => Some(Limit::Idle),
             Self::TooLarge { .. } => Some(Limit::ResultBytes),
             Self::Busy { .. } => Some(Limit::Queue),
-            Self::Waited { .. } => Some(Limit::QueueTime),
+            Self::Waited { .. } | Self::NoPermit { .. } => Some(Limit::QueueTime),
             Self::AllInUse { .. } => Some(Limit::Instances),
             Self::NoRoom { .. } => Some(Limit::UpstreamConnections),
             Self::NotSent(cause) => cause.limit(),
@@ -106,7 +106,7 @@ impl CallError {
                 is(cause.fault, code::UPSTREAM_UNAVAILABLE, false, cause.passes)
             }
             Self::TooLarge { .. } => is(Fault::Proxy, code::RESULT_TOO_LARGE, true, false),
-            Self::Busy { .. } | Self::Waited { .. } | Self::AllInUse { .. } => {
+            Self::Busy { .. } | Self::Waited { .. } | Self::AllInUse { .. } | Self::NoPermit { .. } => {
                 is(Fault::Proxy, code::BUSY, false, false)
             }
             Self::Unread { .. } => is(Fault::Server, code::BUSY, false, true),

@@ -23,6 +23,7 @@ use std::{
     ops::{Deref, DerefMut},
     sync::{Arc, OnceLock},
     task::{Context, Poll},
+    time::Duration,
 };
 use tokio::time::timeout;
 use tokio_util::{
@@ -45,6 +46,8 @@ pub struct Forward {
     pub calls: SmallVec<[Id; 1]>,
     /// Who waits for the answer, where it can be taken back.
     pub interest: Option<Arc<dyn Interest>>,
+    /// How long its calls may take, where that is not [`Timeouts::call`](super::Timeouts::call).
+    pub timeout: Option<Duration>,
 }
 
 /// What a request is for, as far as passing it on goes.
@@ -175,7 +178,8 @@ impl ClientSession {
     /// A request of ours in it.
     pub fn request(self, method: Method, body: Bytes, purpose: Purpose) -> Forward {
         let Self { principal, query, headers } = self;
-        Forward { principal, method, query, headers, body, purpose, calls: SmallVec::new(), interest: None }
+        let calls = SmallVec::new();
+        Forward { principal, method, query, headers, body, purpose, calls, interest: None, timeout: None }
     }
 }
 

@@ -336,6 +336,12 @@ pub enum CallError {
         "all {limit} processes of the server are in use (upstream.instances), and none came free within {after:?} (timeouts.queue)"
     )]
     AllInUse { limit: usize, after: Duration },
+    /// `scope` is what may run so many calls at a time.
+    #[error(
+        "as many calls of {scope} run as may at a time (concurrency), and none ended within {after:?} (timeouts.queue); \
+         nothing was sent"
+    )]
+    NoPermit { scope: String, after: Duration },
     #[error("the server's process does not read what it is sent: {waiting} messages wait for it already")]
     Unread { waiting: usize },
     #[error("all {limit} connections to servers are in use (limits.upstream_connections)")]
@@ -538,7 +544,8 @@ impl Deferral {
         self.0.has_come.store(true, Ordering::Relaxed);
     }
 
-    fn has_come(&self) -> bool {
+    /// Whether it is one.
+    pub fn has_come(&self) -> bool {
         self.0.has_come.load(Ordering::Relaxed)
     }
 

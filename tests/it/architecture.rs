@@ -65,6 +65,7 @@ const HARMLESS: &[&str] = &[
     "std::iter",
     "std::mem",
     "std::net::IpAddr",
+    "std::num",
     "std::ops",
     "std::str",
     "std::sync::Arc",

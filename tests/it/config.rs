@@ -217,7 +217,7 @@ routes:
             deferral.yaml:18:22: `127.0.0.1:9000/mcp` is not a URL this proxy can call; it has no scheme, did you mean `http://127.0.0.1:9000/mcp`?
             deferral.yaml:20:60: `upstream` has both `url` and `command`; keep one of the two
             deferral.yaml:21:5: unknown key `after` in a route; it belongs under `routes[].defer`
-            deferral.yaml:22:20: unknown mode `sometimes`; use auto, never, always, required or observe
+            deferral.yaml:22:20: unknown mode `sometimes`; use auto, never, always, required, observe or, for a tool, deny
             deferral.yaml:22:38: `5` has no unit; did you mean `5s` or `5ms`?
             deferral.yaml:22:52: `retention` must be a single value, not a list
             deferral.yaml:23:11: the path `/a` is already a route (line 19); give this one another

@@ -23,6 +23,7 @@ mod questions;
 mod relay;
 mod reload;
 mod rollout;
+mod rules;
 mod samples;
 mod simulation;
 mod stdio;

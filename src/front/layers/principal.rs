@@ -66,6 +66,9 @@ mod tests {
             resume: Resume::default(),
             held: Held::default(),
             tickets: crate::policy::Tickets::default(),
+            limits: Default::default(),
+            queue: Default::default(),
+            timeout: None,
             empty_contents_is_error: false,
         }
     }

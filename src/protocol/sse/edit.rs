@@ -11,6 +11,8 @@ use bytes::Bytes;
 #[derive(Debug)]
 pub struct Editor {
     events: Cutter,
+    /// Every response is looked at, and not the first alone.
+    looks_on: bool,
 }
 
 // === impl Editor ===
@@ -18,7 +20,12 @@ pub struct Editor {
 impl Editor {
     /// `limit` is for one event, in bytes: a larger one goes by unread, and what follows too.
     pub fn new(limit: usize) -> Self {
-        Self { events: Cutter::new(limit) }
+        Self { events: Cutter::new(limit), looks_on: false }
+    }
+
+    /// As [`Editor::new`], for a stream that may hold several responses: `edit` is asked for each.
+    pub fn of_all(limit: usize) -> Self {
+        Self { looks_on: true, ..Self::new(limit) }
     }
 
     /// Takes the next chunk; gives what can go on. Nothing is not the end of it. `edit` says what the
@@ -29,8 +36,10 @@ impl Editor {
         while let Some(event) = self.events.next_piece() {
             let response = event.message().filter(|frame| matches!(frame.kind(), Kind::Success { .. }));
             let edited = response.and_then(|response| {
-                // What follows does not wait for its end.
-                self.events.stop();
+                if !self.looks_on {
+                    // What follows does not wait for its end.
+                    self.events.stop();
+                }
                 edit(&response)
             });
             out.push(edited.map_or_else(|| event.bytes.clone(), |edited| with_message(&event, &edited)));
@@ -103,6 +112,14 @@ mod tests {
                 .replace("\rdata:\"result\":{\"a\" : 1}}", "\rdata: \"result\":{\"a\" : 1,\"b\":2}}");
             prop_assert_eq!(String::from_utf8(out).expect("utf-8"), wanted);
         }
+    }
+
+    #[test]
+    fn every_response_of_a_stream_that_may_hold_several_is_changed() {
+        let mut editor = Editor::of_all(1 << 20);
+        let out = editor.feed(Bytes::from_static(STREAM.as_bytes()), |_| Some(Bytes::from_static(b"{}")));
+        let out = [&out[..], &editor.rest()[..]].concat();
+        assert_eq!(String::from_utf8(out).expect("utf-8").matches("data: {}").count(), 2);
     }
 
     #[test]

@@ -11,9 +11,11 @@ use super::{CallSpan, Canonical, Driver, First, Form, Happening, canonical::Serv
 use crate::{
     bridge::{Action, Catalogue, Drive, Plan, plan},
     dialect::{Call, Caller, Response, modern},
+    policy::Mode,
     protocol::{ErrorObject, Frame, InputResponses, Method, code, headers},
     proxy::{
         Item, Reply,
+        admission::Turn,
         conversation::Conversation,
         input_requests::{self, CallAttempt},
         reply::{self, CallEnd},
@@ -26,7 +28,7 @@ use crate::{
     upstream::{CallError, Deferral, Description, Event, Identity, Known, Outgoing, Replies, own_ids},
 };
 use futures_util::{StreamExt, future::ready, stream};
-use http::StatusCode;
+use http::{StatusCode, header};
 use std::{
     sync::Arc,
     time::{Duration, Instant},
@@ -89,6 +91,10 @@ impl Attended {
     async fn start(&mut self) -> Result<(), Box<Reply>> {
         let tool = self.call.target.as_deref().unwrap_or_default();
         let policy = self.shared.route.treatment_for(tool, &self.caller.standing);
+        if policy.mode == Mode::Deny && self.call.method == Method::ToolsCall {
+            // Before its server is looked for.
+            return Err(Box::new(reply::refuse(&self.call, StatusCode::OK, &plan::denied(tool))));
+        }
         let ticketing = tickets::ticketing_of(&self.shared, &self.call, &self.caller, &policy);
         let planned =
             plan(&self.call, &self.caller, &policy, ticketing.as_ref().map(|(terms, _)| terms.after));
@@ -156,6 +162,7 @@ impl Attended {
                 return Ok(());
             }
         };
+        let turn = self.admit(tool)?;
         // The server is still being asked who it is.
         let late = preparing.filter(|_| !server.is_known());
         let span = CallSpan::of_call(&self.shared, &mut self.call);
@@ -167,6 +174,13 @@ impl Attended {
             (Some(preparing), _) => {
                 prepared_later(preparing, shared, call, caller, &server, deferral.clone())
             }
+        };
+        let tool = call.target.as_deref().unwrap_or_default();
+        let limits = call.method.may_ask().then(|| shared.limited(tool, caller.principal, deferral.as_ref()));
+        let limits = limits.flatten();
+        let (replies, dequeued) = match &limits {
+            Some(limits) => limits.limit(turn, replies, &shared.clock),
+            None => (replies, None),
         };
         let canonical = Canonical {
             call: Arc::clone(call),
@@ -180,9 +194,22 @@ impl Attended {
             said: None,
             began,
         };
-        let driver = Driver::in_place(shared, canonical, replies, policy, (defer_after, began), span);
+        let mut driver = Driver::in_place(shared, canonical, replies, policy, (defer_after, began), span);
+        (driver.limits, driver.dequeued) = (limits, dequeued);
         self.stage = Stage::InPlace { driver, observed_after };
         Ok(())
+    }
+
+    /// Admits the call that is to be made, where it is limited.
+    fn admit(&self, tool: &str) -> Result<Option<Turn>, Box<Reply>> {
+        if self.shared.limiters.is_none() || self.call.method != Method::ToolsCall {
+            return Ok(None);
+        }
+        self.shared.admit(std::iter::once(tool), self.caller.principal).map_err(|refused| {
+            let mut reply = reply::refuse(&self.call, StatusCode::OK, &refused.error());
+            reply.headers.extend(refused.retry_after().map(|wait| (header::RETRY_AFTER, wait)));
+            Box::new(reply)
+        })
     }
 
     /// What [`prepare`] comes to, where nobody has to be waited for: of nearly every call.
@@ -224,7 +251,7 @@ impl Attended {
                 }
                 return None;
             }
-            Happening::Server(Event::Withdrawn { .. }) => {}
+            Happening::Server(Event::Withdrawn { .. }) | Happening::Dequeued => {}
             Happening::Server(Event::Final(said)) => driver.ends(CallEnd::Said(said)),
             Happening::Server(Event::Lost(lost)) => driver.ends(CallEnd::Lost(lost)),
             Happening::Due => driver.exchange.handle_timeout(now),
@@ -477,7 +504,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn always_is_always() {
-        let defer = policy::Defer { mode: policy::Mode::Always, ..policy::Defer::default() };
+        let defer = policy::Defer { mode: Mode::Always, ..policy::Defer::default() };
         for _ in 0..20 {
             let server = slow(Duration::ZERO, Some(r#"{"content":[]}"#));
             let (answer, _) = called(server, defer.clone()).await;

@@ -3,13 +3,14 @@
 use super::{First, book::OpenQuestion};
 use crate::{
     bridge::{
-        elicit,
+        deny, elicit,
         resume::{Binding, Resumes, State},
     },
     dialect::{Call, Caller, modern},
     policy::ToolPolicy,
     protocol::{
-        Capabilities, ErrorObject, Frame, InputRequest, InputResponses, Timestamp, code, status_message,
+        Capabilities, ErrorObject, Frame, InputRequest, InputResponses, Method, Timestamp, code,
+        status_message,
     },
     proxy::{
         Commit, Reply,
@@ -129,7 +130,14 @@ impl Canonical {
     pub(super) fn reply(&self, shared: &Shared, call: &Call, word: CallEnd) -> Reply {
         let (server, binding) = (self.server.known(), || self.binding(shared));
         let again = input_requests::again(shared, &self.caller, call, &server, binding, &word);
-        again.unwrap_or_else(|| reply::to_client(call, &shared.route, word, self.refused.as_deref()))
+        let mut reply =
+            again.unwrap_or_else(|| reply::to_client(call, &shared.route, word, self.refused.as_deref()));
+        if call.method == Method::ToolsList && shared.route.denies_tools() {
+            let answer = Frame::parse(reply.body.clone()).ok();
+            let left = answer.and_then(|answer| deny::hide(&answer, |tool| shared.route.denies(tool)));
+            reply.body = left.unwrap_or(reply.body);
+        }
+        reply
     }
 
     fn binding(&self, shared: &Shared) -> Binding {

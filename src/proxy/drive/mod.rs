@@ -33,6 +33,7 @@ pub(super) use taken_up::take_up;
 
 use super::{
     Item,
+    admission::{Dequeued, LimitedCall},
     keep::STORE_PAUSE,
     ledger::{Custody, NoRoom},
     reply::CallEnd,
@@ -66,6 +67,10 @@ use std::{
 /// Progress is written to the task at most this often: a store write each.
 const PROGRESS_PERIOD: Duration = Duration::from_millis(500);
 
+/// What a task shows while its call waits for a permit, and once it has one.
+const QUEUED: &str = "queued: as many calls run as may at a time (concurrency)";
+const DEQUEUED: &str = "running";
+
 /// One call in flight.
 pub(super) struct Driver {
     shared: Arc<Shared>,
@@ -79,12 +84,24 @@ pub(super) struct Driver {
     held: Option<Box<Held>>,
     form: Form,
     span: CallSpan,
+    /// Where its calls are limited.
+    limits: Option<Box<LimitedCall>>,
+    /// While the call waits in a queue of ours.
+    dequeued: Option<Dequeued>,
 }
 
 /// In which words a call is made, and its client spoken to.
 enum Form {
     Canonical(Canonical),
     Native(Box<Native>),
+}
+
+/// What comes of a call in a legacy client's own session.
+pub(super) struct NativeReplies {
+    pub(super) replies: Replies,
+    pub(super) span: CallSpan,
+    pub(super) limits: Option<Box<LimitedCall>>,
+    pub(super) dequeued: Option<Dequeued>,
 }
 
 /// What happened next.
@@ -100,6 +117,8 @@ enum Happening {
     Due,
     /// Something of it may be written now.
     WriteDue,
+    /// The call waits no longer in a queue of ours: it is made.
+    Dequeued,
     /// Where the call can be taken up.
     Moved(Box<upstream::Anchor>),
     Draining,
@@ -137,6 +156,8 @@ impl Driver {
             held: None,
             form: Form::Canonical(canonical),
             span,
+            limits: None,
+            dequeued: None,
         }
     }
 
@@ -144,7 +165,7 @@ impl Driver {
     pub(super) fn on_stream(
         shared: &Arc<Shared>,
         native: Native,
-        (replies, span): (Replies, CallSpan),
+        replies: NativeReplies,
         defer_after: Duration,
         waiter: Waiter,
     ) -> Box<Self> {
@@ -153,8 +174,7 @@ impl Driver {
             View::Ticket => Manner::Ticket,
             View::Extension | View::Experimental => Manner::Stream,
         };
-        let mut driver =
-            Self::native(shared, native, (replies, span), Exchange::new(manner, deadlines, began));
+        let mut driver = Self::native(shared, native, replies, Exchange::new(manner, deadlines, began));
         driver.held().waiters.push(waiter);
         driver
     }
@@ -167,11 +187,11 @@ impl Driver {
     pub(super) async fn of_a_task(
         shared: &Arc<Shared>,
         native: Native,
-        (replies, span): (Replies, CallSpan),
+        replies: NativeReplies,
     ) -> Result<(Box<Self>, Vec<u8>), NoRoom> {
         let exchange = Exchange::of_a_task(Manner::Stream, deadlines(shared, None, View::Experimental));
         let reader = native.reader;
-        let mut driver = Self::native(shared, native, (replies, span), exchange);
+        let mut driver = Self::native(shared, native, replies, exchange);
         let record = driver.record(By::Request);
         let created = Native::created(shared, &record, reader);
         // The stream of replies does nothing until it is polled.
@@ -183,10 +203,11 @@ impl Driver {
     fn native(
         shared: &Arc<Shared>,
         native: Native,
-        (replies, span): (Replies, CallSpan),
+        replies: NativeReplies,
         exchange: Exchange<CallEnd>,
     ) -> Box<Self> {
         let policy = shared.route.treatment(&native.tool);
+        let NativeReplies { replies, span, limits, dequeued } = replies;
         Box::new(Self {
             held: Some(Held::new(shared, &policy, InputResponses::default())),
             shared: Arc::clone(shared),
@@ -196,6 +217,8 @@ impl Driver {
             policy,
             form: Form::Native(Box::new(native)),
             span,
+            limits,
+            dequeued,
         })
     }
 
@@ -292,6 +315,7 @@ impl Driver {
             biased;
             // Nothing while the call is polled in place: its client leaves by dropping it.
             happening = or_never(held.map(|held| held.happens(is_attended, deferral, now))) => happening,
+            happening = dequeued(&mut self.dequeued) => happening,
             event = next(&mut self.replies), if is_read => Happening::Server(event),
             happening = due(self.exchange.poll_timeout(), write_due) => happening,
             () = or_never(draining) => Happening::Draining,
@@ -368,6 +392,7 @@ impl Driver {
                     self.write_anchor().await;
                 }
             }
+            Happening::Dequeued => self.shows(DEQUEUED, now),
             Happening::Moved(anchor) => self.moved(anchor).await,
             Happening::Draining => self.exchange.handle_draining(now),
             Happening::Stopping => self.exchange.handle_stopping(now),
@@ -487,6 +512,14 @@ impl Driver {
         }
     }
 
+    /// The task shows this from now on, unless the server has said something since.
+    fn shows(&mut self, message: &str, now: Instant) {
+        let is_attended = self.exchange.is_attended();
+        let Some(held) = self.held.as_mut().filter(|_| !is_attended) else { return };
+        held.progress.message.get_or_insert_with(|| message.to_owned());
+        held.progress.not_before.get_or_insert(now);
+    }
+
     /// Keeps what happened to the task. Refused where it has ended meanwhile; lost where the proxy has.
     async fn keep(&mut self, event: task::Event) {
         let overdue = self.shared.overdue.clone();
@@ -526,6 +559,9 @@ impl Driver {
         let rollout = shared.route.rollout(&record.tool).map(ToString::to_string);
         let mode = policy.mode.as_str().to_owned();
         record.trace = self.span.origin();
+        if self.dequeued.is_some() {
+            record.message = Some(QUEUED.to_owned());
+        }
         record.cause = Some(Arc::new(Cause { by, mode, after: policy.after, rule, rollout }));
         record
     }
@@ -668,6 +704,12 @@ async fn due(exchange: Option<Instant>, write: Option<Instant>) -> Happening {
             Happening::Due
         }
     }
+}
+
+async fn dequeued(waits: &mut Option<Dequeued>) -> Happening {
+    let _ = or_never(waits.as_mut()).await;
+    *waits = None;
+    Happening::Dequeued
 }
 
 async fn next(replies: &mut Option<Replies>) -> Event {

@@ -1,7 +1,7 @@
 //! What a server asks in the middle of a call, on its way to the client and back.
 
 use super::{
-    Driver, Form, Held,
+    Driver, Form, Held, QUEUED,
     book::{MAX_OPEN, OpenQuestion, Way},
     canonical, keep, native, tell_all,
 };
@@ -144,7 +144,15 @@ impl Driver {
     /// Everything is answered for which the server turned the call over: it is made again.
     pub(super) fn turn(&mut self) {
         if let Some((turned_over, answers)) = self.held().turned_over.take().map(|boxed| *boxed) {
-            self.replies = Some((turned_over.again)(answers));
+            let replies = (turned_over.again)(answers);
+            let (replies, dequeued) = match &self.limits {
+                Some(limits) => limits.limit_again(replies, &self.shared.clock),
+                None => (replies, None),
+            };
+            (self.replies, self.dequeued) = (Some(replies), dequeued);
+            if self.dequeued.is_some() {
+                self.shows(QUEUED, self.shared.clock.now());
+            }
         }
     }
 

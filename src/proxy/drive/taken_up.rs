@@ -97,11 +97,19 @@ pub(in crate::proxy) fn take_up(
             (Manner::Stream, Form::Native(Box::new(native)))
         }
     };
+    let limits = shared.limited(&record.tool, principal, None);
+    let (replies, _) = match &limits {
+        Some(limits) => limits.limit(None, replies, &shared.clock),
+        None => (replies, None),
+    };
     let hold = shared.switchboard.hold_as(record.id.clone());
     let mut driver = Box::new(Driver {
         shared: Arc::clone(shared),
         exchange: Exchange::of_a_task(manner, deadlines(shared, None, record.view)),
         replies: Some(replies),
+        limits,
+        // It is at the server already, whoever else is.
+        dequeued: None,
         turns: 0,
         policy,
         held: Some(Held::with(hold, book)),

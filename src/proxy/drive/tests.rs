@@ -63,6 +63,9 @@ fn with_ledger(
         tickets: policy::Tickets::default(),
         held: policy::Held::default(),
         forward: Vec::new(),
+        limits: Default::default(),
+        queue: Default::default(),
+        timeout: None,
         empty_contents_is_error: false,
     };
     let keyring = Arc::new(Keyring::new([7; 32], &[]));

@@ -2,6 +2,7 @@
 //!
 //! What they send is passed on, and what the server says comes back as it is ([`relay`]). Where the server has
 //! no tasks of its own, some messages leave that road, because tasks of 2025-11-25 are made here:
+//! `denied` refuses calls of tools that the operator denies;
 //! `task_capability` adds them to what the server says of itself; `required` refuses what must not reach the
 //! server in any shape; `task_call` makes a call a task, [`Driver`](super::drive) holds it, and
 //! `answers::experimental` answers for it, in a session that is there (`ping`). `farewell` ends sessions; `outliving` makes a call whose client leaves before it is sent. What is
@@ -9,6 +10,7 @@
 //!
 //! A client of another revision, or one whose server has tasks, notices nothing of all this.
 
+mod denied;
 mod farewell;
 mod outliving;
 mod ping;
@@ -19,6 +21,7 @@ mod ticket_call;
 
 use super::{
     AccessSummary, Passage, Passed,
+    admission::{NotAdmitted, Turn},
     answers::experimental,
     passage::{self, nothing, refusal},
     relay::{self, Edit, event_ids},
@@ -92,10 +95,14 @@ async fn carry_out(
             if let Some(resumed) = event_ids::resume(&shared, &client, &passage) {
                 return resumed;
             }
+            let turn = match admit(&shared, &passage) {
+                Ok(turn) => turn,
+                Err(refused) => return not_admitted(&passage, &refused),
+            };
             let kept = event_ids::terms(&shared, &client, &passage);
             let begins =
                 matches!(&passage.post.messages[..], [Message::Request { method: Method::Initialize, .. }]);
-            let passed = relay::pass(Arc::clone(&shared), client, passage, edit).await;
+            let passed = relay::pass(Arc::clone(&shared), client, passage, edit, turn).await;
             shared.sessions.saw(&client, begins, &passed);
             match kept {
                 Some(terms) => event_ids::keep(&shared, terms, passed),
@@ -104,6 +111,27 @@ async fn carry_out(
         }
         Disposition::Ends(passed) => passed,
     }
+}
+
+/// Admits the calls that a request holds, where they are limited.
+fn admit(shared: &Shared, passage: &Passage) -> Result<Option<Turn>, NotAdmitted> {
+    if shared.limiters.is_none() {
+        return Ok(None);
+    }
+    let mut tools = passage.post.calls().peekable();
+    if tools.peek().is_none() {
+        return Ok(None);
+    }
+    shared.admit(tools, passage.principal)
+}
+
+/// The refusal of all that a request holds, as its calls are not admitted; nothing is sent.
+fn not_admitted(passage: &Passage, refused: &NotAdmitted) -> Passed {
+    let error = refused.error();
+    let account = AccessSummary::failed(Outcome::Refused, &error);
+    let mut passed = passage::refused(StatusCode::OK, &passage.post.waiting(), &error, account);
+    passed.headers.extend(refused.retry_after().map(|wait| (RETRY_AFTER, wait)));
+    passed
 }
 
 /// Whether a request begins something new: neither about a task, nor an answer, nor a sign of life.
@@ -128,7 +156,10 @@ fn may_leave(shared: &Shared, client: &Client, passage: &Passage) -> bool {
     if let [Message::Request { method: Method::Initialize, .. }] = &passage.post.messages[..] {
         return true;
     }
-    if ticket_call::may_concern(shared, client, passage) {
+    if shared.sessions.ended.has_queued() && matches!(&passage.post.messages[..], [Message::Cancelled(_)]) {
+        return true;
+    }
+    if denied::may_refuse(shared, passage) || ticket_call::may_concern(shared, client, passage) {
         return true;
     }
     if !shared.route.has_tasks() {
@@ -168,6 +199,9 @@ fn wishes(passage: &Passage) -> bool {
 }
 
 async fn dispose(shared: &Arc<Shared>, client: &Client, passage: &Passage, decided: &Decided) -> Disposition {
+    if let Some(refusal) = denied::refuse(shared, client, passage) {
+        return Disposition::Ends(refusal);
+    }
     if let Some(refusal) = required::refuse(shared, passage).await {
         return Disposition::Ends(refusal);
     }
@@ -204,6 +238,9 @@ async fn dispose(shared: &Arc<Shared>, client: &Client, passage: &Passage, decid
                 None => experimental::serve(shared, passage, client, method, id, target.as_deref()).await,
             })
         }
+        [Message::Cancelled(Some(id))] if is_withdrawn(shared, client, id) => {
+            Disposition::Ends(nothing(StatusCode::ACCEPTED))
+        }
         [Message::Cancelled(_)] if ticket_call::taken_back(shared, client, passage) => {
             Disposition::Ends(nothing(StatusCode::ACCEPTED))
         }
@@ -224,6 +261,11 @@ async fn dispose(shared: &Arc<Shared>, client: &Client, passage: &Passage, decid
         }
         _ => Disposition::Passes(None),
     }
+}
+
+/// Whether the client cancels a call that waits in a queue of ours.
+fn is_withdrawn(shared: &Shared, client: &Client, id: &Id) -> bool {
+    client.session.is_some_and(|session| shared.sessions.ended.withdraw(session, id))
 }
 
 /// A `tools/call`: relayed, or one that is to be a task here.
@@ -265,7 +307,11 @@ async fn call(
     }
     let wish = wish.ok().flatten();
     let ticketing = ticketing.filter(|_| is_ticket).map(|(_, ticketing)| ticketing);
-    let call = task_call::in_session(shared, passage, client, message, tool, wish, ticketing);
+    let turn = match shared.admit(std::iter::once(tool), passage.principal) {
+        Ok(turn) => turn,
+        Err(refused) => return Disposition::Ends(not_admitted(passage, &refused)),
+    };
+    let call = task_call::in_session(shared, passage, client, message, tool, (wish, ticketing), turn);
     decided.set();
     Disposition::Ends(match drive {
         Drive::Defer { after } | Drive::Ticket { after } => {

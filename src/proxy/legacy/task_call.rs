@@ -17,7 +17,8 @@ use crate::{
     protocol::{ErrorObject, Frame, Id, Method, code, sse},
     proxy::{
         AccessSummary, Item, Passage, Passed, Passing, Piece, Then,
-        drive::{CallSpan, Driver, Native},
+        admission::Turn,
+        drive::{CallSpan, Driver, Native, NativeReplies},
         passage::{self, document, events},
         reply::lost_error,
         session::Client,
@@ -27,7 +28,7 @@ use crate::{
     },
     task::{View, view::experimental::Reader},
     telemetry::Outcome,
-    upstream::{CallError, Deferral, NativeCall, Replies, own_ids},
+    upstream::{CallError, Deferral, NativeCall, own_ids},
 };
 use bytes::Bytes;
 use futures_util::{StreamExt, stream};
@@ -55,7 +56,7 @@ pub(super) fn is_named(shared: &Shared, passage: &Passage) -> bool {
 }
 
 /// A call in its client's own session, what comes of it, and its span.
-type Begun = (Native, (Replies, CallSpan));
+type Begun = (Native, NativeReplies);
 
 /// The call that `message` asks for, made in its client's own session. Nothing is sent before its replies are
 /// polled.
@@ -65,8 +66,8 @@ pub(super) fn in_session(
     client: &Client,
     message: &Frame,
     tool: &str,
-    wish: Option<TaskParam>,
-    ticketing: Option<Ticketing>,
+    (wish, ticketing): (Option<TaskParam>, Option<Ticketing>),
+    turn: Option<Turn>,
 ) -> Begun {
     // The session of a client whose server is a process is kept here: its calls are made in sessions of ours.
     let number = match shared.upstream.address() {
@@ -88,6 +89,11 @@ pub(super) fn in_session(
     // A slice of the message would keep all of it.
     let token = token.and_then(Id::from_token).map(|token| token.detached());
     let (replies, call) = shared.upstream.call_in(session, call);
+    let limits = shared.limited(tool, passage.principal, Some(&deferral));
+    let (replies, dequeued) = match &limits {
+        Some(limits) => limits.limit(turn, replies, &shared.clock),
+        None => (replies, None),
+    };
     let in_flight = &shared.sessions.in_flight;
     let in_flight = client.session.zip(call).map(|(key, call)| in_flight.begin(key, number, token, call));
     let native = Native {
@@ -106,7 +112,7 @@ pub(super) fn in_session(
         began: shared.clock.now(),
         told: "working",
     };
-    (native, (replies, span))
+    (native, NativeReplies { replies, span, limits, dequeued })
 }
 
 /// Who will read that it is a task. FastMCP 2.14 cannot be told from the official SDK for Python, on which it is built;

@@ -9,7 +9,10 @@ use super::{
     session_stream::SessionStream,
 };
 use crate::{
-    bridge::relay::{Action, Loss, Phase, Relay, Said, Verdict},
+    bridge::{
+        deny,
+        relay::{Action, Loss, Phase, Relay, Said, Verdict},
+    },
     protocol::{ErrorObject, Frame, Id, sse::Editor},
     proxy::{
         AccessSummary, Piece, Then,
@@ -37,6 +40,8 @@ pub(super) struct Relaying {
     /// What is said of it in the log, as far as is known.
     outcome: Outcome,
     timer: Timer,
+    /// Takes denied tools out of a list, before anything else is changed.
+    hiding: Option<Box<Editor>>,
     pub(super) changes: Changes,
     /// To whom an answer is owed, while that is found out.
     settling: Option<BoxFuture<'static, SmallVec<[Id; 1]>>>,
@@ -74,7 +79,22 @@ impl Relaying {
         outcome: Outcome,
         timer: Timer,
     ) -> Self {
-        Self { sent, relay, body, outcome, timer, changes: Changes::None, settling: None, stop: None }
+        Self {
+            sent,
+            relay,
+            body,
+            outcome,
+            timer,
+            hiding: None,
+            changes: Changes::None,
+            settling: None,
+            stop: None,
+        }
+    }
+
+    /// Tools that are denied are taken out of every list on it. `limit` is for one event, in bytes.
+    pub(super) fn hides_tools(&mut self, limit: usize) {
+        self.hiding = Some(Box::new(Editor::of_all(limit)));
     }
 
     /// Tells the relay the next thing that happens.
@@ -104,6 +124,7 @@ impl Relaying {
                     if let Changes::Edited(edited) = &mut self.changes {
                         edited.editor.begin_event();
                     }
+                    self.hiding.iter_mut().for_each(|editor| editor.begin_event());
                     self.relay.handle_taken_up(outcome);
                 }
                 Poll::Pending => ready!(self.poll_own(cx)),
@@ -143,6 +164,15 @@ impl Relaying {
     /// What goes on of the server's next bytes.
     fn edit(&mut self, bytes: Bytes) -> Bytes {
         let is_over = self.body.is_over();
+        let bytes = match &mut self.hiding {
+            None => bytes,
+            Some(editor) => {
+                let route = &self.sent.shared.route;
+                let seen = editor.feed(bytes, |list| deny::hide(list, |tool| route.denies(tool)));
+                let rest = if is_over { editor.rest() } else { Bytes::new() };
+                if rest.is_empty() { seen } else { [seen, rest].concat().into() }
+            }
+        };
         let (bytes, rest) = match &mut self.changes {
             Changes::None => return bytes,
             Changes::Edited(edited) => {

@@ -16,9 +16,9 @@ use super::{
     session_stream::SessionStream,
 };
 use crate::{
-    bridge::{Relay, offer},
+    bridge::{Relay, deny, offer},
     dialect::legacy::{Answers, Message, Post},
-    policy::{Silence, silence::Beginning},
+    policy::{Route, Silence, silence::Beginning},
     protocol::{
         self, Frame, Heartbeat, Id,
         accept::{EVENT_STREAM, accepts},
@@ -27,15 +27,16 @@ use crate::{
     },
     proxy::{
         KeepAlive, Passage, Passed, Passing,
+        admission::{Permits, Turn},
         drive::CallSpan,
         passage::events,
         reply::{lost_error, outcome_of},
-        session::{Client, Key, TheirCall},
+        session::{Asked, Client, Key, TheirCall},
         shared::Shared,
     },
     runtime::Mutex,
     telemetry::{Limit, Outcome},
-    upstream::{CallError, Forward, Forwarded, Interest, Purpose},
+    upstream::{self, CallError, Forward, Forwarded, Interest, Purpose, ReadingOn, Upstream},
 };
 use bytes::Bytes;
 use futures_util::{FutureExt, StreamExt, future::BoxFuture};
@@ -44,7 +45,8 @@ use http::{
     header::{CONTENT_ENCODING, CONTENT_LENGTH},
 };
 use smallvec::SmallVec;
-use std::{future::Future, sync::Arc};
+use std::{future::Future, sync::Arc, time::Duration};
+use tokio_util::sync::CancellationToken;
 
 /// A JSON answer of at most this length is passed on whole, so that one that breaks off is still
 /// a clear error. A longer one, or one of unknown length, is passed as it comes.
@@ -56,6 +58,8 @@ struct Terms {
     /// The requests that it answers.
     waiting: SmallVec<[Id; 1]>,
     edit: Option<Edit>,
+    /// Its answer may hold a list of tools, of which some are denied.
+    hides: bool,
     listens: Option<Listens>,
     ladder: KeepAlive,
 }
@@ -74,6 +78,7 @@ pub(in crate::proxy) fn pass(
     client: Client,
     passage: Passage,
     edit: Option<Edit>,
+    turn: Option<Turn>,
 ) -> impl Future<Output = Passed> {
     takes_back(&shared, &client, &passage);
     let began = shared.clock.now();
@@ -88,6 +93,7 @@ pub(in crate::proxy) fn pass(
     let has_deadline = is_call && shared.route.held.deadline.is_some();
     let giving_up = has_deadline.then(|| Box::new(passage.session()));
     let token = passage.params().and_then(offer::progress_token).and_then(Id::from_token);
+    let hides = shared.route.denies_tools() && may_list(&passage);
     let (span, passage) = traced(&shared, passage);
     let Passage {
         principal,
@@ -123,10 +129,12 @@ pub(in crate::proxy) fn pass(
         }
     });
     let calls = if is_call { waiting.clone() } else { SmallVec::new() };
-    let forward = Forward { principal, method, query, headers, body, purpose, calls, interest };
-    let forwarding = match requester.reader() {
-        None => shared.upstream.forward(forward),
-        Some(asked) => {
+    let timeout = call_timeout(&shared.route, &post);
+    let forward = Forward { principal, method, query, headers, body, purpose, calls, interest, timeout };
+    let forwarding = match (turn, requester.reader()) {
+        (Some(turn), _) => in_turn(Arc::clone(&shared.upstream), forward, turn, Arc::clone(&requester.asked)),
+        (None, None) => shared.upstream.forward(forward),
+        (None, Some(asked)) => {
             let shared = Arc::clone(&shared);
             let resuming = async move {
                 asked.reading_on.end().await;
@@ -138,8 +146,70 @@ pub(in crate::proxy) fn pass(
     let is_waited_for = is_call || requester.resumed.is_some();
     let span = Mutex::new(span);
     let sent = Sent { shared, began, _work: work, requester, is_handshake, call, giving_up, stopping, span };
-    let terms = Box::new(Terms { sent, waiting, edit, listens, ladder });
+    let terms = Box::new(Terms { sent, waiting, edit, hides, listens, ladder });
     wait(forwarding, terms, is_waited_for, may_begin)
+}
+
+/// How long the calls of a request may take at the server, where that is not what the server is held to.
+fn call_timeout(route: &Route, post: &Post) -> Option<Duration> {
+    if !route.has_timeouts() || !post.may_ask() {
+        return None;
+    }
+    let mut calls = post.calls().map(|tool| route.call_timeout(tool)).peekable();
+    if calls.peek().is_none() {
+        return route.timeout;
+    }
+    // A batch has the time of the longest of its calls.
+    calls.collect::<Option<Vec<_>>>()?.into_iter().max()
+}
+
+/// Forwards calls once it is their turn, and holds their permits for as long as the server is at them, whether or not
+/// their client stays. Calls that are cancelled in the queue are never sent.
+fn in_turn(
+    upstream: Arc<dyn Upstream>,
+    mut forward: Forward,
+    turn: Turn,
+    asked: Arc<Asked>,
+) -> BoxFuture<'static, Result<Forwarded, CallError>> {
+    let is_through = turn.is_through();
+    if !is_through {
+        asked.enter_queue();
+    }
+    async move {
+        let permits = tokio::select! {
+            biased;
+            () = asked.lost().cancelled(), if !is_through => return Err(CallError::SessionEnded),
+            permits = turn.wait(|| false) => permits?,
+        };
+        if !is_through && !asked.leave_queue() {
+            return Err(CallError::SessionEnded);
+        }
+        let interest: Arc<dyn Interest> = asked;
+        let interest = forward.interest.take().unwrap_or(interest);
+        forward.interest = Some(Arc::new(Permitted { interest, _permits: permits }));
+        upstream.forward(forward).await
+    }
+    .boxed()
+}
+
+/// Who waits for the answer to calls that hold permits.
+struct Permitted {
+    interest: Arc<dyn Interest>,
+    _permits: Permits,
+}
+
+impl Interest for Permitted {
+    fn lost(&self) -> &CancellationToken {
+        self.interest.lost()
+    }
+
+    fn answered(&self) {
+        self.interest.answered();
+    }
+
+    fn reading_on(&self) -> &ReadingOn {
+        self.interest.reading_on()
+    }
 }
 
 /// The request as its server is sent it, and the span of the server's call, where it is traced: both name it. A
@@ -233,6 +303,13 @@ fn purpose(method: &Method, post: &Post, waiting: &[Id]) -> Purpose {
     }
 }
 
+/// Whether a list of tools may be in the answer: it is asked for, or a stream that could hold one is opened.
+fn may_list(passage: &Passage) -> bool {
+    let lists =
+        |message: &Message| matches!(message, Message::Request { method: protocol::Method::ToolsList, .. });
+    passage.method == Method::GET || passage.post.messages.iter().any(lists)
+}
+
 fn may_be_asked_twice(message: &Message) -> bool {
     match message {
         Message::Request { method, .. } => method.is_repeatable(),
@@ -256,12 +333,17 @@ fn heartbeat(shared: &Shared, client: &Client, passage: &Passage) -> Option<Hear
 
 /// Begins an answer whose server has not.
 fn begin(forwarding: BoxFuture<'static, Result<Forwarded, CallError>>, terms: Terms) -> Passed {
-    let Terms { sent, waiting, edit: _, listens: _, ladder } = terms;
+    let Terms { sent, waiting, edit: _, hides, listens: _, ladder } = terms;
     let id = waiting.first().expect("a call has an id").clone();
     let body = Body::late(forwarding, id, sent.requester.clone());
     let (silence, timer) = ladder.into_parts();
     let relay = Relay::of_events(answers(waiting, &silence, &sent.requester, 0), silence);
-    events(Passing::Pieces(Relaying::new(sent, relay, body, Outcome::Result, timer).boxed()))
+    let mut relaying = Relaying::new(sent, relay, body, Outcome::Result, timer);
+    if hides {
+        // What its server holds an event to is not known before it has begun.
+        relaying.hides_tools(upstream::Limits::default().result_bytes);
+    }
+    events(Passing::Pieces(relaying.boxed()))
 }
 
 /// `limit` is for one message of a batch's answer, in bytes.
@@ -288,16 +370,16 @@ async fn answer(forwarded: Forwarded, mut terms: Box<Terms>) -> Passed {
     }
     if forwarded.headers.contains_key(CONTENT_ENCODING) {
         // What cannot be read is left alone.
-        terms.edit = None;
+        (terms.edit, terms.hides) = (None, false);
     }
     // One that is only taken (202) is answered on the session's own stream.
     let is_answer = is_waited_for && status.is_success() && status != StatusCode::ACCEPTED;
     if is_answer && forwarded.body.is_over() && terms.sent.requester.resumed.is_none() {
         return Box::pin(terms.sent.refused(&terms.waiting, &deferred_head::empty())).await;
     }
-    let limit = match &terms.edit {
-        Some(_) if status.is_success() => Some(forwarded.limit),
-        Some(_) | None => {
+    let limit = match terms.edit.is_some() || terms.hides {
+        true if status.is_success() => Some(forwarded.limit),
+        true | false => {
             let is_short = forwarded.body.length().is_some_and(|length| length <= WHOLE);
             (is_waited_for && is_short).then_some(WHOLE as usize)
         }
@@ -335,12 +417,20 @@ async fn document(
     if body.is_empty() && is_answer {
         return Box::pin(terms.sent.refused(&terms.waiting, &deferred_head::empty())).await;
     }
-    let Some(mut edit) = terms.edit.filter(|_| status.is_success()) else {
+    if !status.is_success() || terms.edit.is_none() && !terms.hides {
         return terms.sent.whole(status, headers, body);
-    };
-    let in_session = headers.get(&SESSION_ID).cloned();
-    let edited = Frame::parse(body.clone()).ok().and_then(|frame| edit(&frame, in_session.as_ref()));
-    let body = edited.unwrap_or(body);
+    }
+    let mut body = body;
+    if terms.hides {
+        let route = &terms.sent.shared.route;
+        let listed = Frame::parse(body.clone()).ok();
+        body = listed.and_then(|list| deny::hide(&list, |tool| route.denies(tool))).unwrap_or(body);
+    }
+    if let Some(mut edit) = terms.edit {
+        let in_session = headers.get(&SESSION_ID).cloned();
+        let edited = Frame::parse(body.clone()).ok().and_then(|frame| edit(&frame, in_session.as_ref()));
+        body = edited.unwrap_or(body);
+    }
     headers.insert(CONTENT_LENGTH, body.len().into());
     terms.sent.whole(status, headers, body)
 }
@@ -349,7 +439,7 @@ async fn document(
 fn go_by(forwarded: Forwarded, is_answer: bool, terms: Terms) -> Passed {
     let is_events = forwarded.is_events();
     let Forwarded { status, mut headers, body, limit } = forwarded;
-    let Terms { sent, waiting, edit, listens, ladder } = terms;
+    let Terms { sent, waiting, edit, hides, listens, ladder } = terms;
     // As long as nothing of it has been sent, an error can take its place: of any length, and to be read.
     let may_be_replaced =
         is_answer && !headers.contains_key(CONTENT_LENGTH) && !headers.contains_key(CONTENT_ENCODING);
@@ -375,6 +465,9 @@ fn go_by(forwarded: Forwarded, is_answer: bool, terms: Terms) -> Passed {
         headers.remove(CONTENT_LENGTH);
     }
     if is_events && status.is_success() {
+        if hides {
+            relaying.hides_tools(limit);
+        }
         relaying.changes = match (edit, listens) {
             (Some(edit), _) => {
                 let in_session = headers.get(&SESSION_ID).cloned();
@@ -431,7 +524,6 @@ mod tests {
     use super::*;
     use crate::{dialect::Principal, protocol::Messages};
     use http::HeaderValue;
-    use std::time::Duration;
 
     #[test]
     fn a_stream_is_begun_for_one_message_and_not_for_a_batch_of_one() {

@@ -69,8 +69,10 @@ impl Sent {
     /// Tells the server that the calls are cancelled (2025-11-25, *Cancellation*). What it still says
     /// of them is not waited for.
     pub(super) fn give_up(&mut self) {
+        let is_queued = self.requester.asked.is_queued();
         if let Some(session) = self.giving_up.take()
             && self.requester.asked.lose()
+            && !is_queued
         {
             let reason = "it took longer than the proxy lets a client wait";
             self.shared.upstream.cancel_in(*session, &self.requester.asked.ids, reason);

@@ -21,7 +21,7 @@ use std::{
     collections::{HashMap, HashSet},
     sync::{
         Arc, Weak,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -33,6 +33,8 @@ use tokio_util::sync::CancellationToken;
 pub(in crate::proxy) struct Ended {
     /// Those in flight, by session and id. Of some clients more than one have the same.
     asked: DashMap<(Key, Id), SmallVec<[Weak<Asked>; 1]>>,
+    /// How many requests wait in a queue of ours.
+    queued: AtomicUsize,
     /// Never held while waiting.
     known: Mutex<Known>,
     /// Whether any session has been closed here.
@@ -58,6 +60,8 @@ pub(in crate::proxy) struct Asked {
     pub(in crate::proxy) ids: SmallVec<[Id; 1]>,
     /// Of the ids. Held for a look.
     taken_back: Mutex<HashSet<Id>>,
+    /// It waits in a queue of ours, and the server has not heard of it. Changed while `taken_back` is held.
+    is_queued: AtomicBool,
     /// None of it is wanted, and the server has been told so, or is about to be.
     lost: CancellationToken,
     pub(in crate::proxy) reading_on: ReadingOn,
@@ -94,6 +98,21 @@ impl Ended {
     pub(in crate::proxy) fn cancel(&self, key: Key, request: Id) {
         let asked = self.asked.get(&(key, request.clone())).map(|asked| asked.clone());
         asked.iter().flatten().filter_map(Weak::upgrade).for_each(|asked| asked.take_back(&request));
+    }
+
+    /// Cancels a request that waits in a queue of ours, of which the server need not hear. Whether it is one.
+    pub(in crate::proxy) fn withdraw(&self, key: Key, request: &Id) -> bool {
+        if self.queued.load(Ordering::Relaxed) == 0 {
+            return false;
+        }
+        let asked = self.asked.get(&(key, request.clone())).map(|asked| asked.clone());
+        let mut asked = asked.iter().flatten().filter_map(Weak::upgrade).peekable();
+        asked.peek().is_some() && asked.fold(true, |all, asked| asked.withdraw(request) && all)
+    }
+
+    /// Whether any request waits in a queue of ours.
+    pub(in crate::proxy) fn has_queued(&self) -> bool {
+        self.queued.load(Ordering::Relaxed) > 0
     }
 
     /// The session is over for its client, which hears so in it from now on. What it still waits for goes
@@ -150,6 +169,7 @@ impl Asked {
             key,
             ids,
             taken_back: Mutex::default(),
+            is_queued: AtomicBool::new(false),
             lost: CancellationToken::new(),
             reading_on: ReadingOn::default(),
         });
@@ -173,6 +193,42 @@ impl Asked {
         if taken_back.len() == self.ids.len() {
             self.lost.cancel();
         }
+    }
+
+    /// It waits in a queue of ours from now on.
+    pub(in crate::proxy) fn enter_queue(&self) {
+        let _taken_back = self.taken_back.lock();
+        self.is_queued.store(true, Ordering::Relaxed);
+        self.ended.queued.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// It is about to be sent. False where it is cancelled, and is not to be.
+    pub(in crate::proxy) fn leave_queue(&self) -> bool {
+        let _taken_back = self.taken_back.lock();
+        self.no_longer_queued();
+        !self.lost.is_cancelled()
+    }
+
+    /// Whether the server has not heard of it, because it waits in a queue of ours.
+    pub(in crate::proxy) fn is_queued(&self) -> bool {
+        self.is_queued.load(Ordering::Relaxed)
+    }
+
+    fn no_longer_queued(&self) {
+        if self.is_queued.swap(false, Ordering::Relaxed) {
+            self.ended.queued.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Cancels it where it waits in a queue of ours and this is all that it asks: the server never hears of it.
+    fn withdraw(&self, id: &Id) -> bool {
+        let mut taken_back = self.taken_back.lock();
+        let is_all = self.is_queued.load(Ordering::Relaxed) && self.ids[..] == [id.clone()];
+        if is_all {
+            taken_back.insert(id.clone());
+            self.lost.cancel();
+        }
+        is_all
     }
 
     /// Nothing of it is wanted any more, and whoever says so tells the server. Whether that was news.
@@ -219,6 +275,7 @@ impl Interest for Asked {
 
 impl Drop for Asked {
     fn drop(&mut self) {
+        self.no_longer_queued();
         for place in self.places() {
             if let Entry::Occupied(mut others) = self.ended.asked.entry(place) {
                 others.get_mut().retain(|other| !std::ptr::eq(other.as_ptr(), self));

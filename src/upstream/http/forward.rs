@@ -30,7 +30,7 @@ pub(super) async fn forward(server: Arc<Http>, request: Forward) -> Result<Forwa
     if server.work.is_closing() {
         return Err(CallError::Closing);
     }
-    let Forward { principal: _, method, query, headers, body, purpose, calls, interest } = request;
+    let Forward { principal: _, method, query, headers, body, purpose, calls, interest, timeout } = request;
     let session = headers.get(&SESSION_ID).cloned();
     let mut opening = None;
     let mut after = None;
@@ -49,7 +49,9 @@ pub(super) async fn forward(server: Arc<Http>, request: Forward) -> Result<Forwa
         in_session: session.is_some(),
     });
     drop(headers);
-    let due = purpose.due(&server.config.now().timeouts).map(|(limit, lost)| (Box::pin(sleep(limit)), lost));
+    let due = purpose
+        .due(&server.config.now().timeouts, timeout)
+        .map(|(limit, lost)| (Box::pin(sleep(limit)), lost));
     let mut rest = Rest {
         server: server.clone(),
         wanted: purpose.wanted(),
@@ -141,12 +143,11 @@ async fn persist(server: &Http, way: &Way) -> Result<http::Response<Incoming>, C
 
 impl Purpose {
     /// How long it may take, and what is to be said then; `None` for as long as the client likes.
-    fn due(self, limits: &Timeouts) -> Option<(Duration, CallError)> {
+    fn due(self, limits: &Timeouts, of_call: Option<Duration>) -> Option<(Duration, CallError)> {
+        let call = of_call.unwrap_or(limits.call);
         match self {
             Self::Listen => None,
-            Self::Call | Self::Ask | Self::Once | Self::Resume => {
-                Some((limits.call, CallError::CallTimeout(limits.call)))
-            }
+            Self::Call | Self::Ask | Self::Once | Self::Resume => Some((call, CallError::CallTimeout(call))),
             Self::Begin | Self::Tell => {
                 Some((limits.first_byte, CallError::FirstByteTimeout(limits.first_byte)))
             }

@@ -438,15 +438,16 @@ impl<W: Wire> Exchange<W> {
     fn overdue(&mut self, cx: &mut Context<'_>) -> Option<CallError> {
         let server = self.home.server();
         let (limits, clock) = (server.config.now().timeouts, server.clock);
+        let call = self.request.timeout.unwrap_or(limits.call);
         let (is_sent, progress) = (matches!(self.stage, Stage::Sent(_)), self.progress());
         let alarm = |limit| Alarm::at(clock.now() + limit, Of::Answer);
-        let timers = self.timers.get_or_insert_with(|| Timers { call: alarm(limits.call), step: None });
+        let timers = self.timers.get_or_insert_with(|| Timers { call: alarm(call), step: None });
         let lost = |error: CallError| match progress {
             Progress::Unsent => error.before_sending(),
             Progress::Sent | Progress::Begun { .. } | Progress::Refused => error,
         };
         if timers.call.poll(cx).is_ready() {
-            return Some(lost(CallError::CallTimeout(limits.call)));
+            return Some(lost(CallError::CallTimeout(call)));
         }
         if is_call(&self.request.method) {
             return None;

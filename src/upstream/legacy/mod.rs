@@ -110,6 +110,7 @@ impl<W: Wire> Calls for Group<W> {
             body: raise::request(call, id, wants_progress),
             headers: call.headers.clone(),
             deferral,
+            timeout: None,
         };
         self.audience.is_joined_by_another();
         Exchange::new(self, request).boxed()
@@ -130,7 +131,7 @@ impl<W: Wire> Upstream for Legacy<W> {
             };
         }
         let NativeCall { id, method, body, deferral } = call;
-        let request = Request { id, method, body, headers: Further::default(), deferral };
+        let request = Request { id, method, body, headers: Further::default(), deferral, timeout: None };
         let Some(session) = self.joined(&session) else {
             return (lost(CallError::not_over_http()), None);
         };
@@ -151,6 +152,7 @@ impl<W: Wire> Upstream for Legacy<W> {
             body: Bytes::new(),
             headers: Further::default(),
             deferral: Some(deferral),
+            timeout: None,
         };
         let call = Exchange::taken_up(session.clone(), request, answer?, &open)?;
         if !anchor.is_clients {

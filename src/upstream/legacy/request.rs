@@ -1,6 +1,7 @@
 //! A call as it is sent.
 
 use bytes::Bytes;
+use std::time::Duration;
 
 use crate::{dialect::Further, protocol::Method, upstream::Deferral};
 
@@ -15,4 +16,6 @@ pub(super) struct Request {
     /// Further headers of the client to pass on.
     pub(super) headers: Further,
     pub(super) deferral: Option<Deferral>,
+    /// How long it may take, where that is not [`Timeouts::call`](crate::upstream::Timeouts::call).
+    pub(super) timeout: Option<Duration>,
 }

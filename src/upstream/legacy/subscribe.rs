@@ -140,6 +140,7 @@ async fn ask<W: Wire>(group: &Arc<Group<W>>, method: Method, uri: &str) -> Resul
         method,
         headers: Further::default(),
         deferral: None,
+        timeout: None,
     };
     let mut replies = Exchange::new(group.clone(), request);
     while let Some(event) = replies.next().await {

@@ -141,7 +141,7 @@ routes:
             deferral.yaml:6:20: the file `/${SECRET}` cannot be read: No such file or directory (os error 2)
             deferral.yaml:6:62: `${SECRET}/x` is not a host; write its name alone, as in `mcp.example.com`, or `*` for every host (what a variable gives is not shown)
             deferral.yaml:9:22: `${SECRET}://${HOST}/` is not a URL this proxy can call; write it as in `http://127.0.0.1:9000/mcp` (what a variable gives is not shown)
-            deferral.yaml:10:20: unknown mode `${SECRET}`; use auto, never, always, required or observe (what a variable gives is not shown)
+            deferral.yaml:10:20: unknown mode `${SECRET}`; use auto, never, always, required, observe or, for a tool, deny (what a variable gives is not shown)
             deferral.yaml:11:11: the path `/${SECRET}` is already a route (line 8); give this one another
             deferral.yaml:12:22: `http://x:${SECRET}/` is not a URL this proxy can call; its port is not a number from 1 to 65535 (what a variable gives is not shown)
             deferral.yaml:13:30: `empty_contents_is_error` must be true or false, not `${SECRET}` (what a variable gives is not shown)

@@ -111,6 +111,9 @@ impl Desk {
             // A test that waits says so.
             held: Held { progress: None, comments: Duration::from_secs(600), deadline: None, ticket: None },
             tickets: deferral::internals::policy::Tickets::default(),
+            limits: Default::default(),
+            queue: Default::default(),
+            timeout: None,
             empty_contents_is_error: false,
         };
         change(&mut route);

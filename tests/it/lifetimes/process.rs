@@ -215,6 +215,9 @@ fn route(always: bool) -> Route {
         resume: Resume { wait: RESUME_WAIT, ..Resume::default() },
         held: Held::default(),
         forward: Vec::new(),
+        limits: Default::default(),
+        queue: Default::default(),
+        timeout: None,
         empty_contents_is_error: false,
         tickets: Tickets::default(),
     }

@@ -364,3 +364,18 @@ async fn a_server_that_asks_in_many_words_is_refused_at_some_point() {
     assert!(refused["message"].as_str().expect("words").contains("too many"), "{refused}");
     assert_eq!(Questions::of(&waiting.answer().await).requests.len(), 1);
 }
+
+#[tokio::test]
+async fn a_client_that_comes_back_to_its_call_makes_no_new_one() {
+    let world = World::with("calls_per_minute: 1").await;
+    let talk = Talk::tool(&asked(&world));
+    let waiting = talk.begin().await;
+    let server = Asking::next(&world, Way::OnTheCall).await;
+    server.ask(0, &form("Who?"));
+    let questions = Questions::of(&waiting.answer().await);
+    let waiting = talk.retry(&questions, json!({ questions.key(): accept("Ada") })).await;
+    assert_eq!(server.answered(&world, 0).await, accept("Ada"));
+    server.says("Hello");
+    assert_eq!(waiting.answer().await.text(), "Hello");
+    assert_eq!(talk.begin().await.answer().await.error()["code"], -31006);
+}

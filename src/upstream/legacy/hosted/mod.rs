@@ -190,8 +190,14 @@ impl<W: Wire> Sessions<W> {
         let Kind::Request { id, method, .. } = message.kind() else { unreachable!("it is a request") };
         let number = self.server.next_id();
         let (body, token) = words::request(message, number);
-        let call =
-            Request { id: number, method: method.clone(), body, headers: Further::default(), deferral: None };
+        let call = Request {
+            id: number,
+            method: method.clone(),
+            body,
+            headers: Further::default(),
+            deferral: None,
+            timeout: request.timeout,
+        };
         let call = HostedCall::new(session, Exchange::native(group.clone(), call), token);
         let interest: Option<Arc<dyn Interest>> = request.interest.clone();
         Answering::begun(call, id.detached(), number, interest, (&self.server, &self.departed), takes_events)
@@ -243,7 +249,14 @@ impl<W: Wire> Sessions<W> {
         };
         let deferral = Deferral::default();
         deferral.comes();
-        let request = Request { id, method, body, headers: Further::default(), deferral: Some(deferral) };
+        let request = Request {
+            id,
+            method,
+            body,
+            headers: Further::default(),
+            deferral: Some(deferral),
+            timeout: None,
+        };
         Some(HostedCall::new(&session, Exchange::native(session.group(groups), request), token))
     }
 

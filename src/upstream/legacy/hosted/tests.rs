@@ -69,6 +69,7 @@ async fn post(server: &dyn Upstream, session: Option<&HeaderValue>, message: Val
         purpose: Purpose::Ask,
         calls: SmallVec::new(),
         interest: None,
+        timeout: None,
     };
     let mut answer = server.forward(request).await.expect("an answer");
     let body = poll_fn(|cx| answer.body.poll_chunk(cx)).await.transpose().expect("whole").unwrap_or_default();

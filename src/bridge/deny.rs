@@ -1,0 +1,93 @@
+//! Tools of mode `deny`: what is taken out of a server's list of tools.
+//!
+//! The cursor of a page stays, also where no tool is left on it: clients go on by the cursor.
+
+use crate::protocol::{
+    Frame, Kind,
+    splice::{Object, Patch, items},
+};
+use bytes::Bytes;
+
+/// A server's answer to `tools/list` without the tools that are denied. `None` where nothing changes.
+pub fn hide(answer: &Frame, is_denied: impl Fn(&str) -> bool) -> Option<Bytes> {
+    let Kind::Success { result, .. } = answer.kind() else { return None };
+    let listed = result.get("tools")?;
+    let tools = items(&listed)?;
+    // Two readers may take the name from different members of that name.
+    let is_hidden = |tool: &Bytes| {
+        let Ok(tool) = Object::read(tool) else { return false };
+        let mut names = tool.members().filter(|(key, _)| key == "name");
+        names.any(|(_, name)| serde_json::from_slice::<String>(&name).is_ok_and(|name| is_denied(&name)))
+    };
+    let hidden: Vec<bool> = tools.iter().map(is_hidden).collect();
+    if !hidden.contains(&true) {
+        return None;
+    }
+    let mut patch = Patch::new(answer.as_bytes().clone());
+    if !hidden.contains(&false) {
+        patch.replace(&listed, Bytes::from_static(b"[]"));
+        return Some(patch.apply());
+    }
+    let start = |at: usize| tools[at].as_ptr() as usize - listed.as_ptr() as usize;
+    let mut is_behind = false;
+    for (at, is_hidden) in hidden.into_iter().enumerate() {
+        // With a tool that stays before it, its comma goes too; else the comma behind it.
+        let part = match (is_hidden, is_behind) {
+            (false, _) => {
+                is_behind = true;
+                continue;
+            }
+            (true, true) => start(at - 1) + tools[at - 1].len()..start(at) + tools[at].len(),
+            (true, false) => start(at)..start(at + 1),
+        };
+        patch.replace(&listed.slice(part), Bytes::new());
+    }
+    Some(patch.apply())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hidden(tools: &str, rest: &str) -> Option<String> {
+        let text = format!(r#"{{"jsonrpc":"2.0","id":1,"result":{{"tools":{tools}{rest}}}}}"#);
+        let answer = Frame::parse(text.into()).expect("a message");
+        let seen = hide(&answer, |name| name.starts_with("rm"))?;
+        let seen = String::from_utf8(seen.to_vec()).expect("text");
+        serde_json::from_str::<serde_json::Value>(&seen).expect("it stays JSON");
+        let tools =
+            seen.strip_prefix(r#"{"jsonrpc":"2.0","id":1,"result":{"tools":"#).expect("it begins alike");
+        Some(tools.strip_suffix("}}").expect("it ends alike").to_owned())
+    }
+
+    #[test]
+    fn a_denied_tool_is_taken_out_of_a_list_and_all_else_stays_as_it_is() {
+        let (a, b, rm) =
+            (r#"{"name":"a", "x":1e5}"#, r#"{"x":[{"name":"rm"}],"name":"b"}"#, r#"{"name":"rm"}"#);
+        for (tools, left) in [
+            (format!("[ {rm} , {a},{b} ]"), format!("[ {a},{b} ]")),
+            (format!("[ {a} , {rm} , {b} ]"), format!("[ {a} , {b} ]")),
+            (format!("[{a},{b} , {rm} ]"), format!("[{a},{b} ]")),
+            (format!("[{rm},{rm}, {a} ,{rm},{rm} , {b},{rm}]"), format!("[{a} , {b}]")),
+        ] {
+            assert_eq!(hidden(&tools, "").as_deref(), Some(&*left), "{tools}");
+        }
+        assert_eq!(hidden(&format!("[{a},{b}]"), ""), None);
+        assert_eq!(hidden("[]", ""), None);
+    }
+
+    #[test]
+    fn a_page_that_is_left_without_tools_keeps_its_cursor() {
+        let left = hidden(r#"[{"name":"rm"}, {"name":"rm2"} ]"#, r#", "nextCursor":"2""#);
+        assert_eq!(left.as_deref(), Some(r#"[], "nextCursor":"2""#));
+    }
+
+    #[test]
+    fn a_name_is_known_however_it_is_spelled() {
+        for tool in
+            [r#"{"n\u0061me":"r\u006d"}"#, r#"{"name":"rm","name":"a"}"#, r#"{"name":"a","name":"rm"}"#]
+        {
+            assert_eq!(hidden(&format!("[{tool}]"), "").as_deref(), Some("[]"), "{tool}");
+        }
+    }
+}

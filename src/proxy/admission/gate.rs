@@ -1,0 +1,381 @@
+//! At most so many calls at a time; the others wait in turn, caller by caller.
+//!
+//! Callers that wait are served in rotation, each with the call that it sent first, so that one with many calls does
+//! not keep another waiting for all of them. A caller has a bounded number of calls in the queue.
+
+use crate::{dialect::Principal, runtime::Mutex, telemetry::Limit};
+use std::{
+    collections::{BTreeMap, HashMap},
+    future::Future,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, ready},
+};
+use tokio::sync::oneshot;
+
+/// Lets so many calls through at a time.
+pub(super) struct Gate {
+    state: Mutex<State>,
+}
+
+struct State {
+    limit: usize,
+    running: usize,
+    /// The callers that have calls here, by their turns. Each is in it once.
+    rotation: BTreeMap<u64, Principal>,
+    waiting: HashMap<Principal, Calls>,
+    /// Calls that go on after input responses, and were let through before.
+    continuing: BTreeMap<u64, Waiter>,
+    /// Of the next to wait.
+    number: u64,
+}
+
+/// The calls of one caller that wait.
+struct Calls {
+    /// Of the caller, in the rotation.
+    turn: u64,
+    /// By the order in which they came. Never empty.
+    waiters: BTreeMap<u64, Waiter>,
+}
+
+struct Waiter {
+    /// A batch is several calls.
+    weight: usize,
+    permit: oneshot::Sender<Permit>,
+}
+
+/// Who wants through.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Entry {
+    /// A new call, where its caller has fewer than this many in the queue.
+    New(usize),
+    /// A call that has waited at another gate.
+    Admitted,
+    /// A call that goes on after input responses: it is before all others.
+    Continuing,
+}
+
+/// The calls of one message at the server. Dropped once they are there no more.
+pub(super) struct Permit {
+    gate: Arc<Gate>,
+    weight: usize,
+}
+
+/// A place in the queue; resolves to the permit. Dropped before that, it is free for another.
+pub(super) struct Place {
+    gate: Arc<Gate>,
+    /// None of one that goes on.
+    principal: Option<Principal>,
+    number: u64,
+    permit: oneshot::Receiver<Permit>,
+}
+
+/// A call is let through at once, or has a place in the queue.
+pub(super) enum Entered {
+    Through(Permit),
+    Waits(Place),
+}
+
+/// The caller has as many calls in the queue as it may.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct QueueFull;
+
+// === impl Gate ===
+
+impl Gate {
+    pub(super) fn new(limit: usize) -> Arc<Self> {
+        let state = State {
+            limit,
+            running: 0,
+            rotation: BTreeMap::new(),
+            waiting: HashMap::new(),
+            continuing: BTreeMap::new(),
+            number: 0,
+        };
+        Arc::new(Self { state: Mutex::new(state) })
+    }
+
+    /// So many may be through from now on. Those that are stay.
+    pub(super) fn set_limit(self: &Arc<Self>, limit: usize) {
+        self.state.lock().limit = limit;
+        self.let_through();
+    }
+
+    pub(super) fn limit(&self) -> usize {
+        self.state.lock().limit
+    }
+
+    /// # Errors
+    /// [`QueueFull`].
+    pub(super) fn enter(
+        self: &Arc<Self>,
+        principal: Principal,
+        weight: usize,
+        entry: Entry,
+    ) -> Result<Entered, QueueFull> {
+        let mut state = self.state.lock();
+        let is_first = match entry {
+            Entry::Continuing => state.continuing.is_empty(),
+            Entry::New(_) | Entry::Admitted => state.continuing.is_empty() && state.rotation.is_empty(),
+        };
+        if is_first && state.has_room(weight) {
+            state.running += weight;
+            drop(state);
+            return Ok(Entered::Through(Permit::new(self, weight)));
+        }
+        let queued = state.waiting.get(&principal).map_or(0, |calls| calls.waiters.len());
+        if matches!(entry, Entry::New(most) if queued >= most) {
+            return Err(QueueFull);
+        }
+        let (sender, permit) = oneshot::channel();
+        let number = state.number;
+        state.number += 1;
+        let waiter = Waiter { weight, permit: sender };
+        let principal = match entry {
+            Entry::Continuing => {
+                state.continuing.insert(number, waiter);
+                None
+            }
+            Entry::New(_) | Entry::Admitted => {
+                state.wait(principal, number, waiter);
+                Some(principal)
+            }
+        };
+        drop(state);
+        Ok(Entered::Waits(Place { gate: Arc::clone(self), principal, number, permit }))
+    }
+
+    /// Lets those through for whom there is room.
+    fn let_through(self: &Arc<Self>) {
+        loop {
+            let next = self.state.lock().next();
+            let Some(Waiter { weight, permit }) = next else { return };
+            // One that leaves in this very moment drops the permit, which lets the next one through.
+            drop(permit.send(Permit::new(self, weight)));
+        }
+    }
+}
+
+/// One that is heavier than the limit goes alone: the limit may have been lowered.
+fn has_room(running: usize, limit: usize, weight: usize) -> bool {
+    running == 0 || running.saturating_add(weight) <= limit
+}
+
+// === impl State ===
+
+impl State {
+    fn has_room(&self, weight: usize) -> bool {
+        has_room(self.running, self.limit, weight)
+    }
+
+    /// Who is let through next, where there is room.
+    fn next(&mut self) -> Option<Waiter> {
+        if let Some(first) = self.continuing.first_entry() {
+            let weight = first.get().weight;
+            if !has_room(self.running, self.limit, weight) {
+                return None;
+            }
+            self.running += weight;
+            return Some(first.remove());
+        }
+        let (&turn, &principal) = self.rotation.first_key_value()?;
+        let weight = self.waiting.get(&principal)?.waiters.first_key_value()?.1.weight;
+        if !self.has_room(weight) {
+            return None;
+        }
+        self.running += weight;
+        self.rotation.remove(&turn);
+        let calls = self.waiting.get_mut(&principal)?;
+        let (_, waiter) = calls.waiters.pop_first()?;
+        if calls.waiters.is_empty() {
+            self.waiting.remove(&principal);
+        } else {
+            calls.turn = self.number;
+            self.rotation.insert(self.number, principal);
+            self.number += 1;
+        }
+        Some(waiter)
+    }
+
+    fn wait(&mut self, principal: Principal, number: u64, waiter: Waiter) {
+        let Self { rotation, waiting, .. } = self;
+        let calls = waiting.entry(principal).or_insert_with(|| {
+            rotation.insert(number, principal);
+            Calls { turn: number, waiters: BTreeMap::new() }
+        });
+        calls.waiters.insert(number, waiter);
+    }
+
+    /// One leaves the queue; nothing where it was let through.
+    fn leaves(&mut self, principal: Option<Principal>, number: u64) {
+        let Some(principal) = principal else {
+            self.continuing.remove(&number);
+            return;
+        };
+        let Some(calls) = self.waiting.get_mut(&principal) else { return };
+        calls.waiters.remove(&number);
+        if calls.waiters.is_empty() {
+            self.rotation.remove(&calls.turn);
+            self.waiting.remove(&principal);
+        }
+    }
+}
+
+// === impl Permit ===
+
+impl Permit {
+    fn new(gate: &Arc<Gate>, weight: usize) -> Self {
+        Limit::Concurrency.used(i64::try_from(weight).unwrap_or(i64::MAX));
+        Self { gate: Arc::clone(gate), weight }
+    }
+}
+
+impl Drop for Permit {
+    fn drop(&mut self) {
+        Limit::Concurrency.used(-i64::try_from(self.weight).unwrap_or(i64::MAX));
+        self.gate.state.lock().running -= self.weight;
+        self.gate.let_through();
+    }
+}
+
+// === impl Place ===
+
+impl Future for Place {
+    type Output = Permit;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Permit> {
+        let permit = ready!(Pin::new(&mut self.permit).poll(cx));
+        Poll::Ready(permit.expect("the gate, which the place holds, keeps its sender until it is used"))
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.gate.state.lock().leaves(self.principal, self.number);
+        // The one behind it may be lighter.
+        self.gate.let_through();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use futures_util::FutureExt;
+
+    fn caller(n: u8) -> Principal {
+        Principal::from_bytes([n; 16])
+    }
+
+    fn waits(gate: &Arc<Gate>, n: u8) -> Place {
+        match gate.enter(caller(n), 1, Entry::New(100)) {
+            Ok(Entered::Waits(place)) => place,
+            Ok(Entered::Through(_)) => panic!("there is room"),
+            Err(QueueFull) => panic!("the queue is full"),
+        }
+    }
+
+    fn through(gate: &Arc<Gate>, weight: usize) -> Permit {
+        match gate.enter(caller(0), weight, Entry::New(100)) {
+            Ok(Entered::Through(permit)) => permit,
+            Ok(Entered::Waits(_)) | Err(QueueFull) => panic!("there is no room"),
+        }
+    }
+
+    fn is_empty(gate: &Gate) -> bool {
+        let state = gate.state.lock();
+        state.running == 0
+            && state.rotation.is_empty()
+            && state.waiting.is_empty()
+            && state.continuing.is_empty()
+    }
+
+    #[test]
+    fn callers_take_turns_however_many_calls_one_has() {
+        let gate = Gate::new(1);
+        let mut permit = Some(through(&gate, 1));
+        let mut places: Vec<_> = [1, 1, 1, 2, 3, 2].map(|n| Some((n, waits(&gate, n)))).into();
+        let mut order = Vec::new();
+        while order.len() < 6 {
+            permit.take();
+            let next = places.iter_mut().find_map(|slot| {
+                let granted = (&mut slot.as_mut()?.1).now_or_never()?;
+                Some((slot.take()?.0, granted))
+            });
+            let (n, granted) = next.expect("the next is let through");
+            order.push(n);
+            permit = Some(granted);
+        }
+        assert_eq!(order, [1, 2, 3, 1, 2, 1]);
+        drop(permit);
+        assert!(is_empty(&gate));
+    }
+
+    #[test]
+    fn who_leaves_the_queue_frees_its_place_also_with_the_permit_on_its_way() {
+        let gate = Gate::new(1);
+        let permit = through(&gate, 1);
+        let (first, second, third) = (waits(&gate, 1), waits(&gate, 1), waits(&gate, 2));
+        drop(first);
+        drop(permit);
+        // The second has been sent its permit, and has not looked.
+        drop(second);
+        assert!(third.now_or_never().is_some());
+        assert!(is_empty(&gate));
+    }
+
+    #[test]
+    fn a_caller_has_so_many_calls_in_the_queue_and_others_have_theirs() {
+        let gate = Gate::new(1);
+        let _permit = through(&gate, 1);
+        let enter = |n| gate.enter(caller(n), 1, Entry::New(1));
+        let _place = enter(1).ok().expect("there is one place");
+        assert!(matches!(enter(1), Err(QueueFull)));
+        assert!(matches!(enter(2), Ok(Entered::Waits(_))));
+        assert!(matches!(gate.enter(caller(1), 1, Entry::Continuing), Ok(Entered::Waits(_))));
+    }
+
+    #[test]
+    fn one_that_goes_on_is_before_all_others() {
+        let gate = Gate::new(1);
+        let permit = through(&gate, 1);
+        let new = waits(&gate, 1);
+        let Ok(Entered::Waits(mut on)) = gate.enter(caller(2), 1, Entry::Continuing) else {
+            panic!("it waits")
+        };
+        drop(permit);
+        let permit = (&mut on).now_or_never().expect("it is first");
+        let mut new = new;
+        assert!((&mut new).now_or_never().is_none());
+        drop(permit);
+        assert!(new.now_or_never().is_some());
+    }
+
+    #[test]
+    fn a_raised_limit_lets_those_through_who_wait_and_a_lowered_one_ends_nothing() {
+        let gate = Gate::new(1);
+        let _permit = through(&gate, 1);
+        let (first, second, mut third) = (waits(&gate, 1), waits(&gate, 1), waits(&gate, 1));
+        gate.set_limit(3);
+        let permits = [first.now_or_never(), second.now_or_never()];
+        assert!(permits.iter().all(Option::is_some) && (&mut third).now_or_never().is_none());
+        gate.set_limit(1);
+        drop(permits);
+        assert!((&mut third).now_or_never().is_none(), "one runs still");
+    }
+
+    #[test]
+    fn a_batch_waits_for_room_for_all_of_it_and_one_that_is_too_large_goes_alone() {
+        let gate = Gate::new(2);
+        let permit = through(&gate, 1);
+        let Ok(Entered::Waits(mut batch)) = gate.enter(caller(1), 5, Entry::Admitted) else {
+            panic!("it waits")
+        };
+        let mut behind = waits(&gate, 2);
+        assert!((&mut behind).now_or_never().is_none(), "it does not pass the batch");
+        drop(permit);
+        let permit = (&mut batch).now_or_never().expect("it goes alone");
+        assert!((&mut behind).now_or_never().is_none());
+        drop(permit);
+        assert!(behind.now_or_never().is_some());
+    }
+}

@@ -1,0 +1,90 @@
+//! At most so many calls of one caller in a minute.
+//!
+//! A caller may make all of them at once; its allowance grows again evenly, a call each `60 s / limit`. What is kept
+//! of a caller is the moment at which it is whole again (the generic cell rate algorithm).
+
+use crate::{dialect::Principal, proxy::recent::Recent, runtime::Mutex};
+use std::{
+    num::NonZeroU32,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+/// Callers whose allowance is kept: about 150 bytes each. Beyond it those that called least lately are forgotten, and
+/// have all of it again.
+const KEPT: usize = 16 << 10;
+
+const MINUTE: Duration = Duration::from_secs(60);
+
+/// The allowances of all callers.
+pub(super) struct RateLimit {
+    pub(super) per_minute: NonZeroU32,
+    whole_at: Recent<Principal, Allowance>,
+}
+
+/// When the allowance of a caller is whole again.
+pub(super) type Allowance = Arc<Mutex<Option<Instant>>>;
+
+// === impl RateLimit ===
+
+impl RateLimit {
+    pub(super) fn new(per_minute: NonZeroU32) -> Self {
+        Self { per_minute, whole_at: Recent::new(KEPT) }
+    }
+
+    pub(super) fn of(&self, principal: Principal) -> Allowance {
+        self.whole_at.get_or_insert_with(principal, Arc::default)
+    }
+
+    /// When the allowance that is whole at `whole_at` is so after so many calls more.
+    ///
+    /// # Errors
+    /// How long to wait for that many.
+    pub(super) fn check(
+        &self,
+        whole_at: Option<Instant>,
+        calls: u32,
+        now: Instant,
+    ) -> Result<Instant, Duration> {
+        let after = whole_at.map_or(now, |at| at.max(now)) + MINUTE * calls / self.per_minute.get();
+        match (after - now).checked_sub(MINUTE) {
+            None | Some(Duration::ZERO) => Ok(after),
+            Some(wait) => Err(wait),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_minute_holds_so_many_calls_and_the_wait_is_named_exactly() {
+        let limit = RateLimit::new(NonZeroU32::new(3).expect("3"));
+        let start = tokio::time::Instant::now().into_std();
+        let mut whole_at = None;
+        let mut call = |after: u64| {
+            let now = start + Duration::from_secs(after);
+            let checked = limit.check(whole_at, 1, now);
+            if let Ok(at) = checked {
+                whole_at = Some(at);
+            }
+            checked.map(|_| ()).map_err(|wait| wait.as_secs())
+        };
+        assert_eq!([call(0), call(0), call(0)], [Ok(()); 3]);
+        assert_eq!([call(0), call(5), call(19)], [Err(20), Err(15), Err(1)], "a refused call takes nothing");
+        assert_eq!([call(20), call(20), call(40)], [Ok(()), Err(20), Ok(())]);
+        assert_eq!([call(1000), call(1000), call(1000), call(1000)], [Ok(()), Ok(()), Ok(()), Err(20)]);
+    }
+
+    #[test]
+    fn callers_beyond_the_bound_are_forgotten_and_others_keep_theirs() {
+        let limit = RateLimit::new(NonZeroU32::MIN);
+        for n in 0..(KEPT as u32 + 1000) {
+            let mut bytes = [0; 16];
+            bytes[..4].copy_from_slice(&n.to_be_bytes());
+            limit.of(Principal::from_bytes(bytes));
+        }
+        assert!(limit.whole_at.len() <= KEPT);
+    }
+}
