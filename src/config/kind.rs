@@ -11,10 +11,10 @@ use super::{
     yaml::{Entry, Node, Scalar, Value},
 };
 use crate::{
-    policy::{ClientMatch, Mode, Pattern, PrincipalSource},
+    policy::{ClientMatch, Mode, Pattern, PrincipalSource, ResponseHeaders},
     protocol::capability,
 };
-use http::Uri;
+use http::{HeaderValue, Uri};
 use serde_json::{Value as Json, json};
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
@@ -310,6 +310,43 @@ pub(super) fn pattern() -> Kind<'static, Pattern> {
 /// A text of some sort.
 pub(super) fn string<T: 'static>(read: fn(&str) -> Result<T, Invalid>) -> Kind<'static, T> {
     word(json!({ "type": "string" }), read)
+}
+
+/// Headers of responses: a mapping of names to texts.
+pub(super) fn response_headers() -> Kind<'static, ResponseHeaders> {
+    let read = |node: &Node, report: &mut Report| {
+        let Value::Map(entries) = &node.value else {
+            let message = format!("must be a mapping (`NAME: value`), not {}", node.what());
+            report.problems.push(Problem::new(node.place, message));
+            return None;
+        };
+        let before = report.problems.len();
+        let mut headers = ResponseHeaders::new();
+        for Entry { key, key_place, node } in entries {
+            let name = values::response_header(key).and_then(|name| {
+                match headers.iter().any(|(known, _)| *known == name) {
+                    true => Err(Invalid(format!(
+                        "`{key}` is listed twice, in other letters; remove one of the two"
+                    ))),
+                    false => Ok(name),
+                }
+            });
+            let name =
+                name.map_err(|Invalid(message)| report.problems.push(Problem::new(*key_place, message)));
+            let known = report.problems.len();
+            let value = leaf(node, report, values::header_value);
+            for Problem { message, .. } in &mut report.problems[known..] {
+                if message.starts_with("must ") {
+                    message.insert_str(0, &format!("the header `{key}` "));
+                }
+            }
+            let value = value.and_then(|value| HeaderValue::from_str(&value).ok());
+            headers.extend(name.ok().zip(value));
+        }
+        (report.problems.len() == before).then_some(headers)
+    };
+    let schema = || json!({ "type": "object", "additionalProperties": { "type": "string" } });
+    Kind { schema: Box::new(schema), show: |_| Json::Null, read: Box::new(read) }
 }
 
 /// What a caller is.

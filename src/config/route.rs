@@ -4,8 +4,8 @@ use super::{
     At, RouteConfig,
     file::DEFAULT_PATH,
     kind::{
-        Unsolicited, count, duration, duration_or_off, mode, path, pattern, principal, requires, size,
-        some_duration, string, text, tool_errors, tool_mode, truth, unsolicited,
+        Unsolicited, count, duration, duration_or_off, mode, path, pattern, principal, requires,
+        response_headers, size, some_duration, string, text, tool_errors, tool_mode, truth, unsolicited,
     },
     limits::{Limits, Timeouts},
     rollout,
@@ -115,6 +115,16 @@ pub(super) fn route(
             .key("questions", "Questions that the server asks during a call.")
             .section("`questions`", questions),
         forward: together::once(forward, s, |name| format!("`{name}` is listed twice")),
+        response_headers: s
+            .key("response", "Responses to clients of the route.")
+            .section("`response`", |s| {
+                s.key(
+                    "headers",
+                    "Headers of every response of the route, errors of the proxy's own included: names and values. They take the \
+                     place of the server's own of these names.",
+                )
+                .or(response_headers(), Vec::new())
+            }),
         empty_contents_is_error: s
             .key(
                 "empty_contents_is_error",

@@ -292,6 +292,30 @@ pub fn forwarded_header(text: &str) -> Result<HeaderName> {
     }
 }
 
+/// A header that may be added to every response of a route.
+///
+/// # Errors
+/// Says why it may not: it belongs to the connection, to what is in the response, or to the protocol.
+pub fn response_header(text: &str) -> Result<HeaderName> {
+    let name = header(text)?;
+    let why = match name.as_str() {
+        "connection" | "keep-alive" | "te" | "trailer" | "transfer-encoding" | "upgrade" | "date" => {
+            "belongs to the connection"
+        }
+        name if name.starts_with("proxy-") => "belongs to the connection",
+        name if name.starts_with("content-") && name != "content-security-policy" => {
+            "says what the response holds"
+        }
+        "allow" | "last-event-id" | "location" | "retry-after" | "vary" | "www-authenticate" => {
+            "says what the response means"
+        }
+        name if name.starts_with("mcp-") => "belongs to the protocol",
+        name if name.starts_with("access-control-") => "follows from `access.origins`",
+        _ => return Ok(name),
+    };
+    invalid(format!("`{text}` {why}, and cannot be set for every response; remove it"))
+}
+
 /// A header that we may send beside our own.
 ///
 /// # Errors

@@ -4,7 +4,7 @@ use super::{
     Bound, Config, Error, Front, Keys, Lasting,
     arrival::{Admitted, Answered},
     face,
-    layers::{access::Access, shed::Shed, tokens::Tokens},
+    layers::{access::Access, route_headers::RouteHeaders, shed::Shed, tokens::Tokens},
     listener::{self, Generation, Serves},
     places::Places,
     receive::BodyMemory,
@@ -102,5 +102,7 @@ fn stack(front: &Arc<Front>, config: &Config) -> impl Serves + use<> {
     // First, before anything is spent on the request: what a strange web page made a browser
     // send must reach nothing. It also puts on the answers what browsers ask for, refusals of
     // the layers below included.
-    Access::new(tokens, config.access.clone())
+    let access = Access::new(tokens, config.access.clone());
+    // Around all others: an operator's headers are on their refusals, too.
+    RouteHeaders::new(access, front)
 }

@@ -18,7 +18,9 @@ pub use access::{Access, Checked, Denied};
 pub use call_limits::{CallLimits, CallQueue};
 pub use limit::Quotas;
 pub use rollout::{Head, Rollout, RolloutBy, Share, Standing};
-pub use route::{ClientMatch, Held, LegacyTasks, PrincipalSource, Questions, Resume, Route, Unsolicited};
+pub use route::{
+    ClientMatch, Held, LegacyTasks, PrincipalSource, Questions, ResponseHeaders, Resume, Route, Unsolicited,
+};
 pub use silence::{KeepAliveStep, Silence};
 pub use threshold::{Defer, Mode, Pattern, SHORTEST_RETENTION, ToolPolicy, ToolRule};
 pub use tickets::{HolderSign, Holding, TicketAfter, TicketHolder, TicketTerms, Tickets};

@@ -4,7 +4,7 @@ use super::{
     CallLimits, CallQueue, Defer, Head, Mode, Pattern, Rollout, RolloutBy, Standing, TicketAfter, Tickets,
     ToolPolicy, ToolRule, rollout,
 };
-use http::{HeaderMap, HeaderName};
+use http::{HeaderMap, HeaderName, HeaderValue};
 use std::{fmt, sync::Arc, time::Duration};
 
 /// One MCP endpoint of the proxy.
@@ -30,9 +30,14 @@ pub struct Route {
     /// Headers beside `Authorization` and cookies by which the server knows the caller. They are
     /// forwarded, and callers that differ in them share no session.
     pub forward: Vec<HeaderName>,
+    /// Headers of every response of the route, in the place of the server's own of these names.
+    pub response_headers: ResponseHeaders,
     /// Turn an empty `resources/read` result into the error it stands for. Off by default.
     pub empty_contents_is_error: bool,
 }
+
+/// Headers that an operator has written: each name once.
+pub type ResponseHeaders = Vec<(HeaderName, HeaderValue)>;
 
 /// What a caller is.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -139,6 +139,7 @@ impl CallError {
             | Self::Busy { .. }
             | Self::Waited { .. }
             | Self::AllInUse { .. }
+            | Self::NoPermit { .. }
             | Self::Unread { .. }
             | Self::NoRoom { .. }
             | Self::Closing => self,

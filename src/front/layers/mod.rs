@@ -2,6 +2,7 @@
 
 pub(super) mod access;
 pub(super) mod principal;
+pub(super) mod route_headers;
 pub(super) mod shed;
 pub(super) mod span;
 pub(super) mod tokens;

@@ -69,6 +69,7 @@ mod tests {
             limits: Default::default(),
             queue: Default::default(),
             timeout: None,
+            response_headers: Vec::new(),
             empty_contents_is_error: false,
         }
     }

@@ -66,6 +66,7 @@ fn with_ledger(
         limits: Default::default(),
         queue: Default::default(),
         timeout: None,
+        response_headers: Vec::new(),
         empty_contents_is_error: false,
     };
     let keyring = Arc::new(Keyring::new([7; 32], &[]));

@@ -114,6 +114,7 @@ impl Desk {
             limits: Default::default(),
             queue: Default::default(),
             timeout: None,
+            response_headers: Vec::new(),
             empty_contents_is_error: false,
         };
         change(&mut route);

@@ -218,6 +218,7 @@ fn route(always: bool) -> Route {
         limits: Default::default(),
         queue: Default::default(),
         timeout: None,
+        response_headers: Vec::new(),
         empty_contents_is_error: false,
         tickets: Tickets::default(),
     }

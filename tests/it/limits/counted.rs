@@ -32,6 +32,8 @@ const COUNTED: &[(&str, &str)] = &[
     ("timeouts.idle", "what_a_server_leaves_unanswered_is_counted_by_what_it_was_waited_for"),
     ("timeouts.call", "a_call_that_takes_too_long_is_counted_once_whoever_asked"),
     // Of a route, and of the store.
+    ("concurrency", "the_tools_of_a_rule_share_its_permits_and_other_tools_need_none"),
+    ("calls_per_minute", "a_caller_that_calls_too_often_is_refused_and_told_when_to_try_again"),
     // Driven by `no_more_processes_are_started_than_there_may_be_and_who_waits_too_long_is_told`, which has no proxy.
     ("upstream.instances", "a_limit_that_a_call_was_lost_to_is_counted_when_its_client_is_told"),
     ("upstream.start_timeout", "an_operator_sees_that_a_process_did_not_come_up_in_time"),

@@ -119,6 +119,7 @@ pub(super) const BOUNDS: &[(&str, Held)] = &[
     ("protocol/status_message.rs LONGEST", By("long_words_are_cut_between_characters")),
     ("bridge/form.rs DEPTH", By("a_schema_is_not_followed_for_ever")),
     // Calls and tasks.
+    ("proxy/admission/rate.rs KEPT", By("callers_beyond_the_bound_are_forgotten_and_others_keep_theirs")),
     (
         "proxy/switchboard.rs WAITING",
         By("whoever_tells_a_call_more_than_there_is_room_for_waits_until_it_has_listened"),

@@ -56,6 +56,7 @@ const NO_BOUND: &[(&str, &str)] = &[
     ("upstream/own_ids.rs SIZE", NUMBERS),
     ("proxy/keep.rs FIRST_PAUSE", PAUSE),
     ("proxy/keep.rs NO_ROOM_BYTES", "an estimate: what the words that say so take"),
+    ("proxy/admission/rate.rs MINUTE", "the time in which calls are counted"),
     ("proxy/listen.rs MERGE", PAUSE),
     ("proxy/store_health.rs AGAIN", PAUSE),
     ("proxy/sweep.rs PERIOD", PAUSE),
