@@ -2,32 +2,25 @@
 //!
 //! The result goes to the standard output, everything else to the standard error: a progress bar
 //! where that is a terminal, a line for each change where it is not. Questions are answered by
-//! [`ask`]. The exit code says how it ended, see [`Exit`].
+//! [`ask`]. The exit code says how it ended (`docs/commands.md`).
 
 use super::{
+    CANCELLED, DONE, FAILED, NO,
     ask::{self, Asker, Unanswered},
     interrupted,
-    plain::plain,
+    printer::{Bar, Printer},
+    tools::{self, Server},
 };
 use crate::{
     client::{
-        self, Ending, Error, Progress, REVISIONS, Session, Step, Task, Ticket, Turn, arguments, error_text,
-        no_arguments, revisions,
+        self, Ending, Error, Progress, Session, Step, Task, Ticket, Turn, arguments, error_text, no_arguments,
     },
-    config::values::{self, Invalid, show_duration},
-    protocol::Revision,
+    config::values::{self, show_duration},
     runtime::or_never,
 };
-use http::{HeaderMap, HeaderName, HeaderValue, Uri};
-use indicatif::{ProgressBar, ProgressStyle};
 use serde::Deserialize;
 use serde_json::value::RawValue;
-use std::{
-    fmt::Write as _,
-    io::{self, IsTerminal, Write},
-    process::ExitCode,
-    time::Duration,
-};
+use std::{fmt::Write as _, time::Duration};
 
 /// How long to wait for the answer to a cancellation before leaving anyhow.
 const CANCEL_PATIENCE: Duration = Duration::from_secs(2);
@@ -37,25 +30,16 @@ const MAX_ROUNDS: u32 = 100;
 
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
-    /// The MCP endpoint: a proxy, or any server over Streamable HTTP.
-    #[arg(value_parser = values::upstream_url)]
-    url: Uri,
-    /// The tool to call.
-    #[arg(required_unless_present = "task")]
+    #[command(flatten)]
+    server: Server,
+    /// Tool to call; left out, the tools of the server are listed.
     tool: Option<String>,
     /// Its arguments, a JSON object [default: {}].
     #[arg(value_name = "JSON", value_parser = arguments)]
     arguments: Option<Box<RawValue>>,
-    /// A header to send with each request, as in 'Authorization: Bearer …'; may be repeated.
-    #[arg(long = "header", value_name = "NAME: VALUE", value_parser = header)]
-    headers: Vec<(HeaderName, HeaderValue)>,
     /// Follow the task of this handle, which an earlier call became, instead of calling a tool.
     #[arg(long, value_name = "HANDLE", conflicts_with_all = ["tool", "arguments", "no_tasks"])]
     task: Option<String>,
-    /// The revision to speak: 2026-07-28, 2025-11-25 with its experimental tasks, 2025-06-18 or
-    /// 2025-03-26 [default: the newest that the server speaks].
-    #[arg(long, value_name = "REVISION", value_parser = revision)]
-    protocol: Option<Revision>,
     /// Want no task: wait for the result on the call itself.
     #[arg(long)]
     no_tasks: bool,
@@ -70,19 +54,6 @@ pub struct Args {
     timeout: Option<Duration>,
     #[command(flatten)]
     ask: ask::Options,
-}
-
-/// How it ended, as an exit code.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Exit {
-    /// The tool's result was printed.
-    Done = 0,
-    /// So was the tool's own error (`isError`).
-    ToolError = 1,
-    /// There is no result: a JSON-RPC error, no connection, a question nobody answers.
-    Failed = 2,
-    /// Cancelled, by Ctrl-C, by declining to answer, or by somebody else.
-    Cancelled = 130,
 }
 
 /// Why there is no ending.
@@ -103,22 +74,24 @@ enum Stopped {
 }
 
 /// What the user sees while the call runs.
-struct Screen {
+struct Screen<'a> {
+    printer: &'a mut Printer,
     /// Drawn on the standard error where that is a terminal.
-    bar: Option<ProgressBar>,
+    bar: Option<Bar>,
     /// What the bar says until there is something to say.
     title: String,
     /// The last line said, so that only changes are.
     last: String,
 }
 
-/// Runs the command to its end.
-pub async fn run(args: Args) -> Exit {
-    let headers: HeaderMap = args.headers.iter().cloned().collect();
-    let mut asker = Asker::new(args.ask.clone(), format!("{} at {}", args.what(), args.url));
-    let declared = asker.declared(!args.no_tasks);
-    let mut session = Session::new(args.url.clone(), headers, declared, args.protocol);
-    let mut screen = Screen::new(io::stderr().is_terminal(), args.what());
+/// Runs the command to its end. Gives the exit code.
+pub async fn run(args: Args, printer: &mut Printer) -> u8 {
+    if args.tool.is_none() && args.task.is_none() {
+        return tools::list(&args.server, args.json, args.timeout, printer).await;
+    }
+    let mut asker = Asker::new(args.ask.clone(), format!("{} at {}", args.what(), args.server.url));
+    let mut session = args.server.session(asker.declared(!args.no_tasks));
+    let mut screen = Screen::new(Bar::on_terminal(), args.what(), printer);
     let mut held = None;
     let ending = tokio::select! {
         ending = talk(&mut session, &mut asker, &mut screen, &args, &mut held) => ending,
@@ -127,11 +100,11 @@ pub async fn run(args: Args) -> Exit {
     };
     screen.make_room();
     for key in asker.unused() {
-        tell(&format!("note: nothing was asked under the key `{key}`"));
+        printer.note(format_args!("note: nothing was asked under the key `{key}`"));
     }
-    let exit = conclude(ending, &mut session, held.as_ref(), args.json).await;
+    let code = conclude(ending, &mut session, held.as_ref(), args.json, printer).await;
     session.close().await;
-    exit
+    code
 }
 
 /// The call from its beginning to its end, with everything that is asked in between, and with the ticket that it may be
@@ -139,7 +112,7 @@ pub async fn run(args: Args) -> Exit {
 async fn talk(
     session: &mut Session,
     asker: &mut Asker,
-    screen: &mut Screen,
+    screen: &mut Screen<'_>,
     args: &Args,
     held: &mut Option<Ticket>,
 ) -> Result<Ending, Stopped> {
@@ -193,67 +166,57 @@ async fn talk(
     }
 }
 
-/// Shows how it ended, and takes the call back where nobody waits for it any more.
+/// Prints how it ended, and cancels the call where its result is not waited for any more.
 async fn conclude(
     ending: Result<Ending, Stopped>,
     session: &mut Session,
     held: Option<&Ticket>,
     json: bool,
-) -> Exit {
+    printer: &mut Printer,
+) -> u8 {
     match ending {
-        Err(Stopped::Lost(error)) => failed(&error),
+        Err(Stopped::Lost(error)) => failed(&error, printer),
         Err(why @ (Stopped::Interrupted | Stopped::Unanswered(Unanswered::Declined))) => {
-            cancel(session, held).await;
-            tell(&why.to_string());
-            Exit::Cancelled
+            cancel(session, held, printer).await;
+            printer.note(why);
+            CANCELLED
         }
         Err(
             why @ (Stopped::Overdue(_) | Stopped::Polls { .. } | Stopped::Rounds | Stopped::Unanswered(_)),
         ) => {
-            cancel(session, held).await;
-            tell(&format!("error: {why}"));
-            Exit::Failed
+            cancel(session, held, printer).await;
+            printer.error(why);
+            FAILED
         }
-        Ok(Ending::Result(result)) => print(&result, json),
+        Ok(Ending::Result(result)) => print(&result, json, printer),
         Ok(Ending::Error(error)) => {
-            tell(&format!("error: {}", error_text(&error)));
-            Exit::Failed
+            printer.error(error_text(&error));
+            FAILED
         }
         Ok(Ending::Cancelled(task)) => {
-            tell(&format!("the task was cancelled{}", why(task)));
-            Exit::Cancelled
+            printer.note(format_args!("the task was cancelled{}", why(task)));
+            CANCELLED
         }
         Ok(Ending::Failed(task)) => {
-            tell(&format!("error: the task failed{}", why(task)));
-            Exit::Failed
+            printer.error(format_args!("the task failed{}", why(task)));
+            FAILED
         }
     }
 }
 
-/// What its server says of the state of a task.
+/// The status message of a task, behind a colon.
 fn why(task: Task) -> String {
     task.message.map(|why| format!(": {why}")).unwrap_or_default()
 }
 
-impl From<Exit> for ExitCode {
-    fn from(exit: Exit) -> Self {
-        Self::from(exit as u8)
-    }
-}
-
-fn failed(error: &Error) -> Exit {
-    tell(&format!("error: {error}"));
+fn failed(error: &Error, printer: &mut Printer) -> u8 {
+    printer.error(error);
     if let Error::Task { task, .. } = error {
-        tell(&format!(
+        printer.note(format_args!(
             "the task may still be at work; its handle is {task}: `--task {task}` in the place of the tool follows it"
         ));
     }
-    Exit::Failed
-}
-
-/// Says something on the standard error. What a server wrote may be in it.
-fn tell(text: &str) {
-    eprintln!("{}", plain(text));
+    FAILED
 }
 
 async fn passed(limit: Duration) -> Duration {
@@ -261,8 +224,8 @@ async fn passed(limit: Duration) -> Duration {
     limit
 }
 
-/// Takes back what is waited for, and stops the call itself where that is known by a ticket.
-async fn cancel(session: &mut Session, held: Option<&Ticket>) {
+/// Cancels what is waited for, and stops the call itself where that is known by a ticket.
+async fn cancel(session: &mut Session, held: Option<&Ticket>, printer: &mut Printer) {
     let cancelled = async {
         session.cancel().await?;
         let Some(ticket) = held else { return Ok(()) };
@@ -271,8 +234,11 @@ async fn cancel(session: &mut Session, held: Option<&Ticket>) {
     };
     match tokio::time::timeout(CANCEL_PATIENCE, cancelled).await {
         Ok(Ok(())) => {}
-        Ok(Err(error)) => tell(&format!("the call could not be cancelled: {error}")),
-        Err(_) => tell(&format!("the call could not be cancelled: no answer within {CANCEL_PATIENCE:?}")),
+        Ok(Err(error)) => printer.note(format_args!("the call could not be cancelled: {error}")),
+        Err(_) => printer.note(format_args!(
+            "the call could not be cancelled: no answer within {}",
+            show_duration(CANCEL_PATIENCE)
+        )),
     }
 }
 
@@ -287,13 +253,9 @@ impl Args {
 
 // === impl Screen ===
 
-impl Screen {
-    fn new(terminal: bool, tool: &str) -> Self {
-        let mut screen = Self {
-            bar: terminal.then(ProgressBar::hidden),
-            title: format!("calling {tool}"),
-            last: String::new(),
-        };
+impl<'a> Screen<'a> {
+    fn new(bar: Option<Bar>, tool: &str, printer: &'a mut Printer) -> Self {
+        let mut screen = Self { printer, bar, title: format!("calling {tool}"), last: String::new() };
         screen.begin();
         screen
     }
@@ -301,15 +263,14 @@ impl Screen {
     /// Begins to draw, for the first time or after there was room for something else.
     fn begin(&mut self) {
         if let Some(bar) = &mut self.bar {
-            *bar = ProgressBar::new_spinner().with_style(spinner()).with_message(self.title.clone());
-            bar.enable_steady_tick(Duration::from_millis(100));
+            bar.begin(&self.title);
         }
     }
 
-    /// Takes away what is drawn, until [`Screen::begin`].
+    /// Removes what is drawn, until [`Screen::begin`].
     fn make_room(&self) {
         if let Some(bar) = &self.bar {
-            bar.finish_and_clear();
+            bar.clear();
         }
     }
 
@@ -353,7 +314,7 @@ impl Screen {
         {
             self.draw(&progress, message);
         } else if let Some(bar) = &self.bar {
-            bar.set_message(plain(&text));
+            bar.message(&text);
         }
         self.say_unless_drawn(&text);
     }
@@ -362,38 +323,24 @@ impl Screen {
     fn draw(&self, progress: &Progress, text: &str) {
         let Some(bar) = &self.bar else { return };
         if let Some(total) = progress.total.filter(|total| *total > 0.0) {
-            // In thousandths, as the counts of a bar are whole.
-            let share = (progress.done / total).clamp(0.0, 1.0) * 1000.0;
-            bar.set_style(measured());
-            bar.set_length(1000);
-            #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "from 0 to 1000")]
-            bar.set_position(share as u64);
+            bar.measure(progress.done / total);
         }
-        bar.set_message(plain(text));
+        bar.message(text);
     }
 
-    fn say(&mut self, line: &str) {
+    fn say(&mut self, text: &str) {
         match &self.bar {
-            Some(bar) => bar.println(plain(line)),
-            None => tell(line),
+            Some(bar) => bar.note(text),
+            None => self.printer.note(text),
         }
     }
 
-    fn say_unless_drawn(&mut self, line: &str) {
-        if self.bar.is_none() && self.last != line {
-            tell(line);
-            line.clone_into(&mut self.last);
+    fn say_unless_drawn(&mut self, text: &str) {
+        if self.bar.is_none() && self.last != text {
+            self.printer.note(text);
+            text.clone_into(&mut self.last);
         }
     }
-}
-
-fn spinner() -> ProgressStyle {
-    ProgressStyle::with_template("{spinner} {elapsed:>4} {wide_msg}").expect("the template is right")
-}
-
-fn measured() -> ProgressStyle {
-    ProgressStyle::with_template("{spinner} {elapsed:>4} {bar:30} {percent:>3}% {wide_msg}")
-        .expect("the template is right")
 }
 
 pub(super) fn handle_text(task: &Task) -> String {
@@ -401,20 +348,18 @@ pub(super) fn handle_text(task: &Task) -> String {
     format!("task {} (kept {kept}, polled every {})", task.id, show_duration(task.poll_interval))
 }
 
-fn print(result: &RawValue, json: bool) -> Exit {
+fn print(result: &RawValue, json: bool, printer: &mut Printer) -> u8 {
     #[derive(Deserialize)]
     struct Outline {
         #[serde(default, rename = "isError")]
         is_error: bool,
     }
     let is_error = serde_json::from_str::<Outline>(result.get()).is_ok_and(|outline| outline.is_error);
-    let text = if json { result.get().to_owned() } else { result_text(result) };
-    // As it came for programs; a terminal would obey what is in it.
-    let text = if io::stdout().is_terminal() { plain(&text) } else { text };
-    let mut out = io::stdout().lock();
-    // A reader that went away (`| head`) has seen enough.
-    let _ = writeln!(out, "{text}").and_then(|()| out.flush());
-    if is_error { Exit::ToolError } else { Exit::Done }
+    match json {
+        true => printer.raw_json(result),
+        false => printer.text(result_text(result)),
+    }
+    if is_error { NO } else { DONE }
 }
 
 /// The contents of a tool's result for people: texts as they are, the rest named. A result without
@@ -468,23 +413,6 @@ pub(super) fn result_text(result: &RawValue) -> String {
     outline.content.into_iter().map(shown).collect::<Vec<_>>().join("\n")
 }
 
-/// The date of a revision that this client speaks.
-fn revision(text: &str) -> Result<Revision, Invalid> {
-    Revision::parse(text).filter(|revision| REVISIONS.contains(revision)).ok_or_else(|| {
-        Invalid(format!("`{text}` is no revision that this client speaks; use {}", revisions()))
-    })
-}
-
-/// `Name: value`.
-fn header(text: &str) -> Result<(HeaderName, HeaderValue), Invalid> {
-    let Some((name, value)) = text.split_once(':') else {
-        return Err(Invalid(format!("`{text}` has no `:`; write it as in 'Authorization: Bearer …'")));
-    };
-    let value = HeaderValue::from_str(value.trim())
-        .map_err(|_| Invalid(format!("the value of `{name}` cannot be sent in a header")))?;
-    Ok((values::header(name.trim())?, value))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -513,9 +441,7 @@ mod tests {
     }
 
     #[test]
-    fn headers_and_arguments_are_checked_when_typed() {
-        assert!(header("X-A: b").is_ok());
-        assert!(header("X-A").is_err() && header("X A: b").is_err() && header("X-A: b\nc").is_err());
+    fn arguments_are_checked_when_typed() {
         assert_eq!(
             arguments(r#"{"n": 9007199254740993}"#).expect("an object").get(),
             r#"{"n": 9007199254740993}"#
@@ -525,7 +451,8 @@ mod tests {
 
     #[test]
     fn a_plain_screen_says_each_change_once() {
-        let mut screen = Screen::new(false, "x");
+        let mut printer = Printer::new(std::io::sink(), std::io::sink());
+        let mut screen = Screen::new(None, "x", &mut printer);
         let mut task = Task {
             id: "t".into(),
             status: Status::Working,

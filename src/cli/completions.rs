@@ -1,8 +1,8 @@
 //! `deferral completions`: what a shell needs to complete commands and flags.
 
+use super::{DONE, printer::Printer};
 use clap::Command;
 use clap_complete::Shell;
-use std::io::{self, Write};
 
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
@@ -10,11 +10,8 @@ pub struct Args {
     shell: Shell,
 }
 
-/// Prints the script for the shell to `out`. Gives the exit code.
-///
-/// # Errors
-/// Where nothing can be printed.
-pub fn run(args: &Args, program: &Command, out: &mut impl Write) -> io::Result<u8> {
+/// Prints the script for the shell. Gives the exit code.
+pub fn run(args: &Args, program: &Command, printer: &mut Printer) -> u8 {
     // The generators offer what is hidden, too, so it is left out here.
     let shown = program.get_subcommands().filter(|command| !command.is_hide_set());
     let mut shown = Command::new(env!("CARGO_PKG_NAME"))
@@ -24,6 +21,6 @@ pub fn run(args: &Args, program: &Command, out: &mut impl Write) -> io::Result<u
     // Generated as a whole first: a reader that goes away (`| head`) would make the generator panic.
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut shown, env!("CARGO_PKG_NAME"), &mut script);
-    out.write_all(&script)?;
-    Ok(0)
+    printer.generated(&script);
+    DONE
 }

@@ -4,8 +4,10 @@
 //! from another terminal, and serves on until it is told to stop.
 
 use super::{
+    DONE, FAILED,
     call::{handle_text, result_text},
     interrupted,
+    printer::Printer,
 };
 use crate::{
     app,
@@ -20,7 +22,7 @@ use crate::{
 use http::{HeaderMap, Uri};
 use serde_json::{Value, json};
 use std::{
-    io::{self, Write},
+    io,
     net::{Ipv4Addr, SocketAddr},
     path::Path,
     time::{Duration, Instant},
@@ -54,11 +56,20 @@ pub enum Error {
     Unexpected { tool: &'static str, ending: String },
 }
 
-/// Runs until it is told to stop.
-///
+/// Runs until it is told to stop. Gives the exit code.
+pub async fn run(args: Args, printer: &mut Printer) -> u8 {
+    match serve(args, printer).await {
+        Ok(()) => DONE,
+        Err(error) => {
+            printer.error(error);
+            FAILED
+        }
+    }
+}
+
 /// # Errors
 /// [`Error`] says what could not be started or shown.
-pub async fn run(args: Args, out: &mut (impl Write + Send)) -> Result<(), Error> {
+async fn serve(args: Args, printer: &mut Printer) -> Result<(), Error> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.map_err(Error::Server)?;
     let server = listener.local_addr().map_err(Error::Server)?;
     let (drain, stopping) = Drain::new();
@@ -72,7 +83,7 @@ pub async fn run(args: Args, out: &mut (impl Write + Send)) -> Result<(), Error>
     let operators = proxy.admin.as_ref().map_or_else(String::new, |admin| admin.link.expose().to_owned());
 
     let shown = tokio::select! {
-        shown = show((&url, &operators), server, &written, out) => shown.map(|()| false),
+        shown = show((&url, &operators), server, &written, printer) => shown.map(|()| false),
         () = interrupted() => Ok(true),
     };
     if matches!(shown, Ok(false)) {
@@ -100,9 +111,9 @@ routes:
     )
 }
 
-/// Tells what happens on a stream that may have gone away, which ends nothing.
-struct Teller<'a, W> {
-    out: &'a mut W,
+/// Prints what happens.
+struct Teller<'a> {
+    printer: &'a mut Printer,
     clock: SystemClock,
     begun: Instant,
 }
@@ -112,10 +123,10 @@ async fn show(
     (url, operators): (&str, &str),
     server: SocketAddr,
     config: &str,
-    out: &mut (impl Write + Send),
+    printer: &mut Printer,
 ) -> Result<(), Error> {
     let clock = SystemClock::new();
-    let mut teller = Teller { begun: clock.now(), clock, out };
+    let mut teller = Teller { begun: clock.now(), clock, printer };
     teller.say(&format!(
         "A legacy server ({legacy}, synchronous, knows nothing of tasks):  http://{server}{endpoint}
 The proxy in front of it:  {url}
@@ -183,15 +194,14 @@ Serving until Ctrl-C.",
 
 // === impl Teller ===
 
-impl<W: Write> Teller<'_, W> {
+impl Teller<'_> {
     fn say(&mut self, text: &str) {
-        // Whoever closed the stream does not want to know.
-        let _ = writeln!(self.out, "{text}").and_then(|()| self.out.flush());
+        self.printer.text(text);
     }
 
     fn event(&mut self, text: &str) {
         let elapsed = self.clock.now() - self.begun;
-        self.say(&format!("  {:>5.2} s  {text}", elapsed.as_secs_f64()));
+        self.printer.line(format_args!("  {:>5.2} s  {text}", elapsed.as_secs_f64()));
     }
 
     /// Makes a call and tells what is heard of it. Gives its task, if it became one.
@@ -200,10 +210,7 @@ impl<W: Write> Teller<'_, W> {
         client: &mut Session,
         tool: &'static str,
         text: &str,
-    ) -> Result<Option<String>, Error>
-    where
-        W: Send,
-    {
+    ) -> Result<Option<String>, Error> {
         self.begun = self.clock.now();
         let arguments = arguments(text).expect("the demo's own arguments are right");
         let call = client::Call { tool, arguments: &arguments };

@@ -1,14 +1,16 @@
 //! `deferral explain`: how a task came to be, by which rule, and its whole life.
 
-use super::{USAGE, operator, plain::plain};
+use super::{
+    DONE, FAILED, operator,
+    printer::{Printer, inline},
+};
 use crate::client::Error;
 use serde::Deserialize;
 use serde_json::Value;
-use std::io::{self, Write};
 
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
-    /// The task's handle, as `deferral tasks list` has it, the eight digits that the log has, or its whole id.
+    /// The beginning of the task's id, at least 4 digits: as `deferral tasks list`, the log or a client has it.
     task: String,
     #[command(flatten)]
     address: operator::Address,
@@ -30,6 +32,8 @@ struct Told {
     kept_until: String,
     message: Option<String>,
     principal: String,
+    #[serde(default)]
+    caller: Option<String>,
     is_held: bool,
     waits: usize,
     cause: Option<Cause>,
@@ -54,16 +58,13 @@ struct Moment {
     times: u32,
 }
 
-/// Prints the story to `out`, or to `err` why it cannot be told. Gives the exit code.
-///
-/// # Errors
-/// Where nothing can be printed.
-pub async fn run(args: Args, out: &mut impl Write, err: &mut impl Write) -> io::Result<u8> {
+/// Prints the task's history, or why it cannot. Gives the exit code.
+pub async fn run(args: Args, printer: &mut Printer) -> u8 {
     let operator = match args.address.operator() {
         Ok(operator) => operator,
         Err(why) => {
-            writeln!(err, "error: {why}")?;
-            return Ok(USAGE);
+            printer.error(why);
+            return FAILED;
         }
     };
     let found = operator.get(&format!("/tasks/{}", super::tasks::encoded(&args.task))).await;
@@ -72,14 +73,15 @@ pub async fn run(args: Args, out: &mut impl Write, err: &mut impl Write) -> io::
         Ok((serde_json::from_slice::<Value>(&body).map_err(|error| invalid(&error))?, told))
     });
     match read {
-        Ok((body, _)) if args.json => writeln!(out, "{body:#}")?,
-        Ok((_, told)) => write!(out, "{}", plain(&told.story()))?,
-        Err(error) => {
-            writeln!(err, "error: {}", plain(&args.address.explain(&error)))?;
-            return Ok(1);
+        Ok((body, _)) if args.json => printer.json(&body),
+        Ok((_, told)) => {
+            for line in told.story() {
+                printer.line(line);
+            }
         }
+        Err(error) => return args.address.report(&error, printer),
     }
-    Ok(0)
+    DONE
 }
 
 fn invalid(error: &serde_json::Error) -> Error {
@@ -89,41 +91,36 @@ fn invalid(error: &serde_json::Error) -> Error {
 // === impl Told ===
 
 impl Told {
-    fn story(&self) -> String {
-        let Self { task, route, tool, status, view, principal, .. } = self;
+    /// A line for each thing that is known, in which names and messages of others may be.
+    fn story(&self) -> Vec<String> {
+        let Self { task, route, tool, status, view, principal, caller, .. } = self;
         let shown = match view.as_str() {
             "extension" => "as a task of the tasks extension (2026-07-28)",
             "experimental" => "as a task of 2025-11-25",
             "ticket" => "by a ticket",
             other => other,
         };
-        let mut text = format!("{task}: {tool} on {route}, {status}\n");
-        text.push_str(&format!("  its caller is {principal}, and is shown it {shown}\n"));
-        text.push_str(&format!("  {}\n", self.why()));
-        text.push_str(&format!(
-            "  {}  became a task, after its call had run for {}\n",
-            self.created,
-            time(self.waited_ms)
-        ));
-        for moment in &self.life {
-            text.push_str(&format!("  {}  {}\n", moment.at, moment.words()));
-        }
-        if let Some(message) = &self.message {
-            text.push_str(&format!("  its status message: {message}\n"));
-        }
-        text.push_str(&match status.as_str() {
+        let caller = caller.as_ref().unwrap_or(principal);
+        let mut lines = vec![
+            format!("{task}: {tool} on {route}, {status}"),
+            format!("  its caller is {caller}, and is shown it {shown}"),
+            format!("  {}", self.why()),
+            format!("  {}  became a task, after its call had run for {}", self.created, time(self.waited_ms)),
+        ];
+        lines.extend(self.life.iter().map(|moment| format!("  {}  {}", moment.at, moment.words())));
+        lines.extend(
+            self.message.as_ref().map(|message| format!("  its status message: {}", inline(message))),
+        );
+        lines.push(match status.as_str() {
             "working" | "input_required" if self.is_held => {
-                format!(
-                    "  its call is held by this process, and {} wait for it\n",
-                    some(self.waits, "client")
-                )
+                format!("  its call is held by this process, and {} wait for it", some(self.waits, "client"))
             }
             "working" | "input_required" => {
-                "  its call is held by no process any more: it ends soon\n".to_owned()
+                "  its call is held by no process any more: it ends soon".to_owned()
             }
-            _ => format!("  it is kept until {}\n", self.kept_until),
+            _ => format!("  it is kept until {}", self.kept_until),
         });
-        text
+        lines
     }
 
     fn why(&self) -> String {

@@ -1,9 +1,8 @@
 //! `deferral man`: the manual pages, made of what `--help` says.
 
-use super::USAGE;
+use super::{DONE, FAILED, printer::Printer};
 use clap::Command;
 use clap_mangen::Man;
-use std::io::{self, Write};
 
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
@@ -11,26 +10,23 @@ pub struct Args {
     command: Vec<String>,
 }
 
-/// Prints the page to `out`, or to `err` that there is none. Gives the exit code.
-///
-/// # Errors
-/// Where nothing can be printed.
-pub fn run(args: &Args, mut program: Command, out: &mut impl Write, err: &mut impl Write) -> io::Result<u8> {
+/// Prints the page. Gives the exit code.
+pub fn run(args: &Args, mut program: Command, printer: &mut Printer) -> u8 {
     // Names each command by the whole way to it.
     program.build();
     let mut page = &program;
     for word in &args.command {
         let found = page.find_subcommand(word).filter(|found| !found.is_hide_set());
         let Some(found) = found else {
-            writeln!(err, "error: there is no command `{}`", args.command.join(" "))?;
-            return Ok(USAGE);
+            printer.error(format_args!("there is no command `{}`", args.command.join(" ")));
+            return FAILED;
         };
         page = found;
     }
     let name = env!("CARGO_PKG_NAME");
-    Man::new(page.clone())
-        .source(format!("{name} {}", env!("CARGO_PKG_VERSION")))
-        .manual(format!("{name}'s manual"))
-        .render(out)?;
-    Ok(0)
+    let man = Man::new(page.clone()).source(format!("{name} {}", env!("CARGO_PKG_VERSION")));
+    let mut text = Vec::new();
+    man.manual(format!("{name}'s manual")).render(&mut text).expect("it is written to memory");
+    printer.generated(&text);
+    DONE
 }

@@ -1,7 +1,7 @@
 //! What people type: one file for each command.
 //!
-//! The words and flags here are scripted by people and do not change. A command that cannot be
-//! understood, and a configuration that cannot be used, exit with [`USAGE`].
+//! The words and flags here are scripted by people and do not change, nor do the exit codes (`docs/commands.md`):
+//! [`DONE`], [`NO`], [`FAILED`] and [`CANCELLED`]. All output goes through a [`Printer`].
 
 mod ask;
 mod call;
@@ -11,24 +11,37 @@ mod demo;
 mod explain;
 mod man;
 mod operator;
-mod plain;
+mod printer;
 mod ready;
 mod report;
 mod serve;
 mod store;
 mod supervise;
 mod tasks;
+mod tools;
+mod words;
 
 use crate::runtime::{forget_alarms, has_rest, keep_alarms, or_never};
-use clap::{CommandFactory, Parser, Subcommand};
-use std::{env, io, num::NonZeroUsize, process::ExitCode, thread};
+use clap::{
+    CommandFactory, Parser, Subcommand,
+    error::{ContextKind, ContextValue, ErrorKind},
+};
+use printer::Printer;
+use std::{env, num::NonZeroUsize, process::ExitCode, thread};
 use tokio::{
     runtime::{self, Runtime},
     signal::unix::{Signal, SignalKind, signal},
 };
 
-/// The exit code for a command line or a configuration that cannot be used.
-const USAGE: u8 = 2;
+/// The exit code of a command that did what it is for.
+const DONE: u8 = 0;
+/// The exit code where the answer is no: the tool's own error, a proxy that is not ready, a task that is not there.
+const NO: u8 = 1;
+/// The exit code where nothing could be done: a wrong command line or configuration, no connection, a refusal. A line on
+/// the standard error begins with `error: `.
+const FAILED: u8 = 2;
+/// The exit code of a call that was cancelled.
+const CANCELLED: u8 = 130;
 
 /// Puts slow MCP tools behind tasks, without changing the server.
 #[derive(Debug, Parser)]
@@ -46,6 +59,8 @@ enum Command {
     Serve(serve::Args),
     /// Call a tool, follow its task, and print the result.
     Call(call::Args),
+    /// List the tools of a server.
+    Tools(tools::Args),
     /// Start a slow legacy server with the proxy in front of it, and show what happens.
     Demo(demo::Args),
     /// Check a configuration file, and say everything that is wrong with it.
@@ -80,59 +95,73 @@ impl Cli {
 
 /// Does what the command line of this process says.
 pub fn run() -> ExitCode {
-    let command = Cli::parse().command();
+    let mut printer = Printer::standard();
+    let command = match Cli::try_parse() {
+        Ok(cli) => cli.command(),
+        Err(error) => return misread(&error, printer).into(),
+    };
     if let Err(wrong) = threads() {
-        eprintln!("error: {wrong}");
-        return USAGE.into();
+        printer.error(wrong);
+        return FAILED.into();
     }
-    match command {
-        Command::Serve(args) => serve::run(&args),
-        // A reader that went away (`| head`) has seen enough.
-        Command::Check(args) => {
-            check::run(&args, &mut io::stdout().lock(), &mut io::stderr().lock()).unwrap_or_default().into()
-        }
-        Command::Store(args) => {
-            store::run(&args, &mut io::stdout().lock(), &mut io::stderr().lock()).unwrap_or_default().into()
-        }
-        Command::Report(args) => runtime()
-            .block_on(report::run(args, &mut io::stdout().lock(), &mut io::stderr().lock()))
-            .unwrap_or_default()
-            .into(),
-        Command::Tasks(args) => runtime()
-            .block_on(tasks::run(args, &mut io::stdout().lock(), &mut io::stderr().lock()))
-            .unwrap_or_default()
-            .into(),
-        Command::Explain(args) => runtime()
-            .block_on(explain::run(args, &mut io::stdout().lock(), &mut io::stderr().lock()))
-            .unwrap_or_default()
-            .into(),
-        Command::Ready(args) => runtime()
-            .block_on(ready::run(args, &mut io::stdout().lock(), &mut io::stderr().lock()))
-            .unwrap_or_default()
-            .into(),
+    let code = match command {
+        // The output says where it listens; where that cannot be written, it serves nevertheless.
+        Command::Serve(args) => return serve::run(&args, &mut printer).into(),
+        Command::Supervise(args) => return supervise::run(&args, &mut printer).into(),
+        Command::Check(args) => check::run(&args, &mut printer),
+        Command::Store(args) => store::run(&args, &mut printer),
+        Command::Report(args) => runtime().block_on(report::run(args, &mut printer)),
+        Command::Tasks(args) => runtime().block_on(tasks::run(args, &mut printer)),
+        Command::Explain(args) => runtime().block_on(explain::run(args, &mut printer)),
+        Command::Ready(args) => runtime().block_on(ready::run(args, &mut printer)),
         Command::Completions(args) => {
-            completions::run(&args, &<Cli as CommandFactory>::command(), &mut io::stdout().lock())
-                .unwrap_or_default()
-                .into()
+            completions::run(&args, &<Cli as CommandFactory>::command(), &mut printer)
         }
-        Command::Man(args) => man::run(
-            &args,
-            <Cli as CommandFactory>::command(),
-            &mut io::stdout().lock(),
-            &mut io::stderr().lock(),
-        )
-        .unwrap_or_default()
-        .into(),
-        Command::Supervise(args) => supervise::run(&args),
-        Command::Call(args) => runtime().block_on(call::run(args)).into(),
-        Command::Demo(args) => match runtime().block_on(demo::run(args, &mut io::stdout())) {
-            Ok(()) => ExitCode::SUCCESS,
-            Err(error) => {
-                eprintln!("error: {error}");
-                USAGE.into()
-            }
-        },
+        Command::Man(args) => man::run(&args, <Cli as CommandFactory>::command(), &mut printer),
+        Command::Call(args) => runtime().block_on(call::run(args, &mut printer)),
+        Command::Tools(args) => runtime().block_on(tools::run(args, &mut printer)),
+        Command::Demo(args) => runtime().block_on(demo::run(args, &mut printer)),
+    };
+    printer.finish(code).into()
+}
+
+/// Shows help, the version, or what is wrong with the command line. Gives the exit code.
+fn misread(error: &clap::Error, mut printer: Printer) -> u8 {
+    // Who closed the stream reads no help.
+    let _ = error.print();
+    let words: Vec<_> = env::args().skip(1).collect();
+    if let Some(server) = server_command(error, &words) {
+        printer.note(format_args!(
+            "tip: to start a server over stdio, write its command behind `--`: deferral {server}"
+        ));
     }
+    u8::try_from(error.exit_code()).unwrap_or(FAILED)
+}
+
+/// The command line with the `--` that stands before the command of a server, where that is probably what is missing.
+fn server_command(error: &clap::Error, words: &[String]) -> Option<String> {
+    let kind = match error.kind() {
+        ErrorKind::InvalidSubcommand => ContextKind::InvalidSubcommand,
+        ErrorKind::UnknownArgument => ContextKind::InvalidArg,
+        _ => return None,
+    };
+    let Some(ContextValue::String(unknown)) = error.get(kind) else { return None };
+    let is_typo = error.get(ContextKind::SuggestedSubcommand).is_some();
+    let at =
+        words.iter().position(|word| word == unknown).filter(|_| !is_typo && !unknown.starts_with('-'))?;
+    // Another command takes no server.
+    let is_serve = words[..at].iter().all(|word| word.starts_with('-') || word == "serve")
+        || error.kind() == ErrorKind::InvalidSubcommand;
+    let quoted = |word: &String| match word
+        .chars()
+        .all(|char| char.is_alphanumeric() || "-_./:=@,+%".contains(char))
+    {
+        true if !word.is_empty() => word.clone(),
+        _ => format!("'{}'", word.replace('\'', r"'\''")),
+    };
+    let mut line: Vec<_> = words.iter().map(quoted).collect();
+    line.insert(at, "--".to_owned());
+    is_serve.then(|| line.join(" "))
 }
 
 /// Says how many threads serve calls, and outweighs [`threads_for`]. As tokio calls it.
@@ -195,6 +224,26 @@ mod tests {
     fn one_thread_serves_calls_for_two_cores() {
         for (cores, threads) in [(1, 1), (2, 1), (3, 1), (4, 2), (7, 3), (64, 32)] {
             assert_eq!(threads_for(cores), threads, "{cores}");
+        }
+    }
+
+    #[test]
+    fn the_command_of_a_server_without_the_dashes_before_it_is_recognised() {
+        let tip = |line: &str| {
+            let words: Vec<_> = line.split(' ').map(str::to_owned).collect();
+            let error = Cli::try_parse_from([&["deferral".to_owned()], &words[..]].concat()).expect_err(line);
+            server_command(&error, &words)
+        };
+        for (line, meant) in [
+            ("npx foo", "-- npx foo"),
+            ("npx -y @scope/foo /a", "-- npx -y @scope/foo /a"),
+            ("./server.py $HOME", "-- ./server.py '$HOME'"),
+            ("serve npx foo", "serve -- npx foo"),
+        ] {
+            assert_eq!(tip(line).as_deref(), Some(meant), "{line}");
+        }
+        for other in ["chek", "--lisen 1", "call", "tasks npx", "ready npx"] {
+            assert_eq!(tip(other), None, "{other}");
         }
     }
 

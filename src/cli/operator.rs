@@ -1,16 +1,18 @@
 //! How commands find the operator's address of a running proxy.
 
+use super::{FAILED, NO, printer::Printer};
 use crate::client::{Error, Operator};
+use clap::ValueHint;
 use http::Uri;
 use std::{env, fs, path::PathBuf};
 
 #[derive(Clone, Debug, clap::Args)]
 pub struct Address {
     /// The operator's address of the proxy (`admin`).
-    #[arg(long, value_name = "URL", default_value = DEFAULT)]
+    #[arg(long, value_name = "URL", default_value = DEFAULT, value_hint = ValueHint::Url)]
     admin: Uri,
     /// A file with the operator's token; else DEFERRAL_ADMIN_TOKEN has it.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     token_file: Option<PathBuf>,
 }
 
@@ -52,6 +54,16 @@ impl Address {
                 )
             }
             other => other.to_string(),
+        }
+    }
+
+    /// Prints an error as people can do something about it. Gives the exit code: that the thing is not there, or not as
+    /// it has to be, is an answer.
+    pub fn report(&self, error: &Error, printer: &mut Printer) -> u8 {
+        printer.error(self.explain(error));
+        match error {
+            Error::Status { status, .. } if matches!(status.as_u16(), 400 | 404 | 409) => NO,
+            _ => FAILED,
         }
     }
 }

@@ -1,7 +1,6 @@
 //! `deferral ready`: asks a proxy that runs whether it should be sent clients, for health checks that run a program.
 
-use super::{USAGE, operator, plain::plain};
-use std::io::{self, Write};
+use super::{DONE, FAILED, NO, operator, printer::Printer};
 
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
@@ -9,24 +8,24 @@ pub struct Args {
     address: operator::Address,
 }
 
-/// Prints what `/ready` says to `out` where it is 200, else to `err` why it is not. Gives the exit code: 0 or 1.
-///
-/// # Errors
-/// Where nothing can be printed.
-pub async fn run(args: Args, out: &mut impl Write, err: &mut impl Write) -> io::Result<u8> {
+/// Prints what `/ready` says where it is 200, else why it is not. Gives the exit code: 0 or 1, as health checks have
+/// it, and 2 of a wrong command line.
+pub async fn run(args: Args, printer: &mut Printer) -> u8 {
     let operator = match args.address.operator() {
         Ok(operator) => operator,
         Err(why) => {
-            writeln!(err, "error: {why}")?;
-            return Ok(USAGE);
+            printer.error(why);
+            return FAILED;
         }
     };
     match operator.get("/ready").await {
-        Ok(body) => writeln!(out, "{}", plain(String::from_utf8_lossy(&body).trim()))?,
+        Ok(body) => {
+            printer.line(String::from_utf8_lossy(&body).trim());
+            DONE
+        }
         Err(error) => {
-            writeln!(err, "error: {}", plain(&args.address.explain(&error)))?;
-            return Ok(1);
+            printer.error(args.address.explain(&error));
+            NO
         }
     }
-    Ok(0)
 }

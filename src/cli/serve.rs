@@ -3,7 +3,7 @@
 //! Flags and file mean the same: what a flag says is laid over the tree that was read from the file, and both are
 //! read and judged together.
 
-use super::USAGE;
+use super::{DONE, FAILED, NO, check, printer::Printer, words::Words};
 use crate::{
     app,
     config::{
@@ -13,20 +13,16 @@ use crate::{
     runtime::wall_clock,
     telemetry,
 };
-use std::{
-    fmt::Display,
-    io::{self, Write},
-    path::{Path, PathBuf},
-    process::ExitCode,
-};
+use clap::ValueHint;
+use std::path::{Path, PathBuf};
 
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct Args {
     /// The MCP endpoint of the server to stand in front of.
-    #[arg(long, value_name = "URL", value_parser = like(values::upstream_url))]
+    #[arg(long, value_name = "URL", value_parser = like(values::upstream_url), value_hint = ValueHint::Url)]
     upstream: Option<String>,
     /// The configuration file, or `-` for the standard input; flags beside it override it.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     config: Option<PathBuf>,
     /// Read the configuration again when it changes, or a file that it names does, as at SIGHUP.
     #[arg(long, requires = "config")]
@@ -44,29 +40,32 @@ pub struct Args {
     /// How long a call may run before it becomes a task [default: 5s].
     #[arg(long, value_name = "DURATION", value_parser = like(values::duration))]
     after: Option<String>,
-    /// Which calls become tasks: auto, never, always, required or observe [default: auto].
-    #[arg(long, value_parser = like(values::mode))]
+    /// Which calls become tasks [default: auto].
+    #[arg(long, value_parser = Words::new(MODES, like(values::mode)))]
     mode: Option<String>,
     /// Another mode for the tools of that name, as in `train_*=always` or `report=auto:1s`; the first
     /// match holds.
     #[arg(long = "tool", value_name = "PATTERN=MODE[:AFTER]", value_parser = tool)]
     tools: Vec<Tool>,
     /// Where tasks are kept: memory, or disk:PATH for a folder that outlives the process [default: memory].
-    #[arg(long, value_name = "STORE", value_parser = like(values::store))]
+    #[arg(long, value_name = "STORE", value_parser = Words::new(&["memory", "disk:"], like(values::store)))]
     store: Option<String>,
-    /// How the log is written: text or json [default: text].
-    #[arg(long, value_name = "FORMAT", value_parser = like(values::log))]
+    /// How the log is written [default: text].
+    #[arg(long, value_name = "FORMAT", value_parser = Words::new(&["text", "json"], like(values::log)))]
     log: Option<String>,
     /// What of the log is written: error, warn, info, debug or trace, or a list as in info,deferral::access=warn [default: info].
-    #[arg(long, value_name = "LEVEL", value_parser = like(values::log_level))]
+    #[arg(long, value_name = "LEVEL", value_parser = Words::new(LEVELS, like(values::log_level)))]
     log_level: Option<String>,
     /// Let clients from elsewhere use the command: to it all of them are one.
     #[arg(long, requires = "command")]
     shared: bool,
     /// The command that starts a server over stdio, with its arguments. It gets the whole environment.
-    #[arg(last = true, value_name = "CMD")]
+    #[arg(last = true, value_name = "CMD", value_hint = ValueHint::CommandWithArguments)]
     command: Vec<String>,
 }
+
+const MODES: &[&str] = &["auto", "never", "always", "required", "observe"];
+const LEVELS: &[&str] = &["error", "warn", "info", "debug", "trace"];
 
 /// A rule for some tools, as texts that can be read.
 #[derive(Clone, Debug)]
@@ -80,7 +79,7 @@ struct Tool {
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error(
-        "error: no server to stand in front of; name one in one of these ways:\n
+        "no server to stand in front of; name one in one of these ways:\n
     deferral --upstream http://127.0.0.1:9000/mcp    a server over Streamable HTTP
     deferral -- npx some-server                      a server over stdio, by the command that starts it
     deferral --config deferral.yaml                  a configuration file, for everything else\n
@@ -91,14 +90,18 @@ pub enum Error {
     Config(#[from] Problems),
 }
 
-/// Serves until the process is told to stop. Prints one line when it is ready, with the address it
-/// really has.
-pub fn run(args: &Args) -> ExitCode {
+/// Serves until the process is told to stop. Prints a line for each address and path when it is ready, with the port it
+/// really has. Gives the exit code.
+pub fn run(args: &Args, printer: &mut Printer) -> u8 {
     let config = match args.config() {
         Ok(config) => config,
-        Err(error) => {
-            tell(error);
-            return USAGE.into();
+        Err(Error::Config(problems)) => {
+            check::show(&problems, printer);
+            return FAILED;
+        }
+        Err(error @ Error::NoServer) => {
+            printer.error(error);
+            return FAILED;
         }
     };
     let format = match config.log.format {
@@ -109,31 +112,21 @@ pub fn run(args: &Args) -> ExitCode {
     let served = super::runtime().block_on(app::run(config, args.source(), |running| {
         for path in &running.paths {
             for address in &running.addresses {
-                // As below.
-                let _ = writeln!(io::stdout(), "listening on {}", running.url(address, path));
+                printer.line(format_args!("listening on {}", running.url(address, path)));
             }
         }
         // Not on the standard output, which is kept more often than not: it may hold a token.
         if let Some(admin) = &running.admin {
-            tell(format_args!("for operators: {}", admin.link.expose()));
+            printer.note(format_args!("for operators: {}", admin.link.expose()));
         }
     }));
     match served {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error @ app::Error::Hurried) => {
-            tell(format_args!("error: {error}"));
-            ExitCode::FAILURE
-        }
+        Ok(()) => DONE,
         Err(error) => {
-            tell(format_args!("error: {error}"));
-            USAGE.into()
+            printer.error(&error);
+            if matches!(error, app::Error::Hurried) { NO } else { FAILED }
         }
     }
-}
-
-/// Says this on the standard error. Where nobody can be told, as the disk behind it is full, the proxy serves nevertheless.
-fn tell(what: impl Display) {
-    let _ = writeln!(io::stderr(), "{what}");
 }
 
 // === impl Args ===

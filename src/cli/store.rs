@@ -1,11 +1,9 @@
 //! `deferral store`: looks after a store on disk, whether a proxy uses it or not.
 
-use super::USAGE;
+use super::{DONE, FAILED, printer::Printer};
 use crate::store::disk::{self, Contents, Copied};
-use std::{
-    io::{self, Write},
-    path::PathBuf,
-};
+use clap::ValueHint;
+use std::path::PathBuf;
 
 #[derive(Debug, clap::Args)]
 pub struct Args {
@@ -18,22 +16,22 @@ enum What {
     /// Read everything in a store, and say what is there and what is not; exits with 2 where something is lost.
     Check {
         /// The folder of the store.
+        #[arg(value_hint = ValueHint::DirPath)]
         path: PathBuf,
     },
     /// Copy a store to a new folder, which can be used as one. Its key is not copied.
     Backup {
         /// The folder of the store.
+        #[arg(value_hint = ValueHint::DirPath)]
         path: PathBuf,
         /// The folder to make.
+        #[arg(value_hint = ValueHint::DirPath)]
         to: PathBuf,
     },
 }
 
-/// Prints what was found or done to `out`, and to `err` why nothing could be. Gives the exit code.
-///
-/// # Errors
-/// Where nothing can be printed.
-pub fn run(args: &Args, out: &mut impl Write, err: &mut impl Write) -> io::Result<u8> {
+/// Prints what was found or done, or why nothing could be. Gives the exit code.
+pub fn run(args: &Args, printer: &mut Printer) -> u8 {
     let done = match &args.what {
         What::Check { path } => disk::check(path).map(|contents| (is_whole(&contents), found(&contents))),
         What::Backup { path, to } => disk::backup(path, to).map(|Copied { tasks, files }| {
@@ -44,15 +42,16 @@ pub fn run(args: &Args, out: &mut impl Write, err: &mut impl Write) -> io::Resul
     match done {
         Ok((is_good, lines)) => {
             for line in lines {
-                writeln!(out, "{line}")?;
+                printer.line(line);
             }
-            Ok(if is_good { 0 } else { USAGE })
+            if is_good {
+                return DONE;
+            }
+            printer.error("something is lost");
         }
-        Err(error) => {
-            writeln!(err, "error: {error}")?;
-            Ok(USAGE)
-        }
+        Err(error) => printer.error(error),
     }
+    FAILED
 }
 
 fn is_whole(contents: &Contents) -> bool {

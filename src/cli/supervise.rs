@@ -1,8 +1,7 @@
 //! `deferral supervise`, which nobody types: what the proxy starts between itself and a server's process.
 
-use super::USAGE;
+use super::{FAILED, printer::Printer};
 use crate::app;
-use std::process::ExitCode;
 use tokio::runtime;
 
 #[derive(Debug, clap::Args)]
@@ -11,18 +10,20 @@ pub struct Args {
     command: Vec<String>,
 }
 
-/// Watches over one process until nothing of it is left.
-pub fn run(args: &Args) -> ExitCode {
+/// Watches over one process until nothing of it is left. Gives the exit code.
+pub fn run(args: &Args, printer: &mut Printer) -> u8 {
     // There may be many of these, and each does next to nothing.
     let runtime = runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .expect("the system gives descriptors to a process that starts");
     match runtime.block_on(app::supervise(&args.command)) {
-        Ok(code) => code.into(),
+        Ok(code) => code,
         Err(error) => {
-            eprintln!("error: this is started by the proxy, for the command of an `upstream`: {error}");
-            USAGE.into()
+            printer.error(format_args!(
+                "this is started by the proxy, for the command of an `upstream`: {error}"
+            ));
+            FAILED
         }
     }
 }

@@ -1,10 +1,15 @@
 //! `deferral tasks`: the tasks of a proxy that runs, one of them, or its end.
 
-use super::{USAGE, operator, plain::plain};
+use super::{
+    DONE, FAILED, operator,
+    printer::{Printer, inline},
+    tools::cut,
+    words::Words,
+};
 use crate::client::{Error, Operator};
-use serde::Deserialize;
+use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::Value;
-use std::io::{self, Write};
+use std::fmt::Write as _;
 
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
@@ -22,8 +27,8 @@ enum Command {
         /// Only those of this tool.
         #[arg(long, value_name = "NAME")]
         tool: Option<String>,
-        /// Only those of this status: working, input_required, completed, failed or cancelled.
-        #[arg(long)]
+        /// Only those of this status.
+        #[arg(long, value_parser = Words::new(STATUSES, status))]
         status: Option<String>,
         /// How many at most, up to 1000.
         #[arg(long, value_name = "N", default_value_t = 50)]
@@ -36,14 +41,14 @@ enum Command {
     },
     /// Show a task.
     Show {
-        /// Its handle, as the list has it, or its whole id.
+        /// The beginning of its id, at least 4 digits: as the list, the log or a client has it.
         task: String,
         #[command(flatten)]
         common: Common,
     },
     /// Cancel a task, as its client could. Needs the operator's token.
     Cancel {
-        /// Its handle, as the list has it, or its whole id.
+        /// The beginning of its id, at least 4 digits: as the list, the log or a client has it.
         task: String,
         #[command(flatten)]
         common: Common,
@@ -59,13 +64,15 @@ struct Common {
     json: bool,
 }
 
+const STATUSES: &[&str] = &["working", "input_required", "completed", "failed", "cancelled"];
+
 #[derive(Deserialize)]
 struct Page {
     tasks: Vec<Task>,
     next: Option<String>,
 }
 
-/// What the list shows of a task.
+/// A task, as far as the list shows it.
 #[derive(Deserialize)]
 struct Task {
     task: String,
@@ -73,13 +80,37 @@ struct Task {
     tool: String,
     status: String,
     age_ms: u64,
+    principal: String,
+    /// The name of its caller, where it has one.
+    #[serde(default)]
+    caller: Option<String>,
+    message: Option<String>,
 }
 
-/// Does what is asked, and prints it to `out`, or to `err` why it cannot be. Gives the exit code.
-///
-/// # Errors
-/// Where nothing can be printed.
-pub async fn run(args: Args, out: &mut impl Write, err: &mut impl Write) -> io::Result<u8> {
+/// The rest of what is shown of one task.
+#[derive(Deserialize)]
+struct Details {
+    #[serde(flatten)]
+    task: Task,
+    view: String,
+    created: String,
+    kept_until: String,
+    #[serde(default)]
+    questions: Vec<Question>,
+    waits: usize,
+    is_held: bool,
+    waits_for_store: bool,
+}
+
+#[derive(Deserialize)]
+struct Question {
+    key: String,
+    kind: String,
+    since_ms: u64,
+}
+
+/// Does what the command says, and prints it. Gives the exit code.
+pub async fn run(args: Args, printer: &mut Printer) -> u8 {
     let common = match &args.command {
         Command::List { common, .. } | Command::Show { common, .. } | Command::Cancel { common, .. } => {
             common
@@ -88,19 +119,22 @@ pub async fn run(args: Args, out: &mut impl Write, err: &mut impl Write) -> io::
     let operator = match common.address.operator() {
         Ok(operator) => operator,
         Err(why) => {
-            writeln!(err, "error: {why}")?;
-            return Ok(USAGE);
+            printer.error(why);
+            return FAILED;
         }
     };
-    match asked(&args.command, &operator).await {
-        Ok(body) if common.json => writeln!(out, "{body:#}")?,
-        Ok(body) => write!(out, "{}", shown(&args.command, &body))?,
-        Err(error) => {
-            writeln!(err, "error: {}", plain(&common.address.explain(&error)))?;
-            return Ok(1);
+    let printed = match asked(&args.command, &operator).await {
+        Ok(body) if common.json => {
+            printer.json(&body);
+            Ok(())
         }
+        Ok(body) => show(&args.command, body, printer),
+        Err(error) => Err(error),
+    };
+    match printed {
+        Ok(()) => DONE,
+        Err(error) => common.address.report(&error, printer),
     }
-    Ok(0)
 }
 
 async fn asked(command: &Command, operator: &Operator) -> Result<Value, Error> {
@@ -117,54 +151,147 @@ async fn asked(command: &Command, operator: &Operator) -> Result<Value, Error> {
         Command::Show { task, .. } => operator.get(&format!("/tasks/{}", encoded(task))).await?,
         Command::Cancel { task, .. } => operator.post(&format!("/tasks/{}/cancel", encoded(task))).await?,
     };
-    serde_json::from_slice(&body).map_err(|error| Error::Invalid(format!("that is no deferral: {error}")))
+    serde_json::from_slice(&body).map_err(|error| invalid(&error))
 }
 
-/// What is printed for people.
-fn shown(command: &Command, body: &Value) -> String {
+fn invalid(error: &serde_json::Error) -> Error {
+    Error::Invalid(format!("that is no deferral of this version: {error}"))
+}
+
+/// Prints it for people.
+fn show(command: &Command, body: Value, printer: &mut Printer) -> Result<(), Error> {
+    fn read<T: DeserializeOwned>(body: Value) -> Result<T, Error> {
+        serde_json::from_value(body).map_err(|error| invalid(&error))
+    }
     match command {
-        Command::List { .. } => match serde_json::from_value(body.clone()) {
-            Ok(page) => table(&page),
-            Err(error) => format!("{}\n", plain(&error.to_string())),
-        },
-        Command::Show { .. } => members(body),
+        Command::List { .. } => {
+            for line in table(&read(body)?) {
+                printer.line(line);
+            }
+        }
+        Command::Show { .. } => {
+            for line in read::<Details>(body)?.lines() {
+                printer.line(line);
+            }
+        }
         Command::Cancel { .. } => {
-            let word = |key: &str| plain(body[key].as_str().unwrap_or_default());
-            format!("{} is {}\n", word("task"), word("status"))
+            let Task { task, status, .. } = read(body)?;
+            printer.line(format_args!("{task} is {status}"));
         }
     }
+    Ok(())
 }
 
-/// Columns of the table, which fits a terminal of 80.
-const TOOL: usize = 24;
-const ROUTE: usize = 15;
+/// A status that is known.
+fn status(text: &str) -> Result<String, String> {
+    match STATUSES.contains(&text) {
+        true => Ok(text.to_owned()),
+        false => Err(format!("there is no status `{text}`; use one of {}", STATUSES.join(", "))),
+    }
+}
 
-fn table(page: &Page) -> String {
+/// The most characters of a column of the table, by its heading; the last column takes the rest of [`WIDTH`].
+const COLUMNS: [(&str, usize); 7] = [
+    ("TASK", 12),
+    ("STATUS", 14),
+    ("AGE", 7),
+    ("TOOL", 24),
+    ("ROUTE", 15),
+    ("CALLER", 16),
+    ("PROGRESS", usize::MAX),
+];
+const ROUTE: usize = 4;
+const WIDTH: usize = 120;
+
+/// The lines of a table. The route has a column where the tasks are of several.
+fn table(page: &Page) -> Vec<String> {
     if page.tasks.is_empty() && page.next.is_none() {
-        return "there are no such tasks\n".to_owned();
+        return vec!["there are no such tasks".to_owned()];
     }
-    let line = |task: &str, status: &str, age: &str, tool: &str, route: &str| {
-        let line = format!("{task:12}  {status:14}  {age:>7}  {tool:TOOL$}  {route}");
-        format!("{}\n", line.trim_end())
+    let mut rows = vec![COLUMNS.map(|(heading, _)| heading.to_owned())];
+    rows.extend(page.tasks.iter().map(Task::row));
+    let has_routes = page.tasks.windows(2).any(|pair| pair[0].route != pair[1].route);
+    let widths: Vec<_> = COLUMNS
+        .iter()
+        .enumerate()
+        .map(|(at, (_, most))| {
+            let longest = rows.iter().map(|row| row[at].chars().count()).max().unwrap_or_default();
+            longest.min(*most)
+        })
+        .collect();
+    let line = |row: &[String; 7]| {
+        let mut line = String::new();
+        for (at, (cell, width)) in row.iter().zip(&widths).enumerate() {
+            if at == ROUTE && !has_routes {
+                continue;
+            }
+            let width = *width;
+            let _ = match COLUMNS[at].0 {
+                "AGE" => write!(line, "{:>width$}  ", cut(cell, width)),
+                "PROGRESS" => write!(line, "{cell}"),
+                _ => write!(line, "{:width$}  ", cut(cell, width)),
+            };
+        }
+        cut(line.trim_end(), WIDTH)
     };
-    let mut text = line("TASK", "STATUS", "AGE", "TOOL", "ROUTE");
-    for Task { task, route, tool, status, age_ms } in &page.tasks {
-        text.push_str(&line(task, status, &age(*age_ms), &cut(tool, TOOL), &cut(route, ROUTE)));
-    }
-    if let Some(next) = &page.next {
-        text.push_str(&format!("there are more: --after {}\n", plain(next)));
-    }
-    text
+    let mut lines: Vec<_> = rows.iter().map(line).collect();
+    lines.extend(page.next.as_ref().map(|next| format!("there are more: --after {next}")));
+    lines
 }
 
-/// Each member of a task on a line of its own.
-fn members(task: &Value) -> String {
-    let members = task.as_object().into_iter().flatten();
-    let line = |(key, value): (&String, &Value)| {
-        let value = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
-        format!("{:16} {}\n", plain(key), plain(&value).replace('\n', " "))
-    };
-    members.map(line).collect()
+// === impl Task ===
+
+impl Task {
+    fn caller(&self) -> &str {
+        self.caller.as_deref().unwrap_or(&self.principal)
+    }
+
+    /// The cells of the table, in the order of [`COLUMNS`].
+    fn row(&self) -> [String; 7] {
+        let Self { task, route, tool, status, age_ms, message, .. } = self;
+        let progress = message.as_deref().filter(|_| !self.is_ended()).unwrap_or_default();
+        [task, status, &age(*age_ms), tool, route, self.caller(), progress].map(inline)
+    }
+
+    fn is_ended(&self) -> bool {
+        !matches!(&*self.status, "working" | "input_required")
+    }
+}
+
+// === impl Details ===
+
+impl Details {
+    fn lines(&self) -> Vec<String> {
+        let Self { task, view, created, kept_until, questions, waits, is_held, waits_for_store } = self;
+        let view = match view.as_str() {
+            "extension" => "a task of the tasks extension (2026-07-28)",
+            "experimental" => "a task of 2025-11-25",
+            "ticket" => "a ticket",
+            other => other,
+        };
+        let mut lines = vec![format!("{}: {} on {}", task.task, task.tool, task.route)];
+        let mut add = |name: &str, value: &str| lines.push(format!("  {name:10} {value}"));
+        let message = task.message.as_ref().map(|message| format!(": {message}")).unwrap_or_default();
+        add("status", &format!("{}{message}", task.status));
+        add("caller", task.caller());
+        add("age", &format!("{}, since {created}", age(task.age_ms)));
+        add("shown as", view);
+        for Question { key, kind, since_ms } in questions {
+            add("asks", &format!("{kind} (`{key}`), for {}", age(*since_ms)));
+        }
+        if task.is_ended() {
+            add("kept until", kept_until);
+        } else {
+            let clients = if *waits == 1 { "1 client waits" } else { &format!("{waits} clients wait") };
+            let held =
+                if *is_held { "at work in this process" } else { "in no process any more: it ends soon" };
+            add("call", &format!("{held}; {clients}"));
+        }
+        if *waits_for_store {
+            add("store", "has not taken its last change yet");
+        }
+        lines
+    }
 }
 
 fn age(millis: u64) -> String {
@@ -176,17 +303,7 @@ fn age(millis: u64) -> String {
     }
 }
 
-/// At most so many characters, of which the last says that there were more.
-fn cut(text: &str, most: usize) -> String {
-    let text = plain(text).replace('\n', " ");
-    if text.chars().count() <= most {
-        return text;
-    }
-    text.chars().take(most - 1).chain(['…']).collect()
-}
-
-/// A value as it may stand in a URL.
-/// As a path or a query has it.
+/// A value as a path or a query has it.
 pub(super) fn encoded(value: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);
     value
@@ -200,31 +317,79 @@ mod tests {
     use super::*;
     use expect_test::expect;
 
-    #[test]
-    fn the_table_is_aligned_and_fits_80_columns() {
-        let task = |tool: &str, route: &str, status: &str, age_ms| Task {
+    fn task(tool: &str, route: &str, status: &str, age_ms: u64) -> Task {
+        Task {
             task: "0123456789ab".into(),
             route: route.into(),
             tool: tool.into(),
             status: status.into(),
             age_ms,
-        };
+            principal: "anonymous".into(),
+            caller: None,
+            message: Some("files (3/12)".into()),
+        }
+    }
+
+    #[test]
+    fn the_table_is_aligned_and_shows_caller_and_progress() {
         let tasks = vec![
             task("report", "/mcp", "working", 7_900),
-            task(&"long".repeat(20), &"/long".repeat(9), "input_required", 7_199_000),
-            task("evil\u{1b}[2J", "/a", "failed", 999_999_999),
+            Task { caller: Some("alice".into()), ..task("import", "/mcp", "completed", 60_000) },
         ];
-        let text = table(&Page { tasks, next: Some("e12".into()) });
-        assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
+        let text = table(&Page { tasks, next: None }).join("\n");
         expect![[r#"
-            TASK          STATUS              AGE  TOOL                      ROUTE
-            0123456789ab  working             7 s  report                    /mcp
-            0123456789ab  input_required  119 min  longlonglonglonglonglon…  /long/long/lon…
-            0123456789ab  failed             11 d  evil\u{1b}[2J             /a
-            there are more: --after e12
-        "#]]
+            TASK          STATUS      AGE  TOOL    CALLER     PROGRESS
+            0123456789ab  working     7 s  report  anonymous  files (3/12)
+            0123456789ab  completed  60 s  import  alice"#]]
         .assert_eq(&text);
-        assert_eq!(table(&Page { tasks: Vec::new(), next: None }), "there are no such tasks\n");
+        assert_eq!(table(&Page { tasks: Vec::new(), next: None }), ["there are no such tasks"]);
+    }
+
+    #[test]
+    fn a_table_of_several_routes_names_them_and_cuts_what_is_long() {
+        let tasks = vec![
+            task(&"long".repeat(20), &"/long".repeat(9), "input_required", 7_199_000),
+            Task {
+                message: Some("x".repeat(200)),
+                ..task("evil\u{1b}[2J\nerror: x", "/a", "working", 999_999_999)
+            },
+        ];
+        let lines = table(&Page { tasks, next: Some("e12".into()) });
+        assert!(lines.iter().all(|line| line.chars().count() <= WIDTH), "{lines:#?}");
+        assert!(
+            lines[1].contains("  119 min  longlonglonglonglonglon…  /long/long/lon…  anon"),
+            "{lines:#?}"
+        );
+        assert!(lines[2].contains("   11 d  evil\\u{1b}[2J error: x  "), "{lines:#?}");
+        assert_eq!(lines[3], "there are more: --after e12");
+        assert_eq!(lines.len(), 4, "a tool's name makes no line");
+    }
+
+    #[test]
+    fn one_task_is_shown_for_people() {
+        let details = Details {
+            task: task("report", "/mcp", "input_required", 7_900),
+            view: "ticket".into(),
+            created: "2026-07-28T10:30:00Z".into(),
+            kept_until: "2026-07-28T11:30:00Z".into(),
+            questions: vec![Question {
+                key: "who".into(),
+                kind: "elicitation/create".into(),
+                since_ms: 5_000,
+            }],
+            waits: 1,
+            is_held: true,
+            waits_for_store: false,
+        };
+        expect![[r#"
+            0123456789ab: report on /mcp
+              status     input_required: files (3/12)
+              caller     anonymous
+              age        7 s, since 2026-07-28T10:30:00Z
+              shown as   a ticket
+              asks       elicitation/create (`who`), for 5 s
+              call       at work in this process; 1 client waits"#]]
+        .assert_eq(&details.lines().join("\n"));
     }
 
     #[test]

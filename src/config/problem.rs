@@ -90,24 +90,25 @@ impl Problems {
     }
 }
 
+impl Problems {
+    /// A line for each: `file:line:column: message`, as editors and CI understand it.
+    pub fn lines(&self) -> impl Iterator<Item = String> {
+        self.list.iter().map(|Problem { place, message }| match (place, &self.file) {
+            (Place::File { line, column }, Some(file)) => {
+                format!("{}:{line}:{column}: {message}", file.display())
+            }
+            (Place::File { line, column }, None) => format!("{line}:{column}: {message}"),
+            (Place::Flag(flag), _) => format!("{flag}: {message}"),
+            (Place::Whole, Some(file)) => format!("{}: {message}", file.display()),
+            (Place::Whole, None) => message.clone(),
+        })
+    }
+}
+
 impl fmt::Display for Problems {
-    /// One line each: `file:line:column: message`, as editors and CI understand it.
+    /// [`Problems::lines`].
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (index, Problem { place, message }) in self.list.iter().enumerate() {
-            if index > 0 {
-                writeln!(f)?;
-            }
-            match (place, &self.file) {
-                (Place::File { line, column }, Some(file)) => {
-                    write!(f, "{}:{line}:{column}: {message}", file.display())?;
-                }
-                (Place::File { line, column }, None) => write!(f, "{line}:{column}: {message}")?,
-                (Place::Flag(flag), _) => write!(f, "{flag}: {message}")?,
-                (Place::Whole, Some(file)) => write!(f, "{}: {message}", file.display())?,
-                (Place::Whole, None) => f.write_str(message)?,
-            }
-        }
-        Ok(())
+        f.write_str(&self.lines().collect::<Vec<_>>().join("\n"))
     }
 }
 

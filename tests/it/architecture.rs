@@ -149,6 +149,29 @@ fn the_core_is_pure() {
     );
 }
 
+/// What writes to a stream of the process, or draws on a terminal.
+const WRITES: &[&str] =
+    &["println!", "print!", "eprintln!", "eprint!", "dbg!", "io::stdout", "io::stderr", "indicatif"];
+/// Who may: the one printer of the commands, which makes foreign text harmless, and the log, which does so itself.
+const MAY_WRITE: &[&str] = &["cli/printer.rs", "telemetry/log.rs"];
+
+#[test]
+fn only_the_printer_and_the_log_write_to_a_terminal() {
+    let mut stray = Vec::new();
+    let mut printers = 0;
+    for_each_source(|_, file, text| {
+        let code = text.lines().filter(|line| !line.trim_start().starts_with("//"));
+        let written: Vec<_> =
+            code.filter(|line| WRITES.iter().any(|word| line.contains(word))).map(str::to_owned).collect();
+        match MAY_WRITE.contains(&file) {
+            true => printers += usize::from(!written.is_empty()),
+            false => stray.extend(written.iter().map(|line| format!("{file}: {}", line.trim()))),
+        }
+    });
+    assert!(stray.is_empty(), "print by cli::printer::Printer:\n{}", stray.join("\n"));
+    assert_eq!(printers, MAY_WRITE.len());
+}
+
 #[test]
 fn what_nobody_thought_of_is_not_pure() {
     let crates = crates();

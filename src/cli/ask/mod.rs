@@ -13,6 +13,7 @@ mod terminal;
 
 pub use terminal::Closed;
 
+use super::printer::{self, Printer, inline};
 use crate::{
     bridge::elicit,
     client::{Answers, Asked, Declared},
@@ -96,9 +97,9 @@ pub enum Unanswered {
 impl Asker {
     /// `who` says which tool of which server asks.
     pub fn new(args: Options, who: String) -> Self {
-        let at_terminal = || io::stdin().is_terminal() && io::stderr().is_terminal();
+        let at_terminal = || io::stdin().is_terminal() && printer::is_terminal();
         let asks = args.ask || (!args.no_ask && at_terminal());
-        let person = asks.then(|| Terminal::new(BufReader::new(io::stdin()), io::stderr()));
+        let person = asks.then(|| Terminal::new(BufReader::new(io::stdin()), Printer::standard()));
         let here = asks && at_terminal();
         let here = here.then(env::current_dir).and_then(Result::ok).and_then(|here| file_uri(&here));
         Self { here, ..Self::with(args, who, person) }
@@ -206,10 +207,11 @@ impl Given {
     }
 }
 
+/// A line for each question, and one that says how they are answered.
 fn list(questions: &[Asked]) -> String {
     let line = |asked: &Asked| {
         let message = asked.message().map(|message| format!(": {message}")).unwrap_or_default();
-        format!("\n  {} ({}){message}", asked.key, asked.method)
+        format!("\n{}", inline(&format!("{} ({}){message}", asked.key, asked.method)))
     };
     questions.iter().map(line).collect::<String>()
         + "\nanswer by `--answer KEY=JSON`, `--sampling` or `--root`, or at a terminal (`--ask`)"
@@ -289,7 +291,7 @@ mod tests {
             args: Options,
         }
         let args = <Words as clap::Parser>::parse_from([&["call"], words].concat()).args;
-        let person = typed.map(|typed| Terminal::new(typed.as_bytes(), io::sink()));
+        let person = typed.map(|typed| Terminal::new(typed.as_bytes(), Printer::new(io::sink(), io::sink())));
         Asker::with(args, "tool".into(), person)
     }
 
@@ -351,7 +353,7 @@ mod tests {
         let error = answer(&mut asker(&["--root", "file:///a"], None), &[roots, form()]).await.unwrap_err();
         assert_eq!(
             error,
-            "the server asks something, and nobody is there to answer\n  who (elicitation/create): Who?\nanswer by `--answer KEY=JSON`, `--sampling` or `--root`, or at a terminal (`--ask`)"
+            "the server asks something, and nobody is there to answer\nwho (elicitation/create): Who?\nanswer by `--answer KEY=JSON`, `--sampling` or `--root`, or at a terminal (`--ask`)"
         );
         let mut wrong = asker(&["--answer", r#"who={"name":7}"#, "--answer", "other={}"], None);
         assert_eq!(

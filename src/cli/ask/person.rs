@@ -59,25 +59,34 @@ pub(super) async fn ask(
             let message = say("message").unwrap_or_default();
             match say("mode").as_deref() {
                 None | Some("form") => {
-                    terminal.say(&format!("\n{who} asks:\n{message}"));
+                    introduce(terminal, &format!("{who} asks:"), &message);
                     let schema = params.and_then(|params| params.get("requestedSchema"));
                     Ok(fill_in(terminal, form::fields(schema.as_ref())).await?)
                 }
                 Some("url") => {
-                    terminal.say(&format!("\n{who} wants you to visit an address:\n{message}"));
+                    introduce(terminal, &format!("{who} wants you to visit an address:"), &message);
                     Ok(visit(terminal, &say("url").unwrap_or_default()).await?)
                 }
                 Some(mode) => Err(Unanswered::Mode(mode.to_owned())),
             }
         }
         InputKind::Sampling => {
-            terminal.say(&format!("\n{who} asks for a message, as a model would write it:"));
+            introduce(terminal, &format!("{who} asks for a message, as a model would write it:"), "");
             write(terminal, params.as_ref()).await
         }
         InputKind::Roots => {
-            terminal.say(&format!("\n{who} asks which directories you work in."));
+            introduce(terminal, &format!("{who} asks which directories you work in."), "");
             list(terminal, here).await
         }
+    }
+}
+
+/// Says who asks, and quotes what it says.
+fn introduce(terminal: &mut Terminal, who_asks: &str, message: &str) {
+    terminal.say("");
+    terminal.say(who_asks);
+    if !message.is_empty() {
+        terminal.quote(message);
     }
 }
 
@@ -86,8 +95,9 @@ pub(super) async fn ask(
 async fn fill_in(terminal: &mut Terminal, fields: Vec<Field>) -> Result<String, Closed> {
     if !fields.is_empty() {
         terminal.say(&format!(
-            "Enter takes what is in brackets; {SKIP} leaves out what is optional; {DECLINE} and {CANCEL} end the form.\n"
+            "Enter takes what is in brackets; {SKIP} leaves out what is optional; {DECLINE} and {CANCEL} end the form."
         ));
+        terminal.say("");
     }
     let mut filled: BTreeMap<&str, Bytes> = BTreeMap::new();
     loop {
@@ -175,7 +185,9 @@ fn without_content(choice: Choice) -> String {
 /// An address is shown as it is, its host apart from it, and never opened by us (2026-07-28,
 /// *Elicitation, Safe URL Handling*).
 async fn visit(terminal: &mut Terminal, url: &str) -> Result<String, Closed> {
-    terminal.say(&format!("\n  {url}\n"));
+    terminal.say("");
+    terminal.say(&format!("  {url}"));
+    terminal.say("");
     for line in about(url) {
         terminal.say(&format!("  {line}"));
     }
@@ -211,7 +223,7 @@ fn about(url: &str) -> Vec<String> {
 
 async fn write(terminal: &mut Terminal, params: Option<&Object>) -> Result<String, Unanswered> {
     for line in params.iter().flat_map(|params| asked_for(params)) {
-        terminal.say(&format!("  {}", line.replace('\n', "\n  ")));
+        terminal.quote(&line);
     }
     terminal.say(&format!("Type it; a line with a single . ends it, {DECLINE} gives the call up."));
     let mut lines: Vec<String> = Vec::new();
@@ -300,23 +312,8 @@ pub(super) fn roots(uris: &[String]) -> String {
 mod tests {
     use super::*;
     use crate::bridge::elicit::check_answer;
+    use crate::cli::printer::{Printer, tests::Screen};
     use expect_test::{Expect, expect};
-    use std::{
-        io::{self, Write},
-        sync::{Arc, Mutex},
-    };
-
-    #[derive(Clone, Default)]
-    struct Screen(Arc<Mutex<Vec<u8>>>);
-
-    impl Write for Screen {
-        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-            self.0.lock().unwrap().write(bytes)
-        }
-        fn flush(&mut self) -> io::Result<()> {
-            Ok(())
-        }
-    }
 
     fn question(kind: InputKind, params: &str) -> InputRequest {
         InputRequest::new(kind, Some(&Bytes::copy_from_slice(params.as_bytes())))
@@ -325,12 +322,12 @@ mod tests {
     /// What comes of a question when these lines are typed, and what was on the screen.
     async fn talk(question: &InputRequest, typed: &'static str) -> (Result<String, String>, String) {
         let screen = Screen::default();
-        let mut terminal = Terminal::new(typed.as_bytes(), screen.clone());
+        let mut terminal = Terminal::new(typed.as_bytes(), Printer::new(std::io::sink(), screen.clone()));
         let answer = ask(&mut terminal, "book at http://x/mcp", question, None).await;
         if let Ok(answer) = &answer {
             assert!(check_answer(question, &answer.clone().into()).is_ok(), "{answer}");
         }
-        let said = String::from_utf8(screen.0.lock().unwrap().clone()).unwrap();
+        let said = screen.text();
         (answer.map_err(|error| error.to_string()), said)
     }
 
@@ -371,7 +368,7 @@ mod tests {
             expect![[r#"
 
             book at http://x/mcp asks:
-            When?
+            | When?
             Enter takes what is in brackets; /skip leaves out what is optional; /decline and /cancel end the form.
 
               Date (a date, as in 2026-07-28)
@@ -451,7 +448,7 @@ mod tests {
             expect![[r#"
 
             book at http://x/mcp wants you to visit an address:
-            Sign in.
+            | Sign in.
 
               https://login.example.com@xn--exmple-cua.com/a?b
 
@@ -471,6 +468,19 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn nothing_that_a_server_asks_looks_like_a_line_of_the_program() {
+        let forged = "x\nSend it? Enter sends it >\n\u{1b}[2J";
+        let params = serde_json::json!({ "message": forged, "requestedSchema": {
+            "type": "object", "properties": { "a": {
+                "type": "string", "title": forged, "description": forged, "enum": ["b"], "enumNames": [forged],
+            } },
+        } });
+        let (_, said) = talk(&question(InputKind::Elicitation, &params.to_string()), "1\n\n").await;
+        let begins = said.lines().filter(|line| line.starts_with("Send it?")).count();
+        assert!(begins == 1 && !said.contains('\u{1b}'), "{said}");
+    }
+
+    #[tokio::test]
     async fn a_message_is_typed_in_the_place_of_a_model() {
         let sampling = question(
             InputKind::Sampling,
@@ -484,11 +494,11 @@ mod tests {
             expect![[r#"
 
             book at http://x/mcp asks for a message, as a model would write it:
-              system: Be brief.
-              user: Hi
-              there
-              assistant: [image image/png, 3 bytes]
-              (at most 100 tokens)
+            | system: Be brief.
+            | user: Hi
+            | there
+            | assistant: [image image/png, 3 bytes]
+            | (at most 100 tokens)
             Type it; a line with a single . ends it, /decline gives the call up.
             > > > >
         "#]],
@@ -518,10 +528,10 @@ mod tests {
             ("file:///b\n\n", r#"{"roots":[{"uri":"file:///b"}]}"#),
         ] {
             let screen = Screen::default();
-            let mut terminal = Terminal::new(typed.as_bytes(), screen.clone());
+            let mut terminal = Terminal::new(typed.as_bytes(), Printer::new(std::io::sink(), screen.clone()));
             let answer = ask(&mut terminal, "x", &question, Some("file:///home/ada")).await;
             assert_eq!(answer.ok().as_deref(), Some(expected));
-            let said = String::from_utf8(screen.0.lock().unwrap().clone()).unwrap();
+            let said = screen.text();
             assert_eq!(said.matches("[file:///home/ada] >").count(), 1, "{said}");
         }
     }

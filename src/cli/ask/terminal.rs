@@ -1,8 +1,8 @@
 //! Lines to a person, and lines back.
 
-use crate::cli::plain::plain;
+use crate::cli::printer::Printer;
 use std::{
-    io::{self, BufRead, Write},
+    io::{self, BufRead},
     sync::mpsc,
     thread,
 };
@@ -17,7 +17,7 @@ const MAX_LINE: u64 = 1 << 20;
 /// Ctrl-C, would keep the runtime from ending.
 pub(super) struct Terminal {
     wanted: mpsc::Sender<oneshot::Sender<io::Result<Option<String>>>>,
-    out: Box<dyn Write + Send>,
+    printer: Printer,
 }
 
 /// Why there is no next line.
@@ -32,7 +32,7 @@ pub enum Closed {
 // === impl Terminal ===
 
 impl Terminal {
-    pub(super) fn new(mut input: impl BufRead + Send + 'static, out: impl Write + Send + 'static) -> Self {
+    pub(super) fn new(mut input: impl BufRead + Send + 'static, printer: Printer) -> Self {
         let (wanted, requests) = mpsc::channel::<oneshot::Sender<_>>();
         // Ends with the process at the latest; nobody waits for it.
         thread::spawn(move || {
@@ -40,19 +40,22 @@ impl Terminal {
                 let _ = request.send(line(&mut input));
             }
         });
-        Self { wanted, out: Box::new(out) }
+        Self { wanted, printer }
     }
 
-    /// Says a line, or several. What a server wrote may be in it: nothing in it moves the cursor or
-    /// turns the writing around.
-    pub(super) fn say(&mut self, text: &str) {
-        // Whoever closed the stream does not want to know.
-        let _ = writeln!(self.out, "{}", plain(text)).and_then(|()| self.out.flush());
+    /// Shows one line, in which a server's words may be.
+    pub(super) fn say(&mut self, line: &str) {
+        self.printer.say(line);
+    }
+
+    /// Shows what the server says, which may have several lines.
+    pub(super) fn quote(&mut self, text: &str) {
+        self.printer.quote(text);
     }
 
     /// The next line, without its end. `prompt` stands before it.
     pub(super) async fn read(&mut self, prompt: &str) -> Result<String, Closed> {
-        let _ = write!(self.out, "{} ", plain(prompt)).and_then(|()| self.out.flush());
+        self.printer.prompt(prompt);
         let (request, answer) = oneshot::channel();
         self.wanted.send(request).map_err(|_| Closed::Ended)?;
         answer.await.map_err(|_| Closed::Ended)??.ok_or(Closed::Ended)
@@ -78,9 +81,13 @@ fn line(input: &mut impl BufRead) -> io::Result<Option<String>> {
 mod tests {
     use super::*;
 
+    fn nowhere() -> Printer {
+        Printer::new(io::sink(), io::sink())
+    }
+
     #[tokio::test]
     async fn lines_are_read_one_by_one_until_the_input_ends() {
-        let mut terminal = Terminal::new(&b"one\r\n\nlast"[..], io::sink());
+        let mut terminal = Terminal::new(&b"one\r\n\nlast"[..], nowhere());
         for expected in ["one", "", "last"] {
             assert_eq!(terminal.read(">").await.unwrap(), expected);
         }
@@ -90,11 +97,11 @@ mod tests {
 
     #[tokio::test]
     async fn a_line_that_is_no_text_or_too_long_is_an_error() {
-        let mut terminal = Terminal::new(&b"caf\xe9\n"[..], io::sink());
+        let mut terminal = Terminal::new(&b"caf\xe9\n"[..], nowhere());
         let error = terminal.read(">").await.unwrap_err().to_string();
         assert_eq!(error, "the standard input cannot be read: a line is not UTF-8");
         let long = vec![b'x'; 1 + usize::try_from(MAX_LINE).unwrap()];
-        let mut terminal = Terminal::new(io::Cursor::new(long), io::sink());
+        let mut terminal = Terminal::new(io::Cursor::new(long), nowhere());
         assert!(matches!(terminal.read(">").await, Err(Closed::Unreadable(_))));
     }
 }

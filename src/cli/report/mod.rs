@@ -5,14 +5,18 @@
 mod advice;
 mod log;
 
-use super::{USAGE, operator, plain::plain};
+use super::{
+    DONE, FAILED, operator,
+    printer::{Printer, inline},
+};
 use crate::telemetry::metrics::LatencySnapshot;
 use advice::{Advice, THRESHOLDS, advice, percent, seconds_of, share_over};
+use clap::ValueHint;
 use log::Log;
 use serde::{Deserialize, Serialize};
 use std::{
     fs::File,
-    io::{self, BufReader, Write},
+    io::{self, BufReader},
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -20,7 +24,7 @@ use std::{
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
     /// A log of the proxy to read instead of asking one that runs, or `-` for the standard input.
-    #[arg(value_name = "LOGFILE", conflicts_with = "admin")]
+    #[arg(value_name = "LOGFILE", value_hint = ValueHint::FilePath, conflicts_with = "admin")]
     log: Option<PathBuf>,
     #[command(flatten)]
     address: operator::Address,
@@ -68,30 +72,21 @@ struct Told {
 /// Characters of a bar that stands for all.
 const BAR: usize = 30;
 
-/// Prints the report to `out`, or to `err` why there is none. Gives the exit code.
-///
-/// # Errors
-/// Where nothing can be printed.
-pub async fn run(args: Args, out: &mut impl Write, err: &mut impl Write) -> io::Result<u8> {
+/// Prints the report, or why there is none. Gives the exit code.
+pub async fn run(args: Args, printer: &mut Printer) -> u8 {
     let found = match &args.log {
-        Some(path) => of_log(path, err)?,
+        Some(path) => of_log(path, printer),
         None => of_proxy(&args.address).await,
     };
     match found {
         Err(error) => {
-            writeln!(err, "error: {error}")?;
-            Ok(USAGE)
+            printer.error(error);
+            return FAILED;
         }
-        Ok(tools) if args.json => {
-            serde_json::to_writer_pretty(&mut *out, &tools)?;
-            writeln!(out)?;
-            Ok(0)
-        }
-        Ok(tools) => {
-            print(&tools, out)?;
-            Ok(0)
-        }
+        Ok(tools) if args.json => printer.json(&tools),
+        Ok(tools) => print(&tools, printer),
     }
+    DONE
 }
 
 async fn of_proxy(address: &operator::Address) -> Result<Vec<Tool>, String> {
@@ -103,22 +98,19 @@ async fn of_proxy(address: &operator::Address) -> Result<Vec<Tool>, String> {
     })))
 }
 
-fn of_log(path: &Path, err: &mut impl Write) -> io::Result<Result<Vec<Tool>, String>> {
+fn of_log(path: &Path, printer: &mut Printer) -> Result<Vec<Tool>, String> {
     let read = match path.to_str() {
         Some("-") => Log::read(io::stdin().lock()),
         _ => File::open(path).and_then(|file| Log::read(BufReader::new(file))),
     };
-    let log = match read {
-        Ok(log) => log,
-        Err(error) => return Ok(Err(format!("{}: {error}", path.display()))),
-    };
+    let log = read.map_err(|error| format!("{}: {error}", path.display()))?;
     if log.foreign > 0 {
-        writeln!(err, "note: {} of {} lines are of no log of deferral", log.foreign, log.lines)?;
+        printer.note(format_args!("note: {} of {} lines are of no log of deferral", log.foreign, log.lines));
     }
     let tools = log.tools.into_iter().map(|(name, seen)| {
         Tool::of(name, &seen.calls.snapshot(), [seen.timed_out, seen.departed, seen.tasks])
     });
-    Ok(Ok(sorted(tools)))
+    Ok(sorted(tools))
 }
 
 /// The most called first.
@@ -131,17 +123,18 @@ fn sorted(tools: impl Iterator<Item = Tool>) -> Vec<Tool> {
     tools
 }
 
-fn print(tools: &[Tool], out: &mut impl Write) -> io::Result<()> {
+fn print(tools: &[Tool], printer: &mut Printer) {
     if tools.is_empty() {
-        return writeln!(out, "no calls of tools have ended yet");
+        printer.line("no calls of tools have ended yet");
     }
     for (at, tool) in tools.iter().enumerate() {
         if at > 0 {
-            writeln!(out)?;
+            printer.line("");
         }
-        tool.print(out)?;
+        for line in tool.lines() {
+            printer.line(line);
+        }
     }
-    Ok(())
 }
 
 // === impl Tool ===
@@ -174,26 +167,26 @@ impl Tool {
         }
     }
 
-    fn print(&self, out: &mut impl Write) -> io::Result<()> {
-        writeln!(out, "{} {}", plain(&self.route), plain(&self.tool))?;
+    fn lines(&self) -> Vec<String> {
         let time = |micros: Option<u64>| micros.map_or_else(|| "-".to_owned(), seconds_of);
         let Self { calls, timed_out, departed, tasks, .. } = self;
-        writeln!(
-            out,
-            "  {calls} calls: p50 {}, p90 {}, p99 {}, max {}; {timed_out} timed out, {departed} left or cancelled, {tasks} became tasks",
-            time(self.p50_us),
-            time(self.p90_us),
-            time(self.p99_us),
-            time(self.max_us),
-        )?;
+        let mut lines = vec![
+            format!("{} {}", inline(&self.route), inline(&self.tool)),
+            format!(
+                "  {calls} calls: p50 {}, p90 {}, p99 {}, max {}; {timed_out} timed out, {departed} left or cancelled, {tasks} became tasks",
+                time(self.p50_us),
+                time(self.p90_us),
+                time(self.p99_us),
+                time(self.max_us),
+            ),
+        ];
         for Threshold { seconds, share } in &self.thresholds {
             let filled = (share * BAR as f64).ceil() as usize;
             let bar = "█".repeat(filled) + &"·".repeat(BAR.saturating_sub(filled));
-            writeln!(out, "  over {seconds:>2} s  {bar} {:>6}", percent(*share))?;
+            lines.push(format!("  over {seconds:>2} s  {bar} {:>6}", percent(*share)));
         }
-        match &self.advice.setting {
-            Some(setting) => writeln!(out, "  advice: {setting} ({})", self.advice.reason),
-            None => writeln!(out, "  advice: none ({})", self.advice.reason),
-        }
+        let setting = self.advice.setting.as_deref().unwrap_or("none");
+        lines.push(format!("  advice: {setting} ({})", self.advice.reason));
+        lines
     }
 }

@@ -1,4 +1,4 @@
-//! `deferral call` in front of a server that answers what it likes.
+//! Commands in front of a server that answers what it likes.
 
 use crate::support::servers::{Canned, LegacyServer, Options, Seen};
 use serde_json::{Value, json};
@@ -60,4 +60,58 @@ async fn a_ticket_for_another_call_ends_what_is_followed() {
     let output = call(&server, &[]).await;
     assert_eq!(output.status.code(), Some(0), "{output:?}");
     assert_eq!(server.messages("tools/call"), 2);
+}
+
+/// What a terminal would obey, in what a server says.
+const EVIL: &str = "a\u{1b}]0;x\u{7}\u{9b}2Jb\u{202e}c\r\nerror: the disk is gone";
+
+fn is_harmless(output: &Output) -> bool {
+    let all = [&output.stdout[..], &output.stderr].concat();
+    let all = String::from_utf8(all).expect("text");
+    !all.chars().any(|char| char.is_control() && char != '\n' || char == '\u{202e}')
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_server_says_moves_no_cursor_and_forges_no_message() {
+    let server =
+        answering(|_| json!({ "content": [{ "type": "text", "text": EVIL }], "isError": true, "n": 1.50 }))
+            .await;
+    let output = call(&server, &[]).await;
+    assert!(output.status.code() == Some(1) && is_harmless(&output), "{output:?}");
+    let output = call(&server, &["--json"]).await;
+    assert!(is_harmless(&output), "{output:?}");
+    assert_eq!(String::from_utf8_lossy(&output.stdout).lines().count(), 1);
+    let result: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    assert_eq!(result["content"][0]["text"], EVIL, "escaped, and the same");
+
+    let hook = |seen: &Seen| {
+        let error = json!({ "code": 1, "message": EVIL });
+        let answer = json!({ "jsonrpc": "2.0", "id": seen.json["id"], "error": error });
+        (seen.method() == "tools/call").then(|| Canned::json(200, &answer))
+    };
+    let options = Options { tools: Some(json!([])), ..Options::default() };
+    let server = LegacyServer::start(options.hook(hook)).await;
+    let output = call(&server, &[]).await;
+    assert!(output.status.code() == Some(2) && is_harmless(&output), "{output:?}");
+    let said = String::from_utf8(output.stderr).expect("text");
+    assert_eq!(said.lines().filter(|line| line.starts_with("error: ")).count(), 1, "{said}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_tools_of_a_server_are_listed() {
+    let tools = json!([{ "name": "greet", "description": "Says hello.\nOr not." }, { "name": EVIL }]);
+    let server = LegacyServer::start(Options { tools: Some(tools.clone()), ..Options::default() }).await;
+    for words in [&["tools"][..], &["call"]] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_deferral"));
+        command.args(words).args([&server.url(), "--protocol", "2025-06-18"]);
+        let mut json = Command::new(env!("CARGO_BIN_EXE_deferral"));
+        json.args(words).args([&server.url(), "--json", "--protocol", "2025-11-25"]);
+        let run = move || [command, json].map(|mut command| command.output().expect("it starts"));
+        let [list, json] = tokio::task::spawn_blocking(run).await.expect("it ends");
+        assert!(list.status.success() && is_harmless(&list) && is_harmless(&json), "{list:?}");
+        let shown = String::from_utf8_lossy(&list.stdout);
+        assert!(shown.starts_with("greet ") && shown.contains("  Says hello.\n"), "{shown}");
+        assert_eq!(shown.lines().count(), 2);
+        assert_eq!(serde_json::from_slice::<Value>(&json.stdout).expect("JSON"), tools);
+    }
 }

@@ -43,6 +43,9 @@ fn bash_completes_commands_and_flags() {
     assert_eq!(completed("exp"), "explain");
     assert_eq!(completed("serve --ups"), "--upstream");
     assert_eq!(completed("tasks canc"), "cancel");
+    assert_eq!(completed("serve --mode al"), "always");
+    assert_eq!(completed("tasks list --status inp"), "input_required");
+    assert_eq!(completed("call http://x/ --protocol 2026"), "2026-07-28");
 }
 
 #[test]

@@ -30,7 +30,10 @@ async fn tasks_are_listed_shown_and_cancelled_by_their_handles() {
     let table = text(&listed.stdout);
     assert!(listed.status.success() && table.starts_with("TASK "), "{listed:?}");
     let row = table.lines().nth(1).expect("a task");
-    assert!(row.contains("  working ") && row.contains("  train ") && row.ends_with("  /mcp"), "{table}");
+    assert!(
+        row.contains("  working  ") && row.contains("  train  ") && row.ends_with("  anonymous"),
+        "{table}"
+    );
     let handle = row.split(' ').next().expect("a handle").to_owned();
     assert!(!table.contains(&task), "its id is nobody's business");
     let none = tasks(&["list", "--admin", url, "--tool", "a&b", "--status", "failed"], None).await;
@@ -40,8 +43,14 @@ async fn tasks_are_listed_shown_and_cancelled_by_their_handles() {
     let shown: Value = serde_json::from_slice(&shown.stdout).expect("JSON");
     assert_eq!((&shown["task"], &shown["status"]), (&Value::from(&*handle), &Value::from("working")));
 
+    let people = tasks(&["show", &handle, "--admin", url], None).await;
+    assert!(
+        text(&people.stdout).starts_with(&format!("{handle}: train on /mcp\n  status     working\n")),
+        "{people:?}"
+    );
+
     let refused = tasks(&["cancel", &handle, "--admin", url], None).await;
-    assert_eq!(refused.status.code(), Some(1));
+    assert_eq!(refused.status.code(), Some(2));
     assert!(text(&refused.stderr).contains("DEFERRAL_ADMIN_TOKEN"), "{refused:?}");
     let done = tasks(&["cancel", &handle, "--admin", url], Some(token)).await;
     assert_eq!(text(&done.stdout), format!("{handle} is cancelled\n"), "{done:?}");
@@ -53,7 +62,7 @@ async fn tasks_are_listed_shown_and_cancelled_by_their_handles() {
 #[tokio::test]
 async fn where_nothing_listens_the_remedy_is_named() {
     let nowhere = tasks(&["list", "--admin", "http://127.0.0.1:1"], None).await;
-    assert_eq!(nowhere.status.code(), Some(1));
+    assert_eq!(nowhere.status.code(), Some(2));
     let said = text(&nowhere.stderr);
     assert!(said.contains("http://127.0.0.1:1") && said.contains("`off`"), "{said}");
 }

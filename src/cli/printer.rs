@@ -1,0 +1,340 @@
+//! Everything that a command writes to a terminal, a pipe or a file.
+//!
+//! Servers, proxies and files choose much of what is shown. Nothing of it may move the cursor, turn the writing around,
+//! or look like a line of this program. So every text goes through a [`Printer`] (`tests/it/architecture.rs` checks
+//! that nothing else writes), and its methods differ in what a line break becomes: a space where one line is meant,
+//! an indented line in a message, a line behind a bar in a quotation. Control characters are written out by all.
+
+use indicatif::{ProgressBar, ProgressStyle};
+use serde::Serialize;
+use serde_json::value::RawValue;
+use std::{
+    fmt::{Display, Write as _},
+    io::{self, IsTerminal, Write},
+    time::Duration,
+};
+
+/// The standard output and the standard error of a command.
+pub struct Printer {
+    out: Box<dyn Write + Send>,
+    err: Box<dyn Write + Send>,
+    /// Why the standard output takes no more. A reader that went away (`| head`) is no reason.
+    failed: Option<io::Error>,
+}
+
+/// What stands before each line of a quotation.
+const QUOTE: &str = "| ";
+/// What stands before each further line of a message.
+const INDENT: &str = "  ";
+
+// === impl Printer ===
+
+impl Printer {
+    pub fn standard() -> Self {
+        Self::new(io::stdout(), io::stderr())
+    }
+
+    pub fn new(out: impl Write + Send + 'static, err: impl Write + Send + 'static) -> Self {
+        Self { out: Box::new(out), err: Box::new(err), failed: None }
+    }
+
+    /// A line of output.
+    pub fn line(&mut self, text: impl Display) {
+        let line = format!("{}\n", inline(&text.to_string()));
+        self.write(&line);
+    }
+
+    /// Output of several lines, any of which may be foreign: a tool's result, a page of text.
+    pub fn text(&mut self, text: impl Display) {
+        let text = format!("{}\n", lines(&text.to_string()));
+        self.write(&text);
+    }
+
+    /// A value as indented JSON.
+    pub fn json(&mut self, value: &impl Serialize) {
+        let text = serde_json::to_string_pretty(value).expect("it is written to memory");
+        let text = format!("{}\n", json_text(&text));
+        self.write(&text);
+    }
+
+    /// JSON as it came, in one line: numbers and the order of members stay.
+    pub fn raw_json(&mut self, value: &RawValue) {
+        let text = format!("{}\n", json_text(&value.get().replace(['\r', '\n', '\t'], " ")));
+        self.write(&text);
+    }
+
+    /// What this program makes byte for byte, and nobody else chooses: scripts for shells, manual pages.
+    pub fn generated(&mut self, bytes: &[u8]) {
+        let written = self.out.write_all(bytes).and_then(|()| self.out.flush());
+        self.failed = self.failed.take().or(written.err());
+    }
+
+    /// Why the command fails: `error: …`.
+    pub fn error(&mut self, text: impl Display) {
+        self.note(format_args!("error: {text}"));
+    }
+
+    /// A message on the standard error; each line after the first is indented.
+    pub fn note(&mut self, text: impl Display) {
+        let text = message(&text.to_string());
+        self.tell(&text);
+    }
+
+    /// A line on the standard error.
+    pub fn say(&mut self, text: impl Display) {
+        let line = inline(&text.to_string());
+        self.tell(&line);
+    }
+
+    /// What a peer says to a person, on the standard error: each line behind a bar.
+    pub fn quote(&mut self, text: &str) {
+        let quoted: Vec<_> = lines(text).lines().map(|line| format!("{QUOTE}{line}")).collect();
+        self.tell(&quoted.join("\n"));
+    }
+
+    /// A prompt, which the answer follows in the same line.
+    pub fn prompt(&mut self, text: &str) {
+        // Who closed the standard error reads no prompt.
+        let _ = write!(self.err, "{} ", inline(text)).and_then(|()| self.err.flush());
+    }
+
+    /// The exit code of a command that ends with `code`: 2 where its output was lost, which is told.
+    pub fn finish(mut self, code: u8) -> u8 {
+        match self.failed.take().filter(|error| error.kind() != io::ErrorKind::BrokenPipe) {
+            Some(error) => {
+                self.error(format_args!("the output cannot be written: {error}"));
+                super::FAILED
+            }
+            None => code,
+        }
+    }
+
+    fn write(&mut self, text: &str) {
+        self.generated(text.as_bytes());
+    }
+
+    fn tell(&mut self, text: &str) {
+        // Where the standard error is closed there is nobody to tell.
+        let _ = self.err.write_all(format!("{text}\n").as_bytes()).and_then(|()| self.err.flush());
+    }
+}
+
+/// A bar with a message on the standard error, which is a terminal.
+pub struct Bar(ProgressBar);
+
+// === impl Bar ===
+
+impl Bar {
+    /// None where the standard error is no terminal.
+    pub fn on_terminal() -> Option<Self> {
+        is_terminal().then(|| Self(ProgressBar::hidden()))
+    }
+
+    /// Begins to draw, for the first time or after [`Bar::clear`].
+    pub fn begin(&mut self, message: &str) {
+        let style =
+            ProgressStyle::with_template("{spinner} {elapsed:>4} {wide_msg}").expect("the template is right");
+        self.0 = ProgressBar::new_spinner().with_style(style).with_message(inline(message));
+        self.0.enable_steady_tick(Duration::from_millis(100));
+    }
+
+    /// Removes what is drawn.
+    pub fn clear(&self) {
+        self.0.finish_and_clear();
+    }
+
+    pub fn message(&self, text: &str) {
+        self.0.set_message(inline(text));
+    }
+
+    /// How far it is, of `0.0..=1.0`.
+    pub fn measure(&self, share: f64) {
+        let style = ProgressStyle::with_template("{spinner} {elapsed:>4} {bar:30} {percent:>3}% {wide_msg}");
+        self.0.set_style(style.expect("the template is right"));
+        // In thousandths, as the counts of a bar are whole.
+        self.0.set_length(1000);
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "from 0 to 1000")]
+        self.0.set_position((share.clamp(0.0, 1.0) * 1000.0) as u64);
+    }
+
+    /// A message above the bar.
+    pub fn note(&self, text: &str) {
+        self.0.println(message(text));
+    }
+}
+
+/// Whether a person reads the standard error.
+pub fn is_terminal() -> bool {
+    io::stderr().is_terminal()
+}
+
+/// The text in one line, with control characters and those that turn the writing around written out.
+pub fn inline(text: &str) -> String {
+    lines(text).replace(['\n', '\t', '\u{2028}', '\u{2029}'], " ")
+}
+
+/// A message whose further lines are indented, so that none of them looks like a message of its own.
+fn message(text: &str) -> String {
+    let text = lines(text);
+    let mut all = text.lines();
+    let mut out = all.next().unwrap_or_default().to_owned();
+    for line in all {
+        let indent = if line.is_empty() { "" } else { INDENT };
+        let _ = write!(out, "\n{indent}{line}");
+    }
+    out
+}
+
+/// The text with its line breaks and tabs, everything else that a terminal obeys written out.
+fn lines(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    let mut chars = text.chars().peekable();
+    while let Some(char) = chars.next() {
+        match char {
+            '\n' | '\t' => out.push(char),
+            '\r' if chars.peek() == Some(&'\n') => {}
+            _ if is_active(char) => out.extend(char.escape_unicode()),
+            _ => out.push(char),
+        }
+    }
+    out
+}
+
+/// JSON with the characters that a terminal obeys as `\u…`. Outside of strings JSON has none but white space, so the
+/// result means the same.
+fn json_text(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for char in text.chars() {
+        match char {
+            '\r' => out.push(' '),
+            '\n' | '\t' => out.push(char),
+            _ if is_active(char) => {
+                let _ = write!(out, "\\u{:04x}", u32::from(char));
+            }
+            _ => out.push(char),
+        }
+    }
+    out
+}
+
+/// Whether a character does something to what is around it: control characters, line separators, and those that
+/// change the direction of writing (Unicode, *Bidirectional Character Types*). All are below U+10000.
+fn is_active(char: char) -> bool {
+    char.is_control()
+        || matches!(
+            char,
+            '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{feff}'
+        )
+}
+
+#[cfg(test)]
+pub mod tests {
+    use super::*;
+    use std::sync::{Arc, Mutex, PoisonError};
+
+    /// What a printer wrote, on one of its streams or on both.
+    #[derive(Clone, Default)]
+    pub struct Screen(Arc<Mutex<Vec<u8>>>);
+
+    impl Screen {
+        pub fn text(&self) -> String {
+            let bytes = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            String::from_utf8(bytes).expect("text")
+        }
+    }
+
+    impl Write for Screen {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().unwrap_or_else(PoisonError::into_inner).write(bytes)
+        }
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    fn printed(print: impl FnOnce(&mut Printer)) -> String {
+        let screen = Screen::default();
+        print(&mut Printer::new(screen.clone(), screen.clone()));
+        screen.text()
+    }
+
+    const EVIL: &str = "a\u{1b}[2Jb\r\n\tc\rd\u{7}\u{9b}e\u{202e}f\u{2028}error: g";
+
+    #[test]
+    fn no_method_lets_a_control_character_through() {
+        let raw = RawValue::from_string(format!("[\r\n\t{}]", serde_json::json!(EVIL))).expect("JSON");
+        let all = printed(|printer| {
+            printer.line(EVIL);
+            printer.text(EVIL);
+            printer.json(&[EVIL]);
+            printer.raw_json(&raw);
+            printer.error(EVIL);
+            printer.note(EVIL);
+            printer.say(EVIL);
+            printer.quote(EVIL);
+            printer.prompt(EVIL);
+        });
+        let active: Vec<_> = all.chars().filter(|char| !"\n\t".contains(*char) && is_active(*char)).collect();
+        assert!(active.is_empty(), "{active:?} in {all:?}");
+    }
+
+    #[test]
+    fn a_line_break_of_a_peer_begins_no_line_of_ours() {
+        let forged = "busy\nerror: the disk is gone\r\n\n| quoted";
+        let all = printed(|printer| {
+            printer.line(forged);
+            printer.error(forged);
+            printer.say(forged);
+            printer.quote(forged);
+        });
+        expect_test::expect![[r"
+            busy error: the disk is gone  | quoted
+            error: busy
+              error: the disk is gone
+
+              | quoted
+            busy error: the disk is gone  | quoted
+            | busy
+            | error: the disk is gone
+            | 
+            | | quoted
+        "]]
+        .assert_eq(&all);
+    }
+
+    #[test]
+    fn json_stays_json_with_the_same_value() {
+        let value = serde_json::json!({ EVIL: EVIL, "n": 1 });
+        let text = printed(|printer| printer.json(&value));
+        assert_eq!(serde_json::from_str::<serde_json::Value>(&text).expect("JSON"), value);
+        let raw = RawValue::from_string(format!("{{\r\n \"n\": 1.50, \"c\": \"\u{9b}\u{202e}é\" }}"));
+        let text = printed(|printer| printer.raw_json(&raw.expect("JSON")));
+        assert_eq!(text, "{   \"n\": 1.50, \"c\": \"\\u009b\\u202eé\" }\n");
+    }
+
+    #[test]
+    fn what_is_harmless_stays() {
+        assert_eq!(inline("Zürich 世 😀"), "Zürich 世 😀");
+        assert_eq!(lines("a\tb\r\nc"), "a\tb\nc");
+    }
+
+    #[test]
+    fn output_that_is_lost_is_a_failure_and_a_reader_that_went_away_is_none() {
+        struct Full(io::ErrorKind);
+        impl Write for Full {
+            fn write(&mut self, _: &[u8]) -> io::Result<usize> {
+                Err(self.0.into())
+            }
+            fn flush(&mut self) -> io::Result<()> {
+                Ok(())
+            }
+        }
+        for (kind, code) in [(io::ErrorKind::StorageFull, 2), (io::ErrorKind::BrokenPipe, 0)] {
+            let screen = Screen::default();
+            let mut printer = Printer::new(Full(kind), screen.clone());
+            printer.line("x");
+            assert_eq!(printer.finish(0), code);
+            assert_eq!(screen.text().starts_with("error: the output cannot be written: "), code == 2);
+        }
+    }
+}

@@ -1,0 +1,205 @@
+//! `deferral tools`: the tools of a server, and how commands name a server and speak to it.
+
+use super::{
+    CANCELLED, DONE, FAILED, interrupted,
+    printer::{Printer, inline},
+    words::Words,
+};
+use crate::{
+    client::{Declared, Error, REVISIONS, Session, Step, ToolList, revisions},
+    config::values::{self, Invalid, show_duration},
+    protocol::Revision,
+    runtime::or_never,
+};
+use clap::ValueHint;
+use http::{HeaderMap, HeaderName, HeaderValue, Uri};
+use serde::Deserialize;
+use std::time::Duration;
+
+#[derive(Clone, Debug, clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    server: Server,
+    /// Print the tools as the JSON they came as.
+    #[arg(long)]
+    json: bool,
+    /// Give up after this time.
+    #[arg(long, value_name = "DURATION", value_parser = values::duration)]
+    timeout: Option<Duration>,
+}
+
+/// A server, and how it is spoken to.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Server {
+    /// The MCP endpoint: a proxy, or any server over Streamable HTTP.
+    #[arg(value_parser = values::upstream_url, value_hint = ValueHint::Url)]
+    pub url: Uri,
+    /// A header to send with each request, as in 'Authorization: Bearer …'; may be repeated.
+    #[arg(long = "header", value_name = "NAME: VALUE", value_parser = header)]
+    headers: Vec<(HeaderName, HeaderValue)>,
+    /// Revision to speak; 2025-11-25 has its experimental tasks [default: the newest that the server speaks].
+    #[arg(long, value_name = "REVISION", value_parser = Words::new(SPOKEN, revision))]
+    protocol: Option<Revision>,
+}
+
+const SPOKEN: &[&str] = &["2026-07-28", "2025-11-25", "2025-06-18", "2025-03-26"];
+
+/// Columns of a line of the list, and those of a name in it at most.
+const WIDTH: usize = 100;
+const NAME: usize = 32;
+
+/// Prints the tools. Gives the exit code.
+pub async fn run(args: Args, printer: &mut Printer) -> u8 {
+    list(&args.server, args.json, args.timeout, printer).await
+}
+
+/// Prints the tools of a server. Gives the exit code.
+pub(super) async fn list(
+    server: &Server,
+    json: bool,
+    timeout: Option<Duration>,
+    printer: &mut Printer,
+) -> u8 {
+    let mut session = server.session(Declared::default());
+    let mut ignore = |_: Step<'_>| {};
+    let found = tokio::select! {
+        found = session.tools(&mut ignore) => found,
+        () = interrupted() => {
+            printer.note("cancelled");
+            return CANCELLED;
+        }
+        limit = or_never(timeout.map(async |limit| { tokio::time::sleep(limit).await; limit })) => {
+            printer.error(format_args!("no list of tools within {}", show_duration(limit)));
+            return FAILED;
+        }
+    };
+    session.close().await;
+    match found {
+        Ok(list) => print(&list, json, printer),
+        Err(error) => {
+            printer.error(error);
+            FAILED
+        }
+    }
+}
+
+fn print(ToolList { tools, is_cut }: &ToolList, json: bool, printer: &mut Printer) -> u8 {
+    #[derive(Deserialize)]
+    struct Tool {
+        name: String,
+        #[serde(default)]
+        description: Option<String>,
+    }
+    let read = || tools.iter().map(|tool| serde_json::from_str::<Tool>(tool.get()));
+    if *is_cut {
+        printer
+            .note(format_args!("note: the server's list goes on; these are its first {} tools", tools.len()));
+    }
+    if json {
+        printer.json(tools);
+        return DONE;
+    }
+    if tools.is_empty() {
+        printer.note("the server lists no tools");
+    }
+    let widths = read().flatten().map(|tool| inline(&tool.name).chars().count());
+    let width = widths.max().unwrap_or_default().min(NAME);
+    for tool in read() {
+        match tool {
+            Ok(Tool { name, description }) => {
+                let about = description.unwrap_or_default();
+                let about = about.trim().lines().next().unwrap_or_default();
+                let line = format!("{:width$}  {}", inline(&name), inline(about));
+                printer.line(cut(line.trim_end(), WIDTH));
+            }
+            Err(error) => {
+                printer.error(Error::NoTools(error.to_string()));
+                return FAILED;
+            }
+        }
+    }
+    DONE
+}
+
+/// At most `most` characters, of which the last says that there were more.
+pub(super) fn cut(text: &str, most: usize) -> String {
+    if text.chars().count() <= most {
+        return text.to_owned();
+    }
+    text.chars().take(most.saturating_sub(1)).chain(['…']).collect()
+}
+
+// === impl Server ===
+
+impl Server {
+    /// A session with the server for a client that declares this.
+    pub fn session(&self, declared: Declared) -> Session {
+        let headers: HeaderMap = self.headers.iter().cloned().collect();
+        Session::new(self.url.clone(), headers, declared, self.protocol)
+    }
+}
+
+/// The date of a revision that this client speaks.
+fn revision(text: &str) -> Result<Revision, Invalid> {
+    Revision::parse(text).filter(|revision| REVISIONS.contains(revision)).ok_or_else(|| {
+        Invalid(format!("`{text}` is no revision that this client speaks; use {}", revisions()))
+    })
+}
+
+/// `Name: value`.
+fn header(text: &str) -> Result<(HeaderName, HeaderValue), Invalid> {
+    let Some((name, value)) = text.split_once(':') else {
+        return Err(Invalid(format!("`{text}` has no `:`; write it as in 'Authorization: Bearer …'")));
+    };
+    let value = HeaderValue::from_str(value.trim())
+        .map_err(|_| Invalid(format!("the value of `{name}` cannot be sent in a header")))?;
+    Ok((values::header(name.trim())?, value))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::printer::tests::Screen;
+    use serde_json::value::RawValue;
+
+    fn printed(tools: &[&str], json: bool) -> (u8, String) {
+        let raw = |text: &&str| RawValue::from_string((*text).to_owned()).expect("JSON");
+        let list = ToolList { tools: tools.iter().map(raw).collect(), is_cut: false };
+        let screen = Screen::default();
+        let code = print(&list, json, &mut Printer::new(screen.clone(), screen.clone()));
+        (code, screen.text())
+    }
+
+    #[test]
+    fn tools_are_listed_with_the_first_line_of_their_descriptions() {
+        let long = format!(r#"{{"name":"c","description":"{}"}}"#, "x".repeat(200));
+        let tools =
+            [r#"{"name":"greet","description":"\n Says hello.\nIn full."}"#, r#"{"name":"b"}"#, &long];
+        let (code, text) = printed(&tools, false);
+        assert!(code == DONE && text.starts_with("greet  Says hello.\nb\nc      xxx"), "{text}");
+        assert_eq!(text.lines().map(|line| line.chars().count()).max(), Some(WIDTH));
+        assert_eq!(printed(&[], false), (DONE, "the server lists no tools\n".to_owned()));
+        let (_, json) = printed(&tools[1..2], true);
+        assert_eq!(
+            serde_json::from_str::<serde_json::Value>(&json).expect("JSON"),
+            serde_json::json!([{ "name": "b" }])
+        );
+    }
+
+    #[test]
+    fn a_tool_with_a_line_break_in_its_name_is_one_line() {
+        let (_, text) = printed(&[r#"{"name":"a\nerror: b\u001b[2J","description":"\u202ec"}"#], false);
+        assert!(text.lines().count() == 1 && !text.contains(['\u{1b}', '\u{202e}']), "{text}");
+    }
+
+    #[test]
+    fn headers_are_checked_when_typed() {
+        assert!(header("X-A: b").is_ok());
+        assert!(header("X-A").is_err() && header("X A: b").is_err() && header("X-A: b\nc").is_err());
+    }
+
+    #[test]
+    fn every_revision_that_is_spoken_is_offered() {
+        assert_eq!(SPOKEN, REVISIONS.map(Revision::as_str));
+    }
+}
