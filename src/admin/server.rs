@@ -11,7 +11,7 @@ use super::{
     routes::ShownRoute,
 };
 use crate::{
-    front::{Paced, TlsError, TlsPaths, acceptor},
+    front::{Callers, Paced, TlsError, TlsPaths, acceptor},
     policy::{Access, Tokens},
     proxy::{Ledger, Operators},
     runtime::{Listener, Live, Net, Stopping, Stream, random},
@@ -68,6 +68,8 @@ pub struct Config {
 pub struct Parts {
     /// Hosts and origins that may come in: those of the clients' address.
     pub access: Access,
+    /// The names of callers that have one.
+    pub callers: Callers,
     pub servers: Servers,
     pub routes: Vec<ShownRoute>,
     /// The configuration in force, as JSON without secrets.
@@ -337,10 +339,11 @@ mod tests {
     fn parts(ledger: Arc<Ledger>, stopping: Stopping) -> Parts {
         Parts {
             access: Access::default(),
+            callers: Callers::default(),
             servers: Servers::new(),
             routes: Vec::new(),
             settings: "{}".into(),
-            operators: Arc::new(Operators::new(Arc::clone(&ledger), Arc::default(), &[1; 32])),
+            operators: Arc::new(Operators::new(Arc::clone(&ledger), Arc::default())),
             ledger,
             stopping,
             needs_servers: false,

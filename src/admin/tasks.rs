@@ -6,7 +6,7 @@ use super::{
 };
 use crate::{
     protocol::Timestamp,
-    proxy::{Cancelled, Cursor, SeenTask},
+    proxy::{Cancelled, Cursor, Found, SeenTask},
     store::StoreError,
     task::{Moment, Record, State, View},
 };
@@ -31,6 +31,8 @@ struct Shown<'a> {
     kept_until: String,
     message: Option<&'a str>,
     principal: String,
+    /// The name of the caller, where it has one.
+    caller: Option<&'a str>,
     questions: Vec<Question<'a>>,
     waits: usize,
     is_held: bool,
@@ -100,7 +102,7 @@ async fn found(parts: &Parts, wanted: &Wanted) -> Result<Page, StoreError> {
         *counts.entry(tally.status).or_default() += tally.tasks;
     }
     Ok(Page {
-        tasks: page.tasks.iter().map(|task| task_json(task, now)).collect(),
+        tasks: page.tasks.iter().map(|task| task_json(parts, task, now)).collect(),
         next: page.next.map(|next| next.to_string()),
         counts,
     })
@@ -108,26 +110,28 @@ async fn found(parts: &Parts, wanted: &Wanted) -> Result<Page, StoreError> {
 
 pub(super) async fn one(parts: &Parts, name: &str) -> Answer {
     match parts.operators.find(name).await {
-        Ok(Some(task)) => {
-            let mut body = task_json(&task, parts.operators.now());
+        Ok(Found::One(task)) => {
+            let mut body = task_json(parts, &task, parts.operators.now());
             body["waited_ms"] = json!(u64::try_from(task.record.waited.as_millis()).unwrap_or(u64::MAX));
             body["cause"] = json!(task.record.cause);
             body["life"] = task.record.life.moments().iter().map(moment).collect();
             shown(StatusCode::OK, &body)
         }
-        Ok(None) => unknown(name),
+        Ok(Found::Several(tasks)) => ambiguous(name, &tasks),
+        Ok(Found::None) => unknown(name),
         Err(error) => store_failed(&error),
     }
 }
 
 pub(super) async fn cancel(parts: &Parts, name: &str) -> Answer {
     match parts.operators.cancel(name).await {
-        Ok(Cancelled::Done(task)) => shown(StatusCode::OK, &task_json(&task, parts.operators.now())),
+        Ok(Cancelled::Done(task)) => shown(StatusCode::OK, &task_json(parts, &task, parts.operators.now())),
         Ok(Cancelled::Ended(task)) => {
             let error =
                 format!("it is {} already; what has ended is not cancelled", task.record.state.status());
             problem(StatusCode::CONFLICT, &error)
         }
+        Ok(Cancelled::Several(tasks)) => ambiguous(name, &tasks),
         Ok(Cancelled::Unknown) => unknown(name),
         Err(error) => store_failed(&error),
     }
@@ -135,8 +139,22 @@ pub(super) async fn cancel(parts: &Parts, name: &str) -> Answer {
 
 fn unknown(name: &str) -> Answer {
     let name: String = name.chars().take(NAME).collect();
-    let error = format!("there is no task `{name}`, or no longer; `/tasks` lists those there are");
+    let error = format!(
+        "there is no task `{name}`, or no longer; a task is named by the first digits of its id, at least 4, and `/tasks` \
+         lists those there are"
+    );
     problem(StatusCode::NOT_FOUND, &error)
+}
+
+/// The name is the beginning of several ids.
+fn ambiguous(name: &str, tasks: &[SeenTask]) -> Answer {
+    let name: String = name.chars().take(NAME).collect();
+    let tasks = tasks.iter().map(|SeenTask { name, record, .. }| {
+        format!("{name} ({} on {}, {})", record.tool, record.owner.route, record.state.status())
+    });
+    let tasks = tasks.collect::<Vec<_>>().join(", ");
+    let error = format!("`{name}` is the beginning of several tasks: {tasks}; write more digits");
+    problem(StatusCode::CONFLICT, &error)
 }
 
 /// Characters of a name that are said again.
@@ -150,7 +168,7 @@ fn shown(status: StatusCode, shown: &impl Serialize) -> Answer {
     answer::json(status, serde_json::to_vec(shown).expect("it is written to memory").into())
 }
 
-fn task_json(seen: &SeenTask, now: Timestamp) -> Value {
+fn task_json(parts: &Parts, seen: &SeenTask, now: Timestamp) -> Value {
     let record = &*seen.record;
     let questions = match &record.state {
         State::InputRequired { outstanding } => {
@@ -160,7 +178,7 @@ fn task_json(seen: &SeenTask, now: Timestamp) -> Value {
         State::Working | State::Completed { .. } | State::Failed { .. } | State::Cancelled => Vec::new(),
     };
     let shown = Shown {
-        task: &seen.handle,
+        task: &seen.name,
         route: &record.owner.route,
         tool: &record.tool,
         status: record.state.status(),
@@ -173,6 +191,7 @@ fn task_json(seen: &SeenTask, now: Timestamp) -> Value {
         kept_until: (record.created + record.ttl).to_string(),
         message: record.message.as_deref(),
         principal: seen.principal.to_string(),
+        caller: parts.callers.name_of(&seen.principal),
         questions,
         waits: seen.waits,
         is_held: seen.is_held,

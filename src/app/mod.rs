@@ -168,8 +168,8 @@ fn start_each(
     let (tracer, traces) = trace_to(&config);
     let switchboard = Arc::<Switchboard>::default();
     let ledger = Ledger::new(Arc::new(Timed::new(store)), secret.as_ref(), config.quotas, Arc::clone(&clock));
-    let handles = secret.as_ref().map_or_else(random, |secret| secret.key(Use::Handles));
     let principals = secret.as_ref().map(|secret| PrincipalKey::new(&secret.key(Use::Principals)));
+    let principals = principals.unwrap_or_default();
     let own_key = secret.as_ref().map_or_else(random, |secret| secret.key(Use::States));
     let house = House {
         ledger: Arc::clone(&ledger),
@@ -189,10 +189,11 @@ fn start_each(
     let (reloads, asked) = admin::Reloads::new();
     let parts = admin::Parts {
         access: config.front.access.clone(),
+        callers: front::Callers::new(&principals, &config.front.tokens),
         servers: servers.clone(),
         routes: shown(&routes),
         settings: config.settings.json().to_string().into(),
-        operators: Arc::new(Operators::new(Arc::clone(&ledger), switchboard, &handles)),
+        operators: Arc::new(Operators::new(Arc::clone(&ledger), switchboard)),
         ledger,
         stopping: left.clone(),
         needs_servers: config.ready.needs_servers,
@@ -207,7 +208,7 @@ fn start_each(
     let bound = front::serve(
         config.front.clone(),
         services(&routes),
-        front::Keys { principals: principals.unwrap_or_default(), sessions: house.sessions.clone() },
+        front::Keys { principals, sessions: house.sessions.clone() },
         [left, closed],
         clock,
         tracer,

@@ -156,12 +156,14 @@ impl Running {
 
     fn show_operators(&self, admitting: Option<admin::Prepared>) {
         let (Some(bound), Some(admitting)) = (&self.admin, admitting) else { return };
+        let before = bound.parts();
         let parts = admin::Parts {
             access: self.config.front.access.clone(),
+            callers: before.callers.with_tokens(&self.config.front.tokens),
             servers: servers(&self.routes),
             routes: shown(&self.routes),
             settings: self.config.settings.json().to_string().into(),
-            ..bound.parts()
+            ..before
         };
         bound.renew(admitting, parts);
     }

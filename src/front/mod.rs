@@ -79,6 +79,7 @@ use tokio::{
 };
 
 pub use crate::runtime::PrivateKey;
+pub use layers::principal::Callers;
 pub use receive::SMALL_BODY;
 pub use renewal::Renew;
 pub use stack::serve;

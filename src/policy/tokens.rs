@@ -47,6 +47,11 @@ impl Tokens {
         self.0.is_empty()
     }
 
+    /// The names of all tokens; one that has several tokens comes as often.
+    pub fn names(&self) -> impl Iterator<Item = &Arc<str>> {
+        self.0.iter().map(|token| &token.name)
+    }
+
     /// The token that a request shows. It is taken out of the headers: it was for us, and no server is to see it.
     ///
     /// # Errors

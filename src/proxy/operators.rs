@@ -1,32 +1,31 @@
 //! What operators see of tasks, and what they may do to one.
 //!
-//! They see whose a task is and how it stands, of all owners, never what was asked or answered. They name it by its
-//! handle, a digest of its id: the id alone lets an anonymous caller fetch the result, so it is shown to nobody.
+//! They see whose a task is and how it stands, of all owners, never what was asked or answered. They name it by the
+//! beginning of its id, which clients and the log have, too. The whole id lets an anonymous caller fetch the result, so
+//! it is never shown: 80 of its 128 bits stay unknown.
 
 use super::{Ledger, Switchboard, answers, recent::Recent};
 use crate::{
     dialect::Principal,
     protocol::Timestamp,
     store::StoreError,
-    task::{Record, TaskId, TaskTag},
+    task::{Record, TaskId},
     telemetry::OperatorCancelled,
 };
-use ring::hmac;
 use std::{fmt, sync::Arc};
 
 /// The operators' view of the tasks of all routes.
 pub struct Operators {
     ledger: Arc<Ledger>,
     switchboard: Arc<Switchboard>,
-    key: hmac::Key,
-    /// Whose handles were shown.
+    /// Whose beginnings were shown.
     named: Recent<String, TaskId>,
 }
 
 /// A task as operators see it.
 pub struct SeenTask {
-    /// 12 hexadecimal digits.
-    pub handle: String,
+    /// The beginning of its id: 12 hexadecimal digits.
+    pub name: String,
     /// Whose result may be left out (empty).
     pub record: Arc<Record>,
     pub principal: Principal,
@@ -52,18 +51,28 @@ pub struct Cursor {
     number: u64,
 }
 
+/// The tasks that the beginning of an id names.
+pub enum Found {
+    One(SeenTask),
+    /// More than one; not all of very many.
+    Several(Vec<SeenTask>),
+    None,
+}
+
 /// What became of an operator's cancel.
 pub enum Cancelled {
+    /// The name is that of several tasks, and none was cancelled.
+    Several(Vec<SeenTask>),
     Done(SeenTask),
     /// It had ended before.
     Ended(SeenTask),
     Unknown,
 }
 
-/// Handles that are remembered with whose they are; another is looked for among the youngest tasks.
+/// Names that are remembered with their tasks; another is looked for among the youngest tasks.
 const NAMED: usize = 20_000;
 
-/// Tasks that are looked at for one page or one handle.
+/// Tasks that are looked at for one page or one name.
 const LOOKED_AT: usize = 10_000;
 
 /// Tasks that the store is asked for at a time.
@@ -72,10 +81,8 @@ const BATCH: usize = 250;
 // === impl Operators ===
 
 impl Operators {
-    /// `key` makes the handles.
-    pub fn new(ledger: Arc<Ledger>, switchboard: Arc<Switchboard>, key: &[u8; 32]) -> Self {
-        let key = hmac::Key::new(hmac::HMAC_SHA256, key);
-        Self { ledger, switchboard, key, named: Recent::new(NAMED) }
+    pub fn new(ledger: Arc<Ledger>, switchboard: Arc<Switchboard>) -> Self {
+        Self { ledger, switchboard, named: Recent::new(NAMED) }
     }
 
     /// What time it is for tasks.
@@ -105,14 +112,38 @@ impl Operators {
         Ok(TaskPage { tasks, next: stopped })
     }
 
-    /// The task of this handle, this beginning of an id as the log has it, or this id, if it is there.
+    /// The tasks whose ids begin with this, at least [`SHORTEST`] digits of it.
     ///
     /// # Errors
     /// [`StoreError`], which is in the log by then.
-    pub async fn find(&self, name: &str) -> Result<Option<SeenTask>, StoreError> {
-        let Some(id) = self.id_of(name).await? else { return Ok(None) };
-        let found = self.ledger.load(&id).await?.filter(|record| !record.is_expired(self.now()));
-        Ok(found.map(|record| self.seen(record)))
+    pub async fn find(&self, name: &str) -> Result<Found, StoreError> {
+        let name = name.to_ascii_lowercase();
+        let is_known = |record: &Arc<Record>| !record.is_expired(self.now());
+        if let Some(id) = TaskId::parse(&name).or_else(|| self.named.get(&name)) {
+            let found = self.ledger.load(&id).await?.filter(is_known);
+            return Ok(found.map_or(Found::None, |record| Found::One(self.seen(record))));
+        }
+        if !is_name(&name) {
+            return Ok(Found::None);
+        }
+        let mut ids = Vec::new();
+        self.each(None, |record| {
+            if record.id.as_str().starts_with(&name) {
+                ids.push(record.id.clone());
+            }
+            ids.len() < CANDIDATES
+        })
+        .await?;
+        let mut tasks = Vec::new();
+        for id in ids {
+            // The list may leave results out of its records.
+            tasks.extend(self.ledger.load(&id).await?.filter(is_known).map(|record| self.seen(record)));
+        }
+        Ok(match tasks.len() {
+            0 => Found::None,
+            1 => tasks.pop().map_or(Found::None, Found::One),
+            _ => Found::Several(tasks),
+        })
     }
 
     /// Does what its client's cancel would do: the server is told, and whoever listens.
@@ -120,7 +151,11 @@ impl Operators {
     /// # Errors
     /// [`StoreError`], which is in the log by then: nothing is changed, and the server not told.
     pub async fn cancel(&self, name: &str) -> Result<Cancelled, StoreError> {
-        let Some(task) = self.find(name).await? else { return Ok(Cancelled::Unknown) };
+        let task = match self.find(name).await? {
+            Found::One(task) => task,
+            Found::Several(tasks) => return Ok(Cancelled::Several(tasks)),
+            Found::None => return Ok(Cancelled::Unknown),
+        };
         match answers::cancel(&self.ledger, &self.switchboard, &task.record.id).await? {
             Some(record) => {
                 let (id, owner) = (&record.id, &record.owner);
@@ -128,30 +163,11 @@ impl Operators {
                 OperatorCancelled { task: &id.tag(), route, tool, principal }.emit();
                 Ok(Cancelled::Done(self.seen(record)))
             }
-            None => Ok(self.find(name).await?.map_or(Cancelled::Unknown, Cancelled::Ended)),
+            None => Ok(match self.find(task.record.id.as_str()).await? {
+                Found::One(task) => Cancelled::Ended(task),
+                Found::Several(_) | Found::None => Cancelled::Unknown,
+            }),
         }
-    }
-
-    async fn id_of(&self, name: &str) -> Result<Option<TaskId>, StoreError> {
-        if let Some(id) = TaskId::parse(name) {
-            return Ok(Some(id));
-        }
-        let is_tag = name.len() == TaskTag::DIGITS && is_hexadecimal(name);
-        if !is_tag && !is_handle(name) {
-            return Ok(None);
-        }
-        if let Some(id) = self.named.get(&name.to_owned()) {
-            return Ok(Some(id));
-        }
-        let mut found = None;
-        self.each(None, |record| {
-            let is_it =
-                if is_tag { record.id.as_str().starts_with(name) } else { self.handle(&record.id) == name };
-            found = is_it.then(|| record.id.clone());
-            found.is_none()
-        })
-        .await?;
-        Ok(found)
     }
 
     /// Shows the tasks behind `after`, those at work first, until `goes_on` says no or enough were looked at. Gives
@@ -185,11 +201,11 @@ impl Operators {
     }
 
     fn seen(&self, record: Arc<Record>) -> SeenTask {
-        let handle = self.handle(&record.id);
-        self.named.get_or_insert_with(handle.clone(), || record.id.clone());
+        let name = record.id.as_str()[..SHOWN].to_owned();
+        self.named.get_or_insert_with(name.clone(), || record.id.clone());
         let (is_held, waits_for_store) = self.ledger.custody_of(&record.id);
         SeenTask {
-            handle,
+            name,
             principal: Principal::from_bytes(record.owner.principal),
             waits: self.ledger.hub.listeners_of(&record.id),
             is_held,
@@ -197,22 +213,17 @@ impl Operators {
             record: self.ledger.as_it_stands(record),
         }
     }
-
-    fn handle(&self, id: &TaskId) -> String {
-        let digest = hmac::sign(&self.key, id.as_str().as_bytes());
-        digest.as_ref()[..HANDLE / 2].iter().map(|byte| format!("{byte:02x}")).collect()
-    }
 }
 
-/// Digits of a handle.
-const HANDLE: usize = 12;
+/// Digits of an id that are shown: two of a million tasks share them once in 500 times.
+const SHOWN: usize = 12;
+/// Digits of an id that name a task at least.
+const SHORTEST: usize = 4;
+/// Tasks of one name that are looked for.
+const CANDIDATES: usize = 5;
 
-fn is_handle(name: &str) -> bool {
-    name.len() == HANDLE && is_hexadecimal(name)
-}
-
-fn is_hexadecimal(name: &str) -> bool {
-    name.bytes().all(|byte| byte.is_ascii_hexdigit())
+fn is_name(text: &str) -> bool {
+    (SHORTEST..32).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
 // === impl Cursor ===

@@ -16,8 +16,6 @@ pub enum Use {
     States,
     /// Sealing what a call can be taken up with.
     Anchors,
-    /// Naming tasks to operators.
-    Handles,
 }
 
 // === impl Secret ===
@@ -34,7 +32,6 @@ impl Secret {
             Use::Principals => "deferral principals",
             Use::States => "deferral requestState",
             Use::Anchors => "deferral anchors",
-            Use::Handles => "deferral handles",
         };
         let block = hmac::sign(&self.0, &[label.as_bytes(), &[1]].concat());
         block.as_ref().try_into().expect("SHA-256 has 32 bytes")
@@ -49,7 +46,7 @@ mod tests {
     fn each_use_has_a_key_of_its_own_which_is_the_same_every_time() {
         let keys = |bytes| {
             let secret = Secret::new(&[bytes; 32]);
-            [Use::Principals, Use::States, Use::Anchors, Use::Handles].map(|of| secret.key(of))
+            [Use::Principals, Use::States, Use::Anchors].map(|of| secret.key(of))
         };
         let all = [keys(1), keys(2)].concat();
         assert_eq!(keys(1), keys(1));

@@ -2,10 +2,11 @@
 
 use crate::{
     dialect::{Credentials, Principal, PrincipalKey},
-    policy::{PrincipalSource, Route},
+    policy::{PrincipalSource, Route, Tokens},
 };
 use http::{HeaderMap, HeaderValue, header::AUTHORIZATION};
 use smallvec::SmallVec;
+use std::{collections::BTreeMap, sync::Arc};
 
 /// What the caller is, on this route: the name of the token it was let in by, if it needed one, and what it shows of
 /// the kind the route looks at. A header never makes one of another's token: it tells apart those who share a token.
@@ -36,6 +37,37 @@ pub(in crate::front) fn principal(
 
 /// What stands before a token's name: no header has it for its own.
 const TOKEN: &[u8] = b"token:";
+
+/// The names of callers that are known by a token of `access.tokens` and by nothing else.
+#[derive(Clone, Debug, Default)]
+pub struct Callers {
+    key: PrincipalKey,
+    names: BTreeMap<Principal, Arc<str>>,
+}
+
+// === impl Callers ===
+
+impl Callers {
+    /// `key` is what principals are derived with.
+    pub fn new(key: &PrincipalKey, tokens: &Tokens) -> Self {
+        Self { key: key.clone(), names: BTreeMap::new() }.with_tokens(tokens)
+    }
+
+    /// The same for these tokens. Names that are gone stay: their tasks do.
+    #[must_use]
+    pub fn with_tokens(mut self, tokens: &Tokens) -> Self {
+        let named =
+            tokens.names().map(|name| (self.key.principal(&[TOKEN, name.as_bytes()]), Arc::clone(name)));
+        let named: Vec<_> = named.collect();
+        self.names.extend(named);
+        self
+    }
+
+    /// The name of a caller, where it has one.
+    pub fn name_of(&self, principal: &Principal) -> Option<&str> {
+        self.names.get(principal).map(|name| &**name)
+    }
+}
 
 /// What the server is shown on the caller's behalf, on this route.
 pub(in crate::front) fn credentials(route: &Route, headers: &HeaderMap) -> Credentials {
@@ -126,6 +158,11 @@ mod tests {
             |token, pairs: &[_]| principal(&PrincipalKey::default(), &plain, Some(token), &headers(pairs));
         assert_eq!(of("alice", &[]), of("alice", &[("x-user", "bob")]));
         assert_ne!(of("alice", &[]), of("bob", &[]));
+        let callers = Callers::new(&PrincipalKey::default(), &Tokens::new([("alice".into(), "secret")]));
+        assert_eq!(callers.name_of(&of("alice", &[])), Some("alice"));
+        assert_eq!(callers.name_of(&of("bob", &[])), None);
+        let callers = callers.with_tokens(&Tokens::new([("bob".into(), "secret")]));
+        assert_eq!(callers.name_of(&of("bob", &[])), Some("bob"));
         assert!(!of("alice", &[]).is_anonymous());
 
         let by_user = route(PrincipalSource::Header(HeaderName::from_static("x-user")), &[]);

@@ -53,14 +53,15 @@ async fn tasks_of_all_owners_are_shown_without_what_was_asked_and_answered() {
     for hidden in ["secret-in", "secret-out", &*ended, &*working] {
         assert!(!page.to_string().contains(hidden), "{hidden}: {page}");
     }
-    // A handle and the whole id name the same task.
+    // The digits that are shown and the whole id name the same task.
     let handle = tasks[0]["task"].as_str().expect("a handle");
     assert!(handle.len() == 12 && handle.bytes().all(|digit| digit.is_ascii_hexdigit()), "{handle}");
-    for name in [handle, &*working] {
+    assert!(working.starts_with(handle), "it is the beginning of the id that the client has");
+    for name in [handle, &handle[..4], &handle.to_uppercase(), &working[..20], &*working] {
         let one = operator.json(&format!("/tasks/{name}")).await;
         assert_eq!((&one["task"], &one["tool"]), (&json!(handle), &json!("two")));
     }
-    for unknown in ["0123456789ab", "x", "0123456789abcdef0123456789abcdef"] {
+    for unknown in ["0123456789ab", "x", &handle[..3], "0123456789abcdef0123456789abcdef"] {
         let answer = operator.get(&format!("/tasks/{unknown}")).await;
         assert!(answer.status == 404 && answer.error().contains("`/tasks` lists"), "{answer:?}");
     }
@@ -110,13 +111,38 @@ async fn an_operator_with_the_token_cancels_as_the_client_would() {
 }
 
 #[tokio::test]
+async fn digits_that_several_tasks_begin_with_name_none_and_the_error_names_them() {
+    let store = Arc::new(Memory::default());
+    for (entropy, tool) in [(0xabcd_ef01_u128, "one"), (0xabcd_ef02, "two"), (0xabcd_0000, "three")] {
+        let owner = Owner { principal: [1; 16], route: "/mcp".into(), scope: Scope::Principal };
+        let id = TaskId::from_entropy((entropy << 96).to_be_bytes());
+        let record = Record::new(id, owner, tool, Duration::from_secs(3600), world_time());
+        store.insert(Arc::new(record)).await.expect("kept");
+    }
+    let world = Setup::new().top(ADMIN).store(&Faulty::around(store)).start().await;
+    for answer in
+        [operator(&world).get("/tasks/abcdef").await, operator(&world).post("/tasks/abcdef/cancel").await]
+    {
+        let error = answer.error();
+        assert_eq!(answer.status, 409, "{answer:?}");
+        assert!(
+            error.contains("abcdef010000 (one on /mcp, ") && error.contains("abcdef020000 (two on"),
+            "{error}"
+        );
+        assert!(!error.contains("three") && error.ends_with("; write more digits"), "{error}");
+    }
+    assert_eq!(operator(&world).json("/tasks/abcdef02").await["tool"], "two");
+    assert_eq!(operator(&world).json("/tasks/abcd0").await["tool"], "three");
+}
+
+#[tokio::test]
 async fn ten_thousand_tasks_are_shown_page_by_page() {
     const TASKS: u32 = 10_300;
     let store = Arc::new(Memory::default());
     let now = world_time();
     for number in 0..TASKS {
         let owner = Owner { principal: [1; 16], route: "/mcp".into(), scope: Scope::Principal };
-        let id = TaskId::from_entropy(u128::from(number).to_be_bytes());
+        let id = TaskId::from_entropy((u128::from(number) << 96).to_be_bytes());
         let tool = if number == 0 { "first" } else { "t" };
         let mut record = Record::new(id, owner, tool, Duration::from_secs(3600), now);
         if number % 2 == 0 {
