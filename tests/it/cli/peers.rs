@@ -115,3 +115,22 @@ async fn the_tools_of_a_server_are_listed() {
         assert_eq!(serde_json::from_slice::<Value>(&json.stdout).expect("JSON"), tools);
     }
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_asks_for_ever_is_cancelled() {
+    let hook = |seen: &Seen| {
+        let tools = json!({ "resultType": "complete", "tools": [] });
+        let asked = json!({ "resultType": "input_required", "requestState": "s", "inputRequests": {
+            "r": { "method": "roots/list" },
+        } });
+        let result = if seen.method() == "tools/call" { asked } else { tools };
+        Some(Canned::json(200, &json!({ "jsonrpc": "2.0", "id": seen.json["id"], "result": result })))
+    };
+    let server = LegacyServer::start(Options::default().hook(hook)).await;
+    let mut command = Command::new(env!("CARGO_BIN_EXE_deferral"));
+    command.args(["call", &server.url(), "t", "--protocol", "2026-07-28", "--root", "file:///a"]);
+    let output = tokio::task::spawn_blocking(move || command.output().expect("it starts")).await.expect("it ends");
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
+    assert!(String::from_utf8_lossy(&output.stderr).contains("error: the server has asked 100 times"), "{output:?}");
+    assert_eq!(server.messages("tools/call"), 101);
+}

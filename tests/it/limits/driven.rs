@@ -427,7 +427,11 @@ pub(super) const BOUNDS: &[(&str, Held)] = &[
     // What runs for one user, at whose terminal it shows.
     ("client/wire.rs MAX_MESSAGE", Not(OF_ONE_USER)),
     ("client/message.rs SHOWN", Not(OF_ONE_USER)),
-    ("client/tools.rs MAX_PAGES", Not(OF_ONE_USER)),
+    ("client/tools.rs MAX_PAGES", By("pages_are_read_until_the_last_or_until_a_cursor_repeats")),
+    ("client/tools.rs MAX_TOOLS", By("pages_are_read_until_the_last_or_until_a_cursor_repeats")),
+    ("client/ticket.rs MAX_TICKET", By("an_answer_that_no_proxy_writes_is_no_ticket")),
+    ("client/ticket.rs MAX_POLLS", Not("half a second each at least: hours, which a test does not wait for")),
+    ("cli/call.rs MAX_ROUNDS", By("a_server_that_asks_for_ever_is_cancelled")),
     ("client/mod.rs LEAST_POLL_INTERVAL", Not(OF_ONE_USER)),
     ("client/mod.rs LOST_POLLS", Not(OF_ONE_USER)),
     ("client/legacy/resume.rs FRUITLESS", Not(OF_ONE_USER)),
