@@ -74,6 +74,11 @@ impl Events {
             started,
         }
     }
+
+    /// When the proxy was started, as people read it.
+    pub(super) fn started(&self) -> &str {
+        &self.started
+    }
 }
 
 /// A stream of events, as long as its reader stays.
@@ -127,7 +132,7 @@ async fn state(parts: &Parts) -> String {
         ready: raw(ready),
         calls: counted::calls(),
         tasks: tasks::first(parts, TASKS).await.ok(),
-        tools: raw(metrics::tools()),
+        tools: raw(metrics::tools(parts.events.started())),
         limits: raw(metrics::limits(&parts.ledger).await),
         routes: raw(routes::shown(&parts.routes)),
         processes: raw(processes::shown(&parts.servers)),

@@ -14,9 +14,11 @@ use serde::Serialize;
 
 /// A tool, with the times within which so many of its calls were over.
 #[derive(Serialize)]
-struct Tool {
+struct Tool<'a> {
     #[serde(flatten)]
     tool: ToolSnapshot,
+    /// When the counting began.
+    since: &'a str,
     p50_us: Option<u128>,
     p90_us: Option<u128>,
     p99_us: Option<u128>,
@@ -37,11 +39,11 @@ pub(super) async fn written(servers: &Servers, ledger: &Ledger) -> Bytes {
     metrics::write(&Seen { tasks: tasks.collect(), servers: servers.collect() }).into()
 }
 
-/// What is counted of each tool, as JSON.
-pub(super) fn tools() -> Bytes {
+/// What is counted of each tool since then, as JSON.
+pub(super) fn tools(since: &str) -> Bytes {
     let shown = |tool: ToolSnapshot| {
         let within = |share| tool.calls.quantile(share).map(|time| time.as_micros());
-        Tool { p50_us: within(0.5), p90_us: within(0.9), p99_us: within(0.99), tool }
+        Tool { p50_us: within(0.5), p90_us: within(0.9), p99_us: within(0.99), since, tool }
     };
     json(&metrics::tools().into_iter().map(shown).collect::<Vec<_>>())
 }

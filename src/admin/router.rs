@@ -60,7 +60,7 @@ pub(super) static SERVED: &[Served] = &[
         method: Method::GET,
         path: "/tools",
         may: May::Read,
-        answer: |_, _| Box::pin(async { json(StatusCode::OK, metrics::tools()) }),
+        answer: |parts, _| Box::pin(async move { json(StatusCode::OK, metrics::tools(parts.events.started())) }),
     },
     Served {
         method: Method::GET,

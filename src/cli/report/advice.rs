@@ -22,8 +22,15 @@ const GIVES_UP: Duration = Duration::from_secs(60);
 /// The longest threshold that is advised: half of what the most impatient of the clients in use allow (30 s), with room for
 /// what is between.
 const LONGEST: u64 = 10;
+/// The default threshold, in seconds. A longer one makes clients wait for longer, and is advised where it spares most of
+/// the tasks.
+const USUAL: u64 = 5;
 /// The share of calls that may become tasks where nothing else speaks for more.
 const SELDOM: f64 = 0.1;
+/// The share of calls that a threshold longer than [`USUAL`] may keep waiting.
+const KEPT_WAITING: f64 = 0.15;
+/// A difference between two shares that is too small for a longer wait.
+const HARDLY: f64 = 0.05;
 
 /// The share of calls that took longer, of `0.0..=1.0`.
 pub(super) fn share_over(calls: &LatencySnapshot, threshold: Duration) -> f64 {
@@ -59,9 +66,12 @@ pub(super) fn advice(calls: &LatencySnapshot, timed_out: u64, departed: u64) -> 
             ),
         };
     }
-    let best =
-        THRESHOLDS.into_iter().filter(|seconds| *seconds <= LONGEST).find(|seconds| over(*seconds) <= SELDOM);
-    let seconds = best.unwrap_or(LONGEST);
+    let mut possible = THRESHOLDS.into_iter().filter(|seconds| *seconds <= LONGEST);
+    let seldom = possible.find(|seconds| over(*seconds) <= SELDOM);
+    let keeps_few = |seconds: &u64| *seconds <= USUAL || over(USUAL) - over(*seconds) <= KEPT_WAITING;
+    // Where many calls are slow whatever the threshold, the shortest that makes hardly more tasks.
+    let spared = || THRESHOLDS.into_iter().find(|seconds| over(*seconds) - over(USUAL) <= HARDLY);
+    let seconds = seldom.filter(keeps_few).or_else(spared).unwrap_or(USUAL);
     let share = over(seconds);
     let give_up = share_over(calls, GIVES_UP);
     let why = match () {
@@ -71,9 +81,14 @@ pub(super) fn advice(calls: &LatencySnapshot, timed_out: u64, departed: u64) -> 
         () if lost > 0 => format!("{lost} ended because the client or the server gave up"),
         () => format!("the longest took {}", seconds_of(calls.longest_us)),
     };
+    let next = THRESHOLDS.into_iter().find(|next| *next > seconds).unwrap_or(seconds);
+    let longer = match share > SELDOM {
+        true => format!(", {} with {next} s", shown(over(next))),
+        false => String::new(),
+    };
     Advice {
         setting: Some(format!("after: {seconds}s")),
-        reason: format!("{} of the calls would become tasks; {why}", shown(share)),
+        reason: format!("{} of the calls would become tasks{longer}; {why}", shown(share)),
     }
 }
 
@@ -139,8 +154,27 @@ mod tests {
             (
                 &[(60, 4_000), (40, 29_000)],
                 0,
+                Some("after: 5s"),
+                "40 % of the calls would become tasks, 40 % with 10 s; the longest took 29s",
+            ),
+            // Slow calls are slow whatever the threshold: waiting for longer would spare no task, or keep many waiting.
+            (
+                &[(63, 500), (37, 20_000)],
+                0,
+                Some("after: 1s"),
+                "37 % of the calls would become tasks, 37 % with 2 s; the longest took 20s",
+            ),
+            (
+                &[(63, 4_000), (37, 8_000)],
+                0,
+                Some("after: 5s"),
+                "37 % of the calls would become tasks, 0 % with 10 s; the longest took 8.0s",
+            ),
+            (
+                &[(86, 4_000), (14, 8_000)],
+                0,
                 Some("after: 10s"),
-                "40 % of the calls would become tasks; the longest took 29s",
+                "0 % of the calls would become tasks; the longest took 8.0s",
             ),
         ] {
             let found = advice(&calls(times), timed_out, 0);

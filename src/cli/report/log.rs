@@ -12,6 +12,8 @@ use std::{
 #[derive(Debug, Default)]
 pub(super) struct Seen {
     pub(super) calls: Latencies,
+    /// Calls that ended in an error, which are not among `calls`.
+    pub(super) failed: Latencies,
     pub(super) timed_out: u64,
     pub(super) departed: u64,
     pub(super) tasks: u64,
@@ -24,6 +26,8 @@ pub(super) struct Log {
     /// be another with each call.
     pub(super) tools: BTreeMap<(String, String), Seen>,
     pub(super) lines: u64,
+    /// The times of the first and the last line about a call, as they are written.
+    pub(super) period: Option<(String, String)>,
     /// Lines that are of no log of ours.
     pub(super) foreign: u64,
 }
@@ -71,7 +75,11 @@ impl Log {
             return;
         }
         let took = micros("upstream_us").unwrap_or_default() + micros("own_us").unwrap_or_default();
+        self.extend_period(text("timestamp"));
         let seen = self.tool(route, tool);
+        if matches!(outcome, "tool_error" | "server_error" | "upstream_failed" | "proxy_failed") {
+            return seen.failed.add(took);
+        }
         seen.calls.add(took);
         seen.timed_out += u64::from(outcome == "timed_out");
         seen.departed += u64::from(outcome == "departed");
@@ -84,9 +92,26 @@ impl Log {
         }
         let millis = text("took_ms").and_then(|millis| millis.parse::<f64>().ok());
         if let Some(took) = millis.and_then(|millis| Duration::try_from_secs_f64(millis / 1e3).ok()) {
+            self.extend_period(text("timestamp"));
             let seen = self.tool(route, tool);
+            if to == "failed" {
+                return seen.failed.add(took);
+            }
             seen.calls.add(took);
             seen.departed += u64::from(to == "cancelled");
+        }
+    }
+
+    /// Takes the time of a line into the period. Times are written alike, so that they sort as texts.
+    fn extend_period(&mut self, timestamp: Option<&str>) {
+        let is_time = |text: &&str| text.len() <= 40 && text.starts_with(|first: char| first.is_ascii_digit());
+        let Some(time) = timestamp.filter(is_time) else { return };
+        let (first, last) = self.period.get_or_insert_with(|| (time.to_owned(), time.to_owned()));
+        if time < first.as_str() {
+            time.clone_into(first);
+        }
+        if time > last.as_str() {
+            time.clone_into(last);
         }
     }
 
@@ -138,13 +163,16 @@ fn fields(line: &str) -> Option<BTreeMap<String, String>> {
         return Some(object.into_iter().map(|(name, value)| (name, text(value))).collect());
     }
     // TIME LEVEL LOGGER: name=value …
-    let (_time, rest) = line.trim_start().split_once(' ')?;
+    let (time, rest) = line.trim_start().split_once(' ')?;
     let (_level, rest) = rest.trim_start().split_once(' ')?;
     let (logger, mut rest) = rest.trim_start().split_once(": ")?;
     if !logger.starts_with("deferral") {
         return None;
     }
-    let mut fields = BTreeMap::from([("logger".to_owned(), logger.to_owned())]);
+    let mut fields = BTreeMap::from([
+        ("logger".to_owned(), logger.to_owned()),
+        ("timestamp".to_owned(), time.to_owned()),
+    ]);
     while let Some((name, value)) = rest.split_once('=') {
         // What stands before it is a message.
         let name = name.rsplit(' ').next()?;
@@ -233,7 +261,29 @@ mod tests {
             let calls = seen.calls.snapshot();
             assert_eq!((calls.count, calls.longest_us), (4, 60_001_000), "{text}");
             assert_eq!(calls.sum_us, 114_003_000);
-            assert_eq!((seen.timed_out, seen.departed), (1, 1));
+            assert_eq!((seen.timed_out, seen.departed, seen.failed.snapshot().count), (1, 1, 0));
+            let time = "1970-01-01T00:00:00.000000Z".to_owned();
+            assert_eq!(log.period, Some((time.clone(), time)));
+        }
+    }
+
+    #[test]
+    fn calls_that_failed_are_counted_apart() {
+        for format in [Format::Text, Format::Json] {
+            let text = logged(format, || {
+                access("t", Outcome::Result, Duration::from_secs(4));
+                for failure in
+                    [Outcome::ToolError, Outcome::ServerError, Outcome::UpstreamFailed, Outcome::ProxyFailed]
+                {
+                    access("t", failure, Duration::from_millis(1));
+                }
+                let end = Some(TaskEnd { waited: Duration::ZERO, age: Duration::from_secs(15), code: None });
+                let (task, route, tool, principal) = (&"t", "/mcp", "t", &"anonymous");
+                TaskTransition { task, route, tool, principal, from: "working", to: "failed", end }.emit();
+            });
+            let log = Log::read(text.as_bytes()).expect("memory can be read");
+            let seen = &log.tools[&("/mcp".to_owned(), "t".to_owned())];
+            assert_eq!((seen.calls.snapshot().count, seen.failed.snapshot().count), (1, 5), "{text}");
         }
     }
 

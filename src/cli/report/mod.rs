@@ -33,16 +33,25 @@ pub struct Args {
     json: bool,
 }
 
-/// What is said of one tool.
+/// The figures of one tool.
 #[derive(Clone, Debug, Serialize)]
 struct Tool {
     route: String,
     tool: String,
+    /// The period of the figures: when the proxy was started, or the first and the last call of a log.
+    since: Option<String>,
+    until: Option<String>,
+    /// Calls that ended with a result, timed out or were given up. Those that failed are not among them, nor in the
+    /// times: they say nothing of how long a call takes.
     calls: u64,
+    /// Calls that ended in an error: the tool's own, the server's, or that the server failed.
+    errors: u64,
     p50_us: Option<u64>,
     p90_us: Option<u64>,
     p99_us: Option<u64>,
     max_us: Option<u64>,
+    errors_p50_us: Option<u64>,
+    errors_max_us: Option<u64>,
     timed_out: u64,
     departed: u64,
     tasks: u64,
@@ -58,15 +67,29 @@ struct Threshold {
     share: f64,
 }
 
-/// A tool as the proxy tells of it.
+/// A tool as the proxy shows it.
 #[derive(Deserialize)]
-struct Told {
+struct ToolFigures {
     route: String,
     tool: String,
+    since: String,
+    /// All calls, failed ones among them.
     calls: LatencySnapshot,
+    failed_calls: LatencySnapshot,
     timed_out: u64,
     departed: u64,
     tasks_created: u64,
+}
+
+/// What a row is made of.
+struct Figures {
+    name: (String, String),
+    period: (Option<String>, Option<String>),
+    calls: LatencySnapshot,
+    failed: LatencySnapshot,
+    timed_out: u64,
+    departed: u64,
+    tasks: u64,
 }
 
 /// Characters of a bar that stands for all.
@@ -91,10 +114,18 @@ pub async fn run(args: Args, printer: &mut Printer) -> u8 {
 
 async fn of_proxy(address: &operator::Address) -> Result<Vec<Tool>, String> {
     let body = address.operator()?.get("/tools").await.map_err(|error| address.explain(&error))?;
-    let told: Vec<Told> = serde_json::from_slice(&body)
+    let tools: Vec<ToolFigures> = serde_json::from_slice(&body)
         .map_err(|error| format!("what answers is no `deferral` of this version: {error}"))?;
-    Ok(sorted(told.into_iter().map(|told| {
-        Tool::of((told.route, told.tool), &told.calls, [told.timed_out, told.departed, told.tasks_created])
+    Ok(sorted(tools.into_iter().map(|tool| {
+        Tool::of(&Figures {
+            name: (tool.route, tool.tool),
+            period: (Some(tool.since), None),
+            calls: tool.calls.without(&tool.failed_calls),
+            failed: tool.failed_calls,
+            timed_out: tool.timed_out,
+            departed: tool.departed,
+            tasks: tool.tasks_created,
+        })
     })))
 }
 
@@ -107,15 +138,24 @@ fn of_log(path: &Path, printer: &mut Printer) -> Result<Vec<Tool>, String> {
     if log.foreign > 0 {
         printer.note(format_args!("note: {} of {} lines are of no log of deferral", log.foreign, log.lines));
     }
+    let (since, until) = log.period.unzip();
     let tools = log.tools.into_iter().map(|(name, seen)| {
-        Tool::of(name, &seen.calls.snapshot(), [seen.timed_out, seen.departed, seen.tasks])
+        Tool::of(&Figures {
+            name,
+            period: (since.clone(), until.clone()),
+            calls: seen.calls.snapshot(),
+            failed: seen.failed.snapshot(),
+            timed_out: seen.timed_out,
+            departed: seen.departed,
+            tasks: seen.tasks,
+        })
     });
     Ok(sorted(tools))
 }
 
 /// The most called first.
 fn sorted(tools: impl Iterator<Item = Tool>) -> Vec<Tool> {
-    let mut tools: Vec<_> = tools.filter(|tool| tool.calls > 0 || tool.tasks > 0).collect();
+    let mut tools: Vec<_> = tools.filter(|tool| tool.calls + tool.errors + tool.tasks > 0).collect();
     tools.sort_by(|one, other| {
         let name = |tool: &Tool| (tool.route.clone(), tool.tool.clone());
         other.calls.cmp(&one.calls).then_with(|| name(one).cmp(&name(other)))
@@ -124,41 +164,73 @@ fn sorted(tools: impl Iterator<Item = Tool>) -> Vec<Tool> {
 }
 
 fn print(tools: &[Tool], printer: &mut Printer) {
-    if tools.is_empty() {
+    let Some(Tool { since, until, .. }) = tools.first() else {
         printer.line("no calls of tools have ended yet");
+        return;
+    };
+    match (since, until) {
+        (Some(since), Some(until)) => printer.line(format_args!("period: {since} to {until}")),
+        (Some(since), None) => printer.line(format_args!("period: since {since}, when the proxy was started")),
+        (None, _) => {}
     }
-    for (at, tool) in tools.iter().enumerate() {
-        if at > 0 {
-            printer.line("");
-        }
+    printer.line("");
+    for line in table(tools) {
+        printer.line(line);
+    }
+    for tool in tools {
+        printer.line("");
         for line in tool.lines() {
             printer.line(line);
         }
     }
 }
 
+const HEADINGS: [&str; 11] =
+    ["ROUTE", "TOOL", "CALLS", "ERRORS", "TIMED OUT", "GIVEN UP", "TASKS", "P50", "P90", "P99", "MAX"];
+
+/// A row for each tool: names to the left, figures to the right.
+fn table(tools: &[Tool]) -> Vec<String> {
+    let mut rows = vec![HEADINGS.map(str::to_owned)];
+    rows.extend(tools.iter().map(Tool::row));
+    let widths: Vec<_> = (0..HEADINGS.len())
+        .map(|at| rows.iter().map(|row| row[at].chars().count()).max().unwrap_or_default())
+        .collect();
+    let line = |row: &[String; 11]| {
+        let cells = row.iter().zip(&widths).enumerate().map(|(at, (cell, width))| match at {
+            0 | 1 => format!("{cell:width$}"),
+            _ => format!("{cell:>width$}"),
+        });
+        cells.collect::<Vec<_>>().join("  ")
+    };
+    rows.iter().map(line).collect()
+}
+
 // === impl Tool ===
 
 impl Tool {
-    fn of(
-        (route, tool): (String, String),
-        calls: &LatencySnapshot,
-        [timed_out, departed, tasks]: [u64; 3],
-    ) -> Self {
-        let within = |share| {
-            let time = calls.quantile(share)?;
+    fn of(figures: &Figures) -> Self {
+        let Figures { name: (route, tool), period: (since, until), calls, failed, .. } = figures;
+        let &Figures { timed_out, departed, tasks, .. } = figures;
+        let within = |of: &LatencySnapshot, share| {
+            let time = of.quantile(share)?;
             Some(u64::try_from(time.as_micros()).unwrap_or(u64::MAX))
         };
+        let longest = |of: &LatencySnapshot| (of.count > 0).then_some(of.longest_us);
         let threshold =
             |seconds| Threshold { seconds, share: share_over(calls, Duration::from_secs(seconds)) };
         Self {
-            route,
-            tool,
+            route: route.clone(),
+            tool: tool.clone(),
+            since: since.clone(),
+            until: until.clone(),
             calls: calls.count,
-            p50_us: within(0.5),
-            p90_us: within(0.9),
-            p99_us: within(0.99),
-            max_us: (calls.count > 0).then_some(calls.longest_us),
+            errors: failed.count,
+            p50_us: within(calls, 0.5),
+            p90_us: within(calls, 0.9),
+            p99_us: within(calls, 0.99),
+            max_us: longest(calls),
+            errors_p50_us: within(failed, 0.5),
+            errors_max_us: longest(failed),
             timed_out,
             departed,
             tasks,
@@ -167,26 +239,33 @@ impl Tool {
         }
     }
 
+    /// The cells of the table, in the order of [`HEADINGS`].
+    fn row(&self) -> [String; 11] {
+        let Self { route, tool, calls, errors, timed_out, departed, tasks, .. } = self;
+        let [p50, p90, p99, max] = [self.p50_us, self.p90_us, self.p99_us, self.max_us].map(time);
+        let counts = [calls, errors, timed_out, departed, tasks].map(ToString::to_string);
+        let [calls, errors, timed_out, departed, tasks] = counts;
+        [inline(route), inline(tool), calls, errors, timed_out, departed, tasks, p50, p90, p99, max]
+    }
+
     fn lines(&self) -> Vec<String> {
-        let time = |micros: Option<u64>| micros.map_or_else(|| "-".to_owned(), seconds_of);
-        let Self { calls, timed_out, departed, tasks, .. } = self;
-        let mut lines = vec![
-            format!("{} {}", inline(&self.route), inline(&self.tool)),
-            format!(
-                "  {calls} calls: p50 {}, p90 {}, p99 {}, max {}; {timed_out} timed out, {departed} left or cancelled, {tasks} became tasks",
-                time(self.p50_us),
-                time(self.p90_us),
-                time(self.p99_us),
-                time(self.max_us),
-            ),
-        ];
+        let mut lines = vec![format!("{} {}", inline(&self.route), inline(&self.tool))];
         for Threshold { seconds, share } in &self.thresholds {
             let filled = (share * BAR as f64).ceil() as usize;
             let bar = "█".repeat(filled) + &"·".repeat(BAR.saturating_sub(filled));
             lines.push(format!("  over {seconds:>2} s  {bar} {:>6}", percent(*share)));
         }
+        if self.errors > 0 {
+            let [p50, max] = [self.errors_p50_us, self.errors_max_us].map(time);
+            let noun = if self.errors == 1 { "call" } else { "calls" };
+            lines.push(format!("  not in these figures: {} {noun} that failed, p50 {p50}, max {max}", self.errors));
+        }
         let setting = self.advice.setting.as_deref().unwrap_or("none");
         lines.push(format!("  advice: {setting} ({})", self.advice.reason));
         lines
     }
+}
+
+fn time(micros: Option<u64>) -> String {
+    micros.map_or_else(|| "-".to_owned(), seconds_of)
 }

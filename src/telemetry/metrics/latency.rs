@@ -112,6 +112,25 @@ impl Latencies {
 // === impl LatencySnapshot ===
 
 impl LatencySnapshot {
+    /// These without those of `part`, which are among them. The longest stays an upper bound.
+    #[must_use]
+    pub fn without(&self, part: &Self) -> Self {
+        let in_part = |end| part.steps.iter().find(|(step, _)| *step == end).map_or(0, |(_, count)| *count);
+        let steps = self.steps.iter().map(|(end, count)| (*end, count.saturating_sub(in_part(*end))));
+        let steps: Vec<_> = steps.filter(|(_, count)| *count > 0).collect();
+        let longest_us = match steps.last() {
+            Some((Some(end), _)) => self.longest_us.min(*end),
+            Some((None, _)) => self.longest_us,
+            None => 0,
+        };
+        Self {
+            count: steps.iter().map(|(_, count)| count).sum(),
+            sum_us: self.sum_us.saturating_sub(part.sum_us),
+            longest_us,
+            steps,
+        }
+    }
+
     /// How many took so long or less. Exact where `took` is the end of a step; else those of the step that it is
     /// in are taken for evenly spread.
     pub fn within(&self, took: Duration) -> f64 {
@@ -162,6 +181,19 @@ mod tests {
         let latencies = Latencies::default();
         times.iter().for_each(|time| latencies.add(*time));
         latencies.snapshot()
+    }
+
+    #[test]
+    fn a_part_can_be_left_out_of_what_was_counted() {
+        let (all, part, rest) = (Latencies::default(), Latencies::default(), Latencies::default());
+        for millis in [1, 20, 20, 300, 70_000] {
+            all.add(Duration::from_millis(millis));
+            let is_part = matches!(millis, 20 | 70_000);
+            if is_part { &part } else { &rest }.add(Duration::from_millis(millis));
+        }
+        let left = all.snapshot().without(&part.snapshot());
+        assert_eq!(left, rest.snapshot());
+        assert_eq!(left.without(&left), LatencySnapshot::default());
     }
 
     #[test]

@@ -307,12 +307,10 @@ pub(super) fn call(route: &str, tool: &str, outcome: Outcome, took: Duration) {
             Outcome::Refused | Outcome::InputRequired => return,
             Outcome::TimedOut => drop(tool.timed_out.fetch_add(1, Ordering::Relaxed)),
             Outcome::Departed => drop(tool.departed.fetch_add(1, Ordering::Relaxed)),
-            Outcome::Result
-            | Outcome::ToolError
-            | Outcome::ServerError
-            | Outcome::Task
-            | Outcome::UpstreamFailed
-            | Outcome::ProxyFailed => {}
+            Outcome::ToolError | Outcome::ServerError | Outcome::UpstreamFailed | Outcome::ProxyFailed => {
+                tool.failed_calls.add(took);
+            }
+            Outcome::Result | Outcome::Task => {}
         }
         tool.calls.add(took);
     });

@@ -47,6 +47,8 @@ pub(super) struct Tool {
     /// Calls, from the request to the server's answer, whether or not they became tasks; of one that was left or
     /// cancelled how long it had run by then.
     pub(super) calls: Latencies,
+    /// Of those, calls that ended in an error: the tool's own or the server's, or that the server failed.
+    pub(super) failed_calls: Latencies,
     /// Of those, calls whose servers did not answer in time.
     pub(super) timed_out: AtomicU64,
     /// Of those, calls whose clients left before the answer, or cancelled them.
@@ -68,6 +70,8 @@ pub struct ToolSnapshot {
     /// [`OTHER`] for those that have no place of their own.
     pub tool: Box<str>,
     pub calls: LatencySnapshot,
+    /// Those of `calls` that ended in an error.
+    pub failed_calls: LatencySnapshot,
     pub timed_out: u64,
     pub departed: u64,
     pub tasks_created: u64,
@@ -133,6 +137,7 @@ impl Tool {
             route,
             tool,
             calls: self.calls.snapshot(),
+            failed_calls: self.failed_calls.snapshot(),
             timed_out: now(&self.timed_out),
             departed: now(&self.departed),
             tasks_created: now(&self.tasks_created),
@@ -156,7 +161,11 @@ impl Tool {
         };
         count.fetch_add(1, Ordering::Relaxed);
         self.tasks.add(age);
-        self.calls.add(waited.saturating_add(age));
+        let took = waited.saturating_add(age);
+        self.calls.add(took);
+        if status == "failed" {
+            self.failed_calls.add(took);
+        }
     }
 }
 

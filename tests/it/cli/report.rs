@@ -34,23 +34,31 @@ fn a_log_is_reported_on_tool_by_tool_with_advice() {
     }
     log += &line("\"a \\u001b[31mtool\"", "result", 1);
     log += "{\"timestamp\":\"2026-07-28T10:30:00.007008Z\",\"level\":\"INFO\",\"logger\":\"deferral::access\",\"method\":\"tools/call\",\"target\":\"quick\",\"route\":\"/mcp\",\"outcome\":\"result\",\"upstream_us\":20000,\"own_us\":100}\n";
+    log += &line("quick", "tool_error", 9_000).replace("T10:30", "T11:30");
     fs::write(&path, log).unwrap();
     let path = path.to_str().unwrap();
     let (out, err, code) = report(&[path]);
-    assert_eq!((err.as_str(), code), ("note: 1 of 203 lines are of no log of deferral\n", Some(0)));
+    assert_eq!((err.as_str(), code), ("note: 1 of 204 lines are of no log of deferral\n", Some(0)));
     expect![[r#"
+        period: 2026-07-28T10:30:00.007008Z to 2026-07-28T11:30:00.007008Z
+
+        ROUTE  TOOL                CALLS  ERRORS  TIMED OUT  GIVEN UP  TASKS   P50   P90   P99   MAX
+        /mcp   quick                 101       1          0         0      0  20ms  20ms  20ms  20ms
+        /mcp   export                100       0          0         3      0  4.0s  4.0s   70s   70s
+        /mcp   a \u{1b}[31mtool      1       0          0         0      0   1ms   1ms   1ms   1ms
+
         /mcp quick
-          101 calls: p50 20ms, p90 20ms, p99 20ms, max 20ms; 0 timed out, 0 left or cancelled, 0 became tasks
           over  1 s  ······························    0 %
           over  2 s  ······························    0 %
           over  5 s  ······························    0 %
           over 10 s  ······························    0 %
           over 30 s  ······························    0 %
           over 60 s  ······························    0 %
+          not in these figures: 1 call that failed, p50 9.0s, max 9.0s
           advice: none (every call was over within 1 s: no threshold makes a difference)
 
     "#]]
-    .assert_eq(out.split_inclusive("\n\n").next().unwrap());
+    .assert_eq(out.split_inclusive("\n\n").take(3).collect::<String>().as_str());
     assert!(!out.contains('\u{1b}'), "{out}");
     assert!(out.contains("  over 10 s  ███···························   10 %"), "{out}");
     assert!(
@@ -62,6 +70,7 @@ fn a_log_is_reported_on_tool_by_tool_with_advice() {
     assert_eq!((&json[1]["tool"], &json[1]["calls"]), (&"export".into(), &100.into()));
     assert_eq!(json[1]["advice"]["setting"], "after: 5s");
     assert_eq!(json[1]["thresholds"][5]["share"], 0.1);
+    assert_eq!((&json[0]["errors"], &json[0]["since"]), (&1.into(), &"2026-07-28T10:30:00.007008Z".into()));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -77,7 +86,9 @@ async fn a_proxy_that_runs_is_reported_on() {
     let (out, err, code) =
         tokio::task::spawn_blocking(move || report(&["--admin", &admin])).await.expect("it runs");
     assert_eq!((err.as_str(), code), ("", Some(0)));
-    assert!(out.starts_with("/mcp t\n  1 calls: ") && out.contains("1 became tasks"), "{out}");
+    assert!(out.starts_with("period: since 2"), "{out}");
+    let row: Vec<_> = out.lines().nth(3).expect("a row").split_whitespace().take(7).collect();
+    assert_eq!(row, ["/mcp", "t", "1", "0", "0", "0", "1"], "{out}");
 }
 
 #[test]
