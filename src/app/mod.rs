@@ -8,7 +8,7 @@ mod reload;
 mod run;
 mod watch;
 
-pub use run::{Source, run};
+pub use run::{Source, Waiting, run};
 
 use crate::{
     admin,
@@ -501,6 +501,12 @@ impl Running {
                 return;
             }
         }
+    }
+
+    /// What it would wait for if it were told to stop now.
+    fn waiting(&self, is_interrupt: bool) -> Waiting {
+        let (Left { calls, tasks, results, .. }, drain) = (self.left(), &self.config.drain);
+        Waiting { calls, tasks, results, limit: drain.notice + drain.limit, is_interrupt }
     }
 
     fn left(&self) -> Left {

@@ -7,7 +7,7 @@ use crate::{
     runtime::{notify, or_never},
     telemetry::{ConfigRefused, ConfigReloaded},
 };
-use std::{fmt::Display, path::PathBuf};
+use std::{fmt::Display, path::PathBuf, time::Duration};
 use tokio::{
     signal::unix::{Signal, SignalKind, signal},
     sync::oneshot,
@@ -34,24 +34,44 @@ enum By {
     Watch,
 }
 
+/// What a proxy waits for that was told to stop.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Waiting {
+    /// Calls in flight that are no tasks.
+    pub calls: usize,
+    /// Tasks at work.
+    pub tasks: usize,
+    /// Results of tasks that have not been fetched.
+    pub results: usize,
+    /// For how long at most (`drain`).
+    pub limit: Duration,
+    /// Whether it was Ctrl-C, and not SIGTERM.
+    pub is_interrupt: bool,
+}
+
 /// Keys that are named in a line of the log.
 const NAMED: usize = 20;
 
 /// Serves until the process is told to stop, then stops in order; at once where it is told again.
-/// `ready` is told once clients are served.
+/// `ready` is called once clients are served, `stopping` when it begins to stop.
 ///
 /// # Errors
 /// As [`start`]; [`Error::Hurried`].
-pub async fn run(config: Config, source: Source, ready: impl FnOnce(&Running)) -> Result<(), Error> {
+pub async fn run(
+    config: Config,
+    source: Source,
+    ready: impl FnOnce(&Running),
+    stopping: impl FnOnce(&Waiting),
+) -> Result<(), Error> {
     let (mut signals, mut hangup) = (Signals::listen(), listen_to(SignalKind::hangup()));
     let mut watch = source.watched.then(|| Watch::on(paths(&config)));
     let mut running = start(config)?;
     ready(&running);
     notify::ready();
-    loop {
+    let is_interrupt = loop {
         let by = tokio::select! {
             biased;
-            () = signals.stop() => break,
+            is_interrupt = signals.stop() => break is_interrupt,
             Some(()) = or_never(hangup.as_mut().map(Signal::recv)) => By::Signal,
             Some(tell) = running.asked.recv() => By::Operator(tell),
             () = or_never(watch.as_mut().map(Watch::changed)) => By::Watch,
@@ -81,9 +101,11 @@ pub async fn run(config: Config, source: Source, ready: impl FnOnce(&Running)) -
             // Whoever asked may have gone.
             let _ = tell.send(told);
         }
-    }
+    };
     notify::stopping();
-    match running.stop_unless(signals.stop()).await {
+    stopping(&running.waiting(is_interrupt));
+    let again = async { drop(signals.stop().await) };
+    match running.stop_unless(again).await {
         true => Err(Error::Hurried),
         false => Ok(()),
     }
@@ -123,11 +145,11 @@ impl Signals {
         Self { terminate, interrupt }
     }
 
-    /// Resolves at the next SIGTERM or Ctrl-C.
-    async fn stop(&mut self) {
+    /// Resolves at the next SIGTERM or Ctrl-C. Gives whether it was the latter.
+    async fn stop(&mut self) -> bool {
         tokio::select! {
-            _ = or_never(self.terminate.as_mut().map(Signal::recv)) => {}
-            _ = or_never(self.interrupt.as_mut().map(Signal::recv)) => {}
+            _ = or_never(self.terminate.as_mut().map(Signal::recv)) => false,
+            _ = or_never(self.interrupt.as_mut().map(Signal::recv)) => true,
         }
     }
 }

@@ -109,7 +109,14 @@ pub fn run(args: &Args, printer: &mut Printer) -> u8 {
         LogFormat::Json => telemetry::Format::Json,
     };
     let _log = telemetry::log::start(format, config.log.level.as_deref(), wall_clock);
-    let served = super::runtime().block_on(app::run(config, args.source(), |running| {
+    let is_text = matches!(format, telemetry::Format::Text);
+    let stopping = |waiting: &app::Waiting| {
+        // The log tells the same, for programs; a line of JSON stays one.
+        if let Some(text) = stopping_text(waiting).filter(|_| is_text && waiting.is_interrupt) {
+            Printer::standard().note(text);
+        }
+    };
+    let ready = |running: &app::Running| {
         for path in &running.paths {
             for address in &running.addresses {
                 printer.line(format_args!("listening on {}", running.url(address, path)));
@@ -119,7 +126,8 @@ pub fn run(args: &Args, printer: &mut Printer) -> u8 {
         if let Some(admin) = &running.admin {
             printer.note(format_args!("for operators: {}", admin.link.expose()));
         }
-    }));
+    };
+    let served = super::runtime().block_on(app::run(config, args.source(), ready, stopping));
     match served {
         Ok(()) => DONE,
         Err(error) => {
@@ -127,6 +135,26 @@ pub fn run(args: &Args, printer: &mut Printer) -> u8 {
             if matches!(error, app::Error::Hurried) { NO } else { FAILED }
         }
     }
+}
+
+/// What a proxy that stops waits for; none where that is nothing.
+fn stopping_text(waiting: &app::Waiting) -> Option<String> {
+    let &app::Waiting { calls, tasks, results, limit, .. } = waiting;
+    let counts = [(calls, "call"), (tasks, "task"), (results, "result to be fetched")];
+    let some = |(count, noun): (usize, &str)| match (count, noun.split_once(' ')) {
+        (0, _) => None,
+        (1, _) => Some(format!("1 {noun}")),
+        (_, Some((noun, rest))) => Some(format!("{count} {noun}s {rest}")),
+        (_, None) => Some(format!("{count} {noun}s")),
+    };
+    let counts: Vec<_> = counts.into_iter().filter_map(some).collect();
+    (!counts.is_empty()).then(|| {
+        format!(
+            "stopping: waits for {}, up to {} (drain); Ctrl-C again ends it at once",
+            counts.join(", "),
+            values::show_duration(limit)
+        )
+    })
 }
 
 // === impl Args ===
@@ -360,6 +388,22 @@ routes:
     defer: { mode: never, after: 9s, retention: 1m }
     tools: [{ match: x, mode: always }]
 ";
+
+    #[test]
+    fn what_a_stop_waits_for_is_told_with_its_limit() {
+        let of = |calls, tasks, results| {
+            let limit = Duration::from_secs(35);
+            stopping_text(&app::Waiting { calls, tasks, results, limit, is_interrupt: true })
+        };
+        assert_eq!(
+            of(2, 1, 3).as_deref(),
+            Some(
+                "stopping: waits for 2 calls, 1 task, 3 results to be fetched, up to 35s (drain); Ctrl-C again ends it at once"
+            )
+        );
+        assert!(of(0, 0, 1).is_some_and(|text| text.contains("waits for 1 result to be fetched, up to")));
+        assert_eq!(of(0, 0, 0), None);
+    }
 
     #[test]
     fn flags_and_a_file_that_say_the_same_mean_the_same() {

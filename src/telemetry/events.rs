@@ -376,7 +376,8 @@ macro_rules! access {
 }
 
 impl Access<'_> {
-    /// A warning where the server is at fault: the operator can do something about that.
+    /// A warning where the server is at fault: the operator can do something about that. What clients repeat while they
+    /// wait is for debugging, unless it fails.
     pub fn emit(&self) {
         metrics::request(self.route, self.counted_as, self.outcome);
         if let Some(tool) = self.tool {
@@ -387,6 +388,7 @@ impl Access<'_> {
         }
         match self.outcome {
             Outcome::UpstreamFailed | Outcome::TimedOut => access!(warn, self),
+            Outcome::Result if self.is_poll() => access!(debug, self),
             Outcome::Result
             | Outcome::ToolError
             | Outcome::ServerError
@@ -395,6 +397,16 @@ impl Access<'_> {
             | Outcome::Refused
             | Outcome::ProxyFailed
             | Outcome::Departed => access!(info, self),
+        }
+    }
+
+    /// Whether a client sends this again and again: a look at a task, a ping, and the tool that fetches a result where
+    /// it says that the call is still running.
+    fn is_poll(&self) -> bool {
+        match self.counted_as {
+            "tasks/get" | "ping" => true,
+            "tools/call" => matches!(self.shown, Some("working" | "input_required")),
+            _ => false,
         }
     }
 }
