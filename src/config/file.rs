@@ -57,9 +57,10 @@ pub(super) fn file(s: &mut Section<'_, '_>, around: Surroundings<'_>) -> Config 
         || listen.value.iter().any(|address| !address.value.ip().to_canonical().is_loopback());
     let access = s.key("access", "Who may come in.").section("`access`", |s| access(s, around));
     // To those who need a token nothing is open.
-    let is_exposed = is_exposed && !access.needs_token;
+    let needs_token = access.needs_token;
+    let is_exposed = is_exposed && !needs_token;
     let routes = s.key("routes", "The endpoints of the proxy and the servers behind them.").required(
-        list(mapping("a route", |s| Some(route(s, &limits, &timeouts, is_exposed, around)))).some(),
+        list(mapping("a route", |s| Some(route(s, &limits, &timeouts, is_exposed, needs_token, around)))).some(),
     );
     let telemetry =
         s.key("telemetry", "What is told of what happens, beside the log.").section("`telemetry`", telemetry);

@@ -121,6 +121,32 @@ fn share(text: &str) -> Result<Share, Invalid> {
     millionths.map_or_else(|| invalid("is more than all"), Ok)
 }
 
+/// The rollouts of tools, each where its rule is written.
+pub(super) fn of_tools(rules: &[At<ToolRule>]) -> Vec<At<Arc<Rollout>>> {
+    let written = rules.iter().filter_map(|rule| Some((rule.place, rule.value.rollout.as_ref()?)));
+    written.map(|(place, rollout)| At::new(place, Arc::clone(rollout))).collect()
+}
+
+/// Callers are told apart by `Authorization` alone, and nothing here says that they have one: a proxy that is tried out
+/// on one machine would make no task at all, and nothing would say why.
+pub(super) fn doubt_anonymous<'a>(
+    rollouts: impl Iterator<Item = &'a At<Arc<Rollout>>>,
+    s: &mut Section<'_, '_>,
+) {
+    for At { place, value: rollout } in rollouts {
+        let admits_anonymous = rollout.always.iter().any(|pattern| pattern.matches("anonymous"));
+        if rollout.by == RolloutBy::Principal && rollout.share.is_partial() && !admits_anonymous {
+            let message = format!(
+                "warning: callers without `Authorization` are outside this rollout until its share is 100%, so that none of \
+                 their calls becomes a task; if yours send none, name them by `principal: {{ header: X-User }}` or \
+                 `access.tokens`, or remove `rollout` (share {})",
+                rollout.share
+            );
+            s.report.doubts.push(Problem::new(*place, message));
+        }
+    }
+}
+
 /// A rollout of what makes no tasks holds for nobody.
 pub(super) fn pointless(
     of_route: Option<&At<Arc<Rollout>>>,

@@ -39,6 +39,7 @@ pub(super) fn route(
     limits: &Limits,
     timeouts: &Timeouts,
     is_exposed: bool,
+    needs_token: bool,
     around: Surroundings<'_>,
 ) -> Route {
     let (name, limits_of_server) = (name(s), limits.upstream);
@@ -64,6 +65,7 @@ pub(super) fn route(
         .list(mapping("a tool rule", |s| Some(tool(s, defer.mode))));
     let tickets_of_tools = together::tickets_of_tools(&rules);
     together::call_limits(&rules, &limits, s);
+    let rollouts_of_tools = rollout::of_tools(&rules);
     let tools = together::tools(rules, s);
     // A server is held to the longest time of all; a call whose own is shorter ends before.
     let of_route = together::CallTime::of(timeout, timeouts);
@@ -84,6 +86,9 @@ pub(super) fn route(
         )
         .section("`tickets`", |s| tickets(s, has_times));
     let principal = caller(s, name.as_ref().filter(|_| is_exposed));
+    if principal == PrincipalSource::Authorization && !needs_token {
+        rollout::doubt_anonymous(rolled_out.iter().chain(&rollouts_of_tools), s);
+    }
     let forward = s
         .key("forward", "Further headers by which the server knows the caller; they are passed on to it.")
         .list(string(values::forwarded_header));

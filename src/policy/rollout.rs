@@ -80,6 +80,11 @@ impl Share {
     pub fn of_millionths(millionths: u32) -> Option<Self> {
         (millionths <= MILLION).then_some(Self(millionths))
     }
+
+    /// Neither none nor all.
+    pub const fn is_partial(self) -> bool {
+        0 < self.0 && self.0 < MILLION
+    }
 }
 
 impl fmt::Display for Share {

@@ -89,6 +89,39 @@ fn check_warns_where_callers_from_elsewhere_are_all_one() {
 }
 
 #[test]
+fn check_warns_where_a_rollout_leaves_callers_without_credentials_outside() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("deferral.yaml");
+    std::fs::write(folder.path().join("token"), "a-token-that-is-long-enough-to-be-one").unwrap();
+    let check = |top: &str, route: &str| {
+        let upstream = "upstream: { url: 'http://127.0.0.1:9000/mcp' }";
+        std::fs::write(&path, format!("{top}\nroutes:\n  - {{ {upstream}, {route} }}\n")).unwrap();
+        let output = deferral(&["check", path.to_str().unwrap()]);
+        assert_eq!(output.status.code(), Some(0), "{output:?}");
+        String::from_utf8(output.stderr).unwrap()
+    };
+    for route in [
+        "defer: { rollout: 25% }",
+        "principal: authorization, defer: { rollout: { share: 99.9999%, always: [ci] } }",
+        "tools: [{ match: x, mode: always, rollout: 1% }]",
+    ] {
+        let said = check("", route);
+        assert!(said.contains(": warning: callers without `Authorization` are outside this rollout"), "{route}: {said}");
+        assert_eq!(said.lines().count(), 1, "{said}");
+    }
+    for route in [
+        "principal: { header: X-User }, defer: { rollout: 25% }",
+        "defer: { rollout: 100% }",
+        "defer: { rollout: 0% }",
+        "defer: { rollout: { share: 25%, by: { header: X-Tenant } } }",
+        "defer: { rollout: { share: 25%, always: ['anon*'] } }",
+    ] {
+        assert_eq!(check("", route), "", "{route}");
+    }
+    assert_eq!(check("access: { tokens: [{ name: a, file: token }] }", "defer: { rollout: 25% }"), "");
+}
+
+#[test]
 fn check_prints_the_schema() {
     let output = deferral(&["check", "--schema"]);
     assert_eq!(output.status.code(), Some(0));
