@@ -38,7 +38,7 @@ const DECLARED: Declared = Declared { tasks: true, elicitation: true, sampling: 
 
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
-    /// Where the proxy listens.
+    /// Address of the proxy; operators are met at the next port.
     #[arg(long, value_name = "ADDR:PORT", default_value = config::file::DEFAULT_LISTEN, value_parser = config::values::address)]
     listen: SocketAddr,
 }
@@ -95,11 +95,16 @@ async fn serve(args: Args, printer: &mut Printer) -> Result<(), Error> {
     shown.map(|_| ())
 }
 
-/// The configuration of the proxy, as it could stand in a file.
+/// The configuration of the proxy, as it could stand in a file. The address of operators is the default where that of
+/// clients is, so that commands find it.
 fn config_text(listen: SocketAddr, server: SocketAddr) -> String {
+    let admin = match listen.port() {
+        0 | u16::MAX => 0,
+        port => port + 1,
+    };
     format!(
         "listen: \"{listen}\"
-admin: \"127.0.0.1:0\"
+admin: \"127.0.0.1:{admin}\"
 drain: 1s
 routes:
   - path: {path}
@@ -307,6 +312,8 @@ mod tests {
             let config =
                 config::parse(Path::new("demo.yaml"), &text).unwrap_or_else(|problems| panic!("{problems}"));
             assert_eq!(config.routes[0].route.defer.after, Duration::from_secs(1));
+            let admin = config.admin.expect("there is one").listen.port();
+            assert!(matches!((listen, admin), ("127.0.0.1:8808", 8809) | ("[::1]:0", 0)), "{listen}: {admin}");
         }
     }
 

@@ -145,21 +145,21 @@ fn written(log: impl Read + Send + 'static, file: PathBuf) -> String {
     link.recv().expect("it is told")
 }
 
-fn program(folder: &Path, words: &[&str]) -> Command {
+pub(super) fn program(folder: &Path, words: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_deferral"));
     command.args(words).current_dir(folder).stdin(Stdio::null());
     command
 }
 
 /// The line that begins like this.
-fn said(child: &mut Child, beginning: &str) -> String {
+pub(super) fn said(child: &mut Child, beginning: &str) -> String {
     let lines = BufReader::new(child.stdout.as_mut().expect("it is piped")).lines();
     let mut lines = lines.map(|line| line.expect("text"));
     lines.find(|line| line.starts_with(beginning)).unwrap_or_else(|| panic!("it does not say {beginning:?}"))
 }
 
 /// As a shell takes a line apart that has nothing but words and quotes.
-fn words(line: &str) -> Vec<String> {
+pub(super) fn words(line: &str) -> Vec<String> {
     let (mut words, mut word, mut quote) = (Vec::new(), None::<String>, None);
     for char in line.chars() {
         match (quote, char) {
@@ -177,7 +177,7 @@ fn words(line: &str) -> Vec<String> {
 }
 
 /// The commands of a block, each in one line, without what a shell does with them.
-fn commands(block: &Block) -> Vec<String> {
+pub(super) fn commands(block: &Block) -> Vec<String> {
     let joined = block.text.replace("\\\n", " ");
     let lines = joined.lines().filter_map(|line| line.strip_prefix("$ "));
     lines.map(|line| line.split("  #").next().expect("a part").trim().to_owned()).collect()
@@ -228,7 +228,7 @@ fn serves(world: &World, words: &[String]) {
     assert_eq!(child.wait().expect("it ends").code(), Some(0), "{all:?}");
 }
 
-fn is_ours(command: &str) -> Option<&str> {
+pub(super) fn is_ours(command: &str) -> Option<&str> {
     let command = command.strip_prefix("source <(").map_or(command, |inner| inner.trim_end_matches(')'));
     command.strip_prefix("deferral ").map(|rest| rest.split(" | ").next().expect("a part"))
 }

@@ -2,6 +2,7 @@
 
 mod commands;
 mod pages;
+mod readme;
 mod reference;
 
 use std::{
