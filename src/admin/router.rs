@@ -60,7 +60,9 @@ pub(super) static SERVED: &[Served] = &[
         method: Method::GET,
         path: "/tools",
         may: May::Read,
-        answer: |parts, _| Box::pin(async move { json(StatusCode::OK, metrics::tools(parts.events.started())) }),
+        answer: |parts, _| {
+            Box::pin(async move { json(StatusCode::OK, metrics::tools(parts.events.started())) })
+        },
     },
     Served {
         method: Method::GET,

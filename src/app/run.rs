@@ -104,7 +104,9 @@ pub async fn run(
     };
     notify::stopping();
     stopping(&running.waiting(is_interrupt));
-    let again = async { drop(signals.stop().await) };
+    let again = async {
+        signals.stop().await;
+    };
     match running.stop_unless(again).await {
         true => Err(Error::Hurried),
         false => Ok(()),

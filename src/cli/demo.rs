@@ -313,7 +313,10 @@ mod tests {
                 config::parse(Path::new("demo.yaml"), &text).unwrap_or_else(|problems| panic!("{problems}"));
             assert_eq!(config.routes[0].route.defer.after, Duration::from_secs(1));
             let admin = config.admin.expect("there is one").listen.port();
-            assert!(matches!((listen, admin), ("127.0.0.1:8808", 8809) | ("[::1]:0", 0)), "{listen}: {admin}");
+            assert!(
+                matches!((listen, admin), ("127.0.0.1:8808", 8809) | ("[::1]:0", 0)),
+                "{listen}: {admin}"
+            );
         }
     }
 

@@ -60,7 +60,8 @@ pub(super) fn file(s: &mut Section<'_, '_>, around: Surroundings<'_>) -> Config 
     let needs_token = access.needs_token;
     let is_exposed = is_exposed && !needs_token;
     let routes = s.key("routes", "The endpoints of the proxy and the servers behind them.").required(
-        list(mapping("a route", |s| Some(route(s, &limits, &timeouts, is_exposed, needs_token, around)))).some(),
+        list(mapping("a route", |s| Some(route(s, &limits, &timeouts, is_exposed, needs_token, around))))
+            .some(),
     );
     let telemetry =
         s.key("telemetry", "What is told of what happens, beside the log.").section("`telemetry`", telemetry);

@@ -122,8 +122,9 @@ fn share(text: &str) -> Result<Share, Invalid> {
 }
 
 /// The rollouts of tools, each where its rule is written.
-pub(super) fn of_tools(rules: &[At<ToolRule>]) -> Vec<At<Arc<Rollout>>> {
-    let written = rules.iter().filter_map(|rule| Some((rule.place, rule.value.rollout.as_ref()?)));
+pub(super) fn of_tools(rules: &[At<Option<At<ToolRule>>>]) -> Vec<At<Arc<Rollout>>> {
+    let rules = rules.iter().filter_map(|rule| rule.value.as_ref());
+    let written = rules.filter_map(|rule| Some((rule.place, rule.value.rollout.as_ref()?)));
     written.map(|(place, rollout)| At::new(place, Arc::clone(rollout))).collect()
 }
 

@@ -20,7 +20,7 @@ pub mod record;
 pub mod retention;
 pub mod view;
 
-pub use id::{TaskId, TaskTag};
+pub use id::TaskId;
 pub use life::{By, Cause, Life, Moment, What};
 pub use machine::{Effect, Event, Refusal, apply};
 pub use owner::{Owner, Scope};

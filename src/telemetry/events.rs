@@ -638,3 +638,60 @@ fn millis(duration: Duration) -> f64 {
 fn micros(duration: Duration) -> u64 {
     u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::telemetry::{Format, Lines};
+    use std::{
+        sync::{Arc, Mutex},
+        time::UNIX_EPOCH,
+    };
+    use tracing_subscriber::layer::SubscriberExt;
+
+    /// The level of the access line of a request.
+    fn level(method: &'static str, shown: Option<&str>, outcome: Outcome) -> String {
+        let level = Arc::new(Mutex::new(String::new()));
+        let seen = Arc::clone(&level);
+        let take = move |level: &tracing::Level, _: &str| *seen.lock().expect("whole") = level.to_string();
+        let lines = Lines::new(Format::Text, || UNIX_EPOCH, take);
+        let access = Access {
+            method,
+            counted_as: method,
+            tool: None,
+            target: "t",
+            route: "/mcp",
+            token: None,
+            principal: &"anonymous",
+            client_era: "modern",
+            task: None,
+            session: None,
+            shown,
+            status: 200,
+            outcome,
+            reason: None,
+            code: None,
+            upstream: Duration::ZERO,
+            own: Duration::ZERO,
+        };
+        tracing::subscriber::with_default(tracing_subscriber::registry().with(lines), || access.emit());
+        level.lock().expect("whole").clone()
+    }
+
+    #[test]
+    fn what_clients_repeat_while_they_wait_is_logged_at_debug_unless_it_fails() {
+        for (method, shown, outcome, expected) in [
+            ("tasks/get", Some("working"), Outcome::Result, "DEBUG"),
+            ("tasks/get", Some("completed"), Outcome::Result, "DEBUG"),
+            ("ping", None, Outcome::Result, "DEBUG"),
+            ("tools/call", Some("working"), Outcome::Result, "DEBUG"),
+            ("tools/call", Some("completed"), Outcome::Result, "INFO"),
+            ("tools/call", None, Outcome::Result, "INFO"),
+            ("tools/call", None, Outcome::Task, "INFO"),
+            ("tasks/get", None, Outcome::Refused, "INFO"),
+            ("ping", None, Outcome::UpstreamFailed, "WARN"),
+        ] {
+            assert_eq!(level(method, shown, outcome), expected, "{method} {shown:?} {outcome:?}");
+        }
+    }
+}

@@ -106,7 +106,10 @@ fn check_warns_where_a_rollout_leaves_callers_without_credentials_outside() {
         "tools: [{ match: x, mode: always, rollout: 1% }]",
     ] {
         let said = check("", route);
-        assert!(said.contains(": warning: callers without `Authorization` are outside this rollout"), "{route}: {said}");
+        assert!(
+            said.contains(": warning: callers without `Authorization` are outside this rollout"),
+            "{route}: {said}"
+        );
         assert_eq!(said.lines().count(), 1, "{said}");
     }
     for route in [

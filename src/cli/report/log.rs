@@ -104,7 +104,8 @@ impl Log {
 
     /// Takes the time of a line into the period. Times are written alike, so that they sort as texts.
     fn extend_period(&mut self, timestamp: Option<&str>) {
-        let is_time = |text: &&str| text.len() <= 40 && text.starts_with(|first: char| first.is_ascii_digit());
+        let is_time =
+            |text: &&str| text.len() <= 40 && text.starts_with(|first: char| first.is_ascii_digit());
         let Some(time) = timestamp.filter(is_time) else { return };
         let (first, last) = self.period.get_or_insert_with(|| (time.to_owned(), time.to_owned()));
         if time < first.as_str() {
@@ -169,10 +170,8 @@ fn fields(line: &str) -> Option<BTreeMap<String, String>> {
     if !logger.starts_with("deferral") {
         return None;
     }
-    let mut fields = BTreeMap::from([
-        ("logger".to_owned(), logger.to_owned()),
-        ("timestamp".to_owned(), time.to_owned()),
-    ]);
+    let mut fields =
+        BTreeMap::from([("logger".to_owned(), logger.to_owned()), ("timestamp".to_owned(), time.to_owned())]);
     while let Some((name, value)) = rest.split_once('=') {
         // What stands before it is a message.
         let name = name.rsplit(' ').next()?;

@@ -170,7 +170,9 @@ fn print(tools: &[Tool], printer: &mut Printer) {
     };
     match (since, until) {
         (Some(since), Some(until)) => printer.line(format_args!("period: {since} to {until}")),
-        (Some(since), None) => printer.line(format_args!("period: since {since}, when the proxy was started")),
+        (Some(since), None) => {
+            printer.line(format_args!("period: since {since}, when the proxy was started"))
+        }
         (None, _) => {}
     }
     printer.line("");
@@ -258,7 +260,10 @@ impl Tool {
         if self.errors > 0 {
             let [p50, max] = [self.errors_p50_us, self.errors_max_us].map(time);
             let noun = if self.errors == 1 { "call" } else { "calls" };
-            lines.push(format!("  not in these figures: {} {noun} that failed, p50 {p50}, max {max}", self.errors));
+            lines.push(format!(
+                "  not in these figures: {} {noun} that failed, p50 {p50}, max {max}",
+                self.errors
+            ));
         }
         let setting = self.advice.setting.as_deref().unwrap_or("none");
         lines.push(format!("  advice: {setting} ({})", self.advice.reason));

@@ -129,8 +129,12 @@ async fn a_server_that_asks_for_ever_is_cancelled() {
     let server = LegacyServer::start(Options::default().hook(hook)).await;
     let mut command = Command::new(env!("CARGO_BIN_EXE_deferral"));
     command.args(["call", &server.url(), "t", "--protocol", "2026-07-28", "--root", "file:///a"]);
-    let output = tokio::task::spawn_blocking(move || command.output().expect("it starts")).await.expect("it ends");
+    let output =
+        tokio::task::spawn_blocking(move || command.output().expect("it starts")).await.expect("it ends");
     assert_eq!(output.status.code(), Some(2), "{output:?}");
-    assert!(String::from_utf8_lossy(&output.stderr).contains("error: the server has asked 100 times"), "{output:?}");
+    assert!(
+        String::from_utf8_lossy(&output.stderr).contains("error: the server has asked 100 times"),
+        "{output:?}"
+    );
     assert_eq!(server.messages("tools/call"), 101);
 }

@@ -30,7 +30,8 @@ impl Running {
         let mut child = program(folder, &words).stdout(Stdio::piped()).spawn().expect("it starts");
         let lines = BufReader::new(child.stdout.take().expect("it is piped")).lines().map_while(Result::ok);
         let lines = until(lines, "Serving until Ctrl-C.");
-        let url = lines.iter().find_map(|line| line.strip_prefix("The proxy in front of it:")).expect("a URL");
+        let url =
+            lines.iter().find_map(|line| line.strip_prefix("The proxy in front of it:")).expect("a URL");
         let at = lines.iter().position(|line| line.starts_with("See what operators see")).expect("a hint");
         let link = lines[at..].iter().find(|line| line.contains("http://")).expect("a URL");
         Self { child, url: url.trim().to_owned(), admin: base(link) }
@@ -142,6 +143,9 @@ fn the_commands_of_the_readme_work_in_their_order() {
 fn the_readme_says_in_its_first_lines_what_the_problem_is() {
     let text = super::text(Path::new("README.md"));
     let first: Vec<_> = text.lines().take(6).collect();
-    assert!(first.join(" ").contains("give up on a tool call") && first.join(" ").contains("60 s"), "{first:?}");
+    assert!(
+        first.join(" ").contains("give up on a tool call") && first.join(" ").contains("60 s"),
+        "{first:?}"
+    );
     assert!(text.lines().count() < 120, "it is short");
 }
