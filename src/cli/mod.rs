@@ -150,8 +150,10 @@ fn server_command(error: &clap::Error, words: &[String]) -> Option<String> {
     let at =
         words.iter().position(|word| word == unknown).filter(|_| !is_typo && !unknown.starts_with('-'))?;
     // Another command takes no server.
-    let is_serve = words[..at].iter().all(|word| word.starts_with('-') || word == "serve")
-        || error.kind() == ErrorKind::InvalidSubcommand;
+    let program = <Cli as CommandFactory>::command();
+    let is_other =
+        |word: &String| program.find_subcommand(word).is_some_and(|found| found.get_name() != "serve");
+    let is_serve = !words[..at].iter().any(is_other);
     let quoted = |word: &String| match word
         .chars()
         .all(|char| char.is_alphanumeric() || "-_./:=@,+%".contains(char))
@@ -239,6 +241,7 @@ mod tests {
             ("npx -y @scope/foo /a", "-- npx -y @scope/foo /a"),
             ("./server.py $HOME", "-- ./server.py '$HOME'"),
             ("serve npx foo", "serve -- npx foo"),
+            ("--after 2s npx foo", "--after 2s -- npx foo"),
         ] {
             assert_eq!(tip(line).as_deref(), Some(meant), "{line}");
         }

@@ -170,7 +170,7 @@ pub fn is_terminal() -> bool {
 
 /// The text in one line, with control characters and those that turn the writing around written out.
 pub fn inline(text: &str) -> String {
-    lines(text).replace(['\n', '\t', '\u{2028}', '\u{2029}'], " ")
+    lines(text).replace(['\n', '\t'], " ")
 }
 
 /// A message whose further lines are indented, so that none of them looks like a message of its own.

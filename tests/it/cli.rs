@@ -715,6 +715,31 @@ fn a_hangup_ends_nothing_and_a_second_signal_ends_everything_at_once() {
 }
 
 #[test]
+fn ctrl_c_that_waits_says_what_for_and_that_another_one_ends_it() {
+    let demo = Demo::start();
+    let mut child = Command::new(env!("CARGO_BIN_EXE_deferral"))
+        .args(["--upstream", &demo.server, "--listen", "127.0.0.1:0", "--admin", "off"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the program starts");
+    let url = format!("http://{}/mcp", where_it_listens(&mut child));
+    let mut lines = BufReader::new(child.stderr.take().expect("it is piped")).lines();
+    let mut proxy = Serving { child, url };
+    assert_eq!(proxy.book(None)["result"]["resultType"], "input_required");
+    interrupt(&proxy.child);
+    let said = lines.find_map(|line| line.ok().filter(|line| line.starts_with("stopping: ")));
+    let said = said.expect("it says so");
+    assert!(
+        said.starts_with("stopping: waits for 1 call, up to ")
+            && said.ends_with("; Ctrl-C again ends it at once"),
+        "{said}"
+    );
+    interrupt(&proxy.child);
+    assert_eq!(proxy.child.wait().expect("it ends").code(), Some(1));
+}
+
+#[test]
 fn until_others_have_had_notice_of_its_end_new_calls_are_served_and_connections_let_go() {
     let demo = Demo::start();
     let folder = tempfile::tempdir().unwrap();
