@@ -245,7 +245,7 @@ mod tests {
         ] {
             assert_eq!(tip(line).as_deref(), Some(meant), "{line}");
         }
-        for other in ["chek", "--lisen 1", "call", "tasks npx", "ready npx"] {
+        for other in ["chek", "tool", "--lisen 1", "call", "tasks npx", "ready npx"] {
             assert_eq!(tip(other), None, "{other}");
         }
     }

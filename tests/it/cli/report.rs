@@ -42,9 +42,9 @@ fn a_log_is_reported_on_tool_by_tool_with_advice() {
     expect![[r#"
         period: 2026-07-28T10:30:00.007008Z to 2026-07-28T11:30:00.007008Z
 
-        ROUTE  TOOL                CALLS  ERRORS  TIMED OUT  GIVEN UP  TASKS   P50   P90   P99   MAX
-        /mcp   quick                 101       1          0         0      0  20ms  20ms  20ms  20ms
-        /mcp   export                100       0          0         3      0  4.0s  4.0s   70s   70s
+        ROUTE  TOOL              CALLS  ERRORS  TIMED OUT  GIVEN UP  TASKS   P50   P90   P99   MAX
+        /mcp   quick               101       1          0         0      0  20ms  20ms  20ms  20ms
+        /mcp   export              100       0          0         3      0  4.6s  5.0s   69s   70s
         /mcp   a \u{1b}[31mtool      1       0          0         0      0   1ms   1ms   1ms   1ms
 
         /mcp quick
@@ -54,7 +54,7 @@ fn a_log_is_reported_on_tool_by_tool_with_advice() {
           over 10 s  ······························    0 %
           over 30 s  ······························    0 %
           over 60 s  ······························    0 %
-          not in these figures: 1 call that failed, p50 9.0s, max 9.0s
+          not in these figures: 1 call that failed, p50 8.5s, max 9.0s
           advice: none (every call was over within 1 s: no threshold makes a difference)
 
     "#]]

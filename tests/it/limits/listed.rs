@@ -28,6 +28,8 @@ const NO_BOUND: &[(&str, &str)] = &[
     ("bridge/resume.rs SEALED", FORMAT),
     ("bridge/resume.rs TAG", FORMAT),
     ("bridge/resume.rs TEXT", FORMAT),
+    ("dialect/session_seal.rs TAG", FORMAT),
+    ("dialect/session_seal.rs TAG_TEXT", FORMAT),
     ("client/legacy/mod.rs TASK_TTL", DEFAULT),
     ("client/legacy/resume.rs PAUSE", PAUSE),
     ("client/legacy/resume.rs SHORTEST_PAUSES", PAUSE),
