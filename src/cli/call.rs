@@ -21,9 +21,12 @@ use crate::{
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use std::{fmt::Write as _, time::Duration};
+use tokio::time::{sleep, timeout};
 
 /// How long to wait for the answer to a cancellation before leaving anyhow.
 const CANCEL_PATIENCE: Duration = Duration::from_secs(2);
+/// How long a cancellation may take before it is said that it is waited for.
+const SOON: Duration = Duration::from_millis(250);
 /// How often a server may ask in one call. Options such as `--sampling` answer every time, so that a server could ask
 /// for ever.
 const MAX_ROUNDS: u32 = 100;
@@ -144,7 +147,7 @@ async fn talk(
                 *held = Some(ticket);
                 let call = client::Call { tool: &tool, arguments: &arguments };
                 // Runs beside the call: a proxy that waits for the result takes longer than this.
-                let pause = tokio::time::sleep(Ticket::PAUSE);
+                let pause = sleep(Ticket::PAUSE);
                 turn = session.call(&call, &mut |step| screen.show(&step)).await?;
                 if matches!(&turn, Turn::Ended(Ending::Result(next)) if Ticket::of(next, &called).is_some()) {
                     pause.await;
@@ -220,7 +223,7 @@ fn failed(error: &Error, printer: &mut Printer) -> u8 {
 }
 
 async fn passed(limit: Duration) -> Duration {
-    tokio::time::sleep(limit).await;
+    sleep(limit).await;
     limit
 }
 
@@ -232,7 +235,26 @@ async fn cancel(session: &mut Session, held: Option<&Ticket>, printer: &mut Prin
         let call = client::Call { tool: &ticket.cancel_tool, arguments: &ticket.arguments() };
         session.call(&call, &mut |_| {}).await.map(drop)
     };
-    match tokio::time::timeout(CANCEL_PATIENCE, cancelled).await {
+    let answered = timeout(CANCEL_PATIENCE, cancelled);
+    tokio::pin!(answered);
+    let soon = tokio::select! {
+        answered = &mut answered => Some(answered),
+        () = sleep(SOON) => None,
+    };
+    let answered = match soon {
+        Some(answered) => answered,
+        None => {
+            let limit = show_duration(CANCEL_PATIENCE);
+            printer.note(format_args!(
+                "cancelling: waits up to {limit} for the server's answer; Ctrl-C again ends it at once"
+            ));
+            tokio::select! {
+                answered = &mut answered => answered,
+                () = interrupted() => return,
+            }
+        }
+    };
+    match answered {
         Ok(Ok(())) => {}
         Ok(Err(error)) => printer.note(format_args!("the call could not be cancelled: {error}")),
         Err(_) => printer.note(format_args!(

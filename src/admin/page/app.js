@@ -386,7 +386,7 @@ function matching({ tasks }) {
   const fits = task =>
     (!filter.status || task.status === filter.status) &&
     (!filter.tool || JSON.stringify([task.route, task.tool]) === filter.tool) &&
-    (!words || [task.message, task.principal, task.task, task.tool].some(text => text?.toLowerCase().includes(words)));
+    (!words || [task.message, task.caller, task.principal, task.task, task.tool].some(text => text?.toLowerCase().includes(words)));
   return { found: isFiltered() ? from.tasks.filter(fits) : from.tasks, since: connected ? performance.now() - from.at : 0, hasMore: Boolean(from.next) };
 }
 
@@ -477,7 +477,7 @@ function changeRow(row, task, since) {
   set(message, 'title', task.message || null);
   say(asked, (task.questions ?? []).map(({ key, kind, since_ms: ms }) => `${key === kind ? kind : `${kind} ${key}`} ${aged(ms + since)}`).join(', '));
   say(who, task.waits ? several(task.waits, 'client') : live ? 'nobody' : '');
-  say(caller, task.principal ?? '');
+  say(caller, task.caller ?? task.principal ?? '');
   set(caller, 'title', task.principal);
   quiet.hidden = !live;
   set(quiet, 'aria-label', `Cancel ${task.tool}, task ${task.task}`);

@@ -1,8 +1,14 @@
 //! Commands in front of a server that answers what it likes.
 
-use crate::support::servers::{Canned, LegacyServer, Options, Seen};
+use crate::support::{
+    program::interrupt,
+    servers::{Canned, LegacyServer, Options, Seen},
+};
 use serde_json::{Value, json};
-use std::process::{Command, Output};
+use std::{
+    io::{BufRead, BufReader},
+    process::{Command, Output, Stdio},
+};
 
 /// A server whose tool `t` is answered with this.
 async fn answering(result: impl Fn(&Seen) -> Value + Send + Sync + 'static) -> LegacyServer {
@@ -137,4 +143,40 @@ async fn a_server_that_asks_for_ever_is_cancelled() {
         "{output:?}"
     );
     assert_eq!(server.messages("tools/call"), 101);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn ctrl_c_again_ends_a_call_whose_server_does_not_answer_the_cancellation() {
+    let hook = |seen: &Seen| {
+        let task = |kind: &str| {
+            json!({
+                "resultType": kind, "taskId": "t1", "status": "working", "createdAt": "", "lastUpdatedAt": "",
+                "ttlMs": null, "pollIntervalMs": 60_000,
+            })
+        };
+        let result = match seen.method() {
+            "tools/list" => json!({ "resultType": "complete", "tools": [] }),
+            "tools/call" => task("task"),
+            "tasks/get" => task("complete"),
+            // That of the cancellation never comes.
+            _ => return None,
+        };
+        Some(Canned::json(200, &json!({ "jsonrpc": "2.0", "id": seen.json["id"], "result": result })))
+    };
+    let server = LegacyServer::start(Options::default().hook(hook)).await;
+    let mut command = Command::new(env!("CARGO_BIN_EXE_deferral"));
+    command.args(["call", &server.url(), "t", "--protocol", "2026-07-28"]);
+    let run = move || {
+        let mut child = command.stderr(Stdio::piped()).spawn().expect("it starts");
+        let mut lines =
+            BufReader::new(child.stderr.take().expect("it is piped")).lines().map_while(Result::ok);
+        for beginning in ["task t1", "cancelling: waits up to 2s"] {
+            assert!(lines.any(|line| line.starts_with(beginning)), "{beginning}");
+            interrupt(&child);
+        }
+        let rest: Vec<_> = lines.collect();
+        (child.wait().expect("it ends").code(), rest)
+    };
+    let (code, rest) = tokio::task::spawn_blocking(run).await.expect("it ends");
+    assert_eq!((code, rest), (Some(130), vec!["cancelled".to_owned()]));
 }

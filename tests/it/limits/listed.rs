@@ -47,6 +47,7 @@ const NO_BOUND: &[(&str, &str)] = &[
     ("cli/tools.rs NAME", "how wide a column is"),
     ("cli/tools.rs WIDTH", "how wide a list is"),
     ("client/ticket.rs PAUSE", PAUSE),
+    ("cli/call.rs SOON", PAUSE),
     ("demo/booking.rs MAX_PARTY", PLAY),
     ("demo/server.rs TICK", PLAY),
     ("proxy/tickets.rs WAIT", DEFAULT),
