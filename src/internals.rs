@@ -42,7 +42,7 @@ pub mod config {
 }
 
 pub mod dialect {
-    pub use crate::dialect::{Call, Caller, Credentials, Principal, PrincipalKey, Response};
+    pub use crate::dialect::{Call, Caller, ClientInfo, Credentials, Principal, PrincipalKey, Response};
 
     pub mod legacy {
         pub use crate::dialect::legacy::{Anchor, Answers, Message, Post};

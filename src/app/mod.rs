@@ -13,7 +13,7 @@ pub use run::{Source, Waiting, run};
 use crate::{
     admin,
     config::{self, Config, DrainTimes},
-    dialect::{Credentials, Principal, PrincipalKey},
+    dialect::{ClientInfo, Credentials, Principal, PrincipalKey},
     front::{self, Renew},
     policy,
     protocol::Capabilities,
@@ -296,6 +296,7 @@ async fn ask_servers(servers: Vec<(Arc<str>, Arc<dyn Upstream>)>, stopping: Stop
         principal: Principal::ANONYMOUS,
         credentials: Credentials::default(),
         capabilities: Arc::new(Capabilities::none()),
+        client_info: ClientInfo::default(),
     };
     loop {
         let unknown = servers.iter().filter(|(_, server)| server.health().is_up != Some(true));

@@ -175,6 +175,7 @@ mod tests {
             progress_token: None,
             log_level: None,
             headers: Further::default(),
+            client_info: Default::default(),
             trace: None,
         }
     }
@@ -186,6 +187,7 @@ mod tests {
             capabilities: Arc::new(
                 Capabilities::read(capabilities.to_string().into()).expect("capabilities"),
             ),
+            client_info: Default::default(),
             signs: None,
             standing: Default::default(),
         }

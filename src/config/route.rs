@@ -90,7 +90,8 @@ pub(super) fn route(
         rollout::doubt_anonymous(rolled_out.iter().chain(&rollouts_of_tools), s);
     }
     let forward = s
-        .key("forward", "Further headers by which the server knows the caller; they are passed on to it.")
+        .key("forward", "Headers that sessions with the server are chosen by, beside those that are anyway: only those that pass with one request \
+             alone need to be named (`User-Agent`, `Accept-Language`, `X-Request-Id`, trace headers). All pass to the server.")
         .list(string(values::forwarded_header));
     let server = together::server(written, is_exposed, around, s);
     let route = policy::Route {

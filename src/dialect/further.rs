@@ -21,6 +21,15 @@ impl Further {
     pub fn to_mut(&mut self) -> &mut HeaderMap {
         Arc::make_mut(self.0.get_or_insert_default())
     }
+
+    /// Whether these are the very same in memory, or none.
+    pub fn is_same(&self, other: &Self) -> bool {
+        match (&self.0, &other.0) {
+            (Some(ours), Some(theirs)) => Arc::ptr_eq(ours, theirs),
+            (None, None) => true,
+            (Some(_), None) | (None, Some(_)) => false,
+        }
+    }
 }
 
 impl From<HeaderMap> for Further {

@@ -6,24 +6,31 @@
 //! into those of a 2026-07-28 client's, and back.
 
 pub mod ambiguous;
+mod client_headers;
+mod client_info;
 mod further;
 pub mod legacy;
 pub mod modern;
 pub mod raise;
+mod remembered;
 mod response;
 mod session_seal;
 
+pub use client_headers::{HeaderScope, remove_named_by_connection};
+pub use client_info::ClientInfo;
 pub use further::Further;
+pub use remembered::Remembered;
 pub use response::Response;
 pub use session_seal::SessionSeal;
 
 use crate::protocol::{Capabilities, Id, Method, Payload, TraceContext};
 use bytes::Bytes;
-use http::{
-    HeaderMap, HeaderName, HeaderValue,
-    header::{AUTHORIZATION, COOKIE},
+use http::{HeaderMap, HeaderName, HeaderValue};
+use smallvec::SmallVec;
+use std::{
+    fmt,
+    sync::{Arc, LazyLock},
 };
-use std::{fmt, sync::Arc};
 
 /// What a client wants.
 #[derive(Clone, Debug)]
@@ -41,9 +48,10 @@ pub struct Call {
     pub progress_token: Option<Bytes>,
     /// The least severe log message the client wants to see; none at all where absent.
     pub log_level: Option<LogLevel>,
-    /// Headers that mirror parameters or that the server may be interested in (`Mcp-Param-*`,
-    /// `traceparent`, …).
+    /// Those of [`HeaderScope::Request`]: `Mcp-Param-*`, `traceparent`, `User-Agent`, …
     pub headers: Further,
+    /// Who its client says it is.
+    pub client_info: ClientInfo,
     /// The span that it is a part of, where it is traced: the client's request as we see it. When it is sent, that
     /// which its server is told of.
     pub trace: Option<Arc<TraceContext>>,
@@ -56,6 +64,7 @@ pub struct Caller {
     /// What is shown to the server on the caller's behalf, and never stored.
     pub credentials: Credentials,
     pub capabilities: Arc<Capabilities>,
+    pub client_info: ClientInfo,
     /// All headers of the request, where the operator tells by them who gets tickets. Never passed on.
     pub signs: Option<Arc<HeaderMap>>,
     /// For which rollouts of the route it is in, in their order; none where the route has no rollout.
@@ -71,9 +80,16 @@ pub struct Principal([u8; 16]);
 #[derive(Clone, Debug, Default)]
 pub struct PrincipalKey(Option<ring::hmac::Key>);
 
-/// The headers by which a server knows the caller.
+/// The headers by which a server may know the caller: those of [`HeaderScope::Session`]. Sessions are not shared by
+/// callers that differ in them. Cheap to clone.
 #[derive(Clone, Default)]
-pub struct Credentials(Further);
+pub struct Credentials(Option<Arc<Shown>>);
+
+/// At least one header.
+struct Shown {
+    headers: HeaderMap,
+    digest: [u8; 16],
+}
 
 /// The severities of RFC 5424, the least severe first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -103,6 +119,7 @@ impl Call {
             progress_token: self.progress_token.as_deref().map(Bytes::copy_from_slice),
             log_level: self.log_level,
             headers: Further::default(),
+            client_info: self.client_info.clone(),
             trace: self.trace.clone(),
         }
     }
@@ -140,14 +157,7 @@ impl Principal {
     /// Derived from what identifies the caller. Keyed by nothing: what goes in must not be guessable where
     /// the digest leaves the process ([`PrincipalKey`]).
     pub fn of(parts: &[&[u8]]) -> Self {
-        let mut digest = ring::digest::Context::new(&ring::digest::SHA256);
-        for part in parts {
-            digest.update(&(part.len() as u64).to_be_bytes());
-            digest.update(part);
-        }
-        let mut short = [0; 16];
-        short.copy_from_slice(&digest.finish().as_ref()[..16]);
-        Self(short)
+        Self(digest(parts))
     }
 
     pub fn is_anonymous(&self) -> bool {
@@ -162,6 +172,18 @@ impl Principal {
     pub const fn from_bytes(bytes: [u8; 16]) -> Self {
         Self(bytes)
     }
+}
+
+/// 128 bits of the SHA-256 of parts, each with its length.
+fn digest(parts: &[&[u8]]) -> [u8; 16] {
+    let mut digest = ring::digest::Context::new(&ring::digest::SHA256);
+    for part in parts {
+        digest.update(&(part.len() as u64).to_be_bytes());
+        digest.update(part);
+    }
+    let mut short = [0; 16];
+    short.copy_from_slice(&digest.finish().as_ref()[..16]);
+    short
 }
 
 impl fmt::Display for Principal {
@@ -190,32 +212,93 @@ impl fmt::Debug for Principal {
 
 impl Credentials {
     pub fn new(headers: HeaderMap) -> Self {
-        Self(headers.into())
+        if headers.is_empty() {
+            return Self::default();
+        }
+        let digest = {
+            let pairs = headers.iter().map(|(name, value)| (name.as_str().as_bytes(), value.as_bytes()));
+            let mut pairs: SmallVec<[_; 16]> = pairs.collect();
+            // By name alone, so that the values of one name stay in their order, which means something.
+            pairs.sort_by_key(|(name, _)| *name);
+            let parts: SmallVec<[_; 32]> =
+                pairs.into_iter().flat_map(|(name, value)| [name, value]).collect();
+            digest(&parts)
+        };
+        Self(Some(Arc::new(Shown { headers, digest })))
     }
 
-    /// Those among a request's headers: `Authorization`, cookies, and what is named `further`. What is
-    /// meant for proxies (`Proxy-Authorization`) ends here, even where it is named.
-    pub fn of(headers: &HeaderMap, further: &[HeaderName]) -> Self {
+    /// Those among a request's headers, and further ones that are named in `forward`.
+    pub fn of(headers: &HeaderMap, forward: &[HeaderName]) -> Self {
         let mut shown = HeaderMap::new();
-        for name in [&AUTHORIZATION, &COOKIE].into_iter().chain(further) {
-            if shown.contains_key(name) || name.as_str().starts_with("proxy-") {
-                continue;
-            }
-            for value in headers.get_all(name) {
-                shown.append(name, detached(value));
-            }
+        for (name, value) in pass_in_session(headers, forward) {
+            shown.append(name, detached(value));
         }
         Self::new(shown)
     }
 
+    /// Whether they are what [`Credentials::of`] would give, in the same order.
+    pub fn are_of(&self, headers: &HeaderMap, forward: &[HeaderName]) -> bool {
+        pass_in_session(headers, forward).eq(self.headers())
+    }
+
     pub fn headers(&self) -> &HeaderMap {
-        &self.0
+        static NONE: LazyLock<HeaderMap> = LazyLock::new(HeaderMap::new);
+        self.0.as_ref().map_or_else(|| &*NONE, |shown| &shown.headers)
+    }
+
+    /// What the same headers have in common, in whatever order they came, and no others.
+    pub fn digest(&self) -> [u8; 16] {
+        self.0.as_ref().map_or([0; 16], |shown| shown.digest)
     }
 
     /// Whether there are none.
     pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.0.is_none()
     }
+
+    /// Whether a server may know the caller by any of them: all but those that are known to say nothing of it.
+    pub fn may_tell_who_calls(&self) -> bool {
+        self.headers().keys().any(|name| !says_nothing_of_the_caller(name))
+    }
+
+    /// Bytes that their names and values take.
+    pub fn kept(&self) -> usize {
+        self.headers().iter().map(|(name, value)| name.as_str().len() + value.len()).sum()
+    }
+}
+
+fn pass_in_session<'a>(
+    headers: &'a HeaderMap,
+    forward: &[HeaderName],
+) -> impl Iterator<Item = (&'a HeaderName, &'a HeaderValue)> {
+    headers.iter().filter(|(name, _)| match HeaderScope::of(name) {
+        HeaderScope::Session => true,
+        HeaderScope::Request => forward.contains(name),
+        HeaderScope::Hop | HeaderScope::Message => false,
+    })
+}
+
+/// Headers of clients' HTTP libraries, and of proxies on the way, that are nobody's secret.
+fn says_nothing_of_the_caller(name: &HeaderName) -> bool {
+    let name = name.as_str();
+    let known = matches!(
+        name,
+        "via"
+            | "cache-control"
+            | "pragma"
+            | "priority"
+            | "dnt"
+            | "referer"
+            | "x-real-ip"
+            | "x-forwarded-for"
+            | "x-forwarded-proto"
+            | "x-forwarded-host"
+            | "x-forwarded-port"
+            | "x-forwarded-server"
+            | "upgrade-insecure-requests"
+            | "accept-charset"
+    );
+    known || name.starts_with("sec-")
 }
 
 /// The same value in memory of its own. A value that hyper read is a slice of the connection's
@@ -229,7 +312,7 @@ pub fn detached(value: &HeaderValue) -> HeaderValue {
 impl fmt::Debug for Credentials {
     /// Names only: values are secrets.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_set().entries(self.0.keys()).finish()
+        f.debug_set().entries(self.headers().keys()).finish()
     }
 }
 

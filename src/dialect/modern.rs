@@ -1,7 +1,7 @@
 //! Self-contained requests (2026-07-28 on): every request says which version it speaks and what
 //! its client can do, in `_meta`, and mirrors what routers look at in headers.
 
-use super::{Call, Further, LogLevel};
+use super::{Call, ClientInfo, Further, HeaderScope, LogLevel, Remembered, detached};
 use crate::protocol::{
     Capabilities, Era, ErrorObject, Frame, FrameError, Id, Kind, Method, Payload, Revision, code, frame,
     headers, meta,
@@ -38,22 +38,19 @@ pub const SUPPORTED: [Revision; 1] = [Revision::V2026_07_28];
 pub const SERVED: [Revision; 4] =
     [Revision::V2026_07_28, Revision::V2025_11_25, Revision::V2025_06_18, Revision::V2025_03_26];
 
-/// What a client sends that a server may want to see beside the message.
-const PASSED_ON: [&str; 3] = ["traceparent", "tracestate", "baggage"];
-
 /// Reads one message of a 2026-07-28 client, no deeper than its reader goes, checking in the order that satisfies every probe:
 /// JSON, shape, version header, `_meta`, agreement of the two, version, `Mcp-Method`, method,
 /// `Mcp-Name` (2026-07-28, *Streamable HTTP, Server Validation*).
 ///
-/// `declared` is what the client declared with its request before, if that is known: mostly it declares the same, which
-/// is not read again then.
+/// `before` is what the client said with its request before, if that is known: mostly it says the same, which is not
+/// read again then.
 ///
 /// # Errors
 /// [`Refused`] carries the status and error to answer with.
 pub fn read(
     frame: Result<Frame, FrameError>,
     headers: &HeaderMap,
-    declared: Option<&Arc<Capabilities>>,
+    before: Option<&Remembered>,
 ) -> Result<Read, Refused> {
     let frame = frame.map_err(|error| unreadable(&error))?;
     let (bytes, kind) = frame.into_parts();
@@ -69,7 +66,7 @@ pub fn read(
 
     let named = plain(headers, &headers::PROTOCOL_VERSION).map_err(refuse)?;
     let named = named.ok_or_else(|| refuse(missing(&headers::PROTOCOL_VERSION)))?;
-    let (object, about) = read_meta(params.as_ref(), declared).map_err(refuse)?;
+    let (object, about) = read_meta(params.as_ref(), before).map_err(refuse)?;
     if named != about.version {
         return Err(refuse(differs(&headers::PROTOCOL_VERSION, &named, &about.version)));
     }
@@ -93,7 +90,8 @@ pub fn read(
         target,
         progress_token: about.progress_token,
         log_level: about.log_level,
-        headers: passed_on(headers).into(),
+        headers: pass_with_request(headers, before),
+        client_info: about.client_info,
         trace: None,
     };
     Ok(Read::Request(Arc::new(call), about.capabilities))
@@ -239,6 +237,7 @@ pub fn request(method: &Method, params: &str) -> Call {
         progress_token: None,
         log_level: None,
         headers: Further::default(),
+        client_info: ClientInfo::default(),
         trace: None,
     }
 }
@@ -260,6 +259,7 @@ impl Refused {
 struct About {
     version: String,
     capabilities: Arc<Capabilities>,
+    client_info: ClientInfo,
     progress_token: Option<Bytes>,
     log_level: Option<LogLevel>,
 }
@@ -287,7 +287,7 @@ fn unreadable(error: &FrameError) -> Refused {
 /// The params and what their `_meta` says (2026-07-28, *Per-request protocol fields*).
 fn read_meta<'a>(
     params: Option<&'a Payload>,
-    declared: Option<&Arc<Capabilities>>,
+    before: Option<&Remembered>,
 ) -> Result<(&'a Object, About), ErrorObject> {
     let wrong = |message: String| ErrorObject::new(code::INVALID_PARAMS, message);
     let absent = |key: &str| wrong(format!("params._meta[\"{key}\"] is required"));
@@ -305,11 +305,19 @@ fn read_meta<'a>(
     let version = about.string(meta::PROTOCOL_VERSION).ok_or_else(|| absent(meta::PROTOCOL_VERSION))?;
     let capabilities =
         about.get(meta::CLIENT_CAPABILITIES).ok_or_else(|| absent(meta::CLIENT_CAPABILITIES))?;
-    let capabilities = match declared.filter(|declared| *declared.as_bytes() == capabilities) {
-        Some(declared) => Arc::clone(declared),
+    let capabilities = match before.filter(|before| *before.capabilities.as_bytes() == capabilities) {
+        Some(before) => Arc::clone(&before.capabilities),
         None => Capabilities::read(capabilities)
             .map(Arc::new)
             .map_err(|error| wrong(format!("params._meta[\"{}\"]: {error}", meta::CLIENT_CAPABILITIES)))?,
+    };
+    let client_info = match about.get(meta::CLIENT_INFO) {
+        None => ClientInfo::default(),
+        Some(info) => match before.filter(|before| before.client_info.as_bytes() == Some(&info)) {
+            Some(before) => before.client_info.clone(),
+            None => ClientInfo::read(&info)
+                .map_err(|error| wrong(format!("params._meta[\"{}\"]: {error}", meta::CLIENT_INFO)))?,
+        },
     };
     let progress_token = about.get(meta::PROGRESS_TOKEN);
     if progress_token.as_ref().is_some_and(|token| Id::from_token(token.clone()).is_none()) {
@@ -324,7 +332,7 @@ fn read_meta<'a>(
                 .ok_or_else(|| wrong(format!("params._meta[\"{}\"] is not a log level", meta::LOG_LEVEL)))?,
         ),
     };
-    Ok((params, About { version, capabilities, progress_token, log_level }))
+    Ok((params, About { version, capabilities, client_info, progress_token, log_level }))
 }
 
 /// What the call is about, once `Mcp-Name` agrees. For `tasks/*` the header may be absent: clients
@@ -359,14 +367,19 @@ fn plain<'a>(lines: &'a HeaderMap, name: &HeaderName) -> Result<Option<Cow<'a, s
     Ok(Some(headers::text(value)))
 }
 
-fn passed_on(headers: &HeaderMap) -> HeaderMap {
-    let mut out = HeaderMap::new();
-    for (name, value) in headers {
-        if name.as_str().starts_with(headers::PARAM_PREFIX) || PASSED_ON.contains(&name.as_str()) {
-            out.append(name.clone(), value.clone());
-        }
+/// The headers that go to the server with this request alone.
+fn pass_with_request(headers: &HeaderMap, before: Option<&Remembered>) -> Further {
+    let passed = || headers.iter().filter(|(name, _)| HeaderScope::of(name) == HeaderScope::Request);
+    if let Some(before) = before
+        && passed().eq(before.headers.iter())
+    {
+        return before.headers.clone();
     }
-    out
+    let mut out = HeaderMap::new();
+    for (name, value) in passed() {
+        out.append(name, detached(value));
+    }
+    out.into()
 }
 
 fn missing(name: &HeaderName) -> ErrorObject {
@@ -436,7 +449,10 @@ mod tests {
     fn what_a_client_declares_again_is_not_read_again_and_what_it_declares_instead_is() {
         let declaring = |capabilities: &str, declared: Option<&Arc<Capabilities>>| {
             let text = CALL.replace("META", &META.replace("{}", capabilities));
-            let Ok(Read::Request(_, capabilities)) = read(Frame::parse(text.into()), &good(), declared)
+            let nothing = Default::default();
+            let before = declared.map(|declared| Remembered::of(declared, &nothing, &Further::default()));
+            let Ok(Read::Request(_, capabilities)) =
+                read(Frame::parse(text.into()), &good(), before.as_ref())
             else {
                 panic!("refused")
             };

@@ -4,12 +4,13 @@
 use super::rest::Rest;
 use crate::telemetry::Limit;
 use crate::{
+    dialect::{Call, Credentials, Remembered},
     protocol::Capabilities,
     proxy::Commit,
     runtime::{Clock, Mutex, Stopping, give_way, is_busy},
 };
 use arc_swap::{ArcSwapOption, Guard};
-use http::{HeaderMap, HeaderValue, header::CONNECTION};
+use http::{HeaderMap, HeaderName, HeaderValue, header::CONNECTION};
 use hyper::rt::{Read, ReadBuf, ReadBufCursor, Write};
 use hyper_util::rt::TokioIo;
 use pin_project::pin_project;
@@ -32,8 +33,9 @@ const PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// How long a client that is sending may go on after its connection was ended.
 const LINGER: Duration = Duration::from_secs(2);
 
-/// The most that is remembered of what a client declares, in bytes: there may be many connections.
-const REMEMBERED: usize = 512;
+/// The most that is remembered of what a client says with every request, in bytes, and of its credentials: there may
+/// be many connections.
+const REMEMBERED: usize = 1024;
 
 /// What is known of one connection and shared by its requests.
 pub(super) struct Connection {
@@ -52,8 +54,10 @@ pub(super) struct Connection {
     waiting: atomic::AtomicBool,
     /// A [`Phase`], of HTTP/1 alone.
     phase: atomic::AtomicU8,
-    /// What its client declared last, if that is little: it declares it with every request.
-    declared: ArcSwapOption<Capabilities>,
+    /// What its client said of itself last, if that is little.
+    remembered: ArcSwapOption<Remembered>,
+    /// What it showed last, likewise.
+    credentials: ArcSwapOption<Credentials>,
 }
 
 /// Where an HTTP/1 connection stands between two requests. hyper has one timeout for the wait and
@@ -131,21 +135,41 @@ impl Connection {
             clock,
             leaving,
             phase: atomic::AtomicU8::new(phase as u8),
-            declared: ArcSwapOption::empty(),
+            remembered: ArcSwapOption::empty(),
+            credentials: ArcSwapOption::empty(),
         }
     }
 
-    /// What its client declared last, if that is remembered.
-    pub(super) fn declared(&self) -> Guard<Option<Arc<Capabilities>>> {
-        self.declared.load()
+    /// What its client said with its request before, if that is remembered.
+    pub(super) fn remembered(&self) -> Guard<Option<Arc<Remembered>>> {
+        self.remembered.load()
     }
 
-    /// Its client declares this now.
-    pub(super) fn declares(&self, capabilities: &Arc<Capabilities>) {
-        let is_known = self.declared.load().as_ref().is_some_and(|known| Arc::ptr_eq(known, capabilities));
-        if !is_known && capabilities.kept() <= REMEMBERED {
-            self.declared.store(Some(Arc::clone(capabilities)));
+    /// Its client says this now.
+    pub(super) fn remember(&self, call: &Call, capabilities: &Arc<Capabilities>) {
+        let (info, headers) = (&call.client_info, &call.headers);
+        if self.remembered.load().as_ref().is_some_and(|known| known.is_of(capabilities, info, headers)) {
+            return;
         }
+        let now = Remembered::of(capabilities, info, headers);
+        if now.kept() <= REMEMBERED {
+            self.remembered.store(Some(Arc::new(now)));
+        }
+    }
+
+    /// What its client shows the server with these headers.
+    pub(super) fn credentials(&self, headers: &HeaderMap, forward: &[HeaderName]) -> Credentials {
+        let known = self.credentials.load();
+        if let Some(known) = &*known
+            && known.are_of(headers, forward)
+        {
+            return Credentials::clone(known);
+        }
+        let now = Credentials::of(headers, forward);
+        if !now.is_empty() && now.kept() <= REMEMBERED {
+            self.credentials.store(Some(Arc::new(now.clone())));
+        }
+        now
     }
 
     /// The version of HTTP that is spoken.
@@ -387,7 +411,12 @@ pub(super) async fn tell_version(stream: &mut (impl AsyncRead + Unpin)) -> io::R
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::runtime::{Drain, SystemClock, has_rest};
+    use crate::{
+        dialect::modern::request,
+        protocol::Method,
+        runtime::{Drain, SystemClock, has_rest},
+    };
+    use http::header::USER_AGENT;
     use std::{future::poll_fn, task::Waker};
     use tokio::sync::oneshot::{self, Receiver, error::TryRecvError};
 
@@ -413,22 +442,62 @@ mod tests {
     }
 
     #[test]
-    fn what_was_declared_last_is_remembered_as_long_as_it_is_little() {
+    fn what_a_client_says_with_every_request_is_remembered_as_long_as_it_is_little() {
         let connection = Connection::of(Version::Http2);
-        assert!(connection.declared().is_none());
-        let declares = |length: usize| {
+        assert!(connection.remembered().is_none());
+        let says = |length: usize, headers: &[(HeaderName, &'static str)]| {
             let text = format!(r#"{{"experimental":{{"{}":{{}}}}}}"#, "x".repeat(length));
             let capabilities = Arc::new(Capabilities::read(text.into()).expect("an object"));
-            connection.declares(&capabilities);
-            capabilities
+            let mut call = request(&Method::ToolsList, "{}");
+            let headers = headers.iter().map(|(name, value)| (name.clone(), HeaderValue::from_static(value)));
+            call.headers = headers.collect::<HeaderMap>().into();
+            connection.remember(&call, &capabilities);
+            (capabilities, call)
         };
         for length in [1, 2] {
-            let last = declares(length);
-            assert!(connection.declared().as_ref().is_some_and(|known| Arc::ptr_eq(known, &last)));
+            let (last, _) = says(length, &[]);
+            let known = connection.remembered();
+            assert!(known.as_ref().is_some_and(|known| Arc::ptr_eq(&known.capabilities, &last)));
+            drop(known);
             assert_eq!(Arc::strong_count(&last), 2);
         }
-        let large = declares(REMEMBERED);
+        let (large, _) = says(REMEMBERED, &[]);
         assert_eq!(Arc::strong_count(&large), 1);
+
+        let agent = (USER_AGENT, "a/1");
+        let (_, call) = says(1, std::slice::from_ref(&agent));
+        let known = |call: &Call| {
+            connection.remembered().as_ref().is_some_and(|known| known.headers.is_same(&call.headers))
+        };
+        assert!(known(&call));
+        // What is another with each request takes no memory, and what was known stays.
+        let capabilities = Arc::clone(&connection.remembered().as_ref().expect("it is known").capabilities);
+        let mut other = call.clone();
+        other.headers.to_mut().insert("traceparent", HeaderValue::from_static("00-1"));
+        connection.remember(&other, &capabilities);
+        assert!(known(&call) && !known(&other));
+    }
+
+    #[test]
+    fn the_same_credentials_on_one_connection_are_the_same_in_memory() {
+        let connection = Connection::of(Version::Http1);
+        let shown = |key: &'static str, forward: &[HeaderName]| {
+            let mut headers = HeaderMap::new();
+            for (name, value) in [("host", "h"), ("x-api-key", key), ("user-agent", "u/1"), ("cookie", "a=1")]
+            {
+                headers.insert(name, HeaderValue::from_static(value));
+            }
+            connection.credentials(&headers, forward)
+        };
+        let is_same = |one: &Credentials, other: &Credentials| std::ptr::eq(one.headers(), other.headers());
+        let (first, again) = (shown("k-1", &[]), shown("k-1", &[]));
+        assert!(is_same(&first, &again));
+        let other = shown("k-2", &[]);
+        assert!(!is_same(&first, &other) && first.digest() != other.digest());
+        assert_eq!(first.digest(), shown("k-1", &[]).digest());
+        let more = shown("k-1", &[USER_AGENT]);
+        assert_eq!(more.headers().len(), 3);
+        assert_ne!(more.digest(), first.digest());
     }
 
     #[test]

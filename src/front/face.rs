@@ -12,7 +12,10 @@ use super::{
     answer::{self, Refusal, refuse, refuse_post},
     arrival::{Admitted, Answered, Arrival},
     connection::Connection,
-    layers::{principal::principal, trace::Line},
+    layers::{
+        principal::{principal, remove_hop},
+        trace::Line,
+    },
     legacy::{self, Posted},
     metadata,
     modern::{self, Asked},
@@ -115,7 +118,8 @@ where
         Method::GET | Method::DELETE if !is_modern(request.headers()) => {
             let Arrival { request, mut line } = arrival;
             // What a body would mean here nobody has said.
-            let (head, _body) = request.into_parts();
+            let (mut head, _body) = request.into_parts();
+            remove_hop(service.route(), &mut head.headers);
             line.by(principal(&front.principals, service.route(), line.token(), &head.headers));
             let service = Arc::clone(service);
             Either::Left(Either::Right(legacy::pass(front, service, head, Default::default(), line)))
@@ -138,8 +142,9 @@ where
     B: HttpBody<Data = Bytes> + Send + 'static,
 {
     let Arrival { request, mut line } = arrival;
-    let (head, body) = request.into_parts();
+    let (mut head, body) = request.into_parts();
     let route = front.services[position].route();
+    remove_hop(route, &mut head.headers);
     line.by(principal(&front.principals, route, line.token(), &head.headers));
     async move {
         // Where it is, and not another reference to it: all calls of a route would meet at their count.
@@ -212,14 +217,10 @@ fn request(
         return Err(Refusal::Accept);
     }
     refused.map_or(Ok(()), Err)?;
-    let declared = connection.declared();
-    match message::read(frame, headers, declared.as_ref()).map_err(Refusal::Message)? {
-        Read::Request(mut call, capabilities) => {
-            connection.declares(&capabilities);
-            if !call.headers.is_empty() {
-                let call = Arc::get_mut(&mut call).expect("nobody else has it yet");
-                call.headers.to_mut().values_mut().for_each(|value| *value = detached(value));
-            }
+    let before = connection.remembered();
+    match message::read(frame, headers, before.as_deref()).map_err(Refusal::Message)? {
+        Read::Request(call, capabilities) => {
+            connection.remember(&call, &capabilities);
             Ok(Reading::Request(call, capabilities))
         }
         Read::Notification => Ok(Reading::Notification),

@@ -11,7 +11,7 @@ use super::{
     arrival::{Answered, Arrival},
     connection::Connection,
     layers::{
-        principal::{credentials, principal},
+        principal::{credentials, principal, remove_hop},
         trace::Line,
     },
     reply::Body,
@@ -80,11 +80,11 @@ fn leads_elsewhere(path: &str) -> bool {
 /// Boxed: it is rare, and should not make the future of every call larger.
 pub(super) fn serve<B>(front: Arc<Front>, arrival: Arrival<B>) -> BoxFuture<'static, Answered> {
     let Arrival { request, line } = arrival;
-    let (head, _body) = request.into_parts();
-    async move { Ok(fetch(&front, &head, line).await) }.boxed()
+    let (mut head, _body) = request.into_parts();
+    async move { Ok(fetch(&front, &mut head, line).await) }.boxed()
 }
 
-async fn fetch(front: &Front, head: &Parts, mut line: Line) -> Response<Body> {
+async fn fetch(front: &Front, head: &mut Parts, mut line: Line) -> Response<Body> {
     let path = head.uri.path();
     let Some(service) = service(front, path) else {
         let served = front.services.iter().map(|service| format!("{WELL_KNOWN}{}", service.route().path));
@@ -96,6 +96,7 @@ async fn fetch(front: &Front, head: &Parts, mut line: Line) -> Response<Body> {
     if service.leads_back(&head.headers) {
         return refuse(Refusal::Loop { path: route.path.to_string() }, line);
     }
+    remove_hop(route, &mut head.headers);
     line.by(principal(&front.principals, route, None, &head.headers));
     let credentials = credentials(route, &head.headers);
     let address = Address::of(front, head, line.connection());

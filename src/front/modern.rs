@@ -2,7 +2,7 @@
 
 use super::{
     Front,
-    layers::{principal::credentials, span, trace::Line},
+    layers::{span, trace::Line},
     metadata::Address,
     removed_token,
 };
@@ -39,8 +39,9 @@ pub(super) fn ask(
     }
     let caller = Caller {
         principal: line.principal(),
-        credentials: credentials(service.route(), &head.headers),
+        credentials: line.connection().credentials(&head.headers, &service.route().forward),
         capabilities,
+        client_info: call.client_info.clone(),
         standing: service.route().standing(&head.headers, line.token(), line.principal()),
         signs: service.route().tickets.ask_for_headers().then(|| Arc::new(head.headers.clone())),
     };

@@ -1,4 +1,4 @@
-//! The tools of a server as each principal sees them, read once and kept until they change.
+//! The tools of a server as each caller sees them, read once and kept until they change.
 
 use super::recent::Recent;
 use crate::{
@@ -17,7 +17,7 @@ use std::{
 };
 use tokio::sync::Mutex;
 
-/// At most so many principals' catalogues are kept: a few hundred bytes each for most servers.
+/// At most so many callers' catalogues are kept: a few hundred bytes each for most servers.
 /// Beyond it, those that were used least lately are forgotten, and read again.
 const KEPT: usize = 4096;
 
@@ -30,8 +30,11 @@ const RETRY: Duration = Duration::from_secs(30);
 
 /// The catalogues of one server.
 pub(super) struct Catalogues {
-    of: Recent<Principal, Arc<Entry>>,
+    of: Recent<Key, Arc<Entry>>,
 }
+
+/// Who a caller is to the server: its principal, and the digest of what it shows.
+type Key = (Principal, [u8; 16]);
 
 #[derive(Default)]
 struct Entry {
@@ -66,8 +69,7 @@ impl Catalogues {
         clock: &dyn Clock,
         look: impl FnOnce(Option<&Catalogue>) -> T,
     ) -> Option<T> {
-        self.of
-            .with(&caller.principal, |entry| entry.fresh(clock, |known| look(known.map(|known| &**known))))?
+        self.of.with(&key(caller), |entry| entry.fresh(clock, |known| look(known.map(|known| &**known))))?
     }
 
     /// The catalogue as `caller` sees it, or nothing where the server does not list its tools.
@@ -78,7 +80,7 @@ impl Catalogues {
         clock: &dyn Clock,
         next_id: impl Fn() -> u64,
     ) -> Option<Arc<Catalogue>> {
-        let entry = self.of.get_or_insert_with(caller.principal, Arc::default);
+        let entry = self.of.get_or_insert_with(key(caller), Arc::default);
         if let Some(last) = entry.fresh(clock, |known| known.cloned()) {
             return last;
         }
@@ -115,6 +117,10 @@ impl Entry {
             Err(until) => (clock.now() < *until).then(|| look(None)),
         }
     }
+}
+
+fn key(caller: &Caller) -> Key {
+    (caller.principal, caller.credentials.digest())
 }
 
 async fn read(upstream: &dyn Upstream, caller: &Caller, next_id: impl Fn() -> u64) -> Option<Catalogue> {
@@ -166,13 +172,13 @@ mod tests {
     fn a_storm_of_principals_costs_nobody_else_the_catalogue_that_is_in_use() {
         let principal = |n: usize| Principal::of(&[&n.to_be_bytes()]);
         let catalogues = Catalogues::default();
-        let of = |n| catalogues.of.get_or_insert_with(principal(n), Arc::default);
+        let of = |n| catalogues.of.get_or_insert_with((principal(n), [0; 16]), Arc::default);
         let (busy, last) = (of(0), KEPT + 10);
         for n in 1..=last {
             of(n);
             assert!(Arc::ptr_eq(&of(0), &busy), "{n}");
         }
-        assert!(catalogues.of.get(&principal(1)).is_none(), "the oldest makes room");
-        assert!(catalogues.of.get(&principal(last / 2)).is_some());
+        assert!(catalogues.of.get(&(principal(1), [0; 16])).is_none(), "the oldest makes room");
+        assert!(catalogues.of.get(&(principal(last / 2), [0; 16])).is_some());
     }
 }

@@ -18,7 +18,7 @@ use super::{
     shared::Shared,
 };
 use crate::{
-    dialect::{Credentials, Principal},
+    dialect::{ClientInfo, Credentials, Principal},
     protocol::Capabilities,
     runtime::Stopping,
     store::Orphan,
@@ -193,7 +193,8 @@ fn tell_cancelled(
     credentials: Credentials,
 ) {
     let principal = Principal::from_bytes(record.owner.principal);
-    let caller = Identity { principal, credentials, capabilities: Arc::new(Capabilities::none()) };
+    let (capabilities, client_info) = (Arc::new(Capabilities::none()), ClientInfo::default());
+    let caller = Identity { principal, credentials, capabilities, client_info };
     let (work, id, anchor) = (Arc::clone(shared), record.id.clone(), anchor.call.clone());
     shared.stopping.spawn(async move {
         tokio::select! {

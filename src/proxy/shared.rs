@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     bridge::{Catalogue, describe, resume::Keyring},
-    dialect::{Caller, Credentials, Principal},
+    dialect::{Caller, ClientInfo, Credentials, Principal},
     policy::Route,
     protocol::{Capabilities, Method, method::Needs},
     runtime::{Clock, Drain, Stopping},
@@ -183,6 +183,7 @@ impl Shared {
             principal,
             credentials: self.credentials(headers),
             capabilities: Arc::new(Capabilities::none()),
+            client_info: ClientInfo::default(),
         }
     }
 

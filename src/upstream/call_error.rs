@@ -192,6 +192,7 @@ impl Identity {
             principal: caller.principal,
             credentials: caller.credentials.clone(),
             capabilities: std::sync::Arc::clone(&caller.capabilities),
+            client_info: caller.client_info.clone(),
         }
     }
 }

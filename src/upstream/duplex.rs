@@ -21,7 +21,7 @@ use super::{
     work::Work,
 };
 use crate::{
-    dialect::Principal,
+    dialect::{ClientInfo, Principal},
     protocol::Frame,
     runtime::{Mutex, Net},
 };
@@ -65,7 +65,8 @@ impl Wire for Duplexes {
 
     /// All callers are one to it.
     fn known_as(&self, caller: &Identity) -> Identity {
-        Identity { principal: Principal::ANONYMOUS, ..caller.clone() }
+        let client_info = ClientInfo::default();
+        Identity { principal: Principal::ANONYMOUS, client_info, ..caller.clone() }
     }
 
     async fn open(self: &Arc<Self>, _: &Identity, hello: &Hello) -> Result<(Description, Pipe), CallError> {

@@ -33,7 +33,7 @@ pub use stdio::{Command, ProcessTable, Stdio};
 pub(crate) use legacy::only_one;
 
 use crate::{
-    dialect::{Call, Credentials, Principal},
+    dialect::{Call, ClientInfo, Credentials, Principal},
     protocol::{Capabilities, ErrorObject, Id, List, Method, Payload, splice::Object},
     runtime::{Mutex, Net},
 };
@@ -202,6 +202,8 @@ pub struct Identity {
     pub credentials: Credentials,
     /// Declared to the server word for word.
     pub capabilities: Arc<Capabilities>,
+    /// Who it says it is. Servers over HTTP are told so in the handshake.
+    pub client_info: ClientInfo,
 }
 
 /// A session that a legacy client has opened through us: the server's own, so it is what the

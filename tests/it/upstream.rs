@@ -189,6 +189,7 @@ fn identity(capabilities: &'static str) -> Identity {
         capabilities: Arc::new(
             Capabilities::read(Bytes::from_static(capabilities.as_bytes())).expect("an object"),
         ),
+        client_info: Default::default(),
     }
 }
 

@@ -1,7 +1,7 @@
 //! Who asks, by what the request's head shows.
 
 use crate::{
-    dialect::{Credentials, Principal, PrincipalKey},
+    dialect::{Credentials, Principal, PrincipalKey, remove_named_by_connection},
     policy::{PrincipalSource, Route, Tokens},
 };
 use http::{HeaderMap, HeaderValue, header::AUTHORIZATION};
@@ -72,6 +72,16 @@ impl Callers {
 /// What the server is shown on the caller's behalf, on this route.
 pub(in crate::front) fn credentials(route: &Route, headers: &HeaderMap) -> Credentials {
     Credentials::of(headers, &route.forward)
+}
+
+/// Removes what `Connection` names, but what is forwarded on this route or names the principal: it may have been added
+/// by a proxy in front, behind a client's `Connection`.
+pub(in crate::front) fn remove_hop(route: &Route, headers: &mut HeaderMap) {
+    let names_principal = match &route.principal {
+        PrincipalSource::Authorization => None,
+        PrincipalSource::Header(name) => Some(name),
+    };
+    remove_named_by_connection(headers, route.forward.iter().chain(names_principal));
 }
 
 #[cfg(test)]
@@ -181,25 +191,36 @@ mod tests {
     }
 
     #[test]
-    fn the_server_is_shown_credentials_and_named_headers_and_nothing_for_proxies() {
-        let route = route(PrincipalSource::Authorization, &["x-tenant", "proxy-authorization", "cookie"]);
-        let shown = credentials(
-            &route,
-            &headers(&[
-                ("authorization", "Bearer a"),
-                ("cookie", "a=1"),
-                ("cookie", "b=2"),
-                ("x-tenant", "t"),
-                ("proxy-authorization", "Basic x"),
-                ("user-agent", "u"),
-            ]),
-        );
-        let mut names: Vec<_> =
-            shown.headers().iter().map(|(n, v)| (n.as_str(), v.to_str().unwrap())).collect();
-        names.sort_unstable();
+    fn the_server_is_shown_all_that_may_tell_who_calls_and_nothing_of_the_hop() {
+        let shown = |forward: &[&'static str]| {
+            let shown = credentials(
+                &route(PrincipalSource::Authorization, forward),
+                &headers(&[
+                    ("host", "h"),
+                    ("authorization", "Bearer a"),
+                    ("cookie", "a=1"),
+                    ("cookie", "b=2"),
+                    ("x-tenant", "t"),
+                    ("proxy-authorization", "Basic x"),
+                    ("content-type", "application/json"),
+                    ("mcp-session-id", "s"),
+                    ("last-event-id", "1"),
+                    ("user-agent", "u"),
+                    ("x-request-id", "r"),
+                ]),
+            );
+            let of =
+                |(name, value): (&HeaderName, &HeaderValue)| format!("{name}: {}", value.to_str().unwrap());
+            let mut lines: Vec<_> = shown.headers().iter().map(of).collect();
+            lines.sort_unstable();
+            lines
+        };
+        let usual = ["authorization: Bearer a", "cookie: a=1", "cookie: b=2", "x-tenant: t"];
+        assert_eq!(shown(&[]), usual);
+        assert_eq!(shown(&["x-tenant", "proxy-authorization", "host"]), usual);
         assert_eq!(
-            names,
-            [("authorization", "Bearer a"), ("cookie", "a=1"), ("cookie", "b=2"), ("x-tenant", "t")]
+            shown(&["user-agent"]),
+            ["authorization: Bearer a", "cookie: a=1", "cookie: b=2", "user-agent: u", "x-tenant: t"]
         );
     }
 }

@@ -156,7 +156,7 @@ impl Driver {
         let (needs_credentials, words) = match &self.form {
             Form::Canonical(canonical) => {
                 let declared = String::from_utf8_lossy(canonical.caller.capabilities.as_bytes()).into_owned();
-                (!canonical.caller.credentials.is_empty(), Words::Canonical { declared })
+                (canonical.caller.credentials.may_tell_who_calls(), Words::Canonical { declared })
             }
             Form::Native(native) => {
                 let session = native.session.map(|session| session.digest());

@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{
     bridge::exchange::Manner,
-    dialect::{Call, Caller, Credentials, Further, Principal},
+    dialect::{Call, Caller, ClientInfo, Credentials, Further, Principal},
     protocol::{Capabilities, Frame, Id, InputRequest, InputResponses, Method},
     proxy::{
         anchor::{Anchor, Words},
@@ -41,7 +41,8 @@ pub(in crate::proxy) fn take_up(
         Words::Native { .. } => Ok(Capabilities::none()),
     };
     let Ok(capabilities) = declared.map(Arc::new) else { return Err(custody) };
-    let caller = Identity { principal, credentials, capabilities };
+    // Its session has been opened already.
+    let caller = Identity { principal, credentials, capabilities, client_info: ClientInfo::default() };
     let deferral = Deferral::new(true);
     deferral.comes();
     let mut ids: Vec<_> = asked.iter().map(|question| question.id.clone()).collect();
@@ -232,7 +233,7 @@ fn canonical(
     deferral: Deferral,
     began: Instant,
 ) -> Canonical {
-    let Identity { principal, credentials, capabilities } = caller;
+    let Identity { principal, credentials, capabilities, client_info } = caller;
     let call = Call {
         bytes: Bytes::new(),
         id: Id::from_number(anchor.call.call),
@@ -242,6 +243,7 @@ fn canonical(
         progress_token: None,
         log_level: None,
         headers: Further::default(),
+        client_info: client_info.clone(),
         trace: None,
     };
     Canonical {
@@ -250,6 +252,7 @@ fn canonical(
             principal,
             credentials,
             capabilities,
+            client_info,
             signs: None,
             standing: Default::default(),
         }),

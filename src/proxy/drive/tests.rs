@@ -105,6 +105,7 @@ fn begin(endpoint: &Endpoint, method: &str, declares: &str, mut params: Value) -
         principal: Principal::from_bytes([1; 16]),
         credentials: Credentials::default(),
         capabilities,
+        client_info: Default::default(),
         signs: None,
         standing: Default::default(),
     };

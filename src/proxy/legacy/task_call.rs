@@ -107,7 +107,7 @@ pub(super) fn in_session(
         ticketing,
         said: None,
         deferral,
-        needs_credentials: !shared.credentials(&passage.headers).is_empty(),
+        needs_credentials: shared.credentials(&passage.headers).may_tell_who_calls(),
         _in_flight: in_flight,
         began: shared.clock.now(),
         told: "working",

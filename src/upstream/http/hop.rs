@@ -1,6 +1,6 @@
 //! What of a request's head, and of its answer's, is of one hop and does not go on.
 
-use crate::upstream::http1;
+use crate::{dialect::HeaderScope, upstream::http1};
 use http::{HeaderMap, HeaderName, HeaderValue, header};
 use smallvec::SmallVec;
 use std::borrow::Cow;
@@ -42,14 +42,13 @@ fn names(query: &str) -> impl Iterator<Item = Vec<u8>> {
 }
 
 /// The header lines of a request: the client's own but those of its hop and those that are `ours`, which each request
-/// says as they are then; with the server's name, and that of the proxy behind those it has passed before.
+/// says as they are then; with the server's name, and that of the proxy behind those it has passed before. What the
+/// client's `Connection` names has been removed by the front.
 pub(super) fn lines(host: &HeaderValue, via: &HeaderValue, headers: &HeaderMap, ours: &HeaderMap) -> Vec<u8> {
     let mut lines = Vec::with_capacity(64 + headers.len() * 48);
     http1::line(&mut lines, &header::HOST, host);
-    let named = named_by_connection(headers);
     for (name, value) in headers {
-        let is_theirs = !is_of_hop(name) && !is_of_front(name) && !named.contains(name);
-        if is_theirs && !ours.contains_key(name) {
+        if HeaderScope::of(name).is_relayed() && !ours.contains_key(name) {
             http1::line(&mut lines, name, value);
         }
     }
@@ -88,18 +87,8 @@ const OF_HOP: [HeaderName; 9] = [
     HeaderName::from_static("proxy-connection"),
 ];
 
-pub(super) fn is_of_hop(name: &HeaderName) -> bool {
-    OF_HOP.contains(name)
-}
-
-/// What our own front has dealt with. An encoded answer could be neither read nor watched as it goes by.
-pub(super) fn is_of_front(name: &HeaderName) -> bool {
-    [header::HOST, header::ORIGIN, header::CONTENT_LENGTH, header::EXPECT, header::ACCEPT_ENCODING]
-        .contains(name)
-}
-
-/// The headers that `Connection` declares to be of this hop. A session is not among them whatever
-/// it says: without its id a request means another thing.
+/// The headers of an answer that `Connection` declares to be of this hop. A session is not among them whatever
+/// it says: without its id an answer means another thing.
 fn named_by_connection(headers: &HeaderMap) -> Vec<HeaderName> {
     let values = headers.get_all(header::CONNECTION).iter().filter_map(|value| value.to_str().ok());
     let names = values.flat_map(|value| value.split(','));

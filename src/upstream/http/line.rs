@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use dashmap::{DashMap, Entry};
-use http::{HeaderMap, HeaderName, HeaderValue, Method, header};
+use http::{HeaderMap, HeaderValue, Method, header};
 use std::sync::{
     Arc,
     atomic::{AtomicBool, Ordering},
@@ -10,9 +10,10 @@ use std::sync::{
 
 use super::{hop, server::Http};
 use crate::{
+    dialect::HeaderScope,
     protocol::{
         Revision,
-        headers::{LAST_EVENT_ID, METHOD, NAME, PROTOCOL_VERSION, SESSION_ID},
+        headers::{LAST_EVENT_ID, PROTOCOL_VERSION, SESSION_ID},
     },
     upstream::{
         Anchor, CallError, ClientSession, Description,
@@ -31,6 +32,8 @@ pub struct HttpLine {
     bodiless: Vec<u8>,
     /// Which names are in `posting`.
     names: HeaderMap,
+    /// Our `User-Agent`, a header line, for messages that carry none of a client; empty where the session has one.
+    agent: &'static [u8],
     /// The server gave the session an id, and so can lose it.
     pub(super) has_id: bool,
     /// That id, where the session is ours to end.
@@ -109,6 +112,7 @@ impl HttpLine {
             path: http.path.clone(),
             posting: http1::lines(&posting),
             bodiless: http1::lines(&without_content(&posting)),
+            agent: http.agent(&posting),
             names: posting,
             has_id,
             open_id,
@@ -129,6 +133,8 @@ impl HttpLine {
             posting: hop::lines(host, via, headers, ours),
             bodiless: hop::lines(host, via, &without_content(headers), ours),
             names: headers.clone(),
+            // A client that says nothing of itself is not spoken for.
+            agent: b"",
             has_id: headers.contains_key(&SESSION_ID),
             open_id: None,
             survives: false,
@@ -145,6 +151,7 @@ impl HttpLine {
             path: http.path.clone(),
             posting: http1::lines(&posting),
             bodiless: http1::lines(&without_content(&posting)),
+            agent: http.agent(&posting),
             names: posting,
             has_id: true,
             open_id: None,
@@ -175,9 +182,12 @@ impl HttpLine {
         let mut lines = http1::lines(&config.headers);
         for (name, value) in further {
             let is_said = self.names.contains_key(name) || config.headers.contains_key(name);
-            if is_passed_on(name) && !is_said {
+            if HeaderScope::of(name) == HeaderScope::Request && !is_said {
                 http1::line(&mut lines, name, value);
             }
+        }
+        if !further.contains_key(header::USER_AGENT) {
+            lines.extend_from_slice(self.agent);
         }
         let lines = [&*self.posting, &lines];
         self.http.client.send(&Method::POST, &self.path, lines, body, Reuse::Proven, Traffic::Call)
@@ -185,7 +195,8 @@ impl HttpLine {
 
     /// Sends what is answered with nothing.
     pub(super) fn post(&self, body: Bytes, reuse: Reuse) -> Answering {
-        let ours = self.http.ours();
+        let mut ours = self.http.ours();
+        ours.extend_from_slice(self.agent);
         let lines: [&[u8]; 2] = [&self.posting, &ours];
         self.http.client.send(&Method::POST, &self.path, lines, body, reuse, Traffic::InPassing)
     }
@@ -209,6 +220,7 @@ impl HttpLine {
 
     fn bodiless(&self, method: &Method, further: &[u8], reuse: Reuse, traffic: Traffic) -> Answering {
         let mut more = self.http.ours();
+        more.extend_from_slice(self.agent);
         more.extend_from_slice(further);
         let lines = [&*self.bodiless, &more];
         self.http.client.send(method, &self.path, lines, Bytes::new(), reuse, traffic)
@@ -221,12 +233,4 @@ fn without_content(headers: &HeaderMap) -> HeaderMap {
     bodiless.remove(header::CONTENT_TYPE);
     bodiless.remove(header::ACCEPT);
     bodiless
-}
-
-/// Whether a header of the client may go on to the server. What belongs to the hop, to the session, or is set for
-/// every message does not.
-fn is_passed_on(name: &HeaderName) -> bool {
-    let is_of_session = [&SESSION_ID, &PROTOCOL_VERSION, &METHOD, &NAME, &LAST_EVENT_ID].contains(&name);
-    let is_set = [header::CONTENT_TYPE, header::ACCEPT, header::USER_AGENT].contains(name);
-    !hop::is_of_hop(name) && !hop::is_of_front(name) && !is_of_session && !is_set
 }

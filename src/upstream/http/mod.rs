@@ -148,7 +148,8 @@ impl Http {
         posting: &HeaderMap,
         hello: &Hello,
     ) -> Result<(Description, Option<HeaderValue>), CallError> {
-        let lines = http1::lines(posting);
+        let mut lines = http1::lines(posting);
+        lines.extend_from_slice(self.agent(posting));
         let (client, body) = (&self.client, hello.body.clone());
         let sent =
             client.send(&Method::POST, &self.path, [&lines, &self.ours()], body, Reuse::Any, Traffic::Call);

@@ -41,8 +41,8 @@ pub struct Http {
     pub(super) work: Work,
 }
 
-/// Who we say we are in `User-Agent`.
-const USER_AGENT: &str = concat!("deferral/", env!("CARGO_PKG_VERSION"));
+/// Who we say we are.
+const USER_AGENT: &str = concat!("user-agent: deferral/", env!("CARGO_PKG_VERSION"), "\r\n");
 /// How much of an error's body is read.
 pub(in crate::upstream) const ERROR_BODY: usize = 64 << 10;
 /// How long an error's body is waited for.
@@ -88,17 +88,24 @@ impl Http {
         })
     }
 
-    /// What every request of a caller carries, beside [`Http::ours`].
+    /// What every request of a caller carries, beside [`Http::ours`] and [`Http::agent`].
     pub(super) fn headers(&self, credentials: &Credentials) -> HeaderMap {
         let mut headers = credentials.headers().clone();
         headers.insert(header::HOST, self.host.clone());
-        headers.insert(header::VIA, self.via.0.clone());
-        headers.insert(header::USER_AGENT, HeaderValue::from_static(USER_AGENT));
+        // Behind those that the client's requests have passed (RFC 9110, 7.6.3).
+        headers.append(header::VIA, self.via.0.clone());
         // Ours stand in their place, with each request.
         for name in self.config.now().headers.keys() {
             headers.remove(name);
         }
         headers
+    }
+
+    /// Our `User-Agent` as a header line, where neither these headers nor the configuration have one.
+    pub(super) fn agent(&self, headers: &HeaderMap) -> &'static [u8] {
+        let is_said = headers.contains_key(header::USER_AGENT)
+            || self.config.now().headers.contains_key(header::USER_AGENT);
+        if is_said { b"" } else { USER_AGENT.as_bytes() }
     }
 
     /// The header lines that are configured: as they are now, behind what a session always says.
@@ -155,7 +162,9 @@ impl Http {
         let path: PathAndQuery =
             path.parse().map_err(|error| CallError::Invalid(format!("{path:?} is not a path: {error}")))?;
         let limit = self.config.now().timeouts.first_byte;
-        let lines = http1::lines(&self.headers(credentials));
+        let headers = self.headers(credentials);
+        let mut lines = http1::lines(&headers);
+        lines.extend_from_slice(self.agent(&headers));
         let asked = async {
             let (client, path, nothing) = (&self.client, path.as_str(), Bytes::new());
             let answer = client.send(

@@ -17,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{group::Group, hosted::Sessions, reports::Reports, server::Server};
 use crate::{
-    dialect::{Credentials, Principal},
+    dialect::{ClientInfo, Credentials, Principal},
     protocol::Capabilities,
     runtime::Relieve,
     telemetry::Limit,
@@ -46,7 +46,7 @@ pub(super) struct Groups<W: Wire> {
     searches: AtomicUsize,
 }
 
-/// An identity as a key. Credentials and capabilities are compared byte for byte.
+/// An identity as a key. Capabilities and `clientInfo` are compared byte for byte, credentials by their digest.
 struct Key(Identity);
 
 /// Which identities nobody uses.
@@ -255,8 +255,12 @@ impl<W: Wire> Groups<W> {
 
     pub(super) fn reports(&self, principal: Principal) -> Reports {
         let (credentials, capabilities) = (Credentials::default(), Arc::new(Capabilities::none()));
+        let client_info = ClientInfo::default();
         self.reports_of(
-            self.server.wire.known_as(&Identity { principal, credentials, capabilities }).principal,
+            self.server
+                .wire
+                .known_as(&Identity { principal, credentials, capabilities, client_info })
+                .principal,
         )
     }
 
@@ -352,7 +356,8 @@ impl PartialEq for Key {
         a.principal == b.principal
             && (Arc::ptr_eq(&a.capabilities, &b.capabilities)
                 || a.capabilities.legacy() == b.capabilities.legacy())
-            && a.credentials.headers() == b.credentials.headers()
+            && a.client_info == b.client_info
+            && a.credentials.digest() == b.credentials.digest()
     }
 }
 
@@ -362,13 +367,9 @@ impl Hash for Key {
     fn hash<H: Hasher>(&self, state: &mut H) {
         self.0.principal.hash(state);
         self.0.capabilities.legacy().hash(state);
-        // In one order, as they are compared: else callers without a principal of their own, told apart by
-        // a cookie alone, would all be compared with each other under one lock.
-        let headers = self.0.credentials.headers().iter();
-        let mut headers: SmallVec<[_; 4]> =
-            headers.map(|(name, value)| (name.as_str(), value.as_bytes())).collect();
-        headers.sort_unstable();
-        headers.hash(state);
+        self.0.client_info.hash(state);
+        // Callers without a principal of their own are told apart by these alone.
+        self.0.credentials.digest().hash(state);
     }
 }
 
@@ -393,6 +394,7 @@ mod tests {
             principal: Principal::of(&[&n.to_be_bytes()]),
             credentials: Credentials::default(),
             capabilities: Arc::new(Capabilities::read(Bytes::from_static(b"{}")).expect("an object")),
+            client_info: ClientInfo::default(),
         };
         let searches = || groups.searches.load(Ordering::Relaxed);
         let busy: Vec<_> = (0..1024).map(|n| groups.group(&caller(n))).collect();
@@ -422,6 +424,7 @@ mod tests {
                 principal: Principal::ANONYMOUS,
                 credentials: Credentials::new(named.collect()),
                 capabilities: Arc::new(Capabilities::none()),
+                client_info: ClientInfo::default(),
             })
         };
         let state = std::hash::RandomState::new();

@@ -49,7 +49,10 @@ async fn attempt<W: Wire>(
     reports: &Reports,
 ) -> Result<Arc<Session<W>>, CallError> {
     let number = server.next_id();
-    let hello = Hello { number, body: message::initialize(number, caller.capabilities.legacy()) };
+    let hello = Hello {
+        number,
+        body: message::initialize(number, caller.capabilities.legacy(), &caller.client_info),
+    };
     let (mut description, line) = server.wire.open(caller, &hello).await?;
     // Those of a server that many share would be everybody's.
     description.has_tasks &= W::IS_HTTP;

@@ -3,23 +3,34 @@
 use bytes::Bytes;
 use serde::Serialize;
 
-use crate::protocol::{ErrorObject, Frame, Id, List, Method, Revision};
+use crate::{
+    dialect::ClientInfo,
+    protocol::{ErrorObject, Frame, Id, List, Method, Revision},
+};
 
-/// Who we say we are in `initialize`.
+/// Who we say we are in `initialize`, where the client does not say who it is, or a process is shared by several.
 const NAME: &str = "deferral";
 
 /// Tells the server that the handshake is over.
 pub(super) const INITIALIZED: Bytes =
     Bytes::from_static(br#"{"jsonrpc":"2.0","method":"notifications/initialized"}"#);
 
-/// Opens a session; `capabilities` is the client's own object (2025-11-25, *Lifecycle*).
-pub(super) fn initialize(id: u64, capabilities: &[u8]) -> Bytes {
+/// Opens a session; `capabilities` is the client's own object, and so is `client_info`, where it says who it is
+/// (2025-11-25, *Lifecycle*).
+pub(super) fn initialize(id: u64, capabilities: &[u8], client_info: &ClientInfo) -> Bytes {
     let mut message = format!(
-        r#"{{"jsonrpc":"2.0","id":{id},"method":"initialize","params":{{"protocolVersion":"{}","clientInfo":{{"name":"{NAME}","version":"{}"}},"capabilities":"#,
+        r#"{{"jsonrpc":"2.0","id":{id},"method":"initialize","params":{{"protocolVersion":"{}","clientInfo":"#,
         Revision::NEWEST_LEGACY,
-        env!("CARGO_PKG_VERSION"),
     )
     .into_bytes();
+    match client_info.as_bytes() {
+        Some(info) => message.extend_from_slice(info),
+        None => {
+            let version = env!("CARGO_PKG_VERSION");
+            message.extend_from_slice(format!(r#"{{"name":"{NAME}","version":"{version}"}}"#).as_bytes());
+        }
+    }
+    message.extend_from_slice(br#","capabilities":"#);
     message.extend_from_slice(capabilities);
     message.extend_from_slice(b"}}");
     message.into()
@@ -85,7 +96,7 @@ mod tests {
     #[test]
     fn capabilities_are_declared_word_for_word() {
         let capabilities = br#"{ "elicitation":{},"x-new":[1e400] }"#;
-        let message = initialize(7, capabilities);
+        let message = initialize(7, capabilities, &ClientInfo::default());
         let frame = Frame::parse(message.clone()).expect("a message");
         assert!(matches!(frame.kind(), Kind::Request { id, .. } if id.as_number() == Some(7)));
         assert!(message.windows(capabilities.len()).any(|part| part == capabilities));

@@ -74,6 +74,7 @@ fn begin(server: &Legacy<Duplexes>) -> tokio::task::JoinHandle<(Option<Event>, R
         principal: Principal::ANONYMOUS,
         credentials: Credentials::default(),
         capabilities: Arc::new(capabilities),
+        client_info: Default::default(),
     };
     let call = Arc::new(modern::request(&Method::ToolsCall, r#"{"name":"t"}"#));
     let mut replies = server.call(Outgoing { id: 7, call, caller, deferral: None });

@@ -187,6 +187,7 @@ fn call(id: u64, capabilities: &'static str) -> Outgoing {
         principal: Principal::ANONYMOUS,
         credentials: Credentials::default(),
         capabilities: Arc::new(capabilities),
+        client_info: Default::default(),
     };
     let call = Arc::new(modern::request(&Method::ToolsCall, r#"{"name":"t"}"#));
     Outgoing { id, call, caller, deferral: None }

@@ -52,7 +52,7 @@ use super::{
     work::Work,
 };
 use crate::{
-    dialect::{Credentials, Principal},
+    dialect::{ClientInfo, Credentials, Principal},
     protocol::{Capabilities, Messages, frame::on_one_line},
     runtime::{Clock, Live, Mutex, Net, SystemClock},
     telemetry::{Limit, ServerGarbage, ServerGarbageOmitted, ServerNotStarted, metrics},
@@ -175,6 +175,7 @@ impl Stdio {
                     principal: Principal::ANONYMOUS,
                     credentials: Credentials::default(),
                     capabilities: Arc::new(Capabilities::none()),
+                    client_info: ClientInfo::default(),
                 };
                 // What went wrong is in the log.
                 let _ = eager.describe(&nobody).await;
@@ -349,14 +350,15 @@ impl Wire for Processes {
         self.full.notified().await;
     }
 
-    /// It has no headers by which it could tell callers apart.
+    /// It has no headers by which it could tell callers apart, and several clients may share a process.
     fn known_as(&self, caller: &Identity) -> Identity {
         let principal = match self.command.instances {
             Instances::Shared(_) => Principal::ANONYMOUS,
             Instances::PerCaller => caller.principal,
         };
         let capabilities = Arc::clone(&caller.capabilities);
-        Identity { principal, credentials: self.credentials.clone(), capabilities }
+        let (credentials, client_info) = (self.credentials.clone(), ClientInfo::default());
+        Identity { principal, credentials, capabilities, client_info }
     }
 }
 

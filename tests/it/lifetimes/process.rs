@@ -149,6 +149,7 @@ impl Process {
             principal: principal(who),
             credentials: Credentials::of(&headers, &[]),
             capabilities,
+            client_info: Default::default(),
             signs: None,
             standing: Default::default(),
         };

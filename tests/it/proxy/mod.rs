@@ -14,6 +14,7 @@ mod identified;
 mod leaving;
 mod listening;
 mod mirrored;
+mod own_headers;
 mod passing;
 mod policies;
 mod principals;

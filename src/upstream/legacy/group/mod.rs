@@ -64,6 +64,9 @@ struct Weight {
     _counted: [Taken; 2],
 }
 
+/// How often its credentials are kept: by themselves, and as the names and lines of the messages of its first session,
+/// with a body and without.
+const CREDENTIALS: usize = 4;
 /// What an identity costs beside what it declares and is known by, in bytes.
 const IDENTITY: usize = 512;
 /// The pause before a session for those who listen is tried again. Doubles each time.
@@ -78,8 +81,7 @@ const QUIET_LISTS: u32 = 30;
 
 impl Weight {
     fn of(identity: &Identity, all: &Arc<AtomicUsize>) -> Self {
-        let headers = identity.credentials.headers().iter();
-        let known_by: usize = headers.map(|(name, value)| name.as_str().len() + value.len()).sum();
+        let known_by = identity.credentials.kept() * CREDENTIALS + identity.client_info.kept();
         let bytes = IDENTITY + known_by + identity.capabilities.kept();
         all.fetch_add(bytes, Ordering::Relaxed);
         let counted = [Limit::Identities.take(1), Limit::IdentityBytes.take(bytes)];

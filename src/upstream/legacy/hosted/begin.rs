@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use super::{Groups, Hosted, Sessions};
 use crate::{
-    dialect::{Credentials, Principal, legacy},
+    dialect::{ClientInfo, Credentials, Principal, legacy},
     protocol::{
         Capabilities, ErrorObject, Id, Payload, Revision, code,
         headers::SESSION_ID,
@@ -54,7 +54,8 @@ impl<W: Wire> Sessions<W> {
             );
             return refused(code::BUSY, &words);
         }
-        let caller = Identity { principal, credentials: Credentials::default(), capabilities };
+        let (credentials, client_info) = (Credentials::default(), ClientInfo::default());
+        let caller = Identity { principal, credentials, capabilities, client_info };
         let name = HeaderValue::from_str(&format!("{:032x}", u128::from_be_bytes(random())))
             .expect("hexadecimal digits are a header value");
         let session = Hosted::begun(name.clone(), principal, caller);

@@ -161,8 +161,12 @@ impl World {
 
 fn outgoing(principal: Principal, id: u64, capabilities: &'static str, params: &str) -> Outgoing {
     let capabilities = Capabilities::read(Bytes::from_static(capabilities.as_bytes())).expect("an object");
-    let caller =
-        Identity { principal, credentials: Credentials::default(), capabilities: Arc::new(capabilities) };
+    let caller = Identity {
+        principal,
+        credentials: Credentials::default(),
+        capabilities: Arc::new(capabilities),
+        client_info: Default::default(),
+    };
     let call = Arc::new(modern::request(&Method::ToolsCall, params));
     Outgoing { id, call, caller, deferral: None }
 }
