@@ -162,8 +162,8 @@ pub mod telemetry {
 pub mod upstream {
     pub use crate::upstream::{
         Anchor, Answer, Asked, CallError, Changes, ClientSession, Config, Deferral, Description, Document,
-        Event, Identity, Limits, NativeCall, Outgoing, Proxy, Question, Replies, Report, Server, Streamable,
-        Subscription, TakenUp, Timeouts, Tls, TlsFiles, Upstream, in_memory,
+        Event, Identity, Limits, NativeCall, Outgoing, Proxy, Purpose, Question, Replies, Report, Server,
+        Streamable, Subscription, TakenUp, Timeouts, Tls, TlsFiles, Upstream, in_memory,
     };
 
     pub mod lines {

@@ -39,7 +39,7 @@ pub(super) fn written(s: &mut Section<'_, '_>, around: Surroundings<'_>) -> Writ
     let tls = tls.set(mapping("`tls`", move |s| tls_of(s, around)));
     let proxy = s.key(
         "proxy",
-        "The HTTP proxy that is asked for a tunnel to the server, or `off`. Left out, HTTPS_PROXY, HTTP_PROXY, ALL_PROXY and \
+        "HTTP proxy on the way to the server, or `off`: asked for a tunnel to `https://`, and for each request to `http://`. Left out, HTTPS_PROXY, HTTP_PROXY, ALL_PROXY and \
          NO_PROXY hold.",
     );
     Written { headers, tls, proxy: proxy.set(proxy_kind()) }

@@ -158,6 +158,43 @@ impl ErrorObject {
         Self::with_data(MISSING_CAPABILITY, message, &json!({ "requiredCapabilities": required }))
     }
 
+    /// The same error with the time after which its sender wants the request again, as `data.retryAfter`: whole
+    /// seconds as a number, an HTTP date as a string (RFC 9110, 10.2.3). An error whose `data` is no object, or has
+    /// such a member, stays as it is.
+    #[must_use]
+    pub fn with_retry_after(self, after: &str) -> Self {
+        let Ok(object) = Object::read(&self.raw) else { return self };
+        let after = match after.trim().parse::<u64>() {
+            Ok(seconds) => seconds.to_string(),
+            Err(_) => Value::from(after.trim()).to_string(),
+        };
+        let data = match object.get("data").filter(|data| &data[..] != b"null") {
+            None => format!(r#"{{"retryAfter":{after}}}"#).into(),
+            Some(data) => match Object::read(&data) {
+                Ok(data) if data.get("retryAfter").is_none() => {
+                    let mut edit = Edit::new(&data);
+                    edit.set("retryAfter", after);
+                    edit.apply()
+                }
+                Ok(_) | Err(_) => return self,
+            },
+        };
+        let mut edit = Edit::new(&object);
+        edit.set("data", data);
+        Self { code: self.code, raw: edit.apply() }
+    }
+
+    /// When the request may be made again, as a value of `Retry-After`.
+    pub fn retry_after(&self) -> Option<String> {
+        let data = Object::read(&Object::read(&self.raw).ok()?.get("data")?).ok()?;
+        let after = data.get("retryAfter")?;
+        match serde_json::from_slice(&after).ok()? {
+            Value::String(date) => Some(date),
+            Value::Number(seconds) => seconds.as_u64().map(|seconds| seconds.to_string()),
+            Value::Null | Value::Bool(_) | Value::Array(_) | Value::Object(_) => None,
+        }
+    }
+
     /// The error that a message is, if it is one.
     pub fn of(message: &Frame) -> Option<Self> {
         match message.kind() {

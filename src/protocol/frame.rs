@@ -11,8 +11,9 @@ use super::{
     Id, Method,
     scan::{Members, Scan, unescaped},
     splice::Object,
+    sse::BYTE_ORDER_MARK,
 };
-use bytes::Bytes;
+use bytes::{Buf, Bytes};
 use serde::{Deserialize, de::Error as _};
 use serde_json::value::RawValue;
 use std::{
@@ -77,15 +78,25 @@ pub enum FrameError {
     Depth { limit: usize },
 }
 
+/// Bytes without a byte order mark before them.
+pub(super) fn without_mark(mut bytes: Bytes) -> Bytes {
+    if bytes.starts_with(BYTE_ORDER_MARK) {
+        bytes.advance(BYTE_ORDER_MARK.len());
+    }
+    bytes
+}
+
 // === impl Frame ===
 
 impl Frame {
-    /// Indexes one message, in one pass.
+    /// Indexes one message, in one pass. A byte order mark before it is left out: senders must not write one, and
+    /// readers may ignore it (RFC 8259, 8.1).
     ///
     /// # Errors
     /// [`FrameError`] says what is wrong with the bytes. Nesting is not bounded here; see
     /// [`Frame::depth`].
     pub fn parse(bytes: Bytes) -> Result<Self, FrameError> {
+        let bytes = without_mark(bytes);
         let mut scan = Scan::of_all(&bytes);
         let mut index = Index::default();
         match index.read(&mut scan).filter(|()| scan.is_over() && scan.is_text(&bytes)) {

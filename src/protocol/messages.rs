@@ -2,7 +2,7 @@
 
 use super::{
     Frame, FrameError,
-    frame::{Index, brackets, unreadable},
+    frame::{Index, brackets, unreadable, without_mark},
     scan::Scan,
 };
 use bytes::Bytes;
@@ -24,6 +24,7 @@ pub struct Messages {
 
 impl Messages {
     pub fn of(bytes: Bytes) -> Self {
+        let bytes = without_mark(bytes);
         let start = Scan::new(&bytes).at();
         if bytes.get(start) != Some(&b'[') {
             return Self { bytes, is_batch: false, next: Some(start), depth: 0 };

@@ -67,6 +67,9 @@ pub(super) fn to_client(call: &Call, route: &Route, word: CallEnd, refused: Opti
             if let Some(CallError::Unauthorized { challenge: Some(challenge), .. }) = lost {
                 reply.headers.insert(header::WWW_AUTHENTICATE, challenge);
             }
+            if let Some(after) = error.retry_after().and_then(|after| HeaderValue::try_from(after).ok()) {
+                reply.headers.insert(header::RETRY_AFTER, after);
+            }
             reply
         }
     }
@@ -120,6 +123,9 @@ pub(super) fn lost_error(lost: &CallError) -> ErrorObject {
 pub(super) fn error_of(lost: &CallError) -> ErrorObject {
     match lost {
         CallError::Forbidden { error: Some(error), .. } => error.clone().of_this_era(),
+        CallError::Status { retry_after: Some(after), .. } => {
+            ErrorObject::new(lost.code(), lost.to_string()).with_retry_after(after)
+        }
         lost => ErrorObject::new(lost.code(), lost.to_string()),
     }
 }

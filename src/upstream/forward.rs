@@ -6,7 +6,7 @@
 
 use super::{
     CallError, ClientSession,
-    http::{ERROR_BODY, ERROR_BODY_TIME, Passing as Relayed, not_taken_up, refused},
+    http::{ERROR_BODY, ERROR_BODY_TIME, Passing as Relayed, not_taken_up, refused, retry_after},
 };
 use crate::{
     dialect::{Principal, legacy::Anchor},
@@ -229,7 +229,10 @@ impl Forwarded {
         if !status.is_redirection()
             && let Some(error) = Frame::parse(body.clone()).ok().and_then(|frame| ErrorObject::of(&frame))
         {
-            return Ok(error);
+            return Ok(match retry_after(&headers) {
+                Some(after) => error.with_retry_after(&after),
+                None => error,
+            });
         }
         Err(refused(status, &headers, &body))
     }

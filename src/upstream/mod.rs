@@ -313,7 +313,12 @@ pub enum CallError {
         error: Option<ErrorObject>,
     },
     #[error("the server answered HTTP {status}: {detail}")]
-    Status { status: StatusCode, detail: String },
+    Status {
+        status: StatusCode,
+        detail: String,
+        /// When the server wants the request again (`Retry-After`), as it said it.
+        retry_after: Option<String>,
+    },
     #[error("the server's answer is not valid: {0}")]
     Invalid(String),
     /// With the versions that it names.

@@ -30,6 +30,7 @@ mod handshake;
 mod left;
 mod odd_events;
 mod reached;
+mod responses;
 mod told;
 mod waiting;
 
@@ -305,13 +306,16 @@ async fn an_http_error_without_a_message_is_a_loss_with_its_words() {
     let world = World::new(Options::default()).await;
     let mut call = world.call(1);
     world.server.call().await.canned(Canned::status(502).body(" bad gateway\n"));
-    let CallError::Status { status, detail } = call.lost().await else { panic!("a status") };
+    let CallError::Status { status, detail, .. } = call.lost().await else { panic!("a status") };
     assert_eq!((status, detail.as_str()), (StatusCode::BAD_GATEWAY, "bad gateway"));
 
     let mut call = world.call(2);
-    world.server.call().await.canned(Canned::status(307).header("location", "/mcp/"));
+    world.server.call().await.canned(Canned::status(307).header("location", "http://other.invalid/mcp"));
     let CallError::Status { detail, .. } = call.lost().await else { panic!("a status") };
-    assert_eq!(detail, "redirected to /mcp/; name that as the upstream's URL");
+    assert_eq!(
+        detail,
+        "it redirects to http://other.invalid/mcp, which is another server or another method; name it in upstream.url"
+    );
 }
 
 #[tokio::test]

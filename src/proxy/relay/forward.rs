@@ -365,7 +365,7 @@ async fn answer(forwarded: Forwarded, mut terms: Box<Terms>) -> Passed {
     if status.is_redirection() && status != StatusCode::NOT_MODIFIED
         || status.is_server_error() && is_waited_for
     {
-        terms.sent.is_lost(&CallError::Status { status, detail: String::new() });
+        terms.sent.is_lost(&CallError::Status { status, detail: String::new(), retry_after: None });
         return Box::pin(terms.sent.refused_by(forwarded, &terms.waiting)).await;
     }
     if forwarded.headers.contains_key(CONTENT_ENCODING) {

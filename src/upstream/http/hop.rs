@@ -53,8 +53,14 @@ pub(super) fn lines(host: &HeaderValue, via: &HeaderValue, headers: &HeaderMap, 
         }
     }
     http1::line(&mut lines, &header::VIA, via);
+    if !ours.contains_key(header::ACCEPT_ENCODING) {
+        http1::line(&mut lines, &header::ACCEPT_ENCODING, &NO_CODING);
+    }
     lines
 }
+
+/// What servers are asked for: without `Accept-Encoding` any coding would be allowed (RFC 9110, 12.5.3).
+pub(super) const NO_CODING: HeaderValue = HeaderValue::from_static("identity");
 
 /// The headers of an answer but those of its hop, and those by which a server lets pages of other sites read it: who
 /// may is said by `access.origins` alone.

@@ -17,7 +17,7 @@ use crate::{
     },
     upstream::{
         Anchor, CallError, ClientSession, Description,
-        http1::{self, Answering, Reuse, Traffic},
+        http1::{self, Answering, CookieJar, Reuse, Traffic},
     },
 };
 
@@ -40,6 +40,8 @@ pub struct HttpLine {
     open_id: Option<OpenId>,
     /// The server goes on after a DELETE.
     survives: bool,
+    /// Those that the server set in a session that the proxy owns.
+    cookies: Option<Arc<CookieJar>>,
 }
 
 /// The ids of the sessions of ours that are open. A server may give one id to several sessions: one that is derived
@@ -99,6 +101,7 @@ impl HttpLine {
         description: &Description,
         mut posting: HeaderMap,
         id: Option<HeaderValue>,
+        cookies: Arc<CookieJar>,
     ) -> Result<Self, CallError> {
         let version = HeaderValue::from_str(&description.version)
             .map_err(|_| CallError::Invalid("its protocol version is not a header value".to_owned()))?;
@@ -119,6 +122,7 @@ impl HttpLine {
             // Servers on the Python SDK before 2025-06-18 fail all their sessions for ever after one (WIRE, B
             // 1.5), so they are left to forget the session by themselves.
             survives: Revision::parse(&description.version).is_none_or(Revision::survives_delete),
+            cookies: Some(cookies),
             http,
         })
     }
@@ -138,6 +142,8 @@ impl HttpLine {
             has_id: headers.contains_key(&SESSION_ID),
             open_id: None,
             survives: false,
+            // The client keeps its cookies itself.
+            cookies: None,
             http: Arc::clone(&http),
         }
     }
@@ -157,6 +163,8 @@ impl HttpLine {
             open_id: None,
             // Others of that process's calls may be in it, and be taken up later: the first to end would end them all.
             survives: false,
+            // Those of that process are gone; the server may set others.
+            cookies: Some(Arc::new(CookieJar::new(http.client.url()))),
             http,
         })
     }
@@ -190,7 +198,15 @@ impl HttpLine {
             lines.extend_from_slice(self.agent);
         }
         let lines = [&*self.posting, &lines];
-        self.http.client.send(&Method::POST, &self.path, lines, body, Reuse::Proven, Traffic::Call)
+        self.http.client.send(
+            &Method::POST,
+            &self.path,
+            lines,
+            body,
+            Reuse::Proven,
+            Traffic::Call,
+            self.cookies.as_ref(),
+        )
     }
 
     /// Sends what is answered with nothing.
@@ -198,7 +214,15 @@ impl HttpLine {
         let mut ours = self.http.ours();
         ours.extend_from_slice(self.agent);
         let lines: [&[u8]; 2] = [&self.posting, &ours];
-        self.http.client.send(&Method::POST, &self.path, lines, body, reuse, Traffic::InPassing)
+        self.http.client.send(
+            &Method::POST,
+            &self.path,
+            lines,
+            body,
+            reuse,
+            Traffic::InPassing,
+            self.cookies.as_ref(),
+        )
     }
 
     /// Opens a stream of what the server says of its own accord, or takes up a broken one.
@@ -223,12 +247,12 @@ impl HttpLine {
         more.extend_from_slice(self.agent);
         more.extend_from_slice(further);
         let lines = [&*self.bodiless, &more];
-        self.http.client.send(method, &self.path, lines, Bytes::new(), reuse, traffic)
+        self.http.client.send(method, &self.path, lines, Bytes::new(), reuse, traffic, self.cookies.as_ref())
     }
 }
 
 /// The headers of a session without those about bodies.
-fn without_content(headers: &HeaderMap) -> HeaderMap {
+pub(super) fn without_content(headers: &HeaderMap) -> HeaderMap {
     let mut bodiless = headers.clone();
     bodiless.remove(header::CONTENT_TYPE);
     bodiless.remove(header::ACCEPT);

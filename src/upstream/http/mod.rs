@@ -12,6 +12,7 @@ mod hop;
 mod line;
 mod listen;
 mod messages;
+mod old_transport;
 mod passing;
 mod refusal;
 mod resume;
@@ -33,7 +34,7 @@ use tokio::time::timeout;
 use super::{
     Anchor, CallError, Change, ClientSession, Config, Description, Document, Identity, NotStarted,
     forward::{Forward, Forwarded},
-    http1::{self, Answering, Reuse, Traffic},
+    http1::{self, Answering, CookieJar, Reuse, Traffic},
     legacy::Legacy,
     wire::{Again, Beside, Heard, Hello, Line, Place, Progress, Refusal, Wire, modern_only},
     work::Work,
@@ -49,7 +50,7 @@ use server::{Http, error_body};
 
 pub use passing::Passing;
 pub(super) use resume::refusal as not_taken_up;
-pub(super) use server::{ERROR_BODY, ERROR_BODY_TIME, refused};
+pub(super) use server::{ERROR_BODY, ERROR_BODY_TIME, refused, retry_after};
 
 /// A server of the older era, over Streamable HTTP.
 pub type Streamable = Legacy<Http>;
@@ -85,9 +86,10 @@ impl Wire for Http {
     ) -> Result<(Description, HttpLine), CallError> {
         let limit = self.config.now().timeouts.first_byte;
         let posting = self.posting(&caller.credentials);
-        let said = timeout(limit, self.hello(&posting, hello)).await;
+        let cookies = Arc::new(CookieJar::new(self.client.url()));
+        let said = timeout(limit, self.hello(&posting, hello, &cookies)).await;
         let (description, id) = said.unwrap_or(Err(CallError::FirstByteTimeout(limit)))?;
-        let line = HttpLine::begun(Arc::clone(self), &description, posting, id)?;
+        let line = HttpLine::begun(Arc::clone(self), &description, posting, id, cookies)?;
         Ok((description, line))
     }
 
@@ -147,12 +149,13 @@ impl Http {
         &self,
         posting: &HeaderMap,
         hello: &Hello,
+        cookies: &Arc<CookieJar>,
     ) -> Result<(Description, Option<HeaderValue>), CallError> {
         let mut lines = http1::lines(posting);
         lines.extend_from_slice(self.agent(posting));
-        let (client, body) = (&self.client, hello.body.clone());
-        let sent =
-            client.send(&Method::POST, &self.path, [&lines, &self.ours()], body, Reuse::Any, Traffic::Call);
+        let (lines, body): ([&[u8]; 2], _) = ([&lines, &self.ours()], hello.body.clone());
+        let (reuse, traffic) = (Reuse::Any, Traffic::Call);
+        let sent = self.client.send(&Method::POST, &self.path, lines, body, reuse, traffic, Some(cookies));
         let response = self.taken(sent).await?;
         let id = response.headers().get(&headers::SESSION_ID).cloned();
         let status = response.status();
@@ -163,10 +166,31 @@ impl Http {
             }
             Opening::Refused(head, body) => {
                 let body = error_body(body).await;
-                Err(unwelcome(head.status, &body)
-                    .unwrap_or_else(|| refused(head.status, &head.headers, &body)))
+                if let Some(error) = unwelcome(head.status, &body) {
+                    return Err(error);
+                }
+                let error = refused(head.status, &head.headers, &body);
+                Err(self.explain(error, posting).await)
             }
         }
+    }
+
+    /// The same error, with what may be wrong with the URL where nothing is served there.
+    async fn explain(&self, error: CallError, posting: &HeaderMap) -> CallError {
+        let CallError::Status { status, detail, retry_after } = error else { return error };
+        if !matches!(status, StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED) {
+            return CallError::Status { status, detail, retry_after };
+        }
+        let detail = match old_transport::is_spoken(self, posting).await {
+            true => format!(
+                "{detail}; the server speaks HTTP+SSE (2024-11-05), which is supported towards clients alone: name its \
+                 Streamable HTTP endpoint in upstream.url, or update the server to one that has it"
+            ),
+            false => format!(
+                "{detail}; is the path of upstream.url that of its MCP endpoint? With most servers it is /mcp"
+            ),
+        };
+        CallError::Status { status, detail, retry_after }
     }
 
     /// The server's answer among what it says; notifications before it concern nobody yet.
@@ -325,6 +349,6 @@ fn unwelcome(status: StatusCode, body: &Bytes) -> Option<CallError> {
         return None;
     }
     let error = Object::read(body).ok()?.get("error")?;
-    let refused = || CallError::Status { status, detail: Hello::refused(&error) };
+    let refused = || CallError::Status { status, detail: Hello::refused(&error), retry_after: None };
     Some(modern_only(&error).unwrap_or_else(refused))
 }

@@ -250,7 +250,7 @@ impl Way {
         traffic: Traffic,
     ) -> Answering {
         let path = self.path.as_deref().unwrap_or(&server.path);
-        server.client.send(method, path, [&self.lines, &[]], body, reuse, traffic)
+        server.client.send(method, path, [&self.lines, &[]], body, reuse, traffic, None)
     }
 
     /// Asks for what the server has for its client.
@@ -468,7 +468,10 @@ async fn drain(mut body: Incoming, ending: Ending) -> bool {
 
 impl Ending {
     pub(super) fn of(head: &Parts) -> Self {
-        let runs_on = || CallError::Status { status: head.status, detail: String::new() }.leaves_it_running();
+        let runs_on = || {
+            CallError::Status { status: head.status, detail: String::new(), retry_after: None }
+                .leaves_it_running()
+        };
         match head.status {
             StatusCode::ACCEPTED => Self::Elsewhere,
             _ if messages::is_events(&head.headers) => Self::Events,

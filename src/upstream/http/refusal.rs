@@ -1,8 +1,11 @@
 //! What an HTTP error says about a call.
 
-use super::server::{error_body, refused};
+use super::server::{error_body, refused, retry_after};
 use crate::{
-    protocol::{ErrorObject, Frame, Kind},
+    protocol::{
+        ErrorObject, Frame, Kind,
+        splice::{Edit, Object},
+    },
     upstream::{
         CallError,
         http1::Incoming,
@@ -23,6 +26,10 @@ pub(super) async fn read(has_id: bool, call: u64, head: http::response::Parts, b
         return Refusal::Lost(lost);
     }
     let answer = Frame::parse(body).ok().filter(|frame| matches!(frame.kind(), Kind::Failure { .. }));
+    let answer = answer.map(|answer| match retry_after(&head.headers) {
+        Some(after) => with_retry_after(answer, &after),
+        None => answer,
+    });
     let Some(answer) = answer else {
         return match head.status {
             StatusCode::NOT_FOUND if has_id => Refusal::NoSession { not_served: true, words: Err(lost) },
@@ -39,6 +46,18 @@ pub(super) async fn read(has_id: bool, call: u64, head: http::response::Parts, b
         }
         _ => Refusal::Answer(answer),
     }
+}
+
+/// The same error with what its response says of when to try again, which the header alone does not bring to tasks
+/// and event streams.
+fn with_retry_after(answer: Frame, after: &str) -> Frame {
+    let edited = ErrorObject::of(&answer).and_then(|error| {
+        let object = Object::read(answer.as_bytes()).ok()?;
+        let mut edit = Edit::new(&object);
+        edit.set("error", error.with_retry_after(after).as_bytes().clone());
+        Frame::parse(edit.apply()).ok()
+    });
+    edited.unwrap_or(answer)
 }
 
 fn names(answer: &Frame, call: u64) -> bool {

@@ -8,7 +8,7 @@ use http_body_util::{BodyExt, Limited};
 use std::{sync::Arc, time::Duration};
 use tokio::{sync::Semaphore, time::timeout};
 
-use super::{line::OpenIds, stream_before_call::InOrder, via::Via};
+use super::{hop, line::OpenIds, stream_before_call::InOrder, via::Via};
 use crate::{
     dialect::Credentials,
     protocol::{ErrorObject, Frame, Kind},
@@ -94,6 +94,7 @@ impl Http {
         headers.insert(header::HOST, self.host.clone());
         // Behind those that the client's requests have passed (RFC 9110, 7.6.3).
         headers.append(header::VIA, self.via.0.clone());
+        headers.insert(header::ACCEPT_ENCODING, hop::NO_CODING);
         // Ours stand in their place, with each request.
         for name in self.config.now().headers.keys() {
             headers.remove(name);
@@ -172,8 +173,9 @@ impl Http {
                 path,
                 [&lines, &self.ours()],
                 nothing,
-                Reuse::Proven,
+                Reuse::Any,
                 Traffic::Call,
+                None,
             );
             let (head, body) = answer.await?.into_parts();
             let body = whole(body, DOCUMENT).await?;
@@ -205,8 +207,8 @@ pub(super) async fn error_body(body: Incoming) -> Bytes {
 
 /// What an HTTP error that is no JSON-RPC message says. 401, and 403 with a challenge, are about
 /// credentials (RFC 9110, 11.6.1; RFC 6750, 3.1); without one a 403 is not, and its words are all there
-/// is: a server that does not know the name it is called by says so like that. A redirect is not
-/// followed, and its target named.
+/// is: a server that does not know the name it is called by says so like that. The target of a redirect
+/// that was not followed is named.
 pub(in crate::upstream) fn refused(status: StatusCode, headers: &HeaderMap, body: &Bytes) -> CallError {
     let challenge = headers.get(header::WWW_AUTHENTICATE);
     match (status, challenge) {
@@ -229,11 +231,21 @@ pub(in crate::upstream) fn refused(status: StatusCode, headers: &HeaderMap, body
     let target = headers.get(header::LOCATION).and_then(|target| target.to_str().ok());
     let detail = match target {
         Some(target) if status.is_redirection() => {
-            format!("redirected to {target}; name that as the upstream's URL")
+            format!(
+                "it redirects to {target}, which is another server or another method; name it in upstream.url"
+            )
+        }
+        _ if status == StatusCode::PROXY_AUTHENTICATION_REQUIRED => {
+            "the proxy on the way wants a user and a password; write them into its URL".to_owned()
         }
         Some(_) | None => in_words(status, body),
     };
-    CallError::Status { status, detail }
+    CallError::Status { status, detail, retry_after: retry_after(headers) }
+}
+
+/// When the server wants the request again.
+pub(in crate::upstream) fn retry_after(headers: &HeaderMap) -> Option<String> {
+    Some(headers.get(header::RETRY_AFTER)?.to_str().ok()?.to_owned())
 }
 
 /// What an error's body says, or else its status.

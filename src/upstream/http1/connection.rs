@@ -15,6 +15,7 @@ use std::{
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, ready},
+    time::Duration,
 };
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
@@ -22,7 +23,7 @@ use tokio::{
 };
 use tokio_util::either::Either;
 
-use super::{Framing, HeadReader, Next, is_kept, pool::Pool, tls::is_refusal};
+use super::{Framing, HeadReader, Next, head::announced_idle, is_kept, pool::Pool, tls::is_refusal};
 use crate::runtime::{Place, Stream};
 use crate::telemetry::{Limit, Taken};
 
@@ -40,6 +41,8 @@ pub(super) struct Connection {
     /// What has arrived and was not yet understood. Empty while a call waits for its answer.
     read: BytesMut,
     place: Place,
+    /// How long the server says that it keeps the connection while it is idle (`Keep-Alive: timeout`).
+    announced_idle: Option<Duration>,
     _counted: Taken,
 }
 
@@ -48,6 +51,8 @@ pub(super) struct Sending {
     connection: Option<Box<Connection>>,
     head: Bytes,
     body: Bytes,
+    /// Not a byte of it was taken by the connection.
+    untouched: bool,
     /// It is all out, flushed too, or cannot be.
     sent: bool,
     /// How the sending ended, if it failed: there may be an answer all the same.
@@ -58,9 +63,9 @@ pub(super) struct Sending {
     pool: Arc<Pool>,
 }
 
-/// The body of an answer. Gives its connection back when it has been read to the end; dropped
-/// before, it closes it.
-pub(in crate::upstream) struct Incoming {
+/// The body of a response as the server sent it. Returns its connection to the pool when it has been read to the
+/// end; dropped before, it closes it.
+pub(in crate::upstream) struct RawBody {
     connection: Option<Box<Connection>>,
     framing: Framing,
     reusable: bool,
@@ -78,7 +83,13 @@ const READ_IN_PLACE: usize = 64 << 10;
 
 impl Connection {
     pub(super) fn new(io: Io, place: Place) -> Self {
-        Self { io, read: BytesMut::new(), place, _counted: Limit::UpstreamConnections.take(1) }
+        let _counted = Limit::UpstreamConnections.take(1);
+        Self { io, read: BytesMut::new(), place, announced_idle: None, _counted }
+    }
+
+    /// How long the server says that it keeps the connection while it is idle.
+    pub(super) fn announced_idle(&self) -> Option<Duration> {
+        self.announced_idle
     }
 
     /// Whether it may be kept for another request.
@@ -159,18 +170,26 @@ fn closed() -> io::Error {
 impl Sending {
     pub(super) fn new(connection: Box<Connection>, head: Bytes, body: Bytes, pool: Arc<Pool>) -> Self {
         let (connection, reader) = (Some(connection), HeadReader::default());
-        Self { connection, head, body, sent: false, unsent: None, reader, early: None, pool }
+        Self { connection, head, body, untouched: true, sent: false, unsent: None, reader, early: None, pool }
+    }
+
+    /// Whether the connection took not a byte of the request: the server cannot have read any.
+    pub(super) fn is_untouched(&self) -> bool {
+        self.untouched
     }
 }
 
 impl Future for Sending {
-    type Output = io::Result<http::Response<Incoming>>;
+    type Output = io::Result<http::Response<RawBody>>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = &mut *self;
         let connection = this.connection.as_mut().expect("an exchange is not polled after its end");
         if !this.sent {
-            match connection.poll_send(&mut this.head, &mut this.body, cx) {
+            let before = this.head.len();
+            let sending = connection.poll_send(&mut this.head, &mut this.body, cx);
+            this.untouched &= this.head.len() == before;
+            match sending {
                 Poll::Ready(outcome) => {
                     // The request itself is not needed while its answer is waited for.
                     (this.sent, this.head, this.body) = (true, Bytes::new(), Bytes::new());
@@ -196,7 +215,8 @@ impl Future for Sending {
             return Poll::Pending;
         }
         let framing = Framing::of(&head)?;
-        let mut body = Incoming {
+        connection.announced_idle = announced_idle(&head);
+        let mut body = RawBody {
             connection: this.connection.take(),
             framing,
             reusable: is_kept(&head) && this.sent && this.unsent.is_none() && framing != Framing::UntilClose,
@@ -210,9 +230,9 @@ impl Future for Sending {
     }
 }
 
-// === impl Incoming ===
+// === impl RawBody ===
 
-impl Incoming {
+impl RawBody {
     /// The body is over: its connection can serve the next request.
     fn finish(&mut self) {
         self.framing = Framing::Over;
@@ -261,7 +281,7 @@ impl Incoming {
     }
 }
 
-impl Body for Incoming {
+impl Body for RawBody {
     type Data = Bytes;
     type Error = io::Error;
 
@@ -296,7 +316,7 @@ mod tests {
 
     /// Asks, over a connection that does what the script says; gives the answer, and the pool the
     /// connection may have come back to.
-    async fn ask(script: Mock) -> (io::Result<http::Response<Incoming>>, Arc<Pool>) {
+    async fn ask(script: Mock) -> (io::Result<http::Response<RawBody>>, Arc<Pool>) {
         let pool = Arc::new(Pool::default());
         let connection = Box::new(Connection::new(Io::Right(Box::new(script)), Place::default()));
         let (head, body) = ASKED;
@@ -574,9 +594,8 @@ mod tests {
             theirs.write_all(b"HTTP/1.1 204 x\r\n\r\n").await.expect("taken");
         };
         let both = futures_util::future::join(sending, server);
-        let (answer, ()) = tokio::time::timeout(std::time::Duration::from_secs(1), both)
-            .await
-            .expect("nobody waits for ever");
+        let (answer, ()) =
+            tokio::time::timeout(Duration::from_secs(1), both).await.expect("nobody waits for ever");
         assert_eq!(answer.expect("an answer").status(), 204);
     }
 
@@ -601,8 +620,7 @@ mod tests {
             Place::default(),
         );
         assert!(!connection.is_idle());
-        let (_held, script) =
-            (0, Builder::new().wait(std::time::Duration::from_secs(3600)).read(b"x").build());
+        let (_held, script) = (0, Builder::new().wait(Duration::from_secs(3600)).read(b"x").build());
         let mut connection = Connection::new(Io::Right(Box::new(script)), Place::default());
         assert!(connection.is_idle());
         std::mem::forget(connection);

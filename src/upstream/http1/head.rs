@@ -3,7 +3,7 @@
 use bytes::{Buf, Bytes, BytesMut};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Version, header};
 use smallvec::SmallVec;
-use std::{io, mem::MaybeUninit, ops::Range};
+use std::{io, mem::MaybeUninit, ops::Range, time::Duration};
 
 /// Reads the head of an answer in time linear in its bytes, however they are cut. Interim ones (1xx) are
 /// skipped.
@@ -147,11 +147,31 @@ pub fn is_kept(head: &http::Response<()>) -> bool {
     kept && !doubtful
 }
 
-/// The head of a request with so many bytes of body. `lines` are header lines ([`lines`]).
-pub(super) fn request_head(method: &Method, path: &str, lines: [&[u8]; 2], body: usize) -> Bytes {
+/// How long the server says that it keeps an idle connection: `timeout`, in whole seconds, of `Keep-Alive` (RFC 2068,
+/// 19.7.1.1, which servers still send).
+pub(super) fn announced_idle(head: &http::Response<()>) -> Option<Duration> {
+    let values = head.headers().get_all("keep-alive").iter().filter_map(|value| value.to_str().ok());
+    let mut parameters = values.flat_map(|value| value.split([',', ';']));
+    parameters.find_map(|parameter| {
+        let (name, seconds) = parameter.split_once('=')?;
+        let is_timeout = name.trim().eq_ignore_ascii_case("timeout");
+        is_timeout.then(|| seconds.trim().trim_matches('"').parse().ok().map(Duration::from_secs))?
+    })
+}
+
+/// The head of a request for a path, or towards a proxy for a whole URL, with so many bytes of body. `lines` are
+/// header lines ([`lines`]), `proxy` that of a proxy.
+pub(super) fn request_head(
+    method: &Method,
+    target: &str,
+    lines: [&[u8]; 2],
+    proxy: &[u8],
+    body: usize,
+) -> Bytes {
     let [same, further] = lines;
-    let mut head = Vec::with_capacity(64 + path.len() + same.len() + further.len());
-    for part in [method.as_str().as_bytes(), b" ", path.as_bytes(), b" HTTP/1.1\r\n", same, further] {
+    let mut head = Vec::with_capacity(64 + target.len() + same.len() + further.len() + proxy.len());
+    for part in [method.as_str().as_bytes(), b" ", target.as_bytes(), b" HTTP/1.1\r\n", same, further, proxy]
+    {
         head.extend_from_slice(part);
     }
     if body > 0 {

@@ -2,14 +2,19 @@
 //!
 //! `head` and `body` know no socket: bytes that have arrived go in, and what they are comes out, or how
 //! many more are wanted. A fuzz target cuts those bytes anywhere and asks hyper the same. `connection` is
-//! one connection's input and output, `pool` makes connections, keeps them, and sends on them; `tls` is whom
+//! one connection's input and output, `pool` makes connections and keeps them. `exchange` is one request until its
+//! response begins, with `redirect` and `cookies`; `content` undoes what the server did to the body. `tls` is whom
 //! it trusts there and what it shows, `proxy` what stands between us and the server.
 
 mod body;
 mod connection;
+mod content;
+mod cookies;
+mod exchange;
 mod head;
 mod pool;
 mod proxy;
+mod redirect;
 mod tls;
 
 pub use body::{Framing, Next};
@@ -17,6 +22,8 @@ pub use head::{HeadReader, is_kept};
 pub use proxy::{NoProxy, Proxy};
 pub use tls::{Tls, TlsError, TlsFiles};
 
-pub(super) use connection::Incoming;
+pub(super) use content::Incoming;
+pub(super) use cookies::CookieJar;
+pub(super) use exchange::Answering;
 pub(super) use head::{line, lines};
-pub(super) use pool::{Answering, HttpClient, Reuse, Traffic};
+pub(super) use pool::{HttpClient, Reuse, Traffic};

@@ -6,22 +6,26 @@
 //! the hundred and first call, and every cancellation, waiting for ever.
 
 use bytes::Bytes;
-use futures_util::{FutureExt, TryFutureExt, future::BoxFuture};
+use futures_util::{FutureExt, TryFutureExt};
 use http::{Method, Uri};
 use std::{
+    borrow::Cow,
     future::Future,
-    io,
-    pin::Pin,
-    sync::Arc,
-    task::{Context, Poll, ready},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, Instant},
 };
 use tokio::time::timeout;
 
 use super::{
-    connection::{Connection, Incoming, Io, Sending},
+    connection::{Connection, Io, RawBody, Sending},
+    cookies::CookieJar,
+    exchange::{Answering, Request},
     head::request_head,
     proxy::Proxy,
+    redirect::redirect,
     tls::{self, Secure},
 };
 use crate::{
@@ -31,21 +35,29 @@ use crate::{
 
 /// Sends requests with whole bodies to one server.
 pub(in crate::upstream) struct HttpClient {
+    site: Arc<Site>,
+    way: Live<Way>,
+}
+
+/// Which server it is, and what connects to it.
+struct Site {
     url: Uri,
     tcp: Connector,
-    way: Live<Way>,
+    /// That it redirects has been logged.
+    has_redirected: AtomicBool,
 }
 
 /// How the server is reached.
 #[derive(Clone)]
 pub(in crate::upstream) struct Way {
+    site: Arc<Site>,
     proxy: Option<Arc<Proxy>>,
     /// As it is configured, and so set up.
     tls: (Option<Arc<Tls>>, Option<Secure>),
     /// For a connection, a tunnel and TLS included.
     limit: Duration,
     /// Connections that were made so.
-    pool: Arc<Pool>,
+    pub(super) pool: Arc<Pool>,
 }
 
 /// Connections that wait for their next request.
@@ -71,9 +83,11 @@ struct Shelves {
 /// so what must not be sent twice is lost with its connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::upstream) enum Reuse {
-    /// Those first that other requests are kept off.
+    /// Any; the request may be sent twice, and is where its connection fails. Those first that other requests are
+    /// kept off.
     Any,
-    /// Not those whose last answer was a 202.
+    /// Those that the server has certainly not closed by itself: not those whose last answer was a 202, and none
+    /// that has been idle for longer than [`CERTAIN`], or than the server announces.
     Proven,
 }
 
@@ -91,17 +105,17 @@ struct Idle {
     since: Instant,
 }
 
-/// An answer on its way: its head, then.
-pub(in crate::upstream) struct Answering(Stage);
-
-enum Stage {
-    Connecting(BoxFuture<'static, Result<Sending, CallError>>),
-    Sending(Sending),
-}
-
-/// How long an idle connection is kept. Shorter than the five seconds after which Node and uvicorn
-/// close one themselves: a request written at that moment would be lost without being served.
+/// How long an idle connection is kept whose server announces nothing. Shorter than the five seconds after which
+/// Node and uvicorn close one themselves: a request written at that moment would be lost without being served.
 const IDLE: Duration = Duration::from_secs(4);
+/// How long an idle connection is used for what must not be sent twice, where the server announces nothing. Shorter
+/// than the two seconds after which gunicorn closes one, which is the shortest time of a widely used server.
+const CERTAIN: Duration = Duration::from_secs(1);
+/// How much earlier than a server announces (`Keep-Alive: timeout`) an idle connection is given up: a request may be
+/// on its way for so long.
+const MARGIN: Duration = Duration::from_secs(1);
+/// The longest time that a server can announce to effect.
+const LONGEST_IDLE: Duration = Duration::from_secs(60);
 /// Idle connections kept at most. Each is a socket and a few hundred bytes.
 const IDLE_CONNECTIONS: usize = 1024;
 /// A peer that vanished is noticed by TCP probes after this long: calls may be silent for hours.
@@ -111,8 +125,8 @@ const TCP_KEEP_ALIVE: Duration = Duration::from_secs(60);
 
 impl HttpClient {
     /// Where the server is.
-    pub(in crate::upstream) const fn url(&self) -> &Uri {
-        &self.url
+    pub(in crate::upstream) fn url(&self) -> &Uri {
+        &self.site.url
     }
 
     /// A client for the server of `url`, which is reached as it is configured.
@@ -123,8 +137,10 @@ impl HttpClient {
     pub(in crate::upstream) fn new(url: Uri, config: &Config, net: &Net) -> Result<Self, NotStarted> {
         let tls = (config.tls.clone(), tls::secure(&url, config.tls.as_deref())?);
         let (proxy, limit) = (config.proxy.clone(), config.timeouts.connect);
-        let way = Way { proxy, tls, limit, pool: Arc::default() }.into();
-        Ok(Self { url, tcp: net.connector(TCP_KEEP_ALIVE), way })
+        let (tcp, has_redirected) = (net.connector(TCP_KEEP_ALIVE), AtomicBool::new(false));
+        let site = Arc::new(Site { url, tcp, has_redirected });
+        let way = Way { site: site.clone(), proxy, tls, limit, pool: Arc::default() }.into();
+        Ok(Self { site, way })
     }
 
     /// Another way to the same server. Connections are kept where they would be made as they were.
@@ -137,8 +153,8 @@ impl HttpClient {
         if now.proxy == proxy && now.tls.0 == config.tls {
             return Ok(Way { limit, ..Way::clone(&now) });
         }
-        let tls = (config.tls.clone(), tls::secure(&self.url, config.tls.as_deref())?);
-        Ok(Way { proxy, tls, limit, pool: Arc::default() })
+        let tls = (config.tls.clone(), tls::secure(&self.site.url, config.tls.as_deref())?);
+        Ok(Way { site: self.site.clone(), proxy, tls, limit, pool: Arc::default() })
     }
 
     /// Goes this way from now on.
@@ -147,7 +163,7 @@ impl HttpClient {
     }
 
     /// Sends a request. `lines` are header lines ([`super::lines`]): the same for many requests, and those of
-    /// this one.
+    /// this one. `cookies` are those of a session that the proxy owns.
     pub(in crate::upstream) fn send(
         &self,
         method: &Method,
@@ -156,27 +172,54 @@ impl HttpClient {
         body: Bytes,
         reuse: Reuse,
         traffic: Traffic,
+        cookies: Option<&Arc<CookieJar>>,
     ) -> Answering {
-        let head = request_head(method, path, lines, body.len());
-        let way = self.way.now();
-        Answering(match way.pool.take(reuse) {
-            Some(connection) => Stage::Sending(Sending::new(connection, head, body, way.pool.clone())),
-            None => Stage::Connecting(Box::pin(self.connect(head, body, traffic))),
-        })
+        let way = self.way.kept();
+        let head = request_head(method, &way.target(path), lines, way.proxy_line(), body.len());
+        let cookies = cookies.cloned();
+        Answering::new(way, Request { head, body, cookies, reuse, traffic })
     }
 
-    fn connect(
+    /// Whether the last connection that was tried came about; none where none was.
+    pub(in crate::upstream) fn reached(&self) -> Option<bool> {
+        *self.way.now().pool.reached.lock()
+    }
+
+    /// Closes all idle connections; says whether there were any.
+    pub(in crate::upstream) fn close_idle(&self) -> bool {
+        let Shelves { proven, doubtful } = std::mem::take(&mut *self.way.now().pool.idle.lock());
+        !(proven.is_empty() && doubtful.is_empty())
+    }
+
+    /// Closes idle connections that are too old to be used.
+    pub(in crate::upstream) fn sweep(&self) {
+        self.way.now().pool.sweep();
+    }
+}
+
+// === impl Way ===
+
+impl Way {
+    /// A connection of its own for a request, which then goes on it.
+    pub(super) fn connect(
         &self,
         head: Bytes,
         body: Bytes,
         traffic: Traffic,
-    ) -> impl Future<Output = Result<Sending, CallError>> + 'static {
-        let mut tcp = self.tcp.clone();
-        let Way { proxy, tls: (_, tls), limit, pool } = Way::clone(&self.way.now());
+    ) -> impl Future<Output = Result<Sending, CallError>> + use<> {
+        let mut tcp = self.site.tcp.clone();
+        let Self { site, proxy, tls: (_, tls), limit, pool } = self.clone();
         let (place, places) = (tcp.place(traffic == Traffic::InPassing), tcp.places());
         let tcp = match &proxy {
-            None => tcp.connect(self.url.clone()).map_err(|error| root_cause(&*error)).boxed(),
-            Some(proxy) => proxy.connect(&tcp, &self.url),
+            None => {
+                let address = site.url.authority().map_or("", |authority| host_and_port(authority.as_str()));
+                let address = address.to_owned();
+                let why = move |error: Box<dyn std::error::Error + Send + Sync>| {
+                    format!("{address}: {}", root_cause(&*error))
+                };
+                tcp.connect(site.url.clone()).map_err(why).boxed()
+            }
+            Some(proxy) => proxy.connect(&tcp, &site.url),
         };
         let connecting = async move {
             let tcp = tcp.await.map_err(CallError::Unreachable)?;
@@ -197,46 +240,80 @@ impl HttpClient {
         }
     }
 
-    /// Whether the last connection that was tried came about; none where none was.
-    pub(in crate::upstream) fn reached(&self) -> Option<bool> {
-        *self.way.now().pool.reached.lock()
+    /// The proxy that is asked for each request, as it is where the server has no TLS (RFC 9110, 7.1; RFC 9112,
+    /// 3.2.2).
+    fn asked_proxy(&self) -> Option<&Proxy> {
+        self.proxy.as_deref().filter(|_| self.tls.1.is_none())
     }
 
-    /// Closes all idle connections; says whether there were any.
-    pub(in crate::upstream) fn close_idle(&self) -> bool {
-        let Shelves { proven, doubtful } = std::mem::take(&mut *self.way.now().pool.idle.lock());
-        !(proven.is_empty() && doubtful.is_empty())
+    /// What a request for a path names: the path, or towards a proxy the whole URL.
+    pub(super) fn target<'a>(&self, path: &'a str) -> Cow<'a, str> {
+        let host = || self.site.url.authority().map_or("", |authority| host_and_port(authority.as_str()));
+        match self.asked_proxy() {
+            Some(_) => format!("http://{}{path}", host()).into(),
+            None => path.into(),
+        }
     }
 
-    /// Closes idle connections that are too old to be used.
-    pub(in crate::upstream) fn sweep(&self) {
-        self.way.now().pool.sweep();
+    /// The credentials of the proxy that is asked.
+    fn proxy_line(&self) -> &[u8] {
+        self.asked_proxy().map_or(&[], Proxy::authorization_line)
     }
+
+    /// Where a response sends the request at this path, if that is at the same server. Logged once.
+    pub(super) fn redirect(&self, response: &http::Response<RawBody>, path: &str) -> Option<String> {
+        let to = redirect(&self.site.url, path, response.status(), response.headers())?;
+        if !self.site.has_redirected.swap(true, Ordering::Relaxed) {
+            let (status, path) = (response.status().as_u16(), path_alone(path));
+            tracing::info!(target: "deferral::upstream", event = "redirected", status, path, to = path_alone(&to),
+                "the server redirects each request: name the new path in upstream.url to save a round trip");
+        }
+        Some(to)
+    }
+}
+
+/// Without its query, which may hold a key.
+fn path_alone(path: &str) -> &str {
+    path.split_once('?').map_or(path, |(path, _)| path)
+}
+
+/// Without the user.
+fn host_and_port(authority: &str) -> &str {
+    authority.rsplit_once('@').map_or(authority, |(_, host)| host)
 }
 
 // === impl Pool ===
 
 impl Pool {
     /// The connection that was used last, if the server has kept it.
-    fn take(&self, reuse: Reuse) -> Option<Box<Connection>> {
+    pub(super) fn take(&self, reuse: Reuse) -> Option<Box<Connection>> {
         let doubtful = match reuse {
-            Reuse::Any => self.take_from(|shelves| &mut shelves.doubtful),
+            Reuse::Any => self.take_from(reuse, |shelves| &mut shelves.doubtful),
             Reuse::Proven => None,
         };
-        doubtful.or_else(|| self.take_from(|shelves| &mut shelves.proven))
+        doubtful.or_else(|| self.take_from(reuse, |shelves| &mut shelves.proven))
     }
 
-    fn take_from(&self, shelf: impl Fn(&mut Shelves) -> &mut Vec<Idle>) -> Option<Box<Connection>> {
+    fn take_from(
+        &self,
+        reuse: Reuse,
+        shelf: impl Fn(&mut Shelves) -> &mut Vec<Idle>,
+    ) -> Option<Box<Connection>> {
+        let now = self.clock.now();
         loop {
-            let Idle { mut connection, since } = shelf(&mut self.idle.lock()).pop()?;
-            if self.clock.now().saturating_duration_since(since) >= IDLE {
-                // So are all before it.
-                let old = std::mem::take(shelf(&mut self.idle.lock()));
-                drop(old);
+            let mut idle = shelf(&mut self.idle.lock()).pop()?;
+            let age = now.saturating_duration_since(idle.since);
+            if age >= idle.limit() {
+                // Dropped. Those before it may be of a server that announces more.
+                continue;
+            }
+            if reuse == Reuse::Proven && age >= idle.certain() {
+                // The last used is the last: all others are as uncertain, but for what the server has announced.
+                shelf(&mut self.idle.lock()).push(idle);
                 return None;
             }
-            if connection.is_idle() {
-                return Some(connection);
+            if idle.connection.is_idle() {
+                return Some(idle.connection);
             }
         }
     }
@@ -264,8 +341,9 @@ impl Pool {
             let mut idle = self.idle.lock();
             let Shelves { proven, doubtful } = &mut *idle;
             let old_of = |shelf: &mut Vec<Idle>| {
-                let young = shelf.partition_point(|idle| now.saturating_duration_since(idle.since) >= IDLE);
-                shelf.drain(..young).collect::<Vec<_>>()
+                shelf
+                    .extract_if(.., |idle| now.saturating_duration_since(idle.since) >= idle.limit())
+                    .collect::<Vec<_>>()
             };
             [old_of(proven), old_of(doubtful)]
         };
@@ -273,45 +351,21 @@ impl Pool {
     }
 }
 
-// === impl Answering ===
+// === impl Idle ===
 
-impl Answering {
-    /// Whether there is no connection yet, so that nothing can have reached the server.
-    pub(in crate::upstream) fn is_connecting(&self) -> bool {
-        match &self.0 {
-            Stage::Connecting(_) => true,
-            Stage::Sending(_) => false,
-        }
+impl Idle {
+    /// How long it is kept.
+    fn limit(&self) -> Duration {
+        self.announced().unwrap_or(IDLE)
     }
-}
 
-impl Future for Answering {
-    type Output = Result<http::Response<Incoming>, CallError>;
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        loop {
-            match &mut self.0 {
-                Stage::Connecting(connecting) => {
-                    let sending = ready!(connecting.as_mut().poll(cx))?;
-                    self.0 = Stage::Sending(sending);
-                }
-                Stage::Sending(sending) => {
-                    let answer = ready!(Pin::new(sending).poll(cx));
-                    return Poll::Ready(answer.map_err(|error| lost(&error)));
-                }
-            }
-        }
+    /// How long it may be used for what must not be sent twice.
+    fn certain(&self) -> Duration {
+        self.announced().unwrap_or(CERTAIN)
     }
-}
 
-/// What a connection that failed after it was made means: how far the request got is not known.
-fn lost(error: &io::Error) -> CallError {
-    match error.kind() {
-        _ if tls::is_refusal(error) => {
-            CallError::Unreachable(format!("in TLS it refuses whom it is called by (upstream.tls): {error}"))
-        }
-        io::ErrorKind::InvalidData => CallError::Invalid(error.to_string()),
-        _ => CallError::Broken(root_cause(error)),
+    fn announced(&self) -> Option<Duration> {
+        self.connection.announced_idle().map(|time| time.min(LONGEST_IDLE).saturating_sub(MARGIN))
     }
 }
 
@@ -342,8 +396,53 @@ mod tests {
         tokio::time::advance(IDLE - Duration::from_millis(1)).await;
         assert!(pool.take(Reuse::Any).is_some());
         tokio::time::advance(Duration::from_millis(1)).await;
-        assert!(pool.take(Reuse::Proven).is_none(), "the server may be closing it");
+        assert!(pool.take(Reuse::Any).is_none(), "the server may be closing it");
         pool.sweep();
         assert_eq!(kept(), 0);
+    }
+    /// A connection whose last response announced this.
+    async fn kept(pool: &Arc<Pool>, announced: &str) -> tokio::io::DuplexStream {
+        let (ours, mut theirs) = duplex(1024);
+        let io = Io::Right(Box::new(BufWriter::new(ours)));
+        let connection = Box::new(Connection::new(io, Place::default()));
+        let request = (Bytes::from_static(b"GET / HTTP/1.1\r\n\r\n"), Bytes::new());
+        let response = format!("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n{announced}\r\n");
+        tokio::io::AsyncWriteExt::write_all(&mut theirs, response.as_bytes()).await.expect("it fits");
+        let sent = Sending::new(connection, request.0, request.1, Arc::clone(pool)).await;
+        sent.expect("a response");
+        theirs
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_connection_that_has_been_idle_for_long_takes_only_what_may_be_repeated() {
+        for (announced, certain, limit) in [
+            ("", 1000, 4000),
+            ("keep-alive: timeout=10\r\n", 9000, 9000),
+            ("Keep-Alive: max=100, TIMEOUT=3\r\n", 2000, 2000),
+            ("keep-alive: timeout=86400\r\n", 59_000, 59_000),
+            ("keep-alive: timeout=1\r\n", 0, 0),
+            ("keep-alive: timeout=soon\r\n", 1000, 4000),
+        ] {
+            let is_usable = async |reuse, idle: u64| {
+                let pool = Arc::new(Pool::default());
+                let _server = kept(&pool, announced).await;
+                tokio::time::advance(Duration::from_millis(idle)).await;
+                pool.take(reuse).is_some()
+            };
+            for (reuse, time) in [(Reuse::Proven, certain), (Reuse::Any, limit)] {
+                assert!(time == 0 || is_usable(reuse, time - 1).await, "{announced:?} {reuse:?}");
+                assert!(!is_usable(reuse, time).await, "{announced:?} {reuse:?}");
+            }
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_connection_too_old_for_a_call_is_kept_for_what_may_be_repeated() {
+        let pool = Arc::new(Pool::default());
+        let _server = kept(&pool, "").await;
+        tokio::time::advance(CERTAIN).await;
+        assert!(pool.take(Reuse::Proven).is_none());
+        assert!(pool.holds_one());
+        assert!(pool.take(Reuse::Any).is_some());
     }
 }

@@ -1,18 +1,15 @@
-//! A proxy between us and servers: an HTTP proxy that is asked for a tunnel (CONNECT; RFC 9110, 9.3.6), for servers
-//! with TLS and without alike, so that it sees neither what is asked nor who asks.
+//! A proxy between us and servers. A server with TLS is reached through a tunnel (CONNECT; RFC 9110, 9.3.6), so that
+//! the proxy sees neither what is asked nor who asks. Of a server without TLS the proxy is asked for each request by
+//! its whole URL (RFC 9112, 3.2.2), as curl does: many proxies open tunnels to port 443 alone.
 
-use futures_util::{FutureExt, TryFutureExt, future::BoxFuture};
-use http::{HeaderValue, Uri, uri::Authority};
-use hyper_util::{
-    client::{
-        legacy::connect::proxy::Tunnel,
-        proxy::matcher::{Intercept, Matcher},
-    },
-    rt::TokioIo,
-};
-use std::{fmt, net::IpAddr};
-use tower_service::Service;
+use bytes::BytesMut;
+use futures_util::{FutureExt, future::BoxFuture};
+use http::{StatusCode, Uri, header::PROXY_AUTHORIZATION, uri::Authority};
+use hyper_util::client::proxy::matcher::{Intercept, Matcher};
+use std::{fmt, io, net::IpAddr};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
+use super::head::{HeadReader, line};
 use crate::{
     runtime::{Connector, Stream},
     upstream::root_cause,
@@ -23,8 +20,8 @@ use crate::{
 pub struct Proxy {
     /// `http`, host and port.
     address: Uri,
-    /// `Proxy-Authorization`.
-    credentials: Option<HeaderValue>,
+    /// The line `Proxy-Authorization`; empty where there are no credentials.
+    authorization: Vec<u8>,
 }
 
 /// A text that names no proxy that can be used. It is not shown: it may hold a password.
@@ -54,7 +51,11 @@ impl Proxy {
     fn of(named: &Intercept) -> Result<Self, NoProxy> {
         match named.uri().scheme_str() {
             Some("http") => {
-                Ok(Self { address: named.uri().clone(), credentials: named.basic_auth().cloned() })
+                let mut authorization = Vec::new();
+                if let Some(credentials) = named.basic_auth() {
+                    line(&mut authorization, &PROXY_AUTHORIZATION, credentials);
+                }
+                Ok(Self { address: named.uri().clone(), authorization })
             }
             scheme => Err(NoProxy::Scheme(scheme.unwrap_or_default().to_owned())),
         }
@@ -83,33 +84,70 @@ impl Proxy {
         is_local || matcher.build().intercept(server).is_none()
     }
 
-    /// A connection to a server, through it.
+    /// A connection over which a server is spoken to: a tunnel to it where it has TLS, else one to the proxy.
     ///
     /// # Errors
-    /// Why there is none, with the name of the proxy.
+    /// Why there is none, with the name of the proxy, and the status where it refused a tunnel.
     pub(super) fn connect(
         &self,
         tcp: &Connector,
         server: &Uri,
     ) -> BoxFuture<'static, Result<Stream, String>> {
-        let tcp = tcp.clone();
-        let direct = tower::service_fn(move |proxy: Uri| tcp.clone().connect(proxy).map_ok(TokioIo::new));
-        let mut tunnel = Tunnel::new(self.address.clone(), direct);
-        if let Some(credentials) = &self.credentials {
-            tunnel = tunnel.with_auth(credentials.clone());
-        }
+        let mut tcp = tcp.clone();
+        let (name, address) = (self.to_string(), self.address.clone());
         // A tunnel is to a port, which the URL need not have.
-        let host = server.host().unwrap_or_default();
-        let to = format!("{host}:{}", port(server)).parse::<Authority>().map(Uri::from);
-        let proxy = self.to_string();
+        let is_tunnel = server.scheme_str() == Some("https");
+        let to = is_tunnel.then(|| format!("{}:{}", server.host().unwrap_or_default(), port(server)));
+        let authorization = self.authorization.clone();
         async move {
-            let to = to.map_err(|error| error.to_string())?;
-            let connected = tunnel.call(to).await;
-            connected
-                .map(TokioIo::into_inner)
-                .map_err(|error| format!("by the proxy {proxy}: {}", root_cause(&error)))
+            let connected = tcp.connect(address).await;
+            let stream =
+                connected.map_err(|error| format!("through the proxy {name}: {}", root_cause(&*error)))?;
+            match to {
+                None => Ok(stream),
+                Some(to) => {
+                    let tunnel = open_tunnel(stream, &to, &authorization).await;
+                    tunnel.map_err(|why| format!("through the proxy {name}: {why}"))
+                }
+            }
         }
         .boxed()
+    }
+
+    /// What it is shown in each request, or when a tunnel is asked for: a whole header line, or nothing.
+    pub(super) fn authorization_line(&self) -> &[u8] {
+        &self.authorization
+    }
+}
+
+/// Asks a proxy for a tunnel to this host and port.
+async fn open_tunnel(mut stream: Stream, to: &str, authorization: &[u8]) -> Result<Stream, String> {
+    let why = |error: io::Error| error.to_string();
+    let request =
+        [b"CONNECT ", to.as_bytes(), b" HTTP/1.1\r\nhost: ", to.as_bytes(), b"\r\n", authorization, b"\r\n"];
+    stream.write_all(&request.concat()).await.map_err(why)?;
+    stream.flush().await.map_err(why)?;
+    let (mut reader, mut read) = (HeadReader::default(), BytesMut::new());
+    let head = loop {
+        if let Some(head) = reader.next(&mut read).map_err(why)? {
+            break head;
+        }
+        if stream.read_buf(&mut read).await.map_err(why)? == 0 {
+            return Err("it closed the connection instead of opening a tunnel".to_owned());
+        }
+    };
+    match head.status() {
+        status if !status.is_success() => {
+            let hint = if status == StatusCode::PROXY_AUTHENTICATION_REQUIRED {
+                "; write its user and password into its URL"
+            } else {
+                ""
+            };
+            Err(format!("it refused a tunnel to {to} with HTTP {status}{hint}"))
+        }
+        // The server does not speak before it is spoken to.
+        _ if !read.is_empty() => Err(format!("what it sent behind its answer is not of a tunnel to {to}")),
+        _ => Ok(stream),
     }
 }
 
@@ -149,8 +187,8 @@ mod tests {
                 (shown.to_owned(), format!("Proxy({shown})"))
             );
         }
-        let basic = Proxy::at("http://me:hunter%202@proxy").expect("it is one").credentials;
-        assert_eq!(basic.expect("there are some"), "Basic bWU6aHVudGVyIDI=");
+        let proxy = Proxy::at("http://me:hunter%202@proxy").expect("it is one");
+        assert_eq!(proxy.authorization_line(), b"proxy-authorization: Basic bWU6aHVudGVyIDI=\r\n");
         assert_eq!(Proxy::at("socks5://me:hunter2@proxy"), Err(NoProxy::Scheme("socks5".to_owned())));
         assert_eq!(Proxy::at("https://proxy"), Err(NoProxy::Scheme("https".to_owned())));
         for url in ["", "ftp://proxy", "http://", "a b", "/proxy"] {

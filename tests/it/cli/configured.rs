@@ -113,7 +113,11 @@ async fn servers_are_reached_by_the_proxy_that_the_environment_names() {
     assert_eq!(waiting.answer().await.text(), "through the proxy");
     let asked = proxy.asked();
     assert!(!asked.is_empty(), "it was asked");
-    assert!(asked.iter().all(|head| head.starts_with("CONNECT tools.invalid:80 HTTP/1.1\r\n")), "{asked:?}");
+    let absolute = "POST http://tools.invalid/mcp HTTP/1.1\r\n";
+    assert!(
+        asked.iter().all(|head| head.starts_with("POST http://tools.invalid/mcp HTTP/1.1\r\n")),
+        "{asked:?}"
+    );
     interrupt(&child);
     assert_eq!(child.wait().expect("it ends").code(), Some(0));
 }

@@ -68,7 +68,7 @@ async fn a_redirect_is_not_handed_to_the_client() {
     let answer = answered(Canned::status(307).header("location", "http://server.internal/mcp/")).await;
     assert_eq!(answer.refusal(), (200, -31004));
     let message = answer.error()["message"].as_str().expect("a text").to_owned();
-    assert!(message.contains("http://server.internal/mcp/; name that as the upstream's URL"), "{message}");
+    assert!(message.contains("http://server.internal/mcp/, which is another server"), "{message}");
     assert_eq!(answer.header("location"), "");
 }
 

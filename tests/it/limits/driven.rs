@@ -218,6 +218,32 @@ pub(super) const BOUNDS: &[(&str, Held)] = &[
     ("upstream/http1/head.rs HEADERS", By("what_a_server_may_say_in_one_answer_is_bounded")),
     ("upstream/http1/head.rs BEFORE", By("a_server_that_announces_its_answer_for_ever_is_given_up")),
     ("upstream/http1/pool.rs IDLE", By("so_many_idle_connections_are_kept_and_not_for_long")),
+    ("upstream/http1/content.rs PIECE", Not("a portion: the rest is decoded right after it")),
+    ("upstream/http1/content.rs CODINGS", By("a_coding_that_cannot_be_read_is_named")),
+    ("upstream/http1/content.rs ZSTD_WINDOW_LOG", By("a_window_of_zstd_is_bounded")),
+    ("upstream/http1/cookies.rs COOKIES", By("a_server_cannot_fill_memory_with_cookies")),
+    ("upstream/http1/cookies.rs COOKIE_BYTES", By("a_server_cannot_fill_memory_with_cookies")),
+    ("upstream/http1/exchange.rs REDIRECTS", By("a_server_that_redirects_in_a_circle_is_asked_a_few_times")),
+    (
+        "upstream/http1/pool.rs CERTAIN",
+        By("a_connection_that_has_been_idle_for_long_takes_only_what_may_be_repeated"),
+    ),
+    (
+        "upstream/http1/pool.rs MARGIN",
+        By("a_connection_that_has_been_idle_for_long_takes_only_what_may_be_repeated"),
+    ),
+    (
+        "upstream/http1/pool.rs LONGEST_IDLE",
+        By("a_connection_that_has_been_idle_for_long_takes_only_what_may_be_repeated"),
+    ),
+    (
+        "upstream/http/old_transport.rs FIRST_EVENT",
+        By("a_server_of_the_old_transport_is_named_as_one_and_a_wrong_path_as_that"),
+    ),
+    (
+        "upstream/http/old_transport.rs EVENT",
+        By("a_server_of_the_old_transport_is_named_as_one_and_a_wrong_path_as_that"),
+    ),
     ("upstream/http1/pool.rs IDLE_CONNECTIONS", By("so_many_idle_connections_are_kept_and_not_for_long")),
     ("upstream/http1/pool.rs TCP_KEEP_ALIVE", Not("the system's: it probes by itself")),
     ("upstream/http1/connection.rs READ", Not("a portion: the rest is read right after it")),

@@ -1,4 +1,4 @@
-//! An HTTP proxy that opens tunnels (CONNECT).
+//! An HTTP proxy that opens tunnels (CONNECT), and passes on what it is asked by whole URLs.
 
 use std::{
     net::SocketAddr,
@@ -43,11 +43,16 @@ async fn tunnel(mut client: TcpStream, to: Result<SocketAddr, &str>, log: Arc<Mu
         head.push(byte);
     }
     let head = String::from_utf8(head).expect("a head is text");
-    log.lock().expect("nothing panics with a lock").push(head);
+    log.lock().expect("nothing panics with a lock").push(head.clone());
     match to {
         Ok(server) => {
             let mut server = TcpStream::connect(server).await.expect("the server runs");
-            client.write_all(b"HTTP/1.1 200 Connection established\r\n\r\n").await.expect("it is read");
+            if head.starts_with("CONNECT ") {
+                let established = b"HTTP/1.1 200 Connection established\r\n\r\n";
+                client.write_all(established).await.expect("it is read");
+            } else {
+                server.write_all(head.as_bytes()).await.expect("the server reads");
+            }
             let _ = copy_bidirectional(&mut client, &mut server).await;
         }
         Err(status) => {

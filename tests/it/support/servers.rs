@@ -119,7 +119,7 @@ pub(crate) struct Seen {
 pub(crate) struct Canned {
     pub(crate) status: u16,
     pub(crate) headers: Vec<(&'static str, String)>,
-    pub(crate) body: String,
+    pub(crate) body: Bytes,
 }
 
 /// A request that waits for its answer.
@@ -371,14 +371,18 @@ impl Seen {
 
 impl Canned {
     pub(crate) fn status(status: u16) -> Self {
-        Self { status, headers: Vec::new(), body: String::new() }
+        Self { status, headers: Vec::new(), body: Bytes::new() }
     }
 
     pub(crate) fn json(status: u16, body: &Value) -> Self {
         Self::status(status).body(body.to_string()).header("content-type", "application/json")
     }
 
-    pub(crate) fn body(mut self, body: impl Into<String>) -> Self {
+    pub(crate) fn body(self, body: impl Into<String>) -> Self {
+        self.bytes(body.into().into_bytes())
+    }
+
+    pub(crate) fn bytes(mut self, body: Vec<u8>) -> Self {
         self.body = body.into();
         self
     }
@@ -545,7 +549,7 @@ fn serve(
 ) -> BoxFuture<'static, io::Result<Response<Body>>> {
     Box::pin(async move {
         let (head, body) = request.into_parts();
-        let Ok(body) = body.collect().await else { return Ok(respond(400, String::new())) };
+        let Ok(body) = body.collect().await else { return Ok(respond(400, Bytes::new())) };
         let body = body.to_bytes();
         let seen = Seen {
             http: head.method,
@@ -570,13 +574,15 @@ fn serve(
             House::Never => {
                 locked(&state.silent).push(sender);
                 log(&state, seen);
-                Ok(receiver.await.unwrap_or_else(|_| respond(500, String::new())))
+                Ok(receiver.await.unwrap_or_else(|_| respond(500, Bytes::new())))
             }
             House::Ask => {
                 log(&state, seen.clone());
                 let _ = state.calls.send(Call { seen, answer: sender });
                 // A test that drops a call leaves it without an answer.
-                Ok(receiver.await.unwrap_or_else(|_| respond(500, "the test gave no answer".to_owned())))
+                Ok(receiver
+                    .await
+                    .unwrap_or_else(|_| respond(500, Bytes::from_static(b"the test gave no answer"))))
             }
         }
     })
@@ -603,7 +609,7 @@ fn keep_house(seen: &Seen, state: &State) -> House {
     match (&seen.http, seen.method()) {
         (&Method::POST, "initialize") => House::Done(initialize(seen, state)),
         (&Method::POST, _) if seen.json["id"].is_null() || seen.json["method"].is_null() => {
-            House::Done(respond(202, String::new()))
+            House::Done(respond(202, Bytes::new()))
         }
         (&Method::POST, "tools/list") if state.options.tools.is_some() => {
             let result = json!({ "tools": state.options.tools });
@@ -619,10 +625,10 @@ fn keep_house(seen: &Seen, state: &State) -> House {
                 locked(&state.listeners).insert(name, events);
                 House::Done(event_stream(body))
             }
-            Get::Refused(status) => House::Done(respond(status, String::new())),
+            Get::Refused(status) => House::Done(respond(status, Bytes::new())),
             Get::Silent => House::Never,
         },
-        _ => House::Done(respond(200, String::new())),
+        _ => House::Done(respond(200, Bytes::new())),
     }
 }
 
@@ -655,10 +661,10 @@ fn log(state: &State, seen: Seen) {
     state.logged.send_replace(log.len());
 }
 
-fn respond(status: u16, body: String) -> Response<Body> {
+fn respond(status: u16, body: Bytes) -> Response<Body> {
     let body = match body.is_empty() {
         true => futures_util::stream::empty().boxed(),
-        false => futures_util::stream::iter([Ok(Frame::data(Bytes::from(body)))]).boxed(),
+        false => futures_util::stream::iter([Ok(Frame::data(body))]).boxed(),
     };
     let mut response = Response::new(StreamBody::new(body));
     *response.status_mut() = StatusCode::from_u16(status).expect("a status");

@@ -202,23 +202,25 @@ fn what_is_particular_about_tls_is_compared_by_what_the_files_hold_and_not_shown
 // === a proxy ===
 
 #[tokio::test]
-async fn a_server_is_reached_by_a_tunnel_of_the_proxy_with_tls_and_without() {
+async fn a_proxy_is_asked_for_a_tunnel_with_tls_and_for_each_request_without() {
     let server = LegacyServer::start(Options::default()).await;
     let plain = ConnectProxy::start(Ok(server.addr())).await;
     let by = |proxy: &ConnectProxy, user: &str| {
         Some(Arc::new(Proxy::at(&format!("http://{user}{}", proxy.addr)).expect("it is one")))
     };
     // The name is the proxy's to find.
-    let url = "http://tools.invalid/mcp";
+    let url = "http://tools.invalid/mcp?key=1";
     tried(&server, url, |config| config.proxy = by(&plain, "")).await.expect("it is reached");
     let asked = plain.asked();
-    assert!(
-        !asked.is_empty()
-            && asked.iter().all(|asked| asked.starts_with("CONNECT tools.invalid:80 HTTP/1.1\r\n"))
-    );
+    let absolute = "POST http://tools.invalid/mcp?key=1 HTTP/1.1\r\n";
+    assert!(!asked.is_empty() && asked.iter().all(|asked| asked.starts_with(absolute)), "{asked:?}");
     assert!(!asked.iter().any(|asked| asked.to_lowercase().contains("authorization")), "{asked:?}");
     assert!(server.log().iter().all(|seen| seen.headers["host"] == "tools.invalid"));
+    tried(&server, url, |config| config.proxy = by(&plain, "me:hunter%202@")).await.expect("it is reached");
+    let last = plain.asked().pop().expect("it was asked");
+    assert!(last.contains("\r\nproxy-authorization: Basic bWU6aHVudGVyIDI=\r\n"), "{last}");
 
+    let before = server.log().len();
     let port = tls_before(server.addr(), "127.0.0.1").await;
     let secure = ConnectProxy::start(Ok(([127, 0, 0, 1], port).into())).await;
     tried(&server, "https://localhost:8443/mcp", |config| {
@@ -229,24 +231,41 @@ async fn a_server_is_reached_by_a_tunnel_of_the_proxy_with_tls_and_without() {
     .expect("it is reached");
     for asked in secure.asked() {
         assert!(asked.starts_with("CONNECT localhost:8443 HTTP/1.1\r\n"), "{asked}");
-        assert!(asked.contains("\r\nProxy-Authorization: Basic bWU6aHVudGVyIDI=\r\n"), "{asked}");
+        assert!(asked.contains("\r\nproxy-authorization: Basic bWU6aHVudGVyIDI=\r\n"), "{asked}");
     }
-    assert!(server.log().iter().all(|seen| !seen.headers.contains_key("proxy-authorization")));
+    assert!(server.log()[before..].iter().all(|seen| !seen.headers.contains_key("proxy-authorization")));
 }
 
 #[tokio::test]
-async fn a_proxy_that_does_not_help_is_named_without_its_password() {
+async fn a_proxy_that_does_not_help_is_named_with_its_reason_and_without_its_password() {
     let server = LegacyServer::start(Options::default()).await;
     let refusing = ConnectProxy::start(Err("407 Proxy Authentication Required")).await;
+    let denying = ConnectProxy::start(Err("403 Forbidden")).await;
     let nobody = Nobody::new();
     let nobody = nobody.url().replace("http://", "").replace("/mcp", "");
-    for (addr, why) in [(refusing.addr.to_string(), "proxy authorization required"), (nobody, "refused")] {
+    for (addr, why) in [
+        (refusing.addr.to_string(), "HTTP 407 Proxy Authentication Required"),
+        (denying.addr.to_string(), "refused a tunnel to tools.invalid:443 with HTTP 403 Forbidden"),
+        (nobody, "refused"),
+    ] {
         let proxy = Proxy::at(&format!("http://me:hunter2@{addr}")).expect("it is one");
         let said = unreachable(
-            tried(&server, "http://tools.invalid/mcp", |config| config.proxy = Some(Arc::new(proxy))).await,
+            tried(&server, "https://tools.invalid/mcp", |config| config.proxy = Some(Arc::new(proxy))).await,
         );
-        assert!(said.starts_with(&format!("by the proxy http://{addr}: ")) && said.contains(why), "{said}");
+        assert!(
+            said.starts_with(&format!("through the proxy http://{addr}: ")) && said.contains(why),
+            "{said}"
+        );
         assert!(!said.contains("hunter2"), "{said}");
     }
     assert!(server.log().is_empty());
+}
+
+#[tokio::test]
+async fn a_server_that_refuses_connections_is_named_by_its_address() {
+    let server = LegacyServer::start(Options::default()).await;
+    let nobody = Nobody::new();
+    let said = unreachable(tried(&server, &nobody.url(), |_| {}).await);
+    let address = nobody.url().replace("http://", "").replace("/mcp", "");
+    assert!(said.starts_with(&format!("{address}: ")) && said.contains("refused"), "{said}");
 }

@@ -1,0 +1,153 @@
+//! Bodies of responses, decoded where the server coded them (RFC 9110, 8.4).
+//!
+//! Every request asks for `identity`; some servers, and content delivery networks before them, compress all the
+//! same. What cannot be decoded is an error that names the coding. Decoding is bounded by who reads: at most
+//! [`PIECE`] bytes are decoded ahead of the limits that hold for what was sent plainly.
+
+use async_compression::{
+    tokio::bufread::{BrotliDecoder, GzipDecoder, ZlibDecoder, ZstdDecoder},
+    zstd::DParameter,
+};
+use bytes::Bytes;
+use futures_util::Stream;
+use http::{HeaderMap, header};
+use http_body::{Body, Frame, SizeHint};
+use http_body_util::BodyDataStream;
+use std::{
+    io,
+    pin::Pin,
+    task::{Context, Poll, ready},
+};
+use tokio::io::{AsyncBufRead, AsyncRead, BufReader};
+use tokio_util::io::{ReaderStream, StreamReader};
+
+use super::connection::RawBody;
+use crate::upstream::CallError;
+
+/// The body of a response, as the server means it.
+pub(in crate::upstream) enum Incoming {
+    Plain(RawBody),
+    Decoded(Box<Decoded>),
+}
+
+/// A body whose coding is undone as it comes.
+pub(in crate::upstream) struct Decoded {
+    pieces: ReaderStream<Pin<Box<dyn AsyncRead + Send>>>,
+    codings: String,
+    is_over: bool,
+}
+
+/// What is decoded at a time, in bytes.
+const PIECE: usize = 16 << 10;
+/// Codings of one body, one around the other. More is nothing that a server means.
+const CODINGS: usize = 2;
+/// The largest window of `zstd`, as a power of two: 8 MiB, which no response may exceed (RFC 9659, 3).
+const ZSTD_WINDOW_LOG: u32 = 23;
+
+/// The response with its body as the server means it. Header lines about a coding that was undone are removed.
+///
+/// # Errors
+/// [`CallError::Invalid`] where the body has a coding that is not known.
+pub(super) fn decode(response: http::Response<RawBody>) -> Result<http::Response<Incoming>, CallError> {
+    if !response.headers().contains_key(header::CONTENT_ENCODING) {
+        return Ok(response.map(Incoming::Plain));
+    }
+    let (mut head, body) = response.into_parts();
+    let codings = codings(&head.headers);
+    head.headers.remove(header::CONTENT_ENCODING);
+    if codings.is_empty() || body.is_end_stream() {
+        return Ok(http::Response::from_parts(head, Incoming::Plain(body)));
+    }
+    head.headers.remove(header::CONTENT_LENGTH);
+    let named = codings.join(", ");
+    if codings.len() > CODINGS {
+        return Err(unknown(&named));
+    }
+    let mut reader: Pin<Box<dyn AsyncRead + Send>> = Box::pin(StreamReader::new(BodyDataStream::new(body)));
+    // The last was applied last.
+    for coding in codings.iter().rev() {
+        reader = decoder(coding, BufReader::new(reader)).ok_or_else(|| unknown(&named))?;
+    }
+    let pieces = ReaderStream::with_capacity(reader, PIECE);
+    let decoded = Decoded { pieces, codings: named, is_over: false };
+    Ok(http::Response::from_parts(head, Incoming::Decoded(Box::new(decoded))))
+}
+
+/// The codings in the order in which they were applied, without those that change nothing.
+fn codings(headers: &HeaderMap) -> Vec<String> {
+    let values = headers.get_all(header::CONTENT_ENCODING).iter();
+    let named = values.flat_map(|value| value.as_bytes().split(|&byte| byte == b','));
+    let named = named.map(|coding| String::from_utf8_lossy(coding.trim_ascii()).to_ascii_lowercase());
+    named.filter(|coding| !matches!(&**coding, "" | "identity")).collect()
+}
+
+fn decoder(coding: &str, body: impl AsyncBufRead + Send + 'static) -> Option<Pin<Box<dyn AsyncRead + Send>>> {
+    Some(match coding {
+        "gzip" | "x-gzip" => {
+            let mut gzip = GzipDecoder::new(body);
+            gzip.multiple_members(true);
+            Box::pin(gzip)
+        }
+        "deflate" => Box::pin(ZlibDecoder::new(body)),
+        "br" => Box::pin(BrotliDecoder::new(body)),
+        "zstd" => {
+            let window = [DParameter::window_log_max(ZSTD_WINDOW_LOG)];
+            let mut zstd = ZstdDecoder::with_params(body, &window);
+            zstd.multiple_members(true);
+            Box::pin(zstd)
+        }
+        _ => return None,
+    })
+}
+
+fn unknown(codings: &str) -> CallError {
+    let codings: String = codings.chars().take(100).collect();
+    CallError::Invalid(format!(
+        "its content coding is {codings:?}, although `identity` was asked for; gzip, deflate, br and zstd can be read"
+    ))
+}
+
+// === impl Incoming ===
+
+impl Body for Incoming {
+    type Data = Bytes;
+    type Error = io::Error;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
+        match &mut *self {
+            Self::Plain(body) => Pin::new(body).poll_frame(cx),
+            Self::Decoded(body) => body.poll_piece(cx).map(|piece| piece.map(|piece| piece.map(Frame::data))),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match self {
+            Self::Plain(body) => body.is_end_stream(),
+            Self::Decoded(body) => body.is_over,
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match self {
+            Self::Plain(body) => body.size_hint(),
+            Self::Decoded(body) if body.is_over => SizeHint::with_exact(0),
+            Self::Decoded(_) => SizeHint::default(),
+        }
+    }
+}
+
+// === impl Decoded ===
+
+impl Decoded {
+    fn poll_piece(&mut self, cx: &mut Context<'_>) -> Poll<Option<io::Result<Bytes>>> {
+        if self.is_over {
+            return Poll::Ready(None);
+        }
+        let piece = ready!(Pin::new(&mut self.pieces).poll_next(cx));
+        self.is_over = !matches!(piece, Some(Ok(_)));
+        let wrong = |error: io::Error| {
+            io::Error::new(error.kind(), format!("its body is not {}: {error}", self.codings))
+        };
+        Poll::Ready(piece.map(|piece| piece.map_err(wrong)))
+    }
+}

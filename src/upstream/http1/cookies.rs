@@ -1,0 +1,250 @@
+//! Cookies of a session that the proxy owns (RFC 6265): load balancers keep a session at one replica by them.
+//!
+//! A jar serves one session with one server, so cookies never cross from one caller to another, and `Domain` and
+//! `Path` only decide whether a cookie is accepted and sent. Cookies that the client sends itself pass beside them.
+
+use bytes::Bytes;
+use cookie::Cookie;
+use http::{HeaderMap, Uri, header::SET_COOKIE};
+
+use crate::{
+    protocol::Timestamp,
+    runtime::{Clock, Mutex, SystemClock},
+};
+
+/// The cookies of one session. Clones of the `Arc` around it share them.
+#[derive(Debug)]
+pub(in crate::upstream) struct CookieJar {
+    host: String,
+    is_encrypted: bool,
+    clock: SystemClock,
+    /// Guarded for a few lines each time. In the order in which they were set.
+    cookies: Mutex<Vec<StoredCookie>>,
+}
+
+#[derive(Debug)]
+struct StoredCookie {
+    name: String,
+    value: String,
+    path: String,
+    /// It is sent over TLS only.
+    is_secure: bool,
+    expires: Option<Timestamp>,
+}
+
+/// Cookies of one session; the oldest is removed for a further one. Worst case memory of a session is this times
+/// [`COOKIE_BYTES`].
+const COOKIES: usize = 32;
+/// Name and value of a cookie; a larger one is ignored (RFC 6265, 6.1).
+const COOKIE_BYTES: usize = 4 << 10;
+
+// === impl CookieJar ===
+
+impl CookieJar {
+    /// An empty jar for a session with the server of this URL.
+    pub(in crate::upstream) fn new(server: &Uri) -> Self {
+        Self {
+            host: server.host().unwrap_or_default().to_ascii_lowercase(),
+            is_encrypted: server.scheme_str() == Some("https"),
+            clock: SystemClock::new(),
+            cookies: Mutex::default(),
+        }
+    }
+
+    /// Takes over what a response to a request for this path sets, replaces or removes.
+    pub(super) fn store(&self, headers: &HeaderMap, path: &str) {
+        let mut values = headers.get_all(SET_COOKIE).iter().peekable();
+        if values.peek().is_none() {
+            return;
+        }
+        let now = self.clock.timestamp();
+        let mut cookies = self.cookies.lock();
+        for value in values {
+            let Some(cookie) = value.to_str().ok().and_then(|value| Cookie::parse(value).ok()) else {
+                continue;
+            };
+            if !self.is_for_this_host(&cookie) || cookie.name().len() + cookie.value().len() > COOKIE_BYTES {
+                continue;
+            }
+            let stored = StoredCookie {
+                name: cookie.name().to_owned(),
+                value: cookie.value().to_owned(),
+                path: cookie
+                    .path()
+                    .filter(|path| path.starts_with('/'))
+                    .unwrap_or(default_path(path))
+                    .to_owned(),
+                is_secure: cookie.secure() == Some(true),
+                expires: expiry(&cookie, now),
+            };
+            cookies.retain(|other| other.name != stored.name || other.path != stored.path);
+            if !stored.is_expired(now) {
+                if cookies.len() == COOKIES {
+                    cookies.remove(0);
+                }
+                cookies.push(stored);
+            }
+        }
+    }
+
+    /// The head of a request with the cookies of the session beside those of the client. A client's cookie of a
+    /// name that the session has is left out: it belongs to another session.
+    pub(super) fn add_to(&self, head: &Bytes, path: &str) -> Bytes {
+        let now = self.clock.timestamp();
+        let cookies = self.cookies.lock();
+        let path = path.split_once('?').map_or(path, |(path, _)| path);
+        let is_sent = |cookie: &&StoredCookie| {
+            !cookie.is_expired(now) && (self.is_encrypted || !cookie.is_secure) && covers(&cookie.path, path)
+        };
+        let mut ours: Vec<_> = cookies.iter().filter(is_sent).collect();
+        if ours.is_empty() {
+            return head.clone();
+        }
+        // Those with longer paths first (RFC 6265, 5.4).
+        ours.sort_by_key(|cookie| std::cmp::Reverse(cookie.path.len()));
+        let lines = head.split_inclusive(|&byte| byte == b'\n');
+        let (theirs, others): (Vec<_>, Vec<_>) = lines.partition(|line| cookies_of(line).is_some());
+        let mut pairs: Vec<&[u8]> = Vec::new();
+        for pair in
+            theirs.into_iter().filter_map(cookies_of).flat_map(|value| value.split(|&byte| byte == b';'))
+        {
+            let name = pair.split(|&byte| byte == b'=').next().unwrap_or_default().trim_ascii();
+            if !ours.iter().any(|cookie| cookie.name.as_bytes() == name) {
+                pairs.push(pair.trim_ascii());
+            }
+        }
+        let own: Vec<_> = ours.iter().map(|cookie| format!("{}={}", cookie.name, cookie.value)).collect();
+        pairs.extend(own.iter().map(String::as_bytes));
+        let mut whole = Vec::with_capacity(head.len() + 64);
+        let Some((end, others)) = others.split_last() else { return head.clone() };
+        others.iter().for_each(|line| whole.extend_from_slice(line));
+        whole.extend_from_slice(b"cookie: ");
+        whole.extend_from_slice(&pairs.join(&b"; "[..]));
+        whole.extend_from_slice(b"\r\n");
+        whole.extend_from_slice(end);
+        Bytes::from(whole)
+    }
+
+    /// Whether a cookie is meant for this server (RFC 6265, 5.1.3).
+    fn is_for_this_host(&self, cookie: &Cookie<'_>) -> bool {
+        let Some(domain) = cookie.domain() else { return true };
+        let domain = domain.trim_start_matches('.').to_ascii_lowercase();
+        let rest = self.host.strip_suffix(&domain);
+        domain.is_empty()
+            || rest.is_some_and(|rest| {
+                rest.is_empty() || rest.ends_with('.') && self.host.parse::<std::net::IpAddr>().is_err()
+            })
+    }
+}
+
+// === impl StoredCookie ===
+
+impl StoredCookie {
+    fn is_expired(&self, now: Timestamp) -> bool {
+        self.expires.is_some_and(|expires| expires <= now)
+    }
+}
+
+/// When a cookie expires; `Max-Age` outweighs `Expires` (RFC 6265, 5.3).
+fn expiry(cookie: &Cookie<'_>, now: Timestamp) -> Option<Timestamp> {
+    let millis = match (cookie.max_age(), cookie.expires_datetime()) {
+        (Some(age), _) => i128::from(now.as_millis()) + age.whole_milliseconds(),
+        (None, Some(expires)) => expires.unix_timestamp_nanos() / 1_000_000,
+        (None, None) => return None,
+    };
+    Some(Timestamp::from_millis(u64::try_from(millis.max(0)).unwrap_or(u64::MAX)))
+}
+
+/// The path that a cookie without one is for (RFC 6265, 5.1.4).
+fn default_path(request: &str) -> &str {
+    let path = request.split_once('?').map_or(request, |(path, _)| path);
+    match path.rfind('/') {
+        Some(at) if at > 0 => &path[..at],
+        _ => "/",
+    }
+}
+
+/// Whether a cookie of one path is sent with a request for another.
+fn covers(cookie: &str, request: &str) -> bool {
+    let rest = request.strip_prefix(cookie);
+    rest.is_some_and(|rest| rest.is_empty() || cookie.ends_with('/') || rest.starts_with('/'))
+}
+
+/// The value of a header line `Cookie`.
+fn cookies_of(line: &[u8]) -> Option<&[u8]> {
+    let (name, value) = (line.get(..7)?, line.get(7..)?);
+    name.eq_ignore_ascii_case(b"cookie:").then(|| value.trim_ascii())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn jar(url: &'static str, set: &[&str], path: &str) -> CookieJar {
+        let jar = CookieJar::new(&Uri::from_static(url));
+        let mut headers = HeaderMap::new();
+        for value in set {
+            headers.append(SET_COOKIE, value.parse().expect("a header value"));
+        }
+        jar.store(&headers, path);
+        jar
+    }
+
+    fn sent(jar: &CookieJar, client: Option<&str>, path: &str) -> Vec<String> {
+        let own = client.map_or(String::new(), |client| format!("Cookie: {client}\r\n"));
+        let head = Bytes::from(format!("POST {path} HTTP/1.1\r\nhost: a\r\n{own}\r\n"));
+        let head = String::from_utf8(jar.add_to(&head, path).to_vec()).expect("text");
+        assert!(head.ends_with("\r\n\r\n") && head.matches("\r\n\r\n").count() == 1, "{head:?}");
+        head.lines()
+            .filter_map(|line| {
+                line.to_ascii_lowercase().starts_with("cookie: ").then(|| line[8..].to_owned())
+            })
+            .collect()
+    }
+
+    #[test]
+    fn a_session_sends_the_cookies_it_was_given_beside_those_of_its_client() {
+        let set = ["AWSALB=one; Path=/", "AWSALBCORS=one; Path=/; SameSite=None; Secure", "a=b"];
+        let plain = jar("http://h/mcp", &set, "/mcp");
+        assert_eq!(sent(&plain, None, "/mcp"), ["AWSALB=one; a=b"], "what is secure goes over TLS only");
+        assert_eq!(sent(&plain, Some("mine=1; AWSALB=other"), "/mcp?x=1"), ["mine=1; AWSALB=one; a=b"]);
+        let encrypted = jar("https://h/mcp", &set, "/mcp");
+        assert_eq!(sent(&encrypted, None, "/mcp"), ["AWSALB=one; AWSALBCORS=one; a=b"]);
+        let none = jar("http://h/mcp", &[], "/mcp");
+        assert_eq!(sent(&none, Some("mine=1"), "/mcp"), ["mine=1"], "the client's own goes on as it is");
+    }
+
+    #[test]
+    fn a_cookie_is_replaced_removed_and_kept_to_its_host_and_path() {
+        for (set, path, expected) in [
+            (vec!["a=1", "a=2"], "/mcp", vec!["a=2"]),
+            (vec!["a=1", "a=; Max-Age=0"], "/mcp", vec![]),
+            (vec!["a=1", "a=x; Expires=Thu, 01 Jan 1970 00:00:00 GMT"], "/mcp", vec![]),
+            (vec!["a=1; Max-Age=3600"], "/mcp", vec!["a=1"]),
+            (vec!["a=1; Domain=example.com"], "/mcp", vec!["a=1"]),
+            (vec!["a=1; Domain=.tools.example.com"], "/mcp", vec!["a=1"]),
+            (vec!["a=1; Domain=other.example.com"], "/mcp", vec![]),
+            (vec!["a=1; Domain=ample.com"], "/mcp", vec![]),
+            (vec!["a=1; Path=/mcp"], "/mcp/x", vec!["a=1"]),
+            (vec!["a=1; Path=/mcp"], "/mcpx", vec![]),
+            (vec!["a=1; Path=/", "b=2; Path=/mcp"], "/mcp", vec!["b=2; a=1"]),
+            (vec!["no cookie at all", "=x", ""], "/mcp", vec![]),
+        ] {
+            let jar = jar("https://tools.example.com/mcp", &set, "/mcp");
+            assert_eq!(sent(&jar, None, path), expected, "{set:?} {path}");
+        }
+    }
+
+    #[test]
+    fn a_server_cannot_fill_memory_with_cookies() {
+        let many: Vec<_> = (0..COOKIES * 4).map(|n| format!("c{n}=x")).collect();
+        let jar = jar("http://h/", &many.iter().map(String::as_str).collect::<Vec<_>>(), "/");
+        assert_eq!(jar.cookies.lock().len(), COOKIES);
+        assert!(sent(&jar, None, "/")[0].contains(&format!("c{}=x", COOKIES * 4 - 1)), "the newest are kept");
+        let large = format!("l={}", "x".repeat(COOKIE_BYTES));
+        let mut headers = HeaderMap::new();
+        headers.append(SET_COOKIE, large.parse().expect("a header value"));
+        jar.store(&headers, "/");
+        assert!(!sent(&jar, None, "/")[0].contains("l="));
+    }
+}
