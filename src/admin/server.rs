@@ -13,11 +13,12 @@ use super::{
 use crate::{
     front::{Callers, Paced, TlsError, TlsPaths, acceptor},
     policy::{Access, Tokens},
+    protocol::request_head,
     proxy::{Ledger, Operators},
     runtime::{Listener, Live, Net, Stopping, Stream, random},
 };
 use bytes::Bytes;
-use http::{Request, StatusCode};
+use http::{HeaderValue, Request, StatusCode, header::CONNECTION};
 use http_body_util::{BodyExt, Limited};
 use hyper::{body::Body, server::conn::http1, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -204,6 +205,11 @@ where
     B::Error: Into<Box<dyn StdError + Send + Sync>>,
 {
     let (mut head, body) = request.into_parts();
+    if let Err(error) = request_head::check(head.version, &head.uri, &head.headers) {
+        let mut answer = problem(error.status(), &error.to_string());
+        answer.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+        return answer;
+    }
     // A web page must not reach an operator's tools through a reader's browser.
     if let Err(denied) = shared.parts.access.check_head(&head.uri, &head.headers) {
         return problem(StatusCode::FORBIDDEN, &denied.to_string());

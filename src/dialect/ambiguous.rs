@@ -78,7 +78,12 @@ impl Ambiguity {
     pub fn error(&self, why: &str) -> ErrorObject {
         let code = match self {
             Self::Unreadable(FrameError::Syntax(_)) => code::PARSE_ERROR,
-            Self::Unreadable(FrameError::Shape { .. } | FrameError::Id | FrameError::Depth { .. })
+            Self::Unreadable(
+                FrameError::Shape { .. }
+                | FrameError::Member { .. }
+                | FrameError::Id
+                | FrameError::Depth { .. },
+            )
             | Self::Member("id" | "method" | "params")
             | Self::NoId => code::INVALID_REQUEST,
             Self::Member(_) | Self::NoName => code::INVALID_PARAMS,

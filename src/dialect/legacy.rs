@@ -30,6 +30,8 @@ pub struct Post {
     pub ambiguity: Option<Box<Ambiguity>>,
     /// The methods that a body names which holds no messages; for people.
     pub unread: Option<Box<str>>,
+    /// A message does not say that it is JSON-RPC 2.0 ([`Frame::is_json_rpc`]).
+    pub is_unversioned: bool,
 }
 
 /// One message of a client.
@@ -126,6 +128,7 @@ impl Post {
             Message::Request { target, .. } => target.as_deref(),
             Message::Notification(_) | Message::Cancelled(_) | Message::Response(_) => None,
         };
+        self.is_unversioned |= !frame.is_json_rpc();
         self.ambiguity = self.ambiguity.take().or_else(|| ambiguous::ambiguity(frame, target).map(Box::new));
         self.messages.push(message);
     }

@@ -53,6 +53,12 @@ pub fn read(
     before: Option<&Remembered>,
 ) -> Result<Read, Refused> {
     let frame = frame.map_err(|error| unreadable(&error))?;
+    if !frame.is_json_rpc() {
+        return Err(not_json_rpc(match frame.kind() {
+            Kind::Request { id, .. } => Some(id.clone()),
+            Kind::Notification { .. } | Kind::Success { .. } | Kind::Failure { .. } => None,
+        }));
+    }
     let (bytes, kind) = frame.into_parts();
     let (id, method, params) = match kind {
         Kind::Request { id, method, params } => (id, method, params),
@@ -102,6 +108,11 @@ pub fn read(
 pub fn not_served(id: Id, method: &Method) -> Refused {
     let error = ErrorObject::new(code::METHOD_NOT_FOUND, format!("Method not found: {method}"));
     Refused { status: StatusCode::NOT_FOUND, id: Some(id), error }
+}
+
+/// The refusal of a message that does not say that it is JSON-RPC 2.0 (JSON-RPC 2.0, section 4; MCP, *Messages*).
+pub fn not_json_rpc(id: Option<Id>) -> Refused {
+    Refused::new(id, ErrorObject::new(code::INVALID_REQUEST, "each message must have `\"jsonrpc\":\"2.0\"`"))
 }
 
 /// `-32022` with what is served and what was asked for.
@@ -278,7 +289,7 @@ pub fn check_depth(depth: usize, limit: usize) -> Result<(), Refused> {
 fn unreadable(error: &FrameError) -> Refused {
     let (id, code) = match error {
         FrameError::Syntax(_) => (None, code::PARSE_ERROR),
-        FrameError::Shape { id } => (id.clone(), code::INVALID_REQUEST),
+        FrameError::Shape { id } | FrameError::Member { id, .. } => (id.clone(), code::INVALID_REQUEST),
         FrameError::Id | FrameError::Depth { .. } => (None, code::INVALID_REQUEST),
     };
     Refused::new(id, ErrorObject::new(code, error.to_string()))
@@ -485,15 +496,22 @@ mod tests {
 
     #[test]
     fn each_defect_has_its_status_and_code() {
-        let discover = |meta: &str| format!(r#"{{"id":1,"method":"server/discover","params":{{{meta}}}}}"#);
+        let discover = |meta: &str| {
+            format!(r#"{{"jsonrpc":"2.0","id":1,"method":"server/discover","params":{{{meta}}}}}"#)
+        };
         for (what, text, headers, want) in [
             ("no JSON", "{", good(), (400, -32700, false)),
-            ("no shape, but an id", r#"{"id":1}"#, good(), (400, -32600, true)),
-            ("a null id", r#"{"id":null,"method":"ping"}"#, good(), (400, -32600, false)),
+            ("no shape, but an id", r#"{"jsonrpc":"2.0","id":1}"#, good(), (400, -32600, true)),
+            ("a null id", r#"{"jsonrpc":"2.0","id":null,"method":"ping"}"#, good(), (400, -32600, false)),
             ("too deep", &"[".repeat(17), good(), (400, -32600, false)),
-            ("a response", r#"{"id":1,"result":{}}"#, good(), (400, -32600, false)),
+            ("a response", r#"{"jsonrpc":"2.0","id":1,"result":{}}"#, good(), (400, -32600, false)),
             ("no version header", CALL, without("mcp-protocol-version"), (400, -32020, true)),
-            ("no params", r#"{"id":1,"method":"server/discover"}"#, good(), (400, -32602, true)),
+            (
+                "no params",
+                r#"{"jsonrpc":"2.0","id":1,"method":"server/discover"}"#,
+                good(),
+                (400, -32602, true),
+            ),
             ("no _meta", &discover(""), good(), (400, -32602, true)),
             ("an empty _meta", &discover(r#""_meta":{}"#), good(), (400, -32602, true)),
             (
@@ -522,19 +540,19 @@ mod tests {
             ("a name that is bad base64", CALL, with("mcp-name", "=?base64?YWRk=?="), (400, -32020, true)),
             (
                 "no name in the body",
-                r#"{"id":1,"method":"tools/call","params":{META}}"#,
+                r#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{META}}"#,
                 good(),
                 (400, -32602, true),
             ),
             (
                 "a name that occurs twice",
-                r#"{"id":1,"method":"tools/call","params":{"name":"add","name":"rm",META}}"#,
+                r#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"add","name":"rm",META}}"#,
                 good(),
                 (400, -32602, true),
             ),
             (
                 "a removed method",
-                r#"{"id":1,"method":"ping","params":{META}}"#,
+                r#"{"jsonrpc":"2.0","id":1,"method":"ping","params":{META}}"#,
                 with("mcp-method", "ping"),
                 (404, -32601, true),
             ),
@@ -557,7 +575,7 @@ mod tests {
 
     #[test]
     fn a_task_needs_no_name_header_but_none_that_differs() {
-        let get = r#"{"id":"a","method":"tasks/get","params":{"taskId":"t",META}}"#;
+        let get = r#"{"jsonrpc":"2.0","id":"a","method":"tasks/get","params":{"taskId":"t",META}}"#;
         let mut headers = with("mcp-method", "tasks/get");
         headers.remove("mcp-name");
         assert!(read_text(get, &headers).is_ok());

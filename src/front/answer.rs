@@ -10,7 +10,7 @@ use crate::{
         modern::{self, Refused},
     },
     policy::{Denied, NotKnown},
-    protocol::{ErrorObject, Fault, Id, Revision, code},
+    protocol::{ErrorObject, Fault, Id, Revision, code, request_head::HeadError},
     proxy::AccessSummary,
     telemetry::Limit,
     upstream::CallError,
@@ -18,13 +18,18 @@ use crate::{
 use bytes::Bytes;
 use http::{
     HeaderMap, HeaderValue, Method, Response, StatusCode,
-    header::{ALLOW, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE},
+    header::{ACCEPT_ENCODING, ALLOW, CONNECTION, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE},
 };
 use std::time::Duration;
 
 /// Why the front answers a request itself, in the words that its client gets.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Refusal {
+    /// What HTTP itself demands of a head.
+    #[error(transparent)]
+    Head(HeadError),
+    #[error("a body with the content coding `{coding}` is not read here; send it without `Content-Encoding`")]
+    ContentCoding { coding: String },
     /// `Host` or `Origin`.
     #[error(transparent)]
     Access(Denied),
@@ -156,7 +161,9 @@ impl Refusal {
             Self::Headers { .. } => Some(Limit::Headers),
             Self::Busy { .. } => Some(Limit::Calls),
             Self::NoMemory { .. } => Some(Limit::BodyMemory),
-            Self::Access(_)
+            Self::Head(_)
+            | Self::ContentCoding { .. }
+            | Self::Access(_)
             | Self::NotKnown(_)
             | Self::NoMetadata { .. }
             | Self::Path { .. }
@@ -179,6 +186,10 @@ impl Refusal {
         let of = |status, code, fault| Answer::of(status, ErrorObject::new(code, &words), fault);
         let invalid = |status| of(status, code::INVALID_REQUEST, Fault::Client);
         match self {
+            // Whether what follows on the connection is another request is in doubt.
+            Self::Head(why) => invalid(why.status()).with(CONNECTION, HeaderValue::from_static("close")),
+            Self::ContentCoding { .. } => invalid(StatusCode::UNSUPPORTED_MEDIA_TYPE)
+                .with(ACCEPT_ENCODING, HeaderValue::from_static("identity")),
             Self::Access(_) => invalid(StatusCode::FORBIDDEN),
             Self::NotKnown(why) => of(StatusCode::UNAUTHORIZED, code::UNAUTHORIZED, Fault::Client)
                 .with(WWW_AUTHENTICATE, why.challenge()),

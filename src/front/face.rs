@@ -33,6 +33,7 @@ use crate::{
         accept::{JSON, accepts_both, is_media},
         headers::{self, PROTOCOL_VERSION, SESSION_ID},
         meta,
+        request_head::content_coding,
     },
     telemetry::Limit,
 };
@@ -112,6 +113,9 @@ where
         return Either::Right(ready(Ok(refuse(refusal, arrival.line))));
     }
     match *request.method() {
+        Method::POST if let Some(coding) = content_coding(request.headers()) => {
+            Either::Right(ready(Ok(refuse(Refusal::ContentCoding { coding }, arrival.line))))
+        }
         Method::POST => Either::Left(Either::Left(post(front, position, arrival, turned_away))),
         Method::OPTIONS => Either::Right(ready(Ok(preflight(&arrival.request, SERVED, arrival.line)))),
         // 2026-07-28 knows neither streams to listen on nor sessions to end.
@@ -193,6 +197,9 @@ where
     // First of all: what a legacy client must send is for its server to say.
     match (sender(&head.headers, contents, &body), refused) {
         (Sender::Legacy(post, _), Some(refusal)) => Reading::Refused(refusal, Some(post)),
+        (Sender::Legacy(post, _), None) if post.is_unversioned => {
+            Reading::Refused(Refusal::Message(message::not_json_rpc(None)), Some(post))
+        }
         (Sender::Legacy(post, message), None) => Reading::Legacy(Posted { body, message, post }),
         (Sender::Modern(_), Some(busy @ Refusal::Busy { .. })) => Reading::Refused(busy, None),
         (Sender::Modern(frame), refused) => {
@@ -331,9 +338,12 @@ impl Contents {
                 Ok(post) => Self::Batch(post),
                 Err(error @ FrameError::Syntax(_)) => Self::Unreadable(error),
                 // Whose id it is that could be read, nobody could tell.
-                Err(FrameError::Shape { .. } | FrameError::Id | FrameError::Depth { .. }) => {
-                    Self::Unreadable(FrameError::Shape { id: None })
-                }
+                Err(
+                    FrameError::Shape { .. }
+                    | FrameError::Member { .. }
+                    | FrameError::Id
+                    | FrameError::Depth { .. },
+                ) => Self::Unreadable(FrameError::Shape { id: None }),
             };
         }
         messages.next().expect("what is no batch is one").map_or_else(Self::Unreadable, Self::One)

@@ -3,12 +3,14 @@
 //! A web page can make a browser send requests to a server on the reader's own machine (DNS
 //! rebinding). Checking `Host` and `Origin` stops it (2026-07-28, *Streamable HTTP, Security*).
 
-use crate::protocol::headers::text;
+use crate::protocol::{
+    headers::text,
+    request_head::{HostName, host_name},
+};
 use http::{
     HeaderMap, Uri,
     header::{HOST, ORIGIN},
 };
-use std::net::IpAddr;
 
 /// The hosts this proxy answers to, and the origins whose pages may call it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -30,7 +32,7 @@ pub struct Checked(());
 pub enum Denied {
     #[error(
         "host `{0}` is not served here; to serve it, start with `--host {name}` or add `{name}` to access.hosts of the configuration",
-        name = host_name(.0)
+        name = without_port(.0)
     )]
     Host(String),
     #[error(
@@ -65,7 +67,7 @@ impl Access {
     /// As [`Access::check_head`].
     pub fn check(&self, host: Option<&str>, origin: Option<&str>) -> Result<Checked, Denied> {
         if let Some(host) = host
-            && !self.serves(host_name(host))
+            && !self.serves(host)
         {
             return Err(Denied::Host(host.to_owned()));
         }
@@ -75,11 +77,15 @@ impl Access {
         }
     }
 
-    fn serves(&self, name: &str) -> bool {
-        let bare = name.trim_start_matches('[').trim_end_matches(']');
-        name.eq_ignore_ascii_case("localhost")
-            || bare.parse::<IpAddr>().is_ok()
-            || self.hosts.iter().any(|host| host == "*" || host.eq_ignore_ascii_case(name))
+    fn serves(&self, authority: &str) -> bool {
+        match host_name(authority) {
+            None => false,
+            Some(HostName::Address(_)) => true,
+            Some(HostName::Name(name)) => {
+                name.eq_ignore_ascii_case("localhost")
+                    || self.hosts.iter().any(|host| host == "*" || host.eq_ignore_ascii_case(name))
+            }
+        }
     }
 
     fn admits(&self, origin: &str) -> bool {
@@ -87,20 +93,32 @@ impl Access {
             return true;
         }
         // A page from ourselves, or from this machine. An address elsewhere is somebody's web site.
-        let Some((_, authority)) = origin.split_once("://") else { return false };
-        let name = host_name(authority);
-        let bare = name.trim_start_matches('[').trim_end_matches(']');
-        name.eq_ignore_ascii_case("localhost")
-            || bare.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback())
-            || self.hosts.iter().any(|host| host != "*" && host.eq_ignore_ascii_case(name))
+        let Some((scheme, authority)) = origin.split_once("://") else { return false };
+        if !is_scheme(scheme) {
+            return false;
+        }
+        match host_name(authority) {
+            None => false,
+            Some(HostName::Address(address)) => {
+                let is_it = |host: &String| host.trim_matches(['[', ']']).parse() == Ok(address);
+                address.is_loopback() || self.hosts.iter().any(is_it)
+            }
+            Some(HostName::Name(name)) => {
+                name.eq_ignore_ascii_case("localhost")
+                    || self.hosts.iter().any(|host| host != "*" && host.eq_ignore_ascii_case(name))
+            }
+        }
     }
 }
 
-/// An authority without its port.
-fn host_name(authority: &str) -> &str {
-    if authority.starts_with('[') {
-        return authority.find(']').map_or(authority, |end| &authority[..=end]);
-    }
+/// Whether a URI's scheme is one (RFC 3986, section 3.1).
+fn is_scheme(scheme: &str) -> bool {
+    let is_rest = |byte: u8| byte.is_ascii_alphanumeric() || b"+-.".contains(&byte);
+    scheme.starts_with(|first: char| first.is_ascii_alphabetic()) && scheme.bytes().all(is_rest)
+}
+
+/// An authority without its port, as it would be configured.
+fn without_port(authority: &str) -> &str {
     authority.rsplit_once(':').map_or(authority, |(name, _)| name)
 }
 
@@ -121,6 +139,11 @@ mod tests {
         );
         assert!(access.check(Some("localhost.evil.example.com"), None).is_err());
         assert!(access.check(Some("127.0.0.1.evil.example.com:80"), None).is_err());
+        for odd in ["[::1].evil.example", "[::1].evil.example:80", "localhost:80@evil.example", "::1", ""] {
+            assert!(access.check(Some(odd), None).is_err(), "{odd}");
+        }
+        let open = Access { hosts: vec!["*".into()], origins: Vec::new() };
+        assert!(open.check(Some("localhost:80@evil.example"), None).is_err(), "it is no host at all");
     }
 
     #[test]
@@ -128,9 +151,23 @@ mod tests {
         let access = Access::default();
         assert!(access.check(Some("localhost"), Some("http://localhost:3000")).is_ok());
         assert!(access.check(Some("localhost"), Some("http://[::1]:3000")).is_ok());
-        for origin in
-            ["http://evil.example.com", "null", "http://203.0.113.9", "http://localhost.evil.example.com"]
-        {
+        for origin in [
+            "http://evil.example.com",
+            "null",
+            "http://203.0.113.9",
+            "http://localhost.evil.example.com",
+            "http://localhost:80@evil.example",
+            "http://localhost@evil.example",
+            "http://[::1].evil.example",
+            "http://[::1]@evil.example",
+            "http://localhost/.evil.example",
+            "http://localhost#.evil.example",
+            "http://localhost\\.evil.example",
+            "http://localhost http://evil.example",
+            "http://evil.example://localhost",
+            "://localhost",
+            "localhost",
+        ] {
             assert!(
                 matches!(access.check(Some("localhost"), Some(origin)), Err(Denied::Origin(_))),
                 "{origin}"

@@ -14,7 +14,7 @@ use super::{
     sse::BYTE_ORDER_MARK,
 };
 use bytes::{Buf, Bytes};
-use serde::{Deserialize, de::Error as _};
+use serde::Deserialize;
 use serde_json::value::RawValue;
 use std::{
     borrow::Cow,
@@ -34,6 +34,7 @@ struct Parts {
     depth: u32,
     /// Which of [`ROUTED`].
     resembled: Option<u8>,
+    is_json_rpc: bool,
 }
 
 /// Which of the four JSON-RPC shapes a frame has. All parts share the frame's allocation.
@@ -72,6 +73,10 @@ pub enum FrameError {
     /// `id` is the message's own, where it could be read.
     #[error("neither a request, a notification nor a response")]
     Shape { id: Option<Id> },
+    /// JSON, but a member that decides what the message is occurs twice or has the wrong type. `id` is the
+    /// message's own, where it could be read.
+    #[error("{problem}")]
+    Member { id: Option<Id>, problem: String },
     #[error("`id` must be a string or a number")]
     Id,
     #[error("nested deeper than {limit} levels")]
@@ -107,10 +112,18 @@ impl Frame {
 
     /// A message of which it is known where its parts are.
     pub(super) fn indexed(bytes: Bytes, index: &mut Index) -> Result<Self, FrameError> {
-        let Routed { found: [own, method, params, result, error], resembled } = index.routed(&bytes)?;
+        let Routed { found, resembled, is_json_rpc } = index.routed(&bytes)?;
+        let [own, method, params, result, error] = found;
         let is_given = |at: &Range<usize>| &bytes[at.clone()] != b"null";
         let id = |at: Range<usize>| Id::from_token(bytes.slice(at)).ok_or(FrameError::Id);
-        let method = method.filter(is_given).map(|at| method_of(&bytes[at])).transpose()?;
+        let method = match method.filter(is_given).map(|at| method_of(&bytes[at])) {
+            Some(None) => {
+                let id = own.and_then(|at| id(at).ok());
+                return Err(FrameError::Member { id, problem: "`method` must be a string".to_owned() });
+            }
+            Some(method) => method,
+            None => None,
+        };
         let depth = index.depth;
         let kind = match (method, own, result, error.filter(is_given)) {
             (Some(method), own, None, None) => {
@@ -129,7 +142,7 @@ impl Frame {
             }
             (_, own, ..) => return Err(FrameError::Shape { id: own.and_then(|at| id(at).ok()) }),
         };
-        Ok(Self(Box::new(Parts { bytes, kind, depth, resembled })))
+        Ok(Self(Box::new(Parts { bytes, kind, depth, resembled, is_json_rpc })))
     }
 
     /// The message exactly as the peer sent it.
@@ -150,6 +163,12 @@ impl Frame {
     /// Levels that it is nested, at least one.
     pub fn depth(&self) -> usize {
         self.0.depth as usize
+    }
+
+    /// Whether it says that it is JSON-RPC 2.0, as each message must (JSON-RPC 2.0, sections 4 and 5; MCP, *Messages*).
+    /// A message that names two versions does not.
+    pub fn is_json_rpc(&self) -> bool {
+        self.0.is_json_rpc
     }
 
     /// The name of a member that decides what this is, where another member has nearly the same: some readers, who
@@ -234,6 +253,8 @@ struct Routed {
     found: [Option<Range<usize>>; ROUTED.len()],
     /// As in [`Frame`].
     resembled: Option<u8>,
+    /// As in [`Frame::is_json_rpc`].
+    is_json_rpc: bool,
 }
 
 // === impl Index ===
@@ -271,19 +292,25 @@ impl Index {
 
     fn routed(&self, bytes: &[u8]) -> Result<Routed, FrameError> {
         let (mut found, mut resembled) = ([const { None }; ROUTED.len()], None);
+        let mut version = None;
         for member in &self.members {
             let key = member.key(bytes);
+            if key.is("jsonrpc") {
+                let is_known = is_version(&bytes[member.value()]);
+                version = Some(version.is_none_or(|known| known) && is_known);
+                continue;
+            }
             let Some(at) = ROUTED.iter().position(|name| key.is(name)) else {
                 let asked = || (0..).zip(&ROUTED[..3]).find(|(_, name)| key.is_like(name));
                 resembled = resembled.or_else(|| asked().map(|(at, _)| at));
                 continue;
             };
             if found[at].replace(member.value()).is_some() {
-                let twice = format!("duplicate field `{}`", ROUTED[at]);
-                return Err(FrameError::Syntax(serde_json::Error::custom(twice)));
+                let problem = format!("`{}` occurs twice", ROUTED[at]);
+                return Err(FrameError::Member { id: None, problem });
             }
         }
-        Ok(Routed { found, resembled })
+        Ok(Routed { found, resembled, is_json_rpc: version == Some(true) })
     }
 
     fn payload(&mut self, bytes: &Bytes, at: Range<usize>) -> Payload {
@@ -299,21 +326,26 @@ impl Index {
     }
 }
 
-fn method_of(name: &[u8]) -> Result<Method, FrameError> {
+/// The method that a JSON value names; `None` where it is no string.
+fn method_of(name: &[u8]) -> Option<Method> {
     if let Some(name) = unescaped(name) {
-        return Ok(Cow::Borrowed(name).into());
+        return Some(Cow::Borrowed(name).into());
     }
-    let name: Name<'_> = serde_json::from_slice(name).map_err(FrameError::Syntax)?;
-    Ok(name.0.into())
+    let name: Name<'_> = serde_json::from_slice(name).ok()?;
+    Some(name.0.into())
+}
+
+/// Whether a JSON value is the string `2.0`.
+fn is_version(value: &[u8]) -> bool {
+    value == br#""2.0""# || serde_json::from_slice::<Name<'_>>(value).is_ok_and(|Name(text)| text == "2.0")
 }
 
 /// Why bytes are not a message at all, for people.
 pub(super) fn unreadable(bytes: &[u8]) -> FrameError {
     match serde_json::from_slice::<&RawValue>(bytes) {
         Err(error) => FrameError::Syntax(error),
-        // An array might be read as the members in their order, and nobody after us reads it so.
-        Ok(_) if bytes.trim_ascii_start().starts_with(b"[") => FrameError::Shape { id: None },
-        Ok(_) => FrameError::Syntax(serde_json::Error::custom("expected an object")),
+        // JSON, but no object. -32700 is for what is no JSON alone (JSON-RPC 2.0, section 5.1).
+        Ok(_) => FrameError::Shape { id: None },
     }
 }
 
@@ -415,8 +447,38 @@ mod tests {
     }
 
     #[test]
-    fn repeated_method_is_refused() {
-        assert!(matches!(parse(r#"{"id":1,"method":"a","method":"b"}"#), Err(FrameError::Syntax(_))));
+    fn json_that_is_no_message_is_no_syntax_error() {
+        for text in ["1", "null", r#""text""#, "true", "{}", r#"{"id":1,"method":"a","method":"b"}"#] {
+            let refused = parse(text).expect_err(text);
+            assert!(
+                matches!(refused, FrameError::Shape { .. } | FrameError::Member { .. }),
+                "{text}: {refused}"
+            );
+        }
+        let Err(FrameError::Member { id: Some(id), problem }) = parse(r#"{"id":7,"method":5}"#) else {
+            panic!("a method that is no string")
+        };
+        assert_eq!((id.as_bytes().as_ref(), &*problem), (&b"7"[..], "`method` must be a string"));
+    }
+
+    #[test]
+    fn a_message_of_json_rpc_says_so() {
+        for (version, is_json_rpc) in [
+            (r#""jsonrpc":"2.0","#, true),
+            (r#""jsonrpc":"2\u002e0","#, true),
+            (r#""jsonrpc":"2.0","jsonrpc":"2.0","#, true),
+            (r#""jsonrpc":"1.0","jsonrpc":"2.0","#, false),
+            (r#""jsonrpc":"2.0","jsonrpc":2,"#, false),
+            (r#""jsonrpc":"1.0","#, false),
+            (r#""jsonrpc":2.0,"#, false),
+            (r#""jsonrpc":null,"#, false),
+            (r#""JSONRPC":"2.0","#, false),
+            ("", false),
+        ] {
+            let frame =
+                Frame::parse(format!(r#"{{{version}"id":1,"method":"m"}}"#).into()).expect("a request");
+            assert_eq!(frame.is_json_rpc(), is_json_rpc, "{version}");
+        }
     }
 
     #[test]

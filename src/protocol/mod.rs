@@ -18,6 +18,7 @@ pub mod input_keys;
 pub mod messages;
 pub mod meta;
 pub mod method;
+pub mod request_head;
 pub mod revision;
 mod scan;
 pub mod splice;

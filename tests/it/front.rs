@@ -1,5 +1,6 @@
 //! The front on real sockets: what comes in, what is turned away, and how answers go out.
 
+mod http_semantics;
 mod tokens;
 pub(crate) mod world;
 

@@ -1,4 +1,4 @@
-//! Turns away what may not come in: by `Host`, so that a name of somebody else's cannot be made to
+//! Turns away what may not come in: a head that HTTP forbids; then by `Host`, so that a name of somebody else's cannot be made to
 //! lead here, and by `Origin`, so that pages of other sites cannot make a reader's browser call.
 //! (2026-07-28, *Streamable HTTP, Security*.)
 //!
@@ -11,6 +11,7 @@ use crate::{
         reply::Body,
     },
     policy,
+    protocol::request_head,
 };
 use http::{
     HeaderMap, HeaderValue,
@@ -28,7 +29,7 @@ use std::{
 /// What a page may read of an answer beside its body.
 const EXPOSED: HeaderValue = HeaderValue::from_static("www-authenticate, retry-after, mcp-session-id");
 
-/// Admits requests or answers them with 403.
+/// Admits requests or answers them with 400, 403 or 501.
 #[derive(Debug)]
 pub(in crate::front) struct Access<S> {
     inner: S,
@@ -66,15 +67,16 @@ where
     type Future = ResponseFuture<S::Future>;
 
     fn call(&self, arrival: Arrival<B>) -> Self::Future {
-        match self.access.check_head(arrival.request.uri(), arrival.request.headers()) {
+        let request = &arrival.request;
+        let (uri, headers) = (request.uri(), request.headers());
+        let checked = request_head::check(request.version(), uri, headers).map_err(Refusal::Head);
+        match checked.and_then(|()| self.access.check_head(uri, headers).map_err(Refusal::Access)) {
             Ok(proof) => {
                 let origin = arrival.request.headers().get(ORIGIN).map(crate::dialect::detached);
                 let inner = self.inner.call(Admitted { arrival, turned_away: None, _proof: proof });
                 ResponseFuture::Admitted { inner, origin }
             }
-            Err(denied) => {
-                ResponseFuture::Denied(Some(Box::new(refuse(Refusal::Access(denied), arrival.line))))
-            }
+            Err(refusal) => ResponseFuture::Denied(Some(Box::new(refuse(refusal, arrival.line)))),
         }
     }
 }

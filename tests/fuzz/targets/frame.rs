@@ -31,12 +31,16 @@ pub fn target(message: &[u8]) {
             breaks_are_spaces(frame.as_bytes(), value.ok());
         }
         Err(FrameError::Syntax(_)) => {
-            // A member that is there twice, or a name that is no text, is not read at all.
+            assert!(serde_json::from_slice::<&RawValue>(message).is_err(), "it is JSON: {value:?}");
+        }
+        // A member that is there twice, or a name that is no text, is not read at all.
+        Err(FrameError::Member { id, .. }) => {
             if let Ok(Value::Object(members)) = value {
                 assert!(
                     members.get("method").is_some_and(|name| !name.is_string()) || is_doubtful(message),
                     "serde_json reads {members:?}"
                 );
+                assert!(id.is_none_or(|id| is(&id) == members["id"]));
             }
         }
         Err(FrameError::Id) => {

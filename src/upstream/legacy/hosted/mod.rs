@@ -367,7 +367,10 @@ fn read(body: &Bytes) -> Result<Vec<Frame>, NotServed> {
     let unread = |error: &FrameError| {
         let code = match error {
             FrameError::Syntax(_) => code::PARSE_ERROR,
-            FrameError::Id | FrameError::Shape { .. } | FrameError::Depth { .. } => code::INVALID_REQUEST,
+            FrameError::Id
+            | FrameError::Shape { .. }
+            | FrameError::Member { .. }
+            | FrameError::Depth { .. } => code::INVALID_REQUEST,
         };
         NotServed::Refused(StatusCode::BAD_REQUEST, ErrorObject::new(code, error.to_string()))
     };
