@@ -42,6 +42,7 @@ def check_rules():
     folder = DEPLOY / "prometheus"
     promtool("check", "rules", "alerts.yaml", cwd=folder)
     promtool("test", "rules", "alerts.test.yaml", cwd=folder)
+    promtool("check", "config", "scrape.yaml", cwd=folder)
 
 
 def check_dashboard():

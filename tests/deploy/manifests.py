@@ -22,6 +22,7 @@ import yaml
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 DOCKER = ROOT / "deploy" / "docker"
 KUBERNETES = ROOT / "deploy" / "kubernetes" / "deferral.yaml"
+MONITOR = KUBERNETES.with_name("servicemonitor.yaml")
 NUMBER = re.search(r'^version = "(.*)"', (ROOT / "Cargo.toml").read_text(), re.M)[1]
 # After calls have had their time: last words to clients, servers' processes and the store; 6 s and three times 2 s.
 LAST_WORDS = 12
@@ -72,8 +73,13 @@ def check_compose(binary, folder):
     must(seconds(service["stop_grace_period"]) >= stopping(config), "Compose waits less than stopping takes")
     must("./deferral.yaml:/etc/deferral/deferral.yaml:ro" in service["volumes"], "the configuration is not mounted")
     must("/etc/deferral/deferral.yaml" in (DOCKER / "Dockerfile").read_text(), "it is not where the image looks for it")
-    port = config["listen"].rsplit(":", 1)[1]
-    must(all(it.endswith(f":{port}") for it in service["ports"]), f"the port of the container is {port}")
+    ports = [port_of(config["listen"]), port_of(config["metrics"])]
+    published = [f"127.0.0.1:{port}:{port}" for port in ports]
+    must(service["ports"] == published, f"what is published on this machine is not {published}")
+    source = ROOT / service["build"]["dockerfile"]
+    must((DOCKER / service["build"]["context"]).resolve() == ROOT and source.is_file(), "it is built of nothing")
+    last = (DOCKER / "Dockerfile").read_text().split("ENTRYPOINT")[1]
+    must(source.read_text().endswith(last), "the two images begin in different ways")
     must("deferral" in config["access"]["hosts"], "other services call it by its name")
     must(config["routes"][0]["upstream"]["url"].startswith("http://tools:"), "the server is the service `tools`")
     must(config["store"]["disk"].startswith("/data/") and "tasks:/data" in service["volumes"], "tasks are not kept")
@@ -90,7 +96,9 @@ def check_kubernetes(binary, folder):
     broken.write_text(text.replace("readOnlyRootFilesystem: true", "readOnlyRootFilesytem: true"))
     run(*validate, broken, fails=True)
 
-    parts = {part["kind"]: part for part in yaml.safe_load_all(text)}
+    everything = list(yaml.safe_load_all(text))
+    scraped = next(part for part in everything if part["metadata"]["name"] == "deferral-metrics")
+    parts = {part["kind"]: part for part in everything if part is not scraped}
     config_text = parts["ConfigMap"]["data"]["deferral.yaml"]
     config = yaml.safe_load(config_text)
     template = parts["Deployment"]["spec"]["template"]
@@ -107,8 +115,17 @@ def check_kubernetes(binary, folder):
     ):
         must(selector.items() <= labels.items(), f"{kind} selects other pods")
     ports = {port["name"]: port["containerPort"] for port in container["ports"]}
-    must(ports == {"mcp": port_of(config["listen"]), "operator": port_of(config["admin"]["listen"])}, f"ports: {ports}")
-    for port in parts["Service"]["spec"]["ports"]:
+    listeners = {"mcp": config["listen"], "operator": config["admin"]["listen"], "metrics": config["metrics"]}
+    must(ports == {name: port_of(address) for name, address in listeners.items()}, f"ports: {ports}")
+    monitor = yaml.safe_load(MONITOR.read_text())
+    chosen = monitor["spec"]["selector"]["matchLabels"].items()
+    must(chosen <= scraped["metadata"]["labels"].items(), "the ServiceMonitor selects no Service")
+    must(not chosen <= parts["Service"]["metadata"]["labels"].items(), "clients' Service is scraped, too")
+    must(scraped["spec"]["selector"].items() <= labels.items(), "the Service for scrapers selects other pods")
+    names = {port["name"] for port in scraped["spec"]["ports"]}
+    for endpoint in monitor["spec"]["endpoints"]:
+        must(endpoint["port"] in names and endpoint["path"] == "/metrics", f"nothing is scraped at {endpoint}")
+    for port in parts["Service"]["spec"]["ports"] + scraped["spec"]["ports"]:
         must(port["targetPort"] in ports, f"the Service names no port of the pod: {port}")
     readiness = container["readinessProbe"]
     heard = readiness["periodSeconds"] * readiness["failureThreshold"]
@@ -143,7 +160,12 @@ def check_pod(binary, folder, config_text, manifest, probes):
     try:
         for line in pod.stderr:
             if admin := re.search(r'"admin":"([^"]+)"', line):
+                metrics = re.search(r'"metrics":"([^"]+)"', line)
                 break
+        scrape = http.client.HTTPConnection(metrics[1], timeout=10)
+        scrape.request("GET", "/metrics", headers={"Host": "deferral-metrics:9464"})
+        answer = scrape.getresponse()
+        must(answer.status == 200 and b"deferral_build_info" in answer.read(), f"a scrape gets {answer.status}")
         for probe in probes:
             must(probe["port"] == "operator" and probe["scheme"] == "HTTPS", f"{probe}")
             connection = http.client.HTTPSConnection(admin[1], timeout=10, context=ssl._create_unverified_context())

@@ -1,6 +1,7 @@
 //! What is deployed beside the program names nothing that the program does not have.
 //! `tests/deploy/check.py` gives the files to the programs that read them.
 
+use deferral::internals::config;
 use serde_json::Value;
 use std::{collections::BTreeSet, fs, path::Path};
 
@@ -54,4 +55,27 @@ fn each_alert_is_shown_to_speak() {
             assert!(tests.contains(&format!("alertname=\"{name}\"")), "{name} is not tested");
         }
     }
+}
+
+#[test]
+fn scrapers_are_sent_to_the_listener_for_metrics() {
+    let configured = |text: &str| {
+        let config = config::parse(Path::new("deferral.yaml"), text).expect("a configuration");
+        config.metrics.expect("it has a listener for metrics").port()
+    };
+    let port = configured(&read("docker/deferral.yaml"));
+    assert!(read("docker/compose.yaml").contains(&format!("\"127.0.0.1:{port}:{port}\"")));
+    assert!(read("docker/Dockerfile.source").contains(&format!("EXPOSE 8808 {port}\n")));
+    let manifest = read("kubernetes/deferral.yaml");
+    assert!(manifest.contains(&format!("metrics: 0.0.0.0:{port}\n")));
+    assert!(manifest.contains(&format!("{{ name: metrics, containerPort: {port} }}")));
+    assert!(manifest.contains(&format!("{{ name: metrics, port: {port}, targetPort: metrics }}")));
+    let labels = "{ app.kubernetes.io/name: deferral, app.kubernetes.io/component: metrics }";
+    let monitor = read("kubernetes/servicemonitor.yaml");
+    assert!(
+        manifest.contains(&format!("labels: {labels}"))
+            && monitor.contains(&format!("matchLabels: {labels}"))
+    );
+    assert!(monitor.contains("{ port: metrics, path: /metrics, "));
+    assert!(read("prometheus/scrape.yaml").contains(&format!("targets: [\"127.0.0.1:{port}\"]")));
 }
