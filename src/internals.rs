@@ -58,7 +58,7 @@ pub mod dialect {
 }
 
 pub mod front {
-    pub use crate::front::{Bound, Config, Error, Keys, Limits, Timeouts, TlsPaths, serve};
+    pub use crate::front::{Bound, Config, Error, Health, Keys, Limits, Timeouts, TlsPaths, serve};
 }
 
 pub mod policy {

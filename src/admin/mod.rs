@@ -5,7 +5,9 @@
 //!
 //! | file | |
 //! |---|---|
-//! | `server.rs` | accepts connections, and lets requests in |
+//! | `listener.rs` | accepts connections, and closes those that wait when all are taken |
+//! | `server.rs` | lets requests in |
+//! | `scrape.rs` | the listener for scrapers: metrics, and nothing else |
 //! | `gate.rs` | who may do what: the operator's token |
 //! | `router.rs` | what is served, in one table |
 //! | `answer.rs` | what operators are answered with |
@@ -22,16 +24,19 @@ mod answer;
 mod events;
 mod gate;
 mod health;
+mod listener;
 mod metrics;
 mod page;
 mod processes;
 mod reload;
 mod router;
 mod routes;
+mod scrape;
 mod server;
 mod tasks;
 
 pub use events::Events;
 pub use reload::{Asked, Changed, Reloaded, Reloads};
 pub use routes::ShownRoute;
+pub use scrape::{Scrape, serve_metrics};
 pub use server::{Bound, Config, Error, Parts, Prepared, serve};

@@ -133,6 +133,15 @@ const fn file(path: &'static str, answer: fn(Arc<Parts>, Asked) -> BoxFuture<'st
     Served { method: Method::GET, path, may: May::Probe, answer }
 }
 
+// === impl Served ===
+
+impl Served {
+    /// Whether health checks ask for it.
+    pub(super) fn is_probe(&self) -> bool {
+        matches!(self.path, "/live" | "/ready")
+    }
+}
+
 /// What a request asks for.
 ///
 /// # Errors

@@ -5,51 +5,39 @@ use super::{
     events::{self, Events},
     gate::{self, Gate},
     health,
+    listener::{self, Bounds, Serves, Site},
     processes::Servers,
     reload::Reloads,
     router::{self, Asked},
     routes::ShownRoute,
 };
 use crate::{
-    front::{Callers, Paced, TlsError, TlsPaths, acceptor},
+    front::{Callers, TlsError, TlsPaths, acceptor},
     policy::{Access, Tokens},
-    protocol::request_head,
     proxy::{Ledger, Operators},
-    runtime::{Listener, Live, Net, Stopping, Stream, random},
+    runtime::{Listener, Live, Net, Receiving, Stopping, random},
 };
 use bytes::Bytes;
-use http::{HeaderValue, Request, StatusCode, header::CONNECTION};
+use http::{HeaderValue, Request, StatusCode, header::RETRY_AFTER};
 use http_body_util::{BodyExt, Limited};
-use hyper::{body::Body, server::conn::http1, service::service_fn};
-use hyper_util::rt::{TokioIo, TokioTimer};
-use std::{
-    convert::Infallible, error::Error as StdError, fmt, io, net::SocketAddr, sync::Arc, time::Duration,
-};
+use hyper::body::{Body, Incoming};
+use std::{error::Error as StdError, fmt, io, net::SocketAddr, sync::Arc, time::Duration};
 use tokio::{
-    io::{AsyncRead, AsyncWrite},
     task::{JoinHandle, JoinSet},
-    time::{sleep, timeout},
+    time::timeout,
 };
 use tokio_rustls::TlsAcceptor;
 
-/// Open connections; further ones wait in the system's queue. Operators are few, and the descriptors
-/// that are kept for them are not many.
-const CONNECTIONS: usize = 24;
+/// Connections at a time, and beyond them those that serve one request of a probe each. Operators are few, and the
+/// descriptors that are kept for them are not many.
+const CONNECTIONS: usize = 18;
+const PROBES: usize = 6;
 
-/// For a head, for the next request on a connection, and for a TLS handshake.
-const READ_HEADERS: Duration = Duration::from_secs(10);
-
-/// For a body.
+/// For a body. Nothing that is served takes one.
 const READ_BODY: Duration = Duration::from_secs(10);
 
-/// Bytes of a request's body; more is refused with 413.
+/// Bytes of a body.
 const BODY_BYTES: usize = 16 << 10;
-
-/// How long a connection may take nothing of what it is sent before it is closed.
-const WRITE: Duration = Duration::from_secs(10);
-
-/// How long to let be after an accept that failed.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// How operators are met.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -129,6 +117,8 @@ pub struct Link(String);
 pub enum Error {
     #[error("cannot listen on {address} (admin): {source}")]
     Bind { address: SocketAddr, source: io::Error },
+    #[error("cannot listen on {address} (metrics): {source}")]
+    Metrics { address: SocketAddr, source: io::Error },
     #[error("admin: {0}")]
     Tls(#[from] TlsError),
 }
@@ -151,65 +141,21 @@ pub fn serve(config: Config, parts: Parts) -> Result<Bound, Error> {
     Ok(Bound { address, link, task, shared, made: tokens })
 }
 
-async fn accept(mut listener: Listener, shared: Live<Shared>) {
-    // Dropped with this task, and every connection with it.
-    let (mut connections, mut own) = (JoinSet::new(), JoinSet::new());
+async fn accept(listener: Listener, shared: Live<Shared>) {
+    // Dropped with this task.
+    let mut own = JoinSet::new();
     let parts = shared.clone();
     own.spawn(events::told(move || Arc::clone(&parts.now().parts)));
-    loop {
-        while connections.len() >= CONNECTIONS {
-            connections.join_next().await;
-        }
-        tokio::select! {
-            Some(_ended) = connections.join_next() => {}
-            accepted = listener.accept() => match accepted {
-                Ok(stream) => {
-                    connections.spawn(met(stream, shared.now().tls.clone(), shared.clone()));
-                }
-                Err(error) => {
-                    tracing::warn!(target: "deferral", event = "admin_accept_failed", %error);
-                    sleep(ACCEPT_PAUSE).await;
-                }
-            },
-        }
-    }
+    let bounds = Bounds { connections: CONNECTIONS, probes: PROBES, name: "admin" };
+    listener::accept(listener, shared, bounds).await;
 }
 
-async fn met(stream: Stream, tls: Option<TlsAcceptor>, shared: Live<Shared>) {
-    // Right on the socket, so that a client that takes nothing holds no place among the few.
-    let stream = Paced::new(stream, WRITE);
-    let Some(tls) = tls else { return connection(stream, shared).await };
-    // What goes wrong here is its client's affair.
-    if let Ok(Ok(stream)) = timeout(READ_HEADERS, tls.accept(stream)).await {
-        connection(stream, shared).await;
-    }
-}
-
-async fn connection(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, shared: Live<Shared>) {
-    let answer = service_fn(|request| {
-        let shared = shared.kept();
-        async move { Ok::<_, Infallible>(answer(request, &shared).await) }
-    });
-    // What goes wrong here is its client's affair.
-    let _ = http1::Builder::new()
-        .timer(TokioTimer::new())
-        .header_read_timeout(READ_HEADERS)
-        .max_buf_size(16 << 10)
-        .serve_connection(TokioIo::new(stream), answer)
-        .await;
-}
-
-async fn answer<B>(request: Request<B>, shared: &Shared) -> Answer
+async fn answer<B>(request: Request<B>, shared: &Shared, serves: Serves, receiving: Receiving<'_>) -> Answer
 where
     B: Body<Data = Bytes>,
     B::Error: Into<Box<dyn StdError + Send + Sync>>,
 {
     let (mut head, body) = request.into_parts();
-    if let Err(error) = request_head::check(head.version, &head.uri, &head.headers) {
-        let mut answer = problem(error.status(), &error.to_string());
-        answer.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
-        return answer;
-    }
     // A web page must not reach an operator's tools through a reader's browser.
     if let Err(denied) = shared.parts.access.check_head(&head.uri, &head.headers) {
         return problem(StatusCode::FORBIDDEN, &denied.to_string());
@@ -220,17 +166,38 @@ where
         }
         Err(answer) => return *answer,
     };
+    if serves == Serves::OneProbe && !served.is_probe() {
+        let error = format!(
+            "all {CONNECTIONS} connections of this address are at work; close a page, or try again (`/live` and \
+             `/ready` are answered all the same)"
+        );
+        let mut answer = problem(StatusCode::SERVICE_UNAVAILABLE, &error);
+        answer.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
+        return answer;
+    }
     if let Err(answer) = shared.gate.admit(served.may, &mut head.headers) {
         return *answer;
     }
     // Nothing that is served takes one; what is read to its end leaves the connection to the next request.
-    match timeout(READ_BODY, Limited::new(body, BODY_BYTES).collect()).await {
+    let body = timeout(READ_BODY, Limited::new(body, BODY_BYTES).collect()).await;
+    drop(receiving);
+    match body {
         Ok(Ok(_)) => (served.answer)(Arc::clone(&shared.parts), asked).await,
         Ok(Err(_)) => {
             let error = format!("the body is cut off, or longer than {BODY_BYTES} bytes");
             problem(StatusCode::PAYLOAD_TOO_LARGE, &error)
         }
         Err(_) => problem(StatusCode::REQUEST_TIMEOUT, "the body did not come in time"),
+    }
+}
+
+impl Site for Live<Shared> {
+    fn tls(&self) -> Option<TlsAcceptor> {
+        self.now().tls.clone()
+    }
+
+    async fn answer(&self, request: Request<Incoming>, serves: Serves, receiving: Receiving<'_>) -> Answer {
+        answer(request, &self.kept(), serves, receiving).await
     }
 }
 
@@ -317,13 +284,15 @@ mod tests {
     use super::*;
     use crate::runtime::Drain;
     use crate::{
+        admin::listener::WRITE,
+        front::Paced,
         policy::Quotas,
-        runtime::{Clock, SystemClock},
+        runtime::{Activity, Clock, SystemClock},
         store::Memory,
     };
     use std::net::Ipv4Addr;
     use tokio::{
-        io::{AsyncReadExt, AsyncWriteExt},
+        io::{AsyncRead, AsyncReadExt, AsyncWriteExt},
         net::TcpStream,
     };
 
@@ -410,7 +379,13 @@ mod tests {
         let telling = tokio::spawn(events::told(move || Arc::clone(&parts)));
         let watch = |room: usize| {
             let (client, server) = tokio::io::duplex(room);
-            (client, tokio::spawn(connection(Paced::new(server, WRITE), shared.clone())))
+            let shared = shared.clone();
+            let serving = async move {
+                let activity = Arc::new(Activity::new(SystemClock::new().now()));
+                let paced = Paced::new(server, WRITE);
+                listener::connection(paced, &shared, &activity, Serves::Everything).await;
+            };
+            (client, tokio::spawn(serving))
         };
         let (mut silent, of_silent) = watch(512);
         silent.write_all(WATCH).await.expect("it is read");

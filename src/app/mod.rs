@@ -42,6 +42,8 @@ pub struct Running {
     pub addresses: Vec<SocketAddr>,
     /// The operator's address, where there is one.
     pub admin: Option<admin::Bound>,
+    /// The listener for scrapers, where there is one.
+    pub metrics: Option<admin::Scrape>,
     /// The paths that are served, in the order of the configuration.
     pub paths: Vec<Arc<str>>,
     /// Whether clients are met with TLS.
@@ -214,14 +216,22 @@ fn start_each(
         tracer,
         net,
     )?;
+    let (metrics_of, counted) = (parts.servers.clone(), Arc::clone(&parts.ledger));
     let admin = config.admin.clone().map(|admin| admin::serve(admin, parts)).transpose()?;
+    let metrics = config.metrics.map(|address| admin::serve_metrics(address, metrics_of, counted));
+    let metrics = metrics.transpose().inspect_err(|_| {
+        if let Some(admin) = &admin {
+            admin.task.abort();
+        }
+    })?;
     if let Some(shared) = shared {
-        let admin = admin.as_ref().map(|admin| admin.address);
-        tell_started(&config, &in_words(&config.routes), &bound.addresses, admin, shared);
+        let operators = [admin.as_ref().map(|admin| admin.address), metrics.as_ref().map(|it| it.address)];
+        tell_started(&config, &in_words(&config.routes), &bound.addresses, operators, shared);
     }
     Ok(Running {
         addresses: bound.addresses,
         admin,
+        metrics,
         paths: routes.iter().map(|served| Arc::clone(served.path())).collect(),
         tls: config.front.tls.is_some(),
         stages: Stages { leaving, draining, overdue, closing },
@@ -258,12 +268,13 @@ fn tell_started(
     config: &Config,
     routes: &str,
     listen: &[SocketAddr],
-    admin: Option<SocketAddr>,
+    [admin, metrics]: [Option<SocketAddr>; 2],
     (allowed, shares): (Descriptors, Shares),
 ) {
     Started {
         listen: &listen.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "),
         admin: &admin.map_or_else(|| "off".to_owned(), |address| address.to_string()),
+        metrics: &metrics.map_or_else(|| "off".to_owned(), |address| address.to_string()),
         tls: config.front.tls.is_some(),
         routes,
         store: &match &config.store {
@@ -323,6 +334,7 @@ fn tell_limits(config: &Config) {
     count(Limit::HeaderBytes, limits.header_bytes);
     count(Limit::Headers, limits.headers);
     count(Limit::Connections, limits.connections);
+    count(Limit::PendingConnections, limits.pending_connections());
     count(Limit::Calls, limits.calls);
     count(Limit::Streams, limits.streams as usize);
     count(Limit::Depth, limits.depth);
@@ -443,6 +455,9 @@ impl Running {
         };
         let lost = if hurried && !left.is_final { self.left() } else { left };
         // It has answered to the last, so that operators saw us stopping.
+        if let Some(metrics) = &self.metrics {
+            metrics.task.abort();
+        }
         if let Some(admin) = self.admin {
             admin.task.abort();
         }

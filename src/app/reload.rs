@@ -144,7 +144,9 @@ impl Running {
         keep("telemetry", config.traces != now.traces);
         let address = |admin: &Option<admin::Config>| admin.as_ref().map(|admin| admin.listen);
         keep("admin", address(&config.admin) != address(&now.admin));
+        keep("metrics", config.metrics != now.metrics);
         config.store = now.store.clone();
+        config.metrics = now.metrics;
         config.log = now.log.clone();
         config.ready = now.ready;
         config.traces = now.traces.clone();
@@ -155,6 +157,9 @@ impl Running {
     }
 
     fn show_operators(&self, admitting: Option<admin::Prepared>) {
+        if let Some(metrics) = &self.metrics {
+            metrics.renew(servers(&self.routes));
+        }
         let (Some(bound), Some(admitting)) = (&self.admin, admitting) else { return };
         let before = bound.parts();
         let parts = admin::Parts {

@@ -9,7 +9,10 @@
 
 use super::{
     At, Config, DEFAULT_DRAIN, Files, Log, Ready, Settings, Store,
-    kind::{addresses, drain, key_place, key_source, log, required, store, string, text, token_source, url},
+    kind::{
+        addresses, drain, key_place, key_source, log, or_off, required, store, string, text, token_source,
+        url,
+    },
     limits::{limits, timeouts},
     operators::{self, operators},
     route::route,
@@ -24,6 +27,7 @@ use crate::{
     front,
     policy::{self, Access},
 };
+use serde_json::json;
 
 pub const DEFAULT_LISTEN: &str = "127.0.0.1:8808";
 pub const DEFAULT_PATH: &str = "/mcp";
@@ -42,6 +46,15 @@ pub(super) fn file(s: &mut Section<'_, '_>, around: Surroundings<'_>) -> Config 
             "Where operators come in: an address, a mapping that also says with which token and over TLS, or `off`.",
         )
         .at(operators(around), Some(operators::Written::default()));
+    let scrape = s
+        .key(
+            "metrics",
+            "Address at which scrapers get `/metrics` over plain HTTP and without a token, and nothing else is served; \
+             or `off`. The admin listener serves them in any case.",
+        )
+        .with_default("off")
+        .set(or_off(json!({ "type": "string", "examples": ["0.0.0.0:9464", "off"] }), values::admin));
+    let metrics = together::metrics(scrape, &listen, &admin, s);
     let admin = together::operators(admin, &listen, around, s);
     let limits = s.key("limits", "How much of everything there may be.").section("`limits`", limits);
     let timeouts = s.key("timeouts", "How long to wait for what.").section("`timeouts`", timeouts);
@@ -65,8 +78,19 @@ pub(super) fn file(s: &mut Section<'_, '_>, around: Surroundings<'_>) -> Config 
     );
     let telemetry =
         s.key("telemetry", "What is told of what happens, beside the log.").section("`telemetry`", telemetry);
+    let health = s
+        .key(
+            "health",
+            "Path on the clients' listeners at which GET is answered with 200 or 503 as at `/ready`, without a token; \
+             or `off`.",
+        )
+        .with_default("off")
+        .set(or_off(json!({ "type": "string", "examples": ["/healthz", "off"] }), values::health));
+    let ready = s.key("ready", "What `/ready` of the operator's address needs.").section("`ready`", ready);
+    let health = together::health(health, &routes, s);
     Config {
         admin,
+        metrics,
         store: s
             .key("store", "Where tasks are kept: `memory`, where they end with the process, or a folder that outlives it, as in `{ disk: ./data }`.")
             .or(store(around), Store::Memory),
@@ -92,7 +116,7 @@ pub(super) fn file(s: &mut Section<'_, '_>, around: Surroundings<'_>) -> Config 
                 "How the log is written, on the standard error: `text` or `json`; or a mapping that also says what of it.",
             )
             .or(log(), Log::default()),
-        ready: s.key("ready", "What `/ready` of the operator's address needs.").section("`ready`", ready),
+        ready,
         traces: traces(telemetry, around, s),
         settings: Settings::default(),
         files: Files::default(),
@@ -105,6 +129,7 @@ pub(super) fn file(s: &mut Section<'_, '_>, around: Surroundings<'_>) -> Config 
             limits: limits.front,
             timeouts: timeouts.front,
             public_url: public_url.given(),
+            health: health.map(|path| front::Health { path, needs_servers: ready.needs_servers }),
         },
     }
 }

@@ -63,6 +63,13 @@ pub(super) fn limits(s: &mut Section<'_, '_>) -> Limits {
         // What a browser sends of its own accord must fit.
         headers: s.key("headers", "Headers of one request. Beyond it: 431.").or(count(32), defaults.headers),
         connections: clients.value,
+        pending_connections: s
+            .key(
+                "pending_connections",
+                "Connections from one address (of IPv6: from one /64) that have not completed a request yet, at most half \
+                 of `connections`. For a further one the one that has waited the longest is closed.",
+            )
+            .or(count(1), defaults.pending_connections),
         calls: s
             .key("calls", "Calls in flight at a time, tasks not counted. Beyond it: 503.")
             .or(count(1), defaults.calls),

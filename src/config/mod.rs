@@ -42,6 +42,7 @@ use section::{Report, TOP};
 use serde_json::json;
 use std::{
     io::Read,
+    net::SocketAddr,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -59,6 +60,8 @@ pub struct Config {
     pub front: front::Config,
     /// The operator's listener; `None` for none.
     pub admin: Option<admin::Config>,
+    /// Where scrapers get metrics, beside the admin listener; `None` for nowhere.
+    pub metrics: Option<SocketAddr>,
     pub store: Store,
     /// At least one; no two of one path.
     pub routes: Vec<RouteConfig>,

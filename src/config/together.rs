@@ -20,7 +20,7 @@ use crate::{
     upstream,
 };
 use http::Uri;
-use std::{net::SocketAddr, time::Duration};
+use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 /// Where operators are met, beside where clients are.
 pub(super) fn operators(
@@ -87,6 +87,49 @@ fn listeners(listen: &At<Vec<At<SocketAddr>>>, admin: Option<&At<SocketAddr>>, s
             ),
         );
     }
+}
+
+/// Where metrics are served, beside the other listeners.
+pub(super) fn metrics(
+    written: Set<Option<SocketAddr>>,
+    listen: &At<Vec<At<SocketAddr>>>,
+    admin: &At<Option<Written>>,
+    s: &mut Section<'_, '_>,
+) -> Option<SocketAddr> {
+    let Set::To(At { place, value: Some(address) }) = written else { return None };
+    let admin = admin.value.as_ref().map(|admin| admin.listen.value);
+    let listens = listen.value.iter().map(|at| at.value);
+    let others = listens.map(|other| ("listen", other)).chain(admin.map(|admin| ("admin", admin)));
+    for (name, other) in others {
+        // Port 0 is another port each time.
+        if address.port() != 0 && other == address {
+            s.wrong(
+                place,
+                format!("`metrics` and `{name}` are both {address}; choose another port for one of them"),
+            );
+        }
+    }
+    Some(address)
+}
+
+/// The path of health checks, which must be no route's.
+pub(super) fn health(
+    written: Set<Option<String>>,
+    routes: &Set<Vec<At<Route>>>,
+    s: &mut Section<'_, '_>,
+) -> Option<Arc<str>> {
+    let Set::To(At { place, value: Some(path) }) = written else { return None };
+    if let Set::To(At { value: routes, .. }) = routes {
+        let is_same = |route: &&str| policy::is_same_path(route, &path);
+        let paths = routes.iter().filter_map(|route| route.value.path.as_ref());
+        if let Some(route) = paths.map(|path| &*path.value).find(is_same) {
+            s.wrong(
+                place,
+                format!("`health` is `{path}`, and so is the path of a route (`{route}`); choose another"),
+            );
+        }
+    }
+    Some(path.into())
 }
 
 /// Those of the same value as an earlier one.

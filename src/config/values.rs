@@ -189,6 +189,17 @@ pub fn admin(text: &str) -> Result<Option<SocketAddr>> {
     })
 }
 
+/// The path of health checks on the clients' listeners; `None` for `off`.
+///
+/// # Errors
+/// As [`path`].
+pub fn health(text: &str) -> Result<Option<String>> {
+    if text == "off" {
+        return Ok(None);
+    }
+    path(text).map(Some)
+}
+
 /// The URL of a server's MCP endpoint.
 ///
 /// # Errors

@@ -1,13 +1,13 @@
 //! One connection's socket, as hyper sees it: which version of HTTP begins on it, how long it may
 //! rest, and when a task handle has left through it.
 
-use super::rest::Rest;
+use super::half_closed::{Ending, HalfClosed, Peer};
 use crate::telemetry::Limit;
 use crate::{
     dialect::{Call, Credentials, Remembered},
     protocol::Capabilities,
     proxy::Commit,
-    runtime::{Clock, Mutex, Stopping, give_way, is_busy},
+    runtime::{Activity, Clock, Mutex, Receiving, Stopping, give_way, is_busy},
 };
 use arc_swap::{ArcSwapOption, Guard};
 use http::{HeaderMap, HeaderName, HeaderValue, header::CONNECTION};
@@ -42,7 +42,7 @@ pub(super) struct Connection {
     /// Whether the client used TLS to reach us.
     pub(super) secure: bool,
     version: Version,
-    rest: Arc<Rest>,
+    activity: Arc<Activity>,
     /// Here and not with each request: connections on different threads would meet at its count of references.
     clock: Arc<dyn Clock>,
     /// Whether it is to end with what it is answered.
@@ -54,6 +54,8 @@ pub(super) struct Connection {
     waiting: atomic::AtomicBool,
     /// A [`Phase`], of HTTP/1 alone.
     phase: atomic::AtomicU8,
+    /// An [`Answer`], of HTTP/1 alone.
+    answer: atomic::AtomicU8,
     /// What its client said of itself last, if that is little.
     remembered: ArcSwapOption<Remembered>,
     /// What it showed last, likewise.
@@ -69,8 +71,20 @@ enum Phase {
     Idle,
     /// Some of a head is here.
     Head,
-    /// A request is being served.
+    /// A head is complete, and its request is being received.
+    Receiving,
+    /// A request is complete and being served. Over HTTP/2, whatever is done.
     Busy,
+}
+
+/// How the answer of the request that is being served is sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Answer {
+    NotBegun,
+    /// In chunks (RFC 9112, section 7.1).
+    Chunked,
+    /// With a length that was announced, or up to the end of the connection.
+    Other,
 }
 
 #[derive(Debug)]
@@ -84,7 +98,7 @@ enum Commits {
 #[pin_project(PinnedDrop)]
 pub(super) struct Io<S> {
     #[pin]
-    stream: TokioIo<S>,
+    stream: TokioIo<Ending<S>>,
     /// What was read to tell the version of HTTP, until it is read again.
     head: Head,
     /// When the rest of a head is overdue. Most heads arrive in one piece and need no timer.
@@ -95,6 +109,12 @@ pub(super) struct Io<S> {
     connection: Arc<Connection>,
     /// The others of the thread have gone first, if there were any.
     gave_way: bool,
+    /// Something is to be written, or has been since the last completed flush.
+    is_unflushed: bool,
+    /// The first byte of the answer has been sent ([`half_closed`](super::half_closed)).
+    is_begun: bool,
+    /// There once the client has ended its side.
+    half_closed: Option<Box<HalfClosed>>,
 }
 
 /// The first bytes of a connection.
@@ -117,7 +137,7 @@ impl Connection {
     pub(super) fn new(
         secure: bool,
         version: Version,
-        rest: Arc<Rest>,
+        activity: Arc<Activity>,
         clock: Arc<dyn Clock>,
         leaving: Stopping,
     ) -> Self {
@@ -131,10 +151,11 @@ impl Connection {
             commits: Mutex::new(Commits::Open(Vec::new())),
             waiting: atomic::AtomicBool::new(false),
             version,
-            rest,
+            activity,
             clock,
             leaving,
             phase: atomic::AtomicU8::new(phase as u8),
+            answer: atomic::AtomicU8::new(Answer::NotBegun as u8),
             remembered: ArcSwapOption::empty(),
             credentials: ArcSwapOption::empty(),
         }
@@ -191,13 +212,55 @@ impl Connection {
 
     /// A request's head is complete.
     pub(super) fn begin(&self) {
-        self.rest.begin();
-        self.enter(Phase::Busy);
+        self.activity.begin();
+        if self.version == Version::Http1 {
+            self.answers_in(Answer::NotBegun);
+            self.enter(Phase::Receiving);
+        }
+    }
+
+    /// The body of a request is being waited for.
+    pub(super) fn receives(&self) -> Receiving<'_> {
+        self.activity.receives()
+    }
+
+    /// A request is complete.
+    pub(super) fn received(&self) {
+        self.activity.complete();
+        if self.version == Version::Http1 {
+            self.enter(Phase::Busy);
+        }
+    }
+
+    /// The answer begins; in chunks or otherwise.
+    pub(super) fn answers(&self, in_chunks: bool) {
+        self.answers_in(if in_chunks { Answer::Chunked } else { Answer::Other });
+    }
+
+    fn answers_in(&self, answer: Answer) {
+        self.answer.store(answer as u8, atomic::Ordering::Relaxed);
+    }
+
+    /// Whether some of a head is here.
+    pub(super) fn is_in_a_head(&self) -> bool {
+        self.is(Phase::Head)
+    }
+
+    /// The byte that can be sent now to a client that has ended its side, where there is one.
+    fn probe(&self) -> Option<u8> {
+        let answer = self.answer.load(atomic::Ordering::Relaxed);
+        match () {
+            () if answer == Answer::NotBegun as u8 => Some(b'H'),
+            () if answer == Answer::Chunked as u8 => Some(b'0'),
+            () => None,
+        }
     }
 
     /// A request's answer has been given.
     pub(super) fn end(&self, now: Instant) {
-        self.rest.end(now);
+        // Where it was refused before it was complete, its answer is not to be cut off either.
+        self.activity.complete();
+        self.activity.end(now);
         if self.version == Version::Http1 {
             self.enter(Phase::Idle);
         }
@@ -208,7 +271,7 @@ impl Connection {
     pub(super) fn ends_with(&self, headers: &mut HeaderMap) {
         match self.version {
             Version::Http1 => drop(headers.insert(CONNECTION, HeaderValue::from_static("close"))),
-            Version::Http2 => self.rest.ask_to_leave(),
+            Version::Http2 => self.activity.ask_to_close(),
         }
     }
 
@@ -278,24 +341,72 @@ impl<S> Io<S> {
     /// A stream that begins with `head`, and what its requests share.
     pub(super) fn new(stream: S, head: Head, read_headers: Duration, connection: Arc<Connection>) -> Self {
         Self {
-            stream: TokioIo::new(stream),
+            stream: TokioIo::new(Ending::new(stream)),
             head,
             overdue: None,
             read_headers,
             lingering: None,
             connection,
             gave_way: false,
+            is_unflushed: false,
+            is_begun: false,
+            half_closed: None,
         }
     }
 }
 
-impl<S: AsyncRead> Read for Io<S> {
+impl<S: AsyncRead + AsyncWrite + Peer> Io<S> {
+    /// What is read of a client that has ended its side: nothing more. That is an end only where nothing is being
+    /// answered, or the client turns out to have closed the connection.
+    fn poll_half_closed(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let mut this = self.project();
+        let is_receiving = this.connection.is(Phase::Receiving);
+        let is_idle = !is_receiving && !this.connection.is(Phase::Busy);
+        if is_idle && !*this.is_unflushed {
+            return Poll::Ready(Ok(()));
+        }
+        let half_closed = this.half_closed.get_or_insert_with(HalfClosed::new);
+        if is_idle {
+            // What is still to be sent is sent first.
+            return Poll::Pending;
+        }
+        if is_receiving {
+            return if half_closed.ends_a_body(cx) { Poll::Ready(Ok(())) } else { Poll::Pending };
+        }
+        if !half_closed.is_probed
+            && !*this.is_unflushed
+            && let Some(byte) = this.connection.probe()
+        {
+            match ready!(this.stream.as_mut().poll_write(cx, &[byte]))? {
+                0 => return Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
+                _ => half_closed.is_probed = true,
+            }
+            *this.is_begun = byte == b'H';
+            // Under TLS it is only then on its way.
+            if let Poll::Ready(flushed) = this.stream.as_mut().poll_flush(cx) {
+                flushed?;
+            }
+        }
+        loop {
+            if this.stream.inner().is_reset() {
+                return Poll::Ready(Err(io::ErrorKind::ConnectionReset.into()));
+            }
+            ready!(half_closed.poll_look(cx));
+        }
+    }
+}
+
+impl<S: AsyncRead + AsyncWrite + Peer> Read for Io<S> {
     fn poll_read(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
         mut buf: ReadBufCursor<'_>,
     ) -> Poll<io::Result<()>> {
-        let this = self.project();
+        if self.half_closed.is_some() {
+            return self.poll_half_closed(cx);
+        }
+        let mut io = self;
+        let this = io.as_mut().project();
         let left = this.head.left();
         if !left.is_empty() {
             let count = left.len().min(buf.remaining());
@@ -307,7 +418,11 @@ impl<S: AsyncRead> Read for Io<S> {
             let _ = this.stream.poll_read(cx, buf);
             return Poll::Ready(Ok(()));
         }
-        if let Poll::Ready(read) = this.stream.poll_read(cx, buf) {
+        let mut stream = this.stream;
+        if let Poll::Ready(read) = stream.as_mut().poll_read(cx, buf) {
+            if stream.inner().has_ended && this.connection.version == Version::Http1 && read.is_ok() {
+                return io.poll_half_closed(cx);
+            }
             this.connection.heard();
             return Poll::Ready(read);
         }
@@ -322,10 +437,18 @@ impl<S: AsyncRead> Read for Io<S> {
     }
 }
 
-impl<S: AsyncRead + AsyncWrite> Write for Io<S> {
+impl<S: AsyncRead + AsyncWrite + Peer> Write for Io<S> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        *self.as_mut().project().is_unflushed = true;
         ready!(self.as_mut().poll_turn(cx));
-        self.project().stream.poll_write(cx, buf)
+        let this = self.project();
+        if !*this.is_begun || buf.is_empty() {
+            return this.stream.poll_write(cx, buf);
+        }
+        let rest = buf.strip_prefix(b"H").ok_or(io::ErrorKind::InvalidData)?;
+        let written = if rest.is_empty() { 0 } else { ready!(this.stream.poll_write(cx, rest))? };
+        *this.is_begun = false;
+        Poll::Ready(Ok(written + 1))
     }
 
     fn poll_write_vectored(
@@ -333,6 +456,11 @@ impl<S: AsyncRead + AsyncWrite> Write for Io<S> {
         cx: &mut Context<'_>,
         bufs: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
+        if self.is_begun {
+            let first = bufs.iter().find(|buf| !buf.is_empty()).map_or(&[][..], |buf| buf);
+            return self.poll_write(cx, first);
+        }
+        *self.as_mut().project().is_unflushed = true;
         ready!(self.as_mut().poll_turn(cx));
         self.project().stream.poll_write_vectored(cx, bufs)
     }
@@ -346,6 +474,11 @@ impl<S: AsyncRead + AsyncWrite> Write for Io<S> {
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let this = self.project();
         ready!(this.stream.poll_flush(cx))?;
+        *this.is_unflushed = false;
+        if this.half_closed.is_some() {
+            // Its end may have been withheld until now.
+            cx.waker().wake_by_ref();
+        }
         this.connection.flushed();
         Poll::Ready(Ok(()))
     }
@@ -420,6 +553,11 @@ mod tests {
     use std::{future::poll_fn, task::Waker};
     use tokio::sync::oneshot::{self, Receiver, error::TryRecvError};
 
+    impl Peer for tokio::io::DuplexStream {}
+    impl Peer for tokio::io::Empty {}
+    impl Peer for tokio::io::Join<&[u8], tokio::io::Sink> {}
+    impl<S> Peer for tokio::io::BufWriter<S> {}
+
     /// A handle whose last byte HTTP has consumed.
     fn written(connection: &Connection) -> Receiver<()> {
         let (commit, fate) = oneshot::channel();
@@ -431,8 +569,8 @@ mod tests {
         /// One by itself.
         pub(in crate::front) fn of(version: Version) -> Arc<Self> {
             let clock = Arc::new(SystemClock::new());
-            let (rest, (_drain, leaving)) = (Arc::new(Rest::new(clock.now())), Drain::new());
-            Arc::new(Self::new(false, version, rest, clock, leaving))
+            let (activity, (_drain, leaving)) = (Arc::new(Activity::new(clock.now())), Drain::new());
+            Arc::new(Self::new(false, version, activity, clock, leaving))
         }
     }
 
@@ -565,7 +703,8 @@ mod tests {
             let (told, head) = tell_version(&mut rest).await.expect("enough");
             assert_eq!((told, bytes.len() - rest.len()), (version, read));
             assert_eq!(head.left(), &bytes[..read]);
-            let mut io = Io::new(rest, head, Duration::from_secs(10), Connection::of(told));
+            let stream = tokio::io::join(rest, tokio::io::sink());
+            let mut io = Io::new(stream, head, Duration::from_secs(10), Connection::of(told));
             let mut again = Vec::new();
             while again.len() < bytes.len() {
                 let mut piece = [0; 10];

@@ -99,6 +99,10 @@ where
     if request.headers().len() > limit {
         return Either::Right(ready(Ok(refuse(Refusal::Headers { limit }, arrival.line))));
     }
+    if *request.method() != Method::POST {
+        // Where one has a body, it means nothing.
+        arrival.line.connection().received();
+    }
     let path = request.uri().path();
     let Some(position) = front.position(path) else {
         if metadata::is_asked(path) && request.method() == Method::GET {
@@ -183,10 +187,15 @@ where
 {
     let busy = turned_away.map(|limit| Refusal::Busy { limit });
     let limit = if busy.is_some() { TURNED_AWAY } else { front.limits.body_bytes };
-    let body = match receive(&front.bodies, body, limit, front.timeouts.read_body).await {
-        Ok(body) => body,
-        Err(refusal) => return Reading::Refused(busy.unwrap_or(refusal), None),
-    };
+    let connection = line.connection();
+    let body =
+        match receive(&front.bodies, body, limit, front.timeouts.read_body, || connection.receives()).await {
+            Ok(body) => {
+                connection.received();
+                body
+            }
+            Err(refusal) => return Reading::Refused(busy.unwrap_or(refusal), None),
+        };
     let mut messages = Messages::of(body.clone());
     let contents = Contents::read(&mut messages);
     let too_deep = || {
@@ -343,7 +352,11 @@ impl Contents {
                     | FrameError::Member { .. }
                     | FrameError::Id
                     | FrameError::Depth { .. },
-                ) => Self::Unreadable(FrameError::Shape { id: None }),
+                ) => {
+                    // What is no JSON further on is no JSON at all.
+                    let syntax = messages.find_map(|read| read.err().filter(FrameError::is_syntax));
+                    Self::Unreadable(syntax.unwrap_or(FrameError::Shape { id: None }))
+                }
             };
         }
         messages.next().expect("what is no batch is one").map_or_else(Self::Unreadable, Self::One)

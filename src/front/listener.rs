@@ -15,16 +15,23 @@ use super::{
     alarms::Alarms,
     arrival::Arrival,
     connection::{Connection, Head, Io, Version, tell_version},
+    half_closed::Peer,
     layers::trace::Line,
     refused_streams::Counted,
     reply::Body,
-    rest::{self, Guest},
     write_timeout::{Paced, Paces, Portions},
 };
-use crate::runtime::{Listener, Live, Net, Seldom, Stopping, Stream, is_out_of_descriptors};
+use crate::runtime::{
+    IdleGuard, Listener, Live, MIN_IDLE, MIN_PENDING, Net, Seldom, Stopping, Stream, Throttled,
+    is_out_of_descriptors, look_again, peer_address,
+};
 use crate::telemetry::Limit;
 use futures_util::{FutureExt, future::Map};
-use http::{HeaderMap, HeaderValue, header::COOKIE};
+use http::{
+    HeaderMap, HeaderValue, StatusCode,
+    header::{CONTENT_LENGTH, COOKIE, TRANSFER_ENCODING},
+};
+use http_body::Body as _;
 use hyper::{
     body::Incoming,
     rt::Executor,
@@ -40,7 +47,7 @@ use std::{
     pin::{Pin, pin},
     sync::Arc,
     task::{Context, Poll, ready},
-    time::{Duration, Instant},
+    time::Duration,
 };
 use tokio::{
     io::{AsyncRead, AsyncWrite},
@@ -52,9 +59,6 @@ use tokio_rustls::{TlsAcceptor, server::TlsStream};
 /// How long to let be after an accept that failed for want of descriptors or memory. Nothing else
 /// can be done about it, and trying again at once would only keep a core busy.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-
-/// How long it is not told again that connections wait: where there is no place there may be thousands.
-const TELL_AGAIN: Duration = Duration::from_secs(10);
 
 /// How long a client of HTTP/2 may take to acknowledge that its connection ends.
 const FAREWELL: Duration = Duration::from_secs(2);
@@ -72,14 +76,6 @@ pub(super) struct Listeners {
     sockets: Vec<(Listening, Listener)>,
     /// The socket to ask first next time, so that a busy one does not keep others waiting.
     next: usize,
-}
-
-/// Connections that wait for a place, as the log is told of them.
-#[derive(Debug, Default)]
-struct Full {
-    told: Option<Instant>,
-    /// Those that the log has not been told of.
-    waited: u64,
 }
 
 /// Where a socket listens.
@@ -114,7 +110,16 @@ struct Visit<S> {
 /// What ends a connection.
 struct Leaving {
     stopping: Stopping,
-    guest: Guest,
+    idle: IdleGuard,
+}
+
+/// Why a connection is to end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Due {
+    /// The proxy stops.
+    Stopping,
+    /// Another connection needs its place, or its client is to go elsewhere.
+    Asked,
 }
 
 /// One connection's way into the stack.
@@ -130,6 +135,8 @@ struct Answering<F> {
     #[pin]
     answer: F,
     connection: Arc<Connection>,
+    /// Whether an answer of unknown length is sent in chunks: over HTTP/1.1 alone (RFC 9112, section 6.1).
+    may_chunk: bool,
 }
 
 /// Runs the streams of HTTP/2 connections where the drain sees them.
@@ -177,7 +184,7 @@ pub(super) async fn accept<S: Serves>(
     stopping: Stopping,
 ) {
     let mut stopped = pin!(stopping.stopped());
-    let mut full = Full::default();
+    let (mut full, mut pending) = (Throttled::default(), Throttled::default());
     loop {
         let accepted = tokio::select! {
             // Stopping wins: what is accepted now could only be turned away.
@@ -196,12 +203,13 @@ pub(super) async fn accept<S: Serves>(
                     () = &mut stopped => return,
                     place = place(&lasting, &mut full, || generations.now().front.limits.connections) => place,
                 };
-                let guest = lasting.guests.admit(lasting.clock.now());
-                let leaving = Leaving { stopping: stopping.clone(), guest };
                 let (front, tls) = {
                     let generation = generations.now();
                     (Arc::clone(&generation.front), generation.tls.clone())
                 };
+                let idle = lasting.idle.admit(peer_address(&stream), lasting.clock.now());
+                bound_pending(&lasting, &idle, front.limits.pending_connections(), &mut pending);
+                let leaving = Leaving { stopping: stopping.clone(), idle };
                 let visit = Visit { front, generations: generations.clone(), leaving };
                 stopping.spawn(async move {
                     let _place = (place, Limit::Connections.take(1));
@@ -211,7 +219,7 @@ pub(super) async fn accept<S: Serves>(
             Err(error) => {
                 tracing::warn!(target: "deferral", event = "accept_failed", %error);
                 // Mostly there are no descriptors left, and what rests has one.
-                lasting.guests.make_room(lasting.clock.now());
+                lasting.idle.make_room(lasting.clock.now(), MIN_IDLE);
                 let room = lasting.room.as_ref().filter(|_| is_out_of_descriptors(&error));
                 let _asked = room.and_then(|room| room.relieve());
                 sleep(ACCEPT_PAUSE).await;
@@ -221,12 +229,12 @@ pub(super) async fn accept<S: Serves>(
 }
 
 /// A place for one more connection.
-async fn place(lasting: &Lasting, full: &mut Full, limit: impl Fn() -> usize) -> OwnedSemaphorePermit {
+async fn place(lasting: &Lasting, full: &mut Throttled, limit: impl Fn() -> usize) -> OwnedSemaphorePermit {
     let places = &lasting.connections;
     if let Ok(place) = Arc::clone(places).try_acquire_owned() {
         return place;
     }
-    if let Some(waited) = full.waits(lasting.clock.now()) {
+    if let Some(waited) = full.count(lasting.clock.now()) {
         tracing::warn!(
             target: "deferral",
             event = "connections_full",
@@ -238,12 +246,32 @@ async fn place(lasting: &Lasting, full: &mut Full, limit: impl Fn() -> usize) ->
     Limit::Connections.hit();
     let mut waiting = pin!(Arc::clone(places).acquire_owned());
     loop {
-        lasting.guests.make_room(lasting.clock.now());
+        lasting.idle.make_room(lasting.clock.now(), MIN_IDLE);
         tokio::select! {
             biased;
             place = &mut waiting => return place.expect("the semaphore is never closed"),
-            () = rest::look_again() => {}
+            () = look_again() => {}
         }
+    }
+}
+
+/// Closes connections of the network that this one comes from, where too many of it have completed no request.
+fn bound_pending(lasting: &Lasting, newest: &IdleGuard, limit: usize, throttled: &mut Throttled) {
+    let now = lasting.clock.now();
+    let closed = lasting.idle.bound_pending(newest, limit, now, MIN_PENDING);
+    if closed == 0 {
+        return;
+    }
+    (0..closed).for_each(|_| Limit::PendingConnections.hit());
+    if let Some(closed) = throttled.count_all(closed, now) {
+        tracing::warn!(
+            target: "deferral",
+            event = "pending_connections_full",
+            limit = "limits.pending_connections",
+            connections = limit,
+            client = newest.network(),
+            closed,
+        );
     }
 }
 
@@ -294,20 +322,6 @@ fn http2(front: &Front, stopping: Stopping) -> http2::Builder<Tracked> {
     builder
 }
 
-// === impl Full ===
-
-impl Full {
-    /// One more waits. How many have since it was told, where it is to be told again.
-    fn waits(&mut self, now: Instant) -> Option<u64> {
-        self.waited += 1;
-        if self.told.is_some_and(|told| now.saturating_duration_since(told) < TELL_AGAIN) {
-            return None;
-        }
-        self.told = Some(now);
-        Some(std::mem::take(&mut self.waited))
-    }
-}
-
 // === impl Visit ===
 
 impl<S: Serves> Visit<S> {
@@ -325,7 +339,7 @@ impl<S: Serves> Visit<S> {
     async fn https(&self, stream: Paced<Stream>, tls: TlsAcceptor) {
         let handshake = Box::pin(timeout(self.front.timeouts.read_headers, tls.accept(stream)));
         let shaken = tokio::select! {
-            () = self.leaving.is_due() => return,
+            _ = self.leaving.is_due() => return,
             shaken = handshake => shaken,
         };
         match shaken {
@@ -344,7 +358,7 @@ impl<S: Serves> Visit<S> {
     /// Drives HTTP on a stream, of the version agreed on or the one its first bytes tell.
     async fn http<T>(&self, mut stream: T, agreed: Option<Version>, secure: bool)
     where
-        T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+        T: AsyncRead + AsyncWrite + Peer + Send + Unpin + 'static,
     {
         let (version, head) = match agreed {
             Some(version) => (version, Head::default()),
@@ -354,11 +368,11 @@ impl<S: Serves> Visit<S> {
                 None => return,
             },
         };
-        let rest = &self.leaving.guest.rest;
+        let activity = &self.leaving.idle.activity;
         let (clock, leaving) = (Arc::clone(&self.front.clock), self.front.leaving.clone());
-        let connection = Arc::new(Connection::new(secure, version, Arc::clone(rest), clock, leaving));
+        let connection = Arc::new(Connection::new(secure, version, Arc::clone(activity), clock, leaving));
         let io = Io::new(stream, head, self.front.timeouts.read_headers, Arc::clone(&connection));
-        let door = Door { generations: self.generations.clone(), connection };
+        let door = Door { generations: self.generations.clone(), connection: Arc::clone(&connection) };
         // Errors of a connection are its client's affair: a departure, or bytes that are not HTTP,
         // which hyper has answered. What it held has been dropped, and that is how we notice.
         match version {
@@ -369,9 +383,20 @@ impl<S: Serves> Visit<S> {
                 let leaves = Seldom::new(due);
                 let ended = tokio::select! {
                     ended = serving.as_mut() => ended,
-                    () = leaves => {
+                    due = leaves => {
+                        // hyper would wait for the rest of a request, and has answered nothing.
+                        if due == Due::Asked && !activity.has_completed() && activity.waiting_since().is_some() {
+                            return;
+                        }
                         serving.as_mut().graceful_shutdown();
-                        serving.await
+                        loop {
+                            match timeout(FAREWELL, serving.as_mut()).await {
+                                Ok(ended) => break ended,
+                                // The next request is incomplete, and another connection waits for its place.
+                                Err(_elapsed) if due == Due::Asked && connection.is_in_a_head() => return,
+                                Err(_elapsed) => {}
+                            }
+                        }
                     }
                 };
                 if let Err(error) = ended {
@@ -387,7 +412,7 @@ impl<S: Serves> Visit<S> {
     async fn told_version<T: AsyncRead + Unpin>(&self, stream: &mut T) -> Option<(Version, Head)> {
         let read = tokio::select! {
             // A client that has said nothing yet has nothing to lose.
-            () = self.leaving.is_due() => return None,
+            _ = self.leaving.is_due() => return None,
             read = timeout(self.front.timeouts.read_headers, tell_version(stream)) => read,
         };
         match read {
@@ -401,22 +426,31 @@ impl<S: Serves> Visit<S> {
 
     async fn http2<T>(&self, io: Io<T>, door: Door<S>)
     where
-        T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+        T: AsyncRead + AsyncWrite + Peer + Send + Unpin + 'static,
     {
-        let rest = &self.leaving.guest.rest;
+        let activity = &self.leaving.idle.activity;
         let builder = http2(&self.front, self.leaving.stopping.clone());
         let mut serving = pin!(builder.serve_connection(Counted::new(io), Streams(door)));
-        tokio::select! {
+        let due = tokio::select! {
             _ = serving.as_mut() => return,
-            () = self.leaving.is_due() => serving.as_mut().graceful_shutdown(),
+            due = self.leaving.is_due() => due,
             // hyper has a time for this over HTTP/1 alone, and over HTTP/2 any frame is a sign of life.
-            () = rest.over(self.front.timeouts.idle, &*self.front.clock) => {
+            () = activity.over(self.front.timeouts.idle, &*self.front.clock) => {
                 Limit::IdleConnection.hit();
-                serving.as_mut().graceful_shutdown();
+                Due::Asked
             }
+        };
+        if due == Due::Asked && !activity.has_completed() && activity.waiting_since().is_some() {
+            return;
         }
+        serving.as_mut().graceful_shutdown();
+        let is_waiting = || match due {
+            Due::Stopping => activity.idle_since().is_some(),
+            // Another connection waits for its place: one that sends the rest of a request slowly has had its time.
+            Due::Asked => activity.waiting_since().is_some(),
+        };
         // A client that does not take its leave is not waited for; its requests are.
-        while timeout(FAREWELL, serving.as_mut()).await.is_err() && rest.since().is_none() {}
+        while timeout(FAREWELL, serving.as_mut()).await.is_err() && !is_waiting() {}
     }
 }
 
@@ -424,10 +458,10 @@ impl<S: Serves> Visit<S> {
 
 impl Leaving {
     /// Resolves when the connection is to end as soon as it can: the proxy stops, or its place is wanted.
-    async fn is_due(&self) {
+    async fn is_due(&self) -> Due {
         tokio::select! {
-            () = self.stopping.stopped() => {}
-            () = self.guest.rest.asked_to_leave() => {}
+            () = self.stopping.stopped() => Due::Stopping,
+            () = self.idle.activity.asked_to_close() => Due::Asked,
         }
     }
 }
@@ -491,9 +525,10 @@ impl<S: Serves> Service<http::Request<Incoming>> for Door<S> {
     fn call(&self, request: http::Request<Incoming>) -> Self::Future {
         self.connection.begin();
         let line = Line::begin(Arc::clone(&self.connection), request.method().clone());
+        let may_chunk = request.version() == http::Version::HTTP_11;
         let arrival = Arrival { request, line };
         let answer = self.generations.now().stack.call(arrival);
-        Answering { answer, connection: Arc::clone(&self.connection) }
+        Answering { answer, connection: Arc::clone(&self.connection), may_chunk }
     }
 }
 
@@ -508,8 +543,19 @@ impl<F: Future<Output = Served>> Future for Answering<F> {
         if this.connection.is_to_end() {
             this.connection.ends_with(response.headers_mut());
         }
+        this.connection.answers(*this.may_chunk && is_chunked(&response));
         Poll::Ready(Ok(response))
     }
+}
+
+/// Whether hyper sends an answer of HTTP/1.1 in chunks.
+fn is_chunked(response: &http::Response<Body>) -> bool {
+    let (headers, body) = (response.headers(), response.body());
+    response.status() == StatusCode::OK
+        && !body.is_end_stream()
+        && body.size_hint().exact().is_none()
+        && !headers.contains_key(CONTENT_LENGTH)
+        && !headers.contains_key(TRANSFER_ENCODING)
 }
 
 // === impl Streams ===

@@ -16,7 +16,7 @@
 //! |---|---|
 //! | `listener.rs` | accepts connections and drives HTTP on them |
 //! | `connection.rs` | one socket as hyper sees it |
-//! | `rest.rs` | connections that rest, and which goes first when there is no room |
+//! | `half_closed.rs` | clients that have ended their side: whether they still read |
 //! | `removed_token.rs` | ends the open streams of a client whose token a reload removes |
 //! | `refused_streams.rs` | calls on one HTTP/2 connection beyond what it may carry |
 //! | `write_timeout.rs` | clients that take nothing of what is written to them |
@@ -39,6 +39,7 @@ mod answer;
 mod arrival;
 mod connection;
 mod face;
+mod half_closed;
 mod layers;
 mod legacy;
 mod listener;
@@ -50,22 +51,20 @@ mod refused_streams;
 mod removed_token;
 mod renewal;
 mod reply;
-mod rest;
 mod stack;
 mod tls;
 mod write_timeout;
 
 use crate::{
     dialect::{PrincipalKey, SessionSeal},
-    policy::{Access, Tokens},
+    policy::{Access, Tokens, is_same_path},
     proxy::Service,
-    runtime::{Clock, Live, Room, Stopping, random, resize},
+    runtime::{Clock, IdleConnections, Live, Room, Stopping, random, resize},
     telemetry::trace::Tracer,
 };
 use http::{Uri, uri::Scheme};
 use places::Places;
 use receive::BodyMemory;
-use rest::Guests;
 use std::{
     fmt, io,
     net::{Ipv4Addr, SocketAddr},
@@ -102,6 +101,16 @@ pub struct Config {
     /// The address clients know us by, where it is not what their requests say (a proxy in front
     /// rewrites `Host`). Used for protected-resource metadata only. Default: from each request.
     pub public_url: Option<Uri>,
+    /// Where load balancers ask whether clients should be sent here. Default nowhere.
+    pub health: Option<Health>,
+}
+
+/// How health checks are answered on the clients' listeners.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Health {
+    pub path: Arc<str>,
+    /// Whether each route's server must be known to be reachable.
+    pub needs_servers: bool,
 }
 
 /// How much of what there may be at once.
@@ -119,11 +128,15 @@ pub struct Limits {
     /// Headers of one request; more are refused with 431. Another number than the default costs an
     /// allocation a request over HTTP/1. Default 100.
     pub headers: usize,
-    /// Open connections, at least 1; further ones wait in the system's queue until one closes. For the
-    /// one that waits the longest the connection that has rested the longest is closed, if any has for
-    /// a second. One takes about 14 KiB over HTTP/1, idle or with a call that is held. Default 10 000,
+    /// Open connections, at least 1; further ones wait in the system's queue until one closes. For each of them
+    /// the connection that has waited the longest for a complete request is closed, if any has for a second
+    /// ([`IdleConnections`]). One takes about 14 KiB over HTTP/1, idle or with a call that is held. Default 10 000,
     /// or less where the system allows the process fewer descriptors.
     pub connections: usize,
+    /// Connections from one address, or one /64 of IPv6, that have not completed a request yet; no more than half of
+    /// `connections` ([`Limits::pending_connections`]). For a further one the one that has waited the longest is
+    /// closed. Default 1000.
+    pub pending_connections: usize,
     /// Calls in flight, from their head to the last byte of their answer; further ones are refused
     /// with 503. Default 10 000.
     pub calls: usize,
@@ -200,7 +213,7 @@ struct Lasting {
     connections: Arc<Semaphore>,
     clock: Arc<dyn Clock>,
     tracer: Tracer,
-    guests: Arc<Guests>,
+    idle: Arc<IdleConnections>,
     /// Whether a connection ends with what it is answered: its client is to go elsewhere.
     leaving: Stopping,
     /// Where connections to servers are bounded.
@@ -242,11 +255,19 @@ impl Default for Config {
             limits: Limits::default(),
             timeouts: Timeouts::default(),
             public_url: None,
+            health: None,
         }
     }
 }
 
 // === impl Limits ===
+
+impl Limits {
+    /// The limit on connections of one network that have not completed a request, so that it cannot take all.
+    pub fn pending_connections(&self) -> usize {
+        self.pending_connections.min(self.connections / 2).max(1)
+    }
+}
 
 impl Default for Limits {
     fn default() -> Self {
@@ -256,6 +277,7 @@ impl Default for Limits {
             header_bytes: 16 << 10,
             headers: 100,
             connections: 10_000,
+            pending_connections: 1000,
             calls: 10_000,
             streams: 256,
             depth: 128,
@@ -334,14 +356,15 @@ impl Front {
         }
     }
 
-    /// The route at a path, matched exactly.
+    /// The route at a path ([`Front::position`]).
     fn service(&self, path: &str) -> Option<&Arc<dyn Service>> {
         Some(&self.services[self.position(path)?])
     }
 
-    /// Which of the services that is.
+    /// Which of the services that is: the one of this path, else the one whose path differs by a slash at the end.
     fn position(&self, path: &str) -> Option<usize> {
-        self.services.iter().position(|service| &*service.route().path == path)
+        let exactly = self.services.iter().position(|service| &*service.route().path == path);
+        exactly.or_else(|| self.services.iter().position(|it| is_same_path(&it.route().path, path)))
     }
 
     /// The paths served, for people.

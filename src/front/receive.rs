@@ -46,7 +46,7 @@ struct Counted {
 
 /// Takes the whole body, of at most `limit` bytes, within this time into memory of its own. It counts towards
 /// [`Limits::body_memory`](super::Limits::body_memory) from its first byte until the last slice of it
-/// is dropped: a call may be held for hours.
+/// is dropped: a call may be held for hours. What `waits` gives is held while it is waited for.
 ///
 /// The copy is deliberate. What hyper hands out is a slice of the connection's read buffer, and a
 /// call is held for as long as its server takes: without the copy each waiting call would keep a
@@ -55,11 +55,12 @@ struct Counted {
 /// # Errors
 /// [`Refusal::TooLarge`], as soon as that is known; [`Refusal::TooSlow`]; [`Refusal::Broken`];
 /// [`Refusal::NoMemory`].
-pub(super) async fn receive<B: Body<Data = Bytes>>(
+pub(super) async fn receive<B: Body<Data = Bytes>, G>(
     memory: &Arc<BodyMemory>,
     body: B,
     limit: usize,
     within: Duration,
+    waits: impl FnOnce() -> G,
 ) -> Result<Bytes, Refusal> {
     if body.size_hint().lower() > limit as u64 {
         return Err(Refusal::TooLarge { limit });
@@ -69,6 +70,7 @@ pub(super) async fn receive<B: Body<Data = Bytes>>(
     if let Poll::Ready(received) = poll!(whole.as_mut()) {
         return received;
     }
+    let _waiting = waits();
     timeout(within, whole).await.unwrap_or(Err(Refusal::TooSlow { limit: within }))
 }
 

@@ -4,7 +4,7 @@ use super::{
     Bound, Config, Error, Front, Keys, Lasting,
     arrival::{Admitted, Answered},
     face,
-    layers::{access::Access, route_headers::RouteHeaders, shed::Shed, tokens::Tokens},
+    layers::{access::Access, health::HealthChecks, route_headers::RouteHeaders, shed::Shed, tokens::Tokens},
     listener::{self, Generation, Serves},
     places::Places,
     receive::BodyMemory,
@@ -49,7 +49,7 @@ pub fn serve(
         calls: Places::new(config.limits.calls),
         clock,
         tracer,
-        guests: Arc::default(),
+        idle: Arc::default(),
         leaving,
         room: net.room().cloned(),
     });
@@ -99,10 +99,12 @@ fn stack(front: &Arc<Front>, config: &Config) -> impl Serves + use<> {
     // Before there is a place for the request, and before its body is read: who is not known takes nothing from
     // those who are.
     let tokens = Tokens::new(shed, config.tokens.clone());
+    // Before tokens: who checks health has none.
+    let health = HealthChecks::new(tokens, config.health.clone(), Arc::clone(front));
     // First, before anything is spent on the request: what a strange web page made a browser
     // send must reach nothing. It also puts on the answers what browsers ask for, refusals of
     // the layers below included.
-    let access = Access::new(tokens, config.access.clone());
+    let access = Access::new(health, config.access.clone());
     // Around all others: an operator's headers are on their refusals, too.
     RouteHeaders::new(access, front)
 }

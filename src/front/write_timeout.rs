@@ -10,7 +10,10 @@
 //! 5.2), and on a connection that serves many people that is the business of one of them. So an
 //! answer is handed to hyper in portions, and a stream that cannot be rid of one in time is reset.
 
-use super::reply::{Body, BrokenOff, Chunk};
+use super::{
+    half_closed::Peer,
+    reply::{Body, BrokenOff, Chunk},
+};
 use crate::telemetry::Limit;
 use bytes::Buf;
 use http_body::{Body as HttpBody, Frame, SizeHint};
@@ -84,6 +87,12 @@ thread_local! {
 impl<S> Paced<S> {
     pub const fn new(stream: S, patience: Duration) -> Self {
         Self { stream, patience, overdue: None }
+    }
+}
+
+impl<S: Peer> Peer for Paced<S> {
+    fn is_reset(&self) -> bool {
+        self.stream.is_reset()
     }
 }
 

@@ -20,6 +20,7 @@ pub use limit::Quotas;
 pub use rollout::{Head, Rollout, RolloutBy, Share, Standing};
 pub use route::{
     ClientMatch, Held, LegacyTasks, PrincipalSource, Questions, ResponseHeaders, Resume, Route, Unsolicited,
+    is_same_path,
 };
 pub use silence::{KeepAliveStep, Silence};
 pub use threshold::{Defer, Mode, Pattern, SHORTEST_RETENTION, ToolPolicy, ToolRule};

@@ -325,3 +325,8 @@ impl Route {
         self.tools.iter().filter_map(|rule| rule.mode).chain([self.defer.mode])
     }
 }
+
+/// Whether two paths differ in a slash at their end at most: clients write `/mcp` and `/mcp/` for one endpoint.
+pub fn is_same_path(one: &str, other: &str) -> bool {
+    one == other || one.strip_suffix('/') == Some(other) || other.strip_suffix('/') == Some(one)
+}

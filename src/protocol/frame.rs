@@ -186,6 +186,15 @@ impl Frame {
     }
 }
 
+// === impl FrameError ===
+
+impl FrameError {
+    /// Whether the bytes are no JSON.
+    pub const fn is_syntax(&self) -> bool {
+        matches!(self, Self::Syntax(_))
+    }
+}
+
 // === impl Payload ===
 
 impl Payload {

@@ -8,7 +8,7 @@ use http::{
     HeaderMap, StatusCode, Uri, Version,
     header::{CONTENT_ENCODING, HOST, TRANSFER_ENCODING},
 };
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::IpAddr;
 
 /// Why a request's head is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -64,7 +64,7 @@ pub fn check(version: Version, uri: &Uri, headers: &HeaderMap) -> Result<(), Hea
     let host = text(first);
     check_host(&host)?;
     match authority {
-        Some(authority) if version == Version::HTTP_2 && !authority.eq_ignore_ascii_case(&host) => {
+        Some(authority) if version == Version::HTTP_2 && !is_same_host(authority, &host) => {
             Err(HeadError::HostDiffers { host: host.into_owned(), authority: authority.to_owned() })
         }
         _ => Ok(()),
@@ -83,15 +83,23 @@ pub fn content_coding(headers: &HeaderMap) -> Option<String> {
 pub fn host_name(authority: &str) -> Option<HostName<'_>> {
     if let Some(rest) = authority.strip_prefix('[') {
         let (address, port) = rest.split_once(']')?;
-        let address = address.parse::<Ipv6Addr>().ok()?;
+        let address = address.parse().ok().filter(IpAddr::is_ipv6)?;
         let is_port = port.is_empty() || port.strip_prefix(':').is_some_and(is_port);
-        return is_port.then_some(HostName::Address(address.into()));
+        return is_port.then_some(HostName::Address(address));
     }
     let (name, port) = authority.split_once(':').unwrap_or((authority, ""));
     if name.is_empty() || !name.bytes().all(is_of_a_name) || !is_port(port) {
         return None;
     }
     Some(name.parse().map_or(HostName::Name(name), HostName::Address))
+}
+
+/// Whether two authorities name one host. Their ports may differ: some intermediaries leave one of them as it was.
+fn is_same_host(one: &str, other: &str) -> bool {
+    match (host_name(one), host_name(other)) {
+        (Some(HostName::Name(one)), Some(HostName::Name(other))) => one.eq_ignore_ascii_case(other),
+        (one, other) => one == other,
+    }
 }
 
 fn check_host(authority: &str) -> Result<(), HeadError> {
@@ -179,7 +187,7 @@ mod tests {
     #[test]
     fn over_http_2_host_and_authority_agree() {
         let checked = |host| checked(Version::HTTP_2, "http://localhost/mcp", &[("host", host)]);
-        assert_eq!(checked("LOCALHOST"), None);
+        assert_eq!((checked("LOCALHOST"), checked("localhost:8808")), (None, None));
         assert!(matches!(checked("example.com"), Some(HeadError::HostDiffers { .. })));
     }
 

@@ -191,6 +191,10 @@ impl Service for Endpoint {
         }
     }
 
+    fn is_reachable(&self) -> bool {
+        self.shared.upstream.health().is_up == Some(true)
+    }
+
     fn leads_back(&self, headers: &HeaderMap) -> bool {
         // Most requests have passed nobody.
         headers.contains_key(VIA) && self.shared.upstream.has_sent(headers)

@@ -20,6 +20,11 @@ pub trait Service: Send + Sync + 'static {
         None
     }
 
+    /// Whether the server behind it is known to be reachable.
+    fn is_reachable(&self) -> bool {
+        true
+    }
+
     /// Serves one call. Everything happens as the stream is polled.
     fn call(&self, call: Arc<Call>, caller: Caller) -> Items;
 

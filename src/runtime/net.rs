@@ -11,7 +11,7 @@ use std::{
     collections::HashMap,
     future::poll_fn,
     io,
-    net::SocketAddr,
+    net::{IpAddr, SocketAddr},
     sync::Arc,
     task::{Context, Poll, ready},
     time::Duration,
@@ -131,6 +131,14 @@ pub fn is_out_of_descriptors(error: &(dyn std::error::Error + 'static)) -> bool 
         cause = error.source();
     }
     false
+}
+
+/// Where a connection comes from; `None` of a pipe.
+pub fn peer_address(stream: &Stream) -> Option<IpAddr> {
+    match stream {
+        Stream::Left(tcp) => tcp.peer_addr().ok().map(|address| address.ip()),
+        Stream::Right(_) => None,
+    }
 }
 
 fn tcp(address: SocketAddr) -> io::Result<TcpListener> {

@@ -69,6 +69,8 @@ pub struct Started<'a> {
     /// What is really listened on.
     pub listen: &'a str,
     pub admin: &'a str,
+    /// The listener for scrapers.
+    pub metrics: &'a str,
     pub tls: bool,
     /// Each route: its path, its server, its mode.
     pub routes: &'a str,
@@ -421,6 +423,7 @@ impl Started<'_> {
             version = env!("CARGO_PKG_VERSION"),
             listen = self.listen,
             admin = self.admin,
+            metrics = self.metrics,
             tls = self.tls,
             routes = self.routes,
             store = self.store,

@@ -1,6 +1,7 @@
 //! The configuration file: what it means, and what is said of one that is wrong.
 
 mod keys;
+mod listeners;
 mod reach;
 mod variables;
 

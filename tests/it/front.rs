@@ -1,6 +1,9 @@
 //! The front on real sockets: what comes in, what is turned away, and how answers go out.
 
+mod half_closed;
 mod http_semantics;
+mod paths;
+mod slow_connections;
 mod tokens;
 pub(crate) mod world;
 

@@ -299,7 +299,7 @@ proptest! {
     #[test]
     fn a_message_nobody_knows_is_passed_on_as_it_is(params in value()) {
         let call = read(&object(&[
-            m("id", "1"), m("method", "\"tools/call\""),
+            m("jsonrpc", "\"2.0\""), m("id", "1"), m("method", "\"tools/call\""),
             m("params", object(&[m("name", "\"tool\""), m("_meta", object(&[
                 m("io.modelcontextprotocol/protocolVersion", "\"2026-07-28\""),
                 m("io.modelcontextprotocol/clientCapabilities", "{}"),
@@ -317,7 +317,7 @@ proptest! {
         unknown in unknown_members(),
     ) {
         let call = read(&object(&[
-            m("id", "1"), m("method", "\"tools/call\""),
+            m("jsonrpc", "\"2.0\""), m("id", "1"), m("method", "\"tools/call\""),
             m("params", object(&[m("name", "\"tool\""), m("_meta", object(&[
                 m("io.modelcontextprotocol/protocolVersion", "\"2026-07-28\""),
                 m("io.modelcontextprotocol/clientCapabilities", "{}"),

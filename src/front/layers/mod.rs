@@ -1,6 +1,7 @@
 //! What a request passes through before it meets a face: one file each.
 
 pub(super) mod access;
+pub(super) mod health;
 pub(super) mod principal;
 pub(super) mod route_headers;
 pub(super) mod shed;

@@ -37,6 +37,7 @@ limits! {
     HeaderBytes "limits.header_bytes",
     Headers "limits.headers",
     Connections "limits.connections",
+    PendingConnections "limits.pending_connections",
     UpstreamConnections "limits.upstream_connections",
     Calls "limits.calls",
     Streams "limits.streams",

@@ -44,6 +44,8 @@ pub(crate) struct Desk {
     pub(crate) passed: Mutex<Vec<Passage>>,
     pub(crate) document: Mutex<Option<Result<Document, CallError>>>,
     pub(crate) fetched: Mutex<Vec<String>>,
+    /// Whether its server cannot be reached.
+    pub(crate) is_down: Mutex<bool>,
 }
 
 /// A front, and what stops it.
@@ -64,6 +66,9 @@ pub(crate) enum Version {
     Http1,
     Http2,
 }
+
+/// The methods of what is only read.
+pub(crate) const BOTH_METHODS: [&str; 2] = ["GET", "HEAD"];
 
 /// A whole answer.
 #[derive(Debug)]
@@ -125,6 +130,7 @@ impl Desk {
             passed: Mutex::default(),
             document: Mutex::default(),
             fetched: Mutex::default(),
+            is_down: Mutex::default(),
         })
     }
 
@@ -174,6 +180,10 @@ impl Service for Desk {
     fn call(&self, call: Arc<Call>, caller: Caller) -> Items {
         self.seen.lock().unwrap().push((Call::clone(&call), caller));
         (self.script)(Arc::unwrap_or_clone(call))
+    }
+
+    fn is_reachable(&self) -> bool {
+        !*self.is_down.lock().unwrap()
     }
 
     fn pass(&self, passage: Passage) -> BoxFuture<'static, Passed> {
@@ -251,17 +261,35 @@ impl World {
         (Self::start_on(desks, config, drain, stopping, &Net::Pipes(pipes.clone())), pipes)
     }
 
+    /// With what says that clients are to go elsewhere.
+    pub(crate) fn leaving(desks: &[&Arc<Desk>], change: impl FnOnce(&mut Config)) -> (Self, Drain) {
+        let mut config = Config { listen: vec!["127.0.0.1:0".parse().unwrap()], ..Config::default() };
+        change(&mut config);
+        let ((drain, stopping), (leaves, leaving)) = (Drain::new(), Drain::new());
+        (Self::start_each(desks, config, drain, [leaving, stopping], &Net::System), leaves)
+    }
+
     fn start(desks: &[&Arc<Desk>], config: Config, drain: Drain, stopping: Stopping) -> Self {
         Self::start_on(desks, config, drain, stopping, &Net::System)
     }
 
     fn start_on(desks: &[&Arc<Desk>], config: Config, drain: Drain, stopping: Stopping, net: &Net) -> Self {
+        Self::start_each(desks, config, drain, [stopping.clone(), stopping], net)
+    }
+
+    fn start_each(
+        desks: &[&Arc<Desk>],
+        config: Config,
+        drain: Drain,
+        signals: [Stopping; 2],
+        net: &Net,
+    ) -> Self {
         let services = desks.iter().map(|&desk| Arc::clone(desk) as Arc<dyn Service>).collect();
         let bound = front::serve(
             config,
             services,
             PrincipalKey::default(),
-            [stopping.clone(), stopping],
+            signals,
             Arc::new(SystemClock::new()),
             telemetry::Tracer::default(),
             net,

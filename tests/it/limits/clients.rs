@@ -203,15 +203,30 @@ async fn operators_have_so_many_connections_and_clients_are_served_beside_them()
         socket
     };
     let mut all = Vec::new();
-    for _ in 0..24 {
+    for _ in 0..18 {
         let socket = TcpStream::connect(admin).await.expect("it listens");
         all.push(soon("an answer", live(socket)).await);
     }
+    // Their clients may go on, so for a while they make no room, and there are some for probes alone.
     let more = TcpStream::connect(admin).await.expect("the system takes it");
-    let waiting = tokio::spawn(live(more));
+    let mut probe = soon("an answer", live(more)).await;
+    assert_eq!(heard(&mut probe).await, "", "it serves one request");
+    let mut other = TcpStream::connect(admin).await.expect("the system takes it");
+    other.write_all(b"GET /limits HTTP/1.1\r\nhost: localhost\r\n\r\n").await.expect("it is taken");
+    let refused = soon("an answer", heard(&mut other)).await;
+    assert!(refused.starts_with("HTTP/1.1 503 ") && refused.contains("all 18 connections"), "{refused}");
     let client = crate::support::clients::Client::new(proxy.addresses[0]);
     assert!(client.ask("tools/list", json!({})).await.result()["tools"].is_array());
-    assert!(!waiting.is_finished(), "it waits for one of the others");
-    all.pop();
-    soon("its turn", waiting).await.expect("no panic");
+    // The one that has waited the longest makes room once it has waited for a while.
+    let asked = async {
+        loop {
+            let mut socket = TcpStream::connect(admin).await.expect("the system takes it");
+            socket.write_all(b"GET /limits HTTP/1.1\r\nhost: localhost\r\n\r\n").await.expect("it is taken");
+            if heard(&mut socket).await.starts_with("HTTP/1.1 200 ") {
+                return;
+            }
+        }
+    };
+    soon("room", asked).await;
+    drop(all);
 }

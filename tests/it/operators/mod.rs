@@ -4,6 +4,8 @@ mod cli;
 mod gate;
 mod page;
 mod ready;
+mod scrape;
+mod slow;
 mod tasks;
 
 use crate::support::clients::soon;
@@ -71,7 +73,8 @@ impl Operator {
     /// `headers` are lines.
     pub(crate) async fn ask(&self, method: &str, path: &str, headers: &str, body: &str) -> Answer {
         let token = self.token.as_ref().map(|token| format!("authorization: Bearer {token}\r\n"));
-        let host = if headers.contains("host:") { "" } else { "host: localhost\r\n" };
+        let host =
+            if headers.lines().any(|line| line.starts_with("host:")) { "" } else { "host: localhost\r\n" };
         let request = format!(
             "{method} {path} HTTP/1.1\r\n{host}connection: close\r\ncontent-length: {}\r\n{}{headers}\r\n{body}",
             body.len(),

@@ -1,0 +1,271 @@
+//! Accepts connections for operators and scrapers. They are few, and so are their connections.
+//!
+//! A connection that waits for a complete request makes room for another ([`IdleConnections`]). Where all are at work,
+//! as with streams of `/events`, some more are accepted that serve one request of a probe each: whatever else goes on,
+//! it can be asked whether the process lives.
+
+use super::answer::{Answer, problem};
+use crate::{
+    front::Paced,
+    protocol::request_head,
+    runtime::{
+        Activity, Clock, IdleConnections, IdleGuard, Listener, MIN_IDLE, Receiving, Stream, SystemClock,
+        Throttled, peer_address,
+    },
+};
+use http::{HeaderValue, Request, Response, header::CONNECTION};
+use hyper::{
+    body::{Body, Frame, Incoming, SizeHint},
+    server::conn::http1,
+    service::service_fn,
+};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use pin_project::pin_project;
+use std::{
+    convert::Infallible,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    task::JoinSet,
+    time::{sleep, timeout},
+};
+use tokio_rustls::TlsAcceptor;
+
+/// What is served on a listener.
+pub(super) trait Site: Clone + Send + Sync + 'static {
+    /// TLS for a connection that is accepted now, where it is served.
+    fn tls(&self) -> Option<TlsAcceptor>;
+
+    /// Answers a request, whose head is valid. What it holds while its body is incomplete is dropped with `receiving`.
+    fn answer(
+        &self,
+        request: Request<Incoming>,
+        serves: Serves,
+        receiving: Receiving<'_>,
+    ) -> impl Future<Output = Answer> + Send;
+}
+
+/// What a connection may be asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Serves {
+    Everything,
+    /// Of one beyond the limit: one request of a probe.
+    OneProbe,
+}
+
+/// How many connections there may be on a listener.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Bounds {
+    /// For everything.
+    pub(super) connections: usize,
+    /// Beyond them, for probes.
+    pub(super) probes: usize,
+    /// What a line of the log calls the listener.
+    pub(super) name: &'static str,
+}
+
+/// A connection of this listener. Its request is being served until it is dropped.
+struct Busy {
+    activity: Arc<Activity>,
+    clock: SystemClock,
+}
+
+/// A body whose request is being served until it is dropped.
+#[pin_project]
+struct Held<B> {
+    #[pin]
+    body: B,
+    _busy: Busy,
+}
+
+/// For a head, for the next request on a connection, and for a TLS handshake.
+const READ_HEADERS: Duration = Duration::from_secs(10);
+
+/// For the head of a probe, where all other connections are taken.
+const READ_PROBE: Duration = Duration::from_secs(2);
+
+/// How long a connection may take nothing of what it is sent before it is closed.
+pub(super) const WRITE: Duration = Duration::from_secs(10);
+
+/// How long to let be after an accept that failed.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// A connection that has waited for less makes no room for another, where even the ones for probes are taken.
+const MIN_IDLE_OF_PROBES: Duration = Duration::from_millis(250);
+
+/// How long to wait until it is looked again for a place.
+const LOOK_AGAIN: Duration = Duration::from_millis(50);
+
+/// Accepts connections until it is dropped, and all of them with it.
+pub(super) async fn accept(mut listener: Listener, site: impl Site, bounds: Bounds) {
+    let (clock, idle) = (SystemClock::new(), Arc::new(IdleConnections::default()));
+    let (mut connections, mut full) = (JoinSet::new(), Throttled::default());
+    loop {
+        let accepted = tokio::select! {
+            Some(_ended) = connections.join_next() => continue,
+            accepted = listener.accept() => accepted,
+        };
+        match accepted {
+            Ok(stream) => {
+                let serves = place(&mut connections, &idle, &clock, bounds, &mut full).await;
+                let guard = idle.admit(peer_address(&stream), clock.now());
+                idle.bound_pending(&guard, bounds.pending(), clock.now(), Duration::ZERO);
+                connections.spawn(serve(stream, site.clone(), guard, serves));
+            }
+            Err(error) => {
+                let listener = bounds.name;
+                tracing::warn!(target: "deferral", event = "admin_accept_failed", listener, %error);
+                idle.make_room(clock.now(), MIN_IDLE);
+                sleep(ACCEPT_PAUSE).await;
+            }
+        }
+    }
+}
+
+/// Waits until there is a place for one more connection.
+async fn place(
+    connections: &mut JoinSet<()>,
+    idle: &IdleConnections,
+    clock: &dyn Clock,
+    bounds: Bounds,
+    full: &mut Throttled,
+) -> Serves {
+    loop {
+        while connections.try_join_next().is_some() {}
+        let open = connections.len();
+        if open < bounds.connections {
+            return Serves::Everything;
+        }
+        if let Some(times) = full.count(clock.now()) {
+            let Bounds { name: listener, connections, .. } = bounds;
+            tracing::warn!(target: "deferral", event = "admin_connections_full", listener, connections, times);
+        }
+        if open < bounds.all() {
+            let has_room = idle.make_room(clock.now(), MIN_IDLE);
+            return if has_room { Serves::Everything } else { Serves::OneProbe };
+        }
+        idle.make_room(clock.now(), MIN_IDLE_OF_PROBES);
+        tokio::select! {
+            _ = connections.join_next() => {}
+            () = sleep(LOOK_AGAIN) => {}
+        }
+    }
+}
+
+/// Serves a connection from its handshake to its end. What goes wrong is its client's affair.
+async fn serve(stream: Stream, site: impl Site, guard: IdleGuard, serves: Serves) {
+    // Right on the socket, so that a client that takes nothing holds no place among the few.
+    let stream = Paced::new(stream, WRITE);
+    let activity = &guard.activity;
+    let serving = async {
+        match site.tls() {
+            None => connection(stream, &site, activity, serves).await,
+            Some(tls) => {
+                if let Ok(Ok(stream)) = timeout(READ_HEADERS, tls.accept(stream)).await {
+                    connection(stream, &site, activity, serves).await;
+                }
+            }
+        }
+    };
+    tokio::select! {
+        () = serving => {}
+        () = closes(activity) => {}
+    }
+}
+
+/// Resolves when another connection needs the place of this one, and no request of it is being served.
+async fn closes(activity: &Activity) {
+    activity.asked_to_close().await;
+    while activity.waiting_since().is_none() {
+        sleep(LOOK_AGAIN).await;
+    }
+}
+
+/// Drives HTTP on a stream.
+pub(super) async fn connection(
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    site: &impl Site,
+    activity: &Arc<Activity>,
+    serves: Serves,
+) {
+    let answer = service_fn(async |request: Request<Incoming>| {
+        let busy = Busy::begin(Arc::clone(activity));
+        let answer = match request_head::check(request.version(), request.uri(), request.headers()) {
+            Ok(()) => site.answer(request, serves, activity.receives()).await,
+            Err(error) => {
+                let mut answer = problem(error.status(), &error.to_string());
+                answer.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+                answer
+            }
+        };
+        Ok::<_, Infallible>(busy.until_sent(answer))
+    });
+    let read_headers = if serves == Serves::OneProbe { READ_PROBE } else { READ_HEADERS };
+    let _ = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .half_close(true)
+        .keep_alive(serves == Serves::Everything)
+        .header_read_timeout(read_headers)
+        .max_buf_size(16 << 10)
+        .serve_connection(TokioIo::new(stream), answer)
+        .await;
+}
+
+// === impl Bounds ===
+
+impl Bounds {
+    const fn all(self) -> usize {
+        self.connections + self.probes
+    }
+
+    /// How many connections of one network may have completed no request.
+    const fn pending(self) -> usize {
+        self.all() / 2
+    }
+}
+
+// === impl Busy ===
+
+impl Busy {
+    fn begin(activity: Arc<Activity>) -> Self {
+        activity.begin();
+        Self { activity, clock: SystemClock::new() }
+    }
+
+    fn until_sent<B>(self, answer: Response<B>) -> Response<Held<B>> {
+        answer.map(|body| Held { body, _busy: self })
+    }
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        self.activity.complete();
+        self.activity.end(self.clock.now());
+    }
+}
+
+// === impl Held ===
+
+impl<B: Body> Body for Held<B> {
+    type Data = B::Data;
+    type Error = B::Error;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
+        self.project().body.poll_frame(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}

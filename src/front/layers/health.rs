@@ -1,0 +1,84 @@
+//! Answers health checks on the clients' listeners (`health`), where that is configured.
+//!
+//! They need no token and take no place among the calls, so that a proxy that is busy or asks for tokens is not taken
+//! for one that is gone. Hosts and origins are checked as for everything else: load balancers call by an address, or by
+//! a name that clients use, too.
+
+use crate::{
+    front::{
+        Front, Health,
+        answer::{self, Refusal, refuse},
+        arrival::{Admitted, Arrival},
+        reply::Body,
+    },
+    proxy::AccessSummary,
+};
+use bytes::Bytes;
+use futures_util::future::{Either, Ready, ready};
+use http::{HeaderValue, Method, StatusCode, header::CACHE_CONTROL};
+use hyper::service::Service;
+use std::{convert::Infallible, sync::Arc};
+
+/// Answers what is asked at one path, and passes on everything else.
+pub(in crate::front) struct HealthChecks<S> {
+    inner: S,
+    health: Option<Health>,
+    front: Arc<Front>,
+}
+
+type Response = http::Response<Body>;
+
+/// The methods of the path.
+const SERVED: &str = "GET, HEAD";
+
+// === impl HealthChecks ===
+
+impl<S> HealthChecks<S> {
+    pub(in crate::front) fn new(inner: S, health: Option<Health>, front: Arc<Front>) -> Self {
+        Self { inner, health, front }
+    }
+
+    fn answer<B>(&self, health: &Health, arrival: Arrival<B>) -> Response {
+        let Arrival { request, line } = arrival;
+        line.connection().received();
+        if !matches!(*request.method(), Method::GET | Method::HEAD) {
+            return refuse(Refusal::Method { method: request.method().clone(), allow: SERVED }, line);
+        }
+        let (status, body) = self.state(health);
+        let mut response = answer::json(status, Bytes::from_static(body), AccessSummary::default(), line);
+        // What was true a moment ago is of no use.
+        response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+        response
+    }
+
+    /// As `/ready` of the admin listener, without the names of servers.
+    fn state(&self, health: &Health) -> (StatusCode, &'static [u8]) {
+        let is_waiting = || self.front.services.iter().any(|service| !service.is_reachable());
+        if self.front.leaving.is_stopped() {
+            (StatusCode::SERVICE_UNAVAILABLE, br#"{"status":"stopping"}"#)
+        } else if health.needs_servers && is_waiting() {
+            (StatusCode::SERVICE_UNAVAILABLE, br#"{"status":"waiting"}"#)
+        } else {
+            (StatusCode::OK, br#"{"status":"ready"}"#)
+        }
+    }
+}
+
+impl<S, B> Service<Admitted<B>> for HealthChecks<S>
+where
+    S: Service<Admitted<B>, Response = Response, Error = Infallible>,
+    S::Future: Future<Output = Result<Response, Infallible>>,
+{
+    type Response = Response;
+    type Error = Infallible;
+    type Future = Either<S::Future, Ready<Result<Response, Infallible>>>;
+
+    fn call(&self, admitted: Admitted<B>) -> Self::Future {
+        match &self.health {
+            Some(health) if admitted.arrival.request.uri().path() == &*health.path => {
+                Either::Right(ready(Ok(self.answer(health, admitted.arrival))))
+            }
+            _ => Either::Left(self.inner.call(admitted)),
+        }
+    }
+}

@@ -1,0 +1,391 @@
+//! Connections of clients that wait for a request, and which of them is closed where there is no room for another.
+//!
+//! A connection waits while no complete request of it is being served: during its handshake, before the first request,
+//! while a head or a body is incomplete, between two requests, and while it only speaks of itself, as with the SETTINGS
+//! and PINGs of HTTP/2. HTTP allows to close it then (RFC 9112, section 9.5; RFC 9113, section 9.1).
+//!
+//! Where all connections are taken, the one that has waited the longest is closed: first among those that have never
+//! completed a request, as clients that open connections and send nothing would else push out those that are only
+//! between two requests. Those of one network that have never completed a request are bounded by themselves, so that no
+//! client can take all.
+
+use super::{Clock, Mutex};
+use std::{
+    collections::HashMap,
+    net::{IpAddr, Ipv6Addr},
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+use tokio::{sync::Notify, time::sleep};
+
+/// All connections of a listener or of several.
+#[derive(Debug, Default)]
+pub struct IdleConnections {
+    /// Locked to add or remove a connection, and to look for one to close.
+    table: Mutex<Table>,
+    next: AtomicU64,
+}
+
+#[derive(Debug, Default)]
+struct Table {
+    all: HashMap<u64, Arc<Activity>>,
+    /// How many of a network have never completed a request.
+    pending: HashMap<Network, usize>,
+}
+
+/// One connection in the table, removed when dropped.
+#[derive(Debug)]
+pub struct IdleGuard {
+    connections: Arc<IdleConnections>,
+    number: u64,
+    pub activity: Arc<Activity>,
+}
+
+/// Whether a connection waits for a request, and since when.
+#[derive(Debug)]
+pub struct Activity {
+    began: Instant,
+    /// Requests that are being served, incomplete ones included.
+    busy: AtomicU32,
+    /// Those of them whose body is not complete.
+    incomplete: AtomicU32,
+    /// When the last of them ended, in milliseconds after `began`.
+    ended: AtomicU64,
+    /// Whether it has ever completed a request.
+    completed: AtomicBool,
+    close: Notify,
+    asked: AtomicBool,
+    network: Option<Network>,
+    connections: Weak<IdleConnections>,
+}
+
+/// A request whose body is being received.
+#[derive(Debug)]
+pub struct Receiving<'a>(&'a Activity);
+
+/// What one client can have addresses of at will: one of IPv4, or 64 bits of IPv6 (RFC 6177).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Network(IpAddr);
+
+/// A connection that has never completed a request, and has waited for less, is not closed where too many of its network
+/// wait: what its client has sent may not have been read yet.
+pub const MIN_PENDING: Duration = Duration::from_millis(100);
+
+/// A connection that has waited for less is not closed for another: its client has just connected, or has just been
+/// answered and may go on.
+pub const MIN_IDLE: Duration = Duration::from_secs(1);
+
+// === impl IdleConnections ===
+
+impl IdleConnections {
+    /// Adds a connection that has just been accepted. `peer` is its client's address, where it has one.
+    pub fn admit(self: &Arc<Self>, peer: Option<IpAddr>, now: Instant) -> IdleGuard {
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        let network = peer.map(Network::of);
+        let activity =
+            Arc::new(Activity { network, connections: Arc::downgrade(self), ..Activity::new(now) });
+        let mut table = self.table.lock();
+        table.all.insert(number, Arc::clone(&activity));
+        if let Some(network) = network {
+            *table.pending.entry(network).or_default() += 1;
+        }
+        drop(table);
+        IdleGuard { connections: Arc::clone(self), number, activity }
+    }
+
+    /// Asks the connection that has waited the longest, and for at least `idle`, to close; says whether there was one.
+    /// Looks at all of them, and is called only where there is no room for one more.
+    pub fn make_room(&self, now: Instant, idle: Duration) -> bool {
+        let table = self.table.lock();
+        let waiting = table.all.values().filter(|one| !one.asked.load(Ordering::Relaxed));
+        let waiting = waiting.filter_map(|one| Some((one.has_completed(), one.waiting_since()?, one)));
+        let is_due = |since: Instant| now.saturating_duration_since(since) >= idle;
+        let waiting = waiting.filter(|(_, since, _)| is_due(*since));
+        let Some((.., longest)) = waiting.min_by_key(|(completed, since, _)| (*completed, *since)) else {
+            return false;
+        };
+        longest.ask_to_close();
+        true
+    }
+
+    /// Where more than `limit` connections of this one's network have never completed a request, asks those beyond the
+    /// limit that have waited the longest, and for at least `pending`, to close; says how many those are.
+    pub fn bound_pending(&self, newest: &IdleGuard, limit: usize, now: Instant, pending: Duration) -> usize {
+        let Some(network) = newest.activity.network else { return 0 };
+        let table = self.table.lock();
+        if table.pending.get(&network).is_none_or(|&count| count <= limit) {
+            return 0;
+        }
+        let waiting = table.all.values().filter(|one| one.network == Some(network) && !one.has_completed());
+        let mut waiting: Vec<_> = waiting.filter(|one| !one.asked.load(Ordering::Relaxed)).collect();
+        let beyond = waiting.len().saturating_sub(limit);
+        waiting.sort_unstable_by_key(|one| one.began);
+        let is_due = |one: &&Arc<Activity>| now.saturating_duration_since(one.began) >= pending;
+        let due = waiting.into_iter().take(beyond).take_while(is_due);
+        due.map(|one| one.ask_to_close()).count()
+    }
+
+    fn completes(&self, network: Network) {
+        self.table.lock().is_less(network);
+    }
+}
+
+// === impl Table ===
+
+impl Table {
+    /// One of a network that had never completed a request has, or is gone.
+    fn is_less(&mut self, network: Network) {
+        if let Some(pending) = self.pending.get_mut(&network) {
+            *pending -= 1;
+            if *pending == 0 {
+                self.pending.remove(&network);
+            }
+        }
+    }
+}
+
+/// How long to wait until it is worth looking again for one that waits.
+pub fn look_again() -> impl Future<Output = ()> {
+    sleep(MIN_IDLE / 4)
+}
+
+// === impl IdleGuard ===
+
+impl IdleGuard {
+    /// The network that its client connects from, for a line of the log; empty where there is none.
+    pub fn network(&self) -> String {
+        self.activity.network.map(|Network(address)| address.to_string()).unwrap_or_default()
+    }
+}
+
+impl Drop for IdleGuard {
+    fn drop(&mut self) {
+        let mut table = self.connections.table.lock();
+        table.all.remove(&self.number);
+        // From here on it counts as complete, so that it is not taken off twice.
+        if let Some(network) = self.activity.network
+            && !self.activity.completed.swap(true, Ordering::AcqRel)
+        {
+            table.is_less(network);
+        }
+    }
+}
+
+// === impl Activity ===
+
+impl Activity {
+    /// Of a connection that is in no table.
+    pub fn new(now: Instant) -> Self {
+        Self {
+            began: now,
+            busy: AtomicU32::new(0),
+            incomplete: AtomicU32::new(0),
+            ended: AtomicU64::new(0),
+            completed: AtomicBool::new(false),
+            close: Notify::new(),
+            asked: AtomicBool::new(false),
+            network: None,
+            connections: Weak::new(),
+        }
+    }
+
+    /// A request is being served.
+    pub fn begin(&self) {
+        self.busy.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// The body of a request that is being served is not complete yet.
+    pub fn receives(&self) -> Receiving<'_> {
+        self.incomplete.fetch_add(1, Ordering::AcqRel);
+        Receiving(self)
+    }
+
+    /// A request is complete.
+    pub fn complete(&self) {
+        // Looked at first: mostly it has completed others.
+        if !self.has_completed()
+            && !self.completed.swap(true, Ordering::AcqRel)
+            && let (Some(network), Some(connections)) = (self.network, self.connections.upgrade())
+        {
+            connections.completes(network);
+        }
+    }
+
+    /// A request has been served.
+    pub fn end(&self, now: Instant) {
+        let ended = now.saturating_duration_since(self.began).as_millis();
+        // Before it counts as waiting, so that it never seems to have waited since the time before.
+        self.ended.store(u64::try_from(ended).unwrap_or(u64::MAX), Ordering::Release);
+        self.busy.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    /// Since when no request is being served, not even an incomplete one.
+    pub fn idle_since(&self) -> Option<Instant> {
+        (self.busy.load(Ordering::Acquire) == 0).then(|| self.last_end())
+    }
+
+    /// Since when it waits for a complete request, if it does.
+    pub fn waiting_since(&self) -> Option<Instant> {
+        let is_waiting = self.busy.load(Ordering::Acquire) <= self.incomplete.load(Ordering::Acquire);
+        is_waiting.then(|| self.last_end())
+    }
+
+    pub fn has_completed(&self) -> bool {
+        self.completed.load(Ordering::Acquire)
+    }
+
+    fn last_end(&self) -> Instant {
+        self.began + Duration::from_millis(self.ended.load(Ordering::Acquire))
+    }
+
+    /// It is to close as soon as it can.
+    pub fn ask_to_close(&self) {
+        if !self.asked.swap(true, Ordering::Relaxed) {
+            self.close.notify_one();
+        }
+    }
+
+    /// Resolves when it is asked to close.
+    pub async fn asked_to_close(&self) {
+        self.close.notified().await;
+    }
+
+    /// Resolves when no request has been served for so long. Looked at now and then: that costs its requests nothing.
+    pub async fn over(&self, idle: Duration, clock: &dyn Clock) {
+        loop {
+            let now = clock.now();
+            let rested =
+                self.idle_since().map_or(Duration::ZERO, |since| now.saturating_duration_since(since));
+            if rested >= idle {
+                return;
+            }
+            sleep(idle - rested).await;
+        }
+    }
+}
+
+// === impl Receiving ===
+
+impl Drop for Receiving<'_> {
+    fn drop(&mut self) {
+        self.0.incomplete.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+// === impl Network ===
+
+impl Network {
+    fn of(peer: IpAddr) -> Self {
+        Self(match peer.to_canonical() {
+            IpAddr::V4(address) => address.into(),
+            IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() & !u128::from(u64::MAX)).into(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::runtime::SystemClock;
+    use futures_util::{FutureExt, poll};
+    use std::pin::pin;
+
+    fn is_asked(one: &IdleGuard) -> bool {
+        one.activity.asked_to_close().now_or_never().is_some()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_one_that_has_waited_longest_goes_first_and_none_that_is_at_work() {
+        let clock = SystemClock::new();
+        let all = Arc::new(IdleConnections::default());
+        let at_work = all.admit(None, clock.now());
+        at_work.activity.begin();
+        let first = all.admit(None, clock.now());
+        sleep(MIN_IDLE).await;
+        let second = all.admit(None, clock.now());
+        assert!(all.make_room(clock.now(), MIN_IDLE));
+        assert!(is_asked(&first));
+        assert!(!all.make_room(clock.now(), MIN_IDLE), "the other has only just connected");
+        sleep(MIN_IDLE).await;
+        assert!(all.make_room(clock.now(), MIN_IDLE), "none is asked twice");
+        assert!(is_asked(&second));
+        assert!(!all.make_room(clock.now(), MIN_IDLE));
+        at_work.activity.end(clock.now());
+        sleep(MIN_IDLE).await;
+        assert!(all.make_room(clock.now(), MIN_IDLE));
+        drop((at_work, first, second));
+        assert!(all.table.lock().all.is_empty());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_that_has_never_completed_a_request_goes_before_one_between_two_requests() {
+        let clock = SystemClock::new();
+        let all = Arc::new(IdleConnections::default());
+        let idle = all.admit(None, clock.now());
+        idle.activity.begin();
+        idle.activity.complete();
+        idle.activity.end(clock.now());
+        sleep(MIN_IDLE).await;
+        let silent = all.admit(None, clock.now());
+        let half_a_body = all.admit(None, clock.now());
+        half_a_body.activity.begin();
+        let receiving = half_a_body.activity.receives();
+        sleep(MIN_IDLE).await;
+        assert!(all.make_room(clock.now(), MIN_IDLE) && all.make_room(clock.now(), MIN_IDLE));
+        assert!(is_asked(&silent) && is_asked(&half_a_body) && !is_asked(&idle));
+        drop(receiving);
+        assert!(half_a_body.activity.waiting_since().is_none(), "its request is complete");
+        assert!(all.make_room(clock.now(), MIN_IDLE) && is_asked(&idle));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_network_has_so_many_that_have_never_completed_a_request() {
+        let clock = SystemClock::new();
+        let all = Arc::new(IdleConnections::default());
+        let admit = |address: &str| all.admit(Some(address.parse().expect("an address")), clock.now());
+        let first = admit("192.0.2.1");
+        sleep(Duration::from_millis(1)).await;
+        let second = admit("::ffff:192.0.2.1");
+        let other = admit("192.0.2.2");
+        let bound = |newest: &IdleGuard, limit| all.bound_pending(newest, limit, clock.now(), MIN_PENDING);
+        assert_eq!((bound(&second, 2), bound(&other, 2)), (0, 0));
+        let third = admit("192.0.2.1");
+        assert_eq!(bound(&third, 2), 0, "what they have sent may not have been read");
+        sleep(MIN_PENDING).await;
+        assert_eq!(bound(&third, 2), 1);
+        assert!(is_asked(&first) && !is_asked(&second) && !is_asked(&third) && !is_asked(&other));
+        drop(first);
+        let fourth = admit("192.0.2.1");
+        third.activity.complete();
+        third.activity.complete();
+        assert_eq!(bound(&fourth, 2), 0, "one is gone, and one has completed a request");
+        drop((second, third, other, fourth));
+        assert!(all.table.lock().pending.is_empty());
+        let one = admit("2001:db8:0:1::1");
+        let same = admit("2001:db8:0:1:ffff::2");
+        let different = admit("2001:db8:0:2::1");
+        sleep(MIN_PENDING).await;
+        assert_eq!((bound(&same, 1), bound(&different, 1)), (1, 0));
+        drop(one);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_rest_is_over_when_it_has_lasted_and_not_when_it_was_interrupted() {
+        let clock = SystemClock::new();
+        let activity = Activity::new(clock.now());
+        let idle = Duration::from_secs(75);
+        let mut over = pin!(activity.over(idle, &clock));
+        assert!(poll!(&mut over).is_pending());
+        sleep(idle / 2).await;
+        activity.begin();
+        sleep(idle).await;
+        assert!(poll!(&mut over).is_pending(), "it is at work");
+        activity.end(clock.now());
+        let ended = clock.now();
+        over.await;
+        assert_eq!(clock.now() - ended, idle);
+    }
+}
