@@ -1,14 +1,19 @@
 //! Ids of the requests that the proxy makes itself, which are their progress tokens too.
 //!
 //! Many small servers keep an id in 32 bits, as their usual clients count from 0 or 1. So do ours: requests in
-//! sessions of ours count from 1, and those in a session that a client has opened itself from 2^30, far above what a
-//! client counts to. No id has more than 31 bits.
+//! sessions of ours count from 1, and those in a session that a client has opened itself are from 2^30 on, far above
+//! what a client counts to. No id has more than 31 bits.
 //!
 //! All sessions of a process count together: a late message of one can be taken for no other's, and a server that
 //! keeps events by the request's id alone, whatever the session (the example stores of SDKs do), gives back none of
-//! another's. After 2^30 ids each range begins anew and passes over those of calls that are still [in use](in_use).
+//! another's. In a session of a client, which goes on in other processes, each process begins at another id of the
+//! range. After 2^30 ids each range begins anew and passes over those of calls that are still [in use](in_use).
 
-use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use crate::runtime::random;
+use std::sync::{
+    OnceLock,
+    atomic::{AtomicU32, Ordering::Relaxed},
+};
 
 /// The ids of one range.
 struct Range {
@@ -38,6 +43,10 @@ static OF_OURS: Range = Range::new(0, 1);
 
 static OF_CLIENTS: Range = Range::new(SIZE, 0);
 
+/// It is known where this process begins in the sessions of clients: another, before it or beside it, may have requests
+/// in flight in the same.
+static BEGUN: OnceLock<()> = OnceLock::new();
+
 /// An id for a request of ours in a session of ours.
 pub fn next() -> u64 {
     OF_OURS.next()
@@ -45,6 +54,7 @@ pub fn next() -> u64 {
 
 /// An id for a request of ours in a session that a client has opened itself, who may have used it there.
 pub fn next_in_client_session() -> u64 {
+    BEGUN.get_or_init(|| OF_CLIENTS.next.store(u32::from_be_bytes(random()) % SIZE, Relaxed));
     OF_CLIENTS.next()
 }
 
@@ -53,12 +63,11 @@ pub fn may_be_in_client_session(number: u64) -> bool {
     OF_CLIENTS.offset(number).is_some()
 }
 
-/// A call that a process before this one has made still has this id. Ids that are given from now on are larger.
+/// A call that a process before this one has made still has this id. Ids that are given in sessions of ours from now on
+/// are larger.
 pub fn begin_behind(number: u64) {
-    for range in [&OF_OURS, &OF_CLIENTS] {
-        if let Some(offset) = range.offset(number) {
-            range.next.fetch_max((offset + 1) % SIZE, Relaxed);
-        }
+    if let Some(offset) = OF_OURS.offset(number) {
+        OF_OURS.next.fetch_max((offset + 1) % SIZE, Relaxed);
     }
 }
 

@@ -260,3 +260,17 @@ async fn the_tools_by_which_tickets_are_used_are_no_tools_of_the_server() {
     assert_eq!(named, [""; 0]);
     drop(call);
 }
+
+#[tokio::test]
+async fn an_event_that_is_no_message_is_counted_and_its_call_answered() {
+    let world = Setup::new().top(ADMIN).start().await;
+    let waiting = world.client().call("t").await;
+    let call = world.server.call().await;
+    let id = call.id();
+    let events = call.stream();
+    events.raw("data: ping\n\ndata: []\n\n");
+    events.result(&id, json!({ "content": [{ "type": "text", "text": "done" }] }));
+    assert_eq!(waiting.answer().await.text(), "done");
+    let skipped = "deferral_upstream_events_skipped_total{route=\"/mcp\"}";
+    assert_eq!(Scrape::of(&world).await.get(skipped), 2.0);
+}

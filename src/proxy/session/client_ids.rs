@@ -1,6 +1,6 @@
 //! Ids that clients use in their sessions where ours could be the same.
 //!
-//! A request of ours in a session that its client has opened counts from 2^30 ([`own_ids`]). A client that counts
+//! A request of ours in a session that its client has opened has an id from 2^30 on ([`own_ids`]). A client that counts
 //! there too is rare; what it has used is passed over.
 
 use super::{Key, latest::Latest};

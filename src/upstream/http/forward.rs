@@ -170,3 +170,46 @@ impl Purpose {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        dialect::Principal,
+        runtime::Net,
+        upstream::{ClientSession, Config, work::Work},
+    };
+    use futures_util::FutureExt;
+    use http::{HeaderMap, HeaderValue};
+    use tokio::{
+        io::AsyncReadExt,
+        net::TcpListener,
+        time::{Duration, timeout},
+    };
+
+    #[tokio::test]
+    async fn a_call_is_sent_although_its_client_leaves_while_it_waits_for_a_stream() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let url = format!("http://{}/mcp", listener.local_addr().expect("it is bound"));
+        let url = url.parse().expect("a URL");
+        let work = Work::new().expect("there is a runtime");
+        let http = Http::new("", &url, Config::default(), work, &Net::System).expect("a server");
+        let http = Arc::new(http);
+        let session = HeaderValue::from_static("s");
+        let opening = http.order.opens(&session);
+        let headers = HeaderMap::from_iter([(SESSION_ID.clone(), session)]);
+        let session = ClientSession { principal: Principal::ANONYMOUS, query: None, headers };
+        let call = session.request(Method::POST, Bytes::from_static(b"{}"), Purpose::Call);
+        let mut waiting = Box::pin(forward(http, call));
+        assert!((&mut waiting).now_or_never().is_none(), "it waits");
+        drop(waiting);
+        drop(opening);
+        let arrived = async {
+            let mut read = [0; 5];
+            listener.accept().await?.0.read_exact(&mut read).await?;
+            std::io::Result::Ok(read)
+        };
+        let arrived = timeout(Duration::from_secs(10), arrived).await.expect("it is sent");
+        assert_eq!(&arrived.expect("it is read"), b"POST ");
+    }
+}

@@ -152,7 +152,6 @@ impl Events {
             }
             let is_message = event.event.as_deref().is_none_or(|name| name.is_empty() || name == "message");
             if is_message && !event.data.is_empty() {
-                self.resumption.fruitless = 0;
                 return Ok(Some(event.data));
             }
         }
@@ -167,7 +166,12 @@ impl Messages {
         loop {
             while let Some(part) = self.left.next() {
                 match part {
-                    Ok(frame) => return Poll::Ready(Ok(frame)),
+                    Ok(frame) => {
+                        if let Form::Events(events) = &mut self.form {
+                            events.resumption.fruitless = 0;
+                        }
+                        return Poll::Ready(Ok(frame));
+                    }
                     Err(error) => self.skip(error),
                 }
             }
