@@ -1,7 +1,7 @@
 //! Servers that speak of a task on the session's own stream, and not on the call's.
 
 use super::talk::{
-    Call, Canned, Stream, Tasker, Value, World, beyond_status, heard, json, pong, question, related, setup,
+    Call, Canned, Stream, Tasker, Value, World, beyond_status, json, pong, question, related, setup,
     up_to_mark, world,
 };
 use crate::{
@@ -154,23 +154,13 @@ async fn where_a_call_has_left_without_its_end_a_question_is_refused() {
 #[tokio::test]
 async fn the_id_of_a_task_in_its_clients_session_is_above_those_of_the_client_and_has_31_bits() {
     let world = world(ALWAYS).await;
-    let (_client, mut stream, task, call) = listening(&world).await;
+    let (client, _stream, task, call) = listening(&world).await;
     let id = call.id().as_u64().expect("a number");
     assert!((1 << 30..1 << 31).contains(&id), "{id}");
     assert_eq!(call.seen.json["params"]["_meta"]["progressToken"], id);
-    // Progress is the task's in any spelling of its token, and nobody's once it has ended.
+    // Progress is the task's in any spelling of its token.
     says(&world, &progress(&json!(id as f64), "half")).await;
-    assert_eq!(heard(&mut stream).await["params"]["statusMessage"], "half");
-    call.says("done");
-    loop {
-        if heard(&mut stream).await["params"]["status"] == "completed" {
-            break;
-        }
-    }
-    says(&world, &progress(&json!(id), "late")).await;
-    let said = up_to_mark(&world, "s1", &mut stream).await;
-    assert!(said.iter().all(|message| related(message).is_null()), "{task}: {said:#?}");
-    assert!(said.iter().all(|message| message["method"] != "notifications/progress"), "{said:#?}");
+    client.until(&task, |task| task["statusMessage"] == "half").await;
 }
 
 #[tokio::test]
