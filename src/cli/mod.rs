@@ -146,11 +146,13 @@ fn server_command(error: &clap::Error, words: &[String]) -> Option<String> {
         _ => return None,
     };
     let Some(ContextValue::String(unknown)) = error.get(kind) else { return None };
-    let is_typo = error.get(ContextKind::SuggestedSubcommand).is_some();
+    let program = <Cli as CommandFactory>::command();
+    // As `chek` is one of `check`.
+    let is_typo_of = |name: &str| strsim::damerau_levenshtein(unknown, name) <= name.len().max(3) / 3;
+    let is_typo = program.get_subcommands().any(|known| is_typo_of(known.get_name()));
     let at =
         words.iter().position(|word| word == unknown).filter(|_| !is_typo && !unknown.starts_with('-'))?;
     // Another command takes no server.
-    let program = <Cli as CommandFactory>::command();
     let is_other =
         |word: &String| program.find_subcommand(word).is_some_and(|found| found.get_name() != "serve");
     let is_serve = !words[..at].iter().any(is_other);

@@ -203,7 +203,7 @@ fn a_flag_that_cannot_be_used_says_why_and_exits_with_2() {
         (&["--upstream", "127.0.0.1:9000/mcp"][..], "did you mean `http://127.0.0.1:9000/mcp`?"),
         (&["--upstream", "http://x/", "--listen", "localhost:1"], "did you mean `127.0.0.1:1`?"),
         (&["--upstream", "http://x/", "--after", "5"], "did you mean `5s` or `5ms`?"),
-        (&["--upstream", "http://x/", "--mode", "maybe"], "use auto, never, always, required or observe"),
+        (&["--upstream", "http://x/", "--mode", "maybe"], "use auto, never, always, required, observe or"),
         (&["--upstream", "http://x/", "--tool", "x"], "write PATTERN=MODE"),
         (
             &["--upstream", "http://x/", "--store", "disk:"],

@@ -32,6 +32,7 @@ const NO_BOUND: &[(&str, &str)] = &[
     ("bridge/resume.rs SEALED", FORMAT),
     ("bridge/resume.rs TAG", FORMAT),
     ("bridge/resume.rs TEXT", FORMAT),
+    ("protocol/id.rs DIGITS", FORMAT),
     ("dialect/session_seal.rs TAG", FORMAT),
     ("dialect/session_seal.rs TAG_TEXT", FORMAT),
     ("client/legacy/mod.rs TASK_TTL", DEFAULT),
