@@ -35,7 +35,7 @@ const FRUITLESS: u32 = 5;
 
 /// What came of asking for the stream.
 enum Attempt {
-    Open(Messages),
+    Open(Box<Messages>),
     /// This server has no such stream, or not for us.
     Refused,
     /// The session is gone.
@@ -114,7 +114,9 @@ async fn ask(line: &HttpLine, had_one: bool) -> Attempt {
     let Ok(response) = line.get(None).await else { return Attempt::Failed };
     let status = response.status();
     match Opening::of(response, &line.http) {
-        Ok(Opening::Messages(messages)) if messages.resumption().is_some() => Attempt::Open(messages),
+        Ok(Opening::Messages(messages)) if messages.resumption().is_some() => {
+            Attempt::Open(Box::new(messages))
+        }
         // Some answer 200 or 202 with nothing in it.
         Ok(Opening::Messages(_) | Opening::Accepted) | Err(_) => Attempt::Refused,
         Ok(Opening::Refused(_, body)) => refused(line, status, body, had_one),
