@@ -29,7 +29,6 @@ use crate::{
     upstream::{self, Identity, NotStarted, Server, Upstream},
 };
 use house::{House, Served, servers, services, shown};
-use http::Uri;
 use std::{collections::BTreeSet, net::SocketAddr, sync::Arc, time::Duration};
 use tokio::{
     task::JoinHandle,
@@ -281,10 +280,7 @@ fn tell_started(
             config::Store::Memory => "memory".to_owned(),
             config::Store::Disk { path, .. } => format!("disk:{}", path.display()),
         },
-        traces: &config
-            .traces
-            .as_ref()
-            .map_or_else(|| "off".to_owned(), |traces| without_query(&traces.endpoint)),
+        traces: &config.traces.as_ref().map_or_else(|| "off".to_owned(), |traces| traces.shown.clone()),
         state_keys: if config.state_keys.is_empty() { "made at start" } else { "configured" },
         notice: config.drain.notice,
         drain: config.drain.limit,
@@ -397,17 +393,9 @@ fn in_words(routes: &[config::RouteConfig]) -> String {
 /// A server without what may hold a key: a query, arguments.
 fn server_in_words(server: &Server) -> String {
     match server {
-        Server::Url(url) => without_query(url),
+        Server::Url(url) => url.shown().to_owned(),
         Server::Command(command) => format!("`{}`", command.program()),
     }
-}
-
-/// A URL without what may hold a key.
-fn without_query(url: &Uri) -> String {
-    let scheme = url.scheme_str().unwrap_or_default();
-    let authority = url.authority().map(|authority| authority.as_str()).unwrap_or_default();
-    let authority = authority.rsplit_once('@').map_or(authority, |(_, host)| host);
-    format!("{scheme}://{authority}{}", url.path())
 }
 
 /// Where tasks are kept, and the secret of what outlives this process.

@@ -3,9 +3,9 @@
 use super::{Error, Running, start, watch::Watch};
 use crate::{
     admin::Reloaded,
-    config::Config,
+    config::{Config, Warnings},
     runtime::{notify, or_never},
-    telemetry::{ConfigRefused, ConfigReloaded},
+    telemetry::{ConfigRefused, ConfigReloaded, ConfigWarning},
 };
 use std::{fmt::Display, path::PathBuf, time::Duration};
 use tokio::{
@@ -65,7 +65,9 @@ pub async fn run(
 ) -> Result<(), Error> {
     let (mut signals, mut hangup) = (Signals::listen(), listen_to(SignalKind::hangup()));
     let mut watch = source.watched.then(|| Watch::on(paths(&config)));
+    let warnings = config.warnings.clone();
     let mut running = start(config)?;
+    log_warnings(&warnings);
     ready(&running);
     notify::ready();
     let is_interrupt = loop {
@@ -82,7 +84,10 @@ pub async fn run(
             if let Some(watch) = &mut watch {
                 watch.follow(paths(&config));
             }
-            running.reload(config).map_err(|error| error.to_string())
+            let warnings = config.warnings.clone();
+            let changed = running.reload(config).map_err(|error| error.to_string())?;
+            log_warnings(&warnings);
+            Ok(changed)
         });
         match &told {
             Ok(changed) => {
@@ -110,6 +115,12 @@ pub async fn run(
     match running.stop_unless(again).await {
         true => Err(Error::Hurried),
         false => Ok(()),
+    }
+}
+
+fn log_warnings(warnings: &Warnings) {
+    for warning in warnings.lines() {
+        ConfigWarning { warning }.emit();
     }
 }
 

@@ -8,7 +8,7 @@
 //! server behind it, `limits` those of `limits` and `timeouts`.
 
 use super::{
-    At, Config, DEFAULT_DRAIN, Files, Log, Ready, Settings, Store,
+    At, Config, DEFAULT_DRAIN, Files, Log, Ready, Settings, Store, Warnings,
     kind::{
         addresses, drain, key_place, key_source, log, or_off, required, store, string, text, token_source,
         url,
@@ -119,6 +119,7 @@ pub(super) fn file(s: &mut Section<'_, '_>, around: Surroundings<'_>) -> Config 
         ready,
         traces: traces(telemetry, around, s),
         settings: Settings::default(),
+        warnings: Warnings::default(),
         files: Files::default(),
         routes: together::routes(routes, s),
         front: front::Config {

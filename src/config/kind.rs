@@ -7,12 +7,14 @@ use super::{
     secret::{self, Source, TokenSource},
     section::{Kind, Report, Section, Set, leaf, list, mapping},
     surroundings::Surroundings,
+    url_text::UrlText,
     values::{self, Invalid, show_duration, show_size},
     yaml::{Entry, Node, Scalar, Value},
 };
 use crate::{
     policy::{ClientMatch, Mode, Pattern, PrincipalSource, ResponseHeaders},
     protocol::capability,
+    upstream::ServerUrl,
 };
 use http::{HeaderValue, Uri};
 use serde_json::{Value as Json, json};
@@ -286,6 +288,31 @@ pub(super) fn required() -> Kind<'static, bool> {
 
 pub(super) fn url(read: fn(&str) -> Result<Uri, Invalid>) -> Kind<'static, Uri> {
     word(json!({ "type": "string", "pattern": "^https?://" }), read)
+}
+
+/// The URL of a server, with the text that it is shown as. A literal secret in it is doubted.
+pub(super) fn server_url() -> Kind<'static, ServerUrl> {
+    let Kind { schema, read, .. } = url(values::upstream_url);
+    let read = move |node: &Node, report: &mut Report| {
+        let uri = read(node, report)?;
+        let text = node.as_written().unwrap_or_default();
+        doubt_literal_secret(node, report);
+        let url = UrlText::new(text);
+        Some(ServerUrl::shown_as(uri, &url.shown(false), url.host(), url.has_literal_port()))
+    };
+    Kind { schema, show: |_| Json::Null, read: Box::new(read) }
+}
+
+/// Warns of a secret that stands in a URL of the file.
+pub(super) fn doubt_literal_secret(node: &Node, report: &mut Report) {
+    let (Place::File { .. }, Some(text)) = (node.place, node.as_written()) else { return };
+    if let Some(what) = UrlText::new(text).literal_secret() {
+        let message = format!(
+            "warning: {what} stands in this URL, in a file that is printed, copied and put under version control; put it \
+             into a variable of the environment and write `${{NAME}}` in its place"
+        );
+        report.doubts.push(Problem::new(node.place, message));
+    }
 }
 
 pub(super) fn path() -> Kind<'static, String> {

@@ -26,6 +26,7 @@ mod surroundings;
 mod telemetry;
 mod tickets;
 mod together;
+mod url_text;
 pub mod values;
 mod variables;
 mod yaml;
@@ -41,6 +42,7 @@ use crate::{admin, front, policy, telemetry::trace, upstream};
 use section::{Report, TOP};
 use serde_json::json;
 use std::{
+    fmt,
     io::Read,
     net::SocketAddr,
     path::{Path, PathBuf},
@@ -77,9 +79,16 @@ pub struct Config {
     pub traces: Option<trace::Settings>,
     /// All of it as operators are shown it.
     pub settings: Settings,
+    /// What is allowed and yet probably not meant.
+    pub warnings: Warnings,
     /// The files it was read from: itself, where it is one, and those that it names.
     pub files: Files,
 }
+
+/// What is allowed and yet probably not meant, a line each. `Debug` hides it: two configurations that mean the same may
+/// be written in two ways.
+#[derive(Clone, Default)]
+pub struct Warnings(Vec<String>);
 
 /// One endpoint and the server behind it.
 #[derive(Clone, Debug)]
@@ -275,8 +284,26 @@ fn parse_and(
     variables::name_values(&mut problems, &used);
     variables::name_values(&mut doubts, &used);
     let config = Problems::or_ok(path.clone(), problems, config)?;
-    let config = config.expect("what cannot be read is a problem");
-    Ok((config, Problems::or_ok(path, doubts, ()).err()))
+    let mut config = config.expect("what cannot be read is a problem");
+    let doubts = Problems::or_ok(path, doubts, ()).err();
+    let line = |line: String| line.replacen(": warning: ", ": ", 1);
+    config.warnings = Warnings(doubts.iter().flat_map(Problems::lines).map(line).collect());
+    Ok((config, doubts))
+}
+
+// === impl Warnings ===
+
+impl Warnings {
+    /// Each with its place, as in `deferral.yaml:7:5: …`.
+    pub fn lines(&self) -> &[String] {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Warnings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Warnings(..)")
+    }
 }
 
 /// The text of a file that may be a configuration; otherwise what to say of it.

@@ -3,8 +3,8 @@
 
 use super::{
     At,
-    kind::{key_place, or_variable, source, string, text},
-    problem::Problem,
+    kind::{doubt_literal_secret, key_place, or_variable, source, string, text},
+    problem::{Place, Problem},
     section::{Kind, Report, Section, Set, leaf, mapping},
     surroundings::Surroundings,
     together::private_key,
@@ -86,6 +86,7 @@ fn headers_kind(around: Surroundings<'_>) -> Kind<'_, HeaderMap> {
                 }
             }
             if let (Some(name), Some(value)) = (name, value) {
+                doubt_literal(&name, node, report);
                 headers.insert(name, value);
             }
         }
@@ -96,6 +97,26 @@ fn headers_kind(around: Surroundings<'_>) -> Kind<'_, HeaderMap> {
         json!({ "type": "object", "additionalProperties": value })
     };
     Kind { schema: Box::new(schema), show: |_| Json::Null, read: Box::new(read) }
+}
+
+/// Warns of credentials that stand in the file, which is printed, copied and put under version control.
+fn doubt_literal(name: &HeaderName, node: &Node, report: &mut Report) {
+    let is_literal = node.characters().is_some() && node.given().is_none();
+    if let (Place::File { .. }, true, true) = (node.place, is_literal, holds_credentials(name)) {
+        let message = format!(
+            "warning: the value of `{name}` stands in a file that is printed, copied and put under version control; say \
+             where it is: `{{ file: PATH }}` or `{{ env: NAME }}`, or write `${{NAME}}` in its place"
+        );
+        report.doubts.push(Problem::new(node.place, message));
+    }
+}
+
+/// Whether the value of a header is a secret, by its name.
+fn holds_credentials(name: &HeaderName) -> bool {
+    let is_named = |part: &&str| name.as_str().contains(*part);
+    [header::AUTHORIZATION, header::PROXY_AUTHORIZATION, header::COOKIE].contains(name)
+        || ["api-key", "apikey", "api_key", "secret", "password"].iter().any(|part| is_named(&part))
+        || name.as_str().ends_with("token")
 }
 
 fn tls_of(s: &mut Section<'_, '_>, around: Surroundings<'_>) -> Option<Tls> {
@@ -170,12 +191,16 @@ fn server_name(text: &str) -> Result<ServerName<'static>, Invalid> {
 fn proxy_kind() -> Kind<'static, Option<Proxy>> {
     let read = |node: &Node, report: &mut Report| match node.scalar() {
         Some(Scalar::Bool(false)) => Some(None),
-        _ => leaf(node, report, |text| match text {
-            "off" => Ok(None),
-            text => {
-                Proxy::at(text).map(Some).map_err(|why| Invalid(format!("this is no proxy: {why}; or `off`")))
-            }
-        }),
+        _ => {
+            doubt_literal_secret(node, report);
+            leaf(node, report, |text| match text {
+                "off" => Ok(None),
+                text => {
+                    let proxy = Proxy::at(text).map(Some);
+                    proxy.map_err(|why| Invalid(format!("this is no proxy: {why}; or `off`")))
+                }
+            })
+        }
     };
     let schema = || {
         let url = json!({ "type": "string", "pattern": "^(off|http://.+)$", "examples": ["http://proxy.example.com:3128", "off"] });
@@ -237,11 +262,11 @@ impl Written {
     /// How the server at this URL is spoken to.
     pub(super) fn to(
         self,
-        url: &At<Uri>,
+        url: &At<upstream::ServerUrl>,
         around: Surroundings<'_>,
         s: &mut Section<'_, '_>,
     ) -> upstream::Config {
-        let is_plain = url.value.scheme_str() == Some("http");
+        let is_plain = url.value.uri().scheme_str() == Some("http");
         if let (Set::To(At { place, .. }), true) = (&self.tls, is_plain) {
             s.wrong(
                 *place,
@@ -251,7 +276,7 @@ impl Written {
         let proxy = match self.proxy {
             Set::To(proxy) => proxy.value,
             Set::Wrong => None,
-            Set::Unset => in_environment(&url.value, around).unwrap_or_else(|Invalid(message)| {
+            Set::Unset => in_environment(url.value.uri(), around).unwrap_or_else(|Invalid(message)| {
                 s.wrong(url.place, message);
                 None
             }),

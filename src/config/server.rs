@@ -2,7 +2,7 @@
 
 use super::{
     At,
-    kind::{count, some_duration, source, string, text, truth, url, variable_name, word},
+    kind::{count, server_url, some_duration, source, string, text, truth, variable_name, word},
     problem::Problem,
     reach,
     section::{Kind, Report, Section, Set, leaf, list, mapping},
@@ -20,7 +20,7 @@ use serde_json::{Value as Json, json};
 /// The server's URL, or the command that starts it and what goes with that.
 pub(super) fn server(s: &mut Section<'_, '_>, around: Surroundings<'_>) -> together::Server {
     s.either(&[&["url"], &["command"]]);
-    let url = s.key("url", "Its MCP endpoint, over Streamable HTTP.").set(url(values::upstream_url));
+    let url = s.key("url", "Its MCP endpoint, over Streamable HTTP.").set(server_url());
     let words = s
         .key("command", "The command that starts it, with its arguments: a server over stdio.")
         .set(list(text()).some());

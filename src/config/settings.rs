@@ -5,7 +5,10 @@
 //! variables and headers, the arguments of a command, the query and the user of a URL. Where a variable of the
 //! environment has a part in a value, it is shown as it was written: `${NAME}`.
 
-use super::yaml::{Entry, Node, Origin, Scalar, Value};
+use super::{
+    url_text::UrlText,
+    yaml::{Entry, Node, Origin, Scalar, Value},
+};
 use serde_json::{Value as Json, json};
 use std::fmt;
 
@@ -68,21 +71,19 @@ fn shown_under(Entry { key, node, .. }: &Entry) -> Json {
             program.chain(items.iter().skip(1).map(|_| HIDDEN.into())).collect()
         }
         ("value", _) => HIDDEN.into(),
+        // A variable may give the scheme, so that the text is not known by it.
+        (
+            "url" | "endpoint" | "otlp" | "proxy" | "public_url",
+            Value::Scalar { origin: Origin::Variables(given), .. },
+        ) => UrlText::new(&given.written).shown(true).into(),
         _ => shown(node),
     }
 }
 
 /// A URL without its user, its query and its fragment; another text as it is.
 fn without_secrets(text: &str) -> String {
-    let Some((scheme, rest)) = text.split_once("://") else { return text.to_owned() };
-    let end = rest.find(['?', '#']).unwrap_or(rest.len());
-    let (plain, cut) = rest.split_at(end);
-    let slash = plain.find('/').unwrap_or(plain.len());
-    let (authority, path) = plain.split_at(slash);
-    let host = authority.rsplit_once('@').map_or(authority, |(_, host)| host);
-    let user = if host == authority { "" } else { "…@" };
-    let cut = if cut.is_empty() { "" } else { "?…" };
-    format!("{scheme}://{user}{host}{path}{cut}")
+    let url = UrlText::new(text);
+    if url.has_scheme() { url.shown(true) } else { text.to_owned() }
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use super::{
     At, Place,
-    kind::{elsewhere, some_duration, source, url, word},
+    kind::{elsewhere, server_url, some_duration, source, word},
     problem::Problem,
     secret::Source,
     section::{Kind, Report, Section, Set, mapping},
@@ -14,6 +14,7 @@ use crate::telemetry::trace::{
     Settings,
     settings::{Protocol, Sampler, TIMEOUT},
 };
+use crate::upstream::ServerUrl;
 use http::{HeaderName, HeaderValue, Uri};
 use serde_json::{Value as Json, json};
 use std::time::Duration;
@@ -26,7 +27,7 @@ pub(super) enum Otlp {
 
 #[derive(Default)]
 pub(super) struct Written {
-    endpoint: Option<Uri>,
+    endpoint: Option<ServerUrl>,
     protocol: Option<Protocol>,
     headers: Vec<(HeaderName, At<Source>)>,
     share: Option<f64>,
@@ -75,7 +76,7 @@ pub(super) fn traces(
 
 fn otlp() -> Kind<'static, Otlp> {
     let Kind { schema, read, .. } = mapping("`otlp`", |s| Some(Otlp::To(Box::new(more(s)))));
-    let url = || url(values::upstream_url);
+    let url = server_url;
     let schema = move || json!({ "anyOf": [(url().schema)(), { "enum": ["off", false] }, schema()] });
     let single = url().read;
     let read = move |node: &Node, report: &mut Report| match &node.value {
@@ -91,7 +92,7 @@ fn otlp() -> Kind<'static, Otlp> {
 
 fn more(s: &mut Section<'_, '_>) -> Written {
     let endpoint = s.key("endpoint", "The URL of the collector, as in `http://127.0.0.1:4318`.");
-    let endpoint = endpoint.set(url(values::upstream_url));
+    let endpoint = endpoint.set(server_url());
     let protocol = s.key("protocol", "How spans are sent: `http` (protobuf in a POST) or `grpc`.");
     let protocol = protocol.with_default("http").set(word(json!({ "enum": ["http", "grpc"] }), protocol_of));
     let headers = s.key("headers", "Headers of each export, such as a key: where each is, never what it is.");
@@ -168,10 +169,11 @@ fn settings(written: Option<Written>, around: Surroundings<'_>) -> Result<Option
     let mut wrong = Wrong::new();
     let protocol = protocol.unwrap_or_else(|| of.protocol(&mut wrong));
     let endpoint = match endpoint {
-        Some(url) => Some(protocol.endpoint(&url)),
-        None => of.endpoint(protocol, &mut wrong),
+        Some(url) if url.has_variables() => Some((protocol.endpoint(url.uri()), url.shown().to_owned())),
+        Some(url) => Some(shown(protocol.endpoint(url.uri()))),
+        None => of.endpoint(protocol, &mut wrong).map(shown),
     };
-    let Some(endpoint) = endpoint else {
+    let Some((endpoint, shown)) = endpoint else {
         if is_written && wrong.is_empty() {
             let message =
                 "`otlp` names no collector; add `endpoint`, as in `endpoint: http://127.0.0.1:4318`";
@@ -181,6 +183,7 @@ fn settings(written: Option<Written>, around: Surroundings<'_>) -> Result<Option
     };
     let mut settings = Settings {
         endpoint,
+        shown,
         sampler: share
             .map_or_else(|| of.sampler(&mut wrong), |share| Sampler { share, ..Sampler::default() }),
         timeout: timeout.unwrap_or_else(|| of.timeout(&mut wrong)),
@@ -196,6 +199,12 @@ fn settings(written: Option<Written>, around: Surroundings<'_>) -> Result<Option
         }
     }
     if wrong.is_empty() { Ok(Some(settings)) } else { Err(wrong) }
+}
+
+/// An endpoint with the text that people are shown.
+fn shown(endpoint: Uri) -> (Uri, String) {
+    let shown = ServerUrl::from(endpoint.clone()).shown().to_owned();
+    (endpoint, shown)
 }
 
 // === impl Variables ===
@@ -366,7 +375,7 @@ mod tests {
     }
 
     fn collector(url: &'static str) -> Option<Written> {
-        Some(Written { endpoint: Some(Uri::from_static(url)), ..Written::default() })
+        Some(Written { endpoint: Some(Uri::from_static(url).into()), ..Written::default() })
     }
 
     #[test]

@@ -19,7 +19,6 @@ use crate::{
     policy::{self, TicketAfter},
     upstream,
 };
-use http::Uri;
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 /// Where operators are met, beside where clients are.
@@ -261,7 +260,7 @@ pub(super) fn routes(written: Set<Vec<At<Route>>>, s: &mut Section<'_, '_>) -> V
 
 /// What is written under `upstream`.
 pub(super) struct Server {
-    pub(super) url: Set<Uri>,
+    pub(super) url: Set<upstream::ServerUrl>,
     pub(super) command: Set<upstream::Command>,
     /// The keys that are written and go with a command.
     pub(super) with_command: Vec<At<&'static str>>,

@@ -198,6 +198,11 @@ impl Node {
         }
     }
 
+    /// The characters of a scalar as they were written, with the names of variables in the place of their values.
+    pub(super) fn as_written(&self) -> Option<&str> {
+        self.given().map_or_else(|| self.characters(), |given| Some(&given.written))
+    }
+
     /// Whether it should have been made of what variables give, and that it cannot be is a problem already.
     pub(super) const fn is_wrong(&self) -> bool {
         matches!(self.value, Value::Scalar { origin: Origin::Wrong, .. })

@@ -132,6 +132,13 @@ pub struct ConfigRefused<'a> {
     pub error: &'a str,
 }
 
+/// Something in the configuration is allowed and yet probably not meant.
+#[derive(Clone, Copy, Debug)]
+pub struct ConfigWarning<'a> {
+    /// Where it stands and what would be right.
+    pub warning: &'a str,
+}
+
 /// An operator has cancelled a task, whose transition is told besides.
 pub struct OperatorCancelled<'a> {
     pub task: &'a dyn fmt::Display,
@@ -610,6 +617,7 @@ lines! {
         by = it.by, changed = it.changed, needs_restart = it.needs_restart
     }
     ConfigRefused<'_> as it: warn "deferral" "config_refused" { by = it.by, error = it.error }
+    ConfigWarning<'_> as it: warn "deferral" "config_warning" { warning = it.warning }
     OperatorCancelled<'_> as it: info "deferral::task" "cancelled_by_operator" {
         task = %it.task, route = it.route, tool = it.tool, principal = %it.principal
     }

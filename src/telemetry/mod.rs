@@ -7,10 +7,10 @@ pub mod metrics;
 pub mod trace;
 
 pub use events::{
-    Access, AnswersDropped, ConfigRefused, ConfigReloaded, Drained, Draining, EventSkipped, Leaving,
-    LookupFailed, OperatorCancelled, Outcome, QuestionRefused, QuotaFull, ServerEnded, ServerGarbage,
-    ServerGarbageOmitted, ServerLinesOmitted, ServerNotStarted, ServerSaid, Started, StoreBack, StoreFailed,
-    TakenOver, TaskCreated, TaskEnd, TaskTransition, Untold, WouldDefer,
+    Access, AnswersDropped, ConfigRefused, ConfigReloaded, ConfigWarning, Drained, Draining, EventSkipped,
+    Leaving, LookupFailed, OperatorCancelled, Outcome, QuestionRefused, QuotaFull, ServerEnded,
+    ServerGarbage, ServerGarbageOmitted, ServerLinesOmitted, ServerNotStarted, ServerSaid, Started,
+    StoreBack, StoreFailed, TakenOver, TaskCreated, TaskEnd, TaskTransition, Untold, WouldDefer,
 };
 pub use line::{Format, Lines};
 pub use metrics::{Limit, Taken};

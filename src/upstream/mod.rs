@@ -17,6 +17,7 @@ mod http;
 pub mod http1;
 mod legacy;
 pub mod own_ids;
+mod server_url;
 pub mod stdio;
 mod wire;
 mod work;
@@ -28,6 +29,7 @@ pub use event::{Answer, Asked, Event, Question, Replies, TurnedOver};
 pub use forward::{Forward, Forwarded, Interest, Passing, Purpose, ReadingOn};
 pub use http1::{NoProxy, Proxy, Tls, TlsError, TlsFiles};
 pub use legacy::{Changes, OffStream};
+pub use server_url::ServerUrl;
 pub use stdio::{Command, ProcessTable, Stdio};
 
 pub(crate) use legacy::only_one;
@@ -169,7 +171,7 @@ pub trait Upstream: Send + Sync + 'static {
     }
 
     /// Where it is, where that is an address.
-    fn address(&self) -> Option<&Uri> {
+    fn address(&self) -> Option<&ServerUrl> {
         None
     }
 
@@ -453,7 +455,7 @@ pub struct Document {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Server {
     /// At this MCP endpoint, over Streamable HTTP.
-    Url(Uri),
+    Url(ServerUrl),
     /// In processes that are started by this, over their standard input and output.
     Command(Box<Command>),
 }

@@ -10,7 +10,7 @@
 
 use super::{
     Anchor, CallError, Change, ClientSession, Config, Description, Document, Forward, Forwarded, Identity,
-    Limits, NotStarted, ProcessTable,
+    Limits, NotStarted, ProcessTable, ServerUrl,
 };
 use crate::{
     dialect::{Credentials, raise},
@@ -18,7 +18,7 @@ use crate::{
 };
 use bytes::Bytes;
 use futures_util::{FutureExt, future::BoxFuture};
-use http::{HeaderMap, Uri};
+use http::HeaderMap;
 use std::{
     future::{Future, ready},
     sync::Arc,
@@ -62,7 +62,7 @@ pub trait Wire: Send + Sync + 'static {
     }
 
     /// Where the server is, where that is an address.
-    fn address(&self) -> Option<&Uri> {
+    fn address(&self) -> Option<&ServerUrl> {
         None
     }
 

@@ -17,8 +17,8 @@ use crate::{
             mcp::{self, Message, task_tag},
         },
     },
+    upstream::ServerUrl,
 };
-use http::Uri;
 use std::sync::Arc;
 
 /// The span of a server's call. Dropped before the call has ended, the call has been left.
@@ -189,14 +189,15 @@ impl CallSpan {
 }
 
 /// Says where the server is: what its URL has beside that may hold a key.
-fn located(span: &mut Span, address: Option<&Uri>) {
+fn located(span: &mut Span, address: Option<&ServerUrl>) {
     let Some(url) = address else { return span.set("network.transport", "pipe") };
     span.set("network.transport", "tcp");
     span.set("network.protocol.name", "http");
     span.set("network.protocol.version", "1.1");
-    span.set("server.address", url.host().unwrap_or_default().trim_matches(['[', ']']).to_owned());
-    let usual = if url.scheme_str() == Some("https") { 443 } else { 80 };
-    span.set("server.port", i64::from(url.port_u16().unwrap_or(usual)));
+    span.set("server.address", url.host().to_owned());
+    if let Some(port) = url.port() {
+        span.set("server.port", i64::from(port));
+    }
 }
 
 impl Drop for CallSpan {

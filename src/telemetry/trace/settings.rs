@@ -9,6 +9,8 @@ use std::time::Duration;
 pub struct Settings {
     /// With the path that spans are posted to.
     pub endpoint: Uri,
+    /// The collector as it is shown: variables by their names, and no query.
+    pub shown: String,
     pub protocol: Protocol,
     /// Sent with each export. May hold a key.
     pub headers: HeaderMap,
@@ -51,6 +53,7 @@ impl Settings {
     pub fn to(collector: &Uri, protocol: Protocol) -> Self {
         Self {
             endpoint: protocol.endpoint(collector),
+            shown: String::new(),
             protocol,
             headers: HeaderMap::new(),
             sampler: Sampler::default(),
@@ -63,9 +66,9 @@ impl Settings {
 impl std::fmt::Debug for Settings {
     /// Without the headers, which may hold a key.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { endpoint, protocol, headers, sampler, timeout, resource } = self;
+        let Self { endpoint: _, shown, protocol, headers, sampler, timeout, resource } = self;
         f.debug_struct("Settings")
-            .field("endpoint", endpoint)
+            .field("endpoint", shown)
             .field("protocol", protocol)
             .field("headers", &headers.keys().collect::<Vec<_>>())
             .field("sampler", sampler)

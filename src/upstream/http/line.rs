@@ -164,7 +164,7 @@ impl HttpLine {
             // Others of that process's calls may be in it, and be taken up later: the first to end would end them all.
             survives: false,
             // Those of that process are gone; the server may set others.
-            cookies: Some(Arc::new(CookieJar::new(http.client.url()))),
+            cookies: Some(Arc::new(CookieJar::new(http.url.uri()))),
             http,
         })
     }

@@ -32,7 +32,7 @@ use std::{
 use tokio::time::timeout;
 
 use super::{
-    Anchor, CallError, Change, ClientSession, Config, Description, Document, Identity, NotStarted,
+    Anchor, CallError, Change, ClientSession, Config, Description, Document, Identity, NotStarted, ServerUrl,
     forward::{Forward, Forwarded},
     http1::{self, Answering, CookieJar, Reuse, Traffic},
     legacy::Legacy,
@@ -75,8 +75,8 @@ impl Wire for Http {
 
     const IS_HTTP: bool = true;
 
-    fn address(&self) -> Option<&Uri> {
-        Some(self.client.url())
+    fn address(&self) -> Option<&ServerUrl> {
+        Some(&self.url)
     }
 
     async fn open(
@@ -86,7 +86,7 @@ impl Wire for Http {
     ) -> Result<(Description, HttpLine), CallError> {
         let limit = self.config.now().timeouts.first_byte;
         let posting = self.posting(&caller.credentials);
-        let cookies = Arc::new(CookieJar::new(self.client.url()));
+        let cookies = Arc::new(CookieJar::new(self.url.uri()));
         let said = timeout(limit, self.hello(&posting, hello, &cookies)).await;
         let (description, id) = said.unwrap_or(Err(CallError::FirstByteTimeout(limit)))?;
         let line = HttpLine::begun(Arc::clone(self), &description, posting, id, cookies)?;
@@ -329,14 +329,14 @@ impl Streamable {
     /// [`NotStarted`] where the URL is not one to speak HTTP to, the system's certificates cannot be
     /// read, or there is no tokio runtime around.
     pub fn new(url: &Uri, config: Config) -> Result<Self, NotStarted> {
-        Self::on("", url, config, &Net::System)
+        Self::on("", &url.clone().into(), config, &Net::System)
     }
 
     /// The same for this route, on a network of the caller's choice.
     ///
     /// # Errors
     /// As [`Streamable::new`].
-    pub fn on(route: &str, url: &Uri, config: Config, net: &Net) -> Result<Self, NotStarted> {
+    pub fn on(route: &str, url: &ServerUrl, config: Config, net: &Net) -> Result<Self, NotStarted> {
         let work = Work::new()?;
         let http = Http::new(route, url, config.clone(), work.clone(), net)?;
         Ok(Self::over(http, route, config, work, net))

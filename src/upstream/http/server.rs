@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use futures_util::FutureExt;
-use http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header, uri::PathAndQuery};
+use http::{HeaderMap, HeaderValue, Method, StatusCode, header, uri::PathAndQuery};
 use http_body::Body;
 use http_body_util::{BodyExt, Limited};
 use std::{sync::Arc, time::Duration};
@@ -14,7 +14,7 @@ use crate::{
     protocol::{ErrorObject, Frame, Kind},
     runtime::{Live, Net, resize},
     upstream::{
-        CallError, Change, Config, Document, NotStarted,
+        CallError, Change, Config, Document, NotStarted, ServerUrl,
         http1::{self, Answering, HttpClient, Incoming, Reuse, Traffic},
         work::Work,
     },
@@ -24,6 +24,8 @@ use crate::{
 pub struct Http {
     /// The route it is for.
     pub(super) route: Arc<str>,
+    /// As it is shown to people.
+    pub(super) url: ServerUrl,
     pub(super) config: Live<Config>,
     pub(super) client: HttpClient,
     /// The path of the MCP endpoint, its query included.
@@ -59,11 +61,12 @@ impl Http {
     /// [`NotStarted`] where the URL cannot be spoken to.
     pub(super) fn new(
         route: &str,
-        url: &Uri,
+        shown: &ServerUrl,
         config: Config,
         work: Work,
         net: &Net,
     ) -> Result<Self, NotStarted> {
+        let url = shown.uri();
         let client = HttpClient::new(url.clone(), &config, net)?;
         let path = url.path_and_query().map_or("/", |path| path.as_str()).to_owned();
         let host = url.authority().map(|authority| {
@@ -76,6 +79,7 @@ impl Http {
         let departed = Arc::new(Semaphore::new(config.limits.departed.min(Semaphore::MAX_PERMITS)));
         Ok(Self {
             route: route.into(),
+            url: shown.clone(),
             config: config.into(),
             client,
             path,

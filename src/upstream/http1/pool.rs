@@ -124,11 +124,6 @@ const TCP_KEEP_ALIVE: Duration = Duration::from_secs(60);
 // === impl HttpClient ===
 
 impl HttpClient {
-    /// Where the server is.
-    pub(in crate::upstream) fn url(&self) -> &Uri {
-        &self.site.url
-    }
-
     /// A client for the server of `url`, which is reached as it is configured.
     ///
     /// # Errors

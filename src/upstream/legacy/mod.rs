@@ -31,14 +31,14 @@ mod subscribe;
 mod telling;
 
 use futures_util::{FutureExt, StreamExt, future::BoxFuture, stream};
-use http::{HeaderMap, Uri};
+use http::HeaderMap;
 use std::sync::{Arc, Weak};
 use tokio::sync::broadcast;
 
 use super::{
     Anchor, Answer, CallError, Calls, Change, ClientSession, Config, Deferral, Description, Document, Event,
     Forward, Forwarded, Health, Identity, Known, NativeCall, NotStarted, Outgoing, ProcessTable, Replies,
-    Report, Subscription, TakenUp, Upstream,
+    Report, ServerUrl, Subscription, TakenUp, Upstream,
     wire::{Again, Line, TakenUpOn, Wire},
     work::Work,
 };
@@ -259,7 +259,7 @@ impl<W: Wire> Upstream for Legacy<W> {
         self.0.server.health()
     }
 
-    fn address(&self) -> Option<&Uri> {
+    fn address(&self) -> Option<&ServerUrl> {
         self.0.server.wire.address()
     }
 

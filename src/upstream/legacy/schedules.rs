@@ -172,7 +172,7 @@ fn world() -> (Arc<Server>, Arc<Streamable>) {
     let (server, pipes) = (Arc::new(Server::default()), Pipes::default());
     let address: SocketAddr = ADDRESS.parse().expect("an address");
     drop(spawn(server.clone().listen(pipes.listen(address))));
-    let url = format!("http://{ADDRESS}/mcp").parse().expect("a URL");
+    let url = format!("http://{ADDRESS}/mcp").parse::<http::Uri>().expect("a URL").into();
     let limits = Limits { sessions: SESSIONS, ..Limits::default() };
     let config = Config { limits, ..Config::default() };
     let upstream = Streamable::on("", &url, config, &Net::Pipes(pipes)).expect("a runtime is entered");

@@ -29,15 +29,21 @@ fn typed(words: &[&str], file: &str) -> Child {
     child
 }
 
-/// What operators are shown at this address of the configuration in force.
-fn settings(address: &str) -> serde_json::Value {
+/// What operators are shown at this address and path, up to its end or this text.
+fn shown_at(address: &str, path: &str, until: &str) -> String {
     let mut socket = TcpStream::connect(address).expect("it listens");
-    write!(socket, "GET /config HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\r\n")
+    write!(socket, "GET {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\r\n")
         .expect("it is read");
-    let mut answer = String::new();
-    socket.read_to_string(&mut answer).expect("it is text");
+    let (mut answer, mut some) = (String::new(), [0; 4096]);
+    loop {
+        let length = socket.read(&mut some).expect("it is read");
+        answer.push_str(std::str::from_utf8(&some[..length]).expect("it is text"));
+        if length == 0 || answer.contains(until) {
+            break;
+        }
+    }
     let (_, body) = answer.split_once("\r\n\r\n").expect("there is a body");
-    serde_json::from_str(body).expect("it is JSON")
+    body.to_owned()
 }
 
 #[test]
@@ -48,7 +54,8 @@ admin: 127.0.0.1:0
 routes:
   - path: /${DEFERRAL_TEST_NAME}
     upstream:
-      url: http://127.0.0.1:1/mcp?key=${DEFERRAL_TEST_KEY}
+      url: http://127.0.0.1:1/mcp/${DEFERRAL_TEST_KEY}?key=${DEFERRAL_TEST_KEY}
+      headers: { Authorization: Bearer literal-and-doubted }
     tasks: { unsolicited: [{ header: X-Key, value: '${DEFERRAL_TEST_KEY}' }] }
 ";
     let checked = typed(&["check", "-"], file).wait_with_output().expect("it ends");
@@ -67,14 +74,23 @@ routes:
     }
     let link = line.trim().trim_start_matches("for operators: ");
     let operators = link.split_once("/#").map_or(link, |(url, _)| url);
-    let config = settings(operators.trim_start_matches("http://").trim_end_matches('/'));
+    let operators = operators.trim_start_matches("http://").trim_end_matches('/');
+    let config = shown_at(operators, "/config", "never");
+    let config: serde_json::Value = serde_json::from_str(&config).expect("it is JSON");
     let route = &config["settings"]["routes"][0];
     assert_eq!(route["path"], "/${DEFERRAL_TEST_NAME}", "{config}");
     assert_eq!(route["defer"]["after"], "9s");
     assert!(!config.to_string().contains(KEY), "{config}");
+    const SHOWN: &str = "http://127.0.0.1:1/mcp/${DEFERRAL_TEST_KEY}?key=${DEFERRAL_TEST_KEY}";
+    for (path, until) in [("/routes", "never"), ("/events", "\n\n\r\n"), ("/metrics", "never")] {
+        let shown = shown_at(operators, path, until);
+        assert!(!shown.contains(KEY), "{path}: {shown}");
+        assert!(path == "/metrics" || shown.contains(SHOWN), "{path}: {shown}");
+    }
     interrupt(&child);
     said.read_to_string(&mut log).expect("it is text");
-    assert!(!log.contains(KEY) && log.contains("127.0.0.1:1/mcp"), "{log}");
+    assert!(!log.contains(KEY) && log.contains(SHOWN), "{log}");
+    assert!(log.contains("event=config_warning") && !log.contains("literal-and-doubted"), "{log}");
     assert_eq!(child.wait().expect("it ends").code(), Some(0));
 }
 

@@ -61,7 +61,9 @@ routes:
     let route = &config.routes[0];
     assert_eq!((&*route.route.path, route.route.tools[0].matches.as_str()), ("/7", "*"));
     assert!(route.route.empty_contents_is_error && route.route.resume.mint);
-    assert_eq!(route.server, Server::Url("https://tools.example.com/mcp".parse().unwrap()));
+    let Server::Url(url) = &route.server else { panic!("a URL") };
+    assert_eq!(*url.uri(), "https://tools.example.com/mcp");
+    assert_eq!((url.shown(), url.host(), url.port()), ("https://${HOST}/mcp", "${HOST}", None));
 }
 
 #[test]
@@ -167,10 +169,40 @@ routes:
         json!({
             "listen": "127.0.0.1:${PORT}",
             "limits": { "calls": "${COUNT}" },
-            "routes": [{ "upstream": { "url": "https://x/${HOST}?…" } }],
+            "routes": [{ "upstream": { "url": "https://x/${HOST}?key=${SECRET}" } }],
         })
     );
     assert!(!format!("{config:?}").contains("Given"), "what was written is no part of the meaning");
+}
+
+#[test]
+fn a_literal_secret_in_headers_and_urls_is_doubted() {
+    let literal = checked(
+        r#"
+routes:
+  - path: /a
+    upstream:
+      url: http://x/mcp?api_key=hunter2-hunter2
+      headers: { Authorization: Bearer hunter2-hunter2, X-Api-Key: hunter2-hunter2, X-Tenant: a }
+      proxy: http://me:hunter2-hunter2@proxy:3128
+  - path: /b
+    upstream:
+      url: http://x/mcp?api_key=${SECRET}
+      headers: { Authorization: "Bearer ${SECRET}", X-Api-Key: { env: SECRET } }
+      proxy: http://me:${SECRET}@proxy:3128
+"#,
+    );
+    let (config, doubts) = literal.expect("it is right");
+    expect![[r#"
+        deferral.yaml:5:12: warning: the value of `api_key` stands in this URL, in a file that is printed, copied and put under version control; put it into a variable of the environment and write `${NAME}` in its place
+        deferral.yaml:6:33: warning: the value of `authorization` stands in a file that is printed, copied and put under version control; say where it is: `{ file: PATH }` or `{ env: NAME }`, or write `${NAME}` in its place
+        deferral.yaml:6:68: warning: the value of `x-api-key` stands in a file that is printed, copied and put under version control; say where it is: `{ file: PATH }` or `{ env: NAME }`, or write `${NAME}` in its place
+        deferral.yaml:7:14: warning: a password stands in this URL, in a file that is printed, copied and put under version control; put it into a variable of the environment and write `${NAME}` in its place"#]]
+    .assert_eq(&doubts);
+    assert!(!format!("{doubts}{config:?}").contains(SECRET), "{doubts}{config:?}");
+    let at_start = config.warnings.lines();
+    assert_eq!(at_start.len(), 4, "the log has them at the start");
+    assert!(at_start[0].starts_with("deferral.yaml:5:12: the value of `api_key`"), "{at_start:?}");
 }
 
 #[test]

@@ -1,0 +1,255 @@
+//! A URL as it is written in a configuration, with its variables, and what of it may be shown.
+//!
+//! A variable is never looked into: `${NAME}` and `${NAME:-default}` are one piece, whatever characters the default
+//! has. Shown are the variables by their names; hidden are the user, literal values of the query, the fragment, and a
+//! default that could hold one of these.
+
+use std::fmt::Write;
+
+/// A URL taken apart as a text. Nothing in it is checked: it may not be a URL at all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct UrlText<'t> {
+    /// `None` where a variable gives it.
+    scheme: Option<&'t str>,
+    user: Option<&'t str>,
+    host: &'t str,
+    /// With its colon.
+    port: &'t str,
+    path: &'t str,
+    query: Option<&'t str>,
+    has_fragment: bool,
+}
+
+/// Stands for what is not shown.
+const HIDDEN: &str = "…";
+
+/// Parameters of a query whose values are secrets by their names.
+const SECRET_PARAMETERS: [&str; 9] =
+    ["access_token", "api-key", "api_key", "apikey", "password", "secret", "sig", "signature", "token"];
+
+// === impl UrlText ===
+
+impl<'t> UrlText<'t> {
+    pub(super) fn new(text: &'t str) -> Self {
+        let (scheme, rest) = match find(text, |rest| rest.starts_with("://")) {
+            Some(at) => (Some(&text[..at]), &text[at + 3..]),
+            None => (None, text),
+        };
+        let (rest, fragment) = cut(rest, '#');
+        let (rest, query) = cut(rest, '?');
+        let at = find(rest, |rest| rest.starts_with('/')).unwrap_or(rest.len());
+        let (authority, path) = rest.split_at(at);
+        let (user, host) = match find_last(authority, '@') {
+            Some(at) => (Some(&authority[..at]), &authority[at + 1..]),
+            None => (None, authority),
+        };
+        let bracket = find_last(host, ']').unwrap_or(0);
+        let colon = find_last(host, ':').filter(|colon| *colon >= bracket).unwrap_or(host.len());
+        let (host, port) = host.split_at(colon);
+        Self { scheme, user, host, port, path, query, has_fragment: fragment.is_some() }
+    }
+
+    /// Whether it has the form of a URL: `SCHEME://…`.
+    pub(super) const fn has_scheme(&self) -> bool {
+        self.scheme.is_some()
+    }
+
+    /// The host without brackets.
+    pub(super) fn host(&self) -> &'t str {
+        self.host.trim_matches(['[', ']'])
+    }
+
+    /// Whether no variable has a part in scheme, host and port.
+    pub(super) fn has_literal_port(&self) -> bool {
+        self.scheme.is_some_and(|scheme| !scheme.contains("${"))
+            && !self.host.contains("${")
+            && !self.port.contains("${")
+    }
+
+    /// What people are shown: a literal query is left out where `marks` is not set, else marked by `?…`.
+    pub(super) fn shown(&self, marks: bool) -> String {
+        let mut shown = String::new();
+        if let Some(scheme) = self.scheme {
+            push(&mut shown, scheme);
+            shown.push_str("://");
+        }
+        if marks && self.user.is_some() {
+            let _ = write!(shown, "{HIDDEN}@");
+        }
+        for part in [self.host, self.port, self.path] {
+            push(&mut shown, part);
+        }
+        match self.query {
+            Some(query) if query.contains("${") => {
+                shown.push('?');
+                push_query(&mut shown, query);
+            }
+            Some(_) if marks => _ = write!(shown, "?{HIDDEN}"),
+            None if marks && self.has_fragment => _ = write!(shown, "?{HIDDEN}"),
+            Some(_) | None => {}
+        }
+        shown
+    }
+
+    /// The secret that stands in the text itself, by what it is: a password, or a parameter of the query.
+    pub(super) fn literal_secret(&self) -> Option<String> {
+        let user = self.user.filter(|user| !user.contains("${") && user.contains(':'));
+        if user.is_some() {
+            return Some("a password".to_owned());
+        }
+        let mut parameters = self.query.into_iter().flat_map(parameters);
+        let is_secret = |(name, value): &(&str, Option<&str>)| {
+            let is_named = SECRET_PARAMETERS.iter().any(|secret| secret.eq_ignore_ascii_case(name));
+            is_named && value.is_some_and(|value| !value.is_empty() && !value.contains("${"))
+        };
+        parameters.find(is_secret).map(|(name, _)| format!("the value of `{name}`"))
+    }
+}
+
+/// The parameters of a query: each with its value, if it has one.
+fn parameters(query: &str) -> impl Iterator<Item = (&str, Option<&str>)> {
+    let mut rest = Some(query);
+    std::iter::from_fn(move || {
+        let (parameter, more) = cut(rest?, '&');
+        rest = more;
+        Some(cut(parameter, '='))
+    })
+}
+
+/// Values that are nothing but variables are shown, with the names of their parameters.
+fn push_query(shown: &mut String, query: &str) {
+    for (index, (name, value)) in parameters(query).enumerate() {
+        if index > 0 {
+            shown.push('&');
+        }
+        match value {
+            Some(value) if outside(value).next().is_none() && !value.is_empty() => {
+                push(shown, name);
+                shown.push('=');
+                push(shown, value);
+            }
+            Some(_) => {
+                push(shown, name);
+                let _ = write!(shown, "={HIDDEN}");
+            }
+            None => shown.push_str(HIDDEN),
+        }
+    }
+}
+
+/// The text with its variables; of a default that may hold a user or a query only that there is one.
+fn push(shown: &mut String, text: &str) {
+    let mut rest = text;
+    while let Some(at) = rest.find("${") {
+        let end = rest[at..].find('}').map_or(rest.len(), |end| at + end + 1);
+        let (before, variable) = (&rest[..at], &rest[at..end]);
+        shown.push_str(before);
+        match variable.split_once(":-") {
+            Some((name, default)) if default.contains(['@', '?', '#']) => {
+                let _ = write!(shown, "{name}:-{HIDDEN}}}");
+            }
+            _ => shown.push_str(variable),
+        }
+        rest = &rest[end..];
+    }
+    shown.push_str(rest);
+}
+
+/// The characters that belong to no variable, with their places.
+fn outside(text: &str) -> impl Iterator<Item = (usize, char)> {
+    let mut inside_until = 0;
+    text.char_indices().filter(move |(at, _)| {
+        if *at >= inside_until && text[*at..].starts_with("${") {
+            inside_until = text[*at..].find('}').map_or(text.len(), |end| at + end + 1);
+        }
+        *at >= inside_until
+    })
+}
+
+/// Where the first piece outside variables is for which this holds.
+fn find(text: &str, mut is_wanted: impl FnMut(&str) -> bool) -> Option<usize> {
+    outside(text).map(|(at, _)| at).find(|at| is_wanted(&text[*at..]))
+}
+
+fn find_last(text: &str, wanted: char) -> Option<usize> {
+    outside(text).filter(|(_, found)| *found == wanted).map(|(at, _)| at).last()
+}
+
+/// What is before the first of these characters outside variables, and what behind it.
+fn cut(text: &str, at: char) -> (&str, Option<&str>) {
+    match find(text, |rest| rest.starts_with(at)) {
+        Some(found) => (&text[..found], Some(&text[found + 1..])),
+        None => (text, None),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn variables_are_shown_by_their_names_and_literal_secrets_are_not() {
+        for (text, shown, marked) in [
+            ("http://a:1/mcp", "http://a:1/mcp", "http://a:1/mcp"),
+            ("http://me:pw@a/mcp?x=secret#f", "http://a/mcp", "http://…@a/mcp?…"),
+            ("https://a/${KEY}/mcp", "https://a/${KEY}/mcp", "https://a/${KEY}/mcp"),
+            ("https://${HOST}:${PORT}/mcp", "https://${HOST}:${PORT}/mcp", "https://${HOST}:${PORT}/mcp"),
+            ("${URL}", "${URL}", "${URL}"),
+            ("${BASE}/mcp?x=secret", "${BASE}/mcp", "${BASE}/mcp?…"),
+            ("${URL:-http://a/b?c=@d}", "${URL:-…}", "${URL:-…}"),
+            ("${URL:-http://a/b}", "${URL:-http://a/b}", "${URL:-http://a/b}"),
+            ("http://${U}:${P}@a/", "http://a/", "http://…@a/"),
+            (
+                "http://a/?k=${KEY}&x=secret&s${Y}=1&z",
+                "http://a/?k=${KEY}&x=…&s${Y}=…&…",
+                "http://a/?k=${KEY}&x=…&s${Y}=…&…",
+            ),
+            ("http://a/?k=x${KEY}", "http://a/?k=…", "http://a/?k=…"),
+            ("http://[::1]:9/x", "http://[::1]:9/x", "http://[::1]:9/x"),
+            ("plain?", "plain", "plain?…"),
+            ("${open", "${open", "${open"),
+        ] {
+            let url = UrlText::new(text);
+            assert_eq!((&*url.shown(false), &*url.shown(true)), (shown, marked), "{text}");
+        }
+    }
+
+    #[test]
+    fn the_port_is_literal_where_no_variable_has_a_part_in_it() {
+        for (text, host, is_literal) in [
+            ("http://[::1]:9/x", "::1", true),
+            ("http://a/x:7", "a", true),
+            ("http://a:${PORT}/", "a", false),
+            ("http://${HOST}:1/", "${HOST}", false),
+            ("${SCHEME}://a", "a", false),
+            ("${URL}/x", "${URL}", false),
+        ] {
+            let url = UrlText::new(text);
+            assert_eq!((url.host(), url.has_literal_port()), (host, is_literal), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_password_and_a_key_in_the_text_are_literal_secrets() {
+        for (text, secret) in [
+            ("http://me:pw@a/", Some("a password")),
+            ("http://me:${PW}@a/", None),
+            ("http://me@a/", None),
+            ("http://a/?x=1&API_KEY=2", Some("the value of `API_KEY`")),
+            ("http://a/?api_key=${KEY}", None),
+            ("http://a/?token=", None),
+            ("http://a/?x=1", None),
+        ] {
+            assert_eq!(UrlText::new(text).literal_secret().as_deref(), secret, "{text}");
+        }
+    }
+
+    #[test]
+    fn reading_is_linear_in_the_text() {
+        // Were it not, this would take minutes.
+        let text = format!("http://{}", "${a}:@?&=".repeat(20_000));
+        let url = UrlText::new(&text);
+        assert!(url.shown(true).len() <= 2 * text.len());
+        assert!(url.literal_secret().is_none());
+    }
+}

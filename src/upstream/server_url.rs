@@ -1,0 +1,79 @@
+//! The URL of a server, and the text that stands for it wherever it is shown.
+//!
+//! A URL may hold a secret: in its query, in its user, or in whatever a variable of the environment gives
+//! (`https://host/${KEY}`). The log, `/routes`, errors and traces show [`ServerUrl::shown`], never the URL itself.
+
+use http::Uri;
+use std::{fmt, sync::Arc};
+
+/// The MCP endpoint of a server over HTTP.
+#[derive(Clone, PartialEq, Eq)]
+pub struct ServerUrl {
+    uri: Uri,
+    shown: Arc<str>,
+    /// The host as it is shown, without brackets.
+    host: Arc<str>,
+    /// `None` where the port is what a variable gives.
+    port: Option<u16>,
+}
+
+// === impl ServerUrl ===
+
+impl ServerUrl {
+    /// A URL that is shown as `shown`: the text that was written, with its variables, without literal secrets. `host`
+    /// is the host in that text, and `has_literal_port` whether no variable has a part in host and port.
+    pub fn shown_as(uri: Uri, shown: &str, host: &str, has_literal_port: bool) -> Self {
+        let usual = if uri.scheme_str() == Some("https") { 443 } else { 80 };
+        let port = has_literal_port.then(|| uri.port_u16().unwrap_or(usual));
+        Self { uri, shown: shown.into(), host: host.into(), port }
+    }
+
+    /// The URL that requests are sent to. May hold a secret.
+    pub const fn uri(&self) -> &Uri {
+        &self.uri
+    }
+
+    /// The URL for people: variables by their names, without user and literal query.
+    pub fn shown(&self) -> &str {
+        &self.shown
+    }
+
+    /// Whether a variable has a part in it, so that it is not shown as it is.
+    pub fn has_variables(&self) -> bool {
+        self.shown.contains("${")
+    }
+
+    /// The host for people, without brackets.
+    pub fn host(&self) -> &str {
+        &self.host
+    }
+
+    /// The port for people; `None` where a variable gives it, or gives the host.
+    pub const fn port(&self) -> Option<u16> {
+        self.port
+    }
+}
+
+impl From<Uri> for ServerUrl {
+    /// A URL without variables. It is shown without its user and its query, which may hold secrets.
+    fn from(uri: Uri) -> Self {
+        let scheme = uri.scheme_str().unwrap_or_default();
+        let authority = uri.authority().map(|authority| authority.as_str()).unwrap_or_default();
+        let authority = authority.rsplit_once('@').map_or(authority, |(_, host)| host);
+        let shown = format!("{scheme}://{authority}{}", uri.path());
+        let host = uri.host().unwrap_or_default().trim_matches(['[', ']']).to_owned();
+        Self::shown_as(uri, &shown, &host, true)
+    }
+}
+
+impl fmt::Debug for ServerUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.shown)
+    }
+}
+
+impl fmt::Display for ServerUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.shown)
+    }
+}
