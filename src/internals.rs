@@ -32,7 +32,7 @@ pub mod bridge {
 }
 
 pub mod admin {
-    pub use crate::admin::{Changed, Config};
+    pub use crate::admin::{Bound, Changed, Config};
 }
 
 pub mod config {

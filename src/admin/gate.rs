@@ -4,8 +4,11 @@
 //! neither another person of the machine nor a page in a browser ends somebody's task. Where others can reach the
 //! address, reading needs the token, too, and it goes over TLS ([`Config`](super::Config)).
 
-use super::answer::{Answer, problem};
-use crate::policy::{NotKnown, Tokens};
+use super::{
+    answer::{Answer, problem},
+    sign_in::SignIn,
+};
+use crate::policy::{NotKnown, Tokens, bearer_of};
 use http::{HeaderMap, StatusCode, header::WWW_AUTHENTICATE};
 use std::sync::Arc;
 
@@ -25,13 +28,13 @@ pub(super) struct Gate {
     pub(super) tokens: Tokens,
     /// Whether others than this machine can reach the address.
     pub(super) is_exposed: bool,
+    /// Sessions of the page, which stand for the token.
+    pub(super) sign_in: Arc<SignIn>,
     /// Where the token is found, for those who have none.
-    pub(super) where_found: &'static str,
+    pub(super) where_found: String,
 }
 
-/// Where a token is found that was made at start.
-pub(super) const PRINTED: &str = "it was printed when the proxy started, behind `for operators`; to have one that lasts, set `admin.token`";
-/// Where a configured one is.
+/// Where a configured token is.
 pub(super) const CONFIGURED: &str = "it is where `admin.token` of the configuration says";
 
 // === impl Gate ===
@@ -49,6 +52,11 @@ impl Gate {
         };
         match needs_token.then(|| self.tokens.take(headers)) {
             None | Some(Ok(_)) => Ok(()),
+            Some(Err(NotKnown::WrongToken))
+                if bearer_of(headers).is_some_and(|token| self.sign_in.knows(token)) =>
+            {
+                Ok(())
+            }
             Some(Err(refused)) => Err(Box::new(self.refusal(refused))),
         }
     }
@@ -65,6 +73,10 @@ impl Gate {
     }
 }
 
+pub(super) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
 /// The operator's token as it is compared: by its digest.
 pub(super) fn only(token: &str) -> Tokens {
     Tokens::new([(Arc::from("operator"), token)])
@@ -73,10 +85,13 @@ pub(super) fn only(token: &str) -> Tokens {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::runtime::SystemClock;
     use http::{HeaderValue, header::AUTHORIZATION};
 
     fn admitted(is_exposed: bool, may: May, shown: &[&'static str]) -> Result<(), StatusCode> {
-        let gate = Gate { tokens: only("the-right-token"), is_exposed, where_found: PRINTED };
+        let sign_in = Arc::new(SignIn::new(Arc::new(SystemClock::new())));
+        let where_found = CONFIGURED.to_owned();
+        let gate = Gate { tokens: only("the-right-token"), is_exposed, sign_in, where_found };
         let mut headers = HeaderMap::new();
         for shown in shown {
             headers.append(AUTHORIZATION, HeaderValue::from_static(shown));

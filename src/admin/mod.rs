@@ -8,7 +8,11 @@
 //! | `listener.rs` | accepts connections, and closes those that wait when all are taken |
 //! | `server.rs` | lets requests in |
 //! | `scrape.rs` | the listener for scrapers: metrics, and nothing else |
+//! | `browser.rs` | which pages of a browser may reach it |
+//! | `entry.rs` | `/session` and `/token`: how a page and a command come by a token |
 //! | `gate.rs` | who may do what: the operator's token |
+//! | `made_token.rs` | the token that is made at start, and its file |
+//! | `sign_in.rs` | the page's one-time code, and what it is exchanged for |
 //! | `router.rs` | what is served, in one table |
 //! | `answer.rs` | what operators are answered with |
 //! | `tasks.rs` | `/tasks`, one task, and its cancel |
@@ -21,10 +25,13 @@
 //! | `page.rs`, `page/` | `/`, for a browser |
 
 mod answer;
+mod browser;
+mod entry;
 mod events;
 mod gate;
 mod health;
 mod listener;
+mod made_token;
 mod metrics;
 mod page;
 mod processes;
@@ -33,10 +40,14 @@ mod router;
 mod routes;
 mod scrape;
 mod server;
+mod sign_in;
 mod tasks;
 
+pub use browser::OperatorAccess;
 pub use events::Events;
+pub use made_token::{MadeToken, TokenFolder};
 pub use reload::{Asked, Changed, Reloaded, Reloads};
 pub use routes::ShownRoute;
 pub use scrape::{Scrape, serve_metrics};
 pub use server::{Bound, Config, Error, Parts, Prepared, serve};
+pub use sign_in::SignIn;

@@ -2,7 +2,7 @@
 
 use super::{
     answer::{Answer, json, problem, text},
-    events,
+    entry, events,
     gate::May,
     health, metrics, page, processes, routes,
     server::Parts,
@@ -29,6 +29,7 @@ pub(super) struct Asked {
     pub(super) named: Vec<String>,
     /// What stands behind `?`, as it is written.
     pub(super) query: String,
+    pub(super) body: Bytes,
 }
 
 /// The table. What begins a line is what people look for.
@@ -120,6 +121,19 @@ pub(super) static SERVED: &[Served] = &[
         may: May::Read,
         answer: |parts, _| Box::pin(async move { json(StatusCode::OK, processes::shown(&parts.servers)) }),
     },
+    Served {
+        method: Method::POST,
+        path: "/session",
+        // It asks for no token: it gives one for a code.
+        may: May::Probe,
+        answer: |parts, asked| Box::pin(async move { entry::session(&parts, &asked.body) }),
+    },
+    Served {
+        method: Method::GET,
+        path: "/token",
+        may: May::Read,
+        answer: |parts, asked| Box::pin(async move { entry::token_file(&parts, &asked.query) }),
+    },
     file("/", |_, _| Box::pin(async { page::INDEX.answer() })),
     file("/app.js", |_, _| Box::pin(async { page::SCRIPT.answer() })),
     file("/style.css", |_, _| Box::pin(async { page::STYLE.answer() })),
@@ -157,7 +171,7 @@ pub(super) fn find(method: &Method, path: &str) -> Result<(&'static Served, Aske
     let allowed: Vec<_> = there.iter().flat_map(|(served, _)| methods(&served.method)).copied().collect();
     let wanted = if *method == Method::HEAD { &Method::GET } else { method };
     match there.into_iter().find(|(served, _)| served.method == wanted) {
-        Some((served, named)) => Ok((served, Asked { named, query: String::new() })),
+        Some((served, named)) => Ok((served, Asked { named, query: String::new(), body: Bytes::new() })),
         None => Err(Box::new(not_allowed(path, &allowed.join(", ")))),
     }
 }

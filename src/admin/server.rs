@@ -2,26 +2,29 @@
 
 use super::{
     answer::{Answer, problem},
+    browser::OperatorAccess,
     events::{self, Events},
     gate::{self, Gate},
     health,
     listener::{self, Bounds, Serves, Site},
+    made_token::{MadeToken, TokenFolder},
     processes::Servers,
     reload::Reloads,
     router::{self, Asked},
     routes::ShownRoute,
+    sign_in::SignIn,
 };
 use crate::{
     front::{Callers, TlsError, TlsPaths, acceptor},
-    policy::{Access, Tokens},
+    policy::Tokens,
     proxy::{Ledger, Operators},
-    runtime::{Listener, Live, Net, Receiving, Stopping, random},
+    runtime::{Listener, Live, Net, Receiving, Stopping},
 };
 use bytes::Bytes;
 use http::{HeaderValue, Request, StatusCode, header::RETRY_AFTER};
 use http_body_util::{BodyExt, Limited};
 use hyper::body::{Body, Incoming};
-use std::{error::Error as StdError, fmt, io, net::SocketAddr, sync::Arc, time::Duration};
+use std::{error::Error as StdError, io, net::SocketAddr, sync::Arc, time::Duration};
 use tokio::{
     task::{JoinHandle, JoinSet},
     time::timeout,
@@ -50,15 +53,22 @@ pub struct Config {
     pub tokens: Tokens,
     /// Serve TLS, and nothing else. Default off.
     pub tls: Option<TlsPaths>,
+    /// Folders for the file of the token that is made at start; the first that takes it has it. Default none: the
+    /// token is in no file.
+    pub token_folders: Vec<TokenFolder>,
 }
 
 /// What operators are shown, and may change.
 #[derive(Clone)]
 pub struct Parts {
-    /// Hosts and origins that may come in: those of the clients' address.
-    pub access: Access,
     /// The names of callers that have one.
     pub callers: Callers,
+    /// The names under which operators reach the address.
+    pub access: OperatorAccess,
+    /// The token that holds where none is configured.
+    pub made_token: Arc<MadeToken>,
+    /// One-time codes and sessions of the page.
+    pub sign_in: Arc<SignIn>,
     pub servers: Servers,
     pub routes: Vec<ShownRoute>,
     /// The configuration in force, as JSON without secrets.
@@ -93,13 +103,11 @@ struct Shared {
 pub struct Bound {
     /// What is really listened on: port 0 has become a number.
     pub address: SocketAddr,
-    /// For people: where it is, with the token where one was made.
-    pub link: Link,
+    /// The page, for people. No secret is in it.
+    pub url: String,
     /// Serves until it is aborted, and takes its connections with it.
     pub task: JoinHandle<()>,
     shared: Live<Shared>,
-    /// The token that was made, where none is configured.
-    made: Tokens,
 }
 
 /// How operators are let in from now on.
@@ -107,10 +115,6 @@ pub struct Prepared {
     gate: Gate,
     tls: Option<TlsAcceptor>,
 }
-
-/// A URL that may hold a token: shown to whoever started the proxy, and to no log. `Debug` hides it.
-#[derive(Clone)]
-pub struct Link(String);
 
 /// Why the server cannot begin.
 #[derive(Debug, thiserror::Error)]
@@ -130,15 +134,14 @@ pub enum Error {
 /// [`Error`] names the address or the file.
 pub fn serve(config: Config, parts: Parts) -> Result<Bound, Error> {
     let address = config.listen;
-    let made = config.tokens.is_empty().then(|| hex(&random::<32>()));
-    let tokens = made.as_deref().map(gate::only).unwrap_or_default();
-    let Prepared { gate, tls } = Prepared::of(&config, &tokens)?;
+    let tls = tls_of(&config)?;
     let listener = Net::System.listen(address).map_err(|source| Error::Bind { address, source })?;
     let address = listener.address().unwrap_or(address);
-    let link = Link::new(address, tls.is_some(), made.as_deref());
+    let gate = Gate::of(&config, &parts, address);
+    let scheme = if tls.is_some() { "https" } else { "http" };
     let shared = Live::new(Shared { parts: Arc::new(parts), gate, tls });
     let task = tokio::spawn(accept(listener, shared.clone()));
-    Ok(Bound { address, link, task, shared, made: tokens })
+    Ok(Bound { address, url: format!("{scheme}://{address}/"), task, shared })
 }
 
 async fn accept(listener: Listener, shared: Live<Shared>) {
@@ -156,8 +159,7 @@ where
     B::Error: Into<Box<dyn StdError + Send + Sync>>,
 {
     let (mut head, body) = request.into_parts();
-    // A web page must not reach an operator's tools through a reader's browser.
-    if let Err(denied) = shared.parts.access.check_head(&head.uri, &head.headers) {
+    if let Err(denied) = shared.parts.access.check(&head.uri, &head.headers) {
         return problem(StatusCode::FORBIDDEN, &denied.to_string());
     }
     let (served, asked) = match router::find(&head.method, head.uri.path()) {
@@ -178,11 +180,14 @@ where
     if let Err(answer) = shared.gate.admit(served.may, &mut head.headers) {
         return *answer;
     }
-    // Nothing that is served takes one; what is read to its end leaves the connection to the next request.
+    // What is read to its end leaves the connection to the next request.
     let body = timeout(READ_BODY, Limited::new(body, BODY_BYTES).collect()).await;
     drop(receiving);
     match body {
-        Ok(Ok(_)) => (served.answer)(Arc::clone(&shared.parts), asked).await,
+        Ok(Ok(body)) => {
+            let asked = Asked { body: body.to_bytes(), ..asked };
+            (served.answer)(Arc::clone(&shared.parts), asked).await
+        }
         Ok(Err(_)) => {
             let error = format!("the body is cut off, or longer than {BODY_BYTES} bytes");
             problem(StatusCode::PAYLOAD_TOO_LARGE, &error)
@@ -201,8 +206,8 @@ impl Site for Live<Shared> {
     }
 }
 
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+fn tls_of(config: &Config) -> Result<Option<TlsAcceptor>, Error> {
+    Ok(config.tls.as_ref().map(|paths| acceptor(paths, &[b"http/1.1"])).transpose()?)
 }
 
 // === impl Bound ===
@@ -213,7 +218,8 @@ impl Bound {
     /// # Errors
     /// [`Error::Tls`] names the file.
     pub fn prepare(&self, config: &Config) -> Result<Prepared, Error> {
-        Prepared::of(config, &self.made)
+        let parts = &self.shared.now().parts;
+        Ok(Prepared { tls: tls_of(config)?, gate: Gate::of(config, parts, self.address) })
     }
 
     /// What operators are shown.
@@ -221,47 +227,71 @@ impl Bound {
         Parts::clone(&self.shared.now().parts)
     }
 
-    /// From the next request on they are let in so, and shown this.
+    /// From the next request on they are let in so, and shown this. Sessions end where the token is another one.
     pub fn renew(&self, Prepared { gate, tls }: Prepared, parts: Parts) {
+        if self.shared.now().gate.tokens != gate.tokens {
+            parts.sign_in.clear();
+        }
         self.shared.set(Shared { parts: Arc::new(parts), gate, tls });
     }
+
+    /// What the operator is told on the standard error once clients are served. Only a terminal is shown a secret: a
+    /// one-time code, and the token itself where it is in no file.
+    pub fn ready_lines(&self, is_terminal: bool) -> Vec<String> {
+        let made_token = self.made_token();
+        let is_made = self.shared.now().gate.tokens == *made_token.tokens();
+        let place = is_made.then(|| made_token.place());
+        if is_terminal {
+            let link = format!("admin: {}", self.link_with_code());
+            let token =
+                matches!(place, Some(Err(_))).then(|| format!("admin token: {}", made_token.expose()));
+            return [link].into_iter().chain(token).collect();
+        }
+        let token = place.map(|place| match place {
+            Ok(path) => format!("admin token: {}", path.display()),
+            Err(why) => format!("admin token: none ({why}; set `admin.token`)"),
+        });
+        [format!("admin: {}", self.url)].into_iter().chain(token).collect()
+    }
+
+    /// The page with a one-time code, which signs a browser in. A secret until it is used, or some minutes old.
+    pub fn link_with_code(&self) -> String {
+        format!("{}#code={}", self.url, self.shared.now().parts.sign_in.issue_code())
+    }
+
+    /// The token that was made at start, for the program's own use and for tests.
+    pub fn made_token(&self) -> Arc<MadeToken> {
+        Arc::clone(&self.shared.now().parts.made_token)
+    }
+
+    /// Ends the server with its connections, and removes the token's file.
+    pub fn stop(self) {
+        self.made_token().remove();
+        self.task.abort();
+    }
 }
 
-// === impl Prepared ===
+// === impl Gate ===
 
-impl Prepared {
-    /// `made` is the token that holds where none is configured.
-    fn of(config: &Config, made: &Tokens) -> Result<Self, Error> {
-        let tls = config.tls.as_ref().map(|paths| acceptor(paths, &[b"http/1.1"])).transpose()?;
+impl Gate {
+    /// How a configuration lets operators in. The token that was made holds where none is configured, and is written
+    /// to its file then.
+    fn of(config: &Config, parts: &Parts, address: SocketAddr) -> Self {
+        let Parts { made_token, sign_in, .. } = parts;
         let is_made = config.tokens.is_empty();
-        let gate = Gate {
+        if is_made {
+            made_token.write(address);
+        }
+        Self {
             is_exposed: config.is_exposed(),
-            where_found: if is_made { gate::PRINTED } else { gate::CONFIGURED },
-            tokens: if is_made { made.clone() } else { config.tokens.clone() },
-        };
-        Ok(Self { gate, tls })
-    }
-}
-
-// === impl Link ===
-
-impl Link {
-    fn new(address: SocketAddr, tls: bool, token: Option<&str>) -> Self {
-        let scheme = if tls { "https" } else { "http" };
-        // Behind `#`, which no browser sends.
-        let token = token.map(|token| format!("#token={token}")).unwrap_or_default();
-        Self(format!("{scheme}://{address}/{token}"))
-    }
-
-    /// The URL, for whoever started the proxy.
-    pub fn expose(&self) -> &str {
-        &self.0
-    }
-}
-
-impl fmt::Debug for Link {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Link(..)")
+            where_found: match made_token.place() {
+                _ if !is_made => gate::CONFIGURED.to_owned(),
+                Ok(path) => format!("it is in the file `{}`", path.display()),
+                Err(why) => format!("the one that was made at start is in no file: {why}; set `admin.token`"),
+            },
+            tokens: if is_made { made_token.tokens().clone() } else { config.tokens.clone() },
+            sign_in: Arc::clone(sign_in),
+        }
     }
 }
 
@@ -270,7 +300,7 @@ impl fmt::Debug for Link {
 impl Config {
     /// At this address, with a token that is made at start and without TLS.
     pub fn on(listen: SocketAddr) -> Self {
-        Self { listen, tokens: Tokens::default(), tls: None }
+        Self { listen, tokens: Tokens::default(), tls: None, token_folders: Vec::new() }
     }
 
     /// Whether others than this machine can reach the address.
@@ -286,15 +316,17 @@ mod tests {
     use crate::{
         admin::listener::WRITE,
         front::Paced,
-        policy::Quotas,
+        policy::{Access, Quotas},
         runtime::{Activity, Clock, SystemClock},
         store::Memory,
     };
-    use std::net::Ipv4Addr;
+    use std::net::{IpAddr, Ipv4Addr};
     use tokio::{
         io::{AsyncRead, AsyncReadExt, AsyncWriteExt},
         net::TcpStream,
     };
+
+    const ANYWHERE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 
     async fn ask(address: SocketAddr, request: &str) -> String {
         let mut socket = TcpStream::connect(address).await.expect("it listens");
@@ -313,7 +345,9 @@ mod tests {
 
     fn parts(ledger: Arc<Ledger>, stopping: Stopping) -> Parts {
         Parts {
-            access: Access::default(),
+            access: OperatorAccess::of(&Access::default()),
+            made_token: Arc::new(MadeToken::new(Vec::new())),
+            sign_in: Arc::new(SignIn::new(Arc::new(SystemClock::new()))),
             callers: Callers::default(),
             servers: Servers::new(),
             routes: Vec::new(),
@@ -373,8 +407,8 @@ mod tests {
     async fn a_client_of_events_that_does_not_read_is_let_go_and_harms_no_other() {
         const WATCH: &[u8] = b"GET /events HTTP/1.1\r\nhost: localhost\r\n\r\n";
         let (_drain, stopping) = Drain::new();
-        let gate = Gate { tokens: gate::only("x"), is_exposed: false, where_found: gate::PRINTED };
         let parts = Arc::new(parts(ledger(), stopping));
+        let gate = Gate::of(&Config::on(ANYWHERE), &parts, ANYWHERE);
         let shared = Live::new(Shared { parts: Arc::clone(&parts), gate, tls: None });
         let telling = tokio::spawn(events::told(move || Arc::clone(&parts)));
         let watch = |room: usize| {

@@ -189,7 +189,11 @@ fn start_each(
     let servers = servers(&routes);
     let (reloads, asked) = admin::Reloads::new();
     let parts = admin::Parts {
-        access: config.front.access.clone(),
+        access: admin::OperatorAccess::of(&config.front.access),
+        made_token: Arc::new(admin::MadeToken::new(
+            config.admin.as_ref().map(|admin| admin.token_folders.clone()).unwrap_or_default(),
+        )),
+        sign_in: Arc::new(admin::SignIn::new(Arc::clone(&clock))),
         callers: front::Callers::new(&principals, &config.front.tokens),
         servers: servers.clone(),
         routes: shown(&routes),
@@ -447,7 +451,7 @@ impl Running {
             metrics.task.abort();
         }
         if let Some(admin) = self.admin {
-            admin.task.abort();
+            admin.stop();
         }
         if let (Some(traces), false) = (self.traces, hurried) {
             traces.close(LAST_SPANS).await;

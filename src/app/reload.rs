@@ -163,7 +163,7 @@ impl Running {
         let (Some(bound), Some(admitting)) = (&self.admin, admitting) else { return };
         let before = bound.parts();
         let parts = admin::Parts {
-            access: self.config.front.access.clone(),
+            access: admin::OperatorAccess::of(&self.config.front.access),
             callers: before.callers.with_tokens(&self.config.front.tokens),
             servers: servers(&self.routes),
             routes: shown(&self.routes),

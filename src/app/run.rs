@@ -2,12 +2,17 @@
 
 use super::{Error, Running, start, watch::Watch};
 use crate::{
-    admin::Reloaded,
-    config::{Config, Warnings},
+    admin::{Reloaded, TokenFolder},
+    config::{Config, Store, Warnings},
     runtime::{notify, or_never},
     telemetry::{ConfigRefused, ConfigReloaded, ConfigWarning},
 };
-use std::{fmt::Display, path::PathBuf, time::Duration};
+use std::{
+    env,
+    fmt::Display,
+    path::{Path, PathBuf, absolute},
+    time::Duration,
+};
 use tokio::{
     signal::unix::{Signal, SignalKind, signal},
     sync::oneshot,
@@ -58,7 +63,7 @@ const NAMED: usize = 20;
 /// # Errors
 /// As [`start`]; [`Error::Hurried`].
 pub async fn run(
-    config: Config,
+    mut config: Config,
     source: Source,
     ready: impl FnOnce(&Running),
     stopping: impl FnOnce(&Waiting),
@@ -66,6 +71,10 @@ pub async fn run(
     let (mut signals, mut hangup) = (Signals::listen(), listen_to(SignalKind::hangup()));
     let mut watch = source.watched.then(|| Watch::on(paths(&config)));
     let warnings = config.warnings.clone();
+    let token_folders = token_folders(&config);
+    if let Some(admin) = &mut config.admin {
+        admin.token_folders = token_folders;
+    }
     let mut running = start(config)?;
     log_warnings(&warnings);
     ready(&running);
@@ -116,6 +125,19 @@ pub async fn run(
         true => Err(Error::Hurried),
         false => Ok(()),
     }
+}
+
+/// Where the token of operators may be written that is made at start: beside the store, else below the folder that the
+/// system has for what lasts as long as a login.
+fn token_folders(config: &Config) -> Vec<TokenFolder> {
+    let store = match &config.store {
+        // `.` has no name of its own.
+        Store::Disk { path, .. } => absolute(path).ok().and_then(|path| path.parent().map(Path::to_owned)),
+        Store::Memory => None,
+    };
+    let runtime = env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|path| path.is_absolute());
+    let runtime = runtime.map(TokenFolder::Runtime);
+    store.map(TokenFolder::BesideStore).into_iter().chain(runtime).collect()
 }
 
 fn log_warnings(warnings: &Warnings) {

@@ -8,10 +8,10 @@ use std::{env, fs, path::PathBuf};
 
 #[derive(Clone, Debug, clap::Args)]
 pub struct Address {
-    /// The operator's address of the proxy (`admin`).
+    /// The admin address of the proxy (`admin` of its configuration).
     #[arg(long, value_name = "URL", default_value = DEFAULT, value_hint = ValueHint::Url)]
     admin: Uri,
-    /// A file with the operator's token; else DEFERRAL_ADMIN_TOKEN has it.
+    /// A file with the admin token; else DEFERRAL_ADMIN_TOKEN has it, else, on the proxy's own machine, the file that it wrote.
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     token_file: Option<PathBuf>,
 }
@@ -27,9 +27,7 @@ impl Address {
     /// # Errors
     /// What is wrong with the address or the token, in words.
     pub fn operator(&self) -> Result<Operator, String> {
-        if !matches!(self.admin.scheme_str(), Some("http" | "https")) {
-            return Err(format!("--admin {} must begin with http:// or https://", self.admin));
-        }
+        self.check_scheme()?;
         let token = match &self.token_file {
             Some(path) => {
                 let text = fs::read_to_string(path);
@@ -41,6 +39,21 @@ impl Address {
         Operator::new(self.admin.clone(), token).map_err(|error| error.to_string())
     }
 
+    /// The way there for what needs no token. None is sent, whatever the environment has.
+    ///
+    /// # Errors
+    /// What is wrong with the address, in words.
+    pub fn probe(&self) -> Result<Operator, String> {
+        self.check_scheme().map(|()| Operator::probe(self.admin.clone()))
+    }
+
+    fn check_scheme(&self) -> Result<(), String> {
+        match self.admin.scheme_str() {
+            Some("http" | "https") => Ok(()),
+            _ => Err(format!("--admin {} must begin with http:// or https://", self.admin)),
+        }
+    }
+
     /// An error as people can do something about it.
     pub fn explain(&self, error: &Error) -> String {
         match error {
@@ -50,7 +63,7 @@ impl Address {
             ),
             Error::Status { status, .. } if status.as_u16() == 401 => {
                 format!(
-                    "{error}\nthe token is in the line that the proxy prints at its start, or in what `admin.token` names; give it by {TOKEN} or --token-file"
+                    "{error}\nthe token is in the file that the proxy names at its start (`admin token: PATH`), or where `admin.token` says; give it by {TOKEN} or --token-file"
                 )
             }
             other => other.to_string(),

@@ -11,7 +11,7 @@ pub struct Args {
 /// Prints what `/ready` says where it is 200, else why it is not. Gives the exit code: 0 or 1, as health checks have
 /// it, and 2 of a wrong command line.
 pub async fn run(args: Args, printer: &mut Printer) -> u8 {
-    let operator = match args.address.operator() {
+    let operator = match args.address.probe() {
         Ok(operator) => operator,
         Err(why) => {
             printer.error(why);

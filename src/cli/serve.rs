@@ -14,7 +14,10 @@ use crate::{
     telemetry,
 };
 use clap::ValueHint;
-use std::path::{Path, PathBuf};
+use std::{
+    io::{self, IsTerminal},
+    path::{Path, PathBuf},
+};
 
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct Args {
@@ -122,9 +125,9 @@ pub fn run(args: &Args, printer: &mut Printer) -> u8 {
                 printer.line(format_args!("listening on {}", running.url(address, path)));
             }
         }
-        // Not on the standard output, which is kept more often than not: it may hold a token.
-        if let Some(admin) = &running.admin {
-            printer.note(format_args!("for operators: {}", admin.link.expose()));
+        // On the standard error, and a secret to a terminal only: what is written elsewhere is kept and collected.
+        for line in running.admin.iter().flat_map(|admin| admin.ready_lines(io::stderr().is_terminal())) {
+            printer.note(line);
         }
     };
     let served = super::runtime().block_on(app::run(config, args.source(), ready, stopping));
@@ -353,7 +356,7 @@ fn tool(text: &str) -> Result<Tool, Invalid> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::policy::Mode;
+    use crate::{policy::Mode, upstream::Server};
     use clap::Parser;
     use std::time::Duration;
 
@@ -450,7 +453,8 @@ routes:
     fn what_a_flag_says_is_taken_as_it_is() {
         let flags = ["--upstream", "http://a/?${HOME}", "--tool", "${HOME}=never"];
         let config = args(&flags).config().expect("a shell has replaced what it should");
-        assert_eq!(format!("{:?}", config.routes[0].server), "Url(http://a/?${HOME})");
+        let Server::Url(url) = &config.routes[0].server else { panic!("a URL") };
+        assert_eq!((url.uri().query(), url.shown()), (Some("${HOME}"), "http://a/?…"));
         assert_eq!(config.routes[0].route.tools[0].matches.as_str(), "${HOME}");
     }
 

@@ -1,35 +1,60 @@
-//! A proxy's own address for operators, as its commands ask it.
+//! The admin address of a running proxy, as the commands ask it.
 
 use super::{Error, wire::Wire};
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header, uri::PathAndQuery};
+use ring::{
+    hmac,
+    rand::{SecureRandom, SystemRandom},
+};
+use serde::Deserialize;
 use serde_json::Value;
+use std::{fs, net::IpAddr, path::Path};
 
-/// The operator's address of a proxy.
+/// The admin address of a proxy.
 #[derive(Clone, Debug)]
 pub struct Operator {
     base: Uri,
     headers: HeaderMap,
+    /// Whether the token is looked for on this machine where one is needed.
+    looks_for_token: bool,
 }
+
+/// Where a proxy has written the token that it made, and a proof that it knows what is in the file.
+#[derive(Deserialize)]
+struct TokenFile {
+    file: String,
+    proof: String,
+}
+
+/// What the proof is of (`admin/made_token.rs`).
+const PROOF: &[u8] = b"deferral admin token\0";
+/// Bytes of a token's file. A longer one holds something else.
+const TOKEN_FILE: u64 = 1 << 10;
 
 // === impl Operator ===
 
 impl Operator {
-    /// `base` is the address without a path; `token` is needed for changes, and for all where the address is not this
-    /// machine's own.
+    /// `base` is the address without a path; `token` is needed for changes, and for everything where the address is not
+    /// on loopback. Without one, that of a proxy on this machine is found in the file that the proxy wrote it to.
     ///
     /// # Errors
-    /// [`Error::Invalid`] of a token that no header can carry.
+    /// [`Error::Invalid`] of a token that no header can carry, or that would be sent unencrypted over a network.
     pub fn new(base: Uri, token: Option<&str>) -> Result<Self, Error> {
-        let mut headers = HeaderMap::new();
-        if let Some(token) = token {
-            let mut bearer = HeaderValue::try_from(format!("Bearer {token}")).map_err(|_| {
-                Error::Invalid("the token has characters that no header can carry".to_owned())
-            })?;
-            bearer.set_sensitive(true);
-            headers.insert(header::AUTHORIZATION, bearer);
+        let is_local = is_loopback(&base);
+        if token.is_some() && !is_local && base.scheme_str() == Some("http") {
+            let error = format!(
+                "the admin token is not sent to {base} over plain HTTP, where others can read it: use https:// (`admin.tls` of the proxy), or a tunnel to an address of this machine"
+            );
+            return Err(Error::Invalid(error));
         }
-        Ok(Self { base, headers })
+        let headers = token.map(bearer).transpose()?.unwrap_or_default();
+        Ok(Self { base, headers, looks_for_token: token.is_none() && is_local })
+    }
+
+    /// An operator who shows no token, and looks for none: probes need none.
+    pub fn probe(base: Uri) -> Self {
+        Self { base, headers: HeaderMap::new(), looks_for_token: false }
     }
 
     /// What is at this path, with its query.
@@ -49,11 +74,24 @@ impl Operator {
     }
 
     async fn ask(&self, method: Method, path: &str) -> Result<Bytes, Error> {
+        match self.send(method.clone(), path, self.headers.clone()).await {
+            // Nothing was done: the proxy lets nobody in who shows no token.
+            Err(Error::Status { status: StatusCode::UNAUTHORIZED, detail }) if self.looks_for_token => {
+                match self.find_token().await {
+                    Some(token) => self.send(method, path, bearer(&token)?).await,
+                    None => Err(Error::Status { status: StatusCode::UNAUTHORIZED, detail }),
+                }
+            }
+            answer => answer,
+        }
+    }
+
+    async fn send(&self, method: Method, path: &str, headers: HeaderMap) -> Result<Bytes, Error> {
         let mut parts = self.base.clone().into_parts();
         let path = PathAndQuery::try_from(path);
         parts.path_and_query = Some(path.map_err(|error| Error::Invalid(error.to_string()))?);
         let url = Uri::from_parts(parts).map_err(|error| Error::Invalid(error.to_string()))?;
-        let wire = Wire::new(url, self.headers.clone());
+        let wire = Wire::new(url, headers);
         let (head, body) = wire.send(method, String::new(), HeaderMap::new()).await?.into_parts();
         let body = wire.whole(body).await?;
         match head.status {
@@ -61,6 +99,53 @@ impl Operator {
             status => Err(Error::Status { status, detail: said(&body) }),
         }
     }
+
+    /// The token in the file that the proxy names, if it proves to know what is in there. Anybody of this machine may
+    /// listen at the address: without the proof nothing is sent.
+    async fn find_token(&self) -> Option<String> {
+        let mut nonce = [0; 32];
+        SystemRandom::new().fill(&mut nonce).ok()?;
+        let nonce = hex(&nonce);
+        let answer = self.send(Method::GET, &format!("/token?nonce={nonce}"), HeaderMap::new()).await.ok()?;
+        let TokenFile { file, proof } = serde_json::from_slice(&answer).ok()?;
+        let token = read_token(Path::new(&file))?;
+        let key = hmac::Key::new(hmac::HMAC_SHA256, token.as_bytes());
+        let data = [PROOF, nonce.as_bytes()].concat();
+        hmac::verify(&key, &data, &unhex(&proof)?).ok()?;
+        Some(token)
+    }
+}
+
+fn bearer(token: &str) -> Result<HeaderMap, Error> {
+    let mut bearer = HeaderValue::try_from(format!("Bearer {token}"))
+        .map_err(|_| Error::Invalid("the token has characters that no header can carry".to_owned()))?;
+    bearer.set_sensitive(true);
+    Ok(HeaderMap::from_iter([(header::AUTHORIZATION, bearer)]))
+}
+
+/// Whether an address is this machine's own, by its letters: a name that is looked up could be anybody's.
+fn is_loopback(base: &Uri) -> bool {
+    let host = base.host().unwrap_or_default().trim_matches(['[', ']']);
+    host.eq_ignore_ascii_case("localhost")
+        || host.parse::<IpAddr>().is_ok_and(|address| address.to_canonical().is_loopback())
+}
+
+/// What is in a regular file of a token's length.
+fn read_token(path: &Path) -> Option<String> {
+    // Opening anything else could block.
+    let found = fs::metadata(path).ok().filter(|found| found.is_file() && found.len() <= TOKEN_FILE)?;
+    let text = fs::read_to_string(path).ok().filter(|_| found.len() > 0)?;
+    Some(text.trim().to_owned())
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn unhex(text: &str) -> Option<Vec<u8>> {
+    let digits =
+        text.as_bytes().chunks(2).map(|pair| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok());
+    digits.collect()
 }
 
 /// What the proxy says of an error, if it does; `/ready` says what it is instead.
@@ -68,4 +153,31 @@ fn said(body: &[u8]) -> String {
     let said = serde_json::from_slice::<Value>(body).ok();
     let said = said.as_ref().and_then(|body| body["error"].as_str().or_else(|| body["status"].as_str()));
     said.map_or_else(String::new, |said| format!(": {said}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_token_is_not_sent_over_plain_http_off_loopback() {
+        for (base, is_sent) in [
+            ("http://127.0.0.1:8809", true),
+            ("http://localhost:8809", true),
+            ("http://[::1]:8809", true),
+            ("http://127.8.9.1", true),
+            ("https://proxy.example.com:8809", true),
+            ("http://proxy.example.com:8809", false),
+            ("http://10.0.0.7:8809", false),
+            ("http://0.0.0.0:8809", false),
+            ("http://localhost.example.com", false),
+            ("http://127.0.0.1.example.com", false),
+            ("http://127.0.0.1@example.com", false),
+        ] {
+            let base: Uri = base.parse().expect("a URL");
+            let operator = Operator::new(base.clone(), Some("0123456789abcdef"));
+            assert_eq!(operator.is_ok(), is_sent, "{base}");
+            assert!(operator.is_ok() || Operator::new(base, None).is_ok_and(|it| !it.looks_for_token));
+        }
+    }
 }

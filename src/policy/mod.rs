@@ -25,4 +25,4 @@ pub use route::{
 pub use silence::{KeepAliveStep, Silence};
 pub use threshold::{Defer, Mode, Pattern, SHORTEST_RETENTION, ToolPolicy, ToolRule};
 pub use tickets::{HolderSign, Holding, TicketAfter, TicketHolder, TicketTerms, Tickets};
-pub use tokens::{NotKnown, Token, Tokens};
+pub use tokens::{NotKnown, Token, Tokens, bearer_of};

@@ -115,6 +115,13 @@ impl NotKnown {
     }
 }
 
+/// The token that a request shows, where it shows one alone.
+pub fn bearer_of(headers: &HeaderMap) -> Option<&[u8]> {
+    let mut shown = headers.get_all(AUTHORIZATION).iter();
+    let one = shown.next()?;
+    bearer(one).filter(|_| shown.next().is_none())
+}
+
 /// The token of an `Authorization`, if that is what it holds. The scheme's name is written as one likes (RFC 9110,
 /// 11.1), and blanks follow it.
 fn bearer(authorization: &HeaderValue) -> Option<&[u8]> {

@@ -329,8 +329,8 @@ fn the_demo_shows_a_task_and_prints_commands_that_work() {
     let theirs = story.split("a task ").nth(1).and_then(|rest| rest.split(' ').next()).expect("an id");
     assert_eq!(curl(get)["result"]["status"], "completed");
     assert_eq!(curl(&get.replace(theirs, shown))["result"]["status"], "working");
-    let link = hints.lines().find(|line| line.contains("/#token=")).expect("an address").trim();
-    let (operators, _) = link.split_once("/#").expect("a link");
+    let (_, page) = hints.split_once("in a browser:").expect("an address of the page");
+    let operators = page.trim().lines().next().expect("an address").trim().trim_end_matches('/');
     let listed =
         Command::new(env!("CARGO_BIN_EXE_deferral")).args(["tasks", "list", "--admin", operators]).output();
     let listed = text(&listed.expect("it runs").stdout).to_owned();

@@ -41,8 +41,8 @@ async fn who_is_in_gets_tasks_and_who_is_not_is_only_observed() {
 async fn a_task_says_by_which_rollout_it_is_one() {
     let world = Setup::new().top("admin: 127.0.0.1:0").route(HALF).start().await;
     let task = user(&world, "alice").call("t").await.answer().await.task();
-    let link = world.proxy.admin.as_ref().expect("there is one").link.expose().to_owned();
-    let shown = crate::operators::Operator::by_link(&link).json(&format!("/tasks/{task}")).await;
+    let operator = crate::operators::Operator::of(world.proxy.admin.as_ref().expect("there is one"));
+    let shown = operator.json(&format!("/tasks/{task}")).await;
     assert_eq!(shown["cause"]["rollout"], "53% by principal", "{shown:#}");
 }
 

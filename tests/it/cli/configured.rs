@@ -67,14 +67,12 @@ routes:
     assert!(url.starts_with("listening on ") && url.ends_with("/tools\n"), "{url}");
     let mut said = BufReader::new(child.stderr.take().expect("it is piped"));
     let (mut log, mut line) = (String::new(), String::new());
-    while !line.starts_with("for operators: ") {
+    while !line.starts_with("admin: ") {
         line.clear();
         assert_ne!(said.read_line(&mut line).expect("it is text"), 0, "{log}");
         log.push_str(&line);
     }
-    let link = line.trim().trim_start_matches("for operators: ");
-    let operators = link.split_once("/#").map_or(link, |(url, _)| url);
-    let operators = operators.trim_start_matches("http://").trim_end_matches('/');
+    let operators = line.trim().trim_start_matches("admin: http://").trim_end_matches('/');
     let config = shown_at(operators, "/config", "never");
     let config: serde_json::Value = serde_json::from_str(&config).expect("it is JSON");
     let route = &config["settings"]["routes"][0];

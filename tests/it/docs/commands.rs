@@ -1,7 +1,7 @@
 //! Every command that the pages show is run: against a proxy with a folder for its tasks, in front of the demo's server.
 
 use super::{Block, all_blocks, root};
-use crate::support::program::interrupt;
+use crate::support::program::{ReadyLines, interrupt};
 use std::{
     fs::{self, File},
     io::{BufRead, BufReader, ErrorKind, Read, Write},
@@ -71,10 +71,10 @@ impl World {
             .spawn()
             .expect("it starts");
         let url = said(&mut proxy, "listening on ").trim_start_matches("listening on ").to_owned();
-        let link = written(proxy.stderr.take().expect("it is piped"), log);
-        let (admin, token) = link.split_once("/#token=").expect("a link");
-        fs::write(folder.path().join("operator.token"), token).expect("it can be written");
-        let (admin, token) = (admin.to_owned(), token.to_owned());
+        let ready = written(proxy.stderr.take().expect("it is piped"), log);
+        let admin = ready.url.trim_end_matches('/').to_owned();
+        let token = ready.token();
+        fs::write(folder.path().join("operator.token"), &token).expect("it can be written");
         Self { folder, demo, proxy, server, url, admin, token }
     }
 
@@ -130,19 +130,17 @@ impl Drop for World {
     }
 }
 
-/// The operators' link that a log begins with; all of it goes to this file.
-fn written(log: impl Read + Send + 'static, file: PathBuf) -> String {
-    let (told, link) = mpsc::channel();
+/// What a log begins with for operators; all else goes to this file.
+fn written(log: impl Read + Send + 'static, file: PathBuf) -> ReadyLines {
+    let (told, ready) = mpsc::channel();
     let mut file = File::create(file).expect("it can be made");
     thread::spawn(move || {
-        for line in BufReader::new(log).lines().map_while(Result::ok) {
-            writeln!(file, "{line}").expect("it can be written");
-            if let Some(link) = line.strip_prefix("for operators: ") {
-                let _ = told.send(link.to_owned());
-            }
-        }
+        let mut lines = BufReader::new(log).lines();
+        let mut keep = |line: String| writeln!(file, "{line}").expect("it can be written");
+        let _ = told.send(ReadyLines::read(&mut lines, &mut keep));
+        lines.map_while(Result::ok).for_each(keep);
     });
-    link.recv().expect("it is told")
+    ready.recv().expect("it is said")
 }
 
 pub(super) fn program(folder: &Path, words: &[&str]) -> Command {

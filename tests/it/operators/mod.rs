@@ -8,7 +8,8 @@ mod scrape;
 mod slow;
 mod tasks;
 
-use crate::support::clients::soon;
+use crate::support::{clients::soon, program::ReadyLines};
+use deferral::internals::admin::Bound;
 use rustls::pki_types::{CertificateDer, ServerName, pem::PemObject};
 use serde_json::Value;
 use std::{net::SocketAddr, sync::Arc};
@@ -40,12 +41,14 @@ impl Operator {
         Self { address, token: None, tls: false }
     }
 
-    /// One who has followed the link that is printed at start.
-    pub(crate) fn by_link(link: &str) -> Self {
-        let (scheme, rest) = link.split_once("://").expect("a URL");
-        let (address, token) = rest.split_once("/#token=").expect("it has a token");
-        let address = address.parse().expect("an address");
-        Self { address, token: Some(token.to_owned()), tls: scheme == "https" }
+    /// One who has the token that this proxy made at start.
+    pub(crate) fn of(bound: &Bound) -> Self {
+        Self::at(bound.address).with_token(bound.made_token().expose())
+    }
+
+    /// One who has read the lines that the program writes once it is ready.
+    pub(crate) fn by_lines(ready: &ReadyLines) -> Self {
+        Self::at(ready.address()).with_token(&ready.token())
     }
 
     pub(crate) fn with_token(&self, token: &str) -> Self {

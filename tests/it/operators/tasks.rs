@@ -20,7 +20,7 @@ use tokio::{
 const ADMIN: &str = "admin: 127.0.0.1:0";
 
 fn operator(world: &World) -> Operator {
-    Operator::by_link(world.proxy.admin.as_ref().expect("there is one").link.expose())
+    Operator::of(world.proxy.admin.as_ref().expect("there is one"))
 }
 
 /// Nobody's token.
@@ -91,7 +91,7 @@ async fn an_operator_with_the_token_cancels_as_the_client_would() {
     let cancel = format!("/tasks/{handle}/cancel");
 
     let refused = stranger(&world).post(&cancel).await;
-    assert!(refused.status == 401 && refused.error().contains("for operators"), "{refused:?}");
+    assert!(refused.status == 401 && refused.error().contains("admin.token"), "{refused:?}");
     let refused = stranger(&world).with_token("not-the-token-at-all").post(&cancel).await;
     assert_eq!(refused.status, 401, "{refused:?}");
     let refused = operator(&world).ask("POST", &cancel, "origin: http://evil.example.com\r\n", "").await;

@@ -2,7 +2,10 @@
 
 use crate::{
     operators::Operator,
-    support::{clients::Client, program::where_it_listens},
+    support::{
+        clients::Client,
+        program::{ReadyLines, where_it_listens},
+    },
 };
 use serde_json::Value;
 use std::{
@@ -35,16 +38,13 @@ impl Program {
             .arg("--config")
             .arg(&file)
             .args(flags)
+            .env("XDG_RUNTIME_DIR", folder)
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()
             .expect("the program starts");
         let mut lines = BufReader::new(child.stderr.take().expect("it is piped")).lines();
-        let link = lines.find_map(|line| {
-            let line = line.expect("text");
-            Some(line.strip_prefix("for operators: ")?.to_owned())
-        });
-        let operator = Operator::by_link(&link.expect("it is said"));
+        let operator = Operator::by_lines(&ReadyLines::read(&mut lines, drop));
         let addr = where_it_listens(&mut child);
         Self { child, addr, lines, operator, file }
     }
@@ -171,7 +171,7 @@ fn what_came_on_the_standard_input_cannot_be_read_again() {
     std::io::Write::write_all(&mut stdin, BEFORE.as_bytes()).expect("it reads");
     drop(stdin);
     let mut lines = BufReader::new(child.stderr.take().expect("it is piped")).lines();
-    assert!(lines.any(|line| line.expect("text").starts_with("for operators: ")));
+    assert!(lines.any(|line| line.expect("text").starts_with("admin: ")));
     let sent = Command::new("kill").args(["-HUP", &child.id().to_string()]).status();
     assert!(sent.expect("kill is there").success());
     assert!(lines.any(|line| {

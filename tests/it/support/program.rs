@@ -14,6 +14,50 @@ pub(crate) fn where_it_listens(child: &mut Child) -> SocketAddr {
     addr.unwrap_or_else(|| panic!("it says {said:?}"))
 }
 
+/// What the program writes to its standard error for operators, once it is ready.
+#[derive(Debug, Default)]
+pub(crate) struct ReadyLines {
+    /// The address of the page.
+    pub(crate) url: String,
+    /// The file with the token that was made, or why there is none.
+    pub(crate) token_place: String,
+}
+
+// === impl ReadyLines ===
+
+impl ReadyLines {
+    /// Reads up to the last of the two; what else is written meanwhile goes to `log`.
+    pub(crate) fn read(
+        lines: impl Iterator<Item = std::io::Result<String>>,
+        mut log: impl FnMut(String),
+    ) -> Self {
+        let mut ready = Self::default();
+        for line in lines {
+            let line = line.expect("text");
+            if let Some(url) = line.strip_prefix("admin: ") {
+                ready.url = url.to_owned();
+            } else if let Some(place) = line.strip_prefix("admin token: ") {
+                ready.token_place = place.to_owned();
+                return ready;
+            } else {
+                log(line);
+            }
+        }
+        panic!("it does not say where operators find it: {ready:?}")
+    }
+
+    pub(crate) fn address(&self) -> SocketAddr {
+        let address = self.url.trim_start_matches("http://").trim_end_matches('/');
+        address.parse().unwrap_or_else(|error| panic!("{error}: {self:?}"))
+    }
+
+    /// The token in the file.
+    pub(crate) fn token(&self) -> String {
+        let text = std::fs::read_to_string(&self.token_place);
+        text.unwrap_or_else(|error| panic!("{error}: {self:?}")).trim().to_owned()
+    }
+}
+
 /// Sends it what Ctrl-C does.
 pub(crate) fn interrupt(child: &Child) {
     let sent = Command::new("kill").args(["-INT", &child.id().to_string()]).status().expect("kill is there");

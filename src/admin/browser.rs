@@ -1,0 +1,135 @@
+//! Which pages of a browser may reach the admin address.
+//!
+//! A page of another site must not read tasks or end them through an operator's browser. The admin address has a list
+//! of names of its own: `localhost`, IP addresses, and the names of `access.hosts`, in which `*` does not count, for a
+//! page can give any name an address of this machine (DNS rebinding). Pages that clients may be called from
+//! (`access.origins`) are no operators' pages: only a page of the same host may.
+
+use crate::{
+    policy::{Access, Denied},
+    protocol::headers::text,
+};
+use http::{
+    HeaderMap, HeaderName, Uri,
+    header::{HOST, ORIGIN},
+};
+
+/// The names under which operators reach the admin address.
+#[derive(Clone, Debug)]
+pub struct OperatorAccess(Access);
+
+/// Why a request is refused.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum NotOurPage {
+    #[error(transparent)]
+    Denied(#[from] Denied),
+    #[error(
+        "this request comes from a page of another site (`Sec-Fetch-Site: cross-site`); type the address of the admin page into the browser"
+    )]
+    CrossSite,
+}
+
+const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
+
+// === impl OperatorAccess ===
+
+impl OperatorAccess {
+    /// From what holds for clients.
+    pub fn of(clients: &Access) -> Self {
+        let hosts = clients.hosts.iter().filter(|host| *host != "*").cloned().collect();
+        Self(Access { hosts, origins: Vec::new() })
+    }
+
+    /// Checks where a request was sent, and which page sent it.
+    ///
+    /// # Errors
+    /// [`NotOurPage`] names what is not allowed.
+    pub(super) fn check(&self, uri: &Uri, headers: &HeaderMap) -> Result<(), NotOurPage> {
+        let says_cross_site = |site| text(site).trim().eq_ignore_ascii_case("cross-site");
+        if headers.get_all(SEC_FETCH_SITE).iter().any(says_cross_site) {
+            return Err(NotOurPage::CrossSite);
+        }
+        self.0.check(uri.authority().map(|authority| authority.as_str()), None)?;
+        for host in headers.get_all(HOST) {
+            self.0.check(Some(&text(host)), None)?;
+        }
+        // The host was checked: a page of the same host is ours.
+        let ours = headers.get(HOST).map(|host| text(host).into_owned());
+        for origin in headers.get_all(ORIGIN) {
+            let origin = text(origin);
+            let authority = origin.split_once("://").map(|(_, authority)| authority);
+            let is_same =
+                authority.zip(ours.as_deref()).is_some_and(|(page, host)| page.eq_ignore_ascii_case(host));
+            if !is_same {
+                self.0.check(None, Some(&origin))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use http::HeaderValue;
+
+    fn checked(access: &Access, headers: &[(&'static str, &'static str)]) -> Result<(), String> {
+        let mut all = HeaderMap::new();
+        for (name, value) in headers {
+            all.append(HeaderName::from_static(name), HeaderValue::from_static(value));
+        }
+        let checked = OperatorAccess::of(access).check(&Uri::from_static("/tasks"), &all);
+        checked.map_err(|why| why.to_string())
+    }
+
+    #[test]
+    fn a_wildcard_for_clients_opens_nothing_for_operators() {
+        let open =
+            Access { hosts: vec!["*".into()], origins: vec!["*".into(), "https://app.example.com".into()] };
+        for (host, origin) in [
+            ("rebound.evil.example", None),
+            ("localhost.evil.example", None),
+            ("localhost:8809", Some("https://evil.example")),
+            ("localhost:8809", Some("https://app.example.com")),
+            ("localhost:8809", Some("null")),
+        ] {
+            let origin = origin.map(|origin| ("origin", origin));
+            let headers: Vec<_> = [("host", host)].into_iter().chain(origin).collect();
+            assert!(checked(&open, &headers).is_err(), "{headers:?}");
+        }
+        assert!(checked(&open, &[("host", "localhost"), ("host", "rebound.evil.example")]).is_err());
+    }
+
+    #[test]
+    fn operators_come_by_address_by_localhost_and_by_configured_names() {
+        let access = Access { hosts: vec!["*".into(), "admin.example.com".into()], origins: Vec::new() };
+        for headers in [
+            &[("host", "127.0.0.1:8809")][..],
+            &[("host", "[::1]:8809"), ("origin", "http://[::1]:8809")],
+            &[("host", "localhost:8809"), ("origin", "http://localhost:8809")],
+            &[("host", "admin.example.com:8809"), ("origin", "https://admin.example.com:8809")],
+            // An address that is not on loopback: the page's own requests have it as origin.
+            &[("host", "10.0.0.7:8809"), ("origin", "https://10.0.0.7:8809")],
+            &[],
+        ] {
+            assert_eq!(checked(&access, headers), Ok(()), "{headers:?}");
+        }
+        assert!(checked(&access, &[("host", "10.0.0.7:8809"), ("origin", "https://10.0.0.8:8809")]).is_err());
+    }
+
+    #[test]
+    fn what_a_browser_calls_cross_site_is_refused() {
+        for (site, is_ours) in [
+            ("cross-site", false),
+            ("Cross-Site", false),
+            ("same-origin", true),
+            ("same-site", true),
+            ("none", true),
+        ] {
+            let headers = [("host", "localhost"), ("sec-fetch-site", site)];
+            assert_eq!(checked(&Access::default(), &headers).is_ok(), is_ours, "{site}");
+        }
+        let both = [("sec-fetch-site", "none"), ("sec-fetch-site", "cross-site")];
+        assert!(checked(&Access::default(), &both).is_err_and(|why| why.contains("cross-site")));
+    }
+}

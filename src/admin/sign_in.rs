@@ -1,0 +1,219 @@
+//! Signing in to the page: a one-time code, shown on a terminal, is exchanged for a session.
+//!
+//! The code is in the link behind `#`, which no browser sends; the page posts it once. A code is worthless once it was
+//! used, and [`CODE_LASTS`] after it was made. What the page gets for it is a token of its own, which goes with each
+//! request as `Authorization`, never by itself as a cookie would.
+
+use super::gate::hex;
+use crate::runtime::{Clock, Mutex, random};
+use ring::digest::{SHA256, digest};
+use std::{
+    collections::VecDeque,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+use subtle::ConstantTimeEq;
+
+/// Codes and sessions of operators' browsers.
+pub struct SignIn {
+    clock: Arc<dyn Clock>,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    code: Option<Issued>,
+    /// At most [`SESSIONS`]; the one that was used longest ago first.
+    sessions: VecDeque<Issued>,
+    /// When attempts were counted from, and how many there were since.
+    attempts: Option<(Instant, u32)>,
+}
+
+/// A code or a session's token, by its digest.
+struct Issued {
+    digest: [u8; 32],
+    /// When it was made, or used last.
+    at: Instant,
+}
+
+/// Why a code is not taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum NotTaken {
+    #[error(
+        "the code was used already, or is older than {} minutes; sign in with the operator's token",
+        CODE_LASTS.as_secs() / 60
+    )]
+    Unknown,
+    #[error("more than {ATTEMPTS} codes were tried within a minute; try again later")]
+    TooMany {
+        /// Until codes are looked at again.
+        wait: Duration,
+    },
+}
+
+/// How long a code can be used.
+pub(super) const CODE_LASTS: Duration = Duration::from_secs(10 * 60);
+/// A session that was not used for this long ends.
+const SESSION_LASTS: Duration = Duration::from_secs(24 * 60 * 60);
+/// Sessions at a time; a further one ends that which was used longest ago.
+const SESSIONS: usize = 16;
+/// Codes that are looked at a minute, of all browsers together.
+const ATTEMPTS: u32 = 10;
+const ATTEMPTS_PER: Duration = Duration::from_secs(60);
+
+// === impl SignIn ===
+
+impl SignIn {
+    pub fn new(clock: Arc<dyn Clock>) -> Self {
+        Self { clock, state: Mutex::default() }
+    }
+
+    /// A new code, in the place of the one before.
+    pub(super) fn issue_code(&self) -> String {
+        let code = hex(&random::<16>());
+        self.state.lock().code = Some(Issued::new(&code, self.clock.now()));
+        code
+    }
+
+    /// Exchanges a code for the token of a session.
+    ///
+    /// # Errors
+    /// [`NotTaken`]
+    pub(super) fn redeem(&self, code: &str) -> Result<String, NotTaken> {
+        let now = self.clock.now();
+        let mut state = self.state.lock();
+        state.count_attempt(now)?;
+        let is_it =
+            |issued: &mut Issued| issued.matches(code.as_bytes()) && issued.is_younger(now, CODE_LASTS);
+        if state.code.take_if(is_it).is_none() {
+            return Err(NotTaken::Unknown);
+        }
+        let token = hex(&random::<32>());
+        state.sessions.push_back(Issued::new(&token, now));
+        if state.sessions.len() > SESSIONS {
+            state.sessions.pop_front();
+        }
+        Ok(token)
+    }
+
+    /// Whether this is the token of a session, which is used by that.
+    pub(super) fn knows(&self, token: &[u8]) -> bool {
+        let now = self.clock.now();
+        let mut state = self.state.lock();
+        state.sessions.retain(|session| session.is_younger(now, SESSION_LASTS));
+        let Some(at) = state.sessions.iter().position(|session| session.matches(token)) else { return false };
+        let session = state.sessions.remove(at).expect("it was found there");
+        state.sessions.push_back(Issued { at: now, ..session });
+        true
+    }
+
+    /// Ends every session and code: the operator's token is another one now.
+    pub(super) fn clear(&self) {
+        let mut state = self.state.lock();
+        state.sessions.clear();
+        state.code = None;
+    }
+}
+
+// === impl State ===
+
+impl State {
+    fn count_attempt(&mut self, now: Instant) -> Result<(), NotTaken> {
+        let (since, count) =
+            self.attempts.filter(|(since, _)| now < *since + ATTEMPTS_PER).unwrap_or((now, 0));
+        if count >= ATTEMPTS {
+            return Err(NotTaken::TooMany { wait: since + ATTEMPTS_PER - now });
+        }
+        self.attempts = Some((since, count + 1));
+        Ok(())
+    }
+}
+
+// === impl Issued ===
+
+impl Issued {
+    fn new(text: &str, at: Instant) -> Self {
+        Self { digest: digest_of(text.as_bytes()), at }
+    }
+
+    fn matches(&self, shown: &[u8]) -> bool {
+        self.digest.ct_eq(&digest_of(shown)).into()
+    }
+
+    fn is_younger(&self, now: Instant, than: Duration) -> bool {
+        now < self.at + than
+    }
+}
+
+fn digest_of(text: &[u8]) -> [u8; 32] {
+    digest(&SHA256, text).as_ref().try_into().expect("SHA-256 has 32 bytes")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::runtime::SystemClock;
+    use tokio::time::advance;
+
+    fn sign_in() -> SignIn {
+        SignIn::new(Arc::new(SystemClock::new()))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_code_is_exchanged_once_and_within_minutes() {
+        let sign_in = sign_in();
+        let code = sign_in.issue_code();
+        assert_eq!(sign_in.redeem("0123"), Err(NotTaken::Unknown));
+        let token = sign_in.redeem(&code).expect("it is right");
+        assert!(sign_in.knows(token.as_bytes()) && !sign_in.knows(code.as_bytes()) && !sign_in.knows(b""));
+        assert_eq!(sign_in.redeem(&code), Err(NotTaken::Unknown), "once");
+        let (old, new) = (sign_in.issue_code(), sign_in.issue_code());
+        assert_eq!(sign_in.redeem(&old), Err(NotTaken::Unknown), "the newest only");
+        advance(CODE_LASTS).await;
+        assert_eq!(sign_in.redeem(&new), Err(NotTaken::Unknown), "it is too old");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn codes_are_tried_ten_times_a_minute() {
+        let sign_in = sign_in();
+        let code = sign_in.issue_code();
+        for _ in 0..ATTEMPTS {
+            assert_eq!(sign_in.redeem("guess"), Err(NotTaken::Unknown));
+        }
+        advance(Duration::from_secs(20)).await;
+        assert_eq!(sign_in.redeem(&code), Err(NotTaken::TooMany { wait: Duration::from_secs(40) }));
+        advance(Duration::from_secs(40)).await;
+        assert!(sign_in.redeem(&code).is_ok(), "the right one was not used up");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn sessions_end_unused_and_with_the_token_and_are_few() {
+        let sign_in = sign_in();
+        let begin = || {
+            let code = sign_in.issue_code();
+            sign_in.redeem(&code).expect("it is right")
+        };
+        let token = begin();
+        advance(SESSION_LASTS - Duration::from_secs(1)).await;
+        assert!(sign_in.knows(token.as_bytes()), "it is used by this");
+        advance(SESSION_LASTS - Duration::from_secs(1)).await;
+        assert!(sign_in.knows(token.as_bytes()));
+        for _ in 0..SESSIONS {
+            advance(ATTEMPTS_PER).await;
+            begin();
+        }
+        assert!(!sign_in.knows(token.as_bytes()), "the one used longest ago made room");
+        let token = begin_after(&sign_in).await;
+        sign_in.clear();
+        assert!(!sign_in.knows(token.as_bytes()));
+        let token = begin_after(&sign_in).await;
+        advance(SESSION_LASTS).await;
+        assert!(!sign_in.knows(token.as_bytes()));
+    }
+
+    async fn begin_after(sign_in: &SignIn) -> String {
+        advance(ATTEMPTS_PER).await;
+        let code = sign_in.issue_code();
+        sign_in.redeem(&code).expect("it is right")
+    }
+}
