@@ -18,6 +18,7 @@
 //! | `tasks.rs` | `/tasks`, one task, and its cancel |
 //! | `routes.rs` | `/routes` |
 //! | `events.rs` | `/events`: all of it once a second, for a page |
+//! | `history.rs` | `/history`: calls a second over the last hour |
 //! | `health.rs` | `/live` and `/ready` |
 //! | `metrics.rs` | `/metrics`, `/tools`, `/limits` |
 //! | `reload.rs` | `/reload` |
@@ -30,6 +31,7 @@ mod entry;
 mod events;
 mod gate;
 mod health;
+mod history;
 mod listener;
 mod made_token;
 mod metrics;

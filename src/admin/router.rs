@@ -117,6 +117,12 @@ pub(super) static SERVED: &[Served] = &[
     },
     Served {
         method: Method::GET,
+        path: "/history",
+        may: May::Read,
+        answer: |parts, _| Box::pin(async move { parts.history.answer() }),
+    },
+    Served {
+        method: Method::GET,
         path: "/processes",
         may: May::Read,
         answer: |parts, _| Box::pin(async move { json(StatusCode::OK, processes::shown(&parts.servers)) }),

@@ -25,6 +25,8 @@ struct Shown<'a> {
     tools: Vec<Tool<'a>>,
     server: &'a str,
     is_up: Option<bool>,
+    /// Why it is down.
+    failure: Option<String>,
     sessions: usize,
     children: Option<usize>,
     in_flight: u64,
@@ -54,6 +56,7 @@ fn of(ShownRoute { route, server, upstream }: &ShownRoute) -> Shown<'_> {
         rollout: defer.rollout.as_ref().map(ToString::to_string),
         tools: route.tools.iter().map(|rule| tool(rule, defer)).collect(),
         server,
+        failure: health.failure.filter(|_| health.is_up == Some(false)).map(|why| why.to_string()),
         is_up: health.is_up,
         sessions: health.sessions,
         children: upstream.processes().map(|processes| processes.running.len()),

@@ -6,6 +6,7 @@ use super::{
     events::{self, Events},
     gate::{self, Gate},
     health,
+    history::{self, History},
     listener::{self, Bounds, Serves, Site},
     made_token::{MadeToken, TokenFolder},
     processes::Servers,
@@ -79,6 +80,8 @@ pub struct Parts {
     /// Whether `/ready` needs each route's server.
     pub needs_servers: bool,
     pub events: Arc<Events>,
+    /// Calls a second over the last hour.
+    pub history: Arc<History>,
     /// Where to ask for the configuration to be read again.
     pub reloads: Reloads,
 }
@@ -149,6 +152,8 @@ async fn accept(listener: Listener, shared: Live<Shared>) {
     let mut own = JoinSet::new();
     let parts = shared.clone();
     own.spawn(events::told(move || Arc::clone(&parts.now().parts)));
+    let parts = shared.clone();
+    own.spawn(history::keep(move || Arc::clone(&parts.now().parts)));
     let bounds = Bounds { connections: CONNECTIONS, probes: PROBES, name: "admin" };
     listener::accept(listener, shared, bounds).await;
 }
@@ -357,6 +362,7 @@ mod tests {
             stopping,
             needs_servers: false,
             events: Arc::new(Events::new("2026-07-28T10:30:00.000Z".to_owned())),
+            history: Arc::default(),
             reloads: Reloads::none(),
         }
     }

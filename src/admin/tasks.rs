@@ -6,7 +6,7 @@ use super::{
 };
 use crate::{
     protocol::Timestamp,
-    proxy::{Cancelled, Cursor, Found, SeenTask},
+    proxy::{Cancelled, Cursor, Found, SeenTask, names_of},
     store::StoreError,
     task::{Moment, Record, State, View},
 };
@@ -62,6 +62,8 @@ struct Wanted {
     route: Option<String>,
     tool: Option<String>,
     status: Option<String>,
+    /// Small letters that a task has somewhere in what is shown of it.
+    search: Option<String>,
     limit: Option<usize>,
     after: Option<Cursor>,
 }
@@ -94,7 +96,10 @@ pub(super) async fn first(parts: &Parts, limit: usize) -> Result<Page, StoreErro
 
 async fn found(parts: &Parts, wanted: &Wanted) -> Result<Page, StoreError> {
     let size = wanted.limit.unwrap_or(SOME).clamp(1, MOST);
-    let is_wanted = |record: &Record| wanted.matches(record);
+    let is_wanted = |record: &Record| {
+        let has = |search: &String| contains(search, record, parts);
+        wanted.matches(record) && wanted.search.as_ref().is_none_or(has)
+    };
     let page = parts.operators.page(is_wanted, wanted.after, size).await?;
     let now = parts.operators.now();
     let mut counts = BTreeMap::new();
@@ -237,6 +242,12 @@ impl Wanted {
                 "status" => {
                     return Err(format!("there is no status `{value}`; there are {}", STATUSES.join(", ")));
                 }
+                "search" if value.chars().count() > SEARCH => {
+                    return Err(format!("`search` is longer than {SEARCH} characters"));
+                }
+                "search" => {
+                    wanted.search = Some(value.trim().to_lowercase()).filter(|search| !search.is_empty());
+                }
                 "limit" => {
                     let limit = value.parse().ok().filter(|limit| (1..=MOST).contains(limit));
                     wanted.limit =
@@ -247,7 +258,9 @@ impl Wanted {
                     wanted.after = Some(after);
                 }
                 _ => {
-                    return Err(format!("`{key}` is not known; there are route, tool, status, limit, after"));
+                    return Err(format!(
+                        "`{key}` is not known; there are route, tool, status, search, limit, after"
+                    ));
                 }
             }
         }
@@ -261,6 +274,18 @@ impl Wanted {
             && is(&self.tool, &record.tool)
             && is(&self.status, record.state.status())
     }
+}
+
+/// Characters that are searched for.
+const SEARCH: usize = 200;
+
+/// Whether this is in what a task is shown with: its tool, route, message, id or caller. The search is in small letters.
+fn contains(search: &str, record: &Record, parts: &Parts) -> bool {
+    let (id, principal) = names_of(record);
+    let (caller, principal) = (parts.callers.name_of(&principal), principal.to_string());
+    let shown = [&*record.tool, &*record.owner.route, id, &principal].into_iter();
+    let mut shown = shown.chain(record.message.as_deref()).chain(caller);
+    shown.any(|text| text.to_lowercase().contains(search))
 }
 
 const STATUSES: [&str; 5] = ["working", "input_required", "completed", "failed", "cancelled"];
@@ -293,7 +318,10 @@ mod tests {
         assert_eq!(wanted.tool.as_deref(), Some("a/b cé"));
         assert_eq!((wanted.status.as_deref(), wanted.limit), (Some("failed"), Some(7)));
         assert_eq!(wanted.after.map(|after| after.to_string()).as_deref(), Some("e12"));
+        let searched = Wanted::read("search=+Page%203+").expect("right");
+        assert_eq!(searched.search.as_deref(), Some("page 3"));
         assert_eq!(Wanted::read(""), Ok(Wanted::default()));
+        assert_eq!(Wanted::read("search=+"), Ok(Wanted::default()));
         for (query, why) in [
             ("limit=0", "`limit` is a number from 1 to 1000"),
             ("limit=1001", "`limit` is a number from 1 to 1000"),
@@ -302,6 +330,7 @@ mod tests {
             ("after=%C3%A9", "`after` is what `next` of a page said"),
             ("tool=%F", "`tool` is not text"),
             ("tool=%FF", "`tool` is not text"),
+            (&*format!("search={}", "x".repeat(201)), "`search` is longer than 200 characters"),
             ("owner=x", "`owner` is not known"),
         ] {
             let wrong = Wanted::read(query).expect_err(query);

@@ -203,6 +203,7 @@ fn start_each(
         stopping: left.clone(),
         needs_servers: config.ready.needs_servers,
         events: Arc::new(admin::Events::new(clock.timestamp().to_string())),
+        history: Arc::default(),
         reloads,
     };
 

@@ -52,7 +52,8 @@ fn keys(s: &mut Section<'_, '_>, around: Surroundings<'_>) -> Written {
     let token = s.key(
         "token",
         "What operators show to change something (`Authorization: Bearer`), and to read where `listen` is not on \
-         loopback: in a file or a variable. Left out, one is made at start and printed.",
+         loopback: in a file or a variable. Left out, one is made at start and written to a file (`admin.token` beside the \
+         store, else below `$XDG_RUNTIME_DIR/deferral/`), whose path is printed.",
     );
     let token = token.set(operator_token());
     let paths = s.key("tls", "Serve HTTPS to operators.");

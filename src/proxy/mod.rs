@@ -57,7 +57,7 @@ pub use drive::Left;
 pub use endpoint::Endpoint;
 pub use keep_alive::KeepAlive;
 pub use ledger::{Ledger, NoRoom};
-pub use operators::{Cancelled, Cursor, Found, Operators, SeenTask};
+pub use operators::{Cancelled, Cursor, Found, Operators, SeenTask, names_of};
 pub use passage::{Passage, Passed, Passing, Piece, Pieces, Then};
 pub use service::Service;
 pub use switchboard::Switchboard;

@@ -215,6 +215,11 @@ impl Operators {
     }
 }
 
+/// What operators are shown of a task's id, and whose the task is.
+pub fn names_of(record: &Record) -> (&str, Principal) {
+    (&record.id.as_str()[..SHOWN], Principal::from_bytes(record.owner.principal))
+}
+
 /// Digits of an id that are shown: two of a million tasks share them once in 500 times.
 const SHOWN: usize = 12;
 /// Digits of an id that name a task at least.

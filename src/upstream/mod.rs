@@ -364,10 +364,12 @@ pub enum CallError {
 pub const CONNECTIONS: usize = 20_000;
 
 /// How a server is.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Health {
     /// Whether it could be reached when that was tried last; none where it was not tried.
     pub is_up: Option<bool>,
+    /// Why it could not be reached when that was tried last.
+    pub failure: Option<Arc<str>>,
     /// Sessions that are open with it, but for those that legacy clients have opened themselves.
     pub sessions: usize,
 }

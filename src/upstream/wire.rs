@@ -134,6 +134,11 @@ pub trait Wire: Send + Sync + 'static {
         None
     }
 
+    /// Why the server could not be reached, or did not start, when that was tried last.
+    fn failure(&self) -> Option<Arc<str>> {
+        None
+    }
+
     /// [`super::Upstream::processes`].
     fn processes(&self) -> Option<ProcessTable> {
         None

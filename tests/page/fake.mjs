@@ -22,6 +22,8 @@ export const HEADERS = {
   'cache-control': 'no-store'
 };
 export const TOKEN = 'the-operators-token';
+/** What is exchanged for it, once. */
+export const CODE = '0123456789abcdef';
 
 const ago = ms => new Date(Date.now() - ms).toISOString();
 
@@ -60,7 +62,7 @@ export function counts(tasks) {
 export const nothing = () => ({
   version: '0.1.0', started: ago(3_725_000), ready: true, calls: { in_flight: 0, total: 0, by_outcome: {} },
   tasks: { tasks: [], next: null, counts: {} }, tools: [], limits: [], questions_waiting: 0, processes: { routes: [] },
-  routes: [{ path: '/mcp', mode: 'auto', after_ms: 5_000, ticket_ms: null, tools: [], server: 'http://127.0.0.1:9000/mcp', is_up: null, sessions: 0, children: null, in_flight: 0 }]
+  routes: [{ path: '/mcp', mode: 'auto', after_ms: 5_000, ticket_ms: null, tools: [], server: 'http://127.0.0.1:9000/mcp', is_up: null, failure: null, sessions: 0, children: null, in_flight: 0 }]
 });
 
 export class Fake {
@@ -70,6 +72,10 @@ export class Fake {
   every = 1_000;
   /** Whether reading needs the token, as it does where others can reach the address. */
   isExposed = false;
+  /** What `/history` says. */
+  history = { step_ms: 5_000, until: null, ended: [] };
+  /** The code that is taken, until it is used. */
+  code = CODE;
   cancelled = [];
   asked = [];
   /** What `/tasks/NAME` says beside what the list does. */
@@ -107,10 +113,12 @@ export class Fake {
       response.writeHead(status, { 'content-type': 'application/json', 'cache-control': 'no-store' });
       response.end(JSON.stringify(body));
     };
+    if (request.method === 'POST' && pathname === '/session') return this.#signIn(request, json);
     const isOperator = request.headers.authorization === `Bearer ${TOKEN}`;
     const refused = () => json(401, { error: 'the token is in the line that the proxy prints at its start' });
     if (this.isExposed && !isOperator) return refused();
     if (pathname === '/events') return this.#tell(response);
+    if (pathname === '/history') return json(200, this.history);
     if (pathname === '/tasks') return json(200, this.#page(searchParams));
     if (pathname === '/config') return json(200, { file: 'deferral.yaml', settings: { listen: ['127.0.0.1:8808'], access: { tokens: '…' } } });
     const cancel = /^\/tasks\/(\w+)\/cancel$/.exec(pathname);
@@ -132,11 +140,22 @@ export class Fake {
     json(404, { error: 'nothing is served there' });
   }
 
+  async #signIn(request, json) {
+    let body = '';
+    for await (const part of request) body += part;
+    if (!this.code || JSON.parse(body).code !== this.code) return json(403, { error: 'the code was used already' });
+    this.code = null;
+    json(200, { token: TOKEN });
+  }
+
   #page(query) {
-    const fits = task => ['status', 'route', 'tool'].every(name => !query.get(name) || task[name] === query.get(name));
+    const words = query.get('search');
+    const fits = task => ['status', 'route', 'tool'].every(name => !query.get(name) || task[name] === query.get(name)) &&
+      (!words || [task.tool, task.message, task.task].some(text => text?.toLowerCase().includes(words.toLowerCase())));
     const all = (this.everything ?? this.state.tasks.tasks).filter(fits);
     const limit = Number(query.get('limit') ?? 200);
-    return { tasks: all.slice(0, limit), next: all.length > limit ? 'more' : null, counts: counts(all) };
+    const from = Number(query.get('after') ?? 0);
+    return { tasks: all.slice(from, from + limit), next: all.length > from + limit ? String(from + limit) : null, counts: counts(all) };
   }
 
   #tell(response) {

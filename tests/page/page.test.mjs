@@ -3,7 +3,7 @@
 import assert from 'node:assert/strict';
 import { after, afterEach, before, beforeEach, test } from 'node:test';
 import { launch, open, until } from './browser.mjs';
-import { Fake, TOKEN, counts, task, tool } from './fake.mjs';
+import { CODE, Fake, TOKEN, counts, task, tool } from './fake.mjs';
 import { EVIL, busy, crowded } from './states.mjs';
 
 let browser, fake, page;
@@ -67,11 +67,11 @@ test('a task appears with all that is known of it, ages, and ends', async () => 
 test('what strangers call things stays text', async () => {
   tell([task('0123456789ab', { tool: EVIL, message: EVIL, principal: EVIL, route: EVIL, questions: [{ key: EVIL, kind: 'elicitation', since_ms: 0 }] })]);
   fake.state.tools = [tool(EVIL, [[1_000_000, 5]], { route: EVIL })];
-  fake.state.routes[0] = { ...fake.state.routes[0], path: EVIL, server: EVIL };
+  fake.state.routes[0] = { ...fake.state.routes[0], path: EVIL, server: EVIL, is_up: false, failure: EVIL };
   fake.state.limits = [{ limit: EVIL, value: 1, used: 1, hits: 1 }];
   fake.state.processes = { routes: [{ path: EVIL, starts: 1, running: [], last_ended: { pid: 1, since: new Date(), at: new Date(), how: EVIL, is_wanted: false, said: [EVIL] } }] };
   await visit();
-  for (const place of ['#rows .name', '#rows .message', '#rows .caller', '#rows .asked', '#chosen-name', '#tools .name', '#of-tool', '#routes h3', '#routes .ended pre', '#near code']) {
+  for (const place of ['#rows .name', '#rows .message', '#rows .caller', '#rows .asked', '#chosen-name', '#tools .name', '#of-tool', '#routes h3', '#routes .warn', '#routes .ended pre', '#near code']) {
     await says(place, EVIL);
   }
   await row('0123456789ab').getByRole('button').click();
@@ -129,10 +129,12 @@ test('what is told of a row late does not take the place of what is newer', asyn
   spotless();
 });
 
-test('the token goes from the address into the tab, and a cancel is asked about, and told', async () => {
+test('the code of the address signs the tab in, and a cancel is asked about, and told', async () => {
   tell([task('0123456789ab'), task('ba9876543210')]);
-  await visit({}, `#token=${TOKEN}`);
+  await visit({}, `#code=${CODE}`);
+  await says('#token', 'Signed in');
   assert.equal(page.url(), fake.url, 'it does not stay in the address');
+  assert.equal(fake.code, null, 'it is worthless now');
   await row('0123456789ab').getByRole('button').click();
   await page.getByRole('button', { name: 'Keep it' }).click();
   assert.deepEqual(fake.cancelled, []);
@@ -143,7 +145,7 @@ test('the token goes from the address into the tab, and a cancel is asked about,
   await until(page, () => [...document.querySelectorAll('#rows .status')].some(status => status.innerText === 'cancelled'));
   assert.equal(await row('0123456789ab').locator('.status').innerText(), 'cancelled');
   assert.deepEqual(fake.cancelled, ['0123456789ab'], 'that one alone');
-  await says('#token', 'kept');
+  await says('#token', 'Signed in');
   spotless();
 });
 
@@ -259,9 +261,9 @@ test('limits, servers, their last words and the configuration are shown', async 
   const full = page.locator('#near li', { hasText: 'limits.tasks' }).first().getByRole('meter', { includeHidden: true });
   assert.equal(await page.getByRole('meter', { name: 'limits.tasks', exact: true }).getAttribute('aria-valuenow'), '7630');
   assert.equal(await full.count(), 1);
-  await says('#near', 'met 41 times');
+  await says('#near', 'reached 41 times');
   await says('#near', '239.4 MiB of 256 MiB');
-  await says('#others-said', '8 others');
+  await says('#others-said', '8 other limits, not reached since the start');
   await says('#routes', "No such file or directory: 'archive.idx'");
   await says('#routes', 'process 4711');
   await says('#questions', '3');
@@ -275,8 +277,10 @@ test('a page that loses its proxy says so, and finds it again by itself', async 
   await visit({ expected: /ERR_(CONNECTION_REFUSED|INCOMPLETE_CHUNKED_ENCODING|CONNECTION_RESET|EMPTY_RESPONSE)/ });
   await says('#connection', 'live');
   await fake.stop();
-  await says('#connection', 'not connected');
+  await says('#connection', 'not connected: as of');
   await says('#lost', 'Trying again in');
+  await says('#lost', 'may have changed');
+  assert.ok(await page.evaluate(() => Number(getComputedStyle(document.querySelector('main')).opacity) < 1), 'it is visibly stale');
   const age = await text('#rows .age');
   const state = fake.state;
   fake = await new Fake().start(fake.port);
@@ -303,13 +307,71 @@ test('while the store fails it is said, and the tasks that were known stay', asy
 
 test('a state or a tool that is beyond the newest is asked for', async () => {
   fake.everything = Array.from({ length: 500 }, (_, at) => task(`task${at}`, { status: at < 499 ? 'working' : 'failed', tool: at === 499 ? 'broken' : 'export_report' }));
-  fake.state.tasks = { tasks: fake.everything.slice(0, 200), next: 'more', counts: counts(fake.everything) };
+  fake.state.tasks = { tasks: fake.everything.slice(0, 200), next: '200', counts: counts(fake.everything) };
   await visit();
   await says('#more', 'And 300 more');
   await page.getByRole('button', { name: 'failed' }).click();
   await says('#rows', 'broken');
   assert.equal(await rows().count(), 1);
   assert.ok(fake.asked.includes('GET /tasks'));
+  spotless();
+});
+
+test('a code that was used or is too old is said, and nothing is kept', async () => {
+  fake.code = null;
+  await visit({ expected: /403/ }, `#code=${CODE}`);
+  await says('#toast', 'Not signed in: the code was used already');
+  assert.equal(page.url(), fake.url);
+  await says('#token', 'Sign in');
+  assert.equal(await page.evaluate(() => sessionStorage.getItem('token')), null);
+  spotless();
+});
+
+test('a page that was opened just now shows the last hour of calls', async () => {
+  fake.history = { step_ms: 5_000, until: new Date().toISOString(), ended: Array.from({ length: 720 }, (_, at) => (at === 100 ? 1_000 : 50)) };
+  await visit();
+  await says('#connection', 'live');
+  await until(page, () => document.querySelector('#rate-plot').getAttribute('aria-label').includes('at most 200'));
+  spotless();
+});
+
+test('words are searched for in all tasks, and pages lead to the last', async () => {
+  fake.everything = Array.from({ length: 450 }, (_, at) => task(`task${at}`, { message: at === 444 ? 'Needle in the haystack' : null }));
+  fake.state.tasks = { tasks: fake.everything.slice(0, 200), next: '200', counts: counts(fake.everything) };
+  await visit();
+  await says('#more', 'And 250 more');
+  await page.locator('#words').fill('needle');
+  await says('#rows', 'Needle in the haystack');
+  assert.equal(await rows().count(), 1);
+  await page.locator('#words').fill('');
+  await page.getByRole('button', { name: 'Next page' }).click();
+  await says('#rows', 'task200');
+  await page.getByRole('button', { name: 'Next page' }).click();
+  await says('#rows', 'task449');
+  assert.equal(await rows().count(), 50);
+  await says('#more', 'The last page');
+  assert.ok(await page.getByRole('button', { name: 'Next page' }).isHidden());
+  await page.getByRole('button', { name: 'First page' }).click();
+  await says('#more', 'And 250 more');
+  spotless();
+});
+
+test('progress that a message ends with is a bar, and other words are none', async () => {
+  tell([task('0123456789ab', { message: 'reading (3/12)' }), task('ba9876543210', { message: 'reading (13/12)' }), task('00aa00aa00aa', { message: `(1/2) ${EVIL}` })]);
+  await visit();
+  await says('#rows', 'reading (3/12)');
+  const bar = row('0123456789ab').getByRole('progressbar');
+  assert.equal(await bar.getAttribute('aria-valuenow'), '3');
+  assert.equal(await bar.getAttribute('aria-valuemax'), '12');
+  assert.equal(await bar.locator('i').evaluate(it => it.style.transform), 'scaleX(0.25)');
+  assert.equal(await page.getByRole('progressbar').count(), 1);
+  spotless();
+});
+
+test('a server that is down has its reason beside it', async () => {
+  fake.state.routes[0] = { ...fake.state.routes[0], is_up: false, failure: 'Connection refused (os error 111)' };
+  await visit();
+  await says('#routes', 'down: Connection refused (os error 111)');
   spotless();
 });
 
@@ -330,7 +392,7 @@ test('rows keep their places while a mouse points at them', async () => {
 
 test('a keyboard is enough to cancel, or not', async () => {
   tell([task('0123456789ab')]);
-  await visit({}, `#token=${TOKEN}`);
+  await visit({}, `#code=${CODE}`);
   await says('#rows', 'export_report');
   const button = row('0123456789ab').getByRole('button', { name: 'Cancel export_report, task 0123456789ab' });
   for (let tabs = 0; !(await button.evaluate(it => it === document.activeElement)); tabs += 1) {
@@ -353,7 +415,7 @@ test('a keyboard is enough to cancel, or not', async () => {
 
 test('a dialog that is opened again before the browser told that it was closed waits for its own answer', async () => {
   tell([task('0123456789ab')]);
-  await visit({}, `#token=${TOKEN}`);
+  await visit({}, `#code=${CODE}`);
   await says('#rows', 'export_report');
   // A fast hand: the browser tells of a close once it has time, and the dialog may be open again by then.
   await page.evaluate(() => {
@@ -372,7 +434,7 @@ test('a dialog that is opened again before the browser told that it was closed w
 
 test('what was said to a dialog holds although it is opened again at once', async () => {
   tell([task('0123456789ab'), task('ba9876543210')]);
-  await visit({}, `#token=${TOKEN}`);
+  await visit({}, `#code=${CODE}`);
   await says('#rows', 'export_report');
   await page.evaluate(() => {
     const [first, second] = document.querySelectorAll('#rows button');

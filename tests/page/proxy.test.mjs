@@ -4,7 +4,7 @@
 
 import assert from 'node:assert/strict';
 import { spawn } from 'node:child_process';
-import { mkdtempSync, rmSync, writeFileSync } from 'node:fs';
+import { mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join, resolve } from 'node:path';
 import { after, before, test } from 'node:test';
@@ -34,7 +34,7 @@ after(async () => {
   server?.stop();
 });
 
-/** The program in front of that server; `url` is for clients, `operators` has the token. */
+/** The program in front of that server; `url` is for clients, `operators` is the page, and `token` what signs in. */
 async function start(upstream) {
   const folder = mkdtempSync(join(tmpdir(), 'deferral-page-'));
   const file = join(folder, 'deferral.yaml');
@@ -47,7 +47,8 @@ routes:
     upstream: { url: ${JSON.stringify(upstream)} }
     defer: { mode: auto, after: 200ms }
 `);
-  const child = spawn(resolve(binary), ['serve', '--config', file], { stdio: ['ignore', 'pipe', 'pipe'] });
+  const env = { ...process.env, XDG_RUNTIME_DIR: folder };
+  const child = spawn(resolve(binary), ['serve', '--config', file], { stdio: ['ignore', 'pipe', 'pipe'], env });
   const ended = new Promise(resolve => child.on('exit', resolve));
   let said = '';
   for (const stream of [child.stdout, child.stderr]) stream.on('data', part => (said += part));
@@ -60,7 +61,8 @@ routes:
   };
   return {
     url: await heard(/listening on (http:\S+)/),
-    operators: await heard(/for operators: (http:\S+)/),
+    operators: await heard(/^admin: (http:\S+)/m),
+    token: readFileSync(await heard(/^admin token: (\S+)$/m), 'utf8').trim(),
     async stop() {
       child.kill('SIGTERM');
       await ended;
@@ -99,8 +101,11 @@ test('the program serves the page as it is in the tree, with its policy', option
 
 test('tasks of a real proxy appear, are cancelled, and are counted', options, async () => {
   const page = await open(browser.context, proxy.operators, { expected: /ERR_/ });
-  assert.ok(!page.url().includes('token'));
   await says(page, '#connection', 'live');
+  await page.locator('#token').click();
+  await page.locator('#ask-input').fill(proxy.token);
+  await page.getByRole('button', { name: 'Use it' }).click();
+  await says(page, '#token', 'Signed in');
   assert.ok((await call('quick')).result);
   const slow = (await call('slow')).result;
   const evil = (await call(EVIL)).result;

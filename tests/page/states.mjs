@@ -48,7 +48,7 @@ export function busy(fake) {
   state.routes = [
     { path: '/mcp', mode: 'auto', after_ms: 5_000, ticket_ms: null, tools: [{ match: 'train_*', mode: 'always', after_ms: 5_000 }, { match: 'greet', mode: 'never', after_ms: null }],
       server: 'http://tools.internal:9000/mcp', is_up: true, sessions: 4, children: null, in_flight: 17 },
-    { path: '/archive', mode: 'observe', after_ms: 2_000, ticket_ms: 45_000, tools: [], server: 'python', is_up: false, sessions: 1, children: 1, in_flight: 1 }
+    { path: '/archive', mode: 'observe', after_ms: 2_000, ticket_ms: 45_000, tools: [], server: 'python', is_up: false, failure: 'the server did not start: exited with 1', sessions: 1, children: 1, in_flight: 1 }
   ];
   state.processes = { routes: [{ path: '/archive', starts: 4, running: [{ pid: 4711, since: new Date(Date.now() - 62_000).toISOString(), capabilities: {}, calls: 1 }],
     last_ended: { pid: 4688, since: new Date(Date.now() - 600_000).toISOString(), at: new Date(Date.now() - 65_000).toISOString(), how: 'exited with 1', is_wanted: false,
@@ -83,7 +83,7 @@ export function crowded(fake, told) {
     const born = Array.from({ length: 100 }, () => one((made += 1)));
     tasks = [...born, ...tasks].slice(0, 10_000);
     fake.everything = tasks;
-    state.tasks = { tasks: tasks.slice(0, told), next: told < tasks.length ? 'more' : null, counts: counts(tasks) };
+    state.tasks = { tasks: tasks.slice(0, told), next: told < tasks.length ? String(told) : null, counts: counts(tasks) };
     state.calls = { in_flight: 10_000, total: made, by_outcome: { task: made } };
   };
 }

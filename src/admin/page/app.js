@@ -13,8 +13,10 @@ const TOOLS = 60;
 const SILENCE = 10_000;
 /** Milliseconds before the stream is opened anew: twice as long each time, up to the last. */
 const RETRY = [1_000, 10_000];
-/** Seconds of calls that are drawn. */
-const DRAWN = 300;
+/** Milliseconds until words are searched for anew: the proxy looks through its store for them. */
+const SEARCH_AGAIN = 5_000;
+/** Seconds of calls that are drawn: what the proxy keeps. */
+const DRAWN = 3_600;
 
 // ---- small things -----------------------------------------------------------------------------------------------------
 
@@ -36,8 +38,8 @@ function set(element, name, value) {
   else if (element.getAttribute(name) !== String(value)) element.setAttribute(name, value);
 }
 
+/** The one way in which numbers are written: 12,345.6. */
 const number = new Intl.NumberFormat('en', { maximumFractionDigits: 1 });
-const short = new Intl.NumberFormat('en', { notation: 'compact', maximumFractionDigits: 1 });
 const several = (count, one, more = `${one}s`) => `${number.format(count)} ${count === 1 ? one : more}`;
 
 /** "320 ms", "4.2 s", "3 min 5 s", "2 h 10 min", "3 d 4 h". */
@@ -80,12 +82,24 @@ function toast(text) {
 
 // ---- the token --------------------------------------------------------------------------------------------------------
 
-/** Takes the token out of the address, where it would be seen and kept in the history. */
-function takeToken() {
-  const token = new URLSearchParams(location.hash.slice(1)).get('token');
-  if (!token) return;
-  sessionStorage.setItem('token', token);
+/**
+ * Exchanges the one-time code of the address for a session, whose token this tab keeps. The code is taken out of the
+ * address first: it is worthless from then on, and the history is no place for it.
+ */
+async function signIn() {
+  const code = new URLSearchParams(location.hash.slice(1)).get('code');
+  if (!code) return;
   history.replaceState(null, '', location.pathname + location.search);
+  try {
+    const response = await fetch('/session', {
+      method: 'POST', headers: { 'Content-Type': 'application/json' }, body: JSON.stringify({ code }), cache: 'no-store'
+    });
+    if (!response.ok) return toast(`Not signed in: ${await problem(response)}`);
+    sessionStorage.setItem('token', (await response.json()).token);
+    wake();
+  } catch {
+    toast('Not signed in: the proxy does not answer.');
+  }
 }
 
 function authorized() {
@@ -181,11 +195,13 @@ async function follow() {
       const response = await fetch('/events', { headers: authorized(), signal: stop.signal, cache: 'no-store' });
       if (!response.ok) {
         const said = await problem(response);
+        if (response.status === 401) sessionStorage.removeItem('token');
         // Nobody types against the time that silence has.
         clearTimeout(silence);
         if (response.status === 401 && mayAsk && (mayAsk = await askToken(said))) continue;
         throw new Error(said);
       }
+      await recall();
       for await (const state of events(response.body)) {
         clearTimeout(silence);
         silence = setTimeout(() => stop.abort(), SILENCE);
@@ -193,7 +209,7 @@ async function follow() {
         took(state);
       }
     } catch (error) {
-      why = stop.signal.aborted ? 'the proxy has fallen silent' : error instanceof TypeError ? 'nobody answers there' : error.message;
+      why = stop.signal.aborted ? 'the proxy sends nothing any more' : error instanceof TypeError ? 'the proxy does not answer' : error.message;
     } finally {
       clearTimeout(silence);
       stop.abort();
@@ -217,7 +233,7 @@ function took(state) {
 async function lost(why, pause) {
   connected = false;
   const since = known.state && new Date(known.state.at).toLocaleTimeString();
-  say($('lost-why'), `Not connected: ${why}. Trying again in ${lasting(pause)}.${since ? ` What is shown is from ${since}.` : ''}`);
+  say($('lost-why'), `Not connected: ${why}. Trying again in ${lasting(pause)}.${since ? ` Everything below is as of ${since} and may have changed.` : ''}`);
   showConnection();
   await new Promise(resolve => {
     wake = resolve;
@@ -228,24 +244,48 @@ async function lost(why, pause) {
 function showConnection() {
   $('lost').hidden = connected;
   $('connection').className = `pill ${connected ? 'is-up' : 'is-down'}`;
-  say($('connection'), connected ? 'live' : 'not connected');
+  say($('connection'), connected ? 'live' : `not connected${known.state ? `: as of ${new Date(known.state.at).toLocaleTimeString()}` : ''}`);
   document.body.classList.toggle('is-lost', !connected);
+  document.title = connected ? 'deferral' : 'deferral (not connected)';
 }
 
 // ---- now --------------------------------------------------------------------------------------------------------------
 
-/** When (in seconds), and calls a second up to then. */
+/** When (in seconds), and calls a second in the step up to then. */
 const rates = [[], []];
+/** Seconds of a step, as the proxy keeps its history. */
+let step = 5;
+/** The state before, and that with which the step began. */
 let counted = null;
+let begun = null;
+/** Calls a second since the state before. */
+let rate = null;
 let ratePlot;
+
+/** Takes what the proxy has kept of the last hour, so that a page that was opened just now has it, too. */
+async function recall() {
+  const response = await fetch('/history', { headers: authorized(), cache: 'no-store' }).catch(() => null);
+  if (!response?.ok) return;
+  const { step_ms: ms, until, ended } = await response.json();
+  const last = Date.parse(until) / 1_000;
+  step = ms / 1_000;
+  rates[0] = ended.map((_, at) => last - (ended.length - 1 - at) * step);
+  rates[1] = ended.map(calls => calls / step);
+  [counted, begun] = [null, null];
+}
 
 /** Takes the calls since the last state into account. */
 function count({ at, started, calls }) {
   const now = { at: Date.parse(at) / 1_000, started, total: calls.total };
+  const follows = before => before && before.started === started && now.at > before.at && now.total >= before.total;
+  const since = before => (now.total - before.total) / (now.at - before.at);
+  rate = follows(counted) ? since(counted) : null;
   // After a restart it counts from nothing.
-  if (counted && counted.started === started && now.at > counted.at && now.total >= counted.total) {
+  if (!follows(begun)) begun = now;
+  if (now.at - begun.at >= step) {
     rates[0].push(now.at);
-    rates[1].push((now.total - counted.total) / (now.at - counted.at));
+    rates[1].push(since(begun));
+    begun = now;
   }
   counted = now;
   while (rates[0].length && rates[0][0] < now.at - DRAWN) rates.forEach(each => each.shift());
@@ -256,7 +296,7 @@ function drawNow(state) {
   const kept = Object.values(tasks.counts).reduce((sum, each) => sum + each, 0);
   const asking = tasks.counts.input_required ?? 0;
   const live = (tasks.counts.working ?? 0) + asking;
-  say($('rate'), rates[1].length ? number.format(rates[1].at(-1)) : '–');
+  say($('rate'), rate === null ? '–' : number.format(rate));
   say($('in-flight'), number.format(calls.in_flight));
   say($('calls-total'), `${number.format(calls.total)} so far`);
   say($('live'), number.format(live));
@@ -274,10 +314,10 @@ function drawNow(state) {
     return item;
   }, (item, [outcome, times]) => {
     say(item.firstChild, outcome.replaceAll('_', ' '));
-    say(item.lastChild, short.format(times));
+    say(item.lastChild, number.format(times));
   });
   drawRate();
-  say($('token'), `Token: ${authorized().Authorization ? 'kept' : 'none'}`);
+  say($('token'), authorized().Authorization ? 'Signed in' : 'Sign in');
 }
 
 /** `ready` is whether, or an object that says more. */
@@ -294,14 +334,14 @@ function drawRate() {
     cursor: { show: false },
     scales: { x: { time: false, range: () => [counted.at - DRAWN, counted.at] }, y: { range: (_, low, high) => [0, Math.max(1, high * 1.1)] } },
     axes: [
-      axis({ size: 20, splits: () => [-240, -120].map(ago => counted.at + ago), values: () => ['4 min ago', '2 min ago'] }),
-      axis({ size: 36, space: 26, values: (_, all) => all.map(y => short.format(y)) })
+      axis({ size: 20, splits: () => [-2_700, -900].map(ago => counted.at + ago), values: () => ['45 min ago', '15 min ago'] }),
+      axis({ size: 44, space: 26, values: (_, all) => all.map(y => number.format(y)) })
     ],
     series: [{}, { stroke: () => color('--accent'), fill: () => color('--accent-soft'), width: 1.5, points: { show: false } }]
   });
   ratePlot.setData(rates.map(each => each.slice()));
   const most = rates[1].reduce((most, rate) => Math.max(most, rate), 0);
-  set($('rate-plot'), 'aria-label', `Calls a second over the last five minutes: now ${number.format(rates[1].at(-1) ?? 0)}, at most ${number.format(most)}`);
+  set($('rate-plot'), 'aria-label', `Calls a second over the last hour: now ${number.format(rate ?? 0)}, at most ${number.format(most)}`);
 }
 
 // ---- lists and plots --------------------------------------------------------------------------------------------------
@@ -350,8 +390,9 @@ function plotIn(element, height, options) {
 const STATES = { working: 'working', input_required: 'asking', completed: 'completed', failed: 'failed', cancelled: 'cancelled' };
 const LIVE = ['working', 'input_required'];
 const isLive = task => LIVE.includes(task.status);
-const filter = { status: '', tool: '', words: '' };
-const isFiltered = () => Boolean(filter.status || filter.tool || filter.words);
+/** `after` is where the page of tasks begins that is shown; none for the first. */
+const filter = { status: '', tool: '', words: '', after: '' };
+const isFiltered = () => Boolean(filter.status || filter.tool || filter.words.trim());
 /** Whether rows stay where they are, so that the button one reaches for does not move away. */
 let isHeld = false;
 let shown = [];
@@ -359,15 +400,19 @@ let shown = [];
 /** Asks for the tasks of the filter, where the proxy has more than it sends by itself. One question at a time. */
 let isSearching = false;
 async function search() {
-  if (!isFiltered() || !known.state?.tasks.next) {
+  if (!filter.after && (!isFiltered() || !known.state?.tasks.next)) {
     known.found = null;
     return;
   }
-  if (isSearching) return;
+  // An older page is asked for once: what has ended stays as it is.
+  if (isSearching || (filter.after && known.found)) return;
+  if (filter.words.trim() && known.found && performance.now() - known.found.at < SEARCH_AGAIN) return;
   isSearching = true;
   const query = new URLSearchParams({ limit: ROWS });
   if (filter.status) query.set('status', filter.status);
   if (filter.tool) ['route', 'tool'].forEach((name, at) => query.set(name, JSON.parse(filter.tool)[at]));
+  if (filter.words.trim()) query.set('search', filter.words.trim());
+  if (filter.after) query.set('after', filter.after);
   const asked = JSON.stringify(filter);
   try {
     const response = await fetch(`/tasks?${query}`, { headers: authorized(), cache: 'no-store' });
@@ -376,22 +421,24 @@ async function search() {
     // The stream says that nobody is there.
   }
   isSearching = false;
+  // What was typed meanwhile was not asked for yet.
+  if (asked !== JSON.stringify(filter)) search();
   refresh();
 }
 
 /** The tasks that the filter lets through, as far as they are known, and how long ago they were told. */
 function matching({ tasks }) {
   const from = known.found ?? { ...tasks, at: known.at };
-  const words = filter.words.toLowerCase();
+  const words = filter.words.trim().toLowerCase();
   const fits = task =>
     (!filter.status || task.status === filter.status) &&
     (!filter.tool || JSON.stringify([task.route, task.tool]) === filter.tool) &&
-    (!words || [task.message, task.caller, task.principal, task.task, task.tool].some(text => text?.toLowerCase().includes(words)));
-  return { found: isFiltered() ? from.tasks.filter(fits) : from.tasks, since: connected ? performance.now() - from.at : 0, hasMore: Boolean(from.next) };
+    (!words || [task.message, task.caller, task.principal, task.task, task.tool, task.route].some(text => text?.toLowerCase().includes(words)));
+  return { found: isFiltered() ? from.tasks.filter(fits) : from.tasks, since: connected ? performance.now() - from.at : 0, next: from.next };
 }
 
 function drawTasks(state) {
-  const { found, since, hasMore } = matching(state);
+  const { found, since, next } = matching(state);
   if (isHeld) {
     const now = new Map(found.map(task => [task.task, task]));
     shown = shown.map(task => now.get(task.task) ?? task);
@@ -400,14 +447,17 @@ function drawTasks(state) {
   }
   drawList($('rows'), shown, task => task.task, createRow, (row, task) => changeRow(row, task, since));
   $('no-tasks').hidden = shown.length > 0;
-  say($('no-tasks'), isFiltered() ? 'No task is like that.' : 'No tasks. A call that is still running at its threshold becomes one.');
+  say($('no-tasks'), filter.after && !known.found ? 'Loading …' : isFiltered() || filter.after ? 'No task matches here.' : 'No tasks. A call that is still running at its threshold becomes one.');
   const { counts } = state.tasks;
   const all = Object.values(counts).reduce((sum, each) => sum + each, 0);
-  const more = isFiltered() ? found.length - shown.length : all - shown.length;
-  $('more').hidden = more <= 0 && !hasMore && !isHeld;
+  const more = isFiltered() || filter.after ? 0 : all - shown.length;
+  $('more').hidden = more <= 0 && !next && !isHeld && !filter.after;
   say($('more'), isHeld ? 'The list keeps still while you point at it.'
-    : isFiltered() && hasMore ? `There are more: ${filter.words ? 'words are looked for among the newest only' : 'these are the newest'}.`
-    : `And ${number.format(more)} more. Choose a state or a tool to find others.`);
+    : filter.after ? (next ? 'An older page; more are behind it.' : 'The last page.')
+    : more > 0 ? `And ${number.format(more)} more.` : 'There may be more behind these.');
+  $('newer').hidden = !filter.after;
+  $('older').hidden = !next;
+  $('older').after = next ?? '';
   drawStates(counts, all);
   drawToolChoice(state);
 }
@@ -415,6 +465,7 @@ function drawTasks(state) {
 function createRow() {
   const row = $('row').content.firstElementChild.cloneNode(true);
   row.parts = Object.fromEntries([...row.querySelectorAll('[class]')].map(each => [each.classList[0], each]));
+  set(row.parts.bar, 'aria-valuemin', 0);
   const { story } = row.parts;
   // The browser tells of an opening later: the row may have been drawn in between, and its story asked for.
   story.addEventListener('toggle', () => {
@@ -475,12 +526,27 @@ function changeRow(row, task, since) {
   set(age, 'title', `created ${task.created}`);
   say(message, task.message ?? '');
   set(message, 'title', task.message || null);
+  changeProgress(row.parts.bar, live ? task.message : null, task.tool);
   say(asked, (task.questions ?? []).map(({ key, kind, since_ms: ms }) => `${key === kind ? kind : `${kind} ${key}`} ${aged(ms + since)}`).join(', '));
   say(who, task.waits ? several(task.waits, 'client') : live ? 'nobody' : '');
   say(caller, task.caller ?? task.principal ?? '');
   set(caller, 'title', task.principal);
   quiet.hidden = !live;
   set(quiet, 'aria-label', `Cancel ${task.tool}, task ${task.task}`);
+}
+
+/** The end of a message as the proxy writes progress: `… (3/12)`. */
+const PROGRESS = /\((\d{1,15}(?:\.\d{1,15})?)\/(\d{1,15}(?:\.\d{1,15})?)\)$/;
+
+/** A bar, where the message says how much of how much is done. */
+function changeProgress(bar, message, tool) {
+  const [, done, all] = (PROGRESS.exec((message ?? '').slice(-64)) ?? []).map(Number);
+  bar.hidden = !(all > 0 && done <= all);
+  if (bar.hidden) return;
+  set(bar, 'aria-label', `progress of ${tool}`);
+  set(bar, 'aria-valuemax', all);
+  set(bar, 'aria-valuenow', done);
+  bar.firstChild.style.transform = `scaleX(${done / all})`;
 }
 
 function drawStates(counts, all) {
@@ -493,7 +559,7 @@ function drawStates(counts, all) {
     return chip;
   }, (chip, [status, name, times]) => {
     say(chip.firstChild, name);
-    say(chip.lastChild, short.format(times));
+    say(chip.lastChild, number.format(times));
     set(chip, 'aria-pressed', filter.status === status);
   });
 }
@@ -507,7 +573,7 @@ function drawToolChoice({ tools }) {
 }
 
 function choose(change) {
-  Object.assign(filter, change);
+  Object.assign(filter, { after: '' }, change);
   known.found = null;
   isHeld = false;
   search();
@@ -586,9 +652,9 @@ const shareOver = (calls, us) => (calls.count && us !== null ? longerThan(calls,
 const MODES = {
   auto: after => `auto: a call that takes longer than ${after} becomes a task`,
   required: after => `required: as auto (${after}), and clients without tasks are refused`,
-  observe: after => `observe: every call waits; one of more than ${after} is told in the log`,
+  observe: after => `observe: no call becomes a task; the log names those that take longer than ${after}`,
   always: () => 'always: every call is a task at once',
-  never: () => 'never: every call waits for its result'
+  never: () => 'never: no call becomes a task, however long it takes'
 };
 
 function drawLatency({ tools, routes }) {
@@ -639,7 +705,7 @@ function changeTool({ firstChild: button }, tool, { after }, isChosen) {
   say(name, tool.tool);
   set(name, 'title', tool.tool);
   say(where, tool.route);
-  say(times, `${short.format(tool.calls.count)} calls · p50 ${micro(tool.p50_us)} · p99 ${micro(tool.p99_us)}`);
+  say(times, `${several(tool.calls.count, 'call')} · p50 ${micro(tool.p50_us)} · p99 ${micro(tool.p99_us)}`);
   say(share, at === null ? '–' : percent(shareOver(tool.calls, at)));
   set(share, 'title', at === null ? null : `took longer than ${micro(at)}`);
   // Drawn again only when there is something new in it.
@@ -729,7 +795,7 @@ function makeHistogram() {
     scales: { x: { time: false, range: () => latency.range }, y: { range: (_, low, high) => [0, Math.max(1, high * 1.3)] } },
     axes: [
       axis({ size: 24, splits: marks, values: (_, all) => all.map(at => lasting(10 ** at / 1_000)) }),
-      axis({ size: 44, space: 36, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 2e5, 5e5, 1e6, 1e7, 1e8, 1e9], values: (_, all) => all.map(y => short.format(y)) })
+      axis({ size: 44, space: 36, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 2e5, 5e5, 1e6, 1e7, 1e8, 1e9], values: (_, all) => all.map(y => number.format(y)) })
     ],
     series: [
       {},
@@ -811,7 +877,7 @@ function drawLimits({ limits }) {
   const list = (element, items) => drawList(element, items, ({ limit }) => limit, createLimit, (item, limit) => changeLimit(item, limit, fullness(limit)));
   list($('near'), near);
   list($('others'), others);
-  say($('others-said'), `${several(others.length, 'other')}, never met`);
+  say($('others-said'), `${several(others.length, 'other limit')}, not reached since the start`);
 }
 
 function createLimit({ limit }) {
@@ -827,7 +893,7 @@ function createLimit({ limit }) {
 
 function changeLimit(item, { limit, value, used, hits }, full) {
   const [, met, taken, bar] = item.children;
-  say(met, hits ? `met ${several(hits, 'time')}` : '');
+  say(met, hits ? `reached ${several(hits, 'time')}` : '');
   say(taken, used === null ? amount(limit, value) : `${amount(limit, used)} of ${amount(limit, value)}`);
   bar.hidden = full < 0;
   if (full < 0) return;
@@ -846,20 +912,21 @@ function createRoute() {
   const item = make('li');
   const head = make('div', 'route');
   head.append(make('h3'), make('span', 'pill'), make('code', 'server'));
-  item.append(head, make('p', 'soft'), make('ul', 'processes'), make('div', 'ended'));
+  item.append(head, make('p', 'warn'), make('p', 'soft'), make('ul', 'processes'), make('div', 'ended'));
   return item;
 }
 
 function changeRoute(item, route, processes) {
-  const [head, facts, running, ended] = item.children;
+  const [head, why, facts, running, ended] = item.children;
   const [path, up, server] = head.children;
   say(path, route.path);
-  say(up, route.is_up === null ? 'not tried yet' : route.is_up ? 'up' : 'down');
+  say(up, route.is_up === null ? 'not contacted yet' : route.is_up ? 'up' : 'down');
+  why.hidden = !route.failure;
+  say(why, route.failure ? `down: ${route.failure}` : '');
   set(up, 'class', `pill ${route.is_up === null ? 'is-waiting' : route.is_up ? 'is-up' : 'is-down'}`);
   say(server, route.server);
-  const after = route.after_ms === null || route.after_ms === undefined ? '' : ` after ${lasting(route.after_ms)}`;
   say(facts, [
-    `${route.mode}${after}`, route.rollout ? `for ${route.rollout}` : '', route.ticket_ms ? `tickets after ${lasting(route.ticket_ms)}` : '', several(route.in_flight, 'request') + ' in flight',
+    (MODES[route.mode] ?? (() => route.mode))(lasting(route.after_ms ?? 0)), route.rollout ? `for ${route.rollout}` : '', route.ticket_ms ? `tickets after ${lasting(route.ticket_ms)}` : '', several(route.in_flight, 'request') + ' in flight',
     several(route.sessions, 'session'), processes ? several(processes.starts, 'start') : ''
   ].filter(Boolean).join(' · '));
   drawList(running, processes?.running ?? [], ({ pid, since }) => `${pid} ${since}`, () => make('li'), (child, { pid, since, calls, caller }) =>
@@ -920,6 +987,8 @@ $('rows').addEventListener('pointerleave', () => {
 });
 $('of-tool').addEventListener('change', event => choose({ tool: event.target.value }));
 $('words').addEventListener('input', event => choose({ words: event.target.value }));
+$('older').addEventListener('click', () => choose({ after: $('older').after }));
+$('newer').addEventListener('click', () => choose({ after: '' }));
 $('find-tool').addEventListener('input', event => {
   latency.words = event.target.value;
   refresh();
@@ -932,10 +1001,10 @@ $('retry').addEventListener('click', () => {
   wake();
 });
 $('token').addEventListener('click', async () => {
-  await askToken(authorized().Authorization ? 'There is one already; another takes its place.' : 'Changes need it.');
+  await askToken(authorized().Authorization ? 'This tab is signed in already; another token takes its place.' : 'Changes need it.');
   wake();
 });
-addEventListener('hashchange', takeToken);
+addEventListener('hashchange', signIn);
 
-takeToken();
+await signIn();
 follow();

@@ -122,6 +122,10 @@ impl Wire for Http {
         self.client.reached()
     }
 
+    fn failure(&self) -> Option<Arc<str>> {
+        self.client.failure()
+    }
+
     fn close_idle(&self) -> bool {
         self.client.close_idle()
     }

@@ -67,7 +67,7 @@ impl Http {
         net: &Net,
     ) -> Result<Self, NotStarted> {
         let url = shown.uri();
-        let client = HttpClient::new(url.clone(), &config, net)?;
+        let client = HttpClient::new(shown, &config, net)?;
         let path = url.path_and_query().map_or("/", |path| path.as_str()).to_owned();
         let host = url.authority().map(|authority| {
             let whole = authority.as_str();

@@ -30,7 +30,7 @@ use super::{
 };
 use crate::{
     runtime::{Clock, Connector, Live, Mutex, Net, SystemClock},
-    upstream::{CallError, Config, NotStarted, Tls, root_cause},
+    upstream::{CallError, Config, NotStarted, ServerUrl, Tls, root_cause},
 };
 
 /// Sends requests with whole bodies to one server.
@@ -42,6 +42,8 @@ pub(in crate::upstream) struct HttpClient {
 /// Which server it is, and what connects to it.
 struct Site {
     url: Uri,
+    /// A variable of the environment has a part in the URL: its path is not logged.
+    has_variables: bool,
     tcp: Connector,
     /// That it redirects has been logged.
     has_redirected: AtomicBool,
@@ -68,6 +70,8 @@ pub(super) struct Pool {
     clock: SystemClock,
     /// Whether the last connection that was tried came about.
     reached: Mutex<Option<bool>>,
+    /// Why it did not come about.
+    failure: Mutex<Option<Arc<str>>>,
 }
 
 /// The last used last, on each.
@@ -129,11 +133,12 @@ impl HttpClient {
     /// # Errors
     /// [`NotStarted`] where the URL is not one to speak HTTP to, or the system's certificates
     /// cannot be read.
-    pub(in crate::upstream) fn new(url: Uri, config: &Config, net: &Net) -> Result<Self, NotStarted> {
+    pub(in crate::upstream) fn new(url: &ServerUrl, config: &Config, net: &Net) -> Result<Self, NotStarted> {
+        let (has_variables, url) = (url.has_variables(), url.uri().clone());
         let tls = (config.tls.clone(), tls::secure(&url, config.tls.as_deref())?);
         let (proxy, limit) = (config.proxy.clone(), config.timeouts.connect);
         let (tcp, has_redirected) = (net.connector(TCP_KEEP_ALIVE), AtomicBool::new(false));
-        let site = Arc::new(Site { url, tcp, has_redirected });
+        let site = Arc::new(Site { url, has_variables, tcp, has_redirected });
         let way = Way { site: site.clone(), proxy, tls, limit, pool: Arc::default() }.into();
         Ok(Self { site, way })
     }
@@ -178,6 +183,11 @@ impl HttpClient {
     /// Whether the last connection that was tried came about; none where none was.
     pub(in crate::upstream) fn reached(&self) -> Option<bool> {
         *self.way.now().pool.reached.lock()
+    }
+
+    /// Why the last connection that was tried did not come about.
+    pub(in crate::upstream) fn failure(&self) -> Option<Arc<str>> {
+        self.way.now().pool.failure.lock().clone()
     }
 
     /// Closes all idle connections; says whether there were any.
@@ -230,6 +240,7 @@ impl Way {
             let place = timeout(limit, place).await.map_err(|_| CallError::NoRoom { limit: places })?;
             let io = timeout(limit, connecting).await.unwrap_or(Err(CallError::ConnectTimeout(limit)));
             *pool.reached.lock() = Some(io.is_ok());
+            *pool.failure.lock() = io.as_ref().err().map(|error| error.to_string().into());
             let io = io?;
             Ok(Sending::new(Box::new(Connection::new(io, place)), head, body, pool))
         }
@@ -259,8 +270,10 @@ impl Way {
     pub(super) fn redirect(&self, response: &http::Response<RawBody>, path: &str) -> Option<String> {
         let to = redirect(&self.site.url, path, response.status(), response.headers())?;
         if !self.site.has_redirected.swap(true, Ordering::Relaxed) {
-            let (status, path) = (response.status().as_u16(), path_alone(path));
-            tracing::info!(target: "deferral::upstream", event = "redirected", status, path, to = path_alone(&to),
+            let status = response.status().as_u16();
+            let [path, shown_to] =
+                [path, &to].map(|path| (!self.site.has_variables).then(|| path_alone(path)));
+            tracing::info!(target: "deferral::upstream", event = "redirected", status, path, to = shown_to,
                 "the server redirects each request: name the new path in upstream.url to save a round trip");
         }
         Some(to)

@@ -57,7 +57,11 @@ impl Drop for OpenSession {
 impl<W: Wire> Server<W> {
     /// How it is, for operators.
     pub(super) fn health(&self) -> Health {
-        Health { is_up: self.wire.is_up(), sessions: self.sessions.load(Ordering::Relaxed) }
+        Health {
+            is_up: self.wire.is_up(),
+            failure: self.wire.failure(),
+            sessions: self.sessions.load(Ordering::Relaxed),
+        }
     }
 
     pub(super) fn new(wire: W, route: &str, config: Config, work: Work) -> Self {

@@ -81,6 +81,8 @@ pub struct Processes {
     verdict: Verdict,
     /// Whether the last start came to something.
     came_up: Mutex<Option<bool>>,
+    /// Why it came to nothing.
+    failure: Mutex<Option<Arc<str>>>,
     table: Arc<Table>,
     /// One for each process there may be.
     places: Arc<Semaphore>,
@@ -201,6 +203,7 @@ impl Processes {
             starts: Arc::default(),
             verdict: Verdict::default(),
             came_up: Mutex::default(),
+            failure: Mutex::default(),
             table: Arc::default(),
             places: Arc::new(Semaphore::new(most.min(Semaphore::MAX_PERMITS))),
             most,
@@ -319,6 +322,7 @@ impl Wire for Processes {
         // Where there is no place, it was not tried.
         if !matches!(begun, Err(CallError::AllInUse { .. } | CallError::Closing)) {
             *self.came_up.lock() = Some(begun.is_ok());
+            *self.failure.lock() = begun.as_ref().err().map(|error| error.to_string().into());
         }
         if let Err(error) = &begun {
             ServerNotStarted { route: &self.route, program: self.command.program(), error }.emit();
@@ -328,6 +332,10 @@ impl Wire for Processes {
 
     fn is_up(&self) -> Option<bool> {
         *self.came_up.lock()
+    }
+
+    fn failure(&self) -> Option<Arc<str>> {
+        self.failure.lock().clone()
     }
 
     fn processes(&self) -> Option<ProcessTable> {

@@ -2,8 +2,11 @@
 
 use super::Operator;
 use crate::{
-    proxy::world::{SLOW, Setup, World},
-    support::{clients::soon, faulty::Faulty},
+    proxy::world::{SLOW, Setup, World, start},
+    support::{
+        clients::{Client, soon},
+        faulty::Faulty,
+    },
 };
 use deferral::internals::{
     protocol::Timestamp,
@@ -70,6 +73,11 @@ async fn tasks_of_all_owners_are_shown_without_what_was_asked_and_answered() {
         ("?status=completed", &["one"]),
         ("?route=/mcp&limit=1", &["two"]),
         ("?route=/other", &[]),
+        ("?search=TW", &["two"]),
+        ("?search=/mcp&limit=5", &["two", "one"]),
+        ("?search=anonymous", &["two"]),
+        (&*format!("?search={handle}"), &["two"]),
+        ("?search=secret", &[]),
     ] {
         let page = operator.json(&format!("/tasks{query}")).await;
         let found: Vec<_> =
@@ -78,6 +86,21 @@ async fn tasks_of_all_owners_are_shown_without_what_was_asked_and_answered() {
     }
     assert_eq!(operator.get("/tasks?limit=many").await.status, 400);
     call.says("done");
+}
+
+#[tokio::test]
+async fn a_server_that_is_down_is_shown_with_the_reason_and_history_is_kept() {
+    let proxy = start("http://127.0.0.1:1/mcp", &[], &[ADMIN]);
+    let operator = Operator::of(proxy.admin.as_ref().expect("there is one"));
+    let before = operator.json("/routes").await;
+    assert_eq!((&before[0]["is_up"], &before[0]["failure"]), (&Value::Null, &Value::Null), "{before}");
+    Client::new(proxy.addresses[0]).call("t").await.answer().await;
+    let routes = operator.json("/routes").await;
+    let failure = routes[0]["failure"].as_str().expect("a reason");
+    assert!(routes[0]["is_up"] == false && failure.contains("refused"), "{routes}");
+    let history = operator.json("/history").await;
+    assert!(history["step_ms"] == 5_000 && history["ended"].is_array(), "{history}");
+    proxy.stop().await;
 }
 
 #[tokio::test]
