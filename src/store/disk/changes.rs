@@ -17,7 +17,7 @@ use crate::{
 };
 use bytes::Bytes;
 use rusqlite::{Connection, OptionalExtension, params};
-use std::{collections::HashMap, path::PathBuf, sync::Arc};
+use std::{collections::HashMap, sync::Arc};
 
 /// What a commit changes besides the database.
 #[derive(Default)]
@@ -26,7 +26,7 @@ pub(super) struct Batch {
     /// What the counts had, and have.
     pub(super) counted: Vec<(Option<Counted>, Option<Counted>)>,
     /// Files that no row names any more, and the bytes of files that have come and gone.
-    pub(super) dropped: Vec<PathBuf>,
+    pub(super) dropped: Vec<String>,
     pub(super) file_bytes: (u64, u64),
     /// How much the folder has and may get, where that is bounded.
     pub(super) room: Option<u64>,
@@ -241,9 +241,9 @@ impl Writer {
     }
 
     fn drop_file(&self, file: Option<String>, bytes: usize, batch: &mut Batch) {
-        if let Some(path) = file.and_then(|file| results::path(&self.folder, &file)) {
+        if let Some(file) = file.filter(|file| results::path(file).is_some()) {
             batch.file_bytes.1 += wide(bytes);
-            batch.dropped.push(path);
+            batch.dropped.push(file);
         }
     }
 

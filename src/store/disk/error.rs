@@ -47,6 +47,23 @@ pub enum Error {
     KeyLost { path: PathBuf, key: PathBuf },
     #[error("the task store {} has no place for a key beside it; name one with `key`", path.display())]
     KeyPlace { path: PathBuf },
+    #[error("{} is not safe to keep tasks in: {} (owner: user {owner}, mode {mode:04o}); {}", path.display(), why.what(), why.remedy(path))]
+    Unsafe { path: PathBuf, owner: u32, mode: u32, why: Unsafe },
+}
+
+/// Why a folder, or a file in it, is not used: somebody else could have tasks written, cut or removed where they do not belong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unsafe {
+    /// It belongs neither to the user of this process nor to root.
+    Owner { user: u32 },
+    /// Every user can write to it.
+    Writable,
+    /// It is a symbolic link in the place of a file or a folder of the store.
+    Link,
+    /// It has other names, somewhere else.
+    Linked,
+    /// It is neither a file nor a link.
+    NoFile,
 }
 
 /// The rows that are no records and were told of: each is told once, as clients look at their lists again and again.
@@ -72,6 +89,37 @@ impl Error {
         |source| match is_damage(&source) {
             true => Self::Damaged { path, source },
             false => Self::Database { path, source },
+        }
+    }
+}
+
+// === impl Unsafe ===
+
+impl Unsafe {
+    fn what(self) -> String {
+        match self {
+            Self::Owner { user } => {
+                format!("it belongs to another user than this process, which is user {user}")
+            }
+            Self::Writable => "every user can write to it".to_owned(),
+            Self::Link => "it is a symbolic link, and the store follows none".to_owned(),
+            Self::Linked => "it is a hard link, and a change here would change a file elsewhere".to_owned(),
+            Self::NoFile => "it is no file".to_owned(),
+        }
+    }
+
+    fn remedy(self, path: &Path) -> String {
+        let path = path.display();
+        match self {
+            Self::Owner { user } => {
+                format!("run this as its owner, run `chown -R {user} {path}`, or name another folder")
+            }
+            Self::Writable => {
+                format!(
+                    "run `chmod 700 {path}`, or name a folder below it that does not exist, which is made with mode 0700"
+                )
+            }
+            Self::Link | Self::Linked | Self::NoFile => format!("look who put it there, and remove {path}"),
         }
     }
 }

@@ -1,23 +1,40 @@
 //! The folder: made, locked, and its database opened.
 
-use super::{Error, schema};
-use rusqlite::{Connection, OpenFlags};
+use super::{Error, error::Unsafe, schema};
+use rusqlite::{Connection, ErrorCode, OpenFlags, ffi};
 use rustix::{
-    fs::{FlockOperation, flock},
+    fs::{
+        AtFlags, Dir, FileType, FlockOperation, Mode, OFlags, flock, fstat, fsync, lstat, mkdirat, open,
+        openat, statat, unlinkat,
+    },
     io::Errno,
+    process::geteuid,
 };
 use std::{
-    fs::{self, DirBuilder, File, OpenOptions},
+    ffi::{OsStr, OsString},
+    fs::{self, DirBuilder, File},
     io::{self, Read, Write},
-    os::unix::fs::{DirBuilderExt, OpenOptionsExt},
+    os::{
+        fd::{AsFd, BorrowedFd, OwnedFd},
+        unix::{
+            ffi::OsStrExt,
+            fs::{DirBuilderExt, MetadataExt},
+        },
+    },
     path::{Path, PathBuf},
+    sync::Arc,
     time::Duration,
 };
 
 /// The database in a folder.
 pub(super) fn database(folder: &Path) -> PathBuf {
-    folder.join("tasks.db")
+    folder.join(DATABASE)
 }
+
+/// The name of the database.
+pub(super) const DATABASE: &str = "tasks.db";
+/// The name of the file by which a process has the folder for itself.
+const LOCK: &str = "lock";
 
 /// How long another program, such as one that makes a backup, is waited for.
 const BUSY: Duration = Duration::from_secs(5);
@@ -29,34 +46,295 @@ const PAGE: u64 = 4096;
 /// Memory for pages of one connection.
 const CACHE_KIB: i64 = 2048;
 
-/// Makes the folder if there is none, for nobody else to look into, and locks it until the file is closed.
+/// The folder of a store, held open: what is in it is opened below this descriptor, and no symbolic link is followed.
 ///
-/// # Errors
-/// [`Error::NoFolder`], [`Error::InUse`], [`Error::Folder`].
-pub(super) fn take(folder: &Path) -> Result<File, Error> {
-    let failed = |source| Error::Folder { path: folder.to_owned(), source };
-    match fs::metadata(folder) {
-        Ok(found) if !found.is_dir() => return Err(Error::NoFolder { path: folder.to_owned() }),
-        Ok(_) => {}
-        Err(_) => DirBuilder::new().recursive(true).mode(0o700).create(folder).map_err(failed)?,
-    }
-    let mut lock = private(&folder.join("lock")).map_err(failed)?;
-    match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => {}
-        Err(Errno::WOULDBLOCK) => {
-            return Err(Error::InUse { path: folder.to_owned(), pid: pid(&mut lock) });
-        }
-        Err(error) => return Err(failed(error.into())),
-    }
-    lock.set_len(0).and_then(|()| writeln!(lock, "{}", std::process::id())).map_err(failed)?;
-    Ok(lock)
+/// Its owner is the user of this process or root, and it cannot be written by every user: either could replace what is in
+/// it by links to files elsewhere, which would then be cut, removed or read in their place. Clones share the descriptor.
+#[derive(Clone, Debug)]
+pub(super) struct StoreFolder(Arc<Opened>);
+
+#[derive(Debug)]
+struct Opened {
+    /// As it was named.
+    path: PathBuf,
+    folder: OwnedFd,
 }
 
-/// The process that has locked the folder, if one has; `None` of it where it did not say which.
-pub(super) fn user(folder: &Path) -> Option<Option<u32>> {
-    let mut lock = File::open(folder.join("lock")).ok()?;
-    let is_free = flock(&lock, FlockOperation::NonBlockingLockShared).is_ok();
-    (!is_free).then(|| pid(&mut lock))
+// === impl StoreFolder ===
+
+impl StoreFolder {
+    /// Opens the folder, which is made with mode 0700 if there is none.
+    ///
+    /// # Errors
+    /// [`Error::NoFolder`], [`Error::Unsafe`], [`Error::Folder`].
+    pub(super) fn make(path: &Path) -> Result<Self, Error> {
+        if fs::metadata(path).is_err() {
+            DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(Error::folder(path))?;
+        }
+        Self::open(path)
+    }
+
+    /// Opens the folder.
+    ///
+    /// # Errors
+    /// As [`StoreFolder::make`].
+    pub(super) fn open(path: &Path) -> Result<Self, Error> {
+        let folder = match fs::metadata(path) {
+            Ok(found) if !found.is_dir() => return Err(Error::NoFolder { path: path.to_owned() }),
+            _ => open_named(path)?,
+        };
+        let found = fstat(&folder).map_err(|error| Error::folder(path)(error.into()))?;
+        let refused = |why| {
+            Err(Error::Unsafe {
+                path: path.to_owned(),
+                owner: found.st_uid,
+                mode: found.st_mode & 0o7777,
+                why,
+            })
+        };
+        if !is_trusted(found.st_uid) {
+            return refused(Unsafe::Owner { user: geteuid().as_raw() });
+        }
+        if found.st_mode & 0o002 != 0 {
+            return refused(Unsafe::Writable);
+        }
+        Ok(Self(Arc::new(Opened { path: path.to_owned(), folder })))
+    }
+
+    /// As it was named, for messages. What is opened by this path may be another folder by now.
+    pub(super) fn path(&self) -> &Path {
+        &self.0.path
+    }
+
+    /// The lock of the folder for this process alone, until the file is closed.
+    ///
+    /// # Errors
+    /// [`Error::InUse`], [`Error::Unsafe`], [`Error::Folder`].
+    pub(super) fn lock(&self) -> Result<File, Error> {
+        let failed = |source| Error::Folder { path: self.path().to_owned(), source };
+        let mut lock = self.private(LOCK)?;
+        match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => {}
+            Err(Errno::WOULDBLOCK) => {
+                return Err(Error::InUse { path: self.path().to_owned(), pid: pid(&mut lock) });
+            }
+            Err(error) => return Err(failed(error.into())),
+        }
+        lock.set_len(0).and_then(|()| writeln!(lock, "{}", std::process::id())).map_err(failed)?;
+        Ok(lock)
+    }
+
+    /// The process that has locked the folder, if one has; `None` of it where it did not say which.
+    pub(super) fn user(&self) -> Option<Option<u32>> {
+        let mut lock = self.read(Path::new(LOCK)).ok()?;
+        let is_free = flock(&lock, FlockOperation::NonBlockingLockShared).is_ok();
+        (!is_free).then(|| pid(&mut lock))
+    }
+
+    /// A file in it that nobody else may read, made if there is none. It is a file of its own, of a trusted owner.
+    ///
+    /// # Errors
+    /// [`Error::Unsafe`], [`Error::Folder`].
+    pub(super) fn private(&self, name: &str) -> Result<File, Error> {
+        let path = self.path().join(name);
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let file = match openat(&self.0.folder, name, flags, Mode::RUSR | Mode::WUSR) {
+            Ok(file) => File::from(file),
+            Err(Errno::LOOP) => return Err(self.refused_link(name)),
+            Err(error) => return Err(Error::folder(self.path())(error.into())),
+        };
+        let found = file.metadata().map_err(Error::folder(self.path()))?;
+        let refused = |why| Err(Error::Unsafe { path, owner: found.uid(), mode: found.mode() & 0o7777, why });
+        match () {
+            () if !found.is_file() => refused(Unsafe::NoFile),
+            () if !is_trusted(found.uid()) => refused(Unsafe::Owner { user: geteuid().as_raw() }),
+            () if found.nlink() > 1 => refused(Unsafe::Linked),
+            () => Ok(file),
+        }
+    }
+
+    /// Whether the database is there. A link is none.
+    ///
+    /// # Errors
+    /// [`Error::Unsafe`] where something else has its name.
+    pub(super) fn has_database(&self) -> Result<bool, Error> {
+        match statat(&self.0.folder, DATABASE, AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(found) if FileType::from_raw_mode(found.st_mode) == FileType::Symlink => {
+                Err(self.refused_link(DATABASE))
+            }
+            Ok(found) => Ok(FileType::from_raw_mode(found.st_mode) == FileType::RegularFile),
+            Err(_) => Ok(false),
+        }
+    }
+
+    /// The path by which SQLite opens a file of it: without links, and of this very folder. SQLite opens what it keeps beside
+    /// the database without following links, too.
+    ///
+    /// # Errors
+    /// Where another folder has the path by now.
+    pub(super) fn path_for_sqlite(&self, name: &str) -> io::Result<PathBuf> {
+        let real = fs::canonicalize(self.path())?;
+        let (found, ours) = (fs::metadata(&real)?, fstat(&self.0.folder)?);
+        #[expect(clippy::unnecessary_cast, reason = "other systems have narrower types")]
+        let is_ours = (found.dev(), found.ino()) == (ours.st_dev as u64, ours.st_ino as u64);
+        match is_ours {
+            true => Ok(real.join(name)),
+            false => Err(io::Error::other("it was moved away, or another put in its place")),
+        }
+    }
+
+    /// Opens a file below it to be read.
+    ///
+    /// # Errors
+    /// Those of the system; a link is one.
+    pub(super) fn read(&self, path: &Path) -> io::Result<File> {
+        let (folder, name) = self.parent(path)?;
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let file = File::from(openat(folder.as_fd(), name, flags, Mode::empty()).map_err(no_link)?);
+        match file.metadata()?.is_file() {
+            true => Ok(file),
+            false => Err(io::Error::new(io::ErrorKind::InvalidInput, "it is no file")),
+        }
+    }
+
+    /// Makes a file below it, in folders that are made where there are none. It, and the way to it, survive a loss of power
+    /// once it is written and flushed and [`StoreFolder::flush`] has been called for its folder.
+    ///
+    /// # Errors
+    /// Those of the system; where it is there already.
+    pub(super) fn create(&self, path: &Path) -> io::Result<File> {
+        let name = name_of(path)?;
+        let mut at: Option<OwnedFd> = None;
+        for part in folders_of(path) {
+            let above = at.as_ref().map_or(self.0.folder.as_fd(), AsFd::as_fd);
+            let next = match open_folder(above, part) {
+                Err(Errno::NOENT) => {
+                    match mkdirat(above, part, Mode::RWXU) {
+                        Ok(()) | Err(Errno::EXIST) => {}
+                        Err(error) => return Err(error.into()),
+                    }
+                    fsync(above)?;
+                    open_folder(above, part)
+                }
+                opened => opened,
+            };
+            at = Some(next.map_err(no_link)?);
+        }
+        let folder = at.as_ref().map_or(self.0.folder.as_fd(), AsFd::as_fd);
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        Ok(File::from(openat(folder, name, flags, Mode::RUSR | Mode::WUSR)?))
+    }
+
+    /// Removes a file below it.
+    ///
+    /// # Errors
+    /// Those of the system.
+    pub(super) fn remove(&self, path: &Path) -> io::Result<()> {
+        let (folder, name) = self.parent(path)?;
+        Ok(unlinkat(folder.as_fd(), name, AtFlags::empty())?)
+    }
+
+    /// Bytes of a file below it.
+    ///
+    /// # Errors
+    /// Those of the system.
+    pub(super) fn length(&self, path: &Path) -> io::Result<u64> {
+        Ok(self.read(path)?.metadata()?.len())
+    }
+
+    /// What is in a folder below it, by name; nothing where that is none.
+    pub(super) fn names(&self, path: &Path) -> Vec<OsString> {
+        let names = || -> io::Result<Vec<OsString>> {
+            let folder = self.folder(path)?;
+            let entries = Dir::read_from(folder.as_fd())?;
+            let names =
+                entries.flatten().map(|entry| OsStr::from_bytes(entry.file_name().to_bytes()).to_owned());
+            Ok(names.filter(|name| name != "." && name != "..").collect())
+        };
+        names().unwrap_or_default()
+    }
+
+    /// What is in a folder below it by name survives a loss of power.
+    ///
+    /// # Errors
+    /// Those of the system.
+    pub(super) fn flush(&self, path: &Path) -> io::Result<()> {
+        Ok(fsync(self.folder(path)?.as_fd())?)
+    }
+
+    fn folder(&self, path: &Path) -> io::Result<OwnedFd> {
+        let mut at = self.0.folder.try_clone()?;
+        for part in path {
+            at = open_folder(at.as_fd(), part).map_err(no_link)?;
+        }
+        Ok(at)
+    }
+
+    /// The folder that a file below it is in, and the file's name there.
+    fn parent<'p>(&self, path: &'p Path) -> io::Result<(OwnedFd, &'p OsStr)> {
+        Ok((self.folder(path.parent().unwrap_or_else(|| Path::new("")))?, name_of(path)?))
+    }
+
+    fn refused_link(&self, name: &str) -> Error {
+        let found = statat(&self.0.folder, name, AtFlags::SYMLINK_NOFOLLOW);
+        let (owner, mode) = found.map_or((0, 0), |found| (found.st_uid, found.st_mode & 0o7777));
+        Error::Unsafe { path: self.path().join(name), owner, mode, why: Unsafe::Link }
+    }
+}
+
+/// Opens a folder by its path. A link in its place must be of a trusted owner, as one who can write to the folder above could
+/// lead us anywhere by it.
+fn open_named(path: &Path) -> Result<OwnedFd, Error> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let failed = |error: Errno| Error::folder(path)(error.into());
+    match open(path, flags | OFlags::NOFOLLOW, Mode::empty()) {
+        Ok(folder) => return Ok(folder),
+        Err(Errno::LOOP | Errno::NOTDIR) => {}
+        Err(error) => return Err(failed(error)),
+    }
+    let link = lstat(path).map_err(failed)?;
+    if !is_trusted(link.st_uid) {
+        let (owner, mode) = (link.st_uid, link.st_mode & 0o7777);
+        return Err(Error::Unsafe {
+            path: path.to_owned(),
+            owner,
+            mode,
+            why: Unsafe::Owner { user: geteuid().as_raw() },
+        });
+    }
+    open(path, flags, Mode::empty()).map_err(failed)
+}
+
+fn open_folder(above: BorrowedFd<'_>, name: &OsStr) -> Result<OwnedFd, Errno> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    openat(above, name, flags, Mode::empty())
+}
+
+fn name_of(path: &Path) -> io::Result<&OsStr> {
+    path.file_name().ok_or_else(|| io::ErrorKind::InvalidInput.into())
+}
+
+fn folders_of(path: &Path) -> impl Iterator<Item = &OsStr> {
+    path.parent().into_iter().flatten()
+}
+
+/// The user of this process may do what it may, and root anything.
+pub(super) fn is_trusted(owner: u32) -> bool {
+    owner == geteuid().as_raw() || owner == 0
+}
+
+/// What the system says of a link that is not followed, in words.
+fn no_link(error: Errno) -> io::Error {
+    match error {
+        Errno::LOOP => {
+            io::Error::new(io::ErrorKind::InvalidInput, "it is a symbolic link, and the store follows none")
+        }
+        Errno::NOTDIR => io::Error::new(
+            io::ErrorKind::NotADirectory,
+            "it is a symbolic link or no folder, and the store follows no link",
+        ),
+        error => error.into(),
+    }
 }
 
 fn pid(lock: &mut File) -> Option<u32> {
@@ -74,34 +352,45 @@ pub(super) fn log_bytes(max_bytes: Option<u64>) -> u64 {
 /// Opens the database for the one who writes, with the tables of this version.
 ///
 /// # Errors
-/// As [`schema::bring_up`].
-pub(super) fn open(folder: &Path, max_bytes: Option<u64>) -> Result<Connection, Error> {
-    let path = database(folder);
-    let is_new = !path.exists();
+/// As [`schema::bring_up`]; [`Error::Unsafe`].
+pub(super) fn open_to_write(folder: &StoreFolder, max_bytes: Option<u64>) -> Result<Connection, Error> {
+    let is_new = !folder.has_database()?;
     // Before SQLite does, which lets others read; what it keeps beside it has the same mode.
-    drop(private(&path).map_err(Error::folder(folder))?);
-    let failed = || Error::database(folder);
-    let mut connection = connect(&path, OpenFlags::SQLITE_OPEN_READ_WRITE).map_err(failed())?;
+    drop(folder.private(DATABASE)?);
+    let path = folder.path();
+    let failed = || Error::database(path);
+    let mut connection = connect_to_write(folder).map_err(failed())?;
     // Can only be chosen before there are tables.
     connection.pragma_update(None, "auto_vacuum", "INCREMENTAL").map_err(failed())?;
     let mode = connection.pragma_update_and_check(None, "journal_mode", "WAL", |row| row.get::<_, String>(0));
     mode.map_err(failed())?;
     let log_pages = i64::try_from(log_bytes(max_bytes) / PAGE).unwrap_or(i64::MAX);
     connection.pragma_update(None, "wal_autocheckpoint", log_pages).map_err(failed())?;
-    schema::bring_up(folder, &mut connection)?;
+    schema::bring_up(path, &mut connection)?;
     if is_new {
-        flush_folder(folder).and_then(|()| flush_folder(&above(folder))).map_err(Error::folder(folder))?;
+        folder.flush(Path::new("")).and_then(|()| flush_folder(&above(path))).map_err(Error::folder(path))?;
     }
     Ok(connection)
 }
 
 /// Opens the database for one who reads.
-pub(super) fn open_to_read(folder: &Path) -> rusqlite::Result<Connection> {
-    connect(&database(folder), OpenFlags::SQLITE_OPEN_READ_ONLY)
+pub(super) fn open_to_read(folder: &StoreFolder) -> rusqlite::Result<Connection> {
+    connect(folder, OpenFlags::SQLITE_OPEN_READ_ONLY)
 }
 
-fn connect(path: &Path, flags: OpenFlags) -> rusqlite::Result<Connection> {
-    let connection = Connection::open_with_flags(path, flags | OpenFlags::SQLITE_OPEN_NO_MUTEX)?;
+/// Opens the database as it is, to be changed.
+pub(super) fn connect_to_write(folder: &StoreFolder) -> rusqlite::Result<Connection> {
+    connect(folder, OpenFlags::SQLITE_OPEN_READ_WRITE)
+}
+
+fn connect(folder: &StoreFolder, flags: OpenFlags) -> rusqlite::Result<Connection> {
+    let refused = |error: io::Error| {
+        let code = ffi::Error { code: ErrorCode::CannotOpen, extended_code: ffi::SQLITE_CANTOPEN };
+        rusqlite::Error::SqliteFailure(code, Some(error.to_string()))
+    };
+    let path = folder.path_for_sqlite(DATABASE).map_err(refused)?;
+    let flags = flags | OpenFlags::SQLITE_OPEN_NO_MUTEX | OpenFlags::SQLITE_OPEN_NOFOLLOW;
+    let connection = Connection::open_with_flags(path, flags)?;
     connection.busy_timeout(BUSY)?;
     connection.pragma_update(None, "cache_size", -CACHE_KIB)?;
     Ok(connection)
@@ -114,7 +403,6 @@ pub(super) fn has_moved(folder: &Path, id: (u64, u64)) -> bool {
 
 /// What tells the database from another of the same name.
 pub(super) fn identity(folder: &Path) -> io::Result<(u64, u64)> {
-    use std::os::unix::fs::MetadataExt;
     let found = fs::metadata(database(folder))?;
     Ok((found.dev(), found.ino()))
 }
@@ -131,9 +419,4 @@ pub(super) fn above(path: &Path) -> PathBuf {
 /// What is in a folder by name survives a loss of power.
 pub(super) fn flush_folder(folder: &Path) -> io::Result<()> {
     File::open(folder)?.sync_all()
-}
-
-/// A file that nobody else may read, made if there is none.
-pub(super) fn private(path: &Path) -> io::Result<File> {
-    OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(path)
 }

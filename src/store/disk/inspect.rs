@@ -2,7 +2,9 @@
 //! it. Neither changes it.
 
 use super::{
-    Error, folder, results,
+    Error,
+    folder::{self, DATABASE, StoreFolder},
+    results,
     row::{self, Columns, Unreadable},
     schema,
 };
@@ -10,9 +12,9 @@ use crate::task::TaskId;
 use rusqlite::{Connection, OptionalExtension, params};
 use std::{
     collections::{BTreeMap, HashSet},
-    fs::{self, DirBuilder, OpenOptions},
+    fs::{self, DirBuilder},
     io,
-    os::unix::fs::{DirBuilderExt, OpenOptionsExt},
+    os::unix::fs::DirBuilderExt,
     path::{Path, PathBuf},
 };
 
@@ -61,11 +63,11 @@ pub struct Copied {
 /// # Errors
 /// [`Error`] where there is nothing that can be read.
 pub fn check(path: &Path) -> Result<Contents, Error> {
-    let (connection, schema) = open(path)?;
+    let (folder, connection, schema) = open(path)?;
     let failed = || Error::database(path);
     // One state of it, however it changes meanwhile.
     connection.execute_batch("BEGIN").map_err(failed())?;
-    let mut contents = Contents { user: folder::user(path), schema, ..Contents::default() };
+    let mut contents = Contents { user: folder.user(), schema, ..Contents::default() };
     contents.lost.extend(faults_of_database(&connection));
     let mut named = HashSet::new();
     let mut gone = Vec::new();
@@ -83,7 +85,7 @@ pub fn check(path: &Path) -> Result<Contents, Error> {
                 }
                 if let Some(file) = file {
                     contents.files += 1;
-                    gone.extend(fault_of_file(path, &file, length).map(|fault| (id, fault)));
+                    gone.extend(fault_of_file(&folder, &file, length).map(|fault| (id, fault)));
                     named.insert(file);
                 }
             }
@@ -104,7 +106,7 @@ pub fn check(path: &Path) -> Result<Contents, Error> {
             contents.lost.push(format!("task {}: {fault}", id.as_str()));
         }
     }
-    contents.unnamed = results::each(path).filter(|(name, _)| !named.contains(name)).count();
+    contents.unnamed = results::each(&folder).filter(|(name, _)| !named.contains(name)).count();
     Ok(contents)
 }
 
@@ -113,37 +115,38 @@ pub fn check(path: &Path) -> Result<Contents, Error> {
 /// # Errors
 /// [`Error`]; nothing is left there then.
 pub fn backup(path: &Path, to: &Path) -> Result<Copied, Error> {
-    let (connection, _) = open(path)?;
+    let (folder, connection, _) = open(path)?;
     if to.symlink_metadata().is_ok() {
         return Err(Error::Exists { path: to.to_owned() });
     }
     DirBuilder::new().mode(0o700).create(to).map_err(Error::folder(to))?;
-    copy(path, &connection, to).inspect_err(|_| drop(fs::remove_dir_all(to)))
+    let target = StoreFolder::open(to)?;
+    copy(&folder, &connection, &target).inspect_err(|_| drop(fs::remove_dir_all(to)))
 }
 
-fn copy(path: &Path, connection: &Connection, to: &Path) -> Result<Copied, Error> {
-    let failed = || Error::database(to);
-    let file = folder::database(to);
-    folder::private(&file).map_err(Error::folder(to))?;
+fn copy(from: &StoreFolder, connection: &Connection, to: &StoreFolder) -> Result<Copied, Error> {
+    let failed = || Error::database(to.path());
+    let failed_folder = || Error::folder(to.path());
+    drop(to.private(DATABASE)?);
+    let file = to.path_for_sqlite(DATABASE).map_err(failed_folder())?;
     // A name that is no text cannot be told to SQLite.
-    let name =
-        file.to_str().ok_or_else(|| io::ErrorKind::InvalidFilename.into()).map_err(Error::folder(to))?;
+    let name = file.to_str().ok_or_else(|| io::ErrorKind::InvalidFilename.into()).map_err(failed_folder())?;
     connection.execute("VACUUM INTO ?1", [name]).map_err(failed())?;
-    let copy = Connection::open(&file).map_err(failed())?;
+    let copy = folder::connect_to_write(to).map_err(failed())?;
     let named = files_of(&copy).map_err(failed())?;
     let mut forgotten = Vec::new();
     let mut files = 0;
     for (id, name) in named {
-        match copy_file(path, to, &name) {
+        match copy_file(from, to, &name) {
             Ok(()) => files += 1,
             // A process beside us may have forgotten the task since.
             Err(error)
                 if error.kind() == io::ErrorKind::NotFound
-                    && !is_there(connection, &id).map_err(Error::database(path))? =>
+                    && !is_there(connection, &id).map_err(Error::database(from.path()))? =>
             {
                 forgotten.push(id);
             }
-            Err(error) => return Err(Error::folder(path)(error)),
+            Err(error) => return Err(Error::folder(from.path())(error)),
         }
     }
     if !forgotten.is_empty() {
@@ -151,23 +154,19 @@ fn copy(path: &Path, connection: &Connection, to: &Path) -> Result<Copied, Error
     }
     let tasks: i64 = copy.query_row("SELECT count(*) FROM tasks", [], |row| row.get(0)).map_err(failed())?;
     drop(copy);
-    let flushed = fs::File::open(&file).and_then(|file| file.sync_all());
-    flushed.and_then(|()| folder::flush_folder(to)).map_err(Error::folder(to))?;
-    folder::flush_folder(&folder::above(to)).map_err(Error::folder(to))?;
+    let flushed = to.read(Path::new(DATABASE)).and_then(|file| file.sync_all());
+    flushed.and_then(|()| to.flush(Path::new(""))).map_err(failed_folder())?;
+    folder::flush_folder(&folder::above(to.path())).map_err(failed_folder())?;
     Ok(Copied { tasks: usize::try_from(tasks).unwrap_or_default(), files })
 }
 
-fn copy_file(path: &Path, to: &Path, name: &str) -> io::Result<()> {
-    let place =
-        |folder| results::path(folder, name).ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData));
-    let (from, to) = (place(path)?, place(to)?);
-    let mut from = fs::File::open(from)?;
-    let folder = folder::above(&to);
-    DirBuilder::new().recursive(true).mode(0o700).create(&folder)?;
-    let mut copy = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&to)?;
+fn copy_file(from: &StoreFolder, to: &StoreFolder, name: &str) -> io::Result<()> {
+    let path = results::path(name).ok_or(io::ErrorKind::InvalidData)?;
+    let mut from = from.read(&path)?;
+    let mut copy = to.create(&path)?;
     io::copy(&mut from, &mut copy)?;
     copy.sync_all()?;
-    folder::flush_folder(&folder)
+    to.flush(&folder::above(&path))
 }
 
 /// The tasks whose results are files.
@@ -193,17 +192,22 @@ fn forget(copy: &Connection, ids: &[TaskId]) -> rusqlite::Result<()> {
     )
 }
 
-fn open(path: &Path) -> Result<(Connection, i64), Error> {
-    if !folder::database(path).is_file() {
-        return Err(Error::Nothing { path: path.to_owned() });
+fn open(path: &Path) -> Result<(StoreFolder, Connection, i64), Error> {
+    let nothing = || Error::Nothing { path: path.to_owned() };
+    if fs::metadata(path).is_err() {
+        return Err(nothing());
     }
-    let connection = folder::open_to_read(path).map_err(Error::database(path))?;
+    let folder = StoreFolder::open(path)?;
+    if !folder.has_database()? {
+        return Err(nothing());
+    }
+    let connection = folder::open_to_read(&folder).map_err(Error::database(path))?;
     match schema::version(path, &connection)? {
-        0 => Err(Error::Nothing { path: path.to_owned() }),
+        0 => Err(nothing()),
         found if found > schema::KNOWN => {
             Err(Error::Newer { path: path.to_owned(), found, known: schema::KNOWN })
         }
-        found => Ok((connection, found)),
+        found => Ok((folder, connection, found)),
     }
 }
 
@@ -260,12 +264,13 @@ fn each(
     Ok(())
 }
 
-fn fault_of_file(folder: &Path, name: &str, length: usize) -> Option<String> {
-    let path = results::path(folder, name).unwrap_or_else(|| PathBuf::from(name));
-    match fs::metadata(&path) {
-        Ok(found) if found.len() == length as u64 => None,
-        Ok(found) => Some(format!("its result has {} of {length} bytes ({})", found.len(), path.display())),
-        Err(error) => Some(format!("its result cannot be read: {error} ({})", path.display())),
+fn fault_of_file(folder: &StoreFolder, name: &str, length: usize) -> Option<String> {
+    let path = results::path(name).unwrap_or_else(|| PathBuf::from(name));
+    let shown = folder.path().join(&path);
+    match folder.length(&path) {
+        Ok(found) if found == length as u64 => None,
+        Ok(found) => Some(format!("its result has {found} of {length} bytes ({})", shown.display())),
+        Err(error) => Some(format!("its result cannot be read: {error} ({})", shown.display())),
     }
 }
 

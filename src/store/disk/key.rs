@@ -2,13 +2,16 @@
 //!
 //! It lies beside the folder and not in it, so that a copy of the folder does not hold both.
 
-use super::{Error, folder};
+use super::{
+    Error,
+    folder::{self, StoreFolder, is_trusted},
+};
 use crate::runtime::random;
 use rusqlite::OptionalExtension;
 use std::{
     fs::{self, OpenOptions},
     io::{self, Write},
-    os::unix::fs::OpenOptionsExt,
+    os::unix::fs::{MetadataExt, OpenOptionsExt},
     path::{Path, PathBuf},
 };
 
@@ -19,7 +22,7 @@ use std::{
 /// [`Error`] says what is wrong with the file, and what helps.
 pub fn key(folder: &Path, given: Option<&Path>) -> Result<[u8; 32], Error> {
     let path = given.map_or_else(|| beside(folder), |given| Ok(given.to_owned()))?;
-    match fs::read_to_string(&path) {
+    match read_file(&path, given.is_none()) {
         Ok(text) => read(&text).ok_or(Error::NoKey { path }),
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(Error::Key { path, source: error }),
         Err(_) if has_tasks(folder)? => Err(Error::KeyLost { path: folder.to_owned(), key: path }),
@@ -31,6 +34,21 @@ pub fn key(folder: &Path, given: Option<&Path>) -> Result<[u8; 32], Error> {
     }
 }
 
+/// A key that was named may be a link, as mounted secrets are. The one beside the folder was made here: whoever else can put one
+/// there would know how callers are kept apart.
+fn read_file(path: &Path, is_ours: bool) -> io::Result<String> {
+    if is_ours {
+        let found = fs::symlink_metadata(path)?;
+        if found.is_symlink() || !is_trusted(found.uid()) {
+            let owner = found.uid();
+            return Err(io::Error::other(format!(
+                "it is a symbolic link, or belongs to another user (user {owner}); name the key with `key` if this is meant"
+            )));
+        }
+    }
+    fs::read_to_string(path)
+}
+
 fn beside(folder: &Path) -> Result<PathBuf, Error> {
     // `.` has no name of its own.
     let named = if folder.file_name().is_none() { fs::canonicalize(folder).ok() } else { None };
@@ -40,17 +58,18 @@ fn beside(folder: &Path) -> Result<PathBuf, Error> {
     Ok(named.with_file_name(name))
 }
 
-fn has_tasks(folder: &Path) -> Result<bool, Error> {
-    if !folder::database(folder).exists() {
+fn has_tasks(path: &Path) -> Result<bool, Error> {
+    if !folder::database(path).exists() {
         return Ok(false);
     }
-    let found = folder::open_to_read(folder).and_then(|database| {
+    let folder = StoreFolder::open(path)?;
+    let found = folder::open_to_read(&folder).and_then(|database| {
         let tables = "SELECT 1 FROM sqlite_schema WHERE name = 'tasks'";
         let has_table = database.query_row(tables, [], |_| Ok(())).optional()?.is_some();
         Ok(has_table
             && database.query_row("SELECT 1 FROM tasks LIMIT 1", [], |_| Ok(())).optional()?.is_some())
     });
-    found.map_err(Error::database(folder))
+    found.map_err(Error::database(path))
 }
 
 fn read(text: &str) -> Option<[u8; 32]> {
@@ -71,7 +90,12 @@ fn write(path: &Path, key: &[u8; 32]) -> io::Result<()> {
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(format!(".{}.new", std::process::id()));
     let new = path.with_file_name(name);
-    let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
+    // What a process of the same number has left, or somebody's link: removed, and not written through.
+    match fs::remove_file(&new) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        Ok(()) | Err(_) => {}
+    }
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&new)?;
     let text: String = key.iter().map(|byte| format!("{byte:02x}")).collect();
     let put =
         writeln!(file, "{text}").and_then(|()| file.sync_all()).and_then(|()| fs::hard_link(&new, path));

@@ -3,7 +3,7 @@
 //! A database (SQLite, with a write-ahead log) has a row for each task; results that are too large for it are files
 //! beside it. What is promised when, and what is not, is in [`durable`](crate::manual::durable).
 //!
-//! * `folder`: made, locked, opened; `schema`: the tables; `row`: a record as a row of them
+//! * `folder`: made, locked, opened, and what is below it, without following links; `schema`: the tables; `row`: a record as a row of them
 //! * `writer`: the one thread that changes anything, one commit for all that is asked for by then
 //! * `changes`: the SQL of each change
 //! * `held`: what is in memory, too, so that most of what is read costs no look at the disk
@@ -38,11 +38,12 @@ use crate::{
 use async_trait::async_trait;
 use bytes::Bytes;
 use error::{Unreadables, unavailable_file};
+use folder::StoreFolder;
 use held::Held;
 use readers::{Listed, Readers};
 use results::{Broom, LARGEST_IN_ROW, Written};
 use std::{
-    path::{Path, PathBuf},
+    path::Path,
     sync::{Arc, mpsc},
     thread,
 };
@@ -55,7 +56,7 @@ use writer::{Ask, Change, Done, Shared, Told, Writer};
 /// Keeps tasks in a folder.
 #[derive(Debug)]
 pub struct Disk {
-    folder: PathBuf,
+    folder: StoreFolder,
     /// Which of the processes that use it one after the other this is.
     node: i64,
     shared: Arc<Shared>,
@@ -82,13 +83,15 @@ impl Disk {
     /// # Errors
     /// [`Error`] says what is wrong with the folder, and what helps.
     pub fn open(folder: &Path, bounds: Bounds, max_bytes: Option<u64>) -> Result<Self, Error> {
-        let lock = folder::take(folder)?;
-        let connection = folder::open(folder, max_bytes)?;
-        let failed = || Error::folder(folder);
-        let identity = folder::identity(folder).map_err(failed())?;
-        let (counts, file_bytes) = changes::read_counts(&connection).map_err(Error::database(folder))?;
+        let path = folder;
+        let folder = StoreFolder::make(path)?;
+        let lock = folder.lock()?;
+        let connection = folder::open_to_write(&folder, max_bytes)?;
+        let failed = || Error::folder(path);
+        let identity = folder::identity(path).map_err(failed())?;
+        let (counts, file_bytes) = changes::read_counts(&connection).map_err(Error::database(path))?;
         let node = i64::from_be_bytes(random());
-        let (folder, bounds) = (folder.to_owned(), Live::new(bounds));
+        let bounds = Live::new(bounds);
         let named = {
             let folder = folder.clone();
             move || results::named(&folder::open_to_read(&folder).ok()?).ok()
@@ -144,7 +147,7 @@ impl Disk {
         let (folder, node, id, body) =
             (self.folder.clone(), self.node, row.record.id.clone(), row.body.clone());
         let written = spawn_blocking(move || {
-            results::write(&folder, node, &id, &body).map_err(|error| unavailable_file(&folder, &error))
+            results::write(&folder, node, &id, &body).map_err(|error| unavailable_file(folder.path(), &error))
         });
         written.await.map_err(|error| StoreError::Unavailable(error.to_string()))?.map(Some)
     }
@@ -210,7 +213,9 @@ impl Store for Disk {
 
     async fn due(&self, now: Timestamp, limit: usize) -> Result<Vec<Due>, StoreError> {
         let node = self.node;
-        self.readers.read(move |folder, connection| readers::due(folder, connection, node, now, limit)).await
+        self.readers
+            .read(move |folder, connection| readers::due(folder.path(), connection, node, now, limit))
+            .await
     }
 
     async fn list(
@@ -220,9 +225,9 @@ impl Store for Disk {
         limit: usize,
     ) -> Result<Vec<Arc<Record>>, StoreError> {
         let (owner, after) = (owner.clone(), after.cloned());
-        let read = self
-            .readers
-            .read(move |folder, connection| readers::list(folder, connection, &owner, after.as_ref(), limit));
+        let read = self.readers.read(move |folder, connection| {
+            readers::list(folder.path(), connection, &owner, after.as_ref(), limit)
+        });
         let Listed { records, unreadable } = read.await?;
         for (id, error) in unreadable {
             self.shared.unreadables.tell(&id, &error);
@@ -236,9 +241,9 @@ impl Store for Disk {
         below: Option<u64>,
         limit: usize,
     ) -> Result<Vec<(u64, Arc<Record>)>, StoreError> {
-        let read = self
-            .readers
-            .read(move |folder, connection| readers::recent(folder, connection, is_ended, below, limit));
+        let read = self.readers.read(move |folder, connection| {
+            readers::recent(folder.path(), connection, is_ended, below, limit)
+        });
         read.await
     }
 

@@ -3,7 +3,7 @@
 use super::{
     changes::version,
     error::{unavailable, unavailable_file},
-    folder,
+    folder::{self, StoreFolder},
     held::Kept,
     results,
     row::{self, Columns, Unreadable, time},
@@ -16,8 +16,8 @@ use crate::{
 };
 use rusqlite::{Connection, ToSql, params};
 use std::{
-    fs, io,
-    path::{Path, PathBuf},
+    io::{self, Read},
+    path::Path,
     sync::Arc,
 };
 use tokio::{sync::Semaphore, task::spawn_blocking};
@@ -25,7 +25,7 @@ use tokio::{sync::Semaphore, task::spawn_blocking};
 /// Who reads, one after the other where there are many.
 #[derive(Debug)]
 pub(super) struct Readers {
-    folder: PathBuf,
+    folder: StoreFolder,
     /// Nobody uses these now.
     idle: Mutex<Vec<Connection>>,
     permits: Arc<Semaphore>,
@@ -37,7 +37,7 @@ const READERS: usize = 2;
 // === impl Readers ===
 
 impl Readers {
-    pub(super) fn new(folder: PathBuf) -> Arc<Self> {
+    pub(super) fn new(folder: StoreFolder) -> Arc<Self> {
         let permits = Arc::new(Semaphore::new(READERS));
         Arc::new(Self { folder, idle: Mutex::default(), permits })
     }
@@ -48,7 +48,7 @@ impl Readers {
     /// [`StoreError::Unavailable`].
     pub(super) async fn read<T: Send + 'static>(
         self: &Arc<Self>,
-        read: impl FnOnce(&Path, &Connection) -> Result<T, StoreError> + Send + 'static,
+        read: impl FnOnce(&StoreFolder, &Connection) -> Result<T, StoreError> + Send + 'static,
     ) -> Result<T, StoreError> {
         let closed = |_| StoreError::Unavailable("it is closed".to_owned());
         let permit = Arc::clone(&self.permits).acquire_owned().await.map_err(closed)?;
@@ -56,7 +56,7 @@ impl Readers {
         let read = spawn_blocking(move || {
             let _permit = permit;
             let idle = this.idle.lock().pop();
-            let failed = |error| unavailable(&this.folder, &error);
+            let failed = |error| unavailable(this.folder.path(), &error);
             let connection = idle.map_or_else(|| folder::open_to_read(&this.folder), Ok).map_err(failed)?;
             let read = read(&this.folder, &connection)?;
             // One that has failed is not used again.
@@ -75,24 +75,37 @@ impl Readers {
 }
 
 /// The record of this id, whole.
-pub(super) fn load(folder: &Path, connection: &Connection, id: &TaskId) -> Result<Option<Kept>, StoreError> {
-    let failed = |error| unavailable(folder, &error);
+pub(super) fn load(
+    folder: &StoreFolder,
+    connection: &Connection,
+    id: &TaskId,
+) -> Result<Option<Kept>, StoreError> {
+    let failed = |error| unavailable(folder.path(), &error);
     let mut statement = connection.prepare_cached(LOAD).map_err(failed)?;
     let mut rows = statement.query([id.entropy()]).map_err(failed)?;
     let Some(row) = rows.next().map_err(failed)? else { return Ok(None) };
     let file: Option<String> = row.get(6).map_err(failed)?;
     let body = match &file {
         Some(name) => {
-            let path = results::path(folder, name);
-            let read = path.as_ref().ok_or_else(|| io::ErrorKind::InvalidData.into()).and_then(fs::read);
-            read.map_err(|error| unavailable_file(&path.unwrap_or_else(|| name.into()), &error))?.into()
+            let path = results::path(name);
+            let read = path.as_ref().ok_or_else(|| io::ErrorKind::InvalidData.into());
+            let read = read.and_then(|path| read_all(folder, path));
+            let shown = || folder.path().join(path.unwrap_or_else(|| name.into()));
+            read.map_err(|error| unavailable_file(&shown(), &error))?.into()
         }
         None => row.get::<_, Option<Vec<u8>>>(7).map_err(failed)?.unwrap_or_default().into(),
     };
     let record =
-        columns(row).map_err(failed)?.record(body).map_err(|error| unreadable(folder, id, &error))?;
+        columns(row).map_err(failed)?.record(body).map_err(|error| unreadable(folder.path(), id, &error))?;
     let (number, version) = (row.get(4).map_err(failed)?, version(row.get(5).map_err(failed)?));
     Ok(Some(Kept { version, record: Arc::new(record), number }))
+}
+
+fn read_all(folder: &StoreFolder, path: &Path) -> io::Result<Vec<u8>> {
+    let mut file = folder.read(path)?;
+    let mut bytes = Vec::with_capacity(usize::try_from(file.metadata()?.len()).unwrap_or_default());
+    file.read_to_end(&mut bytes)?;
+    Ok(bytes)
 }
 
 /// What is due, as process `node` asks.

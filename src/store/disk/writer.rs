@@ -8,7 +8,7 @@ use super::{
     Error,
     changes::{Batch, count, read_counts},
     error::{Unreadables, unavailable},
-    folder,
+    folder::{self, StoreFolder},
     held::Held,
     results::{Broom, Written},
     row::Row,
@@ -22,7 +22,6 @@ use bytes::Bytes;
 use rusqlite::{CachedStatement, Connection, ErrorCode, ffi};
 use std::{
     fs::File,
-    path::PathBuf,
     sync::{
         Arc,
         mpsc::{Receiver, RecvTimeoutError, TryRecvError},
@@ -65,7 +64,7 @@ pub(super) enum Done {
 
 /// The one who writes.
 pub(super) struct Writer {
-    pub(super) folder: PathBuf,
+    pub(super) folder: StoreFolder,
     pub(super) node: i64,
     pub(super) bounds: Live<Bounds>,
     /// Those of the folder.
@@ -193,7 +192,7 @@ impl Writer {
                     // It may be there after a crash: then its files must be, too. The next start sweeps them else.
                     asks.iter_mut().filter_map(|ask| ask.change.file()).for_each(|file| file.is_kept = true);
                 }
-                let StoreError::Unavailable(words) = unavailable(&self.folder, &error) else {
+                let StoreError::Unavailable(words) = unavailable(self.folder.path(), &error) else {
                     unreachable!("a database that fails is unavailable")
                 };
                 Err(words)
@@ -203,8 +202,11 @@ impl Writer {
 
     /// Opens the database anew where it has failed.
     fn mend(&mut self) -> Result<(), String> {
-        if folder::has_moved(&self.folder, self.identity) {
-            return Err(format!("{} was moved away, or another put in its place", self.folder.display()));
+        if folder::has_moved(self.folder.path(), self.identity) {
+            return Err(format!(
+                "{} was moved away, or another put in its place",
+                self.folder.path().display()
+            ));
         }
         if self.is_broken {
             self.open_anew().map_err(|error| error.to_string())?;
@@ -213,8 +215,9 @@ impl Writer {
     }
 
     fn open_anew(&mut self) -> Result<(), Error> {
-        self.connection = folder::open(&self.folder, self.max_bytes)?;
-        let (counts, file_bytes) = read_counts(&self.connection).map_err(Error::database(&self.folder))?;
+        self.connection = folder::open_to_write(&self.folder, self.max_bytes)?;
+        let (counts, file_bytes) =
+            read_counts(&self.connection).map_err(Error::database(self.folder.path()))?;
         // What was said to have failed may be there after all.
         self.shared.held.clear();
         *self.shared.counts.lock() = counts;
@@ -261,7 +264,7 @@ impl Writer {
         }
         let (came, went) = batch.file_bytes;
         self.file_bytes = (self.file_bytes + came).saturating_sub(went);
-        batch.dropped.into_iter().for_each(|path| self.broom.remove(path));
+        batch.dropped.into_iter().for_each(|name| self.broom.remove(name));
     }
 
     fn undo(&self, batch: &Batch) {

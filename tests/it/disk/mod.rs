@@ -7,6 +7,7 @@ mod full;
 mod inspect;
 mod key;
 mod results;
+mod safe;
 
 use deferral::internals::{
     protocol::Timestamp,
