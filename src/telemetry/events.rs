@@ -1,7 +1,7 @@
 //! One struct for each happening. Emitting it writes the log line; fields, not sentences; no
 //! bodies and no credentials.
 
-use super::metrics;
+use super::{log::tell_suppressed, metrics};
 use crate::protocol::{Fault, code::OUTCOME_UNKNOWN};
 use std::{fmt, time::Duration};
 
@@ -239,22 +239,21 @@ pub struct ServerNotStarted<'a> {
     pub error: &'a dyn fmt::Display,
 }
 
+/// A server runs as one process more.
+pub struct ServerProcessAdded<'a> {
+    pub route: &'a str,
+    /// How many there are now.
+    pub processes: usize,
+    /// Why the others are not enough.
+    pub why: &'a str,
+    /// What bounds them, and how that is changed.
+    pub remedy: &'a str,
+}
+
 /// A line of a server on its standard error.
 pub struct ServerSaid<'a> {
     pub route: &'a str,
     pub line: &'a str,
-}
-
-/// So many lines of a server are not in the log: it says more than is taken.
-pub struct ServerLinesOmitted<'a> {
-    pub route: &'a str,
-    pub count: u64,
-}
-
-/// So many lines on the standard output of a server that has ended were no message, and are not in the log.
-pub struct ServerGarbageOmitted<'a> {
-    pub route: &'a str,
-    pub count: u64,
 }
 
 /// What a server has written on its standard output is no message, and was skipped.
@@ -263,12 +262,24 @@ pub struct ServerGarbage<'a> {
     pub why: &'a str,
     /// Its beginning.
     pub line: &'a str,
-    /// Such lines before it that are not in the log.
-    pub omitted: u64,
+}
+
+/// A server that is a process writes what looks like its messages, but for `"jsonrpc":"2.0"`. Said once for each server.
+pub struct ServerOmitsVersion<'a> {
+    pub route: &'a str,
 }
 
 /// The log was not taken as fast as it was written; so many lines are missing here.
 pub struct LogLinesDropped {
+    pub count: u64,
+}
+
+/// So many lines of one kind were not written, as there were too many of them.
+pub struct LogLinesSuppressed<'a> {
+    /// The `event` of those lines.
+    pub lines: &'a str,
+    /// The route they are of, or the task; empty where they are of none.
+    pub of: &'a str,
     pub count: u64,
 }
 
@@ -364,6 +375,7 @@ impl From<Fault> for Outcome {
 macro_rules! access {
     ($level:ident, $line:expr) => {
         tracing::$level!(
+            name: "record",
             target: "deferral::access",
             method = $line.method,
             target = $line.target,
@@ -460,7 +472,9 @@ impl Started<'_> {
 // === impl ServerEnded ===
 
 impl ServerEnded<'_> {
+    /// Behind the count of what it said and is not in the log.
     pub fn emit(&self) {
+        tell_suppressed();
         if self.is_wanted {
             tracing::info!(
                 target: "deferral::server", event = "ended", route = self.route, how = self.how, up_ms = millis(self.up),
@@ -496,6 +510,7 @@ impl TaskCreated<'_> {
     pub fn emit(&self) {
         metrics::task_created(self.route, self.tool);
         tracing::info!(
+            name: "task",
             target: "deferral::task",
             event = "transition",
             task = %self.task,
@@ -517,6 +532,7 @@ impl TaskTransition<'_> {
             }
         }
         tracing::info!(
+            name: "task",
             target: "deferral::task",
             event = "transition",
             task = %self.task,
@@ -535,6 +551,7 @@ impl WouldDefer<'_> {
     pub fn emit(&self) {
         metrics::would_defer(self.route, self.tool);
         tracing::info!(
+            name: "record",
             target: "deferral::task",
             event = "would_defer",
             tool = self.tool,
@@ -571,10 +588,18 @@ impl QuotaFull<'_> {
     }
 }
 
+impl LogLinesSuppressed<'_> {
+    pub fn emit(&self) {
+        tracing::warn!(
+            name: "record", target: "deferral", event = "lines_suppressed", lines = self.lines, of = self.of, count = self.count,
+        );
+    }
+}
+
 impl LogLinesDropped {
     /// Each has been counted when it was dropped.
     pub fn emit(&self) {
-        tracing::warn!(target: "deferral", event = "log_lines_dropped", count = self.count);
+        tracing::warn!(name: "record", target: "deferral", event = "log_lines_dropped", count = self.count);
     }
 }
 
@@ -607,12 +632,16 @@ lines! {
     ServerNotStarted<'_> as it: warn "deferral::server" "not_started" {
         route = it.route, program = it.program, error = %it.error
     }
-    ServerSaid<'_> as it: info "deferral::server" "stderr" { route = it.route, line = it.line }
-    ServerLinesOmitted<'_> as it: warn "deferral::server" "stderr_omitted" { route = it.route, count = it.count }
-    ServerGarbage<'_> as it: warn "deferral::server" "stdout_skipped" {
-        route = it.route, why = it.why, line = it.line, omitted = it.omitted
+    ServerProcessAdded<'_> as it: info "deferral::server" "process_added" {
+        route = it.route, processes = it.processes, why = it.why, remedy = it.remedy
     }
-    ServerGarbageOmitted<'_> as it: warn "deferral::server" "stdout_omitted" { route = it.route, count = it.count }
+    ServerSaid<'_> as it: info "deferral::server" "stderr" { route = it.route, line = it.line }
+    ServerGarbage<'_> as it: warn "deferral::server" "stdout_skipped" {
+        route = it.route, why = it.why, line = it.line
+    }
+    ServerOmitsVersion<'_> as it: warn "deferral::server" "jsonrpc_missing" {
+        route = it.route, remedy = "the server must write \"jsonrpc\":\"2.0\" in each message; a line without it is skipped as output"
+    }
     ConfigReloaded<'_> as it: info "deferral" "config_reloaded" {
         by = it.by, changed = it.changed, needs_restart = it.needs_restart
     }

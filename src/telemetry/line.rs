@@ -13,9 +13,12 @@
 //! An access line is written for each request, so this is made to cost little: a value is looked
 //! through once and copied, and of a time only the digits that changed are computed.
 
+use super::throttle::{LogThrottle, Verdict};
+use crate::runtime::{Clock, SystemClock};
 use std::{
     cell::RefCell,
     fmt::{self, Write},
+    sync::Arc,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 use tracing::{
@@ -41,6 +44,7 @@ pub struct Lines<F> {
     colour: bool,
     now: fn() -> SystemTime,
     take: F,
+    throttle: Option<(Arc<LogThrottle>, fn())>,
 }
 
 /// Writes the fields of an event behind what the line begins with.
@@ -80,7 +84,7 @@ impl<F: Fn(&Level, &str)> Lines<F> {
     /// Lines of a format with the time that `now` tells. `take` is given whole lines, their end
     /// included.
     pub const fn new(format: Format, now: fn() -> SystemTime, take: F) -> Self {
-        Self { format, colour: false, now, take }
+        Self { format, colour: false, now, take, throttle: None }
     }
 
     /// Colours for a terminal.
@@ -88,6 +92,27 @@ impl<F: Fn(&Level, &str)> Lines<F> {
     pub fn coloured(mut self, colour: bool) -> Self {
         self.colour = colour && self.format == Format::Text;
         self
+    }
+
+    /// Bounds how many lines of one kind are written; `suppressed` is called with the first of each that is not.
+    #[must_use]
+    pub fn throttled(mut self, throttle: Arc<LogThrottle>, suppressed: fn()) -> Self {
+        self.throttle = Some((throttle, suppressed));
+        self
+    }
+
+    /// Whether an event is written.
+    fn takes(&self, event: &Event<'_>) -> bool {
+        let Some((throttle, suppressed)) = &self.throttle else { return true };
+        match throttle.judge(event, SystemClock::new().now()) {
+            Verdict::Written => true,
+            Verdict::Suppressed { is_first } => {
+                if is_first {
+                    suppressed();
+                }
+                false
+            }
+        }
     }
 
     fn write(&self, event: &Event<'_>, line: &mut String) {
@@ -141,6 +166,9 @@ where
     F: Fn(&Level, &str) + 'static,
 {
     fn on_event(&self, event: &Event<'_>, _context: Context<'_, S>) {
+        if !self.takes(event) {
+            return;
+        }
         let told = |line: &mut String| {
             line.clear();
             self.write(event, line);

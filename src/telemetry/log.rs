@@ -9,16 +9,20 @@
 //! at once, for whoever looks at the counts; and the count is the first thing said when lines flow again.
 
 use super::{
-    events::LogLinesDropped,
+    events::{LogLinesDropped, LogLinesSuppressed},
     line::{Format, Lines},
     metrics,
+    throttle::{LogThrottle, Suppressed, WHILE},
 };
 use std::{
     cell::Cell,
     env,
     io::{self, IsTerminal, Write},
     mem,
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Condvar, LazyLock, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     thread,
     time::{Duration, SystemTime},
 };
@@ -75,6 +79,12 @@ thread_local! {
     static IS_NOTICE: Cell<bool> = const { Cell::new(false) };
 }
 
+/// Bounds what peers can have written.
+static THROTTLE: LazyLock<Arc<LogThrottle>> = LazyLock::new(Arc::default);
+
+/// Whether a thread waits to tell what was suppressed.
+static IS_AWAITED: AtomicBool = AtomicBool::new(false);
+
 /// Chooses what is told.
 const CHOICE: &str = "DEFERRAL_LOG";
 
@@ -97,7 +107,9 @@ pub fn is_filter(text: &str) -> Result<(), String> {
 ///
 /// Once only: a second call changes nothing.
 pub fn start(format: Format, level: Option<&str>, now: fn() -> SystemTime) -> Log {
-    let chosen = env::var(CHOICE).ok().filter(|chosen| !chosen.trim().is_empty());
+    // A format is meant for the command line, of whose `--log` it is the variable.
+    let is_format = |chosen: &str| matches!(chosen.trim(), "text" | "json" | "");
+    let chosen = env::var(CHOICE).ok().filter(|chosen| !is_format(chosen));
     let (filter, wrong) = filter(chosen.as_deref().or(level));
     let gathered = Arc::new(Gathered::default());
     let writer = Arc::clone(&gathered);
@@ -109,12 +121,35 @@ pub fn start(format: Format, level: Option<&str>, now: fn() -> SystemTime) -> Lo
     let take = move |level: &Level, line: &str| taken.add(line.as_bytes(), *level <= Level::WARN);
     // `NO_COLOR` that is set and not empty means what it says (no-color.org).
     let colour = io::stderr().is_terminal() && env::var_os("NO_COLOR").is_none_or(|set| set.is_empty());
-    let lines = Lines::new(format, now, take).coloured(colour);
+    let lines = Lines::new(format, now, take).coloured(colour).throttled(THROTTLE.clone(), tell_in_a_while);
     let _ = tracing::subscriber::set_global_default(registry().with(filter).with(lines));
     if let Some(error) = wrong {
         tracing::warn!(target: "deferral", event = "log_filter_invalid", variable = CHOICE, used = USUAL, %error);
     }
     Log(gathered)
+}
+
+/// Tells how many lines were suppressed since this was last told.
+pub(super) fn tell_suppressed() {
+    for Suppressed { event, of, count } in THROTTLE.take() {
+        LogLinesSuppressed { lines: &event, of: &of, count }.emit();
+    }
+}
+
+/// The same in a while. No thread waits where nothing is suppressed.
+fn tell_in_a_while() {
+    if IS_AWAITED.swap(true, Ordering::Relaxed) {
+        return;
+    }
+    let waiting = thread::Builder::new().name("log-suppressed".into()).spawn(|| {
+        thread::sleep(WHILE);
+        IS_AWAITED.store(false, Ordering::Relaxed);
+        tell_suppressed();
+    });
+    // Where there is no thread, the next line that is suppressed first tries again.
+    if waiting.is_err() {
+        IS_AWAITED.store(false, Ordering::Relaxed);
+    }
 }
 
 /// Writes as much of this as is taken, and says how many bytes that was. Whoever takes nothing at the moment is waited for.
@@ -150,6 +185,7 @@ fn filter(chosen: Option<&str>) -> (EnvFilter, Option<ParseError>) {
 
 impl Drop for Log {
     fn drop(&mut self) {
+        tell_suppressed();
         self.0.end(LAST_WORDS);
     }
 }

@@ -61,6 +61,11 @@ pub trait Wire: Send + Sync + 'static {
         Ok(Box::new(|| {}))
     }
 
+    /// How long unused sessions are kept.
+    fn quiet_rounds(&self) -> QuietRounds {
+        QuietRounds::default()
+    }
+
     /// Where the server is, where that is an address.
     fn address(&self) -> Option<&ServerUrl> {
         None
@@ -150,6 +155,20 @@ pub trait Wire: Send + Sync + 'static {
         false
     }
 }
+
+/// After how many looks, one a minute, a session is closed that was used in none of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QuietRounds {
+    /// The session of a set of callers that lists come from.
+    pub lists: u32,
+    /// Each further one of the set.
+    pub others: u32,
+}
+
+/// Rounds (minutes) after which a session that is not used is closed.
+const QUIET: u32 = 5;
+/// The same for the session that lists come from: what it reports may be waited for.
+const QUIET_LISTS: u32 = 30;
 
 /// What becomes of a call on a line of this wire.
 pub type AnswerOf<W> = <<W as Wire>::Line as Line>::Answer;
@@ -289,6 +308,14 @@ pub enum Beside {
 pub enum Again {
     Yes,
     No,
+}
+
+// === impl QuietRounds ===
+
+impl Default for QuietRounds {
+    fn default() -> Self {
+        Self { lists: QUIET_LISTS, others: QUIET }
+    }
 }
 
 // === impl Hello ===

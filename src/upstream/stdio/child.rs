@@ -4,7 +4,7 @@
 //! are kept by one task, which outlives whoever has it: it writes, takes the process's remarks to the log, and
 //! sees to its end: its input is closed, then SIGTERM goes to its group, then SIGKILL to everything it has started.
 
-use bytes::{Buf, Bytes};
+use bytes::Bytes;
 use futures_util::{FutureExt, future::BoxFuture};
 use rustix::process::{Pid, Signal, kill_process_group};
 use std::{
@@ -39,7 +39,8 @@ use tokio_util::sync::CancellationToken;
 use super::{
     STATUS,
     command::Command,
-    portion::{Portion, Remarks},
+    message_line::{MessageLine, MessagePipe},
+    remarks::Remarks,
     starts::Starts,
     supervisor::{self, Report, TERMINATE},
     table::{CallInHand, Entry},
@@ -47,13 +48,13 @@ use super::{
 use crate::{
     dialect::Principal,
     runtime::{Clock, Mutex, Seldom, SystemClock},
-    telemetry::{ServerEnded, ServerLinesOmitted, ServerSaid},
+    telemetry::{ServerEnded, ServerSaid},
     upstream::{CallError, work::Work},
 };
 
 /// The ends of a process that was started. Boxed, so that a test can be the process.
 pub struct Ends {
-    pub stdin: Box<dyn AsyncWrite + Send + Unpin>,
+    pub stdin: MessagePipe,
     pub stdout: Box<dyn AsyncRead + Send + Unpin>,
     pub stderr: Box<dyn AsyncRead + Send + Unpin>,
     /// To its supervisor.
@@ -78,7 +79,7 @@ pub type Spawn = Box<dyn Fn(&Command) -> io::Result<Ends> + Send + Sync>;
 
 /// One process.
 pub struct Child {
-    lines: UnboundedSender<Bytes>,
+    lines: UnboundedSender<MessageLine>,
     life: Arc<Life>,
 }
 
@@ -105,6 +106,10 @@ pub struct Life {
     ended: CancellationToken,
     /// Nothing is left of it.
     gone: CancellationToken,
+    /// The latest line on its standard error; empty where there is none.
+    latest_remark: Mutex<String>,
+    /// Its standard error has ended.
+    has_remarked: CancellationToken,
     /// What has become of its start is counted, once.
     is_counted: AtomicBool,
 }
@@ -145,8 +150,6 @@ const LEFT_BEHIND: Duration = Duration::from_secs(1);
 const KILLING: Duration = Duration::from_secs(5);
 /// How long the last remarks of a process that is gone are waited for.
 const LAST_WORDS: Duration = Duration::from_millis(100);
-/// Messages that wait are written together up to this many bytes; a longer one is written by itself.
-const TOGETHER: usize = 16 << 10;
 /// What is read of remarks at a time.
 pub const REMARKS: usize = 8 << 10;
 
@@ -170,7 +173,7 @@ pub fn spawn(command: &Command) -> io::Result<Ends> {
     let mut supervisor = tokio::process::Command::from(words).spawn()?;
     ours.set_nonblocking(true)?;
     Ok(Ends {
-        stdin: Box::new(pipe::Sender::from_owned_fd(stdin.into())?),
+        stdin: MessagePipe::new(pipe::Sender::from_owned_fd(stdin.into())?),
         stdout: Box::new(pipe::Receiver::from_owned_fd(stdout.into())?),
         stderr: Box::new(supervisor.stderr.take().expect("it is piped")),
         control: Box::new(tokio::net::UnixStream::from_std(ours)?),
@@ -210,6 +213,8 @@ impl Child {
             end: OnceLock::new(),
             ended: CancellationToken::new(),
             gone: CancellationToken::new(),
+            latest_remark: Mutex::default(),
+            has_remarked: CancellationToken::new(),
             is_counted: AtomicBool::new(false),
         });
         let kept = life.clone();
@@ -239,9 +244,10 @@ impl Child {
         if self.life.is_leaving.load(Ordering::Relaxed) {
             return Err(CallError::Unreachable(format!("its process has ended: {}", self.life.how())));
         }
-        self.life.waiting.add(message.len())?;
-        let length = message.len();
-        self.lines.send(message).map_err(|_| {
+        let line = MessageLine::of(message);
+        let length = line.len();
+        self.life.waiting.add(length)?;
+        self.lines.send(line).map_err(|_| {
             self.life.waiting.take(1, length);
             CallError::Unreachable("its process reads nothing any more".to_owned())
         })
@@ -341,8 +347,8 @@ impl Life {
 
     async fn keep(
         &self,
-        stdin: impl AsyncWrite + Unpin,
-        to_write: UnboundedReceiver<Bytes>,
+        stdin: MessagePipe,
+        to_write: UnboundedReceiver<MessageLine>,
         stderr: impl AsyncRead + Unpin,
         control: Box<dyn Control>,
     ) {
@@ -371,8 +377,7 @@ impl Life {
     }
 
     /// Writes what is to be written, short messages together; what waits when it is to end, too. Then its input ends.
-    async fn write(&self, mut stdin: impl AsyncWrite + Unpin, mut lines: UnboundedReceiver<Bytes>) {
-        let mut short = Vec::new();
+    async fn write(&self, mut stdin: MessagePipe, mut lines: UnboundedReceiver<MessageLine>) {
         let mut ends = pin!(Seldom::new(self.ends.cancelled()));
         loop {
             let line = tokio::select! {
@@ -388,26 +393,8 @@ impl Life {
                 // the process, where each of them would cost as much as all.
                 yield_now().await;
             }
-            short.clear();
-            let (mut long, mut taken, mut bytes) = (None, 0, 0);
-            let mut next = Some(first);
-            while let Some(line) = next.take() {
-                (taken, bytes) = (taken + 1, bytes + line.len());
-                if line.len() > TOGETHER {
-                    long = Some(line.chain(&b"\n"[..]));
-                    break;
-                }
-                short.extend_from_slice(&line);
-                short.push(b'\n');
-                if short.len() < TOGETHER {
-                    next = lines.try_recv().ok();
-                }
-            }
-            let mut written = stdin.write_all(&short).await;
-            if let (Ok(()), Some(mut long)) = (&written, long) {
-                written = stdin.write_all_buf(&mut long).await;
-            }
-            self.waiting.take(taken, bytes);
+            let (taken, written) = stdin.write(first, || lines.try_recv().ok()).await;
+            self.waiting.take(taken.messages, taken.bytes);
             if let Err(error) = written {
                 // A process that has ended reads nothing either, and its supervisor is about to say how it has.
                 let _ = timeout(STATUS, self.ended.cancelled()).await;
@@ -416,9 +403,8 @@ impl Life {
         }
     }
 
-    /// Takes what it says on standard error to the log.
+    /// Takes what it writes to standard error to the log.
     async fn remark(&self, mut stderr: impl AsyncRead + Unpin, remarks: &mut Remarks) {
-        let mut portion = Portion::new(self.clock.now());
         let mut read = vec![0; REMARKS];
         loop {
             // What cannot be read has ended.
@@ -429,23 +415,28 @@ impl Life {
                 _ => remarks.next(&mut input),
             };
             while let Some(line) = next() {
-                if let Some(omitted) = portion.take(self.clock.now()) {
-                    self.omitted(omitted);
-                    ServerSaid { route: &self.route, line: &line }.emit();
+                ServerSaid { route: &self.route, line: &line }.emit();
+            }
+            if let Some(latest) = remarks.latest() {
+                let mut kept = self.latest_remark.lock();
+                if *kept != latest {
+                    latest.clone_into(&mut kept);
                 }
             }
             if count == 0 {
-                return self.omitted(portion.omitted());
+                return self.has_remarked.cancel();
             }
             // There may always be more, and others of this thread have calls.
             yield_now().await;
         }
     }
 
-    fn omitted(&self, count: u64) {
-        if count > 0 {
-            ServerLinesOmitted { route: &self.route, count }.emit();
+    /// The latest line on standard error; of a process that has ended the last one, once it was read.
+    pub async fn latest_remark(&self) -> Option<String> {
+        if self.ended.is_cancelled() {
+            let _ = timeout(LAST_WORDS, self.has_remarked.cancelled()).await;
         }
+        Some(self.latest_remark.lock().clone()).filter(|remark| !remark.is_empty())
     }
 
     /// Until nothing is left of it.

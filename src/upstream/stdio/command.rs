@@ -7,6 +7,7 @@ use std::{
     fmt,
     os::unix::{ffi::OsStrExt, fs::PermissionsExt},
     path::{Path, PathBuf},
+    sync::Arc,
     time::Duration,
 };
 
@@ -24,6 +25,14 @@ pub struct Command {
     /// For the answer to `initialize`. Default 60 s: a first start may install what it needs.
     pub start_timeout: Duration,
     pub instances: Instances,
+    /// How long a process that nobody uses is kept, looked at once a minute; `None` for ever. Default 30 min. A second one
+    /// for callers that declare the same is kept for five minutes at most.
+    pub idle: Option<Duration>,
+    /// Callers of a server that does not start are told its last line on standard error. It may hold what is not theirs to
+    /// know: only where all of them are on this machine.
+    pub tells_remarks: bool,
+    /// Variables that hold secrets of the proxy, by their names: no process inherits them.
+    pub withheld: Arc<[String]>,
     /// What watches over each process, where it is not this program but that of a test.
     pub supervisor: Option<PathBuf>,
 }
@@ -82,6 +91,10 @@ pub const SAFE: [&str; 6] = ["HOME", "LOGNAME", "PATH", "SHELL", "TERM", "USER"]
 pub const INSTANCES: usize = 4;
 /// Processes of one server where each caller has its own.
 pub const PER_CALLER: usize = 64;
+/// How long a process that nobody uses is kept.
+const IDLE: Duration = Duration::from_secs(30 * 60);
+/// Variables of the proxy begin so, and no process inherits any of them: they may hold its secrets.
+pub const OWN: &str = "DEFERRAL_";
 /// How long a server may take to start.
 const START_TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -98,6 +111,9 @@ impl Command {
             start: When::default(),
             start_timeout: START_TIMEOUT,
             instances: Instances::Shared(INSTANCES),
+            idle: Some(IDLE),
+            tells_remarks: false,
+            withheld: Arc::default(),
             supervisor: None,
         }
     }
@@ -155,9 +171,14 @@ impl Command {
         };
         // What begins so is a function of a shell, and a danger to others (as the SDKs have it).
         let is_function = |value: &OsStr| self.inherit != Inherit::All && value.as_bytes().starts_with(b"()");
+        let is_withheld = |name: &OsStr| {
+            name == notify::SOCKET
+                || name.as_bytes().starts_with(OWN.as_bytes())
+                || self.withheld.iter().any(|withheld| name == withheld.as_str())
+        };
         let inherited = env::vars_os()
             .filter(|(name, value)| is_inherited(name) && !is_written(name) && !is_function(value))
-            .filter(|(name, _)| name != notify::SOCKET);
+            .filter(|(name, _)| !is_withheld(name));
         let written = self.env.0.iter().map(|(name, value)| (name.into(), value.into()));
         inherited.chain(written).collect()
     }
@@ -217,7 +238,7 @@ mod tests {
     fn a_process_gets_what_is_safe_what_is_named_and_what_is_written() {
         let given = |inherit, env: &[(&str, &str)]| {
             let env = env.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
-            Command { inherit, env, ..command(&["x"]) }.environment()
+            Command { inherit, env, withheld: [].into(), ..command(&["x"]) }.environment()
         };
         let names = |given: &[(OsString, OsString)]| -> Vec<String> {
             given.iter().map(|(name, _)| name.to_string_lossy().into_owned()).collect()
@@ -229,7 +250,25 @@ mod tests {
         let also = names(&given(Inherit::Also(vec!["CARGO_MANIFEST_DIR".to_owned()]), &[]));
         assert_eq!(also.len(), safe.len() + 1);
         let all = given(Inherit::All, &[("PATH", "/mine"), ("NEW", "1")]);
-        assert_eq!(all.len(), env::vars_os().count() + 1);
+        let own = env::vars_os().filter(|(name, _)| name.as_bytes().starts_with(OWN.as_bytes())).count();
+        assert_eq!(all.len(), env::vars_os().count() - own + 1);
         assert!(all.contains(&("PATH".into(), "/mine".into())) && all.contains(&("NEW".into(), "1".into())));
+    }
+
+    #[test]
+    fn no_process_inherits_a_secret_of_the_proxy() {
+        // Cargo sets this for every test.
+        let secret = "CARGO_MANIFEST_DIR";
+        for inherit in [Inherit::All, Inherit::Also(vec![secret.to_owned()])] {
+            let has = |withheld: &[&str], env: &[(&str, &str)]| {
+                let withheld = withheld.iter().map(|name| (*name).to_owned()).collect();
+                let env = env.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+                let command = Command { inherit: inherit.clone(), env, withheld, ..command(&["x"]) };
+                command.environment().into_iter().any(|(name, _)| name == secret)
+            };
+            assert!(has(&[], &[]));
+            assert!(!has(&[secret], &[]));
+            assert!(has(&[secret], &[(secret, "written")]), "what is written is meant");
+        }
     }
 }

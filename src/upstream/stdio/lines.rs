@@ -35,13 +35,21 @@ struct Outline {
     /// A string that begins now is a key of the object itself.
     before_key: bool,
     key: Token,
-    /// What has been seen of the value of `id`.
+    /// The member whose value is being read, where that is one of the two below.
+    reading: Option<Member>,
     id: Token,
-    in_id: bool,
+    version: Token,
     /// It has a `method`: its id is its sender's.
     is_request: bool,
     /// It has a `result` or an `error`.
     has_outcome: bool,
+}
+
+/// A member whose value counts.
+#[derive(Clone, Copy, Debug)]
+enum Member {
+    Id,
+    Version,
 }
 
 /// Whether one is in a string.
@@ -144,7 +152,7 @@ impl Outline {
         let mut at = 0;
         while at < piece.len() {
             // All that such a line mostly is.
-            if self.text == Text::Value && !self.in_id {
+            if self.text == Text::Value && self.reading.is_none() {
                 match memchr::memchr2(b'"', b'\\', &piece[at..]) {
                     Some(step) => at += step,
                     None => return,
@@ -167,19 +175,23 @@ impl Outline {
             (Text::Value, b'\\') => self.text = Text::Escape { is_key: false },
             (Text::Key, b'"') => {
                 self.text = Text::Outside;
-                self.in_id = self.key.is(b"id");
+                self.reading = match () {
+                    () if self.key.is(b"id") => Some(Member::Id),
+                    () if self.key.is(b"jsonrpc") => Some(Member::Version),
+                    () => None,
+                };
                 self.is_request |= self.key.is(b"method");
                 self.has_outcome |= self.key.is(b"result") || self.key.is(b"error");
-                if self.in_id {
-                    self.id = Token::default();
+                if let Some(value) = self.value() {
+                    *value = Token::default();
                 }
             }
             (Text::Key, _) => self.key.push(byte),
             (Text::Value, b'"') => {
                 self.text = Text::Outside;
-                self.of_id(byte);
+                self.of_value(byte);
             }
-            (Text::Value, _) => self.of_id(byte),
+            (Text::Value, _) => self.of_value(byte),
             (Text::Outside, b'"') if self.before_key => {
                 self.before_key = false;
                 self.key = Token::default();
@@ -187,35 +199,45 @@ impl Outline {
             }
             (Text::Outside, b'"') => {
                 self.text = Text::Value;
-                self.of_id(byte);
+                self.of_value(byte);
             }
             (Text::Outside, b'{' | b'[') => {
-                self.of_id(byte);
+                self.of_value(byte);
                 self.depth += 1;
                 self.before_key = self.depth == 1 && byte == b'{';
             }
             (Text::Outside, b'}' | b']') => {
-                self.in_id &= self.depth > 1;
+                if self.depth <= 1 {
+                    self.reading = None;
+                }
                 self.depth = self.depth.saturating_sub(1);
             }
             (Text::Outside, b',') if self.depth == 1 => {
-                self.in_id = false;
+                self.reading = None;
                 self.before_key = true;
             }
             (Text::Outside, b':' | b' ' | b'\t' | b'\r') => {}
-            (Text::Outside, _) => self.of_id(byte),
+            (Text::Outside, _) => self.of_value(byte),
         }
     }
 
-    fn of_id(&mut self, byte: u8) {
-        if self.in_id {
-            self.id.push(byte);
+    /// The value that is being read, where it counts.
+    fn value(&mut self) -> Option<&mut Token> {
+        Some(match self.reading? {
+            Member::Id => &mut self.id,
+            Member::Version => &mut self.version,
+        })
+    }
+
+    fn of_value(&mut self, byte: u8) {
+        if let Some(value) = self.value() {
+            value.push(byte);
         }
     }
 
-    /// The call of ours that it answers.
+    /// The call of ours that it answers. What does not declare JSON-RPC 2.0 answers none.
     fn answers(&self) -> Option<u64> {
-        if self.is_request || self.id.is_longer {
+        if self.is_request || self.id.is_longer || !self.version.is(br#""2.0""#) {
             return None;
         }
         Id::from_token(Bytes::copy_from_slice(&self.id.bytes))?.came_back()
@@ -280,14 +302,17 @@ mod tests {
         for (text, answers) in [
             (r#"{"jsonrpc":"2.0","id":7,"result":{"id":8,"a":["id",9]}}"#, Some(7)),
             (r#"{"result":{"a":"\"id\":8,"},"jsonrpc":"2.0", "id" : 7 }"#, Some(7)),
-            (r#"{"id":"7","error":{"code":1,"message":"m"}}"#, Some(7)),
-            (r#"{"id":7,"method":"sampling/createMessage","params":{}}"#, None),
-            (r#"{"method":"notifications/message","params":{"id":7}}"#, None),
-            (r#"{"id":{"id":7},"result":{}}"#, None),
-            (r#"{"id":12345678901234567890123456,"result":{}}"#, None),
-            (r#"["id",7]"#, None),
-            (r#"[{"id":7}]"#, None),
-            (r#"{"i\u0064":7}"#, None),
+            (r#"{"id":"7","error":{"code":1,"message":"m","jsonrpc":"1.0"},"jsonrpc" : "2.0"}"#, Some(7)),
+            (r#"{"jsonrpc":"2.0","id":7,"method":"sampling/createMessage","params":{}}"#, None),
+            (r#"{"jsonrpc":"2.0","method":"notifications/message","params":{"id":7}}"#, None),
+            (r#"{"jsonrpc":"2.0","id":{"id":7},"result":{}}"#, None),
+            (r#"{"jsonrpc":"2.0","id":12345678901234567890123456,"result":{}}"#, None),
+            (r#"["jsonrpc","2.0","id",7]"#, None),
+            (r#"[{"jsonrpc":"2.0","id":7}]"#, None),
+            (r#"{"jsonrpc":"2.0","i\u0064":7}"#, None),
+            (r#"{"id":7,"result":{"jsonrpc":"2.0"}}"#, None),
+            (r#"{"jsonrpc":2.0,"id":7,"result":{}}"#, None),
+            (r#"{"jsonrpc":"1.0","id":7,"result":{}}"#, None),
             ("it is no JSON", None),
         ] {
             assert_eq!(lines(3, &format!("{text}\n")), [Line::TooLong { answers }], "{text}");

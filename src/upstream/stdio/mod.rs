@@ -1,8 +1,8 @@
 //! A server that is a process (2025-11-25, *Transports, stdio*), as a [`Wire`].
 //!
 //! A session is a process: `command` says what starts one, `child` is one from its start until nothing is left of
-//! it, `supervisor` watches over it from outside the proxy. `lines` takes what it says apart, `portion` what of it
-//! is for the log, `table` what an operator is shown of all of them, `hello` is how a session with one begins,
+//! it, `supervisor` watches over it from outside the proxy. `lines` takes what it says apart, `message_line` is what is written to it, `remarks` what it
+//! writes to standard error, `table` what an operator is shown of all of them, `hello` is how a session with one begins,
 //! `starts` says when one may be started again. The manual's page is
 //! [`processes`](crate::manual::processes).
 //!
@@ -13,14 +13,15 @@ mod child;
 mod command;
 mod hello;
 pub mod lines;
-mod portion;
+mod message_line;
+mod remarks;
 mod starts;
 mod supervisor;
 mod table;
 #[cfg(test)]
 mod tests;
 
-pub use command::{Command, INSTANCES, Inherit, Instances, Variables, When};
+pub use command::{Command, INSTANCES, Inherit, Instances, OWN, Variables, When};
 pub use supervisor::supervise;
 pub use table::Processes as ProcessTable;
 
@@ -33,7 +34,7 @@ use std::{
     pin::pin,
     sync::{
         Arc, OnceLock,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     task::{Context, Poll},
     time::Duration,
@@ -48,21 +49,20 @@ use tokio::{
 use super::{
     CallError, Change, Config, Description, Identity, Limits, NotStarted, Upstream,
     legacy::Legacy,
-    wire::{self, Again, Beside, Heard, Hello, Progress, Wire},
+    wire::{self, Again, Beside, Heard, Hello, Progress, QuietRounds, Wire},
     work::Work,
 };
 use crate::{
     dialect::{ClientInfo, Credentials, Principal},
-    protocol::{Capabilities, Messages, frame::on_one_line},
+    protocol::{Capabilities, Frame, Kind, Messages, Method, splice::Object},
     runtime::{Clock, Live, Mutex, Net, SystemClock},
-    telemetry::{Limit, ServerGarbage, ServerGarbageOmitted, ServerNotStarted, metrics},
+    telemetry::{Limit, ServerGarbage, ServerNotStarted, ServerOmitsVersion, ServerProcessAdded, metrics},
 };
 #[cfg(test)]
 use child::Ends;
 use child::{Child, Life, Place, Spawn};
 use hello::{Verdict, welcome};
 use lines::{Line, Lines, answered_by};
-use portion::Portion;
 use starts::{BUDGET, Start, Starts, Why};
 use table::{CallInHand, Table};
 
@@ -84,6 +84,8 @@ pub struct Processes {
     /// Why it came to nothing.
     failure: Mutex<Option<Arc<str>>>,
     table: Arc<Table>,
+    /// The operator has been told that the server writes messages without `"jsonrpc":"2.0"`.
+    is_hinted: Arc<AtomicBool>,
     /// One for each process there may be.
     places: Arc<Semaphore>,
     most: usize,
@@ -124,12 +126,16 @@ struct Said {
     left: std::ops::Range<usize>,
     /// What is left of a line: there were batches (2025-03-26).
     messages: Messages,
-    clock: SystemClock,
-    garbage: Portion,
+    /// It has said something that would be a message if it declared JSON-RPC 2.0.
+    omits_version: bool,
+    /// Whether the operator has been told so of this server.
+    is_hinted: Arc<AtomicBool>,
     life: Arc<Life>,
     work: Work,
 }
 
+/// Why a line is skipped that has the members of a message.
+const NO_VERSION: &str = r#"it has no "jsonrpc":"2.0""#;
 /// What is read at a time: all that a pipe holds, mostly.
 const READ: usize = 64 << 10;
 /// How often those who wait for a place ask for one.
@@ -205,6 +211,7 @@ impl Processes {
             came_up: Mutex::default(),
             failure: Mutex::default(),
             table: Arc::default(),
+            is_hinted: Arc::default(),
             places: Arc::new(Semaphore::new(most.min(Semaphore::MAX_PERMITS))),
             most,
             leaving: Arc::default(),
@@ -261,6 +268,43 @@ impl Processes {
         }
     }
 
+    /// Tells the operator that there will be more than one process, and why: each costs what the server costs.
+    fn tell_of_another(&self, caller: &Identity) {
+        let (running, is_one_like_these) = self.table.running(caller);
+        let processes = running.saturating_sub(self.leaving.load(Ordering::Relaxed)) + 1;
+        if processes < 2 {
+            return;
+        }
+        let why = match self.command.instances {
+            Instances::PerCaller => "each caller has its own",
+            Instances::Shared(_) if is_one_like_these => {
+                "calls that may be asked for input take turns, or a task has the other"
+            }
+            Instances::Shared(_) => "its callers declare other capabilities than those of the others",
+        };
+        let remedy = match self.command.instances {
+            Instances::PerCaller => "upstream.instances: { per: caller } says so; a number shares them",
+            Instances::Shared(_) => {
+                "upstream.instances (--instances) is the most there may be; 1 keeps it at one"
+            }
+        };
+        ServerProcessAdded { route: &self.route, processes, why, remedy }.emit();
+    }
+
+    /// An error of a server that did not start, with its last line on standard error where callers may know that.
+    async fn with_remark(&self, error: CallError, life: &Life) -> CallError {
+        match error {
+            CallError::Unreachable(why) if self.command.tells_remarks => match life.latest_remark().await {
+                Some(remark) => {
+                    let remark: String = remark.chars().take(SHOWN).collect();
+                    CallError::Unreachable(format!("{why}; its last line on standard error: {remark}"))
+                }
+                None => CallError::Unreachable(why),
+            },
+            error => error,
+        }
+    }
+
     async fn begin(&self, caller: &Identity, hello: &Hello) -> Result<(Description, Pipe), CallError> {
         self.verdict.allows(self.clock.now())?;
         let place = self.place().await?;
@@ -270,25 +314,37 @@ impl Processes {
             self.starts.lock().failed(now, caller.principal, now, Duration::ZERO);
             CallError::Unreachable(format!("its process cannot be started: {error}"))
         })?;
+        self.tell_of_another(caller);
         let entry = self.table.enter(caller.clone(), self.clock.timestamp());
         let (route, starts) = (self.route.clone(), (self.starts.clone(), caller.principal));
         let place = Place { permit: place, leaving: self.leaving.clone() };
         let (child, stdout) = Child::keep(ends, route, starts, entry, place, &self.work);
         let life = child.life().clone();
         let config = self.config.clone();
-        let mut said = Said::new(self.route.clone(), stdout, config, life.clone(), self.work.clone());
+        let (hinted, work) = (self.is_hinted.clone(), self.work.clone());
+        let mut said = Said::new(self.route.clone(), stdout, config, hinted, life.clone(), work);
         let welcomed = timeout(self.command.start_timeout, welcome(&child, &mut said, hello)).await;
         let started = welcomed.unwrap_or_else(|_| {
             let limit = self.command.start_timeout;
             Limit::StartTimeout.hit();
-            let why =
-                format!("its process did not answer `initialize` within {limit:?} (upstream.start_timeout)");
+            let hint = if said.omits_version {
+                "; it wrote JSON without \"jsonrpc\":\"2.0\", which is no message"
+            } else {
+                ""
+            };
+            let why = format!(
+                "its process did not answer `initialize` within {limit:?} (upstream.start_timeout){hint}"
+            );
             Err(CallError::Unreachable(why))
         });
-        let description = started.inspect_err(|error| {
-            self.verdict.learn(self.clock.now(), error);
-            life.did_not_start();
-        })?;
+        let description = match started {
+            Ok(description) => description,
+            Err(error) => {
+                self.verdict.learn(self.clock.now(), &error);
+                life.did_not_start();
+                return Err(self.with_remark(error, &life).await);
+            }
+        };
         let pipe = Pipe { child, said: Mutex::new(Some(said)), lost: OnceLock::new() };
         Ok((description, pipe))
     }
@@ -328,6 +384,14 @@ impl Wire for Processes {
             ServerNotStarted { route: &self.route, program: self.command.program(), error }.emit();
         }
         begun
+    }
+
+    fn quiet_rounds(&self) -> QuietRounds {
+        let Some(idle) = self.command.idle else {
+            return QuietRounds { lists: u32::MAX, others: QuietRounds::default().others };
+        };
+        let lists = u32::try_from(idle.as_secs().div_ceil(60)).unwrap_or(u32::MAX).max(1);
+        QuietRounds { lists, others: lists.min(QuietRounds::default().others) }
     }
 
     fn is_up(&self) -> Option<bool> {
@@ -393,7 +457,7 @@ impl wire::Line for Pipe {
 
     /// What the process has not read when its client leaves is followed by the cancellation.
     fn send(&self, body: Bytes, _: &HeaderMap) -> Self::Answer {
-        self.child.call(on_one_line(body)).map_err(Box::new)
+        self.child.call(body).map_err(Box::new)
     }
 
     fn poll_answer(self: &Arc<Self>, sent: &mut Self::Answer, _: u64, _: &mut Context<'_>) -> Poll<Heard> {
@@ -409,7 +473,7 @@ impl wire::Line for Pipe {
     }
 
     fn tell(&self, body: Bytes, _: Again) -> impl Future<Output = Result<(), CallError>> + Send {
-        std::future::ready(self.child.write(on_one_line(body)))
+        std::future::ready(self.child.write(body))
     }
 
     async fn listen(self: Arc<Self>, mut tell: impl FnMut(Beside) + Send) {
@@ -458,10 +522,10 @@ impl Said {
         route: Arc<str>,
         stdout: Box<dyn AsyncRead + Send + Unpin>,
         config: Live<Config>,
+        is_hinted: Arc<AtomicBool>,
         life: Arc<Life>,
         work: Work,
     ) -> Self {
-        let clock = SystemClock::new();
         Self {
             route,
             stdout,
@@ -470,8 +534,8 @@ impl Said {
             read: vec![0; READ].into_boxed_slice(),
             left: 0..0,
             messages: Messages::default(),
-            garbage: Portion::new(clock.now()),
-            clock,
+            omits_version: false,
+            is_hinted,
             life,
             work,
         }
@@ -483,7 +547,13 @@ impl Said {
             // There may be millions in what has been read, and others of this thread have calls.
             consume_budget().await;
             match self.messages.next() {
-                Some(Ok(frame)) => return Some(Beside::Message(self.messages.apart(frame))),
+                Some(Ok(frame)) if frame.is_json_rpc() => {
+                    return Some(Beside::Message(self.messages.apart(frame)));
+                }
+                Some(Ok(frame)) => {
+                    self.skip_unversioned(&frame);
+                    continue;
+                }
                 Some(Err(error)) => {
                     let line = self.messages.bytes().clone();
                     self.skip(&error, &line);
@@ -509,22 +579,42 @@ impl Said {
         }
     }
 
+    /// Skips JSON that does not declare JSON-RPC 2.0: programs that log to standard output write `error`, `method` and `id`, too.
+    fn skip_unversioned(&mut self, frame: &Frame) {
+        self.skip(&NO_VERSION, frame.as_bytes());
+        if is_meant_for_us(frame) {
+            self.omits_version = true;
+            if !self.is_hinted.swap(true, Ordering::Relaxed) {
+                ServerOmitsVersion { route: &self.route }.emit();
+            }
+        }
+    }
+
     /// Tells the operator of what is no message: what a program prints on standard output beside them, mostly.
     fn skip(&mut self, why: &dyn Display, line: &[u8]) {
-        let Some(omitted) = self.garbage.take(self.clock.now()) else { return };
         let line = String::from_utf8_lossy(&line[..line.len().min(SHOWN)]);
-        ServerGarbage { route: &self.route, why: &why.to_string(), line: &line, omitted }.emit();
+        ServerGarbage { route: &self.route, why: &why.to_string(), line: &line }.emit();
+    }
+}
+
+/// Whether what does not declare JSON-RPC 2.0 looks like a message all the same, to somebody who knows the server's words.
+fn is_meant_for_us(frame: &Frame) -> bool {
+    match frame.kind() {
+        Kind::Success { id, .. } => id.came_back().is_some(),
+        Kind::Failure { id, error } => {
+            id.as_ref().is_some_and(|id| id.came_back().is_some())
+                && Object::read(error).is_ok_and(|error| error.contains("code"))
+        }
+        Kind::Request { method, .. } | Kind::Notification { method, .. } => {
+            !matches!(method, Method::Other(_))
+        }
     }
 }
 
 impl Drop for Said {
-    /// What was not told of is counted. A process that is being ended may still write: it is read on until nothing is
+    /// A process that is being ended may still write: it is read on until nothing is
     /// left of it, so that it meets no closed pipe; nobody hears what it says.
     fn drop(&mut self) {
-        let count = self.garbage.omitted();
-        if count > 0 {
-            ServerGarbageOmitted { route: &self.route, count }.emit();
-        }
         let mut stdout = mem::replace(&mut self.stdout, Box::new(tokio::io::empty()));
         let (mut read, life) = (mem::take(&mut self.read), self.life.clone());
         self.work.spawn(async move {

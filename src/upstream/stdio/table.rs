@@ -101,6 +101,16 @@ impl Table {
         Entry { table: self.clone(), process }
     }
 
+    /// How many run, and whether one of them serves callers like these.
+    pub fn running(&self, like: &Identity) -> (usize, bool) {
+        let known = self.0.lock();
+        let is_like = |process: &Arc<Process>| {
+            let Identity { principal, capabilities, .. } = &process.serves;
+            *principal == like.principal && capabilities.legacy() == like.capabilities.legacy()
+        };
+        (known.running.len(), known.running.iter().any(is_like))
+    }
+
     pub fn shown(&self) -> Processes {
         let known = self.0.lock();
         Processes {

@@ -50,7 +50,8 @@ fn is_same(found: &Line, wanted: &[u8]) {
             assert!(wanted.len() > LIMIT);
             // What is no JSON answers nothing in particular; of what is, it is found, unless it is written oddly.
             let Ok(Value::Object(message)) = serde_json::from_slice(wanted) else { return };
-            let id = message.get("id").filter(|_| !message.contains_key("method"));
+            let is_message = message.get("jsonrpc").is_some_and(|version| version == "2.0");
+            let id = message.get("id").filter(|_| is_message && !message.contains_key("method"));
             let id = id.and_then(|id| id.as_u64().or_else(|| id.as_str()?.parse().ok()));
             let is_odd = wanted.contains(&b'\\') || is_repeated(wanted) || is_spelled(wanted);
             if !is_odd {
@@ -63,7 +64,7 @@ fn is_same(found: &Line, wanted: &[u8]) {
 /// Whether a key may be there twice: `serde_json` keeps the last, here as there, but for a `method`.
 fn is_repeated(line: &[u8]) -> bool {
     let count = |key: &[u8]| line.windows(key.len()).filter(|part| *part == key).count();
-    count(b"\"id\"") > 1 || count(b"\"method\"") > 1
+    [&br#""id""#[..], br#""method""#, br#""jsonrpc""#].into_iter().any(|key| count(key) > 1)
 }
 
 /// Whether the id may be longer than any of ours, or spelled as none of them.

@@ -113,7 +113,7 @@ const NO_BOUND: &[(&str, &str)] = &[
     ("upstream/mod.rs CONNECTIONS", DEFAULT),
     ("upstream/stdio/command.rs INSTANCES", DEFAULT),
     ("upstream/stdio/command.rs START_TIMEOUT", DEFAULT),
-    ("upstream/stdio/portion.rs WHILE", "the time in which `LINES` are counted"),
+    ("upstream/stdio/command.rs IDLE", DEFAULT),
     ("upstream/stdio/starts.rs MINUTE", "the time in which `BUDGET` is counted"),
     ("upstream/stdio/starts.rs PAUSE", PAUSE),
     ("upstream/stdio/starts.rs STEADY", "where a start counts as one that has worked"),

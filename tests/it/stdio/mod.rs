@@ -31,7 +31,7 @@ use tokio::time::sleep;
 
 const SERVER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/it/stdio/server.py");
 /// The variable by which processes are known.
-const MARK: &str = "DEFERRAL_TEST_TREE";
+const MARK: &str = "TREE_OF_A_TEST";
 /// What a proxy is configured by.
 const FILE: &str = "deferral.yaml";
 
@@ -83,6 +83,8 @@ impl Proxy {
             .args(words)
             .env(MARK, &mark)
             .env("SECRET", "of the proxy")
+            .env("DEFERRAL_ADMIN_TOKEN", "of the proxy")
+            .env("DEFERRAL_STORE_KEY", "of the proxy")
             .env_remove("DEFERRAL_LOG")
             // What it does not need any more is given back at once: its memory is looked at.
             .env("MIMALLOC_PURGE_DELAY", "0")
@@ -410,7 +412,11 @@ async fn a_command_gets_the_environment_and_the_folder_that_are_written() {
     assert_eq!(had["HOME"], json!(std::env::var("HOME").ok()));
     proxy.stops().await;
     let proxy = Proxy::start("plain");
-    assert_eq!(environment(&proxy).await["SECRET"], "of the proxy");
+    let had = environment(&proxy).await;
+    assert_eq!(had["SECRET"], "of the proxy");
+    let own: Vec<_> =
+        had.as_object().expect("variables").keys().filter(|name| name.starts_with("DEFERRAL_")).collect();
+    assert!(own.is_empty(), "no process inherits what the proxy is configured by: {own:?}");
     proxy.stops().await;
 }
 

@@ -103,12 +103,15 @@ async fn what_is_skipped_beyond_what_is_logged_is_counted() {
     let printed = client.ask("tools/call", arguments("print", json!({ "lines": lines }))).await;
     assert_eq!(printed.text(), "printed");
     client.ask("tools/call", arguments("die", json!({ "code": 0 }))).await;
-    proxy.has_logged("event=stdout_omitted").await;
+    proxy.has_logged("event=ended_unexpectedly").await;
     let log = proxy.log();
     let logged = log.lines().filter(|line| line.contains("event=stdout_skipped")).count();
     let count = |line: &str| line.rsplit_once("count=")?.1.parse::<usize>().ok();
-    let omitted: usize =
-        log.lines().filter(|line| line.contains("event=stdout_omitted route=/mcp ")).filter_map(count).sum();
+    let omitted: usize = log
+        .lines()
+        .filter(|line| line.contains("event=lines_suppressed lines=stdout_skipped of=/mcp "))
+        .filter_map(count)
+        .sum();
     assert!(logged < LINES / 2, "{logged}");
     // One of them is no text.
     assert_eq!(logged + omitted, LINES + 1, "{logged} are logged, {omitted} omitted");
@@ -129,8 +132,11 @@ async fn what_is_remarked_beyond_what_is_logged_is_counted_and_told_with_its_rou
     let log = proxy.log();
     let count = |line: &str| line.rsplit_once("count=")?.1.parse::<usize>().ok();
     let logged = log.lines().filter(|line| line.contains("event=stderr route=/mcp line=")).count();
-    let omitted: usize =
-        log.lines().filter(|line| line.contains("event=stderr_omitted route=/mcp ")).filter_map(count).sum();
+    let omitted: usize = log
+        .lines()
+        .filter(|line| line.contains("event=lines_suppressed lines=stderr of=/mcp "))
+        .filter_map(count)
+        .sum();
     // One that dies has its last words.
     assert_eq!(logged + omitted, REMARKS + 1, "{logged} are logged, {omitted} omitted");
     assert!(logged < REMARKS / 2, "{logged}");

@@ -36,7 +36,10 @@ use crate::{
     protocol::Frame,
     runtime::Mutex,
     telemetry::{Limit, Taken},
-    upstream::{CallError, Description, Identity, wire::Wire},
+    upstream::{
+        CallError, Description, Identity,
+        wire::{QuietRounds, Wire},
+    },
 };
 
 /// The sessions opened on behalf of one identity.
@@ -72,10 +75,6 @@ const IDENTITY: usize = 512;
 /// The pause before a session for those who listen is tried again. Doubles each time.
 const PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
-/// Rounds (minutes) after which a session that is not used is closed.
-const QUIET: u32 = 5;
-/// The same for the list session: what it reports may be waited for.
-const QUIET_LISTS: u32 = 30;
 
 // === impl Weight ===
 
@@ -251,6 +250,7 @@ impl<W: Wire> Group<W> {
     /// somebody waits for reports.
     pub(super) fn sweep(&self, watched: bool) {
         let mut quiet = Vec::new();
+        let QuietRounds { lists: lists_for, others: others_for } = self.server.wire.quiet_rounds();
         {
             let mut seats = self.seats.lock();
             let Seats { all, lists, .. } = &mut *seats;
@@ -261,8 +261,8 @@ impl<W: Wire> Group<W> {
                 seat.quiet = if in_use { 0 } else { seat.quiet + 1 };
                 let is_lists = lists.as_ref().is_some_and(|lists| Arc::ptr_eq(lists, &seat.session));
                 let stays = match is_lists {
-                    true => needed || seat.quiet < QUIET_LISTS,
-                    false => seat.quiet < QUIET,
+                    true => needed || seat.quiet < lists_for,
+                    false => seat.quiet < others_for,
                 };
                 if !stays {
                     quiet.push(seat.session.clone());

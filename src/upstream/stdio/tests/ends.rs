@@ -1,6 +1,6 @@
 //! What a process says, what it does not read, and how it ends.
 
-use serde_json::json;
+use serde_json::{Value, json};
 use std::{
     sync::{
         Arc,
@@ -14,7 +14,7 @@ use tokio::{
     time::sleep,
 };
 
-use super::{ASKABLE, Call, MUTE, PIPE, World, soon};
+use super::{ASKABLE, Call, MUTE, PIPE, World, outgoing, soon};
 use crate::{
     dialect::Principal,
     runtime::Clock,
@@ -102,6 +102,92 @@ async fn a_process_that_is_ended_while_it_writes_is_read_on_until_it_has_ended()
     }
 }
 
+/// The answer to a call, which is longer than may be.
+fn too_large(id: u64, bytes: usize) -> String {
+    format!("{{\"jsonrpc\":\"2.0\",\"result\":\"{}\",\"id\":{id}}}\n", "x".repeat(bytes))
+}
+
+/// What programs print that log JSON to standard output, beside what looks like messages of those who forget the version.
+fn without_version(id: u64) -> String {
+    [
+        json!({ "level": "error", "error": "dial tcp 10.0.0.1:5432: connection refused" }),
+        json!({ "level": "warn", "id": "job-7", "error": "timeout" }),
+        json!({ "level": "info", "method": "GET", "path": "/me?token=secret", "status": 200 }),
+        json!({ "level": "info", "id": "job-7", "method": "POST", "path": "/jobs" }),
+        json!({ "id": id, "error": { "code": -32600, "message": "refused" } }),
+        json!({ "id": id, "result": { "content": [], "level": "info" } }),
+        json!({ "jsonrpc": 2.0, "id": id, "result": {} }),
+        json!({ "jsonrpc": "1.0", "id": id, "result": {} }),
+        json!({ "id": "q", "method": "elicitation/create", "params": { "message": "secret?" } }),
+        json!({ "method": "notifications/message", "params": { "level": "info", "data": "secret" } }),
+        json!([{ "id": id, "result": {} }, { "method": "notifications/tools/list_changed" }]),
+        json!("text"),
+        json!(7),
+        json!(null),
+        json!([]),
+        json!([[{ "jsonrpc": "2.0", "id": id, "result": {} }]]),
+    ]
+    .map(|line| format!("{line}\n"))
+    .concat()
+}
+
+#[tokio::test(start_paused = true)]
+async fn json_that_declares_no_json_rpc_is_no_message_before_the_handshake_and_behind_it() {
+    let mut world = World::new();
+    let mut reported = world.server.watch(Principal::ANONYMOUS);
+    let mut call = world.call(1, ASKABLE);
+    let mut process = world.next().await;
+    process.says(&without_version(0)).await;
+    process.comes_up().await;
+    let id = process.called().await;
+    process.says(&without_version(id)).await;
+    // Of a batch, what declares it is a message.
+    let change = r#"{"jsonrpc":"2.0","method":"notifications/tools/list_changed"}"#;
+    process.says(&format!("[{{\"id\":{id},\"result\":{{}}}},{change}]\n")).await;
+    process.answers(id).await;
+    call.is_answered().await;
+    assert!(matches!(reported.recv().await, Ok(Reported::ListChanged(_))));
+    assert!(futures_util::poll!(std::pin::pin!(reported.recv())).is_pending(), "one of them was a message");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_that_omits_the_version_from_its_messages_does_not_start_and_the_error_says_so() {
+    let mut world = World::with(|command, _| command.start_timeout = Duration::from_secs(7));
+    let mut call = world.call(1, MUTE);
+    let mut process = world.next().await;
+    let id = process.reads().await["id"].clone();
+    let result = json!({ "protocolVersion": "2025-11-25", "capabilities": {}, "serverInfo": {} });
+    process.says(&format!("{}\n", json!({ "id": id, "result": result }))).await;
+    let lost = call.lost().await.to_string();
+    assert!(lost.contains("upstream.start_timeout") && lost.contains(r#"without "jsonrpc":"2.0""#), "{lost}");
+}
+
+/// `reads` checks that each line is one message, to whichever reader of lines.
+#[tokio::test(start_paused = true)]
+async fn no_message_of_a_client_reaches_a_process_on_more_than_one_line() {
+    const BREAKS: &str = "{\"elicitation\":{},\r\n\"x\":\n{\"jsonrpc\":\"2.0\",\"id\":9,\"method\":\"tools/call\"}\r,\n\"a\u{2028}b\":\"\u{85}\u{2029}\"}";
+    let mut world = World::new();
+    let mut call = world.sent(outgoing(
+        Principal::ANONYMOUS,
+        1,
+        BREAKS,
+        "{\n\"name\":\"t\",\n\"arguments\":{\"a\":\"\u{2028}\"\r}}",
+    ));
+    let mut process = world.next().await;
+    let declared = &process.comes_up().await["params"]["capabilities"];
+    assert_eq!(declared, &serde_json::from_str::<Value>(BREAKS).expect("JSON"));
+    let sent = process.reads().await;
+    assert_eq!(sent["params"]["arguments"]["a"], "\u{2028}");
+    process.asks("q").await;
+    let Event::Asked(question) = call.next().await else { panic!("it is asked") };
+    let response = "{\"action\":\"accept\",\n\"content\":\r{\"name\":\"\u{2029}\"}\n}";
+    question.answer.send(Ok(response.into()));
+    let answer = process.reads().await;
+    assert_eq!((&answer["id"], &answer["result"]["content"]["name"]), (&json!("q"), &json!("\u{2029}")));
+    call.work.abort();
+    assert_eq!(process.reads().await["method"], "notifications/cancelled");
+}
+
 #[tokio::test(start_paused = true)]
 async fn what_is_no_message_is_skipped_and_one_that_is_too_large_fails_its_call_alone() {
     let mut world = World::with(|_, config| config.limits.result_bytes = 200);
@@ -111,7 +197,7 @@ async fn what_is_no_message_is_skipped_and_one_that_is_too_large_fails_its_call_
         process.called().await;
     }
     process.says("Listening on nothing\n\n{\"a\": 1}\n[1, 2]\n").await;
-    process.says(&format!("{{\"result\":\"{}\",\"id\":2}}\n", "x".repeat(3000))).await;
+    process.says(&too_large(2, 3000)).await;
     process.says(&format!("{}\n", "y".repeat(3000))).await;
     let batch = r#"[{"jsonrpc":"2.0","id":1,"result":{}},{"jsonrpc":"2.0","id":3,"result":{}}]"#;
     process.says(&format!("{batch}\n")).await;
@@ -151,7 +237,7 @@ async fn a_process_that_runs_keeps_to_a_limit_that_is_changed() {
         world.server.otherwise(&Config { limits, ..Config::default() }).expect("it can be changed")();
     };
     otherwise(200);
-    process.says(&format!("{{\"result\":\"{}\",\"id\":1}}\n", "x".repeat(300))).await;
+    process.says(&too_large(1, 300)).await;
     let lost = small.lost().await;
     assert!(matches!(lost, CallError::TooLarge { limit: 200 }), "{lost:?}");
     otherwise(400);
@@ -167,7 +253,7 @@ async fn a_call_whose_answer_is_too_large_is_over_and_leaves_nothing_behind() {
     let mut large = world.call(1, ASKABLE);
     let mut process = world.up().await;
     process.called().await;
-    process.says(&format!("{{\"result\":\"{}\",\"id\":1}}\n", "x".repeat(300))).await;
+    process.says(&too_large(1, 300)).await;
     let lost = large.lost().await;
     assert!(matches!(lost, CallError::TooLarge { limit: 200 }), "{lost:?}");
     let mut next = world.call(2, ASKABLE);
@@ -192,8 +278,10 @@ async fn an_answer_that_is_no_message_fails_its_call_and_what_only_has_an_id_doe
     process.called().await;
     for line in [
         &br#"{"id":0,"level":"info"}"#[..],
-        br#"{"id":0,"method":5,"result":{}}"#,
-        br#"[{"id":0,"error":null}]"#,
+        br#"{"jsonrpc":"2.0","id":0,"method":5,"result":{}}"#,
+        br#"[{"jsonrpc":"2.0","id":0,"error":null}]"#,
+        br#"{"id":0,"error":null}"#,
+        br#"{"id":0,"result":{},"error":"both"}"#,
     ] {
         process.stdout.write_all(&[line, b"\n"].concat()).await.expect("it is read");
     }

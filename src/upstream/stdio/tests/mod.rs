@@ -27,7 +27,7 @@ use tokio::{
     task::{JoinHandle, yield_now},
 };
 
-use super::{Command, Ends, Stdio, supervisor::Report};
+use super::{Command, Ends, Stdio, message_line::MessagePipe, supervisor::Report};
 use crate::{
     dialect::{Credentials, Principal, modern},
     protocol::{Capabilities, Method},
@@ -93,7 +93,7 @@ impl World {
             let process = Process { stdin, stdout: output.1, stderr: remarks.1, control: control.1 };
             let _ = sender.send(process);
             Ok(Ends {
-                stdin: Box::new(input.0),
+                stdin: MessagePipe::new(input.0),
                 stdout: Box::new(output.0),
                 stderr: stderr(remarks.0),
                 control: Box::new(control.0),
@@ -222,6 +222,10 @@ impl Call {
 impl Process {
     async fn reads(&mut self) -> Value {
         let line = self.stdin.next_line().await.expect("it can be read").expect("it is open");
+        assert!(
+            !line.contains(['\r', '\u{85}', '\u{2028}', '\u{2029}']),
+            "some readers end a line in it: {line:?}"
+        );
         serde_json::from_str(&line).expect("JSON")
     }
 
@@ -245,7 +249,7 @@ impl Process {
         self.says(&format!("{question}\n")).await;
     }
 
-    async fn comes_up(&mut self) {
+    async fn comes_up(&mut self) -> Value {
         let hello = self.reads().await;
         assert_eq!(hello["method"], "initialize");
         let result = json!({
@@ -254,6 +258,7 @@ impl Process {
         });
         self.says(&format!("{}\n", json!({ "jsonrpc": "2.0", "id": hello["id"], "result": result }))).await;
         assert_eq!(self.reads().await["method"], "notifications/initialized");
+        hello
     }
 
     async fn refuses(&mut self, error: &Value) {

@@ -3,17 +3,18 @@
 use bytes::Bytes;
 use futures_util::{FutureExt, StreamExt};
 use serde_json::json;
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     time::{advance, sleep, timeout},
 };
+use tracing_subscriber::layer::SubscriberExt;
 
 use super::{ASKABLE, Call, MORE, MUTE, Process, World, outgoing};
 use crate::{
     dialect::Principal,
-    runtime::Clock,
-    telemetry::Limit,
+    runtime::{Clock, Mutex},
+    telemetry::{Format, Limit, Lines},
     upstream::{
         CallError, Deferral, Event, Limits, Outgoing, Upstream,
         stdio::{Instances, command::PER_CALLER, supervisor::Report},
@@ -83,6 +84,7 @@ async fn a_refusal_of_initialize_that_says_nothing_of_revisions_keeps_its_words(
         process.refuses(&refusal).await;
         let probe = process.reads().await;
         if let Some(mut answer) = answer {
+            answer["jsonrpc"] = json!("2.0");
             answer["id"] = probe["id"].clone();
             process.says(&format!("{answer}\n")).await;
         }
@@ -634,4 +636,85 @@ async fn a_call_that_waits_for_a_place_has_what_comes_free_among_its_own() {
     assert!(world.clock.now() - began < Duration::from_secs(1), "it waits for another");
     process.answers(3).await;
     call.is_answered().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn callers_on_this_machine_are_told_the_last_line_of_a_server_that_does_not_start() {
+    for (tells_remarks, ends) in [(true, true), (true, false), (false, true)] {
+        let mut world = World::with(|command, _| {
+            command.tells_remarks = tells_remarks;
+            command.start_timeout = Duration::from_secs(7);
+        });
+        let mut call = world.call(1, MUTE);
+        let mut process = world.next().await;
+        process.stderr.write_all(b"Traceback:\n  line 1\nKeyError: 'API_KEY'\n").await.expect("it is read");
+        let process = match ends {
+            true => {
+                process.ends("exit status: 1").await;
+                None
+            }
+            false => Some(process),
+        };
+        let lost = call.lost().await.to_string();
+        let told = lost.contains("; its last line on standard error: KeyError: 'API_KEY'");
+        assert_eq!(told, tells_remarks, "{lost}");
+        assert!(!lost.contains("line 1"), "{lost}");
+        assert_eq!(lost.contains("exit status: 1"), ends, "{lost}");
+        drop(process);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_log_says_when_and_why_a_server_runs_as_one_more_process() {
+    let lines = Arc::<Mutex<Vec<String>>>::default();
+    let kept = Arc::clone(&lines);
+    let take = move |_: &tracing::Level, line: &str| kept.lock().push(line.to_owned());
+    let layer = Lines::new(Format::Text, || std::time::SystemTime::UNIX_EPOCH, take);
+    let _log = tracing::subscriber::set_default(tracing_subscriber::registry().with(layer));
+    let added = || {
+        let lines = lines.lock();
+        lines.iter().filter(|line| line.contains("event=process_added")).cloned().collect::<Vec<_>>()
+    };
+    let mut world = World::new();
+    let _first = at_rest(&mut world, 1, MUTE).await;
+    assert_eq!(added(), [""; 0], "one is what anybody expects");
+    let _second = at_rest(&mut world, 2, ASKABLE).await;
+    let said = added();
+    assert_eq!(said.len(), 1, "{said:?}");
+    assert!(
+        said[0].contains("route=/mcp processes=2 why=\"its callers declare other capabilities"),
+        "{said:?}"
+    );
+    assert!(said[0].contains("upstream.instances (--instances)"), "{said:?}");
+    let mut own = World::with(|command, _| command.instances = Instances::PerCaller);
+    let _first = at_rest(&mut own, 1, MUTE).await;
+    let _second = at_rest(&mut own, 2, MUTE).await;
+    assert!(
+        added().last().is_some_and(|line| line.contains("why=\"each caller has its own\"")),
+        "{:?}",
+        added()
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_process_without_calls_is_kept_for_as_long_as_is_written() {
+    const MINUTE: Duration = Duration::from_secs(60);
+    for (idle, kept, ended) in [
+        (Some(2 * MINUTE), Some(MINUTE), Some(4 * MINUTE)),
+        (Some(MINUTE / 60), None, Some(3 * MINUTE)),
+        (None, Some(1440 * MINUTE), None),
+    ] {
+        let mut world = World::with(|command, _| command.idle = idle);
+        let mut process = at_rest(&mut world, 1, MUTE).await;
+        let began = world.clock.now();
+        let mut line = std::pin::pin!(process.stdin.next_line());
+        if let Some(kept) = kept {
+            timeout(kept, &mut line).await.expect_err("it is kept");
+        }
+        if let Some(ended) = ended {
+            let left = ended.saturating_sub(world.clock.now() - began);
+            let end = timeout(left, &mut line).await.expect("it is ended").expect("it can be read");
+            assert_eq!(end, None);
+        }
+    }
 }

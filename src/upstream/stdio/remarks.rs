@@ -1,17 +1,6 @@
-//! How much of what a process says goes to the log.
+//! What a process writes to standard error: lines for the log, and the last of them.
 
-use std::{
-    collections::VecDeque,
-    time::{Duration, Instant},
-};
-
-/// So many lines in a while, and how many were left out.
-#[derive(Debug)]
-pub struct Portion {
-    left: u32,
-    since: Instant,
-    omitted: u64,
-}
+use std::collections::VecDeque;
 
 /// Takes a stream apart into lines for people. Keeps the beginning of each, and the last few.
 #[derive(Debug, Default)]
@@ -23,39 +12,10 @@ pub struct Remarks {
     last: VecDeque<String>,
 }
 
-/// Lines of one process that are logged within [`WHILE`]; further ones are counted.
-const LINES: u32 = 200;
-const WHILE: Duration = Duration::from_secs(10);
 /// Bytes of a line that are kept.
 const LINE: usize = 2048;
 /// Lines that are kept until the process ends.
 const LAST: usize = 10;
-
-// === impl Portion ===
-
-impl Portion {
-    pub fn new(now: Instant) -> Self {
-        Self { left: LINES, since: now, omitted: 0 }
-    }
-
-    /// Whether one more is logged; first how many were not, where that has not been said.
-    pub fn take(&mut self, now: Instant) -> Option<u64> {
-        if now.duration_since(self.since) >= WHILE {
-            (self.left, self.since) = (LINES, now);
-        }
-        if self.left == 0 {
-            self.omitted += 1;
-            return None;
-        }
-        self.left -= 1;
-        Some(std::mem::take(&mut self.omitted))
-    }
-
-    /// How many were left out and not told of.
-    pub fn omitted(&self) -> u64 {
-        self.omitted
-    }
-}
 
 // === impl Remarks ===
 
@@ -95,6 +55,11 @@ impl Remarks {
         Some(line)
     }
 
+    /// The latest line.
+    pub fn latest(&self) -> Option<&str> {
+        self.last.back().map(String::as_str)
+    }
+
     /// The last lines.
     pub fn last(&self) -> Vec<String> {
         self.last.iter().cloned().collect()
@@ -104,20 +69,6 @@ impl Remarks {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::runtime::{Clock, SystemClock};
-
-    #[test]
-    fn so_many_lines_are_logged_and_the_others_counted() {
-        let now = SystemClock::new().now();
-        let mut portion = Portion::new(now);
-        for _ in 0..LINES {
-            assert_eq!(portion.take(now), Some(0));
-        }
-        assert_eq!((portion.take(now), portion.take(now)), (None, None));
-        assert_eq!(portion.omitted(), 2);
-        assert_eq!(portion.take(now + WHILE), Some(2));
-        assert_eq!(portion.omitted(), 0);
-    }
 
     #[test]
     fn of_a_line_without_end_the_beginning_is_kept() {

@@ -1,0 +1,185 @@
+//! What is written to a process: one message on one line.
+//!
+//! A line break inside a message would let its author write a message of their own to the process: the rest of the line
+//! is read as the next message. So the pipe takes [`MessageLine`]s only, and [`MessageLine::of`] is their only maker.
+
+use bytes::{Buf, Bytes};
+use std::{io, pin::Pin};
+use tokio::io::{AsyncWrite, AsyncWriteExt};
+
+/// A message that no reader of lines takes for more than one.
+///
+/// Line feeds and carriage returns, which JSON allows between tokens only, become spaces. U+0085, U+2028 and U+2029,
+/// which JSON allows in strings as they are, become `\u` escapes: Node's `readline` and Java's `Scanner` end a line
+/// there. JSON allows no other character at which a reader in use ends a line (Python's `str.splitlines` knows more).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MessageLine(Bytes);
+
+/// The standard input of a process.
+pub struct MessagePipe {
+    pipe: Pin<Box<dyn AsyncWrite + Send>>,
+    /// Short messages that are written together.
+    short: Vec<u8>,
+}
+
+/// What one write took.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Taken {
+    pub messages: usize,
+    /// Without the line ends.
+    pub bytes: usize,
+}
+
+/// Messages that wait are written together up to this many bytes; a longer one is written by itself.
+const TOGETHER: usize = 16 << 10;
+
+// === impl MessageLine ===
+
+impl MessageLine {
+    /// Copies the message only where something has to be replaced.
+    pub fn of(message: Bytes) -> Self {
+        match first_break(&message) {
+            Some(first) => Self(without_breaks(&message, first)),
+            None => Self(message),
+        }
+    }
+
+    /// In bytes, without the line end.
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+}
+
+/// A line break at the beginning of some bytes: its length and what stands for it.
+fn break_at(bytes: &[u8]) -> Option<(usize, &'static [u8])> {
+    match bytes {
+        [b'\n' | b'\r', ..] => Some((1, b" ")),
+        [0xc2, 0x85, ..] => Some((2, br"\u0085")),
+        [0xe2, 0x80, 0xa8, ..] => Some((3, br"\u2028")),
+        [0xe2, 0x80, 0xa9, ..] => Some((3, br"\u2029")),
+        _ => None,
+    }
+}
+
+fn first_break(bytes: &[u8]) -> Option<usize> {
+    let plain = memchr::memchr2(b'\n', b'\r', bytes);
+    let before = &bytes[..plain.unwrap_or(bytes.len())];
+    memchr::memchr2_iter(0xc2, 0xe2, before).find(|at| break_at(&bytes[*at..]).is_some()).or(plain)
+}
+
+fn without_breaks(message: &[u8], first: usize) -> Bytes {
+    let mut line = Vec::with_capacity(message.len() + 16);
+    line.extend_from_slice(&message[..first]);
+    let mut rest = &message[first..];
+    while let Some(&byte) = rest.first() {
+        let (length, replacement) = break_at(rest).unwrap_or((1, &[]));
+        match replacement {
+            [] => line.push(byte),
+            _ => line.extend_from_slice(replacement),
+        }
+        rest = &rest[length..];
+    }
+    line.into()
+}
+
+// === impl MessagePipe ===
+
+impl MessagePipe {
+    pub fn new(pipe: impl AsyncWrite + Send + 'static) -> Self {
+        Self { pipe: Box::pin(pipe), short: Vec::new() }
+    }
+
+    /// Writes a message and those that follow it at once, short ones together.
+    ///
+    /// # Errors
+    /// Those of the pipe. What was taken is gone all the same.
+    pub async fn write(
+        &mut self,
+        first: MessageLine,
+        mut next: impl FnMut() -> Option<MessageLine>,
+    ) -> (Taken, io::Result<()>) {
+        self.short.clear();
+        let (mut long, mut taken) = (None, Taken::default());
+        let mut line = Some(first);
+        while let Some(MessageLine(message)) = line.take() {
+            taken.messages += 1;
+            taken.bytes += message.len();
+            if message.len() > TOGETHER {
+                long = Some(message.chain(&b"\n"[..]));
+                break;
+            }
+            self.short.extend_from_slice(&message);
+            self.short.push(b'\n');
+            if self.short.len() < TOGETHER {
+                line = next();
+            }
+        }
+        let mut written = self.pipe.write_all(&self.short).await;
+        if let (Ok(()), Some(mut long)) = (&written, long) {
+            written = self.pipe.write_all_buf(&mut long).await;
+        }
+        (taken, written)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::protocol::Frame;
+    use proptest::prelude::*;
+    use serde_json::Value;
+
+    fn line(message: &str) -> String {
+        String::from_utf8(MessageLine::of(Bytes::copy_from_slice(message.as_bytes())).0.to_vec())
+            .expect("text")
+    }
+
+    #[test]
+    fn line_breaks_between_tokens_become_spaces_and_those_in_strings_escapes() {
+        assert_eq!(line("{\"a\":\r\n1,\n\"b\":\"x\"}\r"), "{\"a\":  1, \"b\":\"x\"} ");
+        assert_eq!(
+            line("{\"a\u{2028}\":\"\u{85}\u{2029}\u{a9}\u{2014}\"}"),
+            "{\"a\\u2028\":\"\\u0085\\u2029\u{a9}\u{2014}\"}"
+        );
+        // A backslash before one is a character of its own there.
+        assert_eq!(line("[\"\\\\\u{2028}\"]"), r#"["\\\u2028"]"#);
+    }
+
+    #[test]
+    fn a_message_without_line_breaks_is_not_copied() {
+        let message = Bytes::from("{\"a\":\"\u{e9}\u{a9}\u{2014}\u{4e00}\"}");
+        assert_eq!(MessageLine::of(message.clone()).0.as_ptr(), message.as_ptr());
+    }
+
+    /// The other characters at which `str.splitlines` of Python ends a line.
+    #[test]
+    fn no_message_holds_another_character_that_ends_a_line() {
+        for byte in [0x0b, 0x0c, 0x1c, 0x1d, 0x1e] {
+            for message in
+                [[&br#"{"method":"a"#[..], &[byte], br#""}"#], [br#"{"method":"#, &[byte], br#""a"}"#]]
+            {
+                assert!(Frame::parse(message.concat().into()).is_err(), "{byte}");
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_is_written_is_one_line(bytes in proptest::collection::vec(
+            prop_oneof![Just(b'\n'), Just(b'\r'), Just(0xc2), Just(0x85), Just(0xe2), Just(0x80), Just(0xa8), Just(0xa9), Just(b'\\'), any::<u8>()], 0..40,
+        )) {
+            let MessageLine(line) = MessageLine::of(bytes.into());
+            prop_assert_eq!(first_break(&line), None, "{}", line.escape_ascii());
+        }
+
+        #[test]
+        fn a_message_on_one_line_means_the_same(text in "[a\\\\\"\u{85}\u{2028}\u{2029}\u{e9}\u{2014}\n\r]{0,12}", space in "[ \n\r\t]{0,3}") {
+            let text = serde_json::to_string(&text).expect("a string");
+            let message = format!("{{{space}{text}:{space}[{text}{space}]}}{space}");
+            let meant = |message: &str| serde_json::from_str::<Value>(message).expect("JSON");
+            let line = line(&message);
+            prop_assert_eq!(meant(&line), meant(&message));
+            prop_assert_eq!(first_break(line.as_bytes()), None);
+        }
+    }
+}
