@@ -8,7 +8,7 @@ mod reload;
 mod run;
 mod watch;
 
-pub use run::{Source, Waiting, run};
+pub use run::{Source, Stops, Waiting, run};
 
 use crate::{
     admin,
@@ -88,6 +88,11 @@ pub enum Error {
     Upstream { path: Arc<str>, source: NotStarted },
     #[error("stopped at once by a second signal; the log says what was lost")]
     Hurried,
+    #[error(
+        "an MCP message arrived on the standard input, and this program serves HTTP, at {url}: a host that starts it as a server \
+         over stdio waits for ever; give the host this URL instead of a command, and start the proxy by itself"
+    )]
+    StartedByHost { url: String },
 }
 
 /// After the time to end by itself is over, calls and tasks are told and given this long to say so.
@@ -428,6 +433,12 @@ impl Running {
     pub fn url(&self, address: &SocketAddr, path: &str) -> String {
         let scheme = if self.tls { "https" } else { "http" };
         format!("{scheme}://{address}{path}")
+    }
+
+    /// The first endpoint of the configuration, as a URL.
+    fn first_url(&self) -> String {
+        let path = self.paths.first().map_or("", |path| path);
+        self.addresses.first().map_or_else(String::new, |address| self.url(address, path))
     }
 
     /// Stops in order: where notice is given they are served for that long; then new calls are refused, what ends within the drain time does and is fetched, the

@@ -10,6 +10,7 @@ use crate::{
 use std::{
     env,
     fmt::Display,
+    future::pending,
     path::{Path, PathBuf, absolute},
     time::Duration,
 };
@@ -24,6 +25,15 @@ pub struct Source {
     pub read: Box<dyn Fn() -> Result<Config, String> + Send>,
     /// Whether it is read again when one of its files changes.
     pub watched: bool,
+}
+
+/// What ends the process beside SIGTERM and Ctrl-C.
+#[derive(Default)]
+pub struct Stops {
+    /// SIGHUP ends it in order, as the terminal that it was started from has closed; else it has the configuration read again.
+    pub on_hangup: bool,
+    /// Resolves when an MCP host writes to the standard input.
+    pub on_host: Option<oneshot::Receiver<()>>,
 }
 
 /// What the process may be told from outside.
@@ -61,10 +71,11 @@ const NAMED: usize = 20;
 /// `ready` is called once clients are served, `stopping` when it begins to stop.
 ///
 /// # Errors
-/// As [`start`]; [`Error::Hurried`].
+/// As [`start`]; [`Error::Hurried`], [`Error::StartedByHost`].
 pub async fn run(
     mut config: Config,
     source: Source,
+    mut stops: Stops,
     ready: impl FnOnce(&Running),
     stopping: impl FnOnce(&Waiting),
 ) -> Result<(), Error> {
@@ -79,11 +90,15 @@ pub async fn run(
     log_warnings(&warnings);
     ready(&running);
     notify::ready();
-    let is_interrupt = loop {
+    let (is_interrupt, host) = loop {
         let by = tokio::select! {
             biased;
-            is_interrupt = signals.stop() => break is_interrupt,
-            Some(()) = or_never(hangup.as_mut().map(Signal::recv)) => By::Signal,
+            is_interrupt = signals.stop() => break (is_interrupt, None),
+            () = host_writes(&mut stops.on_host) => break (false, Some(running.first_url())),
+            Some(()) = or_never(hangup.as_mut().map(Signal::recv)) => match stops.on_hangup {
+                true => break (false, None),
+                false => By::Signal,
+            },
             Some(tell) = running.asked.recv() => By::Operator(tell),
             () = or_never(watch.as_mut().map(Watch::changed)) => By::Watch,
         };
@@ -121,9 +136,10 @@ pub async fn run(
     let again = async {
         signals.stop().await;
     };
-    match running.stop_unless(again).await {
-        true => Err(Error::Hurried),
-        false => Ok(()),
+    match (running.stop_unless(again).await, host) {
+        (_, Some(url)) => Err(Error::StartedByHost { url }),
+        (true, None) => Err(Error::Hurried),
+        (false, None) => Ok(()),
     }
 }
 
@@ -144,6 +160,17 @@ fn log_warnings(warnings: &Warnings) {
     for warning in warnings.lines() {
         ConfigWarning { warning }.emit();
     }
+}
+
+/// Resolves when an MCP host has written to the standard input.
+async fn host_writes(message: &mut Option<oneshot::Receiver<()>>) {
+    if let Some(received) = message
+        && received.await.is_ok()
+    {
+        return;
+    }
+    *message = None;
+    pending().await
 }
 
 fn paths(config: &Config) -> Vec<PathBuf> {

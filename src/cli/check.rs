@@ -41,11 +41,12 @@ pub fn run(args: &Args, printer: &mut Printer) -> u8 {
     DONE
 }
 
-/// A line for each problem, as editors read them, and one that says that the command fails.
+/// A line for each problem, as editors read them, and one that says that the command fails. What a problem says in further lines,
+/// such as a file that would be right, is indented.
 pub(super) fn show(problems: &config::Problems, printer: &mut Printer) {
     let lines: Vec<_> = problems.lines().collect();
     for line in &lines {
-        printer.say(line);
+        printer.note(line);
     }
     let noun = if lines.len() == 1 { "problem" } else { "problems" };
     printer.error(format_args!("{} {noun} in the configuration", lines.len()));

@@ -9,6 +9,7 @@ mod check;
 mod completions;
 mod demo;
 mod explain;
+mod host_input;
 mod man;
 mod operator;
 mod printer;
@@ -45,7 +46,13 @@ const CANCELLED: u8 = 130;
 
 /// Puts slow MCP tools behind tasks, without changing the server.
 #[derive(Debug, Parser)]
-#[command(name = "deferral", version, args_conflicts_with_subcommands = true, max_term_width = 100)]
+#[command(
+    name = "deferral",
+    version,
+    args_conflicts_with_subcommands = true,
+    max_term_width = 100,
+    after_help = serve::VARIABLES_HELP
+)]
 struct Cli {
     #[command(subcommand)]
     command: Option<Command>,
@@ -56,6 +63,7 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Stand in front of one server or of many (the default command).
+    #[command(after_help = serve::VARIABLES_HELP)]
     Serve(serve::Args),
     /// Call a tool, follow its task, and print the result.
     Call(call::Args),
@@ -106,7 +114,7 @@ pub fn run() -> ExitCode {
     }
     let code = match command {
         // The output says where it listens; where that cannot be written, it serves nevertheless.
-        Command::Serve(args) => return serve::run(&args, &mut printer).into(),
+        Command::Serve(args) => return serve::run(args, &mut printer).into(),
         Command::Supervise(args) => return supervise::run(&args, &mut printer).into(),
         Command::Check(args) => check::run(&args, &mut printer),
         Command::Store(args) => store::run(&args, &mut printer),

@@ -3,11 +3,11 @@
 //! Flags and file mean the same: what a flag says is laid over the tree that was read from the file, and both are
 //! read and judged together.
 
-use super::{DONE, FAILED, NO, check, printer::Printer, words::Words};
+use super::{DONE, FAILED, NO, check, host_input, printer::Printer, words::Words};
 use crate::{
     app,
     config::{
-        self, Config, LogFormat, Node, Place, Problem, Problems,
+        self, Config, Environment, LogFormat, Node, Place, Problem, Problems,
         values::{self, Invalid},
     },
     runtime::wall_clock,
@@ -59,16 +59,45 @@ pub struct Args {
     /// What of the log is written: error, warn, info, debug or trace, or a list as in info,deferral::access=warn [default: info].
     #[arg(long, value_name = "LEVEL", value_parser = Words::new(LEVELS, like(values::log_level)))]
     log_level: Option<String>,
+    /// Processes of the command at a time [default: 4]. Clients that declare other capabilities have one of their own.
+    #[arg(long, value_name = "N", value_parser = like(values::instances))]
+    instances: Option<String>,
     /// Let clients from elsewhere use the command: to it all of them are one.
     #[arg(long, requires = "command")]
     shared: bool,
     /// The command that starts a server over stdio, with its arguments. It gets the whole environment.
     #[arg(last = true, value_name = "CMD", value_hint = ValueHint::CommandWithArguments)]
     command: Vec<String>,
+    /// The flags whose values are those of variables, each with its variable: problems name that.
+    #[arg(skip)]
+    from_variables: Vec<(&'static str, &'static str)>,
 }
 
 const MODES: &[&str] = &["auto", "never", "always", "required", "observe"];
 const LEVELS: &[&str] = &["error", "warn", "info", "debug", "trace"];
+
+/// Each flag with its variable, which holds where the flag is not written and outweighs the file as the flag does.
+const VARIABLES: [(&str, &str); 14] = [
+    ("--upstream", "DEFERRAL_UPSTREAM"),
+    ("--config", "DEFERRAL_CONFIG"),
+    ("--watch", "DEFERRAL_WATCH"),
+    ("--listen", "DEFERRAL_LISTEN"),
+    ("--admin", "DEFERRAL_ADMIN"),
+    ("--host", "DEFERRAL_HOST"),
+    ("--after", "DEFERRAL_AFTER"),
+    ("--mode", "DEFERRAL_MODE"),
+    ("--tool", "DEFERRAL_TOOL"),
+    ("--store", "DEFERRAL_STORE"),
+    ("--log", "DEFERRAL_LOG"),
+    ("--log-level", "DEFERRAL_LOG_LEVEL"),
+    ("--instances", "DEFERRAL_INSTANCES"),
+    ("--shared", "DEFERRAL_SHARED"),
+];
+
+/// What `--help` says of them.
+pub const VARIABLES_HELP: &str = "Each flag of `serve` is also an environment variable: --log-level is DEFERRAL_LOG_LEVEL, --listen is \
+DEFERRAL_LISTEN. A flag outweighs its variable, a variable the configuration file. Several values of DEFERRAL_HOST and \
+DEFERRAL_TOOL are separated by commas.";
 
 /// A rule for some tools, as texts that can be read.
 #[derive(Clone, Debug)]
@@ -95,9 +124,13 @@ pub enum Error {
 
 /// Serves until the process is told to stop. Prints a line for each address and path when it is ready, with the port it
 /// really has. Gives the exit code.
-pub fn run(args: &Args, printer: &mut Printer) -> u8 {
-    let config = match args.config() {
-        Ok(config) => config,
+pub fn run(args: Args, printer: &mut Printer) -> u8 {
+    let environment = Environment::of_process();
+    misspelt_variables(&environment).for_each(|warning| printer.say(warning));
+    let args = args.with_variables(&environment).map_err(Error::Config);
+    let read = args.and_then(|args| Ok((args.config()?, args)));
+    let (config, args) = match read {
+        Ok(read) => read,
         Err(Error::Config(problems)) => {
             check::show(&problems, printer);
             return FAILED;
@@ -130,7 +163,7 @@ pub fn run(args: &Args, printer: &mut Printer) -> u8 {
             printer.note(line);
         }
     };
-    let served = super::runtime().block_on(app::run(config, args.source(), ready, stopping));
+    let served = super::runtime().block_on(app::run(config, args.source(), args.stops(), ready, stopping));
     match served {
         Ok(()) => DONE,
         Err(error) => {
@@ -160,6 +193,22 @@ fn stopping_text(waiting: &app::Waiting) -> Option<String> {
     })
 }
 
+/// A line for each variable that is nearly one of ours, and is read by nothing.
+fn misspelt_variables(environment: &Environment) -> impl Iterator<Item = String> {
+    let known = || VARIABLES.into_iter().filter_map(|(_, variable)| variable.strip_prefix(PREFIX));
+    environment.names().filter_map(move |name| {
+        let word = name.strip_prefix(PREFIX).filter(|word| !known().any(|known| known == *word))?;
+        let near = config::nearest(
+            word,
+            known().map(str::to_lowercase).collect::<Vec<_>>().iter().map(String::as_str),
+        )?
+        .to_uppercase();
+        Some(format!(
+            "warning: the environment variable `{name}` is read by nothing; did you mean `{PREFIX}{near}`?"
+        ))
+    })
+}
+
 // === impl Args ===
 
 impl Args {
@@ -173,6 +222,104 @@ impl Args {
             return Err(Error::NoServer);
         }
         Ok(config::load_with(self.config.as_deref(), |file, problems| self.overlay(file, problems))?)
+    }
+
+    /// The same with what variables say where no flag does. An empty variable says nothing, as one that is passed on unset.
+    ///
+    /// # Errors
+    /// Everything that is wrong with the variables.
+    fn with_variables(mut self, environment: &Environment) -> Result<Self, Problems> {
+        let mut problems = Vec::new();
+        let names_server = self.upstream.is_some() || !self.command.is_empty();
+        let mut taken = Vec::new();
+        for (flag, variable) in VARIABLES {
+            let value = match environment.get(variable) {
+                Ok(Some(value)) if !value.trim().is_empty() => value.trim(),
+                Ok(_) => continue,
+                Err(error) => {
+                    problems.push(Problem::new(Place::Flag(variable), error.0));
+                    continue;
+                }
+            };
+            match self.take(flag, value, names_server) {
+                Ok(true) => taken.push((flag, variable)),
+                Ok(false) => {}
+                Err(error) => problems.push(Problem::new(Place::Flag(variable), error.0)),
+            }
+        }
+        let is_taken = |flag: &str| taken.iter().any(|(other, _)| *other == flag);
+        for (flag, is_missing, needs) in [
+            ("--watch", self.config.is_none(), "a configuration file (--config, DEFERRAL_CONFIG)"),
+            ("--shared", self.command.is_empty(), "a command (-- CMD)"),
+        ] {
+            if is_taken(flag) && is_missing {
+                problems.push(Problem::new(Place::Flag(variable_of(flag)), format!("needs {needs}")));
+            }
+        }
+        self.from_variables = taken;
+        Problems::or_ok(None, problems, self)
+    }
+
+    /// Takes the value of a flag's variable, unless the flag is written. Whether it was taken.
+    fn take(&mut self, flag: &str, value: &str, names_server: bool) -> Result<bool, Invalid> {
+        let text = |place: &mut Option<String>, read: &dyn Fn(&str) -> Result<String, Invalid>| {
+            let is_free = place.is_none();
+            if is_free {
+                *place = Some(read(value)?);
+            }
+            Ok(is_free)
+        };
+        let truth = |place: &mut bool| {
+            let wanted = match value {
+                "true" | "1" => true,
+                "false" | "0" => false,
+                _ => return Err(Invalid(format!("`{value}` must be true or false"))),
+            };
+            let is_free = !*place && wanted;
+            *place |= wanted;
+            Ok(is_free)
+        };
+        match flag {
+            "--upstream" if names_server => Ok(false),
+            "--upstream" => text(&mut self.upstream, &like(values::upstream_url)),
+            "--config" => {
+                let is_free = self.config.is_none();
+                self.config.get_or_insert_with(|| value.into());
+                Ok(is_free)
+            }
+            "--watch" => truth(&mut self.watch),
+            "--listen" => text(&mut self.listen, &like(values::address)),
+            "--admin" => text(&mut self.admin, &like(values::admin)),
+            "--host" => several(&mut self.hosts, value, values::host),
+            "--after" => text(&mut self.after, &like(values::duration)),
+            "--mode" => text(&mut self.mode, &like(values::mode)),
+            "--tool" => several(&mut self.tools, value, tool),
+            "--store" => text(&mut self.store, &like(values::store)),
+            // Else it is a filter, which the log reads itself.
+            "--log" if values::log(value).is_err() => Ok(false),
+            "--log" => text(&mut self.log, &like(values::log)),
+            "--log-level" => text(&mut self.log_level, &like(values::log_level)),
+            "--instances" => text(&mut self.instances, &like(values::instances)),
+            "--shared" => truth(&mut self.shared),
+            _ => unreachable!("each flag of `VARIABLES` is one of these"),
+        }
+    }
+
+    /// Where the value of a flag was written.
+    fn place(&self, flag: &'static str) -> Place {
+        let variable = self.from_variables.iter().find(|(other, _)| *other == flag);
+        Place::Flag(variable.map_or(flag, |(_, variable)| variable))
+    }
+
+    /// What ends the process beside signals that always do.
+    fn stops(&self) -> app::Stops {
+        let is_terminal =
+            io::stdin().is_terminal() || io::stdout().is_terminal() || io::stderr().is_terminal();
+        let reads_input = self.config.as_deref() != Some(Path::new("-"));
+        app::Stops {
+            on_hangup: self.config.is_none() && is_terminal,
+            on_host: reads_input.then(host_input::watch).flatten(),
+        }
     }
 
     /// Where the configuration is read again.
@@ -197,31 +344,36 @@ impl Args {
         let written = file.get_mut("log").cloned();
         let is_mapping = written.as_ref().is_some_and(Node::is_map);
         if self.log_level.is_none() && !is_mapping {
-            return set(file, "log", "--log", self.log.as_ref());
+            return self.set(file, "log", "--log", self.log.as_ref());
         }
         if !is_mapping {
-            file.set("log", Node::map(flag("--log-level")));
+            file.set("log", Node::map(self.place("--log-level")));
         }
-        let Some(log) = file.get_or_insert("log", Node::map(flag("--log-level"))) else { return };
+        let Some(log) = file.get_or_insert("log", Node::map(self.place("--log-level"))) else { return };
         if let Some(format) = written.filter(|_| !is_mapping) {
             log.set("format", format);
         }
-        set(log, "format", "--log", self.log.as_ref());
-        set(log, "level", "--log-level", self.log_level.as_ref());
+        self.set(log, "format", "--log", self.log.as_ref());
+        self.set(log, "level", "--log-level", self.log_level.as_ref());
+    }
+
+    /// Lays what a flag says over what is there.
+    fn set(&self, section: &mut Node, key: &str, flag: &'static str, value: Option<&String>) {
+        set(section, key, self.place(flag), value);
     }
 
     fn overlay(&self, file: &mut Node, problems: &mut Vec<Problem>) {
-        set(file, "listen", "--listen", self.listen.as_ref());
+        self.set(file, "listen", "--listen", self.listen.as_ref());
         self.move_operators(file);
-        set(file, "store", "--store", self.store.as_ref());
+        self.set(file, "store", "--store", self.store.as_ref());
         self.write_log(file);
         // Beside those of the file.
         if let ([_, ..], Some(access)) =
-            (&self.hosts[..], file.get_or_insert("access", Node::map(flag("--host"))))
-            && let Some(hosts) = access.get_or_insert("hosts", Node::list(flag("--host"), []))
+            (&self.hosts[..], file.get_or_insert("access", Node::map(self.place("--host"))))
+            && let Some(hosts) = access.get_or_insert("hosts", Node::list(self.place("--host"), []))
             && let Some(hosts) = hosts.items_mut()
         {
-            hosts.extend(self.hosts.iter().map(|host| Node::text(flag("--host"), host)));
+            hosts.extend(self.hosts.iter().map(|host| Node::text(self.place("--host"), host)));
         }
         if self.upstream.is_some() || !self.command.is_empty() {
             self.define_route(file, problems);
@@ -234,22 +386,24 @@ impl Args {
     fn move_operators(&self, file: &mut Node) {
         let is_off = self.admin.as_deref() == Some("off");
         match file.get_mut("admin") {
-            Some(admin) if admin.is_map() && !is_off => set(admin, "listen", "--admin", self.admin.as_ref()),
-            Some(_) | None => set(file, "admin", "--admin", self.admin.as_ref()),
+            Some(admin) if admin.is_map() && !is_off => {
+                self.set(admin, "listen", "--admin", self.admin.as_ref())
+            }
+            Some(_) | None => self.set(file, "admin", "--admin", self.admin.as_ref()),
         }
     }
 
     /// `--upstream` or `-- CMD`: the one route there is.
     fn define_route(&self, file: &mut Node, problems: &mut Vec<Problem>) {
-        let name = if self.upstream.is_some() { "--upstream" } else { "-- CMD" };
+        let place = if self.upstream.is_some() { self.place("--upstream") } else { flag("-- CMD") };
         let theirs = file.get_mut("routes").and_then(|routes| routes.items());
-        if let (Some((place, [_, ..])), Some(path)) = (theirs, &self.config) {
-            let line = match place {
+        if let (Some((routes, [_, ..])), Some(path)) = (theirs, &self.config) {
+            let line = match routes {
                 Place::File { line, .. } => format!(" (line {line})"),
                 Place::Flag(_) | Place::Whole => String::new(),
             };
             problems.push(Problem::new(
-                flag(name),
+                place,
                 format!(
                     "names a server, and so do the `routes` of {}{line}; remove one of the two",
                     path.display()
@@ -257,36 +411,37 @@ impl Args {
             ));
             return;
         }
-        let mut upstream = Node::map(flag(name));
-        set(&mut upstream, "url", "--upstream", self.upstream.as_ref());
+        let mut upstream = Node::map(place);
+        self.set(&mut upstream, "url", "--upstream", self.upstream.as_ref());
         if !self.command.is_empty() {
             let words = self.command.iter().map(|word| Node::text(flag("-- CMD"), word));
             upstream.set("command", Node::list(flag("-- CMD"), words));
             upstream.set("inherit_env", Node::text(flag("-- CMD"), "all"));
             if self.shared {
-                upstream.set("shared", Node::text(flag("--shared"), "true"));
+                upstream.set("shared", Node::text(self.place("--shared"), "true"));
             }
         }
-        let mut route = Node::map(flag(name));
+        let mut route = Node::map(place);
         route.set("upstream", upstream);
         self.apply_to(&mut route);
-        file.set("routes", Node::list(flag(name), [route]));
+        file.set("routes", Node::list(place, [route]));
     }
 
-    /// `--after`, `--mode` and `--tool` beside a file: for its route, if it has one only.
+    /// `--after`, `--mode`, `--tool` and `--instances` beside a file: for its route, if it has one only.
     fn change_route(&self, file: &mut Node, problems: &mut Vec<Problem>) {
-        let name = match (&self.after, &self.mode, self.tools.first()) {
-            (Some(_), _, _) => "--after",
-            (None, Some(_), _) => "--mode",
-            (None, None, Some(_)) => "--tool",
-            (None, None, None) => return,
-        };
+        let written = [
+            ("--after", self.after.is_some()),
+            ("--mode", self.mode.is_some()),
+            ("--tool", !self.tools.is_empty()),
+            ("--instances", self.instances.is_some()),
+        ];
+        let Some((name, _)) = written.into_iter().find(|(_, is_written)| *is_written) else { return };
         // What is wrong with the routes, or that there are none, is said elsewhere.
         match file.get_mut("routes").and_then(Node::items_mut).map(Vec::as_mut_slice) {
             None | Some([]) => {}
             Some([route]) => self.apply_to(route),
             Some(routes) => problems.push(Problem::new(
-                flag(name),
+                self.place(name),
                 format!(
                     "means one route, and the file has {}; write it under the route you mean",
                     routes.len()
@@ -296,16 +451,20 @@ impl Args {
     }
 
     fn apply_to(&self, route: &mut Node) {
-        if let Some(defer) = route.get_or_insert("defer", Node::map(flag("--after"))) {
-            set(defer, "after", "--after", self.after.as_ref());
-            set(defer, "mode", "--mode", self.mode.as_ref());
+        if let Some(defer) = route.get_or_insert("defer", Node::map(self.place("--after"))) {
+            self.set(defer, "after", "--after", self.after.as_ref());
+            self.set(defer, "mode", "--mode", self.mode.as_ref());
+        }
+        // Where there is no server, that is said elsewhere.
+        if let Some(upstream) = route.get_mut("upstream") {
+            self.set(upstream, "instances", "--instances", self.instances.as_ref());
         }
         // Before those of the file, so that they hold.
         if let ([_, ..], Some(tools)) =
-            (&self.tools[..], route.get_or_insert("tools", Node::list(flag("--tool"), [])))
+            (&self.tools[..], route.get_or_insert("tools", Node::list(self.place("--tool"), [])))
             && let Some(tools) = tools.items_mut()
         {
-            tools.splice(0..0, self.tools.iter().map(Tool::as_written));
+            tools.splice(0..0, self.tools.iter().map(|tool| tool.written_at(self.place("--tool"))));
         }
     }
 }
@@ -313,12 +472,12 @@ impl Args {
 // === impl Tool ===
 
 impl Tool {
-    fn as_written(&self) -> Node {
-        let mut rule = Node::map(flag("--tool"));
+    fn written_at(&self, place: Place) -> Node {
+        let mut rule = Node::map(place);
         for (key, value) in
             [("match", Some(&self.pattern)), ("mode", Some(&self.mode)), ("after", self.after.as_ref())]
         {
-            set(&mut rule, key, "--tool", value);
+            set(&mut rule, key, place, value);
         }
         rule
     }
@@ -328,10 +487,31 @@ const fn flag(name: &'static str) -> Place {
     Place::Flag(name)
 }
 
-/// Lays what a flag says over what is there.
-fn set(section: &mut Node, key: &str, name: &'static str, value: Option<&String>) {
+/// What all variables of the proxy begin with.
+const PREFIX: &str = "DEFERRAL_";
+
+fn variable_of(flag: &str) -> &'static str {
+    VARIABLES.iter().find(|(name, _)| *name == flag).map_or(PREFIX, |(_, variable)| variable)
+}
+
+/// Takes several values, separated by commas, unless some are there. Whether they were taken.
+fn several<T>(
+    place: &mut Vec<T>,
+    values: &str,
+    read: impl Fn(&str) -> Result<T, Invalid>,
+) -> Result<bool, Invalid> {
+    if !place.is_empty() {
+        return Ok(false);
+    }
+    let values = values.split(',').map(str::trim).filter(|value| !value.is_empty());
+    *place = values.map(read).collect::<Result<_, _>>()?;
+    Ok(true)
+}
+
+/// Lays what was written elsewhere over what is there.
+fn set(section: &mut Node, key: &str, place: Place, value: Option<&String>) {
     if let Some(text) = value {
-        section.set(key, Node::text(flag(name), text));
+        section.set(key, Node::text(place, text));
     }
 }
 
@@ -434,6 +614,19 @@ routes:
             "--host",
             "mcp.example.com",
         ]);
+        let variables = [
+            ("DEFERRAL_UPSTREAM", "http://127.0.0.1:9000/mcp"),
+            ("DEFERRAL_LISTEN", "127.0.0.1:1"),
+            ("DEFERRAL_ADMIN", "off"),
+            ("DEFERRAL_AFTER", " 250ms "),
+            ("DEFERRAL_MODE", "observe"),
+            ("DEFERRAL_TOOL", "train_*=always, x=auto:1s"),
+            ("DEFERRAL_STORE", "memory"),
+            ("DEFERRAL_LOG", "json"),
+            ("DEFERRAL_HOST", "proxy,mcp.example.com"),
+            ("DEFERRAL_LOG_LEVEL", ""),
+        ];
+        let variables = args(&[]).with_variables(&variables.into_iter().collect()).expect("they are right");
         let file = "
 listen: 127.0.0.1:1
 admin: off
@@ -447,6 +640,125 @@ routes:
 ";
         let file = config::parse(Path::new("deferral.yaml"), file).expect("it is right");
         assert_eq!(format!("{:#?}", flags.config().expect("they are right")), format!("{file:#?}"));
+        assert_eq!(format!("{:#?}", variables.config().expect("they are right")), format!("{file:#?}"));
+    }
+
+    fn in_environment(variables: &[(&str, &str)], words: &[&str]) -> Result<Args, String> {
+        args(words).with_variables(&variables.iter().copied().collect()).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn every_flag_has_a_variable() {
+        use clap::CommandFactory;
+        let command = Words::command();
+        let flags = command.get_arguments().filter_map(|arg| arg.get_long()).filter(|flag| *flag != "help");
+        let mut flags: Vec<_> = flags
+            .map(|flag| (format!("--{flag}"), format!("{PREFIX}{}", flag.to_uppercase().replace('-', "_"))))
+            .collect();
+        let mut named: Vec<_> =
+            VARIABLES.map(|(flag, variable)| (flag.to_owned(), variable.to_owned())).into();
+        flags.sort();
+        named.sort();
+        assert_eq!(flags, named, "add what is missing to `VARIABLES` and `Args::take`");
+    }
+
+    #[test]
+    fn a_flag_outweighs_its_variable_and_a_variable_the_file() {
+        let variables =
+            [("DEFERRAL_LISTEN", "127.0.0.1:5"), ("DEFERRAL_AFTER", "3s"), ("DEFERRAL_LOG_LEVEL", "warn")];
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("deferral.yaml");
+        std::fs::write(&path, FILE).expect("it can be written");
+        let path = path.to_str().expect("a plain path");
+        let all = [&variables[..], &[("DEFERRAL_CONFIG", path)]].concat();
+        let config = in_environment(&all, &["--after", "2s"]).expect("right").config().expect("right");
+        assert_eq!(config.front.listen, ["127.0.0.1:5".parse().unwrap()]);
+        assert_eq!(config.routes[0].route.defer.after, Duration::from_secs(2));
+        assert_eq!((config.log.format, config.log.level.as_deref()), (LogFormat::Json, Some("warn")));
+        // The server that is named on the command line, in whichever way.
+        let upstream = ("DEFERRAL_UPSTREAM", "http://variable/");
+        for (words, server) in [
+            (&["--upstream", "http://flag/"][..], "Url(http://flag/)"),
+            (&["--", "sh"], "Command"),
+            (&[], "Url(http://variable/)"),
+        ] {
+            let config = in_environment(&[upstream], words).expect("right").config().expect("right");
+            assert!(format!("{:?}", config.routes[0].server).starts_with(server), "{words:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_wrong_with_a_variable_names_it() {
+        for (variable, value, problem) in [
+            ("DEFERRAL_UPSTREAM", "localhost", "DEFERRAL_UPSTREAM: `localhost` "),
+            ("DEFERRAL_LISTEN", "8808", "DEFERRAL_LISTEN: `8808` "),
+            ("DEFERRAL_ADMIN", "no", "DEFERRAL_ADMIN: `no` "),
+            ("DEFERRAL_AFTER", "5", "DEFERRAL_AFTER: `5` has no unit"),
+            ("DEFERRAL_MODE", "fast", "DEFERRAL_MODE: "),
+            ("DEFERRAL_TOOL", "a=always,b", "DEFERRAL_TOOL: `b` has no `=`"),
+            ("DEFERRAL_STORE", "disc:x", "DEFERRAL_STORE: "),
+            ("DEFERRAL_LOG_LEVEL", "deferral=loud", "DEFERRAL_LOG_LEVEL: "),
+            ("DEFERRAL_INSTANCES", "none", "DEFERRAL_INSTANCES: "),
+            ("DEFERRAL_WATCH", "yes", "DEFERRAL_WATCH: `yes` must be true or false"),
+            ("DEFERRAL_WATCH", "true", "DEFERRAL_WATCH: needs a configuration file"),
+            ("DEFERRAL_SHARED", "true", "DEFERRAL_SHARED: needs a command"),
+        ] {
+            let said = in_environment(&[(variable, value)], &[]).expect_err(variable);
+            assert!(said.starts_with(problem), "{said}");
+        }
+        // What is found out later, too.
+        let upstream = ("DEFERRAL_UPSTREAM", "http://a/");
+        for (variable, value, problem) in [
+            ("DEFERRAL_ADMIN", "0.0.0.0:3", "DEFERRAL_ADMIN: `admin` on 0.0.0.0:3"),
+            (
+                "DEFERRAL_INSTANCES",
+                "2",
+                "DEFERRAL_INSTANCES: `instances` is for a server that is started by a `command`",
+            ),
+        ] {
+            let args = in_environment(&[upstream, (variable, value)], &[]).expect("each is right");
+            let said = args.config().expect_err(variable).to_string();
+            assert!(said.starts_with(problem), "{said}");
+        }
+    }
+
+    #[test]
+    fn a_filter_of_the_log_is_no_format_of_it() {
+        let variables = [("DEFERRAL_UPSTREAM", "http://a/"), ("DEFERRAL_LOG", "warn,deferral::task=info")];
+        let config = in_environment(&variables, &[]).expect("right").config().expect("right");
+        assert_eq!((config.log.format, config.log.level), (LogFormat::Text, None));
+    }
+
+    #[test]
+    fn a_variable_that_is_nearly_one_is_named() {
+        let warnings =
+            |name: &str| misspelt_variables(&[(name, "x")].into_iter().collect()).collect::<Vec<_>>();
+        assert!(warnings("DEFERRAL_LISTN")[0].contains("did you mean `DEFERRAL_LISTEN`?"));
+        // As Kubernetes names the service `deferral`, and what a file may ask for.
+        for fine in [
+            "DEFERRAL_LISTEN",
+            "DEFERRAL_PORT",
+            "DEFERRAL_SERVICE_HOST",
+            "DEFERRAL_STORE_KEY",
+            "DEFERRAL_ADMIN_TOKEN",
+            "PATH",
+        ] {
+            assert_eq!(warnings(fine), [""; 0], "{fine}");
+        }
+    }
+
+    #[test]
+    fn instances_of_a_command_may_be_a_flag() {
+        let instances = |config: Config| {
+            let server = format!("{:?}", config.routes[0].server);
+            server.split("instances: ").nth(1).map(|rest| rest[.."Shared(1)".len()].to_owned())
+        };
+        let of = |words: &[&str]| instances(args(words).config().expect("right"));
+        assert_eq!(of(&["--instances", "1", "--", "sh"]).as_deref(), Some("Shared(1)"));
+        assert_eq!(of(&["--", "sh"]).as_deref(), Some("Shared(4)"));
+        let file = "routes: [{ upstream: { command: [sh], instances: 2 } }]";
+        let beside = beside(file, &["--instances", "3"]).expect("right");
+        assert_eq!(instances(beside).as_deref(), Some("Shared(3)"));
     }
 
     #[test]

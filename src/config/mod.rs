@@ -11,8 +11,10 @@
 
 mod changes;
 pub mod file;
+mod hints;
 mod kind;
 mod limits;
+mod mcp_servers;
 mod operators;
 mod problem;
 mod reach;
@@ -33,7 +35,7 @@ mod yaml;
 
 pub use changes::Files;
 use changes::NamedFile;
-pub use problem::{At, Place, Problem, Problems};
+pub use problem::{At, Place, Problem, Problems, nearest};
 pub use settings::Settings;
 pub use surroundings::Environment;
 pub use yaml::Node;
@@ -46,6 +48,7 @@ use std::{
     io::Read,
     net::SocketAddr,
     path::{Path, PathBuf},
+    sync::Arc,
     time::Duration,
 };
 use surroundings::Surroundings;
@@ -264,6 +267,13 @@ fn parse_and(
         Some(text) => yaml::parse(text, &mut report.problems),
         None => Some(Node::map(Place::Whole)),
     };
+    let of_host = match &read {
+        Some(node) => mcp_servers::problem(node),
+        None => text.and_then(mcp_servers::problem_in_text),
+    };
+    if let Some(problem) = of_host {
+        return Err(Problems::one(path, problem));
+    }
     if read.is_none() && report.problems.is_empty() {
         report.problems.push(Problem::new(Place::START, "the file is empty; it needs at least one route"));
     }
@@ -278,9 +288,12 @@ fn parse_and(
         let config = section::read(&node, TOP, &mut report, |s| file::file(s, around))?;
         let itself = path.clone().filter(|path| path != Path::new(STDIN)).map(NamedFile::itself);
         let files = Files(itself.into_iter().chain(changes::named(&node, &folder)).collect());
-        Some(Config { settings: Settings::of(name.as_deref(), &node), files, ..config })
+        let settings = Settings::of(name.as_deref(), &node);
+        let mut config = Config { settings, files, ..config };
+        config.prepare_commands(secret::variables(&node));
+        Some(config)
     });
-    let Report { mut problems, mut doubts } = report;
+    let Report { mut problems, mut doubts, .. } = report;
     variables::name_values(&mut problems, &used);
     variables::name_values(&mut doubts, &used);
     let config = Problems::or_ok(path.clone(), problems, config)?;
@@ -303,6 +316,24 @@ impl Warnings {
 impl fmt::Debug for Warnings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Warnings(..)")
+    }
+}
+
+// === impl Config ===
+
+impl Config {
+    /// Gives commands what follows from other keys: the variables with secrets of the proxy, which no process inherits; and
+    /// whether callers may be told what a server wrote to standard error, which is where all of them are on this machine.
+    fn prepare_commands(&mut self, secrets: Vec<String>) {
+        let secrets: Arc<[String]> = secrets.into();
+        let is_local = self.front.public_url.is_none()
+            && self.front.listen.iter().all(|address| address.ip().to_canonical().is_loopback());
+        for route in &mut self.routes {
+            if let upstream::Server::Command(command) = &mut route.server {
+                command.withheld = Arc::clone(&secrets);
+                command.tells_remarks = is_local;
+            }
+        }
     }
 }
 

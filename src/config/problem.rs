@@ -75,7 +75,10 @@ impl Problem {
 
 impl Problems {
     /// `Err` with the problems, unless there are none.
-    pub(super) fn or_ok<T>(file: Option<PathBuf>, mut list: Vec<Problem>, value: T) -> Result<T, Self> {
+    ///
+    /// # Errors
+    /// The problems, in the order of the file.
+    pub fn or_ok<T>(file: Option<PathBuf>, mut list: Vec<Problem>, value: T) -> Result<T, Self> {
         if list.is_empty() {
             return Ok(value);
         }
@@ -114,8 +117,8 @@ impl fmt::Display for Problems {
 
 impl std::error::Error for Problems {}
 
-/// `; did you mean …` for the one of `known` that `word` was probably meant to be.
-pub(super) fn nearest<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+/// The one of `known` that `word` was probably meant to be.
+pub fn nearest<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let word = word.to_lowercase().replace('-', "_");
     known
         .into_iter()

@@ -4,7 +4,11 @@
 //! version control: it is in a file or in the environment, and the configuration says where. No
 //! message about one holds any of it.
 
-use super::{surroundings::Surroundings, values::Invalid};
+use super::{
+    surroundings::Surroundings,
+    values::Invalid,
+    yaml::{Node, Value},
+};
 use crate::front::PrivateKey;
 use base64::{
     Engine as _, alphabet,
@@ -162,6 +166,32 @@ impl fmt::Display for Source {
             Self::Env(name) => write!(f, "the environment variable `{name}`"),
         }
     }
+}
+
+/// The variables that hold secrets of the proxy itself: keys, tokens, and private keys of certificates outside of `routes`.
+pub(super) fn variables(file: &Node) -> Vec<String> {
+    fn collect(node: &Node, names: &mut Vec<String>) {
+        match &node.value {
+            Value::Map(entries) => {
+                for entry in entries {
+                    match entry.node.characters() {
+                        Some(name) if entry.key == "env" => names.push(name.to_owned()),
+                        _ => collect(&entry.node, names),
+                    }
+                }
+            }
+            Value::List(items) => items.iter().for_each(|item| collect(item, names)),
+            Value::Scalar { .. } => {}
+        }
+    }
+    let mut names = Vec::new();
+    if let Value::Map(entries) = &file.value {
+        entries
+            .iter()
+            .filter(|entry| entry.key != "routes")
+            .for_each(|entry| collect(&entry.node, &mut names));
+    }
+    names
 }
 
 fn read(path: &PathBuf) -> Result<String, String> {

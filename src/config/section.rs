@@ -8,7 +8,8 @@
 //! place of what crosses keys, and stop at the first problem; that took more lines than this.
 
 use super::{
-    problem::{At, Place, Problem, nearest},
+    hints,
+    problem::{At, Place, Problem},
     values::Invalid,
     variables::Given,
     yaml::{Entry, Node, Scalar, Value},
@@ -21,6 +22,8 @@ pub(super) struct Report {
     pub(super) problems: Vec<Problem>,
     /// What is allowed and yet probably not meant.
     pub(super) doubts: Vec<Problem>,
+    /// The keys down to the section that is being read; those of lists end with `[]`.
+    pub(super) path: Vec<String>,
 }
 
 /// A setting: not written, written but wrong (and reported), or written.
@@ -166,7 +169,9 @@ impl<'n, 'r> Section<'n, 'r> {
             return Set::Wrong;
         }
         let before = self.report.problems.len();
+        self.report.path.push(key.to_owned());
         let value = (kind.read)(&entry.node, self.report);
+        self.report.path.pop();
         // The readers of single values do not know whose value they read.
         for problem in &mut self.report.problems[before..] {
             if problem.message.starts_with("must ") {
@@ -179,19 +184,11 @@ impl<'n, 'r> Section<'n, 'r> {
         }
     }
 
-    /// Reports keys that nobody has asked for.
+    /// Reports the keys that the section does not have.
     pub(super) fn close(self) {
         for entry in self.entries.iter().filter(|entry| !self.known.contains_key(&entry.key)) {
-            let mut known = self.known.keys().map(String::as_str);
-            let remedy = match (nearest(&entry.key, known.clone()), home(&entry.key)) {
-                (Some(near), _) => format!("did you mean `{near}`?"),
-                (None, Some(home)) if home.is_empty() => "it belongs to the top level".to_owned(),
-                (None, Some(home)) => format!("it belongs under `{home}`"),
-                (None, None) => {
-                    let first = known.next().unwrap_or_default().to_owned();
-                    format!("there are {}", known.fold(first, |all, key| format!("{all}, {key}")))
-                }
-            };
+            let known: Vec<_> = self.known.keys().map(String::as_str).collect();
+            let remedy = hints::remedy(&entry.key, &self.report.path.join("."), &known);
             let place =
                 if self.name == TOP { "at the top level".to_owned() } else { format!("in {}", self.name) };
             let message = format!("unknown key `{}` {place}; {remedy}", entry.key);
@@ -269,24 +266,6 @@ pub(super) fn schema<T>(name: &'static str, keys: impl Fn(&mut Section<'_, '_>) 
     schema
 }
 
-/// Where in the file a key does exist, such as `routes[].defer`; for keys written in another place.
-fn home(key: &str) -> Option<String> {
-    fn search(schema: &Json, key: &str, path: &str) -> Option<String> {
-        let inner = |name: &str| if path.is_empty() { name.to_owned() } else { format!("{path}.{name}") };
-        if let Some(properties) = schema["properties"].as_object() {
-            if properties.contains_key(key) {
-                return Some(path.to_owned());
-            }
-            return properties.iter().find_map(|(name, schema)| search(schema, key, &inner(name)));
-        }
-        if let Some(choices) = schema["anyOf"].as_array() {
-            return choices.iter().find_map(|choice| search(choice, key, path));
-        }
-        search(schema.get("items")?, key, &format!("{path}[]"))
-    }
-    search(&super::schema(), key, "")
-}
-
 /// A mapping with these keys; `None` of them for what is reported.
 pub(super) fn mapping<'a, T>(
     name: &'static str,
@@ -321,8 +300,11 @@ pub(super) fn list<'a, T: 'a>(item: Kind<'a, T>) -> Kind<'a, Vec<At<T>>> {
             report.problems.push(Problem::new(node.place, message));
             return None;
         };
+        let in_list = |report: &mut Report, change: fn(&mut String)| report.path.last_mut().map(change);
+        in_list(report, |key| key.push_str("[]"));
         let read: Vec<_> =
             items.iter().map(|item| read(item, report).map(|value| At::new(item.place, value))).collect();
+        in_list(report, |key| key.truncate(key.len() - 2));
         read.into_iter().collect()
     };
     let schema = move || json!({ "type": "array", "items": schema() });

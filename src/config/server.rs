@@ -2,7 +2,9 @@
 
 use super::{
     At,
-    kind::{count, server_url, some_duration, source, string, text, truth, variable_name, word},
+    kind::{
+        count, duration_or_off, server_url, some_duration, source, string, text, truth, variable_name, word,
+    },
     problem::Problem,
     reach,
     section::{Kind, Report, Section, Set, leaf, list, mapping},
@@ -13,7 +15,7 @@ use super::{
 };
 use crate::upstream::{
     self,
-    stdio::{INSTANCES, Inherit, Instances, Variables, When},
+    stdio::{INSTANCES, Inherit, Instances, OWN, Variables, When},
 };
 use serde_json::{Value as Json, json};
 
@@ -23,7 +25,7 @@ pub(super) fn server(s: &mut Section<'_, '_>, around: Surroundings<'_>) -> toget
     let url = s.key("url", "Its MCP endpoint, over Streamable HTTP.").set(server_url());
     let words = s
         .key("command", "The command that starts it, with its arguments: a server over stdio.")
-        .set(list(text()).some());
+        .set(list(argument()).some());
     let mut with_command = Vec::new();
     let started = started(s, around, &mut with_command);
     let shared = s
@@ -82,6 +84,14 @@ fn started(
              own, for a server that keeps what belongs to one.",
         )
         .set(instances());
+    let idle = s
+        .key(
+            "idle",
+            "How long a process without calls is kept, looked at once a minute, or `off` for as long as the proxy runs. A second one \
+             for callers that declare the same is kept for five minutes at most.",
+        )
+        .with_default(&defaults.idle.map_or_else(|| "off".to_owned(), values::show_duration))
+        .set(duration_or_off());
     upstream::Command {
         env: given("env", env, written).unwrap_or_default(),
         inherit: given("inherit_env", inherit, written).unwrap_or_default(),
@@ -89,6 +99,7 @@ fn started(
         start: given("start", start, written).unwrap_or_default(),
         start_timeout: given("start_timeout", start_timeout, written).unwrap_or(defaults.start_timeout),
         instances: given("instances", instances, written).unwrap_or(defaults.instances),
+        idle: given("idle", idle, written).unwrap_or(defaults.idle),
         ..defaults
     }
 }
@@ -140,7 +151,7 @@ fn variables(around: Surroundings<'_>) -> Kind<'_, Variables> {
 
 /// What of the environment is inherited.
 fn inherit() -> Kind<'static, Inherit> {
-    let Kind { schema, read, .. } = list(string(variable_name)).some();
+    let Kind { schema, read, .. } = list(string(inherited_name)).some();
     let schema = Box::new(move || json!({ "anyOf": [{ "enum": ["all", "safe"] }, schema()] }));
     let read = move |node: &Node, report: &mut Report| match node.value {
         Value::List(_) => {
@@ -154,6 +165,25 @@ fn inherit() -> Kind<'static, Inherit> {
         }),
     };
     Kind { schema, show: |_| Json::Null, read: Box::new(read) }
+}
+
+/// A word of a command. An empty one is an argument like any other; that the program has a name is judged by
+/// [`together`].
+fn argument() -> Kind<'static, String> {
+    word(json!({ "type": "string" }), |text| match text.contains('\0') {
+        true => Err(Invalid("must not have a NUL in it".to_owned())),
+        false => Ok(text.to_owned()),
+    })
+}
+
+/// A variable that a process inherits.
+fn inherited_name(name: &str) -> Result<String, Invalid> {
+    match name.starts_with(OWN) {
+        true => Err(Invalid(format!(
+            "`{name}` is never inherited, as variables of the proxy begin with {OWN}; write it under `routes[].upstream.env`"
+        ))),
+        false => variable_name(name),
+    }
 }
 
 /// When a command is started.

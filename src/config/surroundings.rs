@@ -29,11 +29,16 @@ impl Environment {
         Self(env::vars_os().filter_map(named).collect())
     }
 
+    /// The names of all that are set.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.0.keys().map(String::as_str)
+    }
+
     /// The value of a variable; `None` where it is not set.
     ///
     /// # Errors
     /// Where it is not text.
-    pub(super) fn get(&self, name: &str) -> Result<Option<&str>, Invalid> {
+    pub fn get(&self, name: &str) -> Result<Option<&str>, Invalid> {
         match self.0.get(name) {
             Some(None) => Err(Invalid(format!("the environment variable `{name}` is not text"))),
             Some(Some(value)) => Ok(Some(value)),

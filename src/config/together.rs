@@ -309,6 +309,10 @@ pub(super) fn server(
                 s.wrong(place, "`command` has no words; name the program first");
                 return None;
             }
+            if command.program().is_empty() {
+                s.wrong(place, "the first word of `command` is empty; it names the program, and only its arguments may be empty");
+                return None;
+            }
             if around.look
                 && let Err(missing) = command.find()
             {

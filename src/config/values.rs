@@ -104,6 +104,19 @@ pub fn show_duration(duration: Duration) -> String {
     text
 }
 
+/// How many processes: at least one.
+///
+/// # Errors
+/// Says what would be right.
+pub fn instances(text: &str) -> Result<usize> {
+    match text.trim().parse() {
+        Ok(count @ 1..) => Ok(count),
+        Ok(_) | Err(_) => {
+            invalid(format!("`{text}` is no number of processes; write a whole number of at least 1"))
+        }
+    }
+}
+
 /// `4MiB`, `64KiB`, `1.5GiB`, `10MB`, or bytes without a unit.
 ///
 /// # Errors

@@ -9,9 +9,9 @@ pub mod trace;
 
 pub use events::{
     Access, AnswersDropped, ConfigRefused, ConfigReloaded, ConfigWarning, Drained, Draining, EventSkipped,
-    Leaving, LookupFailed, OperatorCancelled, Outcome, QuestionRefused, QuotaFull, ServerEnded, ServerGarbage,
-    ServerNotStarted, ServerOmitsVersion, ServerProcessAdded, ServerSaid, Started, StoreBack, StoreFailed,
-    TakenOver, TaskCreated, TaskEnd, TaskTransition, Untold, WouldDefer,
+    Leaving, LookupFailed, OperatorCancelled, Outcome, QuestionRefused, QuotaFull, ServerEnded,
+    ServerGarbage, ServerNotStarted, ServerOmitsVersion, ServerProcessAdded, ServerSaid, Started, StoreBack,
+    StoreFailed, TakenOver, TaskCreated, TaskEnd, TaskTransition, Untold, WouldDefer,
 };
 pub use line::{Format, Lines};
 pub use metrics::{Limit, Taken};

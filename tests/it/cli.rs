@@ -9,6 +9,7 @@ mod older;
 mod peers;
 mod report;
 mod shells;
+mod started;
 mod threads;
 
 use crate::support::program::{interrupt, where_it_listens};

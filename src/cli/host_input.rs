@@ -1,0 +1,79 @@
+//! Whether an MCP host has started this program as its server over stdio.
+//!
+//! `serve` serves HTTP. A host that starts it writes `initialize` to its standard input and waits for an answer that nobody
+//! gives. So what arrives there is read for a JSON-RPC message; whatever else it is, it is ignored.
+
+use crate::protocol::Messages;
+use std::{
+    io::{self, BufRead, BufReader, IsTerminal, Read},
+    thread,
+};
+use tokio::sync::oneshot;
+
+/// Bytes that are looked at. The first message of a host is far shorter, and comes first.
+const LOOKED_AT: u64 = 1 << 20;
+
+/// Resolves when a JSON-RPC message arrives on the standard input; with an error where none will. A terminal is not read.
+///
+/// The thread that reads ends with the process: nothing can wake it where nothing arrives.
+pub fn watch() -> Option<oneshot::Receiver<()>> {
+    if io::stdin().is_terminal() {
+        return None;
+    }
+    let (arrived, message) = oneshot::channel();
+    let reading = thread::Builder::new().name("stdin".to_owned()).spawn(move || {
+        if has_message(io::stdin().lock()) {
+            let _ = arrived.send(());
+        }
+    });
+    reading.is_ok().then_some(message)
+}
+
+/// Whether one of the lines is a JSON-RPC message, or a batch of some.
+fn has_message(input: impl Read) -> bool {
+    let mut input = BufReader::new(input.take(LOOKED_AT));
+    let mut line = Vec::new();
+    loop {
+        line.clear();
+        match input.read_until(b'\n', &mut line) {
+            Ok(1..) => {}
+            Ok(0) | Err(_) => return false,
+        }
+        let text = line.strip_prefix("\u{feff}".as_bytes()).unwrap_or(&line).trim_ascii();
+        let mut messages = Messages::of(text.to_vec().into());
+        if messages.any(|message| message.is_ok_and(|message| message.has_version())) {
+            return true;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_json_rpc_message_on_a_line_is_one() {
+        for (input, is_message) in [
+            (r#"{"jsonrpc":"2.0","id":0,"method":"initialize","params":{}}"#, true),
+            ("\n\n  {\"method\":\"ping\",\"jsonrpc\":\"2.0\",\"id\":1}\r\n", true),
+            (r#"[{"jsonrpc":"2.0","id":0,"method":"initialize"}]"#, true),
+            ("\u{feff}{\"jsonrpc\":\"2.0\",\"method\":\"notifications/initialized\"}\n", true),
+            ("y\ny\n{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"ping\"}", true),
+            ("", false),
+            ("\n\n", false),
+            ("hello\n", false),
+            (r#"{"id":0,"method":"initialize"}"#, false),
+            (r#"{"jsonrpc":"1.0","id":0,"method":"initialize"}"#, false),
+            (r#"{"level":"info","method":"GET"}"#, false),
+            ("{\"jsonrpc\":\"2.0\",\n\"id\":0,\"method\":\"initialize\"}", false),
+        ] {
+            assert_eq!(has_message(input.as_bytes()), is_message, "{input}");
+        }
+    }
+
+    #[test]
+    fn no_more_than_so_much_is_read() {
+        let mut endless = io::repeat(b'y');
+        assert!(!has_message(&mut endless));
+    }
+}

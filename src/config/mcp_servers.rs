@@ -1,0 +1,286 @@
+//! The configuration of an MCP host in the place of ours, and how the same is written here.
+//!
+//! Claude Desktop, Cursor and others name servers under `mcpServers`, VS Code under `servers`, Zed under `context_servers`. A file
+//! of theirs is not taken for one of ours: what they keep in it (values of inputs, paths of a workspace) has no meaning here.
+//! Its error has the whole file as it would be.
+
+use super::{
+    problem::Problem,
+    yaml::{self, Entry, Node, Value},
+};
+use std::fmt::Write;
+
+/// Keys under which hosts name their servers.
+const KEYS: [&str; 4] = ["mcpServers", "servers", "mcp_servers", "context_servers"];
+
+/// What is said of a file of a host; `None` where it is none.
+pub(super) fn problem(file: &Node) -> Option<Problem> {
+    let entries = entries(file)?;
+    let is_ours = entries.iter().any(|entry| entry.key == "routes");
+    let named = |entries: &[Entry]| entries.iter().position(|entry| KEYS.contains(&&*entry.key));
+    // In the settings of VS Code they are one level deeper.
+    let within = entries.iter().find(|entry| entry.key == "mcp").and_then(|mcp| self::entries(&mcp.node));
+    let (entries, at) = match (named(entries), within.and_then(|within| Some((within, named(within)?)))) {
+        (Some(at), _) => (entries, at),
+        (None, Some(within)) => within,
+        (None, None) => return None,
+    };
+    let Entry { key, key_place, node } = &entries[at];
+    let servers: Vec<_> = self::entries(node)?.iter().filter(|server| is_server(&server.node)).collect();
+    if servers.is_empty() || is_ours {
+        return None;
+    }
+    let message = format!(
+        "`{key}` is how MCP hosts name the servers that they start; deferral stands in front of them by `routes`. The same here, \
+         with values of variables and headers taken from the environment:\n\n{}",
+        written(&servers)
+    );
+    Some(Problem::new(*key_place, message))
+}
+
+/// The same of a text that is JSON with comments, as editors allow it, and so no YAML.
+pub(super) fn problem_in_text(text: &str) -> Option<Problem> {
+    if !text.trim_start_matches('\u{feff}').trim_start().starts_with(['{', '/']) {
+        return None;
+    }
+    problem(&yaml::parse(&without_comments(text), &mut Vec::new())?)
+}
+
+fn entries(node: &Node) -> Option<&[Entry]> {
+    let Value::Map(entries) = &node.value else { return None };
+    Some(entries)
+}
+
+fn get<'n>(node: &'n Node, keys: &[&str]) -> Option<&'n Node> {
+    let entries = entries(node)?;
+    keys.iter().find_map(|key| entries.iter().find(|entry| entry.key == *key)).map(|entry| &entry.node)
+}
+
+fn text<'n>(node: &'n Node, keys: &[&str]) -> Option<&'n str> {
+    get(node, keys)?.characters()
+}
+
+/// Keys of a server's URL: Windsurf and Gemini CLI have words of their own.
+const URLS: [&str; 4] = ["url", "serverUrl", "httpUrl", "endpoint"];
+
+fn is_server(node: &Node) -> bool {
+    get(node, &["command"]).is_some() || get(node, &URLS).is_some()
+}
+
+/// The routes for these servers, as a file.
+fn written(servers: &[&Entry]) -> String {
+    let mut yaml = String::from("routes:\n");
+    for server in servers {
+        let is_alone = servers.len() == 1;
+        let path = if is_alone { "/mcp".to_owned() } else { format!("/{}", slug(&server.key)) };
+        write_route(&mut yaml, &path, server).expect("a string takes everything");
+    }
+    yaml
+}
+
+fn write_route(yaml: &mut String, path: &str, Entry { key, node, .. }: &Entry) -> std::fmt::Result {
+    if text(node, &["disabled"]) == Some("true") {
+        writeln!(yaml, "  # {} is disabled in the host", slug(key))?;
+    }
+    if matches!(text(node, &["type", "transport"]), Some("sse")) {
+        writeln!(
+            yaml,
+            "  # {} speaks HTTP+SSE there; deferral needs its Streamable HTTP endpoint",
+            slug(key)
+        )?;
+    }
+    writeln!(yaml, "  - path: {path}\n    upstream:")?;
+    if let Some(url) = text(node, &URLS) {
+        writeln!(yaml, "      url: {}", quoted(url))?;
+        let headers = get(node, &["headers"]).and_then(entries).unwrap_or_default();
+        if !headers.is_empty() {
+            writeln!(yaml, "      headers:")?;
+        }
+        for Entry { key: name, .. } in headers {
+            let variable = variable(&format!("{}_{name}", slug(key)));
+            writeln!(yaml, "        {}: {{ env: {variable} }}", quoted(name))?;
+        }
+        return Ok(());
+    }
+    let command = get(node, &["command"]);
+    // Zed has a mapping of its own there.
+    let command = command.and_then(|command| get(command, &["path"])).or(command);
+    let words = |node: &Node| match &node.value {
+        Value::List(items) => items.iter().filter_map(Node::characters).map(quoted).collect(),
+        Value::Scalar { text, .. } => vec![quoted(text)],
+        Value::Map(_) => Vec::new(),
+    };
+    let mut all: Vec<String> = command.map(words).unwrap_or_default();
+    all.extend(get(node, &["args"]).map(words).unwrap_or_default());
+    writeln!(yaml, "      command: [{}]", all.join(", "))?;
+    if let Some(folder) = text(node, &["cwd"]) {
+        writeln!(yaml, "      cwd: {}", quoted(folder))?;
+    }
+    let variables = get(node, &["env"]).and_then(entries).unwrap_or_default();
+    if !variables.is_empty() {
+        writeln!(yaml, "      env:")?;
+    }
+    for Entry { key: name, .. } in variables {
+        writeln!(yaml, "        {}: {{ env: {} }}", quoted(name), variable(name))?;
+    }
+    Ok(())
+}
+
+/// A text as YAML, with the variables that VS Code writes as ours.
+fn quoted(text: &str) -> String {
+    let mut ours = String::new();
+    let mut rest = text;
+    while let Some((before, behind)) = rest.split_once("${") {
+        ours.push_str(before);
+        let Some((name, after)) = behind.split_once('}') else {
+            ours.push_str("$${");
+            rest = behind;
+            continue;
+        };
+        match name.split_once(':') {
+            Some(("env" | "input", name)) => {
+                let _ = write!(ours, "${{{}}}", variable(name));
+            }
+            None if !name.is_empty()
+                && name.bytes().all(|byte| byte.is_ascii_uppercase() || byte == b'_') =>
+            {
+                let _ = write!(ours, "${{{name}}}");
+            }
+            // What only a host knows stays a text.
+            _ => {
+                let _ = write!(ours, "$${{{name}}}");
+            }
+        }
+        rest = after;
+    }
+    ours.push_str(rest);
+    serde_json::to_string(&ours).expect("a string is written to memory")
+}
+
+/// A name as one of a variable.
+fn variable(name: &str) -> String {
+    let word = |byte: char| if byte.is_ascii_alphanumeric() { byte.to_ascii_uppercase() } else { '_' };
+    let name: String = name.chars().map(word).collect();
+    match name.starts_with(|first: char| first.is_ascii_digit()) || name.is_empty() {
+        true => format!("_{name}"),
+        false => name,
+    }
+}
+
+/// A name as a part of a path.
+fn slug(name: &str) -> String {
+    let part = |byte: char| match byte {
+        byte if byte.is_ascii_alphanumeric() || matches!(byte, '-' | '_' | '.') => byte.to_ascii_lowercase(),
+        _ => '-',
+    };
+    let slug: String = name.chars().map(part).collect();
+    if slug.is_empty() { "mcp".to_owned() } else { slug }
+}
+
+/// The text without `//` and `/* */` outside of strings, each line in its place.
+fn without_comments(text: &str) -> String {
+    let mut plain = String::with_capacity(text.len());
+    let mut characters = text.chars().peekable();
+    let mut in_string = false;
+    while let Some(character) = characters.next() {
+        match (in_string, character, characters.peek()) {
+            (true, '\\', Some(_)) => {
+                plain.push(character);
+                plain.extend(characters.next());
+                continue;
+            }
+            (_, '"', _) => in_string = !in_string,
+            (false, '/', Some('/')) => {
+                while characters.next_if(|next| *next != '\n').is_some() {}
+                continue;
+            }
+            (false, '/', Some('*')) => {
+                let mut before = ' ';
+                for next in characters.by_ref().skip(1) {
+                    if next == '\n' {
+                        plain.push(next);
+                    }
+                    if before == '*' && next == '/' {
+                        break;
+                    }
+                    before = next;
+                }
+                continue;
+            }
+            _ => {}
+        }
+        plain.push(character);
+    }
+    plain
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config;
+    use std::path::Path;
+
+    /// What is suggested for a file, and that it is a configuration.
+    fn suggested(text: &str) -> String {
+        let problems =
+            config::parse(Path::new("host.json"), text).expect_err("it is none of ours").to_string();
+        assert_eq!(problems.matches("host.json:").count(), 1, "{problems}");
+        let (said, yaml) = problems.split_once("\n\n").unwrap_or_else(|| panic!("{problems}"));
+        assert!(said.contains("is how MCP hosts name the servers"), "{said}");
+        yaml.to_owned()
+    }
+
+    const DESKTOP: &str = r#"{
+  "mcpServers": {
+    "My files": { "command": "npx", "args": ["-y", "@scope/server", "", "C:\\x \"y\""], "env": { "API_KEY": "sk-secret" } },
+    "remote": { "type": "http", "url": "https://mcp.example.com/mcp", "headers": { "Authorization": "Bearer secret" } }
+  },
+  "globalShortcut": ""
+}"#;
+
+    #[test]
+    fn a_file_of_claude_desktop_is_written_as_ours_without_its_secrets() {
+        let yaml = suggested(DESKTOP);
+        assert_eq!(
+            yaml,
+            "routes:\n  - path: /my-files\n    upstream:\n      command: [\"npx\", \"-y\", \"@scope/server\", \"\", \"C:\\\\x \\\"y\\\"\"]\n      \
+             env:\n        \"API_KEY\": { env: API_KEY }\n  - path: /remote\n    upstream:\n      url: \"https://mcp.example.com/mcp\"\n      \
+             headers:\n        \"Authorization\": { env: REMOTE_AUTHORIZATION }\n"
+        );
+        let environment = [("API_KEY", "k"), ("REMOTE_AUTHORIZATION", "Bearer x")].into_iter().collect();
+        let checked = config::check_in(Path::new("deferral.yaml"), &yaml.replace("npx", "sh"), &environment);
+        assert_eq!(checked.expect("it is a configuration").0.routes.len(), 2);
+    }
+
+    #[test]
+    fn a_file_of_vs_code_may_have_comments_and_inputs() {
+        let file = r#"{
+  // The key is asked for.
+  "inputs": [{ "type": "promptString", "id": "api-key", "password": true }], /* and
+  */
+  "servers": {
+    "db": { "type": "stdio", "command": "uvx", "args": ["server", "--key=${input:api-key}", "${workspaceFolder}/x", "${env:HOME}"], },
+  }
+}"#;
+        let yaml = suggested(file);
+        let command = r#"command: ["uvx", "server", "--key=${API_KEY}", "$${workspaceFolder}/x", "${HOME}"]"#;
+        assert!(yaml.contains("path: /mcp\n") && yaml.contains(command), "{yaml}");
+        let settings = r#"{ "mcp": { "servers": { "a": { "url": "http://127.0.0.1:1/mcp" } } } }"#;
+        assert!(suggested(settings).contains("url: \"http://127.0.0.1:1/mcp\""));
+    }
+
+    #[test]
+    fn a_file_of_ours_with_such_a_key_is_one_of_ours() {
+        let text = "servers: { a: { command: sh } }\nroutes: [{ upstream: { url: 'http://a' } }]";
+        let problems = config::parse(Path::new("x.yaml"), text).expect_err("unknown").to_string();
+        assert!(problems.contains("unknown key `servers`"), "{problems}");
+        let other = config::parse(Path::new("x.yaml"), "servers: [a]").expect_err("unknown").to_string();
+        assert!(other.contains("unknown key `servers` at the top level; use `routes`"), "{other}");
+    }
+
+    #[test]
+    fn comments_are_taken_out_of_json_and_left_in_strings() {
+        let text = "{ \"a\": \"http://x/*y*/\\\"//\", // z\n \"b\": 1 /* \n ** */ }";
+        assert_eq!(without_comments(text), "{ \"a\": \"http://x/*y*/\\\"//\", \n \"b\": 1 \n }");
+    }
+}
