@@ -146,9 +146,8 @@ pub(super) fn remedy(key: &str, path: &str, known: &[&str]) -> String {
     }
     let all = all_paths();
     let mut same: Vec<&String> = all.iter().filter(|at| last(at) == word).collect();
-    // What is in the same section deeper is likelier, and then what is less deep.
-    same.sort_by_key(|at| (!at.starts_with(&inner("")), at.matches('.').count()));
-    same.truncate(3);
+    same.sort_by_key(|at| distance(at, path));
+    same.truncate(2);
     if !same.is_empty() {
         let paths: Vec<_> = same.iter().map(|at| format!("`{at}`")).collect();
         return format!("it belongs at {}", paths.join(" or "));
@@ -161,10 +160,16 @@ pub(super) fn remedy(key: &str, path: &str, known: &[&str]) -> String {
     }
     if let Some(near) = nearest(&word, all.iter().map(|at| last(at))) {
         let mut meant: Vec<&String> = all.iter().filter(|at| last(at) == near).collect();
-        meant.sort_by_key(|at| (!at.starts_with(&inner("")), at.matches('.').count()));
+        meant.sort_by_key(|at| distance(at, path));
         return format!("did you mean `{}`?", meant[0]);
     }
     format!("there are {}", known.join(", "))
+}
+
+/// How far a key is from a section: one below it is near, then one that is less deep, then one of a route.
+fn distance(key: &str, section: &str) -> (bool, usize, bool) {
+    let is_below = section.is_empty() || key.strip_prefix(section).is_some_and(|rest| rest.starts_with('.'));
+    (!is_below, key.matches('.').count(), !key.starts_with("routes[]"))
 }
 
 /// `startTimeout` and `start-timeout` as `start_timeout`.

@@ -43,7 +43,11 @@ pub(super) fn problem_in_text(text: &str) -> Option<Problem> {
     if !text.trim_start_matches('\u{feff}').trim_start().starts_with(['{', '/']) {
         return None;
     }
-    problem(&yaml::parse(&without_comments(text), &mut Vec::new())?)
+    let plain = without_comments(text);
+    if plain == text {
+        return None;
+    }
+    problem(&yaml::parse(&plain, &mut Vec::new())?)
 }
 
 fn entries(node: &Node) -> Option<&[Entry]> {

@@ -40,7 +40,11 @@ pub use settings::Settings;
 pub use surroundings::Environment;
 pub use yaml::Node;
 
-use crate::{admin, front, policy, telemetry::trace, upstream};
+use crate::{
+    admin, front, policy,
+    telemetry::trace,
+    upstream::{self, stdio::Inherit},
+};
 use section::{Report, TOP};
 use serde_json::json;
 use std::{
@@ -267,11 +271,9 @@ fn parse_and(
         Some(text) => yaml::parse(text, &mut report.problems),
         None => Some(Node::map(Place::Whole)),
     };
-    let of_host = match &read {
-        Some(node) => mcp_servers::problem(node),
-        None => text.and_then(mcp_servers::problem_in_text),
-    };
-    if let Some(problem) = of_host {
+    // YAML takes comments of JSON for parts of keys.
+    let of_host = read.as_ref().and_then(mcp_servers::problem);
+    if let Some(problem) = of_host.or_else(|| text.and_then(mcp_servers::problem_in_text)) {
         return Err(Problems::one(path, problem));
     }
     if read.is_none() && report.problems.is_empty() {
@@ -330,7 +332,14 @@ impl Config {
             && self.front.listen.iter().all(|address| address.ip().to_canonical().is_loopback());
         for route in &mut self.routes {
             if let upstream::Server::Command(command) = &mut route.server {
-                command.withheld = Arc::clone(&secrets);
+                // What is not inherited anyway need not be withheld: a command that stays the same keeps its processes.
+                command.withheld = match &command.inherit {
+                    Inherit::All => Arc::clone(&secrets),
+                    Inherit::Safe => Arc::default(),
+                    Inherit::Also(names) => {
+                        secrets.iter().filter(|secret| names.contains(secret)).cloned().collect()
+                    }
+                };
                 command.tells_remarks = is_local;
             }
         }

@@ -104,7 +104,7 @@ impl<F: Fn(&Level, &str)> Lines<F> {
     /// Whether an event is written.
     fn takes(&self, event: &Event<'_>) -> bool {
         let Some((throttle, suppressed)) = &self.throttle else { return true };
-        match throttle.judge(event, SystemClock::new().now()) {
+        match throttle.judge(event, || SystemClock::new().now()) {
             Verdict::Written => true,
             Verdict::Suppressed { is_first } => {
                 if is_first {

@@ -83,8 +83,8 @@ struct Fields {
 // === impl LogThrottle ===
 
 impl LogThrottle {
-    /// Whether a line is written.
-    pub fn judge(&self, event: &Event<'_>, now: Instant) -> Verdict {
+    /// Whether a line is written. The clock is read where that has to be counted.
+    pub fn judge(&self, event: &Event<'_>, now: impl FnOnce() -> Instant) -> Verdict {
         let about = event.metadata();
         if about.name() == RECORD {
             return Verdict::Written;
@@ -92,7 +92,7 @@ impl LogThrottle {
         let mut fields = Fields { is_of_task: about.name() == OF_TASK, ..Fields::default() };
         event.record(&mut fields);
         let Fields { event, of, .. } = fields;
-        self.count(Key { kind: about.callsite(), of }, event, now)
+        self.count(Key { kind: about.callsite(), of }, event, now())
     }
 
     fn count(&self, key: Key, event: String, now: Instant) -> Verdict {

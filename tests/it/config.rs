@@ -201,23 +201,23 @@ routes:
             deferral.yaml:1:1: unknown key `lisen` at the top level; did you mean `listen`?
             deferral.yaml:2:8: `localhost:8809` is not an address; did you mean `127.0.0.1:8809`?
             deferral.yaml:3:8: `store` names no folder, as in `{ disk: ./data }`
-            deferral.yaml:3:10: unknown key `disc` in `store`; did you mean `disk`?
+            deferral.yaml:3:10: unknown key `disc` in `store`; did you mean `store.disk`?
             deferral.yaml:3:35: `max_bytes` must be at least 16MiB
             deferral.yaml:4:8: `30` has no unit; did you mean `30s` or `30ms`?
             deferral.yaml:5:6: unknown log format `xml`; use text or json
             deferral.yaml:6:13: `https://mcp.example.com/base` has a path; write scheme and host only, as in `https://mcp.example.com`
             deferral.yaml:7:19: `https://mcp.example.com` is not a host; write its name alone, as in `mcp.example.com`, or `*` for every host
-            deferral.yaml:7:47: unknown key `origin` in `access`; did you mean `origins`?
+            deferral.yaml:7:47: unknown key `origin` in `access`; did you mean `access.origins`?
             deferral.yaml:9:13: `sessions` must be at least 1
             deferral.yaml:10:15: `4 megabytes` is not a size; write bytes, or a number and KiB, MiB or GiB, as in `4MiB`
-            deferral.yaml:11:3: unknown key `retention` in `limits`; it belongs under `routes[].defer`
+            deferral.yaml:11:3: unknown key `retention` in `limits`; it belongs at `routes[].defer.retention`
             deferral.yaml:12:10: `-1` is not a count; write a whole number
             deferral.yaml:14:9: `call` must be more than 0; leave it out for the default
             deferral.yaml:15:3: `connect` has no value; give it one or remove the line
             deferral.yaml:17:11: a path begins with `/`; did you mean `/mcp`?
             deferral.yaml:18:22: `127.0.0.1:9000/mcp` is not a URL this proxy can call; it has no scheme, did you mean `http://127.0.0.1:9000/mcp`?
             deferral.yaml:20:60: `upstream` has both `url` and `command`; keep one of the two
-            deferral.yaml:21:5: unknown key `after` in a route; it belongs under `routes[].defer`
+            deferral.yaml:21:5: unknown key `after` in a route; it belongs at `routes[].defer.after` or `routes[].tools[].after`
             deferral.yaml:22:20: unknown mode `sometimes`; use auto, never, always, required, observe or, for a tool, deny
             deferral.yaml:22:38: `5` has no unit; did you mean `5s` or `5ms`?
             deferral.yaml:22:52: `retention` must be a single value, not a list
@@ -230,7 +230,7 @@ routes:
             deferral.yaml:31:31: `requires` must be a mapping of capabilities, as in `{ sampling: {} }`, not a list
             deferral.yaml:32:43: a capability is a mapping; write `sampling: {}`
             deferral.yaml:33:16: `principal` names no header, as in `{ header: X-User }`
-            deferral.yaml:33:18: unknown key `heder` in `principal`; did you mean `header`?
+            deferral.yaml:33:18: unknown key `heder` in `principal`; did you mean `routes[].principal.header`?
             deferral.yaml:34:15: `Authorization` is always forwarded; leave it out
             deferral.yaml:34:50: `Mcp-Name` belongs to the protocol, which the proxy speaks itself; leave it out
             deferral.yaml:36:5: `path` is already set on line 35; remove one of the two
@@ -240,11 +240,11 @@ routes:
             deferral.yaml:43:20: unknown outcome `passed` of a tool's error; use failed or completed
             deferral.yaml:44:27: `immediate_response` must not be empty
             deferral.yaml:45:20: `across_eras` must be true or false, not `maybe`
-            deferral.yaml:46:7: unknown key `unsolicitd` in `tasks`; did you mean `unsolicited`?
+            deferral.yaml:46:7: unknown key `unsolicitd` in `tasks`; did you mean `routes[].tasks.unsolicited`?
             deferral.yaml:47:23: `progress` must be more than 0; `off` is for never
             deferral.yaml:47:37: `off` is not a duration; write a number and ms, s, m, h or d, as in `250ms` or `5s`
             deferral.yaml:47:52: `soon` is not a duration; write a number and ms, s, m, h or d, as in `250ms` or `5s`
-            deferral.yaml:47:58: unknown key `keep_alive` in `held`; it belongs under `timeouts`
+            deferral.yaml:47:58: unknown key `keep_alive` in `held`; it belongs at `timeouts.keep_alive`
             deferral.yaml:52:21: `Authorization` is a secret, which does not belong here; name its `principal`, as the access log shows it
             deferral.yaml:53:33: `value` must be what a header can say: visible ASCII, no blanks around it
             deferral.yaml:54:11: the sign has no `value` for its `header`; add one
@@ -363,14 +363,13 @@ routes:
             deferral.yaml:8:70: `soon` does not say when; use lazy or eager
             deferral.yaml:8:91: `start_timeout` must be more than 0; leave it out for the default
             deferral.yaml:8:105: `instances` must be at least 1
-            deferral.yaml:10:35: `command` must not be empty
             deferral.yaml:10:47: `env` must be the name of an environment variable, which has no `=`
             deferral.yaml:10:54: `env` must be the name of an environment variable, which has no `=`
             deferral.yaml:10:65: `env` must be a single value, not a list
             deferral.yaml:10:86: `inherit_env` must be the name of an environment variable, which has no `=`
             deferral.yaml:10:105: `instances` says nothing; write a number, or `{ per: caller }`
             deferral.yaml:12:54: `per` must be `caller`, not `user`
-            deferral.yaml:12:62: unknown key `args` in `upstream`; there are command, cwd, env, headers, inherit_env, instances, proxy, shared, start, start_timeout, tls, url
+            deferral.yaml:12:62: unknown key `args` in `upstream`; use `routes[].upstream.command`: one list of the program and its arguments
         "#]],
     );
 }
@@ -433,7 +432,7 @@ fn operators_from_elsewhere_need_tls_and_a_token() {
         expect![[r#"
             deferral.yaml:1:17: a token is not written here; say where it is: `{ file: PATH }` or `{ env: NAME }`
             deferral.yaml:1:30: `tls` has no `key`; name a PEM file
-            deferral.yaml:1:47: unknown key `port` in `admin`; there are listen, tls, token
+            deferral.yaml:1:47: unknown key `port` in `admin`; use `admin.listen`, as in `127.0.0.1:8808`
         "#]],
     );
 }
@@ -599,10 +598,10 @@ fn a_drain_that_is_a_mapping_is_read_key_by_key() {
     refused(
         &format!("drain: {{ notice: 5, limit: soon, notise: 1s }}\n{route}"),
         expect![[r#"
-        deferral.yaml:1:18: `5` has no unit; did you mean `5s` or `5ms`?
-        deferral.yaml:1:28: `soon` is not a duration; write a number and ms, s, m, h or d, as in `250ms` or `5s`
-        deferral.yaml:1:34: unknown key `notise` in `drain`; did you mean `notice`?
-    "#]],
+            deferral.yaml:1:18: `5` has no unit; did you mean `5s` or `5ms`?
+            deferral.yaml:1:28: `soon` is not a duration; write a number and ms, s, m, h or d, as in `250ms` or `5s`
+            deferral.yaml:1:34: unknown key `notise` in `drain`; did you mean `drain.notice`?
+        "#]],
     );
     refused(
         &format!("drain: [5s]\n{route}"),
@@ -631,7 +630,7 @@ fn what_is_wrong_with_traces_is_named_by_its_place_and_no_key_is_shown() {
             "{ endpoint: \"http://c\", headers: { k: { file: tests/it/gone } } }",
             "`tests/it/gone` cannot be read",
         ),
-        ("{ endpiont: \"http://c\" }", "did you mean `endpoint`?"),
+        ("{ endpiont: \"http://c\" }", "did you mean `telemetry.otlp.endpoint`?"),
     ] {
         let text =
             format!("telemetry: {{ otlp: {otlp} }}\nroutes: [{{ upstream: {{ url: \"http://s\" }} }}]\n");
