@@ -41,7 +41,7 @@ fn has_message(input: impl Read) -> bool {
         }
         let text = line.strip_prefix("\u{feff}".as_bytes()).unwrap_or(&line).trim_ascii();
         let mut messages = Messages::of(text.to_vec().into());
-        if messages.any(|message| message.is_ok_and(|message| message.has_version())) {
+        if messages.any(|message| message.is_ok_and(|message| message.is_json_rpc())) {
             return true;
         }
     }
