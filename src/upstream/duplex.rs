@@ -17,7 +17,7 @@ use tokio::{
 use super::{
     CallError, Config, Description, Identity, NotStarted, Upstream,
     legacy::Legacy,
-    wire::{Again, Beside, Heard, Hello, Line, Progress, Wire},
+    wire::{Again, Beside, Heard, Hello, Line, Progress, Reply, Wire},
     work::Work,
 };
 use crate::{
@@ -69,15 +69,19 @@ impl Wire for Duplexes {
         Identity { principal: Principal::ANONYMOUS, client_info, ..caller.clone() }
     }
 
-    async fn open(self: &Arc<Self>, _: &Identity, hello: &Hello) -> Result<(Description, Pipe), CallError> {
+    async fn open(
+        self: &Arc<Self>,
+        _: &Identity,
+        hello: &mut Hello,
+    ) -> Result<(Description, Pipe), CallError> {
         let (ours, theirs) = duplex(1 << 16);
         let _ = self.0.send(theirs);
         let (reads, writes) = split(ours);
         let (mut reads, writes) = (BufReader::new(reads).lines(), Arc::new(tokio::sync::Mutex::new(writes)));
-        write(&writes, &hello.body).await?;
+        write(&writes, &hello.body()).await?;
         while let Ok(Some(line)) = reads.next_line().await {
             let frame = Frame::parse(line.into()).expect("a message");
-            if let Some(description) = hello.answer(&frame)? {
+            if let Reply::Description(description) = hello.read(&frame)? {
                 return Ok((description, Pipe { reads: Mutex::new(Some(reads)), writes }));
             }
         }

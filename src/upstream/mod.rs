@@ -16,6 +16,7 @@ mod forward;
 mod http;
 pub mod http1;
 mod legacy;
+mod negotiation;
 pub mod own_ids;
 mod server_url;
 pub mod stdio;

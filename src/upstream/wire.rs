@@ -10,7 +10,7 @@
 
 use super::{
     Anchor, CallError, Change, ClientSession, Config, Description, Document, Forward, Forwarded, Identity,
-    Limits, NotStarted, ProcessTable, ServerUrl,
+    Limits, NotStarted, ProcessTable, ServerUrl, negotiation::Offers,
 };
 use crate::{
     dialect::{Credentials, raise},
@@ -76,7 +76,7 @@ pub trait Wire: Send + Sync + 'static {
     fn open(
         self: &Arc<Self>,
         caller: &Identity,
-        hello: &Hello,
+        hello: &mut Hello,
     ) -> impl Future<Output = Result<(Description, Self::Line), CallError>> + Send;
 
     /// What carries the session that a legacy client has opened itself, where it can have.
@@ -237,10 +237,21 @@ pub struct Place<'a> {
     pub last_event: Option<&'a str>,
 }
 
-/// The first message of a session: `initialize`.
+/// The first message of a session: `initialize`, with the revision that is offered now.
 pub struct Hello {
-    pub(super) number: u64,
-    pub(super) body: Bytes,
+    number: u64,
+    pub(super) offers: Offers,
+    write: Box<dyn Fn(Revision) -> Bytes + Send + Sync>,
+}
+
+/// What a message of the server means for the handshake.
+pub(super) enum Reply {
+    /// The server's answer.
+    Description(Description),
+    /// It refuses the revision; the handshake goes on with [`Hello::body`], which offers another.
+    Refused,
+    /// It is no answer to `initialize`.
+    Other,
 }
 
 /// What is heard of a call that was sent.
@@ -264,11 +275,11 @@ pub enum Refusal {
     /// With its answer: a JSON-RPC error.
     Answer(Frame),
     Lost(CallError),
-    /// The session does not exist any more.
+    /// The call was not served, perhaps because the server does not know the session.
     NoSession {
-        /// The refusal says so by itself: the call was certainly not served.
-        not_served: bool,
-        /// What it is, if that cannot be helped: the server's words, or else ours.
+        /// It does not know the session (HTTP 404 and 410 in one that has an id).
+        is_certain: bool,
+        /// The refusal for the client: the server's JSON-RPC error, or else ours.
         words: Result<Frame, CallError>,
     },
 }
@@ -299,6 +310,8 @@ pub enum Beside {
     Missed,
     /// Nothing is heard here, or not any more.
     Deaf,
+    /// The server may no longer know the session. Nothing more is heard here.
+    Doubtful,
     /// The server no longer knows the session.
     Ended,
 }
@@ -321,17 +334,35 @@ impl Default for QuietRounds {
 // === impl Hello ===
 
 impl Hello {
-    /// What the server says of itself, if this answers; what it says before is of no concern.
+    /// `write` makes the request with this id for a revision.
+    pub(super) fn new(
+        number: u64,
+        first: Revision,
+        write: impl Fn(Revision) -> Bytes + Send + Sync + 'static,
+    ) -> Self {
+        Self { number, offers: Offers::starting_with(first), write: Box::new(write) }
+    }
+
+    /// The request.
+    pub(super) fn body(&self) -> Bytes {
+        (self.write)(self.offers.now())
+    }
+
+    /// Reads a message of the server. One that comes before the answer concerns no handshake.
     ///
     /// # Errors
     /// [`CallError::ModernOnly`] and [`CallError::Invalid`]: it refuses, or does not say what it must.
-    pub(super) fn answer(&self, said: &Frame) -> Result<Option<Description>, CallError> {
+    pub(super) fn read(&mut self, said: &Frame) -> Result<Reply, CallError> {
         match said.kind() {
-            Kind::Success { id, result } if is_ours(id, self.number) => describe(result).map(Some),
-            Kind::Failure { error, .. } => {
-                Err(modern_only(error).unwrap_or_else(|| CallError::Invalid(Self::refused(error))))
+            Kind::Success { id, result } if is_ours(id, self.number) => {
+                describe(result).map(Reply::Description)
             }
-            Kind::Success { .. } | Kind::Request { .. } | Kind::Notification { .. } => Ok(None),
+            Kind::Failure { error, .. } => match modern_only(error) {
+                Some(lost) => Err(lost),
+                None if self.offers.change_after_error(error) => Ok(Reply::Refused),
+                None => Err(CallError::Invalid(Self::refused(error))),
+            },
+            Kind::Success { .. } | Kind::Request { .. } | Kind::Notification { .. } => Ok(Reply::Other),
         }
     }
 

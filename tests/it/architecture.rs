@@ -108,6 +108,10 @@ const MAY_ASK_THE_ERA: &[(&str, &str)] = &[
     ("upstream/http/line.rs", "what our own handshake came to: the header of its session, and how that ends"),
     ("upstream/legacy/hosted/begin.rs", "the handshake of a hosted session: which revision it agrees on"),
     ("upstream/legacy/message.rs", "the revision that our own handshake asks for"),
+    (
+        "upstream/negotiation.rs",
+        "which revision our own handshake asks for, where a server refuses the newest",
+    ),
     ("upstream/stdio/hello.rs", "asks a process that refuses our handshake what it speaks"),
     ("upstream/wire.rs", "a refusal of our handshake may say what the server speaks"),
 ];

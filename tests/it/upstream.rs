@@ -28,6 +28,7 @@ use crate::support::{
 
 mod handshake;
 mod left;
+mod lost_sessions;
 mod odd_events;
 mod reached;
 mod responses;
@@ -287,7 +288,7 @@ async fn an_error_of_the_server_is_the_answer_whatever_its_status_and_id() {
     let failure =
         |id: Value| json!({ "jsonrpc": "2.0", "id": id, "error": { "code": -32000, "message": "no" } });
     for (n, (status, id)) in
-        [(200, json!(0)), (400, json!("server-error")), (500, Value::Null)].into_iter().enumerate()
+        [(200, json!(0)), (422, json!("server-error")), (500, Value::Null)].into_iter().enumerate()
     {
         let n = n as u64;
         let mut call = world.call(n);
@@ -650,24 +651,6 @@ async fn a_404_that_answers_the_call_is_its_answer() {
     world.server.call().await.canned(Canned::json(404, &error));
     assert!(matches!(call.next().await, Some(Event::Final(_))));
     assert_eq!(world.server.messages("tools/call"), 1);
-}
-
-#[tokio::test]
-async fn a_400_about_the_session_renews_it_but_does_not_repeat_a_call() {
-    let error = json!({ "jsonrpc": "2.0", "id": "server-error",
-        "error": { "code": -32600, "message": "Bad Request: No valid session ID provided" } });
-    let world = World::new(Options::default()).await;
-    let mut call = world.call(1);
-    world.server.call().await.canned(Canned::json(400, &error));
-    assert!(matches!(call.next().await, Some(Event::Final(_))));
-    assert_eq!(world.server.messages("tools/call"), 1);
-
-    let mut list = world.list(2);
-    let arrived = world.server.call().await;
-    assert_eq!(arrived.session(), "s2", "the next request meets a new session");
-    arrived.canned(Canned::json(400, &error));
-    assert_eq!(world.answer().await, "s3", "a list can be asked for again");
-    list.result().await;
 }
 
 // === streams that break ===

@@ -38,6 +38,8 @@ enum Attempt {
     Open(Box<Messages>),
     /// This server has no such stream, or not for us.
     Refused,
+    /// The same, where there has been one: the server may have lost the session.
+    Doubtful,
     /// The session is gone.
     Ended,
     /// Perhaps later.
@@ -80,7 +82,7 @@ pub(super) async fn listen(line: &HttpLine, mut tell: impl FnMut(Beside) + Send)
         match attempt {
             Attempt::Refused => tell(Beside::Deaf),
             Attempt::Open(_) if had_one => missed.any = true,
-            Attempt::Open(_) | Attempt::Ended | Attempt::Failed => {}
+            Attempt::Open(_) | Attempt::Doubtful | Attempt::Ended | Attempt::Failed => {}
         }
         tell(Beside::Settled);
         match attempt {
@@ -92,6 +94,7 @@ pub(super) async fn listen(line: &HttpLine, mut tell: impl FnMut(Beside) + Send)
                 retry = messages.resumption().and_then(|resumption| resumption.retry).or(retry);
             }
             Attempt::Refused => return,
+            Attempt::Doubtful => return tell(Beside::Doubtful),
             Attempt::Ended => return tell(Beside::Ended),
             Attempt::Failed => {}
         }
@@ -127,7 +130,8 @@ fn refused(line: &HttpLine, status: StatusCode, body: Incoming, had_one: bool) -
     line.http.drain_later(body);
     match status {
         // Where there has been a stream, this is about the session.
-        StatusCode::NOT_FOUND if had_one && line.has_id => Attempt::Ended,
+        StatusCode::NOT_FOUND | StatusCode::GONE if had_one && line.has_id => Attempt::Ended,
+        StatusCode::BAD_REQUEST | StatusCode::NOT_FOUND | StatusCode::GONE if had_one => Attempt::Doubtful,
         // Only one stream at a time, and the one that broke still counts; or too many requests.
         StatusCode::CONFLICT | StatusCode::TOO_MANY_REQUESTS => Attempt::Failed,
         StatusCode::NOT_IMPLEMENTED => Attempt::Refused,

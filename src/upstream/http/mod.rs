@@ -36,7 +36,7 @@ use super::{
     forward::{Forward, Forwarded},
     http1::{self, Answering, CookieJar, Reuse, Traffic},
     legacy::Legacy,
-    wire::{Again, Beside, Heard, Hello, Line, Place, Progress, Refusal, Wire, modern_only},
+    wire::{Again, Beside, Heard, Hello, Line, Place, Progress, Refusal, Reply, Wire, modern_only},
     work::Work,
 };
 use crate::{
@@ -82,7 +82,7 @@ impl Wire for Http {
     async fn open(
         self: &Arc<Self>,
         caller: &Identity,
-        hello: &Hello,
+        hello: &mut Hello,
     ) -> Result<(Description, HttpLine), CallError> {
         let limit = self.config.now().timeouts.first_byte;
         let posting = self.posting(&caller.credentials);
@@ -148,33 +148,47 @@ impl Wire for Http {
 }
 
 impl Http {
-    /// Says `initialize`. Gives what the server said of itself, and the id of the session.
+    /// Sends `initialize`, again for each revision that is offered. Gives the server's description and the id of the
+    /// session.
     async fn hello(
         &self,
         posting: &HeaderMap,
-        hello: &Hello,
+        hello: &mut Hello,
         cookies: &Arc<CookieJar>,
     ) -> Result<(Description, Option<HeaderValue>), CallError> {
         let mut lines = http1::lines(posting);
         lines.extend_from_slice(self.agent(posting));
-        let (lines, body): ([&[u8]; 2], _) = ([&lines, &self.ours()], hello.body.clone());
-        let (reuse, traffic) = (Reuse::Any, Traffic::Call);
-        let sent = self.client.send(&Method::POST, &self.path, lines, body, reuse, traffic, Some(cookies));
-        let response = self.taken(sent).await?;
-        let id = response.headers().get(&headers::SESSION_ID).cloned();
-        let status = response.status();
-        match Opening::of(response, self)? {
-            Opening::Messages(messages) => Ok((self.welcome(messages, hello).await?, id)),
-            Opening::Accepted => {
-                Err(CallError::Invalid(format!("initialize was answered with HTTP {status} and no body")))
-            }
-            Opening::Refused(head, body) => {
-                let body = error_body(body).await;
-                if let Some(error) = unwelcome(head.status, &body) {
-                    return Err(error);
+        loop {
+            let (body, ours) = (hello.body(), self.ours());
+            let both: [&[u8]; 2] = [&lines, &ours];
+            let (reuse, traffic) = (Reuse::Any, Traffic::Call);
+            let sent = self.client.send(&Method::POST, &self.path, both, body, reuse, traffic, Some(cookies));
+            let response = self.taken(sent).await?;
+            let id = response.headers().get(&headers::SESSION_ID).cloned();
+            let status = response.status();
+            match Opening::of(response, self)? {
+                Opening::Messages(messages) => {
+                    if let Some(description) = self.read_reply(messages, hello).await? {
+                        return Ok((description, id));
+                    }
                 }
-                let error = refused(head.status, &head.headers, &body);
-                Err(self.explain(error, posting).await)
+                Opening::Accepted => {
+                    let why = format!("initialize was answered with HTTP {status} and no body");
+                    return Err(CallError::Invalid(why));
+                }
+                Opening::Refused(head, body) => {
+                    let body = error_body(body).await;
+                    let words = unwelcome(head.status, &body);
+                    let is_modern = matches!(words, Some(CallError::ModernOnly(_)));
+                    if !is_modern && hello.offers.change_after_status(head.status, &body) {
+                        continue;
+                    }
+                    if let Some(error) = words {
+                        return Err(error);
+                    }
+                    let error = refused(head.status, &head.headers, &body);
+                    return Err(self.explain(error, posting).await);
+                }
             }
         }
     }
@@ -197,16 +211,25 @@ impl Http {
         CallError::Status { status, detail, retry_after }
     }
 
-    /// The server's answer among what it says; notifications before it concern nobody yet.
-    async fn welcome(&self, mut messages: Messages, hello: &Hello) -> Result<Description, CallError> {
-        loop {
+    /// The server's answer among its messages; notifications before it concern no handshake. None where it refuses the
+    /// revision and another is offered.
+    async fn read_reply(
+        &self,
+        mut messages: Messages,
+        hello: &mut Hello,
+    ) -> Result<Option<Description>, CallError> {
+        let reply = loop {
             let frame = poll_fn(|cx| messages.poll_next(cx)).await?;
-            let Some(description) = hello.answer(&frame)? else { continue };
-            if let Some(rest) = messages.into_rest() {
-                self.drain_later(rest);
+            match hello.read(&frame)? {
+                Reply::Description(description) => break Some(description),
+                Reply::Refused => break None,
+                Reply::Other => {}
             }
-            return Ok(description);
+        };
+        if let Some(rest) = messages.into_rest() {
+            self.drain_later(rest);
         }
+        Ok(reply)
     }
 }
 

@@ -3,7 +3,7 @@
 use super::server::{error_body, refused, retry_after};
 use crate::{
     protocol::{
-        ErrorObject, Frame, Kind,
+        ErrorObject, Frame, Kind, code,
         splice::{Edit, Object},
     },
     upstream::{
@@ -14,11 +14,11 @@ use crate::{
 };
 use http::StatusCode;
 
-/// Reads an error's body and judges it. `has_id` is whether there is a session that the server can lose.
+/// Reads the body of an error and judges it. `has_id` is whether there is a session that the server can lose.
 ///
 /// An error that answers this exchange is the call's, whatever id it carries: transports write
-/// `null` or `"server-error"`. A 404 in a session means that the session is gone (2025-11-25,
-/// *Session Management*), unless it is a JSON-RPC error for this very call.
+/// `null` or `"server-error"`. Servers that do not know a session any more answer 404 (2025-11-25, *Session
+/// Management*), 400, 410 or 503. A JSON-RPC error for this very call, or for its method, is the call's own.
 pub(super) async fn read(has_id: bool, call: u64, head: http::response::Parts, body: Incoming) -> Refusal {
     let body = error_body(body).await;
     let lost = refused(head.status, &head.headers, &body);
@@ -30,21 +30,14 @@ pub(super) async fn read(has_id: bool, call: u64, head: http::response::Parts, b
         Some(after) => with_retry_after(answer, &after),
         None => answer,
     });
-    let Some(answer) = answer else {
-        return match head.status {
-            StatusCode::NOT_FOUND if has_id => Refusal::NoSession { not_served: true, words: Err(lost) },
-            _ => Refusal::Lost(lost),
-        };
-    };
-    match head.status {
-        StatusCode::NOT_FOUND if has_id && !names(&answer, call) => {
-            Refusal::NoSession { not_served: true, words: Ok(answer) }
+    let is_certain = has_id && matches!(head.status, StatusCode::NOT_FOUND | StatusCode::GONE);
+    match answer {
+        Some(answer) if !may_mean_no_session(head.status) || is_of_call(&answer, call) => {
+            Refusal::Answer(answer)
         }
-        // What servers after the SDKs' examples say of a session they have forgotten.
-        StatusCode::BAD_REQUEST if has_id && !names(&answer, call) && is_about_session(&answer) => {
-            Refusal::NoSession { not_served: false, words: Ok(answer) }
-        }
-        _ => Refusal::Answer(answer),
+        Some(answer) => Refusal::NoSession { is_certain, words: Ok(answer) },
+        None if may_mean_no_session(head.status) => Refusal::NoSession { is_certain, words: Err(lost) },
+        None => Refusal::Lost(lost),
     }
 }
 
@@ -60,11 +53,26 @@ fn with_retry_after(answer: Frame, after: &str) -> Frame {
     edited.unwrap_or(answer)
 }
 
+/// Whether servers in the field refuse a call like this in a session that they do not know.
+fn may_mean_no_session(status: StatusCode) -> bool {
+    matches!(
+        status,
+        StatusCode::BAD_REQUEST | StatusCode::NOT_FOUND | StatusCode::GONE | StatusCode::SERVICE_UNAVAILABLE
+    )
+}
+
+/// Whether an error is about the call: it names it and no session, or its method is not served.
+fn is_of_call(answer: &Frame, call: u64) -> bool {
+    let error = ErrorObject::of(answer);
+    let is_of_method = error.as_ref().is_some_and(|error| error.code() == code::METHOD_NOT_FOUND);
+    is_of_method || names(answer, call) && !error.is_some_and(|error| is_about_session(&error.message()))
+}
+
 fn names(answer: &Frame, call: u64) -> bool {
     matches!(answer.kind(), Kind::Failure { id: Some(id), .. } if is_ours(id, call))
 }
 
-fn is_about_session(answer: &Frame) -> bool {
-    let error = ErrorObject::of(answer);
-    error.is_some_and(|error| error.message().to_ascii_lowercase().contains("session"))
+fn is_about_session(message: &str) -> bool {
+    let message = message.to_ascii_lowercase();
+    ["session", "initializ", "initialis"].iter().any(|word| message.contains(word))
 }

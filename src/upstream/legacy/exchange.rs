@@ -13,6 +13,7 @@ use std::{
 };
 
 use super::{
+    check::check_later,
     group::{Group, Holder, Lease},
     mailbox::{Mailbox, Said},
     request::Request,
@@ -21,7 +22,7 @@ use super::{
 };
 use crate::{
     dialect::{Further, Response, raise},
-    protocol::{Id, InputRequest, Kind, Method},
+    protocol::{Frame, Id, InputRequest, Kind, Method},
     runtime::{Alarm, Clock, Of},
     upstream::{
         Anchor, Asked, CallError, Deferral, Event, Question,
@@ -45,8 +46,12 @@ pub(super) struct Exchange<W: Wire> {
     lease: Option<Lease<W>>,
     mailbox: Arc<Mailbox>,
     timers: Option<Timers>,
-    /// It was refused where it should have been served, certainly not served, and sent again.
+    /// It was lost with its connection, or with a process that had ended, and sent again.
     again: bool,
+    /// The number of the first session that was made after it was sent.
+    next_session: u64,
+    /// What its client gets where no fresh session can be opened: what the session said in which it was refused before.
+    refused: Option<Box<Event>>,
     /// The event behind which it can be taken up, as far as that has been told.
     told_anchor: Option<Option<Box<str>>>,
 }
@@ -110,6 +115,8 @@ impl<W: Wire> Exchange<W> {
             mailbox: Arc::default(),
             timers: None,
             again: false,
+            next_session: 0,
+            refused: None,
             told_anchor: None,
         }
     }
@@ -184,6 +191,13 @@ impl<W: Wire> Exchange<W> {
 
     fn send(&mut self, lease: Lease<W>) {
         let session = lease.session.clone();
+        if self.refused.is_some() && session.number < self.next_session {
+            // The server may have forgotten all that were made before.
+            session.retire();
+            self.stage = Stage::New;
+            return;
+        }
+        self.next_session = session.server.sessions_made();
         let Some(stay) = session.enter(&self.request, &self.mailbox, lease.is_exclusive()) else {
             // The session ended after it was given to this call, which may have waited long before anybody
             // polled it. There may be another; where everything closes, there is none. Whoever ended it may
@@ -310,6 +324,18 @@ impl<W: Wire> Exchange<W> {
         })
     }
 
+    /// Checks the session where the call ended in it with an error: the server may have lost it.
+    fn check_session(&self, said: &Said) {
+        let is_error = match said {
+            Said::Response(frame) => matches!(frame.kind(), Kind::Failure { .. }),
+            Said::Lost(CallError::Status { status, .. }) => status.is_server_error(),
+            Said::Lost(_) | Said::Notification(_) | Said::Request(..) | Said::Withdrawn(_) => false,
+        };
+        if let (true, Home::Group(_), Some(stay)) = (is_error, &self.home, &self.stay) {
+            check_later(&stay.session);
+        }
+    }
+
     /// Moves on as far as it goes without waiting; `None` means there is no event in it.
     fn advance(&mut self, cx: &mut Context<'_>) -> Poll<Option<Event>> {
         loop {
@@ -317,7 +343,10 @@ impl<W: Wire> Exchange<W> {
                 Stage::New => self.begin(),
                 Stage::Leasing(leasing) => match leasing.poll_unpin(cx) {
                     Poll::Ready(Ok(lease)) => self.send(lease),
-                    Poll::Ready(Err(lost)) => return self.lost(lost),
+                    Poll::Ready(Err(lost)) => match self.refused.take() {
+                        Some(refused) if matches!(lost, CallError::NotSent(_)) => return self.end(*refused),
+                        Some(_) | None => return self.lost(lost),
+                    },
                     Poll::Pending => return Poll::Pending,
                 },
                 Stage::Sent(answer) => {
@@ -325,7 +354,10 @@ impl<W: Wire> Exchange<W> {
                     let event = match ready!(session.line.poll_answer(answer, self.request.id, cx)) {
                         Heard::Message(frame) => {
                             let said = session.hear_on_stream(self.request.id, frame);
-                            said.and_then(|said| self.event(said))
+                            said.and_then(|said| {
+                                self.check_session(&said);
+                                self.event(said)
+                            })
                         }
                         Heard::Served => {
                             self.served();
@@ -343,12 +375,16 @@ impl<W: Wire> Exchange<W> {
                             }
                             None
                         }
-                        Heard::Refused(refusal) => {
-                            match self.refused(refusal).and_then(|said| self.event(said)) {
-                                Some(event) => return self.end(event),
-                                None => None,
+                        Heard::Refused(refusal) => match self.refused(refusal) {
+                            Some(said) => {
+                                self.check_session(&said);
+                                match self.event(said) {
+                                    Some(event) => return self.end(event),
+                                    None => None,
+                                }
                             }
-                        }
+                            None => None,
+                        },
                         Heard::Lost(lost) if self.may_repeat(&lost) => {
                             self.again = true;
                             self.repeat();
@@ -383,9 +419,6 @@ impl<W: Wire> Exchange<W> {
 
     /// The server has the call.
     fn served(&mut self) {
-        if let Some(stay) = &self.stay {
-            stay.session.serves();
-        }
         // It is not sent again from here on, and may be megabytes.
         self.request.body = Bytes::new();
         self.request.headers = Further::default();
@@ -400,25 +433,31 @@ impl<W: Wire> Exchange<W> {
                 }
                 Some(Said::Lost(lost))
             }
-            Refusal::NoSession { not_served, words } => {
-                let mut was_there = false;
-                if let Some(stay) = &self.stay {
-                    was_there = stay.session.has_served();
-                    stay.session.ended();
-                }
-                // Only what certainly was not served, or may be served twice, is sent again. A server that
-                // was started anew has forgotten all sessions: each that was there once is found out and
-                // taken out like this, until one is opened. One that it has just opened is refused only once.
-                let is_own = matches!(self.home, Home::Own(_));
-                let was_refused = self.again && !was_there;
-                if was_refused || is_own || !not_served && is_call(&self.request.method) {
-                    return Some(words.map_or_else(Said::Lost, Said::Response));
-                }
-                self.again |= !was_there;
-                self.repeat();
-                None
-            }
+            Refusal::NoSession { is_certain, words } => self.has_no_session(is_certain, words),
         }
+    }
+
+    /// The call was refused, perhaps because the server does not know its session. It is made once more, in a session
+    /// that is opened from now on; what it is refused with there is the answer.
+    fn has_no_session(&mut self, is_certain: bool, words: Result<Frame, CallError>) -> Option<Said> {
+        let session = self.stay.as_ref().expect("a call that was sent has a session").session.clone();
+        if is_certain {
+            session.ended();
+        }
+        let words = words.map_or_else(Said::Lost, Said::Response);
+        let Home::Group(group) = &self.home else { return Some(words) };
+        if self.refused.is_some() {
+            group.note_refused_again(&session);
+            return Some(words);
+        }
+        if !group.may_try_again(&session) {
+            return Some(words);
+        }
+        session.retire();
+        session.server.offer.forget();
+        self.refused = self.event(words).map(Box::new);
+        self.repeat();
+        None
     }
 
     /// Whether a request whose connection broke may be sent again: only what asks for something,
@@ -508,6 +547,7 @@ impl<W: Wire> Stream for Exchange<W> {
         let event = loop {
             match this.mailbox.poll(cx) {
                 Poll::Ready(said) => {
+                    this.check_session(&said);
                     if let Some(event) = this.event(said) {
                         break Poll::Ready(Some(event));
                     }

@@ -7,21 +7,26 @@ use std::{
 use tokio::{sync::oneshot, time::timeout};
 
 use super::{
+    check::check_later,
     message,
     reports::Reports,
     server::Server,
     session::{Keeper, Session},
 };
-use crate::upstream::{
-    CallError, Identity,
-    wire::{Again, Beside, Hello, Line, Wire},
+use crate::{
+    runtime::Clock,
+    upstream::{
+        CallError, Identity,
+        wire::{Again, Beside, Hello, Line, Wire},
+    },
 };
 
 /// How long a session's first call waits for what is said beside calls: some servers hold back the head of
 /// the GET stream until there is something to say.
 const OPENING: Duration = Duration::from_millis(100);
 
-/// Says `initialize` with the newest legacy revision and goes on with the one the server chooses;
+/// Sends `initialize` with the newest legacy revision, or with one that the server made us offer, and goes on with the
+/// one that the server chooses;
 /// then listens beside calls, because many servers put a call's questions there.
 ///
 /// # Errors
@@ -49,11 +54,13 @@ async fn attempt<W: Wire>(
     reports: &Reports,
 ) -> Result<Arc<Session<W>>, CallError> {
     let number = server.next_id();
-    let hello = Hello {
-        number,
-        body: message::initialize(number, caller.capabilities.legacy(), &caller.client_info),
-    };
-    let (mut description, line) = server.wire.open(caller, &hello).await?;
+    let (capabilities, client_info) = (Arc::clone(&caller.capabilities), caller.client_info.clone());
+    let write = move |revision| message::initialize(number, revision, capabilities.legacy(), &client_info);
+    let mut hello = Hello::new(number, server.offer.first(server.clock.now()), write);
+    let opened = server.wire.open(caller, &mut hello).await;
+    // Whether or not a session came of it: a process may have ended with its refusal.
+    server.offer.learn(&hello.offers, server.clock.now());
+    let (mut description, line) = opened?;
     // Those of a server that many share would be everybody's.
     description.has_tasks &= W::IS_HTTP;
     let is_askable = caller.capabilities.can_be_asked();
@@ -81,6 +88,10 @@ pub(super) async fn listen<W: Wire>(session: &Arc<Session<W>>) {
             Beside::Settled => drop(settled.take()),
             Beside::Missed => listener.has_missed(),
             Beside::Deaf => listener.set_deaf(),
+            Beside::Doubtful => {
+                listener.set_deaf();
+                check_later(&listener);
+            }
             Beside::Ended => listener.ended(),
         };
         let over = listener.over.clone();

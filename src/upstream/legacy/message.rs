@@ -15,12 +15,16 @@ const NAME: &str = "deferral";
 pub(super) const INITIALIZED: Bytes =
     Bytes::from_static(br#"{"jsonrpc":"2.0","method":"notifications/initialized"}"#);
 
-/// Opens a session; `capabilities` is the client's own object, and so is `client_info`, where it says who it is
-/// (2025-11-25, *Lifecycle*).
-pub(super) fn initialize(id: u64, capabilities: &[u8], client_info: &ClientInfo) -> Bytes {
+/// Opens a session in this revision; `capabilities` is the client's own object, and so is `client_info`, where it says
+/// who it is (2025-11-25, *Lifecycle*).
+pub(super) fn initialize(
+    id: u64,
+    revision: Revision,
+    capabilities: &[u8],
+    client_info: &ClientInfo,
+) -> Bytes {
     let mut message = format!(
-        r#"{{"jsonrpc":"2.0","id":{id},"method":"initialize","params":{{"protocolVersion":"{}","clientInfo":"#,
-        Revision::NEWEST_LEGACY,
+        r#"{{"jsonrpc":"2.0","id":{id},"method":"initialize","params":{{"protocolVersion":"{revision}","clientInfo":"#,
     )
     .into_bytes();
     match client_info.as_bytes() {
@@ -34,6 +38,11 @@ pub(super) fn initialize(id: u64, capabilities: &[u8], client_info: &ClientInfo)
     message.extend_from_slice(capabilities);
     message.extend_from_slice(b"}}");
     message.into()
+}
+
+/// `ping`.
+pub(super) fn ping(id: u64) -> Bytes {
+    format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"ping"}}"#).into()
 }
 
 /// Cancels a request of ours (2025-11-25, *Cancellation*).
@@ -96,7 +105,7 @@ mod tests {
     #[test]
     fn capabilities_are_declared_word_for_word() {
         let capabilities = br#"{ "elicitation":{},"x-new":[1e400] }"#;
-        let message = initialize(7, capabilities, &ClientInfo::default());
+        let message = initialize(7, Revision::NEWEST_LEGACY, capabilities, &ClientInfo::default());
         let frame = Frame::parse(message.clone()).expect("a message");
         assert!(matches!(frame.kind(), Kind::Request { id, .. } if id.as_number() == Some(7)));
         assert!(message.windows(capabilities.len()).any(|part| part == capabilities));

@@ -3,7 +3,7 @@
 //! [`Legacy`] keeps a `group` of sessions for each caller (`groups`). Reading order: `exchange` is one call from its
 //! first poll to its last event, and where what the server says is raised; `group` says which session it goes
 //! to; `session` is one session and the calls in flight on it, `attribution` whose is what arrives there;
-//! `handshake` opens one; `telling` is what a server is told beside calls; `server` is the server as a whole,
+//! `handshake` opens one, `check` finds out whether its server still has it; `telling` is what a server is told beside calls; `server` is the server as a whole,
 //! `reports` what it says of its own accord. A call that is made for a client in its own session
 //! ([`Upstream::call_in`]) is an `exchange` like any other; what is said of it elsewhere is told to
 //! `off_stream`.
@@ -11,6 +11,7 @@
 mod answer;
 mod attribution;
 mod audience;
+mod check;
 mod exchange;
 mod group;
 mod groups;
@@ -282,6 +283,7 @@ impl<W: Wire> Upstream for Legacy<W> {
             }
             let before = groups.server.config.now().limits.messages;
             groups.server.errands.bound_by(before, config.limits.messages);
+            groups.server.offer.forget();
             groups.server.config.set(config);
         }))
     }

@@ -115,6 +115,12 @@ impl Drop for Hearing {
 // === impl Changes ===
 
 impl Changes {
+    /// Of tools that never change.
+    #[cfg(test)]
+    pub(crate) fn never() -> Self {
+        Self { tools: Some(Arc::default()), seen: 0 }
+    }
+
     /// Whether there was one, or could have been one that nobody heard.
     pub fn are_there(&self) -> bool {
         self.tools.as_ref().is_none_or(|tools| tools.load(Ordering::Relaxed) != self.seen)

@@ -1,15 +1,18 @@
 //! What all sessions with one legacy server share, and what is known of its ways.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicBool, AtomicUsize, Ordering},
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant},
 };
 use tokio_util::sync::CancellationToken;
 
 use super::telling::Errands;
 use crate::{
-    runtime::{Live, Mutex, SystemClock},
-    upstream::{Config, Description, Health, own_ids, wire::Wire, work::Work},
+    runtime::{Clock, Live, Mutex, SystemClock},
+    upstream::{Config, Description, Health, negotiation::RememberedOffer, own_ids, wire::Wire, work::Work},
 };
 
 /// What all sessions with one server share.
@@ -21,6 +24,8 @@ pub(super) struct Server<W> {
     pub(super) asks: Asks,
     /// What the server said of itself last. Locked to put it in or to look at it.
     described: Mutex<Option<Arc<Description>>>,
+    /// Which revision it is offered first.
+    pub(super) offer: RememberedOffer,
     /// What is told the server beside calls.
     pub(super) errands: Errands,
     /// Bytes that the identities with sessions keep together.
@@ -29,6 +34,10 @@ pub(super) struct Server<W> {
     pub(super) clock: SystemClock,
     /// Sessions that are open.
     sessions: Arc<AtomicUsize>,
+    /// Sessions that have been made: the number of the next.
+    made: AtomicU64,
+    /// When a session was last checked by a `ping`.
+    checked: Mutex<Option<Instant>>,
 }
 
 /// A session that is open; counted until it is dropped.
@@ -45,6 +54,9 @@ pub(super) struct Asks {
     /// Cancelled with the first question on a call's own stream.
     shown: CancellationToken,
 }
+
+/// How often at most a session with one server is checked by a `ping`.
+const CHECK_PERIOD: Duration = Duration::from_secs(1);
 
 // === impl Server ===
 
@@ -72,11 +84,35 @@ impl<W: Wire> Server<W> {
             wire: Arc::new(wire),
             asks: Asks { is_trusted: W::IS_COSTLY, ..Asks::default() },
             described: Mutex::default(),
+            offer: RememberedOffer::default(),
             identity_bytes: Arc::default(),
             work,
             clock: SystemClock::new(),
             sessions: Arc::default(),
+            made: AtomicU64::new(0),
+            checked: Mutex::default(),
         }
+    }
+
+    /// A number for a session, greater than those of all before it.
+    pub(super) fn next_session(&self) -> u64 {
+        self.made.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// The number that the next session has at least.
+    pub(super) fn sessions_made(&self) -> u64 {
+        self.made.load(Ordering::Relaxed)
+    }
+
+    /// Whether a session may be checked by a `ping` now: once in [`CHECK_PERIOD`]. Counts as checked then.
+    pub(super) fn may_check(&self) -> bool {
+        let now = self.clock.now();
+        let mut checked = self.checked.lock();
+        let is_due = checked.is_none_or(|last| now.saturating_duration_since(last) >= CHECK_PERIOD);
+        if is_due {
+            *checked = Some(now);
+        }
+        is_due
     }
 
     /// One more session is open.

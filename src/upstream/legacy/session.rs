@@ -43,6 +43,8 @@ use crate::{
 /// A session, or what stands for one with a server that has none.
 pub(super) struct Session<W: Wire> {
     pub(super) server: Arc<Server<W>>,
+    /// Greater than those of all sessions that were made before.
+    pub(super) number: u64,
     pub(super) description: Arc<Description>,
     pub(super) line: Arc<W::Line>,
     /// Whom to tell when it ends; gone when nobody is left who could use another.
@@ -57,8 +59,6 @@ pub(super) struct Session<W: Wire> {
     deaf: AtomicBool,
     /// Used since [`Session::was_used`] was last asked.
     used: AtomicBool,
-    /// The server has served a call in it.
-    has_served: AtomicBool,
     /// Somebody can be asked in it.
     is_askable: bool,
     /// A client of the older era has opened it, and goes on using it: it is not ours to end, and
@@ -239,6 +239,7 @@ impl<W: Wire> Session<W> {
     ) -> Self {
         Self {
             over: server.work.closing.child_token(),
+            number: server.next_session(),
             server,
             description: Arc::new(description),
             line,
@@ -248,7 +249,6 @@ impl<W: Wire> Session<W> {
             inside: Mutex::default(),
             deaf: AtomicBool::new(false),
             used: AtomicBool::new(true),
-            has_served: AtomicBool::new(false),
             is_askable: true,
             is_clients: false,
             resuming: None,
@@ -406,18 +406,6 @@ impl<W: Wire> Session<W> {
     /// else's. It takes the audience's lock, and may drop the last of a listener: not under the session's.
     pub(super) fn is_of_one_client(&self) -> bool {
         self.keeper().is_some_and(|keeper| keeper.audience().only(self.census).is_some())
-    }
-
-    /// The server serves a call in it.
-    pub(super) fn serves(&self) {
-        if !self.has_served.load(Ordering::Relaxed) {
-            self.has_served.store(true, Ordering::Relaxed);
-        }
-    }
-
-    /// Whether the server has served a call in it, so that it was there once.
-    pub(super) fn has_served(&self) -> bool {
-        self.has_served.load(Ordering::Relaxed)
     }
 
     /// Whether it has been in use since this was last asked.

@@ -14,7 +14,7 @@ use crate::{
     runtime::Mutex,
     upstream::{
         CallError, Description,
-        wire::{Beside, Hello, modern_only, speaks_only},
+        wire::{Beside, Hello, Reply, modern_only, speaks_only},
     },
 };
 
@@ -49,9 +49,14 @@ impl Verdict {
     }
 }
 
-/// Says `initialize` and reads up to its answer. What the server says before concerns nobody yet.
-pub(super) async fn welcome(child: &Child, said: &mut Said, hello: &Hello) -> Result<Description, CallError> {
-    child.write(hello.body.clone())?;
+/// Sends `initialize`, again for each revision that is offered, and reads up to the answer. Messages before it concern
+/// no handshake.
+pub(super) async fn welcome(
+    child: &Child,
+    said: &mut Said,
+    hello: &mut Hello,
+) -> Result<Description, CallError> {
+    child.write(hello.body())?;
     loop {
         let Some(frame) = heard(said).await else {
             let _ = timeout(STATUS, child.life().ended()).await;
@@ -59,9 +64,13 @@ pub(super) async fn welcome(child: &Child, said: &mut Said, hello: &Hello) -> Re
             let why = format!("its process did not answer `initialize`, and is not there any more: {how}");
             return Err(CallError::Unreachable(why));
         };
-        match hello.answer(&frame) {
-            Ok(Some(description)) => return Ok(description),
-            Ok(None) => {}
+        match hello.read(&frame) {
+            Ok(Reply::Description(description)) => return Ok(description),
+            // A process that ends with its refusal is found gone above, and the next is offered this first.
+            Ok(Reply::Refused) => {
+                let _ = child.write(hello.body());
+            }
+            Ok(Reply::Other) => {}
             Err(refused @ CallError::ModernOnly(_)) => return Err(refused),
             Err(refused) => {
                 let verdict = timeout(PATIENCE, probe(child, said)).await;

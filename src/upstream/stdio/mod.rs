@@ -305,7 +305,7 @@ impl Processes {
         }
     }
 
-    async fn begin(&self, caller: &Identity, hello: &Hello) -> Result<(Description, Pipe), CallError> {
+    async fn begin(&self, caller: &Identity, hello: &mut Hello) -> Result<(Description, Pipe), CallError> {
         self.verdict.allows(self.clock.now())?;
         let place = self.place().await?;
         self.may_start(caller.principal).await?;
@@ -372,7 +372,7 @@ impl Wire for Processes {
     async fn open(
         self: &Arc<Self>,
         caller: &Identity,
-        hello: &Hello,
+        hello: &mut Hello,
     ) -> Result<(Description, Pipe), CallError> {
         let begun = self.begin(caller, hello).await;
         // Where there is no place, it was not tried.

@@ -1,6 +1,6 @@
 //! A server of the older era that does what a test tells it, on a real socket.
 //!
-//! It keeps house by itself: it answers `initialize`, hands out sessions, keeps GET streams open,
+//! It keeps house by itself: it answers `initialize` and `ping`, hands out sessions, keeps GET streams open,
 //! takes notifications and responses. Every other request is handed to the test as a [`Call`].
 //! Everything that arrives is remembered, and can be waited for ([`LegacyServer::seen`]).
 
@@ -614,6 +614,10 @@ fn keep_house(seen: &Seen, state: &State) -> House {
         (&Method::POST, "tools/list") if state.options.tools.is_some() => {
             let result = json!({ "tools": state.options.tools });
             let body = json!({ "jsonrpc": "2.0", "id": seen.json["id"], "result": result });
+            House::Done(Canned::json(200, &body).into_response())
+        }
+        (&Method::POST, "ping") => {
+            let body = json!({ "jsonrpc": "2.0", "id": seen.json["id"], "result": {} });
             House::Done(Canned::json(200, &body).into_response())
         }
         (&Method::POST, _) => House::Ask,

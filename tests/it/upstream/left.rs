@@ -126,7 +126,7 @@ async fn a_list_whose_answer_breaks_leaves_its_session_as_it_is() {
 #[tokio::test]
 async fn a_call_that_its_server_ended_with_an_http_error_leaves_its_session_as_it_is() {
     let world = sharing().await;
-    for (id, status) in [(2, 500), (3, 503), (4, 400)] {
+    for (id, status) in [(2, 500), (3, 501), (4, 422)] {
         let mut call = world.ask(id);
         let arrived = world.server.call().await;
         assert_eq!(arrived.session(), "s1");

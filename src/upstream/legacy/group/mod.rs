@@ -20,7 +20,7 @@ use std::{
         Arc,
         atomic::{AtomicU64, AtomicUsize, Ordering},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 use tokio::{sync::oneshot, time::sleep};
 
@@ -34,7 +34,7 @@ use super::{
 };
 use crate::{
     protocol::Frame,
-    runtime::Mutex,
+    runtime::{Clock, Mutex},
     telemetry::{Limit, Taken},
     upstream::{
         CallError, Description, Identity,
@@ -58,6 +58,8 @@ pub(super) struct Group<W: Wire> {
     /// When it was last asked for, counted in such askings.
     pub(super) used: AtomicU64,
     seats: Mutex<Seats<W>>,
+    /// The session in which a call was refused that another had refused before, and when.
+    refused_again: Mutex<Option<(u64, Instant)>>,
 }
 
 /// Bytes that an identity keeps, counted together with all others.
@@ -72,6 +74,8 @@ struct Weight {
 const CREDENTIALS: usize = 4;
 /// What an identity costs beside what it declares and is known by, in bytes.
 const IDENTITY: usize = 512;
+/// How long a refused call is not made again in a fresh session after that was in vain.
+const REFUSED_AGAIN: Duration = Duration::from_secs(1);
 /// The pause before a session for those who listen is tried again. Doubles each time.
 const PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
@@ -108,7 +112,22 @@ impl<W: Wire> Group<W> {
             audience: Audience::default(),
             used: AtomicU64::new(0),
             seats: Mutex::default(),
+            refused_again: Mutex::default(),
         }
+    }
+
+    /// A call that one session has refused was refused again in a fresh one: it is not the session that it is refused
+    /// for.
+    pub(super) fn note_refused_again(&self, session: &Session<W>) {
+        *self.refused_again.lock() = Some((session.number, self.server.clock.now()));
+    }
+
+    /// Whether a call that was refused in this session may be made once more in a fresh one. Not where that has been in
+    /// vain within [`REFUSED_AGAIN`], and the session is as fresh as the one of then.
+    pub(super) fn may_try_again(&self, session: &Session<W>) -> bool {
+        self.refused_again.lock().is_none_or(|(number, at)| {
+            session.number < number || self.server.clock.now().saturating_duration_since(at) >= REFUSED_AGAIN
+        })
     }
 
     pub(super) fn server(&self) -> &Arc<Server<W>> {

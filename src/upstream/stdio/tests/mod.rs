@@ -252,8 +252,13 @@ impl Process {
     async fn comes_up(&mut self) -> Value {
         let hello = self.reads().await;
         assert_eq!(hello["method"], "initialize");
+        self.welcomes(&hello).await;
+    }
+
+    /// Answers this request, and reads the end of the handshake.
+    async fn welcomes(&mut self, hello: &Value) {
         let result = json!({
-            "protocolVersion": "2025-11-25", "capabilities": { "tools": {} },
+            "protocolVersion": hello["params"]["protocolVersion"], "capabilities": { "tools": {} },
             "serverInfo": { "name": "process", "version": "1" },
         });
         self.says(&format!("{}\n", json!({ "jsonrpc": "2.0", "id": hello["id"], "result": result }))).await;

@@ -94,6 +94,30 @@ async fn a_refusal_of_initialize_that_says_nothing_of_revisions_keeps_its_words(
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_process_that_refuses_the_revision_is_offered_another() {
+    let refusal = json!({ "code": -32602, "message": "Unsupported protocol version", "data": { "supported": ["2024-11-05"] } });
+    // It goes on after its refusal, or ends with it and is started again.
+    for goes_on in [true, false] {
+        let mut world = World::new();
+        let mut call = world.call(1, MUTE);
+        let mut process = world.next().await;
+        process.refuses(&refusal).await;
+        if !goes_on {
+            drop(process);
+            call.lost().await;
+            call = world.call(2, MUTE);
+            process = world.next().await;
+        }
+        let hello = process.reads().await;
+        assert_eq!(hello["params"]["protocolVersion"], "2024-11-05");
+        process.welcomes(&hello).await;
+        let id = process.called().await;
+        process.answers(id).await;
+        call.is_answered().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_process_that_hangs_at_its_start_is_given_up_told_and_killed() {
     let mut world = World::with(|command, _| command.start_timeout = Duration::from_secs(7));
     let began = world.clock.now();

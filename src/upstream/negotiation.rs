@@ -1,0 +1,207 @@
+//! Which revision is offered in `initialize` to a server that refuses the newest.
+//!
+//! A server should answer with a revision of its own choice (2025-11-25, *Lifecycle*, Version Negotiation); many refuse
+//! one that they do not know instead. Their refusal names the revisions that they speak, in `data.supported` or in
+//! words, or only says that it is about the version. Either way another is offered, each at most once.
+
+use std::time::{Duration, Instant};
+
+use crate::{
+    protocol::{Era, ErrorObject, Revision, code},
+    runtime::Mutex,
+};
+use bytes::Bytes;
+use http::StatusCode;
+
+/// How long a revision that a server has made us offer is offered first. The server may be upgraded meanwhile.
+const REMEMBERED: Duration = Duration::from_secs(60 * 60);
+
+/// The revisions that are offered in one handshake, one after the other.
+#[derive(Clone, Debug)]
+pub(super) struct Offers {
+    now: Revision,
+    refused: Vec<Revision>,
+}
+
+/// The revision that a server has made us offer, where it is not the newest.
+#[derive(Debug, Default)]
+pub(super) struct RememberedOffer(Mutex<Option<(Revision, Instant)>>);
+
+// === impl Offers ===
+
+impl Offers {
+    pub(super) fn starting_with(first: Revision) -> Self {
+        Self { now: first, refused: Vec::new() }
+    }
+
+    /// The revision that is offered now.
+    pub(super) fn now(&self) -> Revision {
+        self.now
+    }
+
+    /// Whether a revision has been refused and another one offered.
+    pub(super) fn has_changed(&self) -> bool {
+        !self.refused.is_empty()
+    }
+
+    /// Goes on to another revision, where this JSON-RPC error refuses the one that is offered and there is another.
+    pub(super) fn change_after_error(&mut self, error: &Bytes) -> bool {
+        let code = ErrorObject::from_raw(error.clone()).code();
+        let is_about_version = matches!(code, code::INVALID_PARAMS | code::UNSUPPORTED_VERSION);
+        self.change(error, is_about_version)
+    }
+
+    /// The same, where the refusal is an HTTP error with this body.
+    pub(super) fn change_after_status(&mut self, status: StatusCode, body: &Bytes) -> bool {
+        let is_of_request = status.is_client_error()
+            && !matches!(status.as_u16(), 401 | 403 | 404 | 405 | 408 | 429)
+            || matches!(status.as_u16(), 500 | 501 | 505);
+        is_of_request && self.change(body, false)
+    }
+
+    /// The newest that the refusal names and that was not refused; where it names none, the next older one.
+    fn change(&mut self, refusal: &[u8], is_about_version: bool) -> bool {
+        let named = named_in(refusal);
+        let is_named = |revision: &Revision| named.contains(revision) && *revision != self.now;
+        let names_any = Revision::ALL.iter().any(is_named);
+        if !(names_any || is_about_version || speaks_of_version(refusal)) {
+            return false;
+        }
+        self.refused.push(self.now);
+        let is_left = |revision: &Revision| revision.era() == Era::Legacy && !self.refused.contains(revision);
+        let mut left = Revision::ALL.into_iter().rev().filter(is_left);
+        let next = match names_any {
+            true => left.find(is_named),
+            false => {
+                let refused = self.now;
+                left.clone().find(|revision| *revision < refused).or_else(|| left.next())
+            }
+        };
+        match next {
+            Some(next) => {
+                self.now = next;
+                true
+            }
+            None => false,
+        }
+    }
+}
+
+/// The revisions whose dates stand in a text.
+fn named_in(text: &[u8]) -> Vec<Revision> {
+    let stands = |revision: &Revision| memchr::memmem::find(text, revision.as_str().as_bytes()).is_some();
+    Revision::ALL.into_iter().filter(stands).collect()
+}
+
+/// Whether a refusal says that it is about a version.
+fn speaks_of_version(text: &[u8]) -> bool {
+    text.to_ascii_lowercase().windows(b"version".len()).any(|word| word == b"version")
+}
+
+// === impl RememberedOffer ===
+
+impl RememberedOffer {
+    /// The revision to offer first.
+    pub(super) fn first(&self, now: Instant) -> Revision {
+        match *self.0.lock() {
+            Some((revision, since)) if now.saturating_duration_since(since) < REMEMBERED => revision,
+            Some(_) | None => Revision::NEWEST_LEGACY,
+        }
+    }
+
+    /// Keeps the revision that a handshake ended with. One that it only began with is remembered no longer than before.
+    pub(super) fn learn(&self, offers: &Offers, now: Instant) {
+        if offers.has_changed() {
+            *self.0.lock() = Some((offers.now(), now));
+        }
+    }
+
+    /// The server, or the way to it, may be another now.
+    pub(super) fn forget(&self) {
+        *self.0.lock() = None;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NEWEST: Revision = Revision::NEWEST_LEGACY;
+
+    fn offered_after(errors: &[&'static str]) -> Vec<Option<&'static str>> {
+        let mut offers = Offers::starting_with(NEWEST);
+        let next = |error: &&'static str| {
+            let changed = offers.change_after_error(&Bytes::from_static(error.as_bytes()));
+            changed.then(|| offers.now().as_str())
+        };
+        errors.iter().map(next).collect()
+    }
+
+    #[test]
+    fn the_newest_revision_that_a_refusal_lists_is_offered_next() {
+        let listed = r#"{"code":-32602,"message":"Unsupported protocol version","data":{"supported":["2024-11-05","2025-03-26"],"requested":"2025-11-25"}}"#;
+        assert_eq!(offered_after(&[listed, listed, listed]), [Some("2025-03-26"), Some("2024-11-05"), None]);
+        let in_words = r#"{"code":-32000,"message":"2025-11-25 is unknown here; 2025-06-18 is not"}"#;
+        assert_eq!(offered_after(&[in_words]), [Some("2025-06-18")]);
+        let both_eras = r#"{"code":-32022,"message":"no","data":{"supported":["2026-07-28","2025-06-18"]}}"#;
+        assert_eq!(offered_after(&[both_eras]), [Some("2025-06-18")]);
+    }
+
+    #[test]
+    fn the_next_older_revision_is_offered_where_a_refusal_lists_none() {
+        let words = r#"{"code":-32600,"message":"Unsupported Version: 2025-11-25"}"#;
+        let bare = r#"{"code":-32602,"message":"Invalid params"}"#;
+        let other = ["2025-06-18", "2025-03-26", "2024-11-05"].map(Some);
+        assert_eq!(offered_after(&[words, bare, bare, bare]), [&other[..], &[None]].concat());
+    }
+
+    #[test]
+    fn a_refusal_for_another_reason_ends_the_handshake() {
+        for error in [
+            r#"{"code":-32000,"message":"not today"}"#,
+            r#"{"code":-32601,"message":"method not found"}"#,
+            r#"{"code":-32022,"message":"no","data":{"supported":["2026-07-28"]}}"#,
+        ] {
+            assert_eq!(offered_after(&[error]), [None], "{error}");
+        }
+        for (status, changes) in
+            [(400, true), (422, true), (500, true), (401, false), (404, false), (503, false)]
+        {
+            let mut offers = Offers::starting_with(NEWEST);
+            let body = Bytes::from_static(b"protocol version not supported");
+            let status = StatusCode::from_u16(status).expect("a status");
+            assert_eq!(offers.change_after_status(status, &body), changes, "{status}");
+            assert!(!offers.change_after_status(StatusCode::BAD_REQUEST, &Bytes::new()));
+        }
+    }
+
+    #[test]
+    fn a_server_that_speaks_newer_revisions_again_is_offered_them() {
+        let mut offers = Offers::starting_with(Revision::V2025_03_26);
+        let listed = Bytes::from_static(br#"{"code":-32602,"message":"speak 2025-06-18"}"#);
+        assert!(offers.change_after_error(&listed));
+        assert_eq!(offers.now(), Revision::V2025_06_18);
+        let mut offers = Offers::starting_with(Revision::V2024_11_05);
+        let bare = Bytes::from_static(br#"{"code":-32602,"message":""}"#);
+        assert!(offers.change_after_error(&bare), "there is none older");
+        assert_eq!(offers.now(), NEWEST);
+    }
+
+    #[test]
+    fn a_remembered_offer_is_forgotten_after_a_while_and_on_request() {
+        let remembered = RememberedOffer::default();
+        let now = crate::runtime::Clock::now(&crate::runtime::SystemClock::new());
+        let mut offers = Offers::starting_with(NEWEST);
+        remembered.learn(&offers, now);
+        assert_eq!(remembered.first(now), NEWEST);
+        assert!(offers.change_after_error(&Bytes::from_static(br#"{"code":-32602,"message":""}"#)));
+        remembered.learn(&offers, now);
+        assert_eq!(remembered.first(now), Revision::V2025_06_18);
+        // A handshake that begins with it does not keep it any longer.
+        remembered.learn(&Offers::starting_with(Revision::V2025_06_18), now + REMEMBERED / 2);
+        assert_eq!(remembered.first(now + REMEMBERED), NEWEST);
+        remembered.learn(&offers, now);
+        remembered.forget();
+        assert_eq!(remembered.first(now), NEWEST);
+    }
+}
